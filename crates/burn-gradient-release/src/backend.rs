@@ -1,0 +1,207 @@
+//! The decorator.
+
+use std::marker::PhantomData;
+
+use burn::tensor::{
+    DType, TensorData,
+    backend::{AutodiffBackend, Backend, BackendTypes, DTypeUsageSet, ExecutionError},
+    ops::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor},
+};
+use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy, grads::Gradients};
+
+use crate::{
+    pass,
+    tensor::{ReleaseTensor, Repr},
+};
+
+/// Enables gradient release on an autodiff backend.
+///
+/// A backend decorator like [`Autodiff`], put around it: `GradientRelease<Autodiff<Flex>>`. While
+/// no optimizer is [armed](crate::ReleaseOptimizer::arm) it does what `Autodiff` does and returns
+/// the same gradients. Inside the backward pass of an armed model, each parameter is stepped the
+/// moment its gradient is complete, and the gradient is freed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GradientRelease<A> {
+    _autodiff: PhantomData<A>,
+}
+
+/// A backend whose parameters can be armed: every `GradientRelease<Autodiff<B, C>>`.
+///
+/// Sealed: it names what [`ReleaseOptimizer`](crate::ReleaseOptimizer) needs from the decorator.
+pub trait ReleaseBackend: AutodiffBackend + sealed::Sealed {
+    /// The primitive as the decorator's own type.
+    #[doc(hidden)]
+    fn into_release(tensor: FloatTensor<Self>) -> ReleaseTensor<Self::InnerBackend>;
+
+    /// The decorator's own type as the primitive.
+    #[doc(hidden)]
+    fn from_release(tensor: ReleaseTensor<Self::InnerBackend>) -> FloatTensor<Self>;
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+impl<B: Backend, C: CheckpointStrategy> sealed::Sealed for GradientRelease<Autodiff<B, C>> {}
+
+impl<B: Backend, C: CheckpointStrategy> ReleaseBackend for GradientRelease<Autodiff<B, C>> {
+    fn into_release(tensor: ReleaseTensor<B>) -> ReleaseTensor<B> {
+        tensor
+    }
+
+    fn from_release(tensor: ReleaseTensor<B>) -> ReleaseTensor<B> {
+        tensor
+    }
+}
+
+impl<B: Backend, C: CheckpointStrategy> BackendTypes for GradientRelease<Autodiff<B, C>> {
+    type Device = B::Device;
+
+    type FloatTensorPrimitive = ReleaseTensor<B>;
+    type FloatElem = B::FloatElem;
+
+    type IntTensorPrimitive = B::IntTensorPrimitive;
+    type IntElem = B::IntElem;
+
+    type BoolTensorPrimitive = B::BoolTensorPrimitive;
+    type BoolElem = B::BoolElem;
+
+    type QuantizedTensorPrimitive = B::QuantizedTensorPrimitive;
+}
+
+impl<B: Backend, C: CheckpointStrategy> Backend for GradientRelease<Autodiff<B, C>> {
+    fn ad_enabled(device: &Self::Device) -> bool {
+        Autodiff::<B, C>::ad_enabled(device)
+    }
+
+    fn name(device: &Self::Device) -> String {
+        format!("gradient-release<{}>", Autodiff::<B, C>::name(device))
+    }
+
+    fn seed(device: &Self::Device, seed: u64) {
+        Autodiff::<B, C>::seed(device, seed)
+    }
+
+    fn sync(device: &Self::Device) -> Result<(), ExecutionError> {
+        Autodiff::<B, C>::sync(device)
+    }
+
+    fn memory_persistent_allocations<
+        Output: Send,
+        Input: Send,
+        Func: Fn(Input) -> Output + Send,
+    >(
+        device: &Self::Device,
+        input: Input,
+        func: Func,
+    ) -> Output {
+        Autodiff::<B, C>::memory_persistent_allocations(device, input, func)
+    }
+
+    fn memory_cleanup(device: &Self::Device) {
+        Autodiff::<B, C>::memory_cleanup(device)
+    }
+
+    fn staging<'a, Iter>(data: Iter, device: &Self::Device)
+    where
+        Iter: Iterator<Item = &'a mut TensorData>,
+    {
+        Autodiff::<B, C>::staging(data, device)
+    }
+
+    fn supports_dtype(device: &Self::Device, dtype: DType) -> bool {
+        Autodiff::<B, C>::supports_dtype(device, dtype)
+    }
+
+    fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
+        Autodiff::<B, C>::dtype_usage(device, dtype)
+    }
+
+    fn device_count(type_id: u16) -> usize {
+        Autodiff::<B, C>::device_count(type_id)
+    }
+}
+
+impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for GradientRelease<Autodiff<B, C>> {
+    type InnerBackend = B;
+    type Gradients = Gradients;
+
+    fn backward(tensor: FloatTensor<Self>) -> Gradients {
+        let [root] = crate::join::operands(crate::tap::Use::Composite, [tensor]);
+        let pass = pass::begin();
+        let mut grads = Autodiff::<B, C>::backward(root);
+        pass.release_deferred::<B>(&mut grads);
+        grads
+    }
+
+    fn grad(tensor: &FloatTensor<Self>, grads: &Gradients) -> Option<FloatTensor<B>> {
+        match &tensor.0 {
+            Repr::Plain(tensor) => Autodiff::<B, C>::grad(tensor, grads),
+            Repr::Live(_) | Repr::Snapshot(_) => {
+                let snapshot = tensor.snapshot()?;
+                match snapshot.slot.upgrade() {
+                    Some(slot) => slot.grad(&snapshot.leaf, grads),
+                    None => Autodiff::<B, C>::grad(&snapshot.leaf, grads),
+                }
+            }
+            // Burn keeps no gradient of a tensor that is no leaf.
+            Repr::Derived(_) => None,
+        }
+    }
+
+    fn grad_remove(tensor: &FloatTensor<Self>, grads: &mut Gradients) -> Option<FloatTensor<B>> {
+        match &tensor.0 {
+            Repr::Plain(tensor) => Autodiff::<B, C>::grad_remove(tensor, grads),
+            Repr::Live(_) | Repr::Snapshot(_) => {
+                let snapshot = tensor.snapshot()?;
+                match snapshot.slot.upgrade() {
+                    Some(slot) => slot.grad_remove(&snapshot.leaf, grads),
+                    None => Autodiff::<B, C>::grad_remove(&snapshot.leaf, grads),
+                }
+            }
+            Repr::Derived(_) => None,
+        }
+    }
+
+    fn grad_replace(tensor: &FloatTensor<Self>, grads: &mut Gradients, grad: FloatTensor<B>) {
+        // Takes away what lies under the parameter's tap as well.
+        drop(Self::grad_remove(tensor, grads));
+        let leaf = match &tensor.0 {
+            Repr::Plain(tensor) => tensor.clone(),
+            Repr::Live(_) | Repr::Snapshot(_) | Repr::Derived(_) => tensor.clone().into_untapped(),
+        };
+        Autodiff::<B, C>::grad_replace(&leaf, grads, grad)
+    }
+
+    fn inner(tensor: FloatTensor<Self>) -> FloatTensor<B> {
+        tensor.into_value()
+    }
+
+    fn from_inner(tensor: FloatTensor<B>) -> FloatTensor<Self> {
+        ReleaseTensor::plain(Autodiff::<B, C>::from_inner(tensor))
+    }
+
+    fn int_inner(tensor: IntTensor<Self>) -> IntTensor<B> {
+        tensor
+    }
+
+    fn bool_inner(tensor: BoolTensor<Self>) -> BoolTensor<B> {
+        tensor
+    }
+
+    fn q_inner(tensor: QuantizedTensor<Self>) -> QuantizedTensor<B> {
+        tensor
+    }
+
+    fn int_from_inner(tensor: IntTensor<B>) -> IntTensor<Self> {
+        tensor
+    }
+
+    fn bool_from_inner(tensor: BoolTensor<B>) -> BoolTensor<Self> {
+        tensor
+    }
+
+    fn q_from_inner(tensor: QuantizedTensor<B>) -> QuantizedTensor<Self> {
+        tensor
+    }
+}

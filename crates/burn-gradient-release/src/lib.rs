@@ -1,0 +1,29 @@
+//! Gradient release for Burn: the optimizer steps inside the backward pass.
+//!
+//! [`GradientRelease`] decorates an autodiff backend, [`ReleaseOptimizer`] wraps an optimizer of
+//! Burn. Once a model is [armed](ReleaseOptimizer::arm), each of its parameters is stepped inside
+//! `backward` the moment its gradient is complete, and the gradient is freed: at no time do all of
+//! them exist. The weights are those of plain Burn, bit for bit.
+//!
+//! Start with [`ReleaseOptimizer`]; [`StepReport`] says what a step did, [`ReleaseError`] what is
+//! refused.
+
+mod backend;
+mod derived;
+mod join;
+mod ops;
+mod optimizer;
+mod pass;
+mod slot;
+mod tap;
+mod tensor;
+
+pub use backend::{GradientRelease, ReleaseBackend};
+pub use optimizer::{
+    Outcome, Refused, ReleaseError, ReleaseOptimizer, StepReport, WithGradientRelease,
+};
+pub use tensor::ReleaseTensor;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

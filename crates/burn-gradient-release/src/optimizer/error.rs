@@ -1,0 +1,157 @@
+//! What gradient release refuses, and the way out.
+
+use burn::module::ParamId;
+
+/// A call that cannot be carried out as asked. Nothing was changed by it.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReleaseError {
+    /// `step` was given another rate than the one the parameters were stepped with.
+    #[error(
+        "the parameters were armed with the learning rate {armed}, but `step` was given {given}; \
+         pass `step` the rate that `arm` was given (call the scheduler once per step, before \
+         `arm`)"
+    )]
+    LearningRate {
+        /// The rate that inside-backward steps use.
+        armed: f64,
+        /// The rate given to `step`.
+        given: f64,
+    },
+
+    /// A second gradient arrived for a parameter that was already stepped.
+    #[error(
+        "parameter {param} was stepped inside an earlier backward of this optimizer step, and now \
+         a second gradient for it has arrived; run one backward per step on the sum of the losses, \
+         or arm only before the last one"
+    )]
+    AlreadyStepped {
+        /// The parameter.
+        param: ParamId,
+    },
+
+    /// The model is not the one whose parameters were stepped.
+    #[error(
+        "parameter {param} was stepped inside backward, but the model given is not the one that \
+         was armed (or no longer: its parameters were loaded or rebuilt); pass the model that \
+         `arm` returned"
+    )]
+    WrongModel {
+        /// A parameter that was stepped and is not in the model given.
+        param: ParamId,
+    },
+
+    /// A backward has stepped parameters and `step` has not finished that step yet.
+    #[error(
+        "{stepped} of {armed} armed parameters have been stepped inside backward, and the step is \
+         not finished; call `step` with the model and the gradients first"
+    )]
+    Unfinished {
+        /// Parameters stepped so far.
+        stepped: usize,
+        /// Parameters armed.
+        armed: usize,
+    },
+
+    /// A backward panicked after it had stepped some of the parameters.
+    #[error(
+        "a backward pass was interrupted after {stepped} of {armed} armed parameters had been \
+         stepped: the model is half old, half new; load the last checkpoint into the model and the \
+         optimizer (`load_record`)"
+    )]
+    Interrupted {
+        /// Parameters stepped before the panic.
+        stepped: usize,
+        /// Parameters armed.
+        armed: usize,
+    },
+
+    /// Two parameters of the model have one id.
+    #[error(
+        "two parameters of the model share the id {param}, and optimizer states are kept by id; to \
+         tie weights, keep one `Param` and use it in both places"
+    )]
+    DuplicateParam {
+        /// The id.
+        param: ParamId,
+    },
+
+    /// Another optimizer has armed the parameter.
+    #[error(
+        "parameter {param} is armed by another optimizer; let every optimizer arm its own part of \
+         the model, and finish or `disarm` the other step first"
+    )]
+    ArmedElsewhere {
+        /// The parameter.
+        param: ParamId,
+    },
+
+    /// The optimizer owns its rate and was asked to arm with another.
+    #[error(
+        "the optimizer owns its learning rate and steps with {owned} next, but `arm` was given \
+         {given}; pass that rate, or build the optimizer without a rate of its own"
+    )]
+    OwnedLearningRate {
+        /// The rate of the next step.
+        owned: f64,
+        /// The rate given to `arm`.
+        given: f64,
+    },
+
+    /// Gradients of several devices came for a model that was stepped inside backward.
+    #[error(
+        "{stepped} of {armed} armed parameters were stepped with the gradients of one device \
+         before those of the others could be added; do not arm for multi-device training: \
+         unarmed, `step_multi` is Burn's"
+    )]
+    MultiDevice {
+        /// Parameters stepped.
+        stepped: usize,
+        /// Parameters armed.
+        armed: usize,
+    },
+}
+
+/// A refused call, with the model it was given.
+#[derive(thiserror::Error)]
+#[error("{error}")]
+pub struct Refused<M> {
+    model: M,
+    error: ReleaseError,
+}
+
+impl<M> Refused<M> {
+    pub(crate) fn new(model: M, error: ReleaseError) -> Self {
+        Self { model, error }
+    }
+
+    /// Why the call was refused.
+    pub fn error(&self) -> &ReleaseError {
+        &self.error
+    }
+
+    /// The model, as it was given.
+    pub fn into_model(self) -> M {
+        self.model
+    }
+
+    /// The model, as it was given, and why the call was refused.
+    pub fn into_parts(self) -> (M, ReleaseError) {
+        (self.model, self.error)
+    }
+}
+
+// Not derived: a model prints pages, and need not be `Debug`.
+impl<M> std::fmt::Debug for Refused<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Refused")
+            .field("error", &self.error)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M> From<Refused<M>> for ReleaseError {
+    fn from(refused: Refused<M>) -> Self {
+        refused.error
+    }
+}

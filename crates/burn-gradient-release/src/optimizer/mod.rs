@@ -1,0 +1,12 @@
+//! The optimizer: arms a model, and finishes the step that backward has begun.
+
+mod error;
+mod rate;
+mod release_optimizer;
+mod report;
+mod session;
+mod stepper;
+
+pub use error::{Refused, ReleaseError};
+pub use release_optimizer::{ReleaseOptimizer, WithGradientRelease};
+pub use report::{Outcome, StepReport};

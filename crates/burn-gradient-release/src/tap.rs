@@ -1,0 +1,201 @@
+//! The node on the tape that steps a parameter.
+//!
+//! Every operation that consumes an armed parameter has the parameter's *tap* for a parent. The
+//! contributions to the gradient add up under the tap's node in Burn's own container, in the order
+//! of Burn's own tape: the sum is the one plain Burn computes, bit for bit. Burn runs the tape
+//! deepest first, so a tap that lies below every consumer finds the sum complete.
+
+use std::sync::Weak;
+
+use burn::tensor::{
+    backend::{AutodiffBackend, Backend},
+    ops::FloatTensor,
+};
+use burn_autodiff::{
+    Autodiff,
+    checkpoint::{base::Checkpointer, strategy::NoCheckpointing},
+    grads::Gradients,
+    ops::{Backward, Ops, OpsKind},
+};
+
+use crate::{
+    slot::Slot,
+    tensor::{AdTensor, at_order},
+};
+
+/// How an operation uses a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// One node on the tape, one level above its operands. Its tap may share its level: the tape
+    /// meets the node before it meets the tap through it.
+    Single,
+    /// Possibly several nodes, of which only the lowest level is known.
+    Composite,
+}
+
+/// The tap of one parameter and what is known about its consumers.
+pub(crate) struct TapSite<B: Backend> {
+    tap: Option<AdTensor<B>>,
+    depth: usize,
+    depth_hint: Option<usize>,
+    /// Stands for the weight in the tap's own tensor, so that the tap keeps no weight alive.
+    placeholder: FloatTensor<B>,
+    /// Whether backward has come by.
+    pub(crate) fired: bool,
+    /// Consumers that may run after the tap.
+    after_tap: bool,
+    /// The one consumer on the tap's own level that is known to run before it.
+    shares_level: bool,
+    lowest: Lowest,
+    last_operation: Option<u64>,
+}
+
+/// The lowest level of the tape that consumes the parameter.
+#[derive(Clone, Copy)]
+struct Lowest {
+    level: usize,
+    alone_and_single: bool,
+}
+
+impl<B: Backend> TapSite<B> {
+    pub(crate) fn new(placeholder: FloatTensor<B>, depth_hint: Option<usize>) -> Self {
+        Self {
+            tap: None,
+            depth: 0,
+            depth_hint,
+            placeholder,
+            fired: false,
+            after_tap: false,
+            shares_level: false,
+            lowest: Lowest {
+                level: usize::MAX,
+                alone_and_single: false,
+            },
+            last_operation: None,
+        }
+    }
+
+    pub(crate) fn placeholder(&self) -> FloatTensor<B> {
+        self.placeholder.clone()
+    }
+
+    pub(crate) fn tap(&self) -> Option<AdTensor<B>> {
+        self.tap.clone()
+    }
+
+    /// Where to put the tap, seen from the first consumer.
+    ///
+    /// A model whose later uses lie lower was met before: the hint of the previous step counts.
+    /// The depth only decides *when* the parameter is stepped, never with what.
+    pub(crate) fn depth(&self, order: usize, usage: Use) -> usize {
+        let depth = match usage {
+            Use::Single => order + 1,
+            Use::Composite => order,
+        };
+        depth.min(self.depth_hint.unwrap_or(usize::MAX)).max(1)
+    }
+
+    /// Sets the tap, unless another thread was faster.
+    pub(crate) fn set(&mut self, tap: AdTensor<B>, depth: usize) {
+        if self.tap.is_none() {
+            self.tap = Some(tap);
+            self.depth = depth;
+        }
+    }
+
+    /// Notes a consumer one level above `order` or higher.
+    pub(crate) fn consume(
+        &mut self,
+        order: usize,
+        usage: Use,
+        operation: u64,
+    ) -> Option<AdTensor<B>> {
+        let tap = self.tap.clone()?;
+        if self.last_operation.replace(operation) == Some(operation) {
+            return Some(tap);
+        }
+        let level = order + 1;
+        let shares_level =
+            level == self.depth && usage == Use::Single && !self.shares_level && !self.fired;
+        self.shares_level |= shares_level;
+        self.after_tap |= level <= self.depth && !shares_level;
+        if level < self.lowest.level {
+            self.lowest = Lowest {
+                level,
+                alone_and_single: usage == Use::Single,
+            };
+        } else if level == self.lowest.level {
+            self.lowest.alone_and_single = false;
+        }
+        Some(tap)
+    }
+
+    /// Whether every consumer has run when the tap fires.
+    pub(crate) fn is_complete(&self) -> bool {
+        !self.after_tap
+    }
+
+    pub(crate) fn next_depth(&self) -> Option<usize> {
+        self.tap.as_ref()?;
+        let Lowest {
+            level,
+            alone_and_single,
+        } = self.lowest;
+        Some(if alone_and_single { level } else { level - 1 })
+    }
+}
+
+/// Puts a tap above a leaf, at the given depth of the tape.
+pub(crate) fn register<B: Backend>(
+    leaf: &AdTensor<B>,
+    placeholder: FloatTensor<B>,
+    depth: usize,
+    slot: Weak<Slot<B>>,
+) -> AdTensor<B> {
+    /// Takes the complete gradient off the tape and steps the parameter with it. Registers none
+    /// for the leaf below.
+    #[derive(Debug)]
+    struct Tap;
+
+    impl<B: Backend> Backward<B, 1> for Tap {
+        // Weak: a forward pass that was thrown away must not keep the weights.
+        type State = Weak<Slot<B>>;
+
+        fn backward(
+            self,
+            ops: Ops<Self::State, 1>,
+            grads: &mut Gradients,
+            _checkpointer: &mut Checkpointer,
+        ) {
+            if let Some(slot) = ops.state.upgrade() {
+                slot.fire(grads);
+            }
+        }
+    }
+
+    let parent = at_order::<B>(leaf, placeholder.clone(), depth - 1);
+    match Backward::<B, 1>::prepare::<NoCheckpointing>(Tap, [parent.node])
+        .compute_bound()
+        .stateful()
+    {
+        OpsKind::Tracked(prep) => prep.finish(slot, placeholder),
+        OpsKind::UnTracked(_) => unreachable!("an armed leaf requires gradients"),
+    }
+}
+
+/// Runs an empty backward from `node`, upon which Burn drops every graph built on it.
+pub(crate) fn discard<B: Backend>(node: AdTensor<B>) {
+    #[derive(Debug)]
+    struct Discard;
+
+    impl<B: Backend> Backward<B, 1> for Discard {
+        type State = ();
+
+        fn backward(self, _ops: Ops<(), 1>, _grads: &mut Gradients, _: &mut Checkpointer) {}
+    }
+
+    let root = Backward::<B, 1>::prepare::<NoCheckpointing>(Discard, [node.node])
+        .compute_bound()
+        .stateless(node.primitive);
+    drop(Autodiff::<B>::backward(root));
+}

@@ -1,0 +1,30 @@
+//! The loop with gradient release.
+
+use burn::{
+    backend::{Autodiff, Flex},
+    optim::{AdamConfig, GradientsParams, Optimizer},
+};
+use burn_gradient_release::{GradientRelease, WithGradientRelease};
+
+use crate::model::{Mlp, Outcome, saddle};
+
+type B = GradientRelease<Autodiff<Flex>>;
+
+/// Trains for a number of steps.
+pub(crate) fn train(steps: usize) -> Outcome {
+    let device = Default::default();
+    let (points, targets) = saddle::<B>(&device);
+    let mut model = Mlp::<B>::new(&device);
+    let mut optim = AdamConfig::new().init().with_gradient_release();
+    let mut last = f32::NAN;
+
+    for step in 0..steps {
+        let lr = 1e-2 / (1.0 + 0.01 * step as f64);
+        model = optim.arm(lr, model);
+        let loss = model.loss(points.clone(), targets.clone());
+        last = loss.clone().into_scalar();
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        model = optim.step(lr, model, grads);
+    }
+    Outcome::new(last, &model)
+}

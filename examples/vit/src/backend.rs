@@ -1,0 +1,87 @@
+//! From the names on the command line to the types that Burn wants.
+
+use crate::config::{BackendKind, Checkpointing, Engine, Mode};
+use crate::mode::{self, Plain, Release, Stepper};
+use anyhow::{Result, bail};
+use burn::backend::autodiff::checkpoint::strategy::{
+    BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
+};
+use burn::tensor::Device;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+
+/// Work that is the same on every backend.
+pub trait Job {
+    /// What comes of it.
+    type Output;
+
+    /// Does the work on the backend that was chosen.
+    fn run<B: AutodiffBackend>(self, session: Session<B>) -> Result<Self::Output>;
+}
+
+/// What a [`Job`] gets to work with.
+#[allow(missing_debug_implementations)] // An optimizer of Burn has none.
+pub struct Session<B: AutodiffBackend> {
+    /// Where the tensors live.
+    pub device: Device<B>,
+    /// The optimizer, in its mode.
+    pub optimizer: Box<dyn Stepper<B>>,
+    /// In [`Mode::Ideal`]: what takes the optimizer's place in the measured step.
+    pub discard: Option<Box<dyn Stepper<B>>>,
+}
+
+/// One clear line for a backend that this build does not have.
+pub fn require(backend: BackendKind) -> Result<()> {
+    if !backend.is_compiled_in() {
+        bail!(
+            "the backend {backend} is not compiled in: build with `cargo run --release -p vit \
+             --features {backend}`"
+        );
+    }
+    Ok(())
+}
+
+/// Runs the job with the types that `engine` names.
+pub fn run<J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
+    require(engine.backend)?;
+    match engine.backend {
+        #[cfg(feature = "flex")]
+        BackendKind::Flex => on::<burn::backend::Flex, J>(engine, job),
+        #[cfg(feature = "ndarray")]
+        BackendKind::NdArray => on::<burn::backend::NdArray, J>(engine, job),
+        #[cfg(feature = "wgpu")]
+        BackendKind::Wgpu => on::<burn::backend::Wgpu, J>(engine, job),
+        #[cfg(feature = "cuda")]
+        BackendKind::Cuda => on::<burn::backend::Cuda, J>(engine, job),
+        #[allow(unreachable_patterns)] // With every feature on, nothing is left.
+        backend => bail!("the backend {backend} is not compiled in"),
+    }
+}
+
+#[allow(dead_code)] // In a build without any backend.
+fn on<B: Backend, J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
+    match engine.checkpointing {
+        Checkpointing::None => with::<B, NoCheckpointing, J>(engine, job),
+        Checkpointing::Balanced => with::<B, BalancedCheckpointing, J>(engine, job),
+    }
+}
+
+fn with<B: Backend, C: CheckpointStrategy, J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
+    let device = Device::<B>::default();
+    match engine.mode {
+        Mode::Plain => job.run::<Plain<B, C>>(Session {
+            device,
+            optimizer: mode::plain(engine.optimizer),
+            discard: None,
+        }),
+        Mode::Release => job.run::<Release<B, C>>(Session {
+            device,
+            optimizer: mode::release(engine.optimizer),
+            discard: None,
+        }),
+        Mode::Ideal => job.run::<Release<B, C>>(Session {
+            device,
+            optimizer: mode::release(engine.optimizer),
+            discard: Some(mode::discard()),
+        }),
+    }
+}

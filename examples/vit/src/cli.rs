@@ -1,0 +1,532 @@
+//! The command line.
+
+use crate::backend;
+use crate::bench::{self, Measured, Spec};
+use crate::checkpoint::Artifacts;
+use crate::config::{BackendKind, Checkpointing, Engine, Mode, OptimizerKind, Preset, TrainConfig};
+use crate::data::{Dataset, Source, Wanted};
+use crate::memory::human;
+use crate::model::Pool;
+use crate::train::{Ending, Results, Train};
+use anyhow::{Context, Result, ensure};
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand};
+use comfy_table::Table;
+use comfy_table::presets::ASCII_MARKDOWN;
+use std::io::{self, Write};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::process::{self, ExitCode};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The exit code of a program that Ctrl-C ended.
+const INTERRUPTED: u8 = 130;
+
+static STOP: AtomicBool = AtomicBool::new(false);
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "vit",
+    version,
+    about = "Trains a vision transformer with gradient release",
+    long_about = "Trains a vision transformer with gradient release.\n\nWithout a subcommand this \
+                  is `vit train`.",
+    args_conflicts_with_subcommands = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Task>,
+    #[command(flatten)]
+    train: TrainArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Train a classifier of images
+    Train(TrainArgs),
+    /// Measure memory and time of a training step, with and without gradient release
+    #[command(after_long_help = BENCH_HELP)]
+    Bench(BenchArgs),
+    #[command(name = bench::CHILD, hide = true)]
+    BenchChild { spec: String },
+}
+
+#[derive(Debug, Args)]
+struct TrainArgs {
+    /// Images: `digits` (bundled), `fashion-mnist` (Debian's package), or a folder, either of IDX
+    /// files under MNIST's names or with one folder of .png or .jpg images for each class
+    /// [default: digits]
+    #[arg(long)]
+    data: Option<String>,
+    /// Shape of the model [default: tiny]
+    #[arg(long, value_enum)]
+    preset: Option<Preset>,
+    /// Where tensors live; a build has those whose cargo feature is on [default: flex]
+    #[arg(long, value_enum)]
+    backend: Option<BackendKind>,
+    /// With or without gradient release; the weights are the same [default: release]
+    #[arg(long, value_enum)]
+    mode: Option<Mode>,
+    /// What the forward pass keeps for the backward pass [default: none]
+    #[arg(long, value_enum)]
+    checkpointing: Option<Checkpointing>,
+    /// Who turns gradients into steps; not Muon, which takes matrices only [default: adamw]
+    #[arg(long, value_enum)]
+    optimizer: Option<OptimizerKind>,
+    /// Passes over the training images [default: 20]
+    #[arg(long)]
+    epochs: Option<NonZeroUsize>,
+    /// Images in a step [default: 32]
+    #[arg(long)]
+    batch_size: Option<NonZeroUsize>,
+    /// Highest learning rate, after a warm-up over a tenth of the steps and before a cosine down
+    /// to zero [default: 0.001]
+    #[arg(long, value_name = "RATE")]
+    lr: Option<f64>,
+    /// Probability of dropout [default: 0]
+    #[arg(long, value_name = "PROBABILITY")]
+    dropout: Option<f64>,
+    /// What the classifier reads [default: class-token]
+    #[arg(long, value_enum)]
+    pool: Option<Pool>,
+    /// Width and height of an image [default: the data's own, rounded up to whole patches]
+    #[arg(long, value_name = "PIXELS")]
+    image_size: Option<usize>,
+    /// Width and height of a patch [default: the preset's]
+    #[arg(long, value_name = "PIXELS")]
+    patch_size: Option<NonZeroUsize>,
+    /// Seed of the weights, of the order of the images and of dropout [default: 42]
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Where settings, the newest checkpoint and results go
+    #[arg(long, value_name = "FOLDER", default_value = "artifacts/vit")]
+    artifact_dir: PathBuf,
+    /// Go on from the checkpoint in --artifact-dir; options not given are those of that run, and
+    /// only --mode, --backend and --checkpointing may differ from them
+    #[arg(long)]
+    resume: bool,
+    /// Start anew even where an interrupted run could be resumed
+    #[arg(long, conflicts_with = "resume")]
+    overwrite: bool,
+    /// Stop with a checkpoint when this many steps are done, as Ctrl-C would
+    #[arg(long, value_name = "STEPS")]
+    stop_after: Option<NonZeroUsize>,
+    /// End with one line of JSON on stdout: validation_accuracy, train_loss, epochs, peak_bytes,
+    /// weights_digest
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct BenchArgs {
+    /// Shape of the model
+    #[arg(long, value_enum, default_value = "tiny")]
+    preset: Preset,
+    /// Images in a step
+    #[arg(long, default_value = "1")]
+    batch_size: NonZeroUsize,
+    /// Steps in a run
+    #[arg(long, default_value = "5")]
+    steps: NonZeroUsize,
+    /// Modes to measure, separated by commas
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "plain,release"
+    )]
+    mode: Vec<Mode>,
+    /// Measure every mode this often, in turn: plain, release, plain, release, ...
+    #[arg(long, default_value = "1")]
+    repeat: NonZeroUsize,
+    /// What the forward pass keeps for the backward pass
+    #[arg(long, value_enum, default_value = "none")]
+    checkpointing: Checkpointing,
+    /// Who turns gradients into steps
+    #[arg(long, value_enum, default_value = "adam")]
+    optimizer: OptimizerKind,
+    /// Where tensors live; a build has those whose cargo feature is on [default: flex]
+    #[arg(long, value_enum)]
+    backend: Option<BackendKind>,
+    /// Learning rate
+    #[arg(long, value_name = "RATE", default_value = "0.001")]
+    lr: f64,
+    /// Random images, the same in every run: the default
+    #[arg(long, conflicts_with = "data")]
+    synthetic: bool,
+    /// Images as for `vit train`
+    #[arg(long)]
+    data: Option<String>,
+    /// Width and height of an image [default: 224 for random images, the data's own otherwise]
+    #[arg(long, value_name = "PIXELS")]
+    image_size: Option<usize>,
+    /// Width and height of a patch [default: the preset's]
+    #[arg(long, value_name = "PIXELS")]
+    patch_size: Option<NonZeroUsize>,
+    /// Seed of weights and random images
+    #[arg(long, default_value = "42")]
+    seed: u64,
+    /// One JSON object a line, for each run as it ends, instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+const BENCH_HELP: &str = "\
+Every run is a process of its own, and so is the one that finds ideal_peak_bytes. For these, unless
+they are set already, MALLOC_MMAP_THRESHOLD_ is set to 4 GiB and MALLOC_TRIM_THRESHOLD_ to 1 TiB:
+glibc then keeps freed memory for the next step, and step times compare.
+
+What the numbers are. Bytes are counted by the program's allocator from after start-up, that is,
+once the images are loaded and before the model is built; they are null on a GPU, whose memory no
+allocator here sees.
+  parameter_bytes         computed: 4 bytes for each number in the model
+  optimizer_state_bytes   measured: what dropping the optimizer after the last step sets free
+  largest_gradient_bytes  computed: 4 bytes for each number in the largest parameter
+  activation_bytes        measured: what the forward pass of the last step leaves alive beyond what
+                          lived before the step (parameters and optimizer state); the batch is in it
+  peak_bytes              measured: the most that lived at once in any step, the first included
+  ideal_peak_bytes        measured in a run of its own, which takes the same steps and then one more
+                          that drops every gradient as soon as it exists and steps nothing, while
+                          the optimizer's state stays: the peak of that step, plus
+                          largest_gradient_bytes
+  step_seconds            measured: every step from before the forward pass to after the optimizer;
+                          making the batch is not in it
+  final_loss              loss of the last step, before its update
+  weights_digest          SHA-256 of the shape and bits of all weights after the last step
+The table shows the median of step_seconds without the first step, and the ratio of release over
+plain as the median over pairs of runs.";
+
+/// Runs the program.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let done = match cli.command {
+        None => train(&cli.train),
+        Some(Task::Train(args)) => train(&args),
+        Some(Task::Bench(args)) => run_bench(&args),
+        Some(Task::BenchChild { spec }) => bench::child(&spec).and_then(|line| {
+            say(&line)?;
+            Ok(ExitCode::SUCCESS)
+        }),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("error: {}", one_line(&format!("{error:#}")));
+        ExitCode::FAILURE
+    })
+}
+
+/// Help and version as clap has them; an error in one line.
+fn usage(error: &clap::Error) -> ExitCode {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let _ = error.print();
+            ExitCode::SUCCESS
+        }
+        _ => {
+            let text = error.render().to_string();
+            let first = text.split("\n\n").next().unwrap_or_default();
+            eprintln!("{}", one_line(first));
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn say(line: &str) -> Result<()> {
+    writeln!(io::stdout().lock(), "{line}").context("cannot write to stdout")
+}
+
+fn train(args: &TrainArgs) -> Result<ExitCode> {
+    let artifacts = Artifacts::new(&args.artifact_dir);
+    let saved = if args.resume {
+        Some(artifacts.settings()?)
+    } else {
+        if !args.overwrite {
+            artifacts.ensure_free()?;
+        }
+        None
+    };
+    let (config, data) = args.resolve(saved.as_ref())?;
+    backend::require(config.engine.backend)?;
+
+    ctrlc::set_handler(|| {
+        // A second Ctrl-C does not wait for the step.
+        if STOP.swap(true, Ordering::Relaxed) {
+            process::exit(INTERRUPTED.into());
+        }
+    })
+    .context("cannot listen for Ctrl-C")?;
+
+    let ending = backend::run(
+        &config.engine,
+        Train {
+            config: &config,
+            data: &data,
+            artifacts: &artifacts,
+            resume: args.resume,
+            stop: &STOP,
+            stop_after: args.stop_after.map(NonZeroUsize::get),
+        },
+    )?;
+    match ending {
+        Ending::Finished(results) => {
+            let table = summary(&config, &results);
+            if args.json {
+                // Stdout is for the one line; the table is for people.
+                eprintln!("{table}");
+                say(&serde_json::to_string(&results)?)?;
+            } else {
+                say(&table)?;
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Ending::Stopped(step) => {
+            let folder = artifacts.folder().display();
+            eprintln!(
+                "stopped after step {step}; the checkpoint is in {folder}; go on with `vit train \
+                 --resume --artifact-dir {folder}`"
+            );
+            Ok(if STOP.load(Ordering::Relaxed) {
+                ExitCode::from(INTERRUPTED)
+            } else {
+                ExitCode::SUCCESS
+            })
+        }
+    }
+}
+
+impl TrainArgs {
+    /// The settings and the images: what is given, else what the resumed run had, else defaults.
+    fn resolve(&self, saved: Option<&TrainConfig>) -> Result<(TrainConfig, Dataset)> {
+        let was = |value: fn(&TrainConfig) -> &Engine| saved.map(value);
+        let engine = was(|config| &config.engine);
+        let preset = agreed("preset", self.preset, saved.map(|s| s.preset), Preset::Tiny)?;
+        let config = |value: fn(&TrainConfig) -> f64| saved.map(value);
+        let learning_rate = agreed("lr", self.lr, config(|s| s.learning_rate), 1e-3)?;
+        let dropout = agreed("dropout", self.dropout, config(|s| s.model.dropout), 0.0)?;
+        ensure!(
+            learning_rate > 0.0 && learning_rate <= 1.0,
+            "--lr must be above 0 and at most 1, not {learning_rate}"
+        );
+        ensure!(
+            (0.0..1.0).contains(&dropout),
+            "--dropout must be at least 0 and below 1, not {dropout}"
+        );
+
+        let number = |value: fn(&TrainConfig) -> usize| saved.map(value);
+        let source = agreed(
+            "data",
+            self.data.clone(),
+            saved.map(|s| s.data.clone()),
+            Source::Digits.to_string(),
+        )?;
+        let patch_size = agreed(
+            "patch-size",
+            self.patch_size.map(NonZeroUsize::get),
+            number(|s| s.model.patch_size),
+            preset.patch_size(),
+        )?;
+        let image_size = match number(|s| s.model.image_size) {
+            Some(saved) => Some(agreed("image-size", self.image_size, Some(saved), saved)?),
+            None => self.image_size,
+        };
+        let pool = agreed(
+            "pool",
+            self.pool,
+            saved.map(|s| s.model.pool),
+            Pool::ClassToken,
+        )?;
+        let epochs = agreed(
+            "epochs",
+            self.epochs.map(NonZeroUsize::get),
+            number(|s| s.epochs),
+            20,
+        )?;
+        let batch_size = agreed(
+            "batch-size",
+            self.batch_size.map(NonZeroUsize::get),
+            number(|s| s.batch_size),
+            32,
+        )?;
+        let seed = agreed("seed", self.seed, saved.map(|s| s.seed), 42)?;
+        let optimizer = agreed(
+            "optimizer",
+            self.optimizer,
+            engine.map(|e| e.optimizer),
+            OptimizerKind::AdamW,
+        )?;
+        let engine = Engine {
+            backend: given(
+                self.backend,
+                engine.map(|e| e.backend),
+                BackendKind::first(),
+            ),
+            mode: given(self.mode, engine.map(|e| e.mode), Mode::Release),
+            checkpointing: given(
+                self.checkpointing,
+                engine.map(|e| e.checkpointing),
+                Checkpointing::None,
+            ),
+            optimizer,
+        };
+        backend::require(engine.backend)?;
+
+        let data = Dataset::load(
+            &source.parse()?,
+            Wanted {
+                image_size,
+                patch_size,
+            },
+        )?;
+        let data_digest = data.digest();
+        ensure!(
+            saved.is_none_or(|saved| saved.data_digest == data_digest),
+            "the images of {source} are not those that the run in {} began with",
+            self.artifact_dir.display()
+        );
+        let mut model = preset.config(data.size, data.channels, data.classes);
+        model.patch_size = patch_size;
+        model.dropout = dropout;
+        model.pool = pool;
+        let config = TrainConfig {
+            preset,
+            model,
+            data: source,
+            data_digest,
+            engine,
+            epochs,
+            batch_size,
+            learning_rate,
+            seed,
+        };
+        Ok((config, data))
+    }
+}
+
+fn given<T>(given: Option<T>, saved: Option<T>, default: T) -> T {
+    given.or(saved).unwrap_or(default)
+}
+
+/// As [`given`], for what may not change between a run and its continuation.
+fn agreed<T: Clone + PartialEq + std::fmt::Display>(
+    name: &str,
+    value: Option<T>,
+    saved: Option<T>,
+    default: T,
+) -> Result<T> {
+    if let (Some(value), Some(saved)) = (&value, &saved) {
+        ensure!(
+            value == saved,
+            "the run to resume has --{name} {saved}, not {value}"
+        );
+    }
+    Ok(given(value, saved, default))
+}
+
+fn summary(config: &TrainConfig, results: &Results) -> String {
+    let all = 4 * config.model.num_params() as u64;
+    let largest = 4 * config.model.largest_param() as u64;
+    let mut table = Table::new();
+    table.load_preset(ASCII_MARKDOWN);
+    table.set_header(["", "", "how known"]);
+    table.add_row([
+        "validation accuracy",
+        &format!("{:.2} %", results.validation_accuracy * 100.0),
+        "measured",
+    ]);
+    table.add_row([
+        "peak memory",
+        &results.peak_bytes.map_or_else(|| "-".into(), human),
+        "measured, on the heap, beyond the images",
+    ]);
+    table.add_row([
+        "gradients that plain Burn holds at once",
+        &human(all),
+        "computed: one for every weight",
+    ]);
+    if config.engine.mode == Mode::Release {
+        table.add_row([
+            "gradients that gradient release holds at once",
+            &human(largest),
+            "computed: the largest one, if alone",
+        ]);
+        table.add_row([
+            "saved by gradient release, up to",
+            &human(all - largest),
+            "computed: the difference; `vit bench` measures it",
+        ]);
+    }
+    table.to_string()
+}
+
+fn run_bench(args: &BenchArgs) -> Result<ExitCode> {
+    ensure!(
+        args.lr > 0.0 && args.lr.is_finite(),
+        "--lr must be above 0, not {}",
+        args.lr
+    );
+    let spec = Spec {
+        preset: args.preset,
+        engine: Engine {
+            backend: args.backend.unwrap_or(BackendKind::first()),
+            mode: Mode::Plain,
+            checkpointing: args.checkpointing,
+            optimizer: args.optimizer,
+        },
+        batch_size: args.batch_size.get(),
+        steps: args.steps.get(),
+        learning_rate: args.lr,
+        seed: args.seed,
+        data: args
+            .data
+            .clone()
+            .unwrap_or_else(|| Source::Synthetic.to_string()),
+        image_size: args.image_size,
+        patch_size: args.patch_size.map(NonZeroUsize::get),
+    };
+    let mut runs: Vec<Measured> = Vec::new();
+    bench::run(&spec, &args.mode, args.repeat.get(), |run| {
+        runs.push(run.clone());
+        if args.json {
+            say(&serde_json::to_string(run)?)?;
+        }
+        Ok(())
+    })?;
+    if !args.json {
+        say(&bench::table(&runs))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_resumed_run_keeps_its_settings() {
+        assert_eq!(agreed("seed", None, Some(7), 42).unwrap(), 7);
+        assert_eq!(agreed("seed", Some(7), Some(7), 42).unwrap(), 7);
+        assert_eq!(agreed("seed", None, None, 42).unwrap(), 42);
+        let error = agreed(
+            "preset",
+            Some(Preset::Small),
+            Some(Preset::Tiny),
+            Preset::Tiny,
+        );
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "the run to resume has --preset tiny, not small"
+        );
+    }
+}

@@ -1,0 +1,239 @@
+//! What can be chosen: presets, optimizers, modes, and the settings of a training run.
+
+use crate::model::{Pool, VitConfig};
+use burn::config::Config;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Model shapes by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Preset {
+    /// Patches of 2, width 64, 4 blocks, 4 heads: for the bundled digits.
+    Tiny,
+    /// ViT-S/16: width 384, 12 blocks, 6 heads; 22 M parameters at 224x224 with 1000 classes.
+    Small,
+    /// ViT-B/16: width 768, 12 blocks, 12 heads; 86 M parameters at 224x224 with 1000 classes.
+    Base,
+    /// ViT-L/16: width 1024, 24 blocks, 16 heads; 304 M parameters at 224x224 with 1000 classes.
+    Large,
+}
+
+impl Preset {
+    /// The preset's width, depth, heads and patches over images of this shape.
+    pub fn config(self, image_size: usize, channels: usize, classes: usize) -> VitConfig {
+        let (dim, depth, heads) = match self {
+            Self::Tiny => (64, 4, 4),
+            Self::Small => (384, 12, 6),
+            Self::Base => (768, 12, 12),
+            Self::Large => (1024, 24, 16),
+        };
+        VitConfig {
+            image_size,
+            patch_size: self.patch_size(),
+            channels,
+            classes,
+            dim,
+            depth,
+            heads,
+            hidden: 4 * dim,
+            dropout: 0.0,
+            pool: Pool::ClassToken,
+        }
+    }
+
+    /// The shape whose size is published: colour images of 224x224, 1000 classes.
+    pub fn imagenet(self) -> VitConfig {
+        self.config(224, 3, 1000)
+    }
+
+    /// Width and height of a patch.
+    pub fn patch_size(self) -> usize {
+        match self {
+            Self::Tiny => 2,
+            Self::Small | Self::Base | Self::Large => 16,
+        }
+    }
+}
+
+/// Burn's optimizers, each with its own defaults. Muon is not among them: it takes matrices only,
+/// and a vision transformer also learns vectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+#[value(rename_all = "lower")]
+pub enum OptimizerKind {
+    /// Adam
+    Adam,
+    /// AdamW: Adam with decoupled weight decay
+    AdamW,
+    /// Stochastic gradient descent with momentum
+    Sgd,
+    /// AdaGrad
+    AdaGrad,
+    /// RMSProp
+    RmsProp,
+    /// Adan
+    Adan,
+}
+
+/// How the optimizer gets its gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Burn as it comes: all gradients first, then the step
+    Plain,
+    /// Gradient release: every parameter steps inside the backward pass
+    Release,
+    /// The floor: gradients dropped as they come and no optimizer run in the measured step.
+    #[value(skip)]
+    Ideal,
+}
+
+/// What the forward pass keeps for the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Checkpointing {
+    /// Every activation
+    None,
+    /// Recomputes what is cheap to recompute (Burn's balanced checkpointing)
+    Balanced,
+}
+
+/// The backends that this program knows; a build has those whose cargo feature is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+#[value(rename_all = "lower")]
+pub enum BackendKind {
+    /// Burn's portable CPU backend
+    Flex,
+    /// The CPU backend over the ndarray crate
+    NdArray,
+    /// GPU through WebGPU
+    Wgpu,
+    /// NVIDIA GPU
+    Cuda,
+}
+
+impl BackendKind {
+    /// The first backend of this build.
+    pub fn first() -> Self {
+        if cfg!(feature = "flex") {
+            Self::Flex
+        } else if cfg!(feature = "ndarray") {
+            Self::NdArray
+        } else if cfg!(feature = "wgpu") {
+            Self::Wgpu
+        } else {
+            Self::Cuda
+        }
+    }
+
+    /// Whether this build has it.
+    pub fn is_compiled_in(self) -> bool {
+        match self {
+            Self::Flex => cfg!(feature = "flex"),
+            Self::NdArray => cfg!(feature = "ndarray"),
+            Self::Wgpu => cfg!(feature = "wgpu"),
+            Self::Cuda => cfg!(feature = "cuda"),
+        }
+    }
+
+    /// Whether tensors live on the heap, where the counting allocator sees them.
+    pub fn is_on_heap(self) -> bool {
+        matches!(self, Self::Flex | Self::NdArray)
+    }
+}
+
+/// Writes the name that the command line takes.
+macro_rules! display_as_value {
+    ($($name:ty),*) => {$(
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self.to_possible_value() {
+                    Some(value) => f.write_str(value.get_name()),
+                    None => write!(f, "{self:?}"),
+                }
+            }
+        }
+    )*};
+}
+
+display_as_value!(
+    Preset,
+    OptimizerKind,
+    Mode,
+    Checkpointing,
+    BackendKind,
+    Pool
+);
+
+/// Which tensors, which arithmetic and which optimizer: what a run needs before its model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Engine {
+    /// Where the tensors live.
+    pub backend: BackendKind,
+    /// How the optimizer gets its gradients.
+    pub mode: Mode,
+    /// What the forward pass keeps.
+    pub checkpointing: Checkpointing,
+    /// Who turns gradients into steps.
+    pub optimizer: OptimizerKind,
+}
+
+/// Everything that decides the outcome of a training run; saved beside its results.
+#[derive(Config, Debug, PartialEq)]
+pub struct TrainConfig {
+    /// The preset the model came from.
+    pub preset: Preset,
+    /// The shape of the model.
+    pub model: VitConfig,
+    /// The images: a name, or the path of a folder.
+    pub data: String,
+    /// SHA-256 of the images as the model sees them, with their labels.
+    pub data_digest: String,
+    /// Backend, mode, checkpointing and optimizer.
+    pub engine: Engine,
+    /// Passes over the training images.
+    pub epochs: usize,
+    /// Images in a step.
+    pub batch_size: usize,
+    /// The highest learning rate: reached after the warm-up, then falling along a cosine.
+    pub learning_rate: f64,
+    /// Seed of the weights, of the order of the images and of dropout.
+    pub seed: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_survive_their_file() {
+        let config = TrainConfig {
+            preset: Preset::Tiny,
+            model: Preset::Tiny.config(8, 1, 10),
+            data: "digits".into(),
+            data_digest: "00".into(),
+            engine: Engine {
+                backend: BackendKind::Flex,
+                mode: Mode::Release,
+                checkpointing: Checkpointing::None,
+                optimizer: OptimizerKind::AdamW,
+            },
+            epochs: 3,
+            batch_size: 32,
+            learning_rate: 1.5e-3,
+            seed: 42,
+        };
+        let json = serde_json::to_vec(&config).unwrap();
+        assert_eq!(TrainConfig::load_binary(&json).unwrap(), config);
+    }
+
+    #[test]
+    fn names_are_those_of_the_command_line() {
+        assert_eq!(OptimizerKind::AdamW.to_string(), "adamw");
+        assert_eq!(BackendKind::NdArray.to_string(), "ndarray");
+        assert_eq!(Pool::ClassToken.to_string(), "class-token");
+    }
+}

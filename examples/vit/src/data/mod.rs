@@ -1,0 +1,312 @@
+//! Images and their labels, from wherever they come, in the shape a model takes.
+
+mod batch;
+mod digits;
+mod folder;
+mod idx;
+mod synthetic;
+
+pub use batch::Batch;
+
+use crate::digest;
+use crate::rng::SplitMix64;
+use anyhow::{Result, ensure};
+use image::imageops::{self, FilterType};
+use image::{GrayImage, RgbImage};
+use sha2::{Digest, Sha256};
+use std::convert::Infallible;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Where Debian's `dataset-fashion-mnist` puts its files.
+const FASHION_MNIST: &str = "/usr/share/datasets/fashion-mnist";
+
+/// The split of images that come without one is part of the data, not of a run's seed: runs with
+/// other seeds compare.
+const SPLIT_SEED: u64 = 0x5eed_0f5e_ed0f_5eed;
+
+/// One in this many images validates.
+const VALIDATION_PART: usize = 5;
+
+/// Where images come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The bundled UCI handwritten digits.
+    Digits,
+    /// Fashion-MNIST as Debian packages it.
+    FashionMnist,
+    /// Random pixels with random labels.
+    Synthetic,
+    /// A folder of IDX files, or with one folder of images for each class.
+    Folder(PathBuf),
+}
+
+impl FromStr for Source {
+    type Err = Infallible;
+
+    fn from_str(name: &str) -> Result<Self, Infallible> {
+        Ok(match name {
+            "digits" => Self::Digits,
+            "fashion-mnist" => Self::FashionMnist,
+            "synthetic" => Self::Synthetic,
+            path => Self::Folder(path.into()),
+        })
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Digits => f.write_str("digits"),
+            Self::FashionMnist => f.write_str("fashion-mnist"),
+            Self::Synthetic => f.write_str("synthetic"),
+            Self::Folder(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// What the model asks of the images.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// Width and height; without it, the data's own, rounded up to whole patches.
+    pub image_size: Option<usize>,
+    /// Width and height of a patch.
+    pub patch_size: usize,
+}
+
+impl Wanted {
+    /// The size of the images, given that of the data.
+    pub fn size(&self, natural: usize) -> Result<usize> {
+        let patch = self.patch_size;
+        match self.image_size {
+            Some(size) => {
+                ensure!(
+                    size > 0 && size.is_multiple_of(patch),
+                    "images of {size}x{size} cannot be cut into patches of {patch}x{patch}: \
+                     choose a multiple of {patch} for --image-size"
+                );
+                Ok(size)
+            }
+            None => Ok(natural.next_multiple_of(patch)),
+        }
+    }
+}
+
+/// Square images in two parts, one to learn from and one to be judged by.
+#[derive(Clone, Debug)]
+pub struct Dataset {
+    /// Width and height of an image.
+    pub size: usize,
+    /// Colour channels of an image.
+    pub channels: usize,
+    /// Number of classes.
+    pub classes: usize,
+    /// To learn from.
+    pub train: Split,
+    /// To be judged by.
+    pub validation: Split,
+    mean: f32,
+    std: f32,
+}
+
+/// Images with their labels.
+#[derive(Clone, Debug, Default)]
+pub struct Split {
+    /// `[image, channel, row, column]`
+    pixels: Vec<u8>,
+    labels: Vec<u32>,
+}
+
+impl Split {
+    /// Number of images.
+    pub fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty()
+    }
+
+    fn push(&mut self, pixels: &[u8], label: u32) {
+        self.pixels.extend_from_slice(pixels);
+        self.labels.push(label);
+    }
+}
+
+impl Dataset {
+    /// Loads what `source` names; nothing is written anywhere.
+    pub fn load(source: &Source, wanted: Wanted) -> Result<Self> {
+        match source {
+            Source::Digits => digits::load(wanted),
+            Source::FashionMnist => {
+                let folder = PathBuf::from(FASHION_MNIST);
+                ensure!(
+                    folder.is_dir(),
+                    "Fashion-MNIST is not installed: there is no {FASHION_MNIST}; install \
+                     Debian's package dataset-fashion-mnist"
+                );
+                idx::load(&folder, wanted)
+            }
+            Source::Synthetic => anyhow::bail!("random images teach nothing: they are for `bench`"),
+            Source::Folder(path) => {
+                ensure!(path.exists(), "there is no folder {}", path.display());
+                ensure!(path.is_dir(), "{} is not a folder", path.display());
+                if idx::is_in(path) {
+                    idx::load(path, wanted)
+                } else {
+                    folder::load(path, wanted)
+                }
+            }
+        }
+    }
+
+    /// Random images, the same for the same arguments.
+    pub fn synthetic(
+        size: usize,
+        channels: usize,
+        classes: usize,
+        images: usize,
+        seed: u64,
+    ) -> Self {
+        synthetic::make(size, channels, classes, images, seed)
+    }
+
+    fn new(size: usize, channels: usize, classes: usize, train: Split, validation: Split) -> Self {
+        let (mean, std) = moments(&train.pixels);
+        Self {
+            size,
+            channels,
+            classes,
+            train,
+            validation,
+            mean,
+            std,
+        }
+    }
+
+    /// Splits images that come in one part.
+    fn from_one(size: usize, channels: usize, classes: usize, all: &Split) -> Result<Self> {
+        ensure!(
+            all.len() >= VALIDATION_PART,
+            "{} images are too few to train and to validate: at least {VALIDATION_PART} are needed",
+            all.len()
+        );
+        let mut train = Split::default();
+        let mut validation = Split::default();
+        let stride = size * size * channels;
+        let order = SplitMix64::new(&[SPLIT_SEED]).permutation(all.len());
+        for (place, index) in order.into_iter().enumerate() {
+            let part = if place < all.len() / VALIDATION_PART {
+                &mut validation
+            } else {
+                &mut train
+            };
+            part.push(&all.pixels[index * stride..][..stride], all.labels[index]);
+        }
+        Ok(Self::new(size, channels, classes, train, validation))
+    }
+
+    /// A value that changes with any pixel and any label.
+    pub fn digest(&self) -> String {
+        let mut hash = Sha256::new();
+        for number in [self.size, self.channels, self.classes] {
+            hash.update((number as u64).to_le_bytes());
+        }
+        for split in [&self.train, &self.validation] {
+            hash.update((split.len() as u64).to_le_bytes());
+            hash.update(&split.pixels);
+            for label in &split.labels {
+                hash.update(label.to_le_bytes());
+            }
+        }
+        digest::hex(hash)
+    }
+}
+
+/// Mean and standard deviation, by which pixels are brought to the scale a network likes.
+fn moments(pixels: &[u8]) -> (f32, f32) {
+    let count = pixels.len().max(1) as f64;
+    let mean = pixels.iter().map(|p| f64::from(*p)).sum::<f64>() / count;
+    let square = pixels.iter().map(|p| f64::from(*p).powi(2)).sum::<f64>() / count;
+    let std = (square - mean * mean).max(0.0).sqrt();
+    // Images of one colour only have no scale.
+    (mean as f32, if std > 0.0 { std as f32 } else { 1.0 })
+}
+
+/// A grey image as `size` times `size` pixels.
+fn square_grey(image: GrayImage, size: usize) -> Vec<u8> {
+    if image.dimensions() == (size as u32, size as u32) {
+        return image.into_raw();
+    }
+    imageops::resize(&image, size as u32, size as u32, FilterType::Triangle).into_raw()
+}
+
+/// A colour image as three planes of `size` times `size` pixels.
+fn square_colour(image: RgbImage, size: usize) -> Vec<u8> {
+    let image = if image.dimensions() == (size as u32, size as u32) {
+        image
+    } else {
+        imageops::resize(&image, size as u32, size as u32, FilterType::Triangle)
+    };
+    (0..3)
+        .flat_map(|channel| image.pixels().map(move |pixel| pixel.0[channel]))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn patches_of(patch_size: usize) -> Wanted {
+        Wanted {
+            image_size: None,
+            patch_size,
+        }
+    }
+
+    #[test]
+    fn digits_are_all_there() {
+        let digits = Dataset::load(&Source::Digits, patches_of(2)).unwrap();
+        assert_eq!((digits.size, digits.channels, digits.classes), (8, 1, 10));
+        assert_eq!((digits.train.len(), digits.validation.len()), (1438, 359));
+        assert_eq!(digits.train.pixels.len(), 1438 * 64);
+        for class in 0..10 {
+            assert!(digits.validation.labels.contains(&class));
+        }
+    }
+
+    #[test]
+    fn the_split_is_fixed() {
+        let once = Dataset::load(&Source::Digits, patches_of(2)).unwrap();
+        let again = Dataset::load(&Source::Digits, patches_of(2)).unwrap();
+        assert_eq!(once.digest(), again.digest());
+    }
+
+    #[test]
+    fn images_grow_to_whole_patches() {
+        let digits = Dataset::load(&Source::Digits, patches_of(16)).unwrap();
+        assert_eq!(digits.size, 16);
+        let wanted = Wanted {
+            image_size: Some(9),
+            patch_size: 2,
+        };
+        let error = Dataset::load(&Source::Digits, wanted).unwrap_err();
+        assert!(error.to_string().contains("9x9"), "{error}");
+    }
+
+    #[test]
+    fn colours_become_planes() {
+        let image = RgbImage::from_raw(2, 1, vec![1, 2, 3, 4, 5, 6]).unwrap();
+        // One row more, by repeating: planes stay apart.
+        let planes = square_colour(image, 2);
+        assert_eq!(planes, [1, 4, 1, 4, 2, 5, 2, 5, 3, 6, 3, 6]);
+    }
+
+    #[test]
+    fn moments_are_those_of_the_pixels() {
+        assert_eq!(moments(&[0, 10]), (5.0, 5.0));
+        assert_eq!(moments(&[7, 7]), (7.0, 1.0));
+    }
+}

@@ -1,0 +1,73 @@
+//! Each thing that could go wrong, by name, one room per kind.
+
+mod contributions;
+mod copies;
+mod leaving;
+mod misuse;
+mod numbers;
+mod parts;
+mod rates;
+mod threads;
+
+use burn::optim::{Adam, AdamConfig, GradientsParams, Optimizer};
+use burn::tensor::Tensor;
+use burn::tensor::backend::AutodiffBackend;
+use burn_gradient_release::{ReleaseOptimizer, WithGradientRelease};
+
+use crate::harness::models::{Mlp, MlpModel, Scenario, Size};
+use crate::harness::run::{self, RATE, Start, Trajectory};
+use crate::harness::{Plain, Release, Weights};
+
+/// Plain Burn, the reference.
+type P = Plain;
+/// With release.
+type R = Release;
+/// The model of most of these tests.
+type Model = MlpModel<R>;
+/// And its optimizer.
+type Optim = ReleaseOptimizer<Adam, Model, R>;
+
+/// Parameters of [`Model`].
+const PARAMETERS: usize = 6;
+
+/// A model, its optimizer, and what plain Burn makes of the same in the same steps.
+struct Bench {
+    model: Model,
+    optim: Optim,
+    expected: Trajectory,
+}
+
+fn bench(steps: u64) -> Bench {
+    let start = Start::new::<Mlp>(Size::Small);
+    Bench {
+        model: start.model::<Mlp, R>(),
+        optim: AdamConfig::new().init().with_gradient_release(),
+        expected: run::plain::<Mlp, _, P>(&start, &AdamConfig::new(), steps),
+    }
+}
+
+/// The loss of the step.
+fn loss<B: AutodiffBackend>(model: &MlpModel<B>, step: u64) -> Tensor<B, 1> {
+    Mlp::loss::<B>(model, Size::Small, step)
+}
+
+/// Forward and backward.
+fn gradients(model: &Model, step: u64) -> GradientsParams {
+    GradientsParams::from_grads(loss(model, step).backward(), model)
+}
+
+/// A whole step with release.
+fn armed_step(optim: &mut Optim, model: Model, step: u64) -> Model {
+    let model = optim.arm(RATE, model);
+    let grads = gradients(&model, step);
+    assert!(
+        grads.is_empty(),
+        "armed parameters have no gradients to return"
+    );
+    optim.step(RATE, model, grads)
+}
+
+/// What the model's weights are now.
+fn weights(model: &Model) -> Weights {
+    Weights::of::<R, _>(model)
+}

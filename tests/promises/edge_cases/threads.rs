@@ -1,0 +1,126 @@
+//! Other threads: training beside us, or doing half of our step.
+
+use std::thread;
+
+use burn::optim::{AdamConfig, GradientsParams, Optimizer};
+use burn_gradient_release::WithGradientRelease;
+
+use super::{Bench, Model, P, PARAMETERS, R, bench, loss, weights};
+use crate::harness::models::{Mlp, Size, Tied};
+use crate::harness::run::{self, RATE, Start, assert_all_released};
+
+const STEPS: u64 = 15;
+
+#[test]
+fn two_threads_train_two_models_at_once() {
+    let train = || {
+        let mlp = Start::new::<Mlp>(Size::Small);
+        let tied = Start::new::<Tied>(Size::Small);
+        let expected = (
+            run::plain::<Mlp, _, P>(&mlp, &AdamConfig::new(), STEPS),
+            run::plain::<Tied, _, P>(&tied, &AdamConfig::new(), STEPS),
+        );
+        (mlp, tied, expected)
+    };
+    let (mlp, tied, expected) = train();
+    thread::scope(|scope| {
+        let one = scope.spawn(|| run::release::<Mlp, _, R>(&mlp, &AdamConfig::new(), STEPS));
+        let two = scope.spawn(|| run::release::<Tied, _, R>(&tied, &AdamConfig::new(), STEPS));
+        let (one, reports) = one.join().expect("the first thread");
+        let (two, _) = two.join().expect("the second thread");
+        for step in 0..STEPS as usize {
+            one.steps[step].assert_same(&expected.0.steps[step], format!("mlp {step}"));
+            two.steps[step].assert_same(&expected.1.steps[step], format!("tied {step}"));
+            assert_all_released(&reports[step], PARAMETERS);
+        }
+    });
+}
+
+#[test]
+fn forward_on_one_thread_and_backward_on_another() {
+    let Bench {
+        mut model,
+        mut optim,
+        expected,
+    } = bench(4);
+    for step in 0..4 {
+        model = optim.arm(RATE, model);
+        let copy = model.clone();
+        let on_a_thread = thread::spawn(move || loss(&copy, step))
+            .join()
+            .expect("forward");
+        let grads = thread::spawn(move || on_a_thread.backward())
+            .join()
+            .expect("backward");
+        let grads = GradientsParams::from_grads(grads, &model);
+        model = optim.step(RATE, model, grads);
+        weights(&model).assert_same(&expected.steps[step as usize], step);
+    }
+}
+
+#[test]
+fn the_loss_of_another_thread_s_forward() {
+    let Bench {
+        mut model,
+        mut optim,
+        expected,
+    } = bench(4);
+    for step in 0..4 {
+        model = optim.arm(RATE, model);
+        let step_loss =
+            thread::scope(|scope| scope.spawn(|| loss(&model, step)).join().expect("forward"));
+        let grads = GradientsParams::from_grads(step_loss.backward(), &model);
+        model = optim.step(RATE, model, grads);
+        weights(&model).assert_same(&expected.steps[step as usize], step);
+    }
+}
+
+/// An unarmed backward on another thread, at the same time, is nobody's business.
+#[test]
+fn inspecting_on_another_thread_while_training() {
+    let Bench {
+        mut model,
+        mut optim,
+        expected,
+    } = bench(STEPS);
+    let spectator = model.clone();
+    thread::scope(|scope| {
+        let watching = scope.spawn(move || {
+            (0..40)
+                .map(|step| {
+                    let grads = loss(&spectator, step).backward();
+                    GradientsParams::from_grads(grads, &spectator).len()
+                })
+                .collect::<Vec<_>>()
+        });
+        for step in 0..STEPS {
+            model = super::armed_step(&mut optim, model, step);
+            weights(&model).assert_same(&expected.steps[step as usize], step);
+        }
+        let seen = watching.join().expect("the spectator");
+        assert!(
+            seen.iter().all(|gradients| *gradients == PARAMETERS),
+            "{seen:?}"
+        );
+    });
+}
+
+#[test]
+fn an_armed_model_may_move_to_another_thread() {
+    let Bench {
+        model,
+        mut optim,
+        expected,
+    } = bench(1);
+    let model = optim.arm(RATE, model);
+    let (model, _optim) = thread::spawn(move || {
+        let grads = GradientsParams::from_grads(loss(&model, 0).backward(), &model);
+        (optim.step(RATE, model, grads), optim)
+    })
+    .join()
+    .expect("the thread");
+    weights(&model).assert_same(&expected.steps[0], "stepped elsewhere");
+    let mut fresh = AdamConfig::new().init::<R, Model>().with_gradient_release();
+    let model = super::armed_step(&mut fresh, model, 1);
+    assert!(!weights(&model).same(&expected.steps[0]));
+}

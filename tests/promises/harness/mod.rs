@@ -1,0 +1,22 @@
+//! The shared tools: models, optimizers, runs over both backends, and comparisons.
+
+pub(crate) mod hooked;
+pub(crate) mod memory;
+pub(crate) mod models;
+pub(crate) mod noise;
+pub(crate) mod recipes;
+pub(crate) mod run;
+pub(crate) mod weights;
+
+use burn::backend::{Autodiff, Flex, autodiff::checkpoint::strategy::NoCheckpointing};
+use burn_gradient_release::GradientRelease;
+
+/// Plain Burn, the reference.
+pub(crate) type Plain<B = Flex, C = NoCheckpointing> = Autodiff<B, C>;
+/// The same with gradient release.
+pub(crate) type Release<B = Flex, C = NoCheckpointing> = GradientRelease<Autodiff<B, C>>;
+
+pub(crate) use hooked::Hooked;
+pub(crate) use noise::noise;
+pub(crate) use recipes::Recipe;
+pub(crate) use weights::Weights;

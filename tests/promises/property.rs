@@ -1,0 +1,271 @@
+//! Whatever the graph, the weights are those of plain Burn.
+
+use burn::module::{Module, Param};
+use burn::nn::Initializer;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn::tensor::Tensor;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_gradient_release::WithGradientRelease;
+use proptest::prelude::*;
+
+use crate::harness::run::RATE;
+use crate::harness::weights::{load, save};
+use crate::harness::{Plain, Release, Weights, noise};
+
+type P = Plain;
+type R = Release;
+
+/// All matrices are square, so that any op fits any operand.
+const WIDTH: usize = 4;
+const STEPS: u64 = 4;
+
+/// What differs where a sum of three or more gradients is added up in another order; of the
+/// weights, relative above one.
+const TOLERANCE: f32 = 1e-6;
+
+/// An operand is a number: modulo the parameters and results there are by then.
+#[derive(Clone, Debug)]
+enum Op {
+    Matmul(usize, usize),
+    Add(usize, usize),
+    Multiply(usize, usize),
+    Tanh(usize),
+    Transpose(usize),
+    Reshape(usize),
+    SliceAndRepeat(usize),
+    Unsqueeze(usize),
+    Detach(usize),
+}
+
+impl Op {
+    fn operands(&self) -> Vec<usize> {
+        match *self {
+            Op::Matmul(a, b) | Op::Add(a, b) | Op::Multiply(a, b) => vec![a, b],
+            Op::Tanh(a)
+            | Op::Transpose(a)
+            | Op::Reshape(a)
+            | Op::SliceAndRepeat(a)
+            | Op::Unsqueeze(a)
+            | Op::Detach(a) => vec![a],
+        }
+    }
+}
+
+/// A program over some parameters: each op adds a value, and `outputs` of them make the loss. What
+/// is not among their ancestors is a dead use.
+#[derive(Clone, Debug)]
+struct Graph {
+    parameters: usize,
+    ops: Vec<Op>,
+    outputs: Vec<usize>,
+    /// Run the forward pass once more and drop it: before the real one, and after.
+    discarded: (bool, bool),
+    /// Take each parameter once and share the value, or anew at each use.
+    shared: bool,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let operand = || 0..64usize;
+    prop_oneof![
+        3 => (operand(), operand()).prop_map(|(a, b)| Op::Matmul(a, b)),
+        2 => (operand(), operand()).prop_map(|(a, b)| Op::Add(a, b)),
+        2 => (operand(), operand()).prop_map(|(a, b)| Op::Multiply(a, b)),
+        1 => operand().prop_map(Op::Tanh),
+        1 => operand().prop_map(Op::Transpose),
+        1 => operand().prop_map(Op::Reshape),
+        1 => operand().prop_map(Op::SliceAndRepeat),
+        1 => operand().prop_map(Op::Unsqueeze),
+        1 => operand().prop_map(Op::Detach),
+    ]
+}
+
+fn graph() -> impl Strategy<Value = Graph> {
+    (
+        1..5usize,
+        prop::collection::vec(op(), 1..12),
+        prop::collection::vec(0..64usize, 1..3),
+        any::<(bool, bool)>(),
+        any::<bool>(),
+    )
+        .prop_map(|(parameters, ops, outputs, discarded, shared)| Graph {
+            parameters,
+            ops,
+            outputs,
+            discarded,
+            shared,
+        })
+}
+
+impl Graph {
+    /// Whether no value is used more than twice: a sum of two has no order.
+    fn is_exact(&self) -> bool {
+        let mut uses = vec![0; self.parameters + self.ops.len()];
+        for (place, op) in self.ops.iter().enumerate() {
+            let there = self.parameters + place;
+            for operand in op.operands() {
+                uses[operand % there] += 1;
+            }
+        }
+        let all = uses.len();
+        for output in self.outputs() {
+            uses[output % all] += 1;
+        }
+        uses.iter().all(|uses| *uses <= 2)
+    }
+
+    /// The places of the values that make the loss; the last value is always among them.
+    fn outputs(&self) -> Vec<usize> {
+        let all = self.parameters + self.ops.len();
+        let mut outputs: Vec<usize> = self.outputs.iter().map(|output| output % all).collect();
+        outputs.push(all - 1);
+        outputs
+    }
+
+    fn loss<B: AutodiffBackend>(&self, model: &Parameters<B>, step: u64) -> Tensor<B, 1> {
+        let device = B::Device::default();
+        let mut values: Vec<Tensor<B, 2>> =
+            model.matrices.iter().map(|matrix| matrix.val()).collect();
+        let x = noise::<B, 2>(step, [WIDTH, WIDTH], &device);
+        for op in &self.ops {
+            let there = values.len();
+            let value = |place: usize| -> Tensor<B, 2> {
+                let place = place % there;
+                match model.matrices.get(place) {
+                    Some(matrix) if !self.shared => matrix.val(),
+                    _ => values[place].clone(),
+                }
+            };
+            let next = match *op {
+                Op::Matmul(a, b) => value(a).matmul(value(b)).tanh(),
+                Op::Add(a, b) => value(a) + value(b),
+                Op::Multiply(a, b) => (value(a) * value(b)).tanh(),
+                Op::Tanh(a) => value(a).tanh(),
+                Op::Transpose(a) => value(a).transpose(),
+                Op::Reshape(a) => value(a).reshape([WIDTH / 2, 2 * WIDTH]).reshape([WIDTH; 2]),
+                Op::SliceAndRepeat(a) => value(a).slice([1..3, 0..WIDTH]).repeat_dim(0, 2),
+                Op::Unsqueeze(a) => value(a).unsqueeze::<3>().tanh().squeeze_dim(0),
+                Op::Detach(a) => value(a).detach() + x.clone(),
+            };
+            values.push(next);
+        }
+        let outputs = self.outputs().into_iter().map(|place| {
+            let output = values[place].clone().matmul(x.clone());
+            output.square().mean()
+        });
+        outputs
+            .reduce(|sum, output| sum + output)
+            .expect("there is an output")
+    }
+}
+
+/// The leaves of a graph.
+#[derive(Module, Debug)]
+struct Parameters<B: Backend> {
+    matrices: Vec<Param<Tensor<B, 2>>>,
+}
+
+impl<B: Backend> Parameters<B> {
+    fn new(count: usize) -> Self {
+        let device = Default::default();
+        let matrices = (0..count as u64)
+            .map(|seed| {
+                let values = noise::<B, 2>(seed, [WIDTH, WIDTH], &device);
+                Initializer::Zeros
+                    .init([WIDTH, WIDTH], &device)
+                    .map(|zeros: Tensor<B, 2>| (zeros.detach() + values).require_grad())
+            })
+            .collect();
+        Self { matrices }
+    }
+}
+
+fn recipe() -> SgdConfig {
+    SgdConfig::new().with_momentum(Some(MomentumConfig::new()))
+}
+
+/// Whether the loss depends on any parameter; a constant has no backward.
+fn depends(graph: &Graph) -> bool {
+    let mut tracked = vec![true; graph.parameters];
+    for op in &graph.ops {
+        let there = tracked.len();
+        let next = !matches!(op, Op::Detach(_))
+            && op.operands().iter().any(|operand| tracked[operand % there]);
+        tracked.push(next);
+    }
+    graph.outputs().iter().any(|output| tracked[*output])
+}
+
+fn check(graph: &Graph) -> Result<(), TestCaseError> {
+    prop_assume!(depends(graph));
+    let device = Default::default();
+    let mut plain = Parameters::<P>::new(graph.parameters);
+    let bytes = save::<P, _>(plain.clone());
+    let first = Weights::of::<P, _>(&plain);
+    let mut plain_optim = recipe().init();
+    let mut model = load::<R, _>(Parameters::<R>::new(graph.parameters), &bytes, &device);
+    let mut optim = recipe().init::<R, Parameters<R>>().with_gradient_release();
+    let rate = 10.0 * RATE;
+    for step in 0..STEPS {
+        let grads = GradientsParams::from_grads(graph.loss(&plain, step).backward(), &plain);
+        plain = plain_optim.step(rate, plain, grads);
+
+        model = optim.arm(rate, model);
+        let before = graph.discarded.0.then(|| graph.loss(&model, step + 100));
+        let loss = graph.loss(&model, step);
+        let after = graph.discarded.1.then(|| graph.loss(&model, step + 200));
+        drop(before);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        prop_assert!(grads.is_empty(), "armed parameters left gradients");
+        model = optim.step(rate, model, grads);
+        drop(after);
+
+        let (given, expected) = (Weights::of::<R, _>(&model), Weights::of::<P, _>(&plain));
+        if graph.is_exact() {
+            prop_assert!(
+                given.same(&expected),
+                "step {step}: not bitwise, off by {:e}",
+                given.distance(&expected)
+            );
+        } else {
+            let distance = given.distance(&expected);
+            prop_assert!(distance <= TOLERANCE, "step {step}: off by {distance:e}");
+        }
+    }
+    // A generator that made only constants would prove nothing.
+    prop_assert!(
+        !Weights::of::<P, _>(&plain).same(&first),
+        "plain Burn trained nothing"
+    );
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 64,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn random_graphs_train_the_same(graph in graph()) {
+        check(&graph)?;
+    }
+}
+
+/// The exact branch is taken often enough to mean something.
+#[test]
+fn many_random_graphs_are_exact() {
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::TestRunner;
+
+    let mut runner = TestRunner::deterministic();
+    let drawn: Vec<Graph> = (0..200)
+        .map(|_| graph().new_tree(&mut runner).expect("a graph").current())
+        .collect();
+    let exact = drawn
+        .iter()
+        .filter(|graph| depends(graph) && graph.is_exact())
+        .count();
+    assert!((20..=180).contains(&exact), "{exact} of 200");
+}
