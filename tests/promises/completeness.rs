@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use cargo_metadata::MetadataCommand;
 use syn::{Attribute, File, ImplItem, Item, TraitItem, Type};
@@ -23,11 +24,27 @@ const TRAITS: [&str; 9] = [
 /// Names of methods, by trait.
 type Methods = BTreeMap<String, BTreeSet<String>>;
 
+/// The platform that this runs on.
+fn host() -> String {
+    let output = Command::new(env!("CARGO"))
+        .arg("-vV")
+        .output()
+        .expect("cargo runs");
+    let text = String::from_utf8(output.stdout).expect("text");
+    let host = text.lines().find_map(|line| line.strip_prefix("host: "));
+    host.expect("cargo knows its host").to_owned()
+}
+
 /// The source of `package` that this workspace is built with.
 fn source_of(package: &str) -> PathBuf {
     let metadata = MetadataCommand::new()
         .manifest_path(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
-        .other_options(["--locked".into(), "--offline".into()])
+        // Of other platforms' packages not even the manifests need be here.
+        .other_options([
+            "--locked".into(),
+            "--offline".into(),
+            format!("--filter-platform={}", host()),
+        ])
         .exec()
         .expect("cargo knows its packages");
     let mut found = metadata

@@ -135,7 +135,10 @@ pub(crate) fn map<B: Backend>(
 ) -> ReleaseTensor<B> {
     match tensor.0 {
         Repr::Plain(tensor) => ReleaseTensor::plain(function(tensor)),
-        _ => derive([tensor], move |[tensor]| function(tensor)),
+        _ => merge(vec![tensor], move |operands| {
+            let [tensor] = exactly(operands);
+            function(tensor)
+        }),
     }
 }
 
@@ -147,29 +150,27 @@ pub(crate) fn zip<B: Backend>(
 ) -> ReleaseTensor<B> {
     match (lhs.0, rhs.0) {
         (Repr::Plain(lhs), Repr::Plain(rhs)) => ReleaseTensor::plain(function(lhs, rhs)),
-        (lhs, rhs) => derive(
-            [ReleaseTensor(lhs), ReleaseTensor(rhs)],
-            move |[lhs, rhs]| function(lhs, rhs),
+        (lhs, rhs) => merge(
+            vec![ReleaseTensor(lhs), ReleaseTensor(rhs)],
+            move |operands| {
+                let [lhs, rhs] = exactly(operands);
+                function(lhs, rhs)
+            },
         ),
     }
 }
 
-fn derive<B: Backend, const N: usize>(
-    tensors: [ReleaseTensor<B>; N],
-    function: impl Fn([AdTensor<B>; N]) -> AdTensor<B> + Send + Sync + 'static,
+/// Applies a function of any number of tensors that is one node on the tape.
+pub(crate) fn merge<B: Backend>(
+    tensors: Vec<ReleaseTensor<B>>,
+    function: impl Fn(Vec<AdTensor<B>>) -> AdTensor<B> + Send + Sync + 'static,
 ) -> ReleaseTensor<B> {
-    let tensors = tensors.map(ReleaseTensor::read);
+    let tensors: Vec<_> = tensors.into_iter().map(ReleaseTensor::read).collect();
     let operands: Option<Vec<_>> = tensors.iter().map(Operand::from_tensor).collect();
     let Some(operands) = operands else {
-        return ReleaseTensor::plain(function(join::operands(Use::Single, tensors)));
+        return ReleaseTensor::plain(function(join::operand_list(Use::Single, tensors)));
     };
 
-    let function = move |operands: Vec<AdTensor<B>>| {
-        let operands = operands
-            .try_into()
-            .expect("as many operands as the function was made for");
-        function(operands)
-    };
     let values: Vec<_> = operands.iter().map(Operand::at_height).collect();
     let below = values
         .iter()
@@ -190,6 +191,13 @@ fn derive<B: Backend, const N: usize>(
         usage,
         state: Mutex::new(State::Computed(result.primitive)),
     }))))
+}
+
+fn exactly<T, const N: usize>(operands: Vec<T>) -> [T; N] {
+    match operands.try_into() {
+        Ok(operands) => operands,
+        Err(_) => unreachable!("a function is applied to as many operands as it was made for"),
+    }
 }
 
 impl<B: Backend> std::fmt::Debug for Expression<B> {

@@ -69,7 +69,7 @@ pub(crate) fn optional_operands<B: Backend, const N: usize, const M: usize>(
     )
 }
 
-/// The same with any number of operands.
+/// The same with a list of operands.
 pub(crate) fn operand_list<B: Backend>(
     usage: Use,
     tensors: Vec<ReleaseTensor<B>>,

@@ -83,11 +83,8 @@ impl Progress {
         self.interrupted.load(Ordering::Relaxed)
     }
 
-    /// Only a pass that has changed a weight leaves something half done.
     pub(crate) fn interrupt(&self) {
-        if self.stepped() > 0 {
-            self.interrupted.store(true, Ordering::Relaxed);
-        }
+        self.interrupted.store(true, Ordering::Relaxed);
     }
 }
 
@@ -235,7 +232,7 @@ impl<B: Backend> Slot<B> {
         let Phase::Waiting(release) = mem::replace(&mut state.phase, Phase::Stepping) else {
             unreachable!("only a waiting parameter is stepped")
         };
-        self.progress.stepped.fetch_add(1, Ordering::Relaxed);
+        // Only a pass that has changed a weight leaves something half done.
         pass::touch(&self.progress);
         let mut leaf = state
             .leaf
@@ -244,6 +241,7 @@ impl<B: Backend> Slot<B> {
         leaf.primitive = release(leaf.primitive, grad);
         state.leaf = Some(leaf);
         state.phase = Phase::Stepped(when);
+        self.progress.stepped.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Takes the gradient an ordinary step has to apply.

@@ -26,8 +26,7 @@ use crate::{
 /// How an operation uses a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// One node on the tape, one level above its operands. Its tap may share its level: the tape
-    /// meets the node before it meets the tap through it.
+    /// One node on the tape, one level above its operands.
     Single,
     /// Possibly several nodes, of which only the lowest level is known.
     Composite,
@@ -42,19 +41,11 @@ pub(crate) struct TapSite<B: Backend> {
     placeholder: FloatTensor<B>,
     /// Whether backward has come by.
     pub(crate) fired: bool,
-    /// Consumers that may run after the tap.
-    after_tap: bool,
-    /// The one consumer on the tap's own level that is known to run before it.
-    shares_level: bool,
-    lowest: Lowest,
+    consumers: usize,
+    lowest_level: usize,
+    /// Whether all consumers so far are single nodes.
+    single: bool,
     last_operation: Option<u64>,
-}
-
-/// The lowest level of the tape that consumes the parameter.
-#[derive(Clone, Copy)]
-struct Lowest {
-    level: usize,
-    alone_and_single: bool,
 }
 
 impl<B: Backend> TapSite<B> {
@@ -65,12 +56,9 @@ impl<B: Backend> TapSite<B> {
             depth_hint,
             placeholder,
             fired: false,
-            after_tap: false,
-            shares_level: false,
-            lowest: Lowest {
-                level: usize::MAX,
-                alone_and_single: false,
-            },
+            consumers: 0,
+            lowest_level: usize::MAX,
+            single: true,
             last_operation: None,
         }
     }
@@ -83,16 +71,16 @@ impl<B: Backend> TapSite<B> {
         self.tap.clone()
     }
 
-    /// Where to put the tap, seen from the first consumer.
+    /// Where to put the tap, seen from the first consumer: below it, or where the previous step
+    /// would have wanted it.
     ///
-    /// A model whose later uses lie lower was met before: the hint of the previous step counts.
     /// The depth only decides *when* the parameter is stepped, never with what.
     pub(crate) fn depth(&self, order: usize, usage: Use) -> usize {
-        let depth = match usage {
+        let highest = match usage {
             Use::Single => order + 1,
             Use::Composite => order,
         };
-        depth.min(self.depth_hint.unwrap_or(usize::MAX)).max(1)
+        self.depth_hint.unwrap_or(order).min(highest).max(1)
     }
 
     /// Sets the tap, unless another thread was faster.
@@ -111,37 +99,33 @@ impl<B: Backend> TapSite<B> {
         operation: u64,
     ) -> Option<AdTensor<B>> {
         let tap = self.tap.clone()?;
-        if self.last_operation.replace(operation) == Some(operation) {
-            return Some(tap);
-        }
-        let level = order + 1;
-        let shares_level =
-            level == self.depth && usage == Use::Single && !self.shares_level && !self.fired;
-        self.shares_level |= shares_level;
-        self.after_tap |= level <= self.depth && !shares_level;
-        if level < self.lowest.level {
-            self.lowest = Lowest {
-                level,
-                alone_and_single: usage == Use::Single,
-            };
-        } else if level == self.lowest.level {
-            self.lowest.alone_and_single = false;
+        // An operation may have the parameter for both its operands.
+        if self.last_operation.replace(operation) != Some(operation) {
+            self.consumers += 1;
+            self.lowest_level = self.lowest_level.min(order + 1);
+            self.single &= usage == Use::Single;
         }
         Some(tap)
     }
 
-    /// Whether every consumer has run when the tap fires.
+    /// Whether every consumer has run when the tap fires: those above it have, and one on its own
+    /// level has if it is the only one, because Burn then reaches the tap through it.
     pub(crate) fn is_complete(&self) -> bool {
-        !self.after_tap
+        self.depth < self.lowest_level || (self.depth == self.lowest_level && self.is_alone())
     }
 
+    /// Where the tap should have been: the highest depth at which it is complete.
     pub(crate) fn next_depth(&self) -> Option<usize> {
         self.tap.as_ref()?;
-        let Lowest {
-            level,
-            alone_and_single,
-        } = self.lowest;
-        Some(if alone_and_single { level } else { level - 1 })
+        Some(if self.is_alone() {
+            self.lowest_level
+        } else {
+            self.lowest_level - 1
+        })
+    }
+
+    fn is_alone(&self) -> bool {
+        self.consumers == 1 && self.single
     }
 }
 

@@ -86,6 +86,10 @@ struct TrainArgs {
     /// Probability of dropout [default: 0]
     #[arg(long, value_name = "PROBABILITY")]
     dropout: Option<f64>,
+    /// Moves training images at random by up to this many pixels along each axis [default: an
+    /// eighth of the image size]
+    #[arg(long, value_name = "PIXELS")]
+    shift: Option<usize>,
     /// What the classifier reads [default: class-token]
     #[arg(long, value_enum)]
     pool: Option<Pool>,
@@ -389,6 +393,7 @@ impl TrainArgs {
             "the images of {source} are not those that the run in {} began with",
             self.artifact_dir.display()
         );
+        let shift = agreed("shift", self.shift, number(|s| s.shift), data.size / 8)?;
         let mut model = preset.config(data.size, data.channels, data.classes);
         model.patch_size = patch_size;
         model.dropout = dropout;
@@ -402,6 +407,7 @@ impl TrainArgs {
             epochs,
             batch_size,
             learning_rate,
+            shift,
             seed,
         };
         Ok((config, data))

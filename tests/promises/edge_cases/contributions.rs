@@ -12,7 +12,7 @@ use burn_gradient_release::{Outcome, ReleaseBackend, StepReport, WithGradientRel
 
 use super::{P, R, bench, gradients, loss, weights};
 use crate::harness::models::{Recurrent, Scenario, Size, Tied};
-use crate::harness::run::{self, RATE, Start, assert_all_released, trainable};
+use crate::harness::run::{self, RATE, Start, assert_all_released, assert_run_released, trainable};
 use crate::harness::{Hooked, Plain, Recipe, Release, Weights, noise};
 
 const STEPS: u64 = 5;
@@ -54,7 +54,7 @@ fn tied_weights_step_once_after_the_last_contribution() {
         "once per parameter and step"
     );
     assert_eq!(plain.calls(), release.calls());
-    assert_all_released(&reports[2], parameters);
+    assert_run_released(&reports, parameters, 1);
 }
 
 #[test]
@@ -64,9 +64,8 @@ fn weights_reused_over_time_step_once() {
     let (_, reports) = run::release::<Recurrent, _, R>(&start, &recipe, 3);
     let parameters = trainable::<R, _>(&start.model::<Recurrent, R>());
     assert_eq!(recipe.calls(), 3 * parameters);
-    for report in &reports {
-        assert_all_released(report, parameters);
-    }
+    // Weights and biases of the four gates for the input.
+    assert_run_released(&reports, parameters, 8);
 }
 
 /// `used` makes the loss; `spare` is never looked at; `detached` only without gradient.
@@ -295,9 +294,9 @@ impl Scenario for EveryView {
 
 #[test]
 fn a_parameter_used_through_views_only() {
-    for report in same::<EveryView>() {
-        assert_all_released(&report, VIEWS);
-    }
+    // The one that is cut in two and put together again: Burn's `cat` takes a list, which is put on
+    // the tape at once and not when it meets an activation.
+    assert_run_released(&same::<EveryView>(), VIEWS, 1);
 }
 
 /// Gradients that arrive transposed, or as one number expanded to a matrix.

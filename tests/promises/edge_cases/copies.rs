@@ -141,17 +141,27 @@ fn forking_the_armed_model_itself_trains_on() {
     }
 }
 
+/// In Burn `to_device` gives a model that cannot be trained: its tensors are no leaves any more.
 #[test]
-fn to_device_between_steps_trains_on() {
-    let Bench {
-        mut model,
-        mut optim,
-        expected,
-    } = bench(3);
+fn to_device_before_arming_means_what_it_means_in_burn() {
+    let start = Start::new::<Mlp>(Size::Small);
+    let mut plain = start.model::<Mlp, P>();
+    let mut plain_optim = AdamConfig::new().init();
+    let mut model = start.model::<Mlp, R>();
+    let mut optim = AdamConfig::new().init::<R, Model>().with_gradient_release();
     for step in 0..3 {
-        model = model.to_device(&Default::default());
-        model = armed_step(&mut optim, model, step);
-        weights(&model).assert_same(&expected.steps[step as usize], step);
+        plain = plain.to_device(&Default::default());
+        let plain_grads = GradientsParams::from_grads(loss(&plain, step).backward(), &plain);
+        let used = plain_grads.len();
+        plain = plain_optim.step(RATE, plain, plain_grads);
+
+        model = optim.arm(RATE, model.to_device(&Default::default()));
+        let grads = gradients(&model, step);
+        model = optim.step(RATE, model, grads);
+        weights(&model).assert_same(&Weights::of::<P, _>(&plain), step);
+        let report = optim.last_step().expect("a step was taken");
+        let stepped = report.count(Outcome::Released) + report.count(Outcome::Ordinary);
+        assert_eq!(stepped, used, "step {step}");
     }
 }
 

@@ -6,7 +6,7 @@ use burn::optim::{
 };
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, DeviceOps};
-use burn_gradient_release::{Outcome, WithGradientRelease};
+use burn_gradient_release::{Outcome, ReleaseError, WithGradientRelease};
 
 use super::{Bench, Model, P, PARAMETERS, R, armed_step, bench, gradients, loss, weights};
 use crate::harness::Weights;
@@ -180,8 +180,9 @@ fn step_multi_is_plain_burns() {
     assert_eq!(report.count(Outcome::Ordinary), PARAMETERS);
 }
 
+/// What was released has seen one device's gradients only, so several come too late.
 #[test]
-fn step_multi_finishes_an_armed_step() {
+fn step_multi_after_a_released_backward_is_refused() {
     let Bench {
         model,
         mut optim,
@@ -193,13 +194,17 @@ fn step_multi_finishes_an_armed_step() {
     let grads = MultiGradientsParams {
         grads: vec![(grads, id)],
     };
-    let model = optim
-        .try_step_multi(RATE, model, grads)
-        .expect("armed at this rate");
-    weights(&model).assert_same(&expected.steps[0], "finished");
+    let refused = optim.try_step_multi(RATE, model, grads).err();
+    let (model, error) = refused.expect("refused").into_parts();
+    assert!(
+        matches!(error, ReleaseError::MultiDevice { stepped, armed }
+            if (stepped, armed) == (PARAMETERS, PARAMETERS)),
+        "{error:?}"
+    );
+    let model = optim.step(RATE, model, GradientsParams::new());
+    weights(&model).assert_same(&expected.steps[0], "nothing is lost");
 }
 
-/// A gradient that arrives for an armed parameter by hand is stepped as it is.
 #[test]
 fn a_step_without_backward_moves_nothing() {
     let Bench {

@@ -93,25 +93,27 @@ fn the_panicking_twin_says_the_same() {
     );
 }
 
+/// Loops that clone the model for `step` get the stepped weights; the original, which would be
+/// neither old nor new, says so when it is read.
 #[test]
-fn a_model_the_optimizer_was_not_armed_with_is_refused() {
+fn a_copy_of_the_armed_model_may_finish_the_step() {
     let Bench {
         model,
         mut optim,
         expected,
-    } = bench(1);
+    } = bench(2);
     let model = optim.arm(RATE, model);
     let copy = model.clone();
     let grads = gradients(&model, 0);
-    let (copy, error) = refused(optim.try_step(RATE, copy, grads));
+    let copy = optim.step(RATE, copy, grads);
+    weights(&copy).assert_same(&expected.steps[0], "the copy");
+    let caught = catch_unwind(AssertUnwindSafe(|| weights(&model)));
     assert!(
-        matches!(error, ReleaseError::WrongModel { .. }),
-        "{error:?}"
+        caught.is_err(),
+        "the original is given up, not silently old"
     );
-    weights(&copy).assert_same(&expected.first, "the copy has the old weights");
-    // The right one still finishes.
-    let model = optim.step(RATE, model, GradientsParams::new());
-    weights(&model).assert_same(&expected.steps[0], "the armed model");
+    let copy = armed_step(&mut optim, copy, 1);
+    weights(&copy).assert_same(&expected.steps[1], "the copy goes on");
 }
 
 #[test]
@@ -273,11 +275,18 @@ fn a_panic_half_way_is_told_at_the_next_step() {
     let (model, mut optim, expected) = interrupted();
     let (model, error) = refused(optim.try_step(RATE, model, GradientsParams::new()));
     assert_interrupted(&error);
-    let now = weights(&model);
+    // Last to first: the last layer and the bias below are new, the weight below was lost.
+    let after = &expected.steps[0];
+    let last = Weights::of::<R, _>(&model.layers[2]);
+    assert!(last.distance_within(after, 4) == 0.0, "stepped");
+    let first = Weights::of::<R, _>(&model.layers[0]);
     assert!(
-        !now.same(&expected.first) && !now.same(&expected.steps[0]),
-        "half and half"
+        first.distance_within(&expected.first, 0) == 0.0,
+        "not stepped"
     );
+    let lost = catch_unwind(AssertUnwindSafe(|| weights(&model))).expect_err("one value is lost");
+    let text = lost.downcast_ref::<String>().expect("panics with a text");
+    assert!(text.contains("checkpoint"), "{text}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use burn::tensor::{Tensor, ops::Device};
 use burn_gradient_release::{ReleaseOptimizer, WithGradientRelease};
 
 use super::models::{Scenario, Size};
-use super::run::{RATE, Start, assert_all_released, trainable};
+use super::run::{RATE, Start, outcomes, trainable};
 use super::{Plain, Release, Weights};
 use crate::ALLOCATIONS;
 
@@ -138,9 +138,20 @@ fn parameter_bytes<B: Backend, M: Module<B>>(model: &M) -> (usize, usize) {
     (bytes.0, bytes.1)
 }
 
+/// What the peak is held against.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Bound {
+    /// The peak of [`Discard`], plus one gradient and Adam's temporary.
+    Discarding,
+    /// That, and what is there after the forward pass plus one gradient and Adam's temporary. Holds
+    /// where backward itself needs next to nothing; attention and copies of transposed weights are
+    /// some MiB, which `Discard` has as well.
+    Formula,
+}
+
 /// Numbers and memory of the same steps: the weights are plain Burn's, and the peak is what is
 /// there after the forward pass, plus one gradient, plus what Adam needs for one parameter.
-pub(crate) fn saves<S: Scenario>() {
+pub(crate) fn saves<S: Scenario>(against: Bound) {
     type P = Plain<Flex, NoCheckpointing>;
     type R = Release<Flex, NoCheckpointing>;
     let size = Size::Large;
@@ -170,7 +181,8 @@ pub(crate) fn saves<S: Scenario>() {
             |m, n| S::loss::<R>(m, size, n),
             floor,
         );
-        assert_all_released(optim.last_step().expect("steps were taken"), parameters);
+        let [released, late, ..] = outcomes(optim.last_step().expect("steps were taken"));
+        assert_eq!(released + late, parameters);
         result
     };
     let discard = |floor: usize| {
@@ -214,12 +226,16 @@ pub(crate) fn saves<S: Scenario>() {
         mib(analytic),
     );
     assert!(release.peak <= bound, "over the ideal");
+    let mut highest = bound;
+    if against == Bound::Formula {
+        assert!(
+            release.peak <= analytic,
+            "over what forward leaves and one gradient"
+        );
+        highest = bound.max(analytic);
+    }
     assert!(
-        release.peak <= analytic,
-        "over parameters, state, activations and one gradient"
-    );
-    assert!(
-        plain.peak > bound.max(analytic),
+        plain.peak > highest,
         "the bounds would not notice a release that is none"
     );
 }

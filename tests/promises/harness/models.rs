@@ -253,17 +253,17 @@ impl Scenario for Tied {
     type Model<B: AutodiffBackend> = TiedModel<B>;
 
     fn init<B: AutodiffBackend>(size: Size, device: &B::Device) -> TiedModel<B> {
-        let (vocabulary, width) = (size.pick(9, 1024), size.pick(6, 256));
+        let (vocabulary, width) = (size.pick(9, 512), size.pick(6, 256));
         TiedModel {
             table: Param::from_tensor(noise(7, [vocabulary, width], device)),
-            layers: (0..size.pick(2, 12))
+            layers: (0..size.pick(2, 24))
                 .map(|_| LinearConfig::new(width, width).init(device))
                 .collect(),
         }
     }
 
     fn loss<B: AutodiffBackend>(model: &TiedModel<B>, size: Size, step: u64) -> Tensor<B, 1> {
-        let vocabulary = size.pick(9, 1024);
+        let vocabulary = size.pick(9, 512);
         let tokens = ids::<B, 2>(step, [2, 4], vocabulary as u64, &device::<B>());
         let mut x: Tensor<B, 3> = embedding(model.table.val(), tokens);
         for layer in &model.layers {

@@ -122,9 +122,8 @@ pub(crate) fn trainable<B: Backend, M: burn::module::Module<B>>(model: &M) -> us
     count.0
 }
 
-/// Fails unless every parameter was stepped inside backward, as soon as it was complete.
-#[track_caller]
-pub(crate) fn assert_all_released(report: &StepReport, parameters: usize) {
+/// How often each outcome occurred: released, late, ordinary, unused.
+pub(crate) fn outcomes(report: &StepReport) -> [usize; 4] {
     let counts = [
         Outcome::Released,
         Outcome::ReleasedLate,
@@ -132,12 +131,33 @@ pub(crate) fn assert_all_released(report: &StepReport, parameters: usize) {
         Outcome::Unused,
     ]
     .map(|outcome| report.count(outcome));
+    assert_eq!(counts.iter().sum::<usize>(), report.outcomes().count());
+    counts
+}
+
+/// Fails unless every parameter was stepped inside backward, as soon as it was complete.
+#[track_caller]
+pub(crate) fn assert_all_released(report: &StepReport, parameters: usize) {
     assert_eq!(
-        counts,
+        outcomes(report),
         [parameters, 0, 0, 0],
         "released, late, ordinary, unused"
     );
-    assert_eq!(report.outcomes().count(), parameters);
+}
+
+/// The same for a run, but for `late` parameters: those used more than once on the lowest level of
+/// the tape. A tap has no level below to wait on, so the end of backward is the first moment at
+/// which they are known to be complete.
+#[track_caller]
+pub(crate) fn assert_run_released(reports: &[StepReport], parameters: usize, late: usize) {
+    assert!(!reports.is_empty());
+    for (step, report) in reports.iter().enumerate() {
+        assert_eq!(
+            outcomes(report),
+            [parameters - late, late, 0, 0],
+            "step {step}: released, late, ordinary, unused"
+        );
+    }
 }
 
 /// One ordinary step of plain Burn's loop, for tests that write their own.

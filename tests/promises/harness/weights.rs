@@ -76,6 +76,11 @@ impl Weights {
         largest
     }
 
+    /// The distance to that many of `whole`'s tensors, from `place` on, for a part of a model.
+    pub(crate) fn distance_within(&self, whole: &Self, place: usize) -> f32 {
+        self.distance(&Self(whole.0[place..place + self.0.len()].to_vec()))
+    }
+
     fn differing(&self, other: &Self) -> Vec<usize> {
         let pairs = self.0.iter().zip(&other.0).enumerate();
         pairs

@@ -598,10 +598,9 @@ impl<B: Backend, C: CheckpointStrategy> FloatTensorOps<Self> for GradientRelease
     }
 
     fn float_cat(tensors: Vec<FloatTensor<Self>>, dim: usize) -> FloatTensor<Self> {
-        ReleaseTensor::plain(Autodiff::<B, C>::float_cat(
-            join::operand_list(Use::Single, tensors),
-            dim,
-        ))
+        derived::merge(tensors, move |tensors| {
+            Autodiff::<B, C>::float_cat(tensors, dim)
+        })
     }
 
     fn float_argmax(tensor: FloatTensor<Self>, dim: usize, out_dtype: IntDType) -> IntTensor<Self> {

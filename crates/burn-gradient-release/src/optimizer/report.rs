@@ -7,8 +7,8 @@ use burn::{module::ParamId, optim::LearningRate};
 pub enum Outcome {
     /// Stepped inside backward, the moment its gradient was complete.
     Released,
-    /// Stepped at the end of backward: its first use was not its lowest on the tape. The next step
-    /// knows, and releases it in time.
+    /// Stepped at the end of backward: one of its uses lies as low on the tape as its tap. The next
+    /// step knows, and releases it in time; at the bottom of the tape there is no earlier time.
     ReleasedLate,
     /// Stepped by `step`, from an ordinary gradient.
     Ordinary,
