@@ -19,9 +19,10 @@ type R = Release;
 const WIDTH: usize = 4;
 const STEPS: u64 = 4;
 
-/// What differs where a sum of three or more gradients is added up in another order; of the
-/// weights, relative above one.
-const TOLERANCE: f32 = 1e-6;
+/// Of the weights, relative above one, where a value is used three times or more: the gradient is a
+/// sum of three, whose last bit depends on the order, and a tap moves its parameter's consumers on
+/// the tape. 25,000 random graphs stayed below it; a tolerance of 1e-7 they exceed, by one bit.
+const TOLERANCE: f32 = 5e-7;
 
 /// An operand is a number: modulo the parameters and results there are by then.
 #[derive(Clone, Debug)]
@@ -236,7 +237,7 @@ fn check(graph: &Graph) -> Result<(), TestCaseError> {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: 64,
+        cases: 48,
         failure_persistence: None,
         ..ProptestConfig::default()
     })]

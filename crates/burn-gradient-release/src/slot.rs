@@ -204,27 +204,25 @@ impl<B: Backend> Slot<B> {
     }
 
     /// Called from the tape when the tap's turn has come.
-    pub(crate) fn fire(self: &Arc<Self>, grads: &mut Gradients) {
+    pub(crate) fn fire(&self, grads: &mut Gradients) {
         let complete = {
             let mut state = self.state();
             state.site.fired = true;
-            if !matches!(state.phase, Phase::Waiting(_)) || self.owner.strong_count() == 0 {
-                // Nobody owns the value any more (the model was mapped or dropped after arming):
-                // the gradient stays where an ordinary one would be.
-                return;
-            }
             state.site.is_complete()
         };
         if complete {
             self.step(grads, When::Complete);
-        } else {
-            pass::defer(self.clone());
         }
     }
 
     /// Steps the parameter with the gradient accumulated so far, if there is one.
     pub(crate) fn step(&self, grads: &mut Gradients, when: When) {
         let mut state = self.state();
+        if !matches!(state.phase, Phase::Waiting(_)) || self.owner.strong_count() == 0 {
+            // Nobody owns the value any more (the model was mapped or dropped after arming): the
+            // gradient stays where an ordinary one would be.
+            return;
+        }
         let Some(tap) = state.site.tap() else { return };
         let Some(grad) = grads.remove::<B>(&tap) else {
             return;

@@ -19,6 +19,7 @@ use burn_autodiff::{
 };
 
 use crate::{
+    pass,
     slot::Slot,
     tensor::{AdTensor, at_order},
 };
@@ -129,6 +130,22 @@ impl<B: Backend> TapSite<B> {
     }
 }
 
+/// The tap's hold on its slot. Weak: a forward pass that was thrown away must not keep the weights.
+///
+/// Leaving the tape without having stepped, it leaves the slot to the end of the pass: it fired
+/// before the last contribution, or it lay deeper than the root of this backward, from where Burn
+/// drops it without running it.
+#[derive(Clone, Debug)]
+struct Watch<B: Backend>(Weak<Slot<B>>);
+
+impl<B: Backend> Drop for Watch<B> {
+    fn drop(&mut self) {
+        if let Some(slot) = self.0.upgrade().filter(|slot| slot.is_waiting()) {
+            pass::defer(slot);
+        }
+    }
+}
+
 /// Puts a tap above a leaf, at the given depth of the tape.
 pub(crate) fn register<B: Backend>(
     leaf: &AdTensor<B>,
@@ -142,8 +159,7 @@ pub(crate) fn register<B: Backend>(
     struct Tap;
 
     impl<B: Backend> Backward<B, 1> for Tap {
-        // Weak: a forward pass that was thrown away must not keep the weights.
-        type State = Weak<Slot<B>>;
+        type State = Watch<B>;
 
         fn backward(
             self,
@@ -151,7 +167,7 @@ pub(crate) fn register<B: Backend>(
             grads: &mut Gradients,
             _checkpointer: &mut Checkpointer,
         ) {
-            if let Some(slot) = ops.state.upgrade() {
+            if let Some(slot) = ops.state.0.upgrade() {
                 slot.fire(grads);
             }
         }
@@ -162,7 +178,7 @@ pub(crate) fn register<B: Backend>(
         .compute_bound()
         .stateful()
     {
-        OpsKind::Tracked(prep) => prep.finish(slot, placeholder),
+        OpsKind::Tracked(prep) => prep.finish(Watch(slot), placeholder),
         OpsKind::UnTracked(_) => unreachable!("an armed leaf requires gradients"),
     }
 }

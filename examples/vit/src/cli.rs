@@ -80,16 +80,12 @@ struct TrainArgs {
     #[arg(long)]
     batch_size: Option<NonZeroUsize>,
     /// Highest learning rate, after a warm-up over a tenth of the steps and before a cosine down
-    /// to zero [default: 0.001]
+    /// to zero [default: 0.002]
     #[arg(long, value_name = "RATE")]
     lr: Option<f64>,
-    /// Probability of dropout [default: 0]
+    /// Probability of dropout [default: 0.1]
     #[arg(long, value_name = "PROBABILITY")]
     dropout: Option<f64>,
-    /// Moves training images at random by up to this many pixels along each axis [default: an
-    /// eighth of the image size]
-    #[arg(long, value_name = "PIXELS")]
-    shift: Option<usize>,
     /// What the classifier reads [default: class-token]
     #[arg(long, value_enum)]
     pool: Option<Pool>,
@@ -311,8 +307,8 @@ impl TrainArgs {
         let engine = was(|config| &config.engine);
         let preset = agreed("preset", self.preset, saved.map(|s| s.preset), Preset::Tiny)?;
         let config = |value: fn(&TrainConfig) -> f64| saved.map(value);
-        let learning_rate = agreed("lr", self.lr, config(|s| s.learning_rate), 1e-3)?;
-        let dropout = agreed("dropout", self.dropout, config(|s| s.model.dropout), 0.0)?;
+        let learning_rate = agreed("lr", self.lr, config(|s| s.learning_rate), 2e-3)?;
+        let dropout = agreed("dropout", self.dropout, config(|s| s.model.dropout), 0.1)?;
         ensure!(
             learning_rate > 0.0 && learning_rate <= 1.0,
             "--lr must be above 0 and at most 1, not {learning_rate}"
@@ -393,7 +389,6 @@ impl TrainArgs {
             "the images of {source} are not those that the run in {} began with",
             self.artifact_dir.display()
         );
-        let shift = agreed("shift", self.shift, number(|s| s.shift), data.size / 8)?;
         let mut model = preset.config(data.size, data.channels, data.classes);
         model.patch_size = patch_size;
         model.dropout = dropout;
@@ -407,7 +402,6 @@ impl TrainArgs {
             epochs,
             batch_size,
             learning_rate,
-            shift,
             seed,
         };
         Ok((config, data))

@@ -200,9 +200,7 @@ pub struct TrainConfig {
     pub batch_size: usize,
     /// The highest learning rate: reached after the warm-up, then falling along a cosine.
     pub learning_rate: f64,
-    /// Training images are moved at random by up to this many pixels along each axis.
-    pub shift: usize,
-    /// Seed of the weights, of the order of the images, of their shifts and of dropout.
+    /// Seed of the weights, of the order of the images and of dropout.
     pub seed: u64,
 }
 
@@ -226,7 +224,6 @@ mod tests {
             epochs: 3,
             batch_size: 32,
             learning_rate: 1.5e-3,
-            shift: 1,
             seed: 42,
         };
         let json = serde_json::to_vec(&config).unwrap();

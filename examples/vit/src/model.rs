@@ -84,6 +84,11 @@ impl VitConfig {
             mean: 0.0,
             std: 0.02,
         };
+        // Beside patches with a spread of about one, positions at 0.02 would go unseen for epochs.
+        let visible = Initializer::Normal {
+            mean: 0.0,
+            std: 0.2,
+        };
         let patch = [self.patch_size; 2];
         Vit {
             patches: Conv2dConfig::new([self.channels, self.dim], patch)
@@ -94,7 +99,7 @@ impl VitConfig {
                 Pool::ClassToken => Some(small.init([1, 1, self.dim], device)),
                 Pool::Mean => None,
             },
-            positions: small.init([1, self.tokens(), self.dim], device),
+            positions: visible.init([1, self.tokens(), self.dim], device),
             dropout: DropoutConfig::new(self.dropout).init(),
             blocks: (0..self.depth).map(|_| self.init_block(device)).collect(),
             norm: self.init_norm(device),

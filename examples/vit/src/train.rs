@@ -26,7 +26,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// What keeps the random numbers of one purpose apart from those of another.
 const ORDER: u64 = 1;
 const DROPOUT: u64 = 2;
-const SHIFT: u64 = 3;
 
 /// Part of the steps in which the learning rate climbs to its height.
 const WARM_UP: f64 = 0.1;
@@ -128,21 +127,11 @@ impl Job for Train<'_> {
                 .permutation(self.data.train.len());
             let done = progress.step - progress.epochs.len() * self.steps_per_epoch();
             for indices in order.chunks(config.batch_size).skip(done) {
-                let seed_of = |purpose| {
-                    SplitMix64::new(&[config.seed, purpose, progress.step as u64]).next_u64()
-                };
                 let step = Step {
-                    seed: seed_of(DROPOUT),
+                    seed: SplitMix64::new(&[config.seed, DROPOUT, progress.step as u64]).next_u64(),
                     lr: scheduler.step(),
                 };
-                let batch = Batch::shifted(
-                    self.data,
-                    &self.data.train,
-                    indices,
-                    &device,
-                    config.shift,
-                    seed_of(SHIFT),
-                );
+                let batch = Batch::new(self.data, &self.data.train, indices, &device);
                 let value;
                 (model, value) = step.run(model, optimizer.as_mut(), &loss, batch, &device)?;
                 progress.step += 1;

@@ -172,7 +172,7 @@ fn bench_measures_each_mode() {
             "--steps",
             "3",
             "--batch-size",
-            "8",
+            "1",
             "--repeat",
             "2",
             "--json",

@@ -294,9 +294,7 @@ impl Scenario for EveryView {
 
 #[test]
 fn a_parameter_used_through_views_only() {
-    // The one that is cut in two and put together again: Burn's `cat` takes a list, which is put on
-    // the tape at once and not when it meets an activation.
-    assert_run_released(&same::<EveryView>(), VIEWS, 1);
+    assert_run_released(&same::<EveryView>(), VIEWS, 0);
 }
 
 /// Gradients that arrive transposed, or as one number expanded to a matrix.

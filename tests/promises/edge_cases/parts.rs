@@ -227,12 +227,11 @@ fn two_losses_over_disjoint_parts_of_one_arming() {
     let mut grads =
         GradientsParams::from_grads(halves(plain.left.forward(x.clone())).backward(), &plain);
     let mut right = halves(plain.right.forward(x)).backward();
-    for (id, grad) in [(
-        plain.right.weight.id,
-        plain.right.weight.grad_remove(&mut right).expect("used"),
-    )] {
-        grads.register::<burn::backend::Flex, 2>(id, grad);
-    }
+    let weight = &plain.right.weight;
+    grads.register::<burn::backend::Flex, 2>(
+        weight.id,
+        weight.grad_remove(&mut right).expect("used"),
+    );
     let bias = plain.right.bias.as_ref().expect("there is a bias");
     grads.register::<burn::backend::Flex, 1>(bias.id, bias.grad_remove(&mut right).expect("used"));
     let plain = plain_optim.step(RATE, plain, grads);

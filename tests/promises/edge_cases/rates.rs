@@ -178,8 +178,7 @@ fn another_rate_than_the_owned_one_is_refused() {
     let grads = gradients(&model, 0);
     let refused = optim
         .try_step(3.0 * RATE, model, grads)
-        .err()
-        .expect("refused");
+        .expect_err("refused");
     let (model, error) = refused.into_parts();
     assert!(
         matches!(error, ReleaseError::LearningRate { armed, given }
@@ -197,7 +196,7 @@ fn arming_at_another_rate_than_the_owned_one_is_refused() {
         expected,
     } = bench(1);
     let mut optim = optim.with_learning_rate(RATE);
-    let refused = optim.try_arm(3.0 * RATE, model).err().expect("refused");
+    let refused = optim.try_arm(3.0 * RATE, model).expect_err("refused");
     let (model, error) = refused.into_parts();
     assert!(
         matches!(error, ReleaseError::OwnedLearningRate { .. }),

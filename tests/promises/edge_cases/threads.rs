@@ -28,10 +28,11 @@ fn two_threads_train_two_models_at_once() {
         let two = scope.spawn(|| run::release::<Tied, _, R>(&tied, &AdamConfig::new(), STEPS));
         let (one, reports) = one.join().expect("the first thread");
         let (two, _) = two.join().expect("the second thread");
-        for step in 0..STEPS as usize {
+        assert_eq!(reports.len() as u64, STEPS);
+        for (step, report) in reports.iter().enumerate() {
             one.steps[step].assert_same(&expected.0.steps[step], format!("mlp {step}"));
             two.steps[step].assert_same(&expected.1.steps[step], format!("tied {step}"));
-            assert_all_released(&reports[step], PARAMETERS);
+            assert_all_released(report, PARAMETERS);
         }
     });
 }
