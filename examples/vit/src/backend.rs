@@ -53,7 +53,10 @@ pub fn run<J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
         #[cfg(feature = "cuda")]
         BackendKind::Cuda => on::<burn::backend::Cuda, J>(engine, job),
         #[allow(unreachable_patterns)] // With every feature on, nothing is left.
-        backend => bail!("the backend {backend} is not compiled in"),
+        backend => {
+            drop(job);
+            bail!("the backend {backend} is not compiled in")
+        }
     }
 }
 
@@ -76,6 +79,11 @@ fn with<B: Backend, C: CheckpointStrategy, J: Job>(engine: &Engine, job: J) -> R
         Mode::Release => job.run::<Release<B, C>>(Session {
             device,
             optimizer: mode::release(engine.optimizer),
+            discard: None,
+        }),
+        Mode::Unarmed => job.run::<Release<B, C>>(Session {
+            device,
+            optimizer: mode::plain(engine.optimizer),
             discard: None,
         }),
         Mode::Ideal => job.run::<Release<B, C>>(Session {

@@ -328,23 +328,25 @@ pub fn table(runs: &[Measured]) -> String {
         ]);
     }
     let mut text = table.to_string();
-    if let Some(ratio) = paired_ratio(runs) {
-        text += &format!("\nstep time, release over plain (median of paired runs): {ratio:.3}");
+    for mode in [Mode::Release, Mode::Unarmed] {
+        if let Some(ratio) = paired_ratio(runs, mode) {
+            text += &format!("\nstep time, {mode} over plain (median of paired runs): {ratio:.3}");
+        }
     }
     text
 }
 
 /// The median over pairs of runs of the ratio of their step times; the modes ran in turn, so the
-/// n-th of one and the n-th of the other saw the same machine.
-pub fn paired_ratio(runs: &[Measured]) -> Option<f64> {
+/// n-th of one and the n-th of plain saw the same machine.
+pub fn paired_ratio(runs: &[Measured], over_plain: Mode) -> Option<f64> {
     let times = |mode| {
         runs.iter()
             .filter(move |run| run.mode == mode)
             .map(step_time)
     };
-    let ratios: Vec<f64> = times(Mode::Release)
+    let ratios: Vec<f64> = times(over_plain)
         .zip(times(Mode::Plain))
-        .map(|(release, plain)| release / plain)
+        .map(|(this, plain)| this / plain)
         .collect();
     (!ratios.is_empty()).then(|| median(&ratios))
 }

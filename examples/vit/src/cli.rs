@@ -193,7 +193,7 @@ allocator here sees.
                           making the batch is not in it
   final_loss              loss of the last step, before its update
   weights_digest          SHA-256 of the shape and bits of all weights after the last step
-The table shows the median of step_seconds without the first step, and the ratio of release over
+The table shows the median of step_seconds without the first step, and the ratio of a mode over
 plain as the median over pairs of runs.";
 
 /// Runs the program.

@@ -85,6 +85,8 @@ pub enum Mode {
     Plain,
     /// Gradient release: every parameter steps inside the backward pass
     Release,
+    /// The backend of gradient release with nothing armed: what it costs by itself
+    Unarmed,
     /// The floor: gradients dropped as they come and no optimizer run in the measured step.
     #[value(skip)]
     Ideal,

@@ -325,6 +325,12 @@ fn bad_input_gets_one_line_and_leaves_nothing() {
         fails(command.args(args), text, &run);
     }
 
+    if !Path::new("/usr/share/datasets/fashion-mnist").exists() {
+        let fashion = &mut train(&run);
+        fashion.args(["--data", "fashion-mnist"]);
+        fails(fashion, "package dataset-fashion-mnist", &run);
+    }
+
     let picture = home.path().join("classes/a/1.png");
     write_png(&picture, 1);
     write_png(&home.path().join("classes/b/1.png"), 2);
