@@ -303,6 +303,22 @@ fn a_panic_half_way_is_told_when_a_record_is_asked_for() {
 }
 
 #[test]
+fn a_panic_inside_an_ordinary_step_is_told_too() {
+    let start = Start::new::<Mlp>(Size::Small);
+    let model = start.model::<Mlp, R>();
+    let mut optim: ReleaseOptimizer<_, Model, R> =
+        OptimizerAdaptor::from(Hooked::failing_at(4)).with_gradient_release();
+    let grads = gradients(&model, 0);
+    let caught = catch_unwind(AssertUnwindSafe(|| optim.step(RATE, model, grads)));
+    assert!(caught.is_err(), "the failure is not swallowed");
+    let error = optim.try_to_record().err().expect("the states are mixed");
+    assert!(
+        matches!(error, ReleaseError::Interrupted { .. }),
+        "{error:?}"
+    );
+}
+
+#[test]
 fn a_checkpoint_is_the_way_back_after_a_panic() {
     let (model, optim, expected) = interrupted();
     // The checkpoint of before the first step: first weights and an empty record. The failure was

@@ -53,14 +53,14 @@ pub enum ReleaseError {
         armed: usize,
     },
 
-    /// A backward panicked after it had stepped some of the parameters.
+    /// A backward, or the `step` after it, panicked when some of the parameters were stepped.
     #[error(
-        "a backward pass was interrupted after {stepped} of {armed} armed parameters had been \
-         stepped: the model is half old, half new; load the last checkpoint into the model and the \
+        "an optimizer step was interrupted after {stepped} of {armed} armed parameters had been \
+         stepped inside backward: the model is half old, half new; load the last checkpoint into the model and the \
          optimizer (`load_record`)"
     )]
     Interrupted {
-        /// Parameters stepped before the panic.
+        /// Parameters stepped inside backward before the panic.
         stepped: usize,
         /// Parameters armed.
         armed: usize,

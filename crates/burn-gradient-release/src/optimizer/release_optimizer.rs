@@ -299,8 +299,14 @@ where
             return Err(Refused::new(model, error));
         }
         let session = self.session.take();
+        // Stands if the optimizer panics below: the model is gone then, and the states are mixed.
+        self.fault = Some(ReleaseError::Interrupted {
+            stepped: session.as_ref().map_or(0, Session::stepped),
+            armed: session.as_ref().map_or(0, Session::armed),
+        });
         let (report, model) =
             session::finish(&self.stepper, &mut self.hints, lr, session, model, grads);
+        self.fault = None;
         self.report = Some(report);
         let Some(rate) = self.rate.as_mut() else {
             return Ok(model);
