@@ -15,7 +15,7 @@ use burn_autodiff::Autodiff;
 use crate::{
     join::{self, Operation},
     tap::Use,
-    tensor::{AdTensor, ReleaseTensor, Repr, Snapshot},
+    tensor::{AdTensor, ReleaseTensor, Repr, Snapshot, at_order},
 };
 
 type Function<B> = Box<dyn Fn(Vec<AdTensor<B>>) -> AdTensor<B> + Send + Sync>;
@@ -121,10 +121,7 @@ impl<B: Backend> Operand<B> {
             Self::Param(snapshot) => (snapshot.leaf.primitive.clone(), 0),
             Self::Derived(derived) => (derived.value(), derived.height()),
         };
-        let mut tensor = Autodiff::<B>::from_inner(value);
-        let node = Arc::get_mut(&mut tensor.node).expect("a new tensor owns its node alone");
-        node.order = height;
-        tensor
+        at_order::<B>(&Autodiff::<B>::from_inner(value.clone()), value, height)
     }
 }
 

@@ -47,10 +47,8 @@ pub(crate) fn operands<B: Backend, const N: usize>(
     usage: Use,
     tensors: [ReleaseTensor<B>; N],
 ) -> [AdTensor<B>; N] {
-    let tensors = tensors.map(ReleaseTensor::read);
-    let order = order(tensors.iter());
-    let operation = Operation::new(usage);
-    tensors.map(|tensor| operation.operand(tensor, order))
+    let (operands, []) = optional_operands(usage, tensors, []);
+    operands
 }
 
 /// The same with operands that may be absent.

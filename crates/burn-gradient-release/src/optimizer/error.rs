@@ -56,8 +56,8 @@ pub enum ReleaseError {
     /// A backward, or the `step` after it, panicked when some of the parameters were stepped.
     #[error(
         "an optimizer step was interrupted after {stepped} of {armed} armed parameters had been \
-         stepped inside backward: the model is half old, half new; load the last checkpoint into the model and the \
-         optimizer (`load_record`)"
+         stepped inside backward: the model is half old, half new; load the last checkpoint into \
+         the model and the optimizer (`load_record`)"
     )]
     Interrupted {
         /// Parameters stepped inside backward before the panic.
