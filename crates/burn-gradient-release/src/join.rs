@@ -26,9 +26,9 @@ impl Operation {
 
     /// The parameter as an operand; `order` is the highest among the other operands.
     pub(crate) fn consume<B: Backend>(&self, snapshot: Snapshot<B>, order: usize) -> AdTensor<B> {
-        let Snapshot { leaf, slot } = snapshot;
-        slot.upgrade()
-            .and_then(|slot| slot.tap(leaf.primitive.clone(), order, self.usage, self.id))
+        let slot = snapshot.slot.upgrade();
+        let leaf = snapshot.into_leaf();
+        slot.and_then(|slot| slot.tap(leaf.primitive.clone(), order, self.usage, self.id))
             .unwrap_or(leaf)
     }
 

@@ -5,11 +5,13 @@
 //! `backward` the moment its gradient is complete, and the gradient is freed: at no time do all of
 //! them exist. The weights are those of plain Burn, bit for bit.
 //!
-//! Start with [`ReleaseOptimizer`]; [`StepReport`] says what a step did, [`ReleaseError`] what is
-//! refused.
+//! Start with [`ReleaseOptimizer`]; [`ReleaseAccumulator`] is for micro-batches, [`StepReport`] says
+//! what a step did, [`ReleaseError`] what is refused. For burn-train's `Learner` there is the crate
+//! `burn-gradient-release-train`.
 
 mod backend;
 mod derived;
+mod fork;
 mod join;
 mod ops;
 mod optimizer;
@@ -20,10 +22,15 @@ mod tensor;
 
 pub use backend::{GradientRelease, ReleaseBackend};
 pub use optimizer::{
-    Outcome, Refused, ReleaseError, ReleaseOptimizer, StepReport, WithGradientRelease,
+    Outcome, Refused, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, StepReport,
+    WithGradientRelease,
 };
 pub use tensor::ReleaseTensor;
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/gradient-accumulation.md")]
+struct GradientAccumulation;

@@ -32,7 +32,7 @@ pub(crate) fn defer<B: Backend>(slot: Arc<Slot<B>>) {
     with_current(|pass| pass.deferred.push(slot));
 }
 
-/// Notes that an optimizer has changed a weight during this pass.
+/// Notes that slots have changed a weight or a sum during this pass.
 pub(crate) fn touch(progress: &Arc<Progress>) {
     with_current(|pass| {
         if !pass
@@ -55,7 +55,7 @@ fn with_current(note: impl FnOnce(&mut Pass)) {
 }
 
 impl PassGuard {
-    /// Steps what could not be stepped before the whole tape had run.
+    /// Acts on what was not complete before the whole tape had run.
     pub(crate) fn release_deferred<B: Backend>(&self, grads: &mut Gradients) {
         let mut deferred = Vec::new();
         with_current(|pass| deferred.append(&mut pass.deferred));
@@ -63,7 +63,7 @@ impl PassGuard {
             let slot = slot
                 .downcast::<Slot<B>>()
                 .expect("a pass runs on one backend");
-            slot.step(grads, When::Late);
+            slot.act(grads, When::Late);
         }
     }
 }

@@ -28,12 +28,61 @@ use crate::{
 pub(crate) type Release<B> =
     Box<dyn FnOnce(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B> + Send>;
 
+/// What a slot does with the complete gradient, after adding it to what it holds.
+pub(crate) enum Action<B: Backend> {
+    /// Steps the parameter.
+    Step(Release<B>),
+    /// Holds it for a later micro-batch.
+    Hold,
+}
+
+/// What arming a leaf takes.
+pub(crate) struct Arming<B: Backend> {
+    pub(crate) param: ParamId,
+    /// Stands for the weight in the tap's own tensor.
+    pub(crate) placeholder: FloatTensor<B>,
+    /// What [`Slot::next_depth`] said after the previous step.
+    pub(crate) depth_hint: Option<usize>,
+    pub(crate) progress: Arc<Progress>,
+    pub(crate) action: Action<B>,
+    /// The sum of the gradients of earlier micro-batches.
+    pub(crate) held: Option<FloatTensor<B>>,
+}
+
+impl<B: Backend> Arming<B> {
+    /// Arms a leaf. Returns the slot and the one owner of its value.
+    pub(crate) fn arm(self, leaf: AdTensor<B>) -> (Arc<Slot<B>>, Live<B>) {
+        let presence = Arc::new(());
+        let slot = Arc::new(Slot {
+            param: self.param,
+            shape: leaf.shape(),
+            dtype: leaf.dtype(),
+            progress: self.progress,
+            fate: Arc::new(Fate {
+                param: self.param,
+                is_finished: AtomicBool::new(false),
+            }),
+            owner: Arc::downgrade(&presence),
+            state: Mutex::new(State {
+                leaf: Some(leaf),
+                site: TapSite::new(self.placeholder, self.depth_hint),
+                phase: Phase::Waiting(self.action),
+                held: self.held,
+                claimed: false,
+            }),
+        });
+        let live = Live::new(slot.clone(), presence);
+        (slot, live)
+    }
+}
+
 /// One armed parameter.
 pub(crate) struct Slot<B: Backend> {
     param: ParamId,
     shape: Shape,
     dtype: DType,
     progress: Arc<Progress>,
+    fate: Arc<Fate>,
     owner: Weak<()>,
     state: Mutex<State<B>>,
 }
@@ -43,22 +92,26 @@ struct State<B: Backend> {
     leaf: Option<AdTensor<B>>,
     site: TapSite<B>,
     phase: Phase<B>,
+    /// The sum of the gradients of earlier micro-batches, until it is stepped with.
+    held: Option<FloatTensor<B>>,
+    /// Whether anybody has asked for the gradient, as the caller of an optimizer does.
+    claimed: bool,
 }
 
 enum Phase<B: Backend> {
     /// Armed, no gradient yet.
-    Waiting(Release<B>),
-    /// The step is running, or panicked.
-    Stepping,
-    /// Stepped inside backward.
-    Stepped(When),
+    Waiting(Action<B>),
+    /// The action is running, or panicked.
+    Acting,
+    /// Acted inside backward.
+    Acted(When),
     /// The step is over without this parameter: an ordinary leaf again.
     Disarmed,
     /// The optimizer has finished the step and handed the value on.
     Closed,
 }
 
-/// When a parameter was stepped.
+/// When a slot acted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
     /// The moment its gradient was complete.
@@ -67,16 +120,39 @@ pub(crate) enum When {
     Late,
 }
 
-/// How far the step of one optimizer has come, over all its slots.
+/// What becomes of a step, for copies of a parameter that were taken in the middle of it.
+#[derive(Debug)]
+pub(crate) struct Fate {
+    param: ParamId,
+    is_finished: AtomicBool,
+}
+
+impl Fate {
+    /// # Panics
+    ///
+    /// Once the step is finished: in plain Burn the copy would have the weights from before it.
+    pub(crate) fn check(&self) {
+        assert!(
+            !self.is_finished.load(Ordering::Relaxed),
+            "gradient release: parameter {} is read from a copy of the model that was taken after \
+             backward had stepped it and before `step`: without gradient release the copy would \
+             have the weights from before the step; take a copy that is to be kept before backward, \
+             or of the model that `step` returns",
+            self.param
+        );
+    }
+}
+
+/// How far the slots armed together have come.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    stepped: AtomicUsize,
+    acted: AtomicUsize,
     interrupted: AtomicBool,
 }
 
 impl Progress {
-    pub(crate) fn stepped(&self) -> usize {
-        self.stepped.load(Ordering::Relaxed)
+    pub(crate) fn acted(&self) -> usize {
+        self.acted.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_interrupted(&self) -> bool {
@@ -89,37 +165,13 @@ impl Progress {
 }
 
 impl<B: Backend> Slot<B> {
-    /// Arms a leaf. Returns the slot and the one owner of its value.
-    ///
-    /// `depth_hint` is what [`next_depth`](Self::next_depth) said after the previous step.
-    pub(crate) fn arm(
-        param: ParamId,
-        leaf: AdTensor<B>,
-        placeholder: FloatTensor<B>,
-        depth_hint: Option<usize>,
-        progress: Arc<Progress>,
-        release: Release<B>,
-    ) -> (Arc<Self>, Live<B>) {
-        let presence = Arc::new(());
-        let slot = Arc::new(Self {
-            param,
-            shape: leaf.shape(),
-            dtype: leaf.dtype(),
-            progress,
-            owner: Arc::downgrade(&presence),
-            state: Mutex::new(State {
-                leaf: Some(leaf),
-                site: TapSite::new(placeholder, depth_hint),
-                phase: Phase::Waiting(release),
-            }),
-        });
-        let live = Live::new(slot.clone(), presence);
-        (slot, live)
+    fn state(&self) -> MutexGuard<'_, State<B>> {
+        // A panic of the optimizer leaves `Phase::Acting` behind, which says all there is to say.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn state(&self) -> MutexGuard<'_, State<B>> {
-        // A panic of the optimizer leaves `Phase::Stepping` behind, which says all there is to say.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn param(&self) -> ParamId {
+        self.param
     }
 
     pub(crate) fn shape(&self) -> Shape {
@@ -134,10 +186,10 @@ impl<B: Backend> Slot<B> {
         matches!(self.state().phase, Phase::Waiting(_))
     }
 
-    /// When the parameter was stepped inside backward, if it was.
-    pub(crate) fn stepped(&self) -> Option<When> {
+    /// When the slot acted inside backward, if it did.
+    pub(crate) fn acted(&self) -> Option<When> {
         match self.state().phase {
-            Phase::Stepped(when) => Some(when),
+            Phase::Acted(when) => Some(when),
             _ => None,
         }
     }
@@ -165,6 +217,11 @@ impl<B: Backend> Slot<B> {
                 self.param
             ),
         }
+    }
+
+    /// The fate of the step, if the parameter was stepped already.
+    pub(crate) fn fate(&self) -> Option<Arc<Fate>> {
+        self.acted().map(|_| self.fate.clone())
     }
 
     /// The node that an operation consuming the parameter has for a parent, with `value`.
@@ -211,12 +268,12 @@ impl<B: Backend> Slot<B> {
             state.site.is_complete()
         };
         if complete {
-            self.step(grads, When::Complete);
+            self.act(grads, When::Complete);
         }
     }
 
-    /// Steps the parameter with the gradient accumulated so far, if there is one.
-    pub(crate) fn step(&self, grads: &mut Gradients, when: When) {
+    /// Acts on the gradient accumulated so far, if there is one.
+    pub(crate) fn act(&self, grads: &mut Gradients, when: When) {
         let mut state = self.state();
         if !matches!(state.phase, Phase::Waiting(_)) || self.owner.strong_count() == 0 {
             // Nobody owns the value any more (the model was mapped or dropped after arming): the
@@ -227,19 +284,29 @@ impl<B: Backend> Slot<B> {
         let Some(grad) = grads.remove::<B>(&tap) else {
             return;
         };
-        let Phase::Waiting(release) = mem::replace(&mut state.phase, Phase::Stepping) else {
-            unreachable!("only a waiting parameter is stepped")
+        let Phase::Waiting(action) = mem::replace(&mut state.phase, Phase::Acting) else {
+            unreachable!("only a waiting slot acts")
         };
-        // Only a pass that has changed a weight leaves something half done.
+        // Only a pass that has changed something leaves it half done.
         pass::touch(&self.progress);
-        let mut leaf = state
-            .leaf
-            .take()
-            .expect("a waiting parameter has its value");
-        leaf.primitive = release(leaf.primitive, grad);
-        state.leaf = Some(leaf);
-        state.phase = Phase::Stepped(when);
-        self.progress.stepped.fetch_add(1, Ordering::Relaxed);
+        let grad = match state.held.take() {
+            // The order in which Burn's accumulator adds.
+            Some(held) => B::float_add(held, grad),
+            None => grad,
+        };
+        match action {
+            Action::Step(release) => {
+                let mut leaf = state
+                    .leaf
+                    .take()
+                    .expect("a waiting parameter has its value");
+                leaf.primitive = release(leaf.primitive, grad);
+                state.leaf = Some(leaf);
+            }
+            Action::Hold => state.held = Some(grad),
+        }
+        state.phase = Phase::Acted(when);
+        self.progress.acted.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Takes the gradient an ordinary step has to apply.
@@ -248,9 +315,27 @@ impl<B: Backend> Slot<B> {
         leaf: &AdTensor<B>,
         grads: &mut Gradients,
     ) -> Option<FloatTensor<B>> {
-        let tap = self.state().site.tap();
+        let tap = {
+            let mut state = self.state();
+            state.claimed = true;
+            state.site.tap()
+        };
         let tapped = tap.and_then(|tap| Autodiff::<B>::grad_remove(&tap, grads));
         sum::<B>(tapped, Autodiff::<B>::grad_remove(leaf, grads))
+    }
+
+    /// Whether the slot acted on a gradient that was never asked for.
+    pub(crate) fn is_unclaimed(&self) -> bool {
+        let state = self.state();
+        matches!(state.phase, Phase::Acted(_)) && !state.claimed
+    }
+
+    /// Ends the wait of a parameter that was not stepped; takes the sum of gradients it holds.
+    pub(crate) fn withdraw(&self) -> Option<FloatTensor<B>> {
+        self.disarm();
+        let mut state = self.state();
+        state.phase = Phase::Disarmed;
+        state.held.take()
     }
 
     /// Reads the gradient an ordinary step has to apply.
@@ -264,6 +349,7 @@ impl<B: Backend> Slot<B> {
     pub(crate) fn close(&self) -> FloatTensor<B> {
         let mut state = self.state();
         state.phase = Phase::Closed;
+        self.fate.is_finished.store(true, Ordering::Relaxed);
         let leaf = state
             .leaf
             .take()

@@ -7,9 +7,12 @@ use burn::tensor::{
     DType, Shape, TensorMetadata,
     backend::{AutodiffBackend, Backend, BackendTypes},
 };
-use burn_autodiff::Autodiff;
+use burn_autodiff::{Autodiff, NodeId};
 
-use crate::{derived::Derived, slot::Slot};
+use crate::{
+    derived::Derived,
+    slot::{Fate, Slot},
+};
 
 /// The tensor of `burn-autodiff`. Its type cannot be named there, but its fields are public, and
 /// it does not depend on the checkpointing strategy.
@@ -47,6 +50,8 @@ pub(crate) struct Live<B: Backend> {
 pub(crate) struct Snapshot<B: Backend> {
     pub(crate) leaf: AdTensor<B>,
     pub(crate) slot: Weak<Slot<B>>,
+    /// Of a copy taken in the middle of a step.
+    fate: Option<Arc<Fate>>,
 }
 
 impl<B: Backend> Live<B> {
@@ -61,6 +66,7 @@ impl<B: Backend> Live<B> {
         Snapshot {
             leaf: self.slot.leaf(),
             slot: Arc::downgrade(&self.slot),
+            fate: self.slot.fate(),
         }
     }
 }
@@ -69,6 +75,18 @@ impl<B: Backend> Snapshot<B> {
     /// The slot, as long as its parameter waits for its step.
     pub(crate) fn armed_slot(&self) -> Option<Arc<Slot<B>>> {
         self.slot.upgrade().filter(|slot| slot.is_waiting())
+    }
+
+    /// The leaf, for its value.
+    ///
+    /// # Panics
+    ///
+    /// As [`Fate::check`].
+    pub(crate) fn into_leaf(self) -> AdTensor<B> {
+        if let Some(fate) = &self.fate {
+            fate.check();
+        }
+        self.leaf
     }
 }
 
@@ -105,11 +123,21 @@ impl<B: Backend> ReleaseTensor<B> {
         }
     }
 
+    /// The node of the leaf this tensor is, or stands for.
+    pub(crate) fn leaf_id(&self) -> Option<NodeId> {
+        match &self.0 {
+            Repr::Plain(tensor) => Some(tensor.node.id),
+            Repr::Live(live) => Some(live.slot.leaf().node.id),
+            Repr::Snapshot(snapshot) => Some(snapshot.leaf.node.id),
+            Repr::Derived(_) => None,
+        }
+    }
+
     /// The tensor without its tap: the leaf of a parameter, the bare value of what was derived.
     pub(crate) fn into_untapped(self) -> AdTensor<B> {
         match self.read().0 {
             Repr::Plain(tensor) => tensor,
-            Repr::Snapshot(snapshot) => snapshot.leaf,
+            Repr::Snapshot(snapshot) => snapshot.into_leaf(),
             Repr::Derived(derived) => Autodiff::<B>::from_inner(derived.value()),
             Repr::Live(_) => unreachable!("`read` leaves no owner"),
         }

@@ -9,7 +9,7 @@ use burn::tensor::{
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
 use crate::{
-    GradientRelease, derived, join,
+    GradientRelease, derived, fork, join,
     tap::Use,
     tensor::{ReleaseTensor, Repr},
 };
@@ -63,6 +63,9 @@ impl<B: Backend, C: CheckpointStrategy> FloatTensorOps<Self> for GradientRelease
     }
 
     fn float_to_device(tensor: FloatTensor<Self>, device: &Device<Self>) -> FloatTensor<Self> {
+        if fork::is_to_be_armed(&tensor) && Self::float_device(&tensor) == *device {
+            return tensor;
+        }
         let device = device.clone();
         derived::map(tensor, move |tensor| {
             Autodiff::<B, C>::float_to_device(tensor, &device)
@@ -385,10 +388,16 @@ impl<B: Backend, C: CheckpointStrategy> FloatTensorOps<Self> for GradientRelease
     }
 
     fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        if fork::is_to_be_armed(&tensor) {
+            return tensor;
+        }
         ReleaseTensor::plain(Autodiff::<B, C>::float_detach(tensor.into_untapped()))
     }
 
     fn float_set_require_grad(tensor: FloatTensor<Self>, require_grad: bool) -> FloatTensor<Self> {
+        if require_grad && let Some(live) = fork::arm(&tensor) {
+            return ReleaseTensor(Repr::Live(live));
+        }
         let tensor = match tensor.read().0 {
             // What is required already needs no new leaf.
             Repr::Snapshot(snapshot) if require_grad => {

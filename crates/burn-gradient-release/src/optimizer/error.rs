@@ -23,9 +23,22 @@ pub enum ReleaseError {
     #[error(
         "parameter {param} was stepped inside an earlier backward of this optimizer step, and now \
          a second gradient for it has arrived; run one backward per step on the sum of the losses, \
-         or arm only before the last one"
+         or accumulate the gradients of the earlier ones and arm with them before the last \
+         (`arm_accumulated`)"
     )]
     AlreadyStepped {
+        /// The parameter.
+        param: ParamId,
+    },
+
+    /// A parameter was stepped, and its gradient was never asked for.
+    #[error(
+        "parameter {param} was stepped inside backward, but its gradient was never asked for: \
+         without gradient release this step would leave the parameter as it is; collect the \
+         gradients of the armed model with `GradientsParams::from_grads`, arm only what is to be \
+         stepped, and decide before backward whether to step"
+    )]
+    Unclaimed {
         /// The parameter.
         param: ParamId,
     },
@@ -66,6 +79,31 @@ pub enum ReleaseError {
         armed: usize,
     },
 
+    /// A backward has added gradients to their sums, and `accumulate` has not ended the micro-batch.
+    #[error(
+        "the gradients of {added} of {armed} armed parameters are with the model; call `accumulate` \
+         with the model and the gradients that backward returned first"
+    )]
+    NotAccumulated {
+        /// Parameters whose gradient was added inside backward.
+        added: usize,
+        /// Parameters armed.
+        armed: usize,
+    },
+
+    /// A backward panicked when some of the gradients were added to their sums.
+    #[error(
+        "a backward was interrupted after the gradients of {added} of {armed} armed parameters had \
+         been added to their sums: no weight has changed, but the sums are of no use; begin the \
+         window anew with a new accumulator"
+    )]
+    HalfAccumulated {
+        /// Parameters whose gradient was added before the panic.
+        added: usize,
+        /// Parameters armed.
+        armed: usize,
+    },
+
     /// Two parameters of the model have one id.
     #[error(
         "two parameters of the model share the id {param}, and optimizer states are kept by id; to \
@@ -76,10 +114,10 @@ pub enum ReleaseError {
         param: ParamId,
     },
 
-    /// Another optimizer has armed the parameter.
+    /// Another optimizer, or an accumulator, has armed the parameter.
     #[error(
-        "parameter {param} is armed by another optimizer; let every optimizer arm its own part of \
-         the model, and finish or `disarm` the other step first"
+        "parameter {param} is armed by another optimizer or accumulator; let every optimizer arm \
+         its own part of the model, and finish or `disarm` the other step first"
     )]
     ArmedElsewhere {
         /// The parameter.
@@ -96,6 +134,16 @@ pub enum ReleaseError {
         owned: f64,
         /// The rate given to `arm`.
         given: f64,
+    },
+
+    /// The owner of the model did not fork it when it was asked to.
+    #[error(
+        "parameter {param} could not be armed: the fork did not pass it on (it must fork the model \
+         of which a copy was given, on the device where that is)"
+    )]
+    NotForked {
+        /// The parameter.
+        param: ParamId,
     },
 
     /// Gradients of several devices came for a model that was stepped inside backward.

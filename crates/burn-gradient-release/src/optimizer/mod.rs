@@ -1,12 +1,17 @@
 //! The optimizer: arms a model, and finishes the step that backward has begun.
 
+mod accumulator;
+mod arming;
 mod error;
+mod finish;
+mod handle;
 mod rate;
 mod release_optimizer;
 mod report;
 mod session;
 mod stepper;
 
+pub use accumulator::ReleaseAccumulator;
 pub use error::{Refused, ReleaseError};
 pub use release_optimizer::{ReleaseOptimizer, WithGradientRelease};
 pub use report::{Outcome, StepReport};

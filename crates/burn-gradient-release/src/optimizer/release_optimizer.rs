@@ -1,6 +1,9 @@
 //! The optimizer a user holds.
 
-use std::marker::PhantomData;
+use std::{
+    marker::PhantomData,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use burn::{
     grad_clipping::GradientClipping,
@@ -10,13 +13,17 @@ use burn::{
         GradientsParams, LearningRate, MultiGradientsParams, Optimizer, SimpleOptimizer,
         adaptor::OptimizerAdaptor,
     },
+    tensor::backend::Backend,
 };
 
 use super::{
+    arming::{self, Step},
     error::{Refused, ReleaseError},
+    finish::{self, Grads},
+    handle,
     rate::OwnedRate,
     report::StepReport,
-    session::{self, DepthHints, Grads, Session},
+    session::{self, DepthHints, Session},
     stepper::{Records, Stepper},
 };
 use crate::ReleaseBackend;
@@ -85,13 +92,67 @@ where
     B: ReleaseBackend,
 {
     stepper: Stepper<O, B>,
-    hints: DepthHints,
-    session: Option<Session<B::InnerBackend>>,
     rate: Option<OwnedRate>,
+    course: Arc<Mutex<Course<B::InnerBackend>>>,
+    module: PhantomData<fn(M) -> M>,
+}
+
+/// What a handle to an optimizer shares with it, which does not depend on the module.
+struct Inside<O, B>
+where
+    O: SimpleOptimizer<B::InnerBackend>,
+    B: ReleaseBackend,
+{
+    stepper: Stepper<O, B>,
+    course: Arc<Mutex<Course<B::InnerBackend>>>,
+}
+
+/// Where the optimizer stands from step to step. Shared by its [handles](handle).
+struct Course<B: Backend> {
+    hints: DepthHints,
+    session: Option<Session<B>>,
+    /// The rate that the session steps with.
+    learning_rate: LearningRate,
     report: Option<StepReport>,
     /// What makes the states worthless until a record is loaded.
     fault: Option<ReleaseError>,
-    module: PhantomData<fn(M) -> M>,
+}
+
+impl<B: Backend> Course<B> {
+    fn new(hints: DepthHints) -> Self {
+        Self {
+            hints,
+            session: None,
+            learning_rate: 0.0,
+            report: None,
+            fault: None,
+        }
+    }
+
+    /// Refuses while a backward waits for its `step`.
+    fn check_idle(&self) -> Result<(), ReleaseError> {
+        self.check_fault()?;
+        match &self.session {
+            Some(session) if session.acted() > 0 => Err(ReleaseError::Unfinished {
+                stepped: session.acted(),
+                armed: session.armed(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_fault(&self) -> Result<(), ReleaseError> {
+        if let Some(fault) = &self.fault {
+            return Err(fault.clone());
+        }
+        match &self.session {
+            Some(session) if session.is_interrupted() => Err(ReleaseError::Interrupted {
+                stepped: session.acted(),
+                armed: session.armed(),
+            }),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl<O, M, B> From<OptimizerAdaptor<O, M, B>> for ReleaseOptimizer<O, M, B>
@@ -129,13 +190,32 @@ where
     fn new(stepper: Stepper<O, B>) -> Self {
         Self {
             stepper,
-            hints: DepthHints::new(),
-            session: None,
             rate: None,
-            report: None,
-            fault: None,
+            course: Arc::new(Mutex::new(Course::new(DepthHints::new()))),
             module: PhantomData,
         }
+    }
+
+    fn course(&self) -> MutexGuard<'_, Course<B::InnerBackend>> {
+        // A panic in the middle of a step leaves a fault behind, which says all there is to say.
+        self.course.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A second handle to an optimizer that its owner keeps private, such as the one inside
+    /// burn-train's `Learner`: it steps with the same states, and what one handle arms the other
+    /// finishes. This is what a training strategy arms with.
+    ///
+    /// The owner is cloned, and the clone dropped. `None` if it has no optimizer of this type. The
+    /// handle is to the optimizer the owner has now: ask for it after a record was loaded.
+    pub fn handle_of<T: Clone>(owner: &T) -> Option<Self> {
+        let inside: Inside<O, B> = handle::capture(|| drop(owner.clone()))?;
+        Some(Self {
+            stepper: inside.stepper,
+            // The owner's own optimizer holds its `step` to a rate it owns.
+            rate: None,
+            course: inside.course,
+            module: PhantomData,
+        })
     }
 
     /// Clips every gradient before its step, as Burn does: each parameter's by itself.
@@ -184,12 +264,22 @@ where
 
     /// Whether a model is armed.
     pub fn is_armed(&self) -> bool {
-        self.session.is_some()
+        self.course().session.is_some()
+    }
+
+    /// Refuses while a backward has stepped parameters and `step` has not finished that step.
+    ///
+    /// # Errors
+    ///
+    /// [`Unfinished`](ReleaseError::Unfinished), or [`Interrupted`](ReleaseError::Interrupted) after
+    /// a backward that panicked half way.
+    pub fn check_finished(&self) -> Result<(), ReleaseError> {
+        self.course().check_idle()
     }
 
     /// What happened to each parameter in the last finished step.
-    pub fn last_step(&self) -> Option<&StepReport> {
-        self.report.as_ref()
+    pub fn last_step(&self) -> Option<StepReport> {
+        self.course().report.clone()
     }
 
     /// Arms the model for one optimizer step: until [`step`](Optimizer::step) every parameter that
@@ -215,27 +305,124 @@ where
     /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer armed a parameter;
     /// - [`OwnedLearningRate`](ReleaseError::OwnedLearningRate): the optimizer owns another rate.
     pub fn try_arm(&mut self, lr: LearningRate, model: M) -> Result<M, Refused<M>> {
-        match self.check_arm(lr, &model) {
-            Ok(()) => Ok(self.arm_checked(lr, model)),
-            Err(error) => Err(Refused::new(model, error)),
+        self.try_arm_accumulated(lr, model, GradientsParams::new())
+    }
+
+    /// Arms the model for the last micro-batch of an optimizer step, with the gradients that Burn's
+    /// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) holds from the earlier ones: each
+    /// parameter is stepped inside backward with its held sum plus the new gradient, and both are
+    /// freed.
+    ///
+    /// The earlier micro-batches run unarmed. Arming again, and disarming, drops the gradients.
+    ///
+    /// ```
+    /// use burn::{
+    ///     backend::{Autodiff, Flex},
+    ///     nn::{Linear, LinearConfig},
+    ///     optim::{AdamConfig, GradientsAccumulator, GradientsParams, Optimizer},
+    ///     tensor::{Distribution, Tensor},
+    /// };
+    /// use burn_gradient_release::{GradientRelease, Outcome, WithGradientRelease};
+    ///
+    /// type B = GradientRelease<Autodiff<Flex>>;
+    ///
+    /// let device = Default::default();
+    /// let mut model: Linear<B> = LinearConfig::new(4, 2).init(&device);
+    /// let mut optim = AdamConfig::new().init().with_gradient_release();
+    /// let grads_of = |model: &Linear<B>| {
+    ///     let batch = Tensor::<B, 2>::random([8, 4], Distribution::Default, &device);
+    ///     let grads = model.forward(batch).powi_scalar(2).mean().backward();
+    ///     GradientsParams::from_grads(grads, model)
+    /// };
+    ///
+    /// let mut accumulator = GradientsAccumulator::new();
+    /// for _ in 0..3 {
+    ///     accumulator.accumulate(&model, grads_of(&model));
+    /// }
+    /// model = optim.arm_accumulated(1e-3, model, accumulator.grads());
+    /// let grads = grads_of(&model);
+    /// model = optim.step(1e-3, model, grads);
+    ///
+    /// assert_eq!(optim.last_step().unwrap().count(Outcome::Released), 2);
+    /// # let _ = model;
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// With the text of the [`ReleaseError`] that
+    /// [`try_arm_accumulated`](Self::try_arm_accumulated) returns.
+    pub fn arm_accumulated(&mut self, lr: LearningRate, model: M, grads: GradientsParams) -> M {
+        expect(self.try_arm_accumulated(lr, model, grads))
+    }
+
+    /// [`arm_accumulated`](Self::arm_accumulated), handing the model back where it refuses.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_arm`](Self::try_arm).
+    pub fn try_arm_accumulated(
+        &mut self,
+        lr: LearningRate,
+        model: M,
+        grads: GradientsParams,
+    ) -> Result<M, Refused<M>> {
+        if let Err(error) = self.check_arm(lr, &model) {
+            return Err(Refused::new(model, error));
+        }
+        let mut course = self.course();
+        course.session = None;
+        let (session, model) = arming::arm(&self.plan(lr), &course.hints, grads, model);
+        course.session = Some(session);
+        course.learning_rate = lr;
+        Ok(model)
+    }
+
+    /// Arms a model in the hands of an owner that only gives copies of it, such as burn-train's
+    /// `Learner`: `copy` is one, and `fork` makes the owner
+    /// [fork](burn::module::Module::fork) its model on the device where it is. No other code of the
+    /// model runs. `grads` as for [`arm_accumulated`](Self::arm_accumulated), empty without earlier
+    /// micro-batches.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_arm`](Self::try_arm), and [`NotForked`](ReleaseError::NotForked) if the fork left
+    /// out a parameter.
+    pub fn try_arm_by_fork(
+        &mut self,
+        lr: LearningRate,
+        copy: M,
+        grads: GradientsParams,
+        fork: impl FnOnce(),
+    ) -> Result<(), ReleaseError> {
+        self.check_arm(lr, &copy)?;
+        let mut course = self.course();
+        course.session = None;
+        let session = arming::arm_by_fork(&self.plan(lr), &course.hints, grads, copy, fork)?;
+        course.session = Some(session);
+        course.learning_rate = lr;
+        Ok(())
+    }
+
+    fn plan(&self, learning_rate: LearningRate) -> Step<'_, O, B> {
+        Step {
+            stepper: &self.stepper,
+            learning_rate,
         }
     }
 
     fn check_arm(&mut self, lr: LearningRate, model: &M) -> Result<(), ReleaseError> {
-        self.check_idle()?;
-        if let Some(owned) = self.rate.as_mut().map(OwnedRate::upcoming)
-            && owned.to_bits() != lr.to_bits()
-        {
-            return Err(ReleaseError::OwnedLearningRate { owned, given: lr });
-        }
-        session::check_arm::<B, M>(self.session.as_ref(), model)
+        self.course().check_idle()?;
+        self.check_owned_rate(lr)?;
+        arming::check_arm::<B, M>(self.course().session.as_ref(), model)
     }
 
-    fn arm_checked(&mut self, lr: LearningRate, model: M) -> M {
-        self.session = None;
-        let (session, model) = session::arm(&self.stepper, &self.hints, lr, model);
-        self.session = Some(session);
-        model
+    fn check_owned_rate(&mut self, given: LearningRate) -> Result<(), ReleaseError> {
+        match self.rate.as_mut().map(OwnedRate::upcoming) {
+            Some(owned) if owned.to_bits() != given.to_bits() => {
+                Err(ReleaseError::OwnedLearningRate { owned, given })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Takes the arming back: the model is an ordinary one again.
@@ -254,10 +441,11 @@ where
     /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted)
     /// after a backward.
     pub fn try_disarm(&mut self, model: M) -> Result<M, Refused<M>> {
-        if let Err(error) = self.check_idle() {
+        let checked = self.course().check_idle();
+        if let Err(error) = checked {
             return Err(Refused::new(model, error));
         }
-        self.session = None;
+        self.course().session = None;
         Ok(session::disarm::<B, M>(model))
     }
 
@@ -298,16 +486,18 @@ where
         if let Err(error) = self.check_finish(lr, &model, &grads) {
             return Err(Refused::new(model, error));
         }
-        let session = self.session.take();
+        let mut course = self.course();
+        let session = course.session.take();
         // Stands if the optimizer panics below: the model is gone then, and the states are mixed.
-        self.fault = Some(ReleaseError::Interrupted {
-            stepped: session.as_ref().map_or(0, Session::stepped),
+        course.fault = Some(ReleaseError::Interrupted {
+            stepped: session.as_ref().map_or(0, Session::acted),
             armed: session.as_ref().map_or(0, Session::armed),
         });
         let (report, model) =
-            session::finish(&self.stepper, &mut self.hints, lr, session, model, grads);
-        self.fault = None;
-        self.report = Some(report);
+            finish::finish(&self.stepper, &mut course.hints, lr, session, model, grads);
+        course.fault = None;
+        course.report = Some(report);
+        drop(course);
         let Some(rate) = self.rate.as_mut() else {
             return Ok(model);
         };
@@ -322,26 +512,25 @@ where
         model: &M,
         grads: &Grads,
     ) -> Result<(), ReleaseError> {
-        self.check_fault()?;
-        let armed = match &self.session {
-            Some(session) => Some(session.learning_rate()),
-            None => self.rate.as_mut().map(OwnedRate::upcoming),
-        };
-        if let Some(armed) = armed
-            && armed.to_bits() != given.to_bits()
-        {
-            return Err(ReleaseError::LearningRate { armed, given });
+        let owned = self.rate.as_mut().map(OwnedRate::upcoming);
+        let course = self.course();
+        course.check_fault()?;
+        let armed = course.session.as_ref().map(|_| course.learning_rate);
+        for armed in armed.into_iter().chain(owned) {
+            if armed.to_bits() != given.to_bits() {
+                return Err(ReleaseError::LearningRate { armed, given });
+            }
         }
-        let Some(session) = &self.session else {
+        let Some(session) = &course.session else {
             return Ok(());
         };
-        if let (Grads::Multi(_), stepped @ 1..) = (grads, session.stepped()) {
+        if let (Grads::Multi(_), stepped @ 1..) = (grads, session.acted()) {
             return Err(ReleaseError::MultiDevice {
                 stepped,
                 armed: session.armed(),
             });
         }
-        session::check_finish::<B, M>(session, model, grads)
+        finish::check_finish::<B, M>(session, model, grads)
     }
 
     /// [`Optimizer::to_record`], refusing states that are half old, half new.
@@ -351,7 +540,7 @@ where
     /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted)
     /// after a backward.
     pub fn try_to_record(&self) -> Result<Records<O, B>, ReleaseError> {
-        self.check_idle()?;
+        self.course().check_idle()?;
         Ok(self.stepper.records())
     }
 
@@ -373,44 +562,19 @@ where
     ///
     /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted)
     /// after a backward.
-    pub fn try_into_adaptor(mut self) -> Result<OptimizerAdaptor<O, M, B>, ReleaseError> {
-        self.check_idle()?;
-        self.session = None;
+    pub fn try_into_adaptor(self) -> Result<OptimizerAdaptor<O, M, B>, ReleaseError> {
+        self.course().check_idle()?;
+        self.course().session = None;
         let mut adaptor = OptimizerAdaptor::from(self.stepper.optim.clone());
         if let Some(clipping) = self.stepper.grad_clipping.clone() {
             adaptor = adaptor.with_grad_clipping(clipping);
         }
         Ok(adaptor.load_record(self.stepper.records()))
     }
-
-    /// Refuses while a backward waits for its `step`.
-    fn check_idle(&self) -> Result<(), ReleaseError> {
-        self.check_fault()?;
-        match &self.session {
-            Some(session) if session.stepped() > 0 => Err(ReleaseError::Unfinished {
-                stepped: session.stepped(),
-                armed: session.armed(),
-            }),
-            _ => Ok(()),
-        }
-    }
-
-    fn check_fault(&self) -> Result<(), ReleaseError> {
-        if let Some(fault) = &self.fault {
-            return Err(fault.clone());
-        }
-        match &self.session {
-            Some(session) if session.is_interrupted() => Err(ReleaseError::Interrupted {
-                stepped: session.stepped(),
-                armed: session.armed(),
-            }),
-            _ => Ok(()),
-        }
-    }
 }
 
 /// The panicking twin of a fallible call; Burn's [`Optimizer`] leaves no other way.
-fn expect<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
+pub(super) fn expect<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| panic!("gradient release: {error}"))
 }
 
@@ -445,8 +609,12 @@ where
 
     /// Loads the states, and is the way back after an interrupted step.
     fn load_record(mut self, record: Self::Record) -> Self {
-        self.session = None;
-        self.fault = None;
+        let hints = {
+            let mut course = self.course();
+            course.session = None;
+            std::mem::take(&mut course.hints)
+        };
+        self.course = Arc::new(Mutex::new(Course::new(hints)));
         self.stepper = Stepper::new(
             self.stepper.optim.clone(),
             self.stepper.grad_clipping.clone(),
@@ -465,13 +633,21 @@ where
     B: ReleaseBackend,
 {
     fn clone(&self) -> Self {
+        handle::offer(|| Inside {
+            stepper: self.stepper.clone(),
+            course: self.course.clone(),
+        });
+        let course = self.course();
         Self {
             stepper: self.stepper.fork(),
-            hints: self.hints.clone(),
-            session: None,
             rate: self.rate.clone(),
-            report: self.report.clone(),
-            fault: self.check_idle().err(),
+            course: Arc::new(Mutex::new(Course {
+                hints: course.hints.clone(),
+                session: None,
+                learning_rate: course.learning_rate,
+                report: course.report.clone(),
+                fault: course.check_idle().err(),
+            })),
             module: PhantomData,
         }
     }

@@ -1,0 +1,15 @@
+//! Gradient release for burn-train's `Learner`: schedulers, checkpoints, accumulation and metrics
+//! go on working.
+//!
+//! [`GradientReleaseStrategy`] takes the place of Burn's single-device strategy and arms the model
+//! between the step of the scheduler and the step of the model, so that the rate of an iteration is
+//! the rate its weights are stepped with. [`metric`] shows what a step did, [`resume`] has what a
+//! killed run needs to be picked up exactly.
+
+pub mod metric;
+mod monitor;
+pub mod resume;
+mod strategy;
+
+pub use monitor::{PeakMemory, StepMonitor};
+pub use strategy::GradientReleaseStrategy;

@@ -1,0 +1,16 @@
+//! What a killed run needs to be picked up exactly where its last checkpoint is.
+//!
+//! Burn's file checkpointer with an [`AtomicFileRecorder`] leaves only whole files;
+//! [`resume_point`] finds the epoch to give to `.checkpoint(..)`; a [`ResumedDataLoader`] shuffles
+//! as the uninterrupted run would have. None of it needs gradient release.
+
+mod data_loader;
+mod recorder;
+mod resume_point;
+
+pub use data_loader::ResumedDataLoader;
+pub use recorder::AtomicFileRecorder;
+pub use resume_point::resume_point;
+
+/// Whatever file name begins so was never finished.
+const UNFINISHED: &str = "unfinished-";

@@ -1,0 +1,86 @@
+//! Arming a model in the hands of an owner that only gives copies of it.
+//!
+//! An owner such as the `Learner` of burn-train replaces its model by what user code returns, or by
+//! a fork. A fork is no user code: it takes every parameter, sends it to the device it is on and
+//! makes a leaf of it. While a [`Scope`] is open on this thread, a leaf it names comes out armed.
+
+use std::{any::Any, cell::RefCell, collections::HashMap, sync::Arc};
+
+use burn::tensor::backend::Backend;
+use burn_autodiff::NodeId;
+
+use crate::{
+    slot::{Arming, Slot},
+    tensor::{Live, ReleaseTensor},
+};
+
+thread_local! {
+    /// The scope of whatever backend forks; the type of a thread local cannot name it.
+    static SCOPE: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
+}
+
+/// What to arm, and what was armed.
+pub(crate) struct Scope<B: Backend> {
+    /// By leaf, in the order of the model: two parameters may share one.
+    waiting: HashMap<NodeId, Vec<Arming<B>>>,
+    armed: Vec<Arc<Slot<B>>>,
+}
+
+impl<B: Backend> Scope<B> {
+    pub(crate) fn new() -> Self {
+        Self {
+            waiting: HashMap::new(),
+            armed: Vec::new(),
+        }
+    }
+
+    /// Names a parameter by its leaf.
+    pub(crate) fn push(&mut self, leaf: NodeId, arming: Arming<B>) {
+        self.waiting.entry(leaf).or_default().insert(0, arming);
+    }
+
+    /// Runs the fork. Returns the slots of what it armed.
+    pub(crate) fn run(self, fork: impl FnOnce()) -> Vec<Arc<Slot<B>>> {
+        /// Closes the scope also when the fork panics.
+        struct Close;
+
+        impl Drop for Close {
+            fn drop(&mut self) {
+                SCOPE.take();
+            }
+        }
+
+        SCOPE.set(Some(Box::new(self)));
+        let close = Close;
+        fork();
+        let scope = SCOPE.take().and_then(|scope| scope.downcast::<Self>().ok());
+        drop(close);
+        scope.map_or_else(Vec::new, |scope| scope.armed)
+    }
+}
+
+/// Whether this is a leaf that the fork under way is to arm.
+pub(crate) fn is_to_be_armed<B: Backend>(tensor: &ReleaseTensor<B>) -> bool {
+    with_scope(|scope: &mut Scope<B>| {
+        tensor
+            .leaf_id()
+            .is_some_and(|leaf| scope.waiting.contains_key(&leaf))
+    })
+    .unwrap_or(false)
+}
+
+/// Arms the leaf, if the fork under way is to.
+pub(crate) fn arm<B: Backend>(tensor: &ReleaseTensor<B>) -> Option<Live<B>> {
+    let arming = with_scope(|scope: &mut Scope<B>| {
+        let leaf = tensor.leaf_id()?;
+        scope.waiting.get_mut(&leaf)?.pop()
+    })??;
+    let (slot, live) = arming.arm(tensor.clone().into_untapped());
+    with_scope(|scope: &mut Scope<B>| scope.armed.push(slot));
+    Some(live)
+}
+
+/// Looks into the scope that is open on this thread for this backend.
+fn with_scope<B: Backend, R>(look: impl FnOnce(&mut Scope<B>) -> R) -> Option<R> {
+    SCOPE.with_borrow_mut(|scope| Some(look(scope.as_mut()?.downcast_mut()?)))
+}

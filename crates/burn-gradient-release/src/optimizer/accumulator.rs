@@ -1,0 +1,272 @@
+//! Gradients summed over micro-batches.
+
+use std::marker::PhantomData;
+
+use burn::{
+    module::{AutodiffModule, ModuleVisitor, Param, list_param_ids},
+    optim::GradientsParams,
+    tensor::{Tensor, TensorPrimitive},
+};
+
+use super::{
+    arming::{self, Hold},
+    error::{Refused, ReleaseError},
+    release_optimizer::expect,
+    session::{DepthHints, Session},
+};
+use crate::ReleaseBackend;
+
+/// Accumulates the gradients of micro-batches, as Burn's
+/// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) does, without ever holding a second
+/// set of them: in the backward of an armed model each gradient is added to its sum the moment it is
+/// complete, and freed.
+///
+/// All but the last micro-batch of a window go through the accumulator; the last one is
+/// [armed with the sums](crate::ReleaseOptimizer::arm_accumulated). The sums are Burn's, bit for
+/// bit. At most they and one gradient exist at once, where Burn holds both in full.
+///
+/// # Example
+///
+/// ```
+/// use burn::{
+///     backend::{Autodiff, Flex},
+///     nn::{Linear, LinearConfig},
+///     optim::{AdamConfig, GradientsParams, Optimizer},
+///     tensor::{Distribution, Tensor},
+/// };
+/// use burn_gradient_release::{GradientRelease, ReleaseAccumulator, WithGradientRelease};
+///
+/// type B = GradientRelease<Autodiff<Flex>>;
+///
+/// let device = Default::default();
+/// let mut model: Linear<B> = LinearConfig::new(4, 2).init(&device);
+/// let mut optim = AdamConfig::new().init().with_gradient_release();
+/// let mut accumulator = ReleaseAccumulator::new();
+/// let micro_batches = 4;
+///
+/// for micro_batch in 1..=micro_batches {
+///     model = if micro_batch < micro_batches {
+///         accumulator.arm(model)
+///     } else {
+///         optim.arm_accumulated(1e-3, model, accumulator.grads())
+///     };
+///     let batch = Tensor::<B, 2>::random([8, 4], Distribution::Default, &device);
+///     let grads = model.forward(batch).powi_scalar(2).mean().backward();
+///     let grads = GradientsParams::from_grads(grads, &model);
+///     if micro_batch < micro_batches {
+///         accumulator.accumulate(&model, grads);
+///     } else {
+///         model = optim.step(1e-3, model, grads);
+///     }
+/// }
+/// # let _ = model;
+/// ```
+pub struct ReleaseAccumulator<M, B: ReleaseBackend> {
+    grads: GradientsParams,
+    hints: DepthHints,
+    session: Option<Session<B::InnerBackend>>,
+    module: PhantomData<fn(&M)>,
+}
+
+impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
+    /// Holds nothing yet.
+    pub fn new() -> Self {
+        Self {
+            grads: GradientsParams::new(),
+            hints: DepthHints::new(),
+            session: None,
+            module: PhantomData,
+        }
+    }
+
+    /// Arms the model for one micro-batch: until [`accumulate`](Self::accumulate) each of its
+    /// gradients is added to its sum inside backward. No weight changes.
+    ///
+    /// # Panics
+    ///
+    /// With the text of the [`ReleaseError`] that [`try_arm`](Self::try_arm) returns.
+    pub fn arm(&mut self, model: M) -> M {
+        expect(self.try_arm(model))
+    }
+
+    /// [`arm`](Self::arm), handing the model back where it refuses.
+    ///
+    /// # Errors
+    ///
+    /// - [`NotAccumulated`](ReleaseError::NotAccumulated): a backward has run and its
+    ///   [`accumulate`](Self::accumulate) has not;
+    /// - [`HalfAccumulated`](ReleaseError::HalfAccumulated): a backward panicked half way;
+    /// - [`DuplicateParam`](ReleaseError::DuplicateParam): two parameters share an id;
+    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): an optimizer armed a parameter.
+    pub fn try_arm(&mut self, model: M) -> Result<M, Refused<M>> {
+        if let Err(error) = self.check_arm(&model) {
+            return Err(Refused::new(model, error));
+        }
+        let grads = self.take_grads(&model);
+        let (session, model) = arming::arm(&Hold, &self.hints, grads, model);
+        self.session = Some(session);
+        Ok(model)
+    }
+
+    /// Arms a model in the hands of an owner: see
+    /// [`ReleaseOptimizer::try_arm_by_fork`](crate::ReleaseOptimizer::try_arm_by_fork).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_arm`](Self::try_arm), and [`NotForked`](ReleaseError::NotForked) if the fork left
+    /// out a parameter.
+    pub fn try_arm_by_fork(&mut self, copy: M, fork: impl FnOnce()) -> Result<(), ReleaseError> {
+        self.check_arm(&copy)?;
+        let grads = self.take_grads(&copy);
+        let session = arming::arm_by_fork(&Hold, &self.hints, grads, copy, fork)?;
+        self.session = Some(session);
+        Ok(())
+    }
+
+    /// Ends the micro-batch: takes the sums back, and adds any gradient that backward returned.
+    ///
+    /// # Panics
+    ///
+    /// With the text of the [`ReleaseError`] that [`try_accumulate`](Self::try_accumulate) returns.
+    pub fn accumulate(&mut self, model: &M, grads: GradientsParams) {
+        expect(self.try_accumulate(model, grads));
+    }
+
+    /// [`accumulate`](Self::accumulate) with an error in place of a panic.
+    ///
+    /// # Errors
+    ///
+    /// - [`HalfAccumulated`](ReleaseError::HalfAccumulated): the backward panicked half way;
+    /// - [`Unclaimed`](ReleaseError::Unclaimed): a gradient was added to its sum, but the caller of
+    ///   backward never asked for it;
+    /// - [`WrongModel`](ReleaseError::WrongModel): a parameter that was armed is not in this model.
+    pub fn try_accumulate(
+        &mut self,
+        model: &M,
+        grads: GradientsParams,
+    ) -> Result<(), ReleaseError> {
+        self.check_whole()?;
+        if let Some(session) = &self.session {
+            check_accumulate::<B, M>(session, model)?;
+        }
+        self.collect(model, grads);
+        Ok(())
+    }
+
+    /// Returns the sums and begins anew.
+    ///
+    /// # Panics
+    ///
+    /// Between [`arm`](Self::arm) and [`accumulate`](Self::accumulate), while the sums are with the
+    /// model.
+    pub fn grads(&mut self) -> GradientsParams {
+        if let Some(session) = &self.session {
+            expect(Err(ReleaseError::NotAccumulated {
+                added: session.acted(),
+                armed: session.armed(),
+            }))
+        }
+        std::mem::take(&mut self.grads)
+    }
+
+    fn check_whole(&self) -> Result<(), ReleaseError> {
+        match &self.session {
+            Some(session) if session.is_interrupted() => Err(ReleaseError::HalfAccumulated {
+                added: session.acted(),
+                armed: session.armed(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_arm(&self, model: &M) -> Result<(), ReleaseError> {
+        self.check_whole()?;
+        match &self.session {
+            Some(session) if session.acted() > 0 => Err(ReleaseError::NotAccumulated {
+                added: session.acted(),
+                armed: session.armed(),
+            }),
+            session => arming::check_arm::<B, M>(session.as_ref(), model),
+        }
+    }
+
+    /// The sums, also those of an arming that no backward came back from.
+    fn take_grads(&mut self, model: &M) -> GradientsParams {
+        self.collect(model, GradientsParams::new());
+        std::mem::take(&mut self.grads)
+    }
+
+    fn collect(&mut self, model: &M, grads: GradientsParams) {
+        struct Collect<'a, B: ReleaseBackend> {
+            session: Option<Session<B::InnerBackend>>,
+            hints: &'a mut DepthHints,
+            grads: GradientsParams,
+            sums: &'a mut GradientsParams,
+        }
+
+        impl<B: ReleaseBackend> ModuleVisitor<B> for Collect<'_, B> {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+                let slot = self
+                    .session
+                    .as_mut()
+                    .and_then(|session| session.remove(param.id, self.hints));
+                let held = match slot {
+                    Some(slot) => slot
+                        .withdraw()
+                        .map(|held| Tensor::from_primitive(TensorPrimitive::Float(held))),
+                    None => self.sums.remove::<B::InnerBackend, D>(param.id),
+                };
+                let grad = self.grads.remove::<B::InnerBackend, D>(param.id);
+                let sum = match (held, grad) {
+                    // The order in which Burn's accumulator adds.
+                    (Some(held), Some(grad)) => Some(held.add(grad)),
+                    (held, grad) => held.or(grad),
+                };
+                if let Some(sum) = sum {
+                    self.sums.register::<B::InnerBackend, D>(param.id, sum);
+                }
+            }
+        }
+
+        let mut session = self.session.take();
+        if let Some(session) = &mut session {
+            self.grads = std::mem::take(&mut session.held);
+        }
+        model.visit(&mut Collect {
+            session,
+            hints: &mut self.hints,
+            grads,
+            sums: &mut self.grads,
+        });
+    }
+}
+
+/// Why a micro-batch cannot be ended with this model.
+fn check_accumulate<B: ReleaseBackend, M: AutodiffModule<B>>(
+    session: &Session<B::InnerBackend>,
+    model: &M,
+) -> Result<(), ReleaseError> {
+    if let Some((param, _)) = session.slots.iter().find(|(_, slot)| slot.is_unclaimed()) {
+        return Err(ReleaseError::Unclaimed { param: *param });
+    }
+    let params = list_param_ids(model);
+    match session.slots.keys().find(|param| !params.contains(param)) {
+        Some(param) => Err(ReleaseError::WrongModel { param: *param }),
+        None => Ok(()),
+    }
+}
+
+impl<M: AutodiffModule<B>, B: ReleaseBackend> Default for ReleaseAccumulator<M, B> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<M, B: ReleaseBackend> std::fmt::Debug for ReleaseAccumulator<M, B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ReleaseAccumulator")
+            .field("armed", &self.session.is_some())
+            .field("sums", &self.grads.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,43 @@
+//! Reaching an optimizer that its owner keeps private but clones.
+//!
+//! An optimizer that is cloned on a thread that asks for one offers a handle to itself. That needs
+//! nothing from the owner, and runs no code of the model.
+
+use std::{any::Any, cell::RefCell};
+
+thread_local! {
+    /// The handle asked for: its type is known to the asker alone.
+    static ASKED: RefCell<Option<Vec<Box<dyn Any>>>> = const { RefCell::new(None) };
+}
+
+/// Runs `clone` and returns the handle of the one optimizer of type `H` that was cloned in it.
+pub(super) fn capture<H: 'static>(clone: impl FnOnce()) -> Option<H> {
+    /// Stops asking also when the clone panics.
+    struct StopAsking;
+
+    impl Drop for StopAsking {
+        fn drop(&mut self) {
+            ASKED.take();
+        }
+    }
+
+    ASKED.set(Some(Vec::new()));
+    let stop = StopAsking;
+    clone();
+    let offered = ASKED.take().unwrap_or_default();
+    drop(stop);
+    let mut handles = offered
+        .into_iter()
+        .filter_map(|handle| handle.downcast::<H>().ok());
+    let handle = handles.next()?;
+    handles.next().is_none().then_some(*handle)
+}
+
+/// Offers a handle to whoever asks on this thread.
+pub(super) fn offer<H: 'static>(handle: impl FnOnce() -> H) {
+    let is_asked = ASKED.with_borrow(Option::is_some);
+    if is_asked {
+        let handle = Box::new(handle());
+        ASKED.with_borrow_mut(|asked| asked.as_mut().map(|offered| offered.push(handle)));
+    }
+}
