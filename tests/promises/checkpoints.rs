@@ -10,10 +10,10 @@ use burn::record::{
 };
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_gradient_release::{ReleaseBackend, ReleaseOptimizer, WithGradientRelease};
-use serde_json::Value;
 
 use crate::harness::models::{Mlp, MlpModel, Scenario, Size};
 use crate::harness::run::{self, RATE, Start, ordinary_step};
+use crate::harness::weights::readable;
 use crate::harness::{Plain, Release, Weights};
 
 type P = Plain;
@@ -112,11 +112,6 @@ bytes_carrier!(InBytes, BinBytesRecorder);
 bytes_carrier!(InNamedBytes, NamedMpkBytesRecorder);
 file_carrier!(InFile, BinFileRecorder);
 file_carrier!(InNamedFile, NamedMpkFileRecorder);
-
-/// A record as text: moments, step counts and all, in an order that does not depend on hashing.
-fn readable<B: Backend, X: Record<B>>(record: X) -> Value {
-    serde_json::to_value(record.into_item::<FullPrecisionSettings>()).expect("plain data")
-}
 
 /// Trains `From`, hands the checkpoint to `To`, and compares with a run without interruption.
 fn hand_over<A, From, B, To>(carrier: &impl Carrier)

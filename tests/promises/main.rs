@@ -2,10 +2,12 @@
 
 mod harness;
 
+mod accumulator;
 mod checkpoints;
 mod completeness;
 mod edge_cases;
 mod equivalence;
+mod learner;
 mod property;
 
 /// Counts every allocation of the process; only [`harness::memory`] reads it.

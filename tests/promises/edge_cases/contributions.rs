@@ -469,7 +469,7 @@ fn parameters_added_between_steps() {
         model = super::armed_step(&mut optim, model, step);
         weights(&model).assert_same(&Weights::of::<P, _>(&plain), step);
         assert_all_released(
-            optim.last_step().expect("a step was taken"),
+            &optim.last_step().expect("a step was taken"),
             trainable::<R, _>(&model),
         );
     }

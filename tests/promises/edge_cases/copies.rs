@@ -1,5 +1,7 @@
 //! Value semantics: a copy keeps the values it had, whatever happens to the original.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use burn::module::{AutodiffModule, Module};
 use burn::optim::{GradientsParams, Optimizer};
 use burn_gradient_release::{Outcome, WithGradientRelease};
@@ -29,7 +31,6 @@ fn clones_kept_as_best_so_far_do_not_move() {
         kept.push(("after forward", model.clone(), now.clone()));
         let grads = GradientsParams::from_grads(step_loss.backward(), &model);
         let new = expected.steps[step as usize].clone();
-        kept.push(("after backward", model.clone(), new.clone()));
         model = optim.step(RATE, model, grads);
         kept.push(("after the step", model.clone(), new));
     }
@@ -228,7 +229,7 @@ fn loading_a_record_into_an_armed_model_replaces_it() {
     // The next step is armed as ever.
     let model = armed_step(&mut optim, model, 1);
     weights(&model).assert_same(&expected.steps[1], "the second");
-    assert_all_released(optim.last_step().expect("a step was taken"), PARAMETERS);
+    assert_all_released(&optim.last_step().expect("a step was taken"), PARAMETERS);
 }
 
 #[test]
@@ -311,5 +312,35 @@ fn unarmed_gradients_are_those_of_plain_burn() {
             .into_data();
         assert_eq!(expected.as_bytes(), given.as_bytes());
         assert!(expected.iter::<f32>().any(|value| value != 0.0));
+    }
+}
+
+/// Plain Burn's copy would have the weights from before the step: it is not passed off as that.
+#[test]
+fn a_copy_taken_in_the_middle_of_a_step_is_not_kept() {
+    let Bench {
+        model,
+        mut optim,
+        expected,
+    } = bench(1);
+    let before = model.clone();
+    let model = optim.arm(RATE, model);
+    let grads = gradients(&model, 0);
+    let between = model.clone();
+    let model = optim.step(RATE, model, grads);
+
+    weights(&model).assert_same(&expected.steps[0], "stepped");
+    weights(&before).assert_same(&expected.first, "taken before backward");
+    let attempts: [&dyn Fn(); 3] = [
+        &|| drop(weights(&between)),
+        &|| drop(loss(&between, 1)),
+        &|| drop(between.valid()),
+    ];
+    for attempt in attempts {
+        let caught = catch_unwind(AssertUnwindSafe(attempt));
+        let payload = caught.expect_err("half a step old");
+        let text = payload.downcast_ref::<String>().expect("a text");
+        assert!(text.contains("taken after backward"), "{text}");
+        assert!(text.contains("before backward, or of the model"), "{text}");
     }
 }

@@ -5,6 +5,7 @@ mod copies;
 mod leaving;
 mod misuse;
 mod numbers;
+mod owners;
 mod parts;
 mod rates;
 mod threads;

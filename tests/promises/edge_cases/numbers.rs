@@ -88,7 +88,7 @@ fn bf16_weights() {
         model = optim.step(1.0, model, grads);
         assert_eq!(model.layers[0].weight.dtype(), DType::BF16);
         Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), step);
-        assert_all_released(optim.last_step().expect("a step"), super::PARAMETERS);
+        assert_all_released(&optim.last_step().expect("a step"), super::PARAMETERS);
     }
     Weights::of::<R, _>(&model).assert_moved(&first, "bf16");
 }
@@ -121,7 +121,7 @@ fn same_when_poisoned(poison: f32) {
             format!("{poison} at step {step}"),
         );
         assert_eq!(now.finite(), step == 0);
-        assert_all_released(optim.last_step().expect("a step"), super::PARAMETERS);
+        assert_all_released(&optim.last_step().expect("a step"), super::PARAMETERS);
     }
 }
 

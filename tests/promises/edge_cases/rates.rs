@@ -162,7 +162,7 @@ fn a_scheduler_outside_arms_at_its_rate() {
         model = optim.step(rate, model, grads);
         weights(&model).assert_same(expected, step);
         let report = optim.last_step().expect("a step was taken");
-        assert_all_released(report, PARAMETERS);
+        assert_all_released(&report, PARAMETERS);
         assert_eq!(report.learning_rate(), rate);
     }
 }

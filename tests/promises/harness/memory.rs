@@ -122,7 +122,7 @@ impl<B: Backend> SimpleOptimizer<B> for Discard {
 }
 
 /// Bytes of all parameters, and of the largest.
-fn parameter_bytes<B: Backend, M: Module<B>>(model: &M) -> (usize, usize) {
+pub(crate) fn parameter_bytes<B: Backend, M: Module<B>>(model: &M) -> (usize, usize) {
     struct Bytes(usize, usize);
 
     impl<B: Backend> ModuleVisitor<B> for Bytes {
@@ -181,7 +181,7 @@ pub(crate) fn saves<S: Scenario>(against: Bound) {
             |m, n| S::loss::<R>(m, size, n),
             floor,
         );
-        let [released, late, ..] = outcomes(optim.last_step().expect("steps were taken"));
+        let [released, late, ..] = outcomes(&optim.last_step().expect("steps were taken"));
         assert_eq!(released + late, parameters);
         result
     };

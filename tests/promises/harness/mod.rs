@@ -1,9 +1,11 @@
 //! The shared tools: models, optimizers, runs over both backends, and comparisons.
 
 pub(crate) mod hooked;
+pub(crate) mod learner;
 pub(crate) mod memory;
 pub(crate) mod models;
 pub(crate) mod noise;
+pub(crate) mod process;
 pub(crate) mod recipes;
 pub(crate) mod run;
 pub(crate) mod weights;

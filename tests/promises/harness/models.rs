@@ -78,6 +78,41 @@ impl Scenario for Mlp {
     }
 }
 
+/// Linear layers with tanh between: goes on learning at any rate, where ReLU dies of a high one.
+#[derive(Module, Debug)]
+pub(crate) struct RegressionModel<B: Backend> {
+    pub(crate) layers: Vec<Linear<B>>,
+}
+
+impl<B: Backend> RegressionModel<B> {
+    /// With or without autodiff: for training and for validation.
+    pub(crate) fn loss(&self, size: Size, step: u64) -> Tensor<B, 1> {
+        let width = size.pick(8, 512);
+        let mut x = noise::<B, 2>(step, [4, width], &device::<B>());
+        for layer in &self.layers {
+            x = layer.forward(x).tanh();
+        }
+        (x - noise::<B, 2>(step + 1000, [4, width], &device::<B>()))
+            .square()
+            .mean()
+    }
+}
+
+pub(crate) struct Regression;
+
+impl Scenario for Regression {
+    type Model<B: AutodiffBackend> = RegressionModel<B>;
+
+    fn init<B: AutodiffBackend>(size: Size, device: &B::Device) -> RegressionModel<B> {
+        let MlpModel { layers } = Mlp::init(size, device);
+        RegressionModel { layers }
+    }
+
+    fn loss<B: AutodiffBackend>(model: &RegressionModel<B>, size: Size, step: u64) -> Tensor<B, 1> {
+        model.loss(size, step)
+    }
+}
+
 /// Convolutions with batch norm, in residual blocks.
 #[derive(Module, Debug)]
 pub(crate) struct CnnModel<B: Backend> {
@@ -115,6 +150,20 @@ impl<B: Backend> Block<B> {
     }
 }
 
+impl<B: Backend> CnnModel<B> {
+    pub(crate) fn loss(&self, _: Size, step: u64) -> Tensor<B, 1> {
+        let mut x = self
+            .stem
+            .forward(noise::<B, 4>(step, [2, 2, 5, 5], &device::<B>()));
+        for block in &self.blocks {
+            x = block.forward(x);
+        }
+        let features: Tensor<B, 2> = x.mean_dim(3).mean_dim(2).flatten(1, 3);
+        let logits = log_softmax(self.head.forward(features), 1);
+        logits.slice([0..2, 1..3]).mean().neg()
+    }
+}
+
 pub(crate) struct Cnn;
 
 impl Scenario for Cnn {
@@ -133,16 +182,8 @@ impl Scenario for Cnn {
         }
     }
 
-    fn loss<B: AutodiffBackend>(model: &CnnModel<B>, _: Size, step: u64) -> Tensor<B, 1> {
-        let mut x = model
-            .stem
-            .forward(noise::<B, 4>(step, [2, 2, 5, 5], &device::<B>()));
-        for block in &model.blocks {
-            x = block.forward(x);
-        }
-        let features: Tensor<B, 2> = x.mean_dim(3).mean_dim(2).flatten(1, 3);
-        let logits = log_softmax(model.head.forward(features), 1);
-        logits.slice([0..2, 1..3]).mean().neg()
+    fn loss<B: AutodiffBackend>(model: &CnnModel<B>, size: Size, step: u64) -> Tensor<B, 1> {
+        model.loss(size, step)
     }
 }
 
@@ -247,6 +288,22 @@ pub(crate) struct TiedModel<B: Backend> {
     layers: Vec<Linear<B>>,
 }
 
+impl<B: Backend> TiedModel<B> {
+    pub(crate) fn loss(&self, size: Size, step: u64) -> Tensor<B, 1> {
+        let vocabulary = size.pick(9, 512);
+        let tokens = ids::<B, 2>(step, [2, 4], vocabulary as u64, &device::<B>());
+        let mut x: Tensor<B, 3> = embedding(self.table.val(), tokens);
+        for layer in &self.layers {
+            x = gelu(layer.forward(x));
+        }
+        let logits = x.matmul(self.table.val().transpose().unsqueeze());
+        log_softmax(logits, 2)
+            .slice([0..2, 0..4, 2..3])
+            .mean()
+            .neg()
+    }
+}
+
 pub(crate) struct Tied;
 
 impl Scenario for Tied {
@@ -263,17 +320,7 @@ impl Scenario for Tied {
     }
 
     fn loss<B: AutodiffBackend>(model: &TiedModel<B>, size: Size, step: u64) -> Tensor<B, 1> {
-        let vocabulary = size.pick(9, 512);
-        let tokens = ids::<B, 2>(step, [2, 4], vocabulary as u64, &device::<B>());
-        let mut x: Tensor<B, 3> = embedding(model.table.val(), tokens);
-        for layer in &model.layers {
-            x = gelu(layer.forward(x));
-        }
-        let logits = x.matmul(model.table.val().transpose().unsqueeze());
-        log_softmax(logits, 2)
-            .slice([0..2, 0..4, 2..3])
-            .mean()
-            .neg()
+        model.loss(size, step)
     }
 }
 

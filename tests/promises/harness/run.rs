@@ -22,11 +22,26 @@ pub(crate) struct Start {
 impl Start {
     /// The same for every backend and run.
     pub(crate) fn new<S: Scenario>(size: Size) -> Self {
+        Self::seeded::<S>(size, 42)
+    }
+
+    /// Other weights, for every seed others.
+    pub(crate) fn seeded<S: Scenario>(size: Size, seed: u64) -> Self {
         let model = S::init::<Plain>(size, &Default::default());
         Self {
             size,
-            bytes: save(reseed(model, 42)),
+            bytes: save(reseed(model, seed)),
         }
+    }
+
+    /// What [`Self::bytes`] gave, in another process.
+    pub(crate) fn from_bytes(size: Size, bytes: Vec<u8>) -> Self {
+        Self { size, bytes }
+    }
+
+    /// For another process: ids of parameters are drawn anew in each.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
     }
 
     /// The model with these weights.

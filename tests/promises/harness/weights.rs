@@ -3,8 +3,9 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
+use burn::record::{BinBytesRecorder, FullPrecisionSettings, Record, Recorder};
 use burn::tensor::{Tensor, TensorData, backend::Backend};
+use serde_json::Value;
 
 /// Every float parameter and running state, by id, in the order of the module.
 #[derive(Clone, Debug)]
@@ -98,6 +99,12 @@ impl Weights {
         hasher.finish()
     }
 
+    /// The largest absolute value.
+    pub(crate) fn largest(&self) -> f32 {
+        let values = self.0.iter().flat_map(|(_, data)| data.iter::<f32>());
+        values.map(f32::abs).fold(0.0, f32::max)
+    }
+
     /// Whether every value is finite.
     pub(crate) fn finite(&self) -> bool {
         self.0
@@ -127,4 +134,9 @@ pub(crate) fn load<B: Backend, M: Module<B>>(model: M, bytes: &[u8], device: &B:
     )
     .expect("the bytes come from `save`");
     model.load_record(record)
+}
+
+/// A record as text: moments, step counts and all, in an order that does not depend on hashing.
+pub(crate) fn readable<B: Backend, X: Record<B>>(record: X) -> Value {
+    serde_json::to_value(record.into_item::<FullPrecisionSettings>()).expect("plain data")
 }

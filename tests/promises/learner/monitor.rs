@@ -1,0 +1,183 @@
+//! The metrics of gradient release say what happened, at the iteration at which it happened.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use burn::optim::AdamConfig;
+use burn_gradient_release_train::{PeakMemory, StepMonitor};
+
+use super::rates;
+use crate::harness::Plain;
+use crate::harness::learner::{Released, Run, Shown, Stock, Task, Training, train};
+use crate::harness::models::{Regression, Scenario, Size, Tied};
+use crate::harness::run::{Start, trainable};
+
+/// What the metrics are called.
+const RELEASED: &str = "Released";
+const APPLIED: &str = "Applied Learning Rate";
+const PEAK: &str = "Peak Memory";
+
+fn run<T: Task + Scenario>(training: &Training) -> Run {
+    let start = Start::new::<T>(Size::Small);
+    train::<Released, T, _, _, _>(&start, &AdamConfig::new(), rates(), training)
+}
+
+fn values(shown: &[Shown]) -> Vec<f64> {
+    shown.iter().map(|shown| shown.value).collect()
+}
+
+/// How many parameters a task trains.
+fn parameters<T: Task + Scenario>() -> usize {
+    let start = Start::new::<T>(Size::Small);
+    trainable::<Plain, _>(&<T as Task>::model::<Plain>(&start))
+}
+
+/// The rates of so many iterations.
+fn scheduled(iterations: usize) -> Vec<f64> {
+    use burn::lr_scheduler::LrScheduler;
+    let mut rates = rates();
+    (0..iterations).map(|_| rates.step()).collect()
+}
+
+#[test]
+fn an_mlp_is_released_from_the_first_iteration_on() {
+    let run = run::<Regression>(&Training::new());
+    let shown = run.renderer.train(RELEASED);
+    assert_eq!(values(&shown), [100.0; 21]);
+    assert_eq!(parameters::<Regression>(), 6);
+    for shown in shown {
+        assert_eq!(
+            shown.text,
+            "epoch 100.0 % - batch 100.0 % (6 of 6 parameters)"
+        );
+    }
+}
+
+#[test]
+fn late_parameters_are_named() {
+    let run = run::<Tied>(&Training::new());
+    let parameters = parameters::<Tied>();
+    let percent = 100.0 * (parameters - 1) as f64 / parameters as f64;
+    let shown = run.renderer.train(RELEASED);
+    assert_eq!(values(&shown), [percent; 21]);
+    // The table: as embedding at the very bottom of the tape, and used again at its top.
+    let said = format!("({} of {parameters} parameters, 1 late)", parameters - 1);
+    for shown in shown {
+        assert!(shown.text.ends_with(&said), "{}", shown.text);
+    }
+}
+
+/// Every iteration has a rate of its own, so that a value shown one iteration off is seen.
+#[test]
+fn values_are_those_of_their_iteration() {
+    let run = run::<Regression>(&Training {
+        batches: 30,
+        ..Training::new()
+    });
+    let items: Vec<_> = (1..=3)
+        .flat_map(|epoch| (1..=30).map(move |iteration| (epoch, iteration)))
+        .collect();
+    assert_eq!(run.renderer.items(), items);
+    assert_eq!(values(&run.renderer.train(APPLIED)), scheduled(90));
+}
+
+/// An allocator whose peak is another at every training step.
+#[derive(Clone, Default)]
+struct Counting(Arc<AtomicU64>);
+
+impl PeakMemory for Counting {
+    fn reset_peak(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn peak_bytes(&self) -> u64 {
+        self.0.load(Ordering::SeqCst) << 20
+    }
+}
+
+#[test]
+fn the_peak_is_the_allocators() {
+    let run = run::<Regression>(&Training {
+        monitor: StepMonitor::new().with_memory(Counting::default()),
+        ..Training::new()
+    });
+    let shown = run.renderer.train(PEAK);
+    let expected: Vec<_> = (1..=21).map(f64::from).collect();
+    assert_eq!(values(&shown), expected);
+    assert_eq!(shown[1].text, "epoch 1.5 MiB - batch 2.0 MiB");
+    // Without a source of numbers there is none, rather than a zero.
+    let run = self::run::<Regression>(&Training::new());
+    for shown in run.renderer.train(PEAK) {
+        assert!(shown.value.is_nan());
+        assert_eq!(shown.text, "none yet");
+    }
+}
+
+/// While gradients accumulate there is no step, and the last one's numbers stand.
+#[test]
+fn with_accumulation_the_last_steps_numbers_stand() {
+    let run = run::<Regression>(&Training {
+        batches: 5,
+        accumulation: Some(2),
+        monitor: StepMonitor::new().with_memory(Counting::default()),
+        ..Training::new()
+    });
+    let rates = scheduled(15);
+    let (released, applied) = (run.renderer.train(RELEASED), run.renderer.train(APPLIED));
+    let mut last = f64::NAN;
+    for (place, (epoch, iteration)) in run.renderer.items().into_iter().enumerate() {
+        // The second and the fourth of five; the fifth is dropped.
+        if matches!(iteration, 2 | 4) {
+            last = rates[place];
+        }
+        let (released, applied) = (&released[place], &applied[place]);
+        if (epoch, iteration) == (1, 1) {
+            assert_eq!(
+                (released.text.as_str(), applied.text.as_str()),
+                ("none yet", "none yet")
+            );
+            assert!(released.value.is_nan() && applied.value.is_nan());
+        } else {
+            assert_eq!(applied.value, last, "epoch {epoch}, iteration {iteration}");
+            assert_eq!(released.value, 100.0);
+        }
+    }
+    // Memory is that of each iteration, step or not.
+    let expected: Vec<_> = (1..=15).map(f64::from).collect();
+    assert_eq!(values(&run.renderer.train(PEAK)), expected);
+}
+
+/// With stock training nobody fills the monitor: the metrics say so instead of naming a number.
+#[test]
+fn a_monitor_that_nobody_fills_shows_nothing() {
+    let start = Start::new::<Regression>(Size::Small);
+    let training = Training::new();
+    let run = train::<Stock, Regression, _, _, _>(&start, &AdamConfig::new(), rates(), &training);
+    for metric in [RELEASED, APPLIED, PEAK] {
+        let shown = run.renderer.train(metric);
+        assert_eq!(shown.len(), 21);
+        assert!(
+            shown
+                .iter()
+                .all(|shown| shown.value.is_nan() && shown.text == "none yet")
+        );
+    }
+}
+
+/// Burn registers most metrics for both splits: nothing of training is shown as validation's.
+#[test]
+fn validation_has_none_of_it() {
+    let run = run::<Regression>(&Training {
+        valid_batches: 7,
+        monitor: StepMonitor::new().with_memory(Counting::default()),
+        ..Training::new()
+    });
+    for metric in [RELEASED, APPLIED, PEAK] {
+        let shown = run.renderer.valid(metric);
+        assert_eq!(shown.len(), 3 * 7);
+        for shown in shown {
+            assert!(shown.value.is_nan(), "{metric}: {}", shown.text);
+            assert_eq!(shown.text, "none yet");
+        }
+    }
+}
