@@ -1,32 +1,25 @@
 //! From the names on the command line to the types that Burn wants.
 
 use crate::config::{BackendKind, Checkpointing, Engine, Mode};
-use crate::mode::{self, Plain, Release, Stepper};
+use crate::mode::{Plain, Release};
 use anyhow::{Result, bail};
 use burn::backend::autodiff::checkpoint::strategy::{
     BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
 };
 use burn::tensor::Device;
 use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_gradient_release::ReleaseBackend;
 
 /// Work that is the same on every backend.
 pub trait Job {
     /// What comes of it.
     type Output;
 
-    /// Does the work on the backend that was chosen.
-    fn run<B: AutodiffBackend>(self, session: Session<B>) -> Result<Self::Output>;
-}
+    /// Does the work with Burn as it comes.
+    fn plain<B: AutodiffBackend>(self, device: Device<B>) -> Result<Self::Output>;
 
-/// What a [`Job`] gets to work with.
-#[allow(missing_debug_implementations)] // An optimizer of Burn has none.
-pub struct Session<B: AutodiffBackend> {
-    /// Where the tensors live.
-    pub device: Device<B>,
-    /// The optimizer, in its mode.
-    pub optimizer: Box<dyn Stepper<B>>,
-    /// In [`Mode::Ideal`]: what takes the optimizer's place in the measured step.
-    pub discard: Option<Box<dyn Stepper<B>>>,
+    /// Does the work with gradient release.
+    fn release<B: ReleaseBackend>(self, device: Device<B>) -> Result<Self::Output>;
 }
 
 /// One clear line for a backend that this build does not have.
@@ -71,25 +64,7 @@ fn on<B: Backend, J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
 fn with<B: Backend, C: CheckpointStrategy, J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
     let device = Device::<B>::default();
     match engine.mode {
-        Mode::Plain => job.run::<Plain<B, C>>(Session {
-            device,
-            optimizer: mode::plain(engine.optimizer),
-            discard: None,
-        }),
-        Mode::Release => job.run::<Release<B, C>>(Session {
-            device,
-            optimizer: mode::release(engine.optimizer),
-            discard: None,
-        }),
-        Mode::Unarmed => job.run::<Release<B, C>>(Session {
-            device,
-            optimizer: mode::plain(engine.optimizer),
-            discard: None,
-        }),
-        Mode::Ideal => job.run::<Release<B, C>>(Session {
-            device,
-            optimizer: mode::release(engine.optimizer),
-            discard: Some(mode::discard()),
-        }),
+        Mode::Plain => job.plain::<Plain<B, C>>(device),
+        Mode::Release | Mode::Unarmed | Mode::Ideal => job.release::<Release<B, C>>(device),
     }
 }

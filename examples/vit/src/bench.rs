@@ -1,18 +1,21 @@
 //! Measures memory and time of a step, each mode in a process of its own.
 
-use crate::backend::{self, Job, Session};
+use crate::backend::{self, Job};
 use crate::config::{Checkpointing, Engine, Mode, Preset};
 use crate::data::{Batch, Dataset, Source, Wanted};
 use crate::digest;
 use crate::memory::{Meter, human};
-use crate::mode::Stepper;
+use crate::mode::{self, Stepper};
 use crate::model::{Vit, VitConfig};
 use anyhow::{Context, Result, bail};
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataset::Dataset as _;
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Device, ElementConversion};
+use burn_gradient_release::ReleaseBackend;
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
 use serde::{Deserialize, Serialize};
@@ -195,12 +198,30 @@ struct Measure<'a> {
 impl Job for Measure<'_> {
     type Output = Measured;
 
-    fn run<B: AutodiffBackend>(self, session: Session<B>) -> Result<Measured> {
-        let Session {
-            device,
-            mut optimizer,
-            discard,
-        } = session;
+    fn plain<B: AutodiffBackend>(self, device: Device<B>) -> Result<Measured> {
+        let optimizer = mode::plain(self.spec.engine.optimizer);
+        self.run::<B>(device, optimizer, None)
+    }
+
+    fn release<B: ReleaseBackend>(self, device: Device<B>) -> Result<Measured> {
+        let engine = &self.spec.engine;
+        let optimizer = match engine.mode {
+            Mode::Unarmed => mode::plain(engine.optimizer),
+            Mode::Plain | Mode::Release | Mode::Ideal => mode::release(engine.optimizer),
+        };
+        let discard = (engine.mode == Mode::Ideal).then(mode::discard);
+        self.run::<B>(device, optimizer, discard)
+    }
+}
+
+impl Measure<'_> {
+    /// `discard`: what takes the optimizer's place in the measured step.
+    fn run<B: AutodiffBackend>(
+        self,
+        device: Device<B>,
+        mut optimizer: Box<dyn Stepper<B>>,
+        discard: Option<Box<dyn Stepper<B>>>,
+    ) -> Result<Measured> {
         let spec = self.spec;
         let on_heap = spec.engine.backend.is_on_heap();
         let largest = 4 * self.config.largest_param() as u64;
@@ -268,12 +289,12 @@ impl Measure<'_> {
         device: &Device<B>,
     ) -> Result<(Vit<B>, Taken)> {
         let spec = self.spec;
-        let images = self.data.train.len();
-        let indices: Vec<usize> = (0..spec.batch_size)
-            .map(|image| (step * spec.batch_size + image) % images)
+        let train = &self.data.train;
+        let images = (0..spec.batch_size)
+            .filter_map(|image| train.get((step * spec.batch_size + image) % train.len()))
             .collect();
         let before = meter.live();
-        let batch = Batch::<B>::new(self.data, &self.data.train, &indices, device);
+        let batch: Batch<B> = self.data.batcher().batch(images, device);
         let loss = CrossEntropyLossConfig::new().init(device);
 
         let start = Instant::now();

@@ -1,28 +1,27 @@
 //! The command line.
 
+use crate::artifacts::Artifacts;
 use crate::backend;
 use crate::bench::{self, Measured, Spec};
-use crate::checkpoint::Artifacts;
 use crate::config::{BackendKind, Checkpointing, Engine, Mode, OptimizerKind, Preset, TrainConfig};
 use crate::data::{Dataset, Source, Wanted};
 use crate::memory::human;
 use crate::model::Pool;
+use crate::stopping::CTRL_C;
 use crate::train::{Ending, Results, Train};
 use anyhow::{Context, Result, ensure};
+use burn::train::Interrupter;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::{self, ExitCode};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The exit code of a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
-
-static STOP: AtomicBool = AtomicBool::new(false);
 
 #[derive(Debug, Parser)]
 #[command(
@@ -64,8 +63,9 @@ struct TrainArgs {
     /// Where tensors live; a build has those whose cargo feature is on [default: flex]
     #[arg(long, value_enum)]
     backend: Option<BackendKind>,
-    /// With or without gradient release; the weights are the same [default: release]
-    #[arg(long, value_enum)]
+    /// `plain` or `release`: with Burn's own strategy, or with gradient release; the weights are the
+    /// same [default: release]
+    #[arg(long, value_enum, hide_possible_values = true)]
     mode: Option<Mode>,
     /// What the forward pass keeps for the backward pass [default: none]
     #[arg(long, value_enum)]
@@ -76,10 +76,17 @@ struct TrainArgs {
     /// Passes over the training images [default: 20]
     #[arg(long)]
     epochs: Option<NonZeroUsize>,
-    /// Images in a step [default: 32]
+    /// Images in a batch [default: 32]
     #[arg(long)]
     batch_size: Option<NonZeroUsize>,
-    /// Highest learning rate, after a warm-up over a tenth of the steps and before a cosine down
+    /// Batches whose gradients add up to one step; what is left at the end of an epoch is dropped
+    /// [default: 1]
+    #[arg(long, value_name = "BATCHES")]
+    grads_accumulation: Option<NonZeroUsize>,
+    /// Stop after this many epochs without a better validation loss [default: never]
+    #[arg(long, value_name = "EPOCHS")]
+    early_stopping: Option<NonZeroUsize>,
+    /// Highest learning rate, after a warm-up over a tenth of the batches and before a cosine down
     /// to zero [default: 0.002]
     #[arg(long, value_name = "RATE")]
     lr: Option<f64>,
@@ -98,20 +105,24 @@ struct TrainArgs {
     /// Seed of the weights, of the order of the images and of dropout [default: 42]
     #[arg(long)]
     seed: Option<u64>,
-    /// Where settings, the newest checkpoint and results go
+    /// Where settings, checkpoints, metrics and results go
     #[arg(long, value_name = "FOLDER", default_value = "artifacts/vit")]
     artifact_dir: PathBuf,
-    /// Go on from the checkpoint in --artifact-dir; options not given are those of that run, and
+    /// Go on from the newest checkpoint in --artifact-dir; options not given are those of that run, and
     /// only --mode, --backend and --checkpointing may differ from them
     #[arg(long)]
     resume: bool,
     /// Start anew even where an interrupted run could be resumed
     #[arg(long, conflicts_with = "resume")]
     overwrite: bool,
-    /// Stop with a checkpoint when this many steps are done, as Ctrl-C would
-    #[arg(long, value_name = "STEPS")]
+    /// Stop when this many batches are done, as Ctrl-C would: what the epoch under way has learned is
+    /// lost, and --resume goes on after the last whole one
+    #[arg(long, value_name = "BATCHES")]
     stop_after: Option<NonZeroUsize>,
-    /// End with one line of JSON on stdout: validation_accuracy, train_loss, epochs, peak_bytes,
+    /// Show one line an epoch, on stderr, on a terminal too: Burn's terminal UI keeps a core busy
+    #[arg(long)]
+    no_tui: bool,
+    /// End with one line of JSON on stdout, and show the run as with --no-tui: validation_accuracy, train_loss, epochs, peak_bytes,
     /// weights_digest
     #[arg(long)]
     json: bool,
@@ -254,11 +265,14 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
     let (config, data) = args.resolve(saved.as_ref())?;
     backend::require(config.engine.backend)?;
 
-    ctrlc::set_handler(|| {
-        // A second Ctrl-C does not wait for the step.
-        if STOP.swap(true, Ordering::Relaxed) {
+    let interrupter = Interrupter::new();
+    let handle = interrupter.clone();
+    ctrlc::set_handler(move || {
+        // A second Ctrl-C does not wait for the batch.
+        if handle.should_stop() {
             process::exit(INTERRUPTED.into());
         }
+        handle.stop(Some(CTRL_C));
     })
     .context("cannot listen for Ctrl-C")?;
 
@@ -269,15 +283,16 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
             data: &data,
             artifacts: &artifacts,
             resume: args.resume,
-            stop: &STOP,
+            interrupter,
             stop_after: args.stop_after.map(NonZeroUsize::get),
+            // With --json, stdout is for the one line.
+            tui: io::stdout().is_terminal() && !args.json && !args.no_tui,
         },
     )?;
     match ending {
         Ending::Finished(results) => {
             let table = summary(&config, &results);
             if args.json {
-                // Stdout is for the one line; the table is for people.
                 eprintln!("{table}");
                 say(&serde_json::to_string(&results)?)?;
             } else {
@@ -285,13 +300,21 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
             }
             Ok(ExitCode::SUCCESS)
         }
-        Ending::Stopped(step) => {
+        Ending::Interrupted {
+            resume_point,
+            by_ctrl_c,
+        } => {
             let folder = artifacts.folder().display();
-            eprintln!(
-                "stopped after step {step}; the checkpoint is in {folder}; go on with `vit train \
-                 --resume --artifact-dir {folder}`"
-            );
-            Ok(if STOP.load(Ordering::Relaxed) {
+            let command = format!("`vit train --resume --artifact-dir {folder}`");
+            match resume_point {
+                Some(epoch) => {
+                    eprintln!("stopped; {command} continues from the checkpoint of epoch {epoch}");
+                }
+                None => eprintln!(
+                    "stopped before the first checkpoint; {command} begins with the first epoch"
+                ),
+            }
+            Ok(if by_ctrl_c {
                 ExitCode::from(INTERRUPTED)
             } else {
                 ExitCode::SUCCESS
@@ -353,6 +376,29 @@ impl TrainArgs {
             number(|s| s.batch_size),
             32,
         )?;
+        let grads_accumulation = agreed(
+            "grads-accumulation",
+            self.grads_accumulation.map(NonZeroUsize::get),
+            number(|s| s.grads_accumulation),
+            1,
+        )?;
+        let early_stopping = self.early_stopping.map(NonZeroUsize::get);
+        let early_stopping = match saved.map(|s| s.early_stopping) {
+            None => early_stopping,
+            Some(None) => {
+                ensure!(
+                    early_stopping.is_none(),
+                    "the run to resume has no --early-stopping"
+                );
+                None
+            }
+            Some(Some(saved)) => Some(agreed(
+                "early-stopping",
+                early_stopping,
+                Some(saved),
+                saved,
+            )?),
+        };
         let seed = agreed("seed", self.seed, saved.map(|s| s.seed), 42)?;
         let optimizer = agreed(
             "optimizer",
@@ -375,6 +421,11 @@ impl TrainArgs {
             optimizer,
         };
         backend::require(engine.backend)?;
+        ensure!(
+            matches!(engine.mode, Mode::Plain | Mode::Release),
+            "--mode {} is for `vit bench`; choose plain or release",
+            engine.mode
+        );
 
         let data = Dataset::load(
             &source.parse()?,
@@ -389,6 +440,12 @@ impl TrainArgs {
             "the images of {source} are not those that the run in {} began with",
             self.artifact_dir.display()
         );
+        let batches = data.train.len().div_ceil(batch_size);
+        ensure!(
+            grads_accumulation <= batches,
+            "--grads-accumulation {grads_accumulation} is more than the {batches} batches of an \
+             epoch: no step would ever be taken"
+        );
         let mut model = preset.config(data.size, data.channels, data.classes);
         model.patch_size = patch_size;
         model.dropout = dropout;
@@ -401,6 +458,8 @@ impl TrainArgs {
             engine,
             epochs,
             batch_size,
+            grads_accumulation,
+            early_stopping,
             learning_rate,
             seed,
         };
@@ -434,6 +493,7 @@ fn summary(config: &TrainConfig, results: &Results) -> String {
     let mut table = Table::new();
     table.load_preset(ASCII_MARKDOWN);
     table.set_header(["", "", "how known"]);
+    table.add_row(["epochs", &results.epochs.to_string(), "counted"]);
     table.add_row([
         "validation accuracy",
         &format!("{:.2} %", results.validation_accuracy * 100.0),

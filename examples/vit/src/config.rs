@@ -198,8 +198,12 @@ pub struct TrainConfig {
     pub engine: Engine,
     /// Passes over the training images.
     pub epochs: usize,
-    /// Images in a step.
+    /// Images in a batch.
     pub batch_size: usize,
+    /// Batches whose gradients add up to one step.
+    pub grads_accumulation: usize,
+    /// Epochs without a better validation loss after which the run ends.
+    pub early_stopping: Option<usize>,
     /// The highest learning rate: reached after the warm-up, then falling along a cosine.
     pub learning_rate: f64,
     /// Seed of the weights, of the order of the images and of dropout.
@@ -207,12 +211,9 @@ pub struct TrainConfig {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn settings_survive_their_file() {
-        let config = TrainConfig {
+impl TrainConfig {
+    pub(crate) fn example() -> Self {
+        Self {
             preset: Preset::Tiny,
             model: Preset::Tiny.config(8, 1, 10),
             data: "digits".into(),
@@ -225,9 +226,21 @@ mod tests {
             },
             epochs: 3,
             batch_size: 32,
+            grads_accumulation: 1,
+            early_stopping: None,
             learning_rate: 1.5e-3,
             seed: 42,
-        };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_survive_their_file() {
+        let config = TrainConfig::example();
         let json = serde_json::to_vec(&config).unwrap();
         assert_eq!(TrainConfig::load_binary(&json).unwrap(), config);
     }

@@ -1,6 +1,7 @@
-//! Plain Burn and gradient release behind one small trait: all that the two differ in.
+//! Burn's optimizers with and without gradient release, and for loops written by hand one small trait
+//! over both.
 //!
-//! A loop over a [`Stepper`] reads like Burn's own, with one line more, `arm`, which does nothing in
+//! A loop over a [`Stepper`], as in `vit bench`, reads like Burn's own, with one line more, `arm`, which does nothing in
 //! plain mode:
 //!
 //! ```ignore
@@ -11,21 +12,15 @@
 
 use crate::config::OptimizerKind;
 use crate::model::Vit;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use burn::backend::Autodiff;
 use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{
-    AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, GradientsParams, LearningRate, Optimizer,
-    RmsPropConfig, SgdConfig, SimpleOptimizer,
-};
-use burn::record::{DefaultRecorder, Record, Recorder};
+use burn::optim::{GradientsParams, LearningRate, Optimizer, SimpleOptimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Device, Tensor};
 use burn_gradient_release::{
     GradientRelease, ReleaseBackend, ReleaseError, ReleaseOptimizer, WithGradientRelease,
 };
-use std::path::Path;
 
 /// Burn's backend for training.
 pub type Plain<B, C> = Autodiff<B, C>;
@@ -40,44 +35,47 @@ pub trait Stepper<B: AutodiffBackend> {
 
     /// Finishes the step at the same rate.
     fn step(&mut self, lr: LearningRate, model: Vit<B>, grads: GradientsParams) -> Result<Vit<B>>;
-
-    /// Writes the optimizer's record, the same in both modes.
-    fn save(&self, file: &Path) -> Result<()>;
-
-    /// Reads the optimizer's record, whichever mode wrote it.
-    fn load(&mut self, file: &Path, device: &Device<B>) -> Result<()>;
 }
 
 /// Runs an expression for the optimizer that was asked for.
 macro_rules! with_optimizer {
     ($kind:expr, $backend:ty, |$optimizer:ident| $made:expr) => {{
+        use burn::optim::{
+            AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, RmsPropConfig, SgdConfig,
+            momentum::MomentumConfig,
+        };
         macro_rules! made {
             ($config:expr) => {{
-                let $optimizer = $config.init::<$backend, Vit<$backend>>();
-                Box::new($made)
+                let $optimizer = $config.init::<$backend, $crate::model::Vit<$backend>>();
+                $made
             }};
         }
         match $kind {
-            OptimizerKind::Adam => made!(AdamConfig::new()),
-            OptimizerKind::AdamW => made!(AdamWConfig::new().with_weight_decay(0.05)),
-            OptimizerKind::Sgd => {
+            $crate::config::OptimizerKind::Adam => made!(AdamConfig::new()),
+            $crate::config::OptimizerKind::AdamW => {
+                made!(AdamWConfig::new().with_weight_decay(0.05))
+            }
+            $crate::config::OptimizerKind::Sgd => {
                 made!(SgdConfig::new().with_momentum(Some(MomentumConfig::new())))
             }
-            OptimizerKind::AdaGrad => made!(AdaGradConfig::new()),
-            OptimizerKind::RmsProp => made!(RmsPropConfig::new()),
-            OptimizerKind::Adan => made!(AdanConfig::new()),
+            $crate::config::OptimizerKind::AdaGrad => made!(AdaGradConfig::new()),
+            $crate::config::OptimizerKind::RmsProp => made!(RmsPropConfig::new()),
+            $crate::config::OptimizerKind::Adan => made!(AdanConfig::new()),
         }
     }};
 }
+pub(crate) use with_optimizer;
 
 /// An optimizer for plain Burn.
 pub fn plain<B: AutodiffBackend>(kind: OptimizerKind) -> Box<dyn Stepper<B>> {
-    with_optimizer!(kind, B, |optimizer| optimizer)
+    with_optimizer!(kind, B, |optimizer| Box::new(optimizer))
 }
 
 /// The same optimizer with gradient release.
 pub fn release<B: ReleaseBackend>(kind: OptimizerKind) -> Box<dyn Stepper<B>> {
-    with_optimizer!(kind, B, |optimizer| optimizer.with_gradient_release())
+    with_optimizer!(kind, B, |optimizer| Box::new(
+        optimizer.with_gradient_release()
+    ))
 }
 
 /// Gradient release that throws every gradient away: no step needs less memory.
@@ -98,15 +96,6 @@ where
     fn step(&mut self, lr: LearningRate, model: Vit<B>, grads: GradientsParams) -> Result<Vit<B>> {
         Ok(Optimizer::step(self, lr, model, grads))
     }
-
-    fn save(&self, file: &Path) -> Result<()> {
-        save(self.to_record(), file)
-    }
-
-    fn load(&mut self, file: &Path, device: &Device<B>) -> Result<()> {
-        *self = self.clone().load_record(load(file, device)?);
-        Ok(())
-    }
 }
 
 impl<O, B> Stepper<B> for ReleaseOptimizer<O, Vit<B>, B>
@@ -123,27 +112,6 @@ where
             .try_step(lr, model, grads)
             .map_err(ReleaseError::from)?)
     }
-
-    fn save(&self, file: &Path) -> Result<()> {
-        save(self.try_to_record()?, file)
-    }
-
-    fn load(&mut self, file: &Path, device: &Device<B>) -> Result<()> {
-        *self = self.clone().load_record(load(file, device)?);
-        Ok(())
-    }
-}
-
-/// Writes a record to `file`, to which the recorder adds its extension.
-pub fn save<B: Backend, R: Record<B>>(record: R, file: &Path) -> Result<()> {
-    Recorder::<B>::record(&DefaultRecorder::new(), record, file.to_path_buf())
-        .with_context(|| format!("cannot write {}", file.display()))
-}
-
-/// Reads a record that [`save`] wrote.
-pub fn load<B: Backend, R: Record<B>>(file: &Path, device: &Device<B>) -> Result<R> {
-    Recorder::<B>::load(&DefaultRecorder::new(), file.to_path_buf(), device)
-        .with_context(|| format!("cannot read {}", file.display()))
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -1,13 +1,17 @@
 //! The vision transformer (Dosovitskiy et al., 2021, <https://arxiv.org/abs/2010.11929>).
 
+use crate::data::Batch;
 use burn::config::Config;
 use burn::module::{Initializer, Module, Param};
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{
     Dropout, DropoutConfig, Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
 };
-use burn::tensor::{Tensor, backend::Backend};
+use burn::tensor::Tensor;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
@@ -179,6 +183,36 @@ impl<B: Backend> Vit<B> {
             None => self.norm.forward(tokens).mean_dim(1),
         };
         self.head.forward(read.reshape([batch, dim]))
+    }
+
+    /// Scores a batch and compares the scores with its labels.
+    pub fn forward_classification(&self, batch: Batch<B>) -> ClassificationOutput<B> {
+        let output = self.forward(batch.images);
+        let loss = CrossEntropyLossConfig::new()
+            .init(&output.device())
+            .forward(output.clone(), batch.labels.clone());
+        ClassificationOutput::new(loss, output, batch.labels)
+    }
+}
+
+impl<B: AutodiffBackend> TrainStep for Vit<B> {
+    type Input = Batch<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Batch<B>) -> TrainOutput<ClassificationOutput<B>> {
+        // Dropout: a resumed run draws what the uninterrupted one drew.
+        B::seed(&batch.images.device(), batch.seed);
+        let item = self.forward_classification(batch);
+        TrainOutput::new(self, item.loss.backward(), item)
+    }
+}
+
+impl<B: Backend> InferenceStep for Vit<B> {
+    type Input = Batch<B>;
+    type Output = ClassificationOutput<B>;
+
+    fn step(&self, batch: Batch<B>) -> ClassificationOutput<B> {
+        self.forward_classification(batch)
     }
 }
 

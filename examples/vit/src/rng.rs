@@ -1,7 +1,7 @@
 //! A small generator of our own.
 //!
-//! A resumed run must see the images in the order of the first one, in whatever version of
-//! whichever crate, so the order may not hang on another crate's choice of algorithm.
+//! Which images validate, and what seeds the dropout of a batch, may not hang on another crate's
+//! choice of algorithm: runs compare, and resume, over its versions.
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
 #[derive(Clone, Debug)]

@@ -1,61 +1,50 @@
-//! The training loop.
+//! A training run, by Burn's learner.
 
-use crate::backend::{Job, Session};
-use crate::checkpoint::Artifacts;
+use crate::artifacts::Artifacts;
+use crate::backend::Job;
 use crate::config::TrainConfig;
-use crate::data::{Batch, Dataset, Split};
+use crate::data::{Batch, Dataset, TrainBatcher};
 use crate::digest;
-use crate::memory::Meter;
-use crate::mode::Stepper;
+use crate::memory::HighWater;
+use crate::metric_log::MetricLog;
+use crate::mode::with_optimizer;
 use crate::model::Vit;
-use crate::rng::SplitMix64;
-use anyhow::{Context, Result, anyhow, ensure};
-use burn::lr_scheduler::LrScheduler;
+use crate::panics::Panics;
+use crate::progress::EpochLines;
+use crate::stopping::{self, CTRL_C, Patience, WholeEpochs};
+use anyhow::{Context, Result, anyhow, bail};
+use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::lr_scheduler::composed::{ComposedLrScheduler, ComposedLrSchedulerConfig};
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
-use burn::module::{AutodiffModule, Module};
-use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
-use burn::optim::GradientsParams;
+use burn::module::Module;
+use burn::optim::Optimizer;
+use burn::record::DefaultRecorder;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Device, ElementConversion};
-use indicatif::{ProgressBar, ProgressStyle};
+use burn::train::metric::{AccuracyMetric, LearningRateMetric, LossMetric};
+use burn::train::{
+    InferenceStep, Interrupter, Learner, LearningComponentsMarker, LearningResult,
+    SupervisedTraining,
+};
+use burn_gradient_release::{ReleaseBackend, WithGradientRelease};
+use burn_gradient_release_train::metric::{
+    AppliedLearningRateMetric, PeakMemoryMetric, ReleasedMetric,
+};
+use burn_gradient_release_train::resume::{AtomicFileRecorder, ResumedDataLoader};
+use burn_gradient_release_train::{GradientReleaseStrategy, StepMonitor};
 use serde::{Deserialize, Serialize};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 
-/// What keeps the random numbers of one purpose apart from those of another.
-const ORDER: u64 = 1;
-const DROPOUT: u64 = 2;
-
-/// Part of the steps in which the learning rate climbs to its height.
+/// Part of the iterations in which the learning rate climbs to its height.
 const WARM_UP: f64 = 0.1;
-
-/// How far a run has come; saved with every checkpoint.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Progress {
-    /// Steps done.
-    pub step: usize,
-    /// Sum of the losses of all images in the epoch that is under way.
-    pub loss_sum: f64,
-    /// The epochs that are done.
-    pub epochs: Vec<Epoch>,
-}
-
-/// What came of an epoch.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Epoch {
-    /// Mean loss over the training images while they trained.
-    pub train_loss: f64,
-    /// Part of the validation images that are classified correctly.
-    pub validation_accuracy: f64,
-}
 
 /// What came of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Results {
     /// Part of the validation images that are classified correctly.
     pub validation_accuracy: f64,
-    /// Mean loss over the training images in the last epoch.
+    /// Mean loss of the training batches in the last epoch.
     pub train_loss: f64,
     /// Epochs trained.
     pub epochs: usize,
@@ -70,152 +59,237 @@ pub struct Results {
 pub enum Ending {
     /// All epochs are done.
     Finished(Results),
-    /// Stopped, with a checkpoint, after this many steps.
-    Stopped(usize),
+    /// Interrupted because somebody asked for it.
+    Interrupted {
+        /// The epoch of the checkpoint from which the run can be resumed.
+        resume_point: Option<usize>,
+        /// Whether it was Ctrl-C.
+        by_ctrl_c: bool,
+    },
 }
 
 /// A training run.
-#[derive(Debug)]
+#[allow(missing_debug_implementations)] // Burn's interrupter has none.
 pub struct Train<'a> {
     /// What was chosen.
     pub config: &'a TrainConfig,
     /// The images.
     pub data: &'a Dataset,
-    /// Where settings, checkpoints and results go.
+    /// Where settings, checkpoints, metrics and results go.
     pub artifacts: &'a Artifacts,
     /// Whether to go on from the checkpoint there.
     pub resume: bool,
-    /// Set from elsewhere, it stops the run after the step under way.
-    pub stop: &'a AtomicBool,
-    /// Stops the run when this many steps are done.
+    /// Stops the run from elsewhere.
+    pub interrupter: Interrupter,
+    /// Stops the run when this many iterations are done, those before a resume counted too.
     pub stop_after: Option<usize>,
+    /// Whether Burn's terminal UI shows the run; else one line an epoch does, on stderr.
+    pub tui: bool,
 }
+
+/// Burn's runner for a model on this backend with this optimizer.
+type Training<B, O> =
+    SupervisedTraining<LearningComponentsMarker<B, ComposedLrScheduler, Vit<B>, O>>;
 
 impl Job for Train<'_> {
     type Output = Ending;
 
-    fn run<B: AutodiffBackend>(self, session: Session<B>) -> Result<Ending> {
-        let Session {
-            device,
-            mut optimizer,
-            ..
-        } = session;
-        let config = self.config;
-        let meter = Meter::start();
+    fn plain<B: AutodiffBackend>(self, device: Device<B>) -> Result<Ending> {
+        let memory = HighWater::start();
+        with_optimizer!(self.config.engine.optimizer, B, |optimizer| {
+            self.run(device, optimizer, &memory, |training| training)
+        })
+    }
 
-        B::seed(&device, config.seed);
-        let mut model = config.model.init::<B>(&device);
-        // Parameters are drawn when first looked at: look now, in the order of the model.
-        debug_assert_eq!(model.num_params(), config.model.num_params());
-        let _ = model.num_params();
-        let mut scheduler = self.scheduler()?;
-        let mut progress = Progress::default();
-        if self.resume {
-            let optimizer = optimizer.as_mut();
-            (progress, model, scheduler) =
-                self.artifacts.load(model, optimizer, scheduler, &device)?;
-            self.artifacts.save_settings(config)?;
-        } else {
-            self.artifacts.start(config)?;
+    /// What gradient release asks of the program: a word on the optimizer, and a strategy.
+    fn release<B: ReleaseBackend>(self, device: Device<B>) -> Result<Ending> {
+        let memory = HighWater::start();
+        let mut monitor = StepMonitor::new();
+        if self.counts_memory() {
+            monitor = monitor.with_memory(memory.clone());
         }
-        meter.reset_peak();
-
-        let bar = self.progress_bar(progress.step as u64);
-        while progress.epochs.len() < config.epochs {
-            let loss = CrossEntropyLossConfig::new().init(&device);
-            let order = SplitMix64::new(&[config.seed, ORDER, progress.epochs.len() as u64])
-                .permutation(self.data.train.len());
-            let done = progress.step - progress.epochs.len() * self.steps_per_epoch();
-            for indices in order.chunks(config.batch_size).skip(done) {
-                let step = Step {
-                    seed: SplitMix64::new(&[config.seed, DROPOUT, progress.step as u64]).next_u64(),
-                    lr: scheduler.step(),
-                };
-                let batch = Batch::new(self.data, &self.data.train, indices, &device);
-                let value;
-                (model, value) = step.run(model, optimizer.as_mut(), &loss, batch, &device)?;
-                progress.step += 1;
-                ensure!(
-                    value.is_finite(),
-                    "the loss is {value} after step {}: try a smaller --lr",
-                    progress.step
-                );
-                progress.loss_sum += value * indices.len() as f64;
-                bar.inc(1);
-                bar.set_message(format!("loss {value:.4}"));
-                if self.is_to_stop(progress.step) {
-                    let optimizer = optimizer.as_ref();
-                    self.artifacts
-                        .save(&progress, &model, optimizer, &scheduler)?;
-                    bar.finish_and_clear();
-                    return Ok(Ending::Stopped(progress.step));
+        let strategy = GradientReleaseStrategy::new(device.clone()).with_monitor(monitor.clone());
+        with_optimizer!(self.config.engine.optimizer, B, |optimizer| {
+            let counts_memory = self.counts_memory();
+            let optimizer = optimizer.with_gradient_release();
+            self.run(device, optimizer, &memory, |training| {
+                let training = training
+                    .with_training_strategy(strategy.into())
+                    .metric_train_numeric(ReleasedMetric::new(&monitor))
+                    .metric_train_numeric(AppliedLearningRateMetric::new(&monitor));
+                if counts_memory {
+                    training.metric_train_numeric(PeakMemoryMetric::new(&monitor))
+                } else {
+                    training
                 }
-            }
-
-            let epoch = Epoch {
-                train_loss: progress.loss_sum / self.data.train.len() as f64,
-                validation_accuracy: accuracy(
-                    &model.valid(),
-                    self.data,
-                    &self.data.validation,
-                    config.batch_size,
-                    &device,
-                ),
-            };
-            progress.epochs.push(epoch.clone());
-            progress.loss_sum = 0.0;
-            bar.suspend(|| {
-                eprintln!(
-                    "epoch {:>3}/{}  loss {:.4}  validation accuracy {:.2} %",
-                    progress.epochs.len(),
-                    config.epochs,
-                    epoch.train_loss,
-                    epoch.validation_accuracy * 100.0
-                );
-            });
-            self.artifacts
-                .save(&progress, &model, optimizer.as_ref(), &scheduler)?;
-        }
-        bar.finish_and_clear();
-
-        let last = progress.epochs.last().context("no epoch was trained")?;
-        let results = Results {
-            validation_accuracy: last.validation_accuracy,
-            train_loss: last.train_loss,
-            epochs: progress.epochs.len(),
-            peak_bytes: config.engine.backend.is_on_heap().then(|| meter.peak()),
-            weights_digest: digest::weights(&model),
-        };
-        self.artifacts.save_results(&results)?;
-        Ok(Ending::Finished(results))
+            })
+        })
     }
 }
 
 impl Train<'_> {
-    fn steps_per_epoch(&self) -> usize {
+    fn run<B, O>(
+        self,
+        device: Device<B>,
+        optimizer: O,
+        memory: &HighWater,
+        adapt: impl FnOnce(Training<B, O>) -> Training<B, O>,
+    ) -> Result<Ending>
+    where
+        B: AutodiffBackend,
+        O: Optimizer<Vit<B>, B> + 'static,
+    {
+        let config = self.config;
+        let done = self.begin()?;
+
+        B::seed(&device, config.seed);
+        let model = config.model.init::<B>(&device);
+        // Parameters are drawn when first looked at: look now, in the order of the model.
+        let _ = model.num_params();
+        let learner = Learner::new(model, optimizer, self.scheduler()?);
+
+        let valid = self.valid_loader::<B::InnerBackend>(&device);
+        let mut training = SupervisedTraining::new(
+            self.artifacts.folder(),
+            self.train_loader::<B>(&device, done.unwrap_or(0)),
+            valid.clone(),
+        )
+        .metrics((LossMetric::new(), AccuracyMetric::new()))
+        .metric_train_numeric(LearningRateMetric::new())
+        .with_metric_logger(MetricLog::new(
+            self.artifacts.folder(),
+            done.unwrap_or(0) + 1,
+            self.interrupter.clone(),
+        ))
+        .with_file_checkpointer(AtomicFileRecorder::new(DefaultRecorder::new()))
+        .with_checkpointing_strategy(WholeEpochs::new(self.interrupter.clone()))
+        .with_interrupter(self.interrupter.clone())
+        .num_epochs(self.last_epoch(done)?);
+        if let Some(epoch) = done {
+            training = training.checkpoint(epoch);
+        }
+        if config.grads_accumulation > 1 {
+            training = training.grads_accumulation(config.grads_accumulation);
+        }
+        if let Some(epochs) = config.early_stopping {
+            training = training.early_stopping(Patience(epochs));
+        }
+        if !self.tui {
+            let memory = self.counts_memory().then(|| memory.clone());
+            training = training.renderer(EpochLines::new(memory));
+        }
+
+        let panics = Panics::new(self.artifacts.application_log());
+        let training = training.with_application_logger(Some(Box::new(panics.clone())));
+        let training = adapt(training);
+        let LearningResult { model, renderer } = panics.catch(|| training.launch(learner))?;
+        // Gives the terminal back.
+        drop(renderer);
+        self.end(&model, &*valid, memory)
+    }
+
+    /// Readies the folder; gives the epoch of the checkpoint to go on from.
+    fn begin(&self) -> Result<Option<usize>> {
+        if !self.resume {
+            self.artifacts.start(self.config)?;
+            return Ok(None);
+        }
+        let done = self.artifacts.resume_point()?;
+        self.artifacts.save_settings(self.config)?;
+        match done {
+            Some(epoch) => eprintln!("going on after epoch {epoch}"),
+            None => eprintln!("no epoch was finished: beginning with the first"),
+        }
+        Ok(done)
+    }
+
+    /// The last epoch to train: one that is done already, if the run had stopped early there.
+    fn last_epoch(&self, done: Option<usize>) -> Result<usize> {
+        if let (Some(done), Some(epochs)) = (done, self.config.early_stopping) {
+            let valid = self.artifacts.losses()?.valid;
+            let until = valid.into_iter().filter(|(epoch, _)| *epoch <= done);
+            if Patience(epochs).is_exhausted(until) {
+                return Ok(done);
+            }
+        }
+        Ok(self.config.epochs)
+    }
+
+    fn end<B: Backend>(
+        &self,
+        model: &Vit<B>,
+        valid: &dyn DataLoader<B, Batch<B>>,
+        memory: &HighWater,
+    ) -> Result<Ending> {
+        let resume_point = self.artifacts.resume_point()?;
+        if let Some(reason) = self.interrupter.get_message() {
+            if !stopping::was_asked_for(&reason) {
+                bail!("{reason}");
+            }
+            // Too late to interrupt anything, if the last epoch is saved.
+            if resume_point != Some(self.config.epochs) {
+                return Ok(Ending::Interrupted {
+                    resume_point,
+                    by_ctrl_c: reason == CTRL_C,
+                });
+            }
+        }
+        let losses = self.artifacts.losses()?.train;
+        let epochs = resume_point.context("no checkpoint was saved")?;
+        let loss = losses.iter().find(|(epoch, _)| *epoch == epochs);
+        let (_, train_loss) = *loss.context("the loss of the last epoch was not logged")?;
+        let results = Results {
+            validation_accuracy: accuracy(model, valid),
+            train_loss,
+            epochs,
+            peak_bytes: self.counts_memory().then(|| memory.highest()),
+            weights_digest: digest::weights(model),
+        };
+        self.artifacts.save_results(&results)?;
+        Ok(Ending::Finished(results))
+    }
+
+    fn train_loader<B: Backend>(
+        &self,
+        device: &Device<B>,
+        done: usize,
+    ) -> Arc<dyn DataLoader<B, Batch<B>>> {
+        let config = self.config;
+        let finished = done * self.iterations_per_epoch();
+        let mut batcher = TrainBatcher::new(self.data.batcher(), config.seed, finished);
+        if let Some(last) = self.stop_after {
+            batcher = batcher.stop_after(last, self.interrupter.clone());
+        }
+        let loader = DataLoaderBuilder::new(batcher)
+            .batch_size(config.batch_size)
+            .shuffle(config.seed)
+            .set_device(device.clone())
+            .build(self.data.train.clone());
+        ResumedDataLoader::new(loader, done + 1)
+    }
+
+    fn valid_loader<B: Backend>(&self, device: &Device<B>) -> Arc<dyn DataLoader<B, Batch<B>>> {
+        DataLoaderBuilder::new(self.data.batcher())
+            .batch_size(self.config.batch_size)
+            .set_device(device.clone())
+            .build(self.data.validation.clone())
+    }
+
+    fn counts_memory(&self) -> bool {
+        self.config.engine.backend.is_on_heap()
+    }
+
+    fn iterations_per_epoch(&self) -> usize {
         self.data.train.len().div_ceil(self.config.batch_size)
     }
 
-    fn is_to_stop(&self, step: usize) -> bool {
-        self.stop.load(Ordering::Relaxed) || self.stop_after.is_some_and(|last| step >= last)
-    }
-
-    fn progress_bar(&self, done: u64) -> ProgressBar {
-        let steps = (self.config.epochs * self.steps_per_epoch()) as u64;
-        let style = ProgressStyle::with_template("{wide_bar} step {pos}/{len}  {msg}  {eta} left")
-            .unwrap_or_else(|_| ProgressStyle::default_bar());
-        ProgressBar::new(steps)
-            .with_position(done)
-            .with_style(style)
-    }
-
     fn scheduler(&self) -> Result<ComposedLrScheduler> {
-        let steps = self.config.epochs * self.steps_per_epoch();
-        let warm_up = ((steps as f64 * WARM_UP) as usize).max(1);
+        let iterations = self.config.epochs * self.iterations_per_epoch();
+        let warm_up = ((iterations as f64 * WARM_UP) as usize).max(1);
         ComposedLrSchedulerConfig::new()
             .cosine(CosineAnnealingLrSchedulerConfig::new(
                 self.config.learning_rate,
-                steps,
+                iterations,
             ))
             .linear(LinearLrSchedulerConfig::new(
                 1.0 / (warm_up + 1) as f64,
@@ -227,55 +301,19 @@ impl Train<'_> {
     }
 }
 
-/// One step: what a training loop with gradient release looks like.
-#[derive(Clone, Copy, Debug)]
-pub struct Step {
-    /// Seed of the step's own random numbers: a resumed run draws what the first one drew.
-    pub seed: u64,
-    /// The learning rate.
-    pub lr: f64,
-}
-
-impl Step {
-    /// Trains on one batch; gives the loss before the step.
-    pub fn run<B: AutodiffBackend>(
-        self,
-        mut model: Vit<B>,
-        optimizer: &mut dyn Stepper<B>,
-        loss: &CrossEntropyLoss<B>,
-        batch: Batch<B>,
-        device: &Device<B>,
-    ) -> Result<(Vit<B>, f64)> {
-        B::seed(device, self.seed);
-        model = optimizer.arm(self.lr, model)?;
-        let loss = loss.forward(model.forward(batch.images), batch.labels);
-        let value = loss.clone().into_scalar().elem::<f64>();
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        model = optimizer.step(self.lr, model, grads)?;
-        Ok((model, value))
-    }
-}
-
 /// Part of the images that the model classifies correctly.
-fn accuracy<B: Backend>(
-    model: &Vit<B>,
-    data: &Dataset,
-    split: &Split,
-    batch_size: usize,
-    device: &Device<B>,
-) -> f64 {
-    let indices: Vec<usize> = (0..split.len()).collect();
-    let correct: i64 = indices
-        .chunks(batch_size)
-        .map(|indices| {
-            let batch = Batch::<B>::new(data, split, indices, device);
-            let best = model.forward(batch.images).argmax(1).flatten(0, 1);
-            best.equal(batch.labels)
-                .int()
-                .sum()
-                .into_scalar()
-                .elem::<i64>()
+///
+/// Counted anew rather than taken from the log: it holds for the weights that the run leaves, also
+/// where a resumed run had nothing left to train.
+fn accuracy<B: Backend>(model: &Vit<B>, images: &dyn DataLoader<B, Batch<B>>) -> f64 {
+    let correct: i64 = images
+        .iter()
+        .map(|batch| {
+            let scored = model.step(batch);
+            let best = scored.output.argmax(1).flatten(0, 1);
+            let hits = best.equal(scored.targets).int().sum();
+            hits.into_scalar().elem::<i64>()
         })
         .sum();
-    correct as f64 / split.len().max(1) as f64
+    correct as f64 / images.num_items().max(1) as f64
 }

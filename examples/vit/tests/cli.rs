@@ -2,11 +2,12 @@
 
 use assert_cmd::Command;
 use serde_json::Value;
+use std::cell::OnceCell;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command as Process, Stdio};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tempfile::TempDir;
 
 fn vit() -> Command {
@@ -65,46 +66,267 @@ fn write_png(file: &Path, level: u8) {
         .unwrap();
 }
 
+/// What a run and its resumption must have in common.
+const OUTCOME: [&str; 4] = [
+    "weights_digest",
+    "validation_accuracy",
+    "train_loss",
+    "epochs",
+];
+
+fn outcome(result: &Value) -> [&Value; 4] {
+    OUTCOME.map(|key| &result[key])
+}
+
+fn resume(folder: &Path) -> Command {
+    let mut command = vit();
+    command
+        .args(["train", "--json", "--resume", "--artifact-dir"])
+        .arg(folder);
+    command
+}
+
+/// Everything on stderr of a run that ends well, and in one line on stdout its result.
+fn lines(command: &mut Command) -> Vec<String> {
+    let output = command.assert().success().get_output().clone();
+    let text = String::from_utf8(output.stderr).unwrap();
+    text.lines().map(String::from).collect()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(folder)
+        .map(|entries| {
+            entries
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect()
+        })
+        .unwrap_or_default();
+    names.sort();
+    names
+}
+
+/// A small data set of its own: random images with random labels, so that the validation loss soon
+/// gets worse.
+struct Noise {
+    home: TempDir,
+}
+
+impl Noise {
+    /// Epochs of 8 batches, which take a moment.
+    fn new() -> Self {
+        Self::with(60, 16)
+    }
+
+    fn with(train: u32, validation: u32) -> Self {
+        let home = TempDir::new().unwrap();
+        let mut state = 1u32;
+        let mut random = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        };
+        for (part, count) in [("train", train), ("t10k", validation)] {
+            let pixels: Vec<u8> = (0..count * 64).map(|_| random()).collect();
+            let labels: Vec<u8> = (0..count).map(|_| random() % 4).collect();
+            let file = |what: &str| home.path().join(format!("{part}-{what}-ubyte"));
+            fs::write(file("images-idx3"), idx(&[count, 8, 8], &pixels)).unwrap();
+            fs::write(file("labels-idx1"), idx(&[count], &labels)).unwrap();
+        }
+        Self { home }
+    }
+
+    fn folder(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+
+    /// The arguments of a run of so many epochs, whose artifacts go to `name`.
+    fn args(&self, name: &str, epochs: usize) -> Vec<String> {
+        let path = |path: &Path| path.to_str().unwrap().to_string();
+        ["train", "--json", "--batch-size", "8", "--epochs"]
+            .map(String::from)
+            .into_iter()
+            .chain([epochs.to_string(), "--data".into(), path(self.home.path())])
+            .chain(["--artifact-dir".into(), path(&self.folder(name))])
+            .collect()
+    }
+
+    fn train(&self, name: &str, epochs: usize) -> Command {
+        let mut command = vit();
+        command.args(self.args(name, epochs));
+        command
+    }
+
+    /// Starts or resumes the run, and kills it as soon as `now` says so.
+    #[cfg(unix)]
+    fn kill(&self, name: &str, epochs: usize, is_first: bool, now: impl Fn() -> bool) -> bool {
+        use std::os::unix::process::ExitStatusExt;
+        let mut args = self.args(name, epochs);
+        if !is_first {
+            args.push("--resume".into());
+        }
+        let mut child = Process::new(assert_cmd::cargo::cargo_bin("vit"))
+            .args(args)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        while !now() && child.try_wait().unwrap().is_none() {
+            sleep(Duration::from_micros(50));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap().signal() == Some(9)
+    }
+}
+
 #[test]
 fn resuming_gives_the_weights_of_the_uninterrupted_run() {
-    let home = TempDir::new().unwrap();
-    let whole = result(&mut train(&home.path().join("whole")));
+    let noise = Noise::new();
+    let whole = result(&mut noise.train("whole", 3));
 
-    // In the middle of an epoch, and exactly at its end, before it was validated; in the other
-    // mode too, which leaves the same weights.
-    for (stop, mode) in [("3", "release"), ("6", "release"), ("9", "plain")] {
-        let folder = home.path().join(stop);
-        train(&folder)
-            .args(["--stop-after", stop])
-            .assert()
-            .success();
-        let resumed = result(
-            vit()
-                .args([
-                    "train",
-                    "--json",
-                    "--resume",
-                    "--mode",
-                    mode,
-                    "--artifact-dir",
-                ])
-                .arg(&folder),
-        );
-        for key in [
-            "weights_digest",
-            "validation_accuracy",
-            "train_loss",
-            "epochs",
-        ] {
-            assert_eq!(resumed[key], whole[key], "{key} after a stop at {stop}");
+    // In the middle of the first epoch; exactly at its end, before it was validated; in the middle
+    // of a later one; from either mode to the other.
+    for (stop, before, after, continues) in [
+        ("3", "release", "release", "begins with the first epoch"),
+        ("8", "plain", "release", "begins with the first epoch"),
+        ("13", "release", "plain", "from the checkpoint of epoch 1"),
+        ("21", "plain", "release", "from the checkpoint of epoch 2"),
+    ] {
+        let folder = noise.folder(stop);
+        let mut stopped = noise.train(stop, 3);
+        let said = lines(stopped.args(["--stop-after", stop, "--mode", before]));
+        assert!(said.last().unwrap().contains(continues), "{said:?}");
+        assert!(!folder.join("results.json").exists());
+
+        let resumed = result(resume(&folder).args(["--mode", after]));
+        assert_eq!(outcome(&resumed), outcome(&whole), "stopped at {stop}");
+        let checkpoints = names(&folder.join("checkpoint"));
+        let newest = ["model", "optim", "scheduler"]
+            .map(|part| [2, 3].map(|epoch| format!("{part}-{epoch}.mpk")));
+        assert_eq!(checkpoints, newest.concat());
+
+        // Nor is anything lost or written twice in the logs.
+        for log in ["train", "valid"] {
+            for file in ["Loss.log", "Accuracy.log"] {
+                for epoch in ["epoch-1", "epoch-2", "epoch-3"] {
+                    let log = |run: &str| noise.folder(run).join(log).join(epoch).join(file);
+                    let [resumed, whole] = [stop, "whole"].map(|run| fs::read(log(run)).unwrap());
+                    assert_eq!(resumed, whole, "{epoch}/{file} after a stop at {stop}");
+                }
+            }
         }
-        let left: Vec<_> = fs::read_dir(&folder)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .filter(|name| name.starts_with("unfinished") || name.starts_with("checkpoint"))
-            .collect();
-        assert_eq!(left, ["checkpoint-00000012"]);
     }
+}
+
+#[test]
+fn accumulation_is_resumed_in_either_mode() {
+    let noise = Noise::new();
+    let train = |name: &str, mode: &str| {
+        let mut command = noise.train(name, 2);
+        command.args(["--grads-accumulation", "3", "--mode", mode]);
+        command
+    };
+    let plain = result(&mut train("plain", "plain"));
+    let release = result(&mut train("release", "release"));
+    assert_eq!(outcome(&plain), outcome(&release));
+    let every_batch = result(&mut noise.train("every-batch", 2));
+    assert_ne!(plain["weights_digest"], every_batch["weights_digest"]);
+
+    for (before, after) in [("plain", "release"), ("release", "plain")] {
+        let name = format!("from-{before}");
+        let mut stopped = train(&name, before);
+        stopped.args(["--stop-after", "12"]).assert().success();
+        let resumed = result(resume(&noise.folder(&name)).args(["--mode", after]));
+        assert_eq!(outcome(&resumed), outcome(&plain));
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_run_killed_again_and_again_gives_the_weights_of_the_uninterrupted_one() {
+    let noise = Noise::new();
+    let start = Instant::now();
+    let whole = result(&mut noise.train("whole", 8));
+    let epoch_time = start.elapsed() / 8;
+    let folder = noise.folder("killed");
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let mut delays = Vec::new();
+    for epoch in 1..=4 {
+        // Somewhere in the epoch after this one.
+        let delay = epoch_time.mul_f64(f64::from(clock.subsec_nanos() % (40 + epoch)) / 44.0);
+        delays.push(delay);
+        let saved = folder.join(format!("checkpoint/scheduler-{epoch}.mpk"));
+        let seen = OnceCell::new();
+        let killed = noise.kill("killed", 8, epoch == 1, || {
+            saved.exists() && seen.get_or_init(Instant::now).elapsed() > delay
+        });
+        assert!(killed, "it had ended {delay:?} after epoch {epoch}");
+    }
+    let resumed = result(&mut resume(&folder));
+    assert_eq!(
+        outcome(&resumed),
+        outcome(&whole),
+        "killed after {delays:?}"
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn a_run_killed_while_it_saves_gives_the_weights_of_the_uninterrupted_one() {
+    let noise = Noise::new();
+    let whole = result(&mut noise.train("whole", 4));
+    for part in ["model", "optim"] {
+        let folder = noise.folder(part);
+        let checkpoints = folder.join("checkpoint");
+        let unfinished = checkpoints.join(format!("unfinished-{part}-2.mpk"));
+        // The file is there for a moment only: not every attempt sees it.
+        let killed = (0..20).any(|_| {
+            let _ = fs::remove_dir_all(&folder);
+            noise.kill(part, 4, true, || unfinished.exists()) && unfinished.exists()
+        });
+        assert!(killed, "never while {part} was being saved");
+        let resumed = result(&mut resume(&folder));
+        assert_eq!(outcome(&resumed), outcome(&whole));
+        let left = names(&checkpoints);
+        assert!(left.iter().all(|name| !name.starts_with("unfinished")));
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_an_error_in_one_line() {
+    let noise = Noise::new();
+    let mut stopped = noise.train("run", 2);
+    stopped.args(["--stop-after", "12"]).assert().success();
+    fs::write(noise.folder("run/checkpoint/optim-1.mpk"), "no record").unwrap();
+    let output = resume(&noise.folder("run")).assert().failure();
+    let stderr = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    let lines: Vec<_> = stderr.lines().collect();
+    assert_eq!(lines.len(), 2, "{stderr}");
+    assert!(lines[1].starts_with("error: "), "{stderr}");
+    assert!(lines[1].contains("optimizer checkpoint"), "{stderr}");
+}
+
+#[test]
+fn early_stopping_is_not_forgotten_by_a_resumed_run() {
+    let noise = Noise::new();
+    let train = |name: &str| {
+        let mut command = noise.train(name, 30);
+        command.args(["--early-stopping", "2", "--lr", "0.01"]);
+        command
+    };
+    let whole = result(&mut train("whole"));
+    let epochs = whole["epochs"].as_u64().unwrap();
+    assert!((3..30).contains(&epochs), "{epochs} epochs");
+
+    // In the last epoch: the best one lies before the checkpoint.
+    let stop = (8 * epochs - 2).to_string();
+    let mut stopped = train("stopped");
+    stopped.args(["--stop-after", &stop]).assert().success();
+    let resumed = result(&mut resume(&noise.folder("stopped")));
+    assert_eq!(outcome(&resumed), outcome(&whole));
+
+    // Killed when all was done but the results were not written: not one epoch more.
+    fs::remove_file(noise.folder("whole").join("results.json")).unwrap();
+    let again = result(&mut resume(&noise.folder("whole")));
+    assert_eq!(outcome(&again), outcome(&whole));
 }
 
 #[test]
@@ -115,46 +337,106 @@ fn both_modes_train_the_same_weights() {
         let folder = home.path().join(mode);
         let result = result(train(&folder).args(["--mode", mode]));
         digests.push(result["weights_digest"].clone());
+        assert!(result["peak_bytes"].as_u64().unwrap() > 0);
         assert!(folder.join("config.json").exists());
-        assert!(folder.join("results.json").exists());
+        let saved: Value =
+            serde_json::from_slice(&fs::read(folder.join("results.json")).unwrap()).unwrap();
+        assert_eq!(saved, result);
     }
     assert_eq!(digests[0], digests[1]);
 }
 
+#[test]
+fn without_a_terminal_an_epoch_is_a_line_on_stderr() {
+    let noise = Noise::new();
+    let said = lines(&mut noise.train("run", 2));
+    let epochs: Vec<_> = said.iter().filter(|line| line.contains("epoch ")).collect();
+    assert_eq!(epochs.len(), 2, "{said:?}");
+    for (line, number) in epochs.iter().zip(["1/2", "2/2"]) {
+        assert!(line.starts_with("epoch") && line.contains(number), "{line}");
+        for part in ["loss", "validation loss", "accuracy", "peak"] {
+            assert!(line.contains(part), "{line}");
+        }
+    }
+}
+
+#[test]
+fn every_parameter_is_released_at_the_scheduled_rate() {
+    let noise = Noise::new();
+    noise.train("run", 1).assert().success();
+    let log = |name: &str| {
+        let file = noise.folder("run/train/epoch-1").join(name);
+        fs::read_to_string(file).unwrap()
+    };
+    assert_eq!(log("Released.log"), "100,1\n".repeat(8));
+    assert_eq!(log("Applied_Learning_Rate.log"), log("Learning_Rate.log"));
+    assert!(log("Peak_Memory.log").lines().count() == 8);
+}
+
+#[test]
+fn a_loss_that_is_no_number_ends_the_run() {
+    let noise = Noise::new();
+    let mut command = noise.train("run", 50);
+    let diverging = command.args(["--optimizer", "sgd", "--lr", "1"]);
+    let output = diverging.assert().failure().get_output().clone();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    let last = stderr.lines().last().unwrap();
+    assert!(
+        last.starts_with("error: the loss is NaN in epoch"),
+        "{last}"
+    );
+    assert!(last.contains("--lr"), "{last}");
+    assert!(output.stdout.is_empty());
+    assert!(!noise.folder("run/results.json").exists());
+    let epoch = last.split("epoch ").nth(1).unwrap();
+    let epoch = epoch.split(':').next().unwrap();
+    let checkpoint = format!("run/checkpoint/model-{epoch}.mpk");
+    assert!(!noise.folder(&checkpoint).exists());
+}
+
 #[cfg(unix)]
 #[test]
-fn ctrl_c_leaves_a_checkpoint() {
-    let home = TempDir::new().unwrap();
-    let folder = home.path().join("run");
-    let mut child = Process::new(assert_cmd::cargo::cargo_bin("vit"))
-        .args(["train", "--epochs", "1000", "--artifact-dir"])
-        .arg(&folder)
-        .stderr(Stdio::null())
+fn ctrl_c_says_where_the_run_can_be_resumed() {
+    // Nearly all the time goes into validation, so that is what is interrupted.
+    let noise = Noise::with(8, 2000);
+    let folder = noise.folder("run");
+    let child = Process::new(assert_cmd::cargo::cargo_bin("vit"))
+        .args(noise.args("run", 100_000))
+        .args(["--mode", "plain"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     let start = Instant::now();
-    while !folder.join("config.json").exists() {
+    while !folder.join("checkpoint/scheduler-1.mpk").exists() {
         assert!(start.elapsed() < Duration::from_secs(60));
-        sleep(Duration::from_millis(20));
+        sleep(Duration::from_millis(5));
     }
+    sleep(Duration::from_millis(50));
     let kill = Process::new("kill")
         .args(["-INT", &child.id().to_string()])
         .status()
         .unwrap();
     assert!(kill.success());
-    assert_eq!(child.wait().unwrap().code(), Some(130));
-    let names: Vec<_> = fs::read_dir(&folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    assert_eq!(
-        names
-            .iter()
-            .filter(|n| n.starts_with("checkpoint-"))
-            .count(),
-        1
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    let said = stderr.lines().last().unwrap();
+    let epoch = said.rsplit(' ').next().unwrap();
+    assert!(said.contains("--resume"), "{said}");
+    assert!(
+        said.contains("continues from the checkpoint of epoch"),
+        "{said}"
     );
-    assert!(!names.iter().any(|name| name.starts_with("unfinished")));
+    assert!(
+        folder
+            .join(format!("checkpoint/model-{epoch}.mpk"))
+            .exists()
+    );
+
+    // An epoch is kept only if it was validated to its end.
+    let losses = folder.join(format!("valid/epoch-{epoch}/Loss.log"));
+    assert_eq!(fs::read_to_string(losses).unwrap().lines().count(), 250);
 
     // It is not lost by forgetting --resume.
     vit()
@@ -309,7 +591,7 @@ fn damaged_idx_files_are_named() {
 fn bad_input_gets_one_line_and_leaves_nothing() {
     let home = TempDir::new().unwrap();
     let run = home.path().join("run");
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 10] = [
         (&["--data", "/nowhere/at/all"], "/nowhere/at/all"),
         (&["--batch-size", "0"], "batch-size"),
         (&["--lr", "0"], "--lr"),
@@ -318,6 +600,8 @@ fn bad_input_gets_one_line_and_leaves_nothing() {
         (&["--optimizer", "muon"], "muon"),
         (&["--image-size", "9"], "patches"),
         (&["--data", "synthetic"], "bench"),
+        (&["--mode", "unarmed"], "bench"),
+        (&["--grads-accumulation", "46"], "45 batches"),
     ];
     for (args, text) in cases {
         let mut command = vit();
@@ -364,7 +648,10 @@ fn a_run_is_resumed_only_as_what_it_was() {
     let missing = &mut train(&run);
     fails(missing.arg("--resume"), "nothing to resume", &run);
 
-    train(&run).args(["--stop-after", "1"]).assert().success();
+    train(&run)
+        .args(["--stop-after", "1", "--early-stopping", "3"])
+        .assert()
+        .success();
     let before = fs::read(run.join("config.json")).unwrap();
     let other = home.path().join("other");
     let preset = &mut train(&run);
@@ -373,6 +660,12 @@ fn a_run_is_resumed_only_as_what_it_was() {
     let epochs = &mut vit();
     epochs.args(["train", "--resume", "--epochs", "9", "--artifact-dir"]);
     fails(epochs.arg(&run), "--epochs 2, not 9", &other);
+    for (flag, text) in [
+        ("--grads-accumulation", "--grads-accumulation 1, not 2"),
+        ("--early-stopping", "--early-stopping 3, not 2"),
+    ] {
+        fails(resume(&run).args([flag, "2"]), text, &other);
+    }
     assert_eq!(fs::read(run.join("config.json")).unwrap(), before);
 }
 

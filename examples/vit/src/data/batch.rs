@@ -1,7 +1,12 @@
 //! From stored pixels to tensors.
 
-use super::{Dataset, Split};
+use super::Image;
+use crate::rng::SplitMix64;
+use crate::stopping;
+use burn::data::dataloader::batcher::Batcher;
 use burn::tensor::{Device, Int, Tensor, TensorData, backend::Backend};
+use burn::train::Interrupter;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A few images with their labels on a device.
 #[derive(Clone, Debug)]
@@ -10,22 +15,76 @@ pub struct Batch<B: Backend> {
     pub images: Tensor<B, 4>,
     /// `[batch]`
     pub labels: Tensor<B, 1, Int>,
+    /// Seed of the random numbers that training on the batch draws.
+    pub seed: u64,
 }
 
-impl<B: Backend> Batch<B> {
-    /// The images at `indices` of a part of `data`, in that order.
-    pub fn new(data: &Dataset, split: &Split, indices: &[usize], device: &Device<B>) -> Self {
-        let stride = data.channels * data.size * data.size;
-        let pixels: Vec<f32> = indices
+/// Brings pixels to the scale that a network likes.
+#[derive(Clone, Debug)]
+pub struct ImageBatcher {
+    /// `[channels, size, size]`
+    pub(super) shape: [usize; 3],
+    pub(super) mean: f32,
+    pub(super) std: f32,
+}
+
+impl<B: Backend> Batcher<B, Image, Batch<B>> for ImageBatcher {
+    fn batch(&self, images: Vec<Image>, device: &Device<B>) -> Batch<B> {
+        let [channels, height, width] = self.shape;
+        let pixels: Vec<f32> = images
             .iter()
-            .flat_map(|index| &split.pixels[index * stride..][..stride])
-            .map(|pixel| (f32::from(*pixel) - data.mean) / data.std)
+            .flat_map(|image| &image.pixels)
+            .map(|pixel| (f32::from(*pixel) - self.mean) / self.std)
             .collect();
-        let labels: Vec<i32> = indices.iter().map(|i| split.labels[*i] as i32).collect();
-        let shape = [indices.len(), data.channels, data.size, data.size];
-        Self {
+        let labels: Vec<i32> = images.iter().map(|image| image.label as i32).collect();
+        let shape = [images.len(), channels, height, width];
+        Batch {
             images: Tensor::from_data(TensorData::new(pixels, shape), device),
-            labels: Tensor::from_data(TensorData::new(labels, [indices.len()]), device),
+            labels: Tensor::from_data(TensorData::new(labels, [images.len()]), device),
+            seed: 0,
+        }
+    }
+}
+
+/// Counts the batches of a training run: each gets a seed of its own, the same in the uninterrupted
+/// run and in a resumed one.
+#[allow(missing_debug_implementations)] // Burn's interrupter has none.
+pub struct TrainBatcher {
+    images: ImageBatcher,
+    seed: u64,
+    made: AtomicUsize,
+    stop_after: Option<(usize, Interrupter)>,
+}
+
+impl TrainBatcher {
+    /// Goes on after as many batches as the finished epochs had.
+    pub fn new(images: ImageBatcher, seed: u64, finished: usize) -> Self {
+        Self {
+            images,
+            seed,
+            made: AtomicUsize::new(finished),
+            stop_after: None,
+        }
+    }
+
+    /// Interrupts the run in this batch, counted from the first epoch on.
+    pub fn stop_after(mut self, batches: usize, interrupter: Interrupter) -> Self {
+        self.stop_after = Some((batches, interrupter));
+        self
+    }
+}
+
+impl<B: Backend> Batcher<B, Image, Batch<B>> for TrainBatcher {
+    fn batch(&self, images: Vec<Image>, device: &Device<B>) -> Batch<B> {
+        let before = self.made.fetch_add(1, Ordering::Relaxed);
+        if let Some((last, interrupter)) = &self.stop_after
+            && before + 1 >= *last
+        {
+            interrupter.stop(Some(stopping::STOP_AFTER));
+        }
+        Batch {
+            seed: SplitMix64::new(&[self.seed, before as u64]).next_u64(),
+            ..self.images.batch(images, device)
         }
     }
 }

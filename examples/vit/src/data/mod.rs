@@ -6,7 +6,7 @@ mod folder;
 mod idx;
 mod synthetic;
 
-pub use batch::Batch;
+pub use batch::{Batch, ImageBatcher, TrainBatcher};
 
 use crate::digest;
 use crate::rng::SplitMix64;
@@ -18,6 +18,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// Where Debian's `dataset-fashion-mnist` puts its files.
 const FASHION_MNIST: &str = "/usr/share/datasets/fashion-mnist";
@@ -103,9 +104,9 @@ pub struct Dataset {
     /// Number of classes.
     pub classes: usize,
     /// To learn from.
-    pub train: Split,
+    pub train: Arc<Split>,
     /// To be judged by.
-    pub validation: Split,
+    pub validation: Arc<Split>,
     mean: f32,
     std: f32,
 }
@@ -116,6 +117,27 @@ pub struct Split {
     /// `[image, channel, row, column]`
     pixels: Vec<u8>,
     labels: Vec<u32>,
+}
+
+/// An image with its label.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// `[channel, row, column]`
+    pixels: Vec<u8>,
+    label: u32,
+}
+
+impl burn::data::dataset::Dataset<Image> for Split {
+    fn get(&self, index: usize) -> Option<Image> {
+        let label = *self.labels.get(index)?;
+        let size = self.pixels.len() / self.len();
+        let pixels = self.pixels[index * size..][..size].to_vec();
+        Some(Image { pixels, label })
+    }
+
+    fn len(&self) -> usize {
+        self.labels.len()
+    }
 }
 
 impl Split {
@@ -179,10 +201,19 @@ impl Dataset {
             size,
             channels,
             classes,
-            train,
-            validation,
+            train: train.into(),
+            validation: validation.into(),
             mean,
             std,
+        }
+    }
+
+    /// Makes batches of these images.
+    pub fn batcher(&self) -> ImageBatcher {
+        ImageBatcher {
+            shape: [self.channels, self.size, self.size],
+            mean: self.mean,
+            std: self.std,
         }
     }
 

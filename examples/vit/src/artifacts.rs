@@ -1,0 +1,206 @@
+//! The folder of a training run: its settings, its results, and what Burn's learner keeps there.
+
+use crate::config::TrainConfig;
+use crate::stopping::LOSS;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use burn::config::Config;
+use burn::train::LearnerSummary;
+use burn_gradient_release_train::resume;
+use serde::Serialize;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+const SETTINGS: &str = "config.json";
+const RESULTS: &str = "results.json";
+/// Settings and results are written here and then renamed, which a file system does at once or not
+/// at all: what appears under its final name is whole.
+const UNFINISHED: &str = "unfinished.json";
+
+/// What Burn's learner writes.
+const CHECKPOINTS: &str = "checkpoint";
+const CHECKPOINT_FILES: [&str; 4] = ["model-", "optim-", "scheduler-", "unfinished-"];
+const LOGS: [&str; 2] = ["train", "valid"];
+const APPLICATION_LOG: &str = "experiment.log";
+
+/// The folder of one training run.
+#[derive(Clone, Debug)]
+pub struct Artifacts {
+    folder: PathBuf,
+}
+
+/// The mean losses of the epochs of a run, each with its epoch.
+#[derive(Clone, Debug, Default)]
+pub struct Losses {
+    /// While training.
+    pub train: Vec<(usize, f64)>,
+    /// While validating.
+    pub valid: Vec<(usize, f64)>,
+}
+
+impl Artifacts {
+    /// Names the folder; nothing is read or written yet.
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Self {
+            folder: folder.into(),
+        }
+    }
+
+    /// The folder itself.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The log of what Burn and the backend have to say.
+    pub fn application_log(&self) -> PathBuf {
+        self.folder.join(APPLICATION_LOG)
+    }
+
+    /// The settings of the run that is here.
+    pub fn settings(&self) -> Result<TrainConfig> {
+        let file = self.folder.join(SETTINGS);
+        ensure!(
+            file.is_file(),
+            "nothing to resume: there is no {}",
+            file.display()
+        );
+        TrainConfig::load(&file).with_context(|| format!("cannot read {}", file.display()))
+    }
+
+    /// Refuses to start anew where an interrupted run waits.
+    pub fn ensure_free(&self) -> Result<()> {
+        ensure!(
+            !self.folder.exists() || self.folder.is_dir(),
+            "{} is not a folder",
+            self.folder.display()
+        );
+        // Without clearing anything up, as `resume_point` would: the run may be under way.
+        if !entries(&self.folder.join(CHECKPOINTS))?.is_empty()
+            && !self.folder.join(RESULTS).exists()
+        {
+            bail!(
+                "{} holds a run that was interrupted: continue it with --resume, start anew with \
+                 --overwrite, or choose another --artifact-dir",
+                self.folder.display()
+            );
+        }
+        Ok(())
+    }
+
+    /// Makes the folder, empties it of an earlier run, and writes the settings.
+    pub fn start(&self, config: &TrainConfig) -> Result<()> {
+        self.write(|| {
+            fs::create_dir_all(&self.folder)?;
+            for file in [SETTINGS, RESULTS, APPLICATION_LOG].map(|name| self.folder.join(name)) {
+                if file.exists() {
+                    fs::remove_file(file)?;
+                }
+            }
+            // By name: the folder may hold other things.
+            for checkpoint in entries(&self.folder.join(CHECKPOINTS))? {
+                if starts_with(&checkpoint, &CHECKPOINT_FILES) {
+                    fs::remove_file(checkpoint)?;
+                }
+            }
+            for split in LOGS {
+                for epoch in entries(&self.folder.join(split))? {
+                    if starts_with(&epoch, &["epoch-"]) {
+                        fs::remove_dir_all(epoch)?;
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        self.save_settings(config)
+    }
+
+    /// Writes the settings.
+    pub fn save_settings(&self, config: &TrainConfig) -> Result<()> {
+        self.write(|| self.write_json(SETTINGS, config))
+    }
+
+    /// Writes the results.
+    pub fn save_results(&self, results: &impl Serialize) -> Result<()> {
+        self.write(|| self.write_json(RESULTS, results))
+    }
+
+    /// The epoch of the newest whole checkpoint.
+    pub fn resume_point(&self) -> Result<Option<usize>> {
+        resume::resume_point(&self.folder)
+            .with_context(|| format!("cannot read the checkpoints in {}", self.folder.display()))
+    }
+
+    /// What was logged.
+    pub fn losses(&self) -> Result<Losses> {
+        let summary = LearnerSummary::new(&self.folder, &[LOSS])
+            .map_err(|text| anyhow!("cannot read the metrics: {text}"))?;
+        let [train, valid] = [summary.metrics.train, summary.metrics.valid].map(|metrics| {
+            let losses = metrics.into_iter().flat_map(|metric| metric.entries);
+            losses.map(|entry| (entry.step, entry.value)).collect()
+        });
+        Ok(Losses { train, valid })
+    }
+
+    fn write_json(&self, name: &str, value: &impl Serialize) -> Result<()> {
+        let unfinished = self.folder.join(UNFINISHED);
+        let mut file = File::create(&unfinished)?;
+        serde_json::to_writer_pretty(&mut file, value)?;
+        file.sync_all()?;
+        Ok(fs::rename(unfinished, self.folder.join(name))?)
+    }
+
+    fn write(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        work().with_context(|| format!("cannot write to {}", self.folder.display()))
+    }
+}
+
+fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
+    if !folder.exists() {
+        return Ok(Vec::new());
+    }
+    fs::read_dir(folder)
+        .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect())
+        .with_context(|| format!("cannot list {}", folder.display()))
+}
+
+fn starts_with(path: &Path, prefixes: &[&str]) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    prefixes.iter().any(|prefix| name.starts_with(prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interrupted_run_is_not_overwritten() {
+        let folder = tempfile::tempdir().unwrap();
+        let artifacts = Artifacts::new(folder.path());
+        assert!(artifacts.ensure_free().is_ok());
+        fs::create_dir(folder.path().join("checkpoint")).unwrap();
+        assert!(artifacts.ensure_free().is_ok());
+        fs::write(folder.path().join("checkpoint/model-1.mpk"), "").unwrap();
+        assert!(artifacts.ensure_free().is_err());
+        artifacts.save_results(&1).unwrap();
+        assert!(artifacts.ensure_free().is_ok());
+    }
+
+    #[test]
+    fn starting_anew_removes_only_what_a_run_has_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let (ours, others) = (
+            ["checkpoint/optim-3.mpk", "valid/epoch-3/Loss.log"],
+            ["checkpoint/notes", "train/cat/1.png"],
+        );
+        for file in ours.iter().chain(&others) {
+            fs::create_dir_all(path(file).parent().unwrap()).unwrap();
+            fs::write(path(file), "").unwrap();
+        }
+        Artifacts::new(folder.path())
+            .start(&TrainConfig::example())
+            .unwrap();
+        assert!(path(SETTINGS).exists());
+        assert!(ours.iter().all(|file| !path(file).exists()));
+        assert!(others.iter().all(|file| path(file).exists()));
+    }
+}
