@@ -1,0 +1,10 @@
+//! The reviews and their way into tensors.
+
+mod batcher;
+mod dataset;
+mod grammar;
+mod tokenizer;
+
+pub use batcher::{TextClassificationBatch, TextClassificationBatcher};
+pub use dataset::{CLASSES, Reviews, TextClassificationItem};
+pub use tokenizer::WordTokenizer;

@@ -1,0 +1,64 @@
+//! The same training twice: [`plain`] on Burn as it is, [`release`] with gradient release.
+//!
+//! The two files are one program: what differs is what gradient release asks of it.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result};
+use burn::{
+    nn::{attention::SeqLengthOption, transformer::TransformerEncoderConfig},
+    optim::AdamConfig,
+    prelude::*,
+};
+
+pub mod plain;
+pub mod release;
+
+/// What is trained, on what, and how.
+#[derive(Config, Debug)]
+pub struct ExperimentConfig {
+    /// The shape of the encoder.
+    pub transformer: TransformerEncoderConfig,
+    /// The optimizer.
+    pub optimizer: AdamConfig,
+    /// How many tokens of a review count.
+    #[config(default = "SeqLengthOption::Max(32)")]
+    pub seq_length: SeqLengthOption,
+    /// Names of products in the reviews: most of the vocabulary.
+    #[config(default = 3000)]
+    pub num_names: usize,
+    /// Reviews to train on.
+    #[config(default = 1000)]
+    pub num_train: usize,
+    /// Reviews to validate with.
+    #[config(default = 400)]
+    pub num_valid: usize,
+    /// Reviews in a step.
+    #[config(default = 4)]
+    pub batch_size: usize,
+    /// Passes over the reviews.
+    #[config(default = 3)]
+    pub num_epochs: usize,
+    /// What every learning rate is a multiple of.
+    #[config(default = 0.07)]
+    pub lr_factor: f64,
+    /// Steps until the learning rate is at its highest.
+    #[config(default = 60)]
+    pub warmup_steps: usize,
+    /// Of the weights, of dropout and of the order of the reviews.
+    #[config(default = 42)]
+    pub seed: u64,
+}
+
+/// Removes what an earlier training left there, or the summary would count it in.
+fn create_artifact_dir(artifact_dir: &Path) -> Result<()> {
+    for part in ["train", "valid", "checkpoint"] {
+        let part = artifact_dir.join(part);
+        if part.exists() {
+            fs::remove_dir_all(&part)
+                .with_context(|| format!("cannot remove {}", part.display()))?;
+        }
+    }
+    fs::create_dir_all(artifact_dir)
+        .with_context(|| format!("cannot create {}", artifact_dir.display()))
+}
