@@ -6,10 +6,12 @@
 //! the rate its weights are stepped with. [`metric`] shows what a step did, [`resume`] has what a
 //! killed run needs to be picked up exactly.
 
+mod checkpoint;
 pub mod metric;
 mod monitor;
 pub mod resume;
 mod strategy;
 
+pub use checkpoint::BlockingCheckpointingStrategy;
 pub use monitor::{PeakMemory, StepMonitor};
 pub use strategy::GradientReleaseStrategy;

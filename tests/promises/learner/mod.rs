@@ -1,6 +1,7 @@
 //! Training with burn-train's `Learner`: with gradient release it does what it does without.
 
 mod accumulation;
+mod blocking;
 mod checkpoints;
 mod data_loader;
 mod killed;

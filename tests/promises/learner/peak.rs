@@ -4,7 +4,9 @@ use burn::module::AutodiffModule;
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::Learner;
+use burn::train::checkpoint::KeepLastNCheckpoints;
 use burn_gradient_release::WithGradientRelease;
+use burn_gradient_release_train::BlockingCheckpointingStrategy;
 
 use super::full_name;
 use crate::ALLOCATIONS;
@@ -24,8 +26,20 @@ fn training() -> Training {
     }
 }
 
-fn saving() -> Training {
+fn saving() -> Training<Bin> {
     training().saving_with(Bin::default())
+}
+
+/// The next epoch begins when the checkpoint is written.
+fn blocking() -> Training<Bin> {
+    Training {
+        keep: || {
+            Box::new(BlockingCheckpointingStrategy::new(
+                KeepLastNCheckpoints::new(2),
+            ))
+        },
+        ..saving()
+    }
 }
 
 /// With so many micro-batches in an optimizer step, and the same number of steps.
@@ -108,6 +122,7 @@ fn a_whole_run_peaks_where_the_loop_does() {
         let (stock, stock_weights) = learner::<Stock>(&start, training());
         let (release_saving, _) = learner::<Released>(&start, saving());
         let (stock_saving, _) = learner::<Stock>(&start, saving());
+        let (release_blocking, _) = learner::<Released>(&start, blocking());
         assert_eq!(
             [release_weights, stock_weights],
             [expected; 2],
@@ -116,7 +131,7 @@ fn a_whole_run_peaks_where_the_loop_does() {
 
         println!(
             "peak of a run, MiB: loop {:.2}, learner {:.2} ({:+.2} %), stock {:.2} ({:.3} of it); \
-             saving checkpoints: learner {:.2}, stock {:.2}",
+             saving checkpoints: learner {:.2}, stock {:.2}; waiting for them: learner {:.2}",
             mib(by_hand),
             mib(release),
             100.0 * (release as f64 / by_hand as f64 - 1.0),
@@ -124,6 +139,7 @@ fn a_whole_run_peaks_where_the_loop_does() {
             release as f64 / stock as f64,
             mib(release_saving),
             mib(stock_saving),
+            mib(release_blocking),
         );
         assert!(
             release as f64 <= 1.02 * by_hand as f64,
