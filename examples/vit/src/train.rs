@@ -255,8 +255,9 @@ impl Train<'_> {
         done: usize,
     ) -> Arc<dyn DataLoader<B, Batch<B>>> {
         let config = self.config;
-        let finished = done * self.iterations_per_epoch();
-        let mut batcher = TrainBatcher::new(self.data.batcher(), config.seed, finished);
+        // The loader makes one batch of each epoch that is done, to have it shuffled.
+        let numbered = done * self.iterations_per_epoch() - done;
+        let mut batcher = TrainBatcher::new(self.data.batcher(), config.seed, numbered);
         if let Some(last) = self.stop_after {
             batcher = batcher.stop_after(last, self.interrupter.clone());
         }

@@ -11,8 +11,8 @@ use burn::{
 ///
 /// Burn's loader shuffles anew for every epoch, and starts its random numbers anew with every run:
 /// a run resumed at epoch 4 would see the order of epoch 1. This one lets the loader shuffle for the
-/// epochs that are done, and make one batch of each. With more than one worker Burn's order is not
-/// the same in any two runs.
+/// epochs that are done, and make one batch of each: a batcher that counts its batches should know
+/// of these. With more than one worker Burn's order is not the same in any two runs.
 ///
 /// ```
 /// # use burn::{backend::Flex, data::{dataloader::{DataLoader, DataLoaderBuilder, batcher::Batcher}, dataset::InMemDataset}};

@@ -57,12 +57,12 @@ pub struct TrainBatcher {
 }
 
 impl TrainBatcher {
-    /// Goes on after as many batches as the finished epochs had.
-    pub fn new(images: ImageBatcher, seed: u64, finished: usize) -> Self {
+    /// Numbers the batches from this one on.
+    pub fn new(images: ImageBatcher, seed: u64, first: usize) -> Self {
         Self {
             images,
             seed,
-            made: AtomicUsize::new(finished),
+            made: AtomicUsize::new(first),
             stop_after: None,
         }
     }
