@@ -59,13 +59,15 @@ fn a_handle_arms_what_the_owner_steps() {
 /// The states are those of the owner's optimizer, not of a clone.
 #[test]
 fn a_handle_shares_the_states() {
-    let (mut owner, expected) = owner(bench(2));
+    let (mut owner, expected) = owner(bench(3));
     owner.model = super::armed_step(&mut owner.optim, owner.model, 0);
     let mut handle = Optim::handle_of(&owner).expect("there is an optimizer");
     arm(&mut owner, &mut handle).expect("armed");
     let grads = gradients(&owner.model, 1);
     owner.step(grads);
     weights(&owner.model).assert_same(&expected[1], "with the moments of step 0");
+    owner.model = super::armed_step(&mut owner.optim, owner.model, 2);
+    weights(&owner.model).assert_same(&expected[2], "with the moments of the handle's step");
 }
 
 #[test]
