@@ -490,6 +490,13 @@ fn agreed<T: Clone + PartialEq + std::fmt::Display>(
 fn summary(config: &TrainConfig, results: &Results) -> String {
     let all = 4 * config.model.num_params() as u64;
     let largest = 4 * config.model.largest_param() as u64;
+    // What accumulation keeps from batch to batch, in either mode.
+    let sums = if config.grads_accumulation > 1 {
+        all
+    } else {
+        0
+    };
+    let and_sums = if sums > 0 { ", and their sums" } else { "" };
     let mut table = Table::new();
     table.load_preset(ASCII_MARKDOWN);
     table.set_header(["", "", "how known"]);
@@ -506,14 +513,14 @@ fn summary(config: &TrainConfig, results: &Results) -> String {
     ]);
     table.add_row([
         "gradients that plain Burn holds at once",
-        &human(all),
-        "computed: one for every weight",
+        &human(sums + all),
+        &format!("computed: one for every weight{and_sums}"),
     ]);
     if config.engine.mode == Mode::Release {
         table.add_row([
             "gradients that gradient release holds at once",
-            &human(largest),
-            "computed: the largest one, if alone",
+            &human(sums + largest),
+            &format!("computed: the largest one, if alone{and_sums}"),
         ]);
         table.add_row([
             "saved by gradient release, up to",
