@@ -41,7 +41,7 @@ pub struct StepMonitor {
 
 /// What one iteration did.
 #[derive(Clone, Debug)]
-pub(crate) struct Iteration {
+pub struct Iteration {
     epoch: usize,
     iteration: usize,
     /// None while gradients accumulate.

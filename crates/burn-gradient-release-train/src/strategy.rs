@@ -131,7 +131,14 @@ where
         let mut checkpointer = components.checkpointer;
         let mut early_stopping = components.early_stopping;
         let interrupter = components.interrupter;
-        let mut stepping = Stepping::new(self, learner, components.grad_accumulation);
+        let optim = ReleaseOptimizer::handle_of(&learner)
+            .expect("cloning a learner clones its optimizer, once");
+        let mut stepping = Stepping {
+            strategy: self,
+            learner,
+            optim,
+            grad_accumulation: components.grad_accumulation,
+        };
 
         if starting_epoch > 1 {
             // Burn's event store counts the epochs it has seen the end of, and would file the first
@@ -174,21 +181,14 @@ where
 }
 
 /// The learner with a handle to the optimizer inside it.
-struct Stepping<'a, B, LR, M, O>
-where
-    B: ReleaseBackend,
-    LR: LrScheduler + 'static,
-    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
-    M::InnerModule: InferenceStep,
-    O: SimpleOptimizer<B::InnerBackend> + 'static,
-{
-    strategy: &'a GradientReleaseStrategy<B>,
-    learner: Learner<Components<B, LR, M, O>>,
-    optim: ReleaseOptimizer<O, M, B>,
+struct Stepping<'a, LC: LearningComponentsTypes> {
+    strategy: &'a GradientReleaseStrategy<LC::Backend>,
+    learner: Learner<LC>,
+    optim: LC::Optimizer,
     grad_accumulation: Option<usize>,
 }
 
-impl<'a, B, LR, M, O> Stepping<'a, B, LR, M, O>
+impl<B, LR, M, O> Stepping<'_, Components<B, LR, M, O>>
 where
     B: ReleaseBackend,
     LR: LrScheduler + 'static,
@@ -196,21 +196,6 @@ where
     M::InnerModule: InferenceStep,
     O: SimpleOptimizer<B::InnerBackend> + 'static,
 {
-    fn new(
-        strategy: &'a GradientReleaseStrategy<B>,
-        learner: Learner<Components<B, LR, M, O>>,
-        grad_accumulation: Option<usize>,
-    ) -> Self {
-        let optim = ReleaseOptimizer::handle_of(&learner)
-            .expect("cloning a learner clones its optimizer, once");
-        Self {
-            strategy,
-            learner,
-            optim,
-            grad_accumulation,
-        }
-    }
-
     fn train(
         &mut self,
         dataloader: &TrainLoader<Components<B, LR, M, O>>,

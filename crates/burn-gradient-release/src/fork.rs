@@ -10,6 +10,7 @@ use burn::tensor::backend::Backend;
 use burn_autodiff::NodeId;
 
 use crate::{
+    lend::lend,
     slot::{Arming, Slot},
     tensor::{Live, ReleaseTensor},
 };
@@ -41,20 +42,8 @@ impl<B: Backend> Scope<B> {
 
     /// Runs the fork. Returns the slots of what it armed.
     pub(crate) fn run(self, fork: impl FnOnce()) -> Vec<Arc<Slot<B>>> {
-        /// Closes the scope also when the fork panics.
-        struct Close;
-
-        impl Drop for Close {
-            fn drop(&mut self) {
-                SCOPE.take();
-            }
-        }
-
-        SCOPE.set(Some(Box::new(self)));
-        let close = Close;
-        fork();
-        let scope = SCOPE.take().and_then(|scope| scope.downcast::<Self>().ok());
-        drop(close);
+        let scope = lend(&SCOPE, Box::new(self), fork);
+        let scope = scope.and_then(|scope| scope.downcast::<Self>().ok());
         scope.map_or_else(Vec::new, |scope| scope.armed)
     }
 }

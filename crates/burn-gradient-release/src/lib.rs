@@ -13,6 +13,7 @@ mod backend;
 mod derived;
 mod fork;
 mod join;
+mod lend;
 mod ops;
 mod optimizer;
 mod pass;

@@ -3,10 +3,11 @@
 //! Each is made with the [`StepMonitor`](crate::StepMonitor) that the strategy has.
 
 mod applied_learning_rate;
-mod gauge;
+mod monitor_metric;
 mod peak_memory;
 mod released;
 
-pub use applied_learning_rate::AppliedLearningRateMetric;
-pub use peak_memory::PeakMemoryMetric;
-pub use released::ReleasedMetric;
+pub use applied_learning_rate::{AppliedLearningRate, AppliedLearningRateMetric};
+pub use monitor_metric::MonitorMetric;
+pub use peak_memory::{PeakMemoryMetric, StepPeak};
+pub use released::{Released, ReleasedMetric};

@@ -1,98 +1,48 @@
-use burn::train::metric::{
-    Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
-    SerializedEntry, state::FormatOptions,
-};
 use burn_gradient_release::Outcome;
 
-use super::gauge::{self, Gauge};
-use crate::StepMonitor;
+use super::{MonitorMetric, monitor_metric::Reading};
+use crate::monitor::Iteration;
 
 /// How many of the parameters that were stepped were stepped the moment their gradient was complete,
 /// in percent.
 ///
 /// Anything below 100 is a finding: the entry then says how many came late (at the end of backward)
 /// and how many were not armed at all (an ordinary step).
-#[derive(Clone)]
-pub struct ReleasedMetric {
-    name: MetricName,
-    monitor: StepMonitor,
-    gauge: Gauge,
-}
+pub type ReleasedMetric = MonitorMetric<Released>;
 
-impl ReleasedMetric {
-    /// Creates the metric for a strategy that has this monitor.
-    pub fn new(monitor: &StepMonitor) -> Self {
-        Self {
-            name: gauge::name("Released"),
-            monitor: monitor.clone(),
-            gauge: Gauge::default(),
-        }
-    }
-}
+/// What [`ReleasedMetric`] reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Released;
 
-impl Metric for ReleasedMetric {
-    type Input = ();
+impl Reading for Released {
+    const NAME: &str = "Released";
+    const DESCRIPTION: &str = "Parameters stepped the moment their gradient was complete.";
+    const UNIT: Option<&str> = Some("%");
+    const PRECISION: usize = 1;
+    const HIGHER_IS_BETTER: bool = true;
 
-    fn update(&mut self, _item: &(), metadata: &MetricMetadata) -> SerializedEntry {
-        let report = self
-            .monitor
-            .iteration(metadata)
-            .and_then(|done| done.report);
-        let format = FormatOptions::new(self.name()).unit("%").precision(1);
-        let Some(report) = report else {
-            return self.gauge.update(None, format);
-        };
-        let [released, late, ordinary] =
-            [Outcome::Released, Outcome::ReleasedLate, Outcome::Ordinary]
-                .map(|outcome| report.count(outcome));
+    fn value(iteration: &Iteration) -> Option<f64> {
+        let [released, late, ordinary] = counts(iteration)?;
         let stepped = released + late + ordinary;
-        let percent = (stepped > 0).then(|| 100.0 * released as f64 / stepped as f64);
-        let mut entry = self.gauge.update(percent, format);
-        entry.formatted = format!("{} ({released} of {stepped} parameters", entry.formatted);
+        (stepped > 0).then(|| 100.0 * released as f64 / stepped as f64)
+    }
+
+    fn remark(iteration: &Iteration) -> Option<String> {
+        let [released, late, ordinary] = counts(iteration)?;
+        let stepped = released + late + ordinary;
+        let mut remark = format!("{released} of {stepped} parameters");
         for (count, what) in [(late, "late"), (ordinary, "not armed")] {
             if count > 0 {
-                entry.formatted += &format!(", {count} {what}");
+                remark += &format!(", {count} {what}");
             }
         }
-        entry.formatted += ")";
-        entry
-    }
-
-    fn clear(&mut self) {
-        self.gauge.clear();
-    }
-
-    fn name(&self) -> MetricName {
-        self.name.clone()
-    }
-
-    fn description(&self) -> Option<String> {
-        Some("Parameters stepped the moment their gradient was complete.".into())
-    }
-
-    fn attributes(&self) -> MetricAttributes {
-        NumericAttributes {
-            unit: Some("%".into()),
-            higher_is_better: true,
-        }
-        .into()
+        Some(remark)
     }
 }
 
-impl Numeric for ReleasedMetric {
-    fn value(&self) -> NumericEntry {
-        self.gauge.value()
-    }
-
-    fn running_value(&self) -> NumericEntry {
-        self.gauge.running_value()
-    }
-}
-
-impl std::fmt::Debug for ReleasedMetric {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ReleasedMetric")
-            .field("monitor", &self.monitor)
-            .finish_non_exhaustive()
-    }
+/// How many parameters were released, late, and not armed.
+fn counts(iteration: &Iteration) -> Option<[usize; 3]> {
+    let report = iteration.report.as_ref()?;
+    let outcomes = [Outcome::Released, Outcome::ReleasedLate, Outcome::Ordinary];
+    Some(outcomes.map(|outcome| report.count(outcome)))
 }

@@ -5,14 +5,15 @@ use std::marker::PhantomData;
 use burn::{
     module::{AutodiffModule, ModuleVisitor, Param, list_param_ids},
     optim::GradientsParams,
-    tensor::{Tensor, TensorPrimitive},
+    tensor::Tensor,
 };
 
 use super::{
     arming::{self, Hold},
     error::{Refused, ReleaseError},
     release_optimizer::expect,
-    session::{DepthHints, Session},
+    session::{DepthHints, Session, sum},
+    stepper::from_float,
 };
 use crate::ReleaseBackend;
 
@@ -211,18 +212,11 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
                     .as_mut()
                     .and_then(|session| session.remove(param.id, self.hints));
                 let held = match slot {
-                    Some(slot) => slot
-                        .withdraw()
-                        .map(|held| Tensor::from_primitive(TensorPrimitive::Float(held))),
+                    Some(slot) => slot.withdraw().map(from_float),
                     None => self.sums.remove::<B::InnerBackend, D>(param.id),
                 };
                 let grad = self.grads.remove::<B::InnerBackend, D>(param.id);
-                let sum = match (held, grad) {
-                    // The order in which Burn's accumulator adds.
-                    (Some(held), Some(grad)) => Some(held.add(grad)),
-                    (held, grad) => held.or(grad),
-                };
-                if let Some(sum) = sum {
+                if let Some(sum) = sum(held, grad) {
                     self.sums.register::<B::InnerBackend, D>(param.id, sum);
                 }
             }

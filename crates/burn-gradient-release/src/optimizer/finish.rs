@@ -7,14 +7,14 @@ use burn::{
     optim::{
         GradientsParams, LearningRate, MultiGradientsParams, SimpleOptimizer, adaptor::GradAdaptor,
     },
-    tensor::{Tensor, TensorPrimitive, backend::Backend},
+    tensor::{Tensor, backend::Backend},
 };
 
 use super::{
     error::ReleaseError,
     report::{Outcome, StepReport},
-    session::{DepthHints, Session, disarmed, float},
-    stepper::Stepper,
+    session::{DepthHints, Session, disarmed, float, sum},
+    stepper::{Stepper, from_float},
 };
 use crate::{ReleaseBackend, slot::When, tensor::ReleaseTensor};
 
@@ -153,21 +153,13 @@ where
                         When::Complete => Outcome::Released,
                         When::Late => Outcome::ReleasedLate,
                     };
-                    let value = TensorPrimitive::Float(slot.close());
-                    let value = Tensor::<B::InnerBackend, D>::from_primitive(value);
+                    let value = from_float::<B::InnerBackend, D>(slot.close());
                     return (outcome, Tensor::from_inner(value).require_grad());
                 }
-                held = slot
-                    .withdraw()
-                    .map(|held| Tensor::from_primitive(TensorPrimitive::Float(held)));
+                held = slot.withdraw().map(from_float);
             }
             let grad = self.grads.remove::<B::InnerBackend, D>(id);
-            let grad = match (held, grad) {
-                // The order in which Burn's accumulator adds.
-                (Some(held), Some((grad, _))) => Some(held.add(grad)),
-                (held, grad) => held.or(grad.map(|(grad, _)| grad)),
-            };
-            match grad {
+            match sum(held, grad.map(|(grad, _device)| grad)) {
                 Some(grad) => {
                     let require_grad = tensor.is_require_grad();
                     let lr = self.report.learning_rate();

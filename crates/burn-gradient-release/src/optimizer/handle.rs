@@ -5,6 +5,8 @@
 
 use std::{any::Any, cell::RefCell};
 
+use crate::lend::lend;
+
 thread_local! {
     /// The handle asked for: its type is known to the asker alone.
     static ASKED: RefCell<Option<Vec<Box<dyn Any>>>> = const { RefCell::new(None) };
@@ -12,20 +14,7 @@ thread_local! {
 
 /// Runs `clone` and returns the handle of the one optimizer of type `H` that was cloned in it.
 pub(super) fn capture<H: 'static>(clone: impl FnOnce()) -> Option<H> {
-    /// Stops asking also when the clone panics.
-    struct StopAsking;
-
-    impl Drop for StopAsking {
-        fn drop(&mut self) {
-            ASKED.take();
-        }
-    }
-
-    ASKED.set(Some(Vec::new()));
-    let stop = StopAsking;
-    clone();
-    let offered = ASKED.take().unwrap_or_default();
-    drop(stop);
+    let offered = lend(&ASKED, Vec::new(), clone).unwrap_or_default();
     let mut handles = offered
         .into_iter()
         .filter_map(|handle| handle.downcast::<H>().ok());

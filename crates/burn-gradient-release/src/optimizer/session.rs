@@ -52,6 +52,17 @@ impl<B: Backend> Session<B> {
     }
 }
 
+/// What is held and what is new, in the order in which Burn's accumulator adds.
+pub(super) fn sum<B: Backend, const D: usize>(
+    held: Option<Tensor<B, D>>,
+    grad: Option<Tensor<B, D>>,
+) -> Option<Tensor<B, D>> {
+    match (held, grad) {
+        (Some(held), Some(grad)) => Some(held.add(grad)),
+        (held, grad) => held.or(grad),
+    }
+}
+
 /// Parameters whose session is gone are ordinary leaves again, for whichever optimizer is next.
 impl<B: Backend> Drop for Session<B> {
     fn drop(&mut self) {
