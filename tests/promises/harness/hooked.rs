@@ -1,4 +1,4 @@
-//! Adam that tells when it is called, to count steps or to fail at one of them.
+//! Adam that tells when it is called: to count steps, to fail at one of them, to change the rate.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,26 +11,39 @@ use burn::tensor::{Tensor, ops::Device};
 
 use super::Recipe;
 
-/// Adam with a counter, and a step at which it panics.
+/// Makes the rate to step with of the number of the call, counted from one, and the rate given.
+type Hook = Arc<dyn Fn(usize, LearningRate) -> LearningRate + Send + Sync>;
+
+/// Adam with a counter and a hook.
 #[derive(Clone)]
 pub(crate) struct Hooked {
     adam: Adam,
     calls: Arc<AtomicUsize>,
-    fails_at: usize,
+    hook: Hook,
 }
 
 impl Hooked {
     /// Never fails.
     pub(crate) fn new() -> Self {
-        Self::failing_at(usize::MAX)
+        Self::with_hook(|_, lr| lr)
     }
 
     /// Panics when called for the `fails_at`th time, counted from one, and at no other.
     pub(crate) fn failing_at(fails_at: usize) -> Self {
+        Self::with_hook(move |call, lr| {
+            assert!(call != fails_at, "told to fail at call {call}");
+            lr
+        })
+    }
+
+    /// Steps with the rate that `hook` makes of the number of the call and the rate given.
+    pub(crate) fn with_hook(
+        hook: impl Fn(usize, LearningRate) -> LearningRate + Send + Sync + 'static,
+    ) -> Self {
         Self {
             adam: AdamConfig::new().build(),
             calls: Arc::default(),
-            fails_at,
+            hook: Arc::new(hook),
         }
     }
 
@@ -51,8 +64,7 @@ impl<B: Backend> SimpleOptimizer<B> for Hooked {
         state: Option<Self::State<D>>,
     ) -> (Tensor<B, D>, Option<Self::State<D>>) {
         let call = self.calls.fetch_add(1, Ordering::SeqCst) + 1;
-        assert!(call != self.fails_at, "told to fail at call {call}");
-        self.adam.step(lr, tensor, grad, state)
+        self.adam.step((self.hook)(call, lr), tensor, grad, state)
     }
 
     fn to_device<const D: usize>(state: Self::State<D>, device: &Device<B>) -> Self::State<D> {

@@ -10,11 +10,8 @@ use burn::lr_scheduler::exponential::ExponentialLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::lr_scheduler::noam::NoamLrSchedulerConfig;
 use burn::lr_scheduler::step::StepLrSchedulerConfig;
-use burn::module::AutodiffModule;
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{Adam, AdamConfig, AdamState, GradientsParams, LearningRate, SimpleOptimizer};
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Tensor, ops::Device};
+use burn::optim::{Adam, AdamConfig, GradientsParams, LearningRate};
+use burn::tensor::backend::Backend;
 use burn::train::{
     Learner, LearningComponentsMarker, SupervisedLearningStrategy,
     SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents, TrainingStrategy,
@@ -26,7 +23,7 @@ use super::{rates, refusal, unlogged};
 use crate::harness::learner::{Bin, Mode, ModelOf, Released, Run, Stock, Training, launch, train};
 use crate::harness::models::{Regression, Size};
 use crate::harness::run::Start;
-use crate::harness::{Recipe, Release};
+use crate::harness::{Hooked, Recipe, Release};
 
 fn run<D: Mode>(start: &Start, recipe: &impl Recipe, scheduler: impl LrScheduler + 'static) -> Run {
     train::<D, Regression, _, _, _>(start, recipe, scheduler, &Training::new())
@@ -181,60 +178,20 @@ fn a_rate_one_step_late_would_be_noticed() {
     );
 }
 
-/// Adam that steps with the rate of the step before, whatever it is told.
-#[derive(Clone)]
-struct StaleAdam {
-    adam: Adam,
-    /// Of the step before, and of this one.
-    rates: Arc<Mutex<[LearningRate; 2]>>,
-}
-
-impl<B: Backend> SimpleOptimizer<B> for StaleAdam {
-    type State<const D: usize> = AdamState<B, D>;
-
-    fn step<const D: usize>(
-        &self,
-        lr: LearningRate,
-        tensor: Tensor<B, D>,
-        grad: Tensor<B, D>,
-        state: Option<Self::State<D>>,
-    ) -> (Tensor<B, D>, Option<Self::State<D>>) {
-        let stale = {
-            let mut rates = self.rates.lock().expect("not poisoned");
-            if rates[1] != lr {
-                *rates = [rates[1], lr];
-            }
-            rates[0]
-        };
-        self.adam.step(stale, tensor, grad, state)
-    }
-
-    fn to_device<const D: usize>(state: Self::State<D>, device: &Device<B>) -> Self::State<D> {
-        <Adam as SimpleOptimizer<B>>::to_device(state, device)
-    }
-}
-
-impl Recipe for StaleAdam {
-    type Optim<B: Backend> = StaleAdam;
-
-    fn make<B, M>(&self) -> OptimizerAdaptor<StaleAdam, M, B>
-    where
-        B: AutodiffBackend,
-        M: AutodiffModule<B>,
-    {
-        OptimizerAdaptor::from(self.clone())
-    }
-}
-
 /// Here every log is right and only the weights tell.
 #[test]
 fn an_optimizer_with_a_stale_rate_would_be_noticed() {
     let start = Start::new::<Regression>(Size::Small);
     let stock = run::<Stock>(&start, &AdamConfig::new(), rates());
-    let stale = StaleAdam {
-        adam: AdamConfig::new().build(),
-        rates: Arc::new(Mutex::new([0.05; 2])),
-    };
+    // Of the step before, and of this one; each is given once for every parameter.
+    let rates_given = Mutex::new([0.05; 2]);
+    let stale = Hooked::with_hook(move |_, lr| {
+        let mut given = rates_given.lock().expect("not poisoned");
+        if given[1] != lr {
+            *given = [given[1], lr];
+        }
+        given[0]
+    });
     let release = run::<Released>(&start, &stale, rates());
     let difference = release.difference(&stock);
     assert_eq!(
