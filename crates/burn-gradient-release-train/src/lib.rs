@@ -6,6 +6,8 @@
 //! the rate its weights are stepped with. [`metric`] shows what a step did, [`resume`] has what a
 //! killed run needs to be picked up exactly.
 
+#![forbid(unsafe_code)]
+
 mod checkpoint;
 pub mod metric;
 mod monitor;

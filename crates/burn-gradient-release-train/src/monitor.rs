@@ -9,12 +9,27 @@ use burn::train::metric::MetricMetadata;
 use burn_gradient_release::StepReport;
 
 /// Where bytes are counted: an allocator on the CPU, the memory manager of a device.
+///
+/// Asked on the thread that trains. With the feature `device-memory`,
+/// `burn_device_memory::DeviceMemory` is one.
 pub trait PeakMemory: Send + Sync {
     /// Forgets the peak until now.
     fn reset_peak(&self);
 
     /// The most bytes that lived at once since the last reset.
     fn peak_bytes(&self) -> u64;
+}
+
+/// The bytes that tensors had in use on a device.
+#[cfg(feature = "device-memory")]
+impl PeakMemory for burn_device_memory::DeviceMemory {
+    fn reset_peak(&self) {
+        Self::reset_peak(self);
+    }
+
+    fn peak_bytes(&self) -> u64 {
+        self.peak().in_use
+    }
 }
 
 /// Carries what each training iteration did from the strategy to the metrics made with it.

@@ -9,6 +9,8 @@
 //! what a step did, [`ReleaseError`] what is refused. For burn-train's `Learner` there is the crate
 //! `burn-gradient-release-train`.
 
+#![forbid(unsafe_code)]
+
 mod backend;
 mod derived;
 mod fork;

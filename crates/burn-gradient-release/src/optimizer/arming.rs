@@ -8,7 +8,7 @@ use std::{
 use burn::{
     module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param, ParamId},
     optim::{GradientsParams, LearningRate, SimpleOptimizer},
-    tensor::{Device, Tensor, backend::Backend},
+    tensor::{Device, Tensor, backend::Backend, ops::FloatTensor},
 };
 
 use super::{
@@ -103,6 +103,8 @@ struct Preparation<'a, B: ReleaseBackend, P> {
     plan: &'a P,
     hints: &'a DepthHints,
     session: Session<B::InnerBackend>,
+    /// One for all parameters of a device: on a GPU a tensor each would be work each.
+    placeholder: Option<(Device<B>, FloatTensor<B::InnerBackend>)>,
 }
 
 impl<'a, B: ReleaseBackend, P: Plan<B>> Preparation<'a, B, P> {
@@ -115,6 +117,19 @@ impl<'a, B: ReleaseBackend, P: Plan<B>> Preparation<'a, B, P> {
                 progress: Arc::default(),
                 held,
             },
+            placeholder: None,
+        }
+    }
+
+    fn placeholder(&mut self, device: &Device<B>) -> FloatTensor<B::InnerBackend> {
+        match &self.placeholder {
+            Some((of, placeholder)) if of == device => placeholder.clone(),
+            _ => {
+                let empty = Tensor::<B::InnerBackend, 1>::empty([1], device);
+                let placeholder = empty.into_primitive().tensor();
+                self.placeholder = Some((device.clone(), placeholder.clone()));
+                placeholder
+            }
         }
     }
 
@@ -123,11 +138,11 @@ impl<'a, B: ReleaseBackend, P: Plan<B>> Preparation<'a, B, P> {
         param: ParamId,
         device: &Device<B>,
     ) -> Arming<B::InnerBackend> {
-        let placeholder = Tensor::<B::InnerBackend, 1>::empty([1], device);
+        let placeholder = self.placeholder(device);
         let held = self.session.held.remove::<B::InnerBackend, D>(param);
         Arming {
             param,
-            placeholder: placeholder.into_primitive().tensor(),
+            placeholder,
             depth_hint: self.hints.get(&param).copied(),
             progress: self.session.progress.clone(),
             action: self.plan.action::<D>(param),
