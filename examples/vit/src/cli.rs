@@ -2,7 +2,6 @@
 
 use crate::artifacts::Artifacts;
 use crate::backend;
-use crate::bench::{self, Measured, Spec};
 use crate::config::{BackendKind, Checkpointing, Engine, Mode, OptimizerKind, Preset, TrainConfig};
 use crate::data::{Dataset, Source, Wanted};
 use crate::memory::human;
@@ -43,11 +42,6 @@ struct Cli {
 enum Task {
     /// Train a classifier of images
     Train(TrainArgs),
-    /// Measure memory and time of a training step, with and without gradient release
-    #[command(after_long_help = BENCH_HELP)]
-    Bench(BenchArgs),
-    #[command(name = bench::CHILD, hide = true)]
-    BenchChild { spec: String },
 }
 
 #[derive(Debug, Args)]
@@ -63,9 +57,14 @@ struct TrainArgs {
     /// Where tensors live; a build has those whose cargo feature is on [default: flex]
     #[arg(long, value_enum)]
     backend: Option<BackendKind>,
-    /// `plain` or `release`: with Burn's own strategy, or with gradient release; the weights are the
-    /// same [default: release]
-    #[arg(long, value_enum, hide_possible_values = true)]
+    /// Run every operation by itself on a GPU, rather than fused with its neighbours
+    #[arg(long)]
+    no_fusion: bool,
+    /// Fuse again in a run that began with --no-fusion
+    #[arg(long, conflicts_with = "no_fusion", requires = "resume")]
+    fusion: bool,
+    /// With Burn's own strategy, or with gradient release; the weights are the same [default: release]
+    #[arg(long, value_enum)]
     mode: Option<Mode>,
     /// What the forward pass keeps for the backward pass [default: none]
     #[arg(long, value_enum)]
@@ -109,7 +108,7 @@ struct TrainArgs {
     #[arg(long, value_name = "FOLDER", default_value = "artifacts/vit")]
     artifact_dir: PathBuf,
     /// Go on from the newest checkpoint in --artifact-dir; options not given are those of that run, and
-    /// only --mode, --backend and --checkpointing may differ from them
+    /// only --mode, --backend, --checkpointing and fusion may differ from them
     #[arg(long)]
     resume: bool,
     /// Start anew even where an interrupted run could be resumed
@@ -122,90 +121,11 @@ struct TrainArgs {
     /// Show one line an epoch, on stderr, on a terminal too: Burn's terminal UI keeps a core busy
     #[arg(long)]
     no_tui: bool,
-    /// End with one line of JSON on stdout, and show the run as with --no-tui: validation_accuracy, train_loss, epochs, peak_bytes,
-    /// weights_digest
+    /// End with one line of JSON on stdout, and show the run as with --no-tui: validation_accuracy,
+    /// train_loss, epochs, peak_bytes, peak_reserved_bytes (null on the CPU), weights_digest
     #[arg(long)]
     json: bool,
 }
-
-#[derive(Debug, Args)]
-struct BenchArgs {
-    /// Shape of the model
-    #[arg(long, value_enum, default_value = "tiny")]
-    preset: Preset,
-    /// Images in a step
-    #[arg(long, default_value = "1")]
-    batch_size: NonZeroUsize,
-    /// Steps in a run
-    #[arg(long, default_value = "5")]
-    steps: NonZeroUsize,
-    /// Modes to measure, separated by commas
-    #[arg(
-        long,
-        value_enum,
-        value_delimiter = ',',
-        default_value = "plain,release"
-    )]
-    mode: Vec<Mode>,
-    /// Measure every mode this often, in turn: plain, release, plain, release, ...
-    #[arg(long, default_value = "1")]
-    repeat: NonZeroUsize,
-    /// What the forward pass keeps for the backward pass
-    #[arg(long, value_enum, default_value = "none")]
-    checkpointing: Checkpointing,
-    /// Who turns gradients into steps
-    #[arg(long, value_enum, default_value = "adam")]
-    optimizer: OptimizerKind,
-    /// Where tensors live; a build has those whose cargo feature is on [default: flex]
-    #[arg(long, value_enum)]
-    backend: Option<BackendKind>,
-    /// Learning rate
-    #[arg(long, value_name = "RATE", default_value = "0.001")]
-    lr: f64,
-    /// Random images, the same in every run: the default
-    #[arg(long, conflicts_with = "data")]
-    synthetic: bool,
-    /// Images as for `vit train`
-    #[arg(long)]
-    data: Option<String>,
-    /// Width and height of an image [default: 224 for random images, the data's own otherwise]
-    #[arg(long, value_name = "PIXELS")]
-    image_size: Option<usize>,
-    /// Width and height of a patch [default: the preset's]
-    #[arg(long, value_name = "PIXELS")]
-    patch_size: Option<NonZeroUsize>,
-    /// Seed of weights and random images
-    #[arg(long, default_value = "42")]
-    seed: u64,
-    /// One JSON object a line, for each run as it ends, instead of a table
-    #[arg(long)]
-    json: bool,
-}
-
-const BENCH_HELP: &str = "\
-Every run is a process of its own, and so is the one that finds ideal_peak_bytes. For these, unless
-they are set already, MALLOC_MMAP_THRESHOLD_ is set to 4 GiB and MALLOC_TRIM_THRESHOLD_ to 1 TiB:
-glibc then keeps freed memory for the next step, and step times compare.
-
-What the numbers are. Bytes are counted by the program's allocator from after start-up, that is,
-once the images are loaded and before the model is built; they are null on a GPU, whose memory no
-allocator here sees.
-  parameter_bytes         computed: 4 bytes for each number in the model
-  optimizer_state_bytes   measured: what dropping the optimizer after the last step sets free
-  largest_gradient_bytes  computed: 4 bytes for each number in the largest parameter
-  activation_bytes        measured: what the forward pass of the last step leaves alive beyond what
-                          lived before the step (parameters and optimizer state); the batch is in it
-  peak_bytes              measured: the most that lived at once in any step, the first included
-  ideal_peak_bytes        measured in a run of its own, which takes the same steps and then one more
-                          that drops every gradient as soon as it exists and steps nothing, while
-                          the optimizer's state stays: the peak of that step, plus
-                          largest_gradient_bytes
-  step_seconds            measured: every step from before the forward pass to after the optimizer;
-                          making the batch is not in it
-  final_loss              loss of the last step, before its update
-  weights_digest          SHA-256 of the shape and bits of all weights after the last step
-The table shows the median of step_seconds without the first step, and the ratio of a mode over
-plain as the median over pairs of runs.";
 
 /// Runs the program.
 pub fn main() -> ExitCode {
@@ -216,11 +136,6 @@ pub fn main() -> ExitCode {
     let done = match cli.command {
         None => train(&cli.train),
         Some(Task::Train(args)) => train(&args),
-        Some(Task::Bench(args)) => run_bench(&args),
-        Some(Task::BenchChild { spec }) => bench::child(&spec).and_then(|line| {
-            say(&line)?;
-            Ok(ExitCode::SUCCESS)
-        }),
     };
     done.unwrap_or_else(|error| {
         eprintln!("error: {}", one_line(&format!("{error:#}")));
@@ -263,7 +178,6 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
         None
     };
     let (config, data) = args.resolve(saved.as_ref())?;
-    backend::require(config.engine.backend)?;
 
     let interrupter = Interrupter::new();
     let handle = interrupter.clone();
@@ -412,6 +326,15 @@ impl TrainArgs {
                 engine.map(|e| e.backend),
                 BackendKind::first(),
             ),
+            fusion: given(
+                match (self.fusion, self.no_fusion) {
+                    (true, _) => Some(true),
+                    (_, true) => Some(false),
+                    _ => None,
+                },
+                engine.map(|e| e.fusion),
+                true,
+            ),
             mode: given(self.mode, engine.map(|e| e.mode), Mode::Release),
             checkpointing: given(
                 self.checkpointing,
@@ -422,11 +345,10 @@ impl TrainArgs {
         };
         backend::require(engine.backend)?;
         ensure!(
-            matches!(engine.mode, Mode::Plain | Mode::Release),
-            "--mode {} is for `vit bench`; choose plain or release",
-            engine.mode
+            !(self.no_fusion || self.fusion) || !engine.backend.is_on_heap(),
+            "--no-fusion and --fusion are for a GPU; {} never fuses",
+            engine.backend
         );
-
         let data = Dataset::load(
             &source.parse()?,
             Wanted {
@@ -506,11 +428,24 @@ fn summary(config: &TrainConfig, results: &Results) -> String {
         &format!("{:.2} %", results.validation_accuracy * 100.0),
         "measured",
     ]);
-    table.add_row([
-        "peak memory",
-        &results.peak_bytes.map_or_else(|| "-".into(), human),
-        "measured, on the heap, beyond the images",
-    ]);
+    let peak = human(results.peak_bytes);
+    match results.peak_reserved_bytes {
+        None => {
+            table.add_row([
+                "peak memory",
+                &peak,
+                "measured, on the heap, beyond the images",
+            ]);
+        }
+        Some(reserved) => {
+            table.add_row(["peak memory", &peak, "measured, on the GPU, in use"]);
+            table.add_row([
+                "peak memory reserved",
+                &human(reserved),
+                "measured, on the GPU: taken from it, in use or not",
+            ]);
+        }
+    }
     table.add_row([
         "gradients that plain Burn holds at once",
         &human(sums + all),
@@ -525,49 +460,10 @@ fn summary(config: &TrainConfig, results: &Results) -> String {
         table.add_row([
             "saved by gradient release, up to",
             &human(all - largest),
-            "computed: the difference; `vit bench` measures it",
+            "computed: the difference; the benchmarks measure it",
         ]);
     }
     table.to_string()
-}
-
-fn run_bench(args: &BenchArgs) -> Result<ExitCode> {
-    ensure!(
-        args.lr > 0.0 && args.lr.is_finite(),
-        "--lr must be above 0, not {}",
-        args.lr
-    );
-    let spec = Spec {
-        preset: args.preset,
-        engine: Engine {
-            backend: args.backend.unwrap_or(BackendKind::first()),
-            mode: Mode::Plain,
-            checkpointing: args.checkpointing,
-            optimizer: args.optimizer,
-        },
-        batch_size: args.batch_size.get(),
-        steps: args.steps.get(),
-        learning_rate: args.lr,
-        seed: args.seed,
-        data: args
-            .data
-            .clone()
-            .unwrap_or_else(|| Source::Synthetic.to_string()),
-        image_size: args.image_size,
-        patch_size: args.patch_size.map(NonZeroUsize::get),
-    };
-    let mut runs: Vec<Measured> = Vec::new();
-    bench::run(&spec, &args.mode, args.repeat.get(), |run| {
-        runs.push(run.clone());
-        if args.json {
-            say(&serde_json::to_string(run)?)?;
-        }
-        Ok(())
-    })?;
-    if !args.json {
-        say(&bench::table(&runs))?;
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]

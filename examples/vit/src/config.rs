@@ -85,11 +85,6 @@ pub enum Mode {
     Plain,
     /// Gradient release: every parameter steps inside the backward pass
     Release,
-    /// The backend of gradient release with nothing armed: what it costs by itself
-    Unarmed,
-    /// The floor: gradients dropped as they come and no optimizer run in the measured step.
-    #[value(skip)]
-    Ideal,
 }
 
 /// What the forward pass keeps for the backward pass.
@@ -175,6 +170,8 @@ display_as_value!(
 pub struct Engine {
     /// Where the tensors live.
     pub backend: BackendKind,
+    /// Whether a GPU fuses operations that follow each other; the CPU backends never do.
+    pub fusion: bool,
     /// How the optimizer gets its gradients.
     pub mode: Mode,
     /// What the forward pass keeps.
@@ -220,6 +217,7 @@ impl TrainConfig {
             data_digest: "00".into(),
             engine: Engine {
                 backend: BackendKind::Flex,
+                fusion: true,
                 mode: Mode::Release,
                 checkpointing: Checkpointing::None,
                 optimizer: OptimizerKind::AdamW,

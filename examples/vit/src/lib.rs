@@ -1,15 +1,15 @@
 //! A vision transformer trained with gradient release.
 //!
-//! `vit train` trains with Burn's learner and `vit bench` measures a loop written by hand. [`train`]
-//! is the room to read for what gradient release asks of a program with a learner, [`mode`] for what
-//! it asks of a loop; everything else is a Burn program like any other.
+//! [`train`] is the room to read for what gradient release asks of a program with Burn's learner, and
+//! [`backend`] for what it asks of the types; everything else is a Burn program like any other. What a
+//! step needs in memory and time is measured by the package `benchmarks`, on the same model.
 
 pub mod artifacts;
 pub mod backend;
-pub mod bench;
 pub mod cli;
 pub mod config;
 pub mod data;
+pub mod device;
 pub mod digest;
 pub mod memory;
 pub mod metric_log;

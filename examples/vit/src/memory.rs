@@ -1,20 +1,79 @@
-//! What the heap holds, by the counting allocator of the binary.
+//! How many bytes a run has and had at most, wherever its tensors live.
 //!
-//! Only the CPU backends keep their tensors on the heap; for a device backend there is no number
-//! here, and none is made up.
+//! The CPU backends keep theirs on the heap, which the counting allocator of the binary sees; a GPU has
+//! an accounting of its own.
 
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+use burn_device_memory::DeviceMemory;
 use burn_gradient_release_train::PeakMemory;
 use peak_alloc::PeakAlloc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes on the heap, counted from the moment the meter was started.
+/// Where the tensors of a run are counted. Ask on the thread that trains.
+#[derive(Clone, Debug)]
+pub enum Memory {
+    /// On the heap.
+    Heap(Heap),
+    /// On a GPU.
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    Device(DeviceMemory),
+}
+
+/// The most bytes at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Peak {
+    /// What lived.
+    pub in_use: u64,
+    /// What was taken from the device; nobody counts that on the heap.
+    pub reserved: Option<u64>,
+}
+
+impl Memory {
+    /// Bytes that live now.
+    pub fn in_use(&self) -> u64 {
+        match self {
+            Self::Heap(heap) => heap.in_use(),
+            #[cfg(any(feature = "wgpu", feature = "cuda"))]
+            Self::Device(device) => device.usage().in_use,
+        }
+    }
+
+    /// The most since the start, or since the peak was last forgotten.
+    pub fn peak(&self) -> Peak {
+        match self {
+            Self::Heap(heap) => Peak {
+                in_use: heap.peak(),
+                reserved: None,
+            },
+            #[cfg(any(feature = "wgpu", feature = "cuda"))]
+            Self::Device(device) => {
+                let peak = device.peak();
+                Peak {
+                    in_use: peak.in_use,
+                    reserved: Some(peak.reserved),
+                }
+            }
+        }
+    }
+
+    /// Forgets the peak until now.
+    pub fn reset_peak(&self) {
+        match self {
+            Self::Heap(_) => PeakAlloc.reset_peak_usage(),
+            #[cfg(any(feature = "wgpu", feature = "cuda"))]
+            Self::Device(device) => device.reset_peak(),
+        }
+    }
+}
+
+/// Bytes on the heap, counted from the moment the counting was started.
 #[derive(Clone, Copy, Debug)]
-pub struct Meter {
+pub struct Heap {
     start: usize,
 }
 
-impl Meter {
+impl Heap {
     /// Leaves out what lives now and forgets the peak until now.
     pub fn start() -> Self {
         PeakAlloc.reset_peak_usage();
@@ -23,19 +82,12 @@ impl Meter {
         }
     }
 
-    /// Bytes living now beyond those at the start.
-    pub fn live(&self) -> u64 {
+    fn in_use(&self) -> u64 {
         PeakAlloc.current_usage().saturating_sub(self.start) as u64
     }
 
-    /// The most bytes that lived at once, beyond those at the start.
-    pub fn peak(&self) -> u64 {
+    fn peak(&self) -> u64 {
         PeakAlloc.peak_usage().saturating_sub(self.start) as u64
-    }
-
-    /// Forgets the peak until now.
-    pub fn reset_peak(&self) {
-        PeakAlloc.reset_peak_usage();
     }
 }
 
@@ -44,34 +96,41 @@ impl Meter {
 /// Clones share what they count.
 #[derive(Clone, Debug)]
 pub struct HighWater {
-    meter: Meter,
-    highest: Arc<AtomicU64>,
+    memory: Memory,
+    in_use: Arc<AtomicU64>,
+    reserved: Arc<AtomicU64>,
 }
 
 impl HighWater {
-    /// Leaves out what lives now and forgets the peak until now.
-    pub fn start() -> Self {
+    /// Forgets the peak until now.
+    pub fn start(memory: Memory) -> Self {
+        memory.reset_peak();
         Self {
-            meter: Meter::start(),
-            highest: Arc::default(),
+            memory,
+            in_use: Arc::default(),
+            reserved: Arc::default(),
         }
     }
 
-    /// The most bytes that lived at once, resets or not.
-    pub fn highest(&self) -> u64 {
-        let peak = self.meter.peak();
-        self.highest.fetch_max(peak, Ordering::Relaxed).max(peak)
+    /// The most bytes at once, resets or not.
+    pub fn highest(&self) -> Peak {
+        let highest = |of: &AtomicU64, now: u64| of.fetch_max(now, Ordering::Relaxed).max(now);
+        let now = self.memory.peak();
+        Peak {
+            in_use: highest(&self.in_use, now.in_use),
+            reserved: now.reserved.map(|now| highest(&self.reserved, now)),
+        }
     }
 }
 
 impl PeakMemory for HighWater {
     fn reset_peak(&self) {
         self.highest();
-        self.meter.reset_peak();
+        self.memory.reset_peak();
     }
 
     fn peak_bytes(&self) -> u64 {
-        self.meter.peak()
+        self.memory.peak().in_use
     }
 }
 

@@ -5,7 +5,7 @@ use crate::backend::Job;
 use crate::config::TrainConfig;
 use crate::data::{Batch, Dataset, TrainBatcher};
 use crate::digest;
-use crate::memory::HighWater;
+use crate::memory::{HighWater, Memory};
 use crate::metric_log::MetricLog;
 use crate::mode::with_optimizer;
 use crate::model::Vit;
@@ -32,7 +32,9 @@ use burn_gradient_release_train::metric::{
     AppliedLearningRateMetric, PeakMemoryMetric, ReleasedMetric,
 };
 use burn_gradient_release_train::resume::{AtomicFileRecorder, ResumedDataLoader};
-use burn_gradient_release_train::{GradientReleaseStrategy, StepMonitor};
+use burn_gradient_release_train::{
+    BlockingCheckpointingStrategy, GradientReleaseStrategy, StepMonitor,
+};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -48,8 +50,10 @@ pub struct Results {
     pub train_loss: f64,
     /// Epochs trained.
     pub epochs: usize,
-    /// The most bytes on the heap at once since before the model was built; none on a GPU.
-    pub peak_bytes: Option<u64>,
+    /// The most bytes at once since before the model was built: on the heap, or on the GPU.
+    pub peak_bytes: u64,
+    /// The most bytes taken from the GPU at once; nobody counts that on the heap.
+    pub peak_reserved_bytes: Option<u64>,
     /// SHA-256 of the weights.
     pub weights_digest: String,
 }
@@ -94,37 +98,44 @@ type Training<B, O> =
 impl Job for Train<'_> {
     type Output = Ending;
 
-    fn plain<B: AutodiffBackend>(self, device: Device<B>) -> Result<Ending> {
-        let memory = HighWater::start();
+    fn plain<B: AutodiffBackend>(
+        self,
+        device: Device<B>,
+        memory: Option<Memory>,
+    ) -> Result<Ending> {
+        let memory = high_water(memory)?;
         with_optimizer!(self.config.engine.optimizer, B, |optimizer| {
             self.run(device, optimizer, &memory, |training| training)
         })
     }
 
     /// What gradient release asks of the program: a word on the optimizer, and a strategy.
-    fn release<B: ReleaseBackend>(self, device: Device<B>) -> Result<Ending> {
-        let memory = HighWater::start();
-        let mut monitor = StepMonitor::new();
-        if self.counts_memory() {
-            monitor = monitor.with_memory(memory.clone());
-        }
+    fn release<B: ReleaseBackend>(
+        self,
+        device: Device<B>,
+        memory: Option<Memory>,
+    ) -> Result<Ending> {
+        let memory = high_water(memory)?;
+        let monitor = StepMonitor::new().with_memory(memory.clone());
         let strategy = GradientReleaseStrategy::new(device.clone()).with_monitor(monitor.clone());
         with_optimizer!(self.config.engine.optimizer, B, |optimizer| {
-            let counts_memory = self.counts_memory();
             let optimizer = optimizer.with_gradient_release();
             self.run(device, optimizer, &memory, |training| {
-                let training = training
+                training
                     .with_training_strategy(strategy.into())
                     .metric_train_numeric(ReleasedMetric::new(&monitor))
-                    .metric_train_numeric(AppliedLearningRateMetric::new(&monitor));
-                if counts_memory {
-                    training.metric_train_numeric(PeakMemoryMetric::new(&monitor))
-                } else {
-                    training
-                }
+                    .metric_train_numeric(AppliedLearningRateMetric::new(&monitor))
+                    .metric_train_numeric(PeakMemoryMetric::new(&monitor))
             })
         })
     }
+}
+
+/// [`backend::run`](crate::backend::run) counts wherever it runs.
+fn high_water(memory: Option<Memory>) -> Result<HighWater> {
+    Ok(HighWater::start(
+        memory.context("nobody counts the memory")?,
+    ))
 }
 
 impl Train<'_> {
@@ -162,7 +173,11 @@ impl Train<'_> {
             self.interrupter.clone(),
         ))
         .with_file_checkpointer(AtomicFileRecorder::new(DefaultRecorder::new()))
-        .with_checkpointing_strategy(WholeEpochs::new(self.interrupter.clone()))
+        // Read on other threads while this one trains on, tensors of a fused backend can be lost
+        // (https://github.com/tracel-ai/burn/issues/4347).
+        .with_checkpointing_strategy(BlockingCheckpointingStrategy::new(WholeEpochs::new(
+            self.interrupter.clone(),
+        )))
         .with_interrupter(self.interrupter.clone())
         .num_epochs(self.last_epoch(done)?);
         if let Some(epoch) = done {
@@ -175,8 +190,7 @@ impl Train<'_> {
             training = training.early_stopping(Patience(epochs));
         }
         if !self.tui {
-            let memory = self.counts_memory().then(|| memory.clone());
-            training = training.renderer(EpochLines::new(memory));
+            training = training.renderer(EpochLines::new(memory.clone()));
         }
 
         let panics = Panics::new(self.artifacts.application_log());
@@ -238,11 +252,14 @@ impl Train<'_> {
         let epochs = resume_point.context("no checkpoint was saved")?;
         let loss = losses.iter().find(|(epoch, _)| *epoch == epochs);
         let (_, train_loss) = *loss.context("the loss of the last epoch was not logged")?;
+        // Before the accuracy is counted, which is no training.
+        let peak = memory.highest();
         let results = Results {
             validation_accuracy: accuracy(model, valid),
             train_loss,
             epochs,
-            peak_bytes: self.counts_memory().then(|| memory.highest()),
+            peak_bytes: peak.in_use,
+            peak_reserved_bytes: peak.reserved,
             weights_digest: digest::weights(model),
         };
         self.artifacts.save_results(&results)?;
@@ -274,10 +291,6 @@ impl Train<'_> {
             .batch_size(self.config.batch_size)
             .set_device(device.clone())
             .build(self.data.validation.clone())
-    }
-
-    fn counts_memory(&self) -> bool {
-        self.config.engine.backend.is_on_heap()
     }
 
     fn iterations_per_epoch(&self) -> usize {

@@ -4,7 +4,6 @@ mod batch;
 mod digits;
 mod folder;
 mod idx;
-mod synthetic;
 
 pub use batch::{Batch, ImageBatcher, TrainBatcher};
 
@@ -37,8 +36,6 @@ pub enum Source {
     Digits,
     /// Fashion-MNIST as Debian packages it.
     FashionMnist,
-    /// Random pixels with random labels.
-    Synthetic,
     /// A folder of IDX files, or with one folder of images for each class.
     Folder(PathBuf),
 }
@@ -50,7 +47,6 @@ impl FromStr for Source {
         Ok(match name {
             "digits" => Self::Digits,
             "fashion-mnist" => Self::FashionMnist,
-            "synthetic" => Self::Synthetic,
             path => Self::Folder(path.into()),
         })
     }
@@ -61,7 +57,6 @@ impl fmt::Display for Source {
         match self {
             Self::Digits => f.write_str("digits"),
             Self::FashionMnist => f.write_str("fashion-mnist"),
-            Self::Synthetic => f.write_str("synthetic"),
             Self::Folder(path) => path.display().fmt(f),
         }
     }
@@ -171,7 +166,6 @@ impl Dataset {
                 );
                 idx::load(&folder, wanted)
             }
-            Source::Synthetic => anyhow::bail!("random images teach nothing: they are for `bench`"),
             Source::Folder(path) => {
                 ensure!(path.exists(), "there is no folder {}", path.display());
                 ensure!(path.is_dir(), "{} is not a folder", path.display());
@@ -182,17 +176,6 @@ impl Dataset {
                 }
             }
         }
-    }
-
-    /// Random images, the same for the same arguments.
-    pub fn synthetic(
-        size: usize,
-        channels: usize,
-        classes: usize,
-        images: usize,
-        seed: u64,
-    ) -> Self {
-        synthetic::make(size, channels, classes, images, seed)
     }
 
     fn new(size: usize, channels: usize, classes: usize, train: Split, validation: Split) -> Self {

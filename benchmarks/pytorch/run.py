@@ -1,0 +1,147 @@
+"""Measures one run in PyTorch: a JSON object on the command line, a JSON object on stdout.
+
+`run.py versions` says what there is to measure with.
+"""
+
+import hashlib
+import json
+import platform
+import sys
+import time
+
+import torch
+from torch.nn import functional as F
+
+import memory
+import models
+import optimizers
+
+
+def versions():
+    try:
+        from importlib.metadata import PackageNotFoundError, version
+
+        import optimi  # noqa: F401
+
+        try:
+            optimi_version = version("torch-optimi")
+        except PackageNotFoundError:
+            optimi_version = "of unknown version"
+    except ImportError:
+        optimi_version = None
+    has_cuda = torch.cuda.is_available()
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "optimi": optimi_version,
+        "cuda": torch.version.cuda if has_cuda else None,
+        "gpu": torch.cuda.get_device_name() if has_cuda else None,
+        "threads": torch.get_num_threads(),
+    }
+
+
+class Run:
+    def __init__(self, spec):
+        self.spec = spec
+        self.device = spec["device"]
+        self.counts_memory = spec["measure"] == "memory"
+        # Burn computes in full fp32; so does this.
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.manual_seed(spec["seed"])
+        shape, size = spec["model"], spec["batch_size"]
+        self.batches = [models.batch(shape, size) for _ in range(min(4, spec["steps"] + 1))]
+        self.taken = 0
+        if self.device == "cuda":
+            torch.zeros(1, device="cuda")
+        self.meter = memory.meter(self.device, self.counts_memory).start()
+        self.model = models.build(shape).to(self.device)
+        self.optimizer = optimizers.MODES[spec["mode"]](self.model, spec["learning_rate"])
+        self.meter.mark("built")
+
+    def sync(self):
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def step(self, itemised=False):
+        """One step as users write it; gives its seconds and its loss."""
+        mark = self.meter.mark if itemised else lambda name: None
+        inputs, labels = self.batches[self.taken % len(self.batches)]
+        self.taken += 1
+        start = time.perf_counter()
+        # First of all, so that the gradients of the last step do not count as this step's.
+        self.optimizer.before()
+        mark("before")
+        inputs, labels = inputs.to(self.device), labels.to(self.device)
+        loss = F.cross_entropy(self.model(inputs), labels)
+        value = loss.item()
+        mark("forward")
+        loss.backward()
+        mark("backward")
+        self.optimizer.after()
+        self.sync()
+        seconds = time.perf_counter() - start
+        mark("step")
+        return seconds, value
+
+    def measure(self):
+        spec, meter = self.spec, self.meter
+        for _ in range(spec["warm_up"]):
+            self.step()
+        meter.mark("warm up")
+        seconds, loss = [], None
+        for _ in range(spec["steps"]):
+            taken, loss = self.step()
+            seconds.append(taken)
+        meter.mark("steps")
+        digest = hashlib.sha256()
+        for parameter in self.model.parameters():
+            digest.update(parameter.detach().cpu().numpy().tobytes())
+        if self.counts_memory:
+            self.step(itemised=True)
+        self.optimizer.before()
+        meter.mark("kept")
+        self.optimizer.forget()
+        meter.mark("forgotten")
+        meter.stop()
+        return self.result(seconds, loss, digest.hexdigest())
+
+    def result(self, seconds, loss, digest):
+        counts = self.counts_memory
+        numbers = [parameter.numel() for parameter in self.model.parameters()]
+        spans = {span["name"]: span for span in self.meter.spans}
+        result = {
+            "backend": f"PyTorch on {self.device}",
+            "parameters": sum(numbers),
+            "largest_parameter": max(numbers),
+            "step_seconds": seconds,
+            "final_loss": loss,
+            "weights_digest": digest,
+            "memory": None,
+        }
+        if counts:
+            result["memory"] = {
+                "peak_bytes": spans["steps"]["peak"],
+                "peak_reserved_bytes": spans["steps"]["reserved"],
+                "warm_up_peak_bytes": spans["warm up"]["peak"],
+                "optimizer_state_bytes": spans["kept"]["live"] - spans["forgotten"]["live"],
+                "live_before": spans["before"]["live"],
+                "live_after_forward": spans["forward"]["live"],
+                "live_after_backward": spans["backward"]["live"],
+                "live_after_step": spans["step"]["live"],
+                "peak_in_forward": spans["forward"]["peak"],
+                "peak_in_backward": spans["backward"]["peak"],
+                "peak_in_step": spans["step"]["peak"],
+            }
+        return result
+
+
+def main():
+    if sys.argv[1] == "versions":
+        print(json.dumps(versions()))
+    else:
+        print(json.dumps(Run(json.loads(sys.argv[1])).measure()))
+
+
+if __name__ == "__main__":
+    main()

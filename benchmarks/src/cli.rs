@@ -1,0 +1,302 @@
+//! The command line.
+
+use crate::measure::{self, Mode};
+use crate::pytorch::TorchMode;
+use crate::report;
+use crate::results::{Results, Settings};
+use crate::shape::Kind;
+use crate::suite::{self, Request};
+use anyhow::{Context, Result, ensure};
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::env;
+use std::fs;
+use std::io::{self, Write};
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+use vit::config::{BackendKind, Checkpointing, Preset};
+use vit::model::VitConfig;
+
+/// The files that a suite leaves.
+const FILES: [&str; 3] = ["results.json", "table.md", "memory.svg"];
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "benchmarks",
+    version,
+    about = "Memory and time of a training step: Burn, gradient release, PyTorch and optimi",
+    args_conflicts_with_subcommands = true,
+    args_override_self = true,
+    after_long_help = HELP
+)]
+struct Cli {
+    #[command(subcommand)]
+    task: Option<Task>,
+    #[command(flatten)]
+    suite: SuiteArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    #[command(name = suite::CHILD, hide = true)]
+    Measure { spec: String },
+}
+
+/// What the suite is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// A vision transformer
+    Vit,
+    /// A decoder in the style of GPT-2
+    Gpt,
+    /// The vocabulary that a decoder can have in the peak that plain Burn needs
+    Vocabulary,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Fusion {
+    On,
+    Off,
+}
+
+#[derive(Debug, Args)]
+struct SuiteArgs {
+    /// What to measure
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "vit,gpt,vocabulary"
+    )]
+    part: Vec<Part>,
+    /// Size of the models [default: large on a GPU, small otherwise]
+    #[arg(long, value_enum)]
+    preset: Option<Preset>,
+    /// Images or sequences in a step, separated by commas [default: 1 and, for images, 8]
+    #[arg(long, value_delimiter = ',')]
+    batch_size: Vec<NonZeroUsize>,
+    /// Width and height of an image [default: the preset's]
+    #[arg(long, value_name = "PIXELS")]
+    image_size: Option<usize>,
+    /// Where tensors live, separated by commas; a build has those whose cargo feature is on
+    /// [default: cuda and wgpu where there is a GPU, else flex]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    backend: Vec<BackendKind>,
+    /// Whether a GPU fuses operations that follow each other
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "on,off")]
+    fusion: Vec<Fusion>,
+    /// Modes of Burn, separated by commas
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "plain,release"
+    )]
+    mode: Vec<Mode>,
+    /// What Burn's forward pass keeps for the backward pass
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "none,balanced"
+    )]
+    checkpointing: Vec<Checkpointing>,
+    /// Modes of PyTorch, separated by commas
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "foreach,no-foreach,fused,hook,optimi"
+    )]
+    pytorch: Vec<TorchMode>,
+    /// A Python that has PyTorch and, for optimi, torch-optimi
+    #[arg(long, default_value = "python3")]
+    python: PathBuf,
+    /// Leave PyTorch out
+    #[arg(long, conflicts_with = "python")]
+    no_pytorch: bool,
+    /// Steps that are measured
+    #[arg(long, default_value = "5")]
+    steps: NonZeroUsize,
+    /// Steps before them, in which kernels are compiled and the optimizer's state is made
+    #[arg(long, default_value = "3")]
+    warm_up: NonZeroUsize,
+    /// Measure every run this often, in turn: plain, release, plain, release, ...
+    #[arg(long, default_value = "1")]
+    repeat: NonZeroUsize,
+    /// Learning rate
+    #[arg(long, value_name = "RATE", default_value = "0.001")]
+    lr: f64,
+    /// Seed of weights and batches
+    #[arg(long, default_value = "42")]
+    seed: u64,
+    /// Stop a run that takes longer, and leave it out
+    #[arg(long, value_name = "SECONDS", default_value = "900")]
+    time_limit: NonZeroUsize,
+    /// Begin no run after this long, the most telling being first [default: all are run]
+    #[arg(long, value_name = "SECONDS")]
+    within: Option<NonZeroUsize>,
+    /// Where results.json, table.md and memory.svg go
+    #[arg(long, value_name = "FOLDER", default_value = "artifacts/benchmarks")]
+    output: PathBuf,
+}
+
+const HELP: &str = "\
+Every run is a process of its own, without what another left in memory. For these, unless they are
+set already, MALLOC_MMAP_THRESHOLD_ is set to 4 GiB and MALLOC_TRIM_THRESHOLD_ to 1 TiB: glibc then
+keeps freed memory for the next step, and step times compare.
+
+The exit code is 1 if a run failed that should not have; the results of the others are there all the
+same.
+
+Modes that are not in the suite by default:
+  --mode unarmed  the backend of gradient release with nothing armed: what it costs by itself
+  --mode ideal    bytes only: the peak of a step after the others that drops every gradient as soon as
+                  it exists and steps nothing, while the optimizer's state stays, plus the largest
+                  gradient";
+
+/// Runs the program.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let done = match cli.task {
+        Some(Task::Measure { spec }) => measure::child(&spec).and_then(|line| {
+            say(&line)?;
+            Ok(ExitCode::SUCCESS)
+        }),
+        None => run(&cli.suite),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("error: {}", one_line(&format!("{error:#}")));
+        ExitCode::FAILURE
+    })
+}
+
+/// Help and version as clap has them; an error in one line.
+fn usage(error: &clap::Error) -> ExitCode {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let _ = error.print();
+            ExitCode::SUCCESS
+        }
+        _ => {
+            let text = error.render().to_string();
+            let first = text.split("\n\n").next().unwrap_or_default();
+            eprintln!("{}", one_line(first));
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn say(text: &str) -> Result<()> {
+    writeln!(io::stdout().lock(), "{text}").context("cannot write to stdout")
+}
+
+fn run(args: &SuiteArgs) -> Result<ExitCode> {
+    let request = args.request()?;
+    // Before hours of work: whether the results can be written.
+    fs::create_dir_all(&args.output)
+        .with_context(|| format!("cannot make the folder {}", args.output.display()))?;
+    let results = suite::run(&request)?;
+    write(&results, &args.output)?;
+    Ok(if results.failed.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn write(results: &Results, folder: &Path) -> Result<()> {
+    let table = report::table(results);
+    let json = serde_json::to_string_pretty(results)?;
+    let contents = [json, format!("{table}\n"), report::plot(results)?];
+    say(&table)?;
+    for (name, content) in FILES.into_iter().zip(contents) {
+        let file = folder.join(name);
+        fs::write(&file, content).with_context(|| format!("cannot write {}", file.display()))?;
+        eprintln!("written: {}", file.display());
+    }
+    Ok(())
+}
+
+impl SuiteArgs {
+    fn request(&self) -> Result<Request> {
+        ensure!(
+            self.lr > 0.0 && self.lr.is_finite(),
+            "--lr must be above 0, not {}",
+            self.lr
+        );
+        let has = |part| self.part.contains(&part);
+        let kinds = [(Part::Vit, Kind::Vit), (Part::Gpt, Kind::Gpt)];
+        let seconds = |limit: NonZeroUsize| Duration::from_secs(limit.get() as u64);
+        if let Some(size) = self.image_size {
+            let preset = self.preset.context("--image-size needs a --preset")?;
+            let VitConfig { patch_size, .. } = preset.imagenet();
+            ensure!(
+                size > 0 && size.is_multiple_of(patch_size),
+                "images of {size}x{size} cannot be cut into patches of {patch_size}x{patch_size}: \
+                 choose a multiple of {patch_size} for --image-size"
+            );
+        }
+        Ok(Request {
+            command: command(),
+            kinds: kinds
+                .into_iter()
+                .filter(|(part, _)| has(*part))
+                .map(|(_, kind)| kind)
+                .collect(),
+            vocabulary: has(Part::Vocabulary),
+            preset: self.preset,
+            image_size: self.image_size,
+            batch_sizes: self.batch_size.iter().map(|size| size.get()).collect(),
+            backends: self.backend.clone(),
+            fusion: self
+                .fusion
+                .iter()
+                .map(|fusion| *fusion == Fusion::On)
+                .collect(),
+            modes: self.mode.clone(),
+            checkpointing: self.checkpointing.clone(),
+            python: (!self.no_pytorch).then(|| self.python.clone()),
+            torch_modes: self.pytorch.clone(),
+            settings: Settings {
+                warm_up: self.warm_up.get(),
+                steps: self.steps.get(),
+                repeat: self.repeat.get(),
+                learning_rate: self.lr,
+                seed: self.seed,
+            },
+            time_limit: seconds(self.time_limit),
+            within: self.within.map(seconds),
+        })
+    }
+}
+
+/// The command as it was called, without the folder that the program lies in.
+fn command() -> Vec<String> {
+    let mut command: Vec<String> = env::args().collect();
+    if let Some(program) = command.first_mut() {
+        let name = Path::new(program.as_str()).file_name();
+        *program = name.map_or_else(String::new, |name| name.to_string_lossy().into());
+    }
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+}

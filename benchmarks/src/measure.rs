@@ -1,0 +1,372 @@
+//! What happens in the process of a run.
+
+use crate::shape::Shape;
+use crate::stepper::{self, Stepper};
+use crate::workload::{HostBatch, Workload};
+use anyhow::{Context, Result};
+use burn::module::Module;
+use burn::optim::{AdamConfig, GradientsParams};
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{Device, ElementConversion};
+use burn_gradient_release::{ReleaseBackend, WithGradientRelease};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use std::time::Instant;
+use vit::backend::{self, Job};
+use vit::config::{self, BackendKind, Checkpointing, Engine, OptimizerKind};
+use vit::digest;
+use vit::memory::Memory;
+
+/// How the optimizer gets its gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Burn as it comes: all gradients first, then the step
+    Plain,
+    /// Gradient release: every parameter steps inside the backward pass
+    Release,
+    /// The backend of gradient release with nothing armed: what it costs by itself
+    Unarmed,
+    /// The floor, bytes only: gradients dropped as they come, no optimizer run, plus the largest
+    /// gradient
+    Ideal,
+}
+
+/// What a process is started for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Purpose {
+    /// Bytes, and seconds where counting takes no time.
+    Memory,
+    /// Seconds.
+    Time,
+}
+
+/// A run in Burn; travels to its process as JSON.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Spec {
+    /// The model.
+    pub model: Shape,
+    /// Where the tensors live.
+    pub backend: BackendKind,
+    /// Whether a GPU fuses operations that follow each other.
+    pub fusion: bool,
+    /// How the optimizer gets its gradients.
+    pub mode: Mode,
+    /// What the forward pass keeps.
+    pub checkpointing: Checkpointing,
+    /// What the process is for.
+    pub measure: Purpose,
+    /// Images or sequences in a step.
+    pub batch_size: usize,
+    /// Steps that are not measured.
+    pub warm_up: usize,
+    /// Steps that are.
+    pub steps: usize,
+    /// Learning rate.
+    pub learning_rate: f64,
+    /// Seed of weights and batches.
+    pub seed: u64,
+}
+
+/// What a process measured, in Rust or in Python.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Measured {
+    /// The backend by its own name.
+    pub backend: String,
+    /// Numbers in the model.
+    pub parameters: u64,
+    /// Numbers in its largest parameter.
+    pub largest_parameter: u64,
+    /// Seconds of each measured step, from the batch on the host to after the optimizer.
+    pub step_seconds: Vec<f64>,
+    /// Loss of the last measured step, before its update.
+    pub final_loss: f64,
+    /// SHA-256 of the weights after it.
+    pub weights_digest: String,
+    /// Bytes, where they were counted.
+    pub memory: Option<Bytes>,
+}
+
+/// Bytes in use, all beyond those before the model was built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bytes {
+    /// The most at once in any measured step.
+    pub peak_bytes: u64,
+    /// The most that was taken from the device, as far as somebody counts it.
+    pub peak_reserved_bytes: Option<u64>,
+    /// The most at once while the model was built and in the steps that are not measured.
+    pub warm_up_peak_bytes: u64,
+    /// What dropping the optimizer's state set free at the end.
+    pub optimizer_state_bytes: u64,
+    /// In one more step, at whose stages the device is waited for: before the batch is made.
+    pub live_before: u64,
+    /// After the forward pass.
+    pub live_after_forward: u64,
+    /// After the backward pass.
+    pub live_after_backward: u64,
+    /// After the optimizer.
+    pub live_after_step: u64,
+    /// The most at once in the forward pass.
+    pub peak_in_forward: u64,
+    /// The most at once in the backward pass.
+    pub peak_in_backward: u64,
+    /// The most at once in the optimizer's step after it.
+    pub peak_in_step: u64,
+}
+
+/// The work of the process: one run, one line.
+pub fn child(spec: &str) -> Result<String> {
+    let spec: Spec = serde_json::from_str(spec).context("not a run to measure")?;
+    let measured = match &spec.model {
+        Shape::Vit(config) => dispatch(&spec, config)?,
+        Shape::Gpt(config) => dispatch(&spec, config)?,
+    };
+    Ok(serde_json::to_string(&measured)?)
+}
+
+fn dispatch<W: Workload>(spec: &Spec, work: &W) -> Result<Measured> {
+    let engine = Engine {
+        backend: spec.backend,
+        fusion: spec.fusion,
+        mode: match spec.mode {
+            Mode::Plain => config::Mode::Plain,
+            Mode::Release | Mode::Unarmed | Mode::Ideal => config::Mode::Release,
+        },
+        checkpointing: spec.checkpointing,
+        optimizer: OptimizerKind::Adam,
+    };
+    let job = Measure {
+        spec,
+        work,
+        // Made here, before anybody counts.
+        batches: work.batches(spec.batch_size, spec.warm_up + spec.steps, spec.seed),
+    };
+    if runs_on_stock(spec.backend, spec.fusion, spec.measure) {
+        return on_stock(&engine, job);
+    }
+    backend::run(&engine, job)
+}
+
+/// Whether this run is one on Burn's backend as it comes. Time is: counting bytes costs a little.
+/// Without fusion, where a step is several times as long, both are taken on the metered backend,
+/// which spares the build a quarter of its code.
+pub fn runs_on_stock(backend: BackendKind, fusion: bool, purpose: Purpose) -> bool {
+    backend.is_on_heap() || (fusion && purpose == Purpose::Time)
+}
+
+fn on_stock<J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
+    match engine.backend {
+        #[cfg(feature = "wgpu")]
+        BackendKind::Wgpu => backend::on::<burn::backend::Wgpu, J>(engine, job, |_| None),
+        #[cfg(feature = "cuda")]
+        BackendKind::Cuda => backend::on::<burn::backend::Cuda, J>(engine, job, |_| None),
+        _ => backend::run(engine, job),
+    }
+}
+
+struct Measure<'a, W> {
+    spec: &'a Spec,
+    work: &'a W,
+    batches: Vec<HostBatch>,
+}
+
+impl<W: Workload> Job for Measure<'_, W> {
+    type Output = Measured;
+
+    fn plain<B: AutodiffBackend>(
+        self,
+        device: Device<B>,
+        memory: Option<Memory>,
+    ) -> Result<Measured> {
+        let optimizer = Box::new(AdamConfig::new().init::<B, W::Model<B>>());
+        self.run::<B>(device, memory, optimizer, None)
+    }
+
+    fn release<B: ReleaseBackend>(
+        self,
+        device: Device<B>,
+        memory: Option<Memory>,
+    ) -> Result<Measured> {
+        let adam = AdamConfig::new().init::<B, W::Model<B>>();
+        let optimizer: Box<dyn Stepper<W::Model<B>, B>> = match self.spec.mode {
+            Mode::Plain | Mode::Unarmed => Box::new(adam),
+            Mode::Release | Mode::Ideal => Box::new(adam.with_gradient_release()),
+        };
+        let discard = (self.spec.mode == Mode::Ideal).then(stepper::discard);
+        self.run::<B>(device, memory, optimizer, discard)
+    }
+}
+
+/// What a step came to.
+#[derive(Default)]
+struct Taken {
+    seconds: f64,
+    loss: f64,
+}
+
+impl<W: Workload> Measure<'_, W> {
+    /// `discard`: what takes the optimizer's place in the one step that is measured for the floor.
+    fn run<B: AutodiffBackend>(
+        self,
+        device: Device<B>,
+        memory: Option<Memory>,
+        mut optimizer: Box<dyn Stepper<W::Model<B>, B>>,
+        discard: Option<Box<dyn Stepper<W::Model<B>, B>>>,
+    ) -> Result<Measured> {
+        let spec = self.spec;
+        let largest = spec.model.largest_param() as u64;
+        if let Some(memory) = &memory {
+            memory.reset_peak();
+        }
+        B::seed(&device, spec.seed);
+        let mut model = self.work.init::<B>(&device);
+        // Parameters are drawn when first looked at: look now, in the order of the model.
+        let parameters = model.num_params() as u64;
+
+        let mut number = 0;
+        let mut next = || {
+            number += 1;
+            number - 1
+        };
+        for _ in 0..spec.warm_up {
+            (model, _) = self.step(model, optimizer.as_mut(), next(), &device, &mut ())?;
+        }
+        let warm_up_peak = memory.as_ref().map(|memory| memory.peak().in_use);
+        if let Some(memory) = &memory {
+            memory.reset_peak();
+        }
+        let mut taken = Taken::default();
+        let mut step_seconds = Vec::with_capacity(spec.steps);
+        for _ in 0..spec.steps {
+            (model, taken) = self.step(model, optimizer.as_mut(), next(), &device, &mut ())?;
+            step_seconds.push(taken.seconds);
+        }
+        let mut peak = memory.as_ref().map(Memory::peak);
+        if let (Some(memory), Some(peak), Some(mut discard)) = (&memory, &mut peak, discard) {
+            // The optimizer's state stays alive, as it would, and nobody steps.
+            memory.reset_peak();
+            (model, _) = self.step(model, discard.as_mut(), next(), &device, &mut ())?;
+            *peak = memory.peak();
+            peak.in_use += 4 * largest;
+        }
+        let weights_digest = digest::weights(&model);
+
+        let bytes = match (memory, peak, warm_up_peak) {
+            (Some(memory), Some(peak), Some(warm_up_peak)) => {
+                let mut stages = Stages::new(&memory);
+                (model, _) = self.step(model, optimizer.as_mut(), next(), &device, &mut stages)?;
+                let [before, forward, backward, step] = stages.taken;
+                let kept = memory.in_use();
+                drop(optimizer);
+                Some(Bytes {
+                    peak_bytes: peak.in_use,
+                    peak_reserved_bytes: peak.reserved,
+                    warm_up_peak_bytes: warm_up_peak,
+                    optimizer_state_bytes: kept - memory.in_use(),
+                    live_before: before.live,
+                    live_after_forward: forward.live,
+                    live_after_backward: backward.live,
+                    live_after_step: step.live,
+                    peak_in_forward: forward.peak,
+                    peak_in_backward: backward.peak,
+                    peak_in_step: step.peak,
+                })
+            }
+            _ => None,
+        };
+        drop(model);
+        Ok(Measured {
+            backend: B::name(&device),
+            parameters,
+            largest_parameter: largest,
+            step_seconds,
+            final_loss: taken.loss,
+            weights_digest,
+            memory: bytes,
+        })
+    }
+
+    /// One step as users write it.
+    fn step<B: AutodiffBackend>(
+        &self,
+        mut model: W::Model<B>,
+        optimizer: &mut dyn Stepper<W::Model<B>, B>,
+        number: usize,
+        device: &Device<B>,
+        watch: &mut dyn Watch,
+    ) -> Result<(W::Model<B>, Taken)> {
+        let rate = self.spec.learning_rate;
+        watch.ends(Stage::Before);
+
+        let start = Instant::now();
+        let (inputs, labels) = self.batches[number % self.batches.len()].clone();
+        model = optimizer.arm(rate, model)?;
+        let loss = W::loss(&model, inputs, labels, device);
+        let value = loss.clone().into_scalar().elem::<f64>();
+        watch.ends(Stage::Forward);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        watch.ends(Stage::Backward);
+        model = optimizer.step(rate, model, grads)?;
+        B::sync(device).context("the device failed")?;
+        let seconds = start.elapsed().as_secs_f64();
+        watch.ends(Stage::Step);
+
+        let taken = Taken {
+            seconds,
+            loss: value,
+        };
+        Ok((model, taken))
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Stage {
+    Before,
+    Forward,
+    Backward,
+    Step,
+}
+
+/// Somebody who looks at a step from outside.
+trait Watch {
+    fn ends(&mut self, stage: Stage);
+}
+
+/// Nobody: the step is as users write it.
+impl Watch for () {
+    fn ends(&mut self, _stage: Stage) {}
+}
+
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    live: u64,
+    peak: u64,
+}
+
+/// Counts the bytes at the end of each stage, and the most within it.
+struct Stages<'a> {
+    memory: &'a Memory,
+    taken: [Seen; 4],
+}
+
+impl<'a> Stages<'a> {
+    fn new(memory: &'a Memory) -> Self {
+        Self {
+            memory,
+            taken: Default::default(),
+        }
+    }
+}
+
+impl Watch for Stages<'_> {
+    fn ends(&mut self, stage: Stage) {
+        // Reading what lives also has everything done that is queued.
+        let live = self.memory.in_use();
+        self.taken[stage as usize] = Seen {
+            live,
+            peak: self.memory.peak().in_use,
+        };
+        self.memory.reset_peak();
+    }
+}

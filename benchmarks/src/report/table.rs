@@ -1,0 +1,206 @@
+//! One table in Markdown.
+
+use super::mib;
+use crate::measure::Mode;
+use crate::results::{Items, LeftOut, Phase, Results, Run, Subject, value_name};
+use crate::stats::median;
+use crate::vocabulary::Vocabulary;
+use comfy_table::Table;
+use comfy_table::presets::ASCII_MARKDOWN;
+use vit::config::Checkpointing;
+
+const LEGEND: &str = "\
+MiB, all beyond what lived before the model was built. P: parameters, O: optimizer state, A: what the
+forward pass leaves alive (its batch included), G: what the backward pass leaves alive, that is, the
+gradients that exist at once; `held`: A or G, whichever the phase of the peak begins or ends with, if more;
+temporaries: the rest, so that P + O + held + temporaries = peak. `of floor`: the peak over P + O + A
++ the largest gradient, the least that gradient release can need. Reserved: what was taken from the
+device, and of it what was not in use. Flex counts every byte on the heap. Burn's GPU backends and
+PyTorch on CUDA count what their allocators hand out; PyTorch on the CPU has the same sum from its
+profiler's record of every allocation. ms: median of the measured steps, in a process in which nobody
+counts bytes, where counting is free (Flex, PyTorch on CUDA), or, without fusion, while bytes are
+counted. Losses and weights compare within one framework only.";
+
+/// The results as text.
+pub fn table(results: &Results) -> String {
+    let mut text = format!("Machine: {}\n", results.machine.describe());
+    text += &format!("Versions: {}\n", results.versions.describe());
+    text += &format!("Command: `{}`\n", results.command.join(" "));
+    let settings = results.settings;
+    text += &format!(
+        "Adam, fp32; {} steps to warm up, {} measured, {} times over\n\n",
+        settings.warm_up, settings.steps, settings.repeat
+    );
+    let first: Vec<&Run> = results
+        .runs
+        .iter()
+        .filter(|run| run.repetition == 0)
+        .collect();
+    if !first.is_empty() {
+        text += &rows(&first, &results.runs);
+        text += &format!("\n\n{LEGEND}\n");
+    }
+    let ratios = ratios(&results.runs);
+    if !ratios.is_empty() {
+        text += "\nStep times, each run with the one of plain beside it, and the weights after the last step:\n";
+        text += &ratios.join("\n");
+    }
+    for found in &results.vocabulary {
+        text += &format!("\n\n{}", vocabulary(found));
+    }
+    text += &list("Left out", &results.left_out);
+    text += &list("Failed", &results.failed);
+    text
+}
+
+fn rows(first: &[&Run], all: &[Run]) -> String {
+    let mut table = Table::new();
+    table.load_preset(ASCII_MARKDOWN).set_header([
+        "model",
+        "on",
+        "mode",
+        "P",
+        "O",
+        "A",
+        "G",
+        "largest gradient",
+        "peak in",
+        "held",
+        "temporaries",
+        "peak",
+        "of floor",
+        "reserved",
+        "not in use",
+        "ms",
+        "loss",
+        "weights",
+    ]);
+    let dash = || String::from("-");
+    for run in first {
+        let items = run.items.as_ref();
+        let bytes = |value: fn(&Items) -> u64| items.map_or_else(dash, |items| mib(value(items)));
+        let memory = run.measured.memory;
+        let floor = items.filter(|_| run.subject.releases()).zip(memory);
+        table.add_row([
+            run.case.title(),
+            run.subject.place(),
+            run.subject.name(),
+            bytes(|items| items.parameters),
+            bytes(|items| items.optimizer_state),
+            bytes(|items| items.activations),
+            bytes(|items| items.gradients),
+            bytes(|items| items.largest_gradient),
+            items.map_or_else(dash, |items| phase(items.peak_in).into()),
+            bytes(|items| items.held),
+            items.map_or_else(dash, |items| {
+                format!("{:.1}", items.temporaries as f64 / f64::from(1 << 20))
+            }),
+            memory.map_or_else(dash, |memory| mib(memory.peak_bytes)),
+            floor.map_or_else(dash, |(items, memory)| {
+                format!("{:.3}", memory.peak_bytes as f64 / items.floor() as f64)
+            }),
+            memory
+                .and_then(|memory| memory.peak_reserved_bytes)
+                .map_or_else(dash, mib),
+            items
+                .and_then(|items| items.fragmentation)
+                .map_or_else(dash, mib),
+            median(&times(all, run)).map_or_else(dash, |time| format!("{time:.2}")),
+            format!("{:.4}", run.measured.final_loss),
+            run.measured.weights_digest.chars().take(8).collect(),
+        ]);
+    }
+    table.to_string()
+}
+
+fn phase(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Forward => "forward",
+        Phase::Backward => "backward",
+        Phase::Step => "step",
+    }
+}
+
+/// The step times of all repetitions of a run, in order.
+fn times(all: &[Run], like: &Run) -> Vec<f64> {
+    all.iter()
+        .filter(|run| run.case == like.case && run.subject == like.subject)
+        .filter_map(|run| run.step_milliseconds)
+        .collect()
+}
+
+/// Step times over plain Burn's: medians over pairs of runs. The modes ran in turn, so the n-th of
+/// one and the n-th of plain saw the same machine.
+fn ratios(all: &[Run]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for plain in all.iter().filter(|run| run.repetition == 0) {
+        let Subject::Burn {
+            backend,
+            fusion,
+            mode: Mode::Plain,
+            checkpointing,
+        } = plain.subject
+        else {
+            continue;
+        };
+        for mode in [Mode::Release, Mode::Unarmed] {
+            let subject = Subject::Burn {
+                backend,
+                fusion,
+                mode,
+                checkpointing,
+            };
+            let other = all
+                .iter()
+                .find(|run| run.case == plain.case && run.subject == subject);
+            let Some(other) = other else { continue };
+            let ratios: Vec<f64> = times(all, other)
+                .iter()
+                .zip(times(all, plain))
+                .map(|(this, plain)| this / plain)
+                .collect();
+            if let Some(ratio) = median(&ratios) {
+                let balanced = match checkpointing {
+                    Checkpointing::None => "",
+                    Checkpointing::Balanced => ", balanced checkpointing",
+                };
+                let same = plain.measured.weights_digest == other.measured.weights_digest;
+                let weights = if same { "the same" } else { "OTHER" };
+                lines.push(format!(
+                    "- {}; {}{balanced}: {} over plain (median of {}): {ratio:.3}; {weights} weights",
+                    plain.case.title(),
+                    plain.subject.place(),
+                    value_name(mode),
+                    ratios.len()
+                ));
+            }
+        }
+    }
+    lines
+}
+
+fn vocabulary(found: &Vocabulary) -> String {
+    format!(
+        "{} ({}): plain trains a vocabulary of {} in a peak of {} MiB, gradient release the same one \
+         in {} MiB; in plain's peak it trains a vocabulary of {} ({} MiB), {:.2} times as large.",
+        found.model,
+        found.place,
+        found.vocabulary,
+        mib(found.plain_peak_bytes),
+        mib(found.release_peak_bytes),
+        found.release_vocabulary,
+        mib(found.release_vocabulary_peak_bytes),
+        found.release_vocabulary as f64 / found.vocabulary as f64
+    )
+}
+
+fn list(title: &str, entries: &[LeftOut]) -> String {
+    if entries.is_empty() {
+        return String::new();
+    }
+    let mut text = format!("\n\n{title}:");
+    for LeftOut { what, why } in entries {
+        text += &format!("\n- {what}: {why}");
+    }
+    text
+}

@@ -1,0 +1,93 @@
+//! What is trained: models by name.
+
+use crate::gpt::GptConfig;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use vit::config::Preset;
+use vit::model::VitConfig;
+
+/// The shape of a model; travels to the measuring process, in Rust or in Python, as JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Shape {
+    /// A vision transformer.
+    Vit(VitConfig),
+    /// A decoder.
+    Gpt(GptConfig),
+}
+
+/// The models there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// A vision transformer that classifies images
+    Vit,
+    /// A decoder that predicts the next token
+    Gpt,
+}
+
+impl Kind {
+    /// The model of this kind and size.
+    pub fn shape(self, preset: Preset, image_size: Option<usize>) -> Shape {
+        match self {
+            Self::Vit => {
+                let (size, channels, classes) = match preset {
+                    Preset::Tiny => (8, 1, 10),
+                    Preset::Small | Preset::Base | Preset::Large => (224, 3, 1000),
+                };
+                Shape::Vit(preset.config(image_size.unwrap_or(size), channels, classes))
+            }
+            Self::Gpt => Shape::Gpt(gpt(preset)),
+        }
+    }
+
+    /// The name of this kind and size for people.
+    pub fn name(self, preset: Preset) -> String {
+        match (self, preset) {
+            (Self::Vit, Preset::Tiny) => "ViT tiny".into(),
+            (Self::Vit, Preset::Small) => "ViT-S/16".into(),
+            (Self::Vit, Preset::Base) => "ViT-B/16".into(),
+            (Self::Vit, Preset::Large) => "ViT-L/16".into(),
+            (Self::Gpt, preset) => format!("GPT {preset}"),
+        }
+    }
+}
+
+/// Decoders by name. `Large` has the proportions of a small language model of today: 16 layers and
+/// a vocabulary of 30,000, which is a quarter of its weights.
+fn gpt(preset: Preset) -> GptConfig {
+    let (vocabulary, context, dim, depth, heads) = match preset {
+        Preset::Tiny => (512, 32, 64, 2, 4),
+        Preset::Small => (8_000, 128, 384, 6, 6),
+        Preset::Base => (50_257, 512, 768, 12, 12),
+        Preset::Large => (30_000, 512, 1024, 16, 16),
+    };
+    GptConfig::new(vocabulary, context, dim, depth, heads, 4 * dim)
+}
+
+impl Shape {
+    /// Elements of the largest parameter, and so of the largest single gradient.
+    pub fn largest_param(&self) -> usize {
+        match self {
+            Self::Vit(config) => config.largest_param(),
+            Self::Gpt(config) => config.largest_param(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_survive_their_journey() {
+        for kind in [Kind::Vit, Kind::Gpt] {
+            let shape = kind.shape(Preset::Small, None);
+            let json = serde_json::to_value(&shape).unwrap();
+            let name = kind.to_possible_value().unwrap();
+            assert_eq!(json["kind"], name.get_name());
+            assert_eq!(json["dim"], 384);
+            assert_eq!(serde_json::from_value::<Shape>(json).unwrap(), shape);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Models with what they learn from.
+
+use crate::gpt::{Gpt, GptConfig};
+use burn::module::{AutodiffModule, ModuleDisplay};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{Device, Tensor, TensorData};
+use vit::model::{Vit, VitConfig};
+use vit::rng::SplitMix64;
+
+/// Different random batches in a run; more would only take memory.
+const BATCHES: usize = 4;
+
+/// A batch on the host.
+pub type HostBatch = (TensorData, TensorData);
+
+/// A model that can be built on any backend, and random batches for it: what is in them does not
+/// change what a step costs.
+pub trait Workload {
+    /// The model.
+    type Model<B: AutodiffBackend>: AutodiffModule<B> + ModuleDisplay + 'static;
+
+    /// Builds the model with random weights.
+    fn init<B: AutodiffBackend>(&self, device: &Device<B>) -> Self::Model<B>;
+
+    /// A random batch.
+    fn batch(&self, size: usize, rng: &mut SplitMix64) -> HostBatch;
+
+    /// The loss of a batch.
+    fn loss<B: AutodiffBackend>(
+        model: &Self::Model<B>,
+        inputs: TensorData,
+        labels: TensorData,
+        device: &Device<B>,
+    ) -> Tensor<B, 1>;
+
+    /// All batches of a run.
+    fn batches(&self, size: usize, steps: usize, seed: u64) -> Vec<HostBatch> {
+        let mut rng = SplitMix64::new(&[seed]);
+        let count = steps.clamp(1, BATCHES);
+        (0..count).map(|_| self.batch(size, &mut rng)).collect()
+    }
+}
+
+impl Workload for VitConfig {
+    type Model<B: AutodiffBackend> = Vit<B>;
+
+    fn init<B: AutodiffBackend>(&self, device: &Device<B>) -> Vit<B> {
+        self.init(device)
+    }
+
+    fn batch(&self, size: usize, rng: &mut SplitMix64) -> HostBatch {
+        let shape = [size, self.channels, self.image_size, self.image_size];
+        let pixels: Vec<f32> = (0..shape.iter().product()).map(|_| pixel(rng)).collect();
+        let labels = (0..size).map(|_| rng.below(self.classes) as i32).collect();
+        (
+            TensorData::new(pixels, shape),
+            TensorData::new::<i32, _>(labels, [size]),
+        )
+    }
+
+    fn loss<B: AutodiffBackend>(
+        model: &Vit<B>,
+        inputs: TensorData,
+        labels: TensorData,
+        device: &Device<B>,
+    ) -> Tensor<B, 1> {
+        let scores = model.forward(Tensor::from_data(inputs, device));
+        let loss = CrossEntropyLossConfig::new().init(device);
+        loss.forward(scores, Tensor::from_data(labels, device))
+    }
+}
+
+/// Spread over `-1.7..1.7`, so that its variance is about one.
+fn pixel(rng: &mut SplitMix64) -> f32 {
+    let unit = (rng.next_u64() >> 40) as f32 / (1u32 << 24) as f32;
+    (2.0 * unit - 1.0) * 3f32.sqrt()
+}
+
+impl Workload for GptConfig {
+    type Model<B: AutodiffBackend> = Gpt<B>;
+
+    fn init<B: AutodiffBackend>(&self, device: &Device<B>) -> Gpt<B> {
+        self.init(device)
+    }
+
+    fn batch(&self, size: usize, rng: &mut SplitMix64) -> HostBatch {
+        let mut inputs = Vec::with_capacity(size * self.context);
+        let mut labels = Vec::with_capacity(size * self.context);
+        for _ in 0..size {
+            let mut token = rng.below(self.vocabulary) as i32;
+            for _ in 0..self.context {
+                inputs.push(token);
+                token = rng.below(self.vocabulary) as i32;
+                labels.push(token);
+            }
+        }
+        (
+            TensorData::new(inputs, [size, self.context]),
+            TensorData::new(labels, [size * self.context]),
+        )
+    }
+
+    fn loss<B: AutodiffBackend>(
+        model: &Gpt<B>,
+        inputs: TensorData,
+        labels: TensorData,
+        device: &Device<B>,
+    ) -> Tensor<B, 1> {
+        let scores = model.forward(Tensor::from_data(inputs, device));
+        let loss = CrossEntropyLossConfig::new().init(device);
+        loss.forward(scores, Tensor::from_data(labels, device))
+    }
+}

@@ -1,0 +1,357 @@
+//! The program as a user meets it: what it measures, writes and leaves out.
+
+use assert_cmd::Command;
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use tempfile::TempDir;
+
+fn benchmarks() -> Command {
+    Command::cargo_bin("benchmarks").expect("the binary is built with the tests")
+}
+
+/// A tiny suite on the CPU.
+fn tiny(folder: &Path) -> Command {
+    let mut command = benchmarks();
+    command
+        .args(["--preset", "tiny", "--backend", "flex", "--steps", "2"])
+        .args(["--warm-up", "2", "--output"])
+        .arg(folder)
+        // Every thread that computes has a workspace of its own, and keeps it; in models this small
+        // it is no small part, and which step it is first needed in is up to the scheduler.
+        .env("RAYON_NUM_THREADS", "1");
+    command
+}
+
+struct Outcome {
+    table: String,
+    json: Value,
+}
+
+fn outcome(command: &mut Command, folder: &Path) -> Outcome {
+    let output = command.assert().success().get_output().clone();
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(table, fs::read_to_string(folder.join("table.md")).unwrap());
+    let json = fs::read(folder.join("results.json")).unwrap();
+    Outcome {
+        table,
+        json: serde_json::from_slice(&json).unwrap(),
+    }
+}
+
+fn runs(json: &Value) -> &Vec<Value> {
+    json["runs"].as_array().unwrap()
+}
+
+/// Fails with one line that mentions `text`.
+fn fails(command: &mut Command, text: &str) {
+    let output = command.assert().failure().get_output().clone();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.starts_with("error: "), "{stderr:?}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr:?}");
+    assert!(stderr.contains(text), "{stderr:?} should mention {text:?}");
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn every_mode_is_measured_and_itemised() {
+    let home = TempDir::new().unwrap();
+    let mut command = tiny(home.path());
+    command.args(["--no-pytorch", "--part", "vit,gpt", "--batch-size", "2"]);
+    command.args(["--mode", "plain,release,unarmed,ideal"]);
+    let Outcome { table, json } = outcome(&mut command, home.path());
+    assert_eq!(runs(&json).len(), 2 * 2 * 4);
+    for run in runs(&json) {
+        let subject = &run["subject"];
+        let of = |checkpointing: &Value, mode: &str| {
+            let found = runs(&json).iter().find(|other| {
+                other["case"] == run["case"]
+                    && other["subject"]["checkpointing"] == *checkpointing
+                    && other["subject"]["mode"] == mode
+            });
+            found.unwrap()
+        };
+        // Every mode of a model is the same training, checkpointing or not.
+        let plain = of(&Value::from("none"), "plain");
+        assert_eq!(run["weights_digest"], plain["weights_digest"], "{subject}");
+        assert_eq!(run["final_loss"], plain["final_loss"], "{subject}");
+        assert_eq!(run["step_seconds"].as_array().unwrap().len(), 2);
+
+        let bytes = |name: &str| run["memory"][name].as_i64().unwrap();
+        if subject["mode"] == "ideal" {
+            assert!(run["items"].is_null() && run["step_milliseconds"].is_null());
+            continue;
+        }
+        let item = |name: &str| run["items"][name].as_i64().unwrap();
+        let sum = item("parameters") + item("optimizer_state") + item("held");
+        assert_eq!(sum + item("temporaries"), bytes("peak_bytes"));
+        assert_eq!(item("parameters"), 4 * run["parameters"].as_i64().unwrap());
+        assert!(item("optimizer_state") >= 2 * item("parameters"));
+        assert!(item("largest_gradient") < item("all_gradients"));
+        assert!(item("activations") > 0);
+        // The backward pass leaves every gradient alive, or none.
+        let gradients = item("gradients") as f64 / item("all_gradients") as f64;
+        let expected = if subject["mode"] == "release" {
+            0.0
+        } else {
+            1.0
+        };
+        // Beside the gradients there are their containers, and the batch is gone: some percent of
+        // models this small.
+        assert!(
+            (gradients - expected).abs() < 0.15,
+            "{subject}: {gradients}"
+        );
+        // Nobody waits for the heap: the step that is looked at is like the others.
+        let highest = ["peak_in_forward", "peak_in_backward", "peak_in_step"].map(bytes);
+        let highest = *highest.iter().max().unwrap() as f64;
+        assert!((highest / bytes("peak_bytes") as f64 - 1.0).abs() < 0.02);
+    }
+    for text in [
+        "release over plain",
+        "unarmed over plain",
+        "the same weights",
+        "--no-pytorch",
+    ] {
+        assert!(table.contains(text), "{text} in {table}");
+    }
+}
+
+#[test]
+fn the_files_are_complete() {
+    let home = TempDir::new().unwrap();
+    let mut command = tiny(home.path());
+    command.args(["--no-pytorch", "--part", "vit,vocabulary", "--repeat", "3"]);
+    command.args([
+        "--mode",
+        "plain,release",
+        "--checkpointing",
+        "none",
+        "--batch-size",
+        "1",
+    ]);
+    let Outcome { table, json } = outcome(&mut command, home.path());
+    assert_eq!(json["schema"], 1);
+    assert_eq!(json["command"][0], "benchmarks");
+    for key in ["burn", "cubecl", "rustc", "profile"] {
+        assert!(json["versions"][key].is_string(), "{key}");
+    }
+    assert!(json["machine"]["threads"].as_u64().unwrap() > 0);
+    assert_eq!(json["settings"]["repeat"], 3);
+    let told: Vec<_> = runs(&json)
+        .iter()
+        .map(|run| {
+            (
+                run["subject"]["mode"].as_str().unwrap(),
+                run["repetition"].as_u64().unwrap(),
+            )
+        })
+        .collect();
+    let pair = |repetition| [("plain", repetition), ("release", repetition)];
+    assert_eq!(told, [pair(0), pair(1), pair(2)].concat());
+    assert!(table.contains("median of 3"), "{table}");
+
+    let vocabulary = &json["vocabulary"][0];
+    let number = |name: &str| vocabulary[name].as_u64().unwrap();
+    assert!(number("release_vocabulary") >= number("vocabulary"));
+    assert!(!vocabulary["measured"].as_array().unwrap().is_empty());
+
+    let plot = fs::read_to_string(home.path().join("memory.svg")).unwrap();
+    assert!(plot.starts_with("<svg") && plot.trim_end().ends_with("</svg>"));
+    for text in ["ViT tiny, batch 1", "release", "temporaries", "MiB"] {
+        assert!(plot.contains(text), "{text}");
+    }
+}
+
+#[test]
+fn what_is_missing_is_said() {
+    let home = TempDir::new().unwrap();
+    let mut command = tiny(home.path());
+    command.args(["--part", "vit", "--batch-size", "1", "--mode", "plain"]);
+    command.args(["--checkpointing", "none", "--python", "/nowhere/python"]);
+    let Outcome { table, json } = outcome(&mut command, home.path());
+    let left_out = &json["left_out"][0];
+    assert_eq!(left_out["what"], "PyTorch and optimi");
+    assert!(
+        left_out["why"]
+            .as_str()
+            .unwrap()
+            .contains("/nowhere/python")
+    );
+    assert!(table.contains("Left out:\n- PyTorch and optimi"), "{table}");
+    assert_eq!(runs(&json).len(), 1);
+}
+
+/// A stand-in for Python, which says what the real programs say.
+fn fake_python(home: &Path, script: &str) -> String {
+    let file = home.join("python");
+    fs::write(&file, format!("#!/bin/sh\n{script}")).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+    file.to_str().unwrap().into()
+}
+
+const VERSIONS: &str =
+    r#"{"python": "3", "torch": "2", "optimi": null, "cuda": null, "gpu": null, "threads": 1}"#;
+
+#[test]
+fn pytorch_runs_beside_burn() {
+    let home = TempDir::new().unwrap();
+    let python = fake_python(
+        home.path(),
+        &format!(
+            r#"case "$2" in
+versions) echo '{VERSIONS}' ;;
+*foreach*|*fused*) echo '{{"backend": "fake", "parameters": 202186, "largest_parameter": 16384,
+"step_seconds": [0.5], "final_loss": 1.5, "weights_digest": "abc", "memory": {{"peak_bytes": 1700,
+"peak_reserved_bytes": null, "warm_up_peak_bytes": 1650, "optimizer_state_bytes": 800,
+"live_before": 1200, "live_after_forward": 1300, "live_after_backward": 1600,
+"live_after_step": 1600, "peak_in_forward": 1310, "peak_in_backward": 1610,
+"peak_in_step": 1700}}}}' ;;
+*) echo 'Traceback' >&2; echo 'RuntimeError: no hooks here' >&2; exit 1 ;;
+esac"#
+        ),
+    );
+    let mut command = tiny(home.path());
+    command.args(["--part", "vit", "--batch-size", "1", "--mode", "plain"]);
+    command.args(["--checkpointing", "none", "--python", &python]);
+    // A run that fails is told, the others are there, and the exit code says that it happened.
+    let output = command.assert().code(1).get_output().clone();
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        table.contains("hook: RuntimeError: no hooks here"),
+        "{table}"
+    );
+    assert!(
+        table.contains("optimi: this Python does not have it"),
+        "{table}"
+    );
+    let json = fs::read(home.path().join("results.json")).unwrap();
+    let json: Value = serde_json::from_slice(&json).unwrap();
+    assert_eq!(json["versions"]["pytorch"]["torch"], "2");
+    assert_eq!(json["failed"].as_array().unwrap().len(), 1);
+    let modes: Vec<_> = runs(&json)
+        .iter()
+        .map(|run| &run["subject"]["mode"])
+        .collect();
+    assert_eq!(modes, ["plain", "foreach", "no-foreach", "fused"]);
+    let items = &runs(&json)[1]["items"];
+    assert_eq!(
+        (&items["held"], &items["peak_in"]),
+        (&400.into(), &"step".into())
+    );
+    assert_eq!(items["temporaries"], 1700 - 4 * 202_186 - 800 - 400);
+}
+
+#[test]
+fn another_model_in_pytorch_is_noticed() {
+    let home = TempDir::new().unwrap();
+    let python = fake_python(
+        home.path(),
+        &format!(
+            r#"[ "$2" = versions ] && echo '{VERSIONS}' || echo '{{"backend": "fake", "parameters": 7,
+"largest_parameter": 7, "step_seconds": [0.5], "final_loss": 1.5, "weights_digest": "abc",
+"memory": null}}'"#
+        ),
+    );
+    let mut command = tiny(home.path());
+    command.args(["--part", "vit", "--batch-size", "1", "--mode", "plain"]);
+    command.args([
+        "--checkpointing",
+        "none",
+        "--pytorch",
+        "hook",
+        "--python",
+        &python,
+    ]);
+    let output = command.assert().code(1).get_output().clone();
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        table.contains("not the same model: 7 parameters"),
+        "{table}"
+    );
+}
+
+#[test]
+fn time_limits_end_a_suite_in_time() {
+    let home = TempDir::new().unwrap();
+    let python = fake_python(
+        home.path(),
+        &format!("[ \"$2\" = versions ] && echo '{VERSIONS}' || exec sleep 60"),
+    );
+    let mut command = tiny(home.path());
+    command.args(["--part", "vit", "--batch-size", "1,2", "--mode", "plain"]);
+    command.args([
+        "--checkpointing",
+        "none",
+        "--pytorch",
+        "hook",
+        "--python",
+        &python,
+    ]);
+    command.args(["--time-limit", "1", "--within", "1"]);
+    let Outcome { json, .. } = outcome(&mut command, home.path());
+    let why: Vec<_> = json["left_out"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|left| &left["why"])
+        .collect();
+    let why: Vec<_> = why.iter().map(|why| why.as_str().unwrap()).collect();
+    assert!(why[0].starts_with("took longer than"), "{why:?}");
+    assert!(
+        why[1..].iter().all(|why| why.contains("--within")),
+        "{why:?}"
+    );
+    assert_eq!(why.len(), 3);
+}
+
+#[test]
+fn bad_input_gets_one_line() {
+    let home = TempDir::new().unwrap();
+    for (args, text) in [
+        (["--lr", "0"], "--lr"),
+        (["--lr", "NaN"], "--lr"),
+        (["--batch-size", "0"], "batch-size"),
+        (["--backend", "nonsense"], "nonsense"),
+        (["--image-size", "9"], "patches of 2x2"),
+        (["--output", "/proc/no/folder"], "/proc/no/folder"),
+    ] {
+        let mut command = tiny(home.path());
+        fails(
+            command.args(["--no-pytorch", "--part", "vit"]).args(args),
+            text,
+        );
+    }
+    fails(
+        benchmarks().args(["--no-pytorch", "--image-size", "64"]),
+        "--preset",
+    );
+    fails(benchmarks().args(["measure", "{}"]), "not a run");
+}
+
+#[cfg(not(feature = "wgpu"))]
+#[test]
+fn a_backend_that_is_not_compiled_in_is_named() {
+    let home = TempDir::new().unwrap();
+    let mut command = benchmarks();
+    command
+        .args(["--backend", "wgpu", "--output"])
+        .arg(home.path());
+    fails(&mut command, "-p benchmarks --features wgpu");
+}
+
+#[test]
+fn help_says_what_is_not_obvious() {
+    let output = benchmarks().arg("--help").assert().success();
+    let text = String::from_utf8(output.get_output().stdout.clone()).unwrap();
+    for word in [
+        "--mode unarmed",
+        "--mode ideal",
+        "MALLOC_MMAP_THRESHOLD_",
+        "exit code",
+    ] {
+        assert!(text.contains(word), "{word}");
+    }
+    assert!(!text.contains("measure "), "{text}");
+}
