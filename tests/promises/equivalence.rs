@@ -18,7 +18,7 @@ use crate::harness::{Plain, Recipe, Release};
 const STEPS: u64 = 20;
 
 /// `late`: parameters that cannot be released in time, see [`assert_run_released`].
-fn same_numbers<S, R, B, C>(recipe: &R, late: usize)
+pub(crate) fn same_numbers<S, R, B, C>(recipe: &R, late: usize)
 where
     S: Scenario,
     R: Recipe,

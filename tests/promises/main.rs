@@ -1,4 +1,11 @@
 //! What the workspace promises, one module per promise. The reference is always plain Burn.
+//!
+//! Below `wgpu` and `cuda` the edge cases are mounted once more, beside the equality of the weights
+//! and the memory of the device. Where there is no such device, the build script puts an ignored test
+//! in the place of each, so that the summary counts them.
+
+// A backend is a type: the same tests on another one are another module.
+#![allow(clippy::duplicate_mod)]
 
 mod harness;
 
@@ -9,6 +16,24 @@ mod edge_cases;
 mod equivalence;
 mod learner;
 mod property;
+mod reference;
+
+#[cfg(has_wgpu)]
+mod wgpu;
+#[cfg(not(has_wgpu))]
+mod wgpu {
+    include!(concat!(env!("OUT_DIR"), "/wgpu.rs"));
+}
+
+#[cfg(has_cuda)]
+mod cuda;
+#[cfg(not(has_cuda))]
+mod cuda {
+    include!(concat!(env!("OUT_DIR"), "/cuda.rs"));
+}
+
+/// Where the tensors of `edge_cases` live, unless they are mounted elsewhere.
+use burn::backend::Flex as Inner;
 
 /// Counts every allocation of the process; only [`harness::memory`] reads it.
 #[global_allocator]

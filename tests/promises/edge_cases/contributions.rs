@@ -1,6 +1,5 @@
 //! Where a gradient comes from: several places, none, odd shapes, and when it is complete.
 
-use burn::backend::Flex;
 use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
 use burn::module::{Module, Param, list_param_ids};
 use burn::nn::{Linear, LinearConfig};
@@ -10,9 +9,9 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor};
 use burn_gradient_release::{Outcome, ReleaseBackend, StepReport, WithGradientRelease};
 
-use super::{P, R, bench, gradients, loss, weights};
+use super::{Inner, P, R, bench, gradients, loss, start, weights};
 use crate::harness::models::{Recurrent, Scenario, Size, Tied};
-use crate::harness::run::{self, RATE, Start, assert_all_released, assert_run_released, trainable};
+use crate::harness::run::{self, RATE, assert_all_released, assert_run_released, trainable};
 use crate::harness::{Hooked, Plain, Recipe, Release, Weights, noise};
 
 const STEPS: u64 = 5;
@@ -28,7 +27,7 @@ fn same<S: Scenario>() -> Vec<StepReport> {
 fn same_on<S: Scenario, Rec: Recipe, A: AutodiffBackend, B: ReleaseBackend>(
     recipe: &Rec,
 ) -> Vec<StepReport> {
-    let start = Start::new::<S>(Size::Small);
+    let start = start::<S>();
     let plain = run::plain::<S, Rec, A>(&start, recipe, STEPS);
     let (release, reports) = run::release::<S, Rec, B>(&start, recipe, STEPS);
     for (step, (release, plain)) in release.steps.iter().zip(&plain.steps).enumerate() {
@@ -41,7 +40,7 @@ fn same_on<S: Scenario, Rec: Recipe, A: AutodiffBackend, B: ReleaseBackend>(
 #[test]
 fn tied_weights_step_once_after_the_last_contribution() {
     let (plain, release) = (Hooked::new(), Hooked::new());
-    let start = Start::new::<Tied>(Size::Small);
+    let start = start::<Tied>();
     let expected = run::plain::<Tied, _, P>(&start, &plain, 3);
     let (result, reports) = run::release::<Tied, _, R>(&start, &release, 3);
     for (result, expected) in result.steps.iter().zip(&expected.steps) {
@@ -60,7 +59,7 @@ fn tied_weights_step_once_after_the_last_contribution() {
 #[test]
 fn weights_reused_over_time_step_once() {
     let recipe = Hooked::new();
-    let start = Start::new::<Recurrent>(Size::Small);
+    let start = start::<Recurrent>();
     let (_, reports) = run::release::<Recurrent, _, R>(&start, &recipe, 3);
     let parameters = trainable::<R, _>(&start.model::<Recurrent, R>());
     assert_eq!(recipe.calls(), 3 * parameters);
@@ -98,7 +97,7 @@ impl Scenario for Spare {
 
 #[test]
 fn unused_parameters_get_no_state_and_no_decay() {
-    let start = Start::new::<Spare>(Size::Small);
+    let start = start::<Spare>();
     let recipe = AdamWConfig::new().with_weight_decay(0.5);
     let expected = run::plain::<Spare, _, P>(&start, &recipe, 3);
 
@@ -225,14 +224,14 @@ impl Scenario for RecomputeReadsOld {
 
 #[test]
 fn recompute_sees_the_old_value() {
-    type A = Plain<Flex, BalancedCheckpointing>;
-    type B = Release<Flex, BalancedCheckpointing>;
+    type A = Plain<Inner, BalancedCheckpointing>;
+    type B = Release<Inner, BalancedCheckpointing>;
     for report in same_on::<RecomputeReadsOld, _, A, B>(&AdamConfig::new()) {
         assert_all_released(&report, 3);
     }
     // And without recomputing the same model agrees with itself.
-    let start = Start::new::<RecomputeReadsOld>(Size::Small);
-    let (kept, _) = run::release::<RecomputeReadsOld, _, Release<Flex, NoCheckpointing>>(
+    let start = start::<RecomputeReadsOld>();
+    let (kept, _) = run::release::<RecomputeReadsOld, _, Release<Inner, NoCheckpointing>>(
         &start,
         &AdamConfig::new(),
         STEPS,
@@ -389,7 +388,7 @@ impl Scenario for Bare {
 /// as good, a lost gradient is not.
 #[test]
 fn a_parameter_that_is_its_own_loss() {
-    let start = Start::new::<Bare>(Size::Small);
+    let start = start::<Bare>();
     let expected = run::plain::<Bare, _, P>(&start, &AdamConfig::new(), 3);
     let mut model = start.model::<Bare, R>();
     let mut optim = AdamConfig::new()
@@ -417,7 +416,7 @@ fn freeze<B: AutodiffBackend>(mut model: super::MlpModel<B>, frozen: bool) -> su
 
 #[test]
 fn frozen_layers_unfrozen_later() {
-    let start = Start::new::<super::Mlp>(Size::Small);
+    let start = start::<super::Mlp>();
     let mut plain = start.model::<super::Mlp, P>();
     let mut plain_optim = AdamConfig::new().init();
     let mut model = start.model::<super::Mlp, R>();
@@ -448,13 +447,13 @@ fn frozen_layers_unfrozen_later() {
 
 #[test]
 fn parameters_added_between_steps() {
-    let start = Start::new::<super::Mlp>(Size::Small);
+    let start = start::<super::Mlp>();
     let mut plain = start.model::<super::Mlp, P>();
     let mut plain_optim = AdamConfig::new().init();
     let mut model = start.model::<super::Mlp, R>();
     let mut optim = AdamConfig::new().init::<R, _>().with_gradient_release();
     // Its layers are the ones added, with the same ids on both backends.
-    let more = Start::new::<super::Mlp>(Size::Small);
+    let more = super::start::<super::Mlp>();
     for step in 0..6 {
         if step % 2 == 1 {
             let place = step as usize / 2;

@@ -6,12 +6,13 @@ use burn::module::{AutodiffModule, Module};
 use burn::optim::{GradientsParams, Optimizer};
 use burn_gradient_release::{Outcome, WithGradientRelease};
 
-use super::{Bench, Model, P, PARAMETERS, R, armed_step, bench, gradients, loss, weights};
-use crate::harness::models::{Mlp, MlpModel, Size};
-use crate::harness::run::{self, RATE, Start, assert_all_released};
+use super::{
+    Bench, Inner, Model, P, PARAMETERS, R, armed_step, bench, gradients, loss, start, weights,
+};
+use crate::harness::models::{Mlp, MlpModel};
+use crate::harness::run::{self, RATE, assert_all_released};
 use crate::harness::weights::{load, save};
-use crate::harness::{Plain, Recipe, Weights};
-use burn::backend::Flex;
+use crate::harness::{Recipe, Weights};
 use burn::optim::AdamConfig;
 
 #[test]
@@ -78,7 +79,7 @@ fn valid_keeps_what_it_saw() {
     let model = optim.step(RATE, model, grads);
     let after_step = model.valid();
 
-    let of = |inner: &MlpModel<Flex>| Weights::of::<Flex, _>(inner);
+    let of = |inner: &MlpModel<Inner>| Weights::of::<Inner, _>(inner);
     of(&before).assert_same(&expected.first, "before arming");
     of(&armed).assert_same(&expected.first, "armed");
     of(&after_backward).assert_same(&expected.steps[0], "after backward");
@@ -145,7 +146,7 @@ fn forking_the_armed_model_itself_trains_on() {
 /// In Burn `to_device` gives a model that cannot be trained: its tensors are no leaves any more.
 #[test]
 fn to_device_before_arming_means_what_it_means_in_burn() {
-    let start = Start::new::<Mlp>(Size::Small);
+    let start = start::<Mlp>();
     let mut plain = start.model::<Mlp, P>();
     let mut plain_optim = AdamConfig::new().init();
     let mut model = start.model::<Mlp, R>();
@@ -195,7 +196,7 @@ fn a_record_of_an_armed_model_has_its_values() {
     let model = optim.step(RATE, model, grads);
 
     let device = Default::default();
-    let fresh = || Start::new::<Mlp>(Size::Small).model::<Mlp, R>();
+    let fresh = || start::<Mlp>().model::<Mlp, R>();
     weights(&load::<R, _>(fresh(), &bytes, &device)).assert_same(&expected.first, "bytes");
     weights(&fresh().load_record(record)).assert_same(&expected.first, "record");
     weights(&load::<R, _>(fresh(), &after_backward, &device))
@@ -256,7 +257,7 @@ fn no_grad_on_an_armed_model_stops_its_training() {
 
 #[test]
 fn a_clone_of_the_optimizer_is_independent() {
-    let start = Start::new::<Mlp>(Size::Small);
+    let start = start::<Mlp>();
     let expected = run::plain::<Mlp, _, P>(&start, &AdamConfig::new(), 4);
     let mut model = start.model::<Mlp, R>();
     let mut optim = AdamConfig::new().init::<R, Model>().with_gradient_release();
@@ -298,8 +299,8 @@ fn a_clone_of_an_armed_optimizer_leaves_the_step_to_the_original() {
 
 #[test]
 fn unarmed_gradients_are_those_of_plain_burn() {
-    let start = Start::new::<Mlp>(Size::Small);
-    let plain = start.model::<Mlp, Plain>();
+    let start = start::<Mlp>();
+    let plain = start.model::<Mlp, P>();
     let release = start.model::<Mlp, R>();
     let plain_grads = loss(&plain, 0).backward();
     let release_grads = loss(&release, 0).backward();

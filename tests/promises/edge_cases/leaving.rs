@@ -8,10 +8,12 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, DeviceOps};
 use burn_gradient_release::{Outcome, ReleaseError, WithGradientRelease};
 
-use super::{Bench, Model, P, PARAMETERS, R, armed_step, bench, gradients, loss, weights};
+use super::{
+    Bench, Inner, Model, P, PARAMETERS, R, armed_step, bench, gradients, loss, start, weights,
+};
 use crate::harness::Weights;
-use crate::harness::models::{Mlp, MlpModel, Size};
-use crate::harness::run::{self, RATE, Start};
+use crate::harness::models::{Mlp, MlpModel};
+use crate::harness::run::{self, RATE};
 
 #[test]
 fn removal_in_mid_run_keeps_the_step_count() {
@@ -143,7 +145,7 @@ where
 
 #[test]
 fn unarmed_accumulation_is_plain_burns() {
-    let start = Start::new::<Mlp>(Size::Small);
+    let start = start::<Mlp>();
     let expected = accumulated(start.model::<Mlp, P>(), &mut AdamConfig::new().init());
     let mut optim = AdamConfig::new().init::<R, Model>().with_gradient_release();
     let model = start.model::<Mlp, R>();
@@ -172,7 +174,7 @@ where
 
 #[test]
 fn step_multi_is_plain_burns() {
-    let start = Start::new::<Mlp>(Size::Small);
+    let start = start::<Mlp>();
     let expected = several_workers(start.model::<Mlp, P>(), &mut AdamConfig::new().init());
     let mut optim = AdamConfig::new().init::<R, Model>().with_gradient_release();
     several_workers(start.model::<Mlp, R>(), &mut optim).assert_same(&expected, "step_multi");
@@ -190,7 +192,7 @@ fn step_multi_after_a_released_backward_is_refused() {
     } = bench(1);
     let model = optim.arm(RATE, model);
     let grads = gradients(&model, 0);
-    let id = <burn::backend::Flex as burn::tensor::backend::BackendTypes>::Device::default().id();
+    let id = <Inner as burn::tensor::backend::BackendTypes>::Device::default().id();
     let grads = MultiGradientsParams {
         grads: vec![(grads, id)],
     };

@@ -9,10 +9,10 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_gradient_release::{Refused, ReleaseError, ReleaseOptimizer, WithGradientRelease};
 
-use super::{Bench, Model, PARAMETERS, R, armed_step, bench, gradients, loss, weights};
-use crate::harness::models::{Mlp, Size};
-use crate::harness::run::{self, RATE, Start};
-use crate::harness::{Hooked, Plain, Weights, noise};
+use super::{Bench, Model, P, PARAMETERS, R, armed_step, bench, gradients, loss, start, weights};
+use crate::harness::models::Mlp;
+use crate::harness::run::{self, RATE};
+use crate::harness::{Hooked, Weights, noise};
 
 /// The model and the error of a call that has to be refused.
 #[track_caller]
@@ -123,7 +123,7 @@ fn an_unrelated_model_is_refused() {
     } = bench(1);
     let model = optim.arm(RATE, model);
     let grads = gradients(&model, 0);
-    let other = Start::new::<Mlp>(Size::Small).model::<Mlp, R>();
+    let other = start::<Mlp>().model::<Mlp, R>();
     let (_, error) = refused(optim.try_step(RATE, other, grads));
     assert!(
         matches!(error, ReleaseError::WrongModel { .. }),
@@ -242,8 +242,8 @@ fn two_parameters_with_one_id_are_refused() {
 
 /// Fails at the fourth of six parameters.
 fn interrupted() -> (Model, ReleaseOptimizer<Hooked, Model, R>, run::Trajectory) {
-    let start = Start::new::<Mlp>(Size::Small);
-    let expected = run::plain::<Mlp, _, Plain>(&start, &AdamConfig::new(), 2);
+    let start = start::<Mlp>();
+    let expected = run::plain::<Mlp, _, P>(&start, &AdamConfig::new(), 2);
     let mut optim: ReleaseOptimizer<_, Model, R> =
         OptimizerAdaptor::from(Hooked::failing_at(4)).with_gradient_release();
     let model = optim.arm(RATE, start.model::<Mlp, R>());
@@ -304,7 +304,7 @@ fn a_panic_half_way_is_told_when_a_record_is_asked_for() {
 
 #[test]
 fn a_panic_inside_an_ordinary_step_is_told_too() {
-    let start = Start::new::<Mlp>(Size::Small);
+    let start = start::<Mlp>();
     let model = start.model::<Mlp, R>();
     let mut optim: ReleaseOptimizer<_, Model, R> =
         OptimizerAdaptor::from(Hooked::failing_at(4)).with_gradient_release();
@@ -323,7 +323,7 @@ fn a_checkpoint_is_the_way_back_after_a_panic() {
     let (model, optim, expected) = interrupted();
     // The checkpoint of before the first step: first weights and an empty record. The failure was
     // the fourth call only, so the optimizer itself is sound again.
-    let before = Start::new::<Mlp>(Size::Small).model::<Mlp, R>();
+    let before = start::<Mlp>().model::<Mlp, R>();
     drop(model);
     let mut optim = optim.load_record(Default::default());
     let mut model = before;

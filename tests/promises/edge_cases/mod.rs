@@ -1,4 +1,4 @@
-//! Each thing that could go wrong, by name, one room per kind.
+//! Each thing that could go wrong, by name, one room per kind, on the backend of the module above.
 
 mod contributions;
 mod copies;
@@ -17,12 +17,15 @@ use burn_gradient_release::{ReleaseOptimizer, WithGradientRelease};
 
 use crate::harness::models::{Mlp, MlpModel, Scenario, Size};
 use crate::harness::run::{self, RATE, Start, Trajectory};
-use crate::harness::{Plain, Release, Weights};
+use crate::harness::{Plain, Release, Weights, turn};
+
+/// Where tensors live.
+use super::Inner;
 
 /// Plain Burn, the reference.
-type P = Plain;
+type P = Plain<Inner>;
 /// With release.
-type R = Release;
+type R = Release<Inner>;
 /// The model of most of these tests.
 type Model = MlpModel<R>;
 /// And its optimizer.
@@ -38,8 +41,14 @@ struct Bench {
     expected: Trajectory,
 }
 
+/// First weights of a small model, and this test's turn on the device.
+fn start<S: Scenario>() -> Start {
+    turn::take::<Inner>();
+    Start::new::<S>(Size::Small)
+}
+
 fn bench(steps: u64) -> Bench {
-    let start = Start::new::<Mlp>(Size::Small);
+    let start = start::<Mlp>();
     Bench {
         model: start.model::<Mlp, R>(),
         optim: AdamConfig::new().init().with_gradient_release(),

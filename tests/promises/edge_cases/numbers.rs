@@ -6,12 +6,21 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_gradient_release::WithGradientRelease;
 
-use super::{P, R, loss};
+use super::{Inner, P, R, loss, start};
 use crate::harness::models::{Mlp, MlpModel, Scenario, Size};
-use crate::harness::run::{self, RATE, Start, assert_all_released};
+use crate::harness::run::{self, RATE, assert_all_released};
 use crate::harness::{Recipe, Weights, noise};
 
-/// Weights in f32, arithmetic in bf16.
+/// A precision of 16 bits that the backend computes in.
+fn half() -> FloatDType {
+    let device = Default::default();
+    let computes =
+        |dtype: &FloatDType| <Inner as Backend>::supports_dtype(&device, (*dtype).into());
+    let halves = [FloatDType::BF16, FloatDType::F16];
+    halves.into_iter().find(computes).expect("one of the two")
+}
+
+/// Weights in f32, arithmetic in 16 bits.
 #[derive(Module, Debug)]
 struct MixedModel<B: Backend> {
     weights: Vec<Param<Tensor<B, 2>>>,
@@ -30,19 +39,19 @@ impl Scenario for Mixed {
     }
 
     fn loss<B: AutodiffBackend>(model: &MixedModel<B>, _: Size, step: u64) -> Tensor<B, 1> {
-        let mut x = noise::<B, 2>(step, [4, 8], &B::Device::default()).cast(FloatDType::BF16);
+        let mut x = noise::<B, 2>(step, [4, 8], &B::Device::default()).cast(half());
         for weight in &model.weights {
             let weight = weight.val();
-            x = x.matmul(weight.cast(FloatDType::BF16)).tanh();
+            x = x.matmul(weight.cast(half())).tanh();
         }
-        assert_eq!(x.dtype(), DType::BF16);
+        assert_eq!(x.dtype(), DType::from(half()));
         x.cast(FloatDType::F32).square().mean()
     }
 }
 
 #[test]
-fn f32_weights_with_bf16_arithmetic() {
-    let start = Start::new::<Mixed>(Size::Small);
+fn f32_weights_with_arithmetic_in_16_bits() {
+    let start = start::<Mixed>();
     let plain = run::plain::<Mixed, _, P>(&start, &AdamConfig::new(), 8);
     let (release, reports) = run::release::<Mixed, _, R>(&start, &AdamConfig::new(), 8);
     for (step, (release, plain)) in release.steps.iter().zip(&plain.steps).enumerate() {
@@ -53,18 +62,18 @@ fn f32_weights_with_bf16_arithmetic() {
 }
 
 /// Casts every parameter; Burn's recorders keep f32 only.
-struct ToBf16;
+struct ToHalf;
 
-impl<B: AutodiffBackend> ModuleMapper<B> for ToBf16 {
+impl<B: AutodiffBackend> ModuleMapper<B> for ToHalf {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
         let (id, tensor, mapper) = param.consume();
-        let tensor = Tensor::<B, D>::from_inner(tensor.inner().cast(FloatDType::BF16));
+        let tensor = Tensor::<B, D>::from_inner(tensor.inner().cast(half()));
         Param::from_mapped_value(id, tensor.require_grad(), mapper)
     }
 }
 
-fn bf16_loss<B: AutodiffBackend>(model: &MlpModel<B>, step: u64) -> Tensor<B, 1> {
-    let mut x = noise::<B, 2>(step, [4, 8], &B::Device::default()).cast(FloatDType::BF16);
+fn half_loss<B: AutodiffBackend>(model: &MlpModel<B>, step: u64) -> Tensor<B, 1> {
+    let mut x = noise::<B, 2>(step, [4, 8], &B::Device::default()).cast(half());
     for layer in &model.layers {
         x = layer.forward(x).tanh();
     }
@@ -72,25 +81,25 @@ fn bf16_loss<B: AutodiffBackend>(model: &MlpModel<B>, step: u64) -> Tensor<B, 1>
 }
 
 #[test]
-fn bf16_weights() {
-    let start = Start::new::<Mlp>(Size::Small);
+fn weights_in_16_bits() {
+    let start = start::<Mlp>();
     let recipe = SgdConfig::new();
-    let mut plain = start.model::<Mlp, P>().map(&mut ToBf16);
+    let mut plain = start.model::<Mlp, P>().map(&mut ToHalf);
     let mut plain_optim = recipe.make::<P, _>();
-    let mut model = start.model::<Mlp, R>().map(&mut ToBf16);
+    let mut model = start.model::<Mlp, R>().map(&mut ToHalf);
     let mut optim = recipe.make::<R, _>().with_gradient_release();
     let first = Weights::of::<R, _>(&model);
     for step in 0..6 {
-        let grads = GradientsParams::from_grads(bf16_loss(&plain, step).backward(), &plain);
+        let grads = GradientsParams::from_grads(half_loss(&plain, step).backward(), &plain);
         plain = plain_optim.step(1.0, plain, grads);
         model = optim.arm(1.0, model);
-        let grads = GradientsParams::from_grads(bf16_loss(&model, step).backward(), &model);
+        let grads = GradientsParams::from_grads(half_loss(&model, step).backward(), &model);
         model = optim.step(1.0, model, grads);
-        assert_eq!(model.layers[0].weight.dtype(), DType::BF16);
+        assert_eq!(model.layers[0].weight.dtype(), DType::from(half()));
         Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), step);
         assert_all_released(&optim.last_step().expect("a step"), super::PARAMETERS);
     }
-    Weights::of::<R, _>(&model).assert_moved(&first, "bf16");
+    Weights::of::<R, _>(&model).assert_moved(&first, "16 bits");
 }
 
 /// Turns bad at the second of four steps.
@@ -104,7 +113,7 @@ fn poisoned<B: AutodiffBackend>(model: &MlpModel<B>, step: u64, poison: f32) -> 
 }
 
 fn same_when_poisoned(poison: f32) {
-    let start = Start::new::<Mlp>(Size::Small);
+    let start = start::<Mlp>();
     let mut plain = start.model::<Mlp, P>();
     let mut plain_optim = AdamConfig::new().init();
     let mut model = start.model::<Mlp, R>();

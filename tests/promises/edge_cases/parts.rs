@@ -8,9 +8,9 @@ use burn::tensor::activation::{relu, sigmoid};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_gradient_release::{Outcome, ReleaseOptimizer, WithGradientRelease};
 
-use super::{P, R};
+use super::{Inner, P, R, start};
 use crate::harness::models::{Scenario, Size};
-use crate::harness::run::{RATE, Start, outcomes};
+use crate::harness::run::{RATE, outcomes};
 use crate::harness::{Weights, noise};
 
 const STEPS: u64 = 5;
@@ -70,7 +70,7 @@ fn adam() -> ReleaseOptimizer<burn::optim::Adam, Linear<R>, R> {
 
 #[test]
 fn an_optimizer_over_a_subset_leaves_the_rest_its_gradients() {
-    let start = Start::new::<TwoHeads>(Size::Small);
+    let start = start::<TwoHeads>();
     let mut plain = start.model::<TwoHeads, P>();
     let mut plain_optim = AdamConfig::new().init();
     let mut model = start.model::<TwoHeads, R>();
@@ -107,7 +107,7 @@ fn an_optimizer_over_a_subset_leaves_the_rest_its_gradients() {
 
 /// `armed` says which of the parts are armed.
 fn three_optimizers(armed: [bool; 3]) {
-    let start = Start::new::<TwoHeads>(Size::Small);
+    let start = start::<TwoHeads>();
     let mut plain = start.model::<TwoHeads, P>();
     let mut plain_optims = (
         AdamConfig::new().init(),
@@ -179,7 +179,7 @@ fn several_optimizers_of_which_some_are_armed() {
 /// Each loss has its optimizer over the whole model, so the encoder belongs to both.
 #[test]
 fn two_losses_and_a_shared_encoder() {
-    let start = Start::new::<TwoHeads>(Size::Small);
+    let start = start::<TwoHeads>();
     let mut plain = start.model::<TwoHeads, P>();
     let mut plain_optims = [AdamConfig::new().init(), AdamConfig::new().init()];
     let mut model = start.model::<TwoHeads, R>();
@@ -219,7 +219,7 @@ fn two_losses_and_a_shared_encoder() {
 /// Two backward passes inside one arming, over parameters that do not meet.
 #[test]
 fn two_losses_over_disjoint_parts_of_one_arming() {
-    let start = Start::new::<TwoHeads>(Size::Small);
+    let start = start::<TwoHeads>();
     let plain = start.model::<TwoHeads, P>();
     let mut plain_optim = AdamConfig::new().init();
     let halves = |left: Tensor<P, 2>| left.square().mean();
@@ -228,12 +228,9 @@ fn two_losses_over_disjoint_parts_of_one_arming() {
         GradientsParams::from_grads(halves(plain.left.forward(x.clone())).backward(), &plain);
     let mut right = halves(plain.right.forward(x)).backward();
     let weight = &plain.right.weight;
-    grads.register::<burn::backend::Flex, 2>(
-        weight.id,
-        weight.grad_remove(&mut right).expect("used"),
-    );
+    grads.register::<Inner, 2>(weight.id, weight.grad_remove(&mut right).expect("used"));
     let bias = plain.right.bias.as_ref().expect("there is a bias");
-    grads.register::<burn::backend::Flex, 1>(bias.id, bias.grad_remove(&mut right).expect("used"));
+    grads.register::<Inner, 1>(bias.id, bias.grad_remove(&mut right).expect("used"));
     let plain = plain_optim.step(RATE, plain, grads);
 
     let mut optim = AdamConfig::new()
@@ -306,7 +303,7 @@ impl Scenario for Gan {
 
 #[test]
 fn two_models_and_two_losses() {
-    let start = Start::new::<Gan>(Size::Small);
+    let start = start::<Gan>();
     let Networks {
         mut generator,
         mut discriminator,

@@ -8,9 +8,9 @@ use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn_gradient_release::{Outcome, ReleaseError, WithGradientRelease};
 
-use super::{Bench, Model, P, PARAMETERS, R, bench, gradients, loss, weights};
-use crate::harness::models::{Mlp, MlpModel, Size};
-use crate::harness::run::{self, RATE, Start, assert_all_released};
+use super::{Bench, Model, P, PARAMETERS, R, bench, gradients, loss, start, weights};
+use crate::harness::models::{Mlp, MlpModel};
+use crate::harness::run::{self, RATE, assert_all_released};
 use crate::harness::weights::{load, save};
 use crate::harness::{Recipe, Weights};
 
@@ -79,7 +79,7 @@ fn assert_releases(released: &[usize]) {
 
 #[test]
 fn an_owned_rate_leaves_the_loop_unchanged() {
-    let start = Start::new::<Mlp>(Size::Small);
+    let start = start::<Mlp>();
     let mut plain = AdamConfig::new().init();
     let expected = unchanged_loop(start.model::<Mlp, P>(), &mut plain, RATE);
     let mut optim = AdamConfig::new()
@@ -110,7 +110,7 @@ fn an_owned_rate_may_be_armed_from_the_first_step() {
 
 #[test]
 fn an_owned_scheduler_leaves_the_loop_unchanged() {
-    let start = Start::new::<Mlp>(Size::Small);
+    let start = start::<Mlp>();
     let mut plain = AdamConfig::new().init();
     let expected = unchanged_loop(start.model::<Mlp, P>(), &mut plain, cosine());
     let constant = unchanged_loop(start.model::<Mlp, P>(), &mut AdamConfig::new().init(), 0.05);
@@ -135,7 +135,7 @@ fn an_owned_exponential_scheduler() {
             .init()
             .expect("in range")
     };
-    let start = Start::new::<Mlp>(Size::Small);
+    let start = start::<Mlp>();
     let mut plain = AdamConfig::new().init();
     let expected = unchanged_loop(start.model::<Mlp, P>(), &mut plain, rates());
     let mut optim = AdamConfig::new()
@@ -149,7 +149,7 @@ fn an_owned_exponential_scheduler() {
 
 #[test]
 fn a_scheduler_outside_arms_at_its_rate() {
-    let start = Start::new::<Mlp>(Size::Small);
+    let start = start::<Mlp>();
     let mut plain = AdamConfig::new().init();
     let expected = unchanged_loop(start.model::<Mlp, P>(), &mut plain, cosine());
     let mut model = start.model::<Mlp, R>();
@@ -208,7 +208,7 @@ fn arming_at_another_rate_than_the_owned_one_is_refused() {
 /// Where torchtune and optimi drift: after a resume the hooks kept the old rate.
 #[test]
 fn resuming_with_a_scheduler_gives_the_uninterrupted_weights() {
-    let start = Start::new::<Mlp>(Size::Small);
+    let start = start::<Mlp>();
     let mut plain = AdamConfig::new().init();
     let expected = unchanged_loop(start.model::<Mlp, P>(), &mut plain, cosine());
 
@@ -246,7 +246,7 @@ fn resuming_with_a_scheduler_gives_the_uninterrupted_weights() {
 /// The record may also be loaded into an optimizer that was already in use.
 #[test]
 fn loading_a_record_replaces_the_state() {
-    let start = Start::new::<Mlp>(Size::Small);
+    let start = start::<Mlp>();
     let expected = run::plain::<Mlp, _, P>(&start, &AdamConfig::new(), 3);
     let mut optim = AdamConfig::new().init::<R, Model>().with_gradient_release();
     let mut other = start.model::<Mlp, R>();

@@ -8,6 +8,7 @@ pub(crate) mod noise;
 pub(crate) mod process;
 pub(crate) mod recipes;
 pub(crate) mod run;
+pub(crate) mod turn;
 pub(crate) mod weights;
 
 use burn::backend::{Autodiff, Flex, autodiff::checkpoint::strategy::NoCheckpointing};

@@ -39,7 +39,7 @@ pub(crate) struct Renderer {
 }
 
 impl Renderer {
-    pub(super) fn new(takes: Duration) -> Self {
+    pub(crate) fn new(takes: Duration) -> Self {
         Self {
             memory: Arc::default(),
             takes,

@@ -1,0 +1,171 @@
+//! Looks for the devices that tests want. Where there is none, an ignored test stands in the place
+//! of each, so that the summary of the tests counts what was not tested.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use syn::{Attribute, Expr, Item, Lit, Meta};
+
+fn main() {
+    println!("cargo::rerun-if-changed=promises");
+    // Installing a driver changes these.
+    for place in ["/etc/ld.so.cache", "/usr/share/vulkan/icd.d"] {
+        if Path::new(place).exists() {
+            println!("cargo::rerun-if-changed={place}");
+        }
+    }
+    for variable in [
+        "VK_DRIVER_FILES",
+        "VK_ICD_FILENAMES",
+        "CUDA_VISIBLE_DEVICES",
+    ] {
+        println!("cargo::rerun-if-env-changed={variable}");
+    }
+    mount("wgpu", wgpu_adapters());
+    mount("cuda", cuda_devices());
+}
+
+/// Mounts the tests of `promises/{device}`, or says in the place of each why not.
+fn mount(device: &str, found: Result<usize, String>) {
+    println!("cargo::rustc-check-cfg=cfg(has_{device})");
+    let missing = match found {
+        Ok(1..) => return println!("cargo::rustc-cfg=has_{device}"),
+        Ok(0) => "the driver has no device".to_owned(),
+        Err(reason) => reason,
+    };
+    let mut tests = String::new();
+    let reason = format!("skipped, no {device}: {missing}");
+    let module = Path::new("promises").join(device).join("mod.rs");
+    stand_ins(&module, &reason, &mut tests);
+    let folder = PathBuf::from(env::var_os("OUT_DIR").expect("cargo gives a folder"));
+    fs::write(folder.join(format!("{device}.rs")), tests).expect("the folder is writable");
+}
+
+/// Writes an ignored test for each that is declared in the module of `file` and below.
+fn stand_ins(file: &Path, reason: &str, tests: &mut String) {
+    let text = fs::read_to_string(file)
+        .unwrap_or_else(|error| panic!("{} cannot be read: {error}", file.display()));
+    let syntax = syn::parse_file(&text)
+        .unwrap_or_else(|error| panic!("{} does not parse: {error}", file.display()));
+    let folder = file.parent().expect("a file is in a folder");
+    for item in syntax.items {
+        match item {
+            Item::Fn(function) if has(&function.attrs, "test") => {
+                let name = function.sig.ident;
+                writeln!(tests, "#[test] #[ignore = {reason:?}] fn {name}() {{}}")
+            }
+            Item::Mod(module) if module.content.is_none() => {
+                let name = module.ident.to_string();
+                let place = match path_of(&module.attrs) {
+                    Some(path) => folder.join(path),
+                    None => file_of(folder, &name),
+                };
+                writeln!(tests, "mod {name} {{").expect("a string takes all");
+                stand_ins(&place, reason, tests);
+                writeln!(tests, "}}")
+            }
+            _ => Ok(()),
+        }
+        .expect("a string takes all");
+    }
+}
+
+fn has(attributes: &[Attribute], name: &str) -> bool {
+    attributes
+        .iter()
+        .any(|attribute| attribute.path().is_ident(name))
+}
+
+/// What a `#[path = ".."]` says.
+fn path_of(attributes: &[Attribute]) -> Option<String> {
+    attributes
+        .iter()
+        .find_map(|attribute| match &attribute.meta {
+            Meta::NameValue(meta) if meta.path.is_ident("path") => match &meta.value {
+                Expr::Lit(value) => match &value.lit {
+                    Lit::Str(path) => Some(path.value()),
+                    _ => None,
+                },
+                _ => None,
+            },
+            _ => None,
+        })
+}
+
+/// Where the modules of a `mod.rs` are.
+fn file_of(folder: &Path, name: &str) -> PathBuf {
+    let file = folder.join(format!("{name}.rs"));
+    if file.exists() {
+        file
+    } else {
+        folder.join(name).join("mod.rs")
+    }
+}
+
+/// How many adapters wgpu has to choose from.
+#[cfg(feature = "wgpu")]
+#[expect(unsafe_code, reason = "what a driver does cannot be checked")]
+fn wgpu_adapters() -> Result<usize, String> {
+    const WAY_OUT: &str = "install a Vulkan driver, such as Debian's mesa-vulkan-drivers";
+    if cfg!(target_os = "macos") {
+        // Metal comes with the system.
+        return Ok(1);
+    }
+    // SAFETY: the library is the system's Vulkan loader, meant to be loaded by programs.
+    let loader = unsafe { ash::Entry::load() }
+        .map_err(|_| format!("no Vulkan loader (libvulkan1); {WAY_OUT}"))?;
+    let refused = |code| format!("{code}; {WAY_OUT}");
+    // SAFETY: no extensions and no allocator of our own; the instance outlives its devices, which
+    // are only counted.
+    unsafe {
+        let instance = loader
+            .create_instance(&ash::vk::InstanceCreateInfo::default(), None)
+            .map_err(refused)?;
+        let adapters = instance.enumerate_physical_devices();
+        instance.destroy_instance(None);
+        match adapters.map_err(refused)?.len() {
+            0 => Err(format!("no adapter; {WAY_OUT}")),
+            some => Ok(some),
+        }
+    }
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu_adapters() -> Result<usize, String> {
+    Err("built without --features wgpu".into())
+}
+
+/// How many devices CUDA has.
+#[cfg(feature = "cuda")]
+#[expect(unsafe_code, reason = "what a driver does cannot be checked")]
+fn cuda_devices() -> Result<usize, String> {
+    use libloading::{Library, Symbol};
+    use std::ffi::c_int;
+
+    let name = if cfg!(windows) {
+        "nvcuda.dll"
+    } else {
+        "libcuda.so.1"
+    };
+    // SAFETY: the library is NVIDIA's driver, and the two functions are declared as in its `cuda.h`.
+    unsafe {
+        let driver =
+            Library::new(name).map_err(|_| format!("no driver ({name}); install NVIDIA's"))?;
+        let init: Symbol<'_, unsafe extern "C" fn(u32) -> c_int> =
+            driver.get(b"cuInit").map_err(|error| error.to_string())?;
+        let count: Symbol<'_, unsafe extern "C" fn(*mut c_int) -> c_int> = driver
+            .get(b"cuDeviceGetCount")
+            .map_err(|error| error.to_string())?;
+        let mut devices = 0;
+        match (init(0), count(&raw mut devices)) {
+            (0, 0) => Ok(usize::try_from(devices).unwrap_or(0)),
+            (0, code) | (code, _) => Err(format!("the driver refuses with CUDA error {code}")),
+        }
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_devices() -> Result<usize, String> {
+    Err("built without --features cuda".into())
+}

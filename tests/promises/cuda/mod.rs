@@ -1,0 +1,4 @@
+//! The promises on CUDA.
+
+mod fused;
+mod unfused;

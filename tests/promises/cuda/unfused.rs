@@ -1,0 +1,21 @@
+//! Every operation is its own kernel.
+
+use burn_cubecl::CubeBackend;
+use cubecl::cuda::CudaRuntime;
+
+type Inner = CubeBackend<CudaRuntime, f32, i32, u8>;
+
+type Metered = burn_device_memory::MeteredCudaUnfused;
+
+/// How many times the largest gradient a step may take above what the forward pass leaves: the
+/// gradient, and one temporary of Adam's.
+const MATRICES: u64 = 2;
+/// The same where operations are element-wise.
+const ELEMENT_WISE: u64 = 2;
+
+#[path = "../device_memory/mod.rs"]
+mod device_memory;
+#[path = "../edge_cases/mod.rs"]
+mod edge_cases;
+#[path = "../equality.rs"]
+mod equality;

@@ -1,0 +1,77 @@
+//! The same weights as plain Burn on this backend, after each of twenty steps, to the last bit:
+//! both use the same kernels in the same order.
+
+use burn::backend::autodiff::checkpoint::strategy::{
+    BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
+};
+use burn::grad_clipping::GradientClippingConfig;
+use burn::optim::decay::WeightDecayConfig;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{AdamConfig, SgdConfig};
+
+use super::Inner;
+use crate::equivalence::same_numbers;
+use crate::harness::models::*;
+use crate::harness::turn;
+
+/// Two optimizers, one of which clips.
+fn same<S: Scenario, C: CheckpointStrategy>(late: usize) {
+    turn::take::<Inner>();
+    let decay = || Some(WeightDecayConfig::new(0.01));
+    let adam = AdamConfig::new().with_weight_decay(decay());
+    same_numbers::<S, _, Inner, C>(&adam, late);
+    let momentum = MomentumConfig::new().with_nesterov(true);
+    let sgd = SgdConfig::new()
+        .with_momentum(Some(momentum))
+        .with_weight_decay(decay())
+        .with_gradient_clipping(Some(GradientClippingConfig::Norm(0.01)));
+    same_numbers::<S, _, Inner, C>(&sgd, late);
+}
+
+#[test]
+fn mlp() {
+    same::<Mlp, NoCheckpointing>(0);
+}
+
+#[test]
+fn mlp_recomputing() {
+    same::<Mlp, BalancedCheckpointing>(0);
+}
+
+#[test]
+fn cnn() {
+    same::<Cnn, NoCheckpointing>(0);
+}
+
+#[test]
+fn transformer() {
+    same::<Transformer, NoCheckpointing>(0);
+}
+
+#[test]
+fn transformer_recomputing() {
+    same::<Transformer, BalancedCheckpointing>(0);
+}
+
+/// Late: the table, as embedding at the very bottom.
+#[test]
+fn tied() {
+    same::<Tied, NoCheckpointing>(1);
+}
+
+#[test]
+fn views() {
+    same::<Views, NoCheckpointing>(0);
+}
+
+/// Late: weights and biases of the four gates for the input, at every time step.
+#[test]
+fn lstm() {
+    same::<Recurrent, NoCheckpointing>(8);
+}
+
+/// Late: the first direction, whose norm needs it twice.
+#[test]
+fn weight_norm() {
+    same::<WeightNorm, NoCheckpointing>(1);
+}
