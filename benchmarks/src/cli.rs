@@ -1,6 +1,6 @@
 //! The command line.
 
-use crate::measure::{self, Mode};
+use crate::measure::Mode;
 use crate::pytorch::TorchMode;
 use crate::report;
 use crate::results::{Results, Settings};
@@ -157,14 +157,20 @@ Modes that are not in the suite by default:
                   it exists and steps nothing, while the optimizer's state stays, plus the largest
                   gradient";
 
+/// The work of a measuring process: the run in JSON to its result in JSON.
+///
+/// The program gives it, not this library: with it comes the training on every backend there is, which
+/// takes minutes to compile, and which the tests of the library need not have.
+pub type Child = fn(&str) -> Result<String>;
+
 /// Runs the program.
-pub fn main() -> ExitCode {
+pub fn main(child: Child) -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
     let done = match cli.task {
-        Some(Task::Measure { spec }) => measure::child(&spec).and_then(|line| {
+        Some(Task::Measure { spec }) => child(&spec).and_then(|line| {
             say(&line)?;
             Ok(ExitCode::SUCCESS)
         }),

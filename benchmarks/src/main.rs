@@ -1,5 +1,8 @@
 //! The command line of the benchmarks.
 
+use anyhow::{Context, Result};
+use benchmarks::measure::{self, Spec};
+use benchmarks::shape::Shape;
 use peak_alloc::PeakAlloc;
 use std::process::ExitCode;
 
@@ -8,5 +11,15 @@ use std::process::ExitCode;
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
 fn main() -> ExitCode {
-    benchmarks::cli::main()
+    benchmarks::cli::main(child)
+}
+
+/// The work of a measuring process: one run, one line.
+fn child(spec: &str) -> Result<String> {
+    let spec: Spec = serde_json::from_str(spec).context("not a run to measure")?;
+    let measured = match &spec.model {
+        Shape::Vit(config) => measure::run(&spec, config)?,
+        Shape::Gpt(config) => measure::run(&spec, config)?,
+    };
+    Ok(serde_json::to_string(&measured)?)
 }

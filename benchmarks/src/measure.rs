@@ -115,17 +115,8 @@ pub struct Bytes {
     pub peak_in_step: u64,
 }
 
-/// The work of the process: one run, one line.
-pub fn child(spec: &str) -> Result<String> {
-    let spec: Spec = serde_json::from_str(spec).context("not a run to measure")?;
-    let measured = match &spec.model {
-        Shape::Vit(config) => dispatch(&spec, config)?,
-        Shape::Gpt(config) => dispatch(&spec, config)?,
-    };
-    Ok(serde_json::to_string(&measured)?)
-}
-
-fn dispatch<W: Workload>(spec: &Spec, work: &W) -> Result<Measured> {
+/// Measures one run.
+pub fn run<W: Workload>(spec: &Spec, work: &W) -> Result<Measured> {
     let engine = Engine {
         backend: spec.backend,
         fusion: spec.fusion,

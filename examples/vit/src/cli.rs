@@ -127,15 +127,21 @@ struct TrainArgs {
     json: bool,
 }
 
+/// Runs a training on the backend that the engine names.
+///
+/// The program gives it, not this library: with it comes the training on every backend there is, which
+/// takes minutes to compile, and which nothing else that uses the library needs.
+pub type Run = fn(&Engine, Train<'_>) -> Result<Ending>;
+
 /// Runs the program.
-pub fn main() -> ExitCode {
+pub fn main(run: Run) -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
     let done = match cli.command {
-        None => train(&cli.train),
-        Some(Task::Train(args)) => train(&args),
+        None => train(&cli.train, run),
+        Some(Task::Train(args)) => train(&args, run),
     };
     done.unwrap_or_else(|error| {
         eprintln!("error: {}", one_line(&format!("{error:#}")));
@@ -167,7 +173,7 @@ fn say(line: &str) -> Result<()> {
     writeln!(io::stdout().lock(), "{line}").context("cannot write to stdout")
 }
 
-fn train(args: &TrainArgs) -> Result<ExitCode> {
+fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
     let artifacts = Artifacts::new(&args.artifact_dir);
     let saved = if args.resume {
         Some(artifacts.settings()?)
@@ -190,7 +196,7 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
     })
     .context("cannot listen for Ctrl-C")?;
 
-    let ending = backend::run(
+    let ending = run(
         &config.engine,
         Train {
             config: &config,

@@ -8,5 +8,5 @@ use std::process::ExitCode;
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
 fn main() -> ExitCode {
-    vit::cli::main()
+    vit::cli::main(|engine, train| vit::backend::run(engine, train))
 }
