@@ -8,7 +8,8 @@ use burn_gradient_release::WithGradientRelease;
 use burn_gradient_release_train::metric::PeakMemoryMetric;
 use burn_gradient_release_train::{GradientReleaseStrategy, StepMonitor};
 
-use super::{Device, Metered, P, R, memory};
+use super::Metered;
+use super::device_memory::{Device, P, R, memory};
 use crate::harness::Weights;
 use crate::harness::learner::{Renderer, Strategy, Training, WeightLog};
 use crate::harness::memory::parameter_bytes;

@@ -85,6 +85,8 @@ fn threads_add_up() {
             drop(theirs);
             memory.usage();
         });
+        // Gone when this fails, so that the thread does not wait for ever.
+        let done = done;
         let there = wait.recv().expect("a reading");
         assert_eq!(there.in_use, before.in_use + 2 * BYTES, "seen from there");
         assert_eq!(

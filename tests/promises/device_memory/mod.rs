@@ -1,8 +1,7 @@
 //! Bytes on the device, by its own accounting.
 
-mod learner;
 mod meter;
-mod training;
+pub(super) mod training;
 
 use burn::tensor::backend::BackendTypes;
 use burn_device_memory::DeviceMemory;
@@ -11,14 +10,14 @@ use super::{ELEMENT_WISE, MATRICES, Metered};
 use crate::harness::{Plain, Release, turn};
 
 /// Plain Burn, the reference.
-type P = Plain<Metered>;
+pub(super) type P = Plain<Metered>;
 /// With release.
-type R = Release<Metered>;
+pub(super) type R = Release<Metered>;
 /// The device of all of them.
-type Device = <Metered as BackendTypes>::Device;
+pub(super) type Device = <Metered as BackendTypes>::Device;
 
 /// The memory of the device, which is this test's until its thread ends: no other is on it.
-fn memory() -> DeviceMemory {
+pub(super) fn memory() -> DeviceMemory {
     turn::take::<Metered>();
     DeviceMemory::of::<Metered>(&Device::default())
 }

@@ -53,6 +53,26 @@ impl Weights {
         );
     }
 
+    /// Fails unless every weight is as near, relative above one, as `tolerance` says; at zero, unless
+    /// they are equal to the last bit.
+    #[track_caller]
+    pub(crate) fn assert_near(
+        &self,
+        expected: &Self,
+        tolerance: f32,
+        context: impl core::fmt::Display,
+    ) {
+        if tolerance == 0.0 {
+            return self.assert_same(expected, context);
+        }
+        let distance = self.distance(expected);
+        assert!(
+            distance <= tolerance,
+            "{context}: weights differ by {distance:e}, more than {tolerance:e}; parameters {:?}",
+            self.differing(expected),
+        );
+    }
+
     /// Fails if the weights are equal: the guard against comparing a thing with itself.
     #[track_caller]
     pub(crate) fn assert_moved(&self, before: &Self, context: impl core::fmt::Display) {

@@ -4,6 +4,12 @@ use burn::backend::Wgpu as Inner;
 
 type Metered = burn_device_memory::MeteredWgpu;
 
+/// The step of a parameter may share a kernel with other neighbours than in plain mode, and a tuned sum
+/// may be fused in one mode and not in the other: last bits are not the backend's to keep. 6e-8 was
+/// seen (weight norm). This is a thousandth of what Adam moves a weight by in a step: a stale rate, a
+/// lost contribution or a second step are far beyond.
+const TOLERANCE: f32 = crate::harness::run::RATE as f32 / 1000.0;
+
 /// How many times the largest gradient a step may take above what the forward pass leaves: the
 /// gradient, and the three new buffers of Burn's fused Adam.
 const MATRICES: u64 = 4;
@@ -17,3 +23,7 @@ mod device_memory;
 mod edge_cases;
 #[path = "../equality.rs"]
 mod equality;
+#[path = "../device_memory/learner.rs"]
+mod learner;
+#[path = "../device_memory/transformer.rs"]
+mod transformer;

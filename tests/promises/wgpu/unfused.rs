@@ -6,6 +6,9 @@ type Inner = CubeBackend<WgpuRuntime, f32, i32, u32>;
 
 type Metered = burn_device_memory::MeteredWgpuUnfused;
 
+/// The same kernels on the same numbers in the same order.
+const TOLERANCE: f32 = 0.0;
+
 /// How many times the largest gradient a step may take above what the forward pass leaves: the
 /// gradient, and one temporary of Adam's.
 const MATRICES: u64 = 2;
