@@ -16,28 +16,28 @@ name=gpu-benchmarks
 fail() { echo "error: $*" >&2; exit 1; }
 
 pack() {
-    local file=$1 folder
+    local file=$1
     [[ $(uname -sm) == "Linux x86_64" ]] || fail "pack on Linux on x86-64: the program is to run there"
     cd "$here/.."
     # glibc only grows: built on an older one it runs on a newer, not the other way round.
     cargo build --release --locked -p benchmarks --features wgpu,cuda
-    folder=$(mktemp -d)
-    trap 'rm -rf "$folder"' EXIT
-    mkdir -p "$folder/$name"/{lib,wheels}
-    cp "${CARGO_TARGET_DIR:-target}/release/benchmarks" "$here/gpu.sh" "$folder/$name/"
-    strip "$folder/$name/benchmarks" || echo "not stripped: there is no strip" >&2
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    mkdir -p "$work/$name"/{lib,wheels}
+    cp "${CARGO_TARGET_DIR:-target}/release/benchmarks" "$here/gpu.sh" "$work/$name/"
+    strip "$work/$name/benchmarks" || echo "not stripped: there is no strip" >&2
     # Pure Python; PyTorch itself is too large to carry and has to be there.
-    python3 -m pip download --quiet --no-deps --only-binary=:all: --dest "$folder/$name/wheels" \
+    python3 -m pip download --quiet --no-deps --only-binary=:all: --dest "$work/$name/wheels" \
         torch-optimi || echo "without optimi: pip cannot fetch it" >&2
     # Not every machine with a Vulkan driver has the loader.
     local loader
     loader=$(ldconfig -p | sed -n 's/.*libvulkan\.so\.1 .*x86-64.*=> //p' | head -n 1)
     if [[ -n $loader ]]; then
-        cp -L "$loader" "$folder/$name/lib/libvulkan.so.1"
+        cp -L "$loader" "$work/$name/lib/libvulkan.so.1"
     else
         echo "without a Vulkan loader: there is none here (Debian's libvulkan1)" >&2
     fi
-    tar -C "$folder" -czf "$file" "$name"
+    tar -C "$work" -czf "$file" "$name"
     echo "packed: $file, $(($(stat -c %s "$file") / 1048576)) MiB"
 }
 

@@ -4,9 +4,10 @@ use std::thread;
 
 use burn::module::Module;
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
+use burn::tensor::backend::Backend;
 use burn_gradient_release::WithGradientRelease;
 
-use super::{Bench, Model, P, PARAMETERS, R, bench, loss, start, weights};
+use super::{Bench, Inner, Model, P, PARAMETERS, R, bench, loss, start, weights};
 use crate::harness::models::{Mlp, Tied};
 use crate::harness::run::{self, RATE, assert_all_released};
 
@@ -38,6 +39,13 @@ fn two_threads_train_two_models_at_once() {
     });
 }
 
+/// Has the device do what this thread has asked for. On wgpu, cubecl 0.10 otherwise leaves some of it
+/// in this thread's queue, where another thread that reads a tensor written in place does not look:
+/// it sees the old values, in plain Burn as well.
+fn settle() {
+    <Inner as Backend>::sync(&Default::default()).expect("the device works");
+}
+
 #[test]
 fn forward_on_one_thread_and_backward_on_another() {
     let Bench {
@@ -51,9 +59,13 @@ fn forward_on_one_thread_and_backward_on_another() {
         let on_a_thread = thread::spawn(move || loss(&copy, step))
             .join()
             .expect("forward");
-        let grads = thread::spawn(move || on_a_thread.backward())
-            .join()
-            .expect("backward");
+        let grads = thread::spawn(move || {
+            let grads = on_a_thread.backward();
+            settle();
+            grads
+        })
+        .join()
+        .expect("backward");
         let grads = GradientsParams::from_grads(grads, &model);
         model = optim.step(RATE, model, grads);
         weights(&model).assert_same(&expected.steps[step as usize], step);
@@ -119,7 +131,9 @@ fn an_armed_model_may_move_to_another_thread() {
     let model = optim.arm(RATE, model);
     let (model, _optim) = thread::spawn(move || {
         let grads = GradientsParams::from_grads(loss(&model, 0).backward(), &model);
-        (optim.step(RATE, model, grads), optim)
+        let model = optim.step(RATE, model, grads);
+        settle();
+        (model, optim)
     })
     .join()
     .expect("the thread");
