@@ -15,10 +15,12 @@ mod wgpu;
 mod cuda;
 
 fn main() -> ExitCode {
-    let mut tests: Vec<Trial> = Vec::new();
-    #[cfg(feature = "wgpu")]
-    tests.extend(wgpu::tests());
-    #[cfg(feature = "cuda")]
-    tests.extend(cuda::tests());
+    let backends: &[fn() -> Vec<Trial>] = &[
+        #[cfg(feature = "wgpu")]
+        wgpu::tests,
+        #[cfg(feature = "cuda")]
+        cuda::tests,
+    ];
+    let tests = backends.iter().flat_map(|tests| tests()).collect();
     libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
 }
