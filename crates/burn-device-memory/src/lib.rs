@@ -18,6 +18,9 @@
 //! println!("{} bytes in use, {} reserved", memory.peak().in_use, memory.peak().reserved);
 //! ```
 //!
+//! A program has one or the other: started while the ordinary backend works on the same device, cubecl
+//! 0.10 can wait for ever. If it must have both, it starts both before either works (`B::sync`).
+//!
 //! Counting takes time on the thread that feeds the device. Measure bytes on a metered backend, and
 //! seconds on the ordinary one.
 //!

@@ -5,7 +5,7 @@
 //! order: of two runs that are compared, one would then have used another kernel.
 
 use std::cell::RefCell;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use burn::tensor::backend::Backend;
 
@@ -25,4 +25,28 @@ pub(crate) fn take<B: Backend>() {
         // A test that failed has not damaged the device.
         turn.get_or_insert_with(|| DEVICE.lock().unwrap_or_else(PoisonError::into_inner));
     });
+    start_all();
+}
+
+/// Starts every server on the devices before any of them works: where one is started while another
+/// works, both can wait for ever (cubecl 0.10).
+fn start_all() {
+    static STARTED: Once = Once::new();
+    STARTED.call_once(|| {
+        #[cfg(has_wgpu)]
+        {
+            start::<burn::backend::Wgpu>();
+            start::<burn_device_memory::MeteredWgpu>();
+        }
+        #[cfg(has_cuda)]
+        {
+            start::<burn::backend::Cuda>();
+            start::<burn_device_memory::MeteredCuda>();
+        }
+    });
+}
+
+#[cfg(any(has_wgpu, has_cuda))]
+fn start<B: Backend>() {
+    B::sync(&Default::default()).expect("the device works");
 }
