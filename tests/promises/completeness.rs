@@ -1,5 +1,5 @@
-//! Every method of every backend trait is forwarded: a default that is not overridden silently
-//! loses the inner backend's own version.
+//! Every method of every backend trait is forwarded by each decorator: a default that is not overridden
+//! silently loses the inner backend's own version.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -111,8 +111,26 @@ fn declared(files: &[File]) -> Methods {
     methods
 }
 
-/// The methods that `files` write out in impl blocks for `GradientRelease`.
-fn implemented(files: &[File]) -> Methods {
+/// The methods in a table of `burn_decorator`, which a decorator has forwarded all at once.
+fn table(name: &str) -> &'static [&'static str] {
+    macro_rules! names {
+        ($($name:ident($($argument:ident: $type:tt),*) -> $output:tt;)*) => {
+            &[$(stringify!($name)),*]
+        };
+    }
+    match name {
+        "float_tensor_ops" => burn_decorator::float_tensor_ops!(names),
+        "int_tensor_ops" => burn_decorator::int_tensor_ops!(names),
+        "bool_tensor_ops" => burn_decorator::bool_tensor_ops!(names),
+        "quantized_tensor_ops" => burn_decorator::quantized_tensor_ops!(names),
+        "module_ops" => burn_decorator::module_ops!(names),
+        "activation_ops" => burn_decorator::activation_ops!(names),
+        _ => panic!("burn_decorator has no table {name}"),
+    }
+}
+
+/// The methods that `files` write out, or take from a table, in impl blocks for `decorator`.
+fn implemented(files: &[File], decorator: &str) -> Methods {
     let mut methods = Methods::new();
     for item in files.iter().flat_map(|file| &file.items) {
         let Item::Impl(item) = item else { continue };
@@ -122,7 +140,7 @@ fn implemented(files: &[File]) -> Methods {
         let Type::Path(implementor) = item.self_ty.as_ref() else {
             continue;
         };
-        if !ends_with(&implementor.path, "GradientRelease") {
+        if !ends_with(&implementor.path, decorator) {
             continue;
         }
         let name = path
@@ -133,8 +151,21 @@ fn implemented(files: &[File]) -> Methods {
             .to_string();
         let names = methods.entry(name).or_default();
         for item in &item.items {
-            if let ImplItem::Fn(method) = item {
-                names.insert(method.sig.ident.to_string());
+            match item {
+                ImplItem::Fn(method) => {
+                    names.insert(method.sig.ident.to_string());
+                }
+                ImplItem::Macro(item) => {
+                    let name = &item
+                        .mac
+                        .path
+                        .segments
+                        .last()
+                        .expect("a macro has a name")
+                        .ident;
+                    names.extend(table(&name.to_string()).iter().map(ToString::to_string));
+                }
+                _ => {}
             }
         }
     }
@@ -161,9 +192,9 @@ fn missing(declared: &Methods, implemented: &Methods) -> Vec<String> {
         .collect()
 }
 
-#[test]
-fn every_backend_method_is_forwarded() {
-    let declared = declared(&files(&source_of("burn-backend")));
+/// `traits`: those that it implements.
+fn forwards_every_method(package: &str, decorator: &str, traits: &[&str]) {
+    let mut declared = declared(&files(&source_of("burn-backend")));
     // A trait that was renamed would otherwise count as forwarded.
     for name in TRAITS {
         assert!(
@@ -174,7 +205,8 @@ fn every_backend_method_is_forwarded() {
     let count: usize = declared.values().map(BTreeSet::len).sum();
     assert!(count > 400, "found {count} methods only");
 
-    let implemented = implemented(&files(&source_of("burn-gradient-release")));
+    declared.retain(|name, _| traits.contains(&name.as_str()));
+    let implemented = implemented(&files(&source_of(package)), decorator);
     let missing = missing(&declared, &implemented);
     assert!(
         missing.is_empty(),
@@ -182,6 +214,18 @@ fn every_backend_method_is_forwarded() {
         missing.len(),
         missing.join(", ")
     );
+}
+
+#[test]
+fn gradient_release_forwards_every_method() {
+    forwards_every_method("burn-gradient-release", "GradientRelease", &TRAITS);
+}
+
+#[test]
+fn the_recorded_backend_forwards_every_method() {
+    let traits = TRAITS.into_iter().filter(|name| *name != "AutodiffBackend");
+    let traits: Vec<_> = traits.collect();
+    forwards_every_method("burn-memory-timeline", "Recorded", &traits);
 }
 
 /// The checker itself: it finds what is missing, defaults included, and looks at nothing else.
@@ -200,19 +244,26 @@ fn the_checker_finds_what_is_missing() {
     assert_eq!(declared["TransactionOps"].len(), 2);
     assert!(!declared.contains_key("Unrelated"));
 
-    let everything = implemented(&parse(
+    let implemented = |text| implemented(&parse(text), "GradientRelease");
+    let everything = implemented(
         "impl<A> TransactionOps<Self> for GradientRelease<A> {
              fn plain(x: u8) -> u8 { x }
              fn defaulted(x: u8) -> u8 { x }
          }",
-    ));
+    );
     assert!(missing(&declared, &everything).is_empty());
 
-    let incomplete = implemented(&parse(
+    let from_a_table = implemented(
+        "impl<A> ActivationOps<Self> for GradientRelease<A> { burn_decorator::activation_ops!(f); }",
+    );
+    assert!(from_a_table["ActivationOps"].contains("gelu_backward"));
+    assert!(!from_a_table["ActivationOps"].contains("float_add"));
+
+    let incomplete = implemented(
         "impl<A> TransactionOps<Self> for crate::GradientRelease<A> { fn plain(x: u8) -> u8 { x } }
          impl<A> TransactionOps<Self> for Other<A> { fn defaulted(x: u8) -> u8 { x } }
          impl<A> GradientRelease<A> { fn defaulted(x: u8) -> u8 { x } }",
-    ));
+    );
     assert_eq!(
         missing(&declared, &incomplete),
         ["TransactionOps::defaulted"]

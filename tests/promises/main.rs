@@ -17,6 +17,7 @@ mod equivalence;
 mod learner;
 mod property;
 mod reference;
+mod timeline;
 
 #[cfg(has_wgpu)]
 mod wgpu;

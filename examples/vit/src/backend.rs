@@ -17,6 +17,8 @@ use burn_device_memory::{MeteredCuda, MeteredCudaUnfused};
 #[cfg(feature = "wgpu")]
 use burn_device_memory::{MeteredWgpu, MeteredWgpuUnfused};
 use burn_gradient_release::ReleaseBackend;
+#[cfg(any(feature = "flex", feature = "wgpu", feature = "cuda"))]
+use burn_memory_timeline::Recorded;
 
 /// Work that is the same on every backend.
 pub trait Job {
@@ -49,13 +51,14 @@ pub fn require(backend: BackendKind) -> Result<()> {
     device::require(backend)
 }
 
-/// Runs the job with the types that `engine` names, and its memory counted.
+/// Runs the job with the types that `engine` names, and its memory counted. Where a memory timeline
+/// [can be recorded](can_record), the backend is one that can be.
 ///
 /// Without the device that the backend computes on, which [`require`] asks for, Burn panics.
 pub fn run<J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
     match engine.backend {
         #[cfg(feature = "flex")]
-        BackendKind::Flex => on::<burn::backend::Flex, J>(engine, job, heap),
+        BackendKind::Flex => on::<Recorded<burn::backend::Flex>, J>(engine, job, heap),
         #[cfg(feature = "ndarray")]
         BackendKind::NdArray => on::<burn::backend::NdArray, J>(engine, job, heap),
         #[cfg(feature = "wgpu")]
@@ -64,7 +67,7 @@ pub fn run<J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
         }
         #[cfg(feature = "wgpu")]
         BackendKind::Wgpu => {
-            on::<MeteredWgpuUnfused, J>(engine, job, metered::<MeteredWgpuUnfused>)
+            on::<Recorded<MeteredWgpuUnfused>, J>(engine, job, metered::<MeteredWgpuUnfused>)
         }
         #[cfg(feature = "cuda")]
         BackendKind::Cuda if engine.fusion => {
@@ -72,13 +75,26 @@ pub fn run<J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
         }
         #[cfg(feature = "cuda")]
         BackendKind::Cuda => {
-            on::<MeteredCudaUnfused, J>(engine, job, metered::<MeteredCudaUnfused>)
+            on::<Recorded<MeteredCudaUnfused>, J>(engine, job, metered::<MeteredCudaUnfused>)
         }
         #[allow(unreachable_patterns)] // With every feature on, nothing is left.
         backend => {
             drop(job);
             bail!("the backend {backend} is not compiled in")
         }
+    }
+}
+
+/// One clear line for a backend whose memory timeline cannot be recorded.
+pub fn can_record(engine: &Engine) -> Result<()> {
+    match engine.backend {
+        BackendKind::Flex => Ok(()),
+        BackendKind::NdArray => bail!("ndarray cannot be recorded: use flex"),
+        BackendKind::Wgpu | BackendKind::Cuda if engine.fusion => bail!(
+            "a memory timeline is recorded without fusion, which leaves no memory to an \
+             operation until its block is run: add --no-fusion"
+        ),
+        BackendKind::Wgpu | BackendKind::Cuda => Ok(()),
     }
 }
 

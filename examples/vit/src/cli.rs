@@ -118,6 +118,9 @@ struct TrainArgs {
     /// lost, and --resume goes on after the last whole one
     #[arg(long, value_name = "BATCHES")]
     stop_after: Option<NonZeroUsize>,
+    /// Record where the memory of the third and the fourth batch goes; `burn-memory` shows the file
+    #[arg(long, value_name = "FILE")]
+    memory_timeline: Option<PathBuf>,
     /// Show one line an epoch, on stderr, on a terminal too: Burn's terminal UI keeps a core busy
     #[arg(long)]
     no_tui: bool,
@@ -184,6 +187,9 @@ fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
         None
     };
     let (config, data) = args.resolve(saved.as_ref())?;
+    if args.memory_timeline.is_some() {
+        backend::can_record(&config.engine)?;
+    }
 
     let interrupter = Interrupter::new();
     let handle = interrupter.clone();
@@ -205,10 +211,15 @@ fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
             resume: args.resume,
             interrupter,
             stop_after: args.stop_after.map(NonZeroUsize::get),
+            memory_timeline: args.memory_timeline.as_deref(),
             // With --json, stdout is for the one line.
             tui: io::stdout().is_terminal() && !args.json && !args.no_tui,
         },
     )?;
+    if let Some(file) = &args.memory_timeline {
+        let file = file.display();
+        eprintln!("memory timeline written: {file}; `burn-memory summary {file}` reads it");
+    }
     match ending {
         Ending::Finished(results) => {
             let table = summary(&config, &results);

@@ -1,11 +1,12 @@
 //! How many bytes a run has and had at most, wherever its tensors live.
 //!
-//! The CPU backends keep theirs on the heap, which the counting allocator of the binary sees; a GPU has
-//! an accounting of its own.
+//! The CPU backends keep theirs on the heap, which the counting allocator of the binary sees; a GPU
+//! has an accounting of its own.
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use burn_device_memory::DeviceMemory;
 use burn_gradient_release_train::PeakMemory;
+use burn_memory_timeline::MemoryCounter;
 use peak_alloc::PeakAlloc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -91,14 +92,18 @@ impl Heap {
     }
 }
 
-/// The peak of each training step for a metric, and the highest of a whole run.
+/// The peak of each training step for a metric, the highest of a whole run, and what a recording
+/// asks after every operation.
 ///
 /// Clones share what they count.
 #[derive(Clone, Debug)]
 pub struct HighWater {
     memory: Memory,
+    /// The most of the whole run.
     in_use: Arc<AtomicU64>,
     reserved: Arc<AtomicU64>,
+    /// The most of the training step.
+    in_step: Arc<AtomicU64>,
 }
 
 impl HighWater {
@@ -109,13 +114,17 @@ impl HighWater {
             memory,
             in_use: Arc::default(),
             reserved: Arc::default(),
+            in_step: Arc::default(),
         }
     }
 
     /// The most bytes at once, resets or not.
     pub fn highest(&self) -> Peak {
-        let highest = |of: &AtomicU64, now: u64| of.fetch_max(now, Ordering::Relaxed).max(now);
-        let now = self.memory.peak();
+        self.note(self.memory.peak())
+    }
+
+    fn note(&self, now: Peak) -> Peak {
+        highest(&self.in_step, now.in_use);
         Peak {
             in_use: highest(&self.in_use, now.in_use),
             reserved: now.reserved.map(|now| highest(&self.reserved, now)),
@@ -123,14 +132,36 @@ impl HighWater {
     }
 }
 
+fn highest(of: &AtomicU64, now: u64) -> u64 {
+    of.fetch_max(now, Ordering::Relaxed).max(now)
+}
+
 impl PeakMemory for HighWater {
     fn reset_peak(&self) {
         self.highest();
         self.memory.reset_peak();
+        self.in_step.store(0, Ordering::Relaxed);
     }
 
     fn peak_bytes(&self) -> u64 {
-        self.memory.peak().in_use
+        highest(&self.in_step, self.memory.peak().in_use)
+    }
+}
+
+impl MemoryCounter for HighWater {
+    fn in_use(&mut self) -> u64 {
+        self.memory.in_use()
+    }
+
+    fn take_peak(&mut self) -> u64 {
+        let now = self.memory.peak();
+        self.note(now);
+        self.memory.reset_peak();
+        now.in_use
+    }
+
+    fn counts_heap(&self) -> bool {
+        matches!(self.memory, Memory::Heap(_))
     }
 }
 

@@ -16,9 +16,11 @@ macro_rules! with_optimizer {
             AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, RmsPropConfig, SgdConfig,
             momentum::MomentumConfig,
         };
+        use burn_memory_timeline::RecordSteps;
         macro_rules! made {
             ($config:expr) => {{
-                let $optimizer = $config.init::<$backend, $crate::model::Vit<$backend>>();
+                let optimizer = $config.init::<$backend, $crate::model::Vit<$backend>>();
+                let $optimizer = optimizer.recorded();
                 $made
             }};
         }

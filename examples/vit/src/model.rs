@@ -202,8 +202,9 @@ impl<B: AutodiffBackend> TrainStep for Vit<B> {
     fn step(&self, batch: Batch<B>) -> TrainOutput<ClassificationOutput<B>> {
         // Dropout: a resumed run draws what the uninterrupted one drew.
         B::seed(&batch.images.device(), batch.seed);
-        let item = self.forward_classification(batch);
-        TrainOutput::new(self, item.loss.backward(), item)
+        let item = burn_memory_timeline::forward(self, || self.forward_classification(batch));
+        let grads = burn_memory_timeline::backward(|| item.loss.backward());
+        TrainOutput::new(self, grads, item)
     }
 }
 

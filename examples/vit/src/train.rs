@@ -35,7 +35,9 @@ use burn_gradient_release_train::resume::{AtomicFileRecorder, ResumedDataLoader}
 use burn_gradient_release_train::{
     BlockingCheckpointingStrategy, GradientReleaseStrategy, StepMonitor,
 };
+use burn_memory_timeline::{MemoryCounter, Recorder, Recording, Sampling};
 use serde::{Deserialize, Serialize};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Part of the iterations in which the learning rate climbs to its height.
@@ -87,6 +89,8 @@ pub struct Train<'a> {
     pub interrupter: Interrupter,
     /// Stops the run when this many iterations are done, those before a resume counted too.
     pub stop_after: Option<usize>,
+    /// Where the memory timeline of the third and the fourth batch goes.
+    pub memory_timeline: Option<&'a Path>,
     /// Whether Burn's terminal UI shows the run; else one line an epoch does, on stderr.
     pub tui: bool,
 }
@@ -193,13 +197,33 @@ impl Train<'_> {
             training = training.renderer(EpochLines::new(memory.clone()));
         }
 
+        let recording = self.record(memory)?;
         let panics = Panics::new(self.artifacts.application_log());
         let training = training.with_application_logger(Some(Box::new(panics.clone())));
         let training = adapt(training);
         let LearningResult { model, renderer } = panics.catch(|| training.launch(learner))?;
         // Gives the terminal back.
         drop(renderer);
+        if let Some(recording) = recording {
+            recording.finish().context("no memory timeline")?;
+        }
         self.end(&model, &*valid, memory)
+    }
+
+    fn record(&self, memory: &HighWater) -> Result<Option<Recording>> {
+        let Some(file) = self.memory_timeline else {
+            return Ok(None);
+        };
+        let TrainConfig { preset, engine, .. } = self.config;
+        let sampling = if memory.counts_heap() {
+            Sampling::EveryEvent
+        } else {
+            Sampling::EveryPhase
+        };
+        let recorder = Recorder::new(format!("vit {preset}, {}", engine.mode))
+            .with_counter(memory.clone(), sampling)
+            .with_file(file);
+        Ok(Some(recorder.start()?))
     }
 
     /// Readies the folder; gives the epoch of the checkpoint to go on from.

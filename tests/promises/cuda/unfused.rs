@@ -22,3 +22,5 @@ mod device_memory;
 mod edge_cases;
 #[path = "../equality.rs"]
 mod equality;
+#[path = "../timeline/device.rs"]
+mod timeline;

@@ -1,5 +1,7 @@
 //! The program as a user meets it: what it writes, where, and with which exit code.
 
+mod memory_timeline;
+
 use assert_cmd::Command;
 use serde_json::Value;
 use std::cell::OnceCell;

@@ -1,0 +1,42 @@
+//! The operations of a backend of Burn 0.21 as tables, for backend decorators to forward.
+//!
+//! A decorator has to forward every method of every trait of a backend, those with a default too:
+//! left out, the inner backend's own version is lost without a word. Most methods differ in their
+//! signature only. Each macro of this crate hands the signatures of one trait to a macro of the
+//! decorator, which makes methods of them:
+//!
+//! ```
+//! macro_rules! names {
+//!     ($($name:ident($($argument:ident: $type:tt),*) -> $output:tt;)*) => {
+//!         [$(stringify!($name)),*]
+//!     };
+//! }
+//!
+//! let operations = burn_decorator::activation_ops!(names);
+//! assert!(operations.contains(&"gelu"));
+//! ```
+//!
+//! # Types
+//!
+//! Each type is one token tree, so that the decorator's macro can match it:
+//!
+//! | in the table | in Burn |
+//! |---|---|
+//! | `FloatTensor`, `IntTensor`, `BoolTensor`, `QuantizedTensor` | that of `Self` |
+//! | `TensorPrimitive` | `TensorPrimitive<Self>` |
+//! | `[Option FloatTensor]`, `[Vec FloatTensor]` | an option, a list of them |
+//! | `[FloatTensor, IntTensor]` | a pair |
+//! | `Device` | `&Device<Self>` |
+//! | `Shape` | as it is; the caller has it in scope |
+//! | `(&[usize])` | what is between the parentheses |
+//!
+//! [`signature_type!`] makes the type in Burn of the one in the table.
+#![forbid(unsafe_code)]
+
+mod activation;
+mod bool_tensor;
+mod float_tensor;
+mod int_tensor;
+mod module;
+mod quantized_tensor;
+mod signature_type;

@@ -1,0 +1,65 @@
+//! Where in the training a tick is.
+
+use crate::snapshot::{PhaseKind, Snapshot};
+use std::fmt::{self, Display};
+
+/// What the training does at a tick.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The number of the training step in the recording, from 0.
+    pub iteration: usize,
+    /// Forward, backward or optimizer; a step, if it is within none of these.
+    pub phase: PhaseKind,
+    /// The parameter whose step it is, an index into [`Snapshot::parameters`].
+    pub step: Option<usize>,
+}
+
+impl Place {
+    /// Where a tick is; `None` between the phases.
+    pub fn of(snapshot: &Snapshot, tick: usize) -> Option<Self> {
+        let mut around = snapshot
+            .phases
+            .iter()
+            .filter(|phase| phase.from <= tick && tick < phase.until);
+        let outermost = around.next()?;
+        let innermost = around.next_back().unwrap_or(outermost);
+        Some(Self {
+            iteration: innermost.iteration,
+            phase: outermost.kind,
+            step: match innermost.kind {
+                PhaseKind::Step(parameter) => Some(parameter),
+                _ => None,
+            },
+        })
+    }
+
+    /// `backward of step 2, at blocks.3.mlp.fc1.weight`; steps are counted from 1.
+    pub fn name(self, snapshot: &Snapshot) -> impl Display {
+        let path = |parameter: usize| snapshot.parameters[parameter].path.clone();
+        Name {
+            place: self,
+            path: self.step.map(path),
+        }
+    }
+}
+
+struct Name {
+    place: Place,
+    path: Option<String>,
+}
+
+impl Display for Name {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let phase = match self.place.phase {
+            PhaseKind::Forward => "forward",
+            PhaseKind::Backward => "backward",
+            PhaseKind::Optimizer => "optimizer",
+            PhaseKind::Step(_) => "step of a parameter",
+        };
+        write!(to, "{phase} of step {}", self.place.iteration + 1)?;
+        match &self.path {
+            Some(path) => write!(to, ", stepping {path}"),
+            None => Ok(()),
+        }
+    }
+}

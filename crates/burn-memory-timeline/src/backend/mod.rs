@@ -1,0 +1,98 @@
+//! The decorator: a backend whose tensors the recorder knows.
+
+mod ops;
+mod storage;
+mod tensor;
+
+use std::marker::PhantomData;
+
+use burn::tensor::{
+    DType, TensorData,
+    backend::{Backend, BackendTypes, DTypeUsageSet, ExecutionError},
+};
+
+pub use storage::{HasStorage, RecordableBackend, Storage};
+pub use tensor::RecordedTensor;
+
+/// A backend whose memory can be recorded.
+///
+/// A backend decorator, put around the innermost backend: `Autodiff<Recorded<Flex>>`. Below
+/// `Autodiff` it sees all there is: the operations of the forward pass, of the backward pass and of
+/// the optimizer. It computes nothing itself.
+///
+/// While nothing is recorded, a tensor costs one small allocation more. While something is, every
+/// operation takes a lock and asks each of its outputs where its bytes lie.
+///
+/// Quantized tensors are handed on unseen.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Recorded<B> {
+    _below: PhantomData<B>,
+}
+
+impl<B: RecordableBackend> BackendTypes for Recorded<B> {
+    type Device = B::Device;
+
+    type FloatTensorPrimitive = RecordedTensor<B::FloatTensorPrimitive>;
+    type FloatElem = B::FloatElem;
+
+    type IntTensorPrimitive = RecordedTensor<B::IntTensorPrimitive>;
+    type IntElem = B::IntElem;
+
+    type BoolTensorPrimitive = RecordedTensor<B::BoolTensorPrimitive>;
+    type BoolElem = B::BoolElem;
+
+    type QuantizedTensorPrimitive = B::QuantizedTensorPrimitive;
+}
+
+impl<B: RecordableBackend> Backend for Recorded<B> {
+    fn ad_enabled(device: &Self::Device) -> bool {
+        B::ad_enabled(device)
+    }
+
+    fn name(device: &Self::Device) -> String {
+        format!("recorded<{}>", B::name(device))
+    }
+
+    fn seed(device: &Self::Device, seed: u64) {
+        B::seed(device, seed)
+    }
+
+    fn sync(device: &Self::Device) -> Result<(), ExecutionError> {
+        B::sync(device)
+    }
+
+    fn memory_persistent_allocations<
+        Output: Send,
+        Input: Send,
+        Func: Fn(Input) -> Output + Send,
+    >(
+        device: &Self::Device,
+        input: Input,
+        func: Func,
+    ) -> Output {
+        B::memory_persistent_allocations(device, input, func)
+    }
+
+    fn memory_cleanup(device: &Self::Device) {
+        B::memory_cleanup(device)
+    }
+
+    fn staging<'a, Iter>(data: Iter, device: &Self::Device)
+    where
+        Iter: Iterator<Item = &'a mut TensorData>,
+    {
+        B::staging(data, device)
+    }
+
+    fn supports_dtype(device: &Self::Device, dtype: DType) -> bool {
+        B::supports_dtype(device, dtype)
+    }
+
+    fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
+        B::dtype_usage(device, dtype)
+    }
+
+    fn device_count(type_id: u16) -> usize {
+        B::device_count(type_id)
+    }
+}

@@ -1,0 +1,90 @@
+//! The operations, forwarded: one file per trait.
+
+mod activation;
+mod bool_tensor;
+mod float_tensor;
+mod int_tensor;
+mod module;
+mod quantized_tensor;
+mod transaction;
+
+/// Makes a method of every operation in a table of `burn_decorator`: runs it on the backend below, and
+/// has the recorder hear of it.
+macro_rules! forward {
+    ($($name:ident($($argument:ident: $type:tt),*) -> $output:tt;)*) => {
+        $(
+            fn $name(
+                $($argument: burn_decorator::signature_type!($type)),*
+            ) -> burn_decorator::signature_type!($output) {
+                // Some only take or make what nobody is told of.
+                #[allow(unused_mut, unused_variables)]
+                let mut operation = crate::recorder::Operation::begin(stringify!($name));
+                $(let $argument = $crate::backend::ops::lower!(operation, $type, $argument);)*
+                let output = B::$name($($argument),*);
+                $crate::backend::ops::raise!(operation, $output, output)
+            }
+        )*
+    };
+}
+
+/// An argument for the backend below.
+macro_rules! lower {
+    ($operation:ident, FloatTensor, $tensor:expr) => {
+        $operation.lower($tensor)
+    };
+    ($operation:ident, IntTensor, $tensor:expr) => {
+        $operation.lower($tensor)
+    };
+    ($operation:ident, BoolTensor, $tensor:expr) => {
+        $operation.lower($tensor)
+    };
+    ($operation:ident, TensorPrimitive, $tensor:expr) => {
+        match $tensor {
+            TensorPrimitive::Float(tensor) => TensorPrimitive::Float($operation.lower(tensor)),
+            TensorPrimitive::QFloat(tensor) => TensorPrimitive::QFloat(tensor),
+        }
+    };
+    ($operation:ident, [Option $of:tt], $tensor:expr) => {
+        $tensor.map(|tensor| $crate::backend::ops::lower!($operation, $of, tensor))
+    };
+    ($operation:ident, [Vec $of:tt], $tensors:expr) => {
+        $tensors
+            .into_iter()
+            .map(|tensor| $crate::backend::ops::lower!($operation, $of, tensor))
+            .collect()
+    };
+    ($operation:ident, $type:tt, $argument:expr) => {
+        $argument
+    };
+}
+
+/// An output of the backend below.
+macro_rules! raise {
+    ($operation:ident, FloatTensor, $tensor:expr) => {
+        $operation.raise($tensor)
+    };
+    ($operation:ident, IntTensor, $tensor:expr) => {
+        $operation.raise($tensor)
+    };
+    ($operation:ident, BoolTensor, $tensor:expr) => {
+        $operation.raise($tensor)
+    };
+    ($operation:ident, QuantizedTensor, $tensor:expr) => {
+        $tensor
+    };
+    ($operation:ident, TensorPrimitive, $tensor:expr) => {
+        match $tensor {
+            TensorPrimitive::Float(tensor) => TensorPrimitive::Float($operation.raise(tensor)),
+            TensorPrimitive::QFloat(tensor) => TensorPrimitive::QFloat(tensor),
+        }
+    };
+    ($operation:ident, [$first:tt, $second:tt], $pair:expr) => {{
+        let (first, second) = $pair;
+        (
+            $crate::backend::ops::raise!($operation, $first, first),
+            $crate::backend::ops::raise!($operation, $second, second),
+        )
+    }};
+}
+
+pub(crate) use {forward, lower, raise};

@@ -1,0 +1,108 @@
+//! The page: one HTML file that carries its snapshots, asks nobody for anything, and draws alone.
+
+use crate::Snapshot;
+use crate::snapshot::SnapshotError;
+use base64::engine::general_purpose::STANDARD;
+use base64::write::EncoderStringWriter;
+
+const PAGE: &str = include_str!("page/index.html");
+const STYLE: &str = include_str!("page/style.css");
+
+/// In the order in which they need each other.
+const SCRIPTS: [&str; 18] = [
+    include_str!("page/units.js"),
+    include_str!("page/snapshot.js"),
+    include_str!("page/range_max.js"),
+    include_str!("page/totals.js"),
+    include_str!("page/lives.js"),
+    include_str!("page/scale.js"),
+    include_str!("page/seams.js"),
+    include_str!("page/pixels.js"),
+    include_str!("page/paint.js"),
+    include_str!("page/panel_text.js"),
+    include_str!("page/legend.js"),
+    include_str!("page/list.js"),
+    include_str!("page/overview.js"),
+    include_str!("page/drawing.js"),
+    include_str!("page/pointer.js"),
+    include_str!("page/keys.js"),
+    include_str!("page/panel.js"),
+    include_str!("page/main.js"),
+];
+
+/// The page of one snapshot, or of two side by side.
+///
+/// # Errors
+///
+/// A snapshot contradicts itself.
+pub fn page(snapshots: &[Snapshot]) -> Result<String, SnapshotError> {
+    let titles: Vec<_> = snapshots.iter().map(|of| of.title.as_str()).collect();
+    let data = snapshots
+        .iter()
+        .map(embedded)
+        .collect::<Result<String, _>>()?;
+    Ok(fill(PAGE, |name| match name {
+        "title" => escape(&titles.join(" | ")),
+        "style" => STYLE.into(),
+        "snapshots" => data.clone(),
+        // In a scope of its own: what is on `window` is what it puts there.
+        "script" => format!("(() => {{\n\"use strict\";\n{}}})();", SCRIPTS.join("\n")),
+        name => unreachable!("the page has no place called {name}"),
+    }))
+}
+
+/// The file of a snapshot, as text that a browser takes for data.
+fn embedded(snapshot: &Snapshot) -> Result<String, SnapshotError> {
+    let mut file = EncoderStringWriter::new(&STANDARD);
+    snapshot.write(&mut file)?;
+    Ok(format!(
+        "<script type=\"application/gzip\" data-snapshot>{}</script>\n",
+        file.into_inner()
+    ))
+}
+
+/// `template` with every `{{name}}` replaced, in one pass: what is put in is not looked at again.
+fn fill(template: &str, value: impl Fn(&str) -> String) -> String {
+    let mut parts = template.split("{{");
+    let mut page: String = parts.next().unwrap_or_default().into();
+    for part in parts {
+        let (name, rest) = part
+            .split_once("}}")
+            .expect("every {{ of the page has its }}");
+        page += &value(name);
+        page += rest;
+    }
+    page
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_title_cannot_leave_its_element() {
+        let snapshot = Snapshot {
+            title: "</title><script>alert(1)</script> {{style}} & more".into(),
+            ..Snapshot::default()
+        };
+        let page = page(&[snapshot]).unwrap();
+        let text = "&lt;/title&gt;&lt;script&gt;alert(1)&lt;/script&gt; {{style}} &amp; more";
+        assert!(page.contains(&format!("<title>{text}</title>")));
+        assert!(!page.contains("alert(1)</script>"));
+    }
+
+    #[test]
+    fn nothing_is_asked_of_anybody() {
+        let page = page(&[Snapshot::default()]).unwrap();
+        assert!(page.contains("default-src 'none'"));
+        for way_out in ["http:", "https:", "url(", "src=", "@import", "import("] {
+            assert!(!page.contains(way_out), "{way_out}");
+        }
+    }
+}

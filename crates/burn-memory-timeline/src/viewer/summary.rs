@@ -1,0 +1,390 @@
+//! The summary: what matters of one snapshot or two, as text.
+
+use super::text::{count, fit, mib, mib_more, percent, time, wrap};
+use crate::analysis::{Agreement, Estimate, Most, Peak, Place, Totals};
+use crate::snapshot::{Category, PhaseKind, Snapshot};
+use comfy_table::presets::ASCII_MARKDOWN;
+use comfy_table::{CellAlignment, Table};
+use std::collections::BTreeSet;
+
+/// No line is longer, in characters.
+const WIDTH: usize = 100;
+/// The largest part of what is in use that may be named by nobody, or more than it is.
+const ADDS_UP: f64 = 0.01;
+/// A path is not cut shorter, in characters.
+const PATH: usize = 29;
+/// How many of the largest holders are named.
+const LARGEST: usize = 10;
+
+/// The summary of one snapshot, or of two side by side.
+pub fn summary(snapshots: &[Snapshot]) -> String {
+    let subjects: Vec<Subject<'_>> = snapshots
+        .iter()
+        .zip('A'..)
+        .map(|(snapshot, letter)| Subject::of(snapshot, letter))
+        .collect();
+    let mut parts = Vec::new();
+    match subjects.as_slice() {
+        [one, other] => {
+            parts.push(format!("{}\n\n{}", one.head("A: "), other.head("B: ")));
+            parts.push(comparison(one, other));
+            for subject in [one, other] {
+                let name = format!("{}: ", subject.letter);
+                parts.push(format!("{name}{}", subject.peak_line()));
+                parts.push(subject.largest());
+                parts.push(subject.remarks());
+            }
+        }
+        _ => {
+            for subject in &subjects {
+                parts.push(subject.head(""));
+                parts.push(subject.peak_line());
+                parts.push(subject.categories());
+                parts.push(subject.largest());
+                parts.push(subject.remarks());
+            }
+        }
+    }
+    parts.retain(|part| !part.is_empty());
+    parts.join("\n\n") + "\n"
+}
+
+/// A snapshot and what was found in it.
+struct Subject<'a> {
+    snapshot: &'a Snapshot,
+    letter: char,
+    totals: Totals,
+    peak: Option<Peak>,
+}
+
+impl<'a> Subject<'a> {
+    fn of(snapshot: &'a Snapshot, letter: char) -> Self {
+        let totals = Totals::of(snapshot);
+        let peak = Peak::of(snapshot, &totals);
+        Self {
+            snapshot,
+            letter,
+            totals,
+            peak,
+        }
+    }
+
+    fn peak_bytes(&self) -> u64 {
+        self.peak.as_ref().map_or(0, |peak| peak.bytes)
+    }
+
+    fn at_peak(&self, category: Category) -> u64 {
+        let peak = self.peak.as_ref();
+        peak.map_or(0, |peak| peak.bytes_of(category))
+    }
+
+    fn most(&self, category: Category) -> Most {
+        self.totals.most(self.snapshot, category)
+    }
+
+    /// What is in the peak and in no category; below 0 where holders have more than was in use.
+    fn rest(&self) -> i64 {
+        let known: u64 = Category::ALL
+            .map(|category| self.at_peak(category))
+            .iter()
+            .sum();
+        self.peak_bytes() as i64 - known as i64
+    }
+
+    fn head(&self, prefix: &str) -> String {
+        let Snapshot {
+            title,
+            backend,
+            parameters,
+            times,
+            phases,
+            samples,
+            warnings,
+            ..
+        } = self.snapshot;
+        let named = |name: &'a str| match name.trim() {
+            "" => "(no name)",
+            name => name,
+        };
+        let steps: BTreeSet<usize> = phases.iter().map(|phase| phase.iteration).collect();
+        let bytes = parameters.iter().map(|parameter| parameter.bytes);
+        // What a parameter says of itself is held against nothing.
+        let bytes = bytes.fold(0, u64::saturating_add);
+        let model = match parameters.len() {
+            1 => format!("1 parameter, {} MiB", mib(bytes)),
+            number => format!("{} parameters, {} MiB", count(number), mib(bytes)),
+        };
+        let lasted = times.last().copied().unwrap_or(0);
+        let mut lines = vec![
+            fit(&format!("{prefix}{}", named(title)), WIDTH),
+            fit(&format!("  backend   {}", named(backend)), WIDTH),
+            format!("  model     {model}"),
+            format!("  steps     {}", count(steps.len())),
+            format!(
+                "  events    {} in {}, {} samples of what is in use",
+                count(times.len()),
+                time(lasted),
+                count(samples.len())
+            ),
+        ];
+        for warning in warnings {
+            let text = fit(warning, usize::MAX);
+            lines.push(wrap("  warning   ", &text, WIDTH, "            "));
+        }
+        lines.join("\n")
+    }
+
+    fn peak_line(&self) -> String {
+        let Some(peak) = &self.peak else {
+            return "Nothing was recorded".into();
+        };
+        let place = place(self.snapshot, peak.place);
+        let text = format!(
+            "Peak: {} MiB, in the {place} (event {}, at {})",
+            mib(peak.bytes),
+            count(peak.tick),
+            time(peak.time)
+        );
+        wrap("", &text, WIDTH, "  ")
+    }
+
+    fn categories(&self) -> String {
+        if self.peak.is_none() {
+            return String::new();
+        }
+        let mut table = table(
+            [
+                "category",
+                "MiB at the peak",
+                "share",
+                "most MiB at once",
+                "in",
+            ],
+            [1, 2, 3],
+        );
+        for category in Category::ALL.into_iter().rev() {
+            let most = self.most(category);
+            let place = short(Place::of(self.snapshot, most.tick).filter(|_| most.bytes > 0));
+            let bytes = self.at_peak(category);
+            table.add_row([
+                category.name().into(),
+                mib(bytes),
+                percent(bytes, self.peak_bytes()),
+                mib(most.bytes),
+                place,
+            ]);
+        }
+        if self.rest() != 0 {
+            let dash = || String::from("-");
+            table.add_row([
+                "held, not in use".into(),
+                mib_more(self.rest()),
+                dash(),
+                dash(),
+                dash(),
+            ]);
+        }
+        table.add_row([
+            "sum".into(),
+            mib(self.peak_bytes()),
+            percent(self.peak_bytes(), self.peak_bytes()),
+            String::new(),
+            String::new(),
+        ]);
+        table.to_string()
+    }
+
+    fn largest(&self) -> String {
+        let Some(peak) = &self.peak else {
+            return String::new();
+        };
+        let snapshot = self.snapshot;
+        let header = ["MiB", "category", "parameter", "operation", "made in"];
+        let rows = peak.pieces.iter().take(LARGEST).map(|piece| {
+            let parameter = piece
+                .parameter
+                .map(|number| &snapshot.parameters[number].path);
+            let operation = piece.operation.map(|number| &snapshot.operations[number]);
+            let operation = match (operation, piece.holder) {
+                (Some(operation), Some(_)) => operation.clone(),
+                (Some(operation), None) => format!("within {operation}"),
+                (None, _) => "between samples".into(),
+            };
+            [
+                mib(piece.bytes),
+                piece.category.name().into(),
+                parameter.map_or_else(|| "-".into(), String::clone),
+                operation,
+                short(Place::of(snapshot, piece.from)),
+            ]
+        });
+        let mut rows: Vec<[String; 5]> = rows.collect();
+        let widest = |column: usize| {
+            let cells = rows.iter().map(|row| row[column].chars().count());
+            cells.chain([header[column].len()]).max().unwrap_or(0)
+        };
+        // Paths give way to operations, down to a width at which both their ends can be seen.
+        let frame = 3 * header.len() + 1;
+        let room = WIDTH.saturating_sub(frame + widest(0) + widest(1) + widest(4));
+        let path = widest(2).min(room.saturating_sub(widest(3)).max(PATH));
+        let operation = room.saturating_sub(path);
+        for row in &mut rows {
+            row[2] = fit(&row[2], path);
+            row[3] = fit(&row[3], operation);
+        }
+        let mut table = table(header, [0]);
+        table.add_rows(rows);
+        let shown = peak.pieces.len().min(LARGEST);
+        let bytes = peak.pieces.iter().take(LARGEST).map(|piece| piece.bytes);
+        format!(
+            "The {shown} largest of {} in the peak, {} of it:\n\n{table}",
+            count(peak.pieces.len()),
+            percent(bytes.sum(), self.peak_bytes()),
+        )
+    }
+
+    fn remarks(&self) -> String {
+        if self.peak.is_none() {
+            return String::new();
+        }
+        format!("{}\n\n{}", self.agreement(), self.estimate())
+    }
+
+    fn agreement(&self) -> String {
+        let text = match Agreement::of(self.snapshot, &self.totals) {
+            None => {
+                "How well it adds up is not known: the recording has no sample of what was in use"
+                    .to_string()
+            }
+            Some(worst) => format!(
+                "{}: what is named differs from what was in use by {:.2} % at most, in {} samples \
+                 (at worst {} of {} MiB, at event {})",
+                match worst.share() <= ADDS_UP {
+                    true => "Adds up",
+                    false => "Does not add up",
+                },
+                // Rounded up: it is a bound.
+                (worst.share() * 1e4).ceil() / 1e2,
+                count(worst.samples),
+                bytes_more(worst.unattributed()),
+                mib(worst.in_use),
+                count(worst.tick)
+            ),
+        };
+        wrap("", &text, WIDTH, "  ")
+    }
+
+    fn estimate(&self) -> String {
+        let estimate = match Estimate::of(self.snapshot, &self.totals) {
+            Ok(estimate) => estimate,
+            Err(reason) => {
+                return wrap("With gradient release: ", &reason.to_string(), WIDTH, "  ");
+            }
+        };
+        let Estimate {
+            iteration,
+            recorded,
+            least,
+            most,
+            place: at,
+            ..
+        } = estimate;
+        let is_range = mib(least) != mib(most);
+        let peak = match is_range {
+            true => format!("{} to {}", mib(least), mib(most)),
+            false => mib(most),
+        };
+        let change = match most.cmp(&recorded) {
+            std::cmp::Ordering::Less => format!(
+                "{}{} MiB ({}) less than",
+                if is_range { "at least " } else { "" },
+                mib(recorded - most),
+                percent(recorded - most, recorded)
+            ),
+            _ if least < recorded => "about as much as".into(),
+            _ => "no less than".into(),
+        };
+        let text = format!(
+            "With gradient release (estimated from step {}): a peak of {peak} MiB, {change} the {} \
+             MiB of this step; it would be in the {}. Assumed:",
+            iteration + 1,
+            mib(recorded),
+            place(self.snapshot, at)
+        );
+        let mut lines = vec![wrap("", &text, WIDTH, "  ")];
+        for assumption in estimate.assumptions() {
+            lines.push(wrap("- ", &assumption, WIDTH, "  "));
+        }
+        lines.join("\n")
+    }
+}
+
+fn comparison(one: &Subject<'_>, other: &Subject<'_>) -> String {
+    let mut table = table(["MiB", "A", "B", "B - A"], [1, 2, 3]);
+    let mut row = |name: String, one: u64, other: u64| {
+        table.add_row([
+            name,
+            mib(one),
+            mib(other),
+            mib_more(other as i64 - one as i64),
+        ]);
+    };
+    row("peak".into(), one.peak_bytes(), other.peak_bytes());
+    for category in Category::ALL.into_iter().rev() {
+        let name = format!("at the peak: {}", category.name());
+        row(name, one.at_peak(category), other.at_peak(category));
+    }
+    for category in Category::ALL.into_iter().rev() {
+        let name = format!("most at once: {}", category.name());
+        row(name, one.most(category).bytes, other.most(category).bytes);
+    }
+    table.to_string()
+}
+
+fn table<const COLUMNS: usize, const RIGHT: usize>(
+    header: [&str; COLUMNS],
+    right: [usize; RIGHT],
+) -> Table {
+    let mut table = Table::new();
+    table.load_preset(ASCII_MARKDOWN).set_header(header);
+    for column in right {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+/// Where something is, with what steps there.
+fn place(snapshot: &Snapshot, place: Option<Place>) -> String {
+    match place {
+        Some(place) => fit(&place.name(snapshot).to_string(), WIDTH - 10),
+        None => "time between the phases".into(),
+    }
+}
+
+/// Where something is, in a column.
+fn short(place: Option<Place>) -> String {
+    let Some(Place {
+        iteration, phase, ..
+    }) = place
+    else {
+        return "-".into();
+    };
+    let phase = match phase {
+        PhaseKind::Forward => "forward",
+        PhaseKind::Backward => "backward",
+        PhaseKind::Optimizer => "optimizer",
+        PhaseKind::Step(_) => "step",
+    };
+    format!("{phase} {}", iteration + 1)
+}
+
+/// A difference of few bytes, with its unit.
+fn bytes_more(bytes: i64) -> String {
+    match bytes.unsigned_abs() {
+        0..1024 => format!("{bytes:+} bytes"),
+        1024..1_048_576 => format!("{:+.1} KiB", bytes as f64 / 1024.0),
+        _ => format!("{} MiB", mib_more(bytes)),
+    }
+}

@@ -1,0 +1,177 @@
+//! A page that is open, and what the analysis says that it should show.
+
+use crate::chromium::Page;
+use burn_memory_timeline::Snapshot;
+use burn_memory_timeline::analysis::{Peak, Totals, moments};
+use burn_memory_timeline::snapshot::Category;
+use burn_memory_timeline::viewer::html;
+use serde::Deserialize;
+use std::fs;
+use tempfile::TempDir;
+
+/// A test and its name.
+pub(crate) type Test = (&'static str, fn());
+
+/// What the page says of the view.
+#[derive(Debug, Deserialize, PartialEq)]
+pub(crate) struct View {
+    pub(crate) first: usize,
+    pub(crate) last: usize,
+    pub(crate) low: f64,
+    pub(crate) high: f64,
+}
+
+impl View {
+    pub(crate) fn ticks(&self) -> usize {
+        self.last - self.first + 1
+    }
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Point {
+    pub(crate) x: f64,
+    pub(crate) y: f64,
+}
+
+/// A page and the folder that it lies in.
+pub(crate) struct Opened {
+    pub(crate) page: Page,
+    pub(crate) url: String,
+    _folder: TempDir,
+}
+
+impl Opened {
+    pub(crate) fn ask<T: serde::de::DeserializeOwned>(&mut self, panel: usize, what: &str) -> T {
+        self.page
+            .evaluate(&format!("burnMemory.panels[{panel}].{what}"))
+    }
+
+    pub(crate) fn view(&mut self, panel: usize) -> View {
+        self.ask(panel, "view()")
+    }
+
+    pub(crate) fn point(&mut self, panel: usize, tick: usize, bytes: u64) -> (f64, f64) {
+        let Point { x, y } = self.ask(panel, &format!("point({tick}, {bytes})"));
+        (x, y)
+    }
+
+    pub(crate) fn show_events(&mut self) {
+        self.page.click_on("[value=events]");
+    }
+
+    /// In events, so near that each of those around `tick` is several pixels wide.
+    pub(crate) fn zoom_to(&mut self, tick: usize) {
+        self.show_events();
+        let at = self.point(0, tick, 0);
+        self.page.wheel((at.0, at.1 - 50.0), 12);
+    }
+
+    pub(crate) fn fact(&mut self, name: &str) -> String {
+        self.page
+            .text(&format!("[data-testid=tooltip] [data-fact={name}]"))
+    }
+}
+
+pub(crate) fn open(snapshots: &[Snapshot]) -> Opened {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("page.html");
+    fs::write(&file, html::page(snapshots).unwrap()).unwrap();
+    Opened {
+        page: Page::open(&file),
+        url: format!("file://{}", file.display()),
+        _folder: folder,
+    }
+}
+
+/// Who is drawn in a column of the stack.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Layer {
+    pub(crate) bytes: u64,
+    pub(crate) category: Category,
+    /// `None` for the workspace of an operation.
+    pub(crate) holder: Option<usize>,
+    pub(crate) operation: Option<usize>,
+}
+
+/// Who is drawn at a tick, from the bottom up. What an operation takes for itself is the uppermost;
+/// at the peak also what is in use and in nobody's hands.
+pub(crate) fn pile(snapshot: &Snapshot, tick: usize) -> Vec<Layer> {
+    let mut pile = Vec::new();
+    for category in Category::ALL {
+        let holders = snapshot.holders.iter().enumerate();
+        let alive = holders.filter(|(_, holder)| {
+            holder.category == category && holder.from <= tick && tick < holder.until
+        });
+        pile.extend(alive.map(|(number, holder)| Layer {
+            bytes: holder.bytes,
+            category,
+            holder: Some(number),
+            operation: Some(holder.operation),
+        }));
+    }
+    let totals = Totals::of(snapshot);
+    let peak = Peak::of(snapshot, &totals).unwrap();
+    let mut in_use = 0;
+    let mut workspace: Option<Layer> = None;
+    for moment in moments(snapshot, &totals) {
+        let before = std::mem::replace(&mut in_use, moment.sample.in_use);
+        let is_more = moment.sample.peak > before.max(in_use) || tick == peak.tick;
+        if moment.tick == tick && is_more && workspace.is_none_or(|of| of.bytes < moment.workspace)
+        {
+            workspace = Some(Layer {
+                bytes: moment.workspace,
+                category: Category::Temporaries,
+                holder: None,
+                operation: moment.sample.operation,
+            });
+        }
+    }
+    pile.extend(workspace);
+    pile
+}
+
+pub(crate) fn bytes_text(bytes: u64) -> String {
+    let (unit, name) = match bytes {
+        0..1024 => return format!("{bytes} B"),
+        1024..0x10_0000 => (1 << 10, "KiB"),
+        _ => (1 << 20, "MiB"),
+    };
+    let tenths = (20 * bytes + unit) / (2 * unit);
+    let (whole, tenth) = (tenths / 10, tenths % 10);
+    match whole {
+        0..1000 => format!("{whole}.{tenth} {name}"),
+        _ => format!("{},{:03}.{tenth} {name}", whole / 1000, whole % 1000),
+    }
+}
+
+pub(crate) fn category_text(category: Category) -> &'static str {
+    match category {
+        Category::Parameters => "parameter",
+        Category::OptimizerState => "optimizer state",
+        Category::Other => "other",
+        Category::Activations => "activation",
+        Category::Gradients => "gradient",
+        Category::Temporaries => "temporary",
+    }
+}
+
+pub(crate) fn peak(snapshot: &Snapshot) -> Peak {
+    Peak::of(snapshot, &Totals::of(snapshot)).unwrap()
+}
+
+/// The highest pixel of the picture that has a colour of a category; the rest is grey.
+pub(crate) const HIGHEST: &str = "(() => {
+    const base = document.querySelector('[data-role=base]');
+    const { left, top } = base.getBoundingClientRect();
+    const { width, height } = base;
+    const { data } = base.getContext('2d').getImageData(0, 0, width, height);
+    for (let y = 60; y < height; y++) {
+        for (let x = 0; x < width; x++) {
+            const at = 4 * (y * width + x);
+            const [red, green, blue, alpha] = data.slice(at, at + 4);
+            if (alpha === 255 && Math.max(red, green, blue) - Math.min(red, green, blue) > 60) {
+                return { x: left + x, y: top + y };
+            }
+        }
+    }
+})()";

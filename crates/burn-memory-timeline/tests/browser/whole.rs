@@ -1,0 +1,239 @@
+//! The page as a whole: it opens, takes two snapshots, keys, and a million events.
+
+use crate::synthetic::Training;
+use crate::tests;
+use crate::visit::{Opened, Test, bytes_text, category_text, open, peak, pile};
+use burn_memory_timeline::Snapshot;
+use serde_json::Value;
+use std::time::Duration;
+
+pub(crate) const TESTS: &[Test] = tests![
+    opens_without_an_error_or_a_request,
+    two_snapshots_share_their_scale,
+    keys_do_what_the_mouse_does,
+    odd_snapshots_open,
+    a_million_events_are_no_burden
+];
+
+fn opens_without_an_error_or_a_request() {
+    let mut opened = open(&[Training::plain().snapshot(), Training::release().snapshot()]);
+    opened.page.prefer("dark");
+    opened.page.prefer("light");
+    assert_eq!(opened.page.problems(), Vec::<String>::new());
+    assert_eq!(opened.page.requests(), [opened.url.clone()]);
+    assert_eq!(
+        opened.page.text("title"),
+        format!(
+            "{} | {}",
+            Training::plain().title,
+            Training::release().title
+        )
+    );
+    assert_eq!(
+        opened.page.text("[data-testid=title]"),
+        Training::plain().title
+    );
+
+    // In the colours that the system prefers.
+    let weights = "Array.from(document.querySelector('[data-role=base]').getContext('2d')
+        .getImageData(200, 415, 1, 1).data)";
+    let light: [u8; 4] = opened.page.evaluate(weights);
+    opened.page.prefer("dark");
+    let dark: [u8; 4] = opened.page.evaluate(weights);
+    assert_ne!(light, dark);
+    opened.page.prefer("light");
+    assert_eq!(opened.page.evaluate::<[u8; 4]>(weights), light);
+
+    // Not for want of trying: what would ask is held back by the page's own policy.
+    let directive: String = opened.page.evaluate(
+        "new Promise((done) => {
+            const tell = (event) => done(event.effectiveDirective);
+            document.addEventListener('securitypolicyviolation', tell);
+            fetch('http://localhost:9/').catch(() => {});
+            setTimeout(() => done('nothing held it back'), 5000);
+        })",
+    );
+    assert_eq!(directive, "connect-src");
+}
+
+fn two_snapshots_share_their_scale() {
+    let snapshots = [Training::plain().snapshot(), Training::release().snapshot()];
+    let peaks = snapshots.each_ref().map(peak);
+    let mut opened = open(&snapshots);
+    for (panel, peak) in peaks.iter().enumerate() {
+        assert_eq!(opened.ask::<usize>(panel, "peak.tick"), peak.tick);
+        assert_eq!(opened.ask::<u64>(panel, "peak.bytes"), peak.bytes);
+        let view = opened.view(panel);
+        assert_eq!(
+            (view.first, view.last),
+            (0, snapshots[panel].times.len() - 1)
+        );
+    }
+    // Level, and the second to the right of the first.
+    let [first, second] = [0, 1].map(|panel| opened.point(panel, 0, peaks[1].bytes));
+    assert_eq!(first.1, second.1);
+    assert!(first.0 + 600.0 < second.0);
+    let less = peaks[0].bytes - peaks[1].bytes;
+    let share = 100.0 * less as f64 / peaks[0].bytes as f64;
+    let change = opened
+        .page
+        .text("[data-testid=panel-1] [data-testid=change]");
+    assert_eq!(change, format!("{} less (−{share:.1} %)", bytes_text(less)));
+    assert!(
+        opened
+            .page
+            .evaluate::<bool>("document.querySelector('[data-testid=change]').hidden")
+    );
+
+    // Each has its own part of its own x axis in view.
+    let before = opened.view(0);
+    let at = opened.point(1, peaks[1].tick, peaks[1].bytes / 2);
+    opened.page.wheel(at, 4);
+    assert_eq!(opened.view(0), before);
+    assert!(opened.view(1).ticks() < snapshots[1].times.len() / 2);
+    opened.page.hover(at);
+    assert!(opened.ask::<Option<usize>>(0, "lit()").is_none());
+    let tick: usize = opened.ask(1, "cursor()");
+    let lit: usize = opened.ask(1, "lit()");
+    let holder = snapshots[1].holders[lit];
+    assert!(holder.from <= tick && tick < holder.until);
+    assert_eq!(opened.page.problems(), Vec::<String>::new());
+}
+
+fn keys_do_what_the_mouse_does() {
+    let snapshot = Training::plain().snapshot();
+    let peak = peak(&snapshot);
+    let mut opened = open(std::slice::from_ref(&snapshot));
+    opened
+        .page
+        .evaluate::<Value>("document.querySelector('[data-testid=plot]').focus()");
+    opened.page.key("p");
+    assert_eq!(opened.ask::<usize>(0, "cursor()"), peak.tick);
+    // From the top of the stack to the bottom of it, and each is told.
+    let pile = pile(&snapshot, peak.tick);
+    for layer in pile.iter().rev().take(8) {
+        assert_eq!(
+            opened
+                .ask::<Option<usize>>(0, "lit()")
+                .filter(|_| layer.holder.is_some()),
+            layer.holder
+        );
+        let told = opened.page.text("#spoken");
+        assert!(told.contains(&bytes_text(layer.bytes)), "{told}");
+        assert!(told.contains(category_text(layer.category)), "{told}");
+        opened.page.key("ArrowDown");
+    }
+    opened.page.key("ArrowUp");
+    assert_eq!(
+        opened.ask::<Option<usize>>(0, "lit()"),
+        pile[pile.len() - 8].holder
+    );
+
+    let ticks = snapshot.times.len();
+    for _ in 0..4 {
+        opened.page.key("+");
+    }
+    let near = opened.view(0);
+    assert!(
+        near.ticks() < ticks / 3 && near.first < peak.tick && peak.tick < near.last,
+        "{near:?}"
+    );
+    opened.page.key(",");
+    assert!(opened.view(0).first < near.first);
+    opened.page.key("0");
+    assert_eq!(opened.view(0).ticks(), ticks);
+
+    opened.page.key("p");
+    opened.page.key("ArrowLeft");
+    let left: usize = opened.ask(0, "cursor()");
+    assert!(left < peak.tick);
+    opened.page.key("Enter");
+    assert_eq!(opened.ask::<usize>(0, "moment()"), left);
+    opened.page.key("Escape");
+    assert_eq!(opened.ask::<usize>(0, "moment()"), peak.tick);
+    assert_eq!(opened.page.problems(), Vec::<String>::new());
+}
+
+fn odd_snapshots_open() {
+    let mut opened = open(&[Snapshot::default()]);
+    assert_eq!(
+        opened.page.text("[data-testid=peak]"),
+        "Nothing was recorded"
+    );
+    opened.page.hover((500.0, 400.0));
+    opened.page.wheel((500.0, 400.0), 2);
+    opened.page.click((500.0, 400.0), 1);
+    assert_eq!(opened.page.problems(), Vec::<String>::new());
+
+    let mut snapshot = Training::plain().snapshot();
+    snapshot.title = "</script><b>bold</b> {{style}}".into();
+    snapshot.warnings = vec!["<i>no</i> storage was known".into()];
+    snapshot.parameters[0].path = "<img src=x onerror=alert(1)>".into();
+    snapshot.phases.clear();
+    snapshot.samples.clear();
+    let mut opened = open(std::slice::from_ref(&snapshot));
+    assert_eq!(opened.page.text("[data-testid=title]"), snapshot.title);
+    assert_eq!(opened.page.text("title"), snapshot.title);
+    assert_eq!(
+        opened.page.text("[data-testid=warnings] li"),
+        snapshot.warnings[0]
+    );
+    assert_eq!(opened.ask::<u64>(0, "peak.bytes"), peak(&snapshot).bytes);
+    assert_eq!(
+        opened
+            .page
+            .evaluate::<usize>("document.querySelectorAll('b b, li i, img').length"),
+        0
+    );
+    assert_eq!(opened.page.problems(), Vec::<String>::new());
+}
+
+fn a_million_events_are_no_burden() {
+    let snapshot = Training::vast().snapshot();
+    let peak = peak(&snapshot);
+    assert!(snapshot.times.len() >= 1_000_000 && snapshot.parameters.len() == 5_000);
+    let mut opened = open(std::slice::from_ref(&snapshot));
+    let mut report = vec![format!("opened in {} ms", opened.page.opened().as_millis())];
+    assert!(opened.page.opened() < Duration::from_secs(60));
+    assert_eq!(opened.ask::<usize>(0, "peak.tick"), peak.tick);
+
+    let mut took = |opened: &mut Opened, what: &str, field: &str| {
+        let milliseconds: f64 = opened.ask(0, &format!("took.{field}"));
+        report.push(format!("{what} {milliseconds:.1} ms"));
+        assert!(milliseconds < 5_000.0, "{what}: {milliseconds} ms");
+    };
+    took(&mut opened, "all drawn in", "draw");
+    for share in [0.95, 0.5, 0.1] {
+        let at = opened.point(0, peak.tick, (peak.bytes as f64 * share) as u64);
+        opened.page.hover(at);
+        let tick: usize = opened.ask(0, "cursor()");
+        let lit: usize = opened.ask(0, "lit()");
+        let holder = snapshot.holders[lit];
+        assert!(holder.from <= tick && tick < holder.until);
+        took(&mut opened, "hovered in", "hover");
+    }
+    let at = opened.point(0, peak.tick, peak.bytes / 2);
+    opened.page.wheel(at, 1);
+    took(&mut opened, "zoomed in", "draw");
+    opened.page.wheel(at, 30);
+    took(&mut opened, "30 times in", "draw");
+    // So near that single events are told apart, and named as they should be.
+    let view = opened.view(0);
+    assert!(
+        view.ticks() < 2_000 && view.first <= peak.tick && peak.tick <= view.last,
+        "{view:?}"
+    );
+    let tick: usize = opened.ask(0, &format!("tickAt({})", at.0));
+    let middle = peak.bytes / 2;
+    let mut top = 0;
+    let layer = pile(&snapshot, tick).into_iter().find(|layer| {
+        top += layer.bytes;
+        middle < top
+    });
+    opened.page.hover(at);
+    // A pixel is many holders high here, and the cursor is on one of them.
+    let lit: usize = opened.ask(0, "lit()");
+    assert_eq!(snapshot.holders[lit].category, layer.unwrap().category);
+    assert_eq!(opened.page.problems(), Vec::<String>::new());
+    println!("a million events: {}", report.join(", "));
+}

@@ -1,0 +1,326 @@
+//! The file of a snapshot: what is saved is loaded, and what is no snapshot is told from one.
+
+mod synthetic;
+
+use burn_memory_timeline::Snapshot;
+use burn_memory_timeline::snapshot::{PhaseKind, SnapshotError, VERSION};
+use flate2::Compression;
+use flate2::read::GzDecoder;
+use flate2::write::GzEncoder;
+use serde_json::{Value, json};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::Path;
+use synthetic::{Sampled, Training};
+use tempfile::TempDir;
+
+fn bytes(snapshot: &Snapshot) -> Vec<u8> {
+    let mut file = Vec::new();
+    snapshot.write(&mut file).unwrap();
+    file
+}
+
+fn unpacked(file: &[u8]) -> String {
+    let mut text = String::new();
+    GzDecoder::new(file).read_to_string(&mut text).unwrap();
+    text
+}
+
+fn packed(text: &str) -> Vec<u8> {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+    gzip.write_all(text.as_bytes()).unwrap();
+    gzip.finish().unwrap()
+}
+
+fn read(file: &[u8]) -> Result<Snapshot, SnapshotError> {
+    Snapshot::read(file)
+}
+
+/// The file of a small snapshot, with something changed in its JSON.
+fn changed(change: impl FnOnce(&mut Value)) -> Result<Snapshot, SnapshotError> {
+    let file = bytes(&Training::plain().snapshot());
+    let mut json = serde_json::from_str(&unpacked(&file)).unwrap();
+    change(&mut json);
+    read(&packed(&json.to_string()))
+}
+
+/// One line that names the file, contains `text` and is no mere "invalid".
+fn says(error: &SnapshotError, text: &str) {
+    let line = error.to_string();
+    assert_eq!(line.lines().count(), 1, "{line:?}");
+    assert!(line.contains(text), "{line:?} should mention {text:?}");
+}
+
+#[test]
+fn what_is_saved_is_loaded() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("run.memory");
+    let mut snapshots = vec![Snapshot::default()];
+    for sampled in [Sampled::Everywhere, Sampled::AtMarks, Sampled::Nowhere] {
+        for training in [Training::plain(), Training::release()] {
+            snapshots.push(
+                Training {
+                    sampled,
+                    ..training
+                }
+                .snapshot(),
+            );
+        }
+    }
+    snapshots[1].warnings.push("\"a\"\n{b}".into());
+    // What was in use may be less than what is known, and a peak less than either.
+    snapshots[1].samples[7].in_use = 3;
+    snapshots[1].samples[7].peak = 2;
+    for snapshot in snapshots {
+        snapshot.save(&file).unwrap();
+        assert_eq!(Snapshot::load(&file).unwrap(), snapshot);
+    }
+    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+}
+
+#[test]
+fn who_reads_a_file_that_is_saved_anew_reads_the_old_one_to_its_end() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("run.memory");
+    let (old, new) = (Training::plain().snapshot(), Training::release().snapshot());
+    old.save(&path).unwrap();
+    let reader = File::open(&path).unwrap();
+    new.save(&path).unwrap();
+    assert_eq!(Snapshot::read(reader).unwrap(), old);
+    assert_eq!(Snapshot::load(&path).unwrap(), new);
+}
+
+#[test]
+fn the_json_is_as_it_is_described() {
+    let snapshot = Training::plain().snapshot();
+    let text = unpacked(&bytes(&snapshot));
+    assert!(
+        text.starts_with(r#"{"format":"burn-memory-timeline","version":1,"title":"#),
+        "{}",
+        &text[..80]
+    );
+    assert_eq!(VERSION, 1);
+    let json: Value = serde_json::from_str(&text).unwrap();
+    let column = |of: &str, name: &str| -> Vec<i64> {
+        let values = json[of][name].as_array().unwrap().iter();
+        values.map(|value| value.as_i64().unwrap_or(-1)).collect()
+    };
+    assert_eq!(
+        json["categories"][column("holders", "category")[0] as usize],
+        "parameters"
+    );
+    let from: i64 = column("holders", "from").iter().sum();
+    assert_eq!(from as usize, snapshot.holders.last().unwrap().from);
+    let last = snapshot.samples.last().unwrap();
+    let in_use: i64 = column("samples", "in_use").iter().sum();
+    assert_eq!(in_use as u64, last.in_use);
+    let above = *column("samples", "above").last().unwrap();
+    assert_eq!((in_use + above) as u64, last.peak);
+    let step = snapshot
+        .phases
+        .iter()
+        .position(|phase| matches!(phase.kind, PhaseKind::Step(_)))
+        .unwrap();
+    let phases = &json["phases"];
+    assert_eq!(phases["kind"][0], "forward");
+    assert_eq!(phases["parameter"][0], Value::Null);
+    assert_eq!(phases["kind"][step], "step");
+    assert_eq!(
+        PhaseKind::Step(column("phases", "parameter")[step] as usize),
+        snapshot.phases[step].kind
+    );
+}
+
+#[test]
+fn something_else_is_not_a_snapshot() {
+    for foreign in [
+        b"not gzip at all".to_vec(),
+        b"{\"format\":\"burn-memory-timeline\"}".to_vec(),
+        packed(""),
+        packed("some text"),
+        packed("{\"format\":\"other\",\"version\":1}"),
+        packed("[1, 2, 3]"),
+        // Cut short, but a snapshot it never was.
+        packed(&"some text ".repeat(1000))[..40].to_vec(),
+    ] {
+        let error = read(&foreign).unwrap_err();
+        assert!(matches!(error, SnapshotError::Foreign { .. }), "{error:?}");
+        says(&error, "<stream> is not a memory snapshot");
+    }
+}
+
+#[test]
+fn a_file_cut_short_is_told_to_be_so_wherever_it_is_cut() {
+    let file = bytes(&Training::plain().snapshot());
+    for length in (0..64)
+        .chain((64..file.len()).step_by(97))
+        .chain([file.len() - 1])
+    {
+        let error = read(&file[..length]).unwrap_err();
+        assert!(
+            matches!(error, SnapshotError::Truncated { .. }),
+            "{length}: {error:?}"
+        );
+        says(&error, "ends early");
+    }
+}
+
+#[test]
+fn a_file_whose_bytes_have_changed_is_damaged() {
+    let mut file = bytes(&Training::plain().snapshot());
+    let checksum = file.len() - 8;
+    file[checksum] ^= 1;
+    let error = read(&file).unwrap_err();
+    assert!(matches!(error, SnapshotError::Damaged { .. }), "{error:?}");
+    says(&error, "is damaged");
+
+    let text = unpacked(&bytes(&Snapshot::default()));
+    let error = read(&packed(&text[..text.len() - 5])).unwrap_err();
+    assert!(matches!(error, SnapshotError::Damaged { .. }), "{error:?}");
+}
+
+#[test]
+fn a_later_version_asks_for_an_update() {
+    let later = changed(|json| json["version"] = json!(2)).unwrap_err();
+    says(
+        &later,
+        "was written by version 2 of the format, this program reads up to 1: update it",
+    );
+    // Whatever else that version has changed.
+    let later = read(&packed(
+        r#"{"format":"burn-memory-timeline","version":7,"new":{}}"#,
+    ));
+    assert!(
+        matches!(later, Err(SnapshotError::Newer { version: 7, .. })),
+        "{later:?}"
+    );
+    let zero = changed(|json| json["version"] = json!(0));
+    assert!(
+        matches!(zero, Err(SnapshotError::Inconsistent { .. })),
+        "{zero:?}"
+    );
+}
+
+#[test]
+fn what_contradicts_itself_is_not_loaded() {
+    let far = json!(u64::MAX);
+    let cases: [(&str, Value, &str); 17] = [
+        (
+            "/holders/parameter/0",
+            json!(54),
+            "holder 0 is of parameter",
+        ),
+        (
+            "/holders/operation/3",
+            json!(1000),
+            "holder 3 is of operation",
+        ),
+        (
+            "/holders/category/0",
+            json!(6),
+            "holder 0 is of category 6, of 6",
+        ),
+        ("/holders/ticks/2", json!(1_000_000), "holder 2 lasts from"),
+        ("/holders/ticks/2", far.clone(), "holder 2 lasts from"),
+        ("/holders/from/2", json!(1_000_000), "lasts from"),
+        ("/holders/from/2", far.clone(), "beyond all reason"),
+        ("/holders/from/0", json!(-1), "invalid value"),
+        (
+            "/holders/bytes/0",
+            far.clone(),
+            "more bytes are held at tick 0",
+        ),
+        ("/holders/bytes", json!([1, 2]), "columns of 2 and of"),
+        ("/phases/parameter/0", json!(54), "nothing"),
+        (
+            "/phases/kind/0",
+            json!("step"),
+            "phase 0 is the step of no parameter",
+        ),
+        ("/phases/ticks/0", json!(1_000_000), "phase 0 lasts from"),
+        (
+            "/samples/operation/5",
+            json!(1000),
+            "sample 5 is of operation",
+        ),
+        ("/samples/tick/5", json!(1_000_000), "is after tick"),
+        (
+            "/samples/in_use/0",
+            json!(-1),
+            "sample 0 is of fewer bytes than none",
+        ),
+        ("/times/3", far, "beyond all reason"),
+    ];
+    for (pointer, value, text) in cases {
+        let result = changed(|json| *json.pointer_mut(pointer).unwrap() = value.clone());
+        if text == "nothing" {
+            // Only a step is of a parameter; elsewhere it is not looked at.
+            assert!(result.is_ok(), "{pointer}");
+            continue;
+        }
+        let error = result.expect_err(pointer);
+        assert!(
+            matches!(error, SnapshotError::Inconsistent { .. }),
+            "{pointer}: {error:?}"
+        );
+        says(&error, text);
+    }
+    let step = |json: &mut Value| {
+        let kinds = json["phases"]["kind"].as_array().unwrap();
+        let step = kinds.iter().position(|kind| kind == "step").unwrap();
+        json["phases"]["parameter"][step] = json!(54);
+    };
+    says(&changed(step).unwrap_err(), "is of parameter");
+}
+
+#[test]
+fn what_contradicts_itself_is_not_saved() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("run.memory");
+    let good = Training::plain().snapshot();
+    good.save(&file).unwrap();
+    type Change = fn(&mut Snapshot);
+    let changes: [(Change, &str); 5] = [
+        (|of| of.holders.swap(0, 100), "holders are out of order"),
+        (|of| of.times.swap(0, 100), "times are out of order"),
+        (|of| of.phases.swap(0, 1), "phases are out of order"),
+        (|of| of.samples.swap(0, 1), "samples are out of order"),
+        (
+            |of| of.holders[9].until = 3,
+            "holder 9 ends at tick 3, before it begins at 9",
+        ),
+    ];
+    for (change, text) in changes {
+        let mut bad = good.clone();
+        change(&mut bad);
+        let error = bad.save(&file).unwrap_err();
+        says(&error, text);
+        says(&error, "run.memory");
+    }
+    // What was there is there still, and nothing beside it.
+    assert_eq!(Snapshot::load(&file).unwrap(), good);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_place_that_cannot_be_written_or_read_is_named() {
+    let folder = TempDir::new().unwrap();
+    let nowhere = folder.path().join("missing").join("run.memory");
+    let snapshot = Snapshot::default();
+    for path in [nowhere.as_path(), Path::new("/"), Path::new("")] {
+        let error = snapshot.save(path).unwrap_err();
+        assert!(matches!(error, SnapshotError::Write { .. }), "{error:?}");
+        says(&error, "cannot write");
+    }
+    for path in [nowhere.as_path(), folder.path()] {
+        let error = Snapshot::load(path).unwrap_err();
+        assert!(matches!(error, SnapshotError::Open { .. }), "{error:?}");
+        says(&error, &format!("cannot open {}", path.display()));
+    }
+    // A folder in the way of the file: what was written beside it is gone again.
+    let taken = folder.path().join("taken");
+    fs::create_dir(&taken).unwrap();
+    assert!(snapshot.save(&taken).is_err());
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}

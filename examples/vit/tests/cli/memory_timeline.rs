@@ -1,0 +1,149 @@
+//! `--memory-timeline`: what the file says of a training whose gradients outweigh its activations.
+
+use super::{train, vit};
+use assert_cmd::Command;
+use burn_memory_timeline::Snapshot;
+use burn_memory_timeline::analysis::{Estimate, Peak, Totals};
+use burn_memory_timeline::snapshot::{Category, Phase, PhaseKind};
+use std::path::Path;
+use tempfile::TempDir;
+
+/// The first steps of ViT-S on single small images, recorded.
+fn recorded(folder: &Path, mode: &str) -> Snapshot {
+    let file = folder.join(format!("{mode}.json.gz"));
+    let output = vit()
+        .args(["train", "--preset", "small", "--image-size", "32"])
+        .args(["--batch-size", "1", "--stop-after", "5", "--no-tui"])
+        .args(["--mode", mode, "--memory-timeline"])
+        .arg(&file)
+        .arg("--artifact-dir")
+        .arg(folder.join(mode))
+        .assert()
+        .success()
+        .get_output()
+        .clone();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("memory timeline written"), "{stderr}");
+    Snapshot::load(&file).unwrap()
+}
+
+fn only(snapshot: &Snapshot, kind: PhaseKind) -> Vec<Phase> {
+    let phases = snapshot.phases.iter().copied();
+    phases.filter(|phase| phase.kind == kind).collect()
+}
+
+/// Plain Burn: gradients grow through the backward pass, and the peak is in the optimizer's step. Gradient
+/// release: no gradients to speak of, and the peak where the backward pass begins. Both add up.
+#[test]
+fn plain_and_release_have_their_shapes() {
+    let folder = TempDir::new().unwrap();
+    let plain = recorded(folder.path(), "plain");
+    let release = recorded(folder.path(), "release");
+    let parameters: u64 = plain.parameters.iter().map(|it| it.bytes).sum();
+    let largest = plain.parameters.iter().map(|it| it.bytes).max().unwrap();
+
+    let totals = Totals::of(&plain);
+    let gradients = totals.layer(Category::Gradients);
+    let passes = only(&plain, PhaseKind::Backward);
+    assert_eq!(passes.len(), 2);
+    for pass in passes {
+        let within = &gradients[pass.from..pass.until];
+        assert!(within.is_sorted(), "gradients go before the pass has ended");
+        assert_eq!(within.first(), Some(&0));
+        assert_eq!(within.last(), Some(&parameters));
+    }
+    let plain_peak = Peak::of(&plain, &totals).unwrap();
+    let place = plain_peak.place.unwrap();
+    assert_eq!(place.phase, PhaseKind::Optimizer, "{place:?}");
+
+    let totals = Totals::of(&release);
+    let most = totals.most(&release, Category::Gradients).bytes;
+    assert!(most < largest + largest / 100, "a weight's and its bias's");
+    assert!(only(&release, PhaseKind::Optimizer).is_empty());
+    let release_peak = Peak::of(&release, &totals).unwrap();
+    let passes = only(&release, PhaseKind::Backward).into_iter();
+    let within = |pass: &Phase| (pass.from..pass.until).contains(&release_peak.tick);
+    let pass = passes.clone().find(within).expect("in a backward pass");
+    let beginning = pass.from + (pass.until - pass.from) / 10;
+    assert!(release_peak.tick < beginning, "{release_peak:?}");
+    assert!(release_peak.bytes < plain_peak.bytes - parameters / 2);
+
+    for snapshot in [&plain, &release] {
+        let known = Totals::of(snapshot).known().to_vec();
+        assert!(snapshot.samples.len() * 2 > known.len());
+        for sample in &snapshot.samples {
+            let off = sample.in_use.abs_diff(known[sample.tick]);
+            assert!(off <= sample.in_use / 100, "{sample:?}: {off} off");
+        }
+    }
+}
+
+/// What the recording of plain Burn promises is what gradient release does.
+#[test]
+fn the_estimate_is_what_release_needs() {
+    let folder = TempDir::new().unwrap();
+    let plain = recorded(folder.path(), "plain");
+    let release = recorded(folder.path(), "release");
+    let estimate = Estimate::of(&plain, &Totals::of(&plain)).unwrap();
+    let measured = Peak::of(&release, &Totals::of(&release)).unwrap().bytes;
+    println!(
+        "estimated {} to {}, measured {measured}",
+        estimate.least, estimate.most
+    );
+    let near = measured / 50;
+    assert!(estimate.least - near <= measured && measured <= estimate.most + near);
+    assert!(estimate.most - estimate.least <= near);
+}
+
+/// Fails, and the last line says why: a driver may have lines of its own.
+fn refuses(command: &mut Command, text: &str) {
+    let output = command.assert().failure().get_output().clone();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    let last = stderr.lines().last().unwrap();
+    assert!(
+        last.starts_with("error: ") && last.contains(text),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn what_cannot_be_recorded_is_refused() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("timeline.json.gz");
+    let recorded = |run: &str, args: &[&str]| {
+        let mut command = train(&folder.path().join(run));
+        command.args(args).arg("--memory-timeline").arg(&file);
+        command
+    };
+    // The third step, with which a recording begins, never comes.
+    let mut short = recorded("short", &["--stop-after", "2"]);
+    refuses(&mut short, "no memory timeline: nothing was recorded");
+    assert!(!file.exists());
+    if cfg!(feature = "ndarray") {
+        refuses(
+            &mut recorded("ndarray", &["--backend", "ndarray"]),
+            "use flex",
+        );
+    }
+    if cfg!(feature = "wgpu") {
+        let mut fused = recorded("fused", &["--backend", "wgpu"]);
+        refuses(
+            &mut fused,
+            if has_adapter() {
+                "--no-fusion"
+            } else {
+                "no wgpu adapter"
+            },
+        );
+    }
+}
+
+#[cfg(feature = "wgpu")]
+fn has_adapter() -> bool {
+    !::vit::device::adapters().is_empty()
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn has_adapter() -> bool {
+    false
+}

@@ -1,0 +1,296 @@
+//! What a memory timeline says, held against the allocator or the device and against the training.
+
+mod attribution;
+pub(crate) mod heap;
+mod misuse;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn::optim::{AdamConfig, GradientsParams, Optimizer};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_gradient_release::WithGradientRelease;
+use burn_memory_timeline::snapshot::{Category, Holder, Parameter, Phase, PhaseKind};
+use burn_memory_timeline::{
+    MemoryCounter, RecordSteps, RecordableBackend, Recorded, Recorder, Sampling, Snapshot,
+    backward, forward,
+};
+
+use crate::harness::models::{Scenario, Size};
+use crate::harness::run::{RATE, Start};
+use crate::harness::{Plain, Release, Weights};
+
+const STEPS: u64 = 5;
+
+/// Where tensors are counted.
+pub(crate) trait Place {
+    /// What is recorded.
+    type Below: RecordableBackend;
+
+    /// Counts from now on.
+    fn counter() -> impl MemoryCounter + 'static;
+}
+
+type P<B> = Plain<Recorded<B>>;
+type R<B> = Release<Recorded<B>>;
+
+/// A process has one recording at a time, and tests are threads of one.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A training that somebody else may record.
+fn train<S, B, O>(
+    size: Size,
+    start: &Start,
+    optim: &mut O,
+    arm: fn(&mut O, S::Model<B>) -> S::Model<B>,
+    steps: u64,
+) -> Vec<u64>
+where
+    S: Scenario,
+    B: AutodiffBackend,
+    O: Optimizer<S::Model<B>, B>,
+{
+    let mut model = start.model::<S, B>();
+    let mut weights = Vec::new();
+    for step in 0..steps {
+        model = arm(optim, model);
+        let loss = forward(&model, || S::loss::<B>(&model, size, step));
+        let grads = backward(|| loss.backward());
+        let grads = GradientsParams::from_grads(grads, &model);
+        model = optim.step(RATE, model, grads);
+        weights.push(Weights::of::<B, _>(&model).digest());
+    }
+    weights
+}
+
+/// A recorded training.
+struct Run {
+    snapshot: Snapshot,
+    /// The weights after each step.
+    weights: Vec<u64>,
+}
+
+fn run<S, B, O>(
+    start: &Start,
+    counter: impl MemoryCounter + 'static,
+    make: impl FnOnce() -> O,
+    arm: fn(&mut O, S::Model<B>) -> S::Model<B>,
+) -> Run
+where
+    S: Scenario,
+    B: AutodiffBackend,
+    O: Optimizer<S::Model<B>, B>,
+{
+    let recording = Recorder::new("a promise")
+        .with_counter(counter, Sampling::EveryEvent)
+        .start()
+        .expect("no other recording is under way");
+    let weights = train::<S, B, O>(Size::Large, start, &mut make(), arm, STEPS);
+    Run {
+        snapshot: recording.finish().expect("steps were recorded"),
+        weights,
+    }
+}
+
+fn plain<S: Scenario, L: Place>(start: &Start) -> Run {
+    run::<S, P<L::Below>, _>(
+        start,
+        L::counter(),
+        || AdamConfig::new().init().recorded(),
+        |_, model| model,
+    )
+}
+
+fn release<S: Scenario, L: Place>(start: &Start) -> Run {
+    run::<S, R<L::Below>, _>(
+        start,
+        L::counter(),
+        || AdamConfig::new().init().recorded().with_gradient_release(),
+        |optim, model| optim.arm(RATE, model),
+    )
+}
+
+/// The weights of the same training on the backend itself, which nobody records.
+fn unrecorded<S: Scenario, B: Backend>(start: &Start) -> Vec<u64> {
+    let mut model = start.model::<S, Plain<B>>();
+    let mut optim = AdamConfig::new().init::<Plain<B>, S::Model<Plain<B>>>();
+    let mut weights = Vec::new();
+    for step in 0..STEPS {
+        let loss = S::loss::<Plain<B>>(&model, Size::Large, step);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        model = optim.step(RATE, model, grads);
+        weights.push(Weights::of::<Plain<B>, _>(&model).digest());
+    }
+    weights
+}
+
+/// Everything that holds for any model.
+pub(crate) fn holds<S: Scenario, L: Place>() {
+    let start = Start::new::<S>(Size::Large);
+    // Thread pools and caches come into being once, and belong to none of the runs.
+    let expected = unrecorded::<S, L::Below>(&start);
+    let plain = plain::<S, L>(&start);
+    let release = release::<S, L>(&start);
+    for (name, run) in [("plain", &plain), ("release", &release)] {
+        assert_eq!(
+            run.weights, expected,
+            "recording changes the weights, {name}"
+        );
+        assert!(
+            run.snapshot.warnings.is_empty(),
+            "{:?}",
+            run.snapshot.warnings
+        );
+        println!(
+            "{name}: off by {:.3} % at most",
+            100.0 * adds_up(&run.snapshot)
+        );
+        knows_what_stays(&run.snapshot);
+    }
+    all_gradients_at_once(&plain.snapshot);
+    one_layer_at_a_time(&release.snapshot);
+}
+
+/// The holders add up to what the allocator or the device says, within a hundredth, at every
+/// sample.
+fn adds_up(snapshot: &Snapshot) -> f64 {
+    let Snapshot { samples, times, .. } = snapshot;
+    assert!(
+        samples.len() * 2 > times.len(),
+        "{} samples in {} ticks",
+        samples.len(),
+        times.len()
+    );
+    let known = known(snapshot);
+    let mut worst = 0.0;
+    for sample in samples {
+        let off = sample.in_use.abs_diff(known[sample.tick]);
+        assert!(
+            off <= sample.in_use / 100,
+            "tick {}: {} in use, {} known",
+            sample.tick,
+            sample.in_use,
+            known[sample.tick]
+        );
+        worst = f64::max(worst, off as f64 / sample.in_use as f64);
+    }
+    worst
+}
+
+/// Bytes of all holders after each tick.
+fn known(snapshot: &Snapshot) -> Vec<u64> {
+    let mut change = vec![0i64; snapshot.times.len() + 1];
+    for holder in &snapshot.holders {
+        change[holder.from] += holder.bytes as i64;
+        change[holder.until] -= holder.bytes as i64;
+    }
+    let mut sum = 0;
+    let ticks = &change[..snapshot.times.len()];
+    ticks
+        .iter()
+        .map(|change| {
+            sum += change;
+            sum as u64
+        })
+        .collect()
+}
+
+fn held(snapshot: &Snapshot, category: Category, tick: usize) -> impl Iterator<Item = &Holder> {
+    snapshot.holders.iter().filter(move |holder| {
+        holder.category == category && holder.from <= tick && tick < holder.until
+    })
+}
+
+fn bytes(snapshot: &Snapshot, category: Category, tick: usize) -> u64 {
+    held(snapshot, category, tick)
+        .map(|holder| holder.bytes)
+        .sum()
+}
+
+fn phases(snapshot: &Snapshot, kind: PhaseKind) -> impl Iterator<Item = &Phase> {
+    snapshot
+        .phases
+        .iter()
+        .filter(move |phase| phase.kind == kind)
+}
+
+/// What the optimizer steps: all parameters but the running means of batch norm.
+fn stepped(snapshot: &Snapshot) -> BTreeSet<usize> {
+    let phases = snapshot.phases.iter();
+    let steps = phases.filter_map(|phase| match phase.kind {
+        PhaseKind::Step(parameter) => Some(parameter),
+        _ => None,
+    });
+    steps.collect()
+}
+
+/// Bytes of what the optimizer steps.
+fn trained(snapshot: &Snapshot) -> u64 {
+    let stepped = stepped(snapshot).into_iter();
+    stepped
+        .map(|parameter| snapshot.parameters[parameter].bytes)
+        .sum()
+}
+
+/// Parameters and Adam's two moments: to the byte, where no step is under way, each by its path.
+fn knows_what_stays(snapshot: &Snapshot) {
+    let by_parameter = |category, tick| {
+        let mut bytes = BTreeMap::<usize, u64>::new();
+        for holder in held(snapshot, category, tick) {
+            *bytes
+                .entry(holder.parameter.expect("it is somebody's"))
+                .or_default() += holder.bytes;
+        }
+        bytes
+    };
+    assert_eq!(phases(snapshot, PhaseKind::Forward).count(), 2);
+    for forward in phases(snapshot, PhaseKind::Forward) {
+        let weights = by_parameter(Category::Parameters, forward.from);
+        let moments = by_parameter(Category::OptimizerState, forward.from);
+        for parameter in stepped(snapshot) {
+            let Parameter { path, bytes, .. } = &snapshot.parameters[parameter];
+            assert_eq!(weights.get(&parameter), Some(bytes), "{path}");
+            assert_eq!(moments.get(&parameter), Some(&(2 * bytes)), "{path}");
+        }
+        assert_eq!(moments.len(), stepped(snapshot).len());
+    }
+}
+
+/// Plain Burn: all gradients are there when the backward pass ends, and none when the optimizer is
+/// done.
+fn all_gradients_at_once(snapshot: &Snapshot) {
+    for backward in phases(snapshot, PhaseKind::Backward) {
+        let gradients = bytes(snapshot, Category::Gradients, backward.until - 1);
+        assert_eq!(gradients, trained(snapshot));
+    }
+    for optimizer in phases(snapshot, PhaseKind::Optimizer) {
+        let gradients = bytes(snapshot, Category::Gradients, optimizer.until - 1);
+        assert_eq!(gradients, 0);
+    }
+    assert_eq!(phases(snapshot, PhaseKind::Optimizer).count(), 2);
+}
+
+/// Gradient release: no gradient at any tick but those of one layer, whose backward makes its
+/// weight's and its bias's together; every step is within the backward pass.
+fn one_layer_at_a_time(snapshot: &Snapshot) {
+    let layer = |holder: &Holder| {
+        let parameter = holder.parameter.expect("a gradient is of a parameter");
+        let path = &snapshot.parameters[parameter].path;
+        path.rsplit_once('.').map_or("", |(layer, _)| layer)
+    };
+    let mut ticks = 0;
+    for tick in 0..snapshot.times.len() {
+        let mut gradients = held(snapshot, Category::Gradients, tick);
+        if let Some(first) = gradients.next() {
+            ticks += 1;
+            for other in gradients {
+                assert_eq!(layer(first), layer(other), "tick {tick}");
+            }
+        }
+    }
+    assert!(ticks > snapshot.parameters.len(), "there are gradients");
+    assert_eq!(phases(snapshot, PhaseKind::Optimizer).count(), 0);
+}
