@@ -6,6 +6,7 @@ use crate::report;
 use crate::results::{Results, Settings};
 use crate::shape::Kind;
 use crate::suite::{self, Request};
+use crate::timeline;
 use anyhow::{Context, Result, ensure};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -132,6 +133,10 @@ struct SuiteArgs {
     /// Seed of weights and batches
     #[arg(long, default_value = "42")]
     seed: u64,
+    /// Also record where the memory of each run of Burn goes, in one more process that records two
+    /// steps, into timelines/ beside the results; `burn-memory` shows the files
+    #[arg(long)]
+    memory_timeline: bool,
     /// Stop a run that takes longer, and leave it out
     #[arg(long, value_name = "SECONDS", default_value = "900")]
     time_limit: NonZeroUsize,
@@ -211,6 +216,10 @@ fn run(args: &SuiteArgs) -> Result<ExitCode> {
     // Before hours of work: whether the results can be written.
     fs::create_dir_all(&args.output)
         .with_context(|| format!("cannot make the folder {}", args.output.display()))?;
+    if let Some(folder) = &request.timelines {
+        fs::create_dir_all(folder)
+            .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    }
     let results = suite::run(&request)?;
     write(&results, &args.output)?;
     Ok(if results.failed.is_empty() {
@@ -239,6 +248,12 @@ impl SuiteArgs {
             self.lr > 0.0 && self.lr.is_finite(),
             "--lr must be above 0, not {}",
             self.lr
+        );
+        ensure!(
+            !self.memory_timeline || self.steps.get() >= timeline::STEPS,
+            "--memory-timeline records the last {} of the measured steps: have at least --steps {}",
+            timeline::STEPS,
+            timeline::STEPS
         );
         let has = |part| self.part.contains(&part);
         let kinds = [(Part::Vit, Kind::Vit), (Part::Gpt, Kind::Gpt)];
@@ -273,6 +288,9 @@ impl SuiteArgs {
             checkpointing: self.checkpointing.clone(),
             python: (!self.no_pytorch).then(|| self.python.clone()),
             torch_modes: self.pytorch.clone(),
+            timelines: self
+                .memory_timeline
+                .then(|| self.output.join(timeline::FOLDER)),
             settings: Settings {
                 warm_up: self.warm_up.get(),
                 steps: self.steps.get(),

@@ -15,5 +15,6 @@ pub mod shape;
 pub mod stats;
 pub mod stepper;
 pub mod suite;
+pub mod timeline;
 pub mod vocabulary;
 pub mod workload;

@@ -2,13 +2,19 @@
 
 use crate::shape::Shape;
 use crate::stepper::{self, Stepper};
+use crate::timeline::{self, Plan};
 use crate::workload::{HostBatch, Workload};
 use anyhow::{Context, Result};
 use burn::module::Module;
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Device, ElementConversion};
+#[cfg(feature = "cuda")]
+use burn_device_memory::MeteredCudaUnfused;
+#[cfg(feature = "wgpu")]
+use burn_device_memory::MeteredWgpuUnfused;
 use burn_gradient_release::{ReleaseBackend, WithGradientRelease};
+use burn_memory_timeline::{RecordSteps, backward, forward};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
@@ -33,13 +39,15 @@ pub enum Mode {
 }
 
 /// What a process is started for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Purpose {
     /// Bytes, and seconds where counting takes no time.
     Memory,
     /// Seconds.
     Time,
+    /// Whose the bytes are: the last [`timeline::STEPS`] of the measured steps are recorded.
+    Timeline(Plan),
 }
 
 /// A run in Burn; travels to its process as JSON.
@@ -133,25 +141,50 @@ pub fn run<W: Workload>(spec: &Spec, work: &W) -> Result<Measured> {
         // Made here, before anybody counts.
         batches: work.batches(spec.batch_size, spec.warm_up + spec.steps, spec.seed),
     };
-    if runs_on_stock(spec.backend, spec.fusion, spec.measure) {
-        return on_stock(&engine, job);
+    match spec.measure {
+        Purpose::Memory => counted(&engine, job),
+        Purpose::Time => timed(&engine, job),
+        Purpose::Timeline(_) => backend::run(&engine, job),
     }
-    backend::run(&engine, job)
 }
 
-/// Whether this run is one on Burn's backend as it comes. Time is: counting bytes costs a little.
-/// Without fusion, where a step is several times as long, both are taken on the metered backend,
-/// which spares the build a quarter of its code.
-pub fn runs_on_stock(backend: BackendKind, fusion: bool, purpose: Purpose) -> bool {
-    backend.is_on_heap() || (fusion && purpose == Purpose::Time)
+/// Whether bytes are counted where time is taken. With fusion they are not: it costs a little.
+/// Without, where a step is several times as long, both are taken on the metered backend, which
+/// spares the build much of its code.
+pub fn counts_with_time(backend: BackendKind, fusion: bool) -> bool {
+    backend.is_on_heap() || !fusion
 }
 
-fn on_stock<J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
+/// On the backend as it comes, if it does not count.
+fn timed<J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
     match engine.backend {
         #[cfg(feature = "wgpu")]
-        BackendKind::Wgpu => backend::on::<burn::backend::Wgpu, J>(engine, job, |_| None),
+        BackendKind::Wgpu if engine.fusion => {
+            backend::on::<burn::backend::Wgpu, J>(engine, job, |_| None)
+        }
         #[cfg(feature = "cuda")]
-        BackendKind::Cuda => backend::on::<burn::backend::Cuda, J>(engine, job, |_| None),
+        BackendKind::Cuda if engine.fusion => {
+            backend::on::<burn::backend::Cuda, J>(engine, job, |_| None)
+        }
+        _ => counted(engine, job),
+    }
+}
+
+/// On a backend that counts and that nobody can record: to be recordable costs a little, too.
+fn counted<J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
+    match engine.backend {
+        #[cfg(feature = "flex")]
+        BackendKind::Flex => backend::on::<burn::backend::Flex, J>(engine, job, backend::heap),
+        #[cfg(feature = "wgpu")]
+        BackendKind::Wgpu if !engine.fusion => {
+            let memory = backend::metered::<MeteredWgpuUnfused>;
+            backend::on::<MeteredWgpuUnfused, J>(engine, job, memory)
+        }
+        #[cfg(feature = "cuda")]
+        BackendKind::Cuda if !engine.fusion => {
+            let memory = backend::metered::<MeteredCudaUnfused>;
+            backend::on::<MeteredCudaUnfused, J>(engine, job, memory)
+        }
         _ => backend::run(engine, job),
     }
 }
@@ -170,7 +203,7 @@ impl<W: Workload> Job for Measure<'_, W> {
         device: Device<B>,
         memory: Option<Memory>,
     ) -> Result<Measured> {
-        let optimizer = Box::new(AdamConfig::new().init::<B, W::Model<B>>());
+        let optimizer = Box::new(AdamConfig::new().init::<B, W::Model<B>>().recorded());
         self.run::<B>(device, memory, optimizer, None)
     }
 
@@ -179,7 +212,7 @@ impl<W: Workload> Job for Measure<'_, W> {
         device: Device<B>,
         memory: Option<Memory>,
     ) -> Result<Measured> {
-        let adam = AdamConfig::new().init::<B, W::Model<B>>();
+        let adam = AdamConfig::new().init::<B, W::Model<B>>().recorded();
         let optimizer: Box<dyn Stepper<W::Model<B>, B>> = match self.spec.mode {
             Mode::Plain | Mode::Unarmed => Box::new(adam),
             Mode::Release | Mode::Ideal => Box::new(adam.with_gradient_release()),
@@ -201,7 +234,7 @@ impl<W: Workload> Measure<'_, W> {
     fn run<B: AutodiffBackend>(
         self,
         device: Device<B>,
-        memory: Option<Memory>,
+        mut memory: Option<Memory>,
         mut optimizer: Box<dyn Stepper<W::Model<B>, B>>,
         discard: Option<Box<dyn Stepper<W::Model<B>, B>>>,
     ) -> Result<Measured> {
@@ -229,9 +262,18 @@ impl<W: Workload> Measure<'_, W> {
         }
         let mut taken = Taken::default();
         let mut step_seconds = Vec::with_capacity(spec.steps);
-        for _ in 0..spec.steps {
+        let mut recording = None;
+        for left in (1..=spec.steps).rev() {
+            if let (Purpose::Timeline(plan), timeline::STEPS) = (&spec.measure, left) {
+                recording = Some(plan.start(memory.clone())?);
+            }
             (model, taken) = self.step(model, optimizer.as_mut(), next(), &device, &mut ())?;
             step_seconds.push(taken.seconds);
+        }
+        if let Some(recording) = recording {
+            recording.finish().context("no memory timeline")?;
+            // Their peaks are in the recording.
+            memory = None;
         }
         let mut peak = memory.as_ref().map(Memory::peak);
         if let (Some(memory), Some(peak), Some(mut discard)) = (&memory, &mut peak, discard) {
@@ -291,12 +333,15 @@ impl<W: Workload> Measure<'_, W> {
         watch.ends(Stage::Before);
 
         let start = Instant::now();
-        let (inputs, labels) = self.batches[number % self.batches.len()].clone();
         model = optimizer.arm(rate, model)?;
-        let loss = W::loss(&model, inputs, labels, device);
-        let value = loss.clone().into_scalar().elem::<f64>();
+        let (loss, value) = forward(&model, || {
+            let (inputs, labels) = self.batches[number % self.batches.len()].clone();
+            let loss = W::loss(&model, inputs, labels, device);
+            let value = loss.clone().into_scalar().elem::<f64>();
+            (loss, value)
+        });
         watch.ends(Stage::Forward);
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let grads = GradientsParams::from_grads(backward(|| loss.backward()), &model);
         watch.ends(Stage::Backward);
         model = optimizer.step(rate, model, grads)?;
         B::sync(device).context("the device failed")?;

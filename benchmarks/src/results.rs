@@ -5,6 +5,7 @@ use crate::measure::{Bytes, Measured, Mode};
 use crate::pytorch::TorchMode;
 use crate::shape::Shape;
 use crate::stats::median;
+use crate::timeline::Timeline;
 use crate::vocabulary::Vocabulary;
 use clap::ValueEnum;
 use serde::Serialize;
@@ -168,6 +169,8 @@ pub struct Run {
     pub timed_apart: bool,
     /// Where the bytes of the peak are.
     pub items: Option<Items>,
+    /// Its memory timeline, if one was asked for.
+    pub timeline: Option<Timeline>,
     /// All that the process said.
     #[serde(flatten)]
     pub measured: Measured,
@@ -194,6 +197,7 @@ impl Run {
                 .map(|seconds| 1e3 * seconds),
             timed_apart,
             items: items.map(|bytes| Items::new(&measured, bytes)),
+            timeline: None,
             measured,
         }
     }

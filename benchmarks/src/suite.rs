@@ -1,19 +1,20 @@
 //! What is measured on this machine, and in which order.
 
 use crate::machine::{Machine, Versions};
-use crate::measure::{Measured, Mode, Purpose, Spec, runs_on_stock};
+use crate::measure::{Measured, Mode, Purpose, Spec, counts_with_time};
 use crate::process;
 use crate::pytorch::{PyTorch, TorchMode, TorchSpec};
 use crate::results::{Both, Case, LeftOut, Results, Run, SCHEMA, Settings, Subject};
 use crate::shape::{Kind, Shape};
+use crate::timeline::{Plan, Timeline};
 use crate::vocabulary;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, bail};
 use std::env;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use vit::backend;
-use vit::config::{BackendKind, Checkpointing, Preset};
+use vit::config::{self, BackendKind, Checkpointing, Engine, OptimizerKind, Preset};
 
 /// The hidden subcommand behind which a measuring process works.
 pub const CHILD: &str = "measure";
@@ -45,6 +46,8 @@ pub struct Request {
     pub python: Option<PathBuf>,
     /// Modes of PyTorch.
     pub torch_modes: Vec<TorchMode>,
+    /// The folder of memory timelines, if they are wanted.
+    pub timelines: Option<PathBuf>,
     /// How all runs are made.
     pub settings: Settings,
     /// The longest that a process may take.
@@ -85,11 +88,22 @@ fn backends(request: &Request, left_out: &mut Vec<LeftOut>) -> Result<Vec<Backen
 }
 
 /// The way out that another program names, put in terms of this one.
-fn in_this_package(error: anyhow::Error) -> anyhow::Error {
-    anyhow::anyhow!(
-        "{}",
-        format!("{error:#}").replace("-p vit", "-p benchmarks")
-    )
+fn in_this_package(error: Error) -> Error {
+    Error::msg(format!("{error:#}").replace("-p vit", "-p benchmarks"))
+}
+
+/// One line for a backend that cannot be recorded, with this program's way out.
+fn can_record(backend: BackendKind, fusion: bool) -> Result<()> {
+    let engine = Engine {
+        backend,
+        fusion,
+        mode: config::Mode::Plain,
+        checkpointing: Checkpointing::None,
+        optimizer: OptimizerKind::Adam,
+    };
+    backend::can_record(&engine).map_err(|error| {
+        Error::msg(format!("{error:#}").replace("add --no-fusion", "choose --fusion off"))
+    })
 }
 
 #[cfg(feature = "wgpu")]
@@ -253,6 +267,53 @@ impl Suite<'_> {
                 }
             }
         }
+        self.timelines(case, backend, fusion);
+    }
+
+    /// Records one of each run; after them, since those are compared with each other.
+    fn timelines(&mut self, case: &Case, on: BackendKind, with: bool) {
+        let Some(folder) = &self.request.timelines else {
+            return;
+        };
+        for index in 0..self.results.runs.len() {
+            let run = &self.results.runs[index];
+            let is_here = matches!(run.subject, Subject::Burn { backend, fusion, .. }
+                if backend == on && fusion == with);
+            if !is_here || run.case != *case || run.repetition > 0 {
+                continue;
+            }
+            let subject = run.subject.clone();
+            let Some(plan) = Plan::of(case, &subject, folder) else {
+                continue;
+            };
+            if let Err(error) = can_record(on, with) {
+                let missing = LeftOut {
+                    what: format!("memory timelines: {}", subject.place()),
+                    why: error.to_string(),
+                };
+                if !self.results.left_out.contains(&missing) {
+                    self.results.left_out.push(missing);
+                }
+                return;
+            }
+            let what = format!(
+                "{}: {}, {}, memory timeline",
+                case.title(),
+                subject.place(),
+                subject.name()
+            );
+            let weights = run.measured.weights_digest.clone();
+            self.results.runs[index].timeline = self.told(what, |suite| {
+                let measured = suite.process(case, &subject, Purpose::Timeline(plan.clone()))?;
+                Ok(match measured {
+                    Ok(measured) if measured.weights_digest != weights => {
+                        bail!("recording changed the weights")
+                    }
+                    Ok(measured) => Ok(Timeline::new(&plan, &measured)),
+                    Err(why) => Err(why),
+                })
+            });
+        }
     }
 
     fn pytorch(&mut self, case: &Case, on_cpu: bool) {
@@ -280,7 +341,7 @@ impl Suite<'_> {
     }
 
     fn measure(&mut self, case: &Case, subject: &Subject, repetition: usize) {
-        let Some(both) = self.attempt(case, subject, &[Purpose::Memory, Purpose::Time]) else {
+        let Some(both) = self.attempt(case, subject, true) else {
             return;
         };
         let run = Run::new(case, subject, repetition, both);
@@ -298,21 +359,26 @@ impl Suite<'_> {
         self.results.runs.push(run);
     }
 
-    /// Runs the processes that it takes; what goes wrong is noted, and the suite goes on.
-    pub(crate) fn attempt(
-        &mut self,
-        case: &Case,
-        subject: &Subject,
-        purposes: &[Purpose],
-    ) -> Option<Both> {
+    /// Runs the process that counts bytes and, if the run is to be timed and takes another for that, the
+    /// one that takes the time.
+    pub(crate) fn attempt(&mut self, case: &Case, subject: &Subject, timed: bool) -> Option<Both> {
         let what = format!("{}: {}, {}", case.title(), subject.place(), subject.name());
+        self.told(what, |suite| suite.processes(case, subject, timed))
+    }
+
+    /// Does some of the work; what goes wrong is noted, and the suite goes on.
+    fn told<T>(
+        &mut self,
+        what: String,
+        work: impl FnOnce(&Self) -> Result<std::result::Result<T, String>>,
+    ) -> Option<T> {
         let begun = Instant::now();
-        let measured = self.processes(case, subject, purposes);
+        let outcome = work(self);
         let seconds = begun.elapsed().as_secs_f64();
-        match measured {
-            Ok(Ok(both)) => {
+        match outcome {
+            Ok(Ok(output)) => {
                 eprintln!("{what}: measured in {seconds:.1} s");
-                Some(both)
+                Some(output)
             }
             Ok(Err(why)) => {
                 eprintln!("{what}: left out: {why}");
@@ -328,38 +394,25 @@ impl Suite<'_> {
         }
     }
 
-    /// What the processes say, or why there was no time for them.
+    /// What the processes of a run say, or why there was no time for them.
     fn processes(
         &self,
         case: &Case,
         subject: &Subject,
-        purposes: &[Purpose],
+        timed: bool,
     ) -> Result<std::result::Result<Both, String>> {
-        let mut memory = None;
-        let mut time = None;
-        for purpose in purposes {
-            if *purpose == Purpose::Time && memory.is_some() && counts_for_free(subject) {
-                continue;
-            }
-            let limit = match self.time_left() {
-                Some(left) if left.is_zero() => {
-                    return Ok(Err("the time of --within was over".into()));
-                }
-                Some(left) => left.min(self.request.time_limit),
-                None => self.request.time_limit,
-            };
-            let Some(measured) = self.process(case, subject, *purpose, limit)? else {
-                return Ok(Err(format!(
-                    "took longer than {:.0} s",
-                    limit.as_secs_f64()
-                )));
-            };
-            match purpose {
-                Purpose::Memory => memory = Some(measured),
-                Purpose::Time => time = Some(measured),
-            }
-        }
-        let memory = memory.context("no process counted bytes")?;
+        let memory = match self.process(case, subject, Purpose::Memory)? {
+            Ok(memory) => memory,
+            Err(why) => return Ok(Err(why)),
+        };
+        let apart = timed && !counts_for_free(subject);
+        let time = match apart.then(|| self.process(case, subject, Purpose::Time)) {
+            None => None,
+            Some(time) => match time? {
+                Ok(time) => Some(time),
+                Err(why) => return Ok(Err(why)),
+            },
+        };
         if let Some(time) = &time
             && matches!(subject, Subject::Burn { .. })
             && time.weights_digest != memory.weights_digest
@@ -369,7 +422,26 @@ impl Suite<'_> {
         Ok(Ok(Both { memory, time }))
     }
 
+    /// What a process says, or why there was no time for it.
     fn process(
+        &self,
+        case: &Case,
+        subject: &Subject,
+        purpose: Purpose,
+    ) -> Result<std::result::Result<Measured, String>> {
+        let limit = match self.time_left() {
+            Some(left) if left.is_zero() => {
+                return Ok(Err("the time of --within was over".into()));
+            }
+            Some(left) => left.min(self.request.time_limit),
+            None => self.request.time_limit,
+        };
+        let measured = self.child(case, subject, purpose, limit)?;
+        let too_long = || format!("took longer than {:.0} s", limit.as_secs_f64());
+        Ok(measured.ok_or_else(too_long))
+    }
+
+    fn child(
         &self,
         case: &Case,
         subject: &Subject,
@@ -455,8 +527,21 @@ fn counts_for_free(subject: &Subject) -> bool {
         } => true,
         Subject::Burn {
             backend, fusion, ..
-        } => backend.is_on_heap() || !runs_on_stock(*backend, *fusion, Purpose::Time),
+        } => counts_with_time(*backend, *fusion),
         // On CUDA PyTorch always counts; on the CPU its profiler does.
         Subject::PyTorch { device, .. } => device == "cuda",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_recorded_has_a_way_out() {
+        can_record(BackendKind::Flex, true).unwrap();
+        can_record(BackendKind::Cuda, false).unwrap();
+        let error = can_record(BackendKind::Cuda, true).unwrap_err().to_string();
+        assert!(error.ends_with("choose --fusion off"), "{error}");
     }
 }

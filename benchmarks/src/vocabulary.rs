@@ -1,7 +1,7 @@
 //! Does the saving buy a larger vocabulary? The largest that gradient release trains within the peak
 //! that plain Burn needs for the preset's.
 
-use crate::measure::{Mode, Purpose};
+use crate::measure::Mode;
 use crate::results::{Case, Subject};
 use crate::shape::{Kind, Shape};
 use crate::suite::Suite;
@@ -57,7 +57,7 @@ pub(crate) fn search(suite: &mut Suite<'_>, backend: BackendKind) -> Option<Voca
             checkpointing: Checkpointing::None,
         };
         place = subject.place();
-        let both = suite.attempt(&case, &subject, &[Purpose::Memory])?;
+        let both = suite.attempt(&case, &subject, false)?;
         Some(both.memory.memory?.peak_bytes)
     };
     let plain = peak(Mode::Plain, preset.vocabulary)?;

@@ -1,6 +1,9 @@
 //! The program as a user meets it: what it measures, writes and leaves out.
 
 use assert_cmd::Command;
+use burn_memory_timeline::Snapshot;
+use burn_memory_timeline::analysis::{Peak, Totals};
+use burn_memory_timeline::snapshot::{Category, PhaseKind};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -157,11 +160,82 @@ fn the_files_are_complete() {
     assert!(number("release_vocabulary") >= number("vocabulary"));
     assert!(!vocabulary["measured"].as_array().unwrap().is_empty());
 
+    // Nobody asked for them.
+    assert!(!home.path().join("timelines").exists());
+    assert!(!table.contains("timeline"), "{table}");
+    assert!(runs(&json).iter().all(|run| run["timeline"].is_null()));
+
     let plot = fs::read_to_string(home.path().join("memory.svg")).unwrap();
     assert!(plot.starts_with("<svg") && plot.trim_end().ends_with("</svg>"));
     for text in ["ViT tiny, batch 1", "release", "temporaries", "MiB"] {
         assert!(plot.contains(text), "{text}");
     }
+}
+
+#[test]
+fn memory_timelines_say_where_the_gradients_are() {
+    let home = TempDir::new().unwrap();
+    let mut command = tiny(home.path());
+    command.args(["--no-pytorch", "--part", "vit,gpt", "--batch-size", "1"]);
+    command.args(["--mode", "plain,release,unarmed,ideal", "--steps", "4"]);
+    command.args(["--repeat", "2", "--memory-timeline"]);
+    let Outcome { table, json } = outcome(&mut command, home.path());
+    assert!(table.contains("burn-memory html"), "{table}");
+    let mut files = Vec::new();
+    for run in runs(&json) {
+        let timeline = &run["timeline"];
+        let subject = &run["subject"];
+        if run["repetition"] == 1 || subject["mode"] == "ideal" {
+            assert!(timeline.is_null(), "{subject}");
+            continue;
+        }
+        let mode = subject["mode"].as_str().unwrap();
+        let (word, title) = match subject["checkpointing"].as_str().unwrap() {
+            "none" => ("", ""),
+            _ => ("balanced-", ", balanced"),
+        };
+        let model = run["case"]["model"]["kind"].as_str().unwrap();
+        let file = format!("timelines/{model}-tiny-batch-1-flex-{word}{mode}.json.gz");
+        assert_eq!(timeline["file"], file);
+        // Recorded or not, it is the same training.
+        assert_eq!(timeline["weights_digest"], run["weights_digest"], "{file}");
+        for steps in ["recorded_step_seconds", "unrecorded_step_seconds"] {
+            assert_eq!(timeline[steps].as_array().unwrap().len(), 2, "{steps}");
+        }
+
+        let snapshot = Snapshot::load(home.path().join(&file)).unwrap();
+        let name = run["case"]["name"].as_str().unwrap();
+        assert_eq!(snapshot.title, format!("{name}, batch 1, {mode}{title}"));
+        assert!(snapshot.warnings.is_empty(), "{:?}", snapshot.warnings);
+        let all: u64 = snapshot.parameters.iter().map(|one| one.bytes).sum();
+        assert_eq!(all, 4 * run["parameters"].as_u64().unwrap());
+        let totals = Totals::of(&snapshot);
+        let gradients = totals.layer(Category::Gradients);
+        let phases = |kind| snapshot.phases.iter().filter(move |one| one.kind == kind);
+        assert_eq!(phases(PhaseKind::Forward).count(), 2);
+        assert_eq!(phases(PhaseKind::Backward).count(), 2);
+        for backward in phases(PhaseKind::Backward) {
+            let left = gradients[backward.until - 1];
+            assert_eq!(left, if mode == "release" { 0 } else { all }, "{file}");
+        }
+        if mode == "release" {
+            let largest = 4 * run["largest_parameter"].as_u64().unwrap();
+            let most = *gradients.iter().max().unwrap();
+            // With the gradient of its bias, which the same operation makes.
+            assert!(most > 0 && most < largest + largest / 4, "{file}: {most}");
+        }
+        // And the same peak.
+        let peak = Peak::of(&snapshot, &totals).unwrap().bytes as f64;
+        let measured = run["memory"]["peak_bytes"].as_f64().unwrap();
+        assert!(
+            (peak / measured - 1.0).abs() < 0.05,
+            "{file}: {peak} {measured}"
+        );
+        files.push(file);
+    }
+    assert_eq!(files.len(), 2 * 2 * 3);
+    let written = fs::read_dir(home.path().join("timelines")).unwrap();
+    assert_eq!(written.count(), files.len());
 }
 
 #[test]
@@ -326,6 +400,10 @@ fn bad_input_gets_one_line() {
     fails(
         benchmarks().args(["--no-pytorch", "--image-size", "64"]),
         "--preset",
+    );
+    fails(
+        tiny(home.path()).args(["--no-pytorch", "--steps", "1", "--memory-timeline"]),
+        "at least --steps 2",
     );
     fails(benchmarks().args(["measure", "{}"]), "not a run");
 }

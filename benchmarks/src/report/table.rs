@@ -21,6 +21,11 @@ profiler's record of every allocation. ms: median of the measured steps, in a pr
 counts bytes, where counting is free (Flex, PyTorch on CUDA), or, without fusion, while bytes are
 counted. Losses and weights compare within one framework only.";
 
+const TIMELINES: &str = "\
+Memory timelines: `timelines/` has one of each run of Burn, two steps recorded in a process of their own;
+`results.json` names the file of each. `burn-memory html plain.json.gz release.json.gz` makes a page of two
+of them, side by side, and `burn-memory summary` tells of one (crates/burn-memory-timeline).";
+
 /// The results as text.
 pub fn table(results: &Results) -> String {
     let mut text = format!("Machine: {}\n", results.machine.describe());
@@ -44,6 +49,9 @@ pub fn table(results: &Results) -> String {
     if !ratios.is_empty() {
         text += "\nStep times, each run with the one of plain beside it, and the weights after the last step:\n";
         text += &ratios.join("\n");
+    }
+    if results.runs.iter().any(|run| run.timeline.is_some()) {
+        text += &format!("\n\n{TIMELINES}");
     }
     for found in &results.vocabulary {
         text += &format!("\n\n{}", vocabulary(found));
