@@ -84,16 +84,13 @@ fn a_gradient_that_is_kept_becomes_state() {
     assert_eq!(most(&snapshot, Category::Gradients), all);
 }
 
-fn clipping() -> Option<GradientClippingConfig> {
-    Some(GradientClippingConfig::Value(1e-3))
-}
-
 /// What clipping makes of a gradient is not taken for the gradient, nor for anything else that
 /// stays.
 #[test]
 fn a_clipped_gradient_is_known_by_its_parameter() {
     let _turn = turn();
-    let config = AdamConfig::new().with_grad_clipping(clipping());
+    let clipping = GradientClippingConfig::Value(1e-3);
+    let config = AdamConfig::new().with_grad_clipping(Some(clipping));
     let plain = plain(config.init());
     let release = release(config.init());
     for snapshot in [&plain, &release] {
@@ -106,6 +103,35 @@ fn a_clipped_gradient_is_known_by_its_parameter() {
     }
     assert_eq!(most(&plain, Category::Gradients), all(&plain));
     assert!(most(&release, Category::Gradients) < all(&release));
+}
+
+/// The recorded optimizer clips, in the place of Burn's adaptor, whether or not anybody records.
+#[test]
+fn a_recorded_optimizer_clips() {
+    fn weights<B: AutodiffBackend>(
+        start: &Start,
+        mut optim: impl Optimizer<Model<B>, B>,
+    ) -> Vec<u64> {
+        train::<Mlp, B, _>(Size::Small, start, &mut optim, |_, model| model, 3)
+    }
+
+    let _turn = turn();
+    let start = Start::new::<Mlp>(Size::Small);
+    for clipping in [
+        GradientClippingConfig::Value(1e-3),
+        GradientClippingConfig::Norm(1e-3),
+    ] {
+        let config = SgdConfig::new();
+        let unclipped = weights::<Plain<Flex>>(&start, config.init());
+        let config = config.with_gradient_clipping(Some(clipping));
+        let expected = weights::<Plain<Flex>>(&start, config.init());
+        assert_ne!(expected, unclipped);
+        assert_eq!(weights::<P>(&start, config.init().recorded()), expected);
+        let recorder = Recorder::new("clipping").with_steps(0..3);
+        let recording = recorder.start().expect("no other recording is under way");
+        assert_eq!(weights::<P>(&start, config.init().recorded()), expected);
+        recording.finish().expect("three steps were recorded");
+    }
 }
 
 /// By path and operation.

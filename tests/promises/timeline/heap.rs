@@ -1,12 +1,15 @@
 //! On Flex, whose tensors lie on the heap: each test in a process of its own.
 
 use burn::backend::Flex;
-use burn_memory_timeline::MemoryCounter;
+use burn::optim::AdamConfig;
+use burn_memory_timeline::snapshot::Sample;
+use burn_memory_timeline::{MemoryCounter, RecordSteps, Recorder, Sampling};
 
-use super::{Place, holds};
+use super::{P, Place, holds, known, train};
 use crate::ALLOCATIONS;
 use crate::harness::memory::alone;
-use crate::harness::models::{Mlp, Tied, Transformer, Views};
+use crate::harness::models::{Mlp, Size, Tied, Transformer, Views};
+use crate::harness::run::Start;
 
 /// The heap, beyond what lived when the counting began.
 struct Heap {
@@ -66,4 +69,36 @@ fn a_transformer_adds_up() {
         "timeline::heap::a_transformer_adds_up",
         holds::<Transformer, OnTheHeap>,
     );
+}
+
+/// A long recording of a small model, which takes far more than the model.
+#[test]
+fn the_recorder_leaves_itself_out() {
+    alone("timeline::heap::the_recorder_leaves_itself_out", || {
+        const STEPS: u64 = 200;
+        let start = Start::new::<Mlp>(Size::Small);
+        let train = |steps| {
+            let mut optim = AdamConfig::new().init().recorded();
+            train::<Mlp, P<Flex>, _>(Size::Small, &start, &mut optim, |_, model| model, steps);
+        };
+        // What a thread needs for its first product of matrices, it keeps.
+        train(1);
+        let recording = Recorder::new("long")
+            .with_steps(0..STEPS as usize)
+            .with_counter(OnTheHeap::counter(), Sampling::EveryEvent)
+            .start()
+            .expect("no other recording is under way");
+        train(STEPS);
+        let snapshot = recording.finish().expect("all steps were recorded");
+
+        let known = known(&snapshot);
+        let rest = |sample: &Sample| sample.in_use.abs_diff(known[sample.tick]);
+        let most = snapshot.samples.iter().map(rest).max();
+        let most = most.expect("there are samples");
+        let taken = snapshot.samples.len() * size_of::<Sample>();
+        println!("{most} bytes are nobody's; the samples alone take {taken}");
+        // Burn's tape, and the weights that the test notes after every step.
+        assert!(most < 64 * 1024, "{most}");
+        assert!(taken > 10 * 64 * 1024, "{taken}");
+    });
 }

@@ -3,6 +3,7 @@
 mod attribution;
 pub(crate) mod heap;
 mod misuse;
+mod records;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -622,6 +622,11 @@ mod tests {
         ledger.let_go(larger);
         let view = ledger.made("float_transpose", at(1, 20), &[consumed(other)]);
         assert_eq!(view, other);
+        assert_ne!(
+            ledger.adopt(at(1, 30)),
+            other,
+            "freed unseen, and found anew"
+        );
     }
 
     #[test]
