@@ -155,6 +155,7 @@ impl Train<'_> {
         O: Optimizer<Vit<B>, B> + 'static,
     {
         let config = self.config;
+        let recording = self.record(memory)?;
         let done = self.begin()?;
 
         B::seed(&device, config.seed);
@@ -197,7 +198,6 @@ impl Train<'_> {
             training = training.renderer(EpochLines::new(memory.clone()));
         }
 
-        let recording = self.record(memory)?;
         let panics = Panics::new(self.artifacts.application_log());
         let training = training.with_application_logger(Some(Box::new(panics.clone())));
         let training = adapt(training);
@@ -223,7 +223,7 @@ impl Train<'_> {
         let recorder = Recorder::new(format!("vit {preset}, {}", engine.mode))
             .with_counter(memory.clone(), sampling)
             .with_file(file);
-        Ok(Some(recorder.start()?))
+        Ok(Some(recorder.start().context("no memory timeline")?))
     }
 
     /// Readies the folder; gives the epoch of the checkpoint to go on from.

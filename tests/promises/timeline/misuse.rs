@@ -115,12 +115,19 @@ fn an_optimizer_with_states_is_refused() {
 #[test]
 fn a_file_that_cannot_be_written_is_an_error() {
     let _turn = turn();
-    let folder = tempfile::tempdir().expect("a folder");
-    let nowhere = folder.path().join("no folder").join("file.json.gz");
-    let error = recorded(Recorder::new("lost").with_file(&nowhere), || {
+    let home = tempfile::tempdir().expect("a folder");
+    let folder = home.path().join("the folder");
+    let recorder = || Recorder::new("lost").with_file(folder.join("file.json.gz"));
+    let error = recorder().start().expect_err("before any training");
+    assert!(matches!(error, RecordError::Save(_)));
+    says(&error, &["the folder", "choose a folder that exists"]);
+
+    std::fs::create_dir(&folder).expect("now there is one");
+    let error = recorded(recorder(), || {
         train::<P>(AdamConfig::new().init().recorded(), 4);
+        std::fs::remove_dir(&folder).expect("the file is written when the recording ends");
     })
     .unwrap_err();
     assert!(matches!(error, RecordError::Save(_)));
-    says(&error, &["no folder"]);
+    says(&error, &["the folder"]);
 }

@@ -76,10 +76,14 @@ impl Recorder {
     ///
     /// # Errors
     ///
-    /// If a recording is under way, or there is no step in the range.
+    /// If a recording is under way, there is no step in the range, or the folder of the file does not
+    /// exist: it would be a pity to hear of that after the training.
     pub fn start(self) -> Result<Recording, RecordError> {
         if self.plan.steps.is_empty() {
             return Err(RecordError::NoSteps);
+        }
+        if let Some(file) = &self.plan.file {
+            Snapshot::find_folder(file)?;
         }
         state::open(self.plan)?;
         Ok(Recording { is_open: true })

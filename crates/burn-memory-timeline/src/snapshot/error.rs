@@ -9,30 +9,30 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum SnapshotError {
     /// There is no such file, or this user may not read it.
-    #[error("cannot open {}: {source}", path.display())]
+    #[error("cannot open {}: {reason}", path.display())]
     Open {
         /// The file.
         path: PathBuf,
         /// What the system said.
-        source: io::Error,
+        reason: io::Error,
     },
     /// The folder is not there, the disk is full, this user may not write here.
     #[error(
-        "cannot write {}: {source}; choose a folder that exists and has room", path.display()
+        "cannot write {}: {reason}; choose a folder that exists and has room", path.display()
     )]
     Write {
         /// The file.
         path: PathBuf,
         /// What the system said.
-        source: io::Error,
+        reason: io::Error,
     },
     /// The system stopped handing out bytes, or a device failed.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read {}: {reason}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
         /// What the system said.
-        source: io::Error,
+        reason: io::Error,
     },
     /// Something else: no gzip, or gzip of something else.
     #[error(

@@ -121,9 +121,9 @@ impl Snapshot {
     /// The file cannot be written, or the snapshot contradicts itself.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), SnapshotError> {
         let path = path.as_ref();
-        let failed = |source| SnapshotError::Write {
+        let failed = |reason| SnapshotError::Write {
             path: path.into(),
-            source,
+            reason,
         };
         self.check().map_err(|problem| problem.of(path))?;
         let beside = Beside::of(path).map_err(failed)?;
@@ -142,6 +142,23 @@ impl Snapshot {
         fs::rename(&beside.path, path).map_err(failed)
     }
 
+    /// Looks for the folder that [`save`](Self::save) is going to want.
+    #[cfg(feature = "recorder")]
+    pub(crate) fn find_folder(path: &Path) -> Result<(), SnapshotError> {
+        let folder = match path.parent() {
+            Some(folder) if folder != Path::new("") => folder,
+            _ => Path::new("."),
+        };
+        let found = fs::metadata(folder).and_then(|found| match found.is_dir() {
+            true => Ok(()),
+            false => Err(io::ErrorKind::NotADirectory.into()),
+        });
+        found.map_err(|reason| SnapshotError::Write {
+            path: path.into(),
+            reason,
+        })
+    }
+
     /// Loads it from a file that [`save`](Self::save) wrote.
     ///
     /// # Errors
@@ -150,9 +167,9 @@ impl Snapshot {
     /// contradicts itself.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, SnapshotError> {
         let path = path.as_ref();
-        let failed = |source| SnapshotError::Open {
+        let failed = |reason| SnapshotError::Open {
             path: path.into(),
-            source,
+            reason,
         };
         let file = File::open(path).map_err(failed)?;
         if file.metadata().map_err(failed)?.is_dir() {
@@ -169,9 +186,9 @@ impl Snapshot {
     pub fn write(&self, to: impl Write) -> Result<(), SnapshotError> {
         self.check()
             .map_err(|problem| problem.of(STREAM.as_ref()))?;
-        self.compress(to).map_err(|source| SnapshotError::Write {
+        self.compress(to).map_err(|reason| SnapshotError::Write {
             path: STREAM.into(),
-            source,
+            reason,
         })
     }
 
@@ -442,7 +459,7 @@ impl Problem {
     fn of(self, path: &Path) -> SnapshotError {
         let path = path.into();
         match self {
-            Self::Io(source) => SnapshotError::Read { path, source },
+            Self::Io(reason) => SnapshotError::Read { path, reason },
             Self::Foreign => SnapshotError::Foreign { path },
             Self::Truncated => SnapshotError::Truncated { path },
             Self::Damaged(problem) => SnapshotError::Damaged { path, problem },

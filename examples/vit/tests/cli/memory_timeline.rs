@@ -115,6 +115,12 @@ fn what_cannot_be_recorded_is_refused() {
         command.args(args).arg("--memory-timeline").arg(&file);
         command
     };
+    let nowhere = folder.path().join("nowhere").join("timeline.json.gz");
+    let home = folder.path().join("untouched");
+    let mut lost = train(&home);
+    lost.arg("--memory-timeline").arg(&nowhere);
+    refuses(&mut lost, "choose a folder that exists");
+    assert!(!home.exists(), "nothing should have been written");
     // The third step, with which a recording begins, never comes.
     let mut short = recorded("short", &["--stop-after", "2"]);
     refuses(&mut short, "no memory timeline: nothing was recorded");
