@@ -8,17 +8,16 @@ use crate::shape::Kind;
 use crate::suite::{self, Request};
 use crate::timeline;
 use anyhow::{Context, Result, ensure};
-use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::env;
 use std::fs;
-use std::io::{self, Write};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use vit::config::{BackendKind, Checkpointing, Preset};
 use vit::model::VitConfig;
+use vit::terminal::{one_line, say, usage};
 
 /// The files that a suite leaves.
 const FILES: [&str; 3] = ["results.json", "table.md", "memory.svg"];
@@ -185,30 +184,6 @@ pub fn main(child: Child) -> ExitCode {
         eprintln!("error: {}", one_line(&format!("{error:#}")));
         ExitCode::FAILURE
     })
-}
-
-/// Help and version as clap has them; an error in one line.
-fn usage(error: &clap::Error) -> ExitCode {
-    match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            let _ = error.print();
-            ExitCode::SUCCESS
-        }
-        _ => {
-            let text = error.render().to_string();
-            let first = text.split("\n\n").next().unwrap_or_default();
-            eprintln!("{}", one_line(first));
-            ExitCode::from(2)
-        }
-    }
-}
-
-fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
-fn say(text: &str) -> Result<()> {
-    writeln!(io::stdout().lock(), "{text}").context("cannot write to stdout")
 }
 
 fn run(args: &SuiteArgs) -> Result<ExitCode> {

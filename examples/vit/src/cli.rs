@@ -7,14 +7,14 @@ use crate::data::{Dataset, Source, Wanted};
 use crate::memory::human;
 use crate::model::Pool;
 use crate::stopping::CTRL_C;
+use crate::terminal::{one_line, say, usage};
 use crate::train::{Ending, Results, Train};
 use anyhow::{Context, Result, ensure};
 use burn::train::Interrupter;
-use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::{self, ExitCode};
@@ -150,30 +150,6 @@ pub fn main(run: Run) -> ExitCode {
         eprintln!("error: {}", one_line(&format!("{error:#}")));
         ExitCode::FAILURE
     })
-}
-
-/// Help and version as clap has them; an error in one line.
-fn usage(error: &clap::Error) -> ExitCode {
-    match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            let _ = error.print();
-            ExitCode::SUCCESS
-        }
-        _ => {
-            let text = error.render().to_string();
-            let first = text.split("\n\n").next().unwrap_or_default();
-            eprintln!("{}", one_line(first));
-            ExitCode::from(2)
-        }
-    }
-}
-
-fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
-fn say(line: &str) -> Result<()> {
-    writeln!(io::stdout().lock(), "{line}").context("cannot write to stdout")
 }
 
 fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {

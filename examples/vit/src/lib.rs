@@ -19,4 +19,5 @@ pub mod panics;
 pub mod progress;
 pub mod rng;
 pub mod stopping;
+pub mod terminal;
 pub mod train;
