@@ -56,9 +56,9 @@
 //! # Where it listens, and what that costs
 //!
 //! [`Recorded`] is a backend below `Autodiff`: all operations pass through it, forward, backward
-//! and in the optimizer, and it asks the tensors below where their bytes lie, so that a view is not
-//! counted twice and a result in place of its operand not at all. What memory is *for* follows from
-//! what becomes of it, and is said from its beginning: what outlives the forward pass is kept for
+//! and in the optimizer, and it asks the tensors below where their bytes lie, so that neither
+//! a view nor a result in the place of its operand is counted twice. What memory is *for* follows
+//! from what becomes of it, and is said from its beginning: what outlives the forward pass is kept for
 //! the backward pass, what that leaves is gradients, what a step leaves beside the parameter is the
 //! optimizer's state. Nothing is guessed from sizes or names.
 //!
