@@ -1,5 +1,6 @@
 //! What happens in the process of a run.
 
+use crate::results::Settings;
 use crate::shape::Shape;
 use crate::stepper::{self, Stepper};
 use crate::timeline::{self, Plan};
@@ -67,14 +68,9 @@ pub struct Spec {
     pub measure: Purpose,
     /// Images or sequences in a step.
     pub batch_size: usize,
-    /// Steps that are not measured.
-    pub warm_up: usize,
-    /// Steps that are.
-    pub steps: usize,
-    /// Learning rate.
-    pub learning_rate: f64,
-    /// Seed of weights and batches.
-    pub seed: u64,
+    /// What all runs of a suite have in common.
+    #[serde(flatten)]
+    pub settings: Settings,
 }
 
 /// What a process measured, in Rust or in Python.
@@ -139,7 +135,11 @@ pub fn run<W: Workload>(spec: &Spec, work: &W) -> Result<Measured> {
         spec,
         work,
         // Made here, before anybody counts.
-        batches: work.batches(spec.batch_size, spec.warm_up + spec.steps, spec.seed),
+        batches: work.batches(
+            spec.batch_size,
+            spec.settings.warm_up + spec.settings.steps,
+            spec.settings.seed,
+        ),
     };
     match spec.measure {
         Purpose::Memory => counted(&engine, job),
@@ -243,7 +243,7 @@ impl<W: Workload> Measure<'_, W> {
         if let Some(memory) = &memory {
             memory.reset_peak();
         }
-        B::seed(&device, spec.seed);
+        B::seed(&device, spec.settings.seed);
         let mut model = self.work.init::<B>(&device);
         // Parameters are drawn when first looked at: look now, in the order of the model.
         let parameters = model.num_params() as u64;
@@ -253,7 +253,7 @@ impl<W: Workload> Measure<'_, W> {
             number += 1;
             number - 1
         };
-        for _ in 0..spec.warm_up {
+        for _ in 0..spec.settings.warm_up {
             (model, _) = self.step(model, optimizer.as_mut(), next(), &device, &mut ())?;
         }
         let warm_up_peak = memory.as_ref().map(|memory| memory.peak().in_use);
@@ -261,9 +261,9 @@ impl<W: Workload> Measure<'_, W> {
             memory.reset_peak();
         }
         let mut taken = Taken::default();
-        let mut step_seconds = Vec::with_capacity(spec.steps);
+        let mut step_seconds = Vec::with_capacity(spec.settings.steps);
         let mut recording = None;
-        for left in (1..=spec.steps).rev() {
+        for left in (1..=spec.settings.steps).rev() {
             if let (Purpose::Timeline(plan), timeline::STEPS) = (&spec.measure, left) {
                 recording = Some(plan.start(memory.clone())?);
             }
@@ -329,14 +329,14 @@ impl<W: Workload> Measure<'_, W> {
         device: &Device<B>,
         watch: &mut dyn Watch,
     ) -> Result<(W::Model<B>, Taken)> {
-        let rate = self.spec.learning_rate;
+        let rate = self.spec.settings.learning_rate;
         watch.ends(Stage::Before);
 
         let start = Instant::now();
         model = optimizer.arm(rate, model)?;
         let (loss, value) = forward(&model, || {
-            let (inputs, labels) = self.batches[number % self.batches.len()].clone();
-            let loss = W::loss(&model, inputs, labels, device);
+            let batch = self.batches[number % self.batches.len()].clone();
+            let loss = W::loss(&model, batch, device);
             let value = loss.clone().into_scalar().elem::<f64>();
             (loss, value)
         });

@@ -4,6 +4,7 @@
 
 use crate::measure::{Measured, Purpose};
 use crate::process;
+use crate::results::Settings;
 use crate::shape::Shape;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -53,14 +54,9 @@ pub struct TorchSpec {
     pub measure: Purpose,
     /// Images or sequences in a step.
     pub batch_size: usize,
-    /// Steps that are not measured.
-    pub warm_up: usize,
-    /// Steps that are.
-    pub steps: usize,
-    /// Learning rate.
-    pub learning_rate: f64,
-    /// Seed of weights and batches.
-    pub seed: u64,
+    /// What all runs of a suite have in common.
+    #[serde(flatten)]
+    pub settings: Settings,
 }
 
 /// What a Python has.

@@ -8,7 +8,7 @@ use crate::stats::median;
 use crate::timeline::Timeline;
 use crate::vocabulary::Vocabulary;
 use clap::ValueEnum;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use vit::config::{BackendKind, Checkpointing};
 
 /// The version of the JSON file: it grows when a field changes its meaning or goes.
@@ -38,7 +38,7 @@ pub struct Results {
 }
 
 /// What all runs have in common.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Settings {
     /// Steps that are not measured.
     pub warm_up: usize,

@@ -448,13 +448,7 @@ impl Suite<'_> {
         measure: Purpose,
         limit: Duration,
     ) -> Result<Option<Measured>> {
-        let Settings {
-            warm_up,
-            steps,
-            learning_rate,
-            seed,
-            ..
-        } = self.request.settings;
+        let settings = self.request.settings;
         let model: Shape = case.model.clone();
         let batch_size = case.batch_size;
         match subject {
@@ -472,10 +466,7 @@ impl Suite<'_> {
                     checkpointing: *checkpointing,
                     measure,
                     batch_size,
-                    warm_up,
-                    steps,
-                    learning_rate,
-                    seed,
+                    settings,
                 };
                 let program = env::current_exe().context("cannot find this program")?;
                 let mut command = Command::new(program);
@@ -496,10 +487,7 @@ impl Suite<'_> {
                     mode: *mode,
                     measure,
                     batch_size,
-                    warm_up,
-                    steps,
-                    learning_rate,
-                    seed,
+                    settings,
                 };
                 pytorch.measure(&spec, limit)
             }

@@ -3,7 +3,7 @@
 use crate::measure::{Measured, Mode};
 use crate::results::{Case, Subject, value_name};
 use anyhow::{Context, Result};
-use burn_memory_timeline::{MemoryCounter, Recorder, Recording, Sampling};
+use burn_memory_timeline::{Recorder, Recording};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use vit::config::Checkpointing;
@@ -37,15 +37,9 @@ impl Plan {
     /// Begins to record with the next step.
     pub fn start(&self, memory: Option<Memory>) -> Result<Recording> {
         let counter = HighWater::start(memory.context("nobody counts the memory")?);
-        // On a GPU every answer waits for the device.
-        let sampling = if counter.counts_heap() {
-            Sampling::EveryEvent
-        } else {
-            Sampling::EveryPhase
-        };
         let recorder = Recorder::new(&self.title)
             .with_steps(0..STEPS)
-            .with_counter(counter, sampling)
+            .with_counter(counter)
             .with_file(&self.file);
         Ok(recorder.start()?)
     }

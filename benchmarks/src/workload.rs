@@ -26,13 +26,23 @@ pub trait Workload {
     /// A random batch.
     fn batch(&self, size: usize, rng: &mut SplitMix64) -> HostBatch;
 
+    /// The scores of every class, `[batch, class]`, or of every token, `[batch * time, token]`.
+    fn scores<B: AutodiffBackend>(
+        model: &Self::Model<B>,
+        inputs: TensorData,
+        device: &Device<B>,
+    ) -> Tensor<B, 2>;
+
     /// The loss of a batch.
     fn loss<B: AutodiffBackend>(
         model: &Self::Model<B>,
-        inputs: TensorData,
-        labels: TensorData,
+        (inputs, labels): HostBatch,
         device: &Device<B>,
-    ) -> Tensor<B, 1>;
+    ) -> Tensor<B, 1> {
+        let scores = Self::scores(model, inputs, device);
+        let loss = CrossEntropyLossConfig::new().init(device);
+        loss.forward(scores, Tensor::from_data(labels, device))
+    }
 
     /// All batches of a run.
     fn batches(&self, size: usize, steps: usize, seed: u64) -> Vec<HostBatch> {
@@ -59,15 +69,12 @@ impl Workload for VitConfig {
         )
     }
 
-    fn loss<B: AutodiffBackend>(
+    fn scores<B: AutodiffBackend>(
         model: &Vit<B>,
         inputs: TensorData,
-        labels: TensorData,
         device: &Device<B>,
-    ) -> Tensor<B, 1> {
-        let scores = model.forward(Tensor::from_data(inputs, device));
-        let loss = CrossEntropyLossConfig::new().init(device);
-        loss.forward(scores, Tensor::from_data(labels, device))
+    ) -> Tensor<B, 2> {
+        model.forward(Tensor::from_data(inputs, device))
     }
 }
 
@@ -101,14 +108,11 @@ impl Workload for GptConfig {
         )
     }
 
-    fn loss<B: AutodiffBackend>(
+    fn scores<B: AutodiffBackend>(
         model: &Gpt<B>,
         inputs: TensorData,
-        labels: TensorData,
         device: &Device<B>,
-    ) -> Tensor<B, 1> {
-        let scores = model.forward(Tensor::from_data(inputs, device));
-        let loss = CrossEntropyLossConfig::new().init(device);
-        loss.forward(scores, Tensor::from_data(labels, device))
+    ) -> Tensor<B, 2> {
+        model.forward(Tensor::from_data(inputs, device))
     }
 }

@@ -24,6 +24,7 @@
 //! |---|---|
 //! | `FloatTensor`, `IntTensor`, `BoolTensor`, `QuantizedTensor` | that of `Self` |
 //! | `TensorPrimitive` | `TensorPrimitive<Self>` |
+//! | `MaxPool2dWithIndices` and other structs of tensors | that of `Self` |
 //! | `[Option FloatTensor]`, `[Vec FloatTensor]` | an option, a list of them |
 //! | `[FloatTensor, IntTensor]` | a pair |
 //! | `Device` | `&Device<Self>` |

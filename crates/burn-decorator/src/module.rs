@@ -1,7 +1,6 @@
 /// The methods of `ModuleOps`: the operations of neural network modules.
 ///
-/// Not among them, for their types: `has_ctc_loss_backward` and what returns a struct of tensors:
-/// `deform_conv2d_backward`, and `max_pool1d` and `max_pool2d` with indices and their backward.
+/// Not among them, for its type: `has_ctc_loss_backward`.
 #[macro_export]
 macro_rules! module_ops {
     ($forward:ident) => {
@@ -49,6 +48,11 @@ macro_rules! module_ops {
                 mask: [Option FloatTensor], bias: [Option FloatTensor],
                 options: (DeformConvOptions<2>)
             ) -> FloatTensor;
+            deform_conv2d_backward(
+                x: FloatTensor, offset: FloatTensor, weight: FloatTensor,
+                mask: [Option FloatTensor], bias: [Option FloatTensor], output_grad: FloatTensor,
+                options: (DeformConvOptions<2>)
+            ) -> DeformConv2dBackward;
             conv3d(
                 x: FloatTensor, weight: FloatTensor, bias: [Option FloatTensor],
                 options: (ConvOptions<3>)
@@ -133,10 +137,27 @@ macro_rules! module_ops {
                 x: FloatTensor, kernel_size: usize, stride: usize, padding: usize, dilation: usize,
                 ceil_mode: bool
             ) -> FloatTensor;
+            max_pool1d_with_indices(
+                x: FloatTensor, kernel_size: usize, stride: usize, padding: usize, dilation: usize,
+                ceil_mode: bool
+            ) -> MaxPool1dWithIndices;
+            max_pool1d_with_indices_backward(
+                x: FloatTensor, kernel_size: usize, stride: usize, padding: usize, dilation: usize,
+                ceil_mode: bool, output_grad: FloatTensor, indices: IntTensor
+            ) -> MaxPool1dBackward;
             max_pool2d(
                 x: FloatTensor, kernel_size: ([usize; 2]), stride: ([usize; 2]),
                 padding: ([usize; 2]), dilation: ([usize; 2]), ceil_mode: bool
             ) -> FloatTensor;
+            max_pool2d_with_indices(
+                x: FloatTensor, kernel_size: ([usize; 2]), stride: ([usize; 2]),
+                padding: ([usize; 2]), dilation: ([usize; 2]), ceil_mode: bool
+            ) -> MaxPool2dWithIndices;
+            max_pool2d_with_indices_backward(
+                x: FloatTensor, kernel_size: ([usize; 2]), stride: ([usize; 2]),
+                padding: ([usize; 2]), dilation: ([usize; 2]), ceil_mode: bool,
+                output_grad: FloatTensor, indices: IntTensor
+            ) -> MaxPool2dBackward;
             interpolate(
                 x: FloatTensor, output_size: ([usize; 2]), options: InterpolateOptions
             ) -> FloatTensor;

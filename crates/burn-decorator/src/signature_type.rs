@@ -9,6 +9,11 @@ macro_rules! signature_type {
     (BoolTensor) => { BoolTensor<Self> };
     (QuantizedTensor) => { QuantizedTensor<Self> };
     (TensorPrimitive) => { TensorPrimitive<Self> };
+    (DeformConv2dBackward) => { DeformConv2dBackward<Self> };
+    (MaxPool1dWithIndices) => { MaxPool1dWithIndices<Self> };
+    (MaxPool1dBackward) => { MaxPool1dBackward<Self> };
+    (MaxPool2dWithIndices) => { MaxPool2dWithIndices<Self> };
+    (MaxPool2dBackward) => { MaxPool2dBackward<Self> };
     (Device) => { &Device<Self> };
     ([Option $of:tt]) => { Option<$crate::signature_type!($of)> };
     ([Vec $of:tt]) => { Vec<$crate::signature_type!($of)> };

@@ -35,7 +35,7 @@ use burn_gradient_release_train::resume::{AtomicFileRecorder, ResumedDataLoader}
 use burn_gradient_release_train::{
     BlockingCheckpointingStrategy, GradientReleaseStrategy, StepMonitor,
 };
-use burn_memory_timeline::{MemoryCounter, Recorder, Recording, Sampling};
+use burn_memory_timeline::{Recorder, Recording};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
@@ -215,13 +215,8 @@ impl Train<'_> {
             return Ok(None);
         };
         let TrainConfig { preset, engine, .. } = self.config;
-        let sampling = if memory.counts_heap() {
-            Sampling::EveryEvent
-        } else {
-            Sampling::EveryPhase
-        };
         let recorder = Recorder::new(format!("vit {preset}, {}", engine.mode))
-            .with_counter(memory.clone(), sampling)
+            .with_counter(memory.clone())
             .with_file(file);
         Ok(Some(recorder.start().context("no memory timeline")?))
     }

@@ -9,6 +9,7 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, Optimizer, SgdConfig, SimpleOptimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn_gradient_release::WithGradientRelease;
+use burn_memory_timeline::analysis::Totals;
 use burn_memory_timeline::snapshot::{Category, Holder, PhaseKind};
 use burn_memory_timeline::{RecordSteps, Recorded, Recorder, Snapshot};
 
@@ -56,11 +57,7 @@ fn all(snapshot: &Snapshot) -> u64 {
 
 /// The most that a category ever held.
 fn most(snapshot: &Snapshot, category: Category) -> u64 {
-    let ticks = 0..snapshot.times.len();
-    ticks
-        .map(|tick| bytes(snapshot, category, tick))
-        .max()
-        .unwrap_or(0)
+    Totals::of(snapshot).most(snapshot, category).bytes
 }
 
 fn of(snapshot: &Snapshot, category: Category) -> Vec<&Holder> {

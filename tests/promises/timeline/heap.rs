@@ -2,10 +2,11 @@
 
 use burn::backend::Flex;
 use burn::optim::AdamConfig;
+use burn_memory_timeline::analysis::Totals;
 use burn_memory_timeline::snapshot::Sample;
-use burn_memory_timeline::{MemoryCounter, RecordSteps, Recorder, Sampling};
+use burn_memory_timeline::{MemoryCounter, RecordSteps, Recorder};
 
-use super::{P, Place, holds, known, train};
+use super::{P, Place, holds, train};
 use crate::ALLOCATIONS;
 use crate::harness::memory::alone;
 use crate::harness::models::{Mlp, Size, Tied, Transformer, Views};
@@ -85,13 +86,14 @@ fn the_recorder_leaves_itself_out() {
         train(1);
         let recording = Recorder::new("long")
             .with_steps(0..STEPS as usize)
-            .with_counter(OnTheHeap::counter(), Sampling::EveryEvent)
+            .with_counter(OnTheHeap::counter())
             .start()
             .expect("no other recording is under way");
         train(STEPS);
         let snapshot = recording.finish().expect("all steps were recorded");
 
-        let known = known(&snapshot);
+        let totals = Totals::of(&snapshot);
+        let known = totals.known();
         let rest = |sample: &Sample| sample.in_use.abs_diff(known[sample.tick]);
         let most = snapshot.samples.iter().map(rest).max();
         let most = most.expect("there are samples");

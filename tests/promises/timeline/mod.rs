@@ -11,6 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_gradient_release::WithGradientRelease;
+use burn_memory_timeline::analysis::Totals;
 use burn_memory_timeline::snapshot::{Category, Holder, Parameter, Phase, PhaseKind};
 use burn_memory_timeline::{
     MemoryCounter, RecordSteps, RecordableBackend, Recorded, Recorder, Sampling, Snapshot,
@@ -86,7 +87,8 @@ where
     O: Optimizer<S::Model<B>, B>,
 {
     let recording = Recorder::new("a promise")
-        .with_counter(counter, Sampling::EveryEvent)
+        .with_counter(counter)
+        .with_sampling(Sampling::EveryEvent)
         .start()
         .expect("no other recording is under way");
     let weights = train::<S, B, O>(Size::Large, start, &mut make(), arm, STEPS);
@@ -165,7 +167,8 @@ fn adds_up(snapshot: &Snapshot) -> f64 {
         samples.len(),
         times.len()
     );
-    let known = known(snapshot);
+    let totals = Totals::of(snapshot);
+    let known = totals.known();
     let mut worst = 0.0;
     for sample in samples {
         let off = sample.in_use.abs_diff(known[sample.tick]);
@@ -179,24 +182,6 @@ fn adds_up(snapshot: &Snapshot) -> f64 {
         worst = f64::max(worst, off as f64 / sample.in_use as f64);
     }
     worst
-}
-
-/// Bytes of all holders after each tick.
-fn known(snapshot: &Snapshot) -> Vec<u64> {
-    let mut change = vec![0i64; snapshot.times.len() + 1];
-    for holder in &snapshot.holders {
-        change[holder.from] += holder.bytes as i64;
-        change[holder.until] -= holder.bytes as i64;
-    }
-    let mut sum = 0;
-    let ticks = &change[..snapshot.times.len()];
-    ticks
-        .iter()
-        .map(|change| {
-            sum += change;
-            sum as u64
-        })
-        .collect()
 }
 
 fn held(snapshot: &Snapshot, category: Category, tick: usize) -> impl Iterator<Item = &Holder> {

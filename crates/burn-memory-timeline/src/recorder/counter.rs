@@ -18,11 +18,10 @@ pub trait MemoryCounter: Send {
 }
 
 /// How often a [`MemoryCounter`] is asked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sampling {
     /// After every operation and whenever memory is let go of. For a counter that answers at once:
     /// on a GPU every answer waits for the device.
-    #[default]
     EveryEvent,
     /// Where a phase begins or ends: forward, backward, the step of each parameter.
     EveryPhase,

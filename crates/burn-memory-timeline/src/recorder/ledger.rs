@@ -48,8 +48,8 @@ struct Block {
     operation: usize,
     /// The parameter that was last met on the way to what lies here.
     near: Option<usize>,
-    /// What the training did when it was made; `None` is nothing of a step.
-    made_in: Option<PhaseKind>,
+    /// Whether it was made in a step of the training.
+    is_of_a_step: bool,
     from: usize,
     until: Option<usize>,
     /// How many tensors lie here. Copies of a tensor count as one, views as another.
@@ -107,7 +107,6 @@ pub(super) struct Ledger {
     /// The optimizer's call after the last backward pass: an index into `phases`.
     optimizer: Option<usize>,
     step: Option<Step>,
-    steps: usize,
     steps_of_strangers: usize,
     iterations: usize,
     samples: Vec<Sample>,
@@ -129,7 +128,6 @@ impl Ledger {
             pass: None,
             optimizer: None,
             step: None,
-            steps: 0,
             steps_of_strangers: 0,
             iterations: 0,
             samples: Vec::new(),
@@ -173,7 +171,7 @@ impl Ledger {
             storage,
             operation,
             near: None,
-            made_in: None,
+            is_of_a_step: false,
             from: 0,
             until: None,
             tensors: 1,
@@ -220,7 +218,7 @@ impl Ledger {
             storage,
             operation: self.operation(operation),
             near: self.near(operands),
-            made_in: self.made_in(),
+            is_of_a_step: self.pass.is_some() || self.step.is_some(),
             from: tick,
             until: None,
             tensors: 1,
@@ -252,12 +250,6 @@ impl Ledger {
         operands()
             .find_map(parameter)
             .or_else(|| operands().find_map(|block| block.near))
-    }
-
-    fn made_in(&self) -> Option<PhaseKind> {
-        let pass = self.pass.map(|(phase, _)| phase);
-        let step = self.step.map(|step| step.phase);
-        step.or(pass).map(|phase| self.phases[phase].kind)
     }
 
     /// A tensor is gone.
@@ -357,7 +349,6 @@ impl Ledger {
                 return;
             }
         };
-        self.steps += 1;
         let tick = self.tick();
         if self.pass.is_none() && self.optimizer.is_none() {
             self.optimizer = Some(self.enter_phase(PhaseKind::Optimizer, tick));
@@ -377,7 +368,7 @@ impl Ledger {
         let Some(step) = self.step.take() else { return };
         self.assign(parameter, Category::Parameters, Some(step.parameter));
         let left = (step.blocks_before..self.blocks.len()).chain([step.gradient]);
-        for block in left.collect::<Vec<_>>() {
+        for block in left {
             let it = &self.blocks[block];
             if block != parameter && block != step.old && it.lives() {
                 self.assign(block, Category::OptimizerState, Some(step.parameter));
@@ -459,9 +450,9 @@ impl Ledger {
             let unsaid = [(
                 block.from,
                 Purpose {
-                    category: match block.made_in {
-                        Some(_) => Category::Temporaries,
-                        None => Category::Other,
+                    category: match block.is_of_a_step {
+                        true => Category::Temporaries,
+                        false => Category::Other,
                     },
                     parameter: None,
                 },
@@ -503,7 +494,8 @@ impl Ledger {
 
     fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        if self.steps == 0 {
+        let is_step = |phase: &Phase| matches!(phase.kind, PhaseKind::Step(_));
+        if !self.phases.iter().any(is_step) {
             warnings.push(
                 "no optimizer step was seen, so that gradients and the optimizer's state are not \
                  told from the rest: make the optimizer with `.recorded()`"

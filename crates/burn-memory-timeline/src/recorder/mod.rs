@@ -40,6 +40,7 @@ impl Recorder {
                 title: title.into(),
                 steps: 2..4,
                 counter: None,
+                sampling: None,
                 file: None,
             },
         }
@@ -52,16 +53,19 @@ impl Recorder {
         self
     }
 
-    /// Asks the allocator or the device how much is in use, as often as `sampling` says.
+    /// Asks the allocator or the device how much is in use: where it counts the heap, after every
+    /// event, else where phases begin and end.
     ///
     /// Without it what operations take for themselves is not seen, and nothing says that the bytes
     /// add up.
-    pub fn with_counter(
-        mut self,
-        counter: impl MemoryCounter + 'static,
-        sampling: Sampling,
-    ) -> Self {
-        self.plan.counter = Some((Box::new(counter), sampling));
+    pub fn with_counter(mut self, counter: impl MemoryCounter + 'static) -> Self {
+        self.plan.counter = Some(Box::new(counter));
+        self
+    }
+
+    /// Asks the counter as often as this, whatever it counts.
+    pub fn with_sampling(mut self, sampling: Sampling) -> Self {
+        self.plan.sampling = Some(sampling);
         self
     }
 

@@ -39,7 +39,9 @@ pub(super) struct Plan {
     pub(super) title: String,
     /// Which steps: forward passes, counted from 0.
     pub(super) steps: Range<usize>,
-    pub(super) counter: Option<(Box<dyn MemoryCounter>, Sampling)>,
+    pub(super) counter: Option<Box<dyn MemoryCounter>>,
+    /// How often the counter is asked; without it, as its kind suggests.
+    pub(super) sampling: Option<Sampling>,
     pub(super) file: Option<PathBuf>,
 }
 
@@ -82,21 +84,57 @@ impl Session {
             Err(RecordError::NotRecorded)
         });
     }
+}
 
-    fn sample(&mut self, operation: Option<&'static str>, is_mark: bool) {
-        if let (Some(ledger), Some((counter, sampling))) =
-            (&mut self.ledger, &mut self.plan.counter)
-            && (is_mark || *sampling == Sampling::EveryEvent)
-        {
-            let own = if counter.counts_heap() {
-                ledger.own_bytes()
-            } else {
-                0
-            };
-            let peak = counter.take_peak().saturating_sub(own);
-            let in_use = counter.in_use().saturating_sub(own);
-            ledger.sample(in_use, peak.max(in_use), operation);
+/// A session that records.
+struct Open<'a> {
+    number: u32,
+    ledger: &'a mut Ledger,
+    plan: &'a mut Plan,
+}
+
+impl Open<'_> {
+    /// The block of a tensor that is in this recording.
+    fn block_of(&self, held: &Held) -> Option<BlockId> {
+        held.entry().and_then(|entry| self.block(entry))
+    }
+
+    fn block(&self, entry: Entry) -> Option<BlockId> {
+        (entry.recording == self.number).then_some(entry.block)
+    }
+
+    /// Begins or ends something, which is always worth a sample.
+    fn mark(&mut self, work: impl FnOnce(&mut Ledger)) {
+        work(self.ledger);
+        self.sample(None);
+    }
+
+    /// After an operation, or when memory was let go of.
+    fn sample_event(&mut self, operation: Option<&'static str>) {
+        let Some(counter) = &self.plan.counter else {
+            return;
+        };
+        // The heap answers at once; a device is waited for.
+        let usual = match counter.counts_heap() {
+            true => Sampling::EveryEvent,
+            false => Sampling::EveryPhase,
+        };
+        if self.plan.sampling.unwrap_or(usual) == Sampling::EveryEvent {
+            self.sample(operation);
         }
+    }
+
+    fn sample(&mut self, operation: Option<&'static str>) {
+        let Some(counter) = &mut self.plan.counter else {
+            return;
+        };
+        let own = match counter.counts_heap() {
+            true => self.ledger.own_bytes(),
+            false => 0,
+        };
+        let peak = counter.take_peak().saturating_sub(own);
+        let in_use = counter.in_use().saturating_sub(own);
+        self.ledger.sample(in_use, peak.max(in_use), operation);
     }
 }
 
@@ -104,22 +142,20 @@ fn session() -> MutexGuard<'static, Option<Session>> {
     SESSION.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does something with the open ledger.
-fn with_ledger<T>(work: impl FnOnce(&mut Ledger, u32) -> T) -> Option<T> {
+/// Does something with the session, if it records.
+fn with_open<T>(work: impl FnOnce(Open<'_>) -> T) -> Option<T> {
     let mut session = session();
-    let session = session.as_mut()?;
-    Some(work(session.ledger.as_mut()?, session.number))
-}
-
-/// As [`with_ledger`], followed by a sample.
-fn mark(work: impl FnOnce(&mut Ledger)) {
-    let mut session = session();
-    if let Some(session) = session.as_mut()
-        && let Some(ledger) = &mut session.ledger
-    {
-        work(ledger);
-        session.sample(None, true);
-    }
+    let Session {
+        number,
+        ledger,
+        plan,
+        ..
+    } = session.as_mut()?;
+    Some(work(Open {
+        number: *number,
+        ledger: ledger.as_mut()?,
+        plan,
+    }))
 }
 
 pub(super) fn open(plan: Plan) -> Result<(), RecordError> {
@@ -179,7 +215,7 @@ pub(super) fn count_forward(backend: impl FnOnce() -> String) -> bool {
     }
     session.backend = backend();
     session.ledger = Some(Ledger::new());
-    if let Some((counter, _)) = &mut session.plan.counter {
+    if let Some(counter) = &mut session.plan.counter {
         // The peak of before is not of the recording.
         counter.take_peak();
     }
@@ -189,28 +225,26 @@ pub(super) fn count_forward(backend: impl FnOnce() -> String) -> bool {
 
 /// Enters the parameters of the model.
 pub(super) fn enter(found: &[Found]) {
-    with_ledger(|ledger, number| {
+    with_open(|open| {
         for Found { parameter, held } in found {
-            if let Some(block) = block_of(held, number) {
-                ledger.parameter(parameter.clone(), block);
+            if let Some(block) = open.block_of(held) {
+                open.ledger.parameter(parameter.clone(), block);
             }
         }
     });
 }
 
-fn block_of(held: &Held, number: u32) -> Option<BlockId> {
-    let entry = held.entry()?;
-    (entry.recording == number).then_some(entry.block)
-}
-
 /// Has the recording know a tensor that was there before it.
 pub(super) fn know<P: HasStorage>(held: &Held, tensor: &P) {
-    with_ledger(|ledger, number| {
+    with_open(|open| {
+        if open.block_of(held).is_some() {
+            return;
+        }
         let storage = tensor.storage();
-        if block_of(held, number).is_none() && storage.bytes > 0 {
+        if storage.bytes > 0 {
             held.enter(Entry {
-                recording: number,
-                block: ledger.adopt(storage),
+                recording: open.number,
+                block: open.ledger.adopt(storage),
             });
         }
     });
@@ -223,19 +257,19 @@ pub(super) fn made<P: HasStorage>(
     operands: &[Arc<Held>],
 ) -> Held {
     let storage = tensor.storage();
-    let entry = with_ledger(|ledger, number| {
+    let entry = with_open(|open| {
         let operands: Vec<Operand> = operands
             .iter()
             .filter_map(|held| {
                 Some(Operand {
-                    block: block_of(held, number)?,
+                    block: open.block_of(held)?,
                     is_consumed: Arc::strong_count(held) == 1,
                 })
             })
             .collect();
         (storage.bytes > 0).then(|| Entry {
-            recording: number,
-            block: ledger.made(operation, storage, &operands),
+            recording: open.number,
+            block: open.ledger.made(operation, storage, &operands),
         })
     });
     entry.flatten().map_or_else(Held::unknown, Held::of)
@@ -243,17 +277,14 @@ pub(super) fn made<P: HasStorage>(
 
 /// An operation is done, and these of its operands are gone with it.
 pub(super) fn done(operation: &'static str, gone: &[Entry]) {
-    let mut session = session();
-    if let Some(session) = session.as_mut()
-        && let Some(ledger) = &mut session.ledger
-    {
+    with_open(|mut open| {
         for entry in gone {
-            if entry.recording == session.number {
-                ledger.let_go(entry.block);
+            if let Some(block) = open.block(*entry) {
+                open.ledger.let_go(block);
             }
         }
-        session.sample(Some(operation), false);
-    }
+        open.sample_event(Some(operation));
+    });
 }
 
 /// A tensor is gone.
@@ -261,38 +292,36 @@ pub(super) fn let_go(entry: Entry) {
     if !is_on() {
         return;
     }
-    let mut session = session();
-    if let Some(session) = session.as_mut()
-        && let Some(ledger) = &mut session.ledger
-        && entry.recording == session.number
-    {
-        ledger.let_go(entry.block);
-        session.sample(None, false);
-    }
+    with_open(|mut open| {
+        if let Some(block) = open.block(entry) {
+            open.ledger.let_go(block);
+            open.sample_event(None);
+        }
+    });
 }
 
 pub(super) fn begin_pass(kind: PhaseKind) {
-    mark(|ledger| ledger.begin_pass(kind));
+    with_open(|mut open| open.mark(|ledger| ledger.begin_pass(kind)));
 }
 
 pub(super) fn end_pass() {
-    mark(Ledger::end_pass);
+    with_open(|mut open| open.mark(Ledger::end_pass));
 }
 
 pub(super) fn begin_step(parameter: &Held, gradient: &Held) {
-    let number = session().as_ref().map(|session| session.number);
-    let Some(number) = number else { return };
-    if let (Some(parameter), Some(gradient)) =
-        (block_of(parameter, number), block_of(gradient, number))
-    {
-        mark(|ledger| ledger.begin_step(parameter, gradient));
-    }
+    with_open(|mut open| {
+        if let (Some(parameter), Some(gradient)) =
+            (open.block_of(parameter), open.block_of(gradient))
+        {
+            open.mark(|ledger| ledger.begin_step(parameter, gradient));
+        }
+    });
 }
 
 pub(super) fn end_step(parameter: &Held) {
-    let number = session().as_ref().map(|session| session.number);
-    let Some(number) = number else { return };
-    if let Some(parameter) = block_of(parameter, number) {
-        mark(|ledger| ledger.end_step(parameter));
-    }
+    with_open(|mut open| {
+        if let Some(parameter) = open.block_of(parameter) {
+            open.mark(|ledger| ledger.end_step(parameter));
+        }
+    });
 }

@@ -69,7 +69,8 @@ fn plain_and_release_have_their_shapes() {
     assert!(release_peak.bytes < plain_peak.bytes - parameters / 2);
 
     for snapshot in [&plain, &release] {
-        let known = Totals::of(snapshot).known().to_vec();
+        let totals = Totals::of(snapshot);
+        let known = totals.known();
         assert!(snapshot.samples.len() * 2 > known.len());
         for sample in &snapshot.samples {
             let off = sample.in_use.abs_diff(known[sample.tick]);

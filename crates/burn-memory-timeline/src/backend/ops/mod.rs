@@ -78,6 +78,32 @@ macro_rules! raise {
             TensorPrimitive::QFloat(tensor) => TensorPrimitive::QFloat(tensor),
         }
     };
+    ($operation:ident, DeformConv2dBackward, $grads:expr) => {{
+        let grads = $grads;
+        DeformConv2dBackward::new(
+            $operation.raise(grads.x_grad),
+            $operation.raise(grads.offset_grad),
+            $operation.raise(grads.weight_grad),
+            grads.mask_grad.map(|grad| $operation.raise(grad)),
+            grads.bias_grad.map(|grad| $operation.raise(grad)),
+        )
+    }};
+    ($operation:ident, MaxPool1dWithIndices, $pooled:expr) => {{
+        let pooled = $pooled;
+        let output = $operation.raise(pooled.output);
+        MaxPool1dWithIndices::new(output, $operation.raise(pooled.indices))
+    }};
+    ($operation:ident, MaxPool1dBackward, $grads:expr) => {
+        MaxPool1dBackward::new($operation.raise($grads.x_grad))
+    };
+    ($operation:ident, MaxPool2dWithIndices, $pooled:expr) => {{
+        let pooled = $pooled;
+        let output = $operation.raise(pooled.output);
+        MaxPool2dWithIndices::new(output, $operation.raise(pooled.indices))
+    }};
+    ($operation:ident, MaxPool2dBackward, $grads:expr) => {
+        MaxPool2dBackward::new($operation.raise($grads.x_grad))
+    };
     ($operation:ident, [$first:tt, $second:tt], $pair:expr) => {{
         let (first, second) = $pair;
         (

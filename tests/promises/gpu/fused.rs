@@ -1,8 +1,6 @@
 //! As Burn has it by default: operations are queued, and several make one kernel.
 
-use burn::backend::Wgpu as Inner;
-
-type Metered = burn_device_memory::MeteredWgpu;
+use super::{Fused as Inner, MeteredFused as Metered};
 
 /// The step of a parameter may share a kernel with other neighbours than in plain mode, and a tuned sum
 /// may be fused in one mode and not in the other: last bits are not the backend's to keep. 6e-8 was

@@ -1,11 +1,6 @@
 //! Every operation is its own kernel.
 
-use burn_cubecl::CubeBackend;
-use cubecl::cuda::CudaRuntime;
-
-type Inner = CubeBackend<CudaRuntime, f32, i32, u8>;
-
-type Metered = burn_device_memory::MeteredCudaUnfused;
+use super::{MeteredUnfused as Metered, Unfused as Inner};
 
 /// The same kernels on the same numbers in the same order.
 const TOLERANCE: f32 = 0.0;
