@@ -14,63 +14,60 @@ use crate::harness::models::*;
 use crate::harness::turn;
 
 /// Two optimizers, one of which clips.
-fn same<S: Scenario, C: CheckpointStrategy>(late: usize) {
+fn same<S: Scenario, C: CheckpointStrategy>() {
     turn::take::<Inner>();
     let decay = || Some(WeightDecayConfig::new(0.01));
     let adam = AdamConfig::new().with_weight_decay(decay());
-    near_numbers::<S, _, Inner, C>(&adam, late, TOLERANCE);
+    near_numbers::<S, _, Inner, C>(&adam, TOLERANCE);
     let momentum = MomentumConfig::new().with_nesterov(true);
     let sgd = SgdConfig::new()
         .with_momentum(Some(momentum))
         .with_weight_decay(decay())
         .with_gradient_clipping(Some(GradientClippingConfig::Norm(0.01)));
-    near_numbers::<S, _, Inner, C>(&sgd, late, TOLERANCE);
+    near_numbers::<S, _, Inner, C>(&sgd, TOLERANCE);
 }
 
 #[test]
 fn mlp() {
-    same::<Mlp, NoCheckpointing>(0);
+    same::<Mlp, NoCheckpointing>();
 }
 
 #[test]
 fn mlp_recomputing() {
-    same::<Mlp, BalancedCheckpointing>(0);
+    same::<Mlp, BalancedCheckpointing>();
 }
 
 #[test]
 fn cnn() {
-    same::<Cnn, NoCheckpointing>(0);
+    same::<Cnn, NoCheckpointing>();
 }
 
 #[test]
 fn transformer() {
-    same::<Transformer, NoCheckpointing>(0);
+    same::<Transformer, NoCheckpointing>();
 }
 
 #[test]
 fn transformer_recomputing() {
-    same::<Transformer, BalancedCheckpointing>(0);
+    same::<Transformer, BalancedCheckpointing>();
 }
 
-/// Late: the table, as embedding at the very bottom.
 #[test]
 fn tied() {
-    same::<Tied, NoCheckpointing>(1);
+    same::<Tied, NoCheckpointing>();
 }
 
 #[test]
 fn views() {
-    same::<Views, NoCheckpointing>(0);
+    same::<Views, NoCheckpointing>();
 }
 
-/// Late: weights and biases of the four gates for the input, at every time step.
 #[test]
 fn lstm() {
-    same::<Recurrent, NoCheckpointing>(8);
+    same::<Recurrent, NoCheckpointing>();
 }
 
-/// Late: the first direction, whose norm needs it twice.
 #[test]
 fn weight_norm() {
-    same::<WeightNorm, NoCheckpointing>(1);
+    same::<WeightNorm, NoCheckpointing>();
 }

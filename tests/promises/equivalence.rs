@@ -17,20 +17,19 @@ use crate::harness::{Plain, Recipe, Release};
 
 const STEPS: u64 = 20;
 
-/// Equal to the last bit. `late`: parameters that cannot be released in time, see
-/// [`assert_run_released`].
-fn same_numbers<S, R, B, C>(recipe: &R, late: usize)
+/// Equal to the last bit.
+fn same_numbers<S, R, B, C>(recipe: &R)
 where
     S: Scenario,
     R: Recipe,
     B: Backend,
     C: CheckpointStrategy,
 {
-    near_numbers::<S, R, B, C>(recipe, late, 0.0);
+    near_numbers::<S, R, B, C>(recipe, 0.0);
 }
 
 /// After every step no further apart than `tolerance`.
-pub(crate) fn near_numbers<S, R, B, C>(recipe: &R, late: usize, tolerance: f32)
+pub(crate) fn near_numbers<S, R, B, C>(recipe: &R, tolerance: f32)
 where
     S: Scenario,
     R: Recipe,
@@ -51,11 +50,11 @@ where
     let last = plain.steps.last().expect("there are steps");
     last.assert_moved(&plain.first, "plain");
     assert!(last.finite(), "the run blew up");
-    assert_run_released(&reports, parameters, late);
+    assert_run_released(&reports, parameters);
 }
 
 /// Every optimizer of Burn that takes parameters of any shape, and both ways of clipping.
-fn same_numbers_with_every_optimizer<S, B, C>(late: usize)
+fn same_numbers_with_every_optimizer<S, B, C>()
 where
     S: Scenario,
     B: Backend,
@@ -63,7 +62,7 @@ where
 {
     macro_rules! each {
         ($($recipe:expr),* $(,)?) => {
-            $(same_numbers::<S, _, B, C>(&$recipe, late);)*
+            $(same_numbers::<S, _, B, C>(&$recipe);)*
         };
     }
     each![
@@ -85,35 +84,29 @@ where
 
 /// A test per line: the model on Flex and NdArray, with and without recomputing.
 macro_rules! models {
-    ($($name:ident: $scenario:ty, late $late:literal;)*) => {
+    ($($name:ident: $scenario:ty;)*) => {
         $(
             mod $name {
                 use super::*;
 
                 #[test]
                 fn flex() {
-                    same_numbers_with_every_optimizer::<$scenario, Flex, NoCheckpointing>($late);
+                    same_numbers_with_every_optimizer::<$scenario, Flex, NoCheckpointing>();
                 }
 
                 #[test]
                 fn flex_recomputing() {
-                    same_numbers_with_every_optimizer::<$scenario, Flex, BalancedCheckpointing>(
-                        $late,
-                    );
+                    same_numbers_with_every_optimizer::<$scenario, Flex, BalancedCheckpointing>();
                 }
 
                 #[test]
                 fn ndarray() {
-                    same_numbers_with_every_optimizer::<$scenario, NdArray, NoCheckpointing>(
-                        $late,
-                    );
+                    same_numbers_with_every_optimizer::<$scenario, NdArray, NoCheckpointing>();
                 }
 
                 #[test]
                 fn ndarray_recomputing() {
-                    same_numbers_with_every_optimizer::<$scenario, NdArray, BalancedCheckpointing>(
-                        $late,
-                    );
+                    same_numbers_with_every_optimizer::<$scenario, NdArray, BalancedCheckpointing>();
                 }
             }
         )*
@@ -124,17 +117,15 @@ mod models {
     use super::*;
 
     models! {
-        mlp: Mlp, late 0;
-        cnn: Cnn, late 0;
-        transformer: Transformer, late 0;
-        // The table, as embedding at the very bottom.
-        tied: Tied, late 1;
-        views: Views, late 0;
-        matrices: Matrices, late 0;
-        // Weights and biases of the four gates for the input, at every time step.
-        lstm: Recurrent, late 8;
-        // The first direction, whose norm needs it twice.
-        weight_norm: WeightNorm, late 1;
+        mlp: Mlp;
+        cnn: Cnn;
+        transformer: Transformer;
+        tied: Tied;
+        views: Views;
+        matrices: Matrices;
+        lstm: Recurrent;
+        normalised_lstm: NormalisedRecurrent;
+        weight_norm: WeightNorm;
     }
 }
 
@@ -142,10 +133,10 @@ mod models {
 #[test]
 fn muon() {
     let recipe = MuonConfig::new().with_weight_decay(Some(WeightDecayConfig::new(0.1)));
-    same_numbers::<Matrices, _, Flex, NoCheckpointing>(&recipe, 0);
-    same_numbers::<Matrices, _, Flex, BalancedCheckpointing>(&recipe, 0);
-    same_numbers::<Matrices, _, NdArray, NoCheckpointing>(&recipe, 0);
-    same_numbers::<Matrices, _, NdArray, BalancedCheckpointing>(&recipe, 0);
+    same_numbers::<Matrices, _, Flex, NoCheckpointing>(&recipe);
+    same_numbers::<Matrices, _, Flex, BalancedCheckpointing>(&recipe);
+    same_numbers::<Matrices, _, NdArray, NoCheckpointing>(&recipe);
+    same_numbers::<Matrices, _, NdArray, BalancedCheckpointing>(&recipe);
 }
 
 /// Clipping that never clips would pass the tests above: plain Burn itself must feel it.

@@ -18,9 +18,7 @@ use burn::{
         TrainingStrategy, ValidLoader,
     },
 };
-use burn_gradient_release::{
-    ReleaseAccumulator, ReleaseBackend, ReleaseError, ReleaseOptimizer, StepReport,
-};
+use burn_gradient_release::{ReleaseAccumulator, ReleaseBackend, ReleaseOptimizer, StepReport};
 
 use crate::StepMonitor;
 
@@ -321,6 +319,6 @@ fn wait_for_metrics<LC: LearningComponentsTypes>(
 }
 
 /// Burn's trait leaves no way but a panic.
-fn expect<T>(result: Result<T, ReleaseError>) -> T {
+fn expect<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| panic!("gradient release: {error}"))
 }

@@ -28,6 +28,11 @@ pub struct GradientRelease<A> {
 /// A backend whose parameters can be armed: every `GradientRelease<Autodiff<B, C>>`.
 ///
 /// Sealed: it names what [`ReleaseOptimizer`](crate::ReleaseOptimizer) needs from the decorator.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a backend whose gradients can be released",
+    label = "expected `GradientRelease<Autodiff<B>>`",
+    note = "gradient release decorates an autodiff backend: `GradientRelease<Autodiff<Flex>>`, not `GradientRelease<Flex>` or `Autodiff<Flex>`"
+)]
 pub trait ReleaseBackend: AutodiffBackend + sealed::Sealed {
     /// The primitive as the decorator's own type.
     #[doc(hidden)]
@@ -127,22 +132,14 @@ impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for GradientRelease<Auto
     type Gradients = Gradients;
 
     fn backward(tensor: FloatTensor<Self>) -> Gradients {
-        let [root] = crate::join::operands(crate::tap::Use::Composite, [tensor]);
-        let pass = pass::begin();
-        let mut grads = Autodiff::<B, C>::backward(root);
-        pass.release_deferred::<B>(&mut grads);
-        grads
+        pass::backward::<B, C>(tensor)
     }
 
     fn grad(tensor: &FloatTensor<Self>, grads: &Gradients) -> Option<FloatTensor<B>> {
         match &tensor.0 {
-            Repr::Plain(tensor) => Autodiff::<B, C>::grad(tensor, grads),
+            Repr::Plain(tensor, _) => Autodiff::<B, C>::grad(tensor, grads),
             Repr::Live(_) | Repr::Snapshot(_) => {
-                let snapshot = tensor.snapshot()?;
-                match snapshot.slot.upgrade() {
-                    Some(slot) => slot.grad(&snapshot.leaf, grads),
-                    None => Autodiff::<B, C>::grad(&snapshot.leaf, grads),
-                }
+                Autodiff::<B, C>::grad(&tensor.snapshot()?.leaf, grads)
             }
             // Burn keeps no gradient of a tensor that is no leaf.
             Repr::Derived(_) => None,
@@ -151,26 +148,20 @@ impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for GradientRelease<Auto
 
     fn grad_remove(tensor: &FloatTensor<Self>, grads: &mut Gradients) -> Option<FloatTensor<B>> {
         match &tensor.0 {
-            Repr::Plain(tensor) => Autodiff::<B, C>::grad_remove(tensor, grads),
+            Repr::Plain(tensor, _) => Autodiff::<B, C>::grad_remove(tensor, grads),
             Repr::Live(_) | Repr::Snapshot(_) => {
                 let snapshot = tensor.snapshot()?;
-                match snapshot.slot.upgrade() {
-                    Some(slot) => slot.grad_remove(&snapshot.leaf, grads),
-                    None => Autodiff::<B, C>::grad_remove(&snapshot.leaf, grads),
+                if let Some(owner) = snapshot.site.uses.owner() {
+                    owner.ask();
                 }
+                Autodiff::<B, C>::grad_remove(&snapshot.leaf, grads)
             }
             Repr::Derived(_) => None,
         }
     }
 
     fn grad_replace(tensor: &FloatTensor<Self>, grads: &mut Gradients, grad: FloatTensor<B>) {
-        // Takes away what lies under the parameter's tap as well.
-        drop(Self::grad_remove(tensor, grads));
-        let leaf = match &tensor.0 {
-            Repr::Plain(tensor) => tensor.clone(),
-            Repr::Live(_) | Repr::Snapshot(_) | Repr::Derived(_) => tensor.clone().into_untapped(),
-        };
-        Autodiff::<B, C>::grad_replace(&leaf, grads, grad)
+        Autodiff::<B, C>::grad_replace(&tensor.clone().into_autodiff(), grads, grad)
     }
 
     fn inner(tensor: FloatTensor<Self>) -> FloatTensor<B> {

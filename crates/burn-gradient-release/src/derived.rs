@@ -1,206 +1,386 @@
 //! Functions of armed parameters alone: views, casts, normalised weights.
 //!
-//! Put on the tape at once, such a function would lie at its very bottom, and hold its gradient
-//! until the end of backward. Its value is computed at once, but it goes on the tape when it meets
-//! an activation: then its depth is known, one level below the operation that consumes it.
+//! Plain Burn's node for such a function lies at the very bottom of the tape, and holds its gradient
+//! until the end of backward. Here the value is computed at once, and a *stand-in* takes the place of
+//! plain Burn's node. When a backward pass begins, all consumers are known: the function is replayed
+//! on the tape right below the lowest of them.
+//!
+//! The stand-in marks the place in the order of contributions: see [`uses`](crate::uses).
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    mem,
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use burn::tensor::{
-    backend::{AutodiffBackend, Backend},
-    ops::FloatTensor,
+    DType, Shape, TensorMetadata,
+    backend::Backend,
+    ops::{Device, FloatTensor},
 };
-use burn_autodiff::Autodiff;
+use burn_autodiff::{NodeId, grads::Gradients};
 
 use crate::{
-    join::{self, Operation},
-    tap::Use,
-    tensor::{AdTensor, ReleaseTensor, Repr, Snapshot, at_order},
+    origins::{Origins, Replay, Values},
+    parameter::Snapshot,
+    tape::{self, AdTensor, Visit, handle, untracked},
+    uses::{self, Completion, DerivedUse, Uses, lock},
 };
 
-type Function<B> = Box<dyn Fn(Vec<AdTensor<B>>) -> AdTensor<B> + Send + Sync>;
+/// The operands of a function, in the order of its arguments.
+pub(crate) type Operands<B> = std::vec::IntoIter<AdTensor<B>>;
+
+pub(crate) type Function<B> = Arc<dyn Fn(Operands<B>) -> AdTensor<B> + Send + Sync>;
 
 /// A tensor computed from armed parameters and nothing else.
-#[derive(Clone, Debug)]
-pub(crate) struct Derived<B: Backend>(Arc<Expression<B>>);
-
-struct Expression<B: Backend> {
-    operands: Vec<Operand<B>>,
-    function: Function<B>,
-    /// Levels between the parameters and the result.
-    height: usize,
-    usage: Use,
-    state: Mutex<State<B>>,
+pub(crate) struct Derived<B: Backend> {
+    value: FloatTensor<B>,
+    stand_in: Arc<StandIn<B>>,
 }
 
-enum Operand<B: Backend> {
-    Param(Snapshot<B>),
+/// What a derived tensor is a function of.
+pub(crate) enum Operand<B: Backend> {
+    Parameter(Snapshot<B>),
     Derived(Derived<B>),
 }
 
-enum State<B: Backend> {
-    Computed(FloatTensor<B>),
-    OnTape(AdTensor<B>),
+/// The place of a derived tensor on the tape, for as long as somebody may still consume it.
+struct StandIn<B: Backend> {
+    expression: Arc<Expression<B>>,
+    operands: Mutex<Vec<Argument<B>>>,
+    node: Mutex<Option<AdTensor<B>>>,
 }
 
-impl<B: Backend> Derived<B> {
-    pub(crate) fn value(&self) -> FloatTensor<B> {
-        match &*self.state() {
-            State::Computed(value) => value.clone(),
-            State::OnTape(tensor) => tensor.primitive.clone(),
+enum Argument<B: Backend> {
+    Parameter(Snapshot<B>),
+    Derived(Arc<StandIn<B>>),
+}
+
+/// The function and its place in the order of contributions; the stand-in's node owns it.
+struct Expression<B: Backend> {
+    index: u64,
+    function: Function<B>,
+    /// Of plain Burn's node.
+    order: usize,
+    shape: Shape,
+    dtype: DType,
+    origins: Origins<B>,
+    visit: Visit,
+    on_tape: OnceLock<OnTape<B>>,
+}
+
+struct OnTape<B: Backend> {
+    uses: Arc<Uses<B>>,
+    operands: Vec<Edge<B>>,
+}
+
+/// An operand of an expression on the tape.
+struct Edge<B: Backend> {
+    uses: Arc<Uses<B>>,
+    derived: Arc<DerivedUse<B>>,
+    /// Emptied once the expression has run backward: a parameter is stepped in place only if
+    /// nobody else holds its value.
+    source: Mutex<Source<B>>,
+}
+
+#[derive(Clone)]
+enum Source<B: Backend> {
+    Value(FloatTensor<B>),
+    Expression(Arc<Expression<B>>),
+    Done,
+}
+
+impl<B: Backend> Source<B> {
+    fn value(self) -> Option<FloatTensor<B>> {
+        match self {
+            Self::Value(value) => Some(value),
+            Self::Expression(expression) => expression.value(),
+            Self::Done => None,
         }
-    }
-
-    pub(crate) fn height(&self) -> usize {
-        self.0.height
-    }
-
-    /// The order on the tape, if it is there already.
-    pub(crate) fn order(&self) -> Option<usize> {
-        match &*self.state() {
-            State::Computed(_) => None,
-            State::OnTape(tensor) => Some(tensor.node.order),
-        }
-    }
-
-    /// Puts the expression on the tape, the parameters at order `base`. Once: several consumers
-    /// share the node, and its backward runs once, as in plain Burn.
-    pub(crate) fn on_tape(&self, base: usize) -> AdTensor<B> {
-        let mut state = self.state();
-        if let State::OnTape(tensor) = &*state {
-            return tensor.clone();
-        }
-        let expression = &*self.0;
-        let derived: Vec<_> = expression
-            .operands
-            .iter()
-            .map(|operand| match operand {
-                Operand::Derived(derived) => Some(derived.on_tape(base)),
-                Operand::Param(_) => None,
-            })
-            .collect();
-        let order = derived
-            .iter()
-            .flatten()
-            .map(|tensor| tensor.node.order)
-            .fold(base, usize::max);
-        let operation = Operation::new(expression.usage);
-        let operands = expression
-            .operands
-            .iter()
-            .zip(derived)
-            .map(|(operand, derived)| match operand {
-                Operand::Param(snapshot) => operation.consume(snapshot.clone(), order),
-                Operand::Derived(_) => derived.expect("derived operands were put on the tape"),
-            })
-            .collect();
-        let tensor = (expression.function)(operands);
-        *state = State::OnTape(tensor.clone());
-        tensor
-    }
-
-    fn state(&self) -> MutexGuard<'_, State<B>> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<B: Backend> Operand<B> {
-    fn from_tensor(tensor: &ReleaseTensor<B>) -> Option<Self> {
-        match &tensor.0 {
-            Repr::Snapshot(snapshot) => {
-                snapshot.armed_slot().map(|_| Self::Param(snapshot.clone()))
-            }
-            Repr::Derived(derived) => Some(Self::Derived(derived.clone())),
-            Repr::Plain(_) | Repr::Live(_) => None,
+    /// The value as an untracked tensor that claims plain Burn's order.
+    fn value(&self) -> AdTensor<B> {
+        match self {
+            Self::Parameter(snapshot) => untracked(snapshot.leaf.primitive.clone(), 0),
+            Self::Derived(derived) => untracked(derived.value(), derived.order()),
+        }
+    }
+}
+
+/// Applies `function` to values that depend on parameters alone. `None`, and the operands back, if
+/// it is more than one node on the tape: then it has no one place in the order.
+pub(crate) fn derive<B: Backend>(
+    operands: Vec<Operand<B>>,
+    function: Function<B>,
+) -> Result<Derived<B>, Vec<Operand<B>>> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+
+    let values: Vec<_> = operands.iter().map(Operand::value).collect();
+    let below = values.iter().map(|value| value.node.order).max();
+    let order = below.unwrap_or(0) + 1;
+    let result = function(values.into_iter());
+    if result.node.order != order {
+        return Err(operands);
+    }
+    let mut origins = Origins::none();
+    let arguments = operands.into_iter().map(|operand| match operand {
+        Operand::Parameter(snapshot) => {
+            origins.join(&snapshot.site.origins);
+            Argument::Parameter(snapshot)
+        }
+        Operand::Derived(derived) => {
+            origins.join(derived.origins());
+            Argument::Derived(derived.stand_in)
+        }
+    });
+    let arguments = Mutex::new(arguments.collect());
+    Ok(Derived {
+        stand_in: Arc::new(StandIn {
+            expression: Arc::new(Expression {
+                index: NEXT.fetch_add(1, Ordering::Relaxed),
+                function,
+                order,
+                shape: result.shape(),
+                dtype: result.dtype(),
+                origins,
+                visit: Visit::default(),
+                on_tape: OnceLock::new(),
+            }),
+            operands: arguments,
+            node: Mutex::new(None),
+        }),
+        value: result.primitive,
+    })
+}
+
+impl<B: Backend> Derived<B> {
+    pub(crate) fn value(&self) -> FloatTensor<B> {
+        self.value.clone()
+    }
+
+    /// The order of plain Burn's node.
+    pub(crate) fn order(&self) -> usize {
+        self.stand_in.expression.order
+    }
+
+    pub(crate) fn origins(&self) -> &Origins<B> {
+        &self.stand_in.expression.origins
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        self.stand_in.expression.shape.clone()
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.stand_in.expression.dtype
+    }
+
+    /// Whether both are the same tensor on the tape.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.stand_in, &other.stand_in)
+    }
+
+    /// The tensor on the tape, and its uses there.
+    pub(crate) fn on_tape(self) -> (AdTensor<B>, Arc<Uses<B>>) {
+        let node = self.stand_in.place();
+        let expression = &self.stand_in.expression;
+        let handle = handle::<B>(&node, self.value, expression.order);
+        (handle, expression.on_tape().uses.clone())
+    }
+}
+
+impl<B: Backend> StandIn<B> {
+    /// Puts the stand-in on the tape, in the place of plain Burn's node. Once: several consumers
+    /// share it, as they share plain Burn's.
+    fn place(&self) -> AdTensor<B> {
+        let mut node = lock(&self.node);
+        if let Some(node) = &*node {
+            return node.clone();
+        }
+        let expression = &self.expression;
+        let mut parents = Vec::new();
+        let mut edges = Vec::new();
+        for argument in mem::take(&mut *lock(&self.operands)) {
+            let (parent, uses, source) = match argument {
+                Argument::Parameter(Snapshot { leaf, site, .. }) => {
+                    let value = leaf.primitive.clone();
+                    (leaf, site.uses, Source::Value(value))
+                }
+                Argument::Derived(operand) => {
+                    let parent = operand.place();
+                    let uses = operand.expression.on_tape().uses.clone();
+                    (parent, uses, Source::Expression(operand.expression.clone()))
+                }
+            };
+            let derived = DerivedUse::new(expression.order, expression.visit.clone());
+            let derived = Arc::new(derived);
+            uses.derive(derived.clone());
+            parents.push(parent);
+            edges.push(Edge {
+                uses,
+                derived,
+                source: Mutex::new(source),
+            });
+        }
+        let placeholder = edges[0].uses.placeholder();
+        let last = parents.last().expect("a function has operands").clone();
+        parents.push(tape::marker(last, expression.visit.clone()));
+        let placed = tape::hook(parents, expression.order, placeholder.clone(), {
+            let expression = expression.clone();
+            move |node, grads| expression.add_in_place(node, grads)
+        });
+        let uses = Arc::new(Uses::new(tape::key::<B>(&placed, placeholder)));
+        let on_tape = OnTape {
+            uses,
+            operands: edges,
+        };
+        if expression.on_tape.set(on_tape).is_err() {
+            unreachable!("a stand-in is placed once, under its lock")
+        }
+        expression.origins.add_derived(expression);
+        *node = Some(placed.clone());
+        placed
+    }
+}
+
+impl<B: Backend> Expression<B> {
+    fn on_tape(&self) -> &OnTape<B> {
+        self.on_tape.get().expect("the stand-in was placed")
+    }
+
+    /// What plain Burn's node would do in this place.
+    fn add_in_place(&self, node: NodeId, grads: &mut Gradients) {
+        let on_tape = self.on_tape();
+        assert!(
+            tape::take(node, on_tape.uses.node(), grads).is_none(),
+            "gradient release: a gradient reached a function of parameters that was not replayed, \
+             because an operation on the way to the loss hid where its result comes from; make the \
+             operation with `ReleaseTensor::apply`"
+        );
+        for edge in &on_tape.operands {
+            uses::add_in_place(&edge.uses, &edge.derived, grads);
         }
     }
 
-    /// The value as an untracked tensor whose order is the height below it.
-    fn at_height(&self) -> AdTensor<B> {
-        let (value, height) = match self {
-            Self::Param(snapshot) => (snapshot.leaf.primitive.clone(), 0),
-            Self::Derived(derived) => (derived.value(), derived.height()),
-        };
-        at_order::<B>(&Autodiff::<B>::from_inner(value.clone()), value, height)
+    /// Gives the replay, under `target`, the gradient that the consumers have left.
+    fn begin(&self, target: NodeId, device: &Device<B>, grads: &mut Gradients) {
+        let on_tape = self.on_tape();
+        on_tape.uses.gather(grads, true);
+        let grad = grads.remove::<B>(on_tape.uses.node());
+        if grad.is_some() {
+            for edge in &on_tape.operands {
+                *lock(&edge.source) = Source::Done;
+            }
+        }
+        // Burn runs the replay of a tensor that is not part of this pass, too.
+        let zeros = || B::float_zeros(self.shape.clone(), device, self.dtype.into());
+        grads.register::<B>(target, grad.unwrap_or_else(zeros));
+    }
+
+    /// The value, computed anew.
+    fn value(&self) -> Option<FloatTensor<B>> {
+        let operands: Option<Vec<_>> = self.on_tape().operands.iter().map(Edge::value).collect();
+        let operands = operands?.into_iter().map(|value| untracked::<B>(value, 0));
+        let operands: Vec<_> = operands.collect();
+        Some((self.function)(operands.into_iter()).primitive)
     }
 }
 
-/// Applies a function of one tensor.
-pub(crate) fn map<B: Backend>(
-    tensor: ReleaseTensor<B>,
-    function: impl Fn(AdTensor<B>) -> AdTensor<B> + Send + Sync + 'static,
-) -> ReleaseTensor<B> {
-    match tensor.0 {
-        Repr::Plain(tensor) => ReleaseTensor::plain(function(tensor)),
-        _ => merge(vec![tensor], move |operands| {
-            let [tensor] = exactly(operands);
-            function(tensor)
-        }),
+impl<B: Backend> Clone for Derived<B> {
+    fn clone(&self) -> Self {
+        Self {
+            value: self.value.clone(),
+            stand_in: self.stand_in.clone(),
+        }
     }
 }
 
-/// Applies a function of two tensors that is one node on the tape.
-pub(crate) fn zip<B: Backend>(
-    lhs: ReleaseTensor<B>,
-    rhs: ReleaseTensor<B>,
-    function: impl Fn(AdTensor<B>, AdTensor<B>) -> AdTensor<B> + Send + Sync + 'static,
-) -> ReleaseTensor<B> {
-    match (lhs.0, rhs.0) {
-        (Repr::Plain(lhs), Repr::Plain(rhs)) => ReleaseTensor::plain(function(lhs, rhs)),
-        (lhs, rhs) => merge(
-            vec![ReleaseTensor(lhs), ReleaseTensor(rhs)],
-            move |operands| {
-                let [lhs, rhs] = exactly(operands);
-                function(lhs, rhs)
-            },
-        ),
-    }
-}
-
-/// Applies a function of any number of tensors that is one node on the tape.
-pub(crate) fn merge<B: Backend>(
-    tensors: Vec<ReleaseTensor<B>>,
-    function: impl Fn(Vec<AdTensor<B>>) -> AdTensor<B> + Send + Sync + 'static,
-) -> ReleaseTensor<B> {
-    let tensors: Vec<_> = tensors.into_iter().map(ReleaseTensor::read).collect();
-    let operands: Option<Vec<_>> = tensors.iter().map(Operand::from_tensor).collect();
-    let Some(operands) = operands else {
-        return ReleaseTensor::plain(function(join::operand_list(Use::Single, tensors)));
-    };
-
-    let values: Vec<_> = operands.iter().map(Operand::at_height).collect();
-    let below = values
-        .iter()
-        .map(|value| value.node.order)
-        .max()
-        .unwrap_or(0);
-    let result = function(values);
-    let height = result.node.order;
-    let usage = if height == below + 1 {
-        Use::Single
-    } else {
-        Use::Composite
-    };
-    ReleaseTensor(Repr::Derived(Derived(Arc::new(Expression {
-        operands,
-        function: Box::new(function),
-        height,
-        usage,
-        state: Mutex::new(State::Computed(result.primitive)),
-    }))))
-}
-
-fn exactly<T, const N: usize>(operands: Vec<T>) -> [T; N] {
-    match operands.try_into() {
-        Ok(operands) => operands,
-        Err(_) => unreachable!("a function is applied to as many operands as it was made for"),
-    }
-}
-
-impl<B: Backend> std::fmt::Debug for Expression<B> {
+impl<B: Backend> std::fmt::Debug for Derived<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Expression")
-            .field("height", &self.height)
+        f.debug_struct("Derived")
+            .field("order", &self.order())
             .finish_non_exhaustive()
+    }
+}
+
+impl<B: Backend> Edge<B> {
+    fn value(&self) -> Option<FloatTensor<B>> {
+        let source = lock(&self.source).clone();
+        source.value()
+    }
+
+    /// The value, from those that operands had when they were replayed.
+    fn replayed(&self, values: &mut Values<B>) -> Option<FloatTensor<B>> {
+        let index = match lock(&self.source).clone() {
+            Source::Expression(expression) => expression.index,
+            source => return source.value(),
+        };
+        let Some((value, wanted)) = values.get_mut(&index) else {
+            return self.value();
+        };
+        *wanted = wanted.saturating_sub(1);
+        let value = value.clone();
+        if values.get(&index).is_some_and(|(_, wanted)| *wanted == 0) {
+            values.remove(&index);
+        }
+        Some(value)
+    }
+}
+
+impl<B: Backend> Replay<B> for Expression<B> {
+    fn index(&self) -> u64 {
+        self.index
+    }
+
+    fn settle(&self) {
+        let on_tape = self.on_tape();
+        if let Completion::After(order) = on_tape.uses.settle() {
+            for edge in &on_tape.operands {
+                edge.derived.ready.store(order, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn replay(self: Arc<Self>, next: AdTensor<B>, values: &mut Values<B>) -> AdTensor<B> {
+        let on_tape = self.on_tape();
+        let order = on_tape.operands[0].derived.ready.load(Ordering::Relaxed);
+        let operands = on_tape.operands.iter().map(|edge| edge.replayed(values));
+        let (true, Some(operands)) = (order < usize::MAX, operands.collect::<Option<Vec<_>>>())
+        else {
+            return next;
+        };
+        // All on the order of the lowest consumer: reached one after the other, they run one after
+        // the other, after Burn's own nodes of that order.
+        let operands = on_tape.operands.iter().zip(operands).map(|(edge, value)| {
+            let (uses, derived) = (edge.uses.clone(), edge.derived.clone());
+            let placeholder = uses.placeholder();
+            let contribution = tape::hook(
+                vec![next.clone()],
+                order,
+                placeholder.clone(),
+                move |_, grads| uses::contribute(&uses, &derived, grads),
+            );
+            let key = tape::key::<B>(&contribution, placeholder);
+            *lock(&edge.derived.contribution) = Some(key);
+            handle::<B>(&contribution, value, order - 1)
+        });
+        let operands: Vec<_> = operands.collect();
+        let replayed = (self.function)(operands.into_iter());
+        tape::check_order(replayed.node.order, order);
+        let wanted = on_tape.uses.derived();
+        if wanted > 0 {
+            values.insert(self.index, (replayed.primitive.clone(), wanted));
+        }
+        let (device, target) = (B::float_device(&replayed.primitive), replayed.node.id);
+        let placeholder = on_tape.uses.placeholder();
+        let expression = self.clone();
+        tape::hook(vec![next, replayed], order, placeholder, move |_, grads| {
+            expression.begin(target, &device, grads)
+        })
     }
 }

@@ -4,15 +4,15 @@
 //! a fork. A fork is no user code: it takes every parameter, sends it to the device it is on and
 //! makes a leaf of it. While a [`Scope`] is open on this thread, a leaf it names comes out armed.
 
-use std::{any::Any, cell::RefCell, collections::HashMap, sync::Arc};
+use std::{any::Any, cell::RefCell, collections::HashMap};
 
 use burn::tensor::backend::Backend;
 use burn_autodiff::NodeId;
 
 use crate::{
     lend::lend,
-    slot::{Arming, Slot},
-    tensor::{Live, ReleaseTensor},
+    parameter::{Armed, Arming, Live},
+    tensor::ReleaseTensor,
 };
 
 thread_local! {
@@ -24,7 +24,7 @@ thread_local! {
 pub(crate) struct Scope<B: Backend> {
     /// By leaf, in the order of the model: two parameters may share one.
     waiting: HashMap<NodeId, Vec<Arming<B>>>,
-    armed: Vec<Arc<Slot<B>>>,
+    armed: Vec<Armed<B>>,
 }
 
 impl<B: Backend> Scope<B> {
@@ -40,8 +40,8 @@ impl<B: Backend> Scope<B> {
         self.waiting.entry(leaf).or_default().insert(0, arming);
     }
 
-    /// Runs the fork. Returns the slots of what it armed.
-    pub(crate) fn run(self, fork: impl FnOnce()) -> Vec<Arc<Slot<B>>> {
+    /// Runs the fork. Returns what it armed.
+    pub(crate) fn run(self, fork: impl FnOnce()) -> Vec<Armed<B>> {
         let scope = lend(&SCOPE, Box::new(self), fork);
         let scope = scope.and_then(|scope| scope.downcast::<Self>().ok());
         scope.map_or_else(Vec::new, |scope| scope.armed)
@@ -64,8 +64,8 @@ pub(crate) fn arm<B: Backend>(tensor: &ReleaseTensor<B>) -> Option<Live<B>> {
         let leaf = tensor.leaf_id()?;
         scope.waiting.get_mut(&leaf)?.pop()
     })??;
-    let (slot, live) = arming.arm(tensor.clone().into_untapped());
-    with_scope(|scope: &mut Scope<B>| scope.armed.push(slot));
+    let (armed, live) = arming.arm(tensor.clone().into_autodiff());
+    with_scope(|scope: &mut Scope<B>| scope.armed.push(armed));
     Some(live)
 }
 

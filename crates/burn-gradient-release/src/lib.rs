@@ -14,18 +14,22 @@
 mod backend;
 mod derived;
 mod fork;
-mod join;
 mod lend;
+mod operands;
 mod ops;
 mod optimizer;
+mod origins;
+mod parameter;
 mod pass;
+mod progress;
 mod slot;
-mod tap;
+mod tape;
 mod tensor;
+mod uses;
 
 pub use backend::{GradientRelease, ReleaseBackend};
 pub use optimizer::{
-    Outcome, Refused, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, StepReport,
+    DynOptimizer, Outcome, Refused, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, StepReport,
     WithGradientRelease,
 };
 pub use tensor::ReleaseTensor;

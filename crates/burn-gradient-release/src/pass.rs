@@ -1,80 +1,105 @@
-//! The backward pass under way on this thread.
+//! A backward pass.
 
-use std::{any::Any, cell::RefCell, sync::Arc, thread};
+use std::{sync::Arc, thread};
 
-use burn::tensor::backend::Backend;
-use burn_autodiff::grads::Gradients;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy, grads::Gradients};
 
-use crate::slot::{Progress, Slot, When};
+use crate::{
+    operands::{Arguments, Nodes},
+    origins::{Origins, Values},
+    progress::Progress,
+    tape::{self, AdTensor},
+    tensor::ReleaseTensor,
+    uses::{self, Completion, Uses},
+};
 
-thread_local! {
-    static PASSES: RefCell<Vec<Pass>> = const { RefCell::new(Vec::new()) };
+/// Runs backward from `root`. The armed parameters it depends on are acted on underway.
+pub(crate) fn backward<B: Backend, C: CheckpointStrategy>(root: ReleaseTensor<B>) -> Gradients {
+    let mut arguments = Arguments::new();
+    arguments.push(root);
+    let (mut operands, raise) = arguments.lower(Nodes::One);
+    let root = operands.next().expect("there is a root");
+    let origins = raise.into_origins();
+    if origins.is_none() || !root.is_tracked() {
+        return Autodiff::<B, C>::backward(root);
+    }
+    let parameters = origins.parameters();
+    let watch = Watch::new(&parameters);
+    let root = plan(root, &origins, &parameters);
+    let mut grads = Autodiff::<B, C>::backward(root);
+    for uses in &parameters {
+        uses.finish(&mut grads);
+    }
+    drop(watch);
+    grads
 }
 
-#[derive(Default)]
-struct Pass {
-    /// Slots of the backend that runs the pass; the type of a thread local cannot name it.
-    deferred: Vec<Arc<dyn Any + Send + Sync>>,
-    touched: Vec<Arc<Progress>>,
-}
-
-/// Ends the pass when dropped; by a panic, it tells the optimizers that were at work.
-pub(crate) struct PassGuard(());
-
-/// Begins a backward pass.
-pub(crate) fn begin() -> PassGuard {
-    PASSES.with_borrow_mut(|passes| passes.push(Pass::default()));
-    PassGuard(())
-}
-
-/// Leaves a slot to the end of the pass. Outside a pass there is nothing it could be stepped with.
-pub(crate) fn defer<B: Backend>(slot: Arc<Slot<B>>) {
-    with_current(|pass| pass.deferred.push(slot));
-}
-
-/// Notes that slots have changed a weight or a sum during this pass.
-pub(crate) fn touch(progress: &Arc<Progress>) {
-    with_current(|pass| {
-        if !pass
-            .touched
-            .iter()
-            .any(|touched| Arc::ptr_eq(touched, progress))
+/// Adds to the tape what runs beside Burn's own nodes: the replays of derived tensors, and the taps
+/// of parameters without a proxy that can tell when the gradient is complete.
+fn plan<B: Backend>(
+    root: AdTensor<B>,
+    origins: &Origins<B>,
+    parameters: &[Arc<Uses<B>>],
+) -> AdTensor<B> {
+    let derived = origins.derived();
+    for derived in derived.iter().rev() {
+        derived.settle();
+    }
+    // What comes first here is reached last, and runs last among nodes of one order.
+    let mut last = root.clone();
+    for uses in parameters {
+        if let Completion::After(order) = uses.settle()
+            && uses.is_awaited()
         {
-            pass.touched.push(progress.clone());
+            last = uses::tap(uses, last, order);
         }
-    });
+    }
+    let mut values = Values::<B>::new();
+    for derived in derived {
+        last = derived.replay(last, &mut values);
+    }
+    if last.node.id == root.node.id {
+        return root;
+    }
+    // Burn reaches the last parent first: its own nodes before ours.
+    let order = root.node.order + 1;
+    let (target, value) = (
+        tape::key(&root, root.primitive.clone()),
+        root.primitive.clone(),
+    );
+    tape::hook(vec![last, root], order, value, move |node, grads| {
+        tape::forward(node, &target, grads);
+    })
 }
 
-fn with_current(note: impl FnOnce(&mut Pass)) {
-    // A graph may be dropped while its thread ends: then there is no pass either.
-    let _ = PASSES.try_with(|passes| {
-        if let Some(pass) = passes.borrow_mut().last_mut() {
-            note(pass);
-        }
-    });
-}
+/// Notices a panic in the middle of a pass, and tells the optimizers that were at work.
+struct Watch(Vec<(Arc<Progress>, usize)>);
 
-impl PassGuard {
-    /// Acts on what was not complete before the whole tape had run.
-    pub(crate) fn release_deferred<B: Backend>(&self, grads: &mut Gradients) {
-        let mut deferred = Vec::new();
-        with_current(|pass| deferred.append(&mut pass.deferred));
-        for slot in deferred {
-            let slot = slot
-                .downcast::<Slot<B>>()
-                .expect("a pass runs on one backend");
-            slot.act(grads, When::Late);
+impl Watch {
+    fn new<B: Backend>(parameters: &[Arc<Uses<B>>]) -> Self {
+        let mut watched: Vec<(Arc<Progress>, usize)> = Vec::new();
+        for owner in parameters.iter().filter_map(|uses| uses.owner()) {
+            let progress = owner.progress();
+            if !watched
+                .iter()
+                .any(|(known, _)| Arc::ptr_eq(known, progress))
+            {
+                watched.push((progress.clone(), progress.begun()));
+            }
         }
+        Self(watched)
     }
 }
 
-impl Drop for PassGuard {
+impl Drop for Watch {
     fn drop(&mut self) {
-        let pass = PASSES.with_borrow_mut(Vec::pop);
-        if let (true, Some(pass)) = (thread::panicking(), pass) {
-            pass.touched
+        if thread::panicking() {
+            // Only a pass that has begun to change something leaves it half done.
+            self.0
                 .iter()
-                .for_each(|progress| progress.interrupt());
+                .filter(|(progress, begun)| progress.begun() > *begun)
+                .for_each(|(progress, _)| progress.interrupt());
         }
     }
 }

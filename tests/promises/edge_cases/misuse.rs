@@ -16,7 +16,7 @@ use crate::harness::{Hooked, Weights, noise};
 
 /// The model and the error of a call that has to be refused.
 #[track_caller]
-fn refused<M: Module<R>>(result: Result<M, Refused<M>>) -> (M, ReleaseError) {
+fn refused<M: Module<R>, G>(result: Result<M, Refused<M, G>>) -> (M, ReleaseError) {
     match result {
         Ok(_) => panic!("should have been refused"),
         Err(refused) => {

@@ -155,9 +155,8 @@ fn three_optimizers(armed: [bool; 3]) {
         let expected = |armed: bool, released: [usize; 4]| {
             if armed { released } else { [0, 0, 2, 0] }
         };
-        // The encoder is at the bottom of the tape and used by both heads.
         let report = optims.0.last_step().expect("a step");
-        assert_eq!(outcomes(&report), expected(armed[0], [0, 2, 0, 0]));
+        assert_eq!(outcomes(&report), expected(armed[0], [2, 0, 0, 0]));
         let report = optims.1.last_step().expect("a step");
         assert_eq!(outcomes(&report), expected(armed[1], [2, 0, 0, 0]));
         let report = optims.2.last_step().expect("a step");

@@ -160,16 +160,14 @@ pub(crate) fn assert_all_released(report: &StepReport, parameters: usize) {
     );
 }
 
-/// The same for a run, but for `late` parameters: those used more than once on the lowest level of
-/// the tape. A tap has no level below to wait on, so the end of backward is the first moment at
-/// which they are known to be complete.
+/// The same for each step of a run.
 #[track_caller]
-pub(crate) fn assert_run_released(reports: &[StepReport], parameters: usize, late: usize) {
+pub(crate) fn assert_run_released(reports: &[StepReport], parameters: usize) {
     assert!(!reports.is_empty());
     for (step, report) in reports.iter().enumerate() {
         assert_eq!(
             outcomes(report),
-            [parameters - late, late, 0, 0],
+            [parameters, 0, 0, 0],
             "step {step}: released, late, ordinary, unused"
         );
     }

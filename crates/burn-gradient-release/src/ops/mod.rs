@@ -1,8 +1,15 @@
-//! The operations of the backend: one file per trait of Burn.
+//! The operations of the backend: one file per trait of Burn, made from `burn_decorator`'s tables.
 //!
-//! Every method is forwarded, those with a default included: the default would lose what the inner
-//! backend does instead. Where no parameter can be among the operands, `burn_decorator`'s tables say
-//! which methods there are.
+//! What an operation is to gradient release follows from its result, unless a trait's file names an
+//! exception:
+//!
+//! | kind | operations | what is done |
+//! |---|---|---|
+//! | `derived` | those with one float result | of parameters alone, put on the tape when it is used; else a node |
+//! | `node` | the same, with int or bool tensors, or of matrices | one node on the tape |
+//! | `nodes` | those with several results | nodes on the tape |
+//! | `value` | those without a float result | computed from values; nothing on the tape |
+//! | `composed` | those for which burn-autodiff has Burn's default | Burn's default over our operations, each of which is seen |
 
 mod activation;
 mod bool_tensor;
@@ -12,54 +19,204 @@ mod module;
 mod quantized_tensor;
 mod transaction;
 
-/// Makes a method of every operation in a table: hands it on to `Autodiff`.
+/// Makes a method of every operation in a table without tensors that could be parameters.
 macro_rules! forward {
-    ($($name:ident($($argument:ident: $type:tt),*) -> $output:tt;)*) => {
-        $(
-            fn $name(
-                $($argument: burn_decorator::signature_type!($type)),*
-            ) -> burn_decorator::signature_type!($output) {
-                let output = Autodiff::<B, C>::$name(
-                    $($crate::ops::lower!($type, $argument)),*
-                );
-                $crate::ops::raise!($output, output)
-            }
-        )*
+    ($($name:ident $arguments:tt -> $output:tt;)*) => {
+        $($crate::ops::method!(value $name $arguments -> $output);)*
     };
 }
 
-/// An argument for `Autodiff`.
-macro_rules! lower {
-    (FloatTensor, $tensor:expr) => {
-        $tensor.into_untapped()
+/// Makes a method of every operation in a table, by the trait's own `kind!`.
+macro_rules! methods {
+    ($($name:ident $arguments:tt -> $output:tt;)*) => {
+        $(kind!($name $arguments -> $output);)*
     };
-    (TensorPrimitive, $tensor:expr) => {
-        match $tensor {
-            TensorPrimitive::Float(tensor) => TensorPrimitive::Float(tensor.into_untapped()),
-            TensorPrimitive::QFloat(tensor) => TensorPrimitive::QFloat(tensor),
+}
+
+/// Declares `kind!`: the exceptions by name, then the rule.
+macro_rules! exceptions {
+    // A macro that declares another cannot write its `$` itself.
+    (($dollar:tt) $($kind:ident: $($name:ident)*;)*) => {
+        macro_rules! kind {
+            $($(
+                ($name $dollar arguments:tt -> $dollar output:tt) => {
+                    $crate::ops::method!($kind $name $dollar arguments -> $dollar output);
+                };
+            )*)*
+            ($dollar name:ident $dollar arguments:tt -> FloatTensor) => {
+                $crate::ops::method!(derived $dollar name $dollar arguments -> FloatTensor);
+            };
+            ($dollar name:ident $dollar arguments:tt -> IntTensor) => {
+                $crate::ops::method!(value $dollar name $dollar arguments -> IntTensor);
+            };
+            ($dollar name:ident $dollar arguments:tt -> BoolTensor) => {
+                $crate::ops::method!(value $dollar name $dollar arguments -> BoolTensor);
+            };
+            ($dollar name:ident $dollar arguments:tt -> $dollar output:tt) => {
+                $crate::ops::method!(nodes $dollar name $dollar arguments -> $dollar output);
+            };
         }
     };
-    ($type:tt, $argument:expr) => {
+}
+
+/// A method of one kind.
+macro_rules! method {
+    (composed $name:ident($($argument:ident: $type:tt),*) -> $output:tt) => {};
+    (own $name:ident($($argument:ident: $type:tt),*) -> $output:tt) => {};
+    ($kind:ident $name:ident($($argument:ident: $type:tt),*) -> $output:tt) => {
+        fn $name(
+            $($argument: burn_decorator::signature_type!($type)),*
+        ) -> burn_decorator::signature_type!($output) {
+            // Not every operation has float tensors among its arguments.
+            #[allow(unused_mut)]
+            let mut arguments = $crate::operands::Arguments::<B>::new();
+            $(let $argument = $crate::ops::keep!(arguments, $type, $argument);)*
+            $crate::ops::run!($kind, $output, arguments, |operands| {
+                Autodiff::<B, C>::$name($($crate::ops::give!($kind, operands, $type, $argument)),*)
+            })
+        }
+    };
+}
+
+/// Runs an operation on the operands.
+macro_rules! run {
+    (derived, FloatTensor, $arguments:ident, |$operands:ident| $operation:block) => {
+        // Not every operation takes from the operands.
+        $arguments.derive(move |#[allow(unused_mut, unused_variables)] mut $operands| $operation)
+    };
+    (node, FloatTensor, $arguments:ident, |$operands:ident| $operation:block) => {{
+        let (mut $operands, raise) = $arguments.lower($crate::operands::Nodes::One);
+        raise.float($operation)
+    }};
+    (nodes, $output:tt, $arguments:ident, |$operands:ident| $operation:block) => {{
+        let (mut $operands, raise) = $arguments.lower($crate::operands::Nodes::Several);
+        $crate::ops::raise!(raise, $output, $operation)
+    }};
+    (value, $output:tt, $arguments:ident, |$operands:ident| $operation:block) => {{
+        #[allow(unused_mut, unused_variables)]
+        let mut $operands = $arguments.values();
+        #[allow(unused_variables)]
+        let raise = $crate::operands::Raise::<B>::untracked();
+        $crate::ops::raise!(raise, $output, $operation)
+    }};
+}
+
+/// What an operation keeps of an argument: float tensors go to the operands.
+macro_rules! keep {
+    ($arguments:ident, FloatTensor, $tensor:expr) => {
+        $arguments.push($tensor)
+    };
+    ($arguments:ident, TensorPrimitive, $tensor:expr) => {
+        match $tensor {
+            TensorPrimitive::Float(tensor) => {
+                $arguments.push(tensor);
+                None
+            }
+            TensorPrimitive::QFloat(tensor) => Some(tensor),
+        }
+    };
+    ($arguments:ident, [Option FloatTensor], $tensor:expr) => {
+        $tensor.map(|tensor| $arguments.push(tensor))
+    };
+    ($arguments:ident, [Vec FloatTensor], $tensors:expr) => {{
+        let tensors = $tensors;
+        let count = tensors.len();
+        tensors
+            .into_iter()
+            .for_each(|tensor| $arguments.push(tensor));
+        count
+    }};
+    ($arguments:ident, Device, $device:expr) => {
+        $device.clone()
+    };
+    ($arguments:ident, (&[$of:ty]), $slice:expr) => {
+        $slice.to_vec()
+    };
+    ($arguments:ident, (&$of:ty), $reference:expr) => {
+        $reference.clone()
+    };
+    ($arguments:ident, $type:tt, $argument:expr) => {
         $argument
+    };
+}
+
+/// An argument for `Autodiff`. What is derived may be computed again: it keeps its arguments.
+macro_rules! give {
+    ($kind:ident, $operands:ident, FloatTensor, $kept:ident) => {{
+        let () = $kept;
+        $operands.next().expect("as many operands as arguments")
+    }};
+    ($kind:ident, $operands:ident, TensorPrimitive, $kept:ident) => {
+        match $kept {
+            Some(tensor) => TensorPrimitive::QFloat(tensor),
+            None => TensorPrimitive::Float($operands.next().expect("a float operand")),
+        }
+    };
+    ($kind:ident, $operands:ident, [Option FloatTensor], $kept:ident) => {
+        $kept.and_then(|()| $operands.next())
+    };
+    ($kind:ident, $operands:ident, [Vec FloatTensor], $kept:ident) => {
+        $operands.by_ref().take($kept).collect()
+    };
+    ($kind:ident, $operands:ident, Device, $kept:ident) => {
+        &$kept
+    };
+    ($kind:ident, $operands:ident, (& $($of:tt)*), $kept:ident) => {
+        &$kept
+    };
+    (derived, $operands:ident, $type:tt, $kept:ident) => {
+        $kept.clone()
+    };
+    ($kind:ident, $operands:ident, $type:tt, $kept:ident) => {
+        $kept
     };
 }
 
 /// An output of `Autodiff`.
 macro_rules! raise {
-    (FloatTensor, $tensor:expr) => {
-        $crate::tensor::ReleaseTensor::plain($tensor)
+    ($raise:ident, FloatTensor, $output:expr) => {
+        $raise.float($output)
     };
-    (TensorPrimitive, $tensor:expr) => {
-        match $tensor {
-            TensorPrimitive::Float(tensor) => {
-                TensorPrimitive::Float($crate::tensor::ReleaseTensor::plain(tensor))
-            }
+    ($raise:ident, TensorPrimitive, $output:expr) => {
+        match $output {
+            TensorPrimitive::Float(tensor) => TensorPrimitive::Float($raise.float(tensor)),
             TensorPrimitive::QFloat(tensor) => TensorPrimitive::QFloat(tensor),
         }
     };
-    ($type:tt, $output:expr) => {
+    ($raise:ident, DeformConv2dBackward, $output:expr) => {{
+        let grads = $output;
+        DeformConv2dBackward::new(
+            $raise.float(grads.x_grad),
+            $raise.float(grads.offset_grad),
+            $raise.float(grads.weight_grad),
+            grads.mask_grad.map(|grad| $raise.float(grad)),
+            grads.bias_grad.map(|grad| $raise.float(grad)),
+        )
+    }};
+    ($raise:ident, MaxPool1dWithIndices, $output:expr) => {{
+        let pooled = $output;
+        MaxPool1dWithIndices::new($raise.float(pooled.output), pooled.indices)
+    }};
+    ($raise:ident, MaxPool1dBackward, $output:expr) => {
+        MaxPool1dBackward::new($raise.float($output.x_grad))
+    };
+    ($raise:ident, MaxPool2dWithIndices, $output:expr) => {{
+        let pooled = $output;
+        MaxPool2dWithIndices::new($raise.float(pooled.output), pooled.indices)
+    }};
+    ($raise:ident, MaxPool2dBackward, $output:expr) => {
+        MaxPool2dBackward::new($raise.float($output.x_grad))
+    };
+    ($raise:ident, [$first:tt, $second:tt], $output:expr) => {{
+        let (first, second) = $output;
+        (
+            $crate::ops::raise!($raise, $first, first),
+            $crate::ops::raise!($raise, $second, second),
+        )
+    }};
+    ($raise:ident, $type:tt, $output:expr) => {
         $output
     };
 }
 
-use {forward, lower, raise};
+use {exceptions, forward, give, keep, method, methods, raise, run};

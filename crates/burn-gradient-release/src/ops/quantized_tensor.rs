@@ -20,10 +20,10 @@ impl<B: Backend, C: CheckpointStrategy> QTensorOps<Self> for GradientRelease<Aut
         qparams: QuantizationParametersPrimitive<Self>,
     ) -> QuantizedTensor<Self> {
         Autodiff::<B, C>::quantize(
-            tensor.into_untapped(),
+            tensor.into_autodiff(),
             scheme,
             QuantizationParametersPrimitive {
-                scales: qparams.scales.into_untapped(),
+                scales: qparams.scales.into_autodiff(),
             },
         )
     }

@@ -15,7 +15,7 @@ impl<B: Backend, C: CheckpointStrategy> TransactionOps<Self> for GradientRelease
         let floats = transaction
             .read_floats
             .into_iter()
-            .map(ReleaseTensor::into_untapped);
+            .map(ReleaseTensor::into_autodiff);
         Autodiff::<B, C>::tr_execute(TransactionPrimitive::new(
             floats.collect(),
             transaction.read_qfloats,

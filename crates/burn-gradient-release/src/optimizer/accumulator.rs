@@ -1,6 +1,6 @@
 //! Gradients summed over micro-batches.
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, mem};
 
 use burn::{
     module::{AutodiffModule, ModuleVisitor, Param, list_param_ids},
@@ -9,11 +9,10 @@ use burn::{
 };
 
 use super::{
-    arming::{self, Hold},
+    arming::{self, ArmedModel, Hold},
     error::{Refused, ReleaseError},
     release_optimizer::expect,
-    session::{DepthHints, Session, sum},
-    stepper::from_float,
+    session::{Session, sum},
 };
 use crate::ReleaseBackend;
 
@@ -64,7 +63,6 @@ use crate::ReleaseBackend;
 /// ```
 pub struct ReleaseAccumulator<M, B: ReleaseBackend> {
     grads: GradientsParams,
-    hints: DepthHints,
     session: Option<Session<B::InnerBackend>>,
     module: PhantomData<fn(&M)>,
 }
@@ -74,7 +72,6 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
     pub fn new() -> Self {
         Self {
             grads: GradientsParams::new(),
-            hints: DepthHints::new(),
             session: None,
             module: PhantomData,
         }
@@ -103,9 +100,11 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
         if let Err(error) = self.check_arm(&model) {
             return Err(Refused::new(model, error));
         }
-        let grads = self.take_grads(&model);
-        let (session, model) = arming::arm(&Hold, &self.hints, grads, model);
-        self.session = Some(session);
+        if let Some(session) = &self.session {
+            session.free_discarded();
+        }
+        let (armed, model) = arming::arm(&Hold, model);
+        self.begin(armed);
         Ok(model)
     }
 
@@ -118,10 +117,15 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
     /// out a parameter.
     pub fn try_arm_by_fork(&mut self, copy: M, fork: impl FnOnce()) -> Result<(), ReleaseError> {
         self.check_arm(&copy)?;
-        let grads = self.take_grads(&copy);
-        let session = arming::arm_by_fork(&Hold, &self.hints, grads, copy, fork)?;
-        self.session = Some(session);
+        let armed = arming::arm_by_fork(&Hold, copy, fork)?;
+        self.begin(armed);
         Ok(())
+    }
+
+    /// Begins a micro-batch: the sums go along with the model.
+    fn begin(&mut self, armed: ArmedModel<B::InnerBackend>) {
+        let sums = mem::take(&mut self.grads);
+        self.session = Some(armed.replace(self.session.take(), sums));
     }
 
     /// Ends the micro-batch: takes the sums back, and adds any gradient that backward returned.
@@ -158,16 +162,25 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
     ///
     /// # Panics
     ///
-    /// Between [`arm`](Self::arm) and [`accumulate`](Self::accumulate), while the sums are with the
-    /// model.
+    /// With the text of the [`ReleaseError`] that [`try_grads`](Self::try_grads) returns.
     pub fn grads(&mut self) -> GradientsParams {
-        if let Some(session) = &self.session {
-            expect(Err(ReleaseError::NotAccumulated {
+        expect(self.try_grads())
+    }
+
+    /// [`grads`](Self::grads) with an error in place of a panic.
+    ///
+    /// # Errors
+    ///
+    /// [`NotAccumulated`](ReleaseError::NotAccumulated) between [`arm`](Self::arm) and
+    /// [`accumulate`](Self::accumulate), while the sums are with the model.
+    pub fn try_grads(&mut self) -> Result<GradientsParams, ReleaseError> {
+        match &self.session {
+            Some(session) => Err(ReleaseError::NotAccumulated {
                 added: session.acted(),
                 armed: session.armed(),
-            }))
+            }),
+            None => Ok(mem::take(&mut self.grads)),
         }
-        std::mem::take(&mut self.grads)
     }
 
     fn check_whole(&self) -> Result<(), ReleaseError> {
@@ -191,30 +204,16 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
         }
     }
 
-    /// The sums, also those of an arming that no backward came back from.
-    fn take_grads(&mut self, model: &M) -> GradientsParams {
-        self.collect(model, GradientsParams::new());
-        std::mem::take(&mut self.grads)
-    }
-
+    /// Takes the sums back from the model, and adds new gradients.
     fn collect(&mut self, model: &M, grads: GradientsParams) {
-        struct Collect<'a, B: ReleaseBackend> {
-            session: Option<Session<B::InnerBackend>>,
-            hints: &'a mut DepthHints,
+        struct Collect<'a> {
             grads: GradientsParams,
             sums: &'a mut GradientsParams,
         }
 
-        impl<B: ReleaseBackend> ModuleVisitor<B> for Collect<'_, B> {
+        impl<B: ReleaseBackend> ModuleVisitor<B> for Collect<'_> {
             fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-                let slot = self
-                    .session
-                    .as_mut()
-                    .and_then(|session| session.remove(param.id, self.hints));
-                let held = match slot {
-                    Some(slot) => slot.withdraw().map(from_float),
-                    None => self.sums.remove::<B::InnerBackend, D>(param.id),
-                };
+                let held = self.sums.remove::<B::InnerBackend, D>(param.id);
                 let grad = self.grads.remove::<B::InnerBackend, D>(param.id);
                 if let Some(sum) = sum(held, grad) {
                     self.sums.register::<B::InnerBackend, D>(param.id, sum);
@@ -222,13 +221,10 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
             }
         }
 
-        let mut session = self.session.take();
-        if let Some(session) = &mut session {
-            self.grads = std::mem::take(&mut session.held);
+        if let Some(session) = self.session.take() {
+            self.grads = session.withdraw().into_first();
         }
         model.visit(&mut Collect {
-            session,
-            hints: &mut self.hints,
             grads,
             sums: &mut self.grads,
         });

@@ -1,9 +1,6 @@
 //! Arming: a slot for every parameter of a model that requires gradients.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-};
+use std::{collections::HashSet, sync::Arc};
 
 use burn::{
     module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param, ParamId},
@@ -13,13 +10,17 @@ use burn::{
 
 use super::{
     error::ReleaseError,
-    session::{DepthHints, Session, float, wrap},
+    session::{Session, float, wrap},
     stepper::Stepper,
 };
 use crate::{
     ReleaseBackend,
     fork::Scope,
-    slot::{Action, Arming},
+    origins::{Group, Origins},
+    parameter::{Armed, Arming, Site},
+    progress::Progress,
+    slot::{Action, Claim, Slot},
+    tape::AdTensor,
     tensor::{ReleaseTensor, Repr},
 };
 
@@ -57,7 +58,7 @@ impl<B: ReleaseBackend> Plan<B> for Hold {
     }
 }
 
-/// Why a model cannot be armed.
+/// Why the parameters of a model cannot be armed.
 ///
 /// `own` is the session that arming would replace.
 pub(super) fn check_arm<B: ReleaseBackend, M: AutodiffModule<B>>(
@@ -77,15 +78,12 @@ pub(super) fn check_arm<B: ReleaseBackend, M: AutodiffModule<B>>(
             }
             if !self.seen.insert(param.id) {
                 self.error = Some(ReleaseError::DuplicateParam { param: param.id });
+                return;
             }
             let own = self.own.and_then(|session| session.slots.get(&param.id));
-            let armed = float(param.val())
-                .and_then(|tensor: ReleaseTensor<B::InnerBackend>| tensor.snapshot()?.armed_slot());
-            if let Some(armed) = armed
-                && !own.is_some_and(|own| Arc::ptr_eq(own, &armed))
-            {
-                self.error = Some(ReleaseError::ArmedElsewhere { param: param.id });
-            }
+            self.error = slot_of::<B, D>(param)
+                .filter(|slot| !own.is_some_and(|own| Arc::ptr_eq(own, slot)))
+                .and_then(|slot| check_foreign(&slot));
         }
     }
 
@@ -98,25 +96,41 @@ pub(super) fn check_arm<B: ReleaseBackend, M: AutodiffModule<B>>(
     check.error.map_or(Ok(()), Err)
 }
 
-/// Builds a session, parameter by parameter.
+/// Why a parameter that somebody else has armed cannot be used.
+pub(super) fn check_foreign<B: Backend>(slot: &Slot<B>) -> Option<ReleaseError> {
+    let param = slot.param();
+    match slot.claim() {
+        Claim::Free => None,
+        Claim::Open => Some(ReleaseError::ArmedElsewhere { param }),
+        Claim::Abandoned => Some(ReleaseError::Abandoned { param }),
+    }
+}
+
+/// The slot that a parameter was read from, if it was armed.
+pub(super) fn slot_of<B: ReleaseBackend, const D: usize>(
+    param: &Param<Tensor<B, D>>,
+) -> Option<Arc<Slot<B::InnerBackend>>> {
+    float(param.val())?.snapshot()?.slot()
+}
+
+/// Makes the armings of a model, parameter by parameter.
 struct Preparation<'a, B: ReleaseBackend, P> {
     plan: &'a P,
-    hints: &'a DepthHints,
-    session: Session<B::InnerBackend>,
+    progress: Arc<Progress>,
+    group: Arc<Group<B::InnerBackend>>,
+    origins: Origins<B::InnerBackend>,
     /// One for all parameters of a device: on a GPU a tensor each would be work each.
     placeholder: Option<(Device<B>, FloatTensor<B::InnerBackend>)>,
 }
 
 impl<'a, B: ReleaseBackend, P: Plan<B>> Preparation<'a, B, P> {
-    fn new(plan: &'a P, hints: &'a DepthHints, held: GradientsParams) -> Self {
+    fn new(plan: &'a P) -> Self {
+        let group = Arc::new(Group::new());
         Self {
             plan,
-            hints,
-            session: Session {
-                slots: HashMap::new(),
-                progress: Arc::default(),
-                held,
-            },
+            progress: Arc::default(),
+            origins: Origins::of(group.clone()),
+            group,
             placeholder: None,
         }
     }
@@ -133,60 +147,81 @@ impl<'a, B: ReleaseBackend, P: Plan<B>> Preparation<'a, B, P> {
         }
     }
 
+    /// What arming a parameter takes, and its leaf.
     fn arming<const D: usize>(
         &mut self,
         param: ParamId,
-        device: &Device<B>,
-    ) -> Arming<B::InnerBackend> {
-        let placeholder = self.placeholder(device);
-        let held = self.session.held.remove::<B::InnerBackend, D>(param);
-        Arming {
-            param,
-            placeholder,
-            depth_hint: self.hints.get(&param).copied(),
-            progress: self.session.progress.clone(),
-            action: self.plan.action::<D>(param),
-            held: held.map(|held| held.into_primitive().tensor()),
-        }
-    }
-}
-
-impl<B: ReleaseBackend, P: Plan<B>> ModuleMapper<B> for Preparation<'_, B, P> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let (id, tensor, mapper) = param.consume();
-        if !tensor.is_require_grad() {
-            return Param::from_mapped_value(id, tensor, mapper);
-        }
-        let arming = self.arming::<D>(id, &tensor.device());
+        tensor: Tensor<B, D>,
+    ) -> (Arming<B::InnerBackend>, AdTensor<B::InnerBackend>) {
+        let device = tensor.device();
         let tensor: ReleaseTensor<B::InnerBackend> =
             float(tensor).expect("only float tensors require gradients");
+        let pending = tensor
+            .snapshot()
+            .and_then(|snapshot| snapshot.pending_site());
         // The leaf stays: a copy of the model taken before goes on sharing it.
-        let (slot, live) = arming.arm(tensor.into_untapped());
-        self.session.slots.insert(id, slot);
-        Param::from_mapped_value(id, wrap(ReleaseTensor(Repr::Live(live))), mapper)
+        let leaf = tensor.into_autodiff();
+        let site = pending.unwrap_or_else(|| {
+            let placeholder = self.placeholder(&device);
+            Site::new(&leaf, placeholder, &self.group, self.origins.clone())
+        });
+        let arming = Arming {
+            param,
+            site,
+            progress: self.progress.clone(),
+            action: self.plan.action::<D>(param),
+        };
+        (arming, leaf)
     }
 }
 
-/// Arms a model. `held` are the sums of the gradients of earlier micro-batches.
+/// The parameters armed together.
+pub(super) struct ArmedModel<B: Backend> {
+    pub(super) armed: Vec<Armed<B>>,
+    pub(super) progress: Arc<Progress>,
+}
+
+/// Arms a model.
 pub(super) fn arm<B: ReleaseBackend, M: AutodiffModule<B>>(
     plan: &impl Plan<B>,
-    hints: &DepthHints,
-    held: GradientsParams,
     model: M,
-) -> (Session<B::InnerBackend>, M) {
-    let mut preparation = Preparation::new(plan, hints, held);
-    let model = model.map(&mut preparation);
-    (preparation.session, model)
+) -> (ArmedModel<B::InnerBackend>, M) {
+    struct Arm<'a, B: ReleaseBackend, P> {
+        preparation: Preparation<'a, B, P>,
+        armed: Vec<Armed<B::InnerBackend>>,
+    }
+
+    impl<B: ReleaseBackend, P: Plan<B>> ModuleMapper<B> for Arm<'_, B, P> {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+            let (id, tensor, mapper) = param.consume();
+            if !tensor.is_require_grad() {
+                return Param::from_mapped_value(id, tensor, mapper);
+            }
+            let (arming, leaf) = self.preparation.arming::<D>(id, tensor);
+            let (armed, live) = arming.arm(leaf);
+            self.armed.push(armed);
+            Param::from_mapped_value(id, wrap(ReleaseTensor(Repr::Live(live))), mapper)
+        }
+    }
+
+    let mut arm = Arm {
+        preparation: Preparation::new(plan),
+        armed: Vec::new(),
+    };
+    let model = model.map(&mut arm);
+    let armed = ArmedModel {
+        armed: arm.armed,
+        progress: arm.preparation.progress,
+    };
+    (armed, model)
 }
 
 /// The same for a model in the hands of an owner that gives a copy of it and can fork it.
 pub(super) fn arm_by_fork<B: ReleaseBackend, M: AutodiffModule<B>>(
     plan: &impl Plan<B>,
-    hints: &DepthHints,
-    held: GradientsParams,
     copy: M,
     fork: impl FnOnce(),
-) -> Result<Session<B::InnerBackend>, ReleaseError> {
+) -> Result<ArmedModel<B::InnerBackend>, ReleaseError> {
     struct Name<'a, B: ReleaseBackend, P> {
         preparation: Preparation<'a, B, P>,
         scope: Scope<B::InnerBackend>,
@@ -198,35 +233,36 @@ pub(super) fn arm_by_fork<B: ReleaseBackend, M: AutodiffModule<B>>(
             if !param.is_require_grad() {
                 return;
             }
-            let arming = self.preparation.arming::<D>(param.id, &param.device());
-            let leaf = float(param.val())
-                .and_then(|tensor: ReleaseTensor<B::InnerBackend>| tensor.leaf_id())
-                .expect("a parameter that requires gradients is a leaf");
-            self.scope.push(leaf, arming);
+            let (arming, leaf) = self.preparation.arming::<D>(param.id, param.val());
+            self.scope.push(leaf.node.id, arming);
             self.params.push(param.id);
         }
     }
 
     let mut name = Name {
-        preparation: Preparation::new(plan, hints, held),
+        preparation: Preparation::new(plan),
         scope: Scope::new(),
         params: Vec::new(),
     };
     copy.visit(&mut name);
     // A copy that lives on would keep the old weights alive during backward.
     drop(copy);
-    let Name {
-        preparation,
-        scope,
-        params,
-    } = name;
-    let mut session = preparation.session;
-    let armed = scope.run(fork);
-    session
-        .slots
-        .extend(armed.into_iter().map(|slot| (slot.param(), slot)));
-    match params.iter().find(|id| !session.slots.contains_key(*id)) {
+    let armed = name.scope.run(fork);
+    let found: HashSet<_> = armed.iter().map(Armed::param).collect();
+    match name.params.iter().find(|id| !found.contains(*id)) {
         Some(param) => Err(ReleaseError::NotForked { param: *param }),
-        None => Ok(session),
+        None => Ok(ArmedModel {
+            armed,
+            progress: name.preparation.progress,
+        }),
+    }
+}
+
+impl<B: Backend> ArmedModel<B> {
+    /// The session of what was armed, in the place of the one before.
+    pub(super) fn replace(self, before: Option<Session<B>>, grads: GradientsParams) -> Session<B> {
+        let mut sums = before.map(Session::withdraw).unwrap_or_default();
+        sums.push(grads);
+        Session::new(self.armed, self.progress, sums)
     }
 }

@@ -124,6 +124,18 @@ pub enum ReleaseError {
         param: ParamId,
     },
 
+    /// The optimizer that stepped the parameter was dropped, or loaded a record, before `step`.
+    #[error(
+        "parameter {param} was stepped inside backward by an optimizer that was dropped, or loaded \
+         a record, before it finished the step: its gradient is gone and other parameters may not \
+         be stepped; load the last checkpoint into the model, or go on with the weights as they \
+         are with `model.fork(&device)`"
+    )]
+    Abandoned {
+        /// The parameter.
+        param: ParamId,
+    },
+
     /// The optimizer owns its rate and was asked to arm with another.
     #[error(
         "the optimizer owns its learning rate and steps with {owned} next, but `arm` was given \
@@ -160,17 +172,32 @@ pub enum ReleaseError {
     },
 }
 
-/// A refused call, with the model it was given.
+/// A refused call, with what it was given: the model, and the gradients where it was given some.
 #[derive(thiserror::Error)]
 #[error("{error}")]
-pub struct Refused<M> {
+pub struct Refused<M, G = ()> {
     model: M,
+    grads: G,
     error: ReleaseError,
 }
 
 impl<M> Refused<M> {
     pub(crate) fn new(model: M, error: ReleaseError) -> Self {
-        Self { model, error }
+        Self {
+            model,
+            grads: (),
+            error,
+        }
+    }
+}
+
+impl<M, G> Refused<M, G> {
+    pub(crate) fn with_grads(model: M, grads: G, error: ReleaseError) -> Self {
+        Self {
+            model,
+            grads,
+            error,
+        }
     }
 
     /// Why the call was refused.
@@ -187,10 +214,15 @@ impl<M> Refused<M> {
     pub fn into_parts(self) -> (M, ReleaseError) {
         (self.model, self.error)
     }
+
+    /// The model and the gradients, as they were given, to try again with.
+    pub fn into_given(self) -> (M, G) {
+        (self.model, self.grads)
+    }
 }
 
 // Not derived: a model prints pages, and need not be `Debug`.
-impl<M> std::fmt::Debug for Refused<M> {
+impl<M, G> std::fmt::Debug for Refused<M, G> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Refused")
             .field("error", &self.error)
@@ -198,8 +230,8 @@ impl<M> std::fmt::Debug for Refused<M> {
     }
 }
 
-impl<M> From<Refused<M>> for ReleaseError {
-    fn from(refused: Refused<M>) -> Self {
+impl<M, G> From<Refused<M, G>> for ReleaseError {
+    fn from(refused: Refused<M, G>) -> Self {
         refused.error
     }
 }

@@ -11,74 +11,80 @@ use burn::{
 };
 
 use super::{
+    arming::{check_foreign, slot_of},
     error::ReleaseError,
     report::{Outcome, StepReport},
-    session::{DepthHints, Session, disarmed, float, sum},
+    session::{Session, is_awaited, leaf, sum},
     stepper::{Stepper, from_float},
 };
-use crate::{ReleaseBackend, slot::When, tensor::ReleaseTensor};
+use crate::{
+    ReleaseBackend,
+    slot::{Claim, Slot},
+    uses::When,
+};
 
 /// The gradients given to `step`.
-pub(super) enum Grads {
-    /// Of one device.
-    Single(GradientsParams),
-    /// Of several devices.
-    Multi(MultiGradientsParams),
+pub(super) trait Grads {
+    /// Whether they are those of several devices.
+    fn is_multi(&self) -> bool;
+
+    fn contains<B: Backend, const D: usize>(&self, param: ParamId) -> bool;
 }
 
-impl Grads {
+impl Grads for GradientsParams {
+    fn is_multi(&self) -> bool {
+        false
+    }
+
     fn contains<B: Backend, const D: usize>(&self, param: ParamId) -> bool {
-        match self {
-            Self::Single(grads) => grads.get::<B, D>(param).is_some(),
-            Self::Multi(multi) => multi
-                .grads
-                .iter()
-                .any(|(grads, _)| grads.get::<B, D>(param).is_some()),
-        }
+        self.get::<B, D>(param).is_some()
     }
 }
 
-impl From<Grads> for GradAdaptor {
-    fn from(grads: Grads) -> Self {
-        match grads {
-            Grads::Single(grads) => grads.into(),
-            Grads::Multi(grads) => grads.into(),
-        }
+impl Grads for MultiGradientsParams {
+    fn is_multi(&self) -> bool {
+        true
+    }
+
+    fn contains<B: Backend, const D: usize>(&self, param: ParamId) -> bool {
+        let mut grads = self.grads.iter();
+        grads.any(|(grads, _)| grads.contains::<B, D>(param))
     }
 }
 
-/// Why the step of an armed model cannot be finished with this model and these gradients.
+/// Why the step cannot be finished with this model and these gradients.
 pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
-    session: &Session<B::InnerBackend>,
+    session: Option<&Session<B::InnerBackend>>,
     model: &M,
-    grads: &Grads,
+    grads: &impl Grads,
 ) -> Result<(), ReleaseError> {
-    struct Check<'a, B: Backend> {
-        session: &'a Session<B>,
-        grads: &'a Grads,
+    struct Check<'a, B: Backend, G> {
+        session: Option<&'a Session<B>>,
+        grads: &'a G,
         found: HashSet<ParamId>,
         error: Option<ReleaseError>,
     }
 
-    impl<B: ReleaseBackend> ModuleVisitor<B> for Check<'_, B::InnerBackend> {
+    impl<B: ReleaseBackend, G: Grads> ModuleVisitor<B> for Check<'_, B::InnerBackend, G> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            let slot = match self.session.slots.get(&param.id) {
-                Some(slot) if slot.acted().is_some() => slot,
-                _ => return,
-            };
-            let is_of_slot = float(param.val())
-                .and_then(|tensor: ReleaseTensor<B::InnerBackend>| tensor.snapshot())
-                .and_then(|snapshot| snapshot.slot.upgrade())
-                .is_some_and(|found| Arc::ptr_eq(&found, slot));
-            if !is_of_slot {
+            if self.error.is_some() {
                 return;
             }
-            self.found.insert(param.id);
-            if slot.is_unclaimed() {
-                self.error = Some(ReleaseError::Unclaimed { param: param.id });
-            }
-            if self.grads.contains::<B::InnerBackend, D>(param.id) {
-                self.error = Some(ReleaseError::AlreadyStepped { param: param.id });
+            let Some(slot) = slot_of::<B, D>(param) else {
+                return;
+            };
+            let own = self
+                .session
+                .and_then(|session| session.slots.get(&param.id));
+            if !own.is_some_and(|own| Arc::ptr_eq(own, &slot)) {
+                self.error = check_stepped_elsewhere(&slot);
+            } else if slot.stepped().is_some() {
+                self.found.insert(param.id);
+                if slot.is_unclaimed() {
+                    self.error = Some(ReleaseError::Unclaimed { param: param.id });
+                } else if self.grads.contains::<B::InnerBackend, D>(param.id) {
+                    self.error = Some(ReleaseError::AlreadyStepped { param: param.id });
+                }
             }
         }
     }
@@ -94,25 +100,27 @@ pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
     if let Some(error) = error {
         return Err(error);
     }
-    let lost = session
-        .slots
-        .iter()
-        .find(|(id, slot)| slot.acted().is_some() && !found.contains(*id));
-    match lost {
+    let mut slots = session.into_iter().flat_map(|session| &session.slots);
+    match slots.find(|(id, slot)| slot.stepped().is_some() && !found.contains(*id)) {
         Some((param, _)) => Err(ReleaseError::WrongModel { param: *param }),
         None => Ok(()),
     }
+}
+
+/// Why a parameter of another session stands in the way: its gradient is gone.
+fn check_stepped_elsewhere<B: Backend>(slot: &Slot<B>) -> Option<ReleaseError> {
+    let is_gone = slot.stepped().is_some() || slot.claim() == Claim::Abandoned;
+    is_gone.then(|| check_foreign(slot)).flatten()
 }
 
 /// Finishes a step: promotes what was stepped inside backward, applies the ordinary step to what
 /// has a gradient. Without a session that is Burn's own step.
 pub(super) fn finish<O, M, B>(
     stepper: &Stepper<O, B>,
-    hints: &mut DepthHints,
     learning_rate: LearningRate,
     session: Option<Session<B::InnerBackend>>,
     model: M,
-    grads: Grads,
+    grads: GradAdaptor,
 ) -> (StepReport, M)
 where
     O: SimpleOptimizer<B::InnerBackend> + 'static,
@@ -125,7 +133,6 @@ where
         B: ReleaseBackend,
     {
         stepper: &'a Stepper<O, B>,
-        hints: &'a mut DepthHints,
         session: Option<Session<B::InnerBackend>>,
         grads: GradAdaptor,
         report: StepReport,
@@ -143,11 +150,12 @@ where
         ) -> (Outcome, Tensor<B, D>) {
             let mut held = None;
             let slot = self.session.as_mut().and_then(|session| {
-                held = session.held.remove::<B::InnerBackend, D>(id);
-                session.remove(id, self.hints)
+                held = session.held::<D>(id);
+                session.slots.remove(&id)
             });
+            let is_own = slot.is_some();
             if let Some(slot) = slot {
-                if let Some(when) = slot.acted() {
+                if let Some(when) = slot.stepped() {
                     drop(tensor);
                     let outcome = match when {
                         When::Complete => Outcome::Released,
@@ -167,7 +175,8 @@ where
                     let tensor = Tensor::from_inner(tensor).set_require_grad(require_grad);
                     (Outcome::Ordinary, tensor)
                 }
-                None => (Outcome::Unused, disarmed(tensor)),
+                None if !is_own && is_awaited(&tensor) => (Outcome::Unused, tensor),
+                None => (Outcome::Unused, leaf(tensor)),
             }
         }
     }
@@ -190,9 +199,8 @@ where
 
     let mut finish = Finish {
         stepper,
-        hints,
         session,
-        grads: grads.into(),
+        grads,
         report: StepReport::new(learning_rate),
     };
     let model = model.map(&mut finish);

@@ -2,6 +2,7 @@
 
 mod accumulator;
 mod arming;
+mod dyn_optimizer;
 mod error;
 mod finish;
 mod handle;
@@ -9,9 +10,11 @@ mod rate;
 mod release_optimizer;
 mod report;
 mod session;
+mod shared_state;
 mod stepper;
 
 pub use accumulator::ReleaseAccumulator;
+pub use dyn_optimizer::DynOptimizer;
 pub use error::{Refused, ReleaseError};
 pub use release_optimizer::{ReleaseOptimizer, WithGradientRelease};
 pub use report::{Outcome, StepReport};

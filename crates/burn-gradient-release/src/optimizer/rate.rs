@@ -23,9 +23,15 @@ impl<S: LrScheduler + 'static> Schedule for S {
 
 /// The rates of an optimizer that owns them.
 pub(crate) struct OwnedRate {
+    /// Stands where the last finished step has left it.
     schedule: Box<dyn Schedule>,
-    /// Drawn, not yet applied.
-    upcoming: Option<LearningRate>,
+    upcoming: Option<Upcoming>,
+}
+
+/// The rate of the next step, and the scheduler after it.
+struct Upcoming {
+    rate: LearningRate,
+    schedule: Box<dyn Schedule>,
 }
 
 impl OwnedRate {
@@ -38,11 +44,25 @@ impl OwnedRate {
 
     /// The rate of the next step. The scheduler moves on only once that is applied.
     pub(crate) fn upcoming(&mut self) -> LearningRate {
-        *self.upcoming.get_or_insert_with(|| self.schedule.next())
+        let Self { schedule, upcoming } = self;
+        upcoming
+            .get_or_insert_with(|| Upcoming::of(schedule.as_ref()))
+            .rate
+    }
+
+    /// The same, without remembering it.
+    pub(crate) fn peek(&self) -> LearningRate {
+        match &self.upcoming {
+            Some(upcoming) => upcoming.rate,
+            None => Upcoming::of(self.schedule.as_ref()).rate,
+        }
     }
 
     pub(crate) fn applied(&mut self) {
-        self.upcoming = None;
+        self.schedule = match self.upcoming.take() {
+            Some(upcoming) => upcoming.schedule,
+            None => Upcoming::of(self.schedule.as_ref()).schedule,
+        };
     }
 
     pub(crate) fn scheduler<S: LrScheduler + 'static>(&self) -> Option<&S> {
@@ -51,11 +71,24 @@ impl OwnedRate {
     }
 }
 
+impl Upcoming {
+    fn of(schedule: &dyn Schedule) -> Self {
+        let mut schedule = schedule.boxed_clone();
+        Self {
+            rate: schedule.next(),
+            schedule,
+        }
+    }
+}
+
 impl Clone for OwnedRate {
     fn clone(&self) -> Self {
         Self {
             schedule: self.schedule.boxed_clone(),
-            upcoming: self.upcoming,
+            upcoming: self.upcoming.as_ref().map(|upcoming| Upcoming {
+                rate: upcoming.rate,
+                schedule: upcoming.schedule.boxed_clone(),
+            }),
         }
     }
 }
@@ -63,7 +96,7 @@ impl Clone for OwnedRate {
 impl std::fmt::Debug for OwnedRate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("OwnedRate")
-            .field("upcoming", &self.upcoming)
+            .field("upcoming", &self.peek())
             .finish_non_exhaustive()
     }
 }

@@ -1,9 +1,6 @@
 //! The optimizer a user holds.
 
-use std::{
-    marker::PhantomData,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::marker::PhantomData;
 
 use burn::{
     grad_clipping::GradientClipping,
@@ -11,9 +8,8 @@ use burn::{
     module::AutodiffModule,
     optim::{
         GradientsParams, LearningRate, MultiGradientsParams, Optimizer, SimpleOptimizer,
-        adaptor::OptimizerAdaptor,
+        adaptor::{GradAdaptor, OptimizerAdaptor},
     },
-    tensor::backend::Backend,
 };
 
 use super::{
@@ -23,7 +19,8 @@ use super::{
     handle,
     rate::OwnedRate,
     report::StepReport,
-    session::{self, DepthHints, Session},
+    session,
+    shared_state::SharedState,
     stepper::{Records, Stepper},
 };
 use crate::ReleaseBackend;
@@ -93,66 +90,18 @@ where
 {
     stepper: Stepper<O, B>,
     rate: Option<OwnedRate>,
-    course: Arc<Mutex<Course<B::InnerBackend>>>,
+    state: SharedState<B::InnerBackend>,
     module: PhantomData<fn(M) -> M>,
 }
 
 /// What a handle to an optimizer shares with it, which does not depend on the module.
-struct Inside<O, B>
+struct HandleParts<O, B>
 where
     O: SimpleOptimizer<B::InnerBackend>,
     B: ReleaseBackend,
 {
     stepper: Stepper<O, B>,
-    course: Arc<Mutex<Course<B::InnerBackend>>>,
-}
-
-/// Where the optimizer stands from step to step. Shared by its [handles](handle).
-struct Course<B: Backend> {
-    hints: DepthHints,
-    session: Option<Session<B>>,
-    /// The rate that the session steps with.
-    learning_rate: LearningRate,
-    report: Option<StepReport>,
-    /// What makes the states worthless until a record is loaded.
-    fault: Option<ReleaseError>,
-}
-
-impl<B: Backend> Course<B> {
-    fn new(hints: DepthHints) -> Self {
-        Self {
-            hints,
-            session: None,
-            learning_rate: 0.0,
-            report: None,
-            fault: None,
-        }
-    }
-
-    /// Refuses while a backward waits for its `step`.
-    fn check_idle(&self) -> Result<(), ReleaseError> {
-        self.check_fault()?;
-        match &self.session {
-            Some(session) if session.acted() > 0 => Err(ReleaseError::Unfinished {
-                stepped: session.acted(),
-                armed: session.armed(),
-            }),
-            _ => Ok(()),
-        }
-    }
-
-    fn check_fault(&self) -> Result<(), ReleaseError> {
-        if let Some(fault) = &self.fault {
-            return Err(fault.clone());
-        }
-        match &self.session {
-            Some(session) if session.is_interrupted() => Err(ReleaseError::Interrupted {
-                stepped: session.acted(),
-                armed: session.armed(),
-            }),
-            _ => Ok(()),
-        }
-    }
+    state: SharedState<B::InnerBackend>,
 }
 
 impl<O, M, B> From<OptimizerAdaptor<O, M, B>> for ReleaseOptimizer<O, M, B>
@@ -191,14 +140,9 @@ where
         Self {
             stepper,
             rate: None,
-            course: Arc::new(Mutex::new(Course::new(DepthHints::new()))),
+            state: SharedState::new(),
             module: PhantomData,
         }
-    }
-
-    fn course(&self) -> MutexGuard<'_, Course<B::InnerBackend>> {
-        // A panic in the middle of a step leaves a fault behind, which says all there is to say.
-        self.course.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A second handle to an optimizer that its owner keeps private, such as the one inside
@@ -208,12 +152,12 @@ where
     /// The owner is cloned, and the clone dropped. `None` if it has no optimizer of this type. The
     /// handle is to the optimizer the owner has now: ask for it after a record was loaded.
     pub fn handle_of<T: Clone>(owner: &T) -> Option<Self> {
-        let inside: Inside<O, B> = handle::capture(|| drop(owner.clone()))?;
+        let parts: HandleParts<O, B> = handle::capture(|| drop(owner.clone()))?;
         Some(Self {
-            stepper: inside.stepper,
+            stepper: parts.stepper,
             // The owner's own optimizer holds its `step` to a rate it owns.
             rate: None,
-            course: inside.course,
+            state: parts.state,
             module: PhantomData,
         })
     }
@@ -245,9 +189,8 @@ where
         self
     }
 
-    /// The scheduler the optimizer owns, if it is of type `S`.
-    ///
-    /// While a model is armed it is one step ahead: it has given the rate of the step under way.
+    /// The scheduler the optimizer owns, if it is of type `S`: as it is after the last finished step,
+    /// so that its record resumes where the optimizer's does.
     pub fn lr_scheduler<S: LrScheduler + 'static>(&self) -> Option<&S> {
         self.rate.as_ref()?.scheduler()
     }
@@ -264,7 +207,14 @@ where
 
     /// Whether a model is armed.
     pub fn is_armed(&self) -> bool {
-        self.course().session.is_some()
+        self.state.armed().is_some()
+    }
+
+    /// The rate of the next step: what the model is armed with, or what the rate that the optimizer
+    /// owns will be. `None` if the next call decides.
+    pub fn next_learning_rate(&self) -> Option<LearningRate> {
+        let owned = || self.rate.as_ref().map(OwnedRate::peek);
+        self.state.armed().or_else(owned)
     }
 
     /// Refuses while a backward has stepped parameters and `step` has not finished that step.
@@ -274,19 +224,19 @@ where
     /// [`Unfinished`](ReleaseError::Unfinished), or [`Interrupted`](ReleaseError::Interrupted) after
     /// a backward that panicked half way.
     pub fn check_finished(&self) -> Result<(), ReleaseError> {
-        self.course().check_idle()
+        self.state.check_idle()
     }
 
     /// What happened to each parameter in the last finished step.
     pub fn last_step(&self) -> Option<StepReport> {
-        self.course().report.clone()
+        self.state.report()
     }
 
     /// Arms the model for one optimizer step: until [`step`](Optimizer::step) every parameter that
     /// requires gradients is stepped inside backward with this learning rate.
     ///
-    /// Arming again before a backward replaces the rate. Clones of the model keep the values they
-    /// have.
+    /// Arming again before a backward replaces the rate, for forward passes that have run already,
+    /// too. Clones of the model keep the values they have.
     ///
     /// # Panics
     ///
@@ -303,9 +253,13 @@ where
     /// - [`Interrupted`](ReleaseError::Interrupted): a backward panicked half way;
     /// - [`DuplicateParam`](ReleaseError::DuplicateParam): two parameters share an id;
     /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer armed a parameter;
+    /// - [`Abandoned`](ReleaseError::Abandoned): another optimizer stepped a parameter and is gone;
     /// - [`OwnedLearningRate`](ReleaseError::OwnedLearningRate): the optimizer owns another rate.
     pub fn try_arm(&mut self, lr: LearningRate, model: M) -> Result<M, Refused<M>> {
-        self.try_arm_accumulated(lr, model, GradientsParams::new())
+        match self.check_arm(lr, &model) {
+            Ok(()) => Ok(self.arm_checked(lr, model, GradientsParams::new())),
+            Err(error) => Err(Refused::new(model, error)),
+        }
     }
 
     /// Arms the model for the last micro-batch of an optimizer step, with the gradients that Burn's
@@ -313,7 +267,8 @@ where
     /// parameter is stepped inside backward with its held sum plus the new gradient, and both are
     /// freed.
     ///
-    /// The earlier micro-batches run unarmed. Arming again, and disarming, drops the gradients.
+    /// The earlier micro-batches run unarmed. Arming again keeps the gradients and adds those it is
+    /// given; disarming drops them.
     ///
     /// ```
     /// use burn::{
@@ -355,7 +310,7 @@ where
         expect(self.try_arm_accumulated(lr, model, grads))
     }
 
-    /// [`arm_accumulated`](Self::arm_accumulated), handing the model back where it refuses.
+    /// [`arm_accumulated`](Self::arm_accumulated), handing model and gradients back where it refuses.
     ///
     /// # Errors
     ///
@@ -365,16 +320,21 @@ where
         lr: LearningRate,
         model: M,
         grads: GradientsParams,
-    ) -> Result<M, Refused<M>> {
-        if let Err(error) = self.check_arm(lr, &model) {
-            return Err(Refused::new(model, error));
+    ) -> Result<M, Refused<M, GradientsParams>> {
+        match self.check_arm(lr, &model) {
+            Ok(()) => Ok(self.arm_checked(lr, model, grads)),
+            Err(error) => Err(Refused::with_grads(model, grads, error)),
         }
-        let mut course = self.course();
-        course.session = None;
-        let (session, model) = arming::arm(&self.plan(lr), &course.hints, grads, model);
-        course.session = Some(session);
-        course.learning_rate = lr;
-        Ok(model)
+    }
+
+    fn arm_checked(&mut self, lr: LearningRate, model: M, grads: GradientsParams) -> M {
+        let before = self.state.take_session();
+        if let Some(before) = &before {
+            before.free_discarded();
+        }
+        let (armed, model) = arming::arm(&self.plan(lr), model);
+        self.state.arm(lr, armed.replace(before, grads));
+        model
     }
 
     /// Arms a model in the hands of an owner that only gives copies of it, such as burn-train's
@@ -386,21 +346,25 @@ where
     /// # Errors
     ///
     /// As [`try_arm`](Self::try_arm), and [`NotForked`](ReleaseError::NotForked) if the fork left
-    /// out a parameter.
+    /// out a parameter; with the gradients.
     pub fn try_arm_by_fork(
         &mut self,
         lr: LearningRate,
         copy: M,
         grads: GradientsParams,
         fork: impl FnOnce(),
-    ) -> Result<(), ReleaseError> {
-        self.check_arm(lr, &copy)?;
-        let mut course = self.course();
-        course.session = None;
-        let session = arming::arm_by_fork(&self.plan(lr), &course.hints, grads, copy, fork)?;
-        course.session = Some(session);
-        course.learning_rate = lr;
-        Ok(())
+    ) -> Result<(), Refused<(), GradientsParams>> {
+        let armed = self
+            .check_arm(lr, &copy)
+            .and_then(|()| arming::arm_by_fork(&self.plan(lr), copy, fork));
+        match armed {
+            Ok(armed) => {
+                let before = self.state.take_session();
+                self.state.arm(lr, armed.replace(before, grads));
+                Ok(())
+            }
+            Err(error) => Err(Refused::with_grads((), grads, error)),
+        }
     }
 
     fn plan(&self, learning_rate: LearningRate) -> Step<'_, O, B> {
@@ -411,9 +375,14 @@ where
     }
 
     fn check_arm(&mut self, lr: LearningRate, model: &M) -> Result<(), ReleaseError> {
-        self.course().check_idle()?;
+        self.state.check_idle()?;
         self.check_owned_rate(lr)?;
-        arming::check_arm::<B, M>(self.course().session.as_ref(), model)
+        self.check_arm_params(model)
+    }
+
+    fn check_arm_params(&self, model: &M) -> Result<(), ReleaseError> {
+        self.state
+            .with_session(|session| arming::check_arm::<B, M>(session, model))
     }
 
     fn check_owned_rate(&mut self, given: LearningRate) -> Result<(), ReleaseError> {
@@ -425,7 +394,8 @@ where
         }
     }
 
-    /// Takes the arming back: the model is an ordinary one again.
+    /// Takes the arming back: the model is an ordinary one again, and a forward pass that has run
+    /// already gives ordinary gradients. Gradients it was armed with are dropped.
     ///
     /// # Panics
     ///
@@ -441,33 +411,43 @@ where
     /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted)
     /// after a backward.
     pub fn try_disarm(&mut self, model: M) -> Result<M, Refused<M>> {
-        let checked = self.course().check_idle();
-        if let Err(error) = checked {
+        if let Err(error) = self.state.check_idle() {
             return Err(Refused::new(model, error));
         }
-        self.course().session = None;
+        if let Some(session) = self.state.take_session() {
+            session.free_discarded();
+        }
         Ok(session::disarm::<B, M>(model))
     }
 
-    /// [`Optimizer::step`], handing the model back where it refuses.
+    /// [`Optimizer::step`], handing model and gradients back where it refuses.
     ///
     /// # Errors
     ///
     /// - [`LearningRate`](ReleaseError::LearningRate): another rate than the one applied;
     /// - [`AlreadyStepped`](ReleaseError::AlreadyStepped): a gradient for a parameter that was
     ///   stepped inside an earlier backward;
+    /// - [`Unclaimed`](ReleaseError::Unclaimed): nobody asked for the gradient of a parameter that
+    ///   was stepped;
     /// - [`WrongModel`](ReleaseError::WrongModel): the stepped parameters are not in this model;
+    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere), [`Abandoned`](ReleaseError::Abandoned): a
+    ///   parameter was stepped by another optimizer, which has not finished;
+    /// - [`DuplicateParam`](ReleaseError::DuplicateParam): the optimizer owns its rate and would arm
+    ///   a model in which two parameters share an id;
     /// - [`Interrupted`](ReleaseError::Interrupted): the backward panicked half way.
     pub fn try_step(
         &mut self,
         lr: LearningRate,
         model: M,
         grads: GradientsParams,
-    ) -> Result<M, Refused<M>> {
-        self.try_finish(lr, model, Grads::Single(grads))
+    ) -> Result<M, Refused<M, GradientsParams>> {
+        match self.check_finish(lr, &model, &grads) {
+            Ok(()) => Ok(self.finish(lr, model, grads.into())),
+            Err(error) => Err(Refused::with_grads(model, grads, error)),
+        }
     }
 
-    /// [`Optimizer::step_multi`], handing the model back where it refuses.
+    /// [`Optimizer::step_multi`], handing model and gradients back where it refuses.
     ///
     /// # Errors
     ///
@@ -478,59 +458,55 @@ where
         lr: LearningRate,
         model: M,
         grads: MultiGradientsParams,
-    ) -> Result<M, Refused<M>> {
-        self.try_finish(lr, model, Grads::Multi(grads))
+    ) -> Result<M, Refused<M, MultiGradientsParams>> {
+        match self.check_finish(lr, &model, &grads) {
+            Ok(()) => Ok(self.finish(lr, model, grads.into())),
+            Err(error) => Err(Refused::with_grads(model, grads, error)),
+        }
     }
 
-    fn try_finish(&mut self, lr: LearningRate, model: M, grads: Grads) -> Result<M, Refused<M>> {
-        if let Err(error) = self.check_finish(lr, &model, &grads) {
-            return Err(Refused::new(model, error));
+    fn finish(&mut self, lr: LearningRate, model: M, grads: GradAdaptor) -> M {
+        let session = self.state.begin_finish();
+        if let Some(session) = &session {
+            session.free_discarded();
         }
-        let mut course = self.course();
-        let session = course.session.take();
-        // Stands if the optimizer panics below: the model is gone then, and the states are mixed.
-        course.fault = Some(ReleaseError::Interrupted {
-            stepped: session.as_ref().map_or(0, Session::acted),
-            armed: session.as_ref().map_or(0, Session::armed),
-        });
-        let (report, model) =
-            finish::finish(&self.stepper, &mut course.hints, lr, session, model, grads);
-        course.fault = None;
-        course.report = Some(report);
-        drop(course);
-        let Some(rate) = self.rate.as_mut() else {
-            return Ok(model);
-        };
-        rate.applied();
-        let next = rate.upcoming();
-        self.try_arm(next, model)
+        let (report, model) = finish::finish(&self.stepper, lr, session, model, grads);
+        self.state.finish(report);
+        match &mut self.rate {
+            Some(rate) => {
+                rate.applied();
+                let next = rate.upcoming();
+                self.arm_checked(next, model, GradientsParams::new())
+            }
+            None => model,
+        }
     }
 
     fn check_finish(
         &mut self,
         given: LearningRate,
         model: &M,
-        grads: &Grads,
+        grads: &impl Grads,
     ) -> Result<(), ReleaseError> {
+        self.state.check_fault()?;
         let owned = self.rate.as_mut().map(OwnedRate::upcoming);
-        let course = self.course();
-        course.check_fault()?;
-        let armed = course.session.as_ref().map(|_| course.learning_rate);
-        for armed in armed.into_iter().chain(owned) {
+        for armed in self.state.armed().into_iter().chain(owned) {
             if armed.to_bits() != given.to_bits() {
                 return Err(ReleaseError::LearningRate { armed, given });
             }
         }
-        let Some(session) = &course.session else {
-            return Ok(());
-        };
-        if let (Grads::Multi(_), stepped @ 1..) = (grads, session.acted()) {
-            return Err(ReleaseError::MultiDevice {
-                stepped,
-                armed: session.armed(),
-            });
+        if owned.is_some() {
+            // The model will be armed anew, which must not fail once it is stepped.
+            self.check_arm_params(model)?;
         }
-        finish::check_finish::<B, M>(session, model, grads)
+        self.state.with_session(|session| {
+            let stepped = session.map_or(0, |session| session.acted());
+            if grads.is_multi() && stepped > 0 {
+                let armed = session.map_or(0, |session| session.armed());
+                return Err(ReleaseError::MultiDevice { stepped, armed });
+            }
+            finish::check_finish::<B, M>(session, model, grads)
+        })
     }
 
     /// [`Optimizer::to_record`], refusing states that are half old, half new.
@@ -540,7 +516,7 @@ where
     /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted)
     /// after a backward.
     pub fn try_to_record(&self) -> Result<Records<O, B>, ReleaseError> {
-        self.course().check_idle()?;
+        self.state.check_idle()?;
         Ok(self.stepper.records())
     }
 
@@ -563,8 +539,8 @@ where
     /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted)
     /// after a backward.
     pub fn try_into_adaptor(self) -> Result<OptimizerAdaptor<O, M, B>, ReleaseError> {
-        self.course().check_idle()?;
-        self.course().session = None;
+        self.state.check_idle()?;
+        drop(self.state.take_session());
         let mut adaptor = OptimizerAdaptor::from(self.stepper.optim.clone());
         if let Some(clipping) = self.stepper.grad_clipping.clone() {
             adaptor = adaptor.with_grad_clipping(clipping);
@@ -607,14 +583,11 @@ where
         expect(self.try_to_record())
     }
 
-    /// Loads the states, and is the way back after an interrupted step.
+    /// Loads the states, and is the way back after an interrupted step. Disarms: a forward pass that
+    /// has run already gives ordinary gradients.
     fn load_record(mut self, record: Self::Record) -> Self {
-        let hints = {
-            let mut course = self.course();
-            course.session = None;
-            std::mem::take(&mut course.hints)
-        };
-        self.course = Arc::new(Mutex::new(Course::new(hints)));
+        drop(self.state.take_session());
+        self.state = SharedState::new();
         self.stepper = Stepper::new(
             self.stepper.optim.clone(),
             self.stepper.grad_clipping.clone(),
@@ -633,21 +606,14 @@ where
     B: ReleaseBackend,
 {
     fn clone(&self) -> Self {
-        handle::offer(|| Inside {
+        handle::offer(|| HandleParts {
             stepper: self.stepper.clone(),
-            course: self.course.clone(),
+            state: self.state.share(),
         });
-        let course = self.course();
         Self {
             stepper: self.stepper.fork(),
             rate: self.rate.clone(),
-            course: Arc::new(Mutex::new(Course {
-                hints: course.hints.clone(),
-                session: None,
-                learning_rate: course.learning_rate,
-                report: course.report.clone(),
-                fault: course.check_idle().err(),
-            })),
+            state: self.state.fork(),
             module: PhantomData,
         }
     }

@@ -4,11 +4,11 @@ use burn::{module::ParamId, optim::LearningRate};
 
 /// What happened to a parameter in one optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Outcome {
     /// Stepped inside backward, the moment its gradient was complete.
     Released,
-    /// Stepped at the end of backward: one of its uses lies as low on the tape as its tap. The next
-    /// step knows, and releases it in time; at the bottom of the tape there is no earlier time.
+    /// Stepped at the end of backward: its lowest use does not lead to the loss.
     ReleasedLate,
     /// Stepped by `step`, from an ordinary gradient.
     Ordinary,

@@ -1,6 +1,6 @@
 //! What was armed together, from arming to the end of the step or of the micro-batch.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, mem, sync::Arc};
 
 use burn::{
     module::{AutodiffModule, ModuleMapper, Param, ParamId},
@@ -8,24 +8,44 @@ use burn::{
     tensor::{Tensor, TensorPrimitive, backend::Backend},
 };
 
+use super::stepper::from_float;
 use crate::{
     ReleaseBackend,
-    slot::{Progress, Slot},
-    tensor::ReleaseTensor,
+    parameter::Armed,
+    progress::Progress,
+    slot::Slot,
+    tensor::{ReleaseTensor, Repr},
 };
 
-/// At which depth of the tape each parameter should be tapped, learnt from the previous backward.
-pub(super) type DepthHints = HashMap<ParamId, usize>;
-
 /// The armed parameters.
+///
+/// Dropped before it is finished, it leaves ordinary leaves, for whichever optimizer is next.
 pub(super) struct Session<B: Backend> {
     pub(super) slots: HashMap<ParamId, Arc<Slot<B>>>,
-    pub(super) progress: Arc<Progress>,
+    progress: Arc<Progress>,
     /// Gradients of earlier micro-batches for parameters that have no slot.
-    pub(super) held: GradientsParams,
+    held: Sums,
 }
 
 impl<B: Backend> Session<B> {
+    /// The parameters hold the `sums` until they are stepped.
+    pub(super) fn new(armed: Vec<Armed<B>>, progress: Arc<Progress>, mut sums: Sums) -> Self {
+        let slots: HashMap<_, _> = armed
+            .into_iter()
+            .map(|armed| (armed.param(), armed.keep()))
+            .collect();
+        for (param, slot) in &slots {
+            if let Some(sum) = sums.remove::<B, 1>(*param) {
+                slot.hold(sum.into_primitive().tensor());
+            }
+        }
+        Self {
+            slots,
+            progress,
+            held: sums,
+        }
+    }
+
     pub(super) fn acted(&self) -> usize {
         self.progress.acted()
     }
@@ -38,17 +58,68 @@ impl<B: Backend> Session<B> {
         self.progress.is_interrupted()
     }
 
-    /// Takes the slot of a parameter, noting where its tap should have been.
-    pub(super) fn remove(
+    /// Ends the arming. Returns the sums of the gradients of earlier micro-batches.
+    pub(super) fn withdraw(mut self) -> Sums {
+        let mut sums = mem::take(&mut self.held);
+        for (param, slot) in self.slots.drain() {
+            if let Some(sum) = slot.withdraw() {
+                sums.put_back(param, from_float::<B, 1>(sum));
+            }
+        }
+        sums
+    }
+
+    /// Takes the gradients held for a parameter that has no slot.
+    pub(super) fn held<const D: usize>(&mut self, param: ParamId) -> Option<Tensor<B, D>> {
+        self.held.remove(param)
+    }
+
+    /// Frees forward passes over the parameters that nobody can run backward any more.
+    ///
+    /// The parameters of a model meet in one graph of burn-autodiff, which one look goes through.
+    pub(super) fn free_discarded(&self) {
+        self.slots.values().any(|slot| slot.free_discarded());
+    }
+}
+
+impl<B: Backend> Drop for Session<B> {
+    fn drop(&mut self) {
+        // Only marks: a backend that failed must not be asked for anything here.
+        self.slots.values().for_each(|slot| slot.end());
+    }
+}
+
+/// Gradients of earlier micro-batches, in the order in which they are to be added up.
+#[derive(Default)]
+pub(super) struct Sums(Vec<GradientsParams>);
+
+impl Sums {
+    pub(super) fn push(&mut self, grads: GradientsParams) {
+        if !grads.is_empty() {
+            self.0.push(grads);
+        }
+    }
+
+    /// Puts back what was [removed](Self::remove). The rank may be another: Burn's container does
+    /// not look at it.
+    fn put_back<B: Backend, const D: usize>(&mut self, param: ParamId, sum: Tensor<B, D>) {
+        if self.0.is_empty() {
+            self.0.push(GradientsParams::new());
+        }
+        self.0[0].register(param, sum);
+    }
+
+    /// Takes what is to be added up first; all, if only one set of gradients was given.
+    pub(super) fn into_first(self) -> GradientsParams {
+        self.0.into_iter().next().unwrap_or_default()
+    }
+
+    pub(super) fn remove<B: Backend, const D: usize>(
         &mut self,
         param: ParamId,
-        hints: &mut DepthHints,
-    ) -> Option<Arc<Slot<B>>> {
-        let slot = self.slots.remove(&param)?;
-        if let Some(depth) = slot.next_depth() {
-            hints.insert(param, depth);
-        }
-        Some(slot)
+    ) -> Option<Tensor<B, D>> {
+        let grads = self.0.iter_mut();
+        grads.fold(None, |held, grads| sum(held, grads.remove(param)))
     }
 }
 
@@ -63,37 +134,42 @@ pub(super) fn sum<B: Backend, const D: usize>(
     }
 }
 
-/// Parameters whose session is gone are ordinary leaves again, for whichever optimizer is next.
-impl<B: Backend> Drop for Session<B> {
-    fn drop(&mut self) {
-        self.slots.values().for_each(|slot| slot.disarm());
-    }
-}
-
-/// Turns the parameters of a model whose session was cancelled into ordinary leaves.
+/// Turns the parameters of a model whose session was cancelled into ordinary leaves. Forward passes
+/// so far stay known, in case the model is armed again before they are run backward.
 pub(super) fn disarm<B: ReleaseBackend, M: AutodiffModule<B>>(model: M) -> M {
     struct Disarm;
 
     impl<B: ReleaseBackend> ModuleMapper<B> for Disarm {
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
             let (id, tensor, mapper) = param.consume();
-            Param::from_mapped_value(id, disarmed(tensor), mapper)
+            Param::from_mapped_value(id, map(tensor, ReleaseTensor::read), mapper)
         }
     }
 
     model.map(&mut Disarm)
 }
 
-/// The leaf behind a snapshot; everything else as it is.
-pub(super) fn disarmed<B: ReleaseBackend, const D: usize>(tensor: Tensor<B, D>) -> Tensor<B, D> {
+/// Whether an optimizer or an accumulator waits for the gradient.
+pub(super) fn is_awaited<B: ReleaseBackend, const D: usize>(tensor: &Tensor<B, D>) -> bool {
+    let tensor = float(tensor.clone());
+    let snapshot = tensor.and_then(|tensor: ReleaseTensor<B::InnerBackend>| tensor.snapshot());
+    snapshot.is_some_and(|snapshot| snapshot.is_awaited())
+}
+
+/// The leaf behind a parameter that was armed; everything else as it is.
+pub(super) fn leaf<B: ReleaseBackend, const D: usize>(tensor: Tensor<B, D>) -> Tensor<B, D> {
+    map(tensor, |tensor| match tensor.read().0 {
+        Repr::Snapshot(snapshot) => ReleaseTensor::plain(snapshot.into_leaf()),
+        other => ReleaseTensor(other),
+    })
+}
+
+fn map<B: ReleaseBackend, const D: usize>(
+    tensor: Tensor<B, D>,
+    map: impl FnOnce(ReleaseTensor<B::InnerBackend>) -> ReleaseTensor<B::InnerBackend>,
+) -> Tensor<B, D> {
     match tensor.into_primitive() {
-        TensorPrimitive::Float(tensor) => {
-            let tensor = B::into_release(tensor);
-            wrap(match tensor.snapshot() {
-                Some(snapshot) => ReleaseTensor::plain(snapshot.into_leaf()),
-                None => tensor,
-            })
-        }
+        TensorPrimitive::Float(tensor) => wrap(map(B::into_release(tensor))),
         quantized => Tensor::from_primitive(quantized),
     }
 }

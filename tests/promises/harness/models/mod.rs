@@ -5,14 +5,18 @@ use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{
     BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
-    LinearConfig, Lstm, LstmConfig, PaddingConfig2d,
+    LinearConfig, PaddingConfig2d,
 };
 use burn::tensor::activation::{gelu, relu};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::module::embedding;
 use burn::tensor::{Tensor, activation::log_softmax};
 
+mod recurrent;
+
 use super::noise::{ids, noise};
+
+pub(crate) use recurrent::{NormalisedRecurrent, Recurrent};
 
 /// How big to make a model: `Small` for numbers, `Large` for bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -250,34 +254,6 @@ impl Scenario for Transformer {
         }
         let logits = log_softmax(model.head.forward(model.norm.forward(x)), 2);
         logits.slice([0..2, 0..6, 3..4]).mean().neg()
-    }
-}
-
-/// Weights that are used again at every time step.
-#[derive(Module, Debug)]
-pub(crate) struct RecurrentModel<B: Backend> {
-    lstm: Lstm<B>,
-    head: Linear<B>,
-}
-
-pub(crate) struct Recurrent;
-
-impl Scenario for Recurrent {
-    type Model<B: AutodiffBackend> = RecurrentModel<B>;
-
-    fn init<B: AutodiffBackend>(size: Size, device: &B::Device) -> RecurrentModel<B> {
-        let width = size.pick(6, 256);
-        RecurrentModel {
-            lstm: LstmConfig::new(4, width, true).init(device),
-            head: LinearConfig::new(width, 3).init(device),
-        }
-    }
-
-    fn loss<B: AutodiffBackend>(model: &RecurrentModel<B>, _: Size, step: u64) -> Tensor<B, 1> {
-        let x = noise::<B, 3>(step, [3, 5, 4], &device::<B>());
-        let (sequence, _) = model.lstm.forward(x, None);
-        let target = noise::<B, 3>(step + 1000, [3, 5, 3], &device::<B>());
-        (model.head.forward(sequence) - target).square().mean()
     }
 }
 

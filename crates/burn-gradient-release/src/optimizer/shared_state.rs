@@ -1,0 +1,132 @@
+//! Where an optimizer stands from step to step. Shared by its [handles](super::handle).
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use burn::{optim::LearningRate, tensor::backend::Backend};
+
+use super::{error::ReleaseError, report::StepReport, session::Session};
+use crate::uses::lock;
+
+/// The state, behind a lock that is never held while code of a user runs: the model's, the
+/// optimizer's, or that of an owner of both.
+pub(super) struct SharedState<B: Backend>(Arc<Mutex<State<B>>>);
+
+struct State<B: Backend> {
+    session: Option<Session<B>>,
+    /// The rate that the session steps with.
+    learning_rate: LearningRate,
+    report: Option<StepReport>,
+    /// What makes the states worthless until a record is loaded.
+    fault: Option<ReleaseError>,
+}
+
+impl<B: Backend> SharedState<B> {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Mutex::new(State {
+            session: None,
+            learning_rate: 0.0,
+            report: None,
+            fault: None,
+        })))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<B>> {
+        // Ignores poisoning: `fault` records the panic.
+        lock(&self.0)
+    }
+
+    /// A second way to the same state.
+    pub(super) fn share(&self) -> Self {
+        Self(self.0.clone())
+    }
+
+    /// A state of its own for a copy of the optimizer, which is not armed.
+    pub(super) fn fork(&self) -> Self {
+        let state = self.state();
+        Self(Arc::new(Mutex::new(State {
+            session: None,
+            learning_rate: state.learning_rate,
+            report: state.report.clone(),
+            fault: state.check_idle().err(),
+        })))
+    }
+
+    pub(super) fn check_idle(&self) -> Result<(), ReleaseError> {
+        self.state().check_idle()
+    }
+
+    pub(super) fn check_fault(&self) -> Result<(), ReleaseError> {
+        self.state().check_fault()
+    }
+
+    /// The rate that a model is armed with.
+    pub(super) fn armed(&self) -> Option<LearningRate> {
+        let state = self.state();
+        state.session.as_ref().map(|_| state.learning_rate)
+    }
+
+    pub(super) fn report(&self) -> Option<StepReport> {
+        self.state().report.clone()
+    }
+
+    /// Looks at the session under the lock: what is done there runs no code of a user but the
+    /// walk over the fields of a model.
+    pub(super) fn with_session<R>(&self, look: impl FnOnce(Option<&Session<B>>) -> R) -> R {
+        look(self.state().session.as_ref())
+    }
+
+    pub(super) fn take_session(&self) -> Option<Session<B>> {
+        self.state().session.take()
+    }
+
+    pub(super) fn arm(&self, learning_rate: LearningRate, session: Session<B>) {
+        let mut state = self.state();
+        state.learning_rate = learning_rate;
+        state.session = Some(session);
+    }
+
+    /// Begins to finish the step: should the optimizer panic before [`finish`](Self::finish), the
+    /// model is gone and the states are mixed.
+    pub(super) fn begin_finish(&self) -> Option<Session<B>> {
+        let mut state = self.state();
+        let session = state.session.take();
+        state.fault = Some(ReleaseError::Interrupted {
+            stepped: session.as_ref().map_or(0, Session::acted),
+            armed: session.as_ref().map_or(0, Session::armed),
+        });
+        session
+    }
+
+    pub(super) fn finish(&self, report: StepReport) {
+        let mut state = self.state();
+        state.fault = None;
+        state.report = Some(report);
+    }
+}
+
+impl<B: Backend> State<B> {
+    /// Refuses while a backward waits for its `step`.
+    fn check_idle(&self) -> Result<(), ReleaseError> {
+        self.check_fault()?;
+        match &self.session {
+            Some(session) if session.acted() > 0 => Err(ReleaseError::Unfinished {
+                stepped: session.acted(),
+                armed: session.armed(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_fault(&self) -> Result<(), ReleaseError> {
+        if let Some(fault) = &self.fault {
+            return Err(fault.clone());
+        }
+        match &self.session {
+            Some(session) if session.is_interrupted() => Err(ReleaseError::Interrupted {
+                stepped: session.acted(),
+                armed: session.armed(),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
