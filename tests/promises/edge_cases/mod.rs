@@ -8,6 +8,7 @@ mod numbers;
 mod owners;
 mod parts;
 mod rates;
+mod sequences;
 mod threads;
 
 use burn::optim::{Adam, AdamConfig, GradientsParams, Optimizer};

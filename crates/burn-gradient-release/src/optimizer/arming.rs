@@ -65,19 +65,43 @@ pub(super) fn check_arm<B: ReleaseBackend, M: AutodiffModule<B>>(
     own: Option<&Session<B::InnerBackend>>,
     model: &M,
 ) -> Result<(), ReleaseError> {
+    struct Duplicate {
+        seen: HashSet<ParamId>,
+        found: Option<ParamId>,
+    }
+
+    impl<B: ReleaseBackend> ModuleVisitor<B> for Duplicate {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            if param.is_require_grad() && !self.seen.insert(param.id) {
+                self.found = Some(param.id);
+            }
+        }
+    }
+
+    let mut duplicate = Duplicate {
+        seen: HashSet::new(),
+        found: None,
+    };
+    model.visit(&mut duplicate);
+    match duplicate.found {
+        Some(param) => Err(ReleaseError::DuplicateParam { param }),
+        None => check_own(own, model),
+    }
+}
+
+/// Whether another session than `own` has armed a parameter.
+pub(super) fn check_own<B: ReleaseBackend, M: AutodiffModule<B>>(
+    own: Option<&Session<B::InnerBackend>>,
+    model: &M,
+) -> Result<(), ReleaseError> {
     struct Check<'a, B: Backend> {
         own: Option<&'a Session<B>>,
-        seen: HashSet<ParamId>,
         error: Option<ReleaseError>,
     }
 
     impl<B: ReleaseBackend> ModuleVisitor<B> for Check<'_, B::InnerBackend> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            if !param.is_require_grad() || self.error.is_some() {
-                return;
-            }
-            if !self.seen.insert(param.id) {
-                self.error = Some(ReleaseError::DuplicateParam { param: param.id });
+            if self.error.is_some() || !param.is_require_grad() {
                 return;
             }
             let own = self.own.and_then(|session| session.slots.get(&param.id));
@@ -87,11 +111,7 @@ pub(super) fn check_arm<B: ReleaseBackend, M: AutodiffModule<B>>(
         }
     }
 
-    let mut check = Check {
-        own,
-        seen: HashSet::new(),
-        error: None,
-    };
+    let mut check = Check { own, error: None };
     model.visit(&mut check);
     check.error.map_or(Ok(()), Err)
 }

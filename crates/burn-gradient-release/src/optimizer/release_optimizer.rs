@@ -409,9 +409,12 @@ where
     /// # Errors
     ///
     /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted)
-    /// after a backward.
+    /// after a backward; [`ArmedElsewhere`](ReleaseError::ArmedElsewhere) or
+    /// [`Abandoned`](ReleaseError::Abandoned) for a model that another optimizer has armed.
     pub fn try_disarm(&mut self, model: M) -> Result<M, Refused<M>> {
-        if let Err(error) = self.state.check_idle() {
+        let own = |session: Option<&_>| arming::check_own::<B, M>(session, &model);
+        let checked = self.state.check_idle();
+        if let Err(error) = checked.and_then(|()| self.state.with_session(own)) {
             return Err(Refused::new(model, error));
         }
         if let Some(session) = self.state.take_session() {
