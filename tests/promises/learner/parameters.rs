@@ -55,7 +55,7 @@ fn frozen_layers() {
 #[test]
 fn tied_weights() {
     let start = Start::new::<Tied>(Size::Small);
-    same::<Tied>(&start, "(4 of 5 parameters, 1 late)");
+    same::<Tied>(&start, "(5 of 5 parameters)");
 }
 
 /// Running statistics are neither stepped nor lost.
