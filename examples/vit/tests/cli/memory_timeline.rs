@@ -1,6 +1,6 @@
 //! `--memory-timeline`: what the file says of a training whose gradients outweigh its activations.
 
-use super::{train, vit};
+use crate::program::{train, vit};
 use assert_cmd::Command;
 use burn_memory_timeline::Snapshot;
 use burn_memory_timeline::analysis::{Estimate, Peak, Totals};

@@ -1,0 +1,86 @@
+//! Input that the program refuses in one line, before anything is written.
+
+use crate::images::{idx, write_idx, write_png};
+use crate::program::{fails, train, vit};
+use std::fs;
+use std::path::Path;
+use tempfile::TempDir;
+
+#[test]
+fn damaged_idx_files_are_named() {
+    let home = TempDir::new().unwrap();
+    let images = "train-images-idx3-ubyte";
+    let labels = "train-labels-idx1-ubyte";
+    let cases: [(&str, Option<Vec<u8>>, &str); 5] = [
+        (images, None, "has no file train-images-idx3-ubyte"),
+        (
+            images,
+            Some(idx(&[2, 4, 4], &[7; 31])),
+            "cut short: 31 of 32",
+        ),
+        (labels, Some(idx(&[3], &[0, 1, 0])), "has 2 images but"),
+        (
+            images,
+            Some(idx(&[2], &[0, 1])),
+            "labels where images belong",
+        ),
+        (labels, Some(vec![0x1f, 0x8b, 8, 0]), "gzip"),
+    ];
+    for (file, content, text) in cases {
+        write_idx(home.path());
+        let file = home.path().join(file);
+        match content {
+            Some(content) => fs::write(file, content).unwrap(),
+            None => fs::remove_file(file).unwrap(),
+        }
+        let run = home.path().join("run");
+        fails(train(&run).arg("--data").arg(home.path()), text, &run);
+    }
+}
+
+#[test]
+fn bad_input_gets_one_line_and_leaves_nothing() {
+    let home = TempDir::new().unwrap();
+    let run = home.path().join("run");
+    let cases: [(&[&str], &str); 9] = [
+        (&["--data", "/nowhere/at/all"], "/nowhere/at/all"),
+        (&["--batch-size", "0"], "batch-size"),
+        (&["--lr", "0"], "--lr"),
+        (&["--lr", "NaN"], "--lr"),
+        (&["--dropout", "1"], "--dropout"),
+        (&["--optimizer", "muon"], "muon"),
+        (&["--image-size", "9"], "patches"),
+        (&["--grads-accumulation", "46"], "45 batches"),
+        (&["--no-fusion"], "flex never fuses"),
+    ];
+    for (args, text) in cases {
+        let mut command = vit();
+        command.args(["train", "--artifact-dir"]).arg(&run);
+        fails(command.args(args), text, &run);
+    }
+
+    if !Path::new("/usr/share/datasets/fashion-mnist").exists() {
+        let fashion = &mut train(&run);
+        fashion.args(["--data", "fashion-mnist"]);
+        fails(fashion, "package dataset-fashion-mnist", &run);
+    }
+
+    let picture = home.path().join("classes/a/1.png");
+    write_png(&picture, 1);
+    write_png(&home.path().join("classes/b/1.png"), 2);
+    fs::write(&picture, "no picture").unwrap();
+    let classes = home.path().join("classes");
+    fails(train(&run).arg("--data").arg(classes), "a/1.png", &run);
+}
+
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn a_backend_that_is_not_compiled_in_is_named() {
+    let home = TempDir::new().unwrap();
+    let run = home.path().join("run");
+    fails(
+        train(&run).args(["--backend", "cuda"]),
+        "--features cuda",
+        &run,
+    );
+}

@@ -1,0 +1,242 @@
+//! Interrupted runs and their resumption.
+
+use crate::images::Noise;
+use crate::program::{fails, lines, names, outcome, result, resume, train, vit};
+use std::cell::OnceCell;
+use std::fs;
+use std::process::{Command as Process, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tempfile::TempDir;
+
+#[test]
+fn resuming_gives_the_weights_of_the_uninterrupted_run() {
+    let noise = Noise::new();
+    let whole = result(&mut noise.train("whole", 3));
+
+    // In the middle of the first epoch; exactly at its end, before it was validated; in the middle
+    // of a later one; from either mode to the other.
+    for (stop, before, after, continues) in [
+        ("3", "release", "release", "begins with the first epoch"),
+        ("8", "plain", "release", "begins with the first epoch"),
+        ("13", "release", "plain", "from the checkpoint of epoch 1"),
+        ("21", "plain", "release", "from the checkpoint of epoch 2"),
+    ] {
+        let folder = noise.folder(stop);
+        let mut stopped = noise.train(stop, 3);
+        let said = lines(stopped.args(["--stop-after", stop, "--mode", before]));
+        assert!(said.last().unwrap().contains(continues), "{said:?}");
+        assert!(!folder.join("results.json").exists());
+
+        let resumed = result(resume(&folder).args(["--mode", after]));
+        assert_eq!(outcome(&resumed), outcome(&whole), "stopped at {stop}");
+        let checkpoints = names(&folder.join("checkpoint"));
+        let newest = ["model", "optim", "scheduler"]
+            .map(|part| [2, 3].map(|epoch| format!("{part}-{epoch}.mpk")));
+        assert_eq!(checkpoints, newest.concat());
+
+        // Nor is anything lost or written twice in the logs.
+        for log in ["train", "valid"] {
+            for file in ["Loss.log", "Accuracy.log"] {
+                for epoch in ["epoch-1", "epoch-2", "epoch-3"] {
+                    let log = |run: &str| noise.folder(run).join(log).join(epoch).join(file);
+                    let [resumed, whole] = [stop, "whole"].map(|run| fs::read(log(run)).unwrap());
+                    assert_eq!(resumed, whole, "{epoch}/{file} after a stop at {stop}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn accumulation_is_resumed_in_either_mode() {
+    let noise = Noise::new();
+    let train = |name: &str, mode: &str| {
+        let mut command = noise.train(name, 2);
+        command.args(["--grads-accumulation", "3", "--mode", mode]);
+        command
+    };
+    let plain = result(&mut train("plain", "plain"));
+    let release = result(&mut train("release", "release"));
+    assert_eq!(outcome(&plain), outcome(&release));
+    let every_batch = result(&mut noise.train("every-batch", 2));
+    assert_ne!(plain["weights_digest"], every_batch["weights_digest"]);
+
+    for (before, after) in [("plain", "release"), ("release", "plain")] {
+        let name = format!("from-{before}");
+        let mut stopped = train(&name, before);
+        stopped.args(["--stop-after", "12"]).assert().success();
+        let resumed = result(resume(&noise.folder(&name)).args(["--mode", after]));
+        assert_eq!(outcome(&resumed), outcome(&plain));
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_run_killed_again_and_again_gives_the_weights_of_the_uninterrupted_one() {
+    let noise = Noise::new();
+    let start = Instant::now();
+    let whole = result(&mut noise.train("whole", 8));
+    let epoch_time = start.elapsed() / 8;
+    let folder = noise.folder("killed");
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let mut delays = Vec::new();
+    for epoch in 1..=4 {
+        // Somewhere in the epoch after this one.
+        let delay = epoch_time.mul_f64(f64::from(clock.subsec_nanos() % (40 + epoch)) / 44.0);
+        delays.push(delay);
+        let saved = folder.join(format!("checkpoint/scheduler-{epoch}.mpk"));
+        let seen = OnceCell::new();
+        let killed = noise.kill("killed", 8, epoch == 1, || {
+            saved.exists() && seen.get_or_init(Instant::now).elapsed() > delay
+        });
+        assert!(killed, "it had ended {delay:?} after epoch {epoch}");
+    }
+    let resumed = result(&mut resume(&folder));
+    assert_eq!(
+        outcome(&resumed),
+        outcome(&whole),
+        "killed after {delays:?}"
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn a_run_killed_while_it_saves_gives_the_weights_of_the_uninterrupted_one() {
+    let noise = Noise::new();
+    let whole = result(&mut noise.train("whole", 4));
+    for part in ["model", "optim"] {
+        let folder = noise.folder(part);
+        let checkpoints = folder.join("checkpoint");
+        let unfinished = checkpoints.join(format!("unfinished-{part}-2.mpk"));
+        // The file is there for a moment only: not every attempt sees it.
+        let killed = (0..20).any(|_| {
+            let _ = fs::remove_dir_all(&folder);
+            noise.kill(part, 4, true, || unfinished.exists()) && unfinished.exists()
+        });
+        assert!(killed, "never while {part} was being saved");
+        let resumed = result(&mut resume(&folder));
+        assert_eq!(outcome(&resumed), outcome(&whole));
+        let left = names(&checkpoints);
+        assert!(left.iter().all(|name| !name.starts_with("unfinished")));
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_an_error_in_one_line() {
+    let noise = Noise::new();
+    let mut stopped = noise.train("run", 2);
+    stopped.args(["--stop-after", "12"]).assert().success();
+    fs::write(noise.folder("run/checkpoint/optim-1.mpk"), "no record").unwrap();
+    let output = resume(&noise.folder("run")).assert().failure();
+    let stderr = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    let lines: Vec<_> = stderr.lines().collect();
+    assert_eq!(lines.len(), 2, "{stderr}");
+    assert!(lines[1].starts_with("error: "), "{stderr}");
+    assert!(lines[1].contains("optimizer checkpoint"), "{stderr}");
+}
+
+#[test]
+fn early_stopping_is_not_forgotten_by_a_resumed_run() {
+    let noise = Noise::new();
+    let train = |name: &str| {
+        let mut command = noise.train(name, 30);
+        command.args(["--early-stopping", "2", "--lr", "0.01"]);
+        command
+    };
+    let whole = result(&mut train("whole"));
+    let epochs = whole["epochs"].as_u64().unwrap();
+    assert!((3..30).contains(&epochs), "{epochs} epochs");
+
+    // In the last epoch: the best one lies before the checkpoint.
+    let stop = (8 * epochs - 2).to_string();
+    let mut stopped = train("stopped");
+    stopped.args(["--stop-after", &stop]).assert().success();
+    let resumed = result(&mut resume(&noise.folder("stopped")));
+    assert_eq!(outcome(&resumed), outcome(&whole));
+
+    // Killed when all was done but the results were not written: not one epoch more.
+    fs::remove_file(noise.folder("whole").join("results.json")).unwrap();
+    let again = result(&mut resume(&noise.folder("whole")));
+    assert_eq!(outcome(&again), outcome(&whole));
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_says_where_the_run_can_be_resumed() {
+    // Nearly all the time goes into validation, so that is what is interrupted.
+    let noise = Noise::with(8, 2000);
+    let folder = noise.folder("run");
+    let child = Process::new(assert_cmd::cargo::cargo_bin("vit"))
+        .args(noise.args("run", 100_000))
+        .args(["--mode", "plain"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    while !folder.join("checkpoint/scheduler-1.mpk").exists() {
+        assert!(start.elapsed() < Duration::from_secs(60));
+        sleep(Duration::from_millis(5));
+    }
+    sleep(Duration::from_millis(50));
+    let kill = Process::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status()
+        .unwrap();
+    assert!(kill.success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    let said = stderr.lines().last().unwrap();
+    let epoch = said.rsplit(' ').next().unwrap();
+    assert!(said.contains("--resume"), "{said}");
+    assert!(
+        said.contains("continues from the checkpoint of epoch"),
+        "{said}"
+    );
+    assert!(
+        folder
+            .join(format!("checkpoint/model-{epoch}.mpk"))
+            .exists()
+    );
+
+    // An epoch is kept only if it was validated to its end.
+    let losses = folder.join(format!("valid/epoch-{epoch}/Loss.log"));
+    assert_eq!(fs::read_to_string(losses).unwrap().lines().count(), 250);
+
+    // It is not lost by forgetting --resume.
+    vit()
+        .args(["train", "--artifact-dir"])
+        .arg(&folder)
+        .assert()
+        .failure();
+}
+
+#[test]
+fn a_run_is_resumed_only_as_what_it_was() {
+    let home = TempDir::new().unwrap();
+    let run = home.path().join("run");
+    let missing = &mut train(&run);
+    fails(missing.arg("--resume"), "nothing to resume", &run);
+
+    train(&run)
+        .args(["--stop-after", "1", "--early-stopping", "3"])
+        .assert()
+        .success();
+    let before = fs::read(run.join("config.json")).unwrap();
+    let other = home.path().join("other");
+    let preset = &mut train(&run);
+    preset.args(["--resume", "--preset", "small"]);
+    fails(preset, "--preset tiny, not small", &other);
+    let epochs = &mut vit();
+    epochs.args(["train", "--resume", "--epochs", "9", "--artifact-dir"]);
+    fails(epochs.arg(&run), "--epochs 2, not 9", &other);
+    for (flag, text) in [
+        ("--grads-accumulation", "--grads-accumulation 1, not 2"),
+        ("--early-stopping", "--early-stopping 3, not 2"),
+    ] {
+        fails(resume(&run).args([flag, "2"]), text, &other);
+    }
+    assert_eq!(fs::read(run.join("config.json")).unwrap(), before);
+}
