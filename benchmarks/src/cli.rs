@@ -1,11 +1,11 @@
 //! The command line.
 
-use crate::measure::Mode;
-use crate::pytorch::TorchMode;
+use crate::plan::Request;
 use crate::report;
-use crate::results::{Results, Settings};
+use crate::results::{Mode, Results, Settings, TorchMode};
 use crate::shape::Kind;
-use crate::suite::{self, Request};
+use crate::spec;
+use crate::suite;
 use crate::timeline;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use vit::config::{BackendKind, Checkpointing, Preset};
-use vit::model::VitConfig;
-use vit::terminal::{one_line, say, usage};
+use vit::data::Wanted;
+use vit::terminal::{self, say};
 
-/// The files that a suite leaves.
+/// The files that a suite writes.
 const FILES: [&str; 3] = ["results.json", "table.md", "memory.svg"];
 
 #[derive(Debug, Parser)]
@@ -40,11 +40,11 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    #[command(name = suite::CHILD, hide = true)]
+    #[command(name = spec::CHILD, hide = true)]
     Measure { spec: String },
 }
 
-/// What the suite is made of.
+/// A part of the suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
     /// A vision transformer
@@ -161,34 +161,26 @@ Modes that are not in the suite by default:
                   it exists and steps nothing, while the optimizer's state stays, plus the largest
                   gradient";
 
-/// The work of a measuring process: the run in JSON to its result in JSON.
+/// Measures a run, as a measuring process: from its spec in JSON to its result in JSON.
 ///
-/// The program gives it, not this library: with it comes the training on every backend there is, which
-/// takes minutes to compile, and which the tests of the library need not have.
+/// The binary passes it in. Defined in this library, it would compile the training on every backend,
+/// which takes minutes, into the tests of the library too.
 pub type Child = fn(&str) -> Result<String>;
 
 /// Runs the program.
 pub fn main(child: Child) -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) => return usage(&error),
-    };
-    let done = match cli.task {
-        Some(Task::Measure { spec }) => child(&spec).and_then(|line| {
-            say(&line)?;
+    terminal::main(|cli: Cli| match cli.task {
+        Some(Task::Measure { spec }) => {
+            say(&child(&spec)?)?;
             Ok(ExitCode::SUCCESS)
-        }),
+        }
         None => run(&cli.suite),
-    };
-    done.unwrap_or_else(|error| {
-        eprintln!("error: {}", one_line(&format!("{error:#}")));
-        ExitCode::FAILURE
     })
 }
 
 fn run(args: &SuiteArgs) -> Result<ExitCode> {
     let request = args.request()?;
-    // Before hours of work: whether the results can be written.
+    // Fails before hours of work if the results cannot be written.
     fs::create_dir_all(&args.output)
         .with_context(|| format!("cannot make the folder {}", args.output.display()))?;
     if let Some(folder) = &request.timelines {
@@ -235,12 +227,11 @@ impl SuiteArgs {
         let seconds = |limit: NonZeroUsize| Duration::from_secs(limit.get() as u64);
         if let Some(size) = self.image_size {
             let preset = self.preset.context("--image-size needs a --preset")?;
-            let VitConfig { patch_size, .. } = preset.imagenet();
-            ensure!(
-                size > 0 && size.is_multiple_of(patch_size),
-                "images of {size}x{size} cannot be cut into patches of {patch_size}x{patch_size}: \
-                 choose a multiple of {patch_size} for --image-size"
-            );
+            let wanted = Wanted {
+                image_size: Some(size),
+                patch_size: preset.patch_size(),
+            };
+            wanted.size(size)?;
         }
         Ok(Request {
             command: command(),
@@ -279,7 +270,7 @@ impl SuiteArgs {
     }
 }
 
-/// The command as it was called, without the folder that the program lies in.
+/// The command line, without the folder of the program.
 fn command() -> Vec<String> {
     let mut command: Vec<String> = env::args().collect();
     if let Some(program) = command.first_mut() {
@@ -295,7 +286,7 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn clap_accepts_the_command_line() {
         Cli::command().debug_assert();
     }
 }

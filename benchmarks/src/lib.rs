@@ -1,17 +1,21 @@
 //! Memory and time of a training step: Burn, gradient release, PyTorch and optimi side by side.
 //!
-//! [`suite`] decides what is measured, [`measure`] is what happens in the process of a run, and
-//! [`report`] tells the outcome: a table, a JSON file and a plot.
+//! [`plan`] decides what is measured, [`suite`] executes the plan, and [`measure`] runs in the process
+//! of each run. Their output is [`results`], and [`report`] turns it into a table and a plot. No module
+//! imports one that imports it.
 
+pub mod available;
 pub mod cli;
 pub mod gpt;
 pub mod machine;
 pub mod measure;
+pub mod plan;
 pub mod process;
 pub mod pytorch;
 pub mod report;
 pub mod results;
 pub mod shape;
+pub mod spec;
 pub mod stats;
 pub mod stepper;
 pub mod suite;

@@ -1,65 +1,27 @@
-//! Where the numbers come from: they mean little without.
+//! Reads the machine and the versions behind the numbers.
 
-use crate::pytorch::TorchVersions;
-use serde::Serialize;
-use std::fs;
+use crate::results::{Machine, TorchVersions, Versions};
+use std::env::consts;
 use std::process::Command;
 use std::thread;
+use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
-/// The machine.
-#[derive(Clone, Debug, Serialize)]
-pub struct Machine {
-    /// Operating system and processor family.
-    pub system: String,
-    /// The processor by its own name.
-    pub processor: Option<String>,
-    /// Threads that run at once.
-    pub threads: usize,
-    /// Bytes of main memory.
-    pub memory_bytes: Option<u64>,
-    /// GPUs as NVIDIA's driver has them: name, driver, memory.
-    pub gpus: Vec<String>,
-    /// Adapters as wgpu has them, in a build that has wgpu.
-    pub adapters: Vec<String>,
-}
-
-impl Machine {
-    /// This one.
-    pub fn this() -> Self {
-        Self {
-            system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
-            processor: field("/proc/cpuinfo", "model name"),
-            threads: thread::available_parallelism().map_or(1, Into::into),
-            memory_bytes: field("/proc/meminfo", "MemTotal").and_then(|text| {
-                let kilobytes: u64 = text.split_whitespace().next()?.parse().ok()?;
-                Some(1024 * kilobytes)
-            }),
-            gpus: nvidia_gpus(),
-            adapters: adapters(),
-        }
+/// Describes this machine.
+pub fn this() -> Machine {
+    let wanted = RefreshKind::nothing()
+        .with_cpu(CpuRefreshKind::nothing())
+        .with_memory(MemoryRefreshKind::nothing().with_ram());
+    let system = System::new_with_specifics(wanted);
+    let processor = system.cpus().first().map(|cpu| cpu.brand().trim());
+    let memory_bytes = system.total_memory();
+    Machine {
+        system: format!("{} {}", consts::OS, consts::ARCH),
+        processor: processor.filter(|name| !name.is_empty()).map(String::from),
+        threads: thread::available_parallelism().map_or(1, Into::into),
+        memory_bytes: (memory_bytes > 0).then_some(memory_bytes),
+        gpus: nvidia_gpus(),
+        adapters: adapters(),
     }
-
-    /// In one line.
-    pub fn describe(&self) -> String {
-        let mut parts = self.gpus.clone();
-        let adapters = self.adapters.iter();
-        parts.extend(adapters.map(|name| format!("wgpu adapter {name}")));
-        parts.extend(self.processor.clone());
-        parts.push(format!("{} threads", self.threads));
-        if let Some(bytes) = self.memory_bytes {
-            parts.push(format!("{:.0} GiB", bytes as f64 / f64::from(1 << 30)));
-        }
-        parts.push(self.system.clone());
-        parts.join(", ")
-    }
-}
-
-fn field(file: &str, name: &str) -> Option<String> {
-    let text = fs::read_to_string(file).ok()?;
-    text.lines().find_map(|line| {
-        let (key, value) = line.split_once(':')?;
-        (key.trim() == name).then(|| value.trim().into())
-    })
 }
 
 fn nvidia_gpus() -> Vec<String> {
@@ -87,57 +49,24 @@ fn adapters() -> Vec<String> {
     Vec::new()
 }
 
-/// What was measured.
-#[derive(Clone, Debug, Serialize)]
-pub struct Versions {
-    /// This workspace.
-    pub gradient_release: String,
-    /// Burn, as it is locked.
-    pub burn: String,
-    /// cubecl, below Burn's GPU backends.
-    pub cubecl: String,
-    /// The compiler.
-    pub rustc: String,
-    /// `release` or `debug`.
-    pub profile: String,
-    /// PyTorch and what is around it.
-    pub pytorch: Option<TorchVersions>,
-}
-
-impl Versions {
-    /// Those of this program.
-    pub fn of(pytorch: Option<&TorchVersions>) -> Self {
-        let profile = if cfg!(debug_assertions) {
-            "debug"
-        } else {
-            "release"
-        };
-        Self {
-            gradient_release: env!("CARGO_PKG_VERSION").into(),
-            burn: locked("burn"),
-            cubecl: locked("cubecl"),
-            rustc: env!("BENCHMARKS_RUSTC").into(),
-            profile: profile.into(),
-            pytorch: pytorch.cloned(),
-        }
-    }
-
-    /// In one line.
-    pub fn describe(&self) -> String {
-        let mut text = format!(
-            "Burn {}, cubecl {}, {}, {} build",
-            self.burn, self.cubecl, self.rustc, self.profile
-        );
-        if let Some(pytorch) = &self.pytorch {
-            text += &format!("; PyTorch {}, Python {}", pytorch.torch, pytorch.python);
-            if let Some(optimi) = &pytorch.optimi {
-                text += &format!(", optimi {optimi}");
-            }
-        }
-        text
+/// The versions of this program's libraries, and of PyTorch if it is measured.
+pub fn versions(pytorch: Option<&TorchVersions>) -> Versions {
+    let profile = if cfg!(debug_assertions) {
+        "debug"
+    } else {
+        "release"
+    };
+    Versions {
+        gradient_release: env!("CARGO_PKG_VERSION").into(),
+        burn: locked("burn"),
+        cubecl: locked("cubecl"),
+        rustc: env!("BENCHMARKS_RUSTC").into(),
+        profile: profile.into(),
+        pytorch: pytorch.cloned(),
     }
 }
 
+/// The version of a package in `Cargo.lock`.
 fn locked(package: &str) -> String {
     let name = format!("name = \"{package}\"");
     let mut lines = include_str!("../../Cargo.lock").lines();
@@ -154,5 +83,25 @@ mod tests {
     fn the_locked_version_of_burn_is_known() {
         assert!(locked("burn").starts_with("0.21."));
         assert_eq!(locked("no such package"), "unknown");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_machine_is_as_linux_describes_it() {
+        let field = |file: &str, name: &str| {
+            let text = std::fs::read_to_string(file).unwrap();
+            text.lines().find_map(|line| {
+                let (key, value) = line.split_once(':')?;
+                (key.trim() == name).then(|| value.trim().to_string())
+            })
+        };
+        let machine = this();
+        let kilobytes = field("/proc/meminfo", "MemTotal").unwrap();
+        let kilobytes: u64 = kilobytes.trim_end_matches(" kB").parse().unwrap();
+        assert_eq!(machine.memory_bytes, Some(1024 * kilobytes));
+        // Processors other than x86 have no such line.
+        if let Some(name) = field("/proc/cpuinfo", "model name") {
+            assert_eq!(machine.processor, Some(name));
+        }
     }
 }

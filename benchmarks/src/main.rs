@@ -1,8 +1,9 @@
 //! The command line of the benchmarks.
 
 use anyhow::{Context, Result};
-use benchmarks::measure::{self, Spec};
+use benchmarks::measure;
 use benchmarks::shape::Shape;
+use benchmarks::spec::Spec;
 use peak_alloc::PeakAlloc;
 use std::process::ExitCode;
 
@@ -14,7 +15,7 @@ fn main() -> ExitCode {
     benchmarks::cli::main(child)
 }
 
-/// The work of a measuring process: one run, one line.
+/// Measures the run `spec`, as a measuring process; returns the result in one line.
 fn child(spec: &str) -> Result<String> {
     let spec: Spec = serde_json::from_str(spec).context("not a run to measure")?;
     let measured = match &spec.model {

@@ -1,9 +1,9 @@
-//! What happens in the process of a run.
+//! Measures a run, inside its process.
 
-use crate::results::Settings;
-use crate::shape::Shape;
+use crate::results::{Bytes, Measured, Mode};
+use crate::spec::{Purpose, Spec};
 use crate::stepper::{self, Stepper};
-use crate::timeline::{self, Plan};
+use crate::timeline;
 use crate::workload::{HostBatch, Workload};
 use anyhow::{Context, Result};
 use burn::module::Module;
@@ -16,108 +16,11 @@ use burn_device_memory::MeteredCudaUnfused;
 use burn_device_memory::MeteredWgpuUnfused;
 use burn_gradient_release::{ReleaseBackend, WithGradientRelease};
 use burn_memory_timeline::{RecordSteps, backward, forward};
-use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
 use std::time::Instant;
 use vit::backend::{self, Job};
-use vit::config::{self, BackendKind, Checkpointing, Engine, OptimizerKind};
+use vit::config::{self, BackendKind, Engine, OptimizerKind};
 use vit::digest;
 use vit::memory::Memory;
-
-/// How the optimizer gets its gradients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Mode {
-    /// Burn as it comes: all gradients first, then the step
-    Plain,
-    /// Gradient release: every parameter steps inside the backward pass
-    Release,
-    /// The backend of gradient release with nothing armed: what it costs by itself
-    Unarmed,
-    /// The floor, bytes only: gradients dropped as they come, no optimizer run, plus the largest
-    /// gradient
-    Ideal,
-}
-
-/// What a process is started for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Purpose {
-    /// Bytes, and seconds where counting takes no time.
-    Memory,
-    /// Seconds.
-    Time,
-    /// Whose the bytes are: the last [`timeline::STEPS`] of the measured steps are recorded.
-    Timeline(Plan),
-}
-
-/// A run in Burn; travels to its process as JSON.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Spec {
-    /// The model.
-    pub model: Shape,
-    /// Where the tensors live.
-    pub backend: BackendKind,
-    /// Whether a GPU fuses operations that follow each other.
-    pub fusion: bool,
-    /// How the optimizer gets its gradients.
-    pub mode: Mode,
-    /// What the forward pass keeps.
-    pub checkpointing: Checkpointing,
-    /// What the process is for.
-    pub measure: Purpose,
-    /// Images or sequences in a step.
-    pub batch_size: usize,
-    /// What all runs of a suite have in common.
-    #[serde(flatten)]
-    pub settings: Settings,
-}
-
-/// What a process measured, in Rust or in Python.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Measured {
-    /// The backend by its own name.
-    pub backend: String,
-    /// Numbers in the model.
-    pub parameters: u64,
-    /// Numbers in its largest parameter.
-    pub largest_parameter: u64,
-    /// Seconds of each measured step, from the batch on the host to after the optimizer.
-    pub step_seconds: Vec<f64>,
-    /// Loss of the last measured step, before its update.
-    pub final_loss: f64,
-    /// SHA-256 of the weights after it.
-    pub weights_digest: String,
-    /// Bytes, where they were counted.
-    pub memory: Option<Bytes>,
-}
-
-/// Bytes in use, all beyond those before the model was built.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Bytes {
-    /// The most at once in any measured step.
-    pub peak_bytes: u64,
-    /// The most that was taken from the device, as far as somebody counts it.
-    pub peak_reserved_bytes: Option<u64>,
-    /// The most at once while the model was built and in the steps that are not measured.
-    pub warm_up_peak_bytes: u64,
-    /// What dropping the optimizer's state set free at the end.
-    pub optimizer_state_bytes: u64,
-    /// In one more step, at whose stages the device is waited for: before the batch is made.
-    pub live_before: u64,
-    /// After the forward pass.
-    pub live_after_forward: u64,
-    /// After the backward pass.
-    pub live_after_backward: u64,
-    /// After the optimizer.
-    pub live_after_step: u64,
-    /// The most at once in the forward pass.
-    pub peak_in_forward: u64,
-    /// The most at once in the backward pass.
-    pub peak_in_backward: u64,
-    /// The most at once in the optimizer's step after it.
-    pub peak_in_step: u64,
-}
 
 /// Measures one run.
 pub fn run<W: Workload>(spec: &Spec, work: &W) -> Result<Measured> {
@@ -134,7 +37,7 @@ pub fn run<W: Workload>(spec: &Spec, work: &W) -> Result<Measured> {
     let job = Measure {
         spec,
         work,
-        // Made here, before anybody counts.
+        // Made here, before bytes are counted.
         batches: work.batches(
             spec.batch_size,
             spec.settings.warm_up + spec.settings.steps,
@@ -148,14 +51,9 @@ pub fn run<W: Workload>(spec: &Spec, work: &W) -> Result<Measured> {
     }
 }
 
-/// Whether bytes are counted where time is taken. With fusion they are not: it costs a little.
-/// Without, where a step is several times as long, both are taken on the metered backend, which
-/// spares the build much of its code.
-pub fn counts_with_time(backend: BackendKind, fusion: bool) -> bool {
-    backend.is_on_heap() || !fusion
-}
-
-/// On the backend as it comes, if it does not count.
+/// Runs the job for its time. With fusion that is on the backend that does not count bytes: counting
+/// costs a little. Without fusion a step takes several times as long, and the metered backend serves
+/// for both, which saves compiling the training once more. `plan` relies on this.
 fn timed<J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
     match engine.backend {
         #[cfg(feature = "wgpu")]
@@ -170,7 +68,7 @@ fn timed<J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
     }
 }
 
-/// On a backend that counts and that nobody can record: to be recordable costs a little, too.
+/// Runs the job on a backend that counts bytes and cannot be recorded, as recording costs a little too.
 fn counted<J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
     match engine.backend {
         #[cfg(feature = "flex")]
@@ -222,15 +120,15 @@ impl<W: Workload> Job for Measure<'_, W> {
     }
 }
 
-/// What a step came to.
+/// Time and loss of a step.
 #[derive(Default)]
-struct Taken {
+struct StepResult {
     seconds: f64,
     loss: f64,
 }
 
 impl<W: Workload> Measure<'_, W> {
-    /// `discard`: what takes the optimizer's place in the one step that is measured for the floor.
+    /// `discard` replaces the optimizer in the one step that is measured for the floor.
     fn run<B: AutodiffBackend>(
         self,
         device: Device<B>,
@@ -245,7 +143,7 @@ impl<W: Workload> Measure<'_, W> {
         }
         B::seed(&device, spec.settings.seed);
         let mut model = self.work.init::<B>(&device);
-        // Parameters are drawn when first looked at: look now, in the order of the model.
+        // Burn draws parameters on first access: access them now, in the order of the model.
         let parameters = model.num_params() as u64;
 
         let mut number = 0;
@@ -260,24 +158,24 @@ impl<W: Workload> Measure<'_, W> {
         if let Some(memory) = &memory {
             memory.reset_peak();
         }
-        let mut taken = Taken::default();
+        let mut last = StepResult::default();
         let mut step_seconds = Vec::with_capacity(spec.settings.steps);
         let mut recording = None;
         for left in (1..=spec.settings.steps).rev() {
-            if let (Purpose::Timeline(plan), timeline::STEPS) = (&spec.measure, left) {
-                recording = Some(plan.start(memory.clone())?);
+            if let (Purpose::Timeline(timeline), timeline::STEPS) = (&spec.measure, left) {
+                recording = Some(timeline.start(memory.clone())?);
             }
-            (model, taken) = self.step(model, optimizer.as_mut(), next(), &device, &mut ())?;
-            step_seconds.push(taken.seconds);
+            (model, last) = self.step(model, optimizer.as_mut(), next(), &device, &mut ())?;
+            step_seconds.push(last.seconds);
         }
         if let Some(recording) = recording {
             recording.finish().context("no memory timeline")?;
-            // Their peaks are in the recording.
+            // The recording contains the peaks.
             memory = None;
         }
         let mut peak = memory.as_ref().map(Memory::peak);
         if let (Some(memory), Some(peak), Some(mut discard)) = (&memory, &mut peak, discard) {
-            // The optimizer's state stays alive, as it would, and nobody steps.
+            // The optimizer's state stays alive, as in a training, and no parameter is stepped.
             memory.reset_peak();
             (model, _) = self.step(model, discard.as_mut(), next(), &device, &mut ())?;
             *peak = memory.peak();
@@ -289,7 +187,7 @@ impl<W: Workload> Measure<'_, W> {
             (Some(memory), Some(peak), Some(warm_up_peak)) => {
                 let mut stages = Stages::new(&memory);
                 (model, _) = self.step(model, optimizer.as_mut(), next(), &device, &mut stages)?;
-                let [before, forward, backward, step] = stages.taken;
+                let [before, forward, backward, step] = stages.bytes;
                 let kept = memory.in_use();
                 drop(optimizer);
                 Some(Bytes {
@@ -314,7 +212,7 @@ impl<W: Workload> Measure<'_, W> {
             parameters,
             largest_parameter: largest,
             step_seconds,
-            final_loss: taken.loss,
+            final_loss: last.loss,
             weights_digest,
             memory: bytes,
         })
@@ -327,10 +225,10 @@ impl<W: Workload> Measure<'_, W> {
         optimizer: &mut dyn Stepper<W::Model<B>, B>,
         number: usize,
         device: &Device<B>,
-        watch: &mut dyn Watch,
-    ) -> Result<(W::Model<B>, Taken)> {
+        observer: &mut dyn StageObserver,
+    ) -> Result<(W::Model<B>, StepResult)> {
         let rate = self.spec.settings.learning_rate;
-        watch.ends(Stage::Before);
+        observer.ends(Stage::Before);
 
         let start = Instant::now();
         model = optimizer.arm(rate, model)?;
@@ -340,19 +238,19 @@ impl<W: Workload> Measure<'_, W> {
             let value = loss.clone().into_scalar().elem::<f64>();
             (loss, value)
         });
-        watch.ends(Stage::Forward);
+        observer.ends(Stage::Forward);
         let grads = GradientsParams::from_grads(backward(|| loss.backward()), &model);
-        watch.ends(Stage::Backward);
+        observer.ends(Stage::Backward);
         model = optimizer.step(rate, model, grads)?;
         B::sync(device).context("the device failed")?;
         let seconds = start.elapsed().as_secs_f64();
-        watch.ends(Stage::Step);
+        observer.ends(Stage::Step);
 
-        let taken = Taken {
+        let result = StepResult {
             seconds,
             loss: value,
         };
-        Ok((model, taken))
+        Ok((model, result))
     }
 }
 
@@ -364,42 +262,42 @@ enum Stage {
     Step,
 }
 
-/// Somebody who looks at a step from outside.
-trait Watch {
+/// Is called at the end of each stage of a step.
+trait StageObserver {
     fn ends(&mut self, stage: Stage);
 }
 
-/// Nobody: the step is as users write it.
-impl Watch for () {
+/// Observes nothing: the step runs as users write it.
+impl StageObserver for () {
     fn ends(&mut self, _stage: Stage) {}
 }
 
 #[derive(Clone, Copy, Default)]
-struct Seen {
+struct StageBytes {
     live: u64,
     peak: u64,
 }
 
-/// Counts the bytes at the end of each stage, and the most within it.
+/// Counts the bytes alive at the end of each stage, and its peak.
 struct Stages<'a> {
     memory: &'a Memory,
-    taken: [Seen; 4],
+    bytes: [StageBytes; 4],
 }
 
 impl<'a> Stages<'a> {
     fn new(memory: &'a Memory) -> Self {
         Self {
             memory,
-            taken: Default::default(),
+            bytes: Default::default(),
         }
     }
 }
 
-impl Watch for Stages<'_> {
+impl StageObserver for Stages<'_> {
     fn ends(&mut self, stage: Stage) {
-        // Reading what lives also has everything done that is queued.
+        // `in_use` also waits for the operations that are queued.
         let live = self.memory.in_use();
-        self.taken[stage as usize] = Seen {
+        self.bytes[stage as usize] = StageBytes {
             live,
             peak: self.memory.peak().in_use,
         };

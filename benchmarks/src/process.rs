@@ -1,49 +1,44 @@
-//! Runs in processes of their own: none sees what another left in memory.
+//! Runs each in a separate process, so that none sees what another left in memory.
 
 use anyhow::{Context, Result, bail};
 use std::env;
 use std::io::Read;
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use wait_timeout::ChildExt;
 
-/// Keeps glibc from handing memory back to the kernel and fetching it again in every step, which
-/// would drown the difference between two modes in page faults.
+/// Keeps glibc from returning memory to the kernel and requesting it again in every step: the page
+/// faults would take more time than two modes differ by.
 const ALLOCATOR: [(&str, &str); 2] = [
     ("MALLOC_MMAP_THRESHOLD_", "4294967296"),
     ("MALLOC_TRIM_THRESHOLD_", "1099511627776"),
 ];
 
-/// How often a process is asked whether it has ended.
-const ASK_EVERY: Duration = Duration::from_millis(20);
-
-/// What a process wrote on stdout; none if it took longer than `limit` and was stopped.
+/// Runs a process and returns its stdout; `None` if it took longer than `limit` and was killed.
+///
+/// # Errors
+///
+/// The process cannot be started, or fails. The error is the one line of its stderr that says why.
 pub fn run(command: &mut Command, limit: Duration) -> Result<Option<String>> {
     for (name, value) in ALLOCATOR {
         if env::var_os(name).is_none() {
             command.env(name, value);
         }
     }
-    let start = Instant::now();
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot start {}", command.get_program().display()))?;
-    // Both are read all the time: a full pipe would stop the process.
+    // Reads both pipes while the process runs: a full pipe would block it.
     let stdout = read(child.stdout.take());
     let stderr = read(child.stderr.take());
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        if start.elapsed() > limit {
-            child.kill()?;
-            child.wait()?;
-            return Ok(None);
-        }
-        thread::sleep(ASK_EVERY);
+    let Some(status) = child.wait_timeout(limit)? else {
+        child.kill()?;
+        child.wait()?;
+        return Ok(None);
     };
     let joined = |text: thread::JoinHandle<String>| text.join().unwrap_or_default();
     let (stdout, stderr) = (joined(stdout), joined(stderr));
@@ -66,7 +61,7 @@ fn read(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> 
     })
 }
 
-/// The one line that says why: our own, a panic's message, or Python's last.
+/// The line that says why a process failed: our own error, the message of a panic, or Python's last.
 fn reason(stderr: &str) -> Option<String> {
     let lines = || {
         stderr
@@ -74,7 +69,7 @@ fn reason(stderr: &str) -> Option<String> {
             .map(str::trim)
             .filter(|line| !line.is_empty())
     };
-    // The last: drivers have errors of their own to tell.
+    // The last one: drivers print errors too.
     let own = lines()
         .filter_map(|line| line.strip_prefix("error: "))
         .next_back();
@@ -104,19 +99,19 @@ mod tests {
     }
 
     #[test]
-    fn gives_what_was_written() {
+    fn returns_stdout() {
         let output = run(&mut shell("echo yes"), Duration::from_secs(60)).unwrap();
         assert_eq!(output.as_deref(), Some("yes\n"));
     }
 
     #[test]
-    fn stops_what_takes_too_long() {
+    fn kills_a_process_that_takes_too_long() {
         let output = run(&mut shell("exec sleep 60"), Duration::from_millis(50)).unwrap();
         assert!(output.is_none());
     }
 
     #[test]
-    fn says_why_in_one_line() {
+    fn a_failure_is_explained_in_one_line() {
         let failed = |script| {
             let error = run(&mut shell(script), Duration::from_secs(60)).unwrap_err();
             error.to_string()

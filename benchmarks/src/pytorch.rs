@@ -1,14 +1,11 @@
-//! PyTorch, where there is a Python that has it.
+//! Runs in PyTorch, if a Python has it.
 //!
-//! The programs in `pytorch/` travel inside this one.
+//! This program contains the Python programs of `pytorch/`.
 
-use crate::measure::{Measured, Purpose};
 use crate::process;
-use crate::results::Settings;
-use crate::shape::Shape;
+use crate::results::{Measured, TorchVersions};
+use crate::spec::TorchSpec;
 use anyhow::{Context, Result};
-use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,71 +19,24 @@ const PROGRAMS: [(&str, &str); 4] = [
     ("memory.py", include_str!("../pytorch/memory.py")),
 ];
 
-/// To load PyTorch for the first time can take this long.
+/// Time limit of loading PyTorch, which is slow the first time.
 const START_UP: Duration = Duration::from_secs(180);
-
-/// How PyTorch's Adam gets its gradients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum TorchMode {
-    /// All parameters in a few calls, PyTorch's choice on CUDA
-    Foreach,
-    /// One parameter after the other
-    NoForeach,
-    /// All parameters in one kernel
-    Fused,
-    /// One parameter at a time inside the backward pass, as in PyTorch's tutorial
-    Hook,
-    /// optimi's gradient release
-    Optimi,
-}
-
-/// A run in PyTorch; travels to its process as JSON.
-#[derive(Clone, Debug, Serialize)]
-pub struct TorchSpec {
-    /// The model.
-    pub model: Shape,
-    /// `cpu` or `cuda`.
-    pub device: String,
-    /// How Adam gets its gradients.
-    pub mode: TorchMode,
-    /// What the process is for.
-    pub measure: Purpose,
-    /// Images or sequences in a step.
-    pub batch_size: usize,
-    /// What all runs of a suite have in common.
-    #[serde(flatten)]
-    pub settings: Settings,
-}
-
-/// What a Python has.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct TorchVersions {
-    /// Python's own version.
-    pub python: String,
-    /// PyTorch's.
-    pub torch: String,
-    /// optimi's, if it is there.
-    pub optimi: Option<String>,
-    /// That of CUDA, if PyTorch sees a GPU.
-    pub cuda: Option<String>,
-    /// The GPU that it sees.
-    pub gpu: Option<String>,
-    /// Threads on the CPU.
-    pub threads: usize,
-}
 
 /// A Python that has PyTorch.
 #[derive(Debug)]
 pub struct PyTorch {
     python: PathBuf,
     programs: TempDir,
-    /// What it has.
+    /// Its versions.
     pub versions: TorchVersions,
 }
 
 impl PyTorch {
-    /// Looks whether this Python has PyTorch.
+    /// Asks a Python for its versions.
+    ///
+    /// # Errors
+    ///
+    /// It has no PyTorch.
     pub fn find(python: &Path) -> Result<Self> {
         let programs = TempDir::with_prefix("benchmarks-")?;
         for (name, text) in PROGRAMS {
@@ -102,7 +52,7 @@ impl PyTorch {
         })
     }
 
-    /// Measures one run in a process of its own; none if it took longer than `limit`.
+    /// Measures one run in a separate process; `None` if it took longer than `limit`.
     pub fn measure(&self, spec: &TorchSpec, limit: Duration) -> Result<Option<Measured>> {
         let mut command = call(&self.python, &self.programs);
         command.arg(serde_json::to_string(spec)?);
@@ -117,7 +67,7 @@ impl PyTorch {
 fn call(python: &Path, programs: &TempDir) -> Command {
     let mut command = Command::new(python);
     command.arg(programs.path().join("run.py"));
-    // Nothing is to be written beside the programs.
+    // Keeps Python from writing `__pycache__` beside the programs.
     command.env("PYTHONDONTWRITEBYTECODE", "1");
     command
 }

@@ -1,7 +1,6 @@
-//! Whose the bytes of a run are, tick by tick: two of its steps, recorded in a process of their own.
+//! Allocations of a run over time, by owner: two of its steps, recorded in a separate process.
 
-use crate::measure::{Measured, Mode};
-use crate::results::{Case, Subject, value_name};
+use crate::results::{Case, Measured, Mode, Subject, Timeline, value_name};
 use anyhow::{Context, Result};
 use burn_memory_timeline::{Recorder, Recording};
 use serde::{Deserialize, Serialize};
@@ -9,24 +8,24 @@ use std::path::{Path, PathBuf};
 use vit::config::Checkpointing;
 use vit::memory::{HighWater, Memory};
 
-/// The folder of the files, in that of the results.
+/// The folder of the files, inside the folder of the results.
 pub const FOLDER: &str = "timelines";
 
-/// How many steps are recorded: the last of those that are measured.
+/// Number of recorded steps: the last of the measured ones.
 pub const STEPS: usize = 2;
 
-/// A recording to be made; travels to its process as JSON.
+/// A recording to make.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Plan {
-    /// For people.
+pub struct TimelineSpec {
+    /// Title of the recording.
     pub title: String,
-    /// Where it goes.
+    /// Path of the file.
     pub file: PathBuf,
 }
 
-impl Plan {
-    /// What is to be recorded of a run, if anything is: the floor has no optimizer, and PyTorch
-    /// records itself.
+impl TimelineSpec {
+    /// The recording of a run. The floor has none, because it has no optimizer, and PyTorch has none,
+    /// because it has a recorder of its own.
     pub fn of(case: &Case, subject: &Subject, folder: &Path) -> Option<Self> {
         Some(Self {
             title: format!("{}, {}", case.title(), subject.name()),
@@ -34,37 +33,22 @@ impl Plan {
         })
     }
 
-    /// Begins to record with the next step.
+    /// Starts recording with the next step.
     pub fn start(&self, memory: Option<Memory>) -> Result<Recording> {
-        let counter = HighWater::start(memory.context("nobody counts the memory")?);
+        let counter = HighWater::start(memory.context("the memory is not counted")?);
         let recorder = Recorder::new(&self.title)
             .with_steps(0..STEPS)
             .with_counter(counter)
             .with_file(&self.file);
         Ok(recorder.start()?)
     }
-}
 
-/// A recording that was made, and what it cost.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Timeline {
-    /// The file, seen from the folder of the results.
-    pub file: String,
-    /// SHA-256 of the weights after it: those of the run.
-    pub weights_digest: String,
-    /// Seconds of the steps that were recorded.
-    pub recorded_step_seconds: Vec<f64>,
-    /// Seconds of the measured steps before them, in the same process.
-    pub unrecorded_step_seconds: Vec<f64>,
-}
-
-impl Timeline {
-    /// Puts together what the process of a recording said.
-    pub fn new(plan: &Plan, measured: &Measured) -> Self {
-        let name = plan.file.file_name().unwrap_or_default().to_string_lossy();
+    /// The recording that was made, given the output of its process.
+    pub fn result(&self, measured: &Measured) -> Timeline {
+        let name = self.file.file_name().unwrap_or_default().to_string_lossy();
         let steps = &measured.step_seconds;
         let (unrecorded, recorded) = steps.split_at(steps.len().saturating_sub(STEPS));
-        Self {
+        Timeline {
             file: format!("{FOLDER}/{name}"),
             weights_digest: measured.weights_digest.clone(),
             recorded_step_seconds: recorded.to_vec(),
@@ -95,7 +79,7 @@ fn file_name(case: &Case, subject: &Subject) -> Option<String> {
     Some(format!("{}.json.gz", safe(&parts.join(" "))))
 }
 
-/// Words of small letters and digits between hyphens: any file system has them.
+/// Words of lower-case letters and digits, joined by hyphens: valid on any file system.
 fn safe(text: &str) -> String {
     let lower = text.to_ascii_lowercase();
     let words = lower.split(|letter: char| !letter.is_ascii_alphanumeric());
@@ -131,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn every_run_has_a_file_of_its_own() {
+    fn every_run_has_its_own_file() {
         use {BackendKind::*, Checkpointing::*, Mode::*};
         assert_eq!(
             name("ViT-S/16", Flex, true, None, Plain).unwrap(),

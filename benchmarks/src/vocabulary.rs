@@ -1,47 +1,32 @@
-//! Does the saving buy a larger vocabulary? The largest that gradient release trains within the peak
-//! that plain Burn needs for the preset's.
+//! The largest vocabulary that gradient release trains within the peak that plain Burn needs for the
+//! preset's.
 
-use crate::measure::Mode;
-use crate::results::{Case, Subject};
-use crate::shape::{Kind, Shape};
-use crate::suite::Suite;
-use serde::Serialize;
+use crate::gpt::GptConfig;
+use crate::results::{Case, Mode, Subject, Vocabulary};
+use crate::shape::Shape;
 use vit::config::{BackendKind, Checkpointing};
 
 /// Vocabularies are multiples of this, as they are in practice.
 const STEP: usize = 64;
 
-/// Measurements that may be spent on closing in.
+/// Measurements after the first two.
 const ATTEMPTS: usize = 4;
 
-/// What was found.
-#[derive(Clone, Debug, Serialize)]
-pub struct Vocabulary {
-    /// The decoder.
-    pub model: String,
-    /// Where it was trained.
-    pub place: String,
-    /// The preset's vocabulary.
-    pub vocabulary: usize,
-    /// What plain Burn needs for it.
-    pub plain_peak_bytes: u64,
-    /// What gradient release needs for it.
-    pub release_peak_bytes: u64,
-    /// The largest vocabulary that gradient release was seen to train within plain Burn's peak.
-    pub release_vocabulary: usize,
-    /// What it needs for that one.
-    pub release_vocabulary_peak_bytes: u64,
-    /// Every measurement with gradient release: vocabulary and peak.
-    pub measured: Vec<(usize, u64)>,
-}
-
-/// Closes in on the vocabulary: the peak is nearly a straight line over it.
-pub(crate) fn search(suite: &mut Suite<'_>, backend: BackendKind) -> Option<Vocabulary> {
-    let Shape::Gpt(preset) = Kind::Gpt.shape(suite.preset, None) else {
-        return None;
+/// Searches the vocabulary of the decoder `model`; `peak` measures the peak of a run.
+///
+/// The peak is nearly linear in the vocabulary.
+pub fn search(
+    model: &str,
+    preset: &GptConfig,
+    backend: BackendKind,
+    mut peak: impl FnMut(&Case, &Subject) -> Option<u64>,
+) -> Option<Vocabulary> {
+    let subject = |mode: Mode| Subject::Burn {
+        backend,
+        fusion: true,
+        mode,
+        checkpointing: Checkpointing::None,
     };
-    let model = Kind::Gpt.name(suite.preset);
-    let mut place = String::new();
     let mut peak = |mode: Mode, vocabulary: usize| {
         let mut config = preset.clone();
         config.vocabulary = vocabulary;
@@ -50,15 +35,7 @@ pub(crate) fn search(suite: &mut Suite<'_>, backend: BackendKind) -> Option<Voca
             model: Shape::Gpt(config),
             batch_size: 1,
         };
-        let subject = Subject::Burn {
-            backend,
-            fusion: true,
-            mode,
-            checkpointing: Checkpointing::None,
-        };
-        place = subject.place();
-        let both = suite.attempt(&case, &subject, false)?;
-        Some(both.memory.memory?.peak_bytes)
+        peak(&case, &subject(mode))
     };
     let plain = peak(Mode::Plain, preset.vocabulary)?;
     let first = (preset.vocabulary, peak(Mode::Release, preset.vocabulary)?);
@@ -68,8 +45,8 @@ pub(crate) fn search(suite: &mut Suite<'_>, backend: BackendKind) -> Option<Voca
         .max_by_key(|(vocabulary, _)| *vocabulary)
         .unwrap_or(&first);
     Some(Vocabulary {
-        model,
-        place,
+        model: model.into(),
+        place: subject(Mode::Release).place(),
         vocabulary: preset.vocabulary,
         plain_peak_bytes: plain,
         release_peak_bytes: first.1,
@@ -79,8 +56,8 @@ pub(crate) fn search(suite: &mut Suite<'_>, backend: BackendKind) -> Option<Voca
     })
 }
 
-/// Follows the line through the last two measurements to where it meets `budget`, until the largest
-/// vocabulary that fits is known to a step.
+/// Extrapolates the last two measurements to `budget`, until the largest vocabulary that fits is known
+/// to one [`STEP`] (secant method).
 fn close_in(
     first: (usize, u64),
     budget: u64,
@@ -90,7 +67,7 @@ fn close_in(
     if first.1 >= budget {
         return Some(measured);
     }
-    let second = down(first.0 * 3 / 2).max(first.0 + STEP);
+    let second = round_down(first.0 * 3 / 2).max(first.0 + STEP);
     measured.push((second, peak(second)?));
     for _ in 0..ATTEMPTS {
         let (a, b) = (measured[measured.len() - 2], measured[measured.len() - 1]);
@@ -106,7 +83,7 @@ fn close_in(
             .filter(|point| fits(point).is_none())
             .map(|(vocabulary, _)| *vocabulary)
             .min();
-        let mut next = down(guess as usize).max(most + STEP);
+        let mut next = round_down(guess as usize).max(most + STEP);
         if let Some(too_many) = least_too_many {
             if too_many <= most + STEP {
                 break;
@@ -121,7 +98,7 @@ fn close_in(
     Some(measured)
 }
 
-fn down(vocabulary: usize) -> usize {
+fn round_down(vocabulary: usize) -> usize {
     vocabulary / STEP * STEP
 }
 
@@ -138,21 +115,21 @@ mod tests {
     }
 
     #[test]
-    fn a_straight_line_is_met_to_a_step() {
+    fn a_linear_peak_is_solved_to_one_step() {
         let line = |vocabulary: usize| 5000 + 3 * vocabulary as u64;
         let best = largest(20_000, line);
         assert!(line(best) <= 20_000 && line(best + STEP) > 20_000, "{best}");
     }
 
     #[test]
-    fn a_bend_is_met_too() {
+    fn a_peak_with_a_bend_is_solved_too() {
         let bent = |vocabulary: usize| (5000 + vocabulary as u64).max(4 * vocabulary as u64);
         let best = largest(20_000, bent);
         assert!(bent(best) <= 20_000 && bent(best + STEP) > 20_000, "{best}");
     }
 
     #[test]
-    fn without_a_saving_nothing_is_bought() {
+    fn without_a_saving_the_vocabulary_stays() {
         let measured = close_in((1000, 7), 7, |_| None).unwrap();
         assert_eq!(measured, [(1000, 7)]);
     }

@@ -1,4 +1,4 @@
-//! The outcome for people and for programs.
+//! The results as a table and as a plot.
 
 mod plot;
 mod table;
@@ -7,6 +7,6 @@ pub use plot::plot;
 pub use table::table;
 
 /// Bytes in MiB, without the unit.
-fn mib(bytes: u64) -> String {
-    format!("{:.1}", bytes as f64 / f64::from(1 << 20))
+fn mib(bytes: impl Into<i128>) -> String {
+    vit::terminal::mib(bytes, 1)
 }

@@ -1,10 +1,8 @@
 //! One table in Markdown.
 
 use super::mib;
-use crate::measure::Mode;
-use crate::results::{Items, LeftOut, Phase, Results, Run, Subject, value_name};
+use crate::results::{Items, LeftOut, Mode, Phase, Results, Run, Subject, Vocabulary, value_name};
 use crate::stats::median;
-use crate::vocabulary::Vocabulary;
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
 use vit::config::Checkpointing;
@@ -100,9 +98,7 @@ fn rows(first: &[&Run], all: &[Run]) -> String {
             bytes(|items| items.largest_gradient),
             items.map_or_else(dash, |items| phase(items.peak_in).into()),
             bytes(|items| items.held),
-            items.map_or_else(dash, |items| {
-                format!("{:.1}", items.temporaries as f64 / f64::from(1 << 20))
-            }),
+            items.map_or_else(dash, |items| mib(items.temporaries)),
             memory.map_or_else(dash, |memory| mib(memory.peak_bytes)),
             floor.map_or_else(dash, |(items, memory)| {
                 format!("{:.3}", memory.peak_bytes as f64 / items.floor() as f64)

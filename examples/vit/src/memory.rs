@@ -1,7 +1,7 @@
-//! How many bytes a run has and had at most, wherever its tensors live.
+//! Bytes in use by a run, and their peak.
 //!
-//! The CPU backends keep theirs on the heap, which the counting allocator of the binary sees; a GPU
-//! has an accounting of its own.
+//! The tensors of the CPU backends are on the heap, which the allocator of the binary counts; a GPU
+//! backend counts its own allocations.
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use burn_device_memory::DeviceMemory;
@@ -11,7 +11,7 @@ use peak_alloc::PeakAlloc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Where the tensors of a run are counted. Ask on the thread that trains.
+/// The memory that holds the tensors of a run. Its methods are for the thread that trains.
 #[derive(Clone, Debug)]
 pub enum Memory {
     /// On the heap.
@@ -21,17 +21,17 @@ pub enum Memory {
     Device(DeviceMemory),
 }
 
-/// The most bytes at once.
+/// The highest number of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Peak {
-    /// What lived.
+    /// Bytes in use.
     pub in_use: u64,
-    /// What was taken from the device; nobody counts that on the heap.
+    /// Bytes reserved from the device; not counted on the heap.
     pub reserved: Option<u64>,
 }
 
 impl Memory {
-    /// Bytes that live now.
+    /// Bytes in use now.
     pub fn in_use(&self) -> u64 {
         match self {
             Self::Heap(heap) => heap.in_use(),
@@ -40,7 +40,7 @@ impl Memory {
         }
     }
 
-    /// The most since the start, or since the peak was last forgotten.
+    /// The peak since the start, or since the last reset.
     pub fn peak(&self) -> Peak {
         match self {
             Self::Heap(heap) => Peak {
@@ -58,7 +58,7 @@ impl Memory {
         }
     }
 
-    /// Forgets the peak until now.
+    /// Resets the peak to the bytes in use now.
     pub fn reset_peak(&self) {
         match self {
             Self::Heap(_) => PeakAlloc.reset_peak_usage(),
@@ -68,14 +68,14 @@ impl Memory {
     }
 }
 
-/// Bytes on the heap, counted from the moment the counting was started.
+/// Bytes on the heap, beyond those in use when the counting started.
 #[derive(Clone, Copy, Debug)]
 pub struct Heap {
     start: usize,
 }
 
 impl Heap {
-    /// Leaves out what lives now and forgets the peak until now.
+    /// Starts counting: bytes in use now are left out.
     pub fn start() -> Self {
         PeakAlloc.reset_peak_usage();
         Self {
@@ -92,22 +92,22 @@ impl Heap {
     }
 }
 
-/// The peak of each training step for a metric, the highest of a whole run, and what a recording
-/// asks after every operation.
+/// The peak of each training step, for a metric, and the peak of the whole run. Also counts for a memory
+/// recording.
 ///
-/// Clones share what they count.
+/// Clones share their counts.
 #[derive(Clone, Debug)]
 pub struct HighWater {
     memory: Memory,
-    /// The most of the whole run.
+    /// The peak of the whole run.
     in_use: Arc<AtomicU64>,
     reserved: Arc<AtomicU64>,
-    /// The most of the training step.
+    /// The peak of the training step.
     in_step: Arc<AtomicU64>,
 }
 
 impl HighWater {
-    /// Forgets the peak until now.
+    /// Starts counting, with a reset of the peak.
     pub fn start(memory: Memory) -> Self {
         memory.reset_peak();
         Self {
@@ -118,7 +118,7 @@ impl HighWater {
         }
     }
 
-    /// The most bytes at once, resets or not.
+    /// The peak of the whole run, across resets.
     pub fn highest(&self) -> Peak {
         self.note(self.memory.peak())
     }
@@ -163,9 +163,4 @@ impl MemoryCounter for HighWater {
     fn counts_heap(&self) -> bool {
         matches!(self.memory, Memory::Heap(_))
     }
-}
-
-/// `bytes` for people.
-pub fn human(bytes: u64) -> String {
-    format!("{:.2} MiB", bytes as f64 / (1024.0 * 1024.0))
 }

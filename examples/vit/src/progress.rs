@@ -1,6 +1,7 @@
-//! What a run shows where there is no terminal for Burn's UI: one line for each epoch, on stderr.
+//! The progress of a run without Burn's terminal UI: one line for each epoch, on stderr.
 
-use crate::memory::{HighWater, human};
+use crate::memory::HighWater;
+use crate::terminal::mib;
 use burn::train::LearnerSummary;
 use burn::train::metric::{MetricDefinition, MetricId, NumericEntry};
 use burn::train::renderer::{
@@ -10,7 +11,7 @@ use burn::train::renderer::{
 use std::collections::HashMap;
 use std::error::Error;
 
-/// Renders the metrics of an epoch in one line, once it was validated.
+/// Prints the metrics of an epoch in one line, after its validation.
 #[derive(Debug)]
 pub struct EpochLines {
     memory: HighWater,
@@ -20,7 +21,7 @@ pub struct EpochLines {
 }
 
 impl EpochLines {
-    /// Shows the peak of the run until then, too.
+    /// Creates the renderer; lines include the peak of `memory`.
     pub fn new(memory: HighWater) -> Self {
         Self {
             memory,
@@ -43,7 +44,7 @@ impl EpochLines {
         if let Some(percent) = self.valid.of("Accuracy") {
             line += &format!("  accuracy {percent:.2} %");
         }
-        line + &format!("  peak {}", human(self.memory.highest().in_use))
+        line + &format!("  peak {} MiB", mib(self.memory.highest().in_use, 2))
     }
 }
 
@@ -69,7 +70,7 @@ impl MetricsRendererTraining for EpochLines {
         }
     }
 
-    // Burn would write the summary to stdout.
+    // The default would write the summary to stdout.
     fn on_train_end(&mut self, _summary: Option<LearnerSummary>) -> Result<(), Box<dyn Error>> {
         Ok(())
     }

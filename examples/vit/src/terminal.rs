@@ -1,12 +1,26 @@
-//! How a program speaks: help as clap has it, errors in one line.
+//! What `vit` and `benchmarks` share as programs: their exit codes, errors in one line, and sizes.
 
 use anyhow::{Context, Result};
+use clap::Parser;
 use clap::error::ErrorKind;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// Help and version as clap has them; an error in one line.
-pub fn usage(error: &clap::Error) -> ExitCode {
+/// Parses the command line and runs the program. An error goes to stderr in one line; the exit code
+/// is then 1, or 2 if the command line is wrong.
+pub fn main<C: Parser>(run: impl FnOnce(C) -> Result<ExitCode>) -> ExitCode {
+    let done = match C::try_parse() {
+        Ok(cli) => run(cli),
+        Err(error) => return usage(&error),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("error: {}", one_line(&format!("{error:#}")));
+        ExitCode::FAILURE
+    })
+}
+
+/// Help and version as clap formats them; an error in one line.
+fn usage(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             let _ = error.print();
@@ -22,11 +36,34 @@ pub fn usage(error: &clap::Error) -> ExitCode {
 }
 
 /// `text` without its line breaks.
-pub fn one_line(text: &str) -> String {
+fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Writes a line to stdout.
 pub fn say(line: &str) -> Result<()> {
     writeln!(io::stdout().lock(), "{line}").context("cannot write to stdout")
+}
+
+/// Bytes in MiB, without the unit.
+pub fn mib(bytes: impl Into<i128>, decimals: usize) -> String {
+    format!("{:.decimals$}", bytes.into() as f64 / f64::from(1 << 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_has_one_line() {
+        assert_eq!(one_line("one\n  two\n\nthree "), "one two three");
+    }
+
+    #[test]
+    fn bytes_are_mebibytes() {
+        assert_eq!(mib(0u64, 1), "0.0");
+        assert_eq!(mib(3u64 << 19, 1), "1.5");
+        assert_eq!(mib(4678u64 << 20, 2), "4678.00");
+        assert_eq!(mib(-(3i64 << 19), 1), "-1.5");
+    }
 }

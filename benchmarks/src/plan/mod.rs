@@ -1,0 +1,285 @@
+//! The plan of a suite: which runs, in which order, and what is left out.
+//!
+//! A plan is data. It depends on the [`Request`] and on what is [`Available`], on nothing else.
+
+mod request;
+#[cfg(test)]
+mod tests;
+
+pub use request::{Available, Request};
+
+use crate::gpt::GptConfig;
+use crate::results::{Case, LeftOut, Mode, Subject, TorchMode, TorchVersions};
+use crate::shape::{Kind, Shape};
+use crate::timeline::TimelineSpec;
+use anyhow::{Error, Result};
+use std::path::Path;
+use vit::backend;
+use vit::config::{self, BackendKind, Checkpointing, Engine, OptimizerKind, Preset};
+
+/// The plan of a suite.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Tasks in the order of importance, as the time may not suffice for all.
+    pub tasks: Vec<Task>,
+    /// What is left out, and why.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// One task of a plan.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Task {
+    /// Measures a run.
+    Measure {
+        /// Model and batch size.
+        case: Case,
+        /// Framework and mode.
+        subject: Subject,
+        /// Repetition index, from 0.
+        repetition: usize,
+    },
+    /// Records the memory timeline of a run that was measured before.
+    Record {
+        /// Model and batch size.
+        case: Case,
+        /// Framework and mode.
+        subject: Subject,
+        /// The recording.
+        timeline: TimelineSpec,
+    },
+    /// Searches the vocabulary that gradient release can train in plain Burn's memory.
+    SearchVocabulary {
+        /// Name of the decoder.
+        model: String,
+        /// The decoder, with the preset's vocabulary.
+        preset: GptConfig,
+        /// The backend.
+        backend: BackendKind,
+    },
+}
+
+impl Plan {
+    /// Plans the suite of a request.
+    pub fn new(request: &Request, available: &Available) -> Self {
+        let mut left_out = available.missing.clone();
+        let on_gpu = |backend: &BackendKind| !backend.is_on_heap();
+        let preset = request.preset.unwrap_or_else(|| {
+            if available.backends.iter().any(on_gpu) {
+                return Preset::Large;
+            }
+            left_out.push(LeftOut::new(
+                "the large models (ViT-L/16, GPT large)",
+                "no GPU is measured; --preset large measures them on the CPU",
+            ));
+            Preset::Small
+        });
+        match &available.pytorch {
+            Err(why) => left_out.push(LeftOut::new("PyTorch and optimi", why)),
+            Ok(versions) => {
+                if versions.optimi.is_none() && request.torch_modes.contains(&TorchMode::Optimi) {
+                    left_out.push(LeftOut::new(
+                        "optimi",
+                        "this Python does not have it: `pip install torch-optimi`",
+                    ));
+                }
+            }
+        }
+        let mut planner = Planner {
+            request,
+            preset,
+            versions: available.pytorch.as_ref().ok(),
+            plan: Self {
+                tasks: Vec::new(),
+                left_out,
+            },
+        };
+        planner.suite(&available.backends);
+        planner.plan
+    }
+}
+
+struct Planner<'a> {
+    request: &'a Request,
+    preset: Preset,
+    versions: Option<&'a TorchVersions>,
+    plan: Plan,
+}
+
+impl Planner<'_> {
+    fn suite(&mut self, backends: &[BackendKind]) {
+        let fused = self.request.fusion.contains(&true);
+        let unfused = self.request.fusion.contains(&false);
+        let cases = self.cases();
+        for (place, backend) in backends.iter().enumerate() {
+            let on_heap = backend.is_on_heap();
+            // PyTorch and the vocabulary are measured beside the first backend only.
+            let is_first = place == 0;
+            if fused || on_heap {
+                for case in &cases {
+                    self.burn(case, *backend, true);
+                    if is_first {
+                        self.pytorch(case, on_heap);
+                    }
+                }
+                if is_first && self.request.vocabulary {
+                    self.vocabulary(*backend);
+                }
+            }
+            if unfused && !on_heap {
+                for case in &cases {
+                    self.burn(case, *backend, false);
+                }
+                if is_first && !fused {
+                    for case in &cases {
+                        self.pytorch(case, on_heap);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Every model at its first batch size, then every model at its second, and so on.
+    fn cases(&self) -> Vec<Case> {
+        let given = &self.request.batch_sizes;
+        let mut cases = Vec::new();
+        for index in 0..given.len().max(2) {
+            for kind in &self.request.kinds {
+                let defaults: &[usize] = match kind {
+                    Kind::Vit => &[1, 8],
+                    Kind::Gpt => &[1],
+                };
+                let sizes = if given.is_empty() { defaults } else { given };
+                cases.extend(sizes.get(index).map(|batch_size| Case {
+                    name: self.name(*kind),
+                    model: kind.shape(self.preset, self.request.image_size),
+                    batch_size: *batch_size,
+                }));
+            }
+        }
+        cases
+    }
+
+    fn name(&self, kind: Kind) -> String {
+        let name = kind.name(self.preset);
+        match (kind, self.request.image_size) {
+            (Kind::Vit, Some(size)) => format!("{name} at {size}x{size}"),
+            _ => name,
+        }
+    }
+
+    /// All modes in turn, as often as repeated: neighbours in time are compared with each other. Then
+    /// the memory timelines, one for each mode.
+    fn burn(&mut self, case: &Case, backend: BackendKind, fusion: bool) {
+        let request = self.request;
+        let modes = request.modes.iter();
+        let subjects: Vec<Subject> = request
+            .checkpointing
+            .iter()
+            .flat_map(|checkpointing| modes.clone().map(move |mode| (*checkpointing, *mode)))
+            .map(|(checkpointing, mode)| Subject::Burn {
+                backend,
+                fusion,
+                mode,
+                checkpointing,
+            })
+            .collect();
+        self.measure(case, &subjects);
+        if let Some(folder) = &request.timelines {
+            self.record(case, &subjects, folder, can_record(backend, fusion).err());
+        }
+    }
+
+    fn pytorch(&mut self, case: &Case, on_cpu: bool) {
+        let Some(versions) = self.versions else {
+            return;
+        };
+        let device = if on_cpu || versions.cuda.is_none() {
+            "cpu"
+        } else {
+            "cuda"
+        };
+        let modes = self.request.torch_modes.iter();
+        let is_there = |mode: &&TorchMode| **mode != TorchMode::Optimi || versions.optimi.is_some();
+        let subjects: Vec<Subject> = modes
+            .filter(is_there)
+            .map(|mode| Subject::PyTorch {
+                device: device.into(),
+                mode: *mode,
+            })
+            .collect();
+        self.measure(case, &subjects);
+    }
+
+    fn measure(&mut self, case: &Case, subjects: &[Subject]) {
+        for repetition in 0..self.request.settings.repeat {
+            let tasks = subjects.iter().map(|subject| Task::Measure {
+                case: case.clone(),
+                subject: subject.clone(),
+                repetition,
+            });
+            self.plan.tasks.extend(tasks);
+        }
+    }
+
+    fn record(&mut self, case: &Case, subjects: &[Subject], folder: &Path, refused: Option<Error>) {
+        for subject in subjects {
+            let Some(timeline) = TimelineSpec::of(case, subject, folder) else {
+                continue;
+            };
+            let Some(why) = &refused else {
+                self.plan.tasks.push(Task::Record {
+                    case: case.clone(),
+                    subject: subject.clone(),
+                    timeline,
+                });
+                continue;
+            };
+            let what = format!("memory timelines: {}", subject.place());
+            let missing = LeftOut::new(what, why.to_string());
+            if !self.plan.left_out.contains(&missing) {
+                self.plan.left_out.push(missing);
+            }
+        }
+    }
+
+    fn vocabulary(&mut self, backend: BackendKind) {
+        if let Shape::Gpt(preset) = Kind::Gpt.shape(self.preset, None) {
+            self.plan.tasks.push(Task::SearchVocabulary {
+                model: Kind::Gpt.name(self.preset),
+                preset,
+                backend,
+            });
+        }
+    }
+}
+
+/// An error in one line if a backend cannot be recorded.
+fn can_record(backend: BackendKind, fusion: bool) -> Result<()> {
+    let engine = Engine {
+        backend,
+        fusion,
+        mode: config::Mode::Plain,
+        checkpointing: Checkpointing::None,
+        optimizer: OptimizerKind::Adam,
+    };
+    backend::can_record(&engine).map_err(|error| {
+        // The error names an option of `vit`; this is the one of this program.
+        Error::msg(format!("{error:#}").replace("add --no-fusion", "choose --fusion off"))
+    })
+}
+
+/// Whether the process that counts bytes also measures the time, as counting them costs nothing there.
+pub fn counts_for_free(subject: &Subject) -> bool {
+    match subject {
+        // The floor has no time.
+        Subject::Burn {
+            mode: Mode::Ideal, ..
+        } => true,
+        // `measure` counts bytes wherever it does not fuse.
+        Subject::Burn {
+            backend, fusion, ..
+        } => backend.is_on_heap() || !fusion,
+        // On CUDA PyTorch always counts; on the CPU its profiler does.
+        Subject::PyTorch { device, .. } => device == "cuda",
+    }
+}

@@ -1,0 +1,55 @@
+//! What a plan is made of: the options of a suite, and what the machine has of them.
+
+use crate::results::{LeftOut, Mode, Settings, TorchMode, TorchVersions};
+use crate::shape::Kind;
+use std::path::PathBuf;
+use std::time::Duration;
+use vit::config::{BackendKind, Checkpointing, Preset};
+
+/// The options of a suite.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The command line.
+    pub command: Vec<String>,
+    /// Models to train.
+    pub kinds: Vec<Kind>,
+    /// Whether to search the vocabulary that gradient release can train in plain Burn's memory.
+    pub vocabulary: bool,
+    /// Size of the models; without it, large on a GPU and small otherwise.
+    pub preset: Option<Preset>,
+    /// Width and height of an image, instead of the preset's.
+    pub image_size: Option<usize>,
+    /// Images or sequences in a step; without it, 1 and, for images, 8.
+    pub batch_sizes: Vec<usize>,
+    /// Backends; without any, the GPU backends of this machine, else the CPU backend.
+    pub backends: Vec<BackendKind>,
+    /// Fusion on, off or both, on a GPU.
+    pub fusion: Vec<bool>,
+    /// Modes of Burn.
+    pub modes: Vec<Mode>,
+    /// What forward passes keep, in Burn.
+    pub checkpointing: Vec<Checkpointing>,
+    /// A Python that may have PyTorch; `None` leaves PyTorch out.
+    pub python: Option<PathBuf>,
+    /// Modes of PyTorch.
+    pub torch_modes: Vec<TorchMode>,
+    /// The folder of memory timelines; `None` records none.
+    pub timelines: Option<PathBuf>,
+    /// The settings that all runs share.
+    pub settings: Settings,
+    /// Time limit of a process.
+    pub time_limit: Duration,
+    /// Time after which no run is started.
+    pub within: Option<Duration>,
+}
+
+/// What this machine has of a request.
+#[derive(Clone, Debug)]
+pub struct Available {
+    /// Backends to measure, the most important first.
+    pub backends: Vec<BackendKind>,
+    /// Backends that are missing.
+    pub missing: Vec<LeftOut>,
+    /// The versions of PyTorch, or why it is not measured.
+    pub pytorch: Result<TorchVersions, String>,
+}

@@ -1,0 +1,226 @@
+use super::*;
+use crate::results::Settings;
+use std::time::Duration;
+
+/// The options that the command line has by default, with one mode of PyTorch.
+fn request() -> Request {
+    Request {
+        command: Vec::new(),
+        kinds: vec![Kind::Vit, Kind::Gpt],
+        vocabulary: true,
+        preset: None,
+        image_size: None,
+        batch_sizes: Vec::new(),
+        backends: Vec::new(),
+        fusion: vec![true, false],
+        modes: vec![Mode::Plain, Mode::Release],
+        checkpointing: vec![Checkpointing::None],
+        python: Some("python3".into()),
+        torch_modes: vec![TorchMode::Hook],
+        timelines: None,
+        settings: Settings {
+            warm_up: 1,
+            steps: 2,
+            repeat: 1,
+            learning_rate: 1e-3,
+            seed: 42,
+        },
+        time_limit: Duration::from_secs(1),
+        within: None,
+    }
+}
+
+fn available(backends: &[BackendKind], optimi: Option<&str>) -> Available {
+    Available {
+        backends: backends.to_vec(),
+        missing: Vec::new(),
+        pytorch: Ok(TorchVersions {
+            python: "3".into(),
+            torch: "2".into(),
+            optimi: optimi.map(String::from),
+            cuda: Some("13".into()),
+            gpu: None,
+            threads: 1,
+        }),
+    }
+}
+
+/// The tasks of a plan, each in one line.
+fn lines(plan: &Plan) -> Vec<String> {
+    let line = |task: &Task| match task {
+        Task::Measure {
+            case,
+            subject,
+            repetition,
+        } => format!("{} #{repetition}", case.with(subject)),
+        Task::Record { case, subject, .. } => format!("record {}", case.with(subject)),
+        Task::SearchVocabulary { model, backend, .. } => {
+            format!("vocabulary of {model}, {backend}")
+        }
+    };
+    plan.tasks.iter().map(line).collect()
+}
+
+fn what(plan: &Plan) -> Vec<&str> {
+    let left_out = plan.left_out.iter();
+    left_out.map(|missing| missing.what.as_str()).collect()
+}
+
+#[test]
+fn a_cpu_gets_the_small_models() {
+    let plan = Plan::new(&request(), &available(&[BackendKind::Flex], None));
+    assert_eq!(
+        lines(&plan),
+        [
+            "ViT-S/16, batch 1: Burn, flex, plain #0",
+            "ViT-S/16, batch 1: Burn, flex, release #0",
+            "ViT-S/16, batch 1: PyTorch, cpu, hook #0",
+            "GPT small, batch 1: Burn, flex, plain #0",
+            "GPT small, batch 1: Burn, flex, release #0",
+            "GPT small, batch 1: PyTorch, cpu, hook #0",
+            "ViT-S/16, batch 8: Burn, flex, plain #0",
+            "ViT-S/16, batch 8: Burn, flex, release #0",
+            "ViT-S/16, batch 8: PyTorch, cpu, hook #0",
+            "vocabulary of GPT small, flex",
+        ]
+    );
+    assert_eq!(what(&plan), ["the large models (ViT-L/16, GPT large)"]);
+}
+
+#[test]
+fn only_the_first_gpu_backend_has_pytorch_and_the_vocabulary() {
+    let request = Request {
+        kinds: vec![Kind::Vit],
+        batch_sizes: vec![1],
+        modes: vec![Mode::Release],
+        ..request()
+    };
+    let gpus = available(&[BackendKind::Cuda, BackendKind::Wgpu], None);
+    let plan = Plan::new(&request, &gpus);
+    assert_eq!(
+        lines(&plan),
+        [
+            "ViT-L/16, batch 1: Burn, cuda, release #0",
+            "ViT-L/16, batch 1: PyTorch, cuda, hook #0",
+            "vocabulary of GPT large, cuda",
+            "ViT-L/16, batch 1: Burn, cuda, no fusion, release #0",
+            "ViT-L/16, batch 1: Burn, wgpu, release #0",
+            "ViT-L/16, batch 1: Burn, wgpu, no fusion, release #0",
+        ]
+    );
+    assert!(plan.left_out.is_empty());
+
+    let unfused = Request {
+        fusion: vec![false],
+        ..request
+    };
+    assert_eq!(
+        lines(&Plan::new(&unfused, &gpus)),
+        [
+            "ViT-L/16, batch 1: Burn, cuda, no fusion, release #0",
+            "ViT-L/16, batch 1: PyTorch, cuda, hook #0",
+            "ViT-L/16, batch 1: Burn, wgpu, no fusion, release #0",
+        ]
+    );
+}
+
+#[test]
+fn modes_take_turns_and_timelines_follow() {
+    let request = Request {
+        kinds: vec![Kind::Vit],
+        vocabulary: false,
+        preset: Some(Preset::Tiny),
+        image_size: Some(16),
+        batch_sizes: vec![4],
+        modes: vec![Mode::Plain, Mode::Ideal],
+        checkpointing: vec![Checkpointing::None, Checkpointing::Balanced],
+        torch_modes: Vec::new(),
+        timelines: Some("timelines".into()),
+        settings: Settings {
+            repeat: 2,
+            ..request().settings
+        },
+        ..request()
+    };
+    let plan = Plan::new(&request, &available(&[BackendKind::Flex], None));
+    let run = |mode: &str| format!("ViT tiny at 16x16, batch 4: Burn, flex, {mode}");
+    let modes = ["plain", "ideal", "plain, balanced", "ideal, balanced"];
+    let repetition = |index| modes.map(|mode| format!("{} #{index}", run(mode))).to_vec();
+    // The floor cannot be recorded.
+    let recorded = ["plain", "plain, balanced"].map(|mode| format!("record {}", run(mode)));
+    assert_eq!(
+        lines(&plan),
+        [repetition(0), repetition(1), recorded.to_vec()].concat()
+    );
+}
+
+#[test]
+fn what_cannot_be_recorded_is_left_out_once() {
+    let request = Request {
+        timelines: Some("timelines".into()),
+        ..request()
+    };
+    let plan = Plan::new(&request, &available(&[BackendKind::Cuda], None));
+    assert_eq!(what(&plan), ["memory timelines: Burn, cuda"]);
+    let lines = lines(&plan);
+    let mut recorded = lines.iter().filter(|line| line.starts_with("record"));
+    assert!(recorded.clone().count() > 0);
+    assert!(recorded.all(|line| line.contains("no fusion")), "{lines:?}");
+}
+
+#[test]
+fn optimi_is_measured_where_it_is_installed() {
+    let request = Request {
+        torch_modes: vec![TorchMode::Hook, TorchMode::Optimi],
+        ..request()
+    };
+    let has_optimi = |plan: &Plan| lines(plan).iter().any(|line| line.contains("optimi"));
+    let with = Plan::new(&request, &available(&[BackendKind::Cuda], Some("1")));
+    assert!(has_optimi(&with) && with.left_out.is_empty());
+    let without = Plan::new(&request, &available(&[BackendKind::Cuda], None));
+    assert!(!has_optimi(&without));
+    assert_eq!(what(&without), ["optimi"]);
+
+    let no_pytorch = Available {
+        pytorch: Err("--no-pytorch".into()),
+        ..available(&[BackendKind::Cuda], None)
+    };
+    let plan = Plan::new(&request, &no_pytorch);
+    assert_eq!(
+        plan.left_out,
+        [LeftOut::new("PyTorch and optimi", "--no-pytorch")]
+    );
+    assert!(!lines(&plan).iter().any(|line| line.contains("PyTorch")));
+}
+
+#[test]
+fn what_cannot_be_recorded_has_a_way_out() {
+    can_record(BackendKind::Flex, true).unwrap();
+    can_record(BackendKind::Cuda, false).unwrap();
+    let error = can_record(BackendKind::Cuda, true).unwrap_err().to_string();
+    assert!(error.ends_with("choose --fusion off"), "{error}");
+}
+
+#[test]
+fn time_is_measured_apart_where_counting_costs() {
+    let burn = |backend, fusion, mode| Subject::Burn {
+        backend,
+        fusion,
+        mode,
+        checkpointing: Checkpointing::None,
+    };
+    let torch = |device: &str| Subject::PyTorch {
+        device: device.into(),
+        mode: TorchMode::Hook,
+    };
+    for (subject, is_free) in [
+        (burn(BackendKind::Flex, true, Mode::Plain), true),
+        (burn(BackendKind::Cuda, true, Mode::Plain), false),
+        (burn(BackendKind::Cuda, true, Mode::Ideal), true),
+        (burn(BackendKind::Cuda, false, Mode::Plain), true),
+        (torch("cpu"), false),
+        (torch("cuda"), true),
+    ] {
+        assert_eq!(counts_for_free(&subject), is_free, "{subject:?}");
+    }
+}

@@ -1,0 +1,135 @@
+//! What a run trains, and how.
+
+use crate::shape::Shape;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use vit::config::{BackendKind, Checkpointing};
+
+/// How the optimizer gets its gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Burn as it comes: all gradients first, then the step
+    Plain,
+    /// Gradient release: every parameter steps inside the backward pass
+    Release,
+    /// The backend of gradient release with nothing armed: what it costs by itself
+    Unarmed,
+    /// The floor, bytes only: gradients dropped as they come, no optimizer run, plus the largest
+    /// gradient
+    Ideal,
+}
+
+/// How PyTorch's Adam gets its gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum TorchMode {
+    /// All parameters in a few calls, PyTorch's choice on CUDA
+    Foreach,
+    /// One parameter after the other
+    NoForeach,
+    /// All parameters in one kernel
+    Fused,
+    /// One parameter at a time inside the backward pass, as in PyTorch's tutorial
+    Hook,
+    /// optimi's gradient release
+    Optimi,
+}
+
+/// A framework with the settings that distinguish its runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "framework", rename_all = "kebab-case")]
+pub enum Subject {
+    /// Burn.
+    Burn {
+        /// Backend that holds the tensors.
+        backend: BackendKind,
+        /// Whether a GPU fuses operations that follow each other.
+        fusion: bool,
+        /// How the optimizer gets its gradients.
+        mode: Mode,
+        /// What the forward pass keeps.
+        checkpointing: Checkpointing,
+    },
+    /// PyTorch.
+    PyTorch {
+        /// `cpu` or `cuda`.
+        device: String,
+        /// How Adam gets its gradients.
+        mode: TorchMode,
+    },
+}
+
+impl Subject {
+    /// The framework and the device.
+    pub fn place(&self) -> String {
+        match self {
+            Self::Burn {
+                backend, fusion, ..
+            } => {
+                let unfused = if *fusion || backend.is_on_heap() {
+                    ""
+                } else {
+                    ", no fusion"
+                };
+                format!("Burn, {backend}{unfused}")
+            }
+            Self::PyTorch { device, .. } => format!("PyTorch, {device}"),
+        }
+    }
+
+    /// The mode, with the checkpointing if there is any.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Burn {
+                mode,
+                checkpointing,
+                ..
+            } => {
+                let name = value_name(*mode);
+                match checkpointing {
+                    Checkpointing::None => name,
+                    Checkpointing::Balanced => format!("{name}, balanced"),
+                }
+            }
+            Self::PyTorch { mode, .. } => value_name(*mode),
+        }
+    }
+
+    /// Whether gradients are released in the backward pass.
+    pub fn releases(&self) -> bool {
+        match self {
+            Self::Burn { mode, .. } => *mode == Mode::Release,
+            Self::PyTorch { mode, .. } => matches!(mode, TorchMode::Hook | TorchMode::Optimi),
+        }
+    }
+}
+
+/// The name on the command line.
+pub fn value_name(value: impl ValueEnum) -> String {
+    let value = value.to_possible_value();
+    value.map_or_else(String::new, |value| value.get_name().into())
+}
+
+/// A model and a batch size.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Case {
+    /// Name of the model, for the table.
+    pub name: String,
+    /// The model.
+    pub model: Shape,
+    /// Images or sequences in a step.
+    pub batch_size: usize,
+}
+
+impl Case {
+    /// Model and batch size in one line.
+    pub fn title(&self) -> String {
+        format!("{}, batch {}", self.name, self.batch_size)
+    }
+
+    /// The case and the subject in one line.
+    pub fn with(&self, subject: &Subject) -> String {
+        format!("{}: {}, {}", self.title(), subject.place(), subject.name())
+    }
+}

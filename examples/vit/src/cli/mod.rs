@@ -1,0 +1,150 @@
+//! The command line.
+
+mod args;
+mod settings;
+mod summary;
+
+use crate::artifacts::Artifacts;
+use crate::backend;
+use crate::config::Engine;
+use crate::stopping::CTRL_C;
+use crate::terminal::{self, say};
+use crate::train::{Ending, Train};
+use anyhow::{Context, Result};
+use args::TrainArgs;
+use burn::train::Interrupter;
+use clap::{Parser, Subcommand};
+use std::io::{self, IsTerminal};
+use std::num::NonZeroUsize;
+use std::process::{self, ExitCode};
+use summary::summary;
+
+/// The exit code of a program that Ctrl-C ended.
+const INTERRUPTED: u8 = 130;
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "vit",
+    version,
+    about = "Trains a vision transformer with gradient release",
+    long_about = "Trains a vision transformer with gradient release.\n\nWithout a subcommand this \
+                  is `vit train`.",
+    args_conflicts_with_subcommands = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Task>,
+    #[command(flatten)]
+    train: TrainArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Train a classifier of images
+    Train(TrainArgs),
+}
+
+/// Runs a training on the backend that the engine names.
+///
+/// The binary passes it in. Defined in this library, it would compile the training on every backend,
+/// which takes minutes, into everything that uses the library.
+pub type Run = fn(&Engine, Train<'_>) -> Result<Ending>;
+
+/// Runs the program.
+pub fn main(run: Run) -> ExitCode {
+    terminal::main(|cli: Cli| match cli.command {
+        None => train(&cli.train, run),
+        Some(Task::Train(args)) => train(&args, run),
+    })
+}
+
+fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
+    let artifacts = Artifacts::new(&args.artifact_dir);
+    let saved = if args.resume {
+        Some(artifacts.settings()?)
+    } else {
+        if !args.overwrite {
+            artifacts.ensure_free()?;
+        }
+        None
+    };
+    let (config, data) = args.resolve(saved.as_ref())?;
+    if args.memory_timeline.is_some() {
+        backend::can_record(&config.engine)?;
+    }
+
+    let interrupter = Interrupter::new();
+    stop_on_ctrl_c(interrupter.clone())?;
+    let ending = run(
+        &config.engine,
+        Train {
+            config: &config,
+            data: &data,
+            artifacts: &artifacts,
+            resume: args.resume,
+            interrupter,
+            stop_after: args.stop_after.map(NonZeroUsize::get),
+            memory_timeline: args.memory_timeline.as_deref(),
+            // With --json, stdout has the one line only.
+            tui: io::stdout().is_terminal() && !args.json && !args.no_tui,
+        },
+    )?;
+    if let Some(file) = &args.memory_timeline {
+        let file = file.display();
+        eprintln!("memory timeline written: {file}; `burn-memory summary {file}` reads it");
+    }
+    match ending {
+        Ending::Finished(results) => {
+            let table = summary(&config, &results);
+            if args.json {
+                eprintln!("{table}");
+                say(&serde_json::to_string(&results)?)?;
+            } else {
+                say(&table)?;
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Ending::Interrupted {
+            resume_point,
+            by_ctrl_c,
+        } => {
+            let folder = artifacts.folder().display();
+            let command = format!("`vit train --resume --artifact-dir {folder}`");
+            match resume_point {
+                Some(epoch) => {
+                    eprintln!("stopped; {command} continues from the checkpoint of epoch {epoch}");
+                }
+                None => eprintln!(
+                    "stopped before the first checkpoint; {command} begins with the first epoch"
+                ),
+            }
+            Ok(if by_ctrl_c {
+                ExitCode::from(INTERRUPTED)
+            } else {
+                ExitCode::SUCCESS
+            })
+        }
+    }
+}
+
+fn stop_on_ctrl_c(interrupter: Interrupter) -> Result<()> {
+    ctrlc::set_handler(move || {
+        // A second Ctrl-C does not wait for the batch.
+        if interrupter.should_stop() {
+            process::exit(INTERRUPTED.into());
+        }
+        interrupter.stop(Some(CTRL_C));
+    })
+    .context("cannot listen for Ctrl-C")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn clap_accepts_the_command_line() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,205 @@
+//! From the options to the settings of a run.
+
+use super::args::TrainArgs;
+use crate::backend;
+use crate::config::{BackendKind, Checkpointing, Engine, Mode, OptimizerKind, Preset, TrainConfig};
+use crate::data::{Dataset, Source, Wanted};
+use crate::model::Pool;
+use anyhow::{Result, ensure};
+use std::fmt::Display;
+use std::num::NonZeroUsize;
+
+impl TrainArgs {
+    /// The settings and the images of a run. Each setting is the option, else that of the resumed run,
+    /// else the default.
+    pub(super) fn resolve(&self, saved: Option<&TrainConfig>) -> Result<(TrainConfig, Dataset)> {
+        let was = |value: fn(&TrainConfig) -> &Engine| saved.map(value);
+        let engine = was(|config| &config.engine);
+        let preset = agreed("preset", self.preset, saved.map(|s| s.preset), Preset::Tiny)?;
+        let config = |value: fn(&TrainConfig) -> f64| saved.map(value);
+        let learning_rate = agreed("lr", self.lr, config(|s| s.learning_rate), 2e-3)?;
+        let dropout = agreed("dropout", self.dropout, config(|s| s.model.dropout), 0.1)?;
+        ensure!(
+            learning_rate > 0.0 && learning_rate <= 1.0,
+            "--lr must be above 0 and at most 1, not {learning_rate}"
+        );
+        ensure!(
+            (0.0..1.0).contains(&dropout),
+            "--dropout must be at least 0 and below 1, not {dropout}"
+        );
+
+        let number = |value: fn(&TrainConfig) -> usize| saved.map(value);
+        let source = agreed(
+            "data",
+            self.data.clone(),
+            saved.map(|s| s.data.clone()),
+            Source::Digits.to_string(),
+        )?;
+        let patch_size = agreed(
+            "patch-size",
+            self.patch_size.map(NonZeroUsize::get),
+            number(|s| s.model.patch_size),
+            preset.patch_size(),
+        )?;
+        let image_size = match number(|s| s.model.image_size) {
+            Some(saved) => Some(agreed("image-size", self.image_size, Some(saved), saved)?),
+            None => self.image_size,
+        };
+        let pool = agreed(
+            "pool",
+            self.pool,
+            saved.map(|s| s.model.pool),
+            Pool::ClassToken,
+        )?;
+        let epochs = agreed(
+            "epochs",
+            self.epochs.map(NonZeroUsize::get),
+            number(|s| s.epochs),
+            20,
+        )?;
+        let batch_size = agreed(
+            "batch-size",
+            self.batch_size.map(NonZeroUsize::get),
+            number(|s| s.batch_size),
+            32,
+        )?;
+        let grads_accumulation = agreed(
+            "grads-accumulation",
+            self.grads_accumulation.map(NonZeroUsize::get),
+            number(|s| s.grads_accumulation),
+            1,
+        )?;
+        let early_stopping = self.early_stopping.map(NonZeroUsize::get);
+        let early_stopping = match saved.map(|s| s.early_stopping) {
+            None => early_stopping,
+            Some(None) => {
+                ensure!(
+                    early_stopping.is_none(),
+                    "the run to resume has no --early-stopping"
+                );
+                None
+            }
+            Some(Some(saved)) => Some(agreed(
+                "early-stopping",
+                early_stopping,
+                Some(saved),
+                saved,
+            )?),
+        };
+        let seed = agreed("seed", self.seed, saved.map(|s| s.seed), 42)?;
+        let optimizer = agreed(
+            "optimizer",
+            self.optimizer,
+            engine.map(|e| e.optimizer),
+            OptimizerKind::AdamW,
+        )?;
+        let engine = Engine {
+            backend: given(
+                self.backend,
+                engine.map(|e| e.backend),
+                BackendKind::first(),
+            ),
+            fusion: given(
+                match (self.fusion, self.no_fusion) {
+                    (true, _) => Some(true),
+                    (_, true) => Some(false),
+                    _ => None,
+                },
+                engine.map(|e| e.fusion),
+                true,
+            ),
+            mode: given(self.mode, engine.map(|e| e.mode), Mode::Release),
+            checkpointing: given(
+                self.checkpointing,
+                engine.map(|e| e.checkpointing),
+                Checkpointing::None,
+            ),
+            optimizer,
+        };
+        backend::require(engine.backend)?;
+        ensure!(
+            !(self.no_fusion || self.fusion) || !engine.backend.is_on_heap(),
+            "--no-fusion and --fusion are for a GPU; {} never fuses",
+            engine.backend
+        );
+        let data = Dataset::load(
+            &source.parse()?,
+            Wanted {
+                image_size,
+                patch_size,
+            },
+        )?;
+        let data_digest = data.digest();
+        ensure!(
+            saved.is_none_or(|saved| saved.data_digest == data_digest),
+            "the images of {source} are not those that the run in {} began with",
+            self.artifact_dir.display()
+        );
+        let batches = data.train.len().div_ceil(batch_size);
+        ensure!(
+            grads_accumulation <= batches,
+            "--grads-accumulation {grads_accumulation} is more than the {batches} batches of an \
+             epoch: no step would ever be taken"
+        );
+        let mut model = preset.config(data.size, data.channels, data.classes);
+        model.patch_size = patch_size;
+        model.dropout = dropout;
+        model.pool = pool;
+        let config = TrainConfig {
+            preset,
+            model,
+            data: source,
+            data_digest,
+            engine,
+            epochs,
+            batch_size,
+            grads_accumulation,
+            early_stopping,
+            learning_rate,
+            seed,
+        };
+        Ok((config, data))
+    }
+}
+
+fn given<T>(given: Option<T>, saved: Option<T>, default: T) -> T {
+    given.or(saved).unwrap_or(default)
+}
+
+/// As [`given`], for a setting that must not change when a run is resumed.
+fn agreed<T: PartialEq + Display>(
+    name: &str,
+    value: Option<T>,
+    saved: Option<T>,
+    default: T,
+) -> Result<T> {
+    if let (Some(value), Some(saved)) = (&value, &saved) {
+        ensure!(
+            value == saved,
+            "the run to resume has --{name} {saved}, not {value}"
+        );
+    }
+    Ok(given(value, saved, default))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_resumed_run_keeps_its_settings() {
+        assert_eq!(agreed("seed", None, Some(7), 42).unwrap(), 7);
+        assert_eq!(agreed("seed", Some(7), Some(7), 42).unwrap(), 7);
+        assert_eq!(agreed("seed", None, None, 42).unwrap(), 42);
+        let error = agreed(
+            "preset",
+            Some(Preset::Small),
+            Some(Preset::Tiny),
+            Preset::Tiny,
+        );
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "the run to resume has --preset tiny, not small"
+        );
+    }
+}

@@ -1,0 +1,69 @@
+//! The table at the end of a run.
+
+use crate::config::{Mode, TrainConfig};
+use crate::terminal::mib;
+use crate::train::Results;
+use comfy_table::Table;
+use comfy_table::presets::ASCII_MARKDOWN;
+
+/// The table that a finished run ends with.
+pub(super) fn summary(config: &TrainConfig, results: &Results) -> String {
+    let all = 4 * config.model.num_params() as u64;
+    let largest = 4 * config.model.largest_param() as u64;
+    // The sums that accumulation keeps from batch to batch, in either mode.
+    let sums = if config.grads_accumulation > 1 {
+        all
+    } else {
+        0
+    };
+    let and_sums = if sums > 0 { ", and their sums" } else { "" };
+    let mut table = Table::new();
+    table.load_preset(ASCII_MARKDOWN);
+    table.set_header(["", "", "how known"]);
+    table.add_row(["epochs", &results.epochs.to_string(), "counted"]);
+    table.add_row([
+        "validation accuracy",
+        &format!("{:.2} %", results.validation_accuracy * 100.0),
+        "measured",
+    ]);
+    let peak = size(results.peak_bytes);
+    match results.peak_reserved_bytes {
+        None => {
+            table.add_row([
+                "peak memory",
+                &peak,
+                "measured, on the heap, beyond the images",
+            ]);
+        }
+        Some(reserved) => {
+            table.add_row(["peak memory", &peak, "measured, on the GPU, in use"]);
+            table.add_row([
+                "peak memory reserved",
+                &size(reserved),
+                "measured, on the GPU: taken from it, in use or not",
+            ]);
+        }
+    }
+    table.add_row([
+        "gradients that plain Burn holds at once",
+        &size(sums + all),
+        &format!("computed: one for every weight{and_sums}"),
+    ]);
+    if config.engine.mode == Mode::Release {
+        table.add_row([
+            "gradients that gradient release holds at once",
+            &size(sums + largest),
+            &format!("computed: the largest one, if alone{and_sums}"),
+        ]);
+        table.add_row([
+            "saved by gradient release, up to",
+            &size(all - largest),
+            "computed: the difference; the benchmarks measure it",
+        ]);
+    }
+    table.to_string()
+}
+
+fn size(bytes: u64) -> String {
+    format!("{} MiB", mib(bytes, 2))
+}
