@@ -6,7 +6,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Device, Tensor, TensorData};
 use vit::model::{Vit, VitConfig};
-use vit::rng::SplitMix64;
+use vit::rng::SeededRng;
 
 /// Different random batches in a run; more would only take memory.
 const BATCHES: usize = 4;
@@ -24,7 +24,7 @@ pub trait Workload {
     fn init<B: AutodiffBackend>(&self, device: &Device<B>) -> Self::Model<B>;
 
     /// A random batch.
-    fn batch(&self, size: usize, rng: &mut SplitMix64) -> HostBatch;
+    fn batch(&self, size: usize, rng: &mut SeededRng) -> HostBatch;
 
     /// The scores of every class, `[batch, class]`, or of every token, `[batch * time, token]`.
     fn scores<B: AutodiffBackend>(
@@ -46,7 +46,7 @@ pub trait Workload {
 
     /// All batches of a run.
     fn batches(&self, size: usize, steps: usize, seed: u64) -> Vec<HostBatch> {
-        let mut rng = SplitMix64::new(&[seed]);
+        let mut rng = SeededRng::new(&[seed]);
         let count = steps.clamp(1, BATCHES);
         (0..count).map(|_| self.batch(size, &mut rng)).collect()
     }
@@ -59,7 +59,7 @@ impl Workload for VitConfig {
         self.init(device)
     }
 
-    fn batch(&self, size: usize, rng: &mut SplitMix64) -> HostBatch {
+    fn batch(&self, size: usize, rng: &mut SeededRng) -> HostBatch {
         let shape = [size, self.channels, self.image_size, self.image_size];
         let pixels: Vec<f32> = (0..shape.iter().product()).map(|_| pixel(rng)).collect();
         let labels = (0..size).map(|_| rng.below(self.classes) as i32).collect();
@@ -79,7 +79,7 @@ impl Workload for VitConfig {
 }
 
 /// Spread over `-1.7..1.7`, so that its variance is about one.
-fn pixel(rng: &mut SplitMix64) -> f32 {
+fn pixel(rng: &mut SeededRng) -> f32 {
     let unit = (rng.next_u64() >> 40) as f32 / (1u32 << 24) as f32;
     (2.0 * unit - 1.0) * 3f32.sqrt()
 }
@@ -91,7 +91,7 @@ impl Workload for GptConfig {
         self.init(device)
     }
 
-    fn batch(&self, size: usize, rng: &mut SplitMix64) -> HostBatch {
+    fn batch(&self, size: usize, rng: &mut SeededRng) -> HostBatch {
         let mut inputs = Vec::with_capacity(size * self.context);
         let mut labels = Vec::with_capacity(size * self.context);
         for _ in 0..size {

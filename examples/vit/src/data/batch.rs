@@ -1,25 +1,25 @@
-//! From stored pixels to tensors.
+//! Turns stored pixels into batches of tensors.
 
 use super::Image;
-use crate::rng::SplitMix64;
+use crate::rng::SeededRng;
 use crate::stopping;
 use burn::data::dataloader::batcher::Batcher;
 use burn::tensor::{Device, Int, Tensor, TensorData, backend::Backend};
 use burn::train::Interrupter;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A few images with their labels on a device.
+/// A batch of images with their labels, on a device.
 #[derive(Clone, Debug)]
 pub struct Batch<B: Backend> {
     /// `[batch, channels, size, size]`
     pub images: Tensor<B, 4>,
     /// `[batch]`
     pub labels: Tensor<B, 1, Int>,
-    /// Seed of the random numbers that training on the batch draws.
+    /// Seed of the dropout in the training step.
     pub seed: u64,
 }
 
-/// Brings pixels to the scale that a network likes.
+/// Makes batches of images with normalized pixels.
 #[derive(Clone, Debug)]
 pub struct ImageBatcher {
     /// `[channels, size, size]`
@@ -46,8 +46,8 @@ impl<B: Backend> Batcher<B, Image, Batch<B>> for ImageBatcher {
     }
 }
 
-/// Counts the batches of a training run: each gets a seed of its own, the same in the uninterrupted
-/// run and in a resumed one.
+/// Makes the batches of a training run and counts them. The seed of a batch depends on its number, so a
+/// resumed run has the seeds of the uninterrupted one.
 #[allow(missing_debug_implementations)] // Burn's interrupter has none.
 pub struct TrainBatcher {
     images: ImageBatcher,
@@ -57,7 +57,7 @@ pub struct TrainBatcher {
 }
 
 impl TrainBatcher {
-    /// Numbers the batches from this one on.
+    /// Creates the batcher; the first batch has the number `first`.
     pub fn new(images: ImageBatcher, seed: u64, first: usize) -> Self {
         Self {
             images,
@@ -67,7 +67,7 @@ impl TrainBatcher {
         }
     }
 
-    /// Interrupts the run in this batch, counted from the first epoch on.
+    /// Interrupts the run after this many batches, counted from the first epoch.
     pub fn stop_after(mut self, batches: usize, interrupter: Interrupter) -> Self {
         self.stop_after = Some((batches, interrupter));
         self
@@ -83,7 +83,7 @@ impl<B: Backend> Batcher<B, Image, Batch<B>> for TrainBatcher {
             interrupter.stop(Some(stopping::STOP_AFTER));
         }
         Batch {
-            seed: SplitMix64::new(&[self.seed, before as u64]).next_u64(),
+            seed: SeededRng::new(&[self.seed, before as u64]).next_u64(),
             ..self.images.batch(images, device)
         }
     }

@@ -1,4 +1,4 @@
-//! Images and their labels, from wherever they come, in the shape a model takes.
+//! Loads images with their labels and brings them to the shape that a model takes.
 
 mod batch;
 mod digits;
@@ -8,7 +8,7 @@ mod idx;
 pub use batch::{Batch, ImageBatcher, TrainBatcher};
 
 use crate::digest;
-use crate::rng::SplitMix64;
+use crate::rng::SeededRng;
 use anyhow::{Result, ensure};
 use image::imageops::{self, FilterType};
 use image::{GrayImage, RgbImage};
@@ -19,17 +19,17 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Where Debian's `dataset-fashion-mnist` puts its files.
+/// The folder of Debian's package `dataset-fashion-mnist`.
 const FASHION_MNIST: &str = "/usr/share/datasets/fashion-mnist";
 
-/// The split of images that come without one is part of the data, not of a run's seed: runs with
-/// other seeds compare.
+/// Seed of the split of images that come without one. It is constant: runs with different seeds validate
+/// on the same images.
 const SPLIT_SEED: u64 = 0x5eed_0f5e_ed0f_5eed;
 
-/// One in this many images validates.
+/// One in this many images is for validation.
 const VALIDATION_PART: usize = 5;
 
-/// Where images come from.
+/// A source of images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The bundled UCI handwritten digits.
@@ -62,10 +62,10 @@ impl fmt::Display for Source {
     }
 }
 
-/// What the model asks of the images.
+/// What the model requires of the images.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// Width and height; without it, the data's own, rounded up to whole patches.
+    /// Width and height; without it, those of the data, rounded up to whole patches.
     pub image_size: Option<usize>,
     /// Width and height of a patch.
     pub patch_size: usize,
@@ -89,7 +89,7 @@ impl Wanted {
     }
 }
 
-/// Square images in two parts, one to learn from and one to be judged by.
+/// Square images in two splits, for training and for validation.
 #[derive(Clone, Debug)]
 pub struct Dataset {
     /// Width and height of an image.
@@ -98,9 +98,9 @@ pub struct Dataset {
     pub channels: usize,
     /// Number of classes.
     pub classes: usize,
-    /// To learn from.
+    /// Training images.
     pub train: Arc<Split>,
-    /// To be judged by.
+    /// Validation images.
     pub validation: Arc<Split>,
     mean: f32,
     std: f32,
@@ -153,7 +153,7 @@ impl Split {
 }
 
 impl Dataset {
-    /// Loads what `source` names; nothing is written anywhere.
+    /// Loads the images of `source`, without writing any file.
     pub fn load(source: &Source, wanted: Wanted) -> Result<Self> {
         match source {
             Source::Digits => digits::load(wanted),
@@ -200,7 +200,7 @@ impl Dataset {
         }
     }
 
-    /// Splits images that come in one part.
+    /// Splits images that come without a split.
     fn from_one(size: usize, channels: usize, classes: usize, all: &Split) -> Result<Self> {
         ensure!(
             all.len() >= VALIDATION_PART,
@@ -210,7 +210,7 @@ impl Dataset {
         let mut train = Split::default();
         let mut validation = Split::default();
         let stride = size * size * channels;
-        let order = SplitMix64::new(&[SPLIT_SEED]).permutation(all.len());
+        let order = SeededRng::new(&[SPLIT_SEED]).permutation(all.len());
         for (place, index) in order.into_iter().enumerate() {
             let part = if place < all.len() / VALIDATION_PART {
                 &mut validation
@@ -222,7 +222,7 @@ impl Dataset {
         Ok(Self::new(size, channels, classes, train, validation))
     }
 
-    /// A value that changes with any pixel and any label.
+    /// SHA-256 of the images and their labels.
     pub fn digest(&self) -> String {
         let mut hash = Sha256::new();
         for number in [self.size, self.channels, self.classes] {
@@ -239,13 +239,13 @@ impl Dataset {
     }
 }
 
-/// Mean and standard deviation, by which pixels are brought to the scale a network likes.
+/// Mean and standard deviation, for the normalization.
 fn moments(pixels: &[u8]) -> (f32, f32) {
     let count = pixels.len().max(1) as f64;
     let mean = pixels.iter().map(|p| f64::from(*p)).sum::<f64>() / count;
     let square = pixels.iter().map(|p| f64::from(*p).powi(2)).sum::<f64>() / count;
     let std = (square - mean * mean).max(0.0).sqrt();
-    // Images of one colour only have no scale.
+    // Images of one colour have a deviation of zero.
     (mean as f32, if std > 0.0 { std as f32 } else { 1.0 })
 }
 
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn images_grow_to_whole_patches() {
+    fn image_sizes_are_rounded_up_to_whole_patches() {
         let digits = Dataset::load(&Source::Digits, patches_of(16)).unwrap();
         assert_eq!(digits.size, 16);
         let wanted = Wanted {
@@ -313,7 +313,7 @@ mod tests {
     #[test]
     fn colours_become_planes() {
         let image = RgbImage::from_raw(2, 1, vec![1, 2, 3, 4, 5, 6]).unwrap();
-        // One row more, by repeating: planes stay apart.
+        // The resizing repeats the row, and the planes stay apart.
         let planes = square_colour(image, 2);
         assert_eq!(planes, [1, 4, 1, 4, 2, 5, 2, 5, 3, 6, 3, 6]);
     }
