@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 
 const SETTINGS: &str = "config.json";
 const RESULTS: &str = "results.json";
-/// Settings and results are written here and then renamed, which a file system does at once or not
-/// at all: what appears under its final name is whole.
+/// Settings and results are written to this file, which is then renamed. A rename is atomic, so a file
+/// under its final name is complete.
 const UNFINISHED: &str = "unfinished.json";
 
-/// What Burn's learner writes.
+/// The files of Burn's learner.
 const CHECKPOINTS: &str = "checkpoint";
 const CHECKPOINT_FILES: [&str; 4] = ["model-", "optim-", "scheduler-", "unfinished-"];
 const LOGS: [&str; 2] = ["train", "valid"];
@@ -28,34 +28,34 @@ pub struct Artifacts {
     folder: PathBuf,
 }
 
-/// The mean losses of the epochs of a run, each with its epoch.
+/// The mean losses of a run: pairs of an epoch and its loss.
 #[derive(Clone, Debug, Default)]
 pub struct Losses {
-    /// While training.
+    /// Losses of training.
     pub train: Vec<(usize, f64)>,
-    /// While validating.
+    /// Losses of validation.
     pub valid: Vec<(usize, f64)>,
 }
 
 impl Artifacts {
-    /// Names the folder; nothing is read or written yet.
+    /// Refers to a folder, without reading or writing it.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self {
             folder: folder.into(),
         }
     }
 
-    /// The folder itself.
+    /// The path of the folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The log of what Burn and the backend have to say.
+    /// The log file of Burn and of the backend.
     pub fn application_log(&self) -> PathBuf {
         self.folder.join(APPLICATION_LOG)
     }
 
-    /// The settings of the run that is here.
+    /// The settings of the run in this folder.
     pub fn settings(&self) -> Result<TrainConfig> {
         let file = self.folder.join(SETTINGS);
         ensure!(
@@ -66,14 +66,14 @@ impl Artifacts {
         TrainConfig::load(&file).with_context(|| format!("cannot read {}", file.display()))
     }
 
-    /// Refuses to start anew where an interrupted run waits.
+    /// Fails if the folder holds an interrupted run, which a new run would overwrite.
     pub fn ensure_free(&self) -> Result<()> {
         ensure!(
             !self.folder.exists() || self.folder.is_dir(),
             "{} is not a folder",
             self.folder.display()
         );
-        // Without clearing anything up, as `resume_point` would: the run may be under way.
+        // `resume_point` would remove incomplete checkpoints, and the run may still be active.
         if !entries(&self.folder.join(CHECKPOINTS))?.is_empty()
             && !self.folder.join(RESULTS).exists()
         {
@@ -86,7 +86,7 @@ impl Artifacts {
         Ok(())
     }
 
-    /// Makes the folder, empties it of an earlier run, and writes the settings.
+    /// Creates the folder, removes the files of an earlier run, and writes the settings.
     pub fn start(&self, config: &TrainConfig) -> Result<()> {
         self.write(|| {
             fs::create_dir_all(&self.folder)?;
@@ -95,7 +95,7 @@ impl Artifacts {
                     fs::remove_file(file)?;
                 }
             }
-            // By name: the folder may hold other things.
+            // Removes by name, as the folder may hold other files.
             for checkpoint in entries(&self.folder.join(CHECKPOINTS))? {
                 if starts_with(&checkpoint, &CHECKPOINT_FILES) {
                     fs::remove_file(checkpoint)?;
@@ -123,13 +123,13 @@ impl Artifacts {
         self.write(|| self.write_json(RESULTS, results))
     }
 
-    /// The epoch of the newest whole checkpoint.
+    /// The epoch of the newest complete checkpoint.
     pub fn resume_point(&self) -> Result<Option<usize>> {
         resume::resume_point(&self.folder)
             .with_context(|| format!("cannot read the checkpoints in {}", self.folder.display()))
     }
 
-    /// What was logged.
+    /// The losses in the logs.
     pub fn losses(&self) -> Result<Losses> {
         let summary = LearnerSummary::new(&self.folder, &[LOSS])
             .map_err(|text| anyhow!("cannot read the metrics: {text}"))?;
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn starting_anew_removes_only_what_a_run_has_left() {
+    fn starting_anew_removes_only_the_files_of_a_run() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let (ours, others) = (

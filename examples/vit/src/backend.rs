@@ -1,4 +1,4 @@
-//! From the names on the command line to the types that Burn wants.
+//! Selects Burn's types by the names on the command line.
 
 use crate::config::{BackendKind, Checkpointing, Engine, Mode};
 use crate::device;
@@ -20,12 +20,12 @@ use burn_gradient_release::ReleaseBackend;
 #[cfg(any(feature = "flex", feature = "wgpu", feature = "cuda"))]
 use burn_memory_timeline::Recorded;
 
-/// Work that is the same on every backend.
+/// Work that is generic over the backend.
 pub trait Job {
-    /// What comes of it.
+    /// The result of the work.
     type Output;
 
-    /// Does the work with Burn as it comes; `memory` counts the tensors, if anybody does.
+    /// Does the work with plain Burn; `memory` counts the bytes of tensors, if the backend can.
     fn plain<B: AutodiffBackend>(
         self,
         device: Device<B>,
@@ -40,7 +40,7 @@ pub trait Job {
     ) -> Result<Self::Output>;
 }
 
-/// One clear line for a backend that this build or this machine does not have.
+/// An error in one line if this build or this machine does not have the backend.
 pub fn require(backend: BackendKind) -> Result<()> {
     if !backend.is_compiled_in() {
         bail!(
@@ -51,10 +51,12 @@ pub fn require(backend: BackendKind) -> Result<()> {
     device::require(backend)
 }
 
-/// Runs the job with the types that `engine` names, and its memory counted. Where a memory timeline
-/// [can be recorded](can_record), the backend is one that can be.
+/// Runs the job with the types that `engine` names, and counts its memory. If a memory timeline
+/// [can be recorded](can_record), the backend is wrapped for it.
 ///
-/// Without the device that the backend computes on, which [`require`] asks for, Burn panics.
+/// # Panics
+///
+/// Burn panics without the device of the backend, which [`require`] checks.
 pub fn run<J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
     match engine.backend {
         #[cfg(feature = "flex")]
@@ -77,7 +79,7 @@ pub fn run<J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
         BackendKind::Cuda => {
             on::<Recorded<MeteredCudaUnfused>, J>(engine, job, metered::<MeteredCudaUnfused>)
         }
-        #[allow(unreachable_patterns)] // With every feature on, nothing is left.
+        #[allow(unreachable_patterns)] // With every feature on, no backend remains.
         backend => {
             drop(job);
             bail!("the backend {backend} is not compiled in")
@@ -85,7 +87,7 @@ pub fn run<J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
     }
 }
 
-/// One clear line for a backend whose memory timeline cannot be recorded.
+/// An error in one line if the memory timeline of the backend cannot be recorded.
 pub fn can_record(engine: &Engine) -> Result<()> {
     match engine.backend {
         BackendKind::Flex => Ok(()),
@@ -103,7 +105,7 @@ pub fn heap<D>(_device: &D) -> Option<Memory> {
     Some(Memory::Heap(Heap::start()))
 }
 
-/// The memory of a GPU, on a backend that knows it.
+/// The memory of a GPU, on a metered backend.
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 pub fn metered<B: MeteredBackend>(device: &Device<B>) -> Option<Memory> {
     Some(Memory::Device(DeviceMemory::of::<B>(device)))

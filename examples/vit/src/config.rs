@@ -1,4 +1,4 @@
-//! What can be chosen: presets, optimizers, modes, and the settings of a training run.
+//! Presets, optimizers, modes, backends, and the settings of a training run.
 
 use crate::model::{Pool, VitConfig};
 use burn::config::Config;
@@ -97,7 +97,7 @@ pub enum Checkpointing {
     Balanced,
 }
 
-/// The backends that this program knows; a build has those whose cargo feature is on.
+/// Backends; a build has those whose cargo feature is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 #[value(rename_all = "lower")]
@@ -126,7 +126,7 @@ impl BackendKind {
         }
     }
 
-    /// Whether this build has it.
+    /// Whether this build has the backend.
     pub fn is_compiled_in(self) -> bool {
         match self {
             Self::Flex => cfg!(feature = "flex"),
@@ -165,10 +165,10 @@ display_as_value!(
     Pool
 );
 
-/// Which tensors, which arithmetic and which optimizer: what a run needs before its model.
+/// Backend, mode, checkpointing and optimizer of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Engine {
-    /// Where the tensors live.
+    /// Backend that holds the tensors.
     pub backend: BackendKind,
     /// Whether a GPU fuses operations that follow each other; the CPU backends never do.
     pub fusion: bool,
@@ -176,14 +176,14 @@ pub struct Engine {
     pub mode: Mode,
     /// What the forward pass keeps.
     pub checkpointing: Checkpointing,
-    /// Who turns gradients into steps.
+    /// Optimizer.
     pub optimizer: OptimizerKind,
 }
 
-/// Everything that decides the outcome of a training run; saved beside its results.
+/// The settings that determine the outcome of a training run; saved beside its results.
 #[derive(Config, Debug, PartialEq)]
 pub struct TrainConfig {
-    /// The preset the model came from.
+    /// The preset of the model.
     pub preset: Preset,
     /// The shape of the model.
     pub model: VitConfig,
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_survive_their_file() {
+    fn settings_are_read_as_they_were_saved() {
         let config = TrainConfig::example();
         let json = serde_json::to_vec(&config).unwrap();
         assert_eq!(TrainConfig::load_binary(&json).unwrap(), config);

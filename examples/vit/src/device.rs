@@ -1,13 +1,13 @@
-//! Whether this machine has what a backend computes on.
+//! Checks that this machine has the device of a backend.
 //!
-//! Asked before anything touches the device: Burn's GPU backends panic where there is none.
+//! Without its device, a GPU backend of Burn panics at its first use.
 
 use crate::config::BackendKind;
 use anyhow::Result;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use anyhow::bail;
 
-/// One clear line about what is missing.
+/// An error in one line that names what is missing.
 pub(crate) fn require(backend: BackendKind) -> Result<()> {
     match backend {
         BackendKind::Flex | BackendKind::NdArray => Ok(()),
@@ -15,7 +15,7 @@ pub(crate) fn require(backend: BackendKind) -> Result<()> {
         BackendKind::Wgpu => adapter::require(),
         #[cfg(feature = "cuda")]
         BackendKind::Cuda => cuda::require(),
-        #[allow(unreachable_patterns)] // With every feature on, nothing is left.
+        #[allow(unreachable_patterns)] // With every feature on, no backend remains.
         _ => Ok(()),
     }
 }
@@ -24,7 +24,7 @@ pub(crate) fn require(backend: BackendKind) -> Result<()> {
 #[cfg(feature = "wgpu")]
 #[derive(Clone, Debug)]
 pub struct Adapter {
-    /// Its own name.
+    /// Name of the adapter.
     pub name: String,
     /// Whether it computes on the CPU.
     pub is_software: bool,
@@ -120,7 +120,7 @@ mod cuda {
         }
     }
 
-    /// What a call comes to, if the library that it needs can be loaded: cudarc panics if not.
+    /// The result of a call; `None` if the library that it needs cannot be loaded, as cudarc then panics.
     fn loaded<T>(call: impl FnOnce() -> T + UnwindSafe) -> Option<T> {
         let hook = panic::take_hook();
         panic::set_hook(Box::new(|_| {}));

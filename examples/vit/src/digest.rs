@@ -1,4 +1,4 @@
-//! One short value that two runs share exactly when their weights do.
+//! A digest of weights, to compare those of two runs.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Tensor, backend::Backend};

@@ -1,8 +1,8 @@
 //! A vision transformer trained with gradient release.
 //!
-//! [`train`] is the room to read for what gradient release asks of a program with Burn's learner, and
-//! [`backend`] for what it asks of the types; everything else is a Burn program like any other. What a
-//! step needs in memory and time is measured by the package `benchmarks`, on the same model.
+//! [`train`] shows what gradient release requires of a program with Burn's learner, and [`backend`] what
+//! it requires of the types; the rest is an ordinary Burn program. The package `benchmarks` measures
+//! memory and time of a training step on the same model.
 
 pub mod artifacts;
 pub mod backend;

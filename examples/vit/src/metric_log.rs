@@ -1,4 +1,4 @@
-//! The metrics of a run in files.
+//! Logs the metrics of a run to files.
 
 use crate::stopping::{self, LOSS};
 use burn::train::Interrupter;
@@ -8,11 +8,11 @@ use burn::train::metric::{MetricDefinition, MetricId, NumericEntry};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Burn's log in files, which keeps the epochs of a resumed run apart, and looks out for a loss that
-/// is no number.
+/// Burn's log to files, with the right epochs in a resumed run, and with an interruption when the loss
+/// is not finite.
 ///
-/// Burn's learner counts epochs from 1 until the first one has ended: the first epoch of a resumed
-/// run would be written over the log of epoch 1.
+/// Burn's learner counts epochs from 1 until the first one has ended, so the first epoch of a resumed run
+/// would overwrite the log of epoch 1.
 #[allow(missing_debug_implementations)] // Burn's interrupter has none.
 pub struct MetricLog {
     files: FileMetricLogger,
@@ -21,7 +21,7 @@ pub struct MetricLog {
 }
 
 impl MetricLog {
-    /// Writes to `folder`, from this epoch on.
+    /// Logs to `folder`, starting with the epoch `first_epoch`.
     pub fn new(folder: &Path, first_epoch: usize, interrupter: Interrupter) -> Self {
         Self {
             files: FileMetricLogger::new(folder),

@@ -9,7 +9,7 @@ pub type Plain<B, C> = Autodiff<B, C>;
 /// The same with gradient release around it.
 pub type Release<B, C> = GradientRelease<Autodiff<B, C>>;
 
-/// Runs an expression for the optimizer that was asked for.
+/// Evaluates an expression with the optimizer of this kind.
 macro_rules! with_optimizer {
     ($kind:expr, $backend:ty, |$optimizer:ident| $made:expr) => {{
         use burn::optim::{

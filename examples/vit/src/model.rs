@@ -53,7 +53,7 @@ pub struct VitConfig {
 }
 
 impl VitConfig {
-    /// How many numbers a model of this shape learns.
+    /// Number of parameters of the model.
     pub fn num_params(&self) -> usize {
         let linear = |from: usize, to: usize| from * to + to;
         let norm = 2 * self.dim;
@@ -88,7 +88,7 @@ impl VitConfig {
             mean: 0.0,
             std: 0.02,
         };
-        // Beside patches with a spread of about one, positions at 0.02 would go unseen for epochs.
+        // Patches have a standard deviation of about 1: positions at 0.02 would have no effect for epochs.
         let visible = Initializer::Normal {
             mean: 0.0,
             std: 0.2,
@@ -200,7 +200,7 @@ impl<B: AutodiffBackend> TrainStep for Vit<B> {
     type Output = ClassificationOutput<B>;
 
     fn step(&self, batch: Batch<B>) -> TrainOutput<ClassificationOutput<B>> {
-        // Dropout: a resumed run draws what the uninterrupted one drew.
+        // The dropout of a resumed run is that of the uninterrupted one.
         B::seed(&batch.images.device(), batch.seed);
         let item = burn_memory_timeline::forward(self, || self.forward_classification(batch));
         let grads = burn_memory_timeline::backward(|| item.loss.backward());

@@ -1,7 +1,7 @@
-//! Panics of Burn's learner and of its threads, told in one line.
+//! Turns panics of Burn's learner and of its threads into an error.
 //!
-//! The learner has no errors to return: a checkpoint that cannot be read or a full disk is a panic,
-//! often of several threads in turn.
+//! The learner returns no errors: a checkpoint that cannot be read or a full disk is a panic, often of
+//! several threads in turn.
 
 use anyhow::{Result, bail};
 use burn::train::{ApplicationLoggerInstaller, FileApplicationLoggerInstaller};
@@ -9,7 +9,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-/// Burn's log of the application in a file, which takes the panics, too; clones share them.
+/// Burn's application log, which also records panics. Clones share the first panic.
 #[derive(Clone, Debug)]
 pub struct Panics {
     log: PathBuf,
@@ -17,7 +17,7 @@ pub struct Panics {
 }
 
 impl Panics {
-    /// For the log in this file.
+    /// Logs to this file.
     pub fn new(log: PathBuf) -> Self {
         Self {
             log,
@@ -25,8 +25,11 @@ impl Panics {
         }
     }
 
-    /// Runs the learner that has this for its application logger; the first panic of any thread is
-    /// the error.
+    /// Runs a learner that has `self` for its application logger.
+    ///
+    /// # Errors
+    ///
+    /// A thread panicked; the error has the message of the first panic.
     pub fn catch<T>(&self, learner: impl FnOnce() -> T) -> Result<T> {
         let done = panic::catch_unwind(AssertUnwindSafe(learner));
         match (self.first.get(), done) {
@@ -45,7 +48,7 @@ impl ApplicationLoggerInstaller for Panics {
         let installed = FileApplicationLoggerInstaller::new(&self.log).install();
         let first = self.first.clone();
         panic::set_hook(Box::new(move |info| {
-            // The later ones follow from the first.
+            // Later panics are consequences of the first.
             let _ = first.set(info.payload_as_str().unwrap_or("a panic").into());
             log::error!("{info}");
         }));

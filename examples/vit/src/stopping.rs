@@ -1,27 +1,27 @@
-//! When a run ends before its last epoch, and what is kept then.
+//! Ends a run before its last epoch, and selects the checkpoints to keep.
 
 use burn::train::checkpoint::{CheckpointingAction, CheckpointingStrategy, KeepLastNCheckpoints};
 use burn::train::metric::store::{Aggregate, EventStoreClient, Split};
 use burn::train::{EarlyStoppingStrategy, Interrupter};
 
-/// Why Ctrl-C interrupts.
+/// Burn's reason for the interruption by Ctrl-C.
 pub const CTRL_C: &str = "Ctrl-C";
 
-/// Why `--stop-after` interrupts.
+/// Burn's reason for the interruption by `--stop-after`.
 pub const STOP_AFTER: &str = "--stop-after";
 
-/// Why Burn's terminal UI interrupts.
+/// Burn's reason for the interruption by its terminal UI.
 const TUI: &str = "Stopping training from user input.";
 
 /// The name of Burn's loss metric.
 pub const LOSS: &str = "Loss";
 
-/// Whether somebody asked for the interruption; what else interrupts is an error.
+/// Whether the user requested the interruption; any other reason is an error.
 pub fn was_asked_for(reason: &str) -> bool {
     [CTRL_C, STOP_AFTER, TUI].contains(&reason)
 }
 
-/// Interrupts a run whose loss is no number any more.
+/// Interrupts a run whose loss is not finite.
 pub fn interrupt_if_diverged(interrupter: &Interrupter, loss: f64, epoch: usize) {
     if !loss.is_finite() && !interrupter.should_stop() {
         let reason = format!("the loss is {loss} in epoch {epoch}: try a smaller --lr");
@@ -29,12 +29,12 @@ pub fn interrupt_if_diverged(interrupter: &Interrupter, loss: f64, epoch: usize)
     }
 }
 
-/// Keeps the newest checkpoints, and none of an epoch that was interrupted: Burn also saves one
-/// whose validation was cut short.
+/// Keeps the newest checkpoints of complete epochs. Burn would also save an epoch whose validation was
+/// interrupted.
 #[allow(missing_debug_implementations)] // Burn's interrupter has none.
 pub struct WholeEpochs {
-    // The files of an epoch are written side by side: with one checkpoint only, the model of the
-    // last epoch could be gone before the optimizer of the next is there.
+    // The files of a checkpoint are written one by one: with a single checkpoint, the model of the last
+    // epoch could be deleted before the optimizer of the next one is written.
     newest: KeepLastNCheckpoints,
     interrupter: Interrupter,
 }
@@ -55,7 +55,7 @@ impl CheckpointingStrategy for WholeEpochs {
         epoch: usize,
         store: &EventStoreClient,
     ) -> Vec<CheckpointingAction> {
-        // The log that looks out for it may lag behind; the answer to this does not.
+        // `MetricLog` checks the loss too, but may lag behind; this call waits for the metric.
         if let Some(loss) = store.find_metric(LOSS, epoch, Aggregate::Mean, &Split::Train) {
             interrupt_if_diverged(&self.interrupter, loss, epoch);
         }
@@ -66,15 +66,15 @@ impl CheckpointingStrategy for WholeEpochs {
     }
 }
 
-/// Ends a run after so many epochs without a better validation loss.
+/// Early stopping: ends a run after this many epochs without a better validation loss.
 ///
-/// Burn's `MetricEarlyStoppingStrategy` has its best epoch in memory, and a resumed run would begin
-/// without it: this one goes through the logged losses of all epochs.
+/// Burn's `MetricEarlyStoppingStrategy` keeps its best epoch in memory, where a resumed run does not find
+/// it. `Patience` reads the logged losses of all epochs.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience(pub usize);
 
 impl Patience {
-    /// Whether the last of these epochs is so many after the best one.
+    /// Whether the last of these epochs is that many after the best one.
     pub fn is_exhausted(self, losses: impl IntoIterator<Item = (usize, f64)>) -> bool {
         let mut best: Option<(usize, f64)> = None;
         let mut last = 0;

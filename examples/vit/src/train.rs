@@ -1,4 +1,4 @@
-//! A training run, by Burn's learner.
+//! A training run with Burn's learner.
 
 use crate::artifacts::Artifacts;
 use crate::backend::Job;
@@ -40,32 +40,32 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Part of the iterations in which the learning rate climbs to its height.
+/// Fraction of the iterations in which the learning rate rises to its maximum.
 const WARM_UP: f64 = 0.1;
 
-/// What came of a run.
+/// The results of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Results {
-    /// Part of the validation images that are classified correctly.
+    /// Fraction of the validation images that are classified correctly.
     pub validation_accuracy: f64,
     /// Mean loss of the training batches in the last epoch.
     pub train_loss: f64,
     /// Epochs trained.
     pub epochs: usize,
-    /// The most bytes at once since before the model was built: on the heap, or on the GPU.
+    /// Peak of the bytes in use, on the heap or on the GPU, beyond those before the model was built.
     pub peak_bytes: u64,
-    /// The most bytes taken from the GPU at once; nobody counts that on the heap.
+    /// Peak of the bytes reserved from the GPU; not counted on the heap.
     pub peak_reserved_bytes: Option<u64>,
     /// SHA-256 of the weights.
     pub weights_digest: String,
 }
 
-/// How a run ended.
+/// The end of a run.
 #[derive(Clone, Debug)]
 pub enum Ending {
     /// All epochs are done.
     Finished(Results),
-    /// Interrupted because somebody asked for it.
+    /// The user interrupted the run.
     Interrupted {
         /// The epoch of the checkpoint from which the run can be resumed.
         resume_point: Option<usize>,
@@ -77,21 +77,21 @@ pub enum Ending {
 /// A training run.
 #[allow(missing_debug_implementations)] // Burn's interrupter has none.
 pub struct Train<'a> {
-    /// What was chosen.
+    /// The settings.
     pub config: &'a TrainConfig,
     /// The images.
     pub data: &'a Dataset,
-    /// Where settings, checkpoints, metrics and results go.
+    /// The folder of settings, checkpoints, metrics and results.
     pub artifacts: &'a Artifacts,
-    /// Whether to go on from the checkpoint there.
+    /// Whether to continue from the checkpoint in that folder.
     pub resume: bool,
-    /// Stops the run from elsewhere.
+    /// Stops the run from another thread.
     pub interrupter: Interrupter,
-    /// Stops the run when this many iterations are done, those before a resume counted too.
+    /// Stops the run after this many iterations, including those before a resume.
     pub stop_after: Option<usize>,
-    /// Where the memory timeline of the third and the fourth batch goes.
+    /// The file for the memory timeline of the third and the fourth batch.
     pub memory_timeline: Option<&'a Path>,
-    /// Whether Burn's terminal UI shows the run; else one line an epoch does, on stderr.
+    /// Whether to show Burn's terminal UI, instead of one line for each epoch on stderr.
     pub tui: bool,
 }
 
@@ -113,7 +113,8 @@ impl Job for Train<'_> {
         })
     }
 
-    /// What gradient release asks of the program: a word on the optimizer, and a strategy.
+    /// Gradient release requires two changes: `with_gradient_release` on the optimizer, and a training
+    /// strategy.
     fn release<B: ReleaseBackend>(
         self,
         device: Device<B>,
@@ -135,10 +136,10 @@ impl Job for Train<'_> {
     }
 }
 
-/// [`backend::run`](crate::backend::run) counts wherever it runs.
+/// [`backend::run`](crate::backend::run) counts the memory on every backend.
 fn high_water(memory: Option<Memory>) -> Result<HighWater> {
     Ok(HighWater::start(
-        memory.context("nobody counts the memory")?,
+        memory.context("the memory is not counted")?,
     ))
 }
 
@@ -160,7 +161,7 @@ impl Train<'_> {
 
         B::seed(&device, config.seed);
         let model = config.model.init::<B>(&device);
-        // Parameters are drawn when first looked at: look now, in the order of the model.
+        // Burn draws parameters on first access: access them now, in the order of the model.
         let _ = model.num_params();
         let learner = Learner::new(model, optimizer, self.scheduler()?);
 
@@ -178,7 +179,7 @@ impl Train<'_> {
             self.interrupter.clone(),
         ))
         .with_file_checkpointer(AtomicFileRecorder::new(DefaultRecorder::new()))
-        // Read on other threads while this one trains on, tensors of a fused backend can be lost
+        // A fused backend can lose tensors that another thread reads while this one trains
         // (https://github.com/tracel-ai/burn/issues/4347).
         .with_checkpointing_strategy(BlockingCheckpointingStrategy::new(WholeEpochs::new(
             self.interrupter.clone(),
@@ -202,7 +203,7 @@ impl Train<'_> {
         let training = training.with_application_logger(Some(Box::new(panics.clone())));
         let training = adapt(training);
         let LearningResult { model, renderer } = panics.catch(|| training.launch(learner))?;
-        // Gives the terminal back.
+        // Restores the terminal.
         drop(renderer);
         if let Some(recording) = recording {
             recording.finish().context("no memory timeline")?;
@@ -221,7 +222,7 @@ impl Train<'_> {
         Ok(Some(recorder.start().context("no memory timeline")?))
     }
 
-    /// Readies the folder; gives the epoch of the checkpoint to go on from.
+    /// Prepares the folder; returns the epoch of the checkpoint to continue from.
     fn begin(&self) -> Result<Option<usize>> {
         if !self.resume {
             self.artifacts.start(self.config)?;
@@ -236,7 +237,7 @@ impl Train<'_> {
         Ok(done)
     }
 
-    /// The last epoch to train: one that is done already, if the run had stopped early there.
+    /// The last epoch to train. It is already done if early stopping ended the run there.
     fn last_epoch(&self, done: Option<usize>) -> Result<usize> {
         if let (Some(done), Some(epochs)) = (done, self.config.early_stopping) {
             let valid = self.artifacts.losses()?.valid;
@@ -259,7 +260,7 @@ impl Train<'_> {
             if !stopping::was_asked_for(&reason) {
                 bail!("{reason}");
             }
-            // Too late to interrupt anything, if the last epoch is saved.
+            // An interruption after the last checkpoint has no effect.
             if resume_point != Some(self.config.epochs) {
                 return Ok(Ending::Interrupted {
                     resume_point,
@@ -271,7 +272,7 @@ impl Train<'_> {
         let epochs = resume_point.context("no checkpoint was saved")?;
         let loss = losses.iter().find(|(epoch, _)| *epoch == epochs);
         let (_, train_loss) = *loss.context("the loss of the last epoch was not logged")?;
-        // Before the accuracy is counted, which is no training.
+        // Before `accuracy` runs, which is not part of the training.
         let peak = memory.highest();
         let results = Results {
             validation_accuracy: accuracy(model, valid),
@@ -291,7 +292,7 @@ impl Train<'_> {
         done: usize,
     ) -> Arc<dyn DataLoader<B, Batch<B>>> {
         let config = self.config;
-        // The loader makes one batch of each epoch that is done, to have it shuffled.
+        // `ResumedDataLoader` takes one batch of each finished epoch, to advance the shuffling.
         let numbered = done * self.iterations_per_epoch() - done;
         let mut batcher = TrainBatcher::new(self.data.batcher(), config.seed, numbered);
         if let Some(last) = self.stop_after {
@@ -334,10 +335,10 @@ impl Train<'_> {
     }
 }
 
-/// Part of the images that the model classifies correctly.
+/// Fraction of the images that the model classifies correctly.
 ///
-/// Counted anew rather than taken from the log: it holds for the weights that the run leaves, also
-/// where a resumed run had nothing left to train.
+/// Computed from the final weights rather than read from the log, which has no entry if a resumed run had
+/// nothing left to train.
 fn accuracy<B: Backend>(model: &Vit<B>, images: &dyn DataLoader<B, Batch<B>>) -> f64 {
     let correct: i64 = images
         .iter()

@@ -1,4 +1,4 @@
-//! The bundled UCI handwritten digits; `data/README.md` says whose they are.
+//! The bundled UCI handwritten digits; `data/README.md` names their source and licence.
 
 use super::{Dataset, Split, Wanted, square_grey};
 use anyhow::{Context, Result, ensure};

@@ -6,7 +6,7 @@ use image::{ColorType, DynamicImage, ImageReader};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Images of many sizes are brought to this one unless another is asked for.
+/// Images of several sizes are resized to this one, unless `--image-size` names another.
 const USUAL_SIZE: usize = 224;
 
 pub(super) fn load(folder: &Path, wanted: Wanted) -> Result<Dataset> {
@@ -41,7 +41,7 @@ pub(super) fn load(folder: &Path, wanted: Wanted) -> Result<Dataset> {
     }
     let size = wanted.size(natural.unwrap_or(USUAL_SIZE).min(USUAL_SIZE))?;
 
-    // Read a second time rather than held: pictures are large until they have been resized.
+    // Reads the files a second time: held in memory, images are large until they have been resized.
     let mut all = Split::default();
     for (file, label) in &files {
         let image = read(file)?;
@@ -65,7 +65,7 @@ fn read(file: &Path) -> Result<DynamicImage> {
         .with_context(|| format!("cannot read the image {}", file.display()))
 }
 
-/// Hidden files are nobody's images, and the order may not hang on the file system.
+/// The entries of a folder without hidden files, sorted: the order must not depend on the file system.
 fn sorted(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut entries = fs::read_dir(folder)
         .and_then(|entries| {

@@ -1,5 +1,5 @@
-//! IDX, the format of MNIST and its kin: two zero bytes, a type, a number of dimensions, their
-//! sizes as big-endian numbers of 32 bits, then the elements.
+//! IDX, the file format of MNIST: two zero bytes, a type, the number of dimensions, their sizes as
+//! big-endian numbers of 32 bits, then the elements.
 
 use super::{Dataset, Split, Wanted, square_grey};
 use anyhow::{Context, Result, bail, ensure};
@@ -186,13 +186,13 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_the_header_says() {
+    fn reads_a_valid_file() {
         let idx = Idx::parse(labels(3, &[7, 8, 9]), 1).unwrap();
         assert_eq!((idx.dims, idx.elements), (vec![3], vec![7, 8, 9]));
     }
 
     #[test]
-    fn refuses_what_is_not_so() {
+    fn refuses_an_invalid_file() {
         let cases = [
             (vec![0, 0], "cut short"),
             (vec![1, 2, 3, 4], "not an IDX file"),
