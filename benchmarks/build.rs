@@ -1,4 +1,4 @@
-//! Notes which compiler builds the benchmarks: it belongs to what is measured.
+//! Records the version of the compiler for the results.
 
 use std::env;
 use std::process::Command;

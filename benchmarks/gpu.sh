@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # The benchmarks on a machine with a GPU that has no network.
 #
-#   benchmarks/gpu.sh pack FILE.tar.gz   here: builds, and packs what the other machine needs
+#   benchmarks/gpu.sh pack FILE.tar.gz   with a network: builds, and packs what the GPU machine needs
 #   tar xzf FILE.tar.gz && gpu-benchmarks/gpu.sh run [FOLDER]
-#                                        there: measures, prints everything, leaves it in FOLDER
+#                                        on the GPU machine: measures, prints the results, and
+#                                        writes them to FOLDER
 #
-# `run` ends within ten minutes: SECONDS_IN_ALL (570) is shared by CUDA, which comes first, and wgpu;
-# a process that takes longer than SECONDS_A_RUN (150) is left out. More arguments for the suite,
-# such as a smaller --preset, go into SUITE.
+# `run` ends within ten minutes: CUDA, which comes first, and wgpu share SECONDS_IN_ALL (570). A process
+# that takes longer than SECONDS_A_RUN (150) is left out. SUITE has more arguments for the suite, such as
+# a smaller --preset.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -17,19 +18,19 @@ fail() { echo "error: $*" >&2; exit 1; }
 
 pack() {
     local file=$1
-    [[ $(uname -sm) == "Linux x86_64" ]] || fail "pack on Linux on x86-64: the program is to run there"
+    [[ $(uname -sm) == "Linux x86_64" ]] || fail "pack on Linux on x86-64, the system that the program is for"
     cd "$here/.."
-    # glibc only grows: built on an older one it runs on a newer, not the other way round.
+    # The program needs the glibc of this machine, or a newer one.
     cargo build --release --locked -p benchmarks --features wgpu,cuda
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
     mkdir -p "$work/$name"/{lib,wheels}
     cp "${CARGO_TARGET_DIR:-target}/release/benchmarks" "$here/gpu.sh" "$work/$name/"
     strip "$work/$name/benchmarks" || echo "not stripped: there is no strip" >&2
-    # Pure Python; PyTorch itself is too large to carry and has to be there.
+    # optimi is pure Python. PyTorch is too large to pack: the GPU machine has to have it.
     python3 -m pip download --quiet --no-deps --only-binary=:all: --dest "$work/$name/wheels" \
         torch-optimi || echo "without optimi: pip cannot fetch it" >&2
-    # Not every machine with a Vulkan driver has the loader.
+    # A machine with a Vulkan driver may lack the loader.
     local loader
     loader=$(ldconfig -p | sed -n 's/.*libvulkan\.so\.1 .*x86-64.*=> //p' | head -n 1)
     if [[ -n $loader ]]; then
@@ -41,7 +42,7 @@ pack() {
     echo "packed: $file, $(($(stat -c %s "$file") / 1048576)) MiB"
 }
 
-# Folders in which programs find libraries.
+# Adds folders to the search path of libraries.
 libraries() {
     local folder
     for folder in "$@"; do
@@ -50,7 +51,7 @@ libraries() {
     done
 }
 
-# Python with PyTorch, if there is one: sets python.
+# Sets python to a Python with PyTorch, if there is one.
 find_python() {
     local candidate
     for candidate in "${PYTHON:-python3}" python3 /opt/*/.venv/bin/python3 /opt/*/bin/python3; do
@@ -62,7 +63,7 @@ find_python() {
     python=python3
 }
 
-# Headers and compiler of CUDA: those of a toolkit, or what pip installed with PyTorch.
+# Finds CUDA's headers and compiler in a toolkit, or in the packages that pip installed with PyTorch.
 find_cuda() {
     local toolkit
     for toolkit in "${CUDA_PATH:-}" /usr/local/cuda /opt/cuda /usr/local/cuda-*; do
@@ -73,7 +74,7 @@ find_cuda() {
             return
         fi
     done
-    # pip scatters them over packages: one folder of links brings them together.
+    # pip installs them in several packages: links to them go into one folder.
     local merged=$work/cuda file folder
     mkdir -p "$merged/include" "$merged/lib"
     while read -r folder; do
@@ -99,7 +100,7 @@ PYTHON
     fi
 }
 
-# The drivers of CUDA and Vulkan, where they are not in the usual place.
+# Finds the drivers of CUDA and Vulkan outside the usual folders.
 find_drivers() {
     local folder
     for folder in /usr/local/nvidia /usr/lib/wsl; do
@@ -110,7 +111,7 @@ find_drivers() {
             export VK_DRIVER_FILES=$driver
         fi
     done
-    # A loader of the machine's own comes first.
+    # The packed loader is for a machine without one.
     ldconfig -p | grep -q 'libvulkan\.so\.1 ' || libraries "$here/lib"
 }
 
@@ -118,7 +119,7 @@ run() {
     local folder=$1 all=${SECONDS_IN_ALL:-570} each=${SECONDS_A_RUN:-150} wheel
     local -a suite
     read -ra suite <<<"${SUITE:-}"
-    [[ -x $here/benchmarks ]] || fail "$here has no program: unpack what '$0 pack' made, and run it there"
+    [[ -x $here/benchmarks ]] || fail "$here has no program: unpack the file of '$0 pack', and run the script in it"
     mkdir -p "$folder"
     folder=$(cd "$folder" && pwd)
     work=$(mktemp -d)
@@ -127,12 +128,12 @@ run() {
     find_drivers
     find_cuda
     for wheel in "$here"/wheels/*.whl; do
-        # A wheel of pure Python need not be installed.
+        # Python imports a wheel of pure Python without installation.
         [[ -e $wheel ]] && export PYTHONPATH=$wheel${PYTHONPATH:+:$PYTHONPATH}
     done
-    # Mesa's drivers complain without it, once for every adapter.
+    # Without it Mesa's drivers print a warning for every adapter.
     export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-$work}
-    # Compiled kernels and the choices of the autotuner pass from process to process.
+    # The processes share compiled kernels and the results of the autotuner.
     cd "$work"
     printf '[compilation]\ncache = "local"\n[autotune]\ncache = "local"\n' >cubecl.toml
 
@@ -141,10 +142,10 @@ run() {
     local start=$SECONDS left
     suite_on cuda "$folder" $((all * 7 / 10)) "$each"
     left=$((all - (SECONDS - start)))
-    # What CUDA has shown need not be shown again in full.
+    # wgpu measures a part of what CUDA measures.
     suite_on wgpu "$folder" $((left > 1 ? left : 1)) "$each" --batch-size 1 --checkpointing none \
         --part vit --no-pytorch
-    echo "all of it in $((SECONDS - start)) s; in $folder:"
+    echo "done in $((SECONDS - start)) s; results in $folder:"
     ls -l "$folder"/*
 }
 
@@ -155,7 +156,7 @@ suite_on() {
     [[ $backend == cuda ]] && others+=(--python "$python")
     echo
     echo "==> $backend, at most $within s"
-    # The clock of the suite ends it; timeout is there in case a driver hangs.
+    # --within ends the suite; timeout is for a driver that hangs.
     timeout --kill-after 5 $((within + 20)) "$here/benchmarks" --backend "$backend" \
         --within "$within" --time-limit "$each" --output "$folder/$backend" \
         "${others[@]}" "${suite[@]}" || echo "==> $backend ended with exit code $?"

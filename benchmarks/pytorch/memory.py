@@ -1,8 +1,8 @@
-"""Bytes in use: the same definition on both devices, the sum of what tensors hold at a moment.
+"""Bytes in use, defined alike on both devices: the sum of the allocations of tensors.
 
-On CUDA PyTorch's caching allocator keeps count by itself. On the CPU it does not: there every
-allocation and release is taken from the profiler, and the sum is made afterwards. Workspaces that
-the libraries below PyTorch fetch from the C library are in neither.
+On CUDA PyTorch's caching allocator counts them. On the CPU the profiler records every allocation and
+release, and `Cpu.stop` adds them up. Neither includes the workspaces that the libraries below PyTorch
+allocate from the C library.
 """
 
 import torch
@@ -11,7 +11,7 @@ MARK = "benchmark mark: "
 
 
 class Cuda:
-    """What PyTorch's allocator says."""
+    """The counts of PyTorch's allocator."""
 
     def __init__(self):
         torch.cuda.synchronize()
@@ -25,7 +25,7 @@ class Cuda:
         pass
 
     def mark(self, name):
-        """Ends a span of time, and names it."""
+        """Ends a span of time and names it."""
         torch.cuda.synchronize()
         self.spans.append(
             {
@@ -39,7 +39,7 @@ class Cuda:
 
 
 class Cpu:
-    """Every allocation and release, from the profiler."""
+    """Adds up every allocation and release that the profiler records."""
 
     def __init__(self):
         self.profile = torch.profiler.profile(
@@ -75,7 +75,7 @@ class Cpu:
 
 
 class Nothing:
-    """Where only time counts."""
+    """Counts nothing, in a process that measures the time."""
 
     spans = ()
 

@@ -1,4 +1,4 @@
-"""The models of the benchmarks in plain PyTorch: the shapes of the Burn models, parameter for parameter."""
+"""The models of the benchmarks in PyTorch, with the same parameters as the models in Burn."""
 
 import torch
 from torch import nn
@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 
 class Attention(nn.Module):
-    """Self-attention with a matrix each for query, key, value and output."""
+    """Self-attention with separate matrices for query, key, value and output."""
 
     def __init__(self, dim, heads, causal):
         super().__init__()
@@ -23,7 +23,7 @@ class Attention(nn.Module):
         def split(projected):
             return projected.view(batch, length, self.heads, dim // self.heads).transpose(1, 2)
 
-        # What users of PyTorch get from its own attention, too: the scores are not kept.
+        # PyTorch's own attention, which does not keep the scores for the backward pass.
         mixed = F.scaled_dot_product_attention(
             split(self.query(tokens)),
             split(self.key(tokens)),
@@ -34,7 +34,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A block with the norms before the work."""
+    """A block with the norms before attention and MLP ("pre-norm")."""
 
     def __init__(self, dim, heads, hidden, causal, epsilon):
         super().__init__()
@@ -76,7 +76,7 @@ class Vit(nn.Module):
 
 
 class Gpt(nn.Module):
-    """A decoder that scores the next token at every place."""
+    """A decoder that scores the next token at every position."""
 
     def __init__(self, shape):
         super().__init__()
@@ -99,12 +99,12 @@ class Gpt(nn.Module):
 
 
 def build(shape):
-    """The model of that shape, with its synthetic batches: `(inputs, labels)` on the CPU."""
+    """Builds the model of that shape, on the CPU."""
     return {"vit": Vit, "gpt": Gpt}[shape["kind"]](shape)
 
 
 def batch(shape, batch_size):
-    """A random batch: what is in it does not change what a step costs."""
+    """A random batch on the CPU, `(inputs, labels)`: the cost of a step does not depend on its content."""
     if shape["kind"] == "vit":
         side = shape["image_size"]
         images = torch.randn(batch_size, shape["channels"], side, side)

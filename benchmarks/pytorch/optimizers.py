@@ -4,7 +4,7 @@ from functools import partial
 
 from torch.optim import Adam
 
-# Burn's Adam has 1e-5 here; what it is does not change what a step costs.
+# The default of Burn's Adam.
 EPSILON = 1e-5
 
 
@@ -25,7 +25,7 @@ class Plain:
 
 
 class Hook:
-    """An optimizer for each parameter, run when its gradient is complete: the way of PyTorch's tutorial."""
+    """An optimizer for each parameter, run when its gradient is complete, as in PyTorch's tutorial."""
 
     def __init__(self, model, lr):
         self.optimizers = {p: Adam([p], lr=lr, eps=EPSILON, foreach=False) for p in model.parameters()}
@@ -62,7 +62,7 @@ class Optimi:
         pass
 
     def after(self):
-        # Does nothing here, as its documentation says; it stands in the user's loop all the same.
+        # Documented to do nothing here, and part of the documented loop.
         self.optimizer.step()
         self.optimizer.zero_grad()
 

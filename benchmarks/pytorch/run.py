@@ -1,6 +1,6 @@
 """Measures one run in PyTorch: a JSON object on the command line, a JSON object on stdout.
 
-`run.py versions` says what there is to measure with.
+`run.py versions` prints the versions of the libraries.
 """
 
 import hashlib
@@ -64,12 +64,12 @@ class Run:
             torch.cuda.synchronize()
 
     def step(self, itemised=False):
-        """One step as users write it; gives its seconds and its loss."""
+        """One step as users write it; returns its seconds and its loss."""
         mark = self.meter.mark if itemised else lambda name: None
         inputs, labels = self.batches[self.taken % len(self.batches)]
         self.taken += 1
         start = time.perf_counter()
-        # First of all, so that the gradients of the last step do not count as this step's.
+        # First, so that the gradients of the last step do not count in this one.
         self.optimizer.before()
         mark("before")
         inputs, labels = inputs.to(self.device), labels.to(self.device)

@@ -51,7 +51,7 @@ enum Part {
     Vit,
     /// A decoder in the style of GPT-2
     Gpt,
-    /// The vocabulary that a decoder can have in the peak that plain Burn needs
+    /// The largest vocabulary that gradient release trains in plain Burn's peak
     Vocabulary,
 }
 
@@ -80,7 +80,7 @@ struct SuiteArgs {
     /// Width and height of an image [default: the preset's]
     #[arg(long, value_name = "PIXELS")]
     image_size: Option<usize>,
-    /// Where tensors live, separated by commas; a build has those whose cargo feature is on
+    /// Backends, separated by commas; a build has those whose cargo feature is on
     /// [default: cuda and wgpu where there is a GPU, else flex]
     #[arg(long, value_enum, value_delimiter = ',')]
     backend: Vec<BackendKind>,
@@ -117,13 +117,13 @@ struct SuiteArgs {
     /// Leave PyTorch out
     #[arg(long, conflicts_with = "python")]
     no_pytorch: bool,
-    /// Steps that are measured
+    /// Measured steps
     #[arg(long, default_value = "5")]
     steps: NonZeroUsize,
-    /// Steps before them, in which kernels are compiled and the optimizer's state is made
+    /// Steps before the measured ones, which compile kernels and create the optimizer's state
     #[arg(long, default_value = "3")]
     warm_up: NonZeroUsize,
-    /// Measure every run this often, in turn: plain, release, plain, release, ...
+    /// Repetitions of every run, in turn: plain, release, plain, release, ...
     #[arg(long, default_value = "1")]
     repeat: NonZeroUsize,
     /// Learning rate
@@ -132,34 +132,32 @@ struct SuiteArgs {
     /// Seed of weights and batches
     #[arg(long, default_value = "42")]
     seed: u64,
-    /// Also record where the memory of each run of Burn goes, in one more process that records two
-    /// steps, into timelines/ beside the results; `burn-memory` shows the files
+    /// Also record a memory timeline of each run of Burn: two steps, in one more process, into timelines/
+    /// beside the results; `burn-memory` shows the files
     #[arg(long)]
     memory_timeline: bool,
-    /// Stop a run that takes longer, and leave it out
+    /// Time limit of a run; a run that takes longer is left out
     #[arg(long, value_name = "SECONDS", default_value = "900")]
     time_limit: NonZeroUsize,
-    /// Begin no run after this long, the most telling being first [default: all are run]
+    /// Start no run after this time; the most important runs come first [default: no limit]
     #[arg(long, value_name = "SECONDS")]
     within: Option<NonZeroUsize>,
-    /// Where results.json, table.md and memory.svg go
+    /// Folder for results.json, table.md and memory.svg
     #[arg(long, value_name = "FOLDER", default_value = "artifacts/benchmarks")]
     output: PathBuf,
 }
 
 const HELP: &str = "\
-Every run is a process of its own, without what another left in memory. For these, unless they are
-set already, MALLOC_MMAP_THRESHOLD_ is set to 4 GiB and MALLOC_TRIM_THRESHOLD_ to 1 TiB: glibc then
-keeps freed memory for the next step, and step times compare.
+Every run has a separate process, so that none sees what another left in memory. In these processes
+MALLOC_MMAP_THRESHOLD_ is 4 GiB and MALLOC_TRIM_THRESHOLD_ is 1 TiB, unless they are already set: glibc
+then keeps freed memory for the next step, which makes step times comparable.
 
-The exit code is 1 if a run failed that should not have; the results of the others are there all the
-same.
+The exit code is 1 if a run failed; the results of the other runs are written all the same.
 
 Modes that are not in the suite by default:
-  --mode unarmed  the backend of gradient release with nothing armed: what it costs by itself
-  --mode ideal    bytes only: the peak of a step after the others that drops every gradient as soon as
-                  it exists and steps nothing, while the optimizer's state stays, plus the largest
-                  gradient";
+  --mode unarmed  the backend of gradient release with nothing armed: the cost of the backend alone
+  --mode ideal    bytes only: the peak of one more step, which drops every gradient as soon as it exists
+                  and steps no parameter, while the optimizer's state stays, plus the largest gradient";
 
 /// Measures a run, as a measuring process: from its spec in JSON to its result in JSON.
 ///

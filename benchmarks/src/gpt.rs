@@ -1,4 +1,5 @@
-//! A decoder in the style of GPT-2 (Radford et al., 2019), with a matrix of its own for the output.
+//! A decoder in the style of GPT-2 (Radford et al., 2019), with an output matrix that is not tied to the
+//! embedding.
 
 use burn::config::Config;
 use burn::module::{Initializer, Module, Param};
@@ -14,7 +15,7 @@ use burn::tensor::{Bool, Int, Tensor};
 /// The shape of a decoder.
 #[derive(Config, Debug, PartialEq)]
 pub struct GptConfig {
-    /// Number of tokens there are.
+    /// Number of different tokens.
     pub vocabulary: usize,
     /// Tokens in a sequence.
     pub context: usize,
@@ -68,7 +69,7 @@ impl GptConfig {
     }
 }
 
-/// A decoder that scores the next token at every place.
+/// A decoder that scores the next token at every position.
 #[derive(Module, Debug)]
 pub struct Gpt<B: Backend> {
     tokens: Embedding<B>,
@@ -79,7 +80,7 @@ pub struct Gpt<B: Backend> {
 }
 
 impl<B: Backend> Gpt<B> {
-    /// Scores every token of the vocabulary for the place after each given one.
+    /// Scores every token of the vocabulary for the position after each given one.
     ///
     /// # Shapes
     ///
@@ -96,7 +97,7 @@ impl<B: Backend> Gpt<B> {
     }
 }
 
-/// A block with the norms before the work ("pre-norm").
+/// A block with the norms before attention and MLP ("pre-norm").
 #[derive(Module, Debug)]
 struct Block<B: Backend> {
     attention_norm: LayerNorm<B>,

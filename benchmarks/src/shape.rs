@@ -1,4 +1,4 @@
-//! What is trained: models by name.
+//! Models by kind and size.
 
 use crate::gpt::GptConfig;
 use clap::ValueEnum;
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use vit::config::Preset;
 use vit::model::VitConfig;
 
-/// The shape of a model; travels to the measuring process, in Rust or in Python, as JSON.
+/// The shape of a model, part of the JSON for a measuring process, in Rust or in Python.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Shape {
@@ -16,7 +16,7 @@ pub enum Shape {
     Gpt(GptConfig),
 }
 
-/// The models there are.
+/// Kinds of models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -41,7 +41,7 @@ impl Kind {
         }
     }
 
-    /// The name of this kind and size for people.
+    /// The name of this kind and size, for the table.
     pub fn name(self, preset: Preset) -> String {
         match (self, preset) {
             (Self::Vit, Preset::Tiny) => "ViT tiny".into(),
@@ -53,8 +53,8 @@ impl Kind {
     }
 }
 
-/// Decoders by name. `Large` has the proportions of a small language model of today: 16 layers and
-/// a vocabulary of 30,000, which is a quarter of its weights.
+/// Decoders by size. `Large` has the proportions of a small language model: 16 layers, and a vocabulary of
+/// 30,000, which has a quarter of the weights.
 fn gpt(preset: Preset) -> GptConfig {
     let (vocabulary, context, dim, depth, heads) = match preset {
         Preset::Tiny => (512, 32, 64, 2, 4),
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shapes_survive_their_journey() {
+    fn shapes_are_read_as_they_were_written() {
         for kind in [Kind::Vit, Kind::Gpt] {
             let shape = kind.shape(Preset::Small, None);
             let json = serde_json::to_value(&shape).unwrap();

@@ -1,6 +1,6 @@
-//! The one number for several.
+//! Statistics of repeated measurements.
 
-/// The value in the middle.
+/// The median; `None` without values.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -17,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_stands_in_the_middle() {
+    fn the_median_is_the_middle_value() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
         assert_eq!(median(&[]), None);

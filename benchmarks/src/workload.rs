@@ -1,4 +1,4 @@
-//! Models with what they learn from.
+//! Models with random batches to train on.
 
 use crate::gpt::{Gpt, GptConfig};
 use burn::module::{AutodiffModule, ModuleDisplay};
@@ -8,14 +8,14 @@ use burn::tensor::{Device, Tensor, TensorData};
 use vit::model::{Vit, VitConfig};
 use vit::rng::SeededRng;
 
-/// Different random batches in a run; more would only take memory.
+/// Number of different batches in a run.
 const BATCHES: usize = 4;
 
 /// A batch on the host.
 pub type HostBatch = (TensorData, TensorData);
 
-/// A model that can be built on any backend, and random batches for it: what is in them does not
-/// change what a step costs.
+/// A model that can be built on any backend, and random batches for it: the cost of a step does not depend
+/// on their content.
 pub trait Workload {
     /// The model.
     type Model<B: AutodiffBackend>: AutodiffModule<B> + ModuleDisplay + 'static;
@@ -78,7 +78,7 @@ impl Workload for VitConfig {
     }
 }
 
-/// Spread over `-1.7..1.7`, so that its variance is about one.
+/// A uniform number in `-1.7..1.7`, so that the variance is about one.
 fn pixel(rng: &mut SeededRng) -> f32 {
     let unit = (rng.next_u64() >> 40) as f32 / (1u32 << 24) as f32;
     (2.0 * unit - 1.0) * 3f32.sqrt()

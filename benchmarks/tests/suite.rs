@@ -1,4 +1,4 @@
-//! The program as a user meets it: what it measures, writes and leaves out.
+//! The program as a user runs it: its measurements, its files, and what it leaves out.
 
 use assert_cmd::Command;
 use burn_memory_timeline::Snapshot;
@@ -21,9 +21,25 @@ fn tiny(folder: &Path) -> Command {
         .args(["--preset", "tiny", "--backend", "flex", "--steps", "2"])
         .args(["--warm-up", "2", "--output"])
         .arg(folder)
-        // Every thread that computes has a workspace of its own, and keeps it; in models this small
-        // it is no small part, and which step it is first needed in is up to the scheduler.
+        // Every thread that computes allocates and keeps a workspace, in a step that depends on the
+        // scheduler; it is a large part of the memory of a model this small.
         .env("RAYON_NUM_THREADS", "1");
+    command
+}
+
+/// A tiny suite of plain Burn and of this Python.
+fn tiny_with_python(folder: &Path, python: &str, batch_sizes: &str) -> Command {
+    let mut command = tiny(folder);
+    command
+        .args([
+            "--part",
+            "vit",
+            "--mode",
+            "plain",
+            "--checkpointing",
+            "none",
+        ])
+        .args(["--batch-size", batch_sizes, "--python", python]);
     command
 }
 
@@ -47,7 +63,7 @@ fn runs(json: &Value) -> &Vec<Value> {
     json["runs"].as_array().unwrap()
 }
 
-/// Fails with one line that mentions `text`.
+/// Asserts that the program fails with one line that mentions `text`.
 fn fails(command: &mut Command, text: &str) {
     let output = command.assert().failure().get_output().clone();
     let stderr = String::from_utf8(output.stderr).unwrap();
@@ -100,13 +116,13 @@ fn every_mode_is_measured_and_itemised() {
         } else {
             1.0
         };
-        // Beside the gradients there are their containers, and the batch is gone: some percent of
-        // models this small.
+        // The containers of the gradients count too, and the batch is freed: some percent of a model this
+        // small.
         assert!(
             (gradients - expected).abs() < 0.15,
             "{subject}: {gradients}"
         );
-        // Nobody waits for the heap: the step that is looked at is like the others.
+        // The heap needs no synchronization: the observed step is like the others.
         let highest = ["peak_in_forward", "peak_in_backward", "peak_in_step"].map(bytes);
         let highest = *highest.iter().max().unwrap() as f64;
         assert!((highest / bytes("peak_bytes") as f64 - 1.0).abs() < 0.02);
@@ -142,7 +158,7 @@ fn the_files_are_complete() {
     }
     assert!(json["machine"]["threads"].as_u64().unwrap() > 0);
     assert_eq!(json["settings"]["repeat"], 3);
-    let told: Vec<_> = runs(&json)
+    let order: Vec<_> = runs(&json)
         .iter()
         .map(|run| {
             (
@@ -152,7 +168,7 @@ fn the_files_are_complete() {
         })
         .collect();
     let pair = |repetition| [("plain", repetition), ("release", repetition)];
-    assert_eq!(told, [pair(0), pair(1), pair(2)].concat());
+    assert_eq!(order, [pair(0), pair(1), pair(2)].concat());
     assert!(table.contains("median of 3"), "{table}");
 
     let vocabulary = &json["vocabulary"][0];
@@ -160,7 +176,7 @@ fn the_files_are_complete() {
     assert!(number("release_vocabulary") >= number("vocabulary"));
     assert!(!vocabulary["measured"].as_array().unwrap().is_empty());
 
-    // Nobody asked for them.
+    // Timelines are not recorded by default.
     assert!(!home.path().join("timelines").exists());
     assert!(!table.contains("timeline"), "{table}");
     assert!(runs(&json).iter().all(|run| run["timeline"].is_null()));
@@ -197,7 +213,7 @@ fn memory_timelines_say_where_the_gradients_are() {
         let model = run["case"]["model"]["kind"].as_str().unwrap();
         let file = format!("timelines/{model}-tiny-batch-1-flex-{word}{mode}.json.gz");
         assert_eq!(timeline["file"], file);
-        // Recorded or not, it is the same training.
+        // Recording does not change the training.
         assert_eq!(timeline["weights_digest"], run["weights_digest"], "{file}");
         for steps in ["recorded_step_seconds", "unrecorded_step_seconds"] {
             assert_eq!(timeline[steps].as_array().unwrap().len(), 2, "{steps}");
@@ -221,10 +237,10 @@ fn memory_timelines_say_where_the_gradients_are() {
         if mode == "release" {
             let largest = 4 * run["largest_parameter"].as_u64().unwrap();
             let most = *gradients.iter().max().unwrap();
-            // With the gradient of its bias, which the same operation makes.
+            // The same operation makes the gradient of the bias.
             assert!(most > 0 && most < largest + largest / 4, "{file}: {most}");
         }
-        // And the same peak.
+        // The peak is the same, too.
         let peak = Peak::of(&snapshot, &totals).unwrap().bytes as f64;
         let measured = run["memory"]["peak_bytes"].as_f64().unwrap();
         assert!(
@@ -239,11 +255,9 @@ fn memory_timelines_say_where_the_gradients_are() {
 }
 
 #[test]
-fn what_is_missing_is_said() {
+fn what_is_missing_is_named() {
     let home = TempDir::new().unwrap();
-    let mut command = tiny(home.path());
-    command.args(["--part", "vit", "--batch-size", "1", "--mode", "plain"]);
-    command.args(["--checkpointing", "none", "--python", "/nowhere/python"]);
+    let mut command = tiny_with_python(home.path(), "/nowhere/python", "1");
     let Outcome { table, json } = outcome(&mut command, home.path());
     let left_out = &json["left_out"][0];
     assert_eq!(left_out["what"], "PyTorch and optimi");
@@ -257,7 +271,7 @@ fn what_is_missing_is_said() {
     assert_eq!(runs(&json).len(), 1);
 }
 
-/// A stand-in for Python, which says what the real programs say.
+/// A shell script in place of Python, with the output of the real programs.
 fn fake_python(home: &Path, script: &str) -> String {
     let file = home.join("python");
     fs::write(&file, format!("#!/bin/sh\n{script}")).unwrap();
@@ -286,10 +300,8 @@ versions) echo '{VERSIONS}' ;;
 esac"#
         ),
     );
-    let mut command = tiny(home.path());
-    command.args(["--part", "vit", "--batch-size", "1", "--mode", "plain"]);
-    command.args(["--checkpointing", "none", "--python", &python]);
-    // A run that fails is told, the others are there, and the exit code says that it happened.
+    let mut command = tiny_with_python(home.path(), &python, "1");
+    // The table names the run that failed, the results of the others are there, and the exit code is 1.
     let output = command.assert().code(1).get_output().clone();
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(
@@ -318,7 +330,7 @@ esac"#
 }
 
 #[test]
-fn another_model_in_pytorch_is_noticed() {
+fn another_model_in_pytorch_is_a_failure() {
     let home = TempDir::new().unwrap();
     let python = fake_python(
         home.path(),
@@ -328,16 +340,8 @@ fn another_model_in_pytorch_is_noticed() {
 "memory": null}}'"#
         ),
     );
-    let mut command = tiny(home.path());
-    command.args(["--part", "vit", "--batch-size", "1", "--mode", "plain"]);
-    command.args([
-        "--checkpointing",
-        "none",
-        "--pytorch",
-        "hook",
-        "--python",
-        &python,
-    ]);
+    let mut command = tiny_with_python(home.path(), &python, "1");
+    command.args(["--pytorch", "hook"]);
     let output = command.assert().code(1).get_output().clone();
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(
@@ -347,22 +351,14 @@ fn another_model_in_pytorch_is_noticed() {
 }
 
 #[test]
-fn time_limits_end_a_suite_in_time() {
+fn time_limits_stop_a_suite() {
     let home = TempDir::new().unwrap();
     let python = fake_python(
         home.path(),
         &format!("[ \"$2\" = versions ] && echo '{VERSIONS}' || exec sleep 60"),
     );
-    let mut command = tiny(home.path());
-    command.args(["--part", "vit", "--batch-size", "1,2", "--mode", "plain"]);
-    command.args([
-        "--checkpointing",
-        "none",
-        "--pytorch",
-        "hook",
-        "--python",
-        &python,
-    ]);
+    let mut command = tiny_with_python(home.path(), &python, "1,2");
+    command.args(["--pytorch", "hook"]);
     command.args(["--time-limit", "1", "--within", "1"]);
     let Outcome { json, .. } = outcome(&mut command, home.path());
     let why: Vec<_> = json["left_out"]
@@ -420,7 +416,7 @@ fn a_backend_that_is_not_compiled_in_is_named() {
 }
 
 #[test]
-fn help_says_what_is_not_obvious() {
+fn help_explains_what_is_not_obvious() {
     let output = benchmarks().arg("--help").assert().success();
     let text = String::from_utf8(output.get_output().stdout.clone()).unwrap();
     for word in [

@@ -1,4 +1,4 @@
-//! One plot: where the bytes of every peak are.
+//! The plot: the items of every peak.
 
 use super::mib;
 use crate::results::{Case, Phase, Results, Run};
@@ -23,7 +23,7 @@ const PARTS: [(&str, RGBColor); 5] = [
     ("temporaries", RGBColor(226, 186, 86)),
 ];
 
-/// The plot as SVG: bars for every run that counted bytes, one block for each model and batch.
+/// The plot as SVG: one bar for every run that counted bytes, one block for each model and batch size.
 pub fn plot(results: &Results) -> Result<String> {
     let mut blocks: Vec<(&Case, Vec<&Run>)> = Vec::new();
     for run in &results.runs {

@@ -1,4 +1,4 @@
-//! One table in Markdown.
+//! The table, in Markdown.
 
 use super::mib;
 use crate::results::{Items, LeftOut, Mode, Phase, Results, Run, Subject, Vocabulary, value_name};
@@ -8,21 +8,22 @@ use comfy_table::presets::ASCII_MARKDOWN;
 use vit::config::Checkpointing;
 
 const LEGEND: &str = "\
-MiB, all beyond what lived before the model was built. P: parameters, O: optimizer state, A: what the
-forward pass leaves alive (its batch included), G: what the backward pass leaves alive, that is, the
-gradients that exist at once; `held`: A or G, whichever the phase of the peak begins or ends with, if more;
-temporaries: the rest, so that P + O + held + temporaries = peak. `of floor`: the peak over P + O + A
-+ the largest gradient, the least that gradient release can need. Reserved: what was taken from the
-device, and of it what was not in use. Flex counts every byte on the heap. Burn's GPU backends and
-PyTorch on CUDA count what their allocators hand out; PyTorch on the CPU has the same sum from its
-profiler's record of every allocation. ms: median of the measured steps, in a process in which nobody
-counts bytes, where counting is free (Flex, PyTorch on CUDA), or, without fusion, while bytes are
-counted. Losses and weights compare within one framework only.";
+MiB, all beyond the memory in use before the model was built. P: parameters. O: optimizer state. A: memory
+that the forward pass leaves allocated, its batch included. G: memory that the backward pass leaves
+allocated, that is, all gradients that exist at once. held: A in the forward pass, G in the optimizer's
+step, the larger of both in the backward pass. temporaries: the rest, so that
+P + O + held + temporaries = peak. of floor: the peak divided by P + O + A + the largest gradient, the
+least that gradient release can need. reserved: memory reserved from the device; not in use: the part of it
+beyond the peak. Flex counts every byte on the heap. Burn's GPU backends and PyTorch on CUDA count the
+bytes of their allocators; PyTorch on the CPU adds up the allocations that its profiler records. ms: median
+of the measured steps. Bytes are counted in the same process where that costs no time (Flex, PyTorch on
+CUDA) and in Burn without fusion; otherwise in a separate one. Losses and weights are comparable within one
+framework only.";
 
 const TIMELINES: &str = "\
-Memory timelines: `timelines/` has one of each run of Burn, two steps recorded in a process of their own;
+Memory timelines: `timelines/` has one of each run of Burn, two steps recorded in a separate process;
 `results.json` names the file of each. `burn-memory html plain.json.gz release.json.gz` makes a page of two
-of them, side by side, and `burn-memory summary` tells of one (crates/burn-memory-timeline).";
+of them, side by side, and `burn-memory summary` summarizes one (crates/burn-memory-timeline).";
 
 /// The results as text.
 pub fn table(results: &Results) -> String {
@@ -45,7 +46,7 @@ pub fn table(results: &Results) -> String {
     }
     let ratios = ratios(&results.runs);
     if !ratios.is_empty() {
-        text += "\nStep times, each run with the one of plain beside it, and the weights after the last step:\n";
+        text += "\nStep times, relative to the run of plain Burn next to it, and the weights after the last step:\n";
         text += &ratios.join("\n");
     }
     if results.runs.iter().any(|run| run.timeline.is_some()) {
@@ -133,8 +134,8 @@ fn times(all: &[Run], like: &Run) -> Vec<f64> {
         .collect()
 }
 
-/// Step times over plain Burn's: medians over pairs of runs. The modes ran in turn, so the n-th of
-/// one and the n-th of plain saw the same machine.
+/// Step times relative to plain Burn's: medians over pairs of runs. The modes ran in turn, so the n-th runs
+/// of both are neighbours in time, on a machine under the same load.
 fn ratios(all: &[Run]) -> Vec<String> {
     let mut lines = Vec::new();
     for plain in all.iter().filter(|run| run.repetition == 0) {

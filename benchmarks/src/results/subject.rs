@@ -1,4 +1,4 @@
-//! What a run trains, and how.
+//! The model and the framework of a run.
 
 use crate::shape::Shape;
 use clap::ValueEnum;
@@ -9,14 +9,13 @@ use vit::config::{BackendKind, Checkpointing};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// Burn as it comes: all gradients first, then the step
+    /// Plain Burn: all gradients first, then the step
     Plain,
     /// Gradient release: every parameter steps inside the backward pass
     Release,
-    /// The backend of gradient release with nothing armed: what it costs by itself
+    /// The backend of gradient release with nothing armed: the cost of the backend alone
     Unarmed,
-    /// The floor, bytes only: gradients dropped as they come, no optimizer run, plus the largest
-    /// gradient
+    /// The floor, bytes only: every gradient dropped at once, no optimizer, plus the largest gradient
     Ideal,
 }
 
