@@ -36,7 +36,7 @@ impl<B: Backend> Mlp<B> {
     }
 }
 
-/// Points of a saddle, `[256, 2]`, and their heights, `[256, 1]`.
+/// Points of a saddle surface, `[256, 2]`, and their heights, `[256, 1]`.
 pub(crate) fn saddle<B: Backend>(device: &B::Device) -> (Tensor<B, 2>, Tensor<B, 2>) {
     let axis = |i: usize| i as f32 / 7.5 - 1.0;
     let points: Vec<f32> = (0..256)
@@ -52,7 +52,7 @@ pub(crate) fn saddle<B: Backend>(device: &B::Device) -> (Tensor<B, 2>, Tensor<B,
     )
 }
 
-/// What a training run ends with.
+/// Loss and weights at the end of a training.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) loss: f32,

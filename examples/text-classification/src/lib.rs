@@ -1,6 +1,6 @@
 //! A text classifier trained with Burn's `Learner`, before and after gradient release.
 //!
-//! In the manner of Burn's example of the same name, on a corpus that is made up on the spot.
+//! The program follows Burn's example of the same name. A grammar generates its corpus.
 
 pub mod data;
 pub mod log;

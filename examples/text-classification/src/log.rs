@@ -1,4 +1,4 @@
-//! What Burn wrote down during a training.
+//! Reads the metrics that Burn logged during a training.
 
 use std::path::Path;
 
@@ -8,16 +8,16 @@ use burn::train::{
     metric::{NumericEntry, store::Split},
 };
 
-/// The numbers in the logs of a training.
+/// The logged metrics of a training.
 pub struct Log(FileMetricLogger);
 
 impl Log {
-    /// The logs of the training with these artifacts.
+    /// Reads the logs in this folder.
     pub fn new(artifact_dir: &Path) -> Self {
         Self(FileMetricLogger::new(artifact_dir))
     }
 
-    /// What the metric was in every iteration of an epoch.
+    /// The values of a metric in the iterations of an epoch.
     ///
     /// # Errors
     ///
@@ -27,7 +27,7 @@ impl Log {
         Ok(entries.iter().map(NumericEntry::current).collect())
     }
 
-    /// What the metric was over all items of an epoch.
+    /// The mean of a metric over all items of an epoch.
     ///
     /// # Errors
     ///
@@ -61,7 +61,7 @@ impl std::fmt::Debug for Log {
     }
 }
 
-/// The value in the middle of an odd number of values; the upper of the two of an even number.
+/// The median; of an even number of values, the upper of the two in the middle.
 ///
 /// # Panics
 ///

@@ -28,7 +28,7 @@ struct Cli {
     /// Passes over the reviews
     #[arg(long, default_value = "3")]
     epochs: NonZeroUsize,
-    /// Where logs, checkpoints and models go
+    /// Folder for logs, checkpoints and models
     #[arg(
         long,
         value_name = "FOLDER",
@@ -39,7 +39,7 @@ struct Cli {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Mode {
-    /// Burn as it is
+    /// Plain Burn
     Plain,
     /// With gradient release
     Release,

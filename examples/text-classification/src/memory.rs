@@ -1,6 +1,6 @@
-//! What the heap holds, by the counting allocator of the binary.
+//! The peak of the heap, which holds the tensors on the CPU.
 //!
-//! On the CPU, tensors live on the heap. Without that allocator there is nothing to show: 0 MiB.
+//! The allocator of the binary counts the bytes. In a binary without that allocator the peak is 0 MiB.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use peak_alloc::PeakAlloc;
 /// Bytes in a MiB.
 pub const MIB: f64 = 1024.0 * 1024.0;
 
-/// The most memory that lived at once since the iteration before, in MiB.
+/// The peak of the heap since the previous iteration, in MiB.
 ///
-/// For plain Burn and gradient release alike. Burn's metrics run beside the training, so the peak of
-/// an iteration may show in the one after it.
+/// It works with plain Burn and with gradient release. Burn updates metrics on another thread, so the
+/// peak of an iteration may appear in the next one.
 #[derive(Clone)]
 pub struct PeakHeapMetric {
     name: MetricName,

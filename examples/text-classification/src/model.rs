@@ -23,7 +23,7 @@ pub struct TextClassificationModelConfig {
     seq_length: SeqLengthOption,
 }
 
-/// Tells the class of a text.
+/// Classifies texts.
 #[derive(Module, Debug)]
 pub struct TextClassificationModel<B: Backend> {
     embedding_token: Embedding<B>,
@@ -38,7 +38,7 @@ impl TextClassificationModelConfig {
     ///
     /// # Panics
     ///
-    /// If texts may be of any length: every position has an embedding of its own.
+    /// If the sequences have no maximum length, as every position needs an embedding.
     pub fn init<B: Backend>(&self, device: &B::Device) -> TextClassificationModel<B> {
         let max_seq_length = match self.seq_length {
             SeqLengthOption::Fixed(max) | SeqLengthOption::Max(max) => max,

@@ -1,4 +1,4 @@
-//! What a training shows.
+//! Renders the progress of a training.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,7 +17,8 @@ use burn::{
     },
 };
 
-/// Leaves a terminal to Burn's own renderer; anywhere else that one would print every iteration.
+/// Keeps Burn's renderer on a terminal. Elsewhere it would print every iteration, and [`EpochLines`]
+/// replaces it.
 pub fn for_this_output<LC: LearningComponentsTypes>(
     training: SupervisedTraining<LC>,
 ) -> SupervisedTraining<LC> {
@@ -80,7 +81,7 @@ impl MetricsRenderer for EpochLines {
     }
 }
 
-/// Sum and number of values, by the name of the metric.
+/// Sum and number of values, by name of the metric.
 #[derive(Debug, Default)]
 struct Means(BTreeMap<String, (f64, usize)>);
 

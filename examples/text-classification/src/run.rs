@@ -1,4 +1,4 @@
-//! A training and what it came to.
+//! Runs a training and summarizes it.
 
 use std::path::Path;
 
@@ -14,14 +14,15 @@ use text_classification::{
 
 use crate::Mode;
 
-/// What a training came to.
+/// The results of a training.
 #[derive(Debug)]
 pub(crate) struct Run {
     mode: Mode,
     accuracy: f64,
-    /// The median over all steps, in MiB.
+    /// Median of the peaks of all steps, in MiB.
     step_peak: f64,
-    /// The highest of everything, in MiB: in the first steps of an epoch a checkpoint is written.
+    /// Peak of the whole run, in MiB. It may include the checkpoint that Burn writes during the first steps
+    /// of an epoch.
     peak: f64,
     pub(crate) weights: u64,
 }

@@ -1,6 +1,6 @@
-//! The same training twice: [`plain`] on Burn as it is, [`release`] with gradient release.
+//! The same training twice: [`plain`] on plain Burn, [`release`] with gradient release.
 //!
-//! The two files are one program: what differs is what gradient release asks of it.
+//! The two files differ only in what gradient release requires.
 
 use std::{fs, path::Path};
 
@@ -14,23 +14,23 @@ use burn::{
 pub mod plain;
 pub mod release;
 
-/// What is trained, on what, and how.
+/// The settings of a training: model, data and optimizer.
 #[derive(Config, Debug)]
 pub struct ExperimentConfig {
     /// The shape of the encoder.
     pub transformer: TransformerEncoderConfig,
     /// The optimizer.
     pub optimizer: AdamConfig,
-    /// How many tokens of a review count.
+    /// Length of a review in tokens.
     #[config(default = "SeqLengthOption::Max(32)")]
     pub seq_length: SeqLengthOption,
-    /// Names of products in the reviews: most of the vocabulary.
+    /// Number of product names in the reviews: most of the vocabulary.
     #[config(default = 3000)]
     pub num_names: usize,
-    /// Reviews to train on.
+    /// Number of training reviews.
     #[config(default = 1000)]
     pub num_train: usize,
-    /// Reviews to validate with.
+    /// Number of validation reviews.
     #[config(default = 400)]
     pub num_valid: usize,
     /// Reviews in a step.
@@ -39,18 +39,18 @@ pub struct ExperimentConfig {
     /// Passes over the reviews.
     #[config(default = 3)]
     pub num_epochs: usize,
-    /// What every learning rate is a multiple of.
+    /// Factor of Noam's schedule.
     #[config(default = 0.07)]
     pub lr_factor: f64,
     /// Steps until the learning rate is at its highest.
     #[config(default = 60)]
     pub warmup_steps: usize,
-    /// Of the weights, of dropout and of the order of the reviews.
+    /// Seed of the weights, of dropout and of the order of the reviews.
     #[config(default = 42)]
     pub seed: u64,
 }
 
-/// Removes what an earlier training left there, or the summary would count it in.
+/// Creates the folder and removes the logs of an earlier training, which the summary would include.
 fn create_artifact_dir(artifact_dir: &Path) -> Result<()> {
     for part in ["train", "valid", "checkpoint"] {
         let part = artifact_dir.join(part);

@@ -1,4 +1,4 @@
-//! One number that two models share when their weights do.
+//! A hash of weights, to compare those of two models.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 

@@ -1,4 +1,4 @@
-//! What the example says of its two trainings.
+//! The claims of the README about the two trainings.
 
 use std::{
     path::Path,
@@ -32,7 +32,8 @@ use text_classification::{
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// Flex has one random number generator, and the allocator one count, for the whole process.
+/// Runs trainings one after the other: Flex's random number generator and the allocator's count are shared
+/// by the whole process.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -51,7 +52,7 @@ fn tiny() -> ExperimentConfig {
     .with_num_epochs(2)
 }
 
-/// The lines of a diff that are not in both, without their line ends.
+/// The changed lines of a diff, without line ends.
 fn changes<'a>(before: &'a str, after: &'a str) -> Vec<String> {
     TextDiff::from_lines(before, after)
         .iter_all_changes()
@@ -100,7 +101,7 @@ fn both_trainings_reach_the_same_weights_and_release_needs_less_memory() -> Resu
 
     let plain = plain::train(&config, &before)?;
     let (digest, parameters) = (weights::digest(&plain), plain.num_params());
-    // Kept, it would count in the peak of the next training.
+    // In memory, the model would count in the peak of the next training.
     drop(plain);
     assert_eq!(
         digest,
@@ -111,7 +112,7 @@ fn both_trainings_reach_the_same_weights_and_release_needs_less_memory() -> Resu
     assert_ne!(
         digest,
         weights::digest(&other_seed),
-        "the digest does not see the weights"
+        "the digest does not depend on the weights"
     );
 
     let step_peak = |artifact_dir: &Path| -> Result<f64> {
@@ -120,7 +121,8 @@ fn both_trainings_reach_the_same_weights_and_release_needs_less_memory() -> Resu
     };
     let saved = step_peak(&before)? - step_peak(&after)?;
     let gradients = 4.0 * parameters as f64 / MIB;
-    // Not all of them: now the peak is at the beginning of backward, made of activations.
+    // The saving is less than all gradients, as the peak is now at the beginning of backward, where the
+    // activations are.
     assert!(
         saved > gradients / 3.0,
         "{saved:.2} MiB of {gradients:.2} MiB saved"

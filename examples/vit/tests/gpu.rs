@@ -1,7 +1,7 @@
-//! Training on a GPU, and what is said where there is none.
+//! Training on a GPU, and the errors on a machine without one.
 //!
-//! Without an adapter the tests that want one count as ignored: whether there is one is known only
-//! when they run, which is why this harness is not libtest's.
+//! Tests that need an adapter count as ignored without one. Only a harness other than libtest's can decide
+//! that at run time.
 
 use libtest_mimic::{Arguments, Trial};
 use std::process::ExitCode;

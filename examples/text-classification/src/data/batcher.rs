@@ -16,7 +16,7 @@ pub struct TextClassificationBatcher {
 }
 
 impl TextClassificationBatcher {
-    /// Pads or cuts every text to this length in tokens.
+    /// Creates a batcher that pads or cuts texts to this length in tokens.
     pub fn new(tokenizer: Arc<WordTokenizer>, seq_length: SeqLengthOption) -> Self {
         Self {
             tokenizer,
@@ -25,7 +25,7 @@ impl TextClassificationBatcher {
     }
 }
 
-/// Texts as the model takes them.
+/// A batch of texts.
 #[derive(Clone, Debug)]
 pub struct TextClassificationBatch<B: Backend> {
     /// Tokens, `[batch, time]`.

@@ -13,41 +13,41 @@ pub const CLASSES: [&str; 2] = ["bad", "good"];
 /// A text and its class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextClassificationItem {
-    /// The text, its words and marks apart.
+    /// The text, with spaces between words and punctuation.
     pub text: String,
     /// Index into [`CLASSES`].
     pub label: usize,
 }
 
-/// A corpus of made-up product reviews, the same on every machine.
+/// A corpus of generated product reviews, the same on every machine.
 #[derive(Clone, Debug)]
 pub struct Reviews {
     grammar: Grammar,
 }
 
 impl Reviews {
-    /// Reviews of products with this many names.
+    /// Creates a corpus with this number of product names.
     ///
     /// # Panics
     ///
-    /// With more names than there are: some 8000.
+    /// If there are not that many names: the grammar has about 8000.
     pub fn new(names: usize) -> Self {
         Self {
             grammar: Grammar::new(names),
         }
     }
 
-    /// Knows every word of the reviews.
+    /// A tokenizer for the words of the reviews.
     pub fn tokenizer(&self) -> Arc<WordTokenizer> {
         Arc::new(WordTokenizer::new(self.grammar.words()))
     }
 
-    /// The reviews to train on.
+    /// The training reviews.
     pub fn train(&self, len: usize) -> InMemDataset<TextClassificationItem> {
         self.split(len, 1)
     }
 
-    /// The reviews to validate with.
+    /// The validation reviews.
     pub fn valid(&self, len: usize) -> InMemDataset<TextClassificationItem> {
         self.split(len, 2)
     }
@@ -71,7 +71,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn is_the_same_every_time_and_apart_in_its_splits() {
+    fn is_reproducible_and_has_disjoint_splits() {
         let texts = |items: InMemDataset<TextClassificationItem>| -> Vec<_> {
             items.iter().map(|item| item.text).collect()
         };

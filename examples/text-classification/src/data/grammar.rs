@@ -1,9 +1,8 @@
 //! A small grammar of product reviews.
 //!
-//! A review has two clauses: *the camera was not good*, *the display seemed superb*.
-//! Joined by *and*, they agree. Joined by *but*, they do not, and the second has the say; joined by
-//! *although*, the first. So a negation turns its clause around, and the order of the clauses
-//! decides.
+//! A review has two clauses: *the camera was not good*, *the display seemed superb*. With *and* between
+//! them, they agree. With *but*, they disagree and the second one decides; with *although*, the first
+//! one. A negation inverts its clause. So the class depends on the order of the words.
 
 use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus, seq::IndexedRandom};
 
@@ -28,7 +27,7 @@ const ASPECTS: [&str; 16] = [
 ];
 const VERBS: [&str; 4] = ["is", "looks", "seemed", "was"];
 const NEGATIONS: [&str; 3] = ["hardly", "never", "not"];
-/// The bad word and the good one.
+/// Pairs of a negative and a positive adjective.
 const ADJECTIVES: [[&str; 2]; 16] = [
     ["awful", "superb"],
     ["bad", "good"],
@@ -50,13 +49,13 @@ const ADJECTIVES: [[&str; 2]; 16] = [
 const CONSONANTS: &[u8; 18] = b"bcdfghjklmnprstvwz";
 const VOWELS: &[u8; 5] = b"aeiou";
 
-/// Makes reviews up.
+/// Generates reviews.
 #[derive(Clone, Debug)]
 pub(super) struct Grammar {
     names: Vec<String>,
 }
 
-/// A sentence, and whether it speaks well of the product.
+/// A sentence with its class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Review {
     pub(super) text: String,
@@ -64,7 +63,7 @@ pub(super) struct Review {
 }
 
 impl Grammar {
-    /// A grammar whose products have this many names, of two syllables each.
+    /// Creates a grammar with this number of product names, of two syllables each.
     pub(super) fn new(names: usize) -> Self {
         let syllables: Vec<String> = CONSONANTS
             .iter()
@@ -86,15 +85,15 @@ impl Grammar {
         grammar
     }
 
-    /// Every word there is, each once.
+    /// Every word of the vocabulary, once.
     pub(super) fn words(&self) -> impl Iterator<Item = &str> {
         english().chain(self.names.iter().map(String::as_str))
     }
 
-    /// Two reviews that differ in what they say and in nothing that would give it away.
+    /// A positive and a negative review of the same product.
     ///
-    /// Where the clauses agree, the adjectives of one are the opposites of the other's. Where they
-    /// do not, both are made of the very same words.
+    /// If the clauses agree, the adjectives of one review are the opposites of the other's. If they
+    /// disagree, both reviews have the same words.
     pub(super) fn pair(&self, rng: &mut impl RngExt) -> [Review; 2] {
         let frame = Frame::random(&self.names, rng);
         if rng.random() {
@@ -110,7 +109,7 @@ impl Grammar {
     }
 }
 
-/// The words that say nothing.
+/// The words that do not affect the class.
 #[derive(Clone, Debug)]
 struct Frame<'a> {
     product: &'a str,
@@ -144,7 +143,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// The words that say it.
+/// The words that determine the class.
 #[derive(Clone, Copy, Debug)]
 struct Predicate {
     negation: Option<&'static str>,
@@ -193,7 +192,7 @@ fn pick<T: Copy, const N: usize>(from: &[T; N], rng: &mut impl RngExt) -> T {
     from[rng.random_range(0..N)]
 }
 
-/// The reviews of a seed, the same with every version of the generator.
+/// The reviews of a seed. The generator is portable, unlike `rand`'s `StdRng`.
 pub(super) fn reviews(grammar: &Grammar, pairs: usize, seed: u64) -> Vec<Review> {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
     (0..pairs).flat_map(|_| grammar.pair(&mut rng)).collect()
@@ -205,14 +204,14 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn has_no_word_twice() {
+    fn has_every_word_once() {
         let grammar = Grammar::new(8000);
         let words: BTreeSet<_> = grammar.words().collect();
         assert_eq!(words.len(), grammar.words().count());
     }
 
     #[test]
-    fn says_only_words_it_has() {
+    fn uses_only_words_of_the_vocabulary() {
         let grammar = Grammar::new(50);
         let words: BTreeSet<_> = grammar.words().collect();
         for review in reviews(&grammar, 200, 1) {
@@ -223,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bag_of_words_does_not_tell() {
+    fn a_bag_of_words_does_not_determine_the_class() {
         let bag = |review: &Review| {
             let mut words: Vec<_> = review.text.split(' ').map(String::from).collect();
             words.sort();

@@ -1,4 +1,4 @@
-//! The reviews and their way into tensors.
+//! The reviews, and their conversion to tensors.
 
 mod batcher;
 mod dataset;

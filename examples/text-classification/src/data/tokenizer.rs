@@ -1,20 +1,20 @@
 use std::collections::HashMap;
 
-/// Splits at spaces; a word is a token.
+/// Splits texts at spaces; a word is a token.
 #[derive(Clone, Debug)]
 pub struct WordTokenizer {
     tokens: HashMap<String, usize>,
 }
 
 impl WordTokenizer {
-    /// Fills a review up to the length of the longest in its batch.
+    /// Pads a review to the length of the longest in its batch.
     pub const PAD: usize = 0;
-    /// Begins every review: the place the verdict is read from.
+    /// Starts every review; the classifier reads this position.
     pub const START: usize = 1;
-    /// Stands for every word that is not in the vocabulary.
+    /// Replaces every word that is not in the vocabulary.
     pub const UNKNOWN: usize = 2;
 
-    /// Knows these words, each given once.
+    /// Creates a tokenizer for distinct words.
     pub fn new<'a>(words: impl IntoIterator<Item = &'a str>) -> Self {
         let tokens = words.into_iter().map(String::from).zip(3..).collect();
         Self { tokens }
@@ -27,7 +27,7 @@ impl WordTokenizer {
         [Self::START].into_iter().chain(words).collect()
     }
 
-    /// How many tokens there are.
+    /// Number of tokens.
     pub fn vocab_size(&self) -> usize {
         3 + self.tokens.len()
     }
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn encodes_words_and_what_it_does_not_know() {
+    fn encodes_known_and_unknown_words() {
         let tokenizer = WordTokenizer::new(["not", "good"]);
         assert_eq!(tokenizer.encode("not  so good"), [1, 3, 2, 4]);
         assert_eq!(tokenizer.encode(""), [1]);

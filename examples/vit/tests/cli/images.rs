@@ -18,7 +18,7 @@ pub(crate) fn idx(dims: &[u32], elements: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Two images and their labels under MNIST's names, to train and to validate.
+/// Writes two images with labels under MNIST's names, for training and for validation.
 pub(crate) fn write_idx(folder: &Path) {
     for part in ["train", "t10k"] {
         let image = |what: &str| folder.join(format!("{part}-{what}-ubyte"));
@@ -34,14 +34,13 @@ pub(crate) fn write_png(file: &Path, level: u8) {
         .unwrap();
 }
 
-/// A small data set of its own: random images with random labels, so that the validation loss soon
-/// gets worse.
+/// A small data set of random images with random labels, so that the validation loss soon rises.
 pub(crate) struct Noise {
     home: TempDir,
 }
 
 impl Noise {
-    /// Epochs of 8 batches, which take a moment.
+    /// Epochs of 8 batches.
     pub(crate) fn new() -> Self {
         Self::with(60, 16)
     }
@@ -67,7 +66,7 @@ impl Noise {
         self.home.path().join(name)
     }
 
-    /// The arguments of a run of so many epochs, whose artifacts go to `name`.
+    /// The arguments of a run of `epochs` epochs, with its artifacts in the folder `name`.
     pub(crate) fn args(&self, name: &str, epochs: usize) -> Vec<String> {
         let path = |path: &Path| path.to_str().unwrap().to_string();
         ["train", "--json", "--batch-size", "8", "--epochs"]
@@ -84,7 +83,8 @@ impl Noise {
         command
     }
 
-    /// Starts or resumes the run, and kills it as soon as `now` says so.
+    /// Starts or resumes the run, and kills it as soon as `now` returns true. Returns whether it was killed
+    /// before it ended.
     #[cfg(unix)]
     pub(crate) fn kill(
         &self,

@@ -1,4 +1,4 @@
-//! `--memory-timeline`: what the file says of a training whose gradients outweigh its activations.
+//! `--memory-timeline`, for a training whose gradients are larger than its activations.
 
 use crate::program::{train, vit};
 use assert_cmd::Command;
@@ -8,7 +8,7 @@ use burn_memory_timeline::snapshot::{Category, Phase, PhaseKind};
 use std::path::Path;
 use tempfile::TempDir;
 
-/// The first steps of ViT-S on single small images, recorded.
+/// Records the first steps of ViT-S on single small images.
 fn recorded(folder: &Path, mode: &str) -> Snapshot {
     let file = folder.join(format!("{mode}.json.gz"));
     let output = vit()
@@ -33,9 +33,10 @@ fn only(snapshot: &Snapshot, kind: PhaseKind) -> Vec<Phase> {
 }
 
 /// Plain Burn: gradients grow through the backward pass, and the peak is in the optimizer's step. Gradient
-/// release: no gradients to speak of, and the peak where the backward pass begins. Both add up.
+/// release: one gradient at a time, and the peak at the beginning of the backward pass. In both, the sum of
+/// the blocks is the memory in use.
 #[test]
-fn plain_and_release_have_their_shapes() {
+fn plain_and_release_differ_in_gradients_and_peak() {
     let folder = TempDir::new().unwrap();
     let plain = recorded(folder.path(), "plain");
     let release = recorded(folder.path(), "release");
@@ -79,7 +80,7 @@ fn plain_and_release_have_their_shapes() {
     }
 }
 
-/// What the recording of plain Burn promises is what gradient release does.
+/// The estimate from the recording of plain Burn is the peak of gradient release.
 #[test]
 fn the_estimate_is_what_release_needs() {
     let folder = TempDir::new().unwrap();
@@ -96,7 +97,7 @@ fn the_estimate_is_what_release_needs() {
     assert!(estimate.most - estimate.least <= near);
 }
 
-/// Fails, and the last line says why: a driver may have lines of its own.
+/// Asserts that the program fails and that the last line mentions `text`; a driver may print lines before.
 fn refuses(command: &mut Command, text: &str) {
     let output = command.assert().failure().get_output().clone();
     let stderr = String::from_utf8(output.stderr).unwrap();
@@ -122,7 +123,7 @@ fn what_cannot_be_recorded_is_refused() {
     lost.arg("--memory-timeline").arg(&nowhere);
     refuses(&mut lost, "choose a folder that exists");
     assert!(!home.exists(), "nothing should have been written");
-    // The third step, with which a recording begins, never comes.
+    // A recording begins with the third step, which this run does not reach.
     let mut short = recorded("short", &["--stop-after", "2"]);
     refuses(&mut short, "no memory timeline: nothing was recorded");
     assert!(!file.exists());

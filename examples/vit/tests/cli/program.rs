@@ -25,7 +25,8 @@ pub(crate) fn result(command: &mut Command) -> Value {
     serde_json::from_str(text.lines().last().unwrap()).unwrap()
 }
 
-/// Fails with one line that mentions `text`, and leaves `untouched` as it never was.
+/// Asserts that the program fails with one line that mentions `text`, and that it does not create
+/// `untouched`.
 pub(crate) fn fails(command: &mut Command, text: &str, untouched: &Path) {
     let output = command.assert().failure().get_output().clone();
     let stderr = String::from_utf8(output.stderr).unwrap();
@@ -36,7 +37,7 @@ pub(crate) fn fails(command: &mut Command, text: &str, untouched: &Path) {
     assert!(!untouched.exists(), "nothing should have been written");
 }
 
-/// What a run and its resumption must have in common.
+/// The results that a resumed run must have in common with an uninterrupted one.
 const OUTCOME: [&str; 4] = [
     "weights_digest",
     "validation_accuracy",
@@ -56,7 +57,7 @@ pub(crate) fn resume(folder: &Path) -> Command {
     command
 }
 
-/// Everything on stderr of a run that ends well, and in one line on stdout its result.
+/// The lines on stderr of a run that succeeds.
 pub(crate) fn lines(command: &mut Command) -> Vec<String> {
     let output = command.assert().success().get_output().clone();
     let text = String::from_utf8(output.stderr).unwrap();

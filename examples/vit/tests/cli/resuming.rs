@@ -14,8 +14,8 @@ fn resuming_gives_the_weights_of_the_uninterrupted_run() {
     let noise = Noise::new();
     let whole = result(&mut noise.train("whole", 3));
 
-    // In the middle of the first epoch; exactly at its end, before it was validated; in the middle
-    // of a later one; from either mode to the other.
+    // Stops in the middle of the first epoch, at its end before the validation, and in the middle of later
+    // ones; each mode is resumed by the other.
     for (stop, before, after, continues) in [
         ("3", "release", "release", "begins with the first epoch"),
         ("8", "plain", "release", "begins with the first epoch"),
@@ -35,7 +35,7 @@ fn resuming_gives_the_weights_of_the_uninterrupted_run() {
             .map(|part| [2, 3].map(|epoch| format!("{part}-{epoch}.mpk")));
         assert_eq!(checkpoints, newest.concat());
 
-        // Nor is anything lost or written twice in the logs.
+        // The logs have every entry once.
         for log in ["train", "valid"] {
             for file in ["Loss.log", "Accuracy.log"] {
                 for epoch in ["epoch-1", "epoch-2", "epoch-3"] {
@@ -82,7 +82,7 @@ fn a_run_killed_again_and_again_gives_the_weights_of_the_uninterrupted_one() {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let mut delays = Vec::new();
     for epoch in 1..=4 {
-        // Somewhere in the epoch after this one.
+        // A random time within the next epoch.
         let delay = epoch_time.mul_f64(f64::from(clock.subsec_nanos() % (40 + epoch)) / 44.0);
         delays.push(delay);
         let saved = folder.join(format!("checkpoint/scheduler-{epoch}.mpk"));
@@ -109,7 +109,7 @@ fn a_run_killed_while_it_saves_gives_the_weights_of_the_uninterrupted_one() {
         let folder = noise.folder(part);
         let checkpoints = folder.join("checkpoint");
         let unfinished = checkpoints.join(format!("unfinished-{part}-2.mpk"));
-        // The file is there for a moment only: not every attempt sees it.
+        // The file exists for a short time: not every attempt sees it.
         let killed = (0..20).any(|_| {
             let _ = fs::remove_dir_all(&folder);
             noise.kill(part, 4, true, || unfinished.exists()) && unfinished.exists()
@@ -137,7 +137,7 @@ fn a_damaged_checkpoint_is_an_error_in_one_line() {
 }
 
 #[test]
-fn early_stopping_is_not_forgotten_by_a_resumed_run() {
+fn a_resumed_run_continues_its_early_stopping() {
     let noise = Noise::new();
     let train = |name: &str| {
         let mut command = noise.train(name, 30);
@@ -148,14 +148,14 @@ fn early_stopping_is_not_forgotten_by_a_resumed_run() {
     let epochs = whole["epochs"].as_u64().unwrap();
     assert!((3..30).contains(&epochs), "{epochs} epochs");
 
-    // In the last epoch: the best one lies before the checkpoint.
+    // Stops in the last epoch: the best one is before the checkpoint.
     let stop = (8 * epochs - 2).to_string();
     let mut stopped = train("stopped");
     stopped.args(["--stop-after", &stop]).assert().success();
     let resumed = result(&mut resume(&noise.folder("stopped")));
     assert_eq!(outcome(&resumed), outcome(&whole));
 
-    // Killed when all was done but the results were not written: not one epoch more.
+    // As if killed after the last epoch, before the results: no further epoch is trained.
     fs::remove_file(noise.folder("whole").join("results.json")).unwrap();
     let again = result(&mut resume(&noise.folder("whole")));
     assert_eq!(outcome(&again), outcome(&whole));
@@ -163,8 +163,8 @@ fn early_stopping_is_not_forgotten_by_a_resumed_run() {
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_says_where_the_run_can_be_resumed() {
-    // Nearly all the time goes into validation, so that is what is interrupted.
+fn ctrl_c_names_the_checkpoint_to_resume_from() {
+    // The validation takes nearly all the time, so Ctrl-C interrupts it.
     let noise = Noise::with(8, 2000);
     let folder = noise.folder("run");
     let child = Process::new(assert_cmd::cargo::cargo_bin("vit"))
@@ -201,11 +201,11 @@ fn ctrl_c_says_where_the_run_can_be_resumed() {
             .exists()
     );
 
-    // An epoch is kept only if it was validated to its end.
+    // A checkpoint is kept only if the validation of its epoch is complete.
     let losses = folder.join(format!("valid/epoch-{epoch}/Loss.log"));
     assert_eq!(fs::read_to_string(losses).unwrap().lines().count(), 250);
 
-    // It is not lost by forgetting --resume.
+    // Without --resume the program refuses to overwrite it.
     vit()
         .args(["train", "--artifact-dir"])
         .arg(&folder)
@@ -214,7 +214,7 @@ fn ctrl_c_says_where_the_run_can_be_resumed() {
 }
 
 #[test]
-fn a_run_is_resumed_only_as_what_it_was() {
+fn a_run_is_resumed_only_with_its_own_settings() {
     let home = TempDir::new().unwrap();
     let run = home.path().join("run");
     let missing = &mut train(&run);

@@ -51,7 +51,7 @@ fn every_parameter_is_released_at_the_scheduled_rate() {
 }
 
 #[test]
-fn a_loss_that_is_no_number_ends_the_run() {
+fn a_loss_that_is_not_finite_ends_the_run() {
     let noise = Noise::new();
     let mut command = noise.train("run", 50);
     let diverging = command.args(["--optimizer", "sgd", "--lr", "1"]);

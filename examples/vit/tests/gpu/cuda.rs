@@ -15,7 +15,7 @@ fn cuda_that_is_missing_is_named() {
     let mut vit = Command::cargo_bin("vit").unwrap();
     vit.args(["train", "--backend", "cuda", "--artifact-dir"])
         .arg(&run)
-        // Where CUDA is installed, too, this part of it is not.
+        // Hides the headers on a machine with CUDA.
         .env("CUDA_PATH", home.path());
     let output = vit.assert().code(1).get_output().clone();
     let stderr = String::from_utf8(output.stderr).unwrap();

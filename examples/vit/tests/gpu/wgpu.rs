@@ -29,7 +29,7 @@ fn a_missing_adapter_is_named() {
     let mut vit = Command::cargo_bin("vit").unwrap();
     vit.args(["train", "--backend", "wgpu", "--artifact-dir"])
         .arg(&run)
-        // Where Vulkan's loader looks for drivers, under its new and its old name.
+        // The list of drivers for Vulkan's loader, under its new and its old name.
         .env("VK_DRIVER_FILES", home.path().join("none.json"))
         .env("VK_ICD_FILENAMES", home.path().join("none.json"));
     let output = vit.assert().code(1).get_output().clone();
@@ -41,7 +41,7 @@ fn a_missing_adapter_is_named() {
     assert!(!run.exists(), "nothing should have been written");
 }
 
-/// In one test of few runs, as each compiles its kernels anew.
+/// One test of few runs, as each run compiles its kernels.
 fn a_run_passes_between_modes_and_backends() {
     let home = TempDir::new().unwrap();
     write_images(home.path());
@@ -49,7 +49,7 @@ fn a_run_passes_between_modes_and_backends() {
     let train = |name: &str, backend: &str, mode: &str| {
         let mut vit = Command::cargo_bin("vit").unwrap();
         vit.args(["train", "--json", "--backend", backend, "--mode", mode])
-            // Every backend has random numbers of its own: here they make the first weights only.
+            // Backends differ in their random numbers; without dropout, only the first weights need them.
             .args(["--epochs", "2", "--batch-size", "8", "--dropout", "0"])
             .arg("--data")
             .arg(home.path())
@@ -78,8 +78,8 @@ fn a_run_passes_between_modes_and_backends() {
     let log = fs::read_to_string(folder("release/train/epoch-2/Peak_Memory.log")).unwrap();
     assert_eq!(log.lines().count(), 3, "{log}");
 
-    // The same second epoch after the same first one, with kernels that round in another order: the
-    // loss keeps its first digits, which other weights to begin with would not.
+    // After the same first epoch, the second epoch differs only in the rounding of the kernels: the first
+    // digits of the loss are the same, as they would not be after other weights.
     let close = |run: &Value, expected: &Value| {
         let [loss, expected] = [run, expected].map(|run| run["train_loss"].as_f64().unwrap());
         assert!((loss - expected).abs() < 1e-4, "{loss} for {expected}");
@@ -96,7 +96,7 @@ fn a_run_passes_between_modes_and_backends() {
     close(&to_wgpu, &flex);
 }
 
-/// What a run that was killed in its second epoch leaves.
+/// Leaves the files of a run that was killed in its second epoch.
 fn forget_the_second_epoch(run: &Path) {
     fs::remove_file(run.join("results.json")).unwrap();
     for part in ["model", "optim", "scheduler"] {
@@ -104,7 +104,8 @@ fn forget_the_second_epoch(run: &Path) {
     }
 }
 
-/// Three batches of 8 to train and one to validate, under MNIST's names: stripes of two kinds.
+/// Writes horizontal and vertical stripes under MNIST's names: three batches of 8 for training, and one for
+/// validation.
 fn write_images(folder: &Path) {
     for (part, count) in [("train", 24u32), ("t10k", 8)] {
         let pixel = |image: u32, at: u32| {
