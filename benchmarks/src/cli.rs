@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use vit::config::{BackendKind, Checkpointing, Preset};
-use vit::data::Wanted;
+use vit::data::ImageSize;
 use vit::terminal::{self, say};
 
 /// The files that a suite writes.
@@ -225,11 +225,11 @@ impl SuiteArgs {
         let seconds = |limit: NonZeroUsize| Duration::from_secs(limit.get() as u64);
         if let Some(size) = self.image_size {
             let preset = self.preset.context("--image-size needs a --preset")?;
-            let wanted = Wanted {
-                image_size: Some(size),
+            let requested = ImageSize {
+                requested: Some(size),
                 patch_size: preset.patch_size(),
             };
-            wanted.size(size)?;
+            requested.resolve(size)?;
         }
         Ok(Request {
             command: command(),

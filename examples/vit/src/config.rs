@@ -81,7 +81,7 @@ pub enum OptimizerKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// Burn as it comes: all gradients first, then the step
+    /// Plain Burn: all gradients first, then the step
     Plain,
     /// Gradient release: every parameter steps inside the backward pass
     Release,

@@ -32,14 +32,14 @@ pub fn interrupt_if_diverged(interrupter: &Interrupter, loss: f64, epoch: usize)
 /// Keeps the newest checkpoints of complete epochs. Burn would also save an epoch whose validation was
 /// interrupted.
 #[allow(missing_debug_implementations)] // Burn's interrupter has none.
-pub struct WholeEpochs {
+pub struct CompleteEpochs {
     // The files of a checkpoint are written one by one: with a single checkpoint, the model of the last
     // epoch could be deleted before the optimizer of the next one is written.
     newest: KeepLastNCheckpoints,
     interrupter: Interrupter,
 }
 
-impl WholeEpochs {
+impl CompleteEpochs {
     /// Keeps two checkpoints.
     pub fn new(interrupter: Interrupter) -> Self {
         Self {
@@ -49,7 +49,7 @@ impl WholeEpochs {
     }
 }
 
-impl CheckpointingStrategy for WholeEpochs {
+impl CheckpointingStrategy for CompleteEpochs {
     fn checkpointing(
         &mut self,
         epoch: usize,

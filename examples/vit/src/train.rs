@@ -11,7 +11,7 @@ use crate::mode::with_optimizer;
 use crate::model::Vit;
 use crate::panics::Panics;
 use crate::progress::EpochLines;
-use crate::stopping::{self, CTRL_C, Patience, WholeEpochs};
+use crate::stopping::{self, CTRL_C, CompleteEpochs, Patience};
 use anyhow::{Context, Result, anyhow, bail};
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::lr_scheduler::composed::{ComposedLrScheduler, ComposedLrSchedulerConfig};
@@ -181,7 +181,7 @@ impl Train<'_> {
         .with_file_checkpointer(AtomicFileRecorder::new(DefaultRecorder::new()))
         // A fused backend can lose tensors that another thread reads while this one trains
         // (https://github.com/tracel-ai/burn/issues/4347).
-        .with_checkpointing_strategy(BlockingCheckpointingStrategy::new(WholeEpochs::new(
+        .with_checkpointing_strategy(BlockingCheckpointingStrategy::new(CompleteEpochs::new(
             self.interrupter.clone(),
         )))
         .with_interrupter(self.interrupter.clone())

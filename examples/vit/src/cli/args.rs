@@ -16,16 +16,16 @@ pub(super) struct TrainArgs {
     /// Shape of the model [default: tiny]
     #[arg(long, value_enum)]
     pub(super) preset: Option<Preset>,
-    /// Where tensors live; a build has those whose cargo feature is on [default: flex]
+    /// Backend; a build has those whose cargo feature is on [default: flex]
     #[arg(long, value_enum)]
     pub(super) backend: Option<BackendKind>,
-    /// Run every operation by itself on a GPU, rather than fused with its neighbours
+    /// Run every operation on a GPU separately, instead of fused with its neighbours
     #[arg(long)]
     pub(super) no_fusion: bool,
-    /// Fuse again in a run that began with --no-fusion
+    /// Resume with fusion a run that started with --no-fusion
     #[arg(long, conflicts_with = "no_fusion", requires = "resume")]
     pub(super) fusion: bool,
-    /// With Burn's own strategy, or with gradient release; the weights are the same [default: release]
+    /// Plain Burn or gradient release; the weights are the same [default: release]
     #[arg(long, value_enum)]
     pub(super) mode: Option<Mode>,
     /// What the forward pass keeps for the backward pass [default: none]
@@ -40,15 +40,15 @@ pub(super) struct TrainArgs {
     /// Images in a batch [default: 32]
     #[arg(long)]
     pub(super) batch_size: Option<NonZeroUsize>,
-    /// Batches whose gradients add up to one step; what is left at the end of an epoch is dropped
+    /// Batches whose gradients add up to one step; an incomplete step at the end of an epoch is dropped
     /// [default: 1]
     #[arg(long, value_name = "BATCHES")]
     pub(super) grads_accumulation: Option<NonZeroUsize>,
     /// Stop after this many epochs without a better validation loss [default: never]
     #[arg(long, value_name = "EPOCHS")]
     pub(super) early_stopping: Option<NonZeroUsize>,
-    /// Highest learning rate, after a warm-up over a tenth of the batches and before a cosine down
-    /// to zero [default: 0.002]
+    /// Highest learning rate, after a warm-up over a tenth of the batches and before a cosine decay to
+    /// zero [default: 0.002]
     #[arg(long, value_name = "RATE")]
     pub(super) lr: Option<f64>,
     /// Probability of dropout [default: 0.1]
@@ -57,7 +57,7 @@ pub(super) struct TrainArgs {
     /// What the classifier reads [default: class-token]
     #[arg(long, value_enum)]
     pub(super) pool: Option<Pool>,
-    /// Width and height of an image [default: the data's own, rounded up to whole patches]
+    /// Width and height of an image [default: those of the data, rounded up to whole patches]
     #[arg(long, value_name = "PIXELS")]
     pub(super) image_size: Option<usize>,
     /// Width and height of a patch [default: the preset's]
@@ -66,27 +66,27 @@ pub(super) struct TrainArgs {
     /// Seed of the weights, of the order of the images and of dropout [default: 42]
     #[arg(long)]
     pub(super) seed: Option<u64>,
-    /// Where settings, checkpoints, metrics and results go
+    /// Folder for settings, checkpoints, metrics and results
     #[arg(long, value_name = "FOLDER", default_value = "artifacts/vit")]
     pub(super) artifact_dir: PathBuf,
-    /// Go on from the newest checkpoint in --artifact-dir; options not given are those of that run, and
-    /// only --mode, --backend, --checkpointing and fusion may differ from them
+    /// Continue from the newest checkpoint in --artifact-dir; options default to those of that run, and
+    /// only --mode, --backend, --checkpointing and fusion may differ
     #[arg(long)]
     pub(super) resume: bool,
-    /// Start anew even where an interrupted run could be resumed
+    /// Start a new run even if --artifact-dir holds an interrupted one
     #[arg(long, conflicts_with = "resume")]
     pub(super) overwrite: bool,
-    /// Stop when this many batches are done, as Ctrl-C would: what the epoch under way has learned is
-    /// lost, and --resume goes on after the last whole one
+    /// Stop after this many batches, as Ctrl-C does: the current epoch is lost, and --resume continues
+    /// after the last complete one
     #[arg(long, value_name = "BATCHES")]
     pub(super) stop_after: Option<NonZeroUsize>,
-    /// Record where the memory of the third and the fourth batch goes; `burn-memory` shows the file
+    /// Record a memory timeline of the third and the fourth batch; `burn-memory` shows the file
     #[arg(long, value_name = "FILE")]
     pub(super) memory_timeline: Option<PathBuf>,
-    /// Show one line an epoch, on stderr, on a terminal too: Burn's terminal UI keeps a core busy
+    /// Show one line for each epoch on stderr, also on a terminal: Burn's terminal UI keeps a core busy
     #[arg(long)]
     pub(super) no_tui: bool,
-    /// End with one line of JSON on stdout, and show the run as with --no-tui: validation_accuracy,
+    /// Write the results to stdout as one line of JSON, and imply --no-tui: validation_accuracy,
     /// train_loss, epochs, peak_bytes, peak_reserved_bytes (null on the CPU), weights_digest
     #[arg(long)]
     pub(super) json: bool,

@@ -3,7 +3,7 @@
 use super::args::TrainArgs;
 use crate::backend;
 use crate::config::{BackendKind, Checkpointing, Engine, Mode, OptimizerKind, Preset, TrainConfig};
-use crate::data::{Dataset, Source, Wanted};
+use crate::data::{Dataset, ImageSize, Source};
 use crate::model::Pool;
 use anyhow::{Result, ensure};
 use std::fmt::Display;
@@ -13,12 +13,10 @@ impl TrainArgs {
     /// The settings and the images of a run. Each setting is the option, else that of the resumed run,
     /// else the default.
     pub(super) fn resolve(&self, saved: Option<&TrainConfig>) -> Result<(TrainConfig, Dataset)> {
-        let was = |value: fn(&TrainConfig) -> &Engine| saved.map(value);
-        let engine = was(|config| &config.engine);
         let preset = agreed("preset", self.preset, saved.map(|s| s.preset), Preset::Tiny)?;
-        let config = |value: fn(&TrainConfig) -> f64| saved.map(value);
-        let learning_rate = agreed("lr", self.lr, config(|s| s.learning_rate), 2e-3)?;
-        let dropout = agreed("dropout", self.dropout, config(|s| s.model.dropout), 0.1)?;
+        let rate = |value: fn(&TrainConfig) -> f64| saved.map(value);
+        let learning_rate = agreed("lr", self.lr, rate(|s| s.learning_rate), 2e-3)?;
+        let dropout = agreed("dropout", self.dropout, rate(|s| s.model.dropout), 0.1)?;
         ensure!(
             learning_rate > 0.0 && learning_rate <= 1.0,
             "--lr must be above 0 and at most 1, not {learning_rate}"
@@ -69,63 +67,13 @@ impl TrainArgs {
             number(|s| s.grads_accumulation),
             1,
         )?;
-        let early_stopping = self.early_stopping.map(NonZeroUsize::get);
-        let early_stopping = match saved.map(|s| s.early_stopping) {
-            None => early_stopping,
-            Some(None) => {
-                ensure!(
-                    early_stopping.is_none(),
-                    "the run to resume has no --early-stopping"
-                );
-                None
-            }
-            Some(Some(saved)) => Some(agreed(
-                "early-stopping",
-                early_stopping,
-                Some(saved),
-                saved,
-            )?),
-        };
+        let early_stopping = self.early_stopping(saved)?;
         let seed = agreed("seed", self.seed, saved.map(|s| s.seed), 42)?;
-        let optimizer = agreed(
-            "optimizer",
-            self.optimizer,
-            engine.map(|e| e.optimizer),
-            OptimizerKind::AdamW,
-        )?;
-        let engine = Engine {
-            backend: given(
-                self.backend,
-                engine.map(|e| e.backend),
-                BackendKind::first(),
-            ),
-            fusion: given(
-                match (self.fusion, self.no_fusion) {
-                    (true, _) => Some(true),
-                    (_, true) => Some(false),
-                    _ => None,
-                },
-                engine.map(|e| e.fusion),
-                true,
-            ),
-            mode: given(self.mode, engine.map(|e| e.mode), Mode::Release),
-            checkpointing: given(
-                self.checkpointing,
-                engine.map(|e| e.checkpointing),
-                Checkpointing::None,
-            ),
-            optimizer,
-        };
-        backend::require(engine.backend)?;
-        ensure!(
-            !(self.no_fusion || self.fusion) || !engine.backend.is_on_heap(),
-            "--no-fusion and --fusion are for a GPU; {} never fuses",
-            engine.backend
-        );
+        let engine = self.engine(saved.map(|s| &s.engine))?;
         let data = Dataset::load(
             &source.parse()?,
-            Wanted {
-                image_size,
+            ImageSize {
+                requested: image_size,
                 patch_size,
             },
         )?;
@@ -160,8 +108,63 @@ impl TrainArgs {
         };
         Ok((config, data))
     }
+
+    /// The epochs of `--early-stopping`, which must not change when a run is resumed.
+    fn early_stopping(&self, saved: Option<&TrainConfig>) -> Result<Option<usize>> {
+        let early_stopping = self.early_stopping.map(NonZeroUsize::get);
+        match saved.map(|s| s.early_stopping) {
+            None => Ok(early_stopping),
+            Some(None) => {
+                ensure!(
+                    early_stopping.is_none(),
+                    "the run to resume has no --early-stopping"
+                );
+                Ok(None)
+            }
+            Some(Some(saved)) => {
+                agreed("early-stopping", early_stopping, Some(saved), saved).map(Some)
+            }
+        }
+    }
+
+    /// Backend, mode, checkpointing and optimizer, on a machine that has the backend.
+    fn engine(&self, saved: Option<&Engine>) -> Result<Engine> {
+        let optimizer = agreed(
+            "optimizer",
+            self.optimizer,
+            saved.map(|e| e.optimizer),
+            OptimizerKind::AdamW,
+        )?;
+        let engine = Engine {
+            backend: given(self.backend, saved.map(|e| e.backend), BackendKind::first()),
+            fusion: given(
+                match (self.fusion, self.no_fusion) {
+                    (true, _) => Some(true),
+                    (_, true) => Some(false),
+                    _ => None,
+                },
+                saved.map(|e| e.fusion),
+                true,
+            ),
+            mode: given(self.mode, saved.map(|e| e.mode), Mode::Release),
+            checkpointing: given(
+                self.checkpointing,
+                saved.map(|e| e.checkpointing),
+                Checkpointing::None,
+            ),
+            optimizer,
+        };
+        backend::require(engine.backend)?;
+        ensure!(
+            !(self.no_fusion || self.fusion) || !engine.backend.is_on_heap(),
+            "--no-fusion and --fusion are for a GPU; {} never fuses",
+            engine.backend
+        );
+        Ok(engine)
+    }
 }
 
+/// The option, else the setting of the resumed run, else the default.
 fn given<T>(given: Option<T>, saved: Option<T>, default: T) -> T {
     given.or(saved).unwrap_or(default)
 }

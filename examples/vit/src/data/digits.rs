@@ -1,6 +1,6 @@
 //! The bundled UCI handwritten digits; `data/README.md` names their source and licence.
 
-use super::{Dataset, Split, Wanted, square_grey};
+use super::{Dataset, ImageSize, Split, square_grey};
 use anyhow::{Context, Result, ensure};
 use flate2::read::GzDecoder;
 use image::GrayImage;
@@ -10,8 +10,8 @@ static DIGITS: &[u8] = include_bytes!("../../data/digits.csv.gz");
 const SIZE: usize = 8;
 const CLASSES: usize = 10;
 
-pub(super) fn load(wanted: Wanted) -> Result<Dataset> {
-    let size = wanted.size(SIZE)?;
+pub(super) fn load(size: ImageSize) -> Result<Dataset> {
+    let size = size.resolve(SIZE)?;
     let mut all = Split::default();
     let mut rows = csv::ReaderBuilder::new()
         .has_headers(false)

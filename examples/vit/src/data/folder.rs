@@ -1,6 +1,6 @@
 //! One folder of images for each class: `folder/class/image.png`.
 
-use super::{Dataset, Split, Wanted, square_colour, square_grey};
+use super::{Dataset, ImageSize, Split, square_colour, square_grey};
 use anyhow::{Context, Result, ensure};
 use image::{ColorType, DynamicImage, ImageReader};
 use std::fs;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// Images of several sizes are resized to this one, unless `--image-size` names another.
 const USUAL_SIZE: usize = 224;
 
-pub(super) fn load(folder: &Path, wanted: Wanted) -> Result<Dataset> {
+pub(super) fn load(folder: &Path, size: ImageSize) -> Result<Dataset> {
     let classes: Vec<PathBuf> = sorted(folder)?.into_iter().filter(|p| p.is_dir()).collect();
     ensure!(
         classes.len() >= 2,
@@ -39,7 +39,7 @@ pub(super) fn load(folder: &Path, wanted: Wanted) -> Result<Dataset> {
             _ => Some(USUAL_SIZE),
         };
     }
-    let size = wanted.size(natural.unwrap_or(USUAL_SIZE).min(USUAL_SIZE))?;
+    let size = size.resolve(natural.unwrap_or(USUAL_SIZE).min(USUAL_SIZE))?;
 
     // Reads the files a second time: held in memory, images are large until they have been resized.
     let mut all = Split::default();

@@ -1,7 +1,7 @@
 //! IDX, the file format of MNIST: two zero bytes, a type, the number of dimensions, their sizes as
 //! big-endian numbers of 32 bits, then the elements.
 
-use super::{Dataset, Split, Wanted, square_grey};
+use super::{Dataset, ImageSize, Split, square_grey};
 use anyhow::{Context, Result, bail, ensure};
 use flate2::read::GzDecoder;
 use image::GrayImage;
@@ -24,7 +24,7 @@ pub(super) fn is_in(folder: &Path) -> bool {
 }
 
 /// Loads the four files under MNIST's names, compressed or not.
-pub(super) fn load(folder: &Path, wanted: Wanted) -> Result<Dataset> {
+pub(super) fn load(folder: &Path, size: ImageSize) -> Result<Dataset> {
     let train = read_pair(folder, "train")?;
     let validation = read_pair(folder, "t10k")?;
     ensure!(
@@ -36,7 +36,7 @@ pub(super) fn load(folder: &Path, wanted: Wanted) -> Result<Dataset> {
         validation.width,
         validation.height
     );
-    let size = wanted.size(train.width.max(train.height))?;
+    let size = size.resolve(train.width.max(train.height))?;
     let classes = train.labels.iter().chain(&validation.labels).max();
     let classes = classes.map_or(0, |label| usize::from(*label) + 1);
     Ok(Dataset::new(

@@ -62,20 +62,24 @@ impl fmt::Display for Source {
     }
 }
 
-/// What the model requires of the images.
+/// The size of images that a model requires.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted {
-    /// Width and height; without it, those of the data, rounded up to whole patches.
-    pub image_size: Option<usize>,
+pub struct ImageSize {
+    /// Width and height; `None` takes those of the data, rounded up to whole patches.
+    pub requested: Option<usize>,
     /// Width and height of a patch.
     pub patch_size: usize,
 }
 
-impl Wanted {
-    /// The size of the images, given that of the data.
-    pub fn size(&self, natural: usize) -> Result<usize> {
+impl ImageSize {
+    /// The width and height of the images, given those of the data.
+    ///
+    /// # Errors
+    ///
+    /// The requested size is not a multiple of the patch size.
+    pub fn resolve(&self, natural: usize) -> Result<usize> {
         let patch = self.patch_size;
-        match self.image_size {
+        match self.requested {
             Some(size) => {
                 ensure!(
                     size > 0 && size.is_multiple_of(patch),
@@ -154,9 +158,9 @@ impl Split {
 
 impl Dataset {
     /// Loads the images of `source`, without writing any file.
-    pub fn load(source: &Source, wanted: Wanted) -> Result<Self> {
+    pub fn load(source: &Source, size: ImageSize) -> Result<Self> {
         match source {
-            Source::Digits => digits::load(wanted),
+            Source::Digits => digits::load(size),
             Source::FashionMnist => {
                 let folder = PathBuf::from(FASHION_MNIST);
                 ensure!(
@@ -164,15 +168,15 @@ impl Dataset {
                     "Fashion-MNIST is not installed: there is no {FASHION_MNIST}; install \
                      Debian's package dataset-fashion-mnist"
                 );
-                idx::load(&folder, wanted)
+                idx::load(&folder, size)
             }
             Source::Folder(path) => {
                 ensure!(path.exists(), "there is no folder {}", path.display());
                 ensure!(path.is_dir(), "{} is not a folder", path.display());
                 if idx::is_in(path) {
-                    idx::load(path, wanted)
+                    idx::load(path, size)
                 } else {
-                    folder::load(path, wanted)
+                    folder::load(path, size)
                 }
             }
         }
@@ -273,9 +277,9 @@ fn square_colour(image: RgbImage, size: usize) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn patches_of(patch_size: usize) -> Wanted {
-        Wanted {
-            image_size: None,
+    fn patches_of(patch_size: usize) -> ImageSize {
+        ImageSize {
+            requested: None,
             patch_size,
         }
     }
@@ -302,11 +306,11 @@ mod tests {
     fn image_sizes_are_rounded_up_to_whole_patches() {
         let digits = Dataset::load(&Source::Digits, patches_of(16)).unwrap();
         assert_eq!(digits.size, 16);
-        let wanted = Wanted {
-            image_size: Some(9),
+        let odd = ImageSize {
+            requested: Some(9),
             patch_size: 2,
         };
-        let error = Dataset::load(&Source::Digits, wanted).unwrap_err();
+        let error = Dataset::load(&Source::Digits, odd).unwrap_err();
         assert!(error.to_string().contains("9x9"), "{error}");
     }
 

@@ -26,9 +26,12 @@ fn both_modes_train_the_same_weights() {
 #[test]
 fn without_a_terminal_an_epoch_is_a_line_on_stderr() {
     let noise = Noise::new();
-    let said = lines(&mut noise.train("run", 2));
-    let epochs: Vec<_> = said.iter().filter(|line| line.contains("epoch ")).collect();
-    assert_eq!(epochs.len(), 2, "{said:?}");
+    let stderr = lines(&mut noise.train("run", 2));
+    let epochs: Vec<_> = stderr
+        .iter()
+        .filter(|line| line.contains("epoch "))
+        .collect();
+    assert_eq!(epochs.len(), 2, "{stderr:?}");
     for (line, number) in epochs.iter().zip(["1/2", "2/2"]) {
         assert!(line.starts_with("epoch") && line.contains(number), "{line}");
         for part in ["loss", "validation loss", "accuracy", "peak"] {
