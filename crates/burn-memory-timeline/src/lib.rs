@@ -87,14 +87,18 @@ mod backend;
 #[cfg(feature = "recorder")]
 mod recorder;
 pub mod snapshot;
+#[cfg(feature = "recorder")]
+mod storage;
 #[cfg(feature = "viewer")]
 pub mod viewer;
 
 #[cfg(feature = "recorder")]
-pub use backend::{HasStorage, RecordableBackend, Recorded, RecordedTensor, Storage};
+pub use backend::{RecordableBackend, Recorded};
 #[cfg(feature = "recorder")]
 pub use recorder::{
-    MemoryCounter, RecordError, RecordSteps, RecordedOptimizer, Recorder, Recording, Sampling,
-    backward, forward,
+    MemoryCounter, RecordError, RecordSteps, RecordedOptimizer, RecordedTensor, Recorder,
+    Recording, Sampling, backward, forward,
 };
 pub use snapshot::Snapshot;
+#[cfg(feature = "recorder")]
+pub use storage::{HasStorage, Storage};

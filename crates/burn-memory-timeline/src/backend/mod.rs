@@ -1,8 +1,7 @@
-//! The decorator: a backend whose tensors the recorder knows.
+//! The backend decorator, which passes each operation through the recorder.
 
 mod ops;
-mod storage;
-mod tensor;
+mod recordable;
 
 use std::marker::PhantomData;
 
@@ -11,19 +10,20 @@ use burn::tensor::{
     backend::{Backend, BackendTypes, DTypeUsageSet, ExecutionError},
 };
 
-pub use storage::{HasStorage, RecordableBackend, Storage};
-pub use tensor::RecordedTensor;
+pub use recordable::RecordableBackend;
+
+use crate::recorder::RecordedTensor;
 
 /// A backend whose memory can be recorded.
 ///
-/// A backend decorator, put around the innermost backend: `Autodiff<Recorded<Flex>>`. Below
-/// `Autodiff` it sees all there is: the operations of the forward pass, of the backward pass and of
-/// the optimizer. It computes nothing itself.
+/// A backend decorator around the innermost backend: `Autodiff<Recorded<Flex>>`. Below `Autodiff`
+/// it sees the operations of the forward pass, of the backward pass and of the optimizer. It computes
+/// nothing itself.
 ///
-/// While nothing is recorded, a tensor costs one small allocation more. While something is, every
-/// operation takes a lock and asks each of its outputs where its bytes lie.
+/// While nothing is recorded, a tensor costs one small allocation more. During a recording, each
+/// operation takes a lock and reads the storage of its outputs.
 ///
-/// Quantized tensors are handed on unseen.
+/// Quantized tensors are not recorded.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Recorded<B> {
     _below: PhantomData<B>,

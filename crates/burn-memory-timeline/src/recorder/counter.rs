@@ -1,9 +1,9 @@
-//! Who knows how many bytes are in use, whoever holds them.
+//! How many bytes the allocator or the device has in use.
 
-/// The allocator's or the device's own number, which a recording is held against.
+/// A count of the bytes in use by the allocator or the device, with which a recording is compared.
 ///
-/// On the CPU tensors lie on the heap, which a counting global allocator sees, such as that of the
-/// crate `peak_alloc`. On a GPU this is `DeviceMemory` of `burn-device-memory`, with the feature
+/// On the CPU, tensors are on the heap: use a counting global allocator, such as that of the crate
+/// `peak_alloc`. On a GPU, use `DeviceMemory` of `burn-device-memory`, with the feature
 /// `device-memory`.
 pub trait MemoryCounter: Send {
     /// Bytes in use now.
@@ -12,22 +12,22 @@ pub trait MemoryCounter: Send {
     /// The most bytes in use at once since this was last called.
     fn take_peak(&mut self) -> u64;
 
-    /// Whether it counts the heap, so that what the recorder itself takes there is in the numbers.
-    /// It is left out of the recording.
+    /// Whether it counts the heap, and with it the memory of the recorder, which the recording
+    /// leaves out.
     fn counts_heap(&self) -> bool;
 }
 
-/// How often a [`MemoryCounter`] is asked.
+/// When a [`MemoryCounter`] is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sampling {
-    /// After every operation and whenever memory is let go of. For a counter that answers at once:
-    /// on a GPU every answer waits for the device.
+    /// After every operation and every release of memory. For a counter that answers at once: on a
+    /// GPU every answer waits for the device.
     EveryEvent,
     /// Where a phase begins or ends: forward, backward, the step of each parameter.
     EveryPhase,
 }
 
-/// The device is waited for, and its peak begun anew.
+/// Waits for the device.
 #[cfg(feature = "device-memory")]
 impl MemoryCounter for burn_device_memory::DeviceMemory {
     fn in_use(&mut self) -> u64 {

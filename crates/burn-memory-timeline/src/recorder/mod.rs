@@ -1,15 +1,18 @@
-//! The recorder: hears of every operation, and keeps book of who holds what.
+//! The recorder: follows every tensor from the operation that makes it to its last copy.
 
 mod counter;
+mod entry;
 mod error;
-mod held;
+mod handle;
 mod ledger;
-mod look;
+mod lookup;
 mod operation;
 mod optimizer;
 mod parameters;
 mod pass;
+mod plan;
 mod state;
+mod tensor;
 
 use std::{ops::Range, path::PathBuf};
 
@@ -17,13 +20,13 @@ pub use counter::{MemoryCounter, Sampling};
 pub use error::RecordError;
 pub use optimizer::{RecordSteps, RecordedOptimizer};
 pub use pass::{backward, forward};
+pub use tensor::RecordedTensor;
 
-pub(crate) use held::Held;
-pub(crate) use look::show;
+pub(crate) use lookup::answer;
 pub(crate) use operation::Operation;
 
-use crate::Snapshot;
-use state::Plan;
+use crate::snapshot::Snapshot;
+use plan::Plan;
 
 /// Records a few steps of a training.
 #[derive(Debug)]
@@ -32,8 +35,9 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder of the third and the fourth step: in the first the optimizer's state is made.
-    /// `title` is for people.
+    /// A recorder of the third and the fourth step: the first one makes the optimizer's state.
+    ///
+    /// The viewer shows `title`.
     pub fn new(title: impl Into<String>) -> Self {
         Self {
             plan: Plan {
@@ -46,42 +50,41 @@ impl Recorder {
         }
     }
 
-    /// Records these steps. A step begins with its [forward pass](forward); they are counted from
-    /// 0.
+    /// Records these steps, counted from 0. A step begins with its [forward pass](forward).
     pub fn with_steps(mut self, steps: Range<usize>) -> Self {
         self.plan.steps = steps;
         self
     }
 
-    /// Asks the allocator or the device how much is in use: where it counts the heap, after every
-    /// event, else where phases begin and end.
+    /// Samples how many bytes the allocator or the device has in use: with a counter of the heap
+    /// after every event, with any other where phases begin and end.
     ///
-    /// Without it what operations take for themselves is not seen, and nothing says that the bytes
-    /// add up.
+    /// Without a counter, the recording has no workspaces of operations, and cannot tell whether
+    /// its bytes add up.
     pub fn with_counter(mut self, counter: impl MemoryCounter + 'static) -> Self {
         self.plan.counter = Some(Box::new(counter));
         self
     }
 
-    /// Asks the counter as often as this, whatever it counts.
+    /// Samples this often, whatever the counter counts.
     pub fn with_sampling(mut self, sampling: Sampling) -> Self {
         self.plan.sampling = Some(sampling);
         self
     }
 
-    /// Writes the snapshot to this file as soon as the last of the steps is over, that is, when
-    /// another begins or the recording is finished.
+    /// Writes the snapshot to this file as soon as the last of the steps is over: when the next one
+    /// begins, or the recording is finished.
     pub fn with_file(mut self, file: impl Into<PathBuf>) -> Self {
         self.plan.file = Some(file.into());
         self
     }
 
-    /// Begins to count the steps of this process.
+    /// Starts to count the training steps of this process.
     ///
     /// # Errors
     ///
-    /// If a recording is under way, there is no step in the range, or the folder of the file does not
-    /// exist: it would be a pity to hear of that after the training.
+    /// If a recording is under way, the range of steps is empty, or the folder of the file does not
+    /// exist, so that the training would be lost.
     pub fn start(self) -> Result<Recording, RecordError> {
         if self.plan.steps.is_empty() {
             return Err(RecordError::NoSteps);
@@ -89,20 +92,20 @@ impl Recorder {
         if let Some(file) = &self.plan.file {
             Snapshot::find_folder(file)?;
         }
-        state::open(self.plan)?;
+        state::start(self.plan)?;
         Ok(Recording { is_open: true })
     }
 }
 
-/// A recording under way. Dropped, it is given up.
+/// A recording under way. Dropping it discards what was recorded.
 #[derive(Debug)]
-#[must_use = "dropped, the recording is given up"]
+#[must_use = "dropping it discards the recording"]
 pub struct Recording {
     is_open: bool,
 }
 
 impl Recording {
-    /// Ends the recording, if it has not ended with the last step, and says what was recorded.
+    /// Ends the recording, if it has not ended with its last step, and returns it.
     ///
     /// # Errors
     ///
@@ -110,14 +113,14 @@ impl Recording {
     /// the file could not be written.
     pub fn finish(mut self) -> Result<Snapshot, RecordError> {
         self.is_open = false;
-        state::close()
+        state::finish()
     }
 }
 
 impl Drop for Recording {
     fn drop(&mut self) {
         if self.is_open {
-            let _ = state::close();
+            let _ = state::finish();
         }
     }
 }

@@ -1,55 +1,65 @@
-//! An operation under way.
+//! An operation in progress.
 
 use std::sync::Arc;
 
 use super::{
-    held::{Entry, Held},
-    state,
+    entry::Entry,
+    handle::TensorHandle,
+    state::{self, OperandEntry},
+    tensor::RecordedTensor,
 };
-use crate::backend::{HasStorage, RecordedTensor};
+use crate::storage::HasStorage;
 
 /// One operation of the backend, from its operands to its outputs.
 ///
-/// Holds its operands back until its outputs are entered, so that a result in the place of an
-/// operand is seen to be one.
+/// Keeps the handles of its operands until its outputs are registered, so that the recorder
+/// recognizes an output that occupies the storage of an operand.
 #[derive(Debug)]
 pub(crate) struct Operation {
     name: &'static str,
-    /// Whether a recording is on.
+    /// Whether operations were recorded when it began.
     is_recorded: bool,
-    operands: Vec<Arc<Held>>,
+    operands: Vec<Arc<TensorHandle>>,
 }
 
 impl Operation {
     pub(crate) fn begin(name: &'static str) -> Self {
         Self {
             name,
-            is_recorded: state::is_on(),
+            is_recorded: state::is_recording(),
             operands: Vec::new(),
         }
     }
 
-    /// An operand for the backend below.
+    /// Unwraps an operand for the backend below.
     pub(crate) fn lower<P: HasStorage>(&mut self, tensor: RecordedTensor<P>) -> P {
-        let RecordedTensor { below, held } = tensor;
         if self.is_recorded {
-            state::know(&held, &below);
-            self.operands.push(held);
+            tensor.register();
+            self.operands.push(tensor.handle);
         }
-        below
+        tensor.below
     }
 
-    /// An output of the backend below.
+    /// Wraps an output of the backend below.
     pub(crate) fn raise<P: HasStorage>(&mut self, below: P) -> RecordedTensor<P> {
-        let held = if self.is_recorded {
-            state::made(self.name, &below, &self.operands)
-        } else {
-            Held::unknown()
+        let entry = match self.is_recorded {
+            true => state::register_output(self.name, below.storage(), &self.operand_entries()),
+            false => None,
         };
         RecordedTensor {
             below,
-            held: Arc::new(held),
+            handle: Arc::new(TensorHandle::new(entry)),
         }
+    }
+
+    fn operand_entries(&self) -> Vec<OperandEntry> {
+        let entries = self.operands.iter().filter_map(|handle| {
+            Some(OperandEntry {
+                entry: handle.entry().get()?,
+                is_consumed: Arc::strong_count(handle) == 1,
+            })
+        });
+        entries.collect()
     }
 }
 
@@ -57,10 +67,10 @@ impl Drop for Operation {
     fn drop(&mut self) {
         if self.is_recorded {
             let operands = self.operands.drain(..);
-            let gone: Vec<Entry> = operands
-                .filter_map(|held| Arc::into_inner(held)?.forget())
+            let released: Vec<Entry> = operands
+                .filter_map(|handle| Arc::into_inner(handle)?.into_entry())
                 .collect();
-            state::done(self.name, &gone);
+            state::end_operation(self.name, &released);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The optimizer that says which parameter it steps.
+//! The optimizer that tells the recorder which parameter it steps.
 
 use std::fmt;
 
@@ -12,18 +12,18 @@ use burn::{
     },
 };
 
-use super::{look, state};
+use super::{lookup, state};
 
-/// Makes an optimizer of Burn one whose steps are recorded.
+/// Makes the steps of Burn's optimizers known to the recorder.
 pub trait RecordSteps {
     /// The optimizer with recorded steps.
     type Output;
 
-    /// Has the recorder hear of the step of each parameter; without a recording it changes nothing.
+    /// Records the step of each parameter. Without a recording it changes nothing.
     ///
-    /// Gradient clipping is kept, though it is the recorded optimizer that clips, and no longer the
-    /// adaptor; so are Burn's records, which are those of the optimizer within. Call it on a new
-    /// optimizer, before its record is loaded and before `with_gradient_release`:
+    /// Gradient clipping is kept: the recorded optimizer clips in the place of the adaptor. Records
+    /// are those of the optimizer within. Call it on a new optimizer, before its record is loaded
+    /// and before `with_gradient_release`:
     ///
     /// ```ignore
     /// let optimizer = AdamConfig::new().init().recorded();
@@ -60,7 +60,7 @@ where
 #[derive(Clone)]
 pub struct RecordedOptimizer<O> {
     optimizer: O,
-    // Clipped by the adaptor, the gradient would be another before anybody had seen it.
+    // The adaptor would clip before `step`, which would then not see the gradient that was computed.
     clipping: Option<GradientClipping>,
 }
 
@@ -91,15 +91,17 @@ impl<B: Backend, O: SimpleOptimizer<B>> SimpleOptimizer<B> for RecordedOptimizer
         grad: Tensor<B, D>,
         state: Option<Self::State<D>>,
     ) -> (Tensor<B, D>, Option<Self::State<D>>) {
-        if !state::is_on() {
+        if !state::is_recording() {
             return self.optimizer.step(lr, tensor, self.clip(grad), state);
         }
-        if let (Some(parameter), Some(gradient)) = (look::at(&tensor), look::at(&grad)) {
-            state::begin_step(&parameter, &gradient);
+        if let (Some(parameter), Some(gradient)) =
+            (lookup::handle_of(&tensor), lookup::handle_of(&grad))
+        {
+            state::begin_step(parameter.entry(), gradient.entry());
         }
         let (tensor, state) = self.optimizer.step(lr, tensor, self.clip(grad), state);
-        if let Some(parameter) = look::at(&tensor) {
-            state::end_step(&parameter);
+        if let Some(parameter) = lookup::handle_of(&tensor) {
+            state::end_step(parameter.entry());
         }
         (tensor, state)
     }

@@ -1,4 +1,4 @@
-//! Where a training says what it is about to do.
+//! The passes of a training step, as the training announces them.
 
 use burn::{module::Module, tensor::backend::AutodiffBackend};
 
@@ -7,7 +7,7 @@ use crate::snapshot::PhaseKind;
 
 /// Makes a forward pass: from the batch to the loss, with which a training step begins.
 ///
-/// The model is that of the step. With Burn's learner, this is in the model's `TrainStep`:
+/// `model` is the model of the step. With Burn's learner, this is in the model's `TrainStep`:
 ///
 /// ```ignore
 /// impl<B: AutodiffBackend> TrainStep for Model<B> {
@@ -19,19 +19,19 @@ use crate::snapshot::PhaseKind;
 /// }
 /// ```
 ///
-/// Without a recording it is the pass, and nothing else.
+/// Without a recording it only calls `pass`.
 pub fn forward<B, M, T>(model: &M, pass: impl FnOnce() -> T) -> T
 where
     B: AutodiffBackend,
     M: Module<B>,
 {
-    if state::is_awaited() {
+    if state::is_started() {
         let backend = || {
             let device = model.devices().into_iter().next().unwrap_or_default();
             B::name(&device)
         };
         if state::count_forward(backend) {
-            state::enter(&parameters::of(model));
+            state::register_parameters(parameters::of(model));
         }
     }
     within(PhaseKind::Forward, pass)
@@ -43,20 +43,20 @@ pub fn backward<T>(pass: impl FnOnce() -> T) -> T {
 }
 
 fn within<T>(kind: PhaseKind, pass: impl FnOnce() -> T) -> T {
-    if !state::is_on() {
+    if !state::is_recording() {
         return pass();
     }
     state::begin_pass(kind);
-    let ended = End;
+    let end = EndOnDrop;
     let output = pass();
-    drop(ended);
+    drop(end);
     output
 }
 
-/// Ends the pass also where it panics.
-struct End;
+/// Ends a pass, also one that panics.
+struct EndOnDrop;
 
-impl Drop for End {
+impl Drop for EndOnDrop {
     fn drop(&mut self) {
         state::end_pass();
     }

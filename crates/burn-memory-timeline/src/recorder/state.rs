@@ -1,69 +1,45 @@
-//! The recording of this process, if there is one.
+//! The recording of this process, behind one lock.
 
-use std::{
-    fmt,
-    ops::Range,
-    path::PathBuf,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU8, AtomicU32, Ordering},
-    },
+use std::sync::{
+    Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU8, AtomicU32, Ordering},
 };
 
 use super::{
-    counter::{MemoryCounter, Sampling},
+    counter::Sampling,
+    entry::{Entry, EntryCell},
     error::RecordError,
-    held::{Entry, Held},
     ledger::{BlockId, Ledger, Operand},
-    parameters::Found,
+    plan::Plan,
 };
 use crate::{
-    backend::HasStorage,
-    snapshot::{PhaseKind, Snapshot},
+    snapshot::{Parameter, PhaseKind, Snapshot},
+    storage::Storage,
 };
 
-/// Nobody wants to record.
+/// No recording is started.
 const OFF: u8 = 0;
-/// Forward passes are counted: the steps to be recorded are to come, or over.
+/// Forward passes are counted: the steps to record are still to come, or over.
 const COUNTING: u8 = 1;
 /// Operations are recorded.
 const ON: u8 = 2;
 
-/// The stage of [`SESSION`], to be seen without its lock.
+/// The stage of [`SESSION`], which operations read without its lock.
 static STAGE: AtomicU8 = AtomicU8::new(OFF);
 static SESSION: Mutex<Option<Session>> = Mutex::new(None);
 static RECORDINGS: AtomicU32 = AtomicU32::new(0);
 
-/// What is to be recorded.
-pub(super) struct Plan {
-    pub(super) title: String,
-    /// Which steps: forward passes, counted from 0.
-    pub(super) steps: Range<usize>,
-    pub(super) counter: Option<Box<dyn MemoryCounter>>,
-    /// How often the counter is asked; without it, as its kind suggests.
-    pub(super) sampling: Option<Sampling>,
-    pub(super) file: Option<PathBuf>,
-}
-
-impl fmt::Debug for Plan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Plan")
-            .field("title", &self.title)
-            .field("steps", &self.steps)
-            .field("file", &self.file)
-            .finish_non_exhaustive()
-    }
-}
-
+/// A recording, from its start to its end.
 struct Session {
     plan: Plan,
+    /// Number of the recording in this process.
     number: u32,
     /// Forward passes begun.
     passes: usize,
     backend: String,
-    /// Open while something is recorded.
+    /// Present while operations are recorded.
     ledger: Option<Ledger>,
-    /// What came of it.
+    /// Present once the steps are over.
     outcome: Option<Result<Snapshot, RecordError>>,
 }
 
@@ -86,35 +62,42 @@ impl Session {
     }
 }
 
-/// A session that records.
-struct Open<'a> {
+/// A session whose operations are recorded.
+struct Active<'a> {
     number: u32,
     ledger: &'a mut Ledger,
     plan: &'a mut Plan,
 }
 
-impl Open<'_> {
-    /// The block of a tensor that is in this recording.
-    fn block_of(&self, held: &Held) -> Option<BlockId> {
-        held.entry().and_then(|entry| self.block(entry))
-    }
-
+impl Active<'_> {
+    /// The block of an entry of this recording; entries of earlier ones have none.
     fn block(&self, entry: Entry) -> Option<BlockId> {
         (entry.recording == self.number).then_some(entry.block)
     }
 
-    /// Begins or ends something, which is always worth a sample.
+    fn block_of(&self, cell: &EntryCell) -> Option<BlockId> {
+        cell.get().and_then(|entry| self.block(entry))
+    }
+
+    fn entry(&self, block: BlockId) -> Entry {
+        Entry {
+            recording: self.number,
+            block,
+        }
+    }
+
+    /// Begins or ends a phase, and samples in any case.
     fn mark(&mut self, work: impl FnOnce(&mut Ledger)) {
         work(self.ledger);
         self.sample(None);
     }
 
-    /// After an operation, or when memory was let go of.
+    /// Samples after an operation or a release, if every event is to be sampled.
     fn sample_event(&mut self, operation: Option<&'static str>) {
         let Some(counter) = &self.plan.counter else {
             return;
         };
-        // The heap answers at once; a device is waited for.
+        // Reading the heap's counter takes no time. Reading a device's waits for the device.
         let usual = match counter.counts_heap() {
             true => Sampling::EveryEvent,
             false => Sampling::EveryPhase,
@@ -129,7 +112,7 @@ impl Open<'_> {
             return;
         };
         let own = match counter.counts_heap() {
-            true => self.ledger.own_bytes(),
+            true => self.ledger.heap_bytes(),
             false => 0,
         };
         let peak = counter.take_peak().saturating_sub(own);
@@ -138,12 +121,13 @@ impl Open<'_> {
     }
 }
 
+/// Ignores poisoning: a panic ends the training, and what was recorded until then is sound.
 fn session() -> MutexGuard<'static, Option<Session>> {
     SESSION.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does something with the session, if it records.
-fn with_open<T>(work: impl FnOnce(Open<'_>) -> T) -> Option<T> {
+/// Runs `work` if operations are recorded.
+fn with_active<T>(work: impl FnOnce(Active<'_>) -> T) -> Option<T> {
     let mut session = session();
     let Session {
         number,
@@ -151,14 +135,14 @@ fn with_open<T>(work: impl FnOnce(Open<'_>) -> T) -> Option<T> {
         plan,
         ..
     } = session.as_mut()?;
-    Some(work(Open {
+    Some(work(Active {
         number: *number,
         ledger: ledger.as_mut()?,
         plan,
     }))
 }
 
-pub(super) fn open(plan: Plan) -> Result<(), RecordError> {
+pub(super) fn start(plan: Plan) -> Result<(), RecordError> {
     let mut session = session();
     if session.is_some() {
         return Err(RecordError::UnderWay);
@@ -175,10 +159,10 @@ pub(super) fn open(plan: Plan) -> Result<(), RecordError> {
     Ok(())
 }
 
-/// Ends the recording, whatever is missing of it.
-pub(super) fn close() -> Result<Snapshot, RecordError> {
+/// Ends the recording, also before its last step.
+pub(super) fn finish() -> Result<Snapshot, RecordError> {
     let mut session = session();
-    let mut ended = session.take().expect("a recording that is closed once");
+    let mut ended = session.take().expect("a recording finishes once");
     ended.end();
     STAGE.store(OFF, Ordering::Release);
     ended.outcome.unwrap_or(Err(RecordError::TooShort {
@@ -188,18 +172,19 @@ pub(super) fn close() -> Result<Snapshot, RecordError> {
 }
 
 /// Whether operations are recorded.
-pub(super) fn is_on() -> bool {
+pub(super) fn is_recording() -> bool {
     STAGE.load(Ordering::Acquire) == ON
 }
 
-/// Whether somebody wants to record something, sooner or later.
-pub(super) fn is_awaited() -> bool {
+/// Whether a recording is started, so that forward passes are to be counted.
+pub(super) fn is_started() -> bool {
     STAGE.load(Ordering::Acquire) != OFF
 }
 
 /// Counts a forward pass.
 ///
-/// Returns whether it is the first that is recorded, of which the model is to be [entered](enter).
+/// Returns whether it is the first to be recorded. Its caller
+/// [registers the parameters](register_parameters).
 pub(super) fn count_forward(backend: impl FnOnce() -> String) -> bool {
     let mut session = session();
     let Some(session) = session.as_mut() else {
@@ -216,112 +201,120 @@ pub(super) fn count_forward(backend: impl FnOnce() -> String) -> bool {
     session.backend = backend();
     session.ledger = Some(Ledger::new());
     if let Some(counter) = &mut session.plan.counter {
-        // The peak of before is not of the recording.
+        // Discards the peak of the time before the recording.
         counter.take_peak();
     }
     STAGE.store(ON, Ordering::Release);
     true
 }
 
-/// Enters the parameters of the model.
-pub(super) fn enter(found: &[Found]) {
-    with_open(|open| {
-        for Found { parameter, held } in found {
-            if let Some(block) = open.block_of(held) {
-                open.ledger.parameter(parameter.clone(), block);
+/// Registers the parameters of the model, each with the entry of its tensor.
+pub(super) fn register_parameters(parameters: Vec<(Parameter, Option<Entry>)>) {
+    with_active(|active| {
+        for (parameter, entry) in parameters {
+            if let Some(block) = entry.and_then(|entry| active.block(entry)) {
+                active.ledger.register_parameter(parameter, block);
             }
         }
     });
 }
 
-/// Has the recording know a tensor that was there before it.
-pub(super) fn know<P: HasStorage>(held: &Held, tensor: &P) {
-    with_open(|open| {
-        if open.block_of(held).is_some() {
-            return;
-        }
-        let storage = tensor.storage();
-        if storage.bytes > 0 {
-            held.enter(Entry {
-                recording: open.number,
-                block: open.ledger.adopt(storage),
-            });
+/// Registers a tensor that exists since before the recording, unless it is registered already.
+pub(super) fn register_existing(cell: &EntryCell, storage: impl FnOnce() -> Storage) {
+    let is_new = with_active(|active| active.block_of(cell).is_none());
+    if is_new != Some(true) {
+        return;
+    }
+    // Asked without the lock: this is the code of a backend.
+    let storage = storage();
+    with_active(|active| {
+        // Another thread may have registered it since.
+        if storage.bytes > 0 && active.block_of(cell).is_none() {
+            let block = active.ledger.register_existing(storage);
+            cell.set(active.entry(block));
         }
     });
 }
 
-/// Enters the output of an operation.
-pub(super) fn made<P: HasStorage>(
+/// An operand of an operation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OperandEntry {
+    pub(super) entry: Entry,
+    /// Whether the operation holds the only copy of this tensor.
+    pub(super) is_consumed: bool,
+}
+
+/// Registers the output of an operation; `None` for a tensor without bytes.
+pub(super) fn register_output(
     operation: &'static str,
-    tensor: &P,
-    operands: &[Arc<Held>],
-) -> Held {
-    let storage = tensor.storage();
-    let entry = with_open(|open| {
+    storage: Storage,
+    operands: &[OperandEntry],
+) -> Option<Entry> {
+    if storage.bytes == 0 {
+        return None;
+    }
+    with_active(|active| {
         let operands: Vec<Operand> = operands
             .iter()
-            .filter_map(|held| {
+            .filter_map(|operand| {
                 Some(Operand {
-                    block: open.block_of(held)?,
-                    is_consumed: Arc::strong_count(held) == 1,
+                    block: active.block(operand.entry)?,
+                    is_consumed: operand.is_consumed,
                 })
             })
             .collect();
-        (storage.bytes > 0).then(|| Entry {
-            recording: open.number,
-            block: open.ledger.made(operation, storage, &operands),
-        })
-    });
-    entry.flatten().map_or_else(Held::unknown, Held::of)
+        let block = active.ledger.register_output(operation, storage, &operands);
+        active.entry(block)
+    })
 }
 
-/// An operation is done, and these of its operands are gone with it.
-pub(super) fn done(operation: &'static str, gone: &[Entry]) {
-    with_open(|mut open| {
-        for entry in gone {
-            if let Some(block) = open.block(*entry) {
-                open.ledger.let_go(block);
+/// Ends an operation, which held the last copies of the tensors `released`.
+pub(super) fn end_operation(operation: &'static str, released: &[Entry]) {
+    with_active(|mut active| {
+        for entry in released {
+            if let Some(block) = active.block(*entry) {
+                active.ledger.release(block);
             }
         }
-        open.sample_event(Some(operation));
+        active.sample_event(Some(operation));
     });
 }
 
-/// A tensor is gone.
-pub(super) fn let_go(entry: Entry) {
-    if !is_on() {
+/// Removes a tensor whose last copy was dropped.
+pub(super) fn release(entry: Entry) {
+    if !is_recording() {
         return;
     }
-    with_open(|mut open| {
-        if let Some(block) = open.block(entry) {
-            open.ledger.let_go(block);
-            open.sample_event(None);
+    with_active(|mut active| {
+        if let Some(block) = active.block(entry) {
+            active.ledger.release(block);
+            active.sample_event(None);
         }
     });
 }
 
 pub(super) fn begin_pass(kind: PhaseKind) {
-    with_open(|mut open| open.mark(|ledger| ledger.begin_pass(kind)));
+    with_active(|mut active| active.mark(|ledger| ledger.begin_pass(kind)));
 }
 
 pub(super) fn end_pass() {
-    with_open(|mut open| open.mark(Ledger::end_pass));
+    with_active(|mut active| active.mark(Ledger::end_pass));
 }
 
-pub(super) fn begin_step(parameter: &Held, gradient: &Held) {
-    with_open(|mut open| {
+pub(super) fn begin_step(parameter: &EntryCell, gradient: &EntryCell) {
+    with_active(|mut active| {
         if let (Some(parameter), Some(gradient)) =
-            (open.block_of(parameter), open.block_of(gradient))
+            (active.block_of(parameter), active.block_of(gradient))
         {
-            open.mark(|ledger| ledger.begin_step(parameter, gradient));
+            active.mark(|ledger| ledger.begin_step(parameter, gradient));
         }
     });
 }
 
-pub(super) fn end_step(parameter: &Held) {
-    with_open(|mut open| {
-        if let Some(parameter) = open.block_of(parameter) {
-            open.mark(|ledger| ledger.end_step(parameter));
+pub(super) fn end_step(parameter: &EntryCell) {
+    with_active(|mut active| {
+        if let Some(parameter) = active.block_of(parameter) {
+            active.mark(|ledger| ledger.end_step(parameter));
         }
     });
 }

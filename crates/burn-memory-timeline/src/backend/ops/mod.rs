@@ -8,15 +8,15 @@ mod module;
 mod quantized_tensor;
 mod transaction;
 
-/// Makes a method of every operation in a table of `burn_decorator`: runs it on the backend below, and
-/// has the recorder hear of it.
+/// Makes a method of each operation in a table of `burn_decorator`, which records the operation and
+/// runs it on the backend below.
 macro_rules! forward {
     ($($name:ident($($argument:ident: $type:tt),*) -> $output:tt;)*) => {
         $(
             fn $name(
                 $($argument: burn_decorator::signature_type!($type)),*
             ) -> burn_decorator::signature_type!($output) {
-                // Some only take or make what nobody is told of.
+                // Some operations have no recorded operand, or no recorded output.
                 #[allow(unused_mut, unused_variables)]
                 let mut operation = crate::recorder::Operation::begin(stringify!($name));
                 $(let $argument = $crate::backend::ops::lower!(operation, $type, $argument);)*
@@ -27,7 +27,7 @@ macro_rules! forward {
     };
 }
 
-/// An argument for the backend below.
+/// Unwraps an argument for the backend below.
 macro_rules! lower {
     ($operation:ident, FloatTensor, $tensor:expr) => {
         $operation.lower($tensor)
@@ -58,7 +58,7 @@ macro_rules! lower {
     };
 }
 
-/// An output of the backend below.
+/// Wraps an output of the backend below.
 macro_rules! raise {
     ($operation:ident, FloatTensor, $tensor:expr) => {
         $operation.raise($tensor)

@@ -5,7 +5,10 @@ use burn::tensor::{
     ops::{TransactionOps, TransactionPrimitive, TransactionPrimitiveData},
 };
 
-use crate::backend::{RecordableBackend, Recorded, RecordedTensor};
+use crate::{
+    backend::{RecordableBackend, Recorded},
+    recorder::RecordedTensor,
+};
 
 impl<B: RecordableBackend> TransactionOps<Self> for Recorded<B> {
     async fn tr_execute(

@@ -1,0 +1,55 @@
+//! One piece of memory, over its whole life.
+
+use crate::{snapshot::Category, storage::Storage};
+
+/// Index of a [`Block`] in its recording.
+pub(in crate::recorder) type BlockId = usize;
+
+/// An operand of an operation.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::recorder) struct Operand {
+    pub(in crate::recorder) block: BlockId,
+    /// Whether the operation holds the only copy of this tensor.
+    pub(in crate::recorder) is_consumed: bool,
+}
+
+/// What memory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Purpose {
+    pub(super) category: Category,
+    pub(super) parameter: Option<usize>,
+}
+
+/// A piece of memory, from the operation that allocated it to its release.
+#[derive(Debug)]
+pub(super) struct Block {
+    pub(super) storage: Storage,
+    /// Index of the operation that made it.
+    pub(super) operation: usize,
+    /// The last parameter among the inputs that its content was computed from.
+    pub(super) nearest_parameter: Option<usize>,
+    /// Whether it was made within a pass or within the step of a parameter.
+    pub(super) is_of_a_step: bool,
+    pub(super) from: usize,
+    pub(super) until: Option<usize>,
+    /// Number of tensors in it. Copies of a tensor count as one tensor, each view as another.
+    pub(super) tensors: usize,
+    /// Its purposes, each with its first tick. The first purpose holds from the beginning.
+    pub(super) purposes: Vec<(usize, Purpose)>,
+}
+
+impl Block {
+    /// The latest purpose, if one is known.
+    pub(super) fn purpose(&self) -> Option<Purpose> {
+        self.purposes.last().map(|(_, purpose)| *purpose)
+    }
+
+    pub(super) fn is(&self, category: Category) -> bool {
+        self.purpose()
+            .is_some_and(|purpose| purpose.category == category)
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        self.until.is_none()
+    }
+}

@@ -1,0 +1,293 @@
+//! The ledger of a recording: which memory exists, since when, and for what.
+//!
+//! What a block is for follows from what becomes of it, and is entered as soon as it is known: see
+//! [`Ledger::end_pass`], [`Ledger::begin_step`] and [`Ledger::end_step`].
+
+mod block;
+mod blocks;
+mod clock;
+mod holders;
+mod operations;
+mod phases;
+mod samples;
+#[cfg(test)]
+mod tests;
+
+pub(super) use block::{BlockId, Operand};
+
+use crate::{
+    snapshot::{Category, Holder, Parameter, PhaseKind, Sample, Snapshot},
+    storage::Storage,
+};
+use block::{Block, Purpose};
+use blocks::Blocks;
+use clock::Clock;
+use operations::{BEFORE, BESIDE, Operations, may_be_view};
+use phases::Phases;
+use samples::Samples;
+
+#[derive(Debug)]
+pub(super) struct Ledger {
+    clock: Clock,
+    operations: Operations,
+    blocks: Blocks,
+    parameters: Vec<Parameter>,
+    phases: Phases,
+    samples: Samples,
+    /// Steps of parameters that the recorded model does not have.
+    unknown_parameter_steps: usize,
+}
+
+impl Ledger {
+    pub(super) fn new() -> Self {
+        Self {
+            clock: Clock::start(),
+            operations: Operations::default(),
+            blocks: Blocks::default(),
+            parameters: Vec::new(),
+            phases: Phases::default(),
+            samples: Samples::default(),
+            unknown_parameter_steps: 0,
+        }
+    }
+
+    pub(super) fn has_parameters(&self) -> bool {
+        !self.parameters.is_empty()
+    }
+
+    /// Registers a tensor that exists since before the recording.
+    pub(super) fn register_existing(&mut self, storage: Storage) -> BlockId {
+        if let Some(block) = self.blocks.find(storage) {
+            self.blocks.add_tensor(block);
+            return block;
+        }
+        let operation = self.operations.index(BEFORE);
+        self.blocks.insert(Block {
+            storage,
+            operation,
+            nearest_parameter: None,
+            is_of_a_step: false,
+            from: 0,
+            until: None,
+            tensors: 1,
+            purposes: Vec::new(),
+        })
+    }
+
+    /// Registers what an operation made of `operands`.
+    pub(super) fn register_output(
+        &mut self,
+        operation: &'static str,
+        storage: Storage,
+        operands: &[Operand],
+    ) -> BlockId {
+        self.mark_optimizer_state(operands);
+        let shared = self.blocks.find(storage).and_then(|block| {
+            let operand = operands.iter().find(|operand| operand.block == block);
+            operand.copied()
+        });
+        if let Some(Operand { block, is_consumed }) = shared
+            && (may_be_view(operation) || !is_consumed || self.blocks[block].tensors > 1)
+        {
+            self.blocks.add_tensor(block);
+            return block;
+        }
+        let tick = self.clock.tick();
+        if let Some(Operand { block, .. }) = shared {
+            self.blocks.replace(block, tick);
+        }
+        let block = Block {
+            storage,
+            operation: self.operations.index(operation),
+            nearest_parameter: self.nearest_parameter(operands),
+            is_of_a_step: self.phases.is_in_progress(),
+            from: tick,
+            until: None,
+            tensors: 1,
+            purposes: Vec::new(),
+        };
+        self.blocks.insert(block)
+    }
+
+    /// The step of a parameter reads the parameter, its gradient, and what it has made itself. What
+    /// it reads besides is the optimizer's state.
+    fn mark_optimizer_state(&mut self, operands: &[Operand]) {
+        let Some(step) = self.phases.step() else {
+            return;
+        };
+        for &Operand { block, .. } in operands {
+            if block < step.blocks_before && self.blocks[block].purpose().is_none() {
+                self.assign(block, Category::OptimizerState, Some(step.parameter));
+            }
+        }
+    }
+
+    /// The parameter that an operation on `operands` works for.
+    fn nearest_parameter(&self, operands: &[Operand]) -> Option<usize> {
+        if let Some(step) = self.phases.step() {
+            return Some(step.parameter);
+        }
+        let operands = || operands.iter().map(|operand| &self.blocks[operand.block]);
+        let parameter = |block: &Block| {
+            let purpose = block.purpose()?;
+            (purpose.category == Category::Parameters).then_some(purpose.parameter?)
+        };
+        operands()
+            .find_map(parameter)
+            .or_else(|| operands().find_map(|block| block.nearest_parameter))
+    }
+
+    /// Removes a tensor, and with the last one its block.
+    pub(super) fn release(&mut self, block: BlockId) {
+        if self.blocks.remove_tensor(block) {
+            let tick = self.clock.tick();
+            self.blocks.free(block, tick);
+        }
+    }
+
+    fn assign(&mut self, block: BlockId, category: Category, parameter: Option<usize>) {
+        self.blocks
+            .assign(block, category, parameter, self.clock.now());
+    }
+
+    /// Registers a parameter of the model.
+    pub(super) fn register_parameter(&mut self, parameter: Parameter, block: BlockId) {
+        self.parameters.push(parameter);
+        let index = self.parameters.len() - 1;
+        // Several parameters can share a block, which is counted once.
+        if !self.blocks[block].is(Category::Parameters) {
+            self.assign(block, Category::Parameters, Some(index));
+        }
+    }
+
+    pub(super) fn begin_pass(&mut self, kind: PhaseKind) {
+        let tick = self.clock.tick();
+        self.phases.begin_pass(kind, tick, self.blocks.len());
+    }
+
+    /// Ends the pass in progress. What outlives a forward pass is kept for the backward pass. What
+    /// outlives a backward pass is gradients.
+    pub(super) fn end_pass(&mut self) {
+        let Some(pass) = self.phases.take_pass() else {
+            return;
+        };
+        let category = match pass.kind {
+            PhaseKind::Forward => Category::Activations,
+            _ => Category::Gradients,
+        };
+        for block in pass.blocks_before..self.blocks.len() {
+            if self.blocks[block].is_live() && self.blocks[block].purpose().is_none() {
+                self.assign(block, category, None);
+            }
+        }
+        self.phases.end_pass(pass, self.clock.tick() + 1);
+    }
+
+    /// Begins the optimizer's step of a parameter.
+    pub(super) fn begin_step(&mut self, parameter: BlockId, gradient: BlockId) {
+        let Some(Purpose {
+            category: Category::Parameters,
+            parameter: Some(index),
+        }) = self.blocks[parameter].purpose()
+        else {
+            self.unknown_parameter_steps += 1;
+            return;
+        };
+        let tick = self.clock.tick();
+        self.assign(gradient, Category::Gradients, Some(index));
+        self.phases
+            .begin_step(index, parameter, gradient, tick, self.blocks.len());
+    }
+
+    /// Ends the step of a parameter. What it leaves besides the new `weight` is the optimizer's
+    /// state.
+    pub(super) fn end_step(&mut self, weight: BlockId) {
+        let Some(step) = self.phases.take_step() else {
+            return;
+        };
+        self.assign(weight, Category::Parameters, Some(step.parameter));
+        let made = step.blocks_before..self.blocks.len();
+        for block in made.chain([step.gradient]) {
+            if block != weight && block != step.old_weight && self.blocks[block].is_live() {
+                self.assign(block, Category::OptimizerState, Some(step.parameter));
+            }
+        }
+        self.phases.end_step(step, self.clock.tick() + 1);
+    }
+
+    /// Adds what the allocator or the device says now.
+    pub(super) fn sample(&mut self, in_use: u64, peak: u64, operation: Option<&'static str>) {
+        self.samples.add(Sample {
+            tick: self.clock.now(),
+            in_use,
+            peak,
+            operation: operation.map(|name| self.operations.index(name)),
+        });
+    }
+
+    /// Bytes that the ledger takes on the heap, without the names of operations and parameters.
+    pub(super) fn heap_bytes(&self) -> u64 {
+        let bytes = self.clock.heap_bytes()
+            + self.blocks.heap_bytes()
+            + self.phases.heap_bytes()
+            + self.samples.heap_bytes();
+        bytes as u64
+    }
+
+    /// Bytes in use when the recording began that belong to no tensor seen since.
+    fn bytes_beside_tensors(&self) -> u64 {
+        self.samples.first().map_or(0, |first| {
+            let tensors = self.blocks.live_bytes(first.tick);
+            first.in_use.saturating_sub(tensors)
+        })
+    }
+
+    /// Ends the recording.
+    pub(super) fn into_snapshot(mut self, title: String, backend: String) -> Snapshot {
+        self.end_pass();
+        let end = self.clock.now() + 1;
+        let mut holders: Vec<Holder> = Vec::with_capacity(self.blocks.len() + 1);
+        let beside = self.bytes_beside_tensors();
+        if beside > 0 {
+            holders.push(Holder {
+                bytes: beside,
+                category: Category::Other,
+                parameter: None,
+                operation: self.operations.index(BESIDE),
+                from: 0,
+                until: end,
+            });
+        }
+        holders.extend(holders::holders(&self.blocks, end));
+        holders.sort_by_key(|holder| holder.from);
+        Snapshot {
+            title,
+            backend,
+            warnings: self.warnings(),
+            parameters: self.parameters,
+            operations: self.operations.into_names(),
+            times: self.clock.into_times(),
+            holders,
+            phases: self.phases.into_phases(),
+            samples: self.samples.into_samples(),
+        }
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if !self.phases.has_steps() {
+            warnings.push(
+                "no optimizer step was seen, so that gradients and the optimizer's state are not \
+                 told from the rest: make the optimizer with `.recorded()`"
+                    .to_owned(),
+            );
+        }
+        if self.unknown_parameter_steps > 0 {
+            warnings.push(format!(
+                "{} steps were of parameters that are not of the recorded model",
+                self.unknown_parameter_steps
+            ));
+        }
+        warnings
+    }
+}

@@ -1,0 +1,208 @@
+//! On a few blocks, by hand.
+
+use super::*;
+
+fn at(id: usize, bytes: u64) -> Storage {
+    Storage { id, bytes }
+}
+
+fn closed(ledger: Ledger) -> Snapshot {
+    let snapshot = ledger.into_snapshot("a test".into(), "none".into());
+    let mut file = Vec::new();
+    snapshot.write(&mut file).expect("a sound snapshot");
+    snapshot
+}
+
+fn categories(snapshot: &Snapshot) -> Vec<(u64, Category)> {
+    let holders = snapshot.holders.iter();
+    holders.map(|it| (it.bytes, it.category)).collect()
+}
+
+/// A ledger with one parameter.
+fn with_parameter() -> (Ledger, BlockId) {
+    let mut ledger = Ledger::new();
+    let block = ledger.register_existing(at(1, 100));
+    let parameter = Parameter {
+        path: "weight".into(),
+        shape: vec![25],
+        bytes: 100,
+    };
+    ledger.register_parameter(parameter, block);
+    (ledger, block)
+}
+
+fn kept(block: BlockId) -> Operand {
+    Operand {
+        block,
+        is_consumed: false,
+    }
+}
+
+fn consumed(block: BlockId) -> Operand {
+    Operand {
+        block,
+        is_consumed: true,
+    }
+}
+
+#[test]
+fn a_view_is_no_new_memory() {
+    let mut ledger = Ledger::new();
+    let tensor = ledger.register_output("float_ones", at(1, 10), &[]);
+    let view = ledger.register_output("float_transpose", at(1, 10), &[consumed(tensor)]);
+    assert_eq!(view, tensor);
+    // Whatever it is, it cannot have changed what somebody else has.
+    assert_eq!(
+        ledger.register_output("other", at(1, 10), &[kept(tensor)]),
+        tensor
+    );
+    ledger.release(tensor);
+    ledger.release(tensor);
+    assert!(
+        ledger.blocks[tensor].is_live(),
+        "one of three still shows it"
+    );
+    ledger.release(tensor);
+    assert!(!ledger.blocks[tensor].is_live());
+}
+
+/// As the gradient of a weight that is computed into the activation that it was computed from.
+#[test]
+fn a_result_in_the_place_of_its_operand_is_something_new() {
+    let mut ledger = Ledger::new();
+    ledger.begin_pass(PhaseKind::Forward);
+    let activation = ledger.register_output("float_exp", at(1, 10), &[]);
+    ledger.end_pass();
+    ledger.begin_pass(PhaseKind::Backward);
+    let gradient =
+        ledger.register_output("linear_weight_backward", at(1, 10), &[consumed(activation)]);
+    ledger.release(activation);
+    ledger.end_pass();
+    let snapshot = closed(ledger);
+    assert_eq!(
+        categories(&snapshot),
+        [(10, Category::Activations), (10, Category::Gradients)]
+    );
+    let [before, after] = snapshot.holders.as_slice() else {
+        unreachable!("as asserted");
+    };
+    assert_eq!(before.until, after.from);
+    assert_eq!(
+        snapshot.operations[after.operation],
+        "linear_weight_backward"
+    );
+    assert_ne!(activation, gradient);
+}
+
+#[test]
+fn a_place_can_be_taken_by_another() {
+    let mut ledger = Ledger::new();
+    let first = ledger.register_output("float_ones", at(1, 10), &[]);
+    // Freed within an operation, and its place given to something larger.
+    let larger = ledger.register_output("float_cat", at(1, 20), &[consumed(first)]);
+    assert_ne!(first, larger);
+    // Freed unseen: no operand, so that it cannot be the same.
+    let other = ledger.register_output("float_zeros", at(1, 20), &[]);
+    assert_ne!(larger, other);
+    ledger.release(larger);
+    let view = ledger.register_output("float_transpose", at(1, 20), &[consumed(other)]);
+    assert_eq!(view, other);
+    assert_ne!(
+        ledger.register_existing(at(1, 30)),
+        other,
+        "freed unseen, and found anew"
+    );
+}
+
+#[test]
+fn what_a_pass_leaves_says_what_it_was_for() {
+    let (mut ledger, weight) = with_parameter();
+    ledger.begin_pass(PhaseKind::Forward);
+    let left = ledger.register_output("linear", at(2, 7), &[kept(weight)]);
+    let passing = ledger.register_output("float_exp", at(3, 8), &[kept(left)]);
+    ledger.release(passing);
+    ledger.end_pass();
+    ledger.begin_pass(PhaseKind::Backward);
+    ledger.register_output("float_matmul", at(4, 100), &[kept(left)]);
+    ledger.release(left);
+    ledger.end_pass();
+    ledger.register_output("float_sum", at(5, 1), &[]);
+    let snapshot = closed(ledger);
+    assert_eq!(
+        categories(&snapshot),
+        [
+            (100, Category::Parameters),
+            (7, Category::Activations),
+            (8, Category::Temporaries),
+            (100, Category::Gradients),
+            (1, Category::Other),
+        ]
+    );
+    // What comes after the parameter, until the next one.
+    assert_eq!(snapshot.holders[2].parameter, Some(0));
+}
+
+#[test]
+fn a_step_in_place_moves_memory_from_one_purpose_to_the_next() {
+    let (mut ledger, weight) = with_parameter();
+    let moment = ledger.register_existing(at(2, 100));
+    ledger.begin_pass(PhaseKind::Backward);
+    let gradient = ledger.register_output("float_matmul", at(3, 100), &[kept(weight)]);
+    ledger.begin_step(weight, gradient);
+    // A new moment in the place of the old one, a new weight in that of the gradient.
+    ledger.register_output("float_mul", at(2, 100), &[consumed(moment), kept(gradient)]);
+    ledger.release(moment);
+    let new = ledger.register_output("float_sub", at(3, 100), &[consumed(gradient), kept(weight)]);
+    ledger.release(gradient);
+    ledger.release(weight);
+    ledger.end_step(new);
+    ledger.end_pass();
+    let snapshot = closed(ledger);
+    assert_eq!(
+        categories(&snapshot),
+        [
+            (100, Category::Parameters),
+            (100, Category::OptimizerState),
+            (100, Category::Gradients),
+            (100, Category::OptimizerState),
+            (100, Category::Parameters),
+        ]
+    );
+    let [weight, moment, gradient, new_moment, new_weight] = snapshot.holders[..] else {
+        unreachable!("as asserted");
+    };
+    assert_eq!(moment.until, new_moment.from);
+    assert_eq!(gradient.until, new_weight.from);
+    assert_eq!(new_weight.until, snapshot.times.len());
+    assert!(
+        weight.until > new_weight.from,
+        "the old one is let go of after"
+    );
+    assert!(snapshot.holders.iter().all(|it| it.parameter == Some(0)));
+}
+
+#[test]
+fn what_is_no_tensor_is_there_from_the_beginning() {
+    let (mut ledger, _) = with_parameter();
+    ledger.begin_pass(PhaseKind::Forward);
+    ledger.sample(150, 150, None);
+    // Known since it was read, and there all the time.
+    ledger.register_existing(at(2, 20));
+    let snapshot = closed(ledger);
+    let beside = snapshot.holders.iter().find(|it| it.bytes == 30).unwrap();
+    assert_eq!((beside.category, beside.from), (Category::Other, 0));
+}
+
+#[test]
+fn a_gradient_that_lives_on_is_state() {
+    let (mut ledger, weight) = with_parameter();
+    ledger.begin_pass(PhaseKind::Backward);
+    let gradient = ledger.register_output("float_matmul", at(2, 100), &[]);
+    ledger.begin_step(weight, gradient);
+    let new = ledger.register_output("float_sub", at(3, 100), &[kept(weight), kept(gradient)]);
+    ledger.release(weight);
+    ledger.end_step(new);
+    let snapshot = closed(ledger);
+    let last = snapshot.holders.last().unwrap();
+    assert_eq!(last.category, Category::OptimizerState);
+}
