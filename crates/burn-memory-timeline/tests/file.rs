@@ -91,6 +91,19 @@ fn who_reads_a_file_that_is_saved_anew_reads_the_old_one_to_its_end() {
     assert_eq!(Snapshot::load(&path).unwrap(), new);
 }
 
+/// The temporary file that becomes the snapshot is not private.
+#[cfg(unix)]
+#[test]
+fn a_saved_file_is_as_readable_as_any_other() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = TempDir::new().unwrap();
+    let (saved, other) = (folder.path().join("saved"), folder.path().join("other"));
+    Snapshot::default().save(&saved).unwrap();
+    fs::write(&other, "").unwrap();
+    let mode = |path| fs::metadata(path).unwrap().permissions().mode();
+    assert_eq!(mode(saved), mode(other));
+}
+
 #[test]
 fn the_json_is_as_it_is_described() {
     let snapshot = Training::plain().snapshot();

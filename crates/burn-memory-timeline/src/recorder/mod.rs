@@ -90,7 +90,7 @@ impl Recorder {
             return Err(RecordError::NoSteps);
         }
         if let Some(file) = &self.plan.file {
-            Snapshot::find_folder(file)?;
+            Snapshot::check_folder(file)?;
         }
         state::start(self.plan)?;
         Ok(Recording { is_open: true })

@@ -1,40 +1,42 @@
-//! What can be wrong with a snapshot, and the way out.
+//! Errors of snapshots and their files.
 
-use std::io;
-use std::path::PathBuf;
+use std::{io, path::PathBuf};
+
 use thiserror::Error;
 
-/// Why a snapshot could not be saved or loaded, in one line.
+use super::format::VERSION;
+
+/// Why a snapshot could not be saved or loaded. The text of each is one line.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SnapshotError {
-    /// There is no such file, or this user may not read it.
+    /// The file does not exist, or this user may not read it.
     #[error("cannot open {}: {reason}", path.display())]
     Open {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         reason: io::Error,
     },
-    /// The folder is not there, the disk is full, this user may not write here.
+    /// The folder does not exist, the disk is full, or this user may not write here.
     #[error(
         "cannot write {}: {reason}; choose a folder that exists and has room", path.display()
     )]
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         reason: io::Error,
     },
-    /// The system stopped handing out bytes, or a device failed.
+    /// Reading failed after the file was opened.
     #[error("cannot read {}: {reason}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         reason: io::Error,
     },
-    /// Something else: no gzip, or gzip of something else.
+    /// The file is no gzip, or gzip of something else.
     #[error(
         "{} is not a memory snapshot: give a file that the recorder saved", path.display()
     )]
@@ -42,7 +44,7 @@ pub enum SnapshotError {
         /// The file.
         path: PathBuf,
     },
-    /// The beginning of a snapshot.
+    /// The file is only the beginning of a snapshot.
     #[error(
         "{} ends early: was the program that wrote it stopped, or the copy cut short? Record or \
          copy it again", path.display()
@@ -51,19 +53,19 @@ pub enum SnapshotError {
         /// The file.
         path: PathBuf,
     },
-    /// A snapshot whose bytes have changed since it was written.
+    /// The bytes of the file have changed since it was written.
     #[error("{} is damaged ({problem}): record or copy it again", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What does not fit.
+        /// What is wrong with the bytes.
         problem: String,
     },
-    /// A snapshot of a later version of this program.
+    /// A later version of this program wrote the file.
     #[error(
         "{} was written by version {version} of the format, this program reads up to {}: update it",
         path.display(),
-        super::VERSION
+        VERSION
     )]
     Newer {
         /// The file.
@@ -71,7 +73,7 @@ pub enum SnapshotError {
         /// The version of its format.
         version: u64,
     },
-    /// A snapshot whose parts contradict each other.
+    /// The parts of the snapshot contradict each other.
     #[error(
         "{} contradicts itself ({problem}): whatever wrote it has a bug", path.display()
     )]

@@ -1,0 +1,105 @@
+//! Whether the parts of a snapshot agree with each other.
+
+use std::mem;
+
+use super::problem::Problem;
+use crate::snapshot::{
+    data::{Holder, Phase, PhaseKind, Sample, Snapshot},
+    format::EXACT,
+};
+
+/// Checks that every index and tick exists, and that times, holders, phases and samples are in order.
+pub(super) fn check(snapshot: &Snapshot) -> Result<(), Problem> {
+    let ticks = snapshot.times.len();
+    let is_sorted = |name, mut values: Box<dyn Iterator<Item = u64> + '_>| {
+        let mut last = 0;
+        ensure(
+            values.all(|value| value >= mem::replace(&mut last, value)),
+            || format!("{name} are out of order"),
+        )
+    };
+    is_sorted("times", Box::new(snapshot.times.iter().copied()))?;
+    let from = |holder: &Holder| holder.from as u64;
+    is_sorted("holders", Box::new(snapshot.holders.iter().map(from)))?;
+    let from = |phase: &Phase| phase.from as u64;
+    is_sorted("phases", Box::new(snapshot.phases.iter().map(from)))?;
+    let tick = |sample: &Sample| sample.tick as u64;
+    is_sorted("samples", Box::new(snapshot.samples.iter().map(tick)))?;
+    ensure(
+        snapshot.times.last().is_none_or(|time| *time < EXACT),
+        || "times are beyond all reason".into(),
+    )?;
+
+    let span = |from: usize, until: usize, of: &str, number: usize| {
+        ensure(from <= until, || {
+            format!("{of} {number} ends at tick {until}, before it begins at {from}")
+        })?;
+        ensure(from < ticks && until <= ticks, || {
+            format!("{of} {number} lasts from tick {from} to {until}, of {ticks}")
+        })
+    };
+    let parameter = |index: Option<usize>, of: &str, number: usize| {
+        ensure(
+            index.is_none_or(|index| index < snapshot.parameters.len()),
+            || {
+                let count = snapshot.parameters.len();
+                format!("{of} {number} is of parameter {index:?}, of {count}")
+            },
+        )
+    };
+    let operation = |index: Option<usize>, of: &str, number: usize| {
+        ensure(
+            index.is_none_or(|index| index < snapshot.operations.len()),
+            || {
+                let count = snapshot.operations.len();
+                format!("{of} {number} is of operation {index:?}, of {count}")
+            },
+        )
+    };
+    for (number, holder) in snapshot.holders.iter().enumerate() {
+        span(holder.from, holder.until, "holder", number)?;
+        parameter(holder.parameter, "holder", number)?;
+        operation(Some(holder.operation), "holder", number)?;
+    }
+    for (number, phase) in snapshot.phases.iter().enumerate() {
+        span(phase.from, phase.until, "phase", number)?;
+        if let PhaseKind::Step(index) = phase.kind {
+            parameter(Some(index), "phase", number)?;
+        }
+    }
+    for (number, sample) in snapshot.samples.iter().enumerate() {
+        let Sample { tick, .. } = sample;
+        ensure(*tick < ticks, || {
+            format!("sample {number} is after tick {tick}, of {ticks}")
+        })?;
+        operation(sample.operation, "sample", number)?;
+        ensure(sample.in_use.max(sample.peak) < EXACT, || {
+            format!("sample {number} is of more bytes than any machine has")
+        })?;
+    }
+    check_sums(snapshot)
+}
+
+/// Checks that the bytes held at once are exact numbers for every reader.
+fn check_sums(snapshot: &Snapshot) -> Result<(), Problem> {
+    let mut change = vec![0_i128; snapshot.times.len() + 1];
+    for holder in &snapshot.holders {
+        change[holder.from] += i128::from(holder.bytes);
+        change[holder.until] -= i128::from(holder.bytes);
+    }
+    let mut sum = 0;
+    for (tick, change) in change.into_iter().enumerate() {
+        sum += change;
+        ensure(sum < i128::from(EXACT), || {
+            format!("more bytes are held at tick {tick} than any machine has")
+        })?;
+    }
+    Ok(())
+}
+
+fn ensure(holds: bool, problem: impl FnOnce() -> String) -> Result<(), Problem> {
+    match holds {
+        true => Ok(()),
+        false => Err(Problem::Inconsistent(problem())),
+    }
+}
