@@ -1,10 +1,11 @@
 //! The command line.
 
-use super::{html, summary, svg};
-use crate::Snapshot;
+use super::{html, summary::summary, svg::svg, text::one_line};
+use crate::snapshot::Snapshot;
 use anyhow::{Context, Result, ensure};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
+use same_file::is_same_file;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -74,7 +75,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Help and version as clap has them; an error in one line.
+/// Prints help and version as clap formats them, and an error in one line.
 fn usage(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
@@ -94,10 +95,6 @@ fn usage(error: &clap::Error) -> ExitCode {
     }
 }
 
-fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
 fn run(task: &Task) -> Result<()> {
     match task {
         Task::Summary { inputs } => {
@@ -113,7 +110,7 @@ fn run(task: &Task) -> Result<()> {
 
 fn say(text: &str) -> Result<()> {
     match io::stdout().lock().write_all(text.as_bytes()) {
-        // Whoever read has read enough.
+        // The reader has closed the pipe, as `head` does.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         done => done.context("cannot write to stdout"),
     }
@@ -139,7 +136,8 @@ impl Inputs {
         let output = output.map_or_else(|| self.output(ending), Path::to_path_buf);
         for input in self.paths() {
             ensure!(
-                !is_same(input, &output),
+                // An error: one of them does not exist.
+                !is_same_file(input, &output).unwrap_or(false),
                 "{} is what is to be read: choose another name for --output",
                 output.display()
             );
@@ -156,7 +154,7 @@ impl Inputs {
         Ok(())
     }
 
-    /// A name next to the first input, made of the names of all.
+    /// The default output: next to the first input, named after all inputs.
     fn output(&self, ending: &str) -> PathBuf {
         let stem = |path: &Path| {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -167,15 +165,6 @@ impl Inputs {
         let stems: Vec<String> = self.paths().map(stem).collect();
         self.file
             .with_file_name(format!("{}.{ending}", stems.join("-and-")))
-    }
-}
-
-/// Whether two paths lead to the same file.
-fn is_same(one: &Path, other: &Path) -> bool {
-    match (fs::canonicalize(one), fs::canonicalize(other)) {
-        (Ok(one), Ok(other)) => one == other,
-        // A file that is not there yet is none that exists.
-        _ => false,
     }
 }
 

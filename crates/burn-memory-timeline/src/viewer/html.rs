@@ -1,14 +1,25 @@
-//! The page: one HTML file that carries its snapshots, asks nobody for anything, and draws alone.
+//! The page: one HTML file with its snapshots, styles and scripts. It makes no requests.
 
-use crate::Snapshot;
-use crate::snapshot::SnapshotError;
+use super::text::escape;
+use crate::snapshot::{Snapshot, SnapshotError};
 use base64::engine::general_purpose::STANDARD;
 use base64::write::EncoderStringWriter;
 
 const PAGE: &str = include_str!("page/index.html");
-const STYLE: &str = include_str!("page/style.css");
 
-/// In the order in which they need each other.
+/// The theme first, whose variables the others read.
+const STYLES: [&str; 8] = [
+    include_str!("page/style/theme.css"),
+    include_str!("page/style/base.css"),
+    include_str!("page/style/bar.css"),
+    include_str!("page/style/panel.css"),
+    include_str!("page/style/legend.css"),
+    include_str!("page/style/plot.css"),
+    include_str!("page/style/tooltip.css"),
+    include_str!("page/style/holders.css"),
+];
+
+/// Each after those whose functions and classes it uses.
 const SCRIPTS: [&str; 18] = [
     include_str!("page/units.js"),
     include_str!("page/snapshot.js"),
@@ -43,15 +54,15 @@ pub fn page(snapshots: &[Snapshot]) -> Result<String, SnapshotError> {
         .collect::<Result<String, _>>()?;
     Ok(fill(PAGE, |name| match name {
         "title" => escape(&titles.join(" | ")),
-        "style" => STYLE.into(),
+        "style" => STYLES.join("\n"),
         "snapshots" => data.clone(),
-        // In a scope of its own: what is on `window` is what it puts there.
+        // In a function, so that nothing becomes a global that is not meant to.
         "script" => format!("(() => {{\n\"use strict\";\n{}}})();", SCRIPTS.join("\n")),
-        name => unreachable!("the page has no place called {name}"),
+        name => unreachable!("the page has no placeholder {name}"),
     }))
 }
 
-/// The file of a snapshot, as text that a browser takes for data.
+/// The file of a snapshot, as a script element that the browser does not run.
 fn embedded(snapshot: &Snapshot) -> Result<String, SnapshotError> {
     let mut file = EncoderStringWriter::new(&STANDARD);
     snapshot.write(&mut file)?;
@@ -61,24 +72,18 @@ fn embedded(snapshot: &Snapshot) -> Result<String, SnapshotError> {
     ))
 }
 
-/// `template` with every `{{name}}` replaced, in one pass: what is put in is not looked at again.
+/// Replaces every `{{name}}` of a template, in one pass: a value may contain `{{name}}` itself.
 fn fill(template: &str, value: impl Fn(&str) -> String) -> String {
     let mut parts = template.split("{{");
     let mut page: String = parts.next().unwrap_or_default().into();
     for part in parts {
         let (name, rest) = part
             .split_once("}}")
-            .expect("every {{ of the page has its }}");
+            .expect("every {{ of the template is closed");
         page += &value(name);
         page += rest;
     }
     page
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The program `burn-memory`: what was recorded, for people.
+//! The program `burn-memory`, which shows what was recorded.
 
 mod cli;
 pub mod html;

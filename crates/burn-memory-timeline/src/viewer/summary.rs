@@ -1,4 +1,4 @@
-//! The summary: what matters of one snapshot or two, as text.
+//! The summary of one snapshot or two, as text.
 
 use super::text::{count, fit, mib, mib_more, percent, time, wrap};
 use crate::analysis::{Agreement, Estimate, Most, Peak, Place, Totals};
@@ -7,13 +7,13 @@ use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
 use std::collections::BTreeSet;
 
-/// No line is longer, in characters.
+/// The longest line, in characters.
 const WIDTH: usize = 100;
-/// The largest part of what is in use that may be named by nobody, or more than it is.
+/// The largest difference between holders and bytes in use, as a share, of a recording that adds up.
 const ADDS_UP: f64 = 0.01;
-/// A path is not cut shorter, in characters.
+/// The shortest column of parameter paths, in characters.
 const PATH: usize = 29;
-/// How many of the largest holders are named.
+/// Number of holders in the list of the largest.
 const LARGEST: usize = 10;
 
 /// The summary of one snapshot, or of two side by side.
@@ -49,7 +49,7 @@ pub fn summary(snapshots: &[Snapshot]) -> String {
     parts.join("\n\n") + "\n"
 }
 
-/// A snapshot and what was found in it.
+/// A snapshot with its analysis.
 struct Subject<'a> {
     snapshot: &'a Snapshot,
     letter: char,
@@ -82,7 +82,7 @@ impl<'a> Subject<'a> {
         self.totals.most(self.snapshot, category)
     }
 
-    /// What is in the peak and in no category; below 0 where holders have more than was in use.
+    /// Bytes of the peak that are in no category; negative where holders have more than was in use.
     fn rest(&self) -> i64 {
         let known: u64 = Category::ALL
             .map(|category| self.at_peak(category))
@@ -108,7 +108,7 @@ impl<'a> Subject<'a> {
         };
         let steps: BTreeSet<usize> = phases.iter().map(|phase| phase.iteration).collect();
         let bytes = parameters.iter().map(|parameter| parameter.bytes);
-        // What a parameter says of itself is held against nothing.
+        // Nothing checks the sizes that a file gives for its parameters.
         let bytes = bytes.fold(0, u64::saturating_add);
         let model = match parameters.len() {
             1 => format!("1 parameter, {} MiB", mib(bytes)),
@@ -223,7 +223,7 @@ impl<'a> Subject<'a> {
             let cells = rows.iter().map(|row| row[column].chars().count());
             cells.chain([header[column].len()]).max().unwrap_or(0)
         };
-        // Paths give way to operations, down to a width at which both their ends can be seen.
+        // Paths are cut before operations are, down to a width at which both ends can be read.
         let frame = 3 * header.len() + 1;
         let room = WIDTH.saturating_sub(frame + widest(0) + widest(1) + widest(4));
         let path = widest(2).min(room.saturating_sub(widest(3)).max(PATH));
@@ -263,7 +263,7 @@ impl<'a> Subject<'a> {
                     true => "Adds up",
                     false => "Does not add up",
                 },
-                // Rounded up: it is a bound.
+                // Rounded up, because it is a bound.
                 (worst.share() * 1e4).ceil() / 1e2,
                 count(worst.samples),
                 bytes_more(worst.unattributed()),
@@ -355,7 +355,7 @@ fn table<const COLUMNS: usize, const RIGHT: usize>(
     table
 }
 
-/// Where something is, with what steps there.
+/// A place, with the parameter that is stepped there.
 fn place(snapshot: &Snapshot, place: Option<Place>) -> String {
     match place {
         Some(place) => fit(&place.name(snapshot).to_string(), WIDTH - 10),
@@ -363,7 +363,7 @@ fn place(snapshot: &Snapshot, place: Option<Place>) -> String {
     }
 }
 
-/// Where something is, in a column.
+/// A place in a few characters, for a column.
 fn short(place: Option<Place>) -> String {
     let Some(Place {
         iteration, phase, ..
@@ -380,7 +380,7 @@ fn short(place: Option<Place>) -> String {
     format!("{phase} {}", iteration + 1)
 }
 
-/// A difference of few bytes, with its unit.
+/// A difference of bytes, with its sign and its unit.
 fn bytes_more(bytes: i64) -> String {
     match bytes.unsigned_abs() {
         0..1024 => format!("{bytes:+} bytes"),

@@ -1,6 +1,6 @@
-//! The picture: what every category has over time, stacked, in SVG.
+//! The picture: the bytes of each category over time as stacked areas, in SVG.
 
-use super::text::{count, fit, mib};
+use super::text::{count, escape, fit, mib};
 use crate::analysis::{Peak, Totals, moments};
 use crate::snapshot::{Category, PhaseKind, Snapshot};
 use anyhow::{Result, anyhow};
@@ -18,22 +18,22 @@ const LEFT: i32 = 62;
 const GAP: i32 = 36;
 const LEGEND: i32 = 40;
 const TITLE: i32 = 30;
-/// Height of the band that tells the phases apart.
+/// Height of the band with the phases.
 const BAND: i32 = 22;
-/// A phase of fewer pixels is not drawn.
+/// The narrowest phase that is drawn, in pixels.
 const NARROW: i32 = 4;
 const BOTTOM: i32 = 34;
 const FONT: &str = "sans-serif";
 
-/// Room above the peak, for what is written there.
+/// Height of the y axis as a multiple of the peak, which leaves room for the label above it.
 const HEADROOM: f64 = 1.13;
 
-/// What the picture lies on, wherever it is shown, and what is written on it.
+/// The background, so that the picture looks the same on every page, and the text on it.
 const PAPER: RGBColor = RGBColor(255, 255, 255);
 const INK: RGBColor = RGBColor(31, 35, 40);
 const FAINT: RGBColor = RGBColor(208, 215, 222);
 
-/// The palette of Okabe and Ito, which the colour-blind can tell apart.
+/// The palette of Okabe and Ito, which colour-blind people can tell apart.
 fn color(category: Category) -> RGBColor {
     match category {
         Category::Parameters => RGBColor(0, 114, 178),
@@ -45,7 +45,7 @@ fn color(category: Category) -> RGBColor {
     }
 }
 
-/// The name of a phase in the band, a short one, and its ground.
+/// The name of a phase, its short name, and its colour in the band.
 fn band(kind: PhaseKind) -> Option<(&'static str, &'static str, RGBColor)> {
     match kind {
         PhaseKind::Forward => Some(("forward", "fwd", RGBColor(221, 228, 235))),
@@ -71,15 +71,9 @@ pub fn svg(snapshots: &[Snapshot]) -> Result<String> {
     draw(&mut svg, snapshots).map_err(|error| anyhow!("cannot draw the picture: {error}"))?;
     let titles: Vec<&str> = snapshots.iter().map(|of| of.title.as_str()).collect();
     let label = fit(&format!("Memory over time: {}", titles.join("; ")), 200);
-    // For those who do not see it; the backend has no place for it.
+    // For screen readers; the SVG backend has no way to write it.
     let described = format!("<svg role=\"img\" aria-label=\"{}\" ", escape(&label));
     Ok(svg.replacen("<svg ", &described, 1))
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('"', "&quot;")
 }
 
 type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
@@ -112,7 +106,7 @@ fn draw(svg: &mut String, snapshots: &[Snapshot]) -> Drawn {
     Ok(())
 }
 
-/// What a text is like: its size in pixels, and where of it the point is that it is drawn at.
+/// The style of a text with its size in pixels; `horizontal` aligns it at the point where it is drawn.
 fn text(size: i32, horizontal: HPos) -> TextStyle<'static> {
     // The SVG backend divides by this factor.
     let size = f64::from(size) * 1.24;
@@ -121,12 +115,12 @@ fn text(size: i32, horizontal: HPos) -> TextStyle<'static> {
         .pos(Pos::new(horizontal, VPos::Center))
 }
 
-/// About how wide a text is, in pixels: no font is at hand to ask.
+/// An estimate of the width of a text, in pixels, as no font is known here.
 fn breadth(text: &str, size: i32) -> i32 {
     text.chars().count() as i32 * size * 60 / 100
 }
 
-/// The categories that can be seen.
+/// The legend, with the categories that are high enough to be seen.
 fn legend(area: &Area<'_>, panels: &[Panel<'_>], scale: &Scale) -> Drawn {
     let mut x = LEFT;
     for category in Category::ALL.into_iter().rev() {
@@ -155,7 +149,7 @@ struct Scale {
     most: f64,
     bottom: i32,
     top: i32,
-    /// Bytes between two lines.
+    /// Bytes between two grid lines.
     tick: f64,
     unit: &'static str,
     /// Bytes in the unit.
@@ -194,7 +188,7 @@ impl Scale {
         self.bottom - (bytes / self.most * height).round() as i32
     }
 
-    /// The lines, each with its bytes and what is written at it.
+    /// The grid lines, each with its bytes and its label.
     fn lines(&self) -> impl Iterator<Item = (f64, String)> {
         let count = (self.most / self.tick) as usize;
         (0..=count).map(|number| {
@@ -205,7 +199,7 @@ impl Scale {
     }
 }
 
-/// The moment of one pixel's width at which the most is in use.
+/// The bytes of each category at the fullest tick of one column of pixels.
 #[derive(Clone, Copy)]
 struct Column {
     layers: [u64; 6],
@@ -217,12 +211,12 @@ impl Column {
     }
 }
 
-/// One snapshot, drawn from left to right over its whole time.
+/// The plot of one snapshot over its whole time.
 struct Panel<'a> {
     snapshot: &'a Snapshot,
     peak: Option<Peak>,
     x: Range<i32>,
-    /// One for each pixel; `None` before the first tick.
+    /// One for each column of pixels; `None` before the first tick.
     columns: Vec<Option<Column>>,
 }
 
@@ -253,7 +247,7 @@ impl<'a> Panel<'a> {
         let mut last = None;
         for tick in 0..self.snapshot.times.len() {
             let place = at(self, tick);
-            // What was there stays until the next tick.
+            // The bytes of a tick last until the next tick.
             if let Some((before, layers)) = last {
                 for seen in &mut self.columns[before..=place] {
                     see(seen, layers);
@@ -271,12 +265,12 @@ impl<'a> Panel<'a> {
         }
     }
 
-    /// The pixel that a tick is at.
+    /// The x coordinate of a tick.
     fn place(&self, tick: usize) -> i32 {
         let times = &self.snapshot.times;
         let (from, until) = (times[0], times[times.len() - 1]);
         let time = times[tick.min(times.len() - 1)] - from;
-        // Over no time at all there is nothing to spread.
+        // All ticks may have the same time.
         let part = time as f64 / (until - from).max(1) as f64;
         self.x.start + (part * self.x.len() as f64).round() as i32
     }
@@ -330,8 +324,8 @@ impl<'a> Panel<'a> {
         Ok(())
     }
 
-    /// The highest layer first, down to the ground, and those below it over it: half as many points
-    /// as with two edges each, and no seams.
+    /// Draws each layer down to the x axis, from the highest to the lowest. This takes half the points
+    /// of areas with two edges, and leaves no gaps between them.
     fn draw_layers(&self, area: &Area<'_>, scale: &Scale) -> Drawn {
         for category in Category::ALL.into_iter().rev() {
             let up_to = category.layer();
@@ -364,7 +358,7 @@ impl<'a> Panel<'a> {
                 continue;
             };
             let (from, until) = (self.place(phase.from), self.place(phase.until));
-            // So many that narrow would make the picture large, and nobody could tell them apart.
+            // Thousands of narrow phases would make the file large, and could not be told apart.
             if until - from < NARROW {
                 continue;
             }

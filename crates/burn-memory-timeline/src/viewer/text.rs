@@ -1,6 +1,6 @@
-//! Numbers and names, as people read them.
+//! Numbers, names and sentences as text.
 
-use std::mem;
+use textwrap::{Options, WordSplitter};
 
 /// Bytes in MiB, without the unit.
 pub(super) fn mib(bytes: u64) -> String {
@@ -16,7 +16,7 @@ pub(super) fn mib_more(bytes: i64) -> String {
     }
 }
 
-/// A part of a whole, in per cent.
+/// A share, in per cent.
 pub(super) fn percent(part: u64, whole: u64) -> String {
     match whole {
         0 => "-".into(),
@@ -37,7 +37,7 @@ pub(super) fn count(number: usize) -> String {
     text
 }
 
-/// Microseconds, in the unit that suits them.
+/// Microseconds, in microseconds, milliseconds or seconds.
 pub(super) fn time(microseconds: u64) -> String {
     match microseconds {
         0..1_000 => format!("{microseconds} us"),
@@ -46,8 +46,8 @@ pub(super) fn time(microseconds: u64) -> String {
     }
 }
 
-/// A name in at most `width` characters: of one that is too long the middle is left out, and what
-/// would upset a terminal is replaced.
+/// A name in at most `width` characters. A longer one loses its middle. Control characters, which a
+/// terminal would obey, become question marks.
 pub(super) fn fit(name: &str, width: usize) -> String {
     let clean: Vec<char> = name
         .chars()
@@ -63,25 +63,29 @@ pub(super) fn fit(name: &str, width: usize) -> String {
     head.chain(['…'].iter()).chain(tail).collect()
 }
 
-/// Sentences in lines of at most `width` characters, the first one after `lead`, the others after
+/// Sentences in lines of at most `width` columns, the first one after `lead`, the others after
 /// `indent`.
 pub(super) fn wrap(lead: &str, text: &str, width: usize, indent: &str) -> String {
-    let mut lines: Vec<String> = Vec::new();
-    let mut line = lead.to_string();
-    let mut is_bare = true;
-    for word in text.split_whitespace() {
-        if !is_bare && line.chars().count() + 1 + word.chars().count() > width {
-            lines.push(mem::replace(&mut line, indent.into()));
-            is_bare = true;
-        }
-        if !is_bare {
-            line.push(' ');
-        }
-        line.push_str(word);
-        is_bare = false;
-    }
-    lines.push(line);
-    lines.join("\n")
+    let options = Options::new(width)
+        .initial_indent(lead)
+        .subsequent_indent(indent)
+        .break_words(false)
+        .word_splitter(WordSplitter::NoHyphenation);
+    textwrap::fill(&one_line(text), options)
+}
+
+/// A text of several lines in one, as an error is printed.
+pub(super) fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// A text as the content of an element of HTML or SVG, or as the value of an attribute in double
+/// quotes.
+pub(super) fn escape(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
 }
 
 #[cfg(test)]
@@ -123,5 +127,19 @@ mod tests {
     fn sentences_are_wrapped() {
         assert_eq!(wrap("- ", "one two three", 9, "  "), "- one two\n  three");
         assert_eq!(wrap("", "unbreakable", 3, ""), "unbreakable");
+        assert_eq!(wrap("", "a-b well-kept", 6, ""), "a-b\nwell-kept");
+        assert_eq!(wrap("  ", "one\n two   three", 80, ""), "  one two three");
+    }
+
+    #[test]
+    fn a_text_becomes_one_line() {
+        assert_eq!(one_line(" one\n  two\tthree\n"), "one two three");
+    }
+
+    #[test]
+    fn markup_becomes_text() {
+        let text = r#"<a href="b">&amp;</a>"#;
+        let escaped = "&lt;a href=&quot;b&quot;&gt;&amp;amp;&lt;/a&gt;";
+        assert_eq!(escape(text), escaped);
     }
 }

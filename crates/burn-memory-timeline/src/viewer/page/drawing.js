@@ -1,8 +1,8 @@
-// Draws a panel's plot: the stack seldom, what lies over it at every move.
+// Draws a panel's plot: the stack when the view changes, the overlay at every move of the pointer.
 
-// A holder lower than this is not told apart from its neighbours; in CSS pixels.
+// The least height of a holder with a seam of its own, in CSS pixels.
 const SEAM = 3;
-// While the view moves, seams are left out where they took longer than this; in milliseconds.
+// While the view moves, seams are left out if they took longer than this, in milliseconds.
 const PROMPT = 20;
 
 class Drawing {
@@ -31,7 +31,7 @@ class Drawing {
     this.panel.took.draw = performance.now() - started;
   }
 
-  /** What drawing on the base needs; in pixels of the canvas, which may be finer than CSS's. */
+  /** The measures for drawing on the base, in pixels of the canvas, which may be finer than CSS's. */
   picture() {
     const { box, app, view, stack } = this.panel;
     const ratio = window.devicePixelRatio || 1;
@@ -85,7 +85,7 @@ class Drawing {
       context.fillStyle = at === 0 ? colours.line : colours.grid;
       context.fillRect(left, y, width, line);
       context.fillStyle = colours.quiet;
-      // At the very top it would run into what is written there.
+      // A label at the very top would overlap what is above the plot.
       if (y > top + 6 * ratio) context.fillText(text, left - 8 * ratio, y);
     }
     context.textAlign = "center";
@@ -120,7 +120,7 @@ class Drawing {
     const { panel } = this;
     const { view, snapshot } = panel;
     const { phases, steps } = snapshot;
-    // A line down from where a phase begins, where there is room for it.
+    // A line at the beginning of a phase, if there is room for it.
     context.fillStyle = colours.seam;
     for (const { from, until } of phases) {
       const [start, end] = [from, until].map((tick) => panel.toX(view.axis.at(tick)) * ratio);

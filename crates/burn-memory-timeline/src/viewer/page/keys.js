@@ -1,4 +1,4 @@
-// The keys on a plot: all that the pointer does, and every holder can be read one after the other.
+// The keys on a plot: they do all that the pointer does, and step through the holders.
 
 class Keys {
   constructor(panel) {
@@ -56,7 +56,7 @@ class Keys {
     this.read(tick, isUp ? bottom + holder.bytes : Math.max(bottom - 1, 0));
   }
 
-  /** The cursor goes where no pointer is, and says what it finds. */
+  /** Moves the cursor without a pointer, and announces the holder there. */
   read(tick, height) {
     const { panel } = this;
     panel.reveal(tick);

@@ -1,4 +1,4 @@
-// The categories of a panel with their bytes at a moment, each a button that hides and shows it.
+// The legend of a panel: a button for each category, with its bytes, which hides and shows it.
 
 class Legend {
   constructor(root, onToggle) {

@@ -1,4 +1,4 @@
-// Who holds memory at the chosen moment, largest first.
+// The list of the holders at the chosen tick, largest first.
 
 const PAGE = 50;
 
@@ -67,7 +67,7 @@ class List {
     this.more.hidden = rest.length === 0;
   }
 
-  /** Marks the row of `holder`, if it is here. */
+  /** Marks the row of `holder`, if the list has one. */
   light(holder) {
     for (const [row, of] of this.rows)
       row.classList.toggle("lit", holder !== null && isSame(of, holder));

@@ -1,7 +1,7 @@
-// Who holds what: at a moment, under a point, and over a life. Holders are numbered as in the file;
-// the workspace of an operation is a holder too, of one tick.
+// Holders: those of a tick, the one under a point, and the lifetime of one. They are numbered as in
+// the file. The workspace of an operation counts as a holder of one tick.
 
-/** What can be said of holder `index`. */
+/** The description of holder `index`. */
 function describe(stack, index) {
   const { snapshot } = stack;
   const { bytes, category, parameter, operation, from, until } = snapshot.holders;
@@ -17,7 +17,7 @@ function describe(stack, index) {
   };
 }
 
-/** The parameter that an operation made something for, in the ticks of its sample. */
+/** The parameter of the output of a sample's operation. */
 function purposeOf(snapshot, sample) {
   const { operation, parameter, from, count } = snapshot.holders;
   const since = sample > 0 ? snapshot.samples.tick[sample - 1] : 0;
@@ -54,7 +54,7 @@ function isSame(one, other) {
   return one?.index === other?.index && one?.from === other?.from;
 }
 
-/** Everybody who holds memory at `tick`, largest first. */
+/** All holders at `tick`, largest first. */
 function aliveAt(stack, tick) {
   const { bytes, category, from, until, count } = stack.snapshot.holders;
   const shown = new Set(stack.shown);
@@ -72,7 +72,7 @@ function aliveAt(stack, tick) {
   return all;
 }
 
-/** Who is drawn at `tick` at the height of `height` bytes, if anybody. */
+/** The holder drawn at `tick` at the height of `height` bytes, or null. */
 function holderAt(stack, tick, height) {
   if (height < 0 || height >= stack.height[tick]) return null;
   const c = stack.shown.find((c) => height < stack.base(c, tick) + stack.totals[c][tick]);
@@ -88,9 +88,8 @@ function holderAt(stack, tick, height) {
 }
 
 /**
- * How much of its own category lies below a holder, over its life. Those below were born before it,
- * so it only ever sinks: `untils` are the ticks at which it does, `below[k]` is what is left before
- * `untils[k]`.
+ * The bytes below a holder in its own category, over its lifetime. Holders below were allocated
+ * before it, so the bytes only decrease: at the ticks `untils`, with `below[k]` before `untils[k]`.
  */
 class Life {
   constructor(stack, holder) {
@@ -111,7 +110,7 @@ class Life {
     this.untils = older.reverse().map((i) => until[i]);
   }
 
-  /** How many of those below are gone at `tick`, if `gone` were before. */
+  /** The number of holders below that are released at `tick`, of which `gone` were before. */
   advance(gone, tick) {
     while (gone < this.untils.length && this.untils[gone] <= tick) gone++;
     return gone;

@@ -1,4 +1,4 @@
-// The page: its panels, what they share, and what tests ask it.
+// The page: its panels, their shared state, and the interface for tests.
 
 class App {
   constructor() {
@@ -34,7 +34,7 @@ class App {
     }
   }
 
-  /** How the second snapshot's peak differs from the first's. */
+  /** Shows how the second snapshot's peak differs from the first's. */
   compare() {
     const [first, second] = this.panels;
     if (!second) return;
@@ -88,7 +88,7 @@ class App {
     document.addEventListener("scroll", () => this.tooltip(null), { passive: true });
   }
 
-  /** All bytes in view, on one scale for all panels, with room for the peak's label. */
+  /** Shows all bytes, on one scale for all panels, with room for the peak's label. */
   fitBytes() {
     const most = Math.max(
       ...this.panels.map(({ stack }) => stack.height[stack.summit.tick] ?? 0),
@@ -147,7 +147,7 @@ class App {
   }
 }
 
-/** What a script outside may ask and rely on; coordinates are those of the browser's window. */
+/** The interface for scripts outside, such as tests, in coordinates of the browser's window. */
 function outside(panel) {
   return {
     ticks: panel.snapshot.ticks,
@@ -163,7 +163,7 @@ function outside(panel) {
       const { left, top } = panel.plot.getBoundingClientRect();
       return { x: left + panel.middleOf(tick), y: top + panel.toY(bytes) };
     },
-    /** The tick that is drawn at `x`, the fullest of those there. */
+    /** The tick drawn at `x`: the fullest of its column. */
     tickAt: (x) =>
       panel.drawing.columns.tick[panel.columnAt(x - panel.plot.getBoundingClientRect().left)],
     cursor: () => panel.cursor?.tick ?? null,

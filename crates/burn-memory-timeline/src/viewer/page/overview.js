@@ -1,4 +1,4 @@
-// The whole recording in little, with the part in view: to be dragged, or pulled at its ends.
+// A small plot of the whole recording. The part in view can be dragged, also by its ends.
 
 class Overview {
   constructor(canvas, onView) {
@@ -10,7 +10,7 @@ class Overview {
     canvas.addEventListener("pointerup", () => (this.held = null));
   }
 
-  /** Draws all of the stack, which changes seldom; `frame` draws what is in view over it. */
+  /** Draws the whole stack, which changes seldom; `frame` draws the part in view over it. */
   paint(stack, axis, colours, left, right, ratio) {
     const width = Math.round(this.canvas.clientWidth * ratio);
     const height = Math.round(this.canvas.clientHeight * ratio);

@@ -1,4 +1,4 @@
-// What is drawn of a stack: its bands, the seams between holders, one holder's life, phases, axes.
+// Paints a stack: bands, seams between holders, the lifetime of one holder, phases, axes.
 
 /** The colours and fonts of the page as it is now: light or dark. */
 function theme() {
@@ -30,7 +30,7 @@ function theme() {
   return colours;
 }
 
-/** The stack of every column. `toRow` gives whole rows: between bands nothing shines through. */
+/** Paints the stack of every column. `toRow` returns whole rows, so that bands have no gaps. */
 function paintStack(pixels, stack, columns, colours, toRow) {
   const { width, tick } = columns;
   const base = new Float64Array(width);
@@ -47,10 +47,10 @@ function paintStack(pixels, stack, columns, colours, toRow) {
   }
 }
 
-/** Every holder in a shade of its category's colour, with a hairline where it begins. */
+/** Paints every holder in a shade of its category's colour, with a hairline at its lower edge. */
 function paintSeams(pixels, stack, seams, columns, colours, toRow, least, line) {
   const { tick } = columns;
-  // Where each category begins, in each column: asked for once by every holder in it.
+  // The lower edge of each category in each column, which every holder in it needs.
   const bases = new Map(
     stack.shown.map((c) => [c, Float64Array.from(tick, (at) => stack.base(c, at))]),
   );
@@ -71,7 +71,7 @@ function paintSeams(pixels, stack, seams, columns, colours, toRow, least, line) 
   });
 }
 
-/** The holder of `life`, over all columns in which it lives. */
+/** Paints the holder of `life` over all columns of its lifetime. */
 function paintLife(picture, stack, life, range) {
   const { context, columns, colours, left, toPixel: toY, line } = picture;
   const { holder } = life;
@@ -82,7 +82,7 @@ function paintLife(picture, stack, life, range) {
     const first = Math.max(columns.first[column], holder.from);
     const last = Math.min(columns.last[column], holder.until - 1);
     if (first > last) continue;
-    // The column shows its fullest event; where that one is not in this life, the fullest that is.
+    // The column shows its fullest tick, or the fullest one in the lifetime of the holder.
     const drawn = columns.tick[column];
     const tick = drawn >= first && drawn <= last ? drawn : stack.summits.at(first, last);
     gone = life.advance(gone, tick);
@@ -97,7 +97,7 @@ function paintLife(picture, stack, life, range) {
       boxes.push({ left: column, right: column + 1, top, bottom });
     }
   }
-  // An outline around all boxes: each a little larger in one colour, then filled with the other.
+  // An outline around all boxes: first each box a little larger in one colour, then in the other.
   const rim = 2 * line;
   context.fillStyle = colours.glow;
   for (const box of boxes) {
@@ -128,7 +128,7 @@ function fit(context, text, width) {
   return "";
 }
 
-/** A row of what the training does; `labels` are from the most telling to the shortest. */
+/** Paints a row of phases or steps; `labels` are from the longest to the shortest. */
 function paintSpans(picture, spans, view, { top, height, fillOf, labels, colour }) {
   const { context, line } = picture;
   const edges = [picture.left, picture.left + picture.width];
@@ -138,7 +138,7 @@ function paintSpans(picture, spans, view, { top, height, fillOf, labels, colour 
   for (const span of spans) {
     const left = Math.max(toX(span.from), edges[0]);
     const right = Math.min(toX(span.until), edges[1]);
-    // Of many in one pixel the first is enough.
+    // The first of several in one pixel.
     if (right < edges[0] || left > edges[1] || right <= painted) continue;
     painted = Math.max(right, left + 1);
     const gap = right - left > 6 * line ? line : 0;

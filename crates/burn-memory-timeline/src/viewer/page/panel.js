@@ -1,4 +1,4 @@
-// One snapshot: its plot with what the pointer and the keys do there, its legend, overview and list.
+// The panel of one snapshot: its plot, legend, overview and list.
 
 // In CSS pixels. The rows of phases and of parameters' steps, then the plot, then the x axis.
 const LEFT = 78;
@@ -61,7 +61,7 @@ class Panel {
     this.list.body.closest("table").setAttribute("aria-label", `Holders of memory in ${title}`);
   }
 
-  // The moment whose holders are listed: that of the peak, unless another is pinned.
+  // The tick whose holders are listed: the peak's, unless another is pinned.
 
   get moment() {
     return this.chosen ?? this.stack.peak.tick;
@@ -123,13 +123,13 @@ class Panel {
     return Math.min(Math.max(column, 0), this.drawing.columns.width - 1);
   }
 
-  /** The middle of what is drawn of `tick`. */
+  /** The x coordinate of the middle of `tick`. */
   middleOf(tick) {
     const { axis } = this.view;
     return this.toX((axis.at(tick) + axis.at(tick + 1)) / 2);
   }
 
-  // What changes what is seen.
+  // Changes of the view.
 
   use(isTime) {
     this.view = this.view.on(new Axis(this.snapshot.times, isTime));
@@ -165,14 +165,14 @@ class Panel {
     this.moved();
   }
 
-  /** About `x`: where the cursor is, or else the middle. */
+  /** Zooms about `x`, by default the cursor or the middle. */
   zoom(factor, x) {
     const { axis, start, end } = this.view;
     this.view.zoom(factor, x ?? (this.cursor ? axis.at(this.cursor.tick) : (start + end) / 2));
     this.moved();
   }
 
-  /** Shows all of a holder's life. */
+  /** Shows the whole lifetime of a holder. */
   open(holder) {
     const { axis } = this.view;
     const [start, end] = [axis.at(holder.from), axis.at(holder.until)];
@@ -186,7 +186,7 @@ class Panel {
     this.moved();
   }
 
-  /** Moves the view, if it must, so that `tick` is in it. */
+  /** Moves the view so that `tick` is in it. */
   reveal(tick) {
     const { axis, start, end } = this.view;
     const x = axis.at(tick);
@@ -196,7 +196,7 @@ class Panel {
     this.drawing.now();
   }
 
-  // The cursor, and who is under it.
+  // The cursor, and the holder under it.
 
   hover(x, y) {
     if (!this.drawing.columns || this.snapshot.ticks === 0) return;

@@ -1,4 +1,4 @@
-// The words of a panel: its legend, its tooltip, the rows of its list.
+// The texts of a panel: its legend, its tooltip, the rows of its list.
 
 function element(name, properties = {}, ...children) {
   const { dataset, colour, ...others } = properties;
@@ -13,7 +13,7 @@ function momentText(snapshot, tick) {
   return `${timeText(snapshot.times[tick])}, event ${countText(tick)}`;
 }
 
-/** What to call a holder: the parameter that it is for, or else the operation that made it. */
+/** The name of a holder: its parameter, or else the operation that made it. */
 function nameOf(holder) {
   if (holder.isWorkspace) {
     return `workspace of ${holder.operation}${holder.path ? `, for ${holder.path}` : ""}`;
@@ -34,12 +34,12 @@ function madeText(snapshot, holder) {
   return phaseText(snapshot, holder.from);
 }
 
-/** Whether the operation that made it is yet to be said. */
+/** Whether the name of a holder leaves out the operation that made it. */
 function hasMaker(holder) {
   return holder.path !== null && !holder.isWorkspace;
 }
 
-/** All of it as pairs, for the tooltip and for the ear. */
+/** The facts about a holder as pairs, for the tooltip and for screen readers. */
 function facts(snapshot, holder) {
   const rows = [];
   if (hasMaker(holder)) rows.push(["made by", holder.operation]);

@@ -1,5 +1,5 @@
-// A picture made pixel by pixel. A stack seen from afar is tens of thousands of boxes a pixel wide,
-// which a canvas takes far longer to fill one by one than this does to write them.
+// A picture that is written pixel by pixel. A stack that is zoomed out has tens of thousands of boxes
+// one pixel wide, which a canvas fills far more slowly one by one.
 
 class Pixels {
   constructor(width, height) {
@@ -15,7 +15,7 @@ class Pixels {
       data.fill(colour, row * width + left, row * width + right);
   }
 
-  /** On a canvas of its own, to be drawn over what is there. */
+  /** The picture on a canvas of its own, which can be drawn over another. */
   get canvas() {
     const canvas = document.createElement("canvas");
     canvas.width = this.width;

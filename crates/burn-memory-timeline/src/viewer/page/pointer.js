@@ -50,7 +50,7 @@ function listenToPointer(panel) {
   });
   plot.addEventListener("pointerleave", () => !press && panel.cursorOff());
   plot.addEventListener("dblclick", () => {
-    // Its first click has pinned a moment that nobody asked for.
+    // The first click of a double click has pinned a tick.
     panel.choose(panel.beforeClick ?? null);
     panel.app.reset();
   });

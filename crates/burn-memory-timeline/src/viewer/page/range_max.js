@@ -1,12 +1,12 @@
-// Where the largest of a stretch of values is, without looking at all of them: this is what draws a
-// million events as fast as a thousand.
+// Finds the largest value of a range without reading all of them, so that a million events are drawn
+// as fast as a thousand.
 
 const FAN = 16;
 
 class RangeMax {
   constructor(values) {
     this.values = values;
-    // Level k has, for every FAN^(k+1) values, the index of the first largest.
+    // Level k has the index of the first largest value of every FAN^(k+1) values.
     this.levels = [];
     let below = null;
     for (let length = values.length; length > FAN; length = Math.ceil(length / FAN)) {
@@ -31,7 +31,7 @@ class RangeMax {
     let best = first;
     let bound = last + 1;
     let right = NONE;
-    // From the values up to the coarsest level whose blocks fit, with the rest at both ends.
+    // Goes from the values up to the coarsest level whose blocks fit, with the rest at both ends.
     let from = first;
     for (let level = -1; ; level++) {
       const index = (i) => (level < 0 ? i : levels[level][i]);

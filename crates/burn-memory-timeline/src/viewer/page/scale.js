@@ -1,6 +1,6 @@
-// What is where: ticks along the x axis, bytes up the y axis, and both on a canvas.
+// Coordinates: ticks on the x axis, bytes on the y axis, and both in pixels.
 
-/** Where ticks lie on the x axis: by their time, or one after the other. */
+/** The x axis: ticks by their time, or by their number. */
 class Axis {
   constructor(times, isTime) {
     this.times = times;
@@ -8,14 +8,14 @@ class Axis {
     this.ticks = times.length;
     this.start = isTime ? (times[0] ?? 0) : 0;
     const last = times[this.ticks - 1] ?? 0;
-    // The last event has no end; it gets as much as the others have on average.
+    // The last event has no end: it gets the average width of the others.
     const share = Math.max((last - this.start) / Math.max(this.ticks, 1), 1);
     this.end = isTime ? last + share : Math.max(this.ticks, 1);
     this.width = this.end - this.start;
     this.narrowest = Math.min(8, this.width);
   }
 
-  /** Where `tick` begins. */
+  /** The beginning of `tick`. */
   at(tick) {
     if (tick >= this.ticks) return this.end;
     return this.isTime ? this.times[tick] : tick;
@@ -34,7 +34,7 @@ class Axis {
     return low;
   }
 
-  /** The first tick of those in force from `x` on. */
+  /** The tick that `x` lies in. */
   inForce(x) {
     const next = this.from(x);
     const tick = next < this.ticks && this.at(next) === x ? next : next - 1;
@@ -42,7 +42,7 @@ class Axis {
   }
 }
 
-/** The part of an axis that is seen: always within it, never narrower than a few ticks. */
+/** The visible part of an axis, never narrower than a few ticks. */
 class View {
   constructor(axis) {
     this.axis = axis;
@@ -74,7 +74,7 @@ class View {
     this.set(start, start + width);
   }
 
-  /** The same ticks on another axis. */
+  /** The view of the same ticks on another axis. */
   on(axis) {
     const view = new View(axis);
     if (!this.isWhole) {
@@ -84,7 +84,7 @@ class View {
   }
 }
 
-/** What each pixel column stands for: its ticks `first..=last`, and the fullest of them. */
+/** The ticks `first..=last` of each column of pixels, and the fullest of them. */
 class Columns {
   constructor(view, width, summits) {
     const { axis, start, end } = view;

@@ -1,10 +1,10 @@
-// Where one holder ends and the next begins, within the band of a category. A sweep over the events,
-// in which only those that are large enough to be seen are told apart: a small one is part of the gap
-// above the large one that was born before it.
+// The seams between holders within the band of a category, found in one sweep over the events. Only
+// holders that are large enough to be seen get a seam. A small one is part of the gap above the large
+// one that was allocated before it.
 
 const SHADES = 4;
 
-// What a holder is in the sweep: not there, part of a gap, told apart, or gone after it was.
+// The states of a holder in the sweep: absent, part of a gap, with a seam, or released after that.
 const ABSENT = 0;
 const SMALL = 1;
 const LARGE = 2;
@@ -14,16 +14,16 @@ class Seams {
   constructor(snapshot) {
     this.snapshot = snapshot;
     const { count, category, until } = snapshot.holders;
-    // Holders in the order of their end, by counting.
+    // A counting sort of the holders by their end.
     const starts = new Uint32Array(snapshot.ticks + 2);
     for (let i = 0; i < count; i++) starts[until[i] + 1]++;
     for (let tick = 1; tick < starts.length; tick++) starts[tick] += starts[tick - 1];
     this.ending = new Uint32Array(count);
     for (let i = 0; i < count; i++) this.ending[starts[until[i]]++] = i;
-    // Neighbours in shades apart, and theirs too: multiples of the golden ratio spread evenly.
+    // Multiples of the golden ratio give neighbours shades that differ.
     const born = CATEGORIES.map(() => 0);
     this.shade = Uint8Array.from(category, (c) => ((born[c]++ * 0.618034) % 1) * SHADES);
-    // One node more for each category: the bottom of its band.
+    // One more node for each category: the bottom of its band.
     this.next = new Int32Array(count + CATEGORIES.length);
     this.previous = new Int32Array(count + CATEGORIES.length);
     this.gap = new Float64Array(count + CATEGORIES.length);
@@ -32,7 +32,7 @@ class Seams {
   }
 
   /**
-   * Calls `draw(holder, category, below, left, right)` for every stretch of columns in which a holder
+   * Calls `draw(holder, category, below, left, right)` for every range of columns in which a holder
    * of `least` bytes or more has the same `below` it in its category.
    */
   trace(columns, shown, least, draw) {
@@ -45,7 +45,7 @@ class Seams {
     state.fill(ABSENT);
     for (const node of last) next[node] = NONE;
 
-    // Who has the small holder's bytes in the gap above it: large ones that are gone passed it on.
+    // The large holder with the small one's bytes in its gap; a released one passes its gap on.
     const keeper = (node) => {
       let root = node;
       while (root < count && state[root] === MERGED) root = owner[root];
@@ -87,7 +87,7 @@ class Seams {
       }
     };
 
-    // What is drawn of each holder so far: from which column, above how much.
+    // The first column of each holder's current seam, and the bytes below it.
     const open = new Map();
     const close = (i, column) => {
       const stretch = open.get(i);

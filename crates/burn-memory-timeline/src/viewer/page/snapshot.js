@@ -1,4 +1,4 @@
-// The snapshot that this page carries, in typed arrays: a million objects would not do.
+// The snapshot that this page carries, in typed arrays: a million objects would be too slow.
 
 const CATEGORIES = [
   { key: "parameters", name: "Parameters", one: "parameter" },
@@ -19,14 +19,14 @@ async function unpack(base64) {
   return JSON.parse(await new Response(stream).text());
 }
 
-/** `differences` added up. */
+/** The running sums of `differences`. */
 function running(differences, array) {
   let value = 0;
   for (let i = 0; i < differences.length; i++) array[i] = value += differences[i];
   return array;
 }
 
-/** `values`, with `NONE` for what is null. */
+/** `values`, with `NONE` for null. */
 function optional(values) {
   return Int32Array.from(values, (value) => value ?? NONE);
 }
@@ -41,7 +41,7 @@ function decode(file) {
   const spans = phases.kind.map((kind, i) => ({
     kind,
     parameter: phases.parameter[i] ?? NONE,
-    // Counted from 1, as people and `burn-memory summary` do.
+    // From 1, as in `burn-memory summary`.
     iteration: phases.iteration[i] + 1,
     from: phaseFrom[i],
     until: phaseFrom[i] + phases.ticks[i],
@@ -92,7 +92,7 @@ function pathOf(snapshot, parameter) {
   return parameter === NONE ? null : snapshot.parameters[parameter].path;
 }
 
-/** What the training was doing at `tick`. */
+/** The phase and the step at `tick`, as text. */
 function phaseText(snapshot, tick) {
   const phase = spanAt(snapshot.phases, tick);
   const step = spanAt(snapshot.steps, tick);

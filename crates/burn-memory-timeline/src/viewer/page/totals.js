@@ -1,4 +1,4 @@
-// How much there is of everything at every tick, and where there is most.
+// The bytes of each category at each tick, and the peak.
 
 /** Bytes of each category after each tick. */
 function sweep(snapshot) {
@@ -23,7 +23,7 @@ function sum(totals, ticks) {
   return all;
 }
 
-/** The last tick of `first..=last` at which most is known. */
+/** The last tick of `first..=last` with the largest total. */
 function fullest(known, first, last) {
   let best = first;
   for (let tick = first + 1; tick <= last; tick++) {
@@ -33,8 +33,8 @@ function fullest(known, first, last) {
 }
 
 /**
- * What operations take for themselves and give back before they return: it is in a sample's peak, and
- * in nobody's hands at any tick. `sample[tick]` tells of it, `bytes[tick]` is how much.
+ * The workspaces of operations: memory in a sample's peak that no holder has. `sample[tick]` is the
+ * sample, `bytes[tick]` the size.
  */
 class Workspaces {
   constructor(ticks) {
@@ -49,7 +49,7 @@ class Workspaces {
   }
 }
 
-/** The workspaces, and the peak with the tick at which it was. */
+/** The workspaces, and the peak with its tick. */
 function measure(snapshot, known) {
   const { ticks, samples } = snapshot;
   const workspaces = new Workspaces(ticks);
@@ -75,7 +75,7 @@ function measure(snapshot, known) {
   return { workspaces, peak: { tick: peak.tick, bytes: peak.bytes } };
 }
 
-/** The stack of categories that is drawn: those that are not hidden, and where it is highest. */
+/** The stack of the categories that are not hidden, and its highest tick. */
 class Stack {
   constructor(snapshot) {
     this.snapshot = snapshot;
@@ -96,12 +96,12 @@ class Stack {
       this.snapshot.ticks,
     );
     this.summits = new RangeMax(this.height);
-    // With everything shown this is the peak: of two equally high ones the one that it names.
+    // With all categories shown this is the peak, also where another tick is equally high.
     const tick = hidden.size ? this.summits.at(0, this.snapshot.ticks - 1) : this.peak.tick;
     this.summit = { tick, bytes: hidden.size ? this.height[tick] : this.peak.bytes };
   }
 
-  /** How high the bottom of category `c` is at `tick`. */
+  /** The bytes below category `c` at `tick`. */
   base(c, tick) {
     let base = 0;
     for (const other of this.shown) {

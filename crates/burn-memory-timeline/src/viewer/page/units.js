@@ -1,10 +1,10 @@
-// Bytes, time and counts, as people read them.
+// Bytes, times and counts as text.
 
 const KIB = 1024;
 const MIB = KIB * KIB;
 const GIB = KIB * MIB;
 
-/** The unit for up to `most` bytes. MiB go far, so that two peaks compare digit by digit. */
+/** The unit for up to `most` bytes. MiB go up to 100 GiB, so that two peaks have the same unit. */
 function unitFor(most) {
   if (most >= 100 * GIB) return { bytes: GIB, name: "GiB" };
   if (most >= MIB) return { bytes: MIB, name: "MiB" };
