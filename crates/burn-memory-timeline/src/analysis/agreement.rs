@@ -1,18 +1,18 @@
-//! How well the holders add up to what the allocator or the device says.
+//! How far the total of the holders is from the bytes in use.
 
-use crate::analysis::Totals;
+use super::totals::Totals;
 use crate::snapshot::Snapshot;
 
-/// The sample that differs most from the sum of the holders, by its share.
+/// The sample that differs most from the total of the holders, in relation to the bytes in use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Agreement {
-    /// How many samples there are.
+    /// Number of samples.
     pub samples: usize,
-    /// The tick of the one that differs most.
+    /// The tick of the sample that differs most.
     pub tick: usize,
     /// Bytes in use there.
     pub in_use: u64,
-    /// Bytes that holders have there.
+    /// Bytes of all holders there.
     pub known: u64,
 }
 
@@ -25,20 +25,20 @@ impl Agreement {
             in_use: sample.in_use,
             known: totals.known()[sample.tick],
         });
-        // Of two that differ alike, the first.
+        // The first of several that differ equally.
         samples.reduce(|worst, next| match next.share() > worst.share() {
             true => next,
             false => worst,
         })
     }
 
-    /// Bytes in use that nobody holds; below 0, bytes that somebody holds and that are not in use.
+    /// Bytes in use that no holder has; negative where the holders have more than is in use.
     pub fn unattributed(&self) -> i64 {
         self.in_use as i64 - self.known as i64
     }
 
-    /// The part of what is in use that it differs by: 0.01 for one hundredth. Infinite where
-    /// something is held and nothing in use.
+    /// The difference as a share of the bytes in use: 0.01 for one hundredth. Infinite where holders
+    /// have bytes and none are in use.
     pub fn share(&self) -> f64 {
         match self.unattributed() {
             0 => 0.0,

@@ -1,47 +1,50 @@
-//! What gradient release would make of a recording of plain Burn.
+//! The peak that a recording of plain Burn would have with gradient release.
 //!
-//! The last complete training step is replayed without its Optimizer phase. In its backward pass,
-//! the step of each parameter takes place where the parameter's gradient is complete, which is
-//! where the holder that the optimizer steps with begins. There the memory rises and falls as it
-//! did in that step as recorded, workspaces included, and from there on the gradient is gone.
+//! [`Estimate::of`] replays the last complete training step without its optimizer phase. It moves the
+//! step of each parameter into the backward pass, to the tick at which the parameter's gradient is
+//! complete: where the holder begins with which the optimizer steps. There the memory rises and falls
+//! as in the recorded step, workspaces included, and the gradient is released.
 //!
-//! The operation that makes a gradient lets go of what it read at about that time, and a recording
-//! cannot tell its releases from those that come after it. Hence two bounds: with the step before
-//! all the releases that follow the gradient, and with the step after them.
+//! The operation that computes a gradient releases its operands at about the same time. A recording
+//! cannot tell these releases from the next ones. Hence two bounds: one with the step before all
+//! releases that follow the gradient, one with the step after them.
 //!
-//! Everything else stays as recorded. What that leaves to assumption, [`Estimate::assumptions`]
-//! says.
+//! Everything else stays as recorded. [`Estimate::assumptions`] lists what the estimate assumes.
 
-use crate::analysis::{Moment, Peak, Place, Totals, moments};
+use super::{
+    moment::{Moment, moments},
+    peak::Peak,
+    place::Place,
+    totals::Totals,
+};
 use crate::snapshot::{Category, Phase, PhaseKind, Snapshot};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use thiserror::Error;
 
-/// What gradient release would need for a training step that was recorded without it.
+/// The estimated peak of a training step with gradient release, from a recording without it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Estimate {
-    /// The training step, from 0.
+    /// Index of the training step, from 0.
     pub iteration: usize,
-    /// The peak of that step as it was recorded.
+    /// The recorded peak of that step.
     pub recorded: u64,
-    /// The least that its peak can be with gradient release.
+    /// Lower bound of its peak with gradient release.
     pub least: u64,
-    /// The most that its peak can be with gradient release.
+    /// Upper bound of its peak with gradient release.
     pub most: u64,
-    /// Where the peak of [`most`](Self::most) would be.
+    /// The place of the peak of [`most`](Self::most).
     pub place: Option<Place>,
-    /// Bytes of the gradients that would be gone as soon as they are complete.
+    /// Bytes of the gradients that would be released as soon as they are complete.
     pub released: u64,
-    /// Bytes of the gradients that no step of a parameter took, and that stay as recorded.
+    /// Bytes of the gradients that no step used, and that stay as recorded.
     pub kept: u64,
-    /// Bytes of the gradients that somebody else still held after the optimizer had stepped with
-    /// them.
+    /// Bytes of the gradients that were still held after the optimizer had stepped with them.
     pub held_on: u64,
-    /// Bytes that the optimizer's state grew by in that step.
+    /// Bytes by which the optimizer's state grew in that step.
     pub born: u64,
-    /// The most bytes that the Optimizer phase took outside the step of every parameter.
+    /// The most bytes that the optimizer phase took outside the steps of parameters.
     pub outside: u64,
 }
 
@@ -49,14 +52,14 @@ pub struct Estimate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum NoEstimate {
-    /// Some parameter steps within a backward pass.
+    /// A parameter is stepped within a backward pass.
     #[error("this is a recording of gradient release already")]
     IsReleased,
-    /// No training step has a forward pass, a backward pass and an optimizer that steps a
+    /// No training step has a forward pass, a backward pass and an optimizer phase that steps a
     /// parameter.
     #[error("no training step was recorded from its forward pass to the end of its optimizer")]
     NoCompleteStep,
-    /// A step of the training has more than one backward pass.
+    /// A training step has more than one backward pass.
     #[error(
         "the training step has {0} backward passes, whose gradients add up: what gradient release \
          makes of accumulated gradients is not estimated"
@@ -64,25 +67,27 @@ pub enum NoEstimate {
     Accumulates(usize),
 }
 
-/// The step of one parameter, as recorded.
+/// The recorded step of one parameter.
 struct Step {
     parameter: usize,
     ticks: Range<usize>,
     /// Bytes of its gradient.
     gradient: u64,
-    /// Of them, bytes that are still held when the step ends.
+    /// Bytes of its gradient that are still held when the step ends.
     held_on: u64,
     /// Bytes of the weight before the step that are still held when it ends.
     old_weight: u64,
     /// Bytes of the weight that the step makes.
     new_weight: u64,
-    /// After which tick it would take place.
+    /// The tick after which it takes place in the replay.
     at: usize,
 }
 
-/// How the memory changes in a step, from what it was before.
-struct Course {
+/// The change of the memory in a step, relative to before it.
+struct Change {
+    /// At its highest.
     most: i64,
+    /// At its end.
     end: i64,
 }
 
@@ -91,7 +96,7 @@ impl Estimate {
     ///
     /// # Errors
     ///
-    /// The recording is of gradient release already, or does not have what it takes.
+    /// The recording is of gradient release already, or has no complete training step.
     pub fn of(snapshot: &Snapshot, totals: &Totals) -> Result<Self, NoEstimate> {
         let (iteration, phases) = last_complete(snapshot)?;
         let from = phases.iter().map(|phase| phase.from).min();
@@ -139,8 +144,7 @@ impl Estimate {
         })
     }
 
-    /// What the estimate takes for granted, in sentences; those that make no difference here are
-    /// left out.
+    /// What the estimate assumes, in sentences, without the assumptions that make no difference here.
     pub fn assumptions(&self) -> Vec<String> {
         let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
         let mut all = vec![
@@ -178,7 +182,7 @@ impl Estimate {
     }
 }
 
-/// The last of the training steps in which most parameters step, and its phases.
+/// The last of the training steps in which the most parameters are stepped, with its phases.
 fn last_complete(snapshot: &Snapshot) -> Result<(usize, Vec<Phase>), NoEstimate> {
     let mut iterations: BTreeMap<usize, Vec<Phase>> = BTreeMap::new();
     for phase in snapshot
@@ -225,13 +229,12 @@ fn last_complete(snapshot: &Snapshot) -> Result<(usize, Vec<Phase>), NoEstimate>
     }
 }
 
-/// The steps of the parameters whose gradients were complete after tick `since`, in the order in
-/// which they were.
+/// The steps of the parameters whose gradients were complete after tick `since`, in that order.
 fn steps(snapshot: &Snapshot, phases: &[Phase], since: usize) -> Vec<Step> {
     let mut by_parameter: HashMap<usize, Step> = HashMap::new();
     for phase in phases {
         if let PhaseKind::Step(parameter) = phase.kind {
-            // The first, should there be several.
+            // The first of several.
             by_parameter.entry(parameter).or_insert(Step {
                 parameter,
                 ticks: phase.from..phase.until,
@@ -274,7 +277,7 @@ fn steps(snapshot: &Snapshot, phases: &[Phase], since: usize) -> Vec<Step> {
     steps
 }
 
-/// For each tick, whether memory was let go of and none was taken.
+/// For each tick, whether memory was released and none was allocated.
 fn releases(snapshot: &Snapshot) -> Vec<bool> {
     let mut releases = vec![false; snapshot.times.len()];
     for holder in &snapshot.holders {
@@ -288,7 +291,7 @@ fn releases(snapshot: &Snapshot) -> Vec<bool> {
     releases
 }
 
-/// The most that the phases of the optimizer take outside the steps of parameters.
+/// The most bytes that the optimizer phases take outside the steps of parameters.
 fn outside(totals: &Totals, phases: &[Phase]) -> u64 {
     let known = totals.known();
     let mut most = 0;
@@ -296,7 +299,7 @@ fn outside(totals: &Totals, phases: &[Phase]) -> u64 {
         if optimizer.kind != PhaseKind::Optimizer {
             continue;
         }
-        // What each stretch between steps takes beyond what was there when it began.
+        // What is allocated in each range between steps, relative to its beginning.
         let steps = phases.iter().filter(|phase| {
             matches!(phase.kind, PhaseKind::Step(_))
                 && optimizer.from <= phase.from
@@ -316,14 +319,13 @@ fn outside(totals: &Totals, phases: &[Phase]) -> u64 {
     most
 }
 
-/// The ticks from the beginning of the forward pass to the optimizer, with the steps in them.
+/// The ticks from the forward pass to the optimizer phase, with the steps moved into them.
 struct Replay<'a> {
     known: &'a [u64],
     ticks: Range<usize>,
     moments: Vec<Moment>,
-    courses: HashMap<usize, Course>,
-    /// For each of `ticks`, what the steps that came before it change; and what those after it do,
-    /// too.
+    changes: HashMap<usize, Change>,
+    /// For each of `ticks`, the sum of the changes by all steps before it, and by those at it too.
     before: Vec<i64>,
     after: Vec<i64>,
 }
@@ -337,21 +339,21 @@ impl<'a> Replay<'a> {
     ) -> Self {
         let known = totals.known();
         let moments: Vec<Moment> = moments(snapshot, totals).collect();
-        let courses = steps.iter().map(|step| {
-            let course = Course::of(known, &moments, step);
-            (step.parameter, course)
+        let changes = steps.iter().map(|step| {
+            let change = Change::of(known, &moments, step);
+            (step.parameter, change)
         });
-        let courses: HashMap<usize, Course> = courses.collect();
-        let mut change = vec![0; ticks.len()];
+        let changes: HashMap<usize, Change> = changes.collect();
+        let mut at_ticks = vec![0; ticks.len()];
         for step in steps {
-            if let Some(change) = change.get_mut(step.at - ticks.start) {
-                *change += courses[&step.parameter].end;
+            if let Some(change) = at_ticks.get_mut(step.at - ticks.start) {
+                *change += changes[&step.parameter].end;
             }
         }
         let mut before = Vec::with_capacity(ticks.len());
         let mut after = Vec::with_capacity(ticks.len());
         let mut sum = 0;
-        for change in change {
+        for change in at_ticks {
             before.push(sum);
             sum += change;
             after.push(sum);
@@ -360,13 +362,13 @@ impl<'a> Replay<'a> {
             known,
             ticks,
             moments,
-            courses,
+            changes,
             before,
             after,
         }
     }
 
-    /// The peak, its tick, and the parameter in whose step it is.
+    /// The peak, its tick, and the parameter that is stepped there.
     fn peak(&self, steps: &[Step]) -> (u64, usize, Option<usize>) {
         let mut peak = (0, self.ticks.start, None);
         let mut see = |bytes: i64, tick, step| {
@@ -385,8 +387,7 @@ impl<'a> Replay<'a> {
             if !self.ticks.contains(&moment.tick) {
                 continue;
             }
-            // What was in use when the operations of this sample began, and after each of their
-            // ticks.
+            // The bytes when the operations of this sample began, and after each of their ticks.
             let since = moment.since.max(first);
             let mut most = (after(since), since);
             for tick in since + 1..=moment.sample.tick.min(last) {
@@ -394,7 +395,7 @@ impl<'a> Replay<'a> {
             }
             see(most.0 + moment.workspace as i64, most.1, None);
         }
-        // Several can be complete at the same tick: each begins where the one before ended.
+        // Several gradients can be complete at the same tick. Their steps follow each other.
         let mut base = (usize::MAX, 0);
         for step in steps {
             if !self.ticks.contains(&step.at) {
@@ -403,19 +404,19 @@ impl<'a> Replay<'a> {
             if base.0 != step.at {
                 base = (step.at, before(step.at));
             }
-            let course = &self.courses[&step.parameter];
-            see(base.1 + course.most, step.at, Some(step.parameter));
-            base.1 += course.end;
+            let change = &self.changes[&step.parameter];
+            see(base.1 + change.most, step.at, Some(step.parameter));
+            base.1 += change.end;
         }
         (peak.0.unsigned_abs(), peak.1, peak.2)
     }
 }
 
-impl Course {
+impl Change {
     fn of(known: &[u64], moments: &[Moment], step: &Step) -> Self {
         let ticks = step.ticks.clone();
         let start = known[ticks.start.saturating_sub(1)] as i64;
-        // A weight that no other replaces is stepped where it is.
+        // A weight without a new one beside it is stepped in place.
         let replaced = step.old_weight.min(step.new_weight);
         let end = known[ticks.end - 1] as i64 - start - (step.held_on + replaced) as i64;
         let highest = ticks.clone().map(|tick| known[tick] as i64).max();
@@ -423,7 +424,7 @@ impl Course {
         let sampled = moments[first..]
             .iter()
             .take_while(|moment| moment.since < ticks.end)
-            // What was before the step, or after it, is none of its own.
+            // Workspaces from before the step, or from after it, are not part of it.
             .filter(|moment| (ticks.start..=ticks.end).contains(&(moment.tick + 1)))
             .map(|moment| known[moment.tick] as i64 + moment.workspace as i64);
         let most = sampled.chain(highest).max().unwrap_or(start) - start;

@@ -1,9 +1,10 @@
-//! What a snapshot says: how much of what there was when, the peak and who was in it, and what
-//! gradient release would make of it.
+//! What follows from a snapshot: the bytes of each category over time, the peak and what is in it,
+//! and an estimate of the peak with gradient release.
 
 mod agreement;
 mod estimate;
 mod moment;
+mod most;
 mod peak;
 mod place;
 mod totals;
@@ -11,9 +12,10 @@ mod totals;
 pub use agreement::Agreement;
 pub use estimate::{Estimate, NoEstimate};
 pub use moment::{Moment, moments};
+pub use most::Most;
 pub use peak::{Peak, Piece};
 pub use place::Place;
-pub use totals::{Most, Totals};
+pub use totals::Totals;
 
 #[cfg(test)]
 mod tests;

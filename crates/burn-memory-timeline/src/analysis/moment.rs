@@ -1,21 +1,21 @@
-//! What the samples add to the holders: the memory that operations take for themselves.
+//! The workspaces of operations: memory in the samples that no holder has.
 
-use crate::analysis::Totals;
+use super::totals::Totals;
 use crate::snapshot::{Sample, Snapshot};
 use std::mem;
 
-/// When the peak of a [`Sample`] was, as well as can be known.
+/// The tick of the peak of a [`Sample`], as far as it can be known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
-    /// The tick: of those since the sample before, that before included, the last one of those
-    /// after which the most was known.
+    /// The tick: from the previous sample's on, the one with the largest total of holders; the last
+    /// of several.
     pub tick: usize,
-    /// What is in the sample's peak and in nobody's hands: what the operation took for itself and
-    /// gave back before it returned.
+    /// Bytes of the sample's peak that no holder has: memory that the operation released before it
+    /// returned.
     pub workspace: u64,
     /// The sample.
     pub sample: Sample,
-    /// The tick of the sample before; 0, if it is the first.
+    /// The tick of the previous sample; 0 for the first.
     pub since: usize,
 }
 
@@ -30,7 +30,7 @@ pub fn moments<'a>(
         let since = mem::replace(&mut last, sample.tick);
         let tick = (since..=sample.tick)
             .max_by_key(|tick| known[*tick])
-            .expect("a range that has its end");
+            .expect("the range contains its end");
         Moment {
             tick,
             workspace: sample.peak.saturating_sub(known[tick]),

@@ -1,22 +1,26 @@
-//! The peak, and who is in it.
+//! The peak, and what is in it.
 
-use crate::analysis::{Moment, Place, Totals, moments};
+use super::{
+    moment::{Moment, moments},
+    place::Place,
+    totals::Totals,
+};
 use crate::snapshot::{Category, Holder, Snapshot};
 use std::cmp::Reverse;
 
 /// The moment at which the most memory is in use.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Peak {
-    /// Bytes in use: the largest that the allocator or the device said; without samples, the most
-    /// that is known.
+    /// Bytes in use: the largest peak of the samples; without samples, the largest total of the
+    /// holders.
     pub bytes: u64,
-    /// The tick whose holders are in it.
+    /// The tick of the peak.
     pub tick: usize,
-    /// When it was, in microseconds since the start of the recording.
+    /// The time of the peak, in microseconds since the start of the recording.
     pub time: u64,
-    /// What the training did; `None` between its phases.
+    /// The phase of the training; `None` between phases.
     pub place: Option<Place>,
-    /// Who is in it, the largest first.
+    /// Its pieces, the largest first.
     pub pieces: Vec<Piece>,
 }
 
@@ -25,16 +29,15 @@ pub struct Peak {
 pub struct Piece {
     /// Its size.
     pub bytes: u64,
-    /// What it is for.
+    /// Its purpose.
     pub category: Category,
-    /// The parameter that it is, or is made for.
+    /// The parameter that it is, or that it was computed for.
     pub parameter: Option<usize>,
     /// The operation that made it, if it is known.
     pub operation: Option<usize>,
-    /// Who it is, an index into [`Snapshot::holders`]; `None` for what an operation took for
-    /// itself.
+    /// Its holder, an index into [`Snapshot::holders`]; `None` for the workspace of an operation.
     pub holder: Option<usize>,
-    /// The tick at which it was made.
+    /// The tick of its allocation.
     pub from: usize,
 }
 
@@ -48,7 +51,7 @@ impl Peak {
     pub fn within(snapshot: &Snapshot, totals: &Totals, from: usize, until: usize) -> Option<Self> {
         let known = totals.known();
         let range = from..until.min(known.len());
-        // The first of equals: `max_by_key` alone would give the last.
+        // `max_by_key` returns the last of equals, and the first is wanted.
         let sampled = moments(snapshot, totals)
             .filter(|moment| range.contains(&moment.tick))
             .max_by_key(|moment| (moment.sample.peak, Reverse(moment.sample.tick)));
@@ -105,7 +108,7 @@ impl Piece {
 
     fn workspace(snapshot: &Snapshot, moment: &Moment) -> Option<Self> {
         let sample = moment.sample;
-        // It is for the same parameter as what the operation made.
+        // The workspace belongs to the parameter that the output of the operation belongs to.
         let holders = &snapshot.holders;
         let first = holders.partition_point(|holder| holder.from <= moment.since);
         let made = holders[first..]

@@ -1,21 +1,21 @@
-//! Where in the training a tick is.
+//! The place of a tick in the training.
 
 use crate::snapshot::{PhaseKind, Snapshot};
 use std::fmt::{self, Display};
 
-/// What the training does at a tick.
+/// The phase of the training at a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The number of the training step in the recording, from 0.
+    /// Index of the training step in the recording, from 0.
     pub iteration: usize,
-    /// Forward, backward or optimizer; a step, if it is within none of these.
+    /// Forward, backward or optimizer; a step, if it is in none of these.
     pub phase: PhaseKind,
-    /// The parameter whose step it is, an index into [`Snapshot::parameters`].
+    /// The parameter that is stepped, an index into [`Snapshot::parameters`].
     pub step: Option<usize>,
 }
 
 impl Place {
-    /// Where a tick is; `None` between the phases.
+    /// The place of a tick; `None` between phases.
     pub fn of(snapshot: &Snapshot, tick: usize) -> Option<Self> {
         let mut around = snapshot
             .phases
@@ -33,7 +33,7 @@ impl Place {
         })
     }
 
-    /// `backward of step 2, at blocks.3.mlp.fc1.weight`; steps are counted from 1.
+    /// `backward of step 2, stepping blocks.3.mlp.fc1.weight`, with training steps counted from 1.
     pub fn name(self, snapshot: &Snapshot) -> impl Display {
         let path = |parameter: usize| snapshot.parameters[parameter].path.clone();
         Name {
