@@ -1,4 +1,4 @@
-//! Flex keeps bytes on the heap.
+//! The memory of Flex's tensors, on the heap.
 
 use burn_flex::FlexTensor;
 
