@@ -1,18 +1,17 @@
-//! Where the memory of a Burn training goes: a recorder, and a viewer for what it recorded.
+//! A timeline of the memory of a Burn training: a recorder, and a viewer for its recordings.
 //!
-//! Who runs out of memory wants to know who had it. The recorder follows every tensor of a few
-//! training steps, from the operation that made it to the moment it was let go of, and says what it
-//! was for: a parameter, its gradient, the optimizer's state, an activation that waits for the
-//! backward pass, or something for a moment only. The viewer, `burn-memory`, draws it over time,
-//! and names the largest holders at the peak.
+//! The recorder follows every tensor in a few training steps, from the operation that makes it to its
+//! last copy. It tells parameters, gradients, the optimizer's state, activations that wait for the
+//! backward pass, and temporaries apart. The viewer, `burn-memory`, draws them over time, and names
+//! the largest at the peak.
 //!
 //! # Record
 //!
-//! Three things are to be done, and none of them costs anything until a [`Recorder`] is started:
+//! A training needs three changes, which cost next to nothing until a [`Recorder`] is started:
 //!
-//! - [`Recorded`] goes around the innermost backend: `Autodiff<Recorded<Flex>>`.
-//! - The forward and the backward pass are made within [`forward`] and [`backward`].
-//! - The optimizer is made with [`.recorded()`](RecordSteps::recorded).
+//! - [`Recorded`] around the innermost backend: `Autodiff<Recorded<Flex>>`.
+//! - The forward and the backward pass within [`forward`] and [`backward`].
+//! - The optimizer with [`.recorded()`](RecordSteps::recorded).
 //!
 #![cfg_attr(feature = "flex", doc = "```")]
 #![cfg_attr(not(feature = "flex"), doc = "```ignore")]
@@ -48,28 +47,29 @@
 //! # Ok::<(), burn_memory_timeline::RecordError>(())
 //! ```
 //!
-//! With Burn's learner the passes are in the model's `TrainStep`, and [`Recorder::with_file`]
-//! writes the snapshot as soon as the steps are over. Gradient release needs nothing more:
-//! `.recorded()`, then
+//! With Burn's learner the passes are in the model's `TrainStep`, and [`Recorder::with_file`] writes
+//! the snapshot as soon as the steps are over. With gradient release, call `.recorded()`, then
 //! `.with_gradient_release()`.
 //!
-//! # Where it listens, and what that costs
+//! # How it works, and what it costs
 //!
-//! [`Recorded`] is a backend below `Autodiff`: all operations pass through it, forward, backward
-//! and in the optimizer, and it asks the tensors below where their bytes lie, so that neither
-//! a view nor a result in the place of its operand is counted twice. What memory is *for* follows
-//! from what becomes of it, and is said from its beginning: what outlives the forward pass is kept for
-//! the backward pass, what that leaves is gradients, what a step leaves beside the parameter is the
-//! optimizer's state. Nothing is guessed from sizes or names.
+//! [`Recorded`] is a backend below `Autodiff`. All operations pass through it: forward, backward and
+//! in the optimizer. It reads the identity of each tensor's memory, so that neither a view nor a
+//! result in the memory of its operand is counted twice.
 //!
-//! What an operation takes for itself and gives back before it returns, no tensor has. With a
-//! [`MemoryCounter`], the allocator's or the device's own number, it is in the recording as that
-//! operation's, and the recording shows how well it adds up.
+//! The purpose of memory follows from what becomes of it, and holds from its allocation on. Tensors
+//! that outlive the forward pass are activations, those that the backward pass leaves are gradients,
+//! and those that a step leaves beside the parameter are the optimizer's state. Nothing is guessed
+//! from sizes or names.
 //!
-//! Recording takes a lock and a look at the allocator for every operation. On a GPU every look
-//! waits for the device, so that the usual [`Sampling`] there is where phases begin and end.
+//! No tensor has the workspace of an operation: memory that the operation releases before it returns.
+//! With a [`MemoryCounter`], which counts the bytes in use by the allocator or the device, workspaces
+//! are in the recording too, and the recording shows how well its bytes add up.
 //!
-//! # Look
+//! During a recording, each operation takes a lock and reads the counter. On a GPU each reading waits
+//! for the device, so that [`Sampling`] there is by default where phases begin and end.
+//!
+//! # View
 //!
 //! ```text
 //! burn-memory summary plain.json.gz
@@ -77,8 +77,8 @@
 //! burn-memory svg plain.json.gz release.json.gz --output picture.svg
 //! ```
 //!
-//! The [summary](analysis) also says what releasing gradients would make of a recording of plain
-//! Burn.
+//! The summary of a recording of plain Burn also [estimates](analysis::Estimate) the peak with gradient
+//! release.
 #![forbid(unsafe_code)]
 
 pub mod analysis;

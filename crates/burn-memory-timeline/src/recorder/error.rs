@@ -1,4 +1,4 @@
-//! What can go wrong with a recording.
+//! Errors of a recording.
 
 use crate::snapshot::SnapshotError;
 
@@ -10,19 +10,19 @@ pub enum RecordError {
         "a recording is under way already: a process has one at a time; finish the other first"
     )]
     UnderWay,
-    /// No step is to be recorded.
+    /// The range of steps is empty.
     #[error("no step to record: the range of steps is empty")]
     NoSteps,
-    /// The training ended before the first step that was to be recorded.
+    /// The training ended before the first step to record.
     #[error(
         "nothing was recorded: the training made {made} forward passes and the recording was to begin \
          with number {first}, counted from 0; record an earlier step, and put the forward pass into \
          `burn_memory_timeline::forward`"
     )]
     TooShort {
-        /// Forward passes that were made.
+        /// Number of forward passes made.
         made: usize,
-        /// The first that was to be recorded.
+        /// Index of the first forward pass to record.
         first: usize,
     },
     /// The tensors of the model are not on a recorded backend.
