@@ -1,4 +1,4 @@
-//! The analysis of whole trainings, against what is true of them by construction.
+//! The analysis of whole trainings, compared with what they were constructed from.
 
 mod synthetic;
 
@@ -144,7 +144,7 @@ fn without_a_sample_in_it_the_peak_is_still_found_between_two() {
     let of = |snapshot: &Snapshot| Peak::of(snapshot, &Totals::of(snapshot)).unwrap();
     let (dense, sparse) = (of(&dense), of(&sparse));
     assert_eq!(sparse.bytes, dense.bytes);
-    // Which of the operations took it for itself cannot be known, only that it was one.
+    // Which of the operations had the workspace cannot be known.
     assert_eq!(
         sparse.place.map(|at| at.phase),
         dense.place.map(|at| at.phase)

@@ -1,7 +1,7 @@
 //! The HTML viewer in headless Chromium.
 //!
-//! Without a Chromium these tests count as ignored: whether there is one is known only when they
-//! run, which is why this harness is not libtest's.
+//! Without a Chromium these tests count as ignored. Whether there is one is known only when they run,
+//! hence libtest-mimic.
 
 #[path = "browser/chromium.rs"]
 mod chromium;
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         .with_ignored_flag(!kind.is_empty())
     });
     let mut arguments = Arguments::from_args();
-    // One browser at a time: together they would only wait for each other.
+    // One browser at a time: several would only slow each other down.
     arguments.test_threads = arguments.test_threads.or(Some(1));
     libtest_mimic::run(&arguments, tests.collect()).exit_code()
 }

@@ -1,4 +1,4 @@
-//! The program as a user meets it.
+//! The program, from the command line.
 
 mod synthetic;
 
@@ -17,7 +17,7 @@ fn burn_memory(arguments: &[&str], files: &[&Path]) -> Command {
     command
 }
 
-/// What it says on stdout and stderr when all goes well.
+/// The output on stdout and stderr of a command that succeeds.
 fn done(mut command: Command) -> (String, String) {
     let output = command.assert().success().get_output().clone();
     let text = |bytes| String::from_utf8(bytes).unwrap();
@@ -72,7 +72,7 @@ impl Runs {
         self.folder.path().join(name)
     }
 
-    /// Saves a snapshot that something was changed in.
+    /// Saves a snapshot with a change.
     fn changed(&self, name: &str, change: impl FnOnce(&mut Snapshot)) -> PathBuf {
         let mut snapshot = Training::plain().snapshot();
         change(&mut snapshot);
@@ -275,7 +275,7 @@ fn a_picture_of_a_million_events_is_small_and_has_a_peak_of_one_event() {
     let picture = fs::read_to_string(runs.path("vast.svg")).unwrap();
     assert!(picture.len() < 60_000, "{}", picture.len());
     assert!(picture.contains("peak 1024.0 MiB"));
-    // Something reaches up to where the peak is marked.
+    // The layers reach up to the mark of the peak.
     let (_, circle) = picture.split_once("<circle ").unwrap();
     let at = |name: &str| -> &str {
         let (_, value) = circle.split_once(&format!("{name}=\"")).unwrap();
@@ -349,7 +349,7 @@ fn an_output_is_next_to_its_input_and_never_over_it() {
             fails(command, 1, "choose another name for --output");
         }
     }
-    // A snapshot that has the name of the picture.
+    // A snapshot with the default name of the picture.
     let named = runs.path("named.svg");
     fs::copy(&runs.plain, &named).unwrap();
     fails(

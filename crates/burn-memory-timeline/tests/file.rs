@@ -1,4 +1,4 @@
-//! The file of a snapshot: what is saved is loaded, and what is no snapshot is told from one.
+//! The file of a snapshot: saved and loaded, and files that are no snapshots.
 
 mod synthetic;
 
@@ -36,7 +36,7 @@ fn read(file: &[u8]) -> Result<Snapshot, SnapshotError> {
     Snapshot::read(file)
 }
 
-/// The file of a small snapshot, with something changed in its JSON.
+/// Reads the file of a small snapshot with a change in its JSON.
 fn changed(change: impl FnOnce(&mut Value)) -> Result<Snapshot, SnapshotError> {
     let file = bytes(&Training::plain().snapshot());
     let mut json = serde_json::from_str(&unpacked(&file)).unwrap();
@@ -44,7 +44,7 @@ fn changed(change: impl FnOnce(&mut Value)) -> Result<Snapshot, SnapshotError> {
     read(&packed(&json.to_string()))
 }
 
-/// One line that names the file, contains `text` and is no mere "invalid".
+/// Checks that an error is one line with `text` in it.
 fn says(error: &SnapshotError, text: &str) {
     let line = error.to_string();
     assert_eq!(line.lines().count(), 1, "{line:?}");
@@ -68,7 +68,7 @@ fn what_is_saved_is_loaded() {
         }
     }
     snapshots[1].warnings.push("\"a\"\n{b}".into());
-    // What was in use may be less than what is known, and a peak less than either.
+    // The bytes in use may be less than those of the holders, and a peak less than either.
     snapshots[1].samples[7].in_use = 3;
     snapshots[1].samples[7].peak = 2;
     for snapshot in snapshots {
@@ -91,7 +91,7 @@ fn who_reads_a_file_that_is_saved_anew_reads_the_old_one_to_its_end() {
     assert_eq!(Snapshot::load(&path).unwrap(), new);
 }
 
-/// The temporary file that becomes the snapshot is not private.
+/// Temporary files are private by default.
 #[cfg(unix)]
 #[test]
 fn a_saved_file_is_as_readable_as_any_other() {
@@ -154,7 +154,7 @@ fn something_else_is_not_a_snapshot() {
         packed("some text"),
         packed("{\"format\":\"other\",\"version\":1}"),
         packed("[1, 2, 3]"),
-        // Cut short, but a snapshot it never was.
+        // The beginning of something that is no snapshot.
         packed(&"some text ".repeat(1000))[..40].to_vec(),
     ] {
         let error = read(&foreign).unwrap_err();
@@ -200,7 +200,7 @@ fn a_later_version_asks_for_an_update() {
         &later,
         "was written by version 2 of the format, this program reads up to 1: update it",
     );
-    // Whatever else that version has changed.
+    // Also if that version has other keys.
     let later = read(&packed(
         r#"{"format":"burn-memory-timeline","version":7,"new":{}}"#,
     ));
@@ -268,7 +268,7 @@ fn what_contradicts_itself_is_not_loaded() {
     for (pointer, value, text) in cases {
         let result = changed(|json| *json.pointer_mut(pointer).unwrap() = value.clone());
         if text == "nothing" {
-            // Only a step is of a parameter; elsewhere it is not looked at.
+            // Only a step has a parameter; other phases ignore it.
             assert!(result.is_ok(), "{pointer}");
             continue;
         }
@@ -311,7 +311,7 @@ fn what_contradicts_itself_is_not_saved() {
         says(&error, text);
         says(&error, "run.memory");
     }
-    // What was there is there still, and nothing beside it.
+    // The old file is unchanged, and nothing is left beside it.
     assert_eq!(Snapshot::load(&file).unwrap(), good);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
@@ -331,7 +331,7 @@ fn a_place_that_cannot_be_written_or_read_is_named() {
         assert!(matches!(error, SnapshotError::Open { .. }), "{error:?}");
         says(&error, &format!("cannot open {}", path.display()));
     }
-    // A folder in the way of the file: what was written beside it is gone again.
+    // A folder has the name of the file: the temporary file is deleted.
     let taken = folder.path().join("taken");
     fs::create_dir(&taken).unwrap();
     assert!(snapshot.save(&taken).is_err());

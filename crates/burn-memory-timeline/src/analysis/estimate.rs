@@ -174,7 +174,7 @@ impl Estimate {
         }
         if self.held_on > 0 {
             all.push(format!(
-                "gradients of {} that somebody held after their step are no longer held",
+                "gradients of {} that were still held after their step are released",
                 mib(self.held_on)
             ));
         }

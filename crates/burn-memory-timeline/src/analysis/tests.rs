@@ -1,4 +1,4 @@
-//! On snapshots small enough to add up by hand.
+//! The analysis of snapshots that are small enough to add up by hand.
 
 use super::*;
 use crate::Snapshot;
@@ -54,8 +54,8 @@ fn snapshot(ticks: usize, holders: Vec<Holder>) -> Snapshot {
     }
 }
 
-/// Two weights; a step in which both gradients are 40 bytes, and both steps take 25 more for a
-/// while.
+/// A training step with two weights. Each gradient has 40 bytes, and each step allocates 25 more for
+/// a while.
 ///
 /// ```text
 /// tick            0   1   2   3   4   5   6   7   8   9  10  11
@@ -192,7 +192,7 @@ fn the_peak_of_a_sample_is_where_the_most_was_known_since_the_one_before() {
     let ticks: Vec<usize> = moments(&snapshot, &totals)
         .map(|moment| moment.tick)
         .collect();
-    // Of the two ticks with 180 the later one, and what was in use at the sample before counts.
+    // The later of the two ticks with 180; the tick of the previous sample counts too.
     assert_eq!(ticks, [2, 3, 7]);
 }
 
@@ -222,7 +222,7 @@ fn an_estimate_steps_where_the_gradient_is_complete() {
     assert_eq!(estimate.recorded, 220);
     // The step of `two` at tick 3: 220 and its 25.
     assert_eq!(estimate.most, 245);
-    // Or after the activation is gone: 220 at tick 3 itself.
+    // Or after the release of the activation: 220 at tick 3 itself.
     assert_eq!(estimate.least, 220);
     assert_eq!(estimate.place.unwrap().step, Some(1));
     assert_eq!((estimate.released, estimate.kept), (80, 0));
@@ -236,8 +236,8 @@ fn an_estimate_steps_where_the_gradient_is_complete() {
 #[test]
 fn an_estimate_counts_what_a_step_takes_within_its_operations() {
     let mut snapshot = step();
-    // 200 bytes, and the delta, while `one` steps where all but its gradient and the weights is
-    // gone.
+    // A workspace of 200 and the delta in the step of `one`, when only its gradient and the weights are
+    // left.
     snapshot.samples = vec![
         sample(9, 120, 120),
         sample(10, 145, 345),
@@ -253,7 +253,7 @@ fn steps_that_are_due_at_once_take_place_one_after_the_other() {
     let mut snapshot = step();
     snapshot.holders[2].from = 5;
     snapshot.holders.swap(2, 3);
-    // The step of `two` takes 60 and finds the gradient of `one` gone: 160 - 40 + 60.
+    // The step of `two` allocates 60, after the gradient of `one` is released: 160 - 40 + 60.
     snapshot.holders[4].bytes = 60;
     let estimate = estimate(&snapshot).unwrap();
     assert_eq!((estimate.least, estimate.most), (185, 185));
@@ -265,13 +265,12 @@ fn an_estimate_counts_what_an_operation_takes_within_the_backward_pass() {
     let mut snapshot = step();
     snapshot.samples = vec![sample(3, 220, 220), sample(4, 120, 400)];
     let estimate = estimate(&snapshot).unwrap();
-    // 180 that nobody holds, on what was there when it began: 220, without the gradient if it is
-    // gone.
+    // A workspace of 180 on the 220 at its beginning, less the gradient if that is released.
     assert_eq!((estimate.most, estimate.least), (220 - 40 + 180, 220 + 180));
 }
 
 #[test]
-fn a_gradient_that_somebody_holds_on_to_is_estimated_to_go() {
+fn a_gradient_that_outlives_its_step_is_estimated_to_be_released() {
     let mut snapshot = step();
     snapshot.holders[2].until = 12;
     snapshot.samples = vec![sample(4, 120, 120), sample(5, 160, 660)];
@@ -283,7 +282,7 @@ fn a_gradient_that_somebody_holds_on_to_is_estimated_to_go() {
 #[test]
 fn a_weight_that_a_step_replaces_goes_with_it_and_one_that_it_changes_stays() {
     let mut snapshot = step();
-    // 500 that nobody holds, after where `two` steps and before where `one` does.
+    // A workspace of 500, after the step of `two` and before that of `one`.
     snapshot.samples = vec![sample(4, 120, 120), sample(5, 160, 660)];
     assert_eq!(estimate(&snapshot).unwrap().most, 660 - 40);
     // The old weight of `two` outlives the step, in which a new one begins.
@@ -293,7 +292,7 @@ fn a_weight_that_a_step_replaces_goes_with_it_and_one_that_it_changes_stays() {
     snapshot.holders.insert(1, old);
     snapshot.holders.insert(6, new);
     assert_eq!(estimate(&snapshot).unwrap().most, 660 - 40);
-    // Without a new one the weight was changed where it is.
+    // Without a new one the weight was changed in place.
     snapshot.holders.remove(6);
     assert_eq!(estimate(&snapshot).unwrap().most, 660 - 40);
 }
@@ -302,8 +301,7 @@ fn a_weight_that_a_step_replaces_goes_with_it_and_one_that_it_changes_stays() {
 fn what_one_step_takes_is_not_taken_for_another_s() {
     let mut snapshot = step();
     snapshot.holders[1].bytes = 10;
-    // The sample in the step of `one` is about the one of `two`, and says that it took 115 for
-    // itself.
+    // The sample in the step of `one` is about the step of `two`, with a workspace of 115.
     snapshot.samples = vec![
         sample(6, 160, 160),
         sample(9, 120, 300),
@@ -322,8 +320,8 @@ fn what_one_step_takes_is_not_taken_for_another_s() {
 #[test]
 fn an_estimate_says_what_it_takes_for_granted() {
     let mut snapshot = step();
-    // A gradient that no step takes, one that outlives its step, something that the optimizer takes
-    // before the first step, and a state that is born.
+    // A gradient that no step uses, one that outlives its step, an allocation of the optimizer before
+    // the first step, and a new state.
     snapshot.holders[4].until = 9;
     snapshot.holders[2].until = 10;
     snapshot

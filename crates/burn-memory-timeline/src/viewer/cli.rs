@@ -15,7 +15,7 @@ use std::process::ExitCode;
 #[command(
     name = "burn-memory",
     version,
-    about = "Where the memory of a Burn training goes, from what a recorder saved",
+    about = "Shows where the memory of a Burn training goes, from a recorded snapshot",
     after_long_help = HELP
 )]
 struct Cli {
@@ -25,7 +25,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Print the peak, who is in it, and what gradient release would make of it
+    /// Print the peak, what is in it, and an estimate of the peak with gradient release
     Summary {
         #[command(flatten)]
         inputs: Inputs,
@@ -57,8 +57,8 @@ struct Inputs {
 }
 
 const HELP: &str = "\
-A snapshot is what the recorder of burn-memory-timeline saved during a training. With two of them,
-as of the same model with and without gradient release, everything is shown side by side.";
+A snapshot is the file that the recorder of burn-memory-timeline saves during a training. Two
+snapshots, as of the same model with and without gradient release, are shown side by side.";
 
 /// Runs the program.
 pub fn main() -> ExitCode {

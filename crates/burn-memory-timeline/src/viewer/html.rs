@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_asked_of_anybody() {
+    fn the_page_makes_no_requests() {
         let page = page(&[Snapshot::default()]).unwrap();
         assert!(page.contains("default-src 'none'"));
         for way_out in ["http:", "https:", "url(", "src=", "@import", "import("] {

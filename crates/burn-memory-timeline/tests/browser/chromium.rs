@@ -1,4 +1,4 @@
-//! A headless Chromium, spoken to in its DevTools protocol over a pipe: no port, no driver.
+//! A headless Chromium, controlled with its DevTools protocol over a pipe: no port, no driver.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -32,7 +32,7 @@ const FLAGS: [&str; 11] = [
     "--force-device-scale-factor=1",
 ];
 
-/// So long that only a browser that hangs does not answer.
+/// After this time without an answer the browser counts as hung.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The Chromium of this machine, if it has one.
@@ -42,7 +42,7 @@ pub(crate) fn find() -> Option<PathBuf> {
     let mut candidates = NAMES
         .iter()
         .flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
-    // The protocol's pipe is laid by a shell.
+    // The pipe of the protocol needs a Unix shell.
     candidates
         .find(|program| program.is_file())
         .filter(|_| cfg!(unix))
@@ -59,7 +59,7 @@ pub(crate) enum Modifier {
 /// One page in a browser of its own.
 pub(crate) struct Page {
     browser: Child,
-    // Chromium writes there until it ends.
+    // Its profile, which Chromium writes until it ends.
     _profile: TempDir,
     to: ChildStdin,
     from: Receiver<Value>,
@@ -140,7 +140,7 @@ impl Page {
         }
     }
 
-    /// How long it took from the address to the first picture.
+    /// The time from opening the file to the first frame.
     pub(crate) fn opened(&self) -> Duration {
         self.opened
     }
@@ -177,7 +177,7 @@ impl Page {
         }
     }
 
-    /// What an expression of JavaScript is, or resolves to.
+    /// The value of an expression of JavaScript, or of its promise.
     pub(crate) fn evaluate<T: DeserializeOwned>(&mut self, expression: &str) -> T {
         let params = json!({
             "expression": expression,
@@ -191,7 +191,7 @@ impl Page {
             .unwrap_or_else(|error| panic!("{expression}: {error}"))
     }
 
-    /// What is written in an element.
+    /// The text of an element.
     pub(crate) fn text(&mut self, selector: &str) -> String {
         self.evaluate(&format!("document.querySelector({selector:?}).textContent"))
     }
@@ -201,13 +201,13 @@ impl Page {
         self.frame();
     }
 
-    /// Waits until everything that is due is drawn: also what waits until the view rests.
+    /// Waits until everything is drawn, also what is drawn only when the view stops moving.
     pub(crate) fn rest(&mut self) {
         self.evaluate::<Value>("new Promise((done) => setTimeout(done, 200))");
         self.frame();
     }
 
-    /// Waits for the next picture.
+    /// Waits for the next frame.
     pub(crate) fn frame(&mut self) {
         self.evaluate::<Value>(
             "new Promise((done) => requestAnimationFrame(() => setTimeout(() => done(null))))",
@@ -221,7 +221,7 @@ impl Page {
         self.send("Input.dispatchMouseEvent", params);
     }
 
-    /// Moves the mouse, and waits until what it finds is drawn.
+    /// Moves the mouse, and waits until the page has drawn its reaction.
     pub(crate) fn hover(&mut self, at: (f64, f64)) {
         self.mouse("mouseMoved", at, json!({}));
         self.frame();
@@ -277,7 +277,7 @@ impl Page {
         self.rest();
     }
 
-    /// What the system prefers, `dark` or `light`.
+    /// Sets the preferred colour scheme of the system, `dark` or `light`.
     pub(crate) fn prefer(&mut self, scheme: &str) {
         let feature = json!({ "name": "prefers-color-scheme", "value": scheme });
         self.send(
@@ -288,13 +288,13 @@ impl Page {
     }
 
     fn events(&mut self, method: &str) -> impl Iterator<Item = &Value> {
-        // An answer comes after all events that were before it.
+        // An answer comes after all earlier events.
         self.evaluate::<Value>("null");
         let events = self.events.iter();
         events.filter(move |event| event["method"] == method)
     }
 
-    /// Everything that was reported in the console, exceptions too.
+    /// All messages of the console, with exceptions.
     pub(crate) fn problems(&mut self) -> Vec<String> {
         [
             "Runtime.exceptionThrown",
@@ -309,7 +309,7 @@ impl Page {
         .collect()
     }
 
-    /// The addresses of everything that was asked for.
+    /// The addresses of all requests.
     pub(crate) fn requests(&mut self) -> Vec<String> {
         self.events("Network.requestWillBeSent")
             .map(|event| event["params"]["request"]["url"].as_str().unwrap().into())

@@ -1,4 +1,4 @@
-//! Who holds memory: under the cursor, in the list, in the legend.
+//! Holders: under the cursor, in the list, in the legend.
 
 use crate::chromium::Modifier;
 use crate::synthetic::Training;
@@ -43,7 +43,7 @@ fn hovering_names_the_holder() {
         opened.page.click_on("[data-testid=zoom-reset]");
         opened.zoom_to(around);
         if around == workspace.tick {
-            // It is low, and on top of all.
+            // It is only a few pixels high, at the top of the stack.
             let top = pile(&snapshot, around)
                 .iter()
                 .map(|layer| layer.bytes)
@@ -58,7 +58,7 @@ fn hovering_names_the_holder() {
             high,
         } = opened.view(0);
         assert!(last - first < 200, "{first}..={last}");
-        // What is lower than this has no pixel that is surely its own.
+        // A lower one may share all its pixels.
         let least = (high - low) / 160.0;
         for tick in [around, (first + around) / 2] {
             let mut top = 0;
@@ -76,7 +76,7 @@ fn hovering_names_the_holder() {
                 workspaces += usize::from(layer.holder.is_none());
                 count += 1;
             }
-            // Above all of them nobody is named.
+            // Above the stack there is no holder.
             let at = opened.point(0, tick, top + least as u64);
             opened.page.hover(at);
             assert!(
@@ -103,7 +103,7 @@ fn check_tooltip(opened: &mut Opened, snapshot: &Snapshot, tick: usize, layer: L
             snapshot.parameters[number].path.clone()
         }),
         None => {
-            // As in the peak of the analysis: what else it made says what it is for.
+            // As in the peak of the analysis: the parameter of the operation's output.
             let made = snapshot
                 .holders
                 .iter()
@@ -152,9 +152,9 @@ fn a_holder_is_lit_over_its_whole_life() {
     let tick = peak(&snapshot).tick;
     let mut opened = open(std::slice::from_ref(&snapshot));
     opened.show_events();
-    // The largest gradient: what lies under it, in other categories, changes.
+    // The largest gradient: the categories below it change.
     check_life(&mut opened, &snapshot, Category::Gradients, tick, tick - 60);
-    // The largest weight: those under it are gone before it, and it sinks.
+    // The largest weight: those below it are released first, so that it moves down.
     check_life(&mut opened, &snapshot, Category::Parameters, 300, 340);
 }
 
@@ -181,14 +181,14 @@ fn check_life(
     let at = opened.point(0, tick, bottom(tick) + holder.bytes / 2);
     opened.page.hover(at);
     assert_eq!(opened.ask::<Option<usize>>(0, "lit()"), Some(number));
-    // Away from both its ends, and from the cursor.
+    // Not at one of its ends, nor at the cursor.
     for tick in [holder.from + 20, tick + 40, holder.until - 20] {
         let (x, _) = opened.point(0, tick, 0);
         let tick: usize = opened.ask(0, &format!("tickAt({x})"));
         let bottom = bottom(tick);
         assert!(is_lit(opened, tick, bottom + holder.bytes / 2), "at {tick}");
     }
-    // Not above it nor below, where it lies still.
+    // Not above it nor below.
     for height in [bottom(calm) + 2 * holder.bytes, bottom(calm) - holder.bytes] {
         assert!(!is_lit(opened, calm, height), "at {calm}, {height}");
     }
@@ -200,7 +200,7 @@ fn check_life(
     }
 }
 
-/// Whether the overlay has something there.
+/// Whether the overlay has a pixel there.
 fn is_lit(opened: &mut Opened, tick: usize, bytes: u64) -> bool {
     let (x, y) = opened.point(0, tick, bytes);
     opened.page.evaluate(&format!(
@@ -247,7 +247,7 @@ fn a_line_parts_one_holder_from_the_next() {
     assert!(count > 3, "only {count} are large enough");
 }
 
-/// What is drawn there, or some rows lower.
+/// The colour there, or some rows lower.
 fn colour(opened: &mut Opened, tick: usize, bytes: u64, rows: i32) -> [u8; 4] {
     let (x, y) = opened.point(0, tick, bytes);
     opened.page.evaluate(&format!(
@@ -289,7 +289,7 @@ fn categories_are_hidden_and_shown() {
     assert_ne!(gradients, totals.layer(Category::Gradients)[peak.tick]);
     assert_eq!(value, bytes_text(gradients));
 
-    // Without the weights what is above them lies at the bottom.
+    // Without the weights, the category above them is at the bottom.
     let button = "[data-testid=category-parameters]";
     let whole = opened.view(0);
     opened.page.click_on(button);
@@ -307,7 +307,7 @@ fn categories_are_hidden_and_shown() {
     opened.page.hover(at);
     assert_eq!(opened.fact("category"), "parameter");
 
-    // With Shift, gradients alone: and their most is what there is at most of them.
+    // With Shift, gradients alone: the highest pixel is at their largest total.
     opened.page.evaluate::<Value>(
         "document.querySelector('[data-testid=category-gradients]')
             .dispatchEvent(new MouseEvent('click', { bubbles: true, shiftKey: true }))",
@@ -346,7 +346,7 @@ fn the_list_is_of_the_chosen_moment() {
     let shown: Vec<String> = opened.page.evaluate(sizes);
     assert_eq!(shown.len(), peak.pieces.len().min(250));
 
-    // A click pins another moment.
+    // A click pins another tick.
     opened.show_events();
     let at = opened.point(0, 500, 1000);
     opened.page.click(at, 1);
@@ -361,7 +361,7 @@ fn the_list_is_of_the_chosen_moment() {
     );
     assert_eq!(opened.page.text("[data-testid=list-title]"), title);
 
-    // A row of the list is lit in the picture.
+    // A row of the list highlights its holder in the plot.
     opened.page.evaluate::<Value>(
         "document.querySelector('[data-testid=holders] tbody tr')
             .dispatchEvent(new PointerEvent('pointerover', { bubbles: true }))",
@@ -372,7 +372,7 @@ fn the_list_is_of_the_chosen_moment() {
         alive.iter().map(|layer| layer.bytes).max()
     );
 
-    // Only what was asked for.
+    // Only the rows that match.
     opened.page.evaluate::<Value>(
         "(() => {
             const filter = document.querySelector('[data-testid=filter]');

@@ -1,4 +1,4 @@
-//! What is where: the peak, and the part of the recording that is seen.
+//! The peak, and the part of the recording in view.
 
 use crate::chromium::Modifier;
 use crate::synthetic::{Sampled, Training};
@@ -25,7 +25,7 @@ fn the_peak_is_where_the_file_says() {
             check_peak(&snapshot, &format!("{sampled:?}, {}", snapshot.title));
         }
     }
-    // Where an operation takes more for itself than everybody holds at any time.
+    // An operation has a workspace that is larger than the largest total of the holders.
     let mut snapshot = Training::plain().snapshot();
     let more = 2 * peak(&snapshot).bytes;
     snapshot.samples[300].peak = more;
@@ -65,7 +65,7 @@ fn check_peak(snapshot: &Snapshot, context: &str) {
     }
 }
 
-/// The same of one column.
+/// The same for one column.
 const TOP_AT: &str = "(() => {
     const base = document.querySelector('[data-role=base]');
     const { left, top } = base.getBoundingClientRect();
@@ -98,7 +98,7 @@ fn zooming_keeps_what_is_under_the_cursor() {
     opened.page.wheel(at, -12);
     assert_eq!(opened.view(0), whole);
 
-    // With Shift along, with Alt in bytes.
+    // With Shift it moves along, with Alt it zooms in bytes.
     opened.page.wheel(at, 6);
     let near = opened.view(0);
     opened.page.wheel_with(Modifier::Shift, at, 1);
@@ -118,7 +118,7 @@ fn zooming_keeps_what_is_under_the_cursor() {
     opened.page.click_on("[data-testid=zoom-reset]");
     assert_eq!(opened.view(0), whole);
 
-    // What was dragged over.
+    // Dragging zooms to the range.
     let [from, to] = [400, 700].map(|tick| opened.point(0, tick, peak.bytes / 2));
     opened.page.drag(from, to);
     let dragged = opened.view(0);
@@ -127,7 +127,7 @@ fn zooming_keeps_what_is_under_the_cursor() {
         "{dragged:?}"
     );
 
-    // Twice clicked: all of it again, and nothing pinned.
+    // A double click shows everything again, and pins nothing.
     opened.page.click(from, 2);
     assert_eq!(opened.view(0), whole);
     assert_eq!(opened.ask::<usize>(0, "moment()"), peak.tick);
@@ -142,7 +142,7 @@ fn zooming_keeps_what_is_under_the_cursor() {
     opened.page.click_on("[data-testid=zoom-reset]");
     assert_eq!(opened.view(0), whole);
 
-    // In little: a click brings its place into the middle.
+    // A click on the overview moves its place to the middle.
     opened.page.click_on("[data-testid=zoom-in]");
     opened.page.click_on("[data-testid=zoom-in]");
     let little: Point = opened.page.evaluate(
@@ -184,7 +184,7 @@ fn zoomed_in_every_step_has_its_name() {
         opened.fact("name"),
         format!("Backward of step {}", step.iteration + 1)
     );
-    // And a click shows it all.
+    // And a click shows the whole step.
     opened.page.click((x, top + 28.0), 1);
     let View { first, last, .. } = opened.view(0);
     assert_eq!((first, last + 1), (step.from, step.until));
@@ -209,7 +209,7 @@ fn both_axes_show_the_same_ticks() {
     assert!(((middle - left) / (right - left) - share).abs() < 0.01);
     opened.page.click_on("[data-testid=zoom-reset]");
     opened.show_events();
-    // All ticks are equally wide, also where their times are far from that.
+    // All ticks are equally wide, whatever their times are.
     let ticks = snapshot.times.len();
     let share = |tick: usize| tick as f64 / (ticks - 1) as f64;
     let late = |tick: usize| snapshot.times[tick] as f64 / snapshot.times[ticks - 1] as f64;

@@ -1,4 +1,4 @@
-//! A page that is open, and what the analysis says that it should show.
+//! An open page, and what it should show according to the analysis.
 
 use crate::chromium::Page;
 use burn_memory_timeline::Snapshot;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 /// A test and its name.
 pub(crate) type Test = (&'static str, fn());
 
-/// What the page says of the view.
+/// The view as the page reports it.
 #[derive(Debug, Deserialize, PartialEq)]
 pub(crate) struct View {
     pub(crate) first: usize,
@@ -33,7 +33,7 @@ pub(crate) struct Point {
     pub(crate) y: f64,
 }
 
-/// A page and the folder that it lies in.
+/// A page and its folder.
 pub(crate) struct Opened {
     pub(crate) page: Page,
     pub(crate) url: String,
@@ -59,7 +59,7 @@ impl Opened {
         self.page.click_on("[value=events]");
     }
 
-    /// In events, so near that each of those around `tick` is several pixels wide.
+    /// Shows events, zoomed in until each of those around `tick` is several pixels wide.
     pub(crate) fn zoom_to(&mut self, tick: usize) {
         self.show_events();
         let at = self.point(0, tick, 0);
@@ -83,7 +83,7 @@ pub(crate) fn open(snapshots: &[Snapshot]) -> Opened {
     }
 }
 
-/// Who is drawn in a column of the stack.
+/// A holder in a column of the stack.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Layer {
     pub(crate) bytes: u64,
@@ -93,8 +93,8 @@ pub(crate) struct Layer {
     pub(crate) operation: Option<usize>,
 }
 
-/// Who is drawn at a tick, from the bottom up. What an operation takes for itself is the uppermost;
-/// at the peak also what is in use and in nobody's hands.
+/// The holders drawn at a tick, from the bottom up. Workspaces are at the top; at the peak with the
+/// bytes in use that no holder has.
 pub(crate) fn pile(snapshot: &Snapshot, tick: usize) -> Vec<Layer> {
     let mut pile = Vec::new();
     for category in Category::ALL {

@@ -34,7 +34,7 @@ fn opens_without_an_error_or_a_request() {
         Training::plain().title
     );
 
-    // In the colours that the system prefers.
+    // In the colour scheme that the system prefers.
     let weights = "Array.from(document.querySelector('[data-role=base]').getContext('2d')
         .getImageData(200, 415, 1, 1).data)";
     let light: [u8; 4] = opened.page.evaluate(weights);
@@ -44,7 +44,7 @@ fn opens_without_an_error_or_a_request() {
     opened.page.prefer("light");
     assert_eq!(opened.page.evaluate::<[u8; 4]>(weights), light);
 
-    // Not for want of trying: what would ask is held back by the page's own policy.
+    // A request would fail: the page's own policy forbids it.
     let directive: String = opened.page.evaluate(
         "new Promise((done) => {
             const tell = (event) => done(event.effectiveDirective);
@@ -69,7 +69,7 @@ fn two_snapshots_share_their_scale() {
             (0, snapshots[panel].times.len() - 1)
         );
     }
-    // Level, and the second to the right of the first.
+    // At the same height, and the second to the right of the first.
     let [first, second] = [0, 1].map(|panel| opened.point(panel, 0, peaks[1].bytes));
     assert_eq!(first.1, second.1);
     assert!(first.0 + 600.0 < second.0);
@@ -85,7 +85,7 @@ fn two_snapshots_share_their_scale() {
             .evaluate::<bool>("document.querySelector('[data-testid=change]').hidden")
     );
 
-    // Each has its own part of its own x axis in view.
+    // Each panel has its own view of its own x axis.
     let before = opened.view(0);
     let at = opened.point(1, peaks[1].tick, peaks[1].bytes / 2);
     opened.page.wheel(at, 4);
@@ -109,7 +109,7 @@ fn keys_do_what_the_mouse_does() {
         .evaluate::<Value>("document.querySelector('[data-testid=plot]').focus()");
     opened.page.key("p");
     assert_eq!(opened.ask::<usize>(0, "cursor()"), peak.tick);
-    // From the top of the stack to the bottom of it, and each is told.
+    // From the top of the stack to its bottom, announcing each holder.
     let pile = pile(&snapshot, peak.tick);
     for layer in pile.iter().rev().take(8) {
         assert_eq!(
@@ -217,7 +217,7 @@ fn a_million_events_are_no_burden() {
     took(&mut opened, "zoomed in", "draw");
     opened.page.wheel(at, 30);
     took(&mut opened, "30 times in", "draw");
-    // So near that single events are told apart, and named as they should be.
+    // Zoomed in until single events are visible, with the right names.
     let view = opened.view(0);
     assert!(
         view.ticks() < 2_000 && view.first <= peak.tick && peak.tick <= view.last,
@@ -231,7 +231,7 @@ fn a_million_events_are_no_burden() {
         middle < top
     });
     opened.page.hover(at);
-    // A pixel is many holders high here, and the cursor is on one of them.
+    // Many holders share a pixel here, and the cursor is on one of them.
     let lit: usize = opened.ask(0, "lit()");
     assert_eq!(snapshot.holders[lit].category, layer.unwrap().category);
     assert_eq!(opened.page.problems(), Vec::<String>::new());

@@ -1,29 +1,31 @@
-//! Snapshots as a recorder would make them of a small transformer with Adam, without the training.
+//! Synthetic snapshots, like those of a small transformer that is trained with Adam.
 //!
-//! What is true of them by construction: on every tick but those of a workspace the samples say
-//! what the holders add up to, and [`UNATTRIBUTED`] more.
+//! By construction, the bytes in use at each sample are the total of the holders and
+//! [`UNATTRIBUTED`] more.
 
-#![allow(dead_code, reason = "every test takes from here what it needs")]
+#![allow(dead_code, reason = "no test uses all of it")]
 
 use burn_memory_timeline::Snapshot;
 use burn_memory_timeline::snapshot::{Category, Holder, Parameter, Phase, PhaseKind, Sample};
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng, SeedableRng};
 use std::collections::HashMap;
 
-/// Bytes in use that nobody holds.
+/// Bytes in use that no holder has.
 pub(crate) const UNATTRIBUTED: u64 = 1024;
 
-/// At which ticks there is a sample.
+/// The ticks with a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sampled {
-    /// As on the processor.
+    /// All ticks, as on a CPU.
     Everywhere,
-    /// As on a GPU: where a phase begins or ends.
+    /// The beginning and end of each phase, as on a GPU.
     AtMarks,
-    /// By nobody.
+    /// None.
     Nowhere,
 }
 
-/// A training that was never run.
+/// A training that is never run.
 #[derive(Clone, Debug)]
 pub(crate) struct Training {
     pub(crate) title: String,
@@ -137,7 +139,7 @@ impl Training {
     }
 }
 
-/// A holder, by its number.
+/// Index of a holder.
 type Held = usize;
 
 struct Tape {
@@ -147,9 +149,9 @@ struct Tape {
     keeps_old_model: bool,
     sampled: Sampled,
     activation: u64,
-    random: u64,
+    random: SplitMix64,
     known: u64,
-    /// The most known since the last sample.
+    /// The largest total since the last sample.
     most: u64,
     weights: Vec<Held>,
     old_weights: Vec<Held>,
@@ -174,22 +176,13 @@ impl Tape {
             keeps_old_model: training.keeps_old_model && !training.with_release,
             sampled: training.sampled,
             activation: 4 * training.tokens * training.width,
-            random: training.seed,
+            random: SplitMix64::seed_from_u64(training.seed),
             known: 0,
             most: 0,
             weights: Vec::new(),
             old_weights: Vec::new(),
             moments: vec![None; count],
         }
-    }
-
-    /// SplitMix64.
-    fn random(&mut self, below: u64) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut value = self.random;
-        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (value ^ (value >> 31)) % below
     }
 
     fn operation(&mut self, name: &'static str) -> usize {
@@ -204,10 +197,10 @@ impl Tape {
         self.snapshot.times.len()
     }
 
-    /// One tick passes, in which what is known has become what it is.
+    /// Ends a tick.
     fn tick(&mut self, operation: Option<usize>, workspace: u64, is_mark: bool) {
         let tick = self.now();
-        let since = 1 + self.random(40) + workspace / 4096;
+        let since = 1 + self.random.next_u64() % 40 + workspace / 4096;
         let last = self.snapshot.times.last().copied().unwrap_or(0);
         self.snapshot.times.push(last + since);
         self.most = self.most.max(self.known);
@@ -262,7 +255,7 @@ impl Tape {
         self.known -= holder.bytes;
     }
 
-    /// Memory is taken by an operation that needs some more while it works.
+    /// Allocates the output of an operation that has a workspace.
     fn take_with(
         &mut self,
         bytes: u64,
@@ -292,7 +285,7 @@ impl Tape {
         self.tick(None, 0, false);
     }
 
-    /// What lives before the first step.
+    /// Allocates what exists before the first step.
     fn before(&mut self) {
         for number in 0..self.snapshot.parameters.len() {
             let bytes = self.snapshot.parameters[number].bytes;
@@ -370,7 +363,7 @@ impl Tape {
         self.release(batch);
     }
 
-    /// What the forward pass leaves of a layer.
+    /// Makes the activation that a layer leaves for the backward pass, if it leaves one.
     fn layer(&mut self, number: usize) -> Option<Held> {
         let Parameter { path, shape, bytes } = &self.snapshot.parameters[number];
         let (is_matrix, bytes) = (shape.len() > 1, *bytes);
@@ -412,7 +405,7 @@ impl Tape {
         )
     }
 
-    /// Adam, for one parameter: two moments, and a weight that is written where the gradient was.
+    /// Adam for one parameter: two moments, and a weight in the memory of the gradient.
     fn step(&mut self, number: usize, gradient: Held, iteration: usize) {
         let phase = self.phase(PhaseKind::Step(number), iteration);
         let bytes = self.snapshot.parameters[number].bytes;

@@ -1,7 +1,7 @@
 //! The ledger of a recording: which memory exists, since when, and for what.
 //!
-//! What a block is for follows from what becomes of it, and is entered as soon as it is known: see
-//! [`Ledger::end_pass`], [`Ledger::begin_step`] and [`Ledger::end_step`].
+//! The purpose of a block follows from what becomes of it. [`Ledger::end_pass`],
+//! [`Ledger::begin_step`] and [`Ledger::end_step`] assign it as soon as it is known.
 
 mod block;
 mod blocks;
@@ -277,7 +277,7 @@ impl Ledger {
         let mut warnings = Vec::new();
         if !self.phases.has_steps() {
             warnings.push(
-                "no optimizer step was seen, so that gradients and the optimizer's state are not \
+                "no optimizer step was seen, so that gradients and the optimizer's state cannot be \
                  told from the rest: make the optimizer with `.recorded()`"
                     .to_owned(),
             );

@@ -1,4 +1,4 @@
-//! On a few blocks, by hand.
+//! The ledger of a few blocks.
 
 use super::*;
 
@@ -51,7 +51,7 @@ fn a_view_is_no_new_memory() {
     let tensor = ledger.register_output("float_ones", at(1, 10), &[]);
     let view = ledger.register_output("float_transpose", at(1, 10), &[consumed(tensor)]);
     assert_eq!(view, tensor);
-    // Whatever it is, it cannot have changed what somebody else has.
+    // An operation cannot compute into memory that another tensor still uses.
     assert_eq!(
         ledger.register_output("other", at(1, 10), &[kept(tensor)]),
         tensor
@@ -60,13 +60,13 @@ fn a_view_is_no_new_memory() {
     ledger.release(tensor);
     assert!(
         ledger.blocks[tensor].is_live(),
-        "one of three still shows it"
+        "one of three tensors is left"
     );
     ledger.release(tensor);
     assert!(!ledger.blocks[tensor].is_live());
 }
 
-/// As the gradient of a weight that is computed into the activation that it was computed from.
+/// For example a weight's gradient, computed into the memory of the activation it is computed from.
 #[test]
 fn a_result_in_the_place_of_its_operand_is_something_new() {
     let mut ledger = Ledger::new();
@@ -98,10 +98,10 @@ fn a_result_in_the_place_of_its_operand_is_something_new() {
 fn a_place_can_be_taken_by_another() {
     let mut ledger = Ledger::new();
     let first = ledger.register_output("float_ones", at(1, 10), &[]);
-    // Freed within an operation, and its place given to something larger.
+    // The operation freed it, and allocated something larger there.
     let larger = ledger.register_output("float_cat", at(1, 20), &[consumed(first)]);
     assert_ne!(first, larger);
-    // Freed unseen: no operand, so that it cannot be the same.
+    // Not an operand, so that its memory was freed unseen.
     let other = ledger.register_output("float_zeros", at(1, 20), &[]);
     assert_ne!(larger, other);
     ledger.release(larger);
@@ -138,7 +138,7 @@ fn what_a_pass_leaves_says_what_it_was_for() {
             (1, Category::Other),
         ]
     );
-    // What comes after the parameter, until the next one.
+    // Computed from what was computed with the parameter.
     assert_eq!(snapshot.holders[2].parameter, Some(0));
 }
 
@@ -149,7 +149,7 @@ fn a_step_in_place_moves_memory_from_one_purpose_to_the_next() {
     ledger.begin_pass(PhaseKind::Backward);
     let gradient = ledger.register_output("float_matmul", at(3, 100), &[kept(weight)]);
     ledger.begin_step(weight, gradient);
-    // A new moment in the place of the old one, a new weight in that of the gradient.
+    // The new moment takes the memory of the old one, the new weight that of the gradient.
     ledger.register_output("float_mul", at(2, 100), &[consumed(moment), kept(gradient)]);
     ledger.release(moment);
     let new = ledger.register_output("float_sub", at(3, 100), &[consumed(gradient), kept(weight)]);
@@ -176,7 +176,7 @@ fn a_step_in_place_moves_memory_from_one_purpose_to_the_next() {
     assert_eq!(new_weight.until, snapshot.times.len());
     assert!(
         weight.until > new_weight.from,
-        "the old one is let go of after"
+        "the old one is released after it"
     );
     assert!(snapshot.holders.iter().all(|it| it.parameter == Some(0)));
 }
@@ -186,7 +186,7 @@ fn what_is_no_tensor_is_there_from_the_beginning() {
     let (mut ledger, _) = with_parameter();
     ledger.begin_pass(PhaseKind::Forward);
     ledger.sample(150, 150, None);
-    // Known since it was read, and there all the time.
+    // First seen here, and in use since before the recording.
     ledger.register_existing(at(2, 20));
     let snapshot = closed(ledger);
     let beside = snapshot.holders.iter().find(|it| it.bytes == 30).unwrap();

@@ -38,23 +38,22 @@ pub(super) fn check(snapshot: &Snapshot) -> Result<(), Problem> {
             format!("{of} {number} lasts from tick {from} to {until}, of {ticks}")
         })
     };
+    let exists = |index: usize, count: usize, kind: &str, of: &str, number: usize| {
+        ensure(index < count, || {
+            format!("{of} {number} is of {kind} {index}, of {count}")
+        })
+    };
     let parameter = |index: Option<usize>, of: &str, number: usize| {
-        ensure(
-            index.is_none_or(|index| index < snapshot.parameters.len()),
-            || {
-                let count = snapshot.parameters.len();
-                format!("{of} {number} is of parameter {index:?}, of {count}")
-            },
-        )
+        let count = snapshot.parameters.len();
+        index.map_or(Ok(()), |index| {
+            exists(index, count, "parameter", of, number)
+        })
     };
     let operation = |index: Option<usize>, of: &str, number: usize| {
-        ensure(
-            index.is_none_or(|index| index < snapshot.operations.len()),
-            || {
-                let count = snapshot.operations.len();
-                format!("{of} {number} is of operation {index:?}, of {count}")
-            },
-        )
+        let count = snapshot.operations.len();
+        index.map_or(Ok(()), |index| {
+            exists(index, count, "operation", of, number)
+        })
     };
     for (number, holder) in snapshot.holders.iter().enumerate() {
         span(holder.from, holder.until, "holder", number)?;

@@ -56,7 +56,7 @@ class Panel {
     box.querySelector("ul").append(...warnings.map((text) => element("li", { textContent: text })));
     const label =
       `Memory of ${title} over time, at most ${bytesText(bytes)}. Arrow keys read it, ` +
-      "plus and minus zoom, P goes to the peak; the table below lists who holds it.";
+      "plus and minus zoom, P goes to the peak; the table below lists its holders.";
     this.plot.setAttribute("aria-label", label);
     this.list.body.closest("table").setAttribute("aria-label", `Holders of memory in ${title}`);
   }
