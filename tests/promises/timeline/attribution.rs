@@ -1,4 +1,4 @@
-//! Who is said to hold memory, where it is not obvious.
+//! What memory is attributed to, where it is not obvious.
 
 use std::collections::BTreeSet;
 
@@ -55,7 +55,7 @@ fn all(snapshot: &Snapshot) -> u64 {
         .sum()
 }
 
-/// The most that a category ever held.
+/// The largest total of a category.
 fn most(snapshot: &Snapshot, category: Category) -> u64 {
     Totals::of(snapshot).most(snapshot, category).bytes
 }
@@ -67,7 +67,7 @@ fn of(snapshot: &Snapshot, category: Category) -> Vec<&Holder> {
         .collect()
 }
 
-/// The first velocity *is* the first gradient: the same bytes, which change what they are for.
+/// The first velocity *is* the first gradient: the same memory, which changes its purpose.
 #[test]
 fn a_gradient_that_is_kept_becomes_state() {
     let _turn = turn();
@@ -81,8 +81,7 @@ fn a_gradient_that_is_kept_becomes_state() {
     assert_eq!(most(&snapshot, Category::Gradients), all);
 }
 
-/// What clipping makes of a gradient is not taken for the gradient, nor for anything else that
-/// stays.
+/// A clipped copy counts neither as the gradient nor as anything that stays.
 #[test]
 fn a_clipped_gradient_is_known_by_its_parameter() {
     let _turn = turn();
@@ -94,7 +93,7 @@ fn a_clipped_gradient_is_known_by_its_parameter() {
         let gradients = of(snapshot, Category::Gradients);
         assert!(gradients.len() >= 3 * snapshot.parameters.len());
         for gradient in gradients {
-            let parameter = gradient.parameter.expect("a gradient is somebody's");
+            let parameter = gradient.parameter.expect("a gradient is of a parameter");
             assert_eq!(gradient.bytes, snapshot.parameters[parameter].bytes);
         }
     }
@@ -102,7 +101,7 @@ fn a_clipped_gradient_is_known_by_its_parameter() {
     assert!(most(&release, Category::Gradients) < all(&release));
 }
 
-/// The recorded optimizer clips, in the place of Burn's adaptor, whether or not anybody records.
+/// The recorded optimizer clips in the place of Burn's adaptor, with and without a recording.
 #[test]
 fn a_recorded_optimizer_clips() {
     fn weights<B: AutodiffBackend>(
@@ -131,7 +130,7 @@ fn a_recorded_optimizer_clips() {
     }
 }
 
-/// By path and operation.
+/// An activation has the path of its layer and the name of its operation.
 #[test]
 fn an_activation_is_known_by_its_layer() {
     let _turn = turn();

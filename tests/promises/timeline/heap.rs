@@ -1,4 +1,4 @@
-//! On Flex, whose tensors lie on the heap: each test in a process of its own.
+//! On Flex, whose tensors are on the heap: each test in a process of its own.
 
 use burn::backend::Flex;
 use burn::optim::AdamConfig;
@@ -12,7 +12,7 @@ use crate::harness::memory::alone;
 use crate::harness::models::{Mlp, Size, Tied, Transformer, Views};
 use crate::harness::run::Start;
 
-/// The heap, beyond what lived when the counting began.
+/// The heap, without what was in use when the counting began.
 struct Heap {
     floor: usize,
 }
@@ -72,7 +72,7 @@ fn a_transformer_adds_up() {
     );
 }
 
-/// A long recording of a small model, which takes far more than the model.
+/// A long recording of a small model takes far more memory than the model.
 #[test]
 fn the_recorder_leaves_itself_out() {
     alone("timeline::heap::the_recorder_leaves_itself_out", || {
@@ -82,7 +82,7 @@ fn the_recorder_leaves_itself_out() {
             let mut optim = AdamConfig::new().init().recorded();
             train::<Mlp, P<Flex>, _>(Size::Small, &start, &mut optim, |_, model| model, steps);
         };
-        // What a thread needs for its first product of matrices, it keeps.
+        // A thread keeps the buffers of its first matrix product.
         train(1);
         let recording = Recorder::new("long")
             .with_steps(0..STEPS as usize)
@@ -98,8 +98,8 @@ fn the_recorder_leaves_itself_out() {
         let most = snapshot.samples.iter().map(rest).max();
         let most = most.expect("there are samples");
         let taken = snapshot.samples.len() * size_of::<Sample>();
-        println!("{most} bytes are nobody's; the samples alone take {taken}");
-        // Burn's tape, and the weights that the test notes after every step.
+        println!("{most} bytes are in no holder; the samples alone take {taken}");
+        // Burn's tape, and the digests of the weights after every step.
         assert!(most < 64 * 1024, "{most}");
         assert!(taken > 10 * 64 * 1024, "{taken}");
     });

@@ -1,4 +1,4 @@
-//! What cannot be recorded is said by whoever is asked, with the way out.
+//! What cannot be recorded is refused, with an error that says what to do.
 
 use burn::backend::Flex;
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};

@@ -1,4 +1,4 @@
-//! What a memory timeline says, held against the allocator or the device and against the training.
+//! Memory timelines, compared with the allocator or the device and with the training.
 
 mod attribution;
 pub(crate) mod heap;
@@ -24,9 +24,9 @@ use crate::harness::{Plain, Release, Weights};
 
 const STEPS: u64 = 5;
 
-/// Where tensors are counted.
+/// Where tensors are, and how they are counted.
 pub(crate) trait Place {
-    /// What is recorded.
+    /// The recorded backend.
     type Below: RecordableBackend;
 
     /// Counts from now on.
@@ -36,13 +36,13 @@ pub(crate) trait Place {
 type P<B> = Plain<Recorded<B>>;
 type R<B> = Release<Recorded<B>>;
 
-/// A process has one recording at a time, and tests are threads of one.
+/// Waits for the other tests, as a process has one recording at a time.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A training that somebody else may record.
+/// A training, which the caller may record.
 fn train<S, B, O>(
     size: Size,
     start: &Start,
@@ -116,7 +116,7 @@ fn release<S: Scenario, L: Place>(start: &Start) -> Run {
     )
 }
 
-/// The weights of the same training on the backend itself, which nobody records.
+/// The weights of the same training on the backend itself.
 fn unrecorded<S: Scenario, B: Backend>(start: &Start) -> Vec<u64> {
     let mut model = start.model::<S, Plain<B>>();
     let mut optim = AdamConfig::new().init::<Plain<B>, S::Model<Plain<B>>>();
@@ -130,10 +130,10 @@ fn unrecorded<S: Scenario, B: Backend>(start: &Start) -> Vec<u64> {
     weights
 }
 
-/// Everything that holds for any model.
+/// Checks everything that holds for any model.
 pub(crate) fn holds<S: Scenario, L: Place>() {
     let start = Start::new::<S>(Size::Large);
-    // Thread pools and caches come into being once, and belong to none of the runs.
+    // Also allocates thread pools and caches, which belong to none of the runs.
     let expected = unrecorded::<S, L::Below>(&start);
     let plain = plain::<S, L>(&start);
     let release = release::<S, L>(&start);
@@ -157,8 +157,8 @@ pub(crate) fn holds<S: Scenario, L: Place>() {
     one_layer_at_a_time(&release.snapshot);
 }
 
-/// The holders add up to what the allocator or the device says, within a hundredth, at every
-/// sample.
+/// At every sample, the holders add up to the bytes in use within a hundredth. Returns the largest
+/// difference, as a share.
 fn adds_up(snapshot: &Snapshot) -> f64 {
     let Snapshot { samples, times, .. } = snapshot;
     assert!(
@@ -203,7 +203,7 @@ fn phases(snapshot: &Snapshot, kind: PhaseKind) -> impl Iterator<Item = &Phase> 
         .filter(move |phase| phase.kind == kind)
 }
 
-/// What the optimizer steps: all parameters but the running means of batch norm.
+/// The parameters that the optimizer steps: all but the running means of batch norm.
 fn stepped(snapshot: &Snapshot) -> BTreeSet<usize> {
     let phases = snapshot.phases.iter();
     let steps = phases.filter_map(|phase| match phase.kind {
@@ -213,7 +213,7 @@ fn stepped(snapshot: &Snapshot) -> BTreeSet<usize> {
     steps.collect()
 }
 
-/// Bytes of what the optimizer steps.
+/// Bytes of the parameters that the optimizer steps.
 fn trained(snapshot: &Snapshot) -> u64 {
     let stepped = stepped(snapshot).into_iter();
     stepped
@@ -221,13 +221,13 @@ fn trained(snapshot: &Snapshot) -> u64 {
         .sum()
 }
 
-/// Parameters and Adam's two moments: to the byte, where no step is under way, each by its path.
+/// Between steps, parameters and Adam's two moments are known to the byte, each by its path.
 fn knows_what_stays(snapshot: &Snapshot) {
     let by_parameter = |category, tick| {
         let mut bytes = BTreeMap::<usize, u64>::new();
         for holder in held(snapshot, category, tick) {
             *bytes
-                .entry(holder.parameter.expect("it is somebody's"))
+                .entry(holder.parameter.expect("it is of a parameter"))
                 .or_default() += holder.bytes;
         }
         bytes
@@ -245,8 +245,7 @@ fn knows_what_stays(snapshot: &Snapshot) {
     }
 }
 
-/// Plain Burn: all gradients are there when the backward pass ends, and none when the optimizer is
-/// done.
+/// Plain Burn: all gradients exist when the backward pass ends, and none after the optimizer.
 fn all_gradients_at_once(snapshot: &Snapshot) {
     for backward in phases(snapshot, PhaseKind::Backward) {
         let gradients = bytes(snapshot, Category::Gradients, backward.until - 1);
@@ -259,8 +258,8 @@ fn all_gradients_at_once(snapshot: &Snapshot) {
     assert_eq!(phases(snapshot, PhaseKind::Optimizer).count(), 2);
 }
 
-/// Gradient release: no gradient at any tick but those of one layer, whose backward makes its
-/// weight's and its bias's together; every step is within the backward pass.
+/// Gradient release: at any tick, only gradients of one layer exist, whose backward computes those of
+/// its weight and its bias together. Every step is within the backward pass.
 fn one_layer_at_a_time(snapshot: &Snapshot) {
     let layer = |holder: &Holder| {
         let parameter = holder.parameter.expect("a gradient is of a parameter");

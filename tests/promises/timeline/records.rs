@@ -17,7 +17,7 @@ type OnRecord = Plain<Recorded<Flex>>;
 const BEFORE: u64 = 3;
 const AFTER: u64 = 3;
 
-/// A model and an optimizer, as files have them.
+/// The records of a model and an optimizer.
 struct Checkpoint {
     model: Vec<u8>,
     optim: Vec<u8>,

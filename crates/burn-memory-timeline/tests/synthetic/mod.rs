@@ -227,27 +227,6 @@ impl Tape {
         self.tick(None, 0, true);
     }
 
-    fn hold(
-        &mut self,
-        bytes: u64,
-        category: Category,
-        parameter: Option<usize>,
-        name: &'static str,
-    ) -> Held {
-        let operation = self.operation(name);
-        let from = self.now();
-        self.snapshot.holders.push(Holder {
-            bytes,
-            category,
-            parameter,
-            operation,
-            from,
-            until: usize::MAX,
-        });
-        self.known += bytes;
-        self.snapshot.holders.len() - 1
-    }
-
     fn leave(&mut self, held: Held) {
         let now = self.now();
         let holder = &mut self.snapshot.holders[held];
@@ -264,10 +243,18 @@ impl Tape {
         name: &'static str,
         workspace: u64,
     ) -> Held {
-        let held = self.hold(bytes, category, parameter, name);
         let operation = self.operation(name);
+        self.snapshot.holders.push(Holder {
+            bytes,
+            category,
+            parameter,
+            operation,
+            from: self.now(),
+            until: usize::MAX,
+        });
+        self.known += bytes;
         self.tick(Some(operation), workspace, false);
-        held
+        self.snapshot.holders.len() - 1
     }
 
     fn take(
