@@ -32,6 +32,16 @@ fn values(shown: &[Shown]) -> Vec<f64> {
     shown.iter().map(|shown| shown.value).collect()
 }
 
+/// Fails unless each of these is said to be no number: one that counts for nothing, and is finite
+/// for whoever plots it or adds it up.
+#[track_caller]
+fn assert_none(shown: &[Shown]) {
+    for shown in shown {
+        assert_eq!((shown.count, shown.text.as_str()), (0, "none yet"));
+        assert!(shown.value.is_finite());
+    }
+}
+
 /// How many parameters a task trains.
 fn parameters<T: Task + Scenario>() -> usize {
     let start = Start::new::<T>(Size::Small);
@@ -147,10 +157,7 @@ fn the_peak_is_the_allocators() {
     assert_eq!(shown[1].text, "epoch 1.5 MiB - batch 2.0 MiB");
     // Without a source of numbers there is none, rather than a zero.
     let run = self::run::<Regression>(&Training::new());
-    for shown in run.renderer.train(PEAK) {
-        assert!(shown.value.is_nan());
-        assert_eq!(shown.text, "none yet");
-    }
+    assert_none(&run.renderer.train(PEAK));
 }
 
 /// While gradients accumulate there is no step, and the last one's numbers stand.
@@ -172,14 +179,22 @@ fn with_accumulation_the_last_steps_numbers_stand() {
         }
         let (released, applied) = (&released[place], &applied[place]);
         if (epoch, iteration) == (1, 1) {
-            assert_eq!(
-                (released.text.as_str(), applied.text.as_str()),
-                ("none yet", "none yet")
-            );
-            assert!(released.value.is_nan() && applied.value.is_nan());
+            assert_none(&[released.clone(), applied.clone()]);
         } else {
             assert_eq!(applied.value, last, "epoch {epoch}, iteration {iteration}");
             assert_eq!(released.value, 100.0);
+        }
+        // Only a step counts.
+        let steps = usize::from(matches!(iteration, 2 | 4));
+        assert_eq!((released.count, applied.count), (steps, steps));
+        // The mean shown is that of the epoch, and there is none before its first step.
+        match iteration {
+            1 => assert_eq!(released.text, "none yet"),
+            2 | 4 => assert_eq!(
+                released.text,
+                "epoch 100.0 % - batch 100.0 % (6 of 6 parameters)"
+            ),
+            _ => assert_eq!(released.text, "epoch 100.0 % - batch 100.0 %"),
         }
     }
     // Memory is that of each iteration, step or not.
@@ -196,11 +211,7 @@ fn a_monitor_that_nobody_fills_shows_nothing() {
     for metric in [RELEASED, APPLIED, PEAK] {
         let shown = run.renderer.train(metric);
         assert_eq!(shown.len(), 21);
-        assert!(
-            shown
-                .iter()
-                .all(|shown| shown.value.is_nan() && shown.text == "none yet")
-        );
+        assert_none(&shown);
     }
 }
 
@@ -215,9 +226,54 @@ fn validation_has_none_of_it() {
     for metric in [RELEASED, APPLIED, PEAK] {
         let shown = run.renderer.valid(metric);
         assert_eq!(shown.len(), 3 * 7);
-        for shown in shown {
-            assert!(shown.value.is_nan(), "{metric}: {}", shown.text);
-            assert_eq!(shown.text, "none yet");
-        }
+        assert_none(&shown);
+    }
+}
+
+/// The mean of each epoch of a training metric, as Burn's summary has it.
+///
+/// Without the last epoch, whose log Burn reads while it may still be written.
+fn epoch_means(run: &Run, metric: &str, last: usize) -> Vec<(usize, f64)> {
+    let (_, summary) = run.renderer.end();
+    let summary = summary.expect("a summary was asked for");
+    let metrics = &summary.metrics.train;
+    let found = metrics.iter().find(|found| found.name == metric);
+    let entries = found.into_iter().flat_map(|found| &found.entries);
+    let complete = entries.filter(|entry| entry.step < last);
+    complete.map(|entry| (entry.step, entry.value)).collect()
+}
+
+/// Five batches in windows of two: an epoch steps at its second and fourth iteration.
+fn accumulating(accumulation: usize) -> Training {
+    Training {
+        batches: 5,
+        accumulation: Some(accumulation),
+        summary: true,
+        // Never stops, but waits for the log of every epoch.
+        settles: true,
+        ..Training::new()
+    }
+}
+
+#[test]
+fn with_accumulation_an_epochs_mean_is_over_its_steps() {
+    let rates = scheduled(15);
+    let mean = |epoch: usize| {
+        let first = (epoch - 1) * 5;
+        (rates[first + 1] + rates[first + 3]) / 2.0
+    };
+    let applied = epoch_means(&run::<Regression>(&accumulating(2)), APPLIED, 3);
+    assert_eq!(applied, [(1, mean(1)), (2, mean(2))]);
+    let released = epoch_means(&run::<Regression>(&accumulating(2)), RELEASED, 3);
+    assert_eq!(released, [(1, 100.0), (2, 100.0)]);
+}
+
+/// A window longer than the epoch: there is no step to take a mean of.
+#[test]
+fn an_epoch_without_a_step_has_no_mean() {
+    for metric in [RELEASED, APPLIED] {
+        let run = run::<Regression>(&accumulating(8));
+        assert_eq!(epoch_means(&run, metric, 3), []);
+        assert_none(&run.renderer.train(metric));
     }
 }

@@ -32,13 +32,21 @@ pub trait Reading: Clone + Send + Sync + 'static {
 
 /// A number of each training iteration, from the monitor that the strategy has.
 ///
-/// Where an iteration has none, as while gradients accumulate, the last one is repeated.
+/// Where an iteration has none, as while gradients accumulate, the last one is shown again and counts
+/// for nothing: the mean of an epoch is over the iterations that have a number. An epoch in which no
+/// iteration has one has no mean.
 #[derive(Clone)]
 pub struct MonitorMetric<R> {
     name: MetricName,
     monitor: StepMonitor,
+    /// The numbers of this epoch.
     state: NumericMetricState,
+    /// The last number, of whichever epoch.
     last: Option<f64>,
+    /// Whether the last iteration had a number.
+    is_current: bool,
+    /// What was shown with the last number of this epoch.
+    shown: Option<String>,
     reading: PhantomData<fn() -> R>,
 }
 
@@ -50,6 +58,8 @@ impl<R: Reading> MonitorMetric<R> {
             monitor: monitor.clone(),
             state: NumericMetricState::default(),
             last: None,
+            is_current: false,
+            shown: None,
             reading: PhantomData,
         }
     }
@@ -68,11 +78,16 @@ impl<R: Reading> Metric for MonitorMetric<R> {
 
     fn update(&mut self, _item: &(), metadata: &MetricMetadata) -> SerializedEntry {
         let iteration = self.monitor.iteration(metadata);
-        self.last = iteration.as_ref().and_then(R::value).or(self.last);
-        let mut entry = match self.last {
-            Some(value) => self.state.update(value, 1, self.format()),
-            None => SerializedEntry::new("none yet".into(), f64::NAN.to_string()),
+        let value = iteration.as_ref().and_then(R::value);
+        self.is_current = value.is_some();
+        let Some(value) = value else {
+            let shown = self.shown.clone().unwrap_or_else(|| "none yet".into());
+            // Burn's loggers leave out an entry that is empty.
+            return SerializedEntry::new(shown, String::new());
         };
+        self.last = Some(value);
+        let mut entry = self.state.update(value, 1, self.format());
+        self.shown = Some(entry.formatted.clone());
         if let Some(remark) = iteration.as_ref().and_then(R::remark) {
             entry.formatted = format!("{} ({remark})", entry.formatted);
         }
@@ -81,6 +96,7 @@ impl<R: Reading> Metric for MonitorMetric<R> {
 
     fn clear(&mut self) {
         self.state.reset();
+        self.shown = None;
     }
 
     fn name(&self) -> MetricName {
@@ -102,11 +118,26 @@ impl<R: Reading> Metric for MonitorMetric<R> {
 
 impl<R: Reading> Numeric for MonitorMetric<R> {
     fn value(&self) -> NumericEntry {
-        self.state.current_value()
+        if self.is_current {
+            self.state.current_value()
+        } else {
+            uncounted(self.last)
+        }
     }
 
     fn running_value(&self) -> NumericEntry {
-        self.state.running_value()
+        match self.state.running_value() {
+            NumericEntry::Aggregated { count: 0, .. } => uncounted(self.last),
+            mean => mean,
+        }
+    }
+}
+
+/// A number that counts for nothing. It is finite, as Burn multiplies it by its count and plots it.
+fn uncounted(last: Option<f64>) -> NumericEntry {
+    NumericEntry::Aggregated {
+        aggregated_value: last.unwrap_or(0.0),
+        count: 0,
     }
 }
 

@@ -5,16 +5,17 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use burn::train::LearnerSummary;
-use burn::train::metric::{MetricDefinition, MetricId};
+use burn::train::metric::{MetricDefinition, MetricId, NumericEntry};
 use burn::train::renderer::{
     EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
     MetricsRendererTraining, ProgressType, TrainingProgress,
 };
 
-/// One metric at one item: the number, and what a user would read.
+/// One metric at one item: the number, how many items it is the mean of, and what a user would read.
 #[derive(Clone, Debug)]
 pub(crate) struct Shown {
     pub(crate) value: f64,
+    pub(crate) count: usize,
     pub(crate) text: String,
 }
 
@@ -95,6 +96,10 @@ fn note(shown: &mut HashMap<MetricId, Vec<Shown>>, state: MetricState) {
     if let MetricState::Numeric(entry, number) = state {
         shown.entry(entry.metric_id).or_default().push(Shown {
             value: number.current(),
+            count: match number {
+                NumericEntry::Value(_) => 1,
+                NumericEntry::Aggregated { count, .. } => count,
+            },
             text: entry.serialized_entry.formatted,
         });
     }
