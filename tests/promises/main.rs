@@ -11,7 +11,6 @@ mod harness;
 
 mod accumulator;
 mod checkpoints;
-mod completeness;
 mod edge_cases;
 mod equivalence;
 mod learner;

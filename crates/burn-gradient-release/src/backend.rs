@@ -74,6 +74,7 @@ impl<B: Backend, C: CheckpointStrategy> BackendTypes for GradientRelease<Autodif
     type QuantizedTensorPrimitive = B::QuantizedTensorPrimitive;
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<B: Backend, C: CheckpointStrategy> Backend for GradientRelease<Autodiff<B, C>> {
     fn ad_enabled(device: &Self::Device) -> bool {
         Autodiff::<B, C>::ad_enabled(device)
@@ -127,6 +128,7 @@ impl<B: Backend, C: CheckpointStrategy> Backend for GradientRelease<Autodiff<B, 
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for GradientRelease<Autodiff<B, C>> {
     type InnerBackend = B;
     type Gradients = Gradients;

@@ -11,6 +11,8 @@
 //! | `value` | those without a float result | computed from values; nothing on the tape |
 //! | `composed` | those for which burn-autodiff has Burn's default | Burn's default over our operations, each of which is seen |
 
+#![deny(clippy::missing_trait_methods)]
+
 mod activation;
 mod bool_tensor;
 mod float_tensor;

@@ -44,6 +44,7 @@ impl<B: RecordableBackend> BackendTypes for Recorded<B> {
     type QuantizedTensorPrimitive = B::QuantizedTensorPrimitive;
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<B: RecordableBackend> Backend for Recorded<B> {
     fn ad_enabled(device: &Self::Device) -> bool {
         B::ad_enabled(device)

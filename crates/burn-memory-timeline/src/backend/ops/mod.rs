@@ -1,5 +1,7 @@
 //! The operations, forwarded: one file per trait.
 
+#![deny(clippy::missing_trait_methods)]
+
 mod activation;
 mod bool_tensor;
 mod float_tensor;
