@@ -41,3 +41,7 @@ mod int_tensor;
 mod module;
 mod quantized_tensor;
 mod signature_type;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

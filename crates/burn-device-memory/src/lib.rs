@@ -49,3 +49,7 @@ pub use backend::{MeteredCuda, MeteredCudaUnfused};
 pub use backend::{MeteredWgpu, MeteredWgpuUnfused};
 pub use device_memory::{DeviceMemory, Peak, Usage};
 pub use runtime::{MeterableRuntime, Metered, MeteredRuntime};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -17,3 +17,7 @@ mod strategy;
 pub use checkpoint::BlockingCheckpointingStrategy;
 pub use monitor::{PeakMemory, StepMonitor};
 pub use strategy::GradientReleaseStrategy;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

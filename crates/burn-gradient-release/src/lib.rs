@@ -35,9 +35,5 @@ pub use optimizer::{
 pub use tensor::ReleaseTensor;
 
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../README.md")]
 struct Readme;
-
-#[cfg(doctest)]
-#[doc = include_str!("../../../docs/gradient-accumulation.md")]
-struct GradientAccumulation;

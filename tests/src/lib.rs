@@ -1,0 +1,9 @@
+//! Compiles and runs the code of the workspace's README and docs, as documentation tests.
+
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/gradient-accumulation.md")]
+struct GradientAccumulation;
