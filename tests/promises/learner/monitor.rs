@@ -11,6 +11,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_gradient_release_train::{PeakMemory, StepMonitor};
 
 use super::rates;
+use super::selection::early_stopping;
 use crate::harness::learner::{
     Released, Run, Shown, Stock, Task, Training, inference_step, train, train_step,
 };
@@ -250,6 +251,7 @@ fn accumulating(accumulation: usize) -> Training {
         accumulation: Some(accumulation),
         summary: true,
         // Never stops, but waits for the log of every epoch.
+        early_stopping: Some(early_stopping(1000)),
         settles: true,
         ..Training::new()
     }

@@ -29,7 +29,7 @@ fn run<D: Mode>(start: &Start, training: &Training) -> Run {
 }
 
 /// Stops when the validation loss has not improved for this many epochs.
-fn early_stopping(n_epochs: usize) -> MetricEarlyStoppingStrategy {
+pub(super) fn early_stopping(n_epochs: usize) -> MetricEarlyStoppingStrategy {
     MetricEarlyStoppingStrategy::new(
         &LossMetric::<Flex>::new(),
         Aggregate::Mean,
