@@ -5,6 +5,7 @@ mod copies;
 mod leaving;
 mod misuse;
 mod numbers;
+mod owned_schedulers;
 mod owners;
 mod parts;
 mod rates;

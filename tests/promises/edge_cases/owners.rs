@@ -165,3 +165,40 @@ fn an_owned_rate_that_differs_is_refused() {
         .expect_err("stepped with another rate than the optimizer's own");
     assert!(matches!(refused.error(), ReleaseError::LearningRate { .. }));
 }
+
+/// An owner may clone itself, its optimizer included, while it forks.
+#[test]
+fn an_owner_that_clones_itself_while_it_forks() {
+    let (mut owner, expected) = owner(bench(1));
+    let (done, waiting) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut handle = Optim::handle_of(&owner).expect("there is an optimizer");
+        let copy = owner.model.clone();
+        let fork = || {
+            drop(owner.clone());
+            owner.fork();
+        };
+        handle
+            .try_arm_by_fork(RATE, copy, GradientsParams::new(), fork)
+            .expect("armed");
+        let grads = gradients(&owner.model, 0);
+        owner.step(grads);
+        let _ = done.send(weights(&owner.model));
+    });
+    let minute = std::time::Duration::from_secs(60);
+    let weights = waiting.recv_timeout(minute).expect("nobody waits for ever");
+    weights.assert_same(&expected[0], "forked and stepped");
+}
+
+/// What a refused arming was given comes back.
+#[test]
+fn gradients_come_back_from_a_fork_that_leaves_something_out() {
+    let (owner, _) = owner(bench(1));
+    let mut handle = Optim::handle_of(&owner).expect("there is an optimizer");
+    let grads = gradients(&owner.model, 0);
+    let refused = handle
+        .try_arm_by_fork(RATE, owner.model.clone(), grads, || {})
+        .expect_err("nothing was forked");
+    let ((), grads) = refused.into_given();
+    assert_eq!(grads.len(), PARAMETERS);
+}

@@ -260,3 +260,52 @@ fn loading_a_record_replaces_the_state() {
         weights(&model).assert_same(&expected.steps[step as usize], step);
     }
 }
+
+#[test]
+fn the_rate_of_the_next_step() {
+    let Bench {
+        model, mut optim, ..
+    } = bench(1);
+    assert_eq!(optim.next_learning_rate(), None, "the next call decides");
+    let model = optim.arm(RATE, model);
+    assert_eq!(optim.next_learning_rate(), Some(RATE));
+    let model = optim.disarm(model);
+    let mut optim = optim.with_lr_scheduler(cosine());
+    let mut rates = cosine();
+    let mut model = Some(model);
+    for step in 0..3 {
+        let rate = rates.step();
+        assert_eq!(optim.next_learning_rate(), Some(rate));
+        let given = model.take().expect("a model");
+        let grads = gradients(&given, step);
+        model = Some(optim.step(rate, given, grads));
+    }
+}
+
+/// A re-arming that would be refused is refused before the step, which can be made later.
+#[test]
+fn an_owned_rate_refuses_before_it_steps() {
+    let Bench {
+        model, mut optim, ..
+    } = bench(1);
+    let mut owning = AdamConfig::new()
+        .init::<R, Model>()
+        .with_gradient_release()
+        .with_learning_rate(RATE);
+    let grads = gradients(&model, 0);
+    let before = weights(&model);
+    let model = optim.arm(RATE, model);
+    let refused = owning
+        .try_step(RATE, model, grads)
+        .expect_err("armed elsewhere");
+    assert!(matches!(
+        refused.error(),
+        ReleaseError::ArmedElsewhere { .. }
+    ));
+    let (model, grads) = refused.into_given();
+    weights(&model).assert_same(&before, "not stepped");
+    assert_eq!(grads.len(), PARAMETERS);
+    let model = optim.disarm(model);
+    let model = owning.step(RATE, model, grads);
+    weights(&model).assert_moved(&before, "stepped once");
+}

@@ -11,7 +11,6 @@ use burn_gradient_release::{
 use super::{P, R, start};
 use crate::harness::models::{Mlp, NormalisedRecurrent, Recurrent, Scenario, Size, Tied, Views};
 use crate::harness::run::{RATE, Start, assert_all_released, trainable};
-use crate::harness::weights::save;
 use crate::harness::{Plain, Weights};
 
 /// The rate that a second call asks for.

@@ -8,8 +8,9 @@ use burn::tensor::backend::Backend;
 use burn_gradient_release::WithGradientRelease;
 
 use super::{Bench, Inner, Model, P, PARAMETERS, R, bench, loss, start, weights};
-use crate::harness::models::{Mlp, Tied};
-use crate::harness::run::{self, RATE, assert_all_released};
+use crate::harness::Weights;
+use crate::harness::models::{Matrices, Mlp, Scenario, Size, Tied};
+use crate::harness::run::{self, RATE, Start, assert_all_released};
 
 const STEPS: u64 = 15;
 
@@ -36,6 +37,35 @@ fn two_threads_train_two_models_at_once() {
             two.steps[step].assert_same(&expected.1.steps[step], format!("tied {step}"));
             assert_all_released(report, PARAMETERS);
         }
+    });
+}
+
+/// Long enough for every order in which two threads can meet.
+#[test]
+fn two_optimizers_on_two_threads_for_thousands_of_steps() {
+    const STEPS: u64 = 2000;
+
+    fn train<S: Scenario>(start: &Start) -> Weights {
+        let mut model = start.model::<S, R>();
+        let mut optim = AdamConfig::new().init().with_gradient_release();
+        for step in 0..STEPS {
+            model = optim.arm(RATE, model);
+            let grads = S::loss::<R>(&model, Size::Small, step).backward();
+            let grads = GradientsParams::from_grads(grads, &model);
+            model = optim.step(RATE, model, grads);
+        }
+        Weights::of::<R, _>(&model)
+    }
+
+    let (one, two) = (start::<Mlp>(), start::<Matrices>());
+    let alone = (train::<Mlp>(&one), train::<Matrices>(&two));
+    thread::scope(|scope| {
+        let first = scope.spawn(|| train::<Mlp>(&one));
+        let second = scope.spawn(|| train::<Matrices>(&two));
+        let first = first.join().expect("the first thread");
+        let second = second.join().expect("the second thread");
+        first.assert_same(&alone.0, "the first");
+        second.assert_same(&alone.1, "the second");
     });
 }
 

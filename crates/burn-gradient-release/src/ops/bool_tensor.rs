@@ -10,6 +10,7 @@ use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use super::forward;
 use crate::GradientRelease;
 
+#[deny(clippy::missing_trait_methods)]
 impl<B: Backend, C: CheckpointStrategy> BoolTensorOps<Self> for GradientRelease<Autodiff<B, C>> {
     burn_decorator::bool_tensor_ops!(forward);
 

@@ -13,6 +13,7 @@ use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use super::forward;
 use crate::GradientRelease;
 
+#[deny(clippy::missing_trait_methods)]
 impl<B: Backend, C: CheckpointStrategy> IntTensorOps<Self> for GradientRelease<Autodiff<B, C>> {
     burn_decorator::int_tensor_ops!(forward);
 

@@ -10,8 +10,9 @@
 //! | `nodes` | those with several results | nodes on the tape |
 //! | `value` | those without a float result | computed from values; nothing on the tape |
 //! | `composed` | those for which burn-autodiff has Burn's default | Burn's default over our operations, each of which is seen |
-
-#![deny(clippy::missing_trait_methods)]
+//!
+//! That the tables are whole is seen by a lint where all of a table is forwarded, as by the recorder
+//! of `burn-memory-timeline`.
 
 mod activation;
 mod bool_tensor;

@@ -11,6 +11,7 @@ use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use super::forward;
 use crate::GradientRelease;
 
+#[deny(clippy::missing_trait_methods)]
 impl<B: Backend, C: CheckpointStrategy> QTensorOps<Self> for GradientRelease<Autodiff<B, C>> {
     burn_decorator::quantized_tensor_ops!(forward);
 

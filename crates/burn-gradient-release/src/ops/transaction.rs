@@ -8,6 +8,7 @@ use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
 use crate::{GradientRelease, ReleaseTensor};
 
+#[deny(clippy::missing_trait_methods)]
 impl<B: Backend, C: CheckpointStrategy> TransactionOps<Self> for GradientRelease<Autodiff<B, C>> {
     async fn tr_execute(
         transaction: TransactionPrimitive<Self>,

@@ -10,8 +10,7 @@ use burn::{
 
 use super::{
     arming::{self, ArmedModel, Hold},
-    error::{Refused, ReleaseError},
-    release_optimizer::expect,
+    error::{Refused, ReleaseError, expect},
     session::{Session, sum},
 };
 use crate::ReleaseBackend;

@@ -7,8 +7,8 @@ use burn::{
 };
 
 use super::{
-    error::{Refused, ReleaseError},
-    release_optimizer::{ReleaseOptimizer, expect},
+    error::{Refused, ReleaseError, expect},
+    release_optimizer::ReleaseOptimizer,
     report::StepReport,
 };
 use crate::ReleaseBackend;

@@ -235,3 +235,8 @@ impl<M, G> From<Refused<M, G>> for ReleaseError {
         refused.error
     }
 }
+
+/// The panicking twin of a fallible call; Burn's [`Optimizer`] leaves no other way.
+pub(super) fn expect<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
+    result.unwrap_or_else(|error| panic!("gradient release: {error}"))
+}

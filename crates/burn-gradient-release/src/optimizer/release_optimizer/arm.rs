@@ -1,0 +1,215 @@
+//! Arming a model, and taking the arming back.
+
+use burn::{
+    module::AutodiffModule,
+    optim::{GradientsParams, LearningRate, SimpleOptimizer},
+};
+
+use super::ReleaseOptimizer;
+use crate::{
+    ReleaseBackend,
+    optimizer::{
+        arming::{self, Step},
+        error::{Refused, ReleaseError, expect},
+        rate::OwnedRate,
+        session,
+    },
+};
+
+impl<O, M, B> ReleaseOptimizer<O, M, B>
+where
+    O: SimpleOptimizer<B::InnerBackend> + 'static,
+    M: AutodiffModule<B>,
+    B: ReleaseBackend,
+{
+    /// Arms the model for one optimizer step: until [`step`](Optimizer::step) every parameter that
+    /// requires gradients is stepped inside backward with this learning rate.
+    ///
+    /// Arming again before a backward replaces the rate, for forward passes that have run already,
+    /// too. Clones of the model keep the values they have.
+    ///
+    /// # Panics
+    ///
+    /// With the text of the [`ReleaseError`] that [`try_arm`](Self::try_arm) returns.
+    pub fn arm(&mut self, lr: LearningRate, model: M) -> M {
+        expect(self.try_arm(lr, model))
+    }
+
+    /// [`arm`](Self::arm), handing the model back where it refuses.
+    ///
+    /// # Errors
+    ///
+    /// - [`Unfinished`](ReleaseError::Unfinished): a backward has run and its `step` has not;
+    /// - [`Interrupted`](ReleaseError::Interrupted): a backward panicked half way;
+    /// - [`DuplicateParam`](ReleaseError::DuplicateParam): two parameters share an id;
+    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer armed a parameter;
+    /// - [`Abandoned`](ReleaseError::Abandoned): another optimizer stepped a parameter and is gone;
+    /// - [`OwnedLearningRate`](ReleaseError::OwnedLearningRate): the optimizer owns another rate.
+    pub fn try_arm(&mut self, lr: LearningRate, model: M) -> Result<M, Refused<M>> {
+        match self.check_arm(lr, &model) {
+            Ok(()) => Ok(self.arm_checked(lr, model, GradientsParams::new())),
+            Err(error) => Err(Refused::new(model, error)),
+        }
+    }
+
+    /// Arms the model for the last micro-batch of an optimizer step, with the gradients that Burn's
+    /// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) holds from the earlier ones: each
+    /// parameter is stepped inside backward with its held sum plus the new gradient, and both are
+    /// freed.
+    ///
+    /// The earlier micro-batches run unarmed. Arming again keeps the gradients and adds those it is
+    /// given; disarming drops them.
+    ///
+    /// ```
+    /// use burn::{
+    ///     backend::{Autodiff, Flex},
+    ///     nn::{Linear, LinearConfig},
+    ///     optim::{AdamConfig, GradientsAccumulator, GradientsParams, Optimizer},
+    ///     tensor::{Distribution, Tensor},
+    /// };
+    /// use burn_gradient_release::{GradientRelease, Outcome, WithGradientRelease};
+    ///
+    /// type B = GradientRelease<Autodiff<Flex>>;
+    ///
+    /// let device = Default::default();
+    /// let mut model: Linear<B> = LinearConfig::new(4, 2).init(&device);
+    /// let mut optim = AdamConfig::new().init().with_gradient_release();
+    /// let grads_of = |model: &Linear<B>| {
+    ///     let batch = Tensor::<B, 2>::random([8, 4], Distribution::Default, &device);
+    ///     let grads = model.forward(batch).powi_scalar(2).mean().backward();
+    ///     GradientsParams::from_grads(grads, model)
+    /// };
+    ///
+    /// let mut accumulator = GradientsAccumulator::new();
+    /// for _ in 0..3 {
+    ///     accumulator.accumulate(&model, grads_of(&model));
+    /// }
+    /// model = optim.arm_accumulated(1e-3, model, accumulator.grads());
+    /// let grads = grads_of(&model);
+    /// model = optim.step(1e-3, model, grads);
+    ///
+    /// assert_eq!(optim.last_step().unwrap().count(Outcome::Released), 2);
+    /// # let _ = model;
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// With the text of the [`ReleaseError`] that
+    /// [`try_arm_accumulated`](Self::try_arm_accumulated) returns.
+    pub fn arm_accumulated(&mut self, lr: LearningRate, model: M, grads: GradientsParams) -> M {
+        expect(self.try_arm_accumulated(lr, model, grads))
+    }
+
+    /// [`arm_accumulated`](Self::arm_accumulated), handing model and gradients back where it refuses.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_arm`](Self::try_arm).
+    pub fn try_arm_accumulated(
+        &mut self,
+        lr: LearningRate,
+        model: M,
+        grads: GradientsParams,
+    ) -> Result<M, Refused<M, GradientsParams>> {
+        match self.check_arm(lr, &model) {
+            Ok(()) => Ok(self.arm_checked(lr, model, grads)),
+            Err(error) => Err(Refused::with_grads(model, grads, error)),
+        }
+    }
+
+    pub(super) fn arm_checked(&mut self, lr: LearningRate, model: M, grads: GradientsParams) -> M {
+        let before = self.state.take_session();
+        if let Some(before) = &before {
+            before.free_discarded();
+        }
+        let (armed, model) = arming::arm(&self.plan(lr), model);
+        self.state.arm(lr, armed.replace(before, grads));
+        model
+    }
+
+    /// Arms a model in the hands of an owner that only gives copies of it, such as burn-train's
+    /// `Learner`: `copy` is one, and `fork` makes the owner
+    /// [fork](burn::module::Module::fork) its model on the device where it is. No other code of the
+    /// model runs. `grads` as for [`arm_accumulated`](Self::arm_accumulated), empty without earlier
+    /// micro-batches.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_arm`](Self::try_arm), and [`NotForked`](ReleaseError::NotForked) if the fork left
+    /// out a parameter; with the gradients.
+    pub fn try_arm_by_fork(
+        &mut self,
+        lr: LearningRate,
+        copy: M,
+        grads: GradientsParams,
+        fork: impl FnOnce(),
+    ) -> Result<(), Refused<(), GradientsParams>> {
+        let armed = self
+            .check_arm(lr, &copy)
+            .and_then(|()| arming::arm_by_fork(&self.plan(lr), copy, fork));
+        match armed {
+            Ok(armed) => {
+                let before = self.state.take_session();
+                self.state.arm(lr, armed.replace(before, grads));
+                Ok(())
+            }
+            Err(error) => Err(Refused::with_grads((), grads, error)),
+        }
+    }
+
+    fn plan(&self, learning_rate: LearningRate) -> Step<'_, O, B> {
+        Step {
+            stepper: &self.stepper,
+            learning_rate,
+        }
+    }
+
+    fn check_arm(&mut self, lr: LearningRate, model: &M) -> Result<(), ReleaseError> {
+        self.state.check_idle()?;
+        self.check_owned_rate(lr)?;
+        self.check_arm_params(model)
+    }
+
+    pub(super) fn check_arm_params(&self, model: &M) -> Result<(), ReleaseError> {
+        self.state
+            .with_session(|session| arming::check_arm::<B, M>(session, model))
+    }
+
+    fn check_owned_rate(&mut self, given: LearningRate) -> Result<(), ReleaseError> {
+        match self.rate.as_mut().map(OwnedRate::upcoming) {
+            Some(owned) if owned.to_bits() != given.to_bits() => {
+                Err(ReleaseError::OwnedLearningRate { owned, given })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes the arming back: the model is an ordinary one again, and a forward pass that has run
+    /// already gives ordinary gradients. Gradients it was armed with are dropped.
+    ///
+    /// # Panics
+    ///
+    /// With the text of the [`ReleaseError`] that [`try_disarm`](Self::try_disarm) returns.
+    pub fn disarm(&mut self, model: M) -> M {
+        expect(self.try_disarm(model))
+    }
+
+    /// [`disarm`](Self::disarm), handing the model back where it refuses.
+    ///
+    /// # Errors
+    ///
+    /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted)
+    /// after a backward; [`ArmedElsewhere`](ReleaseError::ArmedElsewhere) or
+    /// [`Abandoned`](ReleaseError::Abandoned) for a model that another optimizer has armed.
+    pub fn try_disarm(&mut self, model: M) -> Result<M, Refused<M>> {
+        let own = |session: Option<&_>| arming::check_own::<B, M>(session, &model);
+        let checked = self.state.check_idle();
+        if let Err(error) = checked.and_then(|()| self.state.with_session(own)) {
+            return Err(Refused::new(model, error));
+        }
+        if let Some(session) = self.state.take_session() {
+            session.free_discarded();
+        }
+        Ok(session::disarm::<B, M>(model))
+    }
+}

@@ -1,0 +1,313 @@
+//! The optimizer a user holds.
+
+mod arm;
+mod step;
+
+use std::marker::PhantomData;
+
+use burn::{
+    grad_clipping::GradientClipping,
+    lr_scheduler::LrScheduler,
+    module::AutodiffModule,
+    optim::{
+        GradientsParams, LearningRate, MultiGradientsParams, Optimizer, SimpleOptimizer,
+        adaptor::OptimizerAdaptor,
+    },
+};
+
+use super::{
+    error::{ReleaseError, expect},
+    handle,
+    rate::OwnedRate,
+    report::StepReport,
+    shared_state::SharedState,
+    stepper::{Records, Stepper},
+};
+use crate::ReleaseBackend;
+
+/// Turns Burn's optimizer into one that steps inside the backward pass.
+pub trait WithGradientRelease {
+    /// The optimizer with gradient release.
+    type Output;
+
+    /// Steps each parameter inside backward, once its model is [armed](ReleaseOptimizer::arm).
+    ///
+    /// Gradient clipping and the states of the optimizer are kept.
+    fn with_gradient_release(self) -> Self::Output;
+}
+
+impl<O, M, B> WithGradientRelease for OptimizerAdaptor<O, M, B>
+where
+    O: SimpleOptimizer<B::InnerBackend> + 'static,
+    M: AutodiffModule<B>,
+    B: ReleaseBackend,
+{
+    type Output = ReleaseOptimizer<O, M, B>;
+
+    fn with_gradient_release(self) -> Self::Output {
+        self.into()
+    }
+}
+
+/// An [`Optimizer`] that steps every parameter of an armed model inside the backward pass.
+///
+/// Wraps any [`SimpleOptimizer`] of Burn, with Burn's own gradient clipping, and keeps Burn's
+/// record: a checkpoint passes from plain Burn to gradient release and back. Unarmed, it steps as
+/// Burn does.
+///
+/// # Example
+///
+/// ```
+/// use burn::{
+///     backend::{Autodiff, Flex},
+///     nn::{Linear, LinearConfig},
+///     optim::{AdamConfig, GradientsParams, Optimizer},
+///     tensor::{Distribution, Tensor},
+/// };
+/// use burn_gradient_release::{GradientRelease, Outcome, WithGradientRelease};
+///
+/// type B = GradientRelease<Autodiff<Flex>>;
+///
+/// let device = Default::default();
+/// let mut model: Linear<B> = LinearConfig::new(4, 2).init(&device);
+/// let mut optim = AdamConfig::new().init().with_gradient_release();
+///
+/// model = optim.arm(1e-3, model);
+/// let batch = Tensor::<B, 2>::random([8, 4], Distribution::Default, &device);
+/// let grads = model.forward(batch).powi_scalar(2).mean().backward();
+/// let grads = GradientsParams::from_grads(grads, &model);
+/// assert!(grads.is_empty()); // released already
+/// model = optim.step(1e-3, model, grads);
+///
+/// assert_eq!(optim.last_step().unwrap().count(Outcome::Released), 2);
+/// # let _ = model;
+/// ```
+pub struct ReleaseOptimizer<O, M, B>
+where
+    O: SimpleOptimizer<B::InnerBackend>,
+    M: AutodiffModule<B>,
+    B: ReleaseBackend,
+{
+    stepper: Stepper<O, B>,
+    rate: Option<OwnedRate>,
+    state: SharedState<B::InnerBackend>,
+    module: PhantomData<fn(M) -> M>,
+}
+
+/// What a handle to an optimizer shares with it, which does not depend on the module.
+struct HandleParts<O, B>
+where
+    O: SimpleOptimizer<B::InnerBackend>,
+    B: ReleaseBackend,
+{
+    stepper: Stepper<O, B>,
+    state: SharedState<B::InnerBackend>,
+}
+
+impl<O, M, B> From<OptimizerAdaptor<O, M, B>> for ReleaseOptimizer<O, M, B>
+where
+    O: SimpleOptimizer<B::InnerBackend> + 'static,
+    M: AutodiffModule<B>,
+    B: ReleaseBackend,
+{
+    fn from(adaptor: OptimizerAdaptor<O, M, B>) -> Self {
+        Self::new(Stepper::new(
+            adaptor.optim().clone(),
+            adaptor.grad_clipping().cloned(),
+            adaptor.to_record(),
+        ))
+    }
+}
+
+impl<O, M, B> From<O> for ReleaseOptimizer<O, M, B>
+where
+    O: SimpleOptimizer<B::InnerBackend> + 'static,
+    M: AutodiffModule<B>,
+    B: ReleaseBackend,
+{
+    fn from(optim: O) -> Self {
+        OptimizerAdaptor::from(optim).into()
+    }
+}
+
+impl<O, M, B> ReleaseOptimizer<O, M, B>
+where
+    O: SimpleOptimizer<B::InnerBackend> + 'static,
+    M: AutodiffModule<B>,
+    B: ReleaseBackend,
+{
+    fn new(stepper: Stepper<O, B>) -> Self {
+        Self {
+            stepper,
+            rate: None,
+            state: SharedState::new(),
+            module: PhantomData,
+        }
+    }
+
+    /// A second handle to an optimizer that its owner keeps private, such as the one inside
+    /// burn-train's `Learner`: it steps with the same states, and what one handle arms the other
+    /// finishes. This is what a training strategy arms with.
+    ///
+    /// The owner is cloned, and the clone dropped. `None` if it has no optimizer of this type. The
+    /// handle is to the optimizer the owner has now: ask for it after a record was loaded.
+    pub fn handle_of<T: Clone>(owner: &T) -> Option<Self> {
+        let parts: HandleParts<O, B> = handle::capture(|| drop(owner.clone()))?;
+        Some(Self {
+            stepper: parts.stepper,
+            // The owner's own optimizer holds its `step` to a rate it owns.
+            rate: None,
+            state: parts.state,
+            module: PhantomData,
+        })
+    }
+
+    /// Clips every gradient before its step, as Burn does: each parameter's by itself.
+    pub fn with_grad_clipping(mut self, gradient_clipping: GradientClipping) -> Self {
+        self.stepper.grad_clipping = Some(gradient_clipping);
+        self
+    }
+
+    /// Lets the optimizer own a constant learning rate and re-arm the model in every
+    /// [`step`](Optimizer::step), so that a training loop need not change at all.
+    ///
+    /// The first step is armed only if [`arm`](Self::arm) is called once before the loop; else it
+    /// is an ordinary one, with all gradients at once. A rate passed to `step` that differs from
+    /// the one applied is refused.
+    pub fn with_learning_rate(self, learning_rate: LearningRate) -> Self {
+        self.with_lr_scheduler(learning_rate)
+    }
+
+    /// Lets the optimizer own a scheduler of Burn: like
+    /// [`with_learning_rate`](Self::with_learning_rate), with one
+    /// [`LrScheduler::step`] for every optimizer step.
+    ///
+    /// The record of the optimizer is Burn's and has no room for the scheduler: save
+    /// [`lr_scheduler`](Self::lr_scheduler)'s own, and load it into the scheduler given here.
+    pub fn with_lr_scheduler<S: LrScheduler + 'static>(mut self, scheduler: S) -> Self {
+        self.rate = Some(OwnedRate::new(scheduler));
+        self
+    }
+
+    /// The scheduler the optimizer owns, if it is of type `S`: as it is after the last finished step,
+    /// so that its record resumes where the optimizer's does.
+    pub fn lr_scheduler<S: LrScheduler + 'static>(&self) -> Option<&S> {
+        self.rate.as_ref()?.scheduler()
+    }
+
+    /// Access the wrapped [`SimpleOptimizer`].
+    pub fn optim(&self) -> &O {
+        &self.stepper.optim
+    }
+
+    /// Access the gradient clipping.
+    pub fn grad_clipping(&self) -> Option<&GradientClipping> {
+        self.stepper.grad_clipping.as_ref()
+    }
+
+    /// Whether a model is armed.
+    pub fn is_armed(&self) -> bool {
+        self.state.armed().is_some()
+    }
+
+    /// The rate of the next step: what the model is armed with, or what the rate that the optimizer
+    /// owns will be. `None` if the next call decides.
+    pub fn next_learning_rate(&self) -> Option<LearningRate> {
+        let owned = || self.rate.as_ref().map(OwnedRate::peek);
+        self.state.armed().or_else(owned)
+    }
+
+    /// Refuses while a backward has stepped parameters and `step` has not finished that step.
+    ///
+    /// # Errors
+    ///
+    /// [`Unfinished`](ReleaseError::Unfinished), or [`Interrupted`](ReleaseError::Interrupted) after
+    /// a backward that panicked half way.
+    pub fn check_finished(&self) -> Result<(), ReleaseError> {
+        self.state.check_idle()
+    }
+
+    /// What happened to each parameter in the last finished step.
+    pub fn last_step(&self) -> Option<StepReport> {
+        self.state.report()
+    }
+}
+
+impl<O, M, B> Optimizer<M, B> for ReleaseOptimizer<O, M, B>
+where
+    O: SimpleOptimizer<B::InnerBackend> + 'static,
+    M: AutodiffModule<B>,
+    B: ReleaseBackend,
+{
+    type Record = Records<O, B>;
+
+    /// Finishes the step: promotes what backward has stepped, applies the ordinary step to any
+    /// gradient that is there, and disarms.
+    ///
+    /// # Panics
+    ///
+    /// With the text of the [`ReleaseError`] that [`ReleaseOptimizer::try_step`] returns.
+    fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
+        expect(self.try_step(lr, module, grads))
+    }
+
+    fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
+        expect(self.try_step_multi(lr, module, grads))
+    }
+
+    /// # Panics
+    ///
+    /// With the text of the [`ReleaseError`] that [`ReleaseOptimizer::try_to_record`] returns.
+    fn to_record(&self) -> Self::Record {
+        expect(self.try_to_record())
+    }
+
+    /// Loads the states, and is the way back after an interrupted step. Disarms: a forward pass that
+    /// has run already gives ordinary gradients.
+    fn load_record(mut self, record: Self::Record) -> Self {
+        drop(self.state.take_session());
+        self.state = SharedState::new();
+        self.stepper = Stepper::new(
+            self.stepper.optim.clone(),
+            self.stepper.grad_clipping.clone(),
+            record,
+        );
+        self
+    }
+}
+
+/// A clone has states of its own and is not armed. A clone taken between a backward and its `step`
+/// has half of them new, and refuses every call until a record is loaded.
+impl<O, M, B> Clone for ReleaseOptimizer<O, M, B>
+where
+    O: SimpleOptimizer<B::InnerBackend> + 'static,
+    M: AutodiffModule<B>,
+    B: ReleaseBackend,
+{
+    fn clone(&self) -> Self {
+        handle::offer(|| HandleParts {
+            stepper: self.stepper.clone(),
+            state: self.state.share(),
+        });
+        Self {
+            stepper: self.stepper.fork(),
+            rate: self.rate.clone(),
+            state: self.state.fork(),
+            module: PhantomData,
+        }
+    }
+}
+
+impl<O, M, B> std::fmt::Debug for ReleaseOptimizer<O, M, B>
+where
+    O: SimpleOptimizer<B::InnerBackend> + 'static,
+    M: AutodiffModule<B>,
+    B: ReleaseBackend,
+{
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ReleaseOptimizer")
+            .field("armed", &self.is_armed())
+            .field("rate", &self.rate)
+            .finish_non_exhaustive()
+    }
+}
