@@ -6,6 +6,7 @@
 
 pub mod available;
 pub mod cli;
+pub mod discard;
 pub mod gpt;
 pub mod machine;
 pub mod measure;
@@ -17,7 +18,6 @@ pub mod results;
 pub mod shape;
 pub mod spec;
 pub mod stats;
-pub mod stepper;
 pub mod suite;
 pub mod timeline;
 pub mod vocabulary;

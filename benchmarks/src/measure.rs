@@ -1,8 +1,8 @@
 //! Measures a run, inside its process.
 
+use crate::discard::discard;
 use crate::results::{Bytes, Measured, Mode};
 use crate::spec::{Purpose, Spec};
-use crate::stepper::{self, Stepper};
 use crate::timeline;
 use crate::workload::{HostBatch, Workload};
 use anyhow::{Context, Result};
@@ -14,7 +14,7 @@ use burn::tensor::{Device, ElementConversion};
 use burn_device_memory::MeteredCudaUnfused;
 #[cfg(feature = "wgpu")]
 use burn_device_memory::MeteredWgpuUnfused;
-use burn_gradient_release::{ReleaseBackend, WithGradientRelease};
+use burn_gradient_release::{DynOptimizer, ReleaseBackend, ReleaseError, WithGradientRelease};
 use burn_memory_timeline::{RecordSteps, backward, forward};
 use std::time::Instant;
 use vit::backend::{self, Job};
@@ -111,11 +111,11 @@ impl<W: Workload> Job for Measure<'_, W> {
         memory: Option<Memory>,
     ) -> Result<Measured> {
         let adam = AdamConfig::new().init::<B, W::Model<B>>().recorded();
-        let optimizer: Box<dyn Stepper<W::Model<B>, B>> = match self.spec.mode {
+        let optimizer: Box<dyn DynOptimizer<W::Model<B>, B>> = match self.spec.mode {
             Mode::Plain | Mode::Unarmed => Box::new(adam),
             Mode::Release | Mode::Ideal => Box::new(adam.with_gradient_release()),
         };
-        let discard = (self.spec.mode == Mode::Ideal).then(stepper::discard);
+        let discard = (self.spec.mode == Mode::Ideal).then(discard);
         self.run::<B>(device, memory, optimizer, discard)
     }
 }
@@ -133,8 +133,8 @@ impl<W: Workload> Measure<'_, W> {
         self,
         device: Device<B>,
         mut memory: Option<Memory>,
-        mut optimizer: Box<dyn Stepper<W::Model<B>, B>>,
-        discard: Option<Box<dyn Stepper<W::Model<B>, B>>>,
+        mut optimizer: Box<dyn DynOptimizer<W::Model<B>, B>>,
+        discard: Option<Box<dyn DynOptimizer<W::Model<B>, B>>>,
     ) -> Result<Measured> {
         let spec = self.spec;
         let largest = spec.model.largest_param() as u64;
@@ -222,7 +222,7 @@ impl<W: Workload> Measure<'_, W> {
     fn step<B: AutodiffBackend>(
         &self,
         mut model: W::Model<B>,
-        optimizer: &mut dyn Stepper<W::Model<B>, B>,
+        optimizer: &mut dyn DynOptimizer<W::Model<B>, B>,
         number: usize,
         device: &Device<B>,
         observer: &mut dyn StageObserver,
@@ -231,7 +231,7 @@ impl<W: Workload> Measure<'_, W> {
         observer.ends(Stage::Before);
 
         let start = Instant::now();
-        model = optimizer.arm(rate, model)?;
+        model = optimizer.try_arm(rate, model).map_err(ReleaseError::from)?;
         let (loss, value) = forward(&model, || {
             let batch = self.batches[number % self.batches.len()].clone();
             let loss = W::loss(&model, batch, device);
@@ -241,7 +241,8 @@ impl<W: Workload> Measure<'_, W> {
         observer.ends(Stage::Forward);
         let grads = GradientsParams::from_grads(backward(|| loss.backward()), &model);
         observer.ends(Stage::Backward);
-        model = optimizer.step(rate, model, grads)?;
+        let stepped = optimizer.try_step(rate, model, grads);
+        model = stepped.map_err(ReleaseError::from)?;
         B::sync(device).context("the device failed")?;
         let seconds = start.elapsed().as_secs_f64();
         observer.ends(Stage::Step);
