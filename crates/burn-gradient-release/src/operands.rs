@@ -207,14 +207,17 @@ impl<B: Backend> Raise<B> {
     /// If an operation of Burn is not the one node that it is taken to be.
     pub(crate) fn float(&self, result: AdTensor<B>) -> ReleaseTensor<B> {
         if !self.operands.is_empty() {
-            // What has no other parents than the operands is one node.
-            let mut parents = result.node.parents.iter();
+            // What has no other parents than the operands is one node, unless it is an operand.
+            let node = &result.node;
+            let mut parents = node.parents.iter();
             let is_one = parents.all(|parent| self.operands.contains(&parent.id));
             if self.nodes == Nodes::One {
                 tape::check_one_node(is_one);
             }
+            let is_one = is_one && !node.parents.is_empty();
             for (uses, lowest) in &self.unknown {
-                uses.consume(if is_one { self.order } else { *lowest }, 2);
+                // The order is the node's own: not every operand has to be a parent.
+                uses.consume(if is_one { node.order } else { *lowest }, 2);
             }
         }
         ReleaseTensor(Repr::Plain(result, self.origins.clone()))
@@ -227,7 +230,11 @@ impl<B: Backend> ReleaseTensor<B> {
     ///
     /// `operation` is given the operands as tensors of [`Autodiff`], whatever its checkpointing
     /// strategy, with its parameters among them where the tape wants them; its result is a tensor
-    /// of `GradientRelease`. Parameters that it consumes are stepped in time.
+    /// of `GradientRelease`. Every tracked tensor that it uses has to be among the operands.
+    ///
+    /// Parameters that it consumes are stepped in time if it is one node on the tape. Inside an
+    /// operation of several nodes they may be used anywhere, so they are stepped at the end of
+    /// backward.
     ///
     /// A trait of your own, implemented for `Autodiff<B, C>` as in Burn's book, becomes one of
     /// `GradientRelease<Autodiff<B, C>>` by one such call for each method:
