@@ -7,3 +7,7 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/gradient-accumulation.md")]
 struct GradientAccumulation;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/custom-operations.md")]
+struct CustomOperations;
