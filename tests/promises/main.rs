@@ -15,8 +15,10 @@ mod custom_operation;
 mod edge_cases;
 mod equivalence;
 mod learner;
+mod owned_schedulers;
 mod property;
 mod reference;
+mod sequences;
 mod timeline;
 
 #[cfg(has_wgpu)]

@@ -227,31 +227,3 @@ fn a_step_without_backward_moves_nothing() {
     let model = armed_step(&mut optim, model, 0);
     weights(&model).assert_same(&expected.steps[0], "and then the first real step");
 }
-
-/// Dropping an optimizer asks nothing of the device, which may have failed, and frees no graph that
-/// somebody may still run backward.
-#[test]
-fn dropping_an_armed_optimizer_only_marks() {
-    // The module is mounted on several backends: under whichever name this is.
-    let this = std::thread::current()
-        .name()
-        .expect("a test has a name")
-        .to_owned();
-    crate::harness::memory::alone(&this, || {
-        let Bench {
-            model, mut optim, ..
-        } = bench(1);
-        let model = optim.arm(RATE, model);
-        let loss = loss(&model, 0);
-        crate::ALLOCATIONS.reset_peak_usage();
-        let before = crate::ALLOCATIONS.current_usage();
-        drop(optim);
-        assert_eq!(
-            crate::ALLOCATIONS.peak_usage(),
-            before,
-            "something was allocated"
-        );
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        assert_eq!(grads.len(), PARAMETERS);
-    });
-}

@@ -5,11 +5,9 @@ mod copies;
 mod leaving;
 mod misuse;
 mod numbers;
-mod owned_schedulers;
 mod owners;
 mod parts;
 mod rates;
-mod sequences;
 mod threads;
 
 use burn::optim::{Adam, AdamConfig, GradientsParams, Optimizer};

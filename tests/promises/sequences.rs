@@ -1,5 +1,6 @@
 //! Each call at each moment of a step: it does what its words say, or refuses and changes nothing.
 
+use burn::backend::Flex;
 use burn::module::Module;
 use burn::optim::{Adam, AdamConfig, GradientsParams, Optimizer};
 use burn::tensor::Tensor;
@@ -8,10 +9,14 @@ use burn_gradient_release::{
     Outcome, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, WithGradientRelease,
 };
 
-use super::{P, R, start};
+use crate::ALLOCATIONS;
+use crate::harness::memory;
 use crate::harness::models::{Mlp, NormalisedRecurrent, Recurrent, Scenario, Size, Tied, Views};
 use crate::harness::run::{RATE, Start, assert_all_released, trainable};
-use crate::harness::{Plain, Weights};
+use crate::harness::{Plain, Release, Weights};
+
+type P = Plain;
+type R = Release;
 
 /// The rate that a second call asks for.
 const OTHER: f64 = RATE / 7.0;
@@ -280,7 +285,7 @@ fn every_call_at<S: Scenario>(moment: Moment)
 where
     S::Model<R>: Module<R>,
 {
-    let start = start::<S>();
+    let start = Start::new::<S>(Size::Small);
     for call in CALLS {
         check::<S>(&start, call, moment);
     }
@@ -332,7 +337,7 @@ fn one_backward_over_two_armings() {
         (first + second * 0.5).backward()
     }
 
-    let start = start::<Recurrent>();
+    let start = Start::new::<Recurrent>(Size::Small);
     let mut plain = start.model::<Recurrent, P>();
     let mut plain_optim = AdamConfig::new().init();
     let mut run = Run::<Recurrent>::new(&start);
@@ -358,7 +363,7 @@ fn one_backward_over_two_armings() {
 /// The two run backward one after the other: the second gradient is refused, not lost.
 #[test]
 fn two_backwards_over_two_armings() {
-    let start = start::<Recurrent>();
+    let start = Start::new::<Recurrent>(Size::Small);
     let mut run = Run::<Recurrent>::new(&start);
     run.model = run.optim.arm(RATE, run.model);
     let first = run.loss(0);
@@ -380,7 +385,7 @@ fn two_backwards_over_two_armings() {
 /// An armed forward pass that is disarmed, armed again by another optimizer, and run backward.
 #[test]
 fn another_optimizer_takes_over_between_forward_and_backward() {
-    let start = start::<Views>();
+    let start = Start::new::<Views>(Size::Small);
     let mut run = Run::<Views>::new(&start);
     run.model = run.optim.arm(RATE, run.model);
     let loss = run.loss(0);
@@ -391,7 +396,7 @@ fn another_optimizer_takes_over_between_forward_and_backward() {
     assert!(grads.is_empty());
     run.model = another.step(OTHER, run.model, grads);
 
-    let mut plain = start.model::<Views, Plain<super::Inner>>();
+    let mut plain = start.model::<Views, P>();
     let grads = Views::loss::<P>(&plain, Size::Small, 0).backward();
     let grads = GradientsParams::from_grads(grads, &plain);
     plain = AdamConfig::new().init().step(OTHER, plain, grads);
@@ -402,7 +407,7 @@ fn another_optimizer_takes_over_between_forward_and_backward() {
 /// Gradients of earlier micro-batches stay with the model when the rate is replaced.
 #[test]
 fn arming_again_keeps_the_gradients_it_was_armed_with() {
-    let start = start::<Mlp>();
+    let start = Start::new::<Mlp>(Size::Small);
     let mut run = Run::<Mlp>::new(&start);
     let earlier =
         |run: &Run<Mlp>, step| GradientsParams::from_grads(run.loss(step).backward(), &run.model);
@@ -429,7 +434,7 @@ fn arming_again_keeps_the_gradients_it_was_armed_with() {
 /// An accumulator's own moments: its sums survive each call.
 #[test]
 fn an_accumulator_keeps_its_sums() {
-    let start = start::<Mlp>();
+    let start = Start::new::<Mlp>(Size::Small);
     let mut plain = start.model::<Mlp, P>();
     let mut sums = burn::optim::GradientsAccumulator::new();
     for step in 0..3 {
@@ -470,10 +475,10 @@ fn an_accumulator_keeps_its_sums() {
 /// The sums of one model stay when another is armed.
 #[test]
 fn an_accumulator_armed_with_another_model_keeps_the_sums_of_the_first() {
-    let start = start::<Mlp>();
+    let start = Start::new::<Mlp>(Size::Small);
     let (one, other) = (
         start.model::<Mlp, R>(),
-        super::start::<Mlp>().model::<Mlp, R>(),
+        Start::new::<Mlp>(Size::Small).model::<Mlp, R>(),
     );
     let of = |model: &_, step| {
         let grads = Mlp::loss::<R>(model, Size::Small, step).backward();
@@ -487,12 +492,12 @@ fn an_accumulator_armed_with_another_model_keeps_the_sums_of_the_first() {
     let grads = of(&other, 1);
     accumulator.accumulate(&other, grads);
     let mut grads = accumulator.grads();
-    let mut found = 0;
+    let (mut found, parameters) = (0, trainable::<R, _>(&one));
     for id in burn::module::list_param_ids(&one) {
-        found += usize::from(grads.remove::<super::Inner, 1>(id).is_some());
+        found += usize::from(grads.remove::<Flex, 1>(id).is_some());
     }
-    assert_eq!(found, super::PARAMETERS, "of the first model");
-    assert_eq!(grads.len(), super::PARAMETERS, "of the other model");
+    assert_eq!(found, parameters, "of the first model");
+    assert_eq!(grads.len(), parameters, "of the other model");
 }
 
 /// The same weights under new ids.
@@ -509,4 +514,22 @@ fn reidentified<M: Module<R>>(model: M) -> M {
     }
 
     model.map(&mut Anew)
+}
+
+/// Dropping an optimizer asks nothing of the device, which may have failed, and frees no graph that
+/// somebody may still run backward.
+#[test]
+fn dropping_an_armed_optimizer_only_marks() {
+    memory::alone("sequences::dropping_an_armed_optimizer_only_marks", || {
+        let start = Start::new::<Mlp>(Size::Small);
+        let mut run = Run::<Mlp>::new(&start);
+        run.model = run.optim.arm(RATE, run.model);
+        let loss = run.loss(0);
+        ALLOCATIONS.reset_peak_usage();
+        let before = ALLOCATIONS.current_usage();
+        drop(run.optim);
+        assert_eq!(ALLOCATIONS.peak_usage(), before, "something was allocated");
+        let grads = GradientsParams::from_grads(loss.backward(), &run.model);
+        assert_eq!(grads.len(), trainable::<R, _>(&run.model));
+    });
 }

@@ -3,7 +3,6 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::thread;
 
 use burn::lr_scheduler::LrScheduler;
 use burn::lr_scheduler::composed::ComposedLrSchedulerConfig;
@@ -13,14 +12,18 @@ use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::lr_scheduler::noam::NoamLrSchedulerConfig;
 use burn::lr_scheduler::step::StepLrSchedulerConfig;
 use burn::module::Module;
-use burn::optim::{AdamConfig, GradientsParams, Optimizer};
+use burn::optim::{Adam, AdamConfig, GradientsParams, Optimizer};
 use burn::record::{FullPrecisionSettings, NamedMpkFileRecorder, Recorder};
-use burn_gradient_release::WithGradientRelease;
+use burn_gradient_release::{ReleaseOptimizer, WithGradientRelease};
 
-use super::{Model, Optim, P, R, gradients, loss, start, weights};
-use crate::harness::Weights;
-use crate::harness::models::Mlp;
+use crate::harness::models::{Mlp, MlpModel, Scenario, Size};
 use crate::harness::run::Start;
+use crate::harness::{Plain, Release, Weights};
+
+type P = Plain;
+type R = Release;
+type Model = MlpModel<R>;
+type Optim = ReleaseOptimizer<Adam, Model, R>;
 
 /// In the process that resumes: the directory of what was saved.
 const RESUMES: &str = "PROMISES_RESUMES_A_SCHEDULER";
@@ -69,7 +72,8 @@ fn run(mut model: Model, optim: &mut Optim, steps: std::ops::Range<u64>) -> Mode
         let rate = optim
             .next_learning_rate()
             .expect("the optimizer owns its rate");
-        let grads = gradients(&model, step);
+        let grads = Mlp::loss::<R>(&model, Size::Small, step).backward();
+        let grads = GradientsParams::from_grads(grads, &model);
         model = optim.step(rate, model, grads);
     }
     model
@@ -88,7 +92,9 @@ impl Check for Save<'_> {
         let model = run(self.model.clone(), &mut optim, 0..SAVED_AFTER);
         let saved = optim.lr_scheduler::<S>().expect("as it was given");
         // It stands where it stands without an optimizer around it.
-        (0..SAVED_AFTER).for_each(|_| drop(alone.step()));
+        for _ in 0..SAVED_AFTER {
+            alone.step();
+        }
         let (next, expected) = (saved.clone().step(), alone.step());
         assert_eq!(
             next.to_bits(),
@@ -142,19 +148,21 @@ impl Check for Compare<'_> {
         let mut plain = self.start.model::<Mlp, P>();
         let mut optim = AdamConfig::new().init();
         for step in 0..STEPS {
-            let grads = GradientsParams::from_grads(loss::<P>(&plain, step).backward(), &plain);
+            let grads = Mlp::loss::<P>(&plain, Size::Small, step).backward();
+            let grads = GradientsParams::from_grads(grads, &plain);
             plain = optim.step(rates.step(), plain, grads);
         }
         let resumed = self.directory.join(name).join("resumed");
         let model = self.start.model::<Mlp, R>();
         let model = model.load_file(resumed, &recorder(), &Default::default());
-        weights(&model.expect("resumed")).assert_same(&Weights::of::<P, _>(&plain), name);
+        let resumed = Weights::of::<R, _>(&model.expect("resumed"));
+        resumed.assert_same(&Weights::of::<P, _>(&plain), name);
     }
 }
 
 #[test]
 fn resumed_in_another_process() {
-    let start = start::<Mlp>();
+    let start = Start::new::<Mlp>(Size::Small);
     let model = &start.model::<Mlp, R>();
     if let Some(directory) = std::env::var_os(RESUMES) {
         let directory = Path::new(&directory);
@@ -163,12 +171,9 @@ fn resumed_in_another_process() {
     let folder = tempfile::tempdir().expect("a folder");
     let directory = folder.path();
     each_scheduler(&Save { directory, model });
-    let this = thread::current()
-        .name()
-        .expect("a test has a name")
-        .to_owned();
+    let this = "owned_schedulers::resumed_in_another_process";
     let output = Command::new(std::env::current_exe().expect("a test has a path"))
-        .args(["--exact", &this, "--nocapture", "--test-threads=1"])
+        .args(["--exact", this, "--nocapture", "--test-threads=1"])
         .env(RESUMES, directory)
         .output()
         .expect("a test can be run again");
