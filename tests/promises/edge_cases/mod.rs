@@ -1,5 +1,6 @@
 //! Each thing that could go wrong, by name, one room per kind, on the backend of the module above.
 
+mod changing_models;
 mod contributions;
 mod copies;
 mod leaving;
