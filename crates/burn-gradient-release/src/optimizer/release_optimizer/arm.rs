@@ -22,7 +22,7 @@ where
     M: AutodiffModule<B>,
     B: ReleaseBackend,
 {
-    /// Arms the model for one optimizer step: until [`step`](Optimizer::step) every parameter that
+    /// Arms the model for one optimizer step: until [`step`](burn::optim::Optimizer::step) every parameter that
     /// requires gradients is stepped inside backward with this learning rate.
     ///
     /// Arming again before a backward replaces the rate, for forward passes that have run already,
