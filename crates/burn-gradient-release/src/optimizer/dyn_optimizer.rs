@@ -43,7 +43,8 @@ use crate::ReleaseBackend;
 ///     let mut optim = optimizer(release);
 ///
 ///     model = optim.arm(1e-3, model);
-///     let loss = model.forward(Tensor::ones([8, 4], &device)).mean();
+///     let batch = Tensor::<B, 2>::ones([8, 4], &device);
+///     let loss = model.forward(batch).mean();
 ///     let grads = GradientsParams::from_grads(loss.backward(), &model);
 ///     assert_eq!(grads.is_empty(), release);
 ///     model = optim.step(1e-3, model, grads);
