@@ -112,8 +112,12 @@ impl<B: Backend> Operand<B> {
     }
 }
 
-/// Applies `function` to values that depend on parameters alone. `None`, and the operands back, if
-/// it is more than one node on the tape: then it has no one place in the order.
+/// Applies `function` to values that depend on parameters alone.
+///
+/// # Errors
+///
+/// The operands, if the function is more than one node on the tape: then it has no one place in the
+/// order.
 pub(crate) fn derive<B: Backend>(
     operands: Vec<Operand<B>>,
     function: Function<B>,

@@ -22,8 +22,8 @@ where
     M: AutodiffModule<B>,
     B: ReleaseBackend,
 {
-    /// Arms the model for one optimizer step: until [`step`](burn::optim::Optimizer::step) every parameter that
-    /// requires gradients is stepped inside backward with this learning rate.
+    /// Arms the model for one optimizer step: until [`step`](burn::optim::Optimizer::step) every
+    /// parameter that requires gradients is stepped inside backward with this learning rate.
     ///
     /// Arming again before a backward replaces the rate, for forward passes that have run already,
     /// too. Clones of the model keep the values they have.
