@@ -17,6 +17,7 @@ mod equivalence;
 mod learner;
 mod owned_schedulers;
 mod property;
+mod recompute;
 mod reference;
 mod sequences;
 mod timeline;

@@ -6,7 +6,7 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_gradient_release::WithGradientRelease;
+use burn_gradient_release::{WithGradientRelease, checkpoint};
 use proptest::prelude::*;
 
 use crate::harness::run::RATE;
@@ -56,6 +56,9 @@ struct Graph {
     discarded: (bool, bool),
     /// Take each parameter once and share the value, or anew at each use.
     shared: bool,
+    /// One stretch of operations after the other: how many, and whether in a scope of recomputed
+    /// activations. What is left over is in none.
+    stretches: Vec<(usize, bool)>,
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -80,14 +83,18 @@ fn graph() -> impl Strategy<Value = Graph> {
         prop::collection::vec(0..64usize, 1..3),
         any::<(bool, bool)>(),
         any::<bool>(),
+        prop::collection::vec((1..6usize, any::<bool>()), 0..5),
     )
-        .prop_map(|(parameters, ops, outputs, discarded, shared)| Graph {
-            parameters,
-            ops,
-            outputs,
-            discarded,
-            shared,
-        })
+        .prop_map(
+            |(parameters, ops, outputs, discarded, shared, stretches)| Graph {
+                parameters,
+                ops,
+                outputs,
+                discarded,
+                shared,
+                stretches,
+            },
+        )
 }
 
 impl Graph {
@@ -104,27 +111,16 @@ impl Graph {
         let mut values: Vec<Tensor<B, 2>> =
             model.matrices.iter().map(|matrix| matrix.val()).collect();
         let x = noise::<B, 2>(step, [WIDTH, WIDTH], &device);
-        for op in &self.ops {
-            let there = values.len();
-            let value = |place: usize| -> Tensor<B, 2> {
-                let place = place % there;
-                match model.matrices.get(place) {
-                    Some(matrix) if !self.shared => matrix.val(),
-                    _ => values[place].clone(),
+        let mut ops = &self.ops[..];
+        for (length, is_scope) in self.stretches.iter().chain([&(ops.len(), false)]) {
+            let (stretch, rest) = ops.split_at(ops.len().min(*length));
+            ops = rest;
+            let mut run = || {
+                for op in stretch {
+                    values.push(self.apply(op, model, &values, &x));
                 }
             };
-            let next = match *op {
-                Op::Matmul(a, b) => value(a).matmul(value(b)).tanh(),
-                Op::Add(a, b) => value(a) + value(b),
-                Op::Multiply(a, b) => (value(a) * value(b)).tanh(),
-                Op::Tanh(a) => value(a).tanh(),
-                Op::Transpose(a) => value(a).transpose(),
-                Op::Reshape(a) => value(a).reshape([WIDTH / 2, 2 * WIDTH]).reshape([WIDTH; 2]),
-                Op::SliceAndRepeat(a) => value(a).slice([1..3, 0..WIDTH]).repeat_dim(0, 2),
-                Op::Unsqueeze(a) => value(a).unsqueeze::<3>().tanh().squeeze_dim(0),
-                Op::Detach(a) => value(a).detach() + x.clone(),
-            };
-            values.push(next);
+            if *is_scope { checkpoint(run) } else { run() }
         }
         let outputs = self.outputs().into_iter().map(|place| {
             let output = values[place].clone().matmul(x.clone());
@@ -133,6 +129,35 @@ impl Graph {
         outputs
             .reduce(|sum, output| sum + output)
             .expect("there is an output")
+    }
+}
+
+impl Graph {
+    fn apply<B: AutodiffBackend>(
+        &self,
+        op: &Op,
+        model: &Parameters<B>,
+        values: &[Tensor<B, 2>],
+        x: &Tensor<B, 2>,
+    ) -> Tensor<B, 2> {
+        let value = |place: usize| -> Tensor<B, 2> {
+            let place = place % values.len();
+            match model.matrices.get(place) {
+                Some(matrix) if !self.shared => matrix.val(),
+                _ => values[place].clone(),
+            }
+        };
+        match *op {
+            Op::Matmul(a, b) => value(a).matmul(value(b)).tanh(),
+            Op::Add(a, b) => value(a) + value(b),
+            Op::Multiply(a, b) => (value(a) * value(b)).tanh(),
+            Op::Tanh(a) => value(a).tanh(),
+            Op::Transpose(a) => value(a).transpose(),
+            Op::Reshape(a) => value(a).reshape([WIDTH / 2, 2 * WIDTH]).reshape([WIDTH; 2]),
+            Op::SliceAndRepeat(a) => value(a).slice([1..3, 0..WIDTH]).repeat_dim(0, 2),
+            Op::Unsqueeze(a) => value(a).unsqueeze::<3>().tanh().squeeze_dim(0),
+            Op::Detach(a) => value(a).detach() + x.clone(),
+        }
     }
 }
 
@@ -255,6 +280,7 @@ fn a_parameter_first_used_above_the_loss() {
         outputs: vec![1],
         discarded: (false, false),
         shared: true,
+        stretches: Vec::new(),
     };
     check::<Flex>(&graph).expect("the same weights, and no gradient left behind");
 }

@@ -18,7 +18,9 @@ use burn::{
         TrainingStrategy, ValidLoader,
     },
 };
-use burn_gradient_release::{ReleaseAccumulator, ReleaseBackend, ReleaseOptimizer, StepReport};
+use burn_gradient_release::{
+    Recompute, ReleaseAccumulator, ReleaseBackend, ReleaseOptimizer, StepReport,
+};
 
 use crate::StepMonitor;
 
@@ -75,6 +77,7 @@ type Components<B, LR, M, O> = LearningComponentsMarker<B, LR, M, ReleaseOptimiz
 pub struct GradientReleaseStrategy<B: Backend> {
     device: Device<B>,
     monitor: StepMonitor,
+    recompute: Recompute,
 }
 
 impl<B: Backend> GradientReleaseStrategy<B> {
@@ -83,7 +86,14 @@ impl<B: Backend> GradientReleaseStrategy<B> {
         Self {
             device,
             monitor: StepMonitor::new(),
+            recompute: Recompute::None,
         }
+    }
+
+    /// Recomputes activations in the backward passes of the training: see [`Recompute`].
+    pub fn with_recompute(mut self, recompute: Recompute) -> Self {
+        self.recompute = recompute;
+        self
     }
 
     /// Tells the metrics made with this monitor what each step did.
@@ -130,7 +140,8 @@ where
         let mut early_stopping = components.early_stopping;
         let interrupter = components.interrupter;
         let optim = ReleaseOptimizer::handle_of(&learner)
-            .expect("cloning a learner clones its optimizer, once");
+            .expect("cloning a learner clones its optimizer, once")
+            .with_recompute(self.recompute);
         let mut stepping = Stepping {
             strategy: self,
             learner,
@@ -207,7 +218,7 @@ where
         let mut iterator = dataloader.iter();
         let mut iteration = 0;
         // As in Burn: what is left of a window at the end of an epoch is dropped.
-        let mut accumulator = ReleaseAccumulator::new();
+        let mut accumulator = ReleaseAccumulator::new().with_recompute(self.strategy.recompute);
         let mut accumulated = 0;
 
         while let Some(item) = iterator.next() {

@@ -144,7 +144,7 @@ impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for GradientRelease<Auto
                 Autodiff::<B, C>::grad(&tensor.snapshot()?.leaf, grads)
             }
             // Burn keeps no gradient of a tensor that is no leaf.
-            Repr::Derived(_) => None,
+            Repr::Derived(_) | Repr::Recorded(_) => None,
         }
     }
 
@@ -158,7 +158,7 @@ impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for GradientRelease<Auto
                 }
                 Autodiff::<B, C>::grad_remove(&snapshot.leaf, grads)
             }
-            Repr::Derived(_) => None,
+            Repr::Derived(_) | Repr::Recorded(_) => None,
         }
     }
 

@@ -23,7 +23,8 @@ use burn::tensor::{
 use burn_autodiff::{NodeId, grads::Gradients};
 
 use crate::{
-    origins::{Origins, Replay, Values},
+    group::{Replay, Values},
+    origins::Origins,
     parameter::Snapshot,
     tape::{self, AdTensor, Visit, handle, untracked},
     uses::{self, Completion, DerivedUse, Uses, lock},

@@ -13,7 +13,9 @@
 
 mod backend;
 mod derived;
+mod discard;
 mod fork;
+mod group;
 mod lend;
 mod operands;
 mod ops;
@@ -22,6 +24,7 @@ mod origins;
 mod parameter;
 mod pass;
 mod progress;
+mod recompute;
 mod slot;
 mod tape;
 mod tensor;
@@ -32,6 +35,7 @@ pub use optimizer::{
     DynOptimizer, Outcome, Refused, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, StepReport,
     WithGradientRelease,
 };
+pub use recompute::{Recompute, checkpoint};
 pub use tensor::ReleaseTensor;
 
 #[cfg(doctest)]

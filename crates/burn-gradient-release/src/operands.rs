@@ -1,6 +1,6 @@
 //! The operands of an operation, as burn-autodiff wants them, and what becomes of its result.
 
-use std::{array, sync::Arc};
+use std::{array, mem, sync::Arc};
 
 use burn::tensor::{
     backend::{Backend, BackendTypes},
@@ -10,7 +10,12 @@ use burn_autodiff::{Autodiff, NodeId};
 
 use crate::{
     derived::{self, Function, Operand, Operands},
-    origins::Origins,
+    origins::{Origins, Region},
+    recompute::{
+        record::{Entry, Functions, Input, NotedUse, Operation, Outside, Slice},
+        scope,
+        trace::Place,
+    },
     tape::{self, AdTensor, handle},
     tensor::{ReleaseTensor, Repr},
     uses::{self, Uses},
@@ -29,6 +34,12 @@ pub(crate) enum Nodes {
 
 /// The float tensors among the arguments of an operation, in their order.
 pub(crate) struct Arguments<B: Backend>(Vec<ReleaseTensor<B>>);
+
+/// Where an operation is recorded.
+struct Recorder<B: Backend> {
+    slice: Arc<Slice<B>>,
+    place: Option<Place>,
+}
 
 /// Where the result of an operation comes from.
 pub(crate) struct Raise<B: Backend> {
@@ -51,11 +62,13 @@ impl<B: Backend> Arguments<B> {
     }
 
     /// The operands of an operation on the tape.
-    pub(crate) fn lower(self, nodes: Nodes) -> (Operands<B>, Raise<B>) {
+    pub(crate) fn lower(mut self, nodes: Nodes) -> (Operands<B>, Raise<B>) {
+        self.meet();
         let orders = self.0.iter().map(|tensor| match &tensor.0 {
             Repr::Plain(tensor, _) => tensor.node.order,
             Repr::Derived(derived) => derived.order(),
             Repr::Snapshot(_) | Repr::Live(_) => 0,
+            Repr::Recorded(_) => unreachable!("`meet` leaves nothing recorded"),
         });
         let mut raise = Raise {
             origins: Origins::none(),
@@ -64,12 +77,11 @@ impl<B: Backend> Arguments<B> {
             operands: Vec::new(),
             unknown: Vec::new(),
         };
-        let repeated: Vec<_> = (0..self.0.len())
-            .map(|place| self.is_repeated(place))
-            .collect();
-        let operands = self.0.into_iter().zip(repeated);
+        let repeated = self.repeated();
+        let is_repeated = |place: usize| repeated.get(place).copied().unwrap_or(false);
+        let operands = self.0.into_iter().enumerate();
         let operands: Vec<_> = operands
-            .map(|(tensor, is_repeated)| raise.lower(tensor, is_repeated))
+            .map(|(place, tensor)| raise.lower(tensor, is_repeated(place)))
             .collect();
         if !raise.origins.is_none() {
             raise.operands = operands.iter().map(|operand| operand.node.id).collect();
@@ -77,20 +89,68 @@ impl<B: Backend> Arguments<B> {
         (operands.into_iter(), raise)
     }
 
+    /// Brings all operands into one region of the tape: the last that one of them is in.
+    fn meet(&mut self) {
+        let is_at_home = |tensor: &ReleaseTensor<B>| match &tensor.0 {
+            Repr::Plain(_, origins) => origins.region().is_none(),
+            Repr::Snapshot(snapshot) => snapshot.site.origins.region().is_none(),
+            Repr::Derived(derived) => derived.origins().region().is_none(),
+            Repr::Recorded(_) => false,
+            Repr::Live(_) => true,
+        };
+        if self.0.iter().all(is_at_home) {
+            return;
+        }
+        let tensors = mem::take(&mut self.0).into_iter();
+        let tensors = tensors.map(|tensor| match tensor.0 {
+            Repr::Recorded(recorded) => {
+                let (tensor, origins) = recorded.leave();
+                ReleaseTensor(Repr::Plain(tensor, origins))
+            }
+            _ => tensor,
+        });
+        self.0 = tensors.collect();
+        let mut met = Origins::none();
+        for tensor in &self.0 {
+            match &tensor.0 {
+                Repr::Plain(_, origins) => met.join(origins),
+                Repr::Snapshot(snapshot) => met.join(&snapshot.site.origins),
+                Repr::Derived(derived) => met.join(derived.origins()),
+                Repr::Recorded(_) | Repr::Live(_) => {}
+            }
+        }
+        if let Some(region) = met.region() {
+            let tensors = mem::take(&mut self.0).into_iter();
+            self.0 = tensors.map(|tensor| tensor.enter(region)).collect();
+        }
+    }
+
     /// Applies a function whose result, given parameters alone, is a tensor derived from them.
     pub(crate) fn derive(
         self,
+        name: &'static str,
         function: impl Fn(Operands<B>) -> AdTensor<B> + Send + Sync + 'static,
     ) -> ReleaseTensor<B> {
+        if let Some(recorder) = self.recorder(name) {
+            let function: Function<B> = Arc::new(function);
+            let operation = Operation::Derivable(function.clone());
+            let (operands, mut entry) = self.record(recorder, operation);
+            return ReleaseTensor(Repr::Recorded(entry.result(function(operands))));
+        }
         if !self.is_derived() {
             let (operands, raise) = self.lower(Nodes::One);
             return raise.float(function(operands));
         }
-        let function: Function<B> = Arc::new(function);
+        self.derive_from_parameters(Arc::new(function))
+    }
+
+    fn derive_from_parameters(self, function: Function<B>) -> ReleaseTensor<B> {
         let operands = self.0.into_iter().map(|tensor| match tensor.0 {
             Repr::Snapshot(snapshot) => Operand::Parameter(snapshot),
             Repr::Derived(derived) => Operand::Derived(derived),
-            Repr::Plain(..) | Repr::Live(_) => unreachable!("only parameters were found"),
+            Repr::Plain(..) | Repr::Live(_) | Repr::Recorded(_) => {
+                unreachable!("only parameters were found")
+            }
         });
         match derived::derive(operands.collect(), function.clone()) {
             Ok(derived) => ReleaseTensor(Repr::Derived(derived)),
@@ -105,6 +165,121 @@ impl<B: Backend> Arguments<B> {
         }
     }
 
+    /// Applies an operation of one node, or several, on the tape, to whose float results `raise` is
+    /// applied by `results`.
+    pub(crate) fn apply<Results: 'static, Raised>(
+        self,
+        name: &'static str,
+        nodes: Nodes,
+        operation: impl Fn(Operands<B>) -> Results + Send + Sync + 'static,
+        results: impl Fn(Results, &mut dyn FnMut(AdTensor<B>) -> ReleaseTensor<B>) -> Raised
+        + Copy
+        + Send
+        + Sync
+        + 'static,
+    ) -> Raised {
+        let Some(recorder) = self.recorder(name) else {
+            let (operands, raise) = self.lower(nodes);
+            return results(operation(operands), &mut |result| raise.float(result));
+        };
+        let operation = Arc::new(operation);
+        let functions: Functions<B> = Arc::new({
+            let operation = operation.clone();
+            move |operands| {
+                let mut floats = Vec::new();
+                results(operation(operands), &mut |result| {
+                    floats.push(result.clone());
+                    ReleaseTensor::plain(result)
+                });
+                floats
+            }
+        });
+        let recorded = match nodes {
+            Nodes::One => Operation::OneNode(functions),
+            Nodes::Unknown | Nodes::Several => Operation::SeveralNodes(functions),
+        };
+        let (operands, mut entry) = self.record(recorder, recorded);
+        results(operation(operands), &mut |result| {
+            ReleaseTensor(Repr::Recorded(entry.result(result)))
+        })
+    }
+
+    /// Applies a function that cuts the gradient off.
+    pub(crate) fn detach(
+        self,
+        function: impl Fn(Operands<B>) -> AdTensor<B> + Send + Sync + 'static,
+    ) -> ReleaseTensor<B> {
+        let Some(recorder) = self.recorder("float_detach") else {
+            return ReleaseTensor::plain(function(self.values()));
+        };
+        let function = Arc::new(function);
+        let functions: Functions<B> = Arc::new({
+            let function = function.clone();
+            move |operands| vec![function(operands)]
+        });
+        let (operands, entry) = self.record(recorder, Operation::SeveralNodes(functions));
+        let mut entry = entry.detached();
+        ReleaseTensor(Repr::Recorded(entry.result(function(operands))))
+    }
+
+    /// Where to record an operation on these operands, if it is to be recorded.
+    fn recorder(&self, name: &'static str) -> Option<Recorder<B>> {
+        if let Some(slice) = scope::current::<B>() {
+            let is_worth_it = self.0.iter().any(|tensor| match &tensor.0 {
+                Repr::Plain(tensor, _) => tensor.is_tracked(),
+                Repr::Live(_) | Repr::Snapshot(_) | Repr::Derived(_) | Repr::Recorded(_) => true,
+            });
+            return is_worth_it.then_some(Recorder { slice, place: None });
+        }
+        let tracer = self.0.iter().find_map(|tensor| match &tensor.0 {
+            Repr::Snapshot(snapshot) => snapshot.site.tracer.as_ref(),
+            Repr::Recorded(recorded) => recorded.tracer(),
+            Repr::Plain(..) | Repr::Derived(_) | Repr::Live(_) => None,
+        })?;
+        let operands = self.0.iter().filter_map(|tensor| match &tensor.0 {
+            Repr::Recorded(recorded) => recorded.traced(),
+            _ => None,
+        });
+        let place = tracer.operation(name, operands)?;
+        let make = |number| Slice::new(number, Some(tracer.clone()));
+        let slice = tracer.recorder(place, make);
+        let place = Some(place);
+        Some(Recorder { slice, place })
+    }
+
+    fn record(self, recorder: Recorder<B>, operation: Operation<B>) -> (Operands<B>, Entry<B>) {
+        let inputs = self.0.into_iter().map(|tensor| match tensor.0 {
+            Repr::Plain(tensor, origins) => Input::Outside(Outside::Plain(tensor, origins)),
+            Repr::Snapshot(snapshot) => {
+                let noted = NotedUse::of(&snapshot);
+                Input::Outside(Outside::Parameter(snapshot, noted))
+            }
+            Repr::Derived(derived) => Input::Outside(Outside::Derived(derived)),
+            Repr::Recorded(recorded) => Input::Recorded(recorded),
+            Repr::Live(_) => unreachable!("`push` reads the owner"),
+        });
+        let Recorder { slice, place } = recorder;
+        slice.record(inputs.collect(), operation, place)
+    }
+
+    /// Applies a recorded operation again.
+    pub(crate) fn replay(self, operation: &Operation<B>) -> Vec<ReleaseTensor<B>> {
+        let (nodes, functions) = match operation {
+            Operation::Derivable(function) if self.is_derived() => {
+                return vec![self.derive_from_parameters(function.clone())];
+            }
+            Operation::Derivable(function) => {
+                let (operands, raise) = self.lower(Nodes::One);
+                return vec![raise.float(function(operands))];
+            }
+            Operation::OneNode(functions) => (Nodes::One, functions),
+            Operation::SeveralNodes(functions) => (Nodes::Several, functions),
+        };
+        let (operands, raise) = self.lower(nodes);
+        let results = functions(operands).into_iter();
+        results.map(|result| raise.float(result)).collect()
+    }
+
     /// The operands of an operation that leaves nothing on the tape.
     pub(crate) fn values(self) -> Operands<B> {
         let tensors = self.0.into_iter().map(ReleaseTensor::into_autodiff);
@@ -117,29 +292,62 @@ impl<B: Backend> Arguments<B> {
             && self.0.iter().all(|tensor| match &tensor.0 {
                 Repr::Snapshot(snapshot) => snapshot.is_awaited(),
                 Repr::Derived(_) => true,
-                Repr::Plain(..) | Repr::Live(_) => false,
+                Repr::Plain(..) | Repr::Live(_) | Repr::Recorded(_) => false,
             })
     }
 
-    /// Whether another operand is the same tensor on the tape.
-    fn is_repeated(&self, place: usize) -> bool {
-        let others = self
-            .0
-            .iter()
-            .enumerate()
-            .filter(|(other, _)| *other != place);
-        let mut others = others.map(|(_, tensor)| tensor);
-        match &self.0[place].0 {
-            Repr::Snapshot(snapshot) => others.any(|other| match &other.0 {
-                Repr::Snapshot(other) => Arc::ptr_eq(&other.site.uses, &snapshot.site.uses),
-                _ => false,
-            }),
-            Repr::Derived(derived) => others.any(|other| match &other.0 {
-                Repr::Derived(other) => other.is_same(derived),
-                _ => false,
-            }),
-            Repr::Plain(..) | Repr::Live(_) => false,
+    /// Which operands are the same parameter, or derived tensor, as another; nothing if none can be.
+    fn repeated(&self) -> Vec<bool> {
+        let is_counted =
+            |tensor: &ReleaseTensor<B>| matches!(&tensor.0, Repr::Snapshot(_) | Repr::Derived(_));
+        if self.0.iter().filter(|tensor| is_counted(tensor)).count() < 2 {
+            return Vec::new();
         }
+        let is_repeated = |place: usize| {
+            let others = self.0.iter().enumerate();
+            let mut others = others.filter(|(other, _)| *other != place);
+            others.any(|(_, other)| match (&self.0[place].0, &other.0) {
+                (Repr::Snapshot(one), Repr::Snapshot(other)) => {
+                    Arc::ptr_eq(&one.site.uses, &other.site.uses)
+                }
+                (Repr::Derived(one), Repr::Derived(other)) => one.is_same(other),
+                _ => false,
+            })
+        };
+        (0..self.0.len()).map(is_repeated).collect()
+    }
+}
+
+impl<B: Backend> ReleaseTensor<B> {
+    /// Brings the tensor into a region of the tape.
+    pub(crate) fn enter(self, region: &Arc<Region<B>>) -> Self {
+        let derived = match self.0 {
+            Repr::Plain(tensor, origins) => {
+                let (tensor, origins) = region.enter(tensor, origins);
+                return Self(Repr::Plain(tensor, origins));
+            }
+            Repr::Snapshot(snapshot) => return Self(Repr::Snapshot(snapshot.enter(region))),
+            Repr::Derived(derived) => derived,
+            Repr::Live(_) | Repr::Recorded(_) => unreachable!("read, and left its slice"),
+        };
+        if let Some(here) = derived.origins().region()
+            && Arc::ptr_eq(here, region)
+        {
+            return Self(Repr::Derived(derived));
+        }
+        // Its gradient is gathered in this region, and goes on from a node where it was derived.
+        let (value, order) = (derived.value(), derived.order());
+        let arguments = Arguments(vec![Self(Repr::Derived(derived))]);
+        let (mut operands, raise) = arguments.lower(Nodes::One);
+        let operand = operands.next().expect("there is one");
+        let placeholder = tape::placeholder::<B>(&value);
+        let target = tape::key(&operand, placeholder.clone());
+        let node = tape::hook(vec![operand], raise.order, placeholder, {
+            move |node, grads| tape::forward(node, &target, grads)
+        });
+        let tensor = handle::<B>(&node, value, order);
+        let (tensor, origins) = region.enter(tensor, raise.origins);
+        Self(Repr::Plain(tensor, origins))
     }
 }
 
@@ -169,7 +377,9 @@ impl<B: Backend> Raise<B> {
                 self.note(&uses, tensor.node.order, is_repeated);
                 tensor
             }
-            Repr::Live(_) => unreachable!("`push` reads the owner"),
+            Repr::Live(_) | Repr::Recorded(_) => {
+                unreachable!("`push` reads the owner, `meet` leaves nothing recorded")
+            }
         }
     }
 
@@ -182,17 +392,6 @@ impl<B: Backend> Raise<B> {
                 false
             }
             Nodes::Several => uses.consume(order + 1, 2),
-        }
-    }
-
-    /// Of an operation that leaves nothing on the tape.
-    pub(crate) fn untracked() -> Self {
-        Self {
-            origins: Origins::none(),
-            nodes: Nodes::Several,
-            order: 0,
-            operands: Vec::new(),
-            unknown: Vec::new(),
         }
     }
 
@@ -231,6 +430,8 @@ impl<B: Backend> ReleaseTensor<B> {
     /// `operation` is given the operands as tensors of [`Autodiff`], whatever its checkpointing
     /// strategy, with its parameters among them where the tape wants them; its result is a tensor
     /// of `GradientRelease`. Every tracked tensor that it uses has to be among the operands.
+    ///
+    /// Inside [`checkpoint`](crate::checkpoint) it runs a second time in the backward pass.
     ///
     /// Parameters that it consumes are stepped in time if it is one node on the tape. Inside an
     /// operation of several nodes they may be used anywhere, so they are stepped at the end of
@@ -273,16 +474,26 @@ impl<B: Backend> ReleaseTensor<B> {
     /// ```
     pub fn apply<const N: usize>(
         operands: [Self; N],
-        operation: impl FnOnce(
+        operation: impl Fn(
             [<Autodiff<B> as BackendTypes>::FloatTensorPrimitive; N],
-        ) -> FloatTensor<Autodiff<B>>,
+        ) -> FloatTensor<Autodiff<B>>
+        + Send
+        + Sync
+        + 'static,
     ) -> Self {
         let mut arguments = Arguments::new();
         operands
             .into_iter()
             .for_each(|tensor| arguments.push(tensor));
-        let (mut operands, raise) = arguments.lower(Nodes::Unknown);
-        let operands = array::from_fn(|_| operands.next().expect("as many as were given"));
-        raise.float(operation(operands))
+        arguments.apply(
+            "custom operation",
+            Nodes::Unknown,
+            move |mut operands| {
+                operation(array::from_fn(|_| {
+                    operands.next().expect("as many as were given")
+                }))
+            },
+            |result, raise| raise(result),
+        )
     }
 }

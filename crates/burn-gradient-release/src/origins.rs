@@ -1,81 +1,78 @@
-//! Which armed parameters a tensor depends on.
+//! Where a tensor on the tape comes from: the armed parameters it depends on, and the region of the
+//! tape it is in.
 //!
 //! A backward pass starts from a loss, and burn-autodiff does not tell what is below it. So each
-//! result of armed parameters carries its origins along.
+//! result carries its origins along.
+//!
+//! A *region* is a part of the tape that runs backward on its own. The tape as it is without
+//! recomputation has no region. A slice of recomputed activations ends a region, and what is
+//! computed from its results is in the next: by the time backward has come through a region, the
+//! gradients of the slice below are there, and the slice can be replayed. Regions are numbered so
+//! that a tensor of one depends on regions of lower numbers only.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, Weak},
+use std::sync::{
+    Arc, Mutex, MutexGuard,
+    atomic::{AtomicU64, Ordering},
 };
 
-use burn::tensor::{backend::Backend, ops::FloatTensor};
+use burn::tensor::{TensorMetadata, backend::Backend};
+use burn_autodiff::grads::Gradients;
 
 use crate::{
-    tape::AdTensor,
+    group::{Group, Replay},
+    tape::{self, AdTensor},
     uses::{Uses, lock},
 };
 
-/// A tensor derived from parameters, as a backward pass sees it.
-pub(crate) trait Replay<B: Backend>: Send + Sync {
-    /// Grows from operand to result.
-    fn index(&self) -> u64;
-
-    /// Decides, once all that is derived from this tensor has decided, where it runs backward.
-    fn settle(&self);
-
-    /// Puts it on the tape there, reached after what is reached from `next`. Returns the node to
-    /// reach it from.
-    fn replay(self: Arc<Self>, next: AdTensor<B>, values: &mut Values<B>) -> AdTensor<B>;
+/// What a tensor on the tape depends on.
+pub(crate) struct Origins<B: Backend> {
+    groups: Option<Arc<[Arc<Group<B>>]>>,
+    region: Option<Arc<Region<B>>>,
 }
-
-/// Values of derived tensors that other derived tensors are replayed with, by index, and how many
-/// still want each.
-pub(crate) type Values<B> = HashMap<u64, (FloatTensor<B>, usize)>;
-
-/// Parameters armed together, and what the forward passes derived from them.
-pub(crate) struct Group<B: Backend> {
-    parameters: Mutex<Vec<Weak<Uses<B>>>>,
-    derived: Mutex<Vec<Weak<dyn Replay<B>>>>,
-}
-
-impl<B: Backend> Group<B> {
-    pub(crate) fn new() -> Self {
-        Self {
-            parameters: Mutex::new(Vec::new()),
-            derived: Mutex::new(Vec::new()),
-        }
-    }
-
-    pub(crate) fn add_parameter(&self, uses: &Arc<Uses<B>>) {
-        lock(&self.parameters).push(Arc::downgrade(uses));
-    }
-}
-
-/// The groups of parameters that a tensor depends on.
-pub(crate) struct Origins<B: Backend>(Option<Arc<[Arc<Group<B>>]>>);
 
 impl<B: Backend> Origins<B> {
     pub(crate) fn none() -> Self {
-        Self(None)
+        Self {
+            groups: None,
+            region: None,
+        }
     }
 
     pub(crate) fn of(group: Arc<Group<B>>) -> Self {
-        Self(Some(Arc::new([group])))
+        Self {
+            groups: Some(Arc::new([group])),
+            region: None,
+        }
+    }
+
+    /// Of a tensor that enters a region.
+    pub(crate) fn within(region: Arc<Region<B>>) -> Self {
+        Self {
+            groups: None,
+            region: Some(region),
+        }
     }
 
     pub(crate) fn is_none(&self) -> bool {
-        self.0.is_none()
+        self.groups.is_none() && self.region.is_none()
+    }
+
+    pub(crate) fn region(&self) -> Option<&Arc<Region<B>>> {
+        self.region.as_ref()
     }
 
     fn groups(&self) -> &[Arc<Group<B>>] {
-        self.0.as_deref().unwrap_or_default()
+        self.groups.as_deref().unwrap_or_default()
     }
 
     /// Adds the origins of another operand.
     pub(crate) fn join(&mut self, other: &Self) {
-        let (mine, theirs) = match (&self.0, &other.0) {
+        if number(&other.region) > number(&self.region) {
+            self.region.clone_from(&other.region);
+        }
+        let (mine, theirs) = match (&self.groups, &other.groups) {
             (_, None) => return,
-            (None, Some(_)) => return self.0.clone_from(&other.0),
+            (None, Some(_)) => return self.groups.clone_from(&other.groups),
             (Some(mine), Some(theirs)) if Arc::ptr_eq(mine, theirs) => return,
             (Some(mine), Some(theirs)) => (mine, theirs),
         };
@@ -86,56 +83,230 @@ impl<B: Backend> Origins<B> {
             return;
         }
         if mine.iter().all(|group| is_in(theirs, group)) {
-            return self.0.clone_from(&other.0);
+            return self.groups.clone_from(&other.groups);
         }
         let new = theirs.iter().filter(|group| !is_in(mine, group));
-        self.0 = Some(mine.iter().chain(new).cloned().collect());
+        self.groups = Some(mine.iter().chain(new).cloned().collect());
     }
 
     pub(crate) fn add_derived(&self, derived: &Arc<impl Replay<B> + 'static>) {
         let derived: Arc<dyn Replay<B>> = derived.clone();
         for group in self.groups() {
-            lock(&group.derived).push(Arc::downgrade(&derived));
+            group.add_derived(&derived);
         }
     }
 
     /// The uses of the parameters.
     pub(crate) fn parameters(&self) -> Vec<Arc<Uses<B>>> {
-        let groups = self.groups().iter();
-        let parameters = groups.map(|group| alive(&group.parameters));
+        let parameters = self.groups().iter().map(|group| group.parameters());
         parameters.collect::<Vec<_>>().concat()
     }
 
     /// What was derived from the parameters and is still on the tape, operands first.
     pub(crate) fn derived(&self) -> Vec<Arc<dyn Replay<B>>> {
-        let groups = self.groups().iter();
-        let mut derived = groups
-            .map(|group| alive(&group.derived))
-            .collect::<Vec<_>>()
-            .concat();
+        let derived = self.groups().iter().map(|group| group.derived());
+        let mut derived = derived.collect::<Vec<_>>().concat();
         derived.sort_by_key(|derived| derived.index());
         derived.dedup_by_key(|derived| derived.index());
         derived
     }
 }
 
-/// Those that are still held, forgetting the others.
-fn alive<T: ?Sized>(held: &Mutex<Vec<Weak<T>>>) -> Vec<Arc<T>> {
-    let mut held = lock(held);
-    held.retain(|weak| weak.strong_count() > 0);
-    held.iter().filter_map(Weak::upgrade).collect()
+/// The number of a region; 0 for the tape outside of all.
+fn number<B: Backend>(region: &Option<Arc<Region<B>>>) -> u64 {
+    region.as_ref().map_or(0, |region| region.number)
+}
+
+/// A part of the tape that runs backward on its own.
+pub(crate) struct Region<B: Backend> {
+    number: u64,
+    /// The slice whose results the region begins with.
+    slice: Option<Arc<dyn Recording<B>>>,
+    /// One group: the parameters as they are used here.
+    groups: Arc<[Arc<Group<B>>]>,
+    state: Mutex<State<B>>,
+}
+
+struct State<B: Backend> {
+    portals: Vec<Portal<B>>,
+    parameters: Vec<RegionUses<B>>,
+}
+
+/// A tensor that enters a region: a leaf there, which hands its gradient on.
+pub(crate) struct Portal<B: Backend> {
+    pub(crate) leaf: AdTensor<B>,
+    /// The tensor outside, without its value.
+    pub(crate) target: AdTensor<B>,
+    pub(crate) origins: Origins<B>,
+}
+
+/// The uses of a parameter in a region.
+pub(crate) struct RegionUses<B: Backend> {
+    /// Those of the parameter itself: outside of all regions.
+    pub(crate) home: Arc<Uses<B>>,
+    pub(crate) here: Arc<Uses<B>>,
+    _elsewhere: Arc<()>,
+}
+
+/// The recorded operations of a slice that others have taken results of.
+pub(crate) trait Recording<B: Backend>: Send + Sync {
+    /// What it is computed from.
+    ///
+    /// # Errors
+    ///
+    /// If a backward pass has replayed it already.
+    fn inputs(&self) -> Result<Inputs<B>, Spent>;
+
+    /// Puts it on the tape, in a region of its own, as far as the gradients of its results are in
+    /// `grads`; moves them there. Returns where to go on from.
+    fn replay(&self, region: &Arc<Region<B>>, grads: &mut Gradients) -> Option<Seeds<B>>;
+}
+
+/// What the operations of a slice are computed from.
+pub(crate) struct Inputs<B: Backend> {
+    pub(crate) origins: Vec<Origins<B>>,
+    pub(crate) parameters: Vec<Arc<Uses<B>>>,
+}
+
+/// The recorded operations were replayed, and are gone.
+#[derive(Debug)]
+pub(crate) struct Spent;
+
+/// Tensors of one region whose gradients are there.
+pub(crate) struct Seeds<B: Backend> {
+    pub(crate) tensors: Vec<AdTensor<B>>,
+    pub(crate) origins: Origins<B>,
+}
+
+/// A number for a slice that begins now.
+pub(crate) fn next_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+impl<B: Backend> Region<B> {
+    pub(crate) fn new(number: u64, slice: Option<Arc<dyn Recording<B>>>) -> Arc<Self> {
+        Arc::new(Self {
+            number,
+            slice,
+            groups: Arc::new([Arc::new(Group::new())]),
+            state: Mutex::new(State {
+                portals: Vec::new(),
+                parameters: Vec::new(),
+            }),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<B>> {
+        lock(&self.state)
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(crate) fn slice(&self) -> Option<&Arc<dyn Recording<B>>> {
+        self.slice.as_ref()
+    }
+
+    /// Brings a tensor into the region.
+    ///
+    /// Leaves, too: where two regions share a node, Burn makes one graph of them, whose bookkeeping
+    /// would free what one region has not run yet.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        tensor: AdTensor<B>,
+        origins: Origins<B>,
+    ) -> (AdTensor<B>, Origins<B>) {
+        if !tensor.is_tracked() {
+            return (tensor, Origins::none());
+        }
+        if let Some(region) = &origins.region
+            && Arc::ptr_eq(region, self)
+        {
+            return (tensor, origins);
+        }
+        let leaf = self.portal(&tensor, origins);
+        let tensor = tape::handle::<B>(&leaf, tensor.primitive, tensor.node.order);
+        (tensor, Origins::within(self.clone()))
+    }
+
+    /// Brings a parameter into the region: returns its leaf here, its uses and their origins.
+    pub(crate) fn enter_parameter(
+        self: &Arc<Self>,
+        leaf: AdTensor<B>,
+        home: &Arc<Uses<B>>,
+    ) -> (AdTensor<B>, Arc<Uses<B>>, Origins<B>) {
+        let portal = self.portal(&leaf, Origins::none());
+        let mut state = self.state();
+        let known = state.parameters.iter();
+        let known = known.rev().find(|uses| Arc::ptr_eq(&uses.home, home));
+        let here = known.map(|uses| uses.here.clone()).unwrap_or_else(|| {
+            let key = tape::key::<B>(&portal, portal.primitive.clone());
+            let here = Arc::new(Uses::new(key));
+            here.replace_owner(home.weak_owner());
+            self.groups[0].add_parameter(&here);
+            state.parameters.push(RegionUses {
+                home: home.clone(),
+                here: here.clone(),
+                _elsewhere: home.elsewhere(),
+            });
+            here
+        });
+        let origins = Origins {
+            groups: Some(self.groups.clone()),
+            region: Some(self.clone()),
+        };
+        let leaf = tape::handle::<B>(&portal, leaf.primitive, leaf.node.order);
+        (leaf, here, origins)
+    }
+
+    /// The leaf that stands for a tensor in this region.
+    fn portal(&self, tensor: &AdTensor<B>, origins: Origins<B>) -> AdTensor<B> {
+        let mut state = self.state();
+        let id = tensor.node.id;
+        let known = state.portals.iter();
+        let known = known.rev().find(|portal| portal.target.node.id == id);
+        if let Some(known) = known {
+            return known.leaf.clone();
+        }
+        let placeholder = match state.portals.first() {
+            Some(known) if known.leaf.dtype() == tensor.dtype() => known.leaf.primitive.clone(),
+            _ => tape::placeholder::<B>(&tensor.primitive),
+        };
+        let leaf = tape::leaf::<B>(placeholder.clone());
+        state.portals.push(Portal {
+            leaf: leaf.clone(),
+            target: tape::handle::<B>(tensor, placeholder, tensor.node.order),
+            origins,
+        });
+        leaf
+    }
+
+    /// The uses of parameters in the region.
+    pub(crate) fn with_parameters<R>(&self, look: impl FnOnce(&[RegionUses<B>]) -> R) -> R {
+        look(&self.state().parameters)
+    }
+
+    pub(crate) fn with_portals<R>(&self, look: impl FnOnce(&[Portal<B>]) -> R) -> R {
+        look(&self.state().portals)
+    }
 }
 
 impl<B: Backend> Clone for Origins<B> {
     fn clone(&self) -> Self {
-        Self(self.0.clone())
+        Self {
+            groups: self.groups.clone(),
+            region: self.region.clone(),
+        }
     }
 }
 
 impl<B: Backend> std::fmt::Debug for Origins<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Origins")
-            .field(&self.groups().len())
+        f.debug_struct("Origins")
+            .field("groups", &self.groups().len())
+            .field("region", &number(&self.region))
             .finish()
     }
 }

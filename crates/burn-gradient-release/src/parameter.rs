@@ -8,8 +8,10 @@ use burn::{
 };
 
 use crate::{
-    origins::{Group, Origins},
+    group::Group,
+    origins::{Origins, Region},
     progress::Progress,
+    recompute::trace::Tracer,
     slot::{Action, Slot, StaleCopyGuard},
     tape::{self, AdTensor},
     uses::{Owner, Uses},
@@ -39,6 +41,8 @@ pub(crate) struct Snapshot<B: Backend> {
 pub(crate) struct Site<B: Backend> {
     pub(crate) uses: Arc<Uses<B>>,
     pub(crate) origins: Origins<B>,
+    /// Which cuts the forward passes of the parameter into slices.
+    pub(crate) tracer: Option<Arc<Tracer>>,
 }
 
 impl<B: Backend> Site<B> {
@@ -48,10 +52,15 @@ impl<B: Backend> Site<B> {
         placeholder: FloatTensor<B>,
         group: &Arc<Group<B>>,
         origins: Origins<B>,
+        tracer: Option<Arc<Tracer>>,
     ) -> Self {
         let uses = Arc::new(Uses::new(tape::key::<B>(leaf, placeholder)));
         group.add_parameter(&uses);
-        Self { uses, origins }
+        Self {
+            uses,
+            origins,
+            tracer,
+        }
     }
 }
 
@@ -151,6 +160,25 @@ impl<B: Backend> Snapshot<B> {
         self.site.uses.is_awaited()
     }
 
+    /// As the parameter is used in a region.
+    pub(crate) fn enter(self, region: &Arc<Region<B>>) -> Self {
+        if let Some(here) = self.site.origins.region()
+            && Arc::ptr_eq(here, region)
+        {
+            return self;
+        }
+        let (leaf, uses, origins) = region.enter_parameter(self.leaf, &self.site.uses);
+        Self {
+            leaf,
+            site: Site {
+                uses,
+                origins,
+                tracer: None,
+            },
+            ..self
+        }
+    }
+
     /// The leaf, for its value.
     ///
     /// # Panics
@@ -169,6 +197,7 @@ impl<B: Backend> Clone for Site<B> {
         Self {
             uses: self.uses.clone(),
             origins: self.origins.clone(),
+            tracer: self.tracer.clone(),
         }
     }
 }

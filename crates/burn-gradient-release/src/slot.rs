@@ -12,7 +12,7 @@ use burn::{
     module::ParamId,
     tensor::{DType, Shape, TensorMetadata, backend::Backend, ops::FloatTensor},
 };
-use burn_autodiff::grads::Gradients;
+use burn_autodiff::{NodeId, grads::Gradients};
 
 use crate::{
     progress::Progress,
@@ -268,7 +268,7 @@ impl<B: Backend> Owner for Slot<B> {
         self.state().is_asked_for = true;
     }
 
-    fn act(&self, grads: &mut Gradients, when: When) {
+    fn act(&self, node: NodeId, grads: &mut Gradients, when: When) {
         let mut state = self.state();
         if !matches!(state.phase, Phase::Waiting(_)) || self.presence.strong_count() == 0 {
             // Nobody owns the value any more (the model was mapped or dropped after arming): the
@@ -276,7 +276,7 @@ impl<B: Backend> Owner for Slot<B> {
             return;
         }
         let leaf = state.leaf.as_ref();
-        let Some(grad) = leaf.and_then(|leaf| grads.remove::<B>(leaf)) else {
+        let Some(grad) = leaf.and_then(|leaf| tape::take(node, leaf, grads)) else {
             return;
         };
         let Phase::Waiting(action) = mem::replace(&mut state.phase, Phase::Acting) else {

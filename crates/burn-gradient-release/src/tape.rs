@@ -18,8 +18,9 @@ use std::{
 };
 
 use burn::tensor::{
+    Shape, TensorMetadata,
     backend::{AutodiffBackend, Backend, BackendTypes},
-    ops::FloatTensor,
+    ops::{FloatTensor, FloatTensorOps},
 };
 use burn_autodiff::{
     Autodiff, NodeId,
@@ -68,6 +69,21 @@ pub(crate) fn untracked<B: Backend>(value: FloatTensor<B>, order: usize) -> AdTe
     let node = Arc::get_mut(&mut tensor.node).expect("a new tensor owns its node alone");
     node.order = order;
     tensor
+}
+
+/// A value that stands for another in nodes that need none.
+pub(crate) fn placeholder<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
+    B::float_empty(Shape::new([1]), &B::float_device(like), like.dtype().into())
+}
+
+/// A new leaf.
+pub(crate) fn leaf<B: Backend>(value: FloatTensor<B>) -> AdTensor<B> {
+    Autodiff::<B>::float_set_require_grad(Autodiff::<B>::from_inner(value), true)
+}
+
+/// Whether this is a leaf that requires a gradient.
+pub(crate) fn is_leaf<B: Backend>(tensor: &AdTensor<B>) -> bool {
+    Autodiff::<B>::float_is_require_grad(tensor)
 }
 
 /// Takes the gradient that was accumulated under a node.

@@ -11,6 +11,7 @@ use crate::{
     derived::Derived,
     origins::Origins,
     parameter::{Live, Snapshot},
+    recompute::record::Recorded,
     tape::AdTensor,
 };
 
@@ -30,6 +31,8 @@ pub(crate) enum Repr<B: Backend> {
     Snapshot(Snapshot<B>),
     /// A function of armed parameters alone.
     Derived(Derived<B>),
+    /// A result of an operation that is recorded to be replayed.
+    Recorded(Recorded<B>),
 }
 
 impl<B: Backend> Clone for Repr<B> {
@@ -39,6 +42,7 @@ impl<B: Backend> Clone for Repr<B> {
             Self::Live(live) => Self::Snapshot(live.snapshot()),
             Self::Snapshot(snapshot) => Self::Snapshot(snapshot.clone()),
             Self::Derived(derived) => Self::Derived(derived.clone()),
+            Self::Recorded(recorded) => Self::Recorded(recorded.clone()),
         }
     }
 }
@@ -62,7 +66,7 @@ impl<B: Backend> ReleaseTensor<B> {
         match &self.0 {
             Repr::Live(live) => Some(live.snapshot()),
             Repr::Snapshot(snapshot) => Some(snapshot.clone()),
-            Repr::Plain(..) | Repr::Derived(_) => None,
+            Repr::Plain(..) | Repr::Derived(_) | Repr::Recorded(_) => None,
         }
     }
 
@@ -72,16 +76,18 @@ impl<B: Backend> ReleaseTensor<B> {
             Repr::Plain(tensor, _) => Some(tensor.node.id),
             Repr::Live(live) => Some(live.snapshot().leaf.node.id),
             Repr::Snapshot(snapshot) => Some(snapshot.leaf.node.id),
-            Repr::Derived(_) => None,
+            Repr::Derived(_) | Repr::Recorded(_) => None,
         }
     }
 
-    /// The autodiff tensor: the leaf of a parameter, the bare value of what was derived.
+    /// The autodiff tensor: the leaf of a parameter, the bare value of what was derived or
+    /// recorded.
     pub(crate) fn into_autodiff(self) -> AdTensor<B> {
         match self.read().0 {
             Repr::Plain(tensor, _) => tensor,
             Repr::Snapshot(snapshot) => snapshot.into_leaf(),
             Repr::Derived(derived) => Autodiff::<B>::from_inner(derived.value()),
+            Repr::Recorded(recorded) => Autodiff::<B>::from_inner(recorded.value()),
             Repr::Live(_) => unreachable!("`read` leaves no owner"),
         }
     }
@@ -99,6 +105,7 @@ impl<B: Backend> TensorMetadata for ReleaseTensor<B> {
             Repr::Live(live) => live.dtype(),
             Repr::Snapshot(snapshot) => snapshot.leaf.dtype(),
             Repr::Derived(derived) => derived.dtype(),
+            Repr::Recorded(recorded) => recorded.dtype(),
         }
     }
 
@@ -108,6 +115,7 @@ impl<B: Backend> TensorMetadata for ReleaseTensor<B> {
             Repr::Live(live) => live.shape(),
             Repr::Snapshot(snapshot) => snapshot.leaf.shape(),
             Repr::Derived(derived) => derived.shape(),
+            Repr::Recorded(recorded) => recorded.shape(),
         }
     }
 

@@ -37,8 +37,8 @@ pub(crate) trait Owner: Send + Sync {
     /// Notes that somebody has asked for the gradient.
     fn ask(&self);
 
-    /// Acts on the gradient that `grads` has by now, if it waits for one.
-    fn act(&self, grads: &mut Gradients, when: When);
+    /// Acts on the gradient that `grads` has under the node by now, if it waits for one.
+    fn act(&self, node: NodeId, grads: &mut Gradients, when: When);
 
     fn progress(&self) -> &Arc<Progress>;
 }
@@ -48,6 +48,8 @@ pub(crate) struct Uses<B: Backend> {
     /// The node under which the gradient adds up.
     node: AdTensor<B>,
     state: Mutex<State<B>>,
+    /// Shared with the uses that are not noted here: in slices to be replayed, and in other regions.
+    elsewhere: Arc<()>,
 }
 
 struct State<B: Backend> {
@@ -135,7 +137,13 @@ impl<B: Backend> Uses<B> {
                 sequence: None,
                 is_reached: false,
             }),
+            elsewhere: Arc::new(()),
         }
+    }
+
+    /// To be held by a use that is not noted here.
+    pub(crate) fn elsewhere(&self) -> Arc<()> {
+        self.elsewhere.clone()
     }
 
     fn state(&self) -> MutexGuard<'_, State<B>> {
@@ -163,7 +171,11 @@ impl<B: Backend> Uses<B> {
     }
 
     pub(crate) fn owner(&self) -> Option<Arc<dyn Owner>> {
-        self.state().owner.as_ref()?.upgrade()
+        self.weak_owner()?.upgrade()
+    }
+
+    pub(crate) fn weak_owner(&self) -> Option<Weak<dyn Owner>> {
+        self.state().owner.clone()
     }
 
     /// Whether the parameter waits for its gradient.
@@ -171,10 +183,20 @@ impl<B: Backend> Uses<B> {
         self.owner().is_some_and(|owner| owner.is_waiting())
     }
 
+    /// Whether there are uses here, on the tape.
+    pub(crate) fn is_used(&self) -> bool {
+        let state = self.state();
+        state.consumers > 0 || !state.derived.is_empty()
+    }
+
     /// Whether there are uses that no backward pass has come by.
     pub(crate) fn is_pending(&self) -> bool {
-        let state = self.state();
-        !state.is_reached && (state.consumers > 0 || !state.derived.is_empty())
+        !self.is_reached() && (self.is_used() || Arc::strong_count(&self.elsewhere) > 1)
+    }
+
+    /// Notes that a backward pass has come by.
+    pub(crate) fn mark_reached(&self) {
+        self.state().is_reached = true;
     }
 
     /// Whether a backward pass has come by.
@@ -255,7 +277,7 @@ impl<B: Backend> Uses<B> {
             tape::forward(proxy, &self.node, grads);
         }
         if let Some(owner) = self.owner() {
-            owner.act(grads, When::Late);
+            owner.act(self.node.node.id, grads, When::Late);
         }
     }
 
@@ -272,7 +294,7 @@ impl<B: Backend> Uses<B> {
             state.owner.clone()
         };
         if let Some(owner) = owner.and_then(|owner| owner.upgrade()) {
-            owner.act(grads, When::Complete);
+            owner.act(self.node.node.id, grads, When::Complete);
         }
     }
 }
@@ -330,7 +352,7 @@ pub(crate) fn tap<B: Backend>(
         uses.gather(grads, true);
         uses.state().is_reached |= grads.get::<B>(&uses.node).is_some();
         if let Some(owner) = uses.owner() {
-            owner.act(grads, When::Complete);
+            owner.act(uses.node.node.id, grads, When::Complete);
         }
     })
 }

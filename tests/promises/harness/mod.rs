@@ -8,6 +8,7 @@ pub(crate) mod noise;
 pub(crate) mod process;
 pub(crate) mod recipes;
 pub(crate) mod run;
+pub(crate) mod scopes;
 pub(crate) mod turn;
 pub(crate) mod weights;
 

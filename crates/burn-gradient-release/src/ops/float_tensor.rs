@@ -47,7 +47,7 @@ impl<B: Backend, C: CheckpointStrategy> FloatTensorOps<Self> for GradientRelease
         let device = device.clone();
         let mut arguments = Arguments::new();
         arguments.push(tensor);
-        arguments.derive(move |mut operands| {
+        arguments.derive("float_to_device", move |mut operands| {
             let tensor = operands.next().expect("there is one");
             Autodiff::<B, C>::float_to_device(tensor, &device)
         })
@@ -57,7 +57,11 @@ impl<B: Backend, C: CheckpointStrategy> FloatTensorOps<Self> for GradientRelease
         if fork::is_to_be_armed(&tensor) {
             return tensor;
         }
-        ReleaseTensor::plain(Autodiff::<B, C>::float_detach(tensor.into_autodiff()))
+        let mut arguments = Arguments::new();
+        arguments.push(tensor);
+        arguments.detach(|mut operands| {
+            Autodiff::<B, C>::float_detach(operands.next().expect("there is one"))
+        })
     }
 
     fn float_set_require_grad(tensor: FloatTensor<Self>, require_grad: bool) -> FloatTensor<Self> {
@@ -71,6 +75,9 @@ impl<B: Backend, C: CheckpointStrategy> FloatTensorOps<Self> for GradientRelease
             }
             // Burn refuses what is no leaf.
             Repr::Derived(derived) if require_grad => derived.on_tape().0,
+            Repr::Recorded(recorded) if require_grad && recorded.is_tracked() => {
+                panic!("Can't convert a non leaf tensor into a tracked tensor")
+            }
             other => ReleaseTensor(other).into_autodiff(),
         };
         ReleaseTensor::plain(Autodiff::<B, C>::float_set_require_grad(
@@ -84,7 +91,7 @@ impl<B: Backend, C: CheckpointStrategy> FloatTensorOps<Self> for GradientRelease
             Repr::Plain(tensor, _) => Autodiff::<B, C>::float_is_require_grad(tensor),
             Repr::Live(_) => true,
             Repr::Snapshot(snapshot) => Autodiff::<B, C>::float_is_require_grad(&snapshot.leaf),
-            Repr::Derived(_) => false,
+            Repr::Derived(_) | Repr::Recorded(_) => false,
         }
     }
 }

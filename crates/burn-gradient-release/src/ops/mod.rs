@@ -74,8 +74,8 @@ macro_rules! method {
             #[allow(unused_mut)]
             let mut arguments = $crate::operands::Arguments::<B>::new();
             $(let $argument = $crate::ops::keep!(arguments, $type, $argument);)*
-            $crate::ops::run!($kind, $output, arguments, |operands| {
-                Autodiff::<B, C>::$name($($crate::ops::give!($kind, operands, $type, $argument)),*)
+            $crate::ops::run!($kind, $name, $output, arguments, |operands| {
+                Autodiff::<B, C>::$name($($crate::ops::give!(operands, $type, $argument)),*)
             })
         }
     };
@@ -83,25 +83,34 @@ macro_rules! method {
 
 /// Runs an operation on the operands.
 macro_rules! run {
-    (derived, FloatTensor, $arguments:ident, |$operands:ident| $operation:block) => {
+    (derived, $name:ident, FloatTensor, $arguments:ident, |$operands:ident| $operation:block) => {
         // Not every operation takes from the operands.
-        $arguments.derive(move |#[allow(unused_mut, unused_variables)] mut $operands| $operation)
+        $arguments.derive(
+            stringify!($name),
+            move |#[allow(unused_mut, unused_variables)] mut $operands| $operation,
+        )
     };
-    (node, FloatTensor, $arguments:ident, |$operands:ident| $operation:block) => {{
-        let (mut $operands, raise) = $arguments.lower($crate::operands::Nodes::One);
-        raise.float($operation)
-    }};
-    (nodes, $output:tt, $arguments:ident, |$operands:ident| $operation:block) => {{
-        let (mut $operands, raise) = $arguments.lower($crate::operands::Nodes::Several);
-        $crate::ops::raise!(raise, $output, $operation)
-    }};
-    (value, $output:tt, $arguments:ident, |$operands:ident| $operation:block) => {{
+    (node, $name:ident, $output:tt, $arguments:ident, |$operands:ident| $operation:block) => {
+        $crate::ops::run!(One, $name, $output, $arguments, |$operands| $operation)
+    };
+    (nodes, $name:ident, $output:tt, $arguments:ident, |$operands:ident| $operation:block) => {
+        $crate::ops::run!(Several, $name, $output, $arguments, |$operands| $operation)
+    };
+    (value, $name:ident, $output:tt, $arguments:ident, |$operands:ident| $operation:block) => {{
         #[allow(unused_mut, unused_variables)]
         let mut $operands = $arguments.values();
         #[allow(unused_variables)]
-        let raise = $crate::operands::Raise::<B>::untracked();
+        let raise = $crate::tensor::ReleaseTensor::<B>::plain;
         $crate::ops::raise!(raise, $output, $operation)
     }};
+    ($nodes:ident, $name:ident, $output:tt, $arguments:ident, |$operands:ident| $operation:block) => {
+        $arguments.apply(
+            stringify!($name),
+            $crate::operands::Nodes::$nodes,
+            move |mut $operands| $operation,
+            |results, raise| $crate::ops::raise!(raise, $output, results),
+        )
+    };
 }
 
 /// What an operation keeps of an argument: float tensors go to the operands.
@@ -143,72 +152,69 @@ macro_rules! keep {
     };
 }
 
-/// An argument for `Autodiff`. What is derived may be computed again: it keeps its arguments.
+/// An argument for `Autodiff`. The operation may run again: it keeps its arguments.
 macro_rules! give {
-    ($kind:ident, $operands:ident, FloatTensor, $kept:ident) => {{
+    ($operands:ident, FloatTensor, $kept:ident) => {{
         let () = $kept;
         $operands.next().expect("as many operands as arguments")
     }};
-    ($kind:ident, $operands:ident, TensorPrimitive, $kept:ident) => {
-        match $kept {
-            Some(tensor) => TensorPrimitive::QFloat(tensor),
+    ($operands:ident, TensorPrimitive, $kept:ident) => {
+        match &$kept {
+            Some(tensor) => TensorPrimitive::QFloat(tensor.clone()),
             None => TensorPrimitive::Float($operands.next().expect("a float operand")),
         }
     };
-    ($kind:ident, $operands:ident, [Option FloatTensor], $kept:ident) => {
+    ($operands:ident, [Option FloatTensor], $kept:ident) => {
         $kept.and_then(|()| $operands.next())
     };
-    ($kind:ident, $operands:ident, [Vec FloatTensor], $kept:ident) => {
+    ($operands:ident, [Vec FloatTensor], $kept:ident) => {
         $operands.by_ref().take($kept).collect()
     };
-    ($kind:ident, $operands:ident, Device, $kept:ident) => {
+    ($operands:ident, Device, $kept:ident) => {
         &$kept
     };
-    ($kind:ident, $operands:ident, (& $($of:tt)*), $kept:ident) => {
+    ($operands:ident, (& $($of:tt)*), $kept:ident) => {
         &$kept
     };
-    (derived, $operands:ident, $type:tt, $kept:ident) => {
+    ($operands:ident, $type:tt, $kept:ident) => {
         $kept.clone()
-    };
-    ($kind:ident, $operands:ident, $type:tt, $kept:ident) => {
-        $kept
     };
 }
 
 /// An output of `Autodiff`.
 macro_rules! raise {
     ($raise:ident, FloatTensor, $output:expr) => {
-        $raise.float($output)
+        $raise($output)
     };
     ($raise:ident, TensorPrimitive, $output:expr) => {
         match $output {
-            TensorPrimitive::Float(tensor) => TensorPrimitive::Float($raise.float(tensor)),
+            TensorPrimitive::Float(tensor) => TensorPrimitive::Float($raise(tensor)),
             TensorPrimitive::QFloat(tensor) => TensorPrimitive::QFloat(tensor),
         }
     };
     ($raise:ident, DeformConv2dBackward, $output:expr) => {{
         let grads = $output;
         DeformConv2dBackward::new(
-            $raise.float(grads.x_grad),
-            $raise.float(grads.offset_grad),
-            $raise.float(grads.weight_grad),
-            grads.mask_grad.map(|grad| $raise.float(grad)),
-            grads.bias_grad.map(|grad| $raise.float(grad)),
+            $raise(grads.x_grad),
+            $raise(grads.offset_grad),
+            $raise(grads.weight_grad),
+            grads.mask_grad.map(|grad| $raise(grad)),
+            grads.bias_grad.map(|grad| $raise(grad)),
         )
     }};
     ($raise:ident, MaxPool1dWithIndices, $output:expr) => {{
         let pooled = $output;
-        MaxPool1dWithIndices::new($raise.float(pooled.output), pooled.indices)
+        MaxPool1dWithIndices::new($raise(pooled.output), pooled.indices)
     }};
     ($raise:ident, MaxPool1dBackward, $output:expr) => {
-        MaxPool1dBackward::new($raise.float($output.x_grad))
+        MaxPool1dBackward::new($raise($output.x_grad))
     };
     ($raise:ident, MaxPool2dWithIndices, $output:expr) => {{
         let pooled = $output;
-        MaxPool2dWithIndices::new($raise.float(pooled.output), pooled.indices)
+        MaxPool2dWithIndices::new($raise(pooled.output), pooled.indices)
     }};
     ($raise:ident, MaxPool2dBackward, $output:expr) => {
-        MaxPool2dBackward::new($raise.float($output.x_grad))
+        MaxPool2dBackward::new($raise($output.x_grad))
     };
     ($raise:ident, [$first:tt, $second:tt], $output:expr) => {{
         let (first, second) = $output;

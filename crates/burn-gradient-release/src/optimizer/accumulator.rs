@@ -1,6 +1,6 @@
 //! Gradients summed over micro-batches.
 
-use std::{marker::PhantomData, mem};
+use std::{marker::PhantomData, mem, sync::Arc};
 
 use burn::{
     module::{AutodiffModule, ModuleVisitor, Param, list_param_ids},
@@ -13,7 +13,10 @@ use super::{
     error::{Refused, ReleaseError, expect},
     session::{Session, sum},
 };
-use crate::ReleaseBackend;
+use crate::{
+    ReleaseBackend,
+    recompute::{Recompute, trace::Tracer},
+};
 
 /// Accumulates the gradients of micro-batches, as Burn's
 /// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) does, without ever holding a second
@@ -63,6 +66,7 @@ use crate::ReleaseBackend;
 pub struct ReleaseAccumulator<M, B: ReleaseBackend> {
     grads: GradientsParams,
     session: Option<Session<B::InnerBackend>>,
+    tracer: Option<Arc<Tracer>>,
     module: PhantomData<fn(&M)>,
 }
 
@@ -72,8 +76,15 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
         Self {
             grads: GradientsParams::new(),
             session: None,
+            tracer: None,
             module: PhantomData,
         }
+    }
+
+    /// Recomputes activations in the micro-batches that this arms: see [`Recompute`].
+    pub fn with_recompute(mut self, recompute: Recompute) -> Self {
+        self.tracer = Tracer::new(recompute);
+        self
     }
 
     /// Arms the model for one micro-batch: until [`accumulate`](Self::accumulate) each of its
@@ -102,7 +113,7 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
         if let Some(session) = &self.session {
             session.free_discarded();
         }
-        let (armed, model) = arming::arm(&Hold, model);
+        let (armed, model) = arming::arm(&Hold(self.tracer.as_ref()), model);
         self.begin(armed);
         Ok(model)
     }
@@ -116,7 +127,7 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
     /// out a parameter.
     pub fn try_arm_by_fork(&mut self, copy: M, fork: impl FnOnce()) -> Result<(), ReleaseError> {
         self.check_arm(&copy)?;
-        let armed = arming::arm_by_fork(&Hold, copy, fork)?;
+        let armed = arming::arm_by_fork(&Hold(self.tracer.as_ref()), copy, fork)?;
         self.begin(armed);
         Ok(())
     }

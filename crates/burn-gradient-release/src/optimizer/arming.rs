@@ -16,9 +16,11 @@ use super::{
 use crate::{
     ReleaseBackend,
     fork::Scope,
-    origins::{Group, Origins},
+    group::Group,
+    origins::Origins,
     parameter::{Armed, Arming, Site},
     progress::Progress,
+    recompute::trace::Tracer,
     slot::{Action, Claim, Slot},
     tape::AdTensor,
     tensor::{ReleaseTensor, Repr},
@@ -26,6 +28,9 @@ use crate::{
 
 /// What the slots armed together are to do.
 pub(super) trait Plan<B: ReleaseBackend> {
+    /// Which cuts the forward passes into slices.
+    fn tracer(&self) -> Option<&Arc<Tracer>>;
+
     fn action<const D: usize>(&self, param: ParamId) -> Action<B::InnerBackend>;
 }
 
@@ -44,15 +49,23 @@ where
     O: SimpleOptimizer<B::InnerBackend> + 'static,
     B: ReleaseBackend,
 {
+    fn tracer(&self) -> Option<&Arc<Tracer>> {
+        self.stepper.tracer.as_ref()
+    }
+
     fn action<const D: usize>(&self, param: ParamId) -> Action<B::InnerBackend> {
         Action::Step(self.stepper.release::<D>(self.learning_rate, param))
     }
 }
 
 /// Holds the gradients.
-pub(super) struct Hold;
+pub(super) struct Hold<'a>(pub(super) Option<&'a Arc<Tracer>>);
 
-impl<B: ReleaseBackend> Plan<B> for Hold {
+impl<B: ReleaseBackend> Plan<B> for Hold<'_> {
+    fn tracer(&self) -> Option<&Arc<Tracer>> {
+        self.0
+    }
+
     fn action<const D: usize>(&self, _param: ParamId) -> Action<B::InnerBackend> {
         Action::Hold
     }
@@ -146,6 +159,9 @@ struct Preparation<'a, B: ReleaseBackend, P> {
 impl<'a, B: ReleaseBackend, P: Plan<B>> Preparation<'a, B, P> {
     fn new(plan: &'a P) -> Self {
         let group = Arc::new(Group::new());
+        if let Some(tracer) = plan.tracer() {
+            tracer.begin();
+        }
         Self {
             plan,
             progress: Arc::default(),
@@ -183,7 +199,14 @@ impl<'a, B: ReleaseBackend, P: Plan<B>> Preparation<'a, B, P> {
         let leaf = tensor.into_autodiff();
         let site = pending.unwrap_or_else(|| {
             let placeholder = self.placeholder(&device);
-            Site::new(&leaf, placeholder, &self.group, self.origins.clone())
+            let tracer = self.plan.tracer().cloned();
+            Site::new(
+                &leaf,
+                placeholder,
+                &self.group,
+                self.origins.clone(),
+                tracer,
+            )
         });
         let arming = Arming {
             param,

@@ -15,7 +15,7 @@ use burn::{
     },
 };
 
-use crate::slot::Release;
+use crate::{recompute::trace::Tracer, slot::Release};
 
 /// Burn's record of an optimizer, `HashMap<ParamId, AdaptorRecord<O, B>>`: the state of each
 /// parameter that was ever stepped. It is the same for every module.
@@ -34,6 +34,8 @@ where
 {
     pub(crate) optim: O,
     pub(crate) grad_clipping: Option<GradientClipping>,
+    /// Which cuts the forward passes of the parameters into slices.
+    pub(crate) tracer: Option<Arc<Tracer>>,
     records: Arc<Mutex<Records<O, B>>>,
 }
 
@@ -50,7 +52,16 @@ where
         Self {
             optim,
             grad_clipping,
+            tracer: None,
             records: Arc::new(Mutex::new(records)),
+        }
+    }
+
+    /// The same, with other states.
+    pub(crate) fn with_records(self, records: Records<O, B>) -> Self {
+        Self {
+            records: Arc::new(Mutex::new(records)),
+            ..self
         }
     }
 
@@ -61,11 +72,11 @@ where
 
     /// A stepper with states of its own.
     pub(crate) fn fork(&self) -> Self {
-        Self::new(
-            self.optim.clone(),
-            self.grad_clipping.clone(),
-            self.records(),
-        )
+        let tracer = self.tracer.as_ref();
+        Self {
+            tracer: tracer.and_then(|tracer| Tracer::new(tracer.policy())),
+            ..self.clone().with_records(self.records())
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Records<O, B>> {
@@ -128,6 +139,7 @@ where
         Self {
             optim: self.optim.clone(),
             grad_clipping: self.grad_clipping.clone(),
+            tracer: self.tracer.clone(),
             records: self.records.clone(),
         }
     }

@@ -15,6 +15,7 @@ use burn::tensor::{Tensor, activation::log_softmax};
 mod recurrent;
 
 use super::noise::{ids, noise};
+use super::scopes::block;
 
 pub(crate) use recurrent::{NormalisedRecurrent, Recurrent};
 
@@ -74,7 +75,7 @@ impl Scenario for Mlp {
         let width = size.pick(8, 512);
         let mut x = noise::<B, 2>(step, [4, width], &device::<B>());
         for layer in &model.layers {
-            x = relu(layer.forward(x));
+            x = block(|| relu(layer.forward(x)));
         }
         (x - noise::<B, 2>(step + 1000, [4, width], &device::<B>()))
             .square()
@@ -94,7 +95,7 @@ impl<B: Backend> RegressionModel<B> {
         let width = size.pick(8, 512);
         let mut x = noise::<B, 2>(step, [4, width], &device::<B>());
         for layer in &self.layers {
-            x = layer.forward(x).tanh();
+            x = block(|| layer.forward(x).tanh());
         }
         (x - noise::<B, 2>(step + 1000, [4, width], &device::<B>()))
             .square()
@@ -159,8 +160,8 @@ impl<B: Backend> CnnModel<B> {
         let mut x = self
             .stem
             .forward(noise::<B, 4>(step, [2, 2, 5, 5], &device::<B>()));
-        for block in &self.blocks {
-            x = block.forward(x);
+        for residual in &self.blocks {
+            x = block(|| residual.forward(x));
         }
         let features: Tensor<B, 2> = x.mean_dim(3).mean_dim(2).flatten(1, 3);
         let logits = log_softmax(self.head.forward(features), 1);
@@ -209,6 +210,18 @@ struct Attention<B: Backend> {
     down: Linear<B>,
 }
 
+impl<B: Backend> Attention<B> {
+    fn forward(&self, x: Tensor<B, 3>) -> Tensor<B, 3> {
+        let attended = self
+            .attention
+            .forward(MhaInput::self_attn(self.norm.forward(x.clone())))
+            .context;
+        let x = x + attended;
+        let inner = self.up.forward(self.inner_norm.forward(x.clone()));
+        x + self.down.forward(gelu(inner))
+    }
+}
+
 pub(crate) struct Transformer;
 
 impl Scenario for Transformer {
@@ -243,14 +256,8 @@ impl Scenario for Transformer {
         let vocabulary = size.pick(11, 256);
         let tokens = ids::<B, 2>(step, [2, 6], vocabulary as u64, &device::<B>());
         let mut x = model.tokens.forward(tokens);
-        for block in &model.blocks {
-            let attended = block
-                .attention
-                .forward(MhaInput::self_attn(block.norm.forward(x.clone())))
-                .context;
-            x = x + attended;
-            let inner = block.up.forward(block.inner_norm.forward(x.clone()));
-            x = x + block.down.forward(gelu(inner));
+        for layer in &model.blocks {
+            x = block(|| layer.forward(x));
         }
         let logits = log_softmax(model.head.forward(model.norm.forward(x)), 2);
         logits.slice([0..2, 0..6, 3..4]).mean().neg()
@@ -270,7 +277,7 @@ impl<B: Backend> TiedModel<B> {
         let tokens = ids::<B, 2>(step, [2, 4], vocabulary as u64, &device::<B>());
         let mut x: Tensor<B, 3> = embedding(self.table.val(), tokens);
         for layer in &self.layers {
-            x = gelu(layer.forward(x));
+            x = block(|| gelu(layer.forward(x)));
         }
         let logits = x.matmul(self.table.val().transpose().unsqueeze());
         log_softmax(logits, 2)
@@ -339,11 +346,13 @@ impl Scenario for Views {
         let width = size.pick(6, 384);
         let mut x = noise::<B, 2>(step, [4, width], &device::<B>());
         for depth in 0..model.reshaped.len() {
-            x = x.matmul(model.reshaped[depth].val().reshape([width, width]));
-            x = x.matmul(model.transposed[depth].val().transpose()).tanh();
-            let part = model.sliced[depth].val().slice([1..width + 1, 0..width]);
-            x = x.matmul(part).tanh();
-            x = x * model.unsqueezed[depth].val().unsqueeze::<2>();
+            x = block(|| {
+                let x = x.matmul(model.reshaped[depth].val().reshape([width, width]));
+                let x = x.matmul(model.transposed[depth].val().transpose()).tanh();
+                let part = model.sliced[depth].val().slice([1..width + 1, 0..width]);
+                let x = x.matmul(part).tanh();
+                x * model.unsqueezed[depth].val().unsqueeze::<2>()
+            });
         }
         x.square().mean()
     }
@@ -377,9 +386,11 @@ impl Scenario for WeightNorm {
         let width = size.pick(6, 256);
         let mut x = noise::<B, 2>(step, [4, width], &device::<B>());
         for (direction, length) in model.directions.iter().zip(&model.lengths) {
-            let direction = direction.val();
-            let norm = (direction.clone() * direction.clone()).sum_dim(0).sqrt();
-            x = x.matmul(direction / norm * length.val()).tanh();
+            x = block(|| {
+                let direction = direction.val();
+                let norm = (direction.clone() * direction.clone()).sum_dim(0).sqrt();
+                x.matmul(direction / norm * length.val()).tanh()
+            });
         }
         (x - noise::<B, 2>(step + 1000, [4, width], &device::<B>()))
             .square()
@@ -415,7 +426,7 @@ impl Scenario for Matrices {
         let width = size.pick(6, 256);
         let mut x = noise::<B, 2>(step, [4, width], &device::<B>());
         for layer in &model.layers {
-            x = layer.forward(x).tanh();
+            x = block(|| layer.forward(x).tanh());
         }
         (x - noise::<B, 2>(step + 1000, [4, width], &device::<B>()))
             .square()

@@ -8,6 +8,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 
 use super::{Scenario, Size, device};
 use crate::harness::noise::noise;
+use crate::harness::scopes::block;
 
 /// Burn's own.
 #[derive(Module, Debug)]
@@ -31,7 +32,7 @@ impl Scenario for Recurrent {
 
     fn loss<B: AutodiffBackend>(model: &RecurrentModel<B>, _: Size, step: u64) -> Tensor<B, 1> {
         let x = noise::<B, 3>(step, [3, 5, 4], &device::<B>());
-        let (sequence, _) = model.lstm.forward(x, None);
+        let (sequence, _) = block(|| model.lstm.forward(x, None));
         let target = noise::<B, 3>(step + 1000, [3, 5, 3], &device::<B>());
         (model.head.forward(sequence) - target).square().mean()
     }
@@ -100,7 +101,7 @@ impl Scenario for NormalisedRecurrent {
         for time in 0..STEPS {
             let mut x: Tensor<B, 2> = input.clone().narrow(1, time, 1).squeeze_dim(1);
             for (cell, state) in model.cells.iter().zip(&mut states) {
-                *state = cell.step(x, state.clone());
+                *state = block(|| cell.step(x, state.clone()));
                 x = state.clone();
             }
             outputs.push(model.head.forward(x));

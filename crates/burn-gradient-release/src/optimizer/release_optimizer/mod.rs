@@ -23,7 +23,10 @@ use super::{
     shared_state::SharedState,
     stepper::{Records, Stepper},
 };
-use crate::ReleaseBackend;
+use crate::{
+    ReleaseBackend,
+    recompute::{Recompute, trace::Tracer},
+};
 
 /// Turns Burn's optimizer into one that steps inside the backward pass.
 pub trait WithGradientRelease {
@@ -168,6 +171,13 @@ where
         self
     }
 
+    /// Recomputes activations in the backward passes of the models that this arms: see
+    /// [`Recompute`].
+    pub fn with_recompute(mut self, recompute: Recompute) -> Self {
+        self.stepper.tracer = Tracer::new(recompute);
+        self
+    }
+
     /// Lets the optimizer own a constant learning rate and re-arm the model in every
     /// [`step`](Optimizer::step), so that a training loop need not change at all.
     ///
@@ -267,11 +277,7 @@ where
     fn load_record(mut self, record: Self::Record) -> Self {
         drop(self.state.take_session());
         self.state = SharedState::new();
-        self.stepper = Stepper::new(
-            self.stepper.optim.clone(),
-            self.stepper.grad_clipping.clone(),
-            record,
-        );
+        self.stepper = self.stepper.with_records(record);
         self
     }
 }

@@ -1,0 +1,378 @@
+//! Operations that are recorded in the place of their results.
+
+use std::{
+    mem,
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use burn::tensor::{
+    DType, Shape, TensorMetadata,
+    backend::{AutodiffBackend, Backend},
+    ops::FloatTensor,
+};
+use burn_autodiff::Autodiff;
+
+use super::trace::{Place, Traced, Tracer};
+use crate::{
+    derived::{Derived, Function, Operands},
+    discard::discard,
+    origins::{Origins, Recording, Region},
+    parameter::Snapshot,
+    tape::{self, AdTensor, untracked},
+    uses::lock,
+};
+
+/// An operation with any number of results.
+pub(crate) type Functions<B> = Arc<dyn Fn(Operands<B>) -> Vec<AdTensor<B>> + Send + Sync>;
+
+/// What is recorded of an operation, beside its operands.
+pub(crate) enum Operation<B: Backend> {
+    /// Of parameters alone, a tensor derived from them.
+    Derivable(Function<B>),
+    /// One node on the tape, or several.
+    OneNode(Functions<B>),
+    SeveralNodes(Functions<B>),
+}
+
+/// The result of a recorded operation, with its value.
+#[derive(Clone)]
+pub(crate) struct Recorded<B: Backend> {
+    value: FloatTensor<B>,
+    /// Of plain Burn's node.
+    order: usize,
+    is_tracked: bool,
+    output: Output<B>,
+    traced: Option<Arc<Traced>>,
+}
+
+/// Which result of which operation.
+pub(crate) struct Output<B: Backend> {
+    pub(crate) node: Arc<Node<B>>,
+    pub(crate) index: usize,
+}
+
+/// A recorded operation.
+pub(crate) struct Node<B: Backend> {
+    /// Grows from operand to result.
+    pub(crate) sequence: u64,
+    slice: Arc<Slice<B>>,
+    pub(crate) operation: Operation<B>,
+    /// Taken when it is replayed.
+    operands: Mutex<Option<Vec<Operand<B>>>>,
+    /// What results have become that have left the slice.
+    exits: Mutex<Vec<(usize, Exit<B>)>>,
+}
+
+struct Exit<B: Backend> {
+    leaf: AdTensor<B>,
+    region: Weak<Region<B>>,
+}
+
+/// An operand of a recorded operation.
+pub(crate) enum Operand<B: Backend> {
+    /// Of the same slice.
+    Inside(Output<B>),
+    Outside(Outside<B>),
+}
+
+/// A tensor that enters a slice.
+pub(crate) enum Outside<B: Backend> {
+    Plain(AdTensor<B>, Origins<B>),
+    Parameter(Snapshot<B>, NotedUse),
+    Derived(Derived<B>),
+}
+
+/// Notes, for as long as it is there, that a parameter is used outside of its part of the tape.
+pub(crate) struct NotedUse {
+    _elsewhere: Arc<()>,
+}
+
+impl NotedUse {
+    pub(crate) fn of<B: Backend>(snapshot: &Snapshot<B>) -> Self {
+        Self {
+            _elsewhere: snapshot.site.uses.elsewhere(),
+        }
+    }
+}
+
+/// A part of a forward pass whose operations are recorded.
+pub(crate) struct Slice<B: Backend> {
+    number: u64,
+    /// Which cut it, if no scope did.
+    tracer: Option<Arc<Tracer>>,
+    region: Mutex<Weak<Region<B>>>,
+    results: Mutex<Weak<Results<B>>>,
+}
+
+/// The results that have left a slice, each with its leaf in the region that begins with them.
+pub(crate) struct Results<B: Backend>(Mutex<Vec<(AdTensor<B>, Output<B>)>>);
+
+impl<B: Backend> Slice<B> {
+    pub(crate) fn new(number: u64, tracer: Option<Arc<Tracer>>) -> Arc<Self> {
+        Arc::new(Self {
+            number,
+            tracer,
+            region: Mutex::new(Weak::new()),
+            results: Mutex::new(Weak::new()),
+        })
+    }
+
+    /// Records an operation. Returns the operands to run it with.
+    ///
+    /// # Panics
+    ///
+    /// If an operand was computed from results of this very slice, outside of it.
+    pub(crate) fn record(
+        self: &Arc<Self>,
+        inputs: Vec<Input<B>>,
+        operation: Operation<B>,
+        place: Option<Place>,
+    ) -> (Operands<B>, Entry<B>) {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+
+        let is_tracked = inputs.iter().any(Input::is_tracked);
+        let mut values = Vec::with_capacity(inputs.len());
+        let mut operands = Vec::with_capacity(inputs.len());
+        for input in inputs {
+            let outside = match input {
+                Input::Recorded(tensor) if Arc::ptr_eq(tensor.slice(), self) => {
+                    values.push(untracked::<B>(tensor.value, tensor.order));
+                    operands.push(Operand::Inside(tensor.output));
+                    continue;
+                }
+                Input::Recorded(tensor) => {
+                    let (tensor, origins) = tensor.leave();
+                    Outside::Plain(tensor, origins)
+                }
+                Input::Outside(outside) => outside,
+            };
+            self.check_outside(&outside);
+            values.push(outside.value());
+            operands.push(Operand::Outside(outside));
+        }
+        let node = Arc::new(Node {
+            sequence: NEXT.fetch_add(1, Ordering::Relaxed),
+            slice: self.clone(),
+            operation,
+            operands: Mutex::new(Some(operands)),
+            exits: Mutex::new(Vec::new()),
+        });
+        let entry = Entry {
+            node,
+            is_tracked,
+            place,
+            results: 0,
+        };
+        (values.into_iter(), entry)
+    }
+
+    fn check_outside(&self, outside: &Outside<B>) {
+        let region = match outside {
+            Outside::Plain(_, origins) => origins.region(),
+            Outside::Parameter(..) | Outside::Derived(_) => None,
+        };
+        assert!(
+            region.is_none_or(|region| region.number() < self.number),
+            "gradient release: a tensor made inside `checkpoint` was used on another thread and came \
+             back into the same scope, where its gradient could not follow; leave the scope before \
+             the other thread, or use `checkpoint` there, around all of it"
+        );
+    }
+
+    /// The region that begins with the results of this slice, and these.
+    fn open(self: &Arc<Self>) -> (Arc<Region<B>>, Arc<Results<B>>) {
+        let mut region = lock(&self.region);
+        let mut results = lock(&self.results);
+        if let (Some(region), Some(results)) = (region.upgrade(), results.upgrade()) {
+            return (region, results);
+        }
+        let new_results = Arc::new(Results(Mutex::new(Vec::new())));
+        let recording: Arc<dyn Recording<B>> = new_results.clone();
+        let new_region = Region::new(self.number, Some(recording));
+        *results = Arc::downgrade(&new_results);
+        *region = Arc::downgrade(&new_region);
+        (new_region, new_results)
+    }
+}
+
+/// A recorded operation whose results come in.
+pub(crate) struct Entry<B: Backend> {
+    node: Arc<Node<B>>,
+    is_tracked: bool,
+    place: Option<Place>,
+    results: usize,
+}
+
+impl<B: Backend> Entry<B> {
+    /// No gradient comes to its results.
+    pub(crate) fn detached(self) -> Self {
+        Self {
+            is_tracked: false,
+            ..self
+        }
+    }
+
+    /// The next result.
+    pub(crate) fn result(&mut self, result: AdTensor<B>) -> Recorded<B> {
+        let index = self.results;
+        self.results += 1;
+        let bytes = || (result.shape().num_elements() * result.dtype().size()) as u64;
+        let tracer = self.node.slice.tracer.as_ref().zip(self.place);
+        let traced = tracer.map(|(tracer, place)| Arc::new(tracer.result(place, bytes())));
+        Recorded {
+            order: result.node.order,
+            value: result.primitive,
+            is_tracked: self.is_tracked,
+            output: Output {
+                node: self.node.clone(),
+                index,
+            },
+            traced,
+        }
+    }
+}
+
+/// An operand as it comes to an operation.
+pub(crate) enum Input<B: Backend> {
+    Recorded(Recorded<B>),
+    Outside(Outside<B>),
+}
+
+impl<B: Backend> Input<B> {
+    /// Whether a gradient could come to it.
+    pub(crate) fn is_tracked(&self) -> bool {
+        match self {
+            Self::Recorded(tensor) => tensor.is_tracked,
+            Self::Outside(Outside::Plain(tensor, _)) => tensor.is_tracked(),
+            Self::Outside(Outside::Parameter(..) | Outside::Derived(_)) => true,
+        }
+    }
+}
+
+impl<B: Backend> Outside<B> {
+    fn value(&self) -> AdTensor<B> {
+        match self {
+            Self::Plain(tensor, _) => untracked(tensor.primitive.clone(), tensor.node.order),
+            Self::Parameter(snapshot, _) => untracked(snapshot.leaf.primitive.clone(), 0),
+            Self::Derived(derived) => untracked(derived.value(), derived.order()),
+        }
+    }
+}
+
+impl<B: Backend> Recorded<B> {
+    pub(crate) fn value(&self) -> FloatTensor<B> {
+        self.value.clone()
+    }
+
+    pub(crate) fn is_tracked(&self) -> bool {
+        self.is_tracked
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        self.value.shape()
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.value.dtype()
+    }
+
+    fn slice(&self) -> &Arc<Slice<B>> {
+        &self.output.node.slice
+    }
+
+    /// Which cuts the pass that it is part of into slices.
+    pub(crate) fn tracer(&self) -> Option<&Arc<Tracer>> {
+        self.slice().tracer.as_ref()
+    }
+
+    pub(crate) fn traced(&self) -> Option<&Traced> {
+        self.traced.as_deref()
+    }
+
+    /// The tensor outside of its slice.
+    pub(crate) fn leave(self) -> (AdTensor<B>, Origins<B>) {
+        if !self.is_tracked {
+            return (Autodiff::<B>::from_inner(self.value), Origins::none());
+        }
+        let (node, index) = (&self.output.node, self.output.index);
+        let mut exits = lock(&node.exits);
+        let known = exits.iter().find(|(of, _)| *of == index);
+        let known = known.and_then(|(_, exit)| Some((exit.leaf.clone(), exit.region.upgrade()?)));
+        let (leaf, region) = known.unwrap_or_else(|| {
+            let (region, results) = node.slice.open();
+            let leaf = tape::leaf::<B>(tape::placeholder::<B>(&self.value));
+            exits.retain(|(of, _)| *of != index);
+            let exit = Exit {
+                leaf: leaf.clone(),
+                region: Arc::downgrade(&region),
+            };
+            exits.push((index, exit));
+            lock(&results.0).push((leaf.clone(), self.output.clone()));
+            (leaf, region)
+        });
+        drop(exits);
+        let tensor = tape::handle::<B>(&leaf, self.value, self.order);
+        (tensor, Origins::within(region))
+    }
+}
+
+impl<B: Backend> Results<B> {
+    /// The results, each with its leaf.
+    pub(crate) fn outputs(&self) -> Vec<(AdTensor<B>, Output<B>)> {
+        lock(&self.0).clone()
+    }
+}
+
+impl<B: Backend> Node<B> {
+    /// Looks at the operands, if they are still there.
+    pub(crate) fn with_operands<R>(&self, look: impl FnOnce(&[Operand<B>]) -> R) -> Option<R> {
+        lock(&self.operands).as_deref().map(look)
+    }
+
+    pub(crate) fn take_operands(&self) -> Option<Vec<Operand<B>>> {
+        lock(&self.operands).take()
+    }
+}
+
+impl<B: Backend> Drop for Node<B> {
+    fn drop(&mut self) {
+        let operands = self.operands.get_mut();
+        let operands = operands.unwrap_or_else(|error| error.into_inner());
+        if let Some(operands) = operands.take() {
+            discard(operands);
+        }
+        // The slice's region is held by those who use it.
+        mem::take(
+            self.exits
+                .get_mut()
+                .unwrap_or_else(|error| error.into_inner()),
+        );
+    }
+}
+
+impl<B: Backend> Output<B> {
+    /// Tells outputs apart.
+    pub(crate) fn key(&self) -> (u64, usize) {
+        (self.node.sequence, self.index)
+    }
+}
+
+impl<B: Backend> Clone for Output<B> {
+    fn clone(&self) -> Self {
+        Self {
+            node: self.node.clone(),
+            index: self.index,
+        }
+    }
+}
+
+impl<B: Backend> std::fmt::Debug for Recorded<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recorded")
+            .field("order", &self.order)
+            .finish_non_exhaustive()
+    }
+}

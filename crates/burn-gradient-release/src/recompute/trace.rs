@@ -1,0 +1,266 @@
+//! Forward passes that are cut into slices by themselves.
+//!
+//! The first forward pass is cut as it comes, by what is alive: wherever the operations since the
+//! last cut have made many times the bytes that would cross another one. At its end, all of it is known,
+//! and [planned](super::cuts): the passes after it follow the plan, as long as they do the same.
+
+use std::{
+    any::Any,
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use super::cuts::{self, Plan, Trace};
+use crate::{origins, uses::lock};
+
+/// Which activations a training keeps, and which its backward passes compute again.
+///
+/// Given to [`ReleaseOptimizer::with_recompute`](crate::ReleaseOptimizer::with_recompute). Model
+/// code stays as it is: armed forward passes are recorded and cut into slices where little is alive,
+/// as between the blocks of a transformer. Weights are those of plain Burn, bit for bit.
+/// [`checkpoint`](crate::checkpoint) chooses the slices by hand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Recompute {
+    /// All activations are kept.
+    #[default]
+    None,
+    /// The lowest peak at no more than one extra forward pass.
+    Automatic,
+    /// Kept as far as the activations, as estimated, stay within a number of bytes: what is computed
+    /// early is recomputed, what is computed late is kept. If no cuts fit, the same as `Automatic`.
+    Budget(u64),
+}
+
+/// How many times the bytes that would cross a cut a slice has before it is cut, as long as there
+/// is no plan.
+const SLICE_OVER_CUT: u64 = 8;
+
+/// Cuts the forward passes of armed parameters into slices.
+#[derive(Debug)]
+pub(crate) struct Tracer {
+    policy: Recompute,
+    state: Mutex<State>,
+}
+
+struct State {
+    learned: Option<Learned>,
+    mode: Mode,
+    /// Counts the armings: a tensor of an earlier one is not part of this trace.
+    arming: u64,
+    trace: Trace,
+    /// The slice under way, and the bytes that were made in it.
+    slice: u64,
+    made: u64,
+    /// What records it, once there is something to record; its type is the backend's.
+    recorder: Option<Arc<dyn Any + Send + Sync>>,
+    /// Bytes of the recorded results that somebody holds.
+    alive: Arc<AtomicU64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// As planned: the index of the next cut.
+    Following(usize),
+    /// As it comes.
+    Free,
+    /// The rest of the activations is kept.
+    Keeping,
+}
+
+/// What is known of the forward pass.
+#[derive(Debug)]
+struct Learned {
+    names: Vec<&'static str>,
+    plan: Plan,
+    /// Of all results before those that are kept.
+    bytes: u64,
+}
+
+/// The place of an operation in the trace.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) slice: u64,
+    arming: u64,
+}
+
+/// A result in the trace, for as long as somebody holds it.
+#[derive(Debug)]
+pub(crate) struct Traced {
+    arming: u64,
+    buffer: usize,
+    bytes: u64,
+    alive: Arc<AtomicU64>,
+}
+
+impl Drop for Traced {
+    fn drop(&mut self) {
+        self.alive.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Tracer {
+    /// Nothing for `Recompute::None`.
+    pub(crate) fn new(policy: Recompute) -> Option<Arc<Self>> {
+        if policy == Recompute::None {
+            return None;
+        }
+        let state = State {
+            learned: None,
+            mode: Mode::Free,
+            arming: 0,
+            trace: Trace::default(),
+            slice: origins::next_number(),
+            made: 0,
+            recorder: None,
+            alive: Arc::default(),
+        };
+        Some(Arc::new(Self {
+            policy,
+            state: Mutex::new(state),
+        }))
+    }
+
+    pub(crate) fn policy(&self) -> Recompute {
+        self.policy
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Begins the forward passes of an arming.
+    pub(crate) fn begin(&self) {
+        let mut state = self.state();
+        state.arming += 1;
+        state.trace = Trace::default();
+        state.cut();
+        state.mode = match &state.learned {
+            Some(_) => Mode::Following(0),
+            None => Mode::Free,
+        };
+    }
+
+    /// Notes an operation. Says in which slice to record it; not at all, if its result is kept.
+    pub(crate) fn operation<'a>(
+        &self,
+        name: &'static str,
+        operands: impl Iterator<Item = &'a Traced>,
+    ) -> Option<Place> {
+        let mut state = self.state();
+        let at = state.trace.len();
+        if let (Mode::Following(next), Some(learned)) = (state.mode, &state.learned) {
+            let is_grown = || state.trace.bytes(at) > learned.bytes + learned.bytes / 8;
+            let is_same = learned.names.get(at) == Some(&name);
+            let is_cut = learned.plan.cuts.get(next) == Some(&at);
+            if !is_same {
+                state.mode = Mode::Free;
+            } else if at == learned.plan.kept_from {
+                // Of larger batches other slices may have to be kept.
+                state.mode = if is_grown() {
+                    Mode::Free
+                } else {
+                    Mode::Keeping
+                };
+            } else if is_cut {
+                state.mode = Mode::Following(next + 1);
+                state.cut();
+            }
+        }
+        match state.mode {
+            Mode::Keeping => return None,
+            Mode::Following(_) => {}
+            Mode::Free => {
+                let alive = state.alive.load(Ordering::Relaxed);
+                if state.made > 0 && state.made >= SLICE_OVER_CUT * alive {
+                    state.cut();
+                }
+            }
+        }
+        let arming = state.arming;
+        let operands = operands.filter(|operand| operand.arming == arming);
+        let operands = operands.map(|operand| operand.buffer).collect();
+        state.trace.operation(name, operands);
+        Some(Place {
+            slice: state.slice,
+            arming,
+        })
+    }
+
+    /// What records the slice of an operation; `make`s it for the first one.
+    pub(crate) fn recorder<S: Any + Send + Sync>(
+        &self,
+        place: Place,
+        make: impl FnOnce(u64) -> Arc<S>,
+    ) -> Arc<S> {
+        let mut state = self.state();
+        if state.slice != place.slice {
+            // Another thread has cut in between.
+            return make(place.slice);
+        }
+        let known = state.recorder.clone();
+        let known = known.and_then(|recorder| recorder.downcast().ok());
+        known.unwrap_or_else(|| {
+            let recorder = make(place.slice);
+            state.recorder = Some(recorder.clone());
+            recorder
+        })
+    }
+
+    /// Notes a result of the operation last noted.
+    pub(crate) fn result(&self, place: Place, bytes: u64) -> Traced {
+        let mut state = self.state();
+        // With several threads at work, the trace may take one operation for the other: another plan,
+        // but the same numbers.
+        let buffer = match state.arming == place.arming && state.trace.len() > 0 {
+            true => state.trace.result(bytes),
+            false => 0,
+        };
+        state.made += bytes;
+        state.alive.fetch_add(bytes, Ordering::Relaxed);
+        Traced {
+            arming: place.arming,
+            buffer,
+            bytes,
+            alive: state.alive.clone(),
+        }
+    }
+
+    /// Learns from a forward pass that is about to run backward.
+    pub(crate) fn learn(&self) {
+        let mut state = self.state();
+        if state.mode != Mode::Free || state.trace.len() == 0 {
+            return;
+        }
+        let budget = match self.policy {
+            Recompute::Budget(bytes) => Some(bytes),
+            Recompute::None | Recompute::Automatic => None,
+        };
+        let plan = cuts::plan(&state.trace, budget);
+        state.learned = Some(Learned {
+            names: state.trace.names(),
+            bytes: state.trace.bytes(plan.kept_from),
+            plan,
+        });
+    }
+}
+
+impl State {
+    fn cut(&mut self) {
+        self.slice = origins::next_number();
+        self.made = 0;
+        self.recorder = None;
+    }
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State")
+            .field("mode", &self.mode)
+            .field("operations", &self.trace.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,4 @@
+//! Recomputed activations: the same weights, and the memory they save.
+
+mod debug;
+mod equality;
