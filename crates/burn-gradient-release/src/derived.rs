@@ -52,7 +52,12 @@ struct StandIn<B: Backend> {
     expression: Arc<Expression<B>>,
     operands: Mutex<Vec<Argument<B>>>,
     node: Mutex<Option<AdTensor<B>>>,
+    exit: Arc<Mutex<Exit<B>>>,
 }
+
+/// The node from which the gradient goes on that other regions of the tape have gathered, and its
+/// origins; once there is one.
+pub(crate) type Exit<B> = Option<(AdTensor<B>, Origins<B>)>;
 
 enum Argument<B: Backend> {
     Parameter(Snapshot<B>),
@@ -158,6 +163,7 @@ pub(crate) fn derive<B: Backend>(
             }),
             operands: arguments,
             node: Mutex::new(None),
+            exit: Arc::default(),
         }),
         value: result.primitive,
     })
@@ -183,6 +189,10 @@ impl<B: Backend> Derived<B> {
 
     pub(crate) fn dtype(&self) -> DType {
         self.stand_in.expression.dtype
+    }
+
+    pub(crate) fn exit(&self) -> Arc<Mutex<Exit<B>>> {
+        self.stand_in.exit.clone()
     }
 
     /// Whether both are the same tensor on the tape.

@@ -9,16 +9,16 @@ use burn::tensor::{
 use burn_autodiff::{Autodiff, NodeId};
 
 use crate::{
-    derived::{self, Function, Operand, Operands},
+    derived::{self, Derived, Function, Operand, Operands},
     origins::{Origins, Region},
     recompute::{
+        order::{Consumer, Target, Use, Wire},
         record::{Entry, Functions, Input, NotedUse, Operation, Outside, Slice},
-        scope,
-        trace::Place,
+        scope, trace,
     },
     tape::{self, AdTensor, handle},
     tensor::{ReleaseTensor, Repr},
-    uses::{self, Uses},
+    uses::{self, Uses, lock},
 };
 
 /// What is known of an operation on the tape.
@@ -35,10 +35,17 @@ pub(crate) enum Nodes {
 /// The float tensors among the arguments of an operation, in their order.
 pub(crate) struct Arguments<B: Backend>(Vec<ReleaseTensor<B>>);
 
+/// Where an operation belongs that recomputed activations depend on, or that depends on them.
+enum Place<B: Backend> {
+    Recorded(Recorder<B>),
+    /// On the tape, in this region.
+    Kept(Arc<Region<B>>),
+}
+
 /// Where an operation is recorded.
 struct Recorder<B: Backend> {
     slice: Arc<Slice<B>>,
-    place: Option<Place>,
+    place: Option<trace::Place>,
 }
 
 /// Where the result of an operation comes from.
@@ -48,6 +55,8 @@ pub(crate) struct Raise<B: Backend> {
     /// The order of an operation that is one node.
     order: usize,
     operands: Vec<NodeId>,
+    /// The tensors that the operands are, in a region of the tape.
+    tensors: Vec<(usize, Target)>,
     /// Uses to be noted once the result is known: of what, and the lowest order they can have.
     unknown: Vec<(Arc<Uses<B>>, usize)>,
 }
@@ -75,6 +84,7 @@ impl<B: Backend> Arguments<B> {
             nodes,
             order: orders.max().unwrap_or(0) + 1,
             operands: Vec::new(),
+            tensors: self.targets(),
             unknown: Vec::new(),
         };
         let repeated = self.repeated();
@@ -89,6 +99,27 @@ impl<B: Backend> Arguments<B> {
         (operands.into_iter(), raise)
     }
 
+    /// The tensors that the operands are on the tape, if they are in a region.
+    fn targets(&self) -> Vec<(usize, Target)> {
+        let is_in_region = |tensor: &ReleaseTensor<B>| match &tensor.0 {
+            Repr::Plain(_, origins) => origins.region().is_some(),
+            Repr::Snapshot(snapshot) => snapshot.site.origins.region().is_some(),
+            Repr::Derived(_) | Repr::Live(_) | Repr::Recorded(_) => false,
+        };
+        if !self.0.iter().any(is_in_region) {
+            return Vec::new();
+        }
+        let targets = self.0.iter().enumerate();
+        let targets = targets.filter_map(|(place, tensor)| match &tensor.0 {
+            Repr::Plain(tensor, _) if tensor.is_tracked() => Some((place, tensor.node.id)),
+            Repr::Snapshot(snapshot) => Some((place, snapshot.leaf.node.id)),
+            _ => None,
+        });
+        targets
+            .map(|(place, id)| (place, Target::OnTape(id)))
+            .collect()
+    }
+
     /// Brings all operands into one region of the tape: the last that one of them is in.
     fn meet(&mut self) {
         let is_at_home = |tensor: &ReleaseTensor<B>| match &tensor.0 {
@@ -101,15 +132,7 @@ impl<B: Backend> Arguments<B> {
         if self.0.iter().all(is_at_home) {
             return;
         }
-        let tensors = mem::take(&mut self.0).into_iter();
-        let tensors = tensors.map(|tensor| match tensor.0 {
-            Repr::Recorded(recorded) => {
-                let (tensor, origins) = recorded.leave();
-                ReleaseTensor(Repr::Plain(tensor, origins))
-            }
-            _ => tensor,
-        });
-        self.0 = tensors.collect();
+        self.leave_slices();
         let mut met = Origins::none();
         for tensor in &self.0 {
             match &tensor.0 {
@@ -120,9 +143,32 @@ impl<B: Backend> Arguments<B> {
             }
         }
         if let Some(region) = met.region() {
-            let tensors = mem::take(&mut self.0).into_iter();
-            self.0 = tensors.map(|tensor| tensor.enter(region)).collect();
+            self.enter(region);
         }
+    }
+
+    /// Brings all operands into this region of the tape.
+    fn within(mut self, region: &Arc<Region<B>>) -> Self {
+        self.leave_slices();
+        self.enter(region);
+        self
+    }
+
+    fn leave_slices(&mut self) {
+        let tensors = mem::take(&mut self.0).into_iter();
+        let tensors = tensors.map(|tensor| match tensor.0 {
+            Repr::Recorded(recorded) => {
+                let (tensor, origins) = recorded.leave();
+                ReleaseTensor(Repr::Plain(tensor, origins))
+            }
+            _ => tensor,
+        });
+        self.0 = tensors.collect();
+    }
+
+    fn enter(&mut self, region: &Arc<Region<B>>) {
+        let tensors = mem::take(&mut self.0).into_iter();
+        self.0 = tensors.map(|tensor| tensor.enter(region, None)).collect();
     }
 
     /// Applies a function whose result, given parameters alone, is a tensor derived from them.
@@ -131,11 +177,18 @@ impl<B: Backend> Arguments<B> {
         name: &'static str,
         function: impl Fn(Operands<B>) -> AdTensor<B> + Send + Sync + 'static,
     ) -> ReleaseTensor<B> {
-        if let Some(recorder) = self.recorder(name) {
-            let function: Function<B> = Arc::new(function);
-            let operation = Operation::Derivable(function.clone());
-            let (operands, mut entry) = self.record(recorder, operation);
-            return ReleaseTensor(Repr::Recorded(entry.result(function(operands))));
+        match self.place(name) {
+            Some(Place::Recorded(recorder)) => {
+                let function: Function<B> = Arc::new(function);
+                let operation = Operation::Derivable(function.clone());
+                let (operands, mut entry) = self.record(recorder, operation, false);
+                return ReleaseTensor(Repr::Recorded(entry.result(function(operands))));
+            }
+            Some(Place::Kept(region)) => {
+                let (operands, raise) = self.within(&region).lower(Nodes::One);
+                return raise.float(function(operands));
+            }
+            None => {}
         }
         if !self.is_derived() {
             let (operands, raise) = self.lower(Nodes::One);
@@ -178,9 +231,16 @@ impl<B: Backend> Arguments<B> {
         + Sync
         + 'static,
     ) -> Raised {
-        let Some(recorder) = self.recorder(name) else {
-            let (operands, raise) = self.lower(nodes);
-            return results(operation(operands), &mut |result| raise.float(result));
+        let recorder = match self.place(name) {
+            Some(Place::Recorded(recorder)) => recorder,
+            kept => {
+                let arguments = match kept {
+                    Some(Place::Kept(region)) => self.within(&region),
+                    _ => self,
+                };
+                let (operands, raise) = arguments.lower(nodes);
+                return results(operation(operands), &mut |result| raise.float(result));
+            }
         };
         let operation = Arc::new(operation);
         let functions: Functions<B> = Arc::new({
@@ -198,7 +258,7 @@ impl<B: Backend> Arguments<B> {
             Nodes::One => Operation::OneNode(functions),
             Nodes::Unknown | Nodes::Several => Operation::SeveralNodes(functions),
         };
-        let (operands, mut entry) = self.record(recorder, recorded);
+        let (operands, mut entry) = self.record(recorder, recorded, false);
         results(operation(operands), &mut |result| {
             ReleaseTensor(Repr::Recorded(entry.result(result)))
         })
@@ -209,7 +269,7 @@ impl<B: Backend> Arguments<B> {
         self,
         function: impl Fn(Operands<B>) -> AdTensor<B> + Send + Sync + 'static,
     ) -> ReleaseTensor<B> {
-        let Some(recorder) = self.recorder("float_detach") else {
+        let Some(Place::Recorded(recorder)) = self.place("float_detach") else {
             return ReleaseTensor::plain(function(self.values()));
         };
         let function = Arc::new(function);
@@ -217,19 +277,19 @@ impl<B: Backend> Arguments<B> {
             let function = function.clone();
             move |operands| vec![function(operands)]
         });
-        let (operands, entry) = self.record(recorder, Operation::SeveralNodes(functions));
-        let mut entry = entry.detached();
+        let operation = Operation::SeveralNodes(functions);
+        let (operands, mut entry) = self.record(recorder, operation, true);
         ReleaseTensor(Repr::Recorded(entry.result(function(operands))))
     }
 
-    /// Where to record an operation on these operands, if it is to be recorded.
-    fn recorder(&self, name: &'static str) -> Option<Recorder<B>> {
+    /// Where an operation on these operands belongs, if activations are recomputed.
+    fn place(&self, name: &'static str) -> Option<Place<B>> {
         if let Some(slice) = scope::current::<B>() {
             let is_worth_it = self.0.iter().any(|tensor| match &tensor.0 {
                 Repr::Plain(tensor, _) => tensor.is_tracked(),
                 Repr::Live(_) | Repr::Snapshot(_) | Repr::Derived(_) | Repr::Recorded(_) => true,
             });
-            return is_worth_it.then_some(Recorder { slice, place: None });
+            return is_worth_it.then_some(Place::Recorded(Recorder { slice, place: None }));
         }
         let tracer = self.0.iter().find_map(|tensor| match &tensor.0 {
             Repr::Snapshot(snapshot) => snapshot.site.tracer.as_ref(),
@@ -241,31 +301,44 @@ impl<B: Backend> Arguments<B> {
             _ => None,
         });
         let place = tracer.operation(name, operands)?;
+        if place.is_kept {
+            return Some(Place::Kept(tracer.shared(place, Region::kept)));
+        }
         let make = |number| Slice::new(number, Some(tracer.clone()));
-        let slice = tracer.recorder(place, make);
+        let slice = tracer.shared(place, make);
         let place = Some(place);
-        Some(Recorder { slice, place })
+        Some(Place::Recorded(Recorder { slice, place }))
     }
 
-    fn record(self, recorder: Recorder<B>, operation: Operation<B>) -> (Operands<B>, Entry<B>) {
+    fn record(
+        self,
+        recorder: Recorder<B>,
+        operation: Operation<B>,
+        is_detached: bool,
+    ) -> (Operands<B>, Entry<B>) {
         let inputs = self.0.into_iter().map(|tensor| match tensor.0 {
             Repr::Plain(tensor, origins) => Input::Outside(Outside::Plain(tensor, origins)),
             Repr::Snapshot(snapshot) => {
                 let noted = NotedUse::of(&snapshot);
                 Input::Outside(Outside::Parameter(snapshot, noted))
             }
-            Repr::Derived(derived) => Input::Outside(Outside::Derived(derived)),
+            Repr::Derived(derived) => {
+                let (tensor, origins) = pass_on(derived);
+                Input::Outside(Outside::Plain(tensor, origins))
+            }
             Repr::Recorded(recorded) => Input::Recorded(recorded),
             Repr::Live(_) => unreachable!("`push` reads the owner"),
         });
         let Recorder { slice, place } = recorder;
-        slice.record(inputs.collect(), operation, place)
+        slice.record(inputs.collect(), operation, is_detached, place)
     }
 
     /// Applies a recorded operation again.
-    pub(crate) fn replay(self, operation: &Operation<B>) -> Vec<ReleaseTensor<B>> {
+    ///
+    /// `is_apart` says that contributions to the gradient of its result are added up elsewhere.
+    pub(crate) fn replay(self, operation: &Operation<B>, is_apart: bool) -> Vec<ReleaseTensor<B>> {
         let (nodes, functions) = match operation {
-            Operation::Derivable(function) if self.is_derived() => {
+            Operation::Derivable(function) if !is_apart && self.is_derived() => {
                 return vec![self.derive_from_parameters(function.clone())];
             }
             Operation::Derivable(function) => {
@@ -319,14 +392,14 @@ impl<B: Backend> Arguments<B> {
 }
 
 impl<B: Backend> ReleaseTensor<B> {
-    /// Brings the tensor into a region of the tape.
-    pub(crate) fn enter(self, region: &Arc<Region<B>>) -> Self {
+    /// Brings the tensor into a region of the tape, for one use or for all.
+    pub(crate) fn enter(self, region: &Arc<Region<B>>, of: Option<Use>) -> Self {
         let derived = match self.0 {
             Repr::Plain(tensor, origins) => {
-                let (tensor, origins) = region.enter(tensor, origins);
+                let (tensor, origins) = region.enter(tensor, origins, of);
                 return Self(Repr::Plain(tensor, origins));
             }
-            Repr::Snapshot(snapshot) => return Self(Repr::Snapshot(snapshot.enter(region))),
+            Repr::Snapshot(snapshot) => return Self(Repr::Snapshot(snapshot.enter(region, of))),
             Repr::Derived(derived) => derived,
             Repr::Live(_) | Repr::Recorded(_) => unreachable!("read, and left its slice"),
         };
@@ -335,20 +408,35 @@ impl<B: Backend> ReleaseTensor<B> {
         {
             return Self(Repr::Derived(derived));
         }
-        // Its gradient is gathered in this region, and goes on from a node where it was derived.
-        let (value, order) = (derived.value(), derived.order());
-        let arguments = Arguments(vec![Self(Repr::Derived(derived))]);
+        let (tensor, origins) = pass_on(derived);
+        let (tensor, origins) = region.enter(tensor, origins, of);
+        Self(Repr::Plain(tensor, origins))
+    }
+}
+
+/// A derived tensor that leaves its region: its gradient is gathered elsewhere, and comes to a node
+/// where it was derived. All that leaves shares the node.
+fn pass_on<B: Backend>(derived: Derived<B>) -> (AdTensor<B>, Origins<B>) {
+    let (value, order) = (derived.value(), derived.order());
+    let exit = derived.exit();
+    let mut known = lock(&exit);
+    let (node, origins) = known.get_or_insert_with(|| {
+        let arguments = Arguments(vec![ReleaseTensor(Repr::Derived(derived))]);
         let (mut operands, raise) = arguments.lower(Nodes::One);
         let operand = operands.next().expect("there is one");
         let placeholder = tape::placeholder::<B>(&value);
         let target = tape::key(&operand, placeholder.clone());
-        let node = tape::hook(vec![operand], raise.order, placeholder, {
-            move |node, grads| tape::forward(node, &target, grads)
-        });
-        let tensor = handle::<B>(&node, value, order);
-        let (tensor, origins) = region.enter(tensor, raise.origins);
-        Self(Repr::Plain(tensor, origins))
-    }
+        let node = tape::hook(
+            vec![operand],
+            raise.order,
+            placeholder,
+            move |node, grads| {
+                tape::forward(node, &target, grads);
+            },
+        );
+        (node, raise.origins)
+    });
+    (handle::<B>(node, value, order), origins.clone())
 }
 
 impl<B: Backend> Raise<B> {
@@ -418,6 +506,13 @@ impl<B: Backend> Raise<B> {
                 // The order is the node's own: not every operand has to be a parent.
                 uses.consume(if is_one { node.order } else { *lowest }, 2);
             }
+        }
+        if let Some(region) = self.origins.region() {
+            region.note(Wire {
+                consumer: Consumer::Kept(result.node.id),
+                order: result.node.order,
+                operands: self.tensors.clone(),
+            });
         }
         ReleaseTensor(Repr::Plain(result, self.origins.clone()))
     }

@@ -10,16 +10,21 @@
 //! gradients of the slice below are there, and the slice can be replayed. Regions are numbered so
 //! that a tensor of one depends on regions of lower numbers only.
 
-use std::sync::{
-    Arc, Mutex, MutexGuard,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    collections::HashMap,
+    mem,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
-use burn::tensor::{TensorMetadata, backend::Backend};
+use burn::tensor::{TensorMetadata, backend::Backend, ops::FloatTensor};
 use burn_autodiff::grads::Gradients;
 
 use crate::{
     group::{Group, Replay},
+    recompute::order::{Played, Target, Use, Wire},
     tape::{self, AdTensor},
     uses::{Uses, lock},
 };
@@ -122,6 +127,8 @@ pub(crate) struct Region<B: Backend> {
     number: u64,
     /// The slice whose results the region begins with.
     slice: Option<Arc<dyn Recording<B>>>,
+    /// Whether a slice is replayed here.
+    is_replay: bool,
     /// One group: the parameters as they are used here.
     groups: Arc<[Arc<Group<B>>]>,
     state: Mutex<State<B>>,
@@ -130,6 +137,8 @@ pub(crate) struct Region<B: Backend> {
 struct State<B: Backend> {
     portals: Vec<Portal<B>>,
     parameters: Vec<RegionUses<B>>,
+    /// The operations, as far as they are on the tape since the forward pass.
+    wires: Vec<Wire>,
 }
 
 /// A tensor that enters a region: a leaf there, which hands its gradient on.
@@ -138,6 +147,8 @@ pub(crate) struct Portal<B: Backend> {
     /// The tensor outside, without its value.
     pub(crate) target: AdTensor<B>,
     pub(crate) origins: Origins<B>,
+    /// The one use it is for; all in the region, if `None`.
+    pub(crate) of: Option<Use>,
 }
 
 /// The uses of a parameter in a region.
@@ -159,13 +170,35 @@ pub(crate) trait Recording<B: Backend>: Send + Sync {
 
     /// Puts it on the tape, in a region of its own, as far as the gradients of its results are in
     /// `grads`; moves them there. Returns where to go on from.
-    fn replay(&self, region: &Arc<Region<B>>, grads: &mut Gradients) -> Option<Seeds<B>>;
+    ///
+    /// `apart` has what has come from elsewhere for the gradients that are to be added up in an order.
+    fn replay(
+        &self,
+        region: &Arc<Region<B>>,
+        grads: &mut Gradients,
+        played: &Played,
+        apart: Apart<B>,
+    ) -> Option<Seeds<B>>;
 }
 
 /// What the operations of a slice are computed from.
 pub(crate) struct Inputs<B: Backend> {
     pub(crate) origins: Vec<Origins<B>>,
     pub(crate) parameters: Vec<Arc<Uses<B>>>,
+    pub(crate) wires: Vec<Wire>,
+    /// The results, by the leaf that stands for each.
+    pub(crate) results: Vec<(AdTensor<B>, Target)>,
+}
+
+/// The parts of a gradient that has to be added up in an order, by target.
+pub(crate) type Apart<B> = HashMap<Target, Vec<Contribution<B>>>;
+
+/// One part of a gradient.
+pub(crate) enum Contribution<B: Backend> {
+    /// From elsewhere.
+    Arrived(FloatTensor<B>),
+    /// From this use in the slice itself.
+    Own(Use),
 }
 
 /// The recorded operations were replayed, and are gone.
@@ -185,14 +218,31 @@ pub(crate) fn next_number() -> u64 {
 }
 
 impl<B: Backend> Region<B> {
-    pub(crate) fn new(number: u64, slice: Option<Arc<dyn Recording<B>>>) -> Arc<Self> {
+    /// A region that begins with the results of a slice.
+    pub(crate) fn above(slice: Arc<dyn Recording<B>>, number: u64) -> Arc<Self> {
+        Self::new(number, Some(slice), false)
+    }
+
+    /// A region of activations that are kept.
+    pub(crate) fn kept(number: u64) -> Arc<Self> {
+        Self::new(number, None, false)
+    }
+
+    /// A region that a slice is replayed in.
+    pub(crate) fn replay(number: u64) -> Arc<Self> {
+        Self::new(number, None, true)
+    }
+
+    fn new(number: u64, slice: Option<Arc<dyn Recording<B>>>, is_replay: bool) -> Arc<Self> {
         Arc::new(Self {
             number,
             slice,
+            is_replay,
             groups: Arc::new([Arc::new(Group::new())]),
             state: Mutex::new(State {
                 portals: Vec::new(),
                 parameters: Vec::new(),
+                wires: Vec::new(),
             }),
         })
     }
@@ -217,6 +267,7 @@ impl<B: Backend> Region<B> {
         self: &Arc<Self>,
         tensor: AdTensor<B>,
         origins: Origins<B>,
+        of: Option<Use>,
     ) -> (AdTensor<B>, Origins<B>) {
         if !tensor.is_tracked() {
             return (tensor, Origins::none());
@@ -226,7 +277,7 @@ impl<B: Backend> Region<B> {
         {
             return (tensor, origins);
         }
-        let leaf = self.portal(&tensor, origins);
+        let leaf = self.portal(&tensor, origins, of);
         let tensor = tape::handle::<B>(&leaf, tensor.primitive, tensor.node.order);
         (tensor, Origins::within(self.clone()))
     }
@@ -236,15 +287,20 @@ impl<B: Backend> Region<B> {
         self: &Arc<Self>,
         leaf: AdTensor<B>,
         home: &Arc<Uses<B>>,
+        of: Option<Use>,
     ) -> (AdTensor<B>, Arc<Uses<B>>, Origins<B>) {
-        let portal = self.portal(&leaf, Origins::none());
+        let portal = self.portal(&leaf, Origins::none(), of);
         let mut state = self.state();
         let known = state.parameters.iter();
-        let known = known.rev().find(|uses| Arc::ptr_eq(&uses.home, home));
+        let is_shared = self.is_shared(of);
+        let known = known
+            .rev()
+            .find(|uses| is_shared && Arc::ptr_eq(&uses.home, home));
         let here = known.map(|uses| uses.here.clone()).unwrap_or_else(|| {
             let key = tape::key::<B>(&portal, portal.primitive.clone());
             let here = Arc::new(Uses::new(key));
-            here.replace_owner(home.weak_owner());
+            // A single use among several never makes the gradient complete.
+            here.replace_owner(home.weak_owner().filter(|_| of.is_none()));
             self.groups[0].add_parameter(&here);
             state.parameters.push(RegionUses {
                 home: home.clone(),
@@ -261,12 +317,22 @@ impl<B: Backend> Region<B> {
         (leaf, here, origins)
     }
 
+    /// Whether uses of a tensor share what stands for it here, and add up there.
+    ///
+    /// Not during the forward pass: in which order they are to be added up is not known yet.
+    fn is_shared(&self, of: Option<Use>) -> bool {
+        self.is_replay && of.is_none()
+    }
+
     /// The leaf that stands for a tensor in this region.
-    fn portal(&self, tensor: &AdTensor<B>, origins: Origins<B>) -> AdTensor<B> {
+    fn portal(&self, tensor: &AdTensor<B>, origins: Origins<B>, of: Option<Use>) -> AdTensor<B> {
         let mut state = self.state();
         let id = tensor.node.id;
+        let is_shared = self.is_shared(of);
         let known = state.portals.iter();
-        let known = known.rev().find(|portal| portal.target.node.id == id);
+        let known = known
+            .rev()
+            .find(|portal| is_shared && portal.of.is_none() && portal.target.node.id == id);
         if let Some(known) = known {
             return known.leaf.clone();
         }
@@ -279,8 +345,22 @@ impl<B: Backend> Region<B> {
             leaf: leaf.clone(),
             target: tape::handle::<B>(tensor, placeholder, tensor.node.order),
             origins,
+            of,
         });
         leaf
+    }
+
+    /// Notes an operation in the region.
+    pub(crate) fn note(&self, wire: Wire) {
+        // What is replayed was played through as what it was recorded as.
+        if !self.is_replay {
+            self.state().wires.push(wire);
+        }
+    }
+
+    /// The operations noted.
+    pub(crate) fn take_wires(&self) -> Vec<Wire> {
+        mem::take(&mut self.state().wires)
     }
 
     /// The uses of parameters in the region.

@@ -11,7 +11,7 @@ use crate::{
     group::Group,
     origins::{Origins, Region},
     progress::Progress,
-    recompute::trace::Tracer,
+    recompute::{order::Use, trace::Tracer},
     slot::{Action, Slot, StaleCopyGuard},
     tape::{self, AdTensor},
     uses::{Owner, Uses},
@@ -161,13 +161,13 @@ impl<B: Backend> Snapshot<B> {
     }
 
     /// As the parameter is used in a region.
-    pub(crate) fn enter(self, region: &Arc<Region<B>>) -> Self {
+    pub(crate) fn enter(self, region: &Arc<Region<B>>, of: Option<Use>) -> Self {
         if let Some(here) = self.site.origins.region()
             && Arc::ptr_eq(here, region)
         {
             return self;
         }
-        let (leaf, uses, origins) = region.enter_parameter(self.leaf, &self.site.uses);
+        let (leaf, uses, origins) = region.enter_parameter(self.leaf, &self.site.uses, of);
         Self {
             leaf,
             site: Site {

@@ -1,4 +1,3 @@
 //! Recomputed activations: the same weights, and the memory they save.
 
-mod debug;
 mod equality;

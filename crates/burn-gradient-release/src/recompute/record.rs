@@ -4,7 +4,7 @@ use std::{
     mem,
     sync::{
         Arc, Mutex, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -15,9 +15,12 @@ use burn::tensor::{
 };
 use burn_autodiff::Autodiff;
 
-use super::trace::{Place, Traced, Tracer};
+use super::{
+    order::{Consumer, Target, Wire},
+    trace::{Place, Traced, Tracer},
+};
 use crate::{
-    derived::{Derived, Function, Operands},
+    derived::{Function, Operands},
     discard::discard,
     origins::{Origins, Recording, Region},
     parameter::Snapshot,
@@ -43,7 +46,6 @@ pub(crate) struct Recorded<B: Backend> {
     value: FloatTensor<B>,
     /// Of plain Burn's node.
     order: usize,
-    is_tracked: bool,
     output: Output<B>,
     traced: Option<Arc<Traced>>,
 }
@@ -60,6 +62,10 @@ pub(crate) struct Node<B: Backend> {
     pub(crate) sequence: u64,
     slice: Arc<Slice<B>>,
     pub(crate) operation: Operation<B>,
+    /// Of plain Burn's node; known once it has run.
+    order: AtomicUsize,
+    /// Whether a gradient can come to its results.
+    is_tracked: bool,
     /// Taken when it is replayed.
     operands: Mutex<Option<Vec<Operand<B>>>>,
     /// What results have become that have left the slice.
@@ -82,7 +88,6 @@ pub(crate) enum Operand<B: Backend> {
 pub(crate) enum Outside<B: Backend> {
     Plain(AdTensor<B>, Origins<B>),
     Parameter(Snapshot<B>, NotedUse),
-    Derived(Derived<B>),
 }
 
 /// Notes, for as long as it is there, that a parameter is used outside of its part of the tape.
@@ -129,11 +134,12 @@ impl<B: Backend> Slice<B> {
         self: &Arc<Self>,
         inputs: Vec<Input<B>>,
         operation: Operation<B>,
+        is_detached: bool,
         place: Option<Place>,
     ) -> (Operands<B>, Entry<B>) {
         static NEXT: AtomicU64 = AtomicU64::new(0);
 
-        let is_tracked = inputs.iter().any(Input::is_tracked);
+        let is_tracked = !is_detached && inputs.iter().any(Input::is_tracked);
         let mut values = Vec::with_capacity(inputs.len());
         let mut operands = Vec::with_capacity(inputs.len());
         for input in inputs {
@@ -157,12 +163,13 @@ impl<B: Backend> Slice<B> {
             sequence: NEXT.fetch_add(1, Ordering::Relaxed),
             slice: self.clone(),
             operation,
+            order: AtomicUsize::new(0),
+            is_tracked,
             operands: Mutex::new(Some(operands)),
             exits: Mutex::new(Vec::new()),
         });
         let entry = Entry {
             node,
-            is_tracked,
             place,
             results: 0,
         };
@@ -172,7 +179,7 @@ impl<B: Backend> Slice<B> {
     fn check_outside(&self, outside: &Outside<B>) {
         let region = match outside {
             Outside::Plain(_, origins) => origins.region(),
-            Outside::Parameter(..) | Outside::Derived(_) => None,
+            Outside::Parameter(..) => None,
         };
         assert!(
             region.is_none_or(|region| region.number() < self.number),
@@ -191,7 +198,7 @@ impl<B: Backend> Slice<B> {
         }
         let new_results = Arc::new(Results(Mutex::new(Vec::new())));
         let recording: Arc<dyn Recording<B>> = new_results.clone();
-        let new_region = Region::new(self.number, Some(recording));
+        let new_region = Region::above(recording, self.number);
         *results = Arc::downgrade(&new_results);
         *region = Arc::downgrade(&new_region);
         (new_region, new_results)
@@ -201,31 +208,23 @@ impl<B: Backend> Slice<B> {
 /// A recorded operation whose results come in.
 pub(crate) struct Entry<B: Backend> {
     node: Arc<Node<B>>,
-    is_tracked: bool,
     place: Option<Place>,
     results: usize,
 }
 
 impl<B: Backend> Entry<B> {
-    /// No gradient comes to its results.
-    pub(crate) fn detached(self) -> Self {
-        Self {
-            is_tracked: false,
-            ..self
-        }
-    }
-
     /// The next result.
     pub(crate) fn result(&mut self, result: AdTensor<B>) -> Recorded<B> {
         let index = self.results;
         self.results += 1;
+        let order = result.node.order;
+        self.node.order.fetch_max(order, Ordering::Relaxed);
         let bytes = || (result.shape().num_elements() * result.dtype().size()) as u64;
         let tracer = self.node.slice.tracer.as_ref().zip(self.place);
         let traced = tracer.map(|(tracer, place)| Arc::new(tracer.result(place, bytes())));
         Recorded {
-            order: result.node.order,
+            order,
             value: result.primitive,
-            is_tracked: self.is_tracked,
             output: Output {
                 node: self.node.clone(),
                 index,
@@ -245,9 +244,24 @@ impl<B: Backend> Input<B> {
     /// Whether a gradient could come to it.
     pub(crate) fn is_tracked(&self) -> bool {
         match self {
-            Self::Recorded(tensor) => tensor.is_tracked,
+            Self::Recorded(tensor) => tensor.is_tracked(),
             Self::Outside(Outside::Plain(tensor, _)) => tensor.is_tracked(),
-            Self::Outside(Outside::Parameter(..) | Outside::Derived(_)) => true,
+            Self::Outside(Outside::Parameter(..)) => true,
+        }
+    }
+}
+
+impl<B: Backend> Operand<B> {
+    /// What its gradient comes to, if it has one.
+    pub(crate) fn target(&self) -> Option<Target> {
+        match self {
+            Self::Inside(output) => output.node.is_tracked.then(|| output.target()),
+            Self::Outside(Outside::Plain(tensor, _)) => tensor
+                .is_tracked()
+                .then_some(Target::OnTape(tensor.node.id)),
+            Self::Outside(Outside::Parameter(snapshot, _)) => {
+                Some(Target::OnTape(snapshot.site.uses.node().node.id))
+            }
         }
     }
 }
@@ -257,7 +271,6 @@ impl<B: Backend> Outside<B> {
         match self {
             Self::Plain(tensor, _) => untracked(tensor.primitive.clone(), tensor.node.order),
             Self::Parameter(snapshot, _) => untracked(snapshot.leaf.primitive.clone(), 0),
-            Self::Derived(derived) => untracked(derived.value(), derived.order()),
         }
     }
 }
@@ -268,7 +281,7 @@ impl<B: Backend> Recorded<B> {
     }
 
     pub(crate) fn is_tracked(&self) -> bool {
-        self.is_tracked
+        self.output.node.is_tracked
     }
 
     pub(crate) fn shape(&self) -> Shape {
@@ -294,8 +307,8 @@ impl<B: Backend> Recorded<B> {
 
     /// The tensor outside of its slice.
     pub(crate) fn leave(self) -> (AdTensor<B>, Origins<B>) {
-        if !self.is_tracked {
-            return (Autodiff::<B>::from_inner(self.value), Origins::none());
+        if !self.is_tracked() {
+            return (untracked(self.value, self.order), Origins::none());
         }
         let (node, index) = (&self.output.node, self.output.index);
         let mut exits = lock(&node.exits);
@@ -332,6 +345,20 @@ impl<B: Backend> Node<B> {
         lock(&self.operands).as_deref().map(look)
     }
 
+    /// As the tape will have it; `None` if it was replayed.
+    pub(crate) fn wire(&self) -> Option<Wire> {
+        let operands = self.with_operands(|operands| {
+            let operands = operands.iter().enumerate();
+            let tracked = operands.filter_map(|(place, operand)| Some((place, operand.target()?)));
+            tracked.collect()
+        })?;
+        Some(Wire {
+            consumer: Consumer::Recorded(self.sequence),
+            order: self.order.load(Ordering::Relaxed),
+            operands,
+        })
+    }
+
     pub(crate) fn take_operands(&self) -> Option<Vec<Operand<B>>> {
         lock(&self.operands).take()
     }
@@ -357,6 +384,10 @@ impl<B: Backend> Output<B> {
     /// Tells outputs apart.
     pub(crate) fn key(&self) -> (u64, usize) {
         (self.node.sequence, self.index)
+    }
+
+    pub(crate) fn target(&self) -> Target {
+        Target::Recorded(self.node.sequence, self.index)
     }
 }
 

@@ -55,8 +55,8 @@ struct State {
     /// The slice under way, and the bytes that were made in it.
     slice: u64,
     made: u64,
-    /// What records it, once there is something to record; its type is the backend's.
-    recorder: Option<Arc<dyn Any + Send + Sync>>,
+    /// What its operations share, once there is one; its type is the backend's.
+    shared: Option<Arc<dyn Any + Send + Sync>>,
     /// Bytes of the recorded results that somebody holds.
     alive: Arc<AtomicU64>,
 }
@@ -80,11 +80,14 @@ struct Learned {
     bytes: u64,
 }
 
-/// The place of an operation in the trace.
+/// Where an operation belongs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
-    pub(crate) slice: u64,
+    /// Of the slice, or the region.
+    number: u64,
     arming: u64,
+    /// Whether its activations are kept.
+    pub(crate) is_kept: bool,
 }
 
 /// A result in the trace, for as long as somebody holds it.
@@ -115,7 +118,7 @@ impl Tracer {
             trace: Trace::default(),
             slice: origins::next_number(),
             made: 0,
-            recorder: None,
+            shared: None,
             alive: Arc::default(),
         };
         Some(Arc::new(Self {
@@ -144,7 +147,7 @@ impl Tracer {
         };
     }
 
-    /// Notes an operation. Says in which slice to record it; not at all, if its result is kept.
+    /// Notes an operation. Says where it belongs; `None` if the forward pass needs no cuts.
     pub(crate) fn operation<'a>(
         &self,
         name: &'static str,
@@ -165,13 +168,22 @@ impl Tracer {
                 } else {
                     Mode::Keeping
                 };
+                state.cut();
             } else if is_cut {
                 state.mode = Mode::Following(next + 1);
                 state.cut();
             }
         }
         match state.mode {
-            Mode::Keeping => return None,
+            // Without a slice below, it is the tape as it is.
+            Mode::Keeping if at == 0 => return None,
+            Mode::Keeping => {
+                return Some(Place {
+                    number: state.slice,
+                    arming: state.arming,
+                    is_kept: true,
+                });
+            }
             Mode::Following(_) => {}
             Mode::Free => {
                 let alive = state.alive.load(Ordering::Relaxed);
@@ -185,28 +197,29 @@ impl Tracer {
         let operands = operands.map(|operand| operand.buffer).collect();
         state.trace.operation(name, operands);
         Some(Place {
-            slice: state.slice,
+            number: state.slice,
             arming,
+            is_kept: false,
         })
     }
 
-    /// What records the slice of an operation; `make`s it for the first one.
-    pub(crate) fn recorder<S: Any + Send + Sync>(
+    /// What operations of this place share, be it a slice or a region; `make`s it for the first one.
+    pub(crate) fn shared<S: Any + Send + Sync>(
         &self,
         place: Place,
         make: impl FnOnce(u64) -> Arc<S>,
     ) -> Arc<S> {
         let mut state = self.state();
-        if state.slice != place.slice {
+        if state.slice != place.number {
             // Another thread has cut in between.
-            return make(place.slice);
+            return make(place.number);
         }
-        let known = state.recorder.clone();
-        let known = known.and_then(|recorder| recorder.downcast().ok());
+        let known = state.shared.clone();
+        let known = known.and_then(|shared| shared.downcast().ok());
         known.unwrap_or_else(|| {
-            let recorder = make(place.slice);
-            state.recorder = Some(recorder.clone());
-            recorder
+            let shared = make(place.number);
+            state.shared = Some(shared.clone());
+            shared
         })
     }
 
@@ -252,7 +265,7 @@ impl State {
     fn cut(&mut self) {
         self.slice = origins::next_number();
         self.made = 0;
-        self.recorder = None;
+        self.shared = None;
     }
 }
 
