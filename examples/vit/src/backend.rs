@@ -120,8 +120,12 @@ pub fn on<B: Backend, J: Job>(
     let device = Device::<B>::default();
     let memory = memory(&device);
     match engine.checkpointing {
-        Checkpointing::None => with::<B, NoCheckpointing, J>(engine, job, device, memory),
         Checkpointing::Balanced => with::<B, BalancedCheckpointing, J>(engine, job, device, memory),
+        // The model recomputes its blocks, and the optimizer what is automatic: Burn's tape keeps all
+        // that it is given.
+        Checkpointing::None | Checkpointing::Blocks | Checkpointing::Automatic => {
+            with::<B, NoCheckpointing, J>(engine, job, device, memory)
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::model::{Pool, VitConfig};
 use burn::config::Config;
+use burn_gradient_release::Recompute;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -95,6 +96,10 @@ pub enum Checkpointing {
     None,
     /// Recomputes what is cheap to recompute (Burn's balanced checkpointing)
     Balanced,
+    /// The input of each transformer block; recomputes the block, on the backend of gradient release
+    Blocks,
+    /// Little, at places that gradient release finds by itself; recomputes the rest
+    Automatic,
 }
 
 /// Backends; a build has those whose cargo feature is on.
@@ -176,8 +181,21 @@ pub struct Engine {
     pub mode: Mode,
     /// What the forward pass keeps.
     pub checkpointing: Checkpointing,
+    /// Bytes of activations that automatic checkpointing may keep; as few as it can without.
+    pub activation_budget: Option<u64>,
     /// Optimizer.
     pub optimizer: OptimizerKind,
+}
+
+impl Engine {
+    /// What gradient release recomputes by itself.
+    pub fn recompute(&self) -> Recompute {
+        match (self.checkpointing, self.activation_budget) {
+            (Checkpointing::Automatic, None) => Recompute::Automatic,
+            (Checkpointing::Automatic, Some(bytes)) => Recompute::Budget(bytes),
+            _ => Recompute::None,
+        }
+    }
 }
 
 /// The settings that determine the outcome of a training run; saved beside its results.
@@ -220,6 +238,7 @@ impl TrainConfig {
                 fusion: true,
                 mode: Mode::Release,
                 checkpointing: Checkpointing::None,
+                activation_budget: None,
                 optimizer: OptimizerKind::AdamW,
             },
             epochs: 3,
@@ -241,6 +260,15 @@ mod tests {
         let config = TrainConfig::example();
         let json = serde_json::to_vec(&config).unwrap();
         assert_eq!(TrainConfig::load_binary(&json).unwrap(), config);
+    }
+
+    #[test]
+    fn settings_from_before_there_were_budgets_are_read() {
+        let mut json = serde_json::to_value(TrainConfig::example()).unwrap();
+        let engine = json["engine"].as_object_mut().unwrap();
+        assert!(engine.remove("activation_budget").is_some());
+        let config = TrainConfig::load_binary(json.to_string().as_bytes()).unwrap();
+        assert_eq!(config, TrainConfig::example());
     }
 
     #[test]

@@ -12,6 +12,7 @@ use burn::nn::{
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
+use burn_gradient_release::checkpoint;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
@@ -106,6 +107,7 @@ impl VitConfig {
             positions: visible.init([1, self.tokens(), self.dim], device),
             dropout: DropoutConfig::new(self.dropout).init(),
             blocks: (0..self.depth).map(|_| self.init_block(device)).collect(),
+            recomputes_blocks: false,
             norm: self.init_norm(device),
             head: LinearConfig::new(self.dim, self.classes)
                 .with_initializer(small)
@@ -151,11 +153,19 @@ pub struct Vit<B: Backend> {
     positions: Param<Tensor<B, 3>>,
     dropout: Dropout,
     blocks: Vec<Block<B>>,
+    recomputes_blocks: bool,
     norm: LayerNorm<B>,
     head: Linear<B>,
 }
 
 impl<B: Backend> Vit<B> {
+    /// Whether the backward pass recomputes the blocks from their inputs, on a backend with gradient
+    /// release; otherwise their activations are kept.
+    pub fn recomputing_blocks(mut self, recomputes: bool) -> Self {
+        self.recomputes_blocks = recomputes;
+        self
+    }
+
     /// Scores each class for each image.
     ///
     /// # Shapes
@@ -174,7 +184,11 @@ impl<B: Backend> Vit<B> {
         };
         let mut tokens = self.dropout.forward(tokens + self.positions.val());
         for block in &self.blocks {
-            tokens = block.forward(tokens);
+            tokens = if self.recomputes_blocks {
+                checkpoint(|| block.forward(tokens))
+            } else {
+                block.forward(tokens)
+            };
         }
 
         let read = match &self.class_token {

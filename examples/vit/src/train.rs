@@ -2,7 +2,7 @@
 
 use crate::artifacts::Artifacts;
 use crate::backend::Job;
-use crate::config::TrainConfig;
+use crate::config::{Checkpointing, TrainConfig};
 use crate::data::{Batch, Dataset, TrainBatcher};
 use crate::digest;
 use crate::memory::{HighWater, Memory};
@@ -122,7 +122,9 @@ impl Job for Train<'_> {
     ) -> Result<Ending> {
         let memory = high_water(memory)?;
         let monitor = StepMonitor::new().with_memory(memory.clone());
-        let strategy = GradientReleaseStrategy::new(device.clone()).with_monitor(monitor.clone());
+        let strategy = GradientReleaseStrategy::new(device.clone())
+            .with_monitor(monitor.clone())
+            .with_recompute(self.config.engine.recompute());
         with_optimizer!(self.config.engine.optimizer, B, |optimizer| {
             let optimizer = optimizer.with_gradient_release();
             self.run(device, optimizer, &memory, |training| {
@@ -161,6 +163,7 @@ impl Train<'_> {
 
         B::seed(&device, config.seed);
         let model = config.model.init::<B>(&device);
+        let model = model.recomputing_blocks(config.engine.checkpointing == Checkpointing::Blocks);
         // Burn draws parameters on first access: access them now, in the order of the model.
         let _ = model.num_params();
         let learner = Learner::new(model, optimizer, self.scheduler()?);

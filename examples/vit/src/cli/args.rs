@@ -2,6 +2,7 @@
 
 use crate::config::{BackendKind, Checkpointing, Mode, OptimizerKind, Preset};
 use crate::model::Pool;
+use bytesize::ByteSize;
 use clap::Args;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -31,6 +32,10 @@ pub(super) struct TrainArgs {
     /// What the forward pass keeps for the backward pass [default: none]
     #[arg(long, value_enum)]
     pub(super) checkpointing: Option<Checkpointing>,
+    /// Memory for activations with --checkpointing automatic, such as 2GiB: what fits is kept, instead of
+    /// recomputed; 0 is no budget [default: no budget, the lowest peak]
+    #[arg(long, value_name = "SIZE")]
+    pub(super) activation_budget: Option<ByteSize>,
     /// Optimizer; Muon is not among them, as it takes matrices only [default: adamw]
     #[arg(long, value_enum)]
     pub(super) optimizer: Option<OptimizerKind>,
@@ -70,7 +75,7 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "FOLDER", default_value = "artifacts/vit")]
     pub(super) artifact_dir: PathBuf,
     /// Continue from the newest checkpoint in --artifact-dir; options default to those of that run, and
-    /// only --mode, --backend, --checkpointing and fusion may differ
+    /// only --mode, --backend, --checkpointing, --activation-budget and fusion may differ
     #[arg(long)]
     pub(super) resume: bool,
     /// Start a new run even if --artifact-dir holds an interrupted one

@@ -135,6 +135,11 @@ impl TrainArgs {
             saved.map(|e| e.optimizer),
             OptimizerKind::AdamW,
         )?;
+        let checkpointing = given(
+            self.checkpointing,
+            saved.map(|e| e.checkpointing),
+            Checkpointing::None,
+        );
         let engine = Engine {
             backend: given(self.backend, saved.map(|e| e.backend), BackendKind::first()),
             fusion: given(
@@ -147,13 +152,18 @@ impl TrainArgs {
                 true,
             ),
             mode: given(self.mode, saved.map(|e| e.mode), Mode::Release),
-            checkpointing: given(
-                self.checkpointing,
-                saved.map(|e| e.checkpointing),
-                Checkpointing::None,
-            ),
+            checkpointing,
+            activation_budget: self
+                .activation_budget(checkpointing, saved.and_then(|e| e.activation_budget))?,
             optimizer,
         };
+        ensure!(
+            engine.mode == Mode::Release
+                || matches!(checkpointing, Checkpointing::None | Checkpointing::Balanced),
+            "--checkpointing {checkpointing} needs gradient release: use --mode release, or \
+             --checkpointing balanced with --mode {}",
+            engine.mode
+        );
         backend::require(engine.backend)?;
         ensure!(
             !(self.no_fusion || self.fusion) || !engine.backend.is_on_heap(),
@@ -161,6 +171,23 @@ impl TrainArgs {
             engine.backend
         );
         Ok(engine)
+    }
+
+    /// The budget of automatic checkpointing. A resumed run that recomputes in another way has none.
+    fn activation_budget(
+        &self,
+        checkpointing: Checkpointing,
+        saved: Option<u64>,
+    ) -> Result<Option<u64>> {
+        if checkpointing == Checkpointing::Automatic {
+            let budget = self.activation_budget.map(|size| size.as_u64()).or(saved);
+            return Ok(budget.filter(|bytes| *bytes > 0));
+        }
+        ensure!(
+            self.activation_budget.is_none(),
+            "--activation-budget is for --checkpointing automatic, not for {checkpointing}"
+        );
+        Ok(None)
     }
 }
 

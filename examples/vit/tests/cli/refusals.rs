@@ -42,7 +42,7 @@ fn damaged_idx_files_are_named() {
 fn bad_input_gets_one_line_and_leaves_nothing() {
     let home = TempDir::new().unwrap();
     let run = home.path().join("run");
-    let cases: [(&[&str], &str); 9] = [
+    let cases: [(&[&str], &str); 16] = [
         (&["--data", "/nowhere/at/all"], "/nowhere/at/all"),
         (&["--batch-size", "0"], "batch-size"),
         (&["--lr", "0"], "--lr"),
@@ -52,6 +52,36 @@ fn bad_input_gets_one_line_and_leaves_nothing() {
         (&["--image-size", "9"], "patches"),
         (&["--grads-accumulation", "46"], "45 batches"),
         (&["--no-fusion"], "flex never fuses"),
+        (&["--checkpointing", "nonsense"], "nonsense"),
+        (
+            &["--mode", "plain", "--checkpointing", "blocks"],
+            "use --mode release, or --checkpointing balanced",
+        ),
+        (
+            &["--mode", "plain", "--checkpointing", "automatic"],
+            "use --mode release, or --checkpointing balanced",
+        ),
+        (
+            &["--activation-budget", "1GiB"],
+            "--activation-budget is for --checkpointing automatic, not for none",
+        ),
+        (
+            &["--checkpointing", "blocks", "--activation-budget", "1GiB"],
+            "--activation-budget is for --checkpointing automatic, not for blocks",
+        ),
+        (
+            &[
+                "--checkpointing",
+                "automatic",
+                "--activation-budget",
+                "much",
+            ],
+            "--activation-budget",
+        ),
+        (
+            &["--checkpointing", "automatic", "--activation-budget", "-1"],
+            "-1",
+        ),
     ];
     for (args, text) in cases {
         let mut command = vit();

@@ -2,6 +2,7 @@
 
 use crate::images::Noise;
 use crate::program::{fails, lines, names, outcome, result, resume, train, vit};
+use serde_json::Value;
 use std::cell::OnceCell;
 use std::fs;
 use std::process::{Command as Process, Stdio};
@@ -69,6 +70,85 @@ fn accumulation_is_resumed_in_either_mode() {
         let resumed = result(resume(&noise.folder(&name)).args(["--mode", after]));
         assert_eq!(outcome(&resumed), outcome(&plain));
     }
+}
+
+#[test]
+fn a_run_is_resumed_with_any_checkpointing() {
+    let noise = Noise::new();
+    let whole = result(&mut noise.train("whole", 3));
+    let engine = |name: &str| {
+        let settings = fs::read(noise.folder(name).join("config.json")).unwrap();
+        let settings: Value = serde_json::from_slice(&settings).unwrap();
+        let engine = &settings["engine"];
+        (
+            engine["checkpointing"].clone(),
+            engine["activation_budget"].clone(),
+        )
+    };
+    let automatic = [
+        "--checkpointing",
+        "automatic",
+        "--activation-budget",
+        "1MiB",
+    ];
+    let megabyte = Value::from(1 << 20);
+    let cases: [(&str, &[&str], &[&str], (Value, Value)); 6] = [
+        // Without an option it keeps its own.
+        ("kept", &automatic, &[], ("automatic".into(), megabyte)),
+        (
+            "another",
+            &automatic,
+            &["--activation-budget", "2MiB"],
+            ("automatic".into(), (2 << 20).into()),
+        ),
+        (
+            "without",
+            &automatic,
+            &["--activation-budget", "0"],
+            ("automatic".into(), Value::Null),
+        ),
+        (
+            "to-blocks",
+            &automatic,
+            &["--checkpointing", "blocks"],
+            ("blocks".into(), Value::Null),
+        ),
+        (
+            "to-automatic",
+            &["--mode", "plain", "--checkpointing", "balanced"],
+            &["--mode", "release", "--checkpointing", "automatic"],
+            ("automatic".into(), Value::Null),
+        ),
+        (
+            "to-plain",
+            &["--checkpointing", "blocks"],
+            &["--mode", "plain", "--checkpointing", "none"],
+            ("none".into(), Value::Null),
+        ),
+    ];
+    for (name, before, after, expected) in cases {
+        let mut stopped = noise.train(name, 3);
+        stopped.args(["--stop-after", "13"]).args(before);
+        stopped.assert().success();
+        let resumed = result(resume(&noise.folder(name)).args(after));
+        assert_eq!(outcome(&resumed), outcome(&whole), "{name}");
+        assert_eq!(engine(name), expected, "{name}");
+    }
+
+    // Plain Burn cannot go on with what it cannot do.
+    let mut stopped = noise.train("blocks", 3);
+    stopped.args(["--stop-after", "13", "--checkpointing", "blocks"]);
+    stopped.assert().success();
+    let before = fs::read(noise.folder("blocks/config.json")).unwrap();
+    let mut plain = resume(&noise.folder("blocks"));
+    let way_out = "--checkpointing balanced with --mode plain";
+    fails(
+        plain.args(["--mode", "plain"]),
+        way_out,
+        &noise.folder("other"),
+    );
+    let after = fs::read(noise.folder("blocks/config.json")).unwrap();
+    assert_eq!(after, before);
 }
 
 #[cfg(unix)]

@@ -75,6 +75,32 @@ fn a_loss_that_is_not_finite_ends_the_run() {
 }
 
 #[test]
+fn every_checkpointing_trains_the_same_weights() {
+    let noise = Noise::new();
+    let train = |name: &str, args: &[&str]| {
+        let result = result(noise.train(name, 2).args(args));
+        let settings = fs::read(noise.folder(name).join("config.json")).unwrap();
+        let settings: Value = serde_json::from_slice(&settings).unwrap();
+        (result, settings["engine"].clone())
+    };
+    let (kept, _) = train("none", &["--mode", "plain"]);
+    for checkpointing in ["balanced", "blocks", "automatic"] {
+        let (result, engine) = train(checkpointing, &["--checkpointing", checkpointing]);
+        assert_eq!(outcome(&result), outcome(&kept), "{checkpointing}");
+        assert_eq!(engine["checkpointing"], checkpointing);
+        assert_eq!(engine["activation_budget"], Value::Null);
+        let peak = |result: &Value| result["peak_bytes"].as_u64().unwrap();
+        assert!(peak(&result) < peak(&kept), "{checkpointing}: {result}");
+    }
+    let budget = ["--checkpointing", "automatic", "--activation-budget"];
+    let (result, engine) = train("budget", &[&budget[..], &["0.5 MiB"]].concat());
+    assert_eq!(outcome(&result), outcome(&kept));
+    assert_eq!(engine["activation_budget"], 1 << 19);
+    let (_, engine) = train("no-budget", &[&budget[..], &["0"]].concat());
+    assert_eq!(engine["activation_budget"], Value::Null);
+}
+
+#[test]
 fn every_optimizer_trains_alike_in_both_modes() {
     let noise = Noise::new();
     for optimizer in ["adam", "adamw", "sgd", "adagrad", "rmsprop", "adan"] {
