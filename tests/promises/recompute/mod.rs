@@ -1,3 +1,4 @@
 //! Recomputed activations: the same weights, and the memory they save.
 
 mod equality;
+mod memory;
