@@ -139,7 +139,7 @@ impl Workload for EncoderConfig {
 
     const OPTIMIZER: OptimizerKind = OptimizerKind::AdamW;
 
-    /// Burn's encoder has no scopes around its layers: `plan` never asks for them.
+    /// Burn's encoder calls its layers itself: `plan` never asks to recompute them as blocks.
     fn init<B: AutodiffBackend>(&self, _recomputes_blocks: bool, device: &Device<B>) -> Encoder<B> {
         self.init(device)
     }

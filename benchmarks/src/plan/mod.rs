@@ -262,22 +262,23 @@ impl Planner<'_> {
 
 /// What is missing if a mode of Burn cannot train a model with this checkpointing.
 fn impossible(case: &Case, mode: Mode, checkpointing: Checkpointing) -> Option<LeftOut> {
-    let why = match (checkpointing, mode) {
-        (Checkpointing::Blocks, _) if matches!(case.model, Shape::Encoder(_)) => {
-            let why = "Burn's encoder runs its layers with no scope around each; automatic \
-                       checkpointing recomputes them";
-            return Some(LeftOut::new(format!("{}: {checkpointing}", case.name), why));
-        }
-        (Checkpointing::Blocks | Checkpointing::Automatic, Mode::Plain) => {
-            "only the backend of gradient release recomputes them; plain Burn has balanced \
-             checkpointing"
-        }
-        (Checkpointing::Automatic, Mode::Unarmed) => {
-            "the optimizer with gradient release recomputes by itself, and here it is not armed"
-        }
+    let in_mode = format!("Burn: {}, {checkpointing}", value_name(mode));
+    let (what, why) = match (checkpointing, mode) {
+        (Checkpointing::Blocks, _) if matches!(case.model, Shape::Encoder(_)) => (
+            format!("{}: {checkpointing}", case.name),
+            "Burn's encoder calls its layers itself, without a checkpoint around each; automatic \
+             checkpointing recomputes them",
+        ),
+        (Checkpointing::Blocks | Checkpointing::Automatic, Mode::Plain) => (
+            in_mode,
+            "this needs the backend of gradient release; plain Burn has balanced checkpointing",
+        ),
+        (Checkpointing::Automatic, Mode::Unarmed) => (
+            in_mode,
+            "the armed optimizer makes the cuts, and here nothing is armed",
+        ),
         _ => return None,
     };
-    let what = format!("Burn: {}, {checkpointing}", value_name(mode));
     Some(LeftOut::new(what, why))
 }
 

@@ -12,13 +12,13 @@ MiB, all beyond the memory in use before the model was built. P: parameters. O: 
 that the forward pass leaves allocated, its batch included. G: memory that the backward pass leaves
 allocated, that is, all gradients that exist at once. held: A in the forward pass, G in the optimizer's
 step, the larger of both in the backward pass. temporaries: the rest, so that
-P + O + held + temporaries = peak. of floor: the peak divided by P + O + A + the largest gradient, the
-least that gradient release can need. reserved: memory reserved from the device; not in use: the part of it
-beyond the peak. Flex counts every byte on the heap. Burn's GPU backends and PyTorch on CUDA count the
-bytes of their allocators; PyTorch on the CPU adds up the allocations that its profiler records. ms: median
-of the measured steps. Bytes are counted in the same process where that costs no time (Flex, PyTorch on
-CUDA) and in Burn without fusion; otherwise in a separate one. Losses and weights are comparable within one
-framework only.";
+P + O + held + temporaries = peak; recomputed activations are temporaries. of floor: the peak divided by
+P + O + A + the largest gradient, the least that gradient release can need. reserved: memory reserved from
+the device; not in use: the part of it beyond the peak. Flex counts every byte on the heap. Burn's GPU
+backends and PyTorch on CUDA count the bytes of their allocators; PyTorch on the CPU adds up the
+allocations that its profiler records. ms: median of the measured steps. Bytes are counted in the same
+process where that costs no time (Flex, PyTorch on CUDA) and in Burn without fusion; otherwise in a
+separate one. Losses and weights are comparable within one framework only.";
 
 const TIMELINES: &str = "\
 Memory timelines: `timelines/` has one of each run of Burn, two steps recorded in a separate process;
