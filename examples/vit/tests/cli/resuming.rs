@@ -60,6 +60,9 @@ fn accumulation_is_resumed_in_either_mode() {
     let plain = result(&mut train("plain", "plain"));
     let release = result(&mut train("release", "release"));
     assert_eq!(outcome(&plain), outcome(&release));
+    let mut automatic = train("automatic", "release");
+    automatic.args(["--checkpointing", "automatic"]);
+    assert_eq!(outcome(&result(&mut automatic)), outcome(&plain));
     let every_batch = result(&mut noise.train("every-batch", 2));
     assert_ne!(plain["weights_digest"], every_batch["weights_digest"]);
 
