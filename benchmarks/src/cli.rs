@@ -165,8 +165,8 @@ Modes that are not in the suite by default:
                   foreach and hook, with torch.utils.checkpoint around each block
 
 What cannot be combined is left out, and the table says so: plain Burn has neither --checkpointing blocks
-nor automatic, an optimizer that is not armed does not recompute by itself, and Burn's encoder has no
-blocks to recompute.";
+nor automatic, an optimizer that is not armed does not recompute by itself, and the encoder has no
+checkpoint around its layers, which Burn's own code calls.";
 
 /// Measures a run, as a measuring process: from its spec in JSON to its result in JSON.
 ///
