@@ -3,6 +3,14 @@
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+
+def run_blocks(blocks, hidden, recompute):
+    """Runs one block after the other; with `recompute`, the backward pass computes each one again."""
+    for block in blocks:
+        hidden = checkpoint(block, hidden, use_reentrant=False) if recompute else block(hidden)
+    return hidden
 
 
 class Attention(nn.Module):
@@ -52,8 +60,9 @@ class Block(nn.Module):
 class Vit(nn.Module):
     """A vision transformer that classifies images."""
 
-    def __init__(self, shape):
+    def __init__(self, shape, recompute):
         super().__init__()
+        self.recompute = recompute
         dim, patch = shape["dim"], shape["patch_size"]
         tokens = (shape["image_size"] // patch) ** 2 + 1
         self.patches = nn.Conv2d(shape["channels"], dim, patch, stride=patch)
@@ -70,16 +79,16 @@ class Vit(nn.Module):
         patches = self.patches(images).flatten(2).transpose(1, 2)
         token = self.class_token.expand(images.shape[0], -1, -1)
         tokens = torch.cat([token, patches], dim=1) + self.positions
-        for block in self.blocks:
-            tokens = block(tokens)
+        tokens = run_blocks(self.blocks, tokens, self.recompute)
         return self.head(self.norm(tokens[:, 0]))
 
 
 class Gpt(nn.Module):
     """A decoder that scores the next token at every position."""
 
-    def __init__(self, shape):
+    def __init__(self, shape, recompute):
         super().__init__()
+        self.recompute = recompute
         dim = shape["dim"]
         self.tokens = nn.Embedding(shape["vocabulary"], dim)
         self.positions = nn.Parameter(torch.randn(1, shape["context"], dim) * 0.02)
@@ -92,15 +101,41 @@ class Gpt(nn.Module):
         self.head = nn.Linear(dim, shape["vocabulary"], bias=False)
 
     def forward(self, ids):
-        hidden = self.tokens(ids) + self.positions
-        for block in self.blocks:
-            hidden = block(hidden)
+        hidden = run_blocks(self.blocks, self.tokens(ids) + self.positions, self.recompute)
         return self.head(self.norm(hidden)).flatten(0, 1)
 
 
-def build(shape):
-    """Builds the model of that shape, on the CPU."""
-    return {"vit": Vit, "gpt": Gpt}[shape["kind"]](shape)
+class Encoder(nn.Module):
+    """An encoder that scores the tokens at every position, of PyTorch's own layers."""
+
+    def __init__(self, shape, recompute):
+        super().__init__()
+        self.recompute = recompute
+        dim = shape["dim"]
+        self.tokens = nn.Embedding(shape["vocabulary"], dim)
+        self.positions = nn.Embedding(shape["context"], dim)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                dim,
+                shape["heads"],
+                shape["hidden"],
+                dropout=shape["dropout"],
+                activation="gelu",
+                batch_first=True,
+            )
+            for _ in range(shape["depth"])
+        )
+        self.head = nn.Linear(dim, shape["vocabulary"])
+
+    def forward(self, ids):
+        places = torch.arange(ids.shape[1], device=ids.device)
+        embedded = self.tokens(ids) + self.positions(places)
+        return self.head(run_blocks(self.layers, embedded, self.recompute)).flatten(0, 1)
+
+
+def build(shape, recompute):
+    """Builds the model of that shape, on the CPU; with `recompute`, it recomputes its blocks."""
+    return {"vit": Vit, "gpt": Gpt, "encoder": Encoder}[shape["kind"]](shape, recompute)
 
 
 def batch(shape, batch_size):

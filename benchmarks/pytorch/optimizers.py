@@ -1,18 +1,26 @@
-"""Adam in PyTorch, with and without gradients released in the backward pass."""
+"""Adam and AdamW in PyTorch, with and without gradients released in the backward pass."""
 
 from functools import partial
 
-from torch.optim import Adam
+import torch
 
-# The default of Burn's Adam.
-EPSILON = 1e-5
+# PyTorch's and optimi's name of each optimizer, and the defaults of Burn's.
+OPTIMIZERS = {
+    "adam": ("Adam", {"eps": 1e-5}),
+    "adam-w": ("AdamW", {"eps": 1e-5, "weight_decay": 1e-4}),
+}
+
+
+def optimizer_of(package, kind):
+    name, defaults = OPTIMIZERS[kind]
+    return partial(getattr(package, name), **defaults)
 
 
 class Plain:
     """All gradients first, then one optimizer over all parameters."""
 
-    def __init__(self, model, lr, **choices):
-        self.optimizer = Adam(model.parameters(), lr=lr, eps=EPSILON, **choices)
+    def __init__(self, model, kind, lr, **choices):
+        self.optimizer = optimizer_of(torch.optim, kind)(model.parameters(), lr=lr, **choices)
 
     def before(self):
         self.optimizer.zero_grad()
@@ -27,8 +35,9 @@ class Plain:
 class Hook:
     """An optimizer for each parameter, run when its gradient is complete, as in PyTorch's tutorial."""
 
-    def __init__(self, model, lr):
-        self.optimizers = {p: Adam([p], lr=lr, eps=EPSILON, foreach=False) for p in model.parameters()}
+    def __init__(self, model, kind, lr):
+        optimizer = optimizer_of(torch.optim, kind)
+        self.optimizers = {p: optimizer([p], lr=lr, foreach=False) for p in model.parameters()}
 
         def step(parameter):
             self.optimizers[parameter].step()
@@ -51,12 +60,12 @@ class Hook:
 class Optimi:
     """optimi's gradient release."""
 
-    def __init__(self, model, lr):
-        from optimi import Adam as OptimiAdam
-        from optimi import prepare_for_gradient_release
+    def __init__(self, model, kind, lr):
+        import optimi
 
-        self.optimizer = OptimiAdam(model.parameters(), lr=lr, eps=EPSILON, gradient_release=True)
-        prepare_for_gradient_release(model, self.optimizer)
+        optimizer = optimizer_of(optimi, kind)
+        self.optimizer = optimizer(model.parameters(), lr=lr, gradient_release=True)
+        optimi.prepare_for_gradient_release(model, self.optimizer)
 
     def before(self):
         pass
@@ -76,4 +85,9 @@ MODES = {
     "fused": partial(Plain, fused=True),
     "hook": Hook,
     "optimi": Optimi,
+    "checkpoint": partial(Plain, foreach=True),
+    "hook-checkpoint": Hook,
 }
+
+# The modes whose backward pass computes the activations of each block again.
+RECOMPUTING = {"checkpoint", "hook-checkpoint"}

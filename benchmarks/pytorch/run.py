@@ -55,8 +55,9 @@ class Run:
         if self.device == "cuda":
             torch.zeros(1, device="cuda")
         self.meter = memory.meter(self.device, self.counts_memory).start()
-        self.model = models.build(shape).to(self.device)
-        self.optimizer = optimizers.MODES[spec["mode"]](self.model, spec["learning_rate"])
+        mode = spec["mode"]
+        self.model = models.build(shape, mode in optimizers.RECOMPUTING).to(self.device)
+        self.optimizer = optimizers.MODES[mode](self.model, spec["optimizer"], spec["learning_rate"])
         self.meter.mark("built")
 
     def sync(self):

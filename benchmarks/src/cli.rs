@@ -51,6 +51,8 @@ enum Part {
     Vit,
     /// A decoder in the style of GPT-2
     Gpt,
+    /// Burn's own transformer encoder, as in tracel-ai/burn#5212: --preset tiny, or one size
+    Encoder,
     /// The largest vocabulary that gradient release trains in plain Burn's peak
     Vocabulary,
 }
@@ -74,7 +76,8 @@ struct SuiteArgs {
     /// Size of the models [default: large on a GPU, small otherwise]
     #[arg(long, value_enum)]
     preset: Option<Preset>,
-    /// Images or sequences in a step, separated by commas [default: 1 and, for images, 8]
+    /// Images or sequences in a step, separated by commas [default: 1 and, for images, 8; 6 for the
+    /// encoder]
     #[arg(long, value_delimiter = ',')]
     batch_size: Vec<NonZeroUsize>,
     /// Width and height of an image [default: the preset's]
@@ -95,7 +98,7 @@ struct SuiteArgs {
         default_value = "plain,release"
     )]
     mode: Vec<Mode>,
-    /// What Burn's forward pass keeps for the backward pass
+    /// What Burn's forward pass keeps for the backward pass, separated by commas
     #[arg(
         long,
         value_enum,
@@ -157,7 +160,13 @@ The exit code is 1 if a run failed; the results of the other runs are written al
 Modes that are not in the suite by default:
   --mode unarmed  the backend of gradient release with nothing armed: the cost of the backend alone
   --mode ideal    bytes only: the peak of one more step, which drops every gradient as soon as it exists
-                  and steps no parameter, while the optimizer's state stays, plus the largest gradient";
+                  and steps no parameter, while the optimizer's state stays, plus the largest gradient
+  --pytorch checkpoint,hook-checkpoint
+                  foreach and hook, with torch.utils.checkpoint around each block
+
+What cannot be combined is left out, and the table says so: plain Burn has neither --checkpointing blocks
+nor automatic, an optimizer that is not armed does not recompute by itself, and the encoder has no
+checkpoint around its layers, which Burn's own code calls.";
 
 /// Measures a run, as a measuring process: from its spec in JSON to its result in JSON.
 ///
@@ -221,7 +230,11 @@ impl SuiteArgs {
             timeline::STEPS
         );
         let has = |part| self.part.contains(&part);
-        let kinds = [(Part::Vit, Kind::Vit), (Part::Gpt, Kind::Gpt)];
+        let kinds = [
+            (Part::Vit, Kind::Vit),
+            (Part::Gpt, Kind::Gpt),
+            (Part::Encoder, Kind::Encoder),
+        ];
         let seconds = |limit: NonZeroUsize| Duration::from_secs(limit.get() as u64);
         if let Some(size) = self.image_size {
             let preset = self.preset.context("--image-size needs a --preset")?;

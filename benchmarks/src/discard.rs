@@ -5,16 +5,16 @@ use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{LearningRate, SimpleOptimizer};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Device, Tensor};
-use burn_gradient_release::{DynOptimizer, ReleaseBackend, WithGradientRelease};
+use burn_gradient_release::{DynOptimizer, Recompute, ReleaseBackend, WithGradientRelease};
 
 /// An optimizer that leaves every parameter as it is.
-pub fn discard<M, B>() -> Box<dyn DynOptimizer<M, B>>
+pub fn discard<M, B>(recompute: Recompute) -> Box<dyn DynOptimizer<M, B>>
 where
     M: AutodiffModule<B> + 'static,
     B: ReleaseBackend,
 {
     let optimizer: OptimizerAdaptor<Discard, M, B> = Discard.into();
-    Box::new(optimizer.with_gradient_release())
+    Box::new(optimizer.with_gradient_release().with_recompute(recompute))
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -11,6 +11,7 @@ use burn::nn::{
 };
 use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, Int, Tensor};
+use burn_gradient_release::checkpoint;
 
 /// The shape of a decoder.
 #[derive(Config, Debug, PartialEq)]
@@ -47,6 +48,7 @@ impl GptConfig {
                 .init(device),
             positions: small.init([1, self.context, self.dim], device),
             blocks: (0..self.depth).map(|_| self.init_block(device)).collect(),
+            recomputes_blocks: false,
             norm: LayerNormConfig::new(self.dim).init(device),
             head: LinearConfig::new(self.dim, self.vocabulary)
                 .with_bias(false)
@@ -75,11 +77,19 @@ pub struct Gpt<B: Backend> {
     tokens: Embedding<B>,
     positions: Param<Tensor<B, 3>>,
     blocks: Vec<Block<B>>,
+    recomputes_blocks: bool,
     norm: LayerNorm<B>,
     head: Linear<B>,
 }
 
 impl<B: Backend> Gpt<B> {
+    /// Whether the backward pass recomputes the blocks from their inputs, on a backend with gradient
+    /// release; otherwise their activations are kept.
+    pub fn recomputing_blocks(mut self, recomputes: bool) -> Self {
+        self.recomputes_blocks = recomputes;
+        self
+    }
+
     /// Scores every token of the vocabulary for the position after each given one.
     ///
     /// # Shapes
@@ -91,7 +101,12 @@ impl<B: Backend> Gpt<B> {
         let past = generate_autoregressive_mask(batch, context, &ids.device());
         let mut hidden = self.tokens.forward(ids) + self.positions.val();
         for block in &self.blocks {
-            hidden = block.forward(hidden, past.clone());
+            let past = past.clone();
+            hidden = if self.recomputes_blocks {
+                checkpoint(|| block.forward(hidden, past))
+            } else {
+                block.forward(hidden, past)
+            };
         }
         self.head.forward(self.norm.forward(hidden)).flatten(0, 1)
     }

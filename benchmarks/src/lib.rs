@@ -7,6 +7,7 @@
 pub mod available;
 pub mod cli;
 pub mod discard;
+pub mod encoder;
 pub mod gpt;
 pub mod machine;
 pub mod measure;

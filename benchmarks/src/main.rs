@@ -21,6 +21,7 @@ fn child(spec: &str) -> Result<String> {
     let measured = match &spec.model {
         Shape::Vit(config) => measure::run(&spec, config)?,
         Shape::Gpt(config) => measure::run(&spec, config)?,
+        Shape::Encoder(config) => measure::run(&spec, config)?,
     };
     Ok(serde_json::to_string(&measured)?)
 }

@@ -7,18 +7,20 @@ use crate::timeline;
 use crate::workload::{HostBatch, Workload};
 use anyhow::{Context, Result};
 use burn::module::Module;
-use burn::optim::{AdamConfig, GradientsParams};
+use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Device, ElementConversion};
 #[cfg(feature = "cuda")]
 use burn_device_memory::MeteredCudaUnfused;
 #[cfg(feature = "wgpu")]
 use burn_device_memory::MeteredWgpuUnfused;
-use burn_gradient_release::{DynOptimizer, ReleaseBackend, ReleaseError, WithGradientRelease};
+use burn_gradient_release::{
+    DynOptimizer, Recompute, ReleaseBackend, ReleaseError, WithGradientRelease,
+};
 use burn_memory_timeline::{RecordSteps, backward, forward};
 use std::time::Instant;
 use vit::backend::{self, Job};
-use vit::config::{self, BackendKind, Engine, OptimizerKind};
+use vit::config::{self, BackendKind, Checkpointing, Engine};
 use vit::digest;
 use vit::memory::Memory;
 
@@ -32,11 +34,13 @@ pub fn run<W: Workload>(spec: &Spec, work: &W) -> Result<Measured> {
             Mode::Release | Mode::Unarmed | Mode::Ideal => config::Mode::Release,
         },
         checkpointing: spec.checkpointing,
-        optimizer: OptimizerKind::Adam,
+        activation_budget: None,
+        optimizer: W::OPTIMIZER,
     };
     let job = Measure {
         spec,
         work,
+        recompute: engine.recompute(),
         // Made here, before bytes are counted.
         batches: work.batches(
             spec.batch_size,
@@ -90,6 +94,7 @@ fn counted<J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
 struct Measure<'a, W> {
     spec: &'a Spec,
     work: &'a W,
+    recompute: Recompute,
     batches: Vec<HostBatch>,
 }
 
@@ -101,7 +106,7 @@ impl<W: Workload> Job for Measure<'_, W> {
         device: Device<B>,
         memory: Option<Memory>,
     ) -> Result<Measured> {
-        let optimizer = Box::new(AdamConfig::new().init::<B, W::Model<B>>().recorded());
+        let optimizer = Box::new(W::optimizer::<B>().recorded());
         self.run::<B>(device, memory, optimizer, None)
     }
 
@@ -110,12 +115,14 @@ impl<W: Workload> Job for Measure<'_, W> {
         device: Device<B>,
         memory: Option<Memory>,
     ) -> Result<Measured> {
-        let adam = AdamConfig::new().init::<B, W::Model<B>>().recorded();
+        let plain = W::optimizer::<B>().recorded();
         let optimizer: Box<dyn DynOptimizer<W::Model<B>, B>> = match self.spec.mode {
-            Mode::Plain | Mode::Unarmed => Box::new(adam),
-            Mode::Release | Mode::Ideal => Box::new(adam.with_gradient_release()),
+            Mode::Plain | Mode::Unarmed => Box::new(plain),
+            Mode::Release | Mode::Ideal => {
+                Box::new(plain.with_gradient_release().with_recompute(self.recompute))
+            }
         };
-        let discard = (self.spec.mode == Mode::Ideal).then(discard);
+        let discard = (self.spec.mode == Mode::Ideal).then(|| discard(self.recompute));
         self.run::<B>(device, memory, optimizer, discard)
     }
 }
@@ -142,7 +149,8 @@ impl<W: Workload> Measure<'_, W> {
             memory.reset_peak();
         }
         B::seed(&device, spec.settings.seed);
-        let mut model = self.work.init::<B>(&device);
+        let recomputes_blocks = spec.checkpointing == Checkpointing::Blocks;
+        let mut model = self.work.init::<B>(recomputes_blocks, &device);
         // Burn draws parameters on first access: access them now, in the order of the model.
         let parameters = model.num_params() as u64;
 
@@ -175,7 +183,9 @@ impl<W: Workload> Measure<'_, W> {
         }
         let mut peak = memory.as_ref().map(Memory::peak);
         if let (Some(memory), Some(peak), Some(mut discard)) = (&memory, &mut peak, discard) {
-            // The optimizer's state stays alive, as in a training, and no parameter is stepped.
+            // The optimizer's state stays alive, as in a training, and no parameter is stepped. In the
+            // first step automatic checkpointing learns what to recompute.
+            (model, _) = self.step(model, discard.as_mut(), next(), &device, &mut ())?;
             memory.reset_peak();
             (model, _) = self.step(model, discard.as_mut(), next(), &device, &mut ())?;
             *peak = memory.peak();

@@ -1,9 +1,11 @@
 //! Models by kind and size.
 
+use crate::encoder::EncoderConfig;
 use crate::gpt::GptConfig;
+use crate::workload::Workload;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use vit::config::Preset;
+use vit::config::{OptimizerKind, Preset};
 use vit::model::VitConfig;
 
 /// The shape of a model, part of the JSON for a measuring process, in Rust or in Python.
@@ -14,6 +16,8 @@ pub enum Shape {
     Vit(VitConfig),
     /// A decoder.
     Gpt(GptConfig),
+    /// An encoder.
+    Encoder(EncoderConfig),
 }
 
 /// Kinds of models.
@@ -24,6 +28,8 @@ pub enum Kind {
     Vit,
     /// A decoder that predicts the next token
     Gpt,
+    /// Burn's own transformer encoder
+    Encoder,
 }
 
 impl Kind {
@@ -38,6 +44,7 @@ impl Kind {
                 Shape::Vit(preset.config(image_size.unwrap_or(size), channels, classes))
             }
             Self::Gpt => Shape::Gpt(gpt(preset)),
+            Self::Encoder => Shape::Encoder(encoder(preset)),
         }
     }
 
@@ -49,6 +56,8 @@ impl Kind {
             (Self::Vit, Preset::Base) => "ViT-B/16".into(),
             (Self::Vit, Preset::Large) => "ViT-L/16".into(),
             (Self::Gpt, preset) => format!("GPT {preset}"),
+            (Self::Encoder, Preset::Tiny) => "Encoder tiny".into(),
+            (Self::Encoder, _) => "Encoder of burn#5212".into(),
         }
     }
 }
@@ -65,12 +74,31 @@ fn gpt(preset: Preset) -> GptConfig {
     GptConfig::new(vocabulary, context, dim, depth, heads, 4 * dim)
 }
 
+/// The encoder of the issue, or a tiny one: it has no other sizes.
+fn encoder(preset: Preset) -> EncoderConfig {
+    let (vocabulary, context, dim, depth, heads) = match preset {
+        Preset::Tiny => (512, 32, 64, 2, 4),
+        Preset::Small | Preset::Base | Preset::Large => (32_000, 512, 384, 24, 12),
+    };
+    EncoderConfig::new(vocabulary, context, dim, depth, heads, 4 * dim)
+}
+
 impl Shape {
     /// Elements of the largest parameter, and so of the largest single gradient.
     pub fn largest_param(&self) -> usize {
         match self {
             Self::Vit(config) => config.largest_param(),
             Self::Gpt(config) => config.largest_param(),
+            Self::Encoder(config) => config.largest_param(),
+        }
+    }
+
+    /// The optimizer that trains it.
+    pub fn optimizer(&self) -> OptimizerKind {
+        match self {
+            Self::Vit(_) => VitConfig::OPTIMIZER,
+            Self::Gpt(_) => GptConfig::OPTIMIZER,
+            Self::Encoder(_) => EncoderConfig::OPTIMIZER,
         }
     }
 }
@@ -81,7 +109,7 @@ mod tests {
 
     #[test]
     fn shapes_are_read_as_they_were_written() {
-        for kind in [Kind::Vit, Kind::Gpt] {
+        for kind in [Kind::Vit, Kind::Gpt, Kind::Encoder] {
             let shape = kind.shape(Preset::Small, None);
             let json = serde_json::to_value(&shape).unwrap();
             let name = kind.to_possible_value().unwrap();

@@ -4,7 +4,7 @@ use crate::results::{Mode, Settings, TorchMode};
 use crate::shape::Shape;
 use crate::timeline::TimelineSpec;
 use serde::{Deserialize, Serialize};
-use vit::config::{BackendKind, Checkpointing};
+use vit::config::{BackendKind, Checkpointing, OptimizerKind};
 
 /// The hidden subcommand that makes this program a measuring process.
 pub const CHILD: &str = "measure";
@@ -51,7 +51,9 @@ pub struct TorchSpec {
     pub model: Shape,
     /// `cpu` or `cuda`.
     pub device: String,
-    /// How Adam gets its gradients.
+    /// Adam or AdamW.
+    pub optimizer: OptimizerKind,
+    /// How the optimizer gets its gradients, and what the forward pass keeps.
     pub mode: TorchMode,
     /// What the process measures.
     pub measure: Purpose,

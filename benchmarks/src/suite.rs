@@ -247,6 +247,7 @@ impl Suite<'_> {
             Subject::PyTorch { device, mode } => {
                 let pytorch = self.pytorch.as_ref().context("there is no PyTorch")?;
                 let spec = TorchSpec {
+                    optimizer: model.optimizer(),
                     model,
                     device: device.clone(),
                     mode: *mode,

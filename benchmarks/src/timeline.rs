@@ -125,6 +125,10 @@ mod tests {
             name("ViT-L/16 at 64x64", Cuda, false, Balanced, Release).unwrap(),
             "vit-l-16-at-64x64-batch-8-cuda-no-fusion-balanced-release.json.gz"
         );
+        assert_eq!(
+            name("GPT tiny", Flex, true, Automatic, Release).unwrap(),
+            "gpt-tiny-batch-8-flex-automatic-release.json.gz"
+        );
         assert!(name("ViT-S/16", Flex, true, None, Ideal).is_none());
     }
 }

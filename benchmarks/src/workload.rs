@@ -1,10 +1,14 @@
 //! Models with random batches to train on.
 
+use crate::encoder::{Encoder, EncoderConfig};
 use crate::gpt::{Gpt, GptConfig};
 use burn::module::{AutodiffModule, ModuleDisplay};
 use burn::nn::loss::CrossEntropyLossConfig;
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{AdamConfig, AdamWConfig, SimpleOptimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Device, Tensor, TensorData};
+use vit::config::OptimizerKind;
 use vit::model::{Vit, VitConfig};
 use vit::rng::SeededRng;
 
@@ -20,8 +24,20 @@ pub trait Workload {
     /// The model.
     type Model<B: AutodiffBackend>: AutodiffModule<B> + ModuleDisplay + 'static;
 
-    /// Builds the model with random weights.
-    fn init<B: AutodiffBackend>(&self, device: &Device<B>) -> Self::Model<B>;
+    /// The optimizer that trains it.
+    const OPTIMIZER: OptimizerKind;
+
+    /// Builds the model with random weights. With `recomputes_blocks`, the backward pass computes its
+    /// blocks again, if the model has a way to.
+    fn init<B: AutodiffBackend>(
+        &self,
+        recomputes_blocks: bool,
+        device: &Device<B>,
+    ) -> Self::Model<B>;
+
+    /// [`OPTIMIZER`](Self::OPTIMIZER) with Burn's defaults.
+    fn optimizer<B: AutodiffBackend>()
+    -> OptimizerAdaptor<impl SimpleOptimizer<B::InnerBackend> + 'static, Self::Model<B>, B>;
 
     /// A random batch.
     fn batch(&self, size: usize, rng: &mut SeededRng) -> HostBatch;
@@ -55,8 +71,15 @@ pub trait Workload {
 impl Workload for VitConfig {
     type Model<B: AutodiffBackend> = Vit<B>;
 
-    fn init<B: AutodiffBackend>(&self, device: &Device<B>) -> Vit<B> {
-        self.init(device)
+    const OPTIMIZER: OptimizerKind = OptimizerKind::Adam;
+
+    fn init<B: AutodiffBackend>(&self, recomputes_blocks: bool, device: &Device<B>) -> Vit<B> {
+        self.init(device).recomputing_blocks(recomputes_blocks)
+    }
+
+    fn optimizer<B: AutodiffBackend>()
+    -> OptimizerAdaptor<impl SimpleOptimizer<B::InnerBackend> + 'static, Vit<B>, B> {
+        AdamConfig::new().init()
     }
 
     fn batch(&self, size: usize, rng: &mut SeededRng) -> HostBatch {
@@ -87,25 +110,19 @@ fn pixel(rng: &mut SeededRng) -> f32 {
 impl Workload for GptConfig {
     type Model<B: AutodiffBackend> = Gpt<B>;
 
-    fn init<B: AutodiffBackend>(&self, device: &Device<B>) -> Gpt<B> {
-        self.init(device)
+    const OPTIMIZER: OptimizerKind = OptimizerKind::Adam;
+
+    fn init<B: AutodiffBackend>(&self, recomputes_blocks: bool, device: &Device<B>) -> Gpt<B> {
+        self.init(device).recomputing_blocks(recomputes_blocks)
+    }
+
+    fn optimizer<B: AutodiffBackend>()
+    -> OptimizerAdaptor<impl SimpleOptimizer<B::InnerBackend> + 'static, Gpt<B>, B> {
+        AdamConfig::new().init()
     }
 
     fn batch(&self, size: usize, rng: &mut SeededRng) -> HostBatch {
-        let mut inputs = Vec::with_capacity(size * self.context);
-        let mut labels = Vec::with_capacity(size * self.context);
-        for _ in 0..size {
-            let mut token = rng.below(self.vocabulary) as i32;
-            for _ in 0..self.context {
-                inputs.push(token);
-                token = rng.below(self.vocabulary) as i32;
-                labels.push(token);
-            }
-        }
-        (
-            TensorData::new(inputs, [size, self.context]),
-            TensorData::new(labels, [size * self.context]),
-        )
+        tokens([size, self.context], self.vocabulary, rng)
     }
 
     fn scores<B: AutodiffBackend>(
@@ -115,4 +132,50 @@ impl Workload for GptConfig {
     ) -> Tensor<B, 2> {
         model.forward(Tensor::from_data(inputs, device))
     }
+}
+
+impl Workload for EncoderConfig {
+    type Model<B: AutodiffBackend> = Encoder<B>;
+
+    const OPTIMIZER: OptimizerKind = OptimizerKind::AdamW;
+
+    /// Burn's encoder calls its layers itself: `plan` never asks to recompute them as blocks.
+    fn init<B: AutodiffBackend>(&self, _recomputes_blocks: bool, device: &Device<B>) -> Encoder<B> {
+        self.init(device)
+    }
+
+    fn optimizer<B: AutodiffBackend>()
+    -> OptimizerAdaptor<impl SimpleOptimizer<B::InnerBackend> + 'static, Encoder<B>, B> {
+        AdamWConfig::new().init()
+    }
+
+    fn batch(&self, size: usize, rng: &mut SeededRng) -> HostBatch {
+        tokens([size, self.context], self.vocabulary, rng)
+    }
+
+    fn scores<B: AutodiffBackend>(
+        model: &Encoder<B>,
+        inputs: TensorData,
+        device: &Device<B>,
+    ) -> Tensor<B, 2> {
+        model.forward(Tensor::from_data(inputs, device))
+    }
+}
+
+/// Random sequences, `[batch, time]`, labelled with the token after each one.
+fn tokens([size, context]: [usize; 2], vocabulary: usize, rng: &mut SeededRng) -> HostBatch {
+    let mut inputs = Vec::with_capacity(size * context);
+    let mut labels = Vec::with_capacity(size * context);
+    for _ in 0..size {
+        let mut token = rng.below(vocabulary) as i32;
+        for _ in 0..context {
+            inputs.push(token);
+            token = rng.below(vocabulary) as i32;
+            labels.push(token);
+        }
+    }
+    (
+        TensorData::new(inputs, [size, context]),
+        TensorData::new(labels, [size * context]),
+    )
 }

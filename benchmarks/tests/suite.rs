@@ -77,10 +77,19 @@ fn fails(command: &mut Command, text: &str) {
 fn every_mode_is_measured_and_itemised() {
     let home = TempDir::new().unwrap();
     let mut command = tiny(home.path());
-    command.args(["--no-pytorch", "--part", "vit,gpt", "--batch-size", "2"]);
+    command.args([
+        "--no-pytorch",
+        "--part",
+        "vit,gpt,encoder",
+        "--batch-size",
+        "2",
+    ]);
     command.args(["--mode", "plain,release,unarmed,ideal"]);
+    command.args(["--checkpointing", "none,balanced,blocks,automatic"]);
     let Outcome { table, json } = outcome(&mut command, home.path());
-    assert_eq!(runs(&json).len(), 2 * 2 * 4);
+    // Plain Burn has two kinds of checkpointing, the unarmed optimizer three and the armed ones four; the
+    // encoder has no blocks.
+    assert_eq!(runs(&json).len(), 2 * (2 + 3 + 2 * 4) + (2 + 2 + 2 * 3));
     for run in runs(&json) {
         let subject = &run["subject"];
         let of = |checkpointing: &Value, mode: &str| {
@@ -130,7 +139,11 @@ fn every_mode_is_measured_and_itemised() {
     for text in [
         "release over plain",
         "unarmed over plain",
+        "release, blocks over plain",
+        "release, automatic over plain",
         "the same weights",
+        "Burn: plain, automatic: ",
+        "Encoder tiny: blocks: ",
         "--no-pytorch",
     ] {
         assert!(table.contains(text), "{text} in {table}");
@@ -195,6 +208,7 @@ fn memory_timelines_say_where_the_gradients_are() {
     command.args(["--no-pytorch", "--part", "vit,gpt", "--batch-size", "1"]);
     command.args(["--mode", "plain,release,unarmed,ideal", "--steps", "4"]);
     command.args(["--repeat", "2", "--memory-timeline"]);
+    command.args(["--checkpointing", "none,balanced,blocks,automatic"]);
     let Outcome { table, json } = outcome(&mut command, home.path());
     assert!(table.contains("burn-memory html"), "{table}");
     let mut files = Vec::new();
@@ -207,8 +221,8 @@ fn memory_timelines_say_where_the_gradients_are() {
         }
         let mode = subject["mode"].as_str().unwrap();
         let (word, title) = match subject["checkpointing"].as_str().unwrap() {
-            "none" => ("", ""),
-            _ => ("balanced-", ", balanced"),
+            "none" => (String::new(), String::new()),
+            other => (format!("{other}-"), format!(", {other}")),
         };
         let model = run["case"]["model"]["kind"].as_str().unwrap();
         let file = format!("timelines/{model}-tiny-batch-1-flex-{word}{mode}.json.gz");
@@ -249,7 +263,8 @@ fn memory_timelines_say_where_the_gradients_are() {
         );
         files.push(file);
     }
-    assert_eq!(files.len(), 2 * 2 * 3);
+    // Of each model two of plain Burn, four of gradient release and three with nothing armed.
+    assert_eq!(files.len(), 2 * (2 + 4 + 3));
     let written = fs::read_dir(home.path().join("timelines")).unwrap();
     assert_eq!(written.count(), files.len());
 }
@@ -290,7 +305,7 @@ fn pytorch_runs_beside_burn() {
         &format!(
             r#"case "$2" in
 versions) echo '{VERSIONS}' ;;
-*foreach*|*fused*) echo '{{"backend": "fake", "parameters": 202186, "largest_parameter": 16384,
+*foreach*|*fused*|*'"checkpoint"'*) echo '{{"backend": "fake", "parameters": 202186, "largest_parameter": 16384,
 "step_seconds": [0.5], "final_loss": 1.5, "weights_digest": "abc", "memory": {{"peak_bytes": 1700,
 "peak_reserved_bytes": null, "warm_up_peak_bytes": 1650, "optimizer_state_bytes": 800,
 "live_before": 1200, "live_after_forward": 1300, "live_after_backward": 1600,
@@ -301,6 +316,10 @@ esac"#
         ),
     );
     let mut command = tiny_with_python(home.path(), &python, "1");
+    command.args([
+        "--pytorch",
+        "foreach,no-foreach,fused,hook,optimi,checkpoint",
+    ]);
     // The table names the run that failed, the results of the others are there, and the exit code is 1.
     let output = command.assert().code(1).get_output().clone();
     let table = String::from_utf8(output.stdout).unwrap();
@@ -320,7 +339,10 @@ esac"#
         .iter()
         .map(|run| &run["subject"]["mode"])
         .collect();
-    assert_eq!(modes, ["plain", "foreach", "no-foreach", "fused"]);
+    assert_eq!(
+        modes,
+        ["plain", "foreach", "no-foreach", "fused", "checkpoint"]
+    );
     let items = &runs(&json)[1]["items"];
     assert_eq!(
         (&items["held"], &items["peak_in"]),
@@ -384,6 +406,7 @@ fn bad_input_gets_one_line() {
         (["--lr", "NaN"], "--lr"),
         (["--batch-size", "0"], "batch-size"),
         (["--backend", "nonsense"], "nonsense"),
+        (["--checkpointing", "nonsense"], "nonsense"),
         (["--image-size", "9"], "patches of 2x2"),
         (["--output", "/proc/no/folder"], "/proc/no/folder"),
     ] {
@@ -422,6 +445,8 @@ fn help_explains_what_is_not_obvious() {
     for word in [
         "--mode unarmed",
         "--mode ideal",
+        "--checkpointing blocks",
+        "--pytorch checkpoint,hook-checkpoint",
         "MALLOC_MMAP_THRESHOLD_",
         "exit code",
     ] {

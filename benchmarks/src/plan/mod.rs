@@ -9,7 +9,7 @@ mod tests;
 pub use request::{Available, Request};
 
 use crate::gpt::GptConfig;
-use crate::results::{Case, LeftOut, Mode, Subject, TorchMode, TorchVersions};
+use crate::results::{Case, LeftOut, Mode, Subject, TorchMode, TorchVersions, value_name};
 use crate::shape::{Kind, Shape};
 use crate::timeline::TimelineSpec;
 use anyhow::{Error, Result};
@@ -147,6 +147,7 @@ impl Planner<'_> {
                 let defaults: &[usize] = match kind {
                     Kind::Vit => &[1, 8],
                     Kind::Gpt => &[1],
+                    Kind::Encoder => &[6],
                 };
                 let sizes = if given.is_empty() { defaults } else { given };
                 cases.extend(sizes.get(index).map(|batch_size| Case {
@@ -171,18 +172,20 @@ impl Planner<'_> {
     /// the memory timelines, one for each mode.
     fn burn(&mut self, case: &Case, backend: BackendKind, fusion: bool) {
         let request = self.request;
-        let modes = request.modes.iter();
-        let subjects: Vec<Subject> = request
-            .checkpointing
-            .iter()
-            .flat_map(|checkpointing| modes.clone().map(move |mode| (*checkpointing, *mode)))
-            .map(|(checkpointing, mode)| Subject::Burn {
-                backend,
-                fusion,
-                mode,
-                checkpointing,
-            })
-            .collect();
+        let mut subjects = Vec::new();
+        for checkpointing in request.checkpointing.iter().copied() {
+            for mode in request.modes.iter().copied() {
+                match impossible(case, mode, checkpointing) {
+                    Some(missing) => self.leave_out(missing),
+                    None => subjects.push(Subject::Burn {
+                        backend,
+                        fusion,
+                        mode,
+                        checkpointing,
+                    }),
+                }
+            }
+        }
         self.measure(case, &subjects);
         if let Some(folder) = &request.timelines {
             self.record(case, &subjects, folder, can_record(backend, fusion).err());
@@ -235,10 +238,14 @@ impl Planner<'_> {
                 continue;
             };
             let what = format!("memory timelines: {}", subject.place());
-            let missing = LeftOut::new(what, why.to_string());
-            if !self.plan.left_out.contains(&missing) {
-                self.plan.left_out.push(missing);
-            }
+            self.leave_out(LeftOut::new(what, why.to_string()));
+        }
+    }
+
+    /// Lists what is missing, once.
+    fn leave_out(&mut self, missing: LeftOut) {
+        if !self.plan.left_out.contains(&missing) {
+            self.plan.left_out.push(missing);
         }
     }
 
@@ -253,6 +260,28 @@ impl Planner<'_> {
     }
 }
 
+/// What is missing if a mode of Burn cannot train a model with this checkpointing.
+fn impossible(case: &Case, mode: Mode, checkpointing: Checkpointing) -> Option<LeftOut> {
+    let in_mode = format!("Burn: {}, {checkpointing}", value_name(mode));
+    let (what, why) = match (checkpointing, mode) {
+        (Checkpointing::Blocks, _) if matches!(case.model, Shape::Encoder(_)) => (
+            format!("{}: {checkpointing}", case.name),
+            "Burn's encoder calls its layers itself, without a checkpoint around each; automatic \
+             checkpointing recomputes them",
+        ),
+        (Checkpointing::Blocks | Checkpointing::Automatic, Mode::Plain) => (
+            in_mode,
+            "this needs the backend of gradient release; plain Burn has balanced checkpointing",
+        ),
+        (Checkpointing::Automatic, Mode::Unarmed) => (
+            in_mode,
+            "the armed optimizer makes the cuts, and here nothing is armed",
+        ),
+        _ => return None,
+    };
+    Some(LeftOut::new(what, why))
+}
+
 /// An error in one line if a backend cannot be recorded.
 fn can_record(backend: BackendKind, fusion: bool) -> Result<()> {
     let engine = Engine {
@@ -260,6 +289,7 @@ fn can_record(backend: BackendKind, fusion: bool) -> Result<()> {
         fusion,
         mode: config::Mode::Plain,
         checkpointing: Checkpointing::None,
+        activation_budget: None,
         optimizer: OptimizerKind::Adam,
     };
     backend::can_record(&engine).map_err(|error| {

@@ -19,7 +19,7 @@ pub struct Request {
     pub preset: Option<Preset>,
     /// Width and height of an image, instead of the preset's.
     pub image_size: Option<usize>,
-    /// Images or sequences in a step; without it, 1 and, for images, 8.
+    /// Images or sequences in a step; without it, 1 and, for images, 8; for the encoder, 6.
     pub batch_sizes: Vec<usize>,
     /// Backends; without any, the GPU backends of this machine, else the CPU backend.
     pub backends: Vec<BackendKind>,

@@ -155,6 +155,68 @@ fn modes_take_turns_and_timelines_follow() {
 }
 
 #[test]
+fn what_cannot_be_combined_is_left_out_once() {
+    let request = Request {
+        vocabulary: false,
+        preset: Some(Preset::Tiny),
+        batch_sizes: vec![1],
+        modes: vec![Mode::Plain, Mode::Release, Mode::Unarmed, Mode::Ideal],
+        checkpointing: vec![Checkpointing::Blocks, Checkpointing::Automatic],
+        torch_modes: Vec::new(),
+        ..request()
+    };
+    let plan = Plan::new(&request, &available(&[BackendKind::Flex], None));
+    let modes = [
+        "release, blocks",
+        "unarmed, blocks",
+        "ideal, blocks",
+        "release, automatic",
+        "ideal, automatic",
+    ];
+    let runs = |model: &str| modes.map(|mode| format!("{model}, batch 1: Burn, flex, {mode} #0"));
+    assert_eq!(lines(&plan), [runs("ViT tiny"), runs("GPT tiny")].concat());
+    assert_eq!(
+        what(&plan),
+        [
+            "Burn: plain, blocks",
+            "Burn: plain, automatic",
+            "Burn: unarmed, automatic"
+        ]
+    );
+}
+
+#[test]
+fn the_encoder_has_no_blocks_to_recompute() {
+    let request = Request {
+        kinds: vec![Kind::Encoder],
+        vocabulary: false,
+        preset: Some(Preset::Small),
+        modes: vec![Mode::Release],
+        checkpointing: vec![
+            Checkpointing::None,
+            Checkpointing::Balanced,
+            Checkpointing::Blocks,
+            Checkpointing::Automatic,
+        ],
+        torch_modes: vec![TorchMode::Checkpoint, TorchMode::HookCheckpoint],
+        ..request()
+    };
+    let plan = Plan::new(&request, &available(&[BackendKind::Flex], None));
+    let run = |subject: &str| format!("Encoder of burn#5212, batch 6: {subject} #0");
+    assert_eq!(
+        lines(&plan),
+        [
+            run("Burn, flex, release"),
+            run("Burn, flex, release, balanced"),
+            run("Burn, flex, release, automatic"),
+            run("PyTorch, cpu, checkpoint"),
+            run("PyTorch, cpu, hook-checkpoint"),
+        ]
+    );
+    assert_eq!(what(&plan), ["Encoder of burn#5212: blocks"]);
+}
+
+#[test]
 fn what_cannot_be_recorded_is_left_out_once() {
     let request = Request {
         timelines: Some("timelines".into()),

@@ -12,13 +12,13 @@ MiB, all beyond the memory in use before the model was built. P: parameters. O: 
 that the forward pass leaves allocated, its batch included. G: memory that the backward pass leaves
 allocated, that is, all gradients that exist at once. held: A in the forward pass, G in the optimizer's
 step, the larger of both in the backward pass. temporaries: the rest, so that
-P + O + held + temporaries = peak. of floor: the peak divided by P + O + A + the largest gradient, the
-least that gradient release can need. reserved: memory reserved from the device; not in use: the part of it
-beyond the peak. Flex counts every byte on the heap. Burn's GPU backends and PyTorch on CUDA count the
-bytes of their allocators; PyTorch on the CPU adds up the allocations that its profiler records. ms: median
-of the measured steps. Bytes are counted in the same process where that costs no time (Flex, PyTorch on
-CUDA) and in Burn without fusion; otherwise in a separate one. Losses and weights are comparable within one
-framework only.";
+P + O + held + temporaries = peak; recomputed activations are temporaries. of floor: the peak divided by
+P + O + A + the largest gradient, the least that gradient release can need. reserved: memory reserved from
+the device; not in use: the part of it beyond the peak. Flex counts every byte on the heap. Burn's GPU
+backends and PyTorch on CUDA count the bytes of their allocators; PyTorch on the CPU adds up the
+allocations that its profiler records. ms: median of the measured steps. Bytes are counted in the same
+process where that costs no time (Flex, PyTorch on CUDA) and in Burn without fusion; otherwise in a
+separate one. Losses and weights are comparable within one framework only.";
 
 const TIMELINES: &str = "\
 Memory timelines: `timelines/` has one of each run of Burn, two steps recorded in a separate process;
@@ -32,7 +32,7 @@ pub fn table(results: &Results) -> String {
     text += &format!("Command: `{}`\n", results.command.join(" "));
     let settings = results.settings;
     text += &format!(
-        "Adam, fp32; {} steps to warm up, {} measured, {} times over\n\n",
+        "Adam, for the encoder AdamW, fp32; {} steps to warm up, {} measured, {} times over\n\n",
         settings.warm_up, settings.steps, settings.repeat
     );
     let first: Vec<&Run> = results
@@ -135,7 +135,8 @@ fn times(all: &[Run], like: &Run) -> Vec<f64> {
 }
 
 /// Step times relative to plain Burn's: medians over pairs of runs. The modes ran in turn, so the n-th runs
-/// of both are neighbours in time, on a machine under the same load.
+/// of both are neighbours in time, on a machine under the same load. What plain Burn cannot recompute is
+/// relative to plain Burn that keeps it.
 fn ratios(all: &[Run]) -> Vec<String> {
     let mut lines = Vec::new();
     for plain in all.iter().filter(|run| run.repetition == 0) {
@@ -148,12 +149,23 @@ fn ratios(all: &[Run]) -> Vec<String> {
         else {
             continue;
         };
-        for mode in [Mode::Release, Mode::Unarmed] {
+        let others: &[Checkpointing] = match checkpointing {
+            Checkpointing::None => &[
+                Checkpointing::None,
+                Checkpointing::Blocks,
+                Checkpointing::Automatic,
+            ],
+            _ => &[checkpointing],
+        };
+        for (recomputed, mode) in others
+            .iter()
+            .flat_map(|other| [Mode::Release, Mode::Unarmed].map(|mode| (*other, mode)))
+        {
             let subject = Subject::Burn {
                 backend,
                 fusion,
                 mode,
-                checkpointing,
+                checkpointing: recomputed,
             };
             let other = all
                 .iter()
@@ -165,17 +177,20 @@ fn ratios(all: &[Run]) -> Vec<String> {
                 .map(|(this, plain)| this / plain)
                 .collect();
             if let Some(ratio) = median(&ratios) {
-                let balanced = match checkpointing {
-                    Checkpointing::None => "",
-                    Checkpointing::Balanced => ", balanced checkpointing",
+                let both = match checkpointing {
+                    Checkpointing::None => String::new(),
+                    other => format!(", {other} checkpointing"),
+                };
+                let name = match checkpointing == recomputed {
+                    true => value_name(mode),
+                    false => other.subject.name(),
                 };
                 let same = plain.measured.weights_digest == other.measured.weights_digest;
                 let weights = if same { "the same" } else { "OTHER" };
                 lines.push(format!(
-                    "- {}; {}{balanced}: {} over plain (median of {}): {ratio:.3}; {weights} weights",
+                    "- {}; {}{both}: {name} over plain (median of {}): {ratio:.3}; {weights} weights",
                     plain.case.title(),
                     plain.subject.place(),
-                    value_name(mode),
                     ratios.len()
                 ));
             }

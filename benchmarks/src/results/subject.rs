@@ -19,7 +19,7 @@ pub enum Mode {
     Ideal,
 }
 
-/// How PyTorch's Adam gets its gradients.
+/// How PyTorch's optimizer gets its gradients, and what the forward pass keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum TorchMode {
@@ -33,6 +33,10 @@ pub enum TorchMode {
     Hook,
     /// optimi's gradient release
     Optimi,
+    /// `foreach`, with the activations of each block recomputed
+    Checkpoint,
+    /// `hook`, with the activations of each block recomputed
+    HookCheckpoint,
 }
 
 /// A framework with the settings that distinguish its runs.
@@ -54,7 +58,7 @@ pub enum Subject {
     PyTorch {
         /// `cpu` or `cuda`.
         device: String,
-        /// How Adam gets its gradients.
+        /// How the optimizer gets its gradients, and what the forward pass keeps.
         mode: TorchMode,
     },
 }
@@ -88,7 +92,7 @@ impl Subject {
                 let name = value_name(*mode);
                 match checkpointing {
                     Checkpointing::None => name,
-                    Checkpointing::Balanced => format!("{name}, balanced"),
+                    other => format!("{name}, {other}"),
                 }
             }
             Self::PyTorch { mode, .. } => value_name(*mode),
@@ -99,7 +103,10 @@ impl Subject {
     pub fn releases(&self) -> bool {
         match self {
             Self::Burn { mode, .. } => *mode == Mode::Release,
-            Self::PyTorch { mode, .. } => matches!(mode, TorchMode::Hook | TorchMode::Optimi),
+            Self::PyTorch { mode, .. } => matches!(
+                mode,
+                TorchMode::Hook | TorchMode::Optimi | TorchMode::HookCheckpoint
+            ),
         }
     }
 }

@@ -60,6 +60,9 @@ fn accumulation_is_resumed_in_either_mode() {
     let plain = result(&mut train("plain", "plain"));
     let release = result(&mut train("release", "release"));
     assert_eq!(outcome(&plain), outcome(&release));
+    let mut automatic = train("automatic", "release");
+    automatic.args(["--checkpointing", "automatic"]);
+    assert_eq!(outcome(&result(&mut automatic)), outcome(&plain));
     let every_batch = result(&mut noise.train("every-batch", 2));
     assert_ne!(plain["weights_digest"], every_batch["weights_digest"]);
 
@@ -79,60 +82,56 @@ fn a_run_is_resumed_with_any_checkpointing() {
     let engine = |name: &str| {
         let settings = fs::read(noise.folder(name).join("config.json")).unwrap();
         let settings: Value = serde_json::from_slice(&settings).unwrap();
-        let engine = &settings["engine"];
-        (
-            engine["checkpointing"].clone(),
-            engine["activation_budget"].clone(),
-        )
+        settings["engine"].clone()
     };
-    let automatic = [
-        "--checkpointing",
-        "automatic",
-        "--activation-budget",
-        "1MiB",
-    ];
-    let megabyte = Value::from(1 << 20);
-    let cases: [(&str, &[&str], &[&str], (Value, Value)); 6] = [
+    let automatic = "--checkpointing automatic --activation-budget 1MiB";
+    for (name, before, after, checkpointing, budget) in [
         // Without an option it keeps its own.
-        ("kept", &automatic, &[], ("automatic".into(), megabyte)),
+        ("kept", automatic, "", "automatic", Some(1 << 20)),
         (
             "another",
-            &automatic,
-            &["--activation-budget", "2MiB"],
-            ("automatic".into(), (2 << 20).into()),
+            automatic,
+            "--activation-budget 2MiB",
+            "automatic",
+            Some(2 << 20),
         ),
         (
-            "without",
-            &automatic,
-            &["--activation-budget", "0"],
-            ("automatic".into(), Value::Null),
+            "none",
+            automatic,
+            "--activation-budget 0",
+            "automatic",
+            None,
         ),
         (
             "to-blocks",
-            &automatic,
-            &["--checkpointing", "blocks"],
-            ("blocks".into(), Value::Null),
+            automatic,
+            "--checkpointing blocks",
+            "blocks",
+            None,
         ),
         (
             "to-automatic",
-            &["--mode", "plain", "--checkpointing", "balanced"],
-            &["--mode", "release", "--checkpointing", "automatic"],
-            ("automatic".into(), Value::Null),
+            "--mode plain --checkpointing balanced",
+            "--mode release --checkpointing automatic",
+            "automatic",
+            None,
         ),
         (
             "to-plain",
-            &["--checkpointing", "blocks"],
-            &["--mode", "plain", "--checkpointing", "none"],
-            ("none".into(), Value::Null),
+            "--checkpointing blocks",
+            "--mode plain --checkpointing none",
+            "none",
+            None,
         ),
-    ];
-    for (name, before, after, expected) in cases {
+    ] {
         let mut stopped = noise.train(name, 3);
-        stopped.args(["--stop-after", "13"]).args(before);
-        stopped.assert().success();
-        let resumed = result(resume(&noise.folder(name)).args(after));
+        stopped.args(["--stop-after", "13"]);
+        stopped.args(before.split_whitespace()).assert().success();
+        let resumed = result(resume(&noise.folder(name)).args(after.split_whitespace()));
         assert_eq!(outcome(&resumed), outcome(&whole), "{name}");
-        assert_eq!(engine(name), expected, "{name}");
+        let engine = engine(name);
+        assert_eq!(engine["checkpointing"], checkpointing, "{name}");
+        assert_eq!(engine["activation_budget"].as_u64(), budget, "{name}");
     }
 
     // Plain Burn cannot go on with what it cannot do.
