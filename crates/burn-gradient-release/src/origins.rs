@@ -33,6 +33,8 @@ use crate::{
 pub(crate) struct Origins<B: Backend> {
     groups: Option<Arc<[Arc<Group<B>>]>>,
     region: Option<Arc<Region<B>>>,
+    /// Whether the tensor is a random mask of zeros and ones.
+    is_mask: bool,
 }
 
 impl<B: Backend> Origins<B> {
@@ -40,26 +42,39 @@ impl<B: Backend> Origins<B> {
         Self {
             groups: None,
             region: None,
+            is_mask: false,
+        }
+    }
+
+    /// Of a random mask of zeros and ones.
+    pub(crate) fn mask() -> Self {
+        Self {
+            is_mask: true,
+            ..Self::none()
         }
     }
 
     pub(crate) fn of(group: Arc<Group<B>>) -> Self {
         Self {
             groups: Some(Arc::new([group])),
-            region: None,
+            ..Self::none()
         }
     }
 
     /// Of a tensor that enters a region.
     pub(crate) fn within(region: Arc<Region<B>>) -> Self {
         Self {
-            groups: None,
             region: Some(region),
+            ..Self::none()
         }
     }
 
     pub(crate) fn is_none(&self) -> bool {
         self.groups.is_none() && self.region.is_none()
+    }
+
+    pub(crate) fn is_mask(&self) -> bool {
+        self.is_mask
     }
 
     pub(crate) fn region(&self) -> Option<&Arc<Region<B>>> {
@@ -311,7 +326,7 @@ impl<B: Backend> Region<B> {
         });
         let origins = Origins {
             groups: Some(self.groups.clone()),
-            region: Some(self.clone()),
+            ..Origins::within(self.clone())
         };
         let leaf = tape::handle::<B>(&portal, leaf.primitive, leaf.node.order);
         (leaf, here, origins)
@@ -378,6 +393,7 @@ impl<B: Backend> Clone for Origins<B> {
         Self {
             groups: self.groups.clone(),
             region: self.region.clone(),
+            is_mask: self.is_mask,
         }
     }
 }

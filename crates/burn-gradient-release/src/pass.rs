@@ -157,13 +157,16 @@ struct Route<B: Backend> {
     /// Where each is used last: the lowest region, and its last part.
     last_use: HashMap<*const Uses<B>, Unit>,
     /// Tensors whose gradients wait for their region to run, by its number.
-    waiting: HashMap<u64, Vec<(AdTensor<B>, Origins<B>)>>,
+    waiting: HashMap<u64, Vec<Entered<B>>>,
     played: Played,
     /// What has come of the gradients that have to be added up in an order.
     arrived: HashMap<Target, Arrived<B>>,
     /// The leaf of each result of a slice.
     results: HashMap<Target, AdTensor<B>>,
 }
+
+/// A tensor that has entered another region.
+type Entered<B> = (AdTensor<B>, Origins<B>);
 
 /// Contributions to one gradient.
 struct Arrived<B: Backend> {

@@ -2,3 +2,4 @@
 
 mod equality;
 mod memory;
+mod scopes;

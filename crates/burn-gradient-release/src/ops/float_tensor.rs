@@ -12,19 +12,20 @@ use super::{exceptions, methods};
 use crate::{
     GradientRelease, fork,
     operands::Arguments,
+    origins::Origins,
     tensor::{ReleaseTensor, Repr},
 };
 
 exceptions! {
     ($)
-    value: float_from_data float_random float_zeros float_ones float_full float_empty;
+    value: float_from_data float_zeros float_ones float_full float_empty;
     node: float_matmul float_cross float_gather float_gather_nd float_scatter_add float_scatter_nd
         float_select float_select_add float_slice_assign float_mask_where float_mask_fill;
     composed: float_clamp float_clamp_min float_clamp_max float_transpose float_prod float_prod_dim
         float_powi float_powi_scalar float_powi_scalar_impl float_powf_scalar float_max float_min
         float_max_abs float_max_abs_dim float_not_equal float_not_equal_elem float_any
         float_any_dim float_all float_all_dim float_grid_sample_2d;
-    own: float_to_device float_detach float_set_require_grad;
+    own: float_random float_to_device float_detach float_set_require_grad;
 }
 
 impl<B: Backend, C: CheckpointStrategy> FloatTensorOps<Self> for GradientRelease<Autodiff<B, C>> {
@@ -38,6 +39,20 @@ impl<B: Backend, C: CheckpointStrategy> FloatTensorOps<Self> for GradientRelease
 
     fn float_device(tensor: &FloatTensor<Self>) -> Device<Self> {
         B::float_device(&tensor.clone().into_value())
+    }
+
+    fn float_random(
+        shape: Shape,
+        distribution: Distribution,
+        device: &Device<Self>,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        let origins = match distribution {
+            Distribution::Bernoulli(_) => Origins::mask(),
+            _ => Origins::none(),
+        };
+        let tensor = Autodiff::<B, C>::float_random(shape, distribution, device, dtype);
+        ReleaseTensor(Repr::Plain(tensor, origins))
     }
 
     fn float_to_device(tensor: FloatTensor<Self>, device: &Device<Self>) -> FloatTensor<Self> {

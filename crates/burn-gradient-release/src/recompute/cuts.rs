@@ -310,7 +310,7 @@ fn keep_more(events: &Events, plan: &mut Plan, budget: u64) {
         });
         if total.is_some_and(|total| total <= budget) {
             plan.kept_from = *from;
-            plan.cuts.retain(|cut| cut < from || cut == from);
+            plan.cuts.retain(|cut| cut <= from);
             plan.bytes = plan.bytes.max(total.unwrap_or(0));
             return;
         }

@@ -8,14 +8,10 @@ use std::{
     },
 };
 
-use burn::tensor::{
-    DType, Shape, TensorMetadata,
-    backend::{AutodiffBackend, Backend},
-    ops::FloatTensor,
-};
-use burn_autodiff::Autodiff;
+use burn::tensor::{DType, Shape, TensorMetadata, backend::Backend, ops::FloatTensor};
 
 use super::{
+    mask::Mask,
     order::{Consumer, Target, Wire},
     trace::{Place, Traced, Tracer},
 };
@@ -88,9 +84,11 @@ pub(crate) enum Operand<B: Backend> {
 pub(crate) enum Outside<B: Backend> {
     Plain(AdTensor<B>, Origins<B>),
     Parameter(Snapshot<B>, NotedUse),
+    Mask(Mask<B>, usize),
 }
 
 /// Notes, for as long as it is there, that a parameter is used outside of its part of the tape.
+#[derive(Debug)]
 pub(crate) struct NotedUse {
     _elsewhere: Arc<()>,
 }
@@ -157,7 +155,7 @@ impl<B: Backend> Slice<B> {
             };
             self.check_outside(&outside);
             values.push(outside.value());
-            operands.push(Operand::Outside(outside));
+            operands.push(Operand::Outside(outside.packed()));
         }
         let node = Arc::new(Node {
             sequence: NEXT.fetch_add(1, Ordering::Relaxed),
@@ -179,7 +177,7 @@ impl<B: Backend> Slice<B> {
     fn check_outside(&self, outside: &Outside<B>) {
         let region = match outside {
             Outside::Plain(_, origins) => origins.region(),
-            Outside::Parameter(..) => None,
+            Outside::Parameter(..) | Outside::Mask(..) => None,
         };
         assert!(
             region.is_none_or(|region| region.number() < self.number),
@@ -247,6 +245,7 @@ impl<B: Backend> Input<B> {
             Self::Recorded(tensor) => tensor.is_tracked(),
             Self::Outside(Outside::Plain(tensor, _)) => tensor.is_tracked(),
             Self::Outside(Outside::Parameter(..)) => true,
+            Self::Outside(Outside::Mask(..)) => false,
         }
     }
 }
@@ -262,15 +261,29 @@ impl<B: Backend> Operand<B> {
             Self::Outside(Outside::Parameter(snapshot, _)) => {
                 Some(Target::OnTape(snapshot.site.uses.node().node.id))
             }
+            Self::Outside(Outside::Mask(..)) => None,
         }
     }
 }
 
 impl<B: Backend> Outside<B> {
-    fn value(&self) -> AdTensor<B> {
+    /// The same, in less memory if it is a mask.
+    fn packed(self) -> Self {
+        match self {
+            Self::Plain(tensor, origins)
+                if origins.is_mask() && tensor.shape().num_elements() > 0 =>
+            {
+                Self::Mask(Mask::pack(tensor.primitive), tensor.node.order)
+            }
+            outside => outside,
+        }
+    }
+
+    pub(crate) fn value(&self) -> AdTensor<B> {
         match self {
             Self::Plain(tensor, _) => untracked(tensor.primitive.clone(), tensor.node.order),
             Self::Parameter(snapshot, _) => untracked(snapshot.leaf.primitive.clone(), 0),
+            Self::Mask(mask, order) => untracked(mask.unpack(), *order),
         }
     }
 }

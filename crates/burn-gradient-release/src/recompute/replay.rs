@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     operands::{Arguments, Nodes},
-    origins::{Apart, Contribution, Inputs, Recording, Region, Seeds, Spent},
+    origins::{Apart, Contribution, Inputs, Origins, Recording, Region, Seeds, Spent},
     tape::{self, AdTensor},
     tensor::{ReleaseTensor, Repr},
     uses::lock,
@@ -42,7 +42,7 @@ impl<B: Backend> Recording<B> for Results<B> {
                         Operand::Outside(Outside::Parameter(snapshot, _)) => {
                             inputs.parameters.push(snapshot.site.uses.clone());
                         }
-                        Operand::Inside(_) => {}
+                        Operand::Outside(Outside::Mask(..)) | Operand::Inside(_) => {}
                     }
                 }
             });
@@ -129,10 +129,13 @@ fn is_own<B: Backend>(contribution: &Contribution<B>) -> bool {
     matches!(contribution, Contribution::Own(_))
 }
 
+/// What a node is to add up, once it is known.
+type Parts<B> = Arc<Mutex<Vec<Contribution<B>>>>;
+
 /// The contributions to one gradient, to be added up in an order right before its node runs.
 struct Gathering<B: Backend> {
     /// The node that adds them up, and what it adds; once somebody uses the tensor.
-    node: Option<(AdTensor<B>, Arc<Mutex<Vec<Contribution<B>>>>)>,
+    node: Option<(AdTensor<B>, Parts<B>)>,
     /// The nodes under which the slice's own contributions come.
     own: Arc<Mutex<HashMap<Use, AdTensor<B>>>>,
 }
@@ -152,7 +155,7 @@ impl<B: Backend> Gathering<B> {
         let order = tensor.node.order;
         let placeholder = tape::placeholder::<B>(&tensor.primitive);
         let (node, _) = self.node.get_or_insert_with(|| {
-            let parts: Arc<Mutex<Vec<Contribution<B>>>> = Arc::default();
+            let parts = Parts::<B>::default();
             let target = tape::key(&tensor, placeholder.clone());
             // On the order of the tensor's own node, which is reached by this one alone: right before
             // it.
@@ -290,7 +293,11 @@ impl<'a, B: Backend> Replay<'a, B> {
             Operand::Outside(outside) => {
                 let tensor = match outside {
                     Outside::Plain(tensor, origins) => Repr::Plain(tensor, origins),
-                    Outside::Parameter(snapshot, _) => Repr::Snapshot(snapshot),
+                    Outside::Parameter(snapshot, noted) => {
+                        drop(noted);
+                        Repr::Snapshot(snapshot)
+                    }
+                    Outside::Mask(..) => Repr::Plain(outside.value(), Origins::none()),
                 };
                 let is_apart = target.is_some_and(|target| self.played.is_apart(target));
                 ReleaseTensor(tensor).enter(self.region, is_apart.then_some(of))

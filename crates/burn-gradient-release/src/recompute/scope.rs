@@ -88,8 +88,8 @@ pub(crate) fn current<B: Backend>() -> Option<Arc<Slice<B>>> {
     SCOPE.with_borrow_mut(|scope| {
         let scope = scope.as_mut()?;
         let known = scope.slices.iter();
-        let known = known.filter_map(|slice| slice.downcast_ref::<Arc<Slice<B>>>());
-        if let Some(slice) = known.last() {
+        let mut known = known.filter_map(|slice| slice.downcast_ref::<Arc<Slice<B>>>());
+        if let Some(slice) = known.next() {
             return Some(slice.clone());
         }
         let slice = Slice::<B>::new(scope.number, None);

@@ -1,0 +1,336 @@
+//! What can be in a scope, and what is refused.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
+
+use burn::backend::Flex;
+use burn::module::Module;
+use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
+use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{Int, Tensor, TensorData};
+use burn_gradient_release::{Recompute, WithGradientRelease, checkpoint};
+
+use crate::ALLOCATIONS;
+use crate::harness::memory::alone;
+use crate::harness::run::RATE;
+use crate::harness::weights::{load, save};
+use crate::harness::{Plain, Release, Weights, noise};
+
+type P = Plain<Flex>;
+type R = Release<Flex>;
+
+/// The gradients of two leaves, in plain Burn and with scopes.
+fn same_gradients(
+    plain: impl Fn(Tensor<P, 2>, Tensor<P, 2>) -> Tensor<P, 1>,
+    scopes: impl Fn(Tensor<R, 2>, Tensor<R, 2>) -> Tensor<R, 1>,
+) {
+    fn gradients<B: AutodiffBackend>(
+        loss: impl Fn(Tensor<B, 2>, Tensor<B, 2>) -> Tensor<B, 1>,
+    ) -> [Option<TensorData>; 2] {
+        let device = Default::default();
+        let leaves = [0, 1].map(|seed| noise::<B, 2>(seed, [4, 4], &device).require_grad());
+        let [one, two] = leaves.clone();
+        let grads = loss(one, two).backward();
+        leaves.map(|leaf| Some(leaf.grad(&grads)?.into_data()))
+    }
+
+    let plain = gradients(plain);
+    assert!(plain[0].is_some());
+    assert_eq!(gradients(scopes), plain);
+}
+
+/// The same code for both, with `checkpoint` in it: plain Burn's backend only calls it.
+macro_rules! same_gradients {
+    (|$one:ident, $two:ident| $loss:expr) => {
+        same_gradients(|$one, $two| $loss, |$one, $two| $loss)
+    };
+}
+
+#[test]
+fn several_inputs_and_results() {
+    same_gradients!(|a, b| {
+        let (sum, product) = checkpoint(|| {
+            let inner = (a.clone() * b.clone()).tanh();
+            (inner.clone() + a.clone(), inner.matmul(b.clone()))
+        });
+        (sum * a).sum() + (product.exp() * b).mean()
+    });
+}
+
+#[test]
+fn one_scope_after_the_other_and_side_by_side() {
+    same_gradients!(|a, b| {
+        let x = checkpoint(|| a.clone().matmul(b.clone()).tanh());
+        let left = checkpoint(|| x.clone().matmul(b.clone()).tanh());
+        let right = checkpoint(|| (x.clone() * a.clone()).tanh());
+        (left + right * x).mean()
+    });
+}
+
+#[test]
+fn a_scope_in_a_scope() {
+    same_gradients!(|a, b| {
+        let x = checkpoint(|| {
+            let inner = checkpoint(|| a.clone().matmul(b.clone()).tanh());
+            inner.clone() * inner
+        });
+        (x + a).square().mean()
+    });
+}
+
+#[test]
+fn a_result_that_nobody_uses() {
+    same_gradients!(|a, b| {
+        let _unused = checkpoint(|| a.clone().matmul(b.clone()).tanh());
+        let (used, _unused) = checkpoint(|| (a.clone().exp(), b.clone().exp()));
+        (used * b).mean()
+    });
+}
+
+#[test]
+fn what_is_detached_or_needs_no_gradient() {
+    same_gradients!(|a, b| {
+        let x = checkpoint(|| {
+            let constant = a.clone().detach().exp();
+            let seen = Tensor::from_inner(a.clone().inner()).tanh();
+            let scaled = a.clone() * constant.clone() + seen;
+            let untracked = constant.detach() * 2.0;
+            scaled * b.clone() + untracked
+        });
+        x.square().mean()
+    });
+}
+
+#[test]
+fn what_is_read_inside() {
+    same_gradients!(|a, b| {
+        let x = checkpoint(|| {
+            let scale: f32 = a.clone().abs().max().into_scalar();
+            a.clone() / scale * b.clone()
+        });
+        x.square().mean()
+    });
+}
+
+#[test]
+fn ints_and_bools_go_in_and_out() {
+    same_gradients!(|a, b| {
+        let device = a.device();
+        let rows = Tensor::<_, 1, Int>::from_ints([2, 0, 1, 3], &device);
+        let (x, is_high) = checkpoint(|| {
+            let x = a.clone().select(0, rows.clone()).matmul(b.clone());
+            let is_high = x.clone().greater_elem(0.0);
+            (
+                x.clone().mask_fill(is_high.clone().bool_not(), 0.5),
+                is_high,
+            )
+        });
+        (x * b).mask_fill(is_high, 0.25).square().mean()
+    });
+}
+
+#[test]
+fn an_operation_with_several_results() {
+    same_gradients!(|a, b| {
+        let (highest, places) = checkpoint(|| (a.clone() * b.clone()).max_dim_with_indices(1));
+        (highest + b.gather(1, places)).square().mean()
+    });
+}
+
+#[test]
+fn a_leaf_as_the_result() {
+    same_gradients!(|a, b| {
+        let same = checkpoint(|| a.clone());
+        let x = checkpoint(|| same.clone() * b.clone());
+        (x + same).square().mean()
+    });
+}
+
+#[test]
+fn a_loss_inside() {
+    same_gradients!(|a, b| checkpoint(|| a.matmul(b).tanh().mean()));
+}
+
+/// One linear layer after the other, each in a scope.
+fn tower<B: AutodiffBackend>(layers: &[Linear<B>], mut x: Tensor<B, 2>) -> Tensor<B, 1> {
+    for layer in layers {
+        x = checkpoint(|| layer.forward(x).tanh());
+    }
+    x.square().mean()
+}
+
+fn layers<B: Backend>() -> Vec<Linear<B>> {
+    let device = Default::default();
+    let layer = || LinearConfig::new(4, 4).init(&device);
+    (0..3).map(|_| layer()).collect()
+}
+
+/// A forward pass that is thrown away leaves nothing behind, armed or not.
+#[test]
+fn a_forward_pass_thrown_away() {
+    let device = Default::default();
+    let bytes = save::<P, _>(layers::<P>());
+    let mut plain = load::<P, _>(layers(), &bytes, &device);
+    let mut model = load::<R, _>(layers(), &bytes, &device);
+    let mut plain_optim = SgdConfig::new().init();
+    let mut optim = SgdConfig::new()
+        .init::<R, Vec<Linear<R>>>()
+        .with_gradient_release();
+    for step in 0..3 {
+        let loss = tower(&plain, noise(step, [4, 4], &device));
+        let grads = GradientsParams::from_grads(loss.backward(), &plain);
+        plain = plain_optim.step(RATE, plain, grads);
+
+        drop(tower(&model, noise(step + 10, [4, 4], &device)));
+        model = optim.arm(RATE, model);
+        drop(tower(&model, noise(step + 20, [4, 4], &device)));
+        let loss = tower(&model, noise(step, [4, 4], &device));
+        let kept = tower(&model, noise(step + 30, [4, 4], &device));
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        assert!(grads.is_empty());
+        model = optim.step(RATE, model, grads);
+        drop(kept);
+        let given = Weights::of::<R, _>(&model);
+        given.assert_near(
+            &Weights::of::<P, _>(&plain),
+            0.0,
+            format!("after step {step}"),
+        );
+    }
+}
+
+fn text_of(panic: Box<dyn Any + Send>) -> &'static str {
+    panic
+        .downcast_ref::<&'static str>()
+        .expect("a text that does not depend on anything")
+}
+
+#[test]
+fn a_second_backward_is_refused() {
+    let device = Default::default();
+    let a = noise::<R, 2>(0, [4, 4], &device).require_grad();
+    let x = checkpoint(|| a.clone().exp());
+    let (one, two) = (x.clone().sum(), x.square().sum());
+    drop(one.backward());
+    let refused = catch_unwind(AssertUnwindSafe(|| drop(two.backward())));
+    let text = text_of(refused.expect_err("it is refused"));
+    assert!(text.contains("second backward pass"), "{text}");
+}
+
+#[test]
+fn a_tensor_that_comes_back_from_another_thread_is_refused() {
+    let device = Default::default();
+    let a = noise::<R, 2>(0, [4, 4], &device).require_grad();
+    let refused = catch_unwind(AssertUnwindSafe(|| {
+        checkpoint(|| {
+            let inside = a.clone().exp();
+            let elsewhere = thread::spawn(move || inside.tanh()).join();
+            elsewhere.expect("the other thread is not in the scope") * 2.0
+        })
+    }));
+    let text = text_of(refused.err().expect("it is refused"));
+    assert!(text.contains("another thread"), "{text}");
+    // And the scope is closed.
+    let gradient = a.clone().exp().sum().backward();
+    assert!(a.grad(&gradient).is_some());
+}
+
+/// A tensor of a scope may go on to another thread once the scope is closed.
+#[test]
+fn a_result_on_another_thread() {
+    let device = Default::default();
+    let a = noise::<R, 2>(0, [4, 4], &device).require_grad();
+    let plain = a.clone().exp().tanh().sum().backward();
+    let x = checkpoint(|| a.clone().exp());
+    let grads = thread::spawn(move || x.tanh().sum().backward()).join();
+    let grads = grads.expect("it runs backward");
+    let (given, expected) = (a.grad(&grads), a.grad(&plain));
+    assert_eq!(
+        given.expect("a gradient").into_data(),
+        expected.expect("a gradient").into_data()
+    );
+}
+
+/// As many operations as a long recurrence has: freed one by one, not one within the other.
+#[test]
+fn a_long_chain_is_dropped() {
+    let device = Default::default();
+    let a = noise::<R, 1>(0, [2], &device).require_grad();
+    let mut x = a;
+    for _ in 0..100 {
+        x = checkpoint(|| (0..1_000).fold(x, |x, _| x * 1.0));
+    }
+    drop(x);
+}
+
+#[derive(Module, Debug)]
+struct Dropping<B: Backend> {
+    layers: Vec<Linear<B>>,
+    dropout: Dropout,
+}
+
+impl<B: AutodiffBackend> Dropping<B> {
+    const WIDTH: usize = 100;
+    const ROWS: usize = 1_000;
+
+    fn new() -> Self {
+        let device = Default::default();
+        let layer = || LinearConfig::new(Self::WIDTH, Self::WIDTH).init(&device);
+        Self {
+            layers: (0..4).map(|_| layer()).collect(),
+            dropout: DropoutConfig::new(0.3).init(),
+        }
+    }
+
+    fn loss(&self, step: u64) -> Tensor<B, 1> {
+        let device = Default::default();
+        B::seed(&device, step);
+        let mut x = noise::<B, 2>(step, [Self::ROWS, Self::WIDTH], &device);
+        for layer in &self.layers {
+            x = checkpoint(|| self.dropout.forward(layer.forward(x).tanh()));
+        }
+        x.square().mean()
+    }
+}
+
+/// Dropout draws its masks once, and they are kept as bits. Alone: the random numbers of a backend
+/// are the process's.
+#[test]
+fn dropout_has_the_same_mask() {
+    alone("recompute::scopes::dropout_has_the_same_mask", || {
+        let device = Default::default();
+        let bytes = save::<P, _>(Dropping::<P>::new());
+        for recompute in [Recompute::None, Recompute::Automatic] {
+            let mut plain = load::<P, _>(Dropping::new(), &bytes, &device);
+            let mut model = load::<R, _>(Dropping::new(), &bytes, &device);
+            let mut plain_optim = SgdConfig::new().init();
+            let optim = SgdConfig::new().init::<R, Dropping<R>>();
+            let mut optim = optim.with_gradient_release().with_recompute(recompute);
+            for step in 0..4 {
+                let grads = plain.loss(step).backward();
+                let grads = GradientsParams::from_grads(grads, &plain);
+                plain = plain_optim.step(RATE, plain, grads);
+
+                model = optim.arm(RATE, model);
+                let before = ALLOCATIONS.current_usage();
+                let loss = model.loss(step);
+                let kept = ALLOCATIONS.current_usage() - before;
+                // The inputs of three scopes, four masks of an eighth of a byte for each element, and
+                // what crosses into the loss.
+                let unit = Dropping::<R>::ROWS * Dropping::<R>::WIDTH * size_of::<f32>();
+                let bound = 5 * unit + 4 * unit / 31 + 64 * 1024;
+                if recompute == Recompute::None {
+                    assert!(kept <= bound, "{kept} bytes of {bound}");
+                }
+                let grads = GradientsParams::from_grads(loss.backward(), &model);
+                assert!(grads.is_empty());
+                model = optim.step(RATE, model, grads);
+                let given = Weights::of::<R, _>(&model);
+                let expected = Weights::of::<P, _>(&plain);
+                given.assert_near(&expected, 0.0, format!("{recompute:?}, after step {step}"));
+            }
+        }
+    });
+}
