@@ -11,3 +11,7 @@ struct GradientAccumulation;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/custom-operations.md")]
 struct CustomOperations;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/recomputing-activations.md")]
+struct RecomputingActivations;

@@ -230,7 +230,7 @@ fn a_tensor_that_comes_back_from_another_thread_is_refused() {
             elsewhere.expect("the other thread is not in the scope") * 2.0
         })
     }));
-    let text = text_of(refused.err().expect("it is refused"));
+    let text = text_of(refused.expect_err("it is refused"));
     assert!(text.contains("another thread"), "{text}");
     // And the scope is closed.
     let gradient = a.clone().exp().sum().backward();
