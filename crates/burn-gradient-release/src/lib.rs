@@ -35,6 +35,7 @@ pub use optimizer::{
     DynOptimizer, Outcome, Refused, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, StepReport,
     WithGradientRelease,
 };
+pub use progress::Recomputed;
 pub use recompute::{Recompute, checkpoint};
 pub use tensor::ReleaseTensor;
 

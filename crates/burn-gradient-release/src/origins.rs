@@ -20,7 +20,7 @@ use std::{
 };
 
 use burn::tensor::{TensorMetadata, backend::Backend, ops::FloatTensor};
-use burn_autodiff::grads::Gradients;
+use burn_autodiff::{NodeId, grads::Gradients};
 
 use crate::{
     group::{Group, Replay},
@@ -201,6 +201,8 @@ pub(crate) struct Inputs<B: Backend> {
     pub(crate) origins: Vec<Origins<B>>,
     pub(crate) parameters: Vec<Arc<Uses<B>>>,
     pub(crate) wires: Vec<Wire>,
+    /// The bytes that are kept for it, by the node of the tensor; of none, for masks.
+    pub(crate) kept: Vec<(Option<NodeId>, u64)>,
     /// The results, by the leaf that stands for each.
     pub(crate) results: Vec<(AdTensor<B>, Target)>,
 }

@@ -2,7 +2,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, Mutex},
     thread,
 };
@@ -17,7 +17,7 @@ use crate::{
     group::Values,
     operands::{Arguments, Nodes},
     origins::{Apart, Contribution, Origins, Region, RegionUses, Seeds, Spent},
-    progress::Progress,
+    progress::{Progress, Recomputed},
     recompute::order::{Consumer, Part, Played, Target, Unit, Use, Wiring},
     tape::{self, AdTensor},
     tensor::{ReleaseTensor, Repr},
@@ -84,6 +84,7 @@ fn by_regions<B: Backend, C: CheckpointStrategy>(
         )
     });
     let watch = Watch::new(&route.parameters);
+    watch.note(route.recomputed);
     route.assign(&last, Part::Kept);
     let mut grads = run::<B, C>(root, &origins, &origins.parameters());
     route.collect(&last, Part::Kept, &mut grads);
@@ -158,6 +159,7 @@ struct Route<B: Backend> {
     last_use: HashMap<*const Uses<B>, Unit>,
     /// Tensors whose gradients wait for their region to run, by its number.
     waiting: HashMap<u64, Vec<Entered<B>>>,
+    recomputed: Recomputed,
     played: Played,
     /// What has come of the gradients that have to be added up in an order.
     arrived: HashMap<Target, Arrived<B>>,
@@ -184,6 +186,8 @@ impl<B: Backend> Route<B> {
         let mut parameters: Vec<Arc<Uses<B>>> = Vec::new();
         let mut wiring = Wiring::default();
         let mut results = HashMap::new();
+        let mut recomputed = Recomputed::default();
+        let mut kept = HashSet::new();
         let mut note = |uses: &Arc<Uses<B>>, number: u64, part: Part| {
             let unit = last_use.entry(Arc::as_ptr(uses)).or_insert_with(|| {
                 parameters.push(uses.clone());
@@ -222,6 +226,13 @@ impl<B: Backend> Route<B> {
                 for uses in &inputs.parameters {
                     note(uses, number, Part::Replayed);
                 }
+                recomputed.slices += 1;
+                recomputed.operations += inputs.wires.len();
+                for (node, bytes) in inputs.kept {
+                    if node.is_none_or(|node| kept.insert(node)) {
+                        recomputed.kept_bytes += bytes;
+                    }
+                }
                 for wire in inputs.wires {
                     wiring.add((number, Part::Replayed), wire);
                 }
@@ -245,6 +256,7 @@ impl<B: Backend> Route<B> {
             parameters,
             last_use,
             waiting: HashMap::new(),
+            recomputed,
             played: wiring.play(Target::OnTape(root)),
             arrived: HashMap::new(),
             results,
@@ -500,6 +512,15 @@ impl Watch {
             }
         }
         Self(watched)
+    }
+}
+
+impl Watch {
+    /// Notes what the pass computes again.
+    fn note(&self, recomputed: Recomputed) {
+        for (progress, _) in &self.0 {
+            progress.recompute(recomputed);
+        }
     }
 }
 

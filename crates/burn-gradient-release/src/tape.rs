@@ -76,6 +76,11 @@ pub(crate) fn placeholder<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_empty(Shape::new([1]), &B::float_device(like), like.dtype().into())
 }
 
+/// How many bytes a tensor takes.
+pub(crate) fn bytes<B: Backend>(value: &FloatTensor<B>) -> u64 {
+    (value.shape().num_elements() * value.dtype().size()) as u64
+}
+
 /// A new leaf.
 pub(crate) fn leaf<B: Backend>(value: FloatTensor<B>) -> AdTensor<B> {
     Autodiff::<B>::float_set_require_grad(Autodiff::<B>::from_inner(value), true)

@@ -10,7 +10,7 @@ use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor, TensorData};
-use burn_gradient_release::{Recompute, WithGradientRelease, checkpoint};
+use burn_gradient_release::{Recompute, Recomputed, WithGradientRelease, checkpoint};
 
 use crate::ALLOCATIONS;
 use crate::harness::memory::alone;
@@ -199,6 +199,45 @@ fn a_forward_pass_thrown_away() {
             format!("after step {step}"),
         );
     }
+}
+
+/// What the last of four steps reports.
+fn reported(recompute: Recompute) -> Recomputed {
+    let device = Default::default();
+    let mut model = layers::<R>();
+    let optim = SgdConfig::new().init::<R, Vec<Linear<R>>>();
+    let mut optim = optim.with_gradient_release().with_recompute(recompute);
+    for step in 0..4 {
+        model = optim.arm(RATE, model);
+        let x = noise::<R, 2>(step, [64, 4], &device);
+        let x = model.iter().fold(x, |x, layer| {
+            let x = layer.forward(x);
+            (x.clone().exp().tanh() * x.clone().sin() + x.cos()).tanh()
+        });
+        let grads = GradientsParams::from_grads(x.square().mean().backward(), &model);
+        model = optim.step(RATE, model, grads);
+    }
+    let report = optim.last_step().expect("a step was taken");
+    report.recomputed()
+}
+
+#[test]
+fn the_report_says_what_was_recomputed() {
+    assert_eq!(reported(Recompute::None), Recomputed::default());
+
+    let automatic = reported(Recompute::Automatic);
+    // `[64, 4]` enters each slice; a layer is a handful of operations.
+    let unit = 64 * 4 * size_of::<f32>() as u64;
+    assert!(automatic.slices > 0 && automatic.operations >= automatic.slices);
+    assert!(automatic.kept_bytes >= unit && automatic.kept_bytes <= 4 * unit);
+    let planned = automatic.planned_bytes.expect("there is a plan");
+
+    let ample = reported(Recompute::Budget(1 << 30));
+    assert_eq!([ample.slices, ample.operations], [0, 0]);
+    // What cannot be done within a budget is said.
+    let tight = reported(Recompute::Budget(1));
+    assert_eq!(tight.planned_bytes, Some(planned));
+    assert_eq!(tight.slices, automatic.slices);
 }
 
 fn text_of(panic: Box<dyn Any + Send>) -> &'static str {

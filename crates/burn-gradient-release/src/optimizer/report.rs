@@ -2,6 +2,8 @@
 
 use burn::{module::ParamId, optim::LearningRate};
 
+use crate::progress::Recomputed;
+
 /// What happened to a parameter in one optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -21,6 +23,7 @@ pub enum Outcome {
 pub struct StepReport {
     learning_rate: LearningRate,
     outcomes: Vec<(ParamId, Outcome)>,
+    recomputed: Recomputed,
 }
 
 impl StepReport {
@@ -28,7 +31,17 @@ impl StepReport {
         Self {
             learning_rate,
             outcomes: Vec::new(),
+            recomputed: Recomputed::default(),
         }
+    }
+
+    pub(crate) fn set_recomputed(&mut self, recomputed: Recomputed) {
+        self.recomputed = recomputed;
+    }
+
+    /// What the backward passes of the step have computed again.
+    pub fn recomputed(&self) -> Recomputed {
+        self.recomputed
     }
 
     pub(crate) fn push(&mut self, param: ParamId, outcome: Outcome) {

@@ -12,7 +12,7 @@ use super::stepper::from_float;
 use crate::{
     ReleaseBackend,
     parameter::Armed,
-    progress::Progress,
+    progress::{Progress, Recomputed},
     slot::Slot,
     tensor::{ReleaseTensor, Repr},
 };
@@ -48,6 +48,10 @@ impl<B: Backend> Session<B> {
 
     pub(super) fn acted(&self) -> usize {
         self.progress.acted()
+    }
+
+    pub(super) fn recomputed(&self) -> Recomputed {
+        self.progress.recomputed()
     }
 
     pub(super) fn armed(&self) -> usize {

@@ -50,6 +50,15 @@ impl<B: Backend> Mask<B> {
         }
     }
 
+    pub(crate) fn bytes(&self) -> u64 {
+        let words: usize = self
+            .words
+            .iter()
+            .map(|words| words.shape().num_elements())
+            .sum();
+        (words * size_of::<i32>()) as u64
+    }
+
     /// The tensor as it was.
     pub(crate) fn unpack(&self) -> FloatTensor<B> {
         let device = match self.words.first() {

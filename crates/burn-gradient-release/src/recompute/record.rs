@@ -217,7 +217,7 @@ impl<B: Backend> Entry<B> {
         self.results += 1;
         let order = result.node.order;
         self.node.order.fetch_max(order, Ordering::Relaxed);
-        let bytes = || (result.shape().num_elements() * result.dtype().size()) as u64;
+        let bytes = || tape::bytes::<B>(&result.primitive);
         let tracer = self.node.slice.tracer.as_ref().zip(self.place);
         let traced = tracer.map(|(tracer, place)| Arc::new(tracer.result(place, bytes())));
         Recorded {

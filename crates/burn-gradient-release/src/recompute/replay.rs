@@ -28,6 +28,7 @@ impl<B: Backend> Recording<B> for Results<B> {
             origins: Vec::new(),
             parameters: Vec::new(),
             wires: Vec::new(),
+            kept: Vec::new(),
             results: Vec::new(),
         };
         let outputs = self.outputs();
@@ -36,13 +37,18 @@ impl<B: Backend> Recording<B> for Results<B> {
             node.with_operands(|operands| {
                 for operand in operands {
                     match operand {
-                        Operand::Outside(Outside::Plain(_, origins)) => {
+                        Operand::Outside(Outside::Plain(tensor, origins)) => {
                             inputs.origins.push(origins.clone());
+                            let bytes = tape::bytes::<B>(&tensor.primitive);
+                            inputs.kept.push((Some(tensor.node.id), bytes));
                         }
                         Operand::Outside(Outside::Parameter(snapshot, _)) => {
                             inputs.parameters.push(snapshot.site.uses.clone());
                         }
-                        Operand::Outside(Outside::Mask(..)) | Operand::Inside(_) => {}
+                        Operand::Outside(Outside::Mask(mask, _)) => {
+                            inputs.kept.push((None, mask.bytes()));
+                        }
+                        Operand::Inside(_) => {}
                     }
                 }
             });

@@ -131,6 +131,12 @@ impl Tracer {
         self.policy
     }
 
+    /// The bytes at the worst moment of the backward pass, as planned.
+    pub(crate) fn planned_bytes(&self) -> Option<u64> {
+        let state = self.state();
+        state.learned.as_ref().map(|learned| learned.plan.bytes)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }

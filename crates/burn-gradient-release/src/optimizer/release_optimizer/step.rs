@@ -15,8 +15,10 @@ use crate::{
         error::{Refused, ReleaseError, expect},
         finish::{self, Grads},
         rate::OwnedRate,
+        session::Session,
         stepper::Records,
     },
+    progress::Recomputed,
 };
 
 impl<O, M, B> ReleaseOptimizer<O, M, B>
@@ -75,7 +77,13 @@ where
         if let Some(session) = &session {
             session.free_discarded();
         }
-        let (report, model) = finish::finish(&self.stepper, lr, session, model, grads);
+        let recomputed = session.as_ref().map(Session::recomputed);
+        let (mut report, model) = finish::finish(&self.stepper, lr, session, model, grads);
+        let tracer = self.stepper.tracer.as_ref();
+        report.set_recomputed(Recomputed {
+            planned_bytes: tracer.and_then(|tracer| tracer.planned_bytes()),
+            ..recomputed.unwrap_or_default()
+        });
         self.state.finish(report);
         match &mut self.rate {
             Some(rate) => {
