@@ -4,14 +4,18 @@ use burn::backend::autodiff::checkpoint::strategy::{
     BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
 };
 use burn::grad_clipping::GradientClippingConfig;
+use burn::nn::DropoutConfig;
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, SgdConfig};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_gradient_release::checkpoint;
 
 use super::{Inner, TOLERANCE};
 use crate::equivalence::near_numbers;
 use crate::harness::models::*;
-use crate::harness::turn;
+use crate::harness::{Plain, Release, noise, turn};
+use crate::recompute;
 
 /// Two optimizers, one of which clips.
 fn same<S: Scenario, C: CheckpointStrategy>() {
@@ -70,4 +74,35 @@ fn lstm() {
 #[test]
 fn weight_norm() {
     same::<WeightNorm, NoCheckpointing>();
+}
+
+#[test]
+fn transformer_with_activations_recomputed() {
+    turn::take::<Inner>();
+    recompute::equality::near_numbers::<Transformer, Inner, NoCheckpointing>(TOLERANCE);
+}
+
+/// Dropout's masks, packed to bits on the device and back.
+#[test]
+fn dropout_recomputed() {
+    fn gradient<B: AutodiffBackend>() -> Vec<f32> {
+        let device = Default::default();
+        B::seed(&device, 7);
+        let x = noise::<B, 2>(0, [40, 30], &device).require_grad();
+        let dropout = DropoutConfig::new(0.3).init();
+        let y = checkpoint(|| dropout.forward(x.clone().exp()));
+        let grads = y.square().mean().backward();
+        let gradient = x.grad(&grads).expect("it is required");
+        gradient.into_data().to_vec().expect("floats")
+    }
+
+    turn::take::<Inner>();
+    let plain = gradient::<Plain<Inner>>();
+    assert!(plain.contains(&0.0) && plain.iter().any(|gradient| *gradient != 0.0));
+    for (given, expected) in gradient::<Release<Inner>>().iter().zip(&plain) {
+        assert!(
+            (given - expected).abs() <= TOLERANCE,
+            "{given}, not {expected}"
+        );
+    }
 }

@@ -78,7 +78,8 @@ fn the_diff_in_the_readme_is_the_diff() {
             "+type B = GradientRelease<Autodiff<Flex>>;",
             "-    let optim = config.optimizer.init();",
             "+    let optim = config.optimizer.init().with_gradient_release();",
-            "+        .with_training_strategy(GradientReleaseStrategy::new(device).into())",
+            "+    let strategy = GradientReleaseStrategy::new(device).with_recompute(Recompute::Automatic);",
+            "+        .with_training_strategy(strategy.into())",
         ]
     );
 

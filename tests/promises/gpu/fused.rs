@@ -23,5 +23,7 @@ mod edge_cases;
 mod equality;
 #[path = "../device_memory/learner.rs"]
 mod learner;
+#[path = "../recompute/scopes.rs"]
+mod scopes;
 #[path = "../device_memory/transformer.rs"]
 mod transformer;

@@ -17,5 +17,7 @@ mod device_memory;
 mod edge_cases;
 #[path = "../equality.rs"]
 mod equality;
+#[path = "../recompute/scopes.rs"]
+mod scopes;
 #[path = "../timeline/device.rs"]
 mod timeline;

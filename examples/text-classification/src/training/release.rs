@@ -14,7 +14,7 @@ use burn::{
         metric::{AccuracyMetric, LearningRateMetric, LossMetric},
     },
 };
-use burn_gradient_release::{GradientRelease, WithGradientRelease};
+use burn_gradient_release::{GradientRelease, Recompute, WithGradientRelease};
 use burn_gradient_release_train::GradientReleaseStrategy;
 
 use super::{ExperimentConfig, create_artifact_dir};
@@ -61,6 +61,7 @@ pub fn train(
     )
     .init::<B>(&device);
     let optim = config.optimizer.init().with_gradient_release();
+    let strategy = GradientReleaseStrategy::new(device).with_recompute(Recompute::Automatic);
     let lr_scheduler = NoamLrSchedulerConfig::new(config.lr_factor)
         .with_warmup_steps(config.warmup_steps)
         .with_model_size(config.transformer.d_model)
@@ -72,7 +73,7 @@ pub fn train(
         .metric_train_numeric(LearningRateMetric::new())
         .metric_train_numeric(PeakHeapMetric::new())
         .with_file_checkpointer(CompactRecorder::new())
-        .with_training_strategy(GradientReleaseStrategy::new(device).into())
+        .with_training_strategy(strategy.into())
         .num_epochs(config.num_epochs)
         .summary();
     let training = renderer::for_this_output(training);
