@@ -8,7 +8,7 @@ use burn::nn::DropoutConfig;
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, SgdConfig};
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::backend::AutodiffBackend;
 use burn_gradient_release::checkpoint;
 
 use super::{Inner, TOLERANCE};
