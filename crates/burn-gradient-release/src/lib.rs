@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod custom;
 mod derived;
 mod discard;
 mod fork;
@@ -24,6 +25,7 @@ mod origins;
 mod parameter;
 mod pass;
 mod progress;
+mod raise;
 mod recompute;
 mod slot;
 mod tape;

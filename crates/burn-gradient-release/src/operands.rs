@@ -1,36 +1,22 @@
-//! The operands of an operation, as burn-autodiff wants them, and what becomes of its result.
+//! The operands of an operation, as burn-autodiff wants them.
 
-use std::{array, mem, sync::Arc};
+use std::{mem, sync::Arc};
 
-use burn::tensor::{
-    backend::{Backend, BackendTypes},
-    ops::FloatTensor,
-};
-use burn_autodiff::{Autodiff, NodeId};
+use burn::tensor::backend::Backend;
 
 use crate::{
     derived::{self, Derived, Function, Operand, Operands},
     origins::{Origins, Region},
+    raise::{Nodes, Raise},
     recompute::{
-        order::{Consumer, Target, Use, Wire},
+        order::{Target, Use},
         record::{Entry, Functions, Input, NotedUse, Operation, Outside, Slice},
         scope, trace,
     },
     tape::{self, AdTensor, handle},
     tensor::{ReleaseTensor, Repr},
-    uses::{self, Uses, lock},
+    uses::lock,
 };
-
-/// What is known of an operation on the tape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Nodes {
-    /// It is one node, right above its operands.
-    One,
-    /// Its result tells.
-    Unknown,
-    /// It is several nodes.
-    Several,
-}
 
 /// The float tensors among the arguments of an operation, in their order.
 pub(crate) struct Arguments<B: Backend>(Vec<ReleaseTensor<B>>);
@@ -46,19 +32,6 @@ enum Place<B: Backend> {
 struct Recorder<B: Backend> {
     slice: Arc<Slice<B>>,
     place: Option<trace::Place>,
-}
-
-/// Where the result of an operation comes from.
-pub(crate) struct Raise<B: Backend> {
-    origins: Origins<B>,
-    nodes: Nodes,
-    /// The order of an operation that is one node.
-    order: usize,
-    operands: Vec<NodeId>,
-    /// The tensors that the operands are, in a region of the tape.
-    tensors: Vec<(usize, Target)>,
-    /// Uses to be noted once the result is known: of what, and the lowest order they can have.
-    unknown: Vec<(Arc<Uses<B>>, usize)>,
 }
 
 impl<B: Backend> Arguments<B> {
@@ -437,158 +410,4 @@ fn pass_on<B: Backend>(derived: Derived<B>) -> (AdTensor<B>, Origins<B>) {
         (node, raise.origins)
     });
     (handle::<B>(node, value, order), origins.clone())
-}
-
-impl<B: Backend> Raise<B> {
-    fn lower(&mut self, tensor: ReleaseTensor<B>, is_repeated: bool) -> AdTensor<B> {
-        match tensor.0 {
-            Repr::Plain(tensor, origins) => {
-                self.origins.join(&origins);
-                tensor
-            }
-            Repr::Snapshot(snapshot) => {
-                self.origins.join(&snapshot.site.origins);
-                let uses = snapshot.site.uses.clone();
-                let leaf = snapshot.into_leaf();
-                let is_lowest = self.note(&uses, leaf.node.order, is_repeated);
-                if is_lowest && uses.is_awaited() {
-                    let proxy = uses::proxy(&uses, self.order);
-                    // In the place of the leaf, with its order.
-                    handle::<B>(&proxy, leaf.primitive, leaf.node.order)
-                } else {
-                    leaf
-                }
-            }
-            Repr::Derived(derived) => {
-                self.origins.join(derived.origins());
-                let (tensor, uses) = derived.on_tape();
-                self.note(&uses, tensor.node.order, is_repeated);
-                tensor
-            }
-            Repr::Live(_) | Repr::Recorded(_) => {
-                unreachable!("`push` reads the owner, `meet` leaves nothing recorded")
-            }
-        }
-    }
-
-    /// Notes the use of an operand of the given order. Returns whether it is the lowest, and single.
-    fn note(&mut self, uses: &Arc<Uses<B>>, order: usize, is_repeated: bool) -> bool {
-        match self.nodes {
-            Nodes::One => uses.consume(self.order, if is_repeated { 2 } else { 1 }),
-            Nodes::Unknown => {
-                self.unknown.push((uses.clone(), order + 1));
-                false
-            }
-            Nodes::Several => uses.consume(order + 1, 2),
-        }
-    }
-
-    pub(crate) fn into_origins(self) -> Origins<B> {
-        self.origins
-    }
-
-    /// The result of the operation.
-    ///
-    /// # Panics
-    ///
-    /// If an operation of Burn is not the one node that it is taken to be.
-    pub(crate) fn float(&self, result: AdTensor<B>) -> ReleaseTensor<B> {
-        if !self.operands.is_empty() {
-            // What has no other parents than the operands is one node, unless it is an operand.
-            let node = &result.node;
-            let mut parents = node.parents.iter();
-            let is_one = parents.all(|parent| self.operands.contains(&parent.id));
-            if self.nodes == Nodes::One {
-                tape::check_one_node(is_one);
-            }
-            let is_one = is_one && !node.parents.is_empty();
-            for (uses, lowest) in &self.unknown {
-                // The order is the node's own: not every operand has to be a parent.
-                uses.consume(if is_one { node.order } else { *lowest }, 2);
-            }
-        }
-        if let Some(region) = self.origins.region() {
-            region.note(Wire {
-                consumer: Consumer::Kept(result.node.id),
-                order: result.node.order,
-                operands: self.tensors.clone(),
-            });
-        }
-        ReleaseTensor(Repr::Plain(result, self.origins.clone()))
-    }
-}
-
-impl<B: Backend> ReleaseTensor<B> {
-    /// Applies an operation of the autodiff backend: the way to bring an operation of your own, with
-    /// its own backward, to [`GradientRelease`](crate::GradientRelease).
-    ///
-    /// `operation` is given the operands as tensors of [`Autodiff`], whatever its checkpointing
-    /// strategy, with its parameters among them where the tape wants them; its result is a tensor
-    /// of `GradientRelease`. Every tracked tensor that it uses has to be among the operands.
-    ///
-    /// Inside [`checkpoint`](crate::checkpoint) it runs a second time in the backward pass.
-    ///
-    /// Parameters that it consumes are stepped in time if it is one node on the tape. Inside an
-    /// operation of several nodes they may be used anywhere, so they are stepped at the end of
-    /// backward.
-    ///
-    /// A trait of your own, implemented for `Autodiff<B, C>` as in Burn's book, becomes one of
-    /// `GradientRelease<Autodiff<B, C>>` by one such call for each method:
-    ///
-    /// ```
-    /// use burn::{
-    ///     backend::{Autodiff, Flex, autodiff::checkpoint::strategy::CheckpointStrategy},
-    ///     tensor::{Tensor, TensorPrimitive, backend::Backend, ops::FloatTensor},
-    /// };
-    /// use burn_gradient_release::{GradientRelease, ReleaseTensor};
-    ///
-    /// trait Ops: Backend {
-    ///     fn scaled_add(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// }
-    ///
-    /// # // A real one would register a backward of its own.
-    /// impl<C: CheckpointStrategy> Ops for Autodiff<Flex, C> {
-    ///     fn scaled_add(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
-    ///         // ...
-    /// #       Self::float_add(lhs, Self::float_mul_scalar(rhs, 0.5.into()))
-    ///     }
-    /// }
-    ///
-    /// impl<C: CheckpointStrategy> Ops for GradientRelease<Autodiff<Flex, C>> {
-    ///     fn scaled_add(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
-    ///         ReleaseTensor::apply([lhs, rhs], |[lhs, rhs]| {
-    ///             Autodiff::<Flex, C>::scaled_add(lhs, rhs)
-    ///         })
-    ///     }
-    /// }
-    /// # use burn::tensor::ops::FloatTensorOps;
-    /// # type R = GradientRelease<Autodiff<Flex>>;
-    /// # let one = || Tensor::<R, 1>::ones([2], &Default::default()).into_primitive().tensor();
-    /// # let sum = Tensor::<R, 1>::from_primitive(TensorPrimitive::Float(R::scaled_add(one(), one())));
-    /// # assert_eq!(sum.into_data().to_vec::<f32>().unwrap(), [1.5, 1.5]);
-    /// ```
-    pub fn apply<const N: usize>(
-        operands: [Self; N],
-        operation: impl Fn(
-            [<Autodiff<B> as BackendTypes>::FloatTensorPrimitive; N],
-        ) -> FloatTensor<Autodiff<B>>
-        + Send
-        + Sync
-        + 'static,
-    ) -> Self {
-        let mut arguments = Arguments::new();
-        operands
-            .into_iter()
-            .for_each(|tensor| arguments.push(tensor));
-        arguments.apply(
-            "custom operation",
-            Nodes::Unknown,
-            move |mut operands| {
-                operation(array::from_fn(|_| {
-                    operands.next().expect("as many as were given")
-                }))
-            },
-            |result, raise| raise(result),
-        )
-    }
 }

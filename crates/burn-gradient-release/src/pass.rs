@@ -1,27 +1,26 @@
 //! A backward pass.
 
 use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, Mutex},
     thread,
 };
 
-use burn::tensor::{
-    backend::{AutodiffBackend, Backend},
-    ops::FloatTensor,
-};
-use burn_autodiff::{Autodiff, NodeId, checkpoint::strategy::CheckpointStrategy, grads::Gradients};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy, grads::Gradients};
 
 use crate::{
     group::Values,
-    operands::{Arguments, Nodes},
-    origins::{Apart, Contribution, Origins, Region, RegionUses, Seeds, Spent},
+    operands::Arguments,
+    origins::{Origins, Region, Seeds, Spent},
     progress::{Progress, Recomputed},
-    recompute::order::{Consumer, Part, Played, Target, Unit, Use, Wiring},
+    raise::Nodes,
+    recompute::{
+        order::Part,
+        route::{HOME, Route},
+    },
     tape::{self, AdTensor},
     tensor::{ReleaseTensor, Repr},
-    uses::{self, Completion, Uses, When, lock},
+    uses::{self, Completion, Uses, lock},
 };
 
 /// Runs backward from `root`. The armed parameters it depends on are acted on underway.
@@ -90,13 +89,13 @@ fn by_regions<B: Backend, C: CheckpointStrategy>(
     route.collect(&last, Part::Kept, &mut grads);
     while let Some((number, region)) = route.regions.pop_last() {
         if let Some(seeds) = route.seeds(number, &mut grads) {
-            grads = route.run_part::<C>(&region, Part::Kept, seeds, grads);
+            grads = run_part::<B, C>(&mut route, &region, Part::Kept, seeds, grads);
         }
         if let Some(slice) = region.slice() {
             let replayed = Region::replay(number);
             let apart = route.apart(number, &mut grads);
             if let Some(seeds) = slice.replay(&replayed, &mut grads, &route.played, apart) {
-                grads = route.run_part::<C>(&replayed, Part::Replayed, seeds, grads);
+                grads = run_part::<B, C>(&mut route, &replayed, Part::Replayed, seeds, grads);
             }
         }
     }
@@ -108,6 +107,19 @@ fn by_regions<B: Backend, C: CheckpointStrategy>(
         uses.finish(&mut grads);
     }
     drop(watch);
+    grads
+}
+
+fn run_part<B: Backend, C: CheckpointStrategy>(
+    route: &mut Route<B>,
+    region: &Region<B>,
+    part: Part,
+    seeds: Seeds<B>,
+    mut grads: Gradients,
+) -> Gradients {
+    route.begin(region, part, &mut grads);
+    let mut grads = run_from::<B, C>(seeds, grads);
+    route.collect(region, part, &mut grads);
     grads
 }
 
@@ -138,324 +150,6 @@ fn run_from<B: Backend, C: CheckpointStrategy>(seeds: Seeds<B>, grads: Gradients
          scope, or into a slice of recomputed activations; please report the model that does this"
     );
     grads
-}
-
-fn move_gradient<B: Backend>(from: &AdTensor<B>, to: &AdTensor<B>, grads: &mut Gradients) {
-    if let Some(gradient) = grads.remove::<B>(from) {
-        grads.register::<B>(to.node.id, gradient);
-    }
-}
-
-/// The number of the tape outside of all regions.
-const HOME: u64 = 0;
-
-/// How far a backward pass by regions has come, and where it goes on.
-struct Route<B: Backend> {
-    /// By number.
-    regions: BTreeMap<u64, Arc<Region<B>>>,
-    /// All parameters that it can come to.
-    parameters: Vec<Arc<Uses<B>>>,
-    /// Where each is used last: the lowest region, and its last part.
-    last_use: HashMap<*const Uses<B>, Unit>,
-    /// Tensors whose gradients wait for their region to run, by its number.
-    waiting: HashMap<u64, Vec<Entered<B>>>,
-    recomputed: Recomputed,
-    played: Played,
-    /// What has come of the gradients that have to be added up in an order.
-    arrived: HashMap<Target, Arrived<B>>,
-    /// The leaf of each result of a slice.
-    results: HashMap<Target, AdTensor<B>>,
-}
-
-/// A tensor that has entered another region.
-type Entered<B> = (AdTensor<B>, Origins<B>);
-
-/// Contributions to one gradient.
-struct Arrived<B: Backend> {
-    node: AdTensor<B>,
-    by_use: HashMap<Use, FloatTensor<B>>,
-}
-
-impl<B: Backend> Route<B> {
-    /// # Errors
-    ///
-    /// If a slice on the way was replayed before.
-    fn new(last: Arc<Region<B>>, root: NodeId) -> Result<Self, Spent> {
-        let mut regions = BTreeMap::new();
-        let mut last_use: HashMap<_, Unit> = HashMap::new();
-        let mut parameters: Vec<Arc<Uses<B>>> = Vec::new();
-        let mut wiring = Wiring::default();
-        let mut results = HashMap::new();
-        let mut recomputed = Recomputed::default();
-        let mut kept = HashSet::new();
-        let mut note = |uses: &Arc<Uses<B>>, number: u64, part: Part| {
-            let unit = last_use.entry(Arc::as_ptr(uses)).or_insert_with(|| {
-                parameters.push(uses.clone());
-                (number, part)
-            });
-            // A later part of the same region, or a lower one.
-            if number < unit.0 || (number == unit.0 && part > unit.1) {
-                *unit = (number, part);
-            }
-        };
-        let mut waiting = vec![last];
-        while let Some(region) = waiting.pop() {
-            let number = region.number();
-            if regions.insert(number, region.clone()).is_some() {
-                continue;
-            }
-            region.with_parameters(|parameters| {
-                for uses in parameters {
-                    note(&uses.home, number, Part::Kept);
-                }
-            });
-            let mut below = Vec::new();
-            region.with_portals(|portals| {
-                for portal in portals {
-                    below.push(portal.origins.clone());
-                    let target = Target::OnTape(portal.target.node.id);
-                    wiring.add_alias(portal.leaf.node.id, target);
-                }
-            });
-            for wire in region.take_wires() {
-                wiring.add((number, Part::Kept), wire);
-            }
-            if let Some(slice) = region.slice() {
-                let inputs = slice.inputs()?;
-                below.extend(inputs.origins);
-                for uses in &inputs.parameters {
-                    note(uses, number, Part::Replayed);
-                }
-                recomputed.slices += 1;
-                recomputed.operations += inputs.wires.len();
-                for (node, bytes) in inputs.kept {
-                    if node.is_none_or(|node| kept.insert(node)) {
-                        recomputed.kept_bytes += bytes;
-                    }
-                }
-                for wire in inputs.wires {
-                    wiring.add((number, Part::Replayed), wire);
-                }
-                for (leaf, target) in inputs.results {
-                    wiring.add_alias(leaf.node.id, target);
-                    results.insert(target, leaf);
-                }
-            }
-            for origins in below {
-                if let Some(region) = origins.region() {
-                    waiting.push(region.clone());
-                    continue;
-                }
-                for uses in origins.parameters().iter().filter(|uses| uses.is_used()) {
-                    note(uses, HOME, Part::Kept);
-                }
-            }
-        }
-        Ok(Self {
-            regions,
-            parameters,
-            last_use,
-            waiting: HashMap::new(),
-            recomputed,
-            played: wiring.play(Target::OnTape(root)),
-            arrived: HashMap::new(),
-            results,
-        })
-    }
-
-    /// Has each parameter act in the part of the tape that uses it last.
-    fn assign(&self, region: &Region<B>, part: Part) {
-        let unit = (region.number(), part);
-        region.with_parameters(|parameters| {
-            for uses in parameters {
-                let is_last = self.last_use.get(&Arc::as_ptr(&uses.home)) == Some(&unit);
-                let target = Target::OnTape(uses.home.node().node.id);
-                let sum = self.played.sums.get(&self.played.resolve(target));
-                // In a kept part, each use has its own contribution only.
-                let has_all = match part {
-                    Part::Kept => sum.is_none_or(|sum| sum.uses.len() == 1),
-                    Part::Replayed => !self.played.is_apart(target),
-                };
-                let acts = is_last && has_all;
-                let owner = uses.home.weak_owner().filter(|_| acts);
-                uses.here.replace_owner(owner);
-            }
-        });
-    }
-
-    /// Runs a part of the tape.
-    fn run_part<C: CheckpointStrategy>(
-        &mut self,
-        region: &Region<B>,
-        part: Part,
-        seeds: Seeds<B>,
-        mut grads: Gradients,
-    ) -> Gradients {
-        self.assign(region, part);
-        region.with_portals(|portals| {
-            for portal in portals.iter().filter(|_| part == Part::Replayed) {
-                if !self.played.is_apart(Target::OnTape(portal.target.node.id)) {
-                    move_gradient(&portal.target, &portal.leaf, &mut grads);
-                }
-            }
-        });
-        let mut grads = run_from::<B, C>(seeds, grads);
-        self.collect(region, part, &mut grads);
-        grads
-    }
-
-    /// Takes over what a part of the tape has left: the gradients of what has entered it.
-    fn collect(&mut self, region: &Region<B>, part: Part, grads: &mut Gradients) {
-        let unit = (region.number(), part);
-        region.with_parameters(|parameters| {
-            for uses in parameters.iter().filter(|uses| uses.here.is_reached()) {
-                uses.home.mark_reached();
-            }
-        });
-        region.with_portals(|portals| {
-            let mut portals: Vec<_> = portals.iter().collect();
-            portals.sort_by_cached_key(|portal| {
-                let target = self.played.resolve(Target::OnTape(portal.target.node.id));
-                let sum = self.played.sums.get(&target);
-                let of = self.played.entry(portal.leaf.node.id);
-                sum.zip(of).and_then(|(sum, of)| sum.position(of))
-            });
-            for portal in portals {
-                let target = self.played.resolve(Target::OnTape(portal.target.node.id));
-                if self.played.is_apart(target) {
-                    let of = portal.of.or_else(|| self.played.entry(portal.leaf.node.id));
-                    if let (Some(of), Some(gradient)) = (of, grads.remove::<B>(&portal.leaf)) {
-                        self.arrive(target, &portal.target, of, gradient);
-                    }
-                } else {
-                    move_gradient(&portal.leaf, &portal.target, grads);
-                }
-                if tape::is_leaf::<B>(&portal.target) {
-                    continue;
-                }
-                let number = portal
-                    .origins
-                    .region()
-                    .map_or(HOME, |region| region.number());
-                let waiting = self.waiting.entry(number).or_default();
-                let id = portal.target.node.id;
-                if !waiting.iter().any(|(known, _)| known.node.id == id) {
-                    waiting.push((portal.target.clone(), portal.origins.clone()));
-                }
-            }
-        });
-        self.add_up_complete(unit, grads);
-        region.with_parameters(|parameters| {
-            for RegionUses { home, .. } in parameters {
-                let is_last = self.last_use.get(&Arc::as_ptr(home)) == Some(&unit);
-                if let Some(owner) = home.owner().filter(|_| is_last) {
-                    owner.act(home.node().node.id, grads, When::Complete);
-                }
-            }
-        });
-    }
-
-    fn arrive(&mut self, target: Target, node: &AdTensor<B>, of: Use, gradient: FloatTensor<B>) {
-        let arrived = self.arrived.entry(target).or_insert_with(|| Arrived {
-            node: tape::key::<B>(node, node.primitive.clone()),
-            by_use: HashMap::new(),
-        });
-        arrived.by_use.insert(of, gradient);
-    }
-
-    /// Adds up the gradients whose last contributions were to come from this part of the tape, but
-    /// for those of a slice's results.
-    fn add_up_complete(&mut self, unit: Unit, grads: &mut Gradients) {
-        let is_complete = |target: &Target| {
-            matches!(target, Target::OnTape(_))
-                && self
-                    .played
-                    .sums
-                    .get(target)
-                    .is_some_and(|sum| sum.last_unit() == unit)
-        };
-        let complete: Vec<_> = self.arrived.keys().copied().filter(is_complete).collect();
-        for target in complete {
-            self.add_up(target, grads);
-        }
-    }
-
-    fn add_up_all(&mut self, grads: &mut Gradients) {
-        let targets: Vec<_> = self.arrived.keys().copied().collect();
-        for target in targets {
-            self.add_up(target, grads);
-        }
-    }
-
-    /// Adds up what has come, in plain Burn's order.
-    fn add_up(&mut self, target: Target, grads: &mut Gradients) {
-        let (Some(mut arrived), Some(sum)) =
-            (self.arrived.remove(&target), self.played.sums.get(&target))
-        else {
-            return;
-        };
-        for (_, of) in &sum.uses {
-            if let Some(gradient) = arrived.by_use.remove(of) {
-                grads.register::<B>(arrived.node.node.id, gradient);
-            }
-        }
-    }
-
-    /// What has come of the gradients of a slice's results that have to be added up in an order.
-    fn apart(&mut self, number: u64, grads: &mut Gradients) -> Apart<B> {
-        let mut apart = Apart::new();
-        for (target, sum) in &self.played.sums {
-            let unit = (number, Part::Replayed);
-            if !self.played.is_apart(*target) || self.played.made_in(*target) != Some(unit) {
-                continue;
-            }
-            let mut by_use = match self.arrived.remove(target) {
-                Some(arrived) => arrived.by_use,
-                None => HashMap::new(),
-            };
-            // From the part of the region that was kept, which uses the leaf itself.
-            if let Some(leaf) = self.results.get(target)
-                && let Some(of) = sum.first_in((number, Part::Kept))
-                && let Some(gradient) = grads.remove::<B>(leaf)
-            {
-                by_use.insert(of, gradient);
-            }
-            let contributions = sum.uses.iter().filter_map(|(of_unit, of)| {
-                if *of_unit == unit {
-                    return Some(Contribution::Own(*of));
-                }
-                by_use.remove(of).map(Contribution::Arrived)
-            });
-            let contributions: Vec<_> = contributions.collect();
-            if !contributions.is_empty() {
-                apart.insert(*target, contributions);
-            }
-        }
-        apart
-    }
-
-    /// The tensors of a region whose gradients are there.
-    fn seeds(&mut self, number: u64, grads: &mut Gradients) -> Option<Seeds<B>> {
-        let waiting = self.waiting.remove(&number)?;
-        for (tensor, _) in &waiting {
-            self.add_up(Target::OnTape(tensor.node.id), grads);
-        }
-        let waiting = waiting.into_iter();
-        let mut origins = Origins::none();
-        let seeds = waiting.filter(|(tensor, _)| grads.get::<B>(tensor).is_some());
-        let mut tensors: Vec<_> = seeds
-            .map(|(tensor, of)| {
-                origins.join(&of);
-                tensor
-            })
-            .collect();
-        // Burn reaches the last first.
-        tensors.sort_by_key(|tensor| {
-            let id = tensor.node.id;
-            Reverse((self.played.reached(Consumer::Kept(id)), Reverse(id.value)))
-        });
-        (!tensors.is_empty()).then_some(Seeds { tensors, origins })
-    }
 }
 
 /// Adds to the tape what runs beside Burn's own nodes: the replays of derived tensors, and the taps

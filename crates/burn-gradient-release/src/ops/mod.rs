@@ -106,7 +106,7 @@ macro_rules! run {
     ($nodes:ident, $name:ident, $output:tt, $arguments:ident, |$operands:ident| $operation:block) => {
         $arguments.apply(
             stringify!($name),
-            $crate::operands::Nodes::$nodes,
+            $crate::raise::Nodes::$nodes,
             move |mut $operands| $operation,
             |results, raise| $crate::ops::raise!(raise, $output, results),
         )

@@ -15,6 +15,7 @@ mod mask;
 pub(crate) mod order;
 pub(crate) mod record;
 pub(crate) mod replay;
+pub(crate) mod route;
 pub(crate) mod scope;
 pub(crate) mod trace;
 

@@ -15,8 +15,9 @@ use super::{
     record::{Node, Operand, Output, Outside, Results},
 };
 use crate::{
-    operands::{Arguments, Nodes},
+    operands::Arguments,
     origins::{Apart, Contribution, Inputs, Origins, Recording, Region, Seeds, Spent},
+    raise::Nodes,
     tape::{self, AdTensor},
     tensor::{ReleaseTensor, Repr},
     uses::lock,
