@@ -23,6 +23,7 @@ use burn::tensor::{TensorMetadata, backend::Backend, ops::FloatTensor};
 use burn_autodiff::{NodeId, grads::Gradients};
 
 use crate::{
+    discard::discard,
     group::{Group, Replay},
     recompute::order::{Played, Target, Use, Wire},
     tape::{self, AdTensor},
@@ -387,6 +388,15 @@ impl<B: Backend> Region<B> {
 
     pub(crate) fn with_portals<R>(&self, look: impl FnOnce(&[Portal<B>]) -> R) -> R {
         look(&self.state().portals)
+    }
+}
+
+impl<B: Backend> Drop for Region<B> {
+    fn drop(&mut self) {
+        let state = self.state.get_mut();
+        let state = state.unwrap_or_else(|error| error.into_inner());
+        // They hold the regions below.
+        discard(mem::take(&mut state.portals));
     }
 }
 

@@ -207,9 +207,7 @@ impl Watch {
         }
         Self(watched)
     }
-}
 
-impl Watch {
     /// Notes what the pass computes again.
     fn note(&self, recomputed: Recomputed) {
         for (progress, _) in &self.0 {

@@ -74,11 +74,14 @@ fn no_gradient_for_each_element_of_the_batch() {
         || {
             fn peak<I: Backend>(bytes: &[u8]) -> usize {
                 let model = start::<Plain<I>>(bytes);
-                drop(loss(&model, 0).backward());
-                let before = ALLOCATIONS.current_usage();
-                ALLOCATIONS.reset_peak_usage();
-                drop(loss(&model, 1).backward());
-                ALLOCATIONS.peak_usage() - before
+                // The lowest of some: a thread that first works in one of them gets its buffers there.
+                let peaks = (0..5).map(|step| {
+                    let before = ALLOCATIONS.current_usage();
+                    ALLOCATIONS.reset_peak_usage();
+                    drop(loss(&model, step).backward());
+                    ALLOCATIONS.peak_usage() - before
+                });
+                peaks.min().expect("there are steps")
             }
             let bytes = bytes();
             let weight = WIDTH * WIDTH * size_of::<f32>();

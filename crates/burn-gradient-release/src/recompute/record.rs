@@ -1,11 +1,8 @@
 //! Operations that are recorded in the place of their results.
 
-use std::{
-    mem,
-    sync::{
-        Arc, Mutex, Weak,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
-    },
+use std::sync::{
+    Arc, Mutex, Weak,
+    atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
 use burn::tensor::{DType, Shape, TensorMetadata, backend::Backend, ops::FloatTensor};
@@ -384,12 +381,6 @@ impl<B: Backend> Drop for Node<B> {
         if let Some(operands) = operands.take() {
             discard(operands);
         }
-        // The slice's region is held by those who use it.
-        mem::take(
-            self.exits
-                .get_mut()
-                .unwrap_or_else(|error| error.into_inner()),
-        );
     }
 }
 

@@ -160,7 +160,7 @@ impl<B: Backend> Route<B> {
         region.with_portals(|portals| {
             for portal in portals.iter().filter(|_| part == Part::Replayed) {
                 if !self.played.is_apart(Target::OnTape(portal.target.node.id)) {
-                    move_gradient(&portal.target, &portal.leaf, grads);
+                    tape::forward(portal.target.node.id, &portal.leaf, grads);
                 }
             }
         });
@@ -190,7 +190,7 @@ impl<B: Backend> Route<B> {
                         self.arrive(target, &portal.target, of, gradient);
                     }
                 } else {
-                    move_gradient(&portal.leaf, &portal.target, grads);
+                    tape::forward(portal.leaf.node.id, &portal.target, grads);
                 }
                 if tape::is_leaf::<B>(&portal.target) {
                     continue;
@@ -317,11 +317,5 @@ impl<B: Backend> Route<B> {
             Reverse((self.played.reached(Consumer::Kept(id)), Reverse(id.value)))
         });
         (!tensors.is_empty()).then_some(Seeds { tensors, origins })
-    }
-}
-
-fn move_gradient<B: Backend>(from: &AdTensor<B>, to: &AdTensor<B>, grads: &mut Gradients) {
-    if let Some(gradient) = grads.remove::<B>(from) {
-        grads.register::<B>(to.node.id, gradient);
     }
 }
