@@ -1,0 +1,311 @@
+//! One pass over memory on the processor.
+
+mod buffer;
+
+use burn::tensor::{DType, Shape, bf16};
+use burn_flex::{Flex, FlexTensor};
+use rayon::prelude::*;
+
+use crate::{
+    LeanBackend, Rule,
+    backend::{Clip, Measure, Operands, Rounding, States, Stepped},
+    dynamic_map::BLOCK,
+    moment::{EightBit, Format, Moment},
+};
+use buffer::{Block, Buffer, Source};
+
+/// Elements that a thread takes at once: enough to be worth its waking up, few enough to share evenly.
+const CHUNK: usize = 64 * BLOCK;
+
+impl LeanBackend for Flex {
+    fn step_in_place<R: Rule<N>, const N: usize>(
+        rule: &R,
+        operands: Operands<Self, N>,
+    ) -> Result<Stepped<Self, N>, Box<Operands<Self, N>>> {
+        if !supported(&operands) {
+            return Err(Box::new(operands));
+        }
+        let Operands {
+            weight,
+            grad,
+            clip,
+            states,
+            rounding,
+        } = operands;
+        let shape = weight.layout().shape().clone();
+        let mut weight = in_order(weight);
+        let grad = in_order(grad);
+        let clip = HostClip::new(clip);
+        let (fresh, mut states) = match states {
+            States::New(formats) => (true, formats.map(|format| empty(format, &shape))),
+            States::Old(states) => (false, states.map(contiguous)),
+        };
+        let (mut compensation, key) = match rounding {
+            None => (None, None),
+            Some(Rounding::Stochastic { key }) => (None, Some(key)),
+            Some(Rounding::Kahan(compensation)) => (
+                Some(
+                    compensation
+                        .map_or_else(|| FlexTensor::zeros(shape.clone(), DType::BF16), in_order),
+                ),
+                None,
+            ),
+        };
+
+        let lanes = Lanes {
+            start: 0,
+            weight: Buffer::of(&mut weight),
+            grad: Source::of(&grad),
+            states: states.each_mut().map(buffer_of),
+            compensation: compensation.as_mut().map(Buffer::of),
+        };
+        let step = |lanes: Lanes<'_, N>| lanes.step(rule, clip, fresh, key);
+        let chunks = lanes.chunks(shape.num_elements());
+        if chunks.len() == 1 {
+            chunks.into_iter().for_each(step);
+        } else {
+            chunks.into_par_iter().for_each(step);
+        }
+        Ok(Stepped {
+            weight,
+            states,
+            compensation,
+        })
+    }
+
+    fn mean_in_place<M: Measure<N>, const N: usize>(
+        measure: &M,
+        operands: &Operands<Self, N>,
+    ) -> Option<f32> {
+        if !supported(operands) {
+            return None;
+        }
+        let grad = operands.grad.to_contiguous();
+        let source = Source::of(&grad);
+        let clip = HostClip::new(operands.clip.clone());
+        let states = match &operands.states {
+            States::New(_) => None,
+            States::Old(states) => Some(states.clone().map(contiguous)),
+        };
+        let count = grad.layout().num_elements();
+        let starts: Vec<usize> = (0..count).step_by(BLOCK).collect();
+        let sum_of = |start: &usize| -> f64 {
+            let length = BLOCK.min(count - start);
+            let mut grads = [0.0; BLOCK];
+            source.load(*start, &mut grads[..length]);
+            clip.apply(&mut grads[..length]);
+            let mut values = [[0.0; BLOCK]; N];
+            if let Some(states) = &states {
+                for (state, values) in states.iter().zip(&mut values) {
+                    buffer::load_state(state, *start, &mut values[..length]);
+                }
+            }
+            let measured = (0..length).map(|place| {
+                if states.is_some() {
+                    measure.next(grads[place], values.each_ref().map(|values| values[place]))
+                } else {
+                    measure.first(grads[place])
+                }
+            });
+            measured.map(f64::from).sum()
+        };
+        // The sums of the blocks add up in their order, on however many threads they were made.
+        let sums: Vec<f64> = starts
+            .par_iter()
+            .with_min_len(CHUNK / BLOCK)
+            .map(sum_of)
+            .collect();
+        Some((sums.iter().sum::<f64>() / count as f64) as f32)
+    }
+}
+
+/// Weights, gradients and states as [`Buffer`] has them; weights in bf16 only with a rounding of their own, since
+/// Burn rounds after each operation.
+fn supported<const N: usize>(operands: &Operands<Flex, N>) -> bool {
+    let weight = match operands.weight.dtype() {
+        DType::F32 => operands.rounding.is_none(),
+        DType::BF16 => operands.rounding.is_some(),
+        _ => false,
+    };
+    let float = |dtype| matches!(dtype, DType::F32 | DType::BF16);
+    let same_type = operands.grad.dtype() == operands.weight.dtype() || operands.rounding.is_some();
+    let format = |format: &Format| match format {
+        Format::Float(dtype) => float(*dtype),
+        Format::EightBit(_) => true,
+    };
+    let states = match &operands.states {
+        States::New(formats) => formats.iter().all(format),
+        States::Old(states) => states.iter().all(|state| format(&state.format())),
+    };
+    weight && same_type && float(operands.grad.dtype()) && states
+}
+
+/// The tensor with its elements one after the other. Taken by value: a second handle would make the buffer a
+/// shared one, which is copied before it is written.
+fn in_order(tensor: FlexTensor) -> FlexTensor {
+    tensor.to_contiguous()
+}
+
+fn empty(format: Format, shape: &Shape) -> Moment<Flex> {
+    let numbers = shape.num_elements();
+    match format {
+        Format::Float(dtype) => Moment::Float(FlexTensor::empty(shape.clone(), dtype)),
+        Format::EightBit(map) => Moment::EightBit(EightBit {
+            codes: FlexTensor::empty(Shape::new([numbers.div_ceil(4)]), DType::I32),
+            scales: FlexTensor::empty(Shape::new([numbers.div_ceil(BLOCK)]), DType::F32),
+            shape: shape.clone(),
+            map,
+        }),
+    }
+}
+
+fn contiguous(state: Moment<Flex>) -> Moment<Flex> {
+    match state {
+        Moment::Float(floats) => Moment::Float(in_order(floats)),
+        Moment::EightBit(blocks) => Moment::EightBit(EightBit {
+            codes: in_order(blocks.codes),
+            scales: in_order(blocks.scales),
+            ..blocks
+        }),
+    }
+}
+
+fn buffer_of(state: &mut Moment<Flex>) -> Buffer<'_> {
+    match state {
+        Moment::Float(floats) => Buffer::of(floats),
+        Moment::EightBit(blocks) => Buffer::of_blocks(blocks),
+    }
+}
+
+/// [`Clip`] with its factor on the host, where Flex has it anyway.
+#[derive(Clone, Copy)]
+enum HostClip {
+    None,
+    Value(f32),
+    Factor(f32),
+}
+
+impl HostClip {
+    fn new(clip: Clip<Flex>) -> Self {
+        match clip {
+            Clip::None => Self::None,
+            Clip::Value(threshold) => Self::Value(threshold),
+            Clip::Factor(factor) => Self::Factor(factor.to_contiguous().storage::<f32>()[0]),
+        }
+    }
+
+    #[inline(always)]
+    fn apply(self, grads: &mut [f32]) {
+        match self {
+            Self::None => {}
+            // As Burn's masks do it, a NaN is neither above nor below.
+            Self::Value(threshold) => grads.iter_mut().for_each(|grad| {
+                if *grad > threshold {
+                    *grad = threshold;
+                } else if *grad < -threshold {
+                    *grad = -threshold;
+                }
+            }),
+            Self::Factor(factor) => grads.iter_mut().for_each(|grad| *grad *= factor),
+        }
+    }
+}
+
+/// The same elements of everything that a step reads and writes.
+struct Lanes<'a, const N: usize> {
+    /// The first element's place in the parameter.
+    start: usize,
+    weight: Buffer<'a>,
+    grad: Source<'a>,
+    states: [Buffer<'a>; N],
+    compensation: Option<Buffer<'a>>,
+}
+
+impl<'a, const N: usize> Lanes<'a, N> {
+    fn chunks(self, count: usize) -> Vec<Self> {
+        let mut chunks = Vec::with_capacity(count.div_ceil(CHUNK));
+        let (mut rest, mut left) = (self, count);
+        while left > CHUNK {
+            let (chunk, after) = rest.split_at(CHUNK);
+            chunks.push(chunk);
+            (rest, left) = (after, left - CHUNK);
+        }
+        chunks.push(rest);
+        chunks
+    }
+
+    fn split_at(self, place: usize) -> (Self, Self) {
+        let (weight, weight_after) = self.weight.split_at(place);
+        let (grad, grad_after) = self.grad.split_at(place);
+        let (compensation, compensation_after) = self
+            .compensation
+            .map(|buffer| buffer.split_at(place))
+            .unzip();
+        let mut after = Vec::with_capacity(N);
+        let states = self.states.map(|state| {
+            let (before, rest) = state.split_at(place);
+            after.push(rest);
+            before
+        });
+        let states_after = after
+            .try_into()
+            .unwrap_or_else(|_| unreachable!("as many as states"));
+        let before = Self {
+            start: self.start,
+            weight,
+            grad,
+            states,
+            compensation,
+        };
+        let after = Self {
+            start: self.start + place,
+            weight: weight_after,
+            grad: grad_after,
+            states: states_after,
+            compensation: compensation_after,
+        };
+        (before, after)
+    }
+
+    fn step<R: Rule<N>>(mut self, rule: &R, clip: HostClip, fresh: bool, key: Option<u64>) {
+        let count = self.weight.len();
+        let mut block = Block::new();
+        for start in (0..count).step_by(BLOCK) {
+            let length = BLOCK.min(count - start);
+            block.length = length;
+            self.weight.load(start, block.weight());
+            if let Some(compensation) = &self.compensation {
+                compensation.add_to(start, block.weight());
+            }
+            self.grad.load(start, block.grad());
+            clip.apply(block.grad());
+            if fresh {
+                block.first(rule);
+            } else {
+                for (place, state) in self.states.iter().enumerate() {
+                    state.load(start, block.state(place));
+                }
+                block.next(rule);
+            }
+            for (place, state) in self.states.iter_mut().enumerate() {
+                state.store(start, block.state(place));
+            }
+            match (&mut self.compensation, key) {
+                (Some(compensation), _) => {
+                    let exact = block.weight();
+                    self.weight.store(start, exact);
+                    for weight in exact.iter_mut() {
+                        *weight -= bf16::from_f32(*weight).to_f32();
+                    }
+                    compensation.store(start, exact);
+                }
+                (None, Some(key)) => {
+                    let first = (self.start + start) as u64;
+                    self.weight
+                        .store_stochastically(start, block.weight(), key, first);
+                }
+                (None, None) => self.weight.store(start, block.weight()),
+            }
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! A state of an optimizer, in as many bits as was asked for.
+
+use burn::{
+    record::{PrecisionSettings, Record},
+    tensor::{
+        DType, Int, Shape, Tensor, TensorData, TensorMetadata, TensorPrimitive,
+        backend::Backend,
+        ops::{FloatTensor, IntTensor},
+    },
+};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+
+use crate::dynamic_map::{BLOCK, DynamicMap};
+
+/// How a state is kept in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// As floats of this type.
+    Float(DType),
+    /// As 8 bits a number, in blocks of 256 with a scale each.
+    EightBit(DynamicMap),
+}
+
+/// A state of an optimizer of the parameter's shape: a moment, a velocity, a sum of squares.
+///
+/// Saved as floats it is Burn's record of a tensor, in every format of file. Saved in 8 bits, one loads into an
+/// optimizer with 32 bits, and the other way round: the optimizer brings it into its own format in the next step.
+#[derive(Clone, Debug)]
+pub enum Moment<B: Backend> {
+    /// Floats.
+    Float(FloatTensor<B>),
+    /// 8 bits a number.
+    EightBit(EightBit<B>),
+}
+
+/// Numbers in 8 bits, in blocks.
+#[derive(Clone, Debug)]
+pub struct EightBit<B: Backend> {
+    /// The codes, four to an `i32`, from the lowest byte on: `[numbers / 4]`, rounded up.
+    pub codes: IntTensor<B>,
+    /// What each block is multiplied by: `[numbers / 256]`, rounded up.
+    pub scales: FloatTensor<B>,
+    /// The shape of the parameter.
+    pub shape: Shape,
+    /// What the codes mean.
+    pub map: DynamicMap,
+}
+
+impl<B: Backend> Moment<B> {
+    /// The format it is in.
+    pub fn format(&self) -> Format {
+        match self {
+            Self::Float(floats) => Format::Float(floats.dtype()),
+            Self::EightBit(blocks) => Format::EightBit(blocks.map),
+        }
+    }
+
+    /// The shape of the parameter.
+    pub fn shape(&self) -> Shape {
+        match self {
+            Self::Float(floats) => floats.shape(),
+            Self::EightBit(blocks) => blocks.shape.clone(),
+        }
+    }
+
+    /// Where it lies.
+    pub fn device(&self) -> B::Device {
+        match self {
+            Self::Float(floats) => B::float_device(floats),
+            Self::EightBit(blocks) => B::float_device(&blocks.scales),
+        }
+    }
+
+    /// The bytes it takes.
+    pub fn bytes(&self) -> usize {
+        let numbers = self.shape().num_elements();
+        match self {
+            Self::Float(floats) => numbers * floats.dtype().size(),
+            Self::EightBit(_) => numbers.div_ceil(4) * 4 + numbers.div_ceil(BLOCK) * 4,
+        }
+    }
+
+    /// The numbers as floats, `[..]` of the parameter's shape.
+    ///
+    /// From 8 bits they come by way of the host.
+    pub fn to_tensor<const D: usize>(&self) -> Tensor<B, D> {
+        match self {
+            Self::Float(floats) => from_float(floats.clone()),
+            Self::EightBit(blocks) => {
+                let device = B::float_device(&blocks.scales);
+                let numbers = blocks.numbers();
+                let data = TensorData::new(numbers, blocks.shape.clone());
+                Tensor::from_data(data, (&device, DType::F32))
+            }
+        }
+    }
+
+    /// A state that holds these numbers in this format.
+    ///
+    /// Into 8 bits they go by way of the host.
+    pub fn from_tensor<const D: usize>(tensor: Tensor<B, D>, format: Format) -> Self {
+        match format {
+            Format::Float(dtype) => Self::Float(tensor.cast(dtype).into_primitive().tensor()),
+            Format::EightBit(map) => {
+                let (device, shape) = (tensor.device(), tensor.shape());
+                let numbers = tensor.into_data().convert::<f32>();
+                let numbers = numbers.as_slice::<f32>().expect("they were converted");
+                let (mut codes, scales) = encode(numbers, map);
+                codes.resize(codes.len().next_multiple_of(4), 0);
+                Self::EightBit(EightBit::new(&codes, scales, shape, map, &device))
+            }
+        }
+    }
+
+    /// The same numbers in this format; unchanged if it has that already.
+    pub(crate) fn into_format<const D: usize>(self, format: Format) -> Self {
+        if self.format() == format {
+            self
+        } else {
+            Self::from_tensor(self.to_tensor::<D>(), format)
+        }
+    }
+
+    pub(crate) fn to_device(self, device: &B::Device) -> Self {
+        match self {
+            Self::Float(floats) => Self::Float(B::float_to_device(floats, device)),
+            Self::EightBit(blocks) => Self::EightBit(EightBit {
+                codes: B::int_to_device(blocks.codes, device),
+                scales: B::float_to_device(blocks.scales, device),
+                ..blocks
+            }),
+        }
+    }
+}
+
+fn from_float<B: Backend, const D: usize>(tensor: FloatTensor<B>) -> Tensor<B, D> {
+    Tensor::from_primitive(TensorPrimitive::Float(tensor))
+}
+
+fn encode(numbers: &[f32], map: DynamicMap) -> (Vec<u8>, Vec<f32>) {
+    let mut codes = vec![0; numbers.len()];
+    let blocks = numbers.chunks(BLOCK).zip(codes.chunks_mut(BLOCK));
+    let scales = blocks
+        .map(|(numbers, codes)| map.quantize(numbers, codes))
+        .collect();
+    (codes, scales)
+}
+
+impl<B: Backend> EightBit<B> {
+    /// `codes` is padded to a multiple of four.
+    fn new(
+        codes: &[u8],
+        scales: Vec<f32>,
+        shape: Shape,
+        map: DynamicMap,
+        device: &B::Device,
+    ) -> Self {
+        let words: Vec<i32> = codes
+            .chunks_exact(4)
+            .map(|word| i32::from_le_bytes([word[0], word[1], word[2], word[3]]))
+            .collect();
+        let (length, blocks) = (words.len(), scales.len());
+        let codes =
+            Tensor::<B, 1, Int>::from_data(TensorData::new(words, [length]), (device, DType::I32));
+        let scales =
+            Tensor::<B, 1>::from_data(TensorData::new(scales, [blocks]), (device, DType::F32));
+        Self {
+            codes: codes.into_primitive(),
+            scales: scales.into_primitive().tensor(),
+            shape,
+            map,
+        }
+    }
+
+    fn code_bytes(&self) -> Vec<u8> {
+        let words = Tensor::<B, 1, Int>::from_primitive(self.codes.clone()).into_data();
+        let words = words.as_slice::<i32>().expect("codes are made as `i32`");
+        let bytes = words.iter().flat_map(|word| word.to_le_bytes());
+        bytes.take(self.shape.num_elements()).collect()
+    }
+
+    fn scale_values(&self) -> Vec<f32> {
+        let scales = from_float::<B, 1>(self.scales.clone()).into_data();
+        scales.to_vec().expect("scales are made as `f32`")
+    }
+
+    fn numbers(&self) -> Vec<f32> {
+        let codes = self.code_bytes();
+        let mut numbers = vec![0.0; codes.len()];
+        let blocks = codes.chunks(BLOCK).zip(numbers.chunks_mut(BLOCK));
+        for ((codes, numbers), scale) in blocks.zip(self.scale_values()) {
+            self.map.dequantize(codes, scale, numbers);
+        }
+        numbers
+    }
+}
+
+/// A [`Moment`] as it is saved: Burn's data of a tensor.
+///
+/// In 8 bits its type is `u8` or, with the signed map, `i8`, and its bytes are the codes, followed by the scales:
+/// more than the shape says, so that Burn's own optimizers refuse it.
+#[derive(Clone, Debug)]
+pub struct MomentItem(TensorData);
+
+impl Serialize for MomentItem {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for MomentItem {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let data = TensorData::deserialize(deserializer)?;
+        let numbers = data.shape.num_elements();
+        let (size, what) = match data.dtype {
+            DType::U8 | DType::I8 => (numbers + numbers.div_ceil(BLOCK) * 4, "8 bits"),
+            dtype if dtype.is_float() => (numbers * dtype.size(), "floats"),
+            dtype => {
+                let message =
+                    format!("the state of an optimizer is floats or 8 bits, not {dtype:?}");
+                return Err(D::Error::custom(message));
+            }
+        };
+        if data.bytes.len() != size {
+            let found = data.bytes.len();
+            let message = format!("{numbers} numbers in {what} are {size} bytes, not {found}");
+            return Err(D::Error::custom(message));
+        }
+        Ok(Self(data))
+    }
+}
+
+impl<B: Backend> Record<B> for Moment<B> {
+    type Item<S: PrecisionSettings> = MomentItem;
+
+    fn into_item<S: PrecisionSettings>(self) -> MomentItem {
+        MomentItem(match self {
+            Self::Float(floats) => {
+                let shape = floats.shape();
+                let count = shape.num_elements();
+                let flat = B::float_reshape(floats, Shape::new([count]));
+                let mut data = from_float::<B, 1>(flat)
+                    .into_data()
+                    .convert::<S::FloatElem>();
+                data.shape = shape;
+                data
+            }
+            Self::EightBit(blocks) => {
+                let mut bytes = blocks.code_bytes();
+                bytes.extend(
+                    blocks
+                        .scale_values()
+                        .iter()
+                        .flat_map(|scale| scale.to_le_bytes()),
+                );
+                let dtype = match blocks.map {
+                    DynamicMap::Signed => DType::I8,
+                    DynamicMap::Unsigned => DType::U8,
+                };
+                TensorData {
+                    bytes: burn::tensor::Bytes::from_bytes_vec(bytes),
+                    shape: blocks.shape,
+                    dtype,
+                }
+            }
+        })
+    }
+
+    fn from_item<S: PrecisionSettings>(MomentItem(data): MomentItem, device: &B::Device) -> Self {
+        let map = match data.dtype {
+            DType::I8 => DynamicMap::Signed,
+            DType::U8 => DynamicMap::Unsigned,
+            _ => {
+                let shape = data.shape.clone();
+                let flat = TensorData {
+                    shape: Shape::new([shape.num_elements()]),
+                    ..data
+                };
+                let flat = Tensor::<B, 1>::from_data(flat.convert::<B::FloatElem>(), device);
+                return Self::Float(B::float_reshape(flat.into_primitive().tensor(), shape));
+            }
+        };
+        let (codes, scales) = data.bytes.split_at(data.shape.num_elements());
+        let mut codes = codes.to_vec();
+        codes.resize(codes.len().next_multiple_of(4), 0);
+        let scales = scales
+            .chunks_exact(4)
+            .map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+            .collect();
+        Self::EightBit(EightBit::new(&codes, scales, data.shape, map, device))
+    }
+}

@@ -1,0 +1,152 @@
+//! What the arithmetic of an optimizer is written in.
+
+use std::ops::{Add, Div, Mul, Sub};
+
+use burn::tensor::{Tensor, backend::Backend};
+
+/// A number of a [`Rule`](crate::Rule): an `f32`, or all elements of a tensor at once.
+///
+/// The operations of an `f32` round as those of Burn's tensors of `f32` do. Scalars are `f64`, as Burn's are
+/// before an operation rounds them.
+pub trait Number:
+    Clone + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
+{
+    /// Adds a scalar.
+    fn add_scalar(self, scalar: f64) -> Self;
+
+    /// Multiplies by a scalar.
+    fn mul_scalar(self, scalar: f64) -> Self;
+
+    /// Divides by a scalar.
+    fn div_scalar(self, scalar: f64) -> Self;
+
+    /// The square root.
+    fn sqrt(self) -> Self;
+
+    /// The square.
+    fn square(self) -> Self;
+
+    /// One, minus one or zero: the sign.
+    fn sign(self) -> Self;
+
+    /// The larger one; the first, where one is not a number.
+    fn max_pair(self, other: Self) -> Self;
+
+    /// The number, at least `min`.
+    fn clamp_min(self, min: f64) -> Self;
+
+    /// Zero, as often as there are elements.
+    fn zeros_like(&self) -> Self;
+
+    /// Zero where one of two numbers is negative and the other is not.
+    fn zero_where_signs_differ(self, one: Self, other: Self) -> Self;
+}
+
+impl Number for f32 {
+    #[inline(always)]
+    fn add_scalar(self, scalar: f64) -> Self {
+        self + scalar as Self
+    }
+
+    #[inline(always)]
+    fn mul_scalar(self, scalar: f64) -> Self {
+        self * scalar as Self
+    }
+
+    #[inline(always)]
+    fn div_scalar(self, scalar: f64) -> Self {
+        self / scalar as Self
+    }
+
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        Self::sqrt(self)
+    }
+
+    #[inline(always)]
+    fn square(self) -> Self {
+        self * self
+    }
+
+    #[inline(always)]
+    fn sign(self) -> Self {
+        if self > 0.0 {
+            1.0
+        } else if self < 0.0 {
+            -1.0
+        } else if self.is_nan() {
+            self
+        } else {
+            0.0
+        }
+    }
+
+    #[inline(always)]
+    fn max_pair(self, other: Self) -> Self {
+        if self < other { other } else { self }
+    }
+
+    #[inline(always)]
+    fn clamp_min(self, min: f64) -> Self {
+        self.max(min as Self)
+    }
+
+    #[inline(always)]
+    fn zeros_like(&self) -> Self {
+        0.0
+    }
+
+    #[inline(always)]
+    fn zero_where_signs_differ(self, one: Self, other: Self) -> Self {
+        if (one >= 0.0) == (other >= 0.0) {
+            self
+        } else {
+            0.0
+        }
+    }
+}
+
+impl<B: Backend, const D: usize> Number for Tensor<B, D> {
+    fn add_scalar(self, scalar: f64) -> Self {
+        Self::add_scalar(self, scalar)
+    }
+
+    fn mul_scalar(self, scalar: f64) -> Self {
+        Self::mul_scalar(self, scalar)
+    }
+
+    fn div_scalar(self, scalar: f64) -> Self {
+        Self::div_scalar(self, scalar)
+    }
+
+    fn sqrt(self) -> Self {
+        Self::sqrt(self)
+    }
+
+    fn square(self) -> Self {
+        Self::square(self)
+    }
+
+    fn sign(self) -> Self {
+        Self::sign(self)
+    }
+
+    fn max_pair(self, other: Self) -> Self {
+        Self::max_pair(self, other)
+    }
+
+    fn clamp_min(self, min: f64) -> Self {
+        Self::clamp_min(self, min)
+    }
+
+    fn zeros_like(&self) -> Self {
+        Self::zeros_like(self)
+    }
+
+    fn zero_where_signs_differ(self, one: Self, other: Self) -> Self {
+        let differ = one
+            .greater_equal_elem(0.0)
+            .not_equal(other.greater_equal_elem(0.0));
+        self.mask_fill(differ, 0.0)
+    }
+}

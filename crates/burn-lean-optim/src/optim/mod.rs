@@ -1,0 +1,128 @@
+//! The optimizers.
+
+mod adagrad;
+mod adam;
+mod adamw;
+mod adan;
+mod adaptive;
+mod rmsprop;
+mod sgd;
+
+use burn::{
+    config::Config,
+    module::{AutodiffModule, Module, ModuleVisitor, Param},
+    optim::{SimpleOptimizer, adaptor::OptimizerAdaptor},
+    tensor::{
+        Shape, Tensor,
+        backend::{AutodiffBackend, Backend},
+    },
+};
+use serde::de::DeserializeOwned;
+
+pub use adagrad::{AdaGrad, AdaGradState, LrDecayState};
+pub use adam::{Adam, AdamState};
+pub use adamw::{AdamW, AdamWState};
+pub use adan::{Adan, AdanState, AdaptiveNesterovMomentumState};
+pub use adaptive::AdaptiveMomentumState;
+pub use rmsprop::{CenteredState, RmsProp, RmsPropMomentumState, RmsPropState, SquareAvgState};
+pub use sgd::{MomentumState, Sgd, SgdState};
+
+use crate::pass::{Moments, Settings};
+
+/// A configuration of Burn whose optimizer is here, in one pass over memory.
+pub trait InOnePass {
+    /// The optimizer in one pass.
+    type Optimizer: Lean;
+
+    /// The same optimizer in one pass over weight, gradient and states, where the backend has such a pass, and
+    /// by Burn's operations elsewhere.
+    ///
+    /// On Flex it computes Burn's weights and states bit for bit, and its records are Burn's. Clipping of the
+    /// configuration is part of the pass.
+    ///
+    /// ```
+    /// use burn::{
+    ///     backend::{Autodiff, Flex},
+    ///     nn::Linear,
+    ///     optim::{AdamWConfig, adaptor::OptimizerAdaptor},
+    /// };
+    /// use burn_lean_optim::{AdamW, InOnePass, Lean};
+    ///
+    /// type B = Autodiff<Flex>;
+    ///
+    /// let optim: OptimizerAdaptor<AdamW, Linear<B>, B> =
+    ///     AdamWConfig::new().with_weight_decay(0.05).in_one_pass().init();
+    /// # let _ = optim;
+    /// ```
+    fn in_one_pass(&self) -> Self::Optimizer;
+}
+
+/// An optimizer of this crate.
+pub trait Lean: Clone {
+    /// The optimizer for all parameters of a module, as the `init` of Burn's configurations makes it.
+    fn init<B, M>(self) -> OptimizerAdaptor<Self, M, B>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        Self: SimpleOptimizer<B::InnerBackend>,
+    {
+        OptimizerAdaptor::from(self)
+    }
+
+    /// Settings that all optimizers have.
+    #[doc(hidden)]
+    fn settings_mut(&mut self) -> &mut Settings;
+}
+
+/// An optimizer whose moments may be kept in 8 bits.
+pub trait EightBitMoments: Lean {
+    /// Keeps moments in 8 bits a number, in blocks of 256 with a scale each: Dettmers et al., "8-bit Optimizers
+    /// via Block-wise Quantization" (2022), <https://arxiv.org/abs/2110.02861>.
+    ///
+    /// The step itself is computed in 32 bits, with the moments before they are rounded. Parameters of fewer than
+    /// 4096 elements keep moments of 32 bits, and so do those that have the shape of an embedding's weight in
+    /// `model`, as the paper recommends.
+    ///
+    /// Records are smaller as well, and interchangeable with those in 32 bits. On backends without a pass of their
+    /// own the moments are packed and unpacked on the host, which is slow.
+    fn with_8_bit_moments<B: Backend>(mut self, model: &impl Module<B>) -> Self {
+        let settings = self.settings_mut();
+        settings.moments = Moments::EightBit;
+        settings.kept = embedding_shapes(model);
+        self
+    }
+}
+
+/// The values of a configuration of Burn, whose fields are private: what it saves.
+fn configuration<T: DeserializeOwned>(config: &impl Config) -> T {
+    let values = serde_json::to_value(config).expect("Burn's configurations are saved as JSON");
+    serde_json::from_value(values).expect("Burn 0.21 saves these fields")
+}
+
+fn embedding_shapes<B: Backend>(model: &impl Module<B>) -> Vec<Shape> {
+    let mut embeddings = Embeddings::default();
+    model.visit(&mut embeddings);
+    embeddings.shapes
+}
+
+#[derive(Default)]
+struct Embeddings {
+    containers: Vec<bool>,
+    shapes: Vec<Shape>,
+}
+
+impl<B: Backend> ModuleVisitor<B> for Embeddings {
+    fn enter_module(&mut self, _name: &str, container_type: &str) {
+        self.containers.push(container_type.contains("Embedding"));
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.containers.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if self.containers.last() == Some(&true) {
+            self.shapes.push(param.shape());
+        }
+    }
+}

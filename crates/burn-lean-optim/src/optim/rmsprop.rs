@@ -1,0 +1,423 @@
+//! RMSProp.
+
+use burn::{
+    grad_clipping::GradientClippingConfig,
+    optim::{LearningRate, RmsPropConfig, SimpleOptimizer, decay::WeightDecayConfig},
+    record::Record,
+    tensor::{Tensor, backend::Backend},
+};
+use serde::Deserialize;
+
+use super::{InOnePass, Lean, configuration};
+use crate::{
+    LeanBackend, Number, Rule,
+    moment::Moment,
+    pass::{Kind, Settings},
+};
+
+/// Burn's [`RmsProp`](burn::optim::RmsProp) in one pass; made by [`InOnePass::in_one_pass`].
+#[derive(Clone, Debug)]
+pub struct RmsProp {
+    alpha: f32,
+    momentum: f32,
+    epsilon: f32,
+    centered: bool,
+    weight_decay: Option<f32>,
+    settings: Settings,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Configuration {
+    alpha: f32,
+    momentum: f32,
+    epsilon: f32,
+    centered: bool,
+    weight_decay: Option<WeightDecayConfig>,
+    grad_clipping: Option<GradientClippingConfig>,
+}
+
+impl InOnePass for RmsPropConfig {
+    type Optimizer = RmsProp;
+
+    fn in_one_pass(&self) -> RmsProp {
+        let config: Configuration = configuration(self);
+        RmsProp {
+            alpha: config.alpha,
+            momentum: config.momentum,
+            epsilon: config.epsilon,
+            centered: config.centered,
+            weight_decay: config.weight_decay.map(|decay| decay.penalty),
+            settings: Settings::clipping(config.grad_clipping),
+        }
+    }
+}
+
+impl Lean for RmsProp {
+    fn settings_mut(&mut self) -> &mut Settings {
+        &mut self.settings
+    }
+}
+
+/// State of [`RmsProp`], saved as Burn saves it.
+#[derive(Record, Clone, Debug)]
+pub struct RmsPropState<B: Backend> {
+    /// Moving average of squared gradients.
+    pub square_avg: SquareAvgState<B>,
+    /// What the step divides by the root of.
+    pub centered: CenteredState<B>,
+    /// With momentum.
+    pub momentum: Option<RmsPropMomentumState<B>>,
+}
+
+/// Squares of [`RmsPropState`].
+#[derive(Record, Clone, Debug)]
+pub struct SquareAvgState<B: Backend> {
+    /// Moving average of squared gradients.
+    pub square_avg: Moment<B>,
+}
+
+/// Variance of [`RmsPropState`].
+#[derive(Record, Clone, Debug)]
+pub struct CenteredState<B: Backend> {
+    /// Moving average of gradients, if centered.
+    pub grad_avg: Option<Moment<B>>,
+    /// If centered, the variance; else the moving average of squares itself.
+    pub avg: Moment<B>,
+}
+
+/// Momentum of [`RmsPropState`].
+#[derive(Record, Clone, Debug)]
+pub struct RmsPropMomentumState<B: Backend> {
+    /// The sum that steps go into.
+    pub buf: Moment<B>,
+}
+
+impl<B: LeanBackend> SimpleOptimizer<B> for RmsProp {
+    type State<const D: usize> = RmsPropState<B>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<B, D>,
+        grad: Tensor<B, D>,
+        state: Option<RmsPropState<B>>,
+    ) -> (Tensor<B, D>, Option<RmsPropState<B>>) {
+        let settings = &self.settings;
+        let root = Root {
+            lr,
+            alpha: self.alpha.into(),
+            rest: (1.0 - self.alpha).into(),
+            momentum: self.momentum.into(),
+            epsilon: self.epsilon.into(),
+            penalty: self.weight_decay.map(f64::from),
+        };
+        let state = state.map(Moments::from);
+        let (tensor, moments) = match (self.centered, self.momentum > 0.0) {
+            (false, false) => {
+                let states = state.map(|moments| [moments.square]);
+                let kinds = [Kind::Positive];
+                let (tensor, [square]) = settings.step(&Plain(root), kinds, tensor, grad, states);
+                (tensor, Moments::new(square, None, None))
+            }
+            (false, true) => {
+                let states = state.map(|moments| {
+                    let buf = or_zeros::<B, D>(moments.buf, &moments.square);
+                    [moments.square, buf]
+                });
+                let kinds = [Kind::Positive, Kind::Signed];
+                let rule = WithMomentum(root);
+                let (tensor, [square, buf]) = settings.step(&rule, kinds, tensor, grad, states);
+                (tensor, Moments::new(square, None, Some(buf)))
+            }
+            (true, false) => {
+                let states = state.map(|moments| {
+                    let Moments {
+                        square,
+                        mean,
+                        variance,
+                        ..
+                    } = moments;
+                    let mean = or_zeros::<B, D>(mean, &square);
+                    let variance = or_zeros::<B, D>(variance, &square);
+                    [square, mean, variance]
+                });
+                let kinds = [Kind::Positive, Kind::Signed, Kind::Signed];
+                let rule = Centered(root);
+                let (tensor, states) = settings.step(&rule, kinds, tensor, grad, states);
+                let [square, mean, variance] = states;
+                (tensor, Moments::new(square, Some([mean, variance]), None))
+            }
+            (true, true) => {
+                let states = state.map(|moments| {
+                    let Moments {
+                        square,
+                        mean,
+                        variance,
+                        buf,
+                    } = moments;
+                    let mean = or_zeros::<B, D>(mean, &square);
+                    let variance = or_zeros::<B, D>(variance, &square);
+                    let buf = or_zeros::<B, D>(buf, &square);
+                    [square, mean, variance, buf]
+                });
+                let kinds = [Kind::Positive, Kind::Signed, Kind::Signed, Kind::Signed];
+                let rule = CenteredWithMomentum(root);
+                let (tensor, states) = settings.step(&rule, kinds, tensor, grad, states);
+                let [square, mean, variance, buf] = states;
+                (
+                    tensor,
+                    Moments::new(square, Some([mean, variance]), Some(buf)),
+                )
+            }
+        };
+        (tensor, Some(moments.into()))
+    }
+
+    fn to_device<const D: usize>(state: RmsPropState<B>, device: &B::Device) -> RmsPropState<B> {
+        let Moments {
+            square,
+            mean,
+            variance,
+            buf,
+        } = state.into();
+        let move_to = |moment: Moment<B>| moment.to_device(device);
+        let moments = Moments {
+            square: move_to(square),
+            mean: mean.map(move_to),
+            variance: variance.map(move_to),
+            buf: buf.map(move_to),
+        };
+        moments.into()
+    }
+}
+
+/// [`RmsPropState`] without its nesting, and with each state once.
+struct Moments<B: Backend> {
+    square: Moment<B>,
+    mean: Option<Moment<B>>,
+    variance: Option<Moment<B>>,
+    buf: Option<Moment<B>>,
+}
+
+impl<B: Backend> Moments<B> {
+    fn new(square: Moment<B>, spread: Option<[Moment<B>; 2]>, buf: Option<Moment<B>>) -> Self {
+        let (mean, variance) = spread.map(|[mean, variance]| (mean, variance)).unzip();
+        Self {
+            square,
+            mean,
+            variance,
+            buf,
+        }
+    }
+}
+
+impl<B: Backend> From<RmsPropState<B>> for Moments<B> {
+    fn from(state: RmsPropState<B>) -> Self {
+        let CenteredState { grad_avg, avg } = state.centered;
+        Self {
+            square: state.square_avg.square_avg,
+            // Not centered, it is a second handle of the squares, without which they are stepped in place.
+            variance: grad_avg.is_some().then_some(avg),
+            mean: grad_avg,
+            buf: state.momentum.map(|momentum| momentum.buf),
+        }
+    }
+}
+
+impl<B: Backend> From<Moments<B>> for RmsPropState<B> {
+    fn from(moments: Moments<B>) -> Self {
+        Self {
+            centered: CenteredState {
+                avg: moments.variance.unwrap_or_else(|| moments.square.clone()),
+                grad_avg: moments.mean,
+            },
+            square_avg: SquareAvgState {
+                square_avg: moments.square,
+            },
+            momentum: moments.buf.map(|buf| RmsPropMomentumState { buf }),
+        }
+    }
+}
+
+/// Zeros for what a record of a run with other settings does not hold.
+fn or_zeros<B: Backend, const D: usize>(moment: Option<Moment<B>>, like: &Moment<B>) -> Moment<B> {
+    moment.unwrap_or_else(|| {
+        let zeros = like.to_tensor::<D>().zeros_like();
+        Moment::from_tensor(zeros, like.format())
+    })
+}
+
+#[derive(Clone, Copy)]
+struct Root {
+    lr: f64,
+    alpha: f64,
+    rest: f64,
+    momentum: f64,
+    epsilon: f64,
+    penalty: Option<f64>,
+}
+
+impl Root {
+    #[inline(always)]
+    fn gradient<T: Number>(&self, weight: &T, grad: T) -> T {
+        match self.penalty {
+            Some(penalty) => weight.clone().mul_scalar(penalty) + grad,
+            None => grad,
+        }
+    }
+
+    #[inline(always)]
+    fn square<T: Number>(&self, grad: &T, square: Option<T>) -> T {
+        let new = grad.clone().square().mul_scalar(self.rest);
+        match square {
+            Some(square) => square.mul_scalar(self.alpha) + new,
+            None => new,
+        }
+    }
+
+    /// The mean of gradients, and the variance.
+    #[inline(always)]
+    fn spread<T: Number>(&self, grad: &T, mean: Option<T>, square: T) -> [T; 2] {
+        let new = grad.clone().mul_scalar(self.rest);
+        let mean = match mean {
+            Some(mean) => mean.mul_scalar(self.alpha) + new,
+            None => new,
+        };
+        [mean.clone(), square - mean.square()]
+    }
+
+    #[inline(always)]
+    fn divide<T: Number>(&self, grad: T, variance: T) -> T {
+        grad / variance.sqrt().add_scalar(self.epsilon)
+    }
+
+    #[inline(always)]
+    fn add_to<T: Number>(&self, buf: T, step: T) -> T {
+        buf.mul_scalar(self.momentum) + step
+    }
+
+    #[inline(always)]
+    fn weight<T: Number>(&self, weight: T, step: T) -> T {
+        weight - step.mul_scalar(self.lr)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Plain(Root);
+
+impl Plain {
+    #[inline(always)]
+    fn step<T: Number>(&self, weight: T, grad: T, square: Option<T>) -> (T, [T; 1]) {
+        let grad = self.0.gradient(&weight, grad);
+        let square = self.0.square(&grad, square);
+        let step = self.0.divide(grad, square.clone());
+        (self.0.weight(weight, step), [square])
+    }
+}
+
+impl Rule<1> for Plain {
+    #[inline(always)]
+    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 1]) {
+        self.step(weight, grad, None)
+    }
+
+    #[inline(always)]
+    fn next<T: Number>(&self, weight: T, grad: T, [square]: [T; 1]) -> (T, [T; 1]) {
+        self.step(weight, grad, Some(square))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct WithMomentum(Root);
+
+impl WithMomentum {
+    #[inline(always)]
+    fn step<T: Number>(&self, weight: T, grad: T, state: Option<[T; 2]>) -> (T, [T; 2]) {
+        let (square, buf) = state.map(|[square, buf]| (square, buf)).unzip();
+        let grad = self.0.gradient(&weight, grad);
+        let square = self.0.square(&grad, square);
+        let step = self.0.divide(grad, square.clone());
+        let step = match buf {
+            Some(buf) => self.0.add_to(buf, step),
+            None => step,
+        };
+        (self.0.weight(weight, step.clone()), [square, step])
+    }
+}
+
+impl Rule<2> for WithMomentum {
+    #[inline(always)]
+    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 2]) {
+        self.step(weight, grad, None)
+    }
+
+    #[inline(always)]
+    fn next<T: Number>(&self, weight: T, grad: T, state: [T; 2]) -> (T, [T; 2]) {
+        self.step(weight, grad, Some(state))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Centered(Root);
+
+impl Centered {
+    #[inline(always)]
+    fn step<T: Number>(&self, weight: T, grad: T, state: Option<[T; 2]>) -> (T, [T; 3]) {
+        let (square, mean) = state.map(|[square, mean]| (square, mean)).unzip();
+        let grad = self.0.gradient(&weight, grad);
+        let square = self.0.square(&grad, square);
+        let [mean, variance] = self.0.spread(&grad, mean, square.clone());
+        let step = self.0.divide(grad, variance.clone());
+        (self.0.weight(weight, step), [square, mean, variance])
+    }
+}
+
+impl Rule<3> for Centered {
+    #[inline(always)]
+    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 3]) {
+        self.step(weight, grad, None)
+    }
+
+    #[inline(always)]
+    fn next<T: Number>(&self, weight: T, grad: T, state: [T; 3]) -> (T, [T; 3]) {
+        let [square, mean, _] = state;
+        self.step(weight, grad, Some([square, mean]))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct CenteredWithMomentum(Root);
+
+impl CenteredWithMomentum {
+    #[inline(always)]
+    fn step<T: Number>(&self, weight: T, grad: T, state: Option<[T; 3]>) -> (T, [T; 4]) {
+        let (old, buf) = state
+            .map(|[square, mean, buf]| ((square, mean), buf))
+            .unzip();
+        let (square, mean) = old.unzip();
+        let grad = self.0.gradient(&weight, grad);
+        let square = self.0.square(&grad, square);
+        let [mean, variance] = self.0.spread(&grad, mean, square.clone());
+        let step = self.0.divide(grad, variance.clone());
+        let step = match buf {
+            Some(buf) => self.0.add_to(buf, step),
+            None => step,
+        };
+        let weight = self.0.weight(weight, step.clone());
+        (weight, [square, mean, variance, step])
+    }
+}
+
+impl Rule<4> for CenteredWithMomentum {
+    #[inline(always)]
+    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 4]) {
+        self.step(weight, grad, None)
+    }
+
+    #[inline(always)]
+    fn next<T: Number>(&self, weight: T, grad: T, state: [T; 4]) -> (T, [T; 4]) {
+        let [square, mean, _, buf] = state;
+        self.step(weight, grad, Some([square, mean, buf]))
+    }
+}

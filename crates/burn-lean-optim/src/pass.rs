@@ -1,0 +1,237 @@
+//! A step of a parameter, in place where the backend can, and by Burn's operations elsewhere.
+
+use std::fmt;
+
+use burn::{
+    grad_clipping::{GradientClipping, GradientClippingConfig},
+    tensor::{DType, Shape, Tensor, TensorPrimitive, ops::FloatTensor},
+};
+
+use crate::{
+    LeanBackend, Rule,
+    backend::{Clip, Measure, Operands, Rounding, States, Stepped},
+    dynamic_map::DynamicMap,
+    moment::{Format, Moment},
+};
+
+/// From so many elements on a state is worth keeping in 8 bits.
+pub(crate) const LEAST_FOR_EIGHT_BITS: usize = 4096;
+
+/// What all optimizers of this crate can be told about how they keep and compute.
+#[derive(Clone, Default)]
+pub struct Settings {
+    pub(crate) clipping: Option<GradientClipping>,
+    pub(crate) moments: Moments,
+    /// Parameters of these shapes keep moments of 32 bits.
+    pub(crate) kept: Vec<Shape>,
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("moments", &self.moments)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How moments are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Moments {
+    /// As floats of the parameter's type.
+    #[default]
+    Full,
+    Bf16,
+    EightBit,
+}
+
+/// What a state holds, and so how it can be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Of either sign: a first moment, a velocity.
+    Signed,
+    /// Never negative: a second moment.
+    Positive,
+}
+
+impl Settings {
+    pub(crate) fn clipping(config: Option<GradientClippingConfig>) -> Self {
+        Self {
+            clipping: config.map(|config| config.init()),
+            ..Self::default()
+        }
+    }
+
+    /// The format of a state of a parameter of this shape.
+    fn format(&self, kind: Kind, shape: &Shape, dtype: DType) -> Format {
+        let small = shape.num_elements() < LEAST_FOR_EIGHT_BITS || self.kept.contains(shape);
+        match self.moments {
+            Moments::Full => Format::Float(dtype),
+            Moments::Bf16 => Format::Float(DType::BF16),
+            Moments::EightBit if small => Format::Float(DType::F32),
+            Moments::EightBit => Format::EightBit(match kind {
+                Kind::Signed => DynamicMap::Signed,
+                Kind::Positive => DynamicMap::Unsigned,
+            }),
+        }
+    }
+
+    /// Steps a parameter by a rule.
+    pub(crate) fn step<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
+        &self,
+        rule: &R,
+        kinds: [Kind; N],
+        weight: Tensor<B, D>,
+        grad: Tensor<B, D>,
+        states: Option<[Moment<B>; N]>,
+    ) -> (Tensor<B, D>, [Moment<B>; N]) {
+        let operands = self.operands(kinds, weight, grad, states, None);
+        let stepped = self.apply::<_, _, _, D>(rule, operands);
+        (tensor(stepped.weight), stepped.states)
+    }
+
+    /// The operands of a step, with the states in the formats that these settings say.
+    pub(crate) fn operands<B: LeanBackend, const N: usize, const D: usize>(
+        &self,
+        kinds: [Kind; N],
+        weight: Tensor<B, D>,
+        grad: Tensor<B, D>,
+        states: Option<[Moment<B>; N]>,
+        rounding: Option<Rounding<B>>,
+    ) -> Operands<B, N> {
+        // A rounding of our own means arithmetic in 32 bits.
+        let dtype = if rounding.is_some() {
+            DType::F32
+        } else {
+            weight.dtype()
+        };
+        let shape = weight.shape();
+        let formats = kinds.map(|kind| self.format(kind, &shape, dtype));
+        let states = match states {
+            None => States::New(formats),
+            Some(states) => {
+                let mut formats = formats.into_iter();
+                States::Old(states.map(|state| {
+                    state.into_format::<D>(formats.next().expect("a format for each state"))
+                }))
+            }
+        };
+        let clip = match &self.clipping {
+            None => Clip::None,
+            Some(GradientClipping::Value(threshold)) => Clip::Value(*threshold),
+            Some(GradientClipping::Norm(threshold)) => Clip::Factor(
+                clip_factor(grad.clone(), *threshold)
+                    .into_primitive()
+                    .tensor(),
+            ),
+        };
+        Operands {
+            weight: weight.into_primitive().tensor(),
+            grad: grad.into_primitive().tensor(),
+            clip,
+            states,
+            rounding,
+        }
+    }
+
+    /// Steps in place, or with whole tensors where the backend declines.
+    pub(crate) fn apply<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
+        &self,
+        rule: &R,
+        operands: Operands<B, N>,
+    ) -> Stepped<B, N> {
+        match B::step_in_place(rule, operands) {
+            Ok(stepped) => stepped,
+            Err(operands) => step_tensors::<_, _, _, D>(rule, *operands),
+        }
+    }
+
+    /// The mean of a measure, where the backend gives it.
+    pub(crate) fn mean<B: LeanBackend, M: Measure<N>, const N: usize>(
+        &self,
+        measure: &M,
+        operands: &Operands<B, N>,
+    ) -> Option<f32> {
+        B::mean_in_place(measure, operands)
+    }
+}
+
+/// The step with Burn's operations.
+fn step_tensors<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
+    rule: &R,
+    operands: Operands<B, N>,
+) -> Stepped<B, N> {
+    let Operands {
+        weight,
+        grad,
+        clip,
+        states,
+        rounding,
+    } = operands;
+    assert!(
+        rounding.is_none(),
+        "weights in bf16 with a rounding of their own are stepped on Flex only: leave the weights in 32 bits here"
+    );
+    let (weight, grad): (Tensor<B, D>, Tensor<B, D>) = (tensor(weight), tensor(grad));
+    let grad = clipped(grad, clip);
+    let (weight, states) = match states {
+        States::New(formats) => {
+            let (weight, states) = rule.first(weight, grad);
+            let mut formats = formats.into_iter();
+            let states = states.map(|state| {
+                Moment::from_tensor(state, formats.next().expect("a format for each state"))
+            });
+            (weight, states)
+        }
+        States::Old(states) => {
+            let formats = states.each_ref().map(Moment::format);
+            let dtype = weight.dtype();
+            // Handed over, not cloned: Burn's operations write in place what nobody else holds.
+            let (weight, states) =
+                rule.next(weight, grad, states.map(|state| floats(state, dtype)));
+            let mut formats = formats.into_iter();
+            let states = states.map(|state| {
+                Moment::from_tensor(state, formats.next().expect("a format for each state"))
+            });
+            (weight, states)
+        }
+    };
+    Stepped {
+        weight: weight.into_primitive().tensor(),
+        states,
+        compensation: None,
+    }
+}
+
+fn floats<B: LeanBackend, const D: usize>(state: Moment<B>, dtype: DType) -> Tensor<B, D> {
+    let floats: Tensor<B, D> = match state {
+        Moment::Float(floats) => tensor(floats),
+        blocks @ Moment::EightBit(_) => blocks.to_tensor(),
+    };
+    floats.cast(dtype)
+}
+
+/// A gradient after clipping, with Burn's operations.
+pub(crate) fn clipped<B: LeanBackend, const D: usize>(
+    grad: Tensor<B, D>,
+    clip: Clip<B>,
+) -> Tensor<B, D> {
+    match clip {
+        Clip::None => grad,
+        Clip::Value(threshold) => GradientClipping::Value(threshold).clip_gradient(grad),
+        Clip::Factor(factor) => grad.mul(tensor::<B, 1>(factor).unsqueeze()),
+    }
+}
+
+/// What Burn's `GradientClipping::Norm` multiplies a gradient by, computed as there.
+fn clip_factor<B: LeanBackend, const D: usize>(grad: Tensor<B, D>, threshold: f32) -> Tensor<B, 1> {
+    let dtype = grad.dtype().finfo();
+    let least = dtype
+        .unwrap_or(burn::tensor::FloatDType::F32.finfo())
+        .min_positive;
+    let norm = grad.square().sum().sqrt();
+    (threshold / norm.add_scalar(least)).clamp_max(1.0)
+}
+
+pub(crate) fn tensor<B: LeanBackend, const D: usize>(primitive: FloatTensor<B>) -> Tensor<B, D> {
+    Tensor::from_primitive(TensorPrimitive::Float(primitive))
+}

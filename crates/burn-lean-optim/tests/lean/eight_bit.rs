@@ -1,0 +1,1 @@
+//! Moments in 8 bits.

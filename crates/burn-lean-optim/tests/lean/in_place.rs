@@ -1,0 +1,67 @@
+//! A pass writes in place, but not into what somebody else holds.
+
+use burn::{
+    backend::Flex,
+    optim::AdamWConfig,
+    tensor::{Tensor, TensorPrimitive},
+};
+use burn_lean_optim::{InOnePass, Moment};
+
+use crate::harness::{Noise, Run};
+
+const SHAPE: [usize; 2] = [100, 300];
+
+fn address(tensor: &Tensor<Flex, 2>) -> usize {
+    let TensorPrimitive::Float(tensor) = tensor.clone().into_primitive() else {
+        unreachable!()
+    };
+    tensor.bytes().as_ptr() as usize
+}
+
+fn address_of_moment(moment: &Moment<Flex>) -> usize {
+    let Moment::Float(floats) = moment else {
+        panic!("not floats")
+    };
+    floats.bytes().as_ptr() as usize
+}
+
+#[test]
+fn weight_and_moments_stay_where_they_are() {
+    let mut noise = Noise(1);
+    let mut run = Run::new(
+        AdamWConfig::new().in_one_pass(),
+        noise.tensor(SHAPE, Noise::number),
+    );
+    run.step(0.01, noise.tensor(SHAPE, Noise::number));
+    let places = |run: &Run<_, Flex, 2>| {
+        let momentum = &run.state.as_ref().unwrap() as &burn_lean_optim::AdamWState<Flex>;
+        let momentum = &momentum.momentum;
+        [
+            address(run.weight.as_ref().unwrap()),
+            address_of_moment(&momentum.moment_1),
+            address_of_moment(&momentum.moment_2),
+        ]
+    };
+    let before = places(&run);
+    for _ in 0..3 {
+        run.step(0.01, noise.tensor(SHAPE, Noise::number));
+    }
+    assert_eq!(before, places(&run));
+}
+
+#[test]
+fn what_is_shared_is_copied_and_keeps_its_numbers() {
+    let mut noise = Noise(2);
+    let weight = noise.tensor::<Flex, 2>(SHAPE, Noise::number);
+    let mut run = Run::new(AdamWConfig::new().in_one_pass(), weight);
+    run.step(0.01, noise.tensor(SHAPE, Noise::number));
+    let (held, record) = (run.weight.clone().unwrap(), run.state.clone().unwrap());
+    let (weights, saved) = (run.weights(), run.saved());
+
+    run.step(0.01, noise.tensor(SHAPE, Noise::number));
+    assert_ne!(address(run.weight.as_ref().unwrap()), address(&held));
+    assert_ne!(run.weights(), weights);
+    assert_eq!(held.into_data().to_vec::<f32>().unwrap(), weights);
+    run.state = Some(record);
+    assert!(run.saved() == saved);
+}

@@ -1,0 +1,7 @@
+//! What the optimizers of `burn-lean-optim` promise.
+#![cfg(feature = "flex")]
+
+mod eight_bit;
+mod exact;
+mod harness;
+mod in_place;
