@@ -13,7 +13,7 @@ const DECADES: usize = 7;
 
 /// Bits of a float's mantissa that choose a cell of [`Positive::cells`]: so many that no cell holds more than
 /// one middle between two entries.
-const CELL_BITS: u32 = 9;
+const CELL_BITS: u32 = 7;
 
 /// A cell is the top bits of a float; this is the first one, below half of the smallest entry.
 const FIRST_CELL: u32 = cell(1e-7);
@@ -21,6 +21,10 @@ const FIRST_CELL: u32 = cell(1e-7);
 const fn cell(magnitude: f32) -> u32 {
     magnitude.to_bits() >> (23 - CELL_BITS)
 }
+
+const LAST_CELL: u32 = cell(1.0);
+
+const CELLS: usize = (LAST_CELL - FIRST_CELL + 1) as usize;
 
 /// The map of a state: signed for a first moment, unsigned for a second one, which is never negative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,26 +42,29 @@ impl DynamicMap {
     }
 
     /// Writes the codes of at most [`BLOCK`] numbers, and returns their scale.
+    #[inline(always)]
     pub fn quantize(self, numbers: &[f32], codes: &mut [u8]) -> f32 {
-        // A NaN is passed over by `max`; it would be lost, where an infinity becomes the scale.
-        let scale = numbers.iter().fold(0.0, |most: f32, number| {
-            let magnitude = number.abs();
-            if magnitude > most || magnitude.is_nan() {
-                magnitude
-            } else {
-                most
-            }
-        });
-        let table = self.table();
+        // As integers, since NaN is the largest of them: it would be lost in a maximum of floats.
+        let most = numbers
+            .iter()
+            .fold(0, |most, number| most.max(number.abs().to_bits()));
+        let scale = f32::from_bits(most);
         // The smallest normal number, so that the quotient of a block of zeros is zero.
         let divisor = scale.max(f32::MIN_POSITIVE);
-        for (number, code) in numbers.iter().zip(codes) {
-            *code = table.nearest(number / divisor);
+        // In two loops: the first one is vectorized, the second looks up.
+        let mut quotients = [0.0; BLOCK];
+        for (quotient, number) in quotients.iter_mut().zip(numbers) {
+            *quotient = number / divisor;
+        }
+        let table = self.table();
+        for (code, quotient) in codes.iter_mut().zip(quotients) {
+            *code = table.nearest(quotient);
         }
         scale
     }
 
     /// Writes the numbers of these codes.
+    #[inline(always)]
     pub fn dequantize(self, codes: &[u8], scale: f32, numbers: &mut [f32]) {
         let entries = self.entries();
         for (code, number) in codes.iter().zip(numbers) {
@@ -80,9 +87,9 @@ struct Table {
     /// The place of zero among the entries.
     zero: u8,
     /// The middle between an entry from zero on and the next one, by the entry's place after zero.
-    middles: Vec<f32>,
+    middles: [f32; 256],
     /// For each cell, how many middles lie below all of its numbers.
-    cells: Vec<u8>,
+    cells: [u8; CELLS],
 }
 
 impl Table {
@@ -107,16 +114,15 @@ impl Table {
         let zero = entries.len() as u8;
         entries.extend(&positive);
 
-        let middles: Vec<f32> = positive
-            .windows(2)
-            .map(|pair| (pair[0] + pair[1]) / 2.0)
-            .collect();
-        let cells = (FIRST_CELL..=cell(1.0))
-            .map(|cell| {
-                let start = f32::from_bits(cell << (23 - CELL_BITS));
-                middles.iter().take_while(|middle| **middle < start).count() as u8
-            })
-            .collect();
+        let mut middles = [f32::INFINITY; 256];
+        for (middle, pair) in middles.iter_mut().zip(positive.windows(2)) {
+            *middle = (pair[0] + pair[1]) / 2.0;
+        }
+        let mut cells = [0; CELLS];
+        for (cell, below) in (FIRST_CELL..).zip(&mut cells) {
+            let start = f32::from_bits(cell << (23 - CELL_BITS));
+            *below = middles.iter().take_while(|middle| **middle < start).count() as u8;
+        }
         Self {
             entries: entries
                 .try_into()
@@ -130,17 +136,13 @@ impl Table {
     #[inline(always)]
     fn nearest(&self, number: f32) -> u8 {
         let magnitude = number.abs();
-        let cell = cell(magnitude).saturating_sub(FIRST_CELL) as usize;
-        let below = self.cells[cell.min(self.cells.len() - 1)];
-        let middle = self
-            .middles
-            .get(usize::from(below))
-            .copied()
-            .unwrap_or(f32::INFINITY);
-        let place = below + u8::from(magnitude > middle);
+        let cell = cell(magnitude).clamp(FIRST_CELL, LAST_CELL) - FIRST_CELL;
+        let below = self.cells[cell as usize];
+        let place = below + u8::from(magnitude > self.middles[usize::from(below)]);
+        // There is no -1: the last entry below zero is nearest to it.
+        let negative = self.zero.saturating_sub(place);
         if number < 0.0 {
-            // There is no -1: the last entry below zero is nearest to it.
-            self.zero.saturating_sub(place)
+            negative
         } else {
             self.zero + place
         }

@@ -2,7 +2,10 @@
 
 use std::ops::{Add, Div, Mul, Sub};
 
-use burn::tensor::{Tensor, backend::Backend};
+use burn::{
+    grad_clipping::GradientClipping,
+    tensor::{Tensor, backend::Backend},
+};
 
 /// A number of a [`Rule`](crate::Rule): an `f32`, or all elements of a tensor at once.
 ///
@@ -34,6 +37,9 @@ pub trait Number:
 
     /// The number, at least `min`.
     fn clamp_min(self, min: f64) -> Self;
+
+    /// The number, at least `-threshold` and at most `threshold`; what is not a number stays so.
+    fn clip_by_value(self, threshold: f64) -> Self;
 
     /// Zero, as often as there are elements.
     fn zeros_like(&self) -> Self;
@@ -92,6 +98,18 @@ impl Number for f32 {
     }
 
     #[inline(always)]
+    fn clip_by_value(self, threshold: f64) -> Self {
+        let threshold = threshold as Self;
+        if self > threshold {
+            threshold
+        } else if self < -threshold {
+            -threshold
+        } else {
+            self
+        }
+    }
+
+    #[inline(always)]
     fn zeros_like(&self) -> Self {
         0.0
     }
@@ -137,6 +155,10 @@ impl<B: Backend, const D: usize> Number for Tensor<B, D> {
 
     fn clamp_min(self, min: f64) -> Self {
         Self::clamp_min(self, min)
+    }
+
+    fn clip_by_value(self, threshold: f64) -> Self {
+        GradientClipping::Value(threshold as f32).clip_gradient(self)
     }
 
     fn zeros_like(&self) -> Self {

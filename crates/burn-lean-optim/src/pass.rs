@@ -8,7 +8,7 @@ use burn::{
 };
 
 use crate::{
-    LeanBackend, Rule,
+    LeanBackend, Number, Rule,
     backend::{Clip, Measure, Operands, Rounding, States, Stepped},
     dynamic_map::DynamicMap,
     moment::{Format, Moment},
@@ -217,7 +217,7 @@ pub(crate) fn clipped<B: LeanBackend, const D: usize>(
 ) -> Tensor<B, D> {
     match clip {
         Clip::None => grad,
-        Clip::Value(threshold) => GradientClipping::Value(threshold).clip_gradient(grad),
+        Clip::Value(threshold) => grad.clip_by_value(threshold.into()),
         Clip::Factor(factor) => grad.mul(tensor::<B, 1>(factor).unsqueeze()),
     }
 }

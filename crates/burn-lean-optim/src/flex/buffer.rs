@@ -4,7 +4,6 @@ use burn::tensor::{DType, bf16};
 use burn_flex::{Flex, FlexTensor};
 
 use crate::{
-    Rule,
     dynamic_map::{BLOCK, DynamicMap},
     moment::{EightBit, Moment},
 };
@@ -39,6 +38,7 @@ impl<'a> Buffer<'a> {
         }
     }
 
+    #[inline(always)]
     pub(super) fn len(&self) -> usize {
         match self {
             Self::F32(floats) => floats.len(),
@@ -96,6 +96,7 @@ impl<'a> Buffer<'a> {
     }
 
     /// Adds bf16 elements to numbers.
+    #[inline(always)]
     pub(super) fn add_to(&self, start: usize, numbers: &mut [f32]) {
         let Self::Bf16(floats) = self else {
             unreachable!("what Kahan's summation carries is in bf16");
@@ -106,6 +107,7 @@ impl<'a> Buffer<'a> {
     }
 
     /// Rounds to bf16 by chance; `first` is the place of the first number in the parameter.
+    #[inline(always)]
     pub(super) fn store_stochastically(
         &mut self,
         start: usize,
@@ -124,6 +126,7 @@ impl<'a> Buffer<'a> {
 }
 
 /// Rounds away from zero with the probability of the part that bf16 has no bits for.
+#[inline(always)]
 fn round_stochastically(number: f32, random: u64) -> bf16 {
     if !number.is_finite() {
         return bf16::from_f32(number);
@@ -134,6 +137,7 @@ fn round_stochastically(number: f32, random: u64) -> bf16 {
 }
 
 /// SplitMix64 (Steele et al., 2014): a counter in, a random number out.
+#[inline(always)]
 fn splitmix(counter: u64) -> u64 {
     let mut bits = counter.wrapping_add(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -141,6 +145,7 @@ fn splitmix(counter: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
+#[inline(always)]
 fn widen(floats: &[bf16], numbers: &mut [f32]) {
     for (number, float) in numbers.iter_mut().zip(floats) {
         *number = float.to_f32();
@@ -195,63 +200,6 @@ pub(super) fn load_state(state: &Moment<Flex>, start: usize, numbers: &mut [f32]
             let codes = &codes[start..start + numbers.len()];
             let scale = blocks.scales.storage::<f32>()[start / BLOCK];
             blocks.map.dequantize(codes, scale, numbers);
-        }
-    }
-}
-
-/// At most [`BLOCK`] elements in 32 bits, on the stack.
-pub(super) struct Block<const N: usize> {
-    pub(super) length: usize,
-    weight: [f32; BLOCK],
-    grad: [f32; BLOCK],
-    states: [[f32; BLOCK]; N],
-}
-
-impl<const N: usize> Block<N> {
-    pub(super) fn new() -> Self {
-        Self {
-            length: 0,
-            weight: [0.0; BLOCK],
-            grad: [0.0; BLOCK],
-            states: [[0.0; BLOCK]; N],
-        }
-    }
-
-    pub(super) fn weight(&mut self) -> &mut [f32] {
-        &mut self.weight[..self.length]
-    }
-
-    pub(super) fn grad(&mut self) -> &mut [f32] {
-        &mut self.grad[..self.length]
-    }
-
-    pub(super) fn state(&mut self, place: usize) -> &mut [f32] {
-        &mut self.states[place][..self.length]
-    }
-
-    /// All elements, those beyond `length` too, since a loop of a known length is faster.
-    #[inline(always)]
-    pub(super) fn first<R: Rule<N>>(&mut self, rule: &R) {
-        for place in 0..BLOCK {
-            let (weight, states) = rule.first(self.weight[place], self.grad[place]);
-            self.put(place, weight, states);
-        }
-    }
-
-    #[inline(always)]
-    pub(super) fn next<R: Rule<N>>(&mut self, rule: &R) {
-        for place in 0..BLOCK {
-            let states = self.states.each_ref().map(|states| states[place]);
-            let (weight, states) = rule.next(self.weight[place], self.grad[place], states);
-            self.put(place, weight, states);
-        }
-    }
-
-    #[inline(always)]
-    fn put(&mut self, place: usize, weight: f32, states: [f32; N]) {
-        self.weight[place] = weight;
-        for (values, state) in self.states.iter_mut().zip(states) {
-            values[place] = state;
         }
     }
 }

@@ -1,18 +1,20 @@
 //! One pass over memory on the processor.
 
 mod buffer;
+mod vector;
 
 use burn::tensor::{DType, Shape, bf16};
 use burn_flex::{Flex, FlexTensor};
+use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
 use crate::{
-    LeanBackend, Rule,
+    LeanBackend, Number, Rule,
     backend::{Clip, Measure, Operands, Rounding, States, Stepped},
     dynamic_map::BLOCK,
     moment::{EightBit, Format, Moment},
 };
-use buffer::{Block, Buffer, Source};
+use buffer::{Buffer, Source};
 
 /// Elements that a thread takes at once: enough to be worth its waking up, few enough to share evenly.
 const CHUNK: usize = 64 * BLOCK;
@@ -59,7 +61,13 @@ impl LeanBackend for Flex {
             states: states.each_mut().map(buffer_of),
             compensation: compensation.as_mut().map(Buffer::of),
         };
-        let step = |lanes: Lanes<'_, N>| lanes.step(rule, clip, fresh, key);
+        let pass = Pass {
+            rule: *rule,
+            clip,
+            fresh,
+            key,
+        };
+        let step = |lanes: Lanes<'_, N>| Arch::new().dispatch(Step { pass, lanes });
         let chunks = lanes.chunks(shape.num_elements());
         if chunks.len() == 1 {
             chunks.into_iter().for_each(step);
@@ -93,7 +101,7 @@ impl LeanBackend for Flex {
             let length = BLOCK.min(count - start);
             let mut grads = [0.0; BLOCK];
             source.load(*start, &mut grads[..length]);
-            clip.apply(&mut grads[..length]);
+            let grads = grads.map(|grad| clip.clip(grad));
             let mut values = [[0.0; BLOCK]; N];
             if let Some(states) = &states {
                 for (state, values) in states.iter().zip(&mut values) {
@@ -195,18 +203,11 @@ impl HostClip {
     }
 
     #[inline(always)]
-    fn apply(self, grads: &mut [f32]) {
+    fn clip<T: Number>(self, grad: T) -> T {
         match self {
-            Self::None => {}
-            // As Burn's masks do it, a NaN is neither above nor below.
-            Self::Value(threshold) => grads.iter_mut().for_each(|grad| {
-                if *grad > threshold {
-                    *grad = threshold;
-                } else if *grad < -threshold {
-                    *grad = -threshold;
-                }
-            }),
-            Self::Factor(factor) => grads.iter_mut().for_each(|grad| *grad *= factor),
+            Self::None => grad,
+            Self::Value(threshold) => grad.clip_by_value(threshold.into()),
+            Self::Factor(factor) => grad.mul_scalar(factor.into()),
         }
     }
 }
@@ -266,46 +267,106 @@ impl<'a, const N: usize> Lanes<'a, N> {
         };
         (before, after)
     }
+}
 
-    fn step<R: Rule<N>>(mut self, rule: &R, clip: HostClip, fresh: bool, key: Option<u64>) {
-        let count = self.weight.len();
-        let mut block = Block::new();
-        for start in (0..count).step_by(BLOCK) {
-            let length = BLOCK.min(count - start);
-            block.length = length;
-            self.weight.load(start, block.weight());
-            if let Some(compensation) = &self.compensation {
-                compensation.add_to(start, block.weight());
+/// What is done to all elements of a parameter.
+#[derive(Clone, Copy)]
+struct Pass<R> {
+    rule: R,
+    clip: HostClip,
+    /// Whether it is the first step.
+    fresh: bool,
+    /// With which weights in bf16 are rounded by chance.
+    key: Option<u64>,
+}
+
+struct Step<'a, R, const N: usize> {
+    pass: Pass<R>,
+    lanes: Lanes<'a, N>,
+}
+
+impl<R: Rule<N>, const N: usize> WithSimd for Step<'_, R, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { pass, lanes } = self;
+        match lanes.floats() {
+            Ok((weight, grad, states)) => {
+                vector::step(simd, pass.rule, pass.clip, pass.fresh, weight, grad, states);
             }
-            self.grad.load(start, block.grad());
-            clip.apply(block.grad());
-            if fresh {
-                block.first(rule);
-            } else {
-                for (place, state) in self.states.iter().enumerate() {
-                    state.load(start, block.state(place));
-                }
-                block.next(rule);
+            Err(lanes) => step_by_blocks(simd, pass, lanes),
+        }
+    }
+}
+
+impl<'a, const N: usize> Lanes<'a, N> {
+    /// The elements themselves, if all of them have 32 bits and need not be copied to be computed with.
+    #[expect(
+        clippy::type_complexity,
+        reason = "weight, gradient and states, taken apart at once"
+    )]
+    fn floats(self) -> Result<(&'a mut [f32], &'a [f32], [&'a mut [f32]; N]), Self> {
+        let all = self
+            .states
+            .iter()
+            .all(|state| matches!(state, Buffer::F32(_)));
+        match self {
+            Self {
+                weight: Buffer::F32(weight),
+                grad: Source::F32(grad),
+                states,
+                ..
+            } if all => {
+                let states = states.map(|state| match state {
+                    Buffer::F32(state) => state,
+                    _ => unreachable!("all of them were looked at"),
+                });
+                Ok((weight, grad, states))
             }
-            for (place, state) in self.states.iter_mut().enumerate() {
-                state.store(start, block.state(place));
+            lanes => Err(lanes),
+        }
+    }
+}
+
+#[inline(always)]
+fn step_by_blocks<S: Simd, R: Rule<N>, const N: usize>(
+    simd: S,
+    pass: Pass<R>,
+    mut lanes: Lanes<'_, N>,
+) {
+    let count = lanes.weight.len();
+    let (mut weight, mut grad) = ([0.0; BLOCK], [0.0; BLOCK]);
+    let mut states = [[0.0; BLOCK]; N];
+    for start in (0..count).step_by(BLOCK) {
+        let length = BLOCK.min(count - start);
+        let (weight, grad) = (&mut weight[..length], &mut grad[..length]);
+        lanes.weight.load(start, weight);
+        if let Some(compensation) = &lanes.compensation {
+            compensation.add_to(start, weight);
+        }
+        lanes.grad.load(start, grad);
+        if !pass.fresh {
+            for (state, values) in lanes.states.iter().zip(&mut states) {
+                state.load(start, &mut values[..length]);
             }
-            match (&mut self.compensation, key) {
-                (Some(compensation), _) => {
-                    let exact = block.weight();
-                    self.weight.store(start, exact);
-                    for weight in exact.iter_mut() {
-                        *weight -= bf16::from_f32(*weight).to_f32();
-                    }
-                    compensation.store(start, exact);
-                }
-                (None, Some(key)) => {
-                    let first = (self.start + start) as u64;
-                    self.weight
-                        .store_stochastically(start, block.weight(), key, first);
-                }
-                (None, None) => self.weight.store(start, block.weight()),
+        }
+        let values = states.each_mut().map(|values| &mut values[..length]);
+        vector::step(simd, pass.rule, pass.clip, pass.fresh, weight, grad, values);
+        for (state, values) in lanes.states.iter_mut().zip(&states) {
+            state.store(start, &values[..length]);
+        }
+        if let Some(compensation) = &mut lanes.compensation {
+            lanes.weight.store(start, weight);
+            for weight in weight.iter_mut() {
+                *weight -= bf16::from_f32(*weight).to_f32();
             }
+            compensation.store(start, weight);
+        } else if let Some(key) = pass.key {
+            let first = (lanes.start + start) as u64;
+            lanes.weight.store_stochastically(start, weight, key, first);
+        } else {
+            lanes.weight.store(start, weight);
         }
     }
 }

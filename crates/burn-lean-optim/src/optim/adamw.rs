@@ -38,17 +38,10 @@ impl AdamW {
         self
     }
 
-    fn decay(&self, lr: LearningRate) -> Decay {
-        let rate = match self.max_lr {
+    fn decay_rate(&self, lr: LearningRate) -> f64 {
+        match self.max_lr {
             Some(max_lr) => lr / max_lr * f64::from(self.weight_decay),
             None => lr * f64::from(self.weight_decay),
-        };
-        if rate == 0.0 {
-            Decay::None
-        } else if self.cautious {
-            Decay::Cautious { rate }
-        } else {
-            Decay::By { factor: 1.0 - rate }
         }
     }
 }
@@ -110,15 +103,25 @@ impl<B: LeanBackend> SimpleOptimizer<B> for AdamW {
     ) -> (Tensor<B, D>, Option<AdamWState<B>>) {
         let momentum = state.map(|state| state.momentum);
         let averages = Averages::new(self.beta_1, self.beta_2, momentum.as_ref());
-        let update = AdamWUpdate {
+        let decay_rate = self.decay_rate(lr);
+        let moved = Moved {
             lr,
-            decay: self.decay(lr),
             correction_1: averages.correction_1.into(),
             correction_2: averages.correction_2.into(),
             epsilon: self.epsilon.into(),
         };
-        let (tensor, momentum) =
-            averages.step(&self.settings, update, self.amsgrad, tensor, grad, momentum);
+        let settings = &self.settings;
+        let (tensor, momentum) = if self.cautious {
+            let update = CautiouslyDecayed { decay_rate, moved };
+            averages.step(settings, update, self.amsgrad, tensor, grad, momentum)
+        } else {
+            // Without decay the factor is one, which changes no bit.
+            let update = Decayed {
+                factor: 1.0 - decay_rate,
+                moved,
+            };
+            averages.step(settings, update, self.amsgrad, tensor, grad, momentum)
+        };
         (tensor, Some(AdamWState { momentum }))
     }
 
@@ -128,41 +131,51 @@ impl<B: LeanBackend> SimpleOptimizer<B> for AdamW {
     }
 }
 
-/// Weight decay that does not go through the gradient.
-#[derive(Clone, Copy, Debug)]
-enum Decay {
-    None,
-    By {
-        factor: f64,
-    },
-    /// Only where it does not work against the step: <https://arxiv.org/abs/2510.12402>.
-    Cautious {
-        rate: f64,
-    },
-}
-
+/// The step without weight decay.
 #[derive(Clone, Copy)]
-struct AdamWUpdate {
+struct Moved {
     lr: f64,
-    decay: Decay,
     correction_1: f64,
     correction_2: f64,
     epsilon: f64,
 }
 
-impl Update for AdamWUpdate {
+impl Moved {
     #[inline(always)]
-    fn weight<T: Number>(&self, weight: T, moment_1: T, moment_2: T) -> T {
-        let decayed = match self.decay {
-            Decay::None => weight,
-            Decay::By { factor } => weight.mul_scalar(factor),
-            Decay::Cautious { rate } => {
-                let decay = weight.clone().mul_scalar(rate);
-                weight.clone() - decay.zero_where_signs_differ(weight, moment_1.clone())
-            }
-        };
+    fn weight<T: Number>(&self, decayed: T, moment_1: T, moment_2: T) -> T {
         let root = moment_2.div_scalar(self.correction_2).sqrt();
         let update = moment_1.div_scalar(self.correction_1) / root.add_scalar(self.epsilon);
         decayed - update.mul_scalar(self.lr)
+    }
+}
+
+/// Weight decay that does not go through the gradient.
+#[derive(Clone, Copy)]
+struct Decayed {
+    factor: f64,
+    moved: Moved,
+}
+
+impl Update for Decayed {
+    #[inline(always)]
+    fn weight<T: Number>(&self, weight: T, moment_1: T, moment_2: T) -> T {
+        self.moved
+            .weight(weight.mul_scalar(self.factor), moment_1, moment_2)
+    }
+}
+
+/// Weight decay only where it does not work against the step: <https://arxiv.org/abs/2510.12402>.
+#[derive(Clone, Copy)]
+struct CautiouslyDecayed {
+    decay_rate: f64,
+    moved: Moved,
+}
+
+impl Update for CautiouslyDecayed {
+    #[inline(always)]
+    fn weight<T: Number>(&self, weight: T, moment_1: T, moment_2: T) -> T {
+        let decay = weight.clone().mul_scalar(self.decay_rate);
+        let decay = decay.zero_where_signs_differ(weight.clone(), moment_1.clone());
+        self.moved.weight(weight - decay, moment_1, moment_2)
     }
 }
