@@ -3,7 +3,7 @@
 use burn::tensor::{backend::Backend, ops::FloatTensor};
 
 use crate::{
-    Rule,
+    Number, Rule,
     moment::{Format, Moment},
 };
 
@@ -46,10 +46,18 @@ pub trait LeanBackend: Backend {
 /// A number for each element, to be averaged before the step.
 pub trait Measure<const N: usize>: Copy + Send + Sync {
     /// The number of an element in the first step.
-    fn first(&self, grad: f32) -> f32;
+    fn first<T: Number>(&self, grad: T) -> T;
 
     /// The number of an element in a later step.
-    fn next(&self, grad: f32, state: [f32; N]) -> f32;
+    fn next<T: Number>(&self, grad: T, state: [T; N]) -> T;
+}
+
+/// A backend that rounds to bf16 by chance.
+pub trait RoundStochastically: Backend {
+    /// Rounds a tensor of 32 bits to bf16, up or down with the probability that makes the mean right.
+    ///
+    /// The same tensor and key give the same numbers.
+    fn round_stochastically(tensor: FloatTensor<Self>, key: u64) -> FloatTensor<Self>;
 }
 
 /// What a step is made of.
@@ -63,8 +71,6 @@ pub struct Operands<B: Backend, const N: usize> {
     pub clip: Clip<B>,
     /// The states.
     pub states: States<B, N>,
-    /// How a weight in bf16 is rounded; without, it is Burn's arithmetic.
-    pub rounding: Option<Rounding<B>>,
 }
 
 /// The states before a step.
@@ -83,8 +89,6 @@ pub struct Stepped<B: Backend, const N: usize> {
     pub weight: FloatTensor<B>,
     /// The states.
     pub states: [Moment<B>; N],
-    /// What rounding left over, with [`Rounding::Kahan`].
-    pub compensation: Option<FloatTensor<B>>,
 }
 
 /// Clipping of a gradient.
@@ -96,16 +100,4 @@ pub enum Clip<B: Backend> {
     Value(f32),
     /// The whole by this factor, a tensor of one element.
     Factor(FloatTensor<B>),
-}
-
-/// How a weight in bf16 is rounded after its step in 32 bits.
-#[derive(Clone, Debug)]
-pub enum Rounding<B: Backend> {
-    /// Up or down by chance, so that the mean is right.
-    Stochastic {
-        /// Chooses the random numbers: of the seed and the number of the step.
-        key: u64,
-    },
-    /// To the nearest, keeping what is lost, in bf16, for the next step; nothing in the first.
-    Kahan(Option<FloatTensor<B>>),
 }

@@ -7,7 +7,7 @@
 use std::sync::OnceLock;
 
 /// Numbers in a block, which share a scale.
-pub const BLOCK: usize = 256;
+pub(crate) const BLOCK: usize = 256;
 
 const DECADES: usize = 7;
 

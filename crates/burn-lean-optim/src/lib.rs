@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod bf16;
 mod dynamic_map;
 #[cfg(feature = "flex")]
 mod flex;
@@ -11,7 +12,8 @@ mod optim;
 mod pass;
 mod rule;
 
-pub use backend::{Clip, LeanBackend, Measure, Operands, Rounding, States, Stepped};
+pub use backend::{Clip, LeanBackend, Measure, Operands, RoundStochastically, States, Stepped};
+pub use bf16::{Bf16State, Bf16Weights, Kahan, Rounding, Stochastic};
 pub use dynamic_map::DynamicMap;
 pub use moment::{EightBit, Format, Moment, MomentItem};
 pub use number::Number;

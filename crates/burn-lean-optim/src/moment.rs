@@ -3,7 +3,7 @@
 use burn::{
     record::{PrecisionSettings, Record},
     tensor::{
-        DType, Int, Shape, Tensor, TensorData, TensorMetadata, TensorPrimitive,
+        Bytes, DType, Int, Shape, Tensor, TensorData, TensorMetadata, TensorPrimitive,
         backend::Backend,
         ops::{FloatTensor, IntTensor},
     },
@@ -197,8 +197,9 @@ impl<B: Backend> EightBit<B> {
 
 /// A [`Moment`] as it is saved: Burn's data of a tensor.
 ///
-/// In 8 bits its type is `u8` or, with the signed map, `i8`, and its bytes are the codes, followed by the scales:
-/// more than the shape says, so that Burn's own optimizers refuse it.
+/// In 8 bits its type is `u8` or, with the signed map, `i8`, and its bytes are the codes, followed by the scales. Its
+/// shape has one dimension more than the parameter, of one element: Burn's own optimizers would take the codes for
+/// numbers, and refuse the rank.
 #[derive(Clone, Debug)]
 pub struct MomentItem(TensorData);
 
@@ -257,9 +258,11 @@ impl<B: Backend> Record<B> for Moment<B> {
                     DynamicMap::Signed => DType::I8,
                     DynamicMap::Unsigned => DType::U8,
                 };
+                let mut shape = blocks.shape;
+                shape.push(1);
                 TensorData {
-                    bytes: burn::tensor::Bytes::from_bytes_vec(bytes),
-                    shape: blocks.shape,
+                    bytes: Bytes::from_bytes_vec(bytes),
+                    shape,
                     dtype,
                 }
             }
@@ -280,13 +283,15 @@ impl<B: Backend> Record<B> for Moment<B> {
                 return Self::Float(B::float_reshape(flat.into_primitive().tensor(), shape));
             }
         };
-        let (codes, scales) = data.bytes.split_at(data.shape.num_elements());
+        let mut shape = data.shape;
+        shape.remove(shape.num_dims() - 1);
+        let (codes, scales) = data.bytes.split_at(shape.num_elements());
         let mut codes = codes.to_vec();
         codes.resize(codes.len().next_multiple_of(4), 0);
         let scales = scales
             .chunks_exact(4)
             .map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
             .collect();
-        Self::EightBit(EightBit::new(&codes, scales, data.shape, map, device))
+        Self::EightBit(EightBit::new(&codes, scales, shape, map, device))
     }
 }

@@ -4,12 +4,12 @@ use std::fmt;
 
 use burn::{
     grad_clipping::{GradientClipping, GradientClippingConfig},
-    tensor::{DType, Shape, Tensor, TensorPrimitive, ops::FloatTensor},
+    tensor::{DType, ElementConversion, Shape, Tensor, TensorPrimitive, ops::FloatTensor},
 };
 
 use crate::{
     LeanBackend, Number, Rule,
-    backend::{Clip, Measure, Operands, Rounding, States, Stepped},
+    backend::{Clip, Measure, Operands, States, Stepped},
     dynamic_map::DynamicMap,
     moment::{Format, Moment},
 };
@@ -84,8 +84,8 @@ impl Settings {
         grad: Tensor<B, D>,
         states: Option<[Moment<B>; N]>,
     ) -> (Tensor<B, D>, [Moment<B>; N]) {
-        let operands = self.operands(kinds, weight, grad, states, None);
-        let stepped = self.apply::<_, _, _, D>(rule, operands);
+        let operands = self.operands(kinds, weight, grad, states);
+        let stepped = apply::<_, _, _, D>(rule, operands);
         (tensor(stepped.weight), stepped.states)
     }
 
@@ -96,14 +96,8 @@ impl Settings {
         weight: Tensor<B, D>,
         grad: Tensor<B, D>,
         states: Option<[Moment<B>; N]>,
-        rounding: Option<Rounding<B>>,
     ) -> Operands<B, N> {
-        // A rounding of our own means arithmetic in 32 bits.
-        let dtype = if rounding.is_some() {
-            DType::F32
-        } else {
-            weight.dtype()
-        };
+        let dtype = weight.dtype();
         let shape = weight.shape();
         let formats = kinds.map(|kind| self.format(kind, &shape, dtype));
         let states = match states {
@@ -129,30 +123,38 @@ impl Settings {
             grad: grad.into_primitive().tensor(),
             clip,
             states,
-            rounding,
         }
     }
+}
 
-    /// Steps in place, or with whole tensors where the backend declines.
-    pub(crate) fn apply<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
-        &self,
-        rule: &R,
-        operands: Operands<B, N>,
-    ) -> Stepped<B, N> {
-        match B::step_in_place(rule, operands) {
-            Ok(stepped) => stepped,
-            Err(operands) => step_tensors::<_, _, _, D>(rule, *operands),
+/// Steps in place, or with whole tensors where the backend declines.
+pub(crate) fn apply<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
+    rule: &R,
+    operands: Operands<B, N>,
+) -> Stepped<B, N> {
+    match B::step_in_place(rule, operands) {
+        Ok(stepped) => stepped,
+        Err(operands) => step_tensors::<_, _, _, D>(rule, *operands),
+    }
+}
+
+/// The mean of a measure. Where the backend has no pass for it, it waits for the device.
+pub(crate) fn mean<B: LeanBackend, M: Measure<N>, const N: usize, const D: usize>(
+    measure: &M,
+    operands: &Operands<B, N>,
+) -> f32 {
+    if let Some(mean) = B::mean_in_place(measure, operands) {
+        return mean;
+    }
+    let grad: Tensor<B, D> = clipped(tensor(operands.grad.clone()), operands.clip.clone());
+    let measured = match &operands.states {
+        States::New(_) => measure.first(grad),
+        States::Old(states) => {
+            let dtype = grad.dtype();
+            measure.next(grad, states.clone().map(|state| floats(state, dtype)))
         }
-    }
-
-    /// The mean of a measure, where the backend gives it.
-    pub(crate) fn mean<B: LeanBackend, M: Measure<N>, const N: usize>(
-        &self,
-        measure: &M,
-        operands: &Operands<B, N>,
-    ) -> Option<f32> {
-        B::mean_in_place(measure, operands)
-    }
+    };
+    measured.mean().into_scalar().elem()
 }
 
 /// The step with Burn's operations.
@@ -165,12 +167,7 @@ fn step_tensors<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
         grad,
         clip,
         states,
-        rounding,
     } = operands;
-    assert!(
-        rounding.is_none(),
-        "weights in bf16 with a rounding of their own are stepped on Flex only: leave the weights in 32 bits here"
-    );
     let (weight, grad): (Tensor<B, D>, Tensor<B, D>) = (tensor(weight), tensor(grad));
     let grad = clipped(grad, clip);
     let (weight, states) = match states {
@@ -198,7 +195,6 @@ fn step_tensors<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
     Stepped {
         weight: weight.into_primitive().tensor(),
         states,
-        compensation: None,
     }
 }
 

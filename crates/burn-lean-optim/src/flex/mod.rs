@@ -1,6 +1,7 @@
 //! One pass over memory on the processor.
 
 mod buffer;
+mod rounding;
 mod vector;
 
 use burn::tensor::{DType, Shape, bf16};
@@ -9,8 +10,8 @@ use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
 use crate::{
-    LeanBackend, Number, Rule,
-    backend::{Clip, Measure, Operands, Rounding, States, Stepped},
+    LeanBackend, Number, RoundStochastically, Rule,
+    backend::{Clip, Measure, Operands, States, Stepped},
     dynamic_map::BLOCK,
     moment::{EightBit, Format, Moment},
 };
@@ -32,7 +33,6 @@ impl LeanBackend for Flex {
             grad,
             clip,
             states,
-            rounding,
         } = operands;
         let shape = weight.layout().shape().clone();
         let mut weight = in_order(weight);
@@ -42,30 +42,16 @@ impl LeanBackend for Flex {
             States::New(formats) => (true, formats.map(|format| empty(format, &shape))),
             States::Old(states) => (false, states.map(contiguous)),
         };
-        let (mut compensation, key) = match rounding {
-            None => (None, None),
-            Some(Rounding::Stochastic { key }) => (None, Some(key)),
-            Some(Rounding::Kahan(compensation)) => (
-                Some(
-                    compensation
-                        .map_or_else(|| FlexTensor::zeros(shape.clone(), DType::BF16), in_order),
-                ),
-                None,
-            ),
-        };
 
         let lanes = Lanes {
-            start: 0,
             weight: Buffer::of(&mut weight),
             grad: Source::of(&grad),
             states: states.each_mut().map(buffer_of),
-            compensation: compensation.as_mut().map(Buffer::of),
         };
         let pass = Pass {
             rule: *rule,
             clip,
             fresh,
-            key,
         };
         let step = |lanes: Lanes<'_, N>| Arch::new().dispatch(Step { pass, lanes });
         let chunks = lanes.chunks(shape.num_elements());
@@ -74,11 +60,7 @@ impl LeanBackend for Flex {
         } else {
             chunks.into_par_iter().for_each(step);
         }
-        Ok(Stepped {
-            weight,
-            states,
-            compensation,
-        })
+        Ok(Stepped { weight, states })
     }
 
     fn mean_in_place<M: Measure<N>, const N: usize>(
@@ -103,17 +85,14 @@ impl LeanBackend for Flex {
             source.load(*start, &mut grads[..length]);
             let grads = grads.map(|grad| clip.clip(grad));
             let mut values = [[0.0; BLOCK]; N];
-            if let Some(states) = &states {
-                for (state, values) in states.iter().zip(&mut values) {
-                    buffer::load_state(state, *start, &mut values[..length]);
-                }
+            for (state, values) in states.iter().flatten().zip(&mut values) {
+                buffer::load_state(state, *start, &mut values[..length]);
             }
-            let measured = (0..length).map(|place| {
-                if states.is_some() {
+            let measured = (0..length).map(|place| match states {
+                Some(_) => {
                     measure.next(grads[place], values.each_ref().map(|values| values[place]))
-                } else {
-                    measure.first(grads[place])
                 }
+                None => measure.first(grads[place]),
             });
             measured.map(f64::from).sum()
         };
@@ -127,25 +106,18 @@ impl LeanBackend for Flex {
     }
 }
 
-/// Weights, gradients and states as [`Buffer`] has them; weights in bf16 only with a rounding of their own, since
-/// Burn rounds after each operation.
+/// Weights in 32 bits, and gradients and states as [`Buffer`] has them. Weights of other types are stepped as Burn
+/// does, which rounds after each operation.
 fn supported<const N: usize>(operands: &Operands<Flex, N>) -> bool {
-    let weight = match operands.weight.dtype() {
-        DType::F32 => operands.rounding.is_none(),
-        DType::BF16 => operands.rounding.is_some(),
-        _ => false,
-    };
-    let float = |dtype| matches!(dtype, DType::F32 | DType::BF16);
-    let same_type = operands.grad.dtype() == operands.weight.dtype() || operands.rounding.is_some();
     let format = |format: &Format| match format {
-        Format::Float(dtype) => float(*dtype),
+        Format::Float(dtype) => matches!(dtype, DType::F32 | DType::BF16),
         Format::EightBit(_) => true,
     };
     let states = match &operands.states {
         States::New(formats) => formats.iter().all(format),
         States::Old(states) => states.iter().all(|state| format(&state.format())),
     };
-    weight && same_type && float(operands.grad.dtype()) && states
+    operands.weight.dtype() == DType::F32 && operands.grad.dtype() == DType::F32 && states
 }
 
 /// The tensor with its elements one after the other. Taken by value: a second handle would make the buffer a
@@ -214,12 +186,9 @@ impl HostClip {
 
 /// The same elements of everything that a step reads and writes.
 struct Lanes<'a, const N: usize> {
-    /// The first element's place in the parameter.
-    start: usize,
     weight: Buffer<'a>,
     grad: Source<'a>,
     states: [Buffer<'a>; N],
-    compensation: Option<Buffer<'a>>,
 }
 
 impl<'a, const N: usize> Lanes<'a, N> {
@@ -238,10 +207,6 @@ impl<'a, const N: usize> Lanes<'a, N> {
     fn split_at(self, place: usize) -> (Self, Self) {
         let (weight, weight_after) = self.weight.split_at(place);
         let (grad, grad_after) = self.grad.split_at(place);
-        let (compensation, compensation_after) = self
-            .compensation
-            .map(|buffer| buffer.split_at(place))
-            .unzip();
         let mut after = Vec::with_capacity(N);
         let states = self.states.map(|state| {
             let (before, rest) = state.split_at(place);
@@ -252,18 +217,14 @@ impl<'a, const N: usize> Lanes<'a, N> {
             .try_into()
             .unwrap_or_else(|_| unreachable!("as many as states"));
         let before = Self {
-            start: self.start,
             weight,
             grad,
             states,
-            compensation,
         };
         let after = Self {
-            start: self.start + place,
             weight: weight_after,
             grad: grad_after,
             states: states_after,
-            compensation: compensation_after,
         };
         (before, after)
     }
@@ -276,8 +237,6 @@ struct Pass<R> {
     clip: HostClip,
     /// Whether it is the first step.
     fresh: bool,
-    /// With which weights in bf16 are rounded by chance.
-    key: Option<u64>,
 }
 
 struct Step<'a, R, const N: usize> {
@@ -342,9 +301,6 @@ fn step_by_blocks<S: Simd, R: Rule<N>, const N: usize>(
         let length = BLOCK.min(count - start);
         let (weight, grad) = (&mut weight[..length], &mut grad[..length]);
         lanes.weight.load(start, weight);
-        if let Some(compensation) = &lanes.compensation {
-            compensation.add_to(start, weight);
-        }
         lanes.grad.load(start, grad);
         if !pass.fresh {
             for (state, values) in lanes.states.iter().zip(&mut states) {
@@ -356,17 +312,22 @@ fn step_by_blocks<S: Simd, R: Rule<N>, const N: usize>(
         for (state, values) in lanes.states.iter_mut().zip(&states) {
             state.store(start, &values[..length]);
         }
-        if let Some(compensation) = &mut lanes.compensation {
-            lanes.weight.store(start, weight);
-            for weight in weight.iter_mut() {
-                *weight -= bf16::from_f32(*weight).to_f32();
-            }
-            compensation.store(start, weight);
-        } else if let Some(key) = pass.key {
-            let first = (lanes.start + start) as u64;
-            lanes.weight.store_stochastically(start, weight, key, first);
-        } else {
-            lanes.weight.store(start, weight);
-        }
+        lanes.weight.store(start, weight);
+    }
+}
+
+impl RoundStochastically for Flex {
+    fn round_stochastically(tensor: FlexTensor, key: u64) -> FlexTensor {
+        let tensor = in_order(tensor);
+        let mut rounded = FlexTensor::empty(tensor.layout().shape().clone(), DType::BF16);
+        let numbers = tensor.storage::<f32>().par_chunks(CHUNK);
+        let chunks = rounded
+            .storage_mut::<bf16>()
+            .par_chunks_mut(CHUNK)
+            .zip(numbers);
+        chunks.enumerate().for_each(|(chunk, (rounded, numbers))| {
+            rounding::stochastically(numbers, rounded, key, (chunk * CHUNK) as u64);
+        });
+        rounded
     }
 }

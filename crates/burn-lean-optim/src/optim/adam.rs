@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::{
     InOnePass, Lean,
-    adaptive::{AdaptiveMomentumState, Averages, Update},
+    adaptive::{AdaptiveMomentumState, Averages, Factors, Update},
     configuration,
 };
 use crate::{EightBitMoments, LeanBackend, Number, pass::Settings};
@@ -79,12 +79,16 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Adam {
         state: Option<AdamState<B>>,
     ) -> (Tensor<B, D>, Option<AdamState<B>>) {
         let momentum = state.map(|state| state.momentum);
-        let averages = Averages::new(self.beta_1, self.beta_2, momentum.as_ref());
-        let root = averages.correction_2.sqrt();
+        let time = momentum.as_ref().map_or(0, |momentum| momentum.time) + 1;
+        let factors = Factors::as_burn(self.beta_1, self.beta_2);
+        let averages = Averages { time, factors };
+        let [correction_1, correction_2] =
+            [self.beta_1, self.beta_2].map(|beta| 1.0 - beta.powi(time as i32));
+        let root = correction_2.sqrt();
         let update = AdamUpdate {
             lr,
             penalty: self.weight_decay.map(f64::from),
-            factor: (root / averages.correction_1).into(),
+            factor: (root / correction_1).into(),
             epsilon: (self.epsilon * root).into(),
         };
         let (tensor, momentum) =

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::{
     InOnePass, Lean,
-    adaptive::{AdaptiveMomentumState, Averages, Update},
+    adaptive::{AdaptiveMomentumState, Averages, Factors, Update},
     configuration,
 };
 use crate::{EightBitMoments, LeanBackend, Number, pass::Settings};
@@ -102,12 +102,16 @@ impl<B: LeanBackend> SimpleOptimizer<B> for AdamW {
         state: Option<AdamWState<B>>,
     ) -> (Tensor<B, D>, Option<AdamWState<B>>) {
         let momentum = state.map(|state| state.momentum);
-        let averages = Averages::new(self.beta_1, self.beta_2, momentum.as_ref());
+        let time = momentum.as_ref().map_or(0, |momentum| momentum.time) + 1;
+        let factors = Factors::as_burn(self.beta_1, self.beta_2);
+        let averages = Averages { time, factors };
+        let [correction_1, correction_2] =
+            [self.beta_1, self.beta_2].map(|beta| 1.0 - beta.powi(time as i32));
         let decay_rate = self.decay_rate(lr);
         let moved = Moved {
             lr,
-            correction_1: averages.correction_1.into(),
-            correction_2: averages.correction_2.into(),
+            correction_1: correction_1.into(),
+            correction_2: correction_2.into(),
             epsilon: self.epsilon.into(),
         };
         let settings = &self.settings;

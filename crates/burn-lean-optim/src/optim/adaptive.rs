@@ -51,11 +51,9 @@ pub(super) trait Update: Copy + Send + Sync + 'static {
 /// The moving averages of one step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Averages {
-    time: usize,
-    /// `1 - beta^t`, rounded as Burn does.
-    pub(super) correction_1: f32,
-    pub(super) correction_2: f32,
-    factors: Factors,
+    /// The number of this step, from one on.
+    pub(super) time: usize,
+    pub(super) factors: Factors,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +65,25 @@ pub(super) struct Factors {
 }
 
 impl Factors {
+    pub(super) fn new(beta_1: f64, beta_2: f64) -> Self {
+        Self {
+            beta_1,
+            rest_1: 1.0 - beta_1,
+            beta_2,
+            rest_2: 1.0 - beta_2,
+        }
+    }
+
+    /// With what remains rounded to 32 bits, as Burn does.
+    pub(super) fn as_burn(beta_1: f32, beta_2: f32) -> Self {
+        Self {
+            beta_1: beta_1.into(),
+            rest_1: (1.0 - beta_1).into(),
+            beta_2: beta_2.into(),
+            rest_2: (1.0 - beta_2).into(),
+        }
+    }
+
     #[inline(always)]
     pub(super) fn first<T: Number>(&self, grad: T) -> [T; 2] {
         [
@@ -85,30 +102,6 @@ impl Factors {
 }
 
 impl Averages {
-    pub(super) fn new<B: Backend>(
-        beta_1: f32,
-        beta_2: f32,
-        state: Option<&AdaptiveMomentumState<B>>,
-    ) -> Self {
-        let time = state.map_or(0, |state| state.time) + 1;
-        Self {
-            time,
-            correction_1: 1.0 - beta_1.powi(time as i32),
-            correction_2: 1.0 - beta_2.powi(time as i32),
-            factors: Factors {
-                beta_1: beta_1.into(),
-                rest_1: (1.0 - beta_1).into(),
-                beta_2: beta_2.into(),
-                rest_2: (1.0 - beta_2).into(),
-            },
-        }
-    }
-
-    /// The number of this step, from one on.
-    pub(super) fn time(&self) -> usize {
-        self.time
-    }
-
     pub(super) fn step<B: LeanBackend, U: Update, const D: usize>(
         self,
         settings: &Settings,
@@ -118,7 +111,7 @@ impl Averages {
         grad: Tensor<B, D>,
         state: Option<AdaptiveMomentumState<B>>,
     ) -> (Tensor<B, D>, AdaptiveMomentumState<B>) {
-        let Self { time, factors, .. } = self;
+        let Self { time, factors } = self;
         let rule = WithMoments { factors, update };
         let kinds = [Kind::Signed, Kind::Positive];
         if amsgrad {
@@ -170,9 +163,9 @@ fn least<B: Backend>(moment: &Moment<B>) -> Moment<B> {
 }
 
 #[derive(Clone, Copy)]
-struct WithMoments<U> {
-    factors: Factors,
-    update: U,
+pub(super) struct WithMoments<U> {
+    pub(super) factors: Factors,
+    pub(super) update: U,
 }
 
 impl<U: Update> Rule<2> for WithMoments<U> {

@@ -1,12 +1,18 @@
 //! The optimizers.
 
+mod adafactor;
 mod adagrad;
 mod adam;
 mod adamw;
 mod adan;
 mod adaptive;
+mod came;
+mod factored;
+mod lion;
+mod radam;
 mod rmsprop;
 mod sgd;
+mod stable_adamw;
 
 use burn::{
     config::Config,
@@ -19,13 +25,19 @@ use burn::{
 };
 use serde::de::DeserializeOwned;
 
+pub use adafactor::{AdaLomoConfig, Adafactor, AdafactorConfig, AdafactorState};
 pub use adagrad::{AdaGrad, AdaGradState, LrDecayState};
 pub use adam::{Adam, AdamState};
 pub use adamw::{AdamW, AdamWState};
 pub use adan::{Adan, AdanState, AdaptiveNesterovMomentumState};
 pub use adaptive::AdaptiveMomentumState;
+pub use came::{Came, CameConfig, CameState};
+pub use factored::Factored;
+pub use lion::{Lion, LionConfig, LionState};
+pub use radam::{RAdam, RAdamConfig, RAdamState};
 pub use rmsprop::{CenteredState, RmsProp, RmsPropMomentumState, RmsPropState, SquareAvgState};
 pub use sgd::{MomentumState, Sgd, SgdState};
+pub use stable_adamw::{StableAdamW, StableAdamWConfig, StableAdamWState};
 
 use crate::pass::{Moments, Settings};
 
@@ -67,6 +79,15 @@ pub trait Lean: Clone {
         Self: SimpleOptimizer<B::InnerBackend>,
     {
         OptimizerAdaptor::from(self)
+    }
+
+    /// Keeps moments in bf16: two bytes a number, rounded to the nearest after each step.
+    ///
+    /// A moment that keeps more than 0.99 of itself changes by less in a step than bf16 can hold, and stands still: with
+    /// them take a `beta_2` of at most 0.99.
+    fn with_bf16_moments(mut self) -> Self {
+        self.settings_mut().moments = Moments::Bf16;
+        self
     }
 
     /// Settings that all optimizers have.

@@ -8,10 +8,10 @@ use burn::{
 };
 
 /// Pseudo-random numbers, by SplitMix64.
-pub struct Noise(pub u64);
+pub(crate) struct Noise(pub(crate) u64);
 
 impl Noise {
-    pub fn bits(&mut self) -> u64 {
+    pub(crate) fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.0;
         bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -20,12 +20,12 @@ impl Noise {
     }
 
     /// In [-1, 1).
-    pub fn number(&mut self) -> f32 {
+    pub(crate) fn number(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 
     /// Of many magnitudes, with zeros of both signs and denormal numbers among them.
-    pub fn wild(&mut self) -> f32 {
+    pub(crate) fn wild(&mut self) -> f32 {
         match self.bits() % 16 {
             0 => 0.0,
             1 => -0.0,
@@ -36,7 +36,7 @@ impl Noise {
         }
     }
 
-    pub fn tensor<B: Backend, const D: usize>(
+    pub(crate) fn tensor<B: Backend, const D: usize>(
         &mut self,
         shape: [usize; D],
         mut number: impl FnMut(&mut Self) -> f32,
@@ -47,14 +47,14 @@ impl Noise {
 }
 
 /// A parameter, the states of its optimizer, and the step that comes.
-pub struct Run<O: SimpleOptimizer<B>, B: Backend, const D: usize> {
-    pub optimizer: O,
-    pub weight: Option<Tensor<B, D>>,
-    pub state: Option<O::State<D>>,
+pub(crate) struct Run<O: SimpleOptimizer<B>, B: Backend, const D: usize> {
+    pub(crate) optimizer: O,
+    pub(crate) weight: Option<Tensor<B, D>>,
+    pub(crate) state: Option<O::State<D>>,
 }
 
 impl<O: SimpleOptimizer<B>, B: Backend, const D: usize> Run<O, B, D> {
-    pub fn new(optimizer: O, weight: Tensor<B, D>) -> Self {
+    pub(crate) fn new(optimizer: O, weight: Tensor<B, D>) -> Self {
         Self {
             optimizer,
             weight: Some(weight),
@@ -62,19 +62,19 @@ impl<O: SimpleOptimizer<B>, B: Backend, const D: usize> Run<O, B, D> {
         }
     }
 
-    pub fn step(&mut self, lr: LearningRate, grad: Tensor<B, D>) {
+    pub(crate) fn step(&mut self, lr: LearningRate, grad: Tensor<B, D>) {
         let weight = self.weight.take().expect("put back after each step");
         let (weight, state) = self.optimizer.step(lr, weight, grad, self.state.take());
         (self.weight, self.state) = (Some(weight), state);
     }
 
-    pub fn weights(&self) -> Vec<f32> {
+    pub(crate) fn weights(&self) -> Vec<f32> {
         let weight = self.weight.clone().expect("put back after each step");
         weight.into_data().convert::<f32>().to_vec().unwrap()
     }
 
     /// The state as it would be saved.
-    pub fn saved(&self) -> Vec<u8> {
+    pub(crate) fn saved(&self) -> Vec<u8> {
         let state = self.state.clone().expect("stepped");
         BinBytesRecorder::<FullPrecisionSettings>::default()
             .record(state, ())
@@ -83,7 +83,7 @@ impl<O: SimpleOptimizer<B>, B: Backend, const D: usize> Run<O, B, D> {
 }
 
 /// A tensor with the same elements that shares a larger buffer, from its middle on.
-pub fn view<const D: usize>(tensor: Tensor<Flex, D>) -> Tensor<Flex, D> {
+pub(crate) fn view<const D: usize>(tensor: Tensor<Flex, D>) -> Tensor<Flex, D> {
     let noise = Tensor::random(tensor.shape(), Distribution::Default, &tensor.device());
     let rows = tensor.dims()[0];
     Tensor::cat(vec![noise, tensor], 0).narrow(0, rows, rows)

@@ -1,7 +1,9 @@
 //! What the optimizers of `burn-lean-optim` promise.
 #![cfg(feature = "flex")]
 
+mod bf16;
 mod eight_bit;
 mod exact;
 mod harness;
 mod in_place;
+mod reference;

@@ -1,0 +1,203 @@
+//! Adafactor and AdaLomo.
+
+use burn::{
+    config::Config,
+    grad_clipping::{GradientClipping, GradientClippingConfig},
+    module::AutodiffModule,
+    optim::{LearningRate, SimpleOptimizer, adaptor::OptimizerAdaptor},
+    record::Record,
+    tensor::{
+        Tensor,
+        backend::{AutodiffBackend, Backend},
+    },
+};
+
+use super::factored::{Factored, clip_update, root_mean_square};
+
+/// Configuration of [`Adafactor`]: the defaults of transformers, but for its `relative_step`, which would ignore
+/// the learning rate. A scheduler with `min(0.01, 1 / sqrt(step))` does the same.
+#[derive(Config, Debug)]
+pub struct AdafactorConfig {
+    /// Added to squared gradients.
+    #[config(default = 1e-30)]
+    pub epsilon: f64,
+    /// The least root mean square of a parameter that its learning rate is scaled by.
+    #[config(default = 1e-3)]
+    pub least_scale: f64,
+    /// The largest root mean square of an update.
+    #[config(default = 1.0)]
+    pub clip_threshold: f64,
+    /// The second moment keeps `1 - step^decay_rate` of itself.
+    #[config(default = -0.8)]
+    pub decay_rate: f64,
+    /// How much of the first moment is kept, if there is one, as large as the parameter.
+    pub beta_1: Option<f64>,
+    /// Weight decay, decoupled: a weight shrinks by `lr * weight_decay` of itself.
+    #[config(default = 0.0)]
+    pub weight_decay: f64,
+    /// Whether the learning rate of a parameter is multiplied by its root mean square.
+    #[config(default = true)]
+    pub scale_parameter: bool,
+    /// Clipping of gradients, before all else.
+    pub grad_clipping: Option<GradientClippingConfig>,
+}
+
+impl AdafactorConfig {
+    /// Builds the optimizer.
+    pub fn build(&self) -> Adafactor {
+        Adafactor {
+            config: self.clone(),
+        }
+    }
+
+    /// The optimizer for all parameters of a module.
+    pub fn init<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+    ) -> OptimizerAdaptor<Adafactor, M, B> {
+        adaptor(self.build(), self.grad_clipping.as_ref())
+    }
+}
+
+/// Configuration of AdaLomo.
+///
+/// Lv et al., "AdaLomo: Low-memory Optimization with Adaptive Learning Rate" (2024),
+/// <https://arxiv.org/abs/2310.10195>: the rule of [`Adafactor`] without a first moment, stepped inside the backward
+/// pass, which is what gradient release does with any optimizer.
+#[derive(Config, Debug)]
+pub struct AdaLomoConfig {
+    /// The largest root mean square of an update.
+    #[config(default = 1.0)]
+    pub clip_threshold: f64,
+    /// The second moment keeps `1 - step^decay_rate` of itself.
+    #[config(default = -0.8)]
+    pub decay_rate: f64,
+    /// Weight decay, decoupled: a weight shrinks by `lr * weight_decay` of itself.
+    #[config(default = 0.0)]
+    pub weight_decay: f64,
+    /// Clipping of gradients, before all else.
+    pub grad_clipping: Option<GradientClippingConfig>,
+}
+
+impl AdaLomoConfig {
+    /// Builds the optimizer.
+    pub fn build(&self) -> Adafactor {
+        AdafactorConfig::new()
+            .with_clip_threshold(self.clip_threshold)
+            .with_decay_rate(self.decay_rate)
+            .with_weight_decay(self.weight_decay)
+            .build()
+    }
+
+    /// The optimizer for all parameters of a module.
+    pub fn init<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+    ) -> OptimizerAdaptor<Adafactor, M, B> {
+        adaptor(self.build(), self.grad_clipping.as_ref())
+    }
+}
+
+pub(super) fn adaptor<O, M, B>(
+    optimizer: O,
+    clipping: Option<&GradientClippingConfig>,
+) -> OptimizerAdaptor<O, M, B>
+where
+    O: SimpleOptimizer<B::InnerBackend>,
+    M: AutodiffModule<B>,
+    B: AutodiffBackend,
+{
+    let adaptor = OptimizerAdaptor::from(optimizer);
+    let clipping: Option<GradientClipping> = clipping.map(GradientClippingConfig::init);
+    match clipping {
+        Some(clipping) => adaptor.with_grad_clipping(clipping),
+        None => adaptor,
+    }
+}
+
+/// Adafactor: a second moment of rows and columns, so that a matrix of a million elements has a state of two
+/// thousand.
+///
+/// Shazeer and Stern (2018), <https://arxiv.org/abs/1804.04235>; the rule is that of transformers. It runs on every
+/// backend, by Burn's operations.
+#[derive(Clone, Debug)]
+pub struct Adafactor {
+    config: AdafactorConfig,
+}
+
+/// State of [`Adafactor`].
+#[derive(Record, Clone, Debug)]
+pub struct AdafactorState<B: Backend, const D: usize> {
+    /// How many steps there were.
+    pub time: usize,
+    /// Moving average of squared gradients.
+    pub square: Factored<B, D>,
+    /// Moving average of updates, with a first moment.
+    pub moment_1: Option<Tensor<B, D>>,
+}
+
+impl<B: Backend> SimpleOptimizer<B> for Adafactor {
+    type State<const D: usize> = AdafactorState<B, D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<B, D>,
+        grad: Tensor<B, D>,
+        state: Option<AdafactorState<B, D>>,
+    ) -> (Tensor<B, D>, Option<AdafactorState<B, D>>) {
+        let config = &self.config;
+        let (time, square, moment_1) = match state {
+            Some(state) => (state.time + 1, Some(state.square), state.moment_1),
+            None => (1, None, None),
+        };
+        let beta_2 = 1.0 - (time as f64).powf(config.decay_rate);
+        let squares = grad.clone().square().add_scalar(config.epsilon);
+        let square = Factored::update(square, squares, beta_2);
+
+        let update = clip_update(square.normalize(grad), config.clip_threshold);
+        // A tensor of one element, which never comes to the host.
+        let scale = config
+            .scale_parameter
+            .then(|| root_mean_square(tensor.clone()).clamp_min(config.least_scale));
+        let scaled = |update: Tensor<B, D>, factor: f64| match &scale {
+            Some(scale) => update.mul(scale.clone().mul_scalar(factor)),
+            None => update.mul_scalar(factor),
+        };
+        let update = scaled(update, lr);
+        let (update, moment_1) = match config.beta_1 {
+            Some(beta_1) => {
+                let new = update.mul_scalar(1.0 - beta_1);
+                let moment = match moment_1 {
+                    Some(moment) => moment.mul_scalar(beta_1) + new,
+                    None => new,
+                };
+                (moment.clone(), Some(moment))
+            }
+            None => (update, None),
+        };
+        let tensor = if config.weight_decay == 0.0 {
+            tensor
+        } else {
+            let decay = scaled(tensor.clone(), lr * config.weight_decay);
+            tensor - decay
+        };
+        (
+            tensor - update,
+            Some(AdafactorState {
+                time,
+                square,
+                moment_1,
+            }),
+        )
+    }
+
+    fn to_device<const D: usize>(
+        state: AdafactorState<B, D>,
+        device: &B::Device,
+    ) -> AdafactorState<B, D> {
+        AdafactorState {
+            time: state.time,
+            square: state.square.to_device(device),
+            moment_1: state.moment_1.map(|moment| moment.to_device(device)),
+        }
+    }
+}

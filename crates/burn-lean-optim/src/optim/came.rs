@@ -1,0 +1,135 @@
+//! CAME.
+
+use burn::{
+    config::Config,
+    grad_clipping::GradientClippingConfig,
+    module::AutodiffModule,
+    optim::{LearningRate, SimpleOptimizer, adaptor::OptimizerAdaptor},
+    record::Record,
+    tensor::{
+        Tensor,
+        backend::{AutodiffBackend, Backend},
+    },
+};
+
+use super::{
+    adafactor::adaptor,
+    factored::{Factored, clip_update},
+};
+
+/// Configuration of [`Came`].
+#[derive(Config, Debug)]
+pub struct CameConfig {
+    /// How much of the first moment is kept.
+    #[config(default = 0.9)]
+    pub beta_1: f64,
+    /// How much of the second moment is kept.
+    #[config(default = 0.999)]
+    pub beta_2: f64,
+    /// How much of the instability is kept.
+    #[config(default = 0.9999)]
+    pub beta_3: f64,
+    /// Added to squared gradients.
+    #[config(default = 1e-30)]
+    pub epsilon_1: f64,
+    /// Added to the squared instability.
+    #[config(default = 1e-16)]
+    pub epsilon_2: f64,
+    /// The largest root mean square of an update.
+    #[config(default = 1.0)]
+    pub clip_threshold: f64,
+    /// Weight decay, decoupled: a weight shrinks by `lr * weight_decay` of itself.
+    #[config(default = 0.0)]
+    pub weight_decay: f64,
+    /// Clipping of gradients, before all else.
+    pub grad_clipping: Option<GradientClippingConfig>,
+}
+
+impl CameConfig {
+    /// Builds the optimizer.
+    pub fn build(&self) -> Came {
+        Came {
+            config: self.clone(),
+        }
+    }
+
+    /// The optimizer for all parameters of a module.
+    pub fn init<B: AutodiffBackend, M: AutodiffModule<B>>(&self) -> OptimizerAdaptor<Came, M, B> {
+        adaptor(self.build(), self.grad_clipping.as_ref())
+    }
+}
+
+/// CAME: Adafactor with a first moment, and smaller steps where that disagrees with the update.
+///
+/// Luo et al., "CAME: Confidence-guided Adaptive Memory Efficient Optimization" (2023),
+/// <https://arxiv.org/abs/2307.02047>. It runs on every backend, by Burn's operations.
+#[derive(Clone, Debug)]
+pub struct Came {
+    config: CameConfig,
+}
+
+/// State of [`Came`].
+#[derive(Record, Clone, Debug)]
+pub struct CameState<B: Backend, const D: usize> {
+    /// Moving average of updates.
+    pub moment_1: Tensor<B, D>,
+    /// Moving average of squared gradients.
+    pub square: Factored<B, D>,
+    /// Moving average of the squared difference between update and first moment, for matrices.
+    pub instability: Option<Factored<B, D>>,
+}
+
+impl<B: Backend> SimpleOptimizer<B> for Came {
+    type State<const D: usize> = CameState<B, D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<B, D>,
+        grad: Tensor<B, D>,
+        state: Option<CameState<B, D>>,
+    ) -> (Tensor<B, D>, Option<CameState<B, D>>) {
+        let config = &self.config;
+        let (moment_1, square, instability) = match state {
+            Some(state) => (Some(state.moment_1), Some(state.square), state.instability),
+            None => (None, None, None),
+        };
+        let squares = grad.clone().square().add_scalar(config.epsilon_1);
+        let square = Factored::update(square, squares, config.beta_2);
+        let update = clip_update(square.normalize(grad), config.clip_threshold);
+
+        let new = update.clone().mul_scalar(1.0 - config.beta_1);
+        let moment_1 = match moment_1 {
+            Some(moment) => moment.mul_scalar(config.beta_1) + new,
+            None => new,
+        };
+        let (step, instability) = if D < 2 {
+            (moment_1.clone(), None)
+        } else {
+            let residual = (update - moment_1.clone())
+                .square()
+                .add_scalar(config.epsilon_2);
+            let instability = Factored::update(instability, residual, config.beta_3);
+            (instability.normalize(moment_1.clone()), Some(instability))
+        };
+        let tensor = tensor.mul_scalar(1.0 - lr * config.weight_decay) - step.mul_scalar(lr);
+        (
+            tensor,
+            Some(CameState {
+                moment_1,
+                square,
+                instability,
+            }),
+        )
+    }
+
+    fn to_device<const D: usize>(state: CameState<B, D>, device: &B::Device) -> CameState<B, D> {
+        CameState {
+            moment_1: state.moment_1.to_device(device),
+            square: state.square.to_device(device),
+            instability: state
+                .instability
+                .map(|instability| instability.to_device(device)),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Lion.
+
+use burn::{
+    config::Config,
+    grad_clipping::GradientClippingConfig,
+    optim::{LearningRate, SimpleOptimizer},
+    record::Record,
+    tensor::{Tensor, backend::Backend},
+};
+
+use super::Lean;
+use crate::{
+    EightBitMoments, LeanBackend, Number, Rule,
+    moment::Moment,
+    pass::{Kind, Settings},
+};
+
+/// Configuration of [`Lion`].
+#[derive(Config, Debug)]
+pub struct LionConfig {
+    /// How much of the old momentum goes into the step.
+    #[config(default = 0.9)]
+    pub beta_1: f64,
+    /// How much of the old momentum is kept.
+    #[config(default = 0.99)]
+    pub beta_2: f64,
+    /// Weight decay, decoupled: a weight shrinks by `lr * weight_decay` of itself.
+    #[config(default = 0.0)]
+    pub weight_decay: f64,
+    /// Clipping of gradients.
+    pub grad_clipping: Option<GradientClippingConfig>,
+}
+
+impl LionConfig {
+    /// Builds the optimizer.
+    pub fn build(&self) -> Lion {
+        Lion {
+            beta_1: self.beta_1,
+            beta_2: self.beta_2,
+            weight_decay: self.weight_decay,
+            settings: Settings::clipping(self.grad_clipping.clone()),
+        }
+    }
+}
+
+/// Lion: one momentum, and steps of one length by its sign.
+///
+/// Chen et al., "Symbolic Discovery of Optimization Algorithms" (2023), <https://arxiv.org/abs/2302.06675>. The
+/// learning rate is three to ten times smaller than AdamW's, and the weight decay larger by as much.
+#[derive(Clone, Debug)]
+pub struct Lion {
+    beta_1: f64,
+    beta_2: f64,
+    weight_decay: f64,
+    settings: Settings,
+}
+
+impl Lean for Lion {
+    fn settings_mut(&mut self) -> &mut Settings {
+        &mut self.settings
+    }
+}
+
+impl EightBitMoments for Lion {}
+
+/// State of [`Lion`].
+#[derive(Record, Clone, Debug)]
+pub struct LionState<B: Backend> {
+    /// Moving average of gradients.
+    pub momentum: Moment<B>,
+}
+
+impl<B: LeanBackend> SimpleOptimizer<B> for Lion {
+    type State<const D: usize> = LionState<B>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<B, D>,
+        grad: Tensor<B, D>,
+        state: Option<LionState<B>>,
+    ) -> (Tensor<B, D>, Option<LionState<B>>) {
+        let rule = Signed {
+            lr,
+            decay: 1.0 - lr * self.weight_decay,
+            beta_1: self.beta_1,
+            rest_1: 1.0 - self.beta_1,
+            beta_2: self.beta_2,
+            rest_2: 1.0 - self.beta_2,
+        };
+        let states = state.map(|state| [state.momentum]);
+        let (tensor, [momentum]) = self
+            .settings
+            .step(&rule, [Kind::Signed], tensor, grad, states);
+        (tensor, Some(LionState { momentum }))
+    }
+
+    fn to_device<const D: usize>(state: LionState<B>, device: &B::Device) -> LionState<B> {
+        let momentum = state.momentum.to_device(device);
+        LionState { momentum }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Signed {
+    lr: f64,
+    decay: f64,
+    beta_1: f64,
+    rest_1: f64,
+    beta_2: f64,
+    rest_2: f64,
+}
+
+impl Rule<1> for Signed {
+    #[inline(always)]
+    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 1]) {
+        let momentum = grad.zeros_like();
+        self.next(weight, grad, [momentum])
+    }
+
+    #[inline(always)]
+    fn next<T: Number>(&self, weight: T, grad: T, [momentum]: [T; 1]) -> (T, [T; 1]) {
+        let step = momentum.clone().mul_scalar(self.beta_1) + grad.clone().mul_scalar(self.rest_1);
+        let weight = weight.mul_scalar(self.decay) - step.sign().mul_scalar(self.lr);
+        (
+            weight,
+            [momentum.mul_scalar(self.beta_2) + grad.mul_scalar(self.rest_2)],
+        )
+    }
+}
