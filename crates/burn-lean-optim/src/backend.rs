@@ -1,6 +1,10 @@
 //! What a backend does for an optimizer.
 
-use burn::tensor::{backend::Backend, ops::FloatTensor};
+use burn::tensor::{
+    DType, TensorMetadata,
+    backend::Backend,
+    ops::{FloatTensor, IntTensor},
+};
 
 use crate::{
     Number, Rule,
@@ -16,31 +20,44 @@ use crate::{
 /// impl burn_lean_optim::LeanBackend for MyBackend {}
 /// ```
 pub trait LeanBackend: Backend {
-    /// Steps a parameter in one pass, in the place of its weight and states, or hands everything back where the
-    /// backend cannot.
+    /// Whether the backend has a pass for a parameter of these types.
+    fn has_pass(types: &Types<'_>) -> bool {
+        let _ = types;
+        false
+    }
+
+    /// Steps a parameter in one pass, in the place of its weight and states. Called for types that
+    /// [it has a pass for](Self::has_pass).
     ///
     /// A buffer that somebody else holds too, as a saved record, is copied and not changed.
-    ///
-    /// # Errors
-    ///
-    /// The operands, unchanged, if the backend has no such pass for their types.
     fn step_in_place<R: Rule<N>, const N: usize>(
         rule: &R,
         operands: Operands<Self, N>,
-    ) -> Result<Stepped<Self, N>, Box<Operands<Self, N>>> {
-        let _ = rule;
-        Err(Box::new(operands))
+    ) -> Stepped<Self, N> {
+        let _ = (rule, operands);
+        unreachable!("`has_pass` is false")
     }
 
-    /// The mean of a measure over all elements, in one pass that makes no tensor; none where the backend would
-    /// have to wait for the device.
+    /// The mean of a measure over all elements, in one pass that makes no tensor. Called for types that
+    /// [it has a pass for](Self::has_pass).
     fn mean_in_place<M: Measure<N>, const N: usize>(
         measure: &M,
         operands: &Operands<Self, N>,
-    ) -> Option<f32> {
+    ) -> f32 {
         let _ = (measure, operands);
-        None
+        unreachable!("`has_pass` is false")
     }
+}
+
+/// The types of what a step is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Types<'a> {
+    /// Of the parameter.
+    pub weight: DType,
+    /// Of its gradient.
+    pub grad: DType,
+    /// Of its states.
+    pub states: &'a [Format],
 }
 
 /// A number for each element, to be averaged before the step.
@@ -100,4 +117,72 @@ pub enum Clip<B: Backend> {
     Value(f32),
     /// The whole by this factor, a tensor of one element.
     Factor(FloatTensor<B>),
+}
+
+impl<B: Backend, const N: usize> Operands<B, N> {
+    pub(crate) fn has_pass(&self) -> bool
+    where
+        B: LeanBackend,
+    {
+        let states = match &self.states {
+            States::New(formats) => *formats,
+            States::Old(states) => states.each_ref().map(Moment::format),
+        };
+        B::has_pass(&Types {
+            weight: self.weight.dtype(),
+            grad: self.grad.dtype(),
+            states: &states,
+        })
+    }
+
+    /// The same with the tensors of another backend, for a decorator.
+    pub fn map<C: Backend>(
+        self,
+        mut float: impl FnMut(FloatTensor<B>) -> FloatTensor<C>,
+        mut int: impl FnMut(IntTensor<B>) -> IntTensor<C>,
+    ) -> Operands<C, N> {
+        Operands {
+            weight: float(self.weight),
+            grad: float(self.grad),
+            clip: match self.clip {
+                Clip::None => Clip::None,
+                Clip::Value(threshold) => Clip::Value(threshold),
+                Clip::Factor(factor) => Clip::Factor(float(factor)),
+            },
+            states: match self.states {
+                States::New(formats) => States::New(formats),
+                States::Old(states) => {
+                    States::Old(states.map(|state| state.map(&mut float, &mut int)))
+                }
+            },
+        }
+    }
+}
+
+impl<B: Backend, const N: usize> Clone for Operands<B, N> {
+    fn clone(&self) -> Self {
+        Self {
+            weight: self.weight.clone(),
+            grad: self.grad.clone(),
+            clip: self.clip.clone(),
+            states: match &self.states {
+                States::New(formats) => States::New(*formats),
+                States::Old(states) => States::Old(states.clone()),
+            },
+        }
+    }
+}
+
+impl<B: Backend, const N: usize> Stepped<B, N> {
+    /// The same with the tensors of another backend, for a decorator.
+    pub fn map<C: Backend>(
+        self,
+        mut float: impl FnMut(FloatTensor<B>) -> FloatTensor<C>,
+        mut int: impl FnMut(IntTensor<B>) -> IntTensor<C>,
+    ) -> Stepped<C, N> {
+        Stepped {
+            weight: float(self.weight),
+            states: self.states.map(|state| state.map(&mut float, &mut int)),
+        }
+    }
 }

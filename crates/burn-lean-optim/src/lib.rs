@@ -4,6 +4,8 @@
 mod backend;
 mod bf16;
 mod dynamic_map;
+#[cfg(feature = "flat-linear")]
+mod flat_linear;
 #[cfg(feature = "flex")]
 mod flex;
 mod moment;
@@ -12,7 +14,9 @@ mod optim;
 mod pass;
 mod rule;
 
-pub use backend::{Clip, LeanBackend, Measure, Operands, RoundStochastically, States, Stepped};
+pub use backend::{
+    Clip, LeanBackend, Measure, Operands, RoundStochastically, States, Stepped, Types,
+};
 pub use bf16::{Bf16State, Bf16Weights, Kahan, Rounding, Stochastic};
 pub use dynamic_map::DynamicMap;
 pub use moment::{EightBit, Format, Moment, MomentItem};
@@ -22,3 +26,22 @@ pub use rule::Rule;
 
 #[cfg(feature = "ndarray")]
 impl LeanBackend for burn::backend::NdArray {}
+
+#[cfg(feature = "cubecl")]
+mod cubecl {
+    use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
+    use burn_fusion::{Fusion, FusionBackend};
+
+    use crate::LeanBackend;
+
+    impl<R, F, I, BT> LeanBackend for CubeBackend<R, F, I, BT>
+    where
+        R: CubeRuntime,
+        F: FloatElement,
+        I: IntElement,
+        BT: BoolElement,
+    {
+    }
+
+    impl<B: FusionBackend> LeanBackend for Fusion<B> {}
+}

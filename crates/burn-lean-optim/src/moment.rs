@@ -121,6 +121,27 @@ impl<B: Backend> Moment<B> {
         }
     }
 
+    pub(crate) fn map<C: Backend>(
+        self,
+        float: &mut impl FnMut(FloatTensor<B>) -> FloatTensor<C>,
+        int: &mut impl FnMut(IntTensor<B>) -> IntTensor<C>,
+    ) -> Moment<C> {
+        match self {
+            Self::Float(floats) => Moment::Float(float(floats)),
+            Self::EightBit(EightBit {
+                codes,
+                scales,
+                shape,
+                map,
+            }) => Moment::EightBit(EightBit {
+                codes: int(codes),
+                scales: float(scales),
+                shape,
+                map,
+            }),
+        }
+    }
+
     pub(crate) fn to_device(self, device: &B::Device) -> Self {
         match self {
             Self::Float(floats) => Self::Float(B::float_to_device(floats, device)),

@@ -132,9 +132,10 @@ pub(crate) fn apply<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
     rule: &R,
     operands: Operands<B, N>,
 ) -> Stepped<B, N> {
-    match B::step_in_place(rule, operands) {
-        Ok(stepped) => stepped,
-        Err(operands) => step_tensors::<_, _, _, D>(rule, *operands),
+    if operands.has_pass() {
+        B::step_in_place(rule, operands)
+    } else {
+        step_tensors::<_, _, _, D>(rule, operands)
     }
 }
 
@@ -143,8 +144,8 @@ pub(crate) fn mean<B: LeanBackend, M: Measure<N>, const N: usize, const D: usize
     measure: &M,
     operands: &Operands<B, N>,
 ) -> f32 {
-    if let Some(mean) = B::mean_in_place(measure, operands) {
-        return mean;
+    if operands.has_pass() {
+        return B::mean_in_place(measure, operands);
     }
     let grad: Tensor<B, D> = clipped(tensor(operands.grad.clone()), operands.clip.clone());
     let measured = match &operands.states {

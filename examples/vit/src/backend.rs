@@ -9,7 +9,7 @@ use burn::backend::autodiff::checkpoint::strategy::{
     BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
 };
 use burn::tensor::Device;
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::backend::AutodiffBackend;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use burn_device_memory::{DeviceMemory, MeteredBackend};
 #[cfg(feature = "cuda")]
@@ -17,6 +17,7 @@ use burn_device_memory::{MeteredCuda, MeteredCudaUnfused};
 #[cfg(feature = "wgpu")]
 use burn_device_memory::{MeteredWgpu, MeteredWgpuUnfused};
 use burn_gradient_release::ReleaseBackend;
+use burn_lean_optim::LeanBackend;
 #[cfg(any(feature = "flex", feature = "wgpu", feature = "cuda"))]
 use burn_memory_timeline::Recorded;
 
@@ -26,14 +27,14 @@ pub trait Job {
     type Output;
 
     /// Does the work with plain Burn; `memory` counts the bytes of tensors, if the backend can.
-    fn plain<B: AutodiffBackend>(
+    fn plain<B: AutodiffBackend<InnerBackend: LeanBackend>>(
         self,
         device: Device<B>,
         memory: Option<Memory>,
     ) -> Result<Self::Output>;
 
     /// Does the work with gradient release.
-    fn release<B: ReleaseBackend>(
+    fn release<B: ReleaseBackend<InnerBackend: LeanBackend>>(
         self,
         device: Device<B>,
         memory: Option<Memory>,
@@ -112,7 +113,7 @@ pub fn metered<B: MeteredBackend>(device: &Device<B>) -> Option<Memory> {
 }
 
 /// Runs the job on this backend, in the mode and with the checkpointing of `engine`.
-pub fn on<B: Backend, J: Job>(
+pub fn on<B: LeanBackend, J: Job>(
     engine: &Engine,
     job: J,
     memory: impl FnOnce(&Device<B>) -> Option<Memory>,
@@ -129,7 +130,7 @@ pub fn on<B: Backend, J: Job>(
     }
 }
 
-fn with<B: Backend, C: CheckpointStrategy, J: Job>(
+fn with<B: LeanBackend, C: CheckpointStrategy, J: Job>(
     engine: &Engine,
     job: J,
     device: Device<B>,

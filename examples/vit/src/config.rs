@@ -58,24 +58,65 @@ impl Preset {
     }
 }
 
-/// Burn's optimizers, each with its own defaults. Muon is not among them: it takes matrices only,
-/// and a vision transformer also learns vectors.
+/// Optimizers of Burn and of `burn-lean-optim`, each with its own defaults. Muon is not among them: it
+/// takes matrices only, and a vision transformer also learns vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-#[value(rename_all = "lower")]
 pub enum OptimizerKind {
     /// Adam
     Adam,
+    /// Burn's Adam in one pass over memory
+    AdamOnePass,
+    /// Adam with moments in 8 bits
+    #[serde(rename = "adam-8bit")]
+    #[value(name = "adam-8bit")]
+    Adam8bit,
     /// AdamW: Adam with decoupled weight decay
+    #[value(name = "adamw")]
     AdamW,
+    /// Burn's AdamW in one pass over memory
+    #[serde(rename = "adamw-one-pass")]
+    #[value(name = "adamw-one-pass")]
+    AdamWOnePass,
+    /// AdamW with moments in 8 bits
+    #[serde(rename = "adamw-8bit")]
+    #[value(name = "adamw-8bit")]
+    AdamW8bit,
+    /// AdamW with a rate that shrinks where gradients surprise
+    #[serde(rename = "stable-adamw")]
+    #[value(name = "stable-adamw")]
+    StableAdamW,
+    /// Adam that needs no warm-up
+    #[serde(rename = "radam")]
+    #[value(name = "radam")]
+    RAdam,
+    /// Lion: one momentum, steps by its sign
+    Lion,
+    /// Adafactor: a second moment of rows and columns
+    Adafactor,
+    /// Adafactor's rule as AdaLomo has it
+    #[serde(rename = "adalomo")]
+    #[value(name = "adalomo")]
+    AdaLomo,
+    /// CAME: Adafactor with a first moment and confidence
+    Came,
     /// Stochastic gradient descent with momentum
     Sgd,
     /// AdaGrad
+    #[value(name = "adagrad")]
     AdaGrad,
     /// RMSProp
+    #[value(name = "rmsprop")]
     RmsProp,
     /// Adan
     Adan,
+}
+
+impl OptimizerKind {
+    /// Whether its moments have 8 bits, for which only Flex has a pass of its own.
+    pub fn is_8_bit(self) -> bool {
+        matches!(self, Self::Adam8bit | Self::AdamW8bit)
+    }
 }
 
 /// How the optimizer gets its gradients.

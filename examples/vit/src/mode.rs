@@ -14,27 +14,55 @@ macro_rules! with_optimizer {
     ($kind:expr, $backend:ty, |$optimizer:ident| $made:expr) => {{
         use burn::optim::{
             AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, RmsPropConfig, SgdConfig,
-            momentum::MomentumConfig,
+            adaptor::OptimizerAdaptor, momentum::MomentumConfig,
+        };
+        use burn_lean_optim::{
+            AdaLomoConfig, AdafactorConfig, CameConfig, EightBitMoments, InOnePass, LionConfig,
+            RAdamConfig, StableAdamWConfig,
         };
         use burn_memory_timeline::RecordSteps;
+        use $crate::config::OptimizerKind;
         macro_rules! made {
-            ($config:expr) => {{
-                let optimizer = $config.init::<$backend, $crate::model::Vit<$backend>>();
+            ($made_from:expr) => {{
+                let optimizer =
+                    OptimizerAdaptor::<_, $crate::model::Vit<$backend>, $backend>::from($made_from);
                 let $optimizer = optimizer.recorded();
                 $made
             }};
         }
+        // A vision transformer has no embedding that would keep its moments in 32 bits.
+        let embeddings = || Vec::<burn::nn::Embedding<$backend>>::new();
+        let adamw = || AdamWConfig::new().with_weight_decay(0.05);
         match $kind {
-            $crate::config::OptimizerKind::Adam => made!(AdamConfig::new()),
-            $crate::config::OptimizerKind::AdamW => {
-                made!(AdamWConfig::new().with_weight_decay(0.05))
+            OptimizerKind::Adam => made!(AdamConfig::new().build()),
+            OptimizerKind::AdamOnePass => made!(AdamConfig::new().in_one_pass()),
+            OptimizerKind::Adam8bit => {
+                made!(
+                    AdamConfig::new()
+                        .in_one_pass()
+                        .with_8_bit_moments(&embeddings())
+                )
             }
-            $crate::config::OptimizerKind::Sgd => {
-                made!(SgdConfig::new().with_momentum(Some(MomentumConfig::new())))
+            OptimizerKind::AdamW => made!(adamw().build()),
+            OptimizerKind::AdamWOnePass => made!(adamw().in_one_pass()),
+            OptimizerKind::AdamW8bit => {
+                made!(adamw().in_one_pass().with_8_bit_moments(&embeddings()))
             }
-            $crate::config::OptimizerKind::AdaGrad => made!(AdaGradConfig::new()),
-            $crate::config::OptimizerKind::RmsProp => made!(RmsPropConfig::new()),
-            $crate::config::OptimizerKind::Adan => made!(AdanConfig::new()),
+            OptimizerKind::StableAdamW => {
+                made!(StableAdamWConfig::new().with_weight_decay(0.05).build())
+            }
+            OptimizerKind::RAdam => made!(RAdamConfig::new().build()),
+            OptimizerKind::Lion => made!(LionConfig::new().build()),
+            OptimizerKind::Adafactor => made!(AdafactorConfig::new().build()),
+            OptimizerKind::AdaLomo => made!(AdaLomoConfig::new().build()),
+            OptimizerKind::Came => made!(CameConfig::new().build()),
+            OptimizerKind::Sgd => {
+                let momentum = Some(MomentumConfig::new());
+                made!(SgdConfig::new().with_momentum(momentum).build())
+            }
+            OptimizerKind::AdaGrad => made!(AdaGradConfig::new().build()),
+            OptimizerKind::RmsProp => made!(RmsPropConfig::new().build()),
+            OptimizerKind::Adan => made!(AdanConfig::new().build()),
         }
     }};
 }

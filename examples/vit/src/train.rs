@@ -35,6 +35,7 @@ use burn_gradient_release_train::resume::{AtomicFileRecorder, ResumedDataLoader}
 use burn_gradient_release_train::{
     BlockingCheckpointingStrategy, GradientReleaseStrategy, StepMonitor,
 };
+use burn_lean_optim::LeanBackend;
 use burn_memory_timeline::{Recorder, Recording};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -102,7 +103,7 @@ type Training<B, O> =
 impl Job for Train<'_> {
     type Output = Ending;
 
-    fn plain<B: AutodiffBackend>(
+    fn plain<B: AutodiffBackend<InnerBackend: LeanBackend>>(
         self,
         device: Device<B>,
         memory: Option<Memory>,
@@ -115,7 +116,7 @@ impl Job for Train<'_> {
 
     /// Gradient release requires two changes: `with_gradient_release` on the optimizer, and a training
     /// strategy.
-    fn release<B: ReleaseBackend>(
+    fn release<B: ReleaseBackend<InnerBackend: LeanBackend>>(
         self,
         device: Device<B>,
         memory: Option<Memory>,

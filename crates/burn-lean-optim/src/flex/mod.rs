@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use crate::{
     LeanBackend, Number, RoundStochastically, Rule,
-    backend::{Clip, Measure, Operands, States, Stepped},
+    backend::{Clip, Measure, Operands, States, Stepped, Types},
     dynamic_map::BLOCK,
     moment::{EightBit, Format, Moment},
 };
@@ -21,13 +21,21 @@ use buffer::{Buffer, Source};
 const CHUNK: usize = 64 * BLOCK;
 
 impl LeanBackend for Flex {
+    /// Weights in 32 bits, and states as [`Buffer`] has them. Weights of other types are stepped as Burn does, which
+    /// rounds after each operation.
+    fn has_pass(types: &Types<'_>) -> bool {
+        types.weight == DType::F32
+            && types.grad == DType::F32
+            && types.states.iter().all(|format| match format {
+                Format::Float(dtype) => matches!(dtype, DType::F32 | DType::BF16),
+                Format::EightBit(_) => true,
+            })
+    }
+
     fn step_in_place<R: Rule<N>, const N: usize>(
         rule: &R,
         operands: Operands<Self, N>,
-    ) -> Result<Stepped<Self, N>, Box<Operands<Self, N>>> {
-        if !supported(&operands) {
-            return Err(Box::new(operands));
-        }
+    ) -> Stepped<Self, N> {
         let Operands {
             weight,
             grad,
@@ -60,16 +68,13 @@ impl LeanBackend for Flex {
         } else {
             chunks.into_par_iter().for_each(step);
         }
-        Ok(Stepped { weight, states })
+        Stepped { weight, states }
     }
 
     fn mean_in_place<M: Measure<N>, const N: usize>(
         measure: &M,
         operands: &Operands<Self, N>,
-    ) -> Option<f32> {
-        if !supported(operands) {
-            return None;
-        }
+    ) -> f32 {
         let grad = operands.grad.to_contiguous();
         let source = Source::of(&grad);
         let clip = HostClip::new(operands.clip.clone());
@@ -102,22 +107,8 @@ impl LeanBackend for Flex {
             .with_min_len(CHUNK / BLOCK)
             .map(sum_of)
             .collect();
-        Some((sums.iter().sum::<f64>() / count as f64) as f32)
+        (sums.iter().sum::<f64>() / count as f64) as f32
     }
-}
-
-/// Weights in 32 bits, and gradients and states as [`Buffer`] has them. Weights of other types are stepped as Burn
-/// does, which rounds after each operation.
-fn supported<const N: usize>(operands: &Operands<Flex, N>) -> bool {
-    let format = |format: &Format| match format {
-        Format::Float(dtype) => matches!(dtype, DType::F32 | DType::BF16),
-        Format::EightBit(_) => true,
-    };
-    let states = match &operands.states {
-        States::New(formats) => formats.iter().all(format),
-        States::Old(states) => states.iter().all(|state| format(&state.format())),
-    };
-    operands.weight.dtype() == DType::F32 && operands.grad.dtype() == DType::F32 && states
 }
 
 /// The tensor with its elements one after the other. Taken by value: a second handle would make the buffer a

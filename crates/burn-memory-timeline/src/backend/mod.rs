@@ -1,5 +1,7 @@
 //! The backend decorator, which passes each operation through the recorder.
 
+#[cfg(feature = "lean-optim")]
+mod lean_optim;
 mod ops;
 mod recordable;
 

@@ -164,6 +164,12 @@ impl TrainArgs {
              --checkpointing balanced with --mode {}",
             engine.mode
         );
+        ensure!(
+            !optimizer.is_8_bit() || engine.backend == BackendKind::Flex,
+            "--optimizer {optimizer} needs --backend flex: moments in 8 bits have no kernels on {} yet, and would \
+             be packed on the host in each step",
+            engine.backend
+        );
         backend::require(engine.backend)?;
         ensure!(
             !(self.no_fusion || self.fusion) || !engine.backend.is_on_heap(),

@@ -1,7 +1,7 @@
 //! Runs that train to their end, or diverge.
 
 use crate::images::{Noise, write_idx, write_png};
-use crate::program::{lines, outcome, result, train, vit};
+use crate::program::{fails, lines, outcome, result, train, vit};
 use serde_json::Value;
 use std::fs;
 use tempfile::TempDir;
@@ -106,13 +106,31 @@ fn every_checkpointing_trains_the_same_weights() {
 #[test]
 fn every_optimizer_trains_alike_in_both_modes() {
     let noise = Noise::new();
-    for optimizer in ["adam", "adamw", "sgd", "adagrad", "rmsprop", "adan"] {
-        let [plain, release] = ["plain", "release"].map(|mode| {
-            let mut command = noise.train(&format!("{optimizer}-{mode}"), 1);
-            result(command.args(["--optimizer", optimizer, "--mode", mode]))
-        });
+    let train = |optimizer: &str, mode: &str| {
+        let mut command = noise.train(&format!("{optimizer}-{mode}"), 1);
+        result(command.args(["--optimizer", optimizer, "--mode", mode]))
+    };
+    let optimizers = "adam adam-8bit adamw adamw-8bit stable-adamw radam lion adafactor adalomo came sgd adagrad \
+                      rmsprop adan";
+    for optimizer in optimizers.split_whitespace() {
+        let [plain, release] = ["plain", "release"].map(|mode| train(optimizer, mode));
         assert_eq!(outcome(&plain), outcome(&release), "{optimizer}");
+        // In one pass over memory it is the same optimizer.
+        if ["adam", "adamw"].contains(&optimizer) {
+            let one_pass = train(&format!("{optimizer}-one-pass"), "release");
+            assert_eq!(outcome(&plain), outcome(&one_pass), "{optimizer}");
+        }
     }
+}
+
+#[test]
+fn moments_in_8_bits_are_refused_where_there_is_no_pass_for_them() {
+    let home = TempDir::new().unwrap();
+    let folder = home.path().join("run");
+    let mut command = train(&folder);
+    command.args(["--optimizer", "adam-8bit", "--backend", "wgpu"]);
+    let text = "--optimizer adam-8bit needs --backend flex";
+    fails(&mut command, text, &folder);
 }
 
 #[test]
