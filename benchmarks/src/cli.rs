@@ -2,7 +2,7 @@
 
 use crate::plan::Request;
 use crate::report;
-use crate::results::{Mode, Results, Settings, TorchMode};
+use crate::results::{LinearGradient, LossChunk, Mode, Results, Settings, TorchMode};
 use crate::shape::Kind;
 use crate::spec;
 use crate::suite;
@@ -106,6 +106,18 @@ struct SuiteArgs {
         default_value = "none,balanced"
     )]
     checkpointing: Vec<Checkpointing>,
+    /// How Burn computes the gradient of a linear layer's weight, separated by commas
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "default")]
+    linear: Vec<LinearGradient>,
+    /// Tokens whose loss a language model computes at once in Burn, in a scope that is recomputed:
+    /// numbers or `whole`, separated by commas
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        value_delimiter = ',',
+        default_value = "whole"
+    )]
+    loss_chunk: Vec<LossChunk>,
     /// Modes of PyTorch, separated by commas
     #[arg(
         long,
@@ -165,8 +177,8 @@ Modes that are not in the suite by default:
                   foreach and hook, with torch.utils.checkpoint around each block
 
 What cannot be combined is left out, and the table says so: plain Burn has neither --checkpointing blocks
-nor automatic, an optimizer that is not armed does not recompute by itself, and the encoder has no
-checkpoint around its layers, which Burn's own code calls.";
+nor automatic, an optimizer that is not armed does not recompute by itself, --linear flat is measured on
+flex only, and the loss of the vision transformer has no chunks.";
 
 /// Measures a run, as a measuring process: from its spec in JSON to its result in JSON.
 ///
@@ -263,6 +275,8 @@ impl SuiteArgs {
                 .collect(),
             modes: self.mode.clone(),
             checkpointing: self.checkpointing.clone(),
+            linear: self.linear.clone(),
+            loss_chunks: self.loss_chunk.clone(),
             python: (!self.no_pytorch).then(|| self.python.clone()),
             torch_modes: self.pytorch.clone(),
             timelines: self

@@ -1,6 +1,8 @@
 //! The model of <https://github.com/tracel-ai/burn/issues/5212>: Burn's own transformer encoder between an
 //! embedding and a head that scores tokens.
 
+use crate::loss::cross_entropy;
+use crate::results::LossChunk;
 use burn::config::Config;
 use burn::module::Module;
 use burn::nn::transformer::{
@@ -9,6 +11,7 @@ use burn::nn::transformer::{
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor};
+use burn_gradient_release::checkpoint;
 
 /// The shape of an encoder.
 #[derive(Config, Debug, PartialEq)]
@@ -44,6 +47,7 @@ impl EncoderConfig {
             encoder: TransformerEncoderConfig::new(self.dim, self.hidden, self.heads, self.depth)
                 .with_dropout(self.dropout)
                 .init(device),
+            recomputes_layers: false,
             head: LinearConfig::new(self.dim, self.vocabulary).init(device),
         }
     }
@@ -55,10 +59,18 @@ pub struct Encoder<B: Backend> {
     tokens: Embedding<B>,
     positions: Embedding<B>,
     encoder: TransformerEncoder<B>,
+    recomputes_layers: bool,
     head: Linear<B>,
 }
 
 impl<B: Backend> Encoder<B> {
+    /// Whether the backward pass recomputes the layers from their inputs, on a backend with gradient
+    /// release; otherwise their activations are kept.
+    pub fn recomputing_layers(mut self, recomputes: bool) -> Self {
+        self.recomputes_layers = recomputes;
+        self
+    }
+
     /// Scores every token of the vocabulary for each position.
     ///
     /// # Shapes
@@ -66,11 +78,37 @@ impl<B: Backend> Encoder<B> {
     /// - ids: `[batch, context]`
     /// - output: `[batch * context, vocabulary]`
     pub fn forward(&self, ids: Tensor<B, 2, Int>) -> Tensor<B, 2> {
+        self.head.forward(self.hidden(ids)).flatten(0, 1)
+    }
+
+    /// The mean loss of the scores, see [`cross_entropy`].
+    ///
+    /// # Shapes
+    ///
+    /// - ids: `[batch, context]`
+    /// - labels: `[batch * context]`
+    pub fn loss(
+        &self,
+        ids: Tensor<B, 2, Int>,
+        labels: Tensor<B, 1, Int>,
+        chunk: LossChunk,
+    ) -> Tensor<B, 1> {
+        cross_entropy(&self.head, self.hidden(ids), labels, chunk)
+    }
+
+    /// What the head scores: `[batch, context, dim]`.
+    fn hidden(&self, ids: Tensor<B, 2, Int>) -> Tensor<B, 3> {
         let [_, context] = ids.dims();
         let places = Tensor::arange(0..context as i64, &ids.device()).unsqueeze();
         let embedded = self.tokens.forward(ids) + self.positions.forward(places);
-        let encoded = self.encoder.forward(TransformerEncoderInput::new(embedded));
-        self.head.forward(encoded).flatten(0, 1)
+        if self.recomputes_layers {
+            // As `TransformerEncoder::forward`, which has no place for a scope.
+            let layers = self.encoder.layers.iter();
+            return layers.fold(embedded, |hidden, layer| {
+                checkpoint(|| layer.forward(hidden, None, None))
+            });
+        }
+        self.encoder.forward(TransformerEncoderInput::new(embedded))
     }
 }
 

@@ -1,6 +1,8 @@
 //! A decoder in the style of GPT-2 (Radford et al., 2019), with an output matrix that is not tied to the
 //! embedding.
 
+use crate::loss::cross_entropy;
+use crate::results::LossChunk;
 use burn::config::Config;
 use burn::module::{Initializer, Module, Param};
 use burn::nn::attention::{
@@ -97,6 +99,26 @@ impl<B: Backend> Gpt<B> {
     /// - ids: `[batch, context]`
     /// - output: `[batch * context, vocabulary]`
     pub fn forward(&self, ids: Tensor<B, 2, Int>) -> Tensor<B, 2> {
+        self.head.forward(self.hidden(ids)).flatten(0, 1)
+    }
+
+    /// The mean loss of the scores, see [`cross_entropy`].
+    ///
+    /// # Shapes
+    ///
+    /// - ids: `[batch, context]`
+    /// - labels: `[batch * context]`
+    pub fn loss(
+        &self,
+        ids: Tensor<B, 2, Int>,
+        labels: Tensor<B, 1, Int>,
+        chunk: LossChunk,
+    ) -> Tensor<B, 1> {
+        cross_entropy(&self.head, self.hidden(ids), labels, chunk)
+    }
+
+    /// What the head scores: `[batch, context, dim]`.
+    fn hidden(&self, ids: Tensor<B, 2, Int>) -> Tensor<B, 3> {
         let [batch, context] = ids.dims();
         let past = generate_autoregressive_mask(batch, context, &ids.device());
         let mut hidden = self.tokens.forward(ids) + self.positions.val();
@@ -108,7 +130,7 @@ impl<B: Backend> Gpt<B> {
                 block.forward(hidden, past)
             };
         }
-        self.head.forward(self.norm.forward(hidden)).flatten(0, 1)
+        self.norm.forward(hidden)
     }
 }
 

@@ -9,6 +9,7 @@ pub mod cli;
 pub mod discard;
 pub mod encoder;
 pub mod gpt;
+pub mod loss;
 pub mod machine;
 pub mod measure;
 pub mod plan;

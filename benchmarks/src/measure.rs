@@ -1,11 +1,11 @@
 //! Measures a run, inside its process.
 
 use crate::discard::discard;
-use crate::results::{Bytes, Measured, Mode};
+use crate::results::{Bytes, LinearGradient, Measured, Mode};
 use crate::spec::{Purpose, Spec};
 use crate::timeline;
 use crate::workload::{HostBatch, Workload};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
@@ -14,9 +14,13 @@ use burn::tensor::{Device, ElementConversion};
 use burn_device_memory::MeteredCudaUnfused;
 #[cfg(feature = "wgpu")]
 use burn_device_memory::MeteredWgpuUnfused;
+#[cfg(feature = "flex")]
+use burn_flat_linear::FlatLinear;
 use burn_gradient_release::{
     DynOptimizer, Recompute, ReleaseBackend, ReleaseError, WithGradientRelease,
 };
+#[cfg(feature = "flex")]
+use burn_memory_timeline::Recorded;
 use burn_memory_timeline::{RecordSteps, backward, forward};
 use std::time::Instant;
 use vit::backend::{self, Job};
@@ -37,6 +41,12 @@ pub fn run<W: Workload>(spec: &Spec, work: &W) -> Result<Measured> {
         activation_budget: None,
         optimizer: W::OPTIMIZER,
     };
+    let linear = spec.arithmetic.linear;
+    // As `plan` has it.
+    ensure!(
+        linear == LinearGradient::Default || spec.backend == BackendKind::Flex,
+        "flat linear layers are measured on flex only"
+    );
     let job = Measure {
         spec,
         work,
@@ -49,16 +59,27 @@ pub fn run<W: Workload>(spec: &Spec, work: &W) -> Result<Measured> {
         ),
     };
     match spec.measure {
-        Purpose::Memory => counted(&engine, job),
-        Purpose::Time => timed(&engine, job),
-        Purpose::Timeline(_) => backend::run(&engine, job),
+        Purpose::Memory => counted(&engine, linear, job),
+        Purpose::Time => timed(&engine, linear, job),
+        Purpose::Timeline(_) => recorded(&engine, linear, job),
+    }
+}
+
+/// Runs the job on a backend that can be recorded.
+fn recorded<J: Job>(engine: &Engine, linear: LinearGradient, job: J) -> Result<J::Output> {
+    match linear {
+        #[cfg(feature = "flex")]
+        LinearGradient::Flat => {
+            backend::on::<Recorded<FlatLinear<burn::backend::Flex>>, J>(engine, job, backend::heap)
+        }
+        _ => backend::run(engine, job),
     }
 }
 
 /// Runs the job for its time. With fusion that is on the backend that does not count bytes: counting
 /// costs a little. Without fusion a step takes several times as long, and the metered backend serves
 /// for both, which saves compiling the training once more. `plan` relies on this.
-fn timed<J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
+fn timed<J: Job>(engine: &Engine, linear: LinearGradient, job: J) -> Result<J::Output> {
     match engine.backend {
         #[cfg(feature = "wgpu")]
         BackendKind::Wgpu if engine.fusion => {
@@ -68,15 +89,22 @@ fn timed<J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
         BackendKind::Cuda if engine.fusion => {
             backend::on::<burn::backend::Cuda, J>(engine, job, |_| None)
         }
-        _ => counted(engine, job),
+        _ => counted(engine, linear, job),
     }
 }
 
 /// Runs the job on a backend that counts bytes and cannot be recorded, as recording costs a little too.
-fn counted<J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
+fn counted<J: Job>(engine: &Engine, linear: LinearGradient, job: J) -> Result<J::Output> {
     match engine.backend {
         #[cfg(feature = "flex")]
-        BackendKind::Flex => backend::on::<burn::backend::Flex, J>(engine, job, backend::heap),
+        BackendKind::Flex => match linear {
+            LinearGradient::Default => {
+                backend::on::<burn::backend::Flex, J>(engine, job, backend::heap)
+            }
+            LinearGradient::Flat => {
+                backend::on::<FlatLinear<burn::backend::Flex>, J>(engine, job, backend::heap)
+            }
+        },
         #[cfg(feature = "wgpu")]
         BackendKind::Wgpu if !engine.fusion => {
             let memory = backend::metered::<MeteredWgpuUnfused>;
@@ -244,7 +272,7 @@ impl<W: Workload> Measure<'_, W> {
         model = optimizer.try_arm(rate, model).map_err(ReleaseError::from)?;
         let (loss, value) = forward(&model, || {
             let batch = self.batches[number % self.batches.len()].clone();
-            let loss = W::loss(&model, batch, device);
+            let loss = W::loss(&model, batch, self.spec.arithmetic.loss_chunk, device);
             let value = loss.clone().into_scalar().elem::<f64>();
             (loss, value)
         });

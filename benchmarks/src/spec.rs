@@ -1,6 +1,6 @@
 //! What a measuring process is asked to do: JSON on its command line.
 
-use crate::results::{Mode, Settings, TorchMode};
+use crate::results::{Arithmetic, Mode, Settings, TorchMode};
 use crate::shape::Shape;
 use crate::timeline::TimelineSpec;
 use serde::{Deserialize, Serialize};
@@ -35,6 +35,9 @@ pub struct Spec {
     pub mode: Mode,
     /// What the forward pass keeps.
     pub checkpointing: Checkpointing,
+    /// How the training computes.
+    #[serde(flatten)]
+    pub arithmetic: Arithmetic,
     /// What the process measures.
     pub measure: Purpose,
     /// Images or sequences in a step.

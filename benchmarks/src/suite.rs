@@ -85,11 +85,13 @@ impl Suite<'_> {
                 model,
                 preset,
                 backend,
+                arithmetic,
             } => {
-                let found = vocabulary::search(model, preset, *backend, |case, subject| {
+                let peak = |case: &Case, subject: &Subject| {
                     let measured = self.attempt(case, subject, false)?;
                     Some(measured.memory.memory?.peak_bytes)
-                });
+                };
+                let found = vocabulary::search(model, preset, *backend, *arithmetic, peak);
                 self.results.vocabulary.extend(found);
             }
         }
@@ -231,6 +233,7 @@ impl Suite<'_> {
                 fusion,
                 mode,
                 checkpointing,
+                arithmetic,
             } => burn(
                 &Spec {
                     model,
@@ -238,6 +241,7 @@ impl Suite<'_> {
                     fusion: *fusion,
                     mode: *mode,
                     checkpointing: *checkpointing,
+                    arithmetic: *arithmetic,
                     measure,
                     batch_size,
                     settings,

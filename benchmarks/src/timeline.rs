@@ -64,6 +64,7 @@ fn file_name(case: &Case, subject: &Subject) -> Option<String> {
         fusion,
         mode: mode @ (Mode::Plain | Mode::Release | Mode::Unarmed),
         checkpointing,
+        arithmetic,
     } = subject
     else {
         return None;
@@ -75,6 +76,7 @@ fn file_name(case: &Case, subject: &Subject) -> Option<String> {
     if *checkpointing != Checkpointing::None {
         parts.push(value_name(*checkpointing));
     }
+    parts.extend(arithmetic.words());
     parts.push(value_name(*mode));
     Some(format!("{}.json.gz", safe(&parts.join(" "))))
 }
@@ -90,7 +92,9 @@ fn safe(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::results::{Arithmetic, LossChunk};
     use crate::shape::Kind;
+    use std::num::NonZeroUsize;
     use vit::config::{BackendKind, Preset};
 
     fn name(
@@ -98,6 +102,7 @@ mod tests {
         backend: BackendKind,
         fusion: bool,
         checkpointing: Checkpointing,
+        arithmetic: Arithmetic,
         mode: Mode,
     ) -> Option<String> {
         let case = Case {
@@ -110,6 +115,7 @@ mod tests {
             fusion,
             mode,
             checkpointing,
+            arithmetic,
         };
         file_name(&case, &subject)
     }
@@ -117,18 +123,31 @@ mod tests {
     #[test]
     fn every_run_has_its_own_file() {
         use {BackendKind::*, Checkpointing::*, Mode::*};
+        let by_default = Arithmetic::default();
+        let in_chunks = Arithmetic {
+            loss_chunk: LossChunk(NonZeroUsize::new(512)),
+            ..by_default
+        };
         assert_eq!(
-            name("ViT-S/16", Flex, true, None, Plain).unwrap(),
+            name("ViT-S/16", Flex, true, None, by_default, Plain).unwrap(),
             "vit-s-16-batch-8-flex-plain.json.gz"
         );
         assert_eq!(
-            name("ViT-L/16 at 64x64", Cuda, false, Balanced, Release).unwrap(),
+            name(
+                "ViT-L/16 at 64x64",
+                Cuda,
+                false,
+                Balanced,
+                by_default,
+                Release
+            )
+            .unwrap(),
             "vit-l-16-at-64x64-batch-8-cuda-no-fusion-balanced-release.json.gz"
         );
         assert_eq!(
-            name("GPT tiny", Flex, true, Automatic, Release).unwrap(),
-            "gpt-tiny-batch-8-flex-automatic-release.json.gz"
+            name("GPT tiny", Flex, true, Automatic, in_chunks, Release).unwrap(),
+            "gpt-tiny-batch-8-flex-automatic-loss-chunk-512-release.json.gz"
         );
-        assert!(name("ViT-S/16", Flex, true, None, Ideal).is_none());
+        assert!(name("ViT-S/16", Flex, true, None, by_default, Ideal).is_none());
     }
 }

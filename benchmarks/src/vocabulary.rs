@@ -2,7 +2,7 @@
 //! preset's.
 
 use crate::gpt::GptConfig;
-use crate::results::{Case, Mode, Subject, Vocabulary};
+use crate::results::{Arithmetic, Case, Mode, Subject, Vocabulary};
 use crate::shape::Shape;
 use vit::config::{BackendKind, Checkpointing};
 
@@ -19,6 +19,7 @@ pub fn search(
     model: &str,
     preset: &GptConfig,
     backend: BackendKind,
+    arithmetic: Arithmetic,
     mut peak: impl FnMut(&Case, &Subject) -> Option<u64>,
 ) -> Option<Vocabulary> {
     let subject = |mode: Mode| Subject::Burn {
@@ -26,6 +27,7 @@ pub fn search(
         fusion: true,
         mode,
         checkpointing: Checkpointing::None,
+        arithmetic,
     };
     let mut peak = |mode: Mode, vocabulary: usize| {
         let mut config = preset.clone();
@@ -47,6 +49,7 @@ pub fn search(
     Some(Vocabulary {
         model: model.into(),
         place: subject(Mode::Release).place(),
+        arithmetic,
         vocabulary: preset.vocabulary,
         plain_peak_bytes: plain,
         release_peak_bytes: first.1,

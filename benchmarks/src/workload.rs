@@ -2,6 +2,7 @@
 
 use crate::encoder::{Encoder, EncoderConfig};
 use crate::gpt::{Gpt, GptConfig};
+use crate::results::LossChunk;
 use burn::module::{AutodiffModule, ModuleDisplay};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::adaptor::OptimizerAdaptor;
@@ -28,7 +29,7 @@ pub trait Workload {
     const OPTIMIZER: OptimizerKind;
 
     /// Builds the model with random weights. With `recomputes_blocks`, the backward pass computes its
-    /// blocks again, if the model has a way to.
+    /// blocks again, on a backend with gradient release.
     fn init<B: AutodiffBackend>(
         &self,
         recomputes_blocks: bool,
@@ -42,23 +43,13 @@ pub trait Workload {
     /// A random batch.
     fn batch(&self, size: usize, rng: &mut SeededRng) -> HostBatch;
 
-    /// The scores of every class, `[batch, class]`, or of every token, `[batch * time, token]`.
-    fn scores<B: AutodiffBackend>(
-        model: &Self::Model<B>,
-        inputs: TensorData,
-        device: &Device<B>,
-    ) -> Tensor<B, 2>;
-
-    /// The loss of a batch.
+    /// The loss of a batch, with the language models' by chunks if `chunk` says so.
     fn loss<B: AutodiffBackend>(
         model: &Self::Model<B>,
-        (inputs, labels): HostBatch,
+        batch: HostBatch,
+        chunk: LossChunk,
         device: &Device<B>,
-    ) -> Tensor<B, 1> {
-        let scores = Self::scores(model, inputs, device);
-        let loss = CrossEntropyLossConfig::new().init(device);
-        loss.forward(scores, Tensor::from_data(labels, device))
-    }
+    ) -> Tensor<B, 1>;
 
     /// All batches of a run.
     fn batches(&self, size: usize, steps: usize, seed: u64) -> Vec<HostBatch> {
@@ -92,12 +83,16 @@ impl Workload for VitConfig {
         )
     }
 
-    fn scores<B: AutodiffBackend>(
+    /// One token of an image is scored: `plan` never asks for chunks.
+    fn loss<B: AutodiffBackend>(
         model: &Vit<B>,
-        inputs: TensorData,
+        (inputs, labels): HostBatch,
+        _chunk: LossChunk,
         device: &Device<B>,
-    ) -> Tensor<B, 2> {
-        model.forward(Tensor::from_data(inputs, device))
+    ) -> Tensor<B, 1> {
+        let scores = model.forward(Tensor::from_data(inputs, device));
+        let loss = CrossEntropyLossConfig::new().init(device);
+        loss.forward(scores, Tensor::from_data(labels, device))
     }
 }
 
@@ -125,12 +120,14 @@ impl Workload for GptConfig {
         tokens([size, self.context], self.vocabulary, rng)
     }
 
-    fn scores<B: AutodiffBackend>(
+    fn loss<B: AutodiffBackend>(
         model: &Gpt<B>,
-        inputs: TensorData,
+        (inputs, labels): HostBatch,
+        chunk: LossChunk,
         device: &Device<B>,
-    ) -> Tensor<B, 2> {
-        model.forward(Tensor::from_data(inputs, device))
+    ) -> Tensor<B, 1> {
+        let inputs = Tensor::from_data(inputs, device);
+        model.loss(inputs, Tensor::from_data(labels, device), chunk)
     }
 }
 
@@ -139,9 +136,8 @@ impl Workload for EncoderConfig {
 
     const OPTIMIZER: OptimizerKind = OptimizerKind::AdamW;
 
-    /// Burn's encoder calls its layers itself: `plan` never asks to recompute them as blocks.
-    fn init<B: AutodiffBackend>(&self, _recomputes_blocks: bool, device: &Device<B>) -> Encoder<B> {
-        self.init(device)
+    fn init<B: AutodiffBackend>(&self, recomputes_blocks: bool, device: &Device<B>) -> Encoder<B> {
+        self.init(device).recomputing_layers(recomputes_blocks)
     }
 
     fn optimizer<B: AutodiffBackend>()
@@ -153,12 +149,14 @@ impl Workload for EncoderConfig {
         tokens([size, self.context], self.vocabulary, rng)
     }
 
-    fn scores<B: AutodiffBackend>(
+    fn loss<B: AutodiffBackend>(
         model: &Encoder<B>,
-        inputs: TensorData,
+        (inputs, labels): HostBatch,
+        chunk: LossChunk,
         device: &Device<B>,
-    ) -> Tensor<B, 2> {
-        model.forward(Tensor::from_data(inputs, device))
+    ) -> Tensor<B, 1> {
+        let inputs = Tensor::from_data(inputs, device);
+        model.loss(inputs, Tensor::from_data(labels, device), chunk)
     }
 }
 

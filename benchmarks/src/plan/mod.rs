@@ -9,10 +9,12 @@ mod tests;
 pub use request::{Available, Request};
 
 use crate::gpt::GptConfig;
-use crate::results::{Case, LeftOut, Mode, Subject, TorchMode, TorchVersions, value_name};
+use crate::results::{
+    Arithmetic, Case, LeftOut, LinearGradient, LossChunk, Mode, Subject, TorchMode, TorchVersions,
+    value_name,
+};
 use crate::shape::{Kind, Shape};
 use crate::timeline::TimelineSpec;
-use anyhow::{Error, Result};
 use std::path::Path;
 use vit::backend;
 use vit::config::{self, BackendKind, Checkpointing, Engine, OptimizerKind, Preset};
@@ -55,6 +57,8 @@ pub enum Task {
         preset: GptConfig,
         /// The backend.
         backend: BackendKind,
+        /// How the training computes.
+        arithmetic: Arithmetic,
     },
 }
 
@@ -173,22 +177,27 @@ impl Planner<'_> {
     fn burn(&mut self, case: &Case, backend: BackendKind, fusion: bool) {
         let request = self.request;
         let mut subjects = Vec::new();
-        for checkpointing in request.checkpointing.iter().copied() {
-            for mode in request.modes.iter().copied() {
-                match impossible(case, mode, checkpointing) {
-                    Some(missing) => self.leave_out(missing),
-                    None => subjects.push(Subject::Burn {
-                        backend,
-                        fusion,
-                        mode,
-                        checkpointing,
-                    }),
+        for arithmetic in self.arithmetic(&case.model, &case.name, backend) {
+            for checkpointing in request.checkpointing.iter().copied() {
+                for mode in request.modes.iter().copied() {
+                    match impossible(mode, checkpointing) {
+                        Some(missing) => self.leave_out(missing),
+                        None => subjects.push(Subject::Burn {
+                            backend,
+                            fusion,
+                            mode,
+                            checkpointing,
+                            arithmetic,
+                        }),
+                    }
                 }
             }
         }
         self.measure(case, &subjects);
         if let Some(folder) = &request.timelines {
-            self.record(case, &subjects, folder, can_record(backend, fusion).err());
+            for subject in &subjects {
+                self.record(case, subject, folder);
+            }
         }
     }
 
@@ -224,22 +233,44 @@ impl Planner<'_> {
         }
     }
 
-    fn record(&mut self, case: &Case, subjects: &[Subject], folder: &Path, refused: Option<Error>) {
-        for subject in subjects {
-            let Some(timeline) = TimelineSpec::of(case, subject, folder) else {
-                continue;
-            };
-            let Some(why) = &refused else {
-                self.plan.tasks.push(Task::Record {
-                    case: case.clone(),
-                    subject: subject.clone(),
-                    timeline,
-                });
-                continue;
-            };
-            let what = format!("memory timelines: {}", subject.place());
-            self.leave_out(LeftOut::new(what, why.to_string()));
+    fn record(&mut self, case: &Case, subject: &Subject, folder: &Path) {
+        let Some(timeline) = TimelineSpec::of(case, subject, folder) else {
+            return;
+        };
+        match can_record(subject) {
+            Ok(()) => self.plan.tasks.push(Task::Record {
+                case: case.clone(),
+                subject: subject.clone(),
+                timeline,
+            }),
+            Err(missing) => self.leave_out(missing),
         }
+    }
+
+    /// Every requested way to compute that there is for a model on a backend.
+    fn arithmetic(&mut self, model: &Shape, name: &str, backend: BackendKind) -> Vec<Arithmetic> {
+        let request = self.request;
+        let mut found = Vec::new();
+        for linear in request.linear.iter().copied() {
+            if linear == LinearGradient::Flat && backend != BackendKind::Flex {
+                self.leave_out(LeftOut::new(
+                    format!("Burn, {backend}: flat linear"),
+                    "it is measured on flex only",
+                ));
+                continue;
+            }
+            for loss_chunk in request.loss_chunks.iter().copied() {
+                if loss_chunk != LossChunk::WHOLE && matches!(model, Shape::Vit(_)) {
+                    self.leave_out(LeftOut::new(
+                        format!("{name}: loss chunk {loss_chunk}"),
+                        "it scores one token of an image, not all: its loss has nothing to divide",
+                    ));
+                    continue;
+                }
+                found.push(Arithmetic { linear, loss_chunk });
+            }
+        }
+        found
     }
 
     /// Lists what is missing, once.
@@ -250,43 +281,48 @@ impl Planner<'_> {
     }
 
     fn vocabulary(&mut self, backend: BackendKind) {
-        if let Shape::Gpt(preset) = Kind::Gpt.shape(self.preset, None) {
-            self.plan.tasks.push(Task::SearchVocabulary {
-                model: Kind::Gpt.name(self.preset),
-                preset,
-                backend,
-            });
+        let model = Kind::Gpt.name(self.preset);
+        let shape = Kind::Gpt.shape(self.preset, None);
+        for arithmetic in self.arithmetic(&shape, &model, backend) {
+            if let Shape::Gpt(preset) = &shape {
+                self.plan.tasks.push(Task::SearchVocabulary {
+                    model: model.clone(),
+                    preset: preset.clone(),
+                    backend,
+                    arithmetic,
+                });
+            }
         }
     }
 }
 
-/// What is missing if a mode of Burn cannot train a model with this checkpointing.
-fn impossible(case: &Case, mode: Mode, checkpointing: Checkpointing) -> Option<LeftOut> {
-    let in_mode = format!("Burn: {}, {checkpointing}", value_name(mode));
-    let (what, why) = match (checkpointing, mode) {
-        (Checkpointing::Blocks, _) if matches!(case.model, Shape::Encoder(_)) => (
-            format!("{}: {checkpointing}", case.name),
-            "Burn's encoder calls its layers itself, without a checkpoint around each; automatic \
-             checkpointing recomputes them",
-        ),
-        (Checkpointing::Blocks | Checkpointing::Automatic, Mode::Plain) => (
-            in_mode,
-            "this needs the backend of gradient release; plain Burn has balanced checkpointing",
-        ),
-        (Checkpointing::Automatic, Mode::Unarmed) => (
-            in_mode,
-            "the armed optimizer makes the cuts, and here nothing is armed",
-        ),
+/// What is missing if a mode of Burn cannot train with this checkpointing.
+fn impossible(mode: Mode, checkpointing: Checkpointing) -> Option<LeftOut> {
+    let why = match (checkpointing, mode) {
+        (Checkpointing::Blocks | Checkpointing::Automatic, Mode::Plain) => {
+            "this needs the backend of gradient release; plain Burn has balanced checkpointing"
+        }
+        (Checkpointing::Automatic, Mode::Unarmed) => {
+            "the armed optimizer makes the cuts, and here nothing is armed"
+        }
         _ => return None,
     };
+    let what = format!("Burn: {}, {checkpointing}", value_name(mode));
     Some(LeftOut::new(what, why))
 }
 
-/// An error in one line if a backend cannot be recorded.
-fn can_record(backend: BackendKind, fusion: bool) -> Result<()> {
+/// What is missing if a run of Burn cannot be recorded.
+fn can_record(subject: &Subject) -> Result<(), LeftOut> {
+    let what = format!("memory timelines: {}", subject.place());
+    let Subject::Burn {
+        backend, fusion, ..
+    } = subject
+    else {
+        return Err(LeftOut::new(what, "only Burn is recorded"));
+    };
     let engine = Engine {
-        backend,
-        fusion,
+        backend: *backend,
+        fusion: *fusion,
         mode: config::Mode::Plain,
         checkpointing: Checkpointing::None,
         activation_budget: None,
@@ -294,7 +330,8 @@ fn can_record(backend: BackendKind, fusion: bool) -> Result<()> {
     };
     backend::can_record(&engine).map_err(|error| {
         // The error names an option of `vit`; this is the one of this program.
-        Error::msg(format!("{error:#}").replace("add --no-fusion", "choose --fusion off"))
+        let why = format!("{error:#}").replace("add --no-fusion", "choose --fusion off");
+        LeftOut::new(what, why)
     })
 }
 

@@ -1,6 +1,8 @@
 //! What a plan is made of: the options of a suite, and what the machine has of them.
 
-use crate::results::{LeftOut, Mode, Settings, TorchMode, TorchVersions};
+use crate::results::{
+    LeftOut, LinearGradient, LossChunk, Mode, Settings, TorchMode, TorchVersions,
+};
 use crate::shape::Kind;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,6 +31,10 @@ pub struct Request {
     pub modes: Vec<Mode>,
     /// What forward passes keep, in Burn.
     pub checkpointing: Vec<Checkpointing>,
+    /// How the gradient of a linear layer's weight is computed, in Burn.
+    pub linear: Vec<LinearGradient>,
+    /// Tokens in a chunk of a language model's loss, in Burn.
+    pub loss_chunks: Vec<LossChunk>,
     /// A Python that may have PyTorch; `None` leaves PyTorch out.
     pub python: Option<PathBuf>,
     /// Modes of PyTorch.

@@ -1,5 +1,6 @@
 use super::*;
 use crate::results::Settings;
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 /// The options that the command line has by default, with one mode of PyTorch.
@@ -15,6 +16,8 @@ fn request() -> Request {
         fusion: vec![true, false],
         modes: vec![Mode::Plain, Mode::Release],
         checkpointing: vec![Checkpointing::None],
+        linear: vec![LinearGradient::Default],
+        loss_chunks: vec![LossChunk::WHOLE],
         python: Some("python3".into()),
         torch_modes: vec![TorchMode::Hook],
         timelines: None,
@@ -54,8 +57,15 @@ fn lines(plan: &Plan) -> Vec<String> {
             repetition,
         } => format!("{} #{repetition}", case.with(subject)),
         Task::Record { case, subject, .. } => format!("record {}", case.with(subject)),
-        Task::SearchVocabulary { model, backend, .. } => {
-            format!("vocabulary of {model}, {backend}")
+        Task::SearchVocabulary {
+            model,
+            backend,
+            arithmetic,
+            ..
+        } => {
+            let mut words = vec![format!("vocabulary of {model}, {backend}")];
+            words.extend(arithmetic.words());
+            words.join(", ")
         }
     };
     plan.tasks.iter().map(line).collect()
@@ -186,18 +196,13 @@ fn what_cannot_be_combined_is_left_out_once() {
 }
 
 #[test]
-fn the_encoder_has_no_blocks_to_recompute() {
+fn the_encoder_is_measured_at_its_batch_size() {
     let request = Request {
         kinds: vec![Kind::Encoder],
         vocabulary: false,
         preset: Some(Preset::Small),
         modes: vec![Mode::Release],
-        checkpointing: vec![
-            Checkpointing::None,
-            Checkpointing::Balanced,
-            Checkpointing::Blocks,
-            Checkpointing::Automatic,
-        ],
+        checkpointing: vec![Checkpointing::None, Checkpointing::Blocks],
         torch_modes: vec![TorchMode::Checkpoint, TorchMode::HookCheckpoint],
         ..request()
     };
@@ -207,13 +212,74 @@ fn the_encoder_has_no_blocks_to_recompute() {
         lines(&plan),
         [
             run("Burn, flex, release"),
-            run("Burn, flex, release, balanced"),
-            run("Burn, flex, release, automatic"),
+            run("Burn, flex, release, blocks"),
             run("PyTorch, cpu, checkpoint"),
             run("PyTorch, cpu, hook-checkpoint"),
         ]
     );
-    assert_eq!(what(&plan), ["Encoder of burn#5212: blocks"]);
+    assert!(plan.left_out.is_empty());
+}
+
+#[test]
+fn modes_of_one_arithmetic_are_neighbours() {
+    let chunk = LossChunk(NonZeroUsize::new(512));
+    let request = Request {
+        preset: Some(Preset::Tiny),
+        batch_sizes: vec![1],
+        linear: vec![LinearGradient::Default, LinearGradient::Flat],
+        loss_chunks: vec![LossChunk::WHOLE, chunk],
+        torch_modes: Vec::new(),
+        timelines: Some("timelines".into()),
+        ..request()
+    };
+    let plan = Plan::new(&request, &available(&[BackendKind::Flex], None));
+    let lines = lines(&plan);
+    let of = |start: &str| -> Vec<&str> {
+        let with = lines.iter().filter_map(|line| line.strip_prefix(start));
+        with.collect()
+    };
+    assert_eq!(
+        of("ViT tiny, batch 1: Burn, flex, "),
+        [
+            "plain #0",
+            "release #0",
+            "plain, flat linear #0",
+            "release, flat linear #0"
+        ]
+    );
+    assert_eq!(
+        of("GPT tiny, batch 1: Burn, flex, "),
+        [
+            "plain #0",
+            "release #0",
+            "plain, loss chunk 512 #0",
+            "release, loss chunk 512 #0",
+            "plain, flat linear #0",
+            "release, flat linear #0",
+            "plain, flat linear, loss chunk 512 #0",
+            "release, flat linear, loss chunk 512 #0",
+        ]
+    );
+    assert_eq!(
+        of("vocabulary of GPT tiny, flex"),
+        [
+            "",
+            ", loss chunk 512",
+            ", flat linear",
+            ", flat linear, loss chunk 512"
+        ]
+    );
+    // Each run has a timeline.
+    assert_eq!(of("record ").len(), 4 + 8);
+    assert_eq!(what(&plan), ["ViT tiny: loss chunk 512"]);
+
+    let on_gpu = Request {
+        linear: vec![LinearGradient::Flat],
+        ..request
+    };
+    let plan = Plan::new(&on_gpu, &available(&[BackendKind::Wgpu], None));
+    assert!(plan.tasks.is_empty());
+    assert_eq!(what(&plan), ["Burn, wgpu: flat linear"]);
 }
 
 #[test]
@@ -257,10 +323,17 @@ fn optimi_is_measured_where_it_is_installed() {
 
 #[test]
 fn what_cannot_be_recorded_has_a_way_out() {
-    can_record(BackendKind::Flex, true).unwrap();
-    can_record(BackendKind::Cuda, false).unwrap();
-    let error = can_record(BackendKind::Cuda, true).unwrap_err().to_string();
-    assert!(error.ends_with("choose --fusion off"), "{error}");
+    let run = |backend, fusion| Subject::Burn {
+        backend,
+        fusion,
+        mode: Mode::Release,
+        checkpointing: Checkpointing::None,
+        arithmetic: Arithmetic::default(),
+    };
+    can_record(&run(BackendKind::Flex, true)).unwrap();
+    can_record(&run(BackendKind::Cuda, false)).unwrap();
+    let missing = can_record(&run(BackendKind::Cuda, true)).unwrap_err();
+    assert!(missing.why.ends_with("choose --fusion off"), "{missing:?}");
 }
 
 #[test]
@@ -270,6 +343,7 @@ fn time_is_measured_apart_where_counting_costs() {
         fusion,
         mode,
         checkpointing: Checkpointing::None,
+        arithmetic: Arithmetic::default(),
     };
     let torch = |device: &str| Subject::PyTorch {
         device: device.into(),

@@ -18,7 +18,8 @@ the device; not in use: the part of it beyond the peak. Flex counts every byte o
 backends and PyTorch on CUDA count the bytes of their allocators; PyTorch on the CPU adds up the
 allocations that its profiler records. ms: median of the measured steps. Bytes are counted in the same
 process where that costs no time (Flex, PyTorch on CUDA) and in Burn without fusion; otherwise in a
-separate one. Losses and weights are comparable within one framework only.";
+separate one. Losses and weights are comparable within one framework only, and where `flat linear` and
+`loss chunk` are the same: they add up in another order.";
 
 const TIMELINES: &str = "\
 Memory timelines: `timelines/` has one of each run of Burn, two steps recorded in a separate process;
@@ -136,7 +137,7 @@ fn times(all: &[Run], like: &Run) -> Vec<f64> {
 
 /// Step times relative to plain Burn's: medians over pairs of runs. The modes ran in turn, so the n-th runs
 /// of both are neighbours in time, on a machine under the same load. What plain Burn cannot recompute is
-/// relative to plain Burn that keeps it.
+/// relative to plain Burn that keeps it. Other arithmetic has other weights, so plain Burn's is the same.
 fn ratios(all: &[Run]) -> Vec<String> {
     let mut lines = Vec::new();
     for plain in all.iter().filter(|run| run.repetition == 0) {
@@ -145,6 +146,7 @@ fn ratios(all: &[Run]) -> Vec<String> {
             fusion,
             mode: Mode::Plain,
             checkpointing,
+            arithmetic,
         } = plain.subject
         else {
             continue;
@@ -166,6 +168,7 @@ fn ratios(all: &[Run]) -> Vec<String> {
                 fusion,
                 mode,
                 checkpointing: recomputed,
+                arithmetic,
             };
             let other = all
                 .iter()
@@ -177,13 +180,15 @@ fn ratios(all: &[Run]) -> Vec<String> {
                 .map(|(this, plain)| this / plain)
                 .collect();
             if let Some(ratio) = median(&ratios) {
-                let both = match checkpointing {
-                    Checkpointing::None => String::new(),
-                    other => format!(", {other} checkpointing"),
+                let mut both = match checkpointing {
+                    Checkpointing::None => Vec::new(),
+                    other => vec![format!("{other} checkpointing")],
                 };
+                both.extend(arithmetic.words());
+                let both: String = both.iter().map(|word| format!(", {word}")).collect();
                 let name = match checkpointing == recomputed {
                     true => value_name(mode),
-                    false => other.subject.name(),
+                    false => format!("{}, {recomputed}", value_name(mode)),
                 };
                 let same = plain.measured.weights_digest == other.measured.weights_digest;
                 let weights = if same { "the same" } else { "OTHER" };
@@ -200,11 +205,13 @@ fn ratios(all: &[Run]) -> Vec<String> {
 }
 
 fn vocabulary(found: &Vocabulary) -> String {
+    let mut place = vec![found.place.clone()];
+    place.extend(found.arithmetic.words());
     format!(
         "{} ({}): plain trains a vocabulary of {} in a peak of {} MiB, gradient release the same one \
          in {} MiB; in plain's peak it trains a vocabulary of {} ({} MiB), {:.2} times as large.",
         found.model,
-        found.place,
+        place.join(", "),
         found.vocabulary,
         mib(found.plain_peak_bytes),
         mib(found.release_peak_bytes),

@@ -1,9 +1,11 @@
 //! Everything that was measured, as it stands in the JSON file.
 
+mod arithmetic;
 mod measured;
 mod provenance;
 mod subject;
 
+pub use arithmetic::{Arithmetic, LinearGradient, LossChunk};
 pub use measured::{Bytes, Items, Measured, Phase};
 pub use provenance::{Machine, TorchVersions, Versions};
 pub use subject::{Case, Mode, Subject, TorchMode, value_name};
@@ -160,6 +162,9 @@ pub struct Vocabulary {
     pub model: String,
     /// Framework and device.
     pub place: String,
+    /// How the training computes.
+    #[serde(flatten)]
+    pub arithmetic: Arithmetic,
     /// Vocabulary of the preset.
     pub vocabulary: usize,
     /// Peak of plain Burn with it.

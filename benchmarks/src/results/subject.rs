@@ -1,5 +1,6 @@
 //! The model and the framework of a run.
 
+use super::Arithmetic;
 use crate::shape::Shape;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -53,6 +54,9 @@ pub enum Subject {
         mode: Mode,
         /// What the forward pass keeps.
         checkpointing: Checkpointing,
+        /// How the training computes.
+        #[serde(flatten)]
+        arithmetic: Arithmetic,
     },
     /// PyTorch.
     PyTorch {
@@ -81,19 +85,21 @@ impl Subject {
         }
     }
 
-    /// The mode, with the checkpointing if there is any.
+    /// The mode, with the checkpointing if there is any, and with arithmetic that is not the default.
     pub fn name(&self) -> String {
         match self {
             Self::Burn {
                 mode,
                 checkpointing,
+                arithmetic,
                 ..
             } => {
-                let name = value_name(*mode);
-                match checkpointing {
-                    Checkpointing::None => name,
-                    other => format!("{name}, {other}"),
+                let mut words = vec![value_name(*mode)];
+                if *checkpointing != Checkpointing::None {
+                    words.push(checkpointing.to_string());
                 }
+                words.extend(arithmetic.words());
+                words.join(", ")
             }
             Self::PyTorch { mode, .. } => value_name(*mode),
         }

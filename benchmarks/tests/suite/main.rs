@@ -1,12 +1,14 @@
 //! The program as a user runs it: its measurements, its files, and what it leaves out.
 
+mod arithmetic;
+mod python;
+
 use assert_cmd::Command;
 use burn_memory_timeline::Snapshot;
 use burn_memory_timeline::analysis::{Peak, Totals};
 use burn_memory_timeline::snapshot::{Category, PhaseKind};
 use serde_json::Value;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use tempfile::TempDir;
 
@@ -87,9 +89,8 @@ fn every_mode_is_measured_and_itemised() {
     command.args(["--mode", "plain,release,unarmed,ideal"]);
     command.args(["--checkpointing", "none,balanced,blocks,automatic"]);
     let Outcome { table, json } = outcome(&mut command, home.path());
-    // Plain Burn has two kinds of checkpointing, the unarmed optimizer three and the armed ones four; the
-    // encoder has no blocks.
-    assert_eq!(runs(&json).len(), 2 * (2 + 3 + 2 * 4) + (2 + 2 + 2 * 3));
+    // Plain Burn has two kinds of checkpointing, the unarmed optimizer three and the armed ones four.
+    assert_eq!(runs(&json).len(), 3 * (2 + 3 + 2 * 4));
     for run in runs(&json) {
         let subject = &run["subject"];
         let of = |checkpointing: &Value, mode: &str| {
@@ -143,7 +144,6 @@ fn every_mode_is_measured_and_itemised() {
         "release, automatic over plain",
         "the same weights",
         "Burn: plain, automatic: ",
-        "Encoder tiny: blocks: ",
         "--no-pytorch",
     ] {
         assert!(table.contains(text), "{text} in {table}");
@@ -286,118 +286,6 @@ fn what_is_missing_is_named() {
     assert_eq!(runs(&json).len(), 1);
 }
 
-/// A shell script in place of Python, with the output of the real programs.
-fn fake_python(home: &Path, script: &str) -> String {
-    let file = home.join("python");
-    fs::write(&file, format!("#!/bin/sh\n{script}")).unwrap();
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
-    file.to_str().unwrap().into()
-}
-
-const VERSIONS: &str =
-    r#"{"python": "3", "torch": "2", "optimi": null, "cuda": null, "gpu": null, "threads": 1}"#;
-
-#[test]
-fn pytorch_runs_beside_burn() {
-    let home = TempDir::new().unwrap();
-    let python = fake_python(
-        home.path(),
-        &format!(
-            r#"case "$2" in
-versions) echo '{VERSIONS}' ;;
-*foreach*|*fused*|*'"checkpoint"'*) echo '{{"backend": "fake", "parameters": 202186, "largest_parameter": 16384,
-"step_seconds": [0.5], "final_loss": 1.5, "weights_digest": "abc", "memory": {{"peak_bytes": 1700,
-"peak_reserved_bytes": null, "warm_up_peak_bytes": 1650, "optimizer_state_bytes": 800,
-"live_before": 1200, "live_after_forward": 1300, "live_after_backward": 1600,
-"live_after_step": 1600, "peak_in_forward": 1310, "peak_in_backward": 1610,
-"peak_in_step": 1700}}}}' ;;
-*) echo 'Traceback' >&2; echo 'RuntimeError: no hooks here' >&2; exit 1 ;;
-esac"#
-        ),
-    );
-    let mut command = tiny_with_python(home.path(), &python, "1");
-    command.args([
-        "--pytorch",
-        "foreach,no-foreach,fused,hook,optimi,checkpoint",
-    ]);
-    // The table names the run that failed, the results of the others are there, and the exit code is 1.
-    let output = command.assert().code(1).get_output().clone();
-    let table = String::from_utf8(output.stdout).unwrap();
-    assert!(
-        table.contains("hook: RuntimeError: no hooks here"),
-        "{table}"
-    );
-    assert!(
-        table.contains("optimi: this Python does not have it"),
-        "{table}"
-    );
-    let json = fs::read(home.path().join("results.json")).unwrap();
-    let json: Value = serde_json::from_slice(&json).unwrap();
-    assert_eq!(json["versions"]["pytorch"]["torch"], "2");
-    assert_eq!(json["failed"].as_array().unwrap().len(), 1);
-    let modes: Vec<_> = runs(&json)
-        .iter()
-        .map(|run| &run["subject"]["mode"])
-        .collect();
-    assert_eq!(
-        modes,
-        ["plain", "foreach", "no-foreach", "fused", "checkpoint"]
-    );
-    let items = &runs(&json)[1]["items"];
-    assert_eq!(
-        (&items["held"], &items["peak_in"]),
-        (&400.into(), &"step".into())
-    );
-    assert_eq!(items["temporaries"], 1700 - 4 * 202_186 - 800 - 400);
-}
-
-#[test]
-fn another_model_in_pytorch_is_a_failure() {
-    let home = TempDir::new().unwrap();
-    let python = fake_python(
-        home.path(),
-        &format!(
-            r#"[ "$2" = versions ] && echo '{VERSIONS}' || echo '{{"backend": "fake", "parameters": 7,
-"largest_parameter": 7, "step_seconds": [0.5], "final_loss": 1.5, "weights_digest": "abc",
-"memory": null}}'"#
-        ),
-    );
-    let mut command = tiny_with_python(home.path(), &python, "1");
-    command.args(["--pytorch", "hook"]);
-    let output = command.assert().code(1).get_output().clone();
-    let table = String::from_utf8(output.stdout).unwrap();
-    assert!(
-        table.contains("not the same model: 7 parameters"),
-        "{table}"
-    );
-}
-
-#[test]
-fn time_limits_stop_a_suite() {
-    let home = TempDir::new().unwrap();
-    let python = fake_python(
-        home.path(),
-        &format!("[ \"$2\" = versions ] && echo '{VERSIONS}' || exec sleep 60"),
-    );
-    let mut command = tiny_with_python(home.path(), &python, "1,2");
-    command.args(["--pytorch", "hook"]);
-    command.args(["--time-limit", "1", "--within", "1"]);
-    let Outcome { json, .. } = outcome(&mut command, home.path());
-    let why: Vec<_> = json["left_out"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|left| &left["why"])
-        .collect();
-    let why: Vec<_> = why.iter().map(|why| why.as_str().unwrap()).collect();
-    assert!(why[0].starts_with("took longer than"), "{why:?}");
-    assert!(
-        why[1..].iter().all(|why| why.contains("--within")),
-        "{why:?}"
-    );
-    assert_eq!(why.len(), 3);
-}
-
 #[test]
 fn bad_input_gets_one_line() {
     let home = TempDir::new().unwrap();
@@ -407,6 +295,9 @@ fn bad_input_gets_one_line() {
         (["--batch-size", "0"], "batch-size"),
         (["--backend", "nonsense"], "nonsense"),
         (["--checkpointing", "nonsense"], "nonsense"),
+        (["--linear", "nonsense"], "nonsense"),
+        (["--loss-chunk", "nonsense"], "nonsense"),
+        (["--loss-chunk", "0"], "--loss-chunk"),
         (["--image-size", "9"], "patches of 2x2"),
         (["--output", "/proc/no/folder"], "/proc/no/folder"),
     ] {
@@ -446,6 +337,8 @@ fn help_explains_what_is_not_obvious() {
         "--mode unarmed",
         "--mode ideal",
         "--checkpointing blocks",
+        "--linear flat",
+        "--loss-chunk",
         "--pytorch checkpoint,hook-checkpoint",
         "MALLOC_MMAP_THRESHOLD_",
         "exit code",
