@@ -209,6 +209,9 @@ impl<W: Workload> Measure<'_, W> {
             // The recording contains the peaks.
             memory = None;
         }
+        let recomputed = optimizer
+            .last_step()
+            .map(|report| report.recomputed().into());
         let mut peak = memory.as_ref().map(Memory::peak);
         if let (Some(memory), Some(peak), Some(mut discard)) = (&memory, &mut peak, discard) {
             // The optimizer's state stays alive, as in a training, and no parameter is stepped. In the
@@ -253,6 +256,7 @@ impl<W: Workload> Measure<'_, W> {
             final_loss: last.loss,
             weights_digest,
             memory: bytes,
+            recomputed,
         })
     }
 

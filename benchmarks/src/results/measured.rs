@@ -1,5 +1,6 @@
 //! What a process measured, and the items of its peak.
 
+use burn_gradient_release::Recomputed;
 use serde::{Deserialize, Serialize};
 
 /// What a process measured, in Rust or in Python.
@@ -19,6 +20,33 @@ pub struct Measured {
     pub weights_digest: String,
     /// Bytes, if the process counted them.
     pub memory: Option<Bytes>,
+    /// What the last measured step computed again, with gradient release.
+    #[serde(default)]
+    pub recomputed: Option<Recomputation>,
+}
+
+/// What the backward pass of a step computed again, from the step report of gradient release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recomputation {
+    /// Slices of the forward pass.
+    pub slices: usize,
+    /// Operations in them.
+    pub operations: usize,
+    /// Bytes that were kept from the forward pass for that, parameters not counted.
+    pub kept_bytes: u64,
+    /// Estimate of the bytes of activations at the worst moment, with automatic checkpointing.
+    pub planned_bytes: Option<u64>,
+}
+
+impl From<Recomputed> for Recomputation {
+    fn from(report: Recomputed) -> Self {
+        Self {
+            slices: report.slices,
+            operations: report.operations,
+            kept_bytes: report.kept_bytes,
+            planned_bytes: report.planned_bytes,
+        }
+    }
 }
 
 /// Bytes in use, all beyond those before the model was built.
@@ -159,6 +187,7 @@ mod tests {
             final_loss: 1.0,
             weights_digest: "00".into(),
             memory: Some(bytes()),
+            recomputed: None,
         }
     }
 

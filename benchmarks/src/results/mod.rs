@@ -6,7 +6,7 @@ mod provenance;
 mod subject;
 
 pub use arithmetic::{Arithmetic, LinearGradient, LossChunk};
-pub use measured::{Bytes, Items, Measured, Phase};
+pub use measured::{Bytes, Items, Measured, Phase, Recomputation};
 pub use provenance::{Machine, TorchVersions, Versions};
 pub use subject::{Case, Mode, Subject, TorchMode, value_name};
 
