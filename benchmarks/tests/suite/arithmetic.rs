@@ -55,12 +55,17 @@ fn weights_are_the_same_within_one_arithmetic() {
         for arithmetic in all {
             let run = |mode, checkpointing| find(&json, model, mode, checkpointing, arithmetic);
             let plain = run("plain", "none");
+            assert!(plain["recomputed"].is_null());
             for checkpointing in ["none", "blocks", "automatic"] {
                 let release = run("release", checkpointing);
                 assert_eq!(
                     plain["weights_digest"], release["weights_digest"],
                     "{model}, {checkpointing}, {arithmetic:?}"
                 );
+                // A plan is made whatever the loss: chunks come after what is cut by itself.
+                let recomputed = &release["recomputed"];
+                let is_planned = recomputed["planned_bytes"].is_u64();
+                assert_eq!(is_planned, checkpointing == "automatic", "{recomputed}");
                 let backend = release["backend"].as_str().unwrap();
                 assert_eq!(backend.contains("flat-linear"), arithmetic[0] == "flat");
             }

@@ -177,6 +177,9 @@ pub(crate) struct RegionUses<B: Backend> {
 
 /// The recorded operations of a slice that others have taken results of.
 pub(crate) trait Recording<B: Backend>: Send + Sync {
+    /// The forward pass that it is part of is about to run backward. `is_last` tells if that begins here.
+    fn learn(&self, is_last: bool);
+
     /// What it is computed from.
     ///
     /// # Errors

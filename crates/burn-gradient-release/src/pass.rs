@@ -19,7 +19,7 @@ use crate::{
         route::{HOME, Route},
     },
     tape::{self, AdTensor},
-    tensor::{ReleaseTensor, Repr},
+    tensor::ReleaseTensor,
     uses::{self, Completion, Uses, lock},
 };
 
@@ -29,11 +29,6 @@ use crate::{
 ///
 /// On a second pass through a slice of recomputed activations.
 pub(crate) fn backward<B: Backend, C: CheckpointStrategy>(root: ReleaseTensor<B>) -> Gradients {
-    if let Repr::Recorded(root) = &root.0
-        && let Some(tracer) = root.tracer()
-    {
-        tracer.learn();
-    }
     let mut arguments = Arguments::new();
     arguments.push(root);
     let (mut operands, raise) = arguments.lower(Nodes::One);
@@ -82,6 +77,11 @@ fn by_regions<B: Backend, C: CheckpointStrategy>(
              once"
         )
     });
+    for (number, region) in route.regions.iter().rev() {
+        if let Some(slice) = region.slice() {
+            slice.learn(*number == last.number());
+        }
+    }
     let watch = Watch::new(&route.parameters);
     watch.note(route.recomputed);
     route.assign(&last, Part::Kept);

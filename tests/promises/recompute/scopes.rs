@@ -210,29 +210,47 @@ fn a_forward_pass_thrown_away() {
     }
 }
 
-/// What the last of four steps reports.
-fn reported(recompute: Recompute) -> Recomputed {
-    let device = Default::default();
+/// The layers and what is done after each.
+fn deep<B: Backend>(model: &[Linear<B>], step: u64) -> Tensor<B, 2> {
+    let x = noise::<B, 2>(step, [64, 4], &Default::default());
+    model.iter().fold(x, |x, layer| {
+        let x = layer.forward(x);
+        (x.clone().exp().tanh() * x.clone().sin() + x.cos()).tanh()
+    })
+}
+
+/// A loss in this many scopes, of a part of the rows each; without any, of all of them.
+fn loss_in_scopes<B: Backend>(x: Tensor<B, 2>, scopes: usize) -> Tensor<B, 1> {
+    if scopes == 0 {
+        return x.square().sum();
+    }
+    let [rows, _] = x.dims();
+    let parts = x.split(rows / scopes, 0).into_iter();
+    let losses = parts.map(|x| checkpoint(|| x.square().sum()));
+    losses
+        .reduce(|sum, next| sum + next)
+        .expect("there are rows")
+}
+
+/// What the last of four steps reports, and the weights.
+fn reported(recompute: Recompute, scopes: usize) -> (Recomputed, Weights) {
     let mut model = layers::<R>();
     let optim = SgdConfig::new().init::<R, Vec<Linear<R>>>();
     let mut optim = optim.with_gradient_release().with_recompute(recompute);
     for step in 0..4 {
         model = optim.arm(RATE, model);
-        let x = noise::<R, 2>(step, [64, 4], &device);
-        let x = model.iter().fold(x, |x, layer| {
-            let x = layer.forward(x);
-            (x.clone().exp().tanh() * x.clone().sin() + x.cos()).tanh()
-        });
-        let grads = GradientsParams::from_grads(x.square().mean().backward(), &model);
+        let loss = loss_in_scopes(deep(&model, step), scopes);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
         model = optim.step(RATE, model, grads);
     }
     let report = optim.last_step().expect("a step was taken");
-    report.recomputed()
+    (report.recomputed(), Weights::of::<R, _>(&model))
 }
 
 #[test]
 fn the_report_says_what_was_recomputed() {
     turn::take::<Inner>();
+    let reported = |recompute| reported(recompute, 0).0;
     assert_eq!(reported(Recompute::None), Recomputed::default());
 
     let automatic = reported(Recompute::Automatic);
@@ -248,6 +266,33 @@ fn the_report_says_what_was_recomputed() {
     let tight = reported(Recompute::Budget(1));
     assert_eq!(tight.planned_bytes, Some(planned));
     assert_eq!(tight.slices, automatic.slices);
+}
+
+/// As a loss over a large vocabulary, a part of the tokens in each scope.
+#[test]
+fn a_pass_that_ends_in_scopes_is_planned() {
+    const SCOPES: usize = 4;
+
+    turn::take::<Inner>();
+    let mut plain = layers::<P>();
+    let mut optim = SgdConfig::new().init::<P, Vec<Linear<P>>>();
+    for step in 0..4 {
+        let loss = loss_in_scopes(deep(&plain, step), SCOPES);
+        let grads = GradientsParams::from_grads(loss.backward(), &plain);
+        plain = optim.step(RATE, plain, grads);
+    }
+    let plain = Weights::of::<P, _>(&plain);
+
+    let (without, _) = reported(Recompute::Automatic, 0);
+    let (automatic, weights) = reported(Recompute::Automatic, SCOPES);
+    weights.assert_near(&plain, TOLERANCE, "automatic");
+    assert!(automatic.planned_bytes.is_some());
+    // Nothing is kept while the scopes run: the last slice is recomputed, too.
+    assert_eq!(automatic.slices, without.slices + 1 + SCOPES);
+
+    let (ample, weights) = reported(Recompute::Budget(1 << 30), SCOPES);
+    weights.assert_near(&plain, TOLERANCE, "within an ample budget");
+    assert_eq!(ample.slices, SCOPES);
 }
 
 fn text_of(panic: Box<dyn Any + Send>) -> &'static str {

@@ -220,7 +220,10 @@ impl Events {
 
 /// Plans a forward pass like this one: with the lowest peak; or, within `budget` bytes, with as few
 /// operations recomputed as the rule allows that those after some cut are kept.
-pub(super) fn plan(trace: &Trace, budget: Option<u64>) -> Plan {
+///
+/// The operations after the last cut are kept where they run backward first, if `is_last`. Otherwise the
+/// backward pass would hold them while it runs what comes after.
+pub(super) fn plan(trace: &Trace, budget: Option<u64>, is_last: bool) -> Plan {
     let events = Events::new(trace);
     let candidates = events.candidates();
     let most = trace.bytes(trace.len());
@@ -235,7 +238,10 @@ pub(super) fn plan(trace: &Trace, budget: Option<u64>) -> Plan {
     }
     let cuts = cut(&events, &candidates, possible).unwrap_or_default();
     let mut plan = Plan {
-        kept_from: cuts.last().copied().unwrap_or(0),
+        kept_from: match is_last {
+            true => cuts.last().copied().unwrap_or(0),
+            false => trace.len(),
+        },
         cuts,
         bytes: possible,
     };

@@ -393,6 +393,11 @@ impl<B: Backend> Output<B> {
     pub(crate) fn target(&self) -> Target {
         Target::Recorded(self.node.sequence, self.index)
     }
+
+    /// Which cut the slice, if no scope did.
+    pub(crate) fn tracer(&self) -> Option<&Arc<Tracer>> {
+        self.node.slice.tracer.as_ref()
+    }
 }
 
 impl<B: Backend> Clone for Output<B> {

@@ -24,6 +24,13 @@ use crate::{
 };
 
 impl<B: Backend> Recording<B> for Results<B> {
+    fn learn(&self, is_last: bool) {
+        let outputs = self.outputs();
+        if let Some(tracer) = outputs.first().and_then(|(_, output)| output.tracer()) {
+            tracer.learn(is_last);
+        }
+    }
+
     fn inputs(&self) -> Result<Inputs<B>, Spent> {
         let mut inputs = Inputs {
             origins: Vec::new(),

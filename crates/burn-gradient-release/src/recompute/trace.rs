@@ -6,7 +6,7 @@
 
 use std::{
     any::Any,
-    fmt,
+    fmt, mem,
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
@@ -52,6 +52,8 @@ struct State {
     /// Counts the armings: a tensor of an earlier one is not part of this trace.
     arming: u64,
     trace: Trace,
+    /// The operations of this trace that the plan was made from.
+    learned_from: usize,
     /// The slice under way, and the bytes that were made in it.
     slice: u64,
     made: u64,
@@ -116,6 +118,7 @@ impl Tracer {
             mode: Mode::Free,
             arming: 0,
             trace: Trace::default(),
+            learned_from: 0,
             slice: origins::next_number(),
             made: 0,
             shared: None,
@@ -146,6 +149,7 @@ impl Tracer {
         let mut state = self.state();
         state.arming += 1;
         state.trace = Trace::default();
+        state.learned_from = 0;
         state.cut();
         state.mode = match &state.learned {
             Some(_) => Mode::Following(0),
@@ -248,17 +252,19 @@ impl Tracer {
         }
     }
 
-    /// Learns from a forward pass that is about to run backward.
-    pub(crate) fn learn(&self) {
+    /// Learns from a forward pass that is about to run backward: all of it, if `is_last`; else something
+    /// comes after it, as a scope. Of several calls, the first counts.
+    pub(crate) fn learn(&self, is_last: bool) {
         let mut state = self.state();
-        if state.mode != Mode::Free || state.trace.len() == 0 {
+        let length = state.trace.len();
+        if state.mode != Mode::Free || length == mem::replace(&mut state.learned_from, length) {
             return;
         }
         let budget = match self.policy {
             Recompute::Budget(bytes) => Some(bytes),
             Recompute::None | Recompute::Automatic => None,
         };
-        let plan = cuts::plan(&state.trace, budget);
+        let plan = cuts::plan(&state.trace, budget, is_last);
         state.learned = Some(Learned {
             names: state.trace.names(),
             bytes: state.trace.bytes(plan.kept_from),
