@@ -254,6 +254,20 @@ fn memory_timelines_say_where_the_gradients_are() {
             // The same operation makes the gradient of the bias.
             assert!(most > 0 && most < largest + largest / 4, "{file}: {most}");
         }
+        // What is recomputed is there with its operation and its parameter: the linear layers of the
+        // blocks, once in each backward pass.
+        let mut again = snapshot.holders.iter().filter(|holder| {
+            let mut backwards = phases(PhaseKind::Backward);
+            snapshot.operations[holder.operation] == "linear"
+                && backwards.any(|phase| (phase.from..phase.until).contains(&holder.from))
+        });
+        assert!(again.clone().all(|holder| holder.parameter.is_some()));
+        let depth = run["case"]["model"]["depth"].as_u64().unwrap() as usize;
+        match subject["checkpointing"].as_str().unwrap() {
+            "blocks" => assert_eq!(again.count(), 2 * 6 * depth, "{file}"),
+            "automatic" => assert!(again.next().is_some(), "{file}"),
+            _ => assert!(again.next().is_none(), "{file}"),
+        }
         // The peak is the same, too.
         let peak = Peak::of(&snapshot, &totals).unwrap().bytes as f64;
         let measured = run["memory"]["peak_bytes"].as_f64().unwrap();

@@ -232,9 +232,9 @@ fn loss_in_scopes<B: Backend>(x: Tensor<B, 2>, scopes: usize) -> Tensor<B, 1> {
         .expect("there are rows")
 }
 
-/// What the last of four steps reports, and the weights.
-fn reported(recompute: Recompute, scopes: usize) -> (Recomputed, Weights) {
-    let mut model = layers::<R>();
+/// What the last of four steps from these weights reports, and the weights after it.
+fn reported(recompute: Recompute, bytes: &[u8], scopes: usize) -> (Recomputed, Weights) {
+    let mut model = load::<R, _>(layers(), bytes, &Default::default());
     let optim = SgdConfig::new().init::<R, Vec<Linear<R>>>();
     let mut optim = optim.with_gradient_release().with_recompute(recompute);
     for step in 0..4 {
@@ -250,7 +250,8 @@ fn reported(recompute: Recompute, scopes: usize) -> (Recomputed, Weights) {
 #[test]
 fn the_report_says_what_was_recomputed() {
     turn::take::<Inner>();
-    let reported = |recompute| reported(recompute, 0).0;
+    let bytes = save::<P, _>(layers::<P>());
+    let reported = |recompute| reported(recompute, &bytes, 0).0;
     assert_eq!(reported(Recompute::None), Recomputed::default());
 
     let automatic = reported(Recompute::Automatic);
@@ -274,7 +275,8 @@ fn a_pass_that_ends_in_scopes_is_planned() {
     const SCOPES: usize = 4;
 
     turn::take::<Inner>();
-    let mut plain = layers::<P>();
+    let bytes = save::<P, _>(layers::<P>());
+    let mut plain = load::<P, _>(layers(), &bytes, &Default::default());
     let mut optim = SgdConfig::new().init::<P, Vec<Linear<P>>>();
     for step in 0..4 {
         let loss = loss_in_scopes(deep(&plain, step), SCOPES);
@@ -283,14 +285,14 @@ fn a_pass_that_ends_in_scopes_is_planned() {
     }
     let plain = Weights::of::<P, _>(&plain);
 
-    let (without, _) = reported(Recompute::Automatic, 0);
-    let (automatic, weights) = reported(Recompute::Automatic, SCOPES);
+    let (without, _) = reported(Recompute::Automatic, &bytes, 0);
+    let (automatic, weights) = reported(Recompute::Automatic, &bytes, SCOPES);
     weights.assert_near(&plain, TOLERANCE, "automatic");
     assert!(automatic.planned_bytes.is_some());
     // Nothing is kept while the scopes run: the last slice is recomputed, too.
     assert_eq!(automatic.slices, without.slices + 1 + SCOPES);
 
-    let (ample, weights) = reported(Recompute::Budget(1 << 30), SCOPES);
+    let (ample, weights) = reported(Recompute::Budget(1 << 30), &bytes, SCOPES);
     weights.assert_near(&plain, TOLERANCE, "within an ample budget");
     assert_eq!(ample.slices, SCOPES);
 }
