@@ -15,7 +15,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use vit::config::{BackendKind, Checkpointing, Preset};
+use vit::config::{BackendKind, Checkpointing, OptimizerKind, Preset};
 use vit::data::ImageSize;
 use vit::terminal::{self, say};
 
@@ -118,6 +118,9 @@ struct SuiteArgs {
         default_value = "whole"
     )]
     loss_chunk: Vec<LossChunk>,
+    /// Optimizers in Burn, separated by commas [default: Adam, for the encoder AdamW]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    optimizer: Vec<OptimizerKind>,
     /// Modes of PyTorch, separated by commas
     #[arg(
         long,
@@ -178,7 +181,7 @@ Modes that are not in the suite by default:
 
 What cannot be combined is left out, and the table says so: plain Burn has neither --checkpointing blocks
 nor automatic, an optimizer that is not armed does not recompute by itself, --linear flat is measured on
-flex only, and the loss of the vision transformer has no chunks.";
+flex only, as are moments in 8 bits, and the loss of the vision transformer has no chunks.";
 
 /// Measures a run, as a measuring process: from its spec in JSON to its result in JSON.
 ///
@@ -277,6 +280,7 @@ impl SuiteArgs {
             checkpointing: self.checkpointing.clone(),
             linear: self.linear.clone(),
             loss_chunks: self.loss_chunk.clone(),
+            optimizers: self.optimizer.clone(),
             python: (!self.no_pytorch).then(|| self.python.clone()),
             torch_modes: self.pytorch.clone(),
             timelines: self

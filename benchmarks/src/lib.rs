@@ -12,6 +12,7 @@ pub mod gpt;
 pub mod loss;
 pub mod machine;
 pub mod measure;
+pub mod optimizer;
 pub mod plan;
 pub mod process;
 pub mod pytorch;

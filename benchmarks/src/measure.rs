@@ -1,6 +1,7 @@
 //! Measures a run, inside its process.
 
 use crate::discard::discard;
+use crate::optimizer;
 use crate::results::{Bytes, LinearGradient, Measured, Mode};
 use crate::spec::{Purpose, Spec};
 use crate::timeline;
@@ -16,15 +17,14 @@ use burn_device_memory::MeteredCudaUnfused;
 use burn_device_memory::MeteredWgpuUnfused;
 #[cfg(feature = "flex")]
 use burn_flat_linear::FlatLinear;
-use burn_gradient_release::{
-    DynOptimizer, Recompute, ReleaseBackend, ReleaseError, WithGradientRelease,
-};
+use burn_gradient_release::{DynOptimizer, Recompute, ReleaseBackend, ReleaseError};
+use burn_lean_optim::LeanBackend;
 #[cfg(feature = "flex")]
 use burn_memory_timeline::Recorded;
-use burn_memory_timeline::{RecordSteps, backward, forward};
+use burn_memory_timeline::{backward, forward};
 use std::time::Instant;
 use vit::backend::{self, Job};
-use vit::config::{self, BackendKind, Checkpointing, Engine};
+use vit::config::{self, BackendKind, Checkpointing, Engine, OptimizerKind};
 use vit::digest;
 use vit::memory::Memory;
 
@@ -39,7 +39,7 @@ pub fn run<W: Workload>(spec: &Spec, work: &W) -> Result<Measured> {
         },
         checkpointing: spec.checkpointing,
         activation_budget: None,
-        optimizer: W::OPTIMIZER,
+        optimizer: spec.arithmetic.optimizer.unwrap_or(W::OPTIMIZER),
     };
     let linear = spec.arithmetic.linear;
     // As `plan` has it.
@@ -50,6 +50,7 @@ pub fn run<W: Workload>(spec: &Spec, work: &W) -> Result<Measured> {
     let job = Measure {
         spec,
         work,
+        optimizer: engine.optimizer,
         recompute: engine.recompute(),
         // Made here, before bytes are counted.
         batches: work.batches(
@@ -122,6 +123,7 @@ fn counted<J: Job>(engine: &Engine, linear: LinearGradient, job: J) -> Result<J:
 struct Measure<'a, W> {
     spec: &'a Spec,
     work: &'a W,
+    optimizer: OptimizerKind,
     recompute: Recompute,
     batches: Vec<HostBatch>,
 }
@@ -129,28 +131,31 @@ struct Measure<'a, W> {
 impl<W: Workload> Job for Measure<'_, W> {
     type Output = Measured;
 
-    fn plain<B: AutodiffBackend>(
+    fn plain<B: AutodiffBackend<InnerBackend: LeanBackend>>(
         self,
         device: Device<B>,
         memory: Option<Memory>,
     ) -> Result<Measured> {
-        let optimizer = Box::new(W::optimizer::<B>().recorded());
-        self.run::<B>(device, memory, optimizer, None)
+        let kind = self.optimizer;
+        self.run::<B>(
+            device,
+            memory,
+            |model| optimizer::plain::<W, B>(kind, model),
+            None,
+        )
     }
 
-    fn release<B: ReleaseBackend>(
+    fn release<B: ReleaseBackend<InnerBackend: LeanBackend>>(
         self,
         device: Device<B>,
         memory: Option<Memory>,
     ) -> Result<Measured> {
-        let plain = W::optimizer::<B>().recorded();
-        let optimizer: Box<dyn DynOptimizer<W::Model<B>, B>> = match self.spec.mode {
-            Mode::Plain | Mode::Unarmed => Box::new(plain),
-            Mode::Release | Mode::Ideal => {
-                Box::new(plain.with_gradient_release().with_recompute(self.recompute))
-            }
+        let (mode, kind, recompute) = (self.spec.mode, self.optimizer, self.recompute);
+        let discard = (mode == Mode::Ideal).then(|| discard(recompute));
+        let optimizer = |model: &W::Model<B>| match mode {
+            Mode::Plain | Mode::Unarmed => optimizer::plain::<W, B>(kind, model),
+            Mode::Release | Mode::Ideal => optimizer::release::<W, B>(kind, model, recompute),
         };
-        let discard = (self.spec.mode == Mode::Ideal).then(|| discard(self.recompute));
         self.run::<B>(device, memory, optimizer, discard)
     }
 }
@@ -168,7 +173,7 @@ impl<W: Workload> Measure<'_, W> {
         self,
         device: Device<B>,
         mut memory: Option<Memory>,
-        mut optimizer: Box<dyn DynOptimizer<W::Model<B>, B>>,
+        optimizer: impl FnOnce(&W::Model<B>) -> Box<dyn DynOptimizer<W::Model<B>, B>>,
         discard: Option<Box<dyn DynOptimizer<W::Model<B>, B>>>,
     ) -> Result<Measured> {
         let spec = self.spec;
@@ -181,6 +186,7 @@ impl<W: Workload> Measure<'_, W> {
         let mut model = self.work.init::<B>(recomputes_blocks, &device);
         // Burn draws parameters on first access: access them now, in the order of the model.
         let parameters = model.num_params() as u64;
+        let mut optimizer = optimizer(&model);
 
         let mut number = 0;
         let mut next = || {

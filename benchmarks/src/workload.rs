@@ -5,8 +5,6 @@ use crate::gpt::{Gpt, GptConfig};
 use crate::results::LossChunk;
 use burn::module::{AutodiffModule, ModuleDisplay};
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{AdamConfig, AdamWConfig, SimpleOptimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Device, Tensor, TensorData};
 use vit::config::OptimizerKind;
@@ -25,7 +23,7 @@ pub trait Workload {
     /// The model.
     type Model<B: AutodiffBackend>: AutodiffModule<B> + ModuleDisplay + 'static;
 
-    /// The optimizer that trains it.
+    /// The optimizer that trains it by default.
     const OPTIMIZER: OptimizerKind;
 
     /// Builds the model with random weights. With `recomputes_blocks`, the backward pass computes its
@@ -35,10 +33,6 @@ pub trait Workload {
         recomputes_blocks: bool,
         device: &Device<B>,
     ) -> Self::Model<B>;
-
-    /// [`OPTIMIZER`](Self::OPTIMIZER) with Burn's defaults.
-    fn optimizer<B: AutodiffBackend>()
-    -> OptimizerAdaptor<impl SimpleOptimizer<B::InnerBackend> + 'static, Self::Model<B>, B>;
 
     /// A random batch.
     fn batch(&self, size: usize, rng: &mut SeededRng) -> HostBatch;
@@ -66,11 +60,6 @@ impl Workload for VitConfig {
 
     fn init<B: AutodiffBackend>(&self, recomputes_blocks: bool, device: &Device<B>) -> Vit<B> {
         self.init(device).recomputing_blocks(recomputes_blocks)
-    }
-
-    fn optimizer<B: AutodiffBackend>()
-    -> OptimizerAdaptor<impl SimpleOptimizer<B::InnerBackend> + 'static, Vit<B>, B> {
-        AdamConfig::new().init()
     }
 
     fn batch(&self, size: usize, rng: &mut SeededRng) -> HostBatch {
@@ -111,11 +100,6 @@ impl Workload for GptConfig {
         self.init(device).recomputing_blocks(recomputes_blocks)
     }
 
-    fn optimizer<B: AutodiffBackend>()
-    -> OptimizerAdaptor<impl SimpleOptimizer<B::InnerBackend> + 'static, Gpt<B>, B> {
-        AdamConfig::new().init()
-    }
-
     fn batch(&self, size: usize, rng: &mut SeededRng) -> HostBatch {
         tokens([size, self.context], self.vocabulary, rng)
     }
@@ -138,11 +122,6 @@ impl Workload for EncoderConfig {
 
     fn init<B: AutodiffBackend>(&self, recomputes_blocks: bool, device: &Device<B>) -> Encoder<B> {
         self.init(device).recomputing_layers(recomputes_blocks)
-    }
-
-    fn optimizer<B: AutodiffBackend>()
-    -> OptimizerAdaptor<impl SimpleOptimizer<B::InnerBackend> + 'static, Encoder<B>, B> {
-        AdamWConfig::new().init()
     }
 
     fn batch(&self, size: usize, rng: &mut SeededRng) -> HostBatch {

@@ -9,6 +9,7 @@ mod tests;
 pub use request::{Available, Request};
 
 use crate::gpt::GptConfig;
+use crate::optimizer::MEASURED;
 use crate::results::{
     Arithmetic, Case, LeftOut, LinearGradient, LossChunk, Mode, Subject, TorchMode, TorchVersions,
     value_name,
@@ -267,8 +268,36 @@ impl Planner<'_> {
                     ));
                     continue;
                 }
-                found.push(Arithmetic { linear, loss_chunk });
+                for optimizer in self.optimizers(backend) {
+                    found.push(Arithmetic {
+                        linear,
+                        loss_chunk,
+                        optimizer,
+                    });
+                }
             }
+        }
+        found
+    }
+
+    fn optimizers(&mut self, backend: BackendKind) -> Vec<Option<OptimizerKind>> {
+        if self.request.optimizers.is_empty() {
+            return vec![None];
+        }
+        let mut found = Vec::new();
+        for optimizer in self.request.optimizers.iter().copied() {
+            let reason = if !MEASURED.contains(&optimizer) {
+                "not compiled into the benchmarks; `vit train` has it"
+            } else if optimizer.is_8_bit() && backend != BackendKind::Flex {
+                "moments in 8 bits have kernels on flex only"
+            } else {
+                found.push(Some(optimizer));
+                continue;
+            };
+            self.leave_out(LeftOut::new(
+                format!("Burn, {backend}: {optimizer}"),
+                reason,
+            ));
         }
         found
     }

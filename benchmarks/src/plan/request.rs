@@ -6,7 +6,7 @@ use crate::results::{
 use crate::shape::Kind;
 use std::path::PathBuf;
 use std::time::Duration;
-use vit::config::{BackendKind, Checkpointing, Preset};
+use vit::config::{BackendKind, Checkpointing, OptimizerKind, Preset};
 
 /// The options of a suite.
 #[derive(Clone, Debug)]
@@ -35,6 +35,8 @@ pub struct Request {
     pub linear: Vec<LinearGradient>,
     /// Tokens in a chunk of a language model's loss, in Burn.
     pub loss_chunks: Vec<LossChunk>,
+    /// Optimizers in Burn; without any, the one that a model is trained with by default.
+    pub optimizers: Vec<OptimizerKind>,
     /// A Python that may have PyTorch; `None` leaves PyTorch out.
     pub python: Option<PathBuf>,
     /// Modes of PyTorch.

@@ -17,6 +17,7 @@ fn request() -> Request {
         modes: vec![Mode::Plain, Mode::Release],
         checkpointing: vec![Checkpointing::None],
         linear: vec![LinearGradient::Default],
+        optimizers: Vec::new(),
         loss_chunks: vec![LossChunk::WHOLE],
         python: Some("python3".into()),
         torch_modes: vec![TorchMode::Hook],

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::num::{NonZeroUsize, ParseIntError};
 use std::str::FromStr;
+use vit::config::OptimizerKind;
 
 /// How a training computes, where there is a choice. Runs that differ in it add up the same numbers in
 /// another order: only the weights of runs with equal ones are comparable.
@@ -15,6 +16,8 @@ pub struct Arithmetic {
     pub linear: LinearGradient,
     /// Tokens in a chunk of the loss.
     pub loss_chunk: LossChunk,
+    /// The optimizer; as JSON null for the one that the model is trained with by default.
+    pub optimizer: Option<OptimizerKind>,
 }
 
 impl Arithmetic {
@@ -27,6 +30,7 @@ impl Arithmetic {
         if self.loss_chunk != LossChunk::WHOLE {
             words.push(format!("loss chunk {}", self.loss_chunk));
         }
+        words.extend(self.optimizer.map(|optimizer| optimizer.to_string()));
         words
     }
 }
@@ -100,6 +104,10 @@ mod tests {
         assert!(arithmetic.words().is_empty());
         arithmetic.linear = LinearGradient::Flat;
         arithmetic.loss_chunk = LossChunk(NonZeroUsize::new(512));
-        assert_eq!(arithmetic.words(), ["flat linear", "loss chunk 512"]);
+        arithmetic.optimizer = Some(OptimizerKind::Adam8bit);
+        assert_eq!(
+            arithmetic.words(),
+            ["flat linear", "loss chunk 512", "adam-8bit"]
+        );
     }
 }
