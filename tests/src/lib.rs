@@ -15,3 +15,7 @@ struct CustomOperations;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/recomputing-activations.md")]
 struct RecomputingActivations;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/optimizers.md")]
+struct Optimizers;

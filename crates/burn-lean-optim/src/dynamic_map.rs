@@ -139,13 +139,9 @@ impl Table {
         let cell = cell(magnitude).clamp(FIRST_CELL, LAST_CELL) - FIRST_CELL;
         let below = self.cells[cell as usize];
         let place = below + u8::from(magnitude > self.middles[usize::from(below)]);
-        // There is no -1: the last entry below zero is nearest to it.
-        let negative = self.zero.saturating_sub(place);
-        if number < 0.0 {
-            negative
-        } else {
-            self.zero + place
-        }
+        // Without a branch, since signs are as good as random. There is no -1: the last entry below zero is nearest.
+        let sign = 1 - 2 * i16::from(number.is_sign_negative());
+        (i16::from(self.zero) + sign * i16::from(place)).max(0) as u8
     }
 }
 

@@ -1,4 +1,13 @@
 //! Optimizers in one pass over memory, and small ones.
+//!
+//! - Burn's optimizers [in one pass](InOnePass): the same weights and records, without temporaries.
+//! - Optimizers that Burn 0.21 lacks: [`StableAdamW`], [`Lion`], [`RAdam`], [`Adafactor`] (and [AdaLomo](AdaLomoConfig)),
+//!   [`Came`].
+//! - [Moments in 8 bits](EightBitMoments) or [in bf16](Lean::with_bf16_moments).
+//! - [Weights in bf16](Bf16Weights), stepped in 32 bits.
+//!
+//! All are `SimpleOptimizer`s of Burn. Those that step element by element are a [`Rule`] each, which runs on single numbers
+//! where the backend steps [in place](LeanBackend), and on Burn's tensors elsewhere.
 #![forbid(unsafe_code)]
 
 mod backend;

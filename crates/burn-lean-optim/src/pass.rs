@@ -99,6 +99,16 @@ impl Settings {
     ) -> Operands<B, N> {
         let dtype = weight.dtype();
         let shape = weight.shape();
+        for other in [grad.shape()]
+            .into_iter()
+            .chain(states.iter().flatten().map(Moment::shape))
+        {
+            assert_eq!(
+                other, shape,
+                "a gradient or a state of the optimizer is not of its parameter's shape: was the record loaded \
+                 with another model?"
+            );
+        }
         let formats = kinds.map(|kind| self.format(kind, &shape, dtype));
         let states = match states {
             None => States::New(formats),
@@ -171,28 +181,19 @@ fn step_tensors<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
     } = operands;
     let (weight, grad): (Tensor<B, D>, Tensor<B, D>) = (tensor(weight), tensor(grad));
     let grad = clipped(grad, clip);
-    let (weight, states) = match states {
-        States::New(formats) => {
-            let (weight, states) = rule.first(weight, grad);
-            let mut formats = formats.into_iter();
-            let states = states.map(|state| {
-                Moment::from_tensor(state, formats.next().expect("a format for each state"))
-            });
-            (weight, states)
-        }
+    let dtype = weight.dtype();
+    let (formats, (weight, states)) = match states {
+        States::New(formats) => (formats, rule.first(weight, grad)),
         States::Old(states) => {
             let formats = states.each_ref().map(Moment::format);
-            let dtype = weight.dtype();
             // Handed over, not cloned: Burn's operations write in place what nobody else holds.
-            let (weight, states) =
-                rule.next(weight, grad, states.map(|state| floats(state, dtype)));
-            let mut formats = formats.into_iter();
-            let states = states.map(|state| {
-                Moment::from_tensor(state, formats.next().expect("a format for each state"))
-            });
-            (weight, states)
+            let states = states.map(|state| floats(state, dtype));
+            (formats, rule.next(weight, grad, states))
         }
     };
+    let mut formats = formats.into_iter();
+    let states = states
+        .map(|state| Moment::from_tensor(state, formats.next().expect("a format for each state")));
     Stepped {
         weight: weight.into_primitive().tensor(),
         states,

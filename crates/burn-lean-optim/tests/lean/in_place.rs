@@ -65,3 +65,16 @@ fn what_is_shared_is_copied_and_keeps_its_numbers() {
     run.state = Some(record);
     assert!(run.saved() == saved);
 }
+
+#[test]
+#[should_panic(expected = "not of its parameter's shape")]
+fn a_state_of_another_parameter_is_refused() {
+    let mut noise = Noise(3);
+    let mut run = Run::new(
+        AdamWConfig::new().in_one_pass(),
+        noise.tensor::<Flex, 2>(SHAPE, Noise::number),
+    );
+    run.step(0.01, noise.tensor(SHAPE, Noise::number));
+    run.weight = Some(noise.tensor([SHAPE[1], SHAPE[0]], Noise::number));
+    run.step(0.01, noise.tensor([SHAPE[1], SHAPE[0]], Noise::number));
+}

@@ -1,5 +1,4 @@
 //! What the optimizers of `burn-lean-optim` promise.
-#![cfg(feature = "flex")]
 
 mod bf16;
 mod eight_bit;

@@ -1,0 +1,113 @@
+//! Time of an optimizer's step in one pass, beside Burn's: 20 matrices of 1024 x 1024 on Flex.
+//!
+//! Both step in turn in one process; printed are medians and their ratio. With glibc, tell its allocator to keep
+//! memory, or Burn's temporaries are asked of the system anew in every step:
+//!
+//! ```sh
+//! MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=1099511627776 \
+//!     cargo run --release -p burn-lean-optim --features flex --example step-time
+//! ```
+
+use std::time::Instant;
+
+use burn::{
+    backend::Flex,
+    nn::Embedding,
+    optim::{
+        AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, RmsPropConfig, SgdConfig,
+        SimpleOptimizer, momentum::MomentumConfig,
+    },
+    tensor::{Distribution, Tensor},
+};
+use burn_lean_optim::{EightBitMoments, InOnePass};
+
+const MATRICES: usize = 20;
+const SIDE: usize = 1024;
+const ROUNDS: usize = 15;
+
+/// Parameters and states of one optimizer.
+struct Training<O: SimpleOptimizer<Flex>> {
+    optimizer: O,
+    parameters: Vec<(Tensor<Flex, 2>, Option<O::State<2>>)>,
+    seconds: Vec<f64>,
+}
+
+fn matrix() -> Tensor<Flex, 2> {
+    Tensor::random([SIDE, SIDE], Distribution::Default, &Default::default())
+}
+
+impl<O: SimpleOptimizer<Flex>> Training<O> {
+    fn new(optimizer: O) -> Self {
+        Self {
+            optimizer,
+            parameters: (0..MATRICES).map(|_| (matrix(), None)).collect(),
+            seconds: Vec::new(),
+        }
+    }
+
+    fn step(&mut self, grads: &[Tensor<Flex, 2>]) {
+        let start = Instant::now();
+        for ((weight, state), grad) in self.parameters.iter_mut().zip(grads) {
+            let shared = std::mem::replace(weight, Tensor::empty([0, 0], &Default::default()));
+            (*weight, *state) = self
+                .optimizer
+                .step(1e-3, shared, grad.clone(), state.take());
+        }
+        self.seconds.push(start.elapsed().as_secs_f64());
+    }
+
+    /// Milliseconds, without the first steps, which make the states.
+    fn median(mut self) -> f64 {
+        let mut seconds = self.seconds.split_off(3);
+        seconds.sort_by(f64::total_cmp);
+        seconds[seconds.len() / 2] * 1e3
+    }
+}
+
+fn compare(
+    name: &str,
+    burn: impl SimpleOptimizer<Flex>,
+    one_pass: impl SimpleOptimizer<Flex>,
+    grads: &[Tensor<Flex, 2>],
+) {
+    let (mut burn, mut one_pass) = (Training::new(burn), Training::new(one_pass));
+    for _ in 0..ROUNDS {
+        burn.step(grads);
+        one_pass.step(grads);
+    }
+    let (burn, one_pass) = (burn.median(), one_pass.median());
+    println!(
+        "{name:16} {burn:9.1} {one_pass:9.1} {:9.2}",
+        burn / one_pass
+    );
+}
+
+fn main() {
+    let grads: Vec<_> = (0..MATRICES).map(|_| matrix()).collect();
+    let embeddings = Vec::<Embedding<Flex>>::new();
+    println!("{:16} {:>9} {:>9} {:>9}", "ms", "Burn", "one pass", "ratio");
+    macro_rules! compare {
+        ($name:literal, $config:expr) => {{
+            let config = $config;
+            compare($name, config.build(), config.in_one_pass(), &grads);
+        }};
+    }
+    compare!(
+        "SGD, momentum",
+        SgdConfig::new().with_momentum(Some(MomentumConfig::new()))
+    );
+    compare!("Adam", AdamConfig::new());
+    compare!("AdamW", AdamWConfig::new());
+    compare!("AdaGrad", AdaGradConfig::new());
+    compare!("RMSProp", RmsPropConfig::new());
+    compare!("Adan", AdanConfig::new());
+    let eight_bit = AdamWConfig::new()
+        .in_one_pass()
+        .with_8_bit_moments(&embeddings);
+    compare(
+        "AdamW, 8 bits",
+        AdamWConfig::new().build(),
+        eight_bit,
+        &grads,
+    );
+}
