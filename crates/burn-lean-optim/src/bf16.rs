@@ -252,7 +252,7 @@ where
         Bf16State {
             time: state.time,
             optimizer: state.optimizer.map(|state| O::to_device(state, device)),
-            kept: state.kept.map(|kept| kept.to_device(device)),
+            kept: state.kept.map(|kept| kept.on_device(device)),
         }
     }
 }

@@ -142,7 +142,7 @@ impl<B: Backend> Moment<B> {
         }
     }
 
-    pub(crate) fn to_device(self, device: &B::Device) -> Self {
+    pub(crate) fn on_device(self, device: &B::Device) -> Self {
         match self {
             Self::Float(floats) => Self::Float(B::float_to_device(floats, device)),
             Self::EightBit(blocks) => Self::EightBit(EightBit {

@@ -196,7 +196,7 @@ impl<B: Backend> SimpleOptimizer<B> for Adafactor {
     ) -> AdafactorState<B, D> {
         AdafactorState {
             time: state.time,
-            square: state.square.to_device(device),
+            square: state.square.on_device(device),
             moment_1: state.moment_1.map(|moment| moment.to_device(device)),
         }
     }

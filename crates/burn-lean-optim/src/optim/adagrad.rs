@@ -96,7 +96,7 @@ impl<B: LeanBackend> SimpleOptimizer<B> for AdaGrad {
 
     fn to_device<const D: usize>(state: AdaGradState<B>, device: &B::Device) -> AdaGradState<B> {
         let LrDecayState { time, sum } = state.lr_decay;
-        let sum = sum.to_device(device);
+        let sum = sum.on_device(device);
         AdaGradState {
             lr_decay: LrDecayState { time, sum },
         }

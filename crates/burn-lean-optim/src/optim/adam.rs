@@ -97,7 +97,7 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Adam {
     }
 
     fn to_device<const D: usize>(state: AdamState<B>, device: &B::Device) -> AdamState<B> {
-        let momentum = state.momentum.to_device(device);
+        let momentum = state.momentum.on_device(device);
         AdamState { momentum }
     }
 }

@@ -130,7 +130,7 @@ impl<B: LeanBackend> SimpleOptimizer<B> for AdamW {
     }
 
     fn to_device<const D: usize>(state: AdamWState<B>, device: &B::Device) -> AdamWState<B> {
-        let momentum = state.momentum.to_device(device);
+        let momentum = state.momentum.on_device(device);
         AdamWState { momentum }
     }
 }

@@ -137,10 +137,10 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Adan {
         let state = state.momentum;
         let momentum = AdaptiveNesterovMomentumState {
             time: state.time,
-            exp_avg: state.exp_avg.to_device(device),
-            exp_avg_sq: state.exp_avg_sq.to_device(device),
-            exp_avg_diff: state.exp_avg_diff.to_device(device),
-            neg_pre_grad: state.neg_pre_grad.to_device(device),
+            exp_avg: state.exp_avg.on_device(device),
+            exp_avg_sq: state.exp_avg_sq.on_device(device),
+            exp_avg_diff: state.exp_avg_diff.on_device(device),
+            neg_pre_grad: state.neg_pre_grad.on_device(device),
         };
         AdanState { momentum }
     }

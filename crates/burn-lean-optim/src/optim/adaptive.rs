@@ -25,12 +25,12 @@ pub struct AdaptiveMomentumState<B: Backend> {
 }
 
 impl<B: Backend> AdaptiveMomentumState<B> {
-    pub(super) fn to_device(self, device: &B::Device) -> Self {
+    pub(super) fn on_device(self, device: &B::Device) -> Self {
         Self {
             time: self.time,
-            moment_1: self.moment_1.to_device(device),
-            moment_2: self.moment_2.to_device(device),
-            max_moment_2: self.max_moment_2.map(|moment| moment.to_device(device)),
+            moment_1: self.moment_1.on_device(device),
+            moment_2: self.moment_2.on_device(device),
+            max_moment_2: self.max_moment_2.map(|moment| moment.on_device(device)),
         }
     }
 }

@@ -61,7 +61,7 @@ impl<B: Backend, const D: usize> Factored<B, D> {
         }
     }
 
-    pub(super) fn to_device(self, device: &B::Device) -> Self {
+    pub(super) fn on_device(self, device: &B::Device) -> Self {
         let move_to = |tensor: Option<Tensor<B, D>>| tensor.map(|tensor| tensor.to_device(device));
         Self {
             whole: move_to(self.whole),

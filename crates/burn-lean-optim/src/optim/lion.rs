@@ -96,7 +96,7 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Lion {
     }
 
     fn to_device<const D: usize>(state: LionState<B>, device: &B::Device) -> LionState<B> {
-        let momentum = state.momentum.to_device(device);
+        let momentum = state.momentum.on_device(device);
         LionState { momentum }
     }
 }

@@ -98,7 +98,7 @@ impl<B: LeanBackend> SimpleOptimizer<B> for RAdam {
     }
 
     fn to_device<const D: usize>(state: RAdamState<B>, device: &B::Device) -> RAdamState<B> {
-        let momentum = state.momentum.to_device(device);
+        let momentum = state.momentum.on_device(device);
         RAdamState { momentum }
     }
 }

@@ -181,7 +181,7 @@ impl<B: LeanBackend> SimpleOptimizer<B> for RmsProp {
             variance,
             buf,
         } = state.into();
-        let move_to = |moment: Moment<B>| moment.to_device(device);
+        let move_to = |moment: Moment<B>| moment.on_device(device);
         let moments = Moments {
             square: move_to(square),
             mean: mean.map(move_to),

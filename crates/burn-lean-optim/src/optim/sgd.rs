@@ -103,7 +103,7 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Sgd {
 
     fn to_device<const D: usize>(state: SgdState<B>, device: &B::Device) -> SgdState<B> {
         let momentum = state.momentum.map(|momentum| MomentumState {
-            velocity: momentum.velocity.to_device(device),
+            velocity: momentum.velocity.on_device(device),
         });
         SgdState { momentum }
     }

@@ -139,8 +139,8 @@ impl<B: LeanBackend> SimpleOptimizer<B> for StableAdamW {
     ) -> StableAdamWState<B> {
         StableAdamWState {
             time: state.time,
-            moment_1: state.moment_1.to_device(device),
-            moment_2: state.moment_2.to_device(device),
+            moment_1: state.moment_1.on_device(device),
+            moment_2: state.moment_2.on_device(device),
         }
     }
 }

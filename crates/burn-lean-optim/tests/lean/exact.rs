@@ -78,12 +78,12 @@ fn assert_equal_in_all_shapes<B: Backend>(
 
 /// Every optimizer of Burn with its options, in one pass and not.
 macro_rules! each_optimizer {
-    ($check:ident::<$backend:ty>) => {{
+    ($check:ident $(::<$backend:ty>)?) => {{
         let decay = || Some(WeightDecayConfig::new(0.01));
         macro_rules! check {
             ($name:expr, $config:expr) => {{
                 let config = $config;
-                $check::<$backend>($name, config.build(), config.in_one_pass())
+                $check $(::<$backend>)? ($name, config.build(), config.in_one_pass())
             }};
         }
         let momentum = MomentumConfig::new;
@@ -157,18 +157,18 @@ fn elsewhere_burns_operations_do_the_same() {
 
 #[test]
 fn gradients_may_be_views() {
-    fn check<B>(name: &str, plain: impl SimpleOptimizer<Flex>, lean: impl SimpleOptimizer<Flex>) {
+    fn check(name: &str, plain: impl SimpleOptimizer<Flex>, lean: impl SimpleOptimizer<Flex>) {
         let transposed = |noise: &mut Noise| noise.tensor([70, 300], Noise::wild).transpose();
         assert_equal(name, [300, 70], plain.clone(), lean.clone(), transposed);
         let part = |noise: &mut Noise| view(noise.tensor([300, 70], Noise::wild));
         assert_equal(name, [300, 70], plain, lean, part);
     }
-    each_optimizer!(check::<Flex>);
+    each_optimizer!(check);
 }
 
 #[test]
 fn gradients_may_be_anything_but_finite() {
-    fn check<B>(name: &str, plain: impl SimpleOptimizer<Flex>, lean: impl SimpleOptimizer<Flex>) {
+    fn check(name: &str, plain: impl SimpleOptimizer<Flex>, lean: impl SimpleOptimizer<Flex>) {
         let mut noise = Noise(3);
         let weight: Tensor<Flex, 1> = noise.tensor([1000], Noise::number);
         let copy = Tensor::from_data(weight.to_data(), &weight.device());
@@ -192,7 +192,7 @@ fn gradients_may_be_anything_but_finite() {
         assert!(plain.weights().iter().any(|weight| weight.is_nan()));
         assert!(plain.weights().iter().any(|weight| weight.is_finite()));
     }
-    each_optimizer!(check::<Flex>);
+    each_optimizer!(check);
 }
 
 #[test]

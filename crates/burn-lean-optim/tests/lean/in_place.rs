@@ -5,7 +5,7 @@ use burn::{
     optim::AdamWConfig,
     tensor::{Tensor, TensorPrimitive},
 };
-use burn_lean_optim::{InOnePass, Moment};
+use burn_lean_optim::{AdamWState, InOnePass, Moment};
 
 use crate::harness::{Noise, Run};
 
@@ -34,8 +34,8 @@ fn weight_and_moments_stay_where_they_are() {
     );
     run.step(0.01, noise.tensor(SHAPE, Noise::number));
     let places = |run: &Run<_, Flex, 2>| {
-        let momentum = &run.state.as_ref().unwrap() as &burn_lean_optim::AdamWState<Flex>;
-        let momentum = &momentum.momentum;
+        let state: &AdamWState<Flex> = run.state.as_ref().unwrap();
+        let momentum = &state.momentum;
         [
             address(run.weight.as_ref().unwrap()),
             address_of_moment(&momentum.moment_1),
