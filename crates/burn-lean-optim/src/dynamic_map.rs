@@ -41,7 +41,7 @@ impl DynamicMap {
         &self.table().entries
     }
 
-    /// Writes the codes of at most [`BLOCK`] numbers, and returns their scale.
+    /// Writes the codes of at most 256 numbers, and returns their scale.
     #[inline(always)]
     pub fn quantize(self, numbers: &[f32], codes: &mut [u8]) -> f32 {
         // As integers, since NaN is the largest of them: it would be lost in a maximum of floats.

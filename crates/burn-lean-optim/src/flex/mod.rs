@@ -21,7 +21,7 @@ use buffer::{Buffer, Source};
 const CHUNK: usize = 64 * BLOCK;
 
 impl LeanBackend for Flex {
-    /// Weights in 32 bits, and states as [`Buffer`] has them. Weights of other types are stepped as Burn does, which
+    /// Weights in 32 bits, and states in 32 bits, bf16 or 8 bits. Weights of other types are stepped as Burn does, which
     /// rounds after each operation.
     fn has_pass(types: &Types<'_>) -> bool {
         types.weight == DType::F32
