@@ -361,3 +361,30 @@ fn time_is_measured_apart_where_counting_costs() {
         assert_eq!(counts_for_free(&subject), is_free, "{subject:?}");
     }
 }
+
+#[test]
+fn optimizers_that_cannot_be_measured_are_left_out() {
+    let request = Request {
+        preset: Some(Preset::Tiny),
+        batch_sizes: vec![1],
+        optimizers: vec![
+            OptimizerKind::Adam,
+            OptimizerKind::Adam8bit,
+            OptimizerKind::Came,
+        ],
+        torch_modes: Vec::new(),
+        ..request()
+    };
+    let of = |backend: BackendKind| {
+        let plan = Plan::new(&request, &available(&[backend], None));
+        let lines = lines(&plan);
+        let adam = |line: &&String| line.contains("ViT tiny") && line.contains("plain");
+        let measured: Vec<String> = lines.iter().filter(adam).cloned().collect();
+        (measured, what(&plan).join("; "))
+    };
+    let (measured, left_out) = of(BackendKind::Flex);
+    assert_eq!(measured.len(), 2, "{measured:?}");
+    assert!(measured[1].contains("adam-8bit"), "{measured:?}");
+    assert!(left_out.contains("Burn, flex: came"), "{left_out}");
+    assert!(!left_out.contains("adam-8bit"), "{left_out}");
+}
