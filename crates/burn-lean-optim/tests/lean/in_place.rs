@@ -2,10 +2,10 @@
 
 use burn::{
     backend::Flex,
-    optim::AdamWConfig,
+    optim::{AdamWConfig, RmsPropConfig},
     tensor::{Tensor, TensorPrimitive},
 };
-use burn_lean_optim::{AdamWState, InOnePass, Moment};
+use burn_lean_optim::{AdamWState, InOnePass, Moment, RmsPropState};
 
 use crate::harness::{Noise, Run};
 
@@ -47,6 +47,24 @@ fn weight_and_moments_stay_where_they_are() {
         run.step(0.01, noise.tensor(SHAPE, Noise::number));
     }
     assert_eq!(before, places(&run));
+}
+
+/// Burn's state of RMSProp holds its squares twice.
+#[test]
+fn squares_of_rmsprop_stay_where_they_are() {
+    let mut noise = Noise(4);
+    let weight = noise.tensor::<Flex, 2>(SHAPE, Noise::number);
+    let mut run = Run::new(RmsPropConfig::new().in_one_pass(), weight);
+    let mut places = Vec::new();
+    for _ in 0..3 {
+        run.step(0.01, noise.tensor(SHAPE, Noise::number));
+        let state: &RmsPropState<Flex> = run.state.as_ref().unwrap();
+        places.push(address_of_moment(&state.square_avg.square_avg));
+    }
+    assert!(
+        places.windows(2).all(|pair| pair[0] == pair[1]),
+        "{places:?}"
+    );
 }
 
 #[test]
