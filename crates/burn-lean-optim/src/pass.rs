@@ -1,17 +1,17 @@
 //! A step of a parameter, in place where the backend can, and by Burn's operations elsewhere.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use burn::{
     grad_clipping::{GradientClipping, GradientClippingConfig},
-    tensor::{DType, ElementConversion, Shape, Tensor, TensorPrimitive, ops::FloatTensor},
+    tensor::{DType, ElementConversion, Shape, Tensor},
 };
 
 use crate::{
     LeanBackend, Number, Rule,
     backend::{Clip, Measure, Operands, States, Stepped},
     dynamic_map::DynamicMap,
-    moment::{Format, Moment},
+    moment::{Format, Moment, from_float},
 };
 
 /// From so many elements on a state is worth keeping in 8 bits.
@@ -23,7 +23,7 @@ pub struct Settings {
     pub(crate) clipping: Option<GradientClipping>,
     pub(crate) moments: Moments,
     /// Parameters of these shapes keep moments of 32 bits.
-    pub(crate) kept: Vec<Shape>,
+    pub(crate) kept: Arc<[Shape]>,
 }
 
 impl fmt::Debug for Settings {
@@ -86,7 +86,7 @@ impl Settings {
     ) -> (Tensor<B, D>, [Moment<B>; N]) {
         let operands = self.operands(kinds, weight, grad, states);
         let stepped = apply::<_, _, _, D>(rule, operands);
-        (tensor(stepped.weight), stepped.states)
+        (from_float(stepped.weight), stepped.states)
     }
 
     /// The operands of a step, with the states in the formats that these settings say.
@@ -157,7 +157,7 @@ pub(crate) fn mean<B: LeanBackend, M: Measure<N>, const N: usize, const D: usize
     if operands.has_pass() {
         return B::mean_in_place(measure, operands);
     }
-    let grad: Tensor<B, D> = clipped(tensor(operands.grad.clone()), operands.clip.clone());
+    let grad: Tensor<B, D> = clipped(from_float(operands.grad.clone()), operands.clip.clone());
     let measured = match &operands.states {
         States::New(_) => measure.first(grad),
         States::Old(states) => {
@@ -179,7 +179,7 @@ fn step_tensors<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
         clip,
         states,
     } = operands;
-    let (weight, grad): (Tensor<B, D>, Tensor<B, D>) = (tensor(weight), tensor(grad));
+    let (weight, grad): (Tensor<B, D>, Tensor<B, D>) = (from_float(weight), from_float(grad));
     let grad = clipped(grad, clip);
     let dtype = weight.dtype();
     let (formats, (weight, states)) = match states {
@@ -202,7 +202,7 @@ fn step_tensors<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
 
 fn floats<B: LeanBackend, const D: usize>(state: Moment<B>, dtype: DType) -> Tensor<B, D> {
     let floats: Tensor<B, D> = match state {
-        Moment::Float(floats) => tensor(floats),
+        Moment::Float(floats) => from_float(floats),
         blocks @ Moment::EightBit(_) => blocks.to_tensor(),
     };
     floats.cast(dtype)
@@ -216,7 +216,7 @@ pub(crate) fn clipped<B: LeanBackend, const D: usize>(
     match clip {
         Clip::None => grad,
         Clip::Value(threshold) => grad.clip_by_value(threshold.into()),
-        Clip::Factor(factor) => grad.mul(tensor::<B, 1>(factor).unsqueeze()),
+        Clip::Factor(factor) => grad.mul(from_float::<B, 1>(factor).unsqueeze()),
     }
 }
 
@@ -228,8 +228,4 @@ fn clip_factor<B: LeanBackend, const D: usize>(grad: Tensor<B, D>, threshold: f3
         .min_positive;
     let norm = grad.square().sum().sqrt();
     (threshold / norm.add_scalar(least)).clamp_max(1.0)
-}
-
-pub(crate) fn tensor<B: LeanBackend, const D: usize>(primitive: FloatTensor<B>) -> Tensor<B, D> {
-    Tensor::from_primitive(TensorPrimitive::Float(primitive))
 }

@@ -69,14 +69,16 @@ impl<'a> Buffer<'a> {
 
     #[inline(always)]
     pub(super) fn load(&self, start: usize, numbers: &mut [f32]) {
-        let end = start + numbers.len();
-        match self {
-            Self::F32(floats) => numbers.copy_from_slice(&floats[start..end]),
-            Self::Bf16(floats) => widen(&floats[start..end], numbers),
-            Self::EightBit { codes, scales, map } => {
-                map.dequantize(&codes[start..end], scales[start / BLOCK], numbers)
-            }
-        }
+        let source = match self {
+            Self::F32(floats) => Source::F32(floats),
+            Self::Bf16(floats) => Source::Bf16(floats),
+            Self::EightBit { codes, scales, map } => Source::EightBit {
+                codes,
+                scales,
+                map: *map,
+            },
+        };
+        source.load(start, numbers);
     }
 
     #[inline(always)]
@@ -96,18 +98,16 @@ impl<'a> Buffer<'a> {
     }
 }
 
-#[inline(always)]
-fn widen(floats: &[bf16], numbers: &mut [f32]) {
-    for (number, float) in numbers.iter_mut().zip(floats) {
-        *number = float.to_f32();
-    }
-}
-
 /// Elements that are only read.
 #[derive(Clone, Copy)]
 pub(super) enum Source<'a> {
     F32(&'a [f32]),
     Bf16(&'a [bf16]),
+    EightBit {
+        codes: &'a [u8],
+        scales: &'a [f32],
+        map: DynamicMap,
+    },
 }
 
 impl<'a> Source<'a> {
@@ -119,6 +119,19 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// The elements of a contiguous state.
+    pub(super) fn of_state(state: &'a Moment<Flex>) -> Self {
+        match state {
+            Moment::Float(floats) => Self::of(floats),
+            Moment::EightBit(blocks) => Self::EightBit {
+                codes: bytemuck::cast_slice(blocks.codes.storage::<i32>()),
+                scales: blocks.scales.storage(),
+                map: blocks.map,
+            },
+        }
+    }
+
+    /// Two parts; `place` is a multiple of [`BLOCK`].
     pub(super) fn split_at(self, place: usize) -> (Self, Self) {
         match self {
             Self::F32(floats) => {
@@ -129,6 +142,12 @@ impl<'a> Source<'a> {
                 let (before, after) = floats.split_at(place);
                 (Self::Bf16(before), Self::Bf16(after))
             }
+            Self::EightBit { codes, scales, map } => {
+                let (before, after) = codes.split_at(place);
+                let (scales_before, scales_after) = scales.split_at(place / BLOCK);
+                let part = |codes, scales| Self::EightBit { codes, scales, map };
+                (part(before, scales_before), part(after, scales_after))
+            }
         }
     }
 
@@ -137,20 +156,14 @@ impl<'a> Source<'a> {
         let end = start + numbers.len();
         match self {
             Self::F32(floats) => numbers.copy_from_slice(&floats[start..end]),
-            Self::Bf16(floats) => widen(&floats[start..end], numbers),
-        }
-    }
-}
-
-/// Reads a part of a state, starting at a multiple of [`BLOCK`].
-pub(super) fn load_state(state: &Moment<Flex>, start: usize, numbers: &mut [f32]) {
-    match state {
-        Moment::Float(floats) => Source::of(floats).load(start, numbers),
-        Moment::EightBit(blocks) => {
-            let codes: &[u8] = bytemuck::cast_slice(blocks.codes.storage::<i32>());
-            let codes = &codes[start..start + numbers.len()];
-            let scale = blocks.scales.storage::<f32>()[start / BLOCK];
-            blocks.map.dequantize(codes, scale, numbers);
+            Self::Bf16(floats) => {
+                for (number, float) in numbers.iter_mut().zip(&floats[start..end]) {
+                    *number = float.to_f32();
+                }
+            }
+            Self::EightBit { codes, scales, map } => {
+                map.dequantize(&codes[start..end], scales[start / BLOCK], numbers);
+            }
         }
     }
 }

@@ -82,6 +82,9 @@ impl LeanBackend for Flex {
             States::New(_) => None,
             States::Old(states) => Some(states.clone().map(contiguous)),
         };
+        let states = states
+            .as_ref()
+            .map(|states| states.each_ref().map(Source::of_state));
         let count = grad.layout().num_elements();
         let starts: Vec<usize> = (0..count).step_by(BLOCK).collect();
         let sum_of = |start: &usize| -> f64 {
@@ -91,7 +94,7 @@ impl LeanBackend for Flex {
             let grads = grads.map(|grad| clip.clip(grad));
             let mut values = [[0.0; BLOCK]; N];
             for (state, values) in states.iter().flatten().zip(&mut values) {
-                buffer::load_state(state, *start, &mut values[..length]);
+                state.load(*start, &mut values[..length]);
             }
             let measured = (0..length).map(|place| match states {
                 Some(_) => {

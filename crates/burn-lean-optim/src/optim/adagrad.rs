@@ -8,7 +8,7 @@ use burn::{
 };
 use serde::Deserialize;
 
-use super::{InOnePass, Lean, configuration};
+use super::{InOnePass, Lean, configuration, decay::CoupledDecay};
 use crate::{
     LeanBackend, Number, Rule,
     moment::Moment,
@@ -20,7 +20,7 @@ use crate::{
 pub struct AdaGrad {
     lr_decay: f64,
     epsilon: f32,
-    weight_decay: Option<f32>,
+    weight_decay: CoupledDecay,
     settings: Settings,
 }
 
@@ -41,7 +41,7 @@ impl InOnePass for AdaGradConfig {
         AdaGrad {
             lr_decay: config.lr_decay,
             epsilon: config.epsilon,
-            weight_decay: config.weight_decay.map(|decay| decay.penalty),
+            weight_decay: config.weight_decay.into(),
             settings: Settings::clipping(config.grad_clipping),
         }
     }
@@ -84,7 +84,7 @@ impl<B: LeanBackend> SimpleOptimizer<B> for AdaGrad {
         let rule = Adapted {
             lr: lr / (1.0 + (time as f64 - 1.0) * self.lr_decay),
             epsilon: self.epsilon.into(),
-            penalty: self.weight_decay.map(f64::from),
+            decay: self.weight_decay,
         };
         let states = state.map(|state| [state.sum]);
         let (tensor, [sum]) = self
@@ -107,18 +107,10 @@ impl<B: LeanBackend> SimpleOptimizer<B> for AdaGrad {
 struct Adapted {
     lr: f64,
     epsilon: f64,
-    penalty: Option<f64>,
+    decay: CoupledDecay,
 }
 
 impl Adapted {
-    #[inline(always)]
-    fn gradient<T: Number>(&self, weight: &T, grad: T) -> T {
-        match self.penalty {
-            Some(penalty) => weight.clone().mul_scalar(penalty) + grad,
-            None => grad,
-        }
-    }
-
     #[inline(always)]
     fn step<T: Number>(&self, weight: T, grad: T, sum: T) -> (T, [T; 1]) {
         let update = grad / sum.clone().sqrt().add_scalar(self.epsilon);
@@ -129,14 +121,14 @@ impl Adapted {
 impl Rule<1> for Adapted {
     #[inline(always)]
     fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 1]) {
-        let grad = self.gradient(&weight, grad);
+        let grad = self.decay.gradient(&weight, grad);
         let sum = grad.clone().square();
         self.step(weight, grad, sum)
     }
 
     #[inline(always)]
     fn next<T: Number>(&self, weight: T, grad: T, [sum]: [T; 1]) -> (T, [T; 1]) {
-        let grad = self.gradient(&weight, grad);
+        let grad = self.decay.gradient(&weight, grad);
         let sum = sum + grad.clone().square();
         self.step(weight, grad, sum)
     }

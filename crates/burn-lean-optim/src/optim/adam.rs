@@ -9,8 +9,9 @@ use serde::Deserialize;
 
 use super::{
     InOnePass, Lean,
-    adaptive::{AdaptiveMomentumState, Averages, Factors, Update},
+    adaptive::{AdaptiveMomentumState, Averages, Update},
     configuration,
+    decay::CoupledDecay,
 };
 use crate::{EightBitMoments, LeanBackend, Number, pass::Settings};
 
@@ -21,8 +22,7 @@ pub struct Adam {
     beta_2: f32,
     epsilon: f32,
     amsgrad: bool,
-    /// The coupled kind: added to the gradient.
-    weight_decay: Option<f32>,
+    weight_decay: CoupledDecay,
     settings: Settings,
 }
 
@@ -47,7 +47,7 @@ impl InOnePass for AdamConfig {
             beta_2: config.beta_2,
             epsilon: config.epsilon,
             amsgrad: config.amsgrad,
-            weight_decay: config.weight_decay.map(|decay| decay.penalty),
+            weight_decay: config.weight_decay.into(),
             settings: Settings::clipping(config.grad_clipping),
         }
     }
@@ -79,15 +79,12 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Adam {
         state: Option<AdamState<B>>,
     ) -> (Tensor<B, D>, Option<AdamState<B>>) {
         let momentum = state.map(|state| state.momentum);
-        let time = momentum.as_ref().map_or(0, |momentum| momentum.time) + 1;
-        let factors = Factors::as_burn(self.beta_1, self.beta_2);
-        let averages = Averages { time, factors };
-        let [correction_1, correction_2] =
-            [self.beta_1, self.beta_2].map(|beta| 1.0 - beta.powi(time as i32));
+        let (averages, [correction_1, correction_2]) =
+            Averages::as_burn(self.beta_1, self.beta_2, momentum.as_ref());
         let root = correction_2.sqrt();
         let update = AdamUpdate {
             lr,
-            penalty: self.weight_decay.map(f64::from),
+            decay: self.weight_decay,
             factor: (root / correction_1).into(),
             epsilon: (self.epsilon * root).into(),
         };
@@ -105,7 +102,7 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Adam {
 #[derive(Clone, Copy)]
 struct AdamUpdate {
     lr: f64,
-    penalty: Option<f64>,
+    decay: CoupledDecay,
     factor: f64,
     epsilon: f64,
 }
@@ -113,10 +110,7 @@ struct AdamUpdate {
 impl Update for AdamUpdate {
     #[inline(always)]
     fn gradient<T: Number>(&self, weight: &T, grad: T) -> T {
-        match self.penalty {
-            Some(penalty) => weight.clone().mul_scalar(penalty) + grad,
-            None => grad,
-        }
+        self.decay.gradient(weight, grad)
     }
 
     #[inline(always)]

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::{
     InOnePass, Lean,
-    adaptive::{AdaptiveMomentumState, Averages, Factors, Update},
+    adaptive::{AdaptiveMomentumState, Averages, Update},
     configuration,
 };
 use crate::{EightBitMoments, LeanBackend, Number, pass::Settings};
@@ -102,11 +102,8 @@ impl<B: LeanBackend> SimpleOptimizer<B> for AdamW {
         state: Option<AdamWState<B>>,
     ) -> (Tensor<B, D>, Option<AdamWState<B>>) {
         let momentum = state.map(|state| state.momentum);
-        let time = momentum.as_ref().map_or(0, |momentum| momentum.time) + 1;
-        let factors = Factors::as_burn(self.beta_1, self.beta_2);
-        let averages = Averages { time, factors };
-        let [correction_1, correction_2] =
-            [self.beta_1, self.beta_2].map(|beta| 1.0 - beta.powi(time as i32));
+        let (averages, [correction_1, correction_2]) =
+            Averages::as_burn(self.beta_1, self.beta_2, momentum.as_ref());
         let decay_rate = self.decay_rate(lr);
         let moved = Moved {
             lr,

@@ -74,16 +74,6 @@ impl Factors {
         }
     }
 
-    /// With what remains rounded to 32 bits, as Burn does.
-    pub(super) fn as_burn(beta_1: f32, beta_2: f32) -> Self {
-        Self {
-            beta_1: beta_1.into(),
-            rest_1: (1.0 - beta_1).into(),
-            beta_2: beta_2.into(),
-            rest_2: (1.0 - beta_2).into(),
-        }
-    }
-
     #[inline(always)]
     pub(super) fn first<T: Number>(&self, grad: T) -> [T; 2] {
         [
@@ -102,6 +92,24 @@ impl Factors {
 }
 
 impl Averages {
+    /// Those of Burn's optimizers, and what they divide by for the bias: betas have 32 bits, and what is computed of
+    /// them is rounded to as many.
+    pub(super) fn as_burn<B: Backend>(
+        beta_1: f32,
+        beta_2: f32,
+        state: Option<&AdaptiveMomentumState<B>>,
+    ) -> (Self, [f32; 2]) {
+        let time = state.map_or(0, |state| state.time) + 1;
+        let factors = Factors {
+            beta_1: beta_1.into(),
+            rest_1: (1.0 - beta_1).into(),
+            beta_2: beta_2.into(),
+            rest_2: (1.0 - beta_2).into(),
+        };
+        let corrections = [beta_1, beta_2].map(|beta| 1.0 - beta.powi(time as i32));
+        (Self { time, factors }, corrections)
+    }
+
     pub(super) fn step<B: LeanBackend, U: Update, const D: usize>(
         self,
         settings: &Settings,

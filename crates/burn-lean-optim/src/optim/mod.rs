@@ -7,6 +7,7 @@ mod adamw;
 mod adan;
 mod adaptive;
 mod came;
+mod decay;
 mod factored;
 mod lion;
 mod radam;
@@ -109,7 +110,7 @@ pub trait EightBitMoments: Lean {
     fn with_8_bit_moments<B: Backend>(mut self, model: &impl Module<B>) -> Self {
         let settings = self.settings_mut();
         settings.moments = Moments::EightBit;
-        settings.kept = embedding_shapes(model);
+        settings.kept = embedding_shapes(model).into();
         self
     }
 }

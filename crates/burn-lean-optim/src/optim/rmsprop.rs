@@ -8,7 +8,7 @@ use burn::{
 };
 use serde::Deserialize;
 
-use super::{InOnePass, Lean, configuration};
+use super::{InOnePass, Lean, configuration, decay::CoupledDecay};
 use crate::{
     LeanBackend, Number, Rule,
     moment::Moment,
@@ -22,7 +22,7 @@ pub struct RmsProp {
     momentum: f32,
     epsilon: f32,
     centered: bool,
-    weight_decay: Option<f32>,
+    weight_decay: CoupledDecay,
     settings: Settings,
 }
 
@@ -47,7 +47,7 @@ impl InOnePass for RmsPropConfig {
             momentum: config.momentum,
             epsilon: config.epsilon,
             centered: config.centered,
-            weight_decay: config.weight_decay.map(|decay| decay.penalty),
+            weight_decay: config.weight_decay.into(),
             settings: Settings::clipping(config.grad_clipping),
         }
     }
@@ -110,7 +110,7 @@ impl<B: LeanBackend> SimpleOptimizer<B> for RmsProp {
             rest: (1.0 - self.alpha).into(),
             momentum: self.momentum.into(),
             epsilon: self.epsilon.into(),
-            penalty: self.weight_decay.map(f64::from),
+            decay: self.weight_decay,
         };
         let state = state.map(Moments::from);
         let (tensor, moments) = match (self.centered, self.momentum > 0.0) {
@@ -255,18 +255,10 @@ struct Root {
     rest: f64,
     momentum: f64,
     epsilon: f64,
-    penalty: Option<f64>,
+    decay: CoupledDecay,
 }
 
 impl Root {
-    #[inline(always)]
-    fn gradient<T: Number>(&self, weight: &T, grad: T) -> T {
-        match self.penalty {
-            Some(penalty) => weight.clone().mul_scalar(penalty) + grad,
-            None => grad,
-        }
-    }
-
     #[inline(always)]
     fn square<T: Number>(&self, grad: &T, square: Option<T>) -> T {
         let new = grad.clone().square().mul_scalar(self.rest);
@@ -309,7 +301,7 @@ struct Plain(Root);
 impl Plain {
     #[inline(always)]
     fn step<T: Number>(&self, weight: T, grad: T, square: Option<T>) -> (T, [T; 1]) {
-        let grad = self.0.gradient(&weight, grad);
+        let grad = self.0.decay.gradient(&weight, grad);
         let square = self.0.square(&grad, square);
         let step = self.0.divide(grad, square.clone());
         (self.0.weight(weight, step), [square])
@@ -335,7 +327,7 @@ impl WithMomentum {
     #[inline(always)]
     fn step<T: Number>(&self, weight: T, grad: T, state: Option<[T; 2]>) -> (T, [T; 2]) {
         let (square, buf) = state.map(|[square, buf]| (square, buf)).unzip();
-        let grad = self.0.gradient(&weight, grad);
+        let grad = self.0.decay.gradient(&weight, grad);
         let square = self.0.square(&grad, square);
         let step = self.0.divide(grad, square.clone());
         let step = match buf {
@@ -365,7 +357,7 @@ impl Centered {
     #[inline(always)]
     fn step<T: Number>(&self, weight: T, grad: T, state: Option<[T; 2]>) -> (T, [T; 3]) {
         let (square, mean) = state.map(|[square, mean]| (square, mean)).unzip();
-        let grad = self.0.gradient(&weight, grad);
+        let grad = self.0.decay.gradient(&weight, grad);
         let square = self.0.square(&grad, square);
         let [mean, variance] = self.0.spread(&grad, mean, square.clone());
         let step = self.0.divide(grad, variance.clone());
@@ -396,7 +388,7 @@ impl CenteredWithMomentum {
             .map(|[square, mean, buf]| ((square, mean), buf))
             .unzip();
         let (square, mean) = old.unzip();
-        let grad = self.0.gradient(&weight, grad);
+        let grad = self.0.decay.gradient(&weight, grad);
         let square = self.0.square(&grad, square);
         let [mean, variance] = self.0.spread(&grad, mean, square.clone());
         let step = self.0.divide(grad, variance.clone());

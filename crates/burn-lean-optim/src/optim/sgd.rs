@@ -11,7 +11,7 @@ use burn::{
 };
 use serde::Deserialize;
 
-use super::{InOnePass, Lean, configuration};
+use super::{InOnePass, Lean, configuration, decay::CoupledDecay};
 use crate::{
     EightBitMoments, LeanBackend, Number, Rule,
     moment::Moment,
@@ -22,7 +22,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Sgd {
     momentum: Option<MomentumConfig>,
-    weight_decay: Option<f32>,
+    weight_decay: CoupledDecay,
     settings: Settings,
 }
 
@@ -41,7 +41,7 @@ impl InOnePass for SgdConfig {
         let config: Configuration = configuration(self);
         Sgd {
             momentum: config.momentum,
-            weight_decay: config.weight_decay.map(|decay| decay.penalty),
+            weight_decay: config.weight_decay.into(),
             settings: Settings::clipping(config.gradient_clipping),
         }
     }
@@ -79,15 +79,15 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Sgd {
         grad: Tensor<B, D>,
         state: Option<SgdState<B>>,
     ) -> (Tensor<B, D>, Option<SgdState<B>>) {
-        let penalty = self.weight_decay.map(f64::from);
+        let decay = self.weight_decay;
         let momentum = state.and_then(|state| state.momentum);
         let Some(config) = &self.momentum else {
-            let rule = Descent { lr, penalty };
+            let rule = Descent { lr, decay };
             let (tensor, []) = self.settings.step(&rule, [], tensor, grad, Some([]));
             return (tensor, Some(SgdState { momentum }));
         };
         let rule = WithMomentum {
-            descent: Descent { lr, penalty },
+            descent: Descent { lr, decay },
             // Burn rounds it to the element's type, and `1 - dampening` not.
             momentum: config.momentum.elem::<B::FloatElem>().elem(),
             rest: 1.0 - config.dampening,
@@ -112,18 +112,10 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Sgd {
 #[derive(Clone, Copy)]
 struct Descent {
     lr: f64,
-    penalty: Option<f64>,
+    decay: CoupledDecay,
 }
 
 impl Descent {
-    #[inline(always)]
-    fn gradient<T: Number>(&self, weight: &T, grad: T) -> T {
-        match self.penalty {
-            Some(penalty) => weight.clone().mul_scalar(penalty) + grad,
-            None => grad,
-        }
-    }
-
     #[inline(always)]
     fn weight<T: Number>(&self, weight: T, step: T) -> T {
         weight - step.mul_scalar(self.lr)
@@ -133,7 +125,7 @@ impl Descent {
 impl Rule<0> for Descent {
     #[inline(always)]
     fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 0]) {
-        let grad = self.gradient(&weight, grad);
+        let grad = self.decay.gradient(&weight, grad);
         (self.weight(weight, grad), [])
     }
 
@@ -166,13 +158,13 @@ impl WithMomentum {
 impl Rule<1> for WithMomentum {
     #[inline(always)]
     fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 1]) {
-        let grad = self.descent.gradient(&weight, grad);
+        let grad = self.descent.decay.gradient(&weight, grad);
         self.step(weight, grad.clone(), grad)
     }
 
     #[inline(always)]
     fn next<T: Number>(&self, weight: T, grad: T, [velocity]: [T; 1]) -> (T, [T; 1]) {
-        let grad = self.descent.gradient(&weight, grad);
+        let grad = self.descent.decay.gradient(&weight, grad);
         let velocity = grad.clone().mul_scalar(self.rest) + velocity.mul_scalar(self.momentum);
         self.step(weight, grad, velocity)
     }

@@ -15,8 +15,8 @@ use super::{
 use crate::{
     EightBitMoments, LeanBackend, Number,
     backend::Measure,
-    moment::Moment,
-    pass::{Kind, Settings, apply, mean, tensor as from_float},
+    moment::{Moment, from_float},
+    pass::{Kind, Settings, apply, mean},
 };
 
 /// Configuration of [`StableAdamW`].
