@@ -173,8 +173,8 @@ impl Planner<'_> {
         }
     }
 
-    /// All modes in turn, as often as repeated: neighbours in time are compared with each other. Then
-    /// the memory timelines, one for each mode.
+    /// All modes in turn, as often as repeated, every second time in reverse: neighbours in time are
+    /// compared with each other. Then the memory timelines, one for each mode.
     fn burn(&mut self, case: &Case, backend: BackendKind, fusion: bool) {
         let request = self.request;
         let mut subjects = Vec::new();
@@ -225,7 +225,12 @@ impl Planner<'_> {
 
     fn measure(&mut self, case: &Case, subjects: &[Subject]) {
         for repetition in 0..self.request.settings.repeat {
-            let tasks = subjects.iter().map(|subject| Task::Measure {
+            let mut turn: Vec<_> = subjects.iter().collect();
+            // What runs first has a cooler machine: repeated in one order, the others look slower.
+            if repetition % 2 == 1 {
+                turn.reverse();
+            }
+            let tasks = turn.into_iter().map(|subject| Task::Measure {
                 case: case.clone(),
                 subject: subject.clone(),
                 repetition,
