@@ -14,6 +14,7 @@ mod checkpoints;
 mod custom_operation;
 mod edge_cases;
 mod equivalence;
+mod groups;
 mod lean_optim;
 mod learner;
 mod owned_schedulers;

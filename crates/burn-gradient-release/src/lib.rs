@@ -17,6 +17,7 @@ mod derived;
 mod discard;
 mod fork;
 mod group;
+mod groups;
 mod lend;
 mod operands;
 mod ops;
@@ -33,6 +34,7 @@ mod tensor;
 mod uses;
 
 pub use backend::{GradientRelease, ReleaseBackend};
+pub use groups::{ParamGroup, ParamGroupError};
 pub use optimizer::{
     DynOptimizer, Outcome, Refused, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, StepReport,
     WithGradientRelease,

@@ -1,0 +1,6 @@
+//! Parameters that are treated differently: which belong together, and what they are stepped with.
+
+mod param_group;
+mod paths;
+
+pub use param_group::{ParamGroup, ParamGroupError};

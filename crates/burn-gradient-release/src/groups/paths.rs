@@ -1,0 +1,88 @@
+//! The paths of the parameters of a model, as Burn's stores and its later versions write them.
+
+use std::marker::PhantomData;
+
+use burn::{
+    module::{Module, ModuleVisitor, Param, ParamId},
+    tensor::{Bool, Int, Shape, Tensor, backend::Backend},
+};
+
+/// Calls `f` with the path, the id and the shape of each parameter, with what it is a field of, and
+/// with whether it is trained.
+///
+/// A path is the names of the fields that lead to the parameter, joined by dots: `layers.0.weight`.
+/// An `Option` adds no name. What a parameter is a field of is Burn's `container_type` of the
+/// innermost struct or enum around it, such as `Struct:Linear`: without its generics, and without
+/// any list in between; empty if there is none.
+pub(crate) fn visit_paths<B, M>(model: &M, f: impl FnMut(&str, ParamId, Shape, &str, bool))
+where
+    B: Backend,
+    M: Module<B>,
+{
+    model.visit(&mut Walk {
+        path: String::new(),
+        entered: Vec::new(),
+        f,
+        backend: PhantomData::<B>,
+    });
+}
+
+struct Walk<F, B> {
+    path: String,
+    entered: Vec<Entered>,
+    f: F,
+    backend: PhantomData<B>,
+}
+
+/// A field on the way to a parameter.
+struct Entered {
+    /// The length of the path without it.
+    outer: usize,
+    container: String,
+}
+
+impl<F: FnMut(&str, ParamId, Shape, &str, bool), B> Walk<F, B> {
+    fn visit(&mut self, id: ParamId, shape: Shape, is_trainable: bool) {
+        let containers = self.entered.iter().rev().map(|entered| &entered.container);
+        let container = containers
+            .map(String::as_str)
+            .find(|container| container.contains(':'))
+            .unwrap_or_default();
+        (self.f)(&self.path, id, shape, container, is_trainable);
+    }
+}
+
+impl<F, B> ModuleVisitor<B> for Walk<F, B>
+where
+    F: FnMut(&str, ParamId, Shape, &str, bool),
+    B: Backend,
+{
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.entered.push(Entered {
+            outer: self.path.len(),
+            container: container_type.to_owned(),
+        });
+        if !self.path.is_empty() {
+            self.path.push('.');
+        }
+        self.path.push_str(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        if let Some(entered) = self.entered.pop() {
+            self.path.truncate(entered.outer);
+        }
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        self.visit(param.id, param.lazy_shape(), param.is_require_grad());
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, Int>>) {
+        self.visit(param.id, param.lazy_shape(), false);
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<B, D, Bool>>) {
+        self.visit(param.id, param.lazy_shape(), false);
+    }
+}
