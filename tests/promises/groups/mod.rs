@@ -1,3 +1,4 @@
 //! Parameters that are treated differently: by group, and by what they are stepped with.
 
+mod either;
 mod param_group;
