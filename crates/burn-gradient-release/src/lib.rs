@@ -34,7 +34,10 @@ mod tensor;
 mod uses;
 
 pub use backend::{GradientRelease, ReleaseBackend};
-pub use groups::{Either, JoinError, ParamGroup, ParamGroupError};
+pub use groups::{
+    Either, JoinError, ModuleLearningRates, ModuleLrScheduler, ModuleLrSchedulerRecord, ParamGroup,
+    ParamGroupError,
+};
 pub use optimizer::{
     DynOptimizer, Outcome, Refused, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, StepReport,
     WithGradientRelease,

@@ -1,4 +1,5 @@
 //! Parameters that are treated differently: by group, and by what they are stepped with.
 
 mod either;
+mod module_lr_scheduler;
 mod param_group;

@@ -17,7 +17,7 @@ use burn::train::{
     SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents, TrainingStrategy,
     ValidLoader,
 };
-use burn_gradient_release::ReleaseOptimizer;
+use burn_gradient_release::{ModuleLrScheduler, ParamGroup, ReleaseOptimizer};
 
 use super::{rates, refusal, unlogged};
 use crate::harness::learner::{Bin, Mode, ModelOf, Released, Run, Stock, Training, launch, train};
@@ -121,6 +121,17 @@ fn noam() {
 fn step() {
     let config = StepLrSchedulerConfig::new(0.03, 4).with_gamma(0.5);
     same(|| config.init().expect("in range"));
+}
+
+/// What the Learner sees of it is the base; its record has the groups too.
+#[test]
+fn with_groups() {
+    let linear = LinearLrSchedulerConfig::new(0.03, 0.001, 12);
+    same(|| {
+        ModuleLrScheduler::new(rates())
+            .with_group(ParamGroup::all(), linear.init().expect("in range"))
+            .with_group(ParamGroup::from_path("bias"), ConstantLr::new(0.1))
+    });
 }
 
 #[test]

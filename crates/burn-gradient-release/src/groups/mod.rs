@@ -1,8 +1,11 @@
 //! Parameters that are treated differently: which belong together, and what they are stepped with.
 
 mod either;
+mod module_lr_scheduler;
 mod param_group;
 mod paths;
+mod tensorless;
 
 pub use either::{Either, JoinError};
+pub use module_lr_scheduler::{ModuleLearningRates, ModuleLrScheduler, ModuleLrSchedulerRecord};
 pub use param_group::{ParamGroup, ParamGroupError};
