@@ -1,10 +1,12 @@
 //! Recomputed activations: the same weights, and the memory they save.
 
+mod changing;
 mod dropout;
 pub(crate) mod equality;
 mod flat_linear;
 mod memory;
 mod scopes;
+mod threads;
 
 use crate::Inner;
 

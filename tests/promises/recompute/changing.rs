@@ -1,0 +1,180 @@
+//! Forward passes that change from step to step: the weights stay plain Burn's, and a plan is used
+//! as long as it fits.
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn::tensor::Tensor;
+use burn::tensor::backend::Backend;
+use burn_gradient_release::{Outcome, Recompute, Recomputed, WithGradientRelease};
+
+use crate::harness::run::{RATE, ordinary_step};
+use crate::harness::weights::{load, save};
+use crate::harness::{Plain, Release, Weights, noise};
+
+type P = Plain;
+type R = Release;
+
+const WIDTH: usize = 4;
+
+/// Layers that some passes leave out, and a branch that some take.
+#[derive(Module, Debug)]
+struct Model<B: Backend> {
+    layers: Vec<Linear<B>>,
+    branch: Linear<B>,
+}
+
+/// What a forward pass does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Pass {
+    depth: usize,
+    with_branch: bool,
+    rows: usize,
+}
+
+const FULL: Pass = Pass {
+    depth: 6,
+    with_branch: false,
+    rows: 64,
+};
+
+const SHORT: Pass = Pass { depth: 4, ..FULL };
+
+/// The branch is early in the pass.
+const BRANCH: Pass = Pass {
+    with_branch: true,
+    ..FULL
+};
+
+/// As the last batch of an epoch.
+const SMALL: Pass = Pass { rows: 24, ..FULL };
+
+const LARGE: Pass = Pass { rows: 128, ..FULL };
+
+impl<B: Backend> Model<B> {
+    fn new() -> Self {
+        let device = Default::default();
+        let layer = || LinearConfig::new(WIDTH, WIDTH).init(&device);
+        Self {
+            layers: (0..FULL.depth).map(|_| layer()).collect(),
+            branch: layer(),
+        }
+    }
+
+    fn loss(&self, pass: Pass, step: u64) -> Tensor<B, 1> {
+        let mut x = noise::<B, 2>(step, [pass.rows, WIDTH], &Default::default());
+        for (index, layer) in self.layers.iter().take(pass.depth).enumerate() {
+            let y = layer.forward(x);
+            x = (y.clone().exp().tanh() * y.clone().sin() + y.cos()).tanh();
+            if pass.with_branch && index == 1 {
+                x = x.clone() + self.branch.forward(x).tanh();
+            }
+        }
+        x.square().mean()
+    }
+}
+
+/// Takes a step for each pass, beside plain Burn: the weights are the same after each. Returns what
+/// was recomputed in each.
+fn same(recompute: Recompute, passes: &[Pass]) -> Vec<Recomputed> {
+    let bytes = save::<P, _>(Model::<P>::new());
+    let mut plain = load::<P, _>(Model::new(), &bytes, &Default::default());
+    let mut model = load::<R, _>(Model::new(), &bytes, &Default::default());
+    let recipe = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+    let mut plain_optim = recipe.init();
+    let mut optim = recipe.init::<R, Model<R>>().with_gradient_release();
+    optim = optim.with_recompute(recompute);
+    let mut recomputed = Vec::new();
+    for (step, pass) in passes.iter().enumerate() {
+        let loss = plain.loss(*pass, step as u64);
+        let before = Weights::of::<P, _>(&plain);
+        plain = ordinary_step(RATE, plain, &mut plain_optim, loss);
+
+        model = optim.arm(RATE, model);
+        let loss = model.loss(*pass, step as u64);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        assert!(grads.is_empty(), "released");
+        model = optim.step(RATE, model, grads);
+
+        let expected = Weights::of::<P, _>(&plain);
+        let given = Weights::of::<R, _>(&model);
+        given.assert_same(&expected, format!("{recompute:?}, step {step}, {pass:?}"));
+        given.assert_moved(&before, step);
+        let report = optim.last_step().expect("a step was taken");
+        let layers = pass.depth + usize::from(pass.with_branch);
+        assert_eq!(report.count(Outcome::Released), 2 * layers);
+        recomputed.push(report.recomputed());
+    }
+    recomputed
+}
+
+#[test]
+fn the_weights_of_passes_that_change() {
+    // Depths alternate, the branch comes and goes, and every fourth batch is smaller; then all at once.
+    let mut passes = vec![FULL, FULL, SHORT, SMALL, SHORT, BRANCH, FULL, SMALL, BRANCH];
+    passes.extend([
+        SHORT, SHORT, SMALL, LARGE, BRANCH, SHORT, SMALL, LARGE, FULL,
+    ]);
+    let depths = [1, 6, 2, 5, 3, 3, 6];
+    passes.extend(depths.map(|depth| Pass {
+        depth,
+        with_branch: depth % 3 == 0,
+        rows: 8 * depth + 1,
+    }));
+    for recompute in [
+        Recompute::Automatic,
+        Recompute::Budget(1),
+        Recompute::Budget(1 << 13),
+        Recompute::Budget(1 << 14),
+        Recompute::Budget(1 << 15),
+    ] {
+        let recomputed = same(recompute, &passes);
+        let with_slices = recomputed.iter().filter(|step| step.slices > 0);
+        assert!(with_slices.count() > 0, "{recompute:?}");
+    }
+}
+
+#[test]
+fn a_plan_is_used_until_it_does_not_fit() {
+    let passes = [
+        FULL, FULL, FULL, BRANCH, BRANCH, FULL, FULL, SMALL, FULL, LARGE, LARGE,
+    ];
+    // All but the end is recomputed, or the second half is kept.
+    for recompute in [Recompute::Automatic, Recompute::Budget(1 << 14)] {
+        let steps = same(recompute, &passes);
+        let planned = |step: usize| steps[step].planned_bytes.expect("there is a plan");
+        // As a pass comes for the first time it is cut without a plan, which is made from it.
+        for (step, context) in [
+            (0, "the first"),
+            (3, "a branch"),
+            (5, "none"),
+            (9, "larger"),
+        ] {
+            let followed = steps[step + 1];
+            assert_eq!(followed.planned_bytes, steps[step].planned_bytes);
+            assert_ne!(followed.slices, 0, "{recompute:?}: {context}");
+            assert_ne!(
+                followed.operations, steps[step].operations,
+                "{recompute:?}: {context}"
+            );
+        }
+        assert_eq!(planned(5), planned(0), "{recompute:?}: the same pass");
+        // The same pass, and the same plan.
+        for step in [2, 6, 8] {
+            assert_eq!(steps[step], steps[1], "{recompute:?}: step {step}");
+        }
+        // The same plan for fewer rows: the same slices of a smaller pass.
+        let [full, small] = [steps[6], steps[7]];
+        assert_eq!(small.planned_bytes, full.planned_bytes);
+        assert_eq!(small.slices, full.slices);
+        assert_eq!(small.operations, full.operations);
+        let rows = |pass: Pass| pass.rows as u64;
+        assert_eq!(small.kept_bytes * rows(FULL), full.kept_bytes * rows(SMALL));
+        // Not for more: what is kept would be, too.
+        assert!(planned(9) > planned(8), "{recompute:?}");
+        if let Recompute::Budget(budget) = recompute {
+            assert!(planned(1) <= budget && planned(4) <= budget);
+        }
+    }
+}
