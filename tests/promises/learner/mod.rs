@@ -9,6 +9,7 @@ mod monitor;
 mod optimize;
 mod parameters;
 mod peak;
+mod recompute;
 mod resume_point;
 mod schedulers;
 mod selection;
