@@ -17,16 +17,17 @@ mod derived;
 mod discard;
 mod fork;
 mod group;
-mod groups;
 mod lend;
 mod operands;
 mod ops;
 mod optimizer;
 mod origins;
+mod param_groups;
 mod parameter;
 mod pass;
 mod progress;
 mod raise;
+mod random;
 mod recompute;
 mod slot;
 mod tape;
@@ -34,13 +35,15 @@ mod tensor;
 mod uses;
 
 pub use backend::{GradientRelease, ReleaseBackend};
-pub use groups::{
+pub use optimizer::{
+    AdaptiveClippingConfig, AutoClipConfig, DynOptimizer, GradNorm, GradientRecord,
+    GroupAssignment, GroupOptions, LossScaler, LossScalerConfig, LossScalerRecord, NormClipping,
+    Outcome, Refused, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, StepReport, TwoPasses,
+    WithGradientRelease, ZClipConfig,
+};
+pub use param_groups::{
     Either, JoinError, ModuleLearningRates, ModuleLrScheduler, ModuleLrSchedulerRecord, ParamGroup,
     ParamGroupError,
-};
-pub use optimizer::{
-    DynOptimizer, Outcome, Refused, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, StepReport,
-    WithGradientRelease,
 };
 pub use progress::Recomputed;
 pub use recompute::{Recompute, checkpoint};

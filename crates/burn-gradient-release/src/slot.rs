@@ -20,9 +20,32 @@ use crate::{
     uses::{Owner, Uses, When, lock},
 };
 
-/// Steps one parameter: takes the weight and its gradient, returns the new weight.
+/// Steps one parameter: takes the weight and its gradient, returns the weight that is to be.
 pub(crate) type Release<B> =
-    Box<dyn FnOnce(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B> + Send>;
+    Box<dyn FnOnce(FloatTensor<B>, FloatTensor<B>) -> Step<FloatTensor<B>> + Send>;
+
+/// Looks at the gradient of one parameter.
+pub(crate) type Measure<B> = Box<dyn FnOnce(FloatTensor<B>) + Send>;
+
+/// What became of a weight when it was to be stepped.
+pub(crate) enum Step<W> {
+    /// It is the new weight.
+    Taken(W),
+    /// It is as it was: its gradient is not one to step with.
+    Skipped(W),
+    /// It is as it was, and no other weight will be stepped, either.
+    Stopped(W),
+}
+
+impl<W> Step<W> {
+    pub(crate) fn map<V>(self, map: impl FnOnce(W) -> V) -> Step<V> {
+        match self {
+            Self::Taken(weight) => Step::Taken(map(weight)),
+            Self::Skipped(weight) => Step::Skipped(map(weight)),
+            Self::Stopped(weight) => Step::Stopped(map(weight)),
+        }
+    }
+}
 
 /// What a slot does with the complete gradient, after adding it to what it holds.
 pub(crate) enum Action<B: Backend> {
@@ -30,6 +53,10 @@ pub(crate) enum Action<B: Backend> {
     Step(Release<B>),
     /// Holds it for a later micro-batch.
     Hold,
+    /// Looks at it, and keeps what was held before.
+    Measure(Measure<B>),
+    /// Drops it: the parameter is frozen.
+    Drop,
 }
 
 /// One armed parameter.
@@ -64,6 +91,8 @@ enum Phase<B: Backend> {
     Stepped(When),
     /// The gradient was added to the held sum inside backward.
     Held,
+    /// The gradient came inside backward and is gone; the value is as it was.
+    Untouched,
     /// The step is over without this parameter: an ordinary leaf again.
     Disarmed,
     /// Stepped inside backward by an optimizer that was dropped before it finished the step.
@@ -156,7 +185,11 @@ impl<B: Backend> Slot<B> {
     /// What the parameter is armed for.
     pub(crate) fn claim(&self) -> Claim {
         match self.state().phase {
-            Phase::Waiting(_) | Phase::Acting | Phase::Stepped(_) | Phase::Held => Claim::Open,
+            Phase::Waiting(_)
+            | Phase::Acting
+            | Phase::Stepped(_)
+            | Phase::Held
+            | Phase::Untouched => Claim::Open,
             Phase::Abandoned => Claim::Abandoned,
             Phase::Disarmed | Phase::Closed => Claim::Free,
         }
@@ -168,6 +201,11 @@ impl<B: Backend> Slot<B> {
             Phase::Stepped(when) => Some(when),
             _ => None,
         }
+    }
+
+    /// Whether the gradient came inside backward and left the value as it was.
+    pub(crate) fn is_untouched(&self) -> bool {
+        matches!(self.state().phase, Phase::Untouched)
     }
 
     /// The leaf with the current value; a guard, if that is a value which plain Burn's copy would
@@ -200,12 +238,21 @@ impl<B: Backend> Slot<B> {
     /// Whether the slot acted on a gradient that was never asked for.
     pub(crate) fn is_unclaimed(&self) -> bool {
         let state = self.state();
-        matches!(state.phase, Phase::Stepped(_) | Phase::Held) && !state.is_asked_for
+        let has_acted = matches!(
+            state.phase,
+            Phase::Stepped(_) | Phase::Held | Phase::Untouched
+        );
+        has_acted && !state.is_asked_for
     }
 
     /// Lends the slot the sum of the gradients of earlier micro-batches.
     pub(crate) fn hold(&self, sum: FloatTensor<B>) {
         self.state().held = Some(sum);
+    }
+
+    /// The sum of the gradients of earlier micro-batches, as long as it is here.
+    pub(crate) fn held(&self) -> Option<FloatTensor<B>> {
+        self.state().held.clone()
     }
 
     /// Ends the wait of a parameter that was not stepped; takes the sum of gradients it holds.
@@ -247,7 +294,7 @@ impl<B: Backend> Slot<B> {
     pub(crate) fn end(&self) {
         let mut state = self.state();
         let ended = match state.phase {
-            Phase::Waiting(_) | Phase::Held => Phase::Disarmed,
+            Phase::Waiting(_) | Phase::Held | Phase::Untouched => Phase::Disarmed,
             Phase::Stepped(_) => Phase::Abandoned,
             Phase::Acting | Phase::Disarmed | Phase::Abandoned | Phase::Closed => return,
         };
@@ -282,28 +329,47 @@ impl<B: Backend> Owner for Slot<B> {
         let Phase::Waiting(action) = mem::replace(&mut state.phase, Phase::Acting) else {
             unreachable!("only a waiting slot acts")
         };
-        self.progress.begin();
-        let grad = match state.held.take() {
-            // The order in which Burn's accumulator adds.
+        let held = match &action {
+            Action::Measure(_) => state.held.clone(),
+            _ => state.held.take(),
+        };
+        // The order in which Burn's accumulator adds.
+        let add = |grad| match held {
             Some(held) => B::float_add(held, grad),
             None => grad,
         };
         match action {
             Action::Step(release) => {
+                self.progress.begin();
                 let mut leaf = state
                     .leaf
                     .take()
                     .expect("a waiting parameter has its value");
-                leaf.primitive = release(leaf.primitive, grad);
+                let (value, phase, is_part_of_step) = match release(leaf.primitive, add(grad)) {
+                    Step::Taken(value) => (value, Phase::Stepped(when), true),
+                    Step::Skipped(value) => (value, Phase::Untouched, true),
+                    Step::Stopped(value) => (value, Phase::Untouched, false),
+                };
+                leaf.primitive = value;
                 state.leaf = Some(leaf);
-                state.phase = Phase::Stepped(when);
+                state.phase = phase;
+                if is_part_of_step {
+                    self.progress.end();
+                }
             }
             Action::Hold => {
-                state.held = Some(grad);
+                self.progress.begin();
+                state.held = Some(add(grad));
                 state.phase = Phase::Held;
+                self.progress.end();
             }
+            // A panic in there leaves nothing half done.
+            Action::Measure(measure) => {
+                state.phase = Phase::Untouched;
+                measure(add(grad));
+            }
+            Action::Drop => state.phase = Phase::Untouched,
         }
-        self.progress.end();
     }
 
     fn progress(&self) -> &Arc<Progress> {

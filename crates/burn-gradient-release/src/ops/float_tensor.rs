@@ -3,7 +3,7 @@
 use burn::tensor::{
     BoolDType, Distribution, FloatDType, IndexingUpdateOp, IntDType, Scalar, Shape, Slice,
     TensorData,
-    backend::{Backend, ExecutionError},
+    backend::{AutodiffBackend, Backend, ExecutionError},
     ops::{BoolTensor, Device, FloatTensor, FloatTensorOps, IntTensor},
 };
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
@@ -13,6 +13,7 @@ use crate::{
     GradientRelease, fork,
     operands::Arguments,
     origins::Origins,
+    random,
     tensor::{ReleaseTensor, Repr},
 };
 
@@ -51,8 +52,10 @@ impl<B: Backend, C: CheckpointStrategy> FloatTensorOps<Self> for GradientRelease
             Distribution::Bernoulli(_) => Origins::mask(),
             _ => Origins::none(),
         };
-        let tensor = Autodiff::<B, C>::float_random(shape, distribution, device, dtype);
-        ReleaseTensor(Repr::Plain(tensor, origins))
+        let value = random::float::<B>(shape.clone(), distribution, dtype.into(), || {
+            B::float_random(shape, distribution, device, dtype)
+        });
+        ReleaseTensor(Repr::Plain(Autodiff::<B, C>::from_inner(value), origins))
     }
 
     fn float_to_device(tensor: FloatTensor<Self>, device: &Device<Self>) -> FloatTensor<Self> {

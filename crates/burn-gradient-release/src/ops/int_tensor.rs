@@ -1,4 +1,4 @@
-//! Operations on int tensors, forwarded.
+//! Operations on int tensors, forwarded; random ones are noted where a forward pass runs twice.
 
 use std::ops::Range;
 
@@ -10,12 +10,29 @@ use burn::tensor::{
 };
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
-use super::forward;
-use crate::GradientRelease;
+use super::{exceptions, methods};
+use crate::{GradientRelease, random};
+
+exceptions! {
+    ($)
+    value: int_into_float int_max_dim_with_indices int_min_dim_with_indices int_sort_with_indices;
+    own: int_random;
+}
 
 #[deny(clippy::missing_trait_methods)]
 impl<B: Backend, C: CheckpointStrategy> IntTensorOps<Self> for GradientRelease<Autodiff<B, C>> {
-    burn_decorator::int_tensor_ops!(forward);
+    burn_decorator::int_tensor_ops!(methods);
+
+    fn int_random(
+        shape: Shape,
+        distribution: Distribution,
+        device: &Device<Self>,
+        dtype: IntDType,
+    ) -> IntTensor<Self> {
+        random::int::<B>(shape.clone(), distribution, || {
+            B::int_random(shape, distribution, device, dtype)
+        })
+    }
 
     fn int_into_data(
         tensor: IntTensor<Self>,

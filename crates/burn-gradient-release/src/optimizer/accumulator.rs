@@ -135,7 +135,7 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
     /// Begins a micro-batch: the sums go along with the model.
     fn begin(&mut self, armed: ArmedModel<B::InnerBackend>) {
         let sums = mem::take(&mut self.grads);
-        self.session = Some(armed.replace(self.session.take(), sums));
+        self.session = Some(armed.replace(self.session.take(), sums, None));
     }
 
     /// Ends the micro-batch: takes the sums back, and adds any gradient that backward returned.

@@ -4,14 +4,14 @@ use std::{collections::HashSet, sync::Arc};
 
 use burn::{
     module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param, ParamId},
-    optim::{GradientsParams, LearningRate, SimpleOptimizer},
+    optim::{GradientsParams, SimpleOptimizer},
     tensor::{Device, Tensor, backend::Backend, ops::FloatTensor},
 };
 
 use super::{
     error::ReleaseError,
     session::{Session, float, wrap},
-    stepper::Stepper,
+    step_plan::{Purpose, StepPlan, Stepping},
 };
 use crate::{
     ReleaseBackend,
@@ -34,17 +34,7 @@ pub(super) trait Plan<B: ReleaseBackend> {
     fn action<const D: usize>(&self, param: ParamId) -> Action<B::InnerBackend>;
 }
 
-/// Steps the parameters.
-pub(super) struct Step<'a, O, B>
-where
-    O: SimpleOptimizer<B::InnerBackend>,
-    B: ReleaseBackend,
-{
-    pub(super) stepper: &'a Stepper<O, B>,
-    pub(super) learning_rate: LearningRate,
-}
-
-impl<O, B> Plan<B> for Step<'_, O, B>
+impl<O, B> Plan<B> for Arc<Stepping<O, B>>
 where
     O: SimpleOptimizer<B::InnerBackend> + 'static,
     B: ReleaseBackend,
@@ -54,7 +44,11 @@ where
     }
 
     fn action<const D: usize>(&self, param: ParamId) -> Action<B::InnerBackend> {
-        Action::Step(self.stepper.release::<D>(self.learning_rate, param))
+        match self.plan.purpose {
+            _ if self.plan.is_frozen(param) => Action::Drop,
+            Purpose::Step => Action::Step(self.release::<D>(param)),
+            Purpose::Measure => Action::Measure(self.measure::<D>(param)),
+        }
     }
 }
 
@@ -303,9 +297,14 @@ pub(super) fn arm_by_fork<B: ReleaseBackend, M: AutodiffModule<B>>(
 
 impl<B: Backend> ArmedModel<B> {
     /// The session of what was armed, in the place of the one before.
-    pub(super) fn replace(self, before: Option<Session<B>>, grads: GradientsParams) -> Session<B> {
+    pub(super) fn replace(
+        self,
+        before: Option<Session<B>>,
+        grads: GradientsParams,
+        plan: Option<Arc<StepPlan<B>>>,
+    ) -> Session<B> {
         let mut sums = before.map(Session::withdraw).unwrap_or_default();
         sums.push(grads);
-        Session::new(self.armed, self.progress, sums)
+        Session::new(self.armed, self.progress, sums, plan)
     }
 }

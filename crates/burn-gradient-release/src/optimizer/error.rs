@@ -158,6 +158,116 @@ pub enum ReleaseError {
         param: ParamId,
     },
 
+    /// No parameter is in a group.
+    #[error(
+        "no parameter of the model is in the group of {group}; the nearest paths are {}",
+        near.join(", ")
+    )]
+    EmptyGroup {
+        /// What the group looks for.
+        group: String,
+        /// The paths of the model that are most like it.
+        near: Vec<String>,
+    },
+
+    /// The rates of the groups are not those of this step.
+    #[error(
+        "the groups have rates of a scheduler that gave {} for this step, but {given} was given; step \
+         that scheduler once before each step and pass on what it returns (a clone of it has rates of \
+         its own)",
+        published.map_or("nothing yet".to_string(), |rate| rate.to_string())
+    )]
+    GroupRates {
+        /// The rate that the scheduler returned last.
+        published: Option<f64>,
+        /// The rate given.
+        given: f64,
+    },
+
+    /// The optimizer owns its rate, and groups have rates of a scheduler that it does not own.
+    #[error(
+        "the optimizer owns its learning rate, and its groups have those of another scheduler; build it \
+         without a rate of its own, and pass what that scheduler returns to `arm` and `step`"
+    )]
+    OwnedGroupRates,
+
+    /// Burn's optimizer has no room for what this one does.
+    #[error(
+        "Burn's optimizer has no {what}, which would be lost without a word; build it anew, and load \
+         `to_record` into it"
+    )]
+    NotBurns {
+        /// What would be lost.
+        what: String,
+    },
+
+    /// The norm of all gradients is to be known before the first is stepped with, and is not.
+    #[error(
+        "the gradients are clipped by their global norm, and no backward pass has measured it; train \
+         with `two_passes` (with the Learner, `GradientReleaseStrategy::with_two_passes`), or arm with \
+         `try_arm_to_measure` and end that pass with `try_measured` first"
+    )]
+    NotMeasured,
+
+    /// The pass that only measures is not one to step with.
+    #[error(
+        "the model is armed to measure the norm of its gradients; end that pass with `try_measured`, then \
+         `arm` it for the pass that steps, or `disarm` it"
+    )]
+    OnlyMeasured,
+
+    /// There is no pass that measures.
+    #[error(
+        "no model is armed to measure the norm of its gradients; arm one with `try_arm_to_measure`"
+    )]
+    NotMeasuring,
+
+    /// A second gradient of a parameter arrived in the pass that measures.
+    #[error(
+        "parameter {param} got two gradients while its norm was measured; run one backward on the sum \
+         of the losses, or accumulate the gradients of the earlier ones"
+    )]
+    MeasuredTwice {
+        /// The parameter.
+        param: ParamId,
+    },
+
+    /// The two forward passes of a step were not the same.
+    #[error(
+        "the two forward passes of one step gave different losses: clipping by the global norm runs \
+         the forward pass twice, and both must be the same; draw random numbers with Burn's tensors \
+         of this backend, or before the step"
+    )]
+    NotRepeatable,
+
+    /// A gradient has no finite norm (in 32 bits).
+    #[error(
+        "the gradient of {path} is not finite; {}",
+        match stepped {
+            0 => "no parameter was stepped: leave this batch out, and disarm the model".to_string(),
+            stepped => format!(
+                "{stepped} of {armed} armed parameters had been stepped before it came, and no other \
+                 was: load the last checkpoint into the model and the optimizer (`load_record`), or \
+                 measure first with `two_passes`"
+            ),
+        }
+    )]
+    NonFinite {
+        /// Where the parameter is in the model, or its id.
+        path: String,
+        /// Parameters that were stepped with the gradients before.
+        stepped: usize,
+        /// Parameters armed.
+        armed: usize,
+    },
+
+    /// The loss was not scaled.
+    #[error(
+        "the optimizer takes the scale of a `LossScaler` off its gradients, but no loss was scaled for \
+         this step; run backward from `scaler.scale(loss)`"
+    )]
+    NotScaled,
+
     /// Gradients of several devices came for a model that was stepped inside backward.
     #[error(
         "{stepped} of {armed} armed parameters were stepped with the gradients of one device \

@@ -4,22 +4,22 @@ use std::{collections::HashSet, sync::Arc};
 
 use burn::{
     module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param, ParamId},
-    optim::{
-        GradientsParams, LearningRate, MultiGradientsParams, SimpleOptimizer, adaptor::GradAdaptor,
-    },
+    optim::{GradientsParams, MultiGradientsParams, SimpleOptimizer, adaptor::GradAdaptor},
     tensor::{Tensor, backend::Backend},
 };
 
 use super::{
     arming::{check_foreign, slot_of},
     error::ReleaseError,
+    gradients::Treatment,
     report::{Outcome, StepReport},
     session::{Session, is_awaited, leaf, sum},
-    stepper::{Stepper, from_float},
+    step_plan::{StepPlan, Stepping},
+    stepper::from_float,
 };
 use crate::{
     ReleaseBackend,
-    slot::{Claim, Slot},
+    slot::{Claim, Slot, Step},
     uses::When,
 };
 
@@ -28,7 +28,12 @@ pub(super) trait Grads {
     /// Whether they are those of several devices.
     fn is_multi(&self) -> bool;
 
+    fn is_empty(&self) -> bool;
+
     fn contains<B: Backend, const D: usize>(&self, param: ParamId) -> bool;
+
+    /// A gradient, if it is that of one device.
+    fn get<B: Backend, const D: usize>(&self, param: ParamId) -> Option<Tensor<B, D>>;
 }
 
 impl Grads for GradientsParams {
@@ -36,8 +41,16 @@ impl Grads for GradientsParams {
         false
     }
 
+    fn is_empty(&self) -> bool {
+        GradientsParams::is_empty(self)
+    }
+
     fn contains<B: Backend, const D: usize>(&self, param: ParamId) -> bool {
-        self.get::<B, D>(param).is_some()
+        GradientsParams::get::<B, D>(self, param).is_some()
+    }
+
+    fn get<B: Backend, const D: usize>(&self, param: ParamId) -> Option<Tensor<B, D>> {
+        GradientsParams::get(self, param)
     }
 }
 
@@ -46,10 +59,58 @@ impl Grads for MultiGradientsParams {
         true
     }
 
+    fn is_empty(&self) -> bool {
+        self.grads.iter().all(|(grads, _)| grads.is_empty())
+    }
+
     fn contains<B: Backend, const D: usize>(&self, param: ParamId) -> bool {
         let mut grads = self.grads.iter();
         grads.any(|(grads, _)| grads.contains::<B, D>(param))
     }
+
+    fn get<B: Backend, const D: usize>(&self, param: ParamId) -> Option<Tensor<B, D>> {
+        let mut grads = self.grads.iter();
+        grads.find_map(|(grads, _)| grads.get(param))
+    }
+}
+
+/// Measures the gradients that no backward pass has measured.
+pub(super) fn measure_rest<B: ReleaseBackend, M: AutodiffModule<B>>(
+    session: Option<&Session<B::InnerBackend>>,
+    plan: &StepPlan<B::InnerBackend>,
+    model: &M,
+    grads: &impl Grads,
+) -> Vec<ParamId> {
+    struct Measure<'a, B: Backend, G> {
+        session: Option<&'a Session<B>>,
+        plan: &'a StepPlan<B>,
+        grads: &'a G,
+        params: Vec<ParamId>,
+    }
+
+    impl<B: ReleaseBackend, G: Grads> ModuleVisitor<B> for Measure<'_, B::InnerBackend, G> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let id = param.id;
+            let treatment = &self.plan.treatment;
+            self.params.push(id);
+            if self.plan.is_frozen(id) || treatment.is_measured(id) {
+                return;
+            }
+            let held = self.session.and_then(|session| session.still_held::<D>(id));
+            if let Some(grad) = sum(held, self.grads.get(id)) {
+                treatment.measure::<D>(id, grad);
+            }
+        }
+    }
+
+    let mut measure = Measure {
+        session,
+        plan,
+        grads,
+        params: Vec::new(),
+    };
+    model.visit(&mut measure);
+    measure.params
 }
 
 /// Why the step cannot be finished with this model and these gradients.
@@ -60,6 +121,7 @@ pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
 ) -> Result<(), ReleaseError> {
     struct Check<'a, B: Backend, G> {
         session: Option<&'a Session<B>>,
+        treatment: Option<&'a Treatment<B>>,
         grads: &'a G,
         found: HashSet<ParamId>,
         error: Option<ReleaseError>,
@@ -70,6 +132,12 @@ pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
             if self.error.is_some() {
                 return;
             }
+            if let (Some(session), Some(treatment)) = (self.session, self.treatment)
+                && let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id)
+                && !treatment.admits(&grad)
+            {
+                self.error = Some(session.non_finite(param.id.to_string()));
+            }
             let Some(slot) = slot_of::<B, D>(param) else {
                 return;
             };
@@ -78,7 +146,7 @@ pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
                 .and_then(|session| session.slots.get(&param.id));
             if !own.is_some_and(|own| Arc::ptr_eq(own, &slot)) {
                 self.error = check_stepped_elsewhere(&slot);
-            } else if slot.stepped().is_some() {
+            } else if slot.stepped().is_some() || slot.is_untouched() {
                 self.found.insert(param.id);
                 if slot.is_unclaimed() {
                     self.error = Some(ReleaseError::Unclaimed { param: param.id });
@@ -91,6 +159,7 @@ pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
 
     let mut check = Check {
         session,
+        treatment: session.and_then(|session| Some(&session.plan()?.treatment)),
         grads,
         found: HashSet::new(),
         error: None,
@@ -114,10 +183,10 @@ fn check_stepped_elsewhere<B: Backend>(slot: &Slot<B>) -> Option<ReleaseError> {
 }
 
 /// Finishes a step: promotes what was stepped inside backward, applies the ordinary step to what
-/// has a gradient. Without a session that is Burn's own step.
+/// has a gradient, unless the whole step `is_skipped`. Without a session that is Burn's own step.
 pub(super) fn finish<O, M, B>(
-    stepper: &Stepper<O, B>,
-    learning_rate: LearningRate,
+    stepping: &Stepping<O, B>,
+    is_skipped: bool,
     session: Option<Session<B::InnerBackend>>,
     model: M,
     grads: GradAdaptor,
@@ -132,7 +201,8 @@ where
         O: SimpleOptimizer<B::InnerBackend>,
         B: ReleaseBackend,
     {
-        stepper: &'a Stepper<O, B>,
+        stepping: &'a Stepping<O, B>,
+        is_skipped: bool,
         session: Option<Session<B::InnerBackend>>,
         grads: GradAdaptor,
         report: StepReport,
@@ -154,6 +224,7 @@ where
                 session.slots.remove(&id)
             });
             let is_own = slot.is_some();
+            let mut is_untouched = false;
             if let Some(slot) = slot {
                 if let Some(when) = slot.stepped() {
                     drop(tensor);
@@ -164,16 +235,26 @@ where
                     let value = from_float::<B::InnerBackend, D>(slot.close());
                     return (outcome, Tensor::from_inner(value).require_grad());
                 }
+                is_untouched = slot.is_untouched();
                 held = slot.withdraw().map(from_float);
             }
             let grad = self.grads.remove::<B::InnerBackend, D>(id);
-            match sum(held, grad.map(|(grad, _device)| grad)) {
+            let grad = sum(held, grad.map(|(grad, _device)| grad));
+            if self.stepping.plan.is_frozen(id) {
+                return (Outcome::Frozen, leaf(tensor));
+            }
+            if is_untouched || (self.is_skipped && grad.is_some()) {
+                return (Outcome::Skipped, leaf(tensor));
+            }
+            match grad {
                 Some(grad) => {
                     let require_grad = tensor.is_require_grad();
-                    let lr = self.report.learning_rate();
-                    let tensor = self.stepper.step(lr, id, tensor.inner(), grad);
+                    let (outcome, tensor) = match self.stepping.step(id, tensor.inner(), grad) {
+                        Step::Taken(tensor) => (Outcome::Ordinary, tensor),
+                        Step::Skipped(tensor) | Step::Stopped(tensor) => (Outcome::Skipped, tensor),
+                    };
                     let tensor = Tensor::from_inner(tensor).set_require_grad(require_grad);
-                    (Outcome::Ordinary, tensor)
+                    (outcome, tensor)
                 }
                 None if !is_own && is_awaited(&tensor) => (Outcome::Unused, tensor),
                 None => (Outcome::Unused, leaf(tensor)),
@@ -197,12 +278,18 @@ where
         }
     }
 
+    let plan = &stepping.plan;
     let mut finish = Finish {
-        stepper,
+        stepping,
+        is_skipped,
         session,
         grads,
-        report: StepReport::new(learning_rate),
+        report: StepReport::new(plan.learning_rate, plan.other_rates()),
     };
     let model = model.map(&mut finish);
-    (finish.report, model)
+    let mut report = finish.report;
+    let has_skipped = is_skipped || report.count(Outcome::Skipped) > 0;
+    let params: Vec<_> = report.outcomes().map(|(param, _)| param).collect();
+    report.set_gradients(plan.treatment.finish(params, has_skipped));
+    (report, model)
 }

@@ -1,7 +1,10 @@
 //! What a step did to each parameter.
 
+use std::collections::HashMap;
+
 use burn::{module::ParamId, optim::LearningRate};
 
+use super::gradients::Treated;
 use crate::progress::Recomputed;
 
 /// What happened to a parameter in one optimizer step.
@@ -14,6 +17,10 @@ pub enum Outcome {
     ReleasedLate,
     /// Stepped by `step`, from an ordinary gradient.
     Ordinary,
+    /// A gradient arrived, and was not one to step with: it has overflown.
+    Skipped,
+    /// The group of the parameter is frozen: its gradient was dropped, if one arrived.
+    Frozen,
     /// No gradient arrived: neither the parameter nor any state was touched.
     Unused,
 }
@@ -24,15 +31,41 @@ pub struct StepReport {
     learning_rate: LearningRate,
     outcomes: Vec<(ParamId, Outcome)>,
     recomputed: Recomputed,
+    other_rates: HashMap<ParamId, LearningRate>,
+    gradients: Treated,
 }
 
 impl StepReport {
-    pub(crate) fn new(learning_rate: LearningRate) -> Self {
+    pub(super) fn new(
+        learning_rate: LearningRate,
+        other_rates: HashMap<ParamId, LearningRate>,
+    ) -> Self {
         Self {
             learning_rate,
-            outcomes: Vec::new(),
-            recomputed: Recomputed::default(),
+            other_rates,
+            ..Self::default()
         }
+    }
+
+    pub(super) fn set_gradients(&mut self, gradients: Treated) {
+        self.gradients = gradients;
+    }
+
+    /// The norm of all gradients together, before clipping and without the scale of the loss. `None`
+    /// if nobody asked for it ([`with_grad_norm`](crate::ReleaseOptimizer::with_grad_norm)), and of a
+    /// step that left gradients out.
+    pub fn grad_norm(&self) -> Option<f64> {
+        self.gradients.norm
+    }
+
+    /// By what every gradient was multiplied, where gradients are clipped by a norm of all of them.
+    pub fn clip_coefficient(&self) -> Option<f64> {
+        self.gradients.coefficient
+    }
+
+    /// The scale of the loss in this step.
+    pub fn loss_scale(&self) -> Option<f64> {
+        self.gradients.scale
     }
 
     pub(crate) fn set_recomputed(&mut self, recomputed: Recomputed) {
@@ -48,7 +81,13 @@ impl StepReport {
         self.outcomes.push((param, outcome));
     }
 
-    /// The learning rate that was applied.
+    /// The learning rate that was applied to a parameter: that of its group, if it has one.
+    pub fn learning_rate_of(&self, param: ParamId) -> LearningRate {
+        let other = self.other_rates.get(&param);
+        other.copied().unwrap_or(self.learning_rate)
+    }
+
+    /// The learning rate that was applied, to the parameters that are in no group with another.
     pub fn learning_rate(&self) -> LearningRate {
         self.learning_rate
     }

@@ -8,7 +8,11 @@ use burn::{
     tensor::{Tensor, TensorPrimitive, backend::Backend},
 };
 
-use super::stepper::from_float;
+use super::{
+    error::ReleaseError,
+    step_plan::{Purpose, StepPlan},
+    stepper::from_float,
+};
 use crate::{
     ReleaseBackend,
     parameter::Armed,
@@ -23,13 +27,20 @@ use crate::{
 pub(super) struct Session<B: Backend> {
     pub(super) slots: HashMap<ParamId, Arc<Slot<B>>>,
     progress: Arc<Progress>,
+    /// What the parameters are stepped with; `None` if their gradients are only held.
+    plan: Option<Arc<StepPlan<B>>>,
     /// Gradients of earlier micro-batches for parameters that have no slot.
     held: Sums,
 }
 
 impl<B: Backend> Session<B> {
     /// The parameters hold the `sums` until they are stepped.
-    pub(super) fn new(armed: Vec<Armed<B>>, progress: Arc<Progress>, mut sums: Sums) -> Self {
+    pub(super) fn new(
+        armed: Vec<Armed<B>>,
+        progress: Arc<Progress>,
+        mut sums: Sums,
+        plan: Option<Arc<StepPlan<B>>>,
+    ) -> Self {
         let slots: HashMap<_, _> = armed
             .into_iter()
             .map(|armed| (armed.param(), armed.keep()))
@@ -42,7 +53,33 @@ impl<B: Backend> Session<B> {
         Self {
             slots,
             progress,
+            plan,
             held: sums,
+        }
+    }
+
+    pub(super) fn plan(&self) -> Option<&Arc<StepPlan<B>>> {
+        self.plan.as_ref()
+    }
+
+    /// Whether the gradients are only measured.
+    pub(super) fn is_measuring(&self) -> bool {
+        self.plan
+            .as_ref()
+            .is_some_and(|plan| plan.purpose == Purpose::Measure)
+    }
+
+    /// The parameter whose gradient was no number, where that stops a step.
+    pub(super) fn stopped_by(&self) -> Option<ParamId> {
+        self.plan.as_ref()?.treatment.stopped_by()
+    }
+
+    /// Why the step has stopped at this parameter.
+    pub(super) fn non_finite(&self, path: String) -> ReleaseError {
+        ReleaseError::NonFinite {
+            path,
+            stepped: self.acted(),
+            armed: self.armed(),
         }
     }
 
@@ -71,6 +108,14 @@ impl<B: Backend> Session<B> {
             }
         }
         sums
+    }
+
+    /// A copy of the gradients that are held for a parameter and have not been added to any other.
+    pub(super) fn still_held<const D: usize>(&self, param: ParamId) -> Option<Tensor<B, D>> {
+        match self.slots.get(&param) {
+            Some(slot) => slot.held().map(from_float),
+            None => self.held.get(param),
+        }
     }
 
     /// Takes the gradients held for a parameter that has no slot.
@@ -116,6 +161,11 @@ impl Sums {
     /// Takes what is to be added up first; all, if only one set of gradients was given.
     pub(super) fn into_first(self) -> GradientsParams {
         self.0.into_iter().next().unwrap_or_default()
+    }
+
+    fn get<B: Backend, const D: usize>(&self, param: ParamId) -> Option<Tensor<B, D>> {
+        let grads = self.0.iter();
+        grads.fold(None, |held, grads| sum(held, grads.get(param)))
     }
 
     pub(super) fn remove<B: Backend, const D: usize>(

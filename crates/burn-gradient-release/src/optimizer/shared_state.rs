@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::{optim::LearningRate, tensor::backend::Backend};
 
-use super::{error::ReleaseError, report::StepReport, session::Session};
+use super::{error::ReleaseError, gradients::GradNorm, report::StepReport, session::Session};
 use crate::uses::lock;
 
 /// The state, behind a lock that is never held while code of a user runs: the model's, the
@@ -13,8 +13,8 @@ pub(super) struct SharedState<B: Backend>(Arc<Mutex<State<B>>>);
 
 struct State<B: Backend> {
     session: Option<Session<B>>,
-    /// The rate that the session steps with.
-    learning_rate: LearningRate,
+    /// What a first backward pass has found, until the step is finished.
+    measured: Option<GradNorm>,
     report: Option<StepReport>,
     /// What makes the states worthless until a record is loaded.
     fault: Option<ReleaseError>,
@@ -24,7 +24,7 @@ impl<B: Backend> SharedState<B> {
     pub(super) fn new() -> Self {
         Self(Arc::new(Mutex::new(State {
             session: None,
-            learning_rate: 0.0,
+            measured: None,
             report: None,
             fault: None,
         })))
@@ -45,7 +45,7 @@ impl<B: Backend> SharedState<B> {
         let state = self.state();
         Self(Arc::new(Mutex::new(State {
             session: None,
-            learning_rate: state.learning_rate,
+            measured: None,
             report: state.report.clone(),
             fault: state.check_idle().err(),
         })))
@@ -62,7 +62,18 @@ impl<B: Backend> SharedState<B> {
     /// The rate that a model is armed with.
     pub(super) fn armed(&self) -> Option<LearningRate> {
         let state = self.state();
-        state.session.as_ref().map(|_| state.learning_rate)
+        let session = state.session.as_ref();
+        let session = session.filter(|session| !session.is_measuring());
+        session.and_then(|session| Some(session.plan()?.learning_rate))
+    }
+
+    /// What a first backward pass has found for the step that is next.
+    pub(super) fn measured(&self) -> Option<GradNorm> {
+        self.state().measured
+    }
+
+    pub(super) fn set_measured(&self, measured: Option<GradNorm>) {
+        self.state().measured = measured;
     }
 
     pub(super) fn report(&self) -> Option<StepReport> {
@@ -79,10 +90,8 @@ impl<B: Backend> SharedState<B> {
         self.state().session.take()
     }
 
-    pub(super) fn arm(&self, learning_rate: LearningRate, session: Session<B>) {
-        let mut state = self.state();
-        state.learning_rate = learning_rate;
-        state.session = Some(session);
+    pub(super) fn arm(&self, session: Session<B>) {
+        self.state().session = Some(session);
     }
 
     /// Begins to finish the step: should the optimizer panic before [`finish`](Self::finish), the
@@ -100,6 +109,7 @@ impl<B: Backend> SharedState<B> {
     pub(super) fn finish(&self, report: StepReport) {
         let mut state = self.state();
         state.fault = None;
+        state.measured = None;
         state.report = Some(report);
     }
 }
@@ -126,7 +136,12 @@ impl<B: Backend> State<B> {
                 stepped: session.acted(),
                 armed: session.armed(),
             }),
-            _ => Ok(()),
+            // A model of which a part was stepped, and the rest will not be.
+            Some(session) => match session.stopped_by() {
+                Some(param) if session.acted() > 0 => Err(session.non_finite(param.to_string())),
+                _ => Ok(()),
+            },
+            None => Ok(()),
         }
     }
 }

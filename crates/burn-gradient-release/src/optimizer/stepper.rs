@@ -15,7 +15,11 @@ use burn::{
     },
 };
 
-use crate::{recompute::trace::Tracer, slot::Release};
+use super::{gradients::GradientPolicy, group_options::GroupOptions};
+use crate::{
+    param_groups::{ModuleLearningRates, ParamGroup},
+    recompute::trace::Tracer,
+};
 
 /// Burn's record of an optimizer, `HashMap<ParamId, AdaptorRecord<O, B>>`: the state of each
 /// parameter that was ever stepped. It is the same for every module.
@@ -36,6 +40,11 @@ where
     pub(crate) grad_clipping: Option<GradientClipping>,
     /// Which cuts the forward passes of the parameters into slices.
     pub(crate) tracer: Option<Arc<Tracer>>,
+    pub(super) gradients: GradientPolicy,
+    /// In the order in which they were added: the last that matches a parameter is its group.
+    pub(super) groups: Vec<(ParamGroup, GroupOptions<O>)>,
+    /// Rates that differ from group to group.
+    pub(super) learning_rates: Option<ModuleLearningRates>,
     records: Arc<Mutex<Records<O, B>>>,
 }
 
@@ -53,6 +62,9 @@ where
             optim,
             grad_clipping,
             tracer: None,
+            gradients: GradientPolicy::default(),
+            groups: Vec::new(),
+            learning_rates: None,
             records: Arc::new(Mutex::new(records)),
         }
     }
@@ -75,6 +87,7 @@ where
         let tracer = self.tracer.as_ref();
         Self {
             tracer: tracer.and_then(|tracer| Tracer::new(tracer.policy())),
+            gradients: self.gradients.fork(),
             ..self.clone().with_records(self.records())
         }
     }
@@ -83,21 +96,46 @@ where
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What changes steps and has no place in an optimizer of Burn.
+    pub(super) fn not_burns(&self) -> Option<&'static str> {
+        let gradients = &self.gradients;
+        let has = [
+            (!self.groups.is_empty(), "groups"),
+            (self.learning_rates.is_some(), "rates by group"),
+            (gradients.clipping.is_some(), "clipping by these norms"),
+            (gradients.scaler.is_some(), "loss scaler"),
+            (
+                gradients.stops_at_non_finite,
+                "stop at gradients that are no numbers",
+            ),
+        ];
+        has.iter().find(|(has, _)| *has).map(|(_, what)| *what)
+    }
+
+    /// What the parameters of a group are stepped with; of none, what the rest is.
+    pub(crate) fn rule(&self, group: Option<usize>) -> Rule<'_, O> {
+        let rest = Rule {
+            optim: &self.optim,
+            grad_clipping: self.grad_clipping.as_ref(),
+            clips_by_norm: true,
+        };
+        match group {
+            Some(group) => self.groups[group].1.rule(rest),
+            None => rest,
+        }
+    }
+
     /// Steps one parameter: what Burn's `OptimizerAdaptor` does with it.
     pub(crate) fn step<const D: usize>(
         &self,
+        rule: Rule<'_, O>,
         lr: LearningRate,
         param: ParamId,
         tensor: Tensor<B::InnerBackend, D>,
         grad: Tensor<B::InnerBackend, D>,
     ) -> Tensor<B::InnerBackend, D> {
         let device = grad.device();
-        let tensor = if tensor.device() == device {
-            tensor
-        } else {
-            tensor.to_device(&device)
-        };
-        let grad = match &self.grad_clipping {
+        let grad = match rule.grad_clipping {
             Some(clipping) => clipping.clip_gradient(grad),
             None => grad,
         };
@@ -105,25 +143,20 @@ where
             .lock()
             .remove(&param)
             .map(|record: AdaptorRecord<O, B>| O::to_device(record.into_state::<D>(), &device));
-        let (tensor, state) = self.optim.step(lr, tensor, grad, state);
+        let (tensor, state) = rule.optim.step(lr, tensor, grad, state);
         if let Some(state) = state {
             self.lock().insert(param, AdaptorRecord::from_state(state));
         }
         tensor
     }
+}
 
-    /// The same as a function of primitives, for the tape.
-    pub(crate) fn release<const D: usize>(
-        &self,
-        lr: LearningRate,
-        param: ParamId,
-    ) -> Release<B::InnerBackend> {
-        let stepper = self.clone();
-        Box::new(move |weight, grad| {
-            let weight = stepper.step::<D>(lr, param, from_float(weight), from_float(grad));
-            weight.into_primitive().tensor()
-        })
-    }
+/// What a parameter is stepped with.
+pub(crate) struct Rule<'a, O> {
+    pub(crate) optim: &'a O,
+    pub(crate) grad_clipping: Option<&'a GradientClipping>,
+    /// Whether the optimizer's own clipping by norms looks at this gradient alone.
+    pub(crate) clips_by_norm: bool,
 }
 
 pub(super) fn from_float<B: Backend, const D: usize>(tensor: FloatTensor<B>) -> Tensor<B, D> {
@@ -140,6 +173,9 @@ where
             optim: self.optim.clone(),
             grad_clipping: self.grad_clipping.clone(),
             tracer: self.tracer.clone(),
+            gradients: self.gradients.clone(),
+            groups: self.groups.clone(),
+            learning_rates: self.learning_rates.clone(),
             records: self.records.clone(),
         }
     }

@@ -11,7 +11,7 @@
 //! [replayed](replay) in a region of its own.
 
 mod cuts;
-mod mask;
+pub(crate) mod mask;
 pub(crate) mod order;
 pub(crate) mod record;
 pub(crate) mod replay;

@@ -1,7 +1,9 @@
 //! Arming a model, and taking the arming back.
 
+use std::{collections::HashMap, sync::Arc};
+
 use burn::{
-    module::AutodiffModule,
+    module::{AutodiffModule, ParamId},
     optim::{GradientsParams, LearningRate, SimpleOptimizer},
 };
 
@@ -9,10 +11,13 @@ use super::ReleaseOptimizer;
 use crate::{
     ReleaseBackend,
     optimizer::{
-        arming::{self, Step},
+        arming,
+        assign::assign,
         error::{Refused, ReleaseError, expect},
+        gradients::GradNorm,
         rate::OwnedRate,
         session,
+        step_plan::{Own, Purpose, StepPlan, Stepping},
     },
 };
 
@@ -44,10 +49,15 @@ where
     /// - [`DuplicateParam`](ReleaseError::DuplicateParam): two parameters share an id;
     /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer armed a parameter;
     /// - [`Abandoned`](ReleaseError::Abandoned): another optimizer stepped a parameter and is gone;
-    /// - [`OwnedLearningRate`](ReleaseError::OwnedLearningRate): the optimizer owns another rate.
+    /// - [`OwnedLearningRate`](ReleaseError::OwnedLearningRate): the optimizer owns another rate;
+    /// - [`EmptyGroup`](ReleaseError::EmptyGroup): no parameter is in one of the groups;
+    /// - [`GroupRates`](ReleaseError::GroupRates), [`OwnedGroupRates`](ReleaseError::OwnedGroupRates): the
+    ///   rates of the groups are those of another step, or of a scheduler beside the owned one;
+    /// - [`NotMeasured`](ReleaseError::NotMeasured): gradients are clipped by a norm that no pass has
+    ///   measured, or that is not finite.
     pub fn try_arm(&mut self, lr: LearningRate, model: M) -> Result<M, Refused<M>> {
         match self.check_arm(lr, &model) {
-            Ok(()) => Ok(self.arm_checked(lr, model, GradientsParams::new())),
+            Ok(own) => Ok(self.arm_checked(lr, model, GradientsParams::new(), own)),
             Err(error) => Err(Refused::new(model, error)),
         }
     }
@@ -112,19 +122,75 @@ where
         grads: GradientsParams,
     ) -> Result<M, Refused<M, GradientsParams>> {
         match self.check_arm(lr, &model) {
-            Ok(()) => Ok(self.arm_checked(lr, model, grads)),
+            Ok(own) => Ok(self.arm_checked(lr, model, grads, own)),
             Err(error) => Err(Refused::with_grads(model, grads, error)),
         }
     }
 
-    pub(super) fn arm_checked(&mut self, lr: LearningRate, model: M, grads: GradientsParams) -> M {
+    pub(super) fn arm_checked(
+        &mut self,
+        lr: LearningRate,
+        model: M,
+        grads: GradientsParams,
+        own: HashMap<ParamId, Own>,
+    ) -> M {
+        let plan = self.step_plan(lr, own, self.state.measured());
+        self.arm_for(plan, model, grads)
+    }
+
+    /// Arms a model in the place of what was armed before.
+    pub(super) fn arm_for(
+        &mut self,
+        plan: Arc<StepPlan<B::InnerBackend>>,
+        model: M,
+        grads: GradientsParams,
+    ) -> M {
         let before = self.state.take_session();
         if let Some(before) = &before {
             before.free_discarded();
         }
-        let (armed, model) = arming::arm(&self.plan(lr), model);
-        self.state.arm(lr, armed.replace(before, grads));
+        let stepping = self.stepping(&plan);
+        let (armed, model) = arming::arm(&stepping, model);
+        self.state.arm(armed.replace(before, grads, Some(plan)));
         model
+    }
+
+    pub(super) fn arm_by_fork_for(
+        &mut self,
+        plan: Arc<StepPlan<B::InnerBackend>>,
+        copy: M,
+        grads: GradientsParams,
+        fork: impl FnOnce(),
+    ) -> Result<(), Refused<(), GradientsParams>> {
+        match arming::arm_by_fork(&self.stepping(&plan), copy, fork) {
+            Ok(armed) => {
+                let before = self.state.take_session();
+                self.state.arm(armed.replace(before, grads, Some(plan)));
+                Ok(())
+            }
+            Err(error) => Err(Refused::with_grads((), grads, error)),
+        }
+    }
+
+    fn stepping(&self, plan: &Arc<StepPlan<B::InnerBackend>>) -> Arc<Stepping<O, B>> {
+        Arc::new(Stepping {
+            stepper: self.stepper.clone(),
+            plan: plan.clone(),
+        })
+    }
+
+    pub(super) fn step_plan(
+        &self,
+        learning_rate: LearningRate,
+        own: HashMap<ParamId, Own>,
+        measured: Option<GradNorm>,
+    ) -> Arc<StepPlan<B::InnerBackend>> {
+        Arc::new(StepPlan {
+            purpose: Purpose::Step,
+            learning_rate,
+            own,
+            treatment: self.stepper.gradients.treatment(measured),
+        })
     }
 
     /// Arms a model in the hands of an owner that only gives copies of it, such as burn-train's
@@ -144,30 +210,30 @@ where
         grads: GradientsParams,
         fork: impl FnOnce(),
     ) -> Result<(), Refused<(), GradientsParams>> {
-        let armed = self
-            .check_arm(lr, &copy)
-            .and_then(|()| arming::arm_by_fork(&self.plan(lr), copy, fork));
-        match armed {
-            Ok(armed) => {
-                let before = self.state.take_session();
-                self.state.arm(lr, armed.replace(before, grads));
-                Ok(())
+        match self.check_arm(lr, &copy) {
+            Ok(own) => {
+                let plan = self.step_plan(lr, own, self.state.measured());
+                self.arm_by_fork_for(plan, copy, grads, fork)
             }
             Err(error) => Err(Refused::with_grads((), grads, error)),
         }
     }
 
-    fn plan(&self, learning_rate: LearningRate) -> Step<'_, O, B> {
-        Step {
-            stepper: &self.stepper,
-            learning_rate,
-        }
-    }
-
-    fn check_arm(&mut self, lr: LearningRate, model: &M) -> Result<(), ReleaseError> {
+    /// Why a model cannot be armed, or what holds for its parameters.
+    fn check_arm(
+        &mut self,
+        lr: LearningRate,
+        model: &M,
+    ) -> Result<HashMap<ParamId, Own>, ReleaseError> {
         self.state.check_idle()?;
         self.check_owned_rate(lr)?;
-        self.check_arm_params(model)
+        let measured = self.state.measured();
+        let is_measured = measured.is_some_and(|measured| measured.is_finite());
+        if self.stepper.gradients.needs_two_passes() && !is_measured {
+            return Err(ReleaseError::NotMeasured);
+        }
+        self.check_arm_params(model)?;
+        assign(&self.stepper, Some(lr), model)
     }
 
     pub(super) fn check_arm_params(&self, model: &M) -> Result<(), ReleaseError> {
@@ -175,7 +241,15 @@ where
             .with_session(|session| arming::check_arm::<B, M>(session, model))
     }
 
+    pub(super) fn check_owned_groups(&self) -> Result<(), ReleaseError> {
+        match self.rate.is_some() && self.stepper.learning_rates.is_some() {
+            true => Err(ReleaseError::OwnedGroupRates),
+            false => Ok(()),
+        }
+    }
+
     fn check_owned_rate(&mut self, given: LearningRate) -> Result<(), ReleaseError> {
+        self.check_owned_groups()?;
         match self.rate.as_mut().map(OwnedRate::upcoming) {
             Some(owned) if owned.to_bits() != given.to_bits() => {
                 Err(ReleaseError::OwnedLearningRate { owned, given })
@@ -210,6 +284,7 @@ where
         if let Some(session) = self.state.take_session() {
             session.free_discarded();
         }
+        self.state.set_measured(None);
         Ok(session::disarm::<B, M>(model))
     }
 }

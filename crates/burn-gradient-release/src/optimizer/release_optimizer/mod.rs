@@ -1,6 +1,7 @@
 //! The optimizer a user holds.
 
 mod arm;
+mod measure;
 mod step;
 
 use std::marker::PhantomData;
@@ -16,7 +17,11 @@ use burn::{
 };
 
 use super::{
+    assign,
     error::{ReleaseError, expect},
+    gradients::{GradientRecord, LossScaler, NormClipping},
+    group_assignment::GroupAssignment,
+    group_options::GroupOptions,
     handle,
     rate::OwnedRate,
     report::StepReport,
@@ -25,6 +30,7 @@ use super::{
 };
 use crate::{
     ReleaseBackend,
+    param_groups::{ModuleLearningRates, ParamGroup},
     recompute::{Recompute, trace::Tracer},
 };
 
@@ -171,6 +177,86 @@ where
         self
     }
 
+    /// Clips gradients by norms that are not those of one gradient alone.
+    ///
+    /// A rule that [needs two passes](NormClipping::needs_two_passes) changes how a step is taken: with
+    /// [`two_passes`](Self::two_passes). [`arm`](Self::arm) alone is refused then; an ordinary `step` with
+    /// all gradients clips them as it is.
+    pub fn with_norm_clipping(mut self, clipping: NormClipping) -> Self {
+        self.stepper.gradients.clipping = Some(clipping);
+        self
+    }
+
+    /// Has the norm of all gradients together in the [report](StepReport::grad_norm) of every step.
+    ///
+    /// Each gradient is squared and added up when it comes, which takes a temporary of its size.
+    pub fn with_grad_norm(mut self) -> Self {
+        self.stepper.gradients.measures_norm = true;
+        self
+    }
+
+    /// Stops at the first gradient that is no finite number, before its weight changes: neither that
+    /// parameter nor any later one is stepped, and `step` is refused with the path of the parameter
+    /// ([`NonFinite`](ReleaseError::NonFinite)). In [two passes](Self::two_passes), and in an ordinary
+    /// step, nothing at all is stepped.
+    ///
+    /// Each norm is read when its gradient comes: on a GPU that waits for the device. With a
+    /// [`LossScaler`] such a gradient is an overflow, and is skipped.
+    pub fn with_non_finite_stop(mut self) -> Self {
+        self.stepper.gradients.stops_at_non_finite = true;
+        self
+    }
+
+    /// Takes the scale of this scaler off every gradient. Each loss is to be run backward from
+    /// [`scaler.scale(loss)`](LossScaler::scale); keep a clone of the scaler for that.
+    ///
+    /// Where gradients overflow, a step in [two passes](Self::two_passes), or an ordinary one, is skipped
+    /// as a whole, as PyTorch does. In one pass only the parameters are skipped whose gradient has
+    /// overflown: the others were stepped by then, and the [report](StepReport) says which. The
+    /// scale falls in both cases.
+    pub fn with_loss_scaler(mut self, scaler: LossScaler) -> Self {
+        self.stepper.gradients.scaler = Some(scaler);
+        self
+    }
+
+    /// What is remembered of gradients from step to step: see [`GradientRecord`].
+    pub fn gradient_record(&self) -> GradientRecord {
+        self.stepper.gradients.to_record()
+    }
+
+    /// Goes on with what was remembered.
+    pub fn load_gradient_record(self, record: GradientRecord) -> Self {
+        self.stepper.gradients.load_record(record);
+        self
+    }
+
+    /// Steps the parameters of a group with other options than the rest. Of several groups that a
+    /// parameter is in, the last one counts.
+    ///
+    /// Which parameters are in a group is found by their paths whenever a model is armed or stepped. A
+    /// group without any is refused then ([`EmptyGroup`](ReleaseError::EmptyGroup)).
+    pub fn with_group(mut self, group: ParamGroup, options: GroupOptions<O>) -> Self {
+        self.stepper.groups.push((group, options));
+        self
+    }
+
+    /// Which group each parameter of a model is in, to look at, or to save and compare after a resume.
+    ///
+    /// # Errors
+    ///
+    /// [`EmptyGroup`](ReleaseError::EmptyGroup): no parameter is in one of the groups.
+    pub fn group_assignment(&self, model: &M) -> Result<GroupAssignment, ReleaseError> {
+        assign::describe(&self.stepper, model)
+    }
+
+    /// Takes the learning rates of groups from a [`ModuleLrScheduler`](crate::ModuleLrScheduler), whose
+    /// [`rates`](crate::ModuleLrScheduler::rates) these are. The rate that is passed to
+    /// [`arm`](Self::arm) and `step` stays the scheduler's own.
+    pub fn with_learning_rates(mut self, rates: ModuleLearningRates) -> Self {
+        self.stepper.learning_rates = Some(rates);
+        self
+    }
+
     /// Recomputes activations in the backward passes of the models that this arms: see
     /// [`Recompute`].
     pub fn with_recompute(mut self, recompute: Recompute) -> Self {
@@ -215,7 +301,12 @@ where
         self.stepper.grad_clipping.as_ref()
     }
 
-    /// Whether a model is armed.
+    /// Whether steps are taken with [`two_passes`](Self::two_passes).
+    pub fn needs_two_passes(&self) -> bool {
+        self.stepper.gradients.needs_two_passes()
+    }
+
+    /// Whether a model is armed to be stepped.
     pub fn is_armed(&self) -> bool {
         self.state.armed().is_some()
     }

@@ -1,5 +1,7 @@
 //! Finishing the step that backward has begun, and what is left behind.
 
+use std::{collections::HashMap, sync::Arc};
+
 use burn::{
     module::AutodiffModule,
     optim::{
@@ -12,10 +14,12 @@ use super::ReleaseOptimizer;
 use crate::{
     ReleaseBackend,
     optimizer::{
+        assign::{assign, path_of},
         error::{Refused, ReleaseError, expect},
         finish::{self, Grads},
         rate::OwnedRate,
         session::Session,
+        step_plan::{Purpose, StepPlan, Stepping},
         stepper::Records,
     },
     progress::Recomputed,
@@ -41,7 +45,12 @@ where
     ///   parameter was stepped by another optimizer, which has not finished;
     /// - [`DuplicateParam`](ReleaseError::DuplicateParam): the optimizer owns its rate and would arm
     ///   a model in which two parameters share an id;
-    /// - [`Interrupted`](ReleaseError::Interrupted): the backward panicked half way.
+    /// - [`Interrupted`](ReleaseError::Interrupted): the backward panicked half way;
+    /// - [`NonFinite`](ReleaseError::NonFinite): a gradient is no number, where that stops a step;
+    /// - [`OnlyMeasured`](ReleaseError::OnlyMeasured): the model is armed to measure;
+    /// - [`NotScaled`](ReleaseError::NotScaled): no loss was scaled for a [`LossScaler`](crate::LossScaler);
+    /// - [`EmptyGroup`](ReleaseError::EmptyGroup), [`GroupRates`](ReleaseError::GroupRates): as for
+    ///   [`try_arm`](Self::try_arm).
     pub fn try_step(
         &mut self,
         lr: LearningRate,
@@ -49,7 +58,7 @@ where
         grads: GradientsParams,
     ) -> Result<M, Refused<M, GradientsParams>> {
         match self.check_finish(lr, &model, &grads) {
-            Ok(()) => Ok(self.finish(lr, model, grads.into())),
+            Ok(plan) => Ok(self.finish(plan, model, grads.into())),
             Err(error) => Err(Refused::with_grads(model, grads, error)),
         }
     }
@@ -67,41 +76,57 @@ where
         grads: MultiGradientsParams,
     ) -> Result<M, Refused<M, MultiGradientsParams>> {
         match self.check_finish(lr, &model, &grads) {
-            Ok(()) => Ok(self.finish(lr, model, grads.into())),
+            Ok(plan) => Ok(self.finish(plan, model, grads.into())),
             Err(error) => Err(Refused::with_grads(model, grads, error)),
         }
     }
 
-    fn finish(&mut self, lr: LearningRate, model: M, grads: GradAdaptor) -> M {
+    fn finish(&mut self, plan: Arc<StepPlan<B::InnerBackend>>, model: M, grads: GradAdaptor) -> M {
         let session = self.state.begin_finish();
         if let Some(session) = &session {
             session.free_discarded();
         }
         let recomputed = session.as_ref().map(Session::recomputed);
-        let (mut report, model) = finish::finish(&self.stepper, lr, session, model, grads);
+        let is_skipped = plan.treatment.is_overflown();
+        let stepping = Stepping {
+            stepper: self.stepper.clone(),
+            plan,
+        };
+        let (mut report, model) = finish::finish(&stepping, is_skipped, session, model, grads);
         let tracer = self.stepper.tracer.as_ref();
         report.set_recomputed(Recomputed {
             planned_bytes: tracer.and_then(|tracer| tracer.planned_bytes()),
             ..recomputed.unwrap_or_default()
         });
         self.state.finish(report);
-        match &mut self.rate {
-            Some(rate) => {
-                rate.applied();
-                let next = rate.upcoming();
-                self.arm_checked(next, model, GradientsParams::new())
-            }
-            None => model,
+        let Some(rate) = &mut self.rate else {
+            return model;
+        };
+        rate.applied();
+        let next = rate.upcoming();
+        // Before a step in two passes, there is one that measures.
+        if self.stepper.gradients.needs_two_passes() {
+            return model;
         }
+        let own = assign(&self.stepper, Some(next), &model).expect("the same model was checked");
+        self.arm_checked(next, model, GradientsParams::new(), own)
     }
 
+    /// Why the step cannot be finished, or what it is finished with.
     fn check_finish(
         &mut self,
         given: LearningRate,
         model: &M,
         grads: &impl Grads,
-    ) -> Result<(), ReleaseError> {
+    ) -> Result<Arc<StepPlan<B::InnerBackend>>, ReleaseError> {
+        self.state.with_session(|session| {
+            let stopped = session.and_then(|session| Some((session, session.stopped_by()?)));
+            stopped.map_or(Ok(()), |(session, param)| {
+                Err(session.non_finite(path_of::<B, M>(model, param)))
+            })
+        })?;
         self.state.check_fault()?;
+        self.check_owned_groups()?;
         let owned = self.rate.as_mut().map(OwnedRate::upcoming);
         for armed in self.state.armed().into_iter().chain(owned) {
             if armed.to_bits() != given.to_bits() {
@@ -111,15 +136,69 @@ where
         if owned.is_some() {
             // The model will be armed anew, which must not fail once it is stepped.
             self.check_arm_params(model)?;
+            assign(&self.stepper, owned, model)?;
         }
-        self.state.with_session(|session| {
+        let armed = self.state.with_session(|session| {
             let stepped = session.map_or(0, |session| session.acted());
             if grads.is_multi() && stepped > 0 {
                 let armed = session.map_or(0, |session| session.armed());
                 return Err(ReleaseError::MultiDevice { stepped, armed });
             }
-            finish::check_finish::<B, M>(session, model, grads)
-        })
+            finish::check_finish::<B, M>(session, model, grads)?;
+            Ok(session.and_then(|session| session.plan().cloned()))
+        })?;
+        match armed {
+            Some(plan) if plan.purpose == Purpose::Step => {
+                let stepped = |session: Option<&Session<_>>| session.map_or(0, Session::acted);
+                let has_run = self.state.with_session(stepped) > 0 || !grads.is_empty();
+                match self.stepper.gradients.lacks_scale() && has_run {
+                    true => Err(ReleaseError::NotScaled),
+                    false => Ok(plan),
+                }
+            }
+            // What the pass that measures has found may be that there is nothing to step with.
+            Some(_) => match self
+                .state
+                .measured()
+                .filter(|measured| !measured.is_finite())
+            {
+                Some(measured) => Ok(self.step_plan(given, HashMap::new(), Some(measured))),
+                None => Err(ReleaseError::OnlyMeasured),
+            },
+            None => self.plan_ordinary(given, model, grads),
+        }
+    }
+
+    /// What an ordinary step is taken with: all gradients are there, so all can be looked at before the
+    /// first is stepped with.
+    fn plan_ordinary(
+        &self,
+        given: LearningRate,
+        model: &M,
+        grads: &impl Grads,
+    ) -> Result<Arc<StepPlan<B::InnerBackend>>, ReleaseError> {
+        let gradients = &self.stepper.gradients;
+        let own = assign(&self.stepper, Some(given), model)?;
+        if !gradients.looks_ahead() {
+            return Ok(self.step_plan(given, own, None));
+        }
+        if grads.is_multi() {
+            return Err(ReleaseError::NotMeasured);
+        }
+        if gradients.lacks_scale() && !grads.is_empty() {
+            return Err(ReleaseError::NotScaled);
+        }
+        let look = self.step_plan(given, own.clone(), None);
+        let params = finish::measure_rest::<B, M>(None, &look, model, grads);
+        let (measured, culprit) = look.treatment.end_measuring(params);
+        match culprit {
+            Some(param) if gradients.scaler.is_none() => Err(ReleaseError::NonFinite {
+                path: path_of::<B, M>(model, param),
+                stepped: 0,
+                armed: 0,
+            }),
+            _ => Ok(self.step_plan(given, own, Some(measured))),
+        }
     }
 
     /// [`Optimizer::to_record`], refusing states that are half old, half new.
@@ -150,9 +229,13 @@ where
     /// # Errors
     ///
     /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted)
-    /// after a backward.
+    /// after a backward; [`NotBurns`](ReleaseError::NotBurns) with groups, clipping by norms, a loss
+    /// scaler or a stop at gradients that are no numbers.
     pub fn try_into_adaptor(self) -> Result<OptimizerAdaptor<O, M, B>, ReleaseError> {
         self.state.check_idle()?;
+        if let Some(what) = self.stepper.not_burns() {
+            return Err(ReleaseError::NotBurns { what: what.into() });
+        }
         drop(self.state.take_session());
         let mut adaptor = OptimizerAdaptor::from(self.stepper.optim.clone());
         if let Some(clipping) = self.stepper.grad_clipping.clone() {

@@ -7,5 +7,7 @@ mod paths;
 mod tensorless;
 
 pub use either::{Either, JoinError};
+pub(crate) use module_lr_scheduler::Published;
 pub use module_lr_scheduler::{ModuleLearningRates, ModuleLrScheduler, ModuleLrSchedulerRecord};
 pub use param_group::{ParamGroup, ParamGroupError};
+pub(crate) use paths::visit_paths;

@@ -189,6 +189,13 @@ impl Clone for ModuleLrScheduler {
     }
 }
 
+/// What nobody steps any more has no rates: an optimizer that still reads them is to notice.
+impl Drop for ModuleLrScheduler {
+    fn drop(&mut self) {
+        self.rates().withdraw();
+    }
+}
+
 impl Debug for ModuleLrScheduler {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let groups = self.groups.iter().map(|(group, _)| group);
@@ -213,7 +220,8 @@ pub(crate) struct Published {
 }
 
 impl ModuleLearningRates {
-    /// The rate of the parameters that no group has. `None` before the first step.
+    /// The rate of the parameters that no group has. `None` before the first step, and once the
+    /// scheduler is gone.
     pub fn base(&self) -> Option<LearningRate> {
         self.published().map(|published| published.base)
     }
@@ -230,6 +238,10 @@ impl ModuleLearningRates {
 
     fn publish(&self, rates: Published) {
         *lock(&self.0) = Some(rates);
+    }
+
+    fn withdraw(&self) {
+        *lock(&self.0) = None;
     }
 
     /// The same rates, apart from now on.

@@ -240,6 +240,18 @@ impl ParamGroup {
         }
     }
 
+    /// What is looked for in paths.
+    pub(crate) fn patterns(&self) -> Vec<&str> {
+        match self.0.as_ref() {
+            Matcher::All | Matcher::Ids(_) => Vec::new(),
+            Matcher::Paths(texts) => texts.iter().map(String::as_str).collect(),
+            Matcher::Containing(texts) => texts.iter().map(String::as_str).collect(),
+            Matcher::Regexes(patterns) => patterns.iter().map(Regex::as_str).collect(),
+            Matcher::Any(groups) => groups.iter().flat_map(Self::patterns).collect(),
+            Matcher::Except(group, _) => group.patterns(),
+        }
+    }
+
     /// As an operand, in parentheses where it has operands itself.
     fn operand(&self) -> String {
         match self.0.as_ref() {

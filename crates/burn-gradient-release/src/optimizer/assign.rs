@@ -1,0 +1,167 @@
+//! Which parameters of a model are in which group, and with what rate they are stepped.
+
+use std::collections::HashMap;
+
+use burn::{
+    module::{AutodiffModule, ParamId},
+    optim::{LearningRate, SimpleOptimizer},
+};
+
+use super::{
+    error::ReleaseError, group_assignment::GroupAssignment, step_plan::Own, stepper::Stepper,
+};
+use crate::{
+    ReleaseBackend,
+    param_groups::{ParamGroup, Published, visit_paths},
+};
+
+/// How many near names an error lists.
+const NEAR: usize = 3;
+
+/// What holds for the parameters that are in a group or have a rate of their own. `learning_rate` is the
+/// rate of the step; without one, rates are not asked for.
+pub(super) fn assign<O, B, M>(
+    stepper: &Stepper<O, B>,
+    learning_rate: Option<LearningRate>,
+    model: &M,
+) -> Result<HashMap<ParamId, Own>, ReleaseError>
+where
+    O: SimpleOptimizer<B::InnerBackend> + 'static,
+    B: ReleaseBackend,
+    M: AutodiffModule<B>,
+{
+    let published = match learning_rate {
+        Some(rate) => published_rates(stepper, rate)?,
+        None => None,
+    };
+    if stepper.groups.is_empty() && published.is_none() {
+        return Ok(HashMap::new());
+    }
+    let rate_groups = published.as_ref().map_or(&[][..], |rates| &rates.groups);
+    let mut is_found = vec![false; stepper.groups.len() + rate_groups.len()];
+    let (found_options, found_rates) = is_found.split_at_mut(stepper.groups.len());
+    let mut own = HashMap::new();
+    let mut paths = Vec::new();
+    visit_paths::<B, M>(model, |path, param, _, _, _| {
+        let group = last_match(&stepper.groups, found_options, param, path);
+        let rate = last_match(rate_groups, found_rates, param, path);
+        paths.push(path.to_string());
+        if group.is_none() && rate.is_none() {
+            return;
+        }
+        let rate = rate.map_or(learning_rate, |rate| Some(rate_groups[rate].1));
+        let options = group.map(|group| &stepper.groups[group].1);
+        let factor = options.map_or(1.0, |options| options.lr_factor());
+        own.insert(
+            param,
+            Own {
+                learning_rate: rate.unwrap_or_default() * factor,
+                group,
+                is_frozen: options.is_some_and(|options| options.is_frozen()),
+            },
+        );
+    });
+    let groups = stepper.groups.iter().map(|(group, _)| group);
+    let groups = groups.chain(rate_groups.iter().map(|(group, _)| group));
+    match groups.zip(&is_found).find(|(_, is_found)| !**is_found) {
+        Some((group, _)) => Err(ReleaseError::EmptyGroup {
+            group: group.to_string(),
+            near: near(group, &paths),
+        }),
+        None => Ok(own),
+    }
+}
+
+/// Which group each parameter is in.
+pub(super) fn describe<O, B, M>(
+    stepper: &Stepper<O, B>,
+    model: &M,
+) -> Result<GroupAssignment, ReleaseError>
+where
+    O: SimpleOptimizer<B::InnerBackend> + 'static,
+    B: ReleaseBackend,
+    M: AutodiffModule<B>,
+{
+    let own = assign(stepper, None, model)?;
+    let mut assignment = GroupAssignment::default();
+    visit_paths::<B, M>(model, |path, param, _, _, is_trainable| {
+        let group = own.get(&param).and_then(|own| own.group);
+        if group.is_none() && !is_trainable {
+            return;
+        }
+        let group = group.map(|group| {
+            let (group, options) = &stepper.groups[group];
+            format!("{group} ({options})")
+        });
+        assignment.push(path, group);
+    });
+    Ok(assignment)
+}
+
+/// The path of a parameter in a model; its id, if it is not there.
+pub(super) fn path_of<B: ReleaseBackend, M: AutodiffModule<B>>(
+    model: &M,
+    param: ParamId,
+) -> String {
+    let mut found = param.to_string();
+    visit_paths::<B, M>(model, |path, id, _, _, _| {
+        if id == param {
+            found = path.to_string();
+        }
+    });
+    found
+}
+
+/// The last group that the parameter is in. Notes all of them.
+fn last_match<T>(
+    groups: &[(ParamGroup, T)],
+    is_found: &mut [bool],
+    param: ParamId,
+    path: &str,
+) -> Option<usize> {
+    let mut last = None;
+    for (index, (group, _)) in groups.iter().enumerate() {
+        if group.matches(&param, Some(path)) {
+            is_found[index] = true;
+            last = Some(index);
+        }
+    }
+    last
+}
+
+fn published_rates<O, B>(
+    stepper: &Stepper<O, B>,
+    given: LearningRate,
+) -> Result<Option<Published>, ReleaseError>
+where
+    O: SimpleOptimizer<B::InnerBackend>,
+    B: ReleaseBackend,
+{
+    let Some(rates) = &stepper.learning_rates else {
+        return Ok(None);
+    };
+    match rates.published() {
+        Some(published) if published.base.to_bits() == given.to_bits() => Ok(Some(published)),
+        published => Err(ReleaseError::GroupRates {
+            published: published.map(|published| published.base),
+            given,
+        }),
+    }
+}
+
+/// The paths that are most like what a group looks for.
+fn near(group: &ParamGroup, paths: &[String]) -> Vec<String> {
+    let wanted = group.patterns();
+    let likeness = |path: &String| {
+        let parts = path.split('.').chain([path.as_str()]);
+        let pairs = parts.flat_map(|part| wanted.iter().map(move |wanted| (part, wanted)));
+        let likeness = pairs.map(|(part, wanted)| strsim::jaro_winkler(part, wanted));
+        likeness.fold(0.0, f64::max)
+    };
+    let mut near: Vec<_> = paths.iter().map(|path| (likeness(path), path)).collect();
+    near.sort_by(|(one, _), (other, _)| other.total_cmp(one));
+    near.into_iter()
+        .take(NEAR)
+        .map(|(_, path)| path.clone())
+        .collect()
+}

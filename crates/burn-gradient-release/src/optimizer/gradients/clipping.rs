@@ -1,0 +1,187 @@
+//! Clipping by norms that are not those of one gradient alone.
+
+use std::collections::{HashMap, VecDeque};
+
+use burn::{
+    config::Config,
+    module::ParamId,
+    tensor::{Tensor, backend::Backend},
+};
+use serde::{Deserialize, Serialize};
+
+/// How the gradients of a model are clipped by their norms, each under the name of its paper.
+///
+/// Burn's own [`GradientClipping`](burn::grad_clipping::GradientClipping) clips each gradient by
+/// itself, and comes after this one where both are asked for.
+#[derive(Config, Debug, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum NormClipping {
+    /// By the norm of all gradients together, as PyTorch's `clip_grad_norm_` does: every gradient is
+    /// multiplied by `max_norm / (norm + 1e-6)` where that is less than one. Exact, and so in
+    /// [two backward passes](crate::TwoPasses): the norm is known only once every gradient was there.
+    GlobalNorm {
+        /// The largest norm that is stepped with.
+        max_norm: f64,
+    },
+    /// By how far the norm of all gradients is from those of earlier steps. In two backward passes.
+    ZClip(ZClipConfig),
+    /// The rule of [`ZClip`](Self::ZClip) in one pass: a step is scaled as the rule would have scaled
+    /// the step *before*. **A spike passes on its own step**; this slows down the steps that follow
+    /// a rising norm, and does not survive a single gradient that ruins the weights.
+    LaggedZClip(ZClipConfig),
+    /// Unit by unit, by the norm of the unit's weights. In one pass.
+    Adaptive(AdaptiveClippingConfig),
+    /// Each gradient by a quantile of the norms it has had. In one pass.
+    AutoClip(AutoClipConfig),
+}
+
+/// ZClip: adaptive spike mitigation for pre-training ([arXiv 2504.02507](https://arxiv.org/abs/2504.02507)).
+///
+/// Of the global norm `g` a moving mean and variance are kept. With `z = (g - mean) / std` above the
+/// threshold, the gradients are scaled to the norm `mean + z_threshold² / z · std`, and the moving
+/// averages are told that norm in place of `g`. Steps of the warm-up only gather their norms.
+#[derive(Config, Debug, Copy, PartialEq)]
+pub struct ZClipConfig {
+    /// Share of the past in the moving averages.
+    #[config(default = 0.97)]
+    pub alpha: f64,
+    /// From how many standard deviations on a norm is a spike.
+    #[config(default = 2.5)]
+    pub z_threshold: f64,
+    /// Steps before the first is scaled.
+    #[config(default = 25)]
+    pub warm_up: usize,
+}
+
+/// Adaptive gradient clipping, AGC ([arXiv 2102.06171](https://arxiv.org/abs/2102.06171)).
+///
+/// The gradient of a unit is scaled down where its norm is more than `clip_factor` times the norm of
+/// the unit's weights. A unit is what makes one output: a column of a matrix, as Burn's `Linear` is
+/// `[in, out]`; a slice along the first dimension of a tensor of more dimensions, as of a convolution
+/// (`[out, in, ..]`); a vector is one unit. The paper leaves out the last layer: use a group for it.
+#[derive(Config, Debug, Copy, PartialEq)]
+pub struct AdaptiveClippingConfig {
+    /// The largest ratio of the norms of gradient and weights.
+    #[config(default = 0.01)]
+    pub clip_factor: f64,
+    /// The least that the norm of weights counts, so that weights of zero can learn.
+    #[config(default = 1e-3)]
+    pub eps: f64,
+}
+
+/// AutoClip ([arXiv 2007.14469](https://arxiv.org/abs/2007.14469)), for each tensor by itself.
+///
+/// A gradient is scaled to the given percentile of the norms that this tensor's gradient has had, this
+/// one included. It reads each norm when the gradient comes: on a GPU that waits for the device.
+#[derive(Config, Debug, Copy, PartialEq)]
+pub struct AutoClipConfig {
+    /// From 0 to 100.
+    #[config(default = 10.0)]
+    pub percentile: f64,
+    /// How many of the last norms of each tensor are kept.
+    #[config(default = 10_000)]
+    pub history: usize,
+}
+
+impl NormClipping {
+    /// Whether all gradients have to be seen before the first is stepped with.
+    pub fn needs_two_passes(&self) -> bool {
+        matches!(self, Self::GlobalNorm { .. } | Self::ZClip(_))
+    }
+}
+
+/// By what gradients of this global norm are multiplied.
+pub(super) fn coefficient_for(max_norm: f64, norm: f64) -> f64 {
+    (max_norm / (norm + 1e-6)).min(1.0)
+}
+
+/// The moving averages of ZClip.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct ZClip {
+    warm_up: Vec<f64>,
+    mean: f64,
+    variance: f64,
+}
+
+impl ZClip {
+    /// The norm that one of `norm` is scaled to.
+    pub(super) fn target(&self, config: &ZClipConfig, norm: f64) -> f64 {
+        if self.warm_up.len() < config.warm_up {
+            return norm;
+        }
+        let std = self.variance.sqrt();
+        let z = (norm - self.mean) / (std + 1e-6);
+        if z > config.z_threshold {
+            self.mean + config.z_threshold * config.z_threshold / z * std
+        } else {
+            norm
+        }
+    }
+
+    /// Tells the averages the norm that a step was taken with.
+    pub(super) fn observe(&mut self, config: &ZClipConfig, norm: f64) {
+        if self.warm_up.len() < config.warm_up {
+            self.warm_up.push(norm);
+            let count = self.warm_up.len() as f64;
+            self.mean = self.warm_up.iter().sum::<f64>() / count;
+            let squares = self.warm_up.iter().map(|norm| (norm - self.mean).powi(2));
+            self.variance = squares.sum::<f64>() / count;
+            return;
+        }
+        self.mean = config.alpha * self.mean + (1.0 - config.alpha) * norm;
+        let deviation = (norm - self.mean).powi(2);
+        self.variance = config.alpha * self.variance + (1.0 - config.alpha) * deviation;
+    }
+}
+
+/// The norms that the gradient of each parameter has had.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct AutoClip(HashMap<u64, VecDeque<f32>>);
+
+impl AutoClip {
+    /// By what the gradient is multiplied. Its norm joins the history.
+    pub(super) fn coefficient(
+        &mut self,
+        config: &AutoClipConfig,
+        param: ParamId,
+        norm: f64,
+    ) -> f64 {
+        let history = self.0.entry(param.val()).or_default();
+        if history.len() == config.history.max(1) {
+            history.pop_front();
+        }
+        history.push_back(norm as f32);
+        let mut sorted: Vec<f64> = history.iter().map(|norm| f64::from(*norm)).collect();
+        sorted.sort_by(f64::total_cmp);
+        coefficient_for(percentile(&sorted, config.percentile), norm)
+    }
+}
+
+/// Between two of the sorted values linearly, as NumPy does.
+fn percentile(sorted: &[f64], percentile: f64) -> f64 {
+    let place = percentile.clamp(0.0, 100.0) / 100.0 * (sorted.len() - 1) as f64;
+    let (below, above) = (place.floor() as usize, place.ceil() as usize);
+    sorted[below] + (sorted[above] - sorted[below]) * place.fract()
+}
+
+/// Scales the gradient of each unit to the norm that the unit's weights allow.
+pub(super) fn clip_units<B: Backend, const D: usize>(
+    config: &AdaptiveClippingConfig,
+    weight: Tensor<B, D>,
+    grad: Tensor<B, D>,
+) -> Tensor<B, D> {
+    let allowed = unit_norms(weight).clamp_min(config.eps) * config.clip_factor;
+    let norms = unit_norms(grad.clone()).clamp_min(1e-6);
+    grad * (allowed / norms).clamp_max(1.0)
+}
+
+fn unit_norms<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Tensor<B, D> {
+    let inside = match D {
+        2 => 0..1,
+        1 => 0..1,
+        _ => 1..D,
+    };
+    inside
+        .fold(tensor.square(), |sums, dim| sums.sum_dim(dim))
+        .sqrt()
+}

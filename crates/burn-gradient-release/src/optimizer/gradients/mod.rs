@@ -1,0 +1,317 @@
+//! What is done to a complete gradient before its step.
+
+mod clipping;
+mod norm;
+mod record;
+mod scaler;
+
+use std::sync::{Arc, Mutex};
+
+use burn::{
+    module::ParamId,
+    tensor::{ElementConversion, Tensor, backend::Backend},
+};
+
+use self::{
+    clipping::{clip_units, coefficient_for},
+    norm::{SquaredNorms, global_norm, is_finite, squared_norm},
+    record::Averages,
+};
+use crate::uses::lock;
+
+pub use clipping::{AdaptiveClippingConfig, AutoClipConfig, NormClipping, ZClipConfig};
+pub use record::GradientRecord;
+pub use scaler::{LossScaler, LossScalerConfig, LossScalerRecord};
+
+/// What an optimizer does to gradients, and what it remembers of them from step to step.
+#[derive(Clone, Debug, Default)]
+pub(super) struct GradientPolicy {
+    pub(super) clipping: Option<NormClipping>,
+    pub(super) scaler: Option<LossScaler>,
+    pub(super) measures_norm: bool,
+    pub(super) stops_at_non_finite: bool,
+    averages: Arc<Mutex<Averages>>,
+}
+
+/// What a first backward pass has measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GradNorm {
+    norm: f64,
+    coefficient: f64,
+}
+
+impl GradNorm {
+    /// The norm of all gradients together, before clipping and without the scale of the loss. Not a
+    /// number, or infinite, if a gradient has overflown: then no step is taken.
+    pub fn norm(&self) -> f64 {
+        self.norm
+    }
+
+    /// By what every gradient is multiplied.
+    pub fn coefficient(&self) -> f64 {
+        self.coefficient
+    }
+
+    /// Whether the gradients can be stepped with.
+    pub fn is_finite(&self) -> bool {
+        self.norm.is_finite()
+    }
+}
+
+impl GradientPolicy {
+    pub(super) fn needs_two_passes(&self) -> bool {
+        self.clipping.is_some_and(|rule| rule.needs_two_passes())
+    }
+
+    /// Whether gradients that are all there are looked at before the first is stepped with.
+    pub(super) fn looks_ahead(&self) -> bool {
+        self.needs_two_passes() || self.stops_at_non_finite || self.scaler.is_some()
+    }
+
+    /// Whether a loss that is to be scaled was not.
+    pub(super) fn lacks_scale(&self) -> bool {
+        let mut scaler = self.scaler.iter();
+        scaler.any(|scaler| !scaler.is_asked())
+    }
+
+    /// The same, remembering on its own.
+    pub(super) fn fork(&self) -> Self {
+        let averages = lock(&self.averages).clone();
+        Self {
+            averages: Arc::new(Mutex::new(averages)),
+            ..self.clone()
+        }
+    }
+
+    /// What is done to the gradients of one step. `measured` is what a first pass has found.
+    pub(super) fn treatment<B: Backend>(&self, measured: Option<GradNorm>) -> Treatment<B> {
+        let coefficient = match (self.clipping, measured) {
+            (Some(NormClipping::LaggedZClip(_)), _) => lock(&self.averages).lagged,
+            (_, Some(measured)) => Some(measured.coefficient),
+            _ => None,
+        };
+        Treatment {
+            policy: self.clone(),
+            inverse_scale: self.inverse_scale(),
+            coefficient: coefficient.filter(|coefficient| *coefficient < 1.0),
+            measured,
+            norms: SquaredNorms::default(),
+            stopped_by: Mutex::new(None),
+        }
+    }
+
+    fn inverse_scale(&self) -> Option<f64> {
+        self.scaler.as_ref().map(|scaler| 1.0 / scaler.current())
+    }
+
+    /// What gradients of these squared norms are multiplied by.
+    fn judge(&self, squared: &[(ParamId, f64)]) -> GradNorm {
+        let norm = global_norm(squared);
+        let coefficient = match self.clipping {
+            Some(NormClipping::GlobalNorm { max_norm }) => coefficient_for(max_norm, norm),
+            Some(NormClipping::ZClip(config)) => {
+                lock(&self.averages).zclip.target(&config, norm) / norm.max(f64::MIN_POSITIVE)
+            }
+            _ => 1.0,
+        };
+        GradNorm { norm, coefficient }
+    }
+
+    /// Remembers a step with gradients of this norm.
+    fn observe(&self, norm: f64) {
+        let (Some(NormClipping::ZClip(config)) | Some(NormClipping::LaggedZClip(config))) =
+            self.clipping
+        else {
+            return;
+        };
+        if !norm.is_finite() {
+            return;
+        }
+        let mut averages = lock(&self.averages);
+        let target = averages.zclip.target(&config, norm);
+        averages.lagged = Some(target / norm.max(f64::MIN_POSITIVE));
+        averages.zclip.observe(&config, target);
+    }
+}
+
+/// What is done to the gradients of one optimizer step: their scale is taken off, they are looked at,
+/// and clipped.
+pub(super) struct Treatment<B: Backend> {
+    policy: GradientPolicy,
+    inverse_scale: Option<f64>,
+    coefficient: Option<f64>,
+    measured: Option<GradNorm>,
+    norms: SquaredNorms<B>,
+    /// The parameter whose gradient was not to be stepped with.
+    stopped_by: Mutex<Option<ParamId>>,
+}
+
+/// Why there is no step with a gradient.
+pub(super) enum NotStepped {
+    /// It has overflown.
+    Skipped,
+    /// It, or one before it, is no number.
+    Stopped,
+}
+
+/// What is known of the gradients of a step at its end.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Treated {
+    pub(super) norm: Option<f64>,
+    pub(super) coefficient: Option<f64>,
+    pub(super) scale: Option<f64>,
+}
+
+impl<B: Backend> Treatment<B> {
+    /// Looks at a gradient of the first of two passes.
+    pub(super) fn measure<const D: usize>(&self, param: ParamId, grad: Tensor<B, D>) {
+        self.norms.push(param, squared_norm(self.unscale(grad)));
+    }
+
+    pub(super) fn is_measured(&self, param: ParamId) -> bool {
+        self.norms.contains(param)
+    }
+
+    /// Ends the first of two passes over the parameters of a model. Also returns the first parameter whose
+    /// gradient has no finite norm.
+    pub(super) fn end_measuring(
+        &self,
+        params: impl IntoIterator<Item = ParamId>,
+    ) -> (GradNorm, Option<ParamId>) {
+        let squared = self.norms.read(params);
+        let mut squares = squared.iter();
+        let culprit = squares.find(|(_, squared)| !squared.is_finite());
+        (
+            self.policy.judge(&squared),
+            culprit.map(|(param, _)| *param),
+        )
+    }
+
+    /// The gradient to step with. `clips_alone` is false where no rule is to look at this gradient alone.
+    pub(super) fn apply<const D: usize>(
+        &self,
+        param: ParamId,
+        weight: &Tensor<B, D>,
+        grad: Tensor<B, D>,
+        clips_alone: bool,
+    ) -> Result<Tensor<B, D>, NotStepped> {
+        if lock(&self.stopped_by).is_some() {
+            return Err(NotStepped::Stopped);
+        }
+        let grad = self.unscale(grad);
+        let squared = self.look_at(param, &grad)?;
+        let grad = match self.coefficient {
+            Some(coefficient) => grad * coefficient,
+            None => grad,
+        };
+        if !clips_alone {
+            return Ok(grad);
+        }
+        Ok(match (self.policy.clipping, squared) {
+            (Some(NormClipping::Adaptive(config)), _) => clip_units(&config, weight.clone(), grad),
+            (Some(NormClipping::AutoClip(config)), Some(squared)) => {
+                let norm = squared.into_scalar().elem::<f64>().sqrt();
+                let mut averages = lock(&self.policy.averages);
+                let coefficient = averages.auto_clip.coefficient(&config, param, norm);
+                if coefficient < 1.0 {
+                    grad * coefficient
+                } else {
+                    grad
+                }
+            }
+            _ => grad,
+        })
+    }
+
+    fn unscale<const D: usize>(&self, grad: Tensor<B, D>) -> Tensor<B, D> {
+        match self.inverse_scale {
+            Some(inverse) => grad * inverse,
+            None => grad,
+        }
+    }
+
+    /// Notes the norm of a gradient, where anybody wants to know it.
+    fn look_at<const D: usize>(
+        &self,
+        param: ParamId,
+        grad: &Tensor<B, D>,
+    ) -> Result<Option<Tensor<B, 1>>, NotStepped> {
+        let policy = &self.policy;
+        // A first pass has seen all of them.
+        let must_be_finite =
+            self.measured.is_none() && (policy.stops_at_non_finite || policy.scaler.is_some());
+        let rule_asks = matches!(
+            policy.clipping,
+            Some(NormClipping::LaggedZClip(_) | NormClipping::AutoClip(_))
+        );
+        let report_asks = policy.measures_norm && self.measured.is_none();
+        if !(must_be_finite || rule_asks || report_asks) {
+            return Ok(None);
+        }
+        let squared = squared_norm(grad.clone());
+        if must_be_finite && !is_finite(&squared) {
+            if policy.scaler.is_some() {
+                return Err(NotStepped::Skipped);
+            }
+            *lock(&self.stopped_by) = Some(param);
+            return Err(NotStepped::Stopped);
+        }
+        self.norms.push(param, squared.clone());
+        Ok(Some(squared))
+    }
+
+    /// Whether there is nothing but numbers in a gradient that is not to be stepped with yet, where
+    /// anybody asks.
+    pub(super) fn admits<const D: usize>(&self, grad: &Tensor<B, D>) -> bool {
+        let asks = self.policy.stops_at_non_finite && self.policy.scaler.is_none();
+        !asks || self.measured.is_some() || is_finite(&squared_norm(grad.clone()))
+    }
+
+    /// Whether a first pass has found that there is nothing to step with.
+    pub(super) fn is_overflown(&self) -> bool {
+        self.measured.is_some_and(|measured| !measured.is_finite())
+    }
+
+    /// The parameter whose gradient has stopped the step.
+    pub(super) fn stopped_by(&self) -> Option<ParamId> {
+        *lock(&self.stopped_by)
+    }
+
+    /// Ends the step over the parameters of a model, some of which were `skipped`.
+    pub(super) fn finish(
+        &self,
+        params: impl IntoIterator<Item = ParamId>,
+        has_skipped: bool,
+    ) -> Treated {
+        let norm = match self.measured {
+            Some(measured) => Some(measured.norm),
+            None => {
+                let squared = self.norms.read(params);
+                (!squared.is_empty()).then(|| global_norm(&squared))
+            }
+        };
+        // Of a part of the gradients there is no norm to speak of.
+        let norm = norm.filter(|_| !has_skipped);
+        if let Some(norm) = norm {
+            self.policy.observe(norm);
+        }
+        let scale = self.policy.scaler.as_ref().map(|scaler| {
+            let scale = scaler.current();
+            scaler.update(has_skipped);
+            scale
+        });
+        let clips_all = matches!(
+            self.policy.clipping,
+            Some(
+                NormClipping::GlobalNorm { .. }
+                    | NormClipping::ZClip(_)
+                    | NormClipping::LaggedZClip(_)
+            )
+        );
+        Treated {
+            norm,
+            coefficient: clips_all.then(|| self.coefficient.unwrap_or(1.0)),
+            scale,
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! The norms of gradients.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard},
+};
+
+use burn::{
+    module::ParamId,
+    tensor::{DType, ElementConversion, FloatDType, Tensor, backend::Backend},
+};
+
+use crate::uses::lock;
+
+/// The squared norms of the gradients of one step, as they come.
+///
+/// They stay on the device until [`read`](Self::read): one wait for all of them.
+pub(crate) struct SquaredNorms<B: Backend>(Mutex<HashMap<ParamId, Tensor<B, 1>>>);
+
+impl<B: Backend> Default for SquaredNorms<B> {
+    fn default() -> Self {
+        Self(Mutex::new(HashMap::new()))
+    }
+}
+
+impl<B: Backend> SquaredNorms<B> {
+    fn found(&self) -> MutexGuard<'_, HashMap<ParamId, Tensor<B, 1>>> {
+        lock(&self.0)
+    }
+
+    pub(crate) fn push(&self, param: ParamId, squared: Tensor<B, 1>) {
+        self.found().insert(param, squared);
+    }
+
+    pub(crate) fn contains(&self, param: ParamId) -> bool {
+        self.found().contains_key(&param)
+    }
+
+    /// The squared norm of each of `params` that has a gradient, in their order.
+    pub(crate) fn read(&self, params: impl IntoIterator<Item = ParamId>) -> Vec<(ParamId, f64)> {
+        let mut found = self.found();
+        let (params, norms): (Vec<_>, Vec<_>) = params
+            .into_iter()
+            .filter_map(|param| Some((param, found.remove(&param)?)))
+            .unzip();
+        drop(found);
+        let Some(device) = norms.first().map(Tensor::device) else {
+            return Vec::new();
+        };
+        let norms = norms.into_iter().map(|norm| norm.to_device(&device));
+        let read = Tensor::cat(norms.collect(), 0).into_data();
+        params.into_iter().zip(read.iter::<f64>()).collect()
+    }
+}
+
+/// The norm of gradients of these squared norms.
+///
+/// Added up in 64 bits in the order of the model's fields: the order in which gradients complete
+/// depends on the model and on what is recomputed.
+pub(crate) fn global_norm(squared: &[(ParamId, f64)]) -> f64 {
+    squared
+        .iter()
+        .map(|(_, squared)| squared)
+        .sum::<f64>()
+        .sqrt()
+}
+
+/// The squared norm of a gradient: Burn's own sum, in 32 bits at least.
+///
+/// A gradient that nobody else holds takes no memory beside it.
+pub(crate) fn squared_norm<B: Backend, const D: usize>(grad: Tensor<B, D>) -> Tensor<B, 1> {
+    let grad = match grad.dtype() {
+        DType::F16 | DType::BF16 => grad.cast(FloatDType::F32),
+        _ => grad,
+    };
+    grad.square().sum()
+}
+
+/// Whether the norm is a finite number. Waits for the device.
+pub(crate) fn is_finite<B: Backend>(squared: &Tensor<B, 1>) -> bool {
+    let squared: f64 = squared.clone().into_scalar().elem();
+    squared.is_finite()
+}

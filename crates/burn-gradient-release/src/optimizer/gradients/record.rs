@@ -1,0 +1,61 @@
+//! What is remembered of gradients from step to step.
+
+use burn::{
+    record::{PrecisionSettings, Record},
+    tensor::backend::Backend,
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    GradientPolicy, LossScalerRecord,
+    clipping::{AutoClip, ZClip},
+};
+use crate::uses::lock;
+
+/// What the rules of clipping remember.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Averages {
+    pub(super) zclip: ZClip,
+    /// By what the rule would have scaled the last step.
+    pub(super) lagged: Option<f64>,
+    pub(super) auto_clip: AutoClip,
+}
+
+/// What an optimizer remembers of gradients from step to step: the averages that
+/// [`NormClipping`](super::NormClipping) judges by, and the scale of a [`LossScaler`](super::LossScaler).
+///
+/// The record of the optimizer is Burn's and has no room for it: save this one beside it, with any of
+/// Burn's recorders or with serde.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GradientRecord {
+    averages: Averages,
+    loss_scaler: Option<LossScalerRecord>,
+}
+
+impl<B: Backend> Record<B> for GradientRecord {
+    type Item<S: PrecisionSettings> = Self;
+
+    fn into_item<S: PrecisionSettings>(self) -> Self {
+        self
+    }
+
+    fn from_item<S: PrecisionSettings>(item: Self, _device: &B::Device) -> Self {
+        item
+    }
+}
+
+impl GradientPolicy {
+    pub(in crate::optimizer) fn to_record(&self) -> GradientRecord {
+        GradientRecord {
+            averages: lock(&self.averages).clone(),
+            loss_scaler: self.scaler.as_ref().map(|scaler| scaler.to_record()),
+        }
+    }
+
+    pub(in crate::optimizer) fn load_record(&self, record: GradientRecord) {
+        *lock(&self.averages) = record.averages;
+        if let (Some(scaler), Some(record)) = (&self.scaler, record.loss_scaler) {
+            scaler.load_record(record);
+        }
+    }
+}

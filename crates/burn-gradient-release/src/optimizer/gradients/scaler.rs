@@ -1,0 +1,118 @@
+//! Loss scaling.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use burn::{
+    config::Config,
+    tensor::{Tensor, backend::Backend},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::uses::lock;
+
+/// Dynamic loss scaling for training in fp16, by the rule and with the defaults of PyTorch's
+/// `GradScaler` ([Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)).
+///
+/// Gradients in fp16 vanish below `6e-8`. A loss that is scaled up has gradients that are scaled up,
+/// and the optimizer divides them by the scale before it clips and steps. Where one has overflown, the
+/// step is skipped and the scale falls; after `growth_interval` steps without, it rises. bf16 has the
+/// range of fp32 and needs none.
+#[derive(Config, Debug, Copy, PartialEq)]
+pub struct LossScalerConfig {
+    /// The first scale.
+    #[config(default = 65536.0)]
+    pub init_scale: f64,
+    /// By what the scale rises.
+    #[config(default = 2.0)]
+    pub growth_factor: f64,
+    /// By what the scale falls.
+    #[config(default = 0.5)]
+    pub backoff_factor: f64,
+    /// Steps without overflow before the scale rises.
+    #[config(default = 2000)]
+    pub growth_interval: usize,
+}
+
+impl LossScalerConfig {
+    /// A scaler at its first scale.
+    pub fn init(&self) -> LossScaler {
+        LossScaler {
+            config: *self,
+            state: Arc::new(Mutex::new(State {
+                record: LossScalerRecord {
+                    scale: self.init_scale,
+                    steps_since_change: 0,
+                },
+                is_asked: false,
+            })),
+        }
+    }
+}
+
+/// Scales losses for an optimizer [that has it](crate::ReleaseOptimizer::with_loss_scaler). Clones
+/// share the scale: keep one where the loss is computed.
+#[derive(Clone, Debug)]
+pub struct LossScaler {
+    config: LossScalerConfig,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug)]
+struct State {
+    record: LossScalerRecord,
+    /// Whether a loss was scaled since the last step.
+    is_asked: bool,
+}
+
+/// What a [`LossScaler`] goes on with after a resume.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LossScalerRecord {
+    scale: f64,
+    steps_since_change: usize,
+}
+
+impl LossScaler {
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// The loss to run backward from.
+    pub fn scale<B: Backend, const D: usize>(&self, loss: Tensor<B, D>) -> Tensor<B, D> {
+        let mut state = self.state();
+        state.is_asked = true;
+        loss * state.record.scale
+    }
+
+    /// The scale as it is now.
+    pub fn current(&self) -> f64 {
+        self.state().record.scale
+    }
+
+    pub(super) fn is_asked(&self) -> bool {
+        self.state().is_asked
+    }
+
+    /// Ends a step.
+    pub(super) fn update(&self, has_overflown: bool) {
+        let config = &self.config;
+        let mut state = self.state();
+        state.is_asked = false;
+        let record = &mut state.record;
+        record.steps_since_change += 1;
+        if has_overflown {
+            record.scale *= config.backoff_factor;
+            record.steps_since_change = 0;
+        } else if record.steps_since_change == config.growth_interval {
+            record.scale *= config.growth_factor;
+            record.steps_since_change = 0;
+        }
+    }
+
+    pub(super) fn to_record(&self) -> LossScalerRecord {
+        self.state().record
+    }
+
+    pub(super) fn load_record(&self, record: LossScalerRecord) {
+        self.state().record = record;
+    }
+}

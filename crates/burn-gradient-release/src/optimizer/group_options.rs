@@ -1,0 +1,173 @@
+//! What the parameters of a group are stepped with.
+
+use std::fmt::{self, Display, Formatter};
+
+use burn::{
+    grad_clipping::GradientClipping,
+    module::AutodiffModule,
+    optim::{SimpleOptimizer, adaptor::OptimizerAdaptor},
+    tensor::backend::AutodiffBackend,
+};
+
+use super::stepper::Rule;
+
+/// How the parameters of a [`ParamGroup`](crate::ParamGroup) differ from the rest. What is not said is
+/// as for the rest.
+///
+/// ```
+/// use burn::{
+///     backend::{Autodiff, Flex},
+///     nn::{Linear, LinearConfig},
+///     optim::{AdamWConfig, GradientsParams, Optimizer},
+///     tensor::Tensor,
+/// };
+/// use burn_gradient_release::{GradientRelease, GroupOptions, ParamGroup, WithGradientRelease};
+///
+/// type B = GradientRelease<Autodiff<Flex>>;
+///
+/// let device = Default::default();
+/// let mut model: Linear<B> = LinearConfig::new(4, 2).init(&device);
+/// let adamw = AdamWConfig::new().with_weight_decay(0.05);
+/// let undecayed = AdamWConfig::new().with_weight_decay(0.0).init::<B, Linear<B>>();
+///
+/// let mut optim = adamw.init().with_gradient_release().with_group(
+///     ParamGroup::no_decay(&model),
+///     GroupOptions::new().with_optimizer(&undecayed).with_lr_factor(0.5),
+/// );
+///
+/// model = optim.arm(1e-3, model);
+/// let loss = model.forward(Tensor::<B, 2>::ones([8, 4], &device)).mean();
+/// let grads = GradientsParams::from_grads(loss.backward(), &model);
+/// model = optim.step(1e-3, model, grads);
+///
+/// let bias = model.bias.as_ref().unwrap().id;
+/// assert_eq!(optim.last_step().unwrap().learning_rate_of(bias), 5e-4);
+/// ```
+#[derive(Clone)]
+pub struct GroupOptions<O> {
+    optim: Option<O>,
+    grad_clipping: Option<Option<GradientClipping>>,
+    lr_factor: f64,
+    clips_by_norm: bool,
+    is_frozen: bool,
+}
+
+impl<O> Default for GroupOptions<O> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<O> GroupOptions<O> {
+    /// As the rest.
+    pub fn new() -> Self {
+        Self {
+            optim: None,
+            grad_clipping: None,
+            lr_factor: 1.0,
+            clips_by_norm: true,
+            is_frozen: false,
+        }
+    }
+
+    /// Another configuration of the same optimizer, with its clipping if it has one. Two kinds of
+    /// optimizer are one as [`Either`](crate::Either).
+    pub fn with_optimizer<M, B>(mut self, optim: &OptimizerAdaptor<O, M, B>) -> Self
+    where
+        O: SimpleOptimizer<B::InnerBackend>,
+        M: AutodiffModule<B>,
+        B: AutodiffBackend,
+    {
+        if let Some(clipping) = optim.grad_clipping() {
+            self.grad_clipping = Some(Some(clipping.clone()));
+        }
+        self.with_simple_optimizer(optim.optim().clone())
+    }
+
+    /// The same for an optimizer without the adaptor that Burn's configurations put around it.
+    pub fn with_simple_optimizer(mut self, optim: O) -> Self {
+        self.optim = Some(optim);
+        self
+    }
+
+    /// The learning rate, as a multiple of what it would be.
+    pub fn with_lr_factor(mut self, factor: f64) -> Self {
+        self.lr_factor = factor;
+        self
+    }
+
+    /// Burn's clipping, of each gradient by itself.
+    pub fn with_grad_clipping(mut self, clipping: GradientClipping) -> Self {
+        self.grad_clipping = Some(Some(clipping));
+        self
+    }
+
+    /// No clipping of a gradient by itself: neither Burn's nor that of
+    /// [`Adaptive`](crate::NormClipping::Adaptive) and [`AutoClip`](crate::NormClipping::AutoClip).
+    pub fn without_grad_clipping(mut self) -> Self {
+        self.grad_clipping = Some(None);
+        self.clips_by_norm = false;
+        self
+    }
+
+    /// Not stepped at all: each gradient is dropped as soon as it is complete, and counts for no norm.
+    /// [`no_grad`](burn::module::Module::no_grad) does not even compute it, if nothing else needs it.
+    pub fn frozen(mut self) -> Self {
+        self.is_frozen = true;
+        self
+    }
+
+    pub(super) fn lr_factor(&self) -> f64 {
+        self.lr_factor
+    }
+
+    pub(super) fn is_frozen(&self) -> bool {
+        self.is_frozen
+    }
+
+    /// What the group is stepped with, where the `rest` is stepped with this.
+    pub(super) fn rule<'a>(&'a self, rest: Rule<'a, O>) -> Rule<'a, O> {
+        Rule {
+            optim: self.optim.as_ref().unwrap_or(rest.optim),
+            grad_clipping: match &self.grad_clipping {
+                Some(own) => own.as_ref(),
+                None => rest.grad_clipping,
+            },
+            clips_by_norm: self.clips_by_norm && rest.clips_by_norm,
+        }
+    }
+}
+
+/// In brackets after a group, what the optimizer itself does not show.
+impl<O> Display for GroupOptions<O> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let mut words = Vec::new();
+        if self.is_frozen {
+            words.push("frozen".to_string());
+        }
+        if self.lr_factor != 1.0 {
+            words.push(format!("rate x {}", self.lr_factor));
+        }
+        match &self.grad_clipping {
+            Some(Some(GradientClipping::Norm(norm))) => {
+                words.push(format!("clipped to norm {norm}"))
+            }
+            Some(Some(GradientClipping::Value(value))) => words.push(format!("clipped to {value}")),
+            Some(None) => words.push("not clipped".to_string()),
+            None => {}
+        }
+        if self.optim.is_some() {
+            words.push("its own optimizer".to_string());
+        }
+        f.write_str(&words.join(", "))
+    }
+}
+
+impl<O> fmt::Debug for GroupOptions<O> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GroupOptions")
+            .field("lr_factor", &self.lr_factor)
+            .field("is_frozen", &self.is_frozen)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,261 @@
+//! Steps in two backward passes: the first measures the norm of the gradients, the second steps.
+
+use std::sync::Arc;
+
+use burn::{
+    module::AutodiffModule,
+    optim::{GradientsParams, LearningRate, SimpleOptimizer},
+    tensor::Tensor,
+};
+
+use super::ReleaseOptimizer;
+use crate::{
+    ReleaseBackend,
+    optimizer::{
+        assign::{assign, path_of},
+        error::{Refused, ReleaseError, expect},
+        finish,
+        gradients::GradNorm,
+        step_plan::{Purpose, StepPlan},
+        two_passes::TwoPasses,
+    },
+};
+
+impl<O, M, B> ReleaseOptimizer<O, M, B>
+where
+    O: SimpleOptimizer<B::InnerBackend> + 'static,
+    M: AutodiffModule<B>,
+    B: ReleaseBackend,
+{
+    /// Takes one step in two passes: runs `forward` and its backward pass once to measure the norm of
+    /// all gradients, each of which is dropped as soon as it is measured, and once to step with the
+    /// gradients that the norm asks for. Returns the model and the loss.
+    ///
+    /// It needs no more memory than a step in one pass, and twice its time. Both passes have the same
+    /// random numbers and running means: see [`TwoPasses`]. With a [`LossScaler`](crate::LossScaler),
+    /// the whole step is skipped if a gradient has overflown.
+    ///
+    /// ```
+    /// use burn::{
+    ///     backend::{Autodiff, Flex},
+    ///     nn::{Linear, LinearConfig},
+    ///     optim::AdamWConfig,
+    ///     tensor::{Distribution, Tensor},
+    /// };
+    /// use burn_gradient_release::{GradientRelease, NormClipping, WithGradientRelease};
+    ///
+    /// type B = GradientRelease<Autodiff<Flex>>;
+    ///
+    /// let device = Default::default();
+    /// let model: Linear<B> = LinearConfig::new(4, 2).init(&device);
+    /// let optim = AdamWConfig::new().init().with_gradient_release();
+    /// let mut optim = optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 });
+    ///
+    /// let batch = Tensor::<B, 2>::random([8, 4], Distribution::Default, &device);
+    /// let (model, loss) = optim.two_passes(1e-3, model, |model| {
+    ///     model.forward(batch.clone()).powi_scalar(2).sum()
+    /// });
+    ///
+    /// let step = optim.last_step().unwrap();
+    /// assert!(step.grad_norm().unwrap() > 1.0 && step.clip_coefficient().unwrap() < 1.0);
+    /// # let _ = (model, loss);
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// With the text of the [`ReleaseError`] that [`try_two_passes`](Self::try_two_passes) returns, and
+    /// if the second pass draws other random numbers than the first.
+    pub fn two_passes(
+        &mut self,
+        lr: LearningRate,
+        model: M,
+        forward: impl FnMut(&M) -> Tensor<B, 1>,
+    ) -> (M, Tensor<B::InnerBackend, 1>) {
+        expect(self.try_two_passes(lr, model, GradientsParams::new(), forward))
+    }
+
+    /// [`two_passes`](Self::two_passes), handing the model back where it refuses, disarmed. `grads` are
+    /// those of earlier micro-batches, as for [`arm_accumulated`](Self::arm_accumulated).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_arm_to_measure`](Self::try_arm_to_measure), [`try_measured`](Self::try_measured),
+    /// [`try_arm`](Self::try_arm) and [`try_step`](Self::try_step), and
+    /// [`NotRepeatable`](ReleaseError::NotRepeatable) if the two losses differ. No weight has changed
+    /// then; the gradients of earlier micro-batches are dropped.
+    pub fn try_two_passes(
+        &mut self,
+        lr: LearningRate,
+        model: M,
+        grads: GradientsParams,
+        mut forward: impl FnMut(&M) -> Tensor<B, 1>,
+    ) -> Result<(M, Tensor<B::InnerBackend, 1>), Refused<M>> {
+        let model = match self.try_arm_to_measure(model, grads) {
+            Ok(model) => model,
+            Err(refused) => {
+                let (error, (model, _)) = (refused.error().clone(), refused.into_given());
+                return Err(Refused::new(model, error));
+            }
+        };
+        let run = |model: &M, forward: &mut dyn FnMut(&M) -> Tensor<B, 1>| {
+            let loss = forward(model);
+            let value = loss.clone().inner();
+            (value, loss)
+        };
+        let ((first, grads), passes) = TwoPasses::first(&model, || {
+            let (value, loss) = run(&model, &mut forward);
+            (value, GradientsParams::from_grads(loss.backward(), &model))
+        });
+        let measured = match self.try_measured(&model, grads) {
+            Ok(measured) => measured,
+            Err(error) => {
+                passes.undo(&model);
+                return Err(Refused::new(self.disarm(model), error));
+            }
+        };
+        if !measured.is_finite() {
+            let model = self.step_disarming(lr, model, GradientsParams::new())?;
+            return Ok((model, first));
+        }
+        let model = match self.try_arm(lr, model) {
+            Ok(model) => model,
+            Err(refused) => {
+                let (model, error) = refused.into_parts();
+                passes.undo(&model);
+                return Err(Refused::new(self.disarm(model), error));
+            }
+        };
+        let ((value, loss), draws_all) = passes.second(model.clone(), || run(&model, &mut forward));
+        if !draws_all || first.into_data() != value.to_data() {
+            return Err(Refused::new(
+                self.disarm(model),
+                ReleaseError::NotRepeatable,
+            ));
+        }
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let model = self.step_disarming(lr, model, grads)?;
+        Ok((model, value))
+    }
+
+    fn step_disarming(
+        &mut self,
+        lr: LearningRate,
+        model: M,
+        grads: GradientsParams,
+    ) -> Result<M, Refused<M>> {
+        self.try_step(lr, model, grads).map_err(|refused| {
+            let error = refused.error().clone();
+            let (model, _) = refused.into_given();
+            match self.try_disarm(model) {
+                Ok(model) => Refused::new(model, error),
+                Err(refused) => Refused::new(refused.into_model(), error),
+            }
+        })
+    }
+
+    /// Arms the model for the first of two passes, which measures: each gradient is dropped as soon as
+    /// its norm is known, and no weight changes. `grads` are those of earlier micro-batches, as for
+    /// [`arm_accumulated`](Self::arm_accumulated); they stay with the model for the second pass.
+    ///
+    /// The passes by hand, for a loop in which [`two_passes`](Self::two_passes) has no place: arm to
+    /// measure, run backward, end with [`try_measured`](Self::try_measured), [`arm`](Self::arm), run
+    /// forward and backward again, [`step`](burn::optim::Optimizer::step). Where the norm was not
+    /// finite, `step` at once, which skips the step.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_arm`](Self::try_arm), but for rates and for `NotMeasured`.
+    pub fn try_arm_to_measure(
+        &mut self,
+        model: M,
+        grads: GradientsParams,
+    ) -> Result<M, Refused<M, GradientsParams>> {
+        match self.check_arm_to_measure(&model) {
+            Ok(plan) => {
+                self.state.set_measured(None);
+                Ok(self.arm_for(plan, model, grads))
+            }
+            Err(error) => Err(Refused::with_grads(model, grads, error)),
+        }
+    }
+
+    /// The same for a model in the hands of an owner: see
+    /// [`try_arm_by_fork`](Self::try_arm_by_fork).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_arm_to_measure`](Self::try_arm_to_measure), and
+    /// [`NotForked`](ReleaseError::NotForked).
+    pub fn try_arm_to_measure_by_fork(
+        &mut self,
+        copy: M,
+        grads: GradientsParams,
+        fork: impl FnOnce(),
+    ) -> Result<(), Refused<(), GradientsParams>> {
+        match self.check_arm_to_measure(&copy) {
+            Ok(plan) => {
+                self.arm_by_fork_for(plan, copy, grads, fork)?;
+                self.state.set_measured(None);
+                Ok(())
+            }
+            Err(error) => Err(Refused::with_grads((), grads, error)),
+        }
+    }
+
+    fn check_arm_to_measure(
+        &self,
+        model: &M,
+    ) -> Result<Arc<StepPlan<B::InnerBackend>>, ReleaseError> {
+        self.state.check_idle()?;
+        self.check_arm_params(model)?;
+        Ok(Arc::new(StepPlan {
+            purpose: Purpose::Measure,
+            learning_rate: LearningRate::default(),
+            own: assign(&self.stepper, None, model)?,
+            treatment: self.stepper.gradients.treatment(None),
+        }))
+    }
+
+    /// Ends the pass that measures, with the gradients that its backward has returned: those of
+    /// parameters that were not measured underway count, too.
+    ///
+    /// # Errors
+    ///
+    /// - [`NotMeasuring`](ReleaseError::NotMeasuring): no model is armed to measure;
+    /// - [`NonFinite`](ReleaseError::NonFinite): a gradient is no number, and there is no
+    ///   [`LossScaler`](crate::LossScaler) whose scale could have been too high;
+    /// - [`NotScaled`](ReleaseError::NotScaled): no loss was scaled for that scaler;
+    /// - [`MeasuredTwice`](ReleaseError::MeasuredTwice), [`Unclaimed`](ReleaseError::Unclaimed),
+    ///   [`WrongModel`](ReleaseError::WrongModel): the gradients are not all, or not those, that would
+    ///   be stepped with.
+    pub fn try_measured(
+        &mut self,
+        model: &M,
+        grads: GradientsParams,
+    ) -> Result<GradNorm, ReleaseError> {
+        self.state.check_fault()?;
+        if self.stepper.gradients.lacks_scale() {
+            return Err(ReleaseError::NotScaled);
+        }
+        let measured = self.state.with_session(|session| {
+            let session = session.filter(|session| session.is_measuring());
+            let session = session.ok_or(ReleaseError::NotMeasuring)?;
+            let plan = session.plan().expect("what is measured has a plan");
+            finish::check_finish::<B, M>(Some(session), model, &grads).map_err(
+                |error| match error {
+                    ReleaseError::AlreadyStepped { param } => ReleaseError::MeasuredTwice { param },
+                    error => error,
+                },
+            )?;
+            let params = finish::measure_rest::<B, M>(Some(session), plan, model, &grads);
+            match plan.treatment.end_measuring(params) {
+                (_, Some(param)) if self.stepper.gradients.scaler.is_none() => {
+                    Err(session.non_finite(path_of::<B, M>(model, param)))
+                }
+                (measured, _) => Ok(measured),
+            }
+        })?;
+        self.state.set_measured(Some(measured));
+        Ok(measured)
+    }
+}

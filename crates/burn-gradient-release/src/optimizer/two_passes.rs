@@ -1,0 +1,107 @@
+//! A forward pass that runs twice and is the same both times.
+
+use std::collections::HashMap;
+
+use burn::{
+    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
+    tensor::{Tensor, TensorPrimitive, backend::Backend, ops::FloatTensor},
+};
+
+use crate::{ReleaseBackend, random::RandomLog};
+
+/// Two forward passes of one training step, for an optimizer that has to see all gradients before it
+/// steps with the first: see [`ReleaseOptimizer::two_passes`](crate::ReleaseOptimizer::two_passes), which
+/// is made of this.
+///
+/// The second pass draws the random numbers of the first, masks of dropout kept as bits meanwhile,
+/// and finds the running means of normalisation layers as the first has found them. What a model
+/// keeps elsewhere, or draws without Burn's tensors, is not seen.
+pub struct TwoPasses<B: Backend> {
+    running: HashMap<ParamId, FloatTensor<B>>,
+    log: RandomLog,
+}
+
+impl<B: ReleaseBackend> TwoPasses<B> {
+    /// Runs the first pass over the model, forward and backward.
+    pub fn first<M: Module<B>, R>(model: &M, pass: impl FnOnce() -> R) -> (R, Self) {
+        let running = running_states(model);
+        let (result, log) = RandomLog::record(pass);
+        (result, Self { running, log })
+    }
+
+    /// Runs the second pass. `copy` is one of the model, which is dropped before: it would keep old
+    /// weights alive. Returns whether the pass drew as many random numbers as the first.
+    ///
+    /// # Panics
+    ///
+    /// If it draws others than the first pass.
+    pub fn second<M: Module<B>, R>(self, copy: M, pass: impl FnOnce() -> R) -> (R, bool) {
+        restore(copy, self.running);
+        self.log.replay(pass)
+    }
+
+    /// Takes back what the first pass has done to the running means of the model.
+    pub fn undo<M: Module<B>>(self, model: &M) {
+        restore(model.clone(), self.running);
+    }
+}
+
+impl<B: Backend> std::fmt::Debug for TwoPasses<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TwoPasses").finish_non_exhaustive()
+    }
+}
+
+/// The float tensors of a model that are not trained.
+fn running_states<B: Backend, M: Module<B>>(model: &M) -> HashMap<ParamId, FloatTensor<B>> {
+    struct Collect<B: Backend>(HashMap<ParamId, FloatTensor<B>>);
+
+    impl<B: Backend> ModuleVisitor<B> for Collect<B> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let value = param.val();
+            if !value.is_require_grad()
+                && let TensorPrimitive::Float(value) = value.into_primitive()
+            {
+                self.0.insert(param.id, value);
+            }
+        }
+    }
+
+    let collect = || {
+        let mut collect = Collect(HashMap::new());
+        model.visit(&mut collect);
+        collect.0
+    };
+    if collect().is_empty() {
+        return HashMap::new();
+    }
+    settle(model);
+    collect()
+}
+
+/// Copies of a model share its running states: what a copy is mapped to, the model has.
+fn restore<B: Backend, M: Module<B>>(copy: M, running: HashMap<ParamId, FloatTensor<B>>) {
+    struct Restore<B: Backend>(HashMap<ParamId, FloatTensor<B>>);
+
+    impl<B: Backend> ModuleMapper<B> for Restore<B> {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+            let (id, tensor, mapper) = param.consume();
+            let tensor = match self.0.remove(&id) {
+                Some(value) => Tensor::from_primitive(TensorPrimitive::Float(value)),
+                None => tensor,
+            };
+            Param::from_mapped_value(id, tensor, mapper)
+        }
+    }
+
+    if running.is_empty() {
+        return;
+    }
+    settle(&copy);
+    drop(copy.map(&mut Restore(running)));
+}
+
+/// Burn keeps an update of a running state aside until the state is read again, or recorded.
+fn settle<B: Backend, M: Module<B>>(model: &M) {
+    drop(model.clone().into_record());
+}
