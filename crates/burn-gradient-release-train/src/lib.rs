@@ -11,11 +11,13 @@
 mod checkpoint;
 pub mod metric;
 mod monitor;
+mod passes;
 pub mod resume;
 mod strategy;
 
 pub use checkpoint::BlockingCheckpointingStrategy;
 pub use monitor::{PeakMemory, StepMonitor};
+pub use passes::{InOnePass, InTwoPasses, Passes};
 pub use strategy::GradientReleaseStrategy;
 
 #[cfg(doctest)]

@@ -1,6 +1,6 @@
 //! The training strategy.
 
-use std::sync::Arc;
+use std::{marker::PhantomData, sync::Arc};
 
 use burn::{
     data::dataloader::Progress,
@@ -19,10 +19,13 @@ use burn::{
     },
 };
 use burn_gradient_release::{
-    Recompute, ReleaseAccumulator, ReleaseBackend, ReleaseOptimizer, StepReport,
+    Recompute, ReleaseAccumulator, ReleaseBackend, ReleaseOptimizer, StepReport, TwoPasses,
 };
 
-use crate::StepMonitor;
+use crate::{
+    StepMonitor,
+    passes::{InOnePass, InTwoPasses, Passes},
+};
 
 /// The components of a learner whose optimizer releases gradients.
 type Components<B, LR, M, O> = LearningComponentsMarker<B, LR, M, ReleaseOptimizer<O, M, B>>;
@@ -74,10 +77,11 @@ type Components<B, LR, M, O> = LearningComponentsMarker<B, LR, M, ReleaseOptimiz
 /// backward twice, with the text of the
 /// [`ReleaseError`](burn_gradient_release::ReleaseError): Burn's trait leaves no other way.
 #[derive(Clone, Debug)]
-pub struct GradientReleaseStrategy<B: Backend> {
+pub struct GradientReleaseStrategy<B: Backend, P = InOnePass> {
     device: Device<B>,
     monitor: StepMonitor,
     recompute: Recompute,
+    passes: PhantomData<fn(P)>,
 }
 
 impl<B: Backend> GradientReleaseStrategy<B> {
@@ -87,9 +91,28 @@ impl<B: Backend> GradientReleaseStrategy<B> {
             device,
             monitor: StepMonitor::new(),
             recompute: Recompute::None,
+            passes: PhantomData,
         }
     }
 
+    /// Runs the model's [`TrainStep`] twice for each optimizer step: once to measure the norm of all
+    /// gradients, once to step. Rules of
+    /// [`NormClipping`](burn_gradient_release::NormClipping) that need two passes are refused without
+    /// this.
+    ///
+    /// Batches are cloned. Both runs have the same random numbers and running means
+    /// ([`TwoPasses`]); what the first one returns is dropped.
+    pub fn with_two_passes(self) -> GradientReleaseStrategy<B, InTwoPasses> {
+        GradientReleaseStrategy {
+            device: self.device,
+            monitor: self.monitor,
+            recompute: self.recompute,
+            passes: PhantomData,
+        }
+    }
+}
+
+impl<B: Backend, P> GradientReleaseStrategy<B, P> {
     /// Recomputes activations in the backward passes of the training: see [`Recompute`].
     pub fn with_recompute(mut self, recompute: Recompute) -> Self {
         self.recompute = recompute;
@@ -103,20 +126,37 @@ impl<B: Backend> GradientReleaseStrategy<B> {
     }
 }
 
-impl<B, LR, M, O> From<GradientReleaseStrategy<B>> for TrainingStrategy<Components<B, LR, M, O>>
+impl<B, P, LR, M, O> From<GradientReleaseStrategy<B, P>>
+    for TrainingStrategy<Components<B, LR, M, O>>
 where
     B: ReleaseBackend,
+    P: Passes<M::Input>,
     LR: LrScheduler + 'static,
     M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
     M::InnerModule: InferenceStep,
     O: SimpleOptimizer<B::InnerBackend> + 'static,
 {
-    fn from(strategy: GradientReleaseStrategy<B>) -> Self {
-        Self::Custom(Arc::new(strategy))
+    fn from(strategy: GradientReleaseStrategy<B, P>) -> Self {
+        Self::Custom(Arc::new(Strategy {
+            device: strategy.device,
+            monitor: strategy.monitor,
+            recompute: strategy.recompute,
+            again: P::again,
+        }))
     }
 }
 
-impl<B, LR, M, O> SupervisedLearningStrategy<Components<B, LR, M, O>> for GradientReleaseStrategy<B>
+/// What a [`GradientReleaseStrategy`] is to burn-train: the same type however many passes there are,
+/// so that a training is compiled once.
+struct Strategy<B: Backend, I> {
+    device: Device<B>,
+    monitor: StepMonitor,
+    recompute: Recompute,
+    /// The batch for the second pass, if there is one.
+    again: fn(&I) -> Option<I>,
+}
+
+impl<B, LR, M, O> SupervisedLearningStrategy<Components<B, LR, M, O>> for Strategy<B, M::Input>
 where
     B: ReleaseBackend,
     LR: LrScheduler + 'static,
@@ -190,14 +230,14 @@ where
 }
 
 /// The learner with a handle to the optimizer inside it.
-struct Stepping<'a, LC: LearningComponentsTypes> {
-    strategy: &'a GradientReleaseStrategy<LC::Backend>,
+struct Stepping<'a, LC: LearningComponentsTypes, I> {
+    strategy: &'a Strategy<LC::Backend, I>,
     learner: Learner<LC>,
     optim: LC::Optimizer,
     grad_accumulation: Option<usize>,
 }
 
-impl<B, LR, M, O> Stepping<'_, Components<B, LR, M, O>>
+impl<B, LR, M, O> Stepping<'_, Components<B, LR, M, O>, M::Input>
 where
     B: ReleaseBackend,
     LR: LrScheduler + 'static,
@@ -270,6 +310,21 @@ where
 
     /// An optimizer step, with the gradients of the micro-batches before this one.
     fn step(&mut self, grads: GradientsParams, item: M::Input) -> (M::Output, Option<StepReport>) {
+        let output = match (self.strategy.again)(&item) {
+            Some(again) => self.two_passes(grads, item, again),
+            None => {
+                self.arm(grads);
+                let output = self.learner.train_step(item);
+                self.learner.optimizer_step(output.grads);
+                output.item
+            }
+        };
+        // An `optimize` that leaves the step out comes too late.
+        expect(self.optim.check_finished());
+        (output, self.optim.last_step())
+    }
+
+    fn arm(&mut self, grads: GradientsParams) {
         let learner = &mut self.learner;
         expect(
             self.optim
@@ -277,11 +332,35 @@ where
                     learner.fork(&self.strategy.device)
                 }),
         );
-        let output = learner.train_step(item);
-        learner.optimizer_step(output.grads);
-        // An `optimize` that leaves the step out comes too late.
-        expect(self.optim.check_finished());
-        (output.item, self.optim.last_step())
+    }
+
+    fn two_passes(&mut self, grads: GradientsParams, item: M::Input, again: M::Input) -> M::Output {
+        let learner = &mut self.learner;
+        expect(
+            self.optim
+                .try_arm_to_measure_by_fork(learner.model(), grads, || {
+                    learner.fork(&self.strategy.device)
+                }),
+        );
+        let model = learner.model();
+        let (output, passes) = TwoPasses::first(&model, || learner.train_step(item));
+        let measured = expect(self.optim.try_measured(&model, output.grads));
+        drop(model);
+        if !measured.is_finite() {
+            self.learner.optimizer_step(GradientsParams::new());
+            return output.item;
+        }
+        drop(output.item);
+        self.arm(GradientsParams::new());
+        let learner = &mut self.learner;
+        let (output, draws_all) = passes.second(learner.model(), || learner.train_step(again));
+        assert!(
+            draws_all,
+            "gradient release: the second of two passes draws fewer random numbers than the first; both \
+             runs of a `TrainStep` must be the same"
+        );
+        self.learner.optimizer_step(output.grads);
+        output.item
     }
 
     fn validate(
