@@ -11,6 +11,7 @@ mod harness;
 
 mod accumulator;
 mod checkpoints;
+mod clipping;
 mod custom_operation;
 mod edge_cases;
 mod equivalence;

@@ -19,3 +19,7 @@ struct RecomputingActivations;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/optimizers.md")]
 struct Optimizers;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/groups-and-clipping.md")]
+struct GroupsAndClipping;

@@ -2,4 +2,7 @@
 
 mod either;
 mod module_lr_scheduler;
+mod optimizers;
 mod param_group;
+pub(crate) mod parts;
+mod refusals;

@@ -110,6 +110,11 @@ impl Weights {
             .collect()
     }
 
+    /// How many parameters are not the same to the last bit.
+    pub(crate) fn changed(&self, before: &Self) -> usize {
+        self.differing(before).len()
+    }
+
     /// A number that stands for all the bits, where holding the weights would cost memory.
     pub(crate) fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();

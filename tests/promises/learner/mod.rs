@@ -4,6 +4,7 @@ mod accumulation;
 mod blocking;
 mod checkpoints;
 mod data_loader;
+mod groups;
 mod killed;
 mod monitor;
 mod optimize;
@@ -15,6 +16,7 @@ mod schedulers;
 mod selection;
 mod strategies;
 mod train_step;
+mod two_passes;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -23,7 +23,7 @@ use burn::train::{
     InferenceStep, Learner, LearningComponentsMarker, SupervisedTraining, TrainStep,
 };
 use burn_gradient_release_train::metric::{
-    AppliedLearningRateMetric, PeakMemoryMetric, ReleasedMetric,
+    AppliedLearningRateMetric, GradNormMetric, PeakMemoryMetric, ReleasedMetric,
 };
 use burn_gradient_release_train::resume::ResumedDataLoader;
 
@@ -33,7 +33,7 @@ use super::{Recipe, Weights};
 
 pub(crate) use self::batch::{Batch, OnStep, WeightLog};
 pub(crate) use self::directory::Directory;
-pub(crate) use self::mode::{Mode, ModelOf, Released, Stock, Strategy};
+pub(crate) use self::mode::{Mode, ModelOf, Released, Stock, Strategy, StrategyOf};
 pub(crate) use self::renderer::{Renderer, Shown};
 pub(crate) use self::run::Run;
 pub(crate) use self::task::{LossOutput, Task, inference_step, task, train_step};
@@ -91,6 +91,7 @@ where
             AppliedLearningRateMetric::new(&training.monitor),
             ReleasedMetric::new(&training.monitor),
             PeakMemoryMetric::new(&training.monitor),
+            GradNormMetric::new(&training.monitor),
         ))
         .num_epochs(training.epochs);
     if let Some(strategy) = strategy {

@@ -1,0 +1,10 @@
+//! Clipping by norms, the scale of a loss and gradients that are no numbers: what plain Burn does with
+//! all gradients at hand.
+
+pub(crate) mod by_hand;
+mod global_norm;
+mod loss_scaling;
+mod non_finite;
+mod one_pass;
+mod reference;
+mod sequences;

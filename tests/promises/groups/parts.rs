@@ -1,0 +1,105 @@
+//! Plain Burn with an optimizer for each part of a model.
+
+use burn::backend::Flex;
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer, SimpleOptimizer};
+use burn::tensor::Tensor;
+use burn::tensor::backend::AutodiffBackend;
+
+use crate::harness::Plain;
+
+type P = Plain<Flex>;
+
+/// The parameters whose path has one of these texts.
+pub(crate) fn having<B: AutodiffBackend, M: Module<B>>(model: &M, texts: &[&str]) -> Vec<ParamId> {
+    struct Find<'a> {
+        path: Vec<String>,
+        texts: &'a [&'a str],
+        found: Vec<ParamId>,
+    }
+
+    impl<B: AutodiffBackend> ModuleVisitor<B> for Find<'_> {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.path.push(name.into());
+        }
+
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.path.pop();
+        }
+
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let path = self.path.join(".");
+            if self.texts.iter().any(|text| path.contains(text)) {
+                self.found.push(param.id);
+            }
+        }
+    }
+
+    let mut find = Find {
+        path: Vec::new(),
+        texts,
+        found: Vec::new(),
+    };
+    model.visit(&mut find);
+    find.found
+}
+
+/// Moves the gradients of some parameters into a container of their own.
+pub(crate) fn part<M: Module<P>>(
+    model: &M,
+    grads: &mut GradientsParams,
+    ids: &[ParamId],
+) -> GradientsParams {
+    struct Take<'a> {
+        ids: &'a [ParamId],
+        from: &'a mut GradientsParams,
+        part: GradientsParams,
+    }
+
+    impl ModuleVisitor<P> for Take<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<P, D>>) {
+            if self.ids.contains(&param.id)
+                && let Some(grad) = self.from.remove::<Flex, D>(param.id)
+            {
+                self.part.register(param.id, grad);
+            }
+        }
+    }
+
+    let mut visitor = Take {
+        ids,
+        from: grads,
+        part: GradientsParams::new(),
+    };
+    model.visit(&mut visitor);
+    visitor.part
+}
+
+/// What the parameters with one of these texts in their paths are stepped with, and the rate.
+pub(crate) type Part<'a, O, M> = (&'a [&'a str], OptimizerAdaptor<O, M, P>, f64);
+
+/// Plain Burn with an optimizer and a rate for each part; the first takes what is in no other part.
+pub(crate) struct Parts<'a, O: SimpleOptimizer<Flex>, M: burn::module::AutodiffModule<P>> {
+    pub(crate) rest: (OptimizerAdaptor<O, M, P>, f64),
+    pub(crate) parts: Vec<Part<'a, O, M>>,
+}
+
+impl<O: SimpleOptimizer<Flex>, M: burn::module::AutodiffModule<P>> Parts<'_, O, M> {
+    /// Parts that come first take a parameter.
+    pub(crate) fn step(&mut self, mut model: M, mut grads: GradientsParams) -> M {
+        for (texts, optim, rate) in &mut self.parts {
+            let ids = having::<P, M>(&model, texts);
+            let part = part(&model, &mut grads, &ids);
+            assert!(!part.is_empty());
+            model = optim.step(*rate, model, part);
+        }
+        self.rest.0.step(self.rest.1, model, grads)
+    }
+}
+
+pub(crate) fn adamw<B: AutodiffBackend, M: burn::module::AutodiffModule<B>>(
+    decay: f32,
+) -> OptimizerAdaptor<AdamW, M, B> {
+    AdamWConfig::new().with_weight_decay(decay).init()
+}

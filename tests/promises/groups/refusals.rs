@@ -1,0 +1,169 @@
+//! Groups that are not those of the model, and rates that are not those of the step.
+
+use burn::backend::Flex;
+use burn::lr_scheduler::LrScheduler;
+use burn::module::ParamId;
+use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn_gradient_release::{
+    GroupOptions, LossScalerConfig, ModuleLrScheduler, NormClipping, ParamGroup, ReleaseError,
+    WithGradientRelease,
+};
+
+use super::parts::{adamw, having};
+use crate::harness::models::{Mlp, Scenario, Size, Transformer};
+use crate::harness::run::{RATE, Start, trainable};
+use crate::harness::{Release, Weights};
+
+type R = Release<Flex>;
+
+/// At whichever call comes first, with the paths that were meant, and nothing has changed.
+#[test]
+fn a_group_without_parameters_is_refused() {
+    type S = Transformer;
+    let start = Start::new::<S>(Size::Small);
+    let misspelt = [
+        ParamGroup::from_predicate("layer_norm"),
+        ParamGroup::from_path("blocks.0.inner_norm.gama"),
+        ParamGroup::from_regex(r"^block\.\d+\.up").unwrap(),
+        ParamGroup::from_ids([ParamId::new()]),
+    ];
+    for group in misspelt {
+        let mut optim = adamw(0.1)
+            .with_gradient_release()
+            .with_group(group.clone(), GroupOptions::new().with_lr_factor(0.0));
+        let model = start.model::<S, R>();
+        let before = Weights::of::<R, _>(&model);
+
+        let refused = optim.try_arm(RATE, model).unwrap_err();
+        let ReleaseError::EmptyGroup { group: named, near } = refused.error().clone() else {
+            panic!("{:?}", refused.error());
+        };
+        assert_eq!(named, group.to_string());
+        assert_eq!(near.len(), 3);
+        let model = refused.into_model();
+        if named.contains("gama") {
+            assert!(
+                near.contains(&"blocks.0.inner_norm.gamma".to_string()),
+                "{near:?}"
+            );
+        }
+
+        let refused = optim
+            .try_arm_to_measure(model, GradientsParams::new())
+            .unwrap_err();
+        assert!(matches!(refused.error(), ReleaseError::EmptyGroup { .. }));
+        let (model, _) = refused.into_given();
+        let grads = S::loss::<R>(&model, Size::Small, 0).backward();
+        let grads = GradientsParams::from_grads(grads, &model);
+        let refused = optim.try_step(RATE, model, grads).unwrap_err();
+        assert!(matches!(refused.error(), ReleaseError::EmptyGroup { .. }));
+        let (model, grads) = refused.into_given();
+        assert_eq!(grads.len(), trainable::<R, _>(&model));
+        Weights::of::<R, _>(&model).assert_same(&before, "refused");
+    }
+}
+
+/// The rate that is given is the scheduler's, and the one that it has just returned.
+#[test]
+fn rates_of_groups_are_those_of_the_step() {
+    type S = Mlp;
+    let start = Start::new::<S>(Size::Small);
+    let head = || ParamGroup::from_predicate("layers.2.");
+    let mut scheduler = ModuleLrScheduler::new(0.01).with_group(head(), 0.02);
+    let mut optim = SgdConfig::new()
+        .init()
+        .with_gradient_release()
+        .with_learning_rates(scheduler.rates());
+    let model = start.model::<S, R>();
+    let refused = optim.try_arm(0.01, model).unwrap_err();
+    let expected = ReleaseError::GroupRates {
+        published: None,
+        given: 0.01,
+    };
+    assert_eq!(*refused.error(), expected);
+    let rate = scheduler.step();
+    let refused = optim.try_arm(0.5, refused.into_model()).unwrap_err();
+    let expected = ReleaseError::GroupRates {
+        published: Some(0.01),
+        given: 0.5,
+    };
+    assert_eq!(*refused.error(), expected);
+
+    // Stepping the scheduler after arming does not change what the model is armed with.
+    let mut model = optim.arm(rate, refused.into_model());
+    let mut ahead = scheduler.clone();
+    ahead.step();
+    let loss = S::loss::<R>(&model, Size::Small, 0);
+    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    model = optim.step(rate, model, grads);
+    let report = optim.last_step().unwrap();
+    for id in having::<R, _>(&model, &["layers.2."]) {
+        assert_eq!(report.learning_rate_of(id), 0.02);
+    }
+    for id in having::<R, _>(&model, &["layers.0.", "layers.1."]) {
+        assert_eq!(report.learning_rate_of(id), 0.01);
+    }
+
+    // A scheduler that is gone steps nobody.
+    drop((scheduler, ahead));
+    let refused = optim.try_arm(rate, model).unwrap_err();
+    assert!(matches!(
+        refused.error(),
+        ReleaseError::GroupRates {
+            published: None,
+            ..
+        }
+    ));
+
+    // A group of the scheduler that no parameter is in.
+    let nobody = ParamGroup::from_path("layers.9.weight");
+    let mut scheduler = ModuleLrScheduler::new(0.01).with_group(nobody, 0.02);
+    let mut optim = optim.with_learning_rates(scheduler.rates());
+    let rate = scheduler.step();
+    let refused = optim.try_arm(rate, refused.into_model()).unwrap_err();
+    assert!(matches!(refused.error(), ReleaseError::EmptyGroup { .. }));
+}
+
+/// The optimizer would look ahead with a copy of its own scheduler, and find rates of another step.
+#[test]
+fn an_owned_rate_beside_rates_of_groups_is_refused() {
+    type S = Mlp;
+    let start = Start::new::<S>(Size::Small);
+    let mut scheduler = ModuleLrScheduler::new(RATE).with_group(ParamGroup::all(), 0.02);
+    let mut optim = SgdConfig::new()
+        .init()
+        .with_gradient_release()
+        .with_learning_rate(RATE)
+        .with_learning_rates(scheduler.rates());
+    scheduler.step();
+    let refused = optim.try_arm(RATE, start.model::<S, R>()).unwrap_err();
+    assert_eq!(*refused.error(), ReleaseError::OwnedGroupRates);
+    let model = refused.into_model();
+    let grads = S::loss::<R>(&model, Size::Small, 0).backward();
+    let grads = GradientsParams::from_grads(grads, &model);
+    let refused = optim.try_step(RATE, model, grads).unwrap_err();
+    assert_eq!(*refused.error(), ReleaseError::OwnedGroupRates);
+}
+
+/// Burn's own optimizer would step without them.
+#[test]
+fn what_burn_does_not_have_is_not_removed_without_a_word() {
+    type M = <Mlp as Scenario>::Model<R>;
+    let optim = || SgdConfig::new().init::<R, M>().with_gradient_release();
+    assert!(optim().with_grad_norm().try_into_adaptor().is_ok());
+    let scheduler = ModuleLrScheduler::new(RATE);
+    let max_norm = 1.0;
+    let others = [
+        optim().with_group(ParamGroup::all(), GroupOptions::new()),
+        optim().with_learning_rates(scheduler.rates()),
+        optim().with_norm_clipping(NormClipping::GlobalNorm { max_norm }),
+        optim().with_loss_scaler(LossScalerConfig::new().init()),
+        optim().with_non_finite_stop(),
+    ];
+    for optim in others {
+        let Err(error) = optim.try_into_adaptor() else {
+            panic!("something was lost");
+        };
+        assert!(matches!(error, ReleaseError::NotBurns { .. }), "{error}");
+    }
+}
