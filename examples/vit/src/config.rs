@@ -112,7 +112,18 @@ pub enum OptimizerKind {
     Adan,
 }
 
+/// The weight decay of an optimizer that decays weights and was not told otherwise.
+pub const WEIGHT_DECAY: f64 = 0.05;
+
 impl OptimizerKind {
+    /// Whether it is one with decoupled weight decay.
+    pub fn decays_weights(self) -> bool {
+        matches!(
+            self,
+            Self::AdamW | Self::AdamWOnePass | Self::AdamW8bit | Self::StableAdamW
+        )
+    }
+
     /// Whether its moments have 8 bits, for which only Flex has a pass of its own.
     pub fn is_8_bit(self) -> bool {
         matches!(self, Self::Adam8bit | Self::AdamW8bit)
@@ -239,6 +250,18 @@ impl Engine {
     }
 }
 
+/// What keeps weights and gradients small.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Regularization {
+    /// Weight decay of the optimizer; its own default without.
+    pub weight_decay: Option<f64>,
+    /// Whether biases, gains and embeddings are left out of it.
+    pub no_decay_on_norms: bool,
+    /// The norm that all gradients together are clipped to.
+    pub clip_grad_norm: Option<f64>,
+}
+
 /// The settings that determine the outcome of a training run; saved beside its results.
 #[derive(Config, Debug, PartialEq)]
 pub struct TrainConfig {
@@ -262,8 +285,17 @@ pub struct TrainConfig {
     pub early_stopping: Option<usize>,
     /// The highest learning rate: reached after the warm-up, then falling along a cosine.
     pub learning_rate: f64,
+    /// Weight decay and clipping.
+    pub regularization: Option<Regularization>,
     /// Seed of the weights, of the order of the images and of dropout.
     pub seed: u64,
+}
+
+impl TrainConfig {
+    /// Weight decay and clipping; nothing but the optimizer's defaults in settings of before.
+    pub fn regularization(&self) -> Regularization {
+        self.regularization.unwrap_or_default()
+    }
 }
 
 #[cfg(test)]
@@ -287,6 +319,11 @@ impl TrainConfig {
             grads_accumulation: 1,
             early_stopping: None,
             learning_rate: 1.5e-3,
+            regularization: Some(Regularization {
+                weight_decay: Some(0.1),
+                no_decay_on_norms: true,
+                clip_grad_norm: Some(1.0),
+            }),
             seed: 42,
         }
     }
@@ -310,6 +347,19 @@ mod tests {
         assert!(engine.remove("activation_budget").is_some());
         let config = TrainConfig::load_binary(json.to_string().as_bytes()).unwrap();
         assert_eq!(config, TrainConfig::example());
+    }
+
+    #[test]
+    fn settings_from_before_there_was_clipping_are_read() {
+        let mut json = serde_json::to_value(TrainConfig::example()).unwrap();
+        assert!(
+            json.as_object_mut()
+                .unwrap()
+                .remove("regularization")
+                .is_some()
+        );
+        let config = TrainConfig::load_binary(json.to_string().as_bytes()).unwrap();
+        assert_eq!(config.regularization(), Regularization::default());
     }
 
     #[test]

@@ -9,9 +9,9 @@ pub type Plain<B, C> = Autodiff<B, C>;
 /// The same with gradient release around it.
 pub type Release<B, C> = GradientRelease<Autodiff<B, C>>;
 
-/// Evaluates an expression with the optimizer of this kind.
+/// Evaluates an expression with the optimizer of this kind, and with the same one without weight decay.
 macro_rules! with_optimizer {
-    ($kind:expr, $backend:ty, |$optimizer:ident| $made:expr) => {{
+    ($kind:expr, $weight_decay:expr, $backend:ty, |$optimizer:ident, $undecayed:pat_param| $made:expr) => {{
         use burn::optim::{
             AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, RmsPropConfig, SgdConfig,
             adaptor::OptimizerAdaptor, momentum::MomentumConfig,
@@ -23,16 +23,23 @@ macro_rules! with_optimizer {
         use burn_memory_timeline::RecordSteps;
         use $crate::config::OptimizerKind;
         macro_rules! made {
-            ($made_from:expr) => {{
-                let optimizer =
-                    OptimizerAdaptor::<_, $crate::model::Vit<$backend>, $backend>::from($made_from);
-                let $optimizer = optimizer.recorded();
+            (|$decay:ident| $made_from:expr) => {{
+                let make = |$decay: f64| {
+                    let made = $made_from;
+                    OptimizerAdaptor::<_, $crate::model::Vit<$backend>, $backend>::from(made)
+                        .recorded()
+                };
+                let $optimizer = make($weight_decay.unwrap_or($crate::config::WEIGHT_DECAY));
+                let $undecayed = make(0.0);
                 $made
             }};
+            ($made_from:expr) => {
+                made!(|_decay| $made_from)
+            };
         }
         // A vision transformer has no embedding that would keep its moments in 32 bits.
         let embeddings = || Vec::<burn::nn::Embedding<$backend>>::new();
-        let adamw = || AdamWConfig::new().with_weight_decay(0.05);
+        let adamw = |decay: f64| AdamWConfig::new().with_weight_decay(decay as f32);
         match $kind {
             OptimizerKind::Adam => made!(AdamConfig::new().build()),
             OptimizerKind::AdamOnePass => made!(AdamConfig::new().in_one_pass()),
@@ -43,13 +50,13 @@ macro_rules! with_optimizer {
                         .with_8_bit_moments(&embeddings())
                 )
             }
-            OptimizerKind::AdamW => made!(adamw().build()),
-            OptimizerKind::AdamWOnePass => made!(adamw().in_one_pass()),
+            OptimizerKind::AdamW => made!(|decay| adamw(decay).build()),
+            OptimizerKind::AdamWOnePass => made!(|decay| adamw(decay).in_one_pass()),
             OptimizerKind::AdamW8bit => {
-                made!(adamw().in_one_pass().with_8_bit_moments(&embeddings()))
+                made!(|decay| adamw(decay).in_one_pass().with_8_bit_moments(&embeddings()))
             }
             OptimizerKind::StableAdamW => {
-                made!(StableAdamWConfig::new().with_weight_decay(0.05).build())
+                made!(|decay| StableAdamWConfig::new().with_weight_decay(decay).build())
             }
             OptimizerKind::RAdam => made!(RAdamConfig::new().build()),
             OptimizerKind::Lion => made!(LionConfig::new().build()),
@@ -57,8 +64,8 @@ macro_rules! with_optimizer {
             OptimizerKind::AdaLomo => made!(AdaLomoConfig::new().build()),
             OptimizerKind::Came => made!(CameConfig::new().build()),
             OptimizerKind::Sgd => {
-                let momentum = Some(MomentumConfig::new());
-                made!(SgdConfig::new().with_momentum(momentum).build())
+                let momentum = || Some(MomentumConfig::new());
+                made!(SgdConfig::new().with_momentum(momentum()).build())
             }
             OptimizerKind::AdaGrad => made!(AdaGradConfig::new().build()),
             OptimizerKind::RmsProp => made!(RmsPropConfig::new().build()),

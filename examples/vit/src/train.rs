@@ -2,7 +2,7 @@
 
 use crate::artifacts::Artifacts;
 use crate::backend::Job;
-use crate::config::{Checkpointing, TrainConfig};
+use crate::config::{Checkpointing, Regularization, TrainConfig};
 use crate::data::{Batch, Dataset, TrainBatcher};
 use crate::digest;
 use crate::memory::{HighWater, Memory};
@@ -27,9 +27,11 @@ use burn::train::{
     InferenceStep, Interrupter, Learner, LearningComponentsMarker, LearningResult,
     SupervisedTraining,
 };
-use burn_gradient_release::{ReleaseBackend, WithGradientRelease};
+use burn_gradient_release::{
+    GroupOptions, NormClipping, ParamGroup, ReleaseBackend, WithGradientRelease,
+};
 use burn_gradient_release_train::metric::{
-    AppliedLearningRateMetric, PeakMemoryMetric, ReleasedMetric,
+    AppliedLearningRateMetric, GradNormMetric, PeakMemoryMetric, ReleasedMetric,
 };
 use burn_gradient_release_train::resume::{AtomicFileRecorder, ResumedDataLoader};
 use burn_gradient_release_train::{
@@ -109,13 +111,14 @@ impl Job for Train<'_> {
         memory: Option<Memory>,
     ) -> Result<Ending> {
         let memory = high_water(memory)?;
-        with_optimizer!(self.config.engine.optimizer, B, |optimizer| {
+        let decay = self.config.regularization().weight_decay;
+        with_optimizer!(self.config.engine.optimizer, decay, B, |optimizer, _| {
             self.run(device, optimizer, &memory, |training| training)
         })
     }
 
     /// Gradient release requires two changes: `with_gradient_release` on the optimizer, and a training
-    /// strategy.
+    /// strategy. Groups and clipping by the global norm come with it.
     fn release<B: ReleaseBackend<InnerBackend: LeanBackend>>(
         self,
         device: Device<B>,
@@ -126,14 +129,33 @@ impl Job for Train<'_> {
         let strategy = GradientReleaseStrategy::new(device.clone())
             .with_monitor(monitor.clone())
             .with_recompute(self.config.engine.recompute());
-        with_optimizer!(self.config.engine.optimizer, B, |optimizer| {
-            let optimizer = optimizer.with_gradient_release();
+        let Regularization {
+            weight_decay,
+            no_decay_on_norms,
+            clip_grad_norm,
+        } = self.config.regularization();
+        let kind = self.config.engine.optimizer;
+        with_optimizer!(kind, weight_decay, B, |optimizer, undecayed| {
+            let mut optimizer = optimizer.with_gradient_release();
+            if no_decay_on_norms {
+                let parameters = ParamGroup::no_decay(&self.config.model.init::<B>(&device));
+                let options = GroupOptions::new().with_optimizer(&undecayed);
+                optimizer = optimizer.with_group(parameters, options);
+            }
+            if let Some(max_norm) = clip_grad_norm {
+                optimizer = optimizer.with_norm_clipping(NormClipping::GlobalNorm { max_norm });
+            }
             self.run(device, optimizer, &memory, |training| {
-                training
-                    .with_training_strategy(strategy.into())
+                let training = training
                     .metric_train_numeric(ReleasedMetric::new(&monitor))
                     .metric_train_numeric(AppliedLearningRateMetric::new(&monitor))
-                    .metric_train_numeric(PeakMemoryMetric::new(&monitor))
+                    .metric_train_numeric(PeakMemoryMetric::new(&monitor));
+                match clip_grad_norm {
+                    None => training.with_training_strategy(strategy.into()),
+                    Some(_) => training
+                        .with_training_strategy(strategy.with_two_passes().into())
+                        .metric_train_numeric(GradNormMetric::new(&monitor)),
+                }
             })
         })
     }

@@ -56,6 +56,17 @@ pub(super) struct TrainArgs {
     /// zero [default: 0.002]
     #[arg(long, value_name = "RATE")]
     pub(super) lr: Option<f64>,
+    /// Decoupled weight decay of --optimizer adamw, adamw-one-pass, adamw-8bit or stable-adamw
+    /// [default: 0.05]
+    #[arg(long, value_name = "DECAY")]
+    pub(super) weight_decay: Option<f64>,
+    /// No weight decay on biases, norms and embeddings, as is usual for transformers
+    #[arg(long)]
+    pub(super) no_decay_on_norms: bool,
+    /// Clip the gradients by their global norm: each step takes two backward passes, the first of which
+    /// only measures [default: no clipping]
+    #[arg(long, value_name = "NORM")]
+    pub(super) clip_grad_norm: Option<f64>,
     /// Probability of dropout [default: 0.1]
     #[arg(long, value_name = "PROBABILITY")]
     pub(super) dropout: Option<f64>,

@@ -2,10 +2,13 @@
 
 use super::args::TrainArgs;
 use crate::backend;
-use crate::config::{BackendKind, Checkpointing, Engine, Mode, OptimizerKind, Preset, TrainConfig};
+use crate::config::{
+    BackendKind, Checkpointing, Engine, Mode, OptimizerKind, Preset, Regularization, TrainConfig,
+    WEIGHT_DECAY,
+};
 use crate::data::{Dataset, ImageSize, Source};
 use crate::model::Pool;
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use std::fmt::Display;
 use std::num::NonZeroUsize;
 
@@ -70,6 +73,7 @@ impl TrainArgs {
         let early_stopping = self.early_stopping(saved)?;
         let seed = agreed("seed", self.seed, saved.map(|s| s.seed), 42)?;
         let engine = self.engine(saved.map(|s| &s.engine))?;
+        let regularization = self.regularization(&engine, saved.map(|s| s.regularization()))?;
         let data = Dataset::load(
             &source.parse()?,
             ImageSize {
@@ -104,6 +108,7 @@ impl TrainArgs {
             grads_accumulation,
             early_stopping,
             learning_rate,
+            regularization: Some(regularization),
             seed,
         };
         Ok((config, data))
@@ -125,6 +130,73 @@ impl TrainArgs {
                 agreed("early-stopping", early_stopping, Some(saved), saved).map(Some)
             }
         }
+    }
+
+    /// Weight decay and clipping, which must not change when a run is resumed.
+    fn regularization(
+        &self,
+        engine: &Engine,
+        saved: Option<Regularization>,
+    ) -> Result<Regularization> {
+        if let Some(weight_decay) = self.weight_decay {
+            ensure!(
+                engine.optimizer.decays_weights(),
+                "--weight-decay is for --optimizer adamw, adamw-one-pass, adamw-8bit and stable-adamw, \
+                 not for {}",
+                engine.optimizer
+            );
+            ensure!(
+                (0.0..1.0).contains(&weight_decay),
+                "--weight-decay must be at least 0 and below 1, not {weight_decay}"
+            );
+        }
+        if let Some(max_norm) = self.clip_grad_norm {
+            ensure!(
+                max_norm > 0.0 && max_norm.is_finite(),
+                "--clip-grad-norm must be above 0, not {max_norm}"
+            );
+        }
+        let regularization = Regularization {
+            weight_decay: match saved {
+                None => self.weight_decay,
+                Some(saved) => {
+                    let before = saved.weight_decay.unwrap_or(WEIGHT_DECAY);
+                    agreed("weight-decay", self.weight_decay, Some(before), before)?;
+                    saved.weight_decay
+                }
+            },
+            no_decay_on_norms: match saved {
+                None => self.no_decay_on_norms,
+                Some(saved) => {
+                    ensure!(
+                        saved.no_decay_on_norms || !self.no_decay_on_norms,
+                        "the run to resume has no --no-decay-on-norms"
+                    );
+                    saved.no_decay_on_norms
+                }
+            },
+            clip_grad_norm: match (saved.map(|saved| saved.clip_grad_norm), self.clip_grad_norm) {
+                (None, given) => given,
+                (Some(None), Some(_)) => bail!("the run to resume has no --clip-grad-norm"),
+                (Some(None), None) => None,
+                (Some(Some(saved)), given) => {
+                    Some(agreed("clip-grad-norm", given, Some(saved), saved)?)
+                }
+            },
+        };
+        ensure!(
+            !regularization.no_decay_on_norms || engine.optimizer.decays_weights(),
+            "--no-decay-on-norms is for --optimizer adamw, adamw-one-pass, adamw-8bit and stable-adamw, not \
+             for {}",
+            engine.optimizer
+        );
+        ensure!(
+            engine.mode == Mode::Release
+                || (regularization.clip_grad_norm.is_none() && !regularization.no_decay_on_norms),
+            "--clip-grad-norm and --no-decay-on-norms need gradient release, as Burn 0.21 has neither: use \
+             --mode release"
+        );
+        Ok(regularization)
     }
 
     /// Backend, mode, checkpointing and optimizer, on a machine that has the backend.

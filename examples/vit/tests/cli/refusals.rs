@@ -42,7 +42,24 @@ fn damaged_idx_files_are_named() {
 fn bad_input_gets_one_line_and_leaves_nothing() {
     let home = TempDir::new().unwrap();
     let run = home.path().join("run");
-    let cases: [(&[&str], &str); 16] = [
+    let cases: [(&[&str], &str); 21] = [
+        (
+            &["--clip-grad-norm", "0"],
+            "--clip-grad-norm must be above 0",
+        ),
+        (&["--weight-decay", "1"], "--weight-decay must be"),
+        (
+            &["--optimizer", "lion", "--weight-decay", "0.1"],
+            "not for lion",
+        ),
+        (
+            &["--optimizer", "sgd", "--no-decay-on-norms"],
+            "not for sgd",
+        ),
+        (
+            &["--mode", "plain", "--clip-grad-norm", "1"],
+            "use --mode release",
+        ),
         (&["--data", "/nowhere/at/all"], "/nowhere/at/all"),
         (&["--batch-size", "0"], "batch-size"),
         (&["--lr", "0"], "--lr"),

@@ -49,6 +49,48 @@ fn resuming_gives_the_weights_of_the_uninterrupted_run() {
     }
 }
 
+/// As the papers train a vision transformer: decay groups and clipping by the global norm.
+#[test]
+fn decay_groups_and_clipping_are_resumed() {
+    let noise = Noise::new();
+    let recipe = [
+        "--weight-decay",
+        "0.3",
+        "--no-decay-on-norms",
+        "--clip-grad-norm",
+        "0.5",
+    ];
+    let digest = |args: &[&str]| result(noise.train("other", 2).args(args).arg("--overwrite"));
+    let whole = result(noise.train("whole", 2).args(recipe));
+    // Each of the three does something.
+    for left_out in [&recipe[..2], &recipe[..3], &recipe[2..], &recipe[3..]] {
+        assert_ne!(
+            digest(left_out)["weights_digest"],
+            whole["weights_digest"],
+            "{left_out:?}"
+        );
+    }
+    let norms = noise.folder("whole/train/epoch-1/Gradient_Norm.log");
+    assert_eq!(fs::read_to_string(norms).unwrap().lines().count(), 8);
+
+    let folder = noise.folder("stopped");
+    noise
+        .train("stopped", 2)
+        .args(recipe)
+        .args(["--stop-after", "13"])
+        .assert()
+        .success();
+    let resumed = result(&mut resume(&folder));
+    assert_eq!(outcome(&resumed), outcome(&whole));
+
+    let mut other = resume(&folder);
+    other.args(["--clip-grad-norm", "2"]);
+    let output = other.assert().failure().get_output().clone();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    let refusal = "has --clip-grad-norm 0.5, not 2";
+    assert!(stderr.contains(refusal), "{stderr}");
+}
+
 #[test]
 fn accumulation_is_resumed_in_either_mode() {
     let noise = Noise::new();
