@@ -363,6 +363,21 @@ mod tests {
     }
 
     #[test]
+    fn the_recipe_is_read() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/recipes/digits.json");
+        let recipe = TrainConfig::load(file).unwrap();
+        assert_eq!(recipe.regularization().clip_grad_norm, Some(1.0));
+        let digits = crate::data::Dataset::load(
+            &recipe.data.parse().unwrap(),
+            crate::data::ImageSize {
+                requested: None,
+                patch_size: recipe.model.patch_size,
+            },
+        );
+        assert_eq!(digits.unwrap().digest(), recipe.data_digest);
+    }
+
+    #[test]
     fn names_are_those_of_the_command_line() {
         assert_eq!(OptimizerKind::AdamW.to_string(), "adamw");
         assert_eq!(BackendKind::NdArray.to_string(), "ndarray");

@@ -3,7 +3,9 @@
 use burn::backend::Flex;
 use burn::optim::{AdamConfig, GradientsParams, Optimizer, SgdConfig};
 use burn_gradient_release::{
-    NormClipping, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, WithGradientRelease,
+    AdaptiveClippingConfig, AutoClipConfig, GroupOptions, LossScalerConfig, NormClipping,
+    ParamGroup, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, WithGradientRelease,
+    ZClipConfig,
 };
 
 use super::by_hand::clip_global;
@@ -274,4 +276,50 @@ fn an_owned_rate_steps_in_two_passes() {
     let before = Weights::of::<R, _>(&model);
     let (model, _) = optim.two_passes(rate, model, |model| Mlp::loss::<R>(model, Size::Small, 1));
     Weights::of::<R, _>(&model).assert_moved(&before, "a second step");
+}
+
+/// Settings that would turn gradients around, or into nothing.
+#[test]
+fn settings_out_of_range_are_refused() {
+    let zclip = ZClipConfig::new();
+    let rules = [
+        (NormClipping::GlobalNorm { max_norm: -1.0 }, "max_norm"),
+        (NormClipping::GlobalNorm { max_norm: f64::NAN }, "max_norm"),
+        (NormClipping::ZClip(zclip.with_alpha(1.5)), "alpha"),
+        (
+            NormClipping::LaggedZClip(zclip.with_z_threshold(0.0)),
+            "z_threshold",
+        ),
+        (
+            NormClipping::Adaptive(AdaptiveClippingConfig::new().with_clip_factor(0.0)),
+            "clip_factor",
+        ),
+        (
+            NormClipping::AutoClip(AutoClipConfig::new().with_percentile(101.0)),
+            "percentile",
+        ),
+    ];
+    let scaler = LossScalerConfig::new().with_backoff_factor(2.0).init();
+    let plain = || AdamConfig::new().init::<R, Model>().with_gradient_release();
+    let halved = GroupOptions::new().with_lr_factor(f64::NAN);
+    let mut optims: Vec<_> = rules
+        .into_iter()
+        .map(|(rule, setting)| (plain().with_norm_clipping(rule), setting))
+        .collect();
+    optims.push((plain().with_loss_scaler(scaler), "backoff_factor"));
+    optims.push((plain().with_group(ParamGroup::all(), halved), "lr_factor"));
+    for (mut optim, expected) in optims {
+        let (_, model) = start();
+        let refused = optim
+            .try_arm_to_measure(model, GradientsParams::new())
+            .unwrap_err();
+        let ReleaseError::OutOfRange { setting, .. } = refused.error() else {
+            panic!("{:?}", refused.error());
+        };
+        assert_eq!(setting, expected);
+        let (model, _) = refused.into_given();
+        let grads = run(&model);
+        let refused = optim.try_step(RATE, model, grads).unwrap_err();
+        assert!(matches!(refused.error(), ReleaseError::OutOfRange { .. }));
+    }
 }

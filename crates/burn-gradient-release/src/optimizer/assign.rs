@@ -30,6 +30,7 @@ where
     B: ReleaseBackend,
     M: AutodiffModule<B>,
 {
+    check_settings(stepper)?;
     let published = match learning_rate {
         Some(rate) => published_rates(stepper, rate)?,
         None => None,
@@ -69,6 +70,26 @@ where
             near: near(group, &paths),
         }),
         None => Ok(own),
+    }
+}
+
+fn check_settings<O, B>(stepper: &Stepper<O, B>) -> Result<(), ReleaseError>
+where
+    O: SimpleOptimizer<B::InnerBackend>,
+    B: ReleaseBackend,
+{
+    let mut factors = stepper
+        .groups
+        .iter()
+        .map(|(_, options)| options.lr_factor());
+    let factor = factors.find(|factor| !factor.is_finite() || *factor < 0.0);
+    let setting = stepper.gradients.out_of_range();
+    match setting.or_else(|| Some(("lr_factor", factor?))) {
+        Some((setting, value)) => Err(ReleaseError::OutOfRange {
+            setting: setting.into(),
+            value,
+        }),
+        None => Ok(()),
     }
 }
 

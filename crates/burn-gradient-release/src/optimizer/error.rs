@@ -201,6 +201,15 @@ pub enum ReleaseError {
         what: String,
     },
 
+    /// A setting of clipping, loss scaling or a group makes no sense.
+    #[error("{setting} is {value}, which is out of range: nothing could be stepped with it")]
+    OutOfRange {
+        /// Its name.
+        setting: String,
+        /// Its value.
+        value: f64,
+    },
+
     /// The norm of all gradients is to be known before the first is stepped with, and is not.
     #[error(
         "the gradients are clipped by their global norm, and no backward pass has measured it; train \

@@ -88,11 +88,43 @@ impl NormClipping {
     pub fn needs_two_passes(&self) -> bool {
         matches!(self, Self::GlobalNorm { .. } | Self::ZClip(_))
     }
+
+    /// The first setting that no clipping can be done with, if there is one.
+    pub(super) fn out_of_range(&self) -> Option<(&'static str, f64)> {
+        let settings = match *self {
+            Self::GlobalNorm { max_norm } => vec![("max_norm", max_norm, max_norm > 0.0)],
+            Self::ZClip(config) | Self::LaggedZClip(config) => vec![
+                ("alpha", config.alpha, (0.0..=1.0).contains(&config.alpha)),
+                ("z_threshold", config.z_threshold, config.z_threshold > 0.0),
+                ("warm_up", config.warm_up as f64, config.warm_up > 0),
+            ],
+            Self::Adaptive(config) => vec![
+                ("clip_factor", config.clip_factor, config.clip_factor > 0.0),
+                ("eps", config.eps, config.eps > 0.0),
+            ],
+            Self::AutoClip(config) => vec![
+                (
+                    "percentile",
+                    config.percentile,
+                    (0.0..=100.0).contains(&config.percentile),
+                ),
+                ("history", config.history as f64, config.history > 0),
+            ],
+        };
+        let mut settings = settings.into_iter();
+        let (name, value, _) = settings.find(|(_, value, is_fine)| !is_fine || value.is_nan())?;
+        Some((name, value))
+    }
 }
 
 /// By what gradients of this global norm are multiplied.
 pub(super) fn coefficient_for(max_norm: f64, norm: f64) -> f64 {
     (max_norm / (norm + 1e-6)).min(1.0)
+}
+
+/// By what gradients of this norm are multiplied to have the norm `target`, if that is less.
+pub(super) fn ratio(target: f64, norm: f64) -> f64 {
+    if target < norm { target / norm } else { 1.0 }
 }
 
 /// The moving averages of ZClip.
@@ -147,7 +179,7 @@ impl AutoClip {
         norm: f64,
     ) -> f64 {
         let history = self.0.entry(param.val()).or_default();
-        if history.len() == config.history.max(1) {
+        if history.len() == config.history {
             history.pop_front();
         }
         history.push_back(norm as f32);
@@ -159,7 +191,7 @@ impl AutoClip {
 
 /// Between two of the sorted values linearly, as NumPy does.
 fn percentile(sorted: &[f64], percentile: f64) -> f64 {
-    let place = percentile.clamp(0.0, 100.0) / 100.0 * (sorted.len() - 1) as f64;
+    let place = percentile / 100.0 * (sorted.len() - 1) as f64;
     let (below, above) = (place.floor() as usize, place.ceil() as usize);
     sorted[below] + (sorted[above] - sorted[below]) * place.fract()
 }

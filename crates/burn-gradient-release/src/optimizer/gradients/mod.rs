@@ -13,7 +13,7 @@ use burn::{
 };
 
 use self::{
-    clipping::{clip_units, coefficient_for},
+    clipping::{clip_units, coefficient_for, ratio},
     norm::{SquaredNorms, global_norm, is_finite, squared_norm},
     record::Averages,
 };
@@ -63,6 +63,12 @@ impl GradientPolicy {
         self.clipping.is_some_and(|rule| rule.needs_two_passes())
     }
 
+    /// The first setting that is out of range, if there is one.
+    pub(super) fn out_of_range(&self) -> Option<(&'static str, f64)> {
+        let clipping = self.clipping.as_ref().and_then(NormClipping::out_of_range);
+        clipping.or_else(|| self.scaler.as_ref()?.out_of_range())
+    }
+
     /// Whether gradients that are all there are looked at before the first is stepped with.
     pub(super) fn looks_ahead(&self) -> bool {
         self.needs_two_passes() || self.stops_at_non_finite || self.scaler.is_some()
@@ -110,7 +116,7 @@ impl GradientPolicy {
         let coefficient = match self.clipping {
             Some(NormClipping::GlobalNorm { max_norm }) => coefficient_for(max_norm, norm),
             Some(NormClipping::ZClip(config)) => {
-                lock(&self.averages).zclip.target(&config, norm) / norm.max(f64::MIN_POSITIVE)
+                ratio(lock(&self.averages).zclip.target(&config, norm), norm)
             }
             _ => 1.0,
         };
@@ -129,7 +135,7 @@ impl GradientPolicy {
         }
         let mut averages = lock(&self.averages);
         let target = averages.zclip.target(&config, norm);
-        averages.lagged = Some(target / norm.max(f64::MIN_POSITIVE));
+        averages.lagged = Some(ratio(target, norm));
         averages.zclip.observe(&config, target);
     }
 }

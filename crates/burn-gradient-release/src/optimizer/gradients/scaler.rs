@@ -88,6 +88,27 @@ impl LossScaler {
         self.state().record.scale
     }
 
+    pub(super) fn out_of_range(&self) -> Option<(&'static str, f64)> {
+        let config = &self.config;
+        let settings = [
+            ("init_scale", config.init_scale, config.init_scale > 0.0),
+            (
+                "growth_factor",
+                config.growth_factor,
+                config.growth_factor >= 1.0,
+            ),
+            (
+                "backoff_factor",
+                config.backoff_factor,
+                config.backoff_factor > 0.0 && config.backoff_factor < 1.0,
+            ),
+        ];
+        let mut settings = settings.into_iter();
+        let (name, value, _) =
+            settings.find(|(_, value, is_fine)| !is_fine || !value.is_finite())?;
+        Some((name, value))
+    }
+
     pub(super) fn is_asked(&self) -> bool {
         self.state().is_asked
     }

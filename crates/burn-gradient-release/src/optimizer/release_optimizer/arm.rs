@@ -53,6 +53,8 @@ where
     /// - [`EmptyGroup`](ReleaseError::EmptyGroup): no parameter is in one of the groups;
     /// - [`GroupRates`](ReleaseError::GroupRates), [`OwnedGroupRates`](ReleaseError::OwnedGroupRates): the
     ///   rates of the groups are those of another step, or of a scheduler beside the owned one;
+    /// - [`OutOfRange`](ReleaseError::OutOfRange): a setting of clipping, loss scaling or a group makes no
+    ///   sense;
     /// - [`NotMeasured`](ReleaseError::NotMeasured): gradients are clipped by a norm that no pass has
     ///   measured, or that is not finite.
     pub fn try_arm(&mut self, lr: LearningRate, model: M) -> Result<M, Refused<M>> {
