@@ -2,7 +2,7 @@
 
 use std::{mem, sync::Arc};
 
-use burn::tensor::backend::Backend;
+use burn::tensor::{TensorMetadata, backend::Backend};
 
 use crate::{
     derived::{self, Derived, Function, Operand, Operands},
@@ -273,7 +273,7 @@ impl<B: Backend> Arguments<B> {
             Repr::Recorded(recorded) => recorded.traced(),
             _ => None,
         });
-        let place = tracer.operation(name, operands)?;
+        let place = tracer.operation(name, self.bytes_beside_parameter(), operands)?;
         if place.is_kept {
             return Some(Place::Kept(tracer.shared(place, Region::kept)));
         }
@@ -281,6 +281,15 @@ impl<B: Backend> Arguments<B> {
         let slice = tracer.shared(place, make);
         let place = Some(place);
         Some(Place::Recorded(Recorder { slice, place }))
+    }
+
+    /// With a parameter among the operands, the bytes of the others.
+    fn bytes_beside_parameter(&self) -> Option<u64> {
+        let is_parameter = |tensor: &&ReleaseTensor<B>| matches!(tensor.0, Repr::Snapshot(_));
+        self.0.iter().find(is_parameter)?;
+        let others = self.0.iter().filter(|tensor| !is_parameter(tensor));
+        let bytes = others.map(|tensor| tensor.shape().num_elements() * tensor.dtype().size());
+        Some(bytes.sum::<usize>() as u64)
     }
 
     fn record(

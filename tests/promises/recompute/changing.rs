@@ -178,3 +178,21 @@ fn a_plan_is_used_until_it_does_not_fit() {
         }
     }
 }
+
+/// What a plan keeps can turn out longer, or larger, than what it was learned from: then it is learned anew.
+#[test]
+fn a_plan_that_keeps_too_much_is_forgotten() {
+    let ample = Recompute::Budget(1 << 15);
+    for (recompute, before, after) in [
+        (Recompute::Automatic, SHORT, FULL),
+        (Recompute::Budget(1 << 14), SHORT, FULL),
+        (ample, FULL, LARGE),
+        (ample, SHORT, Pass { rows: 256, ..SHORT }),
+    ] {
+        let steps = same(recompute, &[before, before, after, after, after, after]);
+        let alone = same(recompute, &[after, after, after, after]);
+        let context = format!("{recompute:?}, {before:?}, then {after:?}");
+        assert_ne!(steps[1].planned_bytes, alone[3].planned_bytes, "{context}");
+        assert_eq!(steps[5], alone[3], "{context}");
+    }
+}

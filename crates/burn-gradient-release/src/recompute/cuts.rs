@@ -18,6 +18,8 @@ struct Operation {
     saves: Saves,
     /// The buffers of its operands.
     operands: Vec<usize>,
+    /// The bytes of its operands beside parameters, if it has a parameter.
+    parameter: Option<u64>,
 }
 
 /// The memory of a result, shared by its views.
@@ -89,7 +91,12 @@ impl Trace {
     }
 
     /// Notes an operation on results of earlier ones.
-    pub(super) fn operation(&mut self, name: &'static str, operands: Vec<usize>) {
+    pub(super) fn operation(
+        &mut self,
+        name: &'static str,
+        operands: Vec<usize>,
+        parameter: Option<u64>,
+    ) {
         let index = self.operations.len();
         let saves = Saves::of(name);
         for operand in &operands {
@@ -103,7 +110,16 @@ impl Trace {
             name,
             saves,
             operands,
+            parameter,
         });
+    }
+
+    /// The operations with parameters from this one on, and the bytes of their other operands.
+    pub(super) fn with_parameters(&self, from: usize) -> Vec<(&'static str, u64)> {
+        let operations = self.operations.iter().skip(from.min(self.len()));
+        operations
+            .filter_map(|of| Some((of.name, of.parameter?)))
+            .collect()
     }
 
     /// Notes a result of the last operation. Returns its buffer.

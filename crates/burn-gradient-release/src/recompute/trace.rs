@@ -54,6 +54,10 @@ struct State {
     trace: Trace,
     /// The operations of this trace that the plan was made from.
     learned_from: usize,
+    /// The operations with parameters whose activations were kept.
+    kept: usize,
+    /// Whether activations were kept that should not have been: the trace has gaps.
+    has_gaps: bool,
     /// The slice under way, and the bytes that were made in it.
     slice: u64,
     made: u64,
@@ -80,6 +84,9 @@ struct Learned {
     plan: Plan,
     /// Of all results before those that are kept.
     bytes: u64,
+    /// The operations with parameters whose activations are kept, and the bytes of their other operands:
+    /// the only ones that are seen there.
+    kept: Vec<(&'static str, u64)>,
 }
 
 /// Where an operation belongs.
@@ -119,6 +126,8 @@ impl Tracer {
             arming: 0,
             trace: Trace::default(),
             learned_from: 0,
+            kept: 0,
+            has_gaps: false,
             slice: origins::next_number(),
             made: 0,
             shared: None,
@@ -150,6 +159,8 @@ impl Tracer {
         state.arming += 1;
         state.trace = Trace::default();
         state.learned_from = 0;
+        state.kept = 0;
+        state.has_gaps = false;
         state.cut();
         state.mode = match &state.learned {
             Some(_) => Mode::Following(0),
@@ -157,10 +168,12 @@ impl Tracer {
         };
     }
 
-    /// Notes an operation. Says where it belongs; `None` if the forward pass needs no cuts.
+    /// Notes an operation; with a parameter, `parameter` is the bytes of its other operands. Says where it
+    /// belongs; `None` if the forward pass needs no cuts.
     pub(crate) fn operation<'a>(
         &self,
         name: &'static str,
+        parameter: Option<u64>,
         operands: impl Iterator<Item = &'a Traced>,
     ) -> Option<Place> {
         let mut state = self.state();
@@ -184,6 +197,9 @@ impl Tracer {
                 state.cut();
             }
         }
+        if let (Mode::Keeping, Some(bytes)) = (state.mode, parameter) {
+            state.keep(name, bytes);
+        }
         match state.mode {
             // Without a slice below, it is the tape as it is.
             Mode::Keeping if at == 0 => return None,
@@ -205,7 +221,7 @@ impl Tracer {
         let arming = state.arming;
         let operands = operands.filter(|operand| operand.arming == arming);
         let operands = operands.map(|operand| operand.buffer).collect();
-        state.trace.operation(name, operands);
+        state.trace.operation(name, operands, parameter);
         Some(Place {
             number: state.slice,
             arming,
@@ -257,7 +273,10 @@ impl Tracer {
     pub(crate) fn learn(&self, is_last: bool) {
         let mut state = self.state();
         let length = state.trace.len();
-        if state.mode != Mode::Free || length == mem::replace(&mut state.learned_from, length) {
+        if state.mode != Mode::Free
+            || state.has_gaps
+            || length == mem::replace(&mut state.learned_from, length)
+        {
             return;
         }
         let budget = match self.policy {
@@ -268,12 +287,29 @@ impl Tracer {
         state.learned = Some(Learned {
             names: state.trace.names(),
             bytes: state.trace.bytes(plan.kept_from),
+            kept: state.trace.with_parameters(plan.kept_from),
             plan,
         });
     }
 }
 
 impl State {
+    /// Notes an operation whose activations are to be kept. If it is another one than planned, or
+    /// larger, the rest of the pass is cut as it comes, and the plan is forgotten.
+    fn keep(&mut self, name: &'static str, bytes: u64) {
+        let learned = self.learned.as_ref();
+        let planned = learned.and_then(|learned| learned.kept.get(self.kept));
+        let fits =
+            planned.is_some_and(|(planned, most)| *planned == name && bytes <= most + most / 8);
+        if !fits {
+            self.mode = Mode::Free;
+            self.learned = None;
+            self.has_gaps = self.kept > 0 || self.trace.len() > 0;
+            self.cut();
+        }
+        self.kept += 1;
+    }
+
     fn cut(&mut self) {
         self.slice = origins::next_number();
         self.made = 0;
