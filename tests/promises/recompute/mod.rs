@@ -1,5 +1,6 @@
 //! Recomputed activations: the same weights, and the memory they save.
 
+mod burn_transformers;
 mod changing;
 mod dropout;
 pub(crate) mod equality;
