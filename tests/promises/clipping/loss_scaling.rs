@@ -263,3 +263,20 @@ fn a_loss_that_was_not_scaled_is_refused() {
     (model, _) = optim.two_passes(RATE, model, |model| scaler.scale(model.loss(0)));
     Weights::of::<R, _>(&model).assert_moved(&before, "scaled");
 }
+
+/// Passes by hand, of which the second one forgets the scale.
+#[test]
+fn both_passes_have_to_be_scaled() {
+    let scaler = scaler();
+    let mut optim = optim(&scaler);
+    let model = optim
+        .try_arm_to_measure(Net::<R>::half(), GradientsParams::new())
+        .unwrap();
+    let grads = scaler.scale(model.loss(0)).backward();
+    let grads = GradientsParams::from_grads(grads, &model);
+    optim.try_measured(&model, grads).unwrap();
+    let model = optim.arm(RATE, model);
+    let grads = GradientsParams::from_grads(model.loss(0).backward(), &model);
+    let refused = optim.try_step(RATE, model, grads).unwrap_err();
+    assert_eq!(*refused.error(), ReleaseError::NotScaled);
+}

@@ -80,6 +80,13 @@ impl GradientPolicy {
         scaler.any(|scaler| !scaler.is_asked())
     }
 
+    /// Between the two passes of a step.
+    pub(super) fn begin_second_pass(&self) {
+        if let Some(scaler) = &self.scaler {
+            scaler.begin_pass();
+        }
+    }
+
     /// The same, remembering on its own.
     pub(super) fn fork(&self) -> Self {
         let averages = lock(&self.averages).clone();

@@ -109,6 +109,11 @@ impl LossScaler {
         Some((name, value))
     }
 
+    /// Begins another pass of the same step, whose loss is to be scaled, too.
+    pub(super) fn begin_pass(&self) {
+        self.state().is_asked = false;
+    }
+
     pub(super) fn is_asked(&self) -> bool {
         self.state().is_asked
     }

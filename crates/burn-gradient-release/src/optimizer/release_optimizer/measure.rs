@@ -255,6 +255,7 @@ where
                 (measured, _) => Ok(measured),
             }
         })?;
+        self.stepper.gradients.begin_second_pass();
         self.state.set_measured(Some(measured));
         Ok(measured)
     }
