@@ -30,7 +30,9 @@ pub(super) trait Grads {
 
     fn is_empty(&self) -> bool;
 
-    fn contains<B: Backend, const D: usize>(&self, param: ParamId) -> bool;
+    fn contains<B: Backend, const D: usize>(&self, param: ParamId) -> bool {
+        self.get::<B, D>(param).is_some()
+    }
 
     /// A gradient, if it is that of one device.
     fn get<B: Backend, const D: usize>(&self, param: ParamId) -> Option<Tensor<B, D>>;
@@ -45,10 +47,6 @@ impl Grads for GradientsParams {
         GradientsParams::is_empty(self)
     }
 
-    fn contains<B: Backend, const D: usize>(&self, param: ParamId) -> bool {
-        GradientsParams::get::<B, D>(self, param).is_some()
-    }
-
     fn get<B: Backend, const D: usize>(&self, param: ParamId) -> Option<Tensor<B, D>> {
         GradientsParams::get(self, param)
     }
@@ -61,11 +59,6 @@ impl Grads for MultiGradientsParams {
 
     fn is_empty(&self) -> bool {
         self.grads.iter().all(|(grads, _)| grads.is_empty())
-    }
-
-    fn contains<B: Backend, const D: usize>(&self, param: ParamId) -> bool {
-        let mut grads = self.grads.iter();
-        grads.any(|(grads, _)| grads.contains::<B, D>(param))
     }
 
     fn get<B: Backend, const D: usize>(&self, param: ParamId) -> Option<Tensor<B, D>> {
@@ -137,6 +130,7 @@ pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
                 && !treatment.admits(&grad)
             {
                 self.error = Some(session.non_finite(param.id.to_string()));
+                return;
             }
             let Some(slot) = slot_of::<B, D>(param) else {
                 return;
