@@ -7,12 +7,15 @@ use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{
     AdamConfig, GradientsParams, LearningRate, MultiGradientsParams, Optimizer, SimpleOptimizer,
 };
+use burn::train::Learner;
 use burn_gradient_release::{NormClipping, ReleaseOptimizer, WithGradientRelease};
 use burn_gradient_release_train::{GradientReleaseStrategy, StepMonitor};
 
 use super::rates;
 use crate::clipping::by_hand::{clip_global, global_norm};
-use crate::harness::learner::{Bin, Mode, Released, Run, StrategyOf, Task, Training, train};
+use crate::harness::learner::{
+    Bin, Mode, Released, Run, StrategyOf, Task, Training, launch, train,
+};
 use crate::harness::models::{Cnn, Regression, Scenario, Size, Tied};
 use crate::harness::run::Start;
 use crate::harness::{Plain, Release};
@@ -181,42 +184,12 @@ fn clips_the_sums_of_micro_batches() {
 
 #[test]
 fn a_strategy_of_one_pass_refuses() {
-    struct OnePass;
-
-    impl Mode for OnePass {
-        type B = Release;
-        type Optim<O, M>
-            = ReleaseOptimizer<O, M, Release>
-        where
-            O: SimpleOptimizer<Flex> + 'static,
-            M: AutodiffModule<Release> + 'static;
-
-        fn optim<O, M>(optim: OptimizerAdaptor<O, M, Release>) -> Self::Optim<O, M>
-        where
-            O: SimpleOptimizer<Flex> + 'static,
-            M: AutodiffModule<Release> + 'static,
-        {
-            TwoPasses::optim(optim)
-        }
-
-        fn strategy<T, LR, O>(monitor: StepMonitor) -> Option<StrategyOf<Self, T, LR, O>>
-        where
-            T: Task,
-            LR: LrScheduler + 'static,
-            O: SimpleOptimizer<Flex> + 'static,
-        {
-            Released::strategy::<T, LR, O>(monitor)
-        }
-    }
-
     let start = Start::new::<Regression>(Size::Small);
     let text = super::refusal(|| {
-        train::<OnePass, Regression, _, _, _>(
-            &start,
-            &AdamConfig::new(),
-            rates(),
-            &super::unlogged(),
-        )
+        let optim = TwoPasses::optim(AdamConfig::new().init());
+        let learner = Learner::new(start.model::<Regression, Release>(), optim, rates());
+        let strategy = Released::strategy::<Regression, _, _>(StepMonitor::new());
+        launch(learner, strategy, &super::unlogged())
     });
     assert!(text.contains("with_two_passes"), "{text}");
 }

@@ -46,7 +46,7 @@ pub(super) struct Own {
 
 impl<B: Backend> StepPlan<B> {
     pub(super) fn is_frozen(&self, param: ParamId) -> bool {
-        self.own.get(&param).is_some_and(|own| own.is_frozen)
+        self.of(param).is_frozen
     }
 
     fn of(&self, param: ParamId) -> Own {

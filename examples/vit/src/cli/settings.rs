@@ -8,7 +8,7 @@ use crate::config::{
 };
 use crate::data::{Dataset, ImageSize, Source};
 use crate::model::Pool;
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use std::fmt::Display;
 use std::num::NonZeroUsize;
 
@@ -116,20 +116,11 @@ impl TrainArgs {
 
     /// The epochs of `--early-stopping`, which must not change when a run is resumed.
     fn early_stopping(&self, saved: Option<&TrainConfig>) -> Result<Option<usize>> {
-        let early_stopping = self.early_stopping.map(NonZeroUsize::get);
-        match saved.map(|s| s.early_stopping) {
-            None => Ok(early_stopping),
-            Some(None) => {
-                ensure!(
-                    early_stopping.is_none(),
-                    "the run to resume has no --early-stopping"
-                );
-                Ok(None)
-            }
-            Some(Some(saved)) => {
-                agreed("early-stopping", early_stopping, Some(saved), saved).map(Some)
-            }
-        }
+        agreed_if_any(
+            "early-stopping",
+            self.early_stopping.map(NonZeroUsize::get),
+            saved.map(|s| s.early_stopping),
+        )
     }
 
     /// Weight decay and clipping, which must not change when a run is resumed.
@@ -175,14 +166,11 @@ impl TrainArgs {
                     saved.no_decay_on_norms
                 }
             },
-            clip_grad_norm: match (saved.map(|saved| saved.clip_grad_norm), self.clip_grad_norm) {
-                (None, given) => given,
-                (Some(None), Some(_)) => bail!("the run to resume has no --clip-grad-norm"),
-                (Some(None), None) => None,
-                (Some(Some(saved)), given) => {
-                    Some(agreed("clip-grad-norm", given, Some(saved), saved)?)
-                }
-            },
+            clip_grad_norm: agreed_if_any(
+                "clip-grad-norm",
+                self.clip_grad_norm,
+                saved.map(|saved| saved.clip_grad_norm),
+            )?,
         };
         ensure!(
             !regularization.no_decay_on_norms || engine.optimizer.decays_weights(),
@@ -288,6 +276,22 @@ fn agreed<T: PartialEq + Display>(
         );
     }
     Ok(given(value, saved, default))
+}
+
+/// As [`agreed`], for a setting that a run may be without.
+fn agreed_if_any<T: Copy + PartialEq + Display>(
+    name: &str,
+    value: Option<T>,
+    saved: Option<Option<T>>,
+) -> Result<Option<T>> {
+    match saved {
+        None => Ok(value),
+        Some(None) => {
+            ensure!(value.is_none(), "the run to resume has no --{name}");
+            Ok(None)
+        }
+        Some(Some(saved)) => agreed(name, value, Some(saved), saved).map(Some),
+    }
 }
 
 #[cfg(test)]

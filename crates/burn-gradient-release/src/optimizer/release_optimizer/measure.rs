@@ -93,64 +93,60 @@ where
         let model = match self.try_arm_to_measure(model, grads) {
             Ok(model) => model,
             Err(refused) => {
-                let (error, (model, _)) = (refused.error().clone(), refused.into_given());
+                let (model, error) = refused.into_parts();
                 return Err(Refused::new(model, error));
             }
         };
-        let run = |model: &M, forward: &mut dyn FnMut(&M) -> Tensor<B, 1>| {
+        let mut run = |model: &M| {
             let loss = forward(model);
-            let value = loss.clone().inner();
-            (value, loss)
+            (loss.clone().inner(), loss)
         };
         let ((first, grads), passes) = TwoPasses::first(&model, || {
-            let (value, loss) = run(&model, &mut forward);
+            let (value, loss) = run(&model);
             (value, GradientsParams::from_grads(loss.backward(), &model))
         });
         let measured = match self.try_measured(&model, grads) {
             Ok(measured) => measured,
             Err(error) => {
                 passes.undo(&model);
-                return Err(Refused::new(self.disarm(model), error));
+                return Err(self.refuse_disarmed(model, error));
             }
         };
         if !measured.is_finite() {
-            let model = self.step_disarming(lr, model, GradientsParams::new())?;
-            return Ok((model, first));
+            let stepped = self.try_step(lr, model, GradientsParams::new());
+            return self.or_disarmed(stepped).map(|model| (model, first));
         }
         let model = match self.try_arm(lr, model) {
             Ok(model) => model,
             Err(refused) => {
                 let (model, error) = refused.into_parts();
                 passes.undo(&model);
-                return Err(Refused::new(self.disarm(model), error));
+                return Err(self.refuse_disarmed(model, error));
             }
         };
-        let ((value, loss), draws_all) = passes.second(model.clone(), || run(&model, &mut forward));
+        let ((value, loss), draws_all) = passes.second(model.clone(), || run(&model));
         if !draws_all || first.into_data() != value.to_data() {
-            return Err(Refused::new(
-                self.disarm(model),
-                ReleaseError::NotRepeatable,
-            ));
+            return Err(self.refuse_disarmed(model, ReleaseError::NotRepeatable));
         }
         let grads = GradientsParams::from_grads(loss.backward(), &model);
-        let model = self.step_disarming(lr, model, grads)?;
-        Ok((model, value))
+        let stepped = self.try_step(lr, model, grads);
+        self.or_disarmed(stepped).map(|model| (model, value))
     }
 
-    fn step_disarming(
-        &mut self,
-        lr: LearningRate,
-        model: M,
-        grads: GradientsParams,
-    ) -> Result<M, Refused<M>> {
-        self.try_step(lr, model, grads).map_err(|refused| {
-            let error = refused.error().clone();
-            let (model, _) = refused.into_given();
-            match self.try_disarm(model) {
-                Ok(model) => Refused::new(model, error),
-                Err(refused) => Refused::new(refused.into_model(), error),
-            }
+    fn or_disarmed<G>(&mut self, result: Result<M, Refused<M, G>>) -> Result<M, Refused<M>> {
+        result.map_err(|refused| {
+            let (model, error) = refused.into_parts();
+            self.refuse_disarmed(model, error)
         })
+    }
+
+    /// Hands the model back disarmed, unless a part of it was stepped.
+    fn refuse_disarmed(&mut self, model: M, error: ReleaseError) -> Refused<M> {
+        let model = match self.try_disarm(model) {
+            Ok(model) => model,
+            Err(refused) => refused.into_model(),
+        };
+        Refused::new(model, error)
     }
 
     /// Arms the model for the first of two passes, which measures: each gradient is dropped as soon as
