@@ -141,7 +141,7 @@ struct SuiteArgs {
     /// Steps before the measured ones, which compile kernels and create the optimizer's state
     #[arg(long, default_value = "3")]
     warm_up: NonZeroUsize,
-    /// Repetitions of every run, in turn: plain, release, plain, release, ...
+    /// Repetitions of every run, in turn, every second time in reverse: plain, release, release, plain, ...
     #[arg(long, default_value = "1")]
     repeat: NonZeroUsize,
     /// Learning rate
