@@ -29,6 +29,7 @@ mod progress;
 mod raise;
 mod random;
 mod recompute;
+mod reduction;
 mod slot;
 mod tape;
 mod tensor;
@@ -47,6 +48,7 @@ pub use param_groups::{
 };
 pub use progress::Recomputed;
 pub use recompute::{Recompute, checkpoint};
+pub use reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};
 pub use tensor::ReleaseTensor;
 
 #[cfg(doctest)]

@@ -12,6 +12,7 @@ use crate::{
     origins::{Origins, Region},
     progress::Progress,
     recompute::{order::Use, trace::Tracer},
+    reduction::Flight,
     slot::{Action, Slot, StaleCopyGuard},
     tape::{self, AdTensor},
     uses::{Owner, Uses},
@@ -69,6 +70,7 @@ pub(crate) struct Arming<B: Backend> {
     pub(crate) param: ParamId,
     pub(crate) site: Site<B>,
     pub(crate) progress: Arc<Progress>,
+    pub(crate) flight: Option<Arc<Flight<B>>>,
     pub(crate) action: Action<B>,
 }
 
@@ -108,6 +110,7 @@ impl<B: Backend> Arming<B> {
             leaf,
             self.action,
             self.progress,
+            self.flight,
             Arc::downgrade(&presence),
             self.site.uses.clone(),
         ));

@@ -12,7 +12,7 @@ use crate::{
     group::Values,
     operands::Arguments,
     origins::{Origins, Region, Seeds, Spent},
-    progress::{Progress, Recomputed},
+    progress::Recomputed,
     raise::Nodes,
     recompute::{
         order::Part,
@@ -20,7 +20,7 @@ use crate::{
     },
     tape::{self, AdTensor},
     tensor::ReleaseTensor,
-    uses::{self, Completion, Uses, lock},
+    uses::{self, Completion, Owner, Uses, lock},
 };
 
 /// Runs backward from `root`. The armed parameters it depends on are acted on underway.
@@ -42,7 +42,7 @@ pub(crate) fn backward<B: Backend, C: CheckpointStrategy>(root: ReleaseTensor<B>
             let parameters = origins.parameters();
             let watch = Watch::new(&parameters);
             let grads = run::<B, C>(root, &origins, &parameters);
-            drop(watch);
+            watch.land();
             grads
         }
         Some(region) => by_regions::<B, C>(root, origins, region),
@@ -106,7 +106,7 @@ fn by_regions<B: Backend, C: CheckpointStrategy>(
     for uses in &route.parameters {
         uses.finish(&mut grads);
     }
-    drop(watch);
+    watch.land();
     grads
 }
 
@@ -190,19 +190,21 @@ fn plan<B: Backend>(
     })
 }
 
-/// Notices a panic in the middle of a pass, and tells the optimizers that were at work.
-struct Watch(Vec<(Arc<Progress>, usize)>);
+/// Notices a panic in the middle of a pass, and tells the optimizers that were at work: one owner of
+/// the parameters that were armed together stands for all.
+struct Watch(Vec<(Arc<dyn Owner>, usize)>);
 
 impl Watch {
     fn new<B: Backend>(parameters: &[Arc<Uses<B>>]) -> Self {
-        let mut watched: Vec<(Arc<Progress>, usize)> = Vec::new();
+        let mut watched: Vec<(Arc<dyn Owner>, usize)> = Vec::new();
         for owner in parameters.iter().filter_map(|uses| uses.owner()) {
             let progress = owner.progress();
             if !watched
                 .iter()
-                .any(|(known, _)| Arc::ptr_eq(known, progress))
+                .any(|(known, _)| Arc::ptr_eq(known.progress(), progress))
             {
-                watched.push((progress.clone(), progress.begun()));
+                let begun = progress.begun();
+                watched.push((owner, begun));
             }
         }
         Self(watched)
@@ -210,9 +212,14 @@ impl Watch {
 
     /// Notes what the pass computes again.
     fn note(&self, recomputed: Recomputed) {
-        for (progress, _) in &self.0 {
-            progress.recompute(recomputed);
+        for (owner, _) in &self.0 {
+            owner.progress().recompute(recomputed);
         }
+    }
+
+    /// Ends a pass that came to its end.
+    fn land(self) {
+        self.0.iter().for_each(|(owner, _)| owner.land());
     }
 }
 
@@ -222,7 +229,8 @@ impl Drop for Watch {
             // Only a pass that has begun to change something leaves it half done.
             self.0
                 .iter()
-                .filter(|(progress, begun)| progress.begun() > *begun)
+                .map(|(owner, begun)| (owner.progress(), begun))
+                .filter(|(progress, begun)| progress.begun() > **begun)
                 .for_each(|(progress, _)| progress.interrupt());
         }
     }

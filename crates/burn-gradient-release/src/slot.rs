@@ -16,13 +16,15 @@ use burn_autodiff::{NodeId, grads::Gradients};
 
 use crate::{
     progress::Progress,
+    reduction::{Flight, Landing},
     tape::{self, AdTensor},
     uses::{Owner, Uses, When, lock},
 };
 
-/// Steps one parameter: takes the weight and its gradient, returns the weight that is to be.
+/// Steps one parameter: takes the weight and its gradient, unless another replica has it; returns the
+/// weight that is to be.
 pub(crate) type Release<B> =
-    Box<dyn FnOnce(FloatTensor<B>, FloatTensor<B>) -> Step<FloatTensor<B>> + Send>;
+    Box<dyn FnOnce(FloatTensor<B>, Option<FloatTensor<B>>) -> Step<FloatTensor<B>> + Send>;
 
 /// Looks at the gradient of one parameter.
 pub(crate) type Measure<B> = Box<dyn FnOnce(FloatTensor<B>) + Send>;
@@ -66,6 +68,8 @@ pub(crate) struct Slot<B: Backend> {
     dtype: DType,
     progress: Arc<Progress>,
     guard: Arc<StaleCopyGuard>,
+    /// Takes gradients to the other replicas, if there are any, before anything else is done to them.
+    flight: Option<Arc<Flight<B>>>,
     /// Dropped with the one owner of the value: a new value would have nowhere to go.
     presence: Weak<()>,
     uses: Arc<Uses<B>>,
@@ -85,6 +89,8 @@ struct State<B: Backend> {
 enum Phase<B: Backend> {
     /// Armed, no gradient yet.
     Waiting(Action<B>),
+    /// The gradient is on its way to the other replicas.
+    Reducing(Reduced<B>),
     /// The action is running, or panicked.
     Acting,
     /// Stepped inside backward.
@@ -99,6 +105,12 @@ enum Phase<B: Backend> {
     Abandoned,
     /// The optimizer has finished the step and handed the value on.
     Closed,
+}
+
+/// What is done with a gradient once it is that of all replicas.
+enum Reduced<B: Backend> {
+    Step(Release<B>, When),
+    Measure(Measure<B>),
 }
 
 /// What a parameter is armed for.
@@ -142,6 +154,7 @@ impl<B: Backend> Slot<B> {
         leaf: AdTensor<B>,
         action: Action<B>,
         progress: Arc<Progress>,
+        flight: Option<Arc<Flight<B>>>,
         presence: Weak<()>,
         uses: Arc<Uses<B>>,
     ) -> Self {
@@ -154,6 +167,7 @@ impl<B: Backend> Slot<B> {
                 param,
                 is_finished: AtomicBool::new(false),
             }),
+            flight,
             presence,
             uses,
             state: Mutex::new(State {
@@ -186,6 +200,7 @@ impl<B: Backend> Slot<B> {
     pub(crate) fn claim(&self) -> Claim {
         match self.state().phase {
             Phase::Waiting(_)
+            | Phase::Reducing(_)
             | Phase::Acting
             | Phase::Stepped(_)
             | Phase::Held
@@ -294,7 +309,9 @@ impl<B: Backend> Slot<B> {
     pub(crate) fn end(&self) {
         let mut state = self.state();
         let ended = match state.phase {
-            Phase::Waiting(_) | Phase::Held | Phase::Untouched => Phase::Disarmed,
+            Phase::Waiting(_) | Phase::Reducing(_) | Phase::Held | Phase::Untouched => {
+                Phase::Disarmed
+            }
             Phase::Stepped(_) => Phase::Abandoned,
             Phase::Acting | Phase::Disarmed | Phase::Abandoned | Phase::Closed => return,
         };
@@ -303,6 +320,54 @@ impl<B: Backend> Slot<B> {
         // What an optimizer lent to its steps is dropped without the lock.
         drop(state);
         drop((action, held));
+    }
+}
+
+impl<B: Backend> Slot<B> {
+    /// Acts on a gradient that is the one to step with, or to measure.
+    fn finish(
+        &self,
+        mut state: MutexGuard<'_, State<B>>,
+        reduced: Reduced<B>,
+        grad: Option<FloatTensor<B>>,
+    ) {
+        match reduced {
+            Reduced::Step(release, when) => {
+                let mut leaf = state
+                    .leaf
+                    .take()
+                    .expect("a parameter that is to be stepped has its value");
+                let (value, phase, is_part_of_step) = match release(leaf.primitive, grad) {
+                    Step::Taken(value) => (value, Phase::Stepped(when), true),
+                    Step::Skipped(value) => (value, Phase::Untouched, true),
+                    Step::Stopped(value) => (value, Phase::Untouched, false),
+                };
+                leaf.primitive = value;
+                state.leaf = Some(leaf);
+                state.phase = phase;
+                if is_part_of_step {
+                    self.progress.end();
+                }
+            }
+            // A panic in there leaves nothing half done.
+            Reduced::Measure(measure) => {
+                state.phase = Phase::Untouched;
+                if let Some(grad) = grad {
+                    measure(grad);
+                }
+            }
+        }
+    }
+}
+
+impl<B: Backend> Landing<B> for Slot<B> {
+    fn land(&self, grad: Option<FloatTensor<B>>) {
+        let mut state = self.state();
+        match mem::replace(&mut state.phase, Phase::Acting) {
+            Phase::Reducing(reduced) => self.finish(state, reduced, grad),
+            // The arming was taken back.
+            phase => state.phase = phase,
+        }
     }
 }
 
@@ -315,7 +380,7 @@ impl<B: Backend> Owner for Slot<B> {
         self.state().is_asked_for = true;
     }
 
-    fn act(&self, node: NodeId, grads: &mut Gradients, when: When) {
+    fn act(self: Arc<Self>, node: NodeId, grads: &mut Gradients, when: When) {
         let mut state = self.state();
         if !matches!(state.phase, Phase::Waiting(_)) || self.presence.strong_count() == 0 {
             // Nobody owns the value any more (the model was mapped or dropped after arming): the
@@ -338,37 +403,38 @@ impl<B: Backend> Owner for Slot<B> {
             Some(held) => B::float_add(held, grad),
             None => grad,
         };
-        match action {
-            Action::Step(release) => {
-                self.progress.begin();
-                let mut leaf = state
-                    .leaf
-                    .take()
-                    .expect("a waiting parameter has its value");
-                let (value, phase, is_part_of_step) = match release(leaf.primitive, add(grad)) {
-                    Step::Taken(value) => (value, Phase::Stepped(when), true),
-                    Step::Skipped(value) => (value, Phase::Untouched, true),
-                    Step::Stopped(value) => (value, Phase::Untouched, false),
-                };
-                leaf.primitive = value;
-                state.leaf = Some(leaf);
-                state.phase = phase;
-                if is_part_of_step {
-                    self.progress.end();
-                }
-            }
+        let reduced = match action {
             Action::Hold => {
                 self.progress.begin();
                 state.held = Some(add(grad));
                 state.phase = Phase::Held;
                 self.progress.end();
+                return;
             }
-            // A panic in there leaves nothing half done.
-            Action::Measure(measure) => {
+            Action::Drop => {
                 state.phase = Phase::Untouched;
-                measure(add(grad));
+                return;
             }
-            Action::Drop => state.phase = Phase::Untouched,
+            Action::Step(release) => {
+                self.progress.begin();
+                Reduced::Step(release, when)
+            }
+            Action::Measure(measure) => Reduced::Measure(measure),
+        };
+        let grad = add(grad);
+        match &self.flight {
+            None => self.finish(state, reduced, Some(grad)),
+            Some(flight) => {
+                state.phase = Phase::Reducing(reduced);
+                drop(state);
+                flight.launch(self.param, grad, self.clone());
+            }
+        }
+    }
+
+    fn land(&self) {
+        if let Some(flight) = &self.flight {
+            flight.land_all();
         }
     }
 

@@ -38,7 +38,10 @@ pub(crate) trait Owner: Send + Sync {
     fn ask(&self);
 
     /// Acts on the gradient that `grads` has under the node by now, if it waits for one.
-    fn act(&self, node: NodeId, grads: &mut Gradients, when: When);
+    fn act(self: Arc<Self>, node: NodeId, grads: &mut Gradients, when: When);
+
+    /// Waits for the gradients that are on their way to other replicas, at the end of a pass.
+    fn land(&self);
 
     fn progress(&self) -> &Arc<Progress>;
 }

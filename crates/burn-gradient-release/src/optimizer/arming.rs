@@ -21,6 +21,7 @@ use crate::{
     parameter::{Armed, Arming, Site},
     progress::Progress,
     recompute::trace::Tracer,
+    reduction::Flight,
     slot::{Action, Claim, Slot},
     tape::AdTensor,
     tensor::{ReleaseTensor, Repr},
@@ -30,6 +31,9 @@ use crate::{
 pub(super) trait Plan<B: ReleaseBackend> {
     /// Which cuts the forward passes into slices.
     fn tracer(&self) -> Option<&Arc<Tracer>>;
+
+    /// What takes the gradients to the other replicas, if there are any.
+    fn flight(&self) -> Option<Arc<Flight<B::InnerBackend>>>;
 
     fn action<const D: usize>(&self, param: ParamId) -> Action<B::InnerBackend>;
 }
@@ -41,6 +45,10 @@ where
 {
     fn tracer(&self) -> Option<&Arc<Tracer>> {
         self.stepper.tracer.as_ref()
+    }
+
+    fn flight(&self) -> Option<Arc<Flight<B::InnerBackend>>> {
+        self.plan.flight()
     }
 
     fn action<const D: usize>(&self, param: ParamId) -> Action<B::InnerBackend> {
@@ -58,6 +66,10 @@ pub(super) struct Hold<'a>(pub(super) Option<&'a Arc<Tracer>>);
 impl<B: ReleaseBackend> Plan<B> for Hold<'_> {
     fn tracer(&self) -> Option<&Arc<Tracer>> {
         self.0
+    }
+
+    fn flight(&self) -> Option<Arc<Flight<B::InnerBackend>>> {
+        None
     }
 
     fn action<const D: usize>(&self, _param: ParamId) -> Action<B::InnerBackend> {
@@ -144,6 +156,7 @@ pub(super) fn slot_of<B: ReleaseBackend, const D: usize>(
 struct Preparation<'a, B: ReleaseBackend, P> {
     plan: &'a P,
     progress: Arc<Progress>,
+    flight: Option<Arc<Flight<B::InnerBackend>>>,
     group: Arc<Group<B::InnerBackend>>,
     origins: Origins<B::InnerBackend>,
     /// One for all parameters of a device: on a GPU a tensor each would be work each.
@@ -159,6 +172,7 @@ impl<'a, B: ReleaseBackend, P: Plan<B>> Preparation<'a, B, P> {
         Self {
             plan,
             progress: Arc::default(),
+            flight: plan.flight(),
             origins: Origins::of(group.clone()),
             group,
             placeholder: None,
@@ -206,6 +220,7 @@ impl<'a, B: ReleaseBackend, P: Plan<B>> Preparation<'a, B, P> {
             param,
             site,
             progress: self.progress.clone(),
+            flight: self.flight.clone(),
             action: self.plan.action::<D>(param),
         };
         (arming, leaf)

@@ -2,6 +2,8 @@
 
 use burn::module::ParamId;
 
+use crate::ReductionError;
+
 /// A call that cannot be carried out as asked. Nothing was changed by it.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -277,6 +279,13 @@ pub enum ReleaseError {
     )]
     NotScaled,
 
+    /// The replicas of a model do not agree.
+    #[error("{reason}")]
+    Reduction {
+        /// What the [`GradientReduction`](crate::GradientReduction) says.
+        reason: String,
+    },
+
     /// Gradients of several devices came for a model that was stepped inside backward.
     #[error(
         "{stepped} of {armed} armed parameters were stepped with the gradients of one device \
@@ -358,4 +367,12 @@ impl<M, G> From<Refused<M, G>> for ReleaseError {
 /// The panicking twin of a fallible call; Burn's [`Optimizer`] leaves no other way.
 pub(super) fn expect<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| panic!("gradient release: {error}"))
+}
+
+impl From<ReductionError> for ReleaseError {
+    fn from(error: ReductionError) -> Self {
+        Self::Reduction {
+            reason: error.to_string(),
+        }
+    }
 }

@@ -11,7 +11,6 @@ use burn::{
 use super::{
     arming::{check_foreign, slot_of},
     error::ReleaseError,
-    gradients::Treatment,
     report::{Outcome, StepReport},
     session::{Session, is_awaited, leaf, sum},
     step_plan::{StepPlan, Stepping},
@@ -19,6 +18,7 @@ use super::{
 };
 use crate::{
     ReleaseBackend,
+    reduction::{Recipients, agree},
     slot::{Claim, Slot, Step},
     uses::When,
 };
@@ -73,12 +73,13 @@ pub(super) fn measure_rest<B: ReleaseBackend, M: AutodiffModule<B>>(
     plan: &StepPlan<B::InnerBackend>,
     model: &M,
     grads: &impl Grads,
-) -> Vec<ParamId> {
+) -> Result<Vec<ParamId>, ReleaseError> {
     struct Measure<'a, B: Backend, G> {
         session: Option<&'a Session<B>>,
         plan: &'a StepPlan<B>,
         grads: &'a G,
         params: Vec<ParamId>,
+        error: Option<ReleaseError>,
     }
 
     impl<B: ReleaseBackend, G: Grads> ModuleVisitor<B> for Measure<'_, B::InnerBackend, G> {
@@ -86,12 +87,18 @@ pub(super) fn measure_rest<B: ReleaseBackend, M: AutodiffModule<B>>(
             let id = param.id;
             let treatment = &self.plan.treatment;
             self.params.push(id);
-            if self.plan.is_frozen(id) || treatment.is_measured(id) {
+            if self.error.is_some() || self.plan.is_frozen(id) || treatment.is_measured(id) {
                 return;
             }
             let held = self.session.and_then(|session| session.still_held::<D>(id));
-            if let Some(grad) = sum(held, self.grads.get(id)) {
-                treatment.measure::<D>(id, grad);
+            let Some(grad) = sum(held, self.grads.get(id)) else {
+                return;
+            };
+            match self.plan.reduce::<D>(id, grad, Recipients::All) {
+                Ok(grad) => grad
+                    .into_iter()
+                    .for_each(|grad| treatment.measure(id, grad)),
+                Err(error) => self.error = Some(error.into()),
             }
         }
     }
@@ -101,9 +108,10 @@ pub(super) fn measure_rest<B: ReleaseBackend, M: AutodiffModule<B>>(
         plan,
         grads,
         params: Vec::new(),
+        error: None,
     };
     model.visit(&mut measure);
-    measure.params
+    measure.error.map_or(Ok(measure.params), Err)
 }
 
 /// Why the step cannot be finished with this model and these gradients.
@@ -114,7 +122,7 @@ pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
 ) -> Result<(), ReleaseError> {
     struct Check<'a, B: Backend, G> {
         session: Option<&'a Session<B>>,
-        treatment: Option<&'a Treatment<B>>,
+        plan: Option<&'a Arc<StepPlan<B>>>,
         grads: &'a G,
         found: HashSet<ParamId>,
         error: Option<ReleaseError>,
@@ -125,12 +133,17 @@ pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
             if self.error.is_some() {
                 return;
             }
-            if let (Some(session), Some(treatment)) = (self.session, self.treatment)
+            if let (Some(session), Some(plan)) = (self.session, self.plan)
                 && let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id)
-                && !treatment.admits(&grad)
             {
-                self.error = Some(session.non_finite(param.id.to_string()));
-                return;
+                self.error = match plan.admits(param.id, grad) {
+                    Ok(true) => None,
+                    Ok(false) => Some(session.non_finite(param.id.to_string())),
+                    Err(error) => Some(error.into()),
+                };
+                if self.error.is_some() {
+                    return;
+                }
             }
             let Some(slot) = slot_of::<B, D>(param) else {
                 return;
@@ -153,7 +166,7 @@ pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
 
     let mut check = Check {
         session,
-        treatment: session.and_then(|session| Some(&session.plan()?.treatment)),
+        plan: session.and_then(Session::plan),
         grads,
         found: HashSet::new(),
         error: None,
@@ -243,6 +256,8 @@ where
             match grad {
                 Some(grad) => {
                     let require_grad = tensor.is_require_grad();
+                    let plan = &self.stepping.plan;
+                    let grad = agree(plan.reduce(id, grad, plan.recipients()));
                     let (outcome, tensor) = match self.stepping.step(id, tensor.inner(), grad) {
                         Step::Taken(tensor) => (Outcome::Ordinary, tensor),
                         Step::Skipped(tensor) | Step::Stopped(tensor) => (Outcome::Skipped, tensor),
@@ -282,6 +297,9 @@ where
     };
     let model = model.map(&mut finish);
     let mut report = finish.report;
+    if let Some(reduction) = &plan.reduction {
+        agree(reduction.end_step(plan.learning_rate));
+    }
     let has_skipped = is_skipped || report.count(Outcome::Skipped) > 0;
     let params: Vec<_> = report.outcomes().map(|(param, _)| param).collect();
     report.set_gradients(plan.treatment.finish(params, has_skipped));

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     ReleaseBackend,
+    reduction::{Flight, GradientReduction, Recipients, ReductionError, agree},
     slot::{Measure, Release, Step},
 };
 
@@ -24,6 +25,8 @@ pub(super) struct StepPlan<B: Backend> {
     /// Of the parameters that differ from the rest.
     pub(super) own: HashMap<ParamId, Own>,
     pub(super) treatment: Treatment<B>,
+    /// Comes before the treatment.
+    pub(super) reduction: Option<Arc<dyn GradientReduction<B>>>,
 }
 
 /// What a backward pass is run for.
@@ -57,6 +60,48 @@ impl<B: Backend> StepPlan<B> {
         })
     }
 
+    /// Who needs the gradients once they are reduced.
+    pub(super) fn recipients(&self) -> Recipients {
+        match self.purpose == Purpose::Step && !self.treatment.looks_at_gradients() {
+            true => Recipients::Owner,
+            false => Recipients::All,
+        }
+    }
+
+    /// Takes the gradients of a backward pass to the other replicas, if there are any.
+    pub(super) fn flight(&self) -> Option<Arc<Flight<B>>> {
+        let reduction = self.reduction.clone()?;
+        Some(Arc::new(Flight::new(reduction, self.recipients())))
+    }
+
+    /// The mean of a gradient over all replicas. `None` if this one does not need it.
+    pub(super) fn reduce<const D: usize>(
+        &self,
+        param: ParamId,
+        grad: Tensor<B, D>,
+        recipients: Recipients,
+    ) -> Result<Option<Tensor<B, D>>, ReductionError> {
+        let Some(reduction) = &self.reduction else {
+            return Ok(Some(grad));
+        };
+        let pending = reduction.begin(param, grad.into_primitive().tensor(), recipients)?;
+        Ok(pending.wait()?.map(from_float))
+    }
+
+    /// Whether there is nothing but numbers in a gradient that is not to be stepped with yet, where
+    /// anybody asks.
+    pub(super) fn admits<const D: usize>(
+        &self,
+        param: ParamId,
+        grad: Tensor<B, D>,
+    ) -> Result<bool, ReductionError> {
+        if !self.treatment.wants_finite() || self.is_frozen(param) {
+            return Ok(true);
+        }
+        let grad = self.reduce(param, grad, Recipients::All)?;
+        Ok(grad.is_none_or(|grad| self.treatment.admits(&grad)))
+    }
+
     /// The parameters that did not get the rate of the step.
     pub(super) fn other_rates(&self) -> HashMap<ParamId, LearningRate> {
         let own = self.own.iter();
@@ -86,8 +131,11 @@ where
         &self,
         param: ParamId,
         weight: Tensor<B::InnerBackend, D>,
-        grad: Tensor<B::InnerBackend, D>,
+        grad: Option<Tensor<B::InnerBackend, D>>,
     ) -> Step<Tensor<B::InnerBackend, D>> {
+        let Some(grad) = grad else {
+            return Step::Taken(self.weight_from_owner(param, weight));
+        };
         let own = self.plan.of(param);
         let device = grad.device();
         let weight = if weight.device() == device {
@@ -102,13 +150,32 @@ where
             .apply(param, &weight, grad, rule.clips_by_norm);
         match treated {
             Ok(grad) => {
-                Step::Taken(
-                    self.stepper
+                let is_owner =
+                    |reduction: &Arc<dyn GradientReduction<_>>| reduction.is_owner(param);
+                let weight = match self.plan.reduction.as_ref().is_none_or(is_owner) {
+                    true => self
+                        .stepper
                         .step(rule, own.learning_rate, param, weight, grad),
-                )
+                    false => weight,
+                };
+                Step::Taken(self.weight_from_owner(param, weight))
             }
             Err(NotStepped::Skipped) => Step::Skipped(weight),
             Err(NotStepped::Stopped) => Step::Stopped(weight),
+        }
+    }
+
+    fn weight_from_owner<const D: usize>(
+        &self,
+        param: ParamId,
+        weight: Tensor<B::InnerBackend, D>,
+    ) -> Tensor<B::InnerBackend, D> {
+        match &self.plan.reduction {
+            Some(reduction) => {
+                let weight = weight.into_primitive().tensor();
+                from_float(agree(reduction.weight_from_owner(param, weight)))
+            }
+            None => weight,
         }
     }
 
@@ -119,7 +186,7 @@ where
     ) -> Release<B::InnerBackend> {
         let stepping = self.clone();
         Box::new(move |weight, grad| {
-            let step = stepping.step::<D>(param, from_float(weight), from_float(grad));
+            let step = stepping.step::<D>(param, from_float(weight), grad.map(from_float));
             step.map(|weight| weight.into_primitive().tensor())
         })
     }

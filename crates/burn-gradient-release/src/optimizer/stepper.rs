@@ -19,6 +19,7 @@ use super::{gradients::GradientPolicy, group_options::GroupOptions};
 use crate::{
     param_groups::{ModuleLearningRates, ParamGroup},
     recompute::trace::Tracer,
+    reduction::GradientReduction,
 };
 
 /// Burn's record of an optimizer, `HashMap<ParamId, AdaptorRecord<O, B>>`: the state of each
@@ -41,6 +42,8 @@ where
     /// Which cuts the forward passes of the parameters into slices.
     pub(crate) tracer: Option<Arc<Tracer>>,
     pub(super) gradients: GradientPolicy,
+    /// Of a model that has replicas.
+    pub(super) reduction: Option<Arc<dyn GradientReduction<B::InnerBackend>>>,
     /// In the order in which they were added: the last that matches a parameter is its group.
     pub(super) groups: Vec<(ParamGroup, GroupOptions<O>)>,
     /// Rates that differ from group to group.
@@ -63,6 +66,7 @@ where
             grad_clipping,
             tracer: None,
             gradients: GradientPolicy::default(),
+            reduction: None,
             groups: Vec::new(),
             learning_rates: None,
             records: Arc::new(Mutex::new(records)),
@@ -92,6 +96,21 @@ where
         }
     }
 
+    /// Drops the states of parameters that other replicas step.
+    pub(super) fn drop_foreign_states(&self) {
+        if let Some(reduction) = &self.reduction {
+            self.lock().retain(|param, _| reduction.is_owner(*param));
+        }
+    }
+
+    /// Adds the states of parameters that have none here.
+    pub(super) fn add_states(&self, states: Records<O, B>) {
+        let mut records = self.lock();
+        for (param, state) in states {
+            records.entry(param).or_insert(state);
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Records<O, B>> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -104,6 +123,7 @@ where
             (self.learning_rates.is_some(), "rates by group"),
             (gradients.clipping.is_some(), "clipping by these norms"),
             (gradients.scaler.is_some(), "loss scaler"),
+            (self.reduction.is_some(), "reduction over replicas"),
             (
                 gradients.stops_at_non_finite,
                 "stop at gradients that are no numbers",
@@ -174,6 +194,7 @@ where
             grad_clipping: self.grad_clipping.clone(),
             tracer: self.tracer.clone(),
             gradients: self.gradients.clone(),
+            reduction: self.reduction.clone(),
             groups: self.groups.clone(),
             learning_rates: self.learning_rates.clone(),
             records: self.records.clone(),

@@ -243,26 +243,34 @@ impl<B: Backend> Treatment<B> {
         }
     }
 
+    /// Whether anybody wants to know the norms of the gradients.
+    pub(super) fn looks_at_gradients(&self) -> bool {
+        let rule_asks = matches!(
+            self.policy.clipping,
+            Some(NormClipping::LaggedZClip(_) | NormClipping::AutoClip(_))
+        );
+        let report_asks = self.policy.measures_norm && self.measured.is_none();
+        self.must_be_finite() || rule_asks || report_asks
+    }
+
+    fn must_be_finite(&self) -> bool {
+        // A first pass has seen all of them.
+        let policy = &self.policy;
+        self.measured.is_none() && (policy.stops_at_non_finite || policy.scaler.is_some())
+    }
+
     /// Notes the norm of a gradient, where anybody wants to know it.
     fn look_at<const D: usize>(
         &self,
         param: ParamId,
         grad: &Tensor<B, D>,
     ) -> Result<Option<Tensor<B, 1>>, NotStepped> {
-        let policy = &self.policy;
-        // A first pass has seen all of them.
-        let must_be_finite =
-            self.measured.is_none() && (policy.stops_at_non_finite || policy.scaler.is_some());
-        let rule_asks = matches!(
-            policy.clipping,
-            Some(NormClipping::LaggedZClip(_) | NormClipping::AutoClip(_))
-        );
-        let report_asks = policy.measures_norm && self.measured.is_none();
-        if !(must_be_finite || rule_asks || report_asks) {
+        if !self.looks_at_gradients() {
             return Ok(None);
         }
+        let policy = &self.policy;
         let squared = squared_norm(grad.clone());
-        if must_be_finite && !is_finite(&squared) {
+        if self.must_be_finite() && !is_finite(&squared) {
             if policy.scaler.is_some() {
                 return Err(NotStepped::Skipped);
             }
@@ -273,11 +281,14 @@ impl<B: Backend> Treatment<B> {
         Ok(Some(squared))
     }
 
-    /// Whether there is nothing but numbers in a gradient that is not to be stepped with yet, where
-    /// anybody asks.
-    pub(super) fn admits<const D: usize>(&self, grad: &Tensor<B, D>) -> bool {
+    /// Whether a gradient that is not to be stepped with yet has to be finite.
+    pub(super) fn wants_finite(&self) -> bool {
         let asks = self.policy.stops_at_non_finite && self.policy.scaler.is_none();
-        !asks || self.measured.is_some() || is_finite(&squared_norm(grad.clone()))
+        asks && self.measured.is_none()
+    }
+
+    pub(super) fn admits<const D: usize>(&self, grad: &Tensor<B, D>) -> bool {
+        is_finite(&squared_norm(grad.clone()))
     }
 
     /// Whether a first pass has found that there is nothing to step with.

@@ -175,6 +175,7 @@ where
     }
 
     fn stepping(&self, plan: &Arc<StepPlan<B::InnerBackend>>) -> Arc<Stepping<O, B>> {
+        self.stepper.drop_foreign_states();
         Arc::new(Stepping {
             stepper: self.stepper.clone(),
             plan: plan.clone(),
@@ -192,6 +193,7 @@ where
             learning_rate,
             own,
             treatment: self.stepper.gradients.treatment(measured),
+            reduction: self.stepper.reduction.clone(),
         })
     }
 

@@ -209,6 +209,7 @@ where
             learning_rate: LearningRate::default(),
             own: assign(&self.stepper, None, model)?,
             treatment: self.stepper.gradients.treatment(None),
+            reduction: self.stepper.reduction.clone(),
         }))
     }
 
@@ -243,7 +244,7 @@ where
                     error => error,
                 },
             )?;
-            let params = finish::measure_rest::<B, M>(Some(session), plan, model, &grads);
+            let params = finish::measure_rest::<B, M>(Some(session), plan, model, &grads)?;
             match plan.treatment.end_measuring(params) {
                 (_, Some(param)) if self.stepper.gradients.scaler.is_none() => {
                     Err(session.non_finite(path_of::<B, M>(model, param)))

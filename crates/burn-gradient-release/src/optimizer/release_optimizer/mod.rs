@@ -4,7 +4,7 @@ mod arm;
 mod measure;
 mod step;
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, sync::Arc};
 
 use burn::{
     grad_clipping::GradientClipping,
@@ -32,6 +32,7 @@ use crate::{
     ReleaseBackend,
     param_groups::{ModuleLearningRates, ParamGroup},
     recompute::{Recompute, trace::Tracer},
+    reduction::GradientReduction,
 };
 
 /// Turns Burn's optimizer into one that steps inside the backward pass.
@@ -216,6 +217,15 @@ where
     /// scale falls in both cases.
     pub fn with_loss_scaler(mut self, scaler: LossScaler) -> Self {
         self.stepper.gradients.scaler = Some(scaler);
+        self
+    }
+
+    /// Steps with the mean of each gradient over the replicas of the model: see [`GradientReduction`].
+    pub fn with_reduction(
+        mut self,
+        reduction: Arc<dyn GradientReduction<B::InnerBackend>>,
+    ) -> Self {
+        self.stepper.reduction = Some(reduction);
         self
     }
 

@@ -189,7 +189,7 @@ where
             return Err(ReleaseError::NotScaled);
         }
         let look = self.step_plan(given, own.clone(), None);
-        let params = finish::measure_rest::<B, M>(None, &look, model, grads);
+        let params = finish::measure_rest::<B, M>(None, &look, model, grads)?;
         let (measured, culprit) = look.treatment.end_measuring(params);
         match culprit {
             Some(param) if gradients.scaler.is_none() => Err(ReleaseError::NonFinite {
@@ -212,6 +212,20 @@ where
         Ok(self.stepper.records())
     }
 
+    /// Adds the states of parameters that have none here: those that other replicas step, as
+    /// [`GradientReduction::is_owner`](crate::GradientReduction::is_owner) says, before a record is made of all. Arming
+    /// drops them again.
+    ///
+    /// # Errors
+    ///
+    /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted)
+    /// after a backward.
+    pub fn try_add_states(&mut self, states: Records<O, B>) -> Result<(), ReleaseError> {
+        self.state.check_idle()?;
+        self.stepper.add_states(states);
+        Ok(())
+    }
+
     /// Removes gradient release: Burn's own optimizer with the states reached so far, step counts
     /// included.
     ///
@@ -230,7 +244,7 @@ where
     ///
     /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted)
     /// after a backward; [`NotBurns`](ReleaseError::NotBurns) with groups, clipping by norms, a loss
-    /// scaler or a stop at gradients that are no numbers.
+    /// scaler, a reduction over replicas or a stop at gradients that are no numbers.
     pub fn try_into_adaptor(self) -> Result<OptimizerAdaptor<O, M, B>, ReleaseError> {
         self.state.check_idle()?;
         if let Some(what) = self.stepper.not_burns() {
