@@ -24,6 +24,7 @@ fn main() {
     }
     mount("wgpu", wgpu_adapters());
     mount("cuda", cuda_devices());
+    mount("mpi", mpi_launchers());
 }
 
 /// Mounts the tests of `promises/{device}`, or says in the place of each why not.
@@ -100,6 +101,22 @@ fn file_of(folder: &Path, name: &str) -> PathBuf {
         file
     } else {
         folder.join(name).join("mod.rs")
+    }
+}
+
+/// Whether several processes can be started together.
+fn mpi_launchers() -> Result<usize, String> {
+    if cfg!(not(feature = "mpi")) {
+        return Err("the feature mpi is off".into());
+    }
+    let found = std::process::Command::new("mpirun")
+        .arg("--version")
+        .output();
+    match found {
+        Ok(_) => Ok(1),
+        Err(error) => Err(format!(
+            "mpirun: {error}; install MPI, such as Debian's openmpi-bin"
+        )),
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the workspace promises, one module per promise. The reference is always plain Burn.
 //!
-//! Below `wgpu` and `cuda` the edge cases are mounted once more, beside the equality of the weights
+//! `mpi` starts several processes of this program. Below `wgpu` and `cuda` the edge cases are mounted once more, beside the equality of the weights
 //! and the memory of the device. Where there is no such device, the build script puts an ignored test
 //! in the place of each, so that the summary counts them.
 
@@ -37,6 +37,13 @@ mod cuda;
 #[cfg(not(has_cuda))]
 mod cuda {
     include!(concat!(env!("OUT_DIR"), "/cuda.rs"));
+}
+
+#[cfg(has_mpi)]
+mod mpi;
+#[cfg(not(has_mpi))]
+mod mpi {
+    include!(concat!(env!("OUT_DIR"), "/mpi.rs"));
 }
 
 /// Where the tensors of `edge_cases` live, unless they are mounted elsewhere.

@@ -12,12 +12,14 @@ mod checkpoint;
 pub mod metric;
 mod monitor;
 mod passes;
+mod replication;
 pub mod resume;
 mod strategy;
 
 pub use checkpoint::BlockingCheckpointingStrategy;
 pub use monitor::{PeakMemory, StepMonitor};
 pub use passes::{InOnePass, InTwoPasses, Passes};
+pub use replication::{GatherOutput, OneProcess, Replication};
 pub use strategy::GradientReleaseStrategy;
 
 #[cfg(doctest)]

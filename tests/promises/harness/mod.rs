@@ -6,6 +6,8 @@ pub(crate) mod memory;
 pub(crate) mod models;
 pub(crate) mod noise;
 pub(crate) mod process;
+#[cfg(has_mpi)]
+pub(crate) mod ranks;
 pub(crate) mod recipes;
 pub(crate) mod run;
 pub(crate) mod scopes;

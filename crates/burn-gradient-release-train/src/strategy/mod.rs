@@ -1,12 +1,14 @@
 //! The training strategy.
 
+mod stepping;
+
 use std::{marker::PhantomData, sync::Arc};
 
 use burn::{
     data::dataloader::Progress,
     lr_scheduler::LrScheduler,
     module::AutodiffModule,
-    optim::{GradientsParams, SimpleOptimizer},
+    optim::SimpleOptimizer,
     tensor::{
         Device,
         backend::{Backend, DeviceOps},
@@ -14,17 +16,18 @@ use burn::{
     train::{
         EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent,
         LearningComponentsMarker, LearningComponentsTypes, SupervisedLearningStrategy,
-        SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingComponents, TrainingItem,
+        SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingComponents,
         TrainingStrategy, ValidLoader,
     },
 };
-use burn_gradient_release::{
-    Recompute, ReleaseAccumulator, ReleaseBackend, ReleaseOptimizer, StepReport, TwoPasses,
-};
+use burn_data_parallel::{DataParallel, ReplicaError};
+use burn_gradient_release::{Recompute, ReleaseBackend, ReleaseOptimizer};
 
+use self::stepping::Stepping;
 use crate::{
     StepMonitor,
     passes::{InOnePass, InTwoPasses, Passes},
+    replication::{OneProcess, Replication},
 };
 
 /// The components of a learner whose optimizer releases gradients.
@@ -77,11 +80,12 @@ type Components<B, LR, M, O> = LearningComponentsMarker<B, LR, M, ReleaseOptimiz
 /// backward twice, with the text of the
 /// [`ReleaseError`](burn_gradient_release::ReleaseError): Burn's trait leaves no other way.
 #[derive(Clone, Debug)]
-pub struct GradientReleaseStrategy<B: Backend, P = InOnePass> {
+pub struct GradientReleaseStrategy<B: Backend, P = InOnePass, R = OneProcess> {
     device: Device<B>,
     monitor: StepMonitor,
     recompute: Recompute,
-    passes: PhantomData<fn(P)>,
+    parallel: Option<DataParallel>,
+    types: PhantomData<fn(P, R)>,
 }
 
 impl<B: Backend> GradientReleaseStrategy<B> {
@@ -91,10 +95,13 @@ impl<B: Backend> GradientReleaseStrategy<B> {
             device,
             monitor: StepMonitor::new(),
             recompute: Recompute::None,
-            passes: PhantomData,
+            parallel: None,
+            types: PhantomData,
         }
     }
+}
 
+impl<B: Backend, R> GradientReleaseStrategy<B, InOnePass, R> {
     /// Runs the model's [`TrainStep`] twice for each optimizer step: once to measure the norm of all
     /// gradients, once to step. Rules of
     /// [`NormClipping`](burn_gradient_release::NormClipping) that need two passes are refused without
@@ -102,17 +109,49 @@ impl<B: Backend> GradientReleaseStrategy<B> {
     ///
     /// Batches are cloned. Both runs have the same random numbers and running means
     /// ([`TwoPasses`]); what the first one returns is dropped.
-    pub fn with_two_passes(self) -> GradientReleaseStrategy<B, InTwoPasses> {
+    pub fn with_two_passes(self) -> GradientReleaseStrategy<B, InTwoPasses, R> {
         GradientReleaseStrategy {
             device: self.device,
             monitor: self.monitor,
             recompute: self.recompute,
-            passes: PhantomData,
+            parallel: self.parallel,
+            types: PhantomData,
         }
     }
 }
 
 impl<B: Backend, P> GradientReleaseStrategy<B, P> {
+    /// Trains replicas of the model, one in each process, with the mean of their gradients.
+    ///
+    /// Every process builds the same learner, with the same model ([`DataParallel::broadcast`]) or the same
+    /// checkpoint, and with a data loader that gives it its share of every batch
+    /// ([`ShareBatcher`](burn_data_parallel::ShareBatcher)). All of them iterate equally often. The first one
+    /// validates, decides on early stopping, and saves checkpoints, with the optimizer states of all; its metrics
+    /// of training are those of whole batches ([`GatherOutput`](crate::GatherOutput)). An interruption of any
+    /// of them stops all after the iteration.
+    ///
+    /// The optimizer of the learner need not know of the others. Give the processes folders of their own, or let
+    /// only the first one log.
+    ///
+    /// # Panics
+    ///
+    /// Training panics where the replicas do not agree, with the text of the
+    /// [`ReplicaError`](burn_data_parallel::ReplicaError); that ends all of them.
+    pub fn with_replicas(
+        self,
+        parallel: DataParallel,
+    ) -> GradientReleaseStrategy<B, P, DataParallel> {
+        GradientReleaseStrategy {
+            device: self.device,
+            monitor: self.monitor,
+            recompute: self.recompute,
+            parallel: Some(parallel),
+            types: PhantomData,
+        }
+    }
+}
+
+impl<B: Backend, P, R> GradientReleaseStrategy<B, P, R> {
     /// Recomputes activations in the backward passes of the training: see [`Recompute`].
     pub fn with_recompute(mut self, recompute: Recompute) -> Self {
         self.recompute = recompute;
@@ -126,37 +165,44 @@ impl<B: Backend, P> GradientReleaseStrategy<B, P> {
     }
 }
 
-impl<B, P, LR, M, O> From<GradientReleaseStrategy<B, P>>
+impl<B, P, R, LR, M, O> From<GradientReleaseStrategy<B, P, R>>
     for TrainingStrategy<Components<B, LR, M, O>>
 where
     B: ReleaseBackend,
     P: Passes<M::Input>,
+    R: Replication<M::Output>,
     LR: LrScheduler + 'static,
     M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
     M::InnerModule: InferenceStep,
     O: SimpleOptimizer<B::InnerBackend> + 'static,
 {
-    fn from(strategy: GradientReleaseStrategy<B, P>) -> Self {
+    fn from(strategy: GradientReleaseStrategy<B, P, R>) -> Self {
         Self::Custom(Arc::new(Strategy {
             device: strategy.device,
             monitor: strategy.monitor,
             recompute: strategy.recompute,
+            parallel: strategy.parallel,
             again: P::again,
+            gather: R::gather,
         }))
     }
 }
 
-/// What a [`GradientReleaseStrategy`] is to burn-train: the same type however many passes there are,
-/// so that a training is compiled once.
-struct Strategy<B: Backend, I> {
+/// What a [`GradientReleaseStrategy`] is to burn-train: the same type however many passes and replicas there
+/// are, so that a training is compiled once.
+struct Strategy<B: Backend, I, T> {
     device: Device<B>,
     monitor: StepMonitor,
     recompute: Recompute,
+    parallel: Option<DataParallel>,
     /// The batch for the second pass, if there is one.
     again: fn(&I) -> Option<I>,
+    /// The outputs of all replicas.
+    gather: fn(&DataParallel, T) -> Result<T, ReplicaError>,
 }
 
-impl<B, LR, M, O> SupervisedLearningStrategy<Components<B, LR, M, O>> for Strategy<B, M::Input>
+impl<B, LR, M, O> SupervisedLearningStrategy<Components<B, LR, M, O>>
+    for Strategy<B, M::Input, M::Output>
 where
     B: ReleaseBackend,
     LR: LrScheduler + 'static,
@@ -179,9 +225,13 @@ where
         let mut checkpointer = components.checkpointer;
         let mut early_stopping = components.early_stopping;
         let interrupter = components.interrupter;
-        let optim = ReleaseOptimizer::handle_of(&learner)
+        let mut optim = ReleaseOptimizer::handle_of(&learner)
             .expect("cloning a learner clones its optimizer, once")
             .with_recompute(self.recompute);
+        if let Some(parallel) = &self.parallel {
+            expect(parallel.verify(&learner.model()));
+            optim = optim.with_reduction(Arc::new(parallel.clone()));
+        }
         let mut stepping = Stepping {
             strategy: self,
             learner,
@@ -200,9 +250,7 @@ where
         for epoch in starting_epoch..=components.num_epochs {
             let progress = Progress::new(epoch, components.num_epochs);
             log::info!("Executing training step for epoch {epoch}");
-            stepping.train(&dataloader_train, &progress, &mut processor, &interrupter);
-
-            if interrupter.should_stop() {
+            if stepping.train(&dataloader_train, &progress, &mut processor, &interrupter) {
                 let reason = interrupter
                     .get_message()
                     .unwrap_or(String::from("Reason unknown"));
@@ -210,17 +258,32 @@ where
                 break;
             }
 
-            log::info!("Executing validation step for epoch {epoch}");
-            stepping.validate(&dataloader_valid, &progress, &mut processor, &interrupter);
-            wait_for_metrics::<Components<B, LR, M, O>>(&mut processor);
+            if self.is_first() {
+                log::info!("Executing validation step for epoch {epoch}");
+                stepping.validate(&dataloader_valid, &progress, &mut processor, &interrupter);
+                wait_for_metrics::<Components<B, LR, M, O>>(&mut processor);
+            }
 
-            if let Some(checkpointer) = &mut checkpointer {
+            if let Some(parallel) = &self.parallel {
+                expect(parallel.gather_states(&mut stepping.optim));
+            }
+            if let Some(checkpointer) = &mut checkpointer
+                && self.is_first()
+            {
                 checkpointer.checkpoint(&stepping.learner, epoch, &components.event_store);
             }
 
-            if let Some(early_stopping) = &mut early_stopping
-                && early_stopping.should_stop(epoch, &components.event_store)
-            {
+            let mut is_done = match &mut early_stopping {
+                Some(early_stopping) if self.is_first() => {
+                    early_stopping.should_stop(epoch, &components.event_store)
+                }
+                _ => false,
+            };
+            if let Some(parallel) = &self.parallel {
+                let what = format!("the end of epoch {epoch}");
+                is_done = expect(parallel.replicas().first_says(&what, is_done));
+            }
+            if is_done {
                 break;
             }
         }
@@ -229,169 +292,24 @@ where
     }
 }
 
-/// The learner with a handle to the optimizer inside it.
-struct Stepping<'a, LC: LearningComponentsTypes, I> {
-    strategy: &'a Strategy<LC::Backend, I>,
-    learner: Learner<LC>,
-    optim: LC::Optimizer,
-    grad_accumulation: Option<usize>,
-}
-
-impl<B, LR, M, O> Stepping<'_, Components<B, LR, M, O>, M::Input>
-where
-    B: ReleaseBackend,
-    LR: LrScheduler + 'static,
-    M: TrainStep + AutodiffModule<B> + core::fmt::Display + 'static,
-    M::InnerModule: InferenceStep,
-    O: SimpleOptimizer<B::InnerBackend> + 'static,
-{
-    fn train(
-        &mut self,
-        dataloader: &TrainLoader<Components<B, LR, M, O>>,
-        global_progress: &Progress,
-        processor: &mut SupervisedTrainingEventProcessor<Components<B, LR, M, O>>,
-        interrupter: &Interrupter,
-    ) {
-        let monitor = &self.strategy.monitor;
-        let epoch = global_progress.items_processed;
-        let window = self.grad_accumulation.unwrap_or(1);
-        let mut iterator = dataloader.iter();
-        let mut iteration = 0;
-        // As in Burn: what is left of a window at the end of an epoch is dropped.
-        let mut accumulator = ReleaseAccumulator::new().with_recompute(self.strategy.recompute);
-        let mut accumulated = 0;
-
-        while let Some(item) = iterator.next() {
-            iteration += 1;
-            self.learner.lr_step();
-            log::info!("Iteration {iteration}");
-
-            let progress = iterator.progress();
-            monitor.begin();
-            accumulated += 1;
-            let (item, report) = if accumulated < window {
-                (self.accumulate(&mut accumulator, item), None)
-            } else {
-                accumulated = 0;
-                self.step(accumulator.grads(), item)
-            };
-            monitor.end(epoch, iteration, report);
-
-            let item = TrainingItem::new(
-                item,
-                progress,
-                global_progress.clone(),
-                Some(iteration),
-                Some(self.learner.lr_current()),
-            );
-            processor.process_train(LearnerEvent::ProcessedItem(item));
-
-            if interrupter.should_stop() {
-                break;
-            }
-        }
-        processor.process_train(LearnerEvent::EndEpoch(epoch));
+impl<B: Backend, I, T> Strategy<B, I, T> {
+    /// Whether this process does what is done once.
+    fn is_first(&self) -> bool {
+        let parallel = self.parallel.as_ref();
+        parallel.is_none_or(|parallel| parallel.replicas().is_first())
     }
 
-    /// A micro-batch that is not the last of its window.
-    fn accumulate(
-        &mut self,
-        accumulator: &mut ReleaseAccumulator<M, B>,
-        item: M::Input,
-    ) -> M::Output {
-        let learner = &mut self.learner;
-        expect(
-            accumulator.try_arm_by_fork(learner.model(), || learner.fork(&self.strategy.device)),
-        );
-        let output = learner.train_step(item);
-        expect(accumulator.try_accumulate(&learner.model(), output.grads));
-        output.item
-    }
-
-    /// An optimizer step, with the gradients of the micro-batches before this one.
-    fn step(&mut self, grads: GradientsParams, item: M::Input) -> (M::Output, Option<StepReport>) {
-        let output = match (self.strategy.again)(&item) {
-            Some(again) => self.two_passes(grads, item, again),
-            None => {
-                self.arm(grads);
-                let output = self.learner.train_step(item);
-                self.learner.optimizer_step(output.grads);
-                output.item
-            }
+    /// Whether this process, or another, was interrupted.
+    fn should_stop(&self, at: impl Fn() -> String, interrupter: &Interrupter) -> bool {
+        let Some(parallel) = &self.parallel else {
+            return interrupter.should_stop();
         };
-        // An `optimize` that leaves the step out comes too late.
-        expect(self.optim.check_finished());
-        (output, self.optim.last_step())
-    }
-
-    fn arm(&mut self, grads: GradientsParams) {
-        let learner = &mut self.learner;
-        expect(
-            self.optim
-                .try_arm_by_fork(learner.lr_current(), learner.model(), grads, || {
-                    learner.fork(&self.strategy.device)
-                }),
-        );
-    }
-
-    fn two_passes(&mut self, grads: GradientsParams, item: M::Input, again: M::Input) -> M::Output {
-        let learner = &mut self.learner;
-        expect(
-            self.optim
-                .try_arm_to_measure_by_fork(learner.model(), grads, || {
-                    learner.fork(&self.strategy.device)
-                }),
-        );
-        let model = learner.model();
-        let (output, passes) = TwoPasses::first(&model, || learner.train_step(item));
-        let measured = expect(self.optim.try_measured(&model, output.grads));
-        drop(model);
-        if !measured.is_finite() {
-            self.learner.optimizer_step(GradientsParams::new());
-            return output.item;
+        let is_own = interrupter.should_stop();
+        let stops = expect(parallel.replicas().any(&at(), is_own));
+        if stops && !is_own {
+            interrupter.stop(Some("Another replica was interrupted."));
         }
-        drop(output.item);
-        self.arm(GradientsParams::new());
-        let learner = &mut self.learner;
-        let (output, draws_all) = passes.second(learner.model(), || learner.train_step(again));
-        assert!(
-            draws_all,
-            "gradient release: the second of two passes draws fewer random numbers than the first; both \
-             runs of a `TrainStep` must be the same"
-        );
-        self.learner.optimizer_step(output.grads);
-        output.item
-    }
-
-    fn validate(
-        &self,
-        dataloader: &ValidLoader<Components<B, LR, M, O>>,
-        global_progress: &Progress,
-        processor: &mut SupervisedTrainingEventProcessor<Components<B, LR, M, O>>,
-        interrupter: &Interrupter,
-    ) {
-        let model = self.learner.model().valid();
-        let mut iterator = dataloader.iter();
-        let mut iteration = 0;
-
-        while let Some(item) = iterator.next() {
-            let progress = iterator.progress();
-            iteration += 1;
-
-            let item = TrainingItem::new(
-                model.step(item),
-                progress,
-                global_progress.clone(),
-                Some(iteration),
-                None,
-            );
-            processor.process_valid(LearnerEvent::ProcessedItem(item));
-
-            if interrupter.should_stop() {
-                break;
-            }
-        }
-        processor.process_valid(LearnerEvent::EndEpoch(global_progress.items_processed));
+        stops
     }
 }
 

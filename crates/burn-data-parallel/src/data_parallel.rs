@@ -1,0 +1,392 @@
+//! Replicas of a model whose gradients are averaged before each step.
+
+use std::{
+    collections::HashMap,
+    num::NonZeroUsize,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use burn::{
+    module::{AutodiffModule, Module, ParamId},
+    optim::{LearningRate, SimpleOptimizer},
+    record::{BinBytesRecorder, DoublePrecisionSettings, Recorder},
+    tensor::{
+        BasicOps, DType, Device, Element, Tensor, TensorData, TensorMetadata, TensorPrimitive,
+        backend::Backend, ops::FloatTensor,
+    },
+};
+use burn_gradient_release::{
+    GradientReduction, PendingGradient, Recipients, ReductionError, ReleaseBackend,
+    ReleaseOptimizer,
+};
+
+use crate::{
+    Replicas,
+    error::ReplicaError,
+    gather::gather,
+    mean::{Summand, To, mean},
+    model,
+    replicas::Pending,
+    sharding::owners,
+};
+
+/// How many bytes of optimizer states are sent at once.
+const SEGMENT: usize = 64 << 20;
+
+/// Trains replicas of a model data parallel: each replica runs backward over its share of a batch, the mean
+/// of each gradient over all replicas is stepped with, and freed before the next one is complete.
+///
+/// It is a [`GradientReduction`] for [`ReleaseOptimizer::with_reduction`]. While a gradient is on its way,
+/// backward computes the next. The weights of all replicas are equal, bit for bit: the gradients are added up
+/// in the order of the ranks, and the sum is divided by their number. Gradients of 16 bits are added up in
+/// 32 bits.
+///
+/// Gradients travel through host memory; on a GPU each is read when it is complete, which waits for the device.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use burn::{
+///     backend::{Autodiff, Flex},
+///     nn::{Linear, LinearConfig},
+///     optim::{AdamConfig, GradientsParams, Optimizer},
+///     tensor::Tensor,
+/// };
+/// use burn_data_parallel::{Alone, DataParallel, Replicas};
+/// use burn_gradient_release::{GradientRelease, WithGradientRelease};
+///
+/// type B = GradientRelease<Autodiff<Flex>>;
+///
+/// // In each of the processes that `mpirun` has started: `Replicas::new(Mpi::initialize)`.
+/// let replicas = Replicas::new(|| Ok(Alone))?;
+/// let parallel = DataParallel::new(replicas);
+///
+/// let device = Default::default();
+/// let model: Linear<B> = LinearConfig::new(4, 2).init(&device);
+/// let mut model = parallel.broadcast(model)?;
+/// let optim = AdamConfig::new().init().with_gradient_release();
+/// let mut optim = optim.with_reduction(Arc::new(parallel.clone()));
+///
+/// model = optim.arm(1e-3, model);
+/// let share = Tensor::<B, 2>::ones([8, 4], &device);
+/// let grads = model.forward(share).mean().backward();
+/// let grads = GradientsParams::from_grads(grads, &model);
+/// model = optim.step(1e-3, model, grads);
+/// # let _ = model;
+/// # Ok::<_, burn_data_parallel::ReplicaError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct DataParallel {
+    replicas: Replicas,
+    known: Arc<RwLock<HashMap<ParamId, Parameter>>>,
+    steps: Arc<AtomicU64>,
+    max_in_flight: NonZeroUsize,
+    is_sharded: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Parameter {
+    path: String,
+    owner: usize,
+}
+
+impl DataParallel {
+    /// Every replica steps every parameter.
+    pub fn new(replicas: Replicas) -> Self {
+        Self {
+            replicas,
+            known: Arc::default(),
+            steps: Arc::default(),
+            max_in_flight: NonZeroUsize::MIN,
+            is_sharded: false,
+        }
+    }
+
+    /// Each parameter is stepped by one replica, which alone has its optimizer state, and sends the new
+    /// weight to the others (ZeRO stage 1: Rajbhandari et al., 2020, <https://arxiv.org/abs/1910.02054>).
+    /// The states of a replica take as much less memory as there are replicas.
+    ///
+    /// A record of the optimizer has the states of this replica alone; put them together with
+    /// [`gather_states`](Self::gather_states).
+    pub fn with_sharded_optimizer(mut self) -> Self {
+        self.is_sharded = true;
+        self
+    }
+
+    /// Lets so many gradients be on their way while backward computes the next, and not one. Each of them takes
+    /// its memory.
+    pub fn with_max_in_flight(mut self, gradients: NonZeroUsize) -> Self {
+        self.max_in_flight = gradients;
+        self
+    }
+
+    /// The processes.
+    pub fn replicas(&self) -> &Replicas {
+        &self.replicas
+    }
+
+    /// The model of the first replica, with the ids of its parameters, on all of them. Call it once the
+    /// model is initialized, and before the optimizer is used.
+    ///
+    /// # Errors
+    ///
+    /// If the models differ in a parameter, its shape or its type.
+    pub fn broadcast<B: Backend, M: Module<B>>(&self, model: M) -> Result<M, ReplicaError> {
+        let model = model::broadcast(&self.replicas, model)?;
+        self.verify(&model)?;
+        Ok(model)
+    }
+
+    /// Compares the models of all replicas, as after each has loaded the same checkpoint: paths, shapes,
+    /// types, ids and values.
+    ///
+    /// # Errors
+    ///
+    /// If they differ.
+    pub fn verify<B: Backend, M: Module<B>>(&self, model: &M) -> Result<(), ReplicaError> {
+        model::verify(&self.replicas, model)?;
+        // Those that are trained first: a frozen one has no state, and may be trained later.
+        let (trained, frozen): (Vec<_>, Vec<_>) = model::parameters(model)
+            .into_iter()
+            .partition(|known| known.is_trained);
+        let parameters = [trained, frozen].into_iter().flat_map(|parameters| {
+            let sizes: Vec<_> = parameters.iter().map(|known| known.size).collect();
+            let owners = owners(&sizes, self.replicas.size());
+            parameters.into_iter().zip(owners)
+        });
+        let parameters = parameters.map(|(known, owner)| {
+            let path = known.path;
+            (known.param, Parameter { path, owner })
+        });
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        known.extend(parameters);
+        Ok(())
+    }
+
+    /// Gives the optimizer of the first replica the states that the others have, so that its record is that of all
+    /// parameters: Burn's, to be resumed by any number of replicas, or by plain Burn. Without
+    /// [sharding](Self::with_sharded_optimizer) it has them already. The next arming drops them again.
+    ///
+    /// # Errors
+    ///
+    /// If a replica does something else, or its optimizer has stepped parameters and not finished.
+    pub fn gather_states<O, M, B>(
+        &self,
+        optim: &mut ReleaseOptimizer<O, M, B>,
+    ) -> Result<(), ReplicaError>
+    where
+        O: SimpleOptimizer<B::InnerBackend> + 'static,
+        M: AutodiffModule<B>,
+        B: ReleaseBackend,
+    {
+        if !self.is_sharded || self.replicas.size() == 1 {
+            return Ok(());
+        }
+        let recorder = BinBytesRecorder::<DoublePrecisionSettings>::new();
+        let failed = |reason: String| ReplicaError::States { reason };
+        let own = optim
+            .try_to_record()
+            .map_err(|error| failed(error.to_string()))?;
+        let recorded = Recorder::<B>::record(&recorder, own, ());
+        let bytes = recorded.map_err(|error| failed(error.to_string()))?;
+        let what = "the optimizer's states".into();
+        let pending = self
+            .replicas
+            .begin(what, move |communicator| gather(communicator, &bytes));
+        let all = pending.wait()?;
+        if !self.replicas.is_first() {
+            return Ok(());
+        }
+        for bytes in all.into_iter().skip(1) {
+            let loaded = Recorder::<B>::load(&recorder, bytes, &Default::default());
+            let states = loaded.map_err(|error| failed(error.to_string()))?;
+            let added = optim.try_add_states(states);
+            added.map_err(|error| failed(error.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// The tensors of all replicas, concatenated along their first dimension in the order of the ranks, on the first
+    /// replica; the others keep theirs. Off the tape.
+    ///
+    /// # Errors
+    ///
+    /// If a replica does something else, as its `what` says.
+    pub fn gather<B: Backend, const D: usize, K: BasicOps<B>>(
+        &self,
+        what: &str,
+        tensor: Tensor<B, D, K>,
+    ) -> Result<Tensor<B, D, K>, ReplicaError> {
+        if self.replicas.size() == 1 {
+            return Ok(tensor);
+        }
+        let device = tensor.device();
+        let data = tensor.into_data();
+        let (mut shape, dtype) = (data.shape.clone(), data.dtype);
+        let rest = shape.as_slice().iter().skip(1).product::<usize>() * dtype.size();
+        let bytes = data.bytes.to_vec();
+        let pending = self.replicas.begin(what.into(), move |communicator| {
+            gather(communicator, &bytes)
+        });
+        let all = pending.wait()?.concat();
+        if !self.replicas.is_first() {
+            return Ok(Tensor::from_data(data, (&device, dtype)));
+        }
+        if let Some(items) = all.len().checked_div(rest) {
+            shape[0] = items;
+        }
+        let data = TensorData::from_bytes_vec(all, shape, dtype);
+        Ok(Tensor::from_data(data, (&device, dtype)))
+    }
+
+    fn parameter(&self, param: ParamId) -> Result<Parameter, ReplicaError> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let parameter = known.get(&param).cloned();
+        parameter.ok_or_else(|| ReplicaError::UnknownParameter {
+            param: param.to_string(),
+        })
+    }
+
+    /// What all replicas are at, with this tensor.
+    fn describe<B: Backend>(
+        &self,
+        what: &str,
+        parameter: &Parameter,
+        tensor: &FloatTensor<B>,
+    ) -> String {
+        format!(
+            "the {what} of {} {:?} {:?} in step {}",
+            parameter.path,
+            tensor.shape().as_slice(),
+            tensor.dtype(),
+            self.step()
+        )
+    }
+
+    /// The number of the step, from 1.
+    fn step(&self) -> u64 {
+        self.steps.load(Ordering::Relaxed) + 1
+    }
+}
+
+impl<B: Backend> GradientReduction<B> for DataParallel {
+    fn begin(
+        &self,
+        param: ParamId,
+        grad: FloatTensor<B>,
+        recipients: Recipients,
+    ) -> Result<Box<dyn PendingGradient<B>>, ReductionError> {
+        let parameter = self.parameter(param)?;
+        let what = self.describe::<B>("gradient", &parameter, &grad);
+        let to = match recipients {
+            Recipients::Owner if self.is_sharded => To::Rank(parameter.owner),
+            _ => To::All,
+        };
+        let device = B::float_device(&grad);
+        let dtype = grad.dtype();
+        let data = read::<B>(grad)?;
+        let pending = match dtype {
+            DType::F64 => self.send::<f64>(what, data, to),
+            DType::F32 => self.send::<f32>(what, data, to),
+            DType::F16 | DType::BF16 => self.send::<f32>(what, data.convert_dtype(DType::F32), to),
+            dtype => {
+                let dtype = format!("{dtype:?}");
+                return Err(ReplicaError::DType { what, dtype }.into());
+            }
+        };
+        let is_needed = match to {
+            To::All => true,
+            To::Rank(rank) => rank == self.replicas.rank(),
+        };
+        Ok(Box::new(OnItsWay::<B> {
+            pending,
+            device,
+            dtype,
+            is_needed,
+        }))
+    }
+
+    fn max_in_flight(&self) -> NonZeroUsize {
+        self.max_in_flight
+    }
+
+    fn is_owner(&self, param: ParamId) -> bool {
+        let owner = self.parameter(param).map(|parameter| parameter.owner);
+        !self.is_sharded || owner.is_ok_and(|owner| owner == self.replicas.rank())
+    }
+
+    fn weight_from_owner(
+        &self,
+        param: ParamId,
+        weight: FloatTensor<B>,
+    ) -> Result<FloatTensor<B>, ReductionError> {
+        if !self.is_sharded || self.replicas.size() == 1 {
+            return Ok(weight);
+        }
+        let parameter = self.parameter(param)?;
+        let what = self.describe::<B>("weight", &parameter, &weight);
+        let device = B::float_device(&weight);
+        let (shape, dtype) = (weight.shape(), weight.dtype());
+        let mut bytes = match parameter.owner == self.replicas.rank() {
+            true => read::<B>(weight)?.bytes.to_vec(),
+            false => vec![0; shape.num_elements() * dtype.size()],
+        };
+        let pending = self.replicas.begin(what, move |communicator| {
+            for segment in bytes.chunks_mut(SEGMENT) {
+                communicator.broadcast(parameter.owner, segment)?;
+            }
+            Ok(bytes)
+        });
+        let data = TensorData::from_bytes_vec(pending.wait()?, shape, dtype);
+        Ok(B::float_from_data(data, &device))
+    }
+
+    fn end_step(&self, learning_rate: LearningRate) -> Result<(), ReductionError> {
+        let what = format!(
+            "the end of step {} with rate {learning_rate:e}",
+            self.step()
+        );
+        self.replicas.begin(what, |_| Ok(())).wait()?;
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl DataParallel {
+    fn send<E: Summand + Element>(
+        &self,
+        what: String,
+        data: TensorData,
+        to: To,
+    ) -> Pending<TensorData> {
+        let shape = data.shape.clone();
+        let mut values: Vec<E> = data.into_vec().expect("the type was looked at");
+        self.replicas.begin(what, move |communicator| {
+            mean(communicator, &mut values, to)?;
+            Ok(TensorData::new(values, shape))
+        })
+    }
+}
+
+struct OnItsWay<B: Backend> {
+    pending: Pending<TensorData>,
+    device: Device<B>,
+    dtype: DType,
+    is_needed: bool,
+}
+
+impl<B: Backend> PendingGradient<B> for OnItsWay<B> {
+    fn wait(self: Box<Self>) -> Result<Option<FloatTensor<B>>, ReductionError> {
+        let mean = self.pending.wait()?.convert_dtype(self.dtype);
+        let mean = self.is_needed.then_some(mean);
+        Ok(mean.map(|mean| B::float_from_data(mean, &self.device)))
+    }
+}
+
+fn read<B: Backend>(tensor: FloatTensor<B>) -> Result<TensorData, ReductionError> {
+    let tensor = Tensor::<B, 1>::from_primitive(TensorPrimitive::Float(tensor));
+    Ok(tensor.try_into_data()?)
+}

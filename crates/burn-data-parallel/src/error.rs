@@ -1,0 +1,69 @@
+//! Why replicas cannot go on.
+
+use std::time::Duration;
+
+/// Why the replicas of a model cannot go on together. After it, every call is refused with it: let the
+/// process end, which ends the others.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplicaError {
+    /// A replica does something else than the others.
+    #[error("rank {rank} of {size}: the replicas do not do the same: {differences}")]
+    Differs {
+        /// The process that says so.
+        rank: usize,
+        /// How many there are.
+        size: usize,
+        /// What each of them does.
+        differences: String,
+    },
+
+    /// The others did not come in time.
+    #[error(
+        "rank {rank} of {size} has waited {waited:?} for the others at {what}; a longer time is set with \
+         `Replicas::with_timeout`"
+    )]
+    Timeout {
+        /// The process that waited.
+        rank: usize,
+        /// How many there are.
+        size: usize,
+        /// How long it did.
+        waited: Duration,
+        /// What for.
+        what: String,
+    },
+
+    /// What carries the bytes has failed.
+    #[error("the replicas cannot communicate: {reason}")]
+    Communication {
+        /// What it says.
+        reason: String,
+    },
+
+    /// Tensors that cannot be carried.
+    #[error("{what} is of type {dtype}, which cannot be sent to the other replicas")]
+    DType {
+        /// The tensor.
+        what: String,
+        /// Its type.
+        dtype: String,
+    },
+
+    /// A parameter that was in no model known to all replicas.
+    #[error(
+        "parameter {param} is in no model that the replicas have compared: give the model to \
+         `DataParallel::broadcast` or `DataParallel::verify` before it is trained"
+    )]
+    UnknownParameter {
+        /// Its id.
+        param: String,
+    },
+
+    /// Replicas that have gone on after an error of theirs.
+    #[error("optimizer states cannot be put together: {reason}")]
+    States {
+        /// Why not.
+        reason: String,
+    },
+}

@@ -1,0 +1,39 @@
+//! Data parallel training for Burn with gradient release: reduce, then step.
+//!
+//! Each process trains a replica of the model on its share of every batch. The moment a gradient is
+//! complete, its mean over all [`Replicas`] is taken, stepped with, and freed, while backward computes the
+//! next. [`DataParallel`] does that; the processes are those that MPI's `mpirun` has started
+//! (`Mpi`, with the feature `mpi`), or any other [`Communicator`]'s.
+//!
+//! Start with [`DataParallel`]. For burn-train's `Learner` see `GradientReleaseStrategy::with_replicas` of
+//! `burn-gradient-release-train`.
+
+#![forbid(unsafe_code)]
+
+mod communicator;
+mod data_parallel;
+mod error;
+mod gather;
+#[cfg(test)]
+mod local;
+mod mean;
+mod model;
+#[cfg(feature = "mpi")]
+mod mpi;
+mod replicas;
+mod sharding;
+mod share;
+#[cfg(test)]
+mod tests;
+
+#[cfg(feature = "mpi")]
+pub use crate::mpi::Mpi;
+pub use communicator::{Alone, CommunicationError, Communicator};
+pub use data_parallel::DataParallel;
+pub use error::ReplicaError;
+pub use replicas::Replicas;
+pub use share::ShareBatcher;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,138 @@
+//! Processes that `mpirun` has started.
+
+use std::{env, thread, time::Duration};
+
+use mpi::{
+    Threading,
+    environment::Universe,
+    request::{Request, Scope, scope},
+    topology::SimpleCommunicator,
+    traits::{Communicator as _, CommunicatorCollectives as _, Root as _},
+};
+
+use crate::communicator::{CommunicationError, Communicator};
+
+/// All processes that were started together by `mpirun`, or by what stands for it.
+pub struct Mpi {
+    world: SimpleCommunicator,
+    /// Its end is the end of MPI in this process.
+    _universe: Universe,
+}
+
+/// How often a request is asked whether it is done before the thread sleeps in between.
+const EAGER: usize = 500;
+
+/// How long it sleeps: what computes wants the processor.
+const NAP: Duration = Duration::from_micros(50);
+
+/// The exit code of processes that are ended by another.
+const ABORTED: i32 = 1;
+
+/// What the launchers of MPI programs call the number of a process among those of its machine.
+const LOCAL_RANK: [&str; 4] = [
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "PMI_LOCAL_RANK",
+    "SLURM_LOCALID",
+];
+
+impl Mpi {
+    /// Joins the other processes. For [`Replicas::new`](crate::Replicas::new), which calls it on the thread
+    /// that is to make all calls of MPI. Once in the life of a process.
+    ///
+    /// # Errors
+    ///
+    /// If the process has joined before, or the MPI library was built without threads.
+    pub fn initialize() -> Result<Self, CommunicationError> {
+        let (universe, threading) = mpi::initialize_with_threading(Threading::Serialized)
+            .ok_or("MPI was initialized before in this process, which can be done only once")?;
+        if threading < Threading::Serialized {
+            let text = format!("the MPI library gives {threading:?}, and Serialized is needed");
+            return Err(text.into());
+        }
+        Ok(Self {
+            world: universe.world(),
+            _universe: universe,
+        })
+    }
+
+    /// The number of this process among those of its machine, by which it chooses its device. `None` if no
+    /// launcher has given it one.
+    pub fn local_rank() -> Option<usize> {
+        let named = LOCAL_RANK.iter().find_map(|name| env::var(name).ok());
+        named?.parse().ok()
+    }
+}
+
+impl Communicator for Mpi {
+    fn rank(&self) -> usize {
+        self.world.rank() as usize
+    }
+
+    fn size(&self) -> usize {
+        self.world.size() as usize
+    }
+
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<u8>, CommunicationError> {
+        let mut all = vec![0; bytes.len() * self.size()];
+        scope(|scope| {
+            let world = &self.world;
+            wait(world.immediate_all_gather_into(scope, bytes, &mut all[..]));
+        });
+        Ok(all)
+    }
+
+    fn gather(&self, root: usize, bytes: &[u8]) -> Result<Vec<u8>, CommunicationError> {
+        let process = self.world.process_at_rank(root as i32);
+        if root != self.rank() {
+            scope(|scope| wait(process.immediate_gather_into(scope, bytes)));
+            return Ok(Vec::new());
+        }
+        let mut all = vec![0; bytes.len() * self.size()];
+        scope(|scope| wait(process.immediate_gather_into_root(scope, bytes, &mut all[..])));
+        Ok(all)
+    }
+
+    fn all_to_all(&self, bytes: &[u8]) -> Result<Vec<u8>, CommunicationError> {
+        let mut parts = vec![0; bytes.len()];
+        scope(|scope| {
+            let world = &self.world;
+            wait(world.immediate_all_to_all_into(scope, bytes, &mut parts[..]));
+        });
+        Ok(parts)
+    }
+
+    fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<(), CommunicationError> {
+        let process = self.world.process_at_rank(root as i32);
+        scope(|scope| wait(process.immediate_broadcast_into(scope, bytes)));
+        Ok(())
+    }
+
+    fn abort(&self) {
+        self.world.abort(ABORTED);
+    }
+}
+
+impl std::fmt::Debug for Mpi {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mpi")
+            .field("rank", &self.rank())
+            .field("size", &self.size())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Waits for a request. MPI's own wait would keep a processor busy that computes the next gradient.
+fn wait<'a, D: ?Sized, S: Scope<'a>>(mut request: Request<'a, D, S>) {
+    for asked in 0.. {
+        match request.test() {
+            Ok(_) => return,
+            Err(pending) => request = pending,
+        }
+        if asked < EAGER {
+            thread::yield_now();
+        } else {
+            thread::sleep(NAP);
+        }
+    }
+}

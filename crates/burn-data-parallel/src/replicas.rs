@@ -1,0 +1,326 @@
+//! The processes that train replicas of a model, and the thread on which they talk.
+
+use std::{
+    collections::BTreeMap,
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use crate::{
+    communicator::{CommunicationError, Communicator},
+    error::ReplicaError,
+};
+
+/// How long a process waits for the others, unless it is told.
+const TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+/// The processes that train replicas of a model together: this one's place among them.
+///
+/// All of them do the same things in the same order. Each thing has a name, which they compare before they
+/// do it, so that a process that has gone another way is an error on all of them, which says who does what.
+/// After an error, the others are ended by letting this process end.
+///
+/// The communication is done by a thread, so that the next gradient can be computed meanwhile. Clones are the same
+/// processes. When the last one is dropped, this process takes its leave of the others, and waits until
+/// they do the same; if that is while a panic unwinds, it ends all of them.
+#[derive(Clone)]
+pub struct Replicas {
+    thread: Arc<Thread>,
+    timeout: Duration,
+}
+
+struct Thread {
+    rank: usize,
+    size: usize,
+    jobs: Option<Sender<Job>>,
+    handle: Option<JoinHandle<()>>,
+    /// The first error, after which there is no orderly end.
+    failed: Mutex<Option<ReplicaError>>,
+}
+
+enum Job {
+    Run(Box<dyn FnOnce(&Talk<'_>) + Send>),
+    Abort,
+}
+
+/// What the thread talks through.
+struct Talk<'a> {
+    communicator: &'a dyn Communicator,
+    failed: Mutex<Option<ReplicaError>>,
+}
+
+/// What is to come of something that all replicas do.
+#[derive(Debug)]
+pub(crate) struct Pending<T> {
+    what: String,
+    answer: Receiver<Result<T, ReplicaError>>,
+    replicas: Replicas,
+}
+
+impl Replicas {
+    /// Starts the thread, on which `connect` joins the other processes.
+    ///
+    /// # Errors
+    ///
+    /// If that fails.
+    pub fn new<C: Communicator>(
+        connect: impl FnOnce() -> Result<C, CommunicationError> + Send + 'static,
+    ) -> Result<Self, ReplicaError> {
+        let (jobs, queue) = mpsc::channel();
+        let (ready, is_ready) = mpsc::channel();
+        let handle = thread::Builder::new()
+            .name("replicas".into())
+            .spawn(move || match connect() {
+                Ok(communicator) => {
+                    let place = (communicator.rank(), communicator.size());
+                    let _ = ready.send(Ok(place));
+                    serve(communicator, &queue);
+                }
+                Err(error) => {
+                    let _ = ready.send(Err(failure(&error)));
+                }
+            })
+            .map_err(|error| failure(&error.into()))?;
+        let ended = || failure(&"the thread that joins the other processes has panicked".into());
+        let (rank, size) = is_ready.recv().map_err(|_| ended())??;
+        Ok(Self {
+            thread: Arc::new(Thread {
+                rank,
+                size,
+                jobs: Some(jobs),
+                handle: Some(handle),
+                failed: Mutex::new(None),
+            }),
+            timeout: TIMEOUT,
+        })
+    }
+
+    /// Waits so long for the others, and not half an hour. The first process waits for nobody while it
+    /// validates and saves: the others have to be told how long that may take.
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// The number of this process, from 0.
+    pub fn rank(&self) -> usize {
+        self.thread.rank
+    }
+
+    /// How many processes there are.
+    pub fn size(&self) -> usize {
+        self.thread.size
+    }
+
+    /// Whether this is the process that writes and shows what is the same in all.
+    pub fn is_first(&self) -> bool {
+        self.rank() == 0
+    }
+
+    /// Whether any of the processes says so.
+    ///
+    /// # Errors
+    ///
+    /// If a process does something else, as its `what` says.
+    pub fn any(&self, what: &str, flag: bool) -> Result<bool, ReplicaError> {
+        let pending = self.begin(what.into(), move |communicator| {
+            communicator.all_gather(&[u8::from(flag)])
+        });
+        Ok(pending.wait()?.contains(&1))
+    }
+
+    /// What the first process says.
+    ///
+    /// # Errors
+    ///
+    /// If a process does something else, as its `what` says.
+    pub fn first_says(&self, what: &str, flag: bool) -> Result<bool, ReplicaError> {
+        let pending = self.begin(what.into(), move |communicator| {
+            let mut said = [u8::from(flag)];
+            communicator.broadcast(0, &mut said)?;
+            Ok(said == [1])
+        });
+        pending.wait()
+    }
+
+    /// Begins what all replicas do under this name.
+    pub(crate) fn begin<T: Send + 'static>(
+        &self,
+        what: String,
+        work: impl FnOnce(&dyn Communicator) -> Result<T, CommunicationError> + Send + 'static,
+    ) -> Pending<T> {
+        let (sender, answer) = mpsc::channel();
+        let name = what.clone();
+        let job = Job::Run(Box::new(move |talk| {
+            // Nobody may be waiting any more.
+            let _ = sender.send(talk.agree_and_do(&name, work));
+        }));
+        // Where the thread is gone, the answer says so.
+        if let Some(jobs) = &self.thread.jobs {
+            let _ = jobs.send(job);
+        }
+        Pending {
+            what,
+            answer,
+            replicas: self.clone(),
+        }
+    }
+}
+
+impl<T> Pending<T> {
+    pub(crate) fn wait(self) -> Result<T, ReplicaError> {
+        let thread = &self.replicas.thread;
+        if let Some(error) = lock(&thread.failed).clone() {
+            return Err(error);
+        }
+        let answer = self.answer.recv_timeout(self.replicas.timeout);
+        let answer = answer.unwrap_or_else(|error| {
+            Err(match error {
+                RecvTimeoutError::Timeout => ReplicaError::Timeout {
+                    rank: thread.rank,
+                    size: thread.size,
+                    waited: self.replicas.timeout,
+                    what: self.what,
+                },
+                RecvTimeoutError::Disconnected => {
+                    failure(&"the thread that talks to the other processes has panicked".into())
+                }
+            })
+        });
+        if let Err(error) = &answer {
+            *lock(&thread.failed) = Some(error.clone());
+        }
+        answer
+    }
+}
+
+fn serve(communicator: impl Communicator, queue: &Receiver<Job>) {
+    let talk = Talk {
+        communicator: &communicator,
+        failed: Mutex::new(None),
+    };
+    for job in queue {
+        match job {
+            Job::Run(work) => work(&talk),
+            Job::Abort => return communicator.abort(),
+        }
+    }
+    let has_failed = lock(&talk.failed).is_some();
+    match talk.agree_and_do("the end of the training", |_| Ok(())) {
+        Ok(()) => {}
+        // Whoever asked was told, and this process will end. To take leave of others that are gone could
+        // take for ever.
+        Err(_) if has_failed => std::mem::forget(communicator),
+        Err(error) => {
+            eprintln!("{error}");
+            communicator.abort();
+        }
+    }
+}
+
+impl Talk<'_> {
+    fn agree_and_do<T>(
+        &self,
+        what: &str,
+        work: impl FnOnce(&dyn Communicator) -> Result<T, CommunicationError>,
+    ) -> Result<T, ReplicaError> {
+        if let Some(error) = lock(&self.failed).clone() {
+            return Err(error);
+        }
+        let done = self.agree(what);
+        let done = done.and_then(|()| work(self.communicator).map_err(|error| failure(&error)));
+        if let Err(error) = &done {
+            *lock(&self.failed) = Some(error.clone());
+        }
+        done
+    }
+
+    /// Compares what each process is about to do.
+    fn agree(&self, what: &str) -> Result<(), ReplicaError> {
+        let communicator = self.communicator;
+        let mut hasher = DefaultHasher::new();
+        what.hash(&mut hasher);
+        let own = [hasher.finish(), what.len() as u64];
+        let own: Vec<u8> = own.iter().flat_map(|number| number.to_ne_bytes()).collect();
+        let all = communicator
+            .all_gather(&own)
+            .map_err(|error| failure(&error))?;
+        if all.chunks_exact(own.len()).all(|other| other == own) {
+            return Ok(());
+        }
+        let lengths = all.chunks_exact(own.len()).map(|other| {
+            let length = other[size_of::<u64>()..].try_into();
+            u64::from_ne_bytes(length.expect("two numbers")) as usize
+        });
+        let lengths: Vec<_> = lengths.collect();
+        let longest = lengths.iter().copied().max().unwrap_or_default();
+        let mut text = what.as_bytes().to_vec();
+        text.resize(longest, 0);
+        let texts = communicator
+            .all_gather(&text)
+            .map_err(|error| failure(&error))?;
+        let mut ranks: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for (rank, (text, length)) in texts.chunks_exact(longest).zip(lengths).enumerate() {
+            let text = String::from_utf8_lossy(&text[..length]).into_owned();
+            ranks.entry(text).or_default().push(rank.to_string());
+        }
+        let mut differences: Vec<_> = ranks
+            .into_iter()
+            .map(|(text, ranks)| (ranks.join(", "), text))
+            .collect();
+        differences.sort();
+        let differences: Vec<_> = differences
+            .into_iter()
+            .map(|(ranks, text)| format!("rank {ranks}: {text}"))
+            .collect();
+        Err(ReplicaError::Differs {
+            rank: communicator.rank(),
+            size: communicator.size(),
+            differences: differences.join("; "),
+        })
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        let jobs = self.jobs.take();
+        if thread::panicking() {
+            // Must not wait for a process that waits for this one.
+            if let Some(jobs) = jobs {
+                let _ = jobs.send(Job::Abort);
+            }
+            return;
+        }
+        drop(jobs);
+        let has_failed = lock(&self.failed).is_some();
+        if let Some(handle) = self.handle.take()
+            && !has_failed
+        {
+            let _ = handle.join();
+        }
+    }
+}
+
+fn failure(error: &CommunicationError) -> ReplicaError {
+    ReplicaError::Communication {
+        reason: error.to_string(),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl std::fmt::Debug for Replicas {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Replicas")
+            .field("rank", &self.rank())
+            .field("size", &self.size())
+            .finish_non_exhaustive()
+    }
+}
