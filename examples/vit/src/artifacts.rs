@@ -26,6 +26,8 @@ const APPLICATION_LOG: &str = "experiment.log";
 #[derive(Clone, Debug)]
 pub struct Artifacts {
     folder: PathBuf,
+    /// Of several processes, the first alone writes settings, checkpoints and results.
+    rank: usize,
 }
 
 /// The mean losses of a run: pairs of an epoch and its loss.
@@ -40,8 +42,27 @@ pub struct Losses {
 impl Artifacts {
     /// Refers to a folder, without reading or writing it.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Self::of_rank(folder, 0)
+    }
+
+    /// The same for one of several processes.
+    pub fn of_rank(folder: impl Into<PathBuf>, rank: usize) -> Self {
         Self {
             folder: folder.into(),
+            rank,
+        }
+    }
+
+    /// Whether it is the first of several processes, or the only one.
+    pub fn is_of_first_rank(&self) -> bool {
+        self.rank == 0
+    }
+
+    /// The folder of the metrics of this process.
+    pub fn metrics(&self) -> PathBuf {
+        match self.rank {
+            0 => self.folder.clone(),
+            rank => self.folder.join(format!("rank-{rank}")),
         }
     }
 
@@ -52,7 +73,7 @@ impl Artifacts {
 
     /// The log file of Burn and of the backend.
     pub fn application_log(&self) -> PathBuf {
-        self.folder.join(APPLICATION_LOG)
+        self.metrics().join(APPLICATION_LOG)
     }
 
     /// The settings of the run in this folder.

@@ -4,12 +4,14 @@ use crate::config::{BackendKind, Checkpointing, Engine, Mode};
 use crate::device;
 use crate::memory::{Heap, Memory};
 use crate::mode::{Plain, Release};
+use crate::parallel::local_rank;
 use anyhow::{Result, bail};
 use burn::backend::autodiff::checkpoint::strategy::{
     BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
 };
+use burn::prelude::DeviceOps;
 use burn::tensor::Device;
-use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::backend::{AutodiffBackend, Backend, DeviceId};
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use burn_device_memory::{DeviceMemory, MeteredBackend};
 #[cfg(feature = "cuda")]
@@ -118,7 +120,7 @@ pub fn on<B: LeanBackend, J: Job>(
     job: J,
     memory: impl FnOnce(&Device<B>) -> Option<Memory>,
 ) -> Result<J::Output> {
-    let device = Device::<B>::default();
+    let device = device_of_this_process::<B>();
     let memory = memory(&device);
     match engine.checkpointing {
         Checkpointing::Balanced => with::<B, BalancedCheckpointing, J>(engine, job, device, memory),
@@ -127,6 +129,19 @@ pub fn on<B: LeanBackend, J: Job>(
         Checkpointing::None | Checkpointing::Blocks | Checkpointing::Automatic => {
             with::<B, NoCheckpointing, J>(engine, job, device, memory)
         }
+    }
+}
+
+/// Of several processes on a machine, each has the device with its number.
+fn device_of_this_process<B: Backend>() -> Device<B> {
+    let device = Device::<B>::default();
+    let DeviceId { type_id, index_id } = device.to_id();
+    let devices = B::device_count(type_id);
+    match local_rank() {
+        Some(rank) if devices > 1 => {
+            Device::<B>::from_id(DeviceId::new(type_id, index_id + (rank % devices) as u16))
+        }
+        _ => device,
     }
 }
 

@@ -16,6 +16,7 @@ pub mod metric_log;
 pub mod mode;
 pub mod model;
 pub mod panics;
+pub mod parallel;
 pub mod progress;
 pub mod rng;
 pub mod stopping;

@@ -3,7 +3,7 @@
 use crate::artifacts::Artifacts;
 use crate::backend::Job;
 use crate::config::{Checkpointing, Regularization, TrainConfig};
-use crate::data::{Batch, Dataset, TrainBatcher};
+use crate::data::{Batch, Dataset, Image, TrainBatcher};
 use crate::digest;
 use crate::memory::{HighWater, Memory};
 use crate::metric_log::MetricLog;
@@ -13,6 +13,7 @@ use crate::panics::Panics;
 use crate::progress::EpochLines;
 use crate::stopping::{self, CTRL_C, CompleteEpochs, Patience};
 use anyhow::{Context, Result, anyhow, bail};
+use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::lr_scheduler::composed::{ComposedLrScheduler, ComposedLrSchedulerConfig};
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
@@ -27,6 +28,7 @@ use burn::train::{
     InferenceStep, Interrupter, Learner, LearningComponentsMarker, LearningResult,
     SupervisedTraining,
 };
+use burn_data_parallel::{DataParallel, ShareBatcher};
 use burn_gradient_release::{
     GroupOptions, NormClipping, ParamGroup, ReleaseBackend, WithGradientRelease,
 };
@@ -75,6 +77,11 @@ pub enum Ending {
         /// Whether it was Ctrl-C.
         by_ctrl_c: bool,
     },
+    /// The process is not the first of several, which has the results.
+    OfAnotherRank {
+        /// Whether it was interrupted by Ctrl-C.
+        by_ctrl_c: bool,
+    },
 }
 
 /// A training run.
@@ -84,6 +91,8 @@ pub struct Train<'a> {
     pub config: &'a TrainConfig,
     /// The images.
     pub data: &'a Dataset,
+    /// The processes that train together, if there are several.
+    pub parallel: Option<&'a DataParallel>,
     /// The folder of settings, checkpoints, metrics and results.
     pub artifacts: &'a Artifacts,
     /// Whether to continue from the checkpoint in that folder.
@@ -135,6 +144,7 @@ impl Job for Train<'_> {
             clip_grad_norm,
         } = self.config.regularization();
         let kind = self.config.engine.optimizer;
+        let parallel = self.parallel.cloned();
         with_optimizer!(kind, weight_decay, B, |optimizer, undecayed| {
             let mut optimizer = optimizer.with_gradient_release();
             if no_decay_on_norms {
@@ -150,12 +160,18 @@ impl Job for Train<'_> {
                     .metric_train_numeric(ReleasedMetric::new(&monitor))
                     .metric_train_numeric(AppliedLearningRateMetric::new(&monitor))
                     .metric_train_numeric(PeakMemoryMetric::new(&monitor));
-                match clip_grad_norm {
-                    None => training.with_training_strategy(strategy.into()),
-                    Some(_) => training
-                        .with_training_strategy(strategy.with_two_passes().into())
-                        .metric_train_numeric(GradNormMetric::new(&monitor)),
-                }
+                let training = match clip_grad_norm {
+                    None => training,
+                    Some(_) => training.metric_train_numeric(GradNormMetric::new(&monitor)),
+                };
+                training.with_training_strategy(match (parallel, clip_grad_norm) {
+                    (None, None) => strategy.into(),
+                    (None, Some(_)) => strategy.with_two_passes().into(),
+                    (Some(parallel), None) => strategy.with_replicas(parallel).into(),
+                    (Some(parallel), Some(_)) => {
+                        strategy.with_two_passes().with_replicas(parallel).into()
+                    }
+                })
             })
         })
     }
@@ -189,6 +205,10 @@ impl Train<'_> {
         let model = model.recomputing_blocks(config.engine.checkpointing == Checkpointing::Blocks);
         // Burn draws parameters on first access: access them now, in the order of the model.
         let _ = model.num_params();
+        let model = match self.parallel {
+            Some(parallel) => parallel.broadcast(model)?,
+            None => model,
+        };
         let learner = Learner::new(model, optimizer, self.scheduler()?);
 
         let valid = self.valid_loader::<B::InnerBackend>(&device);
@@ -200,7 +220,7 @@ impl Train<'_> {
         .metrics((LossMetric::new(), AccuracyMetric::new()))
         .metric_train_numeric(LearningRateMetric::new())
         .with_metric_logger(MetricLog::new(
-            self.artifacts.folder(),
+            &self.artifacts.metrics(),
             done.unwrap_or(0) + 1,
             self.interrupter.clone(),
         ))
@@ -250,6 +270,35 @@ impl Train<'_> {
 
     /// Prepares the folder; returns the epoch of the checkpoint to continue from.
     fn begin(&self) -> Result<Option<usize>> {
+        if let Some(parallel) = self.parallel
+            && !self.artifacts.is_of_first_rank()
+        {
+            // The first process cleans up before the others look.
+            parallel.replicas().any("the folder", false)?;
+            let done = match self.resume {
+                true => self.artifacts.resume_point()?,
+                false => None,
+            };
+            return self.agree(done);
+        }
+        let done = self.begin_first()?;
+        if let Some(parallel) = self.parallel {
+            parallel.replicas().any("the folder", false)?;
+        }
+        self.agree(done)
+    }
+
+    /// All processes go on from the same epoch.
+    fn agree(&self, done: Option<usize>) -> Result<Option<usize>> {
+        if let Some(parallel) = self.parallel {
+            let what = format!("the beginning of epoch {}", done.unwrap_or(0) + 1);
+            parallel.replicas().any(&what, false)?;
+        }
+        Ok(done)
+    }
+
+    /// The same for the first of several processes, or the only one.
+    fn begin_first(&self) -> Result<Option<usize>> {
         if !self.resume {
             self.artifacts.start(self.config)?;
             return Ok(None);
@@ -281,6 +330,10 @@ impl Train<'_> {
         valid: &dyn DataLoader<B, Batch<B>>,
         memory: &HighWater,
     ) -> Result<Ending> {
+        if !self.artifacts.is_of_first_rank() {
+            let by_ctrl_c = self.interrupter.get_message().as_deref() == Some(CTRL_C);
+            return Ok(Ending::OfAnotherRank { by_ctrl_c });
+        }
         let resume_point = self.artifacts.resume_point()?;
         if let Some(reason) = self.interrupter.get_message() {
             if !stopping::was_asked_for(&reason) {
@@ -320,16 +373,34 @@ impl Train<'_> {
         let config = self.config;
         // `ResumedDataLoader` takes one batch of each finished epoch, to advance the shuffling.
         let numbered = done * self.iterations_per_epoch() - done;
-        let mut batcher = TrainBatcher::new(self.data.batcher(), config.seed, numbered);
+        let rank = self
+            .parallel
+            .map_or(0, |parallel| parallel.replicas().rank());
+        let mut batcher =
+            TrainBatcher::new(self.data.batcher(), config.seed, numbered).of_rank(rank);
         if let Some(last) = self.stop_after {
             batcher = batcher.stop_after(last, self.interrupter.clone());
         }
-        let loader = DataLoaderBuilder::new(batcher)
-            .batch_size(config.batch_size)
-            .shuffle(config.seed)
-            .set_device(device.clone())
-            .build(self.data.train.clone());
+        let data = self.data.train.clone();
+        let loader = match self.parallel {
+            None => self.loader(batcher, device).build(data),
+            Some(parallel) => {
+                let batcher = ShareBatcher::new(batcher, parallel.replicas());
+                self.loader(batcher, device).build(data)
+            }
+        };
         ResumedDataLoader::new(loader, done + 1)
+    }
+
+    fn loader<B: Backend>(
+        &self,
+        batcher: impl Batcher<B, Image, Batch<B>> + 'static,
+        device: &Device<B>,
+    ) -> DataLoaderBuilder<B, Image, Batch<B>> {
+        DataLoaderBuilder::new(batcher)
+            .batch_size(self.config.batch_size)
+            .shuffle(self.config.seed)
+            .set_device(device.clone())
     }
 
     fn valid_loader<B: Backend>(&self, device: &Device<B>) -> Arc<dyn DataLoader<B, Batch<B>>> {

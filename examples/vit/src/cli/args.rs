@@ -67,6 +67,13 @@ pub(super) struct TrainArgs {
     /// only measures [default: no clipping]
     #[arg(long, value_name = "NORM")]
     pub(super) clip_grad_norm: Option<f64>,
+    /// Train in the processes that `mpirun` has started, each on its share of every batch; needs a build with
+    /// the feature mpi
+    #[arg(long)]
+    pub(super) data_parallel: bool,
+    /// With --data-parallel: each process has the optimizer states of a part of the parameters
+    #[arg(long, requires = "data_parallel")]
+    pub(super) shard_optimizer: bool,
     /// Probability of dropout [default: 0.1]
     #[arg(long, value_name = "PROBABILITY")]
     pub(super) dropout: Option<f64>,

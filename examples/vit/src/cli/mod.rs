@@ -6,13 +6,15 @@ mod summary;
 
 use crate::artifacts::Artifacts;
 use crate::backend;
-use crate::config::Engine;
+use crate::config::{Engine, Mode};
+use crate::parallel::{self, check_shares};
 use crate::stopping::CTRL_C;
 use crate::terminal::{self, say};
 use crate::train::{Ending, Train};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use args::TrainArgs;
 use burn::train::Interrupter;
+use burn_data_parallel::DataParallel;
 use clap::{Parser, Subcommand};
 use std::io::{self, IsTerminal};
 use std::num::NonZeroUsize;
@@ -59,16 +61,27 @@ pub fn main(run: Run) -> ExitCode {
 }
 
 fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
-    let artifacts = Artifacts::new(&args.artifact_dir);
+    let parallel = data_parallel(args)?;
+    let rank = parallel.as_ref().map(|parallel| parallel.replicas().rank());
+    let artifacts = Artifacts::of_rank(&args.artifact_dir, rank.unwrap_or_default());
     let saved = if args.resume {
         Some(artifacts.settings()?)
     } else {
-        if !args.overwrite {
+        if !args.overwrite && artifacts.is_of_first_rank() {
             artifacts.ensure_free()?;
         }
         None
     };
     let (config, data) = args.resolve(saved.as_ref())?;
+    if let Some(parallel) = &parallel {
+        ensure!(
+            config.engine.mode == Mode::Release,
+            "--data-parallel needs gradient release: use --mode release"
+        );
+        check_shares(parallel, data.train.len(), config.batch_size)?;
+        // Not before all of them have looked at the folder.
+        parallel.replicas().any("the beginning", false)?;
+    }
     if args.memory_timeline.is_some() {
         backend::can_record(&config.engine)?;
     }
@@ -81,6 +94,7 @@ fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
             config: &config,
             data: &data,
             artifacts: &artifacts,
+            parallel: parallel.as_ref(),
             resume: args.resume,
             interrupter,
             stop_after: args.stop_after.map(NonZeroUsize::get),
@@ -94,6 +108,8 @@ fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
         eprintln!("memory timeline written: {file}; `burn-memory summary {file}` reads it");
     }
     match ending {
+        Ending::OfAnotherRank { by_ctrl_c: true } => Ok(ExitCode::from(INTERRUPTED)),
+        Ending::OfAnotherRank { by_ctrl_c: false } => Ok(ExitCode::SUCCESS),
         Ending::Finished(results) => {
             let table = summary(&config, &results);
             if args.json {
@@ -125,6 +141,17 @@ fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
             })
         }
     }
+}
+
+fn data_parallel(args: &TrainArgs) -> Result<Option<DataParallel>> {
+    if !args.data_parallel {
+        return Ok(None);
+    }
+    let parallel = DataParallel::new(parallel::join()?);
+    Ok(Some(match args.shard_optimizer {
+        true => parallel.with_sharded_optimizer(),
+        false => parallel,
+    }))
 }
 
 fn stop_on_ctrl_c(interrupter: Interrupter) -> Result<()> {

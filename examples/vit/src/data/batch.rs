@@ -52,6 +52,7 @@ impl<B: Backend> Batcher<B, Image, Batch<B>> for ImageBatcher {
 pub struct TrainBatcher {
     images: ImageBatcher,
     seed: u64,
+    rank: usize,
     made: AtomicUsize,
     stop_after: Option<(usize, Interrupter)>,
 }
@@ -62,9 +63,16 @@ impl TrainBatcher {
         Self {
             images,
             seed,
+            rank: 0,
             made: AtomicUsize::new(first),
             stop_after: None,
         }
+    }
+
+    /// The batches of one of several processes: other dropout than in the first.
+    pub fn of_rank(mut self, rank: usize) -> Self {
+        self.rank = rank;
+        self
     }
 
     /// Interrupts the run after this many batches, counted from the first epoch.
@@ -82,8 +90,13 @@ impl<B: Backend> Batcher<B, Image, Batch<B>> for TrainBatcher {
         {
             interrupter.stop(Some(stopping::STOP_AFTER));
         }
+        let seed = match self.rank {
+            0 => SeededRng::new(&[self.seed, before as u64]),
+            rank => SeededRng::new(&[self.seed, before as u64, rank as u64]),
+        }
+        .next_u64();
         Batch {
-            seed: SeededRng::new(&[self.seed, before as u64]).next_u64(),
+            seed,
             ..self.images.batch(images, device)
         }
     }

@@ -1,0 +1,58 @@
+//! The processes of a data parallel run.
+
+use anyhow::{Result, ensure};
+use burn_data_parallel::{DataParallel, Replicas};
+
+/// The number of this process among those of its machine, by which it chooses its device; `None` if it was not
+/// started as one of several.
+pub(crate) fn local_rank() -> Option<usize> {
+    #[cfg(feature = "mpi")]
+    return burn_data_parallel::Mpi::local_rank();
+    #[cfg(not(feature = "mpi"))]
+    None
+}
+
+/// Joins the processes that `mpirun` has started.
+pub(crate) fn join() -> Result<Replicas> {
+    #[cfg(feature = "mpi")]
+    return Ok(Replicas::new(burn_data_parallel::Mpi::initialize)?);
+    #[cfg(not(feature = "mpi"))]
+    anyhow::bail!(
+        "--data-parallel needs MPI, which is not compiled in: build with `cargo run --release -p vit --features \
+         mpi`"
+    )
+}
+
+/// Whether every process gets an image of every batch.
+pub(crate) fn check_shares(
+    parallel: &DataParallel,
+    images: usize,
+    batch_size: usize,
+) -> Result<()> {
+    let processes = parallel.replicas().size();
+    let last = match images % batch_size {
+        0 => batch_size.min(images),
+        last => last,
+    };
+    ensure!(
+        last >= processes,
+        "{images} images leave {last} for the last batch of an epoch, and every one of {processes} processes needs \
+         one: choose another --batch-size"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn_data_parallel::Alone;
+
+    #[test]
+    fn an_image_for_each_process() {
+        let parallel = DataParallel::new(Replicas::new(|| Ok(Alone)).unwrap());
+        for (images, batch_size) in [(1, 8), (8, 8), (9, 8)] {
+            assert!(check_shares(&parallel, images, batch_size).is_ok());
+        }
+        assert!(check_shares(&parallel, 0, 8).is_err());
+    }
+}

@@ -1,0 +1,274 @@
+//! Training in several processes.
+//!
+//! Counts as ignored where no processes can be started together.
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+fn main() -> ExitCode {
+    let tests: [(&str, fn()); 6] = [
+        ("replicas_train_as_one_process_does", replicas_train_as_one),
+        ("a_sharded_run_is_resumed", a_sharded_run_is_resumed),
+        (
+            "an_interruption_of_one_stops_all",
+            an_interruption_stops_all,
+        ),
+        ("a_killed_process_ends_all", a_killed_process_ends_all),
+        ("clipping_and_accumulation", clipping_and_accumulation),
+        ("what_cannot_be_shared_is_refused", what_cannot_be_shared),
+    ];
+    let is_missing =
+        cfg!(not(feature = "mpi")) || Command::new("mpirun").arg("--version").output().is_err();
+    let tests = tests.map(|(name, test)| {
+        let trial = Trial::test(name, move || -> Result<(), Failed> {
+            test();
+            Ok(())
+        });
+        trial.with_ignored_flag(is_missing)
+    });
+    libtest_mimic::run(&Arguments::from_args(), tests.into()).exit_code()
+}
+
+/// `vit train` in so many processes; without `mpirun` if there are none.
+fn train(processes: usize, folder: &Path, more: &[&str]) -> Command {
+    let vit = env!("CARGO_BIN_EXE_vit");
+    let mut command = match processes {
+        0 => Command::new(vit),
+        _ => {
+            let mut command = Command::new("mpirun");
+            command.args(["--oversubscribe", "-n", &processes.to_string(), vit]);
+            command
+        }
+    };
+    command
+        .args(["train", "--json", "--artifact-dir"])
+        .arg(folder);
+    if processes > 0 {
+        command.arg("--data-parallel");
+    }
+    command
+        .args(more)
+        // In a container everybody is root.
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    command
+}
+
+/// A short run on the bundled digits, whose dropout does not depend on how many processes there are.
+const NEW: [&str; 6] = ["--epochs", "3", "--batch-size", "128", "--dropout", "0"];
+
+fn said(output: &Output) -> String {
+    let [out, err] = [&output.stdout, &output.stderr].map(|said| String::from_utf8_lossy(said));
+    format!("{out}\n{err}")
+}
+
+fn result(mut command: Command) -> Value {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines.len(), 1, "one process has the results: {text}");
+    serde_json::from_str(lines[0]).unwrap()
+}
+
+fn accuracy(result: &Value) -> f64 {
+    result["validation_accuracy"].as_f64().unwrap()
+}
+
+fn digest(result: &Value) -> &str {
+    result["weights_digest"].as_str().unwrap()
+}
+
+fn log_of(folder: &Path, name: &str) -> Vec<f64> {
+    let text = fs::read_to_string(folder.join("train/epoch-3").join(name)).unwrap();
+    let numbers = text
+        .lines()
+        .map(|line| line.split(',').next().unwrap().parse().unwrap());
+    numbers.collect()
+}
+
+fn replicas_train_as_one() {
+    let home = TempDir::new().unwrap();
+    let folder = |name: &str| home.path().join(name);
+    let one = result(train(0, &folder("one"), &NEW));
+    let alone = result(train(1, &folder("alone"), &NEW));
+    assert_eq!(digest(&alone), digest(&one));
+    let two = result(train(2, &folder("two"), &NEW));
+    let sharded = [NEW.as_slice(), &["--shard-optimizer"]].concat();
+    let sharded = result(train(2, &folder("sharded"), &sharded));
+    assert_eq!(digest(&sharded), digest(&two));
+    // Sums in another order: the last bits are others, and after three epochs a few predictions.
+    assert!(
+        (accuracy(&two) - accuracy(&one)).abs() < 0.03,
+        "{two} {one}"
+    );
+    let loss = |result: &Value| result["train_loss"].as_f64().unwrap();
+    assert!((loss(&two) - loss(&one)).abs() < 0.02, "{two} {one}");
+    // The metrics are those of whole batches.
+    for metric in ["Loss.log", "Accuracy.log"] {
+        let [one, two] = ["one", "two"].map(|run| log_of(&folder(run), metric));
+        assert_eq!(one.len(), two.len());
+        let near = |(one, two): (&f64, &f64)| (one - two).abs() <= 0.05 * one.abs();
+        assert!(one.iter().zip(&two).all(near), "{metric}: {one:?} {two:?}");
+    }
+}
+
+fn a_sharded_run_is_resumed() {
+    let home = TempDir::new().unwrap();
+    let folder = |name: &str| home.path().join(name);
+    let sharded = [NEW.as_slice(), &["--shard-optimizer"]].concat();
+    let whole = result(train(4, &folder("whole"), &sharded));
+    for (name, processes, more) in [
+        ("four", 4, &["--shard-optimizer"][..]),
+        ("two", 2, &["--shard-optimizer"]),
+        ("unsharded", 2, &[]),
+        ("one", 0, &[]),
+        ("plain", 0, &["--mode", "plain"]),
+    ] {
+        let stopped = [sharded.as_slice(), &["--stop-after", "17"]].concat();
+        let output = train(4, &folder(name), &stopped).output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        assert!(
+            said(&output).contains("from the checkpoint of epoch 1"),
+            "{}",
+            said(&output)
+        );
+        let resumed = result(train(
+            processes,
+            &folder(name),
+            &[&["--resume"], more].concat(),
+        ));
+        if processes == 4 {
+            assert_eq!(digest(&resumed), digest(&whole));
+        }
+        assert!(
+            (accuracy(&resumed) - accuracy(&whole)).abs() < 0.03,
+            "{name}: {resumed} {whole}"
+        );
+    }
+}
+
+/// The processes of `vit` that a launcher has started.
+fn processes_of(launcher: &Child) -> Vec<u32> {
+    let children = format!("/proc/{0}/task/{0}/children", launcher.id());
+    let children = fs::read_to_string(children).unwrap_or_default();
+    children
+        .split_whitespace()
+        .map(|id| id.parse().unwrap())
+        .collect()
+}
+
+fn wait_for(file: &Path) {
+    let begun = Instant::now();
+    while !file.exists() {
+        assert!(
+            begun.elapsed() < Duration::from_secs(120),
+            "{}",
+            file.display()
+        );
+        sleep(Duration::from_millis(5));
+    }
+}
+
+/// Starts a run of four sharded replicas, and signals one of them once there is a file.
+fn signalled(signal: &str, rank: usize, folder: &Path, file: &str) -> (Duration, Output) {
+    let sharded = [NEW.as_slice(), &["--shard-optimizer"]].concat();
+    let mut command = train(4, folder, &sharded);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let launcher = command.spawn().unwrap();
+    wait_for(&folder.join(file));
+    let process = processes_of(&launcher)[rank].to_string();
+    let kill = Command::new("kill")
+        .args([signal, &process])
+        .status()
+        .unwrap();
+    assert!(kill.success());
+    let begun = Instant::now();
+    let output = launcher.wait_with_output().unwrap();
+    (begun.elapsed(), output)
+}
+
+fn an_interruption_stops_all() {
+    let home = TempDir::new().unwrap();
+    let folder = |name: &str| home.path().join(name);
+    let sharded = [NEW.as_slice(), &["--shard-optimizer"]].concat();
+    let whole = result(train(4, &folder("whole"), &sharded));
+    for rank in [0, 2] {
+        let folder = folder(&rank.to_string());
+        let (took, output) = signalled("-INT", rank, &folder, "checkpoint/scheduler-1.mpk");
+        assert!(took < Duration::from_secs(10), "{took:?}");
+        assert!(!folder.join("results.json").exists());
+        assert!(
+            said(&output).contains("vit train --resume"),
+            "{}",
+            said(&output)
+        );
+        let resumed = result(train(4, &folder, &["--resume", "--shard-optimizer"]));
+        assert_eq!(digest(&resumed), digest(&whole));
+    }
+}
+
+fn a_killed_process_ends_all() {
+    let home = TempDir::new().unwrap();
+    let folder = |name: &str| home.path().join(name);
+    let sharded = [NEW.as_slice(), &["--shard-optimizer"]].concat();
+    let whole = result(train(4, &folder("whole"), &sharded));
+    // In the middle of an epoch, and the one that saves while it saves.
+    for (rank, file) in [
+        (3, "checkpoint/scheduler-1.mpk"),
+        (0, "checkpoint/model-2.mpk"),
+    ] {
+        let folder = folder(&rank.to_string());
+        let (took, output) = signalled("-KILL", rank, &folder, file);
+        assert!(took < Duration::from_secs(10), "{took:?}");
+        assert!(!output.status.success());
+        let resumed = result(train(4, &folder, &["--resume", "--shard-optimizer"]));
+        assert_eq!(digest(&resumed), digest(&whole), "rank {rank}");
+    }
+}
+
+fn clipping_and_accumulation() {
+    let home = TempDir::new().unwrap();
+    let folder = |name: &str| -> PathBuf { home.path().join(name) };
+    let more = [
+        "--clip-grad-norm",
+        "0.5",
+        "--grads-accumulation",
+        "2",
+        "--no-decay-on-norms",
+    ];
+    let settings = [NEW.as_slice(), &more].concat();
+    let one = result(train(0, &folder("one"), &settings));
+    let two = result(train(2, &folder("two"), &settings));
+    assert!(
+        (accuracy(&two) - accuracy(&one)).abs() < 0.03,
+        "{two} {one}"
+    );
+    let sharded = [settings.as_slice(), &["--shard-optimizer"]].concat();
+    let sharded = result(train(2, &folder("sharded"), &sharded));
+    assert_eq!(digest(&sharded), digest(&two));
+}
+
+fn what_cannot_be_shared() {
+    let home = TempDir::new().unwrap();
+    let folder = home.path().join("run");
+    for (more, text) in [
+        (
+            &["--mode", "plain"][..],
+            "--data-parallel needs gradient release",
+        ),
+        // 1438 images: the last batch has two.
+        (&["--batch-size", "359"], "choose another --batch-size"),
+    ] {
+        let output = train(4, &folder, more).output().unwrap();
+        assert!(!output.status.success());
+        assert!(said(&output).contains(text), "{}", said(&output));
+        assert!(!folder.exists());
+    }
+}
