@@ -20,7 +20,7 @@ pub use checkpoint::BlockingCheckpointingStrategy;
 pub use monitor::{PeakMemory, StepMonitor};
 pub use passes::{InOnePass, InTwoPasses, Passes};
 pub use replication::{GatherOutput, OneProcess, Replication};
-pub use strategy::GradientReleaseStrategy;
+pub use strategy::{GradientReleaseStrategy, INTERRUPTED_ELSEWHERE};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -3,6 +3,7 @@
 use burn::train::checkpoint::{CheckpointingAction, CheckpointingStrategy, KeepLastNCheckpoints};
 use burn::train::metric::store::{Aggregate, EventStoreClient, Split};
 use burn::train::{EarlyStoppingStrategy, Interrupter};
+use burn_gradient_release_train::INTERRUPTED_ELSEWHERE;
 
 /// Burn's reason for the interruption by Ctrl-C.
 pub const CTRL_C: &str = "Ctrl-C";
@@ -18,7 +19,12 @@ pub const LOSS: &str = "Loss";
 
 /// Whether the user requested the interruption; any other reason is an error.
 pub fn was_asked_for(reason: &str) -> bool {
-    [CTRL_C, STOP_AFTER, TUI].contains(&reason)
+    is_ctrl_c(reason) || [STOP_AFTER, TUI].contains(&reason)
+}
+
+/// Whether it was Ctrl-C, in this process or in another that trains with it.
+pub fn is_ctrl_c(reason: &str) -> bool {
+    [CTRL_C, INTERRUPTED_ELSEWHERE].contains(&reason)
 }
 
 /// Interrupts a run whose loss is not finite.

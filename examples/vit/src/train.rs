@@ -11,7 +11,7 @@ use crate::mode::with_optimizer;
 use crate::model::Vit;
 use crate::panics::Panics;
 use crate::progress::EpochLines;
-use crate::stopping::{self, CTRL_C, CompleteEpochs, Patience};
+use crate::stopping::{self, CompleteEpochs, Patience};
 use anyhow::{Context, Result, anyhow, bail};
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
@@ -331,7 +331,8 @@ impl Train<'_> {
         memory: &HighWater,
     ) -> Result<Ending> {
         if !self.artifacts.is_of_first_rank() {
-            let by_ctrl_c = self.interrupter.get_message().as_deref() == Some(CTRL_C);
+            let reason = self.interrupter.get_message();
+            let by_ctrl_c = reason.is_some_and(|reason| stopping::is_ctrl_c(&reason));
             return Ok(Ending::OfAnotherRank { by_ctrl_c });
         }
         let resume_point = self.artifacts.resume_point()?;
@@ -343,7 +344,7 @@ impl Train<'_> {
             if resume_point != Some(self.config.epochs) {
                 return Ok(Ending::Interrupted {
                     resume_point,
-                    by_ctrl_c: reason == CTRL_C,
+                    by_ctrl_c: stopping::is_ctrl_c(&reason),
                 });
             }
         }

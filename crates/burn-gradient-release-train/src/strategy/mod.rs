@@ -30,6 +30,9 @@ use crate::{
     replication::{OneProcess, Replication},
 };
 
+/// The reason that a replica's interrupter gives once another replica was interrupted.
+pub const INTERRUPTED_ELSEWHERE: &str = "Another replica was interrupted.";
+
 /// The components of a learner whose optimizer releases gradients.
 type Components<B, LR, M, O> = LearningComponentsMarker<B, LR, M, ReleaseOptimizer<O, M, B>>;
 
@@ -307,7 +310,7 @@ impl<B: Backend, I, T> Strategy<B, I, T> {
         let is_own = interrupter.should_stop();
         let stops = expect(parallel.replicas().any(&at(), is_own));
         if stops && !is_own {
-            interrupter.stop(Some("Another replica was interrupted."));
+            interrupter.stop(Some(INTERRUPTED_ELSEWHERE));
         }
         stops
     }
