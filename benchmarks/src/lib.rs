@@ -18,6 +18,7 @@ pub mod process;
 pub mod pytorch;
 pub mod report;
 pub mod results;
+pub mod scale;
 pub mod shape;
 pub mod spec;
 pub mod stats;

@@ -280,6 +280,9 @@ impl<B: Backend> GradientReduction<B> for DataParallel {
         recipients: Recipients,
     ) -> Result<Box<dyn PendingGradient<B>>, ReductionError> {
         let parameter = self.parameter(param)?;
+        if self.replicas.size() == 1 {
+            return Ok(Box::new(Alone::<B>(grad)));
+        }
         let what = self.describe::<B>("gradient", &parameter, &grad);
         let to = match recipients {
             Recipients::Owner if self.is_sharded => To::Rank(parameter.owner),
@@ -383,6 +386,15 @@ impl<B: Backend> PendingGradient<B> for OnItsWay<B> {
         let mean = self.pending.wait()?.convert_dtype(self.dtype);
         let mean = self.is_needed.then_some(mean);
         Ok(mean.map(|mean| B::float_from_data(mean, &self.device)))
+    }
+}
+
+/// A gradient that has no others.
+struct Alone<B: Backend>(FloatTensor<B>);
+
+impl<B: Backend> PendingGradient<B> for Alone<B> {
+    fn wait(self: Box<Self>) -> Result<Option<FloatTensor<B>>, ReductionError> {
+        Ok(Some(self.0))
     }
 }
 
