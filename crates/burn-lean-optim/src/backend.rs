@@ -38,14 +38,20 @@ pub trait LeanBackend: Backend {
         unreachable!("`has_pass` is false")
     }
 
-    /// The mean of a measure over all elements, in one pass that makes no tensor. Called for types that
-    /// [it has a pass for](Self::has_pass).
+    /// The mean of a measure over all elements, `[1]`, in one pass that makes no tensor of the parameter's size. Called for
+    /// types that [it has a pass for](Self::has_pass).
     fn mean_in_place<M: Measure<N>, const N: usize>(
         measure: &M,
         operands: &Operands<Self, N>,
-    ) -> f32 {
+    ) -> FloatTensor<Self> {
         let _ = (measure, operands);
         unreachable!("`has_pass` is false")
+    }
+
+    /// The sum of the squares of all elements, `[1]`, for the norm of a gradient. By default it is computed as Burn computes
+    /// it.
+    fn sum_of_squares(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::float_sum(Self::float_powi_scalar(tensor, 2.into()))
     }
 }
 
@@ -61,7 +67,7 @@ pub struct Types<'a> {
 }
 
 /// A number for each element, to be averaged before the step.
-pub trait Measure<const N: usize>: Copy + Send + Sync {
+pub trait Measure<const N: usize>: Copy + Send + Sync + 'static {
     /// The number of an element in the first step.
     fn first<T: Number>(&self, grad: T) -> T;
 

@@ -1,5 +1,6 @@
 //! `FlatLinear` has the tensors of the backend below it, and its pass.
 
+use burn::tensor::ops::FloatTensor;
 use burn_flat_linear::FlatLinear;
 
 use crate::{
@@ -23,8 +24,12 @@ impl<B: LeanBackend> LeanBackend for FlatLinear<B> {
     fn mean_in_place<M: Measure<N>, const N: usize>(
         measure: &M,
         operands: &Operands<Self, N>,
-    ) -> f32 {
+    ) -> FloatTensor<Self> {
         let operands = operands.clone().map::<B>(|tensor| tensor, |tensor| tensor);
         B::mean_in_place(measure, &operands)
+    }
+
+    fn sum_of_squares(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        B::sum_of_squares(tensor)
     }
 }

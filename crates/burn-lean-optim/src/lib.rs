@@ -12,6 +12,8 @@
 
 mod backend;
 mod bf16;
+#[cfg(feature = "cubecl")]
+mod cube;
 mod dynamic_map;
 #[cfg(feature = "flat-linear")]
 mod flat_linear;
@@ -35,22 +37,3 @@ pub use rule::Rule;
 
 #[cfg(feature = "ndarray")]
 impl LeanBackend for burn::backend::NdArray {}
-
-#[cfg(feature = "cubecl")]
-mod cubecl {
-    use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
-    use burn_fusion::{Fusion, FusionBackend};
-
-    use crate::LeanBackend;
-
-    impl<R, F, I, BT> LeanBackend for CubeBackend<R, F, I, BT>
-    where
-        R: CubeRuntime,
-        F: FloatElement,
-        I: IntElement,
-        BT: BoolElement,
-    {
-    }
-
-    impl<B: FusionBackend> LeanBackend for Fusion<B> {}
-}

@@ -149,13 +149,14 @@ pub(crate) fn apply<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
     }
 }
 
-/// The mean of a measure. Where the backend has no pass for it, it waits for the device.
+/// The mean of a measure, for which the host waits for the device.
 pub(crate) fn mean<B: LeanBackend, M: Measure<N>, const N: usize, const D: usize>(
     measure: &M,
     operands: &Operands<B, N>,
 ) -> f32 {
     if operands.has_pass() {
-        return B::mean_in_place(measure, operands);
+        let mean: Tensor<B, 1> = from_float(B::mean_in_place(measure, operands));
+        return mean.into_scalar().elem();
     }
     let grad: Tensor<B, D> = clipped(from_float(operands.grad.clone()), operands.clip.clone());
     let measured = match &operands.states {
@@ -226,6 +227,7 @@ fn clip_factor<B: LeanBackend, const D: usize>(grad: Tensor<B, D>, threshold: f3
     let least = dtype
         .unwrap_or(burn::tensor::FloatDType::F32.finfo())
         .min_positive;
-    let norm = grad.square().sum().sqrt();
+    let squares = B::sum_of_squares(grad.into_primitive().tensor());
+    let norm = from_float::<B, 1>(squares).sqrt();
     (threshold / norm.add_scalar(least)).clamp_max(1.0)
 }

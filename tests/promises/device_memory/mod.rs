@@ -1,6 +1,7 @@
 //! Bytes on the device, by its own accounting.
 
 mod meter;
+mod one_pass;
 pub(super) mod training;
 
 use burn::tensor::backend::BackendTypes;

@@ -34,7 +34,7 @@ struct Step {
 }
 
 /// What a run needed, and the weights after each of its steps.
-struct Measured {
+pub(super) struct Measured {
     steps: Vec<Step>,
     weights: Vec<u64>,
 }
@@ -51,14 +51,14 @@ impl Measured {
     }
 
     /// The most that a step needs above what its forward pass leaves.
-    fn above_forward(&self) -> u64 {
+    pub(super) fn above_forward(&self) -> u64 {
         let needs = self.settled().iter();
         let needs = needs.map(|step| step.peak - step.after_forward.min(step.peak));
         needs.max().expect("there are steps")
     }
 }
 
-fn measure<S, B, O>(
+pub(super) fn measure<S, B, O>(
     memory: &DeviceMemory,
     start: &Start,
     mut optim: O,

@@ -23,6 +23,8 @@ mod edge_cases;
 mod equality;
 #[path = "../device_memory/learner.rs"]
 mod learner;
+#[path = "one_pass.rs"]
+mod one_pass;
 #[path = "../recompute/scopes.rs"]
 mod scopes;
 #[path = "../device_memory/transformer.rs"]

@@ -17,6 +17,8 @@ mod device_memory;
 mod edge_cases;
 #[path = "../equality.rs"]
 mod equality;
+#[path = "one_pass.rs"]
+mod one_pass;
 #[path = "../recompute/scopes.rs"]
 mod scopes;
 #[path = "../timeline/device.rs"]

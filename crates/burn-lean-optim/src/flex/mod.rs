@@ -4,7 +4,7 @@ mod buffer;
 mod rounding;
 mod vector;
 
-use burn::tensor::{DType, Shape, bf16};
+use burn::tensor::{DType, Shape, TensorData, bf16};
 use burn_flex::{Flex, FlexTensor};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
@@ -74,7 +74,7 @@ impl LeanBackend for Flex {
     fn mean_in_place<M: Measure<N>, const N: usize>(
         measure: &M,
         operands: &Operands<Self, N>,
-    ) -> f32 {
+    ) -> FlexTensor {
         let grad = operands.grad.to_contiguous();
         let source = Source::of(&grad);
         let clip = HostClip::new(operands.clip.clone());
@@ -110,7 +110,8 @@ impl LeanBackend for Flex {
             .with_min_len(CHUNK / BLOCK)
             .map(sum_of)
             .collect();
-        (sums.iter().sum::<f64>() / count as f64) as f32
+        let mean = (sums.iter().sum::<f64>() / count as f64) as f32;
+        FlexTensor::from_data(TensorData::from([mean]))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 
+use burn::tensor::ops::FloatTensor;
 use burn_lean_optim::{LeanBackend, Measure, Operands, Rule, Stepped, Types};
 
 use super::{RecordableBackend, Recorded};
@@ -30,10 +31,19 @@ impl<B: RecordableBackend + LeanBackend> LeanBackend for Recorded<B> {
     fn mean_in_place<M: Measure<N>, const N: usize>(
         measure: &M,
         operands: &Operands<Self, N>,
-    ) -> f32 {
-        let operands = operands
-            .clone()
-            .map::<B>(|tensor| tensor.below, |tensor| tensor.below);
-        B::mean_in_place(measure, &operands)
+    ) -> FloatTensor<Self> {
+        let operation = RefCell::new(Operation::begin("mean_in_place"));
+        let operands = operands.clone().map::<B>(
+            |tensor| operation.borrow_mut().lower(tensor),
+            |tensor| operation.borrow_mut().lower(tensor),
+        );
+        let mean = B::mean_in_place(measure, &operands);
+        operation.into_inner().raise(mean)
+    }
+
+    fn sum_of_squares(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        let mut operation = Operation::begin("sum_of_squares");
+        let tensor = operation.lower(tensor);
+        operation.raise(B::sum_of_squares(tensor))
     }
 }

@@ -1,0 +1,149 @@
+//! The kernels: what a program computes of each element.
+
+use burn_cubecl::cubecl::{self, prelude::*, std::tensor::layout::linear::LinearView};
+
+use super::program::{Operation, Program};
+
+/// Writes weight and states in their place. In the first step the states are only written.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn step<N: Size>(
+    weight: &mut LinearView<Vector<f32, N>, ReadWrite>,
+    grad: &LinearView<Vector<f32, N>>,
+    factor: &Sequence<Array<f32>>,
+    states: &mut Sequence<LinearView<Vector<f32, N>, ReadWrite>>,
+    scalars: &Sequence<f32>,
+    #[comptime] first: bool,
+    #[comptime] program: Program,
+) {
+    if !weight.is_in_bounds(ABSOLUTE_POS) {
+        terminate!();
+    }
+    let mut values = Sequence::<Vector<f32, N>>::new();
+    values.push(weight[ABSOLUTE_POS]);
+    values.push(grad[ABSOLUTE_POS]);
+    #[unroll]
+    for place in 0..factor.len() {
+        values.push(Vector::new(factor.index(place)[0]));
+    }
+    if comptime!(!first) {
+        #[unroll]
+        for place in 0..states.len() {
+            values.push(states.index(place)[ABSOLUTE_POS]);
+        }
+    }
+    run(&mut values, scalars, comptime!(program.operations.clone()));
+    weight[ABSOLUTE_POS] = *values.index(comptime!(program.results[0]));
+    #[unroll]
+    for place in 0..states.len() {
+        let result = comptime!(program.results[place + 1]);
+        states.index_mut(place)[ABSOLUTE_POS] = *values.index(result);
+    }
+}
+
+/// Adds up the program's result over all elements, in as many parts as there are `sums`.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn sum<N: Size>(
+    grad: &LinearView<Vector<f32, N>>,
+    factor: &Sequence<Array<f32>>,
+    states: &Sequence<LinearView<Vector<f32, N>>>,
+    sums: &mut Array<f32>,
+    scalars: &Sequence<f32>,
+    #[comptime] program: Program,
+) {
+    if ABSOLUTE_POS >= sums.len() {
+        terminate!();
+    }
+    let mut total = Vector::<f32, N>::new(0.0);
+    for element in range_stepped(ABSOLUTE_POS, grad.shape(), sums.len()) {
+        let mut values = Sequence::<Vector<f32, N>>::new();
+        values.push(grad[element]);
+        #[unroll]
+        for place in 0..factor.len() {
+            values.push(Vector::new(factor.index(place)[0]));
+        }
+        #[unroll]
+        for place in 0..states.len() {
+            values.push(states.index(place)[element]);
+        }
+        run(&mut values, scalars, comptime!(program.operations.clone()));
+        total += *values.index(comptime!(program.results[0]));
+    }
+    let mut sum = 0.0;
+    #[unroll]
+    for lane in 0..total.size() {
+        sum += total[lane];
+    }
+    sums[ABSOLUTE_POS] = sum;
+}
+
+/// Puts what each operation makes behind the values.
+#[cube]
+fn run<N: Size>(
+    values: &mut Sequence<Vector<f32, N>>,
+    scalars: &Sequence<f32>,
+    #[comptime] operations: Vec<Operation>,
+) {
+    #[unroll]
+    for place in 0..operations.len() {
+        let value = apply::<N>(values, scalars, comptime!(operations[place]));
+        values.push(value);
+    }
+}
+
+#[cube]
+fn apply<N: Size>(
+    values: &Sequence<Vector<f32, N>>,
+    scalars: &Sequence<f32>,
+    #[comptime] operation: Operation,
+) -> Vector<f32, N> {
+    match operation {
+        Operation::Scalar(place) => Vector::new(*scalars.index(place)),
+        Operation::Zero => Vector::new(0.0),
+        Operation::Add(one, other) => *values.index(one) + *values.index(other),
+        Operation::Sub(one, other) => *values.index(one) - *values.index(other),
+        Operation::Mul(one, other) => *values.index(one) * *values.index(other),
+        Operation::Div(one, other) => *values.index(one) / *values.index(other),
+        Operation::Sqrt(one) => Vector::sqrt(*values.index(one)),
+        Operation::Sign(one) => sign(*values.index(one)),
+        Operation::Max(one, other) => max_pair(*values.index(one), *values.index(other)),
+        Operation::Clip(one, other) => clip(*values.index(one), *values.index(other)),
+        Operation::ZeroWhereSignsDiffer(value, one, other) => zero_where_signs_differ(
+            *values.index(value),
+            *values.index(one),
+            *values.index(other),
+        ),
+    }
+}
+
+#[cube]
+fn sign<N: Size>(value: Vector<f32, N>) -> Vector<f32, N> {
+    let zero = Vector::new(0.0);
+    // What is left is not a number.
+    let sign = select_many(value.equal(zero), zero, value);
+    let sign = select_many(value.less_than(zero), Vector::new(-1.0), sign);
+    select_many(value.greater_than(zero), Vector::new(1.0), sign)
+}
+
+#[cube]
+fn max_pair<N: Size>(one: Vector<f32, N>, other: Vector<f32, N>) -> Vector<f32, N> {
+    select_many(one.less_than(other), other, one)
+}
+
+#[cube]
+fn clip<N: Size>(value: Vector<f32, N>, threshold: Vector<f32, N>) -> Vector<f32, N> {
+    let least = Vector::new(0.0) - threshold;
+    let clipped = select_many(value.greater_than(threshold), threshold, value);
+    select_many(value.less_than(least), least, clipped)
+}
+
+#[cube]
+fn zero_where_signs_differ<N: Size>(
+    value: Vector<f32, N>,
+    one: Vector<f32, N>,
+    other: Vector<f32, N>,
+) -> Vector<f32, N> {
+    let zero = Vector::new(0.0);
+    let if_positive = select_many(other.greater_equal(zero), value, zero);
+    let if_negative = select_many(other.greater_equal(zero), zero, value);
+    select_many(one.greater_equal(zero), if_positive, if_negative)
+}

@@ -1,0 +1,239 @@
+//! One pass over memory on cubecl's devices: a kernel for each rule, made of the rule itself.
+
+mod fusion;
+mod kernel;
+mod program;
+
+use burn::tensor::{
+    DType, Shape,
+    backend::Backend,
+    ops::{FloatTensor, FloatTensorOps},
+};
+use burn_cubecl::{
+    BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement,
+    cubecl::{
+        calculate_cube_count_elemwise,
+        prelude::{AddressType, Array, CubeDim, SequenceArg},
+        tensor_vector_size_parallel,
+    },
+    ops::numeric::{empty_device_contiguous_dtype, empty_device_dtype},
+    tensor::CubeTensor,
+};
+
+use crate::{
+    LeanBackend, Number, Rule,
+    backend::{Clip, Measure, Operands, States, Stepped, Types},
+    moment::{Format, Moment},
+};
+use program::{Clipping, Program};
+
+/// Numbers that a unit adds up for a sum, at least.
+const ADDED_BY_A_UNIT: usize = 64;
+/// Parts that a sum is made of, at most.
+const PARTS: usize = 1 << 16;
+
+impl<R, F, I, BT> LeanBackend for CubeBackend<R, F, I, BT>
+where
+    R: CubeRuntime,
+    F: FloatElement,
+    I: IntElement,
+    BT: BoolElement,
+{
+    /// Weights and states in 32 bits.
+    fn has_pass(types: &Types<'_>) -> bool {
+        let full = Format::Float(DType::F32);
+        types.weight == DType::F32
+            && types.grad == DType::F32
+            && types.states.iter().all(|format| *format == full)
+    }
+
+    fn step_in_place<Ru: Rule<N>, const N: usize>(
+        rule: &Ru,
+        operands: Operands<Self, N>,
+    ) -> Stepped<Self, N> {
+        let Operands {
+            weight,
+            grad,
+            clip,
+            states,
+        } = operands;
+        let (clipping, factor) = clipping(clip);
+        let weight = writable(weight);
+        let (first, states) = match states {
+            States::New(_) => (true, [(); N].map(|()| empty_like(&weight))),
+            States::Old(states) => (false, states.map(|state| writable(floats(state)))),
+        };
+        let (program, scalars) = Program::of_rule(rule, clipping, first);
+        let size = Size::of(states.iter().chain([&weight, &grad]));
+        if size.elements > 0 {
+            let client = &weight.client;
+            let units = size.elements / size.vector;
+            let dim = CubeDim::new(client, units);
+            kernel::step::launch(
+                client,
+                calculate_cube_count_elemwise(client, units, dim),
+                dim,
+                size.address,
+                size.vector,
+                weight.clone().into_linear_view(),
+                grad.into_linear_view(),
+                array(factor),
+                states
+                    .iter()
+                    .map(|state| state.clone().into_linear_view())
+                    .collect(),
+                scalars.into_iter().collect(),
+                first,
+                program,
+            );
+        }
+        Stepped {
+            weight,
+            states: states.map(Moment::Float),
+        }
+    }
+
+    fn mean_in_place<M: Measure<N>, const N: usize>(
+        measure: &M,
+        operands: &Operands<Self, N>,
+    ) -> FloatTensor<Self> {
+        let Operands {
+            grad, clip, states, ..
+        } = operands.clone();
+        let (clipping, factor) = clipping(clip);
+        let (first, states) = match states {
+            States::New(_) => (true, Vec::new()),
+            States::Old(states) => (false, states.map(floats).into()),
+        };
+        let (program, scalars) = Program::of_measure(measure, clipping, first);
+        let elements = grad.meta.num_elements();
+        let sum = Self::float_sum(parts(grad, factor, states, scalars, program));
+        Self::float_div_scalar(sum, (elements as f64).into())
+    }
+
+    fn sum_of_squares(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        if tensor.dtype != DType::F32 {
+            return Self::float_sum(Self::float_powi_scalar(tensor, 2.into()));
+        }
+        let (program, scalars) = Program::of_measure(&Squares, Clipping::None, true);
+        Self::float_sum(parts(tensor, None, Vec::new(), scalars, program))
+    }
+}
+
+/// The sum of a program's result over all elements, in parts that are yet to be added up: `[parts]`.
+fn parts<R: CubeRuntime>(
+    grad: CubeTensor<R>,
+    factor: Option<CubeTensor<R>>,
+    states: Vec<CubeTensor<R>>,
+    scalars: Vec<f32>,
+    program: Program,
+) -> CubeTensor<R> {
+    let size = Size::of(states.iter().chain([&grad]));
+    let parts = (size.elements / ADDED_BY_A_UNIT).clamp(1, PARTS);
+    let client = grad.client.clone();
+    let sums = empty_device_contiguous_dtype(
+        client.clone(),
+        grad.device.clone(),
+        Shape::new([parts]),
+        DType::F32,
+    );
+    let dim = CubeDim::new(&client, parts);
+    kernel::sum::launch(
+        &client,
+        calculate_cube_count_elemwise(&client, parts, dim),
+        dim,
+        size.address,
+        size.vector,
+        grad.into_linear_view(),
+        array(factor),
+        states
+            .into_iter()
+            .map(CubeTensor::into_linear_view)
+            .collect(),
+        sums.clone().into_array_arg(),
+        scalars.into_iter().collect(),
+        program,
+    );
+    sums
+}
+
+/// For the norm of a gradient.
+#[derive(Clone, Copy)]
+struct Squares;
+
+impl Measure<0> for Squares {
+    fn first<T: Number>(&self, grad: T) -> T {
+        grad.square()
+    }
+
+    fn next<T: Number>(&self, grad: T, []: [T; 0]) -> T {
+        self.first(grad)
+    }
+}
+
+/// What a kernel over tensors of one shape needs to know of all of them.
+struct Size {
+    elements: usize,
+    /// Elements that a unit takes at once.
+    vector: usize,
+    address: AddressType,
+}
+
+impl Size {
+    fn of<'a, R: CubeRuntime>(tensors: impl Iterator<Item = &'a CubeTensor<R>>) -> Self {
+        let mut size = Self {
+            elements: 0,
+            vector: usize::MAX,
+            address: AddressType::default(),
+        };
+        for tensor in tensors {
+            let vector = tensor_vector_size_parallel(
+                tensor.client.io_optimized_vector_sizes(tensor.dtype.size()),
+                tensor.meta.shape(),
+                tensor.meta.strides(),
+                tensor.meta.num_dims() - 1,
+            );
+            size.elements = tensor.meta.num_elements();
+            size.vector = size.vector.min(vector);
+            size.address = size.address.max(tensor.required_address_type());
+        }
+        size
+    }
+}
+
+/// The tensor, or a copy of it where somebody else holds it, or its elements overlap.
+fn writable<R: CubeRuntime>(tensor: CubeTensor<R>) -> CubeTensor<R> {
+    if tensor.can_mut() && tensor.is_nonoverlapping() {
+        tensor
+    } else {
+        tensor.copy()
+    }
+}
+
+fn empty_like<R: CubeRuntime>(tensor: &CubeTensor<R>) -> CubeTensor<R> {
+    empty_device_dtype(
+        tensor.client.clone(),
+        tensor.device.clone(),
+        tensor.meta.shape().clone(),
+        tensor.dtype,
+    )
+}
+
+fn array<R: CubeRuntime>(factor: Option<CubeTensor<R>>) -> SequenceArg<R, Array<f32>> {
+    factor.map(CubeTensor::into_array_arg).into_iter().collect()
+}
+
+fn floats<B: Backend>(state: Moment<B>) -> FloatTensor<B> {
+    match state {
+        Moment::Float(floats) => floats,
+        Moment::EightBit(_) => unreachable!("8 bits were declined"),
+    }
+}
+
+fn clipping<B: Backend>(clip: Clip<B>) -> (Clipping, Option<FloatTensor<B>>) {
+    match clip {
+        Clip::None => (Clipping::None, None),
+        Clip::Value(threshold) => (Clipping::Value(threshold), None),
+        Clip::Factor(factor) => (Clipping::Factor, Some(factor)),
+    }
+}

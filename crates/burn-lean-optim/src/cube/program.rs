@@ -1,0 +1,310 @@
+//! A rule as a list of operations, from which a kernel is made.
+//!
+//! [`Traced`] is a [`Number`] that notes what is done to it. A rule that runs on it leaves a [`Program`], which is the
+//! same in every step and is compiled once, and the scalars of this step, which are arguments of the kernel.
+
+use std::{
+    cell::RefCell,
+    ops::{Add, Div, Mul, Sub},
+    rc::Rc,
+};
+
+use crate::{Number, Rule, backend::Measure};
+
+/// What makes one value of others. Values are numbered: the inputs first, then what each operation makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Operation {
+    /// A scalar, by its place among the scalars.
+    Scalar(usize),
+    Zero,
+    Add(usize, usize),
+    Sub(usize, usize),
+    Mul(usize, usize),
+    Div(usize, usize),
+    Sqrt(usize),
+    Sign(usize),
+    /// The first, unless the second is larger.
+    Max(usize, usize),
+    /// The first, but no farther from zero than the second, which is positive.
+    Clip(usize, usize),
+    /// The first, or zero where one of the others is negative and one is not.
+    ZeroWhereSignsDiffer(usize, usize, usize),
+}
+
+/// What a kernel computes of each element.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Program {
+    pub(super) operations: Vec<Operation>,
+    /// Which values the results are.
+    pub(super) results: Vec<usize>,
+}
+
+/// How a gradient is clipped.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Clipping {
+    None,
+    Value(f32),
+    /// By a factor, which the program takes in after the gradient.
+    Factor,
+}
+
+impl Program {
+    /// The step of a rule, and its scalars: of weight, gradient and states the new weight and states. In the first step
+    /// there are no states yet.
+    pub(super) fn of_rule<R: Rule<N>, const N: usize>(
+        rule: &R,
+        clipping: Clipping,
+        first: bool,
+    ) -> (Self, Vec<f32>) {
+        let trace = Trace::default();
+        let weight = trace.input();
+        let (grad, states) = trace.operands(clipping, first);
+        let (weight, states) = match states {
+            None => rule.first(weight, grad),
+            Some(states) => rule.next(weight, grad, states),
+        };
+        trace.finish([weight].into_iter().chain(states))
+    }
+
+    /// What is averaged, and its scalars: of gradient and states one number.
+    pub(super) fn of_measure<M: Measure<N>, const N: usize>(
+        measure: &M,
+        clipping: Clipping,
+        first: bool,
+    ) -> (Self, Vec<f32>) {
+        let trace = Trace::default();
+        let (grad, states) = trace.operands(clipping, first);
+        let measured = match states {
+            None => measure.first(grad),
+            Some(states) => measure.next(grad, states),
+        };
+        trace.finish([measured])
+    }
+}
+
+/// A program in the making.
+#[derive(Clone, Default)]
+struct Trace(Rc<RefCell<Notes>>);
+
+#[derive(Default)]
+struct Notes {
+    inputs: usize,
+    operations: Vec<Operation>,
+    scalars: Vec<f32>,
+}
+
+impl Trace {
+    /// Called before any operation.
+    fn input(&self) -> Traced {
+        let mut notes = self.0.borrow_mut();
+        let value = notes.inputs;
+        notes.inputs += 1;
+        self.value(value)
+    }
+
+    /// The gradient, clipped, and the states.
+    fn operands<const N: usize>(
+        &self,
+        clipping: Clipping,
+        first: bool,
+    ) -> (Traced, Option<[Traced; N]>) {
+        let grad = self.input();
+        let factor = matches!(clipping, Clipping::Factor).then(|| self.input());
+        let states = (!first).then(|| [(); N].map(|()| self.input()));
+        let grad = match (clipping, factor) {
+            (Clipping::Value(threshold), _) => grad.clip_by_value(threshold.into()),
+            (_, Some(factor)) => grad * factor,
+            (_, None) => grad,
+        };
+        (grad, states)
+    }
+
+    fn value(&self, value: usize) -> Traced {
+        Traced {
+            trace: self.clone(),
+            value,
+        }
+    }
+
+    fn note(&self, operation: Operation) -> Traced {
+        let mut notes = self.0.borrow_mut();
+        notes.operations.push(operation);
+        self.value(notes.inputs + notes.operations.len() - 1)
+    }
+
+    /// Rounded as Burn rounds it.
+    fn scalar(&self, scalar: f64) -> Traced {
+        let place = {
+            let scalars = &mut self.0.borrow_mut().scalars;
+            scalars.push(scalar as f32);
+            scalars.len() - 1
+        };
+        self.note(Operation::Scalar(place))
+    }
+
+    fn finish(self, results: impl IntoIterator<Item = Traced>) -> (Program, Vec<f32>) {
+        let results = results.into_iter().map(|result| result.value).collect();
+        let Notes {
+            operations,
+            scalars,
+            ..
+        } = self.0.take();
+        let program = Program {
+            operations,
+            results,
+        };
+        (program, scalars)
+    }
+}
+
+/// A number that notes what is done to it.
+#[derive(Clone)]
+struct Traced {
+    trace: Trace,
+    value: usize,
+}
+
+impl Traced {
+    fn unary(self, operation: impl FnOnce(usize) -> Operation) -> Self {
+        self.trace.note(operation(self.value))
+    }
+
+    fn binary(self, other: Self, operation: impl FnOnce(usize, usize) -> Operation) -> Self {
+        self.trace.note(operation(self.value, other.value))
+    }
+
+    fn with_scalar(self, scalar: f64, operation: impl FnOnce(usize, usize) -> Operation) -> Self {
+        let scalar = self.trace.scalar(scalar);
+        self.binary(scalar, operation)
+    }
+}
+
+macro_rules! operators {
+    ($($operator:ident::$function:ident,)*) => {$(
+        impl $operator for Traced {
+            type Output = Self;
+
+            fn $function(self, other: Self) -> Self {
+                self.binary(other, Operation::$operator)
+            }
+        }
+    )*};
+}
+
+operators! {
+    Add::add,
+    Sub::sub,
+    Mul::mul,
+    Div::div,
+}
+
+impl Number for Traced {
+    fn add_scalar(self, scalar: f64) -> Self {
+        self.with_scalar(scalar, Operation::Add)
+    }
+
+    fn mul_scalar(self, scalar: f64) -> Self {
+        self.with_scalar(scalar, Operation::Mul)
+    }
+
+    fn div_scalar(self, scalar: f64) -> Self {
+        self.with_scalar(scalar, Operation::Div)
+    }
+
+    fn sqrt(self) -> Self {
+        self.unary(Operation::Sqrt)
+    }
+
+    fn square(self) -> Self {
+        self.unary(|value| Operation::Mul(value, value))
+    }
+
+    fn sign(self) -> Self {
+        self.unary(Operation::Sign)
+    }
+
+    fn max_pair(self, other: Self) -> Self {
+        self.binary(other, Operation::Max)
+    }
+
+    fn clamp_min(self, min: f64) -> Self {
+        let min = self.trace.scalar(min);
+        // What is not a number becomes the least, as with `f32`.
+        min.binary(self, Operation::Max)
+    }
+
+    fn clip_by_value(self, threshold: f64) -> Self {
+        self.with_scalar(threshold, Operation::Clip)
+    }
+
+    fn zeros_like(&self) -> Self {
+        self.trace.note(Operation::Zero)
+    }
+
+    fn zero_where_signs_differ(self, one: Self, other: Self) -> Self {
+        let operation = Operation::ZeroWhereSignsDiffer(self.value, one.value, other.value);
+        self.trace.note(operation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Clone, Copy)]
+    struct Descent {
+        lr: f64,
+        decay: f64,
+    }
+
+    impl Rule<1> for Descent {
+        fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 1]) {
+            let velocity = grad.zeros_like();
+            self.next(weight, grad, [velocity])
+        }
+
+        fn next<T: Number>(&self, weight: T, grad: T, [velocity]: [T; 1]) -> (T, [T; 1]) {
+            let velocity = velocity + grad;
+            let step = velocity.clone().mul_scalar(self.lr);
+            (weight.mul_scalar(self.decay) - step, [velocity])
+        }
+    }
+
+    #[test]
+    fn a_program_has_the_operations_of_its_rule() {
+        let rule = Descent {
+            lr: 0.1,
+            decay: 0.9,
+        };
+        let (program, scalars) = Program::of_rule(&rule, Clipping::Factor, false);
+        // 0 to 3 are the weight, the gradient, the factor and the velocity.
+        let operations = [
+            Operation::Mul(1, 2),
+            Operation::Add(3, 4),
+            Operation::Scalar(0),
+            Operation::Mul(5, 6),
+            Operation::Scalar(1),
+            Operation::Mul(0, 8),
+            Operation::Sub(9, 7),
+        ];
+        assert_eq!(program.operations, operations);
+        assert_eq!(program.results, [10, 5]);
+        assert_eq!(scalars, [0.1, 0.9]);
+    }
+
+    /// Else the kernel would be compiled in every step.
+    #[test]
+    fn a_program_does_not_depend_on_scalars() {
+        let program = |lr, decay, threshold| {
+            let rule = Descent { lr, decay };
+            Program::of_rule(&rule, Clipping::Value(threshold), false).0
+        };
+        assert_eq!(program(0.1, 0.9, 1.0), program(0.9, 0.9, 0.9));
+        let rule = Descent {
+            lr: 0.1,
+            decay: 0.9,
+        };
+        let first = Program::of_rule(&rule, Clipping::Value(1.0), true).0;
+        assert_ne!(program(0.1, 0.9, 1.0), first);
+    }
+}

@@ -1,0 +1,147 @@
+//! In one pass a step needs nothing but the gradient.
+
+use burn::grad_clipping::GradientClippingConfig;
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{AdamWConfig, RmsPropConfig, SgdConfig, SimpleOptimizer};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{Tensor, activation::relu};
+use burn_device_memory::DeviceMemory;
+use burn_gradient_release::WithGradientRelease;
+use burn_lean_optim::{InOnePass, StableAdamWConfig};
+
+use super::training::measure;
+use super::{Metered, R, memory};
+use crate::harness::models::{Scenario, Size};
+use crate::harness::noise;
+use crate::harness::run::{RATE, Start};
+
+/// Numbers in a kernel's arguments, sums, the loss: everything that is no tensor of weight size.
+const SLACK: u64 = 1024 * 1024 / 10;
+
+const WIDTH: usize = 512;
+const LARGEST: u64 = (WIDTH * WIDTH * size_of::<f32>()) as u64;
+
+#[derive(Module, Debug)]
+struct DeepModel<B: Backend> {
+    layers: Vec<Linear<B>>,
+}
+
+struct Deep;
+
+impl Scenario for Deep {
+    type Model<B: AutodiffBackend> = DeepModel<B>;
+
+    fn init<B: AutodiffBackend>(_: Size, device: &B::Device) -> DeepModel<B> {
+        let layers = (0..20).map(|_| LinearConfig::new(WIDTH, WIDTH).init(device));
+        DeepModel {
+            layers: layers.collect(),
+        }
+    }
+
+    fn loss<B: AutodiffBackend>(model: &DeepModel<B>, _: Size, step: u64) -> Tensor<B, 1> {
+        let mut x = noise::<B, 2>(step, [4, WIDTH], &B::Device::default());
+        for layer in &model.layers {
+            x = relu(layer.forward(x));
+        }
+        x.square().mean()
+    }
+}
+
+/// Bytes that a step of a training with release needs above what its forward pass leaves.
+fn above_forward(
+    memory: &DeviceMemory,
+    start: &Start,
+    optimizer: impl SimpleOptimizer<Metered> + 'static,
+) -> u64 {
+    let optim: OptimizerAdaptor<_, DeepModel<R>, R> = OptimizerAdaptor::from(optimizer);
+    let optim = optim.with_gradient_release();
+    let measured =
+        measure::<Deep, R, _>(memory, start, optim, |optim, model| optim.arm(RATE, model));
+    measured.above_forward()
+}
+
+#[test]
+fn a_training_step_needs_the_largest_gradient() {
+    let memory = memory();
+    let start = Start::new::<Deep>(Size::Large);
+    let adamw = AdamWConfig::new();
+    let clipped = |clipping| adamw.clone().with_grad_clipping(Some(clipping));
+    let value = clipped(GradientClippingConfig::Value(0.01));
+    let norm = clipped(GradientClippingConfig::Norm(0.01));
+    let burn = above_forward(&memory, &start, adamw.build());
+    println!("Burn's AdamW {burn}");
+    for (name, above) in [
+        ("adamw", above_forward(&memory, &start, adamw.in_one_pass())),
+        (
+            "clipping by value",
+            above_forward(&memory, &start, value.in_one_pass()),
+        ),
+        (
+            "clipping by norm",
+            above_forward(&memory, &start, norm.in_one_pass()),
+        ),
+    ] {
+        println!("{name} {above}");
+        assert!(above <= LARGEST + SLACK, "{name}: {above}");
+    }
+    assert!(
+        burn > LARGEST + SLACK,
+        "Burn's AdamW has got a temporary less"
+    );
+}
+
+/// What a step needs beyond weight, gradient and states: of the last of three.
+fn temporaries(memory: &DeviceMemory, optimizer: impl SimpleOptimizer<Metered>) -> u64 {
+    let device = Default::default();
+    let mut weight: Tensor<Metered, 2> = noise(1, [WIDTH, WIDTH], &device);
+    let mut state = None;
+    let mut needed = 0;
+    for step in 0..3 {
+        let grad: Tensor<Metered, 2> = noise(2 + step, [WIDTH, WIDTH], &device);
+        let before = memory.usage().in_use;
+        memory.reset_peak();
+        (weight, state) = optimizer.step(RATE, weight, grad, state);
+        memory.usage();
+        needed = memory.peak().in_use - before;
+    }
+    needed
+}
+
+#[test]
+fn a_step_needs_no_temporary() {
+    let memory = memory();
+    let burn = temporaries(&memory, AdamWConfig::new().build());
+    assert!(
+        burn >= LARGEST,
+        "{burn}: Burn's AdamW has got a temporary less"
+    );
+    let norm = SgdConfig::new().with_gradient_clipping(Some(GradientClippingConfig::Norm(0.1)));
+    let centered = RmsPropConfig::new().with_centered(true);
+    for (name, needed) in [
+        (
+            "adamw",
+            temporaries(&memory, AdamWConfig::new().in_one_pass()),
+        ),
+        (
+            "rmsprop",
+            temporaries(&memory, RmsPropConfig::new().in_one_pass()),
+        ),
+        (
+            "rmsprop, centered",
+            temporaries(&memory, centered.in_one_pass()),
+        ),
+        (
+            "sgd, clipping by norm",
+            temporaries(&memory, norm.in_one_pass()),
+        ),
+        (
+            "stable adamw",
+            temporaries(&memory, StableAdamWConfig::new().build()),
+        ),
+    ] {
+        println!("{name} {needed}");
+        assert!(needed < LARGEST / 32, "{name}: {needed}");
+    }
+}

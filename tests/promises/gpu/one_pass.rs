@@ -1,0 +1,348 @@
+//! The optimizers of `burn-lean-optim` in one pass on the device: Burn's weights up to rounding, and nobody's buffer but
+//! their own.
+
+use burn::backend::Flex;
+use burn::grad_clipping::GradientClippingConfig;
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::decay::WeightDecayConfig;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{
+    AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, GradientsParams, Optimizer, RmsPropConfig,
+    SgdConfig, SimpleOptimizer,
+};
+use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
+use burn::tensor::{DType, Tensor, backend::Backend};
+use burn_gradient_release::WithGradientRelease;
+use burn_lean_optim::{
+    EightBitMoments, Format, InOnePass, LeanBackend, LionConfig, RAdamConfig, StableAdamWConfig,
+    Types,
+};
+
+use super::Inner;
+use crate::harness::models::{Mlp, Scenario, Size, Tied, Transformer};
+use crate::harness::run::{RATE, Start, ordinary_step};
+use crate::harness::{Plain, Release, Weights, noise, turn};
+
+const STEPS: u64 = 20;
+
+/// By how much a weight may differ after a step, for each step so far; relative for weights above one. A step moves a
+/// weight by a hundredth. A driver may fuse a product and a sum, and need not round roots and quotients correctly.
+const PER_STEP: f32 = 1e-6;
+
+/// A parameter, and the state of its optimizer.
+#[derive(Clone)]
+struct Run<O: SimpleOptimizer<B>, B: Backend, const D: usize> {
+    optimizer: O,
+    weight: Option<Tensor<B, D>>,
+    state: Option<O::State<D>>,
+}
+
+impl<O: SimpleOptimizer<B>, B: Backend, const D: usize> Run<O, B, D> {
+    fn new(optimizer: O, shape: [usize; D]) -> Self {
+        Self {
+            optimizer,
+            weight: Some(noise(99, shape, &Default::default())),
+            state: None,
+        }
+    }
+
+    fn step(&mut self, step: u64, grad: Tensor<B, D>) {
+        let weight = self.weight.take().expect("put back after each step");
+        let rate = RATE / (1.0 + step as f64 / 7.0);
+        let (weight, state) = self.optimizer.step(rate, weight, grad, self.state.take());
+        (self.weight, self.state) = (Some(weight), state);
+    }
+
+    fn weights(&self) -> Vec<f32> {
+        numbers(self.weight.clone().expect("put back after each step"))
+    }
+}
+
+fn numbers<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
+    tensor.into_data().to_vec().expect("they are `f32`")
+}
+
+/// Of many magnitudes, and here and there zero.
+fn gradient<B: Backend, const D: usize>(step: u64, shape: [usize; D]) -> Tensor<B, D> {
+    let mut data = noise::<Flex, D>(step, shape, &Default::default()).into_data();
+    let numbers = data.as_mut_slice::<f32>().expect("they are `f32`");
+    for (place, number) in numbers.iter_mut().enumerate() {
+        *number *= match place % 7 {
+            0 if place > 0 => 0.0,
+            1 => 20.0,
+            _ => *number,
+        };
+    }
+    Tensor::from_data(data, &Default::default())
+}
+
+#[track_caller]
+fn assert_near(given: &[f32], expected: &[f32], step: u64, context: &str) {
+    let tolerance = PER_STEP * (step + 1) as f32;
+    assert_eq!(given.len(), expected.len());
+    let mut largest = 0.0f32;
+    for (given, expected) in given.iter().zip(expected) {
+        let difference = (given - expected).abs() / expected.abs().max(1.0);
+        assert!(
+            difference <= tolerance,
+            "{context}: {given} is not {expected}"
+        );
+        largest = largest.max(difference);
+    }
+    if std::env::var_os("SHOW").is_some() {
+        println!("{context}: {largest:e}");
+    }
+}
+
+/// Steps the optimizer in one pass beside another, with the gradient as `change` makes it.
+fn near<B: Backend, const D: usize>(
+    name: &str,
+    shape: [usize; D],
+    other: impl SimpleOptimizer<B>,
+    lean: impl SimpleOptimizer<Inner>,
+    change: fn(Tensor<Inner, D>) -> Tensor<Inner, D>,
+) {
+    let mut other = Run::<_, B, D>::new(other, shape);
+    let mut lean = Run::<_, Inner, D>::new(lean, shape);
+    let first = lean.weights();
+    for step in 0..STEPS {
+        other.step(step, gradient(step, shape));
+        lean.step(step, change(gradient(step, shape)));
+        let context = format!("{name} {shape:?} after step {step}");
+        assert_near(&lean.weights(), &other.weights(), step, &context);
+    }
+    assert!(first.is_empty() || lean.weights() != first, "{name}");
+}
+
+/// Odd numbers of elements, one, none, and enough for several workgroups.
+fn near_in_all_shapes<B: Backend>(
+    name: &str,
+    other: impl SimpleOptimizer<B>,
+    lean: impl SimpleOptimizer<Inner>,
+) {
+    macro_rules! shapes {
+        ($($shape:expr),*) => {$(
+            near::<B, _>(name, $shape, other.clone(), lean.clone(), |grad| grad);
+        )*};
+    }
+    shapes!([1], [257], [0], [3, 5, 7], [129, 300]);
+}
+
+#[test]
+fn weights_are_burns() {
+    turn::take::<Inner>();
+    macro_rules! check {
+        ($name:expr, $config:expr) => {{
+            let config = $config;
+            near_in_all_shapes::<Inner>($name, config.build(), config.in_one_pass())
+        }};
+    }
+    let decay = || Some(WeightDecayConfig::new(0.01));
+    check!("adam", AdamConfig::new().with_weight_decay(decay()));
+    check!("adam, amsgrad", AdamConfig::new().with_amsgrad(true));
+    check!("adamw", AdamWConfig::new().with_weight_decay(0.1));
+    let cautious = AdamWConfig::new().with_cautious_weight_decay(true);
+    check!("adamw, cautious", cautious.with_weight_decay(0.1));
+    check!("sgd", SgdConfig::new().with_weight_decay(decay()));
+    let nesterov = MomentumConfig::new()
+        .with_nesterov(true)
+        .with_dampening(0.3);
+    let nesterov = SgdConfig::new().with_momentum(Some(nesterov));
+    check!("sgd, nesterov", nesterov.with_weight_decay(decay()));
+    check!("adagrad", AdaGradConfig::new().with_lr_decay(0.1));
+    // The root of a variance that is nearly zero is as inexact as the variance.
+    let rmsprop = || RmsPropConfig::new().with_epsilon(1e-3);
+    check!("rmsprop", rmsprop().with_weight_decay(decay()));
+    check!("rmsprop, no momentum", rmsprop().with_momentum(0.0));
+    check!("rmsprop, centered", rmsprop().with_centered(true));
+    let centered = rmsprop().with_centered(true);
+    check!(
+        "rmsprop, centered, no momentum",
+        centered.with_momentum(0.0)
+    );
+    check!("adan", AdanConfig::new().with_weight_decay(0.02));
+    let no_prox = AdanConfig::new().with_no_prox(true);
+    check!("adan, no prox", no_prox.with_weight_decay(0.02));
+}
+
+/// Those that Burn does not have, beside themselves on the processor.
+#[test]
+fn other_optimizers_are_as_on_the_processor() {
+    turn::take::<Inner>();
+    let lion = LionConfig::new().build();
+    near_in_all_shapes::<Flex>("lion", lion.clone(), lion);
+    let radam = RAdamConfig::new().build();
+    near_in_all_shapes::<Flex>("radam", radam.clone(), radam);
+    let stable = StableAdamWConfig::new().build();
+    near_in_all_shapes::<Flex>("stable adamw", stable.clone(), stable);
+}
+
+#[test]
+fn gradients_may_be_views() {
+    turn::take::<Inner>();
+    let config = AdamWConfig::new().with_weight_decay(0.1);
+    let (plain, lean) = (config.build(), config.in_one_pass());
+    let transposed = |grad: Tensor<Inner, 2>| {
+        let turned = grad.transpose().into_data();
+        Tensor::from_data(turned, &Default::default()).transpose()
+    };
+    let shape = [72, 132];
+    near::<Inner, _>("transposed", shape, plain.clone(), lean.clone(), transposed);
+    let part = |grad: Tensor<Inner, 2>| {
+        let other = grad.ones_like();
+        Tensor::cat(vec![other, grad], 0).narrow(0, 72, 72)
+    };
+    near::<Inner, _>("a part", shape, plain.clone(), lean.clone(), part);
+    // One number that stands for all.
+    let mut one = Run::<_, Inner, 2>::new(plain, shape);
+    let mut other = Run::<_, Inner, 2>::new(lean, shape);
+    for step in 0..3 {
+        let grad: Tensor<Inner, 2> = gradient(step, [1, 1]);
+        one.step(step, grad.clone().repeat(&shape));
+        other.step(step, grad.expand(shape));
+        assert_near(&other.weights(), &one.weights(), step, "expanded");
+    }
+}
+
+#[test]
+fn clipping_is_part_of_the_pass() {
+    turn::take::<Inner>();
+    for clipping in [
+        GradientClippingConfig::Value(0.4),
+        GradientClippingConfig::Norm(3.0),
+    ] {
+        for shape in [[129, 301], [5, 1]] {
+            let name = format!("{clipping:?} {shape:?}");
+            let config = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+            let lean = config
+                .clone()
+                .with_gradient_clipping(Some(clipping.clone()));
+            let mut plain = Run::<_, Inner, 2>::new(config.build(), shape);
+            let mut lean = Run::<_, Inner, 2>::new(lean.in_one_pass(), shape);
+            let mut unclipped = Run::<_, Inner, 2>::new(config.build(), shape);
+            for step in 0..STEPS {
+                let grad: Tensor<Inner, 2> = gradient(step, shape);
+                plain.step(step, clipping.init().clip_gradient(grad.clone()));
+                lean.step(step, grad.clone());
+                unclipped.step(step, grad);
+                assert_near(&lean.weights(), &plain.weights(), step, &name);
+            }
+            assert_ne!(lean.weights(), unclipped.weights(), "{name}");
+        }
+    }
+}
+
+/// What somebody else holds, as a record or a copy of the model, is copied and keeps its numbers.
+#[test]
+fn what_is_shared_keeps_its_numbers() {
+    turn::take::<Inner>();
+    let shape = [60, 130];
+    let config = AdamWConfig::new();
+    let mut alone = Run::<_, Inner, 2>::new(config.in_one_pass(), shape);
+    let mut run = alone.clone();
+    run.weight = Some(noise(99, shape, &Default::default()));
+    let mut held = Vec::new();
+    for step in 0..4 {
+        alone.step(step, gradient(step, shape));
+        let grad: Tensor<Inner, 2> = gradient(step, shape);
+        held.push((run.clone(), run.weights(), grad.clone()));
+        run.step(step, grad);
+        assert_eq!(run.weights(), alone.weights(), "step {step}");
+    }
+    for (step, (mut held, weights, grad)) in (0..).zip(held) {
+        assert_eq!(held.weights(), weights, "step {step}");
+        let same: Tensor<Inner, 2> = gradient(step, shape);
+        assert_eq!(numbers(grad.clone()), numbers(same));
+        // Its states are those of its time as well.
+        held.step(step, grad);
+        let mut again = Run::<_, Inner, 2>::new(config.in_one_pass(), shape);
+        (0..=step).for_each(|step| again.step(step, gradient(step, shape)));
+        assert_eq!(held.weights(), again.weights(), "step {step}");
+    }
+    // The same tensor as weight and as gradient.
+    let weight: Tensor<Inner, 2> = noise(99, shape, &Default::default());
+    let (twice, _) = config
+        .in_one_pass()
+        .step(RATE, weight.clone(), weight, None);
+    let weight = || noise::<Inner, 2>(99, shape, &Default::default());
+    let (once, _) = config.in_one_pass().step(RATE, weight(), weight(), None);
+    assert_eq!(numbers(twice), numbers(once));
+}
+
+/// Types that the pass does not do are stepped by Burn's operations.
+#[test]
+fn other_formats_are_declined() {
+    let has_pass = |weight, state| {
+        <Inner as LeanBackend>::has_pass(&Types {
+            weight,
+            grad: weight,
+            states: &[Format::Float(DType::F32), state],
+        })
+    };
+    assert!(has_pass(DType::F32, Format::Float(DType::F32)));
+    assert!(!has_pass(DType::F16, Format::Float(DType::F16)));
+    assert!(!has_pass(DType::F32, Format::Float(DType::BF16)));
+    turn::take::<Inner>();
+    let start = Start::new::<Mlp>(Size::Small);
+    let lean = AdamConfig::new().in_one_pass();
+    let eight_bit = lean.with_8_bit_moments(&start.model::<Mlp, Plain<Inner>>());
+    let mut lean = Run::<_, Inner, 2>::new(eight_bit.clone(), [70, 70]);
+    let mut flex = Run::<_, Flex, 2>::new(eight_bit, [70, 70]);
+    for step in 0..3 {
+        lean.step(step, gradient(step, [70, 70]));
+        flex.step(step, gradient(step, [70, 70]));
+        for (given, expected) in lean.weights().iter().zip(flex.weights()) {
+            // A code may be the next one.
+            assert!((given - expected).abs() < 1e-3, "{given}, not {expected}");
+        }
+    }
+}
+
+/// Plain Burn with one optimizer, release with the other in one pass.
+fn near_with_release<S: Scenario>(
+    plain: impl SimpleOptimizer<Inner> + 'static,
+    lean: impl SimpleOptimizer<Inner> + 'static,
+) {
+    type P = Plain<Inner>;
+    type R = Release<Inner>;
+    turn::take::<Inner>();
+    let start = Start::new::<S>(Size::Small);
+    let mut plain: OptimizerAdaptor<_, S::Model<P>, P> = OptimizerAdaptor::from(plain);
+    let lean: OptimizerAdaptor<_, S::Model<R>, R> = OptimizerAdaptor::from(lean);
+    let mut lean = lean.with_gradient_release();
+    let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
+    let (mut one, mut other) = (start.model::<S, P>(), start.model::<S, R>());
+    for step in 0..STEPS {
+        if step == STEPS / 2 {
+            // Each goes on from the states of the other.
+            let of_plain: Vec<u8> = recorder.record(plain.to_record(), ()).expect("plain data");
+            let of_lean: Vec<u8> = recorder.record(lean.to_record(), ()).expect("plain data");
+            let device = Default::default();
+            plain = plain.load_record(recorder.load(of_lean, &device).expect("Burn's record"));
+            lean = lean.load_record(recorder.load(of_plain, &device).expect("Burn's record"));
+        }
+        let loss = S::loss::<P>(&one, Size::Small, step);
+        one = ordinary_step(RATE, one, &mut plain, loss);
+        other = lean.arm(RATE, other);
+        let loss = S::loss::<R>(&other, Size::Small, step);
+        let grads = GradientsParams::from_grads(loss.backward(), &other);
+        other = lean.step(RATE, other, grads);
+        let wanted = Weights::of::<P, _>(&one);
+        let context = format!("after step {step}");
+        Weights::of::<R, _>(&other).assert_near(&wanted, WITH_RELEASE, context);
+    }
+}
+
+/// Gradients of steps after the first differ too. Beside a hundredth, by which Adam moves a weight in a step.
+const WITH_RELEASE: f32 = 1e-4;
+
+#[test]
+fn with_release_weights_are_plain_burns() {
+    // Where a gradient is rounding alone, Adam would step by its sign.
+    let adamw = AdamWConfig::new().with_epsilon(1e-3);
+    near_with_release::<Mlp>(adamw.build(), adamw.in_one_pass());
+    near_with_release::<Transformer>(adamw.build(), adamw.in_one_pass());
+    near_with_release::<Tied>(adamw.build(), adamw.in_one_pass());
+    let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+    near_with_release::<Transformer>(sgd.build(), sgd.in_one_pass());
+}
