@@ -16,7 +16,7 @@ use burn_cubecl::{
         prelude::{AddressType, Array, CubeDim, SequenceArg},
         tensor_vector_size_parallel,
     },
-    ops::numeric::{empty_device_contiguous_dtype, empty_device_dtype},
+    ops::numeric::{empty_device_contiguous_dtype, empty_device_dtype, zeros_client},
     tensor::CubeTensor,
 };
 
@@ -129,6 +129,9 @@ fn parts<R: CubeRuntime>(
     program: Program,
 ) -> CubeTensor<R> {
     let size = Size::of(states.iter().chain([&grad]));
+    if size.elements == 0 {
+        return zeros_client(grad.client, grad.device, Shape::new([1]), DType::F32);
+    }
     let parts = (size.elements / ADDED_BY_A_UNIT).clamp(1, PARTS);
     let client = grad.client.clone();
     let sums = empty_device_contiguous_dtype(
