@@ -13,8 +13,8 @@ use crate::{
 
 /// A backend that optimizers of this crate run on.
 ///
-/// With the provided methods every step is made of Burn's own operations. Flex steps in one pass over memory. A
-/// backend of your own takes part with an empty implementation:
+/// With the provided methods every step is made of Burn's own operations. Flex, and wgpu and CUDA with and without
+/// fusion, step in one pass over memory. A backend of your own takes part with an empty implementation:
 ///
 /// ```ignore
 /// impl burn_lean_optim::LeanBackend for MyBackend {}

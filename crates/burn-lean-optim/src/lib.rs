@@ -7,7 +7,9 @@
 //! - [Weights in bf16](Bf16Weights), stepped in 32 bits.
 //!
 //! All are `SimpleOptimizer`s of Burn. Those that step element by element are a [`Rule`] each, which runs on single numbers
-//! where the backend steps [in place](LeanBackend), and on Burn's tensors elsewhere.
+//! or becomes a kernel where the backend steps [in place](LeanBackend), and runs on Burn's tensors elsewhere.
+//!
+//! Features: `flex` for the pass on the processor; `cubecl` for the one on wgpu and CUDA, fused or not.
 #![forbid(unsafe_code)]
 
 mod backend;

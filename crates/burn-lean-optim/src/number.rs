@@ -7,7 +7,8 @@ use burn::{
     tensor::{Tensor, backend::Backend},
 };
 
-/// A number of a [`Rule`](crate::Rule): an `f32`, or all elements of a tensor at once.
+/// A number of a [`Rule`](crate::Rule): an `f32`, all elements of a tensor at once, or a number of a kernel that is being
+/// made.
 ///
 /// The operations of an `f32` round as those of Burn's tensors of `f32` do. Scalars are `f64`, as Burn's are
 /// before an operation rounds them.

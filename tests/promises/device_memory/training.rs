@@ -45,7 +45,7 @@ impl Measured {
         &self.steps[SETTLED..]
     }
 
-    fn peak(&self) -> u64 {
+    pub(super) fn peak(&self) -> u64 {
         let peaks = self.settled().iter().map(|step| step.peak);
         peaks.max().expect("there are steps")
     }
@@ -174,11 +174,11 @@ fn mlp() {
 
 /// Parameters that are used element by element, and nothing else.
 #[derive(Module, Debug)]
-struct ScalesModel<B: Backend> {
+pub(super) struct ScalesModel<B: Backend> {
     scales: Vec<Param<Tensor<B, 1>>>,
 }
 
-struct Scales;
+pub(super) struct Scales;
 
 /// Elements of a scale, and how many there are.
 const WIDTH: usize = 1 << 18;

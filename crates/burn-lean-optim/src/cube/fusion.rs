@@ -14,7 +14,7 @@ use burn_fusion::{
     stream::{Operation, OperationStreams},
 };
 
-use super::floats;
+use super::{clipping, floats, program::Clipping};
 use crate::{
     LeanBackend, Rule,
     backend::{Clip, Measure, Operands, States, Stepped, Types},
@@ -73,30 +73,17 @@ impl<B: FusionBackend + LeanBackend> LeanBackend for Fusion<B> {
 /// What operands are apart from their tensors.
 #[derive(Clone, Copy)]
 struct Form<const N: usize> {
-    clip: FormOfClip,
+    clipping: Clipping,
     /// The formats of the states, if there are none yet.
     new: Option<[Format; N]>,
-}
-
-#[derive(Clone, Copy)]
-enum FormOfClip {
-    None,
-    Value(f32),
-    Factor,
 }
 
 impl<const N: usize> Form<N> {
     /// The form, and the tensors in their order.
     fn of<B: Backend>(operands: Operands<B, N>) -> (Self, Vec<FloatTensor<B>>) {
         let mut tensors = vec![operands.weight, operands.grad];
-        let clip = match operands.clip {
-            Clip::None => FormOfClip::None,
-            Clip::Value(threshold) => FormOfClip::Value(threshold),
-            Clip::Factor(factor) => {
-                tensors.push(factor);
-                FormOfClip::Factor
-            }
-        };
+        let (clipping, factor) = clipping(operands.clip);
+        tensors.extend(factor);
         let new = match operands.states {
             States::New(formats) => Some(formats),
             States::Old(states) => {
@@ -104,7 +91,7 @@ impl<const N: usize> Form<N> {
                 None
             }
         };
-        (Self { clip, new }, tensors)
+        (Self { clipping, new }, tensors)
     }
 
     /// The reverse, on another backend.
@@ -114,10 +101,10 @@ impl<const N: usize> Form<N> {
         Operands {
             weight: next(),
             grad: next(),
-            clip: match self.clip {
-                FormOfClip::None => Clip::None,
-                FormOfClip::Value(threshold) => Clip::Value(threshold),
-                FormOfClip::Factor => Clip::Factor(next()),
+            clip: match self.clipping {
+                Clipping::None => Clip::None,
+                Clipping::Value(threshold) => Clip::Value(threshold),
+                Clipping::Factor => Clip::Factor(next()),
             },
             states: match self.new {
                 Some(formats) => States::New(formats),

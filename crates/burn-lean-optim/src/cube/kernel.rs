@@ -31,7 +31,7 @@ pub(super) fn step<N: Size>(
             values.push(states.index(place)[ABSOLUTE_POS]);
         }
     }
-    run(&mut values, scalars, comptime!(program.operations.clone()));
+    run(&mut values, scalars, comptime!(program.clone()));
     weight[ABSOLUTE_POS] = *values.index(comptime!(program.results[0]));
     #[unroll]
     for place in 0..states.len() {
@@ -65,7 +65,7 @@ pub(super) fn sum<N: Size>(
         for place in 0..states.len() {
             values.push(states.index(place)[element]);
         }
-        run(&mut values, scalars, comptime!(program.operations.clone()));
+        run(&mut values, scalars, comptime!(program.clone()));
         total += *values.index(comptime!(program.results[0]));
     }
     let mut sum = 0.0;
@@ -81,11 +81,11 @@ pub(super) fn sum<N: Size>(
 fn run<N: Size>(
     values: &mut Sequence<Vector<f32, N>>,
     scalars: &Sequence<f32>,
-    #[comptime] operations: Vec<Operation>,
+    #[comptime] program: Program,
 ) {
     #[unroll]
-    for place in 0..operations.len() {
-        let value = apply::<N>(values, scalars, comptime!(operations[place]));
+    for place in 0..program.operations.len() {
+        let value = apply::<N>(values, scalars, comptime!(program.operations[place]));
         values.push(value);
     }
 }

@@ -233,6 +233,7 @@ fn floats<B: Backend>(state: Moment<B>) -> FloatTensor<B> {
     }
 }
 
+/// The factor is apart, as a tensor among others.
 fn clipping<B: Backend>(clip: Clip<B>) -> (Clipping, Option<FloatTensor<B>>) {
     match clip {
         Clip::None => (Clipping::None, None),

@@ -44,7 +44,7 @@ pub(super) struct Program {
 pub(super) enum Clipping {
     None,
     Value(f32),
-    /// By a factor, which the program takes in after the gradient.
+    /// By a factor, which is a tensor, and which the program takes in after the gradient.
     Factor,
 }
 

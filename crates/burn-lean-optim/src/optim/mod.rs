@@ -50,8 +50,8 @@ pub trait InOnePass {
     /// The same optimizer in one pass over weight, gradient and states, where the backend has such a pass, and
     /// by Burn's operations elsewhere.
     ///
-    /// On Flex it computes Burn's weights and states bit for bit, and its records are Burn's. Clipping of the
-    /// configuration is part of the pass.
+    /// Its records are Burn's. So are, on Flex, its weights and states, bit for bit; on a GPU they are up to rounding.
+    /// Clipping of the configuration is part of the pass.
     ///
     /// ```
     /// use burn::{
