@@ -6,8 +6,8 @@ use std::sync::Arc;
 use burn::backend::Flex;
 use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::{
-    AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, GradientsParams, Optimizer, RmsPropConfig,
-    SgdConfig, momentum::MomentumConfig,
+    AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, GradientsParams, MuonConfig, Optimizer,
+    RmsPropConfig, SgdConfig, momentum::MomentumConfig,
 };
 use burn_data_parallel::{DataParallel, Replicas};
 use burn_gradient_release::{
@@ -16,7 +16,7 @@ use burn_gradient_release::{
 
 use super::reference::{Parts, mean_grads, share};
 use crate::clipping::by_hand::clip_global;
-use crate::harness::models::{Mlp, Recurrent, Scenario, Size, Tied, Transformer, Views};
+use crate::harness::models::{Matrices, Mlp, Recurrent, Scenario, Size, Tied, Transformer, Views};
 use crate::harness::ranks::ranks;
 use crate::harness::run::{RATE, Start};
 use crate::harness::weights::{readable, save};
@@ -148,6 +148,7 @@ fn all_optimizers(parallel: &DataParallel) {
     equals_one_process::<Mlp>(parallel, &AdaGradConfig::new(), Way::Armed);
     equals_one_process::<Mlp>(parallel, &RmsPropConfig::new(), Way::Armed);
     equals_one_process::<Mlp>(parallel, &AdanConfig::new(), Way::Armed);
+    equals_one_process::<Matrices>(parallel, &MuonConfig::new(), Way::Armed);
     // After the mean, not before it.
     let by_norm = AdamConfig::new().with_grad_clipping(Some(GradientClippingConfig::Norm(0.01)));
     equals_one_process::<Mlp>(parallel, &by_norm, Way::Armed);
