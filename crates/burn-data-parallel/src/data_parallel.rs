@@ -317,8 +317,9 @@ impl<B: Backend> GradientReduction<B> for DataParallel {
     }
 
     fn is_owner(&self, param: ParamId) -> bool {
+        // The state of a parameter that is not known is not dropped before `begin` says so.
         let owner = self.parameter(param).map(|parameter| parameter.owner);
-        !self.is_sharded || owner.is_ok_and(|owner| owner == self.replicas.rank())
+        !self.is_sharded || owner.map_or(true, |owner| owner == self.replicas.rank())
     }
 
     fn weight_from_owner(

@@ -31,6 +31,7 @@ mod random;
 mod recompute;
 mod reduction;
 mod slot;
+mod stale_copy;
 mod tape;
 mod tensor;
 mod uses;

@@ -13,7 +13,8 @@ use crate::{
     progress::Progress,
     recompute::{order::Use, trace::Tracer},
     reduction::Flight,
-    slot::{Action, Slot, StaleCopyGuard},
+    slot::{Action, Slot},
+    stale_copy::StaleCopyGuard,
     tape::{self, AdTensor},
     uses::{Owner, Uses},
 };

@@ -2,10 +2,7 @@
 
 use std::{
     mem,
-    sync::{
-        Arc, Mutex, MutexGuard, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, Weak},
 };
 
 use burn::{
@@ -17,6 +14,7 @@ use burn_autodiff::{NodeId, grads::Gradients};
 use crate::{
     progress::Progress,
     reduction::{Flight, Landing},
+    stale_copy::StaleCopyGuard,
     tape::{self, AdTensor},
     uses::{Owner, Uses, When, lock},
 };
@@ -124,29 +122,6 @@ pub(crate) enum Claim {
     Abandoned,
 }
 
-/// Guards copies of a parameter that were taken after its step and before the end of the optimizer's.
-#[derive(Debug)]
-pub(crate) struct StaleCopyGuard {
-    param: ParamId,
-    is_finished: AtomicBool,
-}
-
-impl StaleCopyGuard {
-    /// # Panics
-    ///
-    /// Once the step is finished: in plain Burn the copy would have the weights from before it.
-    pub(crate) fn check(&self) {
-        assert!(
-            !self.is_finished.load(Ordering::Relaxed),
-            "gradient release: parameter {} is read from a copy of the model that was taken after \
-             backward had stepped it and before `step`: without gradient release the copy would \
-             have the weights from before the step; take a copy that is to be kept before backward, \
-             or of the model that `step` returns",
-            self.param
-        );
-    }
-}
-
 impl<B: Backend> Slot<B> {
     /// A slot that waits for the gradient of `leaf`, as long as there is an owner's `presence`.
     pub(crate) fn new(
@@ -163,10 +138,7 @@ impl<B: Backend> Slot<B> {
             shape: leaf.shape(),
             dtype: leaf.dtype(),
             progress,
-            guard: Arc::new(StaleCopyGuard {
-                param,
-                is_finished: AtomicBool::new(false),
-            }),
+            guard: Arc::new(StaleCopyGuard::new(param)),
             flight,
             presence,
             uses,
@@ -297,7 +269,7 @@ impl<B: Backend> Slot<B> {
     pub(crate) fn close(&self) -> FloatTensor<B> {
         let mut state = self.state();
         state.phase = Phase::Closed;
-        self.guard.is_finished.store(true, Ordering::Relaxed);
+        self.guard.finish();
         let leaf = state
             .leaf
             .take()

@@ -270,46 +270,34 @@ impl Train<'_> {
 
     /// Prepares the folder; returns the epoch of the checkpoint to continue from.
     fn begin(&self) -> Result<Option<usize>> {
-        if let Some(parallel) = self.parallel
-            && !self.artifacts.is_of_first_rank()
-        {
-            // The first process cleans up before the others look.
-            parallel.replicas().any("the folder", false)?;
-            let done = match self.resume {
-                true => self.artifacts.resume_point()?,
-                false => None,
-            };
-            return self.agree(done);
+        let is_first = self.artifacts.is_of_first_rank();
+        // The first process cleans up before the others look.
+        if !is_first {
+            self.meet("the folder")?;
         }
-        let done = self.begin_first()?;
-        if let Some(parallel) = self.parallel {
-            parallel.replicas().any("the folder", false)?;
+        let done = match self.resume {
+            true => self.artifacts.resume_point()?,
+            false => None,
+        };
+        if is_first {
+            match (self.resume, done) {
+                (false, _) => self.artifacts.start(self.config)?,
+                (true, Some(epoch)) => eprintln!("going on after epoch {epoch}"),
+                (true, None) => eprintln!("no epoch was finished: beginning with the first"),
+            }
+            self.artifacts.save_settings(self.config)?;
+            self.meet("the folder")?;
         }
-        self.agree(done)
-    }
-
-    /// All processes go on from the same epoch.
-    fn agree(&self, done: Option<usize>) -> Result<Option<usize>> {
-        if let Some(parallel) = self.parallel {
-            let what = format!("the beginning of epoch {}", done.unwrap_or(0) + 1);
-            parallel.replicas().any(&what, false)?;
-        }
+        self.meet(&format!("the beginning of epoch {}", done.unwrap_or(0) + 1))?;
         Ok(done)
     }
 
-    /// The same for the first of several processes, or the only one.
-    fn begin_first(&self) -> Result<Option<usize>> {
-        if !self.resume {
-            self.artifacts.start(self.config)?;
-            return Ok(None);
+    /// Goes on once all processes are there.
+    fn meet(&self, at: &str) -> Result<()> {
+        if let Some(parallel) = self.parallel {
+            parallel.replicas().any(at, false)?;
         }
-        let done = self.artifacts.resume_point()?;
-        self.artifacts.save_settings(self.config)?;
-        match done {
-            Some(epoch) => eprintln!("going on after epoch {epoch}"),
-            None => eprintln!("no epoch was finished: beginning with the first"),
-        }
-        Ok(done)
+        Ok(())
     }
 
     /// The last epoch to train. It is already done if early stopping ended the run there.

@@ -111,7 +111,7 @@ impl<B: Backend, R> GradientReleaseStrategy<B, InOnePass, R> {
     /// this.
     ///
     /// Batches are cloned. Both runs have the same random numbers and running means
-    /// ([`TwoPasses`]); what the first one returns is dropped.
+    /// ([`TwoPasses`](burn_gradient_release::TwoPasses)); what the first one returns is dropped.
     pub fn with_two_passes(self) -> GradientReleaseStrategy<B, InTwoPasses, R> {
         GradientReleaseStrategy {
             device: self.device,

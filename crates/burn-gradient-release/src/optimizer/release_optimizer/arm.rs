@@ -153,6 +153,7 @@ where
         }
         let stepping = self.stepping(&plan);
         let (armed, model) = arming::arm(&stepping, model);
+        self.stepper.drop_foreign_states();
         self.state.arm(armed.replace(before, grads, Some(plan)));
         model
     }
@@ -167,6 +168,7 @@ where
         match arming::arm_by_fork(&self.stepping(&plan), copy, fork) {
             Ok(armed) => {
                 let before = self.state.take_session();
+                self.stepper.drop_foreign_states();
                 self.state.arm(armed.replace(before, grads, Some(plan)));
                 Ok(())
             }
@@ -175,7 +177,6 @@ where
     }
 
     fn stepping(&self, plan: &Arc<StepPlan<B::InnerBackend>>) -> Arc<Stepping<O, B>> {
-        self.stepper.drop_foreign_states();
         Arc::new(Stepping {
             stepper: self.stepper.clone(),
             plan: plan.clone(),

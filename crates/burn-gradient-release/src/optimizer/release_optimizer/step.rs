@@ -50,7 +50,9 @@ where
     /// - [`OnlyMeasured`](ReleaseError::OnlyMeasured): the model is armed to measure;
     /// - [`NotScaled`](ReleaseError::NotScaled): no loss was scaled for a [`LossScaler`](crate::LossScaler);
     /// - [`EmptyGroup`](ReleaseError::EmptyGroup), [`GroupRates`](ReleaseError::GroupRates): as for
-    ///   [`try_arm`](Self::try_arm).
+    ///   [`try_arm`](Self::try_arm);
+    /// - [`Reduction`](ReleaseError::Reduction): the replicas do not agree, where gradients are looked at before any
+    ///   is stepped with.
     pub fn try_step(
         &mut self,
         lr: LearningRate,
