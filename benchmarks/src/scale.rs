@@ -155,6 +155,6 @@ mod tests {
             ..NETWORK
         };
         assert!(free.reduce(4_000_000, 1024) < 2.0 * free.reduce(4_000_000, 2));
-        assert!(NETWORK.reduce(4_000_000, 1024) > 10.0 * NETWORK.reduce(4_000_000, 64));
+        assert!(NETWORK.reduce(4_000_000, 1024) > 5.0 * NETWORK.reduce(4_000_000, 64));
     }
 }
