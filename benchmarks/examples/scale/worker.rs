@@ -117,7 +117,7 @@ pub(crate) fn run(replicas: Replicas, batch_size: usize, steps: usize) -> Result
     let mut measured = Vec::new();
     // The first step makes the states.
     for step in 0..=steps {
-        parallel.replicas().any("the next step", false)?;
+        parallel.replicas().meet("the next step")?;
         let begin = Instant::now();
         model = optim.arm(1e-4, model);
         let loss = <VitConfig as Workload>::loss::<B>(

@@ -26,15 +26,12 @@ use burn_gradient_release::{
 use crate::{
     Replicas,
     error::ReplicaError,
-    gather::gather,
     mean::{Summand, To, mean},
     model,
     replicas::Pending,
+    segments::{broadcast, gather},
     sharding::owners,
 };
-
-/// How many bytes of optimizer states are sent at once.
-const SEGMENT: usize = 64 << 20;
 
 /// Trains replicas of a model data parallel: each replica runs backward over its share of a batch, the mean
 /// of each gradient over all replicas is stepped with, and freed before the next one is complete.
@@ -147,11 +144,10 @@ impl DataParallel {
     ///
     /// If they differ.
     pub fn verify<B: Backend, M: Module<B>>(&self, model: &M) -> Result<(), ReplicaError> {
-        model::verify(&self.replicas, model)?;
+        let known = model::verify(&self.replicas, model)?;
         // Those that are trained first: a frozen one has no state, and may be trained later.
-        let (trained, frozen): (Vec<_>, Vec<_>) = model::parameters(model)
-            .into_iter()
-            .partition(|known| known.is_trained);
+        let (trained, frozen): (Vec<_>, Vec<_>) =
+            known.into_iter().partition(|known| known.is_trained);
         let parameters = [trained, frozen].into_iter().flat_map(|parameters| {
             let sizes: Vec<_> = parameters.iter().map(|known| known.size).collect();
             let owners = owners(&sizes, self.replicas.size());
@@ -270,6 +266,20 @@ impl DataParallel {
     fn step(&self) -> u64 {
         self.steps.load(Ordering::Relaxed) + 1
     }
+
+    fn send<E: Summand + Element>(
+        &self,
+        what: String,
+        data: TensorData,
+        to: To,
+    ) -> Pending<TensorData> {
+        let shape = data.shape.clone();
+        let mut values: Vec<E> = data.into_vec().expect("the type was looked at");
+        self.replicas.begin(what, move |communicator| {
+            mean(communicator, &mut values, to)?;
+            Ok(TensorData::new(values, shape))
+        })
+    }
 }
 
 impl<B: Backend> GradientReduction<B> for DataParallel {
@@ -339,9 +349,7 @@ impl<B: Backend> GradientReduction<B> for DataParallel {
             false => vec![0; shape.num_elements() * dtype.size()],
         };
         let pending = self.replicas.begin(what, move |communicator| {
-            for segment in bytes.chunks_mut(SEGMENT) {
-                communicator.broadcast(parameter.owner, segment)?;
-            }
+            broadcast(communicator, parameter.owner, &mut bytes)?;
             Ok(bytes)
         });
         let data = TensorData::from_bytes_vec(pending.wait()?, shape, dtype);
@@ -353,25 +361,9 @@ impl<B: Backend> GradientReduction<B> for DataParallel {
             "the end of step {} with rate {learning_rate:e}",
             self.step()
         );
-        self.replicas.begin(what, |_| Ok(())).wait()?;
+        self.replicas.meet(&what)?;
         self.steps.fetch_add(1, Ordering::Relaxed);
         Ok(())
-    }
-}
-
-impl DataParallel {
-    fn send<E: Summand + Element>(
-        &self,
-        what: String,
-        data: TensorData,
-        to: To,
-    ) -> Pending<TensorData> {
-        let shape = data.shape.clone();
-        let mut values: Vec<E> = data.into_vec().expect("the type was looked at");
-        self.replicas.begin(what, move |communicator| {
-            mean(communicator, &mut values, to)?;
-            Ok(TensorData::new(values, shape))
-        })
     }
 }
 

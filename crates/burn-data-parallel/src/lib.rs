@@ -13,7 +13,6 @@
 mod communicator;
 mod data_parallel;
 mod error;
-mod gather;
 #[cfg(test)]
 mod local;
 mod mean;
@@ -21,6 +20,7 @@ mod model;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod replicas;
+mod segments;
 mod sharding;
 mod share;
 #[cfg(test)]

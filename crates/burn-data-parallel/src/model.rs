@@ -7,10 +7,10 @@ use burn::{
     tensor::{BasicOps, Bool, DType, Int, Shape, Tensor, TensorData, backend::Backend},
 };
 
-use crate::{Replicas, error::ReplicaError};
+use crate::{Replicas, error::ReplicaError, segments};
 
-/// How many bytes are sent at once.
-const SEGMENT: usize = 64 << 20;
+/// Where replicas are that have no further parameter.
+const END_OF_MODEL: &str = "the end of the model";
 
 /// A float parameter of a model.
 #[derive(Clone, Debug)]
@@ -19,40 +19,6 @@ pub(crate) struct Known {
     pub(crate) path: String,
     pub(crate) size: usize,
     pub(crate) is_trained: bool,
-}
-
-/// The float parameters of a model, in its order.
-pub(crate) fn parameters<B: Backend, M: Module<B>>(model: &M) -> Vec<Known> {
-    struct List {
-        path: Path,
-        known: Vec<Known>,
-    }
-
-    impl<B: Backend> ModuleVisitor<B> for List {
-        fn enter_module(&mut self, name: &str, _container_type: &str) {
-            self.path.enter(name);
-        }
-
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.exit();
-        }
-
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            self.known.push(Known {
-                param: param.id,
-                path: self.path.to_string(),
-                size: param.lazy_shape().num_elements(),
-                is_trained: param.is_require_grad(),
-            });
-        }
-    }
-
-    let mut list = List {
-        path: Path::default(),
-        known: Vec::new(),
-    };
-    model.visit(&mut list);
-    list.known
 }
 
 /// The model of the first replica, with its ids.
@@ -68,7 +34,7 @@ pub(crate) fn broadcast<B: Backend, M: Module<B>>(
     let model = model.map(&mut receive);
     match receive.error {
         Some(error) => Err(error),
-        None => end_of_model(replicas).map(|()| model),
+        None => replicas.meet(END_OF_MODEL).map(|()| model),
     }
 }
 
@@ -96,9 +62,7 @@ impl Receive<'_> {
         let pending = self.replicas.begin(what, move |communicator| {
             let mut own = id.val().to_ne_bytes();
             communicator.broadcast(0, &mut own)?;
-            for segment in bytes.chunks_mut(SEGMENT) {
-                communicator.broadcast(0, segment)?;
-            }
+            segments::broadcast(communicator, 0, &mut bytes)?;
             Ok((ParamId::from(u64::from_ne_bytes(own)), bytes))
         });
         match pending.wait() {
@@ -149,26 +113,28 @@ impl<B: Backend> ModuleMapper<B> for Receive<'_> {
     }
 }
 
-/// Compares the models of all replicas.
+/// Compares the models of all replicas. Returns the float parameters, in the order of the model.
 pub(crate) fn verify<B: Backend, M: Module<B>>(
     replicas: &Replicas,
     model: &M,
-) -> Result<(), ReplicaError> {
+) -> Result<Vec<Known>, ReplicaError> {
     let mut compare = Compare {
         replicas,
         path: Path::default(),
+        known: Vec::new(),
         error: None,
     };
     model.visit(&mut compare);
     match compare.error {
         Some(error) => Err(error),
-        None => end_of_model(replicas),
+        None => replicas.meet(END_OF_MODEL).map(|()| compare.known),
     }
 }
 
 struct Compare<'a> {
     replicas: &'a Replicas,
     path: Path,
+    known: Vec<Known>,
     error: Option<ReplicaError>,
 }
 
@@ -186,8 +152,7 @@ impl Compare<'_> {
         data.bytes.hash(&mut hasher);
         let what = name(&self.path, &data.shape, data.dtype);
         let what = format!("{what}, id {id}, digest {:016x}", hasher.finish());
-        let pending = self.replicas.begin(what, |_| Ok(()));
-        self.error = pending.wait().err();
+        self.error = self.replicas.meet(&what).err();
     }
 }
 
@@ -201,6 +166,12 @@ impl<B: Backend> ModuleVisitor<B> for Compare<'_> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        self.known.push(Known {
+            param: param.id,
+            path: self.path.to_string(),
+            size: param.lazy_shape().num_elements(),
+            is_trained: param.is_require_grad(),
+        });
         self.compare(param.id, param.val());
     }
 
@@ -215,12 +186,6 @@ impl<B: Backend> ModuleVisitor<B> for Compare<'_> {
 
 fn name(path: &Path, shape: &Shape, dtype: DType) -> String {
     format!("parameter {path} {:?} {dtype:?}", shape.as_slice())
-}
-
-fn end_of_model(replicas: &Replicas) -> Result<(), ReplicaError> {
-    replicas
-        .begin("the end of the model".into(), |_| Ok(()))
-        .wait()
 }
 
 /// The names of the fields that lead to a parameter.

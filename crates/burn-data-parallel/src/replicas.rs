@@ -122,6 +122,15 @@ impl Replicas {
         self.rank() == 0
     }
 
+    /// Waits until all of the processes are there.
+    ///
+    /// # Errors
+    ///
+    /// If a process does something else, as its `what` says.
+    pub fn meet(&self, what: &str) -> Result<(), ReplicaError> {
+        self.begin(what.into(), |_| Ok(())).wait()
+    }
+
     /// Whether any of the processes says so.
     ///
     /// # Errors

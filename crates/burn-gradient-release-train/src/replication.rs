@@ -41,35 +41,26 @@ pub trait GatherOutput: Sized {
     fn gather(self, parallel: &DataParallel) -> Result<Self, ReplicaError>;
 }
 
-impl<B: Backend> GatherOutput for ClassificationOutput<B> {
-    fn gather(self, parallel: &DataParallel) -> Result<Self, ReplicaError> {
-        Ok(Self {
-            loss: mean(parallel, self.loss)?,
-            output: parallel.gather("the outputs of a batch", self.output)?,
-            targets: parallel.gather("the targets of a batch", self.targets)?,
-        })
-    }
+/// For outputs of a loss, an output and its targets.
+macro_rules! gather_output {
+    ($($output:ident),*) => {$(
+        impl<B: Backend> GatherOutput for $output<B> {
+            fn gather(self, parallel: &DataParallel) -> Result<Self, ReplicaError> {
+                Ok(Self {
+                    loss: mean(parallel, self.loss)?,
+                    output: parallel.gather("the outputs of a batch", self.output)?,
+                    targets: parallel.gather("the targets of a batch", self.targets)?,
+                })
+            }
+        }
+    )*};
 }
 
-impl<B: Backend> GatherOutput for MultiLabelClassificationOutput<B> {
-    fn gather(self, parallel: &DataParallel) -> Result<Self, ReplicaError> {
-        Ok(Self {
-            loss: mean(parallel, self.loss)?,
-            output: parallel.gather("the outputs of a batch", self.output)?,
-            targets: parallel.gather("the targets of a batch", self.targets)?,
-        })
-    }
-}
-
-impl<B: Backend> GatherOutput for RegressionOutput<B> {
-    fn gather(self, parallel: &DataParallel) -> Result<Self, ReplicaError> {
-        Ok(Self {
-            loss: mean(parallel, self.loss)?,
-            output: parallel.gather("the outputs of a batch", self.output)?,
-            targets: parallel.gather("the targets of a batch", self.targets)?,
-        })
-    }
-}
+gather_output!(
+    ClassificationOutput,
+    MultiLabelClassificationOutput,
+    RegressionOutput
+);
 
 /// As the gradients: each replica counts the same.
 fn mean<B: Backend>(

@@ -295,7 +295,7 @@ impl Train<'_> {
     /// Goes on once all processes are there.
     fn meet(&self, at: &str) -> Result<()> {
         if let Some(parallel) = self.parallel {
-            parallel.replicas().any(at, false)?;
+            parallel.replicas().meet(at)?;
         }
         Ok(())
     }

@@ -33,17 +33,20 @@ struct Pair<B: Backend> {
     other: Linear<B>,
 }
 
+fn pair() -> Pair<R> {
+    let linear = || LinearConfig::new(4, 4).init(&Default::default());
+    Pair {
+        one: linear(),
+        other: linear(),
+    }
+}
+
 /// Trains; `used` says which layers, by rank and step.
 fn train(replicas: Replicas, used: fn(usize, u64) -> [bool; 2], at_step: fn(usize, u64)) {
     let rank = replicas.rank();
     let parallel = DataParallel::new(replicas);
     let device = Default::default();
-    let linear = || LinearConfig::new(4, 4).init::<R>(&device);
-    let pair = Pair {
-        one: linear(),
-        other: linear(),
-    };
-    let mut model = parallel.broadcast(pair).unwrap();
+    let mut model = parallel.broadcast(pair()).unwrap();
     let optim = AdamConfig::new().init().with_gradient_release();
     let mut optim = optim.with_reduction(Arc::new(parallel));
     for step in 0..50 {
@@ -245,13 +248,7 @@ fn leaving_early_is_named() {
     let said = fails_in_time("mpi::failure::leaving_early_is_named", |replicas| {
         if replicas.rank() == 1 {
             let parallel = DataParallel::new(replicas);
-            let device = Default::default();
-            let linear = || LinearConfig::new(4, 4).init::<R>(&device);
-            let pair = Pair {
-                one: linear(),
-                other: linear(),
-            };
-            parallel.broadcast(pair).unwrap();
+            parallel.broadcast(pair()).unwrap();
             return;
         }
         train(replicas, |_, _| [true; 2], |_, _| {});

@@ -80,7 +80,7 @@ fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
         );
         check_shares(parallel, data.train.len(), config.batch_size)?;
         // Not before all of them have looked at the folder.
-        parallel.replicas().any("the beginning", false)?;
+        parallel.replicas().meet("the beginning")?;
     }
     if args.memory_timeline.is_some() {
         backend::can_record(&config.engine)?;

@@ -1,9 +1,19 @@
-//! Bytes of any length, brought to the first process.
+//! Bytes of any length, in segments that MPI can count.
 
 use crate::communicator::{CommunicationError, Communicator};
 
 /// How many bytes are sent at once.
 const SEGMENT: usize = 64 << 20;
+
+/// The bytes of the process `root` in the place of those of the others.
+pub(crate) fn broadcast(
+    communicator: &dyn Communicator,
+    root: usize,
+    bytes: &mut [u8],
+) -> Result<(), CommunicationError> {
+    let mut segments = bytes.chunks_mut(SEGMENT);
+    segments.try_for_each(|segment| communicator.broadcast(root, segment))
+}
 
 /// The bytes of each process, at the first one.
 pub(crate) fn gather(
