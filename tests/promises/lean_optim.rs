@@ -10,8 +10,11 @@ use burn::optim::{
 };
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::Tensor;
-use burn_gradient_release::{Recompute, ReleaseOptimizer, WithGradientRelease};
-use burn_lean_optim::{AdafactorConfig, EightBitMoments, InOnePass, Lean, StableAdamWConfig};
+use burn_gradient_release::{Recompute, ReleaseAccumulator, ReleaseOptimizer, WithGradientRelease};
+use burn_lean_optim::{
+    AccumulateInMoments, AdafactorConfig, EightBitMoments, InOnePass, Lean, LionConfig,
+    MomentDecay, StableAdamWConfig,
+};
 
 use crate::ALLOCATIONS;
 use crate::harness::memory::{alone, parameter_bytes};
@@ -134,6 +137,99 @@ fn checkpoints_pass_between_burns_optimizer_and_the_one_in_one_pass() {
         let wanted = Weights::of::<P, _>(&model);
         Weights::of::<P, _>(&mixed).assert_same(&wanted, format!("after step {step}"));
     }
+}
+
+#[test]
+fn accumulation_in_the_moments_is_the_same_with_and_without_release() {
+    fn same_accumulating<S: Scenario>(recompute: Recompute) {
+        let adamw = || AdamWConfig::new().with_weight_decay(0.1).in_one_pass();
+        let sgd = SgdConfig::new()
+            .with_momentum(Some(MomentumConfig::new().with_dampening(0.0)))
+            .in_one_pass();
+        let each_step = adamw().accumulating(4, MomentDecay::EachStep).unwrap();
+        same::<S>(each_step.clone(), each_step, None, recompute);
+        let each = adamw().accumulating(3, MomentDecay::EachMicroBatch);
+        let each = each.unwrap();
+        same::<S>(each.clone(), each, None, recompute);
+        let sgd = sgd.accumulating(4, MomentDecay::EachStep).unwrap();
+        same::<S>(sgd.clone(), sgd, None, recompute);
+        let lion = LionConfig::new().build();
+        let lion = lion.accumulating(4, MomentDecay::EachMicroBatch).unwrap();
+        same::<S>(lion.clone(), lion, None, recompute);
+    }
+    same_accumulating::<Transformer>(Recompute::Automatic);
+    same_accumulating::<Tied>(Recompute::None);
+    same_accumulating::<Recurrent>(Recompute::None);
+}
+
+const MICRO_BATCHES: u64 = 4;
+
+/// The peak of a step's micro-batches, the moments of an earlier step being there, and the weights after it.
+fn peak_of_micro_batches(
+    start: &Start,
+    mut run: impl FnMut(<Mlp as Scenario>::Model<R>, u64) -> <Mlp as Scenario>::Model<R>,
+) -> (usize, Weights) {
+    let floor = ALLOCATIONS.current_usage();
+    let mut model = start.model::<Mlp, R>();
+    for micro_batch in 0..MICRO_BATCHES {
+        model = run(model, micro_batch);
+    }
+    ALLOCATIONS.reset_peak_usage();
+    for micro_batch in MICRO_BATCHES..2 * MICRO_BATCHES {
+        model = run(model, micro_batch);
+    }
+    let peak = ALLOCATIONS.peak_usage() - floor;
+    (peak, Weights::of::<R, _>(&model))
+}
+
+#[test]
+fn accumulation_in_the_moments_needs_no_sum_of_gradients() {
+    alone(
+        "lean_optim::accumulation_in_the_moments_needs_no_sum_of_gradients",
+        || {
+            let start = Start::new::<Mlp>(Size::Large);
+            let (parameters, _) = parameter_bytes::<P, _>(&start.model::<Mlp, P>());
+            let adamw = || AdamWConfig::new().in_one_pass();
+            let mut optim = adamw().init::<R, _>().with_gradient_release();
+            let (alone, _) = peak_of_micro_batches(&start, |model, step| {
+                released_step::<Mlp, _>(&mut optim, model, Size::Large, step)
+            });
+            let adama = adamw().accumulating(4, MomentDecay::EachStep).unwrap();
+            let mut optim = adama.clone().init::<R, _>().with_gradient_release();
+            let (in_moments, found) = peak_of_micro_batches(&start, |model, step| {
+                released_step::<Mlp, _>(&mut optim, model, Size::Large, step)
+            });
+            let mut optim = adamw().init::<R, _>().with_gradient_release();
+            let mut sums = ReleaseAccumulator::new();
+            let (in_sums, _) = peak_of_micro_batches(&start, |model, step| {
+                let is_last = (step + 1) % MICRO_BATCHES == 0;
+                let model = match is_last {
+                    true => optim.arm_accumulated(RATE, model, sums.grads()),
+                    false => sums.arm(model),
+                };
+                let loss = Mlp::loss::<R>(&model, Size::Large, step);
+                let grads = GradientsParams::from_grads(loss.backward(), &model);
+                if is_last {
+                    return optim.step(RATE, model, grads);
+                }
+                sums.accumulate(&model, grads);
+                model
+            });
+            println!(
+                "alone {alone}, in the moments {in_moments}, in sums {in_sums}, G {parameters}"
+            );
+            assert!(in_moments < alone + SLACK);
+            assert!(in_sums > in_moments + parameters - SLACK);
+
+            let mut plain = adama.init::<P, _>();
+            let mut model = start.model::<Mlp, P>();
+            for micro_batch in 0..2 * MICRO_BATCHES {
+                let loss = Mlp::loss::<P>(&model, Size::Large, micro_batch);
+                model = ordinary_step(RATE, model, &mut plain, loss);
+            }
+            found.assert_same(&Weights::of::<P, _>(&model), "after two steps");
+        },
+    );
 }
 
 /// Bytes of weights and states after three steps with gradient release.

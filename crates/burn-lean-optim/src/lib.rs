@@ -4,6 +4,7 @@
 //! - Optimizers that Burn 0.21 lacks: [`StableAdamW`], [`Lion`], [`RAdam`], [`Adafactor`] (and [AdaLomo](AdaLomoConfig)),
 //!   [`Came`].
 //! - [Moments in 8 bits](EightBitMoments) or [in bf16](Lean::with_bf16_moments).
+//! - [Accumulation in the moments](AccumulateInMoments), without a sum of gradients.
 //! - [Weights in bf16](Bf16Weights), stepped in 32 bits.
 //!
 //! All are `SimpleOptimizer`s of Burn. Those that step element by element are a [`Rule`] each, which runs on single numbers
@@ -12,6 +13,7 @@
 //! Features: `flex` for the pass on the processor; `cubecl` for the one on wgpu and CUDA, fused or not.
 #![forbid(unsafe_code)]
 
+mod accumulation;
 mod backend;
 mod bf16;
 #[cfg(feature = "cubecl")]
@@ -27,6 +29,9 @@ mod optim;
 mod pass;
 mod rule;
 
+pub use accumulation::{
+    AccumulateInMoments, AccumulatingInMoments, AccumulatingState, CannotAccumulate, MomentDecay,
+};
 pub use backend::{
     Clip, LeanBackend, Measure, Operands, RoundStochastically, States, Stepped, Types,
 };

@@ -24,6 +24,37 @@ pub struct Settings {
     pub(crate) moments: Moments,
     /// Parameters of these shapes keep moments of 32 bits.
     pub(crate) kept: Arc<[Shape]>,
+    pub(crate) part: Part,
+}
+
+/// The part of an optimizer step that a gradient is: all of it, unless gradients of micro-batches go into the moments.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    /// Whether moments decay, and a step is counted.
+    pub(crate) decays: bool,
+    /// Whether the weight moves.
+    pub(crate) moves: bool,
+}
+
+impl Default for Part {
+    fn default() -> Self {
+        Self {
+            decays: true,
+            moves: true,
+        }
+    }
+}
+
+impl Part {
+    /// The number of this step, of how many there were.
+    pub(crate) fn time(self, steps: usize) -> usize {
+        steps + usize::from(self.decays || steps == 0)
+    }
+
+    /// What a moment keeps of itself.
+    pub(crate) fn kept<F: From<u8>>(self, beta: F) -> F {
+        if self.decays { beta } else { F::from(1) }
+    }
 }
 
 impl fmt::Debug for Settings {
@@ -85,8 +116,20 @@ impl Settings {
         states: Option<[Moment<B>; N]>,
     ) -> (Tensor<B, D>, [Moment<B>; N]) {
         let operands = self.operands(kinds, weight, grad, states);
-        let stepped = apply::<_, _, _, D>(rule, operands);
+        let stepped = self.apply::<_, _, _, D>(rule, operands);
         (from_float(stepped.weight), stepped.states)
+    }
+
+    /// Steps in place, or with whole tensors where the backend declines; the weight only if this part of the step moves it.
+    pub(crate) fn apply<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
+        &self,
+        rule: &R,
+        operands: Operands<B, N>,
+    ) -> Stepped<B, N> {
+        match self.part.moves {
+            true => apply::<_, _, _, D>(rule, operands),
+            false => apply::<_, _, _, D>(&MomentsAlone(*rule), operands),
+        }
     }
 
     /// The operands of a step, with the states in the formats that these settings say.
@@ -137,8 +180,25 @@ impl Settings {
     }
 }
 
-/// Steps in place, or with whole tensors where the backend declines.
-pub(crate) fn apply<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
+/// A rule that leaves the weight as it is.
+#[derive(Clone, Copy)]
+struct MomentsAlone<R>(R);
+
+impl<R: Rule<N>, const N: usize> Rule<N> for MomentsAlone<R> {
+    #[inline(always)]
+    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; N]) {
+        let (_, states) = self.0.first(weight.clone(), grad);
+        (weight, states)
+    }
+
+    #[inline(always)]
+    fn next<T: Number>(&self, weight: T, grad: T, states: [T; N]) -> (T, [T; N]) {
+        let (_, states) = self.0.next(weight.clone(), grad, states);
+        (weight, states)
+    }
+}
+
+fn apply<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
     rule: &R,
     operands: Operands<B, N>,
 ) -> Stepped<B, N> {

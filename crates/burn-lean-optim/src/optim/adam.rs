@@ -79,12 +79,16 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Adam {
         state: Option<AdamState<B>>,
     ) -> (Tensor<B, D>, Option<AdamState<B>>) {
         let momentum = state.map(|state| state.momentum);
-        let (averages, [correction_1, correction_2]) =
-            Averages::as_burn(self.beta_1, self.beta_2, momentum.as_ref());
+        let (averages, [correction_1, correction_2]) = Averages::as_burn(
+            self.beta_1,
+            self.beta_2,
+            self.settings.part,
+            momentum.as_ref(),
+        );
         let root = correction_2.sqrt();
         let update = AdamUpdate {
             lr,
-            decay: self.weight_decay,
+            decay: self.weight_decay.in_part(self.settings.part),
             factor: (root / correction_1).into(),
             epsilon: (self.epsilon * root).into(),
         };

@@ -102,8 +102,12 @@ impl<B: LeanBackend> SimpleOptimizer<B> for AdamW {
         state: Option<AdamWState<B>>,
     ) -> (Tensor<B, D>, Option<AdamWState<B>>) {
         let momentum = state.map(|state| state.momentum);
-        let (averages, [correction_1, correction_2]) =
-            Averages::as_burn(self.beta_1, self.beta_2, momentum.as_ref());
+        let (averages, [correction_1, correction_2]) = Averages::as_burn(
+            self.beta_1,
+            self.beta_2,
+            self.settings.part,
+            momentum.as_ref(),
+        );
         let decay_rate = self.decay_rate(lr);
         let moved = Moved {
             lr,

@@ -8,7 +8,7 @@ use burn::{
 use crate::{
     LeanBackend, Number, Rule,
     moment::Moment,
-    pass::{Kind, Settings},
+    pass::{Kind, Part, Settings},
 };
 
 /// Moments of an optimizer, saved as Burn saves them.
@@ -97,13 +97,14 @@ impl Averages {
     pub(super) fn as_burn<B: Backend>(
         beta_1: f32,
         beta_2: f32,
+        part: Part,
         state: Option<&AdaptiveMomentumState<B>>,
     ) -> (Self, [f32; 2]) {
-        let time = state.map_or(0, |state| state.time) + 1;
+        let time = part.time(state.map_or(0, |state| state.time));
         let factors = Factors {
-            beta_1: beta_1.into(),
+            beta_1: part.kept(beta_1).into(),
             rest_1: (1.0 - beta_1).into(),
-            beta_2: beta_2.into(),
+            beta_2: part.kept(beta_2).into(),
             rest_2: (1.0 - beta_2).into(),
         };
         let corrections = [beta_1, beta_2].map(|beta| 1.0 - beta.powi(time as i32));

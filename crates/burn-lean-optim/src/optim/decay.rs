@@ -2,7 +2,7 @@
 
 use burn::optim::decay::WeightDecayConfig;
 
-use crate::Number;
+use crate::{Number, pass::Part};
 
 /// The coupled kind of weight decay, if any: a part of the weight is added to the gradient.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +15,11 @@ impl CoupledDecay {
             Some(penalty) => weight.clone().mul_scalar(penalty) + grad,
             None => grad,
         }
+    }
+
+    /// Once in a step: with its last gradient.
+    pub(super) fn in_part(self, part: Part) -> Self {
+        Self(self.0.filter(|_| part.moves))
     }
 }
 

@@ -83,8 +83,13 @@ impl<B: LeanBackend> SimpleOptimizer<B> for RAdam {
         state: Option<RAdamState<B>>,
     ) -> (Tensor<B, D>, Option<RAdamState<B>>) {
         let momentum = state.map(|state| state.momentum);
-        let time = momentum.as_ref().map_or(0, |momentum| momentum.time) + 1;
-        let factors = Factors::new(self.beta_1, self.beta_2);
+        let part = self.settings.part;
+        let time = part.time(momentum.as_ref().map_or(0, |momentum| momentum.time));
+        let factors = Factors {
+            beta_1: part.kept(self.beta_1),
+            beta_2: part.kept(self.beta_2),
+            ..Factors::new(self.beta_1, self.beta_2)
+        };
         let update = Rectified {
             step: lr / (1.0 - self.beta_1.powi(time as i32)),
             decay: 1.0 - lr * self.weight_decay,

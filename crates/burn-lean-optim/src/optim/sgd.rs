@@ -47,6 +47,12 @@ impl InOnePass for SgdConfig {
     }
 }
 
+impl Sgd {
+    pub(crate) fn momentum(&self) -> Option<&MomentumConfig> {
+        self.momentum.as_ref()
+    }
+}
+
 impl Lean for Sgd {
     fn settings_mut(&mut self) -> &mut Settings {
         &mut self.settings
@@ -79,7 +85,7 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Sgd {
         grad: Tensor<B, D>,
         state: Option<SgdState<B>>,
     ) -> (Tensor<B, D>, Option<SgdState<B>>) {
-        let decay = self.weight_decay;
+        let decay = self.weight_decay.in_part(self.settings.part);
         let momentum = state.and_then(|state| state.momentum);
         let Some(config) = &self.momentum else {
             let rule = Descent { lr, decay };
@@ -89,7 +95,10 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Sgd {
         let rule = WithMomentum {
             descent: Descent { lr, decay },
             // Burn rounds it to the element's type, and `1 - dampening` not.
-            momentum: config.momentum.elem::<B::FloatElem>().elem(),
+            momentum: self
+                .settings
+                .part
+                .kept(config.momentum.elem::<B::FloatElem>().elem()),
             rest: 1.0 - config.dampening,
             nesterov: config.nesterov,
         };

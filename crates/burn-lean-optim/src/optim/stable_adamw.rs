@@ -14,9 +14,9 @@ use super::{
 };
 use crate::{
     EightBitMoments, LeanBackend, Number,
-    backend::Measure,
+    backend::{Measure, Operands},
     moment::{Moment, from_float},
-    pass::{Kind, Settings, apply, mean},
+    pass::{Kind, Settings, mean},
 };
 
 /// Configuration of [`StableAdamW`].
@@ -73,6 +73,27 @@ impl Lean for StableAdamW {
 
 impl EightBitMoments for StableAdamW {}
 
+impl StableAdamW {
+    /// The rate, divided by how much larger than expected the gradient is.
+    fn stable_rate<B: LeanBackend, const D: usize>(
+        &self,
+        lr: LearningRate,
+        factors: Factors,
+        operands: &Operands<B, 2>,
+    ) -> LearningRate {
+        let surprise = Surprise {
+            factors,
+            least: self.epsilon * self.epsilon,
+        };
+        let root_mean_square = f64::from(mean::<_, _, _, D>(&surprise, operands)).sqrt();
+        // As `f64::max` would, but for what is not a number.
+        match root_mean_square <= 1.0 {
+            true => lr,
+            false => lr / root_mean_square,
+        }
+    }
+}
+
 /// State of [`StableAdamW`].
 #[derive(Record, Clone, Debug)]
 pub struct StableAdamWState<B: Backend> {
@@ -107,23 +128,18 @@ impl<B: LeanBackend> SimpleOptimizer<B> for StableAdamW {
         let kinds = [Kind::Signed, Kind::Positive];
         let operands = self.settings.operands(kinds, tensor, grad, states);
 
-        let surprise = Surprise {
-            factors,
-            least: epsilon * epsilon,
-        };
-        let root_mean_square = f64::from(mean::<_, _, _, D>(&surprise, &operands)).sqrt();
-        // As `f64::max` would, but for what is not a number.
-        let lr = if root_mean_square <= 1.0 {
-            lr
-        } else {
-            lr / root_mean_square
+        let lr = match self.settings.part.moves {
+            true => self.stable_rate::<_, D>(lr, factors, &operands),
+            false => lr,
         };
         let update = Decayed {
             lr,
             decay: 1.0 - lr * self.weight_decay,
             epsilon,
         };
-        let stepped = apply::<_, _, _, D>(&WithMoments { factors, update }, operands);
+        let stepped = self
+            .settings
+            .apply::<_, _, _, D>(&WithMoments { factors, update }, operands);
         let [moment_1, moment_2] = stepped.states;
         let state = StableAdamWState {
             time,

@@ -1,5 +1,6 @@
 //! What the optimizers of `burn-lean-optim` promise.
 
+mod accumulation;
 mod arithmetic;
 mod bf16;
 mod eight_bit;

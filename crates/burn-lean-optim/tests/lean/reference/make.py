@@ -39,6 +39,67 @@ OPTIMIZERS = {
     "came": lambda w: pytorch_optimizer.CAME(w, lr=0.01, weight_decay=0.1, weight_decouple=True, foreach=False),
 }
 
+MICRO_BATCHES = 3
+
+
+class AdamA:
+    """AdamW by the rule of AdamA, from its paper (arXiv 2305.19982, algorithm 2), with a decoupled weight decay."""
+
+    gradients = 0
+
+    def __init__(self, weights, lr, betas, eps, weight_decay):
+        self.weights, self.lr, self.betas, self.eps, self.weight_decay = weights, lr, betas, eps, weight_decay
+        self.moments = [(torch.zeros_like(weight), torch.zeros_like(weight)) for weight in weights]
+
+    @torch.no_grad()
+    def step(self):
+        is_first = self.gradients % MICRO_BATCHES == 0
+        self.gradients += 1
+        for weight, (first, second) in zip(self.weights, self.moments):
+            for moment, beta, term in zip((first, second), self.betas, (weight.grad, weight.grad**2)):
+                if is_first:
+                    moment *= beta
+                moment += (1 - beta) * term
+            if self.gradients % MICRO_BATCHES == 0:
+                time = self.gradients // MICRO_BATCHES
+                first, second = (moment / (1 - beta**time) for moment, beta in zip((first, second), self.betas))
+                weight *= 1 - self.lr * self.weight_decay
+                weight -= self.lr * first / (second.sqrt() + self.eps)
+
+
+class OptimizerAccumulation:
+    """An optimizer of optimi that puts the gradients of micro-batches into its moments."""
+
+    gradients = 0
+
+    def __init__(self, kind, weights, **options):
+        self.weights = weights
+        self.optimizer = kind(weights, foreach=False, triton=False, gradient_release=True, **options)
+
+    def step(self):
+        self.gradients += 1
+        self.optimizer.optimizer_accumulation = self.gradients % MICRO_BATCHES != 0
+        for weight in self.weights:
+            self.optimizer.step(param=weight)
+
+
+OPTIMIZERS |= {
+    "adama": lambda w: AdamA(w, lr=0.01, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.1),
+    "accumulating_adam": lambda w: OptimizerAccumulation(
+        optimi.Adam, w, lr=0.01, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.1
+    ),
+    "accumulating_adamw": lambda w: OptimizerAccumulation(
+        optimi.AdamW, w, lr=0.01, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.1
+    ),
+    "accumulating_stable_adamw": lambda w: OptimizerAccumulation(
+        optimi.StableAdamW, w, lr=0.01, weight_decay=0.1
+    ),
+    "accumulating_lion": lambda w: OptimizerAccumulation(
+        optimi.Lion, w, lr=0.01, betas=(0.9, 0.99), weight_decay=0.1
+    ),
+    "accumulating_sgd": lambda w: OptimizerAccumulation(optimi.SGD, w, lr=0.01, momentum=0.9),
+}
+
 lines = []
 for name, make in OPTIMIZERS.items():
     weights = [pattern(seed, shape).requires_grad_() for seed, shape in enumerate(SHAPES)]

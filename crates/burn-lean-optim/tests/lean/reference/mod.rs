@@ -2,11 +2,15 @@
 
 use burn::{
     backend::{Flex, NdArray},
-    optim::{AdamWConfig, LearningRate, SimpleOptimizer},
+    optim::{
+        AdamConfig, AdamWConfig, LearningRate, SgdConfig, SimpleOptimizer,
+        decay::WeightDecayConfig, momentum::MomentumConfig,
+    },
     tensor::{Tensor, TensorData, backend::Backend},
 };
 use burn_lean_optim::{
-    AdafactorConfig, CameConfig, InOnePass, LionConfig, RAdamConfig, StableAdamWConfig,
+    AccumulateInMoments, AdafactorConfig, AdamW, CameConfig, InOnePass, LionConfig, MomentDecay,
+    RAdamConfig, StableAdamWConfig,
 };
 
 use crate::harness::Run;
@@ -14,6 +18,8 @@ use crate::harness::Run;
 const WEIGHTS: &str = include_str!("weights.csv");
 
 const STEPS: usize = 30;
+
+const MICRO_BATCHES: usize = 3;
 
 const LR: LearningRate = 0.01;
 
@@ -86,4 +92,36 @@ tests! {
         .with_beta_1(Some(0.9))
         .build(),
     came: CameConfig::new().with_weight_decay(0.1).build(),
+    adama: adamw().accumulating(MICRO_BATCHES, MomentDecay::EachStep).unwrap(),
+    accumulating_adam: AdamConfig::new()
+        .with_beta_2(0.99)
+        .with_epsilon(1e-6)
+        .with_weight_decay(Some(WeightDecayConfig::new(0.1)))
+        .in_one_pass()
+        .accumulating(MICRO_BATCHES, MomentDecay::EachMicroBatch)
+        .unwrap(),
+    accumulating_adamw: adamw().accumulating(MICRO_BATCHES, MomentDecay::EachMicroBatch).unwrap(),
+    accumulating_stable_adamw: StableAdamWConfig::new()
+        .with_weight_decay(0.1)
+        .build()
+        .accumulating(MICRO_BATCHES, MomentDecay::EachMicroBatch)
+        .unwrap(),
+    accumulating_lion: LionConfig::new()
+        .with_weight_decay(0.1)
+        .build()
+        .accumulating(MICRO_BATCHES, MomentDecay::EachMicroBatch)
+        .unwrap(),
+    accumulating_sgd: SgdConfig::new()
+        .with_momentum(Some(MomentumConfig::new().with_dampening(0.0)))
+        .in_one_pass()
+        .accumulating(MICRO_BATCHES, MomentDecay::EachMicroBatch)
+        .unwrap(),
+}
+
+fn adamw() -> AdamW {
+    AdamWConfig::new()
+        .with_beta_2(0.99)
+        .with_epsilon(1e-6)
+        .with_weight_decay(0.1)
+        .in_one_pass()
 }

@@ -1,0 +1,258 @@
+//! Gradients of micro-batches that go into the moments, and not into a sum.
+
+use std::num::NonZeroUsize;
+
+use burn::{
+    optim::{LearningRate, SimpleOptimizer},
+    record::{PrecisionSettings, Record},
+    tensor::{Tensor, backend::Backend},
+};
+use thiserror::Error;
+
+use crate::{
+    Lean,
+    optim::{Adam, AdamW, Lion, RAdam, Sgd, StableAdamW},
+    pass::{Part, Settings},
+};
+
+/// An optimizer that puts the gradients of several micro-batches into its moments, and moves a weight with the last of
+/// them; made by [`AccumulateInMoments::accumulating`].
+///
+/// No sum of gradients exists. Each micro-batch is a step of its own for whoever calls the optimizer: with gradient release
+/// `arm` and `step`, in the Learner an iteration without `grads_accumulation`. The rate that counts is that of the last.
+///
+/// A parameter counts the gradients that it gets. One that a micro-batch does not use moves that much later, and loses
+/// nothing. What is counted is part of the record, so that a run may be resumed between micro-batches.
+#[derive(Clone, Debug)]
+pub struct AccumulatingInMoments<O> {
+    optimizer: O,
+    micro_batches: NonZeroUsize,
+    decay: MomentDecay,
+}
+
+/// How often moments decay while gradients are put into them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MomentDecay {
+    /// With each micro-batch, as if each were a step that does not move the weight: what optimi calls optimizer
+    /// accumulation. Moments then remember as many micro-batches as they would remember steps.
+    EachMicroBatch,
+    /// With the first micro-batch of a step: AdamA, Zhang et al. (2023), "Adam Accumulation to Reduce Memory Footprints of
+    /// both Activations and Gradients for Large-scale DNN Training", <https://arxiv.org/abs/2305.19982>.
+    ///
+    /// The first moment, and the velocity of SGD, are those of accumulated gradients but for rounding. The second moment is
+    /// the sum of the squares of the gradients, and not the square of their sum.
+    EachStep,
+}
+
+/// An optimizer whose moments can take in the gradients of micro-batches.
+pub trait AccumulateInMoments: Lean {
+    /// The optimizer that moves a weight with every `micro_batches`-th gradient, and puts those before it into its moments.
+    ///
+    /// As with Burn's accumulator gradients are added and not averaged: divide the loss for a mean. Clipping looks at
+    /// the gradient of each micro-batch. Weight decay acts when the weight moves.
+    ///
+    /// ```
+    /// use burn::{
+    ///     backend::{Autodiff, Flex},
+    ///     nn::{Linear, LinearConfig},
+    ///     optim::{AdamWConfig, GradientsParams, Optimizer},
+    ///     tensor::{Distribution, Tensor},
+    /// };
+    /// use burn_lean_optim::{AccumulateInMoments, InOnePass, Lean, MomentDecay};
+    ///
+    /// type B = Autodiff<Flex>;
+    ///
+    /// let device = Default::default();
+    /// let mut model: Linear<B> = LinearConfig::new(4, 2).init(&device);
+    /// let mut optim = AdamWConfig::new()
+    ///     .in_one_pass()
+    ///     .accumulating(4, MomentDecay::EachStep)?
+    ///     .init();
+    ///
+    /// for _micro_batch in 0..8 {
+    ///     let batch = Tensor::<B, 2>::random([8, 4], Distribution::Default, &device);
+    ///     let loss = model.forward(batch).square().mean().div_scalar(4);
+    ///     let grads = GradientsParams::from_grads(loss.backward(), &model);
+    ///     model = optim.step(1e-3, model, grads); // moves the weights with the fourth and with the eighth
+    /// }
+    /// # let _ = model;
+    /// # Ok::<(), burn_lean_optim::CannotAccumulate>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`NoMicroBatches`](CannotAccumulate::NoMicroBatches): `micro_batches` is zero;
+    /// - [`NoMoment`](CannotAccumulate::NoMoment): there is nothing that gradients could go into;
+    /// - [`StepsWithGradient`](CannotAccumulate::StepsWithGradient): moments are to decay with each step, and the weight
+    ///   does not move by them alone.
+    fn accumulating(
+        self,
+        micro_batches: usize,
+        decay: MomentDecay,
+    ) -> Result<AccumulatingInMoments<Self>, CannotAccumulate> {
+        let micro_batches =
+            NonZeroUsize::new(micro_batches).ok_or(CannotAccumulate::NoMicroBatches)?;
+        self.check_accumulating(decay)?;
+        Ok(AccumulatingInMoments {
+            optimizer: self,
+            micro_batches,
+            decay,
+        })
+    }
+
+    /// Why moments that decay so cannot take in gradients.
+    #[doc(hidden)]
+    fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate>;
+}
+
+/// Why an optimizer cannot put the gradients of micro-batches into its moments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum CannotAccumulate {
+    /// No micro-batch would ever move the weights.
+    #[error("a step of zero micro-batches would never come: accumulate over one or more")]
+    NoMicroBatches,
+    /// The optimizer keeps no moment.
+    #[error(
+        "SGD without momentum has no moment that gradients could go into: give it momentum, or accumulate \
+         gradients, with `ReleaseAccumulator` or Burn's `GradientsAccumulator`"
+    )]
+    NoMoment,
+    /// The step uses the last gradient by itself.
+    #[error(
+        "{optimizer} moves a weight by its last gradient too, so that those of the earlier micro-batches would count for \
+         less: take `MomentDecay::EachMicroBatch`, or accumulate gradients"
+    )]
+    StepsWithGradient {
+        /// Its name.
+        optimizer: &'static str,
+    },
+}
+
+impl AccumulateInMoments for Adam {
+    fn check_accumulating(&self, _decay: MomentDecay) -> Result<(), CannotAccumulate> {
+        Ok(())
+    }
+}
+
+impl AccumulateInMoments for AdamW {
+    fn check_accumulating(&self, _decay: MomentDecay) -> Result<(), CannotAccumulate> {
+        Ok(())
+    }
+}
+
+impl AccumulateInMoments for RAdam {
+    fn check_accumulating(&self, _decay: MomentDecay) -> Result<(), CannotAccumulate> {
+        Ok(())
+    }
+}
+
+impl AccumulateInMoments for Lion {
+    fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
+        steps_with_gradient(decay, "Lion")
+    }
+}
+
+impl AccumulateInMoments for StableAdamW {
+    fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
+        steps_with_gradient(decay, "StableAdamW")
+    }
+}
+
+impl AccumulateInMoments for Sgd {
+    fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
+        match self.momentum() {
+            None => Err(CannotAccumulate::NoMoment),
+            Some(momentum) if momentum.nesterov => steps_with_gradient(decay, "SGD with Nesterov"),
+            Some(momentum) if momentum.dampening != 0.0 => {
+                steps_with_gradient(decay, "SGD with dampening, in its first step,")
+            }
+            Some(_) => Ok(()),
+        }
+    }
+}
+
+fn steps_with_gradient(
+    decay: MomentDecay,
+    optimizer: &'static str,
+) -> Result<(), CannotAccumulate> {
+    match decay {
+        MomentDecay::EachMicroBatch => Ok(()),
+        MomentDecay::EachStep => Err(CannotAccumulate::StepsWithGradient { optimizer }),
+    }
+}
+
+impl<O: Lean> Lean for AccumulatingInMoments<O> {
+    fn settings_mut(&mut self) -> &mut Settings {
+        self.optimizer.settings_mut()
+    }
+}
+
+/// State of [`AccumulatingInMoments`].
+#[derive(Clone, Debug)]
+pub struct AccumulatingState<T> {
+    /// How many gradients of the next step are in the moments.
+    pub gradients: usize,
+    /// State of the optimizer.
+    pub optimizer: Option<T>,
+}
+
+impl<B: Backend, T: Record<B>> Record<B> for AccumulatingState<T> {
+    type Item<S: PrecisionSettings> = (usize, Option<T::Item<S>>);
+
+    fn into_item<S: PrecisionSettings>(self) -> Self::Item<S> {
+        (self.gradients, self.optimizer.map(Record::into_item))
+    }
+
+    fn from_item<S: PrecisionSettings>(
+        (gradients, optimizer): Self::Item<S>,
+        device: &B::Device,
+    ) -> Self {
+        Self {
+            gradients,
+            optimizer: optimizer.map(|optimizer| T::from_item(optimizer, device)),
+        }
+    }
+}
+
+impl<O, B> SimpleOptimizer<B> for AccumulatingInMoments<O>
+where
+    O: SimpleOptimizer<B> + Lean,
+    B: Backend,
+{
+    type State<const D: usize> = AccumulatingState<O::State<D>>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<B, D>,
+        grad: Tensor<B, D>,
+        state: Option<Self::State<D>>,
+    ) -> (Tensor<B, D>, Option<Self::State<D>>) {
+        let (gradients, state) = match state {
+            Some(state) => (state.gradients, state.optimizer),
+            None => (0, None),
+        };
+        // More, if the record is of a run with longer steps.
+        let moves = gradients + 1 >= self.micro_batches.get();
+        let mut optimizer = self.optimizer.clone();
+        optimizer.settings_mut().part = Part {
+            decays: gradients == 0 || self.decay == MomentDecay::EachMicroBatch,
+            moves,
+        };
+        let (tensor, optimizer) = optimizer.step(lr, tensor, grad, state);
+        let gradients = if moves { 0 } else { gradients + 1 };
+        let state = AccumulatingState {
+            gradients,
+            optimizer,
+        };
+        (tensor, Some(state))
+    }
+
+    fn to_device<const D: usize>(state: Self::State<D>, device: &B::Device) -> Self::State<D> {
+        AccumulatingState {
+            optimizer: state.optimizer.map(|state| O::to_device(state, device)),
+            ..state
+        }
+    }
+}
