@@ -1,4 +1,4 @@
-"""Adam and AdamW in PyTorch, with and without gradients released in the backward pass."""
+"""Adam and AdamW in PyTorch, with and without gradients released in the backward pass, and in 8 bits."""
 
 from functools import partial
 
@@ -11,9 +11,9 @@ OPTIMIZERS = {
 }
 
 
-def optimizer_of(package, kind):
+def optimizer_of(package, kind, suffix=""):
     name, defaults = OPTIMIZERS[kind]
-    return partial(getattr(package, name), **defaults)
+    return partial(getattr(package, name + suffix), **defaults)
 
 
 class Plain:
@@ -79,12 +79,22 @@ class Optimi:
         self.optimizer.state.clear()
 
 
+class Torchao8bit(Plain):
+    """torchao's optimizer with moments in 8 bits, in blocks of 256."""
+
+    def __init__(self, model, kind, lr):
+        import torchao.optim
+
+        self.optimizer = optimizer_of(torchao.optim, kind, "8bit")(model.parameters(), lr=lr)
+
+
 MODES = {
     "foreach": partial(Plain, foreach=True),
     "no-foreach": partial(Plain, foreach=False),
     "fused": partial(Plain, fused=True),
     "hook": Hook,
     "optimi": Optimi,
+    "torchao-8bit": Torchao8bit,
     "checkpoint": partial(Plain, foreach=True),
     "hook-checkpoint": Hook,
 }

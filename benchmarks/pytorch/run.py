@@ -8,6 +8,8 @@ import json
 import platform
 import sys
 import time
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch.nn import functional as F
@@ -17,23 +19,25 @@ import models
 import optimizers
 
 
-def versions():
+def version_of(module, package):
+    """None if it is not installed."""
     try:
-        from importlib.metadata import PackageNotFoundError, version
-
-        import optimi  # noqa: F401
-
-        try:
-            optimi_version = version("torch-optimi")
-        except PackageNotFoundError:
-            optimi_version = "of unknown version"
+        import_module(module)
     except ImportError:
-        optimi_version = None
+        return None
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "of unknown version"
+
+
+def versions():
     has_cuda = torch.cuda.is_available()
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "optimi": optimi_version,
+        "optimi": version_of("optimi", "torch-optimi"),
+        "torchao": version_of("torchao.optim", "torchao"),
         "cuda": torch.version.cuda if has_cuda else None,
         "gpu": torch.cuda.get_device_name() if has_cuda else None,
         "threads": torch.get_num_threads(),

@@ -129,7 +129,7 @@ struct SuiteArgs {
         default_value = "foreach,no-foreach,fused,hook,optimi"
     )]
     pytorch: Vec<TorchMode>,
-    /// A Python that has PyTorch and, for optimi, torch-optimi
+    /// A Python that has PyTorch and, for optimi and torchao-8bit, torch-optimi and torchao
     #[arg(long, default_value = "python3")]
     python: PathBuf,
     /// Leave PyTorch out
@@ -178,6 +178,8 @@ Modes that are not in the suite by default:
                   and steps no parameter, while the optimizer's state stays, plus the largest gradient
   --pytorch checkpoint,hook-checkpoint
                   foreach and hook, with torch.utils.checkpoint around each block
+  --pytorch torchao-8bit
+                  torchao's optimizer with moments in 8 bits, which it compiles in the first warm-up step
 
 What cannot be combined is left out, and the table says so: plain Burn has neither --checkpointing blocks
 nor automatic, an optimizer that is not armed does not recompute by itself, --linear flat is measured on

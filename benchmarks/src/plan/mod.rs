@@ -81,11 +81,13 @@ impl Plan {
         match &available.pytorch {
             Err(why) => left_out.push(LeftOut::new("PyTorch and optimi", why)),
             Ok(versions) => {
-                if versions.optimi.is_none() && request.torch_modes.contains(&TorchMode::Optimi) {
-                    left_out.push(LeftOut::new(
-                        "optimi",
-                        "this Python does not have it: `pip install torch-optimi`",
-                    ));
+                for mode in &request.torch_modes {
+                    if let Some(package) = mode.lacks(versions) {
+                        left_out.push(LeftOut::new(
+                            value_name(*mode),
+                            format!("this Python does not have it: `pip install {package}`"),
+                        ));
+                    }
                 }
             }
         }
@@ -212,7 +214,7 @@ impl Planner<'_> {
             "cuda"
         };
         let modes = self.request.torch_modes.iter();
-        let is_there = |mode: &&TorchMode| **mode != TorchMode::Optimi || versions.optimi.is_some();
+        let is_there = |mode: &&TorchMode| mode.lacks(versions).is_none();
         let subjects: Vec<Subject> = modes
             .filter(is_there)
             .map(|mode| Subject::PyTorch {

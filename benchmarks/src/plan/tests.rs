@@ -34,14 +34,15 @@ fn request() -> Request {
     }
 }
 
-fn available(backends: &[BackendKind], optimi: Option<&str>) -> Available {
+fn available(backends: &[BackendKind], packages: Option<&str>) -> Available {
     Available {
         backends: backends.to_vec(),
         missing: Vec::new(),
         pytorch: Ok(TorchVersions {
             python: "3".into(),
             torch: "2".into(),
-            optimi: optimi.map(String::from),
+            optimi: packages.map(String::from),
+            torchao: packages.map(String::from),
             cuda: Some("13".into()),
             gpu: None,
             threads: 1,
@@ -299,17 +300,18 @@ fn what_cannot_be_recorded_is_left_out_once() {
 }
 
 #[test]
-fn optimi_is_measured_where_it_is_installed() {
+fn packages_of_python_are_measured_where_they_are_installed() {
     let request = Request {
-        torch_modes: vec![TorchMode::Hook, TorchMode::Optimi],
+        torch_modes: vec![TorchMode::Hook, TorchMode::Optimi, TorchMode::Torchao8bit],
         ..request()
     };
-    let has_optimi = |plan: &Plan| lines(plan).iter().any(|line| line.contains("optimi"));
+    let has = |plan: &Plan, name| lines(plan).iter().any(|line| line.contains(name));
     let with = Plan::new(&request, &available(&[BackendKind::Cuda], Some("1")));
-    assert!(has_optimi(&with) && with.left_out.is_empty());
+    assert!(has(&with, "optimi") && has(&with, "torchao-8bit") && with.left_out.is_empty());
     let without = Plan::new(&request, &available(&[BackendKind::Cuda], None));
-    assert!(!has_optimi(&without));
-    assert_eq!(what(&without), ["optimi"]);
+    assert!(has(&without, "hook") && !has(&without, "optimi") && !has(&without, "torchao"));
+    assert_eq!(what(&without), ["optimi", "torchao-8bit"]);
+    assert!(without.left_out[1].why.contains("pip install torchao"));
 
     let no_pytorch = Available {
         pytorch: Err("--no-pytorch".into()),

@@ -64,6 +64,9 @@ impl Versions {
             if let Some(optimi) = &pytorch.optimi {
                 text += &format!(", optimi {optimi}");
             }
+            if let Some(torchao) = &pytorch.torchao {
+                text += &format!(", torchao {torchao}");
+            }
         }
         text
     }
@@ -78,6 +81,8 @@ pub struct TorchVersions {
     pub torch: String,
     /// optimi, if it is installed.
     pub optimi: Option<String>,
+    /// torchao, if it is installed.
+    pub torchao: Option<String>,
     /// CUDA, if PyTorch sees a GPU.
     pub cuda: Option<String>,
     /// Name of that GPU.

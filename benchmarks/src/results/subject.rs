@@ -1,6 +1,6 @@
 //! The model and the framework of a run.
 
-use super::Arithmetic;
+use super::{Arithmetic, TorchVersions};
 use crate::shape::Shape;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -34,10 +34,25 @@ pub enum TorchMode {
     Hook,
     /// optimi's gradient release
     Optimi,
+    /// torchao's optimizer with moments in 8 bits
+    #[serde(rename = "torchao-8bit")]
+    #[value(name = "torchao-8bit")]
+    Torchao8bit,
     /// `foreach`, with the activations of each block recomputed
     Checkpoint,
     /// `hook`, with the activations of each block recomputed
     HookCheckpoint,
+}
+
+impl TorchMode {
+    /// The package that PyTorch needs beside it, if there is one that this Python lacks.
+    pub fn lacks(self, versions: &TorchVersions) -> Option<&'static str> {
+        match self {
+            Self::Optimi if versions.optimi.is_none() => Some("torch-optimi"),
+            Self::Torchao8bit if versions.torchao.is_none() => Some("torchao"),
+            _ => None,
+        }
+    }
 }
 
 /// A framework with the settings that distinguish its runs.

@@ -15,8 +15,7 @@ fn fake_python(home: &Path, script: &str) -> String {
     file.to_str().unwrap().into()
 }
 
-const VERSIONS: &str =
-    r#"{"python": "3", "torch": "2", "optimi": null, "cuda": null, "gpu": null, "threads": 1}"#;
+const VERSIONS: &str = r#"{"python": "3", "torch": "2", "optimi": null, "torchao": null, "cuda": null, "gpu": null, "threads": 1}"#;
 
 #[test]
 fn pytorch_runs_beside_burn() {

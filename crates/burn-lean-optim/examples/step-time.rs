@@ -1,6 +1,7 @@
 //! Time of an optimizer's step in one pass, beside Burn's: 20 matrices of 1024 x 1024 on Flex.
 //!
-//! Both step in turn in one process; printed are medians and their ratio. With glibc, tell its allocator to keep
+//! Both step in turn in one process; printed are medians and their ratio, and how long the memory takes for what AdamW
+//! reads and writes. With glibc, tell its allocator to keep
 //! memory, or Burn's temporaries are asked of the system anew in every step:
 //!
 //! ```sh
@@ -17,9 +18,11 @@ use burn::{
         AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, RmsPropConfig, SgdConfig,
         SimpleOptimizer, momentum::MomentumConfig,
     },
-    tensor::{Distribution, Tensor},
+    tensor::{DType, Distribution, Tensor},
 };
-use burn_lean_optim::{EightBitMoments, InOnePass};
+use burn_lean_optim::{
+    Clip, EightBitMoments, Format, InOnePass, LeanBackend, Number, Operands, Rule, States,
+};
 
 const MATRICES: usize = 20;
 const SIDE: usize = 1024;
@@ -55,13 +58,6 @@ impl<O: SimpleOptimizer<Flex>> Training<O> {
         }
         self.seconds.push(start.elapsed().as_secs_f64());
     }
-
-    /// Milliseconds, without the first steps, which make the states.
-    fn median(mut self) -> f64 {
-        let mut seconds = self.seconds.split_off(3);
-        seconds.sort_by(f64::total_cmp);
-        seconds[seconds.len() / 2] * 1e3
-    }
 }
 
 fn compare(
@@ -75,11 +71,59 @@ fn compare(
         burn.step(grads);
         one_pass.step(grads);
     }
-    let (burn, one_pass) = (burn.median(), one_pass.median());
+    let (burn, one_pass) = (median(burn.seconds), median(one_pass.seconds));
     println!(
         "{name:16} {burn:9.1} {one_pass:9.1} {:9.2}",
         burn / one_pass
     );
+}
+
+/// Reads and writes what AdamW does, and computes next to nothing.
+#[derive(Clone, Copy)]
+struct ReadAndWrite;
+
+impl Rule<2> for ReadAndWrite {
+    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 2]) {
+        (weight + grad.clone(), [grad.clone(), grad])
+    }
+
+    fn next<T: Number>(&self, weight: T, grad: T, [one, other]: [T; 2]) -> (T, [T; 2]) {
+        (weight + grad.clone(), [one + grad.clone(), other + grad])
+    }
+}
+
+/// Milliseconds of reading and writing alone.
+fn memory_alone(grads: &[Tensor<Flex, 2>]) -> f64 {
+    let float = |tensor: Tensor<Flex, 2>| tensor.into_primitive().tensor();
+    let mut parameters: Vec<_> = (0..MATRICES)
+        .map(|_| (float(matrix()), States::New([Format::Float(DType::F32); 2])))
+        .collect();
+    let mut seconds = Vec::new();
+    for _ in 0..ROUNDS {
+        let start = Instant::now();
+        let stepped = parameters.into_iter().zip(grads);
+        parameters = stepped
+            .map(|((weight, states), grad)| {
+                let operands = Operands {
+                    weight,
+                    grad: float(grad.clone()),
+                    clip: Clip::None,
+                    states,
+                };
+                let stepped = Flex::step_in_place(&ReadAndWrite, operands);
+                (stepped.weight, States::Old(stepped.states))
+            })
+            .collect();
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    median(seconds)
+}
+
+/// Milliseconds, without the first steps, which make the states.
+fn median(mut seconds: Vec<f64>) -> f64 {
+    let mut seconds = seconds.split_off(3);
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2] * 1e3
 }
 
 fn main() {
@@ -110,4 +154,6 @@ fn main() {
         eight_bit,
         &grads,
     );
+    let (name, milliseconds) = ("memory of AdamW", memory_alone(&grads));
+    println!("{name:16} {:9} {milliseconds:9.1}", "");
 }

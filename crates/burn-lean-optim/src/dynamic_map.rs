@@ -11,20 +11,18 @@ pub(crate) const BLOCK: usize = 256;
 
 const DECADES: usize = 7;
 
-/// Bits of a float's mantissa that choose a cell of [`Positive::cells`]: so many that no cell holds more than
-/// one middle between two entries.
-const CELL_BITS: u32 = 7;
-
-/// A cell is the top bits of a float; this is the first one, below half of the smallest entry.
-const FIRST_CELL: u32 = cell(1e-7);
-
+/// A cell is the upper half of a float's bits, so fine that none holds more than one middle between two entries.
 const fn cell(magnitude: f32) -> u32 {
-    magnitude.to_bits() >> (23 - CELL_BITS)
+    magnitude.to_bits() >> 16
 }
+
+/// Below half of the smallest entry.
+const FIRST_CELL: u32 = cell(1e-7);
 
 const LAST_CELL: u32 = cell(1.0);
 
-const CELLS: usize = (LAST_CELL - FIRST_CELL + 1) as usize;
+/// A power of two, so that a masked place needs no check.
+const CELLS: usize = ((LAST_CELL - FIRST_CELL + 1) as usize).next_power_of_two();
 
 /// The map of a state: signed for a first moment, unsigned for a second one, which is never negative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,15 +49,12 @@ impl DynamicMap {
         let scale = f32::from_bits(most);
         // The smallest normal number, so that the quotient of a block of zeros is zero.
         let divisor = scale.max(f32::MIN_POSITIVE);
-        // In two loops: the first one is vectorized, the second looks up.
         let mut quotients = [0.0; BLOCK];
         for (quotient, number) in quotients.iter_mut().zip(numbers) {
             *quotient = number / divisor;
         }
-        let table = self.table();
-        for (code, quotient) in codes.iter_mut().zip(quotients) {
-            *code = table.nearest(quotient);
-        }
+        let nearest = self.table().nearest(&quotients);
+        codes.copy_from_slice(&nearest[..codes.len()]);
         scale
     }
 
@@ -86,11 +81,14 @@ struct Table {
     entries: [f32; 256],
     /// The place of zero among the entries.
     zero: u8,
-    /// The middle between an entry from zero on and the next one, by the entry's place after zero.
-    middles: [f32; 256],
-    /// For each cell, how many middles lie below all of its numbers.
-    cells: [u8; CELLS],
+    cells: [Cell; CELLS],
 }
+
+/// What is known of the numbers of a cell: in the lowest byte how many middles between two entries from zero on lie below
+/// all of them, and above it the lower half of the bits of a middle among them, [`NO_MIDDLE`] if there is none.
+type Cell = u32;
+
+const NO_MIDDLE: u32 = 1 << 16;
 
 impl Table {
     fn new(signed: bool) -> Self {
@@ -114,34 +112,49 @@ impl Table {
         let zero = entries.len() as u8;
         entries.extend(&positive);
 
-        let mut middles = [f32::INFINITY; 256];
-        for (middle, pair) in middles.iter_mut().zip(positive.windows(2)) {
-            *middle = (pair[0] + pair[1]) / 2.0;
-        }
-        let mut cells = [0; CELLS];
-        for (cell, below) in (FIRST_CELL..).zip(&mut cells) {
-            let start = f32::from_bits(cell << (23 - CELL_BITS));
-            *below = middles.iter().take_while(|middle| **middle < start).count() as u8;
+        let middles = positive.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0);
+        let middles: Vec<u32> = middles.map(f32::to_bits).collect();
+        let mut cells = [NO_MIDDLE << 8; CELLS];
+        for (number, cell) in (FIRST_CELL..=LAST_CELL).zip(&mut cells) {
+            let below = middles.iter().filter(|middle| *middle >> 16 < number);
+            let mut inside = middles.iter().filter(|middle| *middle >> 16 == number);
+            let middle = inside.next().map_or(NO_MIDDLE, |middle| middle & 0xffff);
+            debug_assert!(inside.next().is_none(), "a cell holds one middle at most");
+            *cell = (middle << 8) | below.count() as u32;
         }
         Self {
             entries: entries
                 .try_into()
                 .expect("the decades add up to 256 entries"),
             zero,
-            middles,
             cells,
         }
     }
 
+    /// The codes of the entries that are nearest to numbers of at most one.
+    ///
+    /// In three loops: the first and the last are vectorized, the one between looks up.
     #[inline(always)]
-    fn nearest(&self, number: f32) -> u8 {
-        let magnitude = number.abs();
-        let cell = cell(magnitude).clamp(FIRST_CELL, LAST_CELL) - FIRST_CELL;
-        let below = self.cells[cell as usize];
-        let place = below + u8::from(magnitude > self.middles[usize::from(below)]);
-        // Without a branch, since signs are as good as random. There is no -1: the last entry below zero is nearest.
-        let sign = 1 - 2 * i16::from(number.is_sign_negative());
-        (i16::from(self.zero) + sign * i16::from(place)).max(0) as u8
+    fn nearest(&self, numbers: &[f32; BLOCK]) -> [u8; BLOCK] {
+        let mut places = [0; BLOCK];
+        for (place, number) in places.iter_mut().zip(numbers) {
+            *place = cell(number.abs()).clamp(FIRST_CELL, LAST_CELL) - FIRST_CELL;
+        }
+        let mut cells = [0; BLOCK];
+        for (cell, place) in cells.iter_mut().zip(places) {
+            *cell = self.cells[place as usize % CELLS];
+        }
+        let mut codes = [0; BLOCK];
+        let zero = i32::from(self.zero);
+        for ((code, cell), number) in codes.iter_mut().zip(cells).zip(numbers) {
+            let is_above = (number.to_bits() & 0xffff) > cell >> 8;
+            let place = (cell & 0xff) as i32 + i32::from(is_above);
+            // Without a branch, since signs are as good as random: minus one for a negative number, and zero.
+            let sign = number.to_bits().cast_signed() >> 31;
+            // There is no -1: the last entry below zero is nearest.
+            *code = (zero + (place ^ sign) - sign).max(0) as u8;
+        }
+        codes
     }
 }
 
@@ -181,7 +194,7 @@ mod tests {
                 };
                 for sign in signs {
                     let number = sign * magnitude;
-                    let code = map.table().nearest(number);
+                    let code = map.table().nearest(&[number; BLOCK])[0];
                     let (found, wanted) = (
                         map.entries()[usize::from(code)],
                         nearest_by_search(map, number),

@@ -38,15 +38,6 @@ impl<'a> Buffer<'a> {
         }
     }
 
-    #[inline(always)]
-    pub(super) fn len(&self) -> usize {
-        match self {
-            Self::F32(floats) => floats.len(),
-            Self::Bf16(floats) => floats.len(),
-            Self::EightBit { codes, .. } => codes.len(),
-        }
-    }
-
     /// Two parts; `place` is a multiple of [`BLOCK`].
     pub(super) fn split_at(self, place: usize) -> (Self, Self) {
         match self {
@@ -128,26 +119,6 @@ impl<'a> Source<'a> {
                 scales: blocks.scales.storage(),
                 map: blocks.map,
             },
-        }
-    }
-
-    /// Two parts; `place` is a multiple of [`BLOCK`].
-    pub(super) fn split_at(self, place: usize) -> (Self, Self) {
-        match self {
-            Self::F32(floats) => {
-                let (before, after) = floats.split_at(place);
-                (Self::F32(before), Self::F32(after))
-            }
-            Self::Bf16(floats) => {
-                let (before, after) = floats.split_at(place);
-                (Self::Bf16(before), Self::Bf16(after))
-            }
-            Self::EightBit { codes, scales, map } => {
-                let (before, after) = codes.split_at(place);
-                let (scales_before, scales_after) = scales.split_at(place / BLOCK);
-                let part = |codes, scales| Self::EightBit { codes, scales, map };
-                (part(before, scales_before), part(after, scales_after))
-            }
         }
     }
 

@@ -52,8 +52,8 @@ impl LeanBackend for Flex {
         };
 
         let lanes = Lanes {
-            weight: Buffer::of(&mut weight),
-            grad: Source::of(&grad),
+            weight: weight.storage_mut(),
+            grad: grad.storage(),
             states: states.each_mut().map(buffer_of),
         };
         let pass = Pass {
@@ -76,7 +76,7 @@ impl LeanBackend for Flex {
         operands: &Operands<Self, N>,
     ) -> FlexTensor {
         let grad = operands.grad.to_contiguous();
-        let source = Source::of(&grad);
+        let source: &[f32] = grad.storage();
         let clip = HostClip::new(operands.clip.clone());
         let states = match &operands.states {
             States::New(_) => None,
@@ -85,12 +85,12 @@ impl LeanBackend for Flex {
         let states = states
             .as_ref()
             .map(|states| states.each_ref().map(Source::of_state));
-        let count = grad.layout().num_elements();
+        let count = source.len();
         let starts: Vec<usize> = (0..count).step_by(BLOCK).collect();
         let sum_of = |start: &usize| -> f64 {
             let length = BLOCK.min(count - start);
             let mut grads = [0.0; BLOCK];
-            source.load(*start, &mut grads[..length]);
+            grads[..length].copy_from_slice(&source[*start..start + length]);
             let grads = grads.map(|grad| clip.clip(grad));
             let mut values = [[0.0; BLOCK]; N];
             for (state, values) in states.iter().flatten().zip(&mut values) {
@@ -181,8 +181,8 @@ impl HostClip {
 
 /// The same elements of everything that a step reads and writes.
 struct Lanes<'a, const N: usize> {
-    weight: Buffer<'a>,
-    grad: Source<'a>,
+    weight: &'a mut [f32],
+    grad: &'a [f32],
     states: [Buffer<'a>; N],
 }
 
@@ -200,7 +200,7 @@ impl<'a, const N: usize> Lanes<'a, N> {
     }
 
     fn split_at(self, place: usize) -> (Self, Self) {
-        let (weight, weight_after) = self.weight.split_at(place);
+        let (weight, weight_after) = self.weight.split_at_mut(place);
         let (grad, grad_after) = self.grad.split_at(place);
         let mut after = Vec::with_capacity(N);
         let states = self.states.map(|state| {
@@ -244,70 +244,56 @@ impl<R: Rule<N>, const N: usize> WithSimd for Step<'_, R, N> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { pass, lanes } = self;
-        match lanes.floats() {
-            Ok((weight, grad, states)) => {
+        let Self { pass, mut lanes } = self;
+        match floats(&mut lanes.states) {
+            Some(states) => {
+                let Lanes { weight, grad, .. } = lanes;
                 vector::step(simd, pass.rule, pass.clip, pass.fresh, weight, grad, states);
             }
-            Err(lanes) => step_by_blocks(simd, pass, lanes),
+            None => step_by_blocks(simd, pass, lanes),
         }
     }
 }
 
-impl<'a, const N: usize> Lanes<'a, N> {
-    /// The elements themselves, if all of them have 32 bits and need not be copied to be computed with.
-    #[expect(
-        clippy::type_complexity,
-        reason = "weight, gradient and states, taken apart at once"
-    )]
-    fn floats(self) -> Result<(&'a mut [f32], &'a [f32], [&'a mut [f32]; N]), Self> {
-        let all = self
-            .states
-            .iter()
-            .all(|state| matches!(state, Buffer::F32(_)));
-        match self {
-            Self {
-                weight: Buffer::F32(weight),
-                grad: Source::F32(grad),
-                states,
-                ..
-            } if all => {
-                let states = states.map(|state| match state {
-                    Buffer::F32(state) => state,
-                    _ => unreachable!("all of them were looked at"),
-                });
-                Ok((weight, grad, states))
-            }
-            lanes => Err(lanes),
-        }
-    }
+/// The states themselves, if all of them have 32 bits and need not be copied to be computed with.
+fn floats<'a, const N: usize>(states: &'a mut [Buffer<'_>; N]) -> Option<[&'a mut [f32]; N]> {
+    let mut floats = states.each_mut().map(|state| match state {
+        Buffer::F32(state) => Some(&mut **state),
+        _ => None,
+    });
+    let all = floats.iter().all(Option::is_some);
+    all.then(|| {
+        floats
+            .each_mut()
+            .map(|state| state.take().expect("all are there"))
+    })
 }
 
 #[inline(always)]
 fn step_by_blocks<S: Simd, R: Rule<N>, const N: usize>(
     simd: S,
     pass: Pass<R>,
-    mut lanes: Lanes<'_, N>,
+    lanes: Lanes<'_, N>,
 ) {
-    let count = lanes.weight.len();
-    let (mut weight, mut grad) = ([0.0; BLOCK], [0.0; BLOCK]);
-    let mut states = [[0.0; BLOCK]; N];
-    for start in (0..count).step_by(BLOCK) {
-        let length = BLOCK.min(count - start);
-        let (weight, grad) = (&mut weight[..length], &mut grad[..length]);
-        lanes.weight.load(start, weight);
-        lanes.grad.load(start, grad);
+    let Lanes {
+        weight,
+        grad,
+        mut states,
+    } = lanes;
+    let mut floats = [[0.0; BLOCK]; N];
+    let blocks = weight.chunks_mut(BLOCK).zip(grad.chunks(BLOCK));
+    for (block, (weight, grad)) in blocks.enumerate() {
+        let (start, length) = (block * BLOCK, weight.len());
         if !pass.fresh {
-            for (state, values) in lanes.states.iter().zip(&mut states) {
-                state.load(start, &mut values[..length]);
+            for (state, floats) in states.iter().zip(&mut floats) {
+                state.load(start, &mut floats[..length]);
             }
         }
-        let values = states.each_mut().map(|values| &mut values[..length]);
+        let values = floats.each_mut().map(|floats| &mut floats[..length]);
         vector::step(simd, pass.rule, pass.clip, pass.fresh, weight, grad, values);
-        for (state, values) in lanes.states.iter_mut().zip(&states) {
-            state.store(start, &values[..length]);
+        for (state, floats) in states.iter_mut().zip(&floats) {
+            state.store(start, &floats[..length]);
         }
-        lanes.weight.store(start, weight);
     }
 }
 
