@@ -183,7 +183,7 @@ Modes that are not in the suite by default:
 
 What cannot be combined is left out, and the table says so: plain Burn has neither --checkpointing blocks
 nor automatic, an optimizer that is not armed does not recompute by itself, --linear flat is measured on
-flex only, as are moments in 8 bits, and the loss of the vision transformer has no chunks.";
+flex only, moments in 8 bits are not on ndarray, and the loss of the vision transformer has no chunks.";
 
 /// Measures a run, as a measuring process: from its spec in JSON to its result in JSON.
 ///

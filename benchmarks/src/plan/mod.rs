@@ -295,8 +295,8 @@ impl Planner<'_> {
         for optimizer in self.request.optimizers.iter().copied() {
             let reason = if !MEASURED.contains(&optimizer) {
                 "not compiled into the benchmarks; `vit train` has it"
-            } else if optimizer.is_8_bit() && backend != BackendKind::Flex {
-                "moments in 8 bits have kernels on flex only"
+            } else if optimizer.is_8_bit() && !backend.has_8_bit_moments() {
+                "this backend has no kernels for moments in 8 bits"
             } else {
                 found.push(Some(optimizer));
                 continue;

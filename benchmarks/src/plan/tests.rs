@@ -390,4 +390,9 @@ fn optimizers_that_cannot_be_measured_are_left_out() {
     assert!(measured[1].contains("adam-8bit"), "{measured:?}");
     assert!(left_out.contains("Burn, flex: came"), "{left_out}");
     assert!(!left_out.contains("adam-8bit"), "{left_out}");
+    let (measured, _) = of(BackendKind::Cuda);
+    assert!(measured.iter().any(|line| line.contains("adam-8bit")));
+    let (measured, left_out) = of(BackendKind::NdArray);
+    assert!(!measured.iter().any(|line| line.contains("adam-8bit")));
+    assert!(left_out.contains("Burn, ndarray: adam-8bit"), "{left_out}");
 }

@@ -46,6 +46,16 @@ pub struct EightBit<B: Backend> {
     pub map: DynamicMap,
 }
 
+/// The shape of the codes of so many numbers.
+pub(crate) fn words(numbers: usize) -> Shape {
+    Shape::new([numbers.div_ceil(4)])
+}
+
+/// The shape of the scales of so many numbers.
+pub(crate) fn blocks(numbers: usize) -> Shape {
+    Shape::new([numbers.div_ceil(BLOCK)])
+}
+
 impl<B: Backend> Moment<B> {
     /// The format it is in.
     pub fn format(&self) -> Format {

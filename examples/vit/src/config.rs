@@ -124,7 +124,7 @@ impl OptimizerKind {
         )
     }
 
-    /// Whether its moments have 8 bits, for which only Flex has a pass of its own.
+    /// Whether its moments have 8 bits.
     pub fn is_8_bit(self) -> bool {
         matches!(self, Self::Adam8bit | Self::AdamW8bit)
     }
@@ -170,6 +170,11 @@ pub enum BackendKind {
 }
 
 impl BackendKind {
+    /// Whether an optimizer can step with moments in 8 bits on it without packing them on the host.
+    pub fn has_8_bit_moments(self) -> bool {
+        self != Self::NdArray
+    }
+
     /// The first backend of this build.
     pub fn first() -> Self {
         if cfg!(feature = "flex") {

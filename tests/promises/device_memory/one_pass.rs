@@ -2,14 +2,14 @@
 
 use burn::grad_clipping::GradientClippingConfig;
 use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{Embedding, Linear, LinearConfig};
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamWConfig, RmsPropConfig, SgdConfig, SimpleOptimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Tensor, activation::relu};
 use burn_device_memory::DeviceMemory;
 use burn_gradient_release::WithGradientRelease;
-use burn_lean_optim::{InOnePass, StableAdamWConfig};
+use burn_lean_optim::{EightBitMoments, InOnePass, StableAdamWConfig};
 
 use super::training::{Scales, measure};
 use super::{Metered, R, memory};
@@ -72,7 +72,13 @@ fn a_training_step_needs_the_largest_gradient() {
     let norm = clipped(GradientClippingConfig::Norm(0.01));
     let burn = above_forward::<Deep>(&memory, &start, adamw.build());
     println!("Burn's AdamW {burn}");
+    let eight_bit = || {
+        adamw
+            .in_one_pass()
+            .with_8_bit_moments(&Vec::<Embedding<Metered>>::new())
+    };
     for (name, optimizer) in [
+        ("moments in 8 bits", eight_bit()),
         ("adamw", adamw.in_one_pass()),
         ("clipping by value", value.in_one_pass()),
         ("clipping by norm", norm.in_one_pass()),
@@ -125,6 +131,8 @@ fn a_step_needs_no_temporary() {
     );
     let norm = SgdConfig::new().with_gradient_clipping(Some(GradientClippingConfig::Norm(0.1)));
     let centered = RmsPropConfig::new().with_centered(true);
+    let none = Vec::<Embedding<Metered>>::new();
+    let eight_bit = AdamWConfig::new().in_one_pass().with_8_bit_moments(&none);
     for (name, needed) in [
         (
             "adamw",
@@ -138,6 +146,7 @@ fn a_step_needs_no_temporary() {
             "rmsprop, centered",
             temporaries(&memory, centered.in_one_pass()),
         ),
+        ("adamw, moments in 8 bits", temporaries(&memory, eight_bit)),
         (
             "sgd, clipping by norm",
             temporaries(&memory, norm.in_one_pass()),

@@ -19,6 +19,8 @@ const ELEMENT_WISE: u64 = 10;
 mod device_memory;
 #[path = "../edge_cases/mod.rs"]
 mod edge_cases;
+#[path = "eight_bit.rs"]
+mod eight_bit;
 #[path = "../equality.rs"]
 mod equality;
 #[path = "../device_memory/learner.rs"]

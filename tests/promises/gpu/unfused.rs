@@ -15,6 +15,8 @@ const ELEMENT_WISE: u64 = 2;
 mod device_memory;
 #[path = "../edge_cases/mod.rs"]
 mod edge_cases;
+#[path = "eight_bit.rs"]
+mod eight_bit;
 #[path = "../equality.rs"]
 mod equality;
 #[path = "one_pass.rs"]

@@ -7,18 +7,22 @@ use std::{fmt, marker::PhantomData};
 
 use burn::{
     backend::ir::{CustomOpIr, HandleContainer, OperationIr, TensorIr},
-    tensor::{Shape, TensorMetadata, backend::Backend, ops::FloatTensor},
+    tensor::{
+        DType, Shape, TensorMetadata,
+        backend::Backend,
+        ops::{FloatTensor, IntTensor},
+    },
 };
 use burn_fusion::{
-    Fusion, FusionBackend, FusionHandle,
+    Fusion, FusionBackend, FusionHandle, FusionTensor,
     stream::{Operation, OperationStreams},
 };
 
-use super::{clipping, floats, program::Clipping};
+use super::{clipping, program::Clipping};
 use crate::{
     LeanBackend, Rule,
     backend::{Clip, Measure, Operands, States, Stepped, Types},
-    moment::{Format, Moment},
+    moment::{EightBit, Format, Moment, blocks, words},
 };
 
 impl<B: FusionBackend + LeanBackend> LeanBackend for Fusion<B> {
@@ -31,18 +35,19 @@ impl<B: FusionBackend + LeanBackend> LeanBackend for Fusion<B> {
         operands: Operands<Self, N>,
     ) -> Stepped<Self, N> {
         let rule = *rule;
-        let outputs = vec![operands.weight.shape(); N + 1];
         let (form, inputs) = Form::of(operands);
+        let outputs = form.stepped();
+        let inner = form.clone();
         let outputs = register::<B, _>("lean_step", inputs, outputs, move |inputs| {
-            let stepped = B::step_in_place(&rule, form.with_tensors::<B>(inputs));
-            let states = stepped.states.map(floats);
-            [stepped.weight].into_iter().chain(states).collect()
+            let stepped = B::step_in_place(&rule, inner.operands(inputs));
+            let mut outputs = vec![Part::Float(stepped.weight)];
+            outputs.extend(stepped.states.into_iter().flat_map(parts));
+            outputs
         });
         let mut outputs = outputs.into_iter();
-        let mut next = || outputs.next().expect("the weight and `N` states");
         Stepped {
-            weight: next(),
-            states: [(); N].map(|()| Moment::Float(next())),
+            weight: float(&mut outputs),
+            states: form.states(&mut outputs),
         }
     }
 
@@ -52,88 +57,159 @@ impl<B: FusionBackend + LeanBackend> LeanBackend for Fusion<B> {
     ) -> FloatTensor<Self> {
         let measure = *measure;
         let (form, inputs) = Form::of(operands.clone());
-        one(register::<B, _>(
-            "lean_mean",
-            inputs,
-            vec![Shape::new([1])],
-            move |inputs| vec![B::mean_in_place(&measure, &form.with_tensors(inputs))],
-        ))
+        number::<B>("lean_mean", inputs, move |inputs| {
+            B::mean_in_place(&measure, &form.operands(inputs))
+        })
     }
 
     fn sum_of_squares(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-        one(register::<B, _>(
-            "lean_sum_of_squares",
-            vec![tensor],
-            vec![Shape::new([1])],
-            |inputs| vec![B::sum_of_squares(one(inputs))],
-        ))
+        let inputs = vec![Part::Float(tensor)];
+        number::<B>("lean_sum_of_squares", inputs, |inputs| {
+            B::sum_of_squares(float(&mut inputs.into_iter()))
+        })
     }
 }
 
-/// What operands are apart from their tensors.
-#[derive(Clone, Copy)]
-struct Form<const N: usize> {
-    clipping: Clipping,
-    /// The formats of the states, if there are none yet.
-    new: Option<[Format; N]>,
+/// A tensor that an operation takes or leaves.
+enum Part<B: Backend> {
+    Float(FloatTensor<B>),
+    Int(IntTensor<B>),
 }
 
-impl<const N: usize> Form<N> {
-    /// The form, and the tensors in their order.
-    fn of<B: Backend>(operands: Operands<B, N>) -> (Self, Vec<FloatTensor<B>>) {
-        let mut tensors = vec![operands.weight, operands.grad];
-        let (clipping, factor) = clipping(operands.clip);
-        tensors.extend(factor);
-        let new = match operands.states {
-            States::New(formats) => Some(formats),
-            States::Old(states) => {
-                tensors.extend(states.map(floats));
-                None
-            }
-        };
-        (Self { clipping, new }, tensors)
+fn float<B: Backend>(parts: &mut impl Iterator<Item = Part<B>>) -> FloatTensor<B> {
+    match parts.next() {
+        Some(Part::Float(tensor)) => tensor,
+        _ => unreachable!("a form has its parts in one order"),
     }
+}
 
-    /// The reverse, on another backend.
-    fn with_tensors<B: Backend>(self, tensors: Vec<FloatTensor<B>>) -> Operands<B, N> {
-        let mut tensors = tensors.into_iter();
-        let mut next = || tensors.next().expect("as many as `of` gave");
-        Operands {
-            weight: next(),
-            grad: next(),
-            clip: match self.clipping {
-                Clipping::None => Clip::None,
-                Clipping::Value(threshold) => Clip::Value(threshold),
-                Clipping::Factor => Clip::Factor(next()),
-            },
-            states: match self.new {
-                Some(formats) => States::New(formats),
-                None => States::Old([(); N].map(|()| Moment::Float(next()))),
-            },
+fn int<B: Backend>(parts: &mut impl Iterator<Item = Part<B>>) -> IntTensor<B> {
+    match parts.next() {
+        Some(Part::Int(tensor)) => tensor,
+        _ => unreachable!("a form has its parts in one order"),
+    }
+}
+
+fn parts<B: Backend>(state: Moment<B>) -> Vec<Part<B>> {
+    match state {
+        Moment::Float(floats) => vec![Part::Float(floats)],
+        Moment::EightBit(EightBit { codes, scales, .. }) => {
+            vec![Part::Int(codes), Part::Float(scales)]
         }
     }
 }
 
-fn one<T>(tensors: Vec<T>) -> T {
-    tensors.into_iter().next().expect("one tensor")
+/// What operands are apart from their tensors.
+#[derive(Clone)]
+struct Form<const N: usize> {
+    clipping: Clipping,
+    shape: Shape,
+    formats: [Format; N],
+    /// Whether there are no states yet.
+    first: bool,
 }
 
-/// Queues an operation that makes tensors of these shapes, and of the type of the first input.
+impl<const N: usize> Form<N> {
+    /// The form, and the tensors in their order.
+    fn of<B: Backend>(operands: Operands<B, N>) -> (Self, Vec<Part<B>>) {
+        let shape = operands.weight.shape();
+        let (clipping, factor) = clipping(operands.clip);
+        let mut tensors = vec![Part::Float(operands.weight), Part::Float(operands.grad)];
+        tensors.extend(factor.map(Part::Float));
+        let (first, formats) = match operands.states {
+            States::New(formats) => (true, formats),
+            States::Old(states) => {
+                let formats = states.each_ref().map(Moment::format);
+                tensors.extend(states.into_iter().flat_map(parts));
+                (false, formats)
+            }
+        };
+        let form = Self {
+            clipping,
+            shape,
+            formats,
+            first,
+        };
+        (form, tensors)
+    }
+
+    /// The reverse, on another backend.
+    fn operands<B: Backend>(&self, parts: Vec<Part<B>>) -> Operands<B, N> {
+        let mut parts = parts.into_iter();
+        Operands {
+            weight: float(&mut parts),
+            grad: float(&mut parts),
+            clip: match self.clipping {
+                Clipping::None => Clip::None,
+                Clipping::Value(threshold) => Clip::Value(threshold),
+                Clipping::Factor => Clip::Factor(float(&mut parts)),
+            },
+            states: match self.first {
+                true => States::New(self.formats),
+                false => States::Old(self.states(&mut parts)),
+            },
+        }
+    }
+
+    fn states<B: Backend>(&self, parts: &mut impl Iterator<Item = Part<B>>) -> [Moment<B>; N] {
+        self.formats.map(|format| match format {
+            Format::Float(_) => Moment::Float(float(parts)),
+            Format::EightBit(map) => Moment::EightBit(EightBit {
+                codes: int(parts),
+                scales: float(parts),
+                shape: self.shape.clone(),
+                map,
+            }),
+        })
+    }
+
+    /// What a step leaves: the weight, and the states.
+    fn stepped(&self) -> Vec<(Shape, DType)> {
+        let numbers = self.shape.num_elements();
+        let states = self.formats.iter().flat_map(|format| match format {
+            Format::Float(dtype) => vec![(self.shape.clone(), *dtype)],
+            Format::EightBit(_) => {
+                vec![(words(numbers), DType::I32), (blocks(numbers), DType::F32)]
+            }
+        });
+        [(self.shape.clone(), DType::F32)]
+            .into_iter()
+            .chain(states)
+            .collect()
+    }
+}
+
+/// Queues an operation that makes one number.
+fn number<B: FusionBackend>(
+    name: &'static str,
+    inputs: Vec<Part<Fusion<B>>>,
+    run: impl Fn(Vec<Part<B>>) -> FloatTensor<B> + Send + Sync + 'static,
+) -> FloatTensor<Fusion<B>> {
+    let outputs = vec![(Shape::new([1]), DType::F32)];
+    let run = move |inputs| vec![Part::Float(run(inputs))];
+    float(&mut register::<B, _>(name, inputs, outputs, run).into_iter())
+}
+
+/// Queues an operation that makes tensors of these shapes and types.
 fn register<B, F>(
     name: &'static str,
-    inputs: Vec<FloatTensor<Fusion<B>>>,
-    outputs: Vec<Shape>,
+    inputs: Vec<Part<Fusion<B>>>,
+    outputs: Vec<(Shape, DType)>,
     run: F,
-) -> Vec<FloatTensor<Fusion<B>>>
+) -> Vec<Part<Fusion<B>>>
 where
     B: FusionBackend,
-    F: Fn(Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> + Send + Sync + 'static,
+    F: Fn(Vec<Part<B>>) -> Vec<Part<B>> + Send + Sync + 'static,
 {
+    let inputs: Vec<FusionTensor<_>> = inputs
+        .into_iter()
+        .map(|(Part::Float(tensor) | Part::Int(tensor))| tensor)
+        .collect();
     let streams = OperationStreams::with_inputs(&inputs);
-    let (client, dtype) = (inputs[0].client.clone(), inputs[0].dtype);
+    let client = inputs[0].client.clone();
     let outputs: Vec<_> = outputs
         .into_iter()
-        .map(|shape| TensorIr::uninit(client.create_empty_handle(), shape, dtype))
+        .map(|(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype))
         .collect();
     // In their order: where a tensor is there twice, the last one may have its only handle.
     let inputs: Vec<_> = inputs.into_iter().map(|input| input.into_ir()).collect();
@@ -143,7 +219,12 @@ where
         run,
         backend: PhantomData,
     };
-    client.register(streams, OperationIr::Custom(description), operation)
+    let outputs = client.register(streams, OperationIr::Custom(description), operation);
+    let part = |tensor: FusionTensor<_>| match tensor.dtype.is_float() {
+        true => Part::Float(tensor),
+        false => Part::Int(tensor),
+    };
+    outputs.into_iter().map(part).collect()
 }
 
 struct Custom<B, F> {
@@ -161,7 +242,7 @@ impl<B, F> fmt::Debug for Custom<B, F> {
 impl<B, F> Operation<B::FusionRuntime> for Custom<B, F>
 where
     B: FusionBackend,
-    F: Fn(Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>> + Send + Sync,
+    F: Fn(Vec<Part<B>>) -> Vec<Part<B>> + Send + Sync,
 {
     fn execute(&self, handles: &mut HandleContainer<FusionHandle<B::FusionRuntime>>) {
         let CustomOpIr {
@@ -169,10 +250,16 @@ where
         } = &self.description;
         let inputs = inputs
             .iter()
-            .map(|input| handles.get_float_tensor::<B>(input))
+            .map(|input| match input.dtype.is_float() {
+                true => Part::Float(handles.get_float_tensor::<B>(input)),
+                false => Part::Int(handles.get_int_tensor::<B>(input)),
+            })
             .collect();
         for (output, tensor) in outputs.iter().zip((self.run)(inputs)) {
-            handles.register_float_tensor::<B>(&output.id, tensor);
+            match tensor {
+                Part::Float(tensor) => handles.register_float_tensor::<B>(&output.id, tensor),
+                Part::Int(tensor) => handles.register_int_tensor::<B>(&output.id, tensor),
+            }
         }
     }
 }

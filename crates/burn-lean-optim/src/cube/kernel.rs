@@ -2,7 +2,10 @@
 
 use burn_cubecl::cubecl::{self, prelude::*, std::tensor::layout::linear::LinearView};
 
-use super::program::{Operation, Program};
+use super::{
+    eight_bit::{Blocks, decode},
+    program::{Operation, Program},
+};
 
 /// Writes weight and states in their place. In the first step the states are only written.
 #[cube(launch, address_type = "dynamic")]
@@ -40,12 +43,13 @@ pub(super) fn step<N: Size>(
     }
 }
 
-/// Adds up the program's result over all elements, in as many parts as there are `sums`.
+/// Adds up the program's result over all elements, with states that are floats or in 8 bits, in as many parts as there are `sums`.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn sum<N: Size>(
     grad: &LinearView<Vector<f32, N>>,
     factor: &Sequence<Array<f32>>,
     states: &Sequence<LinearView<Vector<f32, N>>>,
+    blocks: &Sequence<Blocks>,
     sums: &mut Array<f32>,
     scalars: &Sequence<f32>,
     #[comptime] program: Program,
@@ -65,6 +69,10 @@ pub(super) fn sum<N: Size>(
         for place in 0..states.len() {
             values.push(states.index(place)[element]);
         }
+        #[unroll]
+        for place in 0..blocks.len() {
+            values.push(decode::<N>(blocks.index(place), element));
+        }
         run(&mut values, scalars, comptime!(program.clone()));
         total += *values.index(comptime!(program.results[0]));
     }
@@ -78,7 +86,7 @@ pub(super) fn sum<N: Size>(
 
 /// Puts what each operation makes behind the values.
 #[cube]
-fn run<N: Size>(
+pub(super) fn run<N: Size>(
     values: &mut Sequence<Vector<f32, N>>,
     scalars: &Sequence<f32>,
     #[comptime] program: Program,

@@ -1,5 +1,6 @@
 //! One pass over memory on cubecl's devices: a kernel for each rule, made of the rule itself.
 
+mod eight_bit;
 mod fusion;
 mod kernel;
 mod program;
@@ -23,8 +24,9 @@ use burn_cubecl::{
 use crate::{
     LeanBackend, Number, Rule,
     backend::{Clip, Measure, Operands, States, Stepped, Types},
-    moment::{Format, Moment},
+    moment::{EightBit, Format, Moment, blocks, words},
 };
+use eight_bit::Codes;
 use program::{Clipping, Program};
 
 /// Numbers that a unit adds up for a sum, at least.
@@ -39,12 +41,13 @@ where
     I: IntElement,
     BT: BoolElement,
 {
-    /// Weights and states in 32 bits.
+    /// Weights in 32 bits, and states in as many or in 8.
     fn has_pass(types: &Types<'_>) -> bool {
-        let full = Format::Float(DType::F32);
+        let all = |is_so: fn(&Format) -> bool| types.states.iter().all(is_so);
         types.weight == DType::F32
             && types.grad == DType::F32
-            && types.states.iter().all(|format| *format == full)
+            && (all(|format| *format == Format::Float(DType::F32))
+                || all(|format| matches!(format, Format::EightBit(_))))
     }
 
     fn step_in_place<Ru: Rule<N>, const N: usize>(
@@ -60,37 +63,37 @@ where
         let (clipping, factor) = clipping(clip);
         let weight = writable(weight);
         let (first, states) = match states {
-            States::New(_) => (true, [(); N].map(|()| empty_like(&weight))),
-            States::Old(states) => (false, states.map(|state| writable(floats(state)))),
+            States::New(formats) => (true, formats.map(|format| empty(format, &weight))),
+            States::Old(states) => (false, states.map(writable_state)),
         };
         let (program, scalars) = Program::of_rule(rule, clipping, first);
-        let size = Size::of(states.iter().chain([&weight, &grad]));
-        if size.elements > 0 {
+        let kept: Kept<R> = states.iter().cloned().collect();
+        let extent = Extent::of(kept.floats.iter().chain([&weight, &grad]));
+        if extent.elements > 0 && kept.blocks.is_empty() {
             let client = &weight.client;
-            let units = size.elements / size.vector;
+            let units = extent.elements / extent.vector;
             let dim = CubeDim::new(client, units);
             kernel::step::launch(
                 client,
                 calculate_cube_count_elemwise(client, units, dim),
                 dim,
-                size.address,
-                size.vector,
+                extent.address,
+                extent.vector,
                 weight.clone().into_linear_view(),
                 grad.into_linear_view(),
                 array(factor),
-                states
-                    .iter()
-                    .map(|state| state.clone().into_linear_view())
+                kept.floats
+                    .into_iter()
+                    .map(CubeTensor::into_linear_view)
                     .collect(),
                 scalars.into_iter().collect(),
                 first,
                 program,
             );
+        } else if extent.elements > 0 {
+            eight_bit::step(&weight, grad, factor, kept.blocks, scalars, first, program);
         }
-        Stepped {
-            weight,
-            states: states.map(Moment::Float),
-        }
+        Stepped { weight, states }
     }
 
     fn mean_in_place<M: Measure<N>, const N: usize>(
@@ -103,10 +106,11 @@ where
         let (clipping, factor) = clipping(clip);
         let (first, states) = match states {
             States::New(_) => (true, Vec::new()),
-            States::Old(states) => (false, states.map(floats).into()),
+            States::Old(states) => (false, Vec::from(states)),
         };
         let (program, scalars) = Program::of_measure(measure, clipping, first);
         let elements = grad.meta.num_elements();
+        let states: Kept<R> = states.into_iter().collect();
         let sum = Self::float_sum(parts(grad, factor, states, scalars, program));
         Self::float_div_scalar(sum, (elements as f64).into())
     }
@@ -116,7 +120,7 @@ where
             return Self::float_sum(Self::float_powi_scalar(tensor, 2.into()));
         }
         let (program, scalars) = Program::of_measure(&Squares, Clipping::None, true);
-        Self::float_sum(parts(tensor, None, Vec::new(), scalars, program))
+        Self::float_sum(parts(tensor, None, Kept::default(), scalars, program))
     }
 }
 
@@ -124,11 +128,11 @@ where
 fn parts<R: CubeRuntime>(
     grad: CubeTensor<R>,
     factor: Option<CubeTensor<R>>,
-    states: Vec<CubeTensor<R>>,
+    states: Kept<R>,
     scalars: Vec<f32>,
     program: Program,
 ) -> CubeTensor<R> {
-    let size = Size::of(states.iter().chain([&grad]));
+    let size = Extent::of(states.floats.iter().chain([&grad]));
     if size.elements == 0 {
         return zeros_client(grad.client, grad.device, Shape::new([1]), DType::F32);
     }
@@ -150,8 +154,14 @@ fn parts<R: CubeRuntime>(
         grad.into_linear_view(),
         array(factor),
         states
+            .floats
             .into_iter()
             .map(CubeTensor::into_linear_view)
+            .collect(),
+        states
+            .blocks
+            .into_iter()
+            .map(Codes::into_argument)
             .collect(),
         sums.clone().into_array_arg(),
         scalars.into_iter().collect(),
@@ -175,14 +185,14 @@ impl Measure<0> for Squares {
 }
 
 /// What a kernel over tensors of one shape needs to know of all of them.
-struct Size {
+struct Extent {
     elements: usize,
     /// Elements that a unit takes at once.
     vector: usize,
     address: AddressType,
 }
 
-impl Size {
+impl Extent {
     fn of<'a, R: CubeRuntime>(tensors: impl Iterator<Item = &'a CubeTensor<R>>) -> Self {
         let mut size = Self {
             elements: 0,
@@ -213,24 +223,81 @@ fn writable<R: CubeRuntime>(tensor: CubeTensor<R>) -> CubeTensor<R> {
     }
 }
 
-fn empty_like<R: CubeRuntime>(tensor: &CubeTensor<R>) -> CubeTensor<R> {
-    empty_device_dtype(
-        tensor.client.clone(),
-        tensor.device.clone(),
-        tensor.meta.shape().clone(),
-        tensor.dtype,
-    )
+fn writable_state<B, R>(state: Moment<B>) -> Moment<B>
+where
+    B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    match state {
+        Moment::Float(floats) => Moment::Float(writable(floats)),
+        Moment::EightBit(blocks) => Moment::EightBit(EightBit {
+            codes: writable(blocks.codes),
+            scales: writable(blocks.scales),
+            ..blocks
+        }),
+    }
+}
+
+/// A state of a parameter, yet to be written.
+fn empty<B, R>(format: Format, parameter: &CubeTensor<R>) -> Moment<B>
+where
+    B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    let (client, device) = (&parameter.client, &parameter.device);
+    let shape = parameter.meta.shape();
+    let flat =
+        |shape, dtype| empty_device_contiguous_dtype(client.clone(), device.clone(), shape, dtype);
+    match format {
+        Format::Float(dtype) => {
+            let floats = empty_device_dtype(client.clone(), device.clone(), shape.clone(), dtype);
+            Moment::Float(floats)
+        }
+        Format::EightBit(map) => Moment::EightBit(EightBit {
+            codes: flat(words(shape.num_elements()), DType::I32),
+            scales: flat(blocks(shape.num_elements()), DType::F32),
+            shape: shape.clone(),
+            map,
+        }),
+    }
+}
+
+/// The states of a parameter, which are all floats or all in 8 bits.
+struct Kept<R: CubeRuntime> {
+    floats: Vec<CubeTensor<R>>,
+    blocks: Vec<Codes<R>>,
+}
+
+impl<R: CubeRuntime> Default for Kept<R> {
+    fn default() -> Self {
+        Self {
+            floats: Vec::new(),
+            blocks: Vec::new(),
+        }
+    }
+}
+
+impl<B, R> FromIterator<Moment<B>> for Kept<R>
+where
+    B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    fn from_iter<I: IntoIterator<Item = Moment<B>>>(states: I) -> Self {
+        let mut kept = Self::default();
+        for state in states {
+            match state {
+                Moment::Float(floats) => kept.floats.push(floats),
+                Moment::EightBit(EightBit {
+                    codes, scales, map, ..
+                }) => kept.blocks.push(Codes { codes, scales, map }),
+            }
+        }
+        kept
+    }
 }
 
 fn array<R: CubeRuntime>(factor: Option<CubeTensor<R>>) -> SequenceArg<R, Array<f32>> {
     factor.map(CubeTensor::into_array_arg).into_iter().collect()
-}
-
-fn floats<B: Backend>(state: Moment<B>) -> FloatTensor<B> {
-    match state {
-        Moment::Float(floats) => floats,
-        Moment::EightBit(_) => unreachable!("8 bits were declined"),
-    }
 }
 
 /// The factor is apart, as a tensor among others.

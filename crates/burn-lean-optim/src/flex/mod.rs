@@ -13,7 +13,7 @@ use crate::{
     LeanBackend, Number, RoundStochastically, Rule,
     backend::{Clip, Measure, Operands, States, Stepped, Types},
     dynamic_map::BLOCK,
-    moment::{EightBit, Format, Moment},
+    moment::{EightBit, Format, Moment, blocks, words},
 };
 use buffer::{Buffer, Source};
 
@@ -126,8 +126,8 @@ fn empty(format: Format, shape: &Shape) -> Moment<Flex> {
     match format {
         Format::Float(dtype) => Moment::Float(FlexTensor::empty(shape.clone(), dtype)),
         Format::EightBit(map) => Moment::EightBit(EightBit {
-            codes: FlexTensor::empty(Shape::new([numbers.div_ceil(4)]), DType::I32),
-            scales: FlexTensor::empty(Shape::new([numbers.div_ceil(BLOCK)]), DType::F32),
+            codes: FlexTensor::empty(words(numbers), DType::I32),
+            scales: FlexTensor::empty(blocks(numbers), DType::F32),
             shape: shape.clone(),
             map,
         }),

@@ -105,8 +105,8 @@ pub trait EightBitMoments: Lean {
     /// 4096 elements keep moments of 32 bits, and so do those that have the shape of an embedding's weight in
     /// `model`, as the paper recommends.
     ///
-    /// Records are smaller as well, and interchangeable with those in 32 bits. On backends without a pass of their
-    /// own the moments are packed and unpacked on the host, which is slow.
+    /// Records are smaller as well, and interchangeable with those in 32 bits. Flex, wgpu and CUDA step with them in one
+    /// pass. On other backends the moments are packed and unpacked on the host, which is slow.
     fn with_8_bit_moments<B: Backend>(mut self, model: &impl Module<B>) -> Self {
         let settings = self.settings_mut();
         settings.moments = Moments::EightBit;

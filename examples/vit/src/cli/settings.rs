@@ -225,9 +225,9 @@ impl TrainArgs {
             engine.mode
         );
         ensure!(
-            !optimizer.is_8_bit() || engine.backend == BackendKind::Flex,
-            "--optimizer {optimizer} needs --backend flex: moments in 8 bits have no kernels on {} yet, and would \
-             be packed on the host in each step",
+            !optimizer.is_8_bit() || engine.backend.has_8_bit_moments(),
+            "--optimizer {optimizer} is not for --backend {}, which has no kernels for moments in 8 bits: use \
+             --backend flex",
             engine.backend
         );
         backend::require(engine.backend)?;

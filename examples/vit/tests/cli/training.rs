@@ -128,8 +128,8 @@ fn moments_in_8_bits_are_refused_where_there_is_no_pass_for_them() {
     let home = TempDir::new().unwrap();
     let folder = home.path().join("run");
     let mut command = train(&folder);
-    command.args(["--optimizer", "adam-8bit", "--backend", "wgpu"]);
-    let text = "--optimizer adam-8bit needs --backend flex";
+    command.args(["--optimizer", "adam-8bit", "--backend", "ndarray"]);
+    let text = "--optimizer adam-8bit is not for --backend ndarray";
     fails(&mut command, text, &folder);
 }
 

@@ -1,0 +1,237 @@
+//! Moments in 8 bits: a cube of units for each block, and a word of four codes for each unit.
+
+use burn::tensor::TensorData;
+use burn_cubecl::{
+    CubeRuntime,
+    cubecl::{
+        self, calculate_cube_count_elemwise, prelude::*, std::tensor::layout::linear::LinearView,
+    },
+    tensor::CubeTensor,
+};
+
+use super::{Extent, array, kernel::run, program::Program};
+use crate::dynamic_map::{BLOCK, DynamicMap};
+
+/// Codes in a word.
+const WORD: usize = 4;
+const UNITS: usize = BLOCK / WORD;
+
+/// Numbers in 8 bits, and what their codes mean.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Blocks {
+    codes: Array<i32>,
+    scales: Array<f32>,
+    /// The entries, and the middles between them from zero on.
+    table: Array<f32>,
+    /// The place of zero among the entries.
+    #[cube(comptime)]
+    zero: i32,
+}
+
+/// Writes weight and states in their place. In the first step the states are only written.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn step_blocks<N: Size>(
+    weight: &mut LinearView<Vector<f32, N>, ReadWrite>,
+    grad: &LinearView<Vector<f32, N>>,
+    factor: &Sequence<Array<f32>>,
+    states: &mut Sequence<Blocks>,
+    scalars: &Sequence<f32>,
+    #[comptime] first: bool,
+    #[comptime] program: Program,
+) {
+    let unit = CUBE_POS * UNITS + UNIT_POS as usize;
+    let lanes = N::value();
+    let parts = comptime!(WORD / lanes);
+    let mut stepped = Sequence::<Vector<f32, N>>::new();
+    #[unroll]
+    for part in 0..parts {
+        let place = unit * parts + part;
+        let is_inside = weight.is_in_bounds(place);
+        // A unit beyond the end computes the first number again, and drops it: all units meet below.
+        let read = select(is_inside, place, 0);
+        let mut values = Sequence::<Vector<f32, N>>::new();
+        values.push(weight[read]);
+        values.push(grad[read]);
+        #[unroll]
+        for place in 0..factor.len() {
+            values.push(Vector::new(factor.index(place)[0]));
+        }
+        if comptime!(!first) {
+            #[unroll]
+            for state in 0..states.len() {
+                values.push(decode::<N>(states.index(state), read));
+            }
+        }
+        run(&mut values, scalars, comptime!(program.clone()));
+        if is_inside {
+            weight[place] = *values.index(comptime!(program.results[0]));
+        }
+        #[unroll]
+        for state in 0..states.len() {
+            let value = *values.index(comptime!(program.results[state + 1]));
+            stepped.push(select(is_inside, value, Vector::new(0.0)));
+        }
+    }
+    #[unroll]
+    for state in 0..states.len() {
+        let mut numbers = Sequence::<Vector<f32, N>>::new();
+        #[unroll]
+        for part in 0..parts {
+            numbers.push(*stepped.index(comptime!(part * states.len() + state)));
+        }
+        encode::<N>(states.index_mut(state), &numbers, unit);
+    }
+}
+
+/// The numbers of a vector.
+#[cube]
+pub(super) fn decode<N: Size>(blocks: &Blocks, place: usize) -> Vector<f32, N> {
+    let mut numbers = Vector::<f32, N>::empty();
+    #[unroll]
+    for lane in 0..N::value() {
+        let number = place * N::value() + lane;
+        let word = u32::reinterpret(blocks.codes[number / WORD]);
+        let code = (word >> (8 * (number % WORD) as u32)) & 0xff;
+        numbers[lane] = blocks.table[code as usize] * blocks.scales[number / BLOCK];
+    }
+    numbers
+}
+
+/// Writes the numbers of a unit, together with the others of its block.
+#[cube]
+fn encode<N: Size>(blocks: &mut Blocks, numbers: &Sequence<Vector<f32, N>>, unit: usize) {
+    // As integers, since NaN is the largest of them: it would be lost in a maximum of floats.
+    let mut most = 0u32;
+    #[unroll]
+    for part in 0..numbers.len() {
+        #[unroll]
+        for lane in 0..N::value() {
+            let magnitude = u32::reinterpret(f32::abs(numbers.index(part)[lane]));
+            most = max(most, magnitude);
+        }
+    }
+    let scale = f32::reinterpret(most_of_block(most));
+    // There may be more cubes than blocks.
+    if UNIT_POS == 0 && CUBE_POS < blocks.scales.len() {
+        blocks.scales[CUBE_POS] = scale;
+    }
+    let divisor = max(scale, f32::MIN_POSITIVE);
+    let lanes = N::value();
+    let mut word = 0u32;
+    #[unroll]
+    for part in 0..numbers.len() {
+        #[unroll]
+        for lane in 0..N::value() {
+            let code = nearest(blocks, numbers.index(part)[lane] / divisor);
+            word |= code << comptime!(8 * (part * lanes + lane) as u32);
+        }
+    }
+    if unit < blocks.codes.len() {
+        blocks.codes[unit] = i32::reinterpret(word);
+    }
+}
+
+/// The largest of the numbers that the units of a cube have.
+#[cube]
+fn most_of_block(own: u32) -> u32 {
+    let mut shared = SharedMemory::<u32>::new(UNITS);
+    let unit = UNIT_POS as usize;
+    shared[unit] = own;
+    sync_cube();
+    #[unroll]
+    for halving in 1..=UNITS.ilog2() {
+        let others = comptime!(UNITS >> halving);
+        if unit < others {
+            shared[unit] = max(shared[unit], shared[unit + others]);
+        }
+        sync_cube();
+    }
+    let most = shared[0];
+    // The next state uses the same memory.
+    sync_cube();
+    most
+}
+
+/// The code of the entry that is nearest to a number of at most one.
+#[cube]
+fn nearest(blocks: &Blocks, number: f32) -> u32 {
+    let magnitude = f32::abs(number);
+    // How many middles lie below it, by halves.
+    let mut below = 0usize;
+    #[unroll]
+    for halving in 1..=BLOCK.ilog2() {
+        let half = comptime!(BLOCK >> halving);
+        let is_above = magnitude > blocks.table[BLOCK - 1 + half + below];
+        below += select(is_above, half, 0usize);
+    }
+    let below = below as i32;
+    let signed = select(number < 0.0, -below, below);
+    // There is no -1: the last entry below zero is nearest.
+    u32::cast_from(max(blocks.zero + signed, 0))
+}
+
+/// A state on the device.
+pub(super) struct Codes<R: CubeRuntime> {
+    pub(super) codes: CubeTensor<R>,
+    pub(super) scales: CubeTensor<R>,
+    pub(super) map: DynamicMap,
+}
+
+impl<R: CubeRuntime> Codes<R> {
+    /// The state as an argument of a kernel, with the table of its codes.
+    pub(super) fn into_argument(self) -> BlocksLaunch<R> {
+        let entries = self.map.entries();
+        let zero = entries.iter().position(|entry| *entry == 0.0);
+        let zero = zero.expect("zero is an entry of every map");
+        let middles = entries[zero..].windows(2);
+        let middles = middles.map(|pair| (pair[0] + pair[1]) / 2.0);
+        let mut table: Vec<f32> = entries.iter().copied().chain(middles).collect();
+        // No number is above what is behind the last middle.
+        table.resize(2 * BLOCK, f32::INFINITY);
+        let CubeTensor { client, device, .. } = &self.scales;
+        let table = TensorData::new(table, [2 * BLOCK]);
+        let table = CubeTensor::new_contiguous(
+            client.clone(),
+            device.clone(),
+            table.shape,
+            client.create(table.bytes),
+            table.dtype,
+        );
+        BlocksLaunch::new(
+            self.codes.into_array_arg(),
+            self.scales.into_array_arg(),
+            table.into_array_arg(),
+            zero as i32,
+        )
+    }
+}
+
+/// Steps a parameter with at least one element.
+pub(super) fn step<R: CubeRuntime>(
+    weight: &CubeTensor<R>,
+    grad: CubeTensor<R>,
+    factor: Option<CubeTensor<R>>,
+    states: Vec<Codes<R>>,
+    scalars: Vec<f32>,
+    first: bool,
+    program: Program,
+) {
+    let extent = Extent::of([weight, &grad].into_iter());
+    let blocks = extent.elements.div_ceil(BLOCK);
+    let dim = CubeDim::new_1d(UNITS as u32);
+    step_blocks::launch(
+        &weight.client,
+        calculate_cube_count_elemwise(&weight.client, blocks * UNITS, dim),
+        dim,
+        extent.address,
+        // A unit has the numbers of one word, however many it takes at once.
+        extent.vector.min(WORD),
+        weight.clone().into_linear_view(),
+        grad.into_linear_view(),
+        array(factor),
+        states.into_iter().map(Codes::into_argument).collect(),
+        scalars.into_iter().collect(),
+        first,
+        program,
+    );
+}
