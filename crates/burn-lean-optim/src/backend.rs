@@ -7,7 +7,7 @@ use burn::tensor::{
 };
 
 use crate::{
-    Number, Rule,
+    Noise, Number, Rule,
     moment::{Format, Moment},
 };
 
@@ -75,12 +75,11 @@ pub trait Measure<const N: usize>: Copy + Send + Sync + 'static {
     fn next<T: Number>(&self, grad: T, state: [T; N]) -> T;
 }
 
-/// A backend that rounds to bf16 by chance.
+/// A backend that rounds to bf16 by chance: Flex, and wgpu and CUDA with and without fusion.
 pub trait RoundStochastically: Backend {
-    /// Rounds a tensor of 32 bits to bf16, up or down with the probability that makes the mean right.
-    ///
-    /// The same tensor and key give the same numbers.
-    fn round_stochastically(tensor: FloatTensor<Self>, key: u64) -> FloatTensor<Self>;
+    /// Rounds numbers in 32 bits to one of their two neighbours in bf16, the nearer one with the larger probability; as a
+    /// tensor of bf16, or of numbers in 32 bits that bf16 can hold. The same noise gives the same numbers on every backend.
+    fn round_stochastically(tensor: FloatTensor<Self>, noise: Noise) -> FloatTensor<Self>;
 }
 
 /// What a step is made of.

@@ -35,7 +35,7 @@ pub use accumulation::{
 pub use backend::{
     Clip, LeanBackend, Measure, Operands, RoundStochastically, States, Stepped, Types,
 };
-pub use bf16::{Bf16State, Bf16Weights, Kahan, Rounding, Stochastic};
+pub use bf16::{Bf16State, Bf16Weights, Kahan, Noise, Rounding, Stochastic};
 pub use dynamic_map::DynamicMap;
 pub use moment::{EightBit, Format, Moment, MomentItem};
 pub use number::Number;

@@ -27,6 +27,8 @@ mod equality;
 mod learner;
 #[path = "one_pass.rs"]
 mod one_pass;
+#[path = "rounding.rs"]
+mod rounding;
 #[path = "../recompute/scopes.rs"]
 mod scopes;
 #[path = "../device_memory/transformer.rs"]

@@ -21,6 +21,8 @@ mod eight_bit;
 mod equality;
 #[path = "one_pass.rs"]
 mod one_pass;
+#[path = "rounding.rs"]
+mod rounding;
 #[path = "../recompute/scopes.rs"]
 mod scopes;
 #[path = "../timeline/device.rs"]

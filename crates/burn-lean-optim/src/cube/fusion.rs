@@ -20,7 +20,7 @@ use burn_fusion::{
 
 use super::{clipping, program::Clipping};
 use crate::{
-    LeanBackend, Rule,
+    LeanBackend, Noise, RoundStochastically, Rule,
     backend::{Clip, Measure, Operands, States, Stepped, Types},
     moment::{EightBit, Format, Moment, blocks, words},
 };
@@ -67,6 +67,19 @@ impl<B: FusionBackend + LeanBackend> LeanBackend for Fusion<B> {
         number::<B>("lean_sum_of_squares", inputs, |inputs| {
             B::sum_of_squares(float(&mut inputs.into_iter()))
         })
+    }
+}
+
+impl<B: FusionBackend + RoundStochastically> RoundStochastically for Fusion<B> {
+    fn round_stochastically(tensor: FloatTensor<Self>, noise: Noise) -> FloatTensor<Self> {
+        let outputs = vec![(tensor.shape(), DType::F32)];
+        let inputs = vec![Part::Float(tensor)];
+        let run = move |inputs: Vec<_>| {
+            let tensor = float(&mut inputs.into_iter());
+            vec![Part::Float(B::round_stochastically(tensor, noise))]
+        };
+        let rounded = register::<B, _>("lean_round_stochastically", inputs, outputs, run);
+        float(&mut rounded.into_iter())
     }
 }
 

@@ -4,6 +4,7 @@ mod eight_bit;
 mod fusion;
 mod kernel;
 mod program;
+mod rounding;
 
 use burn::tensor::{
     DType, Shape,
@@ -216,7 +217,9 @@ impl Extent {
 
 /// The tensor, or a copy of it where somebody else holds it, or its elements overlap.
 fn writable<R: CubeRuntime>(tensor: CubeTensor<R>) -> CubeTensor<R> {
-    if tensor.can_mut() && tensor.is_nonoverlapping() {
+    // Of a matrix without rows Burn cannot say whether it overlaps, and there is nothing to write.
+    let is_empty = tensor.meta.num_elements() == 0;
+    if is_empty || tensor.can_mut() && tensor.is_nonoverlapping() {
         tensor
     } else {
         tensor.copy()

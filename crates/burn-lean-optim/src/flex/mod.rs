@@ -10,7 +10,7 @@ use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
 use crate::{
-    LeanBackend, Number, RoundStochastically, Rule,
+    LeanBackend, Noise, Number, RoundStochastically, Rule,
     backend::{Clip, Measure, Operands, States, Stepped, Types},
     dynamic_map::BLOCK,
     moment::{EightBit, Format, Moment, blocks, words},
@@ -298,7 +298,7 @@ fn step_by_blocks<S: Simd, R: Rule<N>, const N: usize>(
 }
 
 impl RoundStochastically for Flex {
-    fn round_stochastically(tensor: FlexTensor, key: u64) -> FlexTensor {
+    fn round_stochastically(tensor: FlexTensor, noise: Noise) -> FlexTensor {
         let tensor = in_order(tensor);
         let mut rounded = FlexTensor::empty(tensor.layout().shape().clone(), DType::BF16);
         let numbers = tensor.storage::<f32>().par_chunks(CHUNK);
@@ -307,7 +307,7 @@ impl RoundStochastically for Flex {
             .par_chunks_mut(CHUNK)
             .zip(numbers);
         chunks.enumerate().for_each(|(chunk, (rounded, numbers))| {
-            rounding::stochastically(numbers, rounded, key, (chunk * CHUNK) as u64);
+            rounding::stochastically(numbers, rounded, noise, (chunk * CHUNK) as u32);
         });
         rounded
     }
