@@ -6,7 +6,7 @@
 //! cargo run --release -p benchmarks --example digits -- 20 5
 //! ```
 //!
-//! The arguments are the number of epochs and of seeds. A line is printed for each run, and a table of means at the end.
+//! The arguments are the number of epochs and of seeds, and the first seed. A line is printed for each run, and a table of means at the end.
 
 use anyhow::{Result, anyhow};
 use burn::backend::{Autodiff, Flex};
@@ -155,6 +155,7 @@ fn main() -> Result<()> {
         .map(|number| number.parse::<usize>());
     let epochs = arguments.next().transpose()?.unwrap_or(20);
     let seeds = arguments.next().transpose()?.unwrap_or(5);
+    let first = arguments.next().transpose()?.unwrap_or(1);
     let size = ImageSize {
         requested: None,
         patch_size: Preset::Tiny.patch_size(),
@@ -165,7 +166,7 @@ fn main() -> Result<()> {
     let embeddings = Vec::<Embedding<Flex>>::new();
 
     let mut runs: Vec<(&str, Vec<f64>)> = Vec::new();
-    for seed in 1..=seeds as u64 {
+    for seed in (first..first + seeds).map(|seed| seed as u64) {
         let exact = Training {
             data: data.clone(),
             epochs,

@@ -10,8 +10,9 @@ use burn::{
     tensor::{DType, Tensor, backend::Backend},
 };
 use burn_lean_optim::{
-    AccumulateInMoments, Bf16Weights, CannotAccumulate, EightBitMoments, InOnePass, Kahan, Lean,
-    LionConfig, MomentDecay, RAdamConfig, StableAdamWConfig, Stochastic,
+    AccumulateInMoments, AdaptiveMomentumState, Bf16Weights, CannotAccumulate, EightBitMoments,
+    InOnePass, Kahan, Lean, LionConfig, Moment, MomentDecay, RAdamConfig, StableAdamWConfig,
+    Stochastic,
 };
 
 use crate::harness::{Noise, Run};
@@ -146,36 +147,40 @@ fn with_decay_at_each_step_sgd_is_that_of_accumulated_gradients() {
 
 /// The first moment is that of the sum; the second is that of the squares of its parts.
 #[test]
-fn with_decay_at_each_step_adams_first_moment_is_that_of_accumulated_gradients() {
-    let grads = grads(10 * MICRO_BATCHES);
-    let adam = AdamConfig::new().in_one_pass();
-    let mut exact = run::<Flex, _>(adam.clone());
-    let adama = adam.accumulating(MICRO_BATCHES, MomentDecay::EachStep);
-    let mut in_moments = run(adama.unwrap());
-    for (sum, parts) in sums(&grads).zip(grads.chunks(MICRO_BATCHES)) {
-        exact.step(0.01, sum);
-        parts
-            .iter()
-            .for_each(|grad| in_moments.step(0.01, grad.clone()));
+fn with_decay_at_each_step_the_first_moment_is_that_of_accumulated_gradients() {
+    fn assert_moments<O>(optimizer: O, momentum: fn(O::State<2>) -> AdaptiveMomentumState<Flex>)
+    where
+        O: AccumulateInMoments + SimpleOptimizer<Flex>,
+    {
+        let grads = grads(10 * MICRO_BATCHES);
+        let mut exact = run::<Flex, _>(optimizer.clone());
+        let in_moments = optimizer.accumulating(MICRO_BATCHES, MomentDecay::EachStep);
+        let mut in_moments = run(in_moments.unwrap());
+        for (sum, parts) in sums(&grads).zip(grads.chunks(MICRO_BATCHES)) {
+            exact.step(0.01, sum);
+            parts
+                .iter()
+                .for_each(|grad| in_moments.step(0.01, grad.clone()));
+        }
+        let exact = momentum(exact.state.unwrap());
+        let in_moments = momentum(in_moments.state.unwrap().optimizer.unwrap());
+        assert_eq!(in_moments.time, exact.time);
+        let numbers =
+            |moment: Moment<Flex>| moment.to_tensor::<2>().into_data().to_vec::<f32>().unwrap();
+        assert_close(
+            &numbers(in_moments.moment_1),
+            &numbers(exact.moment_1),
+            1e-6,
+        );
+        let mean = |numbers: Vec<f32>| numbers.iter().sum::<f32>() / numbers.len() as f32;
+        let ours = mean(numbers(in_moments.moment_2));
+        let theirs = mean(numbers(exact.moment_2));
+        // Of independent gradients both are four times the square of one, on average.
+        assert!((ours / theirs - 1.0).abs() < 0.1, "{ours}, {theirs}");
     }
-    let exact = exact.state.unwrap().momentum;
-    let in_moments = in_moments.state.unwrap().optimizer.unwrap().momentum;
-    assert_eq!(in_moments.time, exact.time);
-    let numbers = |moment: burn_lean_optim::Moment<Flex>| {
-        moment.to_tensor::<2>().into_data().to_vec::<f32>().unwrap()
-    };
-    assert_close(
-        &numbers(in_moments.moment_1),
-        &numbers(exact.moment_1),
-        1e-6,
-    );
-    let mean = |numbers: Vec<f32>| numbers.iter().sum::<f32>() / numbers.len() as f32;
-    let (ours, theirs) = (
-        mean(numbers(in_moments.moment_2)),
-        mean(numbers(exact.moment_2)),
-    );
-    // Of independent gradients both are four times the square of one, on average.
-    assert!((ours / theirs - 1.0).abs() < 0.1, "{ours}, {theirs}");
+    assert_moments(AdamConfig::new().in_one_pass(), |state| state.momentum);
+    assert_moments(AdamWConfig::new().in_one_pass(), |state| state.momentum);
+    assert_moments(RAdamConfig::new().build(), |state| state.momentum);
 }
 
 #[test]
