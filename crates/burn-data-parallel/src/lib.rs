@@ -12,9 +12,9 @@
 
 mod communicator;
 mod data_parallel;
+#[cfg(feature = "distributed")]
+mod device_parallel;
 mod error;
-#[cfg(test)]
-mod local;
 mod mean;
 mod model;
 #[cfg(feature = "mpi")]
@@ -25,11 +25,15 @@ mod sharding;
 mod share;
 #[cfg(test)]
 mod tests;
+#[cfg(any(test, feature = "distributed"))]
+mod threads;
 
 #[cfg(feature = "mpi")]
 pub use crate::mpi::Mpi;
 pub use communicator::{Alone, CommunicationError, Communicator};
 pub use data_parallel::DataParallel;
+#[cfg(feature = "distributed")]
+pub use device_parallel::DeviceParallel;
 pub use error::ReplicaError;
 pub use replicas::Replicas;
 pub use share::ShareBatcher;

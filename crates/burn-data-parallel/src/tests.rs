@@ -7,7 +7,7 @@ use burn::{
 };
 use burn_gradient_release::{GradientReduction, Recipients};
 
-use crate::{DataParallel, ReplicaError, Replicas, local::replicas};
+use crate::{DataParallel, ReplicaError, Replicas, threads::replicas};
 
 #[derive(Module, Debug)]
 struct Model<B: Backend> {

@@ -15,9 +15,12 @@ mod backend;
 mod custom;
 mod derived;
 mod discard;
+#[cfg(feature = "distributed")]
+mod distributed;
 mod fork;
 mod group;
 mod lend;
+mod mark;
 mod operands;
 mod ops;
 mod optimizer;
@@ -36,7 +39,7 @@ mod tape;
 mod tensor;
 mod uses;
 
-pub use backend::{GradientRelease, ReleaseBackend};
+pub use backend::{AutodiffInner, GradientRelease, ReleaseBackend};
 pub use optimizer::{
     AdaptiveClippingConfig, AutoClipConfig, DynOptimizer, GradNorm, GradientRecord,
     GroupAssignment, GroupOptions, LossScaler, LossScalerConfig, LossScalerRecord, NormClipping,

@@ -17,6 +17,7 @@ use crate::{
     ReleaseBackend,
     fork::Scope,
     group::Group,
+    mark::check_unmarked,
     origins::Origins,
     parameter::{Armed, Arming, Site},
     progress::Progress,
@@ -104,7 +105,10 @@ pub(super) fn check_arm<B: ReleaseBackend, M: AutodiffModule<B>>(
     model.visit(&mut duplicate);
     match duplicate.found {
         Some(param) => Err(ReleaseError::DuplicateParam { param }),
-        None => check_own(own, model),
+        None => {
+            check_unmarked::<B, M>(model)?;
+            check_own(own, model)
+        }
     }
 }
 
