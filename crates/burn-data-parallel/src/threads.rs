@@ -78,7 +78,8 @@ impl Threads {
         let is_awaited = |round: &mut Round| !round.is_over && condition(round);
         let changed = self.meeting.changed.wait_while(round, is_awaited);
         let round = changed.unwrap_or_else(PoisonError::into_inner);
-        match round.is_over {
+        // What all have brought can still be taken.
+        match condition(&round) {
             true => Err("the thread of another replica has panicked".into()),
             false => Ok(round),
         }

@@ -47,7 +47,7 @@ pub(crate) fn bring(
     group.entry(device).or_default().push_back(brought);
     let has_come = |id| group.get(id).is_some_and(|queue| !queue.is_empty());
     if device_ids.iter().all(has_come) {
-        let mut first = |id| group.get_mut(id)?.pop_front();
+        let first = |id| group.get_mut(id)?.pop_front();
         let brought: Vec<_> = device_ids.iter().filter_map(first).collect();
         let tensors = brought.iter().map(|brought| brought.tensor.clone());
         let sum = tensors.reduce(Flex::float_add).unwrap();

@@ -1,6 +1,6 @@
 //! What is not armed is reduced by Burn's own server.
 
-use std::sync::{Barrier, Mutex, PoisonError};
+use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 
 use burn::{
     backend::Autodiff,
@@ -34,8 +34,11 @@ impl<B: AutodiffBackend> ModuleMapper<B> for Mark {
     }
 }
 
-/// Burn has one server for a backend.
-static SERVER: Mutex<()> = Mutex::new(());
+/// Burn has one server for a backend: whoever runs a marked model backward has it to itself.
+pub(crate) fn server() -> MutexGuard<'static, ()> {
+    static SERVER: Mutex<()> = Mutex::new(());
+    SERVER.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The weights after each step of marked models on their devices.
 fn train<A, O>(places: &[Place], optim: impl Fn() -> O + Sync) -> Vec<Vec<Vec<u32>>>
@@ -44,7 +47,7 @@ where
     O: Optimizer<Model<A>, A>,
     Model<A>: burn::module::AutodiffModule<A>,
 {
-    let _server = SERVER.lock().unwrap_or_else(PoisonError::into_inner);
+    let _server = server();
     let config = DistributedConfig {
         all_reduce_op: ReduceOperation::Mean,
     };

@@ -18,7 +18,7 @@ use burn_gradient_release::{ReleaseAccumulator, ReleaseError, checkpoint};
 use crate::{
     B, adam,
     backend::places,
-    burns_own::Mark,
+    burns_own::{Mark, server},
     model::{Model, RATE},
     on_threads, replicas, step,
 };
@@ -102,6 +102,7 @@ fn an_armed_model_is_not_marked() {
 
 #[test]
 fn a_marked_model_is_not_run_backward_in_parts() {
+    let _server = server();
     let place = places(1)[0];
     let model = Model::<B>::new(&place).map(&mut Mark);
     let said = panics(|| model.loss(0, 0, true).backward());

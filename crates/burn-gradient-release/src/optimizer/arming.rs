@@ -10,6 +10,7 @@ use burn::{
 
 use super::{
     error::ReleaseError,
+    mark::check_unmarked,
     session::{Session, float, wrap},
     step_plan::{Purpose, StepPlan, Stepping},
 };
@@ -17,7 +18,6 @@ use crate::{
     ReleaseBackend,
     fork::Scope,
     group::Group,
-    mark::check_unmarked,
     origins::Origins,
     parameter::{Armed, Arming, Site},
     progress::Progress,

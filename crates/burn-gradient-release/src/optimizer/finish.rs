@@ -11,6 +11,7 @@ use burn::{
 use super::{
     arming::{check_foreign, slot_of},
     error::ReleaseError,
+    mark::{is_marked, mark},
     report::{Outcome, StepReport},
     session::{Session, is_awaited, leaf, sum},
     step_plan::{StepPlan, Stepping},
@@ -18,7 +19,6 @@ use super::{
 };
 use crate::{
     ReleaseBackend,
-    mark::{is_marked, mark},
     reduction::{Recipients, agree},
     slot::{Claim, Slot, Step},
     uses::When,

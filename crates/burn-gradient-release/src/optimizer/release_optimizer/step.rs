@@ -13,11 +13,11 @@ use burn::{
 use super::ReleaseOptimizer;
 use crate::{
     ReleaseBackend,
-    mark::check_unmarked,
     optimizer::{
         assign::{assign, path_of},
         error::{Refused, ReleaseError, expect},
         finish::{self, Grads},
+        mark::check_unmarked,
         rate::OwnedRate,
         session::Session,
         step_plan::{Purpose, StepPlan, Stepping},
