@@ -102,7 +102,7 @@ impl DeviceParallel {
             .into_iter()
             .map(|thread| {
                 Ok(Self {
-                    parallel: DataParallel::new(Replicas::new(move || Ok(thread))?),
+                    parallel: DataParallel::new(Replicas::of_threads(thread)?),
                     device_ids: device_ids.clone(),
                 })
             })

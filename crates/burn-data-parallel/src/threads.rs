@@ -131,7 +131,7 @@ pub(crate) fn replicas<T: Send>(size: usize, work: impl Fn(crate::Replicas) -> T
             .into_iter()
             .map(|thread| {
                 let work = &work;
-                scope.spawn(move || work(crate::Replicas::new(move || Ok(thread)).unwrap()))
+                scope.spawn(move || work(crate::Replicas::of_threads(thread).unwrap()))
             })
             .collect();
         let done = threads.into_iter().map(|thread| thread.join().unwrap());

@@ -131,6 +131,20 @@ fn devices_are_given_once() {
 }
 
 #[test]
+fn who_ends_does_not_wait_for_the_others_and_is_not_awaited() {
+    let mut replicas: Vec<_> = replicas(&places(2)).collect();
+    let (second, _) = replicas.pop().unwrap();
+    // Both on this thread, one after the other.
+    drop(replicas);
+    let told = second.replicas().meet("a question").unwrap_err();
+    assert!(
+        told.to_string()
+            .contains("rank 0: the end of the training; rank 1: a question"),
+        "{told}"
+    );
+}
+
+#[test]
 fn who_is_on_another_device_is_told_and_so_are_the_others() {
     let places = places(2);
     let stray = places[0];

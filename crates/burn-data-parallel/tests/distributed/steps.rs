@@ -96,26 +96,31 @@ fn who_runs_backward_first_does_not_keep_the_others_from_coming() {
 /// The same within one backward pass, which is several where activations are recomputed.
 #[test]
 fn who_has_finished_a_part_does_not_keep_the_others_from_it() {
-    let found = all_on_threads(replicas(&places(2)), |rank, (parallel, place)| {
-        let model = parallel.broadcast(Model::<B>::new(&place)).unwrap();
-        let mut optim = adam().with_reduction(Arc::new(parallel));
-        let model = optim.arm(RATE, model);
-        // Takes the first replica long to run backward, too.
-        let long = |tensor: Tensor<B, 2>| {
-            let times = if rank == 0 { 1000 } else { 1 };
-            (0..times).fold(tensor, |tensor, _| tensor * 1.0)
-        };
-        let x = Tensor::<B, 2>::ones([5, 6], &place).matmul(model.first.val());
-        let x = checkpoint(|| long(x.clone()) + model.bias.val().unsqueeze());
-        let x = long(x).matmul(model.second.val());
-        let x = checkpoint(|| long(x.clone()).powi_scalar(2));
-        let grads = x.mean().backward();
-        let grads = GradientsParams::from_grads(grads, &model);
-        let model = optim.step(RATE, model, grads);
-        assert_eq!(optim.last_step().unwrap().recomputed().slices, 2);
-        model.bits()
-    });
-    assert_eq!(found[0], found[1]);
+    for in_scope in [false, true] {
+        let found = all_on_threads(replicas(&places(2)), |rank, (parallel, place)| {
+            let model = parallel.broadcast(Model::<B>::new(&place)).unwrap();
+            let mut optim = adam().with_reduction(Arc::new(parallel));
+            let model = optim.arm(RATE, model);
+            // Takes the first replica long to run backward, too.
+            let long = |tensor: &Tensor<B, 2>| {
+                let times = if rank == 0 { 1000 } else { 1 };
+                (0..times).fold(tensor.clone(), |tensor, _| tensor * 1.0)
+            };
+            let product = |tensor: &Tensor<B, 2>, is_here: bool| match is_here {
+                true => long(tensor).matmul(model.second.val()),
+                false => long(tensor),
+            };
+            let x = Tensor::<B, 2>::ones([5, 6], &place).matmul(model.first.val());
+            let x = checkpoint(|| product(&x, in_scope));
+            let x = product(&x, !in_scope);
+            let x = checkpoint(|| long(&x).powi_scalar(2));
+            let grads = GradientsParams::from_grads(x.mean().backward(), &model);
+            let model = optim.step(RATE, model, grads);
+            assert_eq!(optim.last_step().unwrap().recomputed().slices, 2);
+            model.bits()
+        });
+        assert_eq!(found[0], found[1]);
+    }
 }
 
 #[test]
