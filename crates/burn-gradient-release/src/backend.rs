@@ -3,9 +3,7 @@
 use std::marker::PhantomData;
 
 #[cfg(feature = "distributed")]
-use burn::tensor::backend::distributed::{
-    DistributedBackend, DistributedParamId, DistributedParams,
-};
+use burn::tensor::backend::distributed::{DistributedParamId, DistributedParams};
 use burn::tensor::{
     DType, TensorData,
     backend::{AutodiffBackend, Backend, BackendTypes, DTypeUsageSet, ExecutionError},
@@ -14,6 +12,7 @@ use burn::tensor::{
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy, grads::Gradients};
 
 use crate::{
+    inner::AutodiffInner,
     pass,
     tensor::{ReleaseTensor, Repr},
 };
@@ -46,22 +45,6 @@ pub trait ReleaseBackend: AutodiffBackend<InnerBackend: AutodiffInner> + sealed:
     #[doc(hidden)]
     fn from_release(tensor: ReleaseTensor<Self::InnerBackend>) -> FloatTensor<Self>;
 }
-
-/// What `Autodiff` asks of the backend below it: any [`Backend`]; with the feature `distributed`, a
-/// `DistributedBackend`.
-#[cfg(not(feature = "distributed"))]
-pub trait AutodiffInner: Backend {}
-
-#[cfg(not(feature = "distributed"))]
-impl<B: Backend> AutodiffInner for B {}
-
-/// What `Autodiff` asks of the backend below it: with the feature `distributed`, a
-/// [`DistributedBackend`].
-#[cfg(feature = "distributed")]
-pub trait AutodiffInner: DistributedBackend {}
-
-#[cfg(feature = "distributed")]
-impl<B: DistributedBackend> AutodiffInner for B {}
 
 mod sealed {
     pub trait Sealed {}

@@ -19,6 +19,7 @@ mod discard;
 mod distributed;
 mod fork;
 mod group;
+mod inner;
 mod lend;
 mod mark;
 mod operands;
@@ -39,7 +40,8 @@ mod tape;
 mod tensor;
 mod uses;
 
-pub use backend::{AutodiffInner, GradientRelease, ReleaseBackend};
+pub use backend::{GradientRelease, ReleaseBackend};
+pub use inner::AutodiffInner;
 pub use optimizer::{
     AdaptiveClippingConfig, AutoClipConfig, DynOptimizer, GradNorm, GradientRecord,
     GroupAssignment, GroupOptions, LossScaler, LossScalerConfig, LossScalerRecord, NormClipping,

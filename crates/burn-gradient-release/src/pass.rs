@@ -9,8 +9,8 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy, grads::Gradients};
 
 use crate::{
-    AutodiffInner,
     group::Values,
+    inner::AutodiffInner,
     mark,
     operands::Arguments,
     origins::{Origins, Region, Seeds, Spent},

@@ -12,7 +12,7 @@ use burn::{
 use burn_autodiff::{NodeId, grads::Gradients};
 
 use crate::{
-    AutodiffInner,
+    inner::AutodiffInner,
     progress::Progress,
     reduction::{Flight, Landing},
     stale_copy::StaleCopyGuard,

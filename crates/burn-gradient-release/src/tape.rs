@@ -29,7 +29,7 @@ use burn_autodiff::{
     ops::{Backward, Ops, OpsKind},
 };
 
-use crate::AutodiffInner;
+use crate::inner::AutodiffInner;
 
 /// The tensor of `burn-autodiff`. Its type cannot be named there, but its fields are public, and
 /// it does not depend on the checkpointing strategy.

@@ -14,7 +14,8 @@ use super::{
     stepper::from_float,
 };
 use crate::{
-    AutodiffInner, ReleaseBackend,
+    ReleaseBackend,
+    inner::AutodiffInner,
     parameter::Armed,
     progress::{Progress, Recomputed},
     slot::Slot,
