@@ -5,6 +5,9 @@
 //! next. [`DataParallel`] does that; the processes are those that MPI's `mpirun` has started
 //! (`Mpi`, with the feature `mpi`), or any other [`Communicator`]'s.
 //!
+//! With the feature `distributed` there is `DeviceParallel` for the devices of one process, which Burn's own
+//! all-reduce (NCCL on CUDA) takes gradients between.
+//!
 //! Start with [`DataParallel`]. For burn-train's `Learner` see `GradientReleaseStrategy::with_replicas` of
 //! `burn-gradient-release-train`.
 
