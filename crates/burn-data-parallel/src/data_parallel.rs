@@ -246,6 +246,24 @@ impl DataParallel {
         })
     }
 
+    /// Waits until all replicas have this gradient.
+    #[cfg(feature = "distributed")]
+    pub(crate) fn meet_at<B: Backend>(
+        &self,
+        param: ParamId,
+        grad: &FloatTensor<B>,
+        place: &str,
+    ) -> Result<(), ReplicaError> {
+        let what = self.describe::<B>("gradient", &self.parameter(param)?, grad);
+        self.replicas.meet(&format!("{what}{place}"))
+    }
+
+    #[cfg(feature = "distributed")]
+    pub(crate) fn with_timeout(mut self, timeout: std::time::Duration) -> Self {
+        self.replicas = self.replicas.with_timeout(timeout);
+        self
+    }
+
     /// What all replicas are at, with this tensor.
     fn describe<B: Backend>(
         &self,
@@ -383,7 +401,7 @@ impl<B: Backend> PendingGradient<B> for OnItsWay<B> {
 }
 
 /// A gradient that has no others.
-struct Alone<B: Backend>(FloatTensor<B>);
+pub(crate) struct Alone<B: Backend>(pub(crate) FloatTensor<B>);
 
 impl<B: Backend> PendingGradient<B> for Alone<B> {
     fn wait(self: Box<Self>) -> Result<Option<FloatTensor<B>>, ReductionError> {

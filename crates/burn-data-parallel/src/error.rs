@@ -50,10 +50,29 @@ pub enum ReplicaError {
         dtype: String,
     },
 
+    /// A device with several replicas (with the feature `distributed`).
+    #[error("{device} is given twice, and a device has one replica")]
+    SameDevice {
+        /// The device.
+        device: String,
+    },
+
+    /// A gradient on the device of another replica, or of none (with the feature `distributed`).
+    #[error(
+        "the gradient is on {device}, and this replica's device is {own}: move the model there with \
+         `model.fork(&device)`, and make its batches there"
+    )]
+    OtherDevice {
+        /// Where it is.
+        device: String,
+        /// Where it should be.
+        own: String,
+    },
+
     /// A parameter that was in no model known to all replicas.
     #[error(
         "parameter {param} is in no model that the replicas have compared: give the model to \
-         `DataParallel::broadcast` or `DataParallel::verify` before it is trained"
+         `broadcast` or `verify` before it is trained"
     )]
     UnknownParameter {
         /// Its id.

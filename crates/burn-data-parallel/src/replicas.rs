@@ -100,6 +100,17 @@ impl Replicas {
         })
     }
 
+    /// One of the threads of this process.
+    #[cfg(any(test, feature = "distributed"))]
+    pub(crate) fn of_threads(thread: crate::threads::Threads) -> Result<Self, ReplicaError> {
+        let mut replicas = Self::new(move || Ok(thread))?;
+        if let Some(thread) = Arc::get_mut(&mut replicas.thread) {
+            // Taking leave waits for the others, which may be dropped after this one, by the same thread.
+            thread.handle = None;
+        }
+        Ok(replicas)
+    }
+
     /// Waits so long for the others, and not half an hour. The first process waits for nobody while it
     /// validates and saves: the others have to be told how long that may take.
     pub fn with_timeout(mut self, timeout: Duration) -> Self {

@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use burn::{
     backend::{Flex, flex::FlexDevice},
@@ -7,7 +7,10 @@ use burn::{
 };
 use burn_gradient_release::{GradientReduction, Recipients};
 
-use crate::{DataParallel, ReplicaError, Replicas, local::replicas};
+use crate::{
+    CommunicationError, Communicator as _, DataParallel, ReplicaError, Replicas,
+    threads::{Threads, replicas},
+};
 
 #[derive(Module, Debug)]
 struct Model<B: Backend> {
@@ -239,7 +242,7 @@ fn who_does_not_come_is_not_awaited_for_ever() {
             let waited = match replicas.rank() {
                 0 => hurried.any("a question", true).map(|_| ()),
                 _ => {
-                    std::thread::sleep(Duration::from_millis(600));
+                    thread::sleep(Duration::from_millis(600));
                     replicas.any("a question", false).map(|_| ())
                 }
             };
@@ -257,6 +260,29 @@ fn who_does_not_come_is_not_awaited_for_ever() {
         text.starts_with("rank 0 of 2 has waited 100ms for the others at a question"),
         "{text}"
     );
+}
+
+#[test]
+fn what_all_have_brought_is_taken_before_an_end() {
+    for _ in 0..20 {
+        let mut threads = Threads::new(2);
+        let (second, first) = (threads.pop().unwrap(), threads.pop().unwrap());
+        thread::scope(|scope| {
+            let taken = scope.spawn(move || second.all_gather(&[2]).unwrap());
+            // It waits by then, and takes a while to wake up.
+            thread::sleep(Duration::from_millis(2));
+            assert_eq!(first.all_gather(&[1]).unwrap(), [1, 2]);
+            first.abort();
+            assert_eq!(taken.join().unwrap(), [1, 2]);
+        });
+        assert!(first_after_end(Threads::new(2)).is_err());
+    }
+}
+
+/// What comes of a meeting that has ended.
+fn first_after_end(threads: Vec<Threads>) -> Result<Vec<u8>, CommunicationError> {
+    threads[1].abort();
+    threads[0].all_gather(&[1])
 }
 
 #[test]

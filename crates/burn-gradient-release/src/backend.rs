@@ -2,6 +2,8 @@
 
 use std::marker::PhantomData;
 
+#[cfg(feature = "distributed")]
+use burn::tensor::backend::distributed::{DistributedParamId, DistributedParams};
 use burn::tensor::{
     DType, TensorData,
     backend::{AutodiffBackend, Backend, BackendTypes, DTypeUsageSet, ExecutionError},
@@ -10,6 +12,7 @@ use burn::tensor::{
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy, grads::Gradients};
 
 use crate::{
+    inner::AutodiffInner,
     pass,
     tensor::{ReleaseTensor, Repr},
 };
@@ -33,7 +36,7 @@ pub struct GradientRelease<A> {
     label = "expected `GradientRelease<Autodiff<B>>`",
     note = "gradient release decorates an autodiff backend: `GradientRelease<Autodiff<Flex>>`, not `GradientRelease<Flex>` or `Autodiff<Flex>`"
 )]
-pub trait ReleaseBackend: AutodiffBackend + sealed::Sealed {
+pub trait ReleaseBackend: AutodiffBackend<InnerBackend: AutodiffInner> + sealed::Sealed {
     /// The primitive as the decorator's own type.
     #[doc(hidden)]
     fn into_release(tensor: FloatTensor<Self>) -> ReleaseTensor<Self::InnerBackend>;
@@ -47,9 +50,9 @@ mod sealed {
     pub trait Sealed {}
 }
 
-impl<B: Backend, C: CheckpointStrategy> sealed::Sealed for GradientRelease<Autodiff<B, C>> {}
+impl<B: AutodiffInner, C: CheckpointStrategy> sealed::Sealed for GradientRelease<Autodiff<B, C>> {}
 
-impl<B: Backend, C: CheckpointStrategy> ReleaseBackend for GradientRelease<Autodiff<B, C>> {
+impl<B: AutodiffInner, C: CheckpointStrategy> ReleaseBackend for GradientRelease<Autodiff<B, C>> {
     fn into_release(tensor: ReleaseTensor<B>) -> ReleaseTensor<B> {
         tensor
     }
@@ -129,7 +132,7 @@ impl<B: Backend, C: CheckpointStrategy> Backend for GradientRelease<Autodiff<B, 
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for GradientRelease<Autodiff<B, C>> {
+impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for GradientRelease<Autodiff<B, C>> {
     type InnerBackend = B;
     type Gradients = Gradients;
 
@@ -196,5 +199,37 @@ impl<B: Backend, C: CheckpointStrategy> AutodiffBackend for GradientRelease<Auto
 
     fn q_from_inner(tensor: QuantizedTensor<B>) -> QuantizedTensor<Self> {
         tensor
+    }
+
+    /// # Panics
+    ///
+    /// For what is armed, or depends on what is: Burn would wait for a gradient that is gone.
+    #[cfg(feature = "distributed")]
+    fn set_distributed_params(
+        tensor: FloatTensor<Self>,
+        param_id: DistributedParamId,
+    ) -> FloatTensor<Self> {
+        let leaf = tensor.into_free_leaf().unwrap_or_else(|| {
+            panic!(
+                "gradient release: only a parameter that is not armed can be marked as distributed; \
+                 finish its step or `disarm` the model first, or leave the mark off and give the \
+                 optimizer a reduction (`with_reduction`)"
+            )
+        });
+        ReleaseTensor::plain(Autodiff::<B, C>::set_distributed_params(leaf, param_id))
+    }
+
+    #[cfg(feature = "distributed")]
+    fn distributed_params(tensor: &FloatTensor<Self>) -> Option<DistributedParams> {
+        match &tensor.0 {
+            Repr::Plain(tensor, _) => Autodiff::<B, C>::distributed_params(tensor),
+            // What was armed had no mark, and what was computed from it has none.
+            Repr::Live(_) | Repr::Snapshot(_) | Repr::Derived(_) | Repr::Recorded(_) => None,
+        }
+    }
+
+    #[cfg(feature = "distributed")]
+    fn is_distributed(tensor: &FloatTensor<Self>) -> bool {
+        Self::distributed_params(tensor).is_some()
     }
 }

@@ -15,9 +15,13 @@ mod backend;
 mod custom;
 mod derived;
 mod discard;
+#[cfg(feature = "distributed")]
+mod distributed;
 mod fork;
 mod group;
+mod inner;
 mod lend;
+mod mark;
 mod operands;
 mod ops;
 mod optimizer;
@@ -37,6 +41,7 @@ mod tensor;
 mod uses;
 
 pub use backend::{GradientRelease, ReleaseBackend};
+pub use inner::AutodiffInner;
 pub use optimizer::{
     AdaptiveClippingConfig, AutoClipConfig, DynOptimizer, GradNorm, GradientRecord,
     GroupAssignment, GroupOptions, LossScaler, LossScalerConfig, LossScalerRecord, NormClipping,

@@ -25,6 +25,7 @@ use burn_autodiff::{NodeId, grads::Gradients};
 use crate::{
     discard::discard,
     group::{Group, Replay},
+    mark,
     recompute::order::{Played, Target, Use, Wire},
     tape::{self, AdTensor},
     uses::{Uses, lock},
@@ -347,6 +348,7 @@ impl<B: Backend> Region<B> {
 
     /// The leaf that stands for a tensor in this region.
     fn portal(&self, tensor: &AdTensor<B>, origins: Origins<B>, of: Option<Use>) -> AdTensor<B> {
+        mark::check_entering::<B>(tensor);
         let mut state = self.state();
         let id = tensor.node.id;
         let is_shared = self.is_shared(of);

@@ -10,6 +10,8 @@ use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy, grads::G
 
 use crate::{
     group::Values,
+    inner::AutodiffInner,
+    mark,
     operands::Arguments,
     origins::{Origins, Region, Seeds, Spent},
     progress::Recomputed,
@@ -28,7 +30,9 @@ use crate::{
 /// # Panics
 ///
 /// On a second pass through a slice of recomputed activations.
-pub(crate) fn backward<B: Backend, C: CheckpointStrategy>(root: ReleaseTensor<B>) -> Gradients {
+pub(crate) fn backward<B: AutodiffInner, C: CheckpointStrategy>(
+    root: ReleaseTensor<B>,
+) -> Gradients {
     let mut arguments = Arguments::new();
     arguments.push(root);
     let (mut operands, raise) = arguments.lower(Nodes::One);
@@ -41,6 +45,7 @@ pub(crate) fn backward<B: Backend, C: CheckpointStrategy>(root: ReleaseTensor<B>
         None => {
             let parameters = origins.parameters();
             let watch = Watch::new(&parameters);
+            watch.begin_part();
             let grads = run::<B, C>(root, &origins, &parameters);
             watch.land();
             grads
@@ -50,7 +55,7 @@ pub(crate) fn backward<B: Backend, C: CheckpointStrategy>(root: ReleaseTensor<B>
 }
 
 /// Runs the part of the tape that is in one region.
-fn run<B: Backend, C: CheckpointStrategy>(
+fn run<B: AutodiffInner, C: CheckpointStrategy>(
     root: AdTensor<B>,
     origins: &Origins<B>,
     parameters: &[Arc<Uses<B>>],
@@ -65,7 +70,7 @@ fn run<B: Backend, C: CheckpointStrategy>(
 
 /// Runs backward where slices are to be replayed on the way: region by region, from the last to the
 /// first.
-fn by_regions<B: Backend, C: CheckpointStrategy>(
+fn by_regions<B: AutodiffInner, C: CheckpointStrategy>(
     root: AdTensor<B>,
     origins: Origins<B>,
     last: Arc<Region<B>>,
@@ -85,21 +90,25 @@ fn by_regions<B: Backend, C: CheckpointStrategy>(
     let watch = Watch::new(&route.parameters);
     watch.note(route.recomputed);
     route.assign(&last, Part::Kept);
+    watch.begin_part();
     let mut grads = run::<B, C>(root, &origins, &origins.parameters());
     route.collect(&last, Part::Kept, &mut grads);
     while let Some((number, region)) = route.regions.pop_last() {
         if let Some(seeds) = route.seeds(number, &mut grads) {
+            watch.begin_part();
             grads = run_part::<B, C>(&mut route, &region, Part::Kept, seeds, grads);
         }
         if let Some(slice) = region.slice() {
             let replayed = Region::replay(number);
             let apart = route.apart(number, &mut grads);
             if let Some(seeds) = slice.replay(&replayed, &mut grads, &route.played, apart) {
+                watch.begin_part();
                 grads = run_part::<B, C>(&mut route, &replayed, Part::Replayed, seeds, grads);
             }
         }
     }
     if let Some(seeds) = route.seeds(HOME, &mut grads) {
+        watch.begin_part();
         grads = run_from::<B, C>(seeds, grads);
     }
     route.add_up_all(&mut grads);
@@ -110,7 +119,7 @@ fn by_regions<B: Backend, C: CheckpointStrategy>(
     grads
 }
 
-fn run_part<B: Backend, C: CheckpointStrategy>(
+fn run_part<B: AutodiffInner, C: CheckpointStrategy>(
     route: &mut Route<B>,
     region: &Region<B>,
     part: Part,
@@ -128,7 +137,10 @@ fn run_part<B: Backend, C: CheckpointStrategy>(
 /// # Panics
 ///
 /// If burn-autodiff has lost sight of a seed: its gradient would be lost.
-fn run_from<B: Backend, C: CheckpointStrategy>(seeds: Seeds<B>, grads: Gradients) -> Gradients {
+fn run_from<B: AutodiffInner, C: CheckpointStrategy>(
+    seeds: Seeds<B>,
+    grads: Gradients,
+) -> Gradients {
     let order = seeds.tensors.iter().map(|seed| seed.node.order).max();
     let order = order.expect("there is a seed") + 2;
     let parameters = seeds.origins.parameters();
@@ -140,6 +152,7 @@ fn run_from<B: Backend, C: CheckpointStrategy>(seeds: Seeds<B>, grads: Gradients
         .map(|seed| tape::key(seed, seed.primitive.clone()))
         .collect();
     let root = tape::hook(seeds.tensors, order, placeholder, move |_, grads| {
+        mark::check_part(grads);
         *grads = lock(&carried).take().expect("a node runs once");
     });
     let grads = run::<B, C>(root, &seeds.origins, &parameters);
@@ -215,6 +228,11 @@ impl Watch {
         for (owner, _) in &self.0 {
             owner.progress().recompute(recomputed);
         }
+    }
+
+    /// Begins a part of the pass, which burn-autodiff runs as one of its own.
+    fn begin_part(&self) {
+        self.0.iter().for_each(|(owner, _)| owner.begin_part());
     }
 
     /// Ends a pass that came to its end.

@@ -29,6 +29,19 @@ pub type ReductionError = Box<dyn Error + Send + Sync>;
 /// one does not, each of them should get an error that says who differs, and how. In backward an error
 /// becomes a panic, for Burn's trait leaves no other way.
 pub trait GradientReduction<B: Backend>: Send + Sync {
+    /// Begins a backward pass of armed parameters, or a part of one that ends where activations are recomputed.
+    ///
+    /// Replicas that are threads of one process have to meet here. burn-autodiff ends each pass with a look at the
+    /// graphs of all threads, and waits for those that run backward; one of these may wait for a gradient of this
+    /// replica.
+    ///
+    /// # Errors
+    ///
+    /// If the replicas do not agree on what they do.
+    fn begin_part(&self) -> Result<(), ReductionError> {
+        Ok(())
+    }
+
     /// Begins to reduce a complete gradient. It is awaited before more than
     /// [`max_in_flight`](Self::max_in_flight) are on their way, in the order in which they were begun.
     ///
@@ -116,6 +129,11 @@ impl<B: Backend> Flight<B> {
             recipients,
             under_way: Mutex::default(),
         }
+    }
+
+    /// Begins a part of a backward pass.
+    pub(crate) fn begin_part(&self) {
+        agree(self.reduction.begin_part());
     }
 
     /// Sends a gradient off, once there is room.

@@ -12,6 +12,7 @@ use burn::{
 use burn_autodiff::{NodeId, grads::Gradients};
 
 use crate::{
+    inner::AutodiffInner,
     progress::Progress,
     reduction::{Flight, Landing},
     stale_copy::StaleCopyGuard,
@@ -249,17 +250,6 @@ impl<B: Backend> Slot<B> {
         held
     }
 
-    /// Frees forward passes over the parameter that nobody can run backward any more. Returns
-    /// whether there could be any.
-    pub(crate) fn free_discarded(&self) -> bool {
-        let is_pending = self.uses.is_pending();
-        if is_pending {
-            let leaf = self.state().leaf.clone();
-            leaf.into_iter().for_each(tape::free_discarded::<B>);
-        }
-        is_pending
-    }
-
     /// Makes `owner` what the uses of the parameter report to.
     pub(crate) fn hand_back_uses(&self, owner: Option<Weak<dyn Owner>>) {
         self.uses.replace_owner(owner);
@@ -292,6 +282,19 @@ impl<B: Backend> Slot<B> {
         // What an optimizer lent to its steps is dropped without the lock.
         drop(state);
         drop((action, held));
+    }
+}
+
+impl<B: AutodiffInner> Slot<B> {
+    /// Frees forward passes over the parameter that nobody can run backward any more. Returns
+    /// whether there could be any.
+    pub(crate) fn free_discarded(&self) -> bool {
+        let is_pending = self.uses.is_pending();
+        if is_pending {
+            let leaf = self.state().leaf.clone();
+            leaf.into_iter().for_each(tape::free_discarded::<B>);
+        }
+        is_pending
     }
 }
 
@@ -401,6 +404,12 @@ impl<B: Backend> Owner for Slot<B> {
                 drop(state);
                 flight.launch(self.param, grad, self.clone());
             }
+        }
+    }
+
+    fn begin_part(&self) {
+        if let Some(flight) = &self.flight {
+            flight.begin_part();
         }
     }
 

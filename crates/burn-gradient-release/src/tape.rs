@@ -29,6 +29,8 @@ use burn_autodiff::{
     ops::{Backward, Ops, OpsKind},
 };
 
+use crate::inner::AutodiffInner;
+
 /// The tensor of `burn-autodiff`. Its type cannot be named there, but its fields are public, and
 /// it does not depend on the checkpointing strategy.
 pub(crate) type AdTensor<B> = <Autodiff<B> as BackendTypes>::FloatTensorPrimitive;
@@ -52,9 +54,15 @@ pub(crate) fn handle<B: Backend>(
     handle
 }
 
+/// A tensor that is not on the tape.
+pub(crate) fn off_tape<B: Backend>(value: FloatTensor<B>) -> AdTensor<B> {
+    // `from_inner` of `Autodiff` is the same, but wants more of the backend with `distributed`.
+    AdTensor::<B>::new(value)
+}
+
 /// A handle that names the node of `like` without keeping it on the tape.
 pub(crate) fn key<B: Backend>(like: &AdTensor<B>, value: FloatTensor<B>) -> AdTensor<B> {
-    let mut key = Autodiff::<B>::from_inner(value);
+    let mut key = off_tape::<B>(value);
     let node = Arc::get_mut(&mut key.node).expect("a new tensor owns its node alone");
     node.id = like.node.id;
     node.order = like.node.order;
@@ -65,7 +73,7 @@ pub(crate) fn key<B: Backend>(like: &AdTensor<B>, value: FloatTensor<B>) -> AdTe
 
 /// An untracked tensor that claims `order`, to learn the order of what is computed from it.
 pub(crate) fn untracked<B: Backend>(value: FloatTensor<B>, order: usize) -> AdTensor<B> {
-    let mut tensor = Autodiff::<B>::from_inner(value);
+    let mut tensor = off_tape::<B>(value);
     let node = Arc::get_mut(&mut tensor.node).expect("a new tensor owns its node alone");
     node.order = order;
     tensor
@@ -83,7 +91,7 @@ pub(crate) fn bytes<B: Backend>(value: &FloatTensor<B>) -> u64 {
 
 /// A new leaf.
 pub(crate) fn leaf<B: Backend>(value: FloatTensor<B>) -> AdTensor<B> {
-    Autodiff::<B>::float_set_require_grad(Autodiff::<B>::from_inner(value), true)
+    Autodiff::<B>::float_set_require_grad(off_tape::<B>(value), true)
 }
 
 /// Whether this is a leaf that requires a gradient.
@@ -97,7 +105,7 @@ pub(crate) fn take<B: Backend>(
     like: &AdTensor<B>,
     grads: &mut Gradients,
 ) -> Option<FloatTensor<B>> {
-    let mut key = Autodiff::<B>::from_inner(like.primitive.clone());
+    let mut key = off_tape::<B>(like.primitive.clone());
     let node = Arc::get_mut(&mut key.node).expect("a new tensor owns its node alone");
     node.id = id;
     grads.remove::<B>(&key)
@@ -268,7 +276,7 @@ const ANOTHER_TAPE: &str = "gradient release relies on the tape of burn-autodiff
 /// the values of the weights.
 ///
 /// Plain Burn frees them at its next backward pass. A loss that is still held is not touched.
-pub(crate) fn free_discarded<B: Backend>(leaf: AdTensor<B>) {
+pub(crate) fn free_discarded<B: AutodiffInner>(leaf: AdTensor<B>) {
     #[derive(Debug)]
     struct Nothing;
 

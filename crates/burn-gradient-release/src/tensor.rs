@@ -1,18 +1,15 @@
 //! The float tensor of the decorated backend: an autodiff tensor, or something that stands for an
 //! armed parameter.
 
-use burn::tensor::{
-    DType, Shape, TensorMetadata,
-    backend::{AutodiffBackend, Backend},
-};
-use burn_autodiff::{Autodiff, NodeId};
+use burn::tensor::{DType, Shape, TensorMetadata, backend::Backend};
+use burn_autodiff::NodeId;
 
 use crate::{
     derived::Derived,
     origins::Origins,
     parameter::{Live, Snapshot},
     recompute::record::Recorded,
-    tape::AdTensor,
+    tape::{self, AdTensor},
 };
 
 /// Float tensor primitive of [`GradientRelease`](crate::GradientRelease).
@@ -86,15 +83,29 @@ impl<B: Backend> ReleaseTensor<B> {
         match self.read().0 {
             Repr::Plain(tensor, _) => tensor,
             Repr::Snapshot(snapshot) => snapshot.into_leaf(),
-            Repr::Derived(derived) => Autodiff::<B>::from_inner(derived.value()),
-            Repr::Recorded(recorded) => Autodiff::<B>::from_inner(recorded.value()),
+            Repr::Derived(derived) => tape::off_tape::<B>(derived.value()),
+            Repr::Recorded(recorded) => tape::off_tape::<B>(recorded.value()),
             Repr::Live(_) => unreachable!("`read` leaves no owner"),
+        }
+    }
+
+    /// The leaf, if nothing is armed that it is or depends on.
+    #[cfg(feature = "distributed")]
+    pub(crate) fn into_free_leaf(self) -> Option<AdTensor<B>> {
+        match self.read().0 {
+            Repr::Plain(tensor, origins) => origins.is_none().then_some(tensor),
+            Repr::Snapshot(snapshot) => {
+                let slot = snapshot.slot();
+                let is_free = slot.is_none_or(|slot| slot.claim() == crate::slot::Claim::Free);
+                is_free.then(|| snapshot.into_leaf())
+            }
+            Repr::Live(_) | Repr::Derived(_) | Repr::Recorded(_) => None,
         }
     }
 
     /// The value on the backend below.
     pub(crate) fn into_value(self) -> B::FloatTensorPrimitive {
-        Autodiff::<B>::inner(self.into_autodiff())
+        self.into_autodiff().primitive
     }
 }
 

@@ -40,6 +40,9 @@ pub(crate) trait Owner: Send + Sync {
     /// Acts on the gradient that `grads` has under the node by now, if it waits for one.
     fn act(self: Arc<Self>, node: NodeId, grads: &mut Gradients, when: When);
 
+    /// Lets other replicas know that a part of a pass begins.
+    fn begin_part(&self);
+
     /// Waits for the gradients that are on their way to other replicas, at the end of a pass.
     fn land(&self);
 

@@ -3,7 +3,7 @@
 use burn::tensor::{
     BoolDType, Distribution, FloatDType, IndexingUpdateOp, IntDType, Scalar, Shape, Slice,
     TensorData,
-    backend::{AutodiffBackend, Backend, ExecutionError},
+    backend::{Backend, ExecutionError},
     ops::{BoolTensor, Device, FloatTensor, FloatTensorOps, IntTensor},
 };
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
@@ -13,7 +13,7 @@ use crate::{
     GradientRelease, fork,
     operands::Arguments,
     origins::Origins,
-    random,
+    random, tape,
     tensor::{ReleaseTensor, Repr},
 };
 
@@ -55,7 +55,7 @@ impl<B: Backend, C: CheckpointStrategy> FloatTensorOps<Self> for GradientRelease
         let value = random::float::<B>(shape.clone(), distribution, dtype.into(), || {
             B::float_random(shape, distribution, device, dtype)
         });
-        ReleaseTensor(Repr::Plain(Autodiff::<B, C>::from_inner(value), origins))
+        ReleaseTensor(Repr::Plain(tape::off_tape::<B>(value), origins))
     }
 
     fn float_to_device(tensor: FloatTensor<Self>, device: &Device<Self>) -> FloatTensor<Self> {

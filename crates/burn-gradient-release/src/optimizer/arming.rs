@@ -10,6 +10,7 @@ use burn::{
 
 use super::{
     error::ReleaseError,
+    mark::check_unmarked,
     session::{Session, float, wrap},
     step_plan::{Purpose, StepPlan, Stepping},
 };
@@ -104,7 +105,10 @@ pub(super) fn check_arm<B: ReleaseBackend, M: AutodiffModule<B>>(
     model.visit(&mut duplicate);
     match duplicate.found {
         Some(param) => Err(ReleaseError::DuplicateParam { param }),
-        None => check_own(own, model),
+        None => {
+            check_unmarked::<B, M>(model)?;
+            check_own(own, model)
+        }
     }
 }
 

@@ -286,6 +286,18 @@ pub enum ReleaseError {
         reason: String,
     },
 
+    /// A parameter is marked as distributed (with the feature `distributed`): Burn reduces its gradient.
+    #[error(
+        "parameter {param} is marked as distributed: Burn reduces its gradient over the devices at the \
+         end of backward, when an armed parameter has been stepped; take the mark off with \
+         `model.fork(&device)`, and give the optimizer a reduction (`with_reduction`) that takes its \
+         place; or leave the model unarmed, without one"
+    )]
+    Distributed {
+        /// The parameter.
+        param: ParamId,
+    },
+
     /// Gradients of several devices came for a model that was stepped inside backward.
     #[error(
         "{stepped} of {armed} armed parameters were stepped with the gradients of one device \

@@ -11,6 +11,7 @@ use burn::{
 use super::{
     arming::{check_foreign, slot_of},
     error::ReleaseError,
+    mark::{is_marked, mark},
     report::{Outcome, StepReport},
     session::{Session, is_awaited, leaf, sum},
     step_plan::{StepPlan, Stepping},
@@ -256,13 +257,17 @@ where
             match grad {
                 Some(grad) => {
                     let require_grad = tensor.is_require_grad();
+                    let is_marked = is_marked(&tensor);
                     let plan = &self.stepping.plan;
                     let grad = agree(plan.reduce(id, grad, plan.recipients()));
                     let (outcome, tensor) = match self.stepping.step(id, tensor.inner(), grad) {
                         Step::Taken(tensor) => (Outcome::Ordinary, tensor),
                         Step::Skipped(tensor) | Step::Stopped(tensor) => (Outcome::Skipped, tensor),
                     };
-                    let tensor = Tensor::from_inner(tensor).set_require_grad(require_grad);
+                    let mut tensor = Tensor::from_inner(tensor).set_require_grad(require_grad);
+                    if is_marked {
+                        tensor = mark(id, tensor);
+                    }
                     (outcome, tensor)
                 }
                 None if !is_own && is_awaited(&tensor) => (Outcome::Unused, tensor),

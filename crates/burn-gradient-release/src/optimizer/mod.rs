@@ -10,6 +10,7 @@ mod gradients;
 mod group_assignment;
 mod group_options;
 mod handle;
+mod mark;
 mod rate;
 mod release_optimizer;
 mod report;

@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     ReleaseBackend,
+    inner::AutodiffInner,
     parameter::Armed,
     progress::{Progress, Recomputed},
     slot::Slot,
@@ -122,7 +123,9 @@ impl<B: Backend> Session<B> {
     pub(super) fn held<const D: usize>(&mut self, param: ParamId) -> Option<Tensor<B, D>> {
         self.held.remove(param)
     }
+}
 
+impl<B: AutodiffInner> Session<B> {
     /// Frees forward passes over the parameters that nobody can run backward any more.
     ///
     /// The parameters of a model meet in one graph of burn-autodiff, which one look goes through.

@@ -56,7 +56,8 @@ where
     /// - [`OutOfRange`](ReleaseError::OutOfRange): a setting of clipping, loss scaling or a group makes no
     ///   sense;
     /// - [`NotMeasured`](ReleaseError::NotMeasured): gradients are clipped by a norm that no pass has
-    ///   measured, or that is not finite.
+    ///   measured, or that is not finite;
+    /// - [`Distributed`](ReleaseError::Distributed): Burn is to reduce the gradient of a parameter.
     pub fn try_arm(&mut self, lr: LearningRate, model: M) -> Result<M, Refused<M>> {
         match self.check_arm(lr, &model) {
             Ok(own) => Ok(self.arm_checked(lr, model, GradientsParams::new(), own)),

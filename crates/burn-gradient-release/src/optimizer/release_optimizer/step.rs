@@ -17,6 +17,7 @@ use crate::{
         assign::{assign, path_of},
         error::{Refused, ReleaseError, expect},
         finish::{self, Grads},
+        mark::check_unmarked,
         rate::OwnedRate,
         session::Session,
         step_plan::{Purpose, StepPlan, Stepping},
@@ -51,6 +52,7 @@ where
     /// - [`NotScaled`](ReleaseError::NotScaled): no loss was scaled for a [`LossScaler`](crate::LossScaler);
     /// - [`EmptyGroup`](ReleaseError::EmptyGroup), [`GroupRates`](ReleaseError::GroupRates): as for
     ///   [`try_arm`](Self::try_arm);
+    /// - [`Distributed`](ReleaseError::Distributed): Burn reduces a gradient, and so would the reduction;
     /// - [`Reduction`](ReleaseError::Reduction): the replicas do not agree, where gradients are looked at before any
     ///   is stepped with.
     pub fn try_step(
@@ -129,6 +131,9 @@ where
         })?;
         self.state.check_fault()?;
         self.check_owned_groups()?;
+        if self.stepper.reduction.is_some() {
+            check_unmarked::<B, M>(model)?;
+        }
         let owned = self.rate.as_mut().map(OwnedRate::upcoming);
         for armed in self.state.armed().into_iter().chain(owned) {
             if armed.to_bits() != given.to_bits() {
