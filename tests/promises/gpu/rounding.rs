@@ -16,6 +16,8 @@ fn rounded<B: RoundStochastically, const D: usize>(shape: [usize; D], noise: Noi
             5 => *number = f32::INFINITY,
             6 => *number = f32::MAX,
             7 => *number = -0.0,
+            // One more would be a zero.
+            8 => *number = f32::from_bits(0x7fff_ffff),
             _ => {}
         }
     }
@@ -24,7 +26,13 @@ fn rounded<B: RoundStochastically, const D: usize>(shape: [usize; D], noise: Noi
         unreachable!("it is of floats");
     };
     let rounded = B::round_stochastically(tensor, noise);
-    numbers(Tensor::<B, D>::from_primitive(TensorPrimitive::Float(rounded)).cast(DType::F32))
+    let mut rounded =
+        numbers(Tensor::<B, D>::from_primitive(TensorPrimitive::Float(rounded)).cast(DType::F32));
+    if let Some(number) = rounded.get_mut(8) {
+        assert!(number.is_nan());
+        *number = 0.0;
+    }
+    rounded
 }
 
 #[test]
