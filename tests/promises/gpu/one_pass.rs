@@ -14,7 +14,8 @@ use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::{DType, Tensor, backend::Backend};
 use burn_gradient_release::WithGradientRelease;
 use burn_lean_optim::{
-    Format, InOnePass, LeanBackend, LionConfig, RAdamConfig, StableAdamWConfig, Types,
+    AccumulateInMoments, Format, InOnePass, LeanBackend, LionConfig, MomentDecay, RAdamConfig,
+    StableAdamWConfig, Types,
 };
 
 use super::Inner;
@@ -171,6 +172,11 @@ fn other_optimizers_are_as_on_the_processor() {
     near_in_all_shapes::<Flex>("radam", radam.clone(), radam);
     let stable = StableAdamWConfig::new().build();
     near_in_all_shapes::<Flex>("stable adamw", stable.clone(), stable);
+    // Most of its steps are of the moments alone.
+    let adama = AdamWConfig::new().in_one_pass();
+    let adama = adama.accumulating(3, MomentDecay::EachStep);
+    let adama = adama.expect("AdamW steps by its moments");
+    near_in_all_shapes::<Flex>("adama", adama.clone(), adama);
 }
 
 #[test]
