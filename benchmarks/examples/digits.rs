@@ -8,13 +8,10 @@
 //!
 //! The arguments are the number of epochs and of seeds, and the first seed. A line is printed for each run, and a table of means at the end.
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use burn::backend::{Autodiff, Flex};
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::lr_scheduler::LrScheduler;
-use burn::lr_scheduler::composed::{ComposedLrScheduler, ComposedLrSchedulerConfig};
-use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
-use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::module::{AutodiffModule, Module, ModuleMapper, Param};
 use burn::nn::Embedding;
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -30,13 +27,13 @@ use std::sync::Arc;
 use vit::config::{Preset, WEIGHT_DECAY};
 use vit::data::{Batch, Dataset, ImageSize, Source};
 use vit::model::Vit;
+use vit::train::scheduler;
 
 type B = GradientRelease<Autodiff<Flex>>;
 type Optim<O> = OptimizerAdaptor<O, Vit<B>, B>;
 
 const BATCH_SIZE: usize = 32;
 const RATE: f64 = 1.5e-3;
-const WARM_UP: f64 = 0.1;
 const MICRO_BATCHES: usize = 4;
 
 /// What is trained, but for the optimizer.
@@ -71,26 +68,13 @@ impl Training {
         }
     }
 
-    fn scheduler(&self) -> Result<ComposedLrScheduler> {
-        let steps = self.epochs * self.data.train.len().div_ceil(BATCH_SIZE);
-        let warm_up = ((steps as f64 * WARM_UP) as usize).max(1);
-        ComposedLrSchedulerConfig::new()
-            .cosine(CosineAnnealingLrSchedulerConfig::new(RATE, steps))
-            .linear(LinearLrSchedulerConfig::new(
-                1.0 / (warm_up + 1) as f64,
-                1.0,
-                warm_up,
-            ))
-            .init()
-            .map_err(|text| anyhow!("{text}"))
-    }
-
     /// Validation accuracy after training.
     fn accuracy<O: SimpleOptimizer<Flex> + 'static>(&self, optim: O) -> Result<f64> {
         let mut optim = Optim::from(optim).with_gradient_release();
         let mut accumulator = ReleaseAccumulator::new();
         let mut model = self.model();
-        let mut scheduler = self.scheduler()?;
+        let steps = self.epochs * self.data.train.len().div_ceil(BATCH_SIZE);
+        let mut scheduler = scheduler(RATE, steps)?;
         let loader = DataLoaderBuilder::<B, _, _>::new(self.data.batcher())
             .batch_size(BATCH_SIZE / self.micro_batches)
             .shuffle(self.seed)

@@ -102,7 +102,10 @@ pub trait AccumulateInMoments: Lean {
 
     /// Why moments that decay so cannot take in gradients.
     #[doc(hidden)]
-    fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate>;
+    fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
+        let _ = decay;
+        Ok(())
+    }
 }
 
 /// Why an optimizer cannot put the gradients of micro-batches into its moments.
@@ -129,23 +132,11 @@ pub enum CannotAccumulate {
     },
 }
 
-impl AccumulateInMoments for Adam {
-    fn check_accumulating(&self, _decay: MomentDecay) -> Result<(), CannotAccumulate> {
-        Ok(())
-    }
-}
+impl AccumulateInMoments for Adam {}
 
-impl AccumulateInMoments for AdamW {
-    fn check_accumulating(&self, _decay: MomentDecay) -> Result<(), CannotAccumulate> {
-        Ok(())
-    }
-}
+impl AccumulateInMoments for AdamW {}
 
-impl AccumulateInMoments for RAdam {
-    fn check_accumulating(&self, _decay: MomentDecay) -> Result<(), CannotAccumulate> {
-        Ok(())
-    }
-}
+impl AccumulateInMoments for RAdam {}
 
 impl AccumulateInMoments for Lion {
     fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {

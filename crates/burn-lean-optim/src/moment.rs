@@ -153,14 +153,10 @@ impl<B: Backend> Moment<B> {
     }
 
     pub(crate) fn on_device(self, device: &B::Device) -> Self {
-        match self {
-            Self::Float(floats) => Self::Float(B::float_to_device(floats, device)),
-            Self::EightBit(blocks) => Self::EightBit(EightBit {
-                codes: B::int_to_device(blocks.codes, device),
-                scales: B::float_to_device(blocks.scales, device),
-                ..blocks
-            }),
-        }
+        self.map(
+            &mut |floats| B::float_to_device(floats, device),
+            &mut |codes| B::int_to_device(codes, device),
+        )
     }
 }
 

@@ -19,7 +19,7 @@ use burn::lr_scheduler::composed::{ComposedLrScheduler, ComposedLrSchedulerConfi
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::module::Module;
-use burn::optim::Optimizer;
+use burn::optim::{LearningRate, Optimizer};
 use burn::record::DefaultRecorder;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Device, ElementConversion};
@@ -209,7 +209,9 @@ impl Train<'_> {
             Some(parallel) => parallel.broadcast(model)?,
             None => model,
         };
-        let learner = Learner::new(model, optimizer, self.scheduler()?);
+        let iterations = config.epochs * self.iterations_per_epoch();
+        let scheduler = scheduler(config.learning_rate, iterations)?;
+        let learner = Learner::new(model, optimizer, scheduler);
 
         let valid = self.valid_loader::<B::InnerBackend>(&device);
         let mut training = SupervisedTraining::new(
@@ -402,23 +404,27 @@ impl Train<'_> {
     fn iterations_per_epoch(&self) -> usize {
         self.data.train.len().div_ceil(self.config.batch_size)
     }
+}
 
-    fn scheduler(&self) -> Result<ComposedLrScheduler> {
-        let iterations = self.config.epochs * self.iterations_per_epoch();
-        let warm_up = ((iterations as f64 * WARM_UP) as usize).max(1);
-        ComposedLrSchedulerConfig::new()
-            .cosine(CosineAnnealingLrSchedulerConfig::new(
-                self.config.learning_rate,
-                iterations,
-            ))
-            .linear(LinearLrSchedulerConfig::new(
-                1.0 / (warm_up + 1) as f64,
-                1.0,
-                warm_up,
-            ))
-            .init()
-            .map_err(|text| anyhow!("the learning rate cannot be scheduled: {text}"))
-    }
+/// The schedule of a training: a rise to the learning rate, and a cosine from there on.
+///
+/// # Errors
+///
+/// The rate or the number of iterations is none that Burn's schedulers take.
+pub fn scheduler(learning_rate: LearningRate, iterations: usize) -> Result<ComposedLrScheduler> {
+    let warm_up = ((iterations as f64 * WARM_UP) as usize).max(1);
+    ComposedLrSchedulerConfig::new()
+        .cosine(CosineAnnealingLrSchedulerConfig::new(
+            learning_rate,
+            iterations,
+        ))
+        .linear(LinearLrSchedulerConfig::new(
+            1.0 / (warm_up + 1) as f64,
+            1.0,
+            warm_up,
+        ))
+        .init()
+        .map_err(|text| anyhow!("the learning rate cannot be scheduled: {text}"))
 }
 
 /// Fraction of the images that the model classifies correctly.

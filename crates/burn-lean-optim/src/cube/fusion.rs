@@ -57,14 +57,14 @@ impl<B: FusionBackend + LeanBackend> LeanBackend for Fusion<B> {
     ) -> FloatTensor<Self> {
         let measure = *measure;
         let (form, inputs) = Form::of(operands.clone());
-        number::<B>("lean_mean", inputs, move |inputs| {
+        float_of::<B>("lean_mean", inputs, Shape::new([1]), move |inputs| {
             B::mean_in_place(&measure, &form.operands(inputs))
         })
     }
 
     fn sum_of_squares(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
         let inputs = vec![Part::Float(tensor)];
-        number::<B>("lean_sum_of_squares", inputs, |inputs| {
+        float_of::<B>("lean_sum_of_squares", inputs, Shape::new([1]), |inputs| {
             B::sum_of_squares(float(&mut inputs.into_iter()))
         })
     }
@@ -72,14 +72,11 @@ impl<B: FusionBackend + LeanBackend> LeanBackend for Fusion<B> {
 
 impl<B: FusionBackend + RoundStochastically> RoundStochastically for Fusion<B> {
     fn round_stochastically(tensor: FloatTensor<Self>, noise: Noise) -> FloatTensor<Self> {
-        let outputs = vec![(tensor.shape(), DType::F32)];
+        let shape = tensor.shape();
         let inputs = vec![Part::Float(tensor)];
-        let run = move |inputs: Vec<_>| {
-            let tensor = float(&mut inputs.into_iter());
-            vec![Part::Float(B::round_stochastically(tensor, noise))]
-        };
-        let rounded = register::<B, _>("lean_round_stochastically", inputs, outputs, run);
-        float(&mut rounded.into_iter())
+        float_of::<B>("lean_round_stochastically", inputs, shape, move |inputs| {
+            B::round_stochastically(float(&mut inputs.into_iter()), noise)
+        })
     }
 }
 
@@ -192,13 +189,14 @@ impl<const N: usize> Form<N> {
     }
 }
 
-/// Queues an operation that makes one number.
-fn number<B: FusionBackend>(
+/// Queues an operation that makes one tensor of this shape.
+fn float_of<B: FusionBackend>(
     name: &'static str,
     inputs: Vec<Part<Fusion<B>>>,
+    shape: Shape,
     run: impl Fn(Vec<Part<B>>) -> FloatTensor<B> + Send + Sync + 'static,
 ) -> FloatTensor<Fusion<B>> {
-    let outputs = vec![(Shape::new([1]), DType::F32)];
+    let outputs = vec![(shape, DType::F32)];
     let run = move |inputs| vec![Part::Float(run(inputs))];
     float(&mut register::<B, _>(name, inputs, outputs, run).into_iter())
 }

@@ -65,7 +65,10 @@ where
         let weight = writable(weight);
         let (first, states) = match states {
             States::New(formats) => (true, formats.map(|format| empty(format, &weight))),
-            States::Old(states) => (false, states.map(writable_state)),
+            States::Old(states) => (
+                false,
+                states.map(|state| state.map(&mut writable, &mut writable)),
+            ),
         };
         let (program, scalars) = Program::of_rule(rule, clipping, first);
         let kept: Kept<R> = states.iter().cloned().collect();
@@ -223,21 +226,6 @@ fn writable<R: CubeRuntime>(tensor: CubeTensor<R>) -> CubeTensor<R> {
         tensor
     } else {
         tensor.copy()
-    }
-}
-
-fn writable_state<B, R>(state: Moment<B>) -> Moment<B>
-where
-    B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorPrimitive = CubeTensor<R>>,
-    R: CubeRuntime,
-{
-    match state {
-        Moment::Float(floats) => Moment::Float(writable(floats)),
-        Moment::EightBit(blocks) => Moment::EightBit(EightBit {
-            codes: writable(blocks.codes),
-            scales: writable(blocks.scales),
-            ..blocks
-        }),
     }
 }
 

@@ -135,14 +135,7 @@ fn empty(format: Format, shape: &Shape) -> Moment<Flex> {
 }
 
 fn contiguous(state: Moment<Flex>) -> Moment<Flex> {
-    match state {
-        Moment::Float(floats) => Moment::Float(in_order(floats)),
-        Moment::EightBit(blocks) => Moment::EightBit(EightBit {
-            codes: in_order(blocks.codes),
-            scales: in_order(blocks.scales),
-            ..blocks
-        }),
-    }
+    state.map(&mut in_order, &mut in_order)
 }
 
 fn buffer_of(state: &mut Moment<Flex>) -> Buffer<'_> {
