@@ -8,5 +8,6 @@ mod scope;
 mod tensors;
 
 pub use checkpoint::checkpoint;
+pub(crate) use random::forget as forget_random;
 pub(crate) use scope::{Mode, mode, record, replayed, without_tape};
 pub use tensors::{MapTensor, Tensors};
