@@ -209,7 +209,8 @@ impl<B: Inner> Held for Holder<B> {
     fn share(&self) -> Box<dyn Held> {
         Box::new(Self {
             slot: self.slot.clone(),
-            copy: self.copy.clone(),
+            // A copy with the slot's weight would keep the step from writing in place.
+            copy: self.copy.clone().filter(|_| !self.is_the_slots()),
             is_fork: self.is_fork,
             base: AtomicU8::new(self.base.load(Ordering::Relaxed)),
         })
