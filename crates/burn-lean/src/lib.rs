@@ -1,12 +1,12 @@
 //! Training that fits, for Burn 0.22 and later: gradient release and recomputed activations.
 //!
-//! [`ReleaseOptimizer`] steps the parameters of a model inside `backward`, each the moment its gradient is
-//! complete, and frees the gradient: at no time do all of them exist. The weights are those of plain Burn,
-//! bit for bit. [`checkpoint`] runs a part of a model without keeping its activations, which backward computes
-//! again; it is useful alone, too.
+//! [`ReleaseOptimizer`] steps the parameters of a model inside `backward`, each the moment its
+//! gradient is complete, and frees the gradient: at no time do all of them exist. The weights are
+//! those of plain Burn, bit for bit. [`checkpoint`] runs a part of a model without keeping its
+//! activations, which backward computes again; it is useful alone, too.
 //!
-//! Start with [`ReleaseOptimizer`]; [`ReleaseAccumulator`] is for micro-batches, [`StepReport`] says what a step
-//! did, [`ReleaseError`] what is refused.
+//! Start with [`ReleaseOptimizer`]; [`ReleaseAccumulator`] is for micro-batches, [`StepReport`]
+//! says what a step did, [`ReleaseError`] what is refused.
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +23,7 @@ pub use optimizer::{
     WithGradientRelease,
 };
 pub use recompute::{
-    DecoderMasks, MapTensor, Tensors, checkpoint, checkpoint_chunks, checkpoint_decoder,
-    checkpoint_each, checkpoint_encoder,
+    Budget, BudgetPass, DecoderMasks, MapTensor, Planned, Tensors, checkpoint, checkpoint_chunks,
+    checkpoint_decoder, checkpoint_each, checkpoint_encoder,
 };
 pub use session::FirstPass;

@@ -1,5 +1,5 @@
-//! What an armed `Param` has as its reparameterization: the way to its slot, or to the weight as it was
-//! when a copy of the model was taken.
+//! What an armed `Param` has as its reparameterization: the way to its slot, or to the weight as it
+//! was when a copy of the model was taken.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -7,9 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use burn::Tensor;
 use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, TensorMetadata};
-use burn::module::{
-    Devices, Module, ModuleMapper, ModuleVisitor, ParamId, Reparameterization,
-};
+use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, ParamId, Reparameterization};
 use burn::tensor::Device;
 
 use crate::backend::{Inner, Primitive, Tracked};
@@ -24,8 +22,8 @@ thread_local! {
     static FOUND: RefCell<Option<Vec<Found>>> = const { RefCell::new(None) };
 }
 
-/// A copy of a model whose armed parameters stay those of the model, mapped. The mapper leaves placeholders what
-/// they are.
+/// A copy of a model whose armed parameters stay those of the model, mapped. The mapper leaves
+/// placeholders what they are.
 pub(crate) fn shared<M: Module>(model: &M, mapper: &mut impl ModuleMapper) -> M {
     struct Back(bool);
     impl Drop for Back {
@@ -77,7 +75,11 @@ impl Released {
 
 impl Clone for Released {
     fn clone(&self) -> Self {
-        Self(if SHARE.get() { self.0.share() } else { self.0.copy() })
+        Self(if SHARE.get() {
+            self.0.share()
+        } else {
+            self.0.copy()
+        })
     }
 }
 
@@ -133,9 +135,9 @@ impl<B: Inner> Holder<B> {
                 let is_placeholder = (looks.is_placeholder)();
                 assert!(
                     is_placeholder || !self.is_fork || !(looks.begins_with_nan)(),
-                    "gradient release: parameter {} is of a fork of an armed model, and something was \
-                     computed from its placeholder: fork before `arm`, or make the fork an ordinary model \
-                     with `materialize()` before it is trained",
+                    "gradient release: parameter {} is of a fork of an armed model, and something \
+                     was computed from its placeholder: fork before `arm`, or make the fork an \
+                     ordinary model with `materialize()` before it is trained",
                     self.slot.id
                 );
                 let known = if is_placeholder { PLACEHOLDER } else { WEIGHT };

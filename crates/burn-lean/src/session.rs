@@ -17,17 +17,19 @@ use crate::tape::{Clock, Reached};
 /// Where backward steps a parameter in the first pass of a model, of which nothing is known yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FirstPass {
-    /// [`Exact`](Self::Exact) while the optimizer has no states, [`Small`](Self::Small) if it was given some.
+    /// [`Exact`](Self::Exact) while the optimizer has no states, [`Small`](Self::Small) if it was
+    /// given some.
     ///
-    /// States as large as the weights or larger (momentum, Adam) are made in the first step, and take the
-    /// place of the gradients: then the first step needs no more memory than those after it.
+    /// States as large as the weights or larger (momentum, Adam) are made in the first step, and
+    /// take the place of the gradients: then the first step needs no more memory than those after
+    /// it.
     #[default]
     Auto,
     /// At the end of backward, where all gradients exist: plain Burn's memory, and its bits.
     Exact,
-    /// As soon as a gradient is complete, by the time at which tensors were made. The gradient of an
-    /// activation that is used three times or more may then be added up in another order than plain Burn's,
-    /// in this one pass: a difference of the last bits.
+    /// As soon as a gradient is complete, by the time at which tensors were made. The gradient of
+    /// an activation that is used three times or more may then be added up in another order than
+    /// plain Burn's, in this one pass: a difference of the last bits.
     Small,
 }
 
@@ -145,16 +147,22 @@ impl Session {
 
     /// The parameters that are armed, by id.
     pub(crate) fn slots(&self) -> MutexGuard<'_, HashMap<ParamId, Arc<dyn ArmedSlot>>> {
-        self.slots.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.slots
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Ignores poisoning: `stepping` tells of a panic in a step.
     pub(crate) fn stepper(&self) -> MutexGuard<'_, Stepper> {
-        self.stepper.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.stepper
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     fn orders(&self) -> MutexGuard<'_, Orders> {
-        self.orders.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.orders
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// A pass over newly armed parameters begins.
@@ -175,8 +183,8 @@ impl Session {
         self.orders().plain
     }
 
-    /// A parameter is used. Returns the order for its tap, and whether it is that of plain Burn's consumers or
-    /// of the clock, and not merely the lowest.
+    /// A parameter is used. Returns the order for its tap, and whether it is that of plain Burn's
+    /// consumers or of the clock, and not merely the lowest.
     pub(crate) fn order_of(&self, place: Place) -> (usize, bool) {
         let mut orders = self.orders();
         let (id, in_scope) = place;

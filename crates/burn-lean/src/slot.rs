@@ -6,9 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::grads::Gradients;
-use burn::backend::{
-    BackendTensor, DispatchAutodiffContext, DispatchTensor, TensorMetadata,
-};
+use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 use burn::module::ParamId;
 
 use crate::backend::{Inner, Primitive, Tracked};
@@ -65,14 +63,17 @@ pub(crate) struct Slot<B: Inner> {
 
 impl<B: Inner> std::fmt::Debug for Slot<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Slot").field("id", &self.id).finish_non_exhaustive()
+        f.debug_struct("Slot")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
     }
 }
 
 struct State<B: Inner> {
     leaf_id: NodeId,
     placeholder: Primitive<B>,
-    /// The leaf of the parameter, while it is armed: Burn frees no graph in which somebody holds a node.
+    /// The leaf of the parameter, while it is armed: Burn frees no graph in which somebody holds a
+    /// node.
     leaf: Option<Tracked<B>>,
     weight: Weight<B>,
     purpose: Purpose,
@@ -186,7 +187,9 @@ impl<B: Inner> Slot<B> {
 
     /// Ignores poisoning: the session knows of a step that has panicked.
     fn state(&self) -> MutexGuard<'_, State<B>> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.state
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     pub(crate) fn fate(&self) -> Fate {
@@ -200,7 +203,9 @@ impl<B: Inner> Slot<B> {
 
     /// Whether the arming goes on.
     pub(crate) fn is_armed(&self) -> bool {
-        self.session.upgrade().is_some_and(|session| session.is_armed())
+        self.session
+            .upgrade()
+            .is_some_and(|session| session.is_armed())
             && self.state().ended.is_none()
     }
 
@@ -245,8 +250,9 @@ impl<B: Inner> Slot<B> {
         state.ended.is_none() && snapshot.after_step == state.is_after_step()
     }
 
-    /// The weight of a model of which only the placeholder is known, if there is only one it can be. The
-    /// model that is armed and its copies have the leaf of the slot; `is_leaf` says whether it is that.
+    /// The weight of a model of which only the placeholder is known, if there is only one it can
+    /// be. The model that is armed and its copies have the leaf of the slot; `is_leaf` says whether
+    /// it is that.
     pub(crate) fn weight_behind(&self, is_leaf: bool) -> Option<Primitive<B>> {
         let state = self.state();
         let mut copies: Vec<_> = state.snapshots.iter().filter_map(Weak::upgrade).collect();
@@ -254,7 +260,9 @@ impl<B: Inner> Slot<B> {
             copies.extend(state.moved.iter().filter_map(Weak::upgrade));
         }
         if is_leaf && state.ended.is_none() {
-            let same = copies.iter().all(|copy| copy.after_step == state.is_after_step());
+            let same = copies
+                .iter()
+                .all(|copy| copy.after_step == state.is_after_step());
             return same.then(|| state.weight.get(self.id));
         }
         match &copies[..] {
@@ -278,7 +286,10 @@ impl<B: Inner> Slot<B> {
         let weight = state.weight.take(self.id);
         let below = B::ladder().rung(order - 1, &weight.device());
         let owner: Weak<dyn TapOwner<B>> = Arc::<Self>::downgrade(self);
-        let leaf = state.leaf.as_ref().expect("who has its weight has its leaf");
+        let leaf = state
+            .leaf
+            .as_ref()
+            .expect("who has its weight has its leaf");
         let tapped = tap::<B>(weight, leaf, below, owner);
         if let Some(session) = session {
             session.tap_made(tapped.id(), place, order);
@@ -299,9 +310,9 @@ impl<B: Inner> Slot<B> {
         let mut state = self.state();
         assert!(
             state.ended != Some(Ended::Disarmed) || state.taken,
-            "gradient release: parameter {} was disarmed between the forward pass and this backward \
-             pass, which would lose its gradient; run backward before `disarm`, or the forward pass \
-             after it",
+            "gradient release: parameter {} was disarmed between the forward pass and this \
+             backward pass, which would lose its gradient; run backward before `disarm`, or the \
+             forward pass after it",
             self.id
         );
         let is_armed = |session: &Arc<Session>| session.is_armed() && state.ended.is_none();
@@ -363,7 +374,8 @@ impl<B: Inner> Slot<B> {
         matches!(&self.state().weight, Weight::Tapped(tapped) if tapped.id() == tap)
     }
 
-    /// Leaves under the leaf what says that the gradient was taken: `GradientsParams::from_grads` finds it.
+    /// Leaves under the leaf what says that the gradient was taken: `GradientsParams::from_grads`
+    /// finds it.
     pub(crate) fn mark_taken(&self, grads: &mut Gradients) {
         let (leaf, marker) = (self.leaf_id(), self.placeholder());
         grads.register::<B>(leaf, marker);
@@ -402,8 +414,8 @@ impl<B: Inner> Weight<B> {
             Weight::Bare(weight) => weight.clone(),
             Weight::Tapped(tapped) => tapped.primitive().clone(),
             Weight::Elsewhere => panic!(
-                "gradient release: parameter {id} was lost when its optimizer panicked in the middle of \
-                 a step; load the last checkpoint"
+                "gradient release: parameter {id} was lost when its optimizer panicked in the \
+                 middle of a step; load the last checkpoint"
             ),
         }
     }
@@ -443,7 +455,10 @@ impl<B: Inner> ArmedSlot for Slot<B> {
     fn arm_again(&self, base: DispatchTensor) -> DispatchTensor {
         let autodiff = base.autodiff;
         let Some(BackendTensor::Autodiff(weight)) = B::unwrap(base.kind) else {
-            panic!("gradient release: parameter {} has moved to another backend", self.id);
+            panic!(
+                "gradient release: parameter {} has moved to another backend",
+                self.id
+            );
         };
         let weight = weight.into_primitive();
         let leaf = counted_leaf::<B>(placeholder::<B>(&weight));
@@ -481,6 +496,8 @@ fn primitive_of<B: Inner>(tensor: DispatchTensor) -> Primitive<B> {
     match B::unwrap(tensor.kind) {
         Some(BackendTensor::Float(primitive)) => primitive,
         Some(BackendTensor::Autodiff(tracked)) => tracked.into_primitive(),
-        _ => panic!("gradient release: a sum of gradients is on another backend than its parameter"),
+        _ => {
+            panic!("gradient release: a sum of gradients is on another backend than its parameter")
+        }
     }
 }

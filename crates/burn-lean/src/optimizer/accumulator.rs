@@ -13,12 +13,12 @@ use crate::session::{FirstPass, Progress, Session};
 use crate::slot::{Purpose, path_text};
 
 /// Accumulates the gradients of micro-batches, as Burn's
-/// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) does, without ever holding a second set of
-/// them: in the backward of an armed model each gradient is added to its sum the moment it is complete, and
-/// freed.
+/// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) does, without ever holding a second
+/// set of them: in the backward of an armed model each gradient is added to its sum the moment it
+/// is complete, and freed.
 ///
-/// All but the last micro-batch of a window go through the accumulator; the last one is
-/// [armed with the sums](crate::ReleaseOptimizer::arm_accumulated). The sums are Burn's, bit for bit. At most
+/// All but the last micro-batch of a window go through the accumulator; the last one is [armed with
+/// the sums](crate::ReleaseOptimizer::arm_accumulated). The sums are Burn's, bit for bit. At most
 /// they and one gradient exist at once, where Burn holds both in full.
 ///
 /// # Example
@@ -72,8 +72,8 @@ impl ReleaseAccumulator {
         }
     }
 
-    /// Arms the model for one micro-batch: until [`accumulate`](Self::accumulate) each of its gradients is
-    /// added to its sum inside backward. No weight changes.
+    /// Arms the model for one micro-batch: until [`accumulate`](Self::accumulate) each of its
+    /// gradients is added to its sum inside backward. No weight changes.
     ///
     /// # Panics
     ///
@@ -88,17 +88,27 @@ impl ReleaseAccumulator {
     ///
     /// - [`NotAccumulated`](ReleaseError::NotAccumulated): a backward has run, and its
     ///   [`accumulate`](Self::accumulate) has not;
-    /// - those of [`ReleaseOptimizer::try_arm`](crate::ReleaseOptimizer::try_arm) that are about the model.
+    /// - those of [`ReleaseOptimizer::try_arm`](crate::ReleaseOptimizer::try_arm) that are about
+    ///   the model.
     pub fn try_arm<M: Module>(&mut self, model: M) -> Result<M, Refused<M>> {
         let survey = Survey::of(&model);
-        let checked = self.check_accumulated().and_then(|()| survey.check(&self.session));
+        let checked = self
+            .check_accumulated()
+            .and_then(|()| survey.check(&self.session));
         if let Err(error) = checked {
             return Err(Refused::new(model, error));
         }
-        // Sums are of the size of gradients, so that a first pass without release would hold twice as much.
+        // Sums are of the size of gradients, so that a first pass without release would hold twice
+        // as much.
         self.session.begin_pass(FirstPass::Small);
         let sums = std::mem::take(&mut self.grads);
-        Ok(arming::arm(&self.session, Purpose::Hold, sums, model, survey))
+        Ok(arming::arm(
+            &self.session,
+            Purpose::Hold,
+            sums,
+            model,
+            survey,
+        ))
     }
 
     fn check_accumulated(&self) -> Result<(), ReleaseError> {
@@ -111,13 +121,17 @@ impl ReleaseAccumulator {
         }
     }
 
-    /// Ends a micro-batch: what was added inside backward stays, and ordinary gradients are added to it.
+    /// Ends a micro-batch: what was added inside backward stays, and ordinary gradients are added
+    /// to it.
     ///
     /// # Panics
     ///
     /// With the text of the [`ReleaseError`] that [`try_accumulate`](Self::try_accumulate) returns.
     pub fn accumulate<M: Module>(&mut self, model: &M, grads: GradientsParams) {
-        expect(self.try_accumulate(model, grads).map_err(ReleaseError::from));
+        expect(
+            self.try_accumulate(model, grads)
+                .map_err(ReleaseError::from),
+        );
     }
 
     /// [`accumulate`](Self::accumulate), handing the gradients back where it refuses.
@@ -126,9 +140,10 @@ impl ReleaseAccumulator {
     ///
     /// - [`AlreadyStepped`](ReleaseError::AlreadyStepped): a second gradient for a parameter in one
     ///   micro-batch;
-    /// - [`Unclaimed`](ReleaseError::Unclaimed): nobody asked for the gradient of a parameter that has one;
-    /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): it is not the model that was
-    ///   armed.
+    /// - [`Unclaimed`](ReleaseError::Unclaimed): nobody asked for the gradient of a parameter that
+    ///   has one;
+    /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): it is not the
+    ///   model that was armed.
     pub fn try_accumulate<M: Module>(
         &mut self,
         model: &M,

@@ -42,7 +42,10 @@ pub(super) fn arm<M: Module>(
             }
         } else {
             // What another arming has left, or a copy that was taken in the middle of one.
-            let mappers = survey.found.iter().map(|(id, found)| (*id, found.slot.mapper()));
+            let mappers = survey
+                .found
+                .iter()
+                .map(|(id, found)| (*id, found.slot.mapper()));
             let mappers: HashMap<_, _> = mappers.collect();
             model = restore_mappers(without_tape(|| model.materialize()), &mappers);
             end(session, Ended::Disarmed);
@@ -162,8 +165,9 @@ fn weight_to_save<B: Inner, const D: usize>(slot: &Weak<Slot<B>>, base: Tensor<D
     }
     let weight = slot.and_then(|slot| slot.weight_behind(is_leaf));
     B::tensor(weight.expect(
-        "gradient release: this record would be of an armed model or of a copy that was taken while it was \
-         armed, and both exist with different weights; save after `step`, or save `copy.materialize()`",
+        "gradient release: this record would be of an armed model or of a copy that was taken \
+         while it was armed, and both exist with different weights; save after `step`, or save \
+         `copy.materialize()`",
     ))
 }
 

@@ -6,8 +6,8 @@
 pub enum ReleaseError {
     /// `step` was given another rate than the one a parameter was stepped with.
     #[error(
-        "{path} was armed with the learning rate {armed}, but `step` was given {given}; pass `step` the \
-         rate that `arm` was given (call the scheduler once per step, before `arm`)"
+        "{path} was armed with the learning rate {armed}, but `step` was given {given}; pass \
+         `step` the rate that `arm` was given (call the scheduler once per step, before `arm`)"
     )]
     LearningRate {
         /// Where the parameter is in the model.
@@ -20,9 +20,10 @@ pub enum ReleaseError {
 
     /// A second gradient arrived for a parameter that was already stepped.
     #[error(
-        "{path} was stepped inside an earlier backward of this optimizer step, and now a second gradient \
-         for it has arrived; run one backward per step on the sum of the losses, or accumulate the \
-         gradients of the earlier ones and arm with them before the last (`arm_accumulated`)"
+        "{path} was stepped inside an earlier backward of this optimizer step, and now a second \
+         gradient for it has arrived; run one backward per step on the sum of the losses, or \
+         accumulate the gradients of the earlier ones and arm with them before the last \
+         (`arm_accumulated`)"
     )]
     AlreadyStepped {
         /// Where the parameter is in the model.
@@ -31,10 +32,10 @@ pub enum ReleaseError {
 
     /// A parameter was stepped, and its gradient was never asked for.
     #[error(
-        "{path} was stepped inside backward, but its gradient was never asked for: without gradient \
-         release this step would leave the parameter as it is; collect the gradients of the armed model \
-         with `GradientsParams::from_grads`, arm only what is to be stepped, and decide before backward \
-         whether to step"
+        "{path} was stepped inside backward, but its gradient was never asked for: without \
+         gradient release this step would leave the parameter as it is; collect the gradients of \
+         the armed model with `GradientsParams::from_grads`, arm only what is to be stepped, and \
+         decide before backward whether to step"
     )]
     Unclaimed {
         /// Where the parameter is in the model.
@@ -43,8 +44,9 @@ pub enum ReleaseError {
 
     /// The model is not the one whose parameters were stepped.
     #[error(
-        "{path} was stepped inside backward, but the model given is not the one that was armed (or no \
-         longer: its parameters were loaded, moved or rebuilt); pass the model that `arm` returned"
+        "{path} was stepped inside backward, but the model given is not the one that was armed (or \
+         no longer: its parameters were loaded, moved or rebuilt); pass the model that `arm` \
+         returned"
     )]
     WrongModel {
         /// Where the parameter is in the model that was armed.
@@ -53,8 +55,8 @@ pub enum ReleaseError {
 
     /// A copy of the armed model was given in its place.
     #[error(
-        "{path} is of a copy of the armed model, whose weights stay as they were when it was taken; pass \
-         the model that `arm` returned"
+        "{path} is of a copy of the armed model, whose weights stay as they were when it was \
+         taken; pass the model that `arm` returned"
     )]
     Copy {
         /// Where the parameter is in the model.
@@ -63,9 +65,10 @@ pub enum ReleaseError {
 
     /// A backward has stepped parameters and `step` has not finished that step yet.
     #[error(
-        "{stepped} of {armed} armed parameters have been stepped inside backward, and the step is not \
-         finished; call `step` with the model and the gradients first (if that backward has panicked, the \
-         model is half old, half new: load the last checkpoint into the model and the optimizer)"
+        "{stepped} of {armed} armed parameters have been stepped inside backward, and the step is \
+         not finished; call `step` with the model and the gradients first (if that backward has \
+         panicked, the model is half old, half new: load the last checkpoint into the model and \
+         the optimizer)"
     )]
     Unfinished {
         /// Parameters stepped so far.
@@ -76,9 +79,9 @@ pub enum ReleaseError {
 
     /// The optimizer panicked in the middle of a step.
     #[error(
-        "an optimizer step was interrupted after {stepped} of {armed} armed parameters had been stepped: \
-         the model is half old, half new; load the last checkpoint into the model and the optimizer \
-         (`load_record`)"
+        "an optimizer step was interrupted after {stepped} of {armed} armed parameters had been \
+         stepped: the model is half old, half new; load the last checkpoint into the model and the \
+         optimizer (`load_record`)"
     )]
     Interrupted {
         /// Parameters stepped before the panic.
@@ -87,10 +90,11 @@ pub enum ReleaseError {
         armed: usize,
     },
 
-    /// A backward has added gradients to their sums, and `accumulate` has not ended the micro-batch.
+    /// A backward has added gradients to their sums, and `accumulate` has not ended the
+    /// micro-batch.
     #[error(
-        "the gradients of {added} of {armed} armed parameters are with the model; call `accumulate` with \
-         the model and the gradients that backward returned first"
+        "the gradients of {added} of {armed} armed parameters are with the model; call \
+         `accumulate` with the model and the gradients that backward returned first"
     )]
     NotAccumulated {
         /// Parameters whose gradient was added inside backward.
@@ -101,8 +105,8 @@ pub enum ReleaseError {
 
     /// Two parameters of the model have one id.
     #[error(
-        "two parameters of the model, {first} and {second}, share an id, and optimizer states are kept by \
-         id; to tie weights, keep one `Param` and use it in both places"
+        "two parameters of the model, {first} and {second}, share an id, and optimizer states are \
+         kept by id; to tie weights, keep one `Param` and use it in both places"
     )]
     DuplicateParam {
         /// Where the one is in the model.
@@ -113,8 +117,8 @@ pub enum ReleaseError {
 
     /// Another optimizer, or an accumulator, has armed the parameter.
     #[error(
-        "{path} is armed by another optimizer or accumulator; let every optimizer arm its own part of the \
-         model, and finish or `disarm` the other step first"
+        "{path} is armed by another optimizer or accumulator; let every optimizer arm its own part \
+         of the model, and finish or `disarm` the other step first"
     )]
     ArmedElsewhere {
         /// Where the parameter is in the model.
@@ -123,8 +127,9 @@ pub enum ReleaseError {
 
     /// The model has adapters, and is a copy that was taken while it was armed.
     #[error(
-        "{path} is of a copy that was taken between `arm` and `step`, of a model with adapters (LoRA or \
-         another reparameterization): it cannot be armed; take copies of such a model after `step`"
+        "{path} is of a copy that was taken between `arm` and `step`, of a model with adapters \
+         (LoRA or another reparameterization): it cannot be armed; take copies of such a model \
+         after `step`"
     )]
     CopyWithAdapters {
         /// Where the parameter is in the model.
@@ -133,8 +138,8 @@ pub enum ReleaseError {
 
     /// The parameter is on a backend that is not known.
     #[error(
-        "{path} is on {device}, a backend that burn-lean was not compiled for; switch its feature on \
-         (flex, ndarray, wgpu or cuda), or train without arming"
+        "{path} is on {device}, a backend that burn-lean was not compiled for; switch its feature \
+         on (flex, ndarray, wgpu or cuda), or train without arming"
     )]
     Backend {
         /// Where the parameter is in the model.
@@ -206,7 +211,9 @@ impl<M, G> Refused<M, G> {
 // Not derived: a model prints pages, and need not be `Debug`.
 impl<M, G> std::fmt::Debug for Refused<M, G> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Refused").field("error", &self.error).finish_non_exhaustive()
+        f.debug_struct("Refused")
+            .field("error", &self.error)
+            .finish_non_exhaustive()
     }
 }
 

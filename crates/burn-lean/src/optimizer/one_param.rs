@@ -1,5 +1,5 @@
-//! One parameter as a module, under its path: what Burn's optimizer steps, with its groups, rates and
-//! clipping.
+//! One parameter as a module, under its path: what Burn's optimizer steps, with its groups, rates
+//! and clipping.
 
 use burn::Tensor;
 use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper};
@@ -73,7 +73,8 @@ pub(super) fn step<B: Inner, const D: usize>(
     };
     let mut grads = GradientsParams::new();
     grads.register::<D>(id, B::tensor::<D>(grad));
-    // The optimizer looks at what autodiff knows of the parameter. Of a leaf that needs no gradient, nothing.
+    // The optimizer looks at what autodiff knows of the parameter. Of a leaf that needs no
+    // gradient, nothing.
     let weight = B::tensor::<D>(weight).autodiff();
     let param = Param::from_mapped_value(id, weight, ParamMapper::default());
     let stepped = optim.step(lr.clone(), OneParam { path, param }, grads);

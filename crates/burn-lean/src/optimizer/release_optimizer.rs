@@ -18,8 +18,8 @@ use crate::slot::{Ended, Purpose, path_text};
 /// Adds gradient release to Burn's optimizer.
 #[diagnostic::on_unimplemented(
     message = "gradient release steps Burn's `ModuleOptimizer`, not `{Self}`",
-    note = "`init()` makes one from an optimizer's configuration; L-BFGS has none, as it needs all gradients \
-            of a step at once, several times"
+    note = "`init()` makes one from an optimizer's configuration; L-BFGS has none, as it needs all \
+            gradients of a step at once, several times"
 )]
 pub trait WithGradientRelease {
     /// The optimizer, stepping inside backward. States it has already stay.
@@ -81,11 +81,11 @@ impl ReleaseOptimizer {
         self
     }
 
-    /// Arms a model for one optimizer step: until [`step`](Self::step), each of its parameters that requires
-    /// gradients is stepped inside backward.
+    /// Arms a model for one optimizer step: until [`step`](Self::step), each of its parameters that
+    /// requires gradients is stepped inside backward.
     ///
-    /// `lr` is a number, or a [`ModuleLearningRate`] with rates for groups of parameters. A model that is armed
-    /// already gets the new rate.
+    /// `lr` is a number, or a [`ModuleLearningRate`] with rates for groups of parameters. A model
+    /// that is armed already gets the new rate.
     ///
     /// # Panics
     ///
@@ -98,12 +98,13 @@ impl ReleaseOptimizer {
     ///
     /// # Errors
     ///
-    /// - [`Unfinished`](ReleaseError::Unfinished), [`Interrupted`](ReleaseError::Interrupted): a backward has
-    ///   stepped parameters, and its [`step`](Self::step) has not run;
+    /// - [`Unfinished`](ReleaseError::Unfinished), [`Interrupted`](ReleaseError::Interrupted): a
+    ///   backward has stepped parameters, and its [`step`](Self::step) has not run;
     /// - [`DuplicateParam`](ReleaseError::DuplicateParam): two parameters share an id;
     /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer armed a parameter;
-    /// - [`CopyWithAdapters`](ReleaseError::CopyWithAdapters), [`Distributed`](ReleaseError::Distributed),
-    ///   [`Backend`](ReleaseError::Backend): a parameter cannot be armed.
+    /// - [`CopyWithAdapters`](ReleaseError::CopyWithAdapters),
+    ///   [`Distributed`](ReleaseError::Distributed), [`Backend`](ReleaseError::Backend): a
+    ///   parameter cannot be armed.
     pub fn try_arm<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -115,13 +116,14 @@ impl ReleaseOptimizer {
         }
     }
 
-    /// [`arm`](Self::arm) for the last micro-batch of a window: each parameter is stepped with the sum of its
-    /// gradient and that of the earlier ones, as a [`ReleaseAccumulator`](crate::ReleaseAccumulator) or
-    /// Burn's accumulator has them.
+    /// [`arm`](Self::arm) for the last micro-batch of a window: each parameter is stepped with the
+    /// sum of its gradient and that of the earlier ones, as a
+    /// [`ReleaseAccumulator`](crate::ReleaseAccumulator) or Burn's accumulator has them.
     ///
     /// # Panics
     ///
-    /// With the text of the [`ReleaseError`] that [`try_arm_accumulated`](Self::try_arm_accumulated) returns.
+    /// With the text of the [`ReleaseError`] that
+    /// [`try_arm_accumulated`](Self::try_arm_accumulated) returns.
     pub fn arm_accumulated<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -131,7 +133,8 @@ impl ReleaseOptimizer {
         expect(self.try_arm_accumulated(lr, model, grads))
     }
 
-    /// [`arm_accumulated`](Self::arm_accumulated), handing model and gradients back where it refuses.
+    /// [`arm_accumulated`](Self::arm_accumulated), handing model and gradients back where it
+    /// refuses.
     ///
     /// # Errors
     ///
@@ -188,8 +191,9 @@ impl ReleaseOptimizer {
     ///
     /// # Panics
     ///
-    /// With the text of the [`ReleaseError`] that [`try_disarm`](Self::try_disarm) returns. Later, if backward
-    /// runs from a forward pass that was made while the model was armed: its gradients have nowhere to go.
+    /// With the text of the [`ReleaseError`] that [`try_disarm`](Self::try_disarm) returns. Later,
+    /// if backward runs from a forward pass that was made while the model was armed: its gradients
+    /// have nowhere to go.
     pub fn disarm<M: Module>(&mut self, model: M) -> M {
         expect(self.try_disarm(model))
     }
@@ -198,21 +202,29 @@ impl ReleaseOptimizer {
     ///
     /// # Errors
     ///
-    /// - [`Unfinished`](ReleaseError::Unfinished), [`Interrupted`](ReleaseError::Interrupted): a backward has
-    ///   stepped parameters;
-    /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): it is not the model that was
-    ///   armed.
+    /// - [`Unfinished`](ReleaseError::Unfinished), [`Interrupted`](ReleaseError::Interrupted): a
+    ///   backward has stepped parameters;
+    /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): it is not the
+    ///   model that was armed.
     pub fn try_disarm<M: Module>(&mut self, model: M) -> Result<M, Refused<M>> {
         let survey = Survey::of(&model);
-        let checked = self.check_unfinished().and_then(|()| survey.check_own(&self.session, |_| true));
+        let checked = self
+            .check_unfinished()
+            .and_then(|()| survey.check_own(&self.session, |_| true));
         match checked {
-            Ok(()) => Ok(restore(&self.session, Ended::Disarmed, model, survey.has_adapters)),
+            Ok(()) => Ok(restore(
+                &self.session,
+                Ended::Disarmed,
+                model,
+                survey.has_adapters,
+            )),
             Err(error) => Err(Refused::new(model, error)),
         }
     }
 
-    /// Finishes the step: parameters that were stepped inside backward are ordinary ones again, and what has an
-    /// ordinary gradient is stepped with it. A model that is not armed is stepped as by Burn's optimizer.
+    /// Finishes the step: parameters that were stepped inside backward are ordinary ones again, and
+    /// what has an ordinary gradient is stepped with it. A model that is not armed is stepped as by
+    /// Burn's optimizer.
     ///
     /// # Panics
     ///
@@ -231,13 +243,14 @@ impl ReleaseOptimizer {
     /// # Errors
     ///
     /// - [`LearningRate`](ReleaseError::LearningRate): not the rate that `arm` was given;
-    /// - [`AlreadyStepped`](ReleaseError::AlreadyStepped): a gradient for a parameter that was stepped inside
-    ///   an earlier backward;
-    /// - [`Unclaimed`](ReleaseError::Unclaimed): nobody asked for the gradient of a parameter that was stepped;
-    /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): the stepped parameters are not
-    ///   in this model;
-    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer has armed a parameter that has a
-    ///   gradient here;
+    /// - [`AlreadyStepped`](ReleaseError::AlreadyStepped): a gradient for a parameter that was
+    ///   stepped inside an earlier backward;
+    /// - [`Unclaimed`](ReleaseError::Unclaimed): nobody asked for the gradient of a parameter that
+    ///   was stepped;
+    /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): the stepped
+    ///   parameters are not in this model;
+    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer has armed a parameter
+    ///   that has a gradient here;
     /// - [`Interrupted`](ReleaseError::Interrupted): the optimizer panicked half way.
     pub fn try_step<M: Module>(
         &mut self,
@@ -271,7 +284,10 @@ impl ReleaseOptimizer {
             stepper.stepping = false;
         }
         drop(stepper);
-        self.is_fresh &= report.outcomes.iter().all(|(_, outcome)| *outcome == Outcome::Unused);
+        self.is_fresh &= report
+            .outcomes
+            .iter()
+            .all(|(_, outcome)| *outcome == Outcome::Unused);
         self.last_step = Some(report);
         Ok(model)
     }
@@ -341,11 +357,17 @@ impl ReleaseOptimizer {
     /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted).
     pub fn try_to_record(&self) -> Result<OptimizerRecord, ReleaseError> {
         self.check_unfinished()?;
-        Ok(self.session.stepper().optim.as_ref().expect("an optimizer has one").to_record())
+        Ok(self
+            .session
+            .stepper()
+            .optim
+            .as_ref()
+            .expect("an optimizer has one")
+            .to_record())
     }
 
-    /// Loads states that this optimizer, or plain Burn's, has saved. What was armed is no longer; a step that
-    /// was interrupted is forgotten.
+    /// Loads states that this optimizer, or plain Burn's, has saved. What was armed is no longer; a
+    /// step that was interrupted is forgotten.
     pub fn load_record(self, record: OptimizerRecord) -> Self {
         let is_fresh = record.is_empty();
         let optim = self.take().load_record(record);
@@ -361,7 +383,8 @@ impl ReleaseOptimizer {
     ///
     /// # Panics
     ///
-    /// With the text of the [`ReleaseError`] that [`try_into_optimizer`](Self::try_into_optimizer) returns.
+    /// With the text of the [`ReleaseError`] that [`try_into_optimizer`](Self::try_into_optimizer)
+    /// returns.
     pub fn into_optimizer(self) -> ModuleOptimizer {
         expect(self.try_into_optimizer().map_err(ReleaseError::from))
     }
@@ -380,11 +403,16 @@ impl ReleaseOptimizer {
 
     fn take(&self) -> ModuleOptimizer {
         self.session.set_armed(false);
-        self.session.stepper().optim.take().expect("an optimizer has one")
+        self.session
+            .stepper()
+            .optim
+            .take()
+            .expect("an optimizer has one")
     }
 }
 
-/// Looks whether each gradient that was stepped with was also asked for, and no other is in the way.
+/// Looks whether each gradient that was stepped with was also asked for, and no other is in the
+/// way.
 struct Claims<'a> {
     session: &'a Session,
     grads: &'a GradientsParams,
@@ -433,7 +461,11 @@ impl ModuleVisitor for Finish<'_> {
         let fate = slot.as_ref().map(|slot| slot.fate());
         if let Some(fate) = fate.filter(|fate| fate.taken) {
             self.grads.remove::<D>(id);
-            let outcome = if fate.late { Outcome::ReleasedLate } else { Outcome::Released };
+            let outcome = if fate.late {
+                Outcome::ReleasedLate
+            } else {
+                Outcome::Released
+            };
             self.report.outcomes.push((id, outcome));
             return;
         }
@@ -445,7 +477,11 @@ impl ModuleVisitor for Finish<'_> {
                 None => sum,
             });
         }
-        let outcome = if grad.is_some() { Outcome::Ordinary } else { Outcome::Unused };
+        let outcome = if grad.is_some() {
+            Outcome::Ordinary
+        } else {
+            Outcome::Unused
+        };
         if let Some(grad) = grad {
             self.grads.register(id, grad);
         }

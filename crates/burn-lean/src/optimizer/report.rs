@@ -26,26 +26,30 @@ pub struct StepReport {
 }
 
 impl StepReport {
-    /// The parameters that require gradients, in the order of the model's fields, and what happened to
-    /// each.
+    /// The parameters that require gradients, in the order of the model's fields, and what happened
+    /// to each.
     pub fn outcomes(&self) -> impl Iterator<Item = (ParamId, Outcome)> + '_ {
         self.outcomes.iter().copied()
     }
 
     /// How many parameters had this outcome.
     pub fn count(&self, outcome: Outcome) -> usize {
-        self.outcomes.iter().filter(|(_, found)| *found == outcome).count()
+        self.outcomes
+            .iter()
+            .filter(|(_, found)| *found == outcome)
+            .count()
     }
 
-    /// How many of those stepped inside backward were alone in their memory, and so could be written in
-    /// place. A living copy of the model keeps the others.
+    /// How many of those stepped inside backward were alone in their memory, and so could be
+    /// written in place. A living copy of the model keeps the others.
     pub fn in_place(&self) -> usize {
         self.in_place
     }
 
-    /// Whether every gradient is known to have been added up in plain Burn's order, so that its bits are
-    /// plain Burn's. If not, the last bits may differ: in the first pass with
-    /// [`FirstPass::Small`](crate::FirstPass), and where a forward pass is shorter than those before it.
+    /// Whether every gradient is known to have been added up in plain Burn's order, so that its
+    /// bits are plain Burn's. If not, the last bits may differ: in the first pass with
+    /// [`FirstPass::Small`](crate::FirstPass), and where a forward pass is shorter than those
+    /// before it.
     pub fn is_plain(&self) -> bool {
         self.is_plain
     }

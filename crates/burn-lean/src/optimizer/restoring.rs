@@ -13,12 +13,7 @@ use crate::slot::{ArmedSlot, Ended};
 use crate::tape::is_placeholder;
 
 /// Ends the arming of a model.
-pub(super) fn restore<M: Module>(
-    session: &Session,
-    how: Ended,
-    model: M,
-    has_adapters: bool,
-) -> M {
+pub(super) fn restore<M: Module>(session: &Session, how: Ended, model: M, has_adapters: bool) -> M {
     let slots = std::mem::take(&mut *session.slots());
     let model = model.map(&mut Restore { slots: &slots, how });
     for slot in slots.values().filter(|slot| !slot.has_ended()) {
@@ -54,7 +49,8 @@ impl ModuleMapper for Restore<'_> {
         let is_active = param.is_require_grad();
         let (id, base, _) = param.consume();
         let mapper = mapper_of::<D>(&slot.mapper());
-        let base = if leaf_of(base.clone()) == Some(slot.leaf_id()) || is_placeholder(base.clone()) {
+        let base = if leaf_of(base.clone()) == Some(slot.leaf_id()) || is_placeholder(base.clone())
+        {
             let strategy = base.gradient_checkpointing_strategy();
             drop(base);
             let weight = Tensor::<D>::from_dispatch(slot.end(self.how)).autodiff();

@@ -18,8 +18,8 @@ pub(super) struct Survey {
     /// Those that require gradients, in the order of the model's fields.
     pub(super) params: Vec<Surveyed>,
     pub(super) found: HashMap<ParamId, Found>,
-    /// Whether a parameter has a reparameterization that is not ours, as LoRA's: then `materialize` would
-    /// merge it.
+    /// Whether a parameter has a reparameterization that is not ours, as LoRA's: then `materialize`
+    /// would merge it.
     pub(super) has_adapters: bool,
     path: Path,
     places: HashMap<ParamId, usize>,
@@ -60,7 +60,9 @@ impl Survey {
     pub(super) fn check(&self, session: &Session) -> Result<(), ReleaseError> {
         let is_own = |found: &Found| {
             let slots = session.slots();
-            slots.get(&found.id).is_some_and(|slot| is_same(slot, &found.slot))
+            slots
+                .get(&found.id)
+                .is_some_and(|slot| is_same(slot, &found.slot))
         };
         if let Some(duplicate) = &self.duplicate {
             return Err(duplicate.clone());
@@ -89,7 +91,8 @@ impl Survey {
         Ok(())
     }
 
-    /// Why the model is not the one that was armed: those of its slots that matter have to be in it.
+    /// Why the model is not the one that was armed: those of its slots that matter have to be in
+    /// it.
     pub(super) fn check_own(
         &self,
         session: &Session,
@@ -100,7 +103,11 @@ impl Survey {
                 continue;
             }
             let path = path_text(slot.path());
-            match self.found.get(id).filter(|found| is_same(slot, &found.slot)) {
+            match self
+                .found
+                .get(id)
+                .filter(|found| is_same(slot, &found.slot))
+            {
                 None => return Err(ReleaseError::WrongModel { path }),
                 Some(found) if found.is_copy => return Err(ReleaseError::Copy { path }),
                 Some(_) => {}
@@ -141,10 +148,11 @@ impl ModuleVisitor for Survey {
         let leaf = leaf_of(param.base());
         self.last = Some(self.params.len());
         if let Some(before) = self.places.insert(param.id, self.params.len()) {
-            self.duplicate.get_or_insert_with(|| ReleaseError::DuplicateParam {
-                first: path_text(&self.params[before].path),
-                second: path_text(&self.path),
-            });
+            self.duplicate
+                .get_or_insert_with(|| ReleaseError::DuplicateParam {
+                    first: path_text(&self.params[before].path),
+                    second: path_text(&self.path),
+                });
         }
         self.params.push(Surveyed {
             id: param.id,

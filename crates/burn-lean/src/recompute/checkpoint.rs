@@ -17,18 +17,20 @@ use crate::recompute::running::Running;
 use crate::recompute::scope::{Mode, mode, recording};
 use crate::recompute::{MapTensor, Tensors};
 
-/// `forward(module, input)`, of which only the input is kept for backward, which computes the rest again.
+/// `forward(module, input)`, of which only the input is kept for backward, which computes the rest
+/// again.
 ///
-/// The gradients are those of `forward(module, input)`, bit for bit, and each weight gets its own: with
-/// gradient release it is stepped inside backward, without it finds its gradient where Burn puts it.
+/// The gradients are those of `forward(module, input)`, bit for bit, and each weight gets its own:
+/// with gradient release it is stepped inside backward, without it finds its gradient where Burn
+/// puts it.
 ///
-/// Whatever `forward` reads and a gradient is wanted for has to be in `module`, in `input`, or a parameter of
-/// an armed model. `forward` runs twice, and must compute the same both times. What it changes beside its
-/// result (but for running statistics, as of `BatchNorm`) it changes twice.
+/// Whatever `forward` reads and a gradient is wanted for has to be in `module`, in `input`, or a
+/// parameter of an armed model. `forward` runs twice, and must compute the same both times. What it
+/// changes beside its result (but for running statistics, as of `BatchNorm`) it changes twice.
 ///
-/// Random numbers are the same both times: `forward` has a stream of its own, seeded from that of the
-/// device. So masks of `Dropout` are not those that the model would have without `checkpoint`. Meanwhile no
-/// other thread may draw from the same backend.
+/// Random numbers are the same both times: `forward` has a stream of its own, seeded from that of
+/// the device. So masks of `Dropout` are not those that the model would have without `checkpoint`.
+/// Meanwhile no other thread may draw from the same backend.
 ///
 /// ```
 /// # use burn::nn::{Linear, LinearConfig};
@@ -59,13 +61,19 @@ where
         return forward(module, input);
     }
     let mut inputs = Inputs::default();
-    let constant = input.clone().map(&mut MapTensor(&mut |tensor| inputs.take(tensor)));
+    let constant = input
+        .clone()
+        .map(&mut MapTensor(&mut |tensor| inputs.take(tensor)));
     let mut leaves = Leaves {
         armed: armed_in(module),
         found: Vec::new(),
     };
     let kept = shared(module, &mut leaves);
-    let Some(device) = inputs.device.clone().or_else(|| kept.devices().into_iter().next()) else {
+    let Some(device) = inputs
+        .device
+        .clone()
+        .or_else(|| kept.devices().into_iter().next())
+    else {
         return forward(module, input);
     };
     if !device.is_autodiff() {
@@ -83,8 +91,8 @@ where
     let floats: Vec<DispatchTensor> = outputs.into_iter().filter(is_autodiff_float).collect();
     assert!(
         !floats.iter().any(is_tracked),
-        "checkpoint: the scope uses a tensor that needs a gradient and is neither in its module nor in its \
-         input, so it would get none; pass it as a part of the input"
+        "checkpoint: the scope uses a tensor that needs a gradient and is neither in its module \
+         nor in its input, so it would get none; pass it as a part of the input"
     );
     let needs_gradients =
         inputs.tracked.iter().any(Option::is_some) || !leaves.found.is_empty() || !slots.is_empty();
@@ -162,13 +170,15 @@ fn is_tracked(tensor: &DispatchTensor) -> bool {
 fn armed_in<M: Module>(module: &M) -> HashSet<ParamId> {
     struct NoVisitor;
     impl ModuleVisitor for NoVisitor {}
-    let found = find(module, &mut NoVisitor).into_iter().filter(|found| !found.has_ended);
+    let found = find(module, &mut NoVisitor)
+        .into_iter()
+        .filter(|found| !found.has_ended);
     found
         .map(|found| {
             assert!(
                 !found.is_apart,
-                "checkpoint: parameter {} is of a copy or a fork of an armed model, which a scope cannot use; \
-                 give it the model that is armed, or `copy.materialize()`",
+                "checkpoint: parameter {} is of a copy or a fork of an armed model, which a scope \
+                 cannot use; give it the model that is armed, or `copy.materialize()`",
                 found.id
             );
             found.id
@@ -176,8 +186,8 @@ fn armed_in<M: Module>(module: &M) -> HashSet<ParamId> {
         .collect()
 }
 
-/// Makes constants of the parameters: Burn frees no graph in which somebody holds a node. The leaves of those
-/// that no optimizer has armed are noted.
+/// Makes constants of the parameters: Burn frees no graph in which somebody holds a node. The
+/// leaves of those that no optimizer has armed are noted.
 struct Leaves {
     armed: HashSet<ParamId>,
     found: Vec<(ParamId, DispatchTensor)>,
@@ -239,9 +249,21 @@ where
         let autodiff = self.floats[0].autodiff;
         let ids: HashSet<ParamId> = self.leaves.iter().map(|(id, _)| *id).collect();
         let parents = Parents {
-            inputs: self.tracked.into_iter().map(|input| Some(tracked_of::<B>(input?))).collect(),
-            leaves: self.leaves.into_iter().map(|(_, leaf)| tracked_of::<B>(leaf)).collect(),
-            slots: self.slots.into_iter().filter_map(|slot| Some(*slot.downcast().ok()?)).collect(),
+            inputs: self
+                .tracked
+                .into_iter()
+                .map(|input| Some(tracked_of::<B>(input?)))
+                .collect(),
+            leaves: self
+                .leaves
+                .into_iter()
+                .map(|(_, leaf)| tracked_of::<B>(leaf))
+                .collect(),
+            slots: self
+                .slots
+                .into_iter()
+                .filter_map(|slot| Some(*slot.downcast().ok()?))
+                .collect(),
         };
         let needs: Vec<bool> = parents.inputs.iter().map(Option::is_some).collect();
         let Self {
@@ -266,7 +288,9 @@ where
                     return tensor;
                 }
                 let constant = Tensor::<1>::from_dispatch(tensor);
-                let needs_gradient = needs.next().expect("the input has as many tensors as before");
+                let needs_gradient = needs
+                    .next()
+                    .expect("the input has as many tensors as before");
                 let leaf = constant.set_require_grad(needs_gradient).into_dispatch();
                 inputs.push(needs_gradient.then(|| tracked_of::<B>(leaf.clone())));
                 leaf
@@ -286,7 +310,11 @@ where
                 leaves: leaves.made.into_iter().map(tracked_of::<B>).collect(),
             }
         };
-        let floats = self.floats.into_iter().map(|float| tracked_of::<B>(float)).collect();
+        let floats = self
+            .floats
+            .into_iter()
+            .map(|float| tracked_of::<B>(float))
+            .collect();
         scope_node::<B>(parents, floats, Box::new(again))
             .into_iter()
             .map(|output| DispatchTensor {

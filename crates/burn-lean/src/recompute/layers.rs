@@ -1,9 +1,8 @@
-//! Ready ways to put scopes around parts of a model: layers, Burn's transformers, a loss over chunks of tokens.
+//! Ready ways to put scopes around parts of a model: layers, Burn's transformers, a loss over
+//! chunks of tokens.
 
 use burn::module::Module;
-use burn::nn::transformer::{
-    TransformerDecoder, TransformerDecoderInput, TransformerEncoder,
-};
+use burn::nn::transformer::{TransformerDecoder, TransformerDecoderInput, TransformerEncoder};
 use burn::tensor::{Bool, Int, Tensor};
 
 use super::{Tensors, checkpoint};
@@ -30,7 +29,9 @@ where
     T: Tensors,
     F: Fn(&M, T) -> T + Clone + Send + Sync + 'static,
 {
-    layers.iter().fold(input, |input, layer| checkpoint(layer, input, forward.clone()))
+    layers.iter().fold(input, |input, layer| {
+        checkpoint(layer, input, forward.clone())
+    })
 }
 
 /// `encoder.forward`, each layer in a scope of [`checkpoint`].
@@ -79,7 +80,8 @@ pub fn checkpoint_decoder(
     masks: DecoderMasks,
 ) -> Tensor<3> {
     decoder.layers.iter().fold(target, |target, layer| {
-        // A layer alone returns its input's type, of which nothing can be read; a decoder returns the tensor.
+        // A layer alone returns its input's type, of which nothing can be read; a decoder returns
+        // the tensor.
         let layer = TransformerDecoder {
             layers: vec![layer.clone()],
             d_model: decoder.d_model,
@@ -111,11 +113,12 @@ pub fn checkpoint_decoder(
     })
 }
 
-/// The sum of a loss over chunks of tokens, each in a scope of [`checkpoint`]: the logits of all tokens never
-/// exist at once.
+/// The sum of a loss over chunks of tokens, each in a scope of [`checkpoint`]: the logits of all
+/// tokens never exist at once.
 ///
-/// `loss` gets `head`, the hidden states of a chunk and its targets, and returns the sum over the chunk. The sum
-/// over all is that of the chunks' sums: not the bits of a loss over all tokens at once.
+/// `loss` gets `head`, the hidden states of a chunk and its targets, and returns the sum over the
+/// chunk. The sum over all is that of the chunks' sums: not the bits of a loss over all tokens at
+/// once.
 ///
 /// ```
 /// # use burn::nn::loss::CrossEntropyLossConfig;
@@ -157,7 +160,10 @@ where
     let targets = targets.split(tokens_per_chunk, 0);
     let sums = hidden.into_iter().zip(targets).map(|chunk| {
         let loss = loss.clone();
-        checkpoint(head, chunk, move |head: &M, (hidden, targets)| loss(head, hidden, targets))
+        checkpoint(head, chunk, move |head: &M, (hidden, targets)| {
+            loss(head, hidden, targets)
+        })
     });
-    sums.reduce(|sum, chunk| sum + chunk).expect("there is at least one token")
+    sums.reduce(|sum, chunk| sum + chunk)
+        .expect("there is at least one token")
 }

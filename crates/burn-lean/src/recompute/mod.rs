@@ -1,5 +1,6 @@
 //! Scopes whose activations backward computes again.
 
+mod budget;
 mod checkpoint;
 mod layers;
 mod node;
@@ -8,6 +9,7 @@ mod running;
 mod scope;
 mod tensors;
 
+pub use budget::{Budget, BudgetPass, Planned};
 pub use checkpoint::checkpoint;
 pub use layers::{
     DecoderMasks, checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder,

@@ -1,9 +1,9 @@
-//! A scope on the tape: one node with the inputs and parameters of the scope as its parents, and above it
-//! one node for each output. Its backward step computes the scope again on a tape of its own, and runs
-//! backward there.
+//! A scope on the tape: one node with the inputs and parameters of the scope as its parents, and
+//! above it one node for each output. Its backward step computes the scope again on a tape of its
+//! own, and runs backward there.
 //!
-//! Gradients add up as from one tape. What later uses of a tensor have added up so far is where the tape of
-//! the scope begins, and the sum goes back.
+//! Gradients add up as from one tape. What later uses of a tensor have added up so far is where the
+//! tape of the scope begins, and the sum goes back.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -149,7 +149,12 @@ pub(crate) fn scope_node<B: Inner>(
     let is_in_scope = mode() == Mode::Replaying;
 
     // Inputs first: those at hand as parents can be asked for the sum of later uses.
-    let mut guards: Vec<NodeGuard> = parents.inputs.iter().flatten().map(Tracked::<B>::node).collect();
+    let mut guards: Vec<NodeGuard> = parents
+        .inputs
+        .iter()
+        .flatten()
+        .map(Tracked::<B>::node)
+        .collect();
     guards.extend(parents.leaves.iter().map(Tracked::<B>::node));
     let mut uses = Vec::new();
     let mut counted = Vec::new();
@@ -167,25 +172,30 @@ pub(crate) fn scope_node<B: Inner>(
     }
     let scope = Scope {
         again,
-        inputs: parents.inputs.iter().map(|input| Some(input.as_ref()?.id())).collect(),
+        inputs: parents
+            .inputs
+            .iter()
+            .map(|input| Some(input.as_ref()?.id()))
+            .collect(),
         leaves: parents.leaves,
         uses,
         grads: grads.clone(),
     };
     let state = State(Arc::new(Mutex::new(Some(scope))));
     let guards = gathered::<B>(guards, &device);
-    let scope = match <ScopeNode as Backward<B, WIDTH>>::prepare::<NoCheckpointing>(ScopeNode, guards)
-        .compute_bound()
-        .stateful()
-    {
-        OpsKind::Tracked(mut prep) => {
-            for leaf in &counted {
-                prep.checkpoint(leaf);
+    let scope =
+        match <ScopeNode as Backward<B, WIDTH>>::prepare::<NoCheckpointing>(ScopeNode, guards)
+            .compute_bound()
+            .stateful()
+        {
+            OpsKind::Tracked(mut prep) => {
+                for leaf in &counted {
+                    prep.checkpoint(leaf);
+                }
+                prep.finish(state, scalar::<B>(&device))
             }
-            prep.finish(state, scalar::<B>(&device))
-        }
-        OpsKind::UnTracked(_) => unreachable!("a scope without gradients has no node"),
-    };
+            OpsKind::UnTracked(_) => unreachable!("a scope without gradients has no node"),
+        };
     outputs
         .into_iter()
         .enumerate()
@@ -214,7 +224,12 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
         grads: &mut Gradients,
         checkpointer: &mut Checkpointer,
     ) {
-        let scope = ops.state.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let scope = ops
+            .state
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         let Scope {
             again,
             inputs,
@@ -222,7 +237,8 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
             uses,
             grads: outputs,
         } = scope.expect("backward consumes a node once");
-        let of_outputs = std::mem::take(&mut *outputs.lock().unwrap_or_else(PoisonError::into_inner));
+        let of_outputs =
+            std::mem::take(&mut *outputs.lock().unwrap_or_else(PoisonError::into_inner));
 
         let mut last = Vec::new();
         for used in &uses {
@@ -266,7 +282,9 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
             }
         }
         for part in &parts {
-            let used = uses.iter().find(|used| Arc::ptr_eq(&used.slot, part.slot()));
+            let used = uses
+                .iter()
+                .find(|used| Arc::ptr_eq(&used.slot, part.slot()));
             if let Some(used) = used
                 && let Some(tap) = part.tap()
                 && let Some(sum) = used.remove_grad(grads)

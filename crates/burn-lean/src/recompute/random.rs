@@ -1,8 +1,8 @@
 //! The random numbers of a scope, which have to be the same when backward computes it again.
 //!
-//! Burn's generators can be seeded, and not read. So each scope has a stream of its own: a seed for it,
-//! and one for what comes after. Its seed is drawn from the stream of the device. Where reading from the
-//! device would wait for it, one is drawn for all scopes between two backward passes.
+//! Burn's generators can be seeded, and not read. So each scope has a stream of its own: a seed for
+//! it, and one for what comes after. Its seed is drawn from the stream of the device. Where reading
+//! from the device would wait for it, one is drawn for all scopes between two backward passes.
 
 use std::cell::Cell;
 

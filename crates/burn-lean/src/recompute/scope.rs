@@ -68,7 +68,8 @@ fn within<R>(state: State, run: impl FnOnce() -> R) -> (R, State) {
     (result, STATE.replace(before))
 }
 
-/// Runs a scope without a tape, and returns which armed parameters it has used, in the order of their use.
+/// Runs a scope without a tape, and returns which armed parameters it has used, in the order of
+/// their use.
 pub(crate) fn recording<R>(run: impl FnOnce() -> R) -> (R, Vec<Box<dyn Any>>) {
     let (result, mut state) = within(State::new(Mode::Recording), run);
     let slots = state.order.iter().filter_map(|at| state.slots.remove(at));
@@ -164,8 +165,8 @@ impl<B: Inner> TapOwner<B> for Part<B> {
     }
 }
 
-/// Runs a scope on a tape of its own, and returns the parameters it has used. `last` has the addresses of the
-/// slots that no other scope will use after it.
+/// Runs a scope on a tape of its own, and returns the parameters it has used. `last` has the
+/// addresses of the slots that no other scope will use after it.
 pub(crate) fn replaying<B: Inner, R>(
     last: Vec<usize>,
     run: impl FnOnce() -> R,
@@ -176,7 +177,12 @@ pub(crate) fn replaying<B: Inner, R>(
     }
     let (result, mut state) = within(state, run);
     let parts = state.order.iter().filter_map(|at| state.slots.remove(at));
-    (result, parts.filter_map(|part| Some(*part.downcast().ok()?)).collect())
+    (
+        result,
+        parts
+            .filter_map(|part| Some(*part.downcast().ok()?))
+            .collect(),
+    )
 }
 
 /// The parameter on the tape of the scope that is computed again.
@@ -188,7 +194,9 @@ pub(crate) fn replayed<B: Inner>(slot: &Arc<Slot<B>>) -> Tracked<B> {
     }
     let session = slot.session.upgrade();
     let place: Place = (slot.id, true);
-    let order = session.as_ref().map_or(1, |session| session.order_of(place).0);
+    let order = session
+        .as_ref()
+        .map_or(1, |session| session.order_of(place).0);
     let weight = slot.weight();
     let below = B::ladder().rung(order - 1, &weight.device());
     // The gradient stays with the part: the leaf is only what a tap needs below it.

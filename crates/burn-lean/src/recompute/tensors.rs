@@ -3,8 +3,8 @@
 use burn::backend::DispatchTensor;
 use burn::tensor::{Bool, Int, Tensor};
 
-/// Tensors that go into a scope of [`checkpoint`](crate::checkpoint), or come out of it: a tensor of floats,
-/// ints or bools, or a tuple, an array, a `Vec` or an `Option` of such.
+/// Tensors that go into a scope of [`checkpoint`](crate::checkpoint), or come out of it: a tensor
+/// of floats, ints or bools, or a tuple, an array, a `Vec` or an `Option` of such.
 ///
 /// For a type of your own, map each tensor in it:
 ///

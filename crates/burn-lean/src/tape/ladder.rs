@@ -1,8 +1,8 @@
 //! Nodes of any order: what a tap takes its place on the tape from.
 //!
-//! A node of burn-autodiff has an *order*, one more than the highest of its parents, and backward runs
-//! nodes by order, highest first. Parents that need no gradient count for the order, but are not on
-//! the tape. So a chain of identities without gradients gives a node of any order.
+//! A node of burn-autodiff has an *order*, one more than the highest of its parents, and backward
+//! runs nodes by order, highest first. Parents that need no gradient count for the order, but are
+//! not on the tape. So a chain of identities without gradients gives a node of any order.
 
 use std::collections::BTreeMap;
 
@@ -70,15 +70,16 @@ impl<B: Inner> Ladder<B> {
 
 /// An upper bound of every order that exists.
 ///
-/// An order is at most one above another, and each node takes a new id from one counter. So no order is
-/// higher than the bound of a moment before plus the ids made since, by whatever thread.
+/// An order is at most one above another, and each node takes a new id from one counter. So no
+/// order is higher than the bound of a moment before plus the ids made since, by whatever thread.
 #[derive(Debug)]
 pub(crate) struct Clock {
     bound: usize,
     seen: u64,
 }
 
-/// Orders of the clock are multiples of this: every rung that is kept costs a look in each backward.
+/// Orders of the clock are multiples of this: every rung that is kept costs a look in each
+/// backward.
 const STRIDE: usize = 8;
 
 impl Clock {

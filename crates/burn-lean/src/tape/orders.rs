@@ -1,10 +1,10 @@
 //! Which order a tap may have, so that plain Burn's tape stays as it is.
 //!
 //! A consumer's order is one more than the highest of its parents. So a tap no higher than the
-//! activation it meets changes no order: every sum of gradients adds up as in plain Burn. Where that
-//! is, is known after a backward pass, from the nodes it has reached and their parents. Burn's
-//! checkpointer holds these, and shows them only as text: [`Reached`] is sure of what it reads, or says
-//! that it is not.
+//! activation it meets changes no order: every sum of gradients adds up as in plain Burn. Where
+//! that is, is known after a backward pass, from the nodes it has reached and their parents. Burn's
+//! checkpointer holds these, and shows them only as text: [`Reached`] is sure of what it reads, or
+//! says that it is not.
 
 use std::collections::{HashMap, HashSet};
 
@@ -46,14 +46,14 @@ impl Reached {
         Some(Self { nodes })
     }
 
-    /// The highest order of each of these taps at which the tape is plain Burn's. At least 1, which is
-    /// the lowest that a tap can have.
+    /// The highest order of each of these taps at which the tape is plain Burn's. At least 1, which
+    /// is the lowest that a tap can have.
     pub(crate) fn allowed(&self, taps: &HashSet<u64>) -> HashMap<u64, usize> {
-        // Plain Burn's orders: a tap stands for its leaf. Parents that need no gradient are not known;
-        // they would only make an order higher.
+        // Plain Burn's orders: a tap stands for its leaf. Parents that need no gradient are not
+        // known; they would only make an order higher.
         let mut orders: HashMap<u64, usize> = HashMap::with_capacity(self.nodes.len());
-        // Taps, and what has no other parent, as `weight.transpose()`: such a node may stand higher than
-        // in plain Burn where it meets an activation that does.
+        // Taps, and what has no other parent, as `weight.transpose()`: such a node may stand higher
+        // than in plain Burn where it meets an activation that does.
         let mut chains: HashSet<u64> = HashSet::new();
         let mut consumers: HashMap<u64, Vec<usize>> = HashMap::new();
         for (at, (node, parents)) in self.nodes.iter().enumerate() {
@@ -91,7 +91,9 @@ impl Reached {
                 others.map(|parent| orders[parent]).max().unwrap_or(0)
             });
             // A sum of two has no order. Of more, chains would move among direct uses.
-            let mut in_chains = uses.iter().filter(|at| chains.contains(&self.nodes[**at].0));
+            let mut in_chains = uses
+                .iter()
+                .filter(|at| chains.contains(&self.nodes[**at].0));
             let moves_a_sum = uses.len() > 2 && in_chains.next().is_some();
             let lowest = if moves_a_sum { None } else { lowest.min() };
             allowed.insert(*node, lowest.unwrap_or(0).max(orders[node]));
@@ -110,20 +112,27 @@ mod tests {
         let entries: Vec<String> = nodes
             .iter()
             .map(|(node, parents)| {
-                let parents: Vec<String> =
-                    parents.iter().map(|parent| format!("NodeId {{ value: {parent} }}")).collect();
+                let parents: Vec<String> = parents
+                    .iter()
+                    .map(|parent| format!("NodeId {{ value: {parent} }}"))
+                    .collect();
                 format!("NodeId {{ value: {node} }}: [{}]", parents.join(", "))
             })
             .collect();
         let map = entries.join(", ");
-        let text = format!("Checkpointer {{ a: B {{ map: {{}} }}, node_tree: NodeTree {{ map: {{{map}}} }} }}");
-        let allowed = Reached::parse(&text).unwrap().allowed(&taps.iter().copied().collect());
+        let text = format!(
+            "Checkpointer {{ a: B {{ map: {{}} }}, node_tree: NodeTree {{ map: {{{map}}} }} }}"
+        );
+        let allowed = Reached::parse(&text)
+            .unwrap()
+            .allowed(&taps.iter().copied().collect());
         taps.iter().map(|tap| allowed[tap]).collect()
     }
 
     #[test]
     fn a_tap_may_be_as_high_as_the_activation_it_meets() {
-        // Two layers on data: taps 3 and 6 over leaves 1 and 2; 4 is the first product, 5 its activation.
+        // Two layers on data: taps 3 and 6 over leaves 1 and 2; 4 is the first product, 5 its
+        // activation.
         let nodes: &[(u64, &[u64])] = &[
             (1, &[]),
             (2, &[]),

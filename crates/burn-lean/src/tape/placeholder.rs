@@ -27,10 +27,15 @@ pub(crate) fn is_placeholder<const D: usize>(tensor: Tensor<D>) -> bool {
     if tensor.shape().num_elements() == 0 {
         return false;
     }
-    let data = tensor.inner().slice(std::array::from_fn::<_, D, _>(|_| 0..1)).into_data();
+    let data = tensor
+        .inner()
+        .slice(std::array::from_fn::<_, D, _>(|_| 0..1))
+        .into_data();
     let first = data.iter::<f32>().next();
     match data.dtype() {
-        DType::F32 => data.as_slice::<f32>().is_ok_and(|data| data[0].to_bits() == BITS),
+        DType::F32 => data
+            .as_slice::<f32>()
+            .is_ok_and(|data| data[0].to_bits() == BITS),
         _ => first.is_some_and(f32::is_nan),
     }
 }

@@ -1,5 +1,6 @@
 //! The tap: an identity between the leaf of a parameter and its consumers. Its backward step runs
-//! after those of all consumers that a pass reaches, when the gradient of the parameter is complete.
+//! after those of all consumers that a pass reaches, when the gradient of the parameter is
+//! complete.
 
 use std::sync::Weak;
 
@@ -67,8 +68,8 @@ impl<B: Inner> Backward<B, 2> for Tap {
         {
             return;
         }
-        // An ordinary gradient, under the leaf. Scopes that backward computes again may have left none,
-        // which `consume` does not take: so zeros are added that change no sum.
+        // An ordinary gradient, under the leaf. Scopes that backward computes again may have left
+        // none, which `consume` does not take: so zeros are added that change no sum.
         grads.register::<B>(ops.node.id, negative_zeros::<B>(&placeholder));
         let grad = grads.consume::<B>(&ops.node);
         grads.register::<B>(leaf, grad);
@@ -96,7 +97,8 @@ pub(crate) fn tap<B: Inner>(
     }
 }
 
-/// One element that looks like all, and that no number differs from in a sum: -0 + x is x, of both zeros too.
+/// One element that looks like all, and that no number differs from in a sum: -0 + x is x, of both
+/// zeros too.
 pub(crate) fn negative_zeros<B: Inner>(like: &Primitive<B>) -> Primitive<B> {
     let shape = like.shape();
     let one = Shape::from(vec![1; shape.num_dims()]);

@@ -1,7 +1,7 @@
 //! Which of several nodes is the last one that a backward pass reaches.
 //!
-//! Burn's checkpointer counts, for each node, the requests of the nodes that a pass reaches. It clones a
-//! state that is requested again, and moves it out on the last request.
+//! Burn's checkpointer counts, for each node, the requests of the nodes that a pass reaches. It
+//! clones a state that is requested again, and moves it out on the last request.
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
@@ -51,8 +51,8 @@ impl<B: Inner> Backward<B, 1> for Identity {
 
 /// A leaf whose requests are counted.
 ///
-/// A node without gradients that is bound by memory keeps what makes it; `require_grad` makes a leaf of
-/// it, which still has that.
+/// A node without gradients that is bound by memory keeps what makes it; `require_grad` makes a
+/// leaf of it, which still has that.
 pub(crate) fn counted_leaf<B: Inner>(primitive: Primitive<B>) -> Tracked<B> {
     let (primitive, below) = <Tracked<B>>::new(primitive).into_parts();
     match <Identity as Backward<B, 1>>::prepare::<BalancedCheckpointing>(Identity, [below])

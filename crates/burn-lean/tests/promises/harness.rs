@@ -1,4 +1,5 @@
-//! Plain Burn and gradient release side by side: the same model, the same batches, the same optimizer.
+//! Plain Burn and gradient release side by side: the same model, the same batches, the same
+//! optimizer.
 
 use std::ops::Range;
 
@@ -43,7 +44,11 @@ pub(crate) fn bits<M: Module>(model: &M) -> Bits {
 }
 
 /// Numbers that look random, the same in every run: in [-1, 1), for this step.
-pub(crate) fn numbers<const D: usize>(shape: [usize; D], step: usize, device: &Device) -> Tensor<D> {
+pub(crate) fn numbers<const D: usize>(
+    shape: [usize; D],
+    step: usize,
+    device: &Device,
+) -> Tensor<D> {
     let count: usize = shape.iter().product();
     let at = |i: usize| (((i * 7919 + step * 104_729 + 13) % 2003) as f32 / 1001.5) - 1.0;
     Tensor::from_data(TensorData::new((0..count).map(at).collect(), shape), device)
@@ -61,8 +66,8 @@ pub(crate) fn ids<const D: usize>(
     Tensor::from_data(TensorData::new((0..count).map(at).collect(), shape), device)
 }
 
-/// A model with the same weights in every run. Not from the generator of the device, which tests that run at the
-/// same time share.
+/// A model with the same weights in every run. Not from the generator of the device, which tests
+/// that run at the same time share.
 pub(crate) fn seeded<M: Module>(device: &Device, make: impl FnOnce(&Device) -> M) -> M {
     struct Fill(usize);
     impl ModuleMapper for Fill {
@@ -81,7 +86,8 @@ pub(crate) fn seeded<M: Module>(device: &Device, make: impl FnOnce(&Device) -> M
     make(device).map(&mut Fill(0))
 }
 
-/// Runs the rest of a test in a process of its own: it draws from the generator of a device, or counts bytes.
+/// Runs the rest of a test in a process of its own: it draws from the generator of a device, or
+/// counts bytes.
 pub(crate) fn alone(test: &str, run: impl FnOnce()) {
     const VARIABLE: &str = "BURN_LEAN_TEST_ALONE";
     if std::env::var(VARIABLE).is_ok_and(|alone| alone == test) {
@@ -92,7 +98,10 @@ pub(crate) fn alone(test: &str, run: impl FnOnce()) {
         .env(VARIABLE, test)
         .output()
         .unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     assert!(output.status.success(), "{out}{err}");
     assert!(out.contains("1 passed"), "there is no test {test}:\n{out}");
 }
@@ -131,7 +140,8 @@ pub(crate) fn assert_same<M: Module>(
     make: impl Fn(&Device) -> M,
     loss: impl Fn(&M, usize) -> Tensor<1>,
 ) -> ReleaseOptimizer {
-    // One after the other: both draw their weights, and their masks, from the device's one generator.
+    // One after the other: both draw their weights, and their masks, from the device's one
+    // generator.
     let mut model = seeded(device, &make);
     let mut plain = optim();
     let mut expected = Vec::new();
@@ -149,7 +159,9 @@ pub(crate) fn assert_same<M: Module>(
 }
 
 pub(crate) fn momentum() -> ModuleOptimizer {
-    SgdConfig::new().with_momentum(Some(MomentumConfig::new())).init()
+    SgdConfig::new()
+        .with_momentum(Some(MomentumConfig::new()))
+        .init()
 }
 
 /// The devices of the backends that need no graphics card.
@@ -160,15 +172,27 @@ pub(crate) fn devices() -> [Device; 2] {
 
 /// Fails with the first parameter that differs, and by how much.
 pub(crate) fn assert_bits(found: &Bits, expected: &Bits, what: &str) {
-    let paths = |bits: &Bits| bits.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>();
+    let paths = |bits: &Bits| {
+        bits.iter()
+            .map(|(path, _)| path.clone())
+            .collect::<Vec<_>>()
+    };
     assert_eq!(paths(found), paths(expected), "{what}");
     for ((path, found), (_, expected)) in found.iter().zip(expected) {
         assert_eq!(found.len(), expected.len(), "{what}: {path}");
-        let pairs = || found.iter().zip(expected).filter(|(found, expected)| found != expected);
+        let pairs = || {
+            found
+                .iter()
+                .zip(expected)
+                .filter(|(found, expected)| found != expected)
+        };
         let difference = |bits: (&u32, &u32)| f32::from_bits(*bits.0) - f32::from_bits(*bits.1);
         let largest = pairs().map(difference).map(f32::abs).fold(0.0, f32::max);
         let (count, all) = (pairs().count(), found.len());
-        assert!(count == 0, "{what}: {count} of {all} numbers of {path} differ, by up to {largest:e}");
+        assert!(
+            count == 0,
+            "{what}: {count} of {all} numbers of {path} differ, by up to {largest:e}"
+        );
     }
 }
 
@@ -184,9 +208,15 @@ pub(crate) fn plain_run<M: Module>(
     for step in steps {
         model = plain_step(model, optim, |model| loss(model, step));
         let after = bits(&model);
-        assert_ne!(after, before, "step {step} of plain Burn has changed nothing");
+        assert_ne!(
+            after, before,
+            "step {step} of plain Burn has changed nothing"
+        );
         let mut numbers = after.iter().flat_map(|(_, bits)| bits);
-        assert!(numbers.all(|bits| f32::from_bits(*bits).is_finite()), "it diverges in step {step}");
+        assert!(
+            numbers.all(|bits| f32::from_bits(*bits).is_finite()),
+            "it diverges in step {step}"
+        );
         run.push(after.clone());
         before = after;
     }
@@ -206,7 +236,11 @@ pub(crate) fn release_run<M: Module>(
     let mut reports = Vec::new();
     for (step, expected) in steps.zip(expected) {
         model = release_step(model, optim, |model| loss(model, step));
-        assert_bits(&bits(&model), expected, &format!("{what}, after step {step}"));
+        assert_bits(
+            &bits(&model),
+            expected,
+            &format!("{what}, after step {step}"),
+        );
         reports.push(optim.last_step().expect("a step has run").clone());
     }
     (model, reports)
@@ -216,10 +250,18 @@ pub(crate) fn release_run<M: Module>(
 /// soon as its gradient was complete. Unused ones were left alone.
 pub(crate) fn assert_released(reports: &[StepReport], late: usize, what: &str) {
     for (step, report) in reports.iter().enumerate() {
-        let expected = if step < late { Outcome::ReleasedLate } else { Outcome::Released };
+        let expected = if step < late {
+            Outcome::ReleasedLate
+        } else {
+            Outcome::Released
+        };
         let stepped = report.count(expected);
         let all = stepped + report.count(Outcome::Unused);
         assert!(stepped > 0, "{what}, report {step}: {report:?}");
-        assert_eq!(all, report.outcomes().count(), "{what}, report {step}: {report:?}");
+        assert_eq!(
+            all,
+            report.outcomes().count(),
+            "{what}, report {step}: {report:?}"
+        );
     }
 }

@@ -25,8 +25,12 @@ struct Translator {
 impl Translator {
     fn new(device: &Device) -> Self {
         Self {
-            encoder: TransformerEncoderConfig::new(8, 16, 2, 3).with_dropout(0.0).init(device),
-            decoder: TransformerDecoderConfig::new(8, 16, 2, 3).with_dropout(0.0).init(device),
+            encoder: TransformerEncoderConfig::new(8, 16, 2, 3)
+                .with_dropout(0.0)
+                .init(device),
+            decoder: TransformerDecoderConfig::new(8, 16, 2, 3)
+                .with_dropout(0.0)
+                .init(device),
         }
     }
 }
@@ -54,15 +58,16 @@ fn kept(model: &Translator, step: usize) -> Tensor<1> {
 fn recomputed(model: &Translator, step: usize) -> Tensor<1> {
     let device = flex();
     let x = numbers([2, 4, 8], step, &device);
-    let memory =
-        checkpoint_encoder(&model.encoder, x, Some(pad(&device)), Some(causal(&device)));
+    let memory = checkpoint_encoder(&model.encoder, x, Some(pad(&device)), Some(causal(&device)));
     let masks = DecoderMasks {
         target_attn: Some(causal(&device)),
         memory_pad: Some(pad(&device)),
         ..DecoderMasks::default()
     };
     let target = numbers([2, 4, 8], step + 50, &device);
-    checkpoint_decoder(&model.decoder, target, memory, masks).square().mean()
+    checkpoint_decoder(&model.decoder, target, memory, masks)
+        .square()
+        .mean()
 }
 
 #[test]
@@ -87,14 +92,20 @@ fn burns_encoder_and_decoder() {
 fn layers_one_after_the_other() {
     let device = flex();
     let make = |device: &Device| -> Vec<Linear> {
-        (0..4).map(|_| LinearConfig::new(6, 6).init(device)).collect()
+        (0..4)
+            .map(|_| LinearConfig::new(6, 6).init(device))
+            .collect()
     };
     let x = |step| numbers::<2>([3, 6], step, &flex());
     let (mut expected, mut plain) = (seeded(&device, make), adamw());
     let (mut model, mut release) = (seeded(&device, make), adamw().with_gradient_release());
     for step in 0..4 {
         expected = plain_step(expected, &mut plain, |layers| {
-            layers.iter().fold(x(step), |x, layer| layer.forward(x).tanh()).square().mean()
+            layers
+                .iter()
+                .fold(x(step), |x, layer| layer.forward(x).tanh())
+                .square()
+                .mean()
         });
         model = release_step(model, &mut release, |layers| {
             let run = |layer: &Linear, x| layer.forward(x).tanh();
@@ -114,7 +125,12 @@ fn a_loss_over_chunks_of_tokens() {
         let loss = CrossEntropyLossConfig::new().init(&hidden.device());
         loss.forward(head.forward(hidden), targets) * tokens
     };
-    let batch = |step| (numbers::<2>([11, 6], step, &flex()), ids([11], step, 40, &flex()));
+    let batch = |step| {
+        (
+            numbers::<2>([11, 6], step, &flex()),
+            ids([11], step, 40, &flex()),
+        )
+    };
     let (mut expected, mut plain) = (seeded(&device, make), adamw());
     let (mut model, mut release) = (seeded(&device, make), adamw().with_gradient_release());
     for step in 0..4 {
@@ -129,7 +145,10 @@ fn a_loss_over_chunks_of_tokens() {
             checkpoint_chunks(head, hidden, targets, 4, chunk_loss) / 11.0
         });
         let (found, expected) = (&model, &expected);
-        assert_eq!(found.weight.val().into_data(), expected.weight.val().into_data());
+        assert_eq!(
+            found.weight.val().into_data(),
+            expected.weight.val().into_data()
+        );
     }
 
     let grad_of = |loss: Tensor<1>| {
@@ -139,8 +158,10 @@ fn a_loss_over_chunks_of_tokens() {
     let (hidden, targets) = batch(9);
     let chunks = checkpoint_chunks(&expected, hidden.clone(), targets.clone(), 4, chunk_loss);
     let whole = chunk_loss(&expected, hidden, targets);
-    let difference = (grad_of(chunks) - grad_of(whole)).abs().max().into_scalar::<f32>();
+    let difference = (grad_of(chunks) - grad_of(whole))
+        .abs()
+        .max()
+        .into_scalar::<f32>();
     // Sums of 11 numbers of about 1, in two orders.
     assert!(difference < 2e-6, "{difference}");
-    
 }

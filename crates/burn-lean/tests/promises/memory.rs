@@ -1,4 +1,5 @@
-//! Bytes and numbers in one test: the peak of a step is the floor, and the weights are plain Burn's.
+//! Bytes and numbers in one test: the peak of a step is the floor, and the weights are plain
+//! Burn's.
 //!
 //! Each test runs in a process of its own, as it counts the bytes of the whole process.
 
@@ -8,7 +9,7 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
-use burn_lean::{FirstPass, ReleaseAccumulator, WithGradientRelease, checkpoint};
+use burn_lean::{Budget, FirstPass, ReleaseAccumulator, WithGradientRelease, checkpoint};
 use peak_alloc::PeakAlloc;
 
 use crate::harness::{LR, alone, bits, flex, numbers, plain_step, release_step, seeded};
@@ -41,7 +42,11 @@ fn deep(device: &Device) -> Vec<Block> {
 
 fn forward(blocks: &Vec<Block>, batch: usize, step: usize) -> Tensor<1> {
     let x = numbers([batch, WIDTH], step, &flex());
-    blocks.iter().fold(x * 0.1, |x, block| block.forward(x)).square().mean()
+    blocks
+        .iter()
+        .fold(x * 0.1, |x, block| block.forward(x))
+        .square()
+        .mean()
 }
 
 fn forward_recomputed(blocks: &Vec<Block>, batch: usize, step: usize) -> Tensor<1> {
@@ -51,7 +56,9 @@ fn forward_recomputed(blocks: &Vec<Block>, batch: usize, step: usize) -> Tensor<
 }
 
 fn momentum() -> ModuleOptimizer {
-    SgdConfig::new().with_momentum(Some(MomentumConfig::new())).init()
+    SgdConfig::new()
+        .with_momentum(Some(MomentumConfig::new()))
+        .init()
 }
 
 fn adamw() -> ModuleOptimizer {
@@ -90,7 +97,8 @@ fn activations(loss: impl FnOnce() -> Tensor<1>) -> usize {
     bytes
 }
 
-/// Trains six steps; returns the bits after them, and the highest peak of a step above the states before it.
+/// Trains six steps; returns the bits after them, and the highest peak of a step above the states
+/// before it.
 fn train(
     optim: fn() -> ModuleOptimizer,
     batch: usize,
@@ -111,8 +119,8 @@ fn train(
     (bits(&model), peaks)
 }
 
-/// Within 3 % of the floor: parameters, states, activations and the largest gradient. That is 0.03 of 12.6 MiB
-/// of parameters and more, where plain Burn takes all of them again.
+/// Within 3 % of the floor: parameters, states, activations and the largest gradient. That is 0.03
+/// of 12.6 MiB of parameters and more, where plain Burn takes all of them again.
 fn assert_floor(optim: fn() -> ModuleOptimizer, states: usize, batch: usize) {
     let model = seeded(&flex(), deep);
     let (params, largest) = size(&model);
@@ -128,15 +136,23 @@ fn assert_floor(optim: fn() -> ModuleOptimizer, states: usize, batch: usize) {
         let in_use = params + states * params - new_states;
         let floor = params + states * params + kept + largest;
         let total = in_use + peak;
-        assert!(total as f64 <= 1.03 * floor as f64, "step {step}: {total} bytes of {floor}");
+        assert!(
+            total as f64 <= 1.03 * floor as f64,
+            "step {step}: {total} bytes of {floor}"
+        );
     }
     // What the saving is measured against.
-    assert!(plain[5] > released[5] + params / 2, "plain Burn {plain:?}, released {released:?}");
+    assert!(
+        plain[5] > released[5] + params / 2,
+        "plain Burn {plain:?}, released {released:?}"
+    );
 }
 
 #[test]
 fn deep_with_momentum() {
-    alone("memory::deep_with_momentum", || assert_floor(momentum, 1, 1));
+    alone("memory::deep_with_momentum", || {
+        assert_floor(momentum, 1, 1)
+    });
 }
 
 #[test]
@@ -150,24 +166,33 @@ fn weights_are_written_in_place() {
         let mut model = seeded(&flex(), deep);
         let mut optim = adamw().with_gradient_release();
         for step in 0..3 {
-            model = release_step(model, &mut optim, |model| forward_recomputed(model, 2, step));
+            model = release_step(model, &mut optim, |model| {
+                forward_recomputed(model, 2, step)
+            });
             assert_eq!(optim.last_step().unwrap().in_place(), 4 * LAYERS);
         }
         let kept = model.clone();
         model = release_step(model, &mut optim, |model| forward(model, 2, 3));
-        assert_eq!(optim.last_step().unwrap().in_place(), 0, "a copy has the old weights");
+        assert_eq!(
+            optim.last_step().unwrap().in_place(),
+            0,
+            "a copy has the old weights"
+        );
         drop((model, kept));
     });
 }
 
-/// Without states to come, the first pass of `FirstPass::Exact` holds all gradients, that of `Small` does not.
+/// Without states to come, the first pass of `FirstPass::Exact` holds all gradients, that of
+/// `Small` does not.
 #[test]
 fn first_passes() {
     alone("memory::first_passes", || {
         let peak = |first_pass| {
             let model = seeded(&flex(), deep);
-            let mut optim =
-                SgdConfig::new().init().with_gradient_release().with_first_pass(first_pass);
+            let mut optim = SgdConfig::new()
+                .init()
+                .with_gradient_release()
+                .with_first_pass(first_pass);
             let loss = |model: &Vec<Block>| forward(model, 1, 0);
             peak_of(|| release_step(model, &mut optim, loss)).1
         };
@@ -175,7 +200,10 @@ fn first_passes() {
         let (exact, small) = (peak(FirstPass::Exact), peak(FirstPass::Small));
         assert!(exact > params, "{exact} bytes; all gradients are {params}");
         // Some gradients, and the text from which the orders of the tape are read.
-        assert!(small < params / 5, "{small} bytes; all gradients are {params}");
+        assert!(
+            small < params / 5,
+            "{small} bytes; all gradients are {params}"
+        );
     });
 }
 
@@ -202,14 +230,20 @@ fn scopes_keep_their_inputs_alone() {
         let (expected, kept) = run(false);
         let (found, recomputed) = run(true);
         assert_eq!(found, expected);
-        // The inputs of all blocks; and of the one that runs backward what has 4 x WIDTH: before and after
-        // relu, the gradients of both, and a temporary.
+        // The inputs of all blocks; and of the one that runs backward what has 4 x WIDTH: before
+        // and after relu, the gradients of both, and a temporary.
         let of_inputs = 4 * BATCH * WIDTH * (LAYERS + 1);
         let of_one = 4 * BATCH * 4 * WIDTH * 5;
         let (_, largest) = size(&seeded(&flex(), deep));
         let most = of_inputs + of_one + 3 * largest;
-        assert!(recomputed < most, "{recomputed} bytes, expected at most {most}");
-        assert!(kept > 2 * recomputed, "kept {kept}, recomputed {recomputed}");
+        assert!(
+            recomputed < most,
+            "{recomputed} bytes, expected at most {most}"
+        );
+        assert!(
+            kept > 2 * recomputed,
+            "kept {kept}, recomputed {recomputed}"
+        );
     });
 }
 
@@ -240,7 +274,10 @@ fn accumulation_holds_one_set_of_gradients() {
             });
             let states = if window == 0 { 2 * params } else { 0 };
             let most = states + params + 4 * largest;
-            assert!(peak < most, "window {window}: {peak} bytes, expected at most {most}");
+            assert!(
+                peak < most,
+                "window {window}: {peak} bytes, expected at most {most}"
+            );
         }
     });
 }
@@ -251,17 +288,24 @@ fn assert_no_growth(mut step: impl FnMut(usize)) {
     (20..521).for_each(&mut step);
     let after = HEAP.current_usage();
     // Tables grow by doubling: some kilobytes. One gradient in 500 steps would be 64 KiB x 500.
-    assert!(after < before + 50_000, "{before} bytes, and after 500 times {after}");
+    assert!(
+        after < before + 50_000,
+        "{before} bytes, and after 500 times {after}"
+    );
 }
 
 fn small(device: &Device) -> Vec<Linear> {
-    (0..4).map(|_| LinearConfig::new(16, 16).init(device)).collect()
+    (0..4)
+        .map(|_| LinearConfig::new(16, 16).init(device))
+        .collect()
 }
 
 fn small_loss(layers: &Vec<Linear>, step: usize, again: bool) -> Tensor<1> {
     let x = numbers([3, 16], step, &flex());
     let run = |x, layer: &Linear| match again {
-        true => checkpoint(layer, x, |layer: &Linear, x: Tensor<2>| layer.forward(x).tanh()),
+        true => checkpoint(layer, x, |layer: &Linear, x: Tensor<2>| {
+            layer.forward(x).tanh()
+        }),
         false => layer.forward(x).tanh(),
     };
     layers.iter().fold(x, run).square().mean()
@@ -284,19 +328,77 @@ fn nothing_grows_over_steps() {
 /// Burn frees a graph that nobody holds at the next backward pass.
 #[test]
 fn nothing_grows_over_abandoned_forward_passes() {
-    alone("memory::nothing_grows_over_abandoned_forward_passes", || {
-        let mut optim = adamw().with_gradient_release();
-        let mut model = seeded(&flex(), small);
-        assert_no_growth(|step| {
-            let mut taken = optim.arm(LR, std::mem::take(&mut model));
-            for again in [false, true] {
-                drop(small_loss(&taken, step, again));
+    alone(
+        "memory::nothing_grows_over_abandoned_forward_passes",
+        || {
+            let mut optim = adamw().with_gradient_release();
+            let mut model = seeded(&flex(), small);
+            assert_no_growth(|step| {
+                let mut taken = optim.arm(LR, std::mem::take(&mut model));
+                for again in [false, true] {
+                    drop(small_loss(&taken, step, again));
+                }
+                taken = match step % 3 {
+                    0 => optim.disarm(taken),
+                    _ => release_step(taken, &mut optim, |model| small_loss(model, step, false)),
+                };
+                model = taken;
+            });
+        },
+    );
+}
+
+/// As many blocks are kept as fit, no more bytes than asked for are, and the weights are the same.
+#[test]
+fn a_budget_keeps_what_fits() {
+    alone("memory::a_budget_keeps_what_fits", || {
+        const BATCH: usize = 256;
+        let train = |budget: Option<&Budget>| {
+            let mut model = seeded(&flex(), deep);
+            let mut optim = adamw().with_gradient_release();
+            let mut kept = 0;
+            for step in 0..4 {
+                let taken = std::mem::take(&mut model);
+                model = release_step(taken, &mut optim, |blocks| {
+                    let before = HEAP.current_usage();
+                    let x = numbers::<2>([BATCH, WIDTH], step, &flex()) * 0.1;
+                    let mut pass = budget.map(Budget::pass);
+                    let x = blocks.iter().fold(x, |x, block| match &mut pass {
+                        Some(pass) => {
+                            pass.checkpoint(block, x, |block: &Block, x| block.forward(x))
+                        }
+                        None => block.forward(x),
+                    });
+                    let loss = x.square().mean();
+                    kept = HEAP.current_usage() - before;
+                    loss
+                });
             }
-            taken = match step % 3 {
-                0 => optim.disarm(taken),
-                _ => release_step(taken, &mut optim, |model| small_loss(model, step, false)),
+            (bits(&model), kept)
+        };
+        let (expected, all) = train(None);
+        // Of each block its input, of the loss what `square` keeps, and the nodes of the tape.
+        let inputs = 4 * BATCH * WIDTH * (LAYERS + 4);
+        for part in [0, all / 3, 2 * all] {
+            let budget = Budget::new(part as u64, || HEAP.current_usage() as u64);
+            assert_eq!(budget.planned(), None);
+            let (found, kept) = train(Some(&budget));
+            assert_eq!(found, expected);
+            assert!(
+                kept <= part + inputs,
+                "{kept} bytes are kept of {part}, inputs are {inputs}"
+            );
+            let planned = budget.planned().unwrap();
+            let expected = match part {
+                0 => LAYERS,
+                part if part > all => 0,
+                // A block keeps as much as another.
+                part => LAYERS - LAYERS * part / all,
             };
-            model = taken;
-        });
+            assert!(
+                planned.recomputed.abs_diff(expected) <= 1,
+                "{planned:?} of {expected}"
+            );
+        }
     });
 }

@@ -71,16 +71,22 @@ impl Net {
         let logits = hidden.matmul(self.embedding.weight.val().transpose());
         let device = logits.device();
         let targets = ids([batch * time], step + 1, 30, &device);
-        CrossEntropyLossConfig::new().init(&device).forward(logits, targets)
+        CrossEntropyLossConfig::new()
+            .init(&device)
+            .forward(logits, targets)
     }
 
     fn embed(&self, step: usize) -> Tensor<3> {
-        self.embedding.forward(ids([2, 5], step, 30, &self.embedding.weight.val().device()))
+        self.embedding
+            .forward(ids([2, 5], step, 30, &self.embedding.weight.val().device()))
     }
 }
 
 fn kept(net: &Net, step: usize) -> Tensor<1> {
-    let hidden = net.blocks.iter().fold(net.embed(step), |x, block| block.forward(x));
+    let hidden = net
+        .blocks
+        .iter()
+        .fold(net.embed(step), |x, block| block.forward(x));
     net.loss(hidden, step)
 }
 
@@ -110,13 +116,21 @@ fn assert_same_recomputed<M: Module>(
     let mut optim = adamw();
     for (step, expected) in expected.iter().enumerate() {
         model = plain_step(model, &mut optim, |model| recomputed(model, step));
-        assert_eq!(&synchronized_bits(&model), expected, "unarmed, after step {step}");
+        assert_eq!(
+            &synchronized_bits(&model),
+            expected,
+            "unarmed, after step {step}"
+        );
     }
     let mut model = seeded(device, &make);
     let mut optim = adamw().with_gradient_release();
     for (step, expected) in expected.iter().enumerate() {
         model = release_step(model, &mut optim, |model| recomputed(model, step));
-        assert_eq!(&synchronized_bits(&model), expected, "armed, after step {step}");
+        assert_eq!(
+            &synchronized_bits(&model),
+            expected,
+            "armed, after step {step}"
+        );
         assert_eq!(optim.last_step().unwrap().count(Outcome::Ordinary), 0);
     }
 }
@@ -127,8 +141,8 @@ fn synchronized_bits<M: Module>(model: &M) -> Bits {
     bits(model)
 }
 
-/// As [`assert_same_recomputed`], where gradients of more than two uses come from several scopes, and add up in
-/// another order than in plain Burn: at most by `tolerance`, of the largest weight.
+/// As [`assert_same_recomputed`], where gradients of more than two uses come from several scopes,
+/// and add up in another order than in plain Burn: at most by `tolerance`, of the largest weight.
 fn assert_close_recomputed(
     tolerance: f32,
     kept: impl Fn(&Net, usize) -> Tensor<1>,
@@ -137,7 +151,11 @@ fn assert_close_recomputed(
     let device = flex();
     let mut expected = seeded(&device, Net::new);
     // Not Adam, which makes a step of any size of a gradient that is all rounding.
-    let momentum = || SgdConfig::new().with_momentum(Some(MomentumConfig::new())).init();
+    let momentum = || {
+        SgdConfig::new()
+            .with_momentum(Some(MomentumConfig::new()))
+            .init()
+    };
     let mut optim = momentum();
     let mut model = seeded(&device, Net::new);
     let mut release = momentum().with_gradient_release();
@@ -145,12 +163,21 @@ fn assert_close_recomputed(
         expected = plain_step(expected, &mut optim, |model| kept(model, step));
         model = release_step(model, &mut release, |model| recomputed(model, step));
         let of = |net: &Net| -> Vec<f32> {
-            bits(net).into_iter().flat_map(|(_, bits)| bits).map(f32::from_bits).collect()
+            bits(net)
+                .into_iter()
+                .flat_map(|(_, bits)| bits)
+                .map(f32::from_bits)
+                .collect()
         };
         let (expected, found) = (of(&expected), of(&model));
-        let largest = expected.iter().fold(0.0, |largest: f32, weight| largest.max(weight.abs()));
+        let largest = expected
+            .iter()
+            .fold(0.0, |largest: f32, weight| largest.max(weight.abs()));
         for (expected, found) in expected.iter().zip(&found) {
-            assert!((expected - found).abs() <= tolerance * largest, "{expected}, {found}");
+            assert!(
+                (expected - found).abs() <= tolerance * largest,
+                "{expected}, {found}"
+            );
         }
     }
 }
@@ -200,8 +227,8 @@ fn one_block_used_in_several_scopes_and_outside() {
         let x = run(&net.blocks[0], x);
         net.loss(net.blocks[0].forward(x), step)
     };
-    // Biases and norms: as views of a parameter, plain Burn adds their gradients at the very end of backward.
-    // After eight steps, two units in the last place of the largest weight.
+    // Biases and norms: as views of a parameter, plain Burn adds their gradients at the very end of
+    // backward. After eight steps, two units in the last place of the largest weight.
     assert_close_recomputed(
         3e-7,
         |net: &Net, step| run(net, step, false),
@@ -220,7 +247,9 @@ fn one_weight_used_in_several_scopes_and_outside() {
         };
         let x = numbers([3, 6], step, &Device::flex().autodiff());
         let x = layers[0].forward(x).tanh();
-        let x = [0, 1, 0, 1, 0].into_iter().fold(x, |x, at: usize| run(&layers[at], x));
+        let x = [0, 1, 0, 1, 0]
+            .into_iter()
+            .fold(x, |x, at: usize| run(&layers[at], x));
         layers[0].forward(x).square().mean()
     };
     let layer = |device: &Device| LinearConfig::new(6, 6).with_bias(false).init(device);
@@ -271,7 +300,10 @@ fn an_input_of_several_scopes() {
     );
 }
 
-type Inputs = ((Tensor<3>, Option<Tensor<3>>), (Tensor<2, Bool>, Vec<Tensor<1, Int>>));
+type Inputs = (
+    (Tensor<3>, Option<Tensor<3>>),
+    (Tensor<2, Bool>, Vec<Tensor<1, Int>>),
+);
 
 /// Two results, of which the second is not always used, and one that is no float.
 fn many(net: &Net, inputs: Inputs) -> (Tensor<3>, [Tensor<3>; 2], Tensor<3, Bool>) {
@@ -302,7 +334,11 @@ fn several_inputs_and_results_of_all_kinds() {
         };
         let b = b.mask_fill(positive, 0.5);
         let sum = a + b;
-        let hidden = if step % 3 == 0 { sum } else { Tensor::cat(vec![sum, c], 1) };
+        let hidden = if step % 3 == 0 {
+            sum
+        } else {
+            Tensor::cat(vec![sum, c], 1)
+        };
         net.loss(hidden, step)
     };
     assert_same_recomputed(
@@ -332,7 +368,9 @@ impl Noisy {
     }
 
     fn forward(&self, x: Tensor<2>, dropout: bool) -> Tensor<2> {
-        let hidden: Tensor<3> = self.norm.forward(self.up.forward(x.clone()).unsqueeze_dim(2));
+        let hidden: Tensor<3> = self
+            .norm
+            .forward(self.up.forward(x.clone()).unsqueeze_dim(2));
         let mut hidden = gelu(hidden.squeeze_dim(2));
         if dropout {
             hidden = self.dropout.forward(hidden);
@@ -346,10 +384,12 @@ fn running_statistics_change_once() {
     let device = flex();
     let run = |blocks: &Vec<Noisy>, step, again: bool| {
         let device = Device::flex().autodiff();
-        let x = blocks.iter().fold(numbers([7, 6], step, &device), |x, block| match again {
-            true => checkpoint(block, x, |block: &Noisy, x| block.forward(x, false)),
-            false => block.forward(x, false),
-        });
+        let x = blocks
+            .iter()
+            .fold(numbers([7, 6], step, &device), |x, block| match again {
+                true => checkpoint(block, x, |block: &Noisy, x| block.forward(x, false)),
+                false => block.forward(x, false),
+            });
         x.square().mean()
     };
     assert_same_recomputed(
@@ -360,11 +400,14 @@ fn running_statistics_change_once() {
     );
 }
 
-/// A scope's gradients are those of the masks that its result was made with: by finite differences, which
-/// know nothing of how the gradients were computed.
+/// A scope's gradients are those of the masks that its result was made with: by finite differences,
+/// which know nothing of how the gradients were computed.
 #[test]
 fn masks_of_dropout_are_the_same_both_times() {
-    alone("scopes::masks_of_dropout_are_the_same_both_times", finite_differences);
+    alone(
+        "scopes::masks_of_dropout_are_the_same_both_times",
+        finite_differences,
+    );
 }
 
 fn finite_differences() {
@@ -382,7 +425,12 @@ fn finite_differences() {
     };
     let leaf = x.clone().require_grad();
     let grads = out(leaf.clone()).backward();
-    let grad: Vec<f32> = leaf.grad(&grads).unwrap().into_data().try_into_vec().unwrap();
+    let grad: Vec<f32> = leaf
+        .grad(&grads)
+        .unwrap()
+        .into_data()
+        .try_into_vec()
+        .unwrap();
     let h = 1e-2;
     for (i, grad) in grad.iter().enumerate().step_by(5) {
         let mut data: Vec<f32> = x.to_data().try_into_vec().unwrap();
@@ -393,14 +441,21 @@ fn finite_differences() {
         };
         let (above, below) = (at(h), at(-2.0 * h));
         let difference = (above - below) / (2.0 * h);
-        // The third derivative makes most of the difference: h^2 = 1e-4. Other masks make 0.1 and more.
-        assert!((difference - grad).abs() < 5e-3, "element {i}: {difference} and {grad}");
+        // The third derivative makes most of the difference: h^2 = 1e-4. Other masks make 0.1 and
+        // more.
+        assert!(
+            (difference - grad).abs() < 5e-3,
+            "element {i}: {difference} and {grad}"
+        );
     }
 }
 
 #[test]
 fn masks_do_not_depend_on_what_is_armed() {
-    alone("scopes::masks_do_not_depend_on_what_is_armed", armed_and_unarmed);
+    alone(
+        "scopes::masks_do_not_depend_on_what_is_armed",
+        armed_and_unarmed,
+    );
 }
 
 fn armed_and_unarmed() {
@@ -411,7 +466,9 @@ fn armed_and_unarmed() {
         let x = numbers([7, 6], step, &device);
         let x = checkpoint(block, x, |block: &Noisy, x| block.forward(x, true));
         // Random numbers after a scope, and after backward.
-        (x.clone() * x.random_like(Distribution::Default)).square().mean()
+        (x.clone() * x.random_like(Distribution::Default))
+            .square()
+            .mean()
     };
     assert_same(6, &device, adamw, Noisy::new, loss);
 }
@@ -423,7 +480,9 @@ fn a_tensor_that_would_get_no_gradient_is_refused() {
     let block = Block::new(&device);
     let outside = numbers::<3>([1, 2, 8], 0, &device).require_grad();
     let x = numbers::<3>([1, 2, 8], 1, &device);
-    checkpoint(&block, x, move |block: &Block, x| block.forward(x + outside.clone()));
+    checkpoint(&block, x, move |block: &Block, x| {
+        block.forward(x + outside.clone())
+    });
 }
 
 #[test]
@@ -432,7 +491,9 @@ fn a_parameter_that_would_get_no_gradient_is_refused() {
     let device = flex();
     let (block, other) = (Block::new(&device), Block::new(&device));
     let x = numbers::<3>([1, 2, 8], 1, &device);
-    checkpoint(&block, x, move |block: &Block, x| other.forward(block.forward(x)));
+    checkpoint(&block, x, move |block: &Block, x| {
+        other.forward(block.forward(x))
+    });
 }
 
 #[test]
@@ -539,9 +600,11 @@ fn after_a_panic_inside_a_scope_training_goes_on() {
     let device = flex();
     let net = seeded(&device, Net::new);
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        checkpoint(&net.blocks[0], net.embed(0), |_: &Block, _: Tensor<3>| -> Tensor<3> {
-            panic!("in the forward pass")
-        })
+        checkpoint(
+            &net.blocks[0],
+            net.embed(0),
+            |_: &Block, _: Tensor<3>| -> Tensor<3> { panic!("in the forward pass") },
+        )
     }));
     assert!(result.is_err());
     let mut optim = adamw().with_gradient_release();
@@ -555,9 +618,11 @@ fn a_function_of_the_input_alone() {
     let device = flex();
     let weight = Param::from_tensor(numbers::<2>([4, 4], 3, &device));
     let x = weight.val();
-    let out = checkpoint(&Vec::<Linear>::new(), x.clone(), |_: &Vec<Linear>, x: Tensor<2>| {
-        (x.clone() * x.clone().tanh() + x).sum()
-    });
+    let out = checkpoint(
+        &Vec::<Linear>::new(),
+        x.clone(),
+        |_: &Vec<Linear>, x: Tensor<2>| (x.clone() * x.clone().tanh() + x).sum(),
+    );
     let grads = out.backward();
     let plain = (x.clone() * x.clone().tanh() + x.clone()).sum().backward();
     let of = |grads| weight.val().grad(grads).unwrap().into_data();

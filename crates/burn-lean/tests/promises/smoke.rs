@@ -12,6 +12,11 @@ fn one_layer() {
         &device,
         adamw,
         |device| -> Linear { LinearConfig::new(4, 3).init(device) },
-        |model, step| model.forward(numbers([2, 4], step, &device)).square().mean(),
+        |model, step| {
+            model
+                .forward(numbers([2, 4], step, &device))
+                .square()
+                .mean()
+        },
     );
 }
