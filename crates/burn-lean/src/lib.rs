@@ -27,3 +27,11 @@ pub use recompute::{
     checkpoint_decoder, checkpoint_each, checkpoint_encoder,
 };
 pub use session::FirstPass;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/burn-0-22.md")]
+struct Guide;
