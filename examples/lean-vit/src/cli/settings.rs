@@ -117,7 +117,7 @@ impl TrainArgs {
     fn engine(&self, saved: Option<&Engine>) -> Result<Engine> {
         let engine = Engine {
             device: given(self.device, saved.map(|e| e.device), DeviceKind::first()),
-            mode: given(self.mode, saved.map(|e| e.mode), Mode::Release),
+            mode: given(self.mode, saved.map(|e| e.mode), Mode::Plain),
             checkpointing: given(
                 self.checkpointing,
                 saved.map(|e| e.checkpointing),
