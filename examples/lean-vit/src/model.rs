@@ -8,6 +8,7 @@ use burn::nn::{
     Dropout, DropoutConfig, Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
 };
 use burn::tensor::{Device, Tensor};
+use vit_common::rng::SeededRng;
 
 pub use vit_common::config::Preset;
 pub use vit_common::model::{Pool, VitConfig};
@@ -74,6 +75,19 @@ impl Vit {
     /// - images: `[batch, channels, size, size]`
     /// - output: `[batch, classes]`
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+        self.scores(images, None)
+    }
+
+    /// [`forward`](Self::forward) with the masks of dropout drawn from this seed. They are the same whether
+    /// or not blocks are recomputed, as every block has a seed of its own.
+    pub fn forward_seeded(&self, images: Tensor<4>, seed: u64) -> Tensor<2> {
+        self.scores(images, Some(seed))
+    }
+
+    fn scores(&self, images: Tensor<4>, seed: Option<u64>) -> Tensor<2> {
+        if let Some(seed) = seed {
+            images.device().seed(seed);
+        }
         let [batch, ..] = images.dims();
         // `[batch, dim, rows, columns]` to `[batch, patches, dim]`
         let patches: Tensor<3> = self.patches.forward(images).flatten(2, 3).swap_dims(1, 2);
@@ -84,11 +98,18 @@ impl Vit {
             None => patches,
         };
         let mut tokens = self.dropout.forward(tokens + self.positions.val());
-        for block in &self.blocks {
-            tokens = if self.recomputes_blocks {
-                checkpoint(block, tokens, |block, tokens| block.forward(tokens))
-            } else {
+        for (number, block) in self.blocks.iter().enumerate() {
+            let seed = seed.map(|seed| SeededRng::new(&[seed, number as u64]).next_u64());
+            let forward = move |block: &Block, tokens: Tensor<3>| {
+                if let Some(seed) = seed {
+                    tokens.device().seed(seed);
+                }
                 block.forward(tokens)
+            };
+            tokens = if self.recomputes_blocks {
+                checkpoint(block, tokens, forward)
+            } else {
+                forward(block, tokens)
             };
         }
 

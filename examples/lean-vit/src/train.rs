@@ -100,13 +100,12 @@ impl Train<'_> {
                     &autodiff,
                 );
                 // The dropout of a resumed run is that of the uninterrupted one.
-                self.device
-                    .seed(self.rng(Purpose::Dropout, iteration).next_u64());
+                let dropout = self.rng(Purpose::Dropout, iteration).next_u64();
 
                 let rate = schedule.rate(iteration);
                 // From here on, a parameter steps as soon as the backward pass has its gradient.
                 model = optimizer.arm(rate, model)?;
-                let loss = cross_entropy(model.forward(batch.images), batch.labels);
+                let loss = cross_entropy(model.forward_seeded(batch.images, dropout), batch.labels);
                 losses.push((loss.clone().without_autodiff(), places.len()));
                 memory.look();
                 let grads = GradientsParams::from_grads(loss.backward(), &model);
