@@ -1,0 +1,238 @@
+//! Gradients summed over micro-batches.
+
+use std::sync::Arc;
+
+use burn::Tensor;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+
+use super::arming;
+use super::error::{Refused, ReleaseError, expect};
+use super::survey::Survey;
+use crate::session::{FirstPass, Progress, Session};
+use crate::slot::{Purpose, path_text};
+
+/// Accumulates the gradients of micro-batches, as Burn's
+/// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) does, without ever holding a second set of
+/// them: in the backward of an armed model each gradient is added to its sum the moment it is complete, and
+/// freed.
+///
+/// All but the last micro-batch of a window go through the accumulator; the last one is
+/// [armed with the sums](crate::ReleaseOptimizer::arm_accumulated). The sums are Burn's, bit for bit. At most
+/// they and one gradient exist at once, where Burn holds both in full.
+///
+/// # Example
+///
+/// ```
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::optim::{AdamConfig, GradientsParams};
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_lean::{ReleaseAccumulator, WithGradientRelease};
+///
+/// let device = Device::flex().autodiff();
+/// let mut model: Linear = LinearConfig::new(4, 2).init(&device);
+/// let mut optim = AdamConfig::new().init().with_gradient_release();
+/// let mut accumulator = ReleaseAccumulator::new();
+/// let micro_batches = 4;
+///
+/// for micro_batch in 1..=micro_batches {
+///     model = if micro_batch < micro_batches {
+///         accumulator.arm(model)
+///     } else {
+///         optim.arm_accumulated(1e-3, model, accumulator.grads())
+///     };
+///     let batch = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+///     let grads = model.forward(batch).square().mean().backward();
+///     let grads = GradientsParams::from_grads(grads, &model);
+///     if micro_batch < micro_batches {
+///         accumulator.accumulate(&model, grads);
+///     } else {
+///         model = optim.step(1e-3, model, grads);
+///     }
+/// }
+/// ```
+#[derive(Debug)]
+pub struct ReleaseAccumulator {
+    session: Arc<Session>,
+    grads: GradientsParams,
+}
+
+impl Default for ReleaseAccumulator {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ReleaseAccumulator {
+    /// Holds nothing yet.
+    pub fn new() -> Self {
+        Self {
+            session: Arc::new(Session::new(None)),
+            grads: GradientsParams::new(),
+        }
+    }
+
+    /// Arms the model for one micro-batch: until [`accumulate`](Self::accumulate) each of its gradients is
+    /// added to its sum inside backward. No weight changes.
+    ///
+    /// # Panics
+    ///
+    /// With the text of the [`ReleaseError`] that [`try_arm`](Self::try_arm) returns.
+    pub fn arm<M: Module>(&mut self, model: M) -> M {
+        expect(self.try_arm(model))
+    }
+
+    /// [`arm`](Self::arm), handing the model back where it refuses.
+    ///
+    /// # Errors
+    ///
+    /// - [`NotAccumulated`](ReleaseError::NotAccumulated): a backward has run, and its
+    ///   [`accumulate`](Self::accumulate) has not;
+    /// - those of [`ReleaseOptimizer::try_arm`](crate::ReleaseOptimizer::try_arm) that are about the model.
+    pub fn try_arm<M: Module>(&mut self, model: M) -> Result<M, Refused<M>> {
+        let survey = Survey::of(&model);
+        let checked = self.check_accumulated().and_then(|()| survey.check(&self.session));
+        if let Err(error) = checked {
+            return Err(Refused::new(model, error));
+        }
+        // Sums are of the size of gradients, so that a first pass without release would hold twice as much.
+        self.session.begin_pass(FirstPass::Small);
+        let sums = std::mem::take(&mut self.grads);
+        Ok(arming::arm(&self.session, Purpose::Hold, sums, model, survey))
+    }
+
+    fn check_accumulated(&self) -> Result<(), ReleaseError> {
+        match Progress::get(&self.session.progress.held) {
+            0 => Ok(()),
+            added => {
+                let armed = self.session.slots().len();
+                Err(ReleaseError::NotAccumulated { added, armed })
+            }
+        }
+    }
+
+    /// Ends a micro-batch: what was added inside backward stays, and ordinary gradients are added to it.
+    ///
+    /// # Panics
+    ///
+    /// With the text of the [`ReleaseError`] that [`try_accumulate`](Self::try_accumulate) returns.
+    pub fn accumulate<M: Module>(&mut self, model: &M, grads: GradientsParams) {
+        expect(self.try_accumulate(model, grads).map_err(ReleaseError::from));
+    }
+
+    /// [`accumulate`](Self::accumulate), handing the gradients back where it refuses.
+    ///
+    /// # Errors
+    ///
+    /// - [`AlreadyStepped`](ReleaseError::AlreadyStepped): a second gradient for a parameter in one
+    ///   micro-batch;
+    /// - [`Unclaimed`](ReleaseError::Unclaimed): nobody asked for the gradient of a parameter that has one;
+    /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): it is not the model that was
+    ///   armed.
+    pub fn try_accumulate<M: Module>(
+        &mut self,
+        model: &M,
+        grads: GradientsParams,
+    ) -> Result<(), Refused<(), GradientsParams>> {
+        if let Err(error) = self.check(model, &grads) {
+            return Err(Refused::with_grads((), grads, error));
+        }
+        let mut sums = Collect {
+            session: &self.session,
+            grads,
+            sums: std::mem::take(&mut self.grads),
+        };
+        model.visit(&mut sums);
+        self.grads = sums.sums;
+        self.session.progress.reset();
+        // The slots keep the weights until the model is armed again, and take no gradient.
+        self.session.set_armed(false);
+        Ok(())
+    }
+
+    fn check<M: Module>(&self, model: &M, grads: &GradientsParams) -> Result<(), ReleaseError> {
+        for slot in self.session.slots().values() {
+            if slot.fate().second {
+                let path = path_text(slot.path());
+                return Err(ReleaseError::AlreadyStepped { path });
+            }
+        }
+        Survey::of(model).check_own(&self.session, |slot| slot.fate().taken)?;
+        let mut unclaimed = Unclaimed {
+            session: &self.session,
+            grads,
+            error: None,
+        };
+        model.visit(&mut unclaimed);
+        unclaimed.error.map_or(Ok(()), Err)
+    }
+
+    /// The sums of the window, which is over with that.
+    ///
+    /// # Panics
+    ///
+    /// With the text of the [`ReleaseError`] that [`try_grads`](Self::try_grads) returns.
+    pub fn grads(&mut self) -> GradientsParams {
+        expect(self.try_grads())
+    }
+
+    /// [`grads`](Self::grads), refusing sums that are with the model.
+    ///
+    /// # Errors
+    ///
+    /// [`NotAccumulated`](ReleaseError::NotAccumulated): a micro-batch has begun and was not ended.
+    pub fn try_grads(&mut self) -> Result<GradientsParams, ReleaseError> {
+        if self.session.is_armed() {
+            let added = Progress::get(&self.session.progress.held);
+            let armed = self.session.slots().len();
+            return Err(ReleaseError::NotAccumulated { added, armed });
+        }
+        Ok(std::mem::take(&mut self.grads))
+    }
+}
+
+struct Unclaimed<'a> {
+    session: &'a Session,
+    grads: &'a GradientsParams,
+    error: Option<ReleaseError>,
+}
+
+impl ModuleVisitor for Unclaimed<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(slot) = self.session.slots().get(&param.id)
+            && slot.fate().taken
+            && self.grads.get::<D>(param.id).is_none()
+        {
+            let path = path_text(slot.path());
+            self.error.get_or_insert(ReleaseError::Unclaimed { path });
+        }
+    }
+}
+
+/// Takes the sums back from the slots.
+struct Collect<'a> {
+    session: &'a Session,
+    grads: GradientsParams,
+    sums: GradientsParams,
+}
+
+impl ModuleVisitor for Collect<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let slot = self.session.slots().get(&param.id).cloned();
+        let mut grad = self.grads.remove::<D>(param.id);
+        let mut sum = self.sums.remove::<D>(param.id);
+        if let Some(slot) = slot {
+            if slot.fate().taken {
+                grad = None;
+            }
+            sum = slot.take_sum().map(Tensor::from_dispatch).or(sum);
+        }
+        let sum = match (sum, grad) {
+            (Some(sum), Some(grad)) => Some(sum.add(grad)),
+            (sum, grad) => sum.or(grad),
+        };
+        if let Some(sum) = sum {
+            self.sums.register(param.id, sum);
+        }
+    }
+}

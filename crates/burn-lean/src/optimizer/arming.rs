@@ -1,0 +1,184 @@
+//! Arming: weights move from a model into slots.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use burn::Tensor;
+use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor};
+use burn::module::{
+    Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper, Reparameterizer,
+};
+use burn::optim::GradientsParams;
+
+use super::one_param;
+use super::restoring::{end, restore_mappers};
+use super::survey::{Survey, is_same, leaf_of};
+use crate::backend::{Inner, WithBackend, with_backend};
+use crate::parameter::{Found, Released};
+use crate::recompute::without_tape;
+use crate::session::Session;
+use crate::slot::{ArmedSlot, Ended, Path, Purpose, Slot};
+use crate::tape::{counted_leaf, is_placeholder, placeholder};
+
+/// Arms a model that was checked. The sums are those of earlier micro-batches.
+pub(super) fn arm<M: Module>(
+    session: &Arc<Session>,
+    purpose: Purpose,
+    sums: GradientsParams,
+    mut model: M,
+    mut survey: Survey,
+) -> M {
+    let is_kept = |found: &Found| {
+        let slots = session.slots();
+        let own = slots.get(&found.id);
+        !found.is_copy && found.is_armed && own.is_some_and(|own| is_same(own, &found.slot))
+    };
+    if !survey.found.values().all(is_kept) {
+        if survey.has_adapters {
+            // Their reparameterizations stay with the model from step to step.
+            model = model.map(&mut ArmAgain { survey: &survey });
+            for (id, found) in survey.found.iter().filter(|(_, found)| found.has_ended) {
+                session.slots().insert(*id, found.slot.clone());
+            }
+        } else {
+            // What another arming has left, or a copy that was taken in the middle of one.
+            let mappers = survey.found.iter().map(|(id, found)| (*id, found.slot.mapper()));
+            let mappers: HashMap<_, _> = mappers.collect();
+            model = restore_mappers(without_tape(|| model.materialize()), &mappers);
+            end(session, Ended::Disarmed);
+            survey.found.clear();
+        }
+    }
+    let armer = Armer {
+        session,
+        paths: survey
+            .params
+            .into_iter()
+            .filter(|param| !param.is_adapted && !survey.found.contains_key(&param.id))
+            .map(|param| (param.id, param.path))
+            .collect(),
+    };
+    if !armer.paths.is_empty() {
+        model = model.apply_reparameterization(armer);
+    }
+    model.visit(&mut Sums {
+        session,
+        purpose,
+        sums,
+    });
+    session.set_armed(true);
+    model
+}
+
+/// Moves weights into the slots that the reparameterizations of a model have.
+struct ArmAgain<'a> {
+    survey: &'a Survey,
+}
+
+impl ModuleMapper for ArmAgain<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.survey.found.get(&param.id) {
+            Some(found) if found.has_ended && param.is_require_grad() => {
+                param.map(|base| Tensor::from_dispatch(found.slot.arm_again(base.into_dispatch())))
+            }
+            _ => param,
+        }
+    }
+}
+
+struct Armer<'a> {
+    session: &'a Arc<Session>,
+    /// Of the parameters to arm.
+    paths: HashMap<ParamId, Path>,
+}
+
+impl Reparameterizer for Armer<'_> {
+    type Reparam = Released;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        _: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<Released>) {
+        let Some(path) = self.paths.remove(&param.id) else {
+            return (param, None);
+        };
+        let (id, base, mapper) = param.consume();
+        let DispatchTensor { kind, autodiff } = base.into_dispatch();
+        let arm = ArmOne::<D> {
+            session: self.session,
+            id,
+            path,
+            autodiff,
+            mapper,
+        };
+        with_backend(kind, arm).expect("the survey knows the backend")
+    }
+}
+
+struct ArmOne<'a, const D: usize> {
+    session: &'a Arc<Session>,
+    id: ParamId,
+    path: Path,
+    autodiff: DispatchAutodiffContext,
+    mapper: ParamMapper<Tensor<D>>,
+}
+
+impl<const D: usize> WithBackend for ArmOne<'_, D> {
+    type Output = (Param<Tensor<D>>, Option<Released>);
+
+    fn run<B: Inner>(self, base: BackendTensor<B>) -> Self::Output {
+        let BackendTensor::Autodiff(weight) = base else {
+            unreachable!("the survey has seen its node");
+        };
+        let weight = weight.into_primitive();
+        let leaf = counted_leaf::<B>(placeholder::<B>(&weight));
+        let base = B::tracked::<D>(leaf.clone(), self.autodiff);
+        let slot = Arc::new(Slot::<B>::new(
+            self.id,
+            self.path,
+            weight,
+            leaf,
+            self.session,
+            one_param::step::<B, D>,
+            Arc::new(self.mapper.clone()),
+        ));
+        self.session.slots().insert(self.id, slot.clone());
+        let behind = Arc::downgrade(&slot);
+        let saved = self.mapper.clone();
+        let param = Param::from_mapped_value(self.id, base, self.mapper)
+            .save_mapper(move |base| saved.on_save(weight_to_save::<B, D>(&behind, base)));
+        (param, Some(Released::new(slot)))
+    }
+}
+
+/// What a record of an armed model, or of a copy of it, holds in place of the placeholder.
+fn weight_to_save<B: Inner, const D: usize>(slot: &Weak<Slot<B>>, base: Tensor<D>) -> Tensor<D> {
+    let slot = slot.upgrade();
+    let leaf = slot.as_ref().map(|slot| slot.leaf_id());
+    let is_leaf = leaf.is_some() && leaf_of(base.clone()) == leaf;
+    if !is_leaf && !is_placeholder(base.clone()) {
+        return base;
+    }
+    let weight = slot.and_then(|slot| slot.weight_behind(is_leaf));
+    B::tensor(weight.expect(
+        "gradient release: this record would be of an armed model or of a copy that was taken while it was \
+         armed, and both exist with different weights; save after `step`, or save `copy.materialize()`",
+    ))
+}
+
+/// Gives the slots their purpose, and the sums of earlier micro-batches.
+struct Sums<'a> {
+    session: &'a Session,
+    purpose: Purpose,
+    sums: GradientsParams,
+}
+
+impl ModuleVisitor for Sums<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(slot) = self.session.slots().get(&param.id) {
+            let sum = self.sums.remove::<D>(param.id);
+            slot.arm_for(self.purpose, sum.map(Tensor::into_dispatch));
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! The optimizer: arms a model, and finishes the step that backward has begun.
+
+mod accumulator;
+mod arming;
+mod error;
+mod one_param;
+mod release_optimizer;
+mod report;
+mod restoring;
+mod survey;
+
+pub use accumulator::ReleaseAccumulator;
+pub use error::{Refused, ReleaseError};
+pub use release_optimizer::{ReleaseOptimizer, WithGradientRelease};
+pub use report::{Outcome, StepReport};

@@ -1,0 +1,81 @@
+//! One parameter as a module, under its path: what Burn's optimizer steps, with its groups, rates and
+//! clipping.
+
+use burn::Tensor;
+use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper};
+use burn::optim::GradientsParams;
+use burn::tensor::Device;
+
+use crate::backend::{Inner, Primitive};
+use crate::session::Stepper;
+use crate::slot::Path;
+
+#[derive(Clone, Debug)]
+struct OneParam<'a, const D: usize> {
+    path: &'a Path,
+    param: Param<Tensor<D>>,
+}
+
+impl<const D: usize> Module for OneParam<'_, D> {
+    fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
+        for (name, container) in self.path {
+            mapper.enter_module(name, container);
+        }
+        let param = Module::map(self.param, mapper);
+        for (name, container) in self.path.iter().rev() {
+            mapper.exit_module(name, container);
+        }
+        Self {
+            path: self.path,
+            param,
+        }
+    }
+
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        self.param.visit(visitor);
+    }
+
+    fn collect_devices(&self, devices: Devices) -> Devices {
+        self.param.collect_devices(devices)
+    }
+
+    fn fork(self, _: &Device) -> Self {
+        self
+    }
+
+    fn to_device(self, _: &Device) -> Self {
+        self
+    }
+
+    fn valid(&self) -> Self {
+        self.clone()
+    }
+
+    fn train(self) -> Self {
+        self
+    }
+
+    fn materialize(self) -> Self {
+        self
+    }
+}
+
+/// What Burn's optimizer does with one parameter.
+pub(super) fn step<B: Inner, const D: usize>(
+    stepper: &mut Stepper,
+    id: ParamId,
+    path: &Path,
+    weight: Primitive<B>,
+    grad: Primitive<B>,
+) -> Primitive<B> {
+    let (Some(optim), Some(lr)) = (&mut stepper.optim, &stepper.lr) else {
+        unreachable!("a slot steps only while its optimizer is armed");
+    };
+    let mut grads = GradientsParams::new();
+    grads.register::<D>(id, B::tensor::<D>(grad));
+    // The optimizer looks at what autodiff knows of the parameter. Of a leaf that needs no gradient, nothing.
+    let weight = B::tensor::<D>(weight).autodiff();
+    let param = Param::from_mapped_value(id, weight, ParamMapper::default());
+    let stepped = optim.step(lr.clone(), OneParam { path, param }, grads);
+    B::of::<D>(stepped.param.into_value().inner())
+}

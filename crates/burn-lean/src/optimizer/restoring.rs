@@ -1,0 +1,100 @@
+//! The end of an arming: weights move from slots back into the model.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::Tensor;
+use burn::module::{Module, ModuleMapper, Param, ParamId, ParamMapper};
+
+use super::survey::leaf_of;
+use crate::session::Session;
+use crate::slot::{ArmedSlot, Ended};
+use crate::tape::is_placeholder;
+
+/// Ends the arming of a model.
+pub(super) fn restore<M: Module>(
+    session: &Session,
+    how: Ended,
+    model: M,
+    has_adapters: bool,
+) -> M {
+    let slots = std::mem::take(&mut *session.slots());
+    let model = model.map(&mut Restore { slots: &slots, how });
+    for slot in slots.values().filter(|slot| !slot.has_ended()) {
+        // Its parameter is no longer in the model, or something else was loaded into it.
+        slot.end(how);
+    }
+    session.set_armed(false);
+    match has_adapters {
+        // It would merge them. So our reparameterizations stay, and give what the `Param` holds.
+        true => model,
+        false => model.materialize(),
+    }
+}
+
+/// Ends the arming of a model that is gone.
+pub(super) fn end(session: &Session, how: Ended) {
+    for slot in session.slots().drain().map(|(_, slot)| slot) {
+        slot.end(how);
+    }
+    session.set_armed(false);
+}
+
+struct Restore<'a> {
+    slots: &'a HashMap<ParamId, Arc<dyn ArmedSlot>>,
+    how: Ended,
+}
+
+impl ModuleMapper for Restore<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(slot) = self.slots.get(&param.id).filter(|slot| !slot.has_ended()) else {
+            return param;
+        };
+        let is_active = param.is_require_grad();
+        let (id, base, _) = param.consume();
+        let mapper = mapper_of::<D>(&slot.mapper());
+        let base = if leaf_of(base.clone()) == Some(slot.leaf_id()) || is_placeholder(base.clone()) {
+            let strategy = base.gradient_checkpointing_strategy();
+            drop(base);
+            let weight = Tensor::<D>::from_dispatch(slot.end(self.how)).autodiff();
+            match strategy {
+                Some(strategy) => weight.with_gradient_checkpointing_strategy(strategy),
+                None => weight.inner(),
+            }
+            .set_require_grad(is_active)
+        } else {
+            // Loaded or computed since: it stays.
+            base
+        };
+        let param = Param::from_mapped_value(id, base, mapper);
+        // The mapper is of the moment of arming, and would bring back what was frozen since.
+        match param.is_require_grad() == is_active {
+            true => param.set_require_grad(is_active),
+            false => param,
+        }
+    }
+}
+
+fn mapper_of<const D: usize>(mapper: &Arc<dyn Any + Send + Sync>) -> ParamMapper<Tensor<D>> {
+    let mapper = mapper.downcast_ref::<ParamMapper<Tensor<D>>>();
+    mapper.expect("a parameter keeps its rank").clone()
+}
+
+/// Gives parameters the mappers that they had before they were armed.
+pub(super) fn restore_mappers<M: Module>(
+    model: M,
+    mappers: &HashMap<ParamId, Arc<dyn Any + Send + Sync>>,
+) -> M {
+    struct Mappers<'a>(&'a HashMap<ParamId, Arc<dyn Any + Send + Sync>>);
+    impl ModuleMapper for Mappers<'_> {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let Some(mapper) = self.0.get(&param.id) else {
+                return param;
+            };
+            let (id, base, _) = param.consume();
+            Param::from_mapped_value(id, base, mapper_of::<D>(mapper))
+        }
+    }
+    model.map(&mut Mappers(mappers))
+}

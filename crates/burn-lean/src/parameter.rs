@@ -1,0 +1,305 @@
+//! What an armed `Param` has as its reparameterization: the way to its slot, or to the weight as it was
+//! when a copy of the model was taken.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use burn::Tensor;
+use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, TensorMetadata};
+use burn::module::{
+    Devices, Module, ModuleMapper, ModuleVisitor, ParamId, Reparameterization,
+};
+use burn::tensor::Device;
+
+use crate::backend::{Inner, Primitive, Tracked};
+use crate::recompute::{self, Mode};
+use crate::slot::{ArmedSlot, Slot, Snapshot};
+use crate::tape::{begins_with_nan, is_placeholder, tap};
+
+thread_local! {
+    /// Clones share the slot, instead of keeping the weight as it is.
+    static SHARE: Cell<bool> = const { Cell::new(false) };
+    /// Where a visit collects what it meets.
+    static FOUND: RefCell<Option<Vec<Found>>> = const { RefCell::new(None) };
+}
+
+/// Clones a model so that its armed parameters stay those of the model.
+pub(crate) fn share<M: Module>(model: &M) -> M {
+    struct Back(bool);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            SHARE.set(self.0);
+        }
+    }
+    let _back = Back(SHARE.replace(true));
+    model.clone()
+}
+
+/// An armed parameter that a visit has met.
+pub(crate) struct Found {
+    pub(crate) id: ParamId,
+    pub(crate) slot: Arc<dyn ArmedSlot>,
+    /// Whether it is of a copy of the model that was armed.
+    pub(crate) is_copy: bool,
+    /// Whether the arming that it belongs to goes on.
+    pub(crate) is_armed: bool,
+    /// Whether that has ended, and the `Param` has its weight back.
+    pub(crate) has_ended: bool,
+}
+
+/// Visits a model, and returns the armed parameters in it.
+pub(crate) fn find<M: Module, V: ModuleVisitor>(model: &M, visitor: &mut V) -> Vec<Found> {
+    let before = FOUND.replace(Some(Vec::new()));
+    model.visit(visitor);
+    FOUND.replace(before).unwrap_or_default()
+}
+
+/// The reparameterization of an armed parameter.
+#[derive(Debug)]
+pub(crate) struct Released(Box<dyn Held>);
+
+impl Released {
+    pub(crate) const CONTAINER: &'static str = <Self as Reparameterization>::NAME;
+
+    pub(crate) fn new<B: Inner>(slot: Arc<Slot<B>>) -> Self {
+        Self(Box::new(Holder {
+            slot,
+            copy: None,
+            is_fork: false,
+            base: AtomicU8::new(PLACEHOLDER),
+        }))
+    }
+}
+
+impl Clone for Released {
+    fn clone(&self) -> Self {
+        Self(if SHARE.get() { self.0.share() } else { self.0.copy() })
+    }
+}
+
+/// A [`Holder`] of some backend.
+trait Held: Send + Sync + std::fmt::Debug {
+    fn read(&self, base: DispatchTensor, looks: &Looks<'_>) -> DispatchTensor;
+    fn share(&self) -> Box<dyn Held>;
+    fn copy(&self) -> Box<dyn Held>;
+    fn fork(&self, device: &Device, detached: bool) -> Box<dyn Held>;
+    fn base_may_have_changed(&self);
+    fn found(&self) -> Found;
+}
+
+/// Looks into the base of the parameter.
+struct Looks<'a> {
+    is_placeholder: &'a dyn Fn() -> bool,
+    begins_with_nan: &'a dyn Fn() -> bool,
+}
+
+#[derive(Debug)]
+struct Holder<B: Inner> {
+    slot: Arc<Slot<B>>,
+    /// Of a copy of the model.
+    copy: Option<Arc<Snapshot<B>>>,
+    /// Whether the parameter has a leaf of its own.
+    is_fork: bool,
+    /// What is known of the base.
+    base: AtomicU8,
+}
+
+const UNKNOWN: u8 = 0;
+const PLACEHOLDER: u8 = 1;
+const WEIGHT: u8 = 2;
+
+impl<B: Inner> Holder<B> {
+    fn weight(&self) -> Primitive<B> {
+        match &self.copy {
+            Some(copy) => copy.weight.clone(),
+            None => self.slot.weight(),
+        }
+    }
+
+    /// Whether the base is the placeholder, and not a weight that was loaded or computed since.
+    fn has_placeholder(&self, looks: &Looks<'_>) -> bool {
+        match self.base.load(Ordering::Relaxed) {
+            UNKNOWN => {
+                let is_placeholder = (looks.is_placeholder)();
+                assert!(
+                    is_placeholder || !self.is_fork || !(looks.begins_with_nan)(),
+                    "gradient release: parameter {} is of a fork of an armed model, and something was \
+                     computed from its placeholder: fork before `arm`, or make the fork an ordinary model \
+                     with `materialize()` before it is trained",
+                    self.slot.id
+                );
+                let known = if is_placeholder { PLACEHOLDER } else { WEIGHT };
+                self.base.store(known, Ordering::Relaxed);
+                is_placeholder
+            }
+            known => known == PLACEHOLDER,
+        }
+    }
+
+    /// The parameter of the model that is armed, or of a copy with the same weight.
+    fn read_armed(&self) -> Tracked<B> {
+        if let Some(copy) = &self.copy
+            && !self.slot.is_current(copy)
+        {
+            return self.read_over(&self.slot.leaf());
+        }
+        match recompute::mode() {
+            Mode::Tape => self.slot.on_tape(true),
+            Mode::Recording => {
+                recompute::record(&self.slot);
+                <Tracked<B>>::new(self.slot.weight())
+            }
+            Mode::Replaying => recompute::replayed(&self.slot),
+        }
+    }
+
+    /// The weight over a leaf which nobody steps inside backward.
+    fn read_over(&self, leaf: &Tracked<B>) -> Tracked<B> {
+        let weight = self.weight();
+        assert!(
+            recompute::mode() == Mode::Tape,
+            "gradient release: parameter {} is of a copy of an armed model, which a scope that backward \
+             computes again cannot use; give it the model that is armed, or `copy.materialize()`",
+            self.slot.id
+        );
+        let below = B::ladder().rung(0, &weight.device());
+        tap::<B>(weight, leaf, below, std::sync::Weak::<Slot<B>>::new())
+    }
+}
+
+impl<B: Inner> Held for Holder<B> {
+    fn read(&self, base: DispatchTensor, looks: &Looks<'_>) -> DispatchTensor {
+        let autodiff = base.autodiff;
+        let tracked = |tensor| DispatchTensor {
+            kind: B::wrap(BackendTensor::Autodiff(tensor)),
+            autodiff,
+        };
+        if self.copy.is_none() && self.slot.has_ended() {
+            return base;
+        }
+        match B::unwrap(base.kind.clone()) {
+            Some(BackendTensor::Autodiff(leaf)) if leaf.id() == self.slot.leaf().id() => {
+                tracked(self.read_armed())
+            }
+            Some(BackendTensor::Autodiff(leaf)) if self.has_placeholder(looks) => {
+                if leaf.is_tracked() {
+                    tracked(self.read_over(&leaf))
+                } else {
+                    tracked(<Tracked<B>>::new(self.weight()))
+                }
+            }
+            Some(BackendTensor::Float(_)) if self.has_placeholder(looks) => DispatchTensor {
+                kind: B::wrap(BackendTensor::Float(self.weight())),
+                autodiff: DispatchAutodiffContext::Disabled,
+            },
+            _ => base,
+        }
+    }
+
+    fn share(&self) -> Box<dyn Held> {
+        Box::new(Self {
+            slot: self.slot.clone(),
+            copy: self.copy.clone(),
+            is_fork: self.is_fork,
+            base: AtomicU8::new(self.base.load(Ordering::Relaxed)),
+        })
+    }
+
+    fn copy(&self) -> Box<dyn Held> {
+        Box::new(Self {
+            slot: self.slot.clone(),
+            copy: self.copy.clone().or_else(|| self.slot.snapshot()),
+            is_fork: self.is_fork,
+            base: AtomicU8::new(self.base.load(Ordering::Relaxed)),
+        })
+    }
+
+    fn fork(&self, device: &Device, detached: bool) -> Box<dyn Held> {
+        if self.copy.is_none() && self.slot.has_ended() {
+            return self.share();
+        }
+        let weight = B::tensor::<1>(self.weight());
+        let device = device.clone().inner();
+        let is_here = weight.device() == device;
+        if is_here && !detached {
+            return self.share();
+        }
+        let copy = if is_here {
+            self.copy.clone().or_else(|| self.slot.snapshot())
+        } else {
+            self.slot.moved(B::of(weight.to_device(&device)))
+        };
+        Box::new(Self {
+            slot: self.slot.clone(),
+            copy,
+            is_fork: true,
+            base: AtomicU8::new(self.base.load(Ordering::Relaxed)),
+        })
+    }
+
+    fn base_may_have_changed(&self) {
+        self.base.store(UNKNOWN, Ordering::Relaxed);
+    }
+
+    fn found(&self) -> Found {
+        Found {
+            id: self.slot.id,
+            slot: self.slot.clone(),
+            is_copy: self.copy.is_some(),
+            is_armed: self.slot.is_armed(),
+            has_ended: self.slot.has_ended(),
+        }
+    }
+}
+
+impl Reparameterization for Released {
+    const NAME: &'static str = "gradient_release";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        let looks = Looks {
+            is_placeholder: &|| is_placeholder(base.clone()),
+            begins_with_nan: &|| begins_with_nan(base.clone()),
+        };
+        Tensor::from_dispatch(self.0.read(base.clone().into_dispatch(), &looks))
+    }
+}
+
+impl Module for Released {
+    fn visit<V: ModuleVisitor>(&self, _: &mut V) {
+        FOUND.with_borrow_mut(|found| {
+            if let Some(found) = found {
+                found.push(self.0.found());
+            }
+        });
+    }
+
+    fn map<M: ModuleMapper>(self, _: &mut M) -> Self {
+        self.0.base_may_have_changed();
+        self
+    }
+
+    fn collect_devices(&self, devices: Devices) -> Devices {
+        devices
+    }
+
+    fn to_device(self, device: &Device) -> Self {
+        Self(self.0.fork(device, false))
+    }
+
+    fn fork(self, device: &Device) -> Self {
+        Self(self.0.fork(device, true))
+    }
+
+    fn valid(&self) -> Self {
+        Self(self.0.copy())
+    }
+
+    fn train(self) -> Self {
+        self
+    }
+
+    fn materialize(self) -> Self {
+        self
+    }
+}

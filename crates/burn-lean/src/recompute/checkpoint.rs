@@ -1,0 +1,282 @@
+//! A scope as it is written: [`checkpoint`].
+
+use std::any::Any;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use burn::Tensor;
+use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::Device;
+
+use crate::backend::{Inner, Tracked, WithBackend, with_backend};
+use crate::parameter::{find, share};
+use crate::recompute::node::{Again, Parents, scope_node};
+use crate::recompute::random::Seed;
+use crate::recompute::running::Running;
+use crate::recompute::scope::{Mode, mode, recording};
+use crate::recompute::{MapTensor, Tensors};
+
+/// `forward(module, input)`, of which only the input is kept for backward, which computes the rest again.
+///
+/// The gradients are those of `forward(module, input)`, bit for bit, and each weight gets its own: with
+/// gradient release it is stepped inside backward, without it finds its gradient where Burn puts it.
+///
+/// Whatever `forward` reads and a gradient is wanted for has to be in `module`, in `input`, or a parameter of
+/// an armed model. `forward` runs twice, and must compute the same both times. What it changes beside its
+/// result (but for running statistics, as of `BatchNorm`) it changes twice.
+///
+/// Random numbers are the same both times: `forward` has a stream of its own, seeded from that of the
+/// device. So masks of `Dropout` are not those that the model would have without `checkpoint`. Meanwhile no
+/// other thread may draw from the same backend.
+///
+/// ```
+/// # use burn::nn::{Linear, LinearConfig};
+/// # use burn::tensor::{Device, Tensor, activation};
+/// # use burn_lean::checkpoint;
+/// let device = Device::flex().autodiff();
+/// let layers: Vec<Linear> = (0..4).map(|_| LinearConfig::new(8, 8).init(&device)).collect();
+/// let mut hidden = Tensor::<2>::ones([2, 8], &device);
+/// for layer in &layers {
+///     hidden = checkpoint(layer, hidden, |layer, x| activation::gelu(layer.forward(x)));
+/// }
+/// let grads = hidden.mean().backward();
+/// assert!(layers[0].weight.grad(&grads).is_some());
+/// ```
+///
+/// # Panics
+///
+/// If `forward` uses a tensor that needs a gradient and is not in `input`: it would get none.
+pub fn checkpoint<M, I, O, F>(module: &M, input: I, forward: F) -> O
+where
+    M: Module + Sync + 'static,
+    I: Tensors,
+    O: Tensors,
+    F: Fn(&M, I) -> O + Send + Sync + 'static,
+{
+    // A scope around this one computes it again.
+    if mode() == Mode::Recording {
+        return forward(module, input);
+    }
+    let mut inputs = Inputs::default();
+    let constant = input.clone().map(&mut MapTensor(&mut |tensor| inputs.take(tensor)));
+    let mut leaves = Leaves {
+        armed: armed_in(module),
+        found: Vec::new(),
+    };
+    let kept = share(module).map(&mut leaves);
+    let Some(device) = inputs.device.clone().or_else(|| kept.devices().into_iter().next()) else {
+        return forward(module, input);
+    };
+    if !device.is_autodiff() {
+        return forward(module, input);
+    }
+
+    let run = || recording(|| forward(&kept, constant.clone()));
+    let ((output, slots), seed) = Seed::run(&device, run);
+
+    let mut outputs = Vec::new();
+    let output = output.map(&mut MapTensor(&mut |tensor| {
+        outputs.push(tensor.clone());
+        tensor
+    }));
+    let floats: Vec<DispatchTensor> = outputs.into_iter().filter(is_autodiff_float).collect();
+    assert!(
+        !floats.iter().any(is_tracked),
+        "checkpoint: the scope uses a tensor that needs a gradient and is neither in its module nor in its \
+         input, so it would get none; pass it as a part of the input"
+    );
+    let needs_gradients =
+        inputs.tracked.iter().any(Option::is_some) || !leaves.found.is_empty() || !slots.is_empty();
+    let (true, Some(first)) = (needs_gradients, floats.first()) else {
+        return output;
+    };
+
+    let kind = first.kind.clone();
+    let node = MakeNode {
+        module: kept,
+        input: constant,
+        forward: Arc::new(forward),
+        tracked: inputs.tracked,
+        leaves: leaves.found,
+        slots,
+        floats,
+        seed,
+        device,
+    };
+    let Some(tracked) = with_backend(kind, node) else {
+        panic!("checkpoint: burn-lean was compiled without this backend; switch its feature on");
+    };
+    let mut tracked = tracked.into_iter();
+    output.map(&mut MapTensor(&mut |tensor| {
+        if is_autodiff_float(&tensor) {
+            tracked.next().expect("there is one for each")
+        } else {
+            tensor
+        }
+    }))
+}
+
+/// The input of a scope, looked at.
+#[derive(Default)]
+struct Inputs {
+    device: Option<Device>,
+    /// Each float of the input, if it needs a gradient.
+    tracked: Vec<Option<DispatchTensor>>,
+}
+
+impl Inputs {
+    /// Returns the tensor as a constant.
+    fn take(&mut self, tensor: DispatchTensor) -> DispatchTensor {
+        if !is_autodiff_float(&tensor) {
+            return tensor;
+        }
+        // What is done here does not depend on the rank.
+        let float = Tensor::<1>::from_dispatch(tensor.clone());
+        self.device.get_or_insert_with(|| float.device());
+        self.tracked.push(is_tracked(&tensor).then_some(tensor));
+        float.detach().into_dispatch()
+    }
+}
+
+fn is_autodiff_float(tensor: &DispatchTensor) -> bool {
+    use burn::backend::TensorMetadata;
+    tensor.autodiff != DispatchAutodiffContext::Disabled && tensor.dtype().is_float()
+}
+
+fn is_tracked(tensor: &DispatchTensor) -> bool {
+    Tensor::<1>::from_dispatch(tensor.clone()).is_tracked()
+}
+
+/// The parameters that have a slot in place of their weight.
+fn armed_in<M: Module>(module: &M) -> HashSet<ParamId> {
+    struct NoVisitor;
+    impl ModuleVisitor for NoVisitor {}
+    let found = find(module, &mut NoVisitor).into_iter();
+    found.filter(|found| !found.has_ended).map(|found| found.id).collect()
+}
+
+/// Makes constants of the parameters that no optimizer has armed, and keeps their leaves.
+struct Leaves {
+    armed: HashSet<ParamId>,
+    found: Vec<(ParamId, DispatchTensor)>,
+}
+
+impl ModuleMapper for Leaves {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if !param.is_require_grad() || self.armed.contains(&param.id) {
+            return param;
+        }
+        self.found.push((param.id, param.base().into_dispatch()));
+        param.map(Tensor::detach)
+    }
+}
+
+/// Gives those parameters leaves of their own.
+struct NewLeaves<'a> {
+    of: &'a HashSet<ParamId>,
+    made: Vec<DispatchTensor>,
+}
+
+impl ModuleMapper for NewLeaves<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if !self.of.contains(&param.id) {
+            return param;
+        }
+        param.map(|constant| {
+            let leaf = constant.require_grad();
+            self.made.push(leaf.clone().into_dispatch());
+            leaf
+        })
+    }
+}
+
+struct MakeNode<M, I, F> {
+    module: M,
+    input: I,
+    forward: Arc<F>,
+    tracked: Vec<Option<DispatchTensor>>,
+    leaves: Vec<(ParamId, DispatchTensor)>,
+    slots: Vec<Box<dyn Any>>,
+    floats: Vec<DispatchTensor>,
+    seed: Seed,
+    device: Device,
+}
+
+impl<M, I, O, F> WithBackend for MakeNode<M, I, F>
+where
+    M: Module + Sync + 'static,
+    I: Tensors,
+    O: Tensors,
+    F: Fn(&M, I) -> O + Send + Sync + 'static,
+{
+    type Output = Vec<DispatchTensor>;
+
+    fn run<B: Inner>(self, _: BackendTensor<B>) -> Vec<DispatchTensor> {
+        let autodiff = self.floats[0].autodiff;
+        let ids: HashSet<ParamId> = self.leaves.iter().map(|(id, _)| *id).collect();
+        let parents = Parents {
+            inputs: self.tracked.into_iter().map(|input| Some(tracked_of::<B>(input?))).collect(),
+            leaves: self.leaves.into_iter().map(|(_, leaf)| tracked_of::<B>(leaf)).collect(),
+            slots: self.slots.into_iter().filter_map(|slot| Some(*slot.downcast().ok()?)).collect(),
+        };
+        let needs: Vec<bool> = parents.inputs.iter().map(Option::is_some).collect();
+        let Self {
+            module,
+            input,
+            forward,
+            seed,
+            device,
+            ..
+        } = self;
+        let again = move || {
+            let running = Running::of(&module);
+            let mut leaves = NewLeaves {
+                of: &ids,
+                made: Vec::new(),
+            };
+            let module = module.map(&mut leaves);
+            let mut inputs = Vec::new();
+            let mut needs = needs.into_iter();
+            let input = input.map(&mut MapTensor(&mut |tensor| {
+                if !is_autodiff_float(&tensor) {
+                    return tensor;
+                }
+                let constant = Tensor::<1>::from_dispatch(tensor);
+                let needs_gradient = needs.next().expect("the input has as many tensors as before");
+                let leaf = constant.set_require_grad(needs_gradient).into_dispatch();
+                inputs.push(needs_gradient.then(|| tracked_of::<B>(leaf.clone())));
+                leaf
+            }));
+            let output = seed.run_again(&device, || forward(&module, input));
+            running.restore(module);
+            let mut outputs = Vec::new();
+            output.map(&mut MapTensor(&mut |tensor| {
+                if is_autodiff_float(&tensor) {
+                    outputs.push(tracked_of::<B>(tensor.clone()));
+                }
+                tensor
+            }));
+            Again {
+                outputs,
+                inputs,
+                leaves: leaves.made.into_iter().map(tracked_of::<B>).collect(),
+            }
+        };
+        let floats = self.floats.into_iter().map(|float| tracked_of::<B>(float)).collect();
+        scope_node::<B>(parents, floats, Box::new(again))
+            .into_iter()
+            .map(|output| DispatchTensor {
+                kind: B::wrap(BackendTensor::Autodiff(output)),
+                autodiff,
+            })
+            .collect()
+    }
+}
+
+fn tracked_of<B: Inner>(tensor: DispatchTensor) -> Tracked<B> {
+    match B::unwrap(tensor.kind) {
+        Some(BackendTensor::Autodiff(tensor)) => tensor,
+        _ => panic!("checkpoint: all tensors of a scope have to be on one backend"),
+    }
+}

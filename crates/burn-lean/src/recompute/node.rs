@@ -1,0 +1,352 @@
+//! A scope on the tape: one node with the inputs and parameters of the scope as its parents, and above it
+//! one node for each output. Its backward step computes the scope again on a tape of its own, and runs
+//! backward there.
+//!
+//! Gradients add up as from one tape. What later uses of a tensor have added up so far is where the tape of
+//! the scope begins, and the sum goes back.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::backend::autodiff::NodeId;
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
+use burn::backend::{Autodiff, AutodiffBackend, TensorMetadata};
+use burn::tensor::{FloatDType, Shape};
+
+use crate::backend::{Inner, Primitive, Tracked};
+use crate::recompute::scope::{Mode, Part, PartOutcome, mode, part_of, replaying};
+use crate::slot::Slot;
+use crate::tape::{is_last_request, negative_zeros};
+
+/// What a scope takes gradients to.
+pub(crate) struct Parents<B: Inner> {
+    /// The floats of its input, those that need a gradient.
+    pub(crate) inputs: Vec<Option<Tracked<B>>>,
+    /// The leaves of parameters that are not armed.
+    pub(crate) leaves: Vec<Tracked<B>>,
+    /// The parameters that are.
+    pub(crate) slots: Vec<Arc<Slot<B>>>,
+}
+
+/// A scope that has run again, on a tape of its own.
+pub(crate) struct Again<B: Inner> {
+    pub(crate) outputs: Vec<Tracked<B>>,
+    /// Leaves in place of the inputs that need a gradient.
+    pub(crate) inputs: Vec<Option<Tracked<B>>>,
+    /// Leaves in place of those of the parameters that are not armed.
+    pub(crate) leaves: Vec<Tracked<B>>,
+}
+
+type RunAgain<B> = Box<dyn FnOnce() -> Again<B> + Send>;
+
+/// An armed parameter of a scope, and the tap that its gradient goes to.
+struct Use<B: Inner> {
+    slot: Arc<Slot<B>>,
+    tap: NodeId,
+    /// Where the scope is itself in one that is computed again.
+    part: Option<Arc<Part<B>>>,
+}
+
+impl<B: Inner> Use<B> {
+    fn remove_grad(&self, grads: &mut Gradients) -> Option<Primitive<B>> {
+        match &self.part {
+            Some(part) => part.remove_grad(grads),
+            None => self.slot.remove_grad(grads),
+        }
+    }
+}
+
+struct Scope<B: Inner> {
+    again: RunAgain<B>,
+    inputs: Vec<Option<NodeId>>,
+    leaves: Vec<Tracked<B>>,
+    uses: Vec<Use<B>>,
+    /// What the outputs' nodes have left.
+    grads: Arc<Mutex<Vec<Option<Primitive<B>>>>>,
+}
+
+/// Taken by the one backward pass that reaches it.
+struct State<B: Inner>(Arc<Mutex<Option<Scope<B>>>>);
+
+impl<B: Inner> Clone for State<B> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<B: Inner> std::fmt::Debug for State<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("State")
+    }
+}
+
+/// Parents of one node; more of them are gathered by nodes between.
+const WIDTH: usize = 16;
+
+#[derive(Debug)]
+struct ScopeNode;
+
+#[derive(Debug)]
+struct Gather;
+
+impl<B: Inner> Backward<B, WIDTH> for Gather {
+    type State = ();
+
+    fn backward(self, _: Ops<(), WIDTH>, _: &mut Gradients, _: &mut Checkpointer) {
+        // The scope has given its parents their gradients.
+    }
+}
+
+fn scalar<B: Inner>(device: &B::Device) -> Primitive<B> {
+    B::float_zeros(Shape::new([1]), device, FloatDType::F32)
+}
+
+/// Guards in one array, the first ones as they are.
+fn gathered<B: Inner>(mut guards: Vec<NodeGuard>, device: &B::Device) -> [NodeGuard; WIDTH] {
+    while guards.len() > WIDTH {
+        let rest = guards.split_off(guards.len() - WIDTH);
+        let rest: [NodeGuard; WIDTH] = rest.try_into().expect("as many as asked for");
+        let gather = <Gather as Backward<B, WIDTH>>::prepare::<NoCheckpointing>(Gather, rest)
+            .compute_bound()
+            .stateless(scalar::<B>(device));
+        guards.push(gather.node());
+    }
+    while guards.len() < WIDTH {
+        guards.push(B::ladder().rung(0, device));
+    }
+    guards.try_into().expect("filled up")
+}
+
+#[derive(Clone, Debug)]
+struct OutputState<B: Inner> {
+    at: usize,
+    grads: Arc<Mutex<Vec<Option<Primitive<B>>>>>,
+}
+
+#[derive(Debug)]
+struct Output;
+
+impl<B: Inner> Backward<B, 1> for Output {
+    type State = OutputState<B>;
+
+    fn backward(self, ops: Ops<OutputState<B>, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        let OutputState { at, grads } = ops.state;
+        grads.lock().unwrap_or_else(PoisonError::into_inner)[at] = Some(grad);
+    }
+}
+
+/// Puts a scope on the tape. Returns its outputs.
+pub(crate) fn scope_node<B: Inner>(
+    parents: Parents<B>,
+    outputs: Vec<Tracked<B>>,
+    again: RunAgain<B>,
+) -> Vec<Tracked<B>> {
+    let device = outputs[0].device();
+    let grads = Arc::new(Mutex::new(outputs.iter().map(|_| None).collect()));
+    let is_in_scope = mode() == Mode::Replaying;
+
+    // Inputs first: those at hand as parents can be asked for the sum of later uses.
+    let mut guards: Vec<NodeGuard> = parents.inputs.iter().flatten().map(Tracked::<B>::node).collect();
+    guards.extend(parents.leaves.iter().map(Tracked::<B>::node));
+    let mut uses = Vec::new();
+    let mut counted = Vec::new();
+    for slot in parents.slots {
+        let (tap, part) = if is_in_scope {
+            let tap = crate::recompute::replayed(&slot);
+            (tap, part_of(&slot))
+        } else {
+            counted.push(slot.leaf());
+            (slot.on_tape(false), None)
+        };
+        guards.push(tap.node());
+        let tap = tap.id();
+        uses.push(Use { slot, tap, part });
+    }
+    let scope = Scope {
+        again,
+        inputs: parents.inputs.iter().map(|input| Some(input.as_ref()?.id())).collect(),
+        leaves: parents.leaves,
+        uses,
+        grads: grads.clone(),
+    };
+    let state = State(Arc::new(Mutex::new(Some(scope))));
+    let guards = gathered::<B>(guards, &device);
+    let scope = match <ScopeNode as Backward<B, WIDTH>>::prepare::<NoCheckpointing>(ScopeNode, guards)
+        .compute_bound()
+        .stateful()
+    {
+        OpsKind::Tracked(mut prep) => {
+            for leaf in &counted {
+                prep.checkpoint(leaf);
+            }
+            prep.finish(state, scalar::<B>(&device))
+        }
+        OpsKind::UnTracked(_) => unreachable!("a scope without gradients has no node"),
+    };
+    outputs
+        .into_iter()
+        .enumerate()
+        .map(|(at, output)| {
+            let state = OutputState {
+                at,
+                grads: grads.clone(),
+            };
+            match <Output as Backward<B, 1>>::prepare::<NoCheckpointing>(Output, [scope.node()])
+                .compute_bound()
+                .stateful()
+            {
+                OpsKind::Tracked(prep) => prep.finish(state, output.into_primitive()),
+                OpsKind::UnTracked(_) => unreachable!("its parent is tracked"),
+            }
+        })
+        .collect()
+}
+
+impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
+    type State = State<B>;
+
+    fn backward(
+        self,
+        ops: Ops<State<B>, WIDTH>,
+        grads: &mut Gradients,
+        checkpointer: &mut Checkpointer,
+    ) {
+        let scope = ops.state.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Scope {
+            again,
+            inputs,
+            leaves,
+            uses,
+            grads: outputs,
+        } = scope.expect("backward consumes a node once");
+        let of_outputs = std::mem::take(&mut *outputs.lock().unwrap_or_else(PoisonError::into_inner));
+
+        let mut last = Vec::new();
+        for used in &uses {
+            if used.part.is_none() && is_last_request(used.slot.leaf().id(), checkpointer) {
+                last.push(Arc::as_ptr(&used.slot) as usize);
+            }
+        }
+
+        let (run, parts) = replaying::<B, _>(last, again);
+        // Where the tape of the scope begins: the sums of what came later on the tape around it.
+        let mut seeds: Vec<(NodeId, Primitive<B>)> = Vec::new();
+        for (output, grad) in run.outputs.iter().zip(of_outputs) {
+            if let Some(grad) = grad
+                && output.is_tracked()
+            {
+                seeds.push((output.id(), grad));
+            }
+        }
+        let roots: Vec<NodeGuard> = run
+            .outputs
+            .iter()
+            .filter(|output| output.is_tracked())
+            .map(Tracked::<B>::node)
+            .collect();
+        let mut direct = 0;
+        for (input, leaf) in inputs.iter().zip(&run.inputs) {
+            let (Some(input), Some(leaf)) = (input, leaf) else {
+                continue;
+            };
+            let node = ops.parents.get(direct).and_then(Option::as_ref);
+            direct += 1;
+            // A leaf keeps its sum, and so does a parent that is not at hand.
+            if let Some(node) = node.filter(|node| node.id == *input && node.order > 0) {
+                grads.register::<B>(*input, negative_zeros::<B>(leaf.primitive()));
+                seeds.push((leaf.id(), grads.consume::<B>(node)));
+            }
+        }
+        for (outer, leaf) in leaves.iter().zip(&run.leaves) {
+            if let Some(sum) = outer.grad_remove(grads) {
+                seeds.push((leaf.id(), sum));
+            }
+        }
+        for part in &parts {
+            let used = uses.iter().find(|used| Arc::ptr_eq(&used.slot, part.slot()));
+            if let Some(used) = used
+                && let Some(tap) = part.tap()
+                && let Some(sum) = used.remove_grad(grads)
+            {
+                seeds.push((tap, sum));
+            }
+        }
+
+        let device = run.outputs[0].device();
+        let Again {
+            inputs: of_inputs,
+            leaves: of_leaves,
+            outputs,
+        } = run;
+        drop(outputs);
+        let mut inner = backward::<B>(roots, seeds, &device);
+
+        for (input, leaf) in inputs.iter().zip(&of_inputs) {
+            if let (Some(input), Some(leaf)) = (input, leaf)
+                && let Some(grad) = leaf.grad_remove(&mut inner)
+            {
+                grads.register::<B>(*input, grad);
+            }
+        }
+        for (outer, leaf) in leaves.iter().zip(&of_leaves) {
+            if let Some(grad) = leaf.grad_remove(&mut inner) {
+                grads.register::<B>(outer.id(), grad);
+            }
+        }
+        for part in parts {
+            let PartOutcome { slot, taken, grad } = part.outcome(&mut inner);
+            if taken {
+                slot.mark_taken(grads);
+            }
+            if let Some(grad) = grad
+                && let Some(used) = uses.iter().find(|used| Arc::ptr_eq(&used.slot, &slot))
+            {
+                grads.register::<B>(used.tap, grad);
+            }
+        }
+    }
+}
+
+/// The root of a scope's tape: gives its outputs, and whatever else, the gradients to begin with.
+#[derive(Debug)]
+struct Root;
+
+#[derive(Clone)]
+struct Seeds<B: Inner>(Vec<(NodeId, Primitive<B>)>);
+
+impl<B: Inner> std::fmt::Debug for Seeds<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Seeds")
+    }
+}
+
+impl<B: Inner> Backward<B, WIDTH> for Root {
+    type State = Seeds<B>;
+
+    fn backward(self, ops: Ops<Seeds<B>, WIDTH>, grads: &mut Gradients, _: &mut Checkpointer) {
+        for (node, grad) in ops.state.0 {
+            grads.register::<B>(node, grad);
+        }
+    }
+}
+
+fn backward<B: Inner>(
+    roots: Vec<NodeGuard>,
+    seeds: Vec<(NodeId, Primitive<B>)>,
+    device: &B::Device,
+) -> Gradients {
+    let guards = gathered::<B>(roots, device);
+    let seeds = Seeds(seeds);
+    let root = match <Root as Backward<B, WIDTH>>::prepare::<NoCheckpointing>(Root, guards)
+        .compute_bound()
+        .stateful()
+    {
+        OpsKind::Tracked(prep) => prep.finish(seeds, scalar::<B>(device)),
+        // Nothing in the scope needs a gradient this time.
+        OpsKind::UnTracked(prep) => prep.finish(scalar::<B>(device)),
+    };
+    Autodiff::<B>::backward(root)
+}

@@ -1,0 +1,51 @@
+//! Running statistics (`BatchNorm`), which a scope updates when it runs, and not again in backward.
+
+use std::collections::HashMap;
+
+use burn::Tensor;
+use burn::backend::DispatchTensor;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+
+/// The running statistics of a module: what a clone of it shares.
+pub(crate) struct Running(HashMap<ParamId, DispatchTensor>);
+
+impl Running {
+    pub(crate) fn of<M: Module>(module: &M) -> Self {
+        synchronize(module);
+        let mut running = Self(HashMap::new());
+        module.visit(&mut running);
+        running
+    }
+
+    /// Undoes what happened to them since.
+    pub(crate) fn restore<M: Module>(mut self, module: M) {
+        if self.0.is_empty() {
+            return;
+        }
+        synchronize(&module);
+        module.map(&mut self);
+    }
+}
+
+/// Burn keeps an update aside until it is asked for; `valid` asks.
+fn synchronize<M: Module>(module: &M) {
+    let _ = module.valid();
+}
+
+impl ModuleVisitor for Running {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        // A frozen parameter looks the same, and is restored to what it is.
+        if !param.is_require_grad() {
+            self.0.insert(param.id, param.val().into_dispatch());
+        }
+    }
+}
+
+impl ModuleMapper for Running {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.0.remove(&param.id) {
+            Some(before) => param.map(|_| Tensor::from_dispatch(before)),
+            None => param,
+        }
+    }
+}

@@ -1,0 +1,471 @@
+//! The slot owns the weight of an armed parameter: from `arm` to `step`, its `Param` holds none.
+
+use std::any::Any;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use burn::backend::autodiff::NodeId;
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::{
+    BackendTensor, DispatchAutodiffContext, DispatchTensor, TensorMetadata,
+};
+use burn::module::ParamId;
+
+use crate::backend::{Inner, Primitive, Tracked};
+use crate::session::{Place, Progress, Session, Stepper};
+use crate::tape::{TapOwner, counted_leaf, placeholder, tap};
+
+/// Where a parameter is in its model: names and containers, from the outermost.
+pub(crate) type Path = Vec<(String, String)>;
+
+/// The path as Burn's parameter groups see it.
+pub(crate) fn path_text(path: &Path) -> String {
+    let names: Vec<&str> = path.iter().map(|(name, _)| name.as_str()).collect();
+    names.join(".")
+}
+
+/// A [`Slot`] of some backend.
+pub(crate) trait ArmedSlot: Send + Sync + std::fmt::Debug {
+    fn path(&self) -> &Path;
+    fn leaf_id(&self) -> u64;
+    fn fate(&self) -> Fate;
+    /// The sum of earlier micro-batches, if it was not stepped with.
+    fn take_sum(&self) -> Option<DispatchTensor>;
+    fn arm_for(&self, purpose: Purpose, sum: Option<DispatchTensor>);
+    fn arm_again(&self, base: DispatchTensor) -> DispatchTensor;
+    fn has_ended(&self) -> bool;
+    /// Ends the arming, and returns the weight.
+    fn end(&self, how: Ended) -> DispatchTensor;
+    /// The `ParamMapper` of the parameter.
+    fn mapper(&self) -> Arc<dyn Any + Send + Sync>;
+}
+
+/// Steps one parameter of a known rank: weight and gradient in, weight out.
+pub(crate) type StepFn<B> =
+    fn(&mut Stepper, ParamId, &Path, Primitive<B>, Primitive<B>) -> Primitive<B>;
+
+/// What to do with a complete gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Step with it.
+    Step,
+    /// Add it to the sum of a window of micro-batches.
+    Hold,
+}
+
+/// An armed parameter.
+pub(crate) struct Slot<B: Inner> {
+    pub(crate) id: ParamId,
+    pub(crate) path: Path,
+    pub(crate) session: Weak<Session>,
+    pub(crate) step: StepFn<B>,
+    mapper: Arc<dyn Any + Send + Sync>,
+    state: Mutex<State<B>>,
+}
+
+impl<B: Inner> std::fmt::Debug for Slot<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Slot").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+struct State<B: Inner> {
+    /// The leaf of the parameter. Its primitive is the placeholder.
+    leaf: Tracked<B>,
+    weight: Weight<B>,
+    purpose: Purpose,
+    /// Gradients of earlier micro-batches.
+    sum: Option<Primitive<B>>,
+    /// The gradient was taken: stepped with, or added to the sum.
+    taken: bool,
+    /// Another gradient came after that.
+    second: bool,
+    /// Stepped where all gradients exist.
+    is_late: bool,
+    /// Used on the model's tape, outside of every scope that backward computes again.
+    used_directly: bool,
+    ended: Option<Ended>,
+    /// The weight before and after the step, as copies of the model hold it.
+    snapshots: [Weak<Snapshot<B>>; 2],
+    /// Copies on other devices.
+    moved: Vec<Weak<Snapshot<B>>>,
+}
+
+impl<B: Inner> State<B> {
+    fn new(weight: Primitive<B>, leaf: Tracked<B>) -> Self {
+        Self {
+            leaf,
+            weight: Weight::Bare(weight),
+            purpose: Purpose::Step,
+            sum: None,
+            taken: false,
+            second: false,
+            is_late: false,
+            used_directly: false,
+            ended: None,
+            snapshots: [Weak::new(), Weak::new()],
+            moved: Vec::new(),
+        }
+    }
+
+    fn is_after_step(&self) -> bool {
+        self.taken && self.purpose == Purpose::Step
+    }
+}
+
+/// Where the weight is.
+enum Weight<B: Inner> {
+    /// Not on the tape yet, or no longer.
+    Bare(Primitive<B>),
+    /// On the tape. The tap's primitive is the weight, so that nobody else needs to hold it.
+    Tapped(Tracked<B>),
+    /// In the hands of the optimizer, or given back to its `Param`.
+    Elsewhere,
+}
+
+/// How an arming has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// By `step`, or by `accumulate`.
+    Finished,
+    /// By `disarm`.
+    Disarmed,
+}
+
+/// The weight at the moment at which a copy of the model was taken.
+#[derive(Debug)]
+pub(crate) struct Snapshot<B: Inner> {
+    pub(crate) weight: Primitive<B>,
+    pub(crate) after_step: bool,
+}
+
+/// What became of the gradient of a slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fate {
+    pub(crate) taken: bool,
+    pub(crate) second: bool,
+    pub(crate) late: bool,
+}
+
+impl<B: Inner> Slot<B> {
+    pub(crate) fn new(
+        id: ParamId,
+        path: Path,
+        weight: Primitive<B>,
+        leaf: Tracked<B>,
+        session: &Arc<Session>,
+        step: StepFn<B>,
+        mapper: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self {
+            id,
+            path,
+            session: Arc::downgrade(session),
+            step,
+            mapper,
+            state: Mutex::new(State::new(weight, leaf)),
+        }
+    }
+
+    pub(crate) fn leaf(&self) -> Tracked<B> {
+        self.state().leaf.clone()
+    }
+
+    /// Ignores poisoning: the session knows of a step that has panicked.
+    fn state(&self) -> MutexGuard<'_, State<B>> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(crate) fn fate(&self) -> Fate {
+        let state = self.state();
+        Fate {
+            taken: state.taken,
+            second: state.second,
+            late: state.is_late,
+        }
+    }
+
+    /// Whether the arming goes on.
+    pub(crate) fn is_armed(&self) -> bool {
+        self.session.upgrade().is_some_and(|session| session.is_armed())
+            && self.state().ended.is_none()
+    }
+
+    pub(crate) fn weight(&self) -> Primitive<B> {
+        self.state().weight.get(self.id)
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.state().ended.is_some()
+    }
+
+    /// The weight as it is now, for a copy of the model. None after the arming: the `Param` has it.
+    pub(crate) fn snapshot(&self) -> Option<Arc<Snapshot<B>>> {
+        let mut state = self.state();
+        if state.ended.is_some() {
+            return None;
+        }
+        let after_step = state.is_after_step();
+        let kept = &mut state.snapshots[usize::from(after_step)];
+        if let Some(snapshot) = kept.upgrade() {
+            return Some(snapshot);
+        }
+        let weight = state.weight.get(self.id);
+        let snapshot = Arc::new(Snapshot { weight, after_step });
+        state.snapshots[usize::from(after_step)] = Arc::downgrade(&snapshot);
+        Some(snapshot)
+    }
+
+    /// A copy on another device.
+    pub(crate) fn moved(&self, weight: Primitive<B>) -> Option<Arc<Snapshot<B>>> {
+        let mut state = self.state();
+        let after_step = state.is_after_step();
+        let copy = Arc::new(Snapshot { weight, after_step });
+        state.moved.retain(|moved| moved.strong_count() > 0);
+        state.moved.push(Arc::downgrade(&copy));
+        Some(copy)
+    }
+
+    /// Whether this is still the weight.
+    pub(crate) fn is_current(&self, snapshot: &Snapshot<B>) -> bool {
+        let state = self.state();
+        state.ended.is_none() && snapshot.after_step == state.is_after_step()
+    }
+
+    /// The weight of a model of which only the placeholder is known, if there is only one it can be. The
+    /// model that is armed and its copies have the leaf of the slot; `is_leaf` says whether it is that.
+    pub(crate) fn weight_behind(&self, is_leaf: bool) -> Option<Primitive<B>> {
+        let state = self.state();
+        let mut copies: Vec<_> = state.snapshots.iter().filter_map(Weak::upgrade).collect();
+        if !is_leaf {
+            copies.extend(state.moved.iter().filter_map(Weak::upgrade));
+        }
+        if is_leaf && state.ended.is_none() {
+            let same = copies.iter().all(|copy| copy.after_step == state.is_after_step());
+            return same.then(|| state.weight.get(self.id));
+        }
+        match &copies[..] {
+            [copy] => Some(copy.weight.clone()),
+            _ => None,
+        }
+    }
+
+    /// The parameter on the model's tape.
+    pub(crate) fn on_tape(self: &Arc<Self>, directly: bool) -> Tracked<B> {
+        let session = self.session.upgrade();
+        let place: Place = (self.id, false);
+        let order = session.as_ref().map(|session| session.order_of(place));
+        let (order, is_known) = order.unwrap_or((1, false));
+        let mut state = self.state();
+        state.used_directly |= directly;
+        state.is_late = !is_known;
+        if let Weight::Tapped(tapped) = &state.weight {
+            return tapped.clone();
+        }
+        let weight = state.weight.take(self.id);
+        let below = B::ladder().rung(order - 1, &weight.device());
+        let owner: Weak<dyn TapOwner<B>> = Arc::<Self>::downgrade(self);
+        let tapped = tap::<B>(weight, &state.leaf, below, owner);
+        if let Some(session) = session {
+            session.tap_made(tapped.id(), place, order);
+        }
+        state.weight = Weight::Tapped(tapped.clone());
+        tapped
+    }
+
+    /// Whether a scope that is the last to use the parameter may step it at once.
+    pub(crate) fn is_for_scopes_alone(&self) -> bool {
+        let state = self.state();
+        !state.used_directly && !state.taken && state.ended.is_none()
+    }
+
+    /// Takes the complete gradient. False: nobody wants it.
+    pub(crate) fn take_gradient(&self, grad: Primitive<B>) -> Result<(), Primitive<B>> {
+        let session = self.session.upgrade();
+        let mut state = self.state();
+        assert!(
+            state.ended != Some(Ended::Disarmed) || state.taken,
+            "gradient release: parameter {} was disarmed between the forward pass and this backward \
+             pass, which would lose its gradient; run backward before `disarm`, or the forward pass \
+             after it",
+            self.id
+        );
+        let is_armed = |session: &Arc<Session>| session.is_armed() && state.ended.is_none();
+        let Some(session) = session.filter(is_armed) else {
+            return Err(grad);
+        };
+        if state.taken {
+            state.second = true;
+            return Err(grad);
+        }
+        match state.purpose {
+            Purpose::Step => {
+                self.step_with(&mut state, &session, &mut session.stepper(), grad);
+            }
+            Purpose::Hold => {
+                state.sum = Some(match state.sum.take() {
+                    Some(sum) => B::float_add(sum, grad),
+                    None => grad,
+                });
+                Progress::count(&session.progress.held);
+                state.taken = true;
+            }
+        }
+        Ok(())
+    }
+
+    fn step_with(
+        &self,
+        state: &mut State<B>,
+        session: &Session,
+        stepper: &mut Stepper,
+        grad: Primitive<B>,
+    ) {
+        let grad = match state.sum.take() {
+            Some(sum) => B::float_add(sum, grad),
+            None => grad,
+        };
+        let weight = state.weight.take(self.id);
+        if weight.can_mut() {
+            Progress::count(&session.progress.in_place);
+        }
+        Progress::count(&session.progress.stepped);
+        stepper.stepping = true;
+        let weight = (self.step)(stepper, self.id, &self.path, weight, grad);
+        stepper.stepping = false;
+        state.weight = Weight::Bare(weight);
+        state.taken = true;
+    }
+
+    /// The gradient of the tap on the model's tape, if there is one.
+    pub(crate) fn remove_grad(&self, grads: &mut Gradients) -> Option<Primitive<B>> {
+        match &self.state().weight {
+            Weight::Tapped(tapped) => tapped.grad_remove(grads),
+            _ => None,
+        }
+    }
+
+    fn is_at(&self, tap: NodeId) -> bool {
+        matches!(&self.state().weight, Weight::Tapped(tapped) if tapped.id() == tap)
+    }
+
+    /// Leaves under the leaf what says that the gradient was taken: `GradientsParams::from_grads` finds it.
+    pub(crate) fn mark_taken(&self, grads: &mut Gradients) {
+        let leaf = self.leaf();
+        grads.register::<B>(leaf.id(), leaf.into_primitive());
+    }
+}
+
+impl<B: Inner> TapOwner<B> for Slot<B> {
+    fn complete(&self, tap: NodeId, grads: &mut Gradients, checkpointer: &Checkpointer) -> bool {
+        if let Some(session) = self.session.upgrade() {
+            session.learn(tap, (self.id, false), checkpointer);
+        }
+        if !self.is_at(tap) {
+            // A scope has stepped the parameter, and nothing is left.
+            return self.fate().taken && !self.has_ended();
+        }
+        match self.remove_grad(grads) {
+            Some(grad) => match self.take_gradient(grad) {
+                Ok(()) => {
+                    self.mark_taken(grads);
+                    true
+                }
+                Err(grad) => {
+                    grads.register::<B>(self.leaf().id(), grad);
+                    true
+                }
+            },
+            // Only scopes use the parameter, and none had a gradient for it.
+            None => true,
+        }
+    }
+}
+
+impl<B: Inner> Weight<B> {
+    fn get(&self, id: ParamId) -> Primitive<B> {
+        match self {
+            Weight::Bare(weight) => weight.clone(),
+            Weight::Tapped(tapped) => tapped.primitive().clone(),
+            Weight::Elsewhere => panic!(
+                "gradient release: parameter {id} was lost when its optimizer panicked in the middle of \
+                 a step; load the last checkpoint"
+            ),
+        }
+    }
+
+    fn take(&mut self, id: ParamId) -> Primitive<B> {
+        match std::mem::replace(self, Weight::Elsewhere) {
+            Weight::Bare(weight) => weight,
+            Weight::Tapped(tapped) => tapped.into_primitive(),
+            Weight::Elsewhere => Weight::<B>::Elsewhere.get(id),
+        }
+    }
+}
+
+impl<B: Inner> ArmedSlot for Slot<B> {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn leaf_id(&self) -> u64 {
+        self.leaf().id().value
+    }
+
+    fn fate(&self) -> Fate {
+        Self::fate(self)
+    }
+
+    fn take_sum(&self) -> Option<DispatchTensor> {
+        Some(plain::<B>(self.state().sum.take()?))
+    }
+
+    fn arm_for(&self, purpose: Purpose, sum: Option<DispatchTensor>) {
+        let mut state = self.state();
+        state.purpose = purpose;
+        state.sum = sum.map(primitive_of::<B>);
+    }
+
+    fn arm_again(&self, base: DispatchTensor) -> DispatchTensor {
+        let autodiff = base.autodiff;
+        let Some(BackendTensor::Autodiff(weight)) = B::unwrap(base.kind) else {
+            panic!("gradient release: parameter {} has moved to another backend", self.id);
+        };
+        let weight = weight.into_primitive();
+        let leaf = counted_leaf::<B>(placeholder::<B>(&weight));
+        *self.state() = State::new(weight, leaf.clone());
+        DispatchTensor {
+            kind: B::wrap(BackendTensor::Autodiff(leaf)),
+            autodiff,
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        Self::has_ended(self)
+    }
+
+    fn end(&self, how: Ended) -> DispatchTensor {
+        let mut state = self.state();
+        state.ended = Some(how);
+        plain::<B>(state.weight.take(self.id))
+    }
+
+    fn mapper(&self) -> Arc<dyn Any + Send + Sync> {
+        self.mapper.clone()
+    }
+}
+
+fn plain<B: Inner>(primitive: Primitive<B>) -> DispatchTensor {
+    DispatchTensor {
+        kind: B::wrap(BackendTensor::Float(primitive)),
+        autodiff: DispatchAutodiffContext::Disabled,
+    }
+}
+
+fn primitive_of<B: Inner>(tensor: DispatchTensor) -> Primitive<B> {
+    match B::unwrap(tensor.kind) {
+        Some(BackendTensor::Float(primitive)) => primitive,
+        Some(BackendTensor::Autodiff(tracked)) => tracked.into_primitive(),
+        _ => panic!("gradient release: a sum of gradients is on another backend than its parameter"),
+    }
+}

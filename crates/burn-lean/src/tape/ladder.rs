@@ -1,0 +1,101 @@
+//! Nodes of any order: what a tap takes its place on the tape from.
+//!
+//! A node of burn-autodiff has an *order*, one more than the highest of its parents, and backward runs
+//! nodes by order, highest first. Parents that need no gradient count for the order, but are not on
+//! the tape. So a chain of identities without gradients gives a node of any order.
+
+use std::collections::BTreeMap;
+
+use burn::backend::autodiff::NodeId;
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
+use burn::tensor::{FloatDType, Shape};
+
+use crate::backend::{Inner, Tracked};
+
+#[derive(Debug)]
+struct Rung;
+
+impl<B: Inner> Backward<B, 1> for Rung {
+    type State = ();
+
+    fn backward(self, _: Ops<(), 1>, _: &mut Gradients, _: &mut Checkpointer) {
+        unreachable!("a rung needs no gradient")
+    }
+}
+
+/// The rungs that were asked for, by their order. One for each backend.
+#[derive(Debug)]
+pub(crate) struct Ladder<B: Inner> {
+    rungs: BTreeMap<usize, Tracked<B>>,
+}
+
+impl<B: Inner> Ladder<B> {
+    pub(crate) const fn new() -> Self {
+        Self {
+            rungs: BTreeMap::new(),
+        }
+    }
+
+    /// A node of this order.
+    pub(crate) fn rung(&mut self, order: usize, device: &B::Device) -> NodeGuard {
+        if let Some(rung) = self.rungs.get(&order) {
+            return rung.node();
+        }
+        let (mut at, mut rung) = match self.rungs.range(..order).next_back() {
+            Some((at, rung)) => (*at, rung.clone()),
+            None => {
+                let scalar = B::float_zeros(Shape::new([1]), device, FloatDType::F32);
+                (0, <Tracked<B>>::new(scalar))
+            }
+        };
+        while at < order {
+            let (primitive, below) = rung.into_parts();
+            rung = match <Rung as Backward<B, 1>>::prepare::<NoCheckpointing>(Rung, [below])
+                .compute_bound()
+                .stateful()
+            {
+                OpsKind::UnTracked(prep) => prep.finish(primitive),
+                OpsKind::Tracked(_) => unreachable!("a rung needs no gradient"),
+            };
+            at += 1;
+        }
+        let guard = rung.node();
+        self.rungs.insert(order, rung);
+        guard
+    }
+}
+
+/// An upper bound of every order that exists.
+///
+/// An order is at most one above another, and each node takes a new id from one counter. So no order is
+/// higher than the bound of a moment before plus the ids made since, by whatever thread.
+#[derive(Debug)]
+pub(crate) struct Clock {
+    bound: usize,
+    seen: u64,
+}
+
+/// Orders of the clock are multiples of this: every rung that is kept costs a look in each backward.
+const STRIDE: usize = 8;
+
+impl Clock {
+    pub(crate) fn new() -> Self {
+        Self {
+            bound: 0,
+            seen: NodeId::new().value,
+        }
+    }
+
+    /// An order no lower than that of any node that exists. A node is about to be made above it.
+    pub(crate) fn now(&mut self) -> usize {
+        let made = (NodeId::new().value - self.seen) as usize;
+        let order = (self.bound + made).next_multiple_of(STRIDE);
+        // Its tap is one above.
+        self.bound = order + 1;
+        self.seen = NodeId::new().value;
+        order
+    }
+}

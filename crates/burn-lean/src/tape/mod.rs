@@ -1,0 +1,13 @@
+//! What is added to Burn's tape.
+
+mod ladder;
+mod orders;
+mod placeholder;
+mod tap;
+mod witness;
+
+pub(crate) use ladder::{Clock, Ladder};
+pub(crate) use orders::Reached;
+pub(crate) use placeholder::{begins_with_nan, is_placeholder, placeholder};
+pub(crate) use tap::{TapOwner, negative_zeros, tap};
+pub(crate) use witness::{counted_leaf, is_last_request};

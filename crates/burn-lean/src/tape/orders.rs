@@ -1,0 +1,181 @@
+//! Which order a tap may have, so that plain Burn's tape stays as it is.
+//!
+//! A consumer's order is one more than the highest of its parents. So a tap no higher than the
+//! activation it meets changes no order: every sum of gradients adds up as in plain Burn. Where that
+//! is, is known after a backward pass, from the nodes it has reached and their parents. Burn's
+//! checkpointer holds these, and shows them only as text: [`Reached`] is sure of what it reads, or says
+//! that it is not.
+
+use std::collections::{HashMap, HashSet};
+
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+
+/// The nodes that a backward pass reaches.
+#[derive(Debug)]
+pub(crate) struct Reached {
+    /// Each node with its parents that need gradients, in the order in which they were made.
+    nodes: Vec<(u64, Vec<u64>)>,
+}
+
+impl Reached {
+    /// Reads the text of a checkpointer. None if it is not as expected: another version of Burn.
+    pub(crate) fn read(checkpointer: &Checkpointer) -> Option<Self> {
+        Self::parse(&format!("{checkpointer:?}"))
+    }
+
+    /// `.. NodeTree { map: {NodeId { value: 3 }: [NodeId { value: 1 }, ..], ..} } }`
+    fn parse(text: &str) -> Option<Self> {
+        const ID: &str = "NodeId { value: ";
+        let (_, text) = text.rsplit_once("NodeTree { map: {")?;
+        let mut nodes = Vec::new();
+        for entry in text.split(']') {
+            let Some((node, parents)) = entry.split_once(": [") else {
+                continue;
+            };
+            let ids = |text: &str| {
+                text.split(ID)
+                    .skip(1)
+                    .map(|id| id.split(' ').next()?.parse().ok())
+                    .collect::<Option<Vec<u64>>>()
+            };
+            let node = *ids(node)?.first()?;
+            nodes.push((node, ids(parents)?));
+        }
+        // A node is made after its parents, and takes the next id.
+        nodes.sort_unstable();
+        Some(Self { nodes })
+    }
+
+    /// The highest order of each of these taps at which the tape is plain Burn's. At least 1, which is
+    /// the lowest that a tap can have.
+    pub(crate) fn allowed(&self, taps: &HashSet<u64>) -> HashMap<u64, usize> {
+        // Plain Burn's orders: a tap stands for its leaf. Parents that need no gradient are not known;
+        // they would only make an order higher.
+        let mut orders: HashMap<u64, usize> = HashMap::with_capacity(self.nodes.len());
+        // Taps, and what has no other parent, as `weight.transpose()`: such a node may stand higher than
+        // in plain Burn where it meets an activation that does.
+        let mut chains: HashSet<u64> = HashSet::new();
+        let mut consumers: HashMap<u64, Vec<usize>> = HashMap::new();
+        for (at, (node, parents)) in self.nodes.iter().enumerate() {
+            if taps.contains(node) {
+                orders.insert(*node, 0);
+                chains.insert(*node);
+                continue;
+            }
+            let above = |parent| orders.get(parent).copied().unwrap_or(0) + 1;
+            orders.insert(*node, parents.iter().map(above).max().unwrap_or(0));
+            if let [first, rest @ ..] = &parents[..]
+                && chains.contains(first)
+                && rest.iter().all(|parent| parent == first)
+            {
+                chains.insert(*node);
+            }
+            for parent in parents.iter().filter(|parent| chains.contains(parent)) {
+                consumers.entry(*parent).or_default().push(at);
+            }
+        }
+
+        let mut allowed: HashMap<u64, usize> = HashMap::new();
+        // Consumers come after what they consume, so from the last to the first.
+        for (node, _) in self.nodes.iter().rev() {
+            if !chains.contains(node) {
+                continue;
+            }
+            let uses = consumers.get(node).map_or(&[][..], Vec::as_slice);
+            let lowest = uses.iter().map(|at| {
+                let (consumer, parents) = &self.nodes[*at];
+                if chains.contains(consumer) {
+                    return allowed[consumer].saturating_sub(1);
+                }
+                let others = parents.iter().filter(|parent| *parent != node);
+                others.map(|parent| orders[parent]).max().unwrap_or(0)
+            });
+            // A sum of two has no order. Of more, chains would move among direct uses.
+            let mut in_chains = uses.iter().filter(|at| chains.contains(&self.nodes[**at].0));
+            let moves_a_sum = uses.len() > 2 && in_chains.next().is_some();
+            let lowest = if moves_a_sum { None } else { lowest.min() };
+            allowed.insert(*node, lowest.unwrap_or(0).max(orders[node]));
+        }
+        taps.iter()
+            .filter_map(|tap| Some((*tap, (*allowed.get(tap)?).max(1))))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allowed(nodes: &[(u64, &[u64])], taps: &[u64]) -> Vec<usize> {
+        let entries: Vec<String> = nodes
+            .iter()
+            .map(|(node, parents)| {
+                let parents: Vec<String> =
+                    parents.iter().map(|parent| format!("NodeId {{ value: {parent} }}")).collect();
+                format!("NodeId {{ value: {node} }}: [{}]", parents.join(", "))
+            })
+            .collect();
+        let map = entries.join(", ");
+        let text = format!("Checkpointer {{ a: B {{ map: {{}} }}, node_tree: NodeTree {{ map: {{{map}}} }} }}");
+        let allowed = Reached::parse(&text).unwrap().allowed(&taps.iter().copied().collect());
+        taps.iter().map(|tap| allowed[tap]).collect()
+    }
+
+    #[test]
+    fn a_tap_may_be_as_high_as_the_activation_it_meets() {
+        // Two layers on data: taps 3 and 6 over leaves 1 and 2; 4 is the first product, 5 its activation.
+        let nodes: &[(u64, &[u64])] = &[
+            (1, &[]),
+            (2, &[]),
+            (3, &[1]),
+            (4, &[3]),
+            (5, &[4]),
+            (6, &[2]),
+            (7, &[5, 6]),
+            (8, &[7]),
+        ];
+        assert_eq!(allowed(nodes, &[3, 6]), [1, 2]);
+    }
+
+    #[test]
+    fn a_view_of_a_weight_is_lifted_with_its_tap() {
+        // Tap 12 over leaf 2, transposed by 13, meets an activation of order 4.
+        let nodes: &[(u64, &[u64])] = &[
+            (1, &[]),
+            (2, &[]),
+            (3, &[1]),
+            (4, &[3]),
+            (5, &[4]),
+            (6, &[5]),
+            (7, &[6]),
+            (12, &[2]),
+            (13, &[12]),
+            (14, &[7, 13]),
+        ];
+        assert_eq!(allowed(nodes, &[12]), [3]);
+    }
+
+    #[test]
+    fn of_three_uses_no_view_is_lifted() {
+        let nodes: &[(u64, &[u64])] = &[
+            (1, &[]),
+            (2, &[]),
+            (3, &[1]),
+            (4, &[3]),
+            (5, &[4]),
+            (6, &[5]),
+            (12, &[2]),
+            (13, &[12]),
+            (14, &[6, 13]),
+            (15, &[14, 12]),
+            (16, &[15, 12]),
+        ];
+        assert_eq!(allowed(nodes, &[12]), [1]);
+    }
+
+    #[test]
+    fn another_text_is_not_understood() {
+        assert!(Reached::parse("Checkpointer { nodes: [] }").is_none());
+        assert!(Reached::parse("NodeTree { map: {NodeId { value: x }: [} }").is_none());
+    }
+}

@@ -1,0 +1,105 @@
+//! The tap: an identity between the leaf of a parameter and its consumers. Its backward step runs
+//! after those of all consumers that a pass reaches, when the gradient of the parameter is complete.
+
+use std::sync::Weak;
+
+use burn::backend::TensorMetadata;
+use burn::backend::autodiff::NodeId;
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
+
+use burn::tensor::Shape;
+
+use crate::backend::{Inner, Primitive, Tracked};
+
+/// Who takes the gradient of a parameter.
+pub(crate) trait TapOwner<B: Inner>: Send + Sync {
+    /// The gradient of `tap` is complete. False: nobody wants it, and it stays where it is.
+    fn complete(&self, tap: NodeId, grads: &mut Gradients, checkpointer: &Checkpointer) -> bool;
+}
+
+#[derive(Debug)]
+struct Tap;
+
+struct State<B: Inner> {
+    owner: Weak<dyn TapOwner<B>>,
+    leaf: NodeId,
+    /// Of the shape and type of the gradient, without memory.
+    placeholder: Primitive<B>,
+}
+
+impl<B: Inner> Clone for State<B> {
+    fn clone(&self) -> Self {
+        Self {
+            owner: self.owner.clone(),
+            leaf: self.leaf,
+            placeholder: self.placeholder.clone(),
+        }
+    }
+}
+
+impl<B: Inner> std::fmt::Debug for State<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State")
+            .field("leaf", &self.leaf)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<B: Inner> Backward<B, 2> for Tap {
+    type State = State<B>;
+
+    fn backward(
+        self,
+        ops: Ops<State<B>, 2>,
+        grads: &mut Gradients,
+        checkpointer: &mut Checkpointer,
+    ) {
+        let State {
+            owner,
+            leaf,
+            placeholder,
+        } = ops.state;
+        if let Some(owner) = owner.upgrade()
+            && owner.complete(ops.node.id, grads, checkpointer)
+        {
+            return;
+        }
+        // An ordinary gradient, under the leaf. Scopes that backward computes again may have left none,
+        // which `consume` does not take: so zeros are added that change no sum.
+        grads.register::<B>(ops.node.id, negative_zeros::<B>(&placeholder));
+        let grad = grads.consume::<B>(&ops.node);
+        grads.register::<B>(leaf, grad);
+    }
+}
+
+/// `value`, on the tape one order above `below`, over `leaf`.
+pub(crate) fn tap<B: Inner>(
+    value: Primitive<B>,
+    leaf: &Tracked<B>,
+    below: NodeGuard,
+    owner: Weak<dyn TapOwner<B>>,
+) -> Tracked<B> {
+    let state = State {
+        owner,
+        leaf: leaf.id(),
+        placeholder: leaf.primitive().clone(),
+    };
+    match <Tap as Backward<B, 2>>::prepare::<NoCheckpointing>(Tap, [leaf.node(), below])
+        .compute_bound()
+        .stateful()
+    {
+        OpsKind::Tracked(prep) => prep.finish(state, value),
+        OpsKind::UnTracked(_) => unreachable!("the leaf is tracked"),
+    }
+}
+
+/// One element that looks like all, and that no number differs from in a sum: -0 + x is x, of both zeros too.
+pub(crate) fn negative_zeros<B: Inner>(like: &Primitive<B>) -> Primitive<B> {
+    let shape = like.shape();
+    let one = Shape::from(vec![1; shape.num_dims()]);
+    let one = B::float_full(one, (-0.0f32).into(), &like.device(), like.dtype().into());
+    B::float_expand(one, shape)
+}

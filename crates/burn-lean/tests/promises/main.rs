@@ -1,0 +1,4 @@
+//! What burn-lean promises, one module per promise.
+
+mod harness;
+mod smoke;
