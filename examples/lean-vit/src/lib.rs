@@ -1,7 +1,7 @@
 //! A vision transformer on Burn 0.22, trained plainly or with gradient release.
 //!
-//! [`train`] is the loop. [`release`] is all that depends on `burn-lean`: the rest is an ordinary Burn
-//! program.
+//! [`train`] is an ordinary Burn loop. [`release`] is what gradient release adds to it, and
+//! [`model`] has the blocks that backward can recompute.
 
 #![forbid(unsafe_code)]
 

@@ -1,13 +1,13 @@
 //! The vision transformer (Dosovitskiy et al., 2021, <https://arxiv.org/abs/2010.11929>).
 
-use crate::release::checkpoint;
-use burn::module::{Initializer, Module, Param};
+use burn::module::{Initializer, Module, ModuleVisitor, Param};
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{
     Dropout, DropoutConfig, Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
 };
 use burn::tensor::{Device, Tensor};
+use burn_lean::checkpoint;
 use vit_common::rng::SeededRng;
 
 pub use vit_common::config::Preset;
@@ -59,6 +59,21 @@ impl Vit {
                 .with_initializer(small)
                 .init(device),
         }
+    }
+
+    /// Draws all weights, in the order of the fields.
+    ///
+    /// Burn draws a weight at its first access. That is the forward pass, in its order, or an optimizer that
+    /// arms the model: the same seed would give other weights.
+    pub fn drawn(self) -> Self {
+        struct Access;
+        impl ModuleVisitor for Access {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                param.val();
+            }
+        }
+        self.visit(&mut Access);
+        self
     }
 
     /// Whether the backward pass recomputes the blocks from their inputs; otherwise their activations

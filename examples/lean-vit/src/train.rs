@@ -69,10 +69,9 @@ impl Train<'_> {
         let autodiff = self.autodiff();
         let mut optimizer = Stepper::new(config);
         self.device.seed(config.seed);
-        // Burn draws parameters on first access: access them now, in the order of the model.
         let mut model = Vit::new(&config.model, &autodiff)
             .recomputing_blocks(config.engine.checkpointing == Checkpointing::Blocks)
-            .materialize();
+            .drawn();
         let mut done = 0;
         let mut train_loss = 0.0;
         if let Some(checkpoint) = from {

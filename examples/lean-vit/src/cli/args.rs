@@ -19,7 +19,7 @@ pub(super) struct TrainArgs {
     /// Device; a build has those whose cargo feature is on [default: cpu]
     #[arg(long, value_enum)]
     pub(super) device: Option<DeviceKind>,
-    /// Plain Burn or gradient release; the weights are the same [default: plain]
+    /// Plain Burn or gradient release; the weights are the same [default: release]
     #[arg(long, value_enum)]
     pub(super) mode: Option<Mode>,
     /// What the forward pass keeps for the backward pass; the weights are the same [default: none]

@@ -4,8 +4,8 @@ use super::args::TrainArgs;
 use crate::config::{
     Checkpointing, DeviceKind, Engine, Mode, OptimizerKind, Preset, TrainConfig, WEIGHT_DECAY,
 };
+use crate::device;
 use crate::model::Pool;
-use crate::{device, release};
 use anyhow::{Result, ensure};
 use std::num::NonZeroUsize;
 use vit_common::data::{Dataset, ImageSize, Source};
@@ -117,7 +117,7 @@ impl TrainArgs {
     fn engine(&self, saved: Option<&Engine>) -> Result<Engine> {
         let engine = Engine {
             device: given(self.device, saved.map(|e| e.device), DeviceKind::first()),
-            mode: given(self.mode, saved.map(|e| e.mode), Mode::Plain),
+            mode: given(self.mode, saved.map(|e| e.mode), Mode::Release),
             checkpointing: given(
                 self.checkpointing,
                 saved.map(|e| e.checkpointing),
@@ -130,7 +130,6 @@ impl TrainArgs {
                 OptimizerKind::AdamW,
             )?,
         };
-        release::require(engine.mode)?;
         device::open(engine.device)?;
         Ok(engine)
     }

@@ -32,10 +32,11 @@ fn wait_for(path: &Path) {
 fn resuming_gives_the_weights_of_the_uninterrupted_run() {
     let home = Home::new();
     let whole = result(&mut home.train("whole", 3));
+    // Each mode is resumed by the other.
     for (stop, before, after, continues) in [
-        ("3", "plain", "plain", "begins with the first epoch"),
-        ("9", "plain", "plain", "from the checkpoint of epoch 1"),
-        ("21", "plain", "plain", "from the checkpoint of epoch 2"),
+        ("3", "release", "plain", "begins with the first epoch"),
+        ("9", "plain", "release", "from the checkpoint of epoch 1"),
+        ("21", "release", "plain", "from the checkpoint of epoch 2"),
     ] {
         let folder = home.folder(stop);
         let mut stopped = home.train(stop, 3);

@@ -44,10 +44,33 @@ fn modes_and_checkpointing_train_the_same_weights() {
         command.args(["--mode", mode, "--checkpointing", checkpointing]);
         result(&mut command)
     };
+    let peak = |result: &Value| result["peak_bytes"].as_u64().unwrap();
     let plain = run("plain", "none");
-    for (mode, checkpointing) in [("plain", "balanced")] {
+    for (mode, checkpointing) in [
+        ("plain", "balanced"),
+        ("plain", "blocks"),
+        ("release", "none"),
+        ("release", "balanced"),
+        ("release", "blocks"),
+    ] {
         let other = run(mode, checkpointing);
         assert_eq!(outcome(&other), outcome(&plain), "{mode} {checkpointing}");
+        if checkpointing == "blocks" {
+            assert!(peak(&other) < peak(&plain), "{mode}: {other} {plain}");
+        }
+    }
+}
+
+#[test]
+fn every_optimizer_trains_alike_in_both_modes() {
+    let home = Home::new();
+    let optimizers = "adam adafactor lion lamb sgd adagrad rmsprop adan";
+    for optimizer in optimizers.split_whitespace() {
+        let [plain, release] = ["plain", "release"].map(|mode| {
+            let mut command = home.train(&format!("{optimizer}-{mode}"), 1);
+            result(command.args(["--optimizer", optimizer, "--mode", mode]))
+        });
+        assert_eq!(outcome(&plain), outcome(&release), "{optimizer}");
     }
 }
 
