@@ -22,5 +22,8 @@ pub use optimizer::{
     Outcome, Refused, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, StepReport,
     WithGradientRelease,
 };
-pub use recompute::{MapTensor, Tensors, checkpoint};
+pub use recompute::{
+    DecoderMasks, MapTensor, Tensors, checkpoint, checkpoint_chunks, checkpoint_decoder,
+    checkpoint_each, checkpoint_encoder,
+};
 pub use session::FirstPass;

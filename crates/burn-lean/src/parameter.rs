@@ -24,8 +24,9 @@ thread_local! {
     static FOUND: RefCell<Option<Vec<Found>>> = const { RefCell::new(None) };
 }
 
-/// Clones a model so that its armed parameters stay those of the model.
-pub(crate) fn share<M: Module>(model: &M) -> M {
+/// A copy of a model whose armed parameters stay those of the model, mapped. The mapper leaves placeholders what
+/// they are.
+pub(crate) fn shared<M: Module>(model: &M, mapper: &mut impl ModuleMapper) -> M {
     struct Back(bool);
     impl Drop for Back {
         fn drop(&mut self) {
@@ -33,7 +34,7 @@ pub(crate) fn share<M: Module>(model: &M) -> M {
         }
     }
     let _back = Back(SHARE.replace(true));
-    model.clone()
+    model.clone().map(mapper)
 }
 
 /// An armed parameter that a visit has met.
@@ -42,6 +43,8 @@ pub(crate) struct Found {
     pub(crate) slot: Arc<dyn ArmedSlot>,
     /// Whether it is of a copy of the model that was armed.
     pub(crate) is_copy: bool,
+    /// Whether that is another weight by now, or has a leaf of its own.
+    pub(crate) is_apart: bool,
     /// Whether the arming that it belongs to goes on.
     pub(crate) is_armed: bool,
     /// Whether that has ended, and the `Param` has its weight back.
@@ -117,6 +120,12 @@ impl<B: Inner> Holder<B> {
         }
     }
 
+    /// Whether a gradient of this is one of the slot.
+    fn is_the_slots(&self) -> bool {
+        let is_current = |copy: &Arc<Snapshot<B>>| self.slot.is_current(copy);
+        !self.is_fork && self.copy.as_ref().is_none_or(is_current)
+    }
+
     /// Whether the base is the placeholder, and not a weight that was loaded or computed since.
     fn has_placeholder(&self, looks: &Looks<'_>) -> bool {
         match self.base.load(Ordering::Relaxed) {
@@ -138,11 +147,9 @@ impl<B: Inner> Holder<B> {
     }
 
     /// The parameter of the model that is armed, or of a copy with the same weight.
-    fn read_armed(&self) -> Tracked<B> {
-        if let Some(copy) = &self.copy
-            && !self.slot.is_current(copy)
-        {
-            return self.read_over(&self.slot.leaf());
+    fn read_armed(&self, leaf: &Tracked<B>) -> Tracked<B> {
+        if !self.is_the_slots() {
+            return self.read_over(leaf);
         }
         match recompute::mode() {
             Mode::Tape => self.slot.on_tape(true),
@@ -157,12 +164,6 @@ impl<B: Inner> Holder<B> {
     /// The weight over a leaf which nobody steps inside backward.
     fn read_over(&self, leaf: &Tracked<B>) -> Tracked<B> {
         let weight = self.weight();
-        assert!(
-            recompute::mode() == Mode::Tape,
-            "gradient release: parameter {} is of a copy of an armed model, which a scope that backward \
-             computes again cannot use; give it the model that is armed, or `copy.materialize()`",
-            self.slot.id
-        );
         let below = B::ladder().rung(0, &weight.device());
         tap::<B>(weight, leaf, below, std::sync::Weak::<Slot<B>>::new())
     }
@@ -179,8 +180,16 @@ impl<B: Inner> Held for Holder<B> {
             return base;
         }
         match B::unwrap(base.kind.clone()) {
-            Some(BackendTensor::Autodiff(leaf)) if leaf.id() == self.slot.leaf().id() => {
-                tracked(self.read_armed())
+            Some(BackendTensor::Autodiff(leaf)) if leaf.id() == self.slot.leaf_id() => {
+                tracked(self.read_armed(&leaf))
+            }
+            // A scope keeps no leaf of the model.
+            Some(BackendTensor::Autodiff(base))
+                if recompute::mode() != Mode::Tape
+                    && self.is_the_slots()
+                    && self.has_placeholder(looks) =>
+            {
+                tracked(self.read_armed(&base))
             }
             Some(BackendTensor::Autodiff(leaf)) if self.has_placeholder(looks) => {
                 if leaf.is_tracked() {
@@ -200,7 +209,8 @@ impl<B: Inner> Held for Holder<B> {
     fn share(&self) -> Box<dyn Held> {
         Box::new(Self {
             slot: self.slot.clone(),
-            copy: self.copy.clone(),
+            // A copy with the slot's weight would keep the step from writing in place.
+            copy: self.copy.clone().filter(|_| !self.is_the_slots()),
             is_fork: self.is_fork,
             base: AtomicU8::new(self.base.load(Ordering::Relaxed)),
         })
@@ -247,6 +257,7 @@ impl<B: Inner> Held for Holder<B> {
             id: self.slot.id,
             slot: self.slot.clone(),
             is_copy: self.copy.is_some(),
+            is_apart: !self.is_the_slots(),
             is_armed: self.slot.is_armed(),
             has_ended: self.slot.has_ended(),
         }
@@ -275,7 +286,9 @@ impl Module for Released {
     }
 
     fn map<M: ModuleMapper>(self, _: &mut M) -> Self {
-        self.0.base_may_have_changed();
+        if !SHARE.get() {
+            self.0.base_may_have_changed();
+        }
         self
     }
 

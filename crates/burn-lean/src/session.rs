@@ -10,6 +10,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::ParamId;
 use burn::optim::ModuleOptimizer;
 
+use crate::recompute;
 use crate::slot::ArmedSlot;
 use crate::tape::{Clock, Reached};
 
@@ -158,6 +159,7 @@ impl Session {
 
     /// A pass over newly armed parameters begins.
     pub(crate) fn begin_pass(&self, first_pass: FirstPass) {
+        recompute::forget_random();
         let mut orders = self.orders();
         orders.first_pass = first_pass;
         orders.clock = Clock::new();
@@ -194,7 +196,10 @@ impl Session {
 
     /// A tap was made at this order.
     pub(crate) fn tap_made(&self, tap: NodeId, place: Place, order: usize) {
-        self.orders().taps.insert(tap.value, (place, order));
+        let mut orders = self.orders();
+        orders.taps.insert(tap.value, (place, order));
+        // The nodes below a tap are not those of a forward pass.
+        orders.clock.skip();
     }
 
     /// Backward has come to a tap: learns from the pass where the taps of the next may stand.

@@ -70,8 +70,10 @@ impl<B: Inner> std::fmt::Debug for Slot<B> {
 }
 
 struct State<B: Inner> {
-    /// The leaf of the parameter. Its primitive is the placeholder.
-    leaf: Tracked<B>,
+    leaf_id: NodeId,
+    placeholder: Primitive<B>,
+    /// The leaf of the parameter, while it is armed: Burn frees no graph in which somebody holds a node.
+    leaf: Option<Tracked<B>>,
     weight: Weight<B>,
     purpose: Purpose,
     /// Gradients of earlier micro-batches.
@@ -94,7 +96,9 @@ struct State<B: Inner> {
 impl<B: Inner> State<B> {
     fn new(weight: Primitive<B>, leaf: Tracked<B>) -> Self {
         Self {
-            leaf,
+            leaf_id: leaf.id(),
+            placeholder: leaf.primitive().clone(),
+            leaf: Some(leaf),
             weight: Weight::Bare(weight),
             purpose: Purpose::Step,
             sum: None,
@@ -167,8 +171,17 @@ impl<B: Inner> Slot<B> {
         }
     }
 
-    pub(crate) fn leaf(&self) -> Tracked<B> {
+    pub(crate) fn leaf_id(&self) -> NodeId {
+        self.state().leaf_id
+    }
+
+    /// The leaf, while the parameter is armed.
+    pub(crate) fn leaf(&self) -> Option<Tracked<B>> {
         self.state().leaf.clone()
+    }
+
+    pub(crate) fn placeholder(&self) -> Primitive<B> {
+        self.state().placeholder.clone()
     }
 
     /// Ignores poisoning: the session knows of a step that has panicked.
@@ -265,7 +278,8 @@ impl<B: Inner> Slot<B> {
         let weight = state.weight.take(self.id);
         let below = B::ladder().rung(order - 1, &weight.device());
         let owner: Weak<dyn TapOwner<B>> = Arc::<Self>::downgrade(self);
-        let tapped = tap::<B>(weight, &state.leaf, below, owner);
+        let leaf = state.leaf.as_ref().expect("who has its weight has its leaf");
+        let tapped = tap::<B>(weight, leaf, below, owner);
         if let Some(session) = session {
             session.tap_made(tapped.id(), place, order);
         }
@@ -351,8 +365,8 @@ impl<B: Inner> Slot<B> {
 
     /// Leaves under the leaf what says that the gradient was taken: `GradientsParams::from_grads` finds it.
     pub(crate) fn mark_taken(&self, grads: &mut Gradients) {
-        let leaf = self.leaf();
-        grads.register::<B>(leaf.id(), leaf.into_primitive());
+        let (leaf, marker) = (self.leaf_id(), self.placeholder());
+        grads.register::<B>(leaf, marker);
     }
 }
 
@@ -372,7 +386,7 @@ impl<B: Inner> TapOwner<B> for Slot<B> {
                     true
                 }
                 Err(grad) => {
-                    grads.register::<B>(self.leaf().id(), grad);
+                    grads.register::<B>(self.leaf_id(), grad);
                     true
                 }
             },
@@ -409,7 +423,7 @@ impl<B: Inner> ArmedSlot for Slot<B> {
     }
 
     fn leaf_id(&self) -> u64 {
-        self.leaf().id().value
+        Self::leaf_id(self).value
     }
 
     fn fate(&self) -> Fate {
@@ -447,6 +461,7 @@ impl<B: Inner> ArmedSlot for Slot<B> {
     fn end(&self, how: Ended) -> DispatchTensor {
         let mut state = self.state();
         state.ended = Some(how);
+        state.leaf = None;
         plain::<B>(state.weight.take(self.id))
     }
 

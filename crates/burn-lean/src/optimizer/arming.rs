@@ -155,7 +155,7 @@ impl<const D: usize> WithBackend for ArmOne<'_, D> {
 /// What a record of an armed model, or of a copy of it, holds in place of the placeholder.
 fn weight_to_save<B: Inner, const D: usize>(slot: &Weak<Slot<B>>, base: Tensor<D>) -> Tensor<D> {
     let slot = slot.upgrade();
-    let leaf = slot.as_ref().map(|slot| slot.leaf_id());
+    let leaf = slot.as_ref().map(|slot| ArmedSlot::leaf_id(slot.as_ref()));
     let is_leaf = leaf.is_some() && leaf_of(base.clone()) == leaf;
     if !is_leaf && !is_placeholder(base.clone()) {
         return base;

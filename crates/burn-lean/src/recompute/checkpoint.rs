@@ -10,7 +10,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Device;
 
 use crate::backend::{Inner, Tracked, WithBackend, with_backend};
-use crate::parameter::{find, share};
+use crate::parameter::{find, shared};
 use crate::recompute::node::{Again, Parents, scope_node};
 use crate::recompute::random::Seed;
 use crate::recompute::running::Running;
@@ -64,7 +64,7 @@ where
         armed: armed_in(module),
         found: Vec::new(),
     };
-    let kept = share(module).map(&mut leaves);
+    let kept = shared(module, &mut leaves);
     let Some(device) = inputs.device.clone().or_else(|| kept.devices().into_iter().next()) else {
         return forward(module, input);
     };
@@ -73,7 +73,7 @@ where
     }
 
     let run = || recording(|| forward(&kept, constant.clone()));
-    let ((output, slots), seed) = Seed::run(&device, run);
+    let ((output, slots), seed) = Seed::run(&device, reading_waits(&device), run);
 
     let mut outputs = Vec::new();
     let output = output.map(&mut MapTensor(&mut |tensor| {
@@ -135,7 +135,17 @@ impl Inputs {
         let float = Tensor::<1>::from_dispatch(tensor.clone());
         self.device.get_or_insert_with(|| float.device());
         self.tracked.push(is_tracked(&tensor).then_some(tensor));
-        float.detach().into_dispatch()
+        float.set_require_grad(false).into_dispatch()
+    }
+}
+
+/// Whether the device computes while the program goes on.
+fn reading_waits(device: &Device) -> bool {
+    let probe = Tensor::<1>::empty([1], &device.clone().inner());
+    match probe.into_dispatch().kind {
+        #[cfg(feature = "cube")]
+        burn::backend::DispatchTensorKind::Cube(_) => true,
+        _ => false,
     }
 }
 
@@ -152,11 +162,22 @@ fn is_tracked(tensor: &DispatchTensor) -> bool {
 fn armed_in<M: Module>(module: &M) -> HashSet<ParamId> {
     struct NoVisitor;
     impl ModuleVisitor for NoVisitor {}
-    let found = find(module, &mut NoVisitor).into_iter();
-    found.filter(|found| !found.has_ended).map(|found| found.id).collect()
+    let found = find(module, &mut NoVisitor).into_iter().filter(|found| !found.has_ended);
+    found
+        .map(|found| {
+            assert!(
+                !found.is_apart,
+                "checkpoint: parameter {} is of a copy or a fork of an armed model, which a scope cannot use; \
+                 give it the model that is armed, or `copy.materialize()`",
+                found.id
+            );
+            found.id
+        })
+        .collect()
 }
 
-/// Makes constants of the parameters that no optimizer has armed, and keeps their leaves.
+/// Makes constants of the parameters: Burn frees no graph in which somebody holds a node. The leaves of those
+/// that no optimizer has armed are noted.
 struct Leaves {
     armed: HashSet<ParamId>,
     found: Vec<(ParamId, DispatchTensor)>,
@@ -164,11 +185,13 @@ struct Leaves {
 
 impl ModuleMapper for Leaves {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !param.is_require_grad() || self.armed.contains(&param.id) {
+        if !param.is_require_grad() {
             return param;
         }
-        self.found.push((param.id, param.base().into_dispatch()));
-        param.map(Tensor::detach)
+        if !self.armed.contains(&param.id) {
+            self.found.push((param.id, param.base().into_dispatch()));
+        }
+        param.map(|leaf| leaf.set_require_grad(false))
     }
 }
 

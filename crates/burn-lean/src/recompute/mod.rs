@@ -1,6 +1,7 @@
 //! Scopes whose activations backward computes again.
 
 mod checkpoint;
+mod layers;
 mod node;
 mod random;
 mod running;
@@ -8,5 +9,9 @@ mod scope;
 mod tensors;
 
 pub use checkpoint::checkpoint;
+pub use layers::{
+    DecoderMasks, checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder,
+};
+pub(crate) use random::forget as forget_random;
 pub(crate) use scope::{Mode, mode, record, replayed, without_tape};
 pub use tensors::{MapTensor, Tensors};

@@ -158,7 +158,7 @@ pub(crate) fn scope_node<B: Inner>(
             let tap = crate::recompute::replayed(&slot);
             (tap, part_of(&slot))
         } else {
-            counted.push(slot.leaf());
+            counted.extend(slot.leaf());
             (slot.on_tape(false), None)
         };
         guards.push(tap.node());
@@ -226,7 +226,7 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
 
         let mut last = Vec::new();
         for used in &uses {
-            if used.part.is_none() && is_last_request(used.slot.leaf().id(), checkpointer) {
+            if used.part.is_none() && is_last_request(used.slot.leaf_id(), checkpointer) {
                 last.push(Arc::as_ptr(&used.slot) as usize);
             }
         }

@@ -1,8 +1,8 @@
 //! The random numbers of a scope, which have to be the same when backward computes it again.
 //!
 //! Burn's generators can be seeded, and not read. So each scope has a stream of its own: a seed for it,
-//! and one for what comes after. The first of them are drawn from the device's stream, once for all scopes
-//! between two backward passes, as reading from a device takes time.
+//! and one for what comes after. Its seed is drawn from the stream of the device. Where reading from the
+//! device would wait for it, one is drawn for all scopes between two backward passes.
 
 use std::cell::Cell;
 
@@ -25,8 +25,13 @@ const AFTER_REPLAY: u64 = 2;
 
 impl Seed {
     /// Runs a scope for the first time.
-    pub(crate) fn run<R>(device: &Device, run: impl FnOnce() -> R) -> (R, Self) {
-        let (drawn, scopes) = DRAWN.get().unwrap_or_else(|| (draw(device), 0));
+    pub(crate) fn run<R>(
+        device: &Device,
+        reading_waits: bool,
+        run: impl FnOnce() -> R,
+    ) -> (R, Self) {
+        let drawn = DRAWN.get().filter(|_| reading_waits);
+        let (drawn, scopes) = drawn.unwrap_or_else(|| (draw(device), 0));
         DRAWN.set(Some((drawn, scopes + 1)));
         let seed = Self(mix(drawn ^ mix(scopes)));
         device.seed(seed.of(INSIDE));
@@ -37,7 +42,7 @@ impl Seed {
 
     /// Runs it again.
     pub(crate) fn run_again<R>(self, device: &Device, run: impl FnOnce() -> R) -> R {
-        DRAWN.set(None);
+        forget();
         device.seed(self.of(INSIDE));
         let result = run();
         device.seed(self.of(AFTER_REPLAY));
@@ -47,6 +52,11 @@ impl Seed {
     fn of(self, stream: u64) -> u64 {
         mix(self.0.wrapping_add(stream))
     }
+}
+
+/// The next scope draws anew.
+pub(crate) fn forget() {
+    DRAWN.set(None);
 }
 
 fn draw(device: &Device) -> u64 {

@@ -11,9 +11,12 @@ pub(crate) struct Running(HashMap<ParamId, DispatchTensor>);
 
 impl Running {
     pub(crate) fn of<M: Module>(module: &M) -> Self {
-        synchronize(module);
         let mut running = Self(HashMap::new());
         module.visit(&mut running);
+        if !running.0.is_empty() {
+            synchronize(module);
+            module.visit(&mut running);
+        }
         running
     }
 

@@ -192,7 +192,7 @@ pub(crate) fn replayed<B: Inner>(slot: &Arc<Slot<B>>) -> Tracked<B> {
     let weight = slot.weight();
     let below = B::ladder().rung(order - 1, &weight.device());
     // The gradient stays with the part: the leaf is only what a tap needs below it.
-    let leaf = <Tracked<B>>::new(slot.leaf().into_primitive()).require_grad();
+    let leaf = <Tracked<B>>::new(slot.placeholder()).require_grad();
     let part = Arc::new_cyclic(|part: &Weak<Part<B>>| {
         let owner: Weak<dyn TapOwner<B>> = part.clone();
         let tapped = tap::<B>(weight, &leaf, below, owner);

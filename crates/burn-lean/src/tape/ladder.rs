@@ -95,7 +95,12 @@ impl Clock {
         let order = (self.bound + made).next_multiple_of(STRIDE);
         // Its tap is one above.
         self.bound = order + 1;
-        self.seen = NodeId::new().value;
+        self.skip();
         order
+    }
+
+    /// What was made since counts for no order.
+    pub(crate) fn skip(&mut self) {
+        self.seen = NodeId::new().value;
     }
 }

@@ -1,9 +1,12 @@
 //! Plain Burn and gradient release side by side: the same model, the same batches, the same optimizer.
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use std::ops::Range;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_lean::{ReleaseOptimizer, WithGradientRelease};
+use burn_lean::{Outcome, ReleaseOptimizer, StepReport, WithGradientRelease};
 
 pub(crate) const LR: f64 = 1e-2;
 
@@ -58,12 +61,40 @@ pub(crate) fn ids<const D: usize>(
     Tensor::from_data(TensorData::new((0..count).map(at).collect(), shape), device)
 }
 
-/// A model whose weights are those of the seed. Burn initializes a weight when it is first read.
+/// A model with the same weights in every run. Not from the generator of the device, which tests that run at the
+/// same time share.
 pub(crate) fn seeded<M: Module>(device: &Device, make: impl FnOnce(&Device) -> M) -> M {
-    device.seed(7);
-    let model = make(device);
-    bits(&model);
-    model
+    struct Fill(usize);
+    impl ModuleMapper for Fill {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            // Running statistics stay.
+            if !param.is_require_grad() {
+                return param;
+            }
+            self.0 += 1;
+            param.map(|weight| {
+                let numbers = numbers(weight.dims(), 31 * self.0, &weight.device());
+                (numbers * 0.5).detach().require_grad()
+            })
+        }
+    }
+    make(device).map(&mut Fill(0))
+}
+
+/// Runs the rest of a test in a process of its own: it draws from the generator of a device, or counts bytes.
+pub(crate) fn alone(test: &str, run: impl FnOnce()) {
+    const VARIABLE: &str = "BURN_LEAN_TEST_ALONE";
+    if std::env::var(VARIABLE).is_ok_and(|alone| alone == test) {
+        return run();
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(VARIABLE, test)
+        .output()
+        .unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}{err}");
+    assert!(out.contains("1 passed"), "there is no test {test}:\n{out}");
 }
 
 pub(crate) fn adamw() -> ModuleOptimizer {
@@ -115,4 +146,80 @@ pub(crate) fn assert_same<M: Module>(
         assert_eq!(&bits(&model), expected, "after step {step}");
     }
     release
+}
+
+pub(crate) fn momentum() -> ModuleOptimizer {
+    SgdConfig::new().with_momentum(Some(MomentumConfig::new())).init()
+}
+
+/// The devices of the backends that need no graphics card.
+#[allow(deprecated)] // Burn 0.22 deprecates NdArray.
+pub(crate) fn devices() -> [Device; 2] {
+    [flex(), Device::ndarray().autodiff()]
+}
+
+/// Fails with the first parameter that differs, and by how much.
+pub(crate) fn assert_bits(found: &Bits, expected: &Bits, what: &str) {
+    let paths = |bits: &Bits| bits.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>();
+    assert_eq!(paths(found), paths(expected), "{what}");
+    for ((path, found), (_, expected)) in found.iter().zip(expected) {
+        assert_eq!(found.len(), expected.len(), "{what}: {path}");
+        let pairs = || found.iter().zip(expected).filter(|(found, expected)| found != expected);
+        let difference = |bits: (&u32, &u32)| f32::from_bits(*bits.0) - f32::from_bits(*bits.1);
+        let largest = pairs().map(difference).map(f32::abs).fold(0.0, f32::max);
+        let (count, all) = (pairs().count(), found.len());
+        assert!(count == 0, "{what}: {count} of {all} numbers of {path} differ, by up to {largest:e}");
+    }
+}
+
+/// Trains with plain Burn. The bits after each step, of which each must bring others.
+pub(crate) fn plain_run<M: Module>(
+    mut model: M,
+    optim: &mut ModuleOptimizer,
+    steps: Range<usize>,
+    loss: impl Fn(&M, usize) -> Tensor<1>,
+) -> (M, Vec<Bits>) {
+    let mut before = bits(&model);
+    let mut run = Vec::new();
+    for step in steps {
+        model = plain_step(model, optim, |model| loss(model, step));
+        let after = bits(&model);
+        assert_ne!(after, before, "step {step} of plain Burn has changed nothing");
+        let mut numbers = after.iter().flat_map(|(_, bits)| bits);
+        assert!(numbers.all(|bits| f32::from_bits(*bits).is_finite()), "it diverges in step {step}");
+        run.push(after.clone());
+        before = after;
+    }
+    (model, run)
+}
+
+/// Trains with gradient release, and compares each step with `expected`. What each step did.
+pub(crate) fn release_run<M: Module>(
+    mut model: M,
+    optim: &mut ReleaseOptimizer,
+    steps: Range<usize>,
+    loss: impl Fn(&M, usize) -> Tensor<1>,
+    expected: &[Bits],
+    what: &str,
+) -> (M, Vec<StepReport>) {
+    assert_eq!(steps.len(), expected.len());
+    let mut reports = Vec::new();
+    for (step, expected) in steps.zip(expected) {
+        model = release_step(model, optim, |model| loss(model, step));
+        assert_bits(&bits(&model), expected, &format!("{what}, after step {step}"));
+        reports.push(optim.last_step().expect("a step has run").clone());
+    }
+    (model, reports)
+}
+
+/// That every parameter was stepped inside backward: in the first `late` steps at its end, later as
+/// soon as its gradient was complete. Unused ones were left alone.
+pub(crate) fn assert_released(reports: &[StepReport], late: usize, what: &str) {
+    for (step, report) in reports.iter().enumerate() {
+        let expected = if step < late { Outcome::ReleasedLate } else { Outcome::Released };
+        let stepped = report.count(expected);
+        let all = stepped + report.count(Outcome::Unused);
+        assert!(stepped > 0, "{what}, report {step}: {report:?}");
+        assert_eq!(all, report.outcomes().count(), "{what}, report {step}: {report:?}");
+    }
 }

@@ -1,0 +1,163 @@
+//! Ready ways to put scopes around parts of a model: layers, Burn's transformers, a loss over chunks of tokens.
+
+use burn::module::Module;
+use burn::nn::transformer::{
+    TransformerDecoder, TransformerDecoderInput, TransformerEncoder,
+};
+use burn::tensor::{Bool, Int, Tensor};
+
+use super::{Tensors, checkpoint};
+
+/// Runs layers one after the other, each in a scope of [`checkpoint`].
+///
+/// ```
+/// # use burn::nn::{Linear, LinearConfig};
+/// # use burn::tensor::{Device, Tensor, activation};
+/// # use burn_lean::checkpoint_each;
+/// let device = Device::flex().autodiff();
+/// let layers: Vec<Linear> = (0..4).map(|_| LinearConfig::new(8, 8).init(&device)).collect();
+/// let hidden = Tensor::<2>::ones([2, 8], &device);
+/// let hidden = checkpoint_each(&layers, hidden, |layer, x| activation::gelu(layer.forward(x)));
+/// assert_eq!(hidden.dims(), [2, 8]);
+/// ```
+///
+/// # Panics
+///
+/// As [`checkpoint`].
+pub fn checkpoint_each<M, T, F>(layers: &[M], input: T, forward: F) -> T
+where
+    M: Module + Sync + 'static,
+    T: Tensors,
+    F: Fn(&M, T) -> T + Clone + Send + Sync + 'static,
+{
+    layers.iter().fold(input, |input, layer| checkpoint(layer, input, forward.clone()))
+}
+
+/// `encoder.forward`, each layer in a scope of [`checkpoint`].
+///
+/// # Shapes
+///
+/// - hidden: `[batch, time, d_model]`
+/// - mask_pad: `[batch, time]`
+/// - mask_attn: `[batch, time, time]`
+/// - output: `[batch, time, d_model]`
+pub fn checkpoint_encoder(
+    encoder: &TransformerEncoder,
+    hidden: Tensor<3>,
+    mask_pad: Option<Tensor<2, Bool>>,
+    mask_attn: Option<Tensor<3, Bool>>,
+) -> Tensor<3> {
+    checkpoint_each(&encoder.layers, hidden, move |layer, hidden| {
+        layer.forward(hidden, mask_pad.clone(), mask_attn.clone())
+    })
+}
+
+/// The masks of a [`TransformerDecoder`].
+#[derive(Clone, Debug, Default)]
+pub struct DecoderMasks {
+    /// Of the target: `[batch, time]`.
+    pub target_pad: Option<Tensor<2, Bool>>,
+    /// Of the target: `[batch, time, time]`.
+    pub target_attn: Option<Tensor<3, Bool>>,
+    /// Of the memory: `[batch, memory_time]`.
+    pub memory_pad: Option<Tensor<2, Bool>>,
+    /// Of the memory: `[batch, time, memory_time]`.
+    pub memory_attn: Option<Tensor<3, Bool>>,
+}
+
+/// `decoder.forward`, each layer in a scope of [`checkpoint`].
+///
+/// # Shapes
+///
+/// - target: `[batch, time, d_model]`
+/// - memory: `[batch, memory_time, d_model]`
+/// - output: `[batch, time, d_model]`
+pub fn checkpoint_decoder(
+    decoder: &TransformerDecoder,
+    target: Tensor<3>,
+    memory: Tensor<3>,
+    masks: DecoderMasks,
+) -> Tensor<3> {
+    decoder.layers.iter().fold(target, |target, layer| {
+        // A layer alone returns its input's type, of which nothing can be read; a decoder returns the tensor.
+        let layer = TransformerDecoder {
+            layers: vec![layer.clone()],
+            d_model: decoder.d_model,
+            d_ff: decoder.d_ff,
+            n_heads: decoder.n_heads,
+            n_layers: 1,
+            dropout: decoder.dropout,
+            norm_first: decoder.norm_first,
+            quiet_softmax: decoder.quiet_softmax,
+        };
+        let masks = masks.clone();
+        let forward = move |layer: &TransformerDecoder, (target, memory)| {
+            let mut input = TransformerDecoderInput::new(target, memory);
+            if let Some(mask) = masks.target_pad.clone() {
+                input = input.target_mask_pad(mask);
+            }
+            if let Some(mask) = masks.target_attn.clone() {
+                input = input.target_mask_attn(mask);
+            }
+            if let Some(mask) = masks.memory_pad.clone() {
+                input = input.memory_mask_pad(mask);
+            }
+            if let Some(mask) = masks.memory_attn.clone() {
+                input = input.memory_mask_attn(mask);
+            }
+            layer.forward(input)
+        };
+        checkpoint(&layer, (target, memory.clone()), forward)
+    })
+}
+
+/// The sum of a loss over chunks of tokens, each in a scope of [`checkpoint`]: the logits of all tokens never
+/// exist at once.
+///
+/// `loss` gets `head`, the hidden states of a chunk and its targets, and returns the sum over the chunk. The sum
+/// over all is that of the chunks' sums: not the bits of a loss over all tokens at once.
+///
+/// ```
+/// # use burn::nn::loss::CrossEntropyLossConfig;
+/// # use burn::nn::{Linear, LinearConfig};
+/// # use burn::tensor::{Device, Int, Tensor};
+/// # use burn_lean::checkpoint_chunks;
+/// let device = Device::flex().autodiff();
+/// let head: Linear = LinearConfig::new(8, 100).init(&device);
+/// let hidden = Tensor::<2>::ones([12, 8], &device);
+/// let targets = Tensor::<1, Int>::zeros([12], &device);
+/// let loss = checkpoint_chunks(&head, hidden, targets, 5, |head, hidden, targets| {
+///     let tokens = targets.dims()[0] as f64;
+///     let loss = CrossEntropyLossConfig::new().init(&hidden.device());
+///     loss.forward(head.forward(hidden), targets) * tokens
+/// }) / 12.0;
+/// loss.backward();
+/// ```
+///
+/// # Shapes
+///
+/// - hidden: `[tokens, d_model]`
+/// - targets: `[tokens]`
+///
+/// # Panics
+///
+/// As [`checkpoint`], and if `tokens_per_chunk` or the number of tokens is 0.
+pub fn checkpoint_chunks<M, F>(
+    head: &M,
+    hidden: Tensor<2>,
+    targets: Tensor<1, Int>,
+    tokens_per_chunk: usize,
+    loss: F,
+) -> Tensor<1>
+where
+    M: Module + Sync + 'static,
+    F: Fn(&M, Tensor<2>, Tensor<1, Int>) -> Tensor<1> + Clone + Send + Sync + 'static,
+{
+    let hidden = hidden.split(tokens_per_chunk, 0);
+    let targets = targets.split(tokens_per_chunk, 0);
+    let sums = hidden.into_iter().zip(targets).map(|chunk| {
+        let loss = loss.clone();
+        checkpoint(head, chunk, move |head: &M, (hidden, targets)| loss(head, hidden, targets))
+    });
+    sums.reduce(|sum, chunk| sum + chunk).expect("there is at least one token")
+}
