@@ -25,7 +25,7 @@ use burn_lean_optim::{
 };
 use std::sync::Arc;
 use vit::config::{Preset, WEIGHT_DECAY};
-use vit::data::{Batch, Dataset, ImageSize, Source};
+use vit::data::{Batch, Dataset, ImageBatcher, ImageSize, Images, Source};
 use vit::model::Vit;
 use vit::train::scheduler;
 
@@ -57,9 +57,7 @@ impl Training {
             classes,
             ..
         } = *self.data;
-        let model = Preset::Tiny
-            .config(size, channels, classes)
-            .init::<B>(&device);
+        let model = Vit::<B>::new(&Preset::Tiny.config(size, channels, classes), &device);
         // Burn draws parameters on first access: access them now, in the order of the model.
         let _ = model.num_params();
         match self.dtype {
@@ -75,10 +73,10 @@ impl Training {
         let mut model = self.model();
         let steps = self.epochs * self.data.train.len().div_ceil(BATCH_SIZE);
         let mut scheduler = scheduler(RATE, steps)?;
-        let loader = DataLoaderBuilder::<B, _, _>::new(self.data.batcher())
+        let loader = DataLoaderBuilder::<B, _, _>::new(ImageBatcher::new(&self.data))
             .batch_size(BATCH_SIZE / self.micro_batches)
             .shuffle(self.seed)
-            .build(self.data.train.clone());
+            .build(Images(self.data.train.clone()));
         let mut rate = scheduler.step();
         let mut place = 0;
         for _ in 0..self.epochs {
@@ -113,9 +111,9 @@ impl Training {
     }
 
     fn validate(&self, model: &Vit<Flex>) -> f64 {
-        let loader = DataLoaderBuilder::<Flex, _, Batch<Flex>>::new(self.data.batcher())
+        let loader = DataLoaderBuilder::<Flex, _, Batch<Flex>>::new(ImageBatcher::new(&self.data))
             .batch_size(BATCH_SIZE)
-            .build(self.data.validation.clone());
+            .build(Images(self.data.validation.clone()));
         let right = |batch: Batch<Flex>| -> i64 {
             let scores = model.forward(batch.images.cast(self.dtype));
             let found = scores.argmax(1).flatten::<1>(0, 1);

@@ -59,7 +59,7 @@ impl Workload for VitConfig {
     const OPTIMIZER: OptimizerKind = OptimizerKind::Adam;
 
     fn init<B: AutodiffBackend>(&self, recomputes_blocks: bool, device: &Device<B>) -> Vit<B> {
-        self.init(device).recomputing_blocks(recomputes_blocks)
+        Vit::new(self, device).recomputing_blocks(recomputes_blocks)
     }
 
     fn batch(&self, size: usize, rng: &mut SeededRng) -> HostBatch {

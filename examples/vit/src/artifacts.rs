@@ -7,14 +7,12 @@ use burn::config::Config;
 use burn::train::LearnerSummary;
 use burn_gradient_release_train::resume;
 use serde::Serialize;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
+use vit_common::files::write_json;
 
 const SETTINGS: &str = "config.json";
 const RESULTS: &str = "results.json";
-/// Settings and results are written to this file, which is then renamed. A rename is atomic, so a file
-/// under its final name is complete.
-const UNFINISHED: &str = "unfinished.json";
 
 /// The files of Burn's learner.
 const CHECKPOINTS: &str = "checkpoint";
@@ -136,12 +134,12 @@ impl Artifacts {
 
     /// Writes the settings.
     pub fn save_settings(&self, config: &TrainConfig) -> Result<()> {
-        self.write(|| self.write_json(SETTINGS, config))
+        self.write(|| write_json(&self.folder, SETTINGS, config))
     }
 
     /// Writes the results.
     pub fn save_results(&self, results: &impl Serialize) -> Result<()> {
-        self.write(|| self.write_json(RESULTS, results))
+        self.write(|| write_json(&self.folder, RESULTS, results))
     }
 
     /// The epoch of the newest complete checkpoint.
@@ -159,14 +157,6 @@ impl Artifacts {
             losses.map(|entry| (entry.step, entry.value)).collect()
         });
         Ok(Losses { train, valid })
-    }
-
-    fn write_json(&self, name: &str, value: &impl Serialize) -> Result<()> {
-        let unfinished = self.folder.join(UNFINISHED);
-        let mut file = File::create(&unfinished)?;
-        serde_json::to_writer_pretty(&mut file, value)?;
-        file.sync_all()?;
-        Ok(fs::rename(unfinished, self.folder.join(name))?)
     }
 
     fn write(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {

@@ -1,62 +1,13 @@
-//! Presets, optimizers, modes, backends, and the settings of a training run.
+//! Optimizers, backends, and the settings of a training run.
 
-use crate::model::{Pool, VitConfig};
+use crate::model::VitConfig;
 use burn::config::Config;
 use burn_gradient_release::Recompute;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use std::fmt;
+use vit_common::display_as_value;
 
-/// Model shapes by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Preset {
-    /// Patches of 2, width 64, 4 blocks, 4 heads: for the bundled digits.
-    Tiny,
-    /// ViT-S/16: width 384, 12 blocks, 6 heads; 22 M parameters at 224x224 with 1000 classes.
-    Small,
-    /// ViT-B/16: width 768, 12 blocks, 12 heads; 86 M parameters at 224x224 with 1000 classes.
-    Base,
-    /// ViT-L/16: width 1024, 24 blocks, 16 heads; 304 M parameters at 224x224 with 1000 classes.
-    Large,
-}
-
-impl Preset {
-    /// The preset's width, depth, heads and patches over images of this shape.
-    pub fn config(self, image_size: usize, channels: usize, classes: usize) -> VitConfig {
-        let (dim, depth, heads) = match self {
-            Self::Tiny => (64, 4, 4),
-            Self::Small => (384, 12, 6),
-            Self::Base => (768, 12, 12),
-            Self::Large => (1024, 24, 16),
-        };
-        VitConfig {
-            image_size,
-            patch_size: self.patch_size(),
-            channels,
-            classes,
-            dim,
-            depth,
-            heads,
-            hidden: 4 * dim,
-            dropout: 0.0,
-            pool: Pool::ClassToken,
-        }
-    }
-
-    /// The shape whose size is published: colour images of 224x224, 1000 classes.
-    pub fn imagenet(self) -> VitConfig {
-        self.config(224, 3, 1000)
-    }
-
-    /// Width and height of a patch.
-    pub fn patch_size(self) -> usize {
-        match self {
-            Self::Tiny => 2,
-            Self::Small | Self::Base | Self::Large => 16,
-        }
-    }
-}
+pub use vit_common::config::{Mode, Preset, WEIGHT_DECAY};
 
 /// Optimizers of Burn and of `burn-lean-optim`, each with its own defaults. Muon is not among them: it
 /// takes matrices only, and a vision transformer also learns vectors.
@@ -112,9 +63,6 @@ pub enum OptimizerKind {
     Adan,
 }
 
-/// The weight decay of an optimizer that decays weights and was not told otherwise.
-pub const WEIGHT_DECAY: f64 = 0.05;
-
 impl OptimizerKind {
     /// Whether it is one with decoupled weight decay.
     pub fn decays_weights(self) -> bool {
@@ -128,16 +76,6 @@ impl OptimizerKind {
     pub fn is_8_bit(self) -> bool {
         matches!(self, Self::Adam8bit | Self::AdamW8bit)
     }
-}
-
-/// How the optimizer gets its gradients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Mode {
-    /// Plain Burn: all gradients first, then the step
-    Plain,
-    /// Gradient release: every parameter steps inside the backward pass
-    Release,
 }
 
 /// What the forward pass keeps for the backward pass.
@@ -204,28 +142,7 @@ impl BackendKind {
     }
 }
 
-/// Writes the name that the command line takes.
-macro_rules! display_as_value {
-    ($($name:ty),*) => {$(
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                match self.to_possible_value() {
-                    Some(value) => f.write_str(value.get_name()),
-                    None => write!(f, "{self:?}"),
-                }
-            }
-        }
-    )*};
-}
-
-display_as_value!(
-    Preset,
-    OptimizerKind,
-    Mode,
-    Checkpointing,
-    BackendKind,
-    Pool
-);
+display_as_value!(OptimizerKind, Checkpointing, BackendKind);
 
 /// Backend, mode, checkpointing and optimizer of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -386,6 +303,6 @@ mod tests {
     fn names_are_those_of_the_command_line() {
         assert_eq!(OptimizerKind::AdamW.to_string(), "adamw");
         assert_eq!(BackendKind::NdArray.to_string(), "ndarray");
-        assert_eq!(Pool::ClassToken.to_string(), "class-token");
+        assert_eq!(crate::model::Pool::ClassToken.to_string(), "class-token");
     }
 }

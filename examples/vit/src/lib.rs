@@ -18,7 +18,7 @@ pub mod model;
 pub mod panics;
 pub mod parallel;
 pub mod progress;
-pub mod rng;
 pub mod stopping;
-pub mod terminal;
 pub mod train;
+
+pub use vit_common::{rng, terminal};

@@ -7,9 +7,10 @@
 use burn_device_memory::DeviceMemory;
 use burn_gradient_release_train::PeakMemory;
 use burn_memory_timeline::MemoryCounter;
-use peak_alloc::PeakAlloc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use vit_common::memory::{Heap, Peak};
 
 /// The memory that holds the tensors of a run. Its methods are for the thread that trains.
 #[derive(Clone, Debug)]
@@ -19,15 +20,6 @@ pub enum Memory {
     /// On a GPU.
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     Device(DeviceMemory),
-}
-
-/// The highest number of bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Peak {
-    /// Bytes in use.
-    pub in_use: u64,
-    /// Bytes reserved from the device; not counted on the heap.
-    pub reserved: Option<u64>,
 }
 
 impl Memory {
@@ -61,34 +53,10 @@ impl Memory {
     /// Resets the peak to the bytes in use now.
     pub fn reset_peak(&self) {
         match self {
-            Self::Heap(_) => PeakAlloc.reset_peak_usage(),
+            Self::Heap(heap) => heap.reset_peak(),
             #[cfg(any(feature = "wgpu", feature = "cuda"))]
             Self::Device(device) => device.reset_peak(),
         }
-    }
-}
-
-/// Bytes on the heap, beyond those in use when the counting started.
-#[derive(Clone, Copy, Debug)]
-pub struct Heap {
-    start: usize,
-}
-
-impl Heap {
-    /// Starts counting: bytes in use now are left out.
-    pub fn start() -> Self {
-        PeakAlloc.reset_peak_usage();
-        Self {
-            start: PeakAlloc.current_usage(),
-        }
-    }
-
-    fn in_use(&self) -> u64 {
-        PeakAlloc.current_usage().saturating_sub(self.start) as u64
-    }
-
-    fn peak(&self) -> u64 {
-        PeakAlloc.peak_usage().saturating_sub(self.start) as u64
     }
 }
 

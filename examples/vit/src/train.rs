@@ -3,7 +3,7 @@
 use crate::artifacts::Artifacts;
 use crate::backend::Job;
 use crate::config::{Checkpointing, Regularization, TrainConfig};
-use crate::data::{Batch, Dataset, Image, TrainBatcher};
+use crate::data::{Batch, Dataset, Image, ImageBatcher, Images, TrainBatcher};
 use crate::digest;
 use crate::memory::{HighWater, Memory};
 use crate::metric_log::MetricLog;
@@ -41,29 +41,11 @@ use burn_gradient_release_train::{
 };
 use burn_lean_optim::LeanBackend;
 use burn_memory_timeline::{Recorder, Recording};
-use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
+use vit_common::config::WARM_UP;
 
-/// Fraction of the iterations in which the learning rate rises to its maximum.
-const WARM_UP: f64 = 0.1;
-
-/// The results of a run.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Results {
-    /// Fraction of the validation images that are classified correctly.
-    pub validation_accuracy: f64,
-    /// Mean loss of the training batches in the last epoch.
-    pub train_loss: f64,
-    /// Epochs trained.
-    pub epochs: usize,
-    /// Peak of the bytes in use, on the heap or on the GPU, beyond those before the model was built.
-    pub peak_bytes: u64,
-    /// Peak of the bytes reserved from the GPU; not counted on the heap.
-    pub peak_reserved_bytes: Option<u64>,
-    /// SHA-256 of the weights.
-    pub weights_digest: String,
-}
+pub use vit_common::results::Results;
 
 /// The end of a run.
 #[derive(Clone, Debug)]
@@ -148,7 +130,7 @@ impl Job for Train<'_> {
         with_optimizer!(kind, weight_decay, B, |optimizer, undecayed| {
             let mut optimizer = optimizer.with_gradient_release();
             if no_decay_on_norms {
-                let parameters = ParamGroup::no_decay(&self.config.model.init::<B>(&device));
+                let parameters = ParamGroup::no_decay(&Vit::<B>::new(&self.config.model, &device));
                 let options = GroupOptions::new().with_optimizer(&undecayed);
                 optimizer = optimizer.with_group(parameters, options);
             }
@@ -201,7 +183,7 @@ impl Train<'_> {
         let done = self.begin()?;
 
         B::seed(&device, config.seed);
-        let model = config.model.init::<B>(&device);
+        let model = Vit::<B>::new(&config.model, &device);
         let model = model.recomputing_blocks(config.engine.checkpointing == Checkpointing::Blocks);
         // Burn draws parameters on first access: access them now, in the order of the model.
         let _ = model.num_params();
@@ -368,11 +350,11 @@ impl Train<'_> {
             .parallel
             .map_or(0, |parallel| parallel.replicas().rank());
         let mut batcher =
-            TrainBatcher::new(self.data.batcher(), config.seed, numbered).of_rank(rank);
+            TrainBatcher::new(ImageBatcher::new(self.data), config.seed, numbered).of_rank(rank);
         if let Some(last) = self.stop_after {
             batcher = batcher.stop_after(last, self.interrupter.clone());
         }
-        let data = self.data.train.clone();
+        let data = Images(self.data.train.clone());
         let loader = match self.parallel {
             None => self.loader(batcher, device).build(data),
             Some(parallel) => {
@@ -395,10 +377,10 @@ impl Train<'_> {
     }
 
     fn valid_loader<B: Backend>(&self, device: &Device<B>) -> Arc<dyn DataLoader<B, Batch<B>>> {
-        DataLoaderBuilder::new(self.data.batcher())
+        DataLoaderBuilder::new(ImageBatcher::new(self.data))
             .batch_size(self.config.batch_size)
             .set_device(device.clone())
-            .build(self.data.validation.clone())
+            .build(Images(self.data.validation.clone()))
     }
 
     fn iterations_per_epoch(&self) -> usize {

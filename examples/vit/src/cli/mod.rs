@@ -2,7 +2,6 @@
 
 mod args;
 mod settings;
-mod summary;
 
 use crate::artifacts::Artifacts;
 use crate::backend;
@@ -19,7 +18,7 @@ use clap::{Parser, Subcommand};
 use std::io::{self, IsTerminal};
 use std::num::NonZeroUsize;
 use std::process::{self, ExitCode};
-use summary::summary;
+use vit_common::summary::summary;
 
 /// The exit code of a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
@@ -111,7 +110,12 @@ fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
         Ending::OfAnotherRank { by_ctrl_c: true } => Ok(ExitCode::from(INTERRUPTED)),
         Ending::OfAnotherRank { by_ctrl_c: false } => Ok(ExitCode::SUCCESS),
         Ending::Finished(results) => {
-            let table = summary(&config, &results);
+            let table = summary(
+                &config.model,
+                config.engine.mode,
+                config.grads_accumulation > 1,
+                &results,
+            );
             if args.json {
                 eprintln!("{table}");
                 say(&serde_json::to_string(&results)?)?;

@@ -1,11 +1,12 @@
 //! Turns stored pixels into batches of tensors.
 
-use super::Image;
+use super::{Dataset, Image, Normalization, Split, labels};
 use crate::rng::SeededRng;
 use crate::stopping;
 use burn::data::dataloader::batcher::Batcher;
 use burn::tensor::{Device, Int, Tensor, TensorData, backend::Backend};
 use burn::train::Interrupter;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A batch of images with their labels, on a device.
@@ -19,28 +20,37 @@ pub struct Batch<B: Backend> {
     pub seed: u64,
 }
 
-/// Makes batches of images with normalized pixels.
+/// A split as Burn's loaders read it.
 #[derive(Clone, Debug)]
-pub struct ImageBatcher {
-    /// `[channels, size, size]`
-    pub(super) shape: [usize; 3],
-    pub(super) mean: f32,
-    pub(super) std: f32,
+pub struct Images(pub Arc<Split>);
+
+impl burn::data::dataset::Dataset<Image> for Images {
+    fn get(&self, index: usize) -> Option<Image> {
+        self.0.get(index)
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Makes batches of images with normalized pixels.
+#[derive(Clone, Copy, Debug)]
+pub struct ImageBatcher(Normalization);
+
+impl ImageBatcher {
+    /// Normalizes as the training images of `data` need it.
+    pub fn new(data: &Dataset) -> Self {
+        Self(data.normalization())
+    }
 }
 
 impl<B: Backend> Batcher<B, Image, Batch<B>> for ImageBatcher {
     fn batch(&self, images: Vec<Image>, device: &Device<B>) -> Batch<B> {
-        let [channels, height, width] = self.shape;
-        let pixels: Vec<f32> = images
-            .iter()
-            .flat_map(|image| &image.pixels)
-            .map(|pixel| (f32::from(*pixel) - self.mean) / self.std)
-            .collect();
-        let labels: Vec<i32> = images.iter().map(|image| image.label as i32).collect();
-        let shape = [images.len(), channels, height, width];
+        let (pixels, shape) = self.0.pixels(&images);
         Batch {
             images: Tensor::from_data(TensorData::new(pixels, shape), device),
-            labels: Tensor::from_data(TensorData::new(labels, [images.len()]), device),
+            labels: Tensor::from_data(TensorData::new(labels(&images), [images.len()]), device),
             seed: 0,
         }
     }

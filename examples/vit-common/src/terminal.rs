@@ -1,4 +1,4 @@
-//! What `vit` and `benchmarks` share as programs: their exit codes, errors in one line, and sizes.
+//! What the programs share: their exit codes, errors in one line, and sizes.
 
 use anyhow::{Context, Result};
 use clap::Parser;

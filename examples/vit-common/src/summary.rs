@@ -1,21 +1,19 @@
 //! The table at the end of a run.
 
-use crate::config::{Mode, TrainConfig};
+use crate::config::Mode;
+use crate::model::VitConfig;
+use crate::results::Results;
 use crate::terminal::mib;
-use crate::train::Results;
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
 
-/// The table that a finished run ends with.
-pub(super) fn summary(config: &TrainConfig, results: &Results) -> String {
-    let all = 4 * config.model.num_params() as u64;
-    let largest = 4 * config.model.largest_param() as u64;
+/// The table that a finished run ends with. A run that accumulates adds up the gradients of several
+/// batches for a step.
+pub fn summary(model: &VitConfig, mode: Mode, accumulates: bool, results: &Results) -> String {
+    let all = 4 * model.num_params() as u64;
+    let largest = 4 * model.largest_param() as u64;
     // The sums that accumulation keeps from batch to batch, in either mode.
-    let sums = if config.grads_accumulation > 1 {
-        all
-    } else {
-        0
-    };
+    let sums = if accumulates { all } else { 0 };
     let and_sums = if sums > 0 { ", and their sums" } else { "" };
     let mut table = Table::new();
     table.load_preset(ASCII_MARKDOWN);
@@ -49,7 +47,7 @@ pub(super) fn summary(config: &TrainConfig, results: &Results) -> String {
         &size(sums + all),
         &format!("computed: one for every weight{and_sums}"),
     ]);
-    if config.engine.mode == Mode::Release {
+    if mode == Mode::Release {
         table.add_row([
             "gradients that gradient release holds at once",
             &size(sums + largest),

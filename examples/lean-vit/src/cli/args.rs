@@ -1,0 +1,77 @@
+//! The options of `lean-vit train`.
+
+use crate::config::{Checkpointing, DeviceKind, Mode, OptimizerKind, Preset};
+use crate::model::Pool;
+use clap::Args;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+pub(super) struct TrainArgs {
+    /// Images: `digits` (bundled), `fashion-mnist` (Debian's package), or a folder, either of IDX
+    /// files under MNIST's names or with one folder of .png or .jpg images for each class
+    /// [default: digits]
+    #[arg(long)]
+    pub(super) data: Option<String>,
+    /// Shape of the model [default: tiny]
+    #[arg(long, value_enum)]
+    pub(super) preset: Option<Preset>,
+    /// Device; a build has those whose cargo feature is on [default: cpu]
+    #[arg(long, value_enum)]
+    pub(super) device: Option<DeviceKind>,
+    /// Plain Burn or gradient release; the weights are the same [default: release]
+    #[arg(long, value_enum)]
+    pub(super) mode: Option<Mode>,
+    /// What the forward pass keeps for the backward pass; the weights are the same [default: none]
+    #[arg(long, value_enum)]
+    pub(super) checkpointing: Option<Checkpointing>,
+    /// Optimizer; Muon is not among them, as it takes matrices only [default: adamw]
+    #[arg(long, value_enum)]
+    pub(super) optimizer: Option<OptimizerKind>,
+    /// Passes over the training images [default: 20]
+    #[arg(long)]
+    pub(super) epochs: Option<NonZeroUsize>,
+    /// Images in a batch [default: 32]
+    #[arg(long)]
+    pub(super) batch_size: Option<NonZeroUsize>,
+    /// Highest learning rate, after a warm-up over a tenth of the batches and before a cosine decay to
+    /// zero [default: 0.002]
+    #[arg(long, visible_alias = "learning-rate", value_name = "RATE")]
+    pub(super) lr: Option<f64>,
+    /// Decoupled weight decay of --optimizer adamw [default: 0.05]
+    #[arg(long, value_name = "DECAY")]
+    pub(super) weight_decay: Option<f64>,
+    /// Probability of dropout [default: 0.1]
+    #[arg(long, value_name = "PROBABILITY")]
+    pub(super) dropout: Option<f64>,
+    /// What the classifier reads [default: class-token]
+    #[arg(long, value_enum)]
+    pub(super) pool: Option<Pool>,
+    /// Width and height of an image [default: those of the data, rounded up to whole patches]
+    #[arg(long, value_name = "PIXELS")]
+    pub(super) image_size: Option<usize>,
+    /// Width and height of a patch [default: the preset's]
+    #[arg(long, value_name = "PIXELS")]
+    pub(super) patch_size: Option<NonZeroUsize>,
+    /// Seed of the weights, of the order of the images and of dropout [default: 42]
+    #[arg(long)]
+    pub(super) seed: Option<u64>,
+    /// Folder for settings, checkpoints and results
+    #[arg(long, value_name = "FOLDER", default_value = "artifacts/lean-vit")]
+    pub(super) artifact_dir: PathBuf,
+    /// Continue after the last complete epoch in --artifact-dir; options default to those of that run, and
+    /// only --mode, --device and --checkpointing may differ
+    #[arg(long)]
+    pub(super) resume: bool,
+    /// Start a new run even if --artifact-dir holds an interrupted one
+    #[arg(long, conflicts_with = "resume")]
+    pub(super) overwrite: bool,
+    /// Stop after this many batches: the current epoch is lost, and --resume continues after the last
+    /// complete one
+    #[arg(long, value_name = "BATCHES")]
+    pub(super) stop_after: Option<NonZeroUsize>,
+    /// Write the results to stdout as one line of JSON: validation_accuracy, train_loss, epochs, peak_bytes,
+    /// peak_reserved_bytes (null on the CPU), weights_digest
+    #[arg(long)]
+    pub(super) json: bool,
+}

@@ -1,0 +1,170 @@
+//! Optimizers, devices, and the settings of a training run.
+
+use crate::model::VitConfig;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use vit_common::display_as_value;
+
+pub use vit_common::config::{Mode, Preset, WARM_UP, WEIGHT_DECAY};
+
+/// The optimizers of Burn 0.22, each with its own defaults. Muon is not among them: it takes matrices
+/// only, and a vision transformer also learns vectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+#[value(rename_all = "lower")]
+pub enum OptimizerKind {
+    /// Adam
+    Adam,
+    /// AdamW: Adam with decoupled weight decay
+    AdamW,
+    /// Adafactor: a second moment of rows and columns
+    Adafactor,
+    /// Lion: one momentum, steps by its sign
+    Lion,
+    /// LAMB: Adam with steps in proportion to the weights
+    Lamb,
+    /// Stochastic gradient descent with momentum
+    Sgd,
+    /// AdaGrad
+    AdaGrad,
+    /// RMSProp
+    RmsProp,
+    /// Adan
+    Adan,
+}
+
+/// What the forward pass keeps for the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Checkpointing {
+    /// Every activation
+    None,
+    /// Recomputes what is cheap to recompute (Burn's balanced checkpointing)
+    Balanced,
+    /// The input of each transformer block; recomputes the block
+    Blocks,
+}
+
+/// Devices; a build has those whose cargo feature is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceKind {
+    /// The CPU, with Burn's backend Flex
+    Cpu,
+    /// GPU through WebGPU
+    Wgpu,
+    /// NVIDIA GPU
+    Cuda,
+}
+
+impl DeviceKind {
+    /// The first device of this build.
+    pub fn first() -> Self {
+        let all = [Self::Cpu, Self::Wgpu, Self::Cuda];
+        let compiled_in = all.into_iter().find(|kind| kind.is_compiled_in());
+        compiled_in.unwrap_or(Self::Cpu)
+    }
+
+    /// Whether this build has the device.
+    pub fn is_compiled_in(self) -> bool {
+        match self {
+            Self::Cpu => cfg!(feature = "flex"),
+            Self::Wgpu => cfg!(feature = "wgpu"),
+            Self::Cuda => cfg!(feature = "cuda"),
+        }
+    }
+
+    /// The cargo feature that it needs.
+    pub fn feature(self) -> &'static str {
+        match self {
+            Self::Cpu => "flex",
+            Self::Wgpu => "wgpu",
+            Self::Cuda => "cuda",
+        }
+    }
+}
+
+display_as_value!(OptimizerKind, Checkpointing, DeviceKind);
+
+/// Device, mode, checkpointing and optimizer of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Engine {
+    /// Device that holds the tensors.
+    pub device: DeviceKind,
+    /// How the optimizer gets its gradients.
+    pub mode: Mode,
+    /// What the forward pass keeps.
+    pub checkpointing: Checkpointing,
+    /// Optimizer.
+    pub optimizer: OptimizerKind,
+}
+
+/// The settings that determine the outcome of a training run; saved beside its results.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrainConfig {
+    /// The preset of the model.
+    pub preset: Preset,
+    /// The shape of the model.
+    pub model: VitConfig,
+    /// The images: a name, or the path of a folder.
+    pub data: String,
+    /// SHA-256 of the images as the model sees them, with their labels.
+    pub data_digest: String,
+    /// Device, mode, checkpointing and optimizer.
+    pub engine: Engine,
+    /// Passes over the training images.
+    pub epochs: usize,
+    /// Images in a batch.
+    pub batch_size: usize,
+    /// The highest learning rate: reached after the warm-up, then falling along a cosine.
+    pub learning_rate: f64,
+    /// Weight decay of AdamW; no other optimizer has one here.
+    pub weight_decay: f64,
+    /// Seed of the weights, of the order of the images and of dropout.
+    pub seed: u64,
+}
+
+#[cfg(test)]
+impl TrainConfig {
+    pub(crate) fn example() -> Self {
+        Self {
+            preset: Preset::Tiny,
+            model: Preset::Tiny.config(8, 1, 10),
+            data: "digits".into(),
+            data_digest: "00".into(),
+            engine: Engine {
+                device: DeviceKind::Cpu,
+                mode: Mode::Release,
+                checkpointing: Checkpointing::None,
+                optimizer: OptimizerKind::AdamW,
+            },
+            epochs: 3,
+            batch_size: 32,
+            learning_rate: 1.5e-3,
+            weight_decay: WEIGHT_DECAY,
+            seed: 42,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read_as_they_were_saved() {
+        let config = TrainConfig::example();
+        let json = serde_json::to_vec(&config).unwrap();
+        assert_eq!(
+            serde_json::from_slice::<TrainConfig>(&json).unwrap(),
+            config
+        );
+    }
+
+    #[test]
+    fn names_are_those_of_the_command_line() {
+        assert_eq!(OptimizerKind::AdamW.to_string(), "adamw");
+        assert_eq!(OptimizerKind::RmsProp.to_string(), "rmsprop");
+        assert_eq!(DeviceKind::Cpu.to_string(), "cpu");
+    }
+}

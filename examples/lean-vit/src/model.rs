@@ -1,0 +1,208 @@
+//! The vision transformer (Dosovitskiy et al., 2021, <https://arxiv.org/abs/2010.11929>).
+
+use burn::module::{Initializer, Module, ModuleVisitor, Param};
+use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{
+    Dropout, DropoutConfig, Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
+};
+use burn::tensor::{Device, Tensor};
+use burn_lean::checkpoint;
+use vit_common::rng::SeededRng;
+
+pub use vit_common::config::Preset;
+pub use vit_common::model::{Pool, VitConfig};
+
+/// A vision transformer that classifies images.
+#[derive(Module, Debug)]
+pub struct Vit {
+    patches: Conv2d,
+    class_token: Option<Param<Tensor<3>>>,
+    positions: Param<Tensor<3>>,
+    dropout: Dropout,
+    blocks: Vec<Block>,
+    recomputes_blocks: bool,
+    norm: LayerNorm,
+    head: Linear,
+}
+
+impl Vit {
+    /// Builds the model with random weights. A model that is trained is on a device with autodiff.
+    pub fn new(config: &VitConfig, device: &Device) -> Self {
+        let small = Initializer::Normal {
+            mean: 0.0,
+            std: 0.02,
+        };
+        // Patches have a standard deviation of about 1: positions at 0.02 would have no effect for epochs.
+        let visible = Initializer::Normal {
+            mean: 0.0,
+            std: 0.2,
+        };
+        let patch = [config.patch_size; 2];
+        Self {
+            patches: Conv2dConfig::new([config.channels, config.dim], patch)
+                .with_stride(patch)
+                .with_padding(PaddingConfig2d::Valid)
+                .init(device),
+            class_token: match config.pool {
+                Pool::ClassToken => Some(small.init([1, 1, config.dim], device)),
+                Pool::Mean => None,
+            },
+            positions: visible.init([1, config.tokens(), config.dim], device),
+            dropout: DropoutConfig::new(config.dropout).init(),
+            blocks: (0..config.depth)
+                .map(|_| Block::new(config, device))
+                .collect(),
+            recomputes_blocks: false,
+            norm: norm(config, device),
+            head: LinearConfig::new(config.dim, config.classes)
+                .with_initializer(small)
+                .init(device),
+        }
+    }
+
+    /// Draws all weights, in the order of the fields.
+    ///
+    /// Burn draws a weight at its first access. That is the forward pass, in its order, or an optimizer that
+    /// arms the model: the same seed would give other weights.
+    pub fn drawn(self) -> Self {
+        struct Access;
+        impl ModuleVisitor for Access {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                param.val();
+            }
+        }
+        self.visit(&mut Access);
+        self
+    }
+
+    /// Whether the backward pass recomputes the blocks from their inputs; otherwise their activations
+    /// are kept.
+    pub fn recomputing_blocks(mut self, recomputes: bool) -> Self {
+        self.recomputes_blocks = recomputes;
+        self
+    }
+
+    /// Scores each class for each image.
+    ///
+    /// # Shapes
+    ///
+    /// - images: `[batch, channels, size, size]`
+    /// - output: `[batch, classes]`
+    pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+        self.scores(images, None)
+    }
+
+    /// [`forward`](Self::forward) with the masks of dropout drawn from this seed. They are the same whether
+    /// or not blocks are recomputed, as every block has a seed of its own.
+    pub fn forward_seeded(&self, images: Tensor<4>, seed: u64) -> Tensor<2> {
+        self.scores(images, Some(seed))
+    }
+
+    fn scores(&self, images: Tensor<4>, seed: Option<u64>) -> Tensor<2> {
+        if let Some(seed) = seed {
+            images.device().seed(seed);
+        }
+        let [batch, ..] = images.dims();
+        // `[batch, dim, rows, columns]` to `[batch, patches, dim]`
+        let patches: Tensor<3> = self.patches.forward(images).flatten(2, 3).swap_dims(1, 2);
+        let [_, _, dim] = patches.dims();
+
+        let tokens = match &self.class_token {
+            Some(token) => Tensor::cat(vec![token.val().expand([batch, 1, dim]), patches], 1),
+            None => patches,
+        };
+        let mut tokens = self.dropout.forward(tokens + self.positions.val());
+        for (number, block) in self.blocks.iter().enumerate() {
+            let seed = seed.map(|seed| SeededRng::new(&[seed, number as u64]).next_u64());
+            let forward = move |block: &Block, tokens: Tensor<3>| {
+                if let Some(seed) = seed {
+                    tokens.device().seed(seed);
+                }
+                block.forward(tokens)
+            };
+            tokens = if self.recomputes_blocks {
+                checkpoint(block, tokens, forward)
+            } else {
+                forward(block, tokens)
+            };
+        }
+
+        let read = match &self.class_token {
+            // Only one token is read, so only one needs the norm.
+            Some(_) => self.norm.forward(tokens.narrow(1, 0, 1)),
+            None => self.norm.forward(tokens).mean_dim(1),
+        };
+        self.head.forward(read.reshape([batch, dim]))
+    }
+}
+
+/// An encoder block with the norms before the work ("pre-norm").
+#[derive(Module, Debug)]
+struct Block {
+    attention_norm: LayerNorm,
+    attention: MultiHeadAttention,
+    mlp_norm: LayerNorm,
+    widen: Linear,
+    gelu: Gelu,
+    narrow: Linear,
+    dropout: Dropout,
+}
+
+impl Block {
+    fn new(config: &VitConfig, device: &Device) -> Self {
+        Self {
+            attention_norm: norm(config, device),
+            // Burn's attention would drop scores before the softmax; the paper drops none there.
+            attention: MultiHeadAttentionConfig::new(config.dim, config.heads)
+                .with_dropout(0.0)
+                .init(device),
+            mlp_norm: norm(config, device),
+            widen: LinearConfig::new(config.dim, config.hidden).init(device),
+            gelu: Gelu::new(),
+            narrow: LinearConfig::new(config.hidden, config.dim).init(device),
+            dropout: DropoutConfig::new(config.dropout).init(),
+        }
+    }
+
+    fn forward(&self, tokens: Tensor<3>) -> Tensor<3> {
+        let input = MhaInput::self_attn(self.attention_norm.forward(tokens.clone()));
+        let attended = self.attention.forward(input).context;
+        let tokens = tokens + self.dropout.forward(attended);
+
+        let hidden = self.widen.forward(self.mlp_norm.forward(tokens.clone()));
+        let narrowed = self.narrow.forward(self.gelu.forward(hidden));
+        tokens + self.dropout.forward(narrowed)
+    }
+}
+
+fn norm(config: &VitConfig, device: &Device) -> LayerNorm {
+    LayerNormConfig::new(config.dim)
+        .with_epsilon(1e-6)
+        .init(device)
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arithmetic_agrees_with_the_built_model() {
+        for pool in [Pool::ClassToken, Pool::Mean] {
+            let config = Preset::Tiny.config(8, 1, 10).with_pool(pool);
+            let model = Vit::new(&config, &Device::flex());
+            assert_eq!(model.num_params(), config.num_params());
+        }
+    }
+
+    #[test]
+    fn scores_every_class_of_every_image() {
+        let device = Device::flex().autodiff();
+        for (pool, recomputes) in [(Pool::ClassToken, true), (Pool::Mean, false)] {
+            let config = Preset::Tiny.config(8, 3, 5).with_pool(pool);
+            let model = Vit::new(&config, &device).recomputing_blocks(recomputes);
+            let scores = model.forward(Tensor::ones([2, 3, 8, 8], &device));
+            assert_eq!(scores.dims(), [2, 5]);
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The progress of a run, on stderr: a bar where there is a terminal, and a line for each epoch.
+
+use crate::memory::HighWater;
+use crate::train::Validation;
+use std::io::{self, IsTerminal, Write};
+use vit_common::terminal::mib;
+
+const WIDTH: usize = 30;
+
+/// Writes the progress.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    epochs: usize,
+    batches: usize,
+    has_bar: bool,
+}
+
+impl Progress {
+    /// Of a run with so many epochs of so many batches.
+    pub fn new(epochs: usize, batches: usize) -> Self {
+        Self {
+            epochs,
+            batches,
+            has_bar: io::stderr().is_terminal(),
+        }
+    }
+
+    /// After a batch.
+    pub fn batch(&self, epoch: usize, done: usize) {
+        if self.has_bar {
+            let filled = WIDTH * done / self.batches;
+            let bar = format!("{}{}", "#".repeat(filled), ".".repeat(WIDTH - filled));
+            let epochs = self.epochs;
+            let batches = self.batches;
+            // The cursor returns to the start of the line, which the next text overwrites.
+            eprint!("\repoch {epoch:>3}/{epochs}  [{bar}] {done}/{batches}");
+            let _ = io::stderr().flush();
+        }
+    }
+
+    /// After the validation of an epoch.
+    pub fn epoch(&self, epoch: usize, train_loss: f64, validation: Validation, memory: &HighWater) {
+        if self.has_bar {
+            eprint!("\r\x1b[K");
+        }
+        eprintln!(
+            "{}",
+            line(epoch, self.epochs, train_loss, validation, memory)
+        );
+    }
+}
+
+fn line(
+    epoch: usize,
+    epochs: usize,
+    train_loss: f64,
+    validation: Validation,
+    memory: &HighWater,
+) -> String {
+    format!(
+        "epoch {epoch:>3}/{epochs}  loss {train_loss:.4}  validation loss {:.4}  accuracy {:.2} %  \
+         peak {} MiB",
+        validation.loss,
+        validation.accuracy * 100.0,
+        mib(memory.peak().in_use, 2)
+    )
+}

@@ -1,0 +1,95 @@
+//! The choice between Burn's optimizer and the one that releases gradients.
+
+use crate::config::{Mode, OptimizerKind, TrainConfig};
+use anyhow::Result;
+use burn::module::Module;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{
+    AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, GradientsParams,
+    LambConfig, LionConfig, ModuleOptimizer, OptimizerRecord, RmsPropConfig, SgdConfig,
+};
+use burn_lean::{FirstPass, Refused, ReleaseError, ReleaseOptimizer, WithGradientRelease};
+
+/// Burn's optimizer, with or without gradient release.
+///
+/// A program that always trains with gradient release has no such choice: it keeps a
+/// [`ReleaseOptimizer`] and calls its `arm` before the forward pass and its `step` after the backward pass.
+#[allow(missing_debug_implementations)] // Burn's optimizer has none.
+pub enum Stepper {
+    /// All gradients first, then the step.
+    Plain(ModuleOptimizer),
+    /// Every parameter steps inside the backward pass.
+    Release(ReleaseOptimizer),
+}
+
+impl Stepper {
+    /// The optimizer of the settings, before its first step.
+    pub fn new(config: &TrainConfig) -> Self {
+        let optimizer = optimizer(config);
+        match config.engine.mode {
+            Mode::Plain => Self::Plain(optimizer),
+            // A resumed run has the weights of the uninterrupted one, bit for bit.
+            Mode::Release => Self::Release(
+                optimizer
+                    .with_gradient_release()
+                    .with_first_pass(FirstPass::Exact),
+            ),
+        }
+    }
+
+    /// Prepares the model for the forward pass of a step.
+    pub fn arm<M: Module>(&mut self, rate: f64, model: M) -> Result<M> {
+        match self {
+            Self::Plain(_) => Ok(model),
+            Self::Release(optimizer) => optimizer.try_arm(rate, model).map_err(reason),
+        }
+    }
+
+    /// The model after the step.
+    pub fn step<M: Module>(&mut self, rate: f64, model: M, grads: GradientsParams) -> Result<M> {
+        match self {
+            Self::Plain(optimizer) => Ok(optimizer.step(rate, model, grads)),
+            Self::Release(optimizer) => optimizer.try_step(rate, model, grads).map_err(reason),
+        }
+    }
+
+    /// The states of all parameters: either optimizer loads those of the other.
+    pub fn to_record(&self) -> OptimizerRecord {
+        match self {
+            Self::Plain(optimizer) => optimizer.to_record(),
+            Self::Release(optimizer) => optimizer.to_record(),
+        }
+    }
+
+    /// Continues from saved states.
+    pub fn load_record(self, record: OptimizerRecord) -> Self {
+        match self {
+            Self::Plain(optimizer) => Self::Plain(optimizer.load_record(record)),
+            Self::Release(optimizer) => Self::Release(optimizer.load_record(record)),
+        }
+    }
+}
+
+/// The training ends with this error, and without the model that was refused.
+fn reason<M, G>(refused: Refused<M, G>) -> anyhow::Error {
+    ReleaseError::from(refused).into()
+}
+
+fn optimizer(config: &TrainConfig) -> ModuleOptimizer {
+    match config.engine.optimizer {
+        OptimizerKind::Adam => AdamConfig::new().init(),
+        OptimizerKind::AdamW => AdamWConfig::new()
+            .with_weight_decay(config.weight_decay as f32)
+            .init(),
+        // Its own rates would leave the schedule without effect.
+        OptimizerKind::Adafactor => AdafactorConfig::new().with_relative_step(false).init(),
+        OptimizerKind::Lion => LionConfig::new().init(),
+        OptimizerKind::Lamb => LambConfig::new().init(),
+        OptimizerKind::Sgd => SgdConfig::new()
+            .with_momentum(Some(MomentumConfig::new()))
+            .init(),
+        OptimizerKind::AdaGrad => AdaGradConfig::new().init(),
+        OptimizerKind::RmsProp => RmsPropConfig::new().init(),
+        OptimizerKind::Adan => AdanConfig::new().init(),
+    }
+}

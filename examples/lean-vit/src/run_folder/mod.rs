@@ -1,0 +1,210 @@
+//! The folder of a training run: its settings, its checkpoints and its results.
+//!
+//! ```text
+//! config.json             the settings
+//! checkpoint/epoch-3/     the newest checkpoints
+//! results.json            once the run has ended
+//! lock                    locked while a program uses the folder
+//! ```
+
+mod checkpoint;
+mod lock;
+
+pub use checkpoint::Checkpoint;
+
+use crate::config::TrainConfig;
+use crate::train::Results;
+use anyhow::{Context, Result, bail, ensure};
+use burn::module::Module;
+use burn::optim::OptimizerRecord;
+use checkpoint::Checkpoints;
+use lock::Lock;
+use std::fs;
+use std::path::{Path, PathBuf};
+use vit_common::files::write_json;
+
+const SETTINGS: &str = "config.json";
+const RESULTS: &str = "results.json";
+const CHECKPOINTS: &str = "checkpoint";
+const LOCK: &str = "lock";
+
+/// The folder of a run, which no other program uses meanwhile.
+#[derive(Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+    checkpoints: Checkpoints,
+    _lock: Lock,
+}
+
+impl RunFolder {
+    /// The folder for a new run, and no change to it but its lock.
+    ///
+    /// # Errors
+    ///
+    /// See [`ensure_free`](Self::ensure_free); or another program has just begun a run in it.
+    pub fn create(path: &Path, overwrite: bool) -> Result<Self> {
+        Self::ensure_free(path, overwrite)?;
+        let cannot = || format!("cannot write to {}", path.display());
+        fs::create_dir_all(path).with_context(cannot)?;
+        let folder = Self::locked(path)?;
+        // Another program may have begun and ended a run since.
+        Self::ensure_no_run(path, overwrite)?;
+        Ok(folder)
+    }
+
+    /// The folder of a run to resume.
+    ///
+    /// # Errors
+    ///
+    /// There is no run in it, or another program uses it.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = path.join(SETTINGS);
+        ensure!(
+            file.is_file(),
+            "nothing to resume: there is no {}",
+            file.display()
+        );
+        Self::locked(path)
+    }
+
+    /// Fails if a program uses the folder, or if it holds an interrupted run, which a new run would
+    /// overwrite. Writes nothing.
+    pub fn ensure_free(path: &Path, overwrite: bool) -> Result<()> {
+        ensure!(
+            !path.exists() || path.is_dir(),
+            "{} is not a folder",
+            path.display()
+        );
+        let lock = path.join(LOCK);
+        if lock.exists() {
+            Lock::acquire(&lock)?;
+        }
+        Self::ensure_no_run(path, overwrite)
+    }
+
+    fn ensure_no_run(path: &Path, overwrite: bool) -> Result<()> {
+        let settings = path.join(SETTINGS);
+        if settings.exists() && read_settings(&settings).is_err() {
+            bail!(
+                "{} is of another program: choose another --artifact-dir",
+                settings.display()
+            );
+        }
+        let checkpoints = Checkpoints::new(path.join(CHECKPOINTS));
+        let interrupted = !path.join(RESULTS).exists() && checkpoints.newest()?.is_some();
+        ensure!(
+            overwrite || !interrupted,
+            "{} holds a run that was interrupted: continue it with --resume, start anew with \
+             --overwrite, or choose another --artifact-dir",
+            path.display()
+        );
+        Ok(())
+    }
+
+    fn locked(path: &Path) -> Result<Self> {
+        Ok(Self {
+            _lock: Lock::acquire(&path.join(LOCK))?,
+            path: path.to_path_buf(),
+            checkpoints: Checkpoints::new(path.join(CHECKPOINTS)),
+        })
+    }
+
+    /// The path of the folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The settings of the run in this folder.
+    pub fn settings(&self) -> Result<TrainConfig> {
+        let file = self.path.join(SETTINGS);
+        read_settings(&file).with_context(|| {
+            format!(
+                "{} cannot be read: start anew with another --artifact-dir",
+                file.display()
+            )
+        })
+    }
+
+    /// Removes the files of an earlier run and writes the settings.
+    pub fn start(&self, config: &TrainConfig) -> Result<()> {
+        self.write(|| {
+            for file in [SETTINGS, RESULTS].map(|name| self.path.join(name)) {
+                if file.exists() {
+                    fs::remove_file(file)?;
+                }
+            }
+            self.checkpoints.clear()
+        })?;
+        self.save_settings(config)
+    }
+
+    /// Writes the settings.
+    pub fn save_settings(&self, config: &TrainConfig) -> Result<()> {
+        self.write(|| write_json(&self.path, SETTINGS, config))
+    }
+
+    /// Writes the results.
+    pub fn save_results(&self, results: &Results) -> Result<()> {
+        self.write(|| write_json(&self.path, RESULTS, results))
+    }
+
+    /// Writes the checkpoint of an epoch, and keeps the one before it.
+    pub fn save(
+        &self,
+        epoch: usize,
+        train_loss: f64,
+        model: &impl Module,
+        optimizer: OptimizerRecord,
+    ) -> Result<()> {
+        self.write(|| self.checkpoints.save(epoch, train_loss, model, optimizer))
+    }
+
+    /// The newest checkpoint.
+    ///
+    /// # Errors
+    ///
+    /// One of its files is not as it was written.
+    pub fn newest(&self) -> Result<Option<Checkpoint>> {
+        self.checkpoints.read_newest()
+    }
+
+    fn write(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        work().with_context(|| format!("cannot write to {}", self.path.display()))
+    }
+}
+
+fn read_settings(file: &Path) -> Result<TrainConfig> {
+    Ok(serde_json::from_slice(&fs::read(file)?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_program_at_a_time() {
+        let home = tempfile::tempdir().unwrap();
+        let folder = RunFolder::create(home.path(), false).unwrap();
+        folder.start(&TrainConfig::example()).unwrap();
+        for error in [
+            RunFolder::create(home.path(), true).unwrap_err(),
+            RunFolder::open(home.path()).unwrap_err(),
+        ] {
+            assert!(error.to_string().contains("another program"), "{error}");
+        }
+        drop(folder);
+        assert_eq!(
+            RunFolder::open(home.path()).unwrap().settings().unwrap(),
+            TrainConfig::example()
+        );
+    }
+
+    #[test]
+    fn the_settings_of_another_program_stay() {
+        let home = tempfile::tempdir().unwrap();
+        fs::write(home.path().join(SETTINGS), "{}").unwrap();
+        let error = RunFolder::create(home.path(), true).unwrap_err();
+        assert!(error.to_string().contains("another program"), "{error}");
+        assert!(!home.path().join(LOCK).exists());
+    }
+}

@@ -1,0 +1,234 @@
+//! A training run: an ordinary Burn loop, and what gradient release adds to it.
+
+use crate::config::{Checkpointing, TrainConfig};
+use crate::device;
+use crate::digest;
+use crate::memory::HighWater;
+use crate::model::Vit;
+use crate::progress::Progress;
+use crate::release::Stepper;
+use crate::run_folder::{Checkpoint, RunFolder};
+use crate::schedule::Schedule;
+use anyhow::{Context, Result, ensure};
+use burn::module::Module;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use vit_common::data::{Dataset, Image, Normalization, Split, labels};
+use vit_common::rng::SeededRng;
+
+pub use vit_common::results::Results;
+
+/// Seeds of different purposes, derived from the seed of the run.
+#[derive(Clone, Copy, Debug)]
+enum Purpose {
+    /// The order of the images in an epoch.
+    Order,
+    /// The dropout of an iteration.
+    Dropout,
+}
+
+/// The end of a run.
+#[derive(Clone, Debug)]
+pub enum Ending {
+    /// All epochs are done.
+    Finished(Results),
+    /// `--stop-after` stopped it; the epoch is that of the newest checkpoint.
+    Stopped(Option<usize>),
+}
+
+/// Loss and accuracy on the validation images.
+#[derive(Clone, Copy, Debug)]
+pub struct Validation {
+    /// Mean loss.
+    pub loss: f64,
+    /// Fraction of the images that are classified correctly.
+    pub accuracy: f64,
+}
+
+/// A training run.
+#[derive(Debug)]
+pub struct Train<'a> {
+    /// The settings.
+    pub config: &'a TrainConfig,
+    /// The images.
+    pub data: &'a Dataset,
+    /// The folder of settings, checkpoints and results.
+    pub folder: &'a RunFolder,
+    /// Where tensors are.
+    pub device: Device,
+    /// Stops the run after this many batches, counted from the first epoch.
+    pub stop_after: Option<usize>,
+}
+
+impl Train<'_> {
+    /// Trains from the checkpoint, or from random weights.
+    pub fn run(self, from: Option<Checkpoint>) -> Result<Ending> {
+        let config = self.config;
+        let mut memory = HighWater::start(&self.device);
+        let autodiff = self.autodiff();
+        let mut optimizer = Stepper::new(config);
+        self.device.seed(config.seed);
+        let mut model = Vit::new(&config.model, &autodiff)
+            .recomputing_blocks(config.engine.checkpointing == Checkpointing::Blocks)
+            .drawn();
+        let mut done = 0;
+        let mut train_loss = 0.0;
+        if let Some(checkpoint) = from {
+            done = checkpoint.epoch();
+            train_loss = checkpoint.train_loss();
+            (model, optimizer) = checkpoint.load(model, optimizer)?;
+        }
+
+        let batches = self.data.train.len().div_ceil(config.batch_size);
+        let schedule = Schedule::new(config.learning_rate, config.epochs * batches);
+        let progress = Progress::new(config.epochs, batches);
+        for epoch in done + 1..=config.epochs {
+            let order = self
+                .rng(Purpose::Order, epoch)
+                .permutation(self.data.train.len());
+            let mut losses = Vec::new();
+            for (index, places) in order.chunks(config.batch_size).enumerate() {
+                let iteration = (epoch - 1) * batches + index;
+                if self.stop_after.is_some_and(|last| iteration >= last) {
+                    return Ok(Ending::Stopped((epoch > 1).then_some(epoch - 1)));
+                }
+                let batch = Batch::new(
+                    &images(&self.data.train, places)?,
+                    &self.data.normalization(),
+                    &autodiff,
+                );
+                // The dropout of a resumed run is that of the uninterrupted one.
+                let dropout = self.rng(Purpose::Dropout, iteration).next_u64();
+
+                let rate = schedule.rate(iteration);
+                // From here on, a parameter steps as soon as the backward pass has its gradient.
+                model = optimizer.arm(rate, model)?;
+                let loss = cross_entropy(model.forward_seeded(batch.images, dropout), batch.labels);
+                losses.push((loss.clone().without_autodiff(), places.len()));
+                memory.look();
+                let grads = GradientsParams::from_grads(loss.backward(), &model);
+                drop(loss);
+                model = optimizer.step(rate, model, grads)?;
+                memory.look();
+                progress.batch(epoch, index + 1);
+            }
+            train_loss = mean(losses);
+            ensure!(
+                train_loss.is_finite(),
+                "the loss is {train_loss} in epoch {epoch}: try a smaller --lr"
+            );
+            let validation = self.validate(&model)?;
+            progress.epoch(epoch, train_loss, validation, &memory);
+            self.folder
+                .save(epoch, train_loss, &model, optimizer.to_record())?;
+        }
+
+        // Before the validation, which is not part of the training.
+        let peak = memory.peak();
+        let results = Results {
+            validation_accuracy: self.validate(&model)?.accuracy,
+            train_loss,
+            epochs: config.epochs,
+            peak_bytes: peak.in_use,
+            peak_reserved_bytes: peak.reserved,
+            weights_digest: digest::weights(&model),
+        };
+        self.folder.save_results(&results)?;
+        Ok(Ending::Finished(results))
+    }
+
+    /// The device of the model in training.
+    fn autodiff(&self) -> Device {
+        let device = self.device.clone().autodiff();
+        match self.config.engine.checkpointing {
+            Checkpointing::Balanced => device.gradient_checkpointing(),
+            Checkpointing::None | Checkpointing::Blocks => device,
+        }
+    }
+
+    /// Random numbers for an epoch or an iteration.
+    fn rng(&self, purpose: Purpose, number: usize) -> SeededRng {
+        SeededRng::new(&[self.config.seed, purpose as u64, number as u64])
+    }
+
+    fn validate(&self, model: &Vit) -> Result<Validation> {
+        let model = model.valid();
+        let split = &self.data.validation;
+        let places: Vec<usize> = (0..split.len()).collect();
+        let mut losses = Vec::new();
+        let mut correct = 0;
+        for places in places.chunks(self.config.batch_size) {
+            let images = images(split, places)?;
+            let batch = Batch::new(&images, &self.data.normalization(), &self.device);
+            let scores = model.forward(batch.images);
+            let best = scores.clone().argmax(1).flatten::<1>(0, 1);
+            let hits = best.equal(batch.labels.clone()).int().sum();
+            correct += hits.into_scalar::<i64>();
+            losses.push((cross_entropy(scores, batch.labels), places.len()));
+        }
+        Ok(Validation {
+            loss: mean(losses),
+            accuracy: correct as f64 / split.len().max(1) as f64,
+        })
+    }
+}
+
+fn cross_entropy(scores: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
+    CrossEntropyLossConfig::new()
+        .init(&scores.device())
+        .forward(scores, labels)
+}
+
+/// The mean over images of the losses of batches.
+fn mean(losses: Vec<(Tensor<1>, usize)>) -> f64 {
+    let mut sum = 0.0;
+    let mut count = 0;
+    for (loss, images) in losses {
+        sum += loss.into_scalar::<f64>() * images as f64;
+        count += images;
+    }
+    sum / count.max(1) as f64
+}
+
+fn images(split: &Split, places: &[usize]) -> Result<Vec<Image>> {
+    let image = |place: &usize| split.get(*place).context("an image is missing");
+    places.iter().map(image).collect()
+}
+
+/// A batch of images with their labels, on a device.
+struct Batch {
+    /// `[batch, channels, size, size]`
+    images: Tensor<4>,
+    /// `[batch]`
+    labels: Tensor<1, Int>,
+}
+
+impl Batch {
+    fn new(images: &[Image], normalization: &Normalization, device: &Device) -> Self {
+        let (pixels, shape) = normalization.pixels(images);
+        Self {
+            images: Tensor::from_data(TensorData::new(pixels, shape), device),
+            labels: Tensor::from_data(TensorData::new(labels(images), [images.len()]), device),
+        }
+    }
+}
+
+/// Opens the device of the settings and trains on it.
+pub fn run(
+    config: &TrainConfig,
+    data: &Dataset,
+    folder: &RunFolder,
+    from: Option<Checkpoint>,
+    stop_after: Option<usize>,
+) -> Result<Ending> {
+    let device = device::open(config.engine.device)?;
+    Train {
+        config,
+        data,
+        folder,
+        device,
+        stop_after,
+    }
+    .run(from)
+}

@@ -1,0 +1,89 @@
+//! Runs that train to their end, or diverge.
+
+use crate::program::{Home, lines, outcome, result};
+use serde_json::Value;
+use std::fs;
+
+#[test]
+fn the_results_have_the_keys_of_vit() {
+    let home = Home::new();
+    let result = result(&mut home.train("run", 1));
+    let keys: Vec<_> = result.as_object().unwrap().keys().collect();
+    let of_vit = [
+        "epochs",
+        "peak_bytes",
+        "peak_reserved_bytes",
+        "train_loss",
+        "validation_accuracy",
+        "weights_digest",
+    ];
+    assert_eq!(keys, of_vit);
+    assert!(result["peak_bytes"].as_u64().unwrap() > 0);
+    assert_eq!(result["peak_reserved_bytes"], Value::Null);
+    let saved = fs::read(home.folder("run/results.json")).unwrap();
+    assert_eq!(serde_json::from_slice::<Value>(&saved).unwrap(), result);
+}
+
+#[test]
+fn an_epoch_is_a_line_on_stderr() {
+    let home = Home::new();
+    let stderr = lines(&mut home.train("run", 2));
+    for (line, number) in stderr.iter().zip(["1/2", "2/2"]) {
+        assert!(line.starts_with("epoch") && line.contains(number), "{line}");
+        for part in ["loss", "validation loss", "accuracy", "peak"] {
+            assert!(line.contains(part), "{line}");
+        }
+    }
+}
+
+#[test]
+fn modes_and_checkpointing_train_the_same_weights() {
+    let home = Home::new();
+    let run = |mode: &str, checkpointing: &str| {
+        let mut command = home.train(&format!("{mode}-{checkpointing}"), 2);
+        command.args(["--mode", mode, "--checkpointing", checkpointing]);
+        result(&mut command)
+    };
+    let peak = |result: &Value| result["peak_bytes"].as_u64().unwrap();
+    let plain = run("plain", "none");
+    for (mode, checkpointing) in [
+        ("plain", "balanced"),
+        ("plain", "blocks"),
+        ("release", "none"),
+        ("release", "balanced"),
+        ("release", "blocks"),
+    ] {
+        let other = run(mode, checkpointing);
+        assert_eq!(outcome(&other), outcome(&plain), "{mode} {checkpointing}");
+        if checkpointing == "blocks" {
+            assert!(peak(&other) < peak(&plain), "{mode}: {other} {plain}");
+        }
+    }
+}
+
+#[test]
+fn every_optimizer_trains_alike_in_both_modes() {
+    let home = Home::new();
+    let optimizers = "adam adafactor lion lamb sgd adagrad rmsprop adan";
+    for optimizer in optimizers.split_whitespace() {
+        let [plain, release] = ["plain", "release"].map(|mode| {
+            let mut command = home.train(&format!("{optimizer}-{mode}"), 1);
+            result(command.args(["--optimizer", optimizer, "--mode", mode]))
+        });
+        assert_eq!(outcome(&plain), outcome(&release), "{optimizer}");
+    }
+}
+
+#[test]
+fn a_loss_that_is_not_finite_ends_the_run() {
+    let home = Home::new();
+    let mut command = home.train("run", 50);
+    let diverging = command.args(["--optimizer", "lamb", "--lr", "1"]);
+    let output = diverging.assert().failure().get_output().clone();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    let last = stderr.lines().last().unwrap();
+    assert!(last.starts_with("error: the loss is"), "{last}");
+    assert!(last.contains("--lr"), "{last}");
+    assert!(output.stdout.is_empty());
+    assert!(!home.folder("run/results.json").exists());
+}

@@ -1,0 +1,89 @@
+//! Presets, modes, and the constants of a training run.
+
+use crate::model::{Pool, VitConfig};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// Model shapes by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Preset {
+    /// Patches of 2, width 64, 4 blocks, 4 heads: for the bundled digits.
+    Tiny,
+    /// ViT-S/16: width 384, 12 blocks, 6 heads; 22 M parameters at 224x224 with 1000 classes.
+    Small,
+    /// ViT-B/16: width 768, 12 blocks, 12 heads; 86 M parameters at 224x224 with 1000 classes.
+    Base,
+    /// ViT-L/16: width 1024, 24 blocks, 16 heads; 304 M parameters at 224x224 with 1000 classes.
+    Large,
+}
+
+impl Preset {
+    /// The preset's width, depth, heads and patches over images of this shape.
+    pub fn config(self, image_size: usize, channels: usize, classes: usize) -> VitConfig {
+        let (dim, depth, heads) = match self {
+            Self::Tiny => (64, 4, 4),
+            Self::Small => (384, 12, 6),
+            Self::Base => (768, 12, 12),
+            Self::Large => (1024, 24, 16),
+        };
+        VitConfig {
+            image_size,
+            patch_size: self.patch_size(),
+            channels,
+            classes,
+            dim,
+            depth,
+            heads,
+            hidden: 4 * dim,
+            dropout: 0.0,
+            pool: Pool::ClassToken,
+        }
+    }
+
+    /// The shape whose size is published: colour images of 224x224, 1000 classes.
+    pub fn imagenet(self) -> VitConfig {
+        self.config(224, 3, 1000)
+    }
+
+    /// Width and height of a patch.
+    pub fn patch_size(self) -> usize {
+        match self {
+            Self::Tiny => 2,
+            Self::Small | Self::Base | Self::Large => 16,
+        }
+    }
+}
+
+/// How the optimizer gets its gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Plain Burn: all gradients first, then the step
+    Plain,
+    /// Gradient release: every parameter steps inside the backward pass
+    Release,
+}
+
+/// The weight decay of an optimizer that decays weights and was not told otherwise.
+pub const WEIGHT_DECAY: f64 = 0.05;
+
+/// Fraction of the iterations in which the learning rate rises to its maximum.
+pub const WARM_UP: f64 = 0.1;
+
+/// Writes the name that the command line takes.
+#[macro_export]
+macro_rules! display_as_value {
+    ($($name:ty),*) => {$(
+        impl ::std::fmt::Display for $name {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                match ::clap::ValueEnum::to_possible_value(self) {
+                    Some(value) => f.write_str(value.get_name()),
+                    None => write!(f, "{self:?}"),
+                }
+            }
+        }
+    )*};
+}
+
+display_as_value!(Preset, Mode, Pool);

@@ -1,0 +1,17 @@
+//! What the vision transformer examples share: `vit`, for Burn 0.21, and `lean-vit`, for Burn 0.22.
+//!
+//! Nothing here depends on Burn.
+
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod data;
+pub mod digest;
+pub mod files;
+pub mod memory;
+pub mod model;
+pub mod results;
+pub mod rng;
+pub mod settings;
+pub mod summary;
+pub mod terminal;

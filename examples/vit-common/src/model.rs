@@ -1,0 +1,97 @@
+//! The shape of a vision transformer, and its arithmetic.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// What the classifier reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pool {
+    /// A learned token before the patches, as in the paper
+    ClassToken,
+    /// The mean of all patches
+    Mean,
+}
+
+/// The shape of a vision transformer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VitConfig {
+    /// Width and height of an image.
+    pub image_size: usize,
+    /// Width and height of a patch; divides the image size.
+    pub patch_size: usize,
+    /// Colour channels of an image.
+    pub channels: usize,
+    /// Number of classes.
+    pub classes: usize,
+    /// Width of a token.
+    pub dim: usize,
+    /// Number of encoder blocks.
+    pub depth: usize,
+    /// Attention heads in a block; divides `dim`.
+    pub heads: usize,
+    /// Width of the hidden layer in a block.
+    pub hidden: usize,
+    /// Probability of dropping an element on a residual path while training.
+    pub dropout: f64,
+    /// What the classifier reads.
+    pub pool: Pool,
+}
+
+impl VitConfig {
+    /// The same shape with another place to read the classes from.
+    pub fn with_pool(mut self, pool: Pool) -> Self {
+        self.pool = pool;
+        self
+    }
+
+    /// Number of parameters of the model.
+    pub fn num_params(&self) -> usize {
+        let linear = |from: usize, to: usize| from * to + to;
+        let norm = 2 * self.dim;
+        let patch = linear(self.channels * self.patch_size.pow(2), self.dim);
+        let class_token = self.class_tokens() * self.dim;
+        let positions = self.tokens() * self.dim;
+        let block = 2 * norm
+            + 4 * linear(self.dim, self.dim)
+            + linear(self.dim, self.hidden)
+            + linear(self.hidden, self.dim);
+        let head = linear(self.dim, self.classes);
+        patch + class_token + positions + self.depth * block + norm + head
+    }
+
+    /// Elements of the largest parameter, and so of the largest single gradient.
+    pub fn largest_param(&self) -> usize {
+        [
+            self.channels * self.patch_size.pow(2) * self.dim,
+            self.tokens() * self.dim,
+            self.dim * self.dim,
+            self.dim * self.hidden,
+            self.dim * self.classes,
+        ]
+        .into_iter()
+        .max()
+        .unwrap_or(0)
+    }
+
+    fn class_tokens(&self) -> usize {
+        usize::from(self.pool == Pool::ClassToken)
+    }
+
+    /// Number of tokens of an image.
+    pub fn tokens(&self) -> usize {
+        (self.image_size / self.patch_size).pow(2) + self.class_tokens()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Preset;
+
+    #[test]
+    fn presets_have_the_published_sizes() {
+        assert_eq!(Preset::Base.imagenet().num_params(), 86_567_656);
+        assert_eq!(Preset::Large.imagenet().num_params(), 304_326_632);
+        assert_eq!(Preset::Small.imagenet().num_params(), 22_050_664);
+    }
+}
