@@ -111,6 +111,17 @@ fn kind_of_backend(kind: DispatchTensorKind) -> DispatchTensorKind {
     }
 }
 
+/// Whether the device of a tensor computes while the program goes on, so that reading waits for it.
+pub(crate) fn reading_waits(kind: &DispatchTensorKind) -> bool {
+    #[allow(unreachable_patterns)] // Not every backend is compiled in.
+    match kind {
+        DispatchTensorKind::Autodiff(kind) => reading_waits(kind),
+        #[cfg(feature = "cube")]
+        DispatchTensorKind::Cube(_) => true,
+        _ => false,
+    }
+}
+
 /// Code that is generic over the backend.
 pub(crate) trait WithBackend {
     /// Its result.

@@ -2,8 +2,8 @@
 //! was when a copy of the model was taken.
 
 use std::cell::{Cell, RefCell};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Weak};
 
 use burn::Tensor;
 use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, TensorMetadata};
@@ -122,10 +122,16 @@ impl<B: Inner> Holder<B> {
         }
     }
 
+    /// Whether the arming has ended, and the `Param` has its weight back.
+    fn is_transparent(&self) -> bool {
+        self.copy.is_none() && self.slot.has_ended() && !self.slot.has_weight()
+    }
+
     /// Whether a gradient of this is one of the slot.
     fn is_the_slots(&self) -> bool {
         let is_current = |copy: &Arc<Snapshot<B>>| self.slot.is_current(copy);
-        !self.is_fork && self.copy.as_ref().is_none_or(is_current)
+        let is_open = !self.slot.has_ended() && self.slot.has_weight();
+        !self.is_fork && is_open && self.copy.as_ref().is_none_or(is_current)
     }
 
     /// Whether the base is the placeholder, and not a weight that was loaded or computed since.
@@ -134,10 +140,10 @@ impl<B: Inner> Holder<B> {
             UNKNOWN => {
                 let is_placeholder = (looks.is_placeholder)();
                 assert!(
-                    is_placeholder || !self.is_fork || !(looks.begins_with_nan)(),
-                    "gradient release: parameter {} is of a fork of an armed model, and something \
-                     was computed from its placeholder: fork before `arm`, or make the fork an \
-                     ordinary model with `materialize()` before it is trained",
+                    is_placeholder || !(looks.begins_with_nan)(),
+                    "gradient release: something was computed from the placeholder that parameter {} \
+                     has while it is armed (by a mapper, an average, another optimizer); read it with \
+                     `val()`, or make a copy an ordinary model with `materialize()` before",
                     self.slot.id
                 );
                 let known = if is_placeholder { PLACEHOLDER } else { WEIGHT };
@@ -167,7 +173,7 @@ impl<B: Inner> Holder<B> {
     fn read_over(&self, leaf: &Tracked<B>) -> Tracked<B> {
         let weight = self.weight();
         let below = B::ladder().rung(0, &weight.device());
-        tap::<B>(weight, leaf, below, std::sync::Weak::<Slot<B>>::new())
+        tap::<B>(weight, leaf, below, Weak::<Slot<B>>::new(), &Arc::default())
     }
 }
 
@@ -178,7 +184,7 @@ impl<B: Inner> Held for Holder<B> {
             kind: B::wrap(BackendTensor::Autodiff(tensor)),
             autodiff,
         };
-        if self.copy.is_none() && self.slot.has_ended() {
+        if self.is_transparent() {
             return base;
         }
         match B::unwrap(base.kind.clone()) {
@@ -219,8 +225,12 @@ impl<B: Inner> Held for Holder<B> {
     }
 
     fn copy(&self) -> Box<dyn Held> {
+        let slot = match self.is_transparent() {
+            true => Arc::new(self.slot.unarmed_twin()),
+            false => self.slot.clone(),
+        };
         Box::new(Self {
-            slot: self.slot.clone(),
+            slot,
             copy: self.copy.clone().or_else(|| self.slot.snapshot()),
             is_fork: self.is_fork,
             base: AtomicU8::new(self.base.load(Ordering::Relaxed)),
@@ -228,8 +238,8 @@ impl<B: Inner> Held for Holder<B> {
     }
 
     fn fork(&self, device: &Device, detached: bool) -> Box<dyn Held> {
-        if self.copy.is_none() && self.slot.has_ended() {
-            return self.share();
+        if self.is_transparent() {
+            return self.copy();
         }
         let weight = B::tensor::<1>(self.weight());
         let device = device.clone().inner();
@@ -240,6 +250,13 @@ impl<B: Inner> Held for Holder<B> {
         let copy = if is_here {
             self.copy.clone().or_else(|| self.slot.snapshot())
         } else {
+            let kind = weight.clone().to_device(&device).into_dispatch().kind;
+            assert!(
+                B::unwrap(kind).is_some(),
+                "gradient release: parameter {} is armed and cannot move to another backend; move the \
+                 model before `arm`, or after `step`",
+                self.slot.id
+            );
             self.slot.moved(B::of(weight.to_device(&device)))
         };
         Box::new(Self {
@@ -258,10 +275,10 @@ impl<B: Inner> Held for Holder<B> {
         Found {
             id: self.slot.id,
             slot: self.slot.clone(),
-            is_copy: self.copy.is_some(),
+            is_copy: !self.is_transparent() && (self.copy.is_some() || self.slot.has_ended()),
             is_apart: !self.is_the_slots(),
             is_armed: self.slot.is_armed(),
-            has_ended: self.slot.has_ended(),
+            has_ended: self.is_transparent(),
         }
     }
 }

@@ -71,6 +71,8 @@ pub(crate) struct Progress {
     pub(crate) in_place: AtomicUsize,
     /// Gradients added to a sum inside backward.
     pub(crate) held: AtomicUsize,
+    /// Whether a backward pass has come to a parameter.
+    begun: AtomicBool,
 }
 
 impl Progress {
@@ -78,6 +80,15 @@ impl Progress {
         for counter in [&self.stepped, &self.in_place, &self.held] {
             counter.store(0, Ordering::Relaxed);
         }
+        self.begun.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn begin(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Relaxed)
     }
 
     pub(crate) fn count(counter: &AtomicUsize) {
@@ -212,6 +223,7 @@ impl Session {
 
     /// Backward has come to a tap: learns from the pass where the taps of the next may stand.
     pub(crate) fn learn(&self, tap: NodeId, place: Place, checkpointer: &Checkpointer) {
+        self.progress.begin();
         let mut orders = self.orders();
         let alike = orders.fingerprint == orders.known && orders.allowed.contains_key(&place);
         if alike || orders.read.contains(&tap.value) {

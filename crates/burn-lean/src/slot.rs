@@ -1,6 +1,7 @@
 //! The slot owns the weight of an armed parameter: from `arm` to `step`, its `Param` holds none.
 
 use std::any::Any;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use burn::backend::autodiff::NodeId;
@@ -11,7 +12,7 @@ use burn::module::ParamId;
 
 use crate::backend::{Inner, Primitive, Tracked};
 use crate::session::{Place, Progress, Session, Stepper};
-use crate::tape::{TapOwner, counted_leaf, placeholder, tap};
+use crate::tape::{TapOwner, placeholder_element, tap};
 
 /// Where a parameter is in its model: names and containers, from the outermost.
 pub(crate) type Path = Vec<(String, String)>;
@@ -29,11 +30,16 @@ pub(crate) trait ArmedSlot: Send + Sync + std::fmt::Debug {
     fn fate(&self) -> Fate;
     /// The sum of earlier micro-batches, if it was not stepped with.
     fn take_sum(&self) -> Option<DispatchTensor>;
+    fn has_sum(&self) -> bool;
+    /// Whether a forward pass has used the parameter.
+    fn is_used(&self) -> bool;
     fn arm_for(&self, purpose: Purpose, sum: Option<DispatchTensor>);
-    fn arm_again(&self, base: DispatchTensor) -> DispatchTensor;
+    fn arm_again(&self, session: &Arc<Session>, base: DispatchTensor) -> DispatchTensor;
     fn has_ended(&self) -> bool;
     /// Ends the arming, and returns the weight.
     fn end(&self, how: Ended) -> DispatchTensor;
+    /// Ends the arming, and keeps the weight: whoever has the slot's placeholder reads it.
+    fn abandon(&self);
     /// The `ParamMapper` of the parameter.
     fn mapper(&self) -> Arc<dyn Any + Send + Sync>;
 }
@@ -55,8 +61,7 @@ pub(crate) enum Purpose {
 pub(crate) struct Slot<B: Inner> {
     pub(crate) id: ParamId,
     pub(crate) path: Path,
-    pub(crate) session: Weak<Session>,
-    pub(crate) step: StepFn<B>,
+    step: StepFn<B>,
     mapper: Arc<dyn Any + Send + Sync>,
     state: Mutex<State<B>>,
 }
@@ -70,8 +75,13 @@ impl<B: Inner> std::fmt::Debug for Slot<B> {
 }
 
 struct State<B: Inner> {
+    session: Weak<Session>,
     leaf_id: NodeId,
     placeholder: Primitive<B>,
+    /// What stands for the gradient that was taken: one element, a NaN, of the parameter's rank.
+    mark: Primitive<B>,
+    /// Tells taps that it was disarmed, when the slot is gone.
+    disarmed: Arc<AtomicBool>,
     /// The leaf of the parameter, while it is armed: Burn frees no graph in which somebody holds a
     /// node.
     leaf: Option<Tracked<B>>,
@@ -87,6 +97,8 @@ struct State<B: Inner> {
     is_late: bool,
     /// Used on the model's tape, outside of every scope that backward computes again.
     used_directly: bool,
+    /// Scopes that use it.
+    scopes: usize,
     ended: Option<Ended>,
     /// The weight before and after the step, as copies of the model hold it.
     snapshots: [Weak<Snapshot<B>>; 2],
@@ -95,11 +107,18 @@ struct State<B: Inner> {
 }
 
 impl<B: Inner> State<B> {
-    fn new(weight: Primitive<B>, leaf: Tracked<B>) -> Self {
-        Self {
+    /// Returns the leaf as well.
+    fn arm(weight: Primitive<B>, session: &Arc<Session>) -> (Self, Tracked<B>) {
+        let mark = placeholder_element::<B>(&weight);
+        let placeholder = B::float_expand(mark.clone(), weight.shape());
+        let leaf = <Tracked<B>>::new(placeholder.clone()).require_grad();
+        let state = Self {
+            session: Arc::downgrade(session),
             leaf_id: leaf.id(),
-            placeholder: leaf.primitive().clone(),
-            leaf: Some(leaf),
+            placeholder,
+            mark,
+            disarmed: Arc::default(),
+            leaf: Some(leaf.clone()),
             weight: Weight::Bare(weight),
             purpose: Purpose::Step,
             sum: None,
@@ -107,10 +126,12 @@ impl<B: Inner> State<B> {
             second: false,
             is_late: false,
             used_directly: false,
+            scopes: 0,
             ended: None,
             snapshots: [Weak::new(), Weak::new()],
             moved: Vec::new(),
-        }
+        };
+        (state, leaf)
     }
 
     fn is_after_step(&self) -> bool {
@@ -135,6 +156,8 @@ pub(crate) enum Ended {
     Finished,
     /// By `disarm`.
     Disarmed,
+    /// Another model was armed or finished in its place. The slot keeps the weight.
+    Abandoned,
 }
 
 /// The weight at the moment at which a copy of the model was taken.
@@ -153,32 +176,63 @@ pub(crate) struct Fate {
 }
 
 impl<B: Inner> Slot<B> {
-    pub(crate) fn new(
+    /// Arms a parameter. Returns its leaf as well.
+    pub(crate) fn arm(
         id: ParamId,
         path: Path,
         weight: Primitive<B>,
-        leaf: Tracked<B>,
         session: &Arc<Session>,
         step: StepFn<B>,
         mapper: Arc<dyn Any + Send + Sync>,
-    ) -> Self {
-        Self {
+    ) -> (Self, Tracked<B>) {
+        let (state, leaf) = State::arm(weight, session);
+        let slot = Self {
             id,
             path,
-            session: Arc::downgrade(session),
             step,
             mapper,
-            state: Mutex::new(State::new(weight, leaf)),
+            state: Mutex::new(state),
+        };
+        (slot, leaf)
+    }
+
+    /// A slot of its own for a copy of a model whose reparameterizations stay with it from step to step.
+    pub(crate) fn unarmed_twin(&self) -> Self {
+        let state = self.state();
+        let twin = State {
+            session: Weak::new(),
+            leaf_id: state.leaf_id,
+            placeholder: state.placeholder.clone(),
+            mark: state.mark.clone(),
+            disarmed: Arc::default(),
+            leaf: None,
+            weight: Weight::Elsewhere,
+            purpose: Purpose::Step,
+            sum: None,
+            taken: false,
+            second: false,
+            is_late: false,
+            used_directly: false,
+            scopes: 0,
+            ended: Some(Ended::Finished),
+            snapshots: [Weak::new(), Weak::new()],
+            moved: Vec::new(),
+        };
+        Self {
+            id: self.id,
+            path: self.path.clone(),
+            step: self.step,
+            mapper: self.mapper.clone(),
+            state: Mutex::new(twin),
         }
+    }
+
+    pub(crate) fn session(&self) -> Option<Arc<Session>> {
+        self.state().session.upgrade()
     }
 
     pub(crate) fn leaf_id(&self) -> NodeId {
         self.state().leaf_id
-    }
-
-    /// The leaf, while the parameter is armed.
-    pub(crate) fn leaf(&self) -> Option<Tracked<B>> {
-        self.state().leaf.clone()
     }
 
     pub(crate) fn placeholder(&self) -> Primitive<B> {
@@ -203,10 +257,9 @@ impl<B: Inner> Slot<B> {
 
     /// Whether the arming goes on.
     pub(crate) fn is_armed(&self) -> bool {
-        self.session
-            .upgrade()
-            .is_some_and(|session| session.is_armed())
-            && self.state().ended.is_none()
+        let state = self.state();
+        let session = state.session.upgrade();
+        state.ended.is_none() && session.is_some_and(|session| session.is_armed())
     }
 
     pub(crate) fn weight(&self) -> Primitive<B> {
@@ -217,10 +270,14 @@ impl<B: Inner> Slot<B> {
         self.state().ended.is_some()
     }
 
+    pub(crate) fn has_weight(&self) -> bool {
+        !matches!(self.state().weight, Weight::Elsewhere)
+    }
+
     /// The weight as it is now, for a copy of the model. None after the arming: the `Param` has it.
     pub(crate) fn snapshot(&self) -> Option<Arc<Snapshot<B>>> {
         let mut state = self.state();
-        if state.ended.is_some() {
+        if matches!(state.weight, Weight::Elsewhere) {
             return None;
         }
         let after_step = state.is_after_step();
@@ -247,7 +304,8 @@ impl<B: Inner> Slot<B> {
     /// Whether this is still the weight.
     pub(crate) fn is_current(&self, snapshot: &Snapshot<B>) -> bool {
         let state = self.state();
-        state.ended.is_none() && snapshot.after_step == state.is_after_step()
+        let has_weight = !matches!(state.weight, Weight::Elsewhere);
+        state.ended.is_none() && has_weight && snapshot.after_step == state.is_after_step()
     }
 
     /// The weight of a model of which only the placeholder is known, if there is only one it can
@@ -259,7 +317,7 @@ impl<B: Inner> Slot<B> {
         if !is_leaf {
             copies.extend(state.moved.iter().filter_map(Weak::upgrade));
         }
-        if is_leaf && state.ended.is_none() {
+        if is_leaf && !matches!(state.weight, Weight::Elsewhere) {
             let same = copies
                 .iter()
                 .all(|copy| copy.after_step == state.is_after_step());
@@ -273,12 +331,13 @@ impl<B: Inner> Slot<B> {
 
     /// The parameter on the model's tape.
     pub(crate) fn on_tape(self: &Arc<Self>, directly: bool) -> Tracked<B> {
-        let session = self.session.upgrade();
+        let session = self.session();
         let place: Place = (self.id, false);
         let order = session.as_ref().map(|session| session.order_of(place));
         let (order, is_known) = order.unwrap_or((1, false));
         let mut state = self.state();
         state.used_directly |= directly;
+        state.scopes += usize::from(!directly);
         state.is_late = !is_known;
         if let Weight::Tapped(tapped) = &state.weight {
             return tapped.clone();
@@ -290,7 +349,7 @@ impl<B: Inner> Slot<B> {
             .leaf
             .as_ref()
             .expect("who has its weight has its leaf");
-        let tapped = tap::<B>(weight, leaf, below, owner);
+        let tapped = tap::<B>(weight, leaf, below, owner, &state.disarmed);
         if let Some(session) = session {
             session.tap_made(tapped.id(), place, order);
         }
@@ -298,23 +357,17 @@ impl<B: Inner> Slot<B> {
         tapped
     }
 
-    /// Whether a scope that is the last to use the parameter may step it at once.
-    pub(crate) fn is_for_scopes_alone(&self) -> bool {
+    /// Whether the scope that uses the parameter is the only use, so that it may step it at once. Of
+    /// several, nobody knows whether backward reaches them all; the tap does.
+    pub(crate) fn is_for_one_scope(&self) -> bool {
         let state = self.state();
-        !state.used_directly && !state.taken && state.ended.is_none()
+        !state.used_directly && state.scopes == 1 && !state.taken && state.ended.is_none()
     }
 
-    /// Takes the complete gradient. False: nobody wants it.
+    /// Takes the complete gradient, or gives it back if nobody wants it.
     pub(crate) fn take_gradient(&self, grad: Primitive<B>) -> Result<(), Primitive<B>> {
-        let session = self.session.upgrade();
         let mut state = self.state();
-        assert!(
-            state.ended != Some(Ended::Disarmed) || state.taken,
-            "gradient release: parameter {} was disarmed between the forward pass and this \
-             backward pass, which would lose its gradient; run backward before `disarm`, or the \
-             forward pass after it",
-            self.id
-        );
+        let session = state.session.upgrade();
         let is_armed = |session: &Arc<Session>| session.is_armed() && state.ended.is_none();
         let Some(session) = session.filter(is_armed) else {
             return Err(grad);
@@ -334,6 +387,8 @@ impl<B: Inner> Slot<B> {
                 });
                 Progress::count(&session.progress.held);
                 state.taken = true;
+                // Another forward pass gets another tap.
+                state.weight = Weight::Bare(state.weight.take(self.id));
             }
         }
         Ok(())
@@ -354,10 +409,10 @@ impl<B: Inner> Slot<B> {
         if weight.can_mut() {
             Progress::count(&session.progress.in_place);
         }
-        Progress::count(&session.progress.stepped);
         stepper.stepping = true;
         let weight = (self.step)(stepper, self.id, &self.path, weight, grad);
         stepper.stepping = false;
+        Progress::count(&session.progress.stepped);
         state.weight = Weight::Bare(weight);
         state.taken = true;
     }
@@ -377,14 +432,14 @@ impl<B: Inner> Slot<B> {
     /// Leaves under the leaf what says that the gradient was taken: `GradientsParams::from_grads`
     /// finds it.
     pub(crate) fn mark_taken(&self, grads: &mut Gradients) {
-        let (leaf, marker) = (self.leaf_id(), self.placeholder());
-        grads.register::<B>(leaf, marker);
+        let (leaf, mark) = (self.leaf_id(), self.state().mark.clone());
+        grads.register::<B>(leaf, mark);
     }
 }
 
 impl<B: Inner> TapOwner<B> for Slot<B> {
     fn complete(&self, tap: NodeId, grads: &mut Gradients, checkpointer: &Checkpointer) -> bool {
-        if let Some(session) = self.session.upgrade() {
+        if let Some(session) = self.session() {
             session.learn(tap, (self.id, false), checkpointer);
         }
         if !self.is_at(tap) {
@@ -446,13 +501,26 @@ impl<B: Inner> ArmedSlot for Slot<B> {
         Some(plain::<B>(self.state().sum.take()?))
     }
 
+    fn has_sum(&self) -> bool {
+        self.state().sum.is_some()
+    }
+
+    fn is_used(&self) -> bool {
+        let state = self.state();
+        state.used_directly || state.scopes > 0
+    }
+
     fn arm_for(&self, purpose: Purpose, sum: Option<DispatchTensor>) {
         let mut state = self.state();
         state.purpose = purpose;
-        state.sum = sum.map(primitive_of::<B>);
+        // What is there from an arming before stays.
+        state.sum = match (state.sum.take(), sum.map(primitive_of::<B>)) {
+            (Some(there), Some(more)) => Some(B::float_add(there, more)),
+            (there, more) => there.or(more),
+        };
     }
 
-    fn arm_again(&self, base: DispatchTensor) -> DispatchTensor {
+    fn arm_again(&self, session: &Arc<Session>, base: DispatchTensor) -> DispatchTensor {
         let autodiff = base.autodiff;
         let Some(BackendTensor::Autodiff(weight)) = B::unwrap(base.kind) else {
             panic!(
@@ -460,9 +528,8 @@ impl<B: Inner> ArmedSlot for Slot<B> {
                 self.id
             );
         };
-        let weight = weight.into_primitive();
-        let leaf = counted_leaf::<B>(placeholder::<B>(&weight));
-        *self.state() = State::new(weight, leaf.clone());
+        let (state, leaf) = State::arm(weight.into_primitive(), session);
+        *self.state() = state;
         DispatchTensor {
             kind: B::wrap(BackendTensor::Autodiff(leaf)),
             autodiff,
@@ -476,8 +543,15 @@ impl<B: Inner> ArmedSlot for Slot<B> {
     fn end(&self, how: Ended) -> DispatchTensor {
         let mut state = self.state();
         state.ended = Some(how);
+        state
+            .disarmed
+            .store(how == Ended::Disarmed && !state.taken, Ordering::Relaxed);
         state.leaf = None;
         plain::<B>(state.weight.take(self.id))
+    }
+
+    fn abandon(&self) {
+        self.state().ended = Some(Ended::Abandoned);
     }
 
     fn mapper(&self) -> Arc<dyn Any + Send + Sync> {

@@ -7,6 +7,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 
 use super::arming;
+use super::claims::check_claims;
 use super::error::{Refused, ReleaseError, expect};
 use super::survey::Survey;
 use crate::session::{FirstPass, Progress, Session};
@@ -20,6 +21,9 @@ use crate::slot::{Purpose, path_text};
 /// All but the last micro-batch of a window go through the accumulator; the last one is [armed with
 /// the sums](crate::ReleaseOptimizer::arm_accumulated). The sums are Burn's, bit for bit. At most
 /// they and one gradient exist at once, where Burn holds both in full.
+///
+/// From the first `arm` to the optimizer's `step` the model is armed: mappers and visitors see
+/// placeholders, `val()`, clones and records the weights.
 ///
 /// # Example
 ///
@@ -172,14 +176,9 @@ impl ReleaseAccumulator {
                 return Err(ReleaseError::AlreadyStepped { path });
             }
         }
-        Survey::of(model).check_own(&self.session, |slot| slot.fate().taken)?;
-        let mut unclaimed = Unclaimed {
-            session: &self.session,
-            grads,
-            error: None,
-        };
-        model.visit(&mut unclaimed);
-        unclaimed.error.map_or(Ok(()), Err)
+        let survey = Survey::of(model);
+        survey.check_own(&self.session, |slot| slot.fate().taken)?;
+        check_claims(&self.session, &survey, model, grads)
     }
 
     /// The sums of the window, which is over with that.
@@ -203,24 +202,6 @@ impl ReleaseAccumulator {
             return Err(ReleaseError::NotAccumulated { added, armed });
         }
         Ok(std::mem::take(&mut self.grads))
-    }
-}
-
-struct Unclaimed<'a> {
-    session: &'a Session,
-    grads: &'a GradientsParams,
-    error: Option<ReleaseError>,
-}
-
-impl ModuleVisitor for Unclaimed<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(slot) = self.session.slots().get(&param.id)
-            && slot.fate().taken
-            && self.grads.get::<D>(param.id).is_none()
-        {
-            let path = path_text(slot.path());
-            self.error.get_or_insert(ReleaseError::Unclaimed { path });
-        }
     }
 }
 

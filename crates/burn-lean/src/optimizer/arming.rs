@@ -11,14 +11,14 @@ use burn::module::{
 use burn::optim::GradientsParams;
 
 use super::one_param;
-use super::restoring::{end, restore_mappers};
+use super::restoring::{abandon, restore_mappers};
 use super::survey::{Survey, is_same, leaf_of};
 use crate::backend::{Inner, WithBackend, with_backend};
 use crate::parameter::{Found, Released};
 use crate::recompute::without_tape;
 use crate::session::Session;
-use crate::slot::{ArmedSlot, Ended, Path, Purpose, Slot};
-use crate::tape::{counted_leaf, is_placeholder, placeholder};
+use crate::slot::{ArmedSlot, Path, Purpose, Slot};
+use crate::tape::{begins_with_nan, is_placeholder};
 
 /// Arms a model that was checked. The sums are those of earlier micro-batches.
 pub(super) fn arm<M: Module>(
@@ -28,15 +28,26 @@ pub(super) fn arm<M: Module>(
     mut model: M,
     mut survey: Survey,
 ) -> M {
+    // After a backward has begun and panicked, the taps of its forward pass are of no use.
+    let is_unused = !session.progress.has_begun();
     let is_kept = |found: &Found| {
         let slots = session.slots();
         let own = slots.get(&found.id);
-        !found.is_copy && found.is_armed && own.is_some_and(|own| is_same(own, &found.slot))
+        let is_own = own.is_some_and(|own| is_same(own, &found.slot));
+        is_unused && is_own && found.is_armed && !found.is_copy
     };
-    if !survey.found.values().all(is_kept) {
+    let is_in_place = session
+        .slots()
+        .keys()
+        .all(|id| survey.found.contains_key(id));
+    if !survey.found.values().all(is_kept) || !is_in_place {
+        session.progress.reset();
         if survey.has_adapters {
             // Their reparameterizations stay with the model from step to step.
-            model = model.map(&mut ArmAgain { survey: &survey });
+            model = model.map(&mut ArmAgain {
+                session,
+                survey: &survey,
+            });
             for (id, found) in survey.found.iter().filter(|(_, found)| found.has_ended) {
                 session.slots().insert(*id, found.slot.clone());
             }
@@ -48,7 +59,7 @@ pub(super) fn arm<M: Module>(
                 .map(|(id, found)| (*id, found.slot.mapper()));
             let mappers: HashMap<_, _> = mappers.collect();
             model = restore_mappers(without_tape(|| model.materialize()), &mappers);
-            end(session, Ended::Disarmed);
+            abandon(session);
             survey.found.clear();
         }
     }
@@ -73,17 +84,30 @@ pub(super) fn arm<M: Module>(
     model
 }
 
+/// Makes an ordinary model of what another arming has left, or of a copy that was taken in the middle of
+/// one.
+pub(super) fn settle<M: Module>(model: M, survey: &Survey) -> M {
+    let mappers = survey
+        .found
+        .iter()
+        .map(|(id, found)| (*id, found.slot.mapper()));
+    let mappers: HashMap<_, _> = mappers.collect();
+    restore_mappers(without_tape(|| model.materialize()), &mappers)
+}
+
 /// Moves weights into the slots that the reparameterizations of a model have.
 struct ArmAgain<'a> {
+    session: &'a Arc<Session>,
     survey: &'a Survey,
 }
 
 impl ModuleMapper for ArmAgain<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         match self.survey.found.get(&param.id) {
-            Some(found) if found.has_ended && param.is_require_grad() => {
-                param.map(|base| Tensor::from_dispatch(found.slot.arm_again(base.into_dispatch())))
-            }
+            Some(found) if found.has_ended && param.is_require_grad() => param.map(|base| {
+                let base = found.slot.arm_again(self.session, base.into_dispatch());
+                Tensor::from_dispatch(base)
+            }),
             _ => param,
         }
     }
@@ -134,18 +158,16 @@ impl<const D: usize> WithBackend for ArmOne<'_, D> {
         let BackendTensor::Autodiff(weight) = base else {
             unreachable!("the survey has seen its node");
         };
-        let weight = weight.into_primitive();
-        let leaf = counted_leaf::<B>(placeholder::<B>(&weight));
-        let base = B::tracked::<D>(leaf.clone(), self.autodiff);
-        let slot = Arc::new(Slot::<B>::new(
+        let (slot, leaf) = Slot::<B>::arm(
             self.id,
             self.path,
-            weight,
-            leaf,
+            weight.into_primitive(),
             self.session,
             one_param::step::<B, D>,
             Arc::new(self.mapper.clone()),
-        ));
+        );
+        let base = B::tracked::<D>(leaf, self.autodiff);
+        let slot = Arc::new(slot);
         self.session.slots().insert(self.id, slot.clone());
         let behind = Arc::downgrade(&slot);
         let saved = self.mapper.clone();
@@ -161,6 +183,11 @@ fn weight_to_save<B: Inner, const D: usize>(slot: &Weak<Slot<B>>, base: Tensor<D
     let leaf = slot.as_ref().map(|slot| ArmedSlot::leaf_id(slot.as_ref()));
     let is_leaf = leaf.is_some() && leaf_of(base.clone()) == leaf;
     if !is_leaf && !is_placeholder(base.clone()) {
+        assert!(
+            !begins_with_nan(base.clone()),
+            "gradient release: this record would be of something computed from the placeholders of an armed \
+             model; compute from `copy.materialize()`, or between `step` and `arm`"
+        );
         return base;
     }
     let weight = slot.and_then(|slot| slot.weight_behind(is_leaf));

@@ -42,6 +42,36 @@ pub enum ReleaseError {
         path: String,
     },
 
+    /// A gradient was changed after its parameter was stepped with it.
+    #[error(
+        "the gradient of {path} was changed, or added to another, after backward had stepped with \
+         it; ask for what is to be done to gradients before (`with_grad_clipping` of the \
+         optimizer, `arm_accumulated` for micro-batches), or do not arm for this step"
+    )]
+    GradientChanged {
+        /// Where the parameter is in the model.
+        path: String,
+    },
+
+    /// Something was computed from the placeholder of an armed parameter.
+    #[error(
+        "{path} was computed from the placeholder that it has while it is armed (by a mapper, by \
+         `Param::map`, by another optimizer): its weight is lost; load the last checkpoint, and \
+         change weights between `step` and `arm`"
+    )]
+    Placeholder {
+        /// Where the parameter is in the model.
+        path: String,
+    },
+
+    /// No forward pass was made with the armed model.
+    #[error(
+        "no forward pass was made with the model since it was armed, and no gradient is given: \
+         those of a forward pass made before `arm` are lost; arm before the forward pass, or \
+         `disarm` to take the arming back"
+    )]
+    NoForward,
+
     /// The model is not the one whose parameters were stepped.
     #[error(
         "{path} was stepped inside backward, but the model given is not the one that was armed (or \
@@ -102,6 +132,13 @@ pub enum ReleaseError {
         /// Parameters armed.
         armed: usize,
     },
+
+    /// The sums of earlier micro-batches are with the model.
+    #[error(
+        "the model was armed with the sums of earlier micro-batches, which would be lost; `step` \
+         steps with them, also without another gradient"
+    )]
+    Accumulated,
 
     /// Two parameters of the model have one id.
     #[error(

@@ -2,6 +2,7 @@
 
 mod accumulator;
 mod arming;
+mod claims;
 mod error;
 mod one_param;
 mod release_optimizer;

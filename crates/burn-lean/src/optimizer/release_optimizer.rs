@@ -8,6 +8,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 
 use super::arming;
+use super::claims::{check_bases, check_claims};
 use super::error::{Refused, ReleaseError, expect};
 use super::report::{Outcome, StepReport};
 use super::restoring::restore;
@@ -208,9 +209,15 @@ impl ReleaseOptimizer {
     ///   model that was armed.
     pub fn try_disarm<M: Module>(&mut self, model: M) -> Result<M, Refused<M>> {
         let survey = Survey::of(&model);
-        let checked = self
-            .check_unfinished()
-            .and_then(|()| survey.check_own(&self.session, |_| true));
+        let checked = self.check_unfinished().and_then(|()| {
+            survey.check_own(&self.session, |_| true)?;
+            check_bases(&self.session, &model)?;
+            let slots = self.session.slots();
+            match slots.values().any(|slot| slot.has_sum()) {
+                true => Err(ReleaseError::Accumulated),
+                false => Ok(()),
+            }
+        });
         match checked {
             Ok(()) => Ok(restore(
                 &self.session,
@@ -263,6 +270,11 @@ impl ReleaseOptimizer {
         if let Err(error) = self.check_step(&lr, &model, &grads, &survey) {
             return Err(Refused::with_grads(model, grads, error));
         }
+        let model = match self.is_armed() || survey.has_adapters || survey.found.is_empty() {
+            true => model,
+            // An accumulator has left it as it was in the last micro-batch.
+            false => arming::settle(model, &survey),
+        };
         let mut report = StepReport {
             in_place: Progress::get(&self.session.progress.in_place),
             is_plain: self.session.is_plain(),
@@ -321,14 +333,7 @@ impl ReleaseOptimizer {
         }
         drop((slots, stepper));
         survey.check_own(&self.session, |slot| slot.fate().taken)?;
-        let mut claims = Claims {
-            session: &self.session,
-            grads,
-            survey,
-            error: None,
-        };
-        model.visit(&mut claims);
-        claims.error.map_or(Ok(()), Err)
+        check_claims(&self.session, survey, model, grads)
     }
 
     /// Whether a model is armed.
@@ -411,39 +416,6 @@ impl ReleaseOptimizer {
     }
 }
 
-/// Looks whether each gradient that was stepped with was also asked for, and no other is in the
-/// way.
-struct Claims<'a> {
-    session: &'a Session,
-    grads: &'a GradientsParams,
-    survey: &'a Survey,
-    error: Option<ReleaseError>,
-}
-
-impl ModuleVisitor for Claims<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let has_gradient = self.grads.get::<D>(param.id).is_some();
-        let slot = self.session.slots().get(&param.id).cloned();
-        match slot {
-            Some(slot) if slot.fate().taken && !has_gradient => {
-                let path = path_text(slot.path());
-                self.error.get_or_insert(ReleaseError::Unclaimed { path });
-            }
-            None if has_gradient => {
-                let found = self.survey.found.get(&param.id);
-                if let Some(found) = found.filter(|found| !found.has_ended) {
-                    let path = path_text(found.slot.path());
-                    self.error.get_or_insert(match found.is_armed {
-                        true => ReleaseError::ArmedElsewhere { path },
-                        false => ReleaseError::Copy { path },
-                    });
-                }
-            }
-            _ => {}
-        }
-    }
-}
-
 /// Takes out of the gradients what was stepped with, and reports.
 struct Finish<'a> {
     session: &'a Session,
@@ -453,11 +425,12 @@ struct Finish<'a> {
 
 impl ModuleVisitor for Finish<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !param.is_require_grad() {
-            return;
-        }
         let id: ParamId = param.id;
         let slot = self.session.slots().get(&id).cloned();
+        // What was frozen since was stepped all the same.
+        if slot.is_none() && !param.is_require_grad() {
+            return;
+        }
         let fate = slot.as_ref().map(|slot| slot.fate());
         if let Some(fate) = fate.filter(|fate| fate.taken) {
             self.grads.remove::<D>(id);

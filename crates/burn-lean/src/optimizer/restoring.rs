@@ -17,8 +17,8 @@ pub(super) fn restore<M: Module>(session: &Session, how: Ended, model: M, has_ad
     let slots = std::mem::take(&mut *session.slots());
     let model = model.map(&mut Restore { slots: &slots, how });
     for slot in slots.values().filter(|slot| !slot.has_ended()) {
-        // Its parameter is no longer in the model, or something else was loaded into it.
-        slot.end(how);
+        // Its parameter is not in the model, or something else was loaded into it.
+        slot.abandon();
     }
     session.set_armed(false);
     match has_adapters {
@@ -28,10 +28,10 @@ pub(super) fn restore<M: Module>(session: &Session, how: Ended, model: M, has_ad
     }
 }
 
-/// Ends the arming of a model that is gone.
-pub(super) fn end(session: &Session, how: Ended) {
+/// Ends the arming of a model in whose place another is armed. Who still has it reads its weights.
+pub(super) fn abandon(session: &Session) {
     for slot in session.slots().drain().map(|(_, slot)| slot) {
-        slot.end(how);
+        slot.abandon();
     }
     session.set_armed(false);
 }

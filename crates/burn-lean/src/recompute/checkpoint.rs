@@ -5,11 +5,11 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use burn::Tensor;
-use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor};
+use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Device;
 
-use crate::backend::{Inner, Tracked, WithBackend, with_backend};
+use crate::backend::{Inner, Tracked, WithBackend, reading_waits, with_backend};
 use crate::parameter::{find, shared};
 use crate::recompute::node::{Again, Parents, scope_node};
 use crate::recompute::random::Seed;
@@ -80,8 +80,9 @@ where
         return forward(module, input);
     }
 
+    let waits = inputs.kind.as_ref().is_some_and(reading_waits);
     let run = || recording(|| forward(&kept, constant.clone()));
-    let ((output, slots), seed) = Seed::run(&device, reading_waits(&device), run);
+    let ((output, slots), seed) = Seed::run(&device, waits, run);
 
     let mut outputs = Vec::new();
     let output = output.map(&mut MapTensor(&mut |tensor| {
@@ -129,6 +130,7 @@ where
 #[derive(Default)]
 struct Inputs {
     device: Option<Device>,
+    kind: Option<DispatchTensorKind>,
     /// Each float of the input, if it needs a gradient.
     tracked: Vec<Option<DispatchTensor>>,
 }
@@ -142,18 +144,9 @@ impl Inputs {
         // What is done here does not depend on the rank.
         let float = Tensor::<1>::from_dispatch(tensor.clone());
         self.device.get_or_insert_with(|| float.device());
+        self.kind.get_or_insert_with(|| tensor.kind.clone());
         self.tracked.push(is_tracked(&tensor).then_some(tensor));
         float.set_require_grad(false).into_dispatch()
-    }
-}
-
-/// Whether the device computes while the program goes on.
-fn reading_waits(device: &Device) -> bool {
-    let probe = Tensor::<1>::empty([1], &device.clone().inner());
-    match probe.into_dispatch().kind {
-        #[cfg(feature = "cube")]
-        burn::backend::DispatchTensorKind::Cube(_) => true,
-        _ => false,
     }
 }
 

@@ -18,7 +18,7 @@ use burn::tensor::{FloatDType, Shape};
 use crate::backend::{Inner, Primitive, Tracked};
 use crate::recompute::scope::{Mode, Part, PartOutcome, mode, part_of, replaying};
 use crate::slot::Slot;
-use crate::tape::{is_last_request, negative_zeros};
+use crate::tape::negative_zeros;
 
 /// What a scope takes gradients to.
 pub(crate) struct Parents<B: Inner> {
@@ -157,13 +157,11 @@ pub(crate) fn scope_node<B: Inner>(
         .collect();
     guards.extend(parents.leaves.iter().map(Tracked::<B>::node));
     let mut uses = Vec::new();
-    let mut counted = Vec::new();
     for slot in parents.slots {
         let (tap, part) = if is_in_scope {
             let tap = crate::recompute::replayed(&slot);
             (tap, part_of(&slot))
         } else {
-            counted.extend(slot.leaf());
             (slot.on_tape(false), None)
         };
         guards.push(tap.node());
@@ -188,12 +186,7 @@ pub(crate) fn scope_node<B: Inner>(
             .compute_bound()
             .stateful()
         {
-            OpsKind::Tracked(mut prep) => {
-                for leaf in &counted {
-                    prep.checkpoint(leaf);
-                }
-                prep.finish(state, scalar::<B>(&device))
-            }
+            OpsKind::Tracked(prep) => prep.finish(state, scalar::<B>(&device)),
             OpsKind::UnTracked(_) => unreachable!("a scope without gradients has no node"),
         };
     outputs
@@ -218,12 +211,7 @@ pub(crate) fn scope_node<B: Inner>(
 impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
     type State = State<B>;
 
-    fn backward(
-        self,
-        ops: Ops<State<B>, WIDTH>,
-        grads: &mut Gradients,
-        checkpointer: &mut Checkpointer,
-    ) {
+    fn backward(self, ops: Ops<State<B>, WIDTH>, grads: &mut Gradients, _: &mut Checkpointer) {
         let scope = ops
             .state
             .0
@@ -240,14 +228,11 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
         let of_outputs =
             std::mem::take(&mut *outputs.lock().unwrap_or_else(PoisonError::into_inner));
 
-        let mut last = Vec::new();
-        for used in &uses {
-            if used.part.is_none() && is_last_request(used.slot.leaf_id(), checkpointer) {
-                last.push(Arc::as_ptr(&used.slot) as usize);
-            }
+        for session in uses.iter().filter_map(|used| used.slot.session()) {
+            session.progress.begin();
         }
-
-        let (run, parts) = replaying::<B, _>(last, again);
+        let is_outermost = uses.iter().all(|used| used.part.is_none());
+        let (run, parts) = replaying::<B, _>(is_outermost, again);
         // Where the tape of the scope begins: the sums of what came later on the tape around it.
         let mut seeds: Vec<(NodeId, Primitive<B>)> = Vec::new();
         for (output, grad) in run.outputs.iter().zip(of_outputs) {

@@ -28,6 +28,8 @@ pub(crate) enum Mode {
 
 struct State {
     mode: Mode,
+    /// Whether the scope that is computed again is in no other.
+    is_outermost: bool,
     /// By the address of the slot: an `Arc<Slot<B>>` or an `Arc<Part<B>>`.
     slots: HashMap<usize, Box<dyn Any>>,
     /// The same, in the order of their first use.
@@ -42,6 +44,7 @@ impl State {
     fn new(mode: Mode) -> Self {
         Self {
             mode,
+            is_outermost: false,
             slots: HashMap::new(),
             order: Vec::new(),
         }
@@ -95,8 +98,8 @@ pub(crate) fn record<B: Inner>(slot: &Arc<Slot<B>>) {
 /// A parameter on the tape of a scope that backward computes again.
 pub(crate) struct Part<B: Inner> {
     slot: Arc<Slot<B>>,
-    /// The scope is the last that uses the parameter: its gradient is complete once the scope's is.
-    is_last: bool,
+    /// The scope is on the tape of the model, and not in another one.
+    is_outermost: bool,
     state: Mutex<PartState<B>>,
 }
 
@@ -145,7 +148,7 @@ impl<B: Inner> Part<B> {
 
 impl<B: Inner> TapOwner<B> for Part<B> {
     fn complete(&self, tap: NodeId, grads: &mut Gradients, checkpointer: &Checkpointer) -> bool {
-        if let Some(session) = self.slot.session.upgrade() {
+        if let Some(session) = self.slot.session() {
             session.learn(tap, (self.slot.id, true), checkpointer);
         }
         let mut state = self.state();
@@ -153,7 +156,7 @@ impl<B: Inner> TapOwner<B> for Part<B> {
         let Some(grad) = state.tap.take().and_then(|tap| tap.grad_remove(grads)) else {
             return true;
         };
-        if self.is_last && self.slot.is_for_scopes_alone() {
+        if self.is_outermost && self.slot.is_for_one_scope() {
             match self.slot.take_gradient(grad) {
                 Ok(()) => state.taken = true,
                 Err(grad) => state.grad = Some(grad),
@@ -165,16 +168,13 @@ impl<B: Inner> TapOwner<B> for Part<B> {
     }
 }
 
-/// Runs a scope on a tape of its own, and returns the parameters it has used. `last` has the
-/// addresses of the slots that no other scope will use after it.
+/// Runs a scope on a tape of its own, and returns the parameters it has used.
 pub(crate) fn replaying<B: Inner, R>(
-    last: Vec<usize>,
+    is_outermost: bool,
     run: impl FnOnce() -> R,
 ) -> (R, Vec<Arc<Part<B>>>) {
     let mut state = State::new(Mode::Replaying);
-    for at in last {
-        state.slots.insert(at, Box::new(()));
-    }
+    state.is_outermost = is_outermost;
     let (result, mut state) = within(state, run);
     let parts = state.order.iter().filter_map(|at| state.slots.remove(at));
     (
@@ -192,7 +192,7 @@ pub(crate) fn replayed<B: Inner>(slot: &Arc<Slot<B>>) -> Tracked<B> {
         let tap = part.state().tap.clone();
         return tap.expect("a scope runs before its backward pass");
     }
-    let session = slot.session.upgrade();
+    let session = slot.session();
     let place: Place = (slot.id, true);
     let order = session
         .as_ref()
@@ -203,13 +203,13 @@ pub(crate) fn replayed<B: Inner>(slot: &Arc<Slot<B>>) -> Tracked<B> {
     let leaf = <Tracked<B>>::new(slot.placeholder()).require_grad();
     let part = Arc::new_cyclic(|part: &Weak<Part<B>>| {
         let owner: Weak<dyn TapOwner<B>> = part.clone();
-        let tapped = tap::<B>(weight, &leaf, below, owner);
+        let tapped = tap::<B>(weight, &leaf, below, owner, &Arc::default());
         if let Some(session) = session {
             session.tap_made(tapped.id(), place, order);
         }
         Part {
             slot: slot.clone(),
-            is_last: STATE.with_borrow(|state| state.slots.contains_key(&at)),
+            is_outermost: STATE.with_borrow(|state| state.is_outermost),
             state: Mutex::new(PartState {
                 tap: Some(tapped),
                 taken: false,

@@ -4,10 +4,8 @@ mod ladder;
 mod orders;
 mod placeholder;
 mod tap;
-mod witness;
 
 pub(crate) use ladder::{Clock, Ladder};
 pub(crate) use orders::Reached;
-pub(crate) use placeholder::{begins_with_nan, is_placeholder, placeholder};
+pub(crate) use placeholder::{begins_with_nan, is_placeholder, placeholder_element};
 pub(crate) use tap::{TapOwner, negative_zeros, tap};
-pub(crate) use witness::{counted_leaf, is_last_request};

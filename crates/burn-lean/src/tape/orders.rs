@@ -87,8 +87,12 @@ impl Reached {
                 if chains.contains(consumer) {
                     return allowed[consumer].saturating_sub(1);
                 }
+                // A leaf that an earlier pass has reached is not among the nodes.
                 let others = parents.iter().filter(|parent| *parent != node);
-                others.map(|parent| orders[parent]).max().unwrap_or(0)
+                others
+                    .filter_map(|parent| orders.get(parent).copied())
+                    .max()
+                    .unwrap_or(0)
             });
             // A sum of two has no order. Of more, chains would move among direct uses.
             let mut in_chains = uses

@@ -9,20 +9,20 @@ use crate::backend::{Inner, Primitive};
 /// A signaling NaN: copies keep its bits, and whatever is computed from it has others.
 const BITS: u32 = 0x7f8a_75e5;
 
-/// One element that looks like all: no memory, and a NaN to whoever reads around `Param::val`.
-pub(crate) fn placeholder<B: Inner>(weight: &Primitive<B>) -> Primitive<B> {
-    let shape = weight.shape();
-    let one = Shape::from(vec![1; shape.num_dims()]);
+/// The one element of a placeholder, of the weight's rank and type. Expanded to the weight's shape it takes no
+/// memory, and is a NaN to whoever reads around `Param::val`.
+pub(crate) fn placeholder_element<B: Inner>(weight: &Primitive<B>) -> Primitive<B> {
+    let one = Shape::from(vec![1; weight.shape().num_dims()]);
     let data = TensorData::new(vec![f32::from_bits(BITS)], one);
     let data = match weight.dtype() {
         DType::F32 => data,
         // Fewer bits leave nothing to tell it from another NaN.
         dtype => data.convert_dtype(dtype),
     };
-    B::float_expand(B::float_from_data(data, &weight.device()), shape)
+    B::float_from_data(data, &weight.device())
 }
 
-/// Whether a tensor is one that [`placeholder`] made. Reads one element.
+/// Whether a tensor is a placeholder, and was not computed from one. Reads one element.
 pub(crate) fn is_placeholder<const D: usize>(tensor: Tensor<D>) -> bool {
     if tensor.shape().num_elements() == 0 {
         return false;

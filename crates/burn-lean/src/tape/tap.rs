@@ -2,7 +2,8 @@
 //! after those of all consumers that a pass reaches, when the gradient of the parameter is
 //! complete.
 
-use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use burn::backend::TensorMetadata;
 use burn::backend::autodiff::NodeId;
@@ -27,6 +28,7 @@ struct Tap;
 struct State<B: Inner> {
     owner: Weak<dyn TapOwner<B>>,
     leaf: NodeId,
+    disarmed: Arc<AtomicBool>,
     /// Of the shape and type of the gradient, without memory.
     placeholder: Primitive<B>,
 }
@@ -36,6 +38,7 @@ impl<B: Inner> Clone for State<B> {
         Self {
             owner: self.owner.clone(),
             leaf: self.leaf,
+            disarmed: self.disarmed.clone(),
             placeholder: self.placeholder.clone(),
         }
     }
@@ -61,8 +64,14 @@ impl<B: Inner> Backward<B, 2> for Tap {
         let State {
             owner,
             leaf,
+            disarmed,
             placeholder,
         } = ops.state;
+        assert!(
+            !disarmed.load(Ordering::Relaxed),
+            "gradient release: the model was disarmed between the forward pass and this backward pass, \
+             which would lose its gradients; run backward before `disarm`, or the forward pass after it"
+        );
         if let Some(owner) = owner.upgrade()
             && owner.complete(ops.node.id, grads, checkpointer)
         {
@@ -82,10 +91,12 @@ pub(crate) fn tap<B: Inner>(
     leaf: &Tracked<B>,
     below: NodeGuard,
     owner: Weak<dyn TapOwner<B>>,
+    disarmed: &Arc<AtomicBool>,
 ) -> Tracked<B> {
     let state = State {
         owner,
         leaf: leaf.id(),
+        disarmed: disarmed.clone(),
         placeholder: leaf.primitive().clone(),
     };
     match <Tap as Backward<B, 2>>::prepare::<NoCheckpointing>(Tap, [leaf.node(), below])

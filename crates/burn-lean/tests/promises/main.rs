@@ -1,4 +1,17 @@
 //! What burn-lean promises, one module per promise.
 
+mod accumulation;
+mod adapters;
+mod copies;
+mod edges;
+mod equality;
 mod harness;
+mod layers;
+mod memory;
+mod misc;
+mod modules;
+mod optimizers;
+mod scopes;
+mod small;
 mod smoke;
+mod threads;

@@ -1,0 +1,120 @@
+//! A look at the gradients that a step, or a micro-batch, is ended with.
+
+use burn::Tensor;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+
+use super::error::ReleaseError;
+use super::survey::{Survey, leaf_of};
+use crate::backend::reading_waits;
+use crate::session::Session;
+use crate::slot::{ArmedSlot, path_text};
+use crate::tape::{begins_with_nan, is_placeholder};
+
+/// Whether each gradient that was taken inside backward was also asked for, and is what was left in its
+/// place; and whether the parameters are still those that were armed.
+pub(super) fn check_claims<M: Module>(
+    session: &Session,
+    survey: &Survey,
+    model: &M,
+    grads: &GradientsParams,
+) -> Result<(), ReleaseError> {
+    let mut claims = Claims {
+        session,
+        grads,
+        survey,
+        has_gradients: false,
+        error: None,
+    };
+    model.visit(&mut claims);
+    if let Some(error) = claims.error {
+        return Err(error);
+    }
+    let slots = session.slots();
+    let is_used = slots.values().any(|slot| slot.is_used() || slot.has_sum());
+    match slots.is_empty() || is_used || claims.has_gradients {
+        true => Ok(()),
+        false => Err(ReleaseError::NoForward),
+    }
+}
+
+/// Whether the parameters of a model are still those that were armed, or were loaded since.
+pub(super) fn check_bases<M: Module>(session: &Session, model: &M) -> Result<(), ReleaseError> {
+    struct Bases<'a>(&'a Session, Option<ReleaseError>);
+    impl ModuleVisitor for Bases<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(slot) = self.0.slots().get(&param.id)
+                && is_computed(slot.as_ref(), param.base())
+            {
+                let path = path_text(slot.path());
+                self.1.get_or_insert(ReleaseError::Placeholder { path });
+            }
+        }
+    }
+    let mut bases = Bases(session, None);
+    model.visit(&mut bases);
+    bases.1.map_or(Ok(()), Err)
+}
+
+/// Whether a base is neither the placeholder nor a weight.
+fn is_computed<const D: usize>(slot: &dyn ArmedSlot, base: Tensor<D>) -> bool {
+    is_replaced(slot, base.clone()) && begins_with_nan(base)
+}
+
+fn is_replaced<const D: usize>(slot: &dyn ArmedSlot, base: Tensor<D>) -> bool {
+    leaf_of(base.clone()) != Some(slot.leaf_id()) && !is_placeholder(base)
+}
+
+struct Claims<'a> {
+    session: &'a Session,
+    grads: &'a GradientsParams,
+    survey: &'a Survey,
+    has_gradients: bool,
+    error: Option<ReleaseError>,
+}
+
+impl Claims<'_> {
+    fn check<const D: usize>(&mut self, param: &Param<Tensor<D>>) -> Result<(), ReleaseError> {
+        let grad = self.grads.get::<D>(param.id);
+        self.has_gradients |= grad.is_some();
+        let slot = self.session.slots().get(&param.id).cloned();
+        let Some(slot) = slot else {
+            let found = self.survey.found.get(&param.id).filter(|_| grad.is_some());
+            let Some(found) = found.filter(|found| found.is_copy || found.is_armed) else {
+                return Ok(());
+            };
+            let path = path_text(found.slot.path());
+            return Err(match found.is_copy {
+                true => ReleaseError::Copy { path },
+                false => ReleaseError::ArmedElsewhere { path },
+            });
+        };
+        let path = || path_text(slot.path());
+        if is_computed(slot.as_ref(), param.base()) {
+            return Err(ReleaseError::Placeholder { path: path() });
+        }
+        if slot.fate().taken && is_replaced(slot.as_ref(), param.base()) {
+            return Err(ReleaseError::WrongModel { path: path() });
+        }
+        if !slot.fate().taken {
+            return Ok(());
+        }
+        let Some(grad) = grad else {
+            return Err(ReleaseError::Unclaimed { path: path() });
+        };
+        let waits = reading_waits(&grad.clone().into_dispatch().kind);
+        let is_mark = grad.dims() == [1; D] && (waits || is_placeholder(grad));
+        match is_mark {
+            true => Ok(()),
+            false => Err(ReleaseError::GradientChanged { path: path() }),
+        }
+    }
+}
+
+impl ModuleVisitor for Claims<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Err(error) = self.check(param) {
+            self.error.get_or_insert(error);
+        }
+    }
+}
