@@ -13,7 +13,7 @@ use burn::tensor::Device;
 use crate::backend::{Inner, Primitive, Tracked};
 use crate::recompute::{self, Mode};
 use crate::slot::{ArmedSlot, Slot, Snapshot};
-use crate::tape::{begins_with_nan, is_placeholder, tap};
+use crate::tape::{is_computed_from_placeholder, is_placeholder, tap};
 
 thread_local! {
     /// Clones share the slot, instead of keeping the weight as it is.
@@ -96,7 +96,7 @@ trait Held: Send + Sync + std::fmt::Debug {
 /// Looks into the base of the parameter.
 struct Looks<'a> {
     is_placeholder: &'a dyn Fn() -> bool,
-    begins_with_nan: &'a dyn Fn() -> bool,
+    is_computed: &'a dyn Fn() -> bool,
 }
 
 #[derive(Debug)]
@@ -140,7 +140,7 @@ impl<B: Inner> Holder<B> {
             UNKNOWN => {
                 let is_placeholder = (looks.is_placeholder)();
                 assert!(
-                    is_placeholder || !(looks.begins_with_nan)(),
+                    is_placeholder || !(looks.is_computed)(),
                     "gradient release: something was computed from the placeholder that parameter {} \
                      has while it is armed (by a mapper, an average, another optimizer); read it with \
                      `val()`, or make a copy an ordinary model with `materialize()` before",
@@ -159,6 +159,7 @@ impl<B: Inner> Holder<B> {
         if !self.is_the_slots() {
             return self.read_over(leaf);
         }
+        self.slot.mark_used();
         match recompute::mode() {
             Mode::Tape => self.slot.on_tape(true),
             Mode::Recording => {
@@ -200,6 +201,7 @@ impl<B: Inner> Held for Holder<B> {
                 tracked(self.read_armed(&base))
             }
             Some(BackendTensor::Autodiff(leaf)) if self.has_placeholder(looks) => {
+                self.slot.mark_used();
                 if leaf.is_tracked() {
                     tracked(self.read_over(&leaf))
                 } else {
@@ -289,7 +291,7 @@ impl Reparameterization for Released {
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let looks = Looks {
             is_placeholder: &|| is_placeholder(base.clone()),
-            begins_with_nan: &|| begins_with_nan(base.clone()),
+            is_computed: &|| is_computed_from_placeholder(base.clone()),
         };
         Tensor::from_dispatch(self.0.read(base.clone().into_dispatch(), &looks))
     }

@@ -38,6 +38,8 @@ pub(crate) trait ArmedSlot: Send + Sync + std::fmt::Debug {
     fn has_ended(&self) -> bool;
     /// Ends the arming, and returns the weight.
     fn end(&self, how: Ended) -> DispatchTensor;
+    /// Ends a micro-batch: the next gradient is no second one.
+    fn rest(&self);
     /// Ends the arming, and keeps the weight: whoever has the slot's placeholder reads it.
     fn abandon(&self);
     /// The `ParamMapper` of the parameter.
@@ -95,6 +97,8 @@ struct State<B: Inner> {
     second: bool,
     /// Stepped where all gradients exist.
     is_late: bool,
+    /// Read, on a tape or not.
+    is_used: bool,
     /// Used on the model's tape, outside of every scope that backward computes again.
     used_directly: bool,
     /// Scopes that use it.
@@ -125,6 +129,7 @@ impl<B: Inner> State<B> {
             taken: false,
             second: false,
             is_late: false,
+            is_used: false,
             used_directly: false,
             scopes: 0,
             ended: None,
@@ -212,6 +217,7 @@ impl<B: Inner> Slot<B> {
             taken: false,
             second: false,
             is_late: false,
+            is_used: false,
             used_directly: false,
             scopes: 0,
             ended: Some(Ended::Finished),
@@ -355,6 +361,10 @@ impl<B: Inner> Slot<B> {
         }
         state.weight = Weight::Tapped(tapped.clone());
         tapped
+    }
+
+    pub(crate) fn mark_used(&self) {
+        self.state().is_used = true;
     }
 
     /// Whether the scope that uses the parameter is the only use, so that it may step it at once. Of
@@ -506,8 +516,7 @@ impl<B: Inner> ArmedSlot for Slot<B> {
     }
 
     fn is_used(&self) -> bool {
-        let state = self.state();
-        state.used_directly || state.scopes > 0
+        self.state().is_used
     }
 
     fn arm_for(&self, purpose: Purpose, sum: Option<DispatchTensor>) {
@@ -548,6 +557,10 @@ impl<B: Inner> ArmedSlot for Slot<B> {
             .store(how == Ended::Disarmed && !state.taken, Ordering::Relaxed);
         state.leaf = None;
         plain::<B>(state.weight.take(self.id))
+    }
+
+    fn rest(&self) {
+        self.state().taken = false;
     }
 
     fn abandon(&self) {

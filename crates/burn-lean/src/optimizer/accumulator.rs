@@ -164,6 +164,9 @@ impl ReleaseAccumulator {
         model.visit(&mut sums);
         self.grads = sums.sums;
         self.session.progress.reset();
+        for slot in self.session.slots().values() {
+            slot.rest();
+        }
         // The slots keep the weights until the model is armed again, and take no gradient.
         self.session.set_armed(false);
         Ok(())

@@ -18,7 +18,7 @@ use crate::parameter::{Found, Released};
 use crate::recompute::without_tape;
 use crate::session::Session;
 use crate::slot::{ArmedSlot, Path, Purpose, Slot};
-use crate::tape::{begins_with_nan, is_placeholder};
+use crate::tape::{is_computed_from_placeholder, is_placeholder};
 
 /// Arms a model that was checked. The sums are those of earlier micro-batches.
 pub(super) fn arm<M: Module>(
@@ -184,7 +184,7 @@ fn weight_to_save<B: Inner, const D: usize>(slot: &Weak<Slot<B>>, base: Tensor<D
     let is_leaf = leaf.is_some() && leaf_of(base.clone()) == leaf;
     if !is_leaf && !is_placeholder(base.clone()) {
         assert!(
-            !begins_with_nan(base.clone()),
+            !is_computed_from_placeholder(base.clone()),
             "gradient release: this record would be of something computed from the placeholders of an armed \
              model; compute from `copy.materialize()`, or between `step` and `arm`"
         );

@@ -5,11 +5,11 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 
 use super::error::ReleaseError;
-use super::survey::{Survey, leaf_of};
+use super::survey::{Survey, is_same, leaf_of};
 use crate::backend::reading_waits;
 use crate::session::Session;
 use crate::slot::{ArmedSlot, path_text};
-use crate::tape::{begins_with_nan, is_placeholder};
+use crate::tape::{is_computed_from_placeholder, is_placeholder};
 
 /// Whether each gradient that was taken inside backward was also asked for, and is what was left in its
 /// place; and whether the parameters are still those that were armed.
@@ -32,7 +32,7 @@ pub(super) fn check_claims<M: Module>(
     }
     let slots = session.slots();
     let is_used = slots.values().any(|slot| slot.is_used() || slot.has_sum());
-    match slots.is_empty() || is_used || claims.has_gradients {
+    match !session.is_armed() || slots.is_empty() || is_used || claims.has_gradients {
         true => Ok(()),
         false => Err(ReleaseError::NoForward),
     }
@@ -58,7 +58,7 @@ pub(super) fn check_bases<M: Module>(session: &Session, model: &M) -> Result<(),
 
 /// Whether a base is neither the placeholder nor a weight.
 fn is_computed<const D: usize>(slot: &dyn ArmedSlot, base: Tensor<D>) -> bool {
-    is_replaced(slot, base.clone()) && begins_with_nan(base)
+    is_replaced(slot, base.clone()) && is_computed_from_placeholder(base)
 }
 
 fn is_replaced<const D: usize>(slot: &dyn ArmedSlot, base: Tensor<D>) -> bool {
@@ -90,7 +90,11 @@ impl Claims<'_> {
             });
         };
         let path = || path_text(slot.path());
-        if is_computed(slot.as_ref(), param.base()) {
+        // A `Param` that was taken apart and built again has lost its way to the slot.
+        let found = self.survey.found.get(&param.id);
+        let has_slot = found.is_some_and(|found| is_same(&found.slot, &slot));
+        let is_lost = !has_slot && !is_replaced(slot.as_ref(), param.base());
+        if is_lost || is_computed(slot.as_ref(), param.base()) {
             return Err(ReleaseError::Placeholder { path: path() });
         }
         if slot.fate().taken && is_replaced(slot.as_ref(), param.base()) {

@@ -7,5 +7,5 @@ mod tap;
 
 pub(crate) use ladder::{Clock, Ladder};
 pub(crate) use orders::Reached;
-pub(crate) use placeholder::{begins_with_nan, is_placeholder, placeholder_element};
+pub(crate) use placeholder::{is_computed_from_placeholder, is_placeholder, placeholder_element};
 pub(crate) use tap::{TapOwner, negative_zeros, tap};

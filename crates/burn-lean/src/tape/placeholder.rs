@@ -2,51 +2,67 @@
 
 use burn::Tensor;
 use burn::backend::TensorMetadata;
-use burn::tensor::{DType, Shape, TensorData};
+use burn::tensor::{Bytes, DType, Shape, TensorData};
 
-use crate::backend::{Inner, Primitive};
+use crate::backend::{Inner, Primitive, reading_waits};
 
-/// A signaling NaN: copies keep its bits, and whatever is computed from it has others.
-const BITS: u32 = 0x7f8a_75e5;
+/// A signaling NaN of a float type, and the quiet one that arithmetic makes of it: copies keep the bits of the
+/// one, and what is computed from it has those of the other.
+fn bits(dtype: DType) -> Option<(Vec<u8>, Vec<u8>)> {
+    macro_rules! pair {
+        ($signaling:expr, $quiet:expr) => {
+            Some((
+                $signaling.to_ne_bytes().to_vec(),
+                ($signaling | $quiet).to_ne_bytes().to_vec(),
+            ))
+        };
+    }
+    match dtype {
+        DType::F64 => pair!(0x7ff1_4ebc_a753_9e51_u64, 0x0008_0000_0000_0000),
+        DType::F32 => pair!(0x7f8a_75e5_u32, 0x0040_0000),
+        DType::F16 => pair!(0x7d35_u16, 0x0200),
+        DType::BF16 => pair!(0x7f8a_u16, 0x0040),
+        _ => None,
+    }
+}
 
 /// The one element of a placeholder, of the weight's rank and type. Expanded to the weight's shape it takes no
 /// memory, and is a NaN to whoever reads around `Param::val`.
 pub(crate) fn placeholder_element<B: Inner>(weight: &Primitive<B>) -> Primitive<B> {
     let one = Shape::from(vec![1; weight.shape().num_dims()]);
-    let data = TensorData::new(vec![f32::from_bits(BITS)], one);
-    let data = match weight.dtype() {
-        DType::F32 => data,
-        // Fewer bits leave nothing to tell it from another NaN.
-        dtype => data.convert_dtype(dtype),
+    let data = match bits(weight.dtype()) {
+        Some((signaling, _)) => {
+            TensorData::from_bytes(Bytes::from_bytes_vec(signaling), one, weight.dtype())
+        }
+        None => TensorData::new(vec![f32::NAN], one).convert_dtype(weight.dtype()),
     };
     B::float_from_data(data, &weight.device())
 }
 
 /// Whether a tensor is a placeholder, and was not computed from one. Reads one element.
 pub(crate) fn is_placeholder<const D: usize>(tensor: Tensor<D>) -> bool {
-    if tensor.shape().num_elements() == 0 {
-        return false;
-    }
-    let data = tensor
-        .inner()
-        .slice(std::array::from_fn::<_, D, _>(|_| 0..1))
-        .into_data();
-    let first = data.iter::<f32>().next();
-    match data.dtype() {
-        DType::F32 => data
-            .as_slice::<f32>()
-            .is_ok_and(|data| data[0].to_bits() == BITS),
-        _ => first.is_some_and(f32::is_nan),
-    }
+    let first = first_element(tensor);
+    first.is_some_and(|first| match bits(first.dtype()) {
+        Some((signaling, _)) => first.as_bytes() == signaling,
+        None => first.iter::<f32>().any(f32::is_nan),
+    })
 }
 
-/// Whether a tensor begins with a NaN. Reads one element.
-pub(crate) fn begins_with_nan<const D: usize>(tensor: Tensor<D>) -> bool {
-    tensor.shape().num_elements() > 0
-        && tensor
-            .inner()
-            .slice(std::array::from_fn::<_, D, _>(|_| 0..1))
-            .into_data()
-            .iter::<f32>()
-            .any(f32::is_nan)
+/// Whether a tensor was computed from a placeholder. Reads one element.
+pub(crate) fn is_computed_from_placeholder<const D: usize>(tensor: Tensor<D>) -> bool {
+    // A GPU may make any NaN of a NaN.
+    let keeps_bits = !reading_waits(&tensor.clone().into_dispatch().kind);
+    let first = first_element(tensor);
+    first.is_some_and(|first| match bits(first.dtype()) {
+        Some((_, quiet)) if keeps_bits => first.as_bytes() == quiet,
+        _ => first.iter::<f32>().any(f32::is_nan),
+    })
+}
+
+fn first_element<const D: usize>(tensor: Tensor<D>) -> Option<TensorData> {
+    if tensor.shape().num_elements() == 0 {
+        return None;
+    }
+    let first = std::array::from_fn::<_, D, _>(|_| 0..1);
+    Some(tensor.inner().slice(first).into_data())
 }

@@ -381,13 +381,17 @@ fn two_forward_passes_and_then_two_backward_passes_are_refused() {
     let mut sums = ReleaseAccumulator::new();
     let model = sums.arm(Net::new());
     let [first, second] = [0, 1].map(|batch| model.loss(batch, &[0, 1]));
-    first.backward();
-    let grads = GradientsParams::from_grads(second.backward(), &model);
-    let refused = sums.try_accumulate(&model, grads).unwrap_err();
-    assert!(
-        matches!(refused.error(), ReleaseError::AlreadyStepped { .. }),
-        "{refused:?}"
-    );
+    let grads = GradientsParams::from_grads(first.backward(), &model);
+    second_is_refused(second);
+    sums.accumulate(&model, grads);
+}
+
+/// By Burn, whose tape has one node for a parameter in all forward passes of an arming.
+fn second_is_refused(second: Tensor<1>) {
+    let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| second.backward()));
+    let panic = refused.map(|_| ()).unwrap_err();
+    let text = panic.downcast::<String>().unwrap();
+    assert!(text.contains("Combine losses before backward"), "{text}");
 }
 
 /// Two forward passes and then two backward passes, armed by an optimizer.
@@ -396,13 +400,9 @@ fn two_forward_passes_and_then_two_backward_passes_of_a_step_are_refused() {
     let mut optim = adamw().with_gradient_release();
     let model = optim.arm(LR, Net::new());
     let [first, second] = [0, 1].map(|batch| model.loss(batch, &[0, 1]));
-    first.backward();
-    let grads = GradientsParams::from_grads(second.backward(), &model);
-    let refused = optim.try_step(LR, model, grads).unwrap_err();
-    assert!(
-        matches!(refused.error(), ReleaseError::AlreadyStepped { .. }),
-        "{refused:?}"
-    );
+    let grads = GradientsParams::from_grads(first.backward(), &model);
+    second_is_refused(second);
+    optim.step(LR, model, grads);
 }
 
 /// A forward pass that nobody runs backward is no second one.

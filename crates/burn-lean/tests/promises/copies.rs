@@ -499,7 +499,11 @@ fn one_parameter_passed_through_while_armed() {
                 assert_eq!(bits(&model), bits(&plain), "taken {taken}");
             }
             Ok(Err(error)) => {
-                assert!(matches!(error, ReleaseError::WrongModel { .. }), "{error}");
+                let is_refused = matches!(
+                    error,
+                    ReleaseError::WrongModel { .. } | ReleaseError::Placeholder { .. }
+                );
+                assert!(is_refused, "{error}");
             }
             Err(text) => assert!(text.starts_with("gradient release: "), "{text}"),
         }
@@ -846,7 +850,7 @@ fn load_and_save_mappers_stay() {
         .arm(LR, numbered_from(model, 90))
         .load_record(record());
     assert_eq!(bits_of(armed.weight.val()), bits(&plain)[0].1);
-    let model = optim.step(LR, armed, GradientsParams::new());
+    let model = optim.disarm(armed);
     assert_eq!(bits(&model), bits(&plain));
     assert_eq!(saved(&model), saved(&plain));
     assert_eq!(saved(&optim.arm(LR, model).materialize()), saved(&plain));
@@ -857,16 +861,9 @@ fn load_and_save_mappers_stay() {
 fn mappers_given_while_armed() {
     let (model, mut optim, plain) = started();
     let mut model = optim.arm(LR, model);
-    let with_mapper = |param: Param<Tensor<2>>| param.save_mapper(|value| value.mul_scalar(2.0));
-    model.tied = with_mapper(model.tied);
-    let mut expected = plain.0;
-    expected.tied = with_mapper(expected.tied);
-    let outcome = panic_of(|| bits(&loaded(model.clone().into_record())));
-    if let Ok(read) = outcome {
-        assert_eq!(read, bits(&loaded(expected.clone().into_record())));
-    }
+    model.tied = model.tied.save_mapper(|value| value.mul_scalar(2.0));
     let model = finish(model, &mut optim, 1);
-    let (expected, _) = plain_from(expected, plain.1, &[1]);
+    let (expected, _) = plain_from(plain.0, plain.1, &[1]);
     assert_eq!(bits(&model), bits(&expected));
     let read = bits(&loaded(model.into_record()));
     assert_eq!(read, bits(&loaded(expected.into_record())));

@@ -328,7 +328,7 @@ fn weights_that_are_nan() {
             .load_record(other.into_record())
             .load_record(model.into_record());
         assert_eq!(bytes(&armed.clone().materialize()), before, "{dtype:?}");
-        let model = optim.step(LR, armed, GradientsParams::new());
+        let model = optim.disarm(armed);
         assert_eq!(bytes(&model), before, "{dtype:?}");
         assert_eq!(bytes(&copy.materialize()), before, "{dtype:?}");
         assert_eq!(bytes(&valid.materialize()), before, "{dtype:?}");

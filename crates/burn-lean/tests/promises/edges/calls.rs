@@ -359,7 +359,10 @@ fn a_copy_ends_an_arming_without_backward() {
         }
         Err(refused) => {
             assert!(
-                matches!(refused.error(), ReleaseError::Copy { .. }),
+                matches!(
+                    refused.error(),
+                    ReleaseError::Copy { .. } | ReleaseError::NoForward
+                ),
                 "{refused:?}"
             );
             drop(refused);
@@ -679,30 +682,27 @@ fn a_copy_in_the_loss() {
             .square()
             .mean()
     };
-    for taken_before in [false, true] {
-        let (model, mut optim) = started();
-        let (plain, mut plain_optim) = plain(&[0]);
-        let copy = plain.clone();
-        let grads = GradientsParams::from_grads(difference(&plain, &copy).backward(), &plain);
-        let plain = plain_optim.step(LR, plain, grads);
+    let (model, mut optim) = started();
+    let (plain, mut plain_optim) = plain(&[0]);
+    let copy = plain.clone();
+    let grads = GradientsParams::from_grads(difference(&plain, &copy).backward(), &plain);
+    let plain = plain_optim.step(LR, plain, grads);
 
-        let before = model.clone();
-        let model = optim.arm(LR, model);
-        let copy = if taken_before { before } else { model.clone() };
-        let outcome = panic_of(|| {
-            let grads = GradientsParams::from_grads(difference(&model, &copy).backward(), &model);
-            optim
-                .try_step(LR, model, grads)
-                .map_err(|refused| refused.error().clone())
-        });
-        match outcome {
-            Ok(Ok(model)) => {
-                assert_eq!(bits(&model), bits(&plain), "taken before: {taken_before}");
-                assert_goes_on(model, &mut optim, (plain, plain_optim));
-            }
-            Ok(Err(error)) => assert!(!error.to_string().is_empty()),
-            Err(text) => assert!(text.starts_with("gradient release: "), "{text}"),
+    let model = optim.arm(LR, model);
+    let copy = model.clone();
+    let outcome = panic_of(|| {
+        let grads = GradientsParams::from_grads(difference(&model, &copy).backward(), &model);
+        optim
+            .try_step(LR, model, grads)
+            .map_err(|refused| refused.error().clone())
+    });
+    match outcome {
+        Ok(Ok(model)) => {
+            assert_eq!(bits(&model), bits(&plain));
+            assert_goes_on(model, &mut optim, (plain, plain_optim));
         }
+        Ok(Err(error)) => assert!(!error.to_string().is_empty()),
+        Err(text) => assert!(text.starts_with("gradient release: "), "{text}"),
     }
 }
 
