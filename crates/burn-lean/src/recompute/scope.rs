@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use burn::backend::TensorMetadata;
@@ -88,8 +89,8 @@ pub(crate) fn without_tape<R>(run: impl FnOnce() -> R) -> R {
 pub(crate) fn record<B: Inner>(slot: &Arc<Slot<B>>) {
     let at = Arc::as_ptr(slot) as usize;
     STATE.with_borrow_mut(|state| {
-        if !state.slots.contains_key(&at) {
-            state.slots.insert(at, Box::new(slot.clone()));
+        if let Entry::Vacant(entry) = state.slots.entry(at) {
+            entry.insert(Box::new(slot.clone()));
             state.order.push(at);
         }
     });

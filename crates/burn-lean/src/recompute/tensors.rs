@@ -65,7 +65,7 @@ impl<T: Tensors, const N: usize> Tensors for [T; N] {
 macro_rules! tuples {
     ($($name:ident)*) => {
         impl<$($name: Tensors),*> Tensors for ($($name,)*) {
-            #[allow(non_snake_case, unused_variables)]
+            #[allow(non_snake_case)]
             fn map(self, map: &mut MapTensor<'_>) -> Self {
                 let ($($name,)*) = self;
                 ($($name.map(map),)*)
@@ -74,7 +74,10 @@ macro_rules! tuples {
     };
 }
 
-tuples!();
+impl Tensors for () {
+    fn map(self, _: &mut MapTensor<'_>) -> Self {}
+}
+
 tuples!(A);
 tuples!(A B);
 tuples!(A B C);

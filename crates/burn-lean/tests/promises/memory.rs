@@ -40,7 +40,7 @@ fn deep(device: &Device) -> Vec<Block> {
     (0..LAYERS).map(block).collect()
 }
 
-fn forward(blocks: &Vec<Block>, batch: usize, step: usize) -> Tensor<1> {
+fn forward(blocks: &[Block], batch: usize, step: usize) -> Tensor<1> {
     let x = numbers([batch, WIDTH], step, &flex());
     blocks
         .iter()
@@ -49,7 +49,7 @@ fn forward(blocks: &Vec<Block>, batch: usize, step: usize) -> Tensor<1> {
         .mean()
 }
 
-fn forward_recomputed(blocks: &Vec<Block>, batch: usize, step: usize) -> Tensor<1> {
+fn forward_recomputed(blocks: &[Block], batch: usize, step: usize) -> Tensor<1> {
     let x = numbers([batch, WIDTH], step, &flex());
     let run = |x, block: &Block| checkpoint(block, x, |block: &Block, x| block.forward(x));
     blocks.iter().fold(x * 0.1, run).square().mean()
@@ -300,7 +300,7 @@ fn small(device: &Device) -> Vec<Linear> {
         .collect()
 }
 
-fn small_loss(layers: &Vec<Linear>, step: usize, again: bool) -> Tensor<1> {
+fn small_loss(layers: &[Linear], step: usize, again: bool) -> Tensor<1> {
     let x = numbers([3, 16], step, &flex());
     let run = |x, layer: &Linear| match again {
         true => checkpoint(layer, x, |layer: &Linear, x: Tensor<2>| {

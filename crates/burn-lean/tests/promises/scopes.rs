@@ -326,7 +326,9 @@ fn several_inputs_and_results_of_all_kinds() {
         let device = x.device();
         let mask = numbers::<2>([2, 5], step, &device).greater_elem(0.0);
         let indices = vec![Tensor::from_ints([4, 0, 2], &device)];
-        let skip = (step % 2 == 0).then(|| x.clone().slice([0..2, 0..3]).tanh());
+        let skip = step
+            .is_multiple_of(2)
+            .then(|| x.clone().slice([0..2, 0..3]).tanh());
         let inputs = ((x, skip), (mask, indices));
         let (a, [b, c], positive) = match again {
             true => checkpoint(net, inputs, many),
@@ -334,7 +336,7 @@ fn several_inputs_and_results_of_all_kinds() {
         };
         let b = b.mask_fill(positive, 0.5);
         let sum = a + b;
-        let hidden = if step % 3 == 0 {
+        let hidden = if step.is_multiple_of(3) {
             sum
         } else {
             Tensor::cat(vec![sum, c], 1)

@@ -88,12 +88,12 @@ fn frozen_and_unfrozen_while_armed() {
     assert_goes_on(model, &mut release, (plain, optim));
 }
 
-/// The moments at which a step can be disturbed.
+/// The moments before which a step can be disturbed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Moment {
-    BeforeBackward,
-    BeforeClaim,
-    BeforeStep,
+    Backward,
+    Claim,
+    Step,
 }
 
 /// Freezes a layer in the middle of a step. In plain Burn it gets its step only if its gradient was
@@ -108,11 +108,11 @@ fn frozen_at(moment: Moment, model: Small) -> (Small, GradientsParams) {
         }
     };
     let loss = model.loss(1);
-    let model = freeze(model, Moment::BeforeBackward);
+    let model = freeze(model, Moment::Backward);
     let grads = loss.backward();
-    let model = freeze(model, Moment::BeforeClaim);
+    let model = freeze(model, Moment::Claim);
     let grads = GradientsParams::from_grads(grads, &model);
-    (freeze(model, Moment::BeforeStep), grads)
+    (freeze(model, Moment::Step), grads)
 }
 
 fn freeze_in_the_middle(moment: Moment) {
@@ -154,17 +154,17 @@ fn freeze_in_the_middle(moment: Moment) {
 
 #[test]
 fn frozen_between_forward_and_backward() {
-    freeze_in_the_middle(Moment::BeforeBackward);
+    freeze_in_the_middle(Moment::Backward);
 }
 
 #[test]
 fn frozen_between_backward_and_the_claim() {
-    freeze_in_the_middle(Moment::BeforeClaim);
+    freeze_in_the_middle(Moment::Claim);
 }
 
 #[test]
 fn frozen_between_the_claim_and_step() {
-    freeze_in_the_middle(Moment::BeforeStep);
+    freeze_in_the_middle(Moment::Step);
 }
 
 /// Unfrozen in the middle: without a gradient in plain Burn, so without a step.
