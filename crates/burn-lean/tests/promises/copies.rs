@@ -634,6 +634,7 @@ fn to_the_same_device_while_armed() {
 }
 
 #[test]
+#[cfg(feature = "ndarray")]
 #[allow(deprecated)]
 fn to_another_backend_while_armed() {
     let other = Device::ndarray().autodiff();

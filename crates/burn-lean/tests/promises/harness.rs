@@ -165,9 +165,13 @@ pub(crate) fn momentum() -> ModuleOptimizer {
 }
 
 /// The devices of the backends that need no graphics card.
-#[allow(deprecated)] // Burn 0.22 deprecates NdArray.
-pub(crate) fn devices() -> [Device; 2] {
-    [flex(), Device::ndarray().autodiff()]
+pub(crate) fn devices() -> Vec<Device> {
+    vec![
+        flex(),
+        #[cfg(feature = "ndarray")]
+        #[allow(deprecated)] // Burn 0.22 deprecates NdArray, and 0.23 has it no more.
+        Device::ndarray().autodiff(),
+    ]
 }
 
 /// Fails with the first parameter that differs, and by how much.

@@ -5,6 +5,8 @@ mod adapters;
 mod copies;
 mod edges;
 mod equality;
+#[cfg(feature = "wgpu")]
+mod gpu;
 mod harness;
 mod layers;
 mod memory;
