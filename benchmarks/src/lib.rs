@@ -5,6 +5,8 @@
 //! imports one that imports it.
 
 pub mod available;
+#[cfg(feature = "flex")]
+pub mod burn_0_22;
 pub mod cli;
 pub mod discard;
 pub mod encoder;
@@ -21,6 +23,7 @@ pub mod results;
 pub mod scale;
 pub mod shape;
 pub mod spec;
+mod stages;
 pub mod stats;
 pub mod suite;
 pub mod timeline;
