@@ -90,17 +90,24 @@ impl Encoder {
 
 #[cfg(test)]
 mod tests {
+    use super::super::trainee::draw;
     use super::*;
     use burn_0_22::tensor::TensorData;
+    use std::sync::Mutex;
 
     const VOCABULARY: usize = 11;
 
+    /// All threads draw from one generator.
+    static GENERATOR: Mutex<()> = Mutex::new(());
+
     /// The model, and the loss of a batch of two sequences.
     fn loss(recomputes: bool, chunk: LossChunk) -> (Encoder, Tensor<1>) {
+        let _alone = GENERATOR.lock().unwrap();
         let device = Device::flex().autodiff();
         device.seed(5);
         let config = EncoderConfig::new(VOCABULARY, 4, 8, 2, 2, 32);
-        let model = Encoder::new(&config, recomputes, &device).materialize();
+        let model = Encoder::new(&config, recomputes, &device);
+        draw(&model);
         let ids = |shape: &[usize]| {
             let ids = (0..8).map(|token| token * token % VOCABULARY as i32);
             TensorData::new(ids.collect::<Vec<_>>(), shape)

@@ -4,10 +4,10 @@ use crate::results::LossChunk;
 use burn_0_22::nn::Linear;
 use burn_0_22::nn::loss::CrossEntropyLossConfig;
 use burn_0_22::tensor::{Int, Tensor};
-use burn_lean::checkpoint;
+use burn_lean::checkpoint_chunks;
 
-/// The mean cross entropy of what `head` scores. With chunks, each is a scope of `checkpoint` around head
-/// and loss, so that only the scores of one chunk exist at once.
+/// The mean cross entropy of what `head` scores. With chunks, each is a scope around head and loss: only
+/// the scores of one chunk exist at once.
 ///
 /// # Shapes
 ///
@@ -25,18 +25,11 @@ pub(super) fn cross_entropy(
         return of_scores(head.forward(hidden), labels);
     };
     let [tokens, _] = hidden.dims();
-    let chunks = hidden.split(chunk.get(), 0).into_iter();
-    let sums = chunks
-        .zip(labels.split(chunk.get(), 0))
-        .map(|inputs| checkpoint(head, inputs, sum_of_chunk));
-    let sum = sums.reduce(|sum, next| sum + next);
-    sum.expect("a batch has tokens") / tokens as f64
-}
-
-/// The sum of the losses of a chunk's tokens.
-fn sum_of_chunk(head: &Linear, (hidden, labels): (Tensor<2>, Tensor<1, Int>)) -> Tensor<1> {
-    let [count] = labels.dims();
-    of_scores(head.forward(hidden), labels) * count as f64
+    let sum = checkpoint_chunks(head, hidden, labels, chunk.get(), |head, hidden, labels| {
+        let [count] = labels.dims();
+        of_scores(head.forward(hidden), labels) * count as f64
+    });
+    sum / tokens as f64
 }
 
 /// The mean loss of scores, `[tokens, classes]`.

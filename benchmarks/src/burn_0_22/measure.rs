@@ -1,7 +1,7 @@
 //! Measures a run on Burn 0.22, inside its process: what [`measure`](crate::measure) does on Burn 0.21.
 
 use super::optimizer::Stepper;
-use super::trainee::{HostBatch, Trainee};
+use super::trainee::{HostBatch, Trainee, draw};
 use crate::results::{LinearGradient, Measured};
 use crate::shape::Shape;
 use crate::spec::{Purpose, Spec};
@@ -51,8 +51,8 @@ fn train<W: Trainee>(spec: &Spec, work: &W) -> Result<Measured> {
 
     device.seed(settings.seed);
     let recomputes_blocks = spec.checkpointing == Checkpointing::Blocks;
-    // Burn draws parameters on first access: access them now, in the order of the model.
-    let model = work.build(recomputes_blocks, &device).materialize();
+    let model = work.build(recomputes_blocks, &device);
+    draw(&model);
     let parameters = model.num_params() as u64;
     let kind = spec.arithmetic.optimizer.unwrap_or(W::OPTIMIZER);
     let mut training = Training::<W> {

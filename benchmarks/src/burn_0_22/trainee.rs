@@ -7,7 +7,7 @@ use crate::results::LossChunk;
 use crate::workload::Workload;
 use anyhow::{Result, anyhow};
 use burn::tensor::{DType, TensorData};
-use burn_0_22::module::Module;
+use burn_0_22::module::{Module, ModuleVisitor, Param};
 use burn_0_22::tensor::{self, Device, Tensor};
 use lean_vit::model::Vit;
 use vit::model::VitConfig;
@@ -80,6 +80,18 @@ impl Trainee for EncoderConfig {
         let inputs = Tensor::from_data(inputs, device);
         model.loss(inputs, Tensor::from_data(labels, device), chunk, seed)
     }
+}
+
+/// Draws the parameters of a model, in its order. Burn would draw each at its first use, which comes
+/// earlier in a scope.
+pub(super) fn draw<M: Module>(model: &M) {
+    struct Draw;
+    impl ModuleVisitor for Draw {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            param.val();
+        }
+    }
+    model.visit(&mut Draw);
 }
 
 /// The data of Burn 0.21 as data of Burn 0.22.
