@@ -2,7 +2,7 @@
 
 use crate::plan::Request;
 use crate::report;
-use crate::results::{LinearGradient, LossChunk, Mode, Results, Settings, TorchMode};
+use crate::results::{BurnVersion, LinearGradient, LossChunk, Mode, Results, Settings, TorchMode};
 use crate::shape::Kind;
 use crate::spec;
 use crate::suite;
@@ -83,6 +83,15 @@ struct SuiteArgs {
     /// Width and height of an image [default: the preset's]
     #[arg(long, value_name = "PIXELS")]
     image_size: Option<usize>,
+    /// Versions of Burn, separated by commas; 0.22 with the vision transformer and the encoder, on flex
+    #[arg(
+        long,
+        value_enum,
+        value_name = "VERSION",
+        value_delimiter = ',',
+        default_value = "0.21,0.22"
+    )]
+    burn: Vec<BurnVersion>,
     /// Backends, separated by commas; a build has those whose cargo feature is on
     /// [default: cuda and wgpu where there is a GPU, else flex]
     #[arg(long, value_enum, value_delimiter = ',')]
@@ -181,8 +190,9 @@ Modes that are not in the suite by default:
   --pytorch torchao-8bit
                   torchao's optimizer with moments in 8 bits, which it compiles in the first warm-up step
 
-What cannot be combined is left out, and the table says so: plain Burn has neither --checkpointing blocks
-nor automatic, an optimizer that is not armed does not recompute by itself, --linear flat is measured on
+What cannot be combined is left out, and the table says so. On Burn 0.22 there are --mode plain and release,
+--checkpointing none, balanced and blocks, and Burn's own optimizers, all on flex; only 0.22 has sgd. On Burn
+0.21, plain Burn has neither --checkpointing blocks nor automatic. Everywhere, an optimizer that is not armed does not recompute by itself, --linear flat is measured on
 flex only, moments in 8 bits are not on ndarray, and the loss of the vision transformer has no chunks.";
 
 /// Measures a run, as a measuring process: from its spec in JSON to its result in JSON.
@@ -272,6 +282,7 @@ impl SuiteArgs {
             preset: self.preset,
             image_size: self.image_size,
             batch_sizes: self.batch_size.iter().map(|size| size.get()).collect(),
+            burns: self.burn.clone(),
             backends: self.backend.clone(),
             fusion: self
                 .fusion

@@ -1,10 +1,12 @@
 //! Memory and time of a training step: Burn, gradient release, PyTorch and optimi side by side.
 //!
 //! [`plan`] decides what is measured, [`suite`] executes the plan, and [`measure`] runs in the process
-//! of each run. Their output is [`results`], and [`report`] turns it into a table and a plot. No module
+//! of each run, or `burn_0_22` for Burn 0.22. Their output is [`results`], and [`report`] turns it into a table and a plot. No module
 //! imports one that imports it.
 
 pub mod available;
+#[cfg(feature = "flex")]
+pub mod burn_0_22;
 pub mod cli;
 pub mod discard;
 pub mod encoder;
@@ -21,6 +23,7 @@ pub mod results;
 pub mod scale;
 pub mod shape;
 pub mod spec;
+mod stages;
 pub mod stats;
 pub mod suite;
 pub mod timeline;

@@ -2,6 +2,7 @@
 
 use crate::results::{Machine, TorchVersions, Versions};
 use std::env::consts;
+use std::iter;
 use std::process::Command;
 use std::thread;
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
@@ -58,20 +59,24 @@ pub fn versions(pytorch: Option<&TorchVersions>) -> Versions {
     };
     Versions {
         gradient_release: env!("CARGO_PKG_VERSION").into(),
-        burn: locked("burn"),
-        cubecl: locked("cubecl"),
+        burn: locked("burn", "0.21."),
+        burn_0_22: locked("burn", "0.22."),
+        cubecl: locked("cubecl", ""),
         rustc: env!("BENCHMARKS_RUSTC").into(),
         profile: profile.into(),
         pytorch: pytorch.cloned(),
     }
 }
 
-/// The version of a package in `Cargo.lock`.
-fn locked(package: &str) -> String {
+/// The version of a package in `Cargo.lock` that begins with `start`.
+fn locked(package: &str, start: &str) -> String {
     let name = format!("name = \"{package}\"");
     let mut lines = include_str!("../../Cargo.lock").lines();
-    lines.find(|line| *line == name);
-    let version = lines.next().and_then(|line| line.split('"').nth(1));
+    let versions = iter::from_fn(|| {
+        lines.find(|line| *line == name)?;
+        lines.next()?.split('"').nth(1)
+    });
+    let version = { versions }.find(|version| version.starts_with(start));
     version.unwrap_or("unknown").into()
 }
 
@@ -80,9 +85,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_locked_version_of_burn_is_known() {
-        assert!(locked("burn").starts_with("0.21."));
-        assert_eq!(locked("no such package"), "unknown");
+    fn the_locked_versions_of_burn_are_known() {
+        for start in ["0.21.", "0.22."] {
+            assert!(locked("burn", start).starts_with(start));
+        }
+        assert_eq!(locked("burn", "0.20."), "unknown");
+        assert_eq!(locked("no such package", ""), "unknown");
     }
 
     #[cfg(target_os = "linux")]

@@ -2,8 +2,9 @@
 
 use crate::discard::discard;
 use crate::optimizer;
-use crate::results::{Bytes, LinearGradient, Measured, Mode};
+use crate::results::{LinearGradient, Measured, Mode};
 use crate::spec::{Purpose, Spec};
+use crate::stages::{Stage, StageObserver, Stages, StepResult};
 use crate::timeline;
 use crate::workload::{HostBatch, Workload};
 use anyhow::{Context, Result, ensure};
@@ -160,13 +161,6 @@ impl<W: Workload> Job for Measure<'_, W> {
     }
 }
 
-/// Time and loss of a step.
-#[derive(Default)]
-struct StepResult {
-    seconds: f64,
-    loss: f64,
-}
-
 impl<W: Workload> Measure<'_, W> {
     /// `discard` replaces the optimizer in the one step that is measured for the floor.
     fn run<B: AutodiffBackend>(
@@ -234,22 +228,10 @@ impl<W: Workload> Measure<'_, W> {
             (Some(memory), Some(peak), Some(warm_up_peak)) => {
                 let mut stages = Stages::new(&memory);
                 (model, _) = self.step(model, optimizer.as_mut(), next(), &device, &mut stages)?;
-                let [before, forward, backward, step] = stages.bytes;
                 let kept = memory.in_use();
                 drop(optimizer);
-                Some(Bytes {
-                    peak_bytes: peak.in_use,
-                    peak_reserved_bytes: peak.reserved,
-                    warm_up_peak_bytes: warm_up_peak,
-                    optimizer_state_bytes: kept - memory.in_use(),
-                    live_before: before.live,
-                    live_after_forward: forward.live,
-                    live_after_backward: backward.live,
-                    live_after_step: step.live,
-                    peak_in_forward: forward.peak,
-                    peak_in_backward: backward.peak,
-                    peak_in_step: step.peak,
-                })
+                let state = kept - memory.in_use();
+                Some(stages.bytes(peak, warm_up_peak, state))
             }
             _ => None,
         };
@@ -300,56 +282,5 @@ impl<W: Workload> Measure<'_, W> {
             loss: value,
         };
         Ok((model, result))
-    }
-}
-
-#[derive(Clone, Copy)]
-enum Stage {
-    Before,
-    Forward,
-    Backward,
-    Step,
-}
-
-/// Is called at the end of each stage of a step.
-trait StageObserver {
-    fn ends(&mut self, stage: Stage);
-}
-
-/// Observes nothing: the step runs as users write it.
-impl StageObserver for () {
-    fn ends(&mut self, _stage: Stage) {}
-}
-
-#[derive(Clone, Copy, Default)]
-struct StageBytes {
-    live: u64,
-    peak: u64,
-}
-
-/// Counts the bytes alive at the end of each stage, and its peak.
-struct Stages<'a> {
-    memory: &'a Memory,
-    bytes: [StageBytes; 4],
-}
-
-impl<'a> Stages<'a> {
-    fn new(memory: &'a Memory) -> Self {
-        Self {
-            memory,
-            bytes: Default::default(),
-        }
-    }
-}
-
-impl StageObserver for Stages<'_> {
-    fn ends(&mut self, stage: Stage) {
-        // `in_use` also waits for the operations that are queued.
-        let live = self.memory.in_use();
-        self.bytes[stage as usize] = StageBytes {
-            live,
-            peak: self.memory.peak().in_use,
-        };
-        self.memory.reset_peak();
     }
 }

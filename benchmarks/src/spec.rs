@@ -1,6 +1,6 @@
 //! What a measuring process is asked to do: JSON on its command line.
 
-use crate::results::{Arithmetic, Mode, Settings, TorchMode};
+use crate::results::{Arithmetic, BurnVersion, Mode, Settings, TorchMode};
 use crate::shape::Shape;
 use crate::timeline::TimelineSpec;
 use serde::{Deserialize, Serialize};
@@ -27,6 +27,8 @@ pub enum Purpose {
 pub struct Spec {
     /// The model.
     pub model: Shape,
+    /// The version of Burn.
+    pub burn: BurnVersion,
     /// Backend that holds the tensors.
     pub backend: BackendKind,
     /// Whether a GPU fuses operations that follow each other.

@@ -229,6 +229,7 @@ impl Suite<'_> {
         let batch_size = case.batch_size;
         match subject {
             Subject::Burn {
+                burn: version,
                 backend,
                 fusion,
                 mode,
@@ -237,6 +238,7 @@ impl Suite<'_> {
             } => burn(
                 &Spec {
                     model,
+                    burn: *version,
                     backend: *backend,
                     fusion: *fusion,
                     mode: *mode,

@@ -1,6 +1,6 @@
 //! Allocations of a run over time, by owner: two of its steps, recorded in a separate process.
 
-use crate::results::{Case, Measured, Mode, Subject, Timeline, value_name};
+use crate::results::{BurnVersion, Case, Measured, Mode, Subject, Timeline, value_name};
 use anyhow::{Context, Result};
 use burn_memory_timeline::{Recorder, Recording};
 use serde::{Deserialize, Serialize};
@@ -60,6 +60,7 @@ impl TimelineSpec {
 /// `vit-s-16-batch-1-flex-plain.json.gz`
 fn file_name(case: &Case, subject: &Subject) -> Option<String> {
     let Subject::Burn {
+        burn: BurnVersion::V0_21,
         backend,
         fusion,
         mode: mode @ (Mode::Plain | Mode::Release | Mode::Unarmed),
@@ -111,6 +112,7 @@ mod tests {
             batch_size: 8,
         };
         let subject = Subject::Burn {
+            burn: BurnVersion::V0_21,
             backend,
             fusion,
             mode,

@@ -2,7 +2,7 @@
 //! preset's.
 
 use crate::gpt::GptConfig;
-use crate::results::{Arithmetic, Case, Mode, Subject, Vocabulary};
+use crate::results::{Arithmetic, BurnVersion, Case, Mode, Subject, Vocabulary};
 use crate::shape::Shape;
 use vit::config::{BackendKind, Checkpointing};
 
@@ -23,6 +23,7 @@ pub fn search(
     mut peak: impl FnMut(&Case, &Subject) -> Option<u64>,
 ) -> Option<Vocabulary> {
     let subject = |mode: Mode| Subject::Burn {
+        burn: BurnVersion::V0_21,
         backend,
         fusion: true,
         mode,

@@ -9,10 +9,10 @@ mod tests;
 pub use request::{Available, Request};
 
 use crate::gpt::GptConfig;
-use crate::optimizer::MEASURED;
+use crate::optimizer::{MEASURED, MEASURED_ON_0_22};
 use crate::results::{
-    Arithmetic, Case, LeftOut, LinearGradient, LossChunk, Mode, Subject, TorchMode, TorchVersions,
-    value_name,
+    Arithmetic, BurnVersion, Case, LeftOut, LinearGradient, LossChunk, Mode, Subject, TorchMode,
+    TorchVersions, value_name,
 };
 use crate::shape::{Kind, Shape};
 use crate::timeline::TimelineSpec;
@@ -175,23 +175,26 @@ impl Planner<'_> {
         }
     }
 
-    /// All modes in turn, as often as repeated, every second time in reverse: neighbours in time are
+    /// All modes in turn, those of one version of Burn beside each other, as often as repeated, every second time in reverse: neighbours in time are
     /// compared with each other. Then the memory timelines, one for each mode.
     fn burn(&mut self, case: &Case, backend: BackendKind, fusion: bool) {
         let request = self.request;
         let mut subjects = Vec::new();
-        for arithmetic in self.arithmetic(&case.model, &case.name, backend) {
-            for checkpointing in request.checkpointing.iter().copied() {
-                for mode in request.modes.iter().copied() {
-                    match impossible(mode, checkpointing) {
-                        Some(missing) => self.leave_out(missing),
-                        None => subjects.push(Subject::Burn {
-                            backend,
-                            fusion,
-                            mode,
-                            checkpointing,
-                            arithmetic,
-                        }),
+        for burn in request.burns.iter().copied() {
+            for arithmetic in self.arithmetic(burn, &case.model, &case.name, backend) {
+                for checkpointing in request.checkpointing.iter().copied() {
+                    for mode in request.modes.iter().copied() {
+                        match impossible(burn, mode, checkpointing) {
+                            Some(missing) => self.leave_out(missing),
+                            None => subjects.push(Subject::Burn {
+                                burn,
+                                backend,
+                                fusion,
+                                mode,
+                                checkpointing,
+                                arithmetic,
+                            }),
+                        }
                     }
                 }
             }
@@ -242,29 +245,44 @@ impl Planner<'_> {
     }
 
     fn record(&mut self, case: &Case, subject: &Subject, folder: &Path) {
-        let Some(timeline) = TimelineSpec::of(case, subject, folder) else {
-            return;
-        };
-        match can_record(subject) {
-            Ok(()) => self.plan.tasks.push(Task::Record {
+        if let Err(missing) = can_record(subject) {
+            self.leave_out(missing);
+        } else if let Some(timeline) = TimelineSpec::of(case, subject, folder) {
+            self.plan.tasks.push(Task::Record {
                 case: case.clone(),
                 subject: subject.clone(),
                 timeline,
-            }),
-            Err(missing) => self.leave_out(missing),
+            });
         }
     }
 
-    /// Every requested way to compute that there is for a model on a backend.
-    fn arithmetic(&mut self, model: &Shape, name: &str, backend: BackendKind) -> Vec<Arithmetic> {
+    /// Every requested way to compute that there is for a model on a backend of a version of Burn.
+    fn arithmetic(
+        &mut self,
+        burn: BurnVersion,
+        model: &Shape,
+        name: &str,
+        backend: BackendKind,
+    ) -> Vec<Arithmetic> {
         let request = self.request;
         let mut found = Vec::new();
+        if let Some(missing) = unmeasured(burn, model, name, backend) {
+            self.leave_out(missing);
+            return found;
+        }
         for linear in request.linear.iter().copied() {
-            if linear == LinearGradient::Flat && backend != BackendKind::Flex {
-                self.leave_out(LeftOut::new(
-                    format!("Burn, {backend}: flat linear"),
-                    "it is measured on flex only",
-                ));
+            let missing = match (linear, burn) {
+                (LinearGradient::Default, _) => None,
+                (LinearGradient::Flat, BurnVersion::V0_22) => {
+                    Some("the backend that computes it is for Burn 0.21")
+                }
+                (LinearGradient::Flat, BurnVersion::V0_21) => {
+                    (backend != BackendKind::Flex).then_some("it is measured on flex only")
+                }
+            };
+            if let Some(why) = missing {
+                let what = format!("Burn {burn}, {backend}: flat linear");
+                self.leave_out(LeftOut::new(what, why));
                 continue;
             }
             for loss_chunk in request.loss_chunks.iter().copied() {
@@ -275,7 +293,7 @@ impl Planner<'_> {
                     ));
                     continue;
                 }
-                for optimizer in self.optimizers(backend) {
+                for optimizer in self.optimizers(burn, backend) {
                     found.push(Arithmetic {
                         linear,
                         loss_chunk,
@@ -287,24 +305,33 @@ impl Planner<'_> {
         found
     }
 
-    fn optimizers(&mut self, backend: BackendKind) -> Vec<Option<OptimizerKind>> {
+    fn optimizers(
+        &mut self,
+        burn: BurnVersion,
+        backend: BackendKind,
+    ) -> Vec<Option<OptimizerKind>> {
         if self.request.optimizers.is_empty() {
             return vec![None];
         }
         let mut found = Vec::new();
         for optimizer in self.request.optimizers.iter().copied() {
-            let reason = if !MEASURED.contains(&optimizer) {
-                "not compiled into the benchmarks; `vit train` has it"
-            } else if optimizer.is_8_bit() && !backend.has_8_bit_moments() {
-                "this backend has no kernels for moments in 8 bits"
-            } else {
-                found.push(Some(optimizer));
-                continue;
+            let reason = match burn {
+                BurnVersion::V0_22 if !MEASURED_ON_0_22.contains(&optimizer) => {
+                    "not among the optimizers of Burn 0.22 that are measured"
+                }
+                BurnVersion::V0_21 if !MEASURED.contains(&optimizer) => {
+                    "not compiled into the benchmarks; `vit train` has it"
+                }
+                BurnVersion::V0_21 if optimizer.is_8_bit() && !backend.has_8_bit_moments() => {
+                    "this backend has no kernels for moments in 8 bits"
+                }
+                _ => {
+                    found.push(Some(optimizer));
+                    continue;
+                }
             };
-            self.leave_out(LeftOut::new(
-                format!("Burn, {backend}: {optimizer}"),
-                reason,
-            ));
+            let what = format!("Burn {burn}, {backend}: {optimizer}");
+            self.leave_out(LeftOut::new(what, reason));
         }
         found
     }
@@ -319,7 +346,14 @@ impl Planner<'_> {
     fn vocabulary(&mut self, backend: BackendKind) {
         let model = Kind::Gpt.name(self.preset);
         let shape = Kind::Gpt.shape(self.preset, None);
-        for arithmetic in self.arithmetic(&shape, &model, backend) {
+        if !self.request.burns.contains(&BurnVersion::V0_21) {
+            self.leave_out(LeftOut::new(
+                format!("vocabulary of {model}"),
+                "it is searched on Burn 0.21, which has the decoder",
+            ));
+            return;
+        }
+        for arithmetic in self.arithmetic(BurnVersion::V0_21, &shape, &model, backend) {
             if let Shape::Gpt(preset) = &shape {
                 self.plan.tasks.push(Task::SearchVocabulary {
                     model: model.clone(),
@@ -332,18 +366,47 @@ impl Planner<'_> {
     }
 }
 
+/// What is missing if a model is not measured on a backend of a version of Burn.
+fn unmeasured(
+    burn: BurnVersion,
+    model: &Shape,
+    name: &str,
+    backend: BackendKind,
+) -> Option<LeftOut> {
+    match (burn, model) {
+        (BurnVersion::V0_21, _) => None,
+        (BurnVersion::V0_22, _) if backend != BackendKind::Flex => Some(LeftOut::new(
+            format!("Burn {burn}, {backend}"),
+            "Burn 0.22 is measured on flex only",
+        )),
+        (BurnVersion::V0_22, Shape::Gpt(_)) => Some(LeftOut::new(
+            format!("Burn {burn}: {name}"),
+            "the decoder is written for Burn 0.21",
+        )),
+        (BurnVersion::V0_22, Shape::Vit(_) | Shape::Encoder(_)) => None,
+    }
+}
+
 /// What is missing if a mode of Burn cannot train with this checkpointing.
-fn impossible(mode: Mode, checkpointing: Checkpointing) -> Option<LeftOut> {
-    let why = match (checkpointing, mode) {
-        (Checkpointing::Blocks | Checkpointing::Automatic, Mode::Plain) => {
+fn impossible(burn: BurnVersion, mode: Mode, checkpointing: Checkpointing) -> Option<LeftOut> {
+    use BurnVersion::{V0_21, V0_22};
+    let why = match (burn, checkpointing, mode) {
+        (V0_21, Checkpointing::Blocks | Checkpointing::Automatic, Mode::Plain) => {
             "this needs the backend of gradient release; plain Burn has balanced checkpointing"
         }
-        (Checkpointing::Automatic, Mode::Unarmed) => {
+        (V0_21, Checkpointing::Automatic, Mode::Unarmed) => {
             "the armed optimizer makes the cuts, and here nothing is armed"
+        }
+        (V0_22, _, Mode::Unarmed) => {
+            "gradient release is no backend there: with nothing armed, it is plain Burn"
+        }
+        (V0_22, _, Mode::Ideal) => "the optimizer that drops gradients is written for Burn 0.21",
+        (V0_22, Checkpointing::Automatic, _) => {
+            "burn-lean recomputes what is in a `checkpoint`, and makes no cuts by itself"
         }
         _ => return None,
     };
-    let what = format!("Burn: {}, {checkpointing}", value_name(mode));
+    let what = format!("Burn {burn}: {}, {checkpointing}", value_name(mode));
     Some(LeftOut::new(what, why))
 }
 
@@ -351,10 +414,13 @@ fn impossible(mode: Mode, checkpointing: Checkpointing) -> Option<LeftOut> {
 fn can_record(subject: &Subject) -> Result<(), LeftOut> {
     let what = format!("memory timelines: {}", subject.place());
     let Subject::Burn {
-        backend, fusion, ..
+        burn: BurnVersion::V0_21,
+        backend,
+        fusion,
+        ..
     } = subject
     else {
-        return Err(LeftOut::new(what, "only Burn is recorded"));
+        return Err(LeftOut::new(what, "the recorder is a backend of Burn 0.21"));
     };
     let engine = Engine {
         backend: *backend,

@@ -1,7 +1,7 @@
 //! What a plan is made of: the options of a suite, and what the machine has of them.
 
 use crate::results::{
-    LeftOut, LinearGradient, LossChunk, Mode, Settings, TorchMode, TorchVersions,
+    BurnVersion, LeftOut, LinearGradient, LossChunk, Mode, Settings, TorchMode, TorchVersions,
 };
 use crate::shape::Kind;
 use std::path::PathBuf;
@@ -23,6 +23,8 @@ pub struct Request {
     pub image_size: Option<usize>,
     /// Images or sequences in a step; without it, 1 and, for images, 8; for the encoder, 6.
     pub batch_sizes: Vec<usize>,
+    /// Versions of Burn.
+    pub burns: Vec<BurnVersion>,
     /// Backends; without any, the GPU backends of this machine, else the CPU backend.
     pub backends: Vec<BackendKind>,
     /// Fusion on, off or both, on a GPU.

@@ -12,6 +12,7 @@ fn request() -> Request {
         preset: None,
         image_size: None,
         batch_sizes: Vec::new(),
+        burns: vec![BurnVersion::V0_21],
         backends: Vec::new(),
         fusion: vec![true, false],
         modes: vec![Mode::Plain, Mode::Release],
@@ -84,14 +85,14 @@ fn a_cpu_gets_the_small_models() {
     assert_eq!(
         lines(&plan),
         [
-            "ViT-S/16, batch 1: Burn, flex, plain #0",
-            "ViT-S/16, batch 1: Burn, flex, release #0",
+            "ViT-S/16, batch 1: Burn 0.21, flex, plain #0",
+            "ViT-S/16, batch 1: Burn 0.21, flex, release #0",
             "ViT-S/16, batch 1: PyTorch, cpu, hook #0",
-            "GPT small, batch 1: Burn, flex, plain #0",
-            "GPT small, batch 1: Burn, flex, release #0",
+            "GPT small, batch 1: Burn 0.21, flex, plain #0",
+            "GPT small, batch 1: Burn 0.21, flex, release #0",
             "GPT small, batch 1: PyTorch, cpu, hook #0",
-            "ViT-S/16, batch 8: Burn, flex, plain #0",
-            "ViT-S/16, batch 8: Burn, flex, release #0",
+            "ViT-S/16, batch 8: Burn 0.21, flex, plain #0",
+            "ViT-S/16, batch 8: Burn 0.21, flex, release #0",
             "ViT-S/16, batch 8: PyTorch, cpu, hook #0",
             "vocabulary of GPT small, flex",
         ]
@@ -112,12 +113,12 @@ fn only_the_first_gpu_backend_has_pytorch_and_the_vocabulary() {
     assert_eq!(
         lines(&plan),
         [
-            "ViT-L/16, batch 1: Burn, cuda, release #0",
+            "ViT-L/16, batch 1: Burn 0.21, cuda, release #0",
             "ViT-L/16, batch 1: PyTorch, cuda, hook #0",
             "vocabulary of GPT large, cuda",
-            "ViT-L/16, batch 1: Burn, cuda, no fusion, release #0",
-            "ViT-L/16, batch 1: Burn, wgpu, release #0",
-            "ViT-L/16, batch 1: Burn, wgpu, no fusion, release #0",
+            "ViT-L/16, batch 1: Burn 0.21, cuda, no fusion, release #0",
+            "ViT-L/16, batch 1: Burn 0.21, wgpu, release #0",
+            "ViT-L/16, batch 1: Burn 0.21, wgpu, no fusion, release #0",
         ]
     );
     assert!(plan.left_out.is_empty());
@@ -129,9 +130,9 @@ fn only_the_first_gpu_backend_has_pytorch_and_the_vocabulary() {
     assert_eq!(
         lines(&Plan::new(&unfused, &gpus)),
         [
-            "ViT-L/16, batch 1: Burn, cuda, no fusion, release #0",
+            "ViT-L/16, batch 1: Burn 0.21, cuda, no fusion, release #0",
             "ViT-L/16, batch 1: PyTorch, cuda, hook #0",
-            "ViT-L/16, batch 1: Burn, wgpu, no fusion, release #0",
+            "ViT-L/16, batch 1: Burn 0.21, wgpu, no fusion, release #0",
         ]
     );
 }
@@ -155,7 +156,7 @@ fn modes_take_turns_to_and_fro_and_timelines_follow() {
         ..request()
     };
     let plan = Plan::new(&request, &available(&[BackendKind::Flex], None));
-    let run = |mode: &str| format!("ViT tiny at 16x16, batch 4: Burn, flex, {mode}");
+    let run = |mode: &str| format!("ViT tiny at 16x16, batch 4: Burn 0.21, flex, {mode}");
     let modes = ["plain", "ideal", "plain, balanced", "ideal, balanced"];
     let repetition = |index| modes.map(|mode| format!("{} #{index}", run(mode))).to_vec();
     let reversed = |index| repetition(index).into_iter().rev().collect();
@@ -186,14 +187,15 @@ fn what_cannot_be_combined_is_left_out_once() {
         "release, automatic",
         "ideal, automatic",
     ];
-    let runs = |model: &str| modes.map(|mode| format!("{model}, batch 1: Burn, flex, {mode} #0"));
+    let runs =
+        |model: &str| modes.map(|mode| format!("{model}, batch 1: Burn 0.21, flex, {mode} #0"));
     assert_eq!(lines(&plan), [runs("ViT tiny"), runs("GPT tiny")].concat());
     assert_eq!(
         what(&plan),
         [
-            "Burn: plain, blocks",
-            "Burn: plain, automatic",
-            "Burn: unarmed, automatic"
+            "Burn 0.21: plain, blocks",
+            "Burn 0.21: plain, automatic",
+            "Burn 0.21: unarmed, automatic"
         ]
     );
 }
@@ -214,8 +216,8 @@ fn the_encoder_is_measured_at_its_batch_size() {
     assert_eq!(
         lines(&plan),
         [
-            run("Burn, flex, release"),
-            run("Burn, flex, release, blocks"),
+            run("Burn 0.21, flex, release"),
+            run("Burn 0.21, flex, release, blocks"),
             run("PyTorch, cpu, checkpoint"),
             run("PyTorch, cpu, hook-checkpoint"),
         ]
@@ -242,7 +244,7 @@ fn modes_of_one_arithmetic_are_neighbours() {
         with.collect()
     };
     assert_eq!(
-        of("ViT tiny, batch 1: Burn, flex, "),
+        of("ViT tiny, batch 1: Burn 0.21, flex, "),
         [
             "plain #0",
             "release #0",
@@ -251,7 +253,7 @@ fn modes_of_one_arithmetic_are_neighbours() {
         ]
     );
     assert_eq!(
-        of("GPT tiny, batch 1: Burn, flex, "),
+        of("GPT tiny, batch 1: Burn 0.21, flex, "),
         [
             "plain #0",
             "release #0",
@@ -282,7 +284,7 @@ fn modes_of_one_arithmetic_are_neighbours() {
     };
     let plan = Plan::new(&on_gpu, &available(&[BackendKind::Wgpu], None));
     assert!(plan.tasks.is_empty());
-    assert_eq!(what(&plan), ["Burn, wgpu: flat linear"]);
+    assert_eq!(what(&plan), ["Burn 0.21, wgpu: flat linear"]);
 }
 
 #[test]
@@ -292,7 +294,7 @@ fn what_cannot_be_recorded_is_left_out_once() {
         ..request()
     };
     let plan = Plan::new(&request, &available(&[BackendKind::Cuda], None));
-    assert_eq!(what(&plan), ["memory timelines: Burn, cuda"]);
+    assert_eq!(what(&plan), ["memory timelines: Burn 0.21, cuda"]);
     let lines = lines(&plan);
     let mut recorded = lines.iter().filter(|line| line.starts_with("record"));
     assert!(recorded.clone().count() > 0);
@@ -328,6 +330,7 @@ fn packages_of_python_are_measured_where_they_are_installed() {
 #[test]
 fn what_cannot_be_recorded_has_a_way_out() {
     let run = |backend, fusion| Subject::Burn {
+        burn: BurnVersion::V0_21,
         backend,
         fusion,
         mode: Mode::Release,
@@ -343,6 +346,7 @@ fn what_cannot_be_recorded_has_a_way_out() {
 #[test]
 fn time_is_measured_apart_where_counting_costs() {
     let burn = |backend, fusion, mode| Subject::Burn {
+        burn: BurnVersion::V0_21,
         backend,
         fusion,
         mode,
@@ -388,11 +392,100 @@ fn optimizers_that_cannot_be_measured_are_left_out() {
     let (measured, left_out) = of(BackendKind::Flex);
     assert_eq!(measured.len(), 2, "{measured:?}");
     assert!(measured[1].contains("adam-8bit"), "{measured:?}");
-    assert!(left_out.contains("Burn, flex: came"), "{left_out}");
+    assert!(left_out.contains("Burn 0.21, flex: came"), "{left_out}");
     assert!(!left_out.contains("adam-8bit"), "{left_out}");
     let (measured, _) = of(BackendKind::Cuda);
     assert!(measured.iter().any(|line| line.contains("adam-8bit")));
     let (measured, left_out) = of(BackendKind::NdArray);
     assert!(!measured.iter().any(|line| line.contains("adam-8bit")));
-    assert!(left_out.contains("Burn, ndarray: adam-8bit"), "{left_out}");
+    assert!(
+        left_out.contains("Burn 0.21, ndarray: adam-8bit"),
+        "{left_out}"
+    );
+}
+
+#[test]
+fn versions_of_burn_stand_beside_each_other() {
+    let both = vec![BurnVersion::V0_21, BurnVersion::V0_22];
+    let request = Request {
+        kinds: vec![Kind::Vit, Kind::Gpt, Kind::Encoder],
+        preset: Some(Preset::Tiny),
+        batch_sizes: vec![1],
+        burns: both,
+        modes: vec![Mode::Plain, Mode::Release, Mode::Unarmed, Mode::Ideal],
+        checkpointing: vec![Checkpointing::Blocks, Checkpointing::Automatic],
+        torch_modes: Vec::new(),
+        timelines: Some("timelines".into()),
+        ..request()
+    };
+    let plan = Plan::new(&request, &available(&[BackendKind::Flex], None));
+    let lines = lines(&plan);
+    let of = |model: &str| -> Vec<&str> {
+        let with = lines.iter().filter_map(|line| line.strip_prefix(model));
+        with.collect()
+    };
+    for model in ["ViT tiny", "Encoder tiny"] {
+        assert_eq!(
+            of(&format!("{model}, batch 1: ")),
+            [
+                "Burn 0.21, flex, release, blocks #0",
+                "Burn 0.21, flex, unarmed, blocks #0",
+                "Burn 0.21, flex, ideal, blocks #0",
+                "Burn 0.21, flex, release, automatic #0",
+                "Burn 0.21, flex, ideal, automatic #0",
+                "Burn 0.22, flex, plain, blocks #0",
+                "Burn 0.22, flex, release, blocks #0",
+            ]
+        );
+    }
+    assert!(of("record ").iter().all(|line| line.contains("Burn 0.21")));
+    assert!(of("GPT tiny").iter().all(|line| line.contains("Burn 0.21")));
+    assert_eq!(of("vocabulary of "), ["GPT tiny, flex"]);
+    assert_eq!(
+        what(&plan),
+        [
+            "Burn 0.21: plain, blocks",
+            "Burn 0.21: plain, automatic",
+            "Burn 0.21: unarmed, automatic",
+            "Burn 0.22: unarmed, blocks",
+            "Burn 0.22: ideal, blocks",
+            "Burn 0.22: plain, automatic",
+            "Burn 0.22: release, automatic",
+            "Burn 0.22: unarmed, automatic",
+            "Burn 0.22: ideal, automatic",
+            "memory timelines: Burn 0.22, flex",
+            "Burn 0.22: GPT tiny",
+        ]
+    );
+}
+
+#[test]
+fn what_burn_0_22_lacks_is_left_out() {
+    let request = Request {
+        kinds: vec![Kind::Vit],
+        preset: Some(Preset::Tiny),
+        batch_sizes: vec![1],
+        burns: vec![BurnVersion::V0_22],
+        modes: vec![Mode::Release],
+        linear: vec![LinearGradient::Default, LinearGradient::Flat],
+        optimizers: vec![OptimizerKind::Sgd, OptimizerKind::Adam8bit],
+        torch_modes: Vec::new(),
+        ..request()
+    };
+    let plan = Plan::new(&request, &available(&[BackendKind::Flex], None));
+    assert_eq!(
+        lines(&plan),
+        ["ViT tiny, batch 1: Burn 0.22, flex, release, sgd #0"]
+    );
+    assert_eq!(
+        what(&plan),
+        [
+            "Burn 0.22, flex: adam-8bit",
+            "Burn 0.22, flex: flat linear",
+            "vocabulary of GPT tiny"
+        ]
+    );
+    let plan = Plan::new(&request, &available(&[BackendKind::Cuda], None));
+    assert!(plan.tasks.is_empty());
+    assert_eq!(what(&plan), ["Burn 0.22, cuda", "vocabulary of GPT tiny"]);
 }

@@ -18,8 +18,8 @@ the device; not in use: the part of it beyond the peak. Flex counts every byte o
 backends and PyTorch on CUDA count the bytes of their allocators; PyTorch on the CPU adds up the
 allocations that its profiler records. ms: median of the measured steps. Bytes are counted in the same
 process where that costs no time (Flex, PyTorch on CUDA) and in Burn without fusion; otherwise in a
-separate one. Losses and weights are comparable within one framework only, and where `flat linear` and
-`loss chunk` are the same: they add up in another order.";
+separate one. Losses and weights are comparable within one framework only, with Burn within one version, and
+where `flat linear` and `loss chunk` are the same: they add up in another order.";
 
 const TIMELINES: &str = "\
 Memory timelines: `timelines/` has one of each run of Burn, two steps recorded in a separate process;
@@ -136,12 +136,13 @@ fn times(all: &[Run], like: &Run) -> Vec<f64> {
 }
 
 /// Step times relative to plain Burn's: medians over pairs of runs. The modes ran in turn, so the n-th runs
-/// of both are neighbours in time, on a machine under the same load. What plain Burn cannot recompute is
-/// relative to plain Burn that keeps it. Other arithmetic has other weights, so plain Burn's is the same.
+/// of both are neighbours in time, on a machine under the same load. What is recomputed otherwise than by
+/// Burn is also relative to plain Burn that keeps it. Other arithmetic has other weights, so plain Burn's is the same.
 fn ratios(all: &[Run]) -> Vec<String> {
     let mut lines = Vec::new();
     for plain in all.iter().filter(|run| run.repetition == 0) {
         let Subject::Burn {
+            burn,
             backend,
             fusion,
             mode: Mode::Plain,
@@ -161,9 +162,13 @@ fn ratios(all: &[Run]) -> Vec<String> {
         };
         for (recomputed, mode) in others
             .iter()
-            .flat_map(|other| [Mode::Release, Mode::Unarmed].map(|mode| (*other, mode)))
+            .flat_map(|other| {
+                [Mode::Plain, Mode::Release, Mode::Unarmed].map(|mode| (*other, mode))
+            })
+            .filter(|other| *other != (checkpointing, Mode::Plain))
         {
             let subject = Subject::Burn {
+                burn,
                 backend,
                 fusion,
                 mode,

@@ -8,7 +8,7 @@ mod subject;
 pub use arithmetic::{Arithmetic, LinearGradient, LossChunk};
 pub use measured::{Bytes, Items, Measured, Phase, Recomputation};
 pub use provenance::{Machine, TorchVersions, Versions};
-pub use subject::{Case, Mode, Subject, TorchMode, value_name};
+pub use subject::{BurnVersion, Case, Mode, Subject, TorchMode, value_name};
 
 use crate::stats::median;
 use serde::{Deserialize, Serialize};

@@ -40,8 +40,10 @@ impl Machine {
 pub struct Versions {
     /// This workspace.
     pub gradient_release: String,
-    /// Burn, as in `Cargo.lock`.
+    /// Burn 0.21, as in `Cargo.lock`.
     pub burn: String,
+    /// Burn 0.22, as in `Cargo.lock`.
+    pub burn_0_22: String,
     /// cubecl, below Burn's GPU backends.
     pub cubecl: String,
     /// The compiler.
@@ -56,8 +58,8 @@ impl Versions {
     /// The versions in one line.
     pub fn describe(&self) -> String {
         let mut text = format!(
-            "Burn {}, cubecl {}, {}, {} build",
-            self.burn, self.cubecl, self.rustc, self.profile
+            "Burn {} and {}, cubecl {}, {}, {} build",
+            self.burn, self.burn_0_22, self.cubecl, self.rustc, self.profile
         );
         if let Some(pytorch) = &self.pytorch {
             text += &format!("; PyTorch {}, Python {}", pytorch.torch, pytorch.python);

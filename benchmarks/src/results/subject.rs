@@ -4,7 +4,27 @@ use super::{Arithmetic, TorchVersions};
 use crate::shape::Shape;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use vit::config::{BackendKind, Checkpointing};
+
+/// The versions of Burn that are measured: before 0.22, a backend is a type parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+pub enum BurnVersion {
+    /// With gradient release by the backend of burn-gradient-release
+    #[serde(rename = "0.21")]
+    #[value(name = "0.21")]
+    V0_21,
+    /// With gradient release by burn-lean
+    #[serde(rename = "0.22")]
+    #[value(name = "0.22")]
+    V0_22,
+}
+
+impl fmt::Display for BurnVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&value_name(*self))
+    }
+}
 
 /// How the optimizer gets its gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -61,6 +81,8 @@ impl TorchMode {
 pub enum Subject {
     /// Burn.
     Burn {
+        /// Its version.
+        burn: BurnVersion,
         /// Backend that holds the tensors.
         backend: BackendKind,
         /// Whether a GPU fuses operations that follow each other.
@@ -87,14 +109,17 @@ impl Subject {
     pub fn place(&self) -> String {
         match self {
             Self::Burn {
-                backend, fusion, ..
+                burn,
+                backend,
+                fusion,
+                ..
             } => {
                 let unfused = if *fusion || backend.is_on_heap() {
                     ""
                 } else {
                     ", no fusion"
                 };
-                format!("Burn, {backend}{unfused}")
+                format!("Burn {burn}, {backend}{unfused}")
             }
             Self::PyTorch { device, .. } => format!("PyTorch, {device}"),
         }

@@ -134,7 +134,7 @@ fn vocabularies_and_timelines_are_those_of_the_arithmetic() {
         );
     }
     assert!(
-        table.contains("GPT tiny (Burn, flex, flat linear, loss chunk 8)"),
+        table.contains("GPT tiny (Burn 0.21, flex, flat linear, loss chunk 8)"),
         "{table}"
     );
 

@@ -1,6 +1,7 @@
 //! The program as a user runs it: its measurements, its files, and what it leaves out.
 
 mod arithmetic;
+mod burn_0_22;
 mod python;
 
 use assert_cmd::Command;
@@ -16,12 +17,17 @@ fn benchmarks() -> Command {
     Command::cargo_bin("benchmarks").expect("the binary is built with the tests")
 }
 
-/// A tiny suite on the CPU.
+/// A tiny suite on the CPU, of Burn 0.21.
 fn tiny(folder: &Path) -> Command {
+    tiny_on(folder, "0.21")
+}
+
+/// A tiny suite on the CPU, of these versions of Burn.
+fn tiny_on(folder: &Path, burn: &str) -> Command {
     let mut command = benchmarks();
     command
         .args(["--preset", "tiny", "--backend", "flex", "--steps", "2"])
-        .args(["--warm-up", "2", "--output"])
+        .args(["--burn", burn, "--warm-up", "2", "--output"])
         .arg(folder)
         // Every thread that computes allocates and keeps a workspace, in a step that depends on the
         // scheduler; it is a large part of the memory of a model this small.
@@ -143,7 +149,7 @@ fn every_mode_is_measured_and_itemised() {
         "release, blocks over plain",
         "release, automatic over plain",
         "the same weights",
-        "Burn: plain, automatic: ",
+        "Burn 0.21: plain, automatic: ",
         "--no-pytorch",
     ] {
         assert!(table.contains(text), "{text} in {table}");
@@ -166,7 +172,7 @@ fn the_files_are_complete() {
     let Outcome { table, json } = outcome(&mut command, home.path());
     assert_eq!(json["schema"], 1);
     assert_eq!(json["command"][0], "benchmarks");
-    for key in ["burn", "cubecl", "rustc", "profile"] {
+    for key in ["burn", "burn_0_22", "cubecl", "rustc", "profile"] {
         assert!(json["versions"][key].is_string(), "{key}");
     }
     assert!(json["machine"]["threads"].as_u64().unwrap() > 0);
@@ -314,6 +320,7 @@ fn bad_input_gets_one_line() {
         (["--lr", "NaN"], "--lr"),
         (["--batch-size", "0"], "batch-size"),
         (["--backend", "nonsense"], "nonsense"),
+        (["--burn", "0.20"], "0.20"),
         (["--checkpointing", "nonsense"], "nonsense"),
         (["--linear", "nonsense"], "nonsense"),
         (["--loss-chunk", "nonsense"], "nonsense"),
@@ -356,6 +363,7 @@ fn help_explains_what_is_not_obvious() {
     for word in [
         "--mode unarmed",
         "--mode ideal",
+        "--burn",
         "--checkpointing blocks",
         "--linear flat",
         "--loss-chunk",

@@ -63,6 +63,9 @@ esac"#
         modes,
         ["plain", "foreach", "no-foreach", "fused", "checkpoint"]
     );
+    let versions = |run: &Value| run["subject"]["burn"].clone();
+    assert_eq!(versions(&runs(&json)[0]), "0.21");
+    assert!(runs(&json)[1..].iter().all(|run| versions(run).is_null()));
     let items = &runs(&json)[1]["items"];
     assert_eq!(
         (&items["held"], &items["peak_in"]),

@@ -1,0 +1,110 @@
+//! Models of Burn 0.22, trained on the batches of Burn 0.21.
+
+use super::encoder::Encoder;
+use super::loss;
+use crate::encoder::EncoderConfig;
+use crate::results::LossChunk;
+use crate::workload::Workload;
+use anyhow::{Result, anyhow};
+use burn::tensor::{DType, TensorData};
+use burn_0_22::module::{Module, ModuleVisitor, Param};
+use burn_0_22::tensor::{self, Device, Tensor};
+use lean_vit::model::Vit;
+use vit::model::VitConfig;
+
+/// A batch on the host.
+pub(super) type HostBatch = (tensor::TensorData, tensor::TensorData);
+
+/// A model that can be built on Burn 0.22.
+pub(super) trait Trainee: Workload {
+    /// The model.
+    type Module: Module;
+
+    /// Builds the model with random weights. With `recomputes_blocks`, the backward pass computes its
+    /// blocks again.
+    fn build(&self, recomputes_blocks: bool, device: &Device) -> Self::Module;
+
+    /// The loss of a batch, with a language model's by chunks if `chunk` says so, and with the masks of
+    /// dropout drawn from `seed`.
+    fn loss_of(
+        model: &Self::Module,
+        batch: HostBatch,
+        chunk: LossChunk,
+        seed: u64,
+        device: &Device,
+    ) -> Tensor<1>;
+
+    /// All batches of a run: those of Burn 0.21.
+    fn host_batches(&self, size: usize, steps: usize, seed: u64) -> Result<Vec<HostBatch>> {
+        let batches = self.batches(size, steps, seed).into_iter();
+        batches
+            .map(|(inputs, labels)| Ok((converted(inputs)?, converted(labels)?)))
+            .collect()
+    }
+}
+
+impl Trainee for VitConfig {
+    type Module = Vit;
+
+    fn build(&self, recomputes_blocks: bool, device: &Device) -> Vit {
+        Vit::new(self, device).recomputing_blocks(recomputes_blocks)
+    }
+
+    /// One token of an image is scored: `plan` never asks for chunks.
+    fn loss_of(
+        model: &Vit,
+        (inputs, labels): HostBatch,
+        _chunk: LossChunk,
+        seed: u64,
+        device: &Device,
+    ) -> Tensor<1> {
+        let scores = model.forward_seeded(Tensor::from_data(inputs, device), seed);
+        loss::of_scores(scores, Tensor::from_data(labels, device))
+    }
+}
+
+impl Trainee for EncoderConfig {
+    type Module = Encoder;
+
+    fn build(&self, recomputes_blocks: bool, device: &Device) -> Encoder {
+        Encoder::new(self, recomputes_blocks, device)
+    }
+
+    fn loss_of(
+        model: &Encoder,
+        (inputs, labels): HostBatch,
+        chunk: LossChunk,
+        seed: u64,
+        device: &Device,
+    ) -> Tensor<1> {
+        let inputs = Tensor::from_data(inputs, device);
+        model.loss(inputs, Tensor::from_data(labels, device), chunk, seed)
+    }
+}
+
+/// Draws the parameters of a model, in its order. Burn would draw each at its first use, which comes
+/// earlier in a scope.
+pub(super) fn draw<M: Module>(model: &M) {
+    struct Draw;
+    impl ModuleVisitor for Draw {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            param.val();
+        }
+    }
+    model.visit(&mut Draw);
+}
+
+/// The data of Burn 0.21 as data of Burn 0.22.
+fn converted(data: TensorData) -> Result<tensor::TensorData> {
+    let shape = data.shape.to_vec();
+    let dtype = data.dtype;
+    let converted = match dtype {
+        DType::F32 => data
+            .into_vec::<f32>()
+            .map(|values| tensor::TensorData::new(values, shape)),
+        _ => data
+            .into_vec::<i32>()
+            .map(|values| tensor::TensorData::new(values, shape)),
+    };
+    converted.map_err(|error| anyhow!("a batch of {dtype:?} cannot be converted: {error:?}"))
+}

@@ -1,0 +1,142 @@
+//! Burn 0.22 beside Burn 0.21 and PyTorch.
+
+use super::{Outcome, outcome, runs, tiny_on};
+use serde_json::{Value, json};
+use std::fs;
+use tempfile::TempDir;
+
+/// The runs of a model on a version of Burn.
+fn of<'a>(json: &'a Value, model: &str, burn: &str) -> Vec<&'a Value> {
+    let of_model = runs(json)
+        .iter()
+        .filter(|run| run["case"]["model"]["kind"] == model);
+    of_model
+        .filter(|run| run["subject"]["burn"] == burn)
+        .collect()
+}
+
+#[test]
+fn both_versions_are_in_one_table() {
+    let home = TempDir::new().unwrap();
+    let mut command = tiny_on(home.path(), "0.21,0.22");
+    command.args([
+        "--no-pytorch",
+        "--part",
+        "vit,gpt,encoder",
+        "--batch-size",
+        "2",
+    ]);
+    command.args(["--mode", "plain,release,unarmed"]);
+    command.args(["--checkpointing", "none,balanced,blocks"]);
+    let Outcome { table, json } = outcome(&mut command, home.path());
+    assert!(json["versions"]["burn_0_22"].as_str().unwrap() > "0.22");
+    assert!(of(&json, "gpt", "0.22").is_empty());
+    for model in ["vit", "encoder"] {
+        // On 0.21, blocks need the backend of gradient release.
+        assert_eq!(of(&json, model, "0.21").len(), 2 + 3 + 3, "{model}");
+        let found = of(&json, model, "0.22");
+        assert_eq!(found.len(), 2 * 3, "{model}");
+        let of_mode = |mode: &str, checkpointing: &str| {
+            let run = found.iter().find(|run| {
+                run["subject"]["mode"] == mode && run["subject"]["checkpointing"] == checkpointing
+            });
+            *run.unwrap()
+        };
+        let plain = of_mode("plain", "none");
+        for run in &found {
+            let subject = &run["subject"];
+            // Every mode of a model is the same training, checkpointing or not.
+            assert_eq!(run["weights_digest"], plain["weights_digest"], "{subject}");
+            assert_eq!(run["final_loss"], plain["final_loss"], "{subject}");
+            assert_eq!(run["step_seconds"].as_array().unwrap().len(), 2);
+            assert_eq!(run["parameters"], of(&json, model, "0.21")[0]["parameters"]);
+
+            let bytes = |name: &str| run["memory"][name].as_i64().unwrap();
+            let item = |name: &str| run["items"][name].as_i64().unwrap();
+            assert!(item("optimizer_state") >= 2 * item("parameters"));
+            assert!(item("activations") > 0);
+            let gradients = item("gradients") as f64 / item("all_gradients") as f64;
+            let is_released = subject["mode"] == "release";
+            let expected = if is_released { 0.0 } else { 1.0 };
+            assert!(
+                (gradients - expected).abs() < 0.15,
+                "{subject}: {gradients}"
+            );
+            let highest = ["peak_in_forward", "peak_in_backward", "peak_in_step"].map(bytes);
+            let highest = *highest.iter().max().unwrap() as f64;
+            assert!((highest / bytes("peak_bytes") as f64 - 1.0).abs() < 0.02);
+        }
+        // A model this small has next to no gradients, but activations.
+        let run = |checkpointing| of_mode("release", checkpointing);
+        let peak = |checkpointing| run(checkpointing)["memory"]["peak_bytes"].as_u64().unwrap();
+        let kept = |checkpointing| run(checkpointing)["items"]["activations"].as_u64().unwrap();
+        assert!(kept("blocks") < kept("none"), "{model}");
+        assert!(peak("blocks") < peak("none"), "{model}");
+    }
+
+    assert!(!table.contains("OTHER"), "{table}");
+    for text in [
+        "| Burn 0.21, flex ",
+        "| Burn 0.22, flex ",
+        "Burn 0.22, flex: release over plain",
+        "Burn 0.22, flex: plain, blocks over plain",
+        "Burn 0.22, flex, blocks checkpointing: release over plain",
+        "the same weights",
+        "Burn 0.22: unarmed, none: ",
+        "Burn 0.22: GPT tiny: ",
+    ] {
+        assert!(table.contains(text), "{text} in {table}");
+    }
+    let plot = fs::read_to_string(home.path().join("memory.svg")).unwrap();
+    assert!(plot.contains("Burn 0.21, flex: plain") && plot.contains("Burn 0.22, flex: plain"));
+}
+
+#[test]
+fn chunks_of_the_loss_and_optimizers_are_measured() {
+    let home = TempDir::new().unwrap();
+    let mut command = tiny_on(home.path(), "0.22");
+    command.args(["--no-pytorch", "--part", "encoder", "--batch-size", "8"]);
+    command.args(["--mode", "plain,release", "--checkpointing", "none"]);
+    command.args([
+        "--loss-chunk",
+        "whole,16",
+        "--optimizer",
+        "adam,adamw,sgd,lion,adafactor",
+    ]);
+    let Outcome { table, json } = outcome(&mut command, home.path());
+    assert_eq!(runs(&json).len(), 2 * 2 * 5);
+    assert!(!table.contains("OTHER"), "{table}");
+    for optimizer in ["adam", "adam-w", "sgd", "lion", "adafactor"] {
+        let of = |chunk: Value| -> Vec<&Value> {
+            let of_optimizer = runs(&json)
+                .iter()
+                .filter(|run| run["subject"]["optimizer"] == optimizer);
+            of_optimizer
+                .filter(|run| run["subject"]["loss_chunk"] == chunk)
+                .collect()
+        };
+        let (whole, chunks) = (of(Value::Null), of(json!(16)));
+        for runs in [&whole, &chunks] {
+            assert_eq!(runs[0]["weights_digest"], runs[1]["weights_digest"]);
+        }
+        let loss = |run: &Value| run["final_loss"].as_f64().unwrap();
+        assert!((loss(whole[0]) / loss(chunks[0]) - 1.0).abs() < 1e-3);
+        // The scores of 256 tokens, and of 16.
+        let peak = |run: &Value| run["memory"]["peak_bytes"].as_u64().unwrap();
+        let saved = peak(whole[1]).saturating_sub(peak(chunks[1]));
+        assert!(saved > 4 * 256 * 512 / 4, "{optimizer}: {saved}");
+    }
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let home = TempDir::new().unwrap();
+    let mut command = tiny_on(home.path(), "0.22");
+    command.args(["--no-pytorch", "--part", "gpt,vocabulary"]);
+    command.args(["--mode", "release", "--checkpointing", "automatic"]);
+    let Outcome { table, json } = outcome(&mut command, home.path());
+    assert!(runs(&json).is_empty());
+    for text in ["Burn 0.22: GPT tiny: ", "vocabulary of GPT tiny: "] {
+        assert!(table.contains(text), "{text} in {table}");
+    }
+}
