@@ -189,6 +189,11 @@ impl Session {
         orders.plain = true;
     }
 
+    /// Whether a pass was read, and not all orders are new.
+    pub(crate) fn has_learned(&self) -> bool {
+        !self.orders().allowed.is_empty()
+    }
+
     /// Whether all gradients of the passes since the last arming were added up as in plain Burn.
     pub(crate) fn is_plain(&self) -> bool {
         self.orders().plain

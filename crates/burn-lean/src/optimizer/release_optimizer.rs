@@ -178,10 +178,11 @@ impl ReleaseOptimizer {
         sums: GradientsParams,
         survey: Survey,
     ) -> M {
-        let first_pass = match (self.first_pass, self.is_fresh) {
-            (FirstPass::Auto, true) => FirstPass::Exact,
-            (FirstPass::Auto, false) => FirstPass::Small,
-            (chosen, _) => chosen,
+        let first_pass = match self.first_pass {
+            // Of a pass that is not the first, only what is new in it waits for the end of backward.
+            FirstPass::Auto if self.is_fresh || self.session.has_learned() => FirstPass::Exact,
+            FirstPass::Auto => FirstPass::Small,
+            chosen => chosen,
         };
         self.session.begin_pass(first_pass);
         self.session.stepper().lr = Some(lr);

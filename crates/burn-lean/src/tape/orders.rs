@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_view_of_a_weight_is_lifted_with_its_tap() {
-        // Tap 12 over leaf 2, transposed by 13, meets an activation of order 4.
+        // Tap 12 over leaf 2, transposed by 13, meets the activation 7 of order 4; tap 3 is over leaf 1.
         let nodes: &[(u64, &[u64])] = &[
             (1, &[]),
             (2, &[]),
@@ -165,7 +165,7 @@ mod tests {
             (13, &[12]),
             (14, &[7, 13]),
         ];
-        assert_eq!(allowed(nodes, &[12]), [3]);
+        assert_eq!(allowed(nodes, &[3, 12]), [1, 3]);
     }
 
     #[test]
