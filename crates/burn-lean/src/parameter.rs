@@ -141,9 +141,9 @@ impl<B: Inner> Holder<B> {
                 let is_placeholder = (looks.is_placeholder)();
                 assert!(
                     is_placeholder || !(looks.is_computed)(),
-                    "gradient release: something was computed from the placeholder that parameter {} \
-                     has while it is armed (by a mapper, an average, another optimizer); read it with \
-                     `val()`, or make a copy an ordinary model with `materialize()` before",
+                    "gradient release: something was computed from the placeholder that parameter \
+                     {} has while it is armed (by a mapper, an average, another optimizer); read \
+                     it with `val()`, or make a copy an ordinary model with `materialize()` before",
                     self.slot.id
                 );
                 let known = if is_placeholder { PLACEHOLDER } else { WEIGHT };
@@ -255,8 +255,8 @@ impl<B: Inner> Held for Holder<B> {
             let kind = weight.clone().to_device(&device).into_dispatch().kind;
             assert!(
                 B::unwrap(kind).is_some(),
-                "gradient release: parameter {} is armed and cannot move to another backend; move the \
-                 model before `arm`, or after `step`",
+                "gradient release: parameter {} is armed and cannot move to another backend; move \
+                 the model before `arm`, or after `step`",
                 self.slot.id
             );
             self.slot.moved(B::of(weight.to_device(&device)))

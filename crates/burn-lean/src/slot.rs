@@ -111,19 +111,16 @@ struct State<B: Inner> {
 }
 
 impl<B: Inner> State<B> {
-    /// Returns the leaf as well.
-    fn arm(weight: Primitive<B>, session: &Arc<Session>) -> (Self, Tracked<B>) {
-        let mark = placeholder_element::<B>(&weight);
-        let placeholder = B::float_expand(mark.clone(), weight.shape());
-        let leaf = <Tracked<B>>::new(placeholder.clone()).require_grad();
-        let state = Self {
-            session: Arc::downgrade(session),
-            leaf_id: leaf.id(),
+    /// Not armed, and without a weight.
+    fn unarmed(leaf_id: NodeId, placeholder: Primitive<B>, mark: Primitive<B>) -> Self {
+        Self {
+            session: Weak::new(),
+            leaf_id,
             placeholder,
             mark,
             disarmed: Arc::default(),
-            leaf: Some(leaf.clone()),
-            weight: Weight::Bare(weight),
+            leaf: None,
+            weight: Weight::Elsewhere,
             purpose: Purpose::Step,
             sum: None,
             taken: false,
@@ -132,9 +129,23 @@ impl<B: Inner> State<B> {
             is_used: false,
             used_directly: false,
             scopes: 0,
-            ended: None,
+            ended: Some(Ended::Finished),
             snapshots: [Weak::new(), Weak::new()],
             moved: Vec::new(),
+        }
+    }
+
+    /// Returns the leaf as well.
+    fn arm(weight: Primitive<B>, session: &Arc<Session>) -> (Self, Tracked<B>) {
+        let mark = placeholder_element::<B>(&weight);
+        let placeholder = B::float_expand(mark.clone(), weight.shape());
+        let leaf = <Tracked<B>>::new(placeholder.clone()).require_grad();
+        let state = Self {
+            session: Arc::downgrade(session),
+            leaf: Some(leaf.clone()),
+            weight: Weight::Bare(weight),
+            ended: None,
+            ..Self::unarmed(leaf.id(), placeholder, mark)
         };
         (state, leaf)
     }
@@ -201,29 +212,11 @@ impl<B: Inner> Slot<B> {
         (slot, leaf)
     }
 
-    /// A slot of its own for a copy of a model whose reparameterizations stay with it from step to step.
+    /// A slot of its own for a copy of a model whose reparameterizations stay with it from step to
+    /// step.
     pub(crate) fn unarmed_twin(&self) -> Self {
         let state = self.state();
-        let twin = State {
-            session: Weak::new(),
-            leaf_id: state.leaf_id,
-            placeholder: state.placeholder.clone(),
-            mark: state.mark.clone(),
-            disarmed: Arc::default(),
-            leaf: None,
-            weight: Weight::Elsewhere,
-            purpose: Purpose::Step,
-            sum: None,
-            taken: false,
-            second: false,
-            is_late: false,
-            is_used: false,
-            used_directly: false,
-            scopes: 0,
-            ended: Some(Ended::Finished),
-            snapshots: [Weak::new(), Weak::new()],
-            moved: Vec::new(),
-        };
+        let twin = State::unarmed(state.leaf_id, state.placeholder.clone(), state.mark.clone());
         Self {
             id: self.id,
             path: self.path.clone(),
@@ -367,8 +360,8 @@ impl<B: Inner> Slot<B> {
         self.state().is_used = true;
     }
 
-    /// Whether the scope that uses the parameter is the only use, so that it may step it at once. Of
-    /// several, nobody knows whether backward reaches them all; the tap does.
+    /// Whether the scope that uses the parameter is the only use, so that it may step it at once.
+    /// Of several, nobody knows whether backward reaches them all; the tap does.
     pub(crate) fn is_for_one_scope(&self) -> bool {
         let state = self.state();
         !state.used_directly && state.scopes == 1 && !state.taken && state.ended.is_none()

@@ -7,8 +7,8 @@ use vit_common::display_as_value;
 
 pub use vit_common::config::{Mode, Preset, WARM_UP, WEIGHT_DECAY};
 
-/// The optimizers of Burn 0.22, each with its own defaults. Muon is not among them: it takes matrices
-/// only, and a vision transformer also learns vectors.
+/// The optimizers of Burn 0.22, each with its own defaults. Muon is not among them: it takes
+/// matrices only, and a vision transformer also learns vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 #[value(rename_all = "lower")]

@@ -33,7 +33,8 @@ impl Vit {
             mean: 0.0,
             std: 0.02,
         };
-        // Patches have a standard deviation of about 1: positions at 0.02 would have no effect for epochs.
+        // Patches have a standard deviation of about 1: positions at 0.02 would have no effect for
+        // epochs.
         let visible = Initializer::Normal {
             mean: 0.0,
             std: 0.2,
@@ -63,8 +64,8 @@ impl Vit {
 
     /// Draws all weights, in the order of the fields.
     ///
-    /// Burn draws a weight at its first access. That is the forward pass, in its order, or an optimizer that
-    /// arms the model: the same seed would give other weights.
+    /// Burn draws a weight at its first access. That is the forward pass, in its order, or an
+    /// optimizer that arms the model: the same seed would give other weights.
     pub fn drawn(self) -> Self {
         struct Access;
         impl ModuleVisitor for Access {
@@ -76,8 +77,8 @@ impl Vit {
         self
     }
 
-    /// Whether the backward pass recomputes the blocks from their inputs; otherwise their activations
-    /// are kept.
+    /// Whether the backward pass recomputes the blocks from their inputs; otherwise their
+    /// activations are kept.
     pub fn recomputing_blocks(mut self, recomputes: bool) -> Self {
         self.recomputes_blocks = recomputes;
         self
@@ -93,8 +94,8 @@ impl Vit {
         self.scores(images, None)
     }
 
-    /// [`forward`](Self::forward) with the masks of dropout drawn from this seed. They are the same whether
-    /// or not blocks are recomputed, as every block has a seed of its own.
+    /// [`forward`](Self::forward) with the masks of dropout drawn from this seed. They are the same
+    /// whether or not blocks are recomputed, as every block has a seed of its own.
     pub fn forward_seeded(&self, images: Tensor<4>, seed: u64) -> Tensor<2> {
         self.scores(images, Some(seed))
     }

@@ -5,8 +5,8 @@ use serde::Serialize;
 use std::fs::{self, File};
 use std::path::Path;
 
-/// Settings and results are written to this file, which is then renamed. A rename is atomic, so a file
-/// under its final name is complete.
+/// Settings and results are written to this file, which is then renamed. A rename is atomic, so a
+/// file under its final name is complete.
 const UNFINISHED: &str = "unfinished.json";
 
 /// Writes `value` to the file `name` of the folder.

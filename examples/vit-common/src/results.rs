@@ -11,7 +11,8 @@ pub struct Results {
     pub train_loss: f64,
     /// Epochs trained.
     pub epochs: usize,
-    /// Peak of the bytes in use, on the heap or on the GPU, beyond those before the model was built.
+    /// Peak of the bytes in use, on the heap or on the GPU, beyond those before the model was
+    /// built.
     pub peak_bytes: u64,
     /// Peak of the bytes reserved from the GPU; not counted on the heap.
     pub peak_reserved_bytes: Option<u64>,

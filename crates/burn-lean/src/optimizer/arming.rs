@@ -84,8 +84,8 @@ pub(super) fn arm<M: Module>(
     model
 }
 
-/// Makes an ordinary model of what another arming has left, or of a copy that was taken in the middle of
-/// one.
+/// Makes an ordinary model of what another arming has left, or of a copy that was taken in the
+/// middle of one.
 pub(super) fn settle<M: Module>(model: M, survey: &Survey) -> M {
     let mappers = survey
         .found
@@ -185,8 +185,8 @@ fn weight_to_save<B: Inner, const D: usize>(slot: &Weak<Slot<B>>, base: Tensor<D
     if !is_leaf && !is_placeholder(base.clone()) {
         assert!(
             !is_computed_from_placeholder(base.clone()),
-            "gradient release: this record would be of something computed from the placeholders of an armed \
-             model; compute from `copy.materialize()`, or between `step` and `arm`"
+            "gradient release: this record would be of something computed from the placeholders of \
+             an armed model; compute from `copy.materialize()`, or between `step` and `arm`"
         );
         return base;
     }

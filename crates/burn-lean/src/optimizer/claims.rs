@@ -11,8 +11,8 @@ use crate::session::Session;
 use crate::slot::{ArmedSlot, path_text};
 use crate::tape::{is_computed_from_placeholder, is_placeholder};
 
-/// Whether each gradient that was taken inside backward was also asked for, and is what was left in its
-/// place; and whether the parameters are still those that were armed.
+/// Whether each gradient that was taken inside backward was also asked for, and is what was left in
+/// its place; and whether the parameters are still those that were armed.
 pub(super) fn check_claims<M: Module>(
     session: &Session,
     survey: &Survey,

@@ -179,7 +179,8 @@ impl ReleaseOptimizer {
         survey: Survey,
     ) -> M {
         let first_pass = match self.first_pass {
-            // Of a pass that is not the first, only what is new in it waits for the end of backward.
+            // Of a pass that is not the first, only what is new in it waits for the end of
+            // backward.
             FirstPass::Auto if self.is_fresh || self.session.has_learned() => FirstPass::Exact,
             FirstPass::Auto => FirstPass::Small,
             chosen => chosen,

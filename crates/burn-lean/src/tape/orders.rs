@@ -152,7 +152,8 @@ mod tests {
 
     #[test]
     fn a_view_of_a_weight_is_lifted_with_its_tap() {
-        // Tap 12 over leaf 2, transposed by 13, meets the activation 7 of order 4; tap 3 is over leaf 1.
+        // Tap 12 over leaf 2, transposed by 13, meets the activation 7 of order 4; tap 3 is over
+        // leaf 1.
         let nodes: &[(u64, &[u64])] = &[
             (1, &[]),
             (2, &[]),

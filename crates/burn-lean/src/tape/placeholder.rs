@@ -6,8 +6,8 @@ use burn::tensor::{Bytes, DType, Shape, TensorData};
 
 use crate::backend::{Inner, Primitive, reading_waits};
 
-/// A signaling NaN of a float type, and the quiet one that arithmetic makes of it: copies keep the bits of the
-/// one, and what is computed from it has those of the other.
+/// A signaling NaN of a float type, and the quiet one that arithmetic makes of it: copies keep the
+/// bits of the one, and what is computed from it has those of the other.
 fn bits(dtype: DType) -> Option<(Vec<u8>, Vec<u8>)> {
     macro_rules! pair {
         ($signaling:expr, $quiet:expr) => {
@@ -26,8 +26,8 @@ fn bits(dtype: DType) -> Option<(Vec<u8>, Vec<u8>)> {
     }
 }
 
-/// The one element of a placeholder, of the weight's rank and type. Expanded to the weight's shape it takes no
-/// memory, and is a NaN to whoever reads around `Param::val`.
+/// The one element of a placeholder, of the weight's rank and type. Expanded to the weight's shape
+/// it takes no memory, and is a NaN to whoever reads around `Param::val`.
 pub(crate) fn placeholder_element<B: Inner>(weight: &Primitive<B>) -> Primitive<B> {
     let one = Shape::from(vec![1; weight.shape().num_dims()]);
     let data = match bits(weight.dtype()) {

@@ -69,8 +69,9 @@ impl<B: Inner> Backward<B, 2> for Tap {
         } = ops.state;
         assert!(
             !disarmed.load(Ordering::Relaxed),
-            "gradient release: the model was disarmed between the forward pass and this backward pass, \
-             which would lose its gradients; run backward before `disarm`, or the forward pass after it"
+            "gradient release: the model was disarmed between the forward pass and this backward \
+             pass, which would lose its gradients; run backward before `disarm`, or the forward \
+             pass after it"
         );
         if let Some(owner) = owner.upgrade()
             && owner.complete(ops.node.id, grads, checkpointer)

@@ -1,5 +1,5 @@
-//! The Cube backend, through wgpu on whatever Vulkan finds: the same numbers, in place, and less of the
-//! device's memory.
+//! The Cube backend, through wgpu on whatever Vulkan finds: the same numbers, in place, and less of
+//! the device's memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -156,8 +156,8 @@ fn numbers_and_memory() {
                     .iter()
                     .fold(0f32, |largest, value| largest.max(value.abs()));
                 for (found, expected) in found.iter().zip(&expected) {
-                    // Fused kernels are others where tensors live shorter: AdamW makes some units in the
-                    // last place of a gradient near zero a step of their own size.
+                    // Fused kernels are others where tensors live shorter: AdamW makes some units
+                    // in the last place of a gradient near zero a step of their own size.
                     let difference = (found - expected).abs();
                     assert!(
                         difference <= 1e-5 * largest,

@@ -12,8 +12,8 @@ use vit_common::data::{Dataset, ImageSize, Source};
 use vit_common::settings::{agreed, given};
 
 impl TrainArgs {
-    /// The settings and the images of a run. Each setting is the option, else that of the resumed run,
-    /// else the default.
+    /// The settings and the images of a run. Each setting is the option, else that of the resumed
+    /// run, else the default.
     pub(super) fn resolve(&self, saved: Option<&TrainConfig>) -> Result<(TrainConfig, Dataset)> {
         let engine = self.engine(saved.map(|s| &s.engine))?;
         let preset = agreed("preset", self.preset, saved.map(|s| s.preset), Preset::Tiny)?;

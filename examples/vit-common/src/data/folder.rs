@@ -65,7 +65,8 @@ fn read(file: &Path) -> Result<DynamicImage> {
         .with_context(|| format!("cannot read the image {}", file.display()))
 }
 
-/// The entries of a folder without hidden files, sorted: the order must not depend on the file system.
+/// The entries of a folder without hidden files, sorted: the order must not depend on the file
+/// system.
 fn sorted(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut entries = fs::read_dir(folder)
         .and_then(|entries| {

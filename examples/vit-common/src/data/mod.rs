@@ -19,8 +19,8 @@ use std::sync::Arc;
 /// The folder of Debian's package `dataset-fashion-mnist`.
 const FASHION_MNIST: &str = "/usr/share/datasets/fashion-mnist";
 
-/// Seed of the split of images that come without one. It is constant: runs with different seeds validate
-/// on the same images.
+/// Seed of the split of images that come without one. It is constant: runs with different seeds
+/// validate on the same images.
 const SPLIT_SEED: u64 = 0x5eed_0f5e_ed0f_5eed;
 
 /// One in this many images is for validation.
