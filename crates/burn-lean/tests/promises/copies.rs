@@ -5,7 +5,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::store::ModuleRecord;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 use burn_lean::{Outcome, ReleaseError, ReleaseOptimizer, WithGradientRelease};
 
 use crate::harness::{LR, adamw, bits, flex, numbers, release_step};
@@ -637,7 +637,7 @@ fn to_the_same_device_while_armed() {
 #[cfg(feature = "ndarray")]
 #[allow(deprecated)]
 fn to_another_backend_while_armed() {
-    let other = Device::ndarray().autodiff();
+    let other = burn::tensor::Device::ndarray().autodiff();
     let (model, mut optim, plain) = started();
     let moved = panic_of(|| plain.0.clone().to_device(&other).values());
     let model = optim.arm(LR, model);

@@ -14,7 +14,7 @@ use burn::tensor::kind::BridgeTensor;
 use burn::tensor::{Device, Tensor};
 use burn_lean::{Outcome, WithGradientRelease, checkpoint};
 
-use crate::harness::{bits, numbers, plain_step, release_step, seeded};
+use crate::harness::{LR, bits, numbers, plain_step, release_step, seeded};
 
 #[derive(Module, Debug)]
 struct Block {
@@ -152,15 +152,12 @@ fn numbers_and_memory() {
                         .collect::<Vec<_>>()
                 };
                 let (found, expected) = (of(found), of(expected));
-                let largest = expected
-                    .iter()
-                    .fold(0f32, |largest, value| largest.max(value.abs()));
                 for (found, expected) in found.iter().zip(&expected) {
-                    // Fused kernels are others where tensors live shorter: AdamW makes some units
-                    // in the last place of a gradient near zero a step of their own size.
+                    // Fused kernels are others where tensors live shorter, and AdamW makes a step
+                    // of its own size of a gradient near zero: a hundredth of a step at most.
                     let difference = (found - expected).abs();
                     assert!(
-                        difference <= 1e-5 * largest,
+                        difference <= 0.01 * LR as f32,
                         "{path}, step {step}, {difference}"
                     );
                 }
