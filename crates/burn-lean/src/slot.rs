@@ -150,6 +150,18 @@ impl<B: Inner> State<B> {
         (state, leaf)
     }
 
+    fn has_weight(&self) -> bool {
+        !matches!(self.weight, Weight::Elsewhere)
+    }
+
+    /// A gradient, with those of earlier micro-batches, as Burn's accumulator adds them.
+    fn summed(&mut self, grad: Primitive<B>) -> Primitive<B> {
+        match self.sum.take() {
+            Some(sum) => B::float_add(sum, grad),
+            None => grad,
+        }
+    }
+
     fn is_after_step(&self) -> bool {
         self.taken && self.purpose == Purpose::Step
     }
@@ -270,13 +282,13 @@ impl<B: Inner> Slot<B> {
     }
 
     pub(crate) fn has_weight(&self) -> bool {
-        !matches!(self.state().weight, Weight::Elsewhere)
+        self.state().has_weight()
     }
 
     /// The weight as it is now, for a copy of the model. None after the arming: the `Param` has it.
     pub(crate) fn snapshot(&self) -> Option<Arc<Snapshot<B>>> {
         let mut state = self.state();
-        if matches!(state.weight, Weight::Elsewhere) {
+        if !state.has_weight() {
             return None;
         }
         let after_step = state.is_after_step();
@@ -303,8 +315,7 @@ impl<B: Inner> Slot<B> {
     /// Whether this is still the weight.
     pub(crate) fn is_current(&self, snapshot: &Snapshot<B>) -> bool {
         let state = self.state();
-        let has_weight = !matches!(state.weight, Weight::Elsewhere);
-        state.ended.is_none() && has_weight && snapshot.after_step == state.is_after_step()
+        state.ended.is_none() && state.has_weight() && snapshot.after_step == state.is_after_step()
     }
 
     /// The weight of a model of which only the placeholder is known, if there is only one it can
@@ -316,7 +327,7 @@ impl<B: Inner> Slot<B> {
         if !is_leaf {
             copies.extend(state.moved.iter().filter_map(Weak::upgrade));
         }
-        if is_leaf && !matches!(state.weight, Weight::Elsewhere) {
+        if is_leaf && state.has_weight() {
             let same = copies
                 .iter()
                 .all(|copy| copy.after_step == state.is_after_step());
@@ -384,10 +395,7 @@ impl<B: Inner> Slot<B> {
                 self.step_with(&mut state, &session, &mut session.stepper(), grad);
             }
             Purpose::Hold => {
-                state.sum = Some(match state.sum.take() {
-                    Some(sum) => B::float_add(sum, grad),
-                    None => grad,
-                });
+                state.sum = Some(state.summed(grad));
                 Progress::count(&session.progress.held);
                 state.taken = true;
                 // Another forward pass gets another tap.
@@ -404,10 +412,7 @@ impl<B: Inner> Slot<B> {
         stepper: &mut Stepper,
         grad: Primitive<B>,
     ) {
-        let grad = match state.sum.take() {
-            Some(sum) => B::float_add(sum, grad),
-            None => grad,
-        };
+        let grad = state.summed(grad);
         let weight = state.weight.take(self.id);
         if weight.can_mut() {
             Progress::count(&session.progress.in_place);

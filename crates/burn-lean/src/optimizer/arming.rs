@@ -52,13 +52,7 @@ pub(super) fn arm<M: Module>(
                 session.slots().insert(*id, found.slot.clone());
             }
         } else {
-            // What another arming has left, or a copy that was taken in the middle of one.
-            let mappers = survey
-                .found
-                .iter()
-                .map(|(id, found)| (*id, found.slot.mapper()));
-            let mappers: HashMap<_, _> = mappers.collect();
-            model = restore_mappers(without_tape(|| model.materialize()), &mappers);
+            model = settle(model, &survey);
             abandon(session);
             survey.found.clear();
         }

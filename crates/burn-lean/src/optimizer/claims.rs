@@ -5,10 +5,10 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 
 use super::error::ReleaseError;
-use super::survey::{Survey, is_same, leaf_of};
+use super::survey::{Survey, is_replaced, is_same};
 use crate::backend::reading_waits;
 use crate::session::Session;
-use crate::slot::{ArmedSlot, path_text};
+use crate::slot::path_text;
 use crate::tape::{is_computed_from_placeholder, is_placeholder};
 
 /// Whether each gradient that was taken inside backward was also asked for, and is what was left in
@@ -44,7 +44,8 @@ pub(super) fn check_bases<M: Module>(session: &Session, model: &M) -> Result<(),
     impl ModuleVisitor for Bases<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if let Some(slot) = self.0.slots().get(&param.id)
-                && is_computed(slot.as_ref(), param.base())
+                && is_replaced(slot.as_ref(), param.base())
+                && is_computed_from_placeholder(param.base())
             {
                 let path = path_text(slot.path());
                 self.1.get_or_insert(ReleaseError::Placeholder { path });
@@ -54,15 +55,6 @@ pub(super) fn check_bases<M: Module>(session: &Session, model: &M) -> Result<(),
     let mut bases = Bases(session, None);
     model.visit(&mut bases);
     bases.1.map_or(Ok(()), Err)
-}
-
-/// Whether a base is neither the placeholder nor a weight.
-fn is_computed<const D: usize>(slot: &dyn ArmedSlot, base: Tensor<D>) -> bool {
-    is_replaced(slot, base.clone()) && is_computed_from_placeholder(base)
-}
-
-fn is_replaced<const D: usize>(slot: &dyn ArmedSlot, base: Tensor<D>) -> bool {
-    leaf_of(base.clone()) != Some(slot.leaf_id()) && !is_placeholder(base)
 }
 
 struct Claims<'a> {
@@ -93,11 +85,12 @@ impl Claims<'_> {
         // A `Param` that was taken apart and built again has lost its way to the slot.
         let found = self.survey.found.get(&param.id);
         let has_slot = found.is_some_and(|found| is_same(&found.slot, &slot));
-        let is_lost = !has_slot && !is_replaced(slot.as_ref(), param.base());
-        if is_lost || is_computed(slot.as_ref(), param.base()) {
+        let is_replaced = is_replaced(slot.as_ref(), param.base());
+        let is_computed = is_replaced && is_computed_from_placeholder(param.base());
+        if is_computed || !(has_slot || is_replaced) {
             return Err(ReleaseError::Placeholder { path: path() });
         }
-        if slot.fate().taken && is_replaced(slot.as_ref(), param.base()) {
+        if slot.fate().taken && is_replaced {
             return Err(ReleaseError::WrongModel { path: path() });
         }
         if !slot.fate().taken {

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use burn::Tensor;
 use burn::module::{Module, ModuleMapper, Param, ParamId, ParamMapper};
 
-use super::survey::leaf_of;
+use super::survey::is_replaced;
 use crate::session::Session;
 use crate::slot::{ArmedSlot, Ended};
-use crate::tape::is_placeholder;
 
 /// Ends the arming of a model.
 pub(super) fn restore<M: Module>(session: &Session, how: Ended, model: M, has_adapters: bool) -> M {
@@ -49,8 +48,10 @@ impl ModuleMapper for Restore<'_> {
         let is_active = param.is_require_grad();
         let (id, base, _) = param.consume();
         let mapper = mapper_of::<D>(&slot.mapper());
-        let base = if leaf_of(base.clone()) == Some(slot.leaf_id()) || is_placeholder(base.clone())
-        {
+        let base = if is_replaced(slot.as_ref(), base.clone()) {
+            // Loaded since: it stays.
+            base
+        } else {
             let strategy = base.gradient_checkpointing_strategy();
             drop(base);
             let weight = Tensor::<D>::from_dispatch(slot.end(self.how)).autodiff();
@@ -59,9 +60,6 @@ impl ModuleMapper for Restore<'_> {
                 None => weight.inner(),
             }
             .set_require_grad(is_active)
-        } else {
-            // Loaded or computed since: it stays.
-            base
         };
         let param = Param::from_mapped_value(id, base, mapper);
         // The mapper is of the moment of arming, and would bring back what was frozen since.

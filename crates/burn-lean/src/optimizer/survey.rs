@@ -12,6 +12,7 @@ use crate::backend::{Inner, WithBackend, with_backend};
 use crate::parameter::{Found, Released, find};
 use crate::session::Session;
 use crate::slot::{ArmedSlot, Path, path_text};
+use crate::tape::is_placeholder;
 
 /// The parameters of a model.
 pub(super) struct Survey {
@@ -137,6 +138,12 @@ impl WithBackend for LeafOf {
 /// The node of a parameter's base, on a backend that is known.
 pub(super) fn leaf_of<const D: usize>(base: Tensor<D>) -> Option<u64> {
     with_backend(base.into_dispatch().kind, LeafOf).flatten()
+}
+
+/// Whether something was loaded into an armed parameter, or computed from it: its base is not the
+/// placeholder any more.
+pub(super) fn is_replaced<const D: usize>(slot: &dyn ArmedSlot, base: Tensor<D>) -> bool {
+    leaf_of(base.clone()) != Some(slot.leaf_id()) && !is_placeholder(base)
 }
 
 impl ModuleVisitor for Survey {
