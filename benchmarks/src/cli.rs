@@ -2,7 +2,9 @@
 
 use crate::plan::Request;
 use crate::report;
-use crate::results::{BurnVersion, LinearGradient, LossChunk, Mode, Results, Settings, TorchMode};
+use crate::results::{
+    BurnVersion, Checkpointing, LinearGradient, LossChunk, Mode, Results, Settings, TorchMode,
+};
 use crate::shape::Kind;
 use crate::spec;
 use crate::suite;
@@ -15,7 +17,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use vit::config::{BackendKind, Checkpointing, OptimizerKind, Preset};
+use vit::config::{BackendKind, OptimizerKind, Preset};
 use vit::data::ImageSize;
 use vit::terminal::{self, say};
 
@@ -191,7 +193,7 @@ Modes that are not in the suite by default:
                   torchao's optimizer with moments in 8 bits, which it compiles in the first warm-up step
 
 What cannot be combined is left out, and the table says so. On Burn 0.22 there are --mode plain and release,
---checkpointing none, balanced and blocks, and Burn's own optimizers, all on flex; only 0.22 has sgd. On Burn
+--checkpointing none, balanced, blocks and (for the vision transformer) nested, and Burn's own optimizers, all on flex; only 0.22 has sgd. On Burn
 0.21, plain Burn has neither --checkpointing blocks nor automatic. Everywhere, an optimizer that is not armed does not recompute by itself, --linear flat is measured on
 flex only, moments in 8 bits are not on ndarray, and the loss of the vision transformer has no chunks.";
 

@@ -2,7 +2,7 @@
 
 use crate::discard::discard;
 use crate::optimizer;
-use crate::results::{LinearGradient, Measured, Mode};
+use crate::results::{Checkpointing, LinearGradient, Measured, Mode};
 use crate::spec::{Purpose, Spec};
 use crate::stages::{Stage, StageObserver, Stages, StepResult};
 use crate::timeline;
@@ -25,7 +25,7 @@ use burn_memory_timeline::Recorded;
 use burn_memory_timeline::{backward, forward};
 use std::time::Instant;
 use vit::backend::{self, Job};
-use vit::config::{self, BackendKind, Checkpointing, Engine, OptimizerKind};
+use vit::config::{self, BackendKind, Engine, OptimizerKind};
 use vit::digest;
 use vit::memory::Memory;
 
@@ -38,7 +38,10 @@ pub fn run<W: Workload>(spec: &Spec, work: &W) -> Result<Measured> {
             Mode::Plain => config::Mode::Plain,
             Mode::Release | Mode::Unarmed | Mode::Ideal => config::Mode::Release,
         },
-        checkpointing: spec.checkpointing,
+        checkpointing: spec
+            .checkpointing
+            .on_burn_0_21()
+            .context("scopes in scopes are measured on Burn 0.22")?,
         activation_budget: None,
         optimizer: spec.arithmetic.optimizer.unwrap_or(W::OPTIMIZER),
     };

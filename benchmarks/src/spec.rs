@@ -1,10 +1,10 @@
 //! What a measuring process is asked to do: JSON on its command line.
 
-use crate::results::{Arithmetic, BurnVersion, Mode, Settings, TorchMode};
+use crate::results::{Arithmetic, BurnVersion, Checkpointing, Mode, Settings, TorchMode};
 use crate::shape::Shape;
 use crate::timeline::TimelineSpec;
 use serde::{Deserialize, Serialize};
-use vit::config::{BackendKind, Checkpointing, OptimizerKind};
+use vit::config::{BackendKind, OptimizerKind};
 
 /// The hidden subcommand that makes this program a measuring process.
 pub const CHILD: &str = "measure";

@@ -1,11 +1,12 @@
 //! Allocations of a run over time, by owner: two of its steps, recorded in a separate process.
 
-use crate::results::{BurnVersion, Case, Measured, Mode, Subject, Timeline, value_name};
+use crate::results::{
+    BurnVersion, Case, Checkpointing, Measured, Mode, Subject, Timeline, value_name,
+};
 use anyhow::{Context, Result};
 use burn_memory_timeline::{Recorder, Recording};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use vit::config::Checkpointing;
 use vit::memory::{HighWater, Memory};
 
 /// The folder of the files, inside the folder of the results.

@@ -2,9 +2,9 @@
 //! preset's.
 
 use crate::gpt::GptConfig;
-use crate::results::{Arithmetic, BurnVersion, Case, Mode, Subject, Vocabulary};
+use crate::results::{Arithmetic, BurnVersion, Case, Checkpointing, Mode, Subject, Vocabulary};
 use crate::shape::Shape;
-use vit::config::{BackendKind, Checkpointing};
+use vit::config::BackendKind;
 
 /// Vocabularies are multiples of this, as they are in practice.
 const STEP: usize = 64;

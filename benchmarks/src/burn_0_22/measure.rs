@@ -2,7 +2,7 @@
 
 use super::optimizer::Stepper;
 use super::trainee::{HostBatch, Trainee, draw};
-use crate::results::{LinearGradient, Measured};
+use crate::results::{Checkpointing, LinearGradient, Measured};
 use crate::shape::Shape;
 use crate::spec::{Purpose, Spec};
 use crate::stages::{Stage, StageObserver, Stages, StepResult};
@@ -11,8 +11,9 @@ use burn_0_22::module::Module;
 use burn_0_22::optim::GradientsParams;
 use burn_0_22::tensor::Device;
 use lean_vit::digest;
+use lean_vit::model::Recomputed;
 use std::time::Instant;
-use vit::config::{BackendKind, Checkpointing};
+use vit::config::BackendKind;
 use vit::memory::{Heap, Memory};
 use vit::rng::SeededRng;
 
@@ -39,7 +40,9 @@ pub fn run(spec: &Spec) -> Result<Measured> {
 
 fn train<W: Trainee>(spec: &Spec, work: &W) -> Result<Measured> {
     let device = match spec.checkpointing {
-        Checkpointing::None | Checkpointing::Blocks => Device::flex().autodiff(),
+        Checkpointing::None | Checkpointing::Blocks | Checkpointing::Nested => {
+            Device::flex().autodiff()
+        }
         Checkpointing::Balanced => Device::flex().autodiff().gradient_checkpointing(),
         Checkpointing::Automatic => bail!("burn-lean recomputes what is in a `checkpoint` only"),
     };
@@ -50,8 +53,12 @@ fn train<W: Trainee>(spec: &Spec, work: &W) -> Result<Measured> {
     let memory = Memory::Heap(Heap::start());
 
     device.seed(settings.seed);
-    let recomputes_blocks = spec.checkpointing == Checkpointing::Blocks;
-    let model = work.build(recomputes_blocks, &device);
+    let recomputed = match spec.checkpointing {
+        Checkpointing::Blocks => Recomputed::Blocks,
+        Checkpointing::Nested => Recomputed::Nested,
+        _ => Recomputed::Nothing,
+    };
+    let model = work.build(recomputed, &device);
     draw(&model);
     let parameters = model.num_params() as u64;
     let kind = spec.arithmetic.optimizer.unwrap_or(W::OPTIMIZER);

@@ -9,7 +9,7 @@ use anyhow::{Result, anyhow};
 use burn::tensor::{DType, TensorData};
 use burn_0_22::module::{Module, ModuleVisitor, Param};
 use burn_0_22::tensor::{self, Device, Tensor};
-use lean_vit::model::Vit;
+use lean_vit::model::{Recomputed, Vit};
 use vit::model::VitConfig;
 
 /// A batch on the host.
@@ -20,9 +20,9 @@ pub(super) trait Trainee: Workload {
     /// The model.
     type Module: Module;
 
-    /// Builds the model with random weights. With `recomputes_blocks`, the backward pass computes its
-    /// blocks again.
-    fn build(&self, recomputes_blocks: bool, device: &Device) -> Self::Module;
+    /// Builds the model with random weights. The backward pass recomputes what
+    /// `recomputed` says.
+    fn build(&self, recomputed: Recomputed, device: &Device) -> Self::Module;
 
     /// The loss of a batch, with a language model's by chunks if `chunk` says so, and with the masks of
     /// dropout drawn from `seed`.
@@ -46,8 +46,8 @@ pub(super) trait Trainee: Workload {
 impl Trainee for VitConfig {
     type Module = Vit;
 
-    fn build(&self, recomputes_blocks: bool, device: &Device) -> Vit {
-        Vit::new(self, device).recomputing_blocks(recomputes_blocks)
+    fn build(&self, recomputed: Recomputed, device: &Device) -> Vit {
+        Vit::new(self, device).recomputing(recomputed)
     }
 
     /// One token of an image is scored: `plan` never asks for chunks.
@@ -66,8 +66,9 @@ impl Trainee for VitConfig {
 impl Trainee for EncoderConfig {
     type Module = Encoder;
 
-    fn build(&self, recomputes_blocks: bool, device: &Device) -> Encoder {
-        Encoder::new(self, recomputes_blocks, device)
+    /// Its layers are Burn's, and have no scopes inside: `plan` never asks for nested ones.
+    fn build(&self, recomputed: Recomputed, device: &Device) -> Encoder {
+        Encoder::new(self, recomputed != Recomputed::Nothing, device)
     }
 
     fn loss_of(

@@ -11,14 +11,14 @@ pub use request::{Available, Request};
 use crate::gpt::GptConfig;
 use crate::optimizer::{MEASURED, MEASURED_ON_0_22};
 use crate::results::{
-    Arithmetic, BurnVersion, Case, LeftOut, LinearGradient, LossChunk, Mode, Subject, TorchMode,
-    TorchVersions, value_name,
+    Arithmetic, BurnVersion, Case, Checkpointing, LeftOut, LinearGradient, LossChunk, Mode,
+    Subject, TorchMode, TorchVersions, value_name,
 };
 use crate::shape::{Kind, Shape};
 use crate::timeline::TimelineSpec;
 use std::path::Path;
 use vit::backend;
-use vit::config::{self, BackendKind, Checkpointing, Engine, OptimizerKind, Preset};
+use vit::config::{self, BackendKind, Engine, OptimizerKind, Preset};
 
 /// The plan of a suite.
 #[derive(Clone, Debug, PartialEq)]
@@ -184,7 +184,7 @@ impl Planner<'_> {
             for arithmetic in self.arithmetic(burn, &case.model, &case.name, backend) {
                 for checkpointing in request.checkpointing.iter().copied() {
                     for mode in request.modes.iter().copied() {
-                        match impossible(burn, mode, checkpointing) {
+                        match impossible(burn, &case.model, mode, checkpointing) {
                             Some(missing) => self.leave_out(missing),
                             None => subjects.push(Subject::Burn {
                                 burn,
@@ -388,11 +388,20 @@ fn unmeasured(
 }
 
 /// What is missing if a mode of Burn cannot train with this checkpointing.
-fn impossible(burn: BurnVersion, mode: Mode, checkpointing: Checkpointing) -> Option<LeftOut> {
+fn impossible(
+    burn: BurnVersion,
+    model: &Shape,
+    mode: Mode,
+    checkpointing: Checkpointing,
+) -> Option<LeftOut> {
     use BurnVersion::{V0_21, V0_22};
     let why = match (burn, checkpointing, mode) {
         (V0_21, Checkpointing::Blocks | Checkpointing::Automatic, Mode::Plain) => {
             "this needs the backend of gradient release; plain Burn has balanced checkpointing"
+        }
+        (V0_21, Checkpointing::Nested, _) => "a scope in a scope is part of the outer one there",
+        (V0_22, Checkpointing::Nested, _) if !matches!(model, Shape::Vit(_)) => {
+            "only the vision transformer has scopes inside its blocks"
         }
         (V0_21, Checkpointing::Automatic, Mode::Unarmed) => {
             "the armed optimizer makes the cuts, and here nothing is armed"
@@ -426,7 +435,7 @@ fn can_record(subject: &Subject) -> Result<(), LeftOut> {
         backend: *backend,
         fusion: *fusion,
         mode: config::Mode::Plain,
-        checkpointing: Checkpointing::None,
+        checkpointing: config::Checkpointing::None,
         activation_budget: None,
         optimizer: OptimizerKind::Adam,
     };

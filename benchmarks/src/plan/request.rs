@@ -1,12 +1,13 @@
 //! What a plan is made of: the options of a suite, and what the machine has of them.
 
 use crate::results::{
-    BurnVersion, LeftOut, LinearGradient, LossChunk, Mode, Settings, TorchMode, TorchVersions,
+    BurnVersion, Checkpointing, LeftOut, LinearGradient, LossChunk, Mode, Settings, TorchMode,
+    TorchVersions,
 };
 use crate::shape::Kind;
 use std::path::PathBuf;
 use std::time::Duration;
-use vit::config::{BackendKind, Checkpointing, OptimizerKind, Preset};
+use vit::config::{BackendKind, OptimizerKind, Preset};
 
 /// The options of a suite.
 #[derive(Clone, Debug)]

@@ -1,11 +1,12 @@
 //! The table, in Markdown.
 
 use super::mib;
-use crate::results::{Items, LeftOut, Mode, Phase, Results, Run, Subject, Vocabulary, value_name};
+use crate::results::{
+    Checkpointing, Items, LeftOut, Mode, Phase, Results, Run, Subject, Vocabulary, value_name,
+};
 use crate::stats::median;
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
-use vit::config::Checkpointing;
 
 const LEGEND: &str = "\
 MiB, all beyond the memory in use before the model was built. P: parameters. O: optimizer state. A: memory
@@ -156,6 +157,7 @@ fn ratios(all: &[Run]) -> Vec<String> {
             Checkpointing::None => &[
                 Checkpointing::None,
                 Checkpointing::Blocks,
+                Checkpointing::Nested,
                 Checkpointing::Automatic,
             ],
             _ => &[checkpointing],

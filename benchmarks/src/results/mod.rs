@@ -1,11 +1,13 @@
 //! Everything that was measured, as it stands in the JSON file.
 
 mod arithmetic;
+mod checkpointing;
 mod measured;
 mod provenance;
 mod subject;
 
 pub use arithmetic::{Arithmetic, LinearGradient, LossChunk};
+pub use checkpointing::Checkpointing;
 pub use measured::{Bytes, Items, Measured, Phase, Recomputation};
 pub use provenance::{Machine, TorchVersions, Versions};
 pub use subject::{BurnVersion, Case, Mode, Subject, TorchMode, value_name};

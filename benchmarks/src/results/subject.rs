@@ -1,11 +1,11 @@
 //! The model and the framework of a run.
 
-use super::{Arithmetic, TorchVersions};
+use super::{Arithmetic, Checkpointing, TorchVersions};
 use crate::shape::Shape;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use vit::config::{BackendKind, Checkpointing};
+use vit::config::BackendKind;
 
 /// The versions of Burn that are measured: before 0.22, a backend is a type parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]

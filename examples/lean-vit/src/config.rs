@@ -1,6 +1,6 @@
 //! Optimizers, devices, and the settings of a training run.
 
-use crate::model::VitConfig;
+use crate::model::{Recomputed, VitConfig};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use vit_common::display_as_value;
@@ -43,6 +43,19 @@ pub enum Checkpointing {
     Balanced,
     /// The input of each transformer block; recomputes the block
     Blocks,
+    /// As blocks, and recomputes half of each block once more: slower, and smaller
+    Nested,
+}
+
+impl Checkpointing {
+    /// The parts of the model that this recomputes.
+    pub fn recomputed(self) -> Recomputed {
+        match self {
+            Self::None | Self::Balanced => Recomputed::Nothing,
+            Self::Blocks => Recomputed::Blocks,
+            Self::Nested => Recomputed::Nested,
+        }
+    }
 }
 
 /// Devices; a build has those whose cargo feature is on.

@@ -11,7 +11,7 @@ use burn_lean::checkpoint;
 use vit_common::rng::SeededRng;
 
 pub use vit_common::config::Preset;
-pub use vit_common::model::{Pool, VitConfig};
+pub use vit_common::model::{Pool, Recomputed, VitConfig};
 
 /// A vision transformer that classifies images.
 #[derive(Module, Debug)]
@@ -21,7 +21,8 @@ pub struct Vit {
     positions: Param<Tensor<3>>,
     dropout: Dropout,
     blocks: Vec<Block>,
-    recomputes_blocks: bool,
+    #[module(skip)]
+    recomputed: Recomputed,
     norm: LayerNorm,
     head: Linear,
 }
@@ -54,7 +55,7 @@ impl Vit {
             blocks: (0..config.depth)
                 .map(|_| Block::new(config, device))
                 .collect(),
-            recomputes_blocks: false,
+            recomputed: Recomputed::Nothing,
             norm: norm(config, device),
             head: LinearConfig::new(config.dim, config.classes)
                 .with_initializer(small)
@@ -77,10 +78,9 @@ impl Vit {
         self
     }
 
-    /// Whether the backward pass recomputes the blocks from their inputs; otherwise their
-    /// activations are kept.
-    pub fn recomputing_blocks(mut self, recomputes: bool) -> Self {
-        self.recomputes_blocks = recomputes;
+    /// Chooses what the backward pass recomputes; the activations of the rest are kept.
+    pub fn recomputing(mut self, recomputed: Recomputed) -> Self {
+        self.recomputed = recomputed;
         self
     }
 
@@ -95,7 +95,7 @@ impl Vit {
     }
 
     /// [`forward`](Self::forward) with the masks of dropout drawn from this seed. They are the same
-    /// whether or not blocks are recomputed, as every block has a seed of its own.
+    /// whatever is recomputed, as every dropout has a seed of its own.
     pub fn forward_seeded(&self, images: Tensor<4>, seed: u64) -> Tensor<2> {
         self.scores(images, Some(seed))
     }
@@ -114,18 +114,18 @@ impl Vit {
             None => patches,
         };
         let mut tokens = self.dropout.forward(tokens + self.positions.val());
+        let recomputed = self.recomputed;
         for (number, block) in self.blocks.iter().enumerate() {
-            let seed = seed.map(|seed| SeededRng::new(&[seed, number as u64]).next_u64());
+            let seeds = seed.map(|seed| {
+                let mut rng = SeededRng::new(&[seed, number as u64]);
+                [rng.next_u64(), rng.next_u64()]
+            });
             let forward = move |block: &Block, tokens: Tensor<3>| {
-                if let Some(seed) = seed {
-                    tokens.device().seed(seed);
-                }
-                block.forward(tokens)
+                block.forward(tokens, seeds, recomputed == Recomputed::Nested)
             };
-            tokens = if self.recomputes_blocks {
-                checkpoint(block, tokens, forward)
-            } else {
-                forward(block, tokens)
+            tokens = match recomputed {
+                Recomputed::Nothing => forward(block, tokens),
+                Recomputed::Blocks | Recomputed::Nested => checkpoint(block, tokens, forward),
             };
         }
 
@@ -166,14 +166,40 @@ impl Block {
         }
     }
 
-    fn forward(&self, tokens: Tensor<3>) -> Tensor<3> {
-        let input = MhaInput::self_attn(self.attention_norm.forward(tokens.clone()));
-        let attended = self.attention.forward(input).context;
-        let tokens = tokens + self.dropout.forward(attended);
+    fn forward(
+        &self,
+        tokens: Tensor<3>,
+        seeds: Option<[u64; 2]>,
+        recomputes_parts: bool,
+    ) -> Tensor<3> {
+        let [attention_seed, mlp_seed] = seeds.map_or([None; 2], |seeds| seeds.map(Some));
+        let attended = if recomputes_parts {
+            checkpoint(self, tokens.clone(), Self::attended)
+        } else {
+            self.attended(tokens.clone())
+        };
+        let tokens = tokens + self.dropped(attended, attention_seed);
 
-        let hidden = self.widen.forward(self.mlp_norm.forward(tokens.clone()));
+        let normed = if recomputes_parts {
+            checkpoint(&self.mlp_norm, tokens.clone(), LayerNorm::forward)
+        } else {
+            self.mlp_norm.forward(tokens.clone())
+        };
+        let hidden = self.widen.forward(normed);
         let narrowed = self.narrow.forward(self.gelu.forward(hidden));
-        tokens + self.dropout.forward(narrowed)
+        tokens + self.dropped(narrowed, mlp_seed)
+    }
+
+    fn dropped(&self, tokens: Tensor<3>, seed: Option<u64>) -> Tensor<3> {
+        if let Some(seed) = seed {
+            tokens.device().seed(seed);
+        }
+        self.dropout.forward(tokens)
+    }
+
+    fn attended(&self, tokens: Tensor<3>) -> Tensor<3> {
+        let input = MhaInput::self_attn(self.attention_norm.forward(tokens));
+        self.attention.forward(input).context
     }
 }
 
@@ -199,9 +225,13 @@ mod tests {
     #[test]
     fn scores_every_class_of_every_image() {
         let device = Device::flex().autodiff();
-        for (pool, recomputes) in [(Pool::ClassToken, true), (Pool::Mean, false)] {
+        for (pool, recomputed) in [
+            (Pool::ClassToken, Recomputed::Blocks),
+            (Pool::ClassToken, Recomputed::Nested),
+            (Pool::Mean, Recomputed::Nothing),
+        ] {
             let config = Preset::Tiny.config(8, 3, 5).with_pool(pool);
-            let model = Vit::new(&config, &device).recomputing_blocks(recomputes);
+            let model = Vit::new(&config, &device).recomputing(recomputed);
             let scores = model.forward(Tensor::ones([2, 3, 8, 8], &device));
             assert_eq!(scores.dims(), [2, 5]);
         }

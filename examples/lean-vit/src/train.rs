@@ -70,7 +70,7 @@ impl Train<'_> {
         let mut optimizer = Stepper::new(config);
         self.device.seed(config.seed);
         let mut model = Vit::new(&config.model, &autodiff)
-            .recomputing_blocks(config.engine.checkpointing == Checkpointing::Blocks)
+            .recomputing(config.engine.checkpointing.recomputed())
             .drawn();
         let mut done = 0;
         let mut train_loss = 0.0;
@@ -143,7 +143,7 @@ impl Train<'_> {
         let device = self.device.clone().autodiff();
         match self.config.engine.checkpointing {
             Checkpointing::Balanced => device.gradient_checkpointing(),
-            Checkpointing::None | Checkpointing::Blocks => device,
+            Checkpointing::None | Checkpointing::Blocks | Checkpointing::Nested => device,
         }
     }
 

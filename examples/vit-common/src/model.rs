@@ -13,6 +13,19 @@ pub enum Pool {
     Mean,
 }
 
+/// The parts of the model that the backward pass recomputes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recomputed {
+    /// None.
+    #[default]
+    Nothing,
+    /// Each block, from its input.
+    Blocks,
+    /// Each block from its input, and in it the attention and the norm of the perceptron once more,
+    /// so that their activations do not exist beside those of the perceptron.
+    Nested,
+}
+
 /// The shape of a vision transformer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VitConfig {

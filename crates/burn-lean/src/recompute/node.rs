@@ -5,6 +5,8 @@
 //! Gradients add up as from one tape. What later uses of a tensor have added up so far is where the
 //! tape of the scope begins, and the sum goes back.
 
+use std::any::Any;
+use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::autodiff::NodeId;
@@ -255,6 +257,10 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
             };
             let node = ops.parents.get(direct).and_then(Option::as_ref);
             direct += 1;
+            if let Some(sum) = remove_from_input::<B>(*input, grads) {
+                seeds.push((leaf.id(), sum));
+                continue;
+            }
             // A leaf keeps its sum, and so does a parent that is not at hand.
             if let Some(node) = node.filter(|node| node.id == *input && node.order > 0) {
                 grads.register::<B>(*input, negative_zeros::<B>(leaf.primitive()));
@@ -285,8 +291,10 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
             outputs,
         } = run;
         drop(outputs);
+        let of_inputs = RunningInputs::<B>::enter(of_inputs);
         let mut inner = backward::<B>(roots, seeds, &device);
 
+        let of_inputs = of_inputs.leave();
         for (input, leaf) in inputs.iter().zip(&of_inputs) {
             if let (Some(input), Some(leaf)) = (input, leaf)
                 && let Some(grad) = leaf.grad_remove(&mut inner)
@@ -311,6 +319,48 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
             }
         }
     }
+}
+
+thread_local! {
+    /// A `Vec<Option<Tracked<B>>>` for each scope whose tape runs backward, the innermost last.
+    static RUNNING_INPUTS: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The inputs of a scope, while its tape runs backward. They are leaves there, whose sums a scope
+/// inside could not take without them.
+struct RunningInputs<B: Inner>(std::marker::PhantomData<B>);
+
+impl<B: Inner> RunningInputs<B> {
+    fn enter(inputs: Vec<Option<Tracked<B>>>) -> Self {
+        RUNNING_INPUTS.with_borrow_mut(|running| running.push(Box::new(inputs)));
+        Self(std::marker::PhantomData)
+    }
+
+    fn leave(self) -> Vec<Option<Tracked<B>>> {
+        let inputs = RUNNING_INPUTS.with_borrow_mut(Vec::pop);
+        std::mem::forget(self);
+        *inputs
+            .and_then(|inputs| inputs.downcast().ok())
+            .expect("whatever entered later has left")
+    }
+}
+
+/// After a panic in backward.
+impl<B: Inner> Drop for RunningInputs<B> {
+    fn drop(&mut self) {
+        RUNNING_INPUTS.with_borrow_mut(Vec::pop);
+    }
+}
+
+/// Takes the sum of an input of the scope whose tape runs backward.
+fn remove_from_input<B: Inner>(input: NodeId, grads: &mut Gradients) -> Option<Primitive<B>> {
+    RUNNING_INPUTS.with_borrow(|running| {
+        let inputs: &Vec<Option<Tracked<B>>> = running.last()?.downcast_ref()?;
+        let mut inputs = inputs.iter().flatten();
+        inputs
+            .find(|running| running.id() == input)?
+            .grad_remove(grads)
+    })
 }
 
 /// The root of a scope's tape: gives its outputs, and whatever else, the gradients to begin with.

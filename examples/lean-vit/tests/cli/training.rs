@@ -49,13 +49,15 @@ fn modes_and_checkpointing_train_the_same_weights() {
     for (mode, checkpointing) in [
         ("plain", "balanced"),
         ("plain", "blocks"),
+        ("plain", "nested"),
         ("release", "none"),
         ("release", "balanced"),
         ("release", "blocks"),
+        ("release", "nested"),
     ] {
         let other = run(mode, checkpointing);
         assert_eq!(outcome(&other), outcome(&plain), "{mode} {checkpointing}");
-        if checkpointing == "blocks" {
+        if ["blocks", "nested"].contains(&checkpointing) {
             assert!(peak(&other) < peak(&plain), "{mode}: {other} {plain}");
         }
     }
