@@ -1,7 +1,7 @@
 //! Clipping by the global norm in two backward passes.
 
 use burn::grad_clipping::GradientClippingConfig;
-use burn::module::Module;
+use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
     AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig,
@@ -87,7 +87,9 @@ fn assert_clipped<M: Module>(
         let stepped = report.count(Outcome::Released) + report.count(Outcome::Unused);
         assert_eq!(stepped, report.outcomes().count(), "{report:?}");
         assert!(report.is_plain());
-        assert_eq!(report.in_place(), report.count(Outcome::Released));
+        if *device == flex() {
+            assert_eq!(report.in_place(), report.count(Outcome::Released));
+        }
         assert_eq!(report.grad_norm(), Some(norms[step]));
         clipped += usize::from(report.clip_coefficient().unwrap() < 1.0);
     }
@@ -309,7 +311,7 @@ fn plain_gradients_without_a_finite_norm_are_left_alone() {
 fn both_kinds_of_clipping_apply() {
     let optim = || {
         SgdConfig::new()
-            .with_grad_clipping(Some(GradientClippingConfig::Value(0.01)))
+            .with_gradient_clipping(Some(GradientClippingConfig::Value(0.01)))
             .init()
     };
     let loss = |model: &Small, step: usize| model.loss(step);
@@ -419,6 +421,14 @@ fn zclip_scales_a_spike_on_its_own_step() {
     }
 }
 
+struct Shrink;
+
+impl ModuleMapper for Shrink {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|weight| (weight * 0.05).detach().require_grad())
+    }
+}
+
 /// Numbers and bytes in one test: the first pass keeps no gradient.
 #[test]
 fn takes_no_more_memory_than_one_pass() {
@@ -428,9 +438,11 @@ fn takes_no_more_memory_than_one_pass() {
             let optims: [fn() -> ModuleOptimizer; 3] = [adamw, momentum, sgd];
             for optim in optims {
                 let max_norm = 1e-3;
+                // Residual blocks add up: smaller weights keep the squares finite.
+                let make = || seeded(&flex(), deep).map(&mut Shrink);
                 let loss = |model: &Vec<_>, step| forward(model, 2, step);
                 let (_, expected) = {
-                    let (mut model, mut optim) = (seeded(&flex(), deep), optim());
+                    let (mut model, mut optim) = (make(), optim());
                     let mut run = Vec::new();
                     for step in 0..4 {
                         let grads = loss(&model, step).backward();
@@ -442,7 +454,7 @@ fn takes_no_more_memory_than_one_pass() {
                     (model, run)
                 };
                 let peaks = |is_clipped: bool| {
-                    let mut model = seeded(&flex(), deep);
+                    let mut model = make();
                     let mut optim = optim().with_gradient_release();
                     if is_clipped {
                         optim = optim.with_norm_clipping(clipping(max_norm));

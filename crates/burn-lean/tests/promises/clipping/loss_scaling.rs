@@ -296,7 +296,7 @@ struct To(FloatDType);
 
 impl ModuleMapper for To {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|weight| weight.detach().cast(self.0).require_grad())
+        param.map(|weight| weight.cast(self.0).detach().require_grad())
     }
 }
 

@@ -69,7 +69,8 @@ fn equals(clipping: NormClipping, mut reference: impl FnMut(&Small, &mut Gradien
         let armed = grads(&model, step);
         model = release.step(RATE, model, armed);
         let report = release.last_step().unwrap();
-        let late = if step == 0 { PARAMS } else { 0 };
+        // Of an optimizer without states the first pass is late, and so is the first after a resume.
+        let late = if step % (STEPS / 2) == 0 { PARAMS } else { 0 };
         assert_eq!(report.count(Outcome::ReleasedLate), late);
         assert_eq!(report.count(Outcome::Released), PARAMS - late);
         let distance = distance(&bits(&model), &bits(&plain));
@@ -203,11 +204,10 @@ fn auto_clip_remembers_infinite_norms() {
     let run = |resumes: bool| {
         let mut optim = optim(NormClipping::AutoClip(config));
         let mut model = small();
-        for step in 0..8 {
-            let factor = [1.0, 1e20, 1.0, 1e-20][step % 4];
+        for step in 0..12usize {
+            let factor = [1.0, 1e20, 1e-20][step.saturating_sub(7).min(2)];
             if resumes {
                 let saved = serde_json::to_string(&optim.gradient_record()).unwrap();
-                assert!(!saved.contains("null"));
                 let record = serde_json::from_str(&saved).unwrap();
                 optim = optim.load_gradient_record(record);
             }

@@ -146,7 +146,7 @@ impl Free {
         fn of<const D: usize>(params: &[Param<Tensor<D>>], shape: &[usize]) -> Option<Vec<f32>> {
             let mut params = params.iter().map(|param| param.val());
             let found = params.find(|value| value.dims()[..] == *shape)?;
-            Some(found.into_data().to_vec().unwrap())
+            Some(found.into_data().iter::<f32>().collect())
         }
         of(&self.vectors, shape)
             .or_else(|| of(&self.matrices, shape))

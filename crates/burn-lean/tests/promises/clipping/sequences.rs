@@ -382,7 +382,7 @@ fn settings_out_of_range_are_refused() {
 /// What Burn's optimizer has no room for would be lost without a word.
 #[test]
 fn handing_over_what_burn_has_not_is_refused() {
-    let refused = optim().try_into_optimizer().unwrap_err();
+    let refused = optim().try_into_optimizer().err().unwrap();
     assert!(matches!(refused.error(), ReleaseError::NotBurns { .. }));
     finishes(refused.into_model(), small());
     let watched = adamw().with_gradient_release().with_grad_norm();
