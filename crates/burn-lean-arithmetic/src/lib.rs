@@ -5,3 +5,12 @@
 //! one place.
 
 #![forbid(unsafe_code)]
+
+pub mod clipping;
+mod exact;
+pub mod groups;
+pub mod norm;
+pub mod scaling;
+mod settings;
+
+pub use settings::OutOfRange;

@@ -5,12 +5,15 @@
 //! those of plain Burn, bit for bit. [`checkpoint`] runs a part of a model without keeping its
 //! activations, which backward computes again; it is useful alone, too.
 //!
-//! Start with [`ReleaseOptimizer`]; [`ReleaseAccumulator`] is for micro-batches, [`StepReport`]
-//! says what a step did, [`ReleaseError`] what is refused.
+//! Start with [`ReleaseOptimizer`]; [`ReleaseAccumulator`] is for micro-batches, [`NormClipping`] and
+//! [`LossScaler`] for what is done to gradients before their step, [`StepReport`] says what a step
+//! did, [`ReleaseError`] what is refused.
 
 #![forbid(unsafe_code)]
 
 mod backend;
+mod gradients;
+mod groups;
 mod optimizer;
 mod parameter;
 mod recompute;
@@ -18,13 +21,18 @@ mod session;
 mod slot;
 mod tape;
 
+pub use gradients::{
+    AdaptiveClippingConfig, AutoClipConfig, GradNorm, GradientRecord, LossScaler, LossScalerConfig,
+    NormClipping, ZClipConfig, clip_grad_norm, try_clip_grad_norm,
+};
+pub use groups::{check_group, no_decay};
 pub use optimizer::{
     Outcome, Refused, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, StepReport,
     WithGradientRelease,
 };
 pub use recompute::{
-    Budget, BudgetPass, DecoderMasks, MapTensor, Planned, Tensors, checkpoint, checkpoint_chunks,
-    checkpoint_decoder, checkpoint_each, checkpoint_encoder,
+    Budget, BudgetPass, DecoderMasks, MapTensor, Planned, Tensors, TwoPasses, checkpoint,
+    checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder,
 };
 pub use session::FirstPass;
 

@@ -10,6 +10,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::ParamId;
 use burn::optim::ModuleOptimizer;
 
+use crate::gradients::GradientTransform;
 use crate::recompute;
 use crate::slot::ArmedSlot;
 use crate::tape::{Clock, Reached};
@@ -50,6 +51,7 @@ pub(crate) struct Stepper {
     pub(crate) optim: Option<ModuleOptimizer>,
     /// While armed for a step.
     pub(crate) lr: Option<ModuleLearningRate>,
+    pub(crate) gradients: GradientTransform,
     /// A step was begun, and not ended: it has panicked.
     pub(crate) stepping: bool,
 }
@@ -129,6 +131,7 @@ impl Session {
             stepper: Mutex::new(Stepper {
                 optim,
                 lr: None,
+                gradients: GradientTransform::default(),
                 stepping: false,
             }),
             orders: Mutex::new(Orders {

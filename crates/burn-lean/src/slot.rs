@@ -30,6 +30,8 @@ pub(crate) trait ArmedSlot: Send + Sync + std::fmt::Debug {
     fn fate(&self) -> Fate;
     /// The sum of earlier micro-batches, if it was not stepped with.
     fn take_sum(&self) -> Option<DispatchTensor>;
+    /// The same, which stays.
+    fn sum(&self) -> Option<DispatchTensor>;
     fn has_sum(&self) -> bool;
     /// Whether a forward pass has used the parameter.
     fn is_used(&self) -> bool;
@@ -38,7 +40,7 @@ pub(crate) trait ArmedSlot: Send + Sync + std::fmt::Debug {
     fn has_ended(&self) -> bool;
     /// Ends the arming, and returns the weight.
     fn end(&self, how: Ended) -> DispatchTensor;
-    /// Ends a micro-batch: the next gradient is no second one.
+    /// Ends a micro-batch, or a pass that measures: another pass over the same weight follows.
     fn rest(&self);
     /// Ends the arming, and keeps the weight: whoever has the slot's placeholder reads it.
     fn abandon(&self);
@@ -46,15 +48,36 @@ pub(crate) trait ArmedSlot: Send + Sync + std::fmt::Debug {
     fn mapper(&self) -> Arc<dyn Any + Send + Sync>;
 }
 
-/// Steps one parameter of a known rank: weight and gradient in, weight out.
-pub(crate) type StepFn<B> =
-    fn(&mut Stepper, ParamId, &Path, Primitive<B>, Primitive<B>) -> Primitive<B>;
+/// What is done with the complete gradient of a parameter of a known rank.
+pub(crate) struct GradientFns<B: Inner> {
+    /// Steps with it: weight and gradient in, weight out.
+    pub(crate) step: fn(&mut Stepper, ParamId, &Path, Primitive<B>, Primitive<B>) -> Stepped<B>,
+    /// Measures it.
+    pub(crate) measure: fn(&mut Stepper, ParamId, Primitive<B>),
+}
+
+impl<B: Inner> Clone for GradientFns<B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Inner> Copy for GradientFns<B> {}
+
+/// The weight after a step.
+pub(crate) struct Stepped<B: Inner> {
+    pub(crate) weight: Primitive<B>,
+    /// It is as it was: its gradient was not one to step with.
+    pub(crate) is_skipped: bool,
+}
 
 /// What to do with a complete gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// Step with it.
     Step,
+    /// Measure its norm, and drop it.
+    Measure,
     /// Add it to the sum of a window of micro-batches.
     Hold,
 }
@@ -63,7 +86,7 @@ pub(crate) enum Purpose {
 pub(crate) struct Slot<B: Inner> {
     pub(crate) id: ParamId,
     pub(crate) path: Path,
-    step: StepFn<B>,
+    fns: GradientFns<B>,
     mapper: Arc<dyn Any + Send + Sync>,
     state: Mutex<State<B>>,
 }
@@ -93,6 +116,8 @@ struct State<B: Inner> {
     sum: Option<Primitive<B>>,
     /// The gradient was taken: stepped with, or added to the sum.
     taken: bool,
+    /// It was not one to step with.
+    is_skipped: bool,
     /// Another gradient came after that.
     second: bool,
     /// Stepped where all gradients exist.
@@ -124,6 +149,7 @@ impl<B: Inner> State<B> {
             purpose: Purpose::Step,
             sum: None,
             taken: false,
+            is_skipped: false,
             second: false,
             is_late: false,
             is_used: false,
@@ -163,7 +189,7 @@ impl<B: Inner> State<B> {
     }
 
     fn is_after_step(&self) -> bool {
-        self.taken && self.purpose == Purpose::Step
+        self.taken && !self.is_skipped && self.purpose == Purpose::Step
     }
 }
 
@@ -199,6 +225,7 @@ pub(crate) struct Snapshot<B: Inner> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fate {
     pub(crate) taken: bool,
+    pub(crate) skipped: bool,
     pub(crate) second: bool,
     pub(crate) late: bool,
 }
@@ -210,14 +237,14 @@ impl<B: Inner> Slot<B> {
         path: Path,
         weight: Primitive<B>,
         session: &Arc<Session>,
-        step: StepFn<B>,
+        fns: GradientFns<B>,
         mapper: Arc<dyn Any + Send + Sync>,
     ) -> (Self, Tracked<B>) {
         let (state, leaf) = State::arm(weight, session);
         let slot = Self {
             id,
             path,
-            step,
+            fns,
             mapper,
             state: Mutex::new(state),
         };
@@ -232,7 +259,7 @@ impl<B: Inner> Slot<B> {
         Self {
             id: self.id,
             path: self.path.clone(),
-            step: self.step,
+            fns: self.fns,
             mapper: self.mapper.clone(),
             state: Mutex::new(twin),
         }
@@ -261,6 +288,7 @@ impl<B: Inner> Slot<B> {
         let state = self.state();
         Fate {
             taken: state.taken,
+            skipped: state.is_skipped,
             second: state.second,
             late: state.is_late,
         }
@@ -393,15 +421,24 @@ impl<B: Inner> Slot<B> {
         match state.purpose {
             Purpose::Step => {
                 self.step_with(&mut state, &session, &mut session.stepper(), grad);
+                return Ok(());
+            }
+            Purpose::Measure => {
+                // The sum stays for the pass that steps.
+                let grad = match &state.sum {
+                    Some(sum) => B::float_add(sum.clone(), grad),
+                    None => grad,
+                };
+                (self.fns.measure)(&mut session.stepper(), self.id, grad);
             }
             Purpose::Hold => {
                 state.sum = Some(state.summed(grad));
                 Progress::count(&session.progress.held);
-                state.taken = true;
-                // Another forward pass gets another tap.
-                state.weight = Weight::Bare(state.weight.take(self.id));
             }
         }
+        state.taken = true;
+        // Another forward pass gets another tap.
+        state.weight = Weight::Bare(state.weight.take(self.id));
         Ok(())
     }
 
@@ -414,15 +451,19 @@ impl<B: Inner> Slot<B> {
     ) {
         let grad = state.summed(grad);
         let weight = state.weight.take(self.id);
-        if weight.can_mut() {
+        let is_in_place = weight.can_mut();
+        stepper.stepping = true;
+        let stepped = (self.fns.step)(stepper, self.id, &self.path, weight, grad);
+        stepper.stepping = false;
+        if !stepped.is_skipped {
+            Progress::count(&session.progress.stepped);
+        }
+        if is_in_place && !stepped.is_skipped {
             Progress::count(&session.progress.in_place);
         }
-        stepper.stepping = true;
-        let weight = (self.step)(stepper, self.id, &self.path, weight, grad);
-        stepper.stepping = false;
-        Progress::count(&session.progress.stepped);
-        state.weight = Weight::Bare(weight);
+        state.weight = Weight::Bare(stepped.weight);
         state.taken = true;
+        state.is_skipped = stepped.is_skipped;
     }
 
     /// The gradient of the tap on the model's tape, if there is one.
@@ -509,6 +550,10 @@ impl<B: Inner> ArmedSlot for Slot<B> {
         Some(plain::<B>(self.state().sum.take()?))
     }
 
+    fn sum(&self) -> Option<DispatchTensor> {
+        Some(plain::<B>(self.state().sum.clone()?))
+    }
+
     fn has_sum(&self) -> bool {
         self.state().sum.is_some()
     }
@@ -558,7 +603,17 @@ impl<B: Inner> ArmedSlot for Slot<B> {
     }
 
     fn rest(&self) {
-        self.state().taken = false;
+        let mut state = self.state();
+        state.taken = false;
+        state.is_skipped = false;
+        state.second = false;
+        state.is_used = false;
+        state.used_directly = false;
+        state.scopes = 0;
+        if state.has_weight() {
+            // Another forward pass gets another tap.
+            state.weight = Weight::Bare(state.weight.take(self.id));
+        }
     }
 
     fn abandon(&self) {

@@ -7,6 +7,8 @@ use burn::{
     optim::{LearningRate, SimpleOptimizer},
 };
 
+use burn_lean_arithmetic::{OutOfRange, groups::nearest};
+
 use super::{
     error::ReleaseError, group_assignment::GroupAssignment, step_plan::Own, stepper::Stepper,
 };
@@ -14,9 +16,6 @@ use crate::{
     ReleaseBackend,
     param_groups::{ParamGroup, Published, visit_paths},
 };
-
-/// How many near names an error lists.
-const NEAR: usize = 3;
 
 /// What holds for the parameters that are in a group or have a rate of their own. `learning_rate` is the
 /// rate of the step; without one, rates are not asked for.
@@ -67,7 +66,7 @@ where
     match groups.zip(&is_found).find(|(_, is_found)| !**is_found) {
         Some((group, _)) => Err(ReleaseError::EmptyGroup {
             group: group.to_string(),
-            near: near(group, &paths),
+            near: nearest(&group.patterns(), &paths),
         }),
         None => Ok(own),
     }
@@ -84,8 +83,14 @@ where
         .map(|(_, options)| options.lr_factor());
     let factor = factors.find(|factor| !factor.is_finite() || *factor < 0.0);
     let setting = stepper.gradients.out_of_range();
-    match setting.or_else(|| Some(("lr_factor", factor?))) {
-        Some((setting, value)) => Err(ReleaseError::OutOfRange {
+    let setting = setting.or_else(|| {
+        Some(OutOfRange {
+            setting: "lr_factor",
+            value: factor?,
+        })
+    });
+    match setting {
+        Some(OutOfRange { setting, value }) => Err(ReleaseError::OutOfRange {
             setting: setting.into(),
             value,
         }),
@@ -168,21 +173,4 @@ where
             given,
         }),
     }
-}
-
-/// The paths that are most like what a group looks for.
-fn near(group: &ParamGroup, paths: &[String]) -> Vec<String> {
-    let wanted = group.patterns();
-    let likeness = |path: &String| {
-        let parts = path.split('.').chain([path.as_str()]);
-        let pairs = parts.flat_map(|part| wanted.iter().map(move |wanted| (part, wanted)));
-        let likeness = pairs.map(|(part, wanted)| strsim::jaro_winkler(part, wanted));
-        likeness.fold(0.0, f64::max)
-    };
-    let mut near: Vec<_> = paths.iter().map(|path| (likeness(path), path)).collect();
-    near.sort_by(|(one, _), (other, _)| other.total_cmp(one));
-    near.into_iter()
-        .take(NEAR)
-        .map(|(_, path)| path.clone())
-        .collect()
 }

@@ -10,19 +10,10 @@ use burn::{
     module::{Module, ParamId},
     tensor::backend::Backend,
 };
+use burn_lean_arithmetic::groups::is_not_decayed;
 use regex::Regex;
 
 use super::paths::visit_paths;
-
-/// The normalisation layers of Burn, and its embedding: as Burn names a struct to its visitors.
-const NOT_DECAYED: [&str; 6] = [
-    "Struct:BatchNorm",
-    "Struct:Embedding",
-    "Struct:GroupNorm",
-    "Struct:InstanceNorm",
-    "Struct:LayerNorm",
-    "Struct:RmsNorm",
-];
 
 /// What is refused when a [`ParamGroup`] is made.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -199,9 +190,7 @@ impl ParamGroup {
     pub fn no_decay<B: Backend, M: Module<B>>(model: &M) -> Self {
         let mut paths = Vec::new();
         visit_paths(model, |path, _, shape, container, is_trainable| {
-            let is_exempt =
-                shape.num_dims() <= 1 || path.ends_with("bias") || NOT_DECAYED.contains(&container);
-            if is_trainable && is_exempt {
+            if is_trainable && is_not_decayed(shape.num_dims(), path, container) {
                 paths.push(path.to_owned());
             }
         });

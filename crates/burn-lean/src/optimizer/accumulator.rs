@@ -9,6 +9,7 @@ use burn::optim::GradientsParams;
 use super::arming;
 use super::claims::check_claims;
 use super::error::{Refused, ReleaseError, expect};
+use super::ordinary::added;
 use super::survey::Survey;
 use crate::session::{FirstPass, Progress, Session};
 use crate::slot::{Purpose, path_text};
@@ -226,11 +227,7 @@ impl ModuleVisitor for Collect<'_> {
             }
             sum = slot.take_sum().map(Tensor::from_dispatch).or(sum);
         }
-        let sum = match (sum, grad) {
-            (Some(sum), Some(grad)) => Some(sum.add(grad)),
-            (sum, grad) => sum.or(grad),
-        };
-        if let Some(sum) = sum {
+        if let Some(sum) = added(sum, grad) {
             self.sums.register(param.id, sum);
         }
     }

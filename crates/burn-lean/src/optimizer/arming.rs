@@ -36,6 +36,7 @@ pub(super) fn arm<M: Module>(
         let is_own = own.is_some_and(|own| is_same(own, &found.slot));
         is_unused && is_own && found.is_armed && !found.is_copy
     };
+    let mut left = HashMap::new();
     let is_in_place = session
         .slots()
         .keys()
@@ -51,7 +52,10 @@ pub(super) fn arm<M: Module>(
             for (id, found) in survey.found.iter().filter(|(_, found)| found.has_ended) {
                 session.slots().insert(*id, found.slot.clone());
             }
+            let begun = survey.found.values().filter(|found| !found.has_ended);
+            begun.for_each(|found| found.slot.rest());
         } else {
+            left = sums_of_own(session, &survey);
             model = settle(model, &survey);
             abandon(session);
             survey.found.clear();
@@ -72,10 +76,42 @@ pub(super) fn arm<M: Module>(
     model.visit(&mut Sums {
         session,
         purpose,
+        left,
         sums,
     });
     session.set_armed(true);
     model
+}
+
+/// The sums of earlier micro-batches that an arming holds which is begun anew.
+fn sums_of_own(session: &Session, survey: &Survey) -> HashMap<ParamId, DispatchTensor> {
+    let slots = session.slots();
+    let is_own = |id, slot| {
+        let found = survey.found.get(id);
+        found.is_some_and(|found| is_same(slot, &found.slot) && !found.is_copy)
+    };
+    slots
+        .iter()
+        .filter(|(id, slot)| is_own(id, slot))
+        .filter_map(|(id, slot)| Some((*id, slot.take_sum()?)))
+        .collect()
+}
+
+/// Takes back the sums of earlier micro-batches that a model was armed with.
+pub(super) fn take_sums<M: Module>(session: &Session, model: &M) -> GradientsParams {
+    struct Take<'a>(&'a Session, GradientsParams);
+    impl ModuleVisitor for Take<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let slot = self.0.slots().get(&param.id).cloned();
+            if let Some(sum) = slot.and_then(|slot| slot.take_sum()) {
+                let sum = Tensor::<D>::from_dispatch(sum);
+                self.1.register(param.id, sum);
+            }
+        }
+    }
+    let mut take = Take(session, GradientsParams::new());
+    model.visit(&mut take);
+    take.1
 }
 
 /// Makes an ordinary model of what another arming has left, or of a copy that was taken in the
@@ -157,7 +193,7 @@ impl<const D: usize> WithBackend for ArmOne<'_, D> {
             self.path,
             weight.into_primitive(),
             self.session,
-            one_param::step::<B, D>,
+            one_param::gradient_fns::<B, D>(),
             Arc::new(self.mapper.clone()),
         );
         let base = B::tracked::<D>(leaf, self.autodiff);
@@ -196,6 +232,8 @@ fn weight_to_save<B: Inner, const D: usize>(slot: &Weak<Slot<B>>, base: Tensor<D
 struct Sums<'a> {
     session: &'a Session,
     purpose: Purpose,
+    /// Those that the slots held when they were made anew.
+    left: HashMap<ParamId, DispatchTensor>,
     sums: GradientsParams,
 }
 
@@ -203,6 +241,7 @@ impl ModuleVisitor for Sums<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(slot) = self.session.slots().get(&param.id) {
             let sum = self.sums.remove::<D>(param.id);
+            slot.arm_for(self.purpose, self.left.remove(&param.id));
             slot.arm_for(self.purpose, sum.map(Tensor::into_dispatch));
         }
     }

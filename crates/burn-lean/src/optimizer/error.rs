@@ -136,7 +136,8 @@ pub enum ReleaseError {
     /// The sums of earlier micro-batches are with the model.
     #[error(
         "the model was armed with the sums of earlier micro-batches, which would be lost; `step` \
-         steps with them, also without another gradient"
+         steps with them, also without another gradient, and `try_disarm_accumulated` hands them \
+         back"
     )]
     Accumulated,
 
@@ -183,6 +184,123 @@ pub enum ReleaseError {
         path: String,
         /// Its device.
         device: String,
+    },
+
+    /// No parameter is in a group.
+    #[error(
+        "no parameter of the model is in the group of {group}; the nearest paths are {}",
+        near.join(", ")
+    )]
+    EmptyGroup {
+        /// What the group looks for.
+        group: String,
+        /// The paths of the model that are most like it.
+        near: Vec<String>,
+    },
+
+    /// Burn's optimizer has no room for what this one does.
+    #[error(
+        "Burn's optimizer has no {what}, which would be lost without a word; build it anew, and \
+         load `to_record` into it"
+    )]
+    NotBurns {
+        /// What would be lost.
+        what: String,
+    },
+
+    /// A setting of clipping or loss scaling makes no sense.
+    #[error("{setting} is {value}, which is out of range: nothing could be stepped with it")]
+    OutOfRange {
+        /// Its name.
+        setting: String,
+        /// Its value.
+        value: f64,
+    },
+
+    /// The norm of all gradients is to be known before the first is stepped with, and is not.
+    #[error(
+        "the gradients are clipped by their global norm, and no backward pass has measured it; \
+         train with `two_passes`, or arm with `try_arm_to_measure` and end that pass with \
+         `try_measured` first; the sums of earlier micro-batches go to the first of the two"
+    )]
+    NotMeasured,
+
+    /// The pass that only measures is not one to step with.
+    #[error(
+        "the model is armed to measure the norm of its gradients; end that pass with \
+         `try_measured`, then `arm` it for the pass that steps, or `disarm` it"
+    )]
+    OnlyMeasured,
+
+    /// There is no pass that measures.
+    #[error(
+        "no model is armed to measure the norm of its gradients, or it was measured already; arm \
+         one with `try_arm_to_measure`"
+    )]
+    NotMeasuring,
+
+    /// The pass that measured has found a gradient that has overflown.
+    #[error(
+        "a gradient has overflown in the pass that measured: `step` skips this step, and lets the \
+         scale of the loss fall"
+    )]
+    Overflown,
+
+    /// A second gradient of a parameter arrived in the pass that measures.
+    #[error(
+        "{path} got two gradients while its norm was measured; run one backward on the sum of the \
+         losses, or accumulate the gradients of the earlier ones"
+    )]
+    MeasuredTwice {
+        /// Where the parameter is in the model.
+        path: String,
+    },
+
+    /// The two forward passes of a step were not the same.
+    #[error(
+        "the two forward passes of one step gave different losses: clipping by the global norm \
+         runs the forward pass twice, and both must be the same; draw random numbers with Burn's \
+         tensors on a device of the model, on one thread, or before the step"
+    )]
+    NotRepeatable,
+
+    /// A gradient has no finite norm (in 32 bits).
+    #[error(
+        "the gradient of {path} is not finite; {}",
+        match stepped {
+            0 => "no parameter was stepped: leave this batch out, and disarm the model".to_string(),
+            stepped => format!(
+                "{stepped} of {armed} armed parameters had been stepped before it came, and no \
+                 other was: load the last checkpoint into the model and the optimizer \
+                 (`load_record`), or measure first with `two_passes`"
+            ),
+        }
+    )]
+    NonFinite {
+        /// Where the parameter is in the model.
+        path: String,
+        /// Parameters that were stepped with the gradients before.
+        stepped: usize,
+        /// Parameters armed.
+        armed: usize,
+    },
+
+    /// The loss was not scaled.
+    #[error(
+        "the optimizer takes the scale of a `LossScaler` off its gradients, but no loss was scaled \
+         for this step; run backward from `scaler.scale(loss)`"
+    )]
+    NotScaled,
+
+    /// The weights are in fp16, and so are the gradients that the scale is to be taken off.
+    #[error(
+        "{path} is in fp16, and so is its gradient, in which small numbers vanish when the scale \
+         of the loss is taken off; keep the weights in fp32, and cast them where the forward pass \
+         computes"
+    )]
+    HalfPrecision {
+        /// Where the parameter is in the model.
+        path: String,
     },
 
     /// The parameter is marked as distributed: Burn reduces its gradient.
@@ -261,6 +379,6 @@ impl<M, G> From<Refused<M, G>> for ReleaseError {
 }
 
 /// The panicking twin of a fallible call.
-pub(super) fn expect<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
+pub(crate) fn expect<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| panic!("gradient release: {error}"))
 }

@@ -5,12 +5,14 @@ mod arming;
 mod claims;
 mod error;
 mod one_param;
+mod ordinary;
 mod release_optimizer;
 mod report;
 mod restoring;
 mod survey;
 
 pub use accumulator::ReleaseAccumulator;
+pub(crate) use error::expect;
 pub use error::{Refused, ReleaseError};
 pub use release_optimizer::{ReleaseOptimizer, WithGradientRelease};
 pub use report::{Outcome, StepReport};

@@ -8,7 +8,7 @@ use burn::tensor::Device;
 
 use crate::backend::{Inner, Primitive};
 use crate::session::Stepper;
-use crate::slot::Path;
+use crate::slot::{GradientFns, Path, Stepped};
 
 #[derive(Clone, Debug)]
 struct OneParam<'a, const D: usize> {
@@ -60,23 +60,45 @@ impl<const D: usize> Module for OneParam<'_, D> {
     }
 }
 
+/// What is done with a gradient of this rank.
+pub(super) fn gradient_fns<B: Inner, const D: usize>() -> GradientFns<B> {
+    GradientFns {
+        step: step::<B, D>,
+        measure: measure::<B, D>,
+    }
+}
+
+fn measure<B: Inner, const D: usize>(stepper: &mut Stepper, id: ParamId, grad: Primitive<B>) {
+    stepper.gradients.measure(id, B::tensor::<D>(grad));
+}
+
 /// What Burn's optimizer does with one parameter.
-pub(super) fn step<B: Inner, const D: usize>(
+fn step<B: Inner, const D: usize>(
     stepper: &mut Stepper,
     id: ParamId,
     path: &Path,
     weight: Primitive<B>,
     grad: Primitive<B>,
-) -> Primitive<B> {
+) -> Stepped<B> {
+    let weight = B::tensor::<D>(weight);
+    let grad = B::tensor::<D>(grad);
+    let Some(grad) = stepper.gradients.apply(id, &weight, grad) else {
+        return Stepped {
+            weight: B::of(weight),
+            is_skipped: true,
+        };
+    };
     let (Some(optim), Some(lr)) = (&mut stepper.optim, &stepper.lr) else {
         unreachable!("a slot steps only while its optimizer is armed");
     };
     let mut grads = GradientsParams::new();
-    grads.register::<D>(id, B::tensor::<D>(grad));
+    grads.register::<D>(id, grad);
     // The optimizer looks at what autodiff knows of the parameter. Of a leaf that needs no
     // gradient, nothing.
-    let weight = B::tensor::<D>(weight).autodiff();
-    let param = Param::from_mapped_value(id, weight, ParamMapper::default());
+    let param = Param::from_mapped_value(id, weight.autodiff(), ParamMapper::default());
     let stepped = optim.step(lr.clone(), OneParam { path, param }, grads);
-    B::of::<D>(stepped.param.into_value().inner())
+    Stepped {
+        weight: B::of::<D>(stepped.param.into_value().inner()),
+        is_skipped: false,
+    }
 }

@@ -1,6 +1,10 @@
 //! What a step did to each parameter.
 
+use std::collections::HashSet;
+
 use burn::module::ParamId;
+
+use crate::gradients::StepGradients;
 
 /// What happened to a parameter in one optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,6 +17,9 @@ pub enum Outcome {
     ReleasedLate,
     /// Stepped by `step`, from an ordinary gradient.
     Ordinary,
+    /// A gradient arrived, and was not one to step with: it has overflown
+    /// ([`LossScaler`](crate::LossScaler)).
+    Skipped,
     /// No gradient arrived: neither the parameter nor any state was touched.
     Unused,
 }
@@ -23,6 +30,18 @@ pub struct StepReport {
     pub(super) outcomes: Vec<(ParamId, Outcome)>,
     pub(super) in_place: usize,
     pub(super) is_plain: bool,
+    pub(super) gradients: StepGradients,
+}
+
+impl StepReport {
+    /// Notes of which parameters the ordinary gradient was not one to step with.
+    pub(super) fn set_skipped(&mut self, skipped: &HashSet<ParamId>) {
+        for (param, outcome) in &mut self.outcomes {
+            if skipped.contains(param) {
+                *outcome = Outcome::Skipped;
+            }
+        }
+    }
 }
 
 impl StepReport {
@@ -52,5 +71,22 @@ impl StepReport {
     /// before it.
     pub fn is_plain(&self) -> bool {
         self.is_plain
+    }
+
+    /// The global norm of the gradients, before clipping and without the scale of the loss. `None`
+    /// if nobody asked for it ([`with_grad_norm`](crate::ReleaseOptimizer::with_grad_norm)), and of
+    /// a step that left gradients out.
+    pub fn grad_norm(&self) -> Option<f64> {
+        self.gradients.norm
+    }
+
+    /// Factor for every gradient, where gradients are clipped by a norm of all of them.
+    pub fn clip_coefficient(&self) -> Option<f64> {
+        self.gradients.coefficient
+    }
+
+    /// The scale of the loss in this step, with a [`LossScaler`](crate::LossScaler).
+    pub fn loss_scale(&self) -> Option<f64> {
+        self.gradients.scale
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use burn::Tensor;
 use burn::backend::BackendTensor;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::DType;
 
 use super::error::ReleaseError;
 use crate::backend::{Inner, WithBackend, with_backend};
@@ -36,6 +37,7 @@ pub(super) struct Surveyed {
     /// The node of its base; none on a backend that is not known.
     pub(super) leaf: Option<u64>,
     pub(super) device: String,
+    pub(super) dtype: DType,
     pub(super) is_distributed: bool,
     /// It has a reparameterization that is not ours, and beside that none has a place.
     pub(super) is_adapted: bool,
@@ -90,6 +92,17 @@ impl Survey {
             }
         }
         Ok(())
+    }
+
+    /// Why the scale of a loss cannot be taken off the gradients of the model.
+    pub(super) fn check_precision(&self) -> Result<(), ReleaseError> {
+        let mut params = self.params.iter();
+        match params.find(|param| param.dtype == DType::F16) {
+            Some(param) => Err(ReleaseError::HalfPrecision {
+                path: path_text(&param.path),
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Why the model is not the one that was armed: those of its slots that matter have to be in
@@ -166,6 +179,7 @@ impl ModuleVisitor for Survey {
             path: self.path.clone(),
             leaf,
             device: format!("{:?}", param.device()),
+            dtype: param.base().dtype(),
             is_distributed: param.is_distributed(),
             is_adapted: false,
         });

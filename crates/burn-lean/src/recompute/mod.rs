@@ -8,6 +8,7 @@ mod random;
 mod running;
 mod scope;
 mod tensors;
+mod two_passes;
 
 pub use budget::{Budget, BudgetPass, Planned};
 pub use checkpoint::checkpoint;
@@ -17,3 +18,4 @@ pub use layers::{
 pub(crate) use random::forget as forget_random;
 pub(crate) use scope::{Mode, mode, record, replayed, without_tape};
 pub use tensors::{MapTensor, Tensors};
+pub use two_passes::TwoPasses;

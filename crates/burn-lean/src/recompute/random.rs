@@ -49,6 +49,25 @@ impl Seed {
         result
     }
 
+    /// The seed of a pass that runs twice.
+    pub(crate) fn draw(device: &Device) -> Self {
+        Self(draw(device))
+    }
+
+    /// Runs such a pass. Its scopes have the same seeds each time.
+    pub(crate) fn run_pass<R>(self, devices: &[Device], run: impl FnOnce() -> R) -> R {
+        let seed_all = |stream| {
+            forget();
+            devices
+                .iter()
+                .for_each(|device| device.seed(self.of(stream)));
+        };
+        seed_all(INSIDE);
+        let result = run();
+        seed_all(AFTER);
+        result
+    }
+
     fn of(self, stream: u64) -> u64 {
         mix(self.0.wrapping_add(stream))
     }

@@ -6,8 +6,17 @@ use burn::Tensor;
 use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 
+use crate::parameter::shared;
+
 /// The running statistics of a module: what a clone of it shares.
+#[derive(Clone)]
 pub(crate) struct Running(HashMap<ParamId, DispatchTensor>);
+
+impl std::fmt::Debug for Running {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Running").finish_non_exhaustive()
+    }
+}
 
 impl Running {
     pub(crate) fn of<M: Module>(module: &M) -> Self {
@@ -27,6 +36,15 @@ impl Running {
         }
         synchronize(&module);
         module.map(&mut self);
+    }
+
+    /// [`restore`](Self::restore) for a module that stays armed.
+    pub(crate) fn restore_shared<M: Module>(&self, module: &M) {
+        if self.0.is_empty() {
+            return;
+        }
+        synchronize(module);
+        shared(module, &mut self.clone());
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod accumulation;
 mod adapters;
+mod clipping;
 mod copies;
 mod edges;
 mod equality;

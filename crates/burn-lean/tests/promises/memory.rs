@@ -18,7 +18,7 @@ use crate::harness::{LR, alone, bits, flex, numbers, plain_step, release_step, s
 pub(crate) static HEAP: PeakAlloc = PeakAlloc;
 
 #[derive(Module, Debug)]
-struct Block {
+pub(crate) struct Block {
     up: Linear,
     down: Linear,
 }
@@ -32,7 +32,7 @@ impl Block {
 const WIDTH: usize = 128;
 const LAYERS: usize = 24;
 
-fn deep(device: &Device) -> Vec<Block> {
+pub(crate) fn deep(device: &Device) -> Vec<Block> {
     let block = |_| Block {
         up: LinearConfig::new(WIDTH, 4 * WIDTH).init(device),
         down: LinearConfig::new(4 * WIDTH, WIDTH).init(device),
@@ -40,7 +40,7 @@ fn deep(device: &Device) -> Vec<Block> {
     (0..LAYERS).map(block).collect()
 }
 
-fn forward(blocks: &[Block], batch: usize, step: usize) -> Tensor<1> {
+pub(crate) fn forward(blocks: &[Block], batch: usize, step: usize) -> Tensor<1> {
     let x = numbers([batch, WIDTH], step, &flex());
     blocks
         .iter()
@@ -81,7 +81,7 @@ fn size<M: Module>(model: &M) -> (usize, usize) {
 }
 
 /// The peak of a call, above what was in use before it.
-fn peak_of<R>(run: impl FnOnce() -> R) -> (R, usize) {
+pub(crate) fn peak_of<R>(run: impl FnOnce() -> R) -> (R, usize) {
     let before = HEAP.current_usage();
     HEAP.reset_peak_usage();
     let result = run();
@@ -149,14 +149,14 @@ fn assert_floor(optim: fn() -> ModuleOptimizer, states: usize, batch: usize) {
 }
 
 #[test]
-fn deep_with_momentum() {
+pub(crate) fn deep_with_momentum() {
     alone("memory::deep_with_momentum", || {
         assert_floor(momentum, 1, 1)
     });
 }
 
 #[test]
-fn deep_with_adamw() {
+pub(crate) fn deep_with_adamw() {
     alone("memory::deep_with_adamw", || assert_floor(adamw, 2, 8));
 }
 

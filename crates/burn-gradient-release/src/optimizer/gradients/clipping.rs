@@ -1,13 +1,13 @@
 //! Clipping by norms that are not those of one gradient alone.
 
-use std::collections::{HashMap, VecDeque};
-
 use burn::{
     config::Config,
-    module::ParamId,
     tensor::{Tensor, backend::Backend},
 };
-use serde::{Deserialize, Serialize};
+use burn_lean_arithmetic::{
+    OutOfRange,
+    clipping::{AdaptiveRule, AutoClipRule, GlobalNormRule, ZClipRule},
+};
 
 /// How the gradients of a model are clipped by their norms, each under the name of its paper.
 ///
@@ -90,110 +90,42 @@ impl NormClipping {
     }
 
     /// The first setting that no clipping can be done with, if there is one.
-    pub(super) fn out_of_range(&self) -> Option<(&'static str, f64)> {
-        let settings = match *self {
-            Self::GlobalNorm { max_norm } => vec![("max_norm", max_norm, max_norm > 0.0)],
-            Self::ZClip(config) | Self::LaggedZClip(config) => vec![
-                ("alpha", config.alpha, (0.0..=1.0).contains(&config.alpha)),
-                ("z_threshold", config.z_threshold, config.z_threshold > 0.0),
-                ("warm_up", config.warm_up as f64, config.warm_up > 0),
-            ],
-            Self::Adaptive(config) => vec![
-                ("clip_factor", config.clip_factor, config.clip_factor > 0.0),
-                ("eps", config.eps, config.eps > 0.0),
-            ],
-            Self::AutoClip(config) => vec![
-                (
-                    "percentile",
-                    config.percentile,
-                    (0.0..=100.0).contains(&config.percentile),
-                ),
-                ("history", config.history as f64, config.history > 0),
-            ],
-        };
-        let mut settings = settings.into_iter();
-        let (name, value, _) = settings.find(|(_, value, is_fine)| !is_fine || value.is_nan())?;
-        Some((name, value))
-    }
-}
-
-/// By what gradients of this global norm are multiplied.
-pub(super) fn coefficient_for(max_norm: f64, norm: f64) -> f64 {
-    (max_norm / (norm + 1e-6)).min(1.0)
-}
-
-/// By what gradients of this norm are multiplied to have the norm `target`, if that is less.
-pub(super) fn ratio(target: f64, norm: f64) -> f64 {
-    if target < norm { target / norm } else { 1.0 }
-}
-
-/// The moving averages of ZClip.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct ZClip {
-    warm_up: Vec<f64>,
-    mean: f64,
-    variance: f64,
-}
-
-impl ZClip {
-    /// The norm that one of `norm` is scaled to.
-    pub(super) fn target(&self, config: &ZClipConfig, norm: f64) -> f64 {
-        if self.warm_up.len() < config.warm_up {
-            return norm;
-        }
-        let std = self.variance.sqrt();
-        let z = (norm - self.mean) / (std + 1e-6);
-        if z > config.z_threshold {
-            self.mean + config.z_threshold * config.z_threshold / z * std
-        } else {
-            norm
+    pub(super) fn out_of_range(&self) -> Option<OutOfRange> {
+        match *self {
+            Self::GlobalNorm { max_norm } => GlobalNormRule { max_norm }.out_of_range(),
+            Self::ZClip(config) | Self::LaggedZClip(config) => config.rule().out_of_range(),
+            Self::Adaptive(config) => config.rule().out_of_range(),
+            Self::AutoClip(config) => config.rule().out_of_range(),
         }
     }
+}
 
-    /// Tells the averages the norm that a step was taken with.
-    pub(super) fn observe(&mut self, config: &ZClipConfig, norm: f64) {
-        if self.warm_up.len() < config.warm_up {
-            self.warm_up.push(norm);
-            let count = self.warm_up.len() as f64;
-            self.mean = self.warm_up.iter().sum::<f64>() / count;
-            let squares = self.warm_up.iter().map(|norm| (norm - self.mean).powi(2));
-            self.variance = squares.sum::<f64>() / count;
-            return;
+impl ZClipConfig {
+    pub(super) fn rule(&self) -> ZClipRule {
+        ZClipRule {
+            alpha: self.alpha,
+            z_threshold: self.z_threshold,
+            warm_up: self.warm_up,
         }
-        self.mean = config.alpha * self.mean + (1.0 - config.alpha) * norm;
-        let deviation = (norm - self.mean).powi(2);
-        self.variance = config.alpha * self.variance + (1.0 - config.alpha) * deviation;
     }
 }
 
-/// The norms that the gradient of each parameter has had.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct AutoClip(HashMap<u64, VecDeque<f32>>);
-
-impl AutoClip {
-    /// By what the gradient is multiplied. Its norm joins the history.
-    pub(super) fn coefficient(
-        &mut self,
-        config: &AutoClipConfig,
-        param: ParamId,
-        norm: f64,
-    ) -> f64 {
-        let history = self.0.entry(param.val()).or_default();
-        if history.len() == config.history {
-            history.pop_front();
+impl AdaptiveClippingConfig {
+    fn rule(&self) -> AdaptiveRule {
+        AdaptiveRule {
+            clip_factor: self.clip_factor,
+            eps: self.eps,
         }
-        history.push_back(norm as f32);
-        let mut sorted: Vec<f64> = history.iter().map(|norm| f64::from(*norm)).collect();
-        sorted.sort_by(f64::total_cmp);
-        coefficient_for(percentile(&sorted, config.percentile), norm)
     }
 }
 
-/// Between two of the sorted values linearly, as NumPy does.
-fn percentile(sorted: &[f64], percentile: f64) -> f64 {
-    let place = percentile / 100.0 * (sorted.len() - 1) as f64;
-    let (below, above) = (place.floor() as usize, place.ceil() as usize);
-    sorted[below] + (sorted[above] - sorted[below]) * place.fract()
+impl AutoClipConfig {
+    pub(super) fn rule(&self) -> AutoClipRule {
+        AutoClipRule {
+            percentile: self.percentile,
+            history: self.history,
+        }
+    }
 }
 
 /// Scales the gradient of each unit to the norm that the unit's weights allow.
@@ -203,17 +135,12 @@ pub(super) fn clip_units<B: Backend, const D: usize>(
     grad: Tensor<B, D>,
 ) -> Tensor<B, D> {
     let allowed = unit_norms(weight).clamp_min(config.eps) * config.clip_factor;
-    let norms = unit_norms(grad.clone()).clamp_min(1e-6);
+    let norms = unit_norms(grad.clone()).clamp_min(AdaptiveRule::MIN_GRAD_NORM);
     grad * (allowed / norms).clamp_max(1.0)
 }
 
 fn unit_norms<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Tensor<B, D> {
-    let inside = match D {
-        2 => 0..1,
-        1 => 0..1,
-        _ => 1..D,
-    };
-    inside
+    AdaptiveRule::dims_of_unit(D)
         .fold(tensor.square(), |sums, dim| sums.sum_dim(dim))
         .sqrt()
 }

@@ -12,9 +12,14 @@ use burn::{
     tensor::{ElementConversion, Tensor, backend::Backend},
 };
 
+use burn_lean_arithmetic::{
+    OutOfRange,
+    norm::{coefficient_for, global_norm, ratio},
+};
+
 use self::{
-    clipping::{clip_units, coefficient_for, ratio},
-    norm::{SquaredNorms, global_norm, is_finite, squared_norm},
+    clipping::clip_units,
+    norm::{SquaredNorms, is_finite, squared_norm},
     record::Averages,
 };
 use crate::uses::lock;
@@ -64,7 +69,7 @@ impl GradientPolicy {
     }
 
     /// The first setting that is out of range, if there is one.
-    pub(super) fn out_of_range(&self) -> Option<(&'static str, f64)> {
+    pub(super) fn out_of_range(&self) -> Option<OutOfRange> {
         let clipping = self.clipping.as_ref().and_then(NormClipping::out_of_range);
         clipping.or_else(|| self.scaler.as_ref()?.out_of_range())
     }
@@ -114,17 +119,18 @@ impl GradientPolicy {
     }
 
     fn inverse_scale(&self) -> Option<f64> {
-        self.scaler.as_ref().map(|scaler| 1.0 / scaler.current())
+        self.scaler.as_ref().map(LossScaler::inverse)
     }
 
     /// What gradients of these squared norms are multiplied by.
     fn judge(&self, squared: &[(ParamId, f64)]) -> GradNorm {
-        let norm = global_norm(squared);
+        let norm = global_norm(squared.iter().map(|(_, squared)| *squared));
         let coefficient = match self.clipping {
             Some(NormClipping::GlobalNorm { max_norm }) => coefficient_for(max_norm, norm),
-            Some(NormClipping::ZClip(config)) => {
-                ratio(lock(&self.averages).zclip.target(&config, norm), norm)
-            }
+            Some(NormClipping::ZClip(config)) => ratio(
+                lock(&self.averages).zclip.target(&config.rule(), norm),
+                norm,
+            ),
             _ => 1.0,
         };
         GradNorm { norm, coefficient }
@@ -141,9 +147,9 @@ impl GradientPolicy {
             return;
         }
         let mut averages = lock(&self.averages);
-        let target = averages.zclip.target(&config, norm);
+        let target = averages.zclip.target(&config.rule(), norm);
         averages.lagged = Some(ratio(target, norm));
-        averages.zclip.observe(&config, target);
+        averages.zclip.observe(&config.rule(), target);
     }
 }
 
@@ -225,7 +231,9 @@ impl<B: Backend> Treatment<B> {
             (Some(NormClipping::AutoClip(config)), Some(squared)) => {
                 let norm = squared.into_scalar().elem::<f64>().sqrt();
                 let mut averages = lock(&self.policy.averages);
-                let coefficient = averages.auto_clip.coefficient(&config, param, norm);
+                let coefficient = averages
+                    .auto_clip
+                    .coefficient(&config.rule(), param.val(), norm);
                 if coefficient < 1.0 {
                     grad * coefficient
                 } else {
@@ -311,7 +319,8 @@ impl<B: Backend> Treatment<B> {
             Some(measured) => Some(measured.norm),
             None => {
                 let squared = self.norms.read(params);
-                (!squared.is_empty()).then(|| global_norm(&squared))
+                (!squared.is_empty())
+                    .then(|| global_norm(squared.iter().map(|(_, squared)| *squared)))
             }
         };
         // Of a part of the gradients there is no norm to speak of.

@@ -53,18 +53,6 @@ impl<B: Backend> SquaredNorms<B> {
     }
 }
 
-/// The norm of gradients of these squared norms.
-///
-/// Added up in 64 bits in the order of the model's fields: the order in which gradients complete
-/// depends on the model and on what is recomputed.
-pub(crate) fn global_norm(squared: &[(ParamId, f64)]) -> f64 {
-    squared
-        .iter()
-        .map(|(_, squared)| squared)
-        .sum::<f64>()
-        .sqrt()
-}
-
 /// The squared norm of a gradient: Burn's own sum, in 32 bits at least.
 ///
 /// A gradient that nobody else holds takes no memory beside it.

@@ -4,12 +4,10 @@ use burn::{
     record::{PrecisionSettings, Record},
     tensor::backend::Backend,
 };
+use burn_lean_arithmetic::clipping::{AutoClip, ZClip};
 use serde::{Deserialize, Serialize};
 
-use super::{
-    GradientPolicy, LossScalerRecord,
-    clipping::{AutoClip, ZClip},
-};
+use super::{GradientPolicy, LossScalerRecord};
 use crate::uses::lock;
 
 /// What the rules of clipping remember.

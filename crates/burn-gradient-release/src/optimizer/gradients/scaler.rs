@@ -6,6 +6,10 @@ use burn::{
     config::Config,
     tensor::{Tensor, backend::Backend},
 };
+use burn_lean_arithmetic::{
+    OutOfRange,
+    scaling::{LossScale, LossScaleRule},
+};
 use serde::{Deserialize, Serialize};
 
 use crate::uses::lock;
@@ -39,12 +43,18 @@ impl LossScalerConfig {
         LossScaler {
             config: *self,
             state: Arc::new(Mutex::new(State {
-                record: LossScalerRecord {
-                    scale: self.init_scale,
-                    steps_since_change: 0,
-                },
+                record: LossScalerRecord(LossScale::new(&self.rule())),
                 is_asked: false,
             })),
+        }
+    }
+
+    fn rule(&self) -> LossScaleRule {
+        LossScaleRule {
+            init_scale: self.init_scale,
+            growth_factor: self.growth_factor,
+            backoff_factor: self.backoff_factor,
+            growth_interval: self.growth_interval,
         }
     }
 }
@@ -66,10 +76,7 @@ struct State {
 
 /// What a [`LossScaler`] goes on with after a resume.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LossScalerRecord {
-    scale: f64,
-    steps_since_change: usize,
-}
+pub struct LossScalerRecord(LossScale);
 
 impl LossScaler {
     fn state(&self) -> MutexGuard<'_, State> {
@@ -80,33 +87,21 @@ impl LossScaler {
     pub fn scale<B: Backend, const D: usize>(&self, loss: Tensor<B, D>) -> Tensor<B, D> {
         let mut state = self.state();
         state.is_asked = true;
-        loss * state.record.scale
+        loss * state.record.0.current()
     }
 
     /// The scale as it is now.
     pub fn current(&self) -> f64 {
-        self.state().record.scale
+        self.state().record.0.current()
     }
 
-    pub(super) fn out_of_range(&self) -> Option<(&'static str, f64)> {
-        let config = &self.config;
-        let settings = [
-            ("init_scale", config.init_scale, config.init_scale > 0.0),
-            (
-                "growth_factor",
-                config.growth_factor,
-                config.growth_factor >= 1.0,
-            ),
-            (
-                "backoff_factor",
-                config.backoff_factor,
-                config.backoff_factor > 0.0 && config.backoff_factor < 1.0,
-            ),
-        ];
-        let mut settings = settings.into_iter();
-        let (name, value, _) =
-            settings.find(|(_, value, is_fine)| !is_fine || !value.is_finite())?;
-        Some((name, value))
+    /// Factor that takes the scale off a gradient.
+    pub(super) fn inverse(&self) -> f64 {
+        self.state().record.0.inverse()
+    }
+
+    pub(super) fn out_of_range(&self) -> Option<OutOfRange> {
+        self.config.rule().out_of_range()
     }
 
     /// Begins another pass of the same step, whose loss is to be scaled, too.
@@ -120,18 +115,9 @@ impl LossScaler {
 
     /// Ends a step.
     pub(super) fn update(&self, has_overflown: bool) {
-        let config = &self.config;
         let mut state = self.state();
         state.is_asked = false;
-        let record = &mut state.record;
-        record.steps_since_change += 1;
-        if has_overflown {
-            record.scale *= config.backoff_factor;
-            record.steps_since_change = 0;
-        } else if record.steps_since_change == config.growth_interval {
-            record.scale *= config.growth_factor;
-            record.steps_since_change = 0;
-        }
+        state.record.0.update(&self.config.rule(), has_overflown);
     }
 
     pub(super) fn to_record(&self) -> LossScalerRecord {

@@ -1,20 +1,24 @@
 //! Burn's optimizer with gradient release around it.
 
+mod measure;
+mod settings;
+mod step;
+
 use std::sync::Arc;
 
-use burn::Tensor;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ParamGroup};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 
 use super::arming;
-use super::claims::{check_bases, check_claims};
+use super::claims::check_bases;
 use super::error::{Refused, ReleaseError, expect};
-use super::report::{Outcome, StepReport};
+use super::report::StepReport;
 use super::restoring::restore;
 use super::survey::Survey;
+use crate::groups::check_groups;
 use crate::session::{FirstPass, Progress, Session};
-use crate::slot::{Ended, Purpose, path_text};
+use crate::slot::{Ended, Purpose};
 
 /// Adds gradient release to Burn's optimizer.
 #[diagnostic::on_unimplemented(
@@ -62,6 +66,8 @@ pub struct ReleaseOptimizer {
     first_pass: FirstPass,
     /// No state was loaded, and no step was taken.
     is_fresh: bool,
+    /// Each is to have a parameter of the model.
+    groups: Vec<ParamGroup>,
     last_step: Option<StepReport>,
 }
 
@@ -72,6 +78,7 @@ impl ReleaseOptimizer {
             session: Arc::new(Session::new(Some(optim))),
             first_pass: FirstPass::default(),
             is_fresh,
+            groups: Vec::new(),
             last_step: None,
         }
     }
@@ -105,13 +112,20 @@ impl ReleaseOptimizer {
     /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer armed a parameter;
     /// - [`CopyWithAdapters`](ReleaseError::CopyWithAdapters),
     ///   [`Distributed`](ReleaseError::Distributed), [`Backend`](ReleaseError::Backend): a
-    ///   parameter cannot be armed.
+    ///   parameter cannot be armed;
+    /// - [`NotMeasured`](ReleaseError::NotMeasured), [`WrongModel`](ReleaseError::WrongModel): the
+    ///   gradients are clipped by their global norm, which was not measured, or not of this model
+    ///   ([`two_passes`](Self::two_passes));
+    /// - [`Overflown`](ReleaseError::Overflown): a gradient has overflown where it was measured;
+    /// - [`OutOfRange`](ReleaseError::OutOfRange),
+    ///   [`HalfPrecision`](ReleaseError::HalfPrecision), [`EmptyGroup`](ReleaseError::EmptyGroup):
+    ///   no step can be taken with these settings.
     pub fn try_arm<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
         model: M,
     ) -> Result<M, Refused<M>> {
-        match self.check_arm(&model) {
+        match self.check_arm_to_step(&model, &GradientsParams::new()) {
             Ok(survey) => Ok(self.arm_checked(lr.into(), model, GradientsParams::new(), survey)),
             Err(error) => Err(Refused::new(model, error)),
         }
@@ -139,24 +153,53 @@ impl ReleaseOptimizer {
     ///
     /// # Errors
     ///
-    /// As [`try_arm`](Self::try_arm).
+    /// As [`try_arm`](Self::try_arm). With clipping by the global norm, the sums of earlier
+    /// micro-batches go to the pass that measures ([`try_two_passes`](Self::try_two_passes)).
     pub fn try_arm_accumulated<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
         model: M,
         grads: GradientsParams,
     ) -> Result<M, Refused<M, GradientsParams>> {
-        match self.check_arm(&model) {
+        match self.check_arm_to_step(&model, &grads) {
             Ok(survey) => Ok(self.arm_checked(lr.into(), model, grads, survey)),
             Err(error) => Err(Refused::with_grads(model, grads, error)),
         }
+    }
+
+    fn check_arm_to_step<M: Module>(
+        &self,
+        model: &M,
+        sums: &GradientsParams,
+    ) -> Result<Survey, ReleaseError> {
+        let survey = self.check_arm(model)?;
+        let gradients = &self.session.stepper().gradients;
+        gradients.check_arm()?;
+        if gradients.measured().is_some() {
+            survey.check_own(&self.session, |_| true)?;
+            if !sums.is_empty() {
+                return Err(ReleaseError::NotMeasured);
+            }
+        }
+        Ok(survey)
     }
 
     fn check_arm<M: Module>(&self, model: &M) -> Result<Survey, ReleaseError> {
         self.check_unfinished()?;
         let survey = Survey::of(model);
         survey.check(&self.session)?;
+        self.check_settings(model, &survey)?;
         Ok(survey)
+    }
+
+    /// Why no step can be taken on this model with these settings.
+    fn check_settings<M: Module>(&self, model: &M, survey: &Survey) -> Result<(), ReleaseError> {
+        let stepper = self.session.stepper();
+        stepper.gradients.check_settings()?;
+        if stepper.gradients.scaler.is_some() {
+            survey.check_precision()?;
+        }
+        check_groups(model, &self.groups)
     }
 
     fn check_unfinished(&self) -> Result<(), ReleaseError> {
@@ -178,6 +221,15 @@ impl ReleaseOptimizer {
         sums: GradientsParams,
         survey: Survey,
     ) -> M {
+        self.begin_pass();
+        let mut stepper = self.session.stepper();
+        stepper.lr = Some(lr);
+        stepper.gradients.begin_step();
+        drop(stepper);
+        arming::arm(&self.session, Purpose::Step, sums, model, survey)
+    }
+
+    fn begin_pass(&self) {
         let first_pass = match self.first_pass {
             // Of a pass that is not the first, only what is new in it waits for the end of
             // backward.
@@ -186,8 +238,6 @@ impl ReleaseOptimizer {
             chosen => chosen,
         };
         self.session.begin_pass(first_pass);
-        self.session.stepper().lr = Some(lr);
-        arming::arm(&self.session, Purpose::Step, sums, model, survey)
     }
 
     /// Takes back the arming: the model is an ordinary one.
@@ -208,134 +258,39 @@ impl ReleaseOptimizer {
     /// - [`Unfinished`](ReleaseError::Unfinished), [`Interrupted`](ReleaseError::Interrupted): a
     ///   backward has stepped parameters;
     /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): it is not the
-    ///   model that was armed.
+    ///   model that was armed;
+    /// - [`Accumulated`](ReleaseError::Accumulated): it has the sums of earlier micro-batches.
     pub fn try_disarm<M: Module>(&mut self, model: M) -> Result<M, Refused<M>> {
-        let survey = Survey::of(&model);
-        let checked = self.check_unfinished().and_then(|()| {
-            survey.check_own(&self.session, |_| true)?;
-            check_bases(&self.session, &model)?;
-            let slots = self.session.slots();
-            match slots.values().any(|slot| slot.has_sum()) {
-                true => Err(ReleaseError::Accumulated),
-                false => Ok(()),
-            }
-        });
-        match checked {
-            Ok(()) => Ok(restore(
-                &self.session,
-                Ended::Disarmed,
-                model,
-                survey.has_adapters,
-            )),
-            Err(error) => Err(Refused::new(model, error)),
+        let has_sum = self.session.slots().values().any(|slot| slot.has_sum());
+        if has_sum {
+            return Err(Refused::new(model, ReleaseError::Accumulated));
         }
+        Ok(self.try_disarm_accumulated(model)?.0)
     }
 
-    /// Finishes the step: parameters that were stepped inside backward are ordinary ones again, and
-    /// what has an ordinary gradient is stepped with it. A model that is not armed is stepped as by
-    /// Burn's optimizer.
-    ///
-    /// # Panics
-    ///
-    /// With the text of the [`ReleaseError`] that [`try_step`](Self::try_step) returns.
-    pub fn step<M: Module>(
-        &mut self,
-        lr: impl Into<ModuleLearningRate>,
-        model: M,
-        grads: GradientsParams,
-    ) -> M {
-        expect(self.try_step(lr, model, grads))
-    }
-
-    /// [`step`](Self::step), handing model and gradients back where it refuses.
+    /// [`try_disarm`](Self::try_disarm), handing back the sums of earlier micro-batches that the
+    /// model was armed with, too.
     ///
     /// # Errors
     ///
-    /// - [`LearningRate`](ReleaseError::LearningRate): not the rate that `arm` was given;
-    /// - [`AlreadyStepped`](ReleaseError::AlreadyStepped): a gradient for a parameter that was
-    ///   stepped inside an earlier backward;
-    /// - [`Unclaimed`](ReleaseError::Unclaimed): nobody asked for the gradient of a parameter that
-    ///   was stepped;
-    /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): the stepped
-    ///   parameters are not in this model;
-    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer has armed a parameter
-    ///   that has a gradient here;
-    /// - [`Interrupted`](ReleaseError::Interrupted): the optimizer panicked half way.
-    pub fn try_step<M: Module>(
+    /// As [`try_disarm`](Self::try_disarm), without `Accumulated`.
+    pub fn try_disarm_accumulated<M: Module>(
         &mut self,
-        lr: impl Into<ModuleLearningRate>,
         model: M,
-        mut grads: GradientsParams,
-    ) -> Result<M, Refused<M, GradientsParams>> {
-        let lr = lr.into();
+    ) -> Result<(M, GradientsParams), Refused<M>> {
         let survey = Survey::of(&model);
-        if let Err(error) = self.check_step(&lr, &model, &grads, &survey) {
-            return Err(Refused::with_grads(model, grads, error));
-        }
-        let model = match self.is_armed() || survey.has_adapters || survey.found.is_empty() {
-            true => model,
-            // An accumulator has left it as it was in the last micro-batch.
-            false => arming::settle(model, &survey),
-        };
-        let mut report = StepReport {
-            in_place: Progress::get(&self.session.progress.in_place),
-            is_plain: self.session.is_plain(),
-            ..StepReport::default()
-        };
-        model.visit(&mut Finish {
-            session: &self.session,
-            grads: &mut grads,
-            report: &mut report,
+        let checked = self.check_unfinished().and_then(|()| {
+            survey.check_own(&self.session, |_| true)?;
+            check_bases(&self.session, &model)
         });
-        let mut model = restore(&self.session, Ended::Finished, model, survey.has_adapters);
-        self.session.progress.reset();
-        let mut stepper = self.session.stepper();
-        stepper.lr = None;
-        if !grads.is_empty() {
-            stepper.stepping = true;
-            let optim = stepper.optim.as_mut().expect("an optimizer has one");
-            model = optim.step(lr, model, grads);
-            stepper.stepping = false;
+        if let Err(error) = checked {
+            return Err(Refused::new(model, error));
         }
-        drop(stepper);
-        self.is_fresh &= report
-            .outcomes
-            .iter()
-            .all(|(_, outcome)| *outcome == Outcome::Unused);
-        self.last_step = Some(report);
-        Ok(model)
-    }
-
-    fn check_step<M: Module>(
-        &self,
-        lr: &ModuleLearningRate,
-        model: &M,
-        grads: &GradientsParams,
-        survey: &Survey,
-    ) -> Result<(), ReleaseError> {
-        let stepper = self.session.stepper();
-        let slots = self.session.slots();
-        if stepper.stepping {
-            let stepped = Progress::get(&self.session.progress.stepped);
-            let armed = slots.len();
-            return Err(ReleaseError::Interrupted { stepped, armed });
-        }
-        for (id, slot) in slots.iter() {
-            let path = path_text(slot.path());
-            if let Some(armed) = &stepper.lr {
-                let armed = armed.lr_from_param(*id, Some(&path));
-                let given = lr.lr_from_param(*id, Some(&path));
-                if armed.to_bits() != given.to_bits() {
-                    return Err(ReleaseError::LearningRate { path, armed, given });
-                }
-            }
-            if slot.fate().second {
-                return Err(ReleaseError::AlreadyStepped { path });
-            }
-        }
-        drop((slots, stepper));
-        survey.check_own(&self.session, |slot| slot.fate().taken)?;
-        check_claims(&self.session, survey, model, grads)
+        let sums = arming::take_sums(&self.session, &model);
+        self.session.stepper().gradients.forget_step();
+        let has_adapters = survey.has_adapters;
+        let model = restore(&self.session, Ended::Disarmed, model, has_adapters);
+        Ok((model, sums))
     }
 
     /// Whether a model is armed.
@@ -378,11 +333,15 @@ impl ReleaseOptimizer {
     pub fn load_record(self, record: OptimizerRecord) -> Self {
         let is_fresh = record.is_empty();
         let optim = self.take().load_record(record);
+        let session = Session::new(Some(optim));
+        let mut gradients = std::mem::take(&mut self.session.stepper().gradients);
+        gradients.forget_step();
+        session.stepper().gradients = gradients;
         Self {
-            session: Arc::new(Session::new(Some(optim))),
-            first_pass: self.first_pass,
+            session: Arc::new(session),
             is_fresh,
             last_step: None,
+            ..self
         }
     }
 
@@ -400,9 +359,16 @@ impl ReleaseOptimizer {
     ///
     /// # Errors
     ///
-    /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted).
+    /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted);
+    /// [`NotBurns`](ReleaseError::NotBurns) with clipping by norms, a loss scaler or a stop at
+    /// gradients that are not finite.
     pub fn try_into_optimizer(self) -> Result<ModuleOptimizer, Refused<Self>> {
-        match self.check_unfinished() {
+        let not_burns = self.session.stepper().gradients.not_burns();
+        let checked = self.check_unfinished().and(match not_burns {
+            Some(what) => Err(ReleaseError::NotBurns { what: what.into() }),
+            None => Ok(()),
+        });
+        match checked {
             Ok(()) => Ok(self.take()),
             Err(error) => Err(Refused::new(self, error)),
         }
@@ -415,51 +381,5 @@ impl ReleaseOptimizer {
             .optim
             .take()
             .expect("an optimizer has one")
-    }
-}
-
-/// Takes out of the gradients what was stepped with, and reports.
-struct Finish<'a> {
-    session: &'a Session,
-    grads: &'a mut GradientsParams,
-    report: &'a mut StepReport,
-}
-
-impl ModuleVisitor for Finish<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let id: ParamId = param.id;
-        let slot = self.session.slots().get(&id).cloned();
-        // What was frozen since was stepped all the same.
-        if slot.is_none() && !param.is_require_grad() {
-            return;
-        }
-        let fate = slot.as_ref().map(|slot| slot.fate());
-        if let Some(fate) = fate.filter(|fate| fate.taken) {
-            self.grads.remove::<D>(id);
-            let outcome = if fate.late {
-                Outcome::ReleasedLate
-            } else {
-                Outcome::Released
-            };
-            self.report.outcomes.push((id, outcome));
-            return;
-        }
-        let mut grad = self.grads.remove::<D>(id);
-        if let Some(sum) = slot.and_then(|slot| slot.take_sum()) {
-            let sum = Tensor::from_dispatch(sum);
-            grad = Some(match grad {
-                Some(grad) => sum.add(grad),
-                None => sum,
-            });
-        }
-        let outcome = if grad.is_some() {
-            Outcome::Ordinary
-        } else {
-            Outcome::Unused
-        };
-        if let Some(grad) = grad {
-            self.grads.register(id, grad);
-        }
-        self.report.outcomes.push((id, outcome));
     }
 }

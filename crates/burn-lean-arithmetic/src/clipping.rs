@@ -1,0 +1,236 @@
+//! Rules of clipping that remember the norms of earlier steps.
+
+use std::collections::{HashMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use crate::OutOfRange;
+use crate::exact::Exact;
+use crate::norm::coefficient_for;
+use crate::settings::first_out_of_range;
+
+/// Settings of clipping by the global norm.
+#[derive(Clone, Copy, Debug)]
+pub struct GlobalNormRule {
+    /// The largest norm that is stepped with.
+    pub max_norm: f64,
+}
+
+impl GlobalNormRule {
+    /// The first setting that is out of range.
+    pub fn out_of_range(&self) -> Option<OutOfRange> {
+        first_out_of_range(&[("max_norm", self.max_norm, self.max_norm > 0.0)])
+    }
+}
+
+/// Settings of adaptive gradient clipping ([arXiv 2102.06171](https://arxiv.org/abs/2102.06171)).
+#[derive(Clone, Copy, Debug)]
+pub struct AdaptiveRule {
+    /// The largest ratio of the norms of gradient and weights.
+    pub clip_factor: f64,
+    /// Lower bound of the norm of weights.
+    pub eps: f64,
+}
+
+impl AdaptiveRule {
+    /// Lower bound of the norm of a gradient that the allowed norm is divided by.
+    pub const MIN_GRAD_NORM: f64 = 1e-6;
+
+    /// The first setting that is out of range.
+    pub fn out_of_range(&self) -> Option<OutOfRange> {
+        first_out_of_range(&[
+            ("clip_factor", self.clip_factor, self.clip_factor > 0.0),
+            ("eps", self.eps, self.eps > 0.0),
+        ])
+    }
+
+    /// The dimensions of one unit in a tensor of this rank: a column of a matrix `[in, out]`, a
+    /// slice along the first dimension of a tensor of more dimensions, the whole of a vector.
+    pub fn dims_of_unit(rank: usize) -> std::ops::Range<usize> {
+        match rank {
+            0..=2 => 0..rank.min(1),
+            _ => 1..rank,
+        }
+    }
+}
+
+/// Settings of ZClip ([arXiv 2504.02507](https://arxiv.org/abs/2504.02507)).
+#[derive(Clone, Copy, Debug)]
+pub struct ZClipRule {
+    /// Share of the past in the moving averages.
+    pub alpha: f64,
+    /// From how many standard deviations on a norm is a spike.
+    pub z_threshold: f64,
+    /// Steps before the first is scaled.
+    pub warm_up: usize,
+}
+
+impl ZClipRule {
+    /// The first setting that is out of range.
+    pub fn out_of_range(&self) -> Option<OutOfRange> {
+        first_out_of_range(&[
+            ("alpha", self.alpha, (0.0..=1.0).contains(&self.alpha)),
+            ("z_threshold", self.z_threshold, self.z_threshold > 0.0),
+            ("warm_up", self.warm_up as f64, self.warm_up > 0),
+        ])
+    }
+}
+
+/// The moving averages of ZClip.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ZClip {
+    warm_up: Vec<Exact<f64>>,
+    mean: Exact<f64>,
+    variance: Exact<f64>,
+}
+
+impl ZClip {
+    /// The norm that a gradient of `norm` is scaled to.
+    pub fn target(&self, rule: &ZClipRule, norm: f64) -> f64 {
+        if self.warm_up.len() < rule.warm_up {
+            return norm;
+        }
+        let std = self.variance.0.sqrt();
+        let z = (norm - self.mean.0) / (std + 1e-6);
+        if z > rule.z_threshold {
+            self.mean.0 + rule.z_threshold * rule.z_threshold / z * std
+        } else {
+            norm
+        }
+    }
+
+    /// Tells the averages the norm that a step was taken with. One that is not finite is left out.
+    pub fn observe(&mut self, rule: &ZClipRule, norm: f64) {
+        if !norm.is_finite() {
+            return;
+        }
+        if self.warm_up.len() < rule.warm_up {
+            self.warm_up.push(Exact(norm));
+            let norms = || self.warm_up.iter().map(|norm| norm.0);
+            let count = self.warm_up.len() as f64;
+            let mean = norms().sum::<f64>() / count;
+            let squares = norms().map(|norm| (norm - mean).powi(2));
+            self.variance = Exact(squares.sum::<f64>() / count);
+            self.mean = Exact(mean);
+            return;
+        }
+        let mean = rule.alpha * self.mean.0 + (1.0 - rule.alpha) * norm;
+        let deviation = (norm - mean).powi(2);
+        let variance = rule.alpha * self.variance.0 + (1.0 - rule.alpha) * deviation;
+        (self.mean, self.variance) = (Exact(mean), Exact(variance));
+    }
+}
+
+/// Settings of AutoClip ([arXiv 2007.14469](https://arxiv.org/abs/2007.14469)).
+#[derive(Clone, Copy, Debug)]
+pub struct AutoClipRule {
+    /// From 0 to 100.
+    pub percentile: f64,
+    /// How many of the last norms of each tensor are kept.
+    pub history: usize,
+}
+
+impl AutoClipRule {
+    /// The first setting that is out of range.
+    pub fn out_of_range(&self) -> Option<OutOfRange> {
+        let is_percentile = (0.0..=100.0).contains(&self.percentile);
+        first_out_of_range(&[
+            ("percentile", self.percentile, is_percentile),
+            ("history", self.history as f64, self.history > 0),
+        ])
+    }
+}
+
+/// The norms that the gradient of each parameter has had, by the parameter's id.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AutoClip(HashMap<u64, VecDeque<Exact<f32>>>);
+
+impl AutoClip {
+    /// Factor for a gradient of this norm, which joins the history unless it is NaN.
+    pub fn coefficient(&mut self, rule: &AutoClipRule, param: u64, norm: f64) -> f64 {
+        let history = self.0.entry(param).or_default();
+        if norm.is_nan() {
+            return 1.0;
+        }
+        // A record may be of a longer history.
+        while history.len() >= rule.history {
+            history.pop_front();
+        }
+        history.push_back(Exact(norm as f32));
+        let mut sorted: Vec<f64> = history.iter().map(|norm| f64::from(norm.0)).collect();
+        sorted.sort_by(f64::total_cmp);
+        coefficient_for(percentile(&sorted, rule.percentile), norm)
+    }
+}
+
+/// The percentile of sorted values, interpolated linearly as NumPy does.
+fn percentile(sorted: &[f64], percentile: f64) -> f64 {
+    let place = percentile / 100.0 * (sorted.len() - 1) as f64;
+    let (below, above) = (place.floor() as usize, place.ceil() as usize);
+    // Infinities have no difference.
+    match below == above {
+        true => sorted[below],
+        false => sorted[below] + (sorted[above] - sorted[below]) * place.fract(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AUTO: AutoClipRule = AutoClipRule {
+        percentile: 50.0,
+        history: 3,
+    };
+
+    #[test]
+    fn infinite_norms_survive_a_record() {
+        let mut auto = AutoClip::default();
+        for norm in [1e20, f64::INFINITY, 1e-20] {
+            auto.coefficient(&AUTO, 7, norm);
+        }
+        let mut zclip = ZClip::default();
+        let rule = ZClipRule {
+            alpha: 0.9,
+            z_threshold: 2.0,
+            warm_up: 2,
+        };
+        for norm in [0.1, 1e300, 1e20] {
+            zclip.observe(&rule, norm);
+        }
+        let saved = serde_json::to_string(&(&auto, &zclip)).unwrap();
+        let read: (AutoClip, ZClip) = serde_json::from_str(&saved).unwrap();
+        assert_eq!(read, (auto, zclip));
+    }
+
+    #[test]
+    fn a_norm_that_is_no_number_is_not_remembered() {
+        let mut auto = AutoClip::default();
+        let mut seen = auto.clone();
+        for norm in [1.0, 3.0] {
+            auto.coefficient(&AUTO, 7, norm);
+            seen.coefficient(&AUTO, 7, norm);
+            assert_eq!(seen.coefficient(&AUTO, 7, f64::NAN), 1.0);
+        }
+        assert_eq!(auto, seen);
+    }
+
+    #[test]
+    fn a_history_is_cut_to_its_length() {
+        let longer = AutoClipRule { history: 5, ..AUTO };
+        let mut auto = AutoClip::default();
+        for norm in [9.0, 9.0, 9.0, 1.0, 2.0] {
+            auto.coefficient(&longer, 7, norm);
+        }
+        // Of 1, 2 and 4 the median is 2.
+        assert_eq!(auto.coefficient(&AUTO, 7, 4.0), coefficient_for(2.0, 4.0));
+    }
+
+    #[test]
+    fn a_percentile_between_infinities_is_one() {
+        let sorted = [1.0, f64::INFINITY, f64::INFINITY];
+        assert_eq!(percentile(&sorted, 100.0), f64::INFINITY);
+        assert_eq!(percentile(&sorted, 0.0), 1.0);
+        assert_eq!(percentile(&sorted, 25.0), f64::INFINITY);
+    }
+}

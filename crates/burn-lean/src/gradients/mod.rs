@@ -1,0 +1,16 @@
+//! Gradient transform: the scale of a loss, norms and clipping, between a complete gradient and its
+//! step.
+
+mod clipping;
+mod norm;
+mod plain;
+mod record;
+mod scaler;
+mod transform;
+
+pub use clipping::{AdaptiveClippingConfig, AutoClipConfig, NormClipping, ZClipConfig};
+pub use plain::{clip_grad_norm, try_clip_grad_norm};
+pub use record::GradientRecord;
+pub use scaler::{LossScaler, LossScalerConfig};
+pub use transform::GradNorm;
+pub(crate) use transform::{GradientTransform, StepGradients, Stop};

@@ -1,0 +1,242 @@
+//! Steps in two backward passes: the first measures the norm of the gradients, the second steps.
+
+use burn::Tensor;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::Module;
+use burn::optim::GradientsParams;
+
+use super::ReleaseOptimizer;
+use crate::gradients::GradNorm;
+use crate::groups::path_of;
+use crate::optimizer::claims::check_claims;
+use crate::optimizer::error::{Refused, ReleaseError, expect};
+use crate::optimizer::survey::Survey;
+use crate::optimizer::{arming, ordinary};
+use crate::recompute::TwoPasses;
+use crate::slot::{Purpose, path_text};
+
+impl ReleaseOptimizer {
+    /// Takes one step in two passes: runs `forward` and its backward pass once to measure the norm
+    /// of all gradients, each of which is dropped as soon as it is measured, and once to step with
+    /// the gradients that the norm asks for. Returns the model and the loss.
+    ///
+    /// It needs no more memory than a step in one pass, and twice its time. Both passes have the
+    /// same random numbers and running statistics: see [`TwoPasses`]. With a
+    /// [`LossScaler`](crate::LossScaler), the whole step is skipped if a gradient has overflown.
+    ///
+    /// ```
+    /// use burn::nn::{Linear, LinearConfig};
+    /// use burn::optim::AdamWConfig;
+    /// use burn::tensor::{Device, Distribution, Tensor};
+    /// use burn_lean::{NormClipping, WithGradientRelease};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model: Linear = LinearConfig::new(4, 2).init(&device);
+    /// let optim = AdamWConfig::new().init().with_gradient_release();
+    /// let mut optim = optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 });
+    ///
+    /// let batch = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+    /// let (model, loss) = optim.two_passes(1e-3, model, |model| {
+    ///     model.forward(batch.clone()).square().sum()
+    /// });
+    ///
+    /// let step = optim.last_step().unwrap();
+    /// assert!(step.grad_norm().unwrap() > 1.0 && step.clip_coefficient().unwrap() < 1.0);
+    /// # let _ = (model, loss);
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// With the text of the [`ReleaseError`] that [`try_two_passes`](Self::try_two_passes) returns.
+    pub fn two_passes<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        model: M,
+        forward: impl FnMut(&M) -> Tensor<1>,
+    ) -> (M, Tensor<1>) {
+        expect(self.try_two_passes(lr, model, GradientsParams::new(), forward))
+    }
+
+    /// [`two_passes`](Self::two_passes), handing back where it refuses: the model, disarmed, and the
+    /// sums. `sums` are those of earlier micro-batches, as for
+    /// [`arm_accumulated`](Self::arm_accumulated).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_arm_to_measure`](Self::try_arm_to_measure), [`try_measured`](Self::try_measured),
+    /// [`try_arm`](Self::try_arm) and [`try_step`](Self::try_step), and
+    /// [`NotRepeatable`](ReleaseError::NotRepeatable) if the two losses differ. No weight and no
+    /// running statistic has changed then.
+    pub fn try_two_passes<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        model: M,
+        sums: GradientsParams,
+        mut forward: impl FnMut(&M) -> Tensor<1>,
+    ) -> Result<(M, Tensor<1>), Refused<M, GradientsParams>> {
+        let lr = lr.into();
+        let model = self.try_arm_to_measure(model, sums)?;
+        let mut run = |model: &M| {
+            let loss = forward(model);
+            (loss.clone().inner(), loss)
+        };
+        let ((first, grads), passes) = TwoPasses::first(&model, || {
+            let (value, loss) = run(&model);
+            (value, GradientsParams::from_grads(loss.backward(), &model))
+        });
+        let measured = match self.try_measured(&model, grads) {
+            Ok(measured) => measured,
+            Err(error) => {
+                passes.undo(&model);
+                return Err(self.refuse_disarmed(model, error));
+            }
+        };
+        if !measured.is_finite() {
+            return match self.try_step(lr, model, GradientsParams::new()) {
+                Ok(model) => Ok((model, first)),
+                Err(refused) => {
+                    let (model, error) = refused.into_parts();
+                    Err(self.refuse_disarmed(model, error))
+                }
+            };
+        }
+        let model = match self.try_arm(lr.clone(), model) {
+            Ok(model) => model,
+            Err(refused) => {
+                let (model, error) = refused.into_parts();
+                passes.undo(&model);
+                return Err(self.refuse_disarmed(model, error));
+            }
+        };
+        let second = passes.second(&model, || {
+            let (value, loss) = run(&model);
+            // Before backward steps with it.
+            let is_same = first.into_data() == value.to_data();
+            is_same.then(|| {
+                let grads = GradientsParams::from_grads(loss.backward(), &model);
+                (value, grads)
+            })
+        });
+        let Some((value, grads)) = second else {
+            passes.undo(&model);
+            return Err(self.refuse_disarmed(model, ReleaseError::NotRepeatable));
+        };
+        match self.try_step(lr, model, grads) {
+            Ok(model) => Ok((model, value)),
+            Err(refused) => {
+                let (model, error) = refused.into_parts();
+                Err(self.refuse_disarmed(model, error))
+            }
+        }
+    }
+
+    /// Hands the model back disarmed, with the sums it was armed with, unless a part of it was
+    /// stepped.
+    fn refuse_disarmed<M: Module>(
+        &mut self,
+        model: M,
+        error: ReleaseError,
+    ) -> Refused<M, GradientsParams> {
+        match self.try_disarm_accumulated(model) {
+            Ok((model, sums)) => Refused::with_grads(model, sums, error),
+            Err(refused) => {
+                Refused::with_grads(refused.into_model(), GradientsParams::new(), error)
+            }
+        }
+    }
+
+    /// Arms the model for the first of two passes, which measures: each gradient is dropped as soon
+    /// as its norm is known, and no weight changes. `sums` are those of earlier micro-batches, as
+    /// for [`arm_accumulated`](Self::arm_accumulated); they stay with the model for the second pass.
+    ///
+    /// The passes by hand, for a loop in which [`two_passes`](Self::two_passes) has no place: arm to
+    /// measure, run backward, end with [`try_measured`](Self::try_measured), [`arm`](Self::arm), run
+    /// forward and backward again, [`step`](Self::step). Where the norm was not finite, `step` at
+    /// once, which skips the step. [`TwoPasses`] makes both passes the same.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_arm`](Self::try_arm), but for `NotMeasured` and `Overflown`.
+    pub fn try_arm_to_measure<M: Module>(
+        &mut self,
+        model: M,
+        sums: GradientsParams,
+    ) -> Result<M, Refused<M, GradientsParams>> {
+        let survey = match self.check_arm(&model) {
+            Ok(survey) => survey,
+            Err(error) => return Err(Refused::with_grads(model, sums, error)),
+        };
+        self.begin_pass();
+        let mut stepper = self.session.stepper();
+        stepper.lr = None;
+        stepper.gradients.begin_measuring();
+        drop(stepper);
+        let session = &self.session;
+        Ok(arming::arm(session, Purpose::Measure, sums, model, survey))
+    }
+
+    /// Ends the pass that measures, with the gradients that its backward has returned: those of
+    /// parameters that were not measured inside backward count, too.
+    ///
+    /// # Errors
+    ///
+    /// - [`NotMeasuring`](ReleaseError::NotMeasuring): no model is armed to measure;
+    /// - [`NonFinite`](ReleaseError::NonFinite): a gradient is not finite, and there is no
+    ///   [`LossScaler`](crate::LossScaler) whose scale could have been too high;
+    /// - [`NotScaled`](ReleaseError::NotScaled): no loss was scaled for that scaler;
+    /// - [`MeasuredTwice`](ReleaseError::MeasuredTwice), [`Unclaimed`](ReleaseError::Unclaimed),
+    ///   [`GradientChanged`](ReleaseError::GradientChanged),
+    ///   [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy),
+    ///   [`NoForward`](ReleaseError::NoForward): the gradients are not all, or not those, that would
+    ///   be stepped with.
+    pub fn try_measured<M: Module>(
+        &mut self,
+        model: &M,
+        grads: GradientsParams,
+    ) -> Result<GradNorm, ReleaseError> {
+        let survey = Survey::of(model);
+        self.check_measured(model, &grads, &survey)?;
+        let params = ordinary::measure(&self.session, model, &grads);
+        let is_plain = self.session.is_plain();
+        let mut stepper = self.session.stepper();
+        let measured = stepper.gradients.end_measuring(&params, is_plain);
+        let measured = measured.map_err(|param| ReleaseError::NonFinite {
+            path: path_of(model, param),
+            stepped: 0,
+            armed: 0,
+        })?;
+        stepper.gradients.begin_second_pass();
+        drop(stepper);
+        for slot in self.session.slots().values() {
+            slot.rest();
+        }
+        self.session.progress.reset();
+        Ok(measured)
+    }
+
+    fn check_measured<M: Module>(
+        &self,
+        model: &M,
+        grads: &GradientsParams,
+        survey: &Survey,
+    ) -> Result<(), ReleaseError> {
+        let stepper = self.session.stepper();
+        let gradients = &stepper.gradients;
+        let is_open = gradients.is_measuring() && gradients.measured().is_none();
+        if !is_open || !self.session.is_armed() {
+            return Err(ReleaseError::NotMeasuring);
+        }
+        if gradients.lacks_scale() {
+            return Err(ReleaseError::NotScaled);
+        }
+        drop(stepper);
+        for slot in self.session.slots().values() {
+            if slot.fate().second {
+                let path = path_text(slot.path());
+                return Err(ReleaseError::MeasuredTwice { path });
+            }
+        }
+        survey.check_own(&self.session, |slot| slot.fate().taken)?;
+        check_claims(&self.session, survey, model, grads)
+    }
+}

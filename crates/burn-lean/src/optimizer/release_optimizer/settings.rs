@@ -1,0 +1,93 @@
+//! What an optimizer does to gradients before it steps, and with which groups.
+
+use burn::grad_clipping::GradientClipping;
+use burn::module::ParamGroup;
+use burn::optim::DynOptimizer;
+
+use super::ReleaseOptimizer;
+use crate::gradients::{GradientRecord, LossScaler, NormClipping};
+use crate::optimizer::error::{ReleaseError, expect};
+
+impl ReleaseOptimizer {
+    /// Clips gradients by their norms, with release and without: see [`NormClipping`]. A setting
+    /// that is out of range is refused when a model is armed or stepped.
+    pub fn with_norm_clipping(self, clipping: NormClipping) -> Self {
+        self.session.stepper().gradients.clipping = Some(clipping);
+        self
+    }
+
+    /// Takes the scale of a loss off its gradients, before they are clipped, and skips what has
+    /// overflown: see [`LossScalerConfig`](crate::LossScalerConfig).
+    ///
+    /// In [two passes](Self::two_passes) and in a step that is not armed, the whole step is skipped.
+    /// In one pass only those parameters are whose gradient has overflown:
+    /// [`Outcome::Skipped`](crate::Outcome::Skipped) says which.
+    pub fn with_loss_scaler(self, scaler: LossScaler) -> Self {
+        self.session.stepper().gradients.scaler = Some(scaler);
+        self
+    }
+
+    /// Stops at the first gradient whose norm is not finite, before its weight changes:
+    /// [`step`](Self::step) is refused, and no later parameter was stepped. On a GPU, each gradient
+    /// is waited for.
+    pub fn with_non_finite_stop(self) -> Self {
+        self.session.stepper().gradients.stops_at_non_finite = true;
+        self
+    }
+
+    /// Measures the global norm in each step:
+    /// [`StepReport::grad_norm`](crate::StepReport::grad_norm).
+    pub fn with_grad_norm(self) -> Self {
+        self.session.stepper().gradients.reports_norm = true;
+        self
+    }
+
+    /// Whether the gradients of a step have to be measured before it.
+    pub fn needs_two_passes(&self) -> bool {
+        self.session.stepper().gradients.needs_two_passes()
+    }
+
+    /// Burn's [`ModuleOptimizer::with_group`](burn::optim::ModuleOptimizer::with_group), with a
+    /// check: a group that no parameter of the model is in is refused when a model is armed or
+    /// stepped. Of several groups that a parameter is in, the last one counts; states of its
+    /// parameters begin anew.
+    pub fn with_group(
+        mut self,
+        group: ParamGroup,
+        optim: impl DynOptimizer + 'static,
+        grad_clipping: Option<GradientClipping>,
+    ) -> Self {
+        let mut stepper = self.session.stepper();
+        let inner = stepper.optim.take().expect("an optimizer has one");
+        stepper.optim = Some(inner.with_group(group.clone(), optim, grad_clipping));
+        drop(stepper);
+        self.groups.push(group);
+        self
+    }
+
+    /// What is remembered of gradients from step to step: save it beside the optimizer's record.
+    ///
+    /// # Panics
+    ///
+    /// With the text of the [`ReleaseError`] that
+    /// [`try_gradient_record`](Self::try_gradient_record) returns.
+    pub fn gradient_record(&self) -> GradientRecord {
+        expect(self.try_gradient_record())
+    }
+
+    /// [`gradient_record`](Self::gradient_record), refusing one of half a step.
+    ///
+    /// # Errors
+    ///
+    /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted).
+    pub fn try_gradient_record(&self) -> Result<GradientRecord, ReleaseError> {
+        self.check_unfinished()?;
+        Ok(self.session.stepper().gradients.to_record())
+    }
+
+    /// Loads what was saved. The scale goes to the loss scaler that the optimizer has by then.
+    pub fn load_gradient_record(self, record: GradientRecord) -> Self {
+        self.session.stepper().gradients.load_record(record);
+        self
+    }
+}

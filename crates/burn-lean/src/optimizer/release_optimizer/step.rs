@@ -1,0 +1,234 @@
+//! Finishing the step that backward has begun.
+
+use burn::Tensor;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
+
+use super::ReleaseOptimizer;
+use crate::gradients::Stop;
+use crate::groups::path_of;
+use crate::optimizer::claims::check_claims;
+use crate::optimizer::error::{Refused, ReleaseError, expect};
+use crate::optimizer::ordinary::added;
+use crate::optimizer::report::{Outcome, StepReport};
+use crate::optimizer::restoring::restore;
+use crate::optimizer::survey::Survey;
+use crate::optimizer::{arming, ordinary};
+use crate::session::{Progress, Session};
+use crate::slot::{Ended, Fate, path_text};
+
+impl ReleaseOptimizer {
+    /// Finishes the step: parameters that were stepped inside backward are ordinary ones again, and
+    /// what has an ordinary gradient is stepped with it. A model that is not armed is stepped as by
+    /// Burn's optimizer.
+    ///
+    /// # Panics
+    ///
+    /// With the text of the [`ReleaseError`] that [`try_step`](Self::try_step) returns.
+    pub fn step<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        model: M,
+        grads: GradientsParams,
+    ) -> M {
+        expect(self.try_step(lr, model, grads))
+    }
+
+    /// [`step`](Self::step), handing model and gradients back where it refuses.
+    ///
+    /// # Errors
+    ///
+    /// - [`LearningRate`](ReleaseError::LearningRate): not the rate that `arm` was given;
+    /// - [`AlreadyStepped`](ReleaseError::AlreadyStepped): a gradient for a parameter that was
+    ///   stepped inside an earlier backward;
+    /// - [`Unclaimed`](ReleaseError::Unclaimed): nobody asked for the gradient of a parameter that
+    ///   was stepped;
+    /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): the stepped
+    ///   parameters are not in this model;
+    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer has armed a parameter
+    ///   that has a gradient here;
+    /// - [`Interrupted`](ReleaseError::Interrupted): the optimizer panicked half way;
+    /// - [`NonFinite`](ReleaseError::NonFinite): a gradient is not finite, where that stops a step;
+    /// - [`OnlyMeasured`](ReleaseError::OnlyMeasured): the model is armed to measure;
+    /// - [`NotScaled`](ReleaseError::NotScaled): no loss was scaled for a
+    ///   [`LossScaler`](crate::LossScaler);
+    /// - [`NotMeasured`](ReleaseError::NotMeasured): clipping by the global norm was asked for when
+    ///   the model was armed;
+    /// - [`OutOfRange`](ReleaseError::OutOfRange),
+    ///   [`HalfPrecision`](ReleaseError::HalfPrecision), [`EmptyGroup`](ReleaseError::EmptyGroup):
+    ///   as for [`try_arm`](Self::try_arm).
+    pub fn try_step<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        model: M,
+        mut grads: GradientsParams,
+    ) -> Result<M, Refused<M, GradientsParams>> {
+        let lr = lr.into();
+        let survey = Survey::of(&model);
+        if let Err(error) = self.check_step(&lr, &model, &grads, &survey) {
+            return Err(Refused::with_grads(model, grads, error));
+        }
+        let model = match self.is_armed() || survey.has_adapters || survey.found.is_empty() {
+            true => model,
+            // An accumulator has left it as it was in the last micro-batch.
+            false => arming::settle(model, &survey),
+        };
+        let measured = self.session.stepper().gradients.measured();
+        let mut report = StepReport {
+            in_place: Progress::get(&self.session.progress.in_place),
+            is_plain: self.session.is_plain() && measured.is_none_or(|norm| norm.is_plain),
+            ..StepReport::default()
+        };
+        model.visit(&mut Finish {
+            session: &self.session,
+            grads: &mut grads,
+            report: &mut report,
+        });
+        let mut model = restore(&self.session, Ended::Finished, model, survey.has_adapters);
+        self.session.progress.reset();
+        let ordinary::Transformed { params, skipped } =
+            ordinary::transform(&self.session, &model, &mut grads);
+        report.set_skipped(&skipped);
+        let mut stepper = self.session.stepper();
+        stepper.lr = None;
+        let has_skipped = !skipped.is_empty() || report.count(Outcome::Skipped) > 0;
+        report.gradients = stepper.gradients.end_step(&params, has_skipped);
+        if !grads.is_empty() {
+            stepper.stepping = true;
+            let optim = stepper.optim.as_mut().expect("an optimizer has one");
+            model = optim.step(lr, model, grads);
+            stepper.stepping = false;
+        }
+        drop(stepper);
+        self.is_fresh &= report
+            .outcomes
+            .iter()
+            .all(|(_, outcome)| matches!(outcome, Outcome::Unused | Outcome::Skipped));
+        self.last_step = Some(report);
+        Ok(model)
+    }
+
+    fn check_step<M: Module>(
+        &self,
+        lr: &ModuleLearningRate,
+        model: &M,
+        grads: &GradientsParams,
+        survey: &Survey,
+    ) -> Result<(), ReleaseError> {
+        let stepper = self.session.stepper();
+        let slots = self.session.slots();
+        let stepped = Progress::get(&self.session.progress.stepped);
+        let armed = slots.len();
+        if stepper.stepping {
+            return Err(ReleaseError::Interrupted { stepped, armed });
+        }
+        match stepper.gradients.stop() {
+            Some(Stop::NonFinite(param)) => {
+                let path = path_of(model, param);
+                return Err(ReleaseError::NonFinite {
+                    path,
+                    stepped,
+                    armed,
+                });
+            }
+            Some(Stop::NotScaled) => return Err(ReleaseError::NotScaled),
+            Some(Stop::NotMeasured) => return Err(ReleaseError::NotMeasured),
+            None => {}
+        }
+        if stepper.gradients.is_measuring() {
+            // There is nothing to step with.
+            let is_overflown = stepper.gradients.is_overflown();
+            drop((slots, stepper));
+            return match is_overflown {
+                true => survey.check_own(&self.session, |_| true),
+                false => Err(ReleaseError::OnlyMeasured),
+            };
+        }
+        for (id, slot) in slots.iter() {
+            let path = path_text(slot.path());
+            if let Some(armed) = &stepper.lr {
+                let armed = armed.lr_from_param(*id, Some(&path));
+                let given = lr.lr_from_param(*id, Some(&path));
+                if armed.to_bits() != given.to_bits() {
+                    return Err(ReleaseError::LearningRate { path, armed, given });
+                }
+            }
+            if slot.fate().second {
+                return Err(ReleaseError::AlreadyStepped { path });
+            }
+        }
+        drop((slots, stepper));
+        self.check_settings(model, survey)?;
+        survey.check_own(&self.session, |slot| slot.fate().taken)?;
+        check_claims(&self.session, survey, model, grads)?;
+        self.check_ordinary(model, grads)
+    }
+
+    /// Looks at the gradients that nothing was stepped with yet, where anybody asks.
+    fn check_ordinary<M: Module>(
+        &self,
+        model: &M,
+        grads: &GradientsParams,
+    ) -> Result<(), ReleaseError> {
+        let stepper = self.session.stepper();
+        if stepper.gradients.lacks_scale() && !grads.is_empty() {
+            return Err(ReleaseError::NotScaled);
+        }
+        if !stepper.gradients.looks_at_ordinary() {
+            return Ok(());
+        }
+        drop(stepper);
+        let params = ordinary::measure(&self.session, model, grads);
+        let slots = self.session.slots();
+        let is_whole = !slots.values().any(|slot| slot.fate().taken);
+        let armed = slots.len();
+        drop(slots);
+        let gradients = &mut self.session.stepper().gradients;
+        let ended = gradients.end_ordinary(&params, is_whole);
+        ended.map_err(|param| ReleaseError::NonFinite {
+            path: path_of(model, param),
+            stepped: Progress::get(&self.session.progress.stepped),
+            armed,
+        })
+    }
+}
+
+/// Takes out of the gradients what was stepped with, and reports.
+struct Finish<'a> {
+    session: &'a Session,
+    grads: &'a mut GradientsParams,
+    report: &'a mut StepReport,
+}
+impl ModuleVisitor for Finish<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let id: ParamId = param.id;
+        let slot = self.session.slots().get(&id).cloned();
+        // What was frozen since was stepped all the same.
+        if slot.is_none() && !param.is_require_grad() {
+            return;
+        }
+        let fate = slot.as_ref().map(|slot| slot.fate());
+        if let Some(fate) = fate.filter(|fate| fate.taken) {
+            self.grads.remove::<D>(id);
+            let outcome = match fate {
+                Fate { skipped: true, .. } => Outcome::Skipped,
+                Fate { late: true, .. } => Outcome::ReleasedLate,
+                _ => Outcome::Released,
+            };
+            self.report.outcomes.push((id, outcome));
+            return;
+        }
+        let sum = slot.and_then(|slot| slot.take_sum());
+        let grad = added(sum.map(Tensor::from_dispatch), self.grads.remove::<D>(id));
+        let outcome = if grad.is_some() {
+            Outcome::Ordinary
+        } else {
+            Outcome::Unused
+        };
+        if let Some(grad) = grad {
+            self.grads.register(id, grad);
+        }
+        self.report.outcomes.push((id, outcome));
+    }
+}

@@ -1,0 +1,83 @@
+//! The same on plain Burn, where all gradients are there.
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
+
+/// The gradient of one parameter, as a vector.
+pub(super) struct Gradient {
+    pub(super) id: ParamId,
+    pub(super) shape: Vec<usize>,
+    pub(super) weight: Vec<f64>,
+    pub(super) values: Vec<f64>,
+}
+
+/// Changes the values of the gradients of a model, in the order of its fields.
+pub(super) fn each<M: Module>(
+    model: &M,
+    grads: &mut GradientsParams,
+    edit: impl FnMut(&mut Gradient),
+) {
+    struct Each<'a, F> {
+        grads: &'a mut GradientsParams,
+        edit: F,
+    }
+    impl<F: FnMut(&mut Gradient)> ModuleVisitor for Each<'_, F> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let Some(grad) = self.grads.remove::<D>(param.id) else {
+                return;
+            };
+            let values = |tensor: Tensor<D>| tensor.into_data().iter::<f64>().collect();
+            let mut gradient = Gradient {
+                id: param.id,
+                shape: grad.dims().to_vec(),
+                weight: values(param.val().inner()),
+                values: values(grad.clone()),
+            };
+            (self.edit)(&mut gradient);
+            let values: Vec<f32> = gradient.values.iter().map(|value| *value as f32).collect();
+            let data = burn::tensor::TensorData::new(values, gradient.shape);
+            let grad = Tensor::<D>::from_data(data, &grad.device());
+            self.grads.register(param.id, grad);
+        }
+    }
+    model.visit(&mut Each { grads, edit });
+}
+
+/// Burn's sum of the squares of each gradient in 32 bits, and of those in 64.
+pub(super) fn global_norm<M: Module>(model: &M, grads: &GradientsParams) -> f64 {
+    struct Squares<'a>(&'a GradientsParams, f64);
+    impl ModuleVisitor for Squares<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(grad) = self.0.get::<D>(param.id) {
+                let squares = grad.square().sum().into_data();
+                self.1 += squares.iter::<f64>().next().unwrap();
+            }
+        }
+    }
+    let mut squares = Squares(grads, 0.0);
+    model.visit(&mut squares);
+    squares.1.sqrt()
+}
+
+pub(super) fn scale<M: Module>(model: &M, grads: &mut GradientsParams, factor: f64) {
+    struct Scale<'a>(&'a mut GradientsParams, f64);
+    impl ModuleVisitor for Scale<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(grad) = self.0.remove::<D>(param.id) {
+                self.0.register(param.id, grad * self.1);
+            }
+        }
+    }
+    model.visit(&mut Scale(grads, factor));
+}
+
+/// What PyTorch's `clip_grad_norm_` does. Returns the norm.
+pub(super) fn clip_global<M: Module>(model: &M, grads: &mut GradientsParams, max_norm: f64) -> f64 {
+    let norm = global_norm(model, grads);
+    let coefficient = max_norm / (norm + 1e-6);
+    if coefficient < 1.0 {
+        scale(model, grads, coefficient);
+    }
+    norm
+}

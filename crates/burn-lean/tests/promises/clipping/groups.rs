@@ -1,0 +1,149 @@
+//! Groups by path: what is not decayed, and groups that match nothing.
+
+use burn::module::{Module, Param, ParamGroup, ParamId};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
+    LinearConfig, RmsNorm, RmsNormConfig,
+};
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::{Device, Tensor};
+use burn_lean::{ReleaseError, WithGradientRelease, check_group, no_decay};
+
+use crate::harness::{LR, adamw, assert_bits, bits, flex, plain_run, release_run};
+use crate::small::{Small, grads_of, small};
+
+#[derive(Module, Debug)]
+struct Many {
+    embedding: Embedding,
+    norms: Vec<LayerNorm>,
+    rms: RmsNorm,
+    batch: BatchNorm,
+    head: Option<Linear>,
+    position_bias: Param<Tensor<2>>,
+    table: Param<Tensor<2>>,
+}
+
+impl Many {
+    fn new(device: &Device) -> Self {
+        let table = || Param::from_tensor(Tensor::zeros([2, 2], device));
+        Self {
+            embedding: EmbeddingConfig::new(4, 2).init(device),
+            norms: vec![LayerNormConfig::new(2).init(device)],
+            rms: RmsNormConfig::new(2).init(device),
+            batch: BatchNormConfig::new(2).init(device),
+            head: Some(LinearConfig::new(2, 2).init(device)),
+            position_bias: table(),
+            table: table(),
+        }
+    }
+}
+
+#[test]
+fn biases_norms_embeddings_and_vectors_are_not_decayed() {
+    let model = Many::new(&flex());
+    let mut optim = adamw().with_gradient_release();
+    let is_in = |group: &ParamGroup, path: &str| group.matches(&ParamId::new(), Some(path));
+    let expected = [
+        ("embedding.weight", true),
+        ("norms.0.gamma", true),
+        ("norms.0.beta", true),
+        ("rms.gamma", true),
+        ("batch.gamma", true),
+        // A running statistic, which nobody trains.
+        ("batch.running_mean", false),
+        ("head.weight", false),
+        ("head.bias", true),
+        ("position_bias", true),
+        ("table", false),
+    ];
+    let group = no_decay(&model);
+    for (path, is_expected) in expected {
+        assert_eq!(is_in(&group, path), is_expected, "{path}");
+    }
+    let armed = no_decay(&optim.arm(LR, model));
+    for (path, is_expected) in expected {
+        assert_eq!(is_in(&armed, path), is_expected, "armed: {path}");
+    }
+}
+
+/// Against plain Burn with the paths written out.
+#[test]
+fn no_decay_steps_as_a_group_of_those_paths() {
+    let decayed = || AdamWConfig::new().with_weight_decay(0.3);
+    let undecayed = || AdamWConfig::new().with_weight_decay(0.0).build();
+    let by_path = ParamGroup::from_paths(vec!["first.bias", "second.bias"]);
+    let mut plain = decayed().init().with_group(by_path, undecayed(), None);
+    let loss = |model: &Small, step: usize| model.loss(step);
+    let (_, expected) = plain_run(small(), &mut plain, 0..10, loss);
+    let model = small();
+    let optim = decayed().init().with_gradient_release();
+    let mut optim = optim.with_group(no_decay(&model), undecayed(), None);
+    release_run(model, &mut optim, 0..10, loss, &expected, "no decay");
+    let (_, without) = plain_run(small(), &mut decayed().init(), 0..10, loss);
+    assert_ne!(without, expected);
+}
+
+/// At whichever call comes first, with the paths that were meant, and nothing has changed.
+#[test]
+fn a_group_without_parameters_is_refused() {
+    let misspelt = [
+        ParamGroup::from_predicate("frist"),
+        ParamGroup::from_path("first.wieght"),
+        ParamGroup::from_regex(r"^firts\.weight").unwrap(),
+        ParamGroup::from_path("second.weight.")
+            .fuse(&ParamGroup::from_predicates(vec!["tide", "x"])),
+        ParamGroup::from_ids(vec![ParamId::new()]),
+    ];
+    let before = bits(&small());
+    for group in misspelt {
+        let own = AdamWConfig::new().build();
+        let optim = adamw().with_gradient_release();
+        let mut optim = optim.with_group(group.clone(), own, None);
+        let model = small();
+        let error = check_group(&model, &group).unwrap_err();
+        let refused = optim.try_arm(LR, model).unwrap_err();
+        assert_eq!(*refused.error(), error);
+        let ReleaseError::EmptyGroup { group, near } = error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(near.len(), 3);
+        match group.as_str() {
+            r#"["first.wieght"]"# => assert_eq!(near[0], "first.weight"),
+            r#"["frist"]"# => assert!(near[0].starts_with("first."), "{near:?}"),
+            r#"["^firts\\.weight"]"# => {}
+            r#"["second.weight.", "tide", "x"]"# => {
+                assert!(near.contains(&"tied".to_string()), "{near:?}");
+            }
+            "the ids given" => {}
+            other => panic!("{other}"),
+        }
+        let refused = optim
+            .try_arm_to_measure(refused.into_model(), GradientsParams::new())
+            .unwrap_err();
+        assert!(matches!(refused.error(), ReleaseError::EmptyGroup { .. }));
+        let (model, _) = refused.into_given();
+        let grads = grads_of(&model, 0);
+        let refused = optim.try_step(LR, model, grads).unwrap_err();
+        assert!(matches!(refused.error(), ReleaseError::EmptyGroup { .. }));
+        let (model, grads) = refused.into_given();
+        assert_eq!(grads.len(), crate::small::PARAMS);
+        assert_bits(&bits(&model), &before, "refused");
+    }
+}
+
+/// States of other parameters stay; those of the group begin anew, as in Burn.
+#[test]
+fn a_group_that_comes_later_is_burns() {
+    let loss = |model: &Small, step: usize| model.loss(step);
+    let group = || ParamGroup::from_predicate("second");
+    let own = || AdamWConfig::new().with_weight_decay(0.5).build();
+    let mut plain = adamw();
+    let (model, mut expected) = plain_run(small(), &mut plain, 0..3, loss);
+    let mut plain = plain.with_group(group(), own(), None);
+    let (_, after) = plain_run(model, &mut plain, 3..6, loss);
+    expected.extend(after);
+    let mut optim = adamw().with_gradient_release();
+    let (model, _) = release_run(small(), &mut optim, 0..3, loss, &expected[..3], "before");
+    let mut optim = optim.with_group(group(), own(), None);
+    release_run(model, &mut optim, 3..6, loss, &expected[3..], "after");
+}

@@ -1,0 +1,325 @@
+//! The scale of a loss.
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean::{
+    FirstPass, LossScaler, LossScalerConfig, NormClipping, Outcome, ReleaseError, ReleaseOptimizer,
+    WithGradientRelease,
+};
+
+use super::by_hand::{clip_global, global_norm, scale};
+use crate::harness::{Bits, assert_bits, bits, flex, numbers, seeded};
+
+const RATE: f64 = 0.05;
+const STEPS: usize = 60;
+const PARAMS: usize = 6;
+
+/// Weights in fp32, cast to fp16 where the forward pass computes.
+#[derive(Module, Debug)]
+struct Net {
+    layers: Vec<Linear>,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        Self {
+            layers: (0..3)
+                .map(|_| LinearConfig::new(6, 6).init(device))
+                .collect(),
+        }
+    }
+
+    /// In fp32 from the mean on, as is usual. Every ninth step has large gradients.
+    fn loss(&self, step: usize) -> Tensor<1> {
+        let mut x = numbers([4, 6], step, &flex()).cast(FloatDType::F16);
+        for layer in &self.layers {
+            let bias = layer.bias.as_ref().unwrap().val().cast(FloatDType::F16);
+            let weight = layer.weight.val().cast(FloatDType::F16);
+            x = (x.matmul(weight) + bias.unsqueeze()).tanh();
+        }
+        let loss = x.cast(FloatDType::F32).square().mean();
+        if step % 9 == 8 { loss * 1e4 } else { loss }
+    }
+}
+
+fn net() -> Net {
+    seeded(&flex(), Net::new)
+}
+
+fn scaler() -> LossScaler {
+    LossScalerConfig::new()
+        .with_init_scale(1024.0)
+        .with_growth_interval(4)
+        .init()
+}
+
+fn adam() -> AdamConfig {
+    AdamConfig::new().with_epsilon(1e-3)
+}
+
+/// What plain Burn comes to in a step: the weights, the scale, and whether it was skipped.
+type Step = (Bits, f64, bool);
+
+/// Plain Burn by hand: a scale that falls where a gradient has overflown, and rises after four
+/// steps.
+fn by_hand(clipping: Option<f64>) -> Vec<Step> {
+    let mut model = net();
+    let mut optim = adam().init();
+    let (mut current, mut good) = (1024.0, 0);
+    let mut steps = Vec::new();
+    for step in 0..STEPS {
+        let loss = model.loss(step) * current;
+        let mut grads = GradientsParams::from_grads(loss.backward(), &model);
+        scale(&model, &mut grads, 1.0 / current);
+        let has_overflown = !global_norm(&model, &grads).is_finite();
+        let used = current;
+        if has_overflown {
+            (current, good) = (current * 0.5, 0);
+        } else {
+            if let Some(max_norm) = clipping {
+                clip_global(&model, &mut grads, max_norm);
+            }
+            model = optim.step(RATE, model, grads);
+            good += 1;
+            if good == 4 {
+                (current, good) = (current * 2.0, 0);
+            }
+        }
+        steps.push((bits(&model), used, has_overflown));
+    }
+    steps
+}
+
+fn optim(scaler: &LossScaler) -> ReleaseOptimizer {
+    adam()
+        .init()
+        .with_gradient_release()
+        .with_loss_scaler(scaler.clone())
+}
+
+#[track_caller]
+fn check(optim: &ReleaseOptimizer, model: &Net, expected: &Step, step: usize) {
+    let (weights, scale, has_overflown) = expected;
+    assert_bits(&bits(model), weights, &format!("step {step}"));
+    let report = optim.last_step().unwrap();
+    assert_eq!(report.loss_scale(), Some(*scale), "step {step}");
+    let skipped = report.count(Outcome::Skipped);
+    assert_eq!(skipped, if *has_overflown { PARAMS } else { 0 });
+    assert_eq!(report.grad_norm().is_none(), *has_overflown, "step {step}");
+}
+
+/// The scale falls and rises, and the steps that plain Burn skips are skipped as a whole. Resumed
+/// in between.
+#[test]
+fn two_passes_skip_what_plain_burn_skips() {
+    for clipping in [None, Some(0.5)] {
+        let expected = by_hand(clipping);
+        assert!(expected.iter().any(|(_, scale, _)| *scale > 1024.0));
+        assert!(expected.iter().filter(|(_, _, skipped)| *skipped).count() > 2);
+        let make = |scaler: &LossScaler| {
+            let optim = optim(scaler).with_first_pass(FirstPass::Exact);
+            match clipping {
+                Some(max_norm) => optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm }),
+                None => optim,
+            }
+        };
+        let mut scaler = scaler();
+        let mut optim = make(&scaler);
+        let mut model = net();
+        for (step, expected) in expected.iter().enumerate() {
+            if step == 31 {
+                let states = optim.to_record();
+                let saved = serde_json::to_string(&optim.gradient_record()).unwrap();
+                scaler = self::scaler();
+                let record = serde_json::from_str(&saved).unwrap();
+                optim = make(&scaler)
+                    .load_gradient_record(record)
+                    .load_record(states);
+            }
+            (model, _) = optim.two_passes(RATE, model, |model| scaler.scale(model.loss(step)));
+            check(&optim, &model, expected, step);
+        }
+    }
+}
+
+#[test]
+fn an_ordinary_step_skips_what_plain_burn_skips() {
+    for clipping in [None, Some(0.5)] {
+        let scaler = scaler();
+        let mut optim = optim(&scaler);
+        if let Some(max_norm) = clipping {
+            optim = optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm });
+        }
+        let mut model = net();
+        for (step, expected) in by_hand(clipping).iter().enumerate() {
+            let loss = scaler.scale(model.loss(step));
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            model = optim.step(RATE, model, grads);
+            check(&optim, &model, expected, step);
+        }
+    }
+}
+
+/// In one pass the parameters are skipped whose gradient has overflown, and the report says which.
+#[test]
+fn one_pass_skips_parameters_and_says_so() {
+    let scaler = LossScalerConfig::new().with_init_scale(1e8).init();
+    let mut optim = optim(&scaler);
+    let mut model = net();
+    let mut partial = 0;
+    for step in 0..40 {
+        let before = bits(&model);
+        let scale = scaler.current();
+        model = optim.arm(RATE, model);
+        let grads = scaler.scale(model.loss(step)).backward();
+        let grads = GradientsParams::from_grads(grads, &model);
+        model = optim.step(RATE, model, grads);
+        let report = optim.last_step().unwrap();
+        let skipped = report.count(Outcome::Skipped);
+        let late = report.count(Outcome::ReleasedLate);
+        let released = report.count(Outcome::Released) + late;
+        assert_eq!(skipped + released, PARAMS);
+        let after = bits(&model);
+        let changed = before.iter().zip(&after).filter(|(a, b)| a != b).count();
+        assert!(changed <= released);
+        let falls = if skipped > 0 { 0.5 } else { 1.0 };
+        assert_eq!(scaler.current(), scale * falls);
+        partial += usize::from(skipped > 0 && released > 0);
+    }
+    assert!(partial > 0, "no step was partial");
+    let report = optim.last_step().unwrap();
+    assert_eq!(report.count(Outcome::Released), PARAMS);
+}
+
+/// Refused before anything is stepped, armed too.
+#[test]
+fn a_loss_that_was_not_scaled_is_refused() {
+    let scaler = scaler();
+    let mut optim = optim(&scaler);
+    let model = net();
+    let before = bits(&model);
+    let grads = |model: &Net| GradientsParams::from_grads(model.loss(0).backward(), model);
+
+    let own = grads(&model);
+    let refused = optim.try_step(RATE, model, own).unwrap_err();
+    assert_eq!(*refused.error(), ReleaseError::NotScaled);
+    let model = optim.arm(RATE, refused.into_given().0);
+    let own = grads(&model);
+    let refused = optim.try_step(RATE, model, own).unwrap_err();
+    assert_eq!(*refused.error(), ReleaseError::NotScaled);
+    let model = optim.disarm(refused.into_given().0);
+    assert_bits(&bits(&model), &before, "refused");
+
+    let refused = optim
+        .try_two_passes(RATE, model, GradientsParams::new(), |model| model.loss(0))
+        .unwrap_err();
+    assert_eq!(*refused.error(), ReleaseError::NotScaled);
+    let model = refused.into_model();
+    assert_bits(&bits(&model), &before, "refused");
+
+    let (model, _) = optim.two_passes(RATE, model, |model| scaler.scale(model.loss(0)));
+    assert_ne!(bits(&model), before);
+}
+
+/// Passes by hand, of which the second one forgets the scale.
+#[test]
+fn both_passes_have_to_be_scaled() {
+    let scaler = scaler();
+    let mut optim = optim(&scaler);
+    let model = optim
+        .try_arm_to_measure(net(), GradientsParams::new())
+        .unwrap();
+    let grads = scaler.scale(model.loss(0)).backward();
+    let grads = GradientsParams::from_grads(grads, &model);
+    optim.try_measured(&model, grads).unwrap();
+    let model = optim.arm(RATE, model);
+    let grads = GradientsParams::from_grads(model.loss(0).backward(), &model);
+    let refused = optim.try_step(RATE, model, grads).unwrap_err();
+    assert_eq!(*refused.error(), ReleaseError::NotScaled);
+    let model = optim.disarm(refused.into_given().0);
+    assert_bits(&bits(&model), &bits(&net()), "refused");
+}
+
+/// Passes by hand, of which the first finds an overflow.
+#[test]
+fn an_overflow_that_was_measured_is_stepped_over() {
+    let scaler = LossScalerConfig::new().with_init_scale(1e30).init();
+    let mut optim = optim(&scaler);
+    let model = optim
+        .try_arm_to_measure(net(), GradientsParams::new())
+        .unwrap();
+    let grads = scaler.scale(model.loss(0)).backward();
+    let grads = GradientsParams::from_grads(grads, &model);
+    let norm = optim.try_measured(&model, grads).unwrap();
+    assert!(!norm.is_finite());
+    let refused = optim.try_arm(RATE, model).unwrap_err();
+    assert_eq!(*refused.error(), ReleaseError::Overflown);
+    let model = refused.into_model();
+    let model = optim.step(RATE, model, GradientsParams::new());
+    assert_eq!(optim.last_step().unwrap().count(Outcome::Skipped), PARAMS);
+    assert_eq!(scaler.current(), 0.5e30);
+    assert!(!optim.is_armed());
+    assert_bits(&bits(&model), &bits(&net()), "skipped");
+}
+
+/// A true gradient of 1e-9 is zero in fp16, scaled or not once the scale is taken off there.
+#[test]
+fn small_gradients_survive() {
+    let vector = || Param::from_tensor(Tensor::<1>::zeros([3], &flex()));
+    let loss = |model: &Vec<Param<Tensor<1>>>| {
+        let half = model[0].val().cast(FloatDType::F16);
+        half.cast(FloatDType::F32).sum() * 1e-9
+    };
+    let value = |model: &Vec<Param<Tensor<1>>>| -> f32 {
+        let values = model[0].val().into_data();
+        values.iter::<f32>().next().unwrap()
+    };
+    let sgd = || SgdConfig::new().init().with_gradient_release();
+    let mut unscaled = sgd();
+    let mut model = unscaled.arm(1.0, vec![vector()]);
+    let grads = GradientsParams::from_grads(loss(&model).backward(), &model);
+    model = unscaled.step(1.0, model, grads);
+    assert_eq!(value(&model), 0.0);
+
+    let scaler = LossScalerConfig::new().init();
+    let mut scaled = sgd().with_loss_scaler(scaler.clone());
+    let mut model = scaled.arm(1.0, vec![vector()]);
+    let grads = GradientsParams::from_grads(scaler.scale(loss(&model)).backward(), &model);
+    model = scaled.step(1.0, model, grads);
+    let found = value(&model);
+    assert!((found / -1e-9 - 1.0).abs() < 1e-3, "{found}");
+}
+
+struct To(FloatDType);
+
+impl ModuleMapper for To {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|weight| weight.cast(self.0).detach().require_grad())
+    }
+}
+
+/// Gradients of fp16 weights are fp16, where the scale cannot be taken off.
+#[test]
+fn weights_in_fp16_are_refused() {
+    let scaler = scaler();
+    let mut optim = optim(&scaler);
+    let model = net().map(&mut To(FloatDType::F16));
+    let refused = optim.try_arm(RATE, model).unwrap_err();
+    let expected = ReleaseError::HalfPrecision {
+        path: "layers.0.weight".into(),
+    };
+    assert_eq!(*refused.error(), expected);
+    let refused = optim
+        .try_two_passes(RATE, refused.into_model(), GradientsParams::new(), |_| {
+            unreachable!("refused before")
+        })
+        .unwrap_err();
+    assert_eq!(*refused.error(), expected);
+    let (model, _) = refused.into_given();
+    let refused = optim
+        .try_step(RATE, model, GradientsParams::new())
+        .unwrap_err();
+    assert_eq!(*refused.error(), expected);
+}

@@ -1,0 +1,12 @@
+//! Clipping by norms, the scale of a loss and gradients that are not finite: what plain Burn does
+//! with all gradients at hand.
+
+mod by_hand;
+mod global_norm;
+mod groups;
+mod loss_scaling;
+mod models;
+mod non_finite;
+mod one_pass;
+mod reference;
+mod sequences;

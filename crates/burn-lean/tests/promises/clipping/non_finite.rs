@@ -1,0 +1,154 @@
+//! Gradients that are not finite.
+
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
+use burn_lean::{NormClipping, Outcome, ReleaseError, ReleaseOptimizer, WithGradientRelease};
+
+use super::by_hand::global_norm;
+use super::models::Encoder;
+use crate::harness::{LR, adamw, assert_bits, bits, flex, plain_step, release_step, seeded};
+use crate::small::{PARAMS, Small, small};
+
+/// The paths of the parameters, in the order of the model's fields.
+const PATHS: [&str; PARAMS] = [
+    "first.weight",
+    "first.bias",
+    "second.weight",
+    "second.bias",
+    "tied",
+];
+
+fn optim() -> ReleaseOptimizer {
+    adamw().with_gradient_release().with_non_finite_stop()
+}
+
+/// The loss, with a gradient that is not finite in the weight of one layer, and in no other.
+fn planted(model: &Small, at: usize, factor: f64) -> Tensor<1> {
+    let weight = [&model.first.weight, &model.second.weight][at / 2];
+    model.loss(0) + weight.val().sum() * factor
+}
+
+fn grads(model: &Small, at: usize, factor: f64) -> GradientsParams {
+    GradientsParams::from_grads(planted(model, at, factor).backward(), model)
+}
+
+#[test]
+fn in_one_pass_nothing_is_stepped_after_it() {
+    for at in [0, 2] {
+        for factor in [f64::NAN, f64::INFINITY] {
+            let mut optim = optim();
+            // The first pass steps at the end of backward, where the order is that of the tape.
+            let model = release_step(small(), &mut optim, |model| model.loss(1));
+            let before = model.values();
+            let model = optim.arm(LR, model);
+            let grads = grads(&model, at, factor);
+            let refused = optim.try_step(LR, model, grads).unwrap_err();
+            let ReleaseError::NonFinite {
+                path,
+                stepped,
+                armed,
+            } = refused.error().clone()
+            else {
+                panic!("{:?}", refused.error());
+            };
+            assert_eq!(path, PATHS[at]);
+            assert_eq!(armed, PARAMS);
+            let (model, grads) = refused.into_given();
+            let after = model.values();
+            let changed = before.iter().zip(&after).filter(|(a, b)| a != b).count();
+            assert_eq!(changed, stepped);
+            assert!(stepped < PARAMS);
+            assert_eq!(after[at], before[at]);
+            // And so it stays, until a checkpoint is loaded.
+            let refused = optim.try_step(LR, model, grads).unwrap_err();
+            assert!(matches!(refused.error(), ReleaseError::NonFinite { .. }));
+            let refused = optim.try_arm(LR, refused.into_given().0);
+            assert_eq!(refused.is_err(), stepped > 0);
+        }
+    }
+}
+
+#[test]
+fn in_two_passes_and_unarmed_nothing_is_stepped_at_all() {
+    for at in [0, 2] {
+        for factor in [f64::NAN, f64::NEG_INFINITY] {
+            let mut optim = optim();
+            let before = bits(&small());
+            let refused = optim
+                .try_two_passes(LR, small(), GradientsParams::new(), |model| {
+                    planted(model, at, factor)
+                })
+                .unwrap_err();
+            let expected = ReleaseError::NonFinite {
+                path: PATHS[at].into(),
+                stepped: 0,
+                armed: 0,
+            };
+            assert_eq!(*refused.error(), expected);
+            let model = refused.into_model();
+            assert_eq!(bits(&model), before);
+
+            let grads = grads(&model, at, factor);
+            let refused = optim.try_step(LR, model, grads).unwrap_err();
+            assert_eq!(*refused.error(), expected);
+            let (model, grads) = refused.into_given();
+            assert_eq!(grads.len(), PARAMS);
+            assert_eq!(bits(&model), before);
+            let (model, _) = optim.two_passes(LR, model, |model| model.loss(0));
+            assert_ne!(bits(&model), before);
+        }
+    }
+}
+
+/// Clipping by the global norm has no coefficient for it, so it is refused without being asked to.
+#[test]
+fn the_global_norm_of_no_number_is_refused() {
+    let clipping = NormClipping::GlobalNorm { max_norm: 1.0 };
+    let mut optim = adamw().with_gradient_release().with_norm_clipping(clipping);
+    let refused = optim
+        .try_two_passes(LR, small(), GradientsParams::new(), |model| {
+            planted(model, 2, f64::NAN)
+        })
+        .unwrap_err();
+    assert!(matches!(refused.error(), ReleaseError::NonFinite { .. }));
+    let model = refused.into_model();
+    let grads = grads(&model, 2, f64::NAN);
+    let refused = optim.try_step(LR, model, grads).unwrap_err();
+    assert!(matches!(refused.error(), ReleaseError::NonFinite { .. }));
+}
+
+/// Plain Burn's weights, where nothing is wrong, and the norm by hand.
+#[test]
+fn looking_changes_nothing() {
+    let device = flex();
+    for in_scopes in [false, true] {
+        let loss = |model: &Encoder, step| match in_scopes {
+            true => model.loss_in_scopes(step, &device),
+            false => model.loss(step, &device),
+        };
+        let (mut plain, mut plain_optim) = (seeded(&device, Encoder::new), adamw());
+        let mut optim = optim().with_grad_norm();
+        let mut model = seeded(&device, Encoder::new);
+        for step in 0..5 {
+            let grads = GradientsParams::from_grads(loss(&plain, step).backward(), &plain);
+            let norm = global_norm(&plain, &grads);
+            plain = plain_step(plain, &mut plain_optim, |model| loss(model, step));
+            model = release_step(model, &mut optim, |model| loss(model, step));
+            assert_bits(&bits(&model), &bits(&plain), &format!("step {step}"));
+            let report = optim.last_step().unwrap();
+            assert_eq!(report.grad_norm(), Some(norm));
+            assert_eq!(report.clip_coefficient(), None);
+            assert_eq!(report.count(Outcome::Ordinary), 0);
+        }
+    }
+}
+
+/// Nobody asks: there is no norm, and a gradient that is no number is stepped with, as in Burn.
+#[test]
+fn without_being_asked_it_is_burns_step() {
+    let mut optim = adamw().with_gradient_release();
+    let model = release_step(small(), &mut optim, |model| planted(model, 2, f64::NAN));
+    let plain = plain_step(small(), &mut adamw(), |model| planted(model, 2, f64::NAN));
+    assert_eq!(bits(&model), bits(&plain));
+    assert_eq!(optim.last_step().unwrap().grad_norm(), None);
+}
