@@ -6,18 +6,28 @@
 //! activations, which backward computes again; it is useful alone, too.
 //!
 //! Start with [`ReleaseOptimizer`]; [`ReleaseAccumulator`] is for micro-batches, [`StepReport`]
-//! says what a step did, [`ReleaseError`] what is refused.
+//! says what a step did, [`ReleaseError`] what is refused. With the feature `data-parallel`,
+//! `DataParallel` trains replicas in several processes, which MPI starts with the feature `mpi`.
 
 #![forbid(unsafe_code)]
 
 mod backend;
+#[cfg(feature = "data-parallel")]
+mod data_parallel;
 mod optimizer;
 mod parameter;
 mod recompute;
+mod reduction;
 mod session;
 mod slot;
 mod tape;
 
+#[cfg(feature = "mpi")]
+pub use burn_replicas::Mpi;
+#[cfg(feature = "data-parallel")]
+pub use burn_replicas::{Alone, CommunicationError, Communicator, ReplicaError, Replicas, Threads};
+#[cfg(feature = "data-parallel")]
+pub use data_parallel::DataParallel;
 pub use optimizer::{
     Outcome, Refused, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, StepReport,
     WithGradientRelease,
@@ -26,6 +36,7 @@ pub use recompute::{
     Budget, BudgetPass, DecoderMasks, MapTensor, Planned, Tensors, checkpoint, checkpoint_chunks,
     checkpoint_decoder, checkpoint_each, checkpoint_encoder,
 };
+pub use reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};
 pub use session::FirstPass;
 
 #[cfg(doctest)]

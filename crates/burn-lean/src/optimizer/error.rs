@@ -194,6 +194,23 @@ pub enum ReleaseError {
         /// Where the parameter is in the model.
         path: String,
     },
+
+    /// The replicas of the model cannot go on together
+    /// ([`with_reduction`](crate::ReleaseOptimizer::with_reduction)). Every call is refused with it
+    /// from then on.
+    #[error("{reason}; let the process end, which ends the others, and go on from a checkpoint")]
+    Reduction {
+        /// Why not.
+        reason: String,
+    },
+
+    /// Each replica has the optimizer states of a part of the parameters.
+    #[error(
+        "this replica has the optimizer states of its share of the parameters alone, and those of \
+         the others would be lost; put them together with `DataParallel::gather_states`, on all \
+         replicas"
+    )]
+    Sharded,
 }
 
 /// A refused call, with what it was given: the model, and the gradients where it was given some.
@@ -261,6 +278,6 @@ impl<M, G> From<Refused<M, G>> for ReleaseError {
 }
 
 /// The panicking twin of a fallible call.
-pub(super) fn expect<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
+pub(crate) fn expect<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| panic!("gradient release: {error}"))
 }

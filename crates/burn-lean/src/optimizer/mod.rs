@@ -5,10 +5,15 @@ mod arming;
 mod claims;
 mod error;
 mod one_param;
+mod reducing;
 mod release_optimizer;
 mod report;
 mod restoring;
 mod survey;
+
+pub(crate) use error::expect;
+#[cfg(feature = "data-parallel")]
+pub(crate) use restoring::as_param;
 
 pub use accumulator::ReleaseAccumulator;
 pub use error::{Refused, ReleaseError};

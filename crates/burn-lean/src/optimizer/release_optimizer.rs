@@ -10,9 +10,11 @@ use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use super::arming;
 use super::claims::{check_bases, check_claims};
 use super::error::{Refused, ReleaseError, expect};
+use super::reducing::{reduce, weights_from_owners};
 use super::report::{Outcome, StepReport};
 use super::restoring::restore;
 use super::survey::Survey;
+use crate::reduction::{Flight, GradientReduction};
 use crate::session::{FirstPass, Progress, Session};
 use crate::slot::{Ended, Purpose, path_text};
 
@@ -69,7 +71,7 @@ impl ReleaseOptimizer {
     fn new(optim: ModuleOptimizer) -> Self {
         let is_fresh = optim.to_record().is_empty();
         Self {
-            session: Arc::new(Session::new(Some(optim))),
+            session: Arc::new(Session::new(Some(optim), None)),
             first_pass: FirstPass::default(),
             is_fresh,
             last_step: None,
@@ -80,6 +82,29 @@ impl ReleaseOptimizer {
     pub fn with_first_pass(mut self, first_pass: FirstPass) -> Self {
         self.first_pass = first_pass;
         self
+    }
+
+    /// Reduces each gradient over the replicas of a model before it is stepped with. What was armed
+    /// is no longer. Where the reduction is [sharded](GradientReduction::is_sharded), the states
+    /// of other replicas' parameters are dropped, now and by [`load_record`](Self::load_record).
+    ///
+    /// # Panics
+    ///
+    /// If the optimizer has states, and the reduction does not know whose they are.
+    pub fn with_reduction(self, reduction: Arc<dyn GradientReduction>) -> Self {
+        let optim = self.take();
+        let optim = match reduction.is_sharded() && !self.is_fresh {
+            true => with_states(optim.clone(), optim.to_record(), Some(&reduction)),
+            false => optim,
+        };
+        Self {
+            session: Arc::new(Session::new(Some(optim), Some(reduction))),
+            ..self
+        }
+    }
+
+    fn reduction(&self) -> Option<&Arc<dyn GradientReduction>> {
+        self.session.flight().map(Flight::reduction)
     }
 
     /// Arms a model for one optimizer step: until [`step`](Self::step), each of its parameters that
@@ -160,6 +185,7 @@ impl ReleaseOptimizer {
     }
 
     fn check_unfinished(&self) -> Result<(), ReleaseError> {
+        self.session.land()?;
         let armed = self.session.slots().len();
         let stepped = Progress::get(&self.session.progress.stepped);
         if self.session.stepper().stepping {
@@ -260,7 +286,9 @@ impl ReleaseOptimizer {
     ///   parameters are not in this model;
     /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer has armed a parameter
     ///   that has a gradient here;
-    /// - [`Interrupted`](ReleaseError::Interrupted): the optimizer panicked half way.
+    /// - [`Interrupted`](ReleaseError::Interrupted): the optimizer panicked half way;
+    /// - [`Reduction`](ReleaseError::Reduction): the replicas of the model do not do the same. The
+    ///   model is half old, half new.
     pub fn try_step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -269,7 +297,8 @@ impl ReleaseOptimizer {
     ) -> Result<M, Refused<M, GradientsParams>> {
         let lr = lr.into();
         let survey = Survey::of(&model);
-        if let Err(error) = self.check_step(&lr, &model, &grads, &survey) {
+        let landed = self.session.land();
+        if let Err(error) = landed.and_then(|()| self.check_step(&lr, &model, &grads, &survey)) {
             return Err(Refused::with_grads(model, grads, error));
         }
         let model = match self.is_armed() || survey.has_adapters || survey.found.is_empty() {
@@ -287,6 +316,14 @@ impl ReleaseOptimizer {
             grads: &mut grads,
             report: &mut report,
         });
+        let reduced = match self.session.flight() {
+            Some(flight) => reduce(flight, &model, &mut grads),
+            None => Ok(Vec::new()),
+        };
+        let reduced = match reduced {
+            Ok(reduced) => reduced,
+            Err(error) => return Err(Refused::with_grads(model, grads, error)),
+        };
         let mut model = restore(&self.session, Ended::Finished, model, survey.has_adapters);
         self.session.progress.reset();
         let mut stepper = self.session.stepper();
@@ -294,10 +331,24 @@ impl ReleaseOptimizer {
         if !grads.is_empty() {
             stepper.stepping = true;
             let optim = stepper.optim.as_mut().expect("an optimizer has one");
-            model = optim.step(lr, model, grads);
+            model = optim.step(lr.clone(), model, grads);
             stepper.stepping = false;
         }
         drop(stepper);
+        if let Some(flight) = self.session.flight() {
+            let ended = weights_from_owners(flight, model, &reduced).and_then(|model| match flight
+                .end_step(&lr)
+            {
+                Ok(()) => Ok(model),
+                Err(error) => Err((model, error)),
+            });
+            model = match ended {
+                Ok(model) => model,
+                Err((model, error)) => {
+                    return Err(Refused::with_grads(model, GradientsParams::new(), error));
+                }
+            };
+        }
         self.is_fresh &= report
             .outcomes
             .iter()
@@ -361,8 +412,15 @@ impl ReleaseOptimizer {
     ///
     /// # Errors
     ///
-    /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted).
+    /// - [`Unfinished`](ReleaseError::Unfinished), [`Interrupted`](ReleaseError::Interrupted);
+    /// - [`Sharded`](ReleaseError::Sharded): this replica has a part of the states.
     pub fn try_to_record(&self) -> Result<OptimizerRecord, ReleaseError> {
+        self.check_whole()?;
+        self.own_record()
+    }
+
+    /// The states that are here.
+    pub(crate) fn own_record(&self) -> Result<OptimizerRecord, ReleaseError> {
         self.check_unfinished()?;
         Ok(self
             .session
@@ -373,13 +431,27 @@ impl ReleaseOptimizer {
             .to_record())
     }
 
+    fn check_whole(&self) -> Result<(), ReleaseError> {
+        match self.reduction() {
+            Some(reduction) if reduction.is_sharded() => Err(ReleaseError::Sharded),
+            _ => Ok(()),
+        }
+    }
+
     /// Loads states that this optimizer, or plain Burn's, has saved. What was armed is no longer; a
-    /// step that was interrupted is forgotten.
+    /// step that was interrupted is forgotten. Of replicas with a [sharded
+    /// reduction](GradientReduction::is_sharded), each loads the states of all, and keeps its own.
+    ///
+    /// # Panics
+    ///
+    /// If a sharded reduction does not know whose a state is.
     pub fn load_record(self, record: OptimizerRecord) -> Self {
+        // On all replicas the same, whatever is whose.
         let is_fresh = record.is_empty();
-        let optim = self.take().load_record(record);
+        let reduction = self.reduction().cloned();
+        let optim = with_states(self.take(), record, reduction.as_ref());
         Self {
-            session: Arc::new(Session::new(Some(optim))),
+            session: Arc::new(Session::new(Some(optim), reduction)),
             first_pass: self.first_pass,
             is_fresh,
             last_step: None,
@@ -400,9 +472,9 @@ impl ReleaseOptimizer {
     ///
     /// # Errors
     ///
-    /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted).
+    /// As [`try_to_record`](Self::try_to_record).
     pub fn try_into_optimizer(self) -> Result<ModuleOptimizer, Refused<Self>> {
-        match self.check_unfinished() {
+        match self.check_unfinished().and_then(|()| self.check_whole()) {
             Ok(()) => Ok(self.take()),
             Err(error) => Err(Refused::new(self, error)),
         }
@@ -416,6 +488,18 @@ impl ReleaseOptimizer {
             .take()
             .expect("an optimizer has one")
     }
+}
+
+/// The optimizer with these states, or with those of them that this replica owns.
+fn with_states(
+    optim: ModuleOptimizer,
+    record: OptimizerRecord,
+    reduction: Option<&Arc<dyn GradientReduction>>,
+) -> ModuleOptimizer {
+    optim.load_record(match reduction {
+        Some(reduction) if reduction.is_sharded() => expect(reduction.own_states(record)),
+        _ => record,
+    })
 }
 
 /// Takes out of the gradients what was stepped with, and reports.

@@ -3,6 +3,8 @@
 mod accumulation;
 mod adapters;
 mod copies;
+#[cfg(feature = "data-parallel")]
+mod data_parallel;
 mod edges;
 mod equality;
 #[cfg(feature = "wgpu")]
