@@ -172,6 +172,21 @@ impl Replicas {
         Ok(pending.wait()?.contains(&1))
     }
 
+    /// What each of the processes says, in the order of their ranks.
+    ///
+    /// # Errors
+    ///
+    /// If a process does something else, as its `what` says.
+    pub fn numbers(&self, what: &str, number: f64) -> Result<Vec<f64>, ReplicaError> {
+        let pending = self.begin(what.into(), move |communicator| {
+            communicator.all_gather(&number.to_ne_bytes())
+        });
+        let numbers = pending.wait()?;
+        let numbers = numbers.chunks_exact(size_of::<f64>());
+        let number = |bytes: &[u8]| f64::from_ne_bytes(bytes.try_into().expect("a number"));
+        Ok(numbers.map(number).collect())
+    }
+
     /// What the first process says.
     ///
     /// # Errors

@@ -62,7 +62,9 @@ fn flags_are_those_of_all() {
             replicas.any("none", false).unwrap(),
             replicas.first_says("first", rank == 0).unwrap(),
             replicas.first_says("others", rank != 0).unwrap(),
+            replicas.numbers("ranks", rank as f64).unwrap(),
         )
     });
-    assert_eq!(found, [(true, false, true, false); 3]);
+    let expected = (true, false, true, false, vec![0.0, 1.0, 2.0]);
+    assert_eq!(found, [(); 3].map(|()| expected.clone()));
 }
