@@ -1,13 +1,6 @@
 //! Replicas of a model whose gradients are averaged before each step.
 
-use std::{
-    collections::HashMap,
-    num::NonZeroUsize,
-    sync::{
-        Arc, PoisonError, RwLock,
-        atomic::{AtomicU64, Ordering},
-    },
-};
+use std::num::NonZeroUsize;
 
 use burn::{
     module::{AutodiffModule, Module, ParamId},
@@ -22,16 +15,9 @@ use burn_gradient_release::{
     GradientReduction, PendingGradient, Recipients, ReductionError, ReleaseBackend,
     ReleaseOptimizer,
 };
+use burn_replicas::{Exchange, Pending, ReplicaError, Replicas, Summand, kind};
 
-use crate::{
-    Replicas,
-    error::ReplicaError,
-    mean::{Summand, To, mean},
-    model,
-    replicas::Pending,
-    segments::{broadcast, gather},
-    sharding::owners,
-};
+use crate::model;
 
 /// Trains replicas of a model data parallel: each replica runs backward over its share of a batch, the mean
 /// of each gradient over all replicas is stepped with, and freed before the next one is complete.
@@ -77,28 +63,14 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 pub struct DataParallel {
-    replicas: Replicas,
-    known: Arc<RwLock<HashMap<ParamId, Parameter>>>,
-    steps: Arc<AtomicU64>,
-    max_in_flight: NonZeroUsize,
-    is_sharded: bool,
-}
-
-#[derive(Clone, Debug)]
-struct Parameter {
-    path: String,
-    owner: usize,
+    exchange: Exchange,
 }
 
 impl DataParallel {
     /// Every replica steps every parameter.
     pub fn new(replicas: Replicas) -> Self {
         Self {
-            replicas,
-            known: Arc::default(),
-            steps: Arc::default(),
-            max_in_flight: NonZeroUsize::MIN,
-            is_sharded: false,
+            exchange: Exchange::new(replicas),
         }
     }
 
@@ -109,20 +81,20 @@ impl DataParallel {
     /// A record of the optimizer has the states of this replica alone; put them together with
     /// [`gather_states`](Self::gather_states).
     pub fn with_sharded_optimizer(mut self) -> Self {
-        self.is_sharded = true;
+        self.exchange = self.exchange.with_sharded_optimizer();
         self
     }
 
     /// Lets so many gradients be on their way while backward computes the next, and not one. Each of them takes
     /// its memory.
     pub fn with_max_in_flight(mut self, gradients: NonZeroUsize) -> Self {
-        self.max_in_flight = gradients;
+        self.exchange = self.exchange.with_max_in_flight(gradients);
         self
     }
 
     /// The processes.
     pub fn replicas(&self) -> &Replicas {
-        &self.replicas
+        self.exchange.replicas()
     }
 
     /// The model of the first replica, with the ids of its parameters, on all of them. Call it once the
@@ -132,7 +104,7 @@ impl DataParallel {
     ///
     /// If the models differ in a parameter, its shape or its type.
     pub fn broadcast<B: Backend, M: Module<B>>(&self, model: M) -> Result<M, ReplicaError> {
-        let model = model::broadcast(&self.replicas, model)?;
+        let model = model::broadcast(self.replicas(), model)?;
         self.verify(&model)?;
         Ok(model)
     }
@@ -144,21 +116,7 @@ impl DataParallel {
     ///
     /// If they differ.
     pub fn verify<B: Backend, M: Module<B>>(&self, model: &M) -> Result<(), ReplicaError> {
-        let known = model::verify(&self.replicas, model)?;
-        // Those that are trained first: a frozen one has no state, and may be trained later.
-        let (trained, frozen): (Vec<_>, Vec<_>) =
-            known.into_iter().partition(|known| known.is_trained);
-        let parameters = [trained, frozen].into_iter().flat_map(|parameters| {
-            let sizes: Vec<_> = parameters.iter().map(|known| known.size).collect();
-            let owners = owners(&sizes, self.replicas.size());
-            parameters.into_iter().zip(owners)
-        });
-        let parameters = parameters.map(|(known, owner)| {
-            let path = known.path;
-            (known.param, Parameter { path, owner })
-        });
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        known.extend(parameters);
+        self.exchange.know(model::verify(self.replicas(), model)?);
         Ok(())
     }
 
@@ -178,7 +136,7 @@ impl DataParallel {
         M: AutodiffModule<B>,
         B: ReleaseBackend,
     {
-        if !self.is_sharded || self.replicas.size() == 1 {
+        if !self.exchange.is_sharded() {
             return Ok(());
         }
         let recorder = BinBytesRecorder::<DoublePrecisionSettings>::new();
@@ -188,12 +146,8 @@ impl DataParallel {
             .map_err(|error| failed(error.to_string()))?;
         let recorded = Recorder::<B>::record(&recorder, own, ());
         let bytes = recorded.map_err(|error| failed(error.to_string()))?;
-        let what = "the optimizer's states".into();
-        let pending = self
-            .replicas
-            .begin(what, move |communicator| gather(communicator, &bytes));
-        let all = pending.wait()?;
-        if !self.replicas.is_first() {
+        let all = self.exchange.gather("the optimizer's states", bytes)?;
+        if !self.replicas().is_first() {
             return Ok(());
         }
         for bytes in all.into_iter().skip(1) {
@@ -216,19 +170,15 @@ impl DataParallel {
         what: &str,
         tensor: Tensor<B, D, K>,
     ) -> Result<Tensor<B, D, K>, ReplicaError> {
-        if self.replicas.size() == 1 {
+        if self.replicas().size() == 1 {
             return Ok(tensor);
         }
         let device = tensor.device();
         let data = tensor.into_data();
         let (mut shape, dtype) = (data.shape.clone(), data.dtype);
         let rest = shape.as_slice().iter().skip(1).product::<usize>() * dtype.size();
-        let bytes = data.bytes.to_vec();
-        let pending = self.replicas.begin(what.into(), move |communicator| {
-            gather(communicator, &bytes)
-        });
-        let all = pending.wait()?.concat();
-        if !self.replicas.is_first() {
+        let all = self.exchange.gather(what, data.bytes.to_vec())?.concat();
+        if !self.replicas().is_first() {
             return Ok(Tensor::from_data(data, (&device, dtype)));
         }
         if let Some(items) = all.len().checked_div(rest) {
@@ -236,14 +186,6 @@ impl DataParallel {
         }
         let data = TensorData::from_bytes_vec(all, shape, dtype);
         Ok(Tensor::from_data(data, (&device, dtype)))
-    }
-
-    fn parameter(&self, param: ParamId) -> Result<Parameter, ReplicaError> {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        let parameter = known.get(&param).cloned();
-        parameter.ok_or_else(|| ReplicaError::UnknownParameter {
-            param: param.to_string(),
-        })
     }
 
     /// Waits until all replicas have this gradient.
@@ -254,49 +196,33 @@ impl DataParallel {
         grad: &FloatTensor<B>,
         place: &str,
     ) -> Result<(), ReplicaError> {
-        let what = self.describe::<B>("gradient", &self.parameter(param)?, grad);
-        self.replicas.meet(&format!("{what}{place}"))
+        let kind = kind_of::<B>(grad);
+        let what = self.exchange.describe("gradient", param.val(), &kind)?;
+        self.replicas().meet(&format!("{what}{place}"))
     }
 
     #[cfg(feature = "distributed")]
     pub(crate) fn with_timeout(mut self, timeout: std::time::Duration) -> Self {
-        self.replicas = self.replicas.with_timeout(timeout);
+        self.exchange = self.exchange.with_timeout(timeout);
         self
-    }
-
-    /// What all replicas are at, with this tensor.
-    fn describe<B: Backend>(
-        &self,
-        what: &str,
-        parameter: &Parameter,
-        tensor: &FloatTensor<B>,
-    ) -> String {
-        format!(
-            "the {what} of {} {:?} {:?} in step {}",
-            parameter.path,
-            tensor.shape().as_slice(),
-            tensor.dtype(),
-            self.step()
-        )
-    }
-
-    /// The number of the step, from 1.
-    fn step(&self) -> u64 {
-        self.steps.load(Ordering::Relaxed) + 1
     }
 
     fn send<E: Summand + Element>(
         &self,
-        what: String,
+        param: ParamId,
+        kind: &str,
         data: TensorData,
-        to: To,
-    ) -> Pending<TensorData> {
+        recipients: Recipients,
+    ) -> Result<(Pending<TensorData>, bool), ReplicaError> {
         let shape = data.shape.clone();
-        let mut values: Vec<E> = data.into_vec().expect("the type was looked at");
-        self.replicas.begin(what, move |communicator| {
-            mean(communicator, &mut values, to)?;
-            Ok(TensorData::new(values, shape))
-        })
+        let values: Vec<E> = data.into_vec().expect("the type was looked at");
+        let recipients = match recipients {
+            Recipients::All => burn_replicas::Recipients::All,
+            Recipients::Owner => burn_replicas::Recipients::Owner,
+        };
+        let made = |mean| TensorData::new(mean, shape);
+        self.exchange
+            .mean(param.val(), kind, values, recipients, made)
     }
 }
 
@@ -307,30 +233,26 @@ impl<B: Backend> GradientReduction<B> for DataParallel {
         grad: FloatTensor<B>,
         recipients: Recipients,
     ) -> Result<Box<dyn PendingGradient<B>>, ReductionError> {
-        let parameter = self.parameter(param)?;
-        if self.replicas.size() == 1 {
+        let kind = kind_of::<B>(&grad);
+        // A parameter that is not known is refused, however many replicas there are.
+        let what = self.exchange.describe("gradient", param.val(), &kind)?;
+        if self.replicas().size() == 1 {
             return Ok(Box::new(Alone::<B>(grad)));
         }
-        let what = self.describe::<B>("gradient", &parameter, &grad);
-        let to = match recipients {
-            Recipients::Owner if self.is_sharded => To::Rank(parameter.owner),
-            _ => To::All,
-        };
         let device = B::float_device(&grad);
         let dtype = grad.dtype();
         let data = read::<B>(grad)?;
-        let pending = match dtype {
-            DType::F64 => self.send::<f64>(what, data, to),
-            DType::F32 => self.send::<f32>(what, data, to),
-            DType::F16 | DType::BF16 => self.send::<f32>(what, data.convert_dtype(DType::F32), to),
+        let (pending, is_needed) = match dtype {
+            DType::F64 => self.send::<f64>(param, &kind, data, recipients)?,
+            DType::F32 => self.send::<f32>(param, &kind, data, recipients)?,
+            DType::F16 | DType::BF16 => {
+                let data = data.convert_dtype(DType::F32);
+                self.send::<f32>(param, &kind, data, recipients)?
+            }
             dtype => {
                 let dtype = format!("{dtype:?}");
                 return Err(ReplicaError::DType { what, dtype }.into());
             }
-        };
-        let is_needed = match to {
-            To::All => true,
-            To::Rank(rank) => rank == self.replicas.rank(),
         };
         Ok(Box::new(OnItsWay::<B> {
             pending,
@@ -341,13 +263,12 @@ impl<B: Backend> GradientReduction<B> for DataParallel {
     }
 
     fn max_in_flight(&self) -> NonZeroUsize {
-        self.max_in_flight
+        self.exchange.max_in_flight()
     }
 
     fn is_owner(&self, param: ParamId) -> bool {
         // The state of a parameter that is not known is not dropped before `begin` says so.
-        let owner = self.parameter(param).map(|parameter| parameter.owner);
-        !self.is_sharded || owner.map_or(true, |owner| owner == self.replicas.rank())
+        self.exchange.is_owner(param.val()).unwrap_or(true)
     }
 
     fn weight_from_owner(
@@ -355,34 +276,28 @@ impl<B: Backend> GradientReduction<B> for DataParallel {
         param: ParamId,
         weight: FloatTensor<B>,
     ) -> Result<FloatTensor<B>, ReductionError> {
-        if !self.is_sharded || self.replicas.size() == 1 {
+        if !self.exchange.is_sharded() {
             return Ok(weight);
         }
-        let parameter = self.parameter(param)?;
-        let what = self.describe::<B>("weight", &parameter, &weight);
+        let kind = kind_of::<B>(&weight);
         let device = B::float_device(&weight);
         let (shape, dtype) = (weight.shape(), weight.dtype());
-        let mut bytes = match parameter.owner == self.replicas.rank() {
-            true => read::<B>(weight)?.bytes.to_vec(),
-            false => vec![0; shape.num_elements() * dtype.size()],
-        };
-        let pending = self.replicas.begin(what, move |communicator| {
-            broadcast(communicator, parameter.owner, &mut bytes)?;
-            Ok(bytes)
-        });
-        let data = TensorData::from_bytes_vec(pending.wait()?, shape, dtype);
+        let bytes = shape.num_elements() * dtype.size();
+        let own = || Ok::<_, ReductionError>(read::<B>(weight)?.bytes.to_vec());
+        let weight = self
+            .exchange
+            .weight_from_owner(param.val(), &kind, bytes, own)?;
+        let data = TensorData::from_bytes_vec(weight, shape, dtype);
         Ok(B::float_from_data(data, &device))
     }
 
     fn end_step(&self, learning_rate: LearningRate) -> Result<(), ReductionError> {
-        let what = format!(
-            "the end of step {} with rate {learning_rate:e}",
-            self.step()
-        );
-        self.replicas.meet(&what)?;
-        self.steps.fetch_add(1, Ordering::Relaxed);
-        Ok(())
+        Ok(self.exchange.end_step(&format!("{learning_rate:e}"))?)
     }
+}
+
+fn kind_of<B: Backend>(tensor: &FloatTensor<B>) -> String {
+    kind(tensor.shape().as_slice(), tensor.dtype())
 }
 
 struct OnItsWay<B: Backend> {

@@ -14,8 +14,9 @@ use burn::{
     },
 };
 use burn_gradient_release::{GradientReduction, PendingGradient, Recipients, ReductionError};
+use burn_replicas::{ReplicaError, Replicas, Threads};
 
-use crate::{DataParallel, Replicas, data_parallel::Alone, error::ReplicaError, threads::Threads};
+use crate::{DataParallel, data_parallel::Alone};
 
 /// Trains replicas of a model data parallel on several devices of one process, each on a thread of its own: the mean
 /// of each gradient is taken by Burn's own all-reduce (NCCL on CUDA), stepped with and freed before the next one

@@ -8,37 +8,27 @@
 //! With the feature `distributed` there is `DeviceParallel` for the devices of one process, which Burn's own
 //! all-reduce (NCCL on CUDA) takes gradients between.
 //!
+//! The processes, their means and their agreement know no version of Burn: they are `burn-replicas`.
+//!
 //! Start with [`DataParallel`]. For burn-train's `Learner` see `GradientReleaseStrategy::with_replicas` of
 //! `burn-gradient-release-train`.
 
 #![forbid(unsafe_code)]
 
-mod communicator;
 mod data_parallel;
 #[cfg(feature = "distributed")]
 mod device_parallel;
-mod error;
-mod mean;
 mod model;
-#[cfg(feature = "mpi")]
-mod mpi;
-mod replicas;
-mod segments;
-mod sharding;
 mod share;
 #[cfg(test)]
 mod tests;
-#[cfg(any(test, feature = "distributed"))]
-mod threads;
 
 #[cfg(feature = "mpi")]
-pub use crate::mpi::Mpi;
-pub use communicator::{Alone, CommunicationError, Communicator};
+pub use burn_replicas::Mpi;
+pub use burn_replicas::{Alone, CommunicationError, Communicator, ReplicaError, Replicas};
 pub use data_parallel::DataParallel;
 #[cfg(feature = "distributed")]
 pub use device_parallel::DeviceParallel;
-pub use error::ReplicaError;
-pub use replicas::Replicas;
 pub use share::ShareBatcher;
 
 #[cfg(doctest)]

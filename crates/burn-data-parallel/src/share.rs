@@ -1,8 +1,7 @@
 //! The part of every batch that a replica trains on.
 
 use burn::{data::dataloader::batcher::Batcher, tensor::backend::Backend};
-
-use crate::Replicas;
+use burn_replicas::{Replicas, share};
 
 /// Makes batches of this replica's share of the items.
 ///
@@ -51,66 +50,8 @@ impl<B: Backend, I, O, T: Batcher<B, I, O>> Batcher<B, I, O> for ShareBatcher<T>
     ///
     /// If there are fewer items than replicas: none may be left out, and every replica has to run backward.
     fn batch(&self, mut items: Vec<I>, device: &B::Device) -> O {
-        let Self { rank, size, .. } = *self;
-        assert!(
-            items.len() >= size,
-            "a batch of {} items cannot be shared by {size} replicas: choose a batch size after which an \
-             epoch leaves none, or at least {size} items",
-            items.len()
-        );
-        let begin = share_begin(items.len(), rank, size);
-        let end = share_begin(items.len(), rank + 1, size);
-        items.truncate(end);
-        self.batcher.batch(items.split_off(begin), device)
-    }
-}
-
-/// Where the share of a rank begins.
-fn share_begin(items: usize, rank: usize, size: usize) -> usize {
-    items / size * rank + rank.min(items % size)
-}
-
-#[cfg(test)]
-mod tests {
-    use burn::backend::{Flex, flex::FlexDevice};
-
-    use super::*;
-
-    struct AsTheyAre;
-
-    impl Batcher<Flex, usize, Vec<usize>> for AsTheyAre {
-        fn batch(&self, items: Vec<usize>, _: &FlexDevice) -> Vec<usize> {
-            items
-        }
-    }
-
-    fn share(items: usize, rank: usize, size: usize) -> Vec<usize> {
-        let batcher = ShareBatcher {
-            batcher: AsTheyAre,
-            rank,
-            size,
-        };
-        batcher.batch((0..items).collect(), &FlexDevice)
-    }
-
-    #[test]
-    fn the_shares_are_the_batch() {
-        for size in 1..6 {
-            for items in size..20 {
-                let shares: Vec<_> = (0..size).map(|rank| share(items, rank, size)).collect();
-                assert_eq!(shares.concat(), (0..items).collect::<Vec<_>>());
-                assert!(
-                    shares
-                        .iter()
-                        .all(|share| share.len() - items / size <= 1 && !share.is_empty())
-                );
-            }
-        }
-    }
-
-    #[test]
-    #[should_panic = "a batch of 2 items cannot be shared by 3 replicas"]
-    fn no_replica_is_left_without_items() {
-        share(2, 0, 3);
+        let share = share(items.len(), self.rank, self.size);
+        items.truncate(share.end);
+        self.batcher.batch(items.split_off(share.start), device)
     }
 }

@@ -1,5 +1,3 @@
-use std::{thread, time::Duration};
-
 use burn::{
     backend::{Flex, flex::FlexDevice},
     module::{Module, Param, ParamId},
@@ -7,10 +5,9 @@ use burn::{
 };
 use burn_gradient_release::{GradientReduction, Recipients};
 
-use crate::{
-    CommunicationError, Communicator as _, DataParallel, ReplicaError, Replicas,
-    threads::{Threads, replicas},
-};
+use burn_replicas::Threads;
+
+use crate::{DataParallel, Replicas};
 
 #[derive(Module, Debug)]
 struct Model<B: Backend> {
@@ -60,7 +57,7 @@ fn means_are_added_up_in_the_order_of_the_ranks() {
     // More than a segment, and a part that is not full.
     let rows = 700_001;
     for size in 1..5 {
-        let means = replicas(size, |replicas| {
+        let means = Threads::run(size, |replicas| {
             let rank = replicas.rank();
             let parallel = DataParallel::new(replicas);
             let model = parallel.broadcast(model(rank, rows)).unwrap();
@@ -85,7 +82,7 @@ fn means_are_added_up_in_the_order_of_the_ranks() {
 #[test]
 fn every_type_keeps_its_type() {
     for dtype in [DType::F64, DType::F16, DType::BF16] {
-        let means = replicas(3, |replicas| {
+        let means = Threads::run(3, |replicas| {
             let rank = replicas.rank();
             let parallel = DataParallel::new(replicas);
             let model = parallel.broadcast(model(rank, 1)).unwrap();
@@ -105,7 +102,7 @@ fn every_type_keeps_its_type() {
 
 #[test]
 fn only_owners_get_gradients_that_only_they_need() {
-    let found = replicas(2, |replicas| {
+    let found = Threads::run(2, |replicas| {
         let rank = replicas.rank();
         let parallel = DataParallel::new(replicas).with_sharded_optimizer();
         let model = parallel.broadcast(model(rank, 2)).unwrap();
@@ -133,7 +130,7 @@ fn only_owners_get_gradients_that_only_they_need() {
 
 #[test]
 fn a_model_is_that_of_the_first_replica() {
-    let models = replicas(3, |replicas| {
+    let models = Threads::run(3, |replicas| {
         let rank = replicas.rank();
         let parallel = DataParallel::new(replicas);
         let model = parallel.broadcast(model(rank, 5)).unwrap();
@@ -146,7 +143,7 @@ fn a_model_is_that_of_the_first_replica() {
 
 /// What each replica is told.
 fn errors(work: impl Fn(DataParallel) -> Result<(), String> + Sync) -> Vec<String> {
-    replicas(2, |replicas| work(DataParallel::new(replicas)).unwrap_err())
+    Threads::run(2, |replicas| work(DataParallel::new(replicas)).unwrap_err())
 }
 
 #[test]
@@ -232,69 +229,4 @@ fn unknown_parameters_and_other_types_are_refused() {
         error.contains("is in no model that the replicas have compared"),
         "{error}"
     );
-}
-
-#[test]
-fn who_does_not_come_is_not_awaited_for_ever() {
-    let rank = |size: usize| {
-        replicas(size, |replicas| {
-            let hurried = replicas.clone().with_timeout(Duration::from_millis(100));
-            let waited = match replicas.rank() {
-                0 => hurried.any("a question", true).map(|_| ()),
-                _ => {
-                    thread::sleep(Duration::from_millis(600));
-                    replicas.any("a question", false).map(|_| ())
-                }
-            };
-            waited.err()
-        })
-    };
-    let found = rank(2);
-    assert!(matches!(
-        found[0],
-        Some(ReplicaError::Timeout { rank: 0, .. })
-    ));
-    assert_eq!(found[1], None);
-    let text = found[0].as_ref().unwrap().to_string();
-    assert!(
-        text.starts_with("rank 0 of 2 has waited 100ms for the others at a question"),
-        "{text}"
-    );
-}
-
-#[test]
-fn what_all_have_brought_is_taken_before_an_end() {
-    for _ in 0..20 {
-        let mut threads = Threads::new(2);
-        let (second, first) = (threads.pop().unwrap(), threads.pop().unwrap());
-        thread::scope(|scope| {
-            let taken = scope.spawn(move || second.all_gather(&[2]).unwrap());
-            // It waits by then, and takes a while to wake up.
-            thread::sleep(Duration::from_millis(2));
-            assert_eq!(first.all_gather(&[1]).unwrap(), [1, 2]);
-            first.abort();
-            assert_eq!(taken.join().unwrap(), [1, 2]);
-        });
-        assert!(first_after_end(Threads::new(2)).is_err());
-    }
-}
-
-/// What comes of a meeting that has ended.
-fn first_after_end(threads: Vec<Threads>) -> Result<Vec<u8>, CommunicationError> {
-    threads[1].abort();
-    threads[0].all_gather(&[1])
-}
-
-#[test]
-fn flags_are_those_of_all() {
-    let found = replicas(3, |replicas| {
-        let rank = replicas.rank();
-        (
-            replicas.any("one", rank == 2).unwrap(),
-            replicas.any("none", false).unwrap(),
-            replicas.first_says("first", rank == 0).unwrap(),
-            replicas.first_says("others", rank != 0).unwrap(),
-        )
-    });
-    assert_eq!(found, [(true, false, true, false); 3]);
 }

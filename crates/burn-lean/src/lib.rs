@@ -7,20 +7,30 @@
 //!
 //! Start with [`ReleaseOptimizer`]; [`ReleaseAccumulator`] is for micro-batches, [`NormClipping`] and
 //! [`LossScaler`] for what is done to gradients before their step, [`StepReport`] says what a step
-//! did, [`ReleaseError`] what is refused.
+//! did, [`ReleaseError`] what is refused. With the feature `data-parallel`, `DataParallel` trains
+//! replicas in several processes, which MPI starts with the feature `mpi`.
 
 #![forbid(unsafe_code)]
 
 mod backend;
+#[cfg(feature = "data-parallel")]
+mod data_parallel;
 mod gradients;
 mod groups;
 mod optimizer;
 mod parameter;
 mod recompute;
+mod reduction;
 mod session;
 mod slot;
 mod tape;
 
+#[cfg(feature = "mpi")]
+pub use burn_replicas::Mpi;
+#[cfg(feature = "data-parallel")]
+pub use burn_replicas::{Alone, CommunicationError, Communicator, ReplicaError, Replicas, Threads};
+#[cfg(feature = "data-parallel")]
+pub use data_parallel::DataParallel;
 pub use gradients::{
     AdaptiveClippingConfig, AutoClipConfig, GradNorm, GradientRecord, LossScaler, LossScalerConfig,
     NormClipping, ZClipConfig, clip_grad_norm, try_clip_grad_norm,
@@ -34,6 +44,7 @@ pub use recompute::{
     Budget, BudgetPass, DecoderMasks, MapTensor, Planned, Tensors, TwoPasses, checkpoint,
     checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder,
 };
+pub use reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};
 pub use session::FirstPass;
 
 #[cfg(doctest)]

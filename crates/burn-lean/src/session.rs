@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use burn::Tensor;
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
@@ -11,7 +12,9 @@ use burn::module::ParamId;
 use burn::optim::ModuleOptimizer;
 
 use crate::gradients::GradientTransform;
+use crate::optimizer::ReleaseError;
 use crate::recompute;
+use crate::reduction::{Flight, GradientReduction};
 use crate::slot::ArmedSlot;
 use crate::tape::{Clock, Reached};
 
@@ -43,6 +46,8 @@ pub(crate) struct Session {
     /// Between `arm` and the call that ends it.
     armed: AtomicBool,
     pub(crate) progress: Progress,
+    /// The way of gradients to the other replicas, if there are any.
+    flight: Option<Flight>,
 }
 
 /// Burn's optimizer, and the rates of this step.
@@ -126,7 +131,10 @@ struct Orders {
 pub(crate) type Place = (ParamId, bool);
 
 impl Session {
-    pub(crate) fn new(optim: Option<ModuleOptimizer>) -> Self {
+    pub(crate) fn new(
+        optim: Option<ModuleOptimizer>,
+        reduction: Option<Arc<dyn GradientReduction>>,
+    ) -> Self {
         Self {
             stepper: Mutex::new(Stepper {
                 optim,
@@ -148,7 +156,35 @@ impl Session {
             slots: Mutex::default(),
             armed: AtomicBool::new(false),
             progress: Progress::default(),
+            flight: reduction.map(Flight::new),
         }
+    }
+
+    pub(crate) fn flight(&self) -> Option<&Flight> {
+        self.flight.as_ref()
+    }
+
+    /// Sends a gradient to the other replicas. Its slot is handed the mean.
+    pub(crate) fn launch(
+        &self,
+        flight: &Flight,
+        param: ParamId,
+        grad: Tensor<1>,
+    ) -> Result<(), ReleaseError> {
+        flight.launch(param, grad, &mut |param, grad| self.land_at(param, grad))
+    }
+
+    /// Waits for the gradients that are on their way, and steps with them.
+    pub(crate) fn land(&self) -> Result<(), ReleaseError> {
+        match &self.flight {
+            Some(flight) => flight.land_all(&mut |param, grad| self.land_at(param, grad)),
+            None => Ok(()),
+        }
+    }
+
+    fn land_at(&self, param: ParamId, grad: Option<Tensor<1>>) -> Result<(), ReleaseError> {
+        let slot = self.slots().get(&param).cloned();
+        slot.map_or(Ok(()), |slot| slot.land(self, grad))
     }
 
     pub(crate) fn is_armed(&self) -> bool {

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+use burn::Tensor;
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::grads::Gradients;
@@ -11,6 +12,8 @@ use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, Tens
 use burn::module::ParamId;
 
 use crate::backend::{Inner, Primitive, Tracked};
+use crate::optimizer::{ReleaseError, expect};
+use crate::reduction::{Flight, flat, shaped};
 use crate::session::{Place, Progress, Session, Stepper};
 use crate::tape::{TapOwner, placeholder_element, tap};
 
@@ -40,6 +43,8 @@ pub(crate) trait ArmedSlot: Send + Sync + std::fmt::Debug {
     fn has_ended(&self) -> bool;
     /// Ends the arming, and returns the weight.
     fn end(&self, how: Ended) -> DispatchTensor;
+    /// Steps with the mean over all replicas, or has the weight of the one that does.
+    fn land(&self, session: &Session, grad: Option<Tensor<1>>) -> Result<(), ReleaseError>;
     /// Ends a micro-batch, or a pass that measures: another pass over the same weight follows.
     fn rest(&self);
     /// Ends the arming, and keeps the weight: whoever has the slot's placeholder reads it.
@@ -114,10 +119,12 @@ struct State<B: Inner> {
     purpose: Purpose,
     /// Gradients of earlier micro-batches.
     sum: Option<Primitive<B>>,
-    /// The gradient was taken: stepped with, or added to the sum.
+    /// The gradient was taken: stepped with, or added to the sum, or sent to the other replicas.
     taken: bool,
     /// It was not one to step with.
     is_skipped: bool,
+    /// It is on its way, and the weight is as it was.
+    in_flight: bool,
     /// Another gradient came after that.
     second: bool,
     /// Stepped where all gradients exist.
@@ -150,6 +157,7 @@ impl<B: Inner> State<B> {
             sum: None,
             taken: false,
             is_skipped: false,
+            in_flight: false,
             second: false,
             is_late: false,
             is_used: false,
@@ -189,7 +197,7 @@ impl<B: Inner> State<B> {
     }
 
     fn is_after_step(&self) -> bool {
-        self.taken && !self.is_skipped && self.purpose == Purpose::Step
+        self.taken && !self.is_skipped && !self.in_flight && self.purpose == Purpose::Step
     }
 }
 
@@ -284,6 +292,25 @@ impl<B: Inner> Slot<B> {
             .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
+    /// Whoever looks at the weight waits for the gradient that it is to be stepped with.
+    fn landed(&self) -> MutexGuard<'_, State<B>> {
+        let state = self.state();
+        if !state.in_flight {
+            return state;
+        }
+        let session = state.session.upgrade();
+        drop(state);
+        let session = session.unwrap_or_else(|| {
+            panic!(
+                "gradient release: the optimizer of parameter {} was dropped before `step`, while \
+                 its gradient was on its way to the other replicas; load the last checkpoint",
+                self.id
+            )
+        });
+        expect(session.land());
+        self.state()
+    }
+
     pub(crate) fn fate(&self) -> Fate {
         let state = self.state();
         Fate {
@@ -302,7 +329,7 @@ impl<B: Inner> Slot<B> {
     }
 
     pub(crate) fn weight(&self) -> Primitive<B> {
-        self.state().weight.get(self.id)
+        self.landed().weight.get(self.id)
     }
 
     pub(crate) fn has_ended(&self) -> bool {
@@ -315,7 +342,7 @@ impl<B: Inner> Slot<B> {
 
     /// The weight as it is now, for a copy of the model. None after the arming: the `Param` has it.
     pub(crate) fn snapshot(&self) -> Option<Arc<Snapshot<B>>> {
-        let mut state = self.state();
+        let mut state = self.landed();
         if !state.has_weight() {
             return None;
         }
@@ -350,7 +377,7 @@ impl<B: Inner> Slot<B> {
     /// be. The model that is armed and its copies have the leaf of the slot; `is_leaf` says whether
     /// it is that.
     pub(crate) fn weight_behind(&self, is_leaf: bool) -> Option<Primitive<B>> {
-        let state = self.state();
+        let state = self.landed();
         let mut copies: Vec<_> = state.snapshots.iter().filter_map(Weak::upgrade).collect();
         if !is_leaf {
             copies.extend(state.moved.iter().filter_map(Weak::upgrade));
@@ -373,7 +400,7 @@ impl<B: Inner> Slot<B> {
         let place: Place = (self.id, false);
         let order = session.as_ref().map(|session| session.order_of(place));
         let (order, is_known) = order.unwrap_or((1, false));
-        let mut state = self.state();
+        let mut state = self.landed();
         state.used_directly |= directly;
         state.scopes += usize::from(!directly);
         state.is_late = !is_known;
@@ -420,7 +447,17 @@ impl<B: Inner> Slot<B> {
         }
         match state.purpose {
             Purpose::Step => {
-                self.step_with(&mut state, &session, &mut session.stepper(), grad);
+                let grad = state.summed(grad);
+                match session.flight() {
+                    None => expect(self.step_with(&mut state, &session, Some(grad))),
+                    Some(flight) => {
+                        state.taken = true;
+                        state.in_flight = true;
+                        // To make room, others are stepped.
+                        drop(state);
+                        expect(session.launch(flight, self.id, flat::<B>(grad)));
+                    }
+                }
                 return Ok(());
             }
             Purpose::Measure => {
@@ -442,28 +479,41 @@ impl<B: Inner> Slot<B> {
         Ok(())
     }
 
+    /// Without a gradient, another replica steps the parameter.
     fn step_with(
         &self,
         state: &mut State<B>,
         session: &Session,
-        stepper: &mut Stepper,
-        grad: Primitive<B>,
-    ) {
-        let grad = state.summed(grad);
-        let weight = state.weight.take(self.id);
-        let is_in_place = weight.can_mut();
+        grad: Option<Primitive<B>>,
+    ) -> Result<(), ReleaseError> {
+        let mut stepper = session.stepper();
+        let mut weight = state.weight.take(self.id);
         stepper.stepping = true;
-        let stepped = (self.fns.step)(stepper, self.id, &self.path, weight, grad);
+        let reduction = session.flight().map(Flight::reduction);
+        let is_owner = reduction.is_none_or(|reduction| reduction.is_owner(self.id));
+        if let Some(grad) = grad.filter(|_| is_owner) {
+            let is_in_place = weight.can_mut();
+            let stepped = (self.fns.step)(&mut stepper, self.id, &self.path, weight, grad);
+            weight = stepped.weight;
+            state.is_skipped = stepped.is_skipped;
+            if is_in_place && !stepped.is_skipped {
+                Progress::count(&session.progress.in_place);
+            }
+        }
+        if let Some(flight) = session.flight()
+            && flight.reduction().is_sharded()
+        {
+            let shape = weight.shape();
+            let weight_of_owner = flight.weight_from_owner(self.id, flat::<B>(weight))?;
+            weight = shaped::<B>(weight_of_owner, shape);
+        }
         stepper.stepping = false;
-        if !stepped.is_skipped {
+        if !state.is_skipped {
             Progress::count(&session.progress.stepped);
         }
-        if is_in_place && !stepped.is_skipped {
-            Progress::count(&session.progress.in_place);
-        }
-        state.weight = Weight::Bare(stepped.weight);
+        state.weight = Weight::Bare(weight);
         state.taken = true;
-        state.is_skipped = stepped.is_skipped;
+        Ok(())
     }
 
     /// The gradient of the tap on the model's tape, if there is one.
@@ -600,6 +650,15 @@ impl<B: Inner> ArmedSlot for Slot<B> {
             .store(how == Ended::Disarmed && !state.taken, Ordering::Relaxed);
         state.leaf = None;
         plain::<B>(state.weight.take(self.id))
+    }
+
+    fn land(&self, session: &Session, grad: Option<Tensor<1>>) -> Result<(), ReleaseError> {
+        let mut state = self.state();
+        let shape = state.placeholder.shape();
+        let grad = grad.map(|grad| shaped::<B>(grad, shape));
+        self.step_with(&mut state, session, grad)?;
+        state.in_flight = false;
+        Ok(())
     }
 
     fn rest(&self) {

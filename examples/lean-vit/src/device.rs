@@ -71,11 +71,30 @@ fn of(kind: DeviceKind) -> Device {
         #[cfg(feature = "flex")]
         DeviceKind::Cpu => Device::flex(),
         #[cfg(feature = "wgpu")]
-        DeviceKind::Wgpu => Device::wgpu(burn::tensor::DeviceKind::DefaultDevice),
+        DeviceKind::Wgpu => of_this_process(
+            burn::tensor::DeviceType::Wgpu,
+            Device::wgpu(burn::tensor::DeviceKind::DefaultDevice),
+        ),
         #[cfg(feature = "cuda")]
-        DeviceKind::Cuda => Device::cuda(burn::tensor::DeviceIndex::Default),
+        DeviceKind::Cuda => of_this_process(
+            burn::tensor::DeviceType::Cuda,
+            Device::cuda(burn::tensor::DeviceIndex::Default),
+        ),
         #[allow(unreachable_patterns)] // With every feature on, no device remains.
         _ => panic!("the device {kind} is not compiled in"),
+    }
+}
+
+/// Of several processes on a machine, each has the device with its number.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+fn of_this_process(kind: burn::tensor::DeviceType, first: Device) -> Device {
+    let Some(rank) = vit_common::parallel::local_rank() else {
+        return first;
+    };
+    let devices = Device::enumerate(kind).into_vec();
+    match devices.len() {
+        0 | 1 => first,
+        count => devices[rank % count].clone(),
     }
 }
 

@@ -8,7 +8,10 @@ use burn::optim::{
     AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, GradientsParams,
     LambConfig, LionConfig, ModuleOptimizer, OptimizerRecord, RmsPropConfig, SgdConfig,
 };
-use burn_lean::{FirstPass, Refused, ReleaseError, ReleaseOptimizer, WithGradientRelease};
+use burn_lean::{
+    DataParallel, FirstPass, Refused, ReleaseError, ReleaseOptimizer, WithGradientRelease,
+};
+use std::sync::Arc;
 
 /// Burn's optimizer, with or without gradient release.
 ///
@@ -23,17 +26,22 @@ pub enum Stepper {
 }
 
 impl Stepper {
-    /// The optimizer of the settings, before its first step.
-    pub fn new(config: &TrainConfig) -> Self {
+    /// The optimizer of the settings, before its first step. Several processes train with gradient
+    /// release.
+    pub fn new(config: &TrainConfig, parallel: Option<&DataParallel>) -> Self {
         let optimizer = optimizer(config);
         match config.engine.mode {
             Mode::Plain => Self::Plain(optimizer),
-            // A resumed run has the weights of the uninterrupted one, bit for bit.
-            Mode::Release => Self::Release(
-                optimizer
+            Mode::Release => {
+                // A resumed run has the weights of the uninterrupted one, bit for bit.
+                let optimizer = optimizer
                     .with_gradient_release()
-                    .with_first_pass(FirstPass::Exact),
-            ),
+                    .with_first_pass(FirstPass::Exact);
+                Self::Release(match parallel {
+                    None => optimizer,
+                    Some(parallel) => optimizer.with_reduction(Arc::new(parallel.clone())),
+                })
+            }
         }
     }
 
@@ -53,11 +61,13 @@ impl Stepper {
         }
     }
 
-    /// The states of all parameters: either optimizer loads those of the other.
-    pub fn to_record(&self) -> OptimizerRecord {
-        match self {
-            Self::Plain(optimizer) => optimizer.to_record(),
-            Self::Release(optimizer) => optimizer.to_record(),
+    /// The states of all parameters: either optimizer loads those of the other. Of several
+    /// processes, the first has them all.
+    pub fn to_record(&self, parallel: Option<&DataParallel>) -> Result<OptimizerRecord> {
+        match (self, parallel) {
+            (Self::Plain(optimizer), _) => Ok(optimizer.to_record()),
+            (Self::Release(optimizer), None) => Ok(optimizer.try_to_record()?),
+            (Self::Release(optimizer), Some(parallel)) => Ok(parallel.gather_states(optimizer)?),
         }
     }
 

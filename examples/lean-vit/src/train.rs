@@ -14,6 +14,7 @@ use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_lean::DataParallel;
 use vit_common::data::{Dataset, Image, Normalization, Split, labels};
 use vit_common::rng::SeededRng;
 
@@ -35,6 +36,8 @@ pub enum Ending {
     Finished(Results),
     /// `--stop-after` stopped it; the epoch is that of the newest checkpoint.
     Stopped(Option<usize>),
+    /// The process is not the first of several, which has the results.
+    OfAnotherRank,
 }
 
 /// Loss and accuracy on the validation images.
@@ -53,6 +56,8 @@ pub struct Train<'a> {
     pub config: &'a TrainConfig,
     /// The images.
     pub data: &'a Dataset,
+    /// The processes that train together, if there are several.
+    pub parallel: Option<&'a DataParallel>,
     /// The folder of settings, checkpoints and results.
     pub folder: &'a RunFolder,
     /// Where tensors are.
@@ -67,17 +72,24 @@ impl Train<'_> {
         let config = self.config;
         let mut memory = HighWater::start(&self.device);
         let autodiff = self.autodiff();
-        let mut optimizer = Stepper::new(config);
+        let mut optimizer = Stepper::new(config, self.parallel);
         self.device.seed(config.seed);
         let mut model = Vit::new(&config.model, &autodiff)
             .recomputing(config.engine.checkpointing.recomputed())
             .drawn();
         let mut done = 0;
         let mut train_loss = 0.0;
-        if let Some(checkpoint) = from {
+        if let Some(checkpoint) = &from {
             done = checkpoint.epoch();
             train_loss = checkpoint.train_loss();
-            (model, optimizer) = checkpoint.load(model, optimizer)?;
+            model = checkpoint.load_model(model)?;
+        }
+        if let Some(parallel) = self.parallel {
+            self.meet_at(done)?;
+            model = parallel.broadcast(model)?;
+        }
+        if let Some(checkpoint) = &from {
+            optimizer = checkpoint.load_optimizer(optimizer)?;
         }
 
         let batches = self.data.train.len().div_ceil(config.batch_size);
@@ -91,15 +103,21 @@ impl Train<'_> {
             for (index, places) in order.chunks(config.batch_size).enumerate() {
                 let iteration = (epoch - 1) * batches + index;
                 if self.stop_after.is_some_and(|last| iteration >= last) {
-                    return Ok(Ending::Stopped((epoch > 1).then_some(epoch - 1)));
+                    let ending = Ending::Stopped((epoch > 1).then_some(epoch - 1));
+                    return Ok(if self.is_first() {
+                        ending
+                    } else {
+                        Ending::OfAnotherRank
+                    });
                 }
+                let places = self.share(places);
                 let batch = Batch::new(
                     &images(&self.data.train, places)?,
                     &self.data.normalization(),
                     &autodiff,
                 );
                 // The dropout of a resumed run is that of the uninterrupted one.
-                let dropout = self.rng(Purpose::Dropout, iteration).next_u64();
+                let dropout = self.rng_of_dropout(iteration).next_u64();
 
                 let rate = schedule.rate(iteration);
                 // From here on, a parameter steps as soon as the backward pass has its gradient.
@@ -111,17 +129,27 @@ impl Train<'_> {
                 drop(loss);
                 model = optimizer.step(rate, model, grads)?;
                 memory.look();
-                progress.batch(epoch, index + 1);
+                if self.is_first() {
+                    progress.batch(epoch, index + 1);
+                }
             }
-            train_loss = mean(losses);
+            train_loss = self.mean_of_all(losses)?;
             ensure!(
                 train_loss.is_finite(),
                 "the loss is {train_loss} in epoch {epoch}: try a smaller --lr"
             );
-            let validation = self.validate(&model)?;
-            progress.epoch(epoch, train_loss, validation, &memory);
-            self.folder
-                .save(epoch, train_loss, &model, optimizer.to_record())?;
+            let states = optimizer.to_record(self.parallel)?;
+            if self.is_first() {
+                let validation = self.validate(&model)?;
+                progress.epoch(epoch, train_loss, validation, &memory);
+                self.folder.save(epoch, train_loss, &model, states)?;
+            }
+        }
+        if let Some(parallel) = self.parallel {
+            parallel.verify(&model)?;
+        }
+        if !self.is_first() {
+            return Ok(Ending::OfAnotherRank);
         }
 
         // Before the validation, which is not part of the training.
@@ -136,6 +164,54 @@ impl Train<'_> {
         };
         self.folder.save_results(&results)?;
         Ok(Ending::Finished(results))
+    }
+
+    /// Whether this is the one process that shows and writes what is the same in all.
+    fn is_first(&self) -> bool {
+        is_first(self.parallel)
+    }
+
+    /// Goes on once all processes are there, with the same settings.
+    fn meet_at(&self, done: usize) -> Result<()> {
+        let Some(parallel) = self.parallel else {
+            return Ok(());
+        };
+        let settings = serde_json::to_string(self.config)?;
+        let what = format!("the beginning of epoch {} with {settings}", done + 1);
+        Ok(parallel.replicas().meet(&what)?)
+    }
+
+    /// What this process trains on, of a batch of all processes.
+    fn share<'b>(&self, places: &'b [usize]) -> &'b [usize] {
+        match self.parallel {
+            None => places,
+            Some(parallel) => &places[parallel.replicas().share(places.len())],
+        }
+    }
+
+    /// The dropout of a process is other than that of the first.
+    fn rng_of_dropout(&self, iteration: usize) -> SeededRng {
+        match self
+            .parallel
+            .map_or(0, |parallel| parallel.replicas().rank())
+        {
+            0 => self.rng(Purpose::Dropout, iteration),
+            rank => {
+                let purpose = Purpose::Dropout as u64;
+                SeededRng::new(&[self.config.seed, purpose, iteration as u64, rank as u64])
+            }
+        }
+    }
+
+    /// The mean loss over the images of all processes.
+    fn mean_of_all(&self, losses: Vec<(Tensor<1>, usize)>) -> Result<f64> {
+        let (mut sum, mut count) = sum_of(losses);
+        if let Some(parallel) = self.parallel {
+            let replicas = parallel.replicas();
+            sum = replicas.numbers("the losses", sum)?.iter().sum();
+            count = self.data.train.len();
+        }
+        Ok(sum / count.max(1) as f64)
     }
 
     /// The device of the model in training.
@@ -182,13 +258,19 @@ fn cross_entropy(scores: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
 
 /// The mean over images of the losses of batches.
 fn mean(losses: Vec<(Tensor<1>, usize)>) -> f64 {
+    let (sum, count) = sum_of(losses);
+    sum / count.max(1) as f64
+}
+
+/// The sum over images of the losses of batches, and the number of images.
+fn sum_of(losses: Vec<(Tensor<1>, usize)>) -> (f64, usize) {
     let mut sum = 0.0;
     let mut count = 0;
     for (loss, images) in losses {
         sum += loss.into_scalar::<f64>() * images as f64;
         count += images;
     }
-    sum / count.max(1) as f64
+    (sum, count)
 }
 
 fn images(split: &Split, places: &[usize]) -> Result<Vec<Image>> {
@@ -214,10 +296,16 @@ impl Batch {
     }
 }
 
+/// Whether this is the first of several processes, or the only one.
+pub fn is_first(parallel: Option<&DataParallel>) -> bool {
+    parallel.is_none_or(|parallel| parallel.replicas().is_first())
+}
+
 /// Opens the device of the settings and trains on it.
 pub fn run(
     config: &TrainConfig,
     data: &Dataset,
+    parallel: Option<&DataParallel>,
     folder: &RunFolder,
     from: Option<Checkpoint>,
     stop_after: Option<usize>,
@@ -226,6 +314,7 @@ pub fn run(
     Train {
         config,
         data,
+        parallel,
         folder,
         device,
         stop_after,

@@ -4,7 +4,6 @@ use crate::config::{BackendKind, Checkpointing, Engine, Mode};
 use crate::device;
 use crate::memory::{Heap, Memory};
 use crate::mode::{Plain, Release};
-use crate::parallel::local_rank;
 use anyhow::{Result, bail};
 use burn::backend::autodiff::checkpoint::strategy::{
     BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
@@ -22,6 +21,7 @@ use burn_gradient_release::ReleaseBackend;
 use burn_lean_optim::LeanBackend;
 #[cfg(any(feature = "flex", feature = "wgpu", feature = "cuda"))]
 use burn_memory_timeline::Recorded;
+use vit_common::parallel::local_rank;
 
 /// Work that is generic over the backend.
 pub trait Job {

@@ -16,7 +16,6 @@ pub mod metric_log;
 pub mod mode;
 pub mod model;
 pub mod panics;
-pub mod parallel;
 pub mod progress;
 pub mod stopping;
 pub mod train;

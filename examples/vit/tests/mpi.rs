@@ -6,11 +6,11 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Output, Stdio};
+use std::process::{Command, ExitCode, Output};
 use std::sync::OnceLock;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
+use vit_common::launching::{self, digest, result, said};
 
 fn main() -> ExitCode {
     let tests: [(&str, fn()); 6] = [
@@ -24,8 +24,7 @@ fn main() -> ExitCode {
         ("clipping_and_accumulation", clipping_and_accumulation),
         ("what_cannot_be_shared_is_refused", what_cannot_be_shared),
     ];
-    let is_missing =
-        cfg!(not(feature = "mpi")) || Command::new("mpirun").arg("--version").output().is_err();
+    let is_missing = cfg!(not(feature = "mpi")) || !launching::has_mpirun();
     let tests = tests.map(|(name, test)| {
         let trial = Trial::test(name, move || -> Result<(), Failed> {
             test();
@@ -36,54 +35,15 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), tests.into()).exit_code()
 }
 
-/// `vit train` in so many processes; without `mpirun` if there are none.
 fn train(processes: usize, folder: &Path, more: &[&str]) -> Command {
-    let vit = env!("CARGO_BIN_EXE_vit");
-    let mut command = match processes {
-        0 => Command::new(vit),
-        _ => {
-            let mut command = Command::new("mpirun");
-            command.args(["--oversubscribe", "-n", &processes.to_string(), vit]);
-            command
-        }
-    };
-    command
-        .args(["train", "--json", "--artifact-dir"])
-        .arg(folder);
-    if processes > 0 {
-        command.arg("--data-parallel");
-    }
-    command
-        .args(more)
-        // In a container everybody is root.
-        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
-        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-    command
+    launching::train(env!("CARGO_BIN_EXE_vit"), processes, folder, more)
 }
 
 /// A short run on the bundled digits, whose dropout does not depend on how many processes there are.
 const NEW: [&str; 6] = ["--epochs", "2", "--batch-size", "128", "--dropout", "0"];
 
-fn said(output: &Output) -> String {
-    let [out, err] = [&output.stdout, &output.stderr].map(|said| String::from_utf8_lossy(said));
-    format!("{out}\n{err}")
-}
-
-fn result(mut command: Command) -> Value {
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
-    let text = String::from_utf8_lossy(&output.stdout);
-    let lines: Vec<_> = text.lines().collect();
-    assert_eq!(lines.len(), 1, "one process has the results: {text}");
-    serde_json::from_str(lines[0]).unwrap()
-}
-
 fn accuracy(result: &Value) -> f64 {
     result["validation_accuracy"].as_f64().unwrap()
-}
-
-fn digest(result: &Value) -> &str {
-    result["weights_digest"].as_str().unwrap()
 }
 
 fn log_of(folder: &Path, name: &str) -> Vec<f64> {
@@ -165,43 +125,14 @@ fn a_sharded_run_is_resumed() {
     }
 }
 
-/// The processes of `vit` that a launcher has started.
-fn processes_of(launcher: &Child) -> Vec<u32> {
-    let children = format!("/proc/{0}/task/{0}/children", launcher.id());
-    let children = fs::read_to_string(children).unwrap_or_default();
-    children
-        .split_whitespace()
-        .map(|id| id.parse().unwrap())
-        .collect()
-}
-
-fn wait_for(file: &Path) {
-    let begun = Instant::now();
-    while !file.exists() {
-        assert!(
-            begun.elapsed() < Duration::from_secs(120),
-            "{}",
-            file.display()
-        );
-        sleep(Duration::from_millis(5));
-    }
-}
-
-/// Starts a run of four sharded replicas, and signals one of them once there is a file.
+/// Signals one of four sharded replicas once there is a file.
 fn signalled(signal: &str, rank: usize, folder: &Path, file: &str) -> (Duration, Output) {
-    let mut command = train(4, folder, &sharded());
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let launcher = command.spawn().unwrap();
-    wait_for(&folder.join(file));
-    let process = processes_of(&launcher)[rank].to_string();
-    let kill = Command::new("kill")
-        .args([signal, &process])
-        .status()
-        .unwrap();
-    assert!(kill.success());
-    let begun = Instant::now();
-    let output = launcher.wait_with_output().unwrap();
-    (begun.elapsed(), output)
+    launching::signalled(
+        train(4, folder, &sharded()),
+        signal,
+        rank,
+        &folder.join(file),
+    )
 }
 
 fn an_interruption_stops_all() {

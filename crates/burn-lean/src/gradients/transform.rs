@@ -103,6 +103,14 @@ impl GradientTransform {
         }
     }
 
+    /// What looks at gradients, or at a scaled loss, before the step.
+    pub(crate) fn looks(&self) -> Option<&'static str> {
+        let reports = self
+            .reports_norm
+            .then_some("the norm of gradients in the report");
+        self.not_burns().or(reports)
+    }
+
     /// Why no step can be taken with these settings.
     pub(crate) fn check_settings(&self) -> Result<(), ReleaseError> {
         let clipping = self.clipping.as_ref().and_then(NormClipping::out_of_range);

@@ -72,7 +72,7 @@ impl ReleaseAccumulator {
     /// Holds nothing yet.
     pub fn new() -> Self {
         Self {
-            session: Arc::new(Session::new(None)),
+            session: Arc::new(Session::new(None, None)),
             grads: GradientsParams::new(),
         }
     }

@@ -312,6 +312,33 @@ pub enum ReleaseError {
         /// Where the parameter is in the model.
         path: String,
     },
+
+    /// The replicas of the model cannot go on together
+    /// ([`with_reduction`](crate::ReleaseOptimizer::with_reduction)). Every call is refused with it
+    /// from then on.
+    #[error("{reason}; let the process end, which ends the others, and go on from a checkpoint")]
+    Reduction {
+        /// Why not.
+        reason: String,
+    },
+
+    /// Gradients of this replica alone would be looked at, and replicas would go apart.
+    #[error(
+        "{what} does not see the gradients of the other replicas: take Burn's clipping, of each \
+         gradient by itself, or train in one process"
+    )]
+    LocalGradients {
+        /// What looks at gradients.
+        what: String,
+    },
+
+    /// Each replica has the optimizer states of a part of the parameters.
+    #[error(
+        "this replica has the optimizer states of its share of the parameters alone, and those of \
+         the others would be lost; put them together with `DataParallel::gather_states`, on all \
+         replicas"
+    )]
+    Sharded,
 }
 
 /// A refused call, with what it was given: the model, and the gradients where it was given some.

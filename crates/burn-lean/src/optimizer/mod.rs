@@ -6,10 +6,14 @@ mod claims;
 mod error;
 mod one_param;
 mod ordinary;
+mod reducing;
 mod release_optimizer;
 mod report;
 mod restoring;
 mod survey;
+
+#[cfg(feature = "data-parallel")]
+pub(crate) use restoring::as_param;
 
 pub use accumulator::ReleaseAccumulator;
 pub(crate) use error::expect;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use burn::Tensor;
 use burn::module::{Module, ModuleMapper, Param, ParamId, ParamMapper};
+use burn::tensor::GradientCheckpointingStrategy;
 
 use super::survey::is_replaced;
 use crate::session::Session;
@@ -54,12 +55,8 @@ impl ModuleMapper for Restore<'_> {
         } else {
             let strategy = base.gradient_checkpointing_strategy();
             drop(base);
-            let weight = Tensor::<D>::from_dispatch(slot.end(self.how)).autodiff();
-            match strategy {
-                Some(strategy) => weight.with_gradient_checkpointing_strategy(strategy),
-                None => weight.inner(),
-            }
-            .set_require_grad(is_active)
+            let weight = Tensor::from_dispatch(slot.end(self.how));
+            as_param(weight, strategy, is_active)
         };
         let param = Param::from_mapped_value(id, base, mapper);
         // The mapper is of the moment of arming, and would bring back what was frozen since.
@@ -68,6 +65,20 @@ impl ModuleMapper for Restore<'_> {
             false => param,
         }
     }
+}
+
+/// A weight as autodiff had it: with this strategy, or none without autodiff.
+pub(crate) fn as_param<const D: usize>(
+    weight: Tensor<D>,
+    strategy: Option<GradientCheckpointingStrategy>,
+    is_active: bool,
+) -> Tensor<D> {
+    let weight = weight.autodiff();
+    match strategy {
+        Some(strategy) => weight.with_gradient_checkpointing_strategy(strategy),
+        None => weight.inner(),
+    }
+    .set_require_grad(is_active)
 }
 
 fn mapper_of<const D: usize>(mapper: &Arc<dyn Any + Send + Sync>) -> ParamMapper<Tensor<D>> {

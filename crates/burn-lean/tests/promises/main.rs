@@ -4,6 +4,8 @@ mod accumulation;
 mod adapters;
 mod clipping;
 mod copies;
+#[cfg(feature = "data-parallel")]
+mod data_parallel;
 mod edges;
 mod equality;
 #[cfg(feature = "wgpu")]

@@ -38,6 +38,13 @@ pub(super) struct TrainArgs {
     /// zero [default: 0.002]
     #[arg(long, visible_alias = "learning-rate", value_name = "RATE")]
     pub(super) lr: Option<f64>,
+    /// Train in the processes that `mpirun` has started, each on its share of every batch; needs a build
+    /// with the feature mpi
+    #[arg(long)]
+    pub(super) data_parallel: bool,
+    /// With --data-parallel: each process has the optimizer states of a part of the parameters
+    #[arg(long, requires = "data_parallel")]
+    pub(super) shard_optimizer: bool,
     /// Decoupled weight decay of --optimizer adamw [default: 0.05]
     #[arg(long, value_name = "DECAY")]
     pub(super) weight_decay: Option<f64>,

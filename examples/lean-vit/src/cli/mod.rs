@@ -3,13 +3,17 @@
 mod args;
 mod settings;
 
+use crate::config::{Mode, TrainConfig};
 use crate::run_folder::RunFolder;
-use crate::train::{self, Ending};
-use anyhow::Result;
+use crate::train::{self, Ending, is_first};
+use anyhow::{Result, ensure};
 use args::TrainArgs;
+use burn_lean::DataParallel;
 use clap::{Parser, Subcommand};
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
+use vit_common::data::Dataset;
+use vit_common::parallel::{self, check_shares};
 use vit_common::summary::summary;
 use vit_common::terminal::{self, say};
 
@@ -45,10 +49,22 @@ pub fn main() -> ExitCode {
 
 fn train(args: &TrainArgs) -> Result<ExitCode> {
     let path = &args.artifact_dir;
+    let parallel = data_parallel(args)?;
+    let parallel = parallel.as_ref();
     let (config, data, folder, from);
-    if args.resume {
+    if !is_first(parallel) {
+        // The first process has begun the run, or has it open.
+        meet(parallel)?;
+        folder = RunFolder::read(path);
+        let saved = args.resume.then(|| folder.settings()).transpose()?;
+        (config, data) = args.resolve(saved.as_ref())?;
+        from = saved
+            .and_then(|_| folder.newest().transpose())
+            .transpose()?;
+    } else if args.resume {
         folder = RunFolder::open(path)?;
         (config, data) = args.resolve(Some(&folder.settings()?))?;
+        check_parallel(parallel, &config, &data)?;
         from = folder.newest()?;
         folder.save_settings(&config)?;
         match &from {
@@ -58,13 +74,18 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
     } else {
         RunFolder::ensure_free(path, args.overwrite)?;
         (config, data) = args.resolve(None)?;
+        check_parallel(parallel, &config, &data)?;
         folder = RunFolder::create(path, args.overwrite)?;
         from = None;
         folder.start(&config)?;
     }
+    if is_first(parallel) {
+        meet(parallel)?;
+    }
 
     let stop_after = args.stop_after.map(NonZeroUsize::get);
-    match train::run(&config, &data, &folder, from, stop_after)? {
+    match train::run(&config, &data, parallel, &folder, from, stop_after)? {
+        Ending::OfAnotherRank => {}
         Ending::Finished(results) => {
             let table = summary(&config.model, config.engine.mode, false, &results);
             if args.json {
@@ -90,6 +111,41 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn data_parallel(args: &TrainArgs) -> Result<Option<DataParallel>> {
+    if !args.data_parallel {
+        return Ok(None);
+    }
+    let parallel = DataParallel::new(parallel::join("lean-vit")?);
+    Ok(Some(match args.shard_optimizer {
+        true => parallel.with_sharded_optimizer(),
+        false => parallel,
+    }))
+}
+
+/// Whether these settings are for several processes.
+fn check_parallel(
+    parallel: Option<&DataParallel>,
+    config: &TrainConfig,
+    data: &Dataset,
+) -> Result<()> {
+    let Some(parallel) = parallel else {
+        return Ok(());
+    };
+    ensure!(
+        config.engine.mode == Mode::Release,
+        "--data-parallel needs gradient release: use --mode release"
+    );
+    check_shares(parallel.replicas(), data.train.len(), config.batch_size)
+}
+
+/// Goes on once all processes are there.
+fn meet(parallel: Option<&DataParallel>) -> Result<()> {
+    if let Some(parallel) = parallel {
+        parallel.replicas().meet("the folder")?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

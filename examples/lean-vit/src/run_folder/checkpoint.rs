@@ -172,13 +172,22 @@ impl Checkpoint {
         self.state.train_loss
     }
 
-    /// The model and the optimizer of the checkpoint.
-    pub fn load<M: Module>(&self, model: M, optimizer: Stepper) -> Result<(M, Stepper)> {
-        let cannot = || format!("cannot load {}", self.folder.display());
-        let record = ModuleRecord::load(self.folder.join(MODEL)).with_context(cannot)?;
-        let model = model.try_load_record(record).with_context(cannot)?;
-        let record = OptimizerRecord::load(self.folder.join(OPTIMIZER)).with_context(cannot)?;
-        Ok((model, optimizer.load_record(record)))
+    /// The model of the checkpoint.
+    pub fn load_model<M: Module>(&self, model: M) -> Result<M> {
+        let record = ModuleRecord::load(self.folder.join(MODEL));
+        let record = record.with_context(|| self.cannot())?;
+        model.try_load_record(record).with_context(|| self.cannot())
+    }
+
+    /// The optimizer of the checkpoint. Of several processes, each has to know the model by now.
+    pub fn load_optimizer(&self, optimizer: Stepper) -> Result<Stepper> {
+        let record = OptimizerRecord::load(self.folder.join(OPTIMIZER));
+        let record = record.with_context(|| self.cannot())?;
+        Ok(optimizer.load_record(record))
+    }
+
+    fn cannot(&self) -> String {
+        format!("cannot load {}", self.folder.display())
     }
 }
 

@@ -28,12 +28,13 @@ const RESULTS: &str = "results.json";
 const CHECKPOINTS: &str = "checkpoint";
 const LOCK: &str = "lock";
 
-/// The folder of a run, which no other program uses meanwhile.
+/// The folder of a run, which no other program uses meanwhile. Of several processes of a run, the
+/// first has it; the others [read](Self::read) what it has written.
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
     checkpoints: Checkpoints,
-    _lock: Lock,
+    _lock: Option<Lock>,
 }
 
 impl RunFolder {
@@ -103,10 +104,18 @@ impl RunFolder {
 
     fn locked(path: &Path) -> Result<Self> {
         Ok(Self {
-            _lock: Lock::acquire(&path.join(LOCK))?,
+            _lock: Some(Lock::acquire(&path.join(LOCK))?),
+            ..Self::read(path)
+        })
+    }
+
+    /// The folder of a run that another process has.
+    pub fn read(path: &Path) -> Self {
+        Self {
+            _lock: None,
             path: path.to_path_buf(),
             checkpoints: Checkpoints::new(path.join(CHECKPOINTS)),
-        })
+        }
     }
 
     /// The path of the folder.

@@ -6,7 +6,6 @@ mod settings;
 use crate::artifacts::Artifacts;
 use crate::backend;
 use crate::config::{Engine, Mode};
-use crate::parallel::{self, check_shares};
 use crate::stopping::CTRL_C;
 use crate::terminal::{self, say};
 use crate::train::{Ending, Train};
@@ -18,6 +17,7 @@ use clap::{Parser, Subcommand};
 use std::io::{self, IsTerminal};
 use std::num::NonZeroUsize;
 use std::process::{self, ExitCode};
+use vit_common::parallel::{self, check_shares};
 use vit_common::summary::summary;
 
 /// The exit code of a program that Ctrl-C ended.
@@ -77,7 +77,7 @@ fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
             config.engine.mode == Mode::Release,
             "--data-parallel needs gradient release: use --mode release"
         );
-        check_shares(parallel, data.train.len(), config.batch_size)?;
+        check_shares(parallel.replicas(), data.train.len(), config.batch_size)?;
         // Not before all of them have looked at the folder.
         parallel.replicas().meet("the beginning")?;
     }
@@ -151,7 +151,7 @@ fn data_parallel(args: &TrainArgs) -> Result<Option<DataParallel>> {
     if !args.data_parallel {
         return Ok(None);
     }
-    let parallel = DataParallel::new(parallel::join()?);
+    let parallel = DataParallel::new(parallel::join("vit")?);
     Ok(Some(match args.shard_optimizer {
         true => parallel.with_sharded_optimizer(),
         false => parallel,

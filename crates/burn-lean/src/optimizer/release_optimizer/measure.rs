@@ -162,7 +162,15 @@ impl ReleaseOptimizer {
         model: M,
         sums: GradientsParams,
     ) -> Result<M, Refused<M, GradientsParams>> {
-        let survey = match self.check_arm(&model) {
+        let checked = self
+            .check_arm(&model)
+            .and_then(|survey| match self.reduction() {
+                Some(_) => Err(ReleaseError::LocalGradients {
+                    what: "a pass that measures gradients".into(),
+                }),
+                None => Ok(survey),
+            });
+        let survey = match checked {
             Ok(survey) => survey,
             Err(error) => return Err(Refused::with_grads(model, sums, error)),
         };

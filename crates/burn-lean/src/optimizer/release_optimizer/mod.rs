@@ -1,6 +1,7 @@
 //! Burn's optimizer with gradient release around it.
 
 mod measure;
+mod replicas;
 mod settings;
 mod step;
 
@@ -10,6 +11,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ParamGroup};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 
+use self::replicas::with_states;
 use super::arming;
 use super::claims::check_bases;
 use super::error::{Refused, ReleaseError, expect};
@@ -75,7 +77,7 @@ impl ReleaseOptimizer {
     fn new(optim: ModuleOptimizer) -> Self {
         let is_fresh = optim.to_record().is_empty();
         Self {
-            session: Arc::new(Session::new(Some(optim))),
+            session: Arc::new(Session::new(Some(optim), None)),
             first_pass: FirstPass::default(),
             is_fresh,
             groups: Vec::new(),
@@ -199,10 +201,16 @@ impl ReleaseOptimizer {
         if stepper.gradients.scaler.is_some() {
             survey.check_precision()?;
         }
+        if self.reduction().is_some()
+            && let Some(what) = stepper.gradients.looks()
+        {
+            return Err(ReleaseError::LocalGradients { what: what.into() });
+        }
         check_groups(model, &self.groups)
     }
 
     fn check_unfinished(&self) -> Result<(), ReleaseError> {
+        self.session.land()?;
         let armed = self.session.slots().len();
         let stepped = Progress::get(&self.session.progress.stepped);
         if self.session.stepper().stepping {
@@ -316,8 +324,15 @@ impl ReleaseOptimizer {
     ///
     /// # Errors
     ///
-    /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted).
+    /// - [`Unfinished`](ReleaseError::Unfinished), [`Interrupted`](ReleaseError::Interrupted);
+    /// - [`Sharded`](ReleaseError::Sharded): this replica has a part of the states.
     pub fn try_to_record(&self) -> Result<OptimizerRecord, ReleaseError> {
+        self.check_whole()?;
+        self.own_record()
+    }
+
+    /// The states that are here.
+    pub(crate) fn own_record(&self) -> Result<OptimizerRecord, ReleaseError> {
         self.check_unfinished()?;
         Ok(self
             .session
@@ -329,16 +344,20 @@ impl ReleaseOptimizer {
     }
 
     /// Loads states that this optimizer, or plain Burn's, has saved. What was armed is no longer; a
-    /// step that was interrupted is forgotten.
+    /// step that was interrupted is forgotten. Of replicas with a [sharded
+    /// reduction](GradientReduction::is_sharded), each loads the states of all, and keeps its own.
+    ///
+    /// # Panics
+    ///
+    /// If a sharded reduction does not know whose a state is.
     pub fn load_record(self, record: OptimizerRecord) -> Self {
+        // On all replicas the same, whatever is whose.
         let is_fresh = record.is_empty();
-        let optim = self.take().load_record(record);
-        let session = Session::new(Some(optim));
-        let mut gradients = std::mem::take(&mut self.session.stepper().gradients);
-        gradients.forget_step();
-        session.stepper().gradients = gradients;
+        let reduction = self.reduction().cloned();
+        let optim = with_states(self.take(), record, reduction.as_ref());
+        let session = self.next_session(optim, reduction);
         Self {
-            session: Arc::new(session),
+            session,
             is_fresh,
             last_step: None,
             ..self
@@ -359,12 +378,12 @@ impl ReleaseOptimizer {
     ///
     /// # Errors
     ///
-    /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted);
-    /// [`NotBurns`](ReleaseError::NotBurns) with clipping by norms, a loss scaler or a stop at
-    /// gradients that are not finite.
+    /// As [`try_to_record`](Self::try_to_record), and [`NotBurns`](ReleaseError::NotBurns) with
+    /// clipping by norms, a loss scaler or a stop at gradients that are not finite.
     pub fn try_into_optimizer(self) -> Result<ModuleOptimizer, Refused<Self>> {
         let not_burns = self.session.stepper().gradients.not_burns();
-        let checked = self.check_unfinished().and(match not_burns {
+        let checked = self.check_unfinished().and_then(|()| self.check_whole());
+        let checked = checked.and(match not_burns {
             Some(what) => Err(ReleaseError::NotBurns { what: what.into() }),
             None => Ok(()),
         });

@@ -11,6 +11,7 @@ use crate::groups::path_of;
 use crate::optimizer::claims::check_claims;
 use crate::optimizer::error::{Refused, ReleaseError, expect};
 use crate::optimizer::ordinary::added;
+use crate::optimizer::reducing::{reduce, weights_from_owners};
 use crate::optimizer::report::{Outcome, StepReport};
 use crate::optimizer::restoring::restore;
 use crate::optimizer::survey::Survey;
@@ -55,7 +56,10 @@ impl ReleaseOptimizer {
     ///   [`LossScaler`](crate::LossScaler);
     /// - [`NotMeasured`](ReleaseError::NotMeasured): clipping by the global norm was asked for when
     ///   the model was armed;
-    /// - [`OutOfRange`](ReleaseError::OutOfRange),
+    /// - [`Reduction`](ReleaseError::Reduction): the replicas of the model do not do the same. The
+    ///   model is half old, half new;
+    /// - [`LocalGradients`](ReleaseError::LocalGradients),
+    ///   [`OutOfRange`](ReleaseError::OutOfRange),
     ///   [`HalfPrecision`](ReleaseError::HalfPrecision), [`EmptyGroup`](ReleaseError::EmptyGroup):
     ///   as for [`try_arm`](Self::try_arm).
     pub fn try_step<M: Module>(
@@ -66,7 +70,8 @@ impl ReleaseOptimizer {
     ) -> Result<M, Refused<M, GradientsParams>> {
         let lr = lr.into();
         let survey = Survey::of(&model);
-        if let Err(error) = self.check_step(&lr, &model, &grads, &survey) {
+        let landed = self.session.land();
+        if let Err(error) = landed.and_then(|()| self.check_step(&lr, &model, &grads, &survey)) {
             return Err(Refused::with_grads(model, grads, error));
         }
         let model = match self.is_armed() || survey.has_adapters || survey.found.is_empty() {
@@ -85,6 +90,14 @@ impl ReleaseOptimizer {
             grads: &mut grads,
             report: &mut report,
         });
+        let reduced = match self.session.flight() {
+            Some(flight) => reduce(flight, &model, &mut grads),
+            None => Ok(Vec::new()),
+        };
+        let reduced = match reduced {
+            Ok(reduced) => reduced,
+            Err(error) => return Err(Refused::with_grads(model, grads, error)),
+        };
         let mut model = restore(&self.session, Ended::Finished, model, survey.has_adapters);
         self.session.progress.reset();
         let ordinary::Transformed { params, skipped } =
@@ -97,10 +110,24 @@ impl ReleaseOptimizer {
         if !grads.is_empty() {
             stepper.stepping = true;
             let optim = stepper.optim.as_mut().expect("an optimizer has one");
-            model = optim.step(lr, model, grads);
+            model = optim.step(lr.clone(), model, grads);
             stepper.stepping = false;
         }
         drop(stepper);
+        if let Some(flight) = self.session.flight() {
+            let ended = weights_from_owners(flight, model, &reduced).and_then(|model| match flight
+                .end_step(&lr)
+            {
+                Ok(()) => Ok(model),
+                Err(error) => Err((model, error)),
+            });
+            model = match ended {
+                Ok(model) => model,
+                Err((model, error)) => {
+                    return Err(Refused::with_grads(model, GradientsParams::new(), error));
+                }
+            };
+        }
         self.is_fresh &= report
             .outcomes
             .iter()

@@ -2,24 +2,32 @@
 
 use std::{
     mem,
+    panic::resume_unwind,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
 };
 
-use crate::communicator::{CommunicationError, Communicator};
+use crate::{
+    Replicas,
+    communicator::{CommunicationError, Communicator},
+};
 
 /// One of the threads.
-pub(crate) struct Threads {
+#[derive(Debug)]
+pub struct Threads {
     rank: usize,
     size: usize,
     meeting: Arc<Meeting>,
 }
 
+#[derive(Debug)]
 struct Meeting {
     round: Mutex<Round>,
     changed: Condvar,
 }
 
 /// What the threads exchange at once.
+#[derive(Debug)]
 struct Round {
     /// By rank.
     brought: Vec<Option<Vec<u8>>>,
@@ -30,7 +38,8 @@ struct Round {
 
 impl Threads {
     /// As many threads as there are to be, by rank.
-    pub(crate) fn new(size: usize) -> Vec<Self> {
+    #[allow(clippy::new_ret_no_self)] // One alone would have nobody to meet.
+    pub fn new(size: usize) -> Vec<Self> {
         let meeting = Arc::new(Meeting {
             round: Mutex::new(Round {
                 brought: vec![None; size],
@@ -46,6 +55,27 @@ impl Threads {
                 meeting: meeting.clone(),
             })
             .collect()
+    }
+
+    /// Runs `work` in as many replicas, each on a thread of its own. What each returns, by rank.
+    ///
+    /// # Panics
+    ///
+    /// If one of them panics.
+    pub fn run<T: Send>(size: usize, work: impl Fn(Replicas) -> T + Sync) -> Vec<T> {
+        thread::scope(|scope| {
+            let threads: Vec<_> = Self::new(size)
+                .into_iter()
+                .map(|thread| {
+                    let work = &work;
+                    let replicas = Replicas::of_threads(thread);
+                    scope.spawn(move || work(replicas.expect("a thread can be started")))
+                })
+                .collect();
+            let done = threads.into_iter().map(|thread| thread.join());
+            done.map(|done| done.unwrap_or_else(|panic| resume_unwind(panic)))
+                .collect()
+        })
     }
 
     /// The bytes of all threads, by rank.
@@ -121,20 +151,4 @@ impl Communicator for Threads {
         self.lock().is_over = true;
         self.meeting.changed.notify_all();
     }
-}
-
-/// Runs `work` in as many replicas; what each returns, by rank.
-#[cfg(test)]
-pub(crate) fn replicas<T: Send>(size: usize, work: impl Fn(crate::Replicas) -> T + Sync) -> Vec<T> {
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = Threads::new(size)
-            .into_iter()
-            .map(|thread| {
-                let work = &work;
-                scope.spawn(move || work(crate::Replicas::of_threads(thread).unwrap()))
-            })
-            .collect();
-        let done = threads.into_iter().map(|thread| thread.join().unwrap());
-        done.collect()
-    })
 }

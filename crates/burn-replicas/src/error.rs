@@ -79,7 +79,17 @@ pub enum ReplicaError {
         param: String,
     },
 
-    /// Replicas that have gone on after an error of theirs.
+    /// A model in the middle of a step.
+    #[error(
+        "{path} is armed, and has no weight of its own: give the model to `broadcast` or `verify` \
+         before `arm`, or after `step`"
+    )]
+    Armed {
+        /// Where the parameter is in the model.
+        path: String,
+    },
+
+    /// Optimizer states that are half old, half new, or are no record of Burn's.
     #[error("optimizer states cannot be put together: {reason}")]
     States {
         /// Why not.

@@ -17,7 +17,8 @@ pub(crate) enum To {
 }
 
 /// A number that can be added up.
-pub(crate) trait Summand: Pod + AddAssign + Div<Output = Self> {
+pub trait Summand: Pod + AddAssign + Div<Output = Self> + Send {
+    /// So many of them.
     fn from_count(count: usize) -> Self;
 }
 

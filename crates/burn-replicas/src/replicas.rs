@@ -14,10 +14,14 @@ use std::{
 use crate::{
     communicator::{CommunicationError, Communicator},
     error::ReplicaError,
+    threads::Threads,
 };
 
 /// How long a process waits for the others, unless it is told.
 const TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+/// How long a process that leaves the others in the middle of something has to say why.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// The processes that train replicas of a model together: this one's place among them.
 ///
@@ -38,9 +42,16 @@ struct Thread {
     rank: usize,
     size: usize,
     jobs: Option<Sender<Job>>,
-    handle: Option<JoinHandle<()>>,
+    taking_leave: Option<TakingLeave>,
     /// The first error, after which there is no orderly end.
     failed: Mutex<Option<ReplicaError>>,
+}
+
+/// What the thread does when nothing is left to do.
+struct TakingLeave {
+    handle: JoinHandle<()>,
+    /// Says that the others do something else. Without a word the thread ends by itself.
+    refused: Mutex<Receiver<()>>,
 }
 
 enum Job {
@@ -55,8 +66,7 @@ struct Talk<'a> {
 }
 
 /// What is to come of something that all replicas do.
-#[derive(Debug)]
-pub(crate) struct Pending<T> {
+pub struct Pending<T> {
     what: String,
     answer: Receiver<Result<T, ReplicaError>>,
     replicas: Replicas,
@@ -73,13 +83,14 @@ impl Replicas {
     ) -> Result<Self, ReplicaError> {
         let (jobs, queue) = mpsc::channel();
         let (ready, is_ready) = mpsc::channel();
+        let (refuse, refused) = mpsc::channel();
         let handle = thread::Builder::new()
             .name("replicas".into())
             .spawn(move || match connect() {
                 Ok(communicator) => {
                     let place = (communicator.rank(), communicator.size());
                     let _ = ready.send(Ok(place));
-                    serve(communicator, &queue);
+                    serve(communicator, &queue, refuse);
                 }
                 Err(error) => {
                     let _ = ready.send(Err(failure(&error)));
@@ -93,7 +104,10 @@ impl Replicas {
                 rank,
                 size,
                 jobs: Some(jobs),
-                handle: Some(handle),
+                taking_leave: Some(TakingLeave {
+                    handle,
+                    refused: Mutex::new(refused),
+                }),
                 failed: Mutex::new(None),
             }),
             timeout: TIMEOUT,
@@ -101,12 +115,16 @@ impl Replicas {
     }
 
     /// One of the threads of this process.
-    #[cfg(any(test, feature = "distributed"))]
-    pub(crate) fn of_threads(thread: crate::threads::Threads) -> Result<Self, ReplicaError> {
+    ///
+    /// # Errors
+    ///
+    /// If the thread on which it talks cannot be started.
+    pub fn of_threads(thread: Threads) -> Result<Self, ReplicaError> {
         let mut replicas = Self::new(move || Ok(thread))?;
         if let Some(thread) = Arc::get_mut(&mut replicas.thread) {
-            // Taking leave waits for the others, which may be dropped after this one, by the same thread.
-            thread.handle = None;
+            // Taking leave waits for the others, which may be dropped after this one, by the same
+            // thread.
+            thread.taking_leave = None;
         }
         Ok(replicas)
     }
@@ -154,6 +172,21 @@ impl Replicas {
         Ok(pending.wait()?.contains(&1))
     }
 
+    /// What each of the processes says, in the order of their ranks.
+    ///
+    /// # Errors
+    ///
+    /// If a process does something else, as its `what` says.
+    pub fn numbers(&self, what: &str, number: f64) -> Result<Vec<f64>, ReplicaError> {
+        let pending = self.begin(what.into(), move |communicator| {
+            communicator.all_gather(&number.to_ne_bytes())
+        });
+        let numbers = pending.wait()?;
+        let numbers = numbers.chunks_exact(size_of::<f64>());
+        let number = |bytes: &[u8]| f64::from_ne_bytes(bytes.try_into().expect("a number"));
+        Ok(numbers.map(number).collect())
+    }
+
     /// What the first process says.
     ///
     /// # Errors
@@ -169,7 +202,7 @@ impl Replicas {
     }
 
     /// Begins what all replicas do under this name.
-    pub(crate) fn begin<T: Send + 'static>(
+    pub fn begin<T: Send + 'static>(
         &self,
         what: String,
         work: impl FnOnce(&dyn Communicator) -> Result<T, CommunicationError> + Send + 'static,
@@ -193,7 +226,12 @@ impl Replicas {
 }
 
 impl<T> Pending<T> {
-    pub(crate) fn wait(self) -> Result<T, ReplicaError> {
+    /// Waits for it.
+    ///
+    /// # Errors
+    ///
+    /// If a process does something else, does not come in time, or cannot be reached.
+    pub fn wait(self) -> Result<T, ReplicaError> {
         let thread = &self.replicas.thread;
         if let Some(error) = lock(&thread.failed).clone() {
             return Err(error);
@@ -219,7 +257,7 @@ impl<T> Pending<T> {
     }
 }
 
-fn serve(communicator: impl Communicator, queue: &Receiver<Job>) {
+fn serve(communicator: impl Communicator, queue: &Receiver<Job>, refuse: Sender<()>) {
     let talk = Talk {
         communicator: &communicator,
         failed: Mutex::new(None),
@@ -238,6 +276,9 @@ fn serve(communicator: impl Communicator, queue: &Receiver<Job>) {
         Err(_) if has_failed => std::mem::forget(communicator),
         Err(error) => {
             eprintln!("{error}");
+            // The process may be about to say why it leaves, and end: then so do the others.
+            let _ = refuse.send(());
+            thread::sleep(LAST_WORDS);
             communicator.abort();
         }
     }
@@ -318,8 +359,9 @@ impl Drop for Thread {
         }
         drop(jobs);
         let has_failed = lock(&self.failed).is_some();
-        if let Some(handle) = self.handle.take()
+        if let Some(TakingLeave { handle, refused }) = self.taking_leave.take()
             && !has_failed
+            && lock(&refused).recv().is_err()
         {
             let _ = handle.join();
         }
@@ -334,6 +376,14 @@ fn failure(error: &CommunicationError) -> ReplicaError {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T> std::fmt::Debug for Pending<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pending")
+            .field("what", &self.what)
+            .finish_non_exhaustive()
+    }
 }
 
 impl std::fmt::Debug for Replicas {

@@ -1,0 +1,135 @@
+//! Models that are to be the same on all replicas.
+
+use burn::Tensor;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::kind::Basic;
+use burn::tensor::{Bool, Int, TensorData};
+use burn_replicas::{Comparison, Known, Reception, ReplicaError, Replicas, kind};
+
+use crate::optimizer::as_param;
+use crate::parameter::find;
+use crate::slot::path_text;
+
+/// The model of the first replica, with its ids.
+pub(super) fn broadcast<M: Module>(replicas: &Replicas, model: M) -> Result<M, ReplicaError> {
+    check_unarmed(&model)?;
+    let mut receive = Receive(Reception::new(replicas));
+    let model = model.map(&mut receive);
+    receive.0.finish().map(|()| model)
+}
+
+/// An armed parameter holds a placeholder.
+fn check_unarmed<M: Module>(model: &M) -> Result<(), ReplicaError> {
+    struct Visitor;
+    impl ModuleVisitor for Visitor {}
+    match find(model, &mut Visitor)
+        .iter()
+        .find(|found| !found.has_ended)
+    {
+        None => Ok(()),
+        Some(found) => Err(ReplicaError::Armed {
+            path: path_text(found.slot.path()),
+        }),
+    }
+}
+
+struct Receive<'a>(Reception<'a>);
+
+impl Receive<'_> {
+    /// The parameter of the first replica in the place of this one's.
+    fn receive<const D: usize, K: Basic>(
+        &mut self,
+        id: ParamId,
+        tensor: Tensor<D, K>,
+    ) -> (ParamId, Tensor<D, K>) {
+        let device = tensor.device();
+        let data = tensor.clone().into_data();
+        let (bytes, shape, dtype) = data.into_parts();
+        let kind = kind(shape.as_slice(), dtype);
+        match self.0.receive(id.val(), &kind, bytes.to_vec()) {
+            Some((id, bytes)) => {
+                let data = TensorData::from_bytes_vec(bytes, shape, dtype);
+                (ParamId::from(id), Tensor::from_data(data, (&device, dtype)))
+            }
+            None => (id, tensor),
+        }
+    }
+}
+
+impl ModuleMapper for Receive<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.0.enter(name);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.0.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let is_trained = param.is_require_grad();
+        let (id, tensor, mapper) = param.consume();
+        let strategy = tensor.gradient_checkpointing_strategy();
+        let (id, tensor) = self.receive(id, tensor.inner());
+        Param::from_mapped_value(id, as_param(tensor, strategy, is_trained), mapper)
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        let (id, tensor, mapper) = param.consume();
+        let (id, tensor) = self.receive(id, tensor);
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
+        let (id, tensor, mapper) = param.consume();
+        let (id, tensor) = self.receive(id, tensor);
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+}
+
+/// Compares the models of all replicas. Returns the float parameters, in the order of the model.
+pub(super) fn verify<M: Module>(
+    replicas: &Replicas,
+    model: &M,
+) -> Result<Vec<Known>, ReplicaError> {
+    check_unarmed(model)?;
+    let mut compare = Compare(Comparison::new(replicas));
+    model.visit(&mut compare);
+    compare.0.finish()
+}
+
+struct Compare<'a>(Comparison<'a>);
+
+impl Compare<'_> {
+    fn compare<const D: usize, K: Basic>(&mut self, id: ParamId, tensor: Tensor<D, K>) {
+        let kind = kind(tensor.shape().as_slice(), tensor.dtype());
+        let bytes = || tensor.into_data().as_bytes().to_vec();
+        self.0.compare(&id.to_string(), &kind, bytes);
+    }
+}
+
+impl ModuleVisitor for Compare<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.0.enter(name);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.0.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let size = param.shape().num_elements();
+        self.0.know(param.id.val(), size, param.is_require_grad());
+        self.compare(param.id, param.base());
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.compare(param.id, param.base());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.compare(param.id, param.base());
+    }
+}

@@ -1,0 +1,133 @@
+//! Ordinary gradients of replicas, which `step` steps with.
+
+use burn::Tensor;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
+
+use super::error::ReleaseError;
+use super::restoring::as_param;
+use crate::reduction::Flight;
+
+/// Reduces the gradients of a model, in the order of its fields. What another replica steps with is
+/// gone. Returns whose gradients there were.
+pub(super) fn reduce<M: Module>(
+    flight: &Flight,
+    model: &M,
+    grads: &mut GradientsParams,
+) -> Result<Vec<ParamId>, ReleaseError> {
+    let mut send = Send {
+        flight,
+        grads,
+        landed: Vec::new(),
+        error: None,
+    };
+    model.visit(&mut send);
+    let Send {
+        mut landed, error, ..
+    } = send;
+    if let Some(error) = error {
+        return Err(error);
+    }
+    flight.land_all(&mut |param, grad| {
+        landed.push((param, grad));
+        Ok(())
+    })?;
+    let params = landed.iter().map(|(param, _)| *param).collect();
+    landed.reverse();
+    model.visit(&mut Receive { grads, landed });
+    Ok(params)
+}
+
+/// Takes gradients out, in one dimension, and sends them off.
+struct Send<'a> {
+    flight: &'a Flight,
+    grads: &'a mut GradientsParams,
+    landed: Vec<(ParamId, Option<Tensor<1>>)>,
+    error: Option<ReleaseError>,
+}
+
+impl ModuleVisitor for Send<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(grad) = self.grads.remove::<D>(param.id) else {
+            return;
+        };
+        let landed = &mut self.landed;
+        let mut landing = |param, grad| {
+            landed.push((param, grad));
+            Ok(())
+        };
+        let numbers = grad.shape().num_elements();
+        let sent = self
+            .flight
+            .launch(param.id, grad.reshape([numbers]), &mut landing);
+        if let Err(error) = sent {
+            self.error.get_or_insert(error);
+        }
+    }
+}
+
+/// Puts those back that this replica steps with.
+struct Receive<'a> {
+    grads: &'a mut GradientsParams,
+    /// The first one last.
+    landed: Vec<(ParamId, Option<Tensor<1>>)>,
+}
+
+impl ModuleVisitor for Receive<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some((_, grad)) = self.landed.pop_if(|(id, _)| *id == param.id)
+            && let Some(grad) = grad
+        {
+            self.grads
+                .register(param.id, grad.reshape(param.shape().dims::<D>()));
+        }
+    }
+}
+
+/// Gives all replicas the weights that owners have stepped.
+pub(super) fn weights_from_owners<M: Module>(
+    flight: &Flight,
+    model: M,
+    params: &[ParamId],
+) -> Result<M, (M, ReleaseError)> {
+    let mut owners = Owners {
+        flight,
+        params,
+        error: None,
+    };
+    if !flight.reduction().is_sharded() {
+        return Ok(model);
+    }
+    let model = model.map(&mut owners);
+    match owners.error {
+        None => Ok(model),
+        Some(error) => Err((model, error)),
+    }
+}
+
+struct Owners<'a> {
+    flight: &'a Flight,
+    params: &'a [ParamId],
+    error: Option<ReleaseError>,
+}
+
+impl ModuleMapper for Owners<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if self.error.is_some() || !self.params.contains(&param.id) {
+            return param;
+        }
+        let is_active = param.is_require_grad();
+        let (id, weight, mapper) = param.consume();
+        let strategy = weight.gradient_checkpointing_strategy();
+        let shape = weight.shape();
+        let flat = weight.clone().inner().reshape([shape.num_elements()]);
+        let weight = match self.flight.weight_from_owner(id, flat) {
+            Ok(flat) => as_param(flat.reshape(shape.dims::<D>()), strategy, is_active),
+            Err(error) => {
+                self.error = Some(error);
+                weight
+            }
+        };
+        Param::from_mapped_value(id, weight, mapper)
+    }
+}

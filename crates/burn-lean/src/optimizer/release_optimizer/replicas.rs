@@ -1,0 +1,71 @@
+//! Replicas of the model: what an optimizer of one of them does to gradients and states.
+
+use std::sync::Arc;
+
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
+
+use super::ReleaseOptimizer;
+use crate::optimizer::error::{ReleaseError, expect};
+use crate::reduction::{Flight, GradientReduction};
+use crate::session::Session;
+
+impl ReleaseOptimizer {
+    /// Reduces each gradient over the replicas of a model before it is stepped with. What was armed
+    /// is no longer. Where the reduction is [sharded](GradientReduction::is_sharded), the states
+    /// of other replicas' parameters are dropped, now and by [`load_record`](Self::load_record).
+    ///
+    /// Burn's clipping, of each gradient by itself, sees the reduced gradients. An optimizer that
+    /// looks at the norms of gradients, or scales a loss, is refused when it arms a model
+    /// ([`LocalGradients`](ReleaseError::LocalGradients)).
+    ///
+    /// # Panics
+    ///
+    /// If the optimizer has states, and the reduction does not know whose they are.
+    pub fn with_reduction(self, reduction: Arc<dyn GradientReduction>) -> Self {
+        let optim = self.take();
+        let optim = match reduction.is_sharded() && !self.is_fresh {
+            true => with_states(optim.clone(), optim.to_record(), Some(&reduction)),
+            false => optim,
+        };
+        Self {
+            session: self.next_session(optim, Some(reduction)),
+            ..self
+        }
+    }
+
+    pub(super) fn reduction(&self) -> Option<&Arc<dyn GradientReduction>> {
+        self.session.flight().map(Flight::reduction)
+    }
+
+    /// A session in which nothing is armed, with what is done to gradients.
+    pub(super) fn next_session(
+        &self,
+        optim: ModuleOptimizer,
+        reduction: Option<Arc<dyn GradientReduction>>,
+    ) -> Arc<Session> {
+        let session = Session::new(Some(optim), reduction);
+        let mut gradients = std::mem::take(&mut self.session.stepper().gradients);
+        gradients.forget_step();
+        session.stepper().gradients = gradients;
+        Arc::new(session)
+    }
+
+    pub(super) fn check_whole(&self) -> Result<(), ReleaseError> {
+        match self.reduction() {
+            Some(reduction) if reduction.is_sharded() => Err(ReleaseError::Sharded),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The optimizer with these states, or with those of them that this replica owns.
+pub(super) fn with_states(
+    optim: ModuleOptimizer,
+    record: OptimizerRecord,
+    reduction: Option<&Arc<dyn GradientReduction>>,
+) -> ModuleOptimizer {
+    optim.load_record(match reduction {
+        Some(reduction) if reduction.is_sharded() => expect(reduction.own_states(record)),
+        _ => record,
+    })
+}

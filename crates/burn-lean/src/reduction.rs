@@ -1,0 +1,220 @@
+//! What replicas of a model do to a complete gradient before its step.
+
+use std::collections::VecDeque;
+use std::error::Error;
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use burn::Tensor;
+use burn::backend::TensorMetadata;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::ParamId;
+use burn::optim::OptimizerRecord;
+use burn::tensor::Shape;
+
+use crate::backend::{Inner, Primitive};
+use crate::optimizer::ReleaseError;
+
+/// Why replicas could not agree.
+pub type ReductionError = Box<dyn Error + Send + Sync>;
+
+/// Reduces gradients over the replicas of a model that is trained data parallel.
+///
+/// An optimizer [with a reduction](crate::ReleaseOptimizer::with_reduction) hands it each gradient
+/// the moment it is complete, in backward or in `step`, and steps with what comes back. The
+/// micro-batches of a [`ReleaseAccumulator`](crate::ReleaseAccumulator) are not reduced, but the
+/// sum that the last one is stepped with. Gradients and weights come in one dimension.
+///
+/// All replicas make the same calls in the same order, as they run backward over equal models.
+/// Where one does not, each of them should get an error that says who differs, and how. In backward
+/// an error becomes a panic, for Burn's trait leaves no other way.
+pub trait GradientReduction: Send + Sync {
+    /// Begins to reduce a complete gradient. It is awaited before more than
+    /// [`max_in_flight`](Self::max_in_flight) are on their way, in the order in which they were
+    /// begun.
+    ///
+    /// # Errors
+    ///
+    /// If the replicas do not agree on what is reduced.
+    fn begin(
+        &self,
+        param: ParamId,
+        grad: Tensor<1>,
+        recipients: Recipients,
+    ) -> Result<Box<dyn PendingGradient>, ReductionError>;
+
+    /// How many gradients may be on their way while backward computes the next.
+    fn max_in_flight(&self) -> NonZeroUsize {
+        NonZeroUsize::MIN
+    }
+
+    /// Whether each replica has the optimizer states of a part of the parameters.
+    fn is_sharded(&self) -> bool {
+        false
+    }
+
+    /// Whether this replica steps the parameter, and so has its optimizer state.
+    fn is_owner(&self, _param: ParamId) -> bool {
+        true
+    }
+
+    /// The weight of a parameter after its step: from its owner to the other replicas. `weight` is
+    /// the new one at the owner, and the old one elsewhere. Asked only where states are
+    /// [sharded](Self::is_sharded).
+    ///
+    /// # Errors
+    ///
+    /// If the replicas do not agree on whose weight it is.
+    fn weight_from_owner(
+        &self,
+        _param: ParamId,
+        weight: Tensor<1>,
+    ) -> Result<Tensor<1>, ReductionError> {
+        Ok(weight)
+    }
+
+    /// Of a record of all states, those of the parameters that this replica owns. Asked only where
+    /// states are [sharded](Self::is_sharded).
+    ///
+    /// # Errors
+    ///
+    /// If it is not known whose they are.
+    fn own_states(&self, record: OptimizerRecord) -> Result<OptimizerRecord, ReductionError> {
+        Ok(record)
+    }
+
+    /// Ends an optimizer step, in which every replica has stepped the same parameters.
+    ///
+    /// # Errors
+    ///
+    /// If a replica is elsewhere, or steps with other rates.
+    fn end_step(&self, _rates: &ModuleLearningRate) -> Result<(), ReductionError> {
+        Ok(())
+    }
+}
+
+/// Who needs a reduced gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recipients {
+    /// Every replica.
+    All,
+    /// At least the replica that steps the parameter.
+    Owner,
+}
+
+/// A gradient on its way.
+pub trait PendingGradient: Send {
+    /// Waits for the mean over all replicas. `None` on a replica that needs none.
+    ///
+    /// # Errors
+    ///
+    /// If the replicas do not agree on what is reduced.
+    fn wait(self: Box<Self>) -> Result<Option<Tensor<1>>, ReductionError>;
+}
+
+/// What is done with a reduced gradient.
+pub(crate) type Landing<'a> =
+    &'a mut dyn FnMut(ParamId, Option<Tensor<1>>) -> Result<(), ReleaseError>;
+
+/// The gradients of an optimizer's step that are on their way.
+pub(crate) struct Flight {
+    reduction: Arc<dyn GradientReduction>,
+    under_way: Mutex<VecDeque<(ParamId, Box<dyn PendingGradient>)>>,
+    /// The first error, after which nothing goes on.
+    failed: Mutex<Option<ReleaseError>>,
+}
+
+impl Flight {
+    pub(crate) fn new(reduction: Arc<dyn GradientReduction>) -> Self {
+        Self {
+            reduction,
+            under_way: Mutex::default(),
+            failed: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn reduction(&self) -> &Arc<dyn GradientReduction> {
+        &self.reduction
+    }
+
+    /// Sends a gradient off, once there is room.
+    pub(crate) fn launch(
+        &self,
+        param: ParamId,
+        grad: Tensor<1>,
+        landing: Landing<'_>,
+    ) -> Result<(), ReleaseError> {
+        while lock(&self.under_way).len() >= self.reduction.max_in_flight().get() {
+            self.land_next(landing)?;
+        }
+        let pending = self.tried(self.reduction.begin(param, grad, Recipients::Owner))?;
+        lock(&self.under_way).push_back((param, pending));
+        Ok(())
+    }
+
+    /// Waits for all that is on its way.
+    pub(crate) fn land_all(&self, landing: Landing<'_>) -> Result<(), ReleaseError> {
+        while self.land_next(landing)? {}
+        Ok(())
+    }
+
+    fn land_next(&self, landing: Landing<'_>) -> Result<bool, ReleaseError> {
+        if let Some(error) = lock(&self.failed).clone() {
+            return Err(error);
+        }
+        // Without the lock: a step runs code of the optimizer.
+        let next = lock(&self.under_way).pop_front();
+        let Some((param, pending)) = next else {
+            return Ok(false);
+        };
+        let grad = self.tried(pending.wait())?;
+        landing(param, grad)?;
+        Ok(true)
+    }
+
+    /// The weight of a parameter after the step of its owner.
+    pub(crate) fn weight_from_owner(
+        &self,
+        param: ParamId,
+        weight: Tensor<1>,
+    ) -> Result<Tensor<1>, ReleaseError> {
+        self.tried(self.reduction.weight_from_owner(param, weight))
+    }
+
+    pub(crate) fn end_step(&self, rates: &ModuleLearningRate) -> Result<(), ReleaseError> {
+        self.tried(self.reduction.end_step(rates))
+    }
+
+    fn tried<T>(&self, result: Result<T, ReductionError>) -> Result<T, ReleaseError> {
+        result.map_err(|error| {
+            let error = ReleaseError::Reduction {
+                reason: error.to_string(),
+            };
+            lock(&self.failed).get_or_insert(error).clone()
+        })
+    }
+}
+
+impl fmt::Debug for Flight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Flight")
+            .field("under_way", &lock(&self.under_way).len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A tensor in one dimension.
+pub(crate) fn flat<B: Inner>(tensor: Primitive<B>) -> Tensor<1> {
+    let numbers = tensor.shape().num_elements();
+    B::tensor(B::float_reshape(tensor, Shape::new([numbers])))
+}
+
+/// The way back.
+pub(crate) fn shaped<B: Inner>(tensor: Tensor<1>, shape: Shape) -> Primitive<B> {
+    B::float_reshape(B::of(tensor), shape)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

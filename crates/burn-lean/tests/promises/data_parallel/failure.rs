@@ -1,0 +1,194 @@
+//! A replica that goes another way is named on all of them.
+
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
+use burn_lean::{DataParallel, ReleaseError, Replicas, Threads, WithGradientRelease};
+
+use crate::harness::{adamw, flex, numbers};
+use crate::small::panic_of;
+
+#[derive(Module, Debug)]
+struct Pair {
+    one: Linear,
+    other: Linear,
+}
+
+fn pair(width: usize) -> Pair {
+    let device = flex();
+    let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&device);
+    Pair {
+        one: linear(4, width),
+        other: linear(4, 4),
+    }
+}
+
+/// What a replica does otherwise than the first one, from the third step on.
+#[derive(Clone, Copy, Default)]
+struct Otherwise {
+    is_sharded: bool,
+    rate: Option<f64>,
+    leaves_one_out: bool,
+    ends: bool,
+}
+
+/// Trains; the text of what comes of it.
+fn train(replicas: Replicas, how: Otherwise) -> String {
+    let is_other = replicas.rank() == 1;
+    let parallel = DataParallel::new(replicas);
+    let parallel = match is_other && how.is_sharded {
+        true => parallel.with_sharded_optimizer(),
+        false => parallel,
+    };
+    let mut model = parallel.broadcast(pair(4)).unwrap();
+    let optim = adamw().with_gradient_release();
+    let mut optim = optim.with_reduction(Arc::new(parallel));
+    for step in 1..6 {
+        let is_other = is_other && step == 3;
+        if is_other && how.ends {
+            return String::new();
+        }
+        let rate = how.rate.filter(|_| is_other).unwrap_or(1e-3);
+        model = optim.arm(rate, model);
+        let stepped = panic_of(|| {
+            let x = numbers::<2>([2, 4], step, &flex());
+            let mut loss = model.one.forward(x.clone()).square().mean();
+            if !(is_other && how.leaves_one_out) {
+                loss = loss + model.other.forward(x).square().mean();
+            }
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            optim.step(rate, model.clone(), grads)
+        });
+        model = match stepped {
+            Ok(model) => model,
+            Err(text) => {
+                // Every call after it says the same.
+                let refused = optim.try_to_record().unwrap_err();
+                let ReleaseError::Reduction { reason } = &refused else {
+                    panic!("{refused}");
+                };
+                assert!(text.contains(reason), "{text}, then {reason}");
+                return text;
+            }
+        };
+    }
+    panic!("nobody has noticed");
+}
+
+fn texts(how: Otherwise) -> Vec<String> {
+    let texts = Threads::run(3, |replicas| train(replicas, how));
+    for (rank, text) in texts
+        .iter()
+        .enumerate()
+        .filter(|(_, text)| !text.is_empty())
+    {
+        let begin = format!("rank {rank} of 3: the replicas do not do the same: ");
+        assert!(text.contains(&begin), "{text}");
+    }
+    texts
+}
+
+#[test]
+fn another_path_through_the_model() {
+    let found = texts(Otherwise {
+        leaves_one_out: true,
+        ..Otherwise::default()
+    });
+    for text in found {
+        assert!(text.contains("rank 0, 2: the gradient of other."), "{text}");
+        assert!(text.contains("rank 1: the gradient of one."), "{text}");
+        assert!(text.contains("in step 3"), "{text}");
+    }
+}
+
+#[test]
+fn another_rate() {
+    for rate in [2e-3, f64::NAN] {
+        let found = texts(Otherwise {
+            rate: Some(rate),
+            ..Otherwise::default()
+        });
+        for text in found {
+            let others = "rank 0, 2: the end of step 3 with rate 1e-3";
+            assert!(text.contains(others), "{text}");
+            let own = format!("rank 1: the end of step 3 with rate {rate:e}");
+            assert!(text.contains(&own), "{text}");
+        }
+    }
+}
+
+#[test]
+fn sharded_and_not() {
+    let found = texts(Otherwise {
+        is_sharded: true,
+        ..Otherwise::default()
+    });
+    for text in found {
+        assert!(text.contains("rank 1: the weight of "), "{text}");
+        assert!(text.contains("rank 0, 2: the gradient of "), "{text}");
+    }
+}
+
+#[test]
+fn one_that_ends() {
+    let found = texts(Otherwise {
+        ends: true,
+        ..Otherwise::default()
+    });
+    for text in [&found[0], &found[2]] {
+        assert!(text.contains("rank 1: the end of the training"), "{text}");
+    }
+}
+
+#[test]
+fn another_model() {
+    let errors = Threads::run(2, |replicas| {
+        let width = 4 + replicas.rank();
+        let parallel = DataParallel::new(replicas);
+        parallel.broadcast(pair(width)).unwrap_err().to_string()
+    });
+    for (rank, error) in errors.into_iter().enumerate() {
+        assert_eq!(
+            error,
+            format!(
+                "rank {rank} of 2: the replicas do not do the same: rank 0: parameter one.weight \
+                 [4, 4] F32; rank 1: parameter one.weight [4, 5] F32"
+            )
+        );
+    }
+}
+
+/// It has placeholders in place of its weights.
+#[test]
+fn an_armed_model() {
+    let refused = Threads::run(1, |replicas| {
+        let parallel = DataParallel::new(replicas);
+        let mut optim = adamw().with_gradient_release();
+        let model = optim.arm(1e-3, pair(4));
+        let verified = parallel.verify(&model).unwrap_err().to_string();
+        let received = parallel.broadcast(model).unwrap_err().to_string();
+        assert_eq!(verified, received);
+        received
+    });
+    assert!(refused[0].starts_with("one.weight is armed"), "{refused:?}");
+}
+
+#[test]
+fn a_parameter_that_nobody_knows() {
+    let text = Threads::run(1, |replicas| {
+        let optim = adamw().with_gradient_release();
+        let mut optim = optim.with_reduction(Arc::new(DataParallel::new(replicas)));
+        let model = optim.arm(1e-3, pair(4));
+        let x: Tensor<2> = numbers([2, 4], 0, &flex());
+        panic_of(|| model.one.forward(x).mean().backward())
+            .map(drop)
+            .unwrap_err()
+    });
+    assert!(
+        text[0].contains("is in no model that the replicas have compared"),
+        "{text:?}"
+    );
+}

@@ -1,0 +1,89 @@
+//! What replicas take, with the numbers they compute.
+
+use std::sync::{Arc, Barrier};
+
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::activation::relu;
+use burn_lean::{DataParallel, FirstPass, Threads, WithGradientRelease};
+
+use crate::harness::{Bits, LR, alone, bits, flex, numbers, seeded};
+use crate::memory::HEAP;
+
+const WIDTH: usize = 256;
+const LAYERS: usize = 12;
+const REPLICAS: usize = 2;
+
+/// Bytes of a weight, and of all of them. Biases are small.
+const WEIGHT: usize = 4 * WIDTH * WIDTH;
+const WEIGHTS: usize = LAYERS * WEIGHT;
+
+/// Segments of a gradient that are on their way, activations, biases, and threads.
+const SLACK: usize = 3 << 20;
+
+/// The peak of the third step and what is in use after it, of all replicas together, and their
+/// weights.
+fn train(is_sharded: bool, is_reduced: bool) -> (usize, usize, Bits) {
+    let before = HEAP.current_usage();
+    let barrier = Barrier::new(REPLICAS);
+    let measured = Threads::run(REPLICAS, |replicas| {
+        let rank = replicas.rank();
+        let parallel = DataParallel::new(replicas);
+        let parallel = match is_sharded {
+            true => parallel.with_sharded_optimizer(),
+            false => parallel,
+        };
+        let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(&flex());
+        let model: Vec<Linear> = seeded(&flex(), |_| (0..LAYERS).map(layer).collect());
+        let mut model = parallel.broadcast(model).unwrap();
+        let optim = AdamWConfig::new().init().with_gradient_release();
+        let mut optim = optim.with_first_pass(FirstPass::Small);
+        if is_reduced {
+            optim = optim.with_reduction(Arc::new(parallel));
+        }
+        let mut peak = 0;
+        for step in 0..3 {
+            barrier.wait();
+            HEAP.reset_peak_usage();
+            barrier.wait();
+            model = optim.arm(LR, model);
+            let x = numbers::<2>([2, WIDTH], step * REPLICAS + rank, &flex());
+            let x = model.iter().fold(x, |x, layer| relu(layer.forward(x)));
+            let grads = x.square().mean().backward();
+            let grads = GradientsParams::from_grads(grads, &model);
+            model = optim.step(LR, model, grads);
+            barrier.wait();
+            peak = HEAP.peak_usage() - before;
+        }
+        barrier.wait();
+        let after = HEAP.current_usage() - before;
+        barrier.wait();
+        (peak, after, bits(&model))
+    });
+    measured.into_iter().next().expect("there is a first")
+}
+
+#[test]
+fn a_gradient_on_its_way_and_a_share_of_the_states() {
+    let test = "data_parallel::memory::a_gradient_on_its_way_and_a_share_of_the_states";
+    alone(test, || {
+        let (alone, alone_after, _) = train(false, false);
+        let (together, together_after, weights) = train(false, true);
+        let (apart, apart_after, apart_weights) = train(true, true);
+        assert_eq!(apart_weights, weights);
+        let states = 2 * WEIGHTS;
+        println!(
+            "alone {alone} {alone_after}, together {together} {together_after}, sharded {apart} \
+             {apart_after}, states {states}"
+        );
+        // Of each replica one gradient is on its way, and its mean.
+        assert!(together <= alone + REPLICAS * 2 * WEIGHT + SLACK);
+        assert!(together_after <= alone_after + SLACK);
+        // All replicas together have the states once.
+        let saved = (REPLICAS - 1) * states;
+        assert!(apart_after + saved <= together_after + SLACK);
+        assert!(apart + saved <= together + REPLICAS * WEIGHT + SLACK);
+        // Were a second set of gradients there, it would be seen.
+        assert!(2 * WEIGHT * REPLICAS + SLACK < WEIGHTS * REPLICAS);
+    });
+}

@@ -1,0 +1,7 @@
+//! Replicas of a model in threads: the weights of one process that adds up their gradients.
+
+mod failure;
+mod memory;
+mod reference;
+mod states;
+mod weights;

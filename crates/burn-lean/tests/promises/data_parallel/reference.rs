@@ -1,0 +1,116 @@
+//! One process that trains on the shares of all replicas, with plain Burn.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
+use burn::tensor::{Tensor, activation};
+use burn_lean::checkpoint;
+
+use crate::harness::{Bits, LR, bits, flex, numbers};
+use crate::small::numbered;
+
+/// One layer is frozen, one is not used, one weight is used twice.
+#[derive(Module, Debug)]
+pub(crate) struct Net {
+    layers: Vec<Linear>,
+    frozen: Linear,
+    spare: Linear,
+    tied: Param<Tensor<2>>,
+    head: Linear,
+}
+
+impl Net {
+    pub(crate) fn new() -> Self {
+        let device = flex();
+        let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&device);
+        numbered(Self {
+            layers: vec![linear(6, 6), linear(6, 6)],
+            frozen: linear(6, 6).no_grad(),
+            spare: linear(6, 2),
+            tied: Param::from_tensor(Tensor::zeros([6, 6], &device)),
+            head: linear(6, 3),
+        })
+    }
+
+    /// With scopes that backward computes again, or without: the same numbers.
+    pub(crate) fn loss(&self, batch: usize, has_scopes: bool) -> Tensor<1> {
+        let x = numbers([4, 6], batch, &flex()).matmul(self.tied.val());
+        let run = |layer: &Linear, x: Tensor<2>| x.clone() + activation::gelu(layer.forward(x));
+        let x = self.layers.iter().fold(x, |x, layer| match has_scopes {
+            true => checkpoint(layer, x, run),
+            false => run(layer, x),
+        });
+        let x = self.frozen.forward(x).matmul(self.tied.val().transpose());
+        self.head.forward(x).square().mean()
+    }
+
+    pub(crate) fn grads(&self, batch: usize, has_scopes: bool) -> GradientsParams {
+        GradientsParams::from_grads(self.loss(batch, has_scopes).backward(), self)
+    }
+}
+
+/// The batch of a replica.
+pub(crate) fn share(batch: usize, rank: usize, size: usize) -> usize {
+    batch * size + rank
+}
+
+/// The mean of the replicas' gradients, each of which is the sum over this many micro-batches.
+pub(crate) fn mean_grads(model: &Net, size: usize, step: usize, micro: usize) -> GradientsParams {
+    let of_rank = |rank| {
+        let mut sum = GradientsAccumulator::new();
+        for batch in 0..micro {
+            let batch = share(step * micro + batch, rank, size);
+            sum.accumulate(model, model.grads(batch, false));
+        }
+        sum.grads()
+    };
+    let mut mean = Mean {
+        sum: of_rank(0),
+        other: GradientsParams::new(),
+        divisor: None,
+    };
+    for rank in 1..size {
+        mean.other = of_rank(rank);
+        model.visit(&mut mean);
+    }
+    mean.divisor = Some(size as f32);
+    model.visit(&mut mean);
+    mean.sum
+}
+
+/// Adds the others' gradients to the sum, or divides it.
+struct Mean {
+    sum: GradientsParams,
+    other: GradientsParams,
+    divisor: Option<f32>,
+}
+
+impl ModuleVisitor for Mean {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(sum) = self.sum.remove::<D>(param.id) else {
+            return;
+        };
+        let sum = match self.divisor {
+            Some(divisor) => sum / divisor,
+            None => sum + self.other.remove::<D>(param.id).expect("equal models"),
+        };
+        self.sum.register(param.id, sum);
+    }
+}
+
+/// Trains in one process; the bits after each step.
+pub(crate) fn one_process(
+    optim: &mut ModuleOptimizer,
+    size: usize,
+    steps: usize,
+    micro: usize,
+) -> (Net, Vec<Bits>) {
+    let mut model = Net::new();
+    let mut run = Vec::new();
+    for step in 0..steps {
+        let grads = mean_grads(&model, size, step, micro);
+        model = optim.step(LR, model, grads);
+        run.push(bits(&model));
+    }
+    (model, run)
+}

@@ -1,0 +1,171 @@
+//! The weights of replicas after each step.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn_lean::{
+    Alone, DataParallel, Outcome, ReleaseAccumulator, ReleaseOptimizer, Replicas, Threads,
+    WithGradientRelease,
+};
+
+use super::reference::{Net, one_process, share};
+use crate::harness::{Bits, LR, adamw, assert_bits, bits, momentum};
+
+const STEPS: usize = 10;
+
+/// How replicas train.
+#[derive(Clone, Copy, Debug)]
+struct How {
+    size: usize,
+    is_sharded: bool,
+    in_flight: usize,
+    has_scopes: bool,
+}
+
+impl How {
+    fn all() -> impl Iterator<Item = Self> {
+        let kinds = [(false, 1), (true, 1), (true, 3)];
+        (1..=4).flat_map(move |size| {
+            kinds.into_iter().flat_map(move |(is_sharded, in_flight)| {
+                [false, true].map(|has_scopes| Self {
+                    size,
+                    is_sharded,
+                    in_flight,
+                    has_scopes,
+                })
+            })
+        })
+    }
+
+    fn parallel(self, replicas: Replicas) -> DataParallel {
+        let parallel = DataParallel::new(replicas)
+            .with_max_in_flight(NonZeroUsize::new(self.in_flight).expect("one at least"));
+        match self.is_sharded {
+            true => parallel.with_sharded_optimizer(),
+            false => parallel,
+        }
+    }
+}
+
+/// Trains in threads, and compares each step of each.
+fn assert_run(
+    how: How,
+    expected: &[Bits],
+    optim: impl Fn() -> ModuleOptimizer + Sync,
+    step: impl Fn(Net, &mut ReleaseOptimizer, usize, usize) -> Net + Sync,
+) {
+    Threads::run(how.size, |replicas| {
+        let rank = replicas.rank();
+        let parallel = how.parallel(replicas);
+        let mut model = parallel.broadcast(Net::new()).unwrap();
+        let optim = optim().with_gradient_release();
+        let mut optim = optim.with_reduction(Arc::new(parallel));
+        for (at, expected) in expected.iter().enumerate() {
+            model = step(model, &mut optim, at, rank);
+            let what = format!("{how:?}, step {at}, rank {rank}");
+            assert_bits(&bits(&model), expected, &what);
+        }
+    });
+}
+
+#[test]
+fn replicas_have_the_weights_of_one_process() {
+    for how in How::all() {
+        let (_, expected) = one_process(&mut adamw(), how.size, STEPS, 1);
+        assert_run(how, &expected, adamw, |model, optim, step, rank| {
+            let model = optim.arm(LR, model);
+            let grads = model.grads(share(step, rank, how.size), how.has_scopes);
+            let model = optim.step(LR, model, grads);
+            let report = optim.last_step().unwrap();
+            assert_eq!(report.count(Outcome::Ordinary), 0, "{report:?}");
+            assert_eq!(report.count(Outcome::Unused), 2, "{report:?}");
+            model
+        });
+    }
+}
+
+/// Only the last micro-batch communicates.
+#[test]
+fn accumulated_gradients() {
+    const MICRO: usize = 3;
+    for how in How::all().filter(|how| how.size > 1) {
+        let (_, expected) = one_process(&mut momentum(), how.size, STEPS, MICRO);
+        assert_run(how, &expected, momentum, |mut model, optim, step, rank| {
+            let mut accumulator = ReleaseAccumulator::new();
+            for batch in 0..MICRO {
+                let is_last = batch + 1 == MICRO;
+                model = match is_last {
+                    true => optim.arm_accumulated(LR, model, accumulator.grads()),
+                    false => accumulator.arm(model),
+                };
+                let batch = share(step * MICRO + batch, rank, how.size);
+                let grads = model.grads(batch, how.has_scopes);
+                match is_last {
+                    true => model = optim.step(LR, model, grads),
+                    false => accumulator.accumulate(&model, grads),
+                }
+            }
+            model
+        });
+    }
+}
+
+/// What `step` steps with is reduced there: of a model that was not armed, all.
+#[test]
+fn ordinary_gradients() {
+    for how in How::all() {
+        let (_, expected) = one_process(&mut adamw(), how.size, STEPS, 1);
+        assert_run(how, &expected, adamw, |model, optim, step, rank| {
+            let is_armed = step % 3 == 2;
+            let model = match is_armed {
+                true => optim.arm(LR, model),
+                false => model,
+            };
+            let grads = model.grads(share(step, rank, how.size), how.has_scopes);
+            optim.step(LR, model, grads)
+        });
+    }
+}
+
+/// Between backward and `step` a gradient may be on its way. Who reads its weight waits for it.
+#[test]
+fn a_weight_read_before_step_is_the_new_one() {
+    let (_, expected) = one_process(&mut adamw(), 2, 4, 1);
+    for is_sharded in [false, true] {
+        let how = How {
+            size: 2,
+            is_sharded,
+            in_flight: 4,
+            has_scopes: true,
+        };
+        assert_run(how, &expected, adamw, |model, optim, step, rank| {
+            let model = optim.arm(LR, model);
+            let grads = model.loss(share(step, rank, 2), true).backward();
+            let copy = bits(&model.clone().materialize());
+            assert_bits(&copy, &expected[step], "a copy of before `step`");
+            let grads = GradientsParams::from_grads(grads, &model);
+            optim.step(LR, model, grads)
+        });
+    }
+}
+
+/// Whoever trains alone trains as without replicas.
+#[test]
+fn one_replica_alone() {
+    let (_, expected) = one_process(&mut adamw(), 1, STEPS, 1);
+    let parallel = DataParallel::new(Replicas::new(|| Ok(Alone)).unwrap());
+    let parallel = parallel.with_sharded_optimizer();
+    let mut model = parallel.broadcast(Net::new()).unwrap();
+    let optim = adamw().with_gradient_release();
+    let mut optim = optim.with_reduction(Arc::new(parallel));
+    for (step, expected) in expected.iter().enumerate() {
+        model = optim.arm(LR, model);
+        let grads = model.grads(step, true);
+        model = optim.step(LR, model, grads);
+        assert_bits(&bits(&model), expected, "alone");
+    }
+    // Its states are whole.
+    assert!(optim.try_to_record().is_ok());
+}

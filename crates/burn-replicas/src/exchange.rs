@@ -1,0 +1,288 @@
+//! What replicas exchange in training.
+
+use std::{
+    collections::HashMap,
+    num::NonZeroUsize,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use crate::{
+    Replicas,
+    error::ReplicaError,
+    mean::{Summand, To, mean},
+    model::Known,
+    replicas::Pending,
+    segments::{broadcast, gather},
+    sharding::owners,
+};
+
+/// Who needs a mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recipients {
+    /// Every replica.
+    All,
+    /// At least the replica that steps the parameter.
+    Owner,
+}
+
+/// The gradients, weights and states of a model that replicas train. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct Exchange {
+    replicas: Replicas,
+    known: Arc<RwLock<HashMap<u64, Parameter>>>,
+    steps: Arc<AtomicU64>,
+    max_in_flight: NonZeroUsize,
+    is_sharded: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Parameter {
+    path: String,
+    owner: usize,
+    /// Its place in the model.
+    place: usize,
+}
+
+impl Exchange {
+    /// Every replica steps every parameter.
+    pub fn new(replicas: Replicas) -> Self {
+        Self {
+            replicas,
+            known: Arc::default(),
+            steps: Arc::default(),
+            max_in_flight: NonZeroUsize::MIN,
+            is_sharded: false,
+        }
+    }
+
+    /// Each parameter is stepped by one replica.
+    pub fn with_sharded_optimizer(mut self) -> Self {
+        self.is_sharded = true;
+        self
+    }
+
+    /// Lets so many gradients be on their way, and not one.
+    pub fn with_max_in_flight(mut self, gradients: NonZeroUsize) -> Self {
+        self.max_in_flight = gradients;
+        self
+    }
+
+    /// Waits so long for the other replicas.
+    pub fn with_timeout(mut self, timeout: std::time::Duration) -> Self {
+        self.replicas = self.replicas.with_timeout(timeout);
+        self
+    }
+
+    /// The processes.
+    pub fn replicas(&self) -> &Replicas {
+        &self.replicas
+    }
+
+    /// How many gradients may be on their way.
+    pub fn max_in_flight(&self) -> NonZeroUsize {
+        self.max_in_flight
+    }
+
+    /// Whether optimizer states are apart: each replica has a part of them, and there are several.
+    pub fn is_sharded(&self) -> bool {
+        self.is_sharded && self.replicas.size() > 1
+    }
+
+    /// Takes note of a model that the replicas have compared: whose parameters are whose.
+    pub fn know(&self, parameters: Vec<Known>) {
+        // Those that are trained first: a frozen one has no state, and may be trained later.
+        let (trained, frozen): (Vec<_>, Vec<_>) = parameters
+            .into_iter()
+            .enumerate()
+            .partition(|(_, known)| known.is_trained);
+        let parameters = [trained, frozen].into_iter().flat_map(|parameters| {
+            let sizes: Vec<_> = parameters.iter().map(|(_, known)| known.size).collect();
+            let owners = owners(&sizes, self.replicas.size());
+            parameters.into_iter().zip(owners)
+        });
+        let parameters = parameters.map(|((place, known), owner)| {
+            let path = known.path;
+            (known.id, Parameter { path, owner, place })
+        });
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        known.extend(parameters);
+    }
+
+    /// The replica that steps a parameter, if states are apart.
+    ///
+    /// # Errors
+    ///
+    /// If the parameter is in no model that the replicas have compared.
+    pub fn owner(&self, param: u64) -> Result<usize, ReplicaError> {
+        self.parameter(param).map(|parameter| parameter.owner)
+    }
+
+    /// Whether this replica steps a parameter.
+    ///
+    /// # Errors
+    ///
+    /// If states are apart, and the parameter is in no model that the replicas have compared.
+    pub fn is_owner(&self, param: u64) -> Result<bool, ReplicaError> {
+        Ok(!self.is_sharded || self.owner(param)? == self.replicas.rank())
+    }
+
+    fn parameter(&self, param: u64) -> Result<Parameter, ReplicaError> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let parameter = known.get(&param).cloned();
+        parameter.ok_or_else(|| ReplicaError::UnknownParameter {
+            param: param.to_string(),
+        })
+    }
+
+    /// The parameters in the order of the model: id, path, and the replica that steps it.
+    pub fn owners(&self) -> Vec<(u64, String, usize)> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let mut parameters: Vec<_> = known.iter().collect();
+        parameters.sort_by_key(|(id, parameter)| (parameter.place, **id));
+        let parameters = parameters.into_iter();
+        let owned =
+            |(id, parameter): (&u64, &Parameter)| (*id, parameter.path.clone(), parameter.owner);
+        parameters.map(owned).collect()
+    }
+
+    /// The rates of a step in a few words: that of the first parameter, and each that another one
+    /// has in place of it.
+    pub fn rates(&self, rate: impl Fn(u64, &str) -> String) -> String {
+        let mut text = String::new();
+        let mut before = String::new();
+        for (id, path, _) in self.owners() {
+            let rate = rate(id, &path);
+            match before.is_empty() {
+                true => text += &rate,
+                false if rate != before => text += &format!(", {rate} from {path}"),
+                false => {}
+            }
+            before = rate;
+        }
+        text
+    }
+
+    /// What all replicas are at, with a tensor of this [`kind`](crate::kind).
+    ///
+    /// # Errors
+    ///
+    /// If the parameter is in no model that the replicas have compared.
+    pub fn describe(&self, what: &str, param: u64, kind: &str) -> Result<String, ReplicaError> {
+        let path = self.parameter(param)?.path;
+        let step = self.step();
+        Ok(format!("the {what} of {path} {kind} in step {step}"))
+    }
+
+    /// The number of the step, from 1.
+    fn step(&self) -> u64 {
+        self.steps.load(Ordering::Relaxed) + 1
+    }
+
+    /// Begins to take the mean of a parameter's gradient, of which `made` makes what is waited for.
+    /// Returns also whether this replica gets it: what comes of it elsewhere is of no use.
+    ///
+    /// # Errors
+    ///
+    /// If the parameter is in no model that the replicas have compared.
+    pub fn mean<E: Summand, T: Send + 'static>(
+        &self,
+        param: u64,
+        kind: &str,
+        mut values: Vec<E>,
+        recipients: Recipients,
+        made: impl FnOnce(Vec<E>) -> T + Send + 'static,
+    ) -> Result<(Pending<T>, bool), ReplicaError> {
+        let what = self.describe("gradient", param, kind)?;
+        let to = match recipients {
+            Recipients::Owner if self.is_sharded => To::Rank(self.owner(param)?),
+            _ => To::All,
+        };
+        let is_needed = match to {
+            To::All => true,
+            To::Rank(rank) => rank == self.replicas.rank(),
+        };
+        let pending = self.replicas.begin(what, move |communicator| {
+            mean(communicator, &mut values, to)?;
+            Ok(made(values))
+        });
+        Ok((pending, is_needed))
+    }
+
+    /// The bytes of a parameter's weight at its owner, which `own` reads there and there alone; of
+    /// others it knows their number.
+    ///
+    /// # Errors
+    ///
+    /// If the replicas do not agree on whose weight it is, or `own` fails.
+    pub fn weight_from_owner<F: From<ReplicaError>>(
+        &self,
+        param: u64,
+        kind: &str,
+        bytes: usize,
+        own: impl FnOnce() -> Result<Vec<u8>, F>,
+    ) -> Result<Vec<u8>, F> {
+        let what = self.describe("weight", param, kind)?;
+        let owner = self.owner(param)?;
+        let mut bytes = match owner == self.replicas.rank() {
+            true => own()?,
+            false => {
+                // With the old weight.
+                drop(own);
+                vec![0; bytes]
+            }
+        };
+        let pending = self.replicas.begin(what, move |communicator| {
+            broadcast(communicator, owner, &mut bytes)?;
+            Ok(bytes)
+        });
+        Ok(pending.wait()?)
+    }
+
+    /// The bytes of one replica, however many, at all of them.
+    ///
+    /// # Errors
+    ///
+    /// If a replica does something else, as its `what` says.
+    pub fn from_rank(
+        &self,
+        rank: usize,
+        what: &str,
+        mut bytes: Vec<u8>,
+    ) -> Result<Vec<u8>, ReplicaError> {
+        let pending = self.replicas.begin(what.into(), move |communicator| {
+            let mut length = bytes.len().to_ne_bytes();
+            communicator.broadcast(rank, &mut length)?;
+            bytes.resize(usize::from_ne_bytes(length), 0);
+            broadcast(communicator, rank, &mut bytes)?;
+            Ok(bytes)
+        });
+        pending.wait()
+    }
+
+    /// The bytes of all replicas, in the order of the ranks, at the first one; nothing elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// If a replica does something else, as its `what` says.
+    pub fn gather(&self, what: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, ReplicaError> {
+        let pending = self.replicas.begin(what.into(), move |communicator| {
+            gather(communicator, &bytes)
+        });
+        pending.wait()
+    }
+
+    /// Ends an optimizer step.
+    ///
+    /// # Errors
+    ///
+    /// If a replica is elsewhere, or steps with other rates.
+    pub fn end_step(&self, rates: &str) -> Result<(), ReplicaError> {
+        let what = format!("the end of step {} with rate {rates}", self.step());
+        self.replicas.meet(&what)?;
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}

@@ -1,0 +1,70 @@
+use std::{thread, time::Duration};
+
+use crate::{CommunicationError, Communicator as _, ReplicaError, Threads};
+
+#[test]
+fn who_does_not_come_is_not_awaited_for_ever() {
+    let rank = |size: usize| {
+        Threads::run(size, |replicas| {
+            let hurried = replicas.clone().with_timeout(Duration::from_millis(100));
+            let waited = match replicas.rank() {
+                0 => hurried.any("a question", true).map(|_| ()),
+                _ => {
+                    thread::sleep(Duration::from_millis(600));
+                    replicas.any("a question", false).map(|_| ())
+                }
+            };
+            waited.err()
+        })
+    };
+    let found = rank(2);
+    assert!(matches!(
+        found[0],
+        Some(ReplicaError::Timeout { rank: 0, .. })
+    ));
+    assert_eq!(found[1], None);
+    let text = found[0].as_ref().unwrap().to_string();
+    assert!(
+        text.starts_with("rank 0 of 2 has waited 100ms for the others at a question"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_all_have_brought_is_taken_before_an_end() {
+    for _ in 0..20 {
+        let mut threads = Threads::new(2);
+        let (second, first) = (threads.pop().unwrap(), threads.pop().unwrap());
+        thread::scope(|scope| {
+            let taken = scope.spawn(move || second.all_gather(&[2]).unwrap());
+            // It waits by then, and takes a while to wake up.
+            thread::sleep(Duration::from_millis(2));
+            assert_eq!(first.all_gather(&[1]).unwrap(), [1, 2]);
+            first.abort();
+            assert_eq!(taken.join().unwrap(), [1, 2]);
+        });
+        assert!(first_after_end(Threads::new(2)).is_err());
+    }
+}
+
+/// What comes of a meeting that has ended.
+fn first_after_end(threads: Vec<Threads>) -> Result<Vec<u8>, CommunicationError> {
+    threads[1].abort();
+    threads[0].all_gather(&[1])
+}
+
+#[test]
+fn flags_are_those_of_all() {
+    let found = Threads::run(3, |replicas| {
+        let rank = replicas.rank();
+        (
+            replicas.any("one", rank == 2).unwrap(),
+            replicas.any("none", false).unwrap(),
+            replicas.first_says("first", rank == 0).unwrap(),
+            replicas.first_says("others", rank != 0).unwrap(),
+            replicas.numbers("ranks", rank as f64).unwrap(),
+        )
+    });
+    let expected = (true, false, true, false, vec![0.0, 1.0, 2.0]);
+    assert_eq!(found, [(); 3].map(|()| expected.clone()));
+}

@@ -1,0 +1,105 @@
+//! Starts an example in several processes, as its tests do.
+
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Whether `mpirun` is here.
+pub fn has_mpirun() -> bool {
+    Command::new("mpirun").arg("--version").output().is_ok()
+}
+
+/// `train` of a program in so many processes; without `mpirun` if there are none.
+pub fn train(program: &str, processes: usize, folder: &Path, more: &[&str]) -> Command {
+    let mut command = match processes {
+        0 => Command::new(program),
+        _ => {
+            let mut command = Command::new("mpirun");
+            command.args(["--oversubscribe", "-n", &processes.to_string(), program]);
+            command
+        }
+    };
+    command
+        .args(["train", "--json", "--artifact-dir"])
+        .arg(folder);
+    if processes > 0 {
+        command.arg("--data-parallel");
+    }
+    command
+        .args(more)
+        // In a container everybody is root.
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    command
+}
+
+/// What a program has printed.
+pub fn said(output: &Output) -> String {
+    let [out, err] = [&output.stdout, &output.stderr].map(|said| String::from_utf8_lossy(said));
+    format!("{out}\n{err}")
+}
+
+/// The results of a run, which one of its processes prints.
+///
+/// # Panics
+///
+/// If the run fails, or none or several print them.
+pub fn result(mut command: Command) -> Value {
+    let output = command.output().expect("the program is started");
+    assert!(output.status.success(), "{}", said(&output));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines.len(), 1, "one process has the results: {text}");
+    serde_json::from_str(lines[0]).expect("the results are JSON")
+}
+
+/// The digest of the weights in the results of a run.
+///
+/// # Panics
+///
+/// If there is none.
+pub fn digest(result: &Value) -> &str {
+    result["weights_digest"]
+        .as_str()
+        .expect("there is a digest")
+}
+
+/// Signals one process of a run once there is a file, and waits for the end of all. How long that
+/// has taken.
+///
+/// # Panics
+///
+/// If there is no such file after two minutes, or no such process.
+pub fn signalled(mut run: Command, signal: &str, rank: usize, file: &Path) -> (Duration, Output) {
+    run.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let launcher = run.spawn().expect("the program is started");
+    wait_for(file);
+    let process = processes_of(&launcher)[rank].to_string();
+    let kill = Command::new("kill").args([signal, &process]).status();
+    assert!(kill.expect("a system has kill").success());
+    let begun = Instant::now();
+    let output = launcher.wait_with_output().expect("it ends");
+    (begun.elapsed(), output)
+}
+
+/// The processes that a launcher has started.
+fn processes_of(launcher: &Child) -> Vec<u32> {
+    let children = format!("/proc/{0}/task/{0}/children", launcher.id());
+    let children = fs::read_to_string(children).unwrap_or_default();
+    children
+        .split_whitespace()
+        .filter_map(|id| id.parse().ok())
+        .collect()
+}
+
+fn wait_for(file: &Path) {
+    let begun = Instant::now();
+    while !file.exists() {
+        let waited = begun.elapsed();
+        assert!(waited < Duration::from_secs(120), "{}", file.display());
+        sleep(Duration::from_millis(5));
+    }
+}

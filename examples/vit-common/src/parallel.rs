@@ -1,0 +1,55 @@
+//! The processes of a data parallel run.
+
+use anyhow::{Result, ensure};
+use burn_replicas::Replicas;
+
+/// The number of this process among those of its machine, by which it chooses its device; `None` if
+/// it was not started as one of several.
+pub fn local_rank() -> Option<usize> {
+    #[cfg(feature = "mpi")]
+    return burn_replicas::Mpi::local_rank();
+    #[cfg(not(feature = "mpi"))]
+    None
+}
+
+/// Joins the processes that `mpirun` has started.
+#[cfg_attr(feature = "mpi", allow(unused_variables))]
+pub fn join(program: &str) -> Result<Replicas> {
+    #[cfg(feature = "mpi")]
+    return Ok(Replicas::new(burn_replicas::Mpi::initialize)?);
+    #[cfg(not(feature = "mpi"))]
+    anyhow::bail!(
+        "--data-parallel needs MPI, which is not compiled in: build with `cargo run --release -p \
+         {program} --features mpi`"
+    )
+}
+
+/// Whether every process gets an image of every batch.
+pub fn check_shares(replicas: &Replicas, images: usize, batch_size: usize) -> Result<()> {
+    let processes = replicas.size();
+    let last = match images % batch_size {
+        0 => batch_size.min(images),
+        last => last,
+    };
+    ensure!(
+        last >= processes,
+        "{images} images leave {last} for the last batch of an epoch, and every one of {processes} \
+         processes needs one: choose another --batch-size"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn_replicas::Alone;
+
+    #[test]
+    fn an_image_for_each_process() {
+        let replicas = Replicas::new(|| Ok(Alone)).unwrap();
+        for (images, batch_size) in [(1, 8), (8, 8), (9, 8)] {
+            assert!(check_shares(&replicas, images, batch_size).is_ok());
+        }
+        assert!(check_shares(&replicas, 0, 8).is_err());
+    }
+}
