@@ -103,11 +103,9 @@ pub(crate) fn check_groups<M: Module>(
 
 /// The path of a parameter in a model; its id, if it is not there.
 pub(crate) fn path_of<M: Module>(model: &M, id: ParamId) -> String {
-    let params = Params::of(model).found.into_iter();
-    let found = params
-        .filter(|param| param.id == id)
-        .map(|param| param.path);
-    found.last().unwrap_or_else(|| id.to_string())
+    let mut params = Params::of(model).found.into_iter();
+    let found = params.find(|param| param.id == id);
+    found.map_or_else(|| id.to_string(), |param| param.path)
 }
 
 /// What a group looks for in paths. Burn keeps it private, but saves it.

@@ -53,10 +53,14 @@ pub(crate) trait ArmedSlot: Send + Sync + std::fmt::Debug {
     fn mapper(&self) -> Arc<dyn Any + Send + Sync>;
 }
 
+/// Steps one parameter: weight and gradient in, weight out.
+pub(crate) type StepFn<B> =
+    fn(&mut Stepper, ParamId, &Path, Primitive<B>, Primitive<B>) -> Stepped<B>;
+
 /// What is done with the complete gradient of a parameter of a known rank.
 pub(crate) struct GradientFns<B: Inner> {
-    /// Steps with it: weight and gradient in, weight out.
-    pub(crate) step: fn(&mut Stepper, ParamId, &Path, Primitive<B>, Primitive<B>) -> Stepped<B>,
+    /// Steps with it.
+    pub(crate) step: StepFn<B>,
     /// Measures it.
     pub(crate) measure: fn(&mut Stepper, ParamId, Primitive<B>),
 }

@@ -11,7 +11,7 @@ use crate::harness::{Bits, LR, adamw, bits, plain_step, release_step};
 use crate::small::{PARAMS, Small, grads_of, numbered_from, panic_of, plain, plain_from, small};
 
 /// Each of its three weights has two factors, and the rest is frozen.
-const FACTORS: usize = 6;
+pub(crate) const FACTORS: usize = 6;
 
 fn with_lora(model: Small) -> Small {
     let base = model.clone().into_record().allow_partial(true);
@@ -19,7 +19,7 @@ fn with_lora(model: Small) -> Small {
     numbered_from(model.apply_lora(Lora::new(2, 4.0)), 500).load_record(base)
 }
 
-fn lora() -> Small {
+pub(crate) fn lora() -> Small {
     with_lora(small())
 }
 
@@ -28,7 +28,7 @@ fn release(optim: &ModuleOptimizer) -> ReleaseOptimizer {
 }
 
 /// Bases, factors and effective weights.
-fn all(model: &Small) -> (Bits, Vec<Vec<u32>>) {
+pub(crate) fn all(model: &Small) -> (Bits, Vec<Vec<u32>>) {
     // Without autodiff: what is computed on a tape keeps its operands for a while.
     (bits(model), model.valid().values())
 }

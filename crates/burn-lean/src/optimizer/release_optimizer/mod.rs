@@ -70,7 +70,8 @@ pub struct ReleaseOptimizer {
     is_fresh: bool,
     /// Each is to have a parameter of the model.
     groups: Vec<ParamGroup>,
-    last_step: Option<StepReport>,
+    /// In a box: errors hand the optimizer back by value.
+    last_step: Option<Box<StepReport>>,
 }
 
 impl ReleaseOptimizer {
@@ -269,11 +270,13 @@ impl ReleaseOptimizer {
     ///   model that was armed;
     /// - [`Accumulated`](ReleaseError::Accumulated): it has the sums of earlier micro-batches.
     pub fn try_disarm<M: Module>(&mut self, model: M) -> Result<M, Refused<M>> {
-        let has_sum = self.session.slots().values().any(|slot| slot.has_sum());
-        if has_sum {
-            return Err(Refused::new(model, ReleaseError::Accumulated));
+        let survey = Survey::of(&model);
+        let has_sum = || self.session.slots().values().any(|slot| slot.has_sum());
+        match self.check_disarm(&model, &survey) {
+            Ok(()) if has_sum() => Err(Refused::new(model, ReleaseError::Accumulated)),
+            Ok(()) => Ok(self.disarm_checked(model, &survey)),
+            Err(error) => Err(Refused::new(model, error)),
         }
-        Ok(self.try_disarm_accumulated(model)?.0)
     }
 
     /// [`try_disarm`](Self::try_disarm), handing back the sums of earlier micro-batches that the
@@ -287,18 +290,25 @@ impl ReleaseOptimizer {
         model: M,
     ) -> Result<(M, GradientsParams), Refused<M>> {
         let survey = Survey::of(&model);
-        let checked = self.check_unfinished().and_then(|()| {
-            survey.check_own(&self.session, |_| true)?;
-            check_bases(&self.session, &model)
-        });
-        if let Err(error) = checked {
-            return Err(Refused::new(model, error));
+        match self.check_disarm(&model, &survey) {
+            Ok(()) => {
+                let sums = arming::take_sums(&self.session, &model);
+                Ok((self.disarm_checked(model, &survey), sums))
+            }
+            Err(error) => Err(Refused::new(model, error)),
         }
-        let sums = arming::take_sums(&self.session, &model);
+    }
+
+    fn check_disarm<M: Module>(&self, model: &M, survey: &Survey) -> Result<(), ReleaseError> {
+        self.check_unfinished()?;
+        survey.check_own(&self.session, |_| true)?;
+        check_bases(&self.session, model)
+    }
+
+    fn disarm_checked<M: Module>(&mut self, model: M, survey: &Survey) -> M {
         self.session.stepper().gradients.forget_step();
         let has_adapters = survey.has_adapters;
-        let model = restore(&self.session, Ended::Disarmed, model, has_adapters);
-        Ok((model, sums))
+        restore(&self.session, Ended::Disarmed, model, has_adapters)
     }
 
     /// Whether a model is armed.
@@ -308,7 +318,7 @@ impl ReleaseOptimizer {
 
     /// What the last step did.
     pub fn last_step(&self) -> Option<&StepReport> {
-        self.last_step.as_ref()
+        self.last_step.as_deref()
     }
 
     /// The states of the optimizer: Burn's record.

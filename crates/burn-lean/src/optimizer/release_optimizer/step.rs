@@ -132,7 +132,7 @@ impl ReleaseOptimizer {
             .outcomes
             .iter()
             .all(|(_, outcome)| matches!(outcome, Outcome::Unused | Outcome::Skipped));
-        self.last_step = Some(report);
+        self.last_step = Some(Box::new(report));
         Ok(model)
     }
 

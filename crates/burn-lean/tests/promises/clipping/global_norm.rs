@@ -14,6 +14,7 @@ use burn_lean::{
 
 use super::by_hand::{clip_global, global_norm, scale};
 use super::models::{Encoder, Noisy};
+use crate::adapters::{FACTORS, all, lora};
 use crate::harness::{
     Bits, LR, adamw, alone, assert_bits, bits, devices, flex, momentum, release_step, seeded,
 };
@@ -460,7 +461,7 @@ fn takes_no_more_memory_than_one_pass() {
                         optim = optim.with_norm_clipping(clipping(max_norm));
                     }
                     let mut peaks = Vec::new();
-                    for step in 0..4 {
+                    for (step, expected) in expected.iter().enumerate() {
                         let (next, peak) = peak_of(|| match is_clipped {
                             true => optim.two_passes(LR, model, |model| loss(model, step)).0,
                             false => release_step(model, &mut optim, |model| loss(model, step)),
@@ -468,7 +469,7 @@ fn takes_no_more_memory_than_one_pass() {
                         model = next;
                         peaks.push(peak);
                         if is_clipped {
-                            assert_bits(&bits(&model), &expected[step], "clipped");
+                            assert_bits(&bits(&model), expected, "clipped");
                         }
                     }
                     peaks
@@ -653,4 +654,74 @@ fn groups_are_stepped_each_its_own_way() {
         (model, _) = optim.two_passes(LR, model, |model| loss(model, step));
         assert_bits(&bits(&model), expected, &format!("step {step}"));
     }
+}
+
+/// LoRA's factors are clipped, and the adapters stay; with sums of micro-batches, too.
+#[test]
+fn adapters_are_clipped_as_in_plain_burn() {
+    let mut plain = lora();
+    let mut model = plain.clone();
+    let mut plain_optim = adamw();
+    let mut optim = adamw()
+        .with_gradient_release()
+        .with_norm_clipping(clipping(0.05));
+    for step in 0..6 {
+        let mut sums = GradientsAccumulator::new();
+        for micro in 0..2 {
+            let loss = plain.loss(10 * step + micro);
+            sums.accumulate(&plain, GradientsParams::from_grads(loss.backward(), &plain));
+        }
+        let mut grads = sums.grads();
+        let norm = clip_global(&plain, &mut grads, 0.05);
+        assert!(norm > 0.05);
+        plain = plain_optim.step(LR, plain, grads);
+
+        let loss = model.loss(10 * step);
+        let sums = GradientsParams::from_grads(loss.backward(), &model);
+        (model, _) = optim
+            .try_two_passes(LR, model, sums, |model| model.loss(10 * step + 1))
+            .unwrap();
+        assert_eq!(all(&model), all(&plain), "step {step}");
+        let report = optim.last_step().unwrap();
+        assert_eq!(report.grad_norm(), Some(norm));
+        assert_eq!(report.count(Outcome::Released), FACTORS);
+    }
+}
+
+/// Each thread with its model and its optimizer.
+#[test]
+fn threads_are_no_worse_than_one() {
+    let loss = |model: &Small, step: usize| model.loss(step);
+    let (_, expected) = by_hand(small(), &mut adamw(), 0.2, loss);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut model = small();
+                let mut optim = adamw()
+                    .with_gradient_release()
+                    .with_norm_clipping(clipping(0.2));
+                for (step, expected) in expected.iter().enumerate() {
+                    (model, _) = optim.two_passes(LR, model, |model| loss(model, step));
+                    assert_bits(&bits(&model), expected, &format!("step {step}"));
+                }
+            });
+        }
+    });
+}
+
+/// A pass whose orders go by time may have another norm, in its last bits: the report says so.
+#[test]
+fn a_norm_of_another_order_is_not_called_plain() {
+    let make = || {
+        adamw()
+            .with_gradient_release()
+            .with_norm_clipping(clipping(0.2))
+    };
+    let mut optim = make();
+    let (model, _) = optim.two_passes(LR, small(), |model| model.loss(0));
+    let mut optim = make().load_record(optim.to_record());
+    let (model, _) = optim.two_passes(LR, model, |model| model.loss(1));
+    assert!(!optim.last_step().unwrap().is_plain());
+    let _ = optim.two_passes(LR, model, |model| model.loss(2));
+    assert!(optim.last_step().unwrap().is_plain());
 }
