@@ -17,6 +17,8 @@ mod recompute;
 mod session;
 mod slot;
 mod tape;
+#[cfg(feature = "train")]
+pub mod train;
 
 pub use optimizer::{
     Outcome, Refused, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, StepReport,

@@ -58,7 +58,7 @@ impl WithGradientRelease for ModuleOptimizer {
 /// ```
 #[derive(Debug)]
 pub struct ReleaseOptimizer {
-    session: Arc<Session>,
+    pub(super) session: Arc<Session>,
     first_pass: FirstPass,
     /// No state was loaded, and no step was taken.
     is_fresh: bool,
@@ -175,7 +175,7 @@ impl ReleaseOptimizer {
         &mut self,
         lr: ModuleLearningRate,
         model: M,
-        sums: GradientsParams,
+        mut sums: GradientsParams,
         survey: Survey,
     ) -> M {
         let first_pass = match self.first_pass {
@@ -187,7 +187,12 @@ impl ReleaseOptimizer {
         };
         self.session.begin_pass(first_pass);
         self.session.stepper().lr = Some(lr);
-        arming::arm(&self.session, Purpose::Step, sums, model, survey)
+        if sums.is_empty() {
+            sums = std::mem::take(&mut self.session.stepper().sums);
+        }
+        let model = arming::arm(&self.session, Purpose::Step, &mut sums, model, survey);
+        self.session.stepper().sums = sums;
+        model
     }
 
     /// Takes back the arming: the model is an ordinary one.
@@ -214,8 +219,9 @@ impl ReleaseOptimizer {
         let checked = self.check_unfinished().and_then(|()| {
             survey.check_own(&self.session, |_| true)?;
             check_bases(&self.session, &model)?;
+            let has_sums = !self.session.stepper().sums.is_empty();
             let slots = self.session.slots();
-            match slots.values().any(|slot| slot.has_sum()) {
+            match has_sums || slots.values().any(|slot| slot.has_sum()) {
                 true => Err(ReleaseError::Accumulated),
                 false => Ok(()),
             }
@@ -277,6 +283,18 @@ impl ReleaseOptimizer {
             // An accumulator has left it as it was in the last micro-batch.
             false => arming::settle(model, &survey),
         };
+        let report = self.report(&model, &mut grads);
+        let mut model = restore(&self.session, Ended::Finished, model, survey.has_adapters);
+        self.finish(report);
+        if !grads.is_empty() {
+            let mut stepper = self.session.stepper();
+            model = stepper.step(|optim| optim.step(lr, model, grads));
+        }
+        Ok(model)
+    }
+
+    /// What the step did. Leaves in `grads` what was not stepped with.
+    pub(super) fn report<M: Module>(&self, model: &M, grads: &mut GradientsParams) -> StepReport {
         let mut report = StepReport {
             in_place: Progress::get(&self.session.progress.in_place),
             is_plain: self.session.is_plain(),
@@ -284,29 +302,25 @@ impl ReleaseOptimizer {
         };
         model.visit(&mut Finish {
             session: &self.session,
-            grads: &mut grads,
+            grads,
+            sums: std::mem::take(&mut self.session.stepper().sums),
             report: &mut report,
         });
-        let mut model = restore(&self.session, Ended::Finished, model, survey.has_adapters);
+        report
+    }
+
+    /// What was armed is restored.
+    pub(super) fn finish(&mut self, report: StepReport) {
         self.session.progress.reset();
-        let mut stepper = self.session.stepper();
-        stepper.lr = None;
-        if !grads.is_empty() {
-            stepper.stepping = true;
-            let optim = stepper.optim.as_mut().expect("an optimizer has one");
-            model = optim.step(lr, model, grads);
-            stepper.stepping = false;
-        }
-        drop(stepper);
+        self.session.stepper().lr = None;
         self.is_fresh &= report
             .outcomes
             .iter()
             .all(|(_, outcome)| *outcome == Outcome::Unused);
         self.last_step = Some(report);
-        Ok(model)
     }
 
-    fn check_step<M: Module>(
+    pub(super) fn check_step<M: Module>(
         &self,
         lr: &ModuleLearningRate,
         model: &M,
@@ -422,6 +436,7 @@ impl ReleaseOptimizer {
 struct Finish<'a> {
     session: &'a Session,
     grads: &'a mut GradientsParams,
+    sums: GradientsParams,
     report: &'a mut StepReport,
 }
 
@@ -445,8 +460,9 @@ impl ModuleVisitor for Finish<'_> {
             return;
         }
         let mut grad = self.grads.remove::<D>(id);
-        if let Some(sum) = slot.and_then(|slot| slot.take_sum()) {
-            let sum = Tensor::from_dispatch(sum);
+        let sum = slot.and_then(|slot| slot.take_sum());
+        let sum = sum.map(Tensor::from_dispatch);
+        if let Some(sum) = sum.or_else(|| self.sums.remove::<D>(id)) {
             grad = Some(match grad {
                 Some(grad) => sum.add(grad),
                 None => sum,

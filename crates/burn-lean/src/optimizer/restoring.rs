@@ -52,21 +52,38 @@ impl ModuleMapper for Restore<'_> {
             // Loaded since: it stays.
             base
         } else {
-            let strategy = base.gradient_checkpointing_strategy();
-            drop(base);
-            let weight = Tensor::<D>::from_dispatch(slot.end(self.how)).autodiff();
-            match strategy {
-                Some(strategy) => weight.with_gradient_checkpointing_strategy(strategy),
-                None => weight.inner(),
-            }
-            .set_require_grad(is_active)
+            weight_for(slot.as_ref(), self.how, base).set_require_grad(is_active)
         };
-        let param = Param::from_mapped_value(id, base, mapper);
-        // The mapper is of the moment of arming, and would bring back what was frozen since.
-        match param.is_require_grad() == is_active {
-            true => param.set_require_grad(is_active),
-            false => param,
-        }
+        with_mapper(id, base, mapper)
+    }
+}
+
+/// Ends the arming of a parameter: its weight, with autodiff as the placeholder has it.
+pub(super) fn weight_for<const D: usize>(
+    slot: &dyn ArmedSlot,
+    how: Ended,
+    placeholder: Tensor<D>,
+) -> Tensor<D> {
+    let strategy = placeholder.gradient_checkpointing_strategy();
+    drop(placeholder);
+    let weight = Tensor::from_dispatch(slot.end(how)).autodiff();
+    match strategy {
+        Some(strategy) => weight.with_gradient_checkpointing_strategy(strategy),
+        None => weight.inner(),
+    }
+}
+
+/// A parameter with the mapper that it had before it was armed.
+fn with_mapper<const D: usize>(
+    id: ParamId,
+    base: Tensor<D>,
+    mapper: ParamMapper<Tensor<D>>,
+) -> Param<Tensor<D>> {
+    let param = Param::from_mapped_value(id, base, mapper);
+    // The mapper is of the moment of arming, and would bring back what was frozen since.
+    match param.is_autodiff() && !param.is_require_grad() {
+        true => param.set_require_grad(false),
+        false => param,
     }
 }
 
@@ -87,7 +104,7 @@ pub(super) fn restore_mappers<M: Module>(
                 return param;
             };
             let (id, base, _) = param.consume();
-            Param::from_mapped_value(id, base, mapper_of::<D>(mapper))
+            with_mapper(id, base, mapper_of::<D>(mapper))
         }
     }
     model.map(&mut Mappers(mappers))
