@@ -24,6 +24,8 @@ mod reduction;
 mod session;
 mod slot;
 mod tape;
+#[cfg(feature = "train")]
+pub mod train;
 
 #[cfg(feature = "mpi")]
 pub use burn_replicas::Mpi;

@@ -271,6 +271,9 @@ impl<B: Inner> Held for Holder<B> {
 
     fn base_may_have_changed(&self) {
         self.base.store(UNKNOWN, Ordering::Relaxed);
+        if self.copy.is_none() {
+            self.slot.mark_mapped();
+        }
     }
 
     fn found(&self) -> Found {

@@ -9,7 +9,7 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::ParamId;
-use burn::optim::ModuleOptimizer;
+use burn::optim::{GradientsParams, ModuleOptimizer};
 
 use crate::gradients::GradientTransform;
 use crate::optimizer::ReleaseError;
@@ -59,6 +59,18 @@ pub(crate) struct Stepper {
     pub(crate) gradients: GradientTransform,
     /// A step was begun, and not ended: it has panicked.
     pub(crate) stepping: bool,
+    /// Of earlier micro-batches, of parameters that are not armed.
+    pub(crate) sums: GradientsParams,
+}
+
+impl Stepper {
+    /// A step outside of backward. If it panics, the stepper knows.
+    pub(crate) fn step<R>(&mut self, step: impl FnOnce(&mut ModuleOptimizer) -> R) -> R {
+        self.stepping = true;
+        let result = step(self.optim.as_mut().expect("an optimizer has one"));
+        self.stepping = false;
+        result
+    }
 }
 
 impl std::fmt::Debug for Stepper {
@@ -141,6 +153,7 @@ impl Session {
                 lr: None,
                 gradients: GradientTransform::default(),
                 stepping: false,
+                sums: GradientsParams::new(),
             }),
             orders: Mutex::new(Orders {
                 first_pass: FirstPass::default(),

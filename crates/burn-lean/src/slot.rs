@@ -27,6 +27,7 @@ pub(crate) fn path_text(path: &Path) -> String {
 }
 
 /// A [`Slot`] of some backend.
+#[cfg_attr(not(feature = "train"), allow(dead_code))] // Some is for burn-train's Learner alone.
 pub(crate) trait ArmedSlot: Send + Sync + std::fmt::Debug {
     fn path(&self) -> &Path;
     fn leaf_id(&self) -> u64;
@@ -47,6 +48,13 @@ pub(crate) trait ArmedSlot: Send + Sync + std::fmt::Debug {
     fn land(&self, session: &Session, grad: Option<Tensor<1>>) -> Result<(), ReleaseError>;
     /// Ends a micro-batch, or a pass that measures: another pass over the same weight follows.
     fn rest(&self);
+    /// Steps with an ordinary gradient.
+    fn step_now(&self, grad: DispatchTensor);
+    /// Notes from now on whether a mapper comes by.
+    fn watch(&self);
+    fn was_mapped(&self) -> bool;
+    /// Whether a copy of the model exists that was taken after the step.
+    fn has_stepped_copy(&self) -> bool;
     /// Ends the arming, and keeps the weight: whoever has the slot's placeholder reads it.
     fn abandon(&self);
     /// The `ParamMapper` of the parameter.
@@ -135,6 +143,8 @@ struct State<B: Inner> {
     is_late: bool,
     /// Read, on a tape or not.
     is_used: bool,
+    /// A mapper has come by.
+    was_mapped: bool,
     /// Used on the model's tape, outside of every scope that backward computes again.
     used_directly: bool,
     /// Scopes that use it.
@@ -165,6 +175,7 @@ impl<B: Inner> State<B> {
             second: false,
             is_late: false,
             is_used: false,
+            was_mapped: false,
             used_directly: false,
             scopes: 0,
             ended: Some(Ended::Finished),
@@ -430,6 +441,10 @@ impl<B: Inner> Slot<B> {
         self.state().is_used = true;
     }
 
+    pub(crate) fn mark_mapped(&self) {
+        self.state().was_mapped = true;
+    }
+
     /// Whether the scope that uses the parameter is the only use, so that it may step it at once.
     /// Of several, nobody knows whether backward reaches them all; the tap does.
     pub(crate) fn is_for_one_scope(&self) -> bool {
@@ -677,6 +692,28 @@ impl<B: Inner> ArmedSlot for Slot<B> {
             // Another forward pass gets another tap.
             state.weight = Weight::Bare(state.weight.take(self.id));
         }
+    }
+
+    fn step_now(&self, grad: DispatchTensor) {
+        let taken = self.take_gradient(primitive_of::<B>(grad));
+        assert!(
+            taken.is_ok(),
+            "only what is armed, and not stepped, has one"
+        );
+    }
+
+    fn watch(&self) {
+        self.state().was_mapped = false;
+    }
+
+    fn was_mapped(&self) -> bool {
+        self.state().was_mapped
+    }
+
+    fn has_stepped_copy(&self) -> bool {
+        let state = self.state();
+        let copies = state.snapshots.iter().chain(&state.moved);
+        copies.filter_map(Weak::upgrade).any(|copy| copy.after_step)
     }
 
     fn abandon(&self) {

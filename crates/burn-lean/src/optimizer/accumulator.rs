@@ -103,14 +103,18 @@ impl ReleaseAccumulator {
         if let Err(error) = checked {
             return Err(Refused::new(model, error));
         }
-        // Sums are of the size of gradients, so that a first pass without release would hold twice
-        // as much.
-        self.session.begin_pass(FirstPass::Small);
-        let sums = std::mem::take(&mut self.grads);
+        let has_sums = self.session.slots().values().any(|slot| slot.has_sum());
+        // The first sums are the first gradients. With sums, a pass that keeps its gradients to the
+        // end would hold twice as much.
+        self.session
+            .begin_pass(match self.grads.is_empty() && !has_sums {
+                true => FirstPass::Exact,
+                false => FirstPass::Small,
+            });
         Ok(arming::arm(
             &self.session,
             Purpose::Hold,
-            sums,
+            &mut self.grads,
             model,
             survey,
         ))
@@ -157,6 +161,20 @@ impl ReleaseAccumulator {
         if let Err(error) = self.check(model, &grads) {
             return Err(Refused::with_grads((), grads, error));
         }
+        self.end(model, grads);
+        Ok(())
+    }
+
+    /// [`accumulate`](Self::accumulate), also of a model that nobody has used.
+    #[cfg(feature = "train")]
+    pub(crate) fn accumulate_if_any<M: Module>(&mut self, model: &M, grads: GradientsParams) {
+        match self.check(model, &grads) {
+            Ok(()) | Err(ReleaseError::NoForward) => self.end(model, grads),
+            Err(error) => expect(Err(error)),
+        }
+    }
+
+    fn end<M: Module>(&mut self, model: &M, grads: GradientsParams) {
         let mut sums = Collect {
             session: &self.session,
             grads,
@@ -170,7 +188,6 @@ impl ReleaseAccumulator {
         }
         // The slots keep the weights until the model is armed again, and take no gradient.
         self.session.set_armed(false);
-        Ok(())
     }
 
     fn check<M: Module>(&self, model: &M, grads: &GradientsParams) -> Result<(), ReleaseError> {
@@ -205,6 +222,8 @@ impl ReleaseAccumulator {
             let armed = self.session.slots().len();
             return Err(ReleaseError::NotAccumulated { added, armed });
         }
+        // From now on nobody but the model has its weights, and they can be written in place.
+        self.session.slots().clear();
         Ok(std::mem::take(&mut self.grads))
     }
 }

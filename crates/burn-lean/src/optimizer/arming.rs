@@ -11,20 +11,21 @@ use burn::module::{
 use burn::optim::GradientsParams;
 
 use super::one_param;
-use super::restoring::{abandon, restore_mappers};
+use super::restoring::{abandon, restore_mappers, weight_for};
 use super::survey::{Survey, is_same, leaf_of};
 use crate::backend::{Inner, WithBackend, with_backend};
 use crate::parameter::{Found, Released};
 use crate::recompute::without_tape;
 use crate::session::Session;
-use crate::slot::{ArmedSlot, Path, Purpose, Slot};
+use crate::slot::{ArmedSlot, Ended, Path, Purpose, Slot};
 use crate::tape::{is_computed_from_placeholder, is_placeholder};
 
-/// Arms a model that was checked. The sums are those of earlier micro-batches.
+/// Arms a model that was checked. The sums are those of earlier micro-batches; what stays in them is
+/// of parameters that are not armed.
 pub(super) fn arm<M: Module>(
     session: &Arc<Session>,
     purpose: Purpose,
-    sums: GradientsParams,
+    sums: &mut GradientsParams,
     mut model: M,
     mut survey: Survey,
 ) -> M {
@@ -49,7 +50,8 @@ pub(super) fn arm<M: Module>(
                 session,
                 survey: &survey,
             });
-            for (id, found) in survey.found.iter().filter(|(_, found)| found.has_ended) {
+            let is_free = |found: &Found| is_free(session, found);
+            for (id, found) in survey.found.iter().filter(|(_, found)| is_free(found)) {
                 session.slots().insert(*id, found.slot.clone());
             }
             let begun = survey.found.values().filter(|found| !found.has_ended);
@@ -109,7 +111,8 @@ pub(super) fn take_sums<M: Module>(session: &Session, model: &M) -> GradientsPar
             }
         }
     }
-    let mut take = Take(session, GradientsParams::new());
+    let left = std::mem::take(&mut session.stepper().sums);
+    let mut take = Take(session, left);
     model.visit(&mut take);
     take.1
 }
@@ -125,6 +128,24 @@ pub(super) fn settle<M: Module>(model: M, survey: &Survey) -> M {
     restore_mappers(without_tape(|| model.materialize()), &mappers)
 }
 
+/// [`settle`], of whatever model; one with adapters keeps its reparameterizations.
+#[cfg(feature = "train")]
+pub(crate) fn ordinary<M: Module>(model: M) -> M {
+    let survey = Survey::of(&model);
+    match survey.found.is_empty() || survey.has_adapters {
+        true => model,
+        false => settle(model, &survey),
+    }
+}
+
+/// Whether the slot of a model with adapters may be armed again: it has ended, or it is as an
+/// accumulator leaves it.
+fn is_free(session: &Session, found: &Found) -> bool {
+    let is_own = |slot| is_same(slot, &found.slot);
+    let is_own = session.slots().get(&found.id).is_some_and(is_own);
+    found.has_ended || !(found.is_armed || is_own || found.is_copy)
+}
+
 /// Moves weights into the slots that the reparameterizations of a model have.
 struct ArmAgain<'a> {
     session: &'a Arc<Session>,
@@ -134,10 +155,15 @@ struct ArmAgain<'a> {
 impl ModuleMapper for ArmAgain<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         match self.survey.found.get(&param.id) {
-            Some(found) if found.has_ended && param.is_require_grad() => param.map(|base| {
-                let base = found.slot.arm_again(self.session, base.into_dispatch());
-                Tensor::from_dispatch(base)
-            }),
+            Some(found) if is_free(self.session, found) && param.is_require_grad() => {
+                param.map(|base| {
+                    let base = match found.has_ended {
+                        true => base,
+                        false => weight_for(found.slot.as_ref(), Ended::Finished, base),
+                    };
+                    Tensor::from_dispatch(found.slot.arm_again(self.session, base.into_dispatch()))
+                })
+            }
             _ => param,
         }
     }
@@ -234,7 +260,7 @@ struct Sums<'a> {
     purpose: Purpose,
     /// Those that the slots held when they were made anew.
     left: HashMap<ParamId, DispatchTensor>,
-    sums: GradientsParams,
+    sums: &'a mut GradientsParams,
 }
 
 impl ModuleVisitor for Sums<'_> {

@@ -44,6 +44,7 @@ pub(super) fn check_bases<M: Module>(session: &Session, model: &M) -> Result<(),
     impl ModuleVisitor for Bases<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if let Some(slot) = self.0.slots().get(&param.id)
+                && !slot.has_ended()
                 && is_replaced(slot.as_ref(), param.base())
                 && is_computed_from_placeholder(param.base())
             {

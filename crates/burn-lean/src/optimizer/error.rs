@@ -93,6 +93,28 @@ pub enum ReleaseError {
         path: String,
     },
 
+    /// `TrainStep::optimize` has changed the model before the optimizer's step.
+    #[error(
+        "{path} was changed in `TrainStep::optimize` before `optim.step`, when backward had stepped \
+         it already; change weights after `optim.step`"
+    )]
+    ChangedBeforeStep {
+        /// Where the parameter is in the model.
+        path: String,
+    },
+
+    /// A copy of the model was taken between backward and `step`, where plain Burn's weights are
+    /// the old ones.
+    #[error(
+        "a copy of {path} was taken after backward had stepped it, and is kept over `step`: it has \
+         the new weight, where plain Burn's has the old one; take a copy that is to be kept before \
+         backward, in `TrainStep::step`"
+    )]
+    SteppedCopy {
+        /// Where the parameter is in the model.
+        path: String,
+    },
+
     /// A backward has stepped parameters and `step` has not finished that step yet.
     #[error(
         "{stepped} of {armed} armed parameters have been stepped inside backward, and the step is \

@@ -4,6 +4,8 @@ mod accumulator;
 mod arming;
 mod claims;
 mod error;
+#[cfg(feature = "train")]
+mod handover;
 mod one_param;
 mod ordinary;
 mod reducing;
@@ -20,3 +22,5 @@ pub(crate) use error::expect;
 pub use error::{Refused, ReleaseError};
 pub use release_optimizer::{ReleaseOptimizer, WithGradientRelease};
 pub use report::{Outcome, StepReport};
+#[cfg(feature = "train")]
+pub(crate) use {arming::ordinary, error::expect, handover::Handover, one_param::step_one};

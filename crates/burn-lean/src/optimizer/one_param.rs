@@ -2,8 +2,9 @@
 //! and clipping.
 
 use burn::Tensor;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper};
-use burn::optim::GradientsParams;
+use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Device;
 
 use crate::backend::{Inner, Primitive};
@@ -91,14 +92,26 @@ fn step<B: Inner, const D: usize>(
     let (Some(optim), Some(lr)) = (&mut stepper.optim, &stepper.lr) else {
         unreachable!("a slot steps only while its optimizer is armed");
     };
+    Stepped {
+        weight: B::of::<D>(step_one(optim, lr.clone(), id, path, weight, grad)),
+        is_skipped: false,
+    }
+}
+
+/// One step of Burn's optimizer, of tensors without autodiff.
+pub(crate) fn step_one<const D: usize>(
+    optim: &mut ModuleOptimizer,
+    lr: ModuleLearningRate,
+    id: ParamId,
+    path: &Path,
+    weight: Tensor<D>,
+    grad: Tensor<D>,
+) -> Tensor<D> {
     let mut grads = GradientsParams::new();
     grads.register::<D>(id, grad);
     // The optimizer looks at what autodiff knows of the parameter. Of a leaf that needs no
     // gradient, nothing.
     let param = Param::from_mapped_value(id, weight.autodiff(), ParamMapper::default());
-    let stepped = optim.step(lr.clone(), OneParam { path, param }, grads);
-    Stepped {
-        weight: B::of::<D>(stepped.param.into_value().inner()),
-        is_skipped: false,
-    }
+    let stepped = optim.step(lr, OneParam { path, param }, grads);
+    stepped.param.into_value().inner()
 }

@@ -29,9 +29,11 @@ pub(super) fn measure<M: Module>(
             if is_taken || self.session.stepper().gradients.is_measured(id) {
                 return;
             }
+            let mut stepper = self.session.stepper();
             let sum = slot.and_then(|slot| slot.sum()).map(Tensor::from_dispatch);
+            let sum = sum.or_else(|| stepper.sums.get::<D>(id));
             if let Some(grad) = added(sum, self.grads.get::<D>(id)) {
-                self.session.stepper().gradients.measure(id, grad);
+                stepper.gradients.measure(id, grad);
             }
         }
     }

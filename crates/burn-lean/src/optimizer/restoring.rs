@@ -53,32 +53,56 @@ impl ModuleMapper for Restore<'_> {
             // Loaded since: it stays.
             base
         } else {
-            let strategy = base.gradient_checkpointing_strategy();
-            drop(base);
-            let weight = Tensor::from_dispatch(slot.end(self.how));
-            as_param(weight, strategy, is_active)
+            weight_for(slot.as_ref(), self.how, base).set_require_grad(is_active)
         };
-        let param = Param::from_mapped_value(id, base, mapper);
-        // The mapper is of the moment of arming, and would bring back what was frozen since.
-        match param.is_require_grad() == is_active {
-            true => param.set_require_grad(is_active),
-            false => param,
-        }
+        with_mapper(id, base, mapper)
     }
 }
 
-/// A weight as autodiff had it: with this strategy, or none without autodiff.
-pub(crate) fn as_param<const D: usize>(
+/// Ends the arming of a parameter: its weight, with autodiff as the placeholder has it.
+pub(super) fn weight_for<const D: usize>(
+    slot: &dyn ArmedSlot,
+    how: Ended,
+    placeholder: Tensor<D>,
+) -> Tensor<D> {
+    let strategy = placeholder.gradient_checkpointing_strategy();
+    drop(placeholder);
+    with_autodiff(Tensor::from_dispatch(slot.end(how)), strategy)
+}
+
+/// A parameter with the mapper that it had before it was armed.
+fn with_mapper<const D: usize>(
+    id: ParamId,
+    base: Tensor<D>,
+    mapper: ParamMapper<Tensor<D>>,
+) -> Param<Tensor<D>> {
+    let param = Param::from_mapped_value(id, base, mapper);
+    // The mapper is of the moment of arming, and would bring back what was frozen since.
+    match param.is_autodiff() && !param.is_require_grad() {
+        true => param.set_require_grad(false),
+        false => param,
+    }
+}
+
+/// A weight as autodiff had it: with this strategy, or without autodiff if there is none.
+fn with_autodiff<const D: usize>(
     weight: Tensor<D>,
     strategy: Option<GradientCheckpointingStrategy>,
-    is_active: bool,
 ) -> Tensor<D> {
     let weight = weight.autodiff();
     match strategy {
         Some(strategy) => weight.with_gradient_checkpointing_strategy(strategy),
         None => weight.inner(),
     }
-    .set_require_grad(is_active)
+}
+
+/// The weight of a parameter as autodiff had it.
+pub(crate) fn as_param<const D: usize>(
+    weight: Tensor<D>,
+    strategy: Option<GradientCheckpointingStrategy>,
+    is_active: bool,
+) -> Tensor<D> {
+    with_autodiff(weight, strategy).set_require_grad(is_active)
 }
 
 fn mapper_of<const D: usize>(mapper: &Arc<dyn Any + Send + Sync>) -> ParamMapper<Tensor<D>> {
@@ -98,7 +122,7 @@ pub(super) fn restore_mappers<M: Module>(
                 return param;
             };
             let (id, base, _) = param.consume();
-            Param::from_mapped_value(id, base, mapper_of::<D>(mapper))
+            with_mapper(id, base, mapper_of::<D>(mapper))
         }
     }
     model.map(&mut Mappers(mappers))

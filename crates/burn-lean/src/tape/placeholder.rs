@@ -1,9 +1,13 @@
 //! What an armed `Param` holds in place of its weight.
 
 use burn::Tensor;
+#[cfg(feature = "train")]
+use burn::backend::BackendTensor;
 use burn::backend::TensorMetadata;
 use burn::tensor::{Bytes, DType, Shape, TensorData};
 
+#[cfg(feature = "train")]
+use crate::backend::WithBackend;
 use crate::backend::{Inner, Primitive, reading_waits};
 
 /// A signaling NaN of a float type, and the quiet one that arithmetic makes of it: copies keep the
@@ -37,6 +41,23 @@ pub(crate) fn placeholder_element<B: Inner>(weight: &Primitive<B>) -> Primitive<
         None => TensorData::new(vec![f32::NAN], one).convert_dtype(weight.dtype()),
     };
     B::float_from_data(data, &weight.device())
+}
+
+/// The [element](placeholder_element) of a tensor's backend.
+#[cfg(feature = "train")]
+pub(crate) struct ElementOf<const D: usize>;
+
+#[cfg(feature = "train")]
+impl<const D: usize> WithBackend for ElementOf<D> {
+    type Output = Tensor<D>;
+
+    fn run<B: Inner>(self, tensor: BackendTensor<B>) -> Tensor<D> {
+        B::tensor(match tensor {
+            BackendTensor::Autodiff(tensor) => placeholder_element::<B>(tensor.primitive()),
+            BackendTensor::Float(tensor) => placeholder_element::<B>(&tensor),
+            _ => unreachable!("a float parameter"),
+        })
+    }
 }
 
 /// Whether a tensor is a placeholder, and was not computed from one. Reads one element.

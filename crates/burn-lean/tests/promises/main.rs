@@ -20,3 +20,5 @@ mod scopes;
 mod small;
 mod smoke;
 mod threads;
+#[cfg(feature = "train")]
+mod train;

@@ -272,6 +272,8 @@ fn accumulation_holds_one_set_of_gradients() {
                 }
                 model = taken;
             });
+            let in_place = optim.last_step().unwrap().in_place();
+            assert_eq!(in_place, 4 * LAYERS, "in window {window}");
             let states = if window == 0 { 2 * params } else { 0 };
             let most = states + params + 4 * largest;
             assert!(

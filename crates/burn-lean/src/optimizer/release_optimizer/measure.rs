@@ -179,8 +179,7 @@ impl ReleaseOptimizer {
         stepper.lr = None;
         stepper.gradients.begin_measuring();
         drop(stepper);
-        let session = &self.session;
-        Ok(arming::arm(session, Purpose::Measure, sums, model, survey))
+        Ok(self.arm_for(Purpose::Measure, sums, model, survey))
     }
 
     /// Ends the pass that measures, with the gradients that its backward has returned: those of

@@ -64,7 +64,7 @@ impl WithGradientRelease for ModuleOptimizer {
 /// ```
 #[derive(Debug)]
 pub struct ReleaseOptimizer {
-    session: Arc<Session>,
+    pub(super) session: Arc<Session>,
     first_pass: FirstPass,
     /// No state was loaded, and no step was taken.
     is_fresh: bool,
@@ -227,15 +227,30 @@ impl ReleaseOptimizer {
         &mut self,
         lr: ModuleLearningRate,
         model: M,
-        sums: GradientsParams,
+        mut sums: GradientsParams,
         survey: Survey,
     ) -> M {
         self.begin_pass();
         let mut stepper = self.session.stepper();
         stepper.lr = Some(lr);
         stepper.gradients.begin_step();
+        if sums.is_empty() {
+            sums = std::mem::take(&mut stepper.sums);
+        }
         drop(stepper);
-        arming::arm(&self.session, Purpose::Step, sums, model, survey)
+        self.arm_for(Purpose::Step, sums, model, survey)
+    }
+
+    fn arm_for<M: Module>(
+        &self,
+        purpose: Purpose,
+        mut sums: GradientsParams,
+        model: M,
+        survey: Survey,
+    ) -> M {
+        let model = arming::arm(&self.session, purpose, &mut sums, model, survey);
+        self.session.stepper().sums = sums;
+        model
     }
 
     fn begin_pass(&self) {
@@ -271,7 +286,10 @@ impl ReleaseOptimizer {
     /// - [`Accumulated`](ReleaseError::Accumulated): it has the sums of earlier micro-batches.
     pub fn try_disarm<M: Module>(&mut self, model: M) -> Result<M, Refused<M>> {
         let survey = Survey::of(&model);
-        let has_sum = || self.session.slots().values().any(|slot| slot.has_sum());
+        let has_sum = || {
+            let has_left = !self.session.stepper().sums.is_empty();
+            has_left || self.session.slots().values().any(|slot| slot.has_sum())
+        };
         match self.check_disarm(&model, &survey) {
             Ok(()) if has_sum() => Err(Refused::new(model, ReleaseError::Accumulated)),
             Ok(()) => Ok(self.disarm_checked(model, &survey)),

@@ -79,17 +79,7 @@ impl ReleaseOptimizer {
             // An accumulator has left it as it was in the last micro-batch.
             false => arming::settle(model, &survey),
         };
-        let measured = self.session.stepper().gradients.measured();
-        let mut report = StepReport {
-            in_place: Progress::get(&self.session.progress.in_place),
-            is_plain: self.session.is_plain() && measured.is_none_or(|norm| norm.is_plain),
-            ..StepReport::default()
-        };
-        model.visit(&mut Finish {
-            session: &self.session,
-            grads: &mut grads,
-            report: &mut report,
-        });
+        let mut report = self.report(&model, &mut grads);
         let reduced = match self.session.flight() {
             Some(flight) => reduce(flight, &model, &mut grads),
             None => Ok(Vec::new()),
@@ -99,21 +89,18 @@ impl ReleaseOptimizer {
             Err(error) => return Err(Refused::with_grads(model, grads, error)),
         };
         let mut model = restore(&self.session, Ended::Finished, model, survey.has_adapters);
-        self.session.progress.reset();
         let ordinary::Transformed { params, skipped } =
             ordinary::transform(&self.session, &model, &mut grads);
         report.set_skipped(&skipped);
-        let mut stepper = self.session.stepper();
-        stepper.lr = None;
         let has_skipped = !skipped.is_empty() || report.count(Outcome::Skipped) > 0;
+        let mut stepper = self.session.stepper();
         report.gradients = stepper.gradients.end_step(&params, has_skipped);
-        if !grads.is_empty() {
-            stepper.stepping = true;
-            let optim = stepper.optim.as_mut().expect("an optimizer has one");
-            model = optim.step(lr.clone(), model, grads);
-            stepper.stepping = false;
-        }
         drop(stepper);
+        self.finish(report);
+        if !grads.is_empty() {
+            let mut stepper = self.session.stepper();
+            model = stepper.step(|optim| optim.step(lr.clone(), model, grads));
+        }
         if let Some(flight) = self.session.flight() {
             let ended = weights_from_owners(flight, model, &reduced).and_then(|model| match flight
                 .end_step(&lr)
@@ -128,15 +115,45 @@ impl ReleaseOptimizer {
                 }
             };
         }
+        Ok(model)
+    }
+
+    /// What the step did. Leaves in `grads` what was not stepped with.
+    pub(in crate::optimizer) fn report<M: Module>(
+        &self,
+        model: &M,
+        grads: &mut GradientsParams,
+    ) -> StepReport {
+        let mut stepper = self.session.stepper();
+        let measured = stepper.gradients.measured();
+        let sums = std::mem::take(&mut stepper.sums);
+        drop(stepper);
+        let mut report = StepReport {
+            in_place: Progress::get(&self.session.progress.in_place),
+            is_plain: self.session.is_plain() && measured.is_none_or(|norm| norm.is_plain),
+            ..StepReport::default()
+        };
+        model.visit(&mut Finish {
+            session: &self.session,
+            grads,
+            sums,
+            report: &mut report,
+        });
+        report
+    }
+
+    /// What was armed is restored.
+    pub(in crate::optimizer) fn finish(&mut self, report: StepReport) {
+        self.session.progress.reset();
+        self.session.stepper().lr = None;
         self.is_fresh &= report
             .outcomes
             .iter()
             .all(|(_, outcome)| matches!(outcome, Outcome::Unused | Outcome::Skipped));
         self.last_step = Some(Box::new(report));
-        Ok(model)
     }
 
-    fn check_step<M: Module>(
+    pub(in crate::optimizer) fn check_step<M: Module>(
         &self,
         lr: &ModuleLearningRate,
         model: &M,
@@ -225,6 +242,8 @@ impl ReleaseOptimizer {
 struct Finish<'a> {
     session: &'a Session,
     grads: &'a mut GradientsParams,
+    /// Of earlier micro-batches, of parameters that are not armed.
+    sums: GradientsParams,
     report: &'a mut StepReport,
 }
 impl ModuleVisitor for Finish<'_> {
@@ -247,7 +266,9 @@ impl ModuleVisitor for Finish<'_> {
             return;
         }
         let sum = slot.and_then(|slot| slot.take_sum());
-        let grad = added(sum.map(Tensor::from_dispatch), self.grads.remove::<D>(id));
+        let sum = sum.map(Tensor::from_dispatch);
+        let sum = sum.or_else(|| self.sums.remove::<D>(id));
+        let grad = added(sum, self.grads.remove::<D>(id));
         let outcome = if grad.is_some() {
             Outcome::Ordinary
         } else {

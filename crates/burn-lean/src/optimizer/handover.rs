@@ -1,0 +1,270 @@
+//! A step that ends inside code of the user's: what `TrainStep::optimize` calls is Burn's
+//! `ModuleOptimizer`, and that gives the weights back to the model.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use burn::Tensor;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
+use burn::optim::{
+    GradientsParams, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource,
+};
+use burn::tensor::Device;
+use burn::tensor::kind::BridgeTensor;
+
+use super::claims::check_bases;
+use super::error::ReleaseError;
+use super::one_param::step_one;
+use super::release_optimizer::ReleaseOptimizer;
+use super::report::StepReport;
+use super::restoring::{restore, restore_mappers};
+use super::survey::Survey;
+use crate::backend::{reading_waits, with_backend};
+use crate::session::{Progress, Session};
+use crate::slot::{ArmedSlot, Ended, Path, path_text};
+use crate::tape::{ElementOf, is_placeholder};
+
+/// Parameters that wait for the `ModuleOptimizer` which gives them back.
+#[derive(Clone, Default)]
+pub(crate) struct Handover(Arc<Mutex<Vec<Option<Waiting>>>>);
+
+/// What becomes of a parameter in the user's `optim.step`.
+struct Waiting {
+    path: String,
+    lr: f64,
+    /// Backward, or an ordinary gradient, has stepped it already.
+    is_stepped: bool,
+    /// From what the user's model has, to the new weight.
+    give: Give,
+}
+
+type Give = Box<dyn FnOnce(BridgeTensor) -> Result<BridgeTensor, ReleaseError> + Send>;
+
+impl Handover {
+    /// The optimizer to call `TrainStep::optimize` with.
+    pub(crate) fn optimizer(&self, like: ModuleOptimizer) -> ModuleOptimizer {
+        like.with_group(ParamGroup::all(), self.clone(), None)
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Vec<Option<Waiting>>> {
+        self.0
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn give<const D: usize>(
+        &self,
+        lr: f64,
+        base: Tensor<D>,
+        mark: Tensor<D>,
+    ) -> Result<Tensor<D>, ReleaseError> {
+        // The mark says in its shape which it is of.
+        let index = mark.dims()[0] - 1;
+        let changed = |path: String| ReleaseError::GradientChanged { path };
+        let waiting = self.waiting().get_mut(index).and_then(Option::take);
+        let waiting = waiting.ok_or_else(|| changed(format!("parameter {index}")))?;
+        let waits = reading_waits(&mark.clone().into_dispatch().kind);
+        if !waits && !is_placeholder(mark) {
+            return Err(changed(waiting.path));
+        }
+        if lr.to_bits() != waiting.lr.to_bits() {
+            return Err(ReleaseError::LearningRate {
+                path: waiting.path,
+                armed: waiting.lr,
+                given: lr,
+            });
+        }
+        (waiting.give)(base.into_bridge()).map(Tensor::from_bridge)
+    }
+}
+
+impl Optimizer for Handover {
+    type State<const D: usize> = Elsewhere;
+
+    fn step<const D: usize>(
+        &self,
+        lr: f64,
+        base: Tensor<D>,
+        mark: Tensor<D>,
+        _: Option<Elsewhere>,
+    ) -> (Tensor<D>, Option<Elsewhere>) {
+        let weight = super::expect(self.give(lr, base, mark));
+        (weight, Some(Elsewhere))
+    }
+
+    fn to_device<const D: usize>(state: Elsewhere, _: &Device) -> Elsewhere {
+        state
+    }
+}
+
+/// The state of a parameter, which the optimizer that really steps has.
+#[derive(Clone)]
+pub(crate) struct Elsewhere;
+
+impl RecordState for Elsewhere {
+    fn state_flatten(&self, _: &str, _: &mut StateSink) {
+        panic!(
+            "gradient release: the optimizer that `TrainStep::optimize` is called with has no \
+             states to save; they are in the checkpoints of the training"
+        )
+    }
+
+    fn state_unflatten(_: &str, _: &mut StateSource, _: &Device) -> Option<Self> {
+        panic!(
+            "gradient release: the optimizer that `TrainStep::optimize` is called with takes no \
+             states; load them into the `Learner`, before the training"
+        )
+    }
+}
+
+impl ReleaseOptimizer {
+    /// Burn's optimizer, with its states as they are now.
+    pub(crate) fn copy_optimizer(&self) -> ModuleOptimizer {
+        let stepper = self.session.stepper();
+        stepper.optim.clone().expect("an optimizer has one")
+    }
+
+    /// The first half of `try_step`: all is stepped, and waits in the slots. What is returned
+    /// stands for all gradients: `optim.step` of [`Handover::optimizer`] makes of it, and of the
+    /// model, the model with its new weights.
+    ///
+    /// # Errors
+    ///
+    /// Those of `try_step`, but for `NoForward`: nobody but backward has had the model.
+    pub(crate) fn hand_over<M: Module>(
+        &mut self,
+        lr: &ModuleLearningRate,
+        model: &M,
+        mut grads: GradientsParams,
+        handover: &Handover,
+    ) -> Result<(GradientsParams, StepReport), ReleaseError> {
+        let checked = self.check_step(lr, model, &grads, &Survey::of(model));
+        match checked {
+            Ok(()) | Err(ReleaseError::NoForward) => {}
+            Err(error) => return Err(error),
+        }
+        let report = self.report(model, &mut grads);
+        let mut hand_out = HandOut {
+            session: &self.session,
+            lr,
+            grads,
+            path: Path::new(),
+            marks: GradientsParams::new(),
+            waiting: Vec::new(),
+        };
+        model.visit(&mut hand_out);
+        *handover.waiting() = hand_out.waiting;
+        Ok((hand_out.marks, report))
+    }
+
+    /// The second half: the model that `TrainStep::optimize` returned is an ordinary one.
+    ///
+    /// # Errors
+    ///
+    /// - [`Unfinished`](ReleaseError::Unfinished): parameters were stepped and are still waiting;
+    /// - [`Placeholder`](ReleaseError::Placeholder): something was computed from one.
+    pub(crate) fn take_back<M: Module>(
+        &mut self,
+        model: M,
+        report: StepReport,
+        handover: &Handover,
+    ) -> Result<M, ReleaseError> {
+        let waiting = std::mem::take(&mut *handover.waiting());
+        if waiting.iter().flatten().any(|waiting| waiting.is_stepped) {
+            let stepped = Progress::get(&self.session.progress.stepped);
+            let armed = self.session.slots().len();
+            return Err(ReleaseError::Unfinished { stepped, armed });
+        }
+        check_bases(&self.session, &model)?;
+        let mapper = |(id, slot): (&ParamId, &Arc<dyn ArmedSlot>)| (*id, slot.mapper());
+        let mappers = self.session.slots().iter().map(mapper).collect();
+        let has_adapters = Survey::of(&model).has_adapters;
+        let model = restore(&self.session, Ended::Finished, model, has_adapters);
+        self.finish(report);
+        Ok(restore_mappers(model, &mappers))
+    }
+}
+
+/// Steps what has an ordinary gradient, and makes a mark for each parameter that is to be given
+/// back: armed ones, also those without a gradient, and others that have one.
+struct HandOut<'a> {
+    session: &'a Arc<Session>,
+    lr: &'a ModuleLearningRate,
+    grads: GradientsParams,
+    path: Path,
+    marks: GradientsParams,
+    waiting: Vec<Option<Waiting>>,
+}
+
+impl ModuleVisitor for HandOut<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let slot = self.session.slots().get(&param.id).cloned();
+        let grad = self.grads.remove::<D>(param.id);
+        let is_stepped = grad.is_some() || slot.as_ref().is_some_and(|slot| slot.fate().taken);
+        let path = path_text(&self.path);
+        let give = match (slot, grad) {
+            (Some(slot), grad) => {
+                if let Some(grad) = grad {
+                    slot.step_now(grad.into_dispatch());
+                }
+                give_slot::<D>(slot, path.clone())
+            }
+            (None, Some(grad)) => self.give_stepped(param, grad),
+            (None, None) => return,
+        };
+        self.waiting.push(Some(Waiting {
+            lr: self.lr.lr_from_param(param.id, Some(&path)),
+            path,
+            is_stepped,
+            give,
+        }));
+        let mark = with_backend(param.base().into_dispatch().kind, ElementOf::<D>);
+        let mut shape = [1; D];
+        shape[0] = self.waiting.len();
+        let mark = mark.expect("the survey knows the backend").expand(shape);
+        self.marks.register(param.id, mark);
+    }
+
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.push((name.into(), container.into()));
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+}
+
+/// The weight that waits in a slot, for the placeholder that the model was given with.
+fn give_slot<const D: usize>(slot: Arc<dyn ArmedSlot>, path: String) -> Give {
+    slot.watch();
+    let ways = Arc::strong_count(&slot);
+    Box::new(move |base| {
+        if slot.fate().taken && slot.has_stepped_copy() {
+            return Err(ReleaseError::SteppedCopy { path });
+        }
+        // Whoever changes a parameter maps it, or drops its way to the slot. What was computed from
+        // the placeholder may have its bits, as a clamped NaN has; and on a GPU reading waits.
+        let is_touched = slot.was_mapped() || Arc::strong_count(&slot) < ways;
+        let base = Tensor::<D>::from_bridge(base);
+        let waits = reading_waits(&base.clone().into_dispatch().kind);
+        if is_touched || !(waits || is_placeholder(base)) {
+            return Err(ReleaseError::ChangedBeforeStep { path });
+        }
+        let weight = slot.end(Ended::Finished);
+        Ok(Tensor::<D>::from_dispatch(weight).into_bridge())
+    })
+}
+
+impl HandOut<'_> {
+    /// Of a parameter that is not armed: it is stepped where plain Burn would.
+    fn give_stepped<const D: usize>(&self, param: &Param<Tensor<D>>, grad: Tensor<D>) -> Give {
+        let (id, path, lr) = (param.id, self.path.clone(), self.lr.clone());
+        let session = self.session.clone();
+        Box::new(move |weight| {
+            let weight = Tensor::<D>::from_bridge(weight);
+            let mut stepper = session.stepper();
+            let weight = stepper.step(|optim| step_one(optim, lr, id, &path, weight, grad));
+            Ok(weight.into_bridge())
+        })
+    }
+}

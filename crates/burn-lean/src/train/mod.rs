@@ -1,0 +1,18 @@
+//! Gradient release for burn-train's `Learner`.
+//!
+//! [`GradientReleaseStrategy`] takes the place of Burn's single-device strategy, and
+//! [`release_learner`] that of `Learner::new`. Schedulers, metrics, early stopping, checkpoints and
+//! accumulation stay Burn's. [`metric`] shows what a step did, [`resume`] has what a killed run
+//! needs to be picked up exactly.
+
+mod events;
+mod learner;
+pub mod metric;
+mod monitor;
+pub mod resume;
+mod stepping;
+mod strategy;
+
+pub use learner::release_learner;
+pub use monitor::StepMonitor;
+pub use strategy::GradientReleaseStrategy;

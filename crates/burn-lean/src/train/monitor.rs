@@ -1,0 +1,80 @@
+//! What the strategy tells the metrics.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::StepReport;
+
+/// Carries what each training iteration did from the strategy to the metrics made with it.
+///
+/// Clones share what they carry.
+///
+/// ```
+/// use burn::tensor::Device;
+/// use burn_lean::train::{GradientReleaseStrategy, StepMonitor, metric::ReleasedMetric};
+///
+/// let monitor = StepMonitor::new();
+/// let released = ReleasedMetric::new(&monitor); // for `.metric_train_numeric(released)`
+/// let strategy = GradientReleaseStrategy::new(Device::flex()).with_monitor(monitor);
+/// # let _ = (released, strategy);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct StepMonitor {
+    iterations: Arc<Mutex<Iterations>>,
+}
+
+#[derive(Debug, Default)]
+struct Iterations {
+    last: VecDeque<Iteration>,
+    /// How many came before those.
+    forgotten: usize,
+}
+
+/// What one iteration did.
+#[derive(Clone, Debug)]
+pub struct Iteration {
+    iteration: usize,
+    /// And the rate of the step; none while gradients accumulate.
+    pub(super) step: Option<(StepReport, f64)>,
+}
+
+/// Burn's metrics run on a thread of their own, at most a few iterations behind.
+const KEPT: usize = 16;
+
+impl StepMonitor {
+    /// Watches the steps of a training.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    pub(super) fn end(&self, iteration: usize, step: Option<(StepReport, f64)>) {
+        let mut iterations = self.iterations();
+        if iterations.last.len() == KEPT {
+            iterations.last.pop_front();
+            iterations.forgotten += 1;
+        }
+        iterations.last.push_back(Iteration { iteration, step });
+    }
+
+    /// How many iterations there were until now.
+    pub(super) fn count(&self) -> usize {
+        let iterations = self.iterations();
+        iterations.forgotten + iterations.last.len()
+    }
+
+    /// The iteration at this place in the training, if it has this number in its epoch.
+    pub(super) fn at(&self, place: usize, iteration: Option<usize>) -> Option<Iteration> {
+        let iterations = self.iterations();
+        let place = place.checked_sub(iterations.forgotten)?;
+        let found = iterations.last.get(place);
+        found
+            .filter(|found| Some(found.iteration) == iteration)
+            .cloned()
+    }
+
+    fn iterations(&self) -> MutexGuard<'_, Iterations> {
+        self.iterations
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}

@@ -1,0 +1,172 @@
+//! The training strategy.
+
+use std::sync::Arc;
+
+use burn::tensor::Device;
+use burn::train::{
+    Learner, LearnerModel, SupervisedLearningStrategy, SupervisedTrainingEventProcessor,
+    TrainLoader, TrainingComponents, TrainingStrategy, ValidLoader,
+};
+
+use super::StepMonitor;
+use super::events::{Events, Split};
+use super::learner::Parts;
+use super::stepping::Stepping;
+use crate::{FirstPass, WithGradientRelease};
+
+/// Trains on one device with gradient release; else as Burn's own strategy for one device.
+///
+/// Each iteration moves the scheduler on, arms the model with that rate, runs the model's
+/// `TrainStep::step`, in whose backward the parameters are stepped, and lets
+/// `TrainStep::optimize` finish the step. With gradients accumulated over `n` iterations, all but
+/// the last of a window add theirs to the sums inside backward, and the last one steps with the
+/// sums. What is left at the end of an epoch is stepped with, as Burn 0.22 does.
+///
+/// # Example
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use burn::data::dataloader::DataLoader;
+/// # use burn::optim::AdamConfig;
+/// # use burn::tensor::Device;
+/// # use burn::train::{InferenceStep, LearnerModel, SupervisedTraining, TrainStep};
+/// use burn_lean::train::{GradientReleaseStrategy, release_learner};
+///
+/// # fn train<M: LearnerModel>(
+/// #     model: M,
+/// #     train: Arc<dyn DataLoader<<M as TrainStep>::Input>>,
+/// #     valid: Arc<dyn DataLoader<<M as InferenceStep>::Input>>,
+/// # ) {
+/// let device = Device::flex().autodiff();
+/// let optim = AdamConfig::new().init();
+/// let result = SupervisedTraining::new("artifacts", train, valid)
+///     .with_training_strategy(GradientReleaseStrategy::new(device).into())
+///     .num_epochs(10)
+///     .launch(release_learner(model, optim, 1e-3));
+/// # let _ = result.model;
+/// # }
+/// ```
+///
+/// # Panics
+///
+/// Training panics, as Burn's traits leave no other way:
+///
+/// - with a `Learner` that [`release_learner`](crate::train::release_learner) has not made;
+/// - where gradient release refuses a step, as after a `TrainStep` that ran backward twice, with
+///   the text of the [`ReleaseError`](crate::ReleaseError).
+#[derive(Clone, Debug)]
+pub struct GradientReleaseStrategy {
+    device: Device,
+    monitor: StepMonitor,
+    first_pass: FirstPass,
+}
+
+impl GradientReleaseStrategy {
+    /// Trains and validates on this device.
+    ///
+    /// Burn tells a strategy nothing of `SupervisedTraining::gradient_checkpointing`: ask the device
+    /// for it, `device.autodiff().gradient_checkpointing()`.
+    pub fn new(device: Device) -> Self {
+        let device = match device.is_autodiff() {
+            true => device,
+            false => device.autodiff(),
+        };
+        Self {
+            device,
+            monitor: StepMonitor::new(),
+            first_pass: FirstPass::default(),
+        }
+    }
+
+    /// Tells the metrics made with this monitor what each step did.
+    pub fn with_monitor(mut self, monitor: StepMonitor) -> Self {
+        self.monitor = monitor;
+        self
+    }
+
+    /// Chooses when parameters are stepped in the first pass: see [`FirstPass`]. A run that is
+    /// resumed ends with the bits of the run that was not interrupted with
+    /// [`FirstPass::Exact`]; the default needs less memory in that pass.
+    pub fn with_first_pass(mut self, first_pass: FirstPass) -> Self {
+        self.first_pass = first_pass;
+        self
+    }
+}
+
+impl<M: LearnerModel> From<GradientReleaseStrategy> for TrainingStrategy<M> {
+    fn from(strategy: GradientReleaseStrategy) -> Self {
+        Self::Custom(Arc::new(strategy))
+    }
+}
+
+impl<M: LearnerModel> SupervisedLearningStrategy<M> for GradientReleaseStrategy {
+    fn fit(
+        &self,
+        components: TrainingComponents<M>,
+        mut learner: Learner<M>,
+        dataloader_train: TrainLoader<M>,
+        dataloader_valid: ValidLoader<M>,
+        starting_epoch: usize,
+    ) -> (M, SupervisedTrainingEventProcessor<M>) {
+        let dataloader_train = dataloader_train.to_device(&self.device);
+        let dataloader_valid = dataloader_valid.to_device(&self.device.clone().inner());
+        let store = components.event_store;
+        let parts = Parts::of(&mut learner, &store, &self.device).expect(
+            "gradient release: Burn keeps the optimizer of a `Learner` private; make the learner \
+             with `burn_lean::train::release_learner` in place of `Learner::new`",
+        );
+        let model = learner.model();
+        // It would hold the weights of the beginning.
+        drop(learner);
+        let optim = parts.optim.clone().with_gradient_release();
+        let mut stepping = Stepping::new(
+            model.fork(&self.device),
+            optim.with_first_pass(self.first_pass),
+            parts,
+            self.monitor.clone(),
+            components.grad_accumulation,
+        );
+        let mut checkpointer = components.checkpointer;
+        let mut early_stopping = components.early_stopping;
+        let interrupter = components.interrupter.clone();
+        let mut events = Events {
+            processor: components.event_processor,
+            interrupter: components.interrupter,
+        };
+
+        for epoch in starting_epoch..=components.num_epochs {
+            events.start(Split::Train, epoch, dataloader_train.num_items());
+            stepping.train(&dataloader_train, epoch, &mut events);
+            events.end(Split::Train, epoch);
+            if interrupter.should_stop() {
+                if let Some(interruption) = interrupter.interruption() {
+                    let reason = interruption.reason.as_deref().unwrap_or("reason unknown");
+                    log::info!("Training interrupted: {reason}");
+                }
+                break;
+            }
+
+            events.start(Split::Valid, epoch, dataloader_valid.num_items());
+            stepping.validate(&dataloader_valid, epoch, &mut events);
+            events.end(Split::Valid, epoch);
+            events.end_epoch(epoch);
+            if checkpointer.is_some() || early_stopping.is_some() {
+                events.flush();
+            }
+            if interrupter.should_stop() {
+                break;
+            }
+
+            if let Some(checkpointer) = &mut checkpointer {
+                checkpointer.checkpoint(&stepping.learner(), epoch, &store);
+            }
+            if let Some(early_stopping) = &mut early_stopping
+                && early_stopping.should_stop(epoch, &store)
+            {
+                break;
+            }
+        }
+
+        (stepping.into_model(), events.processor)
+    }
+}

@@ -1,0 +1,59 @@
+//! What the metrics show.
+
+use super::harness::{BATCHES, Mode, Net, Training};
+use crate::harness::{adamw, flex};
+
+/// The numbers of an epoch's steps, without what was not available, and without the mean.
+fn numbers(lines: &[String]) -> Vec<f64> {
+    let number = |line: &String| line.split(',').next()?.parse().ok();
+    let steps = lines.iter().filter(|line| !line.ends_with("final"));
+    steps.filter_map(number).collect()
+}
+
+#[test]
+fn released_parameters_and_applied_rates() {
+    for accumulation in [None, Some(3)] {
+        let training = Training {
+            accumulation,
+            model: Net::without_third_use(&flex()),
+            ..Training::new(adamw)
+        };
+        training.run(Mode::Released);
+        let steps = BATCHES.div_ceil(accumulation.unwrap_or(1));
+        let logged = |epoch, metric| numbers(&training.directory.logged("train", epoch, metric));
+        for epoch in 1..=3 {
+            let released = logged(epoch, "Released");
+            assert_eq!(released.len(), steps, "{released:?}");
+            // Nothing is known of the first pass.
+            let first = if epoch == 1 { 0.0 } else { 100.0 };
+            assert_eq!(released[0], first);
+            assert!(
+                released[1..].iter().all(|released| *released == 100.0),
+                "{released:?}"
+            );
+
+            let applied = logged(epoch, "Applied Learning Rate");
+            let scheduled = logged(epoch, "Learning Rate");
+            assert_eq!(applied.len(), steps);
+            let last = scheduled.last();
+            assert_eq!(applied.last(), last, "{applied:?}, {scheduled:?}");
+            if accumulation.is_none() {
+                assert_eq!(applied, scheduled);
+            }
+            let mut distinct = applied.clone();
+            distinct.dedup();
+            assert_eq!(distinct.len(), steps, "the rate moves");
+        }
+    }
+}
+
+/// With nobody to watch, they have nothing to say.
+#[test]
+fn a_stock_training_has_no_numbers() {
+    let training = Training::new(adamw);
+    training.run(Mode::Stock);
+    let logged = training.directory.path().join("train/epoch-1/Released.log");
+    let text = std::fs::read_to_string(logged).unwrap_or_default();
+    let lines: Vec<_> = text.lines().map(str::to_string).collect();
+    assert!(numbers(&lines).is_empty(), "{text}");
+}

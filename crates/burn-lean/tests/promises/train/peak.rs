@@ -1,0 +1,180 @@
+//! The saving of gradient release, with the Learner around it.
+//!
+//! Each test runs in a process of its own, as it counts the bytes of the whole process.
+
+use std::sync::{Arc, Mutex};
+
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
+use burn::data::dataset::InMemDataset;
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::ModuleOptimizer;
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor};
+use burn::train::{
+    InferenceStep, Learner, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep,
+};
+use burn_lean::train::metric::ReleasedMetric;
+use burn_lean::train::{GradientReleaseStrategy, StepMonitor, release_learner};
+
+use crate::harness::{adamw, alone, bits, flex, momentum, numbers, seeded};
+use crate::memory::HEAP;
+
+const WIDTH: usize = 160;
+const LAYERS: usize = 24;
+/// In bytes.
+const PARAMS: usize = 4 * LAYERS * (WIDTH * WIDTH + WIDTH);
+
+#[derive(Module, Debug)]
+struct Deep {
+    layers: Vec<Linear>,
+    /// The most bytes from each forward pass to the next.
+    #[module(skip)]
+    log: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Deep {
+    fn new() -> Self {
+        let layer = |device: &Device| LinearConfig::new(WIDTH, WIDTH).init(device);
+        Self {
+            layers: seeded(&flex(), |device| {
+                (0..LAYERS).map(|_| layer(device)).collect()
+            }),
+            log: Arc::default(),
+        }
+    }
+
+    fn output(&self, seed: usize) -> RegressionOutput {
+        let x = numbers([1, WIDTH], seed, &flex());
+        let forward = |x: Tensor<2>, layer: &Linear| x.clone() + relu(layer.forward(x)) * 0.1;
+        let output = self.layers.iter().fold(x, forward);
+        let loss = output.clone().square().mean();
+        RegressionOutput::new(loss, output.clone(), output)
+    }
+}
+
+impl TrainStep for Deep {
+    type Input = usize;
+    type Output = RegressionOutput;
+
+    fn step(&self, seed: usize) -> TrainOutput<RegressionOutput> {
+        {
+            let mut log = self.log.lock().unwrap();
+            if let Some(peak) = log.last_mut() {
+                *peak = HEAP.peak_usage();
+            }
+            log.push(0);
+        }
+        HEAP.reset_peak_usage();
+        let output = self.output(seed);
+        let grads = output.loss.backward();
+        let loss = output.loss.detach();
+        let item = RegressionOutput::new(loss, output.output.detach(), output.targets.detach());
+        TrainOutput::new(self, grads, item)
+    }
+}
+
+impl InferenceStep for Deep {
+    type Input = usize;
+    type Output = RegressionOutput;
+
+    fn step(&self, seed: usize) -> RegressionOutput {
+        self.output(seed)
+    }
+}
+
+struct First;
+
+impl Batcher<usize, usize> for First {
+    fn batch(&self, items: Vec<usize>, _: &Device) -> usize {
+        items[0]
+    }
+}
+
+fn loader(batches: usize) -> Arc<dyn DataLoader<usize>> {
+    let items = (1..=batches).collect();
+    DataLoaderBuilder::new(First)
+        .batch_size(1)
+        .build(InMemDataset::new(items))
+}
+
+/// The weights after two epochs of six steps, and the highest peak of them all but the last one.
+fn train(
+    optim: fn() -> ModuleOptimizer,
+    is_released: bool,
+    window: Option<usize>,
+) -> (crate::harness::Bits, f64) {
+    let before = HEAP.current_usage();
+    let model = Deep::new();
+    let log = model.log.clone();
+    let folder = tempfile::tempdir().unwrap();
+    let monitor = StepMonitor::new();
+    let mut training = SupervisedTraining::new(folder.path(), loader(6), loader(1))
+        .with_application_logger(None)
+        .metric_train_numeric(ReleasedMetric::new(&monitor))
+        .num_epochs(2);
+    if let Some(window) = window {
+        training = training.grads_accumulation(window);
+    }
+    let result = if is_released {
+        let strategy = GradientReleaseStrategy::new(flex()).with_monitor(monitor);
+        training
+            .with_training_strategy(strategy.into())
+            .launch(release_learner(model, optim(), 0.01))
+    } else {
+        let strategy = burn::train::ExecutionStrategy::single(flex());
+        training
+            .with_training_strategy(strategy.into())
+            .launch(Learner::new(model, optim(), 0.01))
+    };
+    let mut log = std::mem::take(&mut *log.lock().unwrap());
+    log.pop();
+    let peak = log.iter().max().unwrap() - before;
+    (bits(&result.model), in_params(peak))
+}
+
+/// In units of the parameters' bytes.
+fn in_params(bytes: usize) -> f64 {
+    bytes as f64 / PARAMS as f64
+}
+
+/// Of parameters and states nothing exists twice, and of the gradients one at a time.
+fn assert_saves(optim: fn() -> ModuleOptimizer, states: usize) {
+    let (expected, stock) = train(optim, false, None);
+    let (found, released) = train(optim, true, None);
+    assert_eq!(found, expected);
+    println!("peak in P: stock {stock:.2}, released {released:.2}");
+    let floor = (1 + states) as f64;
+    assert!(released < floor + 0.4, "{released:.2} of {floor}");
+    assert!(
+        stock > released + 0.8,
+        "stock {stock:.2}, released {released:.2}"
+    );
+}
+
+#[test]
+fn with_adamw() {
+    alone("train::peak::with_adamw", || assert_saves(adamw, 2));
+}
+
+#[test]
+fn with_momentum() {
+    alone("train::peak::with_momentum", || assert_saves(momentum, 1));
+}
+
+/// One set of gradients, where Burn holds two.
+#[test]
+fn with_accumulation() {
+    alone("train::peak::with_accumulation", || {
+        let (expected, stock) = train(adamw, false, Some(3));
+        let (found, released) = train(adamw, true, Some(3));
+        assert_eq!(found, expected);
+        println!("peak in P: stock {stock:.2}, released {released:.2}");
+        assert!(released < 4.25, "{released:.2}");
+        assert!(
+            stock > released + 0.6,
+            "stock {stock:.2}, released {released:.2}"
+        );
+    });
+}

@@ -1,0 +1,60 @@
+//! Early stopping and interruption: in the same epoch, at the same step.
+
+use std::sync::Arc;
+
+use burn::train::metric::LossMetric;
+use burn::train::metric::store::{Aggregate, Direction, Split};
+use burn::train::{Interrupter, MetricEarlyStoppingStrategy, StoppingCondition};
+
+use super::harness::{BATCHES, Directory, Mode, Net, OnStep, Training};
+use crate::harness::{adamw, flex};
+
+#[test]
+fn early_stopping() {
+    let stopping = MetricEarlyStoppingStrategy::new(
+        &LossMetric::new(),
+        Aggregate::Mean,
+        // It gets worse sooner or later.
+        Direction::Highest,
+        Split::Valid,
+        StoppingCondition::NoImprovementSince { n_epochs: 1 },
+    );
+    let training = Training {
+        epochs: 9,
+        early_stopping: Some(stopping),
+        ..Training::new(adamw)
+    };
+    let run = training.assert_same();
+    let epochs = run.losses.len() / (BATCHES + 2);
+    assert!((2..9).contains(&epochs), "{epochs} epochs");
+}
+
+#[test]
+fn interruption() {
+    // In the middle of an epoch, at its end, and in the middle of a window.
+    for accumulation in [None, Some(3)] {
+        for last in [2, BATCHES - 1, BATCHES + 2 + 1] {
+            let runs = [Mode::Stock, Mode::Released].map(|mode| {
+                let interrupter = Interrupter::new();
+                let stop = interrupter.clone();
+                let mut training = Training {
+                    interrupter,
+                    accumulation,
+                    model: Net::without_third_use(&flex()),
+                    directory: Directory::temporary(),
+                    ..Training::new(adamw)
+                };
+                training.model.user.on_step = OnStep(Arc::new(move |step| {
+                    if step == last {
+                        stop.stop(Some("enough"));
+                    }
+                }));
+                training.run(mode)
+            });
+            let [stock, released] = runs;
+            assert_eq!(stock.losses.len(), last + 1);
+            released.assert_same(&stock);
+            assert_eq!(released.interrupted.as_deref(), Some("enough"));
+        }
+    }
+}
