@@ -14,8 +14,8 @@ use crate::optimizer::ReleaseError;
 /// Takes the scale of the loss off complete gradients, looks at their norms and clips them.
 #[derive(Debug, Default)]
 pub(crate) struct GradientTransform {
-    pub(crate) clipping: Option<NormClipping>,
-    pub(crate) scaler: Option<LossScaler>,
+    clipping: Option<NormClipping>,
+    scaler: Option<LossScaler>,
     pub(crate) reports_norm: bool,
     pub(crate) stops_at_non_finite: bool,
     averages: Averages,
@@ -80,6 +80,21 @@ impl GradientTransform {
     /// Whether gradients are stepped with as they are, and nobody asks for their norm.
     pub(crate) fn is_idle(&self) -> bool {
         self.clipping.is_none() && !self.looks_at_gradients() && self.step.measured.is_none()
+    }
+
+    pub(crate) fn set_clipping(&mut self, clipping: NormClipping) {
+        self.clipping = Some(clipping);
+        // Another rule judges the norm another way.
+        self.step.measured = None;
+    }
+
+    pub(crate) fn set_scaler(&mut self, scaler: LossScaler) {
+        self.scaler = Some(scaler);
+        self.step.measured = None;
+    }
+
+    pub(crate) fn has_scaler(&self) -> bool {
+        self.scaler.is_some()
     }
 
     pub(crate) fn needs_two_passes(&self) -> bool {

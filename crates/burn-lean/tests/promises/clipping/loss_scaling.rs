@@ -300,6 +300,43 @@ impl ModuleMapper for To {
     }
 }
 
+/// bf16 has the range of fp32: a scale that is a power of two changes nothing, and the norm is that
+/// of 32 bits.
+#[test]
+fn weights_in_bf16_are_stepped_as_without_a_scale() {
+    let run = |scaler: Option<LossScaler>| {
+        let mut optim = adam().init().with_gradient_release().with_grad_norm();
+        if let Some(scaler) = &scaler {
+            optim = optim.with_loss_scaler(scaler.clone());
+        }
+        let mut model = vec![Param::from_tensor(
+            numbers([4, 5], 3, &flex())
+                .cast(FloatDType::BF16)
+                .detach()
+                .require_grad(),
+        )];
+        let mut norms = Vec::new();
+        for step in 0..5 {
+            model = optim.arm(RATE, model);
+            let x = numbers([3, 4], step, &flex()).cast(FloatDType::BF16);
+            let loss: Tensor<1> = x
+                .matmul(model[0].val())
+                .cast(FloatDType::F32)
+                .square()
+                .sum();
+            let loss = match &scaler {
+                Some(scaler) => scaler.scale(loss),
+                None => loss,
+            };
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            model = optim.step(RATE, model, grads);
+            norms.push(optim.last_step().unwrap().grad_norm().unwrap());
+        }
+        (bits(&model), norms)
+    };
+    assert_eq!(run(Some(LossScalerConfig::new().init())), run(None));
+}
+
 /// Gradients of fp16 weights are fp16, where the scale cannot be taken off.
 #[test]
 fn weights_in_fp16_are_refused() {
