@@ -453,6 +453,12 @@ impl<B: Inner> Slot<B> {
         stepper: &mut Stepper,
         grad: Primitive<B>,
     ) {
+        if stepper.gradients.stops() {
+            // `step` is going to be refused. The sum stays, so that it can be handed back.
+            state.weight = Weight::Bare(state.weight.take(self.id));
+            (state.taken, state.is_skipped) = (true, true);
+            return;
+        }
         let grad = state.summed(grad);
         let weight = state.weight.take(self.id);
         let is_in_place = weight.can_mut();

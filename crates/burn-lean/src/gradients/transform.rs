@@ -251,6 +251,16 @@ impl GradientTransform {
         }
     }
 
+    /// Whether there is no step with any further gradient, whatever it is.
+    pub(crate) fn stops(&mut self) -> bool {
+        self.step.stop = self.step.stop.or(match self.step.measured {
+            None if self.needs_two_passes() => Some(Stop::NotMeasured),
+            _ if self.lacks_scale() => Some(Stop::NotScaled),
+            _ => None,
+        });
+        self.step.stop.is_some() || self.is_overflown()
+    }
+
     /// The gradient to step with; `None` if there is to be no step.
     ///
     /// A gradient is complete when it comes here: the sum of micro-batches, and of replicas.
@@ -260,15 +270,7 @@ impl GradientTransform {
         weight: &Tensor<D>,
         grad: Tensor<D>,
     ) -> Option<Tensor<D>> {
-        if self.step.stop.is_some() || self.is_overflown() {
-            return None;
-        }
-        self.step.stop = match self.step.measured {
-            None if self.needs_two_passes() => Some(Stop::NotMeasured),
-            _ if self.lacks_scale() => Some(Stop::NotScaled),
-            _ => None,
-        };
-        if self.step.stop.is_some() {
+        if self.stops() {
             return None;
         }
         let grad = self.unscaled(grad);

@@ -223,6 +223,42 @@ fn a_loss_that_was_not_scaled_is_refused() {
     assert_ne!(bits(&model), before);
 }
 
+/// The sums of the window come back, and the step can be taken after all.
+#[test]
+fn sums_survive_a_loss_that_was_not_scaled() {
+    let run = |forgets: bool| {
+        let scaler = scaler();
+        let mut optim = optim(&scaler);
+        let model = net();
+        let grads =
+            |model: &Net, loss: Tensor<1>| GradientsParams::from_grads(loss.backward(), model);
+        let mut sums = grads(&model, scaler.scale(model.loss(1)));
+        let mut model = model;
+        if forgets {
+            // Steps take the scale anew.
+            let own = grads(&model, scaler.scale(model.loss(5) * 0.0));
+            model = optim.step(RATE, model, own);
+            let before = bits(&model);
+            model = optim.arm_accumulated(RATE, model, sums);
+            let own = grads(&model, model.loss(2));
+            let refused = optim.try_step(RATE, model, own).unwrap_err();
+            assert_eq!(*refused.error(), ReleaseError::NotScaled);
+            let refused = optim.try_disarm(refused.into_given().0).unwrap_err();
+            assert_eq!(*refused.error(), ReleaseError::Accumulated);
+            (model, sums) = optim.try_disarm_accumulated(refused.into_model()).unwrap();
+            assert_eq!(sums.len(), PARAMS);
+            assert_bits(&bits(&model), &before, "refused");
+        } else {
+            let own = grads(&model, scaler.scale(model.loss(5) * 0.0));
+            model = optim.step(RATE, model, own);
+        }
+        model = optim.arm_accumulated(RATE, model, sums);
+        let own = grads(&model, scaler.scale(model.loss(2)));
+        bits(&optim.step(RATE, model, own))
+    };
+    assert_bits(&run(true), &run(false), "after all");
+}
+
 /// Passes by hand, of which the second one forgets the scale.
 #[test]
 fn both_passes_have_to_be_scaled() {
