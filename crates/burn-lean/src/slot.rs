@@ -465,6 +465,12 @@ impl<B: Inner> Slot<B> {
             return Err(grad);
         }
         match state.purpose {
+            Purpose::Step if session.stepper().gradients.stops() => {
+                // `step` is going to be refused. The sum stays, so that it can be handed back.
+                state.weight = Weight::Bare(state.weight.take(self.id));
+                (state.taken, state.is_skipped) = (true, true);
+                return Ok(());
+            }
             Purpose::Step => {
                 let grad = state.summed(grad);
                 match session.flight() {

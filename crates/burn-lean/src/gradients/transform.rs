@@ -14,8 +14,8 @@ use crate::optimizer::ReleaseError;
 /// Takes the scale of the loss off complete gradients, looks at their norms and clips them.
 #[derive(Debug, Default)]
 pub(crate) struct GradientTransform {
-    pub(crate) clipping: Option<NormClipping>,
-    pub(crate) scaler: Option<LossScaler>,
+    clipping: Option<NormClipping>,
+    scaler: Option<LossScaler>,
     pub(crate) reports_norm: bool,
     pub(crate) stops_at_non_finite: bool,
     averages: Averages,
@@ -80,6 +80,21 @@ impl GradientTransform {
     /// Whether gradients are stepped with as they are, and nobody asks for their norm.
     pub(crate) fn is_idle(&self) -> bool {
         self.clipping.is_none() && !self.looks_at_gradients() && self.step.measured.is_none()
+    }
+
+    pub(crate) fn set_clipping(&mut self, clipping: NormClipping) {
+        self.clipping = Some(clipping);
+        // Another rule judges the norm another way.
+        self.step.measured = None;
+    }
+
+    pub(crate) fn set_scaler(&mut self, scaler: LossScaler) {
+        self.scaler = Some(scaler);
+        self.step.measured = None;
+    }
+
+    pub(crate) fn has_scaler(&self) -> bool {
+        self.scaler.is_some()
     }
 
     pub(crate) fn needs_two_passes(&self) -> bool {
@@ -244,6 +259,16 @@ impl GradientTransform {
         }
     }
 
+    /// Whether there is no step with any further gradient, whatever it is.
+    pub(crate) fn stops(&mut self) -> bool {
+        self.step.stop = self.step.stop.or(match self.step.measured {
+            None if self.needs_two_passes() => Some(Stop::NotMeasured),
+            _ if self.lacks_scale() => Some(Stop::NotScaled),
+            _ => None,
+        });
+        self.step.stop.is_some() || self.is_overflown()
+    }
+
     /// The gradient to step with; `None` if there is to be no step.
     ///
     /// A gradient is complete when it comes here: the sum of micro-batches, and of replicas.
@@ -253,15 +278,7 @@ impl GradientTransform {
         weight: &Tensor<D>,
         grad: Tensor<D>,
     ) -> Option<Tensor<D>> {
-        if self.step.stop.is_some() || self.is_overflown() {
-            return None;
-        }
-        self.step.stop = match self.step.measured {
-            None if self.needs_two_passes() => Some(Stop::NotMeasured),
-            _ if self.lacks_scale() => Some(Stop::NotScaled),
-            _ => None,
-        };
-        if self.step.stop.is_some() {
+        if self.stops() {
             return None;
         }
         let grad = self.unscaled(grad);

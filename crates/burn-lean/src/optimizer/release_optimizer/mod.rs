@@ -199,7 +199,7 @@ impl ReleaseOptimizer {
     fn check_settings<M: Module>(&self, model: &M, survey: &Survey) -> Result<(), ReleaseError> {
         let stepper = self.session.stepper();
         stepper.gradients.check_settings()?;
-        if stepper.gradients.scaler.is_some() {
+        if stepper.gradients.has_scaler() {
             survey.check_precision()?;
         }
         if self.reduction().is_some()

@@ -12,7 +12,7 @@ impl ReleaseOptimizer {
     /// Clips gradients by their norms, with release and without: see [`NormClipping`]. A setting
     /// that is out of range is refused when a model is armed or stepped.
     pub fn with_norm_clipping(self, clipping: NormClipping) -> Self {
-        self.session.stepper().gradients.clipping = Some(clipping);
+        self.session.stepper().gradients.set_clipping(clipping);
         self
     }
 
@@ -23,7 +23,7 @@ impl ReleaseOptimizer {
     /// In one pass only those parameters are whose gradient has overflown:
     /// [`Outcome::Skipped`](crate::Outcome::Skipped) says which.
     pub fn with_loss_scaler(self, scaler: LossScaler) -> Self {
-        self.session.stepper().gradients.scaler = Some(scaler);
+        self.session.stepper().gradients.set_scaler(scaler);
         self
     }
 

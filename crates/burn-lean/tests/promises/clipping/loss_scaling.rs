@@ -223,6 +223,42 @@ fn a_loss_that_was_not_scaled_is_refused() {
     assert_ne!(bits(&model), before);
 }
 
+/// The sums of the window come back, and the step can be taken after all.
+#[test]
+fn sums_survive_a_loss_that_was_not_scaled() {
+    let run = |forgets: bool| {
+        let scaler = scaler();
+        let mut optim = optim(&scaler);
+        let model = net();
+        let grads =
+            |model: &Net, loss: Tensor<1>| GradientsParams::from_grads(loss.backward(), model);
+        let mut sums = grads(&model, scaler.scale(model.loss(1)));
+        let mut model = model;
+        if forgets {
+            // Steps take the scale anew.
+            let own = grads(&model, scaler.scale(model.loss(5) * 0.0));
+            model = optim.step(RATE, model, own);
+            let before = bits(&model);
+            model = optim.arm_accumulated(RATE, model, sums);
+            let own = grads(&model, model.loss(2));
+            let refused = optim.try_step(RATE, model, own).unwrap_err();
+            assert_eq!(*refused.error(), ReleaseError::NotScaled);
+            let refused = optim.try_disarm(refused.into_given().0).unwrap_err();
+            assert_eq!(*refused.error(), ReleaseError::Accumulated);
+            (model, sums) = optim.try_disarm_accumulated(refused.into_model()).unwrap();
+            assert_eq!(sums.len(), PARAMS);
+            assert_bits(&bits(&model), &before, "refused");
+        } else {
+            let own = grads(&model, scaler.scale(model.loss(5) * 0.0));
+            model = optim.step(RATE, model, own);
+        }
+        model = optim.arm_accumulated(RATE, model, sums);
+        let own = grads(&model, scaler.scale(model.loss(2)));
+        bits(&optim.step(RATE, model, own))
+    };
+    assert_bits(&run(true), &run(false), "after all");
+}
+
 /// Passes by hand, of which the second one forgets the scale.
 #[test]
 fn both_passes_have_to_be_scaled() {
@@ -298,6 +334,43 @@ impl ModuleMapper for To {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         param.map(|weight| weight.cast(self.0).detach().require_grad())
     }
+}
+
+/// bf16 has the range of fp32: a scale that is a power of two changes nothing, and the norm is that
+/// of 32 bits.
+#[test]
+fn weights_in_bf16_are_stepped_as_without_a_scale() {
+    let run = |scaler: Option<LossScaler>| {
+        let mut optim = adam().init().with_gradient_release().with_grad_norm();
+        if let Some(scaler) = &scaler {
+            optim = optim.with_loss_scaler(scaler.clone());
+        }
+        let mut model = vec![Param::from_tensor(
+            numbers([4, 5], 3, &flex())
+                .cast(FloatDType::BF16)
+                .detach()
+                .require_grad(),
+        )];
+        let mut norms = Vec::new();
+        for step in 0..5 {
+            model = optim.arm(RATE, model);
+            let x = numbers([3, 4], step, &flex()).cast(FloatDType::BF16);
+            let loss: Tensor<1> = x
+                .matmul(model[0].val())
+                .cast(FloatDType::F32)
+                .square()
+                .sum();
+            let loss = match &scaler {
+                Some(scaler) => scaler.scale(loss),
+                None => loss,
+            };
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            model = optim.step(RATE, model, grads);
+            norms.push(optim.last_step().unwrap().grad_norm().unwrap());
+        }
+        (bits(&model), norms)
+    };
+    assert_eq!(run(Some(LossScalerConfig::new().init())), run(None));
 }
 
 /// Gradients of fp16 weights are fp16, where the scale cannot be taken off.

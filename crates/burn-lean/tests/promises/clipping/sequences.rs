@@ -322,6 +322,20 @@ fn clipping_that_comes_late_is_refused() {
     finishes(optim, model);
 }
 
+/// The norm is judged by the rule that the optimizer has when it steps.
+#[test]
+fn another_rule_has_to_measure_again() {
+    let mut other = adamw()
+        .with_gradient_release()
+        .with_norm_clipping(NormClipping::GlobalNorm { max_norm: 9.0 });
+    let model = measure(&mut other, small());
+    let rule = NormClipping::GlobalNorm { max_norm: MAX_NORM };
+    let mut optim = other.with_norm_clipping(rule);
+    let refused = optim.try_arm(LR, model).unwrap_err();
+    assert_eq!(*refused.error(), ReleaseError::NotMeasured);
+    finishes(optim, refused.into_model());
+}
+
 /// Settings that would turn gradients around, or into nothing.
 #[test]
 fn settings_out_of_range_are_refused() {
