@@ -143,6 +143,56 @@ fn one_that_ends() {
     }
 }
 
+/// A process that leaves in the middle of a step, as its program does that returns an error.
+#[cfg(feature = "mpi")]
+#[test]
+fn a_process_that_leaves_has_the_last_word() {
+    let test = "data_parallel::failure::a_process_that_leaves_has_the_last_word";
+    let said = super::processes::failing_ranks(3, test, |replicas| {
+        let is_leaving = replicas.rank() == 1;
+        let ends = Otherwise {
+            ends: true,
+            ..Otherwise::default()
+        };
+        let text = train(replicas, ends);
+        // The last of the replicas is dropped by now, and takes its leave.
+        println!("why: {}", if is_leaving { "I had to go" } else { &text });
+        std::process::exit(1);
+    });
+    let Some(said) = said else { return };
+    assert!(said.contains("why: I had to go"), "{said}");
+    assert!(said.contains("rank 1: the end of the training"), "{said}");
+}
+
+/// A process that is killed ends all.
+#[cfg(feature = "mpi")]
+#[test]
+fn a_process_that_is_killed() {
+    let test = "data_parallel::failure::a_process_that_is_killed";
+    let said = super::processes::failing_ranks(3, test, |replicas| {
+        if replicas.rank() == 1 {
+            let this = std::process::id().to_string();
+            let mut kill = std::process::Command::new("sh");
+            kill.args(["-c", &format!("sleep 0.2; kill -9 {this}")]);
+            kill.spawn().expect("a system has a shell");
+        }
+        let parallel = DataParallel::new(replicas);
+        let mut model = parallel.broadcast(pair(4)).unwrap();
+        let optim = adamw().with_gradient_release();
+        let mut optim = optim.with_reduction(Arc::new(parallel));
+        for step in 0.. {
+            model = optim.arm(1e-3, model);
+            let x = numbers::<2>([2, 4], step, &flex());
+            let loss = model.one.forward(x).square().mean();
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            model = optim.step(1e-3, model, grads);
+        }
+    });
+    if let Some(said) = said {
+        assert!(said.contains("exited on signal 9"), "{said}");
+    }
+}
+
 #[test]
 fn another_model() {
     let errors = Threads::run(2, |replicas| {
