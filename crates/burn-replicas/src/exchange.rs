@@ -195,14 +195,18 @@ impl Exchange {
         recipients: Recipients,
         made: impl FnOnce(Vec<E>) -> T + Send + 'static,
     ) -> Result<(Pending<T>, bool), ReplicaError> {
-        let what = self.describe("gradient", param, kind)?;
+        let mut what = self.describe("gradient", param, kind)?;
         let to = match recipients {
             Recipients::Owner if self.is_sharded => To::Rank(self.owner(param)?),
             _ => To::All,
         };
         let is_needed = match to {
             To::All => true,
-            To::Rank(rank) => rank == self.replicas.rank(),
+            To::Rank(rank) => {
+                // Who sends it to one, and who to all, must not meet.
+                what += &format!(" for rank {rank}");
+                rank == self.replicas.rank()
+            }
         };
         let pending = self.replicas.begin(what, move |communicator| {
             mean(communicator, &mut values, to)?;

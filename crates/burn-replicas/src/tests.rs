@@ -1,6 +1,8 @@
 use std::{thread, time::Duration};
 
-use crate::{CommunicationError, Communicator as _, ReplicaError, Threads};
+use crate::{
+    Alone, CommunicationError, Communicator as _, Exchange, Known, ReplicaError, Replicas, Threads,
+};
 
 #[test]
 fn who_does_not_come_is_not_awaited_for_ever() {
@@ -67,4 +69,33 @@ fn flags_are_those_of_all() {
     });
     let expected = (true, false, true, false, vec![0.0, 1.0, 2.0]);
     assert_eq!(found, [(); 3].map(|()| expected.clone()));
+}
+
+fn known(id: u64, path: &str) -> Known {
+    Known {
+        id,
+        path: path.into(),
+        size: 4,
+        is_trained: true,
+    }
+}
+
+#[test]
+fn rates_are_named_where_they_change() {
+    let exchange = Exchange::new(Replicas::new(|| Ok(Alone)).unwrap());
+    exchange.know(vec![known(9, "a"), known(3, "b"), known(5, "c")]);
+    assert_eq!(exchange.rates(|_, _| "1e-3".into()), "1e-3");
+    let rates = exchange.rates(|id, _| if id == 3 { "1e-4" } else { "1e-3" }.into());
+    assert_eq!(rates, "1e-3, 1e-4 from b, 1e-3 from c");
+}
+
+#[test]
+fn bytes_of_one_replica_are_at_all() {
+    let found = Threads::run(3, |replicas| {
+        let rank = replicas.rank();
+        let exchange = Exchange::new(replicas);
+        let bytes = vec![rank as u8; 3 * rank];
+        exchange.from_rank(2, "bytes", bytes).unwrap()
+    });
+    assert_eq!(found, [(); 3].map(|()| vec![2; 6]));
 }

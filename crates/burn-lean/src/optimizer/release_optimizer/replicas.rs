@@ -24,7 +24,10 @@ impl ReleaseOptimizer {
     pub fn with_reduction(self, reduction: Arc<dyn GradientReduction>) -> Self {
         let optim = self.take();
         let optim = match reduction.is_sharded() && !self.is_fresh {
-            true => with_states(optim.clone(), optim.to_record(), Some(&reduction)),
+            true => {
+                let record = optim.to_record();
+                with_states(optim, record, Some(&reduction))
+            }
             false => optim,
         };
         Self {

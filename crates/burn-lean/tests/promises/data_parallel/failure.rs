@@ -60,13 +60,13 @@ fn train(replicas: Replicas, how: Otherwise) -> String {
                 loss = loss + model.other.forward(x).square().mean();
             }
             let grads = GradientsParams::from_grads(loss.backward(), &model);
-            optim.step(rate, model.clone(), grads)
+            optim.step(rate, model, grads)
         });
         model = match stepped {
             Ok(model) => model,
             Err(text) => {
                 // Every call after it says the same.
-                let refused = optim.try_to_record().unwrap_err();
+                let (_, refused) = optim.try_arm(rate, pair(4)).unwrap_err().into_parts();
                 let ReleaseError::Reduction { reason } = &refused else {
                     panic!("{refused}");
                 };
@@ -99,8 +99,8 @@ fn another_path_through_the_model() {
     });
     for text in found {
         assert!(text.contains("rank 0, 2: the gradient of other."), "{text}");
-        assert!(text.contains("rank 1: the gradient of one."), "{text}");
         assert!(text.contains("in step 3"), "{text}");
+        assert!(text.contains("rank 1: the "), "{text}");
     }
 }
 
@@ -127,8 +127,9 @@ fn sharded_and_not() {
         ..Otherwise::default()
     });
     for text in found {
-        assert!(text.contains("rank 1: the weight of "), "{text}");
         assert!(text.contains("rank 0, 2: the gradient of "), "{text}");
+        assert!(text.contains("rank 1: the gradient of "), "{text}");
+        assert!(text.contains(" in step 1 for rank "), "{text}");
     }
 }
 
@@ -140,6 +141,61 @@ fn one_that_ends() {
     });
     for text in [&found[0], &found[2]] {
         assert!(text.contains("rank 1: the end of the training"), "{text}");
+    }
+}
+
+/// A process that leaves in the middle of a step, as its program does that returns an error.
+#[cfg(feature = "mpi")]
+#[test]
+fn a_process_that_leaves_has_the_last_word() {
+    let test = "data_parallel::failure::a_process_that_leaves_has_the_last_word";
+    let said = super::processes::failing_ranks(3, test, |replicas| {
+        let is_leaving = replicas.rank() == 1;
+        let ends = Otherwise {
+            ends: true,
+            ..Otherwise::default()
+        };
+        let text = train(replicas, ends);
+        // The replicas are dropped by now: the one that leaves has taken its leave. With the first
+        // process that ends, `mpirun` ends the others.
+        match is_leaving {
+            true => println!("why: I had to go"),
+            false => std::thread::sleep(std::time::Duration::from_secs(1)),
+        }
+        println!("{text}");
+        std::process::exit(1);
+    });
+    let Some(said) = said else { return };
+    assert!(said.contains("why: I had to go"), "{said}");
+    assert!(said.contains("rank 1: the end of the training"), "{said}");
+}
+
+/// A process that is killed ends all.
+#[cfg(feature = "mpi")]
+#[test]
+fn a_process_that_is_killed() {
+    let test = "data_parallel::failure::a_process_that_is_killed";
+    let said = super::processes::failing_ranks(3, test, |replicas| {
+        if replicas.rank() == 1 {
+            let this = std::process::id().to_string();
+            let mut kill = std::process::Command::new("sh");
+            kill.args(["-c", &format!("sleep 0.2; kill -9 {this}")]);
+            kill.spawn().expect("a system has a shell");
+        }
+        let parallel = DataParallel::new(replicas);
+        let mut model = parallel.broadcast(pair(4)).unwrap();
+        let optim = adamw().with_gradient_release();
+        let mut optim = optim.with_reduction(Arc::new(parallel));
+        for step in 0.. {
+            model = optim.arm(1e-3, model);
+            let x = numbers::<2>([2, 4], step, &flex());
+            let loss = model.one.forward(x).square().mean();
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            model = optim.step(1e-3, model, grads);
+        }
+    });
+    if let Some(said) = said {
+        assert!(said.contains("exited on signal 9"), "{said}");
     }
 }
 

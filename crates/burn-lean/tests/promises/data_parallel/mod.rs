@@ -2,6 +2,8 @@
 
 mod failure;
 mod memory;
+#[cfg(feature = "mpi")]
+mod processes;
 mod reference;
 mod states;
 mod weights;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::optim::OptimizerRecord;
+use burn::tensor::Bytes;
 use burn_lean::{
     DataParallel, FirstPass, ReleaseError, ReleaseOptimizer, Replicas, Threads, WithGradientRelease,
 };
@@ -99,14 +100,14 @@ fn a_record_of_replicas_is_plain_burns() {
 fn each_replica_loads_its_share() {
     let size = 3;
     let (model, record) = five_steps(size);
-    let bytes = record.into_bytes().unwrap();
+    let bytes = record.into_bytes().unwrap().to_vec();
     let expected = &expected(size)[6];
     for before in [false, true] {
         Threads::run(size, |replicas| {
             let rank = replicas.rank();
             let parallel = sharded(replicas);
             let model = parallel.broadcast(model.clone().fork(&flex())).unwrap();
-            let record = OptimizerRecord::from_bytes(bytes.clone()).unwrap();
+            let record = OptimizerRecord::from_bytes(Bytes::from_bytes_vec(bytes.clone())).unwrap();
             // Loaded before there is a reduction, or after.
             let mut optim = match before {
                 true => adamw()
@@ -128,9 +129,9 @@ fn each_replica_loads_its_share() {
 #[should_panic = "is in no model that the replicas have compared"]
 fn states_of_a_model_that_is_not_known_are_refused() {
     let (_, record) = five_steps(2);
-    let bytes = record.into_bytes().unwrap();
+    let bytes = record.into_bytes().unwrap().to_vec();
     Threads::run(2, |replicas| {
-        let record = OptimizerRecord::from_bytes(bytes.clone()).unwrap();
+        let record = OptimizerRecord::from_bytes(Bytes::from_bytes_vec(bytes.clone())).unwrap();
         optim_of(&sharded(replicas)).load_record(record);
     });
 }

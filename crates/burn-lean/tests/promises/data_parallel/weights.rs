@@ -57,17 +57,40 @@ fn assert_run(
     step: impl Fn(Net, &mut ReleaseOptimizer, usize, usize) -> Net + Sync,
 ) {
     Threads::run(how.size, |replicas| {
-        let rank = replicas.rank();
-        let parallel = how.parallel(replicas);
-        let mut model = parallel.broadcast(Net::new()).unwrap();
-        let optim = optim().with_gradient_release();
-        let mut optim = optim.with_reduction(Arc::new(parallel));
-        for (at, expected) in expected.iter().enumerate() {
-            model = step(model, &mut optim, at, rank);
-            let what = format!("{how:?}, step {at}, rank {rank}");
-            assert_bits(&bits(&model), expected, &what);
-        }
+        assert_replica(how, replicas, expected, optim(), &step);
     });
+}
+
+/// Trains one of the replicas, and compares each step.
+fn assert_replica(
+    how: How,
+    replicas: Replicas,
+    expected: &[Bits],
+    optim: ModuleOptimizer,
+    step: impl Fn(Net, &mut ReleaseOptimizer, usize, usize) -> Net,
+) {
+    let rank = replicas.rank();
+    let parallel = how.parallel(replicas);
+    let mut model = parallel.broadcast(Net::new()).unwrap();
+    let mut optim = optim
+        .with_gradient_release()
+        .with_reduction(Arc::new(parallel));
+    for (at, expected) in expected.iter().enumerate() {
+        model = step(model, &mut optim, at, rank);
+        let what = format!("{how:?}, step {at}, rank {rank}");
+        assert_bits(&bits(&model), expected, &what);
+    }
+}
+
+/// One step of a replica with release.
+fn release(how: How, model: Net, optim: &mut ReleaseOptimizer, step: usize, rank: usize) -> Net {
+    let model = optim.arm(LR, model);
+    let grads = model.grads(share(step, rank, how.size), how.has_scopes);
+    let model = optim.step(LR, model, grads);
+    let report = optim.last_step().unwrap();
+    assert_eq!(report.count(Outcome::Ordinary), 0, "{report:?}");
+    assert_eq!(report.count(Outcome::Unused), 2, "{report:?}");
+    model
 }
 
 #[test]
@@ -75,15 +98,37 @@ fn replicas_have_the_weights_of_one_process() {
     for how in How::all() {
         let (_, expected) = one_process(&mut adamw(), how.size, STEPS, 1);
         assert_run(how, &expected, adamw, |model, optim, step, rank| {
-            let model = optim.arm(LR, model);
-            let grads = model.grads(share(step, rank, how.size), how.has_scopes);
-            let model = optim.step(LR, model, grads);
-            let report = optim.last_step().unwrap();
-            assert_eq!(report.count(Outcome::Ordinary), 0, "{report:?}");
-            assert_eq!(report.count(Outcome::Unused), 2, "{report:?}");
-            model
+            release(how, model, optim, step, rank)
         });
     }
+}
+
+/// The same in processes that `mpirun` starts.
+#[cfg(feature = "mpi")]
+#[test]
+fn processes_have_the_weights_of_one() {
+    let test = "data_parallel::weights::processes_have_the_weights_of_one";
+    super::processes::ranks([2, 4], test, |replicas| {
+        // A process joins the others once.
+        let how = How {
+            size: replicas.size(),
+            is_sharded: false,
+            in_flight: 2,
+            has_scopes: true,
+        };
+        for is_sharded in [false, true] {
+            let how = How { is_sharded, ..how };
+            let (_, expected) = one_process(&mut adamw(), how.size, STEPS, 1);
+            let replicas = replicas.clone();
+            assert_replica(
+                how,
+                replicas,
+                &expected,
+                adamw(),
+                |model, optim, step, rank| release(how, model, optim, step, rank),
+            );
+        }
+    });
 }
 
 /// Only the last micro-batch communicates.
