@@ -5,3 +5,5 @@
 //! one place.
 
 #![forbid(unsafe_code)]
+
+pub mod optim;

@@ -11,6 +11,8 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+#[cfg(feature = "optim")]
+pub mod optim;
 mod optimizer;
 mod parameter;
 mod recompute;
