@@ -81,7 +81,7 @@ fn size<M: Module>(model: &M) -> (usize, usize) {
 }
 
 /// The peak of a call, above what was in use before it.
-fn peak_of<R>(run: impl FnOnce() -> R) -> (R, usize) {
+pub(crate) fn peak_of<R>(run: impl FnOnce() -> R) -> (R, usize) {
     let before = HEAP.current_usage();
     HEAP.reset_peak_usage();
     let result = run();
