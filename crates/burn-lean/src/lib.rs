@@ -6,7 +6,8 @@
 //! activations, which backward computes again; it is useful alone, too.
 //!
 //! Start with [`ReleaseOptimizer`]; [`ReleaseAccumulator`] is for micro-batches, [`StepReport`]
-//! says what a step did, [`ReleaseError`] what is refused.
+//! says what a step did, [`ReleaseError`] what is refused. With the feature `optim`, the module
+//! `optim` has optimizers in one pass over memory, and such with small states.
 
 #![forbid(unsafe_code)]
 

@@ -4,6 +4,8 @@ mod accumulation;
 mod bf16;
 mod eight_bit;
 mod exact;
+#[cfg(feature = "wgpu")]
+mod gpu;
 mod harness;
 mod in_place;
 #[path = "../../../../burn-lean-optim/tests/lean/noise.rs"]
