@@ -14,3 +14,4 @@ pub mod scaling;
 mod settings;
 
 pub use settings::OutOfRange;
+pub mod optim;

@@ -1,18 +1,16 @@
 //! Gradients of micro-batches that go into the moments, and not into a sum.
 
-use std::num::NonZeroUsize;
-
 use burn::{
     optim::{LearningRate, SimpleOptimizer},
     record::{PrecisionSettings, Record},
     tensor::{Tensor, backend::Backend},
 };
-use thiserror::Error;
+use burn_lean_arithmetic::optim::{CannotAccumulate, MicroBatches, MomentDecay};
 
 use crate::{
     Lean,
     optim::{Adam, AdamW, Lion, RAdam, Sgd, StableAdamW},
-    pass::{Part, Settings},
+    pass::Settings,
 };
 
 /// An optimizer that puts the gradients of several micro-batches into its moments, and moves a weight with the last of
@@ -26,22 +24,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct AccumulatingInMoments<O> {
     optimizer: O,
-    micro_batches: NonZeroUsize,
-    decay: MomentDecay,
-}
-
-/// How often moments decay while gradients are put into them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MomentDecay {
-    /// With each micro-batch, as if each were a step that does not move the weight: what optimi calls optimizer
-    /// accumulation. Moments then remember as many micro-batches as they would remember steps.
-    EachMicroBatch,
-    /// With the first micro-batch of a step: AdamA, Zhang et al. (2023), "Adam Accumulation to Reduce Memory Footprints of
-    /// both Activations and Gradients for Large-scale DNN Training", <https://arxiv.org/abs/2305.19982>.
-    ///
-    /// The first moment, and the velocity of SGD, are those of accumulated gradients but for rounding. The second moment is
-    /// the sum of the squares of the gradients, and not the square of their sum.
-    EachStep,
+    micro_batches: MicroBatches,
 }
 
 /// An optimizer whose moments can take in the gradients of micro-batches.
@@ -90,13 +73,11 @@ pub trait AccumulateInMoments: Lean {
         micro_batches: usize,
         decay: MomentDecay,
     ) -> Result<AccumulatingInMoments<Self>, CannotAccumulate> {
-        let micro_batches =
-            NonZeroUsize::new(micro_batches).ok_or(CannotAccumulate::NoMicroBatches)?;
+        let micro_batches = MicroBatches::new(micro_batches, decay)?;
         self.check_accumulating(decay)?;
         Ok(AccumulatingInMoments {
             optimizer: self,
             micro_batches,
-            decay,
         })
     }
 
@@ -108,30 +89,6 @@ pub trait AccumulateInMoments: Lean {
     }
 }
 
-/// Why an optimizer cannot put the gradients of micro-batches into its moments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum CannotAccumulate {
-    /// No micro-batch would ever move the weights.
-    #[error("a step of zero micro-batches would never come: accumulate over one or more")]
-    NoMicroBatches,
-    /// The optimizer keeps no moment.
-    #[error(
-        "SGD without momentum has no moment that gradients could go into: give it momentum, or accumulate \
-         gradients, with `ReleaseAccumulator` or Burn's `GradientsAccumulator`"
-    )]
-    NoMoment,
-    /// The step uses the last gradient by itself.
-    #[error(
-        "{optimizer} moves a weight by its last gradient too, so that those of the earlier micro-batches would count for \
-         less: take `MomentDecay::EachMicroBatch`, or accumulate gradients"
-    )]
-    StepsWithGradient {
-        /// Its name.
-        optimizer: &'static str,
-    },
-}
-
 impl AccumulateInMoments for Adam {}
 
 impl AccumulateInMoments for AdamW {}
@@ -140,36 +97,19 @@ impl AccumulateInMoments for RAdam {}
 
 impl AccumulateInMoments for Lion {
     fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
-        steps_with_gradient(decay, "Lion")
+        decay.steps_with_gradient("Lion")
     }
 }
 
 impl AccumulateInMoments for StableAdamW {
     fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
-        steps_with_gradient(decay, "StableAdamW")
+        decay.steps_with_gradient("StableAdamW")
     }
 }
 
 impl AccumulateInMoments for Sgd {
     fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
-        match self.momentum() {
-            None => Err(CannotAccumulate::NoMoment),
-            Some(momentum) if momentum.nesterov => steps_with_gradient(decay, "SGD with Nesterov"),
-            Some(momentum) if momentum.dampening != 0.0 => {
-                steps_with_gradient(decay, "SGD with dampening, in its first step,")
-            }
-            Some(_) => Ok(()),
-        }
-    }
-}
-
-fn steps_with_gradient(
-    decay: MomentDecay,
-    optimizer: &'static str,
-) -> Result<(), CannotAccumulate> {
-    match decay {
-        MomentDecay::EachMicroBatch => Ok(()),
-        MomentDecay::EachStep => Err(CannotAccumulate::StepsWithGradient { optimizer }),
+        decay.check_sgd(self.momentum())
     }
 }
 
@@ -224,15 +164,10 @@ where
             Some(state) => (state.gradients, state.optimizer),
             None => (0, None),
         };
-        // More, if the record is of a run with longer steps.
-        let moves = gradients + 1 >= self.micro_batches.get();
+        let (part, gradients) = self.micro_batches.part(gradients);
         let mut optimizer = self.optimizer.clone();
-        optimizer.settings_mut().part = Part {
-            decays: gradients == 0 || self.decay == MomentDecay::EachMicroBatch,
-            moves,
-        };
+        optimizer.settings_mut().part = part;
         let (tensor, optimizer) = optimizer.step(lr, tensor, grad, state);
-        let gradients = if moves { 0 } else { gradients + 1 };
         let state = AccumulatingState {
             gradients,
             optimizer,

@@ -6,10 +6,9 @@ use burn::tensor::{
     ops::{FloatTensor, IntTensor},
 };
 
-use crate::{
-    Noise, Number, Rule,
-    moment::{Format, Moment},
-};
+use burn_lean_arithmetic::optim::{Measure, Noise, Rule};
+
+use crate::moment::{Format, Moment};
 
 /// A backend that optimizers of this crate run on.
 ///
@@ -64,15 +63,6 @@ pub struct Types<'a> {
     pub grad: DType,
     /// Of its states.
     pub states: &'a [Format],
-}
-
-/// A number for each element, to be averaged before the step.
-pub trait Measure<const N: usize>: Copy + Send + Sync + 'static {
-    /// The number of an element in the first step.
-    fn first<T: Number>(&self, grad: T) -> T;
-
-    /// The number of an element in a later step.
-    fn next<T: Number>(&self, grad: T, state: [T; N]) -> T;
 }
 
 /// A backend that rounds to bf16 by chance: Flex, and wgpu and CUDA with and without fusion.

@@ -11,7 +11,7 @@ use burn::{
         backend::{AutodiffBackend, Backend},
     },
 };
-
+use burn_lean_arithmetic::optim::Noise;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -90,38 +90,6 @@ pub trait Rounding<B: Backend>: Clone + Send + Sync {
     ) -> (Tensor<B, D>, Option<Moment<B>>);
 }
 
-/// The random numbers of one step, of which each place of a tensor has its own: the same on every device.
-#[derive(Clone, Copy, Debug)]
-pub struct Noise {
-    pub(crate) seeds: [u32; 2],
-}
-
-impl Noise {
-    /// Those of a key.
-    pub fn new(key: u64) -> Self {
-        let low = mixed(key as u32);
-        let high = mixed((key >> 32) as u32 ^ low);
-        Self { seeds: [low, high] }
-    }
-
-    #[inline(always)]
-    pub(crate) fn at(self, place: u32) -> u32 {
-        let [low, high] = self.seeds;
-        mixed(mixed(place ^ low) ^ high)
-    }
-}
-
-/// A counter in, a random number out, in 32 bits, as devices without longer integers have them: `lowbias32` of
-/// Wellons, "Prospecting for Hash Functions" (2018).
-#[inline(always)]
-fn mixed(mut bits: u32) -> u32 {
-    bits = (bits ^ (bits >> 16)).wrapping_mul(MIXING[0]);
-    bits = (bits ^ (bits >> 15)).wrapping_mul(MIXING[1]);
-    bits ^ (bits >> 16)
-}
-
-pub(crate) const MIXING: [u32; 2] = [0x7feb_352d, 0x846c_a68b];
-
 impl<B: RoundStochastically> Rounding<B> for Stochastic {
     fn widen<const D: usize>(
         &self,
@@ -136,8 +104,8 @@ impl<B: RoundStochastically> Rounding<B> for Stochastic {
         exact: Tensor<B, D>,
         time: usize,
     ) -> (Tensor<B, D>, Option<Moment<B>>) {
-        let key = self.seed.rotate_left(32) ^ time as u64;
-        let rounded = B::round_stochastically(exact.into_primitive().tensor(), Noise::new(key));
+        let noise = Noise::of_step(self.seed, time);
+        let rounded = B::round_stochastically(exact.into_primitive().tensor(), noise);
         let rounded: Tensor<B, D> = Tensor::from_primitive(TensorPrimitive::Float(rounded));
         (rounded.cast(DType::BF16), None)
     }

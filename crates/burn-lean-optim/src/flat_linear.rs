@@ -2,10 +2,11 @@
 
 use burn::tensor::ops::FloatTensor;
 use burn_flat_linear::FlatLinear;
+use burn_lean_arithmetic::optim::{Measure, Rule};
 
 use crate::{
-    LeanBackend, Rule,
-    backend::{Measure, Operands, Stepped, Types},
+    LeanBackend,
+    backend::{Operands, Stepped, Types},
 };
 
 impl<B: LeanBackend> LeanBackend for FlatLinear<B> {

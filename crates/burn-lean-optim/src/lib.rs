@@ -18,7 +18,6 @@ mod backend;
 mod bf16;
 #[cfg(feature = "cubecl")]
 mod cube;
-mod dynamic_map;
 #[cfg(feature = "flat-linear")]
 mod flat_linear;
 #[cfg(feature = "flex")]
@@ -27,20 +26,15 @@ mod moment;
 mod number;
 mod optim;
 mod pass;
-mod rule;
 
-pub use accumulation::{
-    AccumulateInMoments, AccumulatingInMoments, AccumulatingState, CannotAccumulate, MomentDecay,
+pub use accumulation::{AccumulateInMoments, AccumulatingInMoments, AccumulatingState};
+pub use backend::{Clip, LeanBackend, Operands, RoundStochastically, States, Stepped, Types};
+pub use bf16::{Bf16State, Bf16Weights, Kahan, Rounding, Stochastic};
+pub use burn_lean_arithmetic::optim::{
+    CannotAccumulate, DynamicMap, Measure, MomentDecay, Noise, Number, Rule,
 };
-pub use backend::{
-    Clip, LeanBackend, Measure, Operands, RoundStochastically, States, Stepped, Types,
-};
-pub use bf16::{Bf16State, Bf16Weights, Kahan, Noise, Rounding, Stochastic};
-pub use dynamic_map::DynamicMap;
 pub use moment::{EightBit, Format, Moment, MomentItem};
-pub use number::Number;
 pub use optim::*;
-pub use rule::Rule;
 
 #[cfg(feature = "ndarray")]
 impl LeanBackend for burn::backend::NdArray {}

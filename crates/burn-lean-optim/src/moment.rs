@@ -10,7 +10,7 @@ use burn::{
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-use crate::dynamic_map::{BLOCK, DynamicMap};
+use burn_lean_arithmetic::optim::{DynamicMap, EightBitData, blocks, words};
 
 /// How a state is kept in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,16 +46,6 @@ pub struct EightBit<B: Backend> {
     pub map: DynamicMap,
 }
 
-/// The shape of the codes of so many numbers.
-pub(crate) fn words(numbers: usize) -> Shape {
-    Shape::new([numbers.div_ceil(4)])
-}
-
-/// The shape of the scales of so many numbers.
-pub(crate) fn blocks(numbers: usize) -> Shape {
-    Shape::new([numbers.div_ceil(BLOCK)])
-}
-
 impl<B: Backend> Moment<B> {
     /// The format it is in.
     pub fn format(&self) -> Format {
@@ -86,7 +76,7 @@ impl<B: Backend> Moment<B> {
         let numbers = self.shape().num_elements();
         match self {
             Self::Float(floats) => numbers * floats.dtype().size(),
-            Self::EightBit(_) => numbers.div_ceil(4) * 4 + numbers.div_ceil(BLOCK) * 4,
+            Self::EightBit(_) => 4 * (words(numbers) + blocks(numbers)),
         }
     }
 
@@ -98,7 +88,7 @@ impl<B: Backend> Moment<B> {
             Self::Float(floats) => from_float(floats.clone()),
             Self::EightBit(blocks) => {
                 let device = B::float_device(&blocks.scales);
-                let numbers = blocks.numbers();
+                let numbers = blocks.to_host().decode(blocks.map);
                 let data = TensorData::new(numbers, blocks.shape.clone());
                 Tensor::from_data(data, (&device, DType::F32))
             }
@@ -115,9 +105,7 @@ impl<B: Backend> Moment<B> {
                 let (device, shape) = (tensor.device(), tensor.shape());
                 let numbers = tensor.into_data().convert::<f32>();
                 let numbers = numbers.as_slice::<f32>().expect("they were converted");
-                let (mut codes, scales) = encode(numbers, map);
-                codes.resize(codes.len().next_multiple_of(4), 0);
-                Self::EightBit(EightBit::new(&codes, scales, shape, map, &device))
+                Self::EightBit(EightBit::new(map.encode(numbers), shape, map, &device))
             }
         }
     }
@@ -164,33 +152,14 @@ pub(crate) fn from_float<B: Backend, const D: usize>(tensor: FloatTensor<B>) -> 
     Tensor::from_primitive(TensorPrimitive::Float(tensor))
 }
 
-fn encode(numbers: &[f32], map: DynamicMap) -> (Vec<u8>, Vec<f32>) {
-    let mut codes = vec![0; numbers.len()];
-    let blocks = numbers.chunks(BLOCK).zip(codes.chunks_mut(BLOCK));
-    let scales = blocks
-        .map(|(numbers, codes)| map.quantize(numbers, codes))
-        .collect();
-    (codes, scales)
-}
-
 impl<B: Backend> EightBit<B> {
-    /// `codes` is padded to a multiple of four.
-    fn new(
-        codes: &[u8],
-        scales: Vec<f32>,
-        shape: Shape,
-        map: DynamicMap,
-        device: &B::Device,
-    ) -> Self {
-        let words: Vec<i32> = codes
-            .chunks_exact(4)
-            .map(|word| i32::from_le_bytes([word[0], word[1], word[2], word[3]]))
-            .collect();
-        let (length, blocks) = (words.len(), scales.len());
+    fn new(data: EightBitData, shape: Shape, map: DynamicMap, device: &B::Device) -> Self {
+        let words = data.words();
+        let (length, blocks) = (words.len(), data.scales.len());
         let codes =
             Tensor::<B, 1, Int>::from_data(TensorData::new(words, [length]), (device, DType::I32));
-        let scales =
-            Tensor::<B, 1>::from_data(TensorData::new(scales, [blocks]), (device, DType::F32));
+        let scales = TensorData::new(data.scales, [blocks]);
+        let scales = Tensor::<B, 1>::from_data(scales, (device, DType::F32));
         Self {
             codes: codes.into_primitive(),
             scales: scales.into_primitive().tensor(),
@@ -199,26 +168,12 @@ impl<B: Backend> EightBit<B> {
         }
     }
 
-    fn code_bytes(&self) -> Vec<u8> {
+    fn to_host(&self) -> EightBitData {
         let words = Tensor::<B, 1, Int>::from_primitive(self.codes.clone()).into_data();
         let words = words.as_slice::<i32>().expect("codes are made as `i32`");
-        let bytes = words.iter().flat_map(|word| word.to_le_bytes());
-        bytes.take(self.shape.num_elements()).collect()
-    }
-
-    fn scale_values(&self) -> Vec<f32> {
         let scales = from_float::<B, 1>(self.scales.clone()).into_data();
-        scales.to_vec().expect("scales are made as `f32`")
-    }
-
-    fn numbers(&self) -> Vec<f32> {
-        let codes = self.code_bytes();
-        let mut numbers = vec![0.0; codes.len()];
-        let blocks = codes.chunks(BLOCK).zip(numbers.chunks_mut(BLOCK));
-        for ((codes, numbers), scale) in blocks.zip(self.scale_values()) {
-            self.map.dequantize(codes, scale, numbers);
-        }
-        numbers
+        let scales = scales.to_vec().expect("scales are made as `f32`");
+        EightBitData::from_words(words, scales, self.shape.num_elements())
     }
 }
 
@@ -241,7 +196,7 @@ impl<'de> Deserialize<'de> for MomentItem {
         let data = TensorData::deserialize(deserializer)?;
         let numbers = data.shape.num_elements();
         let (size, what) = match data.dtype {
-            DType::U8 | DType::I8 => (numbers + numbers.div_ceil(BLOCK) * 4, "8 bits"),
+            DType::U8 | DType::I8 => (numbers + 4 * blocks(numbers), "8 bits"),
             dtype if dtype.is_float() => (numbers * dtype.size(), "floats"),
             dtype => {
                 let message =
@@ -274,13 +229,9 @@ impl<B: Backend> Record<B> for Moment<B> {
                 data
             }
             Self::EightBit(blocks) => {
-                let mut bytes = blocks.code_bytes();
-                bytes.extend(
-                    blocks
-                        .scale_values()
-                        .iter()
-                        .flat_map(|scale| scale.to_le_bytes()),
-                );
+                let EightBitData { codes, scales } = blocks.to_host();
+                let mut bytes = codes;
+                bytes.extend(scales.iter().flat_map(|scale| scale.to_le_bytes()));
                 let dtype = match blocks.map {
                     DynamicMap::Signed => DType::I8,
                     DynamicMap::Unsigned => DType::U8,
@@ -313,12 +264,12 @@ impl<B: Backend> Record<B> for Moment<B> {
         let mut shape = data.shape;
         shape.remove(shape.num_dims() - 1);
         let (codes, scales) = data.bytes.split_at(shape.num_elements());
-        let mut codes = codes.to_vec();
-        codes.resize(codes.len().next_multiple_of(4), 0);
+        let codes = codes.to_vec();
         let scales = scales
             .chunks_exact(4)
             .map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
             .collect();
-        Self::EightBit(EightBit::new(&codes, scales, shape, map, device))
+        let data = EightBitData { codes, scales };
+        Self::EightBit(EightBit::new(data, shape, map, device))
     }
 }

@@ -7,15 +7,16 @@ use burn::{
     tensor::{DType, ElementConversion, Shape, Tensor},
 };
 
-use crate::{
-    LeanBackend, Number, Rule,
-    backend::{Clip, Measure, Operands, States, Stepped},
-    dynamic_map::DynamicMap,
-    moment::{Format, Moment, from_float},
+use burn_lean_arithmetic::optim::{
+    Kind, Measure, Moments, MomentsAlone, Number, Part, Rule, Storage,
 };
 
-/// From so many elements on a state is worth keeping in 8 bits.
-pub(crate) const LEAST_FOR_EIGHT_BITS: usize = 4096;
+use crate::{
+    LeanBackend,
+    backend::{Clip, Operands, States, Stepped},
+    moment::{Format, Moment, from_float},
+    number::Whole,
+};
 
 /// What all optimizers of this crate can be told about how they keep and compute.
 #[derive(Clone, Default)]
@@ -27,61 +28,12 @@ pub struct Settings {
     pub(crate) part: Part,
 }
 
-/// The part of an optimizer step that a gradient is: all of it, unless gradients of micro-batches go into the moments.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Part {
-    /// Whether moments decay, and a step is counted.
-    pub(crate) decays: bool,
-    /// Whether the weight moves.
-    pub(crate) moves: bool,
-}
-
-impl Default for Part {
-    fn default() -> Self {
-        Self {
-            decays: true,
-            moves: true,
-        }
-    }
-}
-
-impl Part {
-    /// The number of this step, of how many there were.
-    pub(crate) fn time(self, steps: usize) -> usize {
-        steps + usize::from(self.decays || steps == 0)
-    }
-
-    /// What a moment keeps of itself.
-    pub(crate) fn kept<F: From<u8>>(self, beta: F) -> F {
-        if self.decays { beta } else { F::from(1) }
-    }
-}
-
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings")
             .field("moments", &self.moments)
             .finish_non_exhaustive()
     }
-}
-
-/// How moments are kept.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Moments {
-    /// As floats of the parameter's type.
-    #[default]
-    Full,
-    Bf16,
-    EightBit,
-}
-
-/// What a state holds, and so how it can be kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Of either sign: a first moment, a velocity.
-    Signed,
-    /// Never negative: a second moment.
-    Positive,
 }
 
 impl Settings {
@@ -94,15 +46,15 @@ impl Settings {
 
     /// The format of a state of a parameter of this shape.
     fn format(&self, kind: Kind, shape: &Shape, dtype: DType) -> Format {
-        let small = shape.num_elements() < LEAST_FOR_EIGHT_BITS || self.kept.contains(shape);
-        match self.moments {
-            Moments::Full => Format::Float(dtype),
-            Moments::Bf16 => Format::Float(DType::BF16),
-            Moments::EightBit if small => Format::Float(DType::F32),
-            Moments::EightBit => Format::EightBit(match kind {
-                Kind::Signed => DynamicMap::Signed,
-                Kind::Positive => DynamicMap::Unsigned,
-            }),
+        let is_embedding = self.kept.contains(shape);
+        let storage = self
+            .moments
+            .storage(kind, shape.num_elements(), is_embedding);
+        match storage {
+            Storage::AsParameter => Format::Float(dtype),
+            Storage::F32 => Format::Float(DType::F32),
+            Storage::Bf16 => Format::Float(DType::BF16),
+            Storage::EightBit(map) => Format::EightBit(map),
         }
     }
 
@@ -180,24 +132,6 @@ impl Settings {
     }
 }
 
-/// A rule that leaves the weight as it is.
-#[derive(Clone, Copy)]
-struct MomentsAlone<R>(R);
-
-impl<R: Rule<N>, const N: usize> Rule<N> for MomentsAlone<R> {
-    #[inline(always)]
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; N]) {
-        let (_, states) = self.0.first(weight.clone(), grad);
-        (weight, states)
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, weight: T, grad: T, states: [T; N]) -> (T, [T; N]) {
-        let (_, states) = self.0.next(weight.clone(), grad, states);
-        (weight, states)
-    }
-}
-
 fn apply<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
     rule: &R,
     operands: Operands<B, N>,
@@ -219,11 +153,12 @@ pub(crate) fn mean<B: LeanBackend, M: Measure<N>, const N: usize, const D: usize
         return mean.into_scalar().elem();
     }
     let grad: Tensor<B, D> = clipped(from_float(operands.grad.clone()), operands.clip.clone());
-    let measured = match &operands.states {
-        States::New(_) => measure.first(grad),
+    let Whole(measured) = match &operands.states {
+        States::New(_) => measure.first(Whole(grad)),
         States::Old(states) => {
             let dtype = grad.dtype();
-            measure.next(grad, states.clone().map(|state| floats(state, dtype)))
+            let states = states.clone().map(|state| Whole(floats(state, dtype)));
+            measure.next(Whole(grad), states)
         }
     };
     measured.mean().into_scalar().elem()
@@ -243,18 +178,20 @@ fn step_tensors<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
     let (weight, grad): (Tensor<B, D>, Tensor<B, D>) = (from_float(weight), from_float(grad));
     let grad = clipped(grad, clip);
     let dtype = weight.dtype();
-    let (formats, (weight, states)) = match states {
+    let (weight, grad) = (Whole(weight), Whole(grad));
+    let (formats, (Whole(weight), states)) = match states {
         States::New(formats) => (formats, rule.first(weight, grad)),
         States::Old(states) => {
             let formats = states.each_ref().map(Moment::format);
             // Handed over, not cloned: Burn's operations write in place what nobody else holds.
-            let states = states.map(|state| floats(state, dtype));
+            let states = states.map(|state| Whole(floats(state, dtype)));
             (formats, rule.next(weight, grad, states))
         }
     };
     let mut formats = formats.into_iter();
-    let states = states
-        .map(|state| Moment::from_tensor(state, formats.next().expect("a format for each state")));
+    let states = states.map(|Whole(state)| {
+        Moment::from_tensor(state, formats.next().expect("a format for each state"))
+    });
     Stepped {
         weight: weight.into_primitive().tensor(),
         states,
@@ -276,7 +213,7 @@ pub(crate) fn clipped<B: LeanBackend, const D: usize>(
 ) -> Tensor<B, D> {
     match clip {
         Clip::None => grad,
-        Clip::Value(threshold) => grad.clip_by_value(threshold.into()),
+        Clip::Value(threshold) => Whole(grad).clip_by_value(threshold.into()).0,
         Clip::Factor(factor) => grad.mul(from_float::<B, 1>(factor).unsqueeze()),
     }
 }

@@ -7,8 +7,9 @@
 //!
 //! Start with [`ReleaseOptimizer`]; [`ReleaseAccumulator`] is for micro-batches, [`NormClipping`] and
 //! [`LossScaler`] for what is done to gradients before their step, [`StepReport`] says what a step
-//! did, [`ReleaseError`] what is refused. With the feature `data-parallel`, `DataParallel` trains
-//! replicas in several processes, which MPI starts with the feature `mpi`.
+//! did, [`ReleaseError`] what is refused. Features: `optim`, optimizers in one pass over memory, and
+//! such with small states; `train`, a strategy for burn-train's `Learner`; `data-parallel`, replicas
+//! in several processes, which MPI starts with the feature `mpi`.
 
 #![forbid(unsafe_code)]
 
@@ -17,6 +18,8 @@ mod backend;
 mod data_parallel;
 mod gradients;
 mod groups;
+#[cfg(feature = "optim")]
+pub mod optim;
 mod optimizer;
 mod parameter;
 mod recompute;

@@ -9,8 +9,9 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
-use super::{Extent, array, kernel::run, program::Program};
-use crate::dynamic_map::{BLOCK, DynamicMap};
+use burn_lean_arithmetic::optim::{BLOCK, DynamicMap, program::Program};
+
+use super::{Extent, array, kernel::run};
 
 /// Codes in a word.
 const WORD: usize = 4;

@@ -18,11 +18,13 @@ use burn_fusion::{
     stream::{Operation, OperationStreams},
 };
 
-use super::{clipping, program::Clipping};
+use burn_lean_arithmetic::optim::{Measure, Noise, Rule, blocks, program::Clipping, words};
+
+use super::clipping;
 use crate::{
-    LeanBackend, Noise, RoundStochastically, Rule,
-    backend::{Clip, Measure, Operands, States, Stepped, Types},
-    moment::{EightBit, Format, Moment, blocks, words},
+    LeanBackend, RoundStochastically,
+    backend::{Clip, Operands, States, Stepped, Types},
+    moment::{EightBit, Format, Moment},
 };
 
 impl<B: FusionBackend + LeanBackend> LeanBackend for Fusion<B> {
@@ -179,7 +181,8 @@ impl<const N: usize> Form<N> {
         let states = self.formats.iter().flat_map(|format| match format {
             Format::Float(dtype) => vec![(self.shape.clone(), *dtype)],
             Format::EightBit(_) => {
-                vec![(words(numbers), DType::I32), (blocks(numbers), DType::F32)]
+                let codes = (Shape::new([words(numbers)]), DType::I32);
+                vec![codes, (Shape::new([blocks(numbers)]), DType::F32)]
             }
         });
         [(self.shape.clone(), DType::F32)]

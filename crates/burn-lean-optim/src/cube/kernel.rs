@@ -2,10 +2,9 @@
 
 use burn_cubecl::cubecl::{self, prelude::*, std::tensor::layout::linear::LinearView};
 
-use super::{
-    eight_bit::{Blocks, decode},
-    program::{Operation, Program},
-};
+use burn_lean_arithmetic::optim::program::{Operation, Program};
+
+use super::eight_bit::{Blocks, decode};
 
 /// Writes weight and states in their place. In the first step the states are only written.
 #[cube(launch, address_type = "dynamic")]
@@ -126,9 +125,7 @@ fn apply<N: Size>(
 #[cube]
 fn sign<N: Size>(value: Vector<f32, N>) -> Vector<f32, N> {
     let zero = Vector::new(0.0);
-    // What is left is not a number.
-    let sign = select_many(value.equal(zero), zero, value);
-    let sign = select_many(value.less_than(zero), Vector::new(-1.0), sign);
+    let sign = select_many(value.less_than(zero), Vector::new(-1.0), zero);
     select_many(value.greater_than(zero), Vector::new(1.0), sign)
 }
 

@@ -3,7 +3,6 @@
 mod eight_bit;
 mod fusion;
 mod kernel;
-mod program;
 mod rounding;
 
 use burn::tensor::{
@@ -22,13 +21,18 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
+use burn_lean_arithmetic::optim::{
+    Measure, Rule, Squares, blocks,
+    program::{Clipping, Program},
+    words,
+};
+
 use crate::{
-    LeanBackend, Number, Rule,
-    backend::{Clip, Measure, Operands, States, Stepped, Types},
-    moment::{EightBit, Format, Moment, blocks, words},
+    LeanBackend,
+    backend::{Clip, Operands, States, Stepped, Types},
+    moment::{EightBit, Format, Moment},
 };
 use eight_bit::Codes;
-use program::{Clipping, Program};
 
 /// Numbers that a unit adds up for a sum, at least.
 const ADDED_BY_A_UNIT: usize = 64;
@@ -174,20 +178,6 @@ fn parts<R: CubeRuntime>(
     sums
 }
 
-/// For the norm of a gradient.
-#[derive(Clone, Copy)]
-struct Squares;
-
-impl Measure<0> for Squares {
-    fn first<T: Number>(&self, grad: T) -> T {
-        grad.square()
-    }
-
-    fn next<T: Number>(&self, grad: T, []: [T; 0]) -> T {
-        self.first(grad)
-    }
-}
-
 /// What a kernel over tensors of one shape needs to know of all of them.
 struct Extent {
     elements: usize,
@@ -245,8 +235,8 @@ where
             Moment::Float(floats)
         }
         Format::EightBit(map) => Moment::EightBit(EightBit {
-            codes: flat(words(shape.num_elements()), DType::I32),
-            scales: flat(blocks(shape.num_elements()), DType::F32),
+            codes: flat(Shape::new([words(shape.num_elements())]), DType::I32),
+            scales: flat(Shape::new([blocks(shape.num_elements())]), DType::F32),
             shape: shape.clone(),
             map,
         }),

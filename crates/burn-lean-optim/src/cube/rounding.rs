@@ -9,8 +9,10 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
+use burn_lean_arithmetic::optim::{MIXING, Noise};
+
 use super::{Extent, writable};
-use crate::{Noise, RoundStochastically, bf16::MIXING};
+use crate::RoundStochastically;
 
 impl<R, F, I, BT> RoundStochastically for CubeBackend<R, F, I, BT>
 where

@@ -11,8 +11,10 @@ use burn::{
         backend::{AutodiffBackend, Backend},
     },
 };
+use burn_lean_arithmetic::optim::rules;
 
-use super::factored::{Factored, clip_update, root_mean_square};
+use super::factored::Factored;
+use crate::number::Whole;
 
 /// Configuration of [`Adafactor`]: the defaults of transformers, but for its `relative_step`, which would ignore
 /// the learning rate. A scheduler with `min(0.01, 1 / sqrt(step))` does the same.
@@ -45,9 +47,14 @@ pub struct AdafactorConfig {
 impl AdafactorConfig {
     /// Builds the optimizer.
     pub fn build(&self) -> Adafactor {
-        Adafactor {
-            config: self.clone(),
-        }
+        Adafactor(rules::Adafactor {
+            epsilon: self.epsilon,
+            least_scale: self.scale_parameter.then_some(self.least_scale),
+            clip_threshold: self.clip_threshold,
+            decay_rate: self.decay_rate,
+            beta_1: self.beta_1,
+            weight_decay: self.weight_decay,
+        })
     }
 
     /// The optimizer for all parameters of a module.
@@ -119,9 +126,7 @@ where
 /// Shazeer and Stern (2018), <https://arxiv.org/abs/1804.04235>; the rule is that of transformers. It runs on every
 /// backend, by Burn's operations.
 #[derive(Clone, Debug)]
-pub struct Adafactor {
-    config: AdafactorConfig,
-}
+pub struct Adafactor(rules::Adafactor);
 
 /// State of [`Adafactor`].
 #[derive(Record, Clone, Debug)]
@@ -144,50 +149,18 @@ impl<B: Backend> SimpleOptimizer<B> for Adafactor {
         grad: Tensor<B, D>,
         state: Option<AdafactorState<B, D>>,
     ) -> (Tensor<B, D>, Option<AdafactorState<B, D>>) {
-        let config = &self.config;
-        let (time, square, moment_1) = match state {
-            Some(state) => (state.time + 1, Some(state.square), state.moment_1),
-            None => (1, None, None),
+        let state = state.map(|state| rules::AdafactorState {
+            time: state.time,
+            square: state.square.into(),
+            moment_1: state.moment_1.map(Whole),
+        });
+        let (Whole(tensor), state) = self.0.step(lr, Whole(tensor), Whole(grad), state);
+        let state = AdafactorState {
+            time: state.time,
+            square: state.square.into(),
+            moment_1: state.moment_1.map(|Whole(moment)| moment),
         };
-        let beta_2 = 1.0 - (time as f64).powf(config.decay_rate);
-        let squares = grad.clone().square().add_scalar(config.epsilon);
-        let square = Factored::update(square, squares, beta_2);
-
-        let update = clip_update(square.normalize(grad), config.clip_threshold);
-        // A tensor of one element, which never comes to the host.
-        let scale = config
-            .scale_parameter
-            .then(|| root_mean_square(tensor.clone()).clamp_min(config.least_scale));
-        let scaled = |update: Tensor<B, D>, factor: f64| match &scale {
-            Some(scale) => update.mul(scale.clone().mul_scalar(factor)),
-            None => update.mul_scalar(factor),
-        };
-        let update = scaled(update, lr);
-        let (update, moment_1) = match config.beta_1 {
-            Some(beta_1) => {
-                let new = update.mul_scalar(1.0 - beta_1);
-                let moment = match moment_1 {
-                    Some(moment) => moment.mul_scalar(beta_1) + new,
-                    None => new,
-                };
-                (moment.clone(), Some(moment))
-            }
-            None => (update, None),
-        };
-        let tensor = if config.weight_decay == 0.0 {
-            tensor
-        } else {
-            let decay = scaled(tensor.clone(), lr * config.weight_decay);
-            tensor - decay
-        };
-        (
-            tensor - update,
-            Some(AdafactorState {
-                time,
-                square,
-                moment_1,
-            }),
-        )
+        (tensor, Some(state))
     }
 
     fn to_device<const D: usize>(

@@ -6,14 +6,11 @@ use burn::{
     record::Record,
     tensor::{Tensor, backend::Backend},
 };
+use burn_lean_arithmetic::optim::{Kind, configuration, rules, rules::CoupledDecay};
 use serde::Deserialize;
 
-use super::{InOnePass, Lean, configuration, decay::CoupledDecay};
-use crate::{
-    LeanBackend, Number, Rule,
-    moment::Moment,
-    pass::{Kind, Settings},
-};
+use super::{InOnePass, Lean, coupled_decay};
+use crate::{LeanBackend, moment::Moment, pass::Settings};
 
 /// Burn's [`AdaGrad`](burn::optim::AdaGrad) in one pass; made by [`InOnePass::in_one_pass`].
 #[derive(Clone, Debug)]
@@ -41,7 +38,7 @@ impl InOnePass for AdaGradConfig {
         AdaGrad {
             lr_decay: config.lr_decay,
             epsilon: config.epsilon,
-            weight_decay: config.weight_decay.into(),
+            weight_decay: coupled_decay(config.weight_decay),
             settings: Settings::clipping(config.grad_clipping),
         }
     }
@@ -81,11 +78,8 @@ impl<B: LeanBackend> SimpleOptimizer<B> for AdaGrad {
     ) -> (Tensor<B, D>, Option<AdaGradState<B>>) {
         let state = state.map(|state| state.lr_decay);
         let time = state.as_ref().map_or(0, |state| state.time) + 1;
-        let rule = Adapted {
-            lr: lr / (1.0 + (time as f64 - 1.0) * self.lr_decay),
-            epsilon: self.epsilon.into(),
-            decay: self.weight_decay,
-        };
+        let decay = self.weight_decay;
+        let rule = rules::AdaGrad::new(lr, self.lr_decay, self.epsilon, decay, time);
         let states = state.map(|state| [state.sum]);
         let (tensor, [sum]) = self
             .settings
@@ -100,36 +94,5 @@ impl<B: LeanBackend> SimpleOptimizer<B> for AdaGrad {
         AdaGradState {
             lr_decay: LrDecayState { time, sum },
         }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Adapted {
-    lr: f64,
-    epsilon: f64,
-    decay: CoupledDecay,
-}
-
-impl Adapted {
-    #[inline(always)]
-    fn step<T: Number>(&self, weight: T, grad: T, sum: T) -> (T, [T; 1]) {
-        let update = grad / sum.clone().sqrt().add_scalar(self.epsilon);
-        (weight - update.mul_scalar(self.lr), [sum])
-    }
-}
-
-impl Rule<1> for Adapted {
-    #[inline(always)]
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 1]) {
-        let grad = self.decay.gradient(&weight, grad);
-        let sum = grad.clone().square();
-        self.step(weight, grad, sum)
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, weight: T, grad: T, [sum]: [T; 1]) -> (T, [T; 1]) {
-        let grad = self.decay.gradient(&weight, grad);
-        let sum = sum + grad.clone().square();
-        self.step(weight, grad, sum)
     }
 }

@@ -5,24 +5,17 @@ use burn::{
     record::Record,
     tensor::{Tensor, backend::Backend},
 };
+use burn_lean_arithmetic::optim::{configuration, rules};
 use serde::Deserialize;
 
-use super::{
-    InOnePass, Lean,
-    adaptive::{AdaptiveMomentumState, Averages, Update},
-    configuration,
-    decay::CoupledDecay,
-};
-use crate::{EightBitMoments, LeanBackend, Number, pass::Settings};
+use super::{InOnePass, Lean, adaptive, adaptive::AdaptiveMomentumState, coupled_decay};
+use crate::{EightBitMoments, LeanBackend, pass::Settings};
 
 /// Burn's [`Adam`](burn::optim::Adam) in one pass; made by [`InOnePass::in_one_pass`].
 #[derive(Clone, Debug)]
 pub struct Adam {
-    beta_1: f32,
-    beta_2: f32,
-    epsilon: f32,
+    adam: rules::Adam,
     amsgrad: bool,
-    weight_decay: CoupledDecay,
     settings: Settings,
 }
 
@@ -43,11 +36,13 @@ impl InOnePass for AdamConfig {
     fn in_one_pass(&self) -> Adam {
         let config: Configuration = configuration(self);
         Adam {
-            beta_1: config.beta_1,
-            beta_2: config.beta_2,
-            epsilon: config.epsilon,
+            adam: rules::Adam {
+                beta_1: config.beta_1,
+                beta_2: config.beta_2,
+                epsilon: config.epsilon,
+                decay: coupled_decay(config.weight_decay),
+            },
             amsgrad: config.amsgrad,
-            weight_decay: config.weight_decay.into(),
             settings: Settings::clipping(config.grad_clipping),
         }
     }
@@ -79,47 +74,16 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Adam {
         state: Option<AdamState<B>>,
     ) -> (Tensor<B, D>, Option<AdamState<B>>) {
         let momentum = state.map(|state| state.momentum);
-        let (averages, [correction_1, correction_2]) = Averages::as_burn(
-            self.beta_1,
-            self.beta_2,
-            self.settings.part,
-            momentum.as_ref(),
-        );
-        let root = correction_2.sqrt();
-        let update = AdamUpdate {
-            lr,
-            decay: self.weight_decay.in_part(self.settings.part),
-            factor: (root / correction_1).into(),
-            epsilon: (self.epsilon * root).into(),
-        };
+        let settings = &self.settings;
+        let time = settings.part.time(AdaptiveMomentumState::steps(&momentum));
+        let rule = self.adam.rule(lr, time, settings.part);
         let (tensor, momentum) =
-            averages.step(&self.settings, update, self.amsgrad, tensor, grad, momentum);
+            adaptive::step(settings, rule, time, self.amsgrad, tensor, grad, momentum);
         (tensor, Some(AdamState { momentum }))
     }
 
     fn to_device<const D: usize>(state: AdamState<B>, device: &B::Device) -> AdamState<B> {
         let momentum = state.momentum.on_device(device);
         AdamState { momentum }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct AdamUpdate {
-    lr: f64,
-    decay: CoupledDecay,
-    factor: f64,
-    epsilon: f64,
-}
-
-impl Update for AdamUpdate {
-    #[inline(always)]
-    fn gradient<T: Number>(&self, weight: &T, grad: T) -> T {
-        self.decay.gradient(weight, grad)
-    }
-
-    #[inline(always)]
-    fn weight<T: Number>(&self, weight: T, moment_1: T, moment_2: T) -> T {
-        let update = moment_1.mul_scalar(self.factor) / moment_2.sqrt().add_scalar(self.epsilon);
-        weight - update.mul_scalar(self.lr)
     }
 }

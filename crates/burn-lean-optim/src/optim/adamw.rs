@@ -6,25 +6,17 @@ use burn::{
     record::Record,
     tensor::{Tensor, backend::Backend},
 };
+use burn_lean_arithmetic::optim::{configuration, rules};
 use serde::Deserialize;
 
-use super::{
-    InOnePass, Lean,
-    adaptive::{AdaptiveMomentumState, Averages, Update},
-    configuration,
-};
-use crate::{EightBitMoments, LeanBackend, Number, pass::Settings};
+use super::{InOnePass, Lean, adaptive, adaptive::AdaptiveMomentumState};
+use crate::{EightBitMoments, LeanBackend, pass::Settings};
 
 /// Burn's [`AdamW`](burn::optim::AdamW) in one pass; made by [`InOnePass::in_one_pass`].
 #[derive(Clone, Debug)]
 pub struct AdamW {
-    beta_1: f32,
-    beta_2: f32,
-    epsilon: f32,
+    adamw: rules::AdamW,
     amsgrad: bool,
-    weight_decay: f32,
-    cautious: bool,
-    max_lr: Option<LearningRate>,
     settings: Settings,
 }
 
@@ -34,15 +26,8 @@ impl AdamW {
     ///
     /// The option `decouple_lr` of optimi, after Loshchilov and Hutter (2019), section 4.
     pub fn with_decoupled_lr(mut self, max_lr: LearningRate) -> Self {
-        self.max_lr = Some(max_lr);
+        self.adamw.max_lr = Some(max_lr);
         self
-    }
-
-    fn decay_rate(&self, lr: LearningRate) -> f64 {
-        match self.max_lr {
-            Some(max_lr) => lr / max_lr * f64::from(self.weight_decay),
-            None => lr * f64::from(self.weight_decay),
-        }
     }
 }
 
@@ -64,13 +49,15 @@ impl InOnePass for AdamWConfig {
     fn in_one_pass(&self) -> AdamW {
         let config: Configuration = configuration(self);
         AdamW {
-            beta_1: config.beta_1,
-            beta_2: config.beta_2,
-            epsilon: config.epsilon,
+            adamw: rules::AdamW {
+                beta_1: config.beta_1,
+                beta_2: config.beta_2,
+                epsilon: config.epsilon,
+                weight_decay: config.weight_decay,
+                cautious: config.cautious_weight_decay,
+                max_lr: None,
+            },
             amsgrad: config.amsgrad,
-            weight_decay: config.weight_decay,
-            cautious: config.cautious_weight_decay,
-            max_lr: None,
             settings: Settings::clipping(config.grad_clipping),
         }
     }
@@ -102,85 +89,16 @@ impl<B: LeanBackend> SimpleOptimizer<B> for AdamW {
         state: Option<AdamWState<B>>,
     ) -> (Tensor<B, D>, Option<AdamWState<B>>) {
         let momentum = state.map(|state| state.momentum);
-        let (averages, [correction_1, correction_2]) = Averages::as_burn(
-            self.beta_1,
-            self.beta_2,
-            self.settings.part,
-            momentum.as_ref(),
-        );
-        let decay_rate = self.decay_rate(lr);
-        let moved = Moved {
-            lr,
-            correction_1: correction_1.into(),
-            correction_2: correction_2.into(),
-            epsilon: self.epsilon.into(),
-        };
         let settings = &self.settings;
-        let (tensor, momentum) = if self.cautious {
-            let update = CautiouslyDecayed { decay_rate, moved };
-            averages.step(settings, update, self.amsgrad, tensor, grad, momentum)
-        } else {
-            // Without decay the factor is one, which changes no bit.
-            let update = Decayed {
-                factor: 1.0 - decay_rate,
-                moved,
-            };
-            averages.step(settings, update, self.amsgrad, tensor, grad, momentum)
-        };
+        let time = settings.part.time(AdaptiveMomentumState::steps(&momentum));
+        let rule = self.adamw.rule(lr, time, settings.part);
+        let (tensor, momentum) =
+            adaptive::step(settings, rule, time, self.amsgrad, tensor, grad, momentum);
         (tensor, Some(AdamWState { momentum }))
     }
 
     fn to_device<const D: usize>(state: AdamWState<B>, device: &B::Device) -> AdamWState<B> {
         let momentum = state.momentum.on_device(device);
         AdamWState { momentum }
-    }
-}
-
-/// The step without weight decay.
-#[derive(Clone, Copy)]
-struct Moved {
-    lr: f64,
-    correction_1: f64,
-    correction_2: f64,
-    epsilon: f64,
-}
-
-impl Moved {
-    #[inline(always)]
-    fn weight<T: Number>(&self, decayed: T, moment_1: T, moment_2: T) -> T {
-        let root = moment_2.div_scalar(self.correction_2).sqrt();
-        let update = moment_1.div_scalar(self.correction_1) / root.add_scalar(self.epsilon);
-        decayed - update.mul_scalar(self.lr)
-    }
-}
-
-/// Weight decay that does not go through the gradient.
-#[derive(Clone, Copy)]
-struct Decayed {
-    factor: f64,
-    moved: Moved,
-}
-
-impl Update for Decayed {
-    #[inline(always)]
-    fn weight<T: Number>(&self, weight: T, moment_1: T, moment_2: T) -> T {
-        self.moved
-            .weight(weight.mul_scalar(self.factor), moment_1, moment_2)
-    }
-}
-
-/// Weight decay only where it does not work against the step: <https://arxiv.org/abs/2510.12402>.
-#[derive(Clone, Copy)]
-struct CautiouslyDecayed {
-    decay_rate: f64,
-    moved: Moved,
-}
-
-impl Update for CautiouslyDecayed {
-    #[inline(always)]
-    fn weight<T: Number>(&self, weight: T, moment_1: T, moment_2: T) -> T {
-        let decay = weight.clone().mul_scalar(self.decay_rate);
-        let decay = decay.zero_where_signs_differ(weight.clone(), moment_1.clone());
-        self.moved.weight(weight - decay, moment_1, moment_2)
     }
 }

@@ -11,11 +11,10 @@ use burn::{
         backend::{AutodiffBackend, Backend},
     },
 };
+use burn_lean_arithmetic::optim::rules;
 
-use super::{
-    adafactor::adaptor,
-    factored::{Factored, clip_update},
-};
+use super::{adafactor::adaptor, factored::Factored};
+use crate::number::Whole;
 
 /// Configuration of [`Came`].
 #[derive(Config, Debug)]
@@ -48,9 +47,15 @@ pub struct CameConfig {
 impl CameConfig {
     /// Builds the optimizer.
     pub fn build(&self) -> Came {
-        Came {
-            config: self.clone(),
-        }
+        Came(rules::Came {
+            beta_1: self.beta_1,
+            beta_2: self.beta_2,
+            beta_3: self.beta_3,
+            epsilon_1: self.epsilon_1,
+            epsilon_2: self.epsilon_2,
+            clip_threshold: self.clip_threshold,
+            weight_decay: self.weight_decay,
+        })
     }
 
     /// The optimizer for all parameters of a module.
@@ -64,9 +69,7 @@ impl CameConfig {
 /// Luo et al., "CAME: Confidence-guided Adaptive Memory Efficient Optimization" (2023),
 /// <https://arxiv.org/abs/2307.02047>. It runs on every backend, by Burn's operations.
 #[derive(Clone, Debug)]
-pub struct Came {
-    config: CameConfig,
-}
+pub struct Came(rules::Came);
 
 /// State of [`Came`].
 #[derive(Record, Clone, Debug)]
@@ -89,38 +92,18 @@ impl<B: Backend> SimpleOptimizer<B> for Came {
         grad: Tensor<B, D>,
         state: Option<CameState<B, D>>,
     ) -> (Tensor<B, D>, Option<CameState<B, D>>) {
-        let config = &self.config;
-        let (moment_1, square, instability) = match state {
-            Some(state) => (Some(state.moment_1), Some(state.square), state.instability),
-            None => (None, None, None),
+        let state = state.map(|state| rules::CameState {
+            moment_1: Whole(state.moment_1),
+            square: state.square.into(),
+            instability: state.instability.map(Into::into),
+        });
+        let (Whole(tensor), state) = self.0.step(lr, Whole(tensor), Whole(grad), state);
+        let state = CameState {
+            moment_1: state.moment_1.0,
+            square: state.square.into(),
+            instability: state.instability.map(Into::into),
         };
-        let squares = grad.clone().square().add_scalar(config.epsilon_1);
-        let square = Factored::update(square, squares, config.beta_2);
-        let update = clip_update(square.normalize(grad), config.clip_threshold);
-
-        let new = update.clone().mul_scalar(1.0 - config.beta_1);
-        let moment_1 = match moment_1 {
-            Some(moment) => moment.mul_scalar(config.beta_1) + new,
-            None => new,
-        };
-        let (step, instability) = if D < 2 {
-            (moment_1.clone(), None)
-        } else {
-            let residual = (update - moment_1.clone())
-                .square()
-                .add_scalar(config.epsilon_2);
-            let instability = Factored::update(instability, residual, config.beta_3);
-            (instability.normalize(moment_1.clone()), Some(instability))
-        };
-        let tensor = tensor.mul_scalar(1.0 - lr * config.weight_decay) - step.mul_scalar(lr);
-        (
-            tensor,
-            Some(CameState {
-                moment_1,
-                square,
-                instability,
-            }),
-        )
+        (tensor, Some(state))
     }
 
     fn to_device<const D: usize>(state: CameState<B, D>, device: &B::Device) -> CameState<B, D> {

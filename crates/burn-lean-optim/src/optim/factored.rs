@@ -5,6 +5,9 @@ use burn::{
     record::Record,
     tensor::{Tensor, backend::Backend},
 };
+use burn_lean_arithmetic::optim;
+
+use crate::number::Whole;
 
 /// The moving average of a positive tensor: whole for a vector, and for each matrix of its last two dimensions the
 /// means of rows and columns.
@@ -19,48 +22,6 @@ pub struct Factored<B: Backend, const D: usize> {
 }
 
 impl<B: Backend, const D: usize> Factored<B, D> {
-    /// Takes a tensor in, keeping `beta` of what was there; the first one counts as if there were zeros.
-    pub(super) fn update(old: Option<Self>, new: Tensor<B, D>, beta: f64) -> Self {
-        let average = |old: Option<Tensor<B, D>>, new: Tensor<B, D>| {
-            let new = new.mul_scalar(1.0 - beta);
-            Some(match old {
-                Some(old) => old.mul_scalar(beta) + new,
-                None => new,
-            })
-        };
-        let (whole, rows, columns) =
-            old.map_or((None, None, None), |old| (old.whole, old.rows, old.columns));
-        if D < 2 {
-            Self {
-                whole: average(whole, new),
-                rows: None,
-                columns: None,
-            }
-        } else {
-            let columns = average(columns, new.clone().mean_dim(D - 2));
-            Self {
-                whole: None,
-                rows: average(rows, new.mean_dim(D - 1)),
-                columns,
-            }
-        }
-    }
-
-    /// The tensor divided by the root of the average.
-    pub(super) fn normalize(&self, tensor: Tensor<B, D>) -> Tensor<B, D> {
-        match (&self.whole, &self.rows, &self.columns) {
-            (_, Some(rows), Some(columns)) => {
-                let mean = rows.clone().mean_dim(D - 2);
-                let rows = rows.clone().div(mean).sqrt().recip();
-                let columns = columns.clone().sqrt().recip();
-                // One after the other: the product of both would be a temporary more.
-                tensor.mul(rows).mul(columns)
-            }
-            (Some(whole), ..) => tensor.mul(whole.clone().sqrt().recip()),
-            _ => unreachable!("`update` makes the whole, or rows and columns"),
-        }
-    }
-
     pub(super) fn on_device(self, device: &B::Device) -> Self {
         let move_to = |tensor: Option<Tensor<B, D>>| tensor.map(|tensor| tensor.to_device(device));
         Self {
@@ -71,18 +32,23 @@ impl<B: Backend, const D: usize> Factored<B, D> {
     }
 }
 
-/// The root of the mean of squares, `[1, .., 1]`.
-pub(super) fn root_mean_square<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Tensor<B, D> {
-    tensor.square().mean().sqrt().unsqueeze()
+impl<B: Backend, const D: usize> From<Factored<B, D>> for optim::Factored<Whole<B, D>> {
+    fn from(factored: Factored<B, D>) -> Self {
+        Self {
+            whole: factored.whole.map(Whole),
+            rows: factored.rows.map(Whole),
+            columns: factored.columns.map(Whole),
+        }
+    }
 }
 
-/// The update, scaled down to a root mean square of at most `threshold`.
-pub(super) fn clip_update<B: Backend, const D: usize>(
-    update: Tensor<B, D>,
-    threshold: f64,
-) -> Tensor<B, D> {
-    let excess = root_mean_square(update.clone())
-        .div_scalar(threshold)
-        .clamp_min(1.0);
-    update.div(excess)
+impl<B: Backend, const D: usize> From<optim::Factored<Whole<B, D>>> for Factored<B, D> {
+    fn from(factored: optim::Factored<Whole<B, D>>) -> Self {
+        let tensor = |Whole(tensor)| tensor;
+        Self {
+            whole: factored.whole.map(tensor),
+            rows: factored.rows.map(tensor),
+            columns: factored.columns.map(tensor),
+        }
+    }
 }

@@ -7,13 +7,10 @@ use burn::{
     record::Record,
     tensor::{Tensor, backend::Backend},
 };
+use burn_lean_arithmetic::optim::{Kind, rules, rules::Factors};
 
 use super::Lean;
-use crate::{
-    EightBitMoments, LeanBackend, Number, Rule,
-    moment::Moment,
-    pass::{Kind, Settings},
-};
+use crate::{EightBitMoments, LeanBackend, moment::Moment, pass::Settings};
 
 /// Configuration of [`Lion`].
 #[derive(Config, Debug)]
@@ -35,9 +32,10 @@ impl LionConfig {
     /// Builds the optimizer.
     pub fn build(&self) -> Lion {
         Lion {
-            beta_1: self.beta_1,
-            beta_2: self.beta_2,
-            weight_decay: self.weight_decay,
+            lion: rules::Lion {
+                factors: Factors::new(self.beta_1, self.beta_2),
+                weight_decay: self.weight_decay,
+            },
             settings: Settings::clipping(self.grad_clipping.clone()),
         }
     }
@@ -49,9 +47,7 @@ impl LionConfig {
 /// learning rate is three to ten times smaller than AdamW's, and the weight decay larger by as much.
 #[derive(Clone, Debug)]
 pub struct Lion {
-    beta_1: f64,
-    beta_2: f64,
-    weight_decay: f64,
+    lion: rules::Lion,
     settings: Settings,
 }
 
@@ -80,14 +76,7 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Lion {
         grad: Tensor<B, D>,
         state: Option<LionState<B>>,
     ) -> (Tensor<B, D>, Option<LionState<B>>) {
-        let rule = Signed {
-            lr,
-            decay: 1.0 - lr * self.weight_decay,
-            beta_1: self.beta_1,
-            rest_1: 1.0 - self.beta_1,
-            beta_2: self.beta_2,
-            rest_2: 1.0 - self.beta_2,
-        };
+        let rule = self.lion.rule(lr);
         let states = state.map(|state| [state.momentum]);
         let (tensor, [momentum]) = self
             .settings
@@ -98,33 +87,5 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Lion {
     fn to_device<const D: usize>(state: LionState<B>, device: &B::Device) -> LionState<B> {
         let momentum = state.momentum.on_device(device);
         LionState { momentum }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Signed {
-    lr: f64,
-    decay: f64,
-    beta_1: f64,
-    rest_1: f64,
-    beta_2: f64,
-    rest_2: f64,
-}
-
-impl Rule<1> for Signed {
-    #[inline(always)]
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 1]) {
-        let momentum = grad.zeros_like();
-        self.next(weight, grad, [momentum])
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, weight: T, grad: T, [momentum]: [T; 1]) -> (T, [T; 1]) {
-        let step = momentum.clone().mul_scalar(self.beta_1) + grad.clone().mul_scalar(self.rest_1);
-        let weight = weight.mul_scalar(self.decay) - step.sign().mul_scalar(self.lr);
-        (
-            weight,
-            [momentum.mul_scalar(self.beta_2) + grad.mul_scalar(self.rest_2)],
-        )
     }
 }

@@ -7,7 +7,6 @@ mod adamw;
 mod adan;
 mod adaptive;
 mod came;
-mod decay;
 mod factored;
 mod lion;
 mod radam;
@@ -16,15 +15,14 @@ mod sgd;
 mod stable_adamw;
 
 use burn::{
-    config::Config,
     module::{AutodiffModule, Module, ModuleVisitor, Param},
-    optim::{SimpleOptimizer, adaptor::OptimizerAdaptor},
+    optim::{SimpleOptimizer, adaptor::OptimizerAdaptor, decay::WeightDecayConfig},
     tensor::{
         Shape, Tensor,
         backend::{AutodiffBackend, Backend},
     },
 };
-use serde::de::DeserializeOwned;
+use burn_lean_arithmetic::optim::{Moments, rules::CoupledDecay};
 
 pub use adafactor::{AdaLomoConfig, Adafactor, AdafactorConfig, AdafactorState};
 pub use adagrad::{AdaGrad, AdaGradState, LrDecayState};
@@ -40,7 +38,7 @@ pub use rmsprop::{CenteredState, RmsProp, RmsPropMomentumState, RmsPropState, Sq
 pub use sgd::{MomentumState, Sgd, SgdState};
 pub use stable_adamw::{StableAdamW, StableAdamWConfig, StableAdamWState};
 
-use crate::pass::{Moments, Settings};
+use crate::pass::Settings;
 
 /// A configuration of Burn whose optimizer is here, in one pass over memory.
 pub trait InOnePass {
@@ -52,6 +50,10 @@ pub trait InOnePass {
     ///
     /// Its records are Burn's. So are, on Flex, its weights and states, bit for bit; on a GPU they are up to rounding.
     /// Clipping of the configuration is part of the pass.
+    ///
+    /// # Panics
+    ///
+    /// If a number of the configuration is not finite.
     ///
     /// ```
     /// use burn::{
@@ -115,10 +117,8 @@ pub trait EightBitMoments: Lean {
     }
 }
 
-/// The values of a configuration of Burn, whose fields are private: what it saves.
-fn configuration<T: DeserializeOwned>(config: &impl Config) -> T {
-    let values = serde_json::to_value(config).expect("Burn's configurations are saved as JSON");
-    serde_json::from_value(values).expect("Burn 0.21 saves these fields")
+fn coupled_decay(config: Option<WeightDecayConfig>) -> CoupledDecay {
+    CoupledDecay(config.map(|config| config.penalty.into()))
 }
 
 fn embedding_shapes<B: Backend>(model: &impl Module<B>) -> Vec<Shape> {

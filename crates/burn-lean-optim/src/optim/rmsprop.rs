@@ -6,14 +6,14 @@ use burn::{
     record::Record,
     tensor::{Tensor, backend::Backend},
 };
+use burn_lean_arithmetic::optim::{
+    Kind, configuration,
+    rules::{Centered, CenteredWithMomentum, CoupledDecay, Plain, Root, WithMomentum},
+};
 use serde::Deserialize;
 
-use super::{InOnePass, Lean, configuration, decay::CoupledDecay};
-use crate::{
-    LeanBackend, Number, Rule,
-    moment::Moment,
-    pass::{Kind, Settings},
-};
+use super::{InOnePass, Lean, coupled_decay};
+use crate::{LeanBackend, moment::Moment, pass::Settings};
 
 /// Burn's [`RmsProp`](burn::optim::RmsProp) in one pass; made by [`InOnePass::in_one_pass`].
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ impl InOnePass for RmsPropConfig {
             momentum: config.momentum,
             epsilon: config.epsilon,
             centered: config.centered,
-            weight_decay: config.weight_decay.into(),
+            weight_decay: coupled_decay(config.weight_decay),
             settings: Settings::clipping(config.grad_clipping),
         }
     }
@@ -104,14 +104,8 @@ impl<B: LeanBackend> SimpleOptimizer<B> for RmsProp {
         state: Option<RmsPropState<B>>,
     ) -> (Tensor<B, D>, Option<RmsPropState<B>>) {
         let settings = &self.settings;
-        let root = Root {
-            lr,
-            alpha: self.alpha.into(),
-            rest: (1.0 - self.alpha).into(),
-            momentum: self.momentum.into(),
-            epsilon: self.epsilon.into(),
-            decay: self.weight_decay,
-        };
+        let decay = self.weight_decay;
+        let root = Root::new(lr, self.alpha, self.momentum, self.epsilon, decay);
         let state = state.map(Moments::from);
         let (tensor, moments) = match (self.centered, self.momentum > 0.0) {
             (false, false) => {
@@ -246,170 +240,4 @@ fn or_zeros<B: Backend, const D: usize>(moment: Option<Moment<B>>, like: &Moment
         let zeros = like.to_tensor::<D>().zeros_like();
         Moment::from_tensor(zeros, like.format())
     })
-}
-
-#[derive(Clone, Copy)]
-struct Root {
-    lr: f64,
-    alpha: f64,
-    rest: f64,
-    momentum: f64,
-    epsilon: f64,
-    decay: CoupledDecay,
-}
-
-impl Root {
-    #[inline(always)]
-    fn square<T: Number>(&self, grad: &T, square: Option<T>) -> T {
-        let new = grad.clone().square().mul_scalar(self.rest);
-        match square {
-            Some(square) => square.mul_scalar(self.alpha) + new,
-            None => new,
-        }
-    }
-
-    /// The mean of gradients, and the variance.
-    #[inline(always)]
-    fn spread<T: Number>(&self, grad: &T, mean: Option<T>, square: T) -> [T; 2] {
-        let new = grad.clone().mul_scalar(self.rest);
-        let mean = match mean {
-            Some(mean) => mean.mul_scalar(self.alpha) + new,
-            None => new,
-        };
-        [mean.clone(), square - mean.square()]
-    }
-
-    #[inline(always)]
-    fn divide<T: Number>(&self, grad: T, variance: T) -> T {
-        grad / variance.sqrt().add_scalar(self.epsilon)
-    }
-
-    #[inline(always)]
-    fn add_to<T: Number>(&self, buf: T, step: T) -> T {
-        buf.mul_scalar(self.momentum) + step
-    }
-
-    #[inline(always)]
-    fn weight<T: Number>(&self, weight: T, step: T) -> T {
-        weight - step.mul_scalar(self.lr)
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Plain(Root);
-
-impl Plain {
-    #[inline(always)]
-    fn step<T: Number>(&self, weight: T, grad: T, square: Option<T>) -> (T, [T; 1]) {
-        let grad = self.0.decay.gradient(&weight, grad);
-        let square = self.0.square(&grad, square);
-        let step = self.0.divide(grad, square.clone());
-        (self.0.weight(weight, step), [square])
-    }
-}
-
-impl Rule<1> for Plain {
-    #[inline(always)]
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 1]) {
-        self.step(weight, grad, None)
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, weight: T, grad: T, [square]: [T; 1]) -> (T, [T; 1]) {
-        self.step(weight, grad, Some(square))
-    }
-}
-
-#[derive(Clone, Copy)]
-struct WithMomentum(Root);
-
-impl WithMomentum {
-    #[inline(always)]
-    fn step<T: Number>(&self, weight: T, grad: T, state: Option<[T; 2]>) -> (T, [T; 2]) {
-        let (square, buf) = state.map(|[square, buf]| (square, buf)).unzip();
-        let grad = self.0.decay.gradient(&weight, grad);
-        let square = self.0.square(&grad, square);
-        let step = self.0.divide(grad, square.clone());
-        let step = match buf {
-            Some(buf) => self.0.add_to(buf, step),
-            None => step,
-        };
-        (self.0.weight(weight, step.clone()), [square, step])
-    }
-}
-
-impl Rule<2> for WithMomentum {
-    #[inline(always)]
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 2]) {
-        self.step(weight, grad, None)
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, weight: T, grad: T, state: [T; 2]) -> (T, [T; 2]) {
-        self.step(weight, grad, Some(state))
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Centered(Root);
-
-impl Centered {
-    #[inline(always)]
-    fn step<T: Number>(&self, weight: T, grad: T, state: Option<[T; 2]>) -> (T, [T; 3]) {
-        let (square, mean) = state.map(|[square, mean]| (square, mean)).unzip();
-        let grad = self.0.decay.gradient(&weight, grad);
-        let square = self.0.square(&grad, square);
-        let [mean, variance] = self.0.spread(&grad, mean, square.clone());
-        let step = self.0.divide(grad, variance.clone());
-        (self.0.weight(weight, step), [square, mean, variance])
-    }
-}
-
-impl Rule<3> for Centered {
-    #[inline(always)]
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 3]) {
-        self.step(weight, grad, None)
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, weight: T, grad: T, state: [T; 3]) -> (T, [T; 3]) {
-        let [square, mean, _] = state;
-        self.step(weight, grad, Some([square, mean]))
-    }
-}
-
-#[derive(Clone, Copy)]
-struct CenteredWithMomentum(Root);
-
-impl CenteredWithMomentum {
-    #[inline(always)]
-    fn step<T: Number>(&self, weight: T, grad: T, state: Option<[T; 3]>) -> (T, [T; 4]) {
-        let (old, buf) = state
-            .map(|[square, mean, buf]| ((square, mean), buf))
-            .unzip();
-        let (square, mean) = old.unzip();
-        let grad = self.0.decay.gradient(&weight, grad);
-        let square = self.0.square(&grad, square);
-        let [mean, variance] = self.0.spread(&grad, mean, square.clone());
-        let step = self.0.divide(grad, variance.clone());
-        let step = match buf {
-            Some(buf) => self.0.add_to(buf, step),
-            None => step,
-        };
-        let weight = self.0.weight(weight, step.clone());
-        (weight, [square, mean, variance, step])
-    }
-}
-
-impl Rule<4> for CenteredWithMomentum {
-    #[inline(always)]
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 4]) {
-        self.step(weight, grad, None)
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, weight: T, grad: T, state: [T; 4]) -> (T, [T; 4]) {
-        let [square, mean, _, buf] = state;
-        self.step(weight, grad, Some([square, mean, buf]))
-    }
 }

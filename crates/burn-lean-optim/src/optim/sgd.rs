@@ -9,19 +9,19 @@ use burn::{
     record::Record,
     tensor::{ElementConversion, Tensor, backend::Backend},
 };
+use burn_lean_arithmetic::optim::{
+    Kind, configuration,
+    rules::{CoupledDecay, Descent, Momentum},
+};
 use serde::Deserialize;
 
-use super::{InOnePass, Lean, configuration, decay::CoupledDecay};
-use crate::{
-    EightBitMoments, LeanBackend, Number, Rule,
-    moment::Moment,
-    pass::{Kind, Settings},
-};
+use super::{InOnePass, Lean, coupled_decay};
+use crate::{EightBitMoments, LeanBackend, moment::Moment, pass::Settings};
 
 /// Burn's [`Sgd`](burn::optim::Sgd) in one pass; made by [`InOnePass::in_one_pass`].
 #[derive(Clone, Debug)]
 pub struct Sgd {
-    momentum: Option<MomentumConfig>,
+    momentum: Option<Momentum>,
     weight_decay: CoupledDecay,
     settings: Settings,
 }
@@ -40,16 +40,20 @@ impl InOnePass for SgdConfig {
     fn in_one_pass(&self) -> Sgd {
         let config: Configuration = configuration(self);
         Sgd {
-            momentum: config.momentum,
-            weight_decay: config.weight_decay.into(),
+            momentum: config.momentum.map(|config| Momentum {
+                momentum: config.momentum,
+                dampening: config.dampening,
+                nesterov: config.nesterov,
+            }),
+            weight_decay: coupled_decay(config.weight_decay),
             settings: Settings::clipping(config.gradient_clipping),
         }
     }
 }
 
 impl Sgd {
-    pub(crate) fn momentum(&self) -> Option<&MomentumConfig> {
-        self.momentum.as_ref()
+    pub(crate) fn momentum(&self) -> Option<Momentum> {
+        self.momentum
     }
 }
 
@@ -85,23 +89,20 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Sgd {
         grad: Tensor<B, D>,
         state: Option<SgdState<B>>,
     ) -> (Tensor<B, D>, Option<SgdState<B>>) {
-        let decay = self.weight_decay.in_part(self.settings.part);
+        let part = self.settings.part;
+        let decay = self.weight_decay.in_part(part);
+        let descent = Descent { lr, decay };
         let momentum = state.and_then(|state| state.momentum);
-        let Some(config) = &self.momentum else {
-            let rule = Descent { lr, decay };
-            let (tensor, []) = self.settings.step(&rule, [], tensor, grad, Some([]));
+        let Some(config) = self.momentum else {
+            let (tensor, []) = self.settings.step(&descent, [], tensor, grad, Some([]));
             return (tensor, Some(SgdState { momentum }));
         };
-        let rule = WithMomentum {
-            descent: Descent { lr, decay },
-            // Burn rounds it to the element's type, and `1 - dampening` not.
-            momentum: self
-                .settings
-                .part
-                .kept(config.momentum.elem::<B::FloatElem>().elem()),
-            rest: 1.0 - config.dampening,
-            nesterov: config.nesterov,
+        // Burn rounds it to the element's type, and `1 - dampening` not.
+        let rounded = Momentum {
+            momentum: config.momentum.elem::<B::FloatElem>().elem(),
+            ..config
         };
+        let rule = rounded.rule(descent, part);
         let states = momentum.map(|momentum| [momentum.velocity]);
         let (tensor, [velocity]) = self
             .settings
@@ -115,66 +116,5 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Sgd {
             velocity: momentum.velocity.on_device(device),
         });
         SgdState { momentum }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Descent {
-    lr: f64,
-    decay: CoupledDecay,
-}
-
-impl Descent {
-    #[inline(always)]
-    fn weight<T: Number>(&self, weight: T, step: T) -> T {
-        weight - step.mul_scalar(self.lr)
-    }
-}
-
-impl Rule<0> for Descent {
-    #[inline(always)]
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 0]) {
-        let grad = self.decay.gradient(&weight, grad);
-        (self.weight(weight, grad), [])
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, weight: T, grad: T, []: [T; 0]) -> (T, [T; 0]) {
-        self.first(weight, grad)
-    }
-}
-
-#[derive(Clone, Copy)]
-struct WithMomentum {
-    descent: Descent,
-    momentum: f64,
-    rest: f64,
-    nesterov: bool,
-}
-
-impl WithMomentum {
-    #[inline(always)]
-    fn step<T: Number>(&self, weight: T, grad: T, velocity: T) -> (T, [T; 1]) {
-        let step = if self.nesterov {
-            velocity.clone().mul_scalar(self.momentum) + grad
-        } else {
-            velocity.clone()
-        };
-        (self.descent.weight(weight, step), [velocity])
-    }
-}
-
-impl Rule<1> for WithMomentum {
-    #[inline(always)]
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 1]) {
-        let grad = self.descent.decay.gradient(&weight, grad);
-        self.step(weight, grad.clone(), grad)
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, weight: T, grad: T, [velocity]: [T; 1]) -> (T, [T; 1]) {
-        let grad = self.descent.decay.gradient(&weight, grad);
-        let velocity = grad.clone().mul_scalar(self.rest) + velocity.mul_scalar(self.momentum);
-        self.step(weight, grad, velocity)
     }
 }

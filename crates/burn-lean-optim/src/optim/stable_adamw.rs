@@ -7,16 +7,13 @@ use burn::{
     record::Record,
     tensor::{Tensor, backend::Backend},
 };
+use burn_lean_arithmetic::optim::{Kind, rules};
 
-use super::{
-    Lean,
-    adaptive::{Factors, Update, WithMoments},
-};
+use super::Lean;
 use crate::{
-    EightBitMoments, LeanBackend, Number,
-    backend::{Measure, Operands},
+    EightBitMoments, LeanBackend,
     moment::{Moment, from_float},
-    pass::{Kind, Settings, mean},
+    pass::{Settings, mean},
 };
 
 /// Configuration of [`StableAdamW`].
@@ -42,10 +39,12 @@ impl StableAdamWConfig {
     /// Builds the optimizer.
     pub fn build(&self) -> StableAdamW {
         StableAdamW {
-            beta_1: self.beta_1,
-            beta_2: self.beta_2,
-            epsilon: self.epsilon,
-            weight_decay: self.weight_decay,
+            stable_adamw: rules::StableAdamW {
+                beta_1: self.beta_1,
+                beta_2: self.beta_2,
+                epsilon: self.epsilon,
+                weight_decay: self.weight_decay,
+            },
             settings: Settings::clipping(self.grad_clipping.clone()),
         }
     }
@@ -58,10 +57,7 @@ impl StableAdamWConfig {
 /// <https://arxiv.org/abs/2304.13013>; as optimi has it, with its defaults.
 #[derive(Clone, Debug)]
 pub struct StableAdamW {
-    beta_1: f64,
-    beta_2: f64,
-    epsilon: f64,
-    weight_decay: f64,
+    stable_adamw: rules::StableAdamW,
     settings: Settings,
 }
 
@@ -72,27 +68,6 @@ impl Lean for StableAdamW {
 }
 
 impl EightBitMoments for StableAdamW {}
-
-impl StableAdamW {
-    /// The rate, divided by how much larger than expected the gradient is.
-    fn stable_rate<B: LeanBackend, const D: usize>(
-        &self,
-        lr: LearningRate,
-        factors: Factors,
-        operands: &Operands<B, 2>,
-    ) -> LearningRate {
-        let surprise = Surprise {
-            factors,
-            least: self.epsilon * self.epsilon,
-        };
-        let root_mean_square = f64::from(mean::<_, _, _, D>(&surprise, operands)).sqrt();
-        // As `f64::max` would, but for what is not a number.
-        match root_mean_square <= 1.0 {
-            true => lr,
-            false => lr / root_mean_square,
-        }
-    }
-}
 
 /// State of [`StableAdamW`].
 #[derive(Record, Clone, Debug)]
@@ -116,30 +91,15 @@ impl<B: LeanBackend> SimpleOptimizer<B> for StableAdamW {
         state: Option<StableAdamWState<B>>,
     ) -> (Tensor<B, D>, Option<StableAdamWState<B>>) {
         let time = state.as_ref().map_or(0, |state| state.time) + 1;
-        // The bias is in the averages' own factors: in the first step they take the gradient as it is.
-        let debiased = |beta: f64| {
-            let power = beta.powi(time as i32);
-            (power - beta) / (power - 1.0)
-        };
-        let [beta_1, beta_2] = [self.beta_1, self.beta_2].map(debiased);
-        let factors = Factors::new(beta_1, beta_2);
-        let epsilon = self.epsilon;
         let states = state.map(|state| [state.moment_1, state.moment_2]);
         let kinds = [Kind::Signed, Kind::Positive];
         let operands = self.settings.operands(kinds, tensor, grad, states);
 
-        let lr = match self.settings.part.moves {
-            true => self.stable_rate::<_, D>(lr, factors, &operands),
-            false => lr,
-        };
-        let update = Decayed {
-            lr,
-            decay: 1.0 - lr * self.weight_decay,
-            epsilon,
-        };
-        let stepped = self
-            .settings
-            .apply::<_, _, _, D>(&WithMoments { factors, update }, operands);
+        let measure = self.stable_adamw.measure(time);
+        let moves = self.settings.part.moves;
+        let mean = moves.then(|| mean::<_, _, _, D>(&measure, &operands));
+        let rule = self.stable_adamw.rule(lr, time, mean);
+        let stepped = self.settings.apply::<_, _, _, D>(&rule, operands);
         let [moment_1, moment_2] = stepped.states;
         let state = StableAdamWState {
             time,
@@ -158,41 +118,5 @@ impl<B: LeanBackend> SimpleOptimizer<B> for StableAdamW {
             moment_1: state.moment_1.on_device(device),
             moment_2: state.moment_2.on_device(device),
         }
-    }
-}
-
-/// The squared gradient over its moving average.
-#[derive(Clone, Copy)]
-struct Surprise {
-    factors: Factors,
-    least: f64,
-}
-
-impl Measure<2> for Surprise {
-    #[inline(always)]
-    fn first<T: Number>(&self, grad: T) -> T {
-        let [_, moment_2] = self.factors.first(grad.clone());
-        grad.square() / moment_2.clamp_min(self.least)
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, grad: T, [moment_1, moment_2]: [T; 2]) -> T {
-        let [_, moment_2] = self.factors.next(grad.clone(), moment_1, moment_2);
-        grad.square() / moment_2.clamp_min(self.least)
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Decayed {
-    lr: f64,
-    decay: f64,
-    epsilon: f64,
-}
-
-impl Update for Decayed {
-    #[inline(always)]
-    fn weight<T: Number>(&self, weight: T, moment_1: T, moment_2: T) -> T {
-        let update = moment_1 / moment_2.sqrt().add_scalar(self.epsilon);
-        weight.mul_scalar(self.decay) - update.mul_scalar(self.lr)
     }
 }

@@ -7,4 +7,5 @@ mod eight_bit;
 mod exact;
 mod harness;
 mod in_place;
+mod noise;
 mod reference;

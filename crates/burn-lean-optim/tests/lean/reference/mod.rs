@@ -1,10 +1,12 @@
 //! The optimizers that Burn lacks, against those of other packages, by `make.py` in this folder.
 
+mod data;
+
 use burn::{
     backend::{Flex, NdArray},
     optim::{
-        AdamConfig, AdamWConfig, LearningRate, SgdConfig, SimpleOptimizer,
-        decay::WeightDecayConfig, momentum::MomentumConfig,
+        AdamConfig, AdamWConfig, SgdConfig, SimpleOptimizer, decay::WeightDecayConfig,
+        momentum::MomentumConfig,
     },
     tensor::{Tensor, TensorData, backend::Backend},
 };
@@ -14,56 +16,23 @@ use burn_lean_optim::{
 };
 
 use crate::harness::Run;
+use data::{LR, MICRO_BATCHES};
 
-const WEIGHTS: &str = include_str!("weights.csv");
-
-const STEPS: usize = 30;
-
-const MICRO_BATCHES: usize = 3;
-
-const LR: LearningRate = 0.01;
-
-/// The reference has 64 bits for a number and these have 32, 6e-8 of a number near one, in a dozen operations a
-/// step: a few of these add up over thirty steps.
-const TOLERANCE: f64 = 3e-6;
-
-/// Numbers in [-1, 1) that 32 bits hold exactly: the formula of `make.py`.
 fn pattern<B: Backend, const D: usize>(seed: usize, shape: [usize; D]) -> Tensor<B, D> {
-    let values: Vec<f32> = (0..shape.iter().product())
-        .map(|place| (37 * place + 11 * seed + place * place * (seed % 5 + 1)) % 64)
-        .map(|value| value as f32 / 32.0 - 1.0)
-        .collect();
-    Tensor::from_data(TensorData::new(values, shape), &Default::default())
+    let data = TensorData::new(data::pattern(seed, shape), shape);
+    Tensor::from_data(data, &Default::default())
 }
 
 fn assert_reference<B: Backend>(name: &str, optimizer: impl SimpleOptimizer<B>) {
     let mut matrix = Run::new(optimizer.clone(), pattern::<B, 2>(0, [7, 5]));
     let mut vector = Run::new(optimizer.clone(), pattern::<B, 1>(1, [5]));
     let mut deep = Run::new(optimizer, pattern::<B, 3>(2, [2, 3, 4]));
-    let lines = WEIGHTS
-        .lines()
-        .filter_map(|line| line.strip_prefix(name)?.strip_prefix(','));
-    let lines: Vec<&str> = lines.collect();
-    assert_eq!(lines.len(), STEPS, "{name} is in the reference");
-    for (step, line) in lines.into_iter().enumerate() {
-        let scale = if step % 7 == 6 { 8.0 } else { 0.25 };
-        let seed = 10 + 3 * step;
+    data::assert_reference(name, |seed, scale| {
         matrix.step(LR, pattern(seed, [7, 5]).mul_scalar(scale));
         vector.step(LR, pattern(seed + 1, [5]).mul_scalar(scale));
         deep.step(LR, pattern(seed + 2, [2, 3, 4]).mul_scalar(scale));
-        let weights = [matrix.weights(), vector.weights(), deep.weights()].concat();
-        let wanted = line
-            .split(',')
-            .skip(1)
-            .map(|number| number.parse::<f64>().unwrap());
-        for (place, (weight, wanted)) in weights.iter().zip(wanted).enumerate() {
-            let error = (f64::from(*weight) - wanted).abs();
-            assert!(
-                error < TOLERANCE,
-                "{name}, step {step}, weight {place}: {weight} instead of {wanted}"
-            );
-        }
-    }
+        [matrix.weights(), vector.weights(), deep.weights()].concat()
+    });
 }
 
 macro_rules! tests {

@@ -1,41 +1,37 @@
 //! Elements in memory, as a pass reads and writes them.
 
-use burn::tensor::{DType, bf16};
-use burn_flex::{Flex, FlexTensor};
+use half::bf16;
 
-use crate::{
-    dynamic_map::{BLOCK, DynamicMap},
-    moment::{EightBit, Moment},
-};
+use super::super::{BLOCK, DynamicMap};
 
 /// Elements that are read and written.
-pub(super) enum Buffer<'a> {
+#[derive(Debug)]
+pub enum Buffer<'a> {
+    /// As f32.
     F32(&'a mut [f32]),
+    /// As bf16.
     Bf16(&'a mut [bf16]),
+    /// In 8 bits.
     EightBit {
+        /// A code for each element.
         codes: &'a mut [u8],
+        /// A scale for each block.
         scales: &'a mut [f32],
+        /// What the codes mean.
         map: DynamicMap,
     },
 }
 
 impl<'a> Buffer<'a> {
-    /// The elements of a contiguous tensor, which is copied if it is shared.
-    pub(super) fn of(tensor: &'a mut FlexTensor) -> Self {
-        match tensor.dtype() {
-            DType::F32 => Self::F32(tensor.storage_mut()),
-            DType::BF16 => Self::Bf16(tensor.storage_mut()),
-            dtype => unreachable!("{dtype:?} was declined"),
-        }
-    }
-
-    pub(super) fn of_blocks(blocks: &'a mut EightBit<Flex>) -> Self {
-        let codes = bytemuck::cast_slice_mut(blocks.codes.storage_mut::<i32>());
-        Self::EightBit {
-            codes: &mut codes[..blocks.shape.num_elements()],
-            scales: blocks.scales.storage_mut(),
-            map: blocks.map,
-        }
+    /// So many numbers in 8 bits, with four codes to a word.
+    pub fn of_words(
+        words: &'a mut [i32],
+        scales: &'a mut [f32],
+        map: DynamicMap,
+        numbers: usize,
+    ) -> Self {
+        let codes = &mut bytemuck::cast_slice_mut(words)[..numbers];
+        Self::EightBit { codes, scales, map }
     }
 
     /// Two parts; `place` is a multiple of [`BLOCK`].
@@ -90,36 +86,28 @@ impl<'a> Buffer<'a> {
 }
 
 /// Elements that are only read.
-#[derive(Clone, Copy)]
-pub(super) enum Source<'a> {
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// As f32.
     F32(&'a [f32]),
+    /// As bf16.
     Bf16(&'a [bf16]),
+    /// In 8 bits.
     EightBit {
+        /// A code for each element.
         codes: &'a [u8],
+        /// A scale for each block.
         scales: &'a [f32],
+        /// What the codes mean.
         map: DynamicMap,
     },
 }
 
 impl<'a> Source<'a> {
-    pub(super) fn of(tensor: &'a FlexTensor) -> Self {
-        match tensor.dtype() {
-            DType::F32 => Self::F32(tensor.storage()),
-            DType::BF16 => Self::Bf16(tensor.storage()),
-            dtype => unreachable!("{dtype:?} was declined"),
-        }
-    }
-
-    /// The elements of a contiguous state.
-    pub(super) fn of_state(state: &'a Moment<Flex>) -> Self {
-        match state {
-            Moment::Float(floats) => Self::of(floats),
-            Moment::EightBit(blocks) => Self::EightBit {
-                codes: bytemuck::cast_slice(blocks.codes.storage::<i32>()),
-                scales: blocks.scales.storage(),
-                map: blocks.map,
-            },
-        }
+    /// Numbers in 8 bits, with four codes to a word.
+    pub fn of_words(words: &'a [i32], scales: &'a [f32], map: DynamicMap) -> Self {
+        let codes = bytemuck::cast_slice(words);
+        Self::EightBit { codes, scales, map }
     }
 
     #[inline(always)]

@@ -1,7 +1,8 @@
 //! A rule as a list of operations, from which a kernel is made.
 //!
-//! [`Traced`] is a [`Number`] that notes what is done to it. A rule that runs on it leaves a [`Program`], which is the
-//! same in every step and is compiled once, and the scalars of this step, which are arguments of the kernel.
+//! A rule that runs on a [`Number`] that notes what is done to it leaves a [`Program`], which is the
+//! same in every step and is compiled once, and the scalars of this step, which are arguments of the
+//! kernel.
 
 use std::{
     cell::RefCell,
@@ -9,19 +10,27 @@ use std::{
     rc::Rc,
 };
 
-use crate::{Number, Rule, backend::Measure};
+use super::{Measure, Number, Rule};
 
-/// What makes one value of others. Values are numbered: the inputs first, then what each operation makes.
+/// What makes one value of others. Values are numbered: the inputs first, then what each operation
+/// makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Operation {
+pub enum Operation {
     /// A scalar, by its place among the scalars.
     Scalar(usize),
+    /// Zero.
     Zero,
+    /// The sum.
     Add(usize, usize),
+    /// The first without the second.
     Sub(usize, usize),
+    /// The product.
     Mul(usize, usize),
+    /// The first by the second.
     Div(usize, usize),
+    /// The square root.
     Sqrt(usize),
+    /// One, minus one or zero.
     Sign(usize),
     /// The first, unless the second is larger.
     Max(usize, usize),
@@ -33,25 +42,28 @@ pub(super) enum Operation {
 
 /// What a kernel computes of each element.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Program {
-    pub(super) operations: Vec<Operation>,
+pub struct Program {
+    /// The operations, in their order.
+    pub operations: Vec<Operation>,
     /// Which values the results are.
-    pub(super) results: Vec<usize>,
+    pub results: Vec<usize>,
 }
 
 /// How a gradient is clipped.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Clipping {
+pub enum Clipping {
+    /// Not at all.
     None,
+    /// Each element to at most this magnitude.
     Value(f32),
     /// By a factor, which is a tensor, and which the program takes in after the gradient.
     Factor,
 }
 
 impl Program {
-    /// The step of a rule, and its scalars: of weight, gradient and states the new weight and states. In the first step
-    /// there are no states yet.
-    pub(super) fn of_rule<R: Rule<N>, const N: usize>(
+    /// The step of a rule, and its scalars: of weight, gradient and states the new weight and
+    /// states. In the first step there are no states yet.
+    pub fn of_rule<R: Rule<N>, const N: usize>(
         rule: &R,
         clipping: Clipping,
         first: bool,
@@ -67,7 +79,7 @@ impl Program {
     }
 
     /// What is averaged, and its scalars: of gradient and states one number.
-    pub(super) fn of_measure<M: Measure<N>, const N: usize>(
+    pub fn of_measure<M: Measure<N>, const N: usize>(
         measure: &M,
         clipping: Clipping,
         first: bool,

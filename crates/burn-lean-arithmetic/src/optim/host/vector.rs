@@ -4,15 +4,14 @@ use std::ops::{Add, Div, Mul, Sub};
 
 use pulp::Simd;
 
-use super::HostClip;
-use crate::{Number, Rule};
+use super::super::{Clip, Number, Rule};
 
 /// Steps the elements of slices of the same length.
 #[inline(always)]
 pub(super) fn step<S: Simd, R: Rule<N>, const N: usize>(
     simd: S,
     rule: R,
-    clip: HostClip,
+    clip: Clip,
     fresh: bool,
     weight: &mut [f32],
     grad: &[f32],
@@ -143,10 +142,7 @@ impl<S: Simd> Number for Vector<S> {
         let zero = simd.splat_f32s(0.0);
         let positive = simd.less_than_f32s(zero, value);
         let negative = simd.less_than_f32s(value, zero);
-        let is_zero = simd.equal_f32s(value, zero);
-        // What is left is not a number.
-        let sign = simd.select_f32s(is_zero, zero, value);
-        let sign = simd.select_f32s(negative, simd.splat_f32s(-1.0), sign);
+        let sign = simd.select_f32s(negative, simd.splat_f32s(-1.0), zero);
         self.with(simd.select_f32s(positive, simd.splat_f32s(1.0), sign))
     }
 

@@ -1,17 +1,32 @@
-//! Numbers in 8 bits: the dynamic map of Dettmers et al., "8-bit Optimizers via Block-wise Quantization"
-//! (2022), <https://arxiv.org/abs/2110.02861>.
+//! Numbers in 8 bits: the dynamic map of Dettmers et al., "8-bit Optimizers via Block-wise
+//! Quantization" (2022), <https://arxiv.org/abs/2110.02861>.
 //!
-//! A block of numbers is divided by its largest magnitude, and each number becomes the place of the nearest
-//! entry of a table. The table covers seven decades, each with twice the entries of the one below.
+//! A block of numbers is divided by its largest magnitude, and each number becomes the place of the
+//! nearest entry of a table. The table covers seven decades, each with twice the entries of the one
+//! below.
 
 use std::sync::OnceLock;
 
 /// Numbers in a block, which share a scale.
-pub(crate) const BLOCK: usize = 256;
+pub const BLOCK: usize = 256;
+
+/// Codes in an `i32`.
+const WORD: usize = 4;
+
+/// Blocks of so many numbers.
+pub const fn blocks(numbers: usize) -> usize {
+    numbers.div_ceil(BLOCK)
+}
+
+/// Words of an `i32` that hold the codes of so many numbers.
+pub const fn words(numbers: usize) -> usize {
+    numbers.div_ceil(WORD)
+}
 
 const DECADES: usize = 7;
 
-/// A cell is the upper half of a float's bits, so fine that none holds more than one middle between two entries.
+/// A cell is the upper half of a float's bits, so fine that none holds more than one middle between
+/// two entries.
 const fn cell(magnitude: f32) -> u32 {
     magnitude.to_bits() >> 16
 }
@@ -67,6 +82,16 @@ impl DynamicMap {
         }
     }
 
+    /// All of these numbers, in blocks.
+    pub fn encode(self, numbers: &[f32]) -> EightBitData {
+        let mut codes = vec![0; numbers.len()];
+        let blocks = numbers.chunks(BLOCK).zip(codes.chunks_mut(BLOCK));
+        let scales = blocks
+            .map(|(numbers, codes)| self.quantize(numbers, codes))
+            .collect();
+        EightBitData { codes, scales }
+    }
+
     fn table(self) -> &'static Table {
         static SIGNED: OnceLock<Table> = OnceLock::new();
         static UNSIGNED: OnceLock<Table> = OnceLock::new();
@@ -77,6 +102,46 @@ impl DynamicMap {
     }
 }
 
+/// Numbers in 8 bits on the host.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EightBitData {
+    /// The codes.
+    pub codes: Vec<u8>,
+    /// What each block is multiplied by.
+    pub scales: Vec<f32>,
+}
+
+impl EightBitData {
+    /// Those of codes in words, from the lowest byte on, of so many numbers.
+    pub fn from_words(words: &[i32], scales: Vec<f32>, numbers: usize) -> Self {
+        let bytes = words.iter().flat_map(|word| word.to_le_bytes());
+        Self {
+            codes: bytes.take(numbers).collect(),
+            scales,
+        }
+    }
+
+    /// The codes in words, from the lowest byte on, the last one filled up with zeros.
+    pub fn words(&self) -> Vec<i32> {
+        let word = |codes: &[u8]| {
+            let mut bytes = [0; WORD];
+            bytes[..codes.len()].copy_from_slice(codes);
+            i32::from_le_bytes(bytes)
+        };
+        self.codes.chunks(WORD).map(word).collect()
+    }
+
+    /// The numbers.
+    pub fn decode(&self, map: DynamicMap) -> Vec<f32> {
+        let mut numbers = vec![0.0; self.codes.len()];
+        let blocks = self.codes.chunks(BLOCK).zip(numbers.chunks_mut(BLOCK));
+        for ((codes, numbers), scale) in blocks.zip(&self.scales) {
+            map.dequantize(codes, *scale, numbers);
+        }
+        numbers
+    }
+}
+
 struct Table {
     entries: [f32; 256],
     /// The place of zero among the entries.
@@ -84,8 +149,9 @@ struct Table {
     cells: [Cell; CELLS],
 }
 
-/// What is known of the numbers of a cell: in the lowest byte how many middles between two entries from zero on lie below
-/// all of them, and above it the lower half of the bits of a middle among them, [`NO_MIDDLE`] if there is none.
+/// What is known of the numbers of a cell: in the lowest byte how many middles between two entries
+/// from zero on lie below all of them, and above it the lower half of the bits of a middle among
+/// them, [`NO_MIDDLE`] if there is none.
 type Cell = u32;
 
 const NO_MIDDLE: u32 = 1 << 16;
@@ -149,7 +215,8 @@ impl Table {
         for ((code, cell), number) in codes.iter_mut().zip(cells).zip(numbers) {
             let is_above = (number.to_bits() & 0xffff) > cell >> 8;
             let place = (cell & 0xff) as i32 + i32::from(is_above);
-            // Without a branch, since signs are as good as random: minus one for a negative number, and zero.
+            // Without a branch, since signs are as good as random: minus one for a negative number,
+            // and zero.
             let sign = number.to_bits().cast_signed() >> 31;
             // There is no -1: the last entry below zero is nearest.
             *code = (zero + (place ^ sign) - sign).max(0) as u8;

@@ -1,0 +1,141 @@
+//! Gradients of micro-batches that go into the moments, and not into a sum.
+
+use std::num::NonZeroUsize;
+
+use thiserror::Error;
+
+use super::rules::Momentum;
+
+/// The part of an optimizer step that a gradient is: all of it, unless gradients of micro-batches go
+/// into the moments.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// Whether moments decay, and a step is counted.
+    pub decays: bool,
+    /// Whether the weight moves.
+    pub moves: bool,
+}
+
+impl Default for Part {
+    fn default() -> Self {
+        Self {
+            decays: true,
+            moves: true,
+        }
+    }
+}
+
+impl Part {
+    /// The number of this step, after so many.
+    pub fn time(self, steps: usize) -> usize {
+        steps + usize::from(self.decays || steps == 0)
+    }
+
+    /// What a moment keeps of itself.
+    pub fn kept<F: From<u8>>(self, beta: F) -> F {
+        if self.decays { beta } else { F::from(1) }
+    }
+}
+
+/// How often moments decay while gradients are put into them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MomentDecay {
+    /// With each micro-batch, as if each were a step that does not move the weight: what optimi
+    /// calls optimizer accumulation. Moments then remember as many micro-batches as they would
+    /// remember steps.
+    EachMicroBatch,
+    /// With the first micro-batch of a step: AdamA, Zhang et al. (2023), "Adam Accumulation to
+    /// Reduce Memory Footprints of both Activations and Gradients for Large-scale DNN Training",
+    /// <https://arxiv.org/abs/2305.19982>.
+    ///
+    /// The first moment, and the velocity of SGD, are those of accumulated gradients but for
+    /// rounding. The second moment is the sum of the squares of the gradients, and not the square
+    /// of their sum.
+    EachStep,
+}
+
+/// Why an optimizer cannot put the gradients of micro-batches into its moments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum CannotAccumulate {
+    /// No micro-batch would ever move the weights.
+    #[error("a step of zero micro-batches would never come: accumulate over one or more")]
+    NoMicroBatches,
+    /// The optimizer keeps no moment.
+    #[error(
+        "SGD without momentum has no moment that gradients could go into: give it momentum, or \
+         accumulate gradients, with `ReleaseAccumulator` or Burn's `GradientsAccumulator`"
+    )]
+    NoMoment,
+    /// The step uses the last gradient by itself.
+    #[error(
+        "{optimizer} moves a weight by its last gradient too, so that those of the earlier \
+         micro-batches would count for less: take `MomentDecay::EachMicroBatch`, or accumulate \
+         gradients"
+    )]
+    StepsWithGradient {
+        /// Its name.
+        optimizer: &'static str,
+    },
+}
+
+/// How gradients of micro-batches go into the moments.
+#[derive(Clone, Copy, Debug)]
+pub struct MicroBatches {
+    count: NonZeroUsize,
+    decay: MomentDecay,
+}
+
+impl MicroBatches {
+    /// So many micro-batches in a step.
+    ///
+    /// # Errors
+    ///
+    /// [`NoMicroBatches`](CannotAccumulate::NoMicroBatches) if there are none.
+    pub fn new(count: usize, decay: MomentDecay) -> Result<Self, CannotAccumulate> {
+        let count = NonZeroUsize::new(count).ok_or(CannotAccumulate::NoMicroBatches)?;
+        Ok(Self { count, decay })
+    }
+
+    /// The part of a step that the next gradient is, and how many are in the moments after it.
+    pub fn part(&self, gradients: usize) -> (Part, usize) {
+        // More, if the record is of a run with longer steps.
+        let moves = gradients + 1 >= self.count.get();
+        let part = Part {
+            decays: gradients == 0 || self.decay == MomentDecay::EachMicroBatch,
+            moves,
+        };
+        (part, if moves { 0 } else { gradients + 1 })
+    }
+}
+
+impl MomentDecay {
+    /// Refuses moments that decay once a step, for an optimizer that uses the last gradient by
+    /// itself.
+    ///
+    /// # Errors
+    ///
+    /// [`StepsWithGradient`](CannotAccumulate::StepsWithGradient).
+    pub fn steps_with_gradient(self, optimizer: &'static str) -> Result<(), CannotAccumulate> {
+        match self {
+            Self::EachMicroBatch => Ok(()),
+            Self::EachStep => Err(CannotAccumulate::StepsWithGradient { optimizer }),
+        }
+    }
+
+    /// Refuses what SGD with this momentum cannot do.
+    ///
+    /// # Errors
+    ///
+    /// [`CannotAccumulate`].
+    pub fn check_sgd(self, momentum: Option<Momentum>) -> Result<(), CannotAccumulate> {
+        match momentum {
+            None => Err(CannotAccumulate::NoMoment),
+            Some(momentum) if momentum.nesterov => self.steps_with_gradient("SGD with Nesterov"),
+            Some(momentum) if momentum.dampening != 0.0 => {
+                self.steps_with_gradient("SGD with dampening, in its first step,")
+            }
+            Some(_) => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! A second moment as a column and a row: Shazeer and Stern, "Adafactor: Adaptive Learning Rates
+//! with Sublinear Memory Cost" (2018), <https://arxiv.org/abs/1804.04235>.
+
+use super::Number;
+
+/// All elements of a tensor at once, with what needs more than one of them. Operations of two
+/// tensors broadcast.
+pub trait WholeTensor: Number {
+    /// The number of dimensions.
+    const RANK: usize;
+
+    /// The means over a dimension, which is kept: `[.., 1, ..]`.
+    fn mean_dim(self, dim: usize) -> Self;
+
+    /// The mean of all elements, `[1, .., 1]`.
+    fn mean(self) -> Self;
+
+    /// One divided by each element.
+    fn recip(self) -> Self;
+}
+
+/// Makes a type of whole tensors, with [`Number`] and [`WholeTensor`], for a version of Burn: its
+/// name and generics, the tensor, and what the version calls `greater_equal_scalar`.
+#[macro_export]
+macro_rules! whole_tensor {
+    (
+        $(#[$doc:meta])*
+        $name:ident<$($argument:ident),+>([$($generic:tt)+] $tensor:ty), $greater_equal:ident
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug)]
+        pub(crate) struct $name<$($generic)+>(pub(crate) $tensor);
+
+        impl<$($generic)+> ::std::ops::Add for $name<$($argument),+> {
+            type Output = Self;
+
+            fn add(self, other: Self) -> Self {
+                Self(self.0.add(other.0))
+            }
+        }
+
+        impl<$($generic)+> ::std::ops::Sub for $name<$($argument),+> {
+            type Output = Self;
+
+            fn sub(self, other: Self) -> Self {
+                Self(self.0.sub(other.0))
+            }
+        }
+
+        impl<$($generic)+> ::std::ops::Mul for $name<$($argument),+> {
+            type Output = Self;
+
+            fn mul(self, other: Self) -> Self {
+                Self(self.0.mul(other.0))
+            }
+        }
+
+        impl<$($generic)+> ::std::ops::Div for $name<$($argument),+> {
+            type Output = Self;
+
+            fn div(self, other: Self) -> Self {
+                Self(self.0.div(other.0))
+            }
+        }
+
+        impl<$($generic)+> $crate::optim::Number for $name<$($argument),+> {
+            fn add_scalar(self, scalar: f64) -> Self {
+                Self(self.0.add_scalar(scalar))
+            }
+
+            fn mul_scalar(self, scalar: f64) -> Self {
+                Self(self.0.mul_scalar(scalar))
+            }
+
+            fn div_scalar(self, scalar: f64) -> Self {
+                Self(self.0.div_scalar(scalar))
+            }
+
+            fn sqrt(self) -> Self {
+                Self(self.0.sqrt())
+            }
+
+            fn square(self) -> Self {
+                Self(self.0.square())
+            }
+
+            fn sign(self) -> Self {
+                Self(self.0.sign())
+            }
+
+            fn max_pair(self, other: Self) -> Self {
+                Self(self.0.max_pair(other.0))
+            }
+
+            fn clamp_min(self, min: f64) -> Self {
+                Self(self.0.clamp_min(min))
+            }
+
+            fn clip_by_value(self, threshold: f64) -> Self {
+                let clipping = burn::grad_clipping::GradientClipping::Value(threshold as f32);
+                Self(clipping.clip_gradient(self.0))
+            }
+
+            fn zeros_like(&self) -> Self {
+                Self(self.0.zeros_like())
+            }
+
+            fn zero_where_signs_differ(self, one: Self, other: Self) -> Self {
+                let differ = one.0.$greater_equal(0.0).not_equal(other.0.$greater_equal(0.0));
+                Self(self.0.mask_fill(differ, 0.0))
+            }
+        }
+
+        impl<$($generic)+> $crate::optim::WholeTensor for $name<$($argument),+> {
+            const RANK: usize = D;
+
+            fn mean_dim(self, dim: usize) -> Self {
+                Self(self.0.mean_dim(dim))
+            }
+
+            fn mean(self) -> Self {
+                Self(self.0.mean().unsqueeze())
+            }
+
+            fn recip(self) -> Self {
+                Self(self.0.recip())
+            }
+        }
+    };
+}
+
+/// The moving average of a positive tensor: whole for a vector, and for each matrix of its last two
+/// dimensions the means of rows and columns.
+#[derive(Clone, Debug)]
+pub struct Factored<T> {
+    /// All of it, for vectors and scalars.
+    pub whole: Option<T>,
+    /// Means over the last dimension, `[.., rows, 1]`.
+    pub rows: Option<T>,
+    /// Means over the last but one, `[.., 1, columns]`.
+    pub columns: Option<T>,
+}
+
+impl<T: WholeTensor> Factored<T> {
+    /// Takes a tensor in, keeping `beta` of what was there; the first one counts as if there were
+    /// zeros.
+    pub(super) fn update(old: Option<Self>, new: T, beta: f64) -> Self {
+        let average = |old: Option<T>, new: T| {
+            let new = new.mul_scalar(1.0 - beta);
+            Some(match old {
+                Some(old) => old.mul_scalar(beta) + new,
+                None => new,
+            })
+        };
+        let (whole, rows, columns) =
+            old.map_or((None, None, None), |old| (old.whole, old.rows, old.columns));
+        if T::RANK < 2 {
+            Self {
+                whole: average(whole, new),
+                rows: None,
+                columns: None,
+            }
+        } else {
+            let columns = average(columns, new.clone().mean_dim(T::RANK - 2));
+            Self {
+                whole: None,
+                rows: average(rows, new.mean_dim(T::RANK - 1)),
+                columns,
+            }
+        }
+    }
+
+    /// The tensor divided by the root of the average.
+    pub(super) fn normalize(&self, tensor: T) -> T {
+        match (&self.whole, &self.rows, &self.columns) {
+            (_, Some(rows), Some(columns)) => {
+                let mean = rows.clone().mean_dim(T::RANK - 2);
+                let rows = (rows.clone() / mean).sqrt().recip();
+                let columns = columns.clone().sqrt().recip();
+                // One after the other: the product of both would be a temporary more.
+                tensor * rows * columns
+            }
+            (Some(whole), ..) => tensor * whole.clone().sqrt().recip(),
+            _ => unreachable!("`update` makes the whole, or rows and columns"),
+        }
+    }
+}
+
+/// The root of the mean of squares, `[1, .., 1]`.
+pub(super) fn root_mean_square<T: WholeTensor>(tensor: T) -> T {
+    tensor.square().mean().sqrt()
+}
+
+/// The update, scaled down to a root mean square of at most `threshold`.
+pub(super) fn clip_update<T: WholeTensor>(update: T, threshold: f64) -> T {
+    let excess = root_mean_square(update.clone())
+        .div_scalar(threshold)
+        .clamp_min(1.0);
+    update / excess
+}

@@ -1,0 +1,28 @@
+//! Optimizers: their rules, and how they run over slices of memory.
+//!
+//! A [`Rule`] is the step of one element. It runs on single numbers and on whole tensors
+//! ([`Number`]), in one pass over slices ([`host`]), or becomes the [`Program`](program::Program)
+//! of a kernel. What a rule is made of in a step, as the correction of a bias, is computed by the
+//! optimizer's own type in [`rules`].
+
+mod accumulation;
+mod configuration;
+mod dynamic_map;
+mod factored;
+#[cfg(feature = "host")]
+pub mod host;
+mod noise;
+mod number;
+pub mod program;
+mod rule;
+pub mod rules;
+mod storage;
+
+pub use accumulation::{CannotAccumulate, MicroBatches, MomentDecay, Part};
+pub use configuration::configuration;
+pub use dynamic_map::{BLOCK, DynamicMap, EightBitData, blocks, words};
+pub use factored::{Factored, WholeTensor};
+pub use noise::{MIXING, Noise};
+pub use number::{Clip, Number};
+pub use rule::{Measure, MomentsAlone, Rule, Squares};
+pub use storage::{Kind, Moments, Storage};

@@ -1,0 +1,47 @@
+//! AdaGrad.
+
+use super::{
+    super::{Number, Rule},
+    CoupledDecay,
+};
+
+/// The step of AdaGrad.
+#[derive(Clone, Copy, Debug)]
+pub struct AdaGrad {
+    lr: f64,
+    epsilon: f64,
+    decay: CoupledDecay,
+}
+
+impl AdaGrad {
+    /// The rule of step number `time`, as Burn has it.
+    pub fn new(lr: f64, lr_decay: f64, epsilon: f32, decay: CoupledDecay, time: usize) -> Self {
+        Self {
+            lr: lr / (1.0 + (time as f64 - 1.0) * lr_decay),
+            epsilon: epsilon.into(),
+            decay,
+        }
+    }
+
+    #[inline(always)]
+    fn step<T: Number>(&self, weight: T, grad: T, sum: T) -> (T, [T; 1]) {
+        let update = grad / sum.clone().sqrt().add_scalar(self.epsilon);
+        (weight - update.mul_scalar(self.lr), [sum])
+    }
+}
+
+impl Rule<1> for AdaGrad {
+    #[inline(always)]
+    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 1]) {
+        let grad = self.decay.gradient(&weight, grad);
+        let sum = grad.clone().square();
+        self.step(weight, grad, sum)
+    }
+
+    #[inline(always)]
+    fn next<T: Number>(&self, weight: T, grad: T, [sum]: [T; 1]) -> (T, [T; 1]) {
+        let grad = self.decay.gradient(&weight, grad);
+        let sum = sum + grad.clone().square();
+        self.step(weight, grad, sum)
+    }
+}

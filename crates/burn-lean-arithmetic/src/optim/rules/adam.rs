@@ -1,0 +1,59 @@
+//! Adam.
+
+use super::{
+    super::{Number, Part},
+    CoupledDecay, Factors, Update, WithMoments,
+    adaptive::corrections_as_burn,
+};
+
+/// Adam, as Burn has it.
+#[derive(Clone, Copy, Debug)]
+pub struct Adam {
+    /// How much of the first moment is kept.
+    pub beta_1: f32,
+    /// How much of the second moment is kept.
+    pub beta_2: f32,
+    /// Added to the root of the second moment.
+    pub epsilon: f32,
+    /// Weight decay.
+    pub decay: CoupledDecay,
+}
+
+impl Adam {
+    /// The rule of step number `time`.
+    pub fn rule(&self, lr: f64, time: usize, part: Part) -> WithMoments<AdamUpdate> {
+        let [correction_1, correction_2] = corrections_as_burn(self.beta_1, self.beta_2, time);
+        let root = correction_2.sqrt();
+        WithMoments {
+            factors: Factors::as_burn(self.beta_1, self.beta_2).in_part(part),
+            update: AdamUpdate {
+                lr,
+                decay: self.decay.in_part(part),
+                factor: (root / correction_1).into(),
+                epsilon: (self.epsilon * root).into(),
+            },
+        }
+    }
+}
+
+/// The step of [`Adam`].
+#[derive(Clone, Copy, Debug)]
+pub struct AdamUpdate {
+    lr: f64,
+    decay: CoupledDecay,
+    factor: f64,
+    epsilon: f64,
+}
+
+impl Update for AdamUpdate {
+    #[inline(always)]
+    fn gradient<T: Number>(&self, weight: &T, grad: T) -> T {
+        self.decay.gradient(weight, grad)
+    }
+
+    #[inline(always)]
+    fn weight<T: Number>(&self, weight: T, moment_1: T, moment_2: T) -> T {
+        let update = moment_1.mul_scalar(self.factor) / moment_2.sqrt().add_scalar(self.epsilon);
+        weight - update.mul_scalar(self.lr)
+    }
+}

@@ -1,0 +1,89 @@
+//! AdamW.
+
+use super::{
+    super::{Number, Part},
+    Factors, Update, WithMoments,
+    adaptive::corrections_as_burn,
+};
+
+/// AdamW, as Burn has it.
+#[derive(Clone, Copy, Debug)]
+pub struct AdamW {
+    /// How much of the first moment is kept.
+    pub beta_1: f32,
+    /// How much of the second moment is kept.
+    pub beta_2: f32,
+    /// Added to the root of the second moment.
+    pub epsilon: f32,
+    /// Weight decay that does not go through the gradient.
+    pub weight_decay: f32,
+    /// Whether a weight decays only where that does not work against the step:
+    /// <https://arxiv.org/abs/2510.12402>.
+    pub cautious: bool,
+    /// The rate that decay is relative to, if it does not depend on the learning rate.
+    pub max_lr: Option<f64>,
+}
+
+impl AdamW {
+    /// The rule of step number `time`.
+    pub fn rule(&self, lr: f64, time: usize, part: Part) -> WithMoments<AdamWUpdate> {
+        let [correction_1, correction_2] = corrections_as_burn(self.beta_1, self.beta_2, time);
+        let decay_rate = self.decay_rate(lr);
+        WithMoments {
+            factors: Factors::as_burn(self.beta_1, self.beta_2).in_part(part),
+            update: AdamWUpdate {
+                lr,
+                decay: match self.cautious && decay_rate != 0.0 {
+                    true => Decay::Cautious(decay_rate),
+                    // Without decay the factor is one, which changes no bit.
+                    false => Decay::Factor(1.0 - decay_rate),
+                },
+                correction_1: correction_1.into(),
+                correction_2: correction_2.into(),
+                epsilon: self.epsilon.into(),
+            },
+        }
+    }
+
+    fn decay_rate(&self, lr: f64) -> f64 {
+        match self.max_lr {
+            Some(max_lr) => lr / max_lr * f64::from(self.weight_decay),
+            None => lr * f64::from(self.weight_decay),
+        }
+    }
+}
+
+/// The step of [`AdamW`].
+#[derive(Clone, Copy, Debug)]
+pub struct AdamWUpdate {
+    lr: f64,
+    decay: Decay,
+    correction_1: f64,
+    correction_2: f64,
+    epsilon: f64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Decay {
+    /// What a weight is multiplied by.
+    Factor(f64),
+    /// What part of itself a weight loses, where that does not work against the step.
+    Cautious(f64),
+}
+
+impl Update for AdamWUpdate {
+    #[inline(always)]
+    fn weight<T: Number>(&self, weight: T, moment_1: T, moment_2: T) -> T {
+        let decayed = match self.decay {
+            Decay::Factor(factor) => weight.mul_scalar(factor),
+            Decay::Cautious(rate) => {
+                let decay = weight.clone().mul_scalar(rate);
+                let decay = decay.zero_where_signs_differ(weight.clone(), moment_1.clone());
+                weight - decay
+            }
+        };
+        let root = moment_2.div_scalar(self.correction_2).sqrt();
+        let update = moment_1.div_scalar(self.correction_1) / root.add_scalar(self.epsilon);
+        decayed - update.mul_scalar(self.lr)
+    }
+}

@@ -1,0 +1,105 @@
+//! Adan.
+
+use super::super::{Number, Rule};
+
+/// Adan, as Burn has it.
+#[derive(Clone, Copy, Debug)]
+pub struct Adan {
+    /// How much of the average of gradients is kept.
+    pub beta_1: f32,
+    /// How much of the average of their differences is kept.
+    pub beta_2: f32,
+    /// How much of the average of squares is kept.
+    pub beta_3: f32,
+    /// Added to the root of the average of squares.
+    pub epsilon: f32,
+    /// Weight decay.
+    pub weight_decay: f32,
+    /// Whether it decays before the step.
+    pub no_prox: bool,
+}
+
+impl Adan {
+    /// The rule of step number `time`.
+    pub fn rule(&self, lr: f64, time: usize) -> Nesterov {
+        let correction = |beta: f32| 1.0 - beta.powi(time as i32);
+        Nesterov {
+            lr,
+            decay_rate: lr * f64::from(self.weight_decay),
+            no_prox: self.no_prox,
+            beta_1: self.beta_1.into(),
+            rest_1: (1.0 - self.beta_1).into(),
+            correction_1: correction(self.beta_1).into(),
+            beta_2: self.beta_2.into(),
+            rest_2: (1.0 - self.beta_2).into(),
+            correction_2: correction(self.beta_2).into(),
+            beta_3: self.beta_3.into(),
+            rest_3: (1.0 - self.beta_3).into(),
+            root_3: correction(self.beta_3).sqrt().into(),
+            epsilon: self.epsilon.into(),
+        }
+    }
+}
+
+/// The step of [`Adan`].
+#[derive(Clone, Copy, Debug)]
+pub struct Nesterov {
+    lr: f64,
+    decay_rate: f64,
+    no_prox: bool,
+    beta_1: f64,
+    rest_1: f64,
+    correction_1: f64,
+    beta_2: f64,
+    rest_2: f64,
+    correction_2: f64,
+    beta_3: f64,
+    rest_3: f64,
+    root_3: f64,
+    epsilon: f64,
+}
+
+impl Nesterov {
+    #[inline(always)]
+    fn weight<T: Number>(&self, weight: T, average: T, square: T, difference: T) -> T {
+        let root = square
+            .sqrt()
+            .div_scalar(self.root_3)
+            .add_scalar(self.epsilon);
+        let ahead = difference
+            .mul_scalar(self.beta_2)
+            .div_scalar(self.correction_2);
+        let update = average.div_scalar(self.correction_1) / root.clone() + ahead / root;
+        let step = update.mul_scalar(self.lr);
+        if self.decay_rate == 0.0 {
+            weight - step
+        } else if self.no_prox {
+            weight.mul_scalar(1.0 - self.decay_rate) - step
+        } else {
+            (weight - step).div_scalar(1.0 + self.decay_rate)
+        }
+    }
+}
+
+impl Rule<4> for Nesterov {
+    #[inline(always)]
+    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 4]) {
+        let average = grad.clone().mul_scalar(self.rest_1);
+        let square = grad.clone().square().mul_scalar(self.rest_3);
+        let difference = grad.zeros_like();
+        let weight = self.weight(weight, average.clone(), square.clone(), difference.clone());
+        (weight, [average, square, difference, grad.mul_scalar(-1.0)])
+    }
+
+    #[inline(always)]
+    fn next<T: Number>(&self, weight: T, grad: T, state: [T; 4]) -> (T, [T; 4]) {
+        let [average, square, difference, last] = state;
+        let change = last + grad.clone();
+        let ahead = (change.clone().mul_scalar(self.beta_2) + grad.clone()).square();
+        let average = average.mul_scalar(self.beta_1) + grad.clone().mul_scalar(self.rest_1);
+        let difference = difference.mul_scalar(self.beta_2) + change.mul_scalar(self.rest_2);
+        let square = square.mul_scalar(self.beta_3) + ahead.mul_scalar(self.rest_3);
+        let weight = self.weight(weight, average.clone(), square.clone(), difference.clone());
+        (weight, [average, square, difference, grad.mul_scalar(-1.0)])
+    }
+}

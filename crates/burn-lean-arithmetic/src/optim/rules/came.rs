@@ -1,0 +1,74 @@
+//! CAME.
+
+use super::super::{Factored, WholeTensor, factored::clip_update};
+
+/// CAME.
+#[derive(Clone, Copy, Debug)]
+pub struct Came {
+    /// How much of the first moment is kept.
+    pub beta_1: f64,
+    /// How much of the second moment is kept.
+    pub beta_2: f64,
+    /// How much of the instability is kept.
+    pub beta_3: f64,
+    /// Added to squared gradients.
+    pub epsilon_1: f64,
+    /// Added to the squared instability.
+    pub epsilon_2: f64,
+    /// The largest root mean square of an update.
+    pub clip_threshold: f64,
+    /// Weight decay that does not go through the gradient.
+    pub weight_decay: f64,
+}
+
+/// State of [`Came`].
+#[derive(Clone, Debug)]
+pub struct CameState<T> {
+    /// Moving average of updates.
+    pub moment_1: T,
+    /// Moving average of squared gradients.
+    pub square: Factored<T>,
+    /// Moving average of the squared difference between update and first moment, for matrices.
+    pub instability: Option<Factored<T>>,
+}
+
+impl Came {
+    /// The weight and the state after a step.
+    pub fn step<T: WholeTensor>(
+        &self,
+        lr: f64,
+        weight: T,
+        grad: T,
+        state: Option<CameState<T>>,
+    ) -> (T, CameState<T>) {
+        let (moment_1, square, instability) = match state {
+            Some(state) => (Some(state.moment_1), Some(state.square), state.instability),
+            None => (None, None, None),
+        };
+        let squares = grad.clone().square().add_scalar(self.epsilon_1);
+        let square = Factored::update(square, squares, self.beta_2);
+        let update = clip_update(square.normalize(grad), self.clip_threshold);
+
+        let new = update.clone().mul_scalar(1.0 - self.beta_1);
+        let moment_1 = match moment_1 {
+            Some(moment) => moment.mul_scalar(self.beta_1) + new,
+            None => new,
+        };
+        let (step, instability) = if T::RANK < 2 {
+            (moment_1.clone(), None)
+        } else {
+            let residual = (update - moment_1.clone())
+                .square()
+                .add_scalar(self.epsilon_2);
+            let instability = Factored::update(instability, residual, self.beta_3);
+            (instability.normalize(moment_1.clone()), Some(instability))
+        };
+        let weight = weight.mul_scalar(1.0 - lr * self.weight_decay) - step.mul_scalar(lr);
+        let state = CameState {
+            moment_1,
+            square,
+            instability,
+        };
+        (weight, state)
+    }
+}

@@ -1,0 +1,64 @@
+//! RAdam.
+
+use super::{
+    super::{Number, Part},
+    Factors, Update, WithMoments,
+};
+
+/// RAdam.
+#[derive(Clone, Copy, Debug)]
+pub struct RAdam {
+    /// How much of the first moment is kept.
+    pub beta_1: f64,
+    /// How much of the second moment is kept.
+    pub beta_2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Weight decay that does not go through the gradient.
+    pub weight_decay: f64,
+}
+
+impl RAdam {
+    /// The rule of step number `time`.
+    pub fn rule(&self, lr: f64, time: usize, part: Part) -> WithMoments<Rectified> {
+        WithMoments {
+            factors: Factors::new(self.beta_1, self.beta_2).in_part(part),
+            update: Rectified {
+                step: lr / (1.0 - self.beta_1.powi(time as i32)),
+                decay: 1.0 - lr * self.weight_decay,
+                rectification: rectification(self.beta_2, time),
+                epsilon: self.epsilon,
+            },
+        }
+    }
+}
+
+/// What the step is multiplied by, with the bias of the second moment; none while its variance is
+/// unknown.
+fn rectification(beta_2: f64, time: usize) -> Option<f64> {
+    let correction = 1.0 - beta_2.powi(time as i32);
+    let longest = 2.0 / (1.0 - beta_2) - 1.0;
+    let length = longest - 2.0 * time as f64 * beta_2.powi(time as i32) / correction;
+    let ratio = |length: f64| (length - 4.0) * (length - 2.0) / length;
+    (length > 5.0).then(|| (ratio(length) / ratio(longest) * correction).sqrt())
+}
+
+/// The step of [`RAdam`].
+#[derive(Clone, Copy, Debug)]
+pub struct Rectified {
+    step: f64,
+    decay: f64,
+    rectification: Option<f64>,
+    epsilon: f64,
+}
+
+impl Update for Rectified {
+    #[inline(always)]
+    fn weight<T: Number>(&self, weight: T, moment_1: T, moment_2: T) -> T {
+        let update = match self.rectification {
+            Some(factor) => moment_1.mul_scalar(factor) / moment_2.sqrt().add_scalar(self.epsilon),
+            None => moment_1,
+        };
+        weight.mul_scalar(self.decay) - update.mul_scalar(self.step)
+    }
+}

@@ -1,0 +1,177 @@
+//! Gradients of micro-batches that go into the moments, and not into a sum.
+
+use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource, join_path};
+use burn::tensor::{Device, Tensor};
+use burn_lean_arithmetic::optim::{CannotAccumulate, MicroBatches, MomentDecay};
+
+use super::record::Field;
+use super::settings::Settings;
+use super::{Adam, AdamW, Lean, Lion, RAdam, Sgd, StableAdamW};
+
+/// An optimizer that puts the gradients of several micro-batches into its moments, and moves a
+/// weight with the last of them; made by [`AccumulateInMoments::accumulating`].
+///
+/// No sum of gradients exists. Each micro-batch is a step of its own for whoever calls the
+/// optimizer: with gradient release `arm` and `step`. The rate that counts is that of the last.
+///
+/// A parameter counts the gradients that it gets. One that a micro-batch does not use moves that
+/// much later, and loses nothing. What is counted is part of the record, so that a run may be
+/// resumed between micro-batches.
+#[derive(Clone, Debug)]
+pub struct AccumulatingInMoments<O> {
+    optimizer: O,
+    micro_batches: MicroBatches,
+}
+
+/// An optimizer whose moments can take in the gradients of micro-batches.
+pub trait AccumulateInMoments: Lean {
+    /// The optimizer that moves a weight with every `micro_batches`-th gradient, and puts those
+    /// before it into its moments.
+    ///
+    /// As with Burn's accumulator gradients are added and not averaged: divide the loss for a mean.
+    /// Clipping looks at the gradient of each micro-batch. Weight decay acts when the weight moves.
+    ///
+    /// ```
+    /// use burn::nn::{Linear, LinearConfig};
+    /// use burn::optim::{AdamWConfig, GradientsParams};
+    /// use burn::tensor::{Device, Distribution, Tensor};
+    /// use burn_lean::WithGradientRelease;
+    /// use burn_lean::optim::{AccumulateInMoments, InOnePass, Lean, MomentDecay};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let mut model: Linear = LinearConfig::new(4, 2).init(&device);
+    /// let adamw = AdamWConfig::new().in_one_pass();
+    /// let adamw = adamw.accumulating(4, MomentDecay::EachStep)?;
+    /// let mut optim = adamw.init().with_gradient_release();
+    ///
+    /// for _micro_batch in 0..8 {
+    ///     model = optim.arm(1e-3, model);
+    ///     let batch = Tensor::<2>::random([8, 4], Distribution::Default, &device);
+    ///     let loss = model.forward(batch).square().mean().div_scalar(4);
+    ///     let grads = GradientsParams::from_grads(loss.backward(), &model);
+    ///     // The weights move with the fourth and with the eighth.
+    ///     model = optim.step(1e-3, model, grads);
+    /// }
+    /// # Ok::<(), burn_lean::optim::CannotAccumulate>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`NoMicroBatches`](CannotAccumulate::NoMicroBatches): `micro_batches` is zero;
+    /// - [`NoMoment`](CannotAccumulate::NoMoment): there is nothing that gradients could go into;
+    /// - [`StepsWithGradient`](CannotAccumulate::StepsWithGradient): moments are to decay with each
+    ///   step, and the weight does not move by them alone.
+    fn accumulating(
+        self,
+        micro_batches: usize,
+        decay: MomentDecay,
+    ) -> Result<AccumulatingInMoments<Self>, CannotAccumulate> {
+        let micro_batches = MicroBatches::new(micro_batches, decay)?;
+        self.check_accumulating(decay)?;
+        Ok(AccumulatingInMoments {
+            optimizer: self,
+            micro_batches,
+        })
+    }
+
+    /// Why moments that decay so cannot take in gradients.
+    #[doc(hidden)]
+    fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
+        let _ = decay;
+        Ok(())
+    }
+}
+
+impl AccumulateInMoments for Adam {}
+
+impl AccumulateInMoments for AdamW {}
+
+impl AccumulateInMoments for RAdam {}
+
+impl AccumulateInMoments for Lion {
+    fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
+        decay.steps_with_gradient("Lion")
+    }
+}
+
+impl AccumulateInMoments for StableAdamW {
+    fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
+        decay.steps_with_gradient("StableAdamW")
+    }
+}
+
+impl AccumulateInMoments for Sgd {
+    fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
+        decay.check_sgd(self.momentum)
+    }
+}
+
+impl<O: Lean> Lean for AccumulatingInMoments<O> {
+    fn settings_mut(&mut self) -> &mut Settings {
+        self.optimizer.settings_mut()
+    }
+}
+
+/// State of [`AccumulatingInMoments`].
+#[derive(Clone, Debug)]
+pub struct AccumulatingState<S> {
+    /// How many gradients of the next step are in the moments.
+    pub gradients: usize,
+    /// State of the optimizer.
+    pub optimizer: Option<S>,
+}
+
+impl<S: RecordState> RecordState for AccumulatingState<S> {
+    fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
+        self.gradients.flatten(&join_path(prefix, "gradients"), out);
+        if let Some(state) = &self.optimizer {
+            state.state_flatten(&join_path(prefix, "optimizer"), out);
+        }
+    }
+
+    fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        let gradients = Field::unflatten(&join_path(prefix, "gradients"), source, device)?;
+        let prefix = join_path(prefix, "optimizer");
+        let optimizer = match source.has_under(&prefix) {
+            true => Some(S::state_unflatten(&prefix, source, device)?),
+            false => None,
+        };
+        Some(Self {
+            gradients,
+            optimizer,
+        })
+    }
+}
+
+impl<O: Lean> Optimizer for AccumulatingInMoments<O> {
+    type State<const D: usize> = AccumulatingState<O::State<D>>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<D>,
+        grad: Tensor<D>,
+        state: Option<Self::State<D>>,
+    ) -> (Tensor<D>, Option<Self::State<D>>) {
+        let (gradients, state) = match state {
+            Some(state) => (state.gradients, state.optimizer),
+            None => (0, None),
+        };
+        let (part, gradients) = self.micro_batches.part(gradients);
+        let mut optimizer = self.optimizer.clone();
+        optimizer.settings_mut().part = part;
+        let (tensor, optimizer) = optimizer.step(lr, tensor, grad, state);
+        let state = AccumulatingState {
+            gradients,
+            optimizer,
+        };
+        (tensor, Some(state))
+    }
+
+    fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
+        AccumulatingState {
+            optimizer: state.optimizer.map(|state| O::to_device(state, device)),
+            ..state
+        }
+    }
+}

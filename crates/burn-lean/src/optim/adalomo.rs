@@ -1,0 +1,100 @@
+//! AdaLomo.
+
+use burn::config::Config;
+use burn::grad_clipping::GradientClippingConfig;
+use burn::optim::{LearningRate, ModuleOptimizer, Optimizer};
+use burn::tensor::{Device, Tensor};
+use burn_lean_arithmetic::optim::rules;
+
+use super::factored::Factored;
+use super::record::record_state;
+use super::step::Whole;
+use super::with_clipping;
+
+/// Configuration of [`AdaLomo`].
+#[derive(Config, Debug)]
+pub struct AdaLomoConfig {
+    /// The largest root mean square of an update.
+    #[config(default = 1.0)]
+    pub clip_threshold: f64,
+    /// The second moment keeps `1 - step^decay_rate` of itself.
+    #[config(default = -0.8)]
+    pub decay_rate: f64,
+    /// Weight decay, decoupled: a weight shrinks by `lr * weight_decay` of itself, times the root
+    /// mean square of the parameter.
+    #[config(default = 0.0)]
+    pub weight_decay: f64,
+    /// Clipping of gradients, before all else.
+    pub grad_clipping: Option<GradientClippingConfig>,
+}
+
+impl AdaLomoConfig {
+    /// Builds the optimizer, without its clipping.
+    pub fn build(&self) -> AdaLomo {
+        AdaLomo(rules::Adafactor {
+            epsilon: 1e-30,
+            least_scale: Some(1e-3),
+            clip_threshold: self.clip_threshold,
+            decay_rate: self.decay_rate,
+            beta_1: None,
+            weight_decay: self.weight_decay,
+        })
+    }
+
+    /// The optimizer for all parameters of a module.
+    pub fn init(&self) -> ModuleOptimizer {
+        with_clipping(self.build(), self.grad_clipping.as_ref())
+    }
+}
+
+/// AdaLomo: Adafactor without a first moment, stepped inside the backward pass, which is what
+/// gradient release does with any optimizer.
+///
+/// Lv et al., "AdaLomo: Low-memory Optimization with Adaptive Learning Rate" (2024),
+/// <https://arxiv.org/abs/2310.10195>. Burn's [`Adafactor`](burn::optim::Adafactor) without
+/// `relative_step` does the same but for its weight decay, which here is scaled as the step is, as
+/// in transformers. It runs on every backend, by Burn's operations.
+#[derive(Clone, Debug)]
+pub struct AdaLomo(rules::Adafactor);
+
+/// State of [`AdaLomo`].
+#[derive(Clone, Debug)]
+pub struct AdaLomoState<const D: usize> {
+    /// How many steps there were.
+    pub time: usize,
+    /// Moving average of squared gradients.
+    pub square: Factored<D>,
+}
+
+record_state!(AdaLomoState { time, square });
+
+impl Optimizer for AdaLomo {
+    type State<const D: usize> = AdaLomoState<D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<D>,
+        grad: Tensor<D>,
+        state: Option<AdaLomoState<D>>,
+    ) -> (Tensor<D>, Option<AdaLomoState<D>>) {
+        let state = state.map(|state| rules::AdafactorState {
+            time: state.time,
+            square: state.square.into(),
+            moment_1: None,
+        });
+        let (Whole(tensor), state) = self.0.step(lr, Whole(tensor), Whole(grad), state);
+        let state = AdaLomoState {
+            time: state.time,
+            square: state.square.into(),
+        };
+        (tensor, Some(state))
+    }
+
+    fn to_device<const D: usize>(state: AdaLomoState<D>, device: &Device) -> AdaLomoState<D> {
+        AdaLomoState {
+            time: state.time,
+            square: state.square.to_device(device),
+        }
+    }
+}

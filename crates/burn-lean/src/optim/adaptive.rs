@@ -1,0 +1,88 @@
+//! First and second moments, as Adam, AdamW and RAdam have them.
+
+use burn::tensor::{Device, Tensor};
+use burn_lean_arithmetic::optim::Kind;
+use burn_lean_arithmetic::optim::rules::{AmsGrad, Update, WithMoments};
+
+use super::moment::Moment;
+use super::record::record_state;
+use super::settings::Settings;
+
+/// Moments of an optimizer, saved as Burn saves them.
+#[derive(Clone, Debug)]
+pub struct AdaptiveMomentumState<const D: usize> {
+    /// How many steps there were.
+    pub time: usize,
+    /// Moving average of gradients.
+    pub moment_1: Moment<D>,
+    /// Moving average of squared gradients.
+    pub moment_2: Moment<D>,
+    /// Largest second moment so far, with AMSGrad.
+    pub max_moment_2: Option<Moment<D>>,
+}
+
+record_state!(AdaptiveMomentumState {
+    time,
+    moment_1,
+    moment_2,
+    max_moment_2
+});
+
+impl<const D: usize> AdaptiveMomentumState<D> {
+    /// How many steps there were.
+    pub(super) fn steps(state: &Option<Self>) -> usize {
+        state.as_ref().map_or(0, |state| state.time)
+    }
+
+    pub(super) fn to_device(self, device: &Device) -> Self {
+        Self {
+            time: self.time,
+            moment_1: self.moment_1.to_device(device),
+            moment_2: self.moment_2.to_device(device),
+            max_moment_2: self.max_moment_2.map(|moment| moment.to_device(device)),
+        }
+    }
+}
+
+/// Steps by first and second moments.
+pub(super) fn step<U: Update, const D: usize>(
+    settings: &Settings,
+    rule: WithMoments<U>,
+    time: usize,
+    amsgrad: bool,
+    tensor: Tensor<D>,
+    grad: Tensor<D>,
+    state: Option<AdaptiveMomentumState<D>>,
+) -> (Tensor<D>, AdaptiveMomentumState<D>) {
+    let (tensor, [moment_1, moment_2], max_moment_2) = if amsgrad {
+        let states = state.map(|state| {
+            let most = state.max_moment_2.unwrap_or_else(|| least(&state.moment_2));
+            [state.moment_1, state.moment_2, most]
+        });
+        let kinds = [Kind::Signed, Kind::Positive, Kind::Positive];
+        let (tensor, states) = settings.step(&AmsGrad(rule), kinds, tensor, grad, states);
+        let [moment_1, moment_2, most] = states;
+        (tensor, [moment_1, moment_2], Some(most))
+    } else {
+        // A record of a run with AMSGrad keeps what it has, as in Burn.
+        let (states, max_moment_2) = state
+            .map(|state| ([state.moment_1, state.moment_2], state.max_moment_2))
+            .unzip();
+        let kinds = [Kind::Signed, Kind::Positive];
+        let (tensor, states) = settings.step(&rule, kinds, tensor, grad, states);
+        (tensor, states, max_moment_2.flatten())
+    };
+    let state = AdaptiveMomentumState {
+        time,
+        moment_1,
+        moment_2,
+        max_moment_2,
+    };
+    (tensor, state)
+}
+
+/// A largest moment that any other replaces, for a record of a run without AMSGrad.
+fn least<const D: usize>(moment: &Moment<D>) -> Moment<D> {
+    let zeros = moment.to_tensor().zeros_like();
+    Moment::Float(zeros.add_scalar(f32::NEG_INFINITY))
+}

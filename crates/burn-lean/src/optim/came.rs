@@ -1,0 +1,119 @@
+//! CAME.
+
+use burn::config::Config;
+use burn::grad_clipping::GradientClippingConfig;
+use burn::optim::{LearningRate, ModuleOptimizer, Optimizer};
+use burn::tensor::{Device, Tensor};
+use burn_lean_arithmetic::optim::rules;
+
+use super::factored::Factored;
+use super::record::record_state;
+use super::step::Whole;
+use super::with_clipping;
+
+/// Configuration of [`Came`].
+#[derive(Config, Debug)]
+pub struct CameConfig {
+    /// How much of the first moment is kept.
+    #[config(default = 0.9)]
+    pub beta_1: f64,
+    /// How much of the second moment is kept.
+    #[config(default = 0.999)]
+    pub beta_2: f64,
+    /// How much of the instability is kept.
+    #[config(default = 0.9999)]
+    pub beta_3: f64,
+    /// Added to squared gradients.
+    #[config(default = 1e-30)]
+    pub epsilon_1: f64,
+    /// Added to the squared instability.
+    #[config(default = 1e-16)]
+    pub epsilon_2: f64,
+    /// The largest root mean square of an update.
+    #[config(default = 1.0)]
+    pub clip_threshold: f64,
+    /// Weight decay, decoupled: a weight shrinks by `lr * weight_decay` of itself.
+    #[config(default = 0.0)]
+    pub weight_decay: f64,
+    /// Clipping of gradients, before all else.
+    pub grad_clipping: Option<GradientClippingConfig>,
+}
+
+impl CameConfig {
+    /// Builds the optimizer, without its clipping.
+    pub fn build(&self) -> Came {
+        Came(rules::Came {
+            beta_1: self.beta_1,
+            beta_2: self.beta_2,
+            beta_3: self.beta_3,
+            epsilon_1: self.epsilon_1,
+            epsilon_2: self.epsilon_2,
+            clip_threshold: self.clip_threshold,
+            weight_decay: self.weight_decay,
+        })
+    }
+
+    /// The optimizer for all parameters of a module.
+    pub fn init(&self) -> ModuleOptimizer {
+        with_clipping(self.build(), self.grad_clipping.as_ref())
+    }
+}
+
+/// CAME: Adafactor with a first moment, and smaller steps where that disagrees with the update.
+///
+/// Luo et al., "CAME: Confidence-guided Adaptive Memory Efficient Optimization" (2023),
+/// <https://arxiv.org/abs/2307.02047>. It runs on every backend, by Burn's operations.
+#[derive(Clone, Debug)]
+pub struct Came(rules::Came);
+
+/// State of [`Came`].
+#[derive(Clone, Debug)]
+pub struct CameState<const D: usize> {
+    /// Moving average of updates.
+    pub moment_1: Tensor<D>,
+    /// Moving average of squared gradients.
+    pub square: Factored<D>,
+    /// Moving average of the squared difference between update and first moment, for matrices.
+    pub instability: Option<Factored<D>>,
+}
+
+record_state!(CameState {
+    moment_1,
+    square,
+    instability
+});
+
+impl Optimizer for Came {
+    type State<const D: usize> = CameState<D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<D>,
+        grad: Tensor<D>,
+        state: Option<CameState<D>>,
+    ) -> (Tensor<D>, Option<CameState<D>>) {
+        let state = state.map(|state| rules::CameState {
+            moment_1: Whole(state.moment_1),
+            square: state.square.into(),
+            instability: state.instability.map(Into::into),
+        });
+        let (Whole(tensor), state) = self.0.step(lr, Whole(tensor), Whole(grad), state);
+        let state = CameState {
+            moment_1: state.moment_1.0,
+            square: state.square.into(),
+            instability: state.instability.map(Into::into),
+        };
+        (tensor, Some(state))
+    }
+
+    fn to_device<const D: usize>(state: CameState<D>, device: &Device) -> CameState<D> {
+        CameState {
+            moment_1: state.moment_1.to_device(device),
+            square: state.square.to_device(device),
+            instability: state
+                .instability
+                .map(|instability| instability.to_device(device)),
+        }
+    }
+}

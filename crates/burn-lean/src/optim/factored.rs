@@ -1,0 +1,58 @@
+//! A second moment as a column and a row: Shazeer and Stern, "Adafactor: Adaptive Learning Rates
+//! with Sublinear Memory Cost" (2018), <https://arxiv.org/abs/1804.04235>.
+
+use burn::tensor::{Device, Tensor};
+use burn_lean_arithmetic::optim;
+
+use super::record::record_state;
+use super::step::Whole;
+
+/// The moving average of a positive tensor: whole for a vector, and for each matrix of its last two
+/// dimensions the means of rows and columns.
+#[derive(Clone, Debug)]
+pub struct Factored<const D: usize> {
+    /// All of it, for vectors and scalars.
+    pub whole: Option<Tensor<D>>,
+    /// Means over the last dimension, `[.., rows, 1]`.
+    pub rows: Option<Tensor<D>>,
+    /// Means over the last but one, `[.., 1, columns]`.
+    pub columns: Option<Tensor<D>>,
+}
+
+record_state!(Factored {
+    whole,
+    rows,
+    columns
+});
+
+impl<const D: usize> Factored<D> {
+    pub(super) fn to_device(self, device: &Device) -> Self {
+        let move_to = |tensor: Option<Tensor<D>>| tensor.map(|tensor| tensor.to_device(device));
+        Self {
+            whole: move_to(self.whole),
+            rows: move_to(self.rows),
+            columns: move_to(self.columns),
+        }
+    }
+}
+
+impl<const D: usize> From<Factored<D>> for optim::Factored<Whole<D>> {
+    fn from(factored: Factored<D>) -> Self {
+        Self {
+            whole: factored.whole.map(Whole),
+            rows: factored.rows.map(Whole),
+            columns: factored.columns.map(Whole),
+        }
+    }
+}
+
+impl<const D: usize> From<optim::Factored<Whole<D>>> for Factored<D> {
+    fn from(factored: optim::Factored<Whole<D>>) -> Self {
+        let tensor = |Whole(tensor)| tensor;
+        Self {
+            whole: factored.whole.map(tensor),
+            rows: factored.rows.map(tensor),
+            columns: factored.columns.map(tensor),
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Optimizers in one pass over memory, and small ones.
+//!
+//! - Burn's optimizers [in one pass](InOnePass): the same weights and records, without temporaries.
+//! - Optimizers that Burn 0.22 lacks: [`StableAdamW`], [`RAdam`], [`Came`], [`AdaLomo`].
+//! - [Moments in 8 bits](EightBitMoments) or [in bf16](Lean::with_bf16_moments).
+//! - [Accumulation in the moments](AccumulateInMoments), without a sum of gradients.
+//! - [Weights in bf16](Bf16Weights), stepped in 32 bits.
+//!
+//! All are [`Optimizer`]s of Burn: [`init`](Lean::init) makes a [`ModuleOptimizer`], with or
+//! without [gradient release](crate::WithGradientRelease), and each may step a group of parameters.
+
+mod accumulation;
+mod adalomo;
+mod adam;
+mod adamw;
+mod adaptive;
+mod bf16;
+mod came;
+mod factored;
+#[cfg(feature = "flex")]
+mod flex;
+mod lion;
+mod moment;
+mod radam;
+mod record;
+mod settings;
+mod sgd;
+mod stable_adamw;
+mod step;
+
+use burn::grad_clipping::GradientClippingConfig;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::decay::WeightDecayConfig;
+use burn::optim::{ModuleOptimizer, Optimizer};
+use burn::tensor::{Shape, Tensor};
+use burn_lean_arithmetic::optim::{Moments, rules::CoupledDecay};
+
+pub use accumulation::{AccumulateInMoments, AccumulatingInMoments, AccumulatingState};
+pub use adalomo::{AdaLomo, AdaLomoConfig, AdaLomoState};
+pub use adam::{Adam, AdamState};
+pub use adamw::{AdamW, AdamWState};
+pub use adaptive::AdaptiveMomentumState;
+pub use bf16::{Bf16State, Bf16Weights, Kahan, Rounding, Stochastic};
+pub use burn_lean_arithmetic::optim::{CannotAccumulate, DynamicMap, MomentDecay};
+pub use came::{Came, CameConfig, CameState};
+pub use factored::Factored;
+pub use lion::{Lion, LionState};
+pub use moment::{EightBit, Format, Moment};
+pub use radam::{RAdam, RAdamConfig, RAdamState};
+pub use sgd::{MomentumState, Sgd, SgdState};
+pub use stable_adamw::{StableAdamW, StableAdamWConfig, StableAdamWState};
+
+use settings::Settings;
+
+/// A configuration of Burn whose optimizer is here, in one pass over memory.
+pub trait InOnePass {
+    /// The optimizer in one pass.
+    type Optimizer: Lean;
+
+    /// The same optimizer in one pass over weight, gradient and states, where the backend has such
+    /// a pass, and by Burn's operations elsewhere.
+    ///
+    /// Its records are Burn's. So are its weights and states: bit for bit on Flex and on NdArray.
+    /// Clipping of the configuration is the optimizer's own, also where it steps a group: Burn's
+    /// [`ModuleOptimizer`] knows of none. Clipping by value is part of the pass.
+    ///
+    /// ```
+    /// use burn::optim::AdamWConfig;
+    /// use burn_lean::WithGradientRelease;
+    /// use burn_lean::optim::{InOnePass, Lean};
+    ///
+    /// let adamw = AdamWConfig::new().with_weight_decay(0.05).in_one_pass();
+    /// let optim = adamw.init().with_gradient_release();
+    /// # let _ = optim;
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If a number of the configuration is not finite.
+    fn in_one_pass(&self) -> Self::Optimizer;
+}
+
+/// An optimizer of this module.
+pub trait Lean: Optimizer {
+    /// The optimizer for all parameters of a module, as the `init` of Burn's configurations makes
+    /// it.
+    fn init(self) -> ModuleOptimizer {
+        ModuleOptimizer::from(self)
+    }
+
+    /// Keeps moments in bf16: two bytes a number, rounded to the nearest after each step.
+    ///
+    /// A moment that keeps more than 0.99 of itself changes by less in a step than bf16 can hold,
+    /// and stands still: with them take a `beta_2` of at most 0.99.
+    fn with_bf16_moments(mut self) -> Self {
+        self.settings_mut().moments = Moments::Bf16;
+        self
+    }
+
+    /// Settings that all optimizers have.
+    #[doc(hidden)]
+    fn settings_mut(&mut self) -> &mut Settings;
+}
+
+/// An optimizer whose moments may be kept in 8 bits.
+pub trait EightBitMoments: Lean {
+    /// Keeps moments in 8 bits a number, in blocks of 256 with a scale each: Dettmers et al.,
+    /// "8-bit Optimizers via Block-wise Quantization" (2022), <https://arxiv.org/abs/2110.02861>.
+    ///
+    /// The step itself is computed in 32 bits, with the moments before they are rounded. Parameters
+    /// of fewer than 4096 elements keep moments of 32 bits, and so do those that have the shape of
+    /// an embedding's weight in `model`, as the paper recommends.
+    ///
+    /// Records are smaller as well, and interchangeable with those in 32 bits; Burn's own optimizer
+    /// refuses one in 8 bits with a panic. Flex steps with them in one pass. On other backends the
+    /// moments are packed and unpacked on the host, which is slow.
+    ///
+    /// ```
+    /// use burn::nn::{Linear, LinearConfig};
+    /// use burn::optim::AdamWConfig;
+    /// use burn::tensor::Device;
+    /// use burn_lean::optim::{EightBitMoments, InOnePass, Lean};
+    ///
+    /// let model: Linear = LinearConfig::new(64, 64).init(&Device::flex().autodiff());
+    /// let optim = AdamWConfig::new().in_one_pass().with_8_bit_moments(&model).init();
+    /// # let _ = optim;
+    /// ```
+    fn with_8_bit_moments(mut self, model: &impl Module) -> Self {
+        let settings = self.settings_mut();
+        settings.moments = Moments::EightBit;
+        settings.embeddings = embedding_shapes(model).into();
+        self
+    }
+}
+
+fn coupled_decay(config: Option<WeightDecayConfig>) -> CoupledDecay {
+    CoupledDecay(config.map(|config| config.penalty.into()))
+}
+
+/// The optimizer for a whole module, with Burn's clipping.
+fn with_clipping(
+    optimizer: impl Optimizer,
+    clipping: Option<&GradientClippingConfig>,
+) -> ModuleOptimizer {
+    let optimizer = ModuleOptimizer::from(optimizer);
+    match clipping {
+        Some(clipping) => optimizer.with_grad_clipping(clipping.init()),
+        None => optimizer,
+    }
+}
+
+fn embedding_shapes(model: &impl Module) -> Vec<Shape> {
+    #[derive(Default)]
+    struct Embeddings {
+        containers: Vec<bool>,
+        shapes: Vec<Shape>,
+    }
+    impl ModuleVisitor for Embeddings {
+        fn enter_module(&mut self, _name: &str, container_type: &str) {
+            self.containers.push(container_type.contains("Embedding"));
+        }
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.containers.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if self.containers.last() == Some(&true) {
+                self.shapes.push(param.shape());
+            }
+        }
+    }
+    let mut embeddings = Embeddings::default();
+    model.visit(&mut embeddings);
+    embeddings.shapes
+}

@@ -1,0 +1,97 @@
+//! RAdam.
+
+use burn::config::Config;
+use burn::grad_clipping::GradientClippingConfig;
+use burn::optim::{LearningRate, Optimizer};
+use burn::tensor::{Device, Tensor};
+use burn_lean_arithmetic::optim::rules;
+
+use super::Lean;
+use super::adaptive::{self, AdaptiveMomentumState};
+use super::record::record_state;
+use super::settings::Settings;
+
+/// Configuration of [`RAdam`].
+#[derive(Config, Debug)]
+pub struct RAdamConfig {
+    /// How much of the first moment is kept.
+    #[config(default = 0.9)]
+    pub beta_1: f64,
+    /// How much of the second moment is kept.
+    #[config(default = 0.999)]
+    pub beta_2: f64,
+    /// Added to the root of the second moment.
+    #[config(default = 1e-8)]
+    pub epsilon: f64,
+    /// Weight decay, decoupled: a weight shrinks by `lr * weight_decay` of itself.
+    #[config(default = 0.0)]
+    pub weight_decay: f64,
+    /// Clipping of gradients.
+    pub grad_clipping: Option<GradientClippingConfig>,
+}
+
+impl RAdamConfig {
+    /// Builds the optimizer.
+    pub fn build(&self) -> RAdam {
+        RAdam {
+            radam: rules::RAdam {
+                beta_1: self.beta_1,
+                beta_2: self.beta_2,
+                epsilon: self.epsilon,
+                weight_decay: self.weight_decay,
+            },
+            settings: Settings::clipping(self.grad_clipping.clone()),
+        }
+    }
+}
+
+/// RAdam: Adam that needs no warm-up, since its first steps, whose second moment says little, go
+/// without it.
+///
+/// Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond" (2020),
+/// <https://arxiv.org/abs/1908.03265>; as PyTorch has it with `decoupled_weight_decay=True`.
+#[derive(Clone, Debug)]
+pub struct RAdam {
+    radam: rules::RAdam,
+    settings: Settings,
+}
+
+impl Lean for RAdam {
+    fn settings_mut(&mut self) -> &mut Settings {
+        &mut self.settings
+    }
+}
+
+/// State of [`RAdam`].
+#[derive(Clone, Debug)]
+pub struct RAdamState<const D: usize> {
+    /// The moments.
+    pub momentum: AdaptiveMomentumState<D>,
+}
+
+record_state!(RAdamState { momentum });
+
+impl Optimizer for RAdam {
+    type State<const D: usize> = RAdamState<D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<D>,
+        grad: Tensor<D>,
+        state: Option<RAdamState<D>>,
+    ) -> (Tensor<D>, Option<RAdamState<D>>) {
+        let momentum = state.map(|state| state.momentum);
+        let settings = &self.settings;
+        let time = settings.part.time(AdaptiveMomentumState::steps(&momentum));
+        let rule = self.radam.rule(lr, time, settings.part);
+        let (tensor, momentum) =
+            adaptive::step(settings, rule, time, false, tensor, grad, momentum);
+        (tensor, Some(RAdamState { momentum }))
+    }
+
+    fn to_device<const D: usize>(state: RAdamState<D>, device: &Device) -> RAdamState<D> {
+        let momentum = state.momentum.to_device(device);
+        RAdamState { momentum }
+    }
+}

@@ -1,0 +1,90 @@
+//! States as Burn's records have them: a name for each tensor and each number.
+//!
+//! Burn's derive makes these for its own crates only.
+
+use burn::optim::{StateSink, StateSource};
+use burn::tensor::{Device, Tensor};
+
+/// A part of a state, under its whole name.
+pub(super) trait Field: Sized {
+    fn flatten(&self, name: &str, out: &mut StateSink);
+
+    /// `None` if it is not there, or not what it should be.
+    fn unflatten(name: &str, source: &mut StateSource, device: &Device) -> Option<Self>;
+}
+
+impl Field for usize {
+    fn flatten(&self, name: &str, out: &mut StateSink) {
+        out.push_scalar("", name, (*self).into());
+    }
+
+    fn unflatten(name: &str, source: &mut StateSource, _device: &Device) -> Option<Self> {
+        source.take_scalar("", name)?.try_into().ok()
+    }
+}
+
+impl<const D: usize> Field for Tensor<D> {
+    fn flatten(&self, name: &str, out: &mut StateSink) {
+        out.push_tensor("", name, self.clone().into_data());
+    }
+
+    fn unflatten(name: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        let data = source.take_tensor("", name)?;
+        let is_tensor = data.rank() == D && data.dtype().is_float();
+        is_tensor.then(|| Self::from_data(data, device))
+    }
+}
+
+impl<T: Field> Field for Option<T> {
+    fn flatten(&self, name: &str, out: &mut StateSink) {
+        if let Some(field) = self {
+            field.flatten(name, out);
+        }
+    }
+
+    fn unflatten(name: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        Some(T::unflatten(name, source, device))
+    }
+}
+
+/// Saves a state as its fields, each under its name, and lets it be a field of another.
+macro_rules! record_state {
+    ($name:ident { $($field:ident),+ }) => {
+        impl<const D: usize> burn::optim::RecordState for $name<D> {
+            fn state_flatten(&self, prefix: &str, out: &mut burn::optim::StateSink) {
+                $(
+                    let name = burn::optim::join_path(prefix, stringify!($field));
+                    crate::optim::record::Field::flatten(&self.$field, &name, out);
+                )+
+            }
+
+            fn state_unflatten(
+                prefix: &str,
+                source: &mut burn::optim::StateSource,
+                device: &burn::tensor::Device,
+            ) -> Option<Self> {
+                $(
+                    let name = burn::optim::join_path(prefix, stringify!($field));
+                    let $field = crate::optim::record::Field::unflatten(&name, source, device)?;
+                )+
+                Some(Self { $($field),+ })
+            }
+        }
+
+        impl<const D: usize> crate::optim::record::Field for $name<D> {
+            fn flatten(&self, name: &str, out: &mut burn::optim::StateSink) {
+                burn::optim::RecordState::state_flatten(self, name, out);
+            }
+
+            fn unflatten(
+                name: &str,
+                source: &mut burn::optim::StateSource,
+                device: &burn::tensor::Device,
+            ) -> Option<Self> {
+                burn::optim::RecordState::state_unflatten(name, source, device)
+            }
+        }
+    };
+}
+
+pub(super) use record_state;

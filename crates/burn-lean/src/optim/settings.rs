@@ -1,0 +1,122 @@
+//! What all optimizers can be told about how they keep and compute.
+
+use std::fmt;
+use std::sync::Arc;
+
+use burn::grad_clipping::{GradientClipping, GradientClippingConfig};
+use burn::tensor::{DType, Shape, Tensor};
+use burn_lean_arithmetic::optim::{Clip, Kind, Moments, MomentsAlone, Part, Rule, Storage};
+
+use super::moment::{Format, Moment};
+use super::step::{Operands, States, step};
+
+/// What all optimizers of this module can be told about how they keep and compute.
+#[derive(Clone, Default)]
+pub struct Settings {
+    pub(super) clipping: Option<GradientClipping>,
+    pub(super) moments: Moments,
+    /// Parameters of these shapes keep moments of 32 bits.
+    pub(super) embeddings: Arc<[Shape]>,
+    pub(super) part: Part,
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("moments", &self.moments)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Settings {
+    pub(super) fn clipping(config: Option<GradientClippingConfig>) -> Self {
+        Self {
+            clipping: config.map(|config| config.init()),
+            ..Self::default()
+        }
+    }
+
+    /// The format of a state of a parameter.
+    fn format(&self, kind: Kind, shape: &Shape, dtype: DType) -> Format {
+        let is_embedding = self.embeddings.contains(shape);
+        let storage = self
+            .moments
+            .storage(kind, shape.num_elements(), is_embedding);
+        match storage {
+            Storage::AsParameter => Format::Float(dtype),
+            Storage::F32 => Format::Float(DType::F32),
+            Storage::Bf16 => Format::Float(DType::BF16),
+            Storage::EightBit(map) => Format::EightBit(map),
+        }
+    }
+
+    /// Steps a parameter by a rule.
+    pub(super) fn step<R: Rule<N>, const N: usize, const D: usize>(
+        &self,
+        rule: &R,
+        kinds: [Kind; N],
+        weight: Tensor<D>,
+        grad: Tensor<D>,
+        states: Option<[Moment<D>; N]>,
+    ) -> (Tensor<D>, [Moment<D>; N]) {
+        self.apply(rule, self.operands(kinds, weight, grad, states))
+    }
+
+    /// Steps in place, or with whole tensors where there is no pass; the weight only if this part
+    /// of the step moves it.
+    pub(super) fn apply<R: Rule<N>, const N: usize, const D: usize>(
+        &self,
+        rule: &R,
+        operands: Operands<N, D>,
+    ) -> (Tensor<D>, [Moment<D>; N]) {
+        match self.part.moves {
+            true => step(rule, operands),
+            false => step(&MomentsAlone(*rule), operands),
+        }
+    }
+
+    /// The operands of a step, with the states in the formats that these settings say.
+    ///
+    /// # Panics
+    ///
+    /// If a state is not of the parameter's shape.
+    pub(super) fn operands<const N: usize, const D: usize>(
+        &self,
+        kinds: [Kind; N],
+        weight: Tensor<D>,
+        grad: Tensor<D>,
+        states: Option<[Moment<D>; N]>,
+    ) -> Operands<N, D> {
+        let dtype = weight.dtype();
+        let shape = weight.shape();
+        let of_states = states.iter().flatten().map(Moment::shape);
+        for other in [grad.shape()].into_iter().chain(of_states) {
+            assert_eq!(
+                other, shape,
+                "a gradient or a state of the optimizer is not of its parameter's shape: was the \
+                 record loaded with another model?"
+            );
+        }
+        let formats = kinds.map(|kind| self.format(kind, &shape, dtype));
+        let states = match states {
+            None => States::New(formats),
+            Some(states) => {
+                let mut formats = formats.into_iter();
+                States::Old(states.map(|state| {
+                    state.into_format(formats.next().expect("a format for each state"))
+                }))
+            }
+        };
+        let (grad, clip) = match &self.clipping {
+            None => (grad, Clip::None),
+            Some(GradientClipping::Value(threshold)) => (grad, Clip::Value(*threshold)),
+            Some(by_norm) => (by_norm.clip_gradient(grad), Clip::None),
+        };
+        Operands {
+            weight,
+            grad,
+            clip,
+            states,
+        }
+    }
+}

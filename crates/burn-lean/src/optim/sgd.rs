@@ -1,0 +1,108 @@
+//! Stochastic gradient descent.
+
+use burn::grad_clipping::GradientClippingConfig;
+use burn::optim::decay::WeightDecayConfig;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{LearningRate, Optimizer, SgdConfig};
+use burn::serde::Deserialize;
+use burn::tensor::{Device, Tensor};
+use burn_lean_arithmetic::optim::rules::{CoupledDecay, Descent, Momentum};
+use burn_lean_arithmetic::optim::{Kind, configuration};
+
+use super::moment::Moment;
+use super::record::record_state;
+use super::settings::Settings;
+use super::{EightBitMoments, InOnePass, Lean, coupled_decay};
+
+/// Burn's [`Sgd`](burn::optim::Sgd) in one pass; made by [`InOnePass::in_one_pass`].
+#[derive(Clone, Debug)]
+pub struct Sgd {
+    pub(super) momentum: Option<Momentum>,
+    weight_decay: CoupledDecay,
+    settings: Settings,
+}
+
+#[derive(Deserialize)]
+#[serde(crate = "burn::serde", deny_unknown_fields)]
+struct Configuration {
+    weight_decay: Option<WeightDecayConfig>,
+    momentum: Option<MomentumConfig>,
+    gradient_clipping: Option<GradientClippingConfig>,
+}
+
+impl InOnePass for SgdConfig {
+    type Optimizer = Sgd;
+
+    fn in_one_pass(&self) -> Sgd {
+        let config: Configuration = configuration(self);
+        Sgd {
+            momentum: config.momentum.map(|config| Momentum {
+                // Burn rounds it to 32 bits, and `1 - dampening` not.
+                momentum: f64::from(config.momentum as f32),
+                dampening: config.dampening,
+                nesterov: config.nesterov,
+            }),
+            weight_decay: coupled_decay(config.weight_decay),
+            settings: Settings::clipping(config.gradient_clipping),
+        }
+    }
+}
+
+impl Lean for Sgd {
+    fn settings_mut(&mut self) -> &mut Settings {
+        &mut self.settings
+    }
+}
+
+impl EightBitMoments for Sgd {}
+
+/// State of [`Sgd`], saved as Burn saves it.
+#[derive(Clone, Debug)]
+pub struct SgdState<const D: usize> {
+    /// With momentum.
+    pub momentum: Option<MomentumState<D>>,
+}
+
+/// Momentum of [`SgdState`].
+#[derive(Clone, Debug)]
+pub struct MomentumState<const D: usize> {
+    /// The sum that gradients go into.
+    pub velocity: Moment<D>,
+}
+
+record_state!(SgdState { momentum });
+record_state!(MomentumState { velocity });
+
+impl Optimizer for Sgd {
+    type State<const D: usize> = SgdState<D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<D>,
+        grad: Tensor<D>,
+        state: Option<SgdState<D>>,
+    ) -> (Tensor<D>, Option<SgdState<D>>) {
+        let part = self.settings.part;
+        let decay = self.weight_decay.in_part(part);
+        let descent = Descent { lr, decay };
+        let momentum = state.and_then(|state| state.momentum);
+        let Some(config) = &self.momentum else {
+            let (tensor, []) = self.settings.step(&descent, [], tensor, grad, Some([]));
+            return (tensor, Some(SgdState { momentum }));
+        };
+        let rule = config.rule(descent, part);
+        let states = momentum.map(|momentum| [momentum.velocity]);
+        let kinds = [Kind::Signed];
+        let (tensor, [velocity]) = self.settings.step(&rule, kinds, tensor, grad, states);
+        let momentum = Some(MomentumState { velocity });
+        (tensor, Some(SgdState { momentum }))
+    }
+
+    fn to_device<const D: usize>(state: SgdState<D>, device: &Device) -> SgdState<D> {
+        let momentum = state.momentum.map(|momentum| MomentumState {
+            velocity: momentum.velocity.to_device(device),
+        });
+        SgdState { momentum }
+    }
+}

@@ -1,0 +1,287 @@
+//! Gradients of micro-batches that go into the moments.
+
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::decay::WeightDecayConfig;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{AdamConfig, AdamWConfig, LionConfig, Optimizer, SgdConfig};
+use burn::tensor::{DType, Device, Tensor};
+use burn_lean::WithGradientRelease;
+use burn_lean::optim::{
+    AccumulateInMoments, AdaptiveMomentumState, Bf16Weights, CannotAccumulate, EightBitMoments,
+    InOnePass, Kahan, Lean, Moment, MomentDecay, RAdamConfig, StableAdamWConfig, Stochastic,
+};
+
+use super::harness::{Noise, Run};
+use crate::harness::{bits, devices, flex, numbers, plain_step, release_step, seeded};
+
+const SHAPE: [usize; 2] = [64, 100];
+
+const MICRO_BATCHES: usize = 4;
+
+const BOTH: [MomentDecay; 2] = [MomentDecay::EachMicroBatch, MomentDecay::EachStep];
+
+fn momentum() -> SgdConfig {
+    SgdConfig::new().with_momentum(Some(MomentumConfig::new().with_dampening(0.0)))
+}
+
+fn grads(steps: usize) -> Vec<Tensor<2>> {
+    let mut noise = Noise(3);
+    (0..steps).map(|_| noise.numbers(SHAPE)).collect()
+}
+
+fn run<O: Optimizer>(optimizer: O) -> Run<O, 2> {
+    Run::new(optimizer, Noise(2).numbers(SHAPE))
+}
+
+/// One micro-batch is the optimizer as it was, and of several only the last moves the weight.
+fn assert_moves_with_the_last(name: &str, optimizer: impl AccumulateInMoments) {
+    for (device, decay) in devices()
+        .into_iter()
+        .flat_map(|device| BOTH.map(|decay| (device.clone().inner(), decay)))
+    {
+        let run = |noise| Noise(noise).tensor(SHAPE, &device, Noise::number);
+        let Ok(alone) = optimizer.clone().accumulating(1, decay) else {
+            continue;
+        };
+        let (mut plain, mut alone) = (Run::new(optimizer.clone(), run(2)), Run::new(alone, run(2)));
+        for step in 0..6 {
+            plain.step(0.01, run(step + 10));
+            alone.step(0.01, run(step + 10));
+            assert_eq!(plain.weights(), alone.weights(), "{name} step {step}");
+        }
+        let accumulating = optimizer.clone().accumulating(MICRO_BATCHES, decay);
+        let mut several = Run::new(accumulating.unwrap(), run(2));
+        let mut before = several.weights();
+        for place in 0..3 * MICRO_BATCHES {
+            several.step(0.01, run(place as u64 + 10));
+            let is_last = (place + 1).is_multiple_of(MICRO_BATCHES);
+            assert_eq!(
+                several.weights() != before,
+                is_last,
+                "{name} {decay:?} gradient {place}"
+            );
+            before = several.weights();
+        }
+    }
+}
+
+#[test]
+fn a_weight_moves_with_the_last_micro_batch() {
+    let adamw = || AdamWConfig::new().in_one_pass();
+    assert_moves_with_the_last("adam", AdamConfig::new().in_one_pass());
+    let options = AdamWConfig::new()
+        .with_amsgrad(true)
+        .with_cautious_weight_decay(true);
+    assert_moves_with_the_last("adamw", options.in_one_pass());
+    let model: Linear = LinearConfig::new(2, 2).init(&Device::flex());
+    assert_moves_with_the_last("8 bits", adamw().with_8_bit_moments(&model));
+    assert_moves_with_the_last("sgd", momentum().in_one_pass());
+    assert_moves_with_the_last("radam", RAdamConfig::new().build());
+    assert_moves_with_the_last("lion", LionConfig::new().in_one_pass());
+    assert_moves_with_the_last("stable adamw", StableAdamWConfig::new().build());
+}
+
+/// The sums of so many gradients each, as an accumulator makes them.
+fn sums(grads: &[Tensor<2>]) -> impl Iterator<Item = Tensor<2>> {
+    grads.chunks(MICRO_BATCHES).map(|grads| {
+        let sum = grads[1..].iter().cloned();
+        sum.fold(grads[0].clone(), |sum, grad| sum + grad)
+    })
+}
+
+fn assert_close(one: &[f32], other: &[f32], tolerance: f32) {
+    let pairs = one.iter().zip(other);
+    let largest = pairs
+        .map(|(one, other)| (one - other).abs())
+        .fold(0.0, f32::max);
+    assert!(largest <= tolerance, "{largest} apart");
+}
+
+/// The velocity takes in the parts of a sum as it would take in the sum: another order of the same
+/// additions.
+#[test]
+fn with_decay_at_each_step_sgd_is_that_of_accumulated_gradients() {
+    let grads = grads(10 * MICRO_BATCHES);
+    let config = momentum().with_weight_decay(Some(WeightDecayConfig::new(0.1)));
+    let mut exact = run(config.build());
+    let accumulating = config.in_one_pass();
+    let accumulating = accumulating.accumulating(MICRO_BATCHES, MomentDecay::EachStep);
+    let mut in_moments = run(accumulating.unwrap());
+    let start = exact.weights();
+    for (sum, parts) in sums(&grads).zip(grads.chunks(MICRO_BATCHES)) {
+        exact.step(0.01, sum);
+        for grad in parts {
+            in_moments.step(0.01, grad.clone());
+        }
+        // Weights and velocities of about one to ten, in some forty additions of 6e-8 each.
+        assert_close(&in_moments.weights(), &exact.weights(), 3e-6);
+    }
+    let moved = start.iter().zip(exact.weights());
+    let moved = moved.map(|(start, end)| (start - end).abs());
+    assert!(moved.fold(0.0, f32::max) > 0.1);
+}
+
+/// The first moment is that of the sum; the second is that of the squares of its parts.
+#[test]
+fn with_decay_at_each_step_the_first_moment_is_that_of_accumulated_gradients() {
+    fn assert_moments<O: AccumulateInMoments>(
+        optimizer: O,
+        momentum: fn(O::State<2>) -> AdaptiveMomentumState<2>,
+    ) {
+        let grads = grads(10 * MICRO_BATCHES);
+        let mut exact = run(optimizer.clone());
+        let in_moments = optimizer.accumulating(MICRO_BATCHES, MomentDecay::EachStep);
+        let mut in_moments = run(in_moments.unwrap());
+        for (sum, parts) in sums(&grads).zip(grads.chunks(MICRO_BATCHES)) {
+            exact.step(0.01, sum);
+            for grad in parts {
+                in_moments.step(0.01, grad.clone());
+            }
+        }
+        let exact = momentum(exact.state.unwrap());
+        let in_moments = momentum(in_moments.state.unwrap().optimizer.unwrap());
+        assert_eq!(in_moments.time, exact.time);
+        let numbers = |moment: Moment<2>| moment.to_tensor().try_into_vec_as::<f32>().unwrap();
+        let first = numbers(in_moments.moment_1);
+        assert_close(&first, &numbers(exact.moment_1), 1e-6);
+        let mean = |numbers: Vec<f32>| numbers.iter().sum::<f32>() / numbers.len() as f32;
+        let ours = mean(numbers(in_moments.moment_2));
+        let theirs = mean(numbers(exact.moment_2));
+        // Of independent gradients both are four times the square of one, on average.
+        assert!((ours / theirs - 1.0).abs() < 0.1, "{ours}, {theirs}");
+    }
+    assert_moments(AdamConfig::new().in_one_pass(), |state| state.momentum);
+    assert_moments(AdamWConfig::new().in_one_pass(), |state| state.momentum);
+    assert_moments(RAdamConfig::new().build(), |state| state.momentum);
+}
+
+#[test]
+fn a_run_is_resumed_between_micro_batches() {
+    let adamw = || AdamWConfig::new().in_one_pass();
+    for decay in BOTH {
+        let weights = |resumes_at: Option<usize>| {
+            let mut run = run(adamw().accumulating(MICRO_BATCHES, decay).unwrap());
+            for (place, grad) in grads(3 * MICRO_BATCHES).into_iter().enumerate() {
+                if resumes_at == Some(place) {
+                    let saved = run.saved();
+                    run.load(&saved);
+                }
+                run.step(0.01, grad);
+            }
+            run.weights()
+        };
+        for place in [1, MICRO_BATCHES, MICRO_BATCHES + 3] {
+            assert_eq!(
+                weights(Some(place)),
+                weights(None),
+                "{decay:?}, resumed at {place}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_record_of_longer_steps_moves_with_the_next_gradient() {
+    let adamw = || AdamWConfig::new().in_one_pass();
+    let mut long = run(adamw().accumulating(4, MomentDecay::EachStep).unwrap());
+    let grads = grads(4);
+    for grad in &grads[..3] {
+        long.step(0.01, grad.clone());
+    }
+    let mut short = run(adamw().accumulating(2, MomentDecay::EachStep).unwrap());
+    short.state = long.state;
+    let before = short.weights();
+    short.step(0.01, grads[3].clone());
+    assert_ne!(short.weights(), before);
+    assert_eq!(short.state.unwrap().gradients, 0);
+}
+
+#[test]
+fn weights_in_bf16_stay_where_they_are_between_steps() {
+    let accumulating = || {
+        let adamw = AdamWConfig::new().in_one_pass();
+        adamw
+            .accumulating(MICRO_BATCHES, MomentDecay::EachStep)
+            .unwrap()
+    };
+    fn assert_moves<O: Optimizer>(optimizer: O, exact: impl Fn(&Run<O, 2>) -> Tensor<2>) {
+        let weight = Noise(2).numbers(SHAPE);
+        let mut run = Run::new(optimizer, weight.cast(DType::BF16));
+        let mut before = run.weight.clone().unwrap().cast(DType::F32);
+        for (place, grad) in grads(2 * MICRO_BATCHES).into_iter().enumerate() {
+            run.step(0.01, grad.cast(DType::BF16));
+            let now = exact(&run);
+            let moved: f32 = (now.clone() - before).abs().max().into_scalar();
+            let is_last = (place + 1).is_multiple_of(MICRO_BATCHES);
+            // One and what is kept of it, 256 times smaller, are added up in 32 bits.
+            assert_eq!(moved > 1e-7, is_last, "gradient {place}: {moved}");
+            before = now;
+        }
+    }
+    let stochastic = Bf16Weights::new(accumulating(), Stochastic { seed: 1 });
+    assert_moves(stochastic, |run| {
+        run.weight.clone().unwrap().cast(DType::F32)
+    });
+    // What lies half way between two numbers may be rounded to either; with what is kept it is the
+    // same.
+    assert_moves(Bf16Weights::new(accumulating(), Kahan), |run| {
+        let kept = run.state.clone().unwrap().kept.unwrap();
+        run.weight.clone().unwrap().cast(DType::F32) + kept.cast(DType::F32)
+    });
+}
+
+/// With gradient release each micro-batch is a step, and its weights are those of the plain loop.
+#[test]
+fn with_release_the_weights_are_those_of_the_plain_loop() {
+    let loss = |model: &Linear, step: usize| -> Tensor<1> {
+        let x = model.forward(numbers::<2>([4, 9], step, &flex()));
+        x.square().mean().div_scalar(MICRO_BATCHES as f32)
+    };
+    let model = || seeded(&flex(), |device| LinearConfig::new(9, 5).init(device));
+    let adamw = AdamWConfig::new().in_one_pass();
+    let adamw = adamw.accumulating(MICRO_BATCHES, MomentDecay::EachStep);
+    let adamw = adamw.unwrap();
+    let (mut expected, mut plain) = (model(), adamw.clone().init());
+    let (mut found, mut release) = (model(), adamw.init().with_gradient_release());
+    let start = bits(&expected);
+    for step in 0..3 * MICRO_BATCHES {
+        expected = plain_step(expected, &mut plain, |model| loss(model, step));
+        found = release_step(found, &mut release, |model| loss(model, step));
+        assert_eq!(bits(&found), bits(&expected), "micro-batch {step}");
+        assert_eq!(bits(&expected) == start, step < MICRO_BATCHES - 1);
+    }
+}
+
+#[test]
+fn what_would_lose_gradients_is_refused() {
+    use CannotAccumulate::{NoMicroBatches, NoMoment, StepsWithGradient};
+
+    let adamw = AdamWConfig::new().in_one_pass();
+    let refusal = adamw.accumulating(0, MomentDecay::EachStep).unwrap_err();
+    assert_eq!(refusal, NoMicroBatches);
+    for decay in BOTH {
+        let sgd = SgdConfig::new().in_one_pass();
+        assert_eq!(sgd.accumulating(4, decay).unwrap_err(), NoMoment);
+    }
+    let sgd = |nesterov, dampening| {
+        let momentum = MomentumConfig::new()
+            .with_nesterov(nesterov)
+            .with_dampening(dampening);
+        SgdConfig::new().with_momentum(Some(momentum)).in_one_pass()
+    };
+    let each_step = MomentDecay::EachStep;
+    let lion = LionConfig::new().in_one_pass();
+    let stable = StableAdamWConfig::new().build();
+    let refusals = [
+        sgd(true, 0.0).accumulating(4, each_step).unwrap_err(),
+        sgd(false, 0.1).accumulating(4, each_step).unwrap_err(),
+        lion.accumulating(4, each_step).unwrap_err(),
+        stable.accumulating(4, each_step).unwrap_err(),
+    ];
+    let names = ["Nesterov", "dampening", "Lion", "Stable"];
+    for (refusal, name) in refusals.into_iter().zip(names) {
+        assert!(matches!(refusal, StepsWithGradient { .. }));
+        assert!(refusal.to_string().contains(name), "{refusal}");
+        assert!(refusal.to_string().contains("EachMicroBatch"), "{refusal}");
+    }
+}

@@ -1,0 +1,146 @@
+//! Weights in bf16.
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, ModuleOptimizer, Optimizer, SgdConfig};
+use burn::tensor::{DType, Device, Tensor};
+use burn_lean::WithGradientRelease;
+use burn_lean::optim::{
+    AdaLomoConfig, Bf16Weights, EightBitMoments, InOnePass, Kahan, Lean, Stochastic,
+};
+
+use super::harness::{Noise, Run};
+use crate::harness::{flex, numbers, plain_run, release_run, seeded};
+
+const SHAPE: [usize; 2] = [64, 100];
+
+/// Descends to targets at a small rate, and returns the mean distance from them.
+fn distance(optimizer: impl Optimizer, dtype: DType) -> f32 {
+    let mut noise = Noise(1);
+    let target = noise.numbers(SHAPE) + 2.0;
+    let start = noise.numbers(SHAPE) + 2.0;
+    let mut run = Run::new(optimizer, start.cast(dtype));
+    for _ in 0..300 {
+        let weight = run.weight.clone().unwrap();
+        run.step(5e-3, weight - target.clone().cast(dtype));
+    }
+    let weight = run.weight.unwrap().cast(DType::F32);
+    (weight - target).abs().mean().into_scalar()
+}
+
+#[test]
+fn what_plain_bf16_cannot_learn_both_roundings_learn() {
+    let sgd = || SgdConfig::new().in_one_pass();
+    let exact = distance(sgd(), DType::F32);
+    let plain = distance(SgdConfig::new().build(), DType::BF16);
+    let stochastic = distance(Bf16Weights::new(sgd(), Stochastic { seed: 1 }), DType::BF16);
+    let kahan = distance(Bf16Weights::new(sgd(), Kahan), DType::BF16);
+    // A step is a 200th of what is left of at most two, and a weight of two has steps of a 64th.
+    assert!(plain > 2.0 * exact, "plain {plain}, exact {exact}");
+    for (name, distance) in [("stochastic", stochastic), ("Kahan", kahan)] {
+        // Off by what bf16 cannot hold: a 256th of two.
+        assert!(
+            (distance - exact).abs() < 2.0 / 256.0,
+            "{name} {distance}, exact {exact}"
+        );
+    }
+}
+
+#[test]
+fn any_optimizer_steps_in_32_bits_inside() {
+    let adamw = || AdamWConfig::new().in_one_pass();
+    let model: Linear = LinearConfig::new(2, 2).init(&Device::flex());
+    let exact = distance(adamw(), DType::F32);
+    let eight_bit = Bf16Weights::new(adamw().with_8_bit_moments(&model), Kahan);
+    let bf16 = Bf16Weights::new(adamw().with_bf16_moments(), Stochastic { seed: 3 });
+    for (name, distance) in [
+        (
+            "adamw",
+            distance(Bf16Weights::new(adamw(), Kahan), DType::BF16),
+        ),
+        ("8 bits", distance(eight_bit, DType::BF16)),
+        ("bf16 moments", distance(bf16, DType::BF16)),
+        (
+            "Burn's",
+            distance(
+                Bf16Weights::new(AdamWConfig::new().build(), Kahan),
+                DType::BF16,
+            ),
+        ),
+    ] {
+        assert!(
+            (distance - exact).abs() < 0.02,
+            "{name} {distance}, exact {exact}"
+        );
+    }
+    let adalomo = AdaLomoConfig::new().build();
+    let exact = distance(adalomo.clone(), DType::F32);
+    let rounded = distance(Bf16Weights::new(adalomo, Kahan), DType::BF16);
+    assert!((rounded - exact).abs() < 0.02, "{rounded}, exact {exact}");
+}
+
+#[test]
+fn chance_is_the_same_in_every_run_and_after_a_resume() {
+    fn weights_after(optimizer: impl Optimizer, is_resumed: bool) -> Vec<f32> {
+        let mut noise = Noise(5);
+        let mut run = Run::new(optimizer, noise.numbers(SHAPE).cast(DType::BF16));
+        for step in 0..6 {
+            if is_resumed && step == 3 {
+                let saved = run.saved();
+                run.load(&saved);
+            }
+            run.step(1e-3, noise.numbers(SHAPE).cast(DType::BF16));
+        }
+        run.weights()
+    }
+    let adamw = || AdamWConfig::new().in_one_pass();
+    let stochastic = |seed| Bf16Weights::new(adamw(), Stochastic { seed });
+    let weights = weights_after(stochastic(1), false);
+    assert_eq!(weights, weights_after(stochastic(1), false));
+    assert_eq!(weights, weights_after(stochastic(1), true));
+    assert_ne!(weights, weights_after(stochastic(2), false));
+    let kahan = || Bf16Weights::new(adamw(), Kahan);
+    assert_eq!(weights_after(kahan(), false), weights_after(kahan(), true));
+    let bf16 = || Bf16Weights::new(adamw().with_bf16_moments(), Kahan);
+    assert_eq!(weights_after(bf16(), false), weights_after(bf16(), true));
+}
+
+#[test]
+#[should_panic(expected = "this one is in F32")]
+fn weights_in_32_bits_are_refused() {
+    let optimizer = Bf16Weights::new(AdamWConfig::new().in_one_pass(), Kahan);
+    let mut noise = Noise(1);
+    let mut run = Run::new(optimizer, noise.numbers(SHAPE));
+    run.step(0.01, noise.numbers(SHAPE));
+}
+
+/// A model in bf16, whose first layer takes activations in 32 bits.
+fn model() -> Linear {
+    struct ToBf16;
+    impl ModuleMapper for ToBf16 {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|weight| weight.cast(DType::BF16).detach().require_grad())
+        }
+    }
+    let model = seeded(&flex(), |device| LinearConfig::new(80, 60).init(device));
+    model.map(&mut ToBf16)
+}
+
+fn loss(model: &Linear, step: usize) -> Tensor<1> {
+    let x: Tensor<2> = numbers([4, 80], step, &flex()).cast(DType::BF16);
+    model.forward(x).cast(DType::F32).square().mean()
+}
+
+#[test]
+fn with_gradient_release_the_weights_are_those_of_the_plain_loop() {
+    let adamw = || AdamWConfig::new().in_one_pass();
+    let optimizers: [&dyn Fn() -> ModuleOptimizer; 2] = [
+        &|| Bf16Weights::new(adamw(), Stochastic { seed: 7 }).init(),
+        &|| Bf16Weights::new(adamw(), Kahan).init(),
+    ];
+    for optim in optimizers {
+        let (_, expected) = plain_run(model(), &mut optim(), 0..8, loss);
+        let mut release = optim().with_gradient_release();
+        release_run(model(), &mut release, 0..8, loss, &expected, "bf16");
+    }
+}
