@@ -89,10 +89,10 @@ pub(super) fn step<B: LeanBackend, U: Update, const D: usize>(
     }
 }
 
-/// A largest moment that any other replaces, for a record of a run without AMSGrad.
+/// A largest moment that any other replaces, as none is negative, for a record of a run without AMSGrad.
 fn least<B: Backend>(moment: &Moment<B>) -> Moment<B> {
     let shape = moment.shape();
-    let flat = Tensor::<B, 1>::full([shape.num_elements()], f32::NEG_INFINITY, &moment.device());
+    let flat = Tensor::<B, 1>::full([shape.num_elements()], 0.0, &moment.device());
     let TensorPrimitive::Float(flat) = flat.into_primitive() else {
         unreachable!("it was made of floats");
     };

@@ -141,7 +141,7 @@ impl DataParallel {
             };
             let what = format!("the optimizer's state of {path}");
             let bytes = self.exchange.from_rank(owner, &what, bytes)?;
-            if self.replicas().is_first() && !is_owner {
+            if is_owner || self.replicas().is_first() {
                 states.extend(States::of_bytes(bytes)?);
             }
         }

@@ -94,7 +94,7 @@ impl Optimizer for AdaLomo {
     fn to_device<const D: usize>(state: AdaLomoState<D>, device: &Device) -> AdaLomoState<D> {
         AdaLomoState {
             time: state.time,
-            square: state.square.to_device(device),
+            square: state.square.on_device(device),
         }
     }
 }

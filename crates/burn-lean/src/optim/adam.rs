@@ -86,7 +86,7 @@ impl Optimizer for Adam {
     }
 
     fn to_device<const D: usize>(state: AdamState<D>, device: &Device) -> AdamState<D> {
-        let momentum = state.momentum.to_device(device);
+        let momentum = state.momentum.on_device(device);
         AdamState { momentum }
     }
 }

@@ -100,7 +100,7 @@ impl Optimizer for AdamW {
     }
 
     fn to_device<const D: usize>(state: AdamWState<D>, device: &Device) -> AdamWState<D> {
-        let momentum = state.momentum.to_device(device);
+        let momentum = state.momentum.on_device(device);
         AdamWState { momentum }
     }
 }

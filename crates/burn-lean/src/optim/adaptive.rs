@@ -34,12 +34,12 @@ impl<const D: usize> AdaptiveMomentumState<D> {
         state.as_ref().map_or(0, |state| state.time)
     }
 
-    pub(super) fn to_device(self, device: &Device) -> Self {
+    pub(super) fn on_device(self, device: &Device) -> Self {
         Self {
             time: self.time,
-            moment_1: self.moment_1.to_device(device),
-            moment_2: self.moment_2.to_device(device),
-            max_moment_2: self.max_moment_2.map(|moment| moment.to_device(device)),
+            moment_1: self.moment_1.on_device(device),
+            moment_2: self.moment_2.on_device(device),
+            max_moment_2: self.max_moment_2.map(|moment| moment.on_device(device)),
         }
     }
 }
@@ -81,8 +81,8 @@ pub(super) fn step<U: Update, const D: usize>(
     (tensor, state)
 }
 
-/// A largest moment that any other replaces, for a record of a run without AMSGrad.
+/// A largest moment that any other replaces, as none is negative, for a record of a run without
+/// AMSGrad.
 fn least<const D: usize>(moment: &Moment<D>) -> Moment<D> {
-    let zeros = moment.to_tensor().zeros_like();
-    Moment::Float(zeros.add_scalar(f32::NEG_INFINITY))
+    Moment::Float(moment.to_tensor().zeros_like())
 }

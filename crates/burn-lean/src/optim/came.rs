@@ -110,10 +110,10 @@ impl Optimizer for Came {
     fn to_device<const D: usize>(state: CameState<D>, device: &Device) -> CameState<D> {
         CameState {
             moment_1: state.moment_1.to_device(device),
-            square: state.square.to_device(device),
+            square: state.square.on_device(device),
             instability: state
                 .instability
-                .map(|instability| instability.to_device(device)),
+                .map(|instability| instability.on_device(device)),
         }
     }
 }

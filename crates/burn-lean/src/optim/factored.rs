@@ -1,10 +1,11 @@
 //! A second moment as a column and a row: Shazeer and Stern, "Adafactor: Adaptive Learning Rates
 //! with Sublinear Memory Cost" (2018), <https://arxiv.org/abs/1804.04235>.
 
+use burn::optim::{StateSink, StateSource, join_path};
 use burn::tensor::{Device, Tensor};
 use burn_lean_arithmetic::optim;
 
-use super::record::record_state;
+use super::record::Field;
 use super::step::Whole;
 
 /// The moving average of a positive tensor: whole for a vector, and for each matrix of its last two
@@ -19,14 +20,27 @@ pub struct Factored<const D: usize> {
     pub columns: Option<Tensor<D>>,
 }
 
-record_state!(Factored {
-    whole,
-    rows,
-    columns
-});
+impl<const D: usize> Field for Factored<D> {
+    fn flatten(&self, name: &str, out: &mut StateSink) {
+        self.whole.flatten(&join_path(name, "whole"), out);
+        self.rows.flatten(&join_path(name, "rows"), out);
+        self.columns.flatten(&join_path(name, "columns"), out);
+    }
+
+    fn unflatten(name: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        let mut part = |leaf| Tensor::unflatten(&join_path(name, leaf), source, device);
+        let (whole, rows, columns) = (part("whole"), part("rows"), part("columns"));
+        let is_average = whole.is_some() || (rows.is_some() && columns.is_some());
+        is_average.then_some(Self {
+            whole,
+            rows,
+            columns,
+        })
+    }
+}
 
 impl<const D: usize> Factored<D> {
-    pub(super) fn to_device(self, device: &Device) -> Self {
+    pub(super) fn on_device(self, device: &Device) -> Self {
         let move_to = |tensor: Option<Tensor<D>>| tensor.map(|tensor| tensor.to_device(device));
         Self {
             whole: move_to(self.whole),

@@ -78,7 +78,7 @@ impl Optimizer for Lion {
     }
 
     fn to_device<const D: usize>(state: LionState<D>, device: &Device) -> LionState<D> {
-        let momentum = state.momentum.to_device(device);
+        let momentum = state.momentum.on_device(device);
         LionState { momentum }
     }
 }

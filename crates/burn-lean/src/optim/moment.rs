@@ -21,6 +21,10 @@ pub enum Format {
 /// 8 bits, one loads into an optimizer with 32 bits, and the other way round: the optimizer brings
 /// it into its own format in the next step.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a box would be an allocation for each moment and step"
+)]
 pub enum Moment<const D: usize> {
     /// Floats.
     Float(Tensor<D>),
@@ -106,7 +110,7 @@ impl<const D: usize> Moment<D> {
         }
     }
 
-    pub(super) fn to_device(self, device: &Device) -> Self {
+    pub(super) fn on_device(self, device: &Device) -> Self {
         match self {
             Self::Float(floats) => Self::Float(floats.to_device(device)),
             Self::EightBit(blocks) => Self::EightBit(EightBit {

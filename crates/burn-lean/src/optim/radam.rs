@@ -91,7 +91,7 @@ impl Optimizer for RAdam {
     }
 
     fn to_device<const D: usize>(state: RAdamState<D>, device: &Device) -> RAdamState<D> {
-        let momentum = state.momentum.to_device(device);
+        let momentum = state.momentum.on_device(device);
         RAdamState { momentum }
     }
 }

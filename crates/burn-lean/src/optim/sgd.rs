@@ -101,7 +101,7 @@ impl Optimizer for Sgd {
 
     fn to_device<const D: usize>(state: SgdState<D>, device: &Device) -> SgdState<D> {
         let momentum = state.momentum.map(|momentum| MomentumState {
-            velocity: momentum.velocity.to_device(device),
+            velocity: momentum.velocity.on_device(device),
         });
         SgdState { momentum }
     }

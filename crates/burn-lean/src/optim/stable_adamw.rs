@@ -121,8 +121,8 @@ impl Optimizer for StableAdamW {
     fn to_device<const D: usize>(state: StableAdamWState<D>, device: &Device) -> Self::State<D> {
         StableAdamWState {
             time: state.time,
-            moment_1: state.moment_1.to_device(device),
-            moment_2: state.moment_2.to_device(device),
+            moment_1: state.moment_1.on_device(device),
+            moment_2: state.moment_2.on_device(device),
         }
     }
 }

@@ -23,4 +23,4 @@ pub use error::{Refused, ReleaseError};
 pub use release_optimizer::{ReleaseOptimizer, WithGradientRelease};
 pub use report::{Outcome, StepReport};
 #[cfg(feature = "train")]
-pub(crate) use {arming::ordinary, error::expect, handover::Handover, one_param::step_one};
+pub(crate) use {arming::ordinary, handover::Handover, one_param::step_one};

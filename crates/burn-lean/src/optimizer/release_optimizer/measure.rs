@@ -10,8 +10,8 @@ use crate::gradients::GradNorm;
 use crate::groups::path_of;
 use crate::optimizer::claims::check_claims;
 use crate::optimizer::error::{Refused, ReleaseError, expect};
+use crate::optimizer::ordinary;
 use crate::optimizer::survey::Survey;
-use crate::optimizer::{arming, ordinary};
 use crate::recompute::TwoPasses;
 use crate::slot::{Purpose, path_text};
 

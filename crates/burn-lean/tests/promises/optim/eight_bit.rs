@@ -140,7 +140,7 @@ fn resuming_changes_no_bit() {
         let mut resumed = Run {
             optimizer: run.optimizer.clone(),
             weight: run.weight.clone(),
-            state: saved.load(),
+            state: saved.load(&Device::flex()),
         };
         assert_eq!(resumed.saved(), saved, "{name}");
         for _ in 0..3 {
@@ -170,7 +170,7 @@ fn checkpoints_go_from_32_bits_to_8_and_back() {
     let mut eight_bit = Run {
         optimizer: adamw(),
         weight: burn.weight.clone(),
-        state: burn.saved().load(),
+        state: burn.saved().load(&Device::flex()),
     };
     eight_bit.step(0.01, grad.clone());
     let momentum = &eight_bit.state.as_ref().unwrap().momentum;
@@ -182,13 +182,45 @@ fn checkpoints_go_from_32_bits_to_8_and_back() {
     let mut full = Run {
         optimizer: AdamWConfig::new().in_one_pass(),
         weight: eight_bit.weight.clone(),
-        state: saved.load(),
+        state: saved.load(&Device::flex()),
     };
     full.step(0.01, grad);
-    let state: burn::optim::AdamWState<2> = full.saved().load().unwrap();
+    let state: burn::optim::AdamWState<2> = full.saved().load(&Device::flex()).unwrap();
     assert_eq!(state.momentum.time, 5);
     let moment = full.state.unwrap().momentum.moment_1.to_tensor();
     assert_eq!(moment.to_data(), state.momentum.moment_1.to_data());
+}
+
+/// The largest second moment begins with the one there is.
+#[test]
+fn a_record_without_amsgrad_goes_on_with_it() {
+    let mut noise = Noise(34);
+    let before = run_for(AdamWConfig::new().build(), 3, &mut noise);
+    let amsgrad = AdamWConfig::new().with_amsgrad(true);
+    let resumed = |mut run: Run<AdamW, 2>| {
+        run.load(&before.saved());
+        run.weight = before.weight.clone();
+        run
+    };
+    let mut full = resumed(run_for(amsgrad.in_one_pass(), 0, &mut Noise(1)));
+    let eight_bit = amsgrad.in_one_pass().with_8_bit_moments(&model());
+    let mut eight_bit = resumed(run_for(eight_bit, 0, &mut Noise(1)));
+    let mut plain = Run {
+        optimizer: amsgrad.build(),
+        weight: before.weight.clone(),
+        state: before.state.clone(),
+    };
+    for _ in 0..3 {
+        let grad = noise.numbers(SHAPE);
+        plain.step(0.01, grad.clone());
+        full.step(0.01, grad.clone());
+        eight_bit.step(0.01, grad);
+        assert_eq!(full.weights(), plain.weights());
+        assert_eq!(full.saved(), plain.saved());
+        for (found, expected) in eight_bit.weights().iter().zip(plain.weights()) {
+            assert!((found - expected).abs() < 0.01, "{found}, {expected}");
+        }
+    }
 }
 
 /// It would take the codes for numbers.
@@ -196,16 +228,16 @@ fn checkpoints_go_from_32_bits_to_8_and_back() {
 #[should_panic(expected = "From Data")]
 fn burns_own_optimizer_refuses_a_record_in_8_bits() {
     let saved = run_for(adamw(), 1, &mut Noise(32)).saved();
-    let _ = saved.load::<burn::optim::AdamWState<2>>();
+    let _ = saved.load::<burn::optim::AdamWState<2>>(&Device::flex());
 }
 
 /// As Burn does with what is missing, the state begins anew; nothing panics.
 #[test]
 fn what_is_cut_short_is_not_a_state() {
     let whole = run_for(adamw(), 1, &mut Noise(33)).saved();
-    let load = |saved: &Saved| saved.load::<AdamWState<2>>();
+    let load = |saved: &Saved| saved.load::<AdamWState<2>>(&Device::flex());
     assert!(load(&whole).is_some());
-    assert!(whole.load::<AdamWState<3>>().is_none());
+    assert!(whole.load::<AdamWState<3>>(&Device::flex()).is_none());
 
     let scales = "p.momentum.moment_1.scales";
     let mut missing = whole.clone();

@@ -57,7 +57,8 @@ impl<O: Optimizer, const D: usize> Run<O, D> {
 
     /// Goes on from a record of any optimizer.
     pub(crate) fn load(&mut self, saved: &Saved) {
-        self.state = Some(saved.load().expect("its state"));
+        let device = self.weight.as_ref().expect("it has one").device();
+        self.state = Some(saved.load(&device).expect("its state"));
     }
 }
 
@@ -85,7 +86,7 @@ impl Saved {
         }
     }
 
-    pub(crate) fn load<S: RecordState>(&self) -> Option<S> {
+    pub(crate) fn load<S: RecordState>(&self, device: &Device) -> Option<S> {
         let scalars = self.scalars.iter();
         let scalars = scalars.map(|(name, value)| (name.clone(), (*value).into()));
         let mut source = StateSource::new(scalars.collect());
@@ -93,7 +94,7 @@ impl Saved {
             let data = TensorData::from_bytes_vec(bytes.clone(), shape.clone(), *dtype);
             source.insert_tensor(name.clone(), data);
         }
-        S::state_unflatten("p", &mut source, &Device::flex())
+        S::state_unflatten("p", &mut source, device)
     }
 
     pub(crate) fn bytes(&self) -> usize {
