@@ -2,6 +2,8 @@
 
 mod fusion;
 mod operation;
+#[cfg(all(test, feature = "flex", feature = "wgpu"))]
+mod tests;
 
 use burn::backend::{BackendTypes, Cube};
 use burn::tensor::Tensor;

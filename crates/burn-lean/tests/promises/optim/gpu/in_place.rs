@@ -4,7 +4,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor};
 use burn_lean::WithGradientRelease;
-use burn_lean::optim::{EightBitMoments, InOnePass, Lean, Rounding, StableAdamWConfig, Stochastic};
+use burn_lean::optim::{EightBitMoments, InOnePass, Lean, StableAdamWConfig};
 
 use super::super::harness::Run;
 use super::{RATE, gradient, weight, wgpu};
@@ -53,42 +53,26 @@ fn of_a_step(optimizer: impl Optimizer) -> [f64; 2] {
     last
 }
 
-/// Burn's own optimizer makes tensors of the parameter's size; a pass makes none.
+/// Burn's own optimizer makes tensors of the parameter's size; a pass makes none. Nor does Fusion,
+/// where all states are floats.
 #[test]
 fn a_step_needs_no_memory() {
     alone("optim::gpu::in_place::a_step_needs_no_memory", || {
         let [plain, _] = of_a_step(AdamWConfig::new().build());
-        assert!(plain > 0.9, "{plain}");
+        assert!(cfg!(feature = "fusion") || plain > 0.9, "{plain}");
         let adamw = || AdamWConfig::new().in_one_pass();
         let eight_bit = adamw().with_8_bit_moments(&Vec::<Linear>::new());
-        for (name, lean) in [
-            ("adamw", of_a_step(adamw())),
-            ("adamw in 8 bits", of_a_step(eight_bit)),
-            ("stable adamw", of_a_step(StableAdamWConfig::new().build())),
+        let stable = StableAdamWConfig::new().build();
+        for (name, lean, limit) in [
+            ("adamw", of_a_step(adamw()), 0.1),
+            ("adamw in 8 bits", of_a_step(eight_bit), 0.1),
+            // A page of the device's for the sums of a mean.
+            ("stable adamw", of_a_step(stable), 0.6),
         ] {
             println!("{name} {lean:?}, Burn's {plain}");
-            assert!(lean.iter().all(|taken| *taken < 0.1), "{name}: {lean:?}");
+            assert!(lean.iter().all(|taken| *taken < limit), "{name}: {lean:?}");
         }
     });
-}
-
-/// The rounded numbers are there beside the exact ones, in half of their bytes.
-#[test]
-fn rounding_by_chance_needs_no_host() {
-    alone(
-        "optim::gpu::in_place::rounding_by_chance_needs_no_host",
-        || {
-            let device = wgpu();
-            let mut round = |time| {
-                let exact = weight([WIDTH, WIDTH], &device);
-                taken(&device, || Stochastic { seed: 7 }.round(exact, time)).1
-            };
-            round(1);
-            let [of_device, of_host] = round(2);
-            println!("device {of_device}, host {of_host}");
-            assert!(of_device < 0.6 && of_host < 0.1, "{of_device}, {of_host}");
-        },
-    );
 }
 
 /// Of the last of some steps with gradient release.
@@ -124,7 +108,11 @@ fn a_step_with_release_is_in_place() {
             let plain = with_release(AdamWConfig::new().init());
             let lean = with_release(AdamWConfig::new().in_one_pass().init());
             println!("in weights: Burn's {plain}, in one pass {lean}");
-            assert!(lean < 1.5 && plain > lean + 0.9, "{lean}, {plain}");
+            assert!(lean < 1.5, "{lean}");
+            assert!(
+                cfg!(feature = "fusion") || plain > lean + 0.9,
+                "{lean}, {plain}"
+            );
         },
     );
 }

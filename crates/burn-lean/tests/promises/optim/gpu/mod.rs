@@ -4,7 +4,6 @@
 mod eight_bit;
 mod in_place;
 mod one_pass;
-mod rounding;
 
 use burn::tensor::{Device, Tensor, TensorData};
 
