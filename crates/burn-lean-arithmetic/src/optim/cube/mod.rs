@@ -7,6 +7,10 @@
 #[cfg(feature = "cubecl-0-10")]
 pub mod cubecl_0_10;
 #[cfg(feature = "cubecl-0-11")]
+#[cfg_attr(
+    feature = "cubecl-0-10",
+    expect(clippy::duplicate_mod, reason = "each version has kernels of its own")
+)]
 pub mod cubecl_0_11;
 
 use super::program::{Clipping, Program};
