@@ -290,6 +290,18 @@ pub(crate) fn free_discarded<B: AutodiffInner>(leaf: AdTensor<B>) {
         .compute_bound()
         .stateless(leaf.primitive.clone());
     drop(Autodiff::<B>::backward(root));
+    register_anew::<B>(&leaf);
     // A leaf without a holder would take the graphs above it along.
     drop(leaf);
+}
+
+/// Registers a leaf that a backward pass has taken off the tape.
+///
+/// Burn forgets in which graph such a leaf is. What is computed from it later starts a graph without it.
+fn register_anew<B: AutodiffInner>(leaf: &AdTensor<B>) {
+    let mut registered = off_tape::<B>(leaf.primitive.clone());
+    let node = Arc::get_mut(&mut registered.node).expect("a new tensor owns its node alone");
+    node.id = leaf.node.id;
+    registered.rc = leaf.rc.clone();
+    drop(Autodiff::<B>::float_set_require_grad(registered, true));
 }

@@ -4,6 +4,10 @@
 //! A block of numbers is divided by its largest magnitude, and each number becomes the place of the
 //! nearest entry of a table. The table covers seven decades, each with twice the entries of the one
 //! below.
+//!
+//! Here a positive number of an unsigned map is never zero, but at least the smallest entry. A second
+//! moment that became zero, where the first moment keeps a number, would make a step of that number
+//! over epsilon: some 80,000 times the learning rate.
 
 use std::sync::OnceLock;
 
@@ -70,6 +74,12 @@ impl DynamicMap {
         }
         let nearest = self.table().nearest(&quotients);
         codes.copy_from_slice(&nearest[..codes.len()]);
+        if self == Self::Unsigned {
+            // Of the numbers themselves: the quotient of a positive one may be zero.
+            for (code, number) in codes.iter_mut().zip(numbers) {
+                *code = (*code).max(u8::from(*number > 0.0));
+            }
+        }
         scale
     }
 
@@ -292,6 +302,16 @@ mod tests {
             map.dequantize(&codes[..3], scale, &mut back[..3]);
             assert_eq!(back[..3], [0.0; 3]);
         }
+    }
+
+    #[test]
+    fn a_positive_number_never_becomes_zero_without_a_sign() {
+        let numbers = [1e30, 1e20, 1.0, 1e-20, 1e-45, 0.0];
+        let (mut codes, mut back) = ([0; 6], [0.0; 6]);
+        let scale = DynamicMap::Unsigned.quantize(&numbers, &mut codes);
+        DynamicMap::Unsigned.dequantize(&codes, scale, &mut back);
+        assert!(back[..5].iter().all(|number| *number > 0.0), "{back:?}");
+        assert_eq!(back[5], 0.0);
     }
 
     #[test]

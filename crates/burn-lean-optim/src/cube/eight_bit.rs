@@ -123,7 +123,10 @@ fn encode<N: Size>(blocks: &mut Blocks, numbers: &Sequence<Vector<f32, N>>, unit
     for part in 0..numbers.len() {
         #[unroll]
         for lane in 0..N::value() {
-            let code = nearest(blocks, numbers.index(part)[lane] / divisor);
+            let number = numbers.index(part)[lane];
+            // A positive number is never zero without a sign, as on the processor.
+            let least = select(number > 0.0, 1u32, 0u32);
+            let code = max(nearest(blocks, number / divisor), least);
             word |= code << comptime!(8 * (part * lanes + lane) as u32);
         }
     }
