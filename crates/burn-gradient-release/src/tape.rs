@@ -275,7 +275,9 @@ const ANOTHER_TAPE: &str = "gradient release relies on the tape of burn-autodiff
 /// Frees the forward passes over this leaf that nobody can run backward any more: their graphs hold
 /// the values of the weights.
 ///
-/// Plain Burn frees them at its next backward pass. A loss that is still held is not touched.
+/// Plain Burn frees them at its next backward pass. A loss that is still held is not touched. The leaf is
+/// used up: Burn forgets in which graph it is, so that a gradient of what is computed from it later may be
+/// lost. Unless it is armed again, somebody has to make another leaf of its value.
 pub(crate) fn free_discarded<B: AutodiffInner>(leaf: AdTensor<B>) {
     #[derive(Debug)]
     struct Nothing;
@@ -290,18 +292,6 @@ pub(crate) fn free_discarded<B: AutodiffInner>(leaf: AdTensor<B>) {
         .compute_bound()
         .stateless(leaf.primitive.clone());
     drop(Autodiff::<B>::backward(root));
-    register_anew::<B>(&leaf);
     // A leaf without a holder would take the graphs above it along.
     drop(leaf);
-}
-
-/// Registers a leaf that a backward pass has taken off the tape.
-///
-/// Burn forgets in which graph such a leaf is. What is computed from it later starts a graph without it.
-fn register_anew<B: AutodiffInner>(leaf: &AdTensor<B>) {
-    let mut registered = off_tape::<B>(leaf.primitive.clone());
-    let node = Arc::get_mut(&mut registered.node).expect("a new tensor owns its node alone");
-    node.id = leaf.node.id;
-    registered.rc = leaf.rc.clone();
-    drop(Autodiff::<B>::float_set_require_grad(registered, true));
 }

@@ -1,7 +1,7 @@
 //! Where a gradient comes from: several places, none, odd shapes, and when it is complete.
 
 use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
-use burn::module::{Module, Param, list_param_ids};
+use burn::module::{Module, Param, ParamId, list_param_ids};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::activation::relu;
@@ -199,7 +199,10 @@ struct InTurn<B: Backend> {
 impl<B: AutodiffBackend> InTurn<B> {
     fn new() -> Self {
         let device = B::Device::default();
-        let [a, b, c] = [1, 2, 3].map(|seed| Param::from_tensor(noise(seed, [4, 4], &device)));
+        let [a, b, c] = [1, 2, 3].map(|number| {
+            let weight: Tensor<B, 2> = noise(number, [4, 4], &device);
+            Param::initialized(ParamId::from(number), weight.require_grad())
+        });
         Self { a, b, c }
     }
 
