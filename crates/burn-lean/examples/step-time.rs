@@ -28,9 +28,8 @@ struct Matrices {
     weights: Vec<Param<Tensor<2>>>,
 }
 
-fn matrices() -> Vec<Tensor<2>> {
-    let device = Device::flex();
-    let matrix = |_| Tensor::random([SIDE, SIDE], Distribution::Default, &device);
+fn matrices(device: &Device) -> Vec<Tensor<2>> {
+    let matrix = |_| Tensor::random([SIDE, SIDE], Distribution::Default, device);
     (0..MATRICES).map(matrix).collect()
 }
 
@@ -42,7 +41,10 @@ struct Training {
 
 impl Training {
     fn new(optimizer: ModuleOptimizer) -> Self {
-        let weights = matrices().into_iter().map(Param::from_tensor).collect();
+        let weights = matrices(&Device::flex().autodiff())
+            .into_iter()
+            .map(Param::from_tensor)
+            .collect();
         Self {
             optimizer,
             model: Matrices { weights },
@@ -81,7 +83,7 @@ fn compare(name: &str, burn: ModuleOptimizer, one_pass: ModuleOptimizer, grads: 
 }
 
 fn main() {
-    let grads = matrices();
+    let grads = matrices(&Device::flex());
     println!("{:16} {:>9} {:>9} {:>9}", "ms", "Burn", "one pass", "ratio");
     macro_rules! compare {
         ($name:literal, $config:expr) => {{
