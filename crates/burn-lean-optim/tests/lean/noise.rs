@@ -30,9 +30,11 @@ impl Noise {
     }
 }
 
-/// Gradients that one scale for many numbers does not suit: what they are called, and the one of a
-/// step at a place.
-pub(crate) const UNEVEN: [(&str, fn(&mut Noise, usize, usize) -> f32); 4] = [
+/// The gradient of a step at a place.
+type Gradient = fn(&mut Noise, usize, usize) -> f32;
+
+/// Gradients that one scale for many numbers does not suit, and what they are called.
+pub(crate) const UNEVEN: [(&str, Gradient); 4] = [
     ("zero every fourth step", |noise, step, _| match step % 4 {
         3 => 0.0,
         _ => noise.number(),
