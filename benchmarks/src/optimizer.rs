@@ -21,10 +21,14 @@ pub const MEASURED: [OptimizerKind; 8] = [
     OptimizerKind::Lion,
 ];
 
-/// What is measured on Burn 0.22: its own optimizers.
-pub const MEASURED_ON_0_22: [OptimizerKind; 5] = [
+/// What is measured on Burn 0.22.
+pub const MEASURED_ON_0_22: [OptimizerKind; 9] = [
     OptimizerKind::Adam,
+    OptimizerKind::AdamOnePass,
+    OptimizerKind::Adam8bit,
     OptimizerKind::AdamW,
+    OptimizerKind::AdamWOnePass,
+    OptimizerKind::AdamW8bit,
     OptimizerKind::Adafactor,
     OptimizerKind::Lion,
     OptimizerKind::Sgd,

@@ -66,7 +66,7 @@ fn train<W: Trainee>(spec: &Spec, work: &W) -> Result<Measured> {
         spec,
         batches,
         device,
-        optimizer: Stepper::new(spec.mode, kind)?,
+        optimizer: Stepper::new(spec.mode, kind, &model)?,
         model: Some(model),
         number: 0,
     };

@@ -1,4 +1,4 @@
-//! Burn 0.22's optimizers, with the defaults of their configurations, with and without gradient release.
+//! Optimizers on Burn 0.22, with the defaults of their configurations, with and without gradient release.
 
 use crate::results::Mode;
 use anyhow::{Result, bail};
@@ -8,6 +8,7 @@ use burn_0_22::optim::{
     AdafactorConfig, AdamConfig, AdamWConfig, GradientsParams, LionConfig, ModuleOptimizer,
     SgdConfig,
 };
+use burn_lean::optim::{EightBitMoments, InOnePass, Lean};
 use burn_lean::{Refused, ReleaseError, ReleaseOptimizer, WithGradientRelease};
 use vit::config::OptimizerKind;
 
@@ -20,9 +21,9 @@ pub(super) enum Stepper {
 }
 
 impl Stepper {
-    /// The optimizer before its first step.
-    pub(super) fn new(mode: Mode, kind: OptimizerKind) -> Result<Self> {
-        let optimizer = optimizer(kind)?;
+    /// The optimizer for the model, before its first step.
+    pub(super) fn new(mode: Mode, kind: OptimizerKind, model: &impl Module) -> Result<Self> {
+        let optimizer = optimizer(kind, model)?;
         match mode {
             Mode::Plain => Ok(Self::Plain(optimizer)),
             Mode::Release => Ok(Self::Release(optimizer.with_gradient_release())),
@@ -60,17 +61,22 @@ fn reason<M, G>(refused: Refused<M, G>) -> anyhow::Error {
 }
 
 /// The optimizers of [`MEASURED_ON_0_22`](crate::optimizer::MEASURED_ON_0_22).
-fn optimizer(kind: OptimizerKind) -> Result<ModuleOptimizer> {
+fn optimizer(kind: OptimizerKind, model: &impl Module) -> Result<ModuleOptimizer> {
+    let (adam, adamw) = (AdamConfig::new(), AdamWConfig::new());
     Ok(match kind {
-        OptimizerKind::Adam => AdamConfig::new().init(),
-        OptimizerKind::AdamW => AdamWConfig::new().init(),
+        OptimizerKind::Adam => adam.init(),
+        OptimizerKind::AdamOnePass => adam.in_one_pass().init(),
+        OptimizerKind::Adam8bit => adam.in_one_pass().with_8_bit_moments(model).init(),
+        OptimizerKind::AdamW => adamw.init(),
+        OptimizerKind::AdamWOnePass => adamw.in_one_pass().init(),
+        OptimizerKind::AdamW8bit => adamw.in_one_pass().with_8_bit_moments(model).init(),
         // Its own rates would leave --lr without effect.
         OptimizerKind::Adafactor => AdafactorConfig::new().with_relative_step(false).init(),
         OptimizerKind::Lion => LionConfig::new().init(),
         OptimizerKind::Sgd => SgdConfig::new()
             .with_momentum(Some(MomentumConfig::new()))
             .init(),
-        kind => bail!("Burn 0.22 has no {kind}"),
+        kind => bail!("{kind} is not measured on Burn 0.22"),
     })
 }
 
@@ -82,8 +88,9 @@ mod tests {
 
     #[test]
     fn what_is_measured_is_there() {
+        let model: Vec<burn_0_22::nn::Linear> = Vec::new();
         for kind in OptimizerKind::value_variants() {
-            let is_there = optimizer(*kind).is_ok();
+            let is_there = optimizer(*kind, &model).is_ok();
             assert_eq!(is_there, MEASURED_ON_0_22.contains(kind), "{kind}");
         }
     }

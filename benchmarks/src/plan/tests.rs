@@ -468,7 +468,7 @@ fn what_burn_0_22_lacks_is_left_out() {
         burns: vec![BurnVersion::V0_22],
         modes: vec![Mode::Release],
         linear: vec![LinearGradient::Default, LinearGradient::Flat],
-        optimizers: vec![OptimizerKind::Sgd, OptimizerKind::Adam8bit],
+        optimizers: vec![OptimizerKind::Sgd, OptimizerKind::Came],
         torch_modes: Vec::new(),
         ..request()
     };
@@ -480,7 +480,7 @@ fn what_burn_0_22_lacks_is_left_out() {
     assert_eq!(
         what(&plan),
         [
-            "Burn 0.22, flex: adam-8bit",
+            "Burn 0.22, flex: came",
             "Burn 0.22, flex: flat linear",
             "vocabulary of GPT tiny"
         ]

@@ -183,6 +183,17 @@ impl<B: Backend> Snapshot<B> {
         }
     }
 
+    /// The leaf, while a forward pass over it can still be run backward, and else another one: one that
+    /// no old graph can take along.
+    pub(crate) fn into_ordinary_leaf(self) -> AdTensor<B> {
+        let is_on_tape = self.site.uses.is_on_tape();
+        let leaf = self.into_leaf();
+        match is_on_tape {
+            true => leaf,
+            false => tape::leaf::<B>(leaf.primitive),
+        }
+    }
+
     /// The leaf, for its value.
     ///
     /// # Panics

@@ -49,13 +49,14 @@ impl<B: Backend> Raise<B> {
                 let uses = snapshot.site.uses.clone();
                 let leaf = snapshot.into_leaf();
                 let is_lowest = self.note(&uses, leaf.node.order, is_repeated);
-                if is_lowest && uses.is_awaited() {
+                let operand = if is_lowest && uses.is_awaited() {
                     let proxy = uses::proxy(&uses, self.order);
                     // In the place of the leaf, with its order.
                     handle::<B>(&proxy, leaf.primitive, leaf.node.order)
                 } else {
                     leaf
-                }
+                };
+                uses.operand(operand)
             }
             Repr::Derived(derived) => {
                 self.origins.join(derived.origins());

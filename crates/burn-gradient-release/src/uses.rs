@@ -7,6 +7,7 @@
 //! plain Burn's node would; it is added where that node would have added it, or at once where the
 //! order is known and cannot be wrong.
 
+use std::any::Any;
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError, Weak,
     atomic::{AtomicUsize, Ordering},
@@ -69,6 +70,8 @@ struct State<B: Backend> {
     proxies: Vec<NodeId>,
     proxied: Option<usize>,
     derived: Vec<Arc<DerivedUse<B>>>,
+    /// Each is there as long as a direct consumer is on the tape.
+    operands: Vec<Weak<dyn Any + Send + Sync>>,
     /// The derived uses that this pass has reached, as plain Burn would add them, and how many of
     /// them are added.
     sequence: Option<(Vec<Arc<DerivedUse<B>>>, usize)>,
@@ -140,6 +143,7 @@ impl<B: Backend> Uses<B> {
                 proxies: Vec::new(),
                 proxied: None,
                 derived: Vec::new(),
+                operands: Vec::new(),
                 sequence: None,
                 is_reached: false,
             }),
@@ -198,6 +202,28 @@ impl<B: Backend> Uses<B> {
     /// Whether there are uses that no backward pass has come by.
     pub(crate) fn is_pending(&self) -> bool {
         !self.is_reached() && (self.is_used() || Arc::strong_count(&self.elsewhere) > 1)
+    }
+
+    /// Whether anything that a backward pass could begin with is on the tape above the node.
+    pub(crate) fn is_on_tape(&self) -> bool {
+        let mut state = self.state();
+        state.operands.retain(|operand| operand.strong_count() > 0);
+        let is_derived = |derived: &Arc<_>| Arc::strong_count(derived) > 1;
+        !state.operands.is_empty()
+            || state.derived.iter().any(is_derived)
+            || Arc::strong_count(&self.elsewhere) > 1
+    }
+
+    /// The node, as the operand of a direct consumer.
+    pub(crate) fn operand(&self, operand: AdTensor<B>) -> AdTensor<B> {
+        let operand = tape::handle::<B>(&operand, operand.primitive.clone(), operand.node.order);
+        let node: Arc<dyn Any + Send + Sync> = operand.node.clone();
+        let operands = &mut self.state().operands;
+        if operands.len() == operands.capacity() {
+            operands.retain(|operand| operand.strong_count() > 0);
+        }
+        operands.push(Arc::downgrade(&node));
+        operand
     }
 
     /// Notes that a backward pass has come by.

@@ -143,14 +143,25 @@ impl Flight {
         &self,
         param: ParamId,
         grad: Tensor<1>,
+        recipients: Recipients,
         landing: Landing<'_>,
     ) -> Result<(), ReleaseError> {
         while lock(&self.under_way).len() >= self.reduction.max_in_flight().get() {
             self.land_next(landing)?;
         }
-        let pending = self.tried(self.reduction.begin(param, grad, Recipients::Owner))?;
+        let pending = self.tried(self.reduction.begin(param, grad, recipients))?;
         lock(&self.under_way).push_back((param, pending));
         Ok(())
+    }
+
+    /// The mean over all replicas, for all of them.
+    pub(crate) fn mean(
+        &self,
+        param: ParamId,
+        grad: Tensor<1>,
+    ) -> Result<Option<Tensor<1>>, ReleaseError> {
+        let pending = self.reduction.begin(param, grad, Recipients::All);
+        self.tried(pending.and_then(|pending| pending.wait()))
     }
 
     /// Waits for all that is on its way.

@@ -184,7 +184,9 @@ impl Session {
         param: ParamId,
         grad: Tensor<1>,
     ) -> Result<(), ReleaseError> {
-        flight.launch(param, grad, &mut |param, grad| self.land_at(param, grad))
+        let recipients = self.stepper().gradients.recipients();
+        let mut landing = |param, grad| self.land_at(param, grad);
+        flight.launch(param, grad, recipients, &mut landing)
     }
 
     /// Waits for the gradients that are on their way, and steps with them.

@@ -44,7 +44,7 @@ pub(crate) trait ArmedSlot: Send + Sync + std::fmt::Debug {
     fn has_ended(&self) -> bool;
     /// Ends the arming, and returns the weight.
     fn end(&self, how: Ended) -> DispatchTensor;
-    /// Steps with the mean over all replicas, or has the weight of the one that does.
+    /// Measures the mean over all replicas, or steps with it, or has the weight of the one that does.
     fn land(&self, session: &Session, grad: Option<Tensor<1>>) -> Result<(), ReleaseError>;
     /// Ends a micro-batch, or a pass that measures: another pass over the same weight follows.
     fn rest(&self);
@@ -61,9 +61,9 @@ pub(crate) trait ArmedSlot: Send + Sync + std::fmt::Debug {
     fn mapper(&self) -> Arc<dyn Any + Send + Sync>;
 }
 
-/// Steps one parameter: weight and gradient in, weight out.
+/// Steps one parameter, where this replica has its state: weight and gradient in, weight out.
 pub(crate) type StepFn<B> =
-    fn(&mut Stepper, ParamId, &Path, Primitive<B>, Primitive<B>) -> Stepped<B>;
+    fn(&mut Stepper, ParamId, &Path, Primitive<B>, Primitive<B>, is_owner: bool) -> Stepped<B>;
 
 /// What is done with the complete gradient of a parameter of a known rank.
 pub(crate) struct GradientFns<B: Inner> {
@@ -491,7 +491,18 @@ impl<B: Inner> Slot<B> {
                     Some(sum) => B::float_add(sum.clone(), grad),
                     None => grad,
                 };
-                (self.fns.measure)(&mut session.stepper(), self.id, grad);
+                match session.flight() {
+                    None => (self.fns.measure)(&mut session.stepper(), self.id, grad),
+                    Some(flight) => {
+                        state.taken = true;
+                        state.in_flight = true;
+                        state.weight = Weight::Bare(state.weight.take(self.id));
+                        // To make room, others are measured.
+                        drop(state);
+                        expect(session.launch(flight, self.id, flat::<B>(grad)));
+                        return Ok(());
+                    }
+                }
             }
             Purpose::Hold => {
                 state.sum = Some(state.summed(grad));
@@ -504,7 +515,8 @@ impl<B: Inner> Slot<B> {
         Ok(())
     }
 
-    /// Without a gradient, another replica steps the parameter.
+    /// Without a gradient, another replica steps the parameter. Where this one has a gradient all
+    /// the same, it judges it as the other does.
     fn step_with(
         &self,
         state: &mut State<B>,
@@ -516,9 +528,10 @@ impl<B: Inner> Slot<B> {
         stepper.stepping = true;
         let reduction = session.flight().map(Flight::reduction);
         let is_owner = reduction.is_none_or(|reduction| reduction.is_owner(self.id));
-        if let Some(grad) = grad.filter(|_| is_owner) {
-            let is_in_place = weight.can_mut();
-            let stepped = (self.fns.step)(&mut stepper, self.id, &self.path, weight, grad);
+        if let Some(grad) = grad {
+            let is_in_place = weight.can_mut() && is_owner;
+            let step = self.fns.step;
+            let stepped = step(&mut stepper, self.id, &self.path, weight, grad, is_owner);
             weight = stepped.weight;
             state.is_skipped = stepped.is_skipped;
             if is_in_place && !stepped.is_skipped {
@@ -681,7 +694,12 @@ impl<B: Inner> ArmedSlot for Slot<B> {
         let mut state = self.state();
         let shape = state.placeholder.shape();
         let grad = grad.map(|grad| shaped::<B>(grad, shape));
-        self.step_with(&mut state, session, grad)?;
+        match (state.purpose, grad) {
+            (Purpose::Measure, Some(grad)) => {
+                (self.fns.measure)(&mut session.stepper(), self.id, grad);
+            }
+            (_, grad) => self.step_with(&mut state, session, grad)?,
+        }
         state.in_flight = false;
         Ok(())
     }

@@ -7,18 +7,47 @@ use vit_common::display_as_value;
 
 pub use vit_common::config::{Mode, Preset, WARM_UP, WEIGHT_DECAY};
 
-/// The optimizers of Burn 0.22, each with its own defaults. Muon is not among them: it takes
-/// matrices only, and a vision transformer also learns vectors.
+/// The optimizers of Burn 0.22 and of `burn_lean::optim`, each with its own defaults. Muon is not among
+/// them: it takes matrices only, and a vision transformer also learns vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-#[value(rename_all = "lower")]
+#[serde(rename_all = "kebab-case")]
 pub enum OptimizerKind {
     /// Adam
     Adam,
+    /// Burn's Adam in one pass over memory
+    AdamOnePass,
+    /// Adam with moments in 8 bits
+    #[serde(rename = "adam-8bit")]
+    #[value(name = "adam-8bit")]
+    Adam8bit,
     /// AdamW: Adam with decoupled weight decay
+    #[serde(rename = "adamw")]
+    #[value(name = "adamw")]
     AdamW,
+    /// Burn's AdamW in one pass over memory
+    #[serde(rename = "adamw-one-pass")]
+    #[value(name = "adamw-one-pass")]
+    AdamWOnePass,
+    /// AdamW with moments in 8 bits
+    #[serde(rename = "adamw-8bit")]
+    #[value(name = "adamw-8bit")]
+    AdamW8bit,
+    /// AdamW with a rate that shrinks where gradients surprise
+    #[serde(rename = "stable-adamw")]
+    #[value(name = "stable-adamw")]
+    StableAdamW,
+    /// Adam that needs no warm-up
+    #[serde(rename = "radam")]
+    #[value(name = "radam")]
+    RAdam,
     /// Adafactor: a second moment of rows and columns
     Adafactor,
+    /// Adafactor's rule as AdaLomo has it
+    #[serde(rename = "adalomo")]
+    #[value(name = "adalomo")]
+    AdaLomo,
+    /// CAME: Adafactor with a first moment and confidence
+    Came,
     /// Lion: one momentum, steps by its sign
     Lion,
     /// LAMB: Adam with steps in proportion to the weights
@@ -26,11 +55,25 @@ pub enum OptimizerKind {
     /// Stochastic gradient descent with momentum
     Sgd,
     /// AdaGrad
+    #[serde(rename = "adagrad")]
+    #[value(name = "adagrad")]
     AdaGrad,
     /// RMSProp
+    #[serde(rename = "rmsprop")]
+    #[value(name = "rmsprop")]
     RmsProp,
     /// Adan
     Adan,
+}
+
+impl OptimizerKind {
+    /// Whether it is one with decoupled weight decay.
+    pub fn decays_weights(self) -> bool {
+        matches!(
+            self,
+            Self::AdamW | Self::AdamWOnePass | Self::AdamW8bit | Self::StableAdamW
+        )
+    }
 }
 
 /// What the forward pass keeps for the backward pass.
@@ -131,7 +174,7 @@ pub struct TrainConfig {
     pub batch_size: usize,
     /// The highest learning rate: reached after the warm-up, then falling along a cosine.
     pub learning_rate: f64,
-    /// Weight decay of AdamW; no other optimizer has one here.
+    /// Decoupled weight decay; only AdamW and its relatives have one here.
     pub weight_decay: f64,
     /// Seed of the weights, of the order of the images and of dropout.
     pub seed: u64,

@@ -3,10 +3,14 @@
 use crate::config::{Mode, OptimizerKind, TrainConfig};
 use anyhow::Result;
 use burn::module::Module;
+use burn::nn::Embedding;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
     AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, GradientsParams,
     LambConfig, LionConfig, ModuleOptimizer, OptimizerRecord, RmsPropConfig, SgdConfig,
+};
+use burn_lean::optim::{
+    AdaLomoConfig, CameConfig, EightBitMoments, InOnePass, Lean, RAdamConfig, StableAdamWConfig,
 };
 use burn_lean::{
     DataParallel, FirstPass, Refused, ReleaseError, ReleaseOptimizer, WithGradientRelease,
@@ -86,13 +90,25 @@ fn reason<M, G>(refused: Refused<M, G>) -> anyhow::Error {
 }
 
 fn optimizer(config: &TrainConfig) -> ModuleOptimizer {
+    let (adam, adamw) = (AdamConfig::new(), AdamWConfig::new());
+    let adamw = adamw.with_weight_decay(config.weight_decay as f32);
+    // A vision transformer has no embedding that would keep its moments in 32 bits.
+    let embeddings = Vec::<Embedding>::new();
     match config.engine.optimizer {
-        OptimizerKind::Adam => AdamConfig::new().init(),
-        OptimizerKind::AdamW => AdamWConfig::new()
-            .with_weight_decay(config.weight_decay as f32)
+        OptimizerKind::Adam => adam.init(),
+        OptimizerKind::AdamOnePass => adam.in_one_pass().init(),
+        OptimizerKind::Adam8bit => adam.in_one_pass().with_8_bit_moments(&embeddings).init(),
+        OptimizerKind::AdamW => adamw.init(),
+        OptimizerKind::AdamWOnePass => adamw.in_one_pass().init(),
+        OptimizerKind::AdamW8bit => adamw.in_one_pass().with_8_bit_moments(&embeddings).init(),
+        OptimizerKind::StableAdamW => StableAdamWConfig::new()
+            .with_weight_decay(config.weight_decay)
             .init(),
+        OptimizerKind::RAdam => RAdamConfig::new().init(),
         // Its own rates would leave the schedule without effect.
         OptimizerKind::Adafactor => AdafactorConfig::new().with_relative_step(false).init(),
+        OptimizerKind::AdaLomo => AdaLomoConfig::new().init(),
+        OptimizerKind::Came => CameConfig::new().init(),
         OptimizerKind::Lion => LionConfig::new().init(),
         OptimizerKind::Lamb => LambConfig::new().init(),
         OptimizerKind::Sgd => SgdConfig::new()

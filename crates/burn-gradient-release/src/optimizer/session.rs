@@ -213,10 +213,10 @@ pub(super) fn is_awaited<B: ReleaseBackend, const D: usize>(tensor: &Tensor<B, D
     snapshot.is_some_and(|snapshot| snapshot.is_awaited())
 }
 
-/// The leaf behind a parameter that was armed; everything else as it is.
+/// The parameter that was armed as an ordinary leaf; everything else as it is.
 pub(super) fn leaf<B: ReleaseBackend, const D: usize>(tensor: Tensor<B, D>) -> Tensor<B, D> {
     map(tensor, |tensor| match tensor.read().0 {
-        Repr::Snapshot(snapshot) => ReleaseTensor::plain(snapshot.into_leaf()),
+        Repr::Snapshot(snapshot) => ReleaseTensor::plain(snapshot.into_ordinary_leaf()),
         other => ReleaseTensor(other),
     })
 }

@@ -4,6 +4,10 @@
 //! A block of numbers is divided by its largest magnitude, and each number becomes the place of the
 //! nearest entry of a table. The table covers seven decades, each with twice the entries of the one
 //! below.
+//!
+//! Here a positive number of an unsigned map is never zero, but at least the smallest entry. A second
+//! moment that became zero, where the first moment keeps a number, would make a step of that number
+//! over epsilon: some 80,000 times the learning rate.
 
 use std::sync::OnceLock;
 
@@ -64,11 +68,9 @@ impl DynamicMap {
         let scale = f32::from_bits(most);
         // The smallest normal number, so that the quotient of a block of zeros is zero.
         let divisor = scale.max(f32::MIN_POSITIVE);
-        let mut quotients = [0.0; BLOCK];
-        for (quotient, number) in quotients.iter_mut().zip(numbers) {
-            *quotient = number / divisor;
-        }
-        let nearest = self.table().nearest(&quotients);
+        let mut block = [0.0; BLOCK];
+        block[..numbers.len()].copy_from_slice(numbers);
+        let nearest = self.table().nearest(&block, divisor);
         codes.copy_from_slice(&nearest[..codes.len()]);
         scale
     }
@@ -197,13 +199,18 @@ impl Table {
         }
     }
 
-    /// The codes of the entries that are nearest to numbers of at most one.
+    /// The codes of the entries that are nearest to numbers which this divisor makes at most one; of a
+    /// positive number, one that is not zero.
     ///
     /// In three loops: the first and the last are vectorized, the one between looks up.
     #[inline(always)]
-    fn nearest(&self, numbers: &[f32; BLOCK]) -> [u8; BLOCK] {
+    fn nearest(&self, numbers: &[f32; BLOCK], divisor: f32) -> [u8; BLOCK] {
+        let mut quotients = [0.0; BLOCK];
+        for (quotient, number) in quotients.iter_mut().zip(numbers) {
+            *quotient = number / divisor;
+        }
         let mut places = [0; BLOCK];
-        for (place, number) in places.iter_mut().zip(numbers) {
+        for (place, number) in places.iter_mut().zip(&quotients) {
             *place = cell(number.abs()).clamp(FIRST_CELL, LAST_CELL) - FIRST_CELL;
         }
         let mut cells = [0; BLOCK];
@@ -212,14 +219,17 @@ impl Table {
         }
         let mut codes = [0; BLOCK];
         let zero = i32::from(self.zero);
-        for ((code, cell), number) in codes.iter_mut().zip(cells).zip(numbers) {
-            let is_above = (number.to_bits() & 0xffff) > cell >> 8;
+        let numbers = numbers.iter().zip(&quotients);
+        for ((code, cell), (number, quotient)) in codes.iter_mut().zip(cells).zip(numbers) {
+            let is_above = (quotient.to_bits() & 0xffff) > cell >> 8;
             let place = (cell & 0xff) as i32 + i32::from(is_above);
             // Without a branch, since signs are as good as random: minus one for a negative number,
             // and zero.
             let sign = number.to_bits().cast_signed() >> 31;
-            // There is no -1: the last entry below zero is nearest.
-            *code = (zero + (place ^ sign) - sign).max(0) as u8;
+            // The quotient of a positive number may be zero. There is no -1: the last entry below
+            // zero is nearest.
+            let least = i32::from(number.to_bits().cast_signed() > 0);
+            *code = (zero + (place ^ sign) - sign).max(least) as u8;
         }
         codes
     }
@@ -231,8 +241,10 @@ mod tests {
 
     fn nearest_by_search(map: DynamicMap, number: f32) -> f32 {
         let distance = |entry: &f32| (f64::from(*entry) - f64::from(number)).abs();
+        let is_allowed = |entry: &&f32| map == DynamicMap::Signed || **entry > 0.0 || number == 0.0;
         *map.entries()
             .iter()
+            .filter(is_allowed)
             .min_by(|one, other| distance(one).total_cmp(&distance(other)))
             .unwrap()
     }
@@ -261,7 +273,7 @@ mod tests {
                 };
                 for sign in signs {
                     let number = sign * magnitude;
-                    let code = map.table().nearest(&[number; BLOCK])[0];
+                    let code = map.table().nearest(&[number; BLOCK], 1.0)[0];
                     let (found, wanted) = (
                         map.entries()[usize::from(code)],
                         nearest_by_search(map, number),
@@ -292,6 +304,16 @@ mod tests {
             map.dequantize(&codes[..3], scale, &mut back[..3]);
             assert_eq!(back[..3], [0.0; 3]);
         }
+    }
+
+    #[test]
+    fn a_positive_number_never_becomes_zero_without_a_sign() {
+        let numbers = [1e30, 1e20, 1.0, 1e-20, 1e-45, 0.0];
+        let (mut codes, mut back) = ([0; 6], [0.0; 6]);
+        let scale = DynamicMap::Unsigned.quantize(&numbers, &mut codes);
+        DynamicMap::Unsigned.dequantize(&codes, scale, &mut back);
+        assert!(back[..5].iter().all(|number| *number > 0.0), "{back:?}");
+        assert_eq!(back[5], 0.0);
     }
 
     #[test]

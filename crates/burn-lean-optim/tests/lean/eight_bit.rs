@@ -16,6 +16,7 @@ use burn_lean_optim::{
 };
 
 use crate::harness::{Noise, Run};
+use crate::noise::UNEVEN;
 
 /// Several chunks, and a last block that is not full.
 const SHAPE: [usize; 2] = [150, 301];
@@ -122,6 +123,35 @@ fn from_the_same_moments_a_step_is_that_of_32_bits() {
                 "{error} of {most}"
             );
         }
+    }
+}
+
+/// Where the second moment becomes zero and the first one does not, a step is the first one over
+/// epsilon. In 32 bits the longest step of AdamW is (1 - 0.9) / sqrt(1 - 0.999) = 3.2 rates, that of a
+/// first gradient after zeros.
+#[test]
+fn uneven_gradients_make_no_long_steps() {
+    const RATE: f64 = 1e-3;
+    for (kind, gradient) in UNEVEN {
+        let adamw = AdamWConfig::new().with_weight_decay(0.0).in_one_pass();
+        let mut noise = Noise(61);
+        let mut run = Run::<_, Flex, 2>::new(
+            adamw.with_8_bit_moments(&model()),
+            noise.tensor(SHAPE, Noise::number),
+        );
+        let mut longest = 0f32;
+        for step in 0..100 {
+            let mut place = 0..;
+            let grad = noise.tensor(SHAPE, |noise| {
+                gradient(noise, step, place.next().expect("endless"))
+            });
+            let before = run.weights();
+            run.step(RATE, grad);
+            for (after, before) in run.weights().iter().zip(&before) {
+                longest = longest.max((after - before).abs() / RATE as f32);
+            }
+        }
+        assert!(longest < 3.3, "{kind}: {longest} rates");
     }
 }
 

@@ -29,3 +29,26 @@ impl Noise {
         }
     }
 }
+
+/// The gradient of a step at a place.
+type Gradient = fn(&mut Noise, usize, usize) -> f32;
+
+/// Gradients that one scale for many numbers does not suit, and what they are called.
+pub(crate) const UNEVEN: [(&str, Gradient); 4] = [
+    ("zero every fourth step", |noise, step, _| match step % 4 {
+        3 => 0.0,
+        _ => noise.number(),
+    }),
+    (
+        "a thousandth at every sixteenth place",
+        |noise, _, place| noise.number() * if place % 16 == 5 { 1e-3 } else { 1.0 },
+    ),
+    ("mostly zero", |noise, _, _| match noise.bits() % 50 {
+        0 => noise.number(),
+        _ => 0.0,
+    }),
+    ("spikes", |noise, _, _| match noise.bits() % 500 {
+        0 => 1e4 * noise.number(),
+        _ => noise.number(),
+    }),
+];

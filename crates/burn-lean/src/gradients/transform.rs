@@ -10,6 +10,7 @@ use super::norm::{SquaredNorms, squared_norm, widened};
 use super::record::{Averages, GradientRecord};
 use super::scaler::LossScaler;
 use crate::optimizer::ReleaseError;
+use crate::reduction::Recipients;
 
 /// Takes the scale of the loss off complete gradients, looks at their norms and clips them.
 #[derive(Debug, Default)]
@@ -82,6 +83,14 @@ impl GradientTransform {
         self.clipping.is_none() && !self.looks_at_gradients() && self.step.measured.is_none()
     }
 
+    /// Which replicas need a gradient: each decides by the norms that it has seen.
+    pub(crate) fn recipients(&self) -> Recipients {
+        match self.step.is_measuring || self.looks_at_gradients() {
+            true => Recipients::All,
+            false => Recipients::Owner,
+        }
+    }
+
     pub(crate) fn set_clipping(&mut self, clipping: NormClipping) {
         self.clipping = Some(clipping);
         // Another rule judges the norm another way.
@@ -116,14 +125,6 @@ impl GradientTransform {
             } => Some("stop at gradients that are not finite"),
             _ => None,
         }
-    }
-
-    /// What looks at gradients, or at a scaled loss, before the step.
-    pub(crate) fn looks(&self) -> Option<&'static str> {
-        let reports = self
-            .reports_norm
-            .then_some("the norm of gradients in the report");
-        self.not_burns().or(reports)
     }
 
     /// Why no step can be taken with these settings.

@@ -2,7 +2,7 @@
 
 use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
-use burn::optim::{LearningRate, Optimizer};
+use burn::optim::{LearningRate, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor};
 use burn_lean_arithmetic::optim::rules;
 
@@ -42,6 +42,11 @@ impl RAdamConfig {
             },
             settings: Settings::clipping(self.grad_clipping.clone()),
         }
+    }
+
+    /// The optimizer for all parameters of a module.
+    pub fn init(&self) -> ModuleOptimizer {
+        self.build().init()
     }
 }
 

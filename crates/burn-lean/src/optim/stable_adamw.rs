@@ -2,7 +2,7 @@
 
 use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
-use burn::optim::{LearningRate, Optimizer};
+use burn::optim::{LearningRate, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor};
 use burn_lean_arithmetic::optim::{Kind, rules};
 
@@ -44,6 +44,11 @@ impl StableAdamWConfig {
             settings: Settings::clipping(self.grad_clipping.clone()),
         }
     }
+
+    /// The optimizer for all parameters of a module.
+    pub fn init(&self) -> ModuleOptimizer {
+        self.build().init()
+    }
 }
 
 /// AdamW whose learning rate shrinks, parameter by parameter, where gradients are larger than the
@@ -56,7 +61,7 @@ impl StableAdamWConfig {
 /// use burn_lean::WithGradientRelease;
 /// use burn_lean::optim::{Lean, StableAdamWConfig};
 ///
-/// let optim = StableAdamWConfig::new().build().init().with_gradient_release();
+/// let optim = StableAdamWConfig::new().init().with_gradient_release();
 /// # let _ = optim;
 /// ```
 #[derive(Clone, Debug)]

@@ -344,16 +344,6 @@ pub enum ReleaseError {
         reason: String,
     },
 
-    /// Gradients of this replica alone would be looked at, and replicas would go apart.
-    #[error(
-        "{what} does not see the gradients of the other replicas: take Burn's clipping, of each \
-         gradient by itself, or train in one process"
-    )]
-    LocalGradients {
-        /// What looks at gradients.
-        what: String,
-    },
-
     /// Each replica has the optimizer states of a part of the parameters.
     #[error(
         "this replica has the optimizer states of its share of the parameters alone, and those of \

@@ -80,6 +80,7 @@ fn step<B: Inner, const D: usize>(
     path: &Path,
     weight: Primitive<B>,
     grad: Primitive<B>,
+    is_owner: bool,
 ) -> Stepped<B> {
     let weight = B::tensor::<D>(weight);
     let grad = B::tensor::<D>(grad);
@@ -89,6 +90,12 @@ fn step<B: Inner, const D: usize>(
             is_skipped: true,
         };
     };
+    if !is_owner {
+        return Stepped {
+            weight: B::of(weight),
+            is_skipped: false,
+        };
+    }
     let (Some(optim), Some(lr)) = (&mut stepper.optim, &stepper.lr) else {
         unreachable!("a slot steps only while its optimizer is armed");
     };

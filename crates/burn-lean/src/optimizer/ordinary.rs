@@ -6,19 +6,22 @@ use burn::Tensor;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 
+use super::error::ReleaseError;
+use crate::reduction::Flight;
 use crate::session::Session;
 
-/// Measures the ordinary gradients of a step, with the sums of earlier micro-batches. Returns the
-/// parameters of the model, in the order of its fields.
+/// Measures the ordinary gradients of a step, with the sums of earlier micro-batches and as the mean
+/// over replicas. Returns the parameters of the model, in the order of its fields.
 pub(super) fn measure<M: Module>(
     session: &Session,
     model: &M,
     grads: &GradientsParams,
-) -> Vec<ParamId> {
+) -> Result<Vec<ParamId>, ReleaseError> {
     struct Measure<'a> {
         session: &'a Session,
         grads: &'a GradientsParams,
         params: Vec<ParamId>,
+        error: Option<ReleaseError>,
     }
     impl ModuleVisitor for Measure<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
@@ -26,14 +29,23 @@ pub(super) fn measure<M: Module>(
             self.params.push(id);
             let slot = self.session.slots().get(&id).cloned();
             let is_taken = slot.as_ref().is_some_and(|slot| slot.fate().taken);
-            if is_taken || self.session.stepper().gradients.is_measured(id) {
+            let is_measured = self.session.stepper().gradients.is_measured(id);
+            if is_taken || is_measured || self.error.is_some() {
                 return;
             }
-            let mut stepper = self.session.stepper();
             let sum = slot.and_then(|slot| slot.sum()).map(Tensor::from_dispatch);
-            let sum = sum.or_else(|| stepper.sums.get::<D>(id));
-            if let Some(grad) = added(sum, self.grads.get::<D>(id)) {
-                stepper.gradients.measure(id, grad);
+            let sum = sum.or_else(|| self.session.stepper().sums.get::<D>(id));
+            let Some(grad) = added(sum, self.grads.get::<D>(id)) else {
+                return;
+            };
+            let mean = match self.session.flight() {
+                None => Ok(Some(grad)),
+                Some(flight) => mean(flight, id, grad),
+            };
+            match mean {
+                Ok(Some(grad)) => self.session.stepper().gradients.measure(id, grad),
+                Ok(None) => {}
+                Err(error) => self.error = Some(error),
             }
         }
     }
@@ -41,9 +53,21 @@ pub(super) fn measure<M: Module>(
         session,
         grads,
         params: Vec::new(),
+        error: None,
     };
     model.visit(&mut measure);
-    measure.params
+    measure.error.map_or(Ok(measure.params), Err)
+}
+
+fn mean<const D: usize>(
+    flight: &Flight,
+    param: ParamId,
+    grad: Tensor<D>,
+) -> Result<Option<Tensor<D>>, ReleaseError> {
+    let dims = grad.dims();
+    let numbers = grad.shape().num_elements();
+    let mean = flight.mean(param, grad.reshape([numbers]))?;
+    Ok(mean.map(|mean| mean.reshape(dims)))
 }
 
 /// What was done to the gradients of a model.
@@ -55,7 +79,8 @@ pub(super) struct Transformed {
     pub(super) skipped: HashSet<ParamId>,
 }
 
-/// Transforms the gradients that a model, which is not armed any more, is to be stepped with.
+/// Transforms the gradients that a model, which is not armed any more, is to be stepped with, and
+/// drops those of which another replica has the states.
 pub(super) fn transform<M: Module>(
     session: &Session,
     model: &M,
@@ -66,6 +91,12 @@ pub(super) fn transform<M: Module>(
         grads: &'a mut GradientsParams,
         done: Transformed,
     }
+    impl Transform<'_> {
+        fn is_owner(&self, param: ParamId) -> bool {
+            let reduction = self.session.flight().map(Flight::reduction);
+            reduction.is_none_or(|reduction| reduction.is_owner(param))
+        }
+    }
     impl ModuleVisitor for Transform<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             let id = param.id;
@@ -75,7 +106,8 @@ pub(super) fn transform<M: Module>(
             let had_one = grad.is_some() || (gradients.is_overflown() && gradients.is_measured(id));
             let grad = grad.and_then(|grad| gradients.apply(id, &param.base().inner(), grad));
             match grad {
-                Some(grad) => self.grads.register(id, grad),
+                Some(grad) if self.is_owner(id) => self.grads.register(id, grad),
+                Some(_) => {}
                 None if had_one => {
                     self.done.skipped.insert(id);
                 }
@@ -83,7 +115,10 @@ pub(super) fn transform<M: Module>(
             }
         }
     }
-    if session.stepper().gradients.is_idle() {
+    let has_owners = session
+        .flight()
+        .is_some_and(|flight| flight.reduction().is_sharded());
+    if session.stepper().gradients.is_idle() && !has_owners {
         return Transformed::default();
     }
     let mut transform = Transform {

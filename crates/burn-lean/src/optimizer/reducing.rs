@@ -6,17 +6,19 @@ use burn::optim::GradientsParams;
 
 use super::error::ReleaseError;
 use super::restoring::as_param;
-use crate::reduction::Flight;
+use crate::reduction::{Flight, Recipients};
 
 /// Reduces the gradients of a model, in the order of its fields. What another replica steps with is
 /// gone. Returns whose gradients there were.
 pub(super) fn reduce<M: Module>(
     flight: &Flight,
     model: &M,
+    recipients: Recipients,
     grads: &mut GradientsParams,
 ) -> Result<Vec<ParamId>, ReleaseError> {
     let mut send = Send {
         flight,
+        recipients,
         grads,
         landed: Vec::new(),
         error: None,
@@ -41,6 +43,7 @@ pub(super) fn reduce<M: Module>(
 /// Takes gradients out, in one dimension, and sends them off.
 struct Send<'a> {
     flight: &'a Flight,
+    recipients: Recipients,
     grads: &'a mut GradientsParams,
     landed: Vec<(ParamId, Option<Tensor<1>>)>,
     error: Option<ReleaseError>,
@@ -57,16 +60,17 @@ impl ModuleVisitor for Send<'_> {
             Ok(())
         };
         let numbers = grad.shape().num_elements();
+        let grad = grad.reshape([numbers]);
         let sent = self
             .flight
-            .launch(param.id, grad.reshape([numbers]), &mut landing);
+            .launch(param.id, grad, self.recipients, &mut landing);
         if let Err(error) = sent {
             self.error.get_or_insert(error);
         }
     }
 }
 
-/// Puts those back that this replica steps with.
+/// Puts those back that have come.
 struct Receive<'a> {
     grads: &'a mut GradientsParams,
     /// The first one last.

@@ -45,7 +45,7 @@ pub(super) struct TrainArgs {
     /// With --data-parallel: each process has the optimizer states of a part of the parameters
     #[arg(long, requires = "data_parallel")]
     pub(super) shard_optimizer: bool,
-    /// Decoupled weight decay of --optimizer adamw [default: 0.05]
+    /// Decoupled weight decay of --optimizer adamw, adamw-one-pass, adamw-8bit and stable-adamw [default: 0.05]
     #[arg(long, value_name = "DECAY")]
     pub(super) weight_decay: Option<f64>,
     /// Probability of dropout [default: 0.1]

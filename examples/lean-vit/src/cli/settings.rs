@@ -40,8 +40,9 @@ impl TrainArgs {
             "--weight-decay must be at least 0 and below 1, not {weight_decay}"
         );
         ensure!(
-            self.weight_decay.is_none() || engine.optimizer == OptimizerKind::AdamW,
-            "--weight-decay is for --optimizer adamw, not for {}",
+            self.weight_decay.is_none() || engine.optimizer.decays_weights(),
+            "--weight-decay is for --optimizer adamw, adamw-one-pass, adamw-8bit and stable-adamw, \
+             not for {}",
             engine.optimizer
         );
 

@@ -2,6 +2,7 @@
 
 use crate::program::{Home, lines, outcome, result};
 use serde_json::Value;
+use std::collections::HashMap;
 use std::fs;
 
 #[test]
@@ -66,13 +67,23 @@ fn modes_and_checkpointing_train_the_same_weights() {
 #[test]
 fn every_optimizer_trains_alike_in_both_modes() {
     let home = Home::new();
-    let optimizers = "adam adafactor lion lamb sgd adagrad rmsprop adan";
-    for optimizer in optimizers.split_whitespace() {
-        let [plain, release] = ["plain", "release"].map(|mode| {
-            let mut command = home.train(&format!("{optimizer}-{mode}"), 1);
-            result(command.args(["--optimizer", optimizer, "--mode", mode]))
-        });
-        assert_eq!(outcome(&plain), outcome(&release), "{optimizer}");
+    let optimizers = "adam adam-one-pass adam-8bit adamw adamw-one-pass adamw-8bit stable-adamw radam \
+                      adafactor adalomo came lion lamb sgd adagrad rmsprop adan";
+    let digests: HashMap<&str, Value> = optimizers
+        .split_whitespace()
+        .map(|optimizer| {
+            let [plain, release] = ["plain", "release"].map(|mode| {
+                let mut command = home.train(&format!("{optimizer}-{mode}"), 1);
+                result(command.args(["--optimizer", optimizer, "--mode", mode]))
+            });
+            assert_eq!(outcome(&plain), outcome(&release), "{optimizer}");
+            (optimizer, release["weights_digest"].clone())
+        })
+        .collect();
+    for in_one_pass in ["adam", "adamw"] {
+        let same = &digests[format!("{in_one_pass}-one-pass").as_str()];
+        assert_eq!(&digests[in_one_pass], same);
+        assert_ne!(&digests[format!("{in_one_pass}-8bit").as_str()], same);
     }
 }
 

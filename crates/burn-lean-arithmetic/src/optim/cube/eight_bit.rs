@@ -133,7 +133,9 @@ fn encode<N: Size>(blocks: &mut Blocks, numbers: &Sequence<Vector<f32, N>>, unit
         #[unroll]
         for lane in 0..N::value() {
             let number = extract::<N>(*numbers.index(part), lane);
-            let code = nearest(&*blocks, number / divisor);
+            // A positive number is never zero without a sign, as on the processor.
+            let least = select(number > 0.0, 1u32, 0u32);
+            let code = max(nearest(&*blocks, number / divisor), least);
             word |= code << comptime!(8 * (part * lanes + lane) as u32);
         }
     }

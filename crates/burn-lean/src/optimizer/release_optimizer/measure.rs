@@ -162,15 +162,7 @@ impl ReleaseOptimizer {
         model: M,
         sums: GradientsParams,
     ) -> Result<M, Refused<M, GradientsParams>> {
-        let checked = self
-            .check_arm(&model)
-            .and_then(|survey| match self.reduction() {
-                Some(_) => Err(ReleaseError::LocalGradients {
-                    what: "a pass that measures gradients".into(),
-                }),
-                None => Ok(survey),
-            });
-        let survey = match checked {
+        let survey = match self.check_arm(&model) {
             Ok(survey) => survey,
             Err(error) => return Err(Refused::with_grads(model, sums, error)),
         };
@@ -195,15 +187,17 @@ impl ReleaseOptimizer {
     ///   [`GradientChanged`](ReleaseError::GradientChanged),
     ///   [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy),
     ///   [`NoForward`](ReleaseError::NoForward): the gradients are not all, or not those, that would
-    ///   be stepped with.
+    ///   be stepped with;
+    /// - [`Reduction`](ReleaseError::Reduction): the replicas of the model do not do the same.
     pub fn try_measured<M: Module>(
         &mut self,
         model: &M,
         grads: GradientsParams,
     ) -> Result<GradNorm, ReleaseError> {
         let survey = Survey::of(model);
+        self.session.land()?;
         self.check_measured(model, &grads, &survey)?;
-        let params = ordinary::measure(&self.session, model, &grads);
+        let params = ordinary::measure(&self.session, model, &grads)?;
         let is_plain = self.session.is_plain();
         let mut stepper = self.session.stepper();
         let measured = stepper.gradients.end_measuring(&params, is_plain);

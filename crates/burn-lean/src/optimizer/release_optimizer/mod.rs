@@ -202,11 +202,6 @@ impl ReleaseOptimizer {
         if stepper.gradients.has_scaler() {
             survey.check_precision()?;
         }
-        if self.reduction().is_some()
-            && let Some(what) = stepper.gradients.looks()
-        {
-            return Err(ReleaseError::LocalGradients { what: what.into() });
-        }
         check_groups(model, &self.groups)
     }
 

@@ -14,9 +14,8 @@ impl ReleaseOptimizer {
     /// is no longer. Where the reduction is [sharded](GradientReduction::is_sharded), the states
     /// of other replicas' parameters are dropped, now and by [`load_record`](Self::load_record).
     ///
-    /// Burn's clipping, of each gradient by itself, sees the reduced gradients. An optimizer that
-    /// looks at the norms of gradients, or scales a loss, is refused when it arms a model
-    /// ([`LocalGradients`](ReleaseError::LocalGradients)).
+    /// Clipping, loss scaling and the norm in the report see the reduced gradients. In a step of
+    /// [two passes](Self::two_passes) gradients are reduced twice.
     ///
     /// # Panics
     ///

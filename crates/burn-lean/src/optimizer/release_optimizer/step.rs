@@ -58,8 +58,7 @@ impl ReleaseOptimizer {
     ///   the model was armed;
     /// - [`Reduction`](ReleaseError::Reduction): the replicas of the model do not do the same. The
     ///   model is half old, half new;
-    /// - [`LocalGradients`](ReleaseError::LocalGradients),
-    ///   [`OutOfRange`](ReleaseError::OutOfRange),
+    /// - [`OutOfRange`](ReleaseError::OutOfRange),
     ///   [`HalfPrecision`](ReleaseError::HalfPrecision), [`EmptyGroup`](ReleaseError::EmptyGroup):
     ///   as for [`try_arm`](Self::try_arm).
     pub fn try_step<M: Module>(
@@ -81,7 +80,10 @@ impl ReleaseOptimizer {
         };
         let mut report = self.report(&model, &mut grads);
         let reduced = match self.session.flight() {
-            Some(flight) => reduce(flight, &model, &mut grads),
+            Some(flight) => {
+                let recipients = self.session.stepper().gradients.recipients();
+                reduce(flight, &model, recipients, &mut grads)
+            }
             None => Ok(Vec::new()),
         };
         let reduced = match reduced {
@@ -223,7 +225,7 @@ impl ReleaseOptimizer {
             return Ok(());
         }
         drop(stepper);
-        let params = ordinary::measure(&self.session, model, grads);
+        let params = ordinary::measure(&self.session, model, grads)?;
         let slots = self.session.slots();
         let is_whole = !slots.values().any(|slot| slot.fate().taken);
         let armed = slots.len();

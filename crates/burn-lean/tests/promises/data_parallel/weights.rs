@@ -17,15 +17,15 @@ const STEPS: usize = 10;
 
 /// How replicas train.
 #[derive(Clone, Copy, Debug)]
-struct How {
-    size: usize,
+pub(super) struct How {
+    pub(super) size: usize,
     is_sharded: bool,
     in_flight: usize,
-    has_scopes: bool,
+    pub(super) has_scopes: bool,
 }
 
 impl How {
-    fn all() -> impl Iterator<Item = Self> {
+    pub(super) fn all() -> impl Iterator<Item = Self> {
         let kinds = [(false, 1), (true, 1), (true, 3)];
         (1..=4).flat_map(move |size| {
             kinds.into_iter().flat_map(move |(is_sharded, in_flight)| {
@@ -39,7 +39,7 @@ impl How {
         })
     }
 
-    fn parallel(self, replicas: Replicas) -> DataParallel {
+    pub(super) fn parallel(self, replicas: Replicas) -> DataParallel {
         let parallel = DataParallel::new(replicas)
             .with_max_in_flight(NonZeroUsize::new(self.in_flight).expect("one at least"));
         match self.is_sharded {
@@ -56,8 +56,20 @@ fn assert_run(
     optim: impl Fn() -> ModuleOptimizer + Sync,
     step: impl Fn(Net, &mut ReleaseOptimizer, usize, usize) -> Net + Sync,
 ) {
+    assert_run_with(how, expected, optim, |optim| optim, step);
+}
+
+/// With settings of gradient release.
+pub(super) fn assert_run_with(
+    how: How,
+    expected: &[Bits],
+    optim: impl Fn() -> ModuleOptimizer + Sync,
+    settings: impl Fn(ReleaseOptimizer) -> ReleaseOptimizer + Sync,
+    step: impl Fn(Net, &mut ReleaseOptimizer, usize, usize) -> Net + Sync,
+) {
     Threads::run(how.size, |replicas| {
-        assert_replica(how, replicas, expected, optim(), &step);
+        let optim = settings(optim().with_gradient_release());
+        assert_replica(how, replicas, expected, optim, &step);
     });
 }
 
@@ -66,15 +78,13 @@ fn assert_replica(
     how: How,
     replicas: Replicas,
     expected: &[Bits],
-    optim: ModuleOptimizer,
+    optim: ReleaseOptimizer,
     step: impl Fn(Net, &mut ReleaseOptimizer, usize, usize) -> Net,
 ) {
     let rank = replicas.rank();
     let parallel = how.parallel(replicas);
     let mut model = parallel.broadcast(Net::new()).unwrap();
-    let mut optim = optim
-        .with_gradient_release()
-        .with_reduction(Arc::new(parallel));
+    let mut optim = optim.with_reduction(Arc::new(parallel));
     for (at, expected) in expected.iter().enumerate() {
         model = step(model, &mut optim, at, rank);
         let what = format!("{how:?}, step {at}, rank {rank}");
@@ -124,7 +134,7 @@ fn processes_have_the_weights_of_one() {
                 how,
                 replicas,
                 &expected,
-                adamw(),
+                adamw().with_gradient_release(),
                 |model, optim, step, rank| release(how, model, optim, step, rank),
             );
         }

@@ -6,7 +6,7 @@ use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig, momentum::Momentu
 use burn::tensor::{Device, Tensor, activation};
 use burn_lean::{Outcome, ReleaseError, ReleaseOptimizer, WithGradientRelease};
 
-use crate::harness::{LR, adamw, bits, flex, numbers, plain_step, release_step};
+use crate::harness::{LR, adamw, assert_bits, bits, flex, numbers, plain_step, release_step};
 use crate::small::{PARAMS, Small, bits_of, numbered, numbered_from, panic_of, small};
 
 fn momentum() -> ModuleOptimizer {
@@ -214,6 +214,52 @@ fn unused_parameters_and_dead_branches() {
     );
     assert_eq!(count(&optim, Outcome::Released), 2);
     assert_eq!(count(&optim, Outcome::Unused), 4);
+}
+
+/// Which graphs Burn merges and forgets is decided by the order of a hash set, so each is run
+/// often.
+#[test]
+fn a_step_that_is_not_armed_gets_its_gradient_after_uses_that_led_nowhere() {
+    #[derive(Module, Debug)]
+    struct InTurn {
+        a: Param<Tensor<2>>,
+        b: Param<Tensor<2>>,
+        c: Param<Tensor<2>>,
+    }
+    let make = || {
+        let matrix = |seed| Param::from_tensor(numbers([4, 4], seed, &flex()));
+        let [a, b, c] = [1, 2, 3].map(matrix);
+        InTurn { a, b, c }
+    };
+    let loss = |model: &InTurn, step: usize| {
+        let x = numbers::<2>([4, 4], step, &flex());
+        let (a, b, c) = (model.a.val(), model.b.val(), model.c.val());
+        if step == 0 {
+            let _metric = x.clone().matmul(b).tanh().matmul(c).sum();
+            a.matmul(x).square().mean()
+        } else {
+            let live = b.tanh();
+            let _metric = (live.clone() * a + c).sum();
+            live.matmul(x).square().mean()
+        }
+    };
+    for is_armed in [[true, false], [false, true], [true, true], [false, false]] {
+        for run in 0..100 {
+            let (mut plain, mut model) = (make(), make());
+            let mut plain_optim = adamw();
+            let mut optim = adamw().with_gradient_release();
+            for (step, is_armed) in is_armed.into_iter().enumerate() {
+                plain = plain_step(plain, &mut plain_optim, |model| loss(model, step));
+                if is_armed {
+                    model = optim.arm(LR, model);
+                }
+                let grads = GradientsParams::from_grads(loss(&model, step).backward(), &model);
+                model = optim.step(LR, model, grads);
+            }
+            let what = format!("{is_armed:?}, run {run}");
+            assert_bits(&bits(&model), &bits(&plain), &what);
+        }
+    }
 }
 
 /// A branch that is dead in some steps only.

@@ -13,6 +13,7 @@ use burn_lean::optim::{
 };
 
 use super::harness::{Noise, Run, Saved};
+use super::noise::UNEVEN;
 use crate::harness::{assert_bits, bits, devices, flex, plain_run, release_run, seeded};
 
 /// Several chunks, and a last block that is not full.
@@ -125,6 +126,32 @@ fn from_the_same_moments_a_step_is_that_of_32_bits() {
                 );
             }
         }
+    }
+}
+
+/// Where the second moment becomes zero and the first one does not, a step is the first one over
+/// epsilon. In 32 bits the longest step of AdamW is (1 - 0.9) / sqrt(1 - 0.999) = 3.2 rates, that of a
+/// first gradient after zeros.
+#[test]
+fn uneven_gradients_make_no_long_steps() {
+    const RATE: f64 = 1e-3;
+    for (kind, gradient) in UNEVEN {
+        let adamw = AdamWConfig::new().with_weight_decay(0.0).in_one_pass();
+        let mut noise = Noise(61);
+        let mut run = Run::new(adamw.with_8_bit_moments(&model()), noise.numbers(SHAPE));
+        let mut longest = 0f32;
+        for step in 0..100 {
+            let mut place = 0..;
+            let grad = noise.tensor(SHAPE, &Device::flex(), |noise| {
+                gradient(noise, step, place.next().expect("endless"))
+            });
+            let before = run.weights();
+            run.step(RATE, grad);
+            for (after, before) in run.weights().iter().zip(&before) {
+                longest = longest.max((after - before).abs() / RATE as f32);
+            }
+        }
+        assert!(longest < 3.3, "{kind}: {longest} rates");
     }
 }
 
