@@ -2,7 +2,7 @@
 //!
 //! `burn-lean-optim` (Burn 0.21) and `burn-lean` (Burn 0.22 and later) give it their tensors,
 //! states and records. Nothing here depends on a version of Burn, so that each formula stands in
-//! one place.
+//! one place: the kernels of `optim::cube` too, which are compiled for each version of cubecl.
 
 #![forbid(unsafe_code)]
 

@@ -2,11 +2,13 @@
 //!
 //! A [`Rule`] is the step of one element. It runs on single numbers and on whole tensors
 //! ([`Number`]), in one pass over slices ([`host`]), or becomes the [`Program`](program::Program)
-//! of a kernel. What a rule is made of in a step, as the correction of a bias, is computed by the
+//! of a kernel (`cube`). What a rule is made of in a step, as the correction of a bias, is computed by the
 //! optimizer's own type in [`rules`].
 
 mod accumulation;
 mod configuration;
+#[cfg(any(feature = "cubecl-0-10", feature = "cubecl-0-11"))]
+pub mod cube;
 mod dynamic_map;
 mod factored;
 #[cfg(feature = "host")]

@@ -1,9 +1,6 @@
-//! One pass over memory on cubecl's devices: a kernel for each rule, made of the rule itself.
+//! One pass over memory on cubecl's devices: the tensors that its kernels take.
 
-mod eight_bit;
 mod fusion;
-mod kernel;
-mod rounding;
 
 use burn::tensor::{
     DType, Shape,
@@ -12,32 +9,25 @@ use burn::tensor::{
 };
 use burn_cubecl::{
     BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement,
-    cubecl::{
-        calculate_cube_count_elemwise,
-        prelude::{AddressType, Array, CubeDim, SequenceArg},
-        tensor_vector_size_parallel,
-    },
     ops::numeric::{empty_device_contiguous_dtype, empty_device_dtype, zeros_client},
     tensor::CubeTensor,
 };
 
 use burn_lean_arithmetic::optim::{
-    Measure, Rule, Squares, blocks,
-    program::{Clipping, Program},
+    Measure, Noise, Rule, Squares, blocks,
+    cube::{
+        Pass,
+        cubecl_0_10::{self as kernels, DeviceTensor},
+    },
+    program::Clipping,
     words,
 };
 
 use crate::{
-    LeanBackend,
+    LeanBackend, RoundStochastically,
     backend::{Clip, Operands, States, Stepped, Types},
     moment::{EightBit, Format, Moment},
 };
-use eight_bit::Codes;
-
-/// Numbers that a unit adds up for a sum, at least.
-const ADDED_BY_A_UNIT: usize = 64;
-/// Parts that a sum is made of, at most.
-const PARTS: usize = 1 << 16;
 
 impl<R, F, I, BT> LeanBackend for CubeBackend<R, F, I, BT>
 where
@@ -74,33 +64,14 @@ where
                 states.map(|state| state.map(&mut writable, &mut writable)),
             ),
         };
-        let (program, scalars) = Program::of_rule(rule, clipping, first);
-        let kept: Kept<R> = states.iter().cloned().collect();
-        let extent = Extent::of(kept.floats.iter().chain([&weight, &grad]));
-        if extent.elements > 0 && kept.blocks.is_empty() {
-            let client = &weight.client;
-            let units = extent.elements / extent.vector;
-            let dim = CubeDim::new(client, units);
-            kernel::step::launch(
-                client,
-                calculate_cube_count_elemwise(client, units, dim),
-                dim,
-                extent.address,
-                extent.vector,
-                weight.clone().into_linear_view(),
-                grad.into_linear_view(),
-                array(factor),
-                kept.floats
-                    .into_iter()
-                    .map(CubeTensor::into_linear_view)
-                    .collect(),
-                scalars.into_iter().collect(),
-                first,
-                program,
-            );
-        } else if extent.elements > 0 {
-            eight_bit::step(&weight, grad, factor, kept.blocks, scalars, first, program);
-        }
+        let pass = Pass::of_rule(rule, clipping, first);
+        kernels::step(
+            pass,
+            on_device(&weight),
+            on_device(&grad),
+            factor.as_ref().map(on_device),
+            of_kernel(&states),
+        );
         Stepped { weight, states }
     }
 
@@ -116,10 +87,9 @@ where
             States::New(_) => (true, Vec::new()),
             States::Old(states) => (false, Vec::from(states)),
         };
-        let (program, scalars) = Program::of_measure(measure, clipping, first);
+        let pass = Pass::of_measure(measure, clipping, first);
         let elements = grad.meta.num_elements();
-        let states: Kept<R> = states.into_iter().collect();
-        let sum = Self::float_sum(parts(grad, factor, states, scalars, program));
+        let sum = Self::float_sum(parts(pass, &grad, factor.as_ref(), of_kernel(&states)));
         Self::float_div_scalar(sum, (elements as f64).into())
     }
 
@@ -127,85 +97,44 @@ where
         if tensor.dtype != DType::F32 {
             return Self::float_sum(Self::float_powi_scalar(tensor, 2.into()));
         }
-        let (program, scalars) = Program::of_measure(&Squares, Clipping::None, true);
-        Self::float_sum(parts(tensor, None, Kept::default(), scalars, program))
+        let pass = Pass::of_measure(&Squares, Clipping::None, true);
+        Self::float_sum(parts(pass, &tensor, None, kernels::States::default()))
     }
 }
 
-/// The sum of a program's result over all elements, in parts that are yet to be added up: `[parts]`.
+impl<R, F, I, BT> RoundStochastically for CubeBackend<R, F, I, BT>
+where
+    R: CubeRuntime,
+    F: FloatElement,
+    I: IntElement,
+    BT: BoolElement,
+{
+    /// In place, and in 32 bits: what has bf16 is left to the cast that follows.
+    fn round_stochastically(tensor: CubeTensor<R>, noise: Noise) -> CubeTensor<R> {
+        assert_eq!(tensor.dtype, DType::F32, "steps are computed in 32 bits");
+        let tensor = writable(tensor);
+        kernels::round_stochastically(on_device(&tensor), noise);
+        tensor
+    }
+}
+
+/// What a pass makes of all elements, in parts that are yet to be added up: `[parts]`.
 fn parts<R: CubeRuntime>(
-    grad: CubeTensor<R>,
-    factor: Option<CubeTensor<R>>,
-    states: Kept<R>,
-    scalars: Vec<f32>,
-    program: Program,
+    pass: Pass,
+    grad: &CubeTensor<R>,
+    factor: Option<&CubeTensor<R>>,
+    states: kernels::States<DeviceTensor<R>>,
 ) -> CubeTensor<R> {
-    let size = Extent::of(states.floats.iter().chain([&grad]));
-    if size.elements == 0 {
-        return zeros_client(grad.client, grad.device, Shape::new([1]), DType::F32);
+    let (client, device) = (grad.client.clone(), grad.device.clone());
+    let elements = grad.meta.num_elements();
+    if elements == 0 {
+        return zeros_client(client, device, Shape::new([1]), DType::F32);
     }
-    let parts = (size.elements / ADDED_BY_A_UNIT).clamp(1, PARTS);
-    let client = grad.client.clone();
-    let sums = empty_device_contiguous_dtype(
-        client.clone(),
-        grad.device.clone(),
-        Shape::new([parts]),
-        DType::F32,
-    );
-    let dim = CubeDim::new(&client, parts);
-    kernel::sum::launch(
-        &client,
-        calculate_cube_count_elemwise(&client, parts, dim),
-        dim,
-        size.address,
-        size.vector,
-        grad.into_linear_view(),
-        array(factor),
-        states
-            .floats
-            .into_iter()
-            .map(CubeTensor::into_linear_view)
-            .collect(),
-        states
-            .blocks
-            .into_iter()
-            .map(Codes::into_argument)
-            .collect(),
-        sums.clone().into_array_arg(),
-        scalars.into_iter().collect(),
-        program,
-    );
+    let shape = Shape::new([kernels::parts(elements)]);
+    let sums = empty_device_contiguous_dtype(client, device, shape, DType::F32);
+    let factor = factor.map(on_device);
+    kernels::sum(pass, on_device(&sums), on_device(grad), factor, states);
     sums
-}
-
-/// What a kernel over tensors of one shape needs to know of all of them.
-struct Extent {
-    elements: usize,
-    /// Elements that a unit takes at once.
-    vector: usize,
-    address: AddressType,
-}
-
-impl Extent {
-    fn of<'a, R: CubeRuntime>(tensors: impl Iterator<Item = &'a CubeTensor<R>>) -> Self {
-        let mut size = Self {
-            elements: 0,
-            vector: usize::MAX,
-            address: AddressType::default(),
-        };
-        for tensor in tensors {
-            let vector = tensor_vector_size_parallel(
-                tensor.client.io_optimized_vector_sizes(tensor.dtype.size()),
-                tensor.meta.shape(),
-                tensor.meta.strides(),
-                tensor.meta.num_dims() - 1,
-            );
-            size.elements = tensor.meta.num_elements();
-            size.vector = size.vector.min(vector);
-            size.address = size.address.max(tensor.required_address_type());
-        }
-        size
-    }
 }
 
 /// The tensor, or a copy of it where somebody else holds it, or its elements overlap.
@@ -243,42 +172,33 @@ where
     }
 }
 
-/// The states of a parameter, which are all floats or all in 8 bits.
-struct Kept<R: CubeRuntime> {
-    floats: Vec<CubeTensor<R>>,
-    blocks: Vec<Codes<R>>,
-}
-
-impl<R: CubeRuntime> Default for Kept<R> {
-    fn default() -> Self {
-        Self {
-            floats: Vec::new(),
-            blocks: Vec::new(),
-        }
-    }
-}
-
-impl<B, R> FromIterator<Moment<B>> for Kept<R>
+/// States as a kernel takes them.
+fn of_kernel<'a, B, R>(
+    states: impl IntoIterator<Item = &'a Moment<B>>,
+) -> kernels::States<DeviceTensor<R>>
 where
     B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorPrimitive = CubeTensor<R>>,
     R: CubeRuntime,
 {
-    fn from_iter<I: IntoIterator<Item = Moment<B>>>(states: I) -> Self {
-        let mut kept = Self::default();
-        for state in states {
-            match state {
-                Moment::Float(floats) => kept.floats.push(floats),
-                Moment::EightBit(EightBit {
-                    codes, scales, map, ..
-                }) => kept.blocks.push(Codes { codes, scales, map }),
-            }
+    let mut of_kernel = kernels::States::default();
+    for state in states {
+        match state {
+            Moment::Float(floats) => of_kernel.floats.push(on_device(floats)),
+            Moment::EightBit(blocks) => of_kernel.eight_bit.push(kernels::EightBit {
+                codes: on_device(&blocks.codes),
+                scales: on_device(&blocks.scales),
+                map: blocks.map,
+            }),
         }
-        kept
     }
+    of_kernel
 }
 
-fn array<R: CubeRuntime>(factor: Option<CubeTensor<R>>) -> SequenceArg<R, Array<f32>> {
-    factor.map(CubeTensor::into_array_arg).into_iter().collect()
+fn on_device<R: CubeRuntime>(tensor: &CubeTensor<R>) -> DeviceTensor<R> {
+    DeviceTensor {
+        client: tensor.client.clone(),
+        binding: tensor.clone().binding(),
+    }
 }
 
 /// The factor is apart, as a tensor among others.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-#[cfg(feature = "flex")]
+#[cfg(any(feature = "cube", feature = "flex"))]
 use burn::backend::DispatchDevice;
 use burn::optim::{
     LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource, join_path,
@@ -10,6 +10,8 @@ use burn::optim::{
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_lean_arithmetic::optim::Noise;
 
+#[cfg(feature = "cube")]
+use super::cube;
 #[cfg(feature = "flex")]
 use super::flex;
 use super::record::Field;
@@ -56,7 +58,7 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
 ///
 /// The random numbers are those of the seed, the step and the place in the parameter: the same in
 /// every run, and after a resume. Two parameters of one size have the same. On other backends than
-/// Flex the numbers go by way of the host, which is slow.
+/// Flex and the Cube backend the numbers go by way of the host, which is slow.
 #[derive(Clone, Copy, Debug)]
 pub struct Stochastic {
     /// Chooses the random numbers.
@@ -95,6 +97,13 @@ impl Rounding for Stochastic {
         #[cfg(feature = "flex")]
         if matches!(exact.device().as_dispatch(), DispatchDevice::Flex(_)) {
             return (flex::round_stochastically(exact, noise), None);
+        }
+        #[cfg(feature = "cube")]
+        if matches!(exact.device().as_dispatch(), DispatchDevice::Cube(_)) {
+            return (
+                cube::round_stochastically(exact, noise).cast(DType::BF16),
+                None,
+            );
         }
         (round_on_host(exact, noise), None)
     }

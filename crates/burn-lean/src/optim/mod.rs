@@ -16,6 +16,8 @@ mod adamw;
 mod adaptive;
 mod bf16;
 mod came;
+#[cfg(feature = "cube")]
+mod cube;
 mod factored;
 #[cfg(feature = "flex")]
 mod flex;
@@ -57,10 +59,12 @@ pub trait InOnePass {
     /// The optimizer in one pass.
     type Optimizer: Lean;
 
-    /// The same optimizer in one pass over weight, gradient and states, where the backend has such
-    /// a pass, and by Burn's operations elsewhere.
+    /// The same optimizer in one pass over weight, gradient and states where the backend has such a
+    /// pass, as Flex and the Cube backend (wgpu, CUDA) do, fused or not, and by Burn's operations
+    /// elsewhere.
     ///
-    /// Its records are Burn's. So are its weights and states: bit for bit on Flex and on NdArray.
+    /// Its records are Burn's. So are its weights and states: bit for bit on Flex and on NdArray, up
+    /// to rounding on the Cube backend.
     /// Clipping of the configuration is the optimizer's own, also where it steps a group: Burn's
     /// [`ModuleOptimizer`] knows of none. Clipping by value is part of the pass.
     ///
@@ -112,8 +116,8 @@ pub trait EightBitMoments: Lean {
     /// an embedding's weight in `model`, as the paper recommends.
     ///
     /// Records are smaller as well, and interchangeable with those in 32 bits; Burn's own optimizer
-    /// refuses one in 8 bits with a panic. Flex steps with them in one pass. On other backends the
-    /// moments are packed and unpacked on the host, which is slow.
+    /// refuses one in 8 bits with a panic. Flex and the Cube backend (wgpu, CUDA) step with them in
+    /// one pass. On other backends the moments are packed and unpacked on the host, which is slow.
     ///
     /// ```
     /// use burn::nn::{Linear, LinearConfig};

@@ -1,10 +1,12 @@
 //! A step of a parameter, in place where the backend can, and by Burn's operations elsewhere.
 
-#[cfg(feature = "flex")]
+#[cfg(any(feature = "cube", feature = "flex"))]
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Tensor};
 use burn_lean_arithmetic::optim::{Clip, Measure, Rule};
 
+#[cfg(feature = "cube")]
+use super::cube;
 #[cfg(feature = "flex")]
 use super::flex;
 use super::moment::{Format, Moment};
@@ -32,6 +34,7 @@ pub(super) enum States<const N: usize, const D: usize> {
     Old([Moment<D>; N]),
 }
 
+#[cfg(any(feature = "cube", feature = "flex"))]
 impl<const N: usize, const D: usize> Operands<N, D> {
     /// Whether the parameter is on Flex, and of types that it has a pass for: weights in 32 bits,
     /// and states in 32 bits, bf16 or 8 bits. Weights of other types are stepped as Burn does,
@@ -42,13 +45,32 @@ impl<const N: usize, const D: usize> Operands<N, D> {
             Format::Float(dtype) => matches!(dtype, DType::F32 | DType::BF16),
             Format::EightBit(_) => true,
         };
-        self.weight.dtype() == DType::F32
-            && self.grad.dtype() == DType::F32
+        self.is_in_32_bits()
             && matches!(self.weight.device().as_dispatch(), DispatchDevice::Flex(_))
-            && match &self.states {
-                States::New(formats) => formats.iter().all(is_narrow),
-                States::Old(states) => states.iter().all(|state| is_narrow(&state.format())),
-            }
+            && self.formats().iter().all(is_narrow)
+    }
+
+    /// Whether the parameter is on the Cube backend, and of types that it has a pass for: weights in
+    /// 32 bits, and states all in 32 bits or all in 8.
+    #[cfg(feature = "cube")]
+    fn has_cube_pass(&self) -> bool {
+        let all = |is_so: fn(&Format) -> bool| self.formats().iter().all(is_so);
+        self.is_in_32_bits()
+            && self.weight.shape().num_elements() > 0
+            && matches!(self.weight.device().as_dispatch(), DispatchDevice::Cube(_))
+            && (all(|format| *format == Format::Float(DType::F32))
+                || all(|format| matches!(format, Format::EightBit(_))))
+    }
+
+    fn is_in_32_bits(&self) -> bool {
+        self.weight.dtype() == DType::F32 && self.grad.dtype() == DType::F32
+    }
+
+    fn formats(&self) -> [Format; N] {
+        match &self.states {
+            States::New(formats) => *formats,
+            States::Old(states) => states.each_ref().map(Moment::format),
+        }
     }
 }
 
@@ -61,6 +83,10 @@ pub(super) fn step<R: Rule<N>, const N: usize, const D: usize>(
     if operands.has_flex_pass() {
         return flex::step(rule, operands);
     }
+    #[cfg(feature = "cube")]
+    if operands.has_cube_pass() {
+        return cube::step(rule, operands);
+    }
     step_tensors(rule, operands)
 }
 
@@ -72,6 +98,10 @@ pub(super) fn mean<M: Measure<N>, const N: usize, const D: usize>(
     #[cfg(feature = "flex")]
     if operands.has_flex_pass() {
         return flex::mean(measure, operands);
+    }
+    #[cfg(feature = "cube")]
+    if operands.has_cube_pass() {
+        return cube::mean(measure, operands);
     }
     let grad = operands.clip.clip(Whole(operands.grad.clone()));
     let Whole(measured) = match &operands.states {

@@ -1,18 +1,19 @@
 //! The kernels: what a program computes of each element.
 
-use burn_cubecl::cubecl::{self, prelude::*, std::tensor::layout::linear::LinearView};
-
-use burn_lean_arithmetic::optim::program::{Operation, Program};
+use super::cubecl;
+use cubecl::prelude::*;
 
 use super::eight_bit::{Blocks, decode};
+use super::{Buffer, View, ViewMut, extract, greater_equal, less_than};
+use crate::optim::program::{Operation, Program};
 
 /// Writes weight and states in their place. In the first step the states are only written.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn step<N: Size>(
-    weight: &mut LinearView<Vector<f32, N>, ReadWrite>,
-    grad: &LinearView<Vector<f32, N>>,
-    factor: &Sequence<Array<f32>>,
-    states: &mut Sequence<LinearView<Vector<f32, N>, ReadWrite>>,
+    weight: &mut ViewMut<Vector<f32, N>>,
+    grad: &View<Vector<f32, N>>,
+    factor: &Sequence<Buffer<f32>>,
+    states: &mut Sequence<ViewMut<Vector<f32, N>>>,
     scalars: &Sequence<f32>,
     #[comptime] first: bool,
     #[comptime] program: Program,
@@ -21,8 +22,8 @@ pub(super) fn step<N: Size>(
         terminate!();
     }
     let mut values = Sequence::<Vector<f32, N>>::new();
-    values.push(weight[ABSOLUTE_POS]);
-    values.push(grad[ABSOLUTE_POS]);
+    values.push(weight.read(ABSOLUTE_POS));
+    values.push(grad.read(ABSOLUTE_POS));
     #[unroll]
     for place in 0..factor.len() {
         values.push(Vector::new(factor.index(place)[0]));
@@ -30,26 +31,29 @@ pub(super) fn step<N: Size>(
     if comptime!(!first) {
         #[unroll]
         for place in 0..states.len() {
-            values.push(states.index(place)[ABSOLUTE_POS]);
+            values.push(states.index(place).read(ABSOLUTE_POS));
         }
     }
     run(&mut values, scalars, comptime!(program.clone()));
-    weight[ABSOLUTE_POS] = *values.index(comptime!(program.results[0]));
+    weight.write(ABSOLUTE_POS, *values.index(comptime!(program.results[0])));
     #[unroll]
     for place in 0..states.len() {
         let result = comptime!(program.results[place + 1]);
-        states.index_mut(place)[ABSOLUTE_POS] = *values.index(result);
+        states
+            .index_mut(place)
+            .write(ABSOLUTE_POS, *values.index(result));
     }
 }
 
-/// Adds up the program's result over all elements, with states that are floats or in 8 bits, in as many parts as there are `sums`.
+/// Adds up the program's result over all elements, with states that are floats or in 8 bits, in as
+/// many parts as there are `sums`.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn sum<N: Size>(
-    grad: &LinearView<Vector<f32, N>>,
-    factor: &Sequence<Array<f32>>,
-    states: &Sequence<LinearView<Vector<f32, N>>>,
+    grad: &View<Vector<f32, N>>,
+    factor: &Sequence<Buffer<f32>>,
+    states: &Sequence<View<Vector<f32, N>>>,
     blocks: &Sequence<Blocks>,
-    sums: &mut Array<f32>,
+    sums: &mut Buffer<f32>,
     scalars: &Sequence<f32>,
     #[comptime] program: Program,
 ) {
@@ -59,14 +63,14 @@ pub(super) fn sum<N: Size>(
     let mut total = Vector::<f32, N>::new(0.0);
     for element in range_stepped(ABSOLUTE_POS, grad.shape(), sums.len()) {
         let mut values = Sequence::<Vector<f32, N>>::new();
-        values.push(grad[element]);
+        values.push(grad.read(element));
         #[unroll]
         for place in 0..factor.len() {
             values.push(Vector::new(factor.index(place)[0]));
         }
         #[unroll]
         for place in 0..states.len() {
-            values.push(states.index(place)[element]);
+            values.push(states.index(place).read(element));
         }
         #[unroll]
         for place in 0..blocks.len() {
@@ -77,8 +81,8 @@ pub(super) fn sum<N: Size>(
     }
     let mut sum = 0.0;
     #[unroll]
-    for lane in 0..total.size() {
-        sum += total[lane];
+    for lane in 0..N::value() {
+        sum += extract::<N>(total, lane);
     }
     sums[ABSOLUTE_POS] = sum;
 }
@@ -92,7 +96,7 @@ pub(super) fn run<N: Size>(
 ) {
     #[unroll]
     for place in 0..program.operations.len() {
-        let value = apply::<N>(values, scalars, comptime!(program.operations[place]));
+        let value = apply::<N>(&*values, scalars, comptime!(program.operations[place]));
         values.push(value);
     }
 }
@@ -125,20 +129,20 @@ fn apply<N: Size>(
 #[cube]
 fn sign<N: Size>(value: Vector<f32, N>) -> Vector<f32, N> {
     let zero = Vector::new(0.0);
-    let sign = select_many(value.less_than(zero), Vector::new(-1.0), zero);
-    select_many(value.greater_than(zero), Vector::new(1.0), sign)
+    let sign = select_many(less_than(value, zero), Vector::new(-1.0), zero);
+    select_many(less_than(zero, value), Vector::new(1.0), sign)
 }
 
 #[cube]
 fn max_pair<N: Size>(one: Vector<f32, N>, other: Vector<f32, N>) -> Vector<f32, N> {
-    select_many(one.less_than(other), other, one)
+    select_many(less_than(one, other), other, one)
 }
 
 #[cube]
 fn clip<N: Size>(value: Vector<f32, N>, threshold: Vector<f32, N>) -> Vector<f32, N> {
     let least = Vector::new(0.0) - threshold;
-    let clipped = select_many(value.greater_than(threshold), threshold, value);
-    select_many(value.less_than(least), least, clipped)
+    let clipped = select_many(less_than(threshold, value), threshold, value);
+    select_many(less_than(value, least), least, clipped)
 }
 
 #[cube]
@@ -148,7 +152,7 @@ fn zero_where_signs_differ<N: Size>(
     other: Vector<f32, N>,
 ) -> Vector<f32, N> {
     let zero = Vector::new(0.0);
-    let if_positive = select_many(other.greater_equal(zero), value, zero);
-    let if_negative = select_many(other.greater_equal(zero), zero, value);
-    select_many(one.greater_equal(zero), if_positive, if_negative)
+    let if_positive = select_many(greater_equal(other, zero), value, zero);
+    let if_negative = select_many(greater_equal(other, zero), zero, value);
+    select_many(greater_equal(one, zero), if_positive, if_negative)
 }

@@ -1,40 +1,48 @@
 //! Moments in 8 bits: a cube of units for each block, and a word of four codes for each unit.
 
-use burn::tensor::TensorData;
-use burn_cubecl::{
-    CubeRuntime,
-    cubecl::{
-        self, calculate_cube_count_elemwise, prelude::*, std::tensor::layout::linear::LinearView,
-    },
-    tensor::CubeTensor,
-};
+use super::cubecl;
+use cubecl::prelude::*;
 
-use burn_lean_arithmetic::optim::{BLOCK, DynamicMap, program::Program};
-
-use super::{Extent, array, kernel::run};
+use super::kernel::run;
+use super::{Buffer, View, ViewMut, extract, insert, shared_words};
+use crate::optim::program::Program;
+use crate::optim::{BLOCK, DynamicMap};
 
 /// Codes in a word.
-const WORD: usize = 4;
-const UNITS: usize = BLOCK / WORD;
+pub(super) const WORD: usize = 4;
+pub(super) const UNITS: usize = BLOCK / WORD;
 
 /// Numbers in 8 bits, and what their codes mean.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Blocks {
-    codes: Array<i32>,
-    scales: Array<f32>,
+    codes: Buffer<i32>,
+    scales: Buffer<f32>,
     /// The entries, and the middles between them from zero on.
-    table: Array<f32>,
+    table: Buffer<f32>,
     /// The place of zero among the entries.
     #[cube(comptime)]
     zero: i32,
 }
 
+/// What the codes of a map mean, and the place of zero.
+pub(super) fn table(map: DynamicMap) -> (Vec<f32>, i32) {
+    let entries = map.entries();
+    let zero = entries.iter().position(|entry| *entry == 0.0);
+    let zero = zero.expect("zero is an entry of every map");
+    let middles = entries[zero..].windows(2);
+    let middles = middles.map(|pair| (pair[0] + pair[1]) / 2.0);
+    let mut table: Vec<f32> = entries.iter().copied().chain(middles).collect();
+    // No number is above what is behind the last middle.
+    table.resize(2 * BLOCK, f32::INFINITY);
+    (table, zero as i32)
+}
+
 /// Writes weight and states in their place. In the first step the states are only written.
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn step_blocks<N: Size>(
-    weight: &mut LinearView<Vector<f32, N>, ReadWrite>,
-    grad: &LinearView<Vector<f32, N>>,
-    factor: &Sequence<Array<f32>>,
+pub(super) fn step<N: Size>(
+    weight: &mut ViewMut<Vector<f32, N>>,
+    grad: &View<Vector<f32, N>>,
+    factor: &Sequence<Buffer<f32>>,
     states: &mut Sequence<Blocks>,
     scalars: &Sequence<f32>,
     #[comptime] first: bool,
@@ -51,8 +59,8 @@ pub(super) fn step_blocks<N: Size>(
         // A unit beyond the end computes the first number again, and drops it: all units meet below.
         let read = select(is_inside, place, 0);
         let mut values = Sequence::<Vector<f32, N>>::new();
-        values.push(weight[read]);
-        values.push(grad[read]);
+        values.push(weight.read(read));
+        values.push(grad.read(read));
         #[unroll]
         for place in 0..factor.len() {
             values.push(Vector::new(factor.index(place)[0]));
@@ -65,7 +73,7 @@ pub(super) fn step_blocks<N: Size>(
         }
         run(&mut values, scalars, comptime!(program.clone()));
         if is_inside {
-            weight[place] = *values.index(comptime!(program.results[0]));
+            weight.write(place, *values.index(comptime!(program.results[0])));
         }
         #[unroll]
         for state in 0..states.len() {
@@ -93,7 +101,8 @@ pub(super) fn decode<N: Size>(blocks: &Blocks, place: usize) -> Vector<f32, N> {
         let number = place * N::value() + lane;
         let word = u32::reinterpret(blocks.codes[number / WORD]);
         let code = (word >> (8 * (number % WORD) as u32)) & 0xff;
-        numbers[lane] = blocks.table[code as usize] * blocks.scales[number / BLOCK];
+        let number = blocks.table[code as usize] * blocks.scales[number / BLOCK];
+        insert::<N>(&mut numbers, lane, number);
     }
     numbers
 }
@@ -107,7 +116,7 @@ fn encode<N: Size>(blocks: &mut Blocks, numbers: &Sequence<Vector<f32, N>>, unit
     for part in 0..numbers.len() {
         #[unroll]
         for lane in 0..N::value() {
-            let magnitude = u32::reinterpret(f32::abs(numbers.index(part)[lane]));
+            let magnitude = u32::reinterpret(f32::abs(extract::<N>(*numbers.index(part), lane)));
             most = max(most, magnitude);
         }
     }
@@ -123,10 +132,10 @@ fn encode<N: Size>(blocks: &mut Blocks, numbers: &Sequence<Vector<f32, N>>, unit
     for part in 0..numbers.len() {
         #[unroll]
         for lane in 0..N::value() {
-            let number = numbers.index(part)[lane];
+            let number = extract::<N>(*numbers.index(part), lane);
             // A positive number is never zero without a sign, as on the processor.
             let least = select(number > 0.0, 1u32, 0u32);
-            let code = max(nearest(blocks, number / divisor), least);
+            let code = max(nearest(&*blocks, number / divisor), least);
             word |= code << comptime!(8 * (part * lanes + lane) as u32);
         }
     }
@@ -138,7 +147,7 @@ fn encode<N: Size>(blocks: &mut Blocks, numbers: &Sequence<Vector<f32, N>>, unit
 /// The largest of the numbers that the units of a cube have.
 #[cube]
 fn most_of_block(own: u32) -> u32 {
-    let mut shared = SharedMemory::<u32>::new(UNITS);
+    let mut shared = shared_words(UNITS);
     let unit = UNIT_POS as usize;
     shared[unit] = own;
     sync_cube();
@@ -172,70 +181,4 @@ fn nearest(blocks: &Blocks, number: f32) -> u32 {
     let signed = select(number < 0.0, -below, below);
     // There is no -1: the last entry below zero is nearest.
     u32::cast_from(max(blocks.zero + signed, 0))
-}
-
-/// A state on the device.
-pub(super) struct Codes<R: CubeRuntime> {
-    pub(super) codes: CubeTensor<R>,
-    pub(super) scales: CubeTensor<R>,
-    pub(super) map: DynamicMap,
-}
-
-impl<R: CubeRuntime> Codes<R> {
-    /// The state as an argument of a kernel, with the table of its codes.
-    pub(super) fn into_argument(self) -> BlocksLaunch<R> {
-        let entries = self.map.entries();
-        let zero = entries.iter().position(|entry| *entry == 0.0);
-        let zero = zero.expect("zero is an entry of every map");
-        let middles = entries[zero..].windows(2);
-        let middles = middles.map(|pair| (pair[0] + pair[1]) / 2.0);
-        let mut table: Vec<f32> = entries.iter().copied().chain(middles).collect();
-        // No number is above what is behind the last middle.
-        table.resize(2 * BLOCK, f32::INFINITY);
-        let CubeTensor { client, device, .. } = &self.scales;
-        let table = TensorData::new(table, [2 * BLOCK]);
-        let table = CubeTensor::new_contiguous(
-            client.clone(),
-            device.clone(),
-            table.shape,
-            client.create(table.bytes),
-            table.dtype,
-        );
-        BlocksLaunch::new(
-            self.codes.into_array_arg(),
-            self.scales.into_array_arg(),
-            table.into_array_arg(),
-            zero as i32,
-        )
-    }
-}
-
-/// Steps a parameter with at least one element.
-pub(super) fn step<R: CubeRuntime>(
-    weight: &CubeTensor<R>,
-    grad: CubeTensor<R>,
-    factor: Option<CubeTensor<R>>,
-    states: Vec<Codes<R>>,
-    scalars: Vec<f32>,
-    first: bool,
-    program: Program,
-) {
-    let extent = Extent::of([weight, &grad].into_iter());
-    let blocks = extent.elements.div_ceil(BLOCK);
-    let dim = CubeDim::new_1d(UNITS as u32);
-    step_blocks::launch(
-        &weight.client,
-        calculate_cube_count_elemwise(&weight.client, blocks * UNITS, dim),
-        dim,
-        extent.address,
-        // A unit has the numbers of one word, however many it takes at once.
-        extent.vector.min(WORD),
-        weight.clone().into_linear_view(),
-        grad.into_linear_view(),
-        array(factor),
-        states.into_iter().map(Codes::into_argument).collect(),
-        scalars.into_iter().collect(),
-        first,
-        program,
-    );
 }

@@ -1,0 +1,189 @@
+//! Launching of the kernels over tensors.
+
+use super::cubecl;
+use cubecl::prelude::{AddressType, CubeDim};
+use cubecl::{calculate_cube_count_elemwise, tensor_vector_size_parallel};
+
+use super::eight_bit::{self, BlocksLaunch, UNITS, WORD};
+use super::{OnDevice, kernel, rounding};
+use crate::optim::cube::Pass;
+use crate::optim::{BLOCK, DynamicMap, Noise};
+
+/// Numbers that a unit adds up for a sum, at least.
+const ADDED_BY_A_UNIT: usize = 64;
+/// Bytes of an element.
+const SIZE: usize = size_of::<f32>();
+/// Parts that a sum is made of, at most.
+const PARTS: usize = 1 << 16;
+
+/// The states of a parameter, which are all floats or all in 8 bits.
+#[derive(Debug)]
+pub struct States<T> {
+    /// Those that are floats.
+    pub floats: Vec<T>,
+    /// Those in 8 bits.
+    pub eight_bit: Vec<EightBit<T>>,
+}
+
+/// A state in 8 bits.
+#[derive(Debug)]
+pub struct EightBit<T> {
+    /// Four codes to a word.
+    pub codes: T,
+    /// What each block is multiplied by.
+    pub scales: T,
+    /// What the codes mean.
+    pub map: DynamicMap,
+}
+
+impl<T> Default for States<T> {
+    fn default() -> Self {
+        Self {
+            floats: Vec::new(),
+            eight_bit: Vec::new(),
+        }
+    }
+}
+
+impl<T: OnDevice> EightBit<T> {
+    /// Codes, scales, the table of the codes, and where zero is in it.
+    fn into_operands(self) -> ([T; 3], i32) {
+        let (table, zero) = eight_bit::table(self.map);
+        let table = self.codes.upload(&table);
+        ([self.codes, self.scales, table], zero)
+    }
+}
+
+/// Writes weight and states in their place. The factor, where the pass has one, is one number.
+pub fn step<T: OnDevice>(pass: Pass, weight: T, grad: T, factor: Option<T>, states: States<T>) {
+    let extent = Extent::of(states.floats.iter().chain([&weight, &grad]));
+    let client = &weight.client().clone();
+    if extent.elements > 0 && states.eight_bit.is_empty() {
+        let units = extent.elements / extent.vector;
+        let dim = CubeDim::new(client, units);
+        kernel::step::launch(
+            client,
+            calculate_cube_count_elemwise(client, units, dim),
+            dim,
+            extent.address,
+            extent.vector,
+            weight.into_view(),
+            grad.into_view(),
+            factor.map(T::into_buffer).into_iter().collect(),
+            states.floats.into_iter().map(T::into_view).collect(),
+            pass.scalars.into_iter().collect(),
+            pass.is_first,
+            pass.program,
+        );
+    } else if extent.elements > 0 {
+        let units = extent.elements.div_ceil(BLOCK) * UNITS;
+        let dim = CubeDim::new_1d(UNITS as u32);
+        let states = states.eight_bit.into_iter().map(EightBit::into_operands);
+        eight_bit::step::launch(
+            client,
+            calculate_cube_count_elemwise(client, units, dim),
+            dim,
+            extent.address,
+            // A unit has the numbers of one word, however many it takes at once.
+            extent.vector.min(WORD),
+            weight.into_view(),
+            grad.into_view(),
+            factor.map(T::into_buffer).into_iter().collect(),
+            states
+                .map(|(operands, zero)| {
+                    let [codes, scales, table] = operands.map(T::into_buffer);
+                    BlocksLaunch::new(codes, scales, table, zero)
+                })
+                .collect(),
+            pass.scalars.into_iter().collect(),
+            pass.is_first,
+            pass.program,
+        );
+    }
+}
+
+/// How many parts a sum over so many elements is made of.
+pub fn parts(elements: usize) -> usize {
+    (elements / ADDED_BY_A_UNIT).clamp(1, PARTS)
+}
+
+/// Adds up what the pass makes of each element, of which there is at least one, in as many parts as
+/// `sums` has. The parts are yet to be added up.
+pub fn sum<T: OnDevice>(pass: Pass, sums: T, grad: T, factor: Option<T>, states: States<T>) {
+    let extent = Extent::of(states.floats.iter().chain([&grad]));
+    let client = &grad.client().clone();
+    let parts = sums.binding().size();
+    let dim = CubeDim::new(client, parts);
+    let eight_bit = states.eight_bit.into_iter().map(EightBit::into_operands);
+    kernel::sum::launch(
+        client,
+        calculate_cube_count_elemwise(client, parts, dim),
+        dim,
+        extent.address,
+        extent.vector,
+        grad.into_view(),
+        factor.map(T::into_buffer).into_iter().collect(),
+        states.floats.into_iter().map(T::into_view).collect(),
+        eight_bit
+            .map(|(operands, zero)| {
+                let [codes, scales, table] = operands.map(T::into_buffer);
+                BlocksLaunch::new(codes, scales, table, zero)
+            })
+            .collect(),
+        sums.into_buffer(),
+        pass.scalars.into_iter().collect(),
+        pass.program,
+    );
+}
+
+/// Rounds numbers to bf16 by chance, in their place.
+pub fn round_stochastically<T: OnDevice>(numbers: T, noise: Noise) {
+    let extent = Extent::of([&numbers].into_iter());
+    if extent.elements > 0 {
+        let [low, high] = noise.seeds;
+        let client = &numbers.client().clone();
+        let units = extent.elements / extent.vector;
+        let dim = CubeDim::new(client, units);
+        rounding::stochastically::launch(
+            client,
+            calculate_cube_count_elemwise(client, units, dim),
+            dim,
+            extent.address,
+            extent.vector,
+            numbers.into_view(),
+            low,
+            high,
+        );
+    }
+}
+
+/// What a kernel over tensors of one shape needs to know of all of them.
+struct Extent {
+    elements: usize,
+    /// Elements that a unit takes at once.
+    vector: usize,
+    address: AddressType,
+}
+
+impl Extent {
+    fn of<'a, T: OnDevice + 'a>(tensors: impl Iterator<Item = &'a T>) -> Self {
+        let mut extent = Self {
+            elements: 0,
+            vector: usize::MAX,
+            address: AddressType::default(),
+        };
+        for tensor in tensors {
+            let binding = tensor.binding();
+            let vector = tensor_vector_size_parallel(
+                tensor.client().io_optimized_vector_sizes(SIZE),
+                &binding.shape,
+                &binding.strides,
+                binding.shape.len() - 1,
+            );
+            extent.elements = binding.size();
+            extent.vector = extent.vector.min(vector);
+            extent.address = extent.address.max(binding.required_address_type(SIZE));
+        }
+        extent
+    }
+}

@@ -1,0 +1,55 @@
+//! One pass over memory on cubecl's devices: a kernel for each rule, made of the rule itself.
+//!
+//! To the compiler two versions of cubecl are two libraries, and a kernel is written for one of
+//! them. So the same files are compiled once for each, in a module that says under one name what
+//! the versions say differently.
+
+#[cfg(feature = "cubecl-0-10")]
+pub mod cubecl_0_10;
+#[cfg(feature = "cubecl-0-11")]
+#[cfg_attr(
+    feature = "cubecl-0-10",
+    expect(clippy::duplicate_mod, reason = "each version has kernels of its own")
+)]
+pub mod cubecl_0_11;
+
+use super::program::{Clipping, Program};
+use super::{Measure, Rule};
+
+/// What a kernel computes in one step.
+#[derive(Clone, Debug)]
+pub struct Pass {
+    program: Program,
+    scalars: Vec<f32>,
+    is_first: bool,
+}
+
+impl Pass {
+    /// The step of a rule. In the first one (`is_first`) states are only written.
+    pub fn of_rule<R: Rule<N>, const N: usize>(
+        rule: &R,
+        clipping: Clipping,
+        is_first: bool,
+    ) -> Self {
+        let (program, scalars) = Program::of_rule(rule, clipping, is_first);
+        Self {
+            program,
+            scalars,
+            is_first,
+        }
+    }
+
+    /// What is averaged, of gradient and states; of the gradient alone in the first step.
+    pub fn of_measure<M: Measure<N>, const N: usize>(
+        measure: &M,
+        clipping: Clipping,
+        is_first: bool,
+    ) -> Self {
+        let (program, scalars) = Program::of_measure(measure, clipping, is_first);
+        Self {
+            program,
+            scalars,
+            is_first,
+        }
+    }
+}

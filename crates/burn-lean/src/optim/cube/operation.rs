@@ -1,0 +1,174 @@
+//! What is done in one pass: tensors in, tensors out, and one kernel.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{DType, Shape};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::untile;
+use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, empty_device_dtype};
+use burn_cubecl::tensor::CubeTensor;
+use burn_lean_arithmetic::optim::cube::Pass;
+use burn_lean_arithmetic::optim::cube::cubecl_0_11::{self as kernels, DeviceTensor};
+use burn_lean_arithmetic::optim::{Noise, blocks, words};
+
+use super::super::moment::Format;
+
+/// What is done in one pass. The first tensor says the shape of the parameter.
+#[derive(Clone, Debug)]
+pub(super) enum Operation {
+    /// Of weight, gradient and states the new weight and states, in their place.
+    Step { pass: Pass, states: Form },
+    /// Of gradient and states a sum, in parts that are yet to be added up.
+    Sum { pass: Pass, states: Form },
+    /// Numbers that bf16 has, in the place of others.
+    Round(Noise),
+}
+
+/// The states of a parameter, apart from their tensors: one for floats, codes and scales for 8
+/// bits.
+#[derive(Clone, Debug)]
+pub(super) struct Form {
+    /// Whether there are none yet.
+    is_first: bool,
+    formats: Vec<Format>,
+}
+
+/// A backend that does an operation on tensors of floats or of integers, for which it has one type.
+pub(super) trait Run: Backend {
+    fn run(operation: Operation, tensors: Vec<FloatTensor<Self>>) -> Vec<FloatTensor<Self>>;
+}
+
+impl Operation {
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Step { .. } => "lean_step",
+            Self::Sum { .. } => "lean_sum",
+            Self::Round(_) => "lean_round_stochastically",
+        }
+    }
+
+    /// The shapes and types of what comes out.
+    pub(super) fn outputs(&self, parameter: &Shape) -> Vec<(Shape, DType)> {
+        match self {
+            Self::Step { states, .. } => {
+                let mut outputs = vec![(parameter.clone(), DType::F32)];
+                outputs.extend(states.tensors(parameter));
+                outputs
+            }
+            Self::Sum { .. } => vec![(parts(parameter), DType::F32)],
+            Self::Round(_) => vec![(parameter.clone(), DType::F32)],
+        }
+    }
+}
+
+impl Form {
+    pub(super) fn new(is_first: bool, formats: &[Format]) -> Self {
+        Self {
+            is_first,
+            formats: formats.to_vec(),
+        }
+    }
+
+    fn tensors(&self, parameter: &Shape) -> impl Iterator<Item = (Shape, DType)> {
+        let numbers = parameter.num_elements();
+        self.formats.iter().flat_map(move |format| match format {
+            Format::Float(dtype) => vec![(parameter.clone(), *dtype)],
+            Format::EightBit(_) => vec![
+                (Shape::new([words(numbers)]), DType::I32),
+                (Shape::new([blocks(numbers)]), DType::F32),
+            ],
+        })
+    }
+
+    /// The states as a kernel takes them; none where there are none yet to be read.
+    fn of(&self, tensors: &[CubeTensor]) -> kernels::States<DeviceTensor> {
+        let mut states = kernels::States::default();
+        let mut tensors = tensors.iter().map(on_device);
+        for format in &self.formats {
+            match (format, tensors.next()) {
+                (Format::Float(_), Some(floats)) => states.floats.push(floats),
+                (Format::EightBit(map), Some(codes)) => {
+                    let scales = tensors.next().expect("scales follow codes");
+                    let map = *map;
+                    states
+                        .eight_bit
+                        .push(kernels::EightBit { codes, scales, map });
+                }
+                (_, None) => {}
+            }
+        }
+        states
+    }
+}
+
+fn parts(parameter: &Shape) -> Shape {
+    Shape::new([kernels::parts(parameter.num_elements())])
+}
+
+impl Run for CubeBackend {
+    fn run(operation: Operation, tensors: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        // A kernel reads rows.
+        let mut tensors = tensors.into_iter().map(untile);
+        let mut next = || {
+            tensors
+                .next()
+                .expect("a tensor that the operation asks for")
+        };
+        let first = next();
+        match operation {
+            Operation::Step { pass, states } => {
+                let (weight, grad) = (writable(first), next());
+                let shape = weight.shape();
+                let kept: Vec<_> = match states.is_first {
+                    true => states
+                        .tensors(&shape)
+                        .map(|of| empty(of, &weight))
+                        .collect(),
+                    false => tensors.map(writable).collect(),
+                };
+                let of_kernel = states.of(&kept);
+                kernels::step(pass, on_device(&weight), on_device(&grad), None, of_kernel);
+                [weight].into_iter().chain(kept).collect()
+            }
+            Operation::Sum { pass, states } => {
+                let kept: Vec<_> = tensors.collect();
+                let (client, device) = (first.client.clone(), first.device.clone());
+                let parts = parts(&first.shape());
+                let sums = empty_device_contiguous_dtype(client, device, parts, DType::F32);
+                let of_kernel = states.of(&kept);
+                kernels::sum(pass, on_device(&sums), on_device(&first), None, of_kernel);
+                vec![sums]
+            }
+            Operation::Round(noise) => {
+                let numbers = writable(first);
+                kernels::round_stochastically(on_device(&numbers), noise);
+                vec![numbers]
+            }
+        }
+    }
+}
+
+/// The tensor, or a copy of it where somebody else holds it, or its elements overlap.
+fn writable(tensor: CubeTensor) -> CubeTensor {
+    match tensor.can_mut() && tensor.is_nonoverlapping() {
+        true => tensor,
+        false => tensor.copy(),
+    }
+}
+
+/// A tensor yet to be written, on the device of a parameter.
+fn empty((shape, dtype): (Shape, DType), parameter: &CubeTensor) -> CubeTensor {
+    let (client, device) = (parameter.client.clone(), parameter.device.clone());
+    match shape == parameter.shape() {
+        true => empty_device_dtype(client, device, shape, dtype),
+        // Codes and scales are read as buffers, which have no strides.
+        false => empty_device_contiguous_dtype(client, device, shape, dtype),
+    }
+}
+
+fn on_device(tensor: &CubeTensor) -> DeviceTensor {
+    DeviceTensor {
+        client: tensor.client.clone(),
+        binding: tensor.clone().binding(),
+    }
+}

@@ -1,0 +1,62 @@
+//! Rounding to bf16 by chance, as far as wgpu can: it has no tensors of bf16.
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_lean_arithmetic::optim::Noise;
+
+use super::super::flex;
+use super::round_stochastically;
+
+/// Of many magnitudes, and some that bf16 cannot tell from others.
+fn exact<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    let number = |place: usize| match place {
+        5 => f32::INFINITY,
+        6 => f32::MAX,
+        7 => -0.0,
+        // One more would be a zero.
+        8 => f32::from_bits(0x7fff_ffff),
+        _ => (place as f32 * 0.37).sin() * 10f32.powi(place as i32 % 9 - 4),
+    };
+    let numbers: Vec<f32> = (0..shape.iter().product()).map(number).collect();
+    Tensor::from_data(TensorData::new(numbers, shape), device)
+}
+
+fn numbers<const D: usize>(rounded: Tensor<D>) -> Vec<f32> {
+    let mut rounded: Vec<f32> = rounded.try_into_vec_as().expect("they are floats");
+    assert!(rounded[8].is_nan());
+    rounded[8] = 0.0;
+    rounded
+}
+
+#[test]
+fn numbers_are_those_of_the_processor() {
+    fn check<const D: usize>(shape: [usize; D]) {
+        let (wgpu, flex) = (Device::wgpu(Default::default()), Device::flex());
+        for key in [0, 1, 7 << 32 | 3] {
+            let noise = Noise::new(key);
+            let found = numbers(round_stochastically(exact(shape, &wgpu), noise));
+            let expected = flex::round_stochastically(exact(shape, &flex), noise);
+            assert!(found == numbers(expected.cast(DType::F32)), "{key}");
+            let unrounded = numbers(exact(shape, &wgpu));
+            assert!(found != unrounded, "{key}");
+        }
+    }
+    check([257]);
+    check([129, 300]);
+}
+
+#[test]
+fn rounding_is_in_place() {
+    let (shape, device) = ([1024, 1024], Device::wgpu(Default::default()));
+    let reserved = || {
+        device.sync().unwrap();
+        let usage = device.memory_pool_usage();
+        usage.expect("it is known").bytes_reserved
+    };
+    let exact = exact(shape, &device);
+    device.sync().unwrap();
+    device.memory_cleanup();
+    let before = reserved();
+    let rounded = round_stochastically(exact, Noise::new(1));
+    assert!(reserved() < before + 1024 * 1024);
+    drop(rounded);
+}
