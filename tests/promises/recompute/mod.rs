@@ -8,6 +8,7 @@ mod flat_linear;
 mod memory;
 mod scopes;
 mod threads;
+mod two_optimizers;
 
 use crate::Inner;
 
