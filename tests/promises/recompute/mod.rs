@@ -6,6 +6,7 @@ mod dropout;
 pub(crate) mod equality;
 mod flat_linear;
 mod memory;
+mod saves;
 mod scopes;
 mod threads;
 mod two_optimizers;
