@@ -11,7 +11,8 @@ use crate::{
     recompute::{
         order::{Target, Use},
         record::{Entry, Functions, Input, NotedUse, Operation, Outside, Slice},
-        scope, trace,
+        scope,
+        trace::{self, Highest, Tracer},
     },
     tape::{self, AdTensor, handle},
     tensor::{ReleaseTensor, Repr},
@@ -264,16 +265,17 @@ impl<B: Backend> Arguments<B> {
             });
             return is_worth_it.then_some(Place::Recorded(Recorder { slice, place: None }));
         }
-        let tracer = self.0.iter().find_map(|tensor| match &tensor.0 {
-            Repr::Snapshot(snapshot) => snapshot.site.tracer.as_ref(),
-            Repr::Recorded(recorded) => recorded.tracer(),
-            Repr::Plain(..) | Repr::Derived(_) | Repr::Live(_) => None,
-        })?;
+        let tracer = self.tracer()?;
         let operands = self.0.iter().filter_map(|tensor| match &tensor.0 {
             Repr::Recorded(recorded) => recorded.traced(),
             _ => None,
         });
-        let place = tracer.operation(name, self.bytes_beside_parameter(), operands)?;
+        let place = tracer.operation(
+            name,
+            self.bytes_beside_parameter(),
+            self.highest(),
+            operands,
+        )?;
         if place.is_kept {
             return Some(Place::Kept(tracer.shared(place, Region::kept)));
         }
@@ -281,6 +283,48 @@ impl<B: Backend> Arguments<B> {
         let slice = tracer.shared(place, make);
         let place = Some(place);
         Some(Place::Recorded(Recorder { slice, place }))
+    }
+
+    /// The tracer that the operation is part of. The operands may have those of several optimizers.
+    ///
+    /// What was detached comes last: its slice is replayed for another loss.
+    fn tracer(&self) -> Option<&Arc<Tracer>> {
+        let recorded = |is_tracked: bool| {
+            self.0.iter().find_map(move |tensor| match &tensor.0 {
+                Repr::Recorded(recorded) if recorded.is_tracked() == is_tracked => {
+                    recorded.tracer()
+                }
+                _ => None,
+            })
+        };
+        let parameter = || {
+            self.0.iter().find_map(|tensor| match &tensor.0 {
+                Repr::Snapshot(snapshot) => snapshot.site.tracer.as_ref(),
+                _ => None,
+            })
+        };
+        recorded(true)
+            .or_else(parameter)
+            .or_else(|| recorded(false))
+    }
+
+    /// The highest numbers of what the operands are in.
+    fn highest(&self) -> Highest {
+        let mut highest = Highest::default();
+        for tensor in &self.0 {
+            let region = match &tensor.0 {
+                Repr::Plain(_, origins) => origins.number(),
+                Repr::Snapshot(snapshot) => snapshot.site.origins.number(),
+                Repr::Derived(derived) => derived.origins().number(),
+                Repr::Recorded(recorded) if recorded.is_tracked() => {
+                    highest.slice = highest.slice.max(recorded.number());
+                    continue;
+                }
+                Repr::Recorded(_) | Repr::Live(_) => continue,
+            };
+            highest.region = highest.region.max(region);
+        }
+        highest
     }
 
     /// With a parameter among the operands, the bytes of the others.

@@ -83,6 +83,11 @@ impl<B: Backend> Origins<B> {
         self.region.as_ref()
     }
 
+    /// The number of the region; 0 for the tape outside of all.
+    pub(crate) fn number(&self) -> u64 {
+        number(&self.region)
+    }
+
     fn groups(&self) -> &[Arc<Group<B>>] {
         self.groups.as_deref().unwrap_or_default()
     }

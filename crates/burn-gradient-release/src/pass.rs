@@ -5,7 +5,10 @@ use std::{
     thread,
 };
 
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{
+    backend::{AutodiffBackend, Backend},
+    try_read_sync,
+};
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy, grads::Gradients};
 
 use crate::{
@@ -16,6 +19,7 @@ use crate::{
     origins::{Origins, Region, Seeds, Spent},
     progress::Recomputed,
     raise::Nodes,
+    random::RandomLog,
     recompute::{
         order::Part,
         route::{HOME, Route},
@@ -29,7 +33,8 @@ use crate::{
 ///
 /// # Panics
 ///
-/// On a second pass through a slice of recomputed activations.
+/// On a second pass through a slice of recomputed activations, and in the second of two passes if
+/// the loss is not that of the first.
 pub(crate) fn backward<B: AutodiffInner, C: CheckpointStrategy>(
     root: ReleaseTensor<B>,
 ) -> Gradients {
@@ -38,6 +43,12 @@ pub(crate) fn backward<B: AutodiffInner, C: CheckpointStrategy>(
     let (mut operands, raise) = arguments.lower(Nodes::One);
     let root = operands.next().expect("there is a root");
     let origins = raise.into_origins();
+    RandomLog::check_loss(|| {
+        let loss = B::float_into_data(root.primitive.clone());
+        try_read_sync(loss)
+            .and_then(Result::ok)
+            .expect("gradient release: the loss of a step in two passes can be read")
+    });
     if origins.is_none() || !root.is_tracked() {
         return Autodiff::<B, C>::backward(root);
     }

@@ -2,17 +2,17 @@
 //!
 //! Two backward passes need two forward passes with the same random numbers: the same masks of
 //! dropout. What the first draws is kept and handed to the second, so that the generator of the
-//! backend goes on as after one forward pass.
+//! backend goes on as after one forward pass. So are the losses, to see that they are the same.
 
 use std::{any::Any, cell::RefCell, collections::VecDeque};
 
 use burn::tensor::{
-    DType, Distribution, Shape,
+    DType, Distribution, Shape, TensorData,
     backend::Backend,
     ops::{FloatTensor, IntTensor},
 };
 
-use crate::{lend::lend, recompute::mask::Mask};
+use crate::{ReleaseError, lend::lend, recompute::mask::Mask};
 
 thread_local! {
     static LOG: RefCell<Option<Log>> = const { RefCell::new(None) };
@@ -22,6 +22,8 @@ thread_local! {
 #[derive(Default)]
 pub(crate) struct RandomLog {
     drawn: VecDeque<Drawn>,
+    /// What backward was called on.
+    losses: VecDeque<TensorData>,
 }
 
 enum Log {
@@ -62,6 +64,34 @@ impl RandomLog {
             (Some(result), Some(Log::Replaying(log))) => (result, log.drawn.is_empty()),
             _ => unreachable!("`work` has run, and only this module has the log"),
         }
+    }
+
+    /// Compares a loss that backward is called on with that of the first pass, while nothing has
+    /// been stepped with its gradients.
+    ///
+    /// # Panics
+    ///
+    /// If it is another one. The caller of backward may be a `TrainStep`, which cannot hand an error on.
+    pub(crate) fn check_loss(loss: impl FnOnce() -> TensorData) {
+        let is_wanted = LOG.with_borrow(Option::is_some);
+        if !is_wanted {
+            return;
+        }
+        // Reading it may run operations, which ask for the log.
+        let loss = loss();
+        let is_same = LOG.with_borrow_mut(|log| match log {
+            None => true,
+            Some(Log::Recording(log)) => {
+                log.losses.push_back(loss);
+                true
+            }
+            Some(Log::Replaying(log)) => log.losses.pop_front() == Some(loss),
+        });
+        assert!(
+            is_same,
+            "gradient release: {}. No weight was changed",
+            ReleaseError::NotRepeatable
+        );
     }
 
     fn draw<T: Any>(&mut self, shape: &Shape, distribution: Distribution, dtype: DType) -> T {

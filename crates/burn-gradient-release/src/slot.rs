@@ -3,6 +3,7 @@
 use std::{
     mem,
     sync::{Arc, Mutex, MutexGuard, Weak},
+    thread::{self, ThreadId},
 };
 
 use burn::{
@@ -73,6 +74,9 @@ pub(crate) struct Slot<B: Backend> {
     presence: Weak<()>,
     uses: Arc<Uses<B>>,
     state: Mutex<State<B>>,
+    /// The thread that runs the optimizer's step, under the lock of `state`: other threads wait for
+    /// the new value, and this one would wait for itself.
+    stepping: Mutex<Option<ThreadId>>,
 }
 
 struct State<B: Backend> {
@@ -104,6 +108,22 @@ enum Phase<B: Backend> {
     Abandoned,
     /// The optimizer has finished the step and handed the value on.
     Closed,
+}
+
+/// Notes, for as long as it is there, that this thread runs the optimizer's step.
+struct Stepping<'a>(&'a Mutex<Option<ThreadId>>);
+
+impl<'a> Stepping<'a> {
+    fn begin(thread: &'a Mutex<Option<ThreadId>>) -> Self {
+        *lock(thread) = Some(thread::current().id());
+        Self(thread)
+    }
+}
+
+impl Drop for Stepping<'_> {
+    fn drop(&mut self) {
+        *lock(self.0) = None;
+    }
 }
 
 /// What is done with a gradient once it is that of all replicas.
@@ -149,10 +169,22 @@ impl<B: Backend> Slot<B> {
                 held: None,
                 is_asked_for: false,
             }),
+            stepping: Mutex::new(None),
         }
     }
 
+    /// # Panics
+    ///
+    /// Inside the optimizer's step of this parameter: its value is in the optimizer's hands.
     fn state(&self) -> MutexGuard<'_, State<B>> {
+        let is_stepping = *lock(&self.stepping) == Some(thread::current().id());
+        assert!(
+            !is_stepping,
+            "gradient release: the optimizer reads parameter {} from an armed model while it steps \
+             that parameter, whose value was handed to it; use the tensor that `step` is given, or a \
+             clone of the model taken before `arm`",
+            self.param
+        );
         // Ignores poisoning: `Phase::Acting` records the panic of an optimizer.
         lock(&self.state)
     }
@@ -312,7 +344,10 @@ impl<B: Backend> Slot<B> {
                     .leaf
                     .take()
                     .expect("a parameter that is to be stepped has its value");
-                let (value, phase, is_part_of_step) = match release(leaf.primitive, grad) {
+                let stepping = Stepping::begin(&self.stepping);
+                let stepped = release(leaf.primitive, grad);
+                drop(stepping);
+                let (value, phase, is_part_of_step) = match stepped {
                     Step::Taken(value) => (value, Phase::Stepped(when), true),
                     Step::Skipped(value) => (value, Phase::Untouched, true),
                     Step::Stopped(value) => (value, Phase::Untouched, false),

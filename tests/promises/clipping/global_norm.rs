@@ -1,5 +1,7 @@
 //! Clipping by the global norm in two backward passes.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use burn::backend::Flex;
 use burn::grad_clipping::GradientClippingConfig;
 use burn::module::Module;
@@ -8,8 +10,8 @@ use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer,
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Distribution, Tensor};
 use burn_gradient_release::{
-    NormClipping, Outcome, Recompute, ReleaseAccumulator, ReleaseError, WithGradientRelease,
-    ZClipConfig,
+    NormClipping, Outcome, Recompute, ReleaseAccumulator, ReleaseError, TwoPasses,
+    WithGradientRelease, ZClipConfig,
 };
 
 use super::by_hand::{clip_global, global_norm, scale};
@@ -426,4 +428,43 @@ fn passes_that_differ_are_refused() {
     Weights::of::<R, _>(&model).assert_same(&before, "refused");
     let (model, _) = optim.two_passes(RATE, model, |model| S::loss::<R>(model, Size::Small, 0));
     Weights::of::<R, _>(&model).assert_moved(&before, "after the refusal");
+}
+
+/// As the Learner runs them: backward is inside of the passes, and would step with the second loss.
+#[test]
+fn passes_by_hand_that_differ_are_refused() {
+    type S = Mlp;
+    let start = Start::new::<S>(Size::Small);
+    for recompute in [Recompute::None, Recompute::Automatic] {
+        let model = start.model::<S, R>();
+        let before = Weights::of::<R, _>(&model);
+        let optim = SgdConfig::new().init().with_gradient_release();
+        let optim = optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 });
+        let mut optim = optim.with_recompute(recompute);
+        let model = optim.try_arm_to_measure(model, GradientsParams::new());
+        let model = model.map_err(|refused| refused.to_string()).unwrap();
+        let backward = |step| {
+            let loss = S::loss::<R>(&model, Size::Small, step);
+            GradientsParams::from_grads(loss.backward(), &model)
+        };
+        let (grads, passes) = TwoPasses::first(&model, || backward(0));
+        optim.try_measured(&model, grads).unwrap();
+        let model = optim.arm(RATE, model);
+        let backward = |step| {
+            let loss = S::loss::<R>(&model, Size::Small, step);
+            GradientsParams::from_grads(loss.backward(), &model)
+        };
+        let second = AssertUnwindSafe(|| passes.second(model.clone(), || backward(1)));
+        let payload = catch_unwind(second).map(drop).unwrap_err();
+        let text = payload.downcast_ref::<String>().expect("a text");
+        assert!(
+            text.contains(&ReleaseError::NotRepeatable.to_string()),
+            "{text}"
+        );
+        assert!(text.contains("No weight was changed"), "{text}");
+        let model = optim.disarm(model);
+        Weights::of::<R, _>(&model).assert_same(&before, "refused");
+        let (model, _) = optim.two_passes(RATE, model, |model| S::loss::<R>(model, Size::Small, 0));
+        Weights::of::<R, _>(&model).assert_moved(&before, "after the refusal");
+    }
 }

@@ -1,15 +1,24 @@
 //! Wrong orders of calls: refused with an error that says so, and with the model handed back.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use burn::module::{Module, Param, ParamId};
+use burn::nn::{Linear, LinearConfig};
 use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{AdamConfig, GradientsParams, Optimizer};
+use burn::optim::{
+    AdamConfig, GradientsParams, LearningRate, Optimizer, Sgd, SgdConfig, SgdState, SimpleOptimizer,
+};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
+use burn::tensor::ops::Device;
 use burn_gradient_release::{Refused, ReleaseError, ReleaseOptimizer, WithGradientRelease};
 
-use super::{Bench, Model, P, PARAMETERS, R, armed_step, bench, gradients, loss, start, weights};
+use super::{
+    Bench, Inner, Model, P, PARAMETERS, R, armed_step, bench, gradients, loss, start, weights,
+};
 use crate::harness::models::Mlp;
 use crate::harness::run::{self, RATE};
 use crate::harness::{Hooked, Weights, noise};
@@ -339,4 +348,68 @@ fn a_checkpoint_is_the_way_back_after_a_panic() {
             0.0
         );
     }
+}
+
+/// Steps as SGD, and looks at the armed model meanwhile.
+#[derive(Clone)]
+struct Onlooker {
+    sgd: Sgd<Inner>,
+    armed: Arc<Mutex<Option<Arc<Linear<R>>>>>,
+}
+
+impl SimpleOptimizer<Inner> for Onlooker {
+    type State<const D: usize> = SgdState<Inner, D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<Inner, D>,
+        grad: Tensor<Inner, D>,
+        state: Option<Self::State<D>>,
+    ) -> (Tensor<Inner, D>, Option<Self::State<D>>) {
+        let armed = self.armed.lock().expect("nobody panics with it").clone();
+        if let Some(armed) = armed {
+            drop(armed.weight.val());
+        }
+        self.sgd.step(lr, tensor, grad, state)
+    }
+
+    fn to_device<const D: usize>(state: Self::State<D>, device: &Device<Inner>) -> Self::State<D> {
+        <Sgd<Inner> as SimpleOptimizer<Inner>>::to_device(state, device)
+    }
+}
+
+/// It waited for itself before.
+#[test]
+fn an_optimizer_that_reads_the_parameter_it_steps_is_refused() {
+    let (done, is_done) = mpsc::channel();
+    thread::spawn(move || {
+        let run = AssertUnwindSafe(|| {
+            let armed = Arc::<Mutex<Option<Arc<Linear<R>>>>>::default();
+            let onlooker = Onlooker {
+                sgd: SgdConfig::new().init::<R, Linear<R>>().optim().clone(),
+                armed: armed.clone(),
+            };
+            let adaptor = OptimizerAdaptor::<Onlooker, Linear<R>, R>::from(onlooker);
+            let mut optim = adaptor.with_gradient_release();
+            let device = Default::default();
+            let model = optim.arm(RATE, LinearConfig::new(4, 4).init(&device));
+            let model = Arc::new(model);
+            *armed.lock().expect("nobody panics with it") = Some(model.clone());
+            let loss = model.forward(noise::<R, 2>(0, [2, 4], &device)).sum();
+            drop(loss.backward());
+        });
+        let text = catch_unwind(run).map_err(|payload| payload.downcast_ref::<String>().cloned());
+        // Nobody listens any more if it took too long.
+        let _ = done.send(text.err().flatten());
+    });
+    let text = is_done
+        .recv_timeout(Duration::from_secs(120))
+        .expect("the step waits for itself");
+    let text = text.expect("it was refused with a text");
+    assert!(text.contains("while it steps"), "{text}");
+    assert!(
+        text.contains("a clone of the model taken before `arm`"),
+        "{text}"
+    );
 }

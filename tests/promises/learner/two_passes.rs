@@ -1,12 +1,17 @@
 //! Clipping by the global norm inside the Learner.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use burn::backend::Flex;
 use burn::lr_scheduler::LrScheduler;
-use burn::module::AutodiffModule;
+use burn::module::{AutodiffModule, Module};
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{
     AdamConfig, GradientsParams, LearningRate, MultiGradientsParams, Optimizer, SimpleOptimizer,
 };
+use burn::tensor::Tensor;
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::train::Learner;
 use burn_gradient_release::{NormClipping, ReleaseOptimizer, WithGradientRelease};
 use burn_gradient_release_train::{GradientReleaseStrategy, StepMonitor};
@@ -14,9 +19,10 @@ use burn_gradient_release_train::{GradientReleaseStrategy, StepMonitor};
 use super::rates;
 use crate::clipping::by_hand::{clip_global, global_norm};
 use crate::harness::learner::{
-    Bin, Mode, Released, Run, StrategyOf, Task, Training, launch, train,
+    Bin, Mode, Released, Run, StrategyOf, Task, Training, inference_step, launch, task, train,
+    train_step,
 };
-use crate::harness::models::{Cnn, Regression, Scenario, Size, Tied};
+use crate::harness::models::{Cnn, Regression, RegressionModel, Scenario, Size, Tied};
 use crate::harness::run::Start;
 use crate::harness::{Plain, Release};
 
@@ -215,5 +221,56 @@ fn the_norm_is_a_metric() {
         norm > MAX_NORM && shown[0].text.contains("clipped by"),
         "{}",
         shown[0].text
+    );
+}
+
+/// A regression whose loss grows with every forward pass.
+#[derive(Module, Debug)]
+struct DriftingModel<B: Backend> {
+    inner: RegressionModel<B>,
+    #[module(skip)]
+    passes: Arc<AtomicU32>,
+}
+
+impl<B: Backend> DriftingModel<B> {
+    fn loss(&self, size: Size, step: u64) -> Tensor<B, 1> {
+        let passes = self.passes.fetch_add(1, Ordering::Relaxed);
+        self.inner.loss(size, step) * (1.0 + f64::from(passes))
+    }
+}
+
+train_step!(DriftingModel);
+inference_step!(DriftingModel);
+
+struct Drifting;
+
+impl Scenario for Drifting {
+    type Model<B: AutodiffBackend> = DriftingModel<B>;
+
+    fn init<B: AutodiffBackend>(size: Size, device: &B::Device) -> DriftingModel<B> {
+        DriftingModel {
+            inner: Regression::init(size, device),
+            passes: Arc::default(),
+        }
+    }
+
+    fn loss<B: AutodiffBackend>(model: &DriftingModel<B>, size: Size, step: u64) -> Tensor<B, 1> {
+        model.loss(size, step)
+    }
+}
+
+task!(Drifting, DriftingModel);
+
+#[test]
+fn passes_that_differ_are_refused() {
+    let start = Start::new::<Drifting>(Size::Small);
+    let adam = AdamConfig::new();
+    let text = super::refusal(|| {
+        train::<TwoPasses, Drifting, _, _, _>(&start, &adam, rates(), &super::unlogged())
+    });
+    assert!(text.contains("gave different losses"), "{text}");
+    assert!(
+        text.contains("draw random numbers with Burn's tensors"),
+        "{text}"
     );
 }

@@ -6,8 +6,10 @@ mod dropout;
 pub(crate) mod equality;
 mod flat_linear;
 mod memory;
+mod saves;
 mod scopes;
 mod threads;
+mod two_optimizers;
 
 use crate::Inner;
 

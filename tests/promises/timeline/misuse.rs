@@ -131,3 +131,25 @@ fn a_file_that_cannot_be_written_is_an_error() {
     assert!(matches!(error, RecordError::Save(_)));
     says(&error, &["the folder"]);
 }
+
+/// A file is what the steps were recorded for, so one that was written stays.
+#[test]
+fn a_recording_that_is_dropped_is_discarded() {
+    let _turn = turn();
+    let folder = tempfile::tempdir().expect("a folder for a test");
+    let dropped_after = |steps: u64| {
+        let file = folder.path().join(format!("{steps}.json.gz"));
+        let recording = Recorder::new("dropped").with_file(&file).start();
+        let recording = recording.expect("no other recording is under way");
+        train::<P>(AdamConfig::new().init().recorded(), steps);
+        drop(recording);
+        file.exists()
+    };
+    // The third and the fourth step are to be recorded; the fifth shows that they are over.
+    assert!(!dropped_after(3));
+    assert!(!dropped_after(4));
+    assert!(dropped_after(5));
+    // Another one begins from nothing.
+    let error = recorded(Recorder::new("next"), || ()).unwrap_err();
+    assert!(matches!(error, RecordError::TooShort { made: 0, .. }));
+}

@@ -34,7 +34,8 @@ impl<B: ReleaseBackend> TwoPasses<B> {
     ///
     /// # Panics
     ///
-    /// If it draws others than the first pass.
+    /// If it draws others than the first pass, or runs backward from another loss. The latter is seen
+    /// before anything is stepped.
     pub fn second<M: Module<B>, R>(self, copy: M, pass: impl FnOnce() -> R) -> (R, bool) {
         restore(copy, self.running);
         self.log.replay(pass)

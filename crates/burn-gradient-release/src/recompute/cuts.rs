@@ -5,6 +5,8 @@
 //! larger. Of all sets of cuts at the places where little crosses, [`plan`] takes one whose highest
 //! sum is lowest.
 
+use super::saves::Saves;
+
 /// A forward pass, operation by operation.
 #[derive(Debug, Default)]
 pub(super) struct Trace {
@@ -33,54 +35,6 @@ struct Buffer {
     saved_by: Option<usize>,
 }
 
-/// What of an operation the tape saves for its backward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Saves {
-    Nothing,
-    Result,
-    Operands,
-    /// Nothing, and the result is in the memory of the operand.
-    View,
-}
-
-impl Saves {
-    /// Of burn-autodiff 0.21; the rest saves its operands.
-    fn of(name: &str) -> Self {
-        match name {
-            "float_add"
-            | "float_sub"
-            | "float_add_scalar"
-            | "float_sub_scalar"
-            | "float_mul_scalar"
-            | "float_div_scalar"
-            | "float_neg"
-            | "float_sum"
-            | "float_sum_dim"
-            | "float_mean"
-            | "float_mean_dim"
-            | "float_cat"
-            | "float_cast"
-            | "float_repeat_dim"
-            | "float_detach"
-            | "float_mask_fill"
-            | "float_mask_where"
-            | "float_select"
-            | "float_gather"
-            | "embedding"
-            | "avg_pool2d"
-            | "avg_pool1d"
-            | "adaptive_avg_pool2d"
-            | "adaptive_avg_pool1d" => Self::Nothing,
-            "float_exp" | "float_tanh" | "float_sqrt" | "relu" | "sigmoid" | "float_recip" => {
-                Self::Result
-            }
-            "float_reshape" | "float_swap_dims" | "float_permute" | "float_slice"
-            | "float_expand" | "float_transpose" | "float_unfold" => Self::View,
-            _ => Self::Operands,
-        }
-    }
-}
-
 impl Trace {
     pub(super) fn len(&self) -> usize {
         self.operations.len()
@@ -102,7 +56,7 @@ impl Trace {
         for operand in &operands {
             let buffer = &mut self.buffers[*operand];
             buffer.last_use = index;
-            if saves == Saves::Operands && buffer.saved_by.is_none() {
+            if saves.saves_operands() && buffer.saved_by.is_none() {
                 buffer.saved_by = Some(index);
             }
         }
@@ -131,11 +85,20 @@ impl Trace {
         {
             return *buffer;
         }
+        let indices = operation.saves.indices(bytes);
+        if indices > 0 {
+            self.buffers.push(Buffer {
+                bytes: indices,
+                made_by,
+                last_use: made_by,
+                saved_by: Some(made_by),
+            });
+        }
         self.buffers.push(Buffer {
             bytes,
             made_by,
             last_use: made_by,
-            saved_by: (operation.saves == Saves::Result).then_some(made_by),
+            saved_by: None,
         });
         self.buffers.len() - 1
     }

@@ -16,6 +16,7 @@ pub(crate) mod order;
 pub(crate) mod record;
 pub(crate) mod replay;
 pub(crate) mod route;
+mod saves;
 pub(crate) mod scope;
 pub(crate) mod trace;
 

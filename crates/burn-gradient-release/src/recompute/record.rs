@@ -311,6 +311,11 @@ impl<B: Backend> Recorded<B> {
         self.slice().tracer.as_ref()
     }
 
+    /// Of the slice.
+    pub(crate) fn number(&self) -> u64 {
+        self.slice().number
+    }
+
     pub(crate) fn traced(&self) -> Option<&Traced> {
         self.traced.as_deref()
     }

@@ -39,6 +39,12 @@ pub enum Recompute {
 /// is no plan.
 const SLICE_OVER_CUT: u64 = 8;
 
+fn next_arming() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Cuts the forward passes of armed parameters into slices.
 #[derive(Debug)]
 pub(crate) struct Tracer {
@@ -49,7 +55,7 @@ pub(crate) struct Tracer {
 struct State {
     learned: Option<Learned>,
     mode: Mode,
-    /// Counts the armings: a tensor of an earlier one is not part of this trace.
+    /// Unique among the armings of all tracers: a tensor of another one is not part of this trace.
     arming: u64,
     trace: Trace,
     /// The operations of this trace that the plan was made from.
@@ -99,6 +105,13 @@ pub(crate) struct Place {
     pub(crate) is_kept: bool,
 }
 
+/// The highest numbers of what the operands of an operation are in; 0 if there is none.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Highest {
+    pub(crate) slice: u64,
+    pub(crate) region: u64,
+}
+
 /// A result in the trace, for as long as somebody holds it.
 #[derive(Debug)]
 pub(crate) struct Traced {
@@ -123,7 +136,7 @@ impl Tracer {
         let state = State {
             learned: None,
             mode: Mode::Free,
-            arming: 0,
+            arming: next_arming(),
             trace: Trace::default(),
             learned_from: 0,
             kept: 0,
@@ -156,7 +169,7 @@ impl Tracer {
     /// Begins the forward passes of an arming.
     pub(crate) fn begin(&self) {
         let mut state = self.state();
-        state.arming += 1;
+        state.arming = next_arming();
         state.trace = Trace::default();
         state.learned_from = 0;
         state.kept = 0;
@@ -168,12 +181,14 @@ impl Tracer {
         };
     }
 
-    /// Notes an operation; with a parameter, `parameter` is the bytes of its other operands. Says where it
-    /// belongs; `None` if the forward pass needs no cuts.
+    /// Notes an operation; with a parameter, `parameter` is the bytes of its other operands. `highest`
+    /// is what the operands are in. Says where the operation belongs; `None` if the forward pass needs
+    /// no cuts.
     pub(crate) fn operation<'a>(
         &self,
         name: &'static str,
         parameter: Option<u64>,
+        highest: Highest,
         operands: impl Iterator<Item = &'a Traced>,
     ) -> Option<Place> {
         let mut state = self.state();
@@ -199,6 +214,13 @@ impl Tracer {
         }
         if let (Mode::Keeping, Some(bytes)) = (state.mode, parameter) {
             state.keep(name, bytes);
+        }
+        // Another optimizer's tracer has cut since. What depends on a slice has a higher number.
+        let is_below = highest.slice.max(highest.region) > state.slice;
+        // It has left the slice under way, and cannot come back. A region that is kept can go on.
+        let has_left = highest.region == state.slice && state.mode != Mode::Keeping;
+        if is_below || has_left {
+            state.cut();
         }
         match state.mode {
             // Without a slice below, it is the tape as it is.

@@ -97,7 +97,8 @@ impl Recorder {
     }
 }
 
-/// A recording under way. Dropping it discards what was recorded.
+/// A recording under way. Dropping it discards what was recorded, and writes no file; a file that was
+/// written when the last step was over stays.
 #[derive(Debug)]
 #[must_use = "dropping it discards the recording"]
 pub struct Recording {
@@ -120,7 +121,7 @@ impl Recording {
 impl Drop for Recording {
     fn drop(&mut self) {
         if self.is_open {
-            let _ = state::finish();
+            state::discard();
         }
     }
 }

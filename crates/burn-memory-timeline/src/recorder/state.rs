@@ -171,6 +171,16 @@ pub(super) fn finish() -> Result<Snapshot, RecordError> {
     }))
 }
 
+/// Ends the recording without what it has recorded.
+pub(super) fn discard() {
+    let mut session = session();
+    let discarded = session.take();
+    STAGE.store(OFF, Ordering::Release);
+    drop(session);
+    // The counter is the user's code: it is dropped without the lock.
+    drop(discarded);
+}
+
 /// Whether operations are recorded.
 pub(super) fn is_recording() -> bool {
     STAGE.load(Ordering::Acquire) == ON
