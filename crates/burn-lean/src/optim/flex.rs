@@ -6,7 +6,7 @@ use burn_lean_arithmetic::optim::host::{self, Buffer, Source};
 use burn_lean_arithmetic::optim::{DynamicMap, Measure, Noise, Rule, blocks, words};
 
 use super::moment::{EightBit, Format, Moment};
-use super::step::{Operands, States};
+use super::operands::{Operands, States};
 
 type FlexTensor = <Flex as BackendTypes>::FloatTensorPrimitive;
 

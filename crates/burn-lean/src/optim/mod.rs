@@ -23,6 +23,7 @@ mod factored;
 mod flex;
 mod lion;
 mod moment;
+mod operands;
 mod radam;
 mod record;
 mod settings;

@@ -8,7 +8,8 @@ use burn::tensor::{DType, Shape, Tensor};
 use burn_lean_arithmetic::optim::{Clip, Kind, Moments, MomentsAlone, Part, Rule, Storage};
 
 use super::moment::{Format, Moment};
-use super::step::{Operands, States, step};
+use super::operands::{Operands, States};
+use super::step::step;
 
 /// What all optimizers of this module can be told about how they keep and compute.
 #[derive(Clone, Default)]

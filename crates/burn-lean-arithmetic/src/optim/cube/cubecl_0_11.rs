@@ -2,6 +2,8 @@
 
 #[path = "eight_bit.rs"]
 mod eight_bit;
+#[path = "interpreter.rs"]
+mod interpreter;
 #[path = "kernel.rs"]
 mod kernel;
 #[path = "launch.rs"]

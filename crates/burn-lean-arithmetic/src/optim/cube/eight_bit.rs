@@ -3,7 +3,7 @@
 use super::cubecl;
 use cubecl::prelude::*;
 
-use super::kernel::run;
+use super::interpreter::run;
 use super::{Buffer, View, ViewMut, extract, insert, shared_words};
 use crate::optim::program::Program;
 use crate::optim::{BLOCK, DynamicMap};

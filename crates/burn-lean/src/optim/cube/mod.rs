@@ -12,7 +12,7 @@ use burn_lean_arithmetic::optim::program::Clipping;
 use burn_lean_arithmetic::optim::{Clip, Measure, Noise, Rule};
 
 use super::moment::{EightBit, Format, Moment};
-use super::step::{Operands, States};
+use super::operands::{Operands, States};
 use operation::{Form, Operation, Run};
 
 /// Floats or integers: the Cube backend has one type for both.
