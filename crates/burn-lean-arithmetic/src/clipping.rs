@@ -157,21 +157,24 @@ impl AutoClip {
             history.pop_front();
         }
         history.push_back(Exact(norm as f32));
-        let mut sorted: Vec<f64> = history.iter().map(|norm| f64::from(norm.0)).collect();
-        sorted.sort_by(f64::total_cmp);
-        coefficient_for(percentile(&sorted, rule.percentile), norm)
+        let mut norms: Vec<f32> = history.iter().map(|norm| norm.0).collect();
+        coefficient_for(percentile(&mut norms, rule.percentile), norm)
     }
 }
 
-/// The percentile of sorted values, interpolated linearly as NumPy does.
-fn percentile(sorted: &[f64], percentile: f64) -> f64 {
-    let place = percentile / 100.0 * (sorted.len() - 1) as f64;
-    let (below, above) = (place.floor() as usize, place.ceil() as usize);
+/// The percentile of values, interpolated linearly as NumPy does. Brings them into another order:
+/// what is asked for is found without sorting the rest.
+fn percentile(values: &mut [f32], percentile: f64) -> f64 {
+    let place = percentile / 100.0 * (values.len() - 1) as f64;
+    let (_, below, rest) = values.select_nth_unstable_by(place.floor() as usize, f32::total_cmp);
+    let below = f64::from(*below);
     // Infinities have no difference.
-    match below == above {
-        true => sorted[below],
-        false => sorted[below] + (sorted[above] - sorted[below]) * place.fract(),
+    if place.fract() == 0.0 || below.is_infinite() {
+        return below;
     }
+    let above = rest.iter().copied().min_by(f32::total_cmp);
+    let above = f64::from(above.expect("a place between two values is below the last one"));
+    below + (above - below) * place.fract()
 }
 
 #[cfg(test)]
@@ -228,9 +231,26 @@ mod tests {
 
     #[test]
     fn a_percentile_between_infinities_is_one() {
-        let sorted = [1.0, f64::INFINITY, f64::INFINITY];
-        assert_eq!(percentile(&sorted, 100.0), f64::INFINITY);
-        assert_eq!(percentile(&sorted, 0.0), 1.0);
-        assert_eq!(percentile(&sorted, 25.0), f64::INFINITY);
+        let mut norms = [f32::INFINITY, 1.0, f32::INFINITY];
+        assert_eq!(percentile(&mut norms, 100.0), f64::INFINITY);
+        assert_eq!(percentile(&mut norms, 0.0), 1.0);
+        assert_eq!(percentile(&mut norms, 25.0), f64::INFINITY);
+    }
+
+    /// Values of `numpy.percentile`, of numbers in no order.
+    #[test]
+    fn percentiles_are_those_of_numpy() {
+        let norms = [7.0, 1.0, 4.0, 2.0, 11.0];
+        for (wanted, value) in [
+            (0.0, 1.0),
+            (10.0, 1.4),
+            (25.0, 2.0),
+            (50.0, 4.0),
+            (90.0, 9.4),
+            (100.0, 11.0),
+        ] {
+            let found = percentile(&mut norms.clone(), wanted);
+            assert!((found - value).abs() < 1e-12, "{wanted}: {found}");
+        }
     }
 }

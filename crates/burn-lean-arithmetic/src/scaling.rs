@@ -32,6 +32,11 @@ impl LossScaleRule {
                 self.growth_factor >= 1.0,
             ),
             ("backoff_factor", self.backoff_factor, is_fraction),
+            (
+                "growth_interval",
+                self.growth_interval as f64,
+                self.growth_interval > 0,
+            ),
         ];
         first_out_of_range(
             &settings.map(|(name, value, is_fine)| (name, value, is_fine && value.is_finite())),

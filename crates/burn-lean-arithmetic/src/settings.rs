@@ -9,6 +9,34 @@ pub struct OutOfRange {
     pub value: f64,
 }
 
+/// Settings that are fine.
+///
+/// # Panics
+///
+/// If one is not, which is named with its value.
+pub(crate) fn expect_in_range(optimizer: &str, settings: &[(&'static str, f64, bool)]) {
+    if let Some(OutOfRange { setting, value }) = first_out_of_range(settings) {
+        panic!(
+            "{optimizer}: {setting} is {value}, which is out of range: no step can be taken with it"
+        );
+    }
+}
+
+/// How much of a moving average is kept: at one it never moves, and its correction is no number.
+pub(crate) fn share(name: &'static str, value: f64) -> (&'static str, f64, bool) {
+    (name, value, (0.0..1.0).contains(&value))
+}
+
+/// A number that is added, or multiplied with: not below zero, nor infinite.
+pub(crate) fn amount(name: &'static str, value: f64) -> (&'static str, f64, bool) {
+    (name, value, value >= 0.0 && value.is_finite())
+}
+
+/// A number that is divided by, or a bound.
+pub(crate) fn positive(name: &'static str, value: f64) -> (&'static str, f64, bool) {
+    (name, value, value > 0.0)
+}
+
 /// The first of the settings whose value is not fine. No number never is.
 pub(crate) fn first_out_of_range(settings: &[(&'static str, f64, bool)]) -> Option<OutOfRange> {
     let mut settings = settings.iter();

@@ -300,6 +300,7 @@ fn settings_out_of_range_are_refused() {
         ),
     ];
     let scaler = LossScalerConfig::new().with_backoff_factor(2.0).init();
+    let never = LossScalerConfig::new().with_growth_interval(0).init();
     let plain = || AdamConfig::new().init::<R, Model>().with_gradient_release();
     let halved = GroupOptions::new().with_lr_factor(f64::NAN);
     let mut optims: Vec<_> = rules
@@ -307,6 +308,7 @@ fn settings_out_of_range_are_refused() {
         .map(|(rule, setting)| (plain().with_norm_clipping(rule), setting))
         .collect();
     optims.push((plain().with_loss_scaler(scaler), "backoff_factor"));
+    optims.push((plain().with_loss_scaler(never), "growth_interval"));
     optims.push((plain().with_group(ParamGroup::all(), halved), "lr_factor"));
     for (mut optim, expected) in optims {
         let (_, model) = start();

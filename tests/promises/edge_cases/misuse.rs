@@ -413,3 +413,66 @@ fn an_optimizer_that_reads_the_parameter_it_steps_is_refused() {
         "{text}"
     );
 }
+
+#[test]
+fn a_rate_that_is_none_is_refused() {
+    for rate in [f64::NAN, f64::INFINITY, -RATE] {
+        let Bench {
+            model,
+            mut optim,
+            expected,
+        } = bench(1);
+        let is_refused = |error: &ReleaseError| {
+            assert!(matches!(error, ReleaseError::OutOfRange { .. }), "{error}");
+        };
+        let (model, error) = refused(optim.try_arm(rate, model));
+        is_refused(&error);
+        let grads = gradients(&model, 0);
+        let refused = optim.try_step(rate, model, grads).unwrap_err();
+        is_refused(refused.error());
+        let (model, grads) = refused.into_given();
+        let model = optim.step(RATE, model, grads);
+        weights(&model).assert_same(&expected.steps[0], "the step before");
+    }
+}
+
+/// The step before it is taken; the one with it is refused, and not left out without a word.
+#[test]
+fn a_schedule_that_comes_to_no_rate_is_refused() {
+    #[derive(Clone)]
+    struct Ends(bool);
+
+    impl burn::lr_scheduler::LrScheduler for Ends {
+        type Record<B: Backend> = bool;
+
+        fn step(&mut self) -> LearningRate {
+            match std::mem::replace(&mut self.0, true) {
+                false => RATE,
+                true => f64::NAN,
+            }
+        }
+
+        fn to_record<B: Backend>(&self) -> bool {
+            self.0
+        }
+
+        fn load_record<B: Backend>(self, has_ended: bool) -> Self {
+            Self(has_ended)
+        }
+    }
+
+    let Bench {
+        model,
+        optim,
+        expected,
+    } = bench(1);
+    let mut optim = optim.with_lr_scheduler(Ends(false));
+    let model = optim.arm(RATE, model);
+    let grads = gradients(&model, 0);
+    let model = optim.step(RATE, model, grads);
+    weights(&model).assert_same(&expected.steps[0], "the step before");
+    let grads = gradients(&model, 1);
+    let (model, error) = refused(optim.try_step(f64::NAN, model, grads));
+    assert!(matches!(error, ReleaseError::OutOfRange { .. }), "{error}");
+    weights(&model).assert_same(&expected.steps[0], "the step before");
+}

@@ -31,9 +31,18 @@ where
 {
     check_settings(stepper)?;
     let published = match learning_rate {
-        Some(rate) => published_rates(stepper, rate)?,
+        Some(rate) => {
+            check_rate(rate)?;
+            published_rates(stepper, rate)?
+        }
         None => None,
     };
+    if let Some(published) = &published {
+        published
+            .groups
+            .iter()
+            .try_for_each(|(_, rate)| check_rate(*rate))?;
+    }
     if stepper.groups.is_empty() && published.is_none() {
         return Ok(HashMap::new());
     }
@@ -69,6 +78,17 @@ where
             near: nearest(&group.patterns(), &paths),
         }),
         None => Ok(own),
+    }
+}
+
+fn check_rate(rate: LearningRate) -> Result<(), ReleaseError> {
+    // A rate of infinity makes NaN of a weight whose gradient is zero.
+    match rate.is_finite() && rate >= 0.0 {
+        true => Ok(()),
+        false => Err(ReleaseError::OutOfRange {
+            setting: "the learning rate".into(),
+            value: rate,
+        }),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use burn::{
     config::Config,
-    grad_clipping::{GradientClipping, GradientClippingConfig},
+    grad_clipping::GradientClippingConfig,
     module::AutodiffModule,
     optim::{LearningRate, SimpleOptimizer, adaptor::OptimizerAdaptor},
     record::Record,
@@ -13,7 +13,7 @@ use burn::{
 };
 use burn_lean_arithmetic::optim::rules;
 
-use super::factored::Factored;
+use super::factored::{Factored, clipped};
 use crate::number::Whole;
 
 /// Configuration of [`Adafactor`]: the defaults of transformers, but for its `relative_step`, which would ignore
@@ -46,22 +46,30 @@ pub struct AdafactorConfig {
 
 impl AdafactorConfig {
     /// Builds the optimizer.
+    ///
+    /// # Panics
+    ///
+    /// If a setting is out of range, which is named with its value.
     pub fn build(&self) -> Adafactor {
-        Adafactor(rules::Adafactor {
+        let rule = rules::Adafactor {
             epsilon: self.epsilon,
             least_scale: self.scale_parameter.then_some(self.least_scale),
             clip_threshold: self.clip_threshold,
             decay_rate: self.decay_rate,
             beta_1: self.beta_1,
             weight_decay: self.weight_decay,
-        })
+        };
+        Adafactor {
+            rule: rule.checked(),
+            clipping: self.grad_clipping.clone(),
+        }
     }
 
     /// The optimizer for all parameters of a module.
     pub fn init<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
     ) -> OptimizerAdaptor<Adafactor, M, B> {
-        adaptor(self.build(), self.grad_clipping.as_ref())
+        OptimizerAdaptor::from(self.build())
     }
 }
 
@@ -87,11 +95,16 @@ pub struct AdaLomoConfig {
 
 impl AdaLomoConfig {
     /// Builds the optimizer.
+    ///
+    /// # Panics
+    ///
+    /// If a setting is out of range, which is named with its value.
     pub fn build(&self) -> Adafactor {
         AdafactorConfig::new()
             .with_clip_threshold(self.clip_threshold)
             .with_decay_rate(self.decay_rate)
             .with_weight_decay(self.weight_decay)
+            .with_grad_clipping(self.grad_clipping.clone())
             .build()
     }
 
@@ -99,24 +112,7 @@ impl AdaLomoConfig {
     pub fn init<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
     ) -> OptimizerAdaptor<Adafactor, M, B> {
-        adaptor(self.build(), self.grad_clipping.as_ref())
-    }
-}
-
-pub(super) fn adaptor<O, M, B>(
-    optimizer: O,
-    clipping: Option<&GradientClippingConfig>,
-) -> OptimizerAdaptor<O, M, B>
-where
-    O: SimpleOptimizer<B::InnerBackend>,
-    M: AutodiffModule<B>,
-    B: AutodiffBackend,
-{
-    let adaptor = OptimizerAdaptor::from(optimizer);
-    let clipping: Option<GradientClipping> = clipping.map(GradientClippingConfig::init);
-    match clipping {
-        Some(clipping) => adaptor.with_grad_clipping(clipping),
-        None => adaptor,
+        OptimizerAdaptor::from(self.build())
     }
 }
 
@@ -126,7 +122,10 @@ where
 /// Shazeer and Stern (2018), <https://arxiv.org/abs/1804.04235>; the rule is that of transformers. It runs on every
 /// backend, by Burn's operations.
 #[derive(Clone, Debug)]
-pub struct Adafactor(rules::Adafactor);
+pub struct Adafactor {
+    rule: rules::Adafactor,
+    clipping: Option<GradientClippingConfig>,
+}
 
 /// State of [`Adafactor`].
 #[derive(Record, Clone, Debug)]
@@ -149,12 +148,15 @@ impl<B: Backend> SimpleOptimizer<B> for Adafactor {
         grad: Tensor<B, D>,
         state: Option<AdafactorState<B, D>>,
     ) -> (Tensor<B, D>, Option<AdafactorState<B, D>>) {
+        let Some(grad) = clipped(&self.clipping, grad) else {
+            return (tensor, state);
+        };
         let state = state.map(|state| rules::AdafactorState {
             time: state.time,
             square: state.square.into(),
             moment_1: state.moment_1.map(Whole),
         });
-        let (Whole(tensor), state) = self.0.step(lr, Whole(tensor), Whole(grad), state);
+        let (Whole(tensor), state) = self.rule.step(lr, Whole(tensor), Whole(grad), state);
         let state = AdafactorState {
             time: state.time,
             square: state.square.into(),

@@ -44,7 +44,8 @@ impl InOnePass for AdanConfig {
                 epsilon: config.epsilon,
                 weight_decay: config.weight_decay,
                 no_prox: config.no_prox,
-            },
+            }
+            .checked(),
             settings: Settings::clipping(config.grad_clipping),
         }
     }

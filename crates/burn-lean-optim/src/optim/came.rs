@@ -13,7 +13,7 @@ use burn::{
 };
 use burn_lean_arithmetic::optim::rules;
 
-use super::{adafactor::adaptor, factored::Factored};
+use super::factored::{Factored, clipped};
 use crate::number::Whole;
 
 /// Configuration of [`Came`].
@@ -46,8 +46,12 @@ pub struct CameConfig {
 
 impl CameConfig {
     /// Builds the optimizer.
+    ///
+    /// # Panics
+    ///
+    /// If a setting is out of range, which is named with its value.
     pub fn build(&self) -> Came {
-        Came(rules::Came {
+        let rule = rules::Came {
             beta_1: self.beta_1,
             beta_2: self.beta_2,
             beta_3: self.beta_3,
@@ -55,12 +59,16 @@ impl CameConfig {
             epsilon_2: self.epsilon_2,
             clip_threshold: self.clip_threshold,
             weight_decay: self.weight_decay,
-        })
+        };
+        Came {
+            rule: rule.checked(),
+            clipping: self.grad_clipping.clone(),
+        }
     }
 
     /// The optimizer for all parameters of a module.
     pub fn init<B: AutodiffBackend, M: AutodiffModule<B>>(&self) -> OptimizerAdaptor<Came, M, B> {
-        adaptor(self.build(), self.grad_clipping.as_ref())
+        OptimizerAdaptor::from(self.build())
     }
 }
 
@@ -69,7 +77,10 @@ impl CameConfig {
 /// Luo et al., "CAME: Confidence-guided Adaptive Memory Efficient Optimization" (2023),
 /// <https://arxiv.org/abs/2307.02047>. It runs on every backend, by Burn's operations.
 #[derive(Clone, Debug)]
-pub struct Came(rules::Came);
+pub struct Came {
+    rule: rules::Came,
+    clipping: Option<GradientClippingConfig>,
+}
 
 /// State of [`Came`].
 #[derive(Record, Clone, Debug)]
@@ -92,12 +103,15 @@ impl<B: Backend> SimpleOptimizer<B> for Came {
         grad: Tensor<B, D>,
         state: Option<CameState<B, D>>,
     ) -> (Tensor<B, D>, Option<CameState<B, D>>) {
+        let Some(grad) = clipped(&self.clipping, grad) else {
+            return (tensor, state);
+        };
         let state = state.map(|state| rules::CameState {
             moment_1: Whole(state.moment_1),
             square: state.square.into(),
             instability: state.instability.map(Into::into),
         });
-        let (Whole(tensor), state) = self.0.step(lr, Whole(tensor), Whole(grad), state);
+        let (Whole(tensor), state) = self.rule.step(lr, Whole(tensor), Whole(grad), state);
         let state = CameState {
             moment_1: state.moment_1.0,
             square: state.square.into(),

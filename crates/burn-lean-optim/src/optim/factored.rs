@@ -2,6 +2,7 @@
 //! Memory Cost" (2018), <https://arxiv.org/abs/1804.04235>.
 
 use burn::{
+    grad_clipping::GradientClippingConfig,
     record::Record,
     tensor::{Tensor, backend::Backend},
 };
@@ -51,4 +52,18 @@ impl<B: Backend, const D: usize> From<optim::Factored<Whole<B, D>>> for Factored
             columns: factored.columns.map(tensor),
         }
     }
+}
+
+/// The gradient after Burn's clipping, before all else. None without elements, which have no mean.
+pub(super) fn clipped<B: Backend, const D: usize>(
+    clipping: &Option<GradientClippingConfig>,
+    grad: Tensor<B, D>,
+) -> Option<Tensor<B, D>> {
+    if grad.shape().num_elements() == 0 {
+        return None;
+    }
+    Some(match clipping {
+        Some(clipping) => clipping.init().clip_gradient(grad),
+        None => grad,
+    })
 }

@@ -35,7 +35,8 @@ impl LionConfig {
             lion: rules::Lion {
                 factors: Factors::new(self.beta_1, self.beta_2),
                 weight_decay: self.weight_decay,
-            },
+            }
+            .checked(),
             settings: Settings::clipping(self.grad_clipping.clone()),
         }
     }

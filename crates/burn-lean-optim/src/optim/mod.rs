@@ -53,7 +53,8 @@ pub trait InOnePass {
     ///
     /// # Panics
     ///
-    /// If a number of the configuration is not finite.
+    /// If a number of the configuration is not finite, or out of range: a share of one or more, an
+    /// epsilon or a weight decay below zero. It is named with its value.
     ///
     /// ```
     /// use burn::{

@@ -40,7 +40,8 @@ impl RAdamConfig {
                 beta_2: self.beta_2,
                 epsilon: self.epsilon,
                 weight_decay: self.weight_decay,
-            },
+            }
+            .checked(),
             settings: Settings::clipping(self.grad_clipping.clone()),
         }
     }

@@ -44,7 +44,8 @@ impl StableAdamWConfig {
                 beta_2: self.beta_2,
                 epsilon: self.epsilon,
                 weight_decay: self.weight_decay,
-            },
+            }
+            .checked(),
             settings: Settings::clipping(self.grad_clipping.clone()),
         }
     }

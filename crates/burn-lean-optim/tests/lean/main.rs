@@ -9,3 +9,4 @@ mod harness;
 mod in_place;
 mod noise;
 mod reference;
+mod settings;

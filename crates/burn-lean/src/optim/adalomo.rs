@@ -6,10 +6,9 @@ use burn::optim::{LearningRate, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor};
 use burn_lean_arithmetic::optim::rules;
 
-use super::factored::Factored;
+use super::factored::{Factored, clipped};
 use super::record::record_state;
 use super::step::Whole;
-use super::with_clipping;
 
 /// Configuration of [`AdaLomo`].
 #[derive(Config, Debug)]
@@ -29,21 +28,29 @@ pub struct AdaLomoConfig {
 }
 
 impl AdaLomoConfig {
-    /// Builds the optimizer, without its clipping.
+    /// Builds the optimizer.
+    ///
+    /// # Panics
+    ///
+    /// If a setting is out of range, which is named with its value.
     pub fn build(&self) -> AdaLomo {
-        AdaLomo(rules::Adafactor {
+        let rule = rules::Adafactor {
             epsilon: 1e-30,
             least_scale: Some(1e-3),
             clip_threshold: self.clip_threshold,
             decay_rate: self.decay_rate,
             beta_1: None,
             weight_decay: self.weight_decay,
-        })
+        };
+        AdaLomo {
+            rule: rule.checked(),
+            clipping: self.grad_clipping.clone(),
+        }
     }
 
     /// The optimizer for all parameters of a module.
     pub fn init(&self) -> ModuleOptimizer {
-        with_clipping(self.build(), self.grad_clipping.as_ref())
+        ModuleOptimizer::from(self.build())
     }
 }
 
@@ -55,7 +62,10 @@ impl AdaLomoConfig {
 /// `relative_step` does the same but for its weight decay, which here is scaled as the step is, as
 /// in transformers. It runs on every backend, by Burn's operations.
 #[derive(Clone, Debug)]
-pub struct AdaLomo(rules::Adafactor);
+pub struct AdaLomo {
+    rule: rules::Adafactor,
+    clipping: Option<GradientClippingConfig>,
+}
 
 /// State of [`AdaLomo`].
 #[derive(Clone, Debug)]
@@ -78,12 +88,15 @@ impl Optimizer for AdaLomo {
         grad: Tensor<D>,
         state: Option<AdaLomoState<D>>,
     ) -> (Tensor<D>, Option<AdaLomoState<D>>) {
+        let Some(grad) = clipped(&self.clipping, grad) else {
+            return (tensor, state);
+        };
         let state = state.map(|state| rules::AdafactorState {
             time: state.time,
             square: state.square.into(),
             moment_1: None,
         });
-        let (Whole(tensor), state) = self.0.step(lr, Whole(tensor), Whole(grad), state);
+        let (Whole(tensor), state) = self.rule.step(lr, Whole(tensor), Whole(grad), state);
         let state = AdaLomoState {
             time: state.time,
             square: state.square.into(),

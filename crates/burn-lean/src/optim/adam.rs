@@ -42,7 +42,8 @@ impl InOnePass for AdamConfig {
                 beta_2: config.beta_2,
                 epsilon: config.epsilon,
                 decay: coupled_decay(config.weight_decay),
-            },
+            }
+            .checked(),
             amsgrad: config.amsgrad,
             settings: Settings::clipping(config.grad_clipping),
         }

@@ -25,7 +25,15 @@ impl AdamW {
     /// the schedule.
     ///
     /// The option `decouple_lr` of optimi, after Loshchilov and Hutter (2019), section 4.
+    ///
+    /// # Panics
+    ///
+    /// If `max_lr` is not above zero, or not finite.
     pub fn with_decoupled_lr(mut self, max_lr: LearningRate) -> Self {
+        assert!(
+            max_lr > 0.0 && max_lr.is_finite(),
+            "AdamW: max_lr is {max_lr}, which is out of range: weight decay is divided by it"
+        );
         self.adamw.max_lr = Some(max_lr);
         self
     }
@@ -56,7 +64,8 @@ impl InOnePass for AdamWConfig {
                 weight_decay: config.weight_decay,
                 cautious: config.cautious_weight_decay,
                 max_lr: None,
-            },
+            }
+            .checked(),
             amsgrad: config.amsgrad,
             settings: Settings::clipping(config.grad_clipping),
         }

@@ -6,10 +6,9 @@ use burn::optim::{LearningRate, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor};
 use burn_lean_arithmetic::optim::rules;
 
-use super::factored::Factored;
+use super::factored::{Factored, clipped};
 use super::record::record_state;
 use super::step::Whole;
-use super::with_clipping;
 
 /// Configuration of [`Came`].
 #[derive(Config, Debug)]
@@ -40,9 +39,13 @@ pub struct CameConfig {
 }
 
 impl CameConfig {
-    /// Builds the optimizer, without its clipping.
+    /// Builds the optimizer.
+    ///
+    /// # Panics
+    ///
+    /// If a setting is out of range, which is named with its value.
     pub fn build(&self) -> Came {
-        Came(rules::Came {
+        let rule = rules::Came {
             beta_1: self.beta_1,
             beta_2: self.beta_2,
             beta_3: self.beta_3,
@@ -50,12 +53,16 @@ impl CameConfig {
             epsilon_2: self.epsilon_2,
             clip_threshold: self.clip_threshold,
             weight_decay: self.weight_decay,
-        })
+        };
+        Came {
+            rule: rule.checked(),
+            clipping: self.grad_clipping.clone(),
+        }
     }
 
     /// The optimizer for all parameters of a module.
     pub fn init(&self) -> ModuleOptimizer {
-        with_clipping(self.build(), self.grad_clipping.as_ref())
+        ModuleOptimizer::from(self.build())
     }
 }
 
@@ -64,7 +71,10 @@ impl CameConfig {
 /// Luo et al., "CAME: Confidence-guided Adaptive Memory Efficient Optimization" (2023),
 /// <https://arxiv.org/abs/2307.02047>. It runs on every backend, by Burn's operations.
 #[derive(Clone, Debug)]
-pub struct Came(rules::Came);
+pub struct Came {
+    rule: rules::Came,
+    clipping: Option<GradientClippingConfig>,
+}
 
 /// State of [`Came`].
 #[derive(Clone, Debug)]
@@ -93,12 +103,15 @@ impl Optimizer for Came {
         grad: Tensor<D>,
         state: Option<CameState<D>>,
     ) -> (Tensor<D>, Option<CameState<D>>) {
+        let Some(grad) = clipped(&self.clipping, grad) else {
+            return (tensor, state);
+        };
         let state = state.map(|state| rules::CameState {
             moment_1: Whole(state.moment_1),
             square: state.square.into(),
             instability: state.instability.map(Into::into),
         });
-        let (Whole(tensor), state) = self.0.step(lr, Whole(tensor), Whole(grad), state);
+        let (Whole(tensor), state) = self.rule.step(lr, Whole(tensor), Whole(grad), state);
         let state = CameState {
             moment_1: state.moment_1.0,
             square: state.square.into(),

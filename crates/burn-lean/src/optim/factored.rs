@@ -1,6 +1,7 @@
 //! A second moment as a column and a row: Shazeer and Stern, "Adafactor: Adaptive Learning Rates
 //! with Sublinear Memory Cost" (2018), <https://arxiv.org/abs/1804.04235>.
 
+use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::{StateSink, StateSource, join_path};
 use burn::tensor::{Device, Tensor};
 use burn_lean_arithmetic::optim;
@@ -69,4 +70,18 @@ impl<const D: usize> From<optim::Factored<Whole<D>>> for Factored<D> {
             columns: factored.columns.map(tensor),
         }
     }
+}
+
+/// The gradient after Burn's clipping, before all else. None without elements, which have no mean.
+pub(super) fn clipped<const D: usize>(
+    clipping: &Option<GradientClippingConfig>,
+    grad: Tensor<D>,
+) -> Option<Tensor<D>> {
+    if grad.shape().num_elements() == 0 {
+        return None;
+    }
+    Some(match clipping {
+        Some(clipping) => clipping.init().clip_gradient(grad),
+        None => grad,
+    })
 }

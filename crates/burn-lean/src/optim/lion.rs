@@ -37,7 +37,8 @@ impl InOnePass for LionConfig {
             lion: rules::Lion {
                 factors: Factors::as_burn(config.beta_1, config.beta_2),
                 weight_decay: config.weight_decay.into(),
-            },
+            }
+            .checked(),
             settings: Settings::clipping(config.grad_clipping),
         }
     }

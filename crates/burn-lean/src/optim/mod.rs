@@ -31,7 +31,6 @@ mod sgd;
 mod stable_adamw;
 mod step;
 
-use burn::grad_clipping::GradientClippingConfig;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::{ModuleOptimizer, Optimizer};
@@ -81,7 +80,8 @@ pub trait InOnePass {
     ///
     /// # Panics
     ///
-    /// If a number of the configuration is not finite.
+    /// If a number of the configuration is not finite, or out of range: a share of one or more, an
+    /// epsilon or a weight decay below zero. It is named with its value.
     fn in_one_pass(&self) -> Self::Optimizer;
 }
 
@@ -140,18 +140,6 @@ pub trait EightBitMoments: Lean {
 
 fn coupled_decay(config: Option<WeightDecayConfig>) -> CoupledDecay {
     CoupledDecay(config.map(|config| config.penalty.into()))
-}
-
-/// The optimizer for a whole module, with Burn's clipping.
-fn with_clipping(
-    optimizer: impl Optimizer,
-    clipping: Option<&GradientClippingConfig>,
-) -> ModuleOptimizer {
-    let optimizer = ModuleOptimizer::from(optimizer);
-    match clipping {
-        Some(clipping) => optimizer.with_grad_clipping(clipping.init()),
-        None => optimizer,
-    }
 }
 
 fn embedding_shapes(model: &impl Module) -> Vec<Shape> {

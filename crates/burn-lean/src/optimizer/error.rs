@@ -230,7 +230,7 @@ pub enum ReleaseError {
         what: String,
     },
 
-    /// A setting of clipping or loss scaling makes no sense.
+    /// A learning rate, or a setting of clipping or loss scaling, makes no sense.
     #[error("{setting} is {value}, which is out of range: nothing could be stepped with it")]
     OutOfRange {
         /// Its name.

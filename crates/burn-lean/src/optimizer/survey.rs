@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use burn::Tensor;
 use burn::backend::BackendTensor;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::DType;
 
@@ -89,6 +90,22 @@ impl Survey {
                     return Err(ReleaseError::CopyWithAdapters { path: path() });
                 }
                 _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Why no parameter can be stepped with these rates.
+    pub(super) fn check_rates(&self, rates: &ModuleLearningRate) -> Result<(), ReleaseError> {
+        for param in &self.params {
+            let path = path_text(&param.path);
+            let rate = rates.lr_from_param(param.id, Some(&path));
+            // A rate of infinity makes NaN of a weight whose gradient is zero.
+            if !rate.is_finite() || rate < 0.0 {
+                return Err(ReleaseError::OutOfRange {
+                    setting: format!("the learning rate of {path}"),
+                    value: rate,
+                });
             }
         }
         Ok(())

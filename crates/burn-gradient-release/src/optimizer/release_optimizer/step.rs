@@ -112,8 +112,11 @@ where
         if self.stepper.gradients.needs_two_passes() {
             return model;
         }
-        let own = assign(&self.stepper, Some(next), &model).expect("the same model was checked");
-        self.arm_checked(next, model, GradientsParams::new(), own)
+        match assign(&self.stepper, Some(next), &model) {
+            Ok(own) => self.arm_checked(next, model, GradientsParams::new(), own),
+            // The scheduler has come to a rate that is none. This step is taken; the next is refused.
+            Err(_) => model,
+        }
     }
 
     /// Why the step cannot be finished, or what it is finished with.

@@ -4,6 +4,7 @@ use super::super::{
     Factored, WholeTensor,
     factored::{clip_update, root_mean_square},
 };
+use crate::settings::{amount, expect_in_range, positive, share};
 
 /// Adafactor, by the rule of transformers.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +35,30 @@ pub struct AdafactorState<T> {
 }
 
 impl Adafactor {
+    /// The same.
+    ///
+    /// # Panics
+    ///
+    /// If a setting is out of range, which is named with its value.
+    pub fn checked(self) -> Self {
+        expect_in_range(
+            "Adafactor",
+            &[
+                amount("epsilon", self.epsilon),
+                amount("least_scale", self.least_scale.unwrap_or_default()),
+                positive("clip_threshold", self.clip_threshold),
+                (
+                    "decay_rate",
+                    self.decay_rate,
+                    self.decay_rate <= 0.0 && self.decay_rate.is_finite(),
+                ),
+                share("beta_1", self.beta_1.unwrap_or_default()),
+                amount("weight_decay", self.weight_decay),
+            ],
+        );
+        self
+    }
+
     /// The weight and the state after a step.
     pub fn step<T: WholeTensor>(
         &self,

@@ -5,6 +5,7 @@ use super::{
     CoupledDecay, Factors, Update, WithMoments,
     adaptive::corrections_as_burn,
 };
+use crate::settings::{amount, expect_in_range, share};
 
 /// Adam, as Burn has it.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +21,23 @@ pub struct Adam {
 }
 
 impl Adam {
+    /// The same.
+    ///
+    /// # Panics
+    ///
+    /// If a setting is out of range, which is named with its value.
+    pub fn checked(self) -> Self {
+        expect_in_range(
+            "Adam",
+            &[
+                share("beta_1", self.beta_1.into()),
+                share("beta_2", self.beta_2.into()),
+                amount("epsilon", self.epsilon.into()),
+            ],
+        );
+        self
+    }
+
     /// The rule of step number `time`.
     pub fn rule(&self, lr: f64, time: usize, part: Part) -> WithMoments<AdamUpdate> {
         let [correction_1, correction_2] = corrections_as_burn(self.beta_1, self.beta_2, time);

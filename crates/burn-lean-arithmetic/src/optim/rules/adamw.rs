@@ -5,6 +5,7 @@ use super::{
     Factors, Update, WithMoments,
     adaptive::corrections_as_burn,
 };
+use crate::settings::{amount, expect_in_range, share};
 
 /// AdamW, as Burn has it.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +26,24 @@ pub struct AdamW {
 }
 
 impl AdamW {
+    /// The same.
+    ///
+    /// # Panics
+    ///
+    /// If a setting is out of range, which is named with its value.
+    pub fn checked(self) -> Self {
+        expect_in_range(
+            "AdamW",
+            &[
+                share("beta_1", self.beta_1.into()),
+                share("beta_2", self.beta_2.into()),
+                amount("epsilon", self.epsilon.into()),
+                amount("weight_decay", self.weight_decay.into()),
+            ],
+        );
+        self
+    }
+
     /// The rule of step number `time`.
     pub fn rule(&self, lr: f64, time: usize, part: Part) -> WithMoments<AdamWUpdate> {
         let [correction_1, correction_2] = corrections_as_burn(self.beta_1, self.beta_2, time);

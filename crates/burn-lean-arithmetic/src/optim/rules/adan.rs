@@ -1,6 +1,7 @@
 //! Adan.
 
 use super::super::{Number, Rule};
+use crate::settings::{amount, expect_in_range, share};
 
 /// Adan, as Burn has it.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +21,25 @@ pub struct Adan {
 }
 
 impl Adan {
+    /// The same.
+    ///
+    /// # Panics
+    ///
+    /// If a setting is out of range, which is named with its value.
+    pub fn checked(self) -> Self {
+        expect_in_range(
+            "Adan",
+            &[
+                share("beta_1", self.beta_1.into()),
+                share("beta_2", self.beta_2.into()),
+                share("beta_3", self.beta_3.into()),
+                amount("epsilon", self.epsilon.into()),
+                amount("weight_decay", self.weight_decay.into()),
+            ],
+        );
+        self
+    }
+
     /// The rule of step number `time`.
     pub fn rule(&self, lr: f64, time: usize) -> Nesterov {
         let correction = |beta: f32| 1.0 - beta.powi(time as i32);

@@ -1,6 +1,7 @@
 //! CAME.
 
 use super::super::{Factored, WholeTensor, factored::clip_update};
+use crate::settings::{amount, expect_in_range, positive, share};
 
 /// CAME.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +34,27 @@ pub struct CameState<T> {
 }
 
 impl Came {
+    /// The same.
+    ///
+    /// # Panics
+    ///
+    /// If a setting is out of range, which is named with its value.
+    pub fn checked(self) -> Self {
+        expect_in_range(
+            "Came",
+            &[
+                share("beta_1", self.beta_1),
+                share("beta_2", self.beta_2),
+                share("beta_3", self.beta_3),
+                amount("epsilon_1", self.epsilon_1),
+                amount("epsilon_2", self.epsilon_2),
+                positive("clip_threshold", self.clip_threshold),
+                amount("weight_decay", self.weight_decay),
+            ],
+        );
+        self
+    }
+
     /// The weight and the state after a step.
     pub fn step<T: WholeTensor>(
         &self,

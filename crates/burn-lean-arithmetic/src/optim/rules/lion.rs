@@ -4,6 +4,7 @@ use super::{
     super::{Number, Rule},
     Factors,
 };
+use crate::settings::{amount, expect_in_range, share};
 
 /// Lion.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +16,23 @@ pub struct Lion {
 }
 
 impl Lion {
+    /// The same.
+    ///
+    /// # Panics
+    ///
+    /// If a setting is out of range, which is named with its value.
+    pub fn checked(self) -> Self {
+        expect_in_range(
+            "Lion",
+            &[
+                share("beta_1", self.factors.beta_1),
+                share("beta_2", self.factors.beta_2),
+                amount("weight_decay", self.weight_decay),
+            ],
+        );
+        self
+    }
+
     /// The rule of a step.
     pub fn rule(&self, lr: f64) -> Signed {
         Signed {

@@ -4,6 +4,7 @@ use super::{
     super::{Number, Part},
     Factors, Update, WithMoments,
 };
+use crate::settings::{amount, expect_in_range, share};
 
 /// RAdam.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +20,24 @@ pub struct RAdam {
 }
 
 impl RAdam {
+    /// The same.
+    ///
+    /// # Panics
+    ///
+    /// If a setting is out of range, which is named with its value.
+    pub fn checked(self) -> Self {
+        expect_in_range(
+            "RAdam",
+            &[
+                share("beta_1", self.beta_1),
+                share("beta_2", self.beta_2),
+                amount("epsilon", self.epsilon),
+                amount("weight_decay", self.weight_decay),
+            ],
+        );
+        self
+    }
+
     /// The rule of step number `time`.
     pub fn rule(&self, lr: f64, time: usize, part: Part) -> WithMoments<Rectified> {
         WithMoments {

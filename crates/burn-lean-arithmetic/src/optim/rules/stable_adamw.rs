@@ -4,6 +4,7 @@ use super::{
     super::{Measure, Number},
     Factors, Update, WithMoments,
 };
+use crate::settings::{amount, expect_in_range, share};
 
 /// StableAdamW.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +20,24 @@ pub struct StableAdamW {
 }
 
 impl StableAdamW {
+    /// The same.
+    ///
+    /// # Panics
+    ///
+    /// If a setting is out of range, which is named with its value.
+    pub fn checked(self) -> Self {
+        expect_in_range(
+            "StableAdamW",
+            &[
+                share("beta_1", self.beta_1),
+                share("beta_2", self.beta_2),
+                amount("epsilon", self.epsilon),
+                amount("weight_decay", self.weight_decay),
+            ],
+        );
+        self
+    }
+
     /// What the mean of is taken before step number `time`, to know how far to go.
     pub fn measure(&self, time: usize) -> Surprise {
         Surprise {

@@ -75,6 +75,9 @@ impl ReleaseOptimizer {
         mut forward: impl FnMut(&M) -> Tensor<1>,
     ) -> Result<(M, Tensor<1>), Refused<M, GradientsParams>> {
         let lr = lr.into();
+        if let Err(error) = Survey::of(&model).check_rates(&lr) {
+            return Err(Refused::with_grads(model, sums, error));
+        }
         let model = self.try_arm_to_measure(model, sums)?;
         let mut run = |model: &M| {
             let loss = forward(model);

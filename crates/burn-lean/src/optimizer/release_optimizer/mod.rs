@@ -128,8 +128,9 @@ impl ReleaseOptimizer {
         lr: impl Into<ModuleLearningRate>,
         model: M,
     ) -> Result<M, Refused<M>> {
-        match self.check_arm_to_step(&model, &GradientsParams::new()) {
-            Ok(survey) => Ok(self.arm_checked(lr.into(), model, GradientsParams::new(), survey)),
+        let (lr, sums) = (lr.into(), GradientsParams::new());
+        match self.check_arm_to_step(&lr, &model, &sums) {
+            Ok(survey) => Ok(self.arm_checked(lr, model, sums, survey)),
             Err(error) => Err(Refused::new(model, error)),
         }
     }
@@ -164,18 +165,21 @@ impl ReleaseOptimizer {
         model: M,
         grads: GradientsParams,
     ) -> Result<M, Refused<M, GradientsParams>> {
-        match self.check_arm_to_step(&model, &grads) {
-            Ok(survey) => Ok(self.arm_checked(lr.into(), model, grads, survey)),
+        let lr = lr.into();
+        match self.check_arm_to_step(&lr, &model, &grads) {
+            Ok(survey) => Ok(self.arm_checked(lr, model, grads, survey)),
             Err(error) => Err(Refused::with_grads(model, grads, error)),
         }
     }
 
     fn check_arm_to_step<M: Module>(
         &self,
+        lr: &ModuleLearningRate,
         model: &M,
         sums: &GradientsParams,
     ) -> Result<Survey, ReleaseError> {
         let survey = self.check_arm(model)?;
+        survey.check_rates(lr)?;
         let gradients = &self.session.stepper().gradients;
         gradients.check_arm()?;
         if gradients.measured().is_some() {

@@ -205,6 +205,7 @@ impl ReleaseOptimizer {
             }
         }
         drop((slots, stepper));
+        survey.check_rates(lr)?;
         self.check_settings(model, survey)?;
         survey.check_own(&self.session, |slot| slot.fate().taken)?;
         check_claims(&self.session, survey, model, grads)?;

@@ -369,6 +369,7 @@ fn settings_out_of_range_are_refused() {
         (scaler.with_backoff_factor(2.0), "backoff_factor"),
         (scaler.with_init_scale(f64::INFINITY), "init_scale"),
         (scaler.with_growth_factor(0.5), "growth_factor"),
+        (scaler.with_growth_interval(0), "growth_interval"),
     ];
     let plain = || adamw().with_gradient_release();
     let rules = rules.map(|(rule, setting)| (plain().with_norm_clipping(rule), setting));

@@ -753,3 +753,40 @@ fn a_layer_replaced_while_armed() {
     );
     assert!(refused.to_string().contains("rebuilt"));
 }
+
+/// No rate that a weight cannot be stepped with, whether the model is armed or not.
+#[test]
+fn a_rate_that_is_none() {
+    for rate in [f64::NAN, f64::INFINITY, -LR] {
+        let is_refused = |error: &ReleaseError| {
+            let ReleaseError::OutOfRange { setting, .. } = error else {
+                panic!("{error}");
+            };
+            assert!(setting.starts_with("the learning rate of "), "{setting}");
+        };
+        let (model, mut optim) = started();
+        let refused = optim.try_arm(rate, model).unwrap_err();
+        is_refused(refused.error());
+        let refused = optim
+            .try_arm_accumulated(rate, refused.into_model(), GradientsParams::new())
+            .unwrap_err();
+        is_refused(refused.error());
+        let model = refused.into_model();
+        let grads = grads_of(&model, 1);
+        let refused = optim.try_step(rate, model, grads).unwrap_err();
+        is_refused(refused.error());
+        let (model, grads) = refused.into_given();
+        let model = optim.step(LR, model, grads);
+        assert_goes_on(model, &mut optim, plain(&[0, 1]));
+    }
+}
+
+/// A rate of zero is one: what a schedule warms up from.
+#[test]
+fn a_rate_of_zero() {
+    let (model, mut optim) = started();
+    let model = optim.arm(0.0, model);
+    let grads = grads_of(&model, 1);
+    let model = optim.step(0.0, model, grads);
+    assert_goes_on(model, &mut optim, plain_with_rate(0.0));
+}

@@ -12,3 +12,4 @@ mod in_place;
 mod noise;
 mod records;
 mod reference;
+mod settings;

@@ -1,0 +1,108 @@
+//! Settings that no step can be taken with, and clipping that the configuration asks for.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::grad_clipping::GradientClippingConfig;
+use burn::optim::{AdamConfig, AdamWConfig, LionConfig, Optimizer};
+use burn::tensor::{Device, Tensor};
+use burn_lean::optim::{AdaLomoConfig, CameConfig, InOnePass, RAdamConfig, StableAdamWConfig};
+
+use super::harness::{Noise, Run};
+
+fn refused<T>(build: impl FnOnce() -> T) -> String {
+    let Err(payload) = catch_unwind(AssertUnwindSafe(build)) else {
+        panic!("it was built");
+    };
+    *payload.downcast::<String>().expect("it says why")
+}
+
+#[test]
+fn settings_out_of_range_are_named() {
+    let adamw = AdamWConfig::new;
+    let said = [
+        (
+            "AdamW: beta_1 is 1",
+            refused(|| adamw().with_beta_1(1.0).in_one_pass()),
+        ),
+        (
+            "AdamW: epsilon is -",
+            refused(|| adamw().with_epsilon(-1e-8).in_one_pass()),
+        ),
+        (
+            "AdamW: max_lr is 0",
+            refused(|| adamw().in_one_pass().with_decoupled_lr(0.0)),
+        ),
+        (
+            "Adam: beta_2 is 1.5",
+            refused(|| AdamConfig::new().with_beta_2(1.5).in_one_pass()),
+        ),
+        (
+            "Lion: beta_1 is -",
+            refused(|| LionConfig::new().with_beta_1(-0.5).in_one_pass()),
+        ),
+        (
+            "RAdam: beta_2 is 1",
+            refused(|| RAdamConfig::new().with_beta_2(1.0).build()),
+        ),
+        (
+            "StableAdamW: weight_decay is -1",
+            refused(|| StableAdamWConfig::new().with_weight_decay(-1.0).build()),
+        ),
+        (
+            "Came: beta_3 is NaN",
+            refused(|| CameConfig::new().with_beta_3(f64::NAN).build()),
+        ),
+        (
+            "Adafactor: decay_rate is 0.8",
+            refused(|| AdaLomoConfig::new().with_decay_rate(0.8).build()),
+        ),
+        (
+            "Adafactor: clip_threshold is 0",
+            refused(|| AdaLomoConfig::new().with_clip_threshold(0.0).build()),
+        ),
+        (
+            "not finite",
+            refused(|| adamw().with_epsilon(f32::INFINITY).in_one_pass()),
+        ),
+    ];
+    for (expected, said) in said {
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+}
+
+/// Of a gradient and of what it is clipped to.
+fn assert_clips<O: Optimizer>(build: impl Fn(Option<GradientClippingConfig>) -> O) {
+    let mut noise = Noise(3);
+    let (weight, grad) = (noise.numbers([5, 7]), noise.numbers([5, 7]));
+    let step = |clipping: Option<GradientClippingConfig>, grad: Tensor<2>| {
+        let mut run = Run::new(build(clipping), weight.clone());
+        // The second step knows what the first one has seen.
+        for scale in [1.0, 100.0] {
+            run.step(1e-2, grad.clone() * scale);
+        }
+        run.weights()
+    };
+    let clipping = || Some(GradientClippingConfig::Value(1e-3));
+    let clipped = grad.clone().clamp(-1e-3, 1e-3);
+    let found = step(clipping(), grad.clone());
+    // Clipped already, the larger one is clipped to the same.
+    assert!(found == step(clipping(), clipped), "not clipped");
+    assert!(found != step(None, grad), "clipping changes nothing");
+}
+
+#[test]
+fn clipping_of_the_configuration_is_the_optimizers_own() {
+    assert_clips(|clipping| AdaLomoConfig::new().with_grad_clipping(clipping).build());
+    assert_clips(|clipping| CameConfig::new().with_grad_clipping(clipping).build());
+}
+
+#[test]
+fn a_tensor_without_elements_is_stepped() {
+    let empty = || Tensor::<2>::zeros([0, 3], &Device::flex());
+    let mut run = Run::new(AdaLomoConfig::new().build(), empty());
+    run.step(1e-2, empty());
+    assert!(run.weights().is_empty());
+    let mut run = Run::new(CameConfig::new().build(), empty());
+    run.step(1e-2, empty());
+    assert!(run.weights().is_empty());
+}
