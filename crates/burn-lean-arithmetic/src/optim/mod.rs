@@ -1,7 +1,7 @@
 //! Optimizers: their rules, and how they run over slices of memory.
 //!
 //! A [`Rule`] is the step of one element. It runs on single numbers and on whole tensors
-//! ([`Number`]), in one pass over slices ([`host`]), or becomes the [`Program`](program::Program)
+//! ([`Number`]), in one pass over slices (`host`), or becomes the [`Program`](program::Program)
 //! of a kernel (`cube`). What a rule is made of in a step, as the correction of a bias, is computed by the
 //! optimizer's own type in [`rules`].
 
