@@ -20,6 +20,7 @@ type R = Release<Flex>;
 const RATE: f64 = 0.05;
 const STEPS: u64 = 60;
 
+/// Weights in fp32, cast to fp16 where the forward pass computes.
 #[derive(Module, Debug)]
 struct Net<B: Backend> {
     layers: Vec<Linear<B>>,
@@ -49,8 +50,8 @@ impl<B: Backend> ModuleMapper<B> for Load {
 }
 
 impl<B: AutodiffBackend> Net<B> {
-    /// Weights in fp16, the same on every backend.
-    fn half() -> Self {
+    /// The same weights on every backend.
+    fn new() -> Self {
         let device = Default::default();
         let layers = (0..3)
             .map(|_| LinearConfig::new(6, 6).init(&device))
@@ -69,17 +70,17 @@ impl<B: AutodiffBackend> Net<B> {
                 values.push(value);
             }
         }
-        Net { layers }
-            .map(&mut Load(values.into_iter()))
-            .map(&mut ToHalf)
+        Net { layers }.map(&mut Load(values.into_iter()))
     }
 
-    /// In fp16, and in fp32 from the mean on, as is usual. Every ninth step has large gradients.
+    /// In fp32 from the mean on, as is usual. Every ninth step has large gradients.
     fn loss(&self, step: u64) -> Tensor<B, 1> {
         let device = Default::default();
         let mut x = noise::<B, 2>(step, [4, 6], &device).cast(FloatDType::F16);
         for layer in &self.layers {
-            x = layer.forward(x).tanh();
+            let bias = layer.bias.as_ref().unwrap().val().cast(FloatDType::F16);
+            let weight = layer.weight.val().cast(FloatDType::F16);
+            x = (x.matmul(weight) + bias.unsqueeze()).tanh();
         }
         let loss = x.cast(FloatDType::F32).square().mean();
         if step % 9 == 8 { loss * 1e4 } else { loss }
@@ -95,7 +96,7 @@ fn scaler() -> LossScaler {
 
 /// Plain Burn by hand: a scale that falls where a gradient has overflown, and rises after four steps.
 fn by_hand(clipping: Option<f64>) -> Vec<(Weights, f64, bool)> {
-    let mut model = Net::<P>::half();
+    let mut model = Net::<P>::new();
     let mut optim = AdamConfig::new().with_epsilon(1e-3).init();
     let (mut scale, mut good) = (1024.0, 0);
     let mut steps = Vec::new();
@@ -177,7 +178,7 @@ fn two_passes_skip_what_plain_burn_skips() {
 
         let mut scaler = scaler();
         let mut optim = with_clipping(optim(&scaler));
-        let mut model = Net::<R>::half();
+        let mut model = Net::<R>::new();
         for step in 0..STEPS {
             if step == 31 {
                 let states = optim.to_record();
@@ -198,7 +199,7 @@ fn an_ordinary_step_skips_what_plain_burn_skips() {
     let expected = by_hand(None);
     let scaler = scaler();
     let mut optim = optim(&scaler);
-    let mut model = Net::<R>::half();
+    let mut model = Net::<R>::new();
     for step in 0..STEPS {
         let loss = scaler.scale(model.loss(step));
         let grads = GradientsParams::from_grads(loss.backward(), &model);
@@ -212,7 +213,7 @@ fn an_ordinary_step_skips_what_plain_burn_skips() {
 fn one_pass_skips_parameters_and_says_so() {
     let scaler = LossScalerConfig::new().with_init_scale(1e8).init();
     let mut optim = optim(&scaler);
-    let mut model = Net::<R>::half();
+    let mut model = Net::<R>::new();
     let mut partial = 0;
     for step in 0..40 {
         let before = Weights::of::<R, _>(&model);
@@ -245,7 +246,7 @@ fn a_loss_that_was_not_scaled_is_refused() {
     let scaler = scaler();
     let optim = SgdConfig::new().init::<R, Net<R>>().with_gradient_release();
     let mut optim = optim.with_loss_scaler(scaler.clone());
-    let mut model = Net::<R>::half();
+    let mut model = Net::<R>::new();
     let before = Weights::of::<R, _>(&model);
 
     let grads = GradientsParams::from_grads(model.loss(0).backward(), &model);
@@ -270,7 +271,7 @@ fn both_passes_have_to_be_scaled() {
     let scaler = scaler();
     let mut optim = optim(&scaler);
     let model = optim
-        .try_arm_to_measure(Net::<R>::half(), GradientsParams::new())
+        .try_arm_to_measure(Net::<R>::new(), GradientsParams::new())
         .unwrap();
     let grads = scaler.scale(model.loss(0)).backward();
     let grads = GradientsParams::from_grads(grads, &model);
@@ -279,4 +280,37 @@ fn both_passes_have_to_be_scaled() {
     let grads = GradientsParams::from_grads(model.loss(0).backward(), &model);
     let refused = optim.try_step(RATE, model, grads).unwrap_err();
     assert_eq!(*refused.error(), ReleaseError::NotScaled);
+}
+
+/// Gradients of fp16 weights are fp16, where the scale cannot be taken off.
+#[test]
+fn weights_in_fp16_are_refused() {
+    let scaler = scaler();
+    let mut optim = optim(&scaler);
+    let model = Net::<R>::new().map(&mut ToHalf);
+    let expected = ReleaseError::HalfPrecision {
+        path: "layers.0.weight".into(),
+    };
+    let refused = optim.try_arm(RATE, model).unwrap_err();
+    assert_eq!(*refused.error(), expected);
+    let refused = optim
+        .try_two_passes(RATE, refused.into_model(), GradientsParams::new(), |_| {
+            unreachable!("refused before")
+        })
+        .unwrap_err();
+    assert_eq!(*refused.error(), expected);
+    let (model, _) = refused.into_given();
+    let refused = optim
+        .try_step(RATE, model, GradientsParams::new())
+        .unwrap_err();
+    assert_eq!(*refused.error(), expected);
+    let (model, _) = refused.into_given();
+    let refused = optim
+        .try_arm_to_measure(model, GradientsParams::new())
+        .unwrap_err();
+    assert_eq!(*refused.error(), expected);
+
+    // What is not trained has no gradient.
+    let model = refused.into_model().no_grad();
+    optim.try_arm(RATE, model).unwrap();
 }

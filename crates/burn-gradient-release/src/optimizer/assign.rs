@@ -10,7 +10,8 @@ use burn::{
 use burn_lean_arithmetic::{OutOfRange, groups::nearest};
 
 use super::{
-    error::ReleaseError, group_assignment::GroupAssignment, step_plan::Own, stepper::Stepper,
+    error::ReleaseError, group_assignment::GroupAssignment, precision::check_precision,
+    step_plan::Own, stepper::Stepper,
 };
 use crate::{
     ReleaseBackend,
@@ -30,6 +31,9 @@ where
     M: AutodiffModule<B>,
 {
     check_settings(stepper)?;
+    if stepper.gradients.scaler.is_some() {
+        check_precision::<B, M>(model)?;
+    }
     let published = match learning_rate {
         Some(rate) => {
             check_rate(rate)?;

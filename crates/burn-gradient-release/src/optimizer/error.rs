@@ -279,6 +279,16 @@ pub enum ReleaseError {
     )]
     NotScaled,
 
+    /// The weights are in fp16, and so are the gradients that the scale is to be taken off.
+    #[error(
+        "{path} is in fp16, and so is its gradient, in which small numbers vanish when the scale of the \
+         loss is taken off; keep the weights in fp32, and cast them where the forward pass computes"
+    )]
+    HalfPrecision {
+        /// Where the parameter is in the model.
+        path: String,
+    },
+
     /// The replicas of a model do not agree.
     #[error("{reason}")]
     Reduction {

@@ -11,6 +11,7 @@ mod group_assignment;
 mod group_options;
 mod handle;
 mod mark;
+mod precision;
 mod rate;
 mod release_optimizer;
 mod report;

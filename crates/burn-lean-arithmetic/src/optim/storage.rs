@@ -40,6 +40,27 @@ pub enum Storage {
 }
 
 impl Moments {
+    /// [`Bf16`](Self::Bf16), for moments that keep these shares of themselves in a step.
+    ///
+    /// bf16 has eight bits: a change of less than a 256th of a number may be rounded away, and one of
+    /// less than a 512th always is.
+    ///
+    /// # Panics
+    ///
+    /// If one keeps more than 0.99, which is named with its value.
+    pub fn expect_bf16(kept: &[(&str, f64)]) -> Self {
+        // 0.99 in 32 bits is a little more.
+        let mut kept = kept.iter();
+        if let Some((share, value)) = kept.find(|(_, value)| *value > 0.99 + 1e-6) {
+            panic!(
+                "{share} is {value}: what keeps more than 0.99 of itself in a step changes by less than bf16 \
+                 can hold, and stands still; take at most 0.99, or keep the moments in 8 bits, which \
+                 have a scale for each block"
+            );
+        }
+        Self::Bf16
+    }
+
     /// How a state of a parameter of so many elements is kept.
     pub fn storage(self, kind: Kind, elements: usize, is_embedding: bool) -> Storage {
         match self {

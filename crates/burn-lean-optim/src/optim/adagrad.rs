@@ -45,6 +45,10 @@ impl InOnePass for AdaGradConfig {
 }
 
 impl Lean for AdaGrad {
+    fn kept_shares(&self) -> Vec<(&'static str, f64)> {
+        vec![("AdaGrad: the share of the sum of squares that is kept", 1.0)]
+    }
+
     fn settings_mut(&mut self) -> &mut Settings {
         &mut self.settings
     }

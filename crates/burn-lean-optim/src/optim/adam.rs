@@ -50,6 +50,13 @@ impl InOnePass for AdamConfig {
 }
 
 impl Lean for Adam {
+    fn kept_shares(&self) -> Vec<(&'static str, f64)> {
+        vec![
+            ("Adam: beta_1", self.adam.beta_1.into()),
+            ("Adam: beta_2", self.adam.beta_2.into()),
+        ]
+    }
+
     fn settings_mut(&mut self) -> &mut Settings {
         &mut self.settings
     }

@@ -73,6 +73,13 @@ impl InOnePass for AdamWConfig {
 }
 
 impl Lean for AdamW {
+    fn kept_shares(&self) -> Vec<(&'static str, f64)> {
+        vec![
+            ("AdamW: beta_1", self.adamw.beta_1.into()),
+            ("AdamW: beta_2", self.adamw.beta_2.into()),
+        ]
+    }
+
     fn settings_mut(&mut self) -> &mut Settings {
         &mut self.settings
     }

@@ -52,6 +52,14 @@ impl InOnePass for AdanConfig {
 }
 
 impl Lean for Adan {
+    fn kept_shares(&self) -> Vec<(&'static str, f64)> {
+        vec![
+            ("Adan: beta_1", self.adan.beta_1.into()),
+            ("Adan: beta_2", self.adan.beta_2.into()),
+            ("Adan: beta_3", self.adan.beta_3.into()),
+        ]
+    }
+
     fn settings_mut(&mut self) -> &mut Settings {
         &mut self.settings
     }

@@ -58,6 +58,13 @@ pub struct RAdam {
 }
 
 impl Lean for RAdam {
+    fn kept_shares(&self) -> Vec<(&'static str, f64)> {
+        vec![
+            ("RAdam: beta_1", self.radam.beta_1),
+            ("RAdam: beta_2", self.radam.beta_2),
+        ]
+    }
+
     fn settings_mut(&mut self) -> &mut Settings {
         &mut self.settings
     }

@@ -54,6 +54,13 @@ impl InOnePass for RmsPropConfig {
 }
 
 impl Lean for RmsProp {
+    fn kept_shares(&self) -> Vec<(&'static str, f64)> {
+        vec![
+            ("RMSProp: alpha", self.alpha.into()),
+            ("RMSProp: momentum", self.momentum.into()),
+        ]
+    }
+
     fn settings_mut(&mut self) -> &mut Settings {
         &mut self.settings
     }

@@ -58,6 +58,13 @@ impl Sgd {
 }
 
 impl Lean for Sgd {
+    fn kept_shares(&self) -> Vec<(&'static str, f64)> {
+        let momentum = self.momentum.iter();
+        momentum
+            .map(|momentum| ("SGD: momentum", momentum.momentum))
+            .collect()
+    }
+
     fn settings_mut(&mut self) -> &mut Settings {
         &mut self.settings
     }

@@ -63,6 +63,13 @@ pub struct StableAdamW {
 }
 
 impl Lean for StableAdamW {
+    fn kept_shares(&self) -> Vec<(&'static str, f64)> {
+        vec![
+            ("StableAdamW: beta_1", self.stable_adamw.beta_1),
+            ("StableAdamW: beta_2", self.stable_adamw.beta_2),
+        ]
+    }
+
     fn settings_mut(&mut self) -> &mut Settings {
         &mut self.settings
     }

@@ -98,7 +98,12 @@ fn a_weight_moves_with_the_last_micro_batch() {
     }
     assert_all::<Flex>();
     assert_all::<NdArray>();
-    assert_moves_with_the_last::<Flex, _>(AdamWConfig::new().in_one_pass().with_bf16_moments());
+    assert_moves_with_the_last::<Flex, _>(
+        AdamWConfig::new()
+            .with_beta_2(0.99)
+            .in_one_pass()
+            .with_bf16_moments(),
+    );
 }
 
 /// The sums of so many gradients each, as an accumulator makes them.

@@ -49,6 +49,7 @@ fn what_plain_bf16_cannot_learn_both_roundings_learn() {
 #[test]
 fn any_optimizer_steps_in_32_bits_inside() {
     let adamw = || AdamWConfig::new().in_one_pass();
+    let short = AdamWConfig::new().with_beta_2(0.99).in_one_pass();
     let model = burn::nn::LinearConfig::new(2, 2).init::<Flex>(&Default::default());
     let exact = distance(adamw(), DType::F32);
     for (name, distance) in [
@@ -66,7 +67,7 @@ fn any_optimizer_steps_in_32_bits_inside() {
         (
             "bf16 moments",
             distance(
-                Bf16Weights::new(adamw().with_bf16_moments(), Stochastic { seed: 3 }),
+                Bf16Weights::new(short.with_bf16_moments(), Stochastic { seed: 3 }),
                 DType::BF16,
             ),
         ),

@@ -5,11 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::{
     backend::Flex,
     grad_clipping::GradientClippingConfig,
-    optim::{AdamConfig, AdamWConfig, SimpleOptimizer},
+    optim::{AdaGradConfig, AdamConfig, AdamWConfig, SimpleOptimizer},
     tensor::Tensor,
 };
 use burn_lean_optim::{
-    AdaLomoConfig, AdafactorConfig, CameConfig, InOnePass, LionConfig, RAdamConfig,
+    AdaLomoConfig, AdafactorConfig, CameConfig, InOnePass, Lean, LionConfig, RAdamConfig,
     StableAdamWConfig,
 };
 
@@ -65,6 +65,18 @@ fn settings_out_of_range_are_named() {
         (
             "Adafactor: clip_threshold is 0",
             refused(|| AdaLomoConfig::new().with_clip_threshold(0.0).build()),
+        ),
+        (
+            "AdamW: beta_2 is 0.999",
+            refused(|| adamw().in_one_pass().with_bf16_moments()),
+        ),
+        (
+            "RAdam: beta_2 is 0.999",
+            refused(|| RAdamConfig::new().build().with_bf16_moments()),
+        ),
+        (
+            "AdaGrad: the share of the sum of squares that is kept is 1",
+            refused(|| AdaGradConfig::new().in_one_pass().with_bf16_moments()),
         ),
         (
             "not finite",

@@ -107,6 +107,10 @@ impl AccumulateInMoments for Sgd {
 }
 
 impl<O: Lean> Lean for AccumulatingInMoments<O> {
+    fn kept_shares(&self) -> Vec<(&'static str, f64)> {
+        self.optimizer.kept_shares()
+    }
+
     fn settings_mut(&mut self) -> &mut Settings {
         self.optimizer.settings_mut()
     }

@@ -45,6 +45,10 @@ impl InOnePass for LionConfig {
 }
 
 impl Lean for Lion {
+    fn kept_shares(&self) -> Vec<(&'static str, f64)> {
+        vec![("Lion: beta_2", self.lion.factors.beta_2)]
+    }
+
     fn settings_mut(&mut self) -> &mut Settings {
         &mut self.settings
     }

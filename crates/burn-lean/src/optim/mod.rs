@@ -95,12 +95,18 @@ pub trait Lean: Optimizer {
 
     /// Keeps moments in bf16: two bytes a number, rounded to the nearest after each step.
     ///
-    /// A moment that keeps more than 0.99 of itself changes by less in a step than bf16 can hold,
-    /// and stands still: with them take a `beta_2` of at most 0.99.
+    /// # Panics
+    ///
+    /// If a moment keeps more than 0.99 of itself in a step, as AdamW's second does by default: it
+    /// would change by less than bf16 can hold, and stand still. Take a `beta_2` of at most 0.99.
     fn with_bf16_moments(mut self) -> Self {
-        self.settings_mut().moments = Moments::Bf16;
+        self.settings_mut().moments = Moments::expect_bf16(&self.kept_shares());
         self
     }
+
+    /// How much of itself each moment keeps in a step.
+    #[doc(hidden)]
+    fn kept_shares(&self) -> Vec<(&'static str, f64)>;
 
     /// Settings that all optimizers have.
     #[doc(hidden)]

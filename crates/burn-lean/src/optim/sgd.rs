@@ -49,6 +49,13 @@ impl InOnePass for SgdConfig {
 }
 
 impl Lean for Sgd {
+    fn kept_shares(&self) -> Vec<(&'static str, f64)> {
+        let momentum = self.momentum.iter();
+        momentum
+            .map(|momentum| ("SGD: momentum", momentum.momentum))
+            .collect()
+    }
+
     fn settings_mut(&mut self) -> &mut Settings {
         &mut self.settings
     }

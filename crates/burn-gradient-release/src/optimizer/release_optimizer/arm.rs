@@ -55,6 +55,7 @@ where
     ///   rates of the groups are those of another step, or of a scheduler beside the owned one;
     /// - [`OutOfRange`](ReleaseError::OutOfRange): a setting of clipping, loss scaling or a group makes no
     ///   sense;
+    /// - [`HalfPrecision`](ReleaseError::HalfPrecision): weights in fp16, with a loss scaler;
     /// - [`NotMeasured`](ReleaseError::NotMeasured): gradients are clipped by a norm that no pass has
     ///   measured, or that is not finite;
     /// - [`Distributed`](ReleaseError::Distributed): Burn is to reduce the gradient of a parameter.

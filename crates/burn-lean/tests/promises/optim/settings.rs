@@ -5,7 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::{AdamConfig, AdamWConfig, LionConfig, Optimizer};
 use burn::tensor::{Device, Tensor};
-use burn_lean::optim::{AdaLomoConfig, CameConfig, InOnePass, RAdamConfig, StableAdamWConfig};
+use burn_lean::optim::{
+    AdaLomoConfig, CameConfig, InOnePass, Lean, RAdamConfig, StableAdamWConfig,
+};
 
 use super::harness::{Noise, Run};
 
@@ -59,6 +61,14 @@ fn settings_out_of_range_are_named() {
         (
             "Adafactor: clip_threshold is 0",
             refused(|| AdaLomoConfig::new().with_clip_threshold(0.0).build()),
+        ),
+        (
+            "AdamW: beta_2 is 0.999",
+            refused(|| adamw().in_one_pass().with_bf16_moments()),
+        ),
+        (
+            "RAdam: beta_2 is 0.999",
+            refused(|| RAdamConfig::new().build().with_bf16_moments()),
         ),
         (
             "not finite",
