@@ -72,8 +72,10 @@ pub struct Stochastic {
     pub seed: u64,
 }
 
-/// Rounding to the nearest, with what is lost kept in bf16 and added to the weight in the next step: two bytes a
-/// parameter more, and no chance.
+/// Rounding to the nearest, with what is lost kept in bf16 and added to the weight in the next
+/// step: two bytes a parameter more, and no chance.
+///
+/// What is kept has eight bits as well, so that a step of less than 2^-18 of the weight is lost.
 #[derive(Clone, Copy, Debug)]
 pub struct Kahan;
 

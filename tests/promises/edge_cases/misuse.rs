@@ -14,7 +14,9 @@ use burn::optim::{
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::Device;
-use burn_gradient_release::{Refused, ReleaseError, ReleaseOptimizer, WithGradientRelease};
+use burn_gradient_release::{
+    Recompute, Refused, ReleaseError, ReleaseOptimizer, WithGradientRelease,
+};
 
 use super::{
     Bench, Inner, Model, P, PARAMETERS, R, armed_step, bench, gradients, loss, start, weights,
@@ -475,4 +477,13 @@ fn a_schedule_that_comes_to_no_rate_is_refused() {
     let (model, error) = refused(optim.try_step(f64::NAN, model, grads));
     assert!(matches!(error, ReleaseError::OutOfRange { .. }), "{error}");
     weights(&model).assert_same(&expected.steps[0], "the step before");
+}
+
+#[test]
+#[should_panic(expected = "a budget of 0 bytes keeps no activation")]
+fn a_budget_of_nothing_is_refused() {
+    let optim = SgdConfig::new().init::<R, Model>();
+    let _ = optim
+        .with_gradient_release()
+        .with_recompute(Recompute::Budget(0));
 }

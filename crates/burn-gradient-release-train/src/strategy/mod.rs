@@ -156,8 +156,12 @@ impl<B: Backend, P> GradientReleaseStrategy<B, P> {
 
 impl<B: Backend, P, R> GradientReleaseStrategy<B, P, R> {
     /// Recomputes activations in the backward passes of the training: see [`Recompute`].
+    ///
+    /// # Panics
+    ///
+    /// If it is a [budget](Recompute::Budget) of no bytes.
     pub fn with_recompute(mut self, recompute: Recompute) -> Self {
-        self.recompute = recompute;
+        self.recompute = recompute.checked();
         self
     }
 

@@ -82,8 +82,12 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
     }
 
     /// Recomputes activations in the micro-batches that this arms: see [`Recompute`].
+    ///
+    /// # Panics
+    ///
+    /// If it is a [budget](Recompute::Budget) of no bytes.
     pub fn with_recompute(mut self, recompute: Recompute) -> Self {
-        self.tracer = Tracer::new(recompute);
+        self.tracer = Tracer::new(recompute.checked());
         self
     }
 

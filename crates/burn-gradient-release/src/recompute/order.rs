@@ -53,7 +53,7 @@ pub(crate) enum Part {
 pub(crate) type Unit = (u64, Part);
 
 /// In which order units run: regions from the last to the first.
-fn turn(unit: Unit) -> (Reverse<u64>, Part) {
+pub(crate) fn turn(unit: Unit) -> (Reverse<u64>, Part) {
     (Reverse(unit.0), unit.1)
 }
 

@@ -9,7 +9,7 @@ use std::{
 use burn::tensor::{backend::Backend, ops::FloatTensor};
 use burn_autodiff::{NodeId, grads::Gradients};
 
-use super::order::{Consumer, Part, Played, Target, Unit, Use, Wiring};
+use super::order::{self, Consumer, Part, Played, Target, Unit, Use, Wiring};
 use crate::{
     origins::{Apart, Contribution, Origins, Region, RegionUses, Seeds, Spent},
     progress::Recomputed,
@@ -36,6 +36,8 @@ pub(crate) struct Route<B: Backend> {
     arrived: HashMap<Target, Arrived<B>>,
     /// The leaf of each result of a slice.
     results: HashMap<Target, AdTensor<B>>,
+    /// The part of the tape that has run last.
+    ran: Option<Unit>,
 }
 
 /// A tensor that has entered another region.
@@ -131,6 +133,7 @@ impl<B: Backend> Route<B> {
             played: wiring.play(Target::OnTape(root)),
             arrived: HashMap::new(),
             results,
+            ran: None,
         })
     }
 
@@ -169,6 +172,7 @@ impl<B: Backend> Route<B> {
     /// Takes over what a part of the tape has left: the gradients of what has entered it.
     pub(crate) fn collect(&mut self, region: &Region<B>, part: Part, grads: &mut Gradients) {
         let unit = (region.number(), part);
+        self.check_turn(unit);
         region.with_parameters(|parameters| {
             for uses in parameters.iter().filter(|uses| uses.here.is_reached()) {
                 uses.home.mark_reached();
@@ -187,6 +191,7 @@ impl<B: Backend> Route<B> {
                 if self.played.is_apart(target) {
                     let of = portal.of.or_else(|| self.played.entry(portal.leaf.node.id));
                     if let (Some(of), Some(gradient)) = (of, grads.remove::<B>(&portal.leaf)) {
+                        self.check_played(target, of, unit);
                         self.arrive(target, &portal.target, of, gradient);
                     }
                 } else {
@@ -215,6 +220,26 @@ impl<B: Backend> Route<B> {
                 }
             }
         });
+    }
+
+    /// In debug builds: that parts of the tape run in the turn that they were played in.
+    fn check_turn(&mut self, unit: Unit) {
+        let before = self.ran.replace(unit);
+        debug_assert!(
+            before.is_none_or(|before| order::turn(before) < order::turn(unit)),
+            "{unit:?} ran after {before:?}, and was played before it"
+        );
+    }
+
+    /// In debug builds: that a contribution was played, and in the part of the tape that it comes from.
+    fn check_played(&self, target: Target, of: Use, unit: Unit) {
+        debug_assert!(
+            self.played
+                .sums
+                .get(&target)
+                .is_some_and(|sum| sum.uses.contains(&(unit, of))),
+            "{of:?} of {unit:?} contributes to {target:?}, and was not played"
+        );
     }
 
     fn arrive(&mut self, target: Target, node: &AdTensor<B>, of: Use, gradient: FloatTensor<B>) {
@@ -261,6 +286,10 @@ impl<B: Backend> Route<B> {
                 grads.register::<B>(arrived.node.node.id, gradient);
             }
         }
+        debug_assert!(
+            arrived.by_use.is_empty(),
+            "a contribution to {target:?} was not played"
+        );
     }
 
     /// What has come of the gradients of a slice's results that have to be added up in an order.

@@ -35,6 +35,22 @@ pub enum Recompute {
     Budget(u64),
 }
 
+impl Recompute {
+    /// The same.
+    ///
+    /// # Panics
+    ///
+    /// If it is a budget of no bytes, in which nothing can be kept.
+    pub fn checked(self) -> Self {
+        assert!(
+            self != Self::Budget(0),
+            "a budget of 0 bytes keeps no activation, and backward needs some; take \
+             `Recompute::Automatic`, which keeps the least"
+        );
+        self
+    }
+}
+
 /// How many times the bytes that would cross a cut a slice has before it is cut, as long as there
 /// is no plan.
 const SLICE_OVER_CUT: u64 = 8;

@@ -34,7 +34,8 @@ pub struct AdafactorConfig {
     pub decay_rate: f64,
     /// How much of the first moment is kept, if there is one, as large as the parameter.
     pub beta_1: Option<f64>,
-    /// Weight decay, decoupled: a weight shrinks by `lr * weight_decay` of itself.
+    /// Weight decay, decoupled: a weight shrinks by `lr * weight_decay` of itself, and with `scale_parameter` by that
+    /// times the scale of the parameter, as the rate is scaled.
     #[config(default = 0.0)]
     pub weight_decay: f64,
     /// Whether the learning rate of a parameter is multiplied by its root mean square.
@@ -86,7 +87,8 @@ pub struct AdaLomoConfig {
     /// The second moment keeps `1 - step^decay_rate` of itself.
     #[config(default = -0.8)]
     pub decay_rate: f64,
-    /// Weight decay, decoupled: a weight shrinks by `lr * weight_decay` of itself.
+    /// Weight decay, decoupled: a weight shrinks by `lr * weight_decay` of itself times the scale of the parameter, as the
+    /// rate is scaled.
     #[config(default = 0.0)]
     pub weight_decay: f64,
     /// Clipping of gradients, before all else.

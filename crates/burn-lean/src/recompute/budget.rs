@@ -72,7 +72,15 @@ pub struct Planned {
 impl Budget {
     /// Keeps at most `bytes`. `in_use` says how many bytes are in use right now: of the heap a
     /// counting allocator knows, of a GPU `device.memory_pool_usage()`.
+    ///
+    /// # Panics
+    ///
+    /// If `bytes` is zero.
     pub fn new(bytes: u64, in_use: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+        assert!(
+            bytes > 0,
+            "a budget of 0 bytes keeps no activation: `checkpoint` recomputes a scope always"
+        );
         Self {
             bytes,
             in_use: Arc::new(in_use),

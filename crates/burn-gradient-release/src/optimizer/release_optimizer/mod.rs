@@ -269,8 +269,12 @@ where
 
     /// Recomputes activations in the backward passes of the models that this arms: see
     /// [`Recompute`].
+    ///
+    /// # Panics
+    ///
+    /// If it is a [budget](Recompute::Budget) of no bytes.
     pub fn with_recompute(mut self, recompute: Recompute) -> Self {
-        self.stepper.tracer = Tracer::new(recompute);
+        self.stepper.tracer = Tracer::new(recompute.checked());
         self
     }
 

@@ -11,8 +11,8 @@ use burn::{
     tensor::{Tensor, TensorData, backend::Backend},
 };
 use burn_lean_optim::{
-    AccumulateInMoments, AdafactorConfig, AdamW, CameConfig, InOnePass, LionConfig, MomentDecay,
-    RAdamConfig, StableAdamWConfig,
+    AccumulateInMoments, AdaLomoConfig, AdafactorConfig, AdamW, CameConfig, InOnePass, LionConfig,
+    MomentDecay, RAdamConfig, StableAdamWConfig,
 };
 
 use crate::harness::Run;
@@ -85,6 +85,14 @@ tests! {
         .in_one_pass()
         .accumulating(MICRO_BATCHES, MomentDecay::EachMicroBatch)
         .unwrap(),
+}
+
+/// Its rule is that of Adafactor.
+#[test]
+fn adalomo() {
+    let config = AdaLomoConfig::new().with_weight_decay(0.1);
+    assert_reference::<Flex>("adafactor", config.build());
+    assert_reference::<NdArray>("adafactor", config.build());
 }
 
 fn adamw() -> AdamW {

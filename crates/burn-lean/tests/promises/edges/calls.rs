@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::nn::LinearConfig;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
-use burn_lean::{ReleaseError, ReleaseOptimizer, WithGradientRelease};
+use burn_lean::{Budget, ReleaseError, ReleaseOptimizer, WithGradientRelease};
 
 use crate::harness::{LR, adamw, bits, flex, numbers};
 use crate::small::{
@@ -789,4 +789,10 @@ fn a_rate_of_zero() {
     let grads = grads_of(&model, 1);
     let model = optim.step(0.0, model, grads);
     assert_goes_on(model, &mut optim, plain_with_rate(0.0));
+}
+
+#[test]
+#[should_panic(expected = "a budget of 0 bytes keeps no activation")]
+fn a_budget_of_nothing() {
+    Budget::new(0, || 0);
 }
