@@ -41,7 +41,7 @@ pub struct Recomputation {
 impl From<Recomputed> for Recomputation {
     fn from(report: Recomputed) -> Self {
         Self {
-            slices: report.slices,
+            slices: report.segments,
             operations: report.operations,
             kept_bytes: report.kept_bytes,
             planned_bytes: report.planned_bytes,

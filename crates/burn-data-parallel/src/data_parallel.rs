@@ -85,7 +85,7 @@ impl DataParallel {
         self
     }
 
-    /// Lets so many gradients be on their way while backward computes the next, and not one. Each of them takes
+    /// Sets how many reductions may be in flight while backward computes the next gradient (default 1). Each of them takes
     /// its memory.
     pub fn with_max_in_flight(mut self, gradients: NonZeroUsize) -> Self {
         self.exchange = self.exchange.with_max_in_flight(gradients);

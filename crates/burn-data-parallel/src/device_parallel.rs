@@ -110,7 +110,7 @@ impl DeviceParallel {
             .collect()
     }
 
-    /// Waits so long for the other threads, and not half an hour.
+    /// Sets how long to wait for the other threads (default 30 min).
     pub fn with_timeout(self, timeout: Duration) -> Self {
         Self {
             parallel: self.parallel.with_timeout(timeout),

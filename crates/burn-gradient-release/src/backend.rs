@@ -12,9 +12,9 @@ use burn::tensor::{
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy, grads::Gradients};
 
 use crate::{
-    inner::AutodiffInner,
-    pass,
+    backward,
     tensor::{ReleaseTensor, Repr},
+    util::inner::AutodiffInner,
 };
 
 /// Enables gradient release on an autodiff backend.
@@ -137,7 +137,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for GradientReleas
     type Gradients = Gradients;
 
     fn backward(tensor: FloatTensor<Self>) -> Gradients {
-        pass::backward::<B, C>(tensor)
+        backward::backward::<B, C>(tensor)
     }
 
     fn grad(tensor: &FloatTensor<Self>, grads: &Gradients) -> Option<FloatTensor<B>> {

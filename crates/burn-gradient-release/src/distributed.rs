@@ -12,7 +12,7 @@ use burn::tensor::{
 };
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
-use crate::{GradientRelease, operands::Arguments, raise::Nodes};
+use crate::{GradientRelease, lower::operands::Arguments, lower::raise::Nodes};
 
 /// Unarmed parameters are reduced as Burn reduces them: by the server of the backend below.
 impl<B: DistributedBackend, C: CheckpointStrategy> DistributedBackend

@@ -10,9 +10,9 @@ use burn::tensor::backend::Backend;
 use burn_autodiff::NodeId;
 
 use crate::{
-    lend::lend,
-    parameter::{Armed, Arming, Live},
     tensor::ReleaseTensor,
+    tensor::parameter::{Armed, Arming, Live},
+    util::lend::lend,
 };
 
 thread_local! {

@@ -12,50 +12,39 @@
 #![forbid(unsafe_code)]
 
 mod backend;
-mod custom;
-mod derived;
-mod discard;
+mod backward;
 #[cfg(feature = "distributed")]
 mod distributed;
 mod fork;
-mod group;
-mod inner;
-mod lend;
-mod mark;
-mod operands;
+mod groups;
+mod lower;
 mod ops;
 mod optimizer;
-mod origins;
-mod param_groups;
-mod parameter;
-mod pass;
-mod progress;
-mod raise;
-mod random;
-mod recompute;
-mod reduction;
+mod planner;
 mod slot;
-mod stale_copy;
+#[cfg(test)]
+mod storeys;
+mod subgraph;
 mod tape;
 mod tensor;
-mod uses;
+mod util;
 
 pub use backend::{GradientRelease, ReleaseBackend};
-pub use inner::AutodiffInner;
+pub use groups::{
+    Either, JoinError, ModuleLearningRates, ModuleLrScheduler, ModuleLrSchedulerRecord, ParamGroup,
+    ParamGroupError,
+};
 pub use optimizer::{
     AdaptiveClippingConfig, AutoClipConfig, DynOptimizer, GradNorm, GradientRecord,
     GroupAssignment, GroupOptions, LossScaler, LossScalerConfig, LossScalerRecord, NormClipping,
     Outcome, Refused, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, StepReport, TwoPasses,
     WithGradientRelease, ZClipConfig,
 };
-pub use param_groups::{
-    Either, JoinError, ModuleLearningRates, ModuleLrScheduler, ModuleLrSchedulerRecord, ParamGroup,
-    ParamGroupError,
-};
-pub use progress::Recomputed;
-pub use recompute::{Recompute, checkpoint};
-pub use reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};
-pub use tensor::ReleaseTensor;
+pub use planner::Recompute;
+pub use slot::reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};
+pub use tensor::{ReleaseTensor, scope::checkpoint};
+pub use util::inner::AutodiffInner;
+pub use util::progress::Recomputed;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

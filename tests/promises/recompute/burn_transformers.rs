@@ -80,7 +80,7 @@ fn encoder_and_decoder_are_recomputed_as_they_are() {
             Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), &context);
             let report = optim.last_step().unwrap();
             assert_all_released(&report, parameters);
-            assert!(report.recomputed().slices > 1, "{context}");
+            assert!(report.recomputed().segments > 1, "{context}");
         }
     }
 }

@@ -130,8 +130,8 @@ fn the_weights_of_passes_that_change() {
         Recompute::Budget(1 << 15),
     ] {
         let recomputed = same(recompute, &passes);
-        let with_slices = recomputed.iter().filter(|step| step.slices > 0);
-        assert!(with_slices.count() > 0, "{recompute:?}");
+        let with_segments = recomputed.iter().filter(|step| step.segments > 0);
+        assert!(with_segments.count() > 0, "{recompute:?}");
     }
 }
 
@@ -153,7 +153,7 @@ fn a_plan_is_used_until_it_does_not_fit() {
         ] {
             let followed = steps[step + 1];
             assert_eq!(followed.planned_bytes, steps[step].planned_bytes);
-            assert_ne!(followed.slices, 0, "{recompute:?}: {context}");
+            assert_ne!(followed.segments, 0, "{recompute:?}: {context}");
             assert_ne!(
                 followed.operations, steps[step].operations,
                 "{recompute:?}: {context}"
@@ -167,7 +167,7 @@ fn a_plan_is_used_until_it_does_not_fit() {
         // The same plan for fewer rows: the same slices of a smaller pass.
         let [full, small] = [steps[6], steps[7]];
         assert_eq!(small.planned_bytes, full.planned_bytes);
-        assert_eq!(small.slices, full.slices);
+        assert_eq!(small.segments, full.segments);
         assert_eq!(small.operations, full.operations);
         let rows = |pass: Pass| pass.rows as u64;
         assert_eq!(small.kept_bytes * rows(FULL), full.kept_bytes * rows(SMALL));
@@ -192,7 +192,7 @@ fn a_plan_that_keeps_too_much_is_forgotten() {
         let steps = same(recompute, &[before, before, after, after, after, after]);
         let alone = same(recompute, &[after, after, after, after]);
         let context = format!("{recompute:?}, {before:?}, then {after:?}");
-        let plan = |of: Recomputed| (of.planned_bytes, of.slices, of.operations);
+        let plan = |of: Recomputed| (of.planned_bytes, of.segments, of.operations);
         assert_ne!(plan(steps[1]), plan(alone[3]), "{context}");
         assert_eq!(steps[5], alone[3], "{context}");
     }

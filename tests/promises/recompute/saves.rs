@@ -18,7 +18,7 @@ use crate::harness::memory::alone;
 use table::Saves;
 
 /// The table itself, which is private to its crate.
-#[path = "../../../crates/burn-gradient-release/src/recompute/saves.rs"]
+#[path = "../../../crates/burn-gradient-release/src/planner/saves.rs"]
 mod table;
 
 type A = Autodiff<Flex>;

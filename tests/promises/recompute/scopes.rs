@@ -257,16 +257,16 @@ fn the_report_says_what_was_recomputed() {
     let automatic = reported(Recompute::Automatic);
     // `[64, 4]` enters each slice; a layer is a handful of operations.
     let unit = 64 * 4 * size_of::<f32>() as u64;
-    assert!(automatic.slices > 0 && automatic.operations >= automatic.slices);
+    assert!(automatic.segments > 0 && automatic.operations >= automatic.segments);
     assert!(automatic.kept_bytes >= unit && automatic.kept_bytes <= 4 * unit);
     let planned = automatic.planned_bytes.expect("there is a plan");
 
     let ample = reported(Recompute::Budget(1 << 30));
-    assert_eq!([ample.slices, ample.operations], [0, 0]);
+    assert_eq!([ample.segments, ample.operations], [0, 0]);
     // What cannot be done within a budget is said.
     let tight = reported(Recompute::Budget(1));
     assert_eq!(tight.planned_bytes, Some(planned));
-    assert_eq!(tight.slices, automatic.slices);
+    assert_eq!(tight.segments, automatic.segments);
 }
 
 /// As a loss over a large vocabulary, a part of the tokens in each scope.
@@ -292,7 +292,7 @@ fn a_pass_that_ends_in_scopes_is_planned() {
 
     let (ample, weights) = reported(Recompute::Budget(1 << 30), &bytes, SCOPES);
     weights.assert_near(&plain, TOLERANCE, "within an ample budget");
-    assert_eq!(ample.slices, SCOPES);
+    assert_eq!(ample.segments, SCOPES);
     // Nothing is kept while the scopes run: the last slice is recomputed, too. A layer is eight
     // operations, and a part of the rows is one.
     assert_eq!(automatic.operations - ample.operations, 3 * 8 + SCOPES);

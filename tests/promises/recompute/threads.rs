@@ -82,7 +82,7 @@ fn check(
     }
     given[0].assert_moved(&plain.first, context);
     assert_eq!(recomputed, recomputed_alone, "{context}");
-    assert!(recomputed.iter().all(|step| step.slices > 0), "{context}");
+    assert!(recomputed.iter().all(|step| step.segments > 0), "{context}");
 }
 
 #[test]

@@ -116,7 +116,7 @@ fn who_has_finished_a_part_does_not_keep_the_others_from_it() {
             let x = checkpoint(|| long(&x).powi_scalar(2));
             let grads = GradientsParams::from_grads(x.mean().backward(), &model);
             let model = optim.step(RATE, model, grads);
-            assert_eq!(optim.last_step().unwrap().recomputed().slices, 2);
+            assert_eq!(optim.last_step().unwrap().recomputed().segments, 2);
             model.bits()
         });
         assert_eq!(found[0], found[1]);

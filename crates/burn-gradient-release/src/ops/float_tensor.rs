@@ -11,9 +11,10 @@ use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use super::{exceptions, methods};
 use crate::{
     GradientRelease, fork,
-    operands::Arguments,
-    origins::Origins,
-    random, tape,
+    lower::operands::Arguments,
+    lower::random,
+    subgraph::origins::Origins,
+    tape,
     tensor::{ReleaseTensor, Repr},
 };
 

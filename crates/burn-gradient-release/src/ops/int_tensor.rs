@@ -11,7 +11,7 @@ use burn::tensor::{
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
 use super::{exceptions, methods};
-use crate::{GradientRelease, random};
+use crate::{GradientRelease, lower::random};
 
 exceptions! {
     ($)

@@ -72,7 +72,7 @@ macro_rules! method {
         ) -> burn_decorator::signature_type!($output) {
             // Not every operation has float tensors among its arguments.
             #[allow(unused_mut)]
-            let mut arguments = $crate::operands::Arguments::<B>::new();
+            let mut arguments = $crate::lower::operands::Arguments::<B>::new();
             $(let $argument = $crate::ops::keep!(arguments, $type, $argument);)*
             $crate::ops::run!($kind, $name, $output, arguments, |operands| {
                 Autodiff::<B, C>::$name($($crate::ops::give!(operands, $type, $argument)),*)
@@ -106,7 +106,7 @@ macro_rules! run {
     ($nodes:ident, $name:ident, $output:tt, $arguments:ident, |$operands:ident| $operation:block) => {
         $arguments.apply(
             stringify!($name),
-            $crate::raise::Nodes::$nodes,
+            $crate::lower::raise::Nodes::$nodes,
             move |mut $operands| $operation,
             |results, raise| $crate::ops::raise!(raise, $output, results),
         )

@@ -13,10 +13,7 @@ use super::{
     error::{Refused, ReleaseError, expect},
     session::{Session, sum},
 };
-use crate::{
-    ReleaseBackend,
-    recompute::{Recompute, trace::Tracer},
-};
+use crate::{ReleaseBackend, planner::Recompute, planner::trace::Tracer};
 
 /// Accumulates the gradients of micro-batches, as Burn's
 /// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) does, without ever holding a second

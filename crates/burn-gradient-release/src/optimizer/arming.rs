@@ -17,20 +17,20 @@ use super::{
 use crate::{
     ReleaseBackend,
     fork::Scope,
-    group::Group,
-    origins::Origins,
-    parameter::{Armed, Arming, Site},
-    progress::Progress,
-    recompute::trace::Tracer,
-    reduction::Flight,
+    planner::trace::Tracer,
+    slot::armed_set::ArmedSet,
+    slot::reduction::Flight,
     slot::{Action, Claim, Slot},
+    subgraph::origins::Origins,
     tape::AdTensor,
+    tensor::parameter::{Armed, Arming, Site},
     tensor::{ReleaseTensor, Repr},
+    util::progress::Progress,
 };
 
 /// What the slots armed together are to do.
 pub(super) trait Plan<B: ReleaseBackend> {
-    /// Which cuts the forward passes into slices.
+    /// The tracer that splits forward passes into segments, if any.
     fn tracer(&self) -> Option<&Arc<Tracer>>;
 
     /// What takes the gradients to the other replicas, if there are any.
@@ -161,7 +161,7 @@ struct Preparation<'a, B: ReleaseBackend, P> {
     plan: &'a P,
     progress: Arc<Progress>,
     flight: Option<Arc<Flight<B::InnerBackend>>>,
-    group: Arc<Group<B::InnerBackend>>,
+    group: Arc<ArmedSet<B::InnerBackend>>,
     origins: Origins<B::InnerBackend>,
     /// One for all parameters of a device: on a GPU a tensor each would be work each.
     placeholder: Option<(Device<B>, FloatTensor<B::InnerBackend>)>,
@@ -169,7 +169,7 @@ struct Preparation<'a, B: ReleaseBackend, P> {
 
 impl<'a, B: ReleaseBackend, P: Plan<B>> Preparation<'a, B, P> {
     fn new(plan: &'a P) -> Self {
-        let group = Arc::new(Group::new());
+        let group = Arc::new(ArmedSet::new());
         if let Some(tracer) = plan.tracer() {
             tracer.begin();
         }

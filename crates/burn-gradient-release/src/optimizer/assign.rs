@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     ReleaseBackend,
-    param_groups::{ParamGroup, Published, visit_paths},
+    groups::{ParamGroup, Published, visit_paths},
 };
 
 /// What holds for the parameters that are in a group or have a rate of their own. `learning_rate` is the

@@ -19,9 +19,9 @@ use super::{
 };
 use crate::{
     ReleaseBackend,
-    reduction::{Recipients, agree},
+    slot::reduction::{Recipients, agree},
     slot::{Claim, Slot, Step},
-    uses::When,
+    tape::consumers::When,
 };
 
 /// The gradients given to `step`.

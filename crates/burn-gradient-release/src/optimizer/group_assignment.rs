@@ -52,7 +52,7 @@ impl GroupAssignment {
         self.groups.insert(path.to_string(), group);
     }
 
-    /// What is another way than before, a line for each parameter.
+    /// Differences from `before`, a line for each parameter.
     pub fn changes_since(&self, before: &Self) -> Vec<String> {
         let gone = before.groups.keys();
         let gone = gone.filter(|path| !self.groups.contains_key(*path));

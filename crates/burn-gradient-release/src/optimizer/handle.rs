@@ -5,7 +5,7 @@
 
 use std::{any::Any, cell::RefCell};
 
-use crate::lend::lend;
+use crate::util::lend::lend;
 
 thread_local! {
     /// The handle asked for: its type is known to the asker alone.

@@ -1,4 +1,4 @@
-//! What is armed bears no [mark](crate::mark): it has no gradient by the end of backward, where Burn waits for
+//! What is armed bears no [mark](crate::tape::mark): it has no gradient by the end of backward, where Burn waits for
 //! those of marked parameters.
 
 use burn::{

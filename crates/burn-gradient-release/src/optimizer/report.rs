@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use burn::{module::ParamId, optim::LearningRate};
 
 use super::gradients::Treated;
-use crate::progress::Recomputed;
+use crate::util::progress::Recomputed;
 
 /// What happened to a parameter in one optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,7 +58,7 @@ impl StepReport {
         self.gradients.norm
     }
 
-    /// By what every gradient was multiplied, where gradients are clipped by a norm of all of them.
+    /// Factor applied to every gradient, where gradients are clipped by their global norm.
     pub fn clip_coefficient(&self) -> Option<f64> {
         self.gradients.coefficient
     }

@@ -15,11 +15,11 @@ use super::{
 };
 use crate::{
     ReleaseBackend,
-    inner::AutodiffInner,
-    parameter::Armed,
-    progress::{Progress, Recomputed},
     slot::Slot,
+    tensor::parameter::Armed,
     tensor::{ReleaseTensor, Repr},
+    util::inner::AutodiffInner,
+    util::progress::{Progress, Recomputed},
 };
 
 /// The armed parameters.
@@ -128,7 +128,7 @@ impl<B: Backend> Session<B> {
 impl<B: AutodiffInner> Session<B> {
     /// Frees forward passes over the parameters that nobody can run backward any more.
     ///
-    /// The parameters of a model meet in one graph of burn-autodiff, which one look goes through.
+    /// The parameters of a model meet in one graph of burn-autodiff, so visiting one parameter frees them all.
     pub(super) fn free_discarded(&self) {
         self.slots.values().any(|slot| slot.free_discarded());
     }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     ReleaseBackend,
-    reduction::{Flight, GradientReduction, Recipients, ReductionError, agree},
+    slot::reduction::{Flight, GradientReduction, Recipients, ReductionError, agree},
     slot::{Measure, Release, Step},
 };
 

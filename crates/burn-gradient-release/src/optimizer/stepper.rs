@@ -17,9 +17,9 @@ use burn::{
 
 use super::{gradients::GradientPolicy, group_options::GroupOptions};
 use crate::{
-    param_groups::{ModuleLearningRates, ParamGroup},
-    recompute::trace::Tracer,
-    reduction::GradientReduction,
+    groups::{ModuleLearningRates, ParamGroup},
+    planner::trace::Tracer,
+    slot::reduction::GradientReduction,
 };
 
 /// Burn's record of an optimizer, `HashMap<ParamId, AdaptorRecord<O, B>>`: the state of each
@@ -39,7 +39,7 @@ where
 {
     pub(crate) optim: O,
     pub(crate) grad_clipping: Option<GradientClipping>,
-    /// Which cuts the forward passes of the parameters into slices.
+    /// The tracer that splits forward passes into segments, if any.
     pub(crate) tracer: Option<Arc<Tracer>>,
     pub(super) gradients: GradientPolicy,
     /// Of a model that has replicas.

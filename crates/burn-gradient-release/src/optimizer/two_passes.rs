@@ -7,7 +7,7 @@ use burn::{
     tensor::{Tensor, TensorPrimitive, backend::Backend, ops::FloatTensor},
 };
 
-use crate::{ReleaseBackend, random::RandomLog};
+use crate::{ReleaseBackend, lower::random::RandomLog};
 
 /// Two forward passes of one training step, for an optimizer that has to see all gradients before it
 /// steps with the first: see [`ReleaseOptimizer::two_passes`](crate::ReleaseOptimizer::two_passes), which

@@ -22,7 +22,7 @@ use self::{
     norm::{SquaredNorms, is_finite, squared_norm},
     record::Averages,
 };
-use crate::uses::lock;
+use crate::tape::consumers::lock;
 
 pub use clipping::{AdaptiveClippingConfig, AutoClipConfig, NormClipping, ZClipConfig};
 pub use record::GradientRecord;
@@ -52,7 +52,7 @@ impl GradNorm {
         self.norm
     }
 
-    /// By what every gradient is multiplied.
+    /// Factor applied to every gradient.
     pub fn coefficient(&self) -> f64 {
         self.coefficient
     }

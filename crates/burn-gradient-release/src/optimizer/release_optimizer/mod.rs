@@ -30,9 +30,10 @@ use super::{
 };
 use crate::{
     ReleaseBackend,
-    param_groups::{ModuleLearningRates, ParamGroup},
-    recompute::{Recompute, trace::Tracer},
-    reduction::GradientReduction,
+    groups::{ModuleLearningRates, ParamGroup},
+    planner::Recompute,
+    planner::trace::Tracer,
+    slot::reduction::GradientReduction,
 };
 
 /// Turns Burn's optimizer into one that steps inside the backward pass.

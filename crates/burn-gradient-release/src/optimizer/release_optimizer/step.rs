@@ -23,7 +23,7 @@ use crate::{
         step_plan::{Purpose, StepPlan, Stepping},
         stepper::Records,
     },
-    progress::Recomputed,
+    util::progress::Recomputed,
 };
 
 impl<O, M, B> ReleaseOptimizer<O, M, B>

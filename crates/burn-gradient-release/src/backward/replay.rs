@@ -1,0 +1,335 @@
+//! Puts the recorded operations of a segment on the tape.
+
+use std::{
+    cmp::Reverse,
+    collections::{HashMap, HashSet},
+    mem,
+    sync::{Arc, Mutex},
+};
+
+use burn::tensor::backend::Backend;
+use burn_autodiff::grads::Gradients;
+
+use crate::{
+    lower::operands::Arguments,
+    lower::raise::Nodes,
+    subgraph::origins::{Apart, Contribution, Inputs, Origins, Recording, Seeds, Spent, Subgraph},
+    tape::consumers::lock,
+    tape::{self, AdTensor},
+    tensor::{ReleaseTensor, Repr},
+};
+use crate::{
+    subgraph::order::{Consumer, Played, Target, Use},
+    tensor::record::{Node, Operand, Output, Outside, Results},
+};
+
+impl<B: Backend> Recording<B> for Results<B> {
+    fn learn(&self, is_last: bool) {
+        let outputs = self.outputs();
+        if let Some(tracer) = outputs.first().and_then(|(_, output)| output.tracer()) {
+            tracer.learn(is_last);
+        }
+    }
+
+    fn inputs(&self) -> Result<Inputs<B>, Spent> {
+        let mut inputs = Inputs {
+            origins: Vec::new(),
+            parameters: Vec::new(),
+            edges: Vec::new(),
+            kept: Vec::new(),
+            results: Vec::new(),
+        };
+        let outputs = self.outputs();
+        for node in nodes(outputs.iter().map(|(_, output)| output.clone()))? {
+            inputs.edges.push(node.edge().ok_or(Spent)?);
+            node.with_operands(|operands| {
+                for operand in operands {
+                    match operand {
+                        Operand::Outside(Outside::Plain(tensor, origins)) => {
+                            inputs.origins.push(origins.clone());
+                            let bytes = tape::bytes::<B>(&tensor.primitive);
+                            inputs.kept.push((Some(tensor.node.id), bytes));
+                        }
+                        Operand::Outside(Outside::Parameter(snapshot, _)) => {
+                            inputs.parameters.push(snapshot.site.uses.clone());
+                        }
+                        Operand::Outside(Outside::Mask(mask, _)) => {
+                            inputs.kept.push((None, mask.bytes()));
+                        }
+                        Operand::Inside(_) => {}
+                    }
+                }
+            });
+        }
+        let results = outputs.into_iter();
+        inputs.results = results
+            .map(|(leaf, output)| (leaf, output.target()))
+            .collect();
+        Ok(inputs)
+    }
+
+    fn replay(
+        &self,
+        subgraph: &Arc<Subgraph<B>>,
+        grads: &mut Gradients,
+        played: &Played,
+        mut apart: Apart<B>,
+    ) -> Option<Seeds<B>> {
+        let outputs = self.outputs().into_iter();
+        let mut outputs: Vec<_> = outputs
+            .filter(|(leaf, output)| {
+                grads.get::<B>(leaf).is_some() || apart.contains_key(&output.target())
+            })
+            .collect();
+        // Burn reaches the last first.
+        outputs.sort_by_key(|(_, output)| {
+            Reverse(played.reached(Consumer::Recorded(output.node.sequence)))
+        });
+        let mut replay = Replay::new(outputs.iter().map(|(_, output)| output), subgraph, played);
+        for (target, contributions) in &apart {
+            if contributions.iter().any(is_own) {
+                replay.gathered.insert(*target, Gathering::default());
+            }
+        }
+        let results = replay.run();
+        let mut arguments = Arguments::new();
+        let mut gradients = Vec::new();
+        let mut gathered = mem::take(&mut replay.gathered);
+        drop(replay);
+        for ((leaf, output), result) in outputs.into_iter().zip(results) {
+            let is_tracked = match &result.0 {
+                Repr::Plain(tensor, _) => tensor.is_tracked(),
+                _ => true,
+            };
+            let gradient = grads.remove::<B>(&leaf);
+            if is_tracked {
+                gradients.push((gradient, output.target()));
+                arguments.push(result);
+            }
+        }
+        let (operands, raise) = arguments.lower(Nodes::Several);
+        let mut tensors = Vec::new();
+        for (tensor, (gradient, target)) in operands.zip(gradients) {
+            let gathering = gathered.remove(&target);
+            if let Some((seed, parts)) = gathering.and_then(|gathering| gathering.node) {
+                *lock(&parts) = apart.remove(&target).unwrap_or_default();
+                tensors.push(seed);
+                continue;
+            }
+            let arrived = apart.remove(&target).unwrap_or_default().into_iter();
+            let arrived = arrived.filter_map(|contribution| match contribution {
+                Contribution::Arrived(gradient) => Some(gradient),
+                Contribution::Own(_) => None,
+            });
+            for gradient in gradient.into_iter().chain(arrived) {
+                grads.register::<B>(tensor.node.id, gradient);
+            }
+            let placeholder = tape::placeholder::<B>(&tensor.primitive);
+            let order = tensor.node.order;
+            tensors.push(tape::handle::<B>(&tensor, placeholder, order));
+        }
+        // Sums whose consumers are all inside the segment.
+        for (target, gathering) in gathered {
+            if let Some((_, parts)) = gathering.node {
+                *lock(&parts) = apart.remove(&target).unwrap_or_default();
+            }
+        }
+        let origins = raise.into_origins();
+        (!tensors.is_empty()).then_some(Seeds { tensors, origins })
+    }
+}
+
+fn is_own<B: Backend>(contribution: &Contribution<B>) -> bool {
+    matches!(contribution, Contribution::Own(_))
+}
+
+/// What a node is to add up, once it is known.
+type Parts<B> = Arc<Mutex<Vec<Contribution<B>>>>;
+
+/// The contributions to one gradient, to be added up in an order right before its node runs.
+struct Gathering<B: Backend> {
+    /// The node that adds them up, and what it adds; once somebody uses the tensor.
+    node: Option<(AdTensor<B>, Parts<B>)>,
+    /// The nodes under which the segment's own contributions come.
+    own: Arc<Mutex<HashMap<Use, AdTensor<B>>>>,
+}
+
+impl<B: Backend> Default for Gathering<B> {
+    fn default() -> Self {
+        Self {
+            node: None,
+            own: Arc::default(),
+        }
+    }
+}
+
+impl<B: Backend> Gathering<B> {
+    /// The tensor for one use, under a node of its own.
+    fn tensor(&mut self, tensor: AdTensor<B>, of: Use) -> AdTensor<B> {
+        let order = tensor.node.order;
+        let placeholder = tape::placeholder::<B>(&tensor.primitive);
+        let (node, _) = self.node.get_or_insert_with(|| {
+            let parts = Parts::<B>::default();
+            let target = tape::key(&tensor, placeholder.clone());
+            // On the order of the tensor's own node, which is reached by this one alone: right before
+            // it.
+            let node = tape::hook(vec![tensor.clone()], order, placeholder.clone(), {
+                let (parts, own) = (parts.clone(), self.own.clone());
+                move |_, grads| {
+                    for part in lock(&parts).drain(..) {
+                        let gradient = match part {
+                            Contribution::Arrived(gradient) => Some(gradient),
+                            Contribution::Own(of) => {
+                                let own = lock(&own).remove(&of);
+                                own.and_then(|own| grads.remove::<B>(&own))
+                            }
+                        };
+                        if let Some(gradient) = gradient {
+                            grads.register::<B>(target.node.id, gradient);
+                        }
+                    }
+                }
+            });
+            (node, parts)
+        });
+        let single = tape::hook(vec![node.clone()], order, placeholder.clone(), |_, _| {});
+        lock(&self.own).insert(of, tape::key(&single, placeholder));
+        tape::handle::<B>(&single, tensor.primitive, order)
+    }
+}
+
+/// The operations that results depend on, operands first.
+fn nodes<B: Backend>(outputs: impl Iterator<Item = Output<B>>) -> Result<Vec<Arc<Node<B>>>, Spent> {
+    let mut seen = HashSet::new();
+    let mut nodes = Vec::new();
+    let mut stack: Vec<_> = outputs.map(|output| output.node).collect();
+    while let Some(node) = stack.pop() {
+        if !seen.insert(node.sequence) {
+            continue;
+        }
+        let known = node.with_operands(|operands| {
+            let inside = operands.iter().filter_map(|operand| match operand {
+                Operand::Inside(output) => Some(output.node.clone()),
+                Operand::Outside(_) => None,
+            });
+            stack.extend(inside);
+        });
+        known.ok_or(Spent)?;
+        nodes.push(node);
+    }
+    nodes.sort_by_key(|node| node.sequence);
+    Ok(nodes)
+}
+
+/// Runs the operations that some results depend on again, on the tape, in a subgraph.
+struct Replay<'a, B: Backend> {
+    outputs: Vec<&'a Output<B>>,
+    subgraph: &'a Arc<Subgraph<B>>,
+    played: &'a Played,
+    gathered: HashMap<Target, Gathering<B>>,
+    /// Tensors that are there until their last use, and how many uses they still have.
+    tensors: HashMap<(u64, usize), ReleaseTensor<B>>,
+    wanted: HashMap<(u64, usize), usize>,
+}
+
+impl<'a, B: Backend> Replay<'a, B> {
+    fn new(
+        outputs: impl Iterator<Item = &'a Output<B>>,
+        subgraph: &'a Arc<Subgraph<B>>,
+        played: &'a Played,
+    ) -> Self {
+        Self {
+            outputs: outputs.collect(),
+            subgraph,
+            played,
+            gathered: HashMap::new(),
+            tensors: HashMap::new(),
+            wanted: HashMap::new(),
+        }
+    }
+
+    fn run(&mut self) -> Vec<ReleaseTensor<B>> {
+        const SPENT: &str = "it was checked that nobody has replayed it";
+
+        let nodes = nodes(self.outputs.iter().copied().cloned()).expect(SPENT);
+        let outputs = mem::take(&mut self.outputs);
+        outputs.iter().for_each(|output| self.want(output));
+        for node in &nodes {
+            node.with_operands(|operands| {
+                for operand in operands {
+                    if let Operand::Inside(output) = operand {
+                        self.want(output);
+                    }
+                }
+            });
+        }
+        for node in nodes {
+            let mut arguments = Arguments::new();
+            let operands = node.take_operands().expect(SPENT).into_iter();
+            for (place, operand) in operands.enumerate() {
+                let of = (Consumer::Recorded(node.sequence), place);
+                arguments.push(self.operand(operand, of));
+            }
+            let is_apart = self
+                .gathered
+                .contains_key(&Target::Recorded(node.sequence, 0));
+            let results = arguments.replay(&node.operation, is_apart);
+            for (index, result) in results.into_iter().enumerate() {
+                let key = (node.sequence, index);
+                if self.wanted.contains_key(&key) {
+                    self.tensors.insert(key, result);
+                }
+            }
+        }
+        outputs
+            .into_iter()
+            .map(|output| self.take(output))
+            .collect()
+    }
+
+    fn operand(&mut self, operand: Operand<B>, of: Use) -> ReleaseTensor<B> {
+        let target = operand.target();
+        match operand {
+            Operand::Inside(output) => {
+                let tensor = self.take(&output);
+                let gathering = target.and_then(|target| self.gathered.get_mut(&target));
+                match (gathering, tensor.0) {
+                    // An operation may give back its operand: a leaf has nothing to gather for.
+                    (Some(gathering), Repr::Plain(tensor, origins))
+                        if tensor.is_tracked() && tensor.node.order > 0 =>
+                    {
+                        let tensor = gathering.tensor(tensor, of);
+                        ReleaseTensor(Repr::Plain(tensor, origins))
+                    }
+                    (_, tensor) => ReleaseTensor(tensor),
+                }
+            }
+            Operand::Outside(outside) => {
+                let tensor = match outside {
+                    Outside::Plain(tensor, origins) => Repr::Plain(tensor, origins),
+                    Outside::Parameter(snapshot, noted) => {
+                        drop(noted);
+                        Repr::Snapshot(snapshot)
+                    }
+                    Outside::Mask(..) => Repr::Plain(outside.value(), Origins::none()),
+                };
+                let is_apart = target.is_some_and(|target| self.played.is_apart(target));
+                ReleaseTensor(tensor).enter(self.subgraph, is_apart.then_some(of))
+            }
+        }
+    }
+
+    fn want(&mut self, output: &Output<B>) {
+        *self.wanted.entry(output.key()).or_default() += 1;
+    }
+
+    fn take(&mut self, output: &Output<B>) -> ReleaseTensor<B> {
+        let wanted = self.wanted.get_mut(&output.key()).expect("it was counted");
+        *wanted -= 1;
+        let tensor = match *wanted {
+            0 => self.tensors.remove(&output.key()),
+            _ => self.tensors.get(&output.key()).cloned(),
+        };
+        tensor.expect("operands are replayed first")
+    }
+}

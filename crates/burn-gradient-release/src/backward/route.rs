@@ -1,0 +1,355 @@
+//! The way of a backward pass from subgraph to subgraph.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+};
+
+use burn::tensor::{backend::Backend, ops::FloatTensor};
+use burn_autodiff::{NodeId, grads::Gradients};
+
+use crate::subgraph::order::{self, Consumer, Part, Played, TapeGraph, Target, Unit, Use};
+use crate::{
+    subgraph::origins::{Apart, Contribution, Origins, Seeds, Spent, Subgraph, SubgraphUses},
+    tape::consumers::{Uses, When},
+    tape::{self, AdTensor},
+    util::progress::Recomputed,
+};
+
+/// The number of the tape outside of all subgraphs.
+pub(crate) const HOME: u64 = 0;
+
+/// State of a backward pass over several subgraphs.
+pub(crate) struct Route<B: Backend> {
+    /// By number.
+    pub(crate) subgraphs: BTreeMap<u64, Arc<Subgraph<B>>>,
+    /// All parameters that it can come to.
+    pub(crate) parameters: Vec<Arc<Uses<B>>>,
+    /// Where each is used last: the lowest subgraph, and its last part.
+    last_use: HashMap<*const Uses<B>, Unit>,
+    /// Tensors whose gradients wait for their subgraph to run, by its number.
+    waiting: HashMap<u64, Vec<Entered<B>>>,
+    pub(crate) recomputed: Recomputed,
+    pub(crate) played: Played,
+    /// What has come of the gradients that have to be added up in an order.
+    arrived: HashMap<Target, Arrived<B>>,
+    /// The leaf of each result of a segment.
+    results: HashMap<Target, AdTensor<B>>,
+    /// The part of the tape that has run last.
+    ran: Option<Unit>,
+}
+
+/// A tensor that has entered another subgraph.
+type Entered<B> = (AdTensor<B>, Origins<B>);
+
+/// Contributions to one gradient.
+struct Arrived<B: Backend> {
+    node: AdTensor<B>,
+    by_use: HashMap<Use, FloatTensor<B>>,
+}
+
+impl<B: Backend> Route<B> {
+    /// # Errors
+    ///
+    /// If a segment on the way was replayed before.
+    pub(crate) fn new(last: Arc<Subgraph<B>>, root: NodeId) -> Result<Self, Spent> {
+        let mut subgraphs = BTreeMap::new();
+        let mut last_use: HashMap<_, Unit> = HashMap::new();
+        let mut parameters: Vec<Arc<Uses<B>>> = Vec::new();
+        let mut graph = TapeGraph::default();
+        let mut results = HashMap::new();
+        let mut recomputed = Recomputed::default();
+        let mut kept = HashSet::new();
+        let mut note = |uses: &Arc<Uses<B>>, number: u64, part: Part| {
+            let unit = last_use.entry(Arc::as_ptr(uses)).or_insert_with(|| {
+                parameters.push(uses.clone());
+                (number, part)
+            });
+            // A later part of the same subgraph, or a lower one.
+            if number < unit.0 || (number == unit.0 && part > unit.1) {
+                *unit = (number, part);
+            }
+        };
+        let mut waiting = vec![last];
+        while let Some(subgraph) = waiting.pop() {
+            let number = subgraph.number();
+            if subgraphs.insert(number, subgraph.clone()).is_some() {
+                continue;
+            }
+            subgraph.with_parameters(|parameters| {
+                for uses in parameters {
+                    note(&uses.home, number, Part::Kept);
+                }
+            });
+            let mut below = Vec::new();
+            subgraph.with_boundaries(|boundaries| {
+                for boundary in boundaries {
+                    below.push(boundary.origins.clone());
+                    let target = Target::OnTape(boundary.target.node.id);
+                    graph.add_alias(boundary.leaf.node.id, target);
+                }
+            });
+            for edge in subgraph.take_edges() {
+                graph.add((number, Part::Kept), edge);
+            }
+            if let Some(segment) = subgraph.segment() {
+                let inputs = segment.inputs()?;
+                below.extend(inputs.origins);
+                for uses in &inputs.parameters {
+                    note(uses, number, Part::Replayed);
+                }
+                recomputed.segments += 1;
+                recomputed.operations += inputs.edges.len();
+                for (node, bytes) in inputs.kept {
+                    if node.is_none_or(|node| kept.insert(node)) {
+                        recomputed.kept_bytes += bytes;
+                    }
+                }
+                for edge in inputs.edges {
+                    graph.add((number, Part::Replayed), edge);
+                }
+                for (leaf, target) in inputs.results {
+                    graph.add_alias(leaf.node.id, target);
+                    results.insert(target, leaf);
+                }
+            }
+            for origins in below {
+                if let Some(subgraph) = origins.subgraph() {
+                    waiting.push(subgraph.clone());
+                    continue;
+                }
+                for uses in origins.parameters().iter().filter(|uses| uses.is_used()) {
+                    note(uses, HOME, Part::Kept);
+                }
+            }
+        }
+        Ok(Self {
+            subgraphs,
+            parameters,
+            last_use,
+            waiting: HashMap::new(),
+            recomputed,
+            played: graph.play(Target::OnTape(root)),
+            arrived: HashMap::new(),
+            results,
+            ran: None,
+        })
+    }
+
+    /// Has each parameter act in the part of the tape that uses it last.
+    pub(crate) fn assign(&self, subgraph: &Subgraph<B>, part: Part) {
+        let unit = (subgraph.number(), part);
+        subgraph.with_parameters(|parameters| {
+            for uses in parameters {
+                let is_last = self.last_use.get(&Arc::as_ptr(&uses.home)) == Some(&unit);
+                let target = Target::OnTape(uses.home.node().node.id);
+                let sum = self.played.sums.get(&self.played.resolve(target));
+                // In a kept part, each use has its own contribution only.
+                let has_all = match part {
+                    Part::Kept => sum.is_none_or(|sum| sum.uses.len() == 1),
+                    Part::Replayed => !self.played.is_apart(target),
+                };
+                let acts = is_last && has_all;
+                let owner = uses.home.weak_owner().filter(|_| acts);
+                uses.here.replace_owner(owner);
+            }
+        });
+    }
+
+    /// Prepares to run a part of the tape.
+    pub(crate) fn begin(&self, subgraph: &Subgraph<B>, part: Part, grads: &mut Gradients) {
+        self.assign(subgraph, part);
+        subgraph.with_boundaries(|boundaries| {
+            for boundary in boundaries.iter().filter(|_| part == Part::Replayed) {
+                if !self
+                    .played
+                    .is_apart(Target::OnTape(boundary.target.node.id))
+                {
+                    tape::forward(boundary.target.node.id, &boundary.leaf, grads);
+                }
+            }
+        });
+    }
+
+    /// Takes over what a part of the tape has left: the gradients of what has entered it.
+    pub(crate) fn collect(&mut self, subgraph: &Subgraph<B>, part: Part, grads: &mut Gradients) {
+        let unit = (subgraph.number(), part);
+        self.check_turn(unit);
+        subgraph.with_parameters(|parameters| {
+            for uses in parameters.iter().filter(|uses| uses.here.is_reached()) {
+                uses.home.mark_reached();
+            }
+        });
+        subgraph.with_boundaries(|boundaries| {
+            let mut boundaries: Vec<_> = boundaries.iter().collect();
+            boundaries.sort_by_cached_key(|boundary| {
+                let target = self.played.resolve(Target::OnTape(boundary.target.node.id));
+                let sum = self.played.sums.get(&target);
+                let of = self.played.entry(boundary.leaf.node.id);
+                sum.zip(of).and_then(|(sum, of)| sum.position(of))
+            });
+            for boundary in boundaries {
+                let target = self.played.resolve(Target::OnTape(boundary.target.node.id));
+                if self.played.is_apart(target) {
+                    let of = boundary
+                        .of
+                        .or_else(|| self.played.entry(boundary.leaf.node.id));
+                    if let (Some(of), Some(gradient)) = (of, grads.remove::<B>(&boundary.leaf)) {
+                        self.check_played(target, of, unit);
+                        self.arrive(target, &boundary.target, of, gradient);
+                    }
+                } else {
+                    tape::forward(boundary.leaf.node.id, &boundary.target, grads);
+                }
+                if tape::is_leaf::<B>(&boundary.target) {
+                    continue;
+                }
+                let number = boundary
+                    .origins
+                    .subgraph()
+                    .map_or(HOME, |subgraph| subgraph.number());
+                let waiting = self.waiting.entry(number).or_default();
+                let id = boundary.target.node.id;
+                if !waiting.iter().any(|(known, _)| known.node.id == id) {
+                    waiting.push((boundary.target.clone(), boundary.origins.clone()));
+                }
+            }
+        });
+        self.add_up_complete(unit, grads);
+        subgraph.with_parameters(|parameters| {
+            for SubgraphUses { home, .. } in parameters {
+                let is_last = self.last_use.get(&Arc::as_ptr(home)) == Some(&unit);
+                if let Some(owner) = home.owner().filter(|_| is_last) {
+                    owner.act(home.node().node.id, grads, When::Complete);
+                }
+            }
+        });
+    }
+
+    /// In debug builds: that parts of the tape run in the turn that they were played in.
+    fn check_turn(&mut self, unit: Unit) {
+        let before = self.ran.replace(unit);
+        debug_assert!(
+            before.is_none_or(|before| order::turn(before) < order::turn(unit)),
+            "{unit:?} ran after {before:?}, and was played before it"
+        );
+    }
+
+    /// In debug builds: that a contribution was played, and in the part of the tape that it comes from.
+    fn check_played(&self, target: Target, of: Use, unit: Unit) {
+        debug_assert!(
+            self.played
+                .sums
+                .get(&target)
+                .is_some_and(|sum| sum.uses.contains(&(unit, of))),
+            "{of:?} of {unit:?} contributes to {target:?}, and was not played"
+        );
+    }
+
+    fn arrive(&mut self, target: Target, node: &AdTensor<B>, of: Use, gradient: FloatTensor<B>) {
+        let arrived = self.arrived.entry(target).or_insert_with(|| Arrived {
+            node: tape::key::<B>(node, node.primitive.clone()),
+            by_use: HashMap::new(),
+        });
+        arrived.by_use.insert(of, gradient);
+    }
+
+    /// Adds up the gradients whose last contributions were to come from this part of the tape, but
+    /// for those of a segment's results.
+    fn add_up_complete(&mut self, unit: Unit, grads: &mut Gradients) {
+        let is_complete = |target: &Target| {
+            matches!(target, Target::OnTape(_))
+                && self
+                    .played
+                    .sums
+                    .get(target)
+                    .is_some_and(|sum| sum.last_unit() == unit)
+        };
+        let complete: Vec<_> = self.arrived.keys().copied().filter(is_complete).collect();
+        for target in complete {
+            self.add_up(target, grads);
+        }
+    }
+
+    pub(crate) fn add_up_all(&mut self, grads: &mut Gradients) {
+        let targets: Vec<_> = self.arrived.keys().copied().collect();
+        for target in targets {
+            self.add_up(target, grads);
+        }
+    }
+
+    /// Adds up what has come, in plain Burn's order.
+    fn add_up(&mut self, target: Target, grads: &mut Gradients) {
+        let (Some(mut arrived), Some(sum)) =
+            (self.arrived.remove(&target), self.played.sums.get(&target))
+        else {
+            return;
+        };
+        for (_, of) in &sum.uses {
+            if let Some(gradient) = arrived.by_use.remove(of) {
+                grads.register::<B>(arrived.node.node.id, gradient);
+            }
+        }
+        debug_assert!(
+            arrived.by_use.is_empty(),
+            "a contribution to {target:?} was not played"
+        );
+    }
+
+    /// What has come of the gradients of a segment's results that have to be added up in an order.
+    pub(crate) fn apart(&mut self, number: u64, grads: &mut Gradients) -> Apart<B> {
+        let mut apart = Apart::new();
+        for (target, sum) in &self.played.sums {
+            let unit = (number, Part::Replayed);
+            if !self.played.is_apart(*target) || self.played.made_in(*target) != Some(unit) {
+                continue;
+            }
+            let mut by_use = match self.arrived.remove(target) {
+                Some(arrived) => arrived.by_use,
+                None => HashMap::new(),
+            };
+            // From the part of the subgraph that was kept, which uses the leaf itself.
+            if let Some(leaf) = self.results.get(target)
+                && let Some(of) = sum.first_in((number, Part::Kept))
+                && let Some(gradient) = grads.remove::<B>(leaf)
+            {
+                by_use.insert(of, gradient);
+            }
+            let contributions = sum.uses.iter().filter_map(|(of_unit, of)| {
+                if *of_unit == unit {
+                    return Some(Contribution::Own(*of));
+                }
+                by_use.remove(of).map(Contribution::Arrived)
+            });
+            let contributions: Vec<_> = contributions.collect();
+            if !contributions.is_empty() {
+                apart.insert(*target, contributions);
+            }
+        }
+        apart
+    }
+
+    /// The tensors of a subgraph whose gradients are there.
+    pub(crate) fn seeds(&mut self, number: u64, grads: &mut Gradients) -> Option<Seeds<B>> {
+        let waiting = self.waiting.remove(&number)?;
+        for (tensor, _) in &waiting {
+            self.add_up(Target::OnTape(tensor.node.id), grads);
+        }
+        let waiting = waiting.into_iter();
+        let mut origins = Origins::none();
+        let seeds = waiting.filter(|(tensor, _)| grads.get::<B>(tensor).is_some());
+        let mut tensors: Vec<_> = seeds
+            .map(|(tensor, of)| {
+                origins.join(&of);
+                tensor
+            })
+            .collect();
+        // Burn reaches the last first.
+        tensors.sort_by_key(|tensor| {
+            let id = tensor.node.id;
+            Reverse((self.played.reached(Consumer::Kept(id)), Reverse(id.value)))
+        });
+        (!tensors.is_empty()).then_some(Seeds { tensors, origins })
+    }
+}

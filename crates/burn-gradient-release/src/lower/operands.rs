@@ -1,0 +1,467 @@
+//! The operands of an operation, as burn-autodiff wants them.
+
+use std::{mem, sync::Arc};
+
+use burn::tensor::{TensorMetadata, backend::Backend};
+
+use crate::{
+    lower::raise::{Nodes, Raise},
+    planner::trace::{self, Highest, Tracer},
+    subgraph::order::{Target, Use},
+    subgraph::origins::{Origins, Subgraph},
+    tape::consumers::lock,
+    tape::{self, AdTensor, handle},
+    tensor::derived::{self, Derived, Function, Operand, Operands},
+    tensor::record::{Entry, Functions, Input, NotedUse, Operation, Outside, Segment},
+    tensor::scope,
+    tensor::{ReleaseTensor, Repr},
+};
+
+/// The float tensors among the arguments of an operation, in their order.
+pub(crate) struct Arguments<B: Backend>(Vec<ReleaseTensor<B>>);
+
+/// Where an operation belongs that recomputed activations depend on, or that depends on them.
+enum Place<B: Backend> {
+    Recorded(Recorder<B>),
+    /// On the tape, in this subgraph.
+    Kept(Arc<Subgraph<B>>),
+}
+
+/// Where an operation is recorded.
+struct Recorder<B: Backend> {
+    segment: Arc<Segment<B>>,
+    place: Option<trace::Place>,
+}
+
+impl<B: Backend> Arguments<B> {
+    pub(crate) fn new() -> Self {
+        Self(Vec::with_capacity(2))
+    }
+
+    pub(crate) fn push(&mut self, tensor: ReleaseTensor<B>) {
+        self.0.push(tensor.read());
+    }
+
+    /// The operands of an operation on the tape.
+    pub(crate) fn lower(mut self, nodes: Nodes) -> (Operands<B>, Raise<B>) {
+        self.meet();
+        let orders = self.0.iter().map(|tensor| match &tensor.0 {
+            Repr::Plain(tensor, _) => tensor.node.order,
+            Repr::Derived(derived) => derived.order(),
+            Repr::Snapshot(_) | Repr::Live(_) => 0,
+            Repr::Recorded(_) => unreachable!("`meet` leaves nothing recorded"),
+        });
+        let mut raise = Raise {
+            origins: Origins::none(),
+            nodes,
+            order: orders.max().unwrap_or(0) + 1,
+            operands: Vec::new(),
+            tensors: self.targets(),
+            unknown: Vec::new(),
+        };
+        let repeated = self.repeated();
+        let is_repeated = |place: usize| repeated.get(place).copied().unwrap_or(false);
+        let operands = self.0.into_iter().enumerate();
+        let operands: Vec<_> = operands
+            .map(|(place, tensor)| raise.lower(tensor, is_repeated(place)))
+            .collect();
+        if !raise.origins.is_none() {
+            raise.operands = operands.iter().map(|operand| operand.node.id).collect();
+        }
+        (operands.into_iter(), raise)
+    }
+
+    /// The tensors that the operands are on the tape, if they are in a subgraph.
+    fn targets(&self) -> Vec<(usize, Target)> {
+        let is_in_subgraph = |tensor: &ReleaseTensor<B>| match &tensor.0 {
+            Repr::Plain(_, origins) => origins.subgraph().is_some(),
+            Repr::Snapshot(snapshot) => snapshot.site.origins.subgraph().is_some(),
+            Repr::Derived(_) | Repr::Live(_) | Repr::Recorded(_) => false,
+        };
+        if !self.0.iter().any(is_in_subgraph) {
+            return Vec::new();
+        }
+        let targets = self.0.iter().enumerate();
+        let targets = targets.filter_map(|(place, tensor)| match &tensor.0 {
+            Repr::Plain(tensor, _) if tensor.is_tracked() => Some((place, tensor.node.id)),
+            Repr::Snapshot(snapshot) => Some((place, snapshot.leaf.node.id)),
+            _ => None,
+        });
+        targets
+            .map(|(place, id)| (place, Target::OnTape(id)))
+            .collect()
+    }
+
+    /// Brings all operands into one subgraph of the tape: the last that one of them is in.
+    fn meet(&mut self) {
+        let is_at_home = |tensor: &ReleaseTensor<B>| match &tensor.0 {
+            Repr::Plain(_, origins) => origins.subgraph().is_none(),
+            Repr::Snapshot(snapshot) => snapshot.site.origins.subgraph().is_none(),
+            Repr::Derived(derived) => derived.origins().subgraph().is_none(),
+            Repr::Recorded(_) => false,
+            Repr::Live(_) => true,
+        };
+        if self.0.iter().all(is_at_home) {
+            return;
+        }
+        self.leave_segments();
+        let mut met = Origins::none();
+        for tensor in &self.0 {
+            match &tensor.0 {
+                Repr::Plain(_, origins) => met.join(origins),
+                Repr::Snapshot(snapshot) => met.join(&snapshot.site.origins),
+                Repr::Derived(derived) => met.join(derived.origins()),
+                Repr::Recorded(_) | Repr::Live(_) => {}
+            }
+        }
+        if let Some(subgraph) = met.subgraph() {
+            self.enter(subgraph);
+        }
+    }
+
+    /// Brings all operands into this subgraph of the tape.
+    fn within(mut self, subgraph: &Arc<Subgraph<B>>) -> Self {
+        self.leave_segments();
+        self.enter(subgraph);
+        self
+    }
+
+    fn leave_segments(&mut self) {
+        let tensors = mem::take(&mut self.0).into_iter();
+        let tensors = tensors.map(|tensor| match tensor.0 {
+            Repr::Recorded(recorded) => {
+                let (tensor, origins) = recorded.leave();
+                ReleaseTensor(Repr::Plain(tensor, origins))
+            }
+            _ => tensor,
+        });
+        self.0 = tensors.collect();
+    }
+
+    fn enter(&mut self, subgraph: &Arc<Subgraph<B>>) {
+        let tensors = mem::take(&mut self.0).into_iter();
+        self.0 = tensors.map(|tensor| tensor.enter(subgraph, None)).collect();
+    }
+
+    /// Applies a function whose result, given parameters alone, is a tensor derived from them.
+    pub(crate) fn derive(
+        self,
+        name: &'static str,
+        function: impl Fn(Operands<B>) -> AdTensor<B> + Send + Sync + 'static,
+    ) -> ReleaseTensor<B> {
+        match self.place(name) {
+            Some(Place::Recorded(recorder)) => {
+                let function: Function<B> = Arc::new(function);
+                let operation = Operation::Derivable(function.clone());
+                let (operands, mut entry) = self.record(recorder, operation, false);
+                return ReleaseTensor(Repr::Recorded(entry.result(function(operands))));
+            }
+            Some(Place::Kept(subgraph)) => {
+                let (operands, raise) = self.within(&subgraph).lower(Nodes::One);
+                return raise.float(function(operands));
+            }
+            None => {}
+        }
+        if !self.is_derived() {
+            let (operands, raise) = self.lower(Nodes::One);
+            return raise.float(function(operands));
+        }
+        self.derive_from_parameters(Arc::new(function))
+    }
+
+    fn derive_from_parameters(self, function: Function<B>) -> ReleaseTensor<B> {
+        let operands = self.0.into_iter().map(|tensor| match tensor.0 {
+            Repr::Snapshot(snapshot) => Operand::Parameter(snapshot),
+            Repr::Derived(derived) => Operand::Derived(derived),
+            Repr::Plain(..) | Repr::Live(_) | Repr::Recorded(_) => {
+                unreachable!("only parameters were found")
+            }
+        });
+        match derived::derive(operands.collect(), function.clone()) {
+            Ok(derived) => ReleaseTensor(Repr::Derived(derived)),
+            Err(operands) => {
+                let operands = operands.into_iter().map(|operand| match operand {
+                    Operand::Parameter(snapshot) => ReleaseTensor(Repr::Snapshot(snapshot)),
+                    Operand::Derived(derived) => ReleaseTensor(Repr::Derived(derived)),
+                });
+                let (operands, raise) = Self(operands.collect()).lower(Nodes::Several);
+                raise.float(function(operands))
+            }
+        }
+    }
+
+    /// Applies an operation of one node, or several, on the tape, to whose float results `raise` is
+    /// applied by `results`.
+    pub(crate) fn apply<Results: 'static, Raised>(
+        self,
+        name: &'static str,
+        nodes: Nodes,
+        operation: impl Fn(Operands<B>) -> Results + Send + Sync + 'static,
+        results: impl Fn(Results, &mut dyn FnMut(AdTensor<B>) -> ReleaseTensor<B>) -> Raised
+        + Copy
+        + Send
+        + Sync
+        + 'static,
+    ) -> Raised {
+        let recorder = match self.place(name) {
+            Some(Place::Recorded(recorder)) => recorder,
+            kept => {
+                let arguments = match kept {
+                    Some(Place::Kept(subgraph)) => self.within(&subgraph),
+                    _ => self,
+                };
+                let (operands, raise) = arguments.lower(nodes);
+                return results(operation(operands), &mut |result| raise.float(result));
+            }
+        };
+        let operation = Arc::new(operation);
+        let functions: Functions<B> = Arc::new({
+            let operation = operation.clone();
+            move |operands| {
+                let mut floats = Vec::new();
+                results(operation(operands), &mut |result| {
+                    floats.push(result.clone());
+                    ReleaseTensor::plain(result)
+                });
+                floats
+            }
+        });
+        let recorded = match nodes {
+            Nodes::One => Operation::OneNode(functions),
+            Nodes::Unknown | Nodes::Several => Operation::SeveralNodes(functions),
+        };
+        let (operands, mut entry) = self.record(recorder, recorded, false);
+        results(operation(operands), &mut |result| {
+            ReleaseTensor(Repr::Recorded(entry.result(result)))
+        })
+    }
+
+    /// Applies a function that cuts the gradient off.
+    pub(crate) fn detach(
+        self,
+        function: impl Fn(Operands<B>) -> AdTensor<B> + Send + Sync + 'static,
+    ) -> ReleaseTensor<B> {
+        let Some(Place::Recorded(recorder)) = self.place("float_detach") else {
+            return ReleaseTensor::plain(function(self.values()));
+        };
+        let function = Arc::new(function);
+        let functions: Functions<B> = Arc::new({
+            let function = function.clone();
+            move |operands| vec![function(operands)]
+        });
+        let operation = Operation::SeveralNodes(functions);
+        let (operands, mut entry) = self.record(recorder, operation, true);
+        ReleaseTensor(Repr::Recorded(entry.result(function(operands))))
+    }
+
+    /// Where an operation on these operands belongs, if activations are recomputed.
+    fn place(&self, name: &'static str) -> Option<Place<B>> {
+        if let Some(segment) = scope::current::<B>() {
+            let is_worth_it = self.0.iter().any(|tensor| match &tensor.0 {
+                Repr::Plain(tensor, _) => tensor.is_tracked(),
+                Repr::Live(_) | Repr::Snapshot(_) | Repr::Derived(_) | Repr::Recorded(_) => true,
+            });
+            return is_worth_it.then_some(Place::Recorded(Recorder {
+                segment,
+                place: None,
+            }));
+        }
+        let tracer = self.tracer()?;
+        let operands = self.0.iter().filter_map(|tensor| match &tensor.0 {
+            Repr::Recorded(recorded) => recorded.traced(),
+            _ => None,
+        });
+        let place = tracer.operation(
+            name,
+            self.bytes_beside_parameter(),
+            self.highest(),
+            operands,
+        )?;
+        if place.is_kept {
+            return Some(Place::Kept(tracer.shared(place, Subgraph::kept)));
+        }
+        let make = |number| Segment::new(number, Some(tracer.clone()));
+        let segment = tracer.shared(place, make);
+        let place = Some(place);
+        Some(Place::Recorded(Recorder { segment, place }))
+    }
+
+    /// The tracer that the operation is part of. The operands may have those of several optimizers.
+    ///
+    /// What was detached comes last: its segment is replayed for another loss.
+    fn tracer(&self) -> Option<&Arc<Tracer>> {
+        let recorded = |is_tracked: bool| {
+            self.0.iter().find_map(move |tensor| match &tensor.0 {
+                Repr::Recorded(recorded) if recorded.is_tracked() == is_tracked => {
+                    recorded.tracer()
+                }
+                _ => None,
+            })
+        };
+        let parameter = || {
+            self.0.iter().find_map(|tensor| match &tensor.0 {
+                Repr::Snapshot(snapshot) => snapshot.site.tracer.as_ref(),
+                _ => None,
+            })
+        };
+        recorded(true)
+            .or_else(parameter)
+            .or_else(|| recorded(false))
+    }
+
+    /// The highest numbers of what the operands are in.
+    fn highest(&self) -> Highest {
+        let mut highest = Highest::default();
+        for tensor in &self.0 {
+            let subgraph = match &tensor.0 {
+                Repr::Plain(_, origins) => origins.number(),
+                Repr::Snapshot(snapshot) => snapshot.site.origins.number(),
+                Repr::Derived(derived) => derived.origins().number(),
+                Repr::Recorded(recorded) if recorded.is_tracked() => {
+                    highest.segment = highest.segment.max(recorded.number());
+                    continue;
+                }
+                Repr::Recorded(_) | Repr::Live(_) => continue,
+            };
+            highest.subgraph = highest.subgraph.max(subgraph);
+        }
+        highest
+    }
+
+    /// With a parameter among the operands, the bytes of the others.
+    fn bytes_beside_parameter(&self) -> Option<u64> {
+        let is_parameter = |tensor: &&ReleaseTensor<B>| matches!(tensor.0, Repr::Snapshot(_));
+        self.0.iter().find(is_parameter)?;
+        let others = self.0.iter().filter(|tensor| !is_parameter(tensor));
+        let bytes = others.map(|tensor| tensor.shape().num_elements() * tensor.dtype().size());
+        Some(bytes.sum::<usize>() as u64)
+    }
+
+    fn record(
+        self,
+        recorder: Recorder<B>,
+        operation: Operation<B>,
+        is_detached: bool,
+    ) -> (Operands<B>, Entry<B>) {
+        let inputs = self.0.into_iter().map(|tensor| match tensor.0 {
+            Repr::Plain(tensor, origins) => Input::Outside(Outside::Plain(tensor, origins)),
+            Repr::Snapshot(snapshot) => {
+                let noted = NotedUse::of(&snapshot);
+                Input::Outside(Outside::Parameter(snapshot, noted))
+            }
+            Repr::Derived(derived) => {
+                let (tensor, origins) = pass_on(derived);
+                Input::Outside(Outside::Plain(tensor, origins))
+            }
+            Repr::Recorded(recorded) => Input::Recorded(recorded),
+            Repr::Live(_) => unreachable!("`push` reads the owner"),
+        });
+        let Recorder { segment, place } = recorder;
+        segment.record(inputs.collect(), operation, is_detached, place)
+    }
+
+    /// Applies a recorded operation again.
+    ///
+    /// `is_apart` says that contributions to the gradient of its result are added up elsewhere.
+    pub(crate) fn replay(self, operation: &Operation<B>, is_apart: bool) -> Vec<ReleaseTensor<B>> {
+        let (nodes, functions) = match operation {
+            Operation::Derivable(function) if !is_apart && self.is_derived() => {
+                return vec![self.derive_from_parameters(function.clone())];
+            }
+            Operation::Derivable(function) => {
+                let (operands, raise) = self.lower(Nodes::One);
+                return vec![raise.float(function(operands))];
+            }
+            Operation::OneNode(functions) => (Nodes::One, functions),
+            Operation::SeveralNodes(functions) => (Nodes::Several, functions),
+        };
+        let (operands, raise) = self.lower(nodes);
+        let results = functions(operands).into_iter();
+        results.map(|result| raise.float(result)).collect()
+    }
+
+    /// The operands of an operation that leaves nothing on the tape.
+    pub(crate) fn values(self) -> Operands<B> {
+        let tensors = self.0.into_iter().map(ReleaseTensor::into_autodiff);
+        tensors.collect::<Vec<_>>().into_iter()
+    }
+
+    /// Whether all operands are armed parameters, or derived from them.
+    fn is_derived(&self) -> bool {
+        !self.0.is_empty()
+            && self.0.iter().all(|tensor| match &tensor.0 {
+                Repr::Snapshot(snapshot) => snapshot.is_awaited(),
+                Repr::Derived(_) => true,
+                Repr::Plain(..) | Repr::Live(_) | Repr::Recorded(_) => false,
+            })
+    }
+
+    /// Which operands are the same parameter, or derived tensor, as another; nothing if none can be.
+    fn repeated(&self) -> Vec<bool> {
+        let is_counted =
+            |tensor: &ReleaseTensor<B>| matches!(&tensor.0, Repr::Snapshot(_) | Repr::Derived(_));
+        if self.0.iter().filter(|tensor| is_counted(tensor)).count() < 2 {
+            return Vec::new();
+        }
+        let is_repeated = |place: usize| {
+            let others = self.0.iter().enumerate();
+            let mut others = others.filter(|(other, _)| *other != place);
+            others.any(|(_, other)| match (&self.0[place].0, &other.0) {
+                (Repr::Snapshot(one), Repr::Snapshot(other)) => {
+                    Arc::ptr_eq(&one.site.uses, &other.site.uses)
+                }
+                (Repr::Derived(one), Repr::Derived(other)) => one.is_same(other),
+                _ => false,
+            })
+        };
+        (0..self.0.len()).map(is_repeated).collect()
+    }
+}
+
+impl<B: Backend> ReleaseTensor<B> {
+    /// Brings the tensor into a subgraph of the tape, for one use or for all.
+    pub(crate) fn enter(self, subgraph: &Arc<Subgraph<B>>, of: Option<Use>) -> Self {
+        let derived = match self.0 {
+            Repr::Plain(tensor, origins) => {
+                let (tensor, origins) = subgraph.enter(tensor, origins, of);
+                return Self(Repr::Plain(tensor, origins));
+            }
+            Repr::Snapshot(snapshot) => return Self(Repr::Snapshot(snapshot.enter(subgraph, of))),
+            Repr::Derived(derived) => derived,
+            Repr::Live(_) | Repr::Recorded(_) => unreachable!("read, and left its segment"),
+        };
+        if let Some(here) = derived.origins().subgraph()
+            && Arc::ptr_eq(here, subgraph)
+        {
+            return Self(Repr::Derived(derived));
+        }
+        let (tensor, origins) = pass_on(derived);
+        let (tensor, origins) = subgraph.enter(tensor, origins, of);
+        Self(Repr::Plain(tensor, origins))
+    }
+}
+
+/// A derived tensor that leaves its subgraph: its gradient is gathered elsewhere, and comes to a node
+/// where it was derived. All that leaves shares the node.
+fn pass_on<B: Backend>(derived: Derived<B>) -> (AdTensor<B>, Origins<B>) {
+    let (value, order) = (derived.value(), derived.order());
+    let exit = derived.exit();
+    let mut known = lock(&exit);
+    let (node, origins) = known.get_or_insert_with(|| {
+        let arguments = Arguments(vec![ReleaseTensor(Repr::Derived(derived))]);
+        let (mut operands, raise) = arguments.lower(Nodes::One);
+        let operand = operands.next().expect("there is one");
+        let placeholder = tape::placeholder::<B>(&value);
+        let target = tape::key(&operand, placeholder.clone());
+        let node = tape::hook(
+            vec![operand],
+            raise.order,
+            placeholder,
+            move |node, grads| {
+                tape::forward(node, &target, grads);
+            },
+        );
+        (node, raise.origins)
+    });
+    (handle::<B>(node, value, order), origins.clone())
+}

@@ -1,0 +1,118 @@
+//! What becomes of the result of an operation.
+
+use std::sync::Arc;
+
+use burn::tensor::backend::Backend;
+use burn_autodiff::NodeId;
+
+use crate::{
+    subgraph::order::{Consumer, Edge, Target},
+    subgraph::origins::Origins,
+    tape::consumers::{self, Uses},
+    tape::{self, AdTensor, handle},
+    tensor::{ReleaseTensor, Repr},
+};
+
+/// What is known of an operation on the tape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Nodes {
+    /// It is one node, right above its operands.
+    One,
+    /// Its result tells.
+    Unknown,
+    /// It is several nodes.
+    Several,
+}
+
+/// Where the result of an operation comes from.
+pub(crate) struct Raise<B: Backend> {
+    pub(crate) origins: Origins<B>,
+    pub(crate) nodes: Nodes,
+    /// The order of an operation that is one node.
+    pub(crate) order: usize,
+    pub(crate) operands: Vec<NodeId>,
+    /// The tensors that the operands are, in a subgraph of the tape.
+    pub(crate) tensors: Vec<(usize, Target)>,
+    /// Uses to be noted once the result is known: of what, and the lowest order they can have.
+    pub(crate) unknown: Vec<(Arc<Uses<B>>, usize)>,
+}
+
+impl<B: Backend> Raise<B> {
+    pub(crate) fn lower(&mut self, tensor: ReleaseTensor<B>, is_repeated: bool) -> AdTensor<B> {
+        match tensor.0 {
+            Repr::Plain(tensor, origins) => {
+                self.origins.join(&origins);
+                tensor
+            }
+            Repr::Snapshot(snapshot) => {
+                self.origins.join(&snapshot.site.origins);
+                let uses = snapshot.site.uses.clone();
+                let leaf = snapshot.into_leaf();
+                let is_lowest = self.note(&uses, leaf.node.order, is_repeated);
+                let operand = if is_lowest && uses.is_awaited() {
+                    let proxy = consumers::proxy(&uses, self.order);
+                    // In the place of the leaf, with its order.
+                    handle::<B>(&proxy, leaf.primitive, leaf.node.order)
+                } else {
+                    leaf
+                };
+                uses.operand(operand)
+            }
+            Repr::Derived(derived) => {
+                self.origins.join(derived.origins());
+                let (tensor, uses) = derived.on_tape();
+                self.note(&uses, tensor.node.order, is_repeated);
+                tensor
+            }
+            Repr::Live(_) | Repr::Recorded(_) => {
+                unreachable!("`push` reads the owner, `meet` leaves nothing recorded")
+            }
+        }
+    }
+
+    /// Notes the use of an operand of the given order. Returns whether it is the lowest, and single.
+    fn note(&mut self, uses: &Arc<Uses<B>>, order: usize, is_repeated: bool) -> bool {
+        match self.nodes {
+            Nodes::One => uses.consume(self.order, if is_repeated { 2 } else { 1 }),
+            Nodes::Unknown => {
+                self.unknown.push((uses.clone(), order + 1));
+                false
+            }
+            Nodes::Several => uses.consume(order + 1, 2),
+        }
+    }
+
+    pub(crate) fn into_origins(self) -> Origins<B> {
+        self.origins
+    }
+
+    /// The result of the operation.
+    ///
+    /// # Panics
+    ///
+    /// If an operation of Burn is not the one node that it is taken to be.
+    pub(crate) fn float(&self, result: AdTensor<B>) -> ReleaseTensor<B> {
+        if !self.operands.is_empty() {
+            // What has no other parents than the operands is one node, unless it is an operand.
+            let node = &result.node;
+            let mut parents = node.parents.iter();
+            let is_one = parents.all(|parent| self.operands.contains(&parent.id));
+            if self.nodes == Nodes::One {
+                tape::check_one_node(is_one);
+            }
+            let is_one = is_one && !node.parents.is_empty();
+            for (uses, lowest) in &self.unknown {
+                // The order is the node's own: not every operand has to be a parent.
+                uses.consume(if is_one { node.order } else { *lowest }, 2);
+            }
+        }
+        if let Some(subgraph) = self.origins.subgraph() {
+            subgraph.note(Edge {
+                consumer: Consumer::Kept(result.node.id),
+                order: result.node.order,
+                operands: self.tensors.clone(),
+            });
+        }
+        ReleaseTensor(Repr::Plain(result, self.origins.clone()))
+    }
+}

@@ -1,0 +1,163 @@
+//! Random tensors that are drawn once and used twice.
+//!
+//! Two backward passes need two forward passes with the same random numbers: the same masks of
+//! dropout. What the first draws is kept and handed to the second, so that the generator of the
+//! backend goes on as after one forward pass. So are the losses, to see that they are the same.
+
+use std::{any::Any, cell::RefCell, collections::VecDeque};
+
+use burn::tensor::{
+    DType, Distribution, Shape, TensorData,
+    backend::Backend,
+    ops::{FloatTensor, IntTensor},
+};
+
+use crate::{ReleaseError, tensor::mask::Mask, util::lend::lend};
+
+thread_local! {
+    static LOG: RefCell<Option<Log>> = const { RefCell::new(None) };
+}
+
+/// The random tensors of one forward pass, in the order in which they were drawn.
+#[derive(Default)]
+pub(crate) struct RandomLog {
+    drawn: VecDeque<Drawn>,
+    /// What backward was called on.
+    losses: VecDeque<TensorData>,
+}
+
+enum Log {
+    Recording(RandomLog),
+    Replaying(RandomLog),
+}
+
+struct Drawn {
+    shape: Shape,
+    distribution: Distribution,
+    dtype: DType,
+    /// A tensor of some backend, or a mask.
+    value: Box<dyn Any>,
+}
+
+impl RandomLog {
+    /// Runs `work`, keeping what it draws.
+    pub(crate) fn record<R>(work: impl FnOnce() -> R) -> (R, Self) {
+        let mut result = None;
+        let log = lend(&LOG, Log::Recording(Self::default()), || {
+            result = Some(work());
+        });
+        match (result, log) {
+            (Some(result), Some(Log::Recording(log))) => (result, log),
+            _ => unreachable!("`work` has run, and only this module has the log"),
+        }
+    }
+
+    /// Runs `work`, in which what was kept is drawn again. Returns whether it was all of it.
+    ///
+    /// # Panics
+    ///
+    /// If `work` draws something else.
+    pub(crate) fn replay<R>(self, work: impl FnOnce() -> R) -> (R, bool) {
+        let mut result = None;
+        let log = lend(&LOG, Log::Replaying(self), || result = Some(work()));
+        match (result, log) {
+            (Some(result), Some(Log::Replaying(log))) => (result, log.drawn.is_empty()),
+            _ => unreachable!("`work` has run, and only this module has the log"),
+        }
+    }
+
+    /// Compares a loss that backward is called on with that of the first pass, while nothing has
+    /// been stepped with its gradients.
+    ///
+    /// # Panics
+    ///
+    /// If it is another one. The caller of backward may be a `TrainStep`, which cannot hand an error on.
+    pub(crate) fn check_loss(loss: impl FnOnce() -> TensorData) {
+        let is_wanted = LOG.with_borrow(Option::is_some);
+        if !is_wanted {
+            return;
+        }
+        // Reading it may run operations, which ask for the log.
+        let loss = loss();
+        let is_same = LOG.with_borrow_mut(|log| match log {
+            None => true,
+            Some(Log::Recording(log)) => {
+                log.losses.push_back(loss);
+                true
+            }
+            Some(Log::Replaying(log)) => log.losses.pop_front() == Some(loss),
+        });
+        assert!(
+            is_same,
+            "gradient release: {}. No weight was changed",
+            ReleaseError::NotRepeatable
+        );
+    }
+
+    fn draw<T: Any>(&mut self, shape: &Shape, distribution: Distribution, dtype: DType) -> T {
+        let drawn = self.drawn.pop_front().filter(|drawn| {
+            drawn.shape == *shape && drawn.distribution == distribution && drawn.dtype == dtype
+        });
+        match drawn.map(|drawn| drawn.value.downcast()) {
+            Some(Ok(value)) => *value,
+            _ => panic!(
+                "gradient release: the second forward pass draws random numbers that the first did \
+                 not (shape {shape:?}, {distribution:?}): clipping by the global norm runs the \
+                 forward pass twice, and both must be the same"
+            ),
+        }
+    }
+
+    fn push(&mut self, shape: Shape, distribution: Distribution, dtype: DType, value: impl Any) {
+        self.drawn.push_back(Drawn {
+            shape,
+            distribution,
+            dtype,
+            value: Box::new(value),
+        });
+    }
+}
+
+/// A random float tensor; `draw` asks the backend.
+pub(crate) fn float<B: Backend>(
+    shape: Shape,
+    distribution: Distribution,
+    dtype: DType,
+    draw: impl FnOnce() -> FloatTensor<B>,
+) -> FloatTensor<B> {
+    let is_mask = matches!(distribution, Distribution::Bernoulli(_)) && shape.num_elements() > 0;
+    LOG.with_borrow_mut(|log| match log {
+        None => draw(),
+        Some(Log::Replaying(log)) if is_mask => {
+            let mask: Mask<B> = log.draw(&shape, distribution, dtype);
+            mask.unpack()
+        }
+        Some(Log::Replaying(log)) => log.draw(&shape, distribution, dtype),
+        Some(Log::Recording(log)) => {
+            let value = draw();
+            if is_mask {
+                log.push(shape, distribution, dtype, Mask::<B>::pack(value.clone()));
+            } else {
+                log.push(shape, distribution, dtype, value.clone());
+            }
+            value
+        }
+    })
+}
+
+/// A random int tensor; `draw` asks the backend.
+pub(crate) fn int<B: Backend>(
+    shape: Shape,
+    distribution: Distribution,
+    draw: impl FnOnce() -> IntTensor<B>,
+) -> IntTensor<B> {
+    LOG.with_borrow_mut(|log| match log {
+        None => draw(),
+        Some(Log::Replaying(log)) => log.draw(&shape, distribution, DType::I64),
+        Some(Log::Recording(log)) => {
+            let value = draw();
+            log.push(shape, distribution, DType::I64, value.clone());
+            value
+        }
+    })
+}

@@ -1,0 +1,365 @@
+//! Forward passes that are cut into segments by themselves.
+//!
+//! The first forward pass is cut as it comes, by what is alive: wherever the operations since the
+//! last cut have made many times the bytes that would cross another one. At its end, all of it is known,
+//! and [planned](crate::planner::plan): the passes after it follow the plan, as long as they do the same.
+
+use std::{
+    any::Any,
+    fmt, mem,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use crate::planner::plan::{self, Plan, Trace};
+use crate::{subgraph::origins, tape::consumers::lock};
+
+/// Which activations a training keeps, and which its backward passes compute again.
+///
+/// Given to [`ReleaseOptimizer::with_recompute`](crate::ReleaseOptimizer::with_recompute). Model
+/// code stays as it is: armed forward passes are recorded and cut into segments where little is alive,
+/// as between the blocks of a transformer. Weights are those of plain Burn, bit for bit.
+/// [`checkpoint`](crate::checkpoint) chooses the segments by hand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Recompute {
+    /// All activations are kept.
+    #[default]
+    None,
+    /// The lowest peak at no more than one extra forward pass.
+    Automatic,
+    /// Kept as far as the activations, as estimated, stay within a number of bytes: what is computed
+    /// early is recomputed, what is computed late is kept. If no cuts fit, the same as `Automatic`.
+    Budget(u64),
+}
+
+impl Recompute {
+    /// The same.
+    ///
+    /// # Panics
+    ///
+    /// If it is a budget of no bytes, in which nothing can be kept.
+    pub fn checked(self) -> Self {
+        assert!(
+            self != Self::Budget(0),
+            "a budget of 0 bytes keeps no activation, and backward needs some; take \
+             `Recompute::Automatic`, which keeps the least"
+        );
+        self
+    }
+}
+
+/// How many times the bytes that would cross a cut a segment has before it is cut, as long as there
+/// is no plan.
+const SLICE_OVER_CUT: u64 = 8;
+
+fn next_arming() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Cuts the forward passes of armed parameters into segments.
+#[derive(Debug)]
+pub(crate) struct Tracer {
+    policy: Recompute,
+    state: Mutex<State>,
+}
+
+struct State {
+    learned: Option<Learned>,
+    mode: Mode,
+    /// Unique among the armings of all tracers: a tensor of another one is not part of this trace.
+    arming: u64,
+    trace: Trace,
+    /// Trace length at the last planning.
+    learned_from: usize,
+    /// The operations with parameters whose activations were kept.
+    kept: usize,
+    /// Whether activations were kept that should not have been: the trace has gaps.
+    has_gaps: bool,
+    /// The segment under way, and the bytes that were made in it.
+    segment: u64,
+    made: u64,
+    /// What its operations share, once there is one; its type is the backend's.
+    shared: Option<Arc<dyn Any + Send + Sync>>,
+    /// Bytes of the recorded results that somebody holds.
+    alive: Arc<AtomicU64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// As planned: the index of the next cut.
+    Following(usize),
+    /// As it comes.
+    Free,
+    /// The rest of the activations is kept.
+    Keeping,
+}
+
+/// What is known of the forward pass.
+#[derive(Debug)]
+struct Learned {
+    names: Vec<&'static str>,
+    plan: Plan,
+    /// Of all results before those that are kept.
+    bytes: u64,
+    /// The operations with parameters whose activations are kept, and the bytes of their other operands:
+    /// the only ones that are seen there.
+    kept: Vec<(&'static str, u64)>,
+}
+
+/// Where an operation belongs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    /// Of the segment, or the subgraph.
+    number: u64,
+    arming: u64,
+    /// Whether its activations are kept.
+    pub(crate) is_kept: bool,
+}
+
+/// The highest numbers of what the operands of an operation are in; 0 if there is none.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Highest {
+    pub(crate) segment: u64,
+    pub(crate) subgraph: u64,
+}
+
+/// A result in the trace, for as long as somebody holds it.
+#[derive(Debug)]
+pub(crate) struct Traced {
+    arming: u64,
+    buffer: usize,
+    bytes: u64,
+    alive: Arc<AtomicU64>,
+}
+
+impl Drop for Traced {
+    fn drop(&mut self) {
+        self.alive.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Tracer {
+    /// Nothing for `Recompute::None`.
+    pub(crate) fn new(policy: Recompute) -> Option<Arc<Self>> {
+        if policy == Recompute::None {
+            return None;
+        }
+        let state = State {
+            learned: None,
+            mode: Mode::Free,
+            arming: next_arming(),
+            trace: Trace::default(),
+            learned_from: 0,
+            kept: 0,
+            has_gaps: false,
+            segment: origins::next_number(),
+            made: 0,
+            shared: None,
+            alive: Arc::default(),
+        };
+        Some(Arc::new(Self {
+            policy,
+            state: Mutex::new(state),
+        }))
+    }
+
+    pub(crate) fn policy(&self) -> Recompute {
+        self.policy
+    }
+
+    /// The bytes at the worst moment of the backward pass, as planned.
+    pub(crate) fn planned_bytes(&self) -> Option<u64> {
+        let state = self.state();
+        state.learned.as_ref().map(|learned| learned.plan.bytes)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Begins the forward passes of an arming.
+    pub(crate) fn begin(&self) {
+        let mut state = self.state();
+        state.arming = next_arming();
+        state.trace = Trace::default();
+        state.learned_from = 0;
+        state.kept = 0;
+        state.has_gaps = false;
+        state.cut();
+        state.mode = match &state.learned {
+            Some(_) => Mode::Following(0),
+            None => Mode::Free,
+        };
+    }
+
+    /// Notes an operation; with a parameter, `parameter` is the bytes of its other operands. `highest`
+    /// is what the operands are in. Says where the operation belongs; `None` if the forward pass needs
+    /// no cuts.
+    pub(crate) fn operation<'a>(
+        &self,
+        name: &'static str,
+        parameter: Option<u64>,
+        highest: Highest,
+        operands: impl Iterator<Item = &'a Traced>,
+    ) -> Option<Place> {
+        let mut state = self.state();
+        let at = state.trace.len();
+        if let (Mode::Following(next), Some(learned)) = (state.mode, &state.learned) {
+            let is_grown = || state.trace.bytes(at) > learned.bytes + learned.bytes / 8;
+            let is_same = learned.names.get(at) == Some(&name);
+            let is_cut = learned.plan.cuts.get(next) == Some(&at);
+            if !is_same {
+                state.mode = Mode::Free;
+            } else if at == learned.plan.kept_from {
+                // Of larger batches other segments may have to be kept.
+                state.mode = if is_grown() {
+                    Mode::Free
+                } else {
+                    Mode::Keeping
+                };
+                state.cut();
+            } else if is_cut {
+                state.mode = Mode::Following(next + 1);
+                state.cut();
+            }
+        }
+        if let (Mode::Keeping, Some(bytes)) = (state.mode, parameter) {
+            state.keep(name, bytes);
+        }
+        // Another optimizer's tracer has cut since. What depends on a segment has a higher number.
+        let is_below = highest.segment.max(highest.subgraph) > state.segment;
+        // It has left the segment under way, and cannot come back. A subgraph that is kept can go on.
+        let has_left = highest.subgraph == state.segment && state.mode != Mode::Keeping;
+        if is_below || has_left {
+            state.cut();
+        }
+        match state.mode {
+            // Without a segment below, it is the tape as it is.
+            Mode::Keeping if at == 0 => return None,
+            Mode::Keeping => {
+                return Some(Place {
+                    number: state.segment,
+                    arming: state.arming,
+                    is_kept: true,
+                });
+            }
+            Mode::Following(_) => {}
+            Mode::Free => {
+                let alive = state.alive.load(Ordering::Relaxed);
+                if state.made > 0 && state.made >= SLICE_OVER_CUT * alive {
+                    state.cut();
+                }
+            }
+        }
+        let arming = state.arming;
+        let operands = operands.filter(|operand| operand.arming == arming);
+        let operands = operands.map(|operand| operand.buffer).collect();
+        state.trace.operation(name, operands, parameter);
+        Some(Place {
+            number: state.segment,
+            arming,
+            is_kept: false,
+        })
+    }
+
+    /// What operations of this place share, be it a segment or a subgraph; `make`s it for the first one.
+    pub(crate) fn shared<S: Any + Send + Sync>(
+        &self,
+        place: Place,
+        make: impl FnOnce(u64) -> Arc<S>,
+    ) -> Arc<S> {
+        let mut state = self.state();
+        if state.segment != place.number {
+            // Another thread has cut in between.
+            return make(place.number);
+        }
+        let known = state.shared.clone();
+        let known = known.and_then(|shared| shared.downcast().ok());
+        known.unwrap_or_else(|| {
+            let shared = make(place.number);
+            state.shared = Some(shared.clone());
+            shared
+        })
+    }
+
+    /// Notes a result of the operation last noted.
+    pub(crate) fn result(&self, place: Place, bytes: u64) -> Traced {
+        let mut state = self.state();
+        // With several threads at work, the trace may take one operation for the other: another plan,
+        // but the same numbers.
+        let buffer = match state.arming == place.arming && state.trace.len() > 0 {
+            true => state.trace.result(bytes),
+            false => 0,
+        };
+        state.made += bytes;
+        state.alive.fetch_add(bytes, Ordering::Relaxed);
+        Traced {
+            arming: place.arming,
+            buffer,
+            bytes,
+            alive: state.alive.clone(),
+        }
+    }
+
+    /// Learns from a forward pass that is about to run backward: all of it, if `is_last`; else something
+    /// comes after it, as a scope. Of several calls, the first counts.
+    pub(crate) fn learn(&self, is_last: bool) {
+        let mut state = self.state();
+        let length = state.trace.len();
+        if state.mode != Mode::Free
+            || state.has_gaps
+            || length == mem::replace(&mut state.learned_from, length)
+        {
+            return;
+        }
+        let budget = match self.policy {
+            Recompute::Budget(bytes) => Some(bytes),
+            Recompute::None | Recompute::Automatic => None,
+        };
+        let plan = plan::plan(&state.trace, budget, is_last);
+        state.learned = Some(Learned {
+            names: state.trace.names(),
+            bytes: state.trace.bytes(plan.kept_from),
+            kept: state.trace.with_parameters(plan.kept_from),
+            plan,
+        });
+    }
+}
+
+impl State {
+    /// Notes an operation whose activations are to be kept. If it is another one than planned, or
+    /// larger, the rest of the pass is cut as it comes, and the plan is forgotten.
+    fn keep(&mut self, name: &'static str, bytes: u64) {
+        let learned = self.learned.as_ref();
+        let planned = learned.and_then(|learned| learned.kept.get(self.kept));
+        let fits =
+            planned.is_some_and(|(planned, most)| *planned == name && bytes <= most + most / 8);
+        if !fits {
+            self.mode = Mode::Free;
+            self.learned = None;
+            self.has_gaps = self.kept > 0 || self.trace.len() > 0;
+            self.cut();
+        }
+        self.kept += 1;
+    }
+
+    fn cut(&mut self) {
+        self.segment = origins::next_number();
+        self.made = 0;
+        self.shared = None;
+    }
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State")
+            .field("mode", &self.mode)
+            .field("operations", &self.trace.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,68 @@
+//! Parameters that are armed together, and the tensors derived from them.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, Weak},
+};
+
+use burn::tensor::{backend::Backend, ops::FloatTensor};
+
+use crate::{
+    tape::AdTensor,
+    tape::consumers::{Uses, lock},
+};
+
+/// A tensor derived from parameters, as a backward pass sees it.
+pub(crate) trait Replay<B: Backend>: Send + Sync {
+    /// Grows from operand to result.
+    fn index(&self) -> u64;
+
+    /// Decides, once all that is derived from this tensor has decided, where it runs backward.
+    fn settle(&self);
+
+    /// Puts it on the tape there, reached after what is reached from `next`. Returns the node to
+    /// reach it from.
+    fn replay(self: Arc<Self>, next: AdTensor<B>, values: &mut Values<B>) -> AdTensor<B>;
+}
+
+/// Values of derived tensors that other derived tensors are replayed with, by index, and how many
+/// still want each.
+pub(crate) type Values<B> = HashMap<u64, (FloatTensor<B>, usize)>;
+
+/// Parameters armed together, and what the forward passes derived from them.
+pub(crate) struct ArmedSet<B: Backend> {
+    parameters: Mutex<Vec<Weak<Uses<B>>>>,
+    derived: Mutex<Vec<Weak<dyn Replay<B>>>>,
+}
+
+impl<B: Backend> ArmedSet<B> {
+    pub(crate) fn new() -> Self {
+        Self {
+            parameters: Mutex::new(Vec::new()),
+            derived: Mutex::new(Vec::new()),
+        }
+    }
+
+    pub(crate) fn add_parameter(&self, uses: &Arc<Uses<B>>) {
+        lock(&self.parameters).push(Arc::downgrade(uses));
+    }
+
+    pub(crate) fn add_derived(&self, derived: &Arc<dyn Replay<B>>) {
+        lock(&self.derived).push(Arc::downgrade(derived));
+    }
+
+    pub(crate) fn parameters(&self) -> Vec<Arc<Uses<B>>> {
+        alive(&self.parameters)
+    }
+
+    pub(crate) fn derived(&self) -> Vec<Arc<dyn Replay<B>>> {
+        alive(&self.derived)
+    }
+}
+
+/// Those that are still held, forgetting the others.
+fn alive<T: ?Sized>(held: &Mutex<Vec<Weak<T>>>) -> Vec<Arc<T>> {
+    let mut held = lock(held);
+    held.retain(|weak| weak.strong_count() > 0);
+    held.iter().filter_map(Weak::upgrade).collect()
+}

@@ -1,0 +1,174 @@
+//! What replicas of a model do to a complete gradient before its step.
+
+use std::{
+    collections::VecDeque,
+    error::Error,
+    num::NonZeroUsize,
+    sync::{Arc, Mutex},
+};
+
+use burn::{
+    module::ParamId,
+    optim::LearningRate,
+    tensor::{backend::Backend, ops::FloatTensor},
+};
+
+use crate::tape::consumers::lock;
+
+/// Why replicas could not agree.
+pub type ReductionError = Box<dyn Error + Send + Sync>;
+
+/// Reduces gradients over the replicas of a model that is trained data parallel.
+///
+/// An optimizer [with a reduction](crate::ReleaseOptimizer::with_reduction) hands it each gradient the
+/// moment it is complete, in backward or in `step`, and goes on with what comes back: loss scaling,
+/// clipping and the step of the optimizer see the mean over all replicas. Frozen parameters and the
+/// micro-batches of a [`ReleaseAccumulator`](crate::ReleaseAccumulator) are not reduced.
+///
+/// All replicas make the same calls in the same order, as they run backward over equal models. Where
+/// one does not, each of them should get an error that says who differs, and how. In backward an error
+/// becomes a panic, for Burn's trait leaves no other way.
+pub trait GradientReduction<B: Backend>: Send + Sync {
+    /// Begins a backward pass of armed parameters, or a part of one that ends where activations are recomputed.
+    ///
+    /// Replicas that are threads of one process have to meet here. burn-autodiff ends each pass with a look at the
+    /// graphs of all threads, and waits for those that run backward; one of these may wait for a gradient of this
+    /// replica.
+    ///
+    /// # Errors
+    ///
+    /// If the replicas do not agree on what they do.
+    fn begin_part(&self) -> Result<(), ReductionError> {
+        Ok(())
+    }
+
+    /// Begins to reduce a complete gradient. It is awaited before more than
+    /// [`max_in_flight`](Self::max_in_flight) are on their way, in the order in which they were begun.
+    ///
+    /// # Errors
+    ///
+    /// If the replicas do not agree on what is reduced.
+    fn begin(
+        &self,
+        param: ParamId,
+        grad: FloatTensor<B>,
+        recipients: Recipients,
+    ) -> Result<Box<dyn PendingGradient<B>>, ReductionError>;
+
+    /// How many gradients may be on their way while backward computes the next.
+    fn max_in_flight(&self) -> NonZeroUsize {
+        NonZeroUsize::MIN
+    }
+
+    /// Whether this replica steps the parameter, and so has its optimizer state.
+    fn is_owner(&self, _param: ParamId) -> bool {
+        true
+    }
+
+    /// The weight of a parameter after its step: from its owner to the other replicas. `weight` is the new one
+    /// at the owner, and the old one elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// If the replicas do not agree on whose weight it is.
+    fn weight_from_owner(
+        &self,
+        _param: ParamId,
+        weight: FloatTensor<B>,
+    ) -> Result<FloatTensor<B>, ReductionError> {
+        Ok(weight)
+    }
+
+    /// Ends an optimizer step, in which every replica has stepped the same parameters.
+    ///
+    /// # Errors
+    ///
+    /// If a replica is elsewhere, or steps with another rate.
+    fn end_step(&self, _learning_rate: LearningRate) -> Result<(), ReductionError> {
+        Ok(())
+    }
+}
+
+/// Who needs a reduced gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recipients {
+    /// Every replica.
+    All,
+    /// At least the replica that steps the parameter.
+    Owner,
+}
+
+/// A gradient on its way.
+pub trait PendingGradient<B: Backend>: Send {
+    /// Waits for the mean over all replicas. `None` on a replica that needs none.
+    ///
+    /// # Errors
+    ///
+    /// If the replicas do not agree on what is reduced.
+    fn wait(self: Box<Self>) -> Result<Option<FloatTensor<B>>, ReductionError>;
+}
+
+/// What waits for a reduced gradient.
+pub(crate) trait Landing<B: Backend>: Send + Sync {
+    fn land(&self, grad: Option<FloatTensor<B>>);
+}
+
+/// The gradients of the parameters armed together that are on their way.
+pub(crate) struct Flight<B: Backend> {
+    reduction: Arc<dyn GradientReduction<B>>,
+    recipients: Recipients,
+    under_way: Mutex<VecDeque<UnderWay<B>>>,
+}
+
+type UnderWay<B> = (Box<dyn PendingGradient<B>>, Arc<dyn Landing<B>>);
+
+impl<B: Backend> Flight<B> {
+    pub(crate) fn new(reduction: Arc<dyn GradientReduction<B>>, recipients: Recipients) -> Self {
+        Self {
+            reduction,
+            recipients,
+            under_way: Mutex::default(),
+        }
+    }
+
+    /// Begins a part of a backward pass.
+    pub(crate) fn begin_part(&self) {
+        agree(self.reduction.begin_part());
+    }
+
+    /// Sends a gradient off, once there is room.
+    pub(crate) fn launch(
+        &self,
+        param: ParamId,
+        grad: FloatTensor<B>,
+        landing: Arc<dyn Landing<B>>,
+    ) {
+        while lock(&self.under_way).len() >= self.reduction.max_in_flight().get() {
+            self.land_next();
+        }
+        let pending = agree(self.reduction.begin(param, grad, self.recipients));
+        lock(&self.under_way).push_back((pending, landing));
+    }
+
+    /// Waits for all that is on its way.
+    pub(crate) fn land_all(&self) {
+        while self.land_next() {}
+    }
+
+    fn land_next(&self) -> bool {
+        // Without the lock: a step runs code of the optimizer.
+        let next = lock(&self.under_way).pop_front();
+        let has_next = next.is_some();
+        if let Some((pending, landing)) = next {
+            landing.land(agree(pending.wait()));
+        }
+        has_next
+    }
+}
+
+/// # Panics
+///
+/// Where replicas do not agree: there is no gradient to go on with.
+pub(crate) fn agree<T>(result: Result<T, ReductionError>) -> T {
+    result.unwrap_or_else(|error| panic!("gradient release: {error}"))
+}

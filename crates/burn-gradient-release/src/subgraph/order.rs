@@ -1,0 +1,217 @@
+//! The order in which plain Burn adds up the contributions to a gradient.
+//!
+//! Where a backward pass runs by subgraphs, contributions to the gradient of one tensor may come in
+//! another order than from one tape, and a sum of three or more depends on it in its last bits. So
+//! the pass is played through beforehand on what is known of the tape: which operation has
+//! which operands, and at which order. Burn collects the operations it reaches from the loss, depth
+//! first and the last operand first, and runs them by order, highest first.
+
+use std::{
+    cmp::Reverse,
+    collections::{HashMap, HashSet},
+};
+
+use burn_autodiff::NodeId;
+
+/// An operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Consumer {
+    /// On the tape since the forward pass.
+    Kept(NodeId),
+    /// Recorded, by its sequence.
+    Recorded(u64),
+}
+
+/// A tensor that a gradient comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Target {
+    /// A node on the tape.
+    OnTape(NodeId),
+    /// A result of a recorded operation: its sequence, and which result.
+    Recorded(u64, usize),
+}
+
+impl Target {
+    /// The operation that it is the result of, if it is one of those known.
+    fn made_by(self) -> Consumer {
+        match self {
+            Self::OnTape(id) => Consumer::Kept(id),
+            Self::Recorded(sequence, _) => Consumer::Recorded(sequence),
+        }
+    }
+}
+
+/// What of a subgraph runs: the part that was kept in the forward pass, or the segment below it. In the
+/// order of running within a subgraph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Part {
+    Kept,
+    Replayed,
+}
+
+/// A part of the tape that runs on its own: the number of its subgraph, and which part of it.
+pub(crate) type Unit = (u64, Part);
+
+/// Sort key of units: last subgraph first, kept before replayed.
+pub(crate) fn turn(unit: Unit) -> (Reverse<u64>, Part) {
+    (Reverse(unit.0), unit.1)
+}
+
+/// An operation as the tape has it.
+#[derive(Debug)]
+pub(crate) struct Edge {
+    pub(crate) consumer: Consumer,
+    pub(crate) order: usize,
+    /// The tracked operands.
+    pub(crate) operands: Vec<(usize, Target)>,
+}
+
+/// One use of a tensor: by which operation, as which operand.
+pub(crate) type Use = (Consumer, usize);
+
+/// All that is known of the tape.
+#[derive(Debug, Default)]
+pub(crate) struct TapeGraph {
+    edges: HashMap<Consumer, (Unit, Edge)>,
+    /// Nodes that stand for others in their subgraph.
+    aliases: HashMap<NodeId, Target>,
+}
+
+/// The contributions to a gradient.
+#[derive(Debug)]
+pub(crate) struct Sum {
+    /// In plain Burn's order.
+    pub(crate) uses: Vec<(Unit, Use)>,
+    /// Whether they come in that order if each part of the tape adds what it has.
+    is_in_order: bool,
+}
+
+/// What playing the pass through has shown.
+#[derive(Debug)]
+pub(crate) struct Played {
+    graph: TapeGraph,
+    reached: HashMap<Consumer, usize>,
+    /// The uses that each gradient comes from.
+    pub(crate) sums: HashMap<Target, Sum>,
+    /// By the node through which they enter a subgraph.
+    entries: HashMap<NodeId, Use>,
+}
+
+impl Played {
+    /// When Burn reaches an operation.
+    pub(crate) fn reached(&self, consumer: Consumer) -> usize {
+        self.reached.get(&consumer).copied().unwrap_or(usize::MAX)
+    }
+
+    /// Where the operation runs whose result this is.
+    pub(crate) fn made_in(&self, target: Target) -> Option<Unit> {
+        let known = self.graph.edges.get(&target.made_by());
+        known.map(|(unit, _)| *unit)
+    }
+
+    /// The tensor that a node stands for.
+    pub(crate) fn resolve(&self, target: Target) -> Target {
+        self.graph.resolve(target)
+    }
+
+    /// Whether contributions to this gradient have to be put in order.
+    pub(crate) fn is_apart(&self, target: Target) -> bool {
+        let sum = self.sums.get(&self.resolve(target));
+        sum.is_some_and(|sum| !sum.is_in_order)
+    }
+
+    /// The use that a node of a subgraph is there for.
+    pub(crate) fn entry(&self, node: NodeId) -> Option<Use> {
+        self.entries.get(&node).copied()
+    }
+}
+
+impl TapeGraph {
+    pub(crate) fn add(&mut self, unit: Unit, edge: Edge) {
+        self.edges.insert(edge.consumer, (unit, edge));
+    }
+
+    /// Notes that a node stands for another tensor.
+    pub(crate) fn add_alias(&mut self, node: NodeId, target: Target) {
+        self.aliases.insert(node, target);
+    }
+
+    fn resolve(&self, target: Target) -> Target {
+        let mut target = target;
+        while let Target::OnTape(id) = target
+            && let Some(of) = self.aliases.get(&id)
+        {
+            target = *of;
+        }
+        target
+    }
+
+    /// Plays through the pass from `root`.
+    pub(crate) fn play(self, root: Target) -> Played {
+        let mut seen = HashSet::new();
+        let mut tape: Vec<&(Unit, Edge)> = Vec::new();
+        let mut waiting = vec![self.resolve(root)];
+        let mut reached = HashMap::new();
+        while let Some(target) = waiting.pop() {
+            let consumer = target.made_by();
+            let Some(edge) = self.edges.get(&consumer) else {
+                continue;
+            };
+            if !seen.insert(consumer) {
+                continue;
+            }
+            reached.insert(consumer, reached.len());
+            let operands = edge.1.operands.iter();
+            waiting.extend(operands.map(|(_, operand)| self.resolve(*operand)));
+            tape.push(edge);
+        }
+        tape.sort_by_key(|(_, edge)| Reverse(edge.order));
+        let mut sums: HashMap<Target, Sum> = HashMap::new();
+        let mut entries = HashMap::new();
+        for (unit, edge) in tape {
+            for (place, operand) in &edge.operands {
+                let of = (edge.consumer, *place);
+                let sum = sums.entry(self.resolve(*operand)).or_insert(Sum {
+                    uses: Vec::new(),
+                    is_in_order: true,
+                });
+                sum.uses.push((*unit, of));
+                if let Target::OnTape(node) = operand {
+                    entries.insert(*node, of);
+                }
+            }
+        }
+        for sum in sums.values_mut() {
+            // A sum of two has no order.
+            let is_sorted = sum.uses.is_sorted_by_key(|(unit, _)| turn(*unit));
+            sum.is_in_order = is_sorted || sum.uses.len() <= 2;
+        }
+        Played {
+            graph: self,
+            reached,
+            sums,
+            entries,
+        }
+    }
+}
+
+impl Sum {
+    /// The first use in a part of the tape.
+    pub(crate) fn first_in(&self, unit: Unit) -> Option<Use> {
+        let mut uses = self.uses.iter();
+        uses.find(|(of, _)| *of == unit).map(|(_, of)| *of)
+    }
+
+    /// Where a use stands in the order.
+    pub(crate) fn position(&self, of: Use) -> Option<usize> {
+        self.uses.iter().position(|(_, known)| *known == of)
+    }
+
+    /// The part of the tape that runs last.
+    pub(crate) fn last_unit(&self) -> Unit {
+        let units = self.uses.iter().map(|(unit, _)| *unit);
+        units
+            .max_by_key(|unit| turn(*unit))
+            .expect("a sum has uses")
+    }
+}

@@ -1,0 +1,417 @@
+//! Where a parameter, or a tensor derived from parameters, is used on the tape, and how the
+//! contributions to its gradient add up.
+//!
+//! Plain Burn adds contributions in the order in which it runs the consumers: by order on the tape,
+//! highest first, then as they were reached. [Direct consumers](Uses::consume) are Burn's own nodes
+//! and add up by themselves. A [derived tensor](DerivedUse) gives its contribution earlier than
+//! plain Burn's node would; it is added where that node would have added it, or at once where the
+//! order is known and cannot be wrong.
+
+use std::any::Any;
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError, Weak,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use burn::tensor::{backend::Backend, ops::FloatTensor};
+use burn_autodiff::{NodeId, grads::Gradients};
+
+use crate::{
+    tape::{self, AdTensor, Visit},
+    util::progress::Progress,
+};
+
+/// When a parameter was acted on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum When {
+    /// The moment its gradient was complete.
+    Complete,
+    /// At the end of backward.
+    Late,
+}
+
+/// Acts on the gradient of a parameter: what the uses of an armed parameter report to.
+pub(crate) trait Owner: Send + Sync {
+    /// Whether the parameter waits for its gradient.
+    fn is_waiting(&self) -> bool;
+
+    /// Notes that somebody has asked for the gradient.
+    fn ask(&self);
+
+    /// Acts on the gradient that `grads` has under the node by now, if it waits for one.
+    fn act(self: Arc<Self>, node: NodeId, grads: &mut Gradients, when: When);
+
+    /// Lets other replicas know that a part of a pass begins.
+    fn begin_part(&self);
+
+    /// Waits for the gradients that are on their way to other replicas, at the end of a pass.
+    fn land(&self);
+
+    fn progress(&self) -> &Arc<Progress>;
+}
+
+/// The uses of one node: the leaf of a parameter, or what stands for a derived tensor.
+pub(crate) struct Uses<B: Backend> {
+    /// The node under which the gradient adds up.
+    node: AdTensor<B>,
+    state: Mutex<State<B>>,
+    /// Shared with the uses that are not noted here: in segments to be replayed, and in other subgraphs.
+    elsewhere: Arc<()>,
+}
+
+struct State<B: Backend> {
+    owner: Option<Weak<dyn Owner>>,
+    /// Direct consumers.
+    consumers: usize,
+    /// The lowest order among the direct consumers, and how many have it.
+    lowest: usize,
+    at_lowest: usize,
+    /// Proxies of consumers, and the order of the last one: see [`proxy`].
+    proxies: Vec<NodeId>,
+    proxied: Option<usize>,
+    derived: Vec<Arc<DerivedUse<B>>>,
+    /// Each is there as long as a direct consumer is on the tape.
+    operands: Vec<Weak<dyn Any + Send + Sync>>,
+    /// The derived uses that this pass has reached, as plain Burn would add them, and how many of
+    /// them are added.
+    sequence: Option<(Vec<Arc<DerivedUse<B>>>, usize)>,
+    /// Whether a backward pass has visited this node.
+    is_reached: bool,
+}
+
+/// The use of a node by a derived tensor.
+pub(crate) struct DerivedUse<B: Backend> {
+    /// The order of plain Burn's node.
+    pub(crate) order: usize,
+    /// When that node would have been reached.
+    pub(crate) visit: Visit,
+    /// From which order of the tape on the contribution is there.
+    pub(crate) ready: AtomicUsize,
+    /// Under which node.
+    pub(crate) contribution: Mutex<Option<AdTensor<B>>>,
+}
+
+impl<B: Backend> DerivedUse<B> {
+    pub(crate) fn new(order: usize, visit: Visit) -> Self {
+        Self {
+            order,
+            visit,
+            ready: AtomicUsize::new(usize::MAX),
+            contribution: Mutex::new(None),
+        }
+    }
+
+    /// Adds the contribution, if it is there.
+    fn add_to(&self, node: &AdTensor<B>, grads: &mut Gradients) -> bool {
+        let contribution = lock(&self.contribution);
+        match contribution.as_ref().and_then(|key| grads.remove::<B>(key)) {
+            Some(contribution) => {
+                grads.register::<B>(node.node.id, contribution);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn discard(&self, grads: &mut Gradients) {
+        if let Some(key) = lock(&self.contribution).as_ref() {
+            drop(grads.remove::<B>(key));
+        }
+    }
+}
+
+/// What is known of the uses of a node when a backward pass begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Completion {
+    /// Nothing on the tape uses the node.
+    Unused,
+    /// Right after the one consumer that is lowest, by its [`proxy`].
+    AtProxy,
+    /// After all nodes of this order.
+    After(usize),
+}
+
+impl<B: Backend> Uses<B> {
+    pub(crate) fn new(node: AdTensor<B>) -> Self {
+        Self {
+            node,
+            state: Mutex::new(State {
+                owner: None,
+                consumers: 0,
+                lowest: usize::MAX,
+                at_lowest: 0,
+                proxies: Vec::new(),
+                proxied: None,
+                derived: Vec::new(),
+                operands: Vec::new(),
+                sequence: None,
+                is_reached: false,
+            }),
+            elsewhere: Arc::new(()),
+        }
+    }
+
+    /// Token held by consumers in other subgraphs.
+    pub(crate) fn elsewhere(&self) -> Arc<()> {
+        self.elsewhere.clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<B>> {
+        lock(&self.state)
+    }
+
+    /// The node under which the gradient adds up.
+    pub(crate) fn node(&self) -> &AdTensor<B> {
+        &self.node
+    }
+
+    /// Stands for a value in nodes that need none.
+    pub(crate) fn placeholder(&self) -> FloatTensor<B> {
+        self.node.primitive.clone()
+    }
+
+    /// How many derived tensors use the node.
+    pub(crate) fn derived(&self) -> usize {
+        self.state().derived.len()
+    }
+
+    /// Reports to `owner` from now on. Returns what it reported to.
+    pub(crate) fn replace_owner(&self, owner: Option<Weak<dyn Owner>>) -> Option<Weak<dyn Owner>> {
+        std::mem::replace(&mut self.state().owner, owner)
+    }
+
+    pub(crate) fn owner(&self) -> Option<Arc<dyn Owner>> {
+        self.weak_owner()?.upgrade()
+    }
+
+    pub(crate) fn weak_owner(&self) -> Option<Weak<dyn Owner>> {
+        self.state().owner.clone()
+    }
+
+    /// Whether the parameter waits for its gradient.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.owner().is_some_and(|owner| owner.is_waiting())
+    }
+
+    /// Whether there are uses here, on the tape.
+    pub(crate) fn is_used(&self) -> bool {
+        let state = self.state();
+        state.consumers > 0 || !state.derived.is_empty()
+    }
+
+    /// Whether there are uses that no backward pass has come by.
+    pub(crate) fn is_pending(&self) -> bool {
+        !self.is_reached() && (self.is_used() || Arc::strong_count(&self.elsewhere) > 1)
+    }
+
+    /// Whether anything that a backward pass could begin with is on the tape above the node.
+    pub(crate) fn is_on_tape(&self) -> bool {
+        let mut state = self.state();
+        state.operands.retain(|operand| operand.strong_count() > 0);
+        let is_derived = |derived: &Arc<_>| Arc::strong_count(derived) > 1;
+        !state.operands.is_empty()
+            || state.derived.iter().any(is_derived)
+            || Arc::strong_count(&self.elsewhere) > 1
+    }
+
+    /// The node, as the operand of a direct consumer.
+    pub(crate) fn operand(&self, operand: AdTensor<B>) -> AdTensor<B> {
+        let operand = tape::handle::<B>(&operand, operand.primitive.clone(), operand.node.order);
+        let node: Arc<dyn Any + Send + Sync> = operand.node.clone();
+        let operands = &mut self.state().operands;
+        if operands.len() == operands.capacity() {
+            operands.retain(|operand| operand.strong_count() > 0);
+        }
+        operands.push(Arc::downgrade(&node));
+        operand
+    }
+
+    /// Notes that a backward pass has visited this node.
+    pub(crate) fn mark_reached(&self) {
+        self.state().is_reached = true;
+    }
+
+    /// Whether a backward pass has visited this node.
+    pub(crate) fn is_reached(&self) -> bool {
+        self.state().is_reached
+    }
+
+    /// Notes `times` direct consumers of the given order. Returns whether they are the lowest.
+    pub(crate) fn consume(&self, order: usize, times: usize) -> bool {
+        let mut state = self.state();
+        state.consumers += times;
+        if order < state.lowest {
+            state.lowest = order;
+            state.at_lowest = 0;
+        }
+        if order == state.lowest {
+            state.at_lowest += times;
+        }
+        state.lowest == order && state.at_lowest == 1
+    }
+
+    pub(crate) fn derive(&self, derived: Arc<DerivedUse<B>>) {
+        self.state().derived.push(derived);
+    }
+
+    /// Prepares for a backward pass: says when the gradient will be complete.
+    pub(crate) fn settle(&self) -> Completion {
+        let mut state = self.state();
+        // A graph that Burn has dropped took its derived tensors along.
+        state
+            .derived
+            .retain(|derived| Arc::strong_count(derived) > 1);
+        state.sequence = None;
+        if state.derived.is_empty() {
+            return match state.at_lowest {
+                0 => Completion::Unused,
+                1 if state.proxied == Some(state.lowest) => Completion::AtProxy,
+                _ => Completion::After(state.lowest),
+            };
+        }
+        let in_any_order = state.has_one_order();
+        let derived = state.derived.iter().map(|derived| {
+            if in_any_order {
+                derived.ready.load(Ordering::Relaxed)
+            } else {
+                derived.order
+            }
+        });
+        Completion::After(derived.fold(state.lowest, usize::min))
+    }
+
+    /// Adds what derived tensors have contributed. `all` of it, once all direct consumers have run;
+    /// else what comes before any direct consumer.
+    ///
+    /// Does nothing where only plain Burn's place on the tape tells the order.
+    pub(crate) fn gather(&self, grads: &mut Gradients, all: bool) {
+        let mut state = self.state();
+        if state.derived.is_empty() || !state.has_one_order() || !(all || state.consumers == 0) {
+            return;
+        }
+        let (sequence, next) = state.reached_sequence();
+        while let Some(derived) = sequence.get(*next) {
+            if !derived.add_to(&self.node, grads) && !all {
+                break;
+            }
+            *next += 1;
+        }
+    }
+
+    /// Ends a pass: adds up whatever is left, and lets the owner act on it.
+    pub(crate) fn finish(&self, grads: &mut Gradients) {
+        let proxies = {
+            let mut state = self.state();
+            state.sequence = None;
+            state.proxies.clone()
+        };
+        for proxy in proxies {
+            tape::forward(proxy, &self.node, grads);
+        }
+        if let Some(owner) = self.owner() {
+            owner.act(self.node.node.id, grads, When::Late);
+        }
+    }
+
+    /// Notes that a backward pass has visited this node; acts if its gradient is complete.
+    fn reach(&self, order: usize, grads: &mut Gradients) {
+        let owner = {
+            let mut state = self.state();
+            state.is_reached = true;
+            let is_complete =
+                order == state.lowest && state.at_lowest == 1 && state.derived.is_empty();
+            if !is_complete {
+                return;
+            }
+            state.owner.clone()
+        };
+        if let Some(owner) = owner.and_then(|owner| owner.upgrade()) {
+            owner.act(self.node.node.id, grads, When::Complete);
+        }
+    }
+}
+
+impl<B: Backend> State<B> {
+    /// Whether the order in which contributions are to be added is known without plain Burn's
+    /// place on the tape: a sum of two has none, and direct consumers above all derived tensors
+    /// come first.
+    fn has_one_order(&self) -> bool {
+        let highest = self.derived.iter().map(|derived| derived.order).max();
+        self.consumers + self.derived.len() <= 2
+            || self.consumers == 0
+            || highest.is_none_or(|highest| highest < self.lowest)
+    }
+
+    fn reached_sequence(&mut self) -> (&[Arc<DerivedUse<B>>], &mut usize) {
+        let derived = &self.derived;
+        let (sequence, next) = self.sequence.get_or_insert_with(|| {
+            let reached = derived.iter().filter(|derived| derived.visit.get() > 0);
+            let mut sequence: Vec<_> = reached.cloned().collect();
+            sequence.sort_by_key(|derived| (usize::MAX - derived.order, derived.visit.get()));
+            (sequence, 0)
+        });
+        (sequence, next)
+    }
+}
+
+/// Puts a proxy between the leaf and its lowest consumer, a single node of this order: it runs right
+/// after that consumer, hands the contribution on to the leaf, and may find the gradient complete.
+pub(crate) fn proxy<B: Backend>(uses: &Arc<Uses<B>>, order: usize) -> AdTensor<B> {
+    let place = uses.node.primitive.clone();
+    let proxy = tape::hook(vec![uses.node.clone()], order, place, {
+        let uses = uses.clone();
+        move |proxy, grads| {
+            tape::forward(proxy, &uses.node, grads);
+            uses.reach(order, grads);
+        }
+    });
+    let mut state = uses.state();
+    state.proxies.push(proxy.node.id);
+    state.proxied = Some(order);
+    drop(state);
+    proxy
+}
+
+/// Puts a tap on the tape, after all nodes of this order: there the gradient is complete.
+pub(crate) fn tap<B: Backend>(
+    uses: &Arc<Uses<B>>,
+    parent: AdTensor<B>,
+    order: usize,
+) -> AdTensor<B> {
+    let uses = uses.clone();
+    let place = uses.node.primitive.clone();
+    tape::hook(vec![parent], order, place, move |_, grads| {
+        uses.gather(grads, true);
+        uses.state().is_reached |= grads.get::<B>(&uses.node).is_some();
+        if let Some(owner) = uses.owner() {
+            owner.act(uses.node.node.id, grads, When::Complete);
+        }
+    })
+}
+
+/// Adds the contributions of a derived tensor where plain Burn's node would have added them.
+pub(crate) fn add_in_place<B: Backend>(
+    uses: &Uses<B>,
+    derived: &DerivedUse<B>,
+    grads: &mut Gradients,
+) {
+    derived.add_to(&uses.node, grads);
+}
+
+/// Adds the contribution of a derived tensor as soon as the order permits; drops it if the tensor
+/// is not part of this pass.
+pub(crate) fn contribute<B: Backend>(
+    uses: &Uses<B>,
+    derived: &DerivedUse<B>,
+    grads: &mut Gradients,
+) {
+    if derived.visit.get() == 0 {
+        derived.discard(grads);
+    } else {
+        uses.gather(grads, false);
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,300 @@
+//! The tape of `burn-autodiff`, and the nodes that gradient release adds to it.
+//!
+//! A *node* has an id, under which contributions to its gradient add up, and an *order*: one more
+//! than the highest order among its parents, 0 for a leaf. A backward pass collects the nodes that
+//! it reaches from its root, depth first and the last parent first, and runs them by order, highest
+//! first. Nodes of one order run as they were reached.
+//!
+//! Operations stay what they are in plain Burn: same parents, same orders. Gradient release adds
+//! [hooks](hook): nodes of its own between or beside them. That plain Burn reaches and runs its own
+//! nodes as before is what makes the results equal bit for bit.
+
+pub(crate) mod consumers;
+pub(crate) mod mark;
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use burn::tensor::{
+    Shape, TensorMetadata,
+    backend::{AutodiffBackend, Backend, BackendTypes},
+    ops::{FloatTensor, FloatTensorOps},
+};
+use burn_autodiff::{
+    Autodiff, NodeId,
+    checkpoint::{base::Checkpointer, strategy::NoCheckpointing},
+    grads::Gradients,
+    ops::{Backward, Ops, OpsKind},
+};
+
+use crate::util::inner::AutodiffInner;
+
+/// The tensor of `burn-autodiff`. Its type cannot be named there, but its fields are public, and
+/// it does not depend on the checkpointing strategy.
+pub(crate) type AdTensor<B> = <Autodiff<B> as BackendTypes>::FloatTensorPrimitive;
+
+/// An order above that of any root: the pass reaches such a node, but drops it without running it.
+const NEVER_RUN: usize = usize::MAX;
+
+/// A handle to the node of `like` that carries `value` and claims `order`.
+///
+/// A consumer takes its own order from what its operands claim. A handle that claims what plain
+/// Burn's operand would have leaves the consumer where plain Burn puts it.
+pub(crate) fn handle<B: Backend>(
+    like: &AdTensor<B>,
+    value: FloatTensor<B>,
+    order: usize,
+) -> AdTensor<B> {
+    let mut handle = key(like, value);
+    let node = Arc::get_mut(&mut handle.node).expect("a new tensor owns its node alone");
+    node.order = order;
+    handle.rc = like.rc.clone();
+    handle
+}
+
+/// A tensor that is not on the tape.
+pub(crate) fn off_tape<B: Backend>(value: FloatTensor<B>) -> AdTensor<B> {
+    // `from_inner` of `Autodiff` is the same, but wants more of the backend with `distributed`.
+    AdTensor::<B>::new(value)
+}
+
+/// A handle that names the node of `like` without keeping it on the tape.
+pub(crate) fn key<B: Backend>(like: &AdTensor<B>, value: FloatTensor<B>) -> AdTensor<B> {
+    let mut key = off_tape::<B>(value);
+    let node = Arc::get_mut(&mut key.node).expect("a new tensor owns its node alone");
+    node.id = like.node.id;
+    node.order = like.node.order;
+    node.requirement = like.node.requirement;
+    node.properties = like.node.properties.clone();
+    key
+}
+
+/// An untracked tensor that claims `order`, to learn the order of what is computed from it.
+pub(crate) fn untracked<B: Backend>(value: FloatTensor<B>, order: usize) -> AdTensor<B> {
+    let mut tensor = off_tape::<B>(value);
+    let node = Arc::get_mut(&mut tensor.node).expect("a new tensor owns its node alone");
+    node.order = order;
+    tensor
+}
+
+/// A value that stands for another in nodes that need none.
+pub(crate) fn placeholder<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
+    B::float_empty(Shape::new([1]), &B::float_device(like), like.dtype().into())
+}
+
+/// How many bytes a tensor takes.
+pub(crate) fn bytes<B: Backend>(value: &FloatTensor<B>) -> u64 {
+    (value.shape().num_elements() * value.dtype().size()) as u64
+}
+
+/// A new leaf.
+pub(crate) fn leaf<B: Backend>(value: FloatTensor<B>) -> AdTensor<B> {
+    Autodiff::<B>::float_set_require_grad(off_tape::<B>(value), true)
+}
+
+/// Whether this is a leaf that requires a gradient.
+pub(crate) fn is_leaf<B: Backend>(tensor: &AdTensor<B>) -> bool {
+    Autodiff::<B>::float_is_require_grad(tensor)
+}
+
+/// Takes the gradient that was accumulated under a node.
+pub(crate) fn take<B: Backend>(
+    id: NodeId,
+    like: &AdTensor<B>,
+    grads: &mut Gradients,
+) -> Option<FloatTensor<B>> {
+    let mut key = off_tape::<B>(like.primitive.clone());
+    let node = Arc::get_mut(&mut key.node).expect("a new tensor owns its node alone");
+    node.id = id;
+    grads.remove::<B>(&key)
+}
+
+/// Adds what was accumulated under one node to the gradient of another, as Burn would have.
+pub(crate) fn forward<B: Backend>(from: NodeId, to: &AdTensor<B>, grads: &mut Gradients) {
+    if let Some(contribution) = take(from, to, grads) {
+        grads.register::<B>(to.node.id, contribution);
+    }
+}
+
+/// What a hook runs, given its own node.
+pub(crate) type Run = dyn Fn(NodeId, &mut Gradients) + Send + Sync;
+
+/// Puts a node of the given order on the tape that runs `run` when backward comes by.
+///
+/// Its parents are reached as they would be from an operation with these operands. `value` stands
+/// for its output; the gradient under its id is left to `run`.
+pub(crate) fn hook<B: Backend>(
+    parents: Vec<AdTensor<B>>,
+    order: usize,
+    value: FloatTensor<B>,
+    run: impl Fn(NodeId, &mut Gradients) + Send + Sync + 'static,
+) -> AdTensor<B> {
+    #[derive(Debug)]
+    struct Hook;
+
+    #[derive(Clone)]
+    struct State(Arc<Run>);
+
+    impl fmt::Debug for State {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("Hook")
+        }
+    }
+
+    impl<B: Backend, const N: usize> Backward<B, N> for Hook {
+        type State = State;
+
+        fn backward(self, ops: Ops<State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+            (ops.state.0)(ops.node.id, grads);
+        }
+    }
+
+    register(Hook, State(Arc::new(run)), parents, order, value)
+}
+
+/// Puts a node on the tape that is reached right before `parent`, but never run: `visit` then says
+/// in which order such nodes were reached.
+pub(crate) fn marker<B: Backend>(parent: AdTensor<B>, visit: Visit) -> AdTensor<B> {
+    #[derive(Debug)]
+    struct Marker;
+
+    impl<B: Backend, const N: usize> Backward<B, N> for Marker {
+        type State = Option<Reached>;
+
+        fn backward(self, _: Ops<Option<Reached>, N>, _: &mut Gradients, _: &mut Checkpointer) {}
+    }
+
+    let value = parent.primitive.clone();
+    register(Marker, Some(Reached(visit)), vec![parent], NEVER_RUN, value)
+}
+
+/// When a [`marker`] was reached, as a number that grows; 0 if it was not.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Visit(Arc<AtomicU64>);
+
+impl Visit {
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Burn drops what it does not run while it collects the tape, in the order of reaching.
+#[derive(Clone, Debug)]
+struct Reached(Visit);
+
+impl Drop for Reached {
+    fn drop(&mut self) {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        self.0
+            .0
+            .store(NEXT.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+/// Registers a node with any number of parents, in pairs: the second of a pair stands for the rest,
+/// and is reached first, as the last parent of an operation is.
+fn register<B, T, S>(
+    backward: T,
+    state: S,
+    mut parents: Vec<AdTensor<B>>,
+    order: usize,
+    value: FloatTensor<B>,
+) -> AdTensor<B>
+where
+    B: Backend,
+    T: Backward<B, 1, State = S> + Backward<B, 2, State = S>,
+    S: Clone + Send + fmt::Debug + 'static,
+{
+    /// Leads on to the parents that have no room in the node before.
+    #[derive(Debug)]
+    struct Rest;
+
+    impl<B: Backend> Backward<B, 2> for Rest {
+        type State = ();
+
+        fn backward(self, _: Ops<(), 2>, _: &mut Gradients, _: &mut Checkpointer) {}
+    }
+
+    let claim = |parent: &AdTensor<B>| handle(parent, parent.primitive.clone(), order - 1);
+    let mut last = parents.pop().expect("a hook has a parent");
+    while parents.len() > 1 {
+        let parent = parents.pop().expect("there are two or more");
+        let nodes = [parent, last]
+            .map(|parent| handle(&parent, parent.primitive.clone(), NEVER_RUN - 1).node);
+        let rest = Backward::<B, 2>::prepare::<NoCheckpointing>(Rest, nodes).compute_bound();
+        last = rest.stateless(value.clone());
+    }
+    let node = match parents.pop() {
+        Some(parent) => {
+            let nodes = [claim(&parent).node, claim(&last).node];
+            let prep = Backward::<B, 2>::prepare::<NoCheckpointing>(backward, nodes);
+            match prep.compute_bound().stateful() {
+                OpsKind::Tracked(prep) => prep.finish(state, value),
+                OpsKind::UnTracked(_) => unreachable!("the parents of a hook are tracked"),
+            }
+        }
+        None => {
+            let nodes = [claim(&last).node];
+            let prep = Backward::<B, 1>::prepare::<NoCheckpointing>(backward, nodes);
+            match prep.compute_bound().stateful() {
+                OpsKind::Tracked(prep) => prep.finish(state, value),
+                OpsKind::UnTracked(_) => unreachable!("the parents of a hook are tracked"),
+            }
+        }
+    };
+    check_order(node.node.order, order);
+    node
+}
+
+/// Checks what the order of a new node is taken to be.
+///
+/// # Panics
+///
+/// If burn-autodiff counts in another way: then the weights could differ from plain Burn's.
+pub(crate) fn check_order(found: usize, expected: usize) {
+    assert!(
+        found == expected,
+        "{ANOTHER_TAPE} (order {found}, not {expected})"
+    );
+}
+
+/// Checks that an operation is the one node that it is taken to be.
+///
+/// # Panics
+///
+/// If burn-autodiff makes several of it: then a gradient could be lost.
+pub(crate) fn check_one_node(is_one: bool) {
+    assert!(is_one, "{ANOTHER_TAPE} (an operation of several nodes)");
+}
+
+const ANOTHER_TAPE: &str = "gradient release relies on the tape of burn-autodiff 0.21.0, and found \
+    another: use the version of burn-autodiff that burn-gradient-release was built for";
+
+/// Frees the forward passes over this leaf that nobody can run backward any more: their graphs hold
+/// the values of the weights.
+///
+/// Plain Burn frees them at its next backward pass. A loss that is still held is not touched. The leaf is
+/// used up: Burn forgets in which graph it is, so that a gradient of what is computed from it later may be
+/// lost. Unless it is armed again, somebody has to make another leaf of its value.
+pub(crate) fn free_discarded<B: AutodiffInner>(leaf: AdTensor<B>) {
+    #[derive(Debug)]
+    struct Nothing;
+
+    impl<B: Backend> Backward<B, 1> for Nothing {
+        type State = ();
+
+        fn backward(self, _: Ops<(), 1>, _: &mut Gradients, _: &mut Checkpointer) {}
+    }
+
+    let root = Backward::<B, 1>::prepare::<NoCheckpointing>(Nothing, [leaf.node.clone()])
+        .compute_bound()
+        .stateless(leaf.primitive.clone());
+    drop(Autodiff::<B>::backward(root));
+    // A leaf without a holder would take the graphs above it along.
+    drop(leaf);
+}

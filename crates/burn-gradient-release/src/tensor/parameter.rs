@@ -1,0 +1,225 @@
+//! An armed parameter as user code holds it.
+
+use std::sync::{Arc, Weak};
+
+use burn::{
+    module::ParamId,
+    tensor::{DType, Shape, backend::Backend, ops::FloatTensor},
+};
+
+use crate::{
+    planner::trace::Tracer,
+    slot::armed_set::ArmedSet,
+    slot::reduction::Flight,
+    slot::{Action, Slot},
+    subgraph::order::Use,
+    subgraph::origins::{Origins, Subgraph},
+    tape::consumers::{Owner, Uses},
+    tape::{self, AdTensor},
+    util::progress::Progress,
+    util::stale_copy::StaleCopyGuard,
+};
+
+/// Owner of a [`Slot`]. Not `Clone`: a copy would either move with the original or hold its old
+/// buffer back, so copies are [`Snapshot`]s.
+#[derive(Debug)]
+pub(crate) struct Live<B: Backend> {
+    slot: Arc<Slot<B>>,
+    site: Site<B>,
+    _presence: Arc<()>,
+}
+
+/// A value read from a [`Slot`], with the leaf it had then.
+#[derive(Clone, Debug)]
+pub(crate) struct Snapshot<B: Backend> {
+    pub(crate) leaf: AdTensor<B>,
+    pub(crate) site: Site<B>,
+    slot: Weak<Slot<B>>,
+    /// Set if the copy was taken between backward and `step`.
+    guard: Option<Arc<StaleCopyGuard>>,
+}
+
+/// The place of a leaf on the tape, which outlives an arming: a forward pass under one arming may
+/// be run backward under the next.
+pub(crate) struct Site<B: Backend> {
+    pub(crate) uses: Arc<Uses<B>>,
+    pub(crate) origins: Origins<B>,
+    /// The tracer that splits forward passes into segments, if any.
+    pub(crate) tracer: Option<Arc<Tracer>>,
+}
+
+impl<B: Backend> Site<B> {
+    /// A leaf that nothing uses yet; `placeholder` stands for its value on the tape.
+    pub(crate) fn new(
+        leaf: &AdTensor<B>,
+        placeholder: FloatTensor<B>,
+        group: &Arc<ArmedSet<B>>,
+        origins: Origins<B>,
+        tracer: Option<Arc<Tracer>>,
+    ) -> Self {
+        let uses = Arc::new(Uses::new(tape::key::<B>(leaf, placeholder)));
+        group.add_parameter(&uses);
+        Self {
+            uses,
+            origins,
+            tracer,
+        }
+    }
+}
+
+/// What arming a leaf takes.
+pub(crate) struct Arming<B: Backend> {
+    pub(crate) param: ParamId,
+    pub(crate) site: Site<B>,
+    pub(crate) progress: Arc<Progress>,
+    pub(crate) flight: Option<Arc<Flight<B>>>,
+    pub(crate) action: Action<B>,
+}
+
+/// A leaf that was armed. Dropped before it is [kept](Self::keep), it takes the arming back.
+pub(crate) struct Armed<B: Backend> {
+    slot: Arc<Slot<B>>,
+    /// What the uses of the leaf reported to before; `None` once this is kept.
+    previous: Option<Option<Weak<dyn Owner>>>,
+}
+
+impl<B: Backend> Armed<B> {
+    pub(crate) fn param(&self) -> ParamId {
+        self.slot.param()
+    }
+
+    pub(crate) fn keep(mut self) -> Arc<Slot<B>> {
+        self.previous = None;
+        self.slot.clone()
+    }
+}
+
+impl<B: Backend> Drop for Armed<B> {
+    fn drop(&mut self) {
+        if let Some(previous) = self.previous.take() {
+            self.slot.end();
+            self.slot.hand_back_uses(previous);
+        }
+    }
+}
+
+impl<B: Backend> Arming<B> {
+    /// Arms a leaf. Returns the one owner of its value beside it.
+    pub(crate) fn arm(self, leaf: AdTensor<B>) -> (Armed<B>, Live<B>) {
+        let presence = Arc::new(());
+        let slot = Arc::new(Slot::new(
+            self.param,
+            leaf,
+            self.action,
+            self.progress,
+            self.flight,
+            Arc::downgrade(&presence),
+            self.site.uses.clone(),
+        ));
+        let owner: Weak<Slot<B>> = Arc::downgrade(&slot);
+        let previous = self.site.uses.replace_owner(Some(owner));
+        let live = Live {
+            slot: slot.clone(),
+            site: self.site,
+            _presence: presence,
+        };
+        let previous = Some(previous);
+        (Armed { slot, previous }, live)
+    }
+}
+
+impl<B: Backend> Live<B> {
+    pub(crate) fn snapshot(&self) -> Snapshot<B> {
+        let (leaf, guard) = self.slot.read();
+        Snapshot {
+            leaf,
+            site: self.site.clone(),
+            slot: Arc::downgrade(&self.slot),
+            guard,
+        }
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        self.slot.shape()
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.slot.dtype()
+    }
+}
+
+impl<B: Backend> Snapshot<B> {
+    /// The slot it was read from, while the optimizer or the model has it.
+    pub(crate) fn slot(&self) -> Option<Arc<Slot<B>>> {
+        self.slot.upgrade()
+    }
+
+    /// The place on the tape that a new arming goes on with: unless a backward pass has come by, the
+    /// forward passes so far may still be run backward.
+    pub(crate) fn pending_site(&self) -> Option<Site<B>> {
+        (!self.site.uses.is_reached()).then(|| self.site.clone())
+    }
+
+    /// Whether the parameter waits for its gradient.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.site.uses.is_awaited()
+    }
+
+    /// As the parameter is used in a subgraph.
+    pub(crate) fn enter(self, subgraph: &Arc<Subgraph<B>>, of: Option<Use>) -> Self {
+        if let Some(here) = self.site.origins.subgraph()
+            && Arc::ptr_eq(here, subgraph)
+        {
+            return self;
+        }
+        let (leaf, uses, origins) = subgraph.enter_parameter(self.leaf, &self.site.uses, of);
+        Self {
+            leaf,
+            site: Site {
+                uses,
+                origins,
+                tracer: None,
+            },
+            ..self
+        }
+    }
+
+    /// The leaf, while a forward pass over it can still be run backward, and else another one: one that
+    /// no old graph can take along.
+    pub(crate) fn into_ordinary_leaf(self) -> AdTensor<B> {
+        let is_on_tape = self.site.uses.is_on_tape();
+        let leaf = self.into_leaf();
+        match is_on_tape {
+            true => leaf,
+            false => tape::leaf::<B>(leaf.primitive),
+        }
+    }
+
+    /// The leaf, for its value.
+    ///
+    /// # Panics
+    ///
+    /// As [`StaleCopyGuard::check`].
+    pub(crate) fn into_leaf(self) -> AdTensor<B> {
+        if let Some(guard) = &self.guard {
+            guard.check();
+        }
+        self.leaf
+    }
+}
+
+impl<B: Backend> Clone for Site<B> {
+    fn clone(&self) -> Self {
+        Self {
+            uses: self.uses.clone(),
+            origins: self.origins.clone(),
+            tracer: self.tracer.clone(),
+        }
+    }
+}
+
+impl<B: Backend> std::fmt::Debug for Site<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Site").finish_non_exhaustive()
+    }
+}

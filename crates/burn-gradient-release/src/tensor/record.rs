@@ -1,0 +1,423 @@
+//! Operations that are recorded in the place of their results.
+
+use std::sync::{
+    Arc, Mutex, Weak,
+    atomic::{AtomicU64, AtomicUsize, Ordering},
+};
+
+use burn::tensor::{DType, Shape, TensorMetadata, backend::Backend, ops::FloatTensor};
+
+use crate::{
+    planner::trace::{Place, Traced, Tracer},
+    subgraph::order::{Consumer, Edge, Target},
+    tensor::mask::Mask,
+};
+use crate::{
+    subgraph::origins::{Origins, Recording, Subgraph},
+    tape::consumers::lock,
+    tape::{self, AdTensor, untracked},
+    tensor::derived::{Function, Operands},
+    tensor::parameter::Snapshot,
+    util::discard::discard,
+};
+
+/// An operation with any number of results.
+pub(crate) type Functions<B> = Arc<dyn Fn(Operands<B>) -> Vec<AdTensor<B>> + Send + Sync>;
+
+/// What is recorded of an operation, beside its operands.
+pub(crate) enum Operation<B: Backend> {
+    /// Of parameters alone, a tensor derived from them.
+    Derivable(Function<B>),
+    /// One node on the tape, or several.
+    OneNode(Functions<B>),
+    SeveralNodes(Functions<B>),
+}
+
+/// The result of a recorded operation, with its value.
+#[derive(Clone)]
+pub(crate) struct Recorded<B: Backend> {
+    value: FloatTensor<B>,
+    /// Of plain Burn's node.
+    order: usize,
+    output: Output<B>,
+    traced: Option<Arc<Traced>>,
+}
+
+/// Which result of which operation.
+pub(crate) struct Output<B: Backend> {
+    pub(crate) node: Arc<Node<B>>,
+    pub(crate) index: usize,
+}
+
+/// A recorded operation.
+pub(crate) struct Node<B: Backend> {
+    /// Grows from operand to result.
+    pub(crate) sequence: u64,
+    segment: Arc<Segment<B>>,
+    pub(crate) operation: Operation<B>,
+    /// Of plain Burn's node; known once it has run.
+    order: AtomicUsize,
+    /// Whether a gradient can come to its results.
+    is_tracked: bool,
+    /// Taken when it is replayed.
+    operands: Mutex<Option<Vec<Operand<B>>>>,
+    /// What results have become that have left the segment.
+    exits: Mutex<Vec<(usize, Exit<B>)>>,
+}
+
+struct Exit<B: Backend> {
+    leaf: AdTensor<B>,
+    subgraph: Weak<Subgraph<B>>,
+}
+
+/// An operand of a recorded operation.
+pub(crate) enum Operand<B: Backend> {
+    /// Of the same segment.
+    Inside(Output<B>),
+    Outside(Outside<B>),
+}
+
+/// A tensor that enters a segment.
+pub(crate) enum Outside<B: Backend> {
+    Plain(AdTensor<B>, Origins<B>),
+    Parameter(Snapshot<B>, NotedUse),
+    Mask(Mask<B>, usize),
+}
+
+/// Notes, for as long as it is there, that a parameter is used outside of its part of the tape.
+#[derive(Debug)]
+pub(crate) struct NotedUse {
+    _elsewhere: Arc<()>,
+}
+
+impl NotedUse {
+    pub(crate) fn of<B: Backend>(snapshot: &Snapshot<B>) -> Self {
+        Self {
+            _elsewhere: snapshot.site.uses.elsewhere(),
+        }
+    }
+}
+
+/// A part of a forward pass whose operations are recorded.
+pub(crate) struct Segment<B: Backend> {
+    number: u64,
+    /// Which cut it, if no scope did.
+    tracer: Option<Arc<Tracer>>,
+    subgraph: Mutex<Weak<Subgraph<B>>>,
+    results: Mutex<Weak<Results<B>>>,
+}
+
+/// The results that have left a segment, each with its leaf in the subgraph that begins with them.
+pub(crate) struct Results<B: Backend>(Mutex<Vec<(AdTensor<B>, Output<B>)>>);
+
+impl<B: Backend> Segment<B> {
+    pub(crate) fn new(number: u64, tracer: Option<Arc<Tracer>>) -> Arc<Self> {
+        Arc::new(Self {
+            number,
+            tracer,
+            subgraph: Mutex::new(Weak::new()),
+            results: Mutex::new(Weak::new()),
+        })
+    }
+
+    /// Records an operation. Returns the operands to run it with.
+    ///
+    /// # Panics
+    ///
+    /// If an operand was computed from results of this very segment, outside of it.
+    pub(crate) fn record(
+        self: &Arc<Self>,
+        inputs: Vec<Input<B>>,
+        operation: Operation<B>,
+        is_detached: bool,
+        place: Option<Place>,
+    ) -> (Operands<B>, Entry<B>) {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+
+        let is_tracked = !is_detached && inputs.iter().any(Input::is_tracked);
+        let mut values = Vec::with_capacity(inputs.len());
+        let mut operands = Vec::with_capacity(inputs.len());
+        for input in inputs {
+            let outside = match input {
+                Input::Recorded(tensor) if Arc::ptr_eq(tensor.segment(), self) => {
+                    values.push(untracked::<B>(tensor.value, tensor.order));
+                    operands.push(Operand::Inside(tensor.output));
+                    continue;
+                }
+                Input::Recorded(tensor) => {
+                    let (tensor, origins) = tensor.leave();
+                    Outside::Plain(tensor, origins)
+                }
+                Input::Outside(outside) => outside,
+            };
+            self.check_outside(&outside);
+            values.push(outside.value());
+            operands.push(Operand::Outside(outside.packed()));
+        }
+        let node = Arc::new(Node {
+            sequence: NEXT.fetch_add(1, Ordering::Relaxed),
+            segment: self.clone(),
+            operation,
+            order: AtomicUsize::new(0),
+            is_tracked,
+            operands: Mutex::new(Some(operands)),
+            exits: Mutex::new(Vec::new()),
+        });
+        let entry = Entry {
+            node,
+            place,
+            results: 0,
+        };
+        (values.into_iter(), entry)
+    }
+
+    fn check_outside(&self, outside: &Outside<B>) {
+        let subgraph = match outside {
+            Outside::Plain(_, origins) => origins.subgraph(),
+            Outside::Parameter(..) | Outside::Mask(..) => None,
+        };
+        assert!(
+            subgraph.is_none_or(|subgraph| subgraph.number() < self.number),
+            "gradient release: a tensor made inside `checkpoint` was used on another thread and came \
+             back into the same scope, where its gradient could not follow; leave the scope before \
+             the other thread, or use `checkpoint` there, around all of it"
+        );
+    }
+
+    /// The subgraph that begins with the results of this segment, and these.
+    fn open(self: &Arc<Self>) -> (Arc<Subgraph<B>>, Arc<Results<B>>) {
+        let mut subgraph = lock(&self.subgraph);
+        let mut results = lock(&self.results);
+        if let (Some(subgraph), Some(results)) = (subgraph.upgrade(), results.upgrade()) {
+            return (subgraph, results);
+        }
+        let new_results = Arc::new(Results(Mutex::new(Vec::new())));
+        let recording: Arc<dyn Recording<B>> = new_results.clone();
+        let new_subgraph = Subgraph::above(recording, self.number);
+        *results = Arc::downgrade(&new_results);
+        *subgraph = Arc::downgrade(&new_subgraph);
+        (new_subgraph, new_results)
+    }
+}
+
+/// A recorded operation whose results come in.
+pub(crate) struct Entry<B: Backend> {
+    node: Arc<Node<B>>,
+    place: Option<Place>,
+    results: usize,
+}
+
+impl<B: Backend> Entry<B> {
+    /// The next result.
+    pub(crate) fn result(&mut self, result: AdTensor<B>) -> Recorded<B> {
+        let index = self.results;
+        self.results += 1;
+        let order = result.node.order;
+        self.node.order.fetch_max(order, Ordering::Relaxed);
+        let bytes = || tape::bytes::<B>(&result.primitive);
+        let tracer = self.node.segment.tracer.as_ref().zip(self.place);
+        let traced = tracer.map(|(tracer, place)| Arc::new(tracer.result(place, bytes())));
+        Recorded {
+            order,
+            value: result.primitive,
+            output: Output {
+                node: self.node.clone(),
+                index,
+            },
+            traced,
+        }
+    }
+}
+
+/// An operand as it comes to an operation.
+pub(crate) enum Input<B: Backend> {
+    Recorded(Recorded<B>),
+    Outside(Outside<B>),
+}
+
+impl<B: Backend> Input<B> {
+    /// Whether a gradient could come to it.
+    pub(crate) fn is_tracked(&self) -> bool {
+        match self {
+            Self::Recorded(tensor) => tensor.is_tracked(),
+            Self::Outside(Outside::Plain(tensor, _)) => tensor.is_tracked(),
+            Self::Outside(Outside::Parameter(..)) => true,
+            Self::Outside(Outside::Mask(..)) => false,
+        }
+    }
+}
+
+impl<B: Backend> Operand<B> {
+    /// What its gradient comes to, if it has one.
+    pub(crate) fn target(&self) -> Option<Target> {
+        match self {
+            Self::Inside(output) => output.node.is_tracked.then(|| output.target()),
+            Self::Outside(Outside::Plain(tensor, _)) => tensor
+                .is_tracked()
+                .then_some(Target::OnTape(tensor.node.id)),
+            Self::Outside(Outside::Parameter(snapshot, _)) => {
+                Some(Target::OnTape(snapshot.site.uses.node().node.id))
+            }
+            Self::Outside(Outside::Mask(..)) => None,
+        }
+    }
+}
+
+impl<B: Backend> Outside<B> {
+    /// The same, in less memory if it is a mask.
+    fn packed(self) -> Self {
+        match self {
+            Self::Plain(tensor, origins)
+                if origins.is_mask() && tensor.shape().num_elements() > 0 =>
+            {
+                Self::Mask(Mask::pack(tensor.primitive), tensor.node.order)
+            }
+            outside => outside,
+        }
+    }
+
+    pub(crate) fn value(&self) -> AdTensor<B> {
+        match self {
+            Self::Plain(tensor, _) => untracked(tensor.primitive.clone(), tensor.node.order),
+            Self::Parameter(snapshot, _) => untracked(snapshot.leaf.primitive.clone(), 0),
+            Self::Mask(mask, order) => untracked(mask.unpack(), *order),
+        }
+    }
+}
+
+impl<B: Backend> Recorded<B> {
+    pub(crate) fn value(&self) -> FloatTensor<B> {
+        self.value.clone()
+    }
+
+    pub(crate) fn is_tracked(&self) -> bool {
+        self.output.node.is_tracked
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        self.value.shape()
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.value.dtype()
+    }
+
+    fn segment(&self) -> &Arc<Segment<B>> {
+        &self.output.node.segment
+    }
+
+    /// The tracer that splits this forward pass into segments, if any.
+    pub(crate) fn tracer(&self) -> Option<&Arc<Tracer>> {
+        self.segment().tracer.as_ref()
+    }
+
+    /// Of the segment.
+    pub(crate) fn number(&self) -> u64 {
+        self.segment().number
+    }
+
+    pub(crate) fn traced(&self) -> Option<&Traced> {
+        self.traced.as_deref()
+    }
+
+    /// The tensor outside of its segment.
+    pub(crate) fn leave(self) -> (AdTensor<B>, Origins<B>) {
+        if !self.is_tracked() {
+            return (untracked(self.value, self.order), Origins::none());
+        }
+        let (node, index) = (&self.output.node, self.output.index);
+        let mut exits = lock(&node.exits);
+        let known = exits.iter().find(|(of, _)| *of == index);
+        let known = known.and_then(|(_, exit)| Some((exit.leaf.clone(), exit.subgraph.upgrade()?)));
+        let (leaf, subgraph) = known.unwrap_or_else(|| {
+            let (subgraph, results) = node.segment.open();
+            let leaf = tape::leaf::<B>(tape::placeholder::<B>(&self.value));
+            exits.retain(|(of, _)| *of != index);
+            let exit = Exit {
+                leaf: leaf.clone(),
+                subgraph: Arc::downgrade(&subgraph),
+            };
+            exits.push((index, exit));
+            lock(&results.0).push((leaf.clone(), self.output.clone()));
+            (leaf, subgraph)
+        });
+        drop(exits);
+        let tensor = tape::handle::<B>(&leaf, self.value, self.order);
+        (tensor, Origins::within(subgraph))
+    }
+}
+
+impl<B: Backend> Results<B> {
+    /// The results, each with its leaf.
+    pub(crate) fn outputs(&self) -> Vec<(AdTensor<B>, Output<B>)> {
+        lock(&self.0).clone()
+    }
+}
+
+impl<B: Backend> Node<B> {
+    /// Looks at the operands, if they are still there.
+    pub(crate) fn with_operands<R>(&self, look: impl FnOnce(&[Operand<B>]) -> R) -> Option<R> {
+        lock(&self.operands).as_deref().map(look)
+    }
+
+    /// As the tape will have it; `None` if it was replayed.
+    pub(crate) fn edge(&self) -> Option<Edge> {
+        let operands = self.with_operands(|operands| {
+            let operands = operands.iter().enumerate();
+            let tracked = operands.filter_map(|(place, operand)| Some((place, operand.target()?)));
+            tracked.collect()
+        })?;
+        Some(Edge {
+            consumer: Consumer::Recorded(self.sequence),
+            order: self.order.load(Ordering::Relaxed),
+            operands,
+        })
+    }
+
+    pub(crate) fn take_operands(&self) -> Option<Vec<Operand<B>>> {
+        lock(&self.operands).take()
+    }
+}
+
+impl<B: Backend> Drop for Node<B> {
+    fn drop(&mut self) {
+        let operands = self.operands.get_mut();
+        let operands = operands.unwrap_or_else(|error| error.into_inner());
+        if let Some(operands) = operands.take() {
+            discard(operands);
+        }
+    }
+}
+
+impl<B: Backend> Output<B> {
+    /// Unique key of this output.
+    pub(crate) fn key(&self) -> (u64, usize) {
+        (self.node.sequence, self.index)
+    }
+
+    pub(crate) fn target(&self) -> Target {
+        Target::Recorded(self.node.sequence, self.index)
+    }
+
+    /// The tracer that created the segment; `None` inside `checkpoint`.
+    pub(crate) fn tracer(&self) -> Option<&Arc<Tracer>> {
+        self.node.segment.tracer.as_ref()
+    }
+}
+
+impl<B: Backend> Clone for Output<B> {
+    fn clone(&self) -> Self {
+        Self {
+            node: self.node.clone(),
+            index: self.index,
+        }
+    }
+}
+
+impl<B: Backend> std::fmt::Debug for Recorded<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recorded")
+            .field("order", &self.order)
+            .finish_non_exhaustive()
+    }
+}

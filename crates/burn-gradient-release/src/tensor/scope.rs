@@ -1,0 +1,99 @@
+//! The scope whose operations are recorded.
+
+use std::{any::Any, cell::RefCell, sync::Arc};
+
+use burn::tensor::backend::Backend;
+
+use crate::subgraph::origins;
+use crate::tensor::record::Segment;
+
+thread_local! {
+    static SCOPE: RefCell<Option<Scope>> = const { RefCell::new(None) };
+}
+
+/// An open scope.
+struct Scope {
+    number: u64,
+    /// A segment for each backend that computes in it; the type of a thread local cannot name them.
+    segments: Vec<Box<dyn Any>>,
+}
+
+/// Runs a part of the forward pass whose activations are not kept: the backward pass computes them
+/// again.
+///
+/// Only the tensors that enter the scope are kept, and those that leave it for as long as somebody
+/// holds them; what is random is kept, too, so that dropout has the same mask again. The gradients
+/// are those of the same code without a scope, bit for bit: see the crate's documentation for the
+/// one exception. With a scope around each block of a network, memory for activations falls to the
+/// inputs of the blocks and the activations of one block; the time grows by one forward pass of
+/// what is inside (Chen et al., *Training deep nets with sublinear memory cost*, 2016,
+/// <https://arxiv.org/abs/1604.06174>).
+///
+/// It works on this thread, on tensors of [`GradientRelease`](crate::GradientRelease), armed or not.
+/// On other backends it only calls `forward`: generic model code stays generic. A scope within a
+/// scope is part of the outer one.
+///
+/// ```
+/// use burn::{
+///     backend::{Autodiff, Flex},
+///     nn::{Linear, LinearConfig},
+///     tensor::{Distribution, Tensor, activation, backend::Backend},
+/// };
+/// use burn_gradient_release::{GradientRelease, checkpoint};
+///
+/// /// `[batch, width]` to `[batch, width]`.
+/// fn forward<B: Backend>(blocks: &[Linear<B>], mut x: Tensor<B, 2>) -> Tensor<B, 2> {
+///     for block in blocks {
+///         x = checkpoint(|| x.clone() + activation::gelu(block.forward(x.clone())));
+///     }
+///     x
+/// }
+///
+/// type B = GradientRelease<Autodiff<Flex>>;
+/// let device = Default::default();
+/// let blocks: Vec<Linear<B>> = (0..4).map(|_| LinearConfig::new(8, 8).init(&device)).collect();
+/// let x = Tensor::random([2, 8], Distribution::Default, &device);
+/// let gradients = forward(&blocks, x).sum().backward();
+/// assert!(blocks[0].weight.grad(&gradients).is_some());
+/// ```
+///
+/// # Panics
+///
+/// Inside, an operation panics on a tensor that left this very scope, was used on another thread
+/// and came back. A second backward pass through a scope panics, as one through the same tensors
+/// does in plain Burn.
+pub fn checkpoint<R>(forward: impl FnOnce() -> R) -> R {
+    /// Closes the scope, when `forward` panics, too.
+    struct Close;
+
+    impl Drop for Close {
+        fn drop(&mut self) {
+            SCOPE.take();
+        }
+    }
+
+    if SCOPE.with_borrow(Option::is_some) {
+        return forward();
+    }
+    SCOPE.set(Some(Scope {
+        number: origins::next_number(),
+        segments: Vec::new(),
+    }));
+    let _close = Close;
+    forward()
+}
+
+/// The segment that operations on this thread are recorded in.
+pub(crate) fn current<B: Backend>() -> Option<Arc<Segment<B>>> {
+    SCOPE.with_borrow_mut(|scope| {
+        let scope = scope.as_mut()?;
+        let known = scope.segments.iter();
+        let mut known = known.filter_map(|segment| segment.downcast_ref::<Arc<Segment<B>>>());
+        if let Some(segment) = known.next() {
+            return Some(segment.clone());
+        }
+        let segment = Segment::<B>::new(scope.number, None);
+        scope.segments.push(Box::new(segment.clone()));
+        Some(segment)
+    })
+}

@@ -1,0 +1,7 @@
+//! What knows nothing of tapes and parameters.
+
+pub(crate) mod discard;
+pub(crate) mod inner;
+pub(crate) mod lend;
+pub(crate) mod progress;
+pub(crate) mod stale_copy;
