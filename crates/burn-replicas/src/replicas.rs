@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     hash::{DefaultHasher, Hash, Hasher},
+    io::{self, Write},
     sync::{
         Arc, Mutex, PoisonError,
         mpsc::{self, Receiver, RecvTimeoutError, Sender},
@@ -20,14 +21,19 @@ use crate::{
 /// How long a process waits for the others, unless it is told.
 const TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// How long a process that leaves the others in the middle of something has to say why.
+/// Where a process is that has dropped its [`Replicas`].
+const END: &str = "the end of the training";
+
+/// How long a process that leaves the others in the middle of something has to say why. The others wait as
+/// long: the first process that ends makes the launcher kill all of them.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// The processes that train replicas of a model together: this one's place among them.
 ///
 /// All of them do the same things in the same order. Each thing has a name, which they compare before they
 /// do it, so that a process that has gone another way is an error on all of them, which says who does what.
-/// After an error, the others are ended by letting this process end.
+/// After an error, the others are ended by letting this process end: they wait two seconds for it to
+/// say why.
 ///
 /// The communication is done by a thread, so that the next gradient can be computed meanwhile. Clones are the same
 /// processes. When the last one is dropped, this process takes its leave of the others, and waits until
@@ -269,13 +275,14 @@ fn serve(communicator: impl Communicator, queue: &Receiver<Job>, refuse: Sender<
         }
     }
     let has_failed = lock(&talk.failed).is_some();
-    match talk.agree_and_do("the end of the training", |_| Ok(())) {
+    match talk.agree_and_do(END, |_| Ok(())) {
         Ok(()) => {}
         // Whoever asked was told, and this process will end. To take leave of others that are gone could
         // take for ever.
         Err(_) if has_failed => std::mem::forget(communicator),
         Err(error) => {
-            eprintln!("{error}");
+            // Whoever reads may be gone.
+            let _ = writeln!(io::stderr(), "{error}");
             // The process may be about to say why it leaves, and end: then so do the others.
             let _ = refuse.send(());
             thread::sleep(LAST_WORDS);
@@ -329,6 +336,9 @@ impl Talk<'_> {
         for (rank, (text, length)) in texts.chunks_exact(longest).zip(lengths).enumerate() {
             let text = String::from_utf8_lossy(&text[..length]).into_owned();
             ranks.entry(text).or_default().push(rank.to_string());
+        }
+        if what != END && ranks.contains_key(END) {
+            thread::sleep(LAST_WORDS);
         }
         let mut differences: Vec<_> = ranks
             .into_iter()
