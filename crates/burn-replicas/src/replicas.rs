@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt::Display,
     hash::{DefaultHasher, Hash, Hasher},
     io::{self, Write},
     sync::{
@@ -176,6 +177,51 @@ impl Replicas {
             communicator.all_gather(&[u8::from(flag)])
         });
         Ok(pending.wait()?.contains(&1))
+    }
+
+    /// What the first of the processes that say anything says. `None` if none of them does.
+    ///
+    /// # Errors
+    ///
+    /// If a process does something else, as its `what` says.
+    pub fn anybody_says(
+        &self,
+        what: &str,
+        text: Option<String>,
+    ) -> Result<Option<String>, ReplicaError> {
+        let pending = self.begin(what.into(), move |communicator| {
+            // One more than its length; 0 is no text.
+            let own = text.as_ref().map_or(0, |text| text.len() as u64 + 1);
+            let all = communicator.all_gather(&own.to_ne_bytes())?;
+            let mut lengths = all
+                .chunks_exact(size_of::<u64>())
+                .map(|length| u64::from_ne_bytes(length.try_into().expect("a number")));
+            let said = lengths.by_ref().enumerate().find(|(_, length)| *length > 0);
+            let Some((rank, length)) = said else {
+                return Ok(None);
+            };
+            let mut bytes = text.unwrap_or_default().into_bytes();
+            bytes.resize(length as usize - 1, 0);
+            communicator.broadcast(rank, &mut bytes)?;
+            Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+        });
+        pending.wait()
+    }
+
+    /// Compares what the processes are set to, one setting after the other: the error names the first that
+    /// differs. They name the same settings, in the same order.
+    ///
+    /// # Errors
+    ///
+    /// If a process has another value, or is elsewhere.
+    pub fn same_settings<N: Display, V: Display>(
+        &self,
+        settings: impl IntoIterator<Item = (N, V)>,
+    ) -> Result<(), ReplicaError> {
+        let mut settings = settings.into_iter();
+        settings
+            .try_for_each(|(name, value)| self.meet(&format!("the setting {name}: {value}")))?;
+        self.meet("the last setting")
     }
 
     /// What each of the processes says, in the order of their ranks.
@@ -384,7 +430,7 @@ fn failure(error: &CommunicationError) -> ReplicaError {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
