@@ -5,19 +5,18 @@ use std::num::NonZeroUsize;
 use burn::{
     module::{AutodiffModule, Module, ParamId},
     optim::{LearningRate, SimpleOptimizer},
-    record::{BinBytesRecorder, DoublePrecisionSettings, Recorder},
     tensor::{
         BasicOps, DType, Device, Element, Tensor, TensorData, TensorMetadata, TensorPrimitive,
         backend::Backend, ops::FloatTensor,
     },
 };
 use burn_gradient_release::{
-    GradientReduction, PendingGradient, Recipients, ReductionError, ReleaseBackend,
+    GradientReduction, PendingGradient, Recipients, ReductionError, ReleaseBackend, ReleaseError,
     ReleaseOptimizer,
 };
 use burn_replicas::{Exchange, Pending, ReplicaError, Replicas, Summand, kind};
 
-use crate::model;
+use crate::{model, states};
 
 /// Trains replicas of a model data parallel: each replica runs backward over its share of a batch, the mean
 /// of each gradient over all replicas is stepped with, and freed before the next one is complete.
@@ -139,22 +138,60 @@ impl DataParallel {
         if !self.exchange.is_sharded() {
             return Ok(());
         }
-        let recorder = BinBytesRecorder::<DoublePrecisionSettings>::new();
-        let failed = |reason: String| ReplicaError::States { reason };
-        let own = optim
-            .try_to_record()
-            .map_err(|error| failed(error.to_string()))?;
-        let recorded = Recorder::<B>::record(&recorder, own, ());
-        let bytes = recorded.map_err(|error| failed(error.to_string()))?;
-        let all = self.exchange.gather("the optimizer's states", bytes)?;
-        if !self.replicas().is_first() {
+        let failed = |error: ReleaseError| ReplicaError::States {
+            reason: error.to_string(),
+        };
+        let mut states = optim.try_to_record().map_err(failed)?;
+        states::gather::<B, _, _>(&self.exchange, &mut states)?;
+        match self.replicas().is_first() {
+            true => optim.try_add_states(states).map_err(failed),
+            false => Ok(()),
+        }
+    }
+
+    /// Lets the first replica `save`, which all of them call. If it makes a record of its optimizer meanwhile, that
+    /// record is Burn's, with the states of all parameters: the others send theirs then, one parameter after the
+    /// other. If it makes none, nothing is sent.
+    ///
+    /// The optimizer itself keeps its share, as [`gather_states`](Self::gather_states) does not.
+    ///
+    /// # Errors
+    ///
+    /// If a replica does something else, or its optimizer has stepped parameters and not finished.
+    pub fn save_on_first<O, M, B>(
+        &self,
+        optim: &mut ReleaseOptimizer<O, M, B>,
+        save: impl FnOnce(),
+    ) -> Result<(), ReplicaError>
+    where
+        O: SimpleOptimizer<B::InnerBackend> + 'static,
+        M: AutodiffModule<B>,
+        B: ReleaseBackend,
+    {
+        const MAKES_RECORD: &str = "whether the first replica makes a record";
+        let is_first = self.replicas().is_first();
+        if !self.exchange.is_sharded() {
+            if is_first {
+                save();
+            }
             return Ok(());
         }
-        for bytes in all.into_iter().skip(1) {
-            let loaded = Recorder::<B>::load(&recorder, bytes, &Default::default());
-            let states = loaded.map_err(|error| failed(error.to_string()))?;
-            let added = optim.try_add_states(states);
-            added.map_err(|error| failed(error.to_string()))?;
+        if is_first {
+            let exchange = self.exchange.clone();
+            optim.complete_next_record(move |states| {
+                exchange.replicas().first_says(MAKES_RECORD, true)?;
+                Ok(states::gather::<B, _, _>(&exchange, states)?)
+            });
+            save();
+            if optim.forget_completion() {
+                self.replicas().first_says(MAKES_RECORD, false)?;
+            }
+        } else if self.replicas().first_says(MAKES_RECORD, false)? {
+            let states = optim.try_to_record();
+            let mut states = states.map_err(|error| ReplicaError::States {
+                reason: error.to_string(),
+            })?;
+            states::gather::<B, _, _>(&self.exchange, &mut states)?;
         }
         Ok(())
     }
@@ -164,7 +201,7 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// If a replica does something else, as its `what` says.
+    /// If a replica does something else, as its `what` says, or its tensor has items of another shape or type.
     pub fn gather<B: Backend, const D: usize, K: BasicOps<B>>(
         &self,
         what: &str,
@@ -177,7 +214,9 @@ impl DataParallel {
         let data = tensor.into_data();
         let (mut shape, dtype) = (data.shape.clone(), data.dtype);
         let rest = shape.as_slice().iter().skip(1).product::<usize>() * dtype.size();
-        let all = self.exchange.gather(what, data.bytes.to_vec())?.concat();
+        let of_item = kind(shape.as_slice().get(1..).unwrap_or_default(), dtype);
+        let what = format!("{what}, items of {of_item}");
+        let all = self.exchange.gather(&what, data.bytes.to_vec())?.concat();
         if !self.replicas().is_first() {
             return Ok(Tensor::from_data(data, (&device, dtype)));
         }
@@ -260,6 +299,16 @@ impl<B: Backend> GradientReduction<B> for DataParallel {
             dtype,
             is_needed,
         }))
+    }
+
+    fn order(&self) -> Option<Vec<ParamId>> {
+        let order = self.exchange.order()?.into_iter();
+        Some(order.map(ParamId::from).collect())
+    }
+
+    fn completed(&self, order: Vec<ParamId>) {
+        let order = order.into_iter().map(|param| param.val());
+        self.exchange.completed(order.collect());
     }
 
     fn max_in_flight(&self) -> NonZeroUsize {

@@ -20,6 +20,7 @@ mod data_parallel;
 mod device_parallel;
 mod model;
 mod share;
+mod states;
 #[cfg(test)]
 mod tests;
 

@@ -1,9 +1,15 @@
+use std::sync::Arc;
+
 use burn::{
-    backend::{Flex, flex::FlexDevice},
+    backend::{Autodiff, Flex, flex::FlexDevice},
     module::{Module, Param, ParamId},
+    nn::{Linear, LinearConfig},
+    optim::{Adam, AdamConfig, GradientsParams, Optimizer},
     tensor::{DType, Tensor, TensorData, TensorPrimitive, backend::Backend},
 };
-use burn_gradient_release::{GradientReduction, Recipients};
+use burn_gradient_release::{
+    GradientReduction, GradientRelease, Recipients, ReleaseOptimizer, WithGradientRelease,
+};
 
 use burn_replicas::Threads;
 
@@ -229,4 +235,64 @@ fn unknown_parameters_and_other_types_are_refused() {
         error.contains("is in no model that the replicas have compared"),
         "{error}"
     );
+}
+
+type Release = GradientRelease<Autodiff<Flex>>;
+type Optim = ReleaseOptimizer<Adam, Linear<Release>, Release>;
+
+/// A model that has taken a step, and its optimizer.
+fn stepped(parallel: &DataParallel) -> (Linear<Release>, Optim) {
+    let model: Linear<Release> = LinearConfig::new(4, 2).init(&FlexDevice);
+    let model = parallel.broadcast(model).unwrap();
+    let optim = AdamConfig::new().init().with_gradient_release();
+    let optim = optim.with_reduction(Arc::new(parallel.clone()));
+    step(model, optim)
+}
+
+fn step(model: Linear<Release>, mut optim: Optim) -> (Linear<Release>, Optim) {
+    let model = optim.arm(1e-3, model);
+    let batch = Tensor::<Release, 2>::ones([8, 4], &FlexDevice);
+    let grads = model.forward(batch).powi_scalar(2).mean().backward();
+    let grads = GradientsParams::from_grads(grads, &model);
+    (optim.step(1e-3, model, grads), optim)
+}
+
+#[test]
+fn states_are_sent_if_the_first_replica_makes_a_record() {
+    for saves in [true, false] {
+        let found = Threads::run(2, |replicas| {
+            let parallel = DataParallel::new(replicas).with_sharded_optimizer();
+            let (model, mut optim) = stepped(&parallel);
+            let own = optim.to_record().len();
+            let mut saved = None;
+            let same_optimizer = Optim::handle_of(&optim);
+            let save = || {
+                if saves {
+                    saved = Some(same_optimizer.unwrap().to_record().len());
+                }
+            };
+            parallel.save_on_first(&mut optim, save).unwrap();
+            let after = optim.to_record().len();
+            // All of them are at the same, and go on.
+            step(model, optim);
+            (own, saved, after)
+        });
+        let saved = saves.then_some(2);
+        assert_eq!(found, [(1, saved, 1), (1, None, 1)]);
+    }
+}
+
+#[test]
+fn tensors_with_items_of_another_shape_are_not_gathered() {
+    let found = Threads::run(2, |replicas| {
+        let parallel = DataParallel::new(replicas);
+        let rank = parallel.replicas().rank();
+        let outputs = |rows, columns| Tensor::<Flex, 2>::ones([rows, columns], &FlexDevice);
+        let same = parallel.gather("outputs", outputs(1 + rank, 3)).unwrap();
+        let other = parallel.gather("outputs", outputs(2, 3 * (1 + rank)));
+        (same.dims(), other.unwrap_err().to_string())
+    });
+    assert_eq!(found[0].0, [3, 3]);
+    let differences = "rank 0: outputs, items of [3] F32; rank 1: outputs, items of [6] F32";
+    assert!(found[0].1.ends_with(differences), "{}", found[0].1);
 }

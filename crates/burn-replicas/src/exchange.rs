@@ -1,10 +1,12 @@
 //! What replicas exchange in training.
 
 use std::{
-    collections::HashMap,
+    cmp::Reverse,
+    collections::{HashMap, HashSet},
+    mem,
     num::NonZeroUsize,
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -14,7 +16,7 @@ use crate::{
     error::ReplicaError,
     mean::{Summand, To, mean},
     model::Known,
-    replicas::Pending,
+    replicas::{Pending, lock},
     segments::{broadcast, gather},
     sharding::owners,
 };
@@ -36,6 +38,18 @@ pub struct Exchange {
     steps: Arc<AtomicU64>,
     max_in_flight: NonZeroUsize,
     is_sharded: bool,
+    order: Arc<Mutex<Order>>,
+}
+
+/// In which order gradients are reduced that each replica may complete in another one.
+#[derive(Debug, Default)]
+struct Order {
+    /// As all replicas have agreed, if they have.
+    agreed: Option<Vec<u64>>,
+    /// As this replica has completed them since.
+    completed: Vec<u64>,
+    /// Whether anybody has asked.
+    is_kept: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -44,6 +58,7 @@ struct Parameter {
     owner: usize,
     /// Its place in the model.
     place: usize,
+    is_trained: bool,
 }
 
 impl Exchange {
@@ -55,6 +70,7 @@ impl Exchange {
             steps: Arc::default(),
             max_in_flight: NonZeroUsize::MIN,
             is_sharded: false,
+            order: Arc::default(),
         }
     }
 
@@ -104,8 +120,13 @@ impl Exchange {
             parameters.into_iter().zip(owners)
         });
         let parameters = parameters.map(|((place, known), owner)| {
-            let path = known.path;
-            (known.id, Parameter { path, owner, place })
+            let parameter = Parameter {
+                path: known.path,
+                owner,
+                place,
+                is_trained: known.is_trained,
+            };
+            (known.id, parameter)
         });
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         known.extend(parameters);
@@ -278,6 +299,60 @@ impl Exchange {
         pending.wait()
     }
 
+    /// The order in which all replicas reduce gradients that each may complete in another one: that in which the
+    /// first replica has completed them in the step before; in the first step, from the end of the model.
+    /// `None` if there is one replica.
+    pub fn order(&self) -> Option<Vec<u64>> {
+        if self.replicas.size() == 1 {
+            return None;
+        }
+        let mut order = lock(&self.order);
+        order.is_kept = true;
+        let agreed = order.agreed.clone();
+        Some(agreed.unwrap_or_else(|| self.last_parameters_first()))
+    }
+
+    /// Takes note of the order in which a backward pass has completed gradients here.
+    pub fn completed(&self, gradients: Vec<u64>) {
+        let completed = &mut lock(&self.order).completed;
+        let known: HashSet<_> = completed.iter().copied().collect();
+        for gradient in gradients {
+            // The second of two passes completes the same ones.
+            if !known.contains(&gradient) {
+                completed.push(gradient);
+            }
+        }
+    }
+
+    fn last_parameters_first(&self) -> Vec<u64> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let trained = known.iter().filter(|(_, parameter)| parameter.is_trained);
+        let mut trained: Vec<_> = trained.collect();
+        trained.sort_by_key(|(id, parameter)| (Reverse(parameter.place), **id));
+        trained.into_iter().map(|(id, _)| *id).collect()
+    }
+
+    /// Gives all replicas the order in which the first one has completed its gradients.
+    fn agree_on_order(&self) -> Result<(), ReplicaError> {
+        let mut order = lock(&self.order);
+        let completed = mem::take(&mut order.completed);
+        if !order.is_kept {
+            return Ok(());
+        }
+        let text = |order: Vec<u64>| {
+            let ids = order.iter().map(u64::to_string);
+            ids.collect::<Vec<_>>().join(" ")
+        };
+        let is_new = !completed.is_empty() && order.agreed.as_ref() != Some(&completed);
+        let of_first = (is_new && self.replicas.is_first()).then(|| text(completed));
+        let what = format!("the order of the gradients in step {}", self.step());
+        if let Some(text) = self.replicas.anybody_says(&what, of_first)? {
+            let ids = text.split_whitespace().map(str::parse);
+            order.agreed = Some(ids.collect::<Result<_, _>>().expect("numbers were sent"));
+        }
+        Ok(())
+    }
+
     /// Ends an optimizer step.
     ///
     /// # Errors
@@ -286,6 +361,7 @@ impl Exchange {
     pub fn end_step(&self, rates: &str) -> Result<(), ReplicaError> {
         let what = format!("the end of step {} with rate {rates}", self.step());
         self.replicas.meet(&what)?;
+        self.agree_on_order()?;
         self.steps.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

@@ -64,6 +64,20 @@ impl Mpi {
     }
 }
 
+/// Fails if so many bytes of so many processes are more than MPI counts at once.
+fn ensure_countable(bytes: usize, processes: usize) -> Result<(), CommunicationError> {
+    let all = bytes.checked_mul(processes);
+    if all.is_some_and(|all| i32::try_from(all).is_ok()) {
+        return Ok(());
+    }
+    let most = i32::MAX;
+    let text = format!(
+        "{bytes} bytes of each of {processes} processes are more than the {most} that MPI counts at once: \
+         send them in several parts"
+    );
+    Err(text.into())
+}
+
 impl Communicator for Mpi {
     fn rank(&self) -> usize {
         self.world.rank() as usize
@@ -74,6 +88,7 @@ impl Communicator for Mpi {
     }
 
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<u8>, CommunicationError> {
+        ensure_countable(bytes.len(), self.size())?;
         let mut all = vec![0; bytes.len() * self.size()];
         scope(|scope| {
             let world = &self.world;
@@ -83,6 +98,7 @@ impl Communicator for Mpi {
     }
 
     fn gather(&self, root: usize, bytes: &[u8]) -> Result<Vec<u8>, CommunicationError> {
+        ensure_countable(bytes.len(), self.size())?;
         let process = self.world.process_at_rank(root as i32);
         if root != self.rank() {
             scope(|scope| wait(process.immediate_gather_into(scope, bytes)));
@@ -94,6 +110,7 @@ impl Communicator for Mpi {
     }
 
     fn all_to_all(&self, bytes: &[u8]) -> Result<Vec<u8>, CommunicationError> {
+        ensure_countable(bytes.len(), 1)?;
         let mut parts = vec![0; bytes.len()];
         scope(|scope| {
             let world = &self.world;
@@ -103,6 +120,7 @@ impl Communicator for Mpi {
     }
 
     fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<(), CommunicationError> {
+        ensure_countable(bytes.len(), 1)?;
         let process = self.world.process_at_rank(root as i32);
         scope(|scope| wait(process.immediate_broadcast_into(scope, bytes)));
         Ok(())
@@ -134,5 +152,19 @@ fn wait<'a, D: ?Sized, S: Scope<'a>>(mut request: Request<'a, D, S>) {
         } else {
             thread::sleep(NAP);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_mpi_cannot_count_is_refused() {
+        assert!(ensure_countable((64 << 20) / 32, 32).is_ok());
+        let error = ensure_countable(64 << 20, 32).unwrap_err().to_string();
+        let begin = "67108864 bytes of each of 32 processes are more than the 2147483647";
+        assert!(error.starts_with(begin), "{error}");
+        assert!(ensure_countable(usize::MAX, 2).is_err());
     }
 }

@@ -2,7 +2,9 @@
 
 use std::{
     collections::BTreeMap,
+    fmt::Display,
     hash::{DefaultHasher, Hash, Hasher},
+    io::{self, Write},
     sync::{
         Arc, Mutex, PoisonError,
         mpsc::{self, Receiver, RecvTimeoutError, Sender},
@@ -20,14 +22,19 @@ use crate::{
 /// How long a process waits for the others, unless it is told.
 const TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// How long a process that leaves the others in the middle of something has to say why.
+/// Where a process is that has dropped its [`Replicas`].
+const END: &str = "the end of the training";
+
+/// How long a process that leaves the others in the middle of something has to say why. The others wait as
+/// long: the first process that ends makes the launcher kill all of them.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// The processes that train replicas of a model together: this one's place among them.
 ///
 /// All of them do the same things in the same order. Each thing has a name, which they compare before they
 /// do it, so that a process that has gone another way is an error on all of them, which says who does what.
-/// After an error, the others are ended by letting this process end.
+/// After an error, the others are ended by letting this process end: they wait two seconds for it to
+/// say why.
 ///
 /// The communication is done by a thread, so that the next gradient can be computed meanwhile. Clones are the same
 /// processes. When the last one is dropped, this process takes its leave of the others, and waits until
@@ -172,6 +179,51 @@ impl Replicas {
         Ok(pending.wait()?.contains(&1))
     }
 
+    /// What the first of the processes that say anything says. `None` if none of them does.
+    ///
+    /// # Errors
+    ///
+    /// If a process does something else, as its `what` says.
+    pub fn anybody_says(
+        &self,
+        what: &str,
+        text: Option<String>,
+    ) -> Result<Option<String>, ReplicaError> {
+        let pending = self.begin(what.into(), move |communicator| {
+            // One more than its length; 0 is no text.
+            let own = text.as_ref().map_or(0, |text| text.len() as u64 + 1);
+            let all = communicator.all_gather(&own.to_ne_bytes())?;
+            let mut lengths = all
+                .chunks_exact(size_of::<u64>())
+                .map(|length| u64::from_ne_bytes(length.try_into().expect("a number")));
+            let said = lengths.by_ref().enumerate().find(|(_, length)| *length > 0);
+            let Some((rank, length)) = said else {
+                return Ok(None);
+            };
+            let mut bytes = text.unwrap_or_default().into_bytes();
+            bytes.resize(length as usize - 1, 0);
+            communicator.broadcast(rank, &mut bytes)?;
+            Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+        });
+        pending.wait()
+    }
+
+    /// Compares what the processes are set to, one setting after the other: the error names the first that
+    /// differs. They name the same settings, in the same order.
+    ///
+    /// # Errors
+    ///
+    /// If a process has another value, or is elsewhere.
+    pub fn same_settings<N: Display, V: Display>(
+        &self,
+        settings: impl IntoIterator<Item = (N, V)>,
+    ) -> Result<(), ReplicaError> {
+        let mut settings = settings.into_iter();
+        settings
+            .try_for_each(|(name, value)| self.meet(&format!("the setting {name}: {value}")))?;
+        self.meet("the last setting")
+    }
+
     /// What each of the processes says, in the order of their ranks.
     ///
     /// # Errors
@@ -269,13 +321,14 @@ fn serve(communicator: impl Communicator, queue: &Receiver<Job>, refuse: Sender<
         }
     }
     let has_failed = lock(&talk.failed).is_some();
-    match talk.agree_and_do("the end of the training", |_| Ok(())) {
+    match talk.agree_and_do(END, |_| Ok(())) {
         Ok(()) => {}
         // Whoever asked was told, and this process will end. To take leave of others that are gone could
         // take for ever.
         Err(_) if has_failed => std::mem::forget(communicator),
         Err(error) => {
-            eprintln!("{error}");
+            // Whoever reads may be gone.
+            let _ = writeln!(io::stderr(), "{error}");
             // The process may be about to say why it leaves, and end: then so do the others.
             let _ = refuse.send(());
             thread::sleep(LAST_WORDS);
@@ -330,6 +383,9 @@ impl Talk<'_> {
             let text = String::from_utf8_lossy(&text[..length]).into_owned();
             ranks.entry(text).or_default().push(rank.to_string());
         }
+        if what != END && ranks.contains_key(END) {
+            thread::sleep(LAST_WORDS);
+        }
         let mut differences: Vec<_> = ranks
             .into_iter()
             .map(|(text, ranks)| (ranks.join(", "), text))
@@ -374,7 +430,7 @@ fn failure(error: &CommunicationError) -> ReplicaError {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

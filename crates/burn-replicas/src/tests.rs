@@ -71,6 +71,36 @@ fn flags_are_those_of_all() {
     assert_eq!(found, [(); 3].map(|()| expected.clone()));
 }
 
+#[test]
+fn the_first_text_is_that_of_all() {
+    let found = Threads::run(3, |replicas| {
+        let rank = replicas.rank();
+        let text = (rank > 0).then(|| "x".repeat(rank));
+        (
+            replicas.anybody_says("some", text).unwrap(),
+            replicas.anybody_says("none", None).unwrap(),
+            replicas
+                .anybody_says("empty", (rank == 2).then(String::new))
+                .unwrap(),
+        )
+    });
+    let expected = (Some("x".to_string()), None, Some(String::new()));
+    assert_eq!(found, [(); 3].map(|()| expected.clone()));
+}
+
+#[test]
+fn another_setting_is_named() {
+    let found = Threads::run(2, |replicas| {
+        let seed = 42 + replicas.rank();
+        replicas.same_settings([("optimizer", "adamw".into()), ("seed", seed.to_string())])
+    });
+    let text = found[0].as_ref().unwrap_err().to_string();
+    let differences = "rank 0: the setting seed: 42; rank 1: the setting seed: 43";
+    assert!(text.ends_with(differences), "{text}");
+    let found = Threads::run(2, |replicas| replicas.same_settings([("seed", 42)]));
+    assert_eq!(found, [Ok(()), Ok(())]);
+}
+
 fn known(id: u64, path: &str) -> Known {
     Known {
         id,
@@ -87,6 +117,31 @@ fn rates_are_named_where_they_change() {
     assert_eq!(exchange.rates(|_, _| "1e-3".into()), "1e-3");
     let rates = exchange.rates(|id, _| if id == 3 { "1e-4" } else { "1e-3" }.into());
     assert_eq!(rates, "1e-3, 1e-4 from b, 1e-3 from c");
+}
+
+#[test]
+fn gradients_are_reduced_in_the_order_of_the_first_replica() {
+    let found = Threads::run(2, |replicas| {
+        let rank = replicas.rank();
+        let exchange = Exchange::new(replicas);
+        let frozen = Known {
+            is_trained: false,
+            ..known(4, "frozen")
+        };
+        exchange.know(vec![known(9, "a"), known(3, "b"), frozen, known(5, "c")]);
+        let mut orders = vec![exchange.order().unwrap()];
+        for completed in [
+            [vec![5, 9, 3], vec![3, 5, 9]],
+            [vec![5, 9, 3], vec![5, 9, 3]],
+        ] {
+            exchange.completed(completed[rank].clone());
+            exchange.end_step("1e-3").unwrap();
+            orders.push(exchange.order().unwrap());
+        }
+        orders
+    });
+    let orders = vec![vec![5, 3, 9], vec![5, 9, 3], vec![5, 9, 3]];
+    assert_eq!(found, [orders.clone(), orders]);
 }
 
 #[test]

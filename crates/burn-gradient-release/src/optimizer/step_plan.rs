@@ -27,6 +27,8 @@ pub(super) struct StepPlan<B: Backend> {
     pub(super) treatment: Treatment<B>,
     /// Comes before the treatment.
     pub(super) reduction: Option<Arc<dyn GradientReduction<B>>>,
+    /// Whether replicas may complete their gradients in other orders.
+    pub(super) is_recomputed: bool,
 }
 
 /// What a backward pass is run for.
@@ -71,7 +73,11 @@ impl<B: Backend> StepPlan<B> {
     /// Takes the gradients of a backward pass to the other replicas, if there are any.
     pub(super) fn flight(&self) -> Option<Arc<Flight<B>>> {
         let reduction = self.reduction.clone()?;
-        Some(Arc::new(Flight::new(reduction, self.recipients())))
+        Some(Arc::new(Flight::new(
+            reduction,
+            self.recipients(),
+            self.is_recomputed,
+        )))
     }
 
     /// The mean of a gradient over all replicas. `None` if this one does not need it.

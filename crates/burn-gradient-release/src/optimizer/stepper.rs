@@ -1,6 +1,6 @@
 //! The step of a single parameter, which is Burn's own.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::{
     grad_clipping::GradientClipping,
@@ -19,7 +19,8 @@ use super::{gradients::GradientPolicy, group_options::GroupOptions};
 use crate::{
     groups::{ModuleLearningRates, ParamGroup},
     planner::trace::Tracer,
-    slot::reduction::GradientReduction,
+    slot::reduction::{GradientReduction, ReductionError},
+    tape::consumers::lock,
 };
 
 /// Burn's record of an optimizer, `HashMap<ParamId, AdaptorRecord<O, B>>`: the state of each
@@ -49,7 +50,13 @@ where
     /// Rates that differ from group to group.
     pub(super) learning_rates: Option<ModuleLearningRates>,
     records: Arc<Mutex<Records<O, B>>>,
+    /// What completes the next record.
+    completion: Arc<Mutex<Option<Completion<O, B>>>>,
 }
+
+/// Puts states into a record that are elsewhere.
+pub(super) type Completion<O, B> =
+    Box<dyn FnOnce(&mut Records<O, B>) -> Result<(), ReductionError> + Send>;
 
 impl<O, B> Stepper<O, B>
 where
@@ -70,6 +77,7 @@ where
             groups: Vec::new(),
             learning_rates: None,
             records: Arc::new(Mutex::new(records)),
+            completion: Arc::default(),
         }
     }
 
@@ -77,6 +85,7 @@ where
     pub(crate) fn with_records(self, records: Records<O, B>) -> Self {
         Self {
             records: Arc::new(Mutex::new(records)),
+            completion: Arc::default(),
             ..self
         }
     }
@@ -84,6 +93,23 @@ where
     /// The states as they are now.
     pub(crate) fn records(&self) -> Records<O, B> {
         self.lock().clone()
+    }
+
+    /// The states as they are now, completed if that was asked for.
+    pub(super) fn complete_records(&self) -> Result<Records<O, B>, ReductionError> {
+        let mut records = self.records();
+        if let Some(complete) = self.take_completion() {
+            complete(&mut records)?;
+        }
+        Ok(records)
+    }
+
+    pub(super) fn set_completion(&self, completion: Completion<O, B>) {
+        *lock(&self.completion) = Some(completion);
+    }
+
+    pub(super) fn take_completion(&self) -> Option<Completion<O, B>> {
+        lock(&self.completion).take()
     }
 
     /// A stepper with states of its own.
@@ -112,7 +138,7 @@ where
     }
 
     fn lock(&self) -> MutexGuard<'_, Records<O, B>> {
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.records)
     }
 
     /// What changes steps and has no place in an optimizer of Burn.
@@ -198,6 +224,7 @@ where
             groups: self.groups.clone(),
             learning_rates: self.learning_rates.clone(),
             records: self.records.clone(),
+            completion: self.completion.clone(),
         }
     }
 }

@@ -1,8 +1,9 @@
 //! What replicas of a model do to a complete gradient before its step.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     error::Error,
+    mem,
     num::NonZeroUsize,
     sync::{Arc, Mutex},
 };
@@ -25,7 +26,8 @@ pub type ReductionError = Box<dyn Error + Send + Sync>;
 /// clipping and the step of the optimizer see the mean over all replicas. Frozen parameters and the
 /// micro-batches of a [`ReleaseAccumulator`](crate::ReleaseAccumulator) are not reduced.
 ///
-/// All replicas make the same calls in the same order, as they run backward over equal models. Where
+/// All replicas make the same calls in the same order, as they run backward over equal models; where each recomputes
+/// what suits its own share, in the [order](Self::order) that all of them keep. Where
 /// one does not, each of them should get an error that says who differs, and how. In backward an error
 /// becomes a panic, for Burn's trait leaves no other way.
 pub trait GradientReduction<B: Backend>: Send + Sync {
@@ -54,6 +56,18 @@ pub trait GradientReduction<B: Backend>: Send + Sync {
         grad: FloatTensor<B>,
         recipients: Recipients,
     ) -> Result<Box<dyn PendingGradient<B>>, ReductionError>;
+
+    /// The order in which all replicas reduce where each may complete its gradients in another one: where
+    /// [`Recompute`](crate::Recompute) chooses what to recompute by the sizes of its own share. A complete
+    /// gradient waits for those before it, those that are not in the order for the end of backward. `None`
+    /// reduces gradients as they come.
+    fn order(&self) -> Option<Vec<ParamId>> {
+        None
+    }
+
+    /// Takes note of the order in which the gradients of a backward pass were complete here, where there is an
+    /// [`order`](Self::order) to keep.
+    fn completed(&self, _order: Vec<ParamId>) {}
 
     /// How many gradients may be on their way while backward computes the next.
     fn max_in_flight(&self) -> NonZeroUsize {
@@ -118,13 +132,66 @@ pub(crate) struct Flight<B: Backend> {
     reduction: Arc<dyn GradientReduction<B>>,
     recipients: Recipients,
     under_way: Mutex<VecDeque<UnderWay<B>>>,
+    /// `None` if all replicas complete their gradients in the same order.
+    queue: Option<Mutex<Queue<B>>>,
 }
 
 type UnderWay<B> = (Box<dyn PendingGradient<B>>, Arc<dyn Landing<B>>);
 
+/// A complete gradient.
+type Complete<B> = (FloatTensor<B>, Arc<dyn Landing<B>>);
+
+/// Complete gradients that wait for those before them.
+struct Queue<B: Backend> {
+    waiting: HashMap<ParamId, Complete<B>>,
+    to_come: VecDeque<ParamId>,
+    /// As they were complete here.
+    completed: Vec<ParamId>,
+}
+
+impl<B: Backend> Queue<B> {
+    fn push(&mut self, param: ParamId, complete: Complete<B>) {
+        self.completed.push(param);
+        self.waiting.insert(param, complete);
+    }
+
+    /// The next gradient, if it is complete.
+    fn pop(&mut self) -> Option<(ParamId, Complete<B>)> {
+        let param = *self.to_come.front()?;
+        let complete = self.waiting.remove(&param)?;
+        self.to_come.pop_front();
+        Some((param, complete))
+    }
+
+    /// All that wait: nothing comes before them any more. The same on all replicas, whose parameters have the
+    /// same ids.
+    fn take_all(&mut self) -> Vec<(ParamId, Complete<B>)> {
+        let mut all: Vec<_> = self.waiting.drain().collect();
+        let place = |param: &ParamId| self.to_come.iter().position(|other| other == param);
+        all.sort_by_key(|(param, _)| (place(param).unwrap_or(usize::MAX), param.val()));
+        self.to_come
+            .retain(|param| all.iter().all(|(other, _)| other != param));
+        all
+    }
+}
+
 impl<B: Backend> Flight<B> {
-    pub(crate) fn new(reduction: Arc<dyn GradientReduction<B>>, recipients: Recipients) -> Self {
+    /// Reduces gradients as they come, or, if `is_ordered`, in the order of the reduction.
+    pub(crate) fn new(
+        reduction: Arc<dyn GradientReduction<B>>,
+        recipients: Recipients,
+        is_ordered: bool,
+    ) -> Self {
+        let order = is_ordered.then(|| reduction.order()).flatten();
+        let queue = order.map(|order| {
+            Mutex::new(Queue {
+                waiting: HashMap::new(),
+                to_come: order.into(),
+                completed: Vec::new(),
+            })
+        });
         Self {
+            queue,
             reduction,
             recipients,
             under_way: Mutex::default(),
@@ -136,13 +203,25 @@ impl<B: Backend> Flight<B> {
         agree(self.reduction.begin_part());
     }
 
-    /// Sends a gradient off, once there is room.
+    /// Takes a complete gradient, and sends it off once it is its turn and there is room.
     pub(crate) fn launch(
         &self,
         param: ParamId,
         grad: FloatTensor<B>,
         landing: Arc<dyn Landing<B>>,
     ) {
+        let Some(queue) = &self.queue else {
+            return self.send(param, grad, landing);
+        };
+        lock(queue).push(param, (grad, landing));
+        // Without the lock: a step runs code of the optimizer.
+        let next = || lock(queue).pop();
+        while let Some((param, (grad, landing))) = next() {
+            self.send(param, grad, landing);
+        }
+    }
+
+    fn send(&self, param: ParamId, grad: FloatTensor<B>, landing: Arc<dyn Landing<B>>) {
         while lock(&self.under_way).len() >= self.reduction.max_in_flight().get() {
             self.land_next();
         }
@@ -150,8 +229,20 @@ impl<B: Backend> Flight<B> {
         lock(&self.under_way).push_back((pending, landing));
     }
 
-    /// Waits for all that is on its way.
+    /// Ends a backward pass: waits for all that is on its way.
     pub(crate) fn land_all(&self) {
+        if let Some(queue) = &self.queue {
+            let (rest, completed) = {
+                let mut queue = lock(queue);
+                (queue.take_all(), mem::take(&mut queue.completed))
+            };
+            for (param, (grad, landing)) in rest {
+                self.send(param, grad, landing);
+            }
+            if !completed.is_empty() {
+                self.reduction.completed(completed);
+            }
+        }
         while self.land_next() {}
     }
 

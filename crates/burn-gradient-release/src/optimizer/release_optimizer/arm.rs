@@ -197,6 +197,7 @@ where
             own,
             treatment: self.stepper.gradients.treatment(measured),
             reduction: self.stepper.reduction.clone(),
+            is_recomputed: self.stepper.tracer.is_some(),
         })
     }
 

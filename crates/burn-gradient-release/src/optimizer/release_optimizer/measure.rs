@@ -210,6 +210,7 @@ where
             own: assign(&self.stepper, None, model)?,
             treatment: self.stepper.gradients.treatment(None),
             reduction: self.stepper.reduction.clone(),
+            is_recomputed: self.stepper.tracer.is_some(),
         }))
     }
 

@@ -12,7 +12,7 @@ use burn::{
 
 use super::ReleaseOptimizer;
 use crate::{
-    ReleaseBackend,
+    ReductionError, ReleaseBackend,
     optimizer::{
         assign::{assign, path_of},
         error::{Refused, ReleaseError, expect},
@@ -216,10 +216,26 @@ where
     /// # Errors
     ///
     /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted)
-    /// after a backward.
+    /// after a backward; [`Reduction`](ReleaseError::Reduction) if it could not be
+    /// [completed](Self::complete_next_record).
     pub fn try_to_record(&self) -> Result<Records<O, B>, ReleaseError> {
         self.state.check_idle()?;
-        Ok(self.stepper.records())
+        Ok(self.stepper.complete_records()?)
+    }
+
+    /// Lets `complete` put states into the next record that is made of this optimizer: those that other
+    /// replicas step. It is called when somebody makes that record, and not at all if nobody does. The
+    /// optimizer itself keeps the states that it has.
+    pub fn complete_next_record(
+        &mut self,
+        complete: impl FnOnce(&mut Records<O, B>) -> Result<(), ReductionError> + Send + 'static,
+    ) {
+        self.stepper.set_completion(Box::new(complete));
+    }
+
+    /// Takes that back. Whether it was still to be called.
+    pub fn forget_completion(&mut self) -> bool {
+        self.stepper.take_completion().is_some()
     }
 
     /// Adds the states of parameters that have none here: those that other replicas step, as
