@@ -350,7 +350,9 @@ impl Kept {
         } = self.shape;
         let device = self.query.device();
         let dtype = self.query.dtype();
-        let mut output = Tensor::<4>::zeros([batch, time, heads, value_size], (&device, dtype));
+        // Not `zeros`, which Flex makes twice.
+        let dims = [batch, time, heads, value_size];
+        let mut output = Tensor::<4>::full(dims, 0.0, (&device, dtype));
         for chunk in self.shape.chunks() {
             let mut weights = self.weights(&chunk).weights;
             if self.attention.dropout > 0.0 {

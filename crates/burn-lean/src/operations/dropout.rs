@@ -102,7 +102,7 @@ impl Drop {
         let shifted = (self.words.clone() / powers(&tensor.device())).floor();
         let bits = shifted.clone() - (shifted * 0.5).floor() * 2.0;
         let bits = bits.flatten::<1>(0, 1);
-        let bits = bits.slice([0..self.shape.num_elements()]);
+        let bits = bits.narrow(0, 0, self.shape.num_elements());
         let keep = bits.reshape(self.shape.clone()).cast(tensor.dtype());
         tensor * keep * (1.0 / (1.0 - self.prob))
     }

@@ -12,13 +12,13 @@ use super::{Dropout, Gelu, GroupNorm, LayerNorm, Linear, RmsNorm, SwiGlu};
 /// ```
 /// use burn::nn::transformer::TransformerEncoderConfig;
 /// use burn::tensor::Device;
-/// use burn_lean::operations::nn::Lean;
+/// use burn_lean::operations::nn::LeanModule;
 ///
 /// let encoder = TransformerEncoderConfig::new(8, 16, 2, 3).init(&Device::flex());
 /// let encoder = encoder.lean();
-/// # let _: burn::nn::transformer::TransformerEncoder = Lean::plain(encoder);
+/// # let _: burn::nn::transformer::TransformerEncoder = LeanModule::plain(encoder);
 /// ```
-pub trait Lean: Sized {
+pub trait LeanModule: Sized {
     /// The module of [`nn`](crate::operations::nn).
     type Lean;
 
@@ -29,7 +29,7 @@ pub trait Lean: Sized {
     fn plain(lean: Self::Lean) -> Self;
 }
 
-impl<M: Lean> Lean for Vec<M> {
+impl<M: LeanModule> LeanModule for Vec<M> {
     type Lean = Vec<M::Lean>;
 
     fn lean(self) -> Self::Lean {
@@ -41,7 +41,7 @@ impl<M: Lean> Lean for Vec<M> {
     }
 }
 
-impl<M: Lean> Lean for Option<M> {
+impl<M: LeanModule> LeanModule for Option<M> {
     type Lean = Option<M::Lean>;
 
     fn lean(self) -> Self::Lean {
@@ -55,7 +55,7 @@ impl<M: Lean> Lean for Option<M> {
 
 macro_rules! lean {
     ($($plain:ty => $lean:ty),+ $(,)?) => {$(
-        impl Lean for $plain {
+        impl LeanModule for $plain {
             type Lean = $lean;
 
             fn lean(self) -> $lean {

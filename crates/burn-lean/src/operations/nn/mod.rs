@@ -33,7 +33,7 @@
 //! assert_eq!(mlp.forward(Tensor::zeros([2, 3, 8], &device)).dims(), [2, 3, 16]);
 //! ```
 //!
-//! A module of Burn's becomes one of these by `into()`, and back; [`Lean`] does it for containers of
+//! A module of Burn's becomes one of these by `into()`, and back; [`LeanModule`] does it for containers of
 //! them.
 
 pub mod activation;
@@ -50,7 +50,7 @@ pub use burn::nn::*;
 
 pub use dropout::{Dropout, DropoutConfig};
 pub use gelu::Gelu;
-pub use lean::Lean;
+pub use lean::LeanModule;
 pub use linear::{Linear, LinearConfig};
 pub use norm::{GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig};
 pub use swiglu::{SwiGlu, SwiGluConfig};

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Tensor, activation};
 use burn_lean::operations::{gelu, gelu_approximate, log_softmax, quiet_softmax, silu, softmax};
 
-use super::harness::{assert_as_plain, assert_equal, noise, reference_device, run, shaped};
+use super::harness::{Flat, assert_as_plain, assert_equal, noise, reference_device, run, shaped};
 use crate::harness::flex;
 
 /// The definitions: Burn's `gelu` has the gradient of an approximation, its sigmoid the precision of
@@ -87,7 +87,7 @@ fn the_gradient_of_gelu_is_nearer_to_the_truth_than_burns() {
 fn numbers_far_out_have_the_slope_of_the_line() {
     for far in [1e4, 1e20, 3e38] {
         let inputs = [vec![far, -far, 0.0]];
-        let ops: [&dyn Fn(&[Tensor<1>]) -> Tensor<1>; 3] = [
+        let ops: [Flat<'_>; 3] = [
             &|leaves| gelu(leaves[0].clone()),
             &|leaves| gelu_approximate(leaves[0].clone()),
             &|leaves| silu(leaves[0].clone()),
@@ -109,7 +109,7 @@ fn numbers_far_out_have_the_slope_of_the_line() {
 #[test]
 fn a_nan_stays_one() {
     let inputs = [vec![1.0, f64::NAN, -1.0]];
-    let ops: [&dyn Fn(&[Tensor<1>]) -> Tensor<1>; 3] = [
+    let ops: [Flat<'_>; 3] = [
         &|leaves| gelu(leaves[0].clone()),
         &|leaves| gelu_approximate(leaves[0].clone()),
         &|leaves| silu(leaves[0].clone()),
@@ -173,7 +173,13 @@ fn softmax_of_extreme_rows_is_as_with_burn() {
                 move |leaves: &[Tensor<1>]| op(shaped(&leaves[0], [1, 1, 4]), 2).flatten(0, 2)
             };
             let what = format!("{name} of {row:?}");
-            assert_as_plain(&what, &[row.clone()], 64.0, &flat(plain), &flat(ours));
+            assert_as_plain(
+                &what,
+                std::slice::from_ref(&row),
+                64.0,
+                &flat(plain),
+                &flat(ours),
+            );
         }
     }
 }

@@ -5,7 +5,7 @@ use burn::nn as plain;
 use burn::store::ModuleRecord;
 use burn::tensor::{Bool, Device, Tensor};
 use burn_lean::operations::nn;
-use burn_lean::operations::nn::Lean;
+use burn_lean::operations::nn::LeanModule;
 
 use crate::harness::{alone, bits, flex, numbers, seeded};
 
@@ -59,7 +59,7 @@ fn assert_same<M>(
     plain_loss: impl Fn(&M) -> Tensor<1>,
     lean_loss: impl Fn(&M::Lean) -> Tensor<1>,
 ) where
-    M: Module + Lean + std::fmt::Display,
+    M: Module + LeanModule + std::fmt::Display,
     M::Lean: Module,
 {
     let device = flex();

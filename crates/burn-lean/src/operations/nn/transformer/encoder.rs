@@ -9,7 +9,7 @@ use burn::tensor::{Bool, Device, Tensor};
 
 use super::PositionWiseFeedForward;
 use crate::operations::nn::attention::{MhaInput, MultiHeadAttention};
-use crate::operations::nn::lean::{Lean, same_fields};
+use crate::operations::nn::lean::{LeanModule, same_fields};
 use crate::operations::nn::{Dropout, LayerNorm};
 
 /// Configuration of a [`TransformerEncoder`]: that of Burn's
@@ -105,7 +105,7 @@ impl From<burn::nn::transformer::TransformerEncoder> for TransformerEncoder {
 impl From<TransformerEncoder> for burn::nn::transformer::TransformerEncoder {
     fn from(lean: TransformerEncoder) -> Self {
         Self {
-            layers: Lean::plain(lean.layers),
+            layers: LeanModule::plain(lean.layers),
             d_model: lean.d_model,
             d_ff: lean.d_ff,
             n_heads: lean.n_heads,
