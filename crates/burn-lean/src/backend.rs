@@ -122,6 +122,17 @@ pub(crate) fn reading_waits(kind: &DispatchTensorKind) -> bool {
     }
 }
 
+/// Whether a tensor is on Flex.
+#[cfg(feature = "operations")]
+pub(crate) fn is_on_flex<const D: usize>(tensor: &Tensor<D>) -> bool {
+    #[allow(unreachable_patterns)] // With one backend there is no other.
+    match kind_of_backend(tensor.clone().into_dispatch().kind) {
+        #[cfg(feature = "flex")]
+        DispatchTensorKind::Flex(_) => true,
+        _ => false,
+    }
+}
+
 /// Code that is generic over the backend.
 pub(crate) trait WithBackend {
     /// Its result.

@@ -18,6 +18,8 @@ mod backend;
 mod data_parallel;
 mod gradients;
 mod groups;
+#[cfg(feature = "operations")]
+pub mod operations;
 #[cfg(feature = "optim")]
 pub mod optim;
 mod optimizer;

@@ -15,6 +15,8 @@ mod layers;
 mod memory;
 mod misc;
 mod modules;
+#[cfg(feature = "operations")]
+mod operations;
 #[cfg(feature = "optim")]
 mod optim;
 mod optimizers;

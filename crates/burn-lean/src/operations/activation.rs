@@ -1,0 +1,352 @@
+//! Activations that keep one tensor: their input, or their output.
+
+use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
+use std::ops::Range;
+
+use burn::tensor::{AsIndex, Tensor};
+
+use super::chunks::{as_rows, chunk_bytes, chunks, map_rows, shaped, wide};
+use crate::backend::is_on_flex;
+
+use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
+
+/// `√(2/π)`, as Burn computes it.
+const SQRT_2_OVER_PI: f64 = FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
+
+/// The factor of `x³` in the approximation of GELU.
+const CUBE: f64 = 0.044715;
+
+/// GELU, as Burn's [`gelu`](burn::tensor::activation::gelu): `x * Φ(x)`, from the paper [Gaussian
+/// Error Linear Units](https://arxiv.org/abs/1606.08415).
+///
+/// Keeps its input, and has the exact gradient `Φ(x) + x * φ(x)`: that of Burn is one of an
+/// approximation, except on Flex. Flex has this very operation in one pass, which is used there.
+///
+/// # Shapes
+///
+/// `[...]`, and the output is as the input.
+pub fn gelu<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    if is_on_flex(&tensor) {
+        return burn::tensor::activation::gelu(tensor);
+    }
+    elementwise(Function::Gelu, tensor)
+}
+
+/// The approximation of GELU with `tanh`, as Burn's
+/// [`gelu_approximate`](burn::tensor::activation::gelu_approximate).
+///
+/// Keeps its input.
+///
+/// # Shapes
+///
+/// `[...]`, and the output is as the input.
+pub fn gelu_approximate<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    elementwise(Function::GeluApproximate, tensor)
+}
+
+/// SiLU, as Burn's [`silu`](burn::tensor::activation::silu): `x * sigmoid(x)`, from the paper
+/// [Gaussian Error Linear Units](https://arxiv.org/abs/1606.08415).
+///
+/// Keeps its input.
+///
+/// # Shapes
+///
+/// `[...]`, and the output is as the input.
+pub fn silu<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    elementwise(Function::Silu, tensor)
+}
+
+/// The product of the Swish gated linear unit, as in Burn's [`SwiGlu`](burn::nn::SwiGlu):
+/// `silu(gate) * up`, from the paper [GLU Variants Improve
+/// Transformer](https://arxiv.org/abs/2002.05202).
+///
+/// Keeps its two inputs, which the linear layers have made. Their gradients are written over the
+/// gradient of the output and over `up`, where nobody else holds these.
+///
+/// # Shapes
+///
+/// `gate`, `up` and the output are of one shape.
+///
+/// # Panics
+///
+/// If the shapes differ.
+pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
+    assert_eq!(gate.dims(), up.dims(), "swiglu: the shapes differ");
+    let operands = [Some(gate.into_dispatch()), Some(up.into_dispatch())];
+    apply(operands, |mut operands: Operands<2>| {
+        let gate = operands.take::<D>(0);
+        let up = operands.take::<D>(1);
+        let kept = Gated {
+            gate: gate.clone(),
+            up: up.clone(),
+        };
+        (burn::tensor::activation::silu(gate) * up, kept)
+    })
+}
+
+#[derive(Clone)]
+struct Gated<const D: usize> {
+    gate: Tensor<D>,
+    up: Tensor<D>,
+}
+
+impl<const D: usize> Operation<2> for Gated<D> {
+    const NAME: &'static str = "swiglu";
+
+    fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 2>) {
+        let dims = self.gate.dims();
+        let (dtype, wide) = (self.gate.dtype(), wide(self.gate.dtype()));
+        let gate = as_rows(self.gate);
+        let mut up = as_rows(self.up);
+        let grad = map_rows(as_rows(grad.tensor::<D>()), |chunk, grad| {
+            let x = gate.clone().slice([chunk.clone()]).cast(wide);
+            let grad = grad.cast(wide);
+            let part = up.clone().slice([chunk.clone()]).cast(wide);
+            let of_gate = (silu_derivative(x.clone()) * part * grad.clone()).cast(dtype);
+            let of_up = (sigmoid(x.clone()) * x * grad).cast(dtype);
+            up.inplace(|up| up.slice_assign([chunk], of_up));
+            of_gate
+        });
+        operands.give(0, shaped(grad, dims));
+        operands.give(1, shaped(up, dims));
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Function {
+    Gelu,
+    GeluApproximate,
+    Silu,
+}
+
+impl Function {
+    fn value<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        match self {
+            Self::Gelu => burn::tensor::activation::gelu(x),
+            Self::GeluApproximate => burn::tensor::activation::gelu_approximate(x),
+            Self::Silu => burn::tensor::activation::silu(x),
+        }
+    }
+
+    fn derivative(self, x: Tensor<2>) -> Tensor<2> {
+        match self {
+            Self::Gelu => gelu_derivative(x),
+            Self::GeluApproximate => gelu_approximate_derivative(x),
+            Self::Silu => silu_derivative(x),
+        }
+    }
+}
+
+/// `Φ(x) + x * φ(x)`
+fn gelu_derivative(x: Tensor<2>) -> Tensor<2> {
+    let distribution = ((x.clone() * FRAC_1_SQRT_2).erf() + 1.0) * 0.5;
+    let density = (x.clone().square() * -0.5).exp() * (0.5 * SQRT_2_OVER_PI);
+    density * x + distribution
+}
+
+fn gelu_approximate_derivative(x: Tensor<2>) -> Tensor<2> {
+    // Farther out, tanh is 1 and its derivative 0, which the cube must not make a NaN of.
+    let x = x.clamp(-100.0, 100.0);
+    let square = x.clone().square();
+    let inner = (square.clone() * CUBE + 1.0) * x.clone() * SQRT_2_OVER_PI;
+    let tanh = inner.tanh();
+    let slope = (square * (3.0 * CUBE) + 1.0) * SQRT_2_OVER_PI;
+    let of_tanh = tanh.clone().square().neg() + 1.0;
+    (of_tanh * slope * x + tanh + 1.0) * 0.5
+}
+
+/// `σ(x) * (1 + x * (1 - σ(x)))`
+fn silu_derivative(x: Tensor<2>) -> Tensor<2> {
+    let sigmoid = sigmoid(x.clone());
+    let rest = sigmoid.clone().neg() + 1.0;
+    (rest * x + 1.0) * sigmoid
+}
+
+/// Not Burn's, which has the precision of `f32` for `f64` too.
+fn sigmoid(x: Tensor<2>) -> Tensor<2> {
+    (x.neg().exp() + 1.0).recip()
+}
+
+fn elementwise<const D: usize>(function: Function, tensor: Tensor<D>) -> Tensor<D> {
+    apply(
+        [Some(tensor.into_dispatch())],
+        |mut operands: Operands<1>| {
+            let input = operands.take::<D>(0);
+            let kept = Elementwise {
+                function,
+                input: input.clone(),
+            };
+            (function.value(input), kept)
+        },
+    )
+}
+
+#[derive(Clone)]
+struct Elementwise<const D: usize> {
+    function: Function,
+    input: Tensor<D>,
+}
+
+impl<const D: usize> Operation<1> for Elementwise<D> {
+    const NAME: &'static str = "activation";
+
+    fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 1>) {
+        let Self { function, input } = self;
+        let dims = input.dims();
+        let (dtype, wide) = (input.dtype(), wide(input.dtype()));
+        let input = as_rows(input);
+        let grad = map_rows(as_rows(grad.tensor::<D>()), |chunk, grad| {
+            let x = input.clone().slice([chunk]).cast(wide);
+            (function.derivative(x) * grad.cast(wide)).cast(dtype)
+        });
+        operands.give(0, shaped(grad, dims));
+    }
+}
+
+/// Softmax along an axis, as Burn's [`softmax`](burn::tensor::activation::softmax).
+///
+/// Keeps its output.
+///
+/// # Shapes
+///
+/// `[...]`, and the output is as the input.
+///
+/// # Panics
+///
+/// If there is no axis `dim`.
+pub fn softmax<const D: usize>(tensor: Tensor<D>, dim: impl AsIndex) -> Tensor<D> {
+    normalizer(Normalizer::Softmax, tensor, dim)
+}
+
+/// Softmax that may give no weight to anything, as Burn's
+/// [`quiet_softmax`](burn::tensor::activation::quiet_softmax): `exp(x) / (1 + sum(exp(x)))`.
+///
+/// Keeps its output.
+///
+/// # Shapes
+///
+/// `[...]`, and the output is as the input.
+///
+/// # Panics
+///
+/// If there is no axis `dim`.
+pub fn quiet_softmax<const D: usize>(tensor: Tensor<D>, dim: impl AsIndex) -> Tensor<D> {
+    normalizer(Normalizer::QuietSoftmax, tensor, dim)
+}
+
+/// The logarithm of softmax along an axis, as Burn's
+/// [`log_softmax`](burn::tensor::activation::log_softmax).
+///
+/// Keeps its output.
+///
+/// # Shapes
+///
+/// `[...]`, and the output is as the input.
+///
+/// # Panics
+///
+/// If there is no axis `dim`.
+pub fn log_softmax<const D: usize>(tensor: Tensor<D>, dim: impl AsIndex) -> Tensor<D> {
+    normalizer(Normalizer::LogSoftmax, tensor, dim)
+}
+
+#[derive(Clone, Copy)]
+enum Normalizer {
+    Softmax,
+    QuietSoftmax,
+    LogSoftmax,
+}
+
+impl Normalizer {
+    /// The gradient of the input, from the output and its gradient.
+    fn backward<const D: usize>(self, output: Tensor<D>, grad: Tensor<D>, dim: usize) -> Tensor<D> {
+        match self {
+            Self::Softmax | Self::QuietSoftmax => softmax_backward(output, grad, dim),
+            Self::LogSoftmax => {
+                let sum = grad.clone().sum_dim(dim);
+                grad - output.exp() * sum
+            }
+        }
+    }
+}
+
+/// `y * (grad - sum(grad * y))`
+pub(super) fn softmax_backward<const D: usize>(
+    output: Tensor<D>,
+    grad: Tensor<D>,
+    dim: usize,
+) -> Tensor<D> {
+    let along = (grad.clone() * output.clone()).sum_dim(dim);
+    (grad - along) * output
+}
+
+fn normalizer<const D: usize>(
+    function: Normalizer,
+    tensor: Tensor<D>,
+    dim: impl AsIndex,
+) -> Tensor<D> {
+    let dim = dim.expect_dim_index(D);
+    apply(
+        [Some(tensor.into_dispatch())],
+        |mut operands: Operands<1>| {
+            let input = operands.take::<D>(0);
+            let output = match function {
+                Normalizer::Softmax => burn::tensor::activation::softmax(input, dim),
+                Normalizer::QuietSoftmax => burn::tensor::activation::quiet_softmax(input, dim),
+                Normalizer::LogSoftmax => burn::tensor::activation::log_softmax(input, dim),
+            };
+            let kept = Normalized {
+                function,
+                output: output.clone(),
+                dim,
+            };
+            (output, kept)
+        },
+    )
+}
+
+#[derive(Clone)]
+struct Normalized<const D: usize> {
+    function: Normalizer,
+    output: Tensor<D>,
+    dim: usize,
+}
+
+impl<const D: usize> Operation<1> for Normalized<D> {
+    const NAME: &'static str = "softmax";
+
+    fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 1>) {
+        let Self {
+            function,
+            output,
+            dim,
+        } = self;
+        let (dtype, wide) = (output.dtype(), wide(output.dtype()));
+        let backward = |output: Tensor<D>, grad: Tensor<D>| {
+            let grad = grad.cast(wide);
+            function.backward(output.cast(wide), grad, dim).cast(dtype)
+        };
+        let mut grad = grad.tensor::<D>();
+        // The first axis that no sum runs along.
+        let axis = usize::from(dim == 0);
+        if axis >= D {
+            return operands.give(0, backward(output, grad));
+        }
+        let dims = output.dims();
+        let elements = dims.iter().product::<usize>();
+        let bytes = chunk_bytes(&output);
+        for chunk in chunks(dims[axis], 4 * elements / dims[axis].max(1), bytes) {
+            if chunk.len() == dims[axis] {
+                return operands.give(0, backward(output, grad));
+            }
+            let at: [Range<usize>; D] = std::array::from_fn(|dim| match dim == axis {
+                true => chunk.clone(),
+                false => 0..dims[dim],
+            });
+            let part = |tensor: &Tensor<D>| tensor.clone().slice(at.clone());
+            let part = backward(part(&output), part(&grad));
+            grad = grad.slice_assign(at, part);
+        }
+        operands.give(0, grad);
+    }
+}

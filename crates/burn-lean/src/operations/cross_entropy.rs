@@ -1,0 +1,299 @@
+//! A linear layer and cross entropy in one operation: of the logits, one chunk of tokens exists.
+
+use std::ops::Range;
+
+use burn::nn::loss::CrossEntropyLoss;
+use burn::tensor::activation::log_softmax;
+use burn::tensor::module::linear;
+use burn::tensor::{Bool, IndexingUpdateOp, Int, Tensor};
+
+use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
+
+const HIDDEN: usize = 0;
+const WEIGHT: usize = 1;
+const BIAS: usize = 2;
+
+/// A chunk has so many tokens at least, however many classes there are.
+const FEWEST_TOKENS: usize = 64;
+
+/// The loss of the logits `hidden * weight + bias`, as Burn's
+/// [`CrossEntropyLoss`](burn::nn::loss::CrossEntropyLoss) has it with these settings: ignored tokens,
+/// weights of classes and smoothed labels.
+///
+/// The logits `[tokens, classes]` are made in chunks that are about as large as `hidden`, and are gone
+/// at the end of the forward pass: it computes the gradients as well, and keeps those, of `hidden` and
+/// of what needs one of `weight` and `bias`. So no logits are made a second time. Without a gradient
+/// to give, it computes the loss alone. The idea is that of the fused loss of the paper [Liger Kernel:
+/// Efficient Triton Kernels for LLM Training](https://arxiv.org/abs/2410.10989).
+///
+/// # Shapes
+///
+/// - `hidden`: `[tokens, d_model]`
+/// - `weight`: `[d_model, classes]`
+/// - `bias`: `[classes]`
+/// - `targets`: `[tokens]`
+/// - output: `[1]`
+///
+/// # Panics
+///
+/// If the shapes do not fit, or the loss is one of probabilities (`logits` is false).
+///
+/// # Example
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::nn::loss::CrossEntropyLossConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean::operations::linear_cross_entropy;
+///
+/// let device = Device::flex().autodiff();
+/// let head = LinearConfig::new(8, 100).with_bias(false).init(&device);
+/// let loss = CrossEntropyLossConfig::new().with_smoothing(Some(0.1)).init(&device);
+/// let hidden = Tensor::<2>::ones([3, 8], &device);
+/// let targets = Tensor::from_ints([1, 7, 99], &device);
+/// // In place of `loss.forward(head.forward(hidden), targets)`:
+/// let loss = linear_cross_entropy(&loss, hidden, head.weight.val(), None, targets);
+/// loss.backward();
+/// ```
+pub fn linear_cross_entropy(
+    loss: &CrossEntropyLoss,
+    hidden: Tensor<2>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    targets: Tensor<1, Int>,
+) -> Tensor<1> {
+    assert!(
+        loss.logits,
+        "linear_cross_entropy: a linear layer makes logits, no probabilities"
+    );
+    let [tokens, width] = hidden.dims();
+    let [d_model, classes] = weight.dims();
+    assert_eq!(
+        width, d_model,
+        "linear_cross_entropy: d_model of hidden and weight"
+    );
+    assert_eq!(
+        targets.dims(),
+        [tokens],
+        "linear_cross_entropy: a target for each token"
+    );
+    let operands = [
+        Some(hidden.into_dispatch()),
+        Some(weight.into_dispatch()),
+        bias.map(Tensor::into_dispatch),
+    ];
+    let at_once = (tokens * width / classes.max(1)).max(FEWEST_TOKENS);
+    apply(operands, |mut operands: Operands<3>| {
+        let wants = [HIDDEN, WEIGHT, BIAS].map(|at| operands.wants(at));
+        let head = Head {
+            weight: operands.take(WEIGHT),
+            bias: operands.take_optional(BIAS),
+        };
+        let hidden = operands.take::<2>(HIDDEN);
+        let labels = Labels::new(loss, targets, classes, &hidden);
+        let mut gradients = Gradients::zeros(wants, &hidden, &head);
+        let mut sum = Tensor::<1>::zeros([1], (&hidden.device(), hidden.dtype()));
+        for start in (0..tokens).step_by(at_once) {
+            let chunk = start..(start + at_once).min(tokens);
+            let rows = hidden.clone().slice([chunk.clone()]);
+            let scores = log_softmax(head.logits(rows.clone()), 1);
+            let labels = labels.of(&chunk);
+            sum = sum + labels.loss(&scores);
+            if wants.contains(&true) {
+                gradients.add(&chunk, rows, labels.gradient(scores), &head);
+            }
+        }
+        (sum / labels.normalizer, gradients)
+    })
+}
+
+struct Head {
+    /// `[d_model, classes]`
+    weight: Tensor<2>,
+    /// `[classes]`
+    bias: Option<Tensor<1>>,
+}
+
+impl Head {
+    fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
+        linear(hidden, self.weight.clone(), self.bias.clone())
+    }
+}
+
+/// What the scores are compared with.
+struct Labels {
+    /// `[tokens, 1]`
+    targets: Tensor<2, Int>,
+    /// Tokens that do not count: `[tokens, 1]`.
+    ignored: Option<Tensor<2, Bool>>,
+    /// The weight of each token's target: `[tokens, 1]`.
+    of_target: Tensor<2>,
+    /// `[1, classes]`, where classes have weights.
+    of_classes: Option<Tensor<2>>,
+    /// The part of a label that is spread over all classes.
+    smoothing: f64,
+    classes: usize,
+    /// What the sum over tokens is divided by: `[1]`.
+    normalizer: Tensor<1>,
+}
+
+impl Labels {
+    fn new(
+        loss: &CrossEntropyLoss,
+        targets: Tensor<1, Int>,
+        classes: usize,
+        like: &Tensor<2>,
+    ) -> Self {
+        let targets = targets.inner();
+        let ignored = loss.pad_tokens.as_ref().and_then(|tokens| {
+            let equal = |token: &usize| targets.clone().equal_scalar(*token as i64);
+            tokens.iter().map(equal).reduce(Tensor::bool_or)
+        });
+        let options = (&like.device(), like.dtype());
+        let weights = loss.weights.clone();
+        let weights = weights.map(|weights| weights.inner().cast(like.dtype()));
+        let of_target = match &weights {
+            Some(weights) => weights.clone().gather(0, targets.clone()),
+            None => Tensor::ones(targets.dims(), options),
+        };
+        let of_target = match &ignored {
+            Some(ignored) => of_target.mask_fill(ignored.clone(), 0.0),
+            None => of_target,
+        };
+        Self {
+            targets: targets.unsqueeze_dim(1),
+            ignored: ignored.map(|ignored| ignored.unsqueeze_dim(1)),
+            normalizer: of_target.clone().sum(),
+            of_target: of_target.unsqueeze_dim(1),
+            of_classes: weights.map(Tensor::unsqueeze),
+            smoothing: f64::from(loss.smoothing.unwrap_or(0.0)),
+            classes,
+        }
+    }
+
+    /// Those of a chunk of tokens.
+    fn of(&self, chunk: &Range<usize>) -> Self {
+        Self {
+            targets: self.targets.clone().slice([chunk.clone()]),
+            ignored: self
+                .ignored
+                .clone()
+                .map(|ignored| ignored.slice([chunk.clone()])),
+            of_target: self.of_target.clone().slice([chunk.clone()]),
+            of_classes: self.of_classes.clone(),
+            normalizer: self.normalizer.clone(),
+            ..*self
+        }
+    }
+
+    /// What a smoothed label has for each class.
+    fn spread(&self) -> f64 {
+        self.smoothing / self.classes as f64
+    }
+
+    /// The sum of the losses of tokens, from their log probabilities `[tokens, classes]`.
+    fn loss(&self, scores: &Tensor<2>) -> Tensor<1> {
+        let of_target = scores.clone().gather(1, self.targets.clone());
+        let mut loss = of_target * self.of_target.clone() * (self.smoothing - 1.0);
+        if self.smoothing > 0.0 {
+            let scores = match &self.of_classes {
+                Some(weights) => scores.clone() * weights.clone(),
+                None => scores.clone(),
+            };
+            loss = loss - scores.sum_dim(1) * self.spread();
+        }
+        self.without_ignored(loss).sum()
+    }
+
+    /// The gradient of the logits, from the log probabilities.
+    fn gradient(&self, scores: Tensor<2>) -> Tensor<2> {
+        let normalizer = || self.normalizer.clone().unsqueeze::<2>();
+        let of_target = self.of_target.clone() / normalizer() * (1.0 - self.smoothing);
+        let mut of_all = of_target.clone();
+        let mut spread = None;
+        if self.smoothing > 0.0 {
+            let (of_classes, sum) = match &self.of_classes {
+                Some(weights) => (weights.clone(), weights.clone().sum_dim(1)),
+                None => {
+                    let ones = self.normalizer.ones_like().unsqueeze::<2>();
+                    (ones.clone(), ones * self.classes as f64)
+                }
+            };
+            of_all = of_all + sum / normalizer() * self.spread();
+            spread = Some(of_classes / normalizer() * self.spread());
+        }
+        let mut grad = scores.exp() * of_all;
+        if let Some(spread) = spread {
+            grad = grad - spread;
+        }
+        let grad = grad.scatter(
+            1,
+            self.targets.clone(),
+            of_target.neg(),
+            IndexingUpdateOp::Add,
+        );
+        self.without_ignored(grad)
+    }
+
+    fn without_ignored(&self, tensor: Tensor<2>) -> Tensor<2> {
+        match &self.ignored {
+            Some(ignored) => {
+                let mask = ignored.clone().expand(tensor.dims());
+                tensor.mask_fill(mask, 0.0)
+            }
+            None => tensor,
+        }
+    }
+}
+
+/// The gradients for a gradient of 1 of the loss.
+#[derive(Clone)]
+struct Gradients {
+    hidden: Option<Tensor<2>>,
+    weight: Option<Tensor<2>>,
+    /// `[1, classes]`
+    bias: Option<Tensor<2>>,
+}
+
+impl Gradients {
+    fn zeros(wants: [bool; 3], hidden: &Tensor<2>, head: &Head) -> Self {
+        let bias = head.bias.as_ref().filter(|_| wants[BIAS]);
+        Self {
+            hidden: wants[HIDDEN].then(|| hidden.zeros_like()),
+            weight: wants[WEIGHT].then(|| head.weight.zeros_like()),
+            bias: bias.map(|bias| bias.zeros_like().unsqueeze()),
+        }
+    }
+
+    fn add(&mut self, chunk: &Range<usize>, rows: Tensor<2>, grad: Tensor<2>, head: &Head) {
+        if let Some(sum) = &mut self.weight {
+            let part = rows.transpose().matmul(grad.clone());
+            sum.inplace(|sum| sum + part);
+        }
+        if let Some(sum) = &mut self.bias {
+            let part = grad.clone().sum_dim(0);
+            sum.inplace(|sum| sum + part);
+        }
+        if let Some(hidden) = &mut self.hidden {
+            let part = grad.matmul(head.weight.clone().transpose());
+            hidden.inplace(|hidden| hidden.slice_assign([chunk.clone()], part));
+        }
+    }
+}
+
+impl Operation<3> for Gradients {
+    const NAME: &'static str = "linear_cross_entropy";
+
+    fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 3>) {
+        let factor = grad.tensor::<1>().unsqueeze::<2>();
+        if let Some(hidden) = self.hidden {
+            operands.give(HIDDEN, hidden * factor.clone());
+        }
+        if let Some(weight) = self.weight {
+            operands.give(WEIGHT, weight * factor.clone());
+        }
+        if let Some(bias) = self.bias {
+            operands.give(BIAS, (bias * factor).squeeze_dim::<1>(0));
+        }
+    }
+}

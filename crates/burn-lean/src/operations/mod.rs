@@ -1,0 +1,24 @@
+//! Operations that keep little for the backward pass.
+//!
+//! Burn's autodiff takes an operation as the sum of its parts, and keeps what each part needs. These
+//! are one node of the tape each, with a backward pass written by hand: they keep what they were
+//! given, and compute the rest again, in chunks of rows. They are written with Burn's tensors, so they
+//! run on every backend that burn-lean is compiled with; and they work without gradient release, with
+//! it, and within [`checkpoint`](crate::checkpoint).
+
+mod activation;
+mod attention;
+mod chunks;
+mod cross_entropy;
+mod dropout;
+mod linear;
+pub mod nn;
+mod node;
+mod norm;
+
+pub use activation::{gelu, gelu_approximate, log_softmax, quiet_softmax, silu, softmax, swiglu};
+pub use attention::{Attention, attention};
+pub use cross_entropy::linear_cross_entropy;
+pub use dropout::dropout;
+pub use linear::linear;
+pub use norm::{group_norm, layer_norm, rms_norm};

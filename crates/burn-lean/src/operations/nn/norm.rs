@@ -1,0 +1,234 @@
+//! Burn's [`nn::norm`](burn::nn::norm), with normalizations that keep their input alone.
+
+pub use burn::nn::norm::*;
+
+use burn::config::Config;
+use burn::module::{Content, DisplaySettings, Module, ModuleDisplay, Param};
+use burn::tensor::{Device, Tensor};
+
+use super::lean::same_fields;
+use crate::operations::{group_norm, layer_norm, rms_norm};
+
+/// Configuration of [`LayerNorm`]: that of Burn's [`LayerNormConfig`](burn::nn::LayerNormConfig).
+#[derive(Config, Debug)]
+pub struct LayerNormConfig {
+    /// The size of the input features.
+    pub d_model: usize,
+    /// Is added to the variance. Default: 1e-5.
+    #[config(default = 1e-5)]
+    pub epsilon: f64,
+    /// Whether a bias (beta) is added.
+    #[config(default = true)]
+    pub bias: bool,
+}
+
+impl LayerNormConfig {
+    /// A layer with these settings.
+    pub fn init(&self, device: &Device) -> LayerNorm {
+        let plain = self.plain().init(device);
+        LayerNorm {
+            gamma: plain.gamma,
+            beta: plain.beta,
+            epsilon: self.epsilon,
+        }
+    }
+
+    fn plain(&self) -> burn::nn::LayerNormConfig {
+        burn::nn::LayerNormConfig::new(self.d_model)
+            .with_epsilon(self.epsilon)
+            .with_bias(self.bias)
+    }
+}
+
+/// Burn's [`LayerNorm`](burn::nn::LayerNorm) as [one operation](layer_norm).
+#[derive(Module, Debug)]
+pub struct LayerNorm {
+    /// `[d_model]`
+    pub gamma: Param<Tensor<1>>,
+    /// `[d_model]`
+    pub beta: Option<Param<Tensor<1>>>,
+    /// Is added to the variance.
+    pub epsilon: f64,
+}
+
+impl LayerNorm {
+    /// Normalizes the last axis.
+    ///
+    /// # Shapes
+    ///
+    /// `[..., d_model]`, and the output is as the input.
+    ///
+    /// # Panics
+    ///
+    /// If the last axis of `input` is not `d_model`.
+    pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
+        let beta = self.beta.as_ref().map(Param::val);
+        layer_norm(input, self.gamma.val(), beta, self.epsilon)
+    }
+}
+
+/// # Panics
+///
+/// If the module does not show its epsilon: a version of Burn that is not 0.22.
+impl From<burn::nn::LayerNorm> for LayerNorm {
+    fn from(plain: burn::nn::LayerNorm) -> Self {
+        let epsilon = shown_epsilon(&plain)
+            .expect("Burn's LayerNorm shows its epsilon, which is the only way to it");
+        Self {
+            gamma: plain.gamma,
+            beta: plain.beta,
+            epsilon,
+        }
+    }
+}
+
+/// The epsilon is a private field, and shown as the shortest number that reads as the same.
+fn shown_epsilon(plain: &burn::nn::LayerNorm) -> Option<f64> {
+    let content = plain.custom_content(Content::new(DisplaySettings::new()))?;
+    let shown = |attribute: &&burn::module::Attribute| attribute.name == "epsilon";
+    content.attributes.iter().find(shown)?.value.parse().ok()
+}
+
+impl From<LayerNorm> for burn::nn::LayerNorm {
+    fn from(lean: LayerNorm) -> Self {
+        let [d_model] = lean.gamma.shape().dims();
+        let config = LayerNormConfig::new(d_model).with_epsilon(lean.epsilon);
+        // One with parameters that are replaced at once, and never made.
+        let mut plain = config.plain().init(&Device::default());
+        plain.gamma = lean.gamma;
+        plain.beta = lean.beta;
+        plain
+    }
+}
+
+/// Configuration of [`RmsNorm`]: that of Burn's [`RmsNormConfig`](burn::nn::RmsNormConfig).
+#[derive(Config, Debug)]
+pub struct RmsNormConfig {
+    /// The size of the input features.
+    pub d_model: usize,
+    /// Is added to the mean square. Default: 1e-5.
+    #[config(default = 1e-5)]
+    pub epsilon: f64,
+}
+
+impl RmsNormConfig {
+    /// A layer with these settings.
+    ///
+    /// # Panics
+    ///
+    /// If epsilon is not positive.
+    pub fn init(&self, device: &Device) -> RmsNorm {
+        burn::nn::RmsNormConfig::new(self.d_model)
+            .with_epsilon(self.epsilon)
+            .init(device)
+            .into()
+    }
+}
+
+/// Burn's [`RmsNorm`](burn::nn::RmsNorm) as [one operation](rms_norm).
+#[derive(Module, Debug)]
+pub struct RmsNorm {
+    /// `[d_model]`
+    pub gamma: Param<Tensor<1>>,
+    /// Is added to the mean square.
+    pub epsilon: f64,
+}
+
+same_fields!(RmsNorm, burn::nn::RmsNorm, { gamma, epsilon });
+
+impl RmsNorm {
+    /// Normalizes the last axis.
+    ///
+    /// # Shapes
+    ///
+    /// `[..., d_model]`, and the output is as the input.
+    ///
+    /// # Panics
+    ///
+    /// If the last axis of `x` is not `d_model`.
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        rms_norm(x, self.gamma.val(), self.epsilon)
+    }
+}
+
+/// Configuration of [`GroupNorm`]: that of Burn's [`GroupNormConfig`](burn::nn::GroupNormConfig).
+#[derive(Config, Debug)]
+pub struct GroupNormConfig {
+    /// The number of groups.
+    pub num_groups: usize,
+    /// The number of channels.
+    pub num_channels: usize,
+    /// Is added to the variance. Default: 1e-5.
+    #[config(default = 1e-5)]
+    pub epsilon: f64,
+    /// Whether each channel has a weight (gamma) and a bias (beta).
+    #[config(default = true)]
+    pub affine: bool,
+}
+
+impl GroupNormConfig {
+    /// A layer with these settings.
+    ///
+    /// # Panics
+    ///
+    /// If the channels are no multiple of the groups.
+    pub fn init(&self, device: &Device) -> GroupNorm {
+        burn::nn::GroupNormConfig::new(self.num_groups, self.num_channels)
+            .with_epsilon(self.epsilon)
+            .with_affine(self.affine)
+            .init(device)
+            .into()
+    }
+}
+
+/// Burn's [`GroupNorm`](burn::nn::GroupNorm) as [one operation](group_norm).
+#[derive(Module, Debug)]
+pub struct GroupNorm {
+    /// `[num_channels]`
+    pub gamma: Option<Param<Tensor<1>>>,
+    /// `[num_channels]`
+    pub beta: Option<Param<Tensor<1>>>,
+    /// The number of groups.
+    pub num_groups: usize,
+    /// The number of channels.
+    pub num_channels: usize,
+    /// Is added to the variance.
+    pub epsilon: f64,
+    /// Whether gamma and beta are used.
+    pub affine: bool,
+}
+
+same_fields!(GroupNorm, burn::nn::GroupNorm, {
+    gamma,
+    beta,
+    num_groups,
+    num_channels,
+    epsilon,
+    affine,
+});
+
+impl GroupNorm {
+    /// Normalizes each group of channels.
+    ///
+    /// # Shapes
+    ///
+    /// `[batch, num_channels, ...]`, and the output is as the input.
+    ///
+    /// # Panics
+    ///
+    /// If the second axis of `input` is not `num_channels`, or the layer is affine and lacks a
+    /// parameter.
+    pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
+        let affine = |param: &Option<Param<Tensor<1>>>| {
+            let param = param.as_ref().filter(|_| self.affine);
+            assert_eq!(
+                param.is_some(),
+                self.affine,
+                "an affine GroupNorm has gamma and beta"
+            );
+            param.map(Param::val)
+        };
+        let (gamma, beta) = (affine(&self.gamma), affine(&self.beta));
+        group_norm(input, gamma, beta, self.num_groups, self.epsilon)
+    }
+}

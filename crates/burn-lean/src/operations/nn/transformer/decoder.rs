@@ -1,0 +1,309 @@
+//! The decoder of a transformer.
+
+use burn::config::Config;
+use burn::module::Module;
+use burn::nn::Initializer;
+use burn::nn::activation::ActivationConfig;
+use burn::nn::transformer::TransformerDecoderAutoregressiveCache;
+use burn::tensor::{Bool, Device, Tensor};
+
+use super::PositionWiseFeedForward;
+use crate::operations::nn::attention::{MhaInput, MultiHeadAttention};
+use crate::operations::nn::lean::{LeanModule, same_fields};
+use crate::operations::nn::{Dropout, LayerNorm};
+
+/// Configuration of a [`TransformerDecoder`]: that of Burn's
+/// [`TransformerDecoderConfig`](burn::nn::transformer::TransformerDecoderConfig).
+#[derive(Config, Debug)]
+pub struct TransformerDecoderConfig {
+    /// The size of the model.
+    pub d_model: usize,
+    /// The size of the feed-forward network.
+    pub d_ff: usize,
+    /// The number of heads.
+    pub n_heads: usize,
+    /// The number of layers.
+    pub n_layers: usize,
+    /// The probability of dropout. Default: 0.1.
+    #[config(default = 0.1)]
+    pub dropout: f64,
+    /// Whether normalization comes before the other modules.
+    #[config(default = false)]
+    pub norm_first: bool,
+    /// Whether queries may attend to nothing.
+    #[config(default = false)]
+    pub quiet_softmax: bool,
+    /// How the parameters begin.
+    #[config(default = "Initializer::KaimingUniform{gain:1.0/f64::sqrt(3.0), fan_out_only:false}")]
+    pub initializer: Initializer,
+    /// The activation of the feed-forward network. Default: GELU.
+    #[config(default = "ActivationConfig::Gelu")]
+    pub activation: ActivationConfig,
+    /// Is added to variances. Default: 1e-5.
+    #[config(default = 1e-5)]
+    pub layer_norm_eps: f64,
+}
+
+impl TransformerDecoderConfig {
+    /// A decoder with these settings.
+    pub fn init(&self, device: &Device) -> TransformerDecoder {
+        self.plain().init(device).into()
+    }
+
+    fn plain(&self) -> burn::nn::transformer::TransformerDecoderConfig {
+        burn::nn::transformer::TransformerDecoderConfig::new(
+            self.d_model,
+            self.d_ff,
+            self.n_heads,
+            self.n_layers,
+        )
+        .with_dropout(self.dropout)
+        .with_norm_first(self.norm_first)
+        .with_quiet_softmax(self.quiet_softmax)
+        .with_initializer(self.initializer.clone())
+        .with_activation(self.activation.clone())
+        .with_layer_norm_eps(self.layer_norm_eps)
+    }
+}
+
+/// Burn's [`TransformerDecoder`](burn::nn::transformer::TransformerDecoder), of layers that keep little.
+#[derive(Module, Debug)]
+pub struct TransformerDecoder {
+    /// The layers.
+    pub layers: Vec<TransformerDecoderLayer>,
+    /// The size of the model.
+    pub d_model: usize,
+    /// The size of the feed-forward network.
+    pub d_ff: usize,
+    /// The number of heads.
+    pub n_heads: usize,
+    /// The number of layers.
+    pub n_layers: usize,
+    /// The probability of dropout.
+    pub dropout: f64,
+    /// Whether normalization comes before the other modules.
+    pub norm_first: bool,
+    /// Whether queries may attend to nothing.
+    pub quiet_softmax: bool,
+}
+
+impl From<burn::nn::transformer::TransformerDecoder> for TransformerDecoder {
+    fn from(plain: burn::nn::transformer::TransformerDecoder) -> Self {
+        Self {
+            layers: plain.layers.lean(),
+            d_model: plain.d_model,
+            d_ff: plain.d_ff,
+            n_heads: plain.n_heads,
+            n_layers: plain.n_layers,
+            dropout: plain.dropout,
+            norm_first: plain.norm_first,
+            quiet_softmax: plain.quiet_softmax,
+        }
+    }
+}
+
+impl From<TransformerDecoder> for burn::nn::transformer::TransformerDecoder {
+    fn from(lean: TransformerDecoder) -> Self {
+        Self {
+            layers: LeanModule::plain(lean.layers),
+            d_model: lean.d_model,
+            d_ff: lean.d_ff,
+            n_heads: lean.n_heads,
+            n_layers: lean.n_layers,
+            dropout: lean.dropout,
+            norm_first: lean.norm_first,
+            quiet_softmax: lean.quiet_softmax,
+        }
+    }
+}
+
+/// What goes into [`TransformerDecoder::forward`].
+#[derive(Clone, Debug)]
+pub struct TransformerDecoderInput {
+    target: Tensor<3>,
+    target_mask_pad: Option<Tensor<2, Bool>>,
+    target_mask_attn: Option<Tensor<3, Bool>>,
+    memory: Tensor<3>,
+    memory_mask_pad: Option<Tensor<2, Bool>>,
+    memory_mask_attn: Option<Tensor<3, Bool>>,
+}
+
+impl TransformerDecoderInput {
+    /// A target `[batch, time, d_model]` and what it attends to, `[batch, memory time, d_model]`.
+    pub fn new(target: Tensor<3>, memory: Tensor<3>) -> Self {
+        Self {
+            target,
+            target_mask_pad: None,
+            target_mask_attn: None,
+            memory,
+            memory_mask_pad: None,
+            memory_mask_attn: None,
+        }
+    }
+
+    /// Masks times of the memory, where true: `[batch, memory time]`.
+    #[must_use]
+    pub fn memory_mask_pad(mut self, mask_pad: Tensor<2, Bool>) -> Self {
+        self.memory_mask_pad = Some(mask_pad);
+        self
+    }
+
+    /// Masks scores with the memory, where true: `[batch, time, memory time]`.
+    #[must_use]
+    pub fn memory_mask_attn(mut self, mask_attn: Tensor<3, Bool>) -> Self {
+        self.memory_mask_attn = Some(mask_attn);
+        self
+    }
+
+    /// Masks times of the target, where true: `[batch, time]`.
+    #[must_use]
+    pub fn target_mask_pad(mut self, mask_pad: Tensor<2, Bool>) -> Self {
+        self.target_mask_pad = Some(mask_pad);
+        self
+    }
+
+    /// Masks scores within the target, where true: `[batch, time, time]`.
+    #[must_use]
+    pub fn target_mask_attn(mut self, mask_attn: Tensor<3, Bool>) -> Self {
+        self.target_mask_attn = Some(mask_attn);
+        self
+    }
+
+    fn plain(self) -> burn::nn::transformer::TransformerDecoderInput {
+        let mut plain =
+            burn::nn::transformer::TransformerDecoderInput::new(self.target, self.memory);
+        if let Some(mask) = self.memory_mask_pad {
+            plain = plain.memory_mask_pad(mask);
+        }
+        if let Some(mask) = self.memory_mask_attn {
+            plain = plain.memory_mask_attn(mask);
+        }
+        if let Some(mask) = self.target_mask_pad {
+            plain = plain.target_mask_pad(mask);
+        }
+        if let Some(mask) = self.target_mask_attn {
+            plain = plain.target_mask_attn(mask);
+        }
+        plain
+    }
+}
+
+impl TransformerDecoder {
+    /// Applies the layers.
+    ///
+    /// # Shapes
+    ///
+    /// - output: `[batch, time, d_model]`
+    ///
+    /// # Panics
+    ///
+    /// If the shapes of the input do not fit.
+    pub fn forward(&self, input: TransformerDecoderInput) -> Tensor<3> {
+        let layers = self.layers.iter();
+        layers
+            .fold(input, |input, layer| layer.forward(input))
+            .target
+    }
+
+    /// Applies the layers with a cache, for inference: Burn's own.
+    ///
+    /// # Panics
+    ///
+    /// If the shapes of the input do not fit.
+    pub fn forward_autoregressive_inference(
+        &self,
+        input: TransformerDecoderInput,
+        cache: &mut TransformerDecoderAutoregressiveCache,
+    ) -> Tensor<3> {
+        let plain: burn::nn::transformer::TransformerDecoder = self.clone().into();
+        plain.forward_autoregressive_inference(input.plain(), cache)
+    }
+
+    /// An empty cache.
+    pub fn new_autoregressive_cache(&self) -> TransformerDecoderAutoregressiveCache {
+        let plain: burn::nn::transformer::TransformerDecoder = self.clone().into();
+        plain.new_autoregressive_cache()
+    }
+}
+
+/// Burn's [`TransformerDecoderLayer`](burn::nn::transformer::TransformerDecoderLayer).
+#[derive(Module, Debug)]
+pub struct TransformerDecoderLayer {
+    /// Attention of the target to the memory.
+    pub cross_attn: MultiHeadAttention,
+    /// Attention of the target to itself.
+    pub self_attn: MultiHeadAttention,
+    /// The feed-forward network.
+    pub pwff: PositionWiseFeedForward,
+    /// Normalization at the attention to the memory.
+    pub norm_1: LayerNorm,
+    /// Normalization at the feed-forward network.
+    pub norm_2: LayerNorm,
+    /// Normalization at the attention to itself.
+    pub norm_3: LayerNorm,
+    /// Drops what is added to the residual path.
+    pub dropout: Dropout,
+    /// Whether normalization comes before the other modules.
+    pub norm_first: bool,
+}
+
+same_fields!(
+    TransformerDecoderLayer,
+    burn::nn::transformer::TransformerDecoderLayer,
+    { cross_attn, self_attn, pwff, norm_1, norm_2, norm_3, dropout, norm_first }
+);
+
+impl TransformerDecoderLayer {
+    /// A layer of a decoder with these settings.
+    pub fn new(config: &TransformerDecoderConfig, device: &Device) -> Self {
+        burn::nn::transformer::TransformerDecoderLayer::new(&config.plain(), device).into()
+    }
+
+    /// Applies the layer to the target.
+    ///
+    /// # Panics
+    ///
+    /// If the shapes of the input do not fit.
+    pub fn forward(&self, mut input: TransformerDecoderInput) -> TransformerDecoderInput {
+        let mut x = input.target;
+        let residual = match self.norm_first {
+            true => self.norm_3.forward(x.clone()),
+            false => x.clone(),
+        };
+        let attended = MhaInput::self_attn(residual).masked(
+            input.target_mask_pad.clone(),
+            input.target_mask_attn.clone(),
+        );
+        x = x + self
+            .dropout
+            .forward(self.self_attn.forward(attended).context);
+
+        let residual = self.normalized(&self.norm_1, &mut x);
+        let memory = input.memory.clone();
+        let attended = MhaInput::new(residual, memory.clone(), memory).masked(
+            input.memory_mask_pad.clone(),
+            input.memory_mask_attn.clone(),
+        );
+        x = x + self
+            .dropout
+            .forward(self.cross_attn.forward(attended).context);
+
+        let residual = self.normalized(&self.norm_2, &mut x);
+        x = x + self.dropout.forward(self.pwff.forward(residual));
+        input.target = match self.norm_first {
+            true => x,
+            false => self.norm_3.forward(x),
+        };
+        input
+    }
+
+    /// What the next module sees. The residual path itself is normalized where normalization does not
+    /// come first.
+    fn normalized(&self, norm: &LayerNorm, x: &mut Tensor<3>) -> Tensor<3> {
+        if self.norm_first {
+            return norm.forward(x.clone());
+        }
+        x.inplace(|x| norm.forward(x));
+        x.clone()
+    }
+}

@@ -1,0 +1,273 @@
+//! The encoder of a transformer.
+
+use burn::config::Config;
+use burn::module::Module;
+use burn::nn::Initializer;
+use burn::nn::activation::ActivationConfig;
+use burn::nn::transformer::TransformerEncoderAutoregressiveCache;
+use burn::tensor::{Bool, Device, Tensor};
+
+use super::PositionWiseFeedForward;
+use crate::operations::nn::attention::{MhaInput, MultiHeadAttention};
+use crate::operations::nn::lean::{LeanModule, same_fields};
+use crate::operations::nn::{Dropout, LayerNorm};
+
+/// Configuration of a [`TransformerEncoder`]: that of Burn's
+/// [`TransformerEncoderConfig`](burn::nn::transformer::TransformerEncoderConfig).
+#[derive(Config, Debug)]
+pub struct TransformerEncoderConfig {
+    /// The size of the model.
+    pub d_model: usize,
+    /// The size of the feed-forward network.
+    pub d_ff: usize,
+    /// The number of heads.
+    pub n_heads: usize,
+    /// The number of layers.
+    pub n_layers: usize,
+    /// The probability of dropout. Default: 0.1.
+    #[config(default = 0.1)]
+    pub dropout: f64,
+    /// Whether normalization comes before the other modules.
+    #[config(default = false)]
+    pub norm_first: bool,
+    /// Whether queries may attend to nothing.
+    #[config(default = false)]
+    pub quiet_softmax: bool,
+    /// How the parameters begin.
+    #[config(default = "Initializer::KaimingUniform{gain:1.0/f64::sqrt(3.0), fan_out_only:false}")]
+    pub initializer: Initializer,
+    /// The activation of the feed-forward network. Default: GELU.
+    #[config(default = "ActivationConfig::Gelu")]
+    pub activation: ActivationConfig,
+    /// Is added to variances. Default: 1e-5.
+    #[config(default = 1e-5)]
+    pub layer_norm_eps: f64,
+}
+
+impl TransformerEncoderConfig {
+    /// An encoder with these settings.
+    pub fn init(&self, device: &Device) -> TransformerEncoder {
+        self.plain().init(device).into()
+    }
+
+    fn plain(&self) -> burn::nn::transformer::TransformerEncoderConfig {
+        burn::nn::transformer::TransformerEncoderConfig::new(
+            self.d_model,
+            self.d_ff,
+            self.n_heads,
+            self.n_layers,
+        )
+        .with_dropout(self.dropout)
+        .with_norm_first(self.norm_first)
+        .with_quiet_softmax(self.quiet_softmax)
+        .with_initializer(self.initializer.clone())
+        .with_activation(self.activation.clone())
+        .with_layer_norm_eps(self.layer_norm_eps)
+    }
+}
+
+/// Burn's [`TransformerEncoder`](burn::nn::transformer::TransformerEncoder), of layers that keep little.
+#[derive(Module, Debug)]
+pub struct TransformerEncoder {
+    /// The layers.
+    pub layers: Vec<TransformerEncoderLayer>,
+    /// The size of the model.
+    pub d_model: usize,
+    /// The size of the feed-forward network.
+    pub d_ff: usize,
+    /// The number of heads.
+    pub n_heads: usize,
+    /// The number of layers.
+    pub n_layers: usize,
+    /// The probability of dropout.
+    pub dropout: f64,
+    /// Whether normalization comes before the other modules.
+    pub norm_first: bool,
+    /// Whether queries may attend to nothing.
+    pub quiet_softmax: bool,
+}
+
+impl From<burn::nn::transformer::TransformerEncoder> for TransformerEncoder {
+    fn from(plain: burn::nn::transformer::TransformerEncoder) -> Self {
+        Self {
+            layers: plain.layers.lean(),
+            d_model: plain.d_model,
+            d_ff: plain.d_ff,
+            n_heads: plain.n_heads,
+            n_layers: plain.n_layers,
+            dropout: plain.dropout,
+            norm_first: plain.norm_first,
+            quiet_softmax: plain.quiet_softmax,
+        }
+    }
+}
+
+impl From<TransformerEncoder> for burn::nn::transformer::TransformerEncoder {
+    fn from(lean: TransformerEncoder) -> Self {
+        Self {
+            layers: LeanModule::plain(lean.layers),
+            d_model: lean.d_model,
+            d_ff: lean.d_ff,
+            n_heads: lean.n_heads,
+            n_layers: lean.n_layers,
+            dropout: lean.dropout,
+            norm_first: lean.norm_first,
+            quiet_softmax: lean.quiet_softmax,
+        }
+    }
+}
+
+/// What goes into [`TransformerEncoder::forward`].
+#[derive(Clone, Debug)]
+pub struct TransformerEncoderInput {
+    tensor: Tensor<3>,
+    mask_pad: Option<Tensor<2, Bool>>,
+    mask_attn: Option<Tensor<3, Bool>>,
+}
+
+impl TransformerEncoderInput {
+    /// An input `[batch, time, d_model]`.
+    pub fn new(tensor: Tensor<3>) -> Self {
+        Self {
+            tensor,
+            mask_pad: None,
+            mask_attn: None,
+        }
+    }
+
+    /// Masks keys, where true: `[batch, time]`.
+    #[must_use]
+    pub fn mask_pad(mut self, mask_pad: Tensor<2, Bool>) -> Self {
+        self.mask_pad = Some(mask_pad);
+        self
+    }
+
+    /// Masks scores, where true: `[batch, time, time]`.
+    #[must_use]
+    pub fn mask_attn(mut self, mask_attn: Tensor<3, Bool>) -> Self {
+        self.mask_attn = Some(mask_attn);
+        self
+    }
+
+    fn plain(self) -> burn::nn::transformer::TransformerEncoderInput {
+        let mut plain = burn::nn::transformer::TransformerEncoderInput::new(self.tensor);
+        if let Some(mask_pad) = self.mask_pad {
+            plain = plain.mask_pad(mask_pad);
+        }
+        if let Some(mask_attn) = self.mask_attn {
+            plain = plain.mask_attn(mask_attn);
+        }
+        plain
+    }
+}
+
+impl TransformerEncoder {
+    /// Applies the layers.
+    ///
+    /// # Shapes
+    ///
+    /// - output: `[batch, time, d_model]`
+    ///
+    /// # Panics
+    ///
+    /// If the shapes of the input do not fit.
+    pub fn forward(&self, input: TransformerEncoderInput) -> Tensor<3> {
+        let TransformerEncoderInput {
+            tensor,
+            mask_pad,
+            mask_attn,
+        } = input;
+        self.layers.iter().fold(tensor, |x, layer| {
+            layer.forward(x, mask_pad.clone(), mask_attn.clone())
+        })
+    }
+
+    /// Applies the layers with a cache, for inference: Burn's own.
+    ///
+    /// # Panics
+    ///
+    /// If the shapes of the input do not fit.
+    pub fn forward_autoregressive_inference(
+        &self,
+        input: TransformerEncoderInput,
+        cache: &mut TransformerEncoderAutoregressiveCache,
+    ) -> Tensor<3> {
+        let plain: burn::nn::transformer::TransformerEncoder = self.clone().into();
+        plain.forward_autoregressive_inference(input.plain(), cache)
+    }
+
+    /// An empty cache.
+    pub fn new_autoregressive_cache(&self) -> TransformerEncoderAutoregressiveCache {
+        let plain: burn::nn::transformer::TransformerEncoder = self.clone().into();
+        plain.new_autoregressive_cache()
+    }
+}
+
+/// Burn's [`TransformerEncoderLayer`](burn::nn::transformer::TransformerEncoderLayer).
+#[derive(Module, Debug)]
+pub struct TransformerEncoderLayer {
+    /// Attention of the input to itself.
+    pub mha: MultiHeadAttention,
+    /// The feed-forward network.
+    pub pwff: PositionWiseFeedForward,
+    /// Normalization at the feed-forward network.
+    pub norm_1: LayerNorm,
+    /// Normalization at the attention.
+    pub norm_2: LayerNorm,
+    /// Drops what is added to the residual path.
+    pub dropout: Dropout,
+    /// Whether normalization comes before the other modules.
+    pub norm_first: bool,
+}
+
+same_fields!(
+    TransformerEncoderLayer,
+    burn::nn::transformer::TransformerEncoderLayer,
+    { mha, pwff, norm_1, norm_2, dropout, norm_first }
+);
+
+impl TransformerEncoderLayer {
+    /// A layer of an encoder with these settings.
+    pub fn new(config: &TransformerEncoderConfig, device: &Device) -> Self {
+        burn::nn::transformer::TransformerEncoderLayer::new(&config.plain(), device).into()
+    }
+
+    /// Applies the layer.
+    ///
+    /// # Shapes
+    ///
+    /// - `input` and output: `[batch, time, d_model]`
+    /// - `mask_pad`: `[batch, time]`
+    /// - `mask_attn`: `[batch, time, time]`
+    ///
+    /// # Panics
+    ///
+    /// If the shapes do not fit.
+    pub fn forward(
+        &self,
+        input: Tensor<3>,
+        mask_pad: Option<Tensor<2, Bool>>,
+        mask_attn: Option<Tensor<3, Bool>>,
+    ) -> Tensor<3> {
+        let mut x = input;
+        let residual = match self.norm_first {
+            true => self.norm_2.forward(x.clone()),
+            false => x.clone(),
+        };
+        let attended = MhaInput::self_attn(residual).masked(mask_pad, mask_attn);
+        x = x + self.dropout.forward(self.mha.forward(attended).context);
+
+        let residual = match self.norm_first {
+            true => self.norm_1.forward(x.clone()),
+            false => {
+                x = self.norm_1.forward(x);
+                x.clone()
+            }
+        };
+        x = x + self.dropout.forward(self.pwff.forward(residual));
+        match self.norm_first {
+            true => x,
+            false => self.norm_2.forward(x),
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! Burn's [`nn::transformer`](burn::nn::transformer), of modules that keep little.
+
+mod decoder;
+mod encoder;
+mod pwff;
+
+pub use burn::nn::transformer::*;
+
+pub use decoder::{
+    TransformerDecoder, TransformerDecoderConfig, TransformerDecoderInput, TransformerDecoderLayer,
+};
+pub use encoder::{
+    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput, TransformerEncoderLayer,
+};
+pub use pwff::{PositionWiseFeedForward, PositionWiseFeedForwardConfig};

@@ -1,0 +1,392 @@
+//! Normalizations that keep their input, and no statistic: backward has to read the whole row, and
+//! computes its mean and variance again.
+
+use burn::tensor::{DType, Tensor};
+
+use super::chunks::{as_rows, map_rows, shaped, wide};
+use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
+
+const INPUT: usize = 0;
+const GAMMA: usize = 1;
+const BETA: usize = 2;
+
+/// Layer normalization over the last axis, as Burn's
+/// [`layer_norm`](burn::tensor::module::layer_norm): `(x - mean) / sqrt(var + epsilon) * gamma +
+/// beta`, from the paper [Layer Normalization](https://arxiv.org/abs/1607.06450).
+///
+/// Keeps its input for the backward pass, and nothing else.
+///
+/// # Shapes
+///
+/// - `input` and output: `[..., d_model]`
+/// - `gamma` and `beta`: `[d_model]`
+///
+/// # Panics
+///
+/// If the last axis of `input` is not as long as `gamma`.
+///
+/// # Example
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean::operations::layer_norm;
+///
+/// let device = Device::flex().autodiff();
+/// let x = Tensor::<2>::from_floats([[1.0, 2.0, 3.0]], &device).require_grad();
+/// let gamma = Tensor::<1>::ones([3], &device);
+/// let y = layer_norm(x.clone(), gamma, None, 1e-5);
+/// assert!(x.grad(&y.sum().backward()).is_some());
+/// ```
+pub fn layer_norm<const D: usize>(
+    input: Tensor<D>,
+    gamma: Tensor<1>,
+    beta: Option<Tensor<1>>,
+    epsilon: f64,
+) -> Tensor<D> {
+    row_norm(Statistic::MeanAndVariance, input, gamma, beta, epsilon)
+}
+
+/// Normalization by the root of the mean square over the last axis, as Burn's
+/// [`RmsNorm`](burn::nn::RmsNorm): `x / sqrt(mean(x²) + epsilon) * gamma`, from the paper [Root Mean
+/// Square Layer Normalization](https://arxiv.org/abs/1910.07467).
+///
+/// Keeps its input for the backward pass, and nothing else.
+///
+/// # Shapes
+///
+/// - `input` and output: `[..., d_model]`
+/// - `gamma`: `[d_model]`
+///
+/// # Panics
+///
+/// If the last axis of `input` is not as long as `gamma`.
+pub fn rms_norm<const D: usize>(input: Tensor<D>, gamma: Tensor<1>, epsilon: f64) -> Tensor<D> {
+    row_norm(Statistic::MeanSquare, input, gamma, None, epsilon)
+}
+
+/// Normalization over groups of channels, as Burn's [`GroupNorm`](burn::nn::GroupNorm), from the
+/// paper [Group Normalization](https://arxiv.org/abs/1803.08494).
+///
+/// Keeps its input for the backward pass, and nothing else.
+///
+/// # Shapes
+///
+/// - `input` and output: `[batch, channels, ...]`
+/// - `gamma` and `beta`: `[channels]`
+///
+/// # Panics
+///
+/// If `input` has less than two axes, or its channels are not a multiple of `groups`, or as many as
+/// `gamma` and `beta` have elements.
+pub fn group_norm<const D: usize>(
+    input: Tensor<D>,
+    gamma: Option<Tensor<1>>,
+    beta: Option<Tensor<1>>,
+    groups: usize,
+    epsilon: f64,
+) -> Tensor<D> {
+    let dims = input.dims();
+    assert!(D >= 2, "group_norm: the input is `[batch, channels, ...]`");
+    let channels = dims[1];
+    let width = dims[1..].iter().product::<usize>();
+    assert!(
+        groups > 0 && channels.is_multiple_of(groups),
+        "group_norm: {channels} channels are no multiple of {groups} groups"
+    );
+    for affine in [&gamma, &beta].into_iter().flatten() {
+        assert_eq!(
+            affine.dims(),
+            [channels],
+            "group_norm: one element a channel"
+        );
+    }
+    let operands = [
+        Some(input.into_dispatch()),
+        gamma.map(Tensor::into_dispatch),
+        beta.map(Tensor::into_dispatch),
+    ];
+    apply(operands, |mut operands: Operands<3>| {
+        let norm = GroupNorm {
+            input: shaped(operands.take::<D>(INPUT), [dims[0], width]),
+            gamma: operands.take_optional(GAMMA),
+            channels,
+            groups,
+            epsilon,
+            dims,
+        };
+        let output = norm.forward(operands.take_optional(BETA));
+        (shaped(output, dims), norm)
+    })
+}
+
+#[derive(Clone, Copy)]
+enum Statistic {
+    MeanAndVariance,
+    MeanSquare,
+}
+
+fn row_norm<const D: usize>(
+    statistic: Statistic,
+    input: Tensor<D>,
+    gamma: Tensor<1>,
+    beta: Option<Tensor<1>>,
+    epsilon: f64,
+) -> Tensor<D> {
+    let dims = input.dims();
+    assert_eq!(
+        dims[D - 1..],
+        gamma.dims(),
+        "the last axis of the input is normalized, and gamma has one element for each of it"
+    );
+    let operands = [
+        Some(input.into_dispatch()),
+        Some(gamma.into_dispatch()),
+        beta.map(Tensor::into_dispatch),
+    ];
+    apply(operands, |mut operands: Operands<3>| {
+        let input = operands.take::<D>(INPUT);
+        let gamma = operands.take::<1>(GAMMA);
+        let beta = operands.take_optional::<1>(BETA);
+        let norm = RowNorm {
+            statistic,
+            input: as_rows(input.clone()),
+            gamma: gamma.clone(),
+            epsilon,
+            dims,
+        };
+        let output = match statistic {
+            Statistic::MeanAndVariance => plain_layer_norm(input, gamma, beta, epsilon),
+            Statistic::MeanSquare => plain_rms_norm(input, gamma, epsilon),
+        };
+        (output, norm)
+    })
+}
+
+/// The backend's own, in the type that Burn's module computes it in.
+fn plain_layer_norm<const D: usize>(
+    input: Tensor<D>,
+    gamma: Tensor<1>,
+    beta: Option<Tensor<1>>,
+    epsilon: f64,
+) -> Tensor<D> {
+    if input.dtype() != DType::F16 {
+        return burn::tensor::module::layer_norm(input, gamma, beta, epsilon);
+    }
+    let wide = DType::F32;
+    let beta = beta.map(|beta| beta.cast(wide));
+    burn::tensor::module::layer_norm(input.cast(wide), gamma.cast(wide), beta, epsilon)
+        .cast(DType::F16)
+}
+
+fn plain_rms_norm<const D: usize>(input: Tensor<D>, gamma: Tensor<1>, epsilon: f64) -> Tensor<D> {
+    let (dtype, wide) = (input.dtype(), wide(input.dtype()));
+    let square = input.clone().cast(wide).square();
+    let rms = (square.mean_dim(D - 1) + epsilon).sqrt();
+    (input / rms.cast(dtype)) * gamma.unsqueeze()
+}
+
+#[derive(Clone)]
+struct RowNorm<const D: usize> {
+    statistic: Statistic,
+    /// `[rows, width]`
+    input: Tensor<2>,
+    gamma: Tensor<1>,
+    epsilon: f64,
+    dims: [usize; D],
+}
+
+impl<const D: usize> Operation<3> for RowNorm<D> {
+    const NAME: &'static str = "normalization";
+
+    fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 3>) {
+        let Self {
+            statistic,
+            input,
+            gamma,
+            epsilon,
+            dims,
+        } = self;
+        let (dtype, wide) = (input.dtype(), wide(input.dtype()));
+        let gain = gamma.cast(wide).unsqueeze::<2>();
+        let mut affine = AffineGradients::zeros(&gain, operands);
+        let wants_input = operands.wants(INPUT);
+        let grad = map_rows(as_rows(grad.tensor::<D>()), |chunk, grad| {
+            let grad = grad.cast(wide);
+            let rows = input.clone().slice([chunk]).cast(wide);
+            let (normal, deviation) = normalized(statistic, rows, epsilon);
+            affine.add(&grad, &normal, |rows| rows.sum_dim(0));
+            if !wants_input {
+                return grad.cast(dtype);
+            }
+            input_gradient(statistic, grad * gain.clone(), normal, deviation).cast(dtype)
+        });
+        drop(input);
+        if wants_input {
+            operands.give(INPUT, shaped(grad, dims));
+        }
+        affine.give(operands, dtype);
+    }
+}
+
+#[derive(Clone)]
+struct GroupNorm<const D: usize> {
+    /// `[batch, channels * elements of a channel]`
+    input: Tensor<2>,
+    gamma: Option<Tensor<1>>,
+    channels: usize,
+    groups: usize,
+    epsilon: f64,
+    dims: [usize; D],
+}
+
+impl<const D: usize> GroupNorm<D> {
+    /// `[batch, width]`, normalized by group, with the deviations `[batch * groups, 1]`.
+    fn normalized(&self, rows: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+        let dims = rows.dims();
+        let (normal, deviation) = normalized(
+            Statistic::MeanAndVariance,
+            self.by_group(rows),
+            self.epsilon,
+        );
+        (normal.reshape(dims), deviation)
+    }
+
+    fn by_group(&self, rows: Tensor<2>) -> Tensor<2> {
+        let [batch, width] = rows.dims();
+        rows.reshape([batch * self.groups, width / self.groups])
+    }
+
+    /// `[batch, width]` with an axis for the channels.
+    fn by_channel(&self, rows: Tensor<2>) -> Tensor<3> {
+        let [batch, width] = rows.dims();
+        rows.reshape([batch, self.channels, width / self.channels])
+    }
+
+    fn forward(&self, beta: Option<Tensor<1>>) -> Tensor<2> {
+        let (dtype, wide) = (self.input.dtype(), wide_of_group_norm(self.input.dtype()));
+        let shape = [1, self.channels, 1];
+        map_rows(self.input.clone(), |_, rows| {
+            let dims = rows.dims();
+            let normal = self.normalized(rows.cast(wide)).0.cast(dtype);
+            let mut output = self.by_channel(normal);
+            if let Some(gamma) = &self.gamma {
+                output = output * gamma.clone().reshape(shape);
+            }
+            if let Some(beta) = &beta {
+                output = output + beta.clone().reshape(shape);
+            }
+            output.reshape(dims)
+        })
+    }
+}
+
+/// As Burn's: its `bf16` stays.
+fn wide_of_group_norm(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 => DType::F32,
+        dtype => dtype,
+    }
+}
+
+impl<const D: usize> Operation<3> for GroupNorm<D> {
+    const NAME: &'static str = "group_norm";
+
+    fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 3>) {
+        let (dtype, wide) = (self.input.dtype(), wide(self.input.dtype()));
+        let one = || Tensor::<1>::ones([self.channels], (&self.input.device(), wide));
+        let gain = self
+            .gamma
+            .clone()
+            .map_or_else(one, |gamma| gamma.cast(wide));
+        let mut affine = AffineGradients::zeros(&gain.clone().unsqueeze(), operands);
+        let gain = gain.reshape([1, self.channels, 1]);
+        let wants_input = operands.wants(INPUT);
+        let grad = shaped(grad.tensor::<D>(), self.input.dims());
+        let grad = map_rows(grad, |chunk, grad| {
+            let dims = grad.dims();
+            let grad = grad.cast(wide);
+            let rows = self.input.clone().slice([chunk]).cast(wide);
+            let (normal, deviation) = self.normalized(rows);
+            let of_channels = |rows: Tensor<2>| {
+                let sums = self.by_channel(rows).sum_dim(2).sum_dim(0);
+                sums.reshape([1, self.channels])
+            };
+            affine.add(&grad, &normal, of_channels);
+            if !wants_input {
+                return grad.cast(dtype);
+            }
+            let grad = (self.by_channel(grad) * gain.clone()).reshape(dims);
+            let grad = input_gradient(
+                Statistic::MeanAndVariance,
+                self.by_group(grad),
+                self.by_group(normal),
+                deviation,
+            );
+            grad.reshape(dims).cast(dtype)
+        });
+        if wants_input {
+            operands.give(INPUT, shaped(grad, self.dims));
+        }
+        affine.give(operands, dtype);
+    }
+}
+
+/// Rows of mean 0 and variance 1, and the deviation that they were divided by.
+fn normalized(statistic: Statistic, rows: Tensor<2>, epsilon: f64) -> (Tensor<2>, Tensor<2>) {
+    let rows = match statistic {
+        Statistic::MeanAndVariance => rows.clone() - rows.mean_dim(1),
+        Statistic::MeanSquare => rows,
+    };
+    let deviation = (rows.clone().square().mean_dim(1) + epsilon).sqrt();
+    (rows / deviation.clone(), deviation)
+}
+
+/// The gradient of rows, from that of the normalized ones.
+fn input_gradient(
+    statistic: Statistic,
+    grad: Tensor<2>,
+    normal: Tensor<2>,
+    deviation: Tensor<2>,
+) -> Tensor<2> {
+    let along = (grad.clone() * normal.clone()).mean_dim(1);
+    let centered = match statistic {
+        Statistic::MeanAndVariance => grad.clone() - grad.mean_dim(1),
+        Statistic::MeanSquare => grad,
+    };
+    (centered - normal * along) / deviation
+}
+
+/// The gradients of gamma and beta: sums over rows, of chunk after chunk.
+struct AffineGradients {
+    /// `[1, width]`, of those that are wanted.
+    sums: [Option<Tensor<2>>; 2],
+}
+
+impl AffineGradients {
+    /// Zeros of the shape and type of `like`, which is `[1, width]`.
+    fn zeros(like: &Tensor<2>, operands: &OperandGradients<'_, 3>) -> Self {
+        let zeros = |at| operands.wants(at).then(|| like.zeros_like());
+        Self {
+            sums: [zeros(GAMMA), zeros(BETA)],
+        }
+    }
+
+    /// `sum` is from rows to `[1, width]`.
+    fn add(&mut self, grad: &Tensor<2>, normal: &Tensor<2>, sum: impl Fn(Tensor<2>) -> Tensor<2>) {
+        let [gamma, beta] = &mut self.sums;
+        if let Some(total) = gamma.take() {
+            *gamma = Some(total + sum(grad.clone() * normal.clone()));
+        }
+        if let Some(total) = beta.take() {
+            *beta = Some(total + sum(grad.clone()));
+        }
+    }
+
+    fn give(self, operands: &mut OperandGradients<'_, 3>, dtype: DType) {
+        for (at, sum) in [GAMMA, BETA].into_iter().zip(self.sums) {
+            if let Some(sum) = sum {
+                operands.give(at, sum.cast(dtype).squeeze_dim::<1>(0));
+            }
+        }
+    }
+}

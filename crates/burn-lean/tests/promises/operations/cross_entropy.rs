@@ -1,0 +1,216 @@
+//! The fused head and loss.
+
+use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
+use burn::tensor::{DType, Device, Int, Tensor};
+use burn_lean::operations::linear_cross_entropy;
+
+use super::harness::{assert_equal, noise, run, shaped};
+use crate::harness::{alone, devices, flex, ids, numbers};
+use crate::memory::{HEAP, peak_of};
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    tokens: usize,
+    width: usize,
+    classes: usize,
+    ignored: bool,
+    weighted: bool,
+    smoothing: Option<f32>,
+}
+
+impl Case {
+    fn config(self) -> CrossEntropyLossConfig {
+        let weights = || (0..self.classes).map(|c| 0.5 + (c % 3) as f32).collect();
+        CrossEntropyLossConfig::new()
+            .with_pad_tokens(self.ignored.then(|| vec![0, 2]))
+            .with_weights(self.weighted.then(weights))
+            .with_smoothing(self.smoothing)
+    }
+
+    /// In the type of the rest: Burn's weights are of the device's.
+    fn loss(self, like: &Tensor<1>) -> CrossEntropyLoss {
+        let mut loss = self.config().init(&like.device());
+        loss.weights = loss.weights.map(|weights| weights.cast(like.dtype()));
+        loss
+    }
+
+    fn targets(self, device: &Device) -> Tensor<1, Int> {
+        ids([self.tokens], 1, self.classes, device)
+    }
+
+    fn inputs(self) -> Vec<Vec<f64>> {
+        vec![
+            noise(self.tokens * self.width, 1),
+            noise(self.width * self.classes, 2),
+            noise(self.classes, 3),
+        ]
+    }
+
+    fn split(self, leaves: &[Tensor<1>]) -> (Tensor<2>, Tensor<2>, Option<Tensor<1>>) {
+        (
+            shaped(&leaves[0], [self.tokens, self.width]),
+            shaped(&leaves[1], [self.width, self.classes]),
+            leaves.get(2).cloned(),
+        )
+    }
+
+    fn ours(self) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
+        move |leaves| {
+            let (hidden, weight, bias) = self.split(leaves);
+            let targets = self.targets(&hidden.device());
+            linear_cross_entropy(&self.loss(&leaves[0]), hidden, weight, bias, targets)
+        }
+    }
+
+    fn reference(self) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
+        move |leaves| {
+            let (hidden, weight, bias) = self.split(leaves);
+            let targets = self.targets(&hidden.device());
+            let logits = hidden.matmul(weight);
+            let logits = match bias {
+                Some(bias) => logits + bias.unsqueeze(),
+                None => logits,
+            };
+            match self.smoothing {
+                // Burn's makes its smoothed labels in `f32` alone.
+                Some(smoothing) => self.smoothed(logits, targets, f64::from(smoothing)),
+                None => self.loss(&leaves[0]).forward(logits, targets),
+            }
+        }
+    }
+
+    /// As Burn's `forward_smoothed`.
+    fn smoothed(self, logits: Tensor<2>, targets: Tensor<1, Int>, smoothing: f64) -> Tensor<1> {
+        let loss = self.loss(&logits.clone().flatten(0, 1));
+        let scores = burn::tensor::activation::log_softmax(logits, 1);
+        let one_hot = targets.clone().one_hot::<2>(self.classes).float();
+        let one_hot = one_hot.cast(scores.dtype());
+        let mut labels = one_hot * (1.0 - smoothing) + smoothing / self.classes as f64;
+        let mut of_target = Tensor::<1>::ones([self.tokens], (&scores.device(), scores.dtype()));
+        if let Some(weights) = loss.weights {
+            labels = labels * weights.clone().unsqueeze();
+            of_target = weights.gather(0, targets.clone());
+        }
+        let mut losses = (scores * labels).sum_dim(1).squeeze_dim::<1>(1);
+        if let Some(pads) = loss.pad_tokens {
+            for pad in pads {
+                let mask = targets.clone().equal_scalar(pad as i64);
+                losses = losses.mask_fill(mask.clone(), 0.0);
+                of_target = of_target.mask_fill(mask, 0.0);
+            }
+        }
+        losses.sum().neg() / of_target.sum()
+    }
+}
+
+#[test]
+fn the_loss_is_that_of_burn() {
+    for (tokens, width, classes) in [(1, 3, 5), (7, 4, 3), (300, 5, 11), (131, 16, 64)] {
+        for ignored in [false, true] {
+            for weighted in [false, true] {
+                for smoothing in [None, Some(0.25)] {
+                    let case = Case {
+                        tokens,
+                        width,
+                        classes,
+                        ignored,
+                        weighted,
+                        smoothing,
+                    };
+                    let what = format!("{case:?}");
+                    let (reference, ours) = (case.reference(), case.ours());
+                    assert_equal(&what, &case.inputs(), 256.0, &reference, &ours);
+                    assert_equal(&what, &case.inputs()[..2], 256.0, &reference, &ours);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn smoothed_labels_are_those_of_burn() {
+    let case = Case {
+        tokens: 100,
+        width: 8,
+        classes: 7,
+        ignored: true,
+        weighted: true,
+        smoothing: Some(0.1),
+    };
+    let plain = |leaves: &[Tensor<1>]| {
+        let (hidden, weight, bias) = case.split(leaves);
+        let targets = case.targets(&hidden.device());
+        let logits = hidden.matmul(weight) + bias.unwrap().unsqueeze();
+        case.loss(&leaves[0]).forward(logits, targets)
+    };
+    let ours = case.ours();
+    super::harness::assert_as_plain("smoothed", &case.inputs(), 64.0, &plain, &ours);
+}
+
+#[test]
+fn tokens_that_are_all_ignored_are_as_with_burn() {
+    for device in devices() {
+        let hidden = numbers([3, 4], 1, &device).require_grad();
+        let weight = numbers([4, 5], 2, &device).require_grad();
+        let targets = Tensor::<1, Int>::from_ints([2, 2, 2], &device);
+        let config = CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![2]));
+        let loss = config.init(&device);
+        let value =
+            linear_cross_entropy(&loss, hidden.clone(), weight.clone(), None, targets.clone());
+        let plain = loss.forward(hidden.clone().matmul(weight.clone()), targets);
+        let is_nan = |x: Tensor<1>| x.into_scalar::<f32>().is_nan();
+        assert!(is_nan(plain.clone()) && is_nan(value.clone()));
+        let (ours, plain) = (value.backward(), plain.backward());
+        assert_eq!(
+            weight.grad(&ours).unwrap().into_data(),
+            weight.grad(&plain).unwrap().into_data()
+        );
+    }
+}
+
+#[test]
+fn no_tokens_have_gradients_of_zero() {
+    let case = Case {
+        tokens: 0,
+        width: 3,
+        classes: 4,
+        ignored: false,
+        weighted: false,
+        smoothing: None,
+    };
+    let found = run(&flex(), DType::F32, &case.inputs(), &case.ours());
+    assert!(found.value[0].is_nan(), "as Burn's mean of nothing");
+}
+
+/// A head of 8,000 classes for 2,000 tokens: the logits would be 64 MB.
+#[test]
+fn the_logits_never_exist() {
+    alone("operations::cross_entropy::the_logits_never_exist", || {
+        const TOKENS: usize = 2000;
+        const WIDTH: usize = 64;
+        const CLASSES: usize = 8000;
+        const LOGITS: usize = 4 * TOKENS * CLASSES;
+        const GRADIENTS: usize = 4 * WIDTH * (CLASSES + TOKENS);
+        let hidden = numbers([TOKENS, WIDTH], 1, &flex()).require_grad();
+        let weight = numbers([WIDTH, CLASSES], 2, &flex()).require_grad();
+        let targets = || ids([TOKENS], 3, CLASSES, &flex());
+        let loss = CrossEntropyLossConfig::new().init(&flex());
+        let (_, ours) = peak_of(|| {
+            let (hidden, weight) = (hidden.clone(), weight.clone());
+            linear_cross_entropy(&loss, hidden, weight, None, targets()).backward()
+        });
+        let (_, plain) = peak_of(|| {
+            let logits = hidden.clone().matmul(weight.clone());
+            loss.forward(logits, targets()).backward()
+        });
+        let before = HEAP.current_usage();
+        let (hidden, weight) = (hidden.clone(), weight.clone());
+        let value = linear_cross_entropy(&loss, hidden, weight, None, targets());
+        let kept = HEAP.current_usage() - before;
+        drop(value);
+        println!("peak: ours {ours}, Burn's {plain}; logits {LOGITS}; kept {kept}");
+        assert!(ours < LOGITS / 4, "{ours} of logits of {LOGITS} bytes");
+        assert!(plain > LOGITS);
+        assert!(kept < GRADIENTS + (64 << 10), "{kept} of {GRADIENTS}");
+    });
+}

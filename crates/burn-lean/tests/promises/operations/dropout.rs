@@ -1,0 +1,59 @@
+//! Dropout. Each test runs in a process of its own, as it draws from the generator of a device.
+
+use burn::nn::DropoutConfig;
+use burn::tensor::Tensor;
+use burn_lean::operations::{dropout, nn};
+
+use crate::harness::{alone, devices, flex, numbers};
+
+#[test]
+fn the_mask_is_burns_and_the_same_in_backward() {
+    alone(
+        "operations::dropout::the_mask_is_burns_and_the_same_in_backward",
+        || {
+            // Several chunks, and no multiple of the 24 bits of a number.
+            for dims in [[3, 5], [1, 24], [0, 4], [700, 1031]] {
+                let device = flex();
+                let x = numbers(dims, 1, &device).require_grad();
+                let weights = numbers(dims, 2, &device);
+                device.seed(7);
+                let plain = DropoutConfig::new(0.3).init().forward(x.clone());
+                let plain_grads = (plain.clone() * weights.clone()).sum().backward();
+                device.seed(7);
+                let ours = dropout(x.clone(), 0.3);
+                let grads = (ours.clone() * weights).sum().backward();
+                assert_eq!(ours.into_data(), plain.into_data());
+                let grad = |grads| x.grad(grads).unwrap().into_data();
+                assert_eq!(grad(&grads), grad(&plain_grads));
+            }
+        },
+    );
+}
+
+#[test]
+fn so_many_are_dropped() {
+    alone("operations::dropout::so_many_are_dropped", || {
+        for device in devices() {
+            device.seed(3);
+            let ones = Tensor::<2>::ones([300, 301], &device);
+            let dropped = dropout(ones, 0.25);
+            let (zeros, mean) = (
+                dropped.clone().equal_scalar(0.0).float().mean(),
+                dropped.mean(),
+            );
+            let (zeros, mean) = (zeros.into_scalar::<f32>(), mean.into_scalar::<f32>());
+            assert!((zeros - 0.25).abs() < 0.01, "{zeros}");
+            assert!((mean - 1.0).abs() < 0.01, "{mean}");
+        }
+    });
+}
+
+#[test]
+fn it_drops_in_training_alone() {
+    let x = numbers([4, 5], 1, &flex());
+    let module = nn::DropoutConfig::new(0.9).init();
+    let inference = x.clone().inner();
+    let same = module.forward(inference.clone());
+    assert_eq!(same.into_data(), inference.into_data());
+    assert_eq!(dropout(x.clone(), 0.0).into_data(), x.into_data());
+}

@@ -1,0 +1,12 @@
+//! Operations that keep little: their numbers are those of Burn's, and so are their gradients.
+
+mod activations;
+mod attention;
+mod cross_entropy;
+mod dropout;
+mod harness;
+mod linear;
+mod memory;
+mod modules;
+mod norms;
+mod tape;
