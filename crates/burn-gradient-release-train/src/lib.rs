@@ -9,14 +9,18 @@
 #![forbid(unsafe_code)]
 
 mod checkpoint;
+mod logs;
 pub mod metric;
 mod monitor;
 mod passes;
 mod replication;
 pub mod resume;
 mod strategy;
+#[cfg(test)]
+mod tests;
 
 pub use checkpoint::BlockingCheckpointingStrategy;
+pub use logs::{log_apart, log_folder};
 pub use monitor::{PeakMemory, StepMonitor};
 pub use passes::{InOnePass, InTwoPasses, Passes};
 pub use replication::{GatherOutput, OneProcess, Replication};

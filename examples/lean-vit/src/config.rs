@@ -1,9 +1,11 @@
 //! Optimizers, devices, and the settings of a training run.
 
 use crate::model::{Recomputed, VitConfig};
+use anyhow::Result;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use vit_common::display_as_value;
+use vit_common::settings::identity;
 
 pub use vit_common::config::{Mode, Preset, WARM_UP, WEIGHT_DECAY};
 
@@ -155,6 +157,14 @@ pub struct Engine {
     pub optimizer: OptimizerKind,
 }
 
+/// Settings that a resumed run may have others of. What is in the images says their digest.
+const MAY_CHANGE: [&str; 4] = [
+    "data",
+    "engine.checkpointing",
+    "engine.device",
+    "engine.mode",
+];
+
 /// The settings that determine the outcome of a training run; saved beside its results.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainConfig {
@@ -178,6 +188,17 @@ pub struct TrainConfig {
     pub weight_decay: f64,
     /// Seed of the weights, of the order of the images and of dropout.
     pub seed: u64,
+}
+
+impl TrainConfig {
+    /// What tells the run from others: all that must not change when it is resumed.
+    ///
+    /// # Errors
+    ///
+    /// A number that JSON does not have.
+    pub fn identity(&self) -> Result<String> {
+        Ok(identity(&serde_json::to_value(self)?, &MAY_CHANGE))
+    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use crate::memory::HighWater;
 use crate::train::Validation;
 use std::io::{self, IsTerminal, Write};
-use vit_common::terminal::mib;
+use vit_common::terminal::{mib, note};
 
 const WIDTH: usize = 30;
 
@@ -33,21 +33,26 @@ impl Progress {
             let epochs = self.epochs;
             let batches = self.batches;
             // The cursor returns to the start of the line, which the next text overwrites.
-            eprint!("\repoch {epoch:>3}/{epochs}  [{bar}] {done}/{batches}");
-            let _ = io::stderr().flush();
+            draw(&format!(
+                "\repoch {epoch:>3}/{epochs}  [{bar}] {done}/{batches}"
+            ));
         }
     }
 
     /// After the validation of an epoch.
     pub fn epoch(&self, epoch: usize, train_loss: f64, validation: Validation, memory: &HighWater) {
         if self.has_bar {
-            eprint!("\r\x1b[K");
+            draw("\r\x1b[K");
         }
-        eprintln!(
-            "{}",
-            line(epoch, self.epochs, train_loss, validation, memory)
-        );
+        note(&line(epoch, self.epochs, train_loss, validation, memory));
     }
+}
+
+/// Writes part of a line. The terminal may be gone.
+fn draw(text: &str) {
+    let mut stderr = io::stderr().lock();
+    let _ = stderr.write_all(text.as_bytes());
+    let _ = stderr.flush();
 }
 
 fn line(

@@ -16,6 +16,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::DataParallel;
 use vit_common::data::{Dataset, Image, Normalization, Split, labels};
+use vit_common::parallel::check_settings;
 use vit_common::rng::SeededRng;
 
 pub use vit_common::results::Results;
@@ -138,15 +139,17 @@ impl Train<'_> {
                 train_loss.is_finite(),
                 "the loss is {train_loss} in epoch {epoch}: try a smaller --lr"
             );
+            if let Some(parallel) = self.parallel {
+                // What is saved is what all of them have.
+                parallel.verify(&model)?;
+            }
             let states = optimizer.to_record(self.parallel)?;
             if self.is_first() {
                 let validation = self.validate(&model)?;
                 progress.epoch(epoch, train_loss, validation, &memory);
-                self.folder.save(epoch, train_loss, &model, states)?;
+                self.folder
+                    .save(config, epoch, train_loss, &model, states)?;
             }
-        }
-        if let Some(parallel) = self.parallel {
-            parallel.verify(&model)?;
         }
         if !self.is_first() {
             return Ok(Ending::OfAnotherRank);
@@ -176,9 +179,9 @@ impl Train<'_> {
         let Some(parallel) = self.parallel else {
             return Ok(());
         };
-        let settings = serde_json::to_string(self.config)?;
-        let what = format!("the beginning of epoch {} with {settings}", done + 1);
-        Ok(parallel.replicas().meet(&what)?)
+        let replicas = parallel.replicas();
+        replicas.meet(&format!("the beginning of epoch {}", done + 1))?;
+        check_settings(replicas, &serde_json::to_value(self.config)?)
     }
 
     /// What this process trains on, of a batch of all processes.

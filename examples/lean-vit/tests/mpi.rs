@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use vit_common::launching::{self, digest, result, said, signalled};
 
 fn main() -> ExitCode {
-    let tests: [(&str, fn()); 7] = [
+    let tests: [(&str, fn()); 8] = [
         ("two_and_four_ranks_sharded_or_not", two_and_four_ranks),
         ("recomputed_blocks_and_dropout", recomputed_blocks),
         ("a_sharded_run_is_resumed", a_sharded_run_is_resumed),
@@ -20,6 +20,7 @@ fn main() -> ExitCode {
         ("without_a_terminal", without_a_terminal),
         ("who_fails_says_why", who_fails_says_why),
         ("what_cannot_be_shared_is_refused", what_cannot_be_shared),
+        ("other_settings_are_refused", other_settings_are_refused),
     ];
     let is_missing = cfg!(not(feature = "mpi")) || !launching::has_mpirun();
     let tests = tests.map(|(name, test)| {
@@ -66,7 +67,9 @@ fn two_and_four_ranks() {
     let alone = result(train(1, &folder("alone"), &NEW));
     assert_eq!(digest(&alone), digest(&one));
     for ranks in [2, 4] {
-        let run = |name: &str, more: &[&str]| result(train(ranks, &folder(name), more));
+        let run = |name: &str, more: &[&str]| {
+            result(train(ranks, &folder(&format!("{name}-{ranks}")), more))
+        };
         let whole = run("whole", &NEW);
         let again = run("again", &NEW);
         let apart = run("apart", &sharded());
@@ -186,4 +189,15 @@ fn what_cannot_be_shared() {
         assert!(said(&output).contains(text), "{}", said(&output));
         assert!(!folder.exists());
     }
+}
+
+fn other_settings_are_refused() {
+    let home = TempDir::new().unwrap();
+    let program = env!("CARGO_BIN_EXE_lean-vit");
+    let folder = home.path().join("run");
+    let mut command = launching::train_unlike(program, &folder, &NEW, &["--optimizer", "sgd"]);
+    let output = command.output().unwrap();
+    assert!(!output.status.success());
+    let text = "rank 1: the setting engine.optimizer: \"sgd\"";
+    assert!(said(&output).contains(text), "{}", said(&output));
 }

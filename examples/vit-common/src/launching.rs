@@ -14,6 +14,33 @@ pub fn has_mpirun() -> bool {
 
 /// `train` of a program in so many processes; without `mpirun` if there are none.
 pub fn train(program: &str, processes: usize, folder: &Path, more: &[&str]) -> Command {
+    let mut command = launched(program, processes);
+    command
+        .args(["train", "--json", "--artifact-dir"])
+        .arg(folder);
+    if processes > 0 {
+        command.arg("--data-parallel");
+    }
+    command.args(more);
+    command
+}
+
+/// Two processes of `train`, the second of which has more options than the first.
+pub fn train_unlike(program: &str, folder: &Path, both: &[&str], second: &[&str]) -> Command {
+    let mut command = launched(program, 1);
+    let options = |command: &mut Command| {
+        command.args(["train", "--json", "--data-parallel", "--artifact-dir"]);
+        command.arg(folder).args(both);
+    };
+    options(&mut command);
+    command.args([":", "-n", "1", program]);
+    options(&mut command);
+    command.args(second);
+    command
+}
+
+/// A program in so many processes; without `mpirun` if there are none.
+fn launched(program: &str, processes: usize) -> Command {
     let mut command = match processes {
         0 => Command::new(program),
         _ => {
@@ -23,13 +50,6 @@ pub fn train(program: &str, processes: usize, folder: &Path, more: &[&str]) -> C
         }
     };
     command
-        .args(["train", "--json", "--artifact-dir"])
-        .arg(folder);
-    if processes > 0 {
-        command.arg("--data-parallel");
-    }
-    command
-        .args(more)
         // In a container everybody is root.
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");

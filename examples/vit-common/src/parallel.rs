@@ -1,7 +1,12 @@
 //! The processes of a data parallel run.
 
+use crate::settings::flat;
 use anyhow::{Result, ensure};
 use burn_replicas::Replicas;
+use serde_json::Value;
+use std::num::NonZeroU64;
+#[cfg(feature = "mpi")]
+use std::time::Duration;
 
 /// The number of this process among those of its machine, by which it chooses its device; `None` if
 /// it was not started as one of several.
@@ -12,11 +17,18 @@ pub fn local_rank() -> Option<usize> {
     None
 }
 
-/// Joins the processes that `mpirun` has started.
-#[cfg_attr(feature = "mpi", allow(unused_variables))]
-pub fn join(program: &str) -> Result<Replicas> {
+/// Joins the processes that `mpirun` has started. Each waits so many seconds for the others; without, half
+/// an hour.
+#[allow(unused_variables)] // Each is for one of the two builds.
+pub fn join(program: &str, timeout: Option<NonZeroU64>) -> Result<Replicas> {
     #[cfg(feature = "mpi")]
-    return Ok(Replicas::new(burn_replicas::Mpi::initialize)?);
+    {
+        let replicas = Replicas::new(burn_replicas::Mpi::initialize)?;
+        Ok(match timeout {
+            Some(seconds) => replicas.with_timeout(Duration::from_secs(seconds.get())),
+            None => replicas,
+        })
+    }
     #[cfg(not(feature = "mpi"))]
     anyhow::bail!(
         "--data-parallel needs MPI, which is not compiled in: build with `cargo run --release -p \
@@ -39,10 +51,40 @@ pub fn check_shares(replicas: &Replicas, images: usize, batch_size: usize) -> Re
     Ok(())
 }
 
+/// Settings that machines may have each their own of: what is in the folder is compared instead.
+const OWN: [&str; 1] = ["data"];
+
+/// Whether all processes have the same settings, which are saved as JSON.
+///
+/// # Errors
+///
+/// Names the first setting that differs.
+pub fn check_settings(replicas: &Replicas, settings: &Value) -> Result<()> {
+    let settings = flat(settings).into_iter();
+    let shared = settings.filter(|(name, _)| !OWN.contains(&name.as_str()));
+    Ok(replicas.same_settings(shared)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn_replicas::Alone;
+    use burn_replicas::{Alone, Threads};
+    use serde_json::json;
+
+    #[test]
+    fn the_setting_that_differs_is_named() {
+        let settings = |data: &str, optimizer: &str| json!({"data": data, "engine": {"optimizer": optimizer, "budget": null}});
+        let found = Threads::run(2, |replicas| {
+            let data = ["/a", "/b"][replicas.rank()];
+            let optimizer = ["adamw", "sgd"][replicas.rank()];
+            check_settings(&replicas, &settings(data, "adamw")).unwrap();
+            check_settings(&replicas, &settings(data, optimizer))
+        });
+        let text = found[1].as_ref().unwrap_err().to_string();
+        let differences = "rank 0: the setting engine.optimizer: \"adamw\"; rank 1: the setting \
+                           engine.optimizer: \"sgd\"";
+        assert!(text.ends_with(differences), "{text}");
+    }
 
     #[test]
     fn an_image_for_each_process() {

@@ -1,7 +1,42 @@
 //! Settings of a run that may be resumed: from an option, else from the run, else the default.
 
 use anyhow::{Result, ensure};
+use serde_json::Value;
 use std::fmt::Display;
+
+/// Settings that are saved as JSON, one by one and sorted: `engine.optimizer` is the optimizer of the
+/// engine.
+pub fn flat(settings: &Value) -> Vec<(String, &Value)> {
+    let mut all = Vec::new();
+    flatten(String::new(), settings, &mut all);
+    // In the order of the fields, if serde_json is built so.
+    all.sort_by(|(one, _), (other, _)| one.cmp(other));
+    all
+}
+
+/// What tells a run from others: all of its settings but those that may change when it is resumed.
+///
+/// A setting that is null is left out: a run of before there was such a setting stays the same run.
+pub fn identity(settings: &Value, may_change: &[&str]) -> String {
+    let settings = flat(settings).into_iter();
+    settings
+        .filter(|(name, value)| !may_change.contains(&name.as_str()) && !value.is_null())
+        .map(|(name, value)| format!("{name}: {value}\n"))
+        .collect()
+}
+
+fn flatten<'a>(name: String, value: &'a Value, all: &mut Vec<(String, &'a Value)>) {
+    let Value::Object(fields) = value else {
+        return all.push((name, value));
+    };
+    for (field, value) in fields {
+        let name = match name.as_str() {
+            "" => field.clone(),
+            of => format!("{of}.{field}"),
+        };
+        flatten(name, value, all);
+    }
+}
 
 /// The option, else the setting of the resumed run, else the default.
 pub fn given<T>(given: Option<T>, saved: Option<T>, default: T) -> T {

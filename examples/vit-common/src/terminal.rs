@@ -1,22 +1,41 @@
 //! What the programs share: their exit codes, errors in one line, and sizes.
 
+use crate::files::is_about_writing;
 use anyhow::{Context, Result};
 use clap::Parser;
 use clap::error::ErrorKind;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+/// The exit code of any other error.
+const FAILURE: u8 = 1;
+
+/// The exit code if a file could not be written: that of BSD's `sysexits.h`.
+pub const CANNOT_WRITE: u8 = 74;
+
 /// Parses the command line and runs the program. An error goes to stderr in one line; the exit code
-/// is then 1, or 2 if the command line is wrong.
+/// is then 1, 2 if the command line is wrong, or 74 if a file could not be written.
 pub fn main<C: Parser>(run: impl FnOnce(C) -> Result<ExitCode>) -> ExitCode {
     let done = match C::try_parse() {
         Ok(cli) => run(cli),
         Err(error) => return usage(&error),
     };
-    done.unwrap_or_else(|error| {
-        eprintln!("error: {}", one_line(&format!("{error:#}")));
-        ExitCode::FAILURE
-    })
+    done.unwrap_or_else(|error| ExitCode::from(fail(&error)))
+}
+
+/// Writes an error to stderr in one line; returns the exit code for it.
+pub fn fail(error: &anyhow::Error) -> u8 {
+    note(&format!("error: {}", one_line(&format!("{error:#}"))));
+    match is_about_writing(error) {
+        true => CANNOT_WRITE,
+        false => FAILURE,
+    }
+}
+
+/// Writes a line to stderr. Whoever reads it may be gone, as a terminal that is closed: what is trained does not
+/// depend on that.
+pub fn note(line: &str) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
 /// Help and version as clap formats them; an error in one line.
@@ -29,7 +48,7 @@ fn usage(error: &clap::Error) -> ExitCode {
         _ => {
             let text = error.render().to_string();
             let first = text.split("\n\n").next().unwrap_or_default();
-            eprintln!("{}", one_line(first));
+            note(&one_line(first));
             ExitCode::from(2)
         }
     }

@@ -9,7 +9,8 @@ use burn_gradient_release_train::resume;
 use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
-use vit_common::files::write_json;
+use vit_common::files::{write_json, writing};
+use vit_common::lock::Lock;
 
 const SETTINGS: &str = "config.json";
 const RESULTS: &str = "results.json";
@@ -85,21 +86,41 @@ impl Artifacts {
         TrainConfig::load(&file).with_context(|| format!("cannot read {}", file.display()))
     }
 
-    /// Fails if the folder holds an interrupted run, which a new run would overwrite.
+    /// Locks the folder, which is created if need be, until the lock is dropped.
+    ///
+    /// # Errors
+    ///
+    /// Another program trains in it.
+    pub fn lock(&self) -> Result<Lock> {
+        fs::create_dir_all(&self.folder)
+            .with_context(|| format!("cannot write to {}", self.folder.display()))?;
+        Lock::acquire(&self.folder)
+    }
+
+    /// Fails if another program trains in the folder, or if it holds a run, which a new one would
+    /// overwrite.
     pub fn ensure_free(&self) -> Result<()> {
         ensure!(
             !self.folder.exists() || self.folder.is_dir(),
             "{} is not a folder",
             self.folder.display()
         );
+        Lock::ensure_free(&self.folder)?;
+        self.ensure_no_run()
+    }
+
+    /// The same, once the lock is taken: another program may have begun and ended a run since.
+    pub fn ensure_no_run(&self) -> Result<()> {
         // `resume_point` would remove incomplete checkpoints, and the run may still be active.
-        if !entries(&self.folder.join(CHECKPOINTS))?.is_empty()
-            && !self.folder.join(RESULTS).exists()
-        {
+        let folder = self.folder.display();
+        ensure!(
+            !self.folder.join(RESULTS).exists(),
+            "{folder} holds a finished run: start anew with --overwrite, or choose another --artifact-dir"
+        );
+        if !entries(&self.folder.join(CHECKPOINTS))?.is_empty() {
             bail!(
-                "{} holds a run that was interrupted: continue it with --resume, start anew with \
-                 --overwrite, or choose another --artifact-dir",
-                self.folder.display()
+                "{folder} holds a run that was interrupted: continue it with --resume, start anew with \
+                 --overwrite, or choose another --artifact-dir"
             );
         }
         Ok(())
@@ -143,8 +164,12 @@ impl Artifacts {
     }
 
     /// The epoch of the newest complete checkpoint.
-    pub fn resume_point(&self) -> Result<Option<usize>> {
-        resume::resume_point(&self.folder)
+    ///
+    /// # Errors
+    ///
+    /// A file of it is not as it was saved, or of a run with other settings.
+    pub fn resume_point(&self, config: &TrainConfig) -> Result<Option<usize>> {
+        resume::resume_point_of_run(&self.folder, config.identity()?)
             .with_context(|| format!("cannot read the checkpoints in {}", self.folder.display()))
     }
 
@@ -160,7 +185,7 @@ impl Artifacts {
     }
 
     fn write(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
-        work().with_context(|| format!("cannot write to {}", self.folder.display()))
+        writing(&self.folder, work)
     }
 }
 
@@ -183,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interrupted_run_is_not_overwritten() {
+    fn a_run_is_not_overwritten() {
         let folder = tempfile::tempdir().unwrap();
         let artifacts = Artifacts::new(folder.path());
         assert!(artifacts.ensure_free().is_ok());
@@ -192,7 +217,8 @@ mod tests {
         fs::write(folder.path().join("checkpoint/model-1.mpk"), "").unwrap();
         assert!(artifacts.ensure_free().is_err());
         artifacts.save_results(&1).unwrap();
-        assert!(artifacts.ensure_free().is_ok());
+        let text = artifacts.ensure_free().unwrap_err().to_string();
+        assert!(text.contains("holds a finished run"), "{text}");
     }
 
     #[test]

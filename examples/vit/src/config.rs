@@ -1,11 +1,13 @@
 //! Optimizers, backends, and the settings of a training run.
 
 use crate::model::VitConfig;
+use anyhow::Result;
 use burn::config::Config;
 use burn_gradient_release::Recompute;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use vit_common::display_as_value;
+use vit_common::settings::identity;
 
 pub use vit_common::config::{Mode, Preset, WEIGHT_DECAY};
 
@@ -184,6 +186,16 @@ pub struct Regularization {
     pub clip_grad_norm: Option<f64>,
 }
 
+/// Settings that a resumed run may have others of. What is in the images says their digest.
+const MAY_CHANGE: [&str; 6] = [
+    "data",
+    "engine.activation_budget",
+    "engine.backend",
+    "engine.checkpointing",
+    "engine.fusion",
+    "engine.mode",
+];
+
 /// The settings that determine the outcome of a training run; saved beside its results.
 #[derive(Config, Debug, PartialEq)]
 pub struct TrainConfig {
@@ -214,6 +226,17 @@ pub struct TrainConfig {
 }
 
 impl TrainConfig {
+    /// What tells the run from others: all that must not change when it is resumed.
+    ///
+    /// # Errors
+    ///
+    /// A number that JSON does not have.
+    pub fn identity(&self) -> Result<String> {
+        let mut settings = serde_json::to_value(self)?;
+        settings["regularization"] = serde_json::to_value(self.regularization())?;
+        Ok(identity(&settings, &MAY_CHANGE))
+    }
+
     /// Weight decay and clipping; nothing but the optimizer's defaults in settings of before.
     pub fn regularization(&self) -> Regularization {
         self.regularization.unwrap_or_default()
@@ -260,6 +283,28 @@ mod tests {
         let config = TrainConfig::example();
         let json = serde_json::to_vec(&config).unwrap();
         assert_eq!(TrainConfig::load_binary(&json).unwrap(), config);
+    }
+
+    #[test]
+    fn a_run_is_the_same_however_it_is_computed() {
+        let config = TrainConfig::example();
+        let mut resumed = config.clone();
+        resumed.engine.mode = Mode::Plain;
+        resumed.engine.backend = BackendKind::NdArray;
+        resumed.data = "elsewhere".into();
+        assert_eq!(config.identity().unwrap(), resumed.identity().unwrap());
+        for change in [
+            (|config| config.seed += 1) as fn(&mut TrainConfig),
+            |config| config.engine.optimizer = OptimizerKind::Sgd,
+            |config| config.preset = Preset::Small,
+            |config| config.early_stopping = Some(3),
+            |config| config.regularization = None,
+            |config| config.data_digest = "11".into(),
+        ] {
+            let mut other = config.clone();
+            change(&mut other);
+            assert_ne!(config.identity().unwrap(), other.identity().unwrap());
+        }
     }
 
     #[test]

@@ -3,11 +3,28 @@
 //! The learner returns no errors: a checkpoint that cannot be read or a full disk is a panic, often of
 //! several threads in turn.
 
-use anyhow::{Result, bail};
+use crate::terminal;
+use anyhow::{Result, anyhow};
 use burn::train::{ApplicationLoggerInstaller, FileApplicationLoggerInstaller};
+use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::PathBuf;
+use std::process;
 use std::sync::{Arc, OnceLock};
+use vit_common::files::CannotWrite;
+
+/// How errors of the system are named in panics, if a file could not be written.
+const NO_ROOM: [&str; 4] = [
+    "FileTooLarge",
+    "QuotaExceeded",
+    "ReadOnlyFilesystem",
+    "StorageFull",
+];
+
+thread_local! {
+    /// Whether a panic unwinds this thread.
+    static UNWINDS: Cell<bool> = const { Cell::new(false) };
+}
 
 /// Burn's application log, which also records panics. Clones share the first panic.
 #[derive(Clone, Debug)]
@@ -32,26 +49,46 @@ impl Panics {
     /// A thread panicked; the error has the message of the first panic.
     pub fn catch<T>(&self, learner: impl FnOnce() -> T) -> Result<T> {
         let done = panic::catch_unwind(AssertUnwindSafe(learner));
+        UNWINDS.set(false);
         match (self.first.get(), done) {
             (None, Ok(done)) => Ok(done),
-            (first, _) => bail!(
-                "the training broke off: {}; {} has more",
-                first.map_or("a panic", String::as_str),
-                self.log.display()
-            ),
+            (first, _) => Err(self.error(first.map_or("a panic", String::as_str))),
         }
+    }
+
+    fn error(&self, first: &str) -> anyhow::Error {
+        let text = format!(
+            "the training broke off: {first}; {} has more",
+            self.log.display()
+        );
+        match NO_ROOM.iter().any(|kind| first.contains(kind)) {
+            true => CannotWrite(text).into(),
+            false => anyhow!("{text}"),
+        }
+    }
+
+    fn hook(&self) {
+        let this = self.clone();
+        panic::set_hook(Box::new(move |info| {
+            // Later panics are consequences of the first.
+            let text = info.payload_as_str().unwrap_or("a panic");
+            let first = this.first.get_or_init(|| text.into());
+            log::error!("{info}");
+            // Burn's threads panic, too, where they are dropped while a panic unwinds: that aborts the process, and
+            // nobody would be told why.
+            if UNWINDS.replace(true) {
+                process::exit(terminal::fail(&this.error(first)).into());
+            }
+        }));
     }
 }
 
 impl ApplicationLoggerInstaller for Panics {
     fn install(&self) -> Result<(), String> {
+        // What cannot be opened is a panic of the log.
+        self.hook();
         let installed = FileApplicationLoggerInstaller::new(&self.log).install();
-        let first = self.first.clone();
-        panic::set_hook(Box::new(move |info| {
-            // Later panics are consequences of the first.
-            let _ = first.set(info.payload_as_str().unwrap_or("a panic").into());
-            log::error!("{info}");
-        }));
+        self.hook();
         installed
     }
 }

@@ -1,7 +1,7 @@
 //! The progress of a run without Burn's terminal UI: one line for each epoch, on stderr.
 
 use crate::memory::HighWater;
-use crate::terminal::mib;
+use crate::terminal::{mib, note};
 use burn::train::LearnerSummary;
 use burn::train::metric::{MetricDefinition, MetricId, NumericEntry};
 use burn::train::renderer::{
@@ -64,7 +64,7 @@ impl MetricsRendererTraining for EpochLines {
             |items: &burn::data::dataloader::Progress| items.items_processed >= items.items_total;
         if item.progress.as_ref().is_some_and(is_last) {
             let epochs = item.global_progress;
-            eprintln!("{}", self.line(epochs.items_processed, epochs.items_total));
+            note(&self.line(epochs.items_processed, epochs.items_total));
             self.train = Means::default();
             self.valid = Means::default();
         }

@@ -1,9 +1,11 @@
 //! Ends a run before its last epoch, and selects the checkpoints to keep.
 
+use anyhow::anyhow;
 use burn::train::checkpoint::{CheckpointingAction, CheckpointingStrategy, KeepLastNCheckpoints};
 use burn::train::metric::store::{Aggregate, EventStoreClient, Split};
 use burn::train::{EarlyStoppingStrategy, Interrupter};
 use burn_gradient_release_train::INTERRUPTED_ELSEWHERE;
+use vit_common::files::CannotWrite;
 
 /// Burn's reason for the interruption by Ctrl-C.
 pub const CTRL_C: &str = "Ctrl-C";
@@ -14,17 +16,43 @@ pub const STOP_AFTER: &str = "--stop-after";
 /// Burn's reason for the interruption by its terminal UI.
 const TUI: &str = "Stopping training from user input.";
 
+/// What the reason begins with if metrics cannot be logged.
+pub const CANNOT_LOG: &str = "cannot write the log ";
+
 /// The name of Burn's loss metric.
 pub const LOSS: &str = "Loss";
 
 /// Whether the user requested the interruption; any other reason is an error.
 pub fn was_asked_for(reason: &str) -> bool {
-    is_ctrl_c(reason) || [STOP_AFTER, TUI].contains(&reason)
+    [CTRL_C, STOP_AFTER, TUI].contains(&wherever(reason))
 }
 
 /// Whether it was Ctrl-C, in this process or in another that trains with it.
 pub fn is_ctrl_c(reason: &str) -> bool {
-    [CTRL_C, INTERRUPTED_ELSEWHERE].contains(&reason)
+    wherever(reason) == CTRL_C
+}
+
+/// Whether it was in another process that trains with this one.
+pub fn is_elsewhere(reason: &str) -> bool {
+    wherever(reason) != reason
+}
+
+/// The reason, be it of this process or of another.
+fn wherever(reason: &str) -> &str {
+    let elsewhere = reason.strip_prefix(INTERRUPTED_ELSEWHERE);
+    elsewhere.map_or(reason, |reason| reason.trim_start_matches(": "))
+}
+
+/// The error of an interruption that nobody has asked for.
+pub fn error(reason: &str) -> anyhow::Error {
+    // What Burn's checkpointer makes of the error of its recorder.
+    let of_recorder = wherever(reason).strip_prefix("Recorder error: `Unknown(\"");
+    let saving = of_recorder.and_then(|text| text.strip_suffix("\")`"));
+    let text = saving.unwrap_or(wherever(reason));
+    match text.starts_with("cannot save ") || text.starts_with(CANNOT_LOG) {
+        true => CannotWrite(text.into()).into(),
+        false => anyhow!("{text}"),
+    }
 }
 
 /// Interrupts a run whose loss is not finite.
@@ -117,6 +145,24 @@ mod tests {
         assert!(after(&[3.0, 4.0, 3.0]));
         assert!(!after(&[3.0, 4.0, 2.0, 5.0]));
         assert!(after(&[3.0, 4.0, 2.0, 5.0, f64::NAN]));
+    }
+
+    #[test]
+    fn a_reason_is_the_same_in_another_process() {
+        let elsewhere = format!("{INTERRUPTED_ELSEWHERE}: {CTRL_C}");
+        assert!(is_elsewhere(&elsewhere) && is_ctrl_c(&elsewhere) && was_asked_for(&elsewhere));
+        assert!(is_ctrl_c(CTRL_C) && !is_elsewhere(CTRL_C));
+        let elsewhere = format!("{INTERRUPTED_ELSEWHERE}: {STOP_AFTER}");
+        assert!(was_asked_for(&elsewhere) && !is_ctrl_c(&elsewhere));
+        let failed = "Recorder error: `Unknown(\"cannot save a/model-1.mpk: no room\")`";
+        let elsewhere = format!("{INTERRUPTED_ELSEWHERE}: {failed}");
+        for reason in [failed, &elsewhere] {
+            assert!(!was_asked_for(reason));
+            let error = error(reason);
+            let text = CannotWrite("cannot save a/model-1.mpk: no room".into());
+            assert_eq!(error.downcast_ref(), Some(&text));
+        }
+        assert!(!error("the loss is NaN").is::<CannotWrite>());
     }
 
     #[test]

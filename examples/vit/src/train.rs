@@ -12,7 +12,8 @@ use crate::model::Vit;
 use crate::panics::Panics;
 use crate::progress::EpochLines;
 use crate::stopping::{self, CompleteEpochs, Patience};
-use anyhow::{Context, Result, anyhow, bail};
+use crate::terminal::note;
+use anyhow::{Context, Result, anyhow};
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::lr_scheduler::composed::{ComposedLrScheduler, ComposedLrSchedulerConfig};
@@ -208,7 +209,9 @@ impl Train<'_> {
             done.unwrap_or(0) + 1,
             self.interrupter.clone(),
         ))
-        .with_file_checkpointer(AtomicFileRecorder::new(DefaultRecorder::new()))
+        .with_file_checkpointer(
+            AtomicFileRecorder::new(DefaultRecorder::new()).of_run(config.identity()?),
+        )
         // A fused backend can lose tensors that another thread reads while this one trains
         // (https://github.com/tracel-ai/burn/issues/4347).
         .with_checkpointing_strategy(BlockingCheckpointingStrategy::new(CompleteEpochs::new(
@@ -260,14 +263,14 @@ impl Train<'_> {
             self.meet("the folder")?;
         }
         let done = match self.resume {
-            true => self.artifacts.resume_point()?,
+            true => self.artifacts.resume_point(self.config)?,
             false => None,
         };
         if is_first {
             match (self.resume, done) {
                 (false, _) => self.artifacts.start(self.config)?,
-                (true, Some(epoch)) => eprintln!("going on after epoch {epoch}"),
-                (true, None) => eprintln!("no epoch was finished: beginning with the first"),
+                (true, Some(epoch)) => note(&format!("going on after epoch {epoch}")),
+                (true, None) => note("no epoch was finished: beginning with the first"),
             }
             self.artifacts.save_settings(self.config)?;
             self.meet("the folder")?;
@@ -302,16 +305,21 @@ impl Train<'_> {
         valid: &dyn DataLoader<B, Batch<B>>,
         memory: &HighWater,
     ) -> Result<Ending> {
-        if !self.artifacts.is_of_first_rank() {
-            let reason = self.interrupter.get_message();
+        let reason = self.interrupter.get_message();
+        let is_first = self.artifacts.is_of_first_rank();
+        if let Some(reason) = &reason
+            && !stopping::was_asked_for(reason)
+            // The others say why where it happened, and the first one in any case.
+            && (is_first || !stopping::is_elsewhere(reason))
+        {
+            return Err(stopping::error(reason));
+        }
+        if !is_first {
             let by_ctrl_c = reason.is_some_and(|reason| stopping::is_ctrl_c(&reason));
             return Ok(Ending::OfAnotherRank { by_ctrl_c });
         }
-        let resume_point = self.artifacts.resume_point()?;
-        if let Some(reason) = self.interrupter.get_message() {
-            if !stopping::was_asked_for(&reason) {
-                bail!("{reason}");
-            }
+        let resume_point = self.artifacts.resume_point(self.config)?;
+        if let Some(reason) = reason {
             // An interruption after the last checkpoint has no effect.
             if resume_point != Some(self.config.epochs) {
                 return Ok(Ending::Interrupted {
@@ -371,16 +379,22 @@ impl Train<'_> {
         device: &Device<B>,
     ) -> DataLoaderBuilder<B, Image, Batch<B>> {
         DataLoaderBuilder::new(batcher)
-            .batch_size(self.config.batch_size)
+            .batch_size(self.batch_size())
             .shuffle(self.config.seed)
             .set_device(device.clone())
     }
 
     fn valid_loader<B: Backend>(&self, device: &Device<B>) -> Arc<dyn DataLoader<B, Batch<B>>> {
         DataLoaderBuilder::new(ImageBatcher::new(self.data))
-            .batch_size(self.config.batch_size)
+            .batch_size(self.batch_size())
             .set_device(device.clone())
             .build(Images(self.data.validation.clone()))
+    }
+
+    /// Burn makes room for a whole batch, whether there are so many images or not.
+    fn batch_size(&self) -> usize {
+        let images = self.data.train.len().max(self.data.validation.len());
+        self.config.batch_size.min(images.max(1))
     }
 
     fn iterations_per_epoch(&self) -> usize {

@@ -6,14 +6,15 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Output};
+use std::process::{Command, ExitCode, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 use tempfile::TempDir;
 use vit_common::launching::{self, digest, result, said};
+use vit_common::small_disk::SmallDisk;
 
 fn main() -> ExitCode {
-    let tests: [(&str, fn()); 6] = [
+    let tests: [(&str, fn()); 12] = [
         ("replicas_train_as_one_process_does", replicas_train_as_one),
         ("a_sharded_run_is_resumed", a_sharded_run_is_resumed),
         (
@@ -23,6 +24,15 @@ fn main() -> ExitCode {
         ("a_killed_process_ends_all", a_killed_process_ends_all),
         ("clipping_and_accumulation", clipping_and_accumulation),
         ("what_cannot_be_shared_is_refused", what_cannot_be_shared),
+        ("no_terminal_is_needed", no_terminal_is_needed),
+        ("unequal_shares_are_recomputed", unequal_shares),
+        (
+            "sharded_states_lower_the_peak",
+            sharded_states_lower_the_peak,
+        ),
+        ("who_fails_says_why", who_fails_says_why),
+        ("other_settings_are_refused", other_settings_are_refused),
+        ("a_full_disk_is_told_from_ctrl_c", a_full_disk_is_told),
     ];
     let is_missing = cfg!(not(feature = "mpi")) || !launching::has_mpirun();
     let tests = tests.map(|(name, test)| {
@@ -210,4 +220,121 @@ fn what_cannot_be_shared() {
         assert!(said(&output).contains(text), "{}", said(&output));
         assert!(!folder.exists());
     }
+}
+
+/// As a batch job: `mpirun` gives every process a terminal to write to, and there is none to read keys from.
+fn no_terminal_is_needed() {
+    let home = TempDir::new().unwrap();
+    let output = Command::new("setsid")
+        .args(["--wait", "mpirun", "--oversubscribe", "-n", "2"])
+        .args([env!("CARGO_BIN_EXE_vit"), "train", "--data-parallel"])
+        .args(["--artifact-dir", &home.path().join("run").to_string_lossy()])
+        .args(NEW)
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    for text in ["epoch   2/2", "validation accuracy"] {
+        assert!(said(&output).contains(text), "{}", said(&output));
+    }
+}
+
+/// Asserts that a run fails with this exit code and says this.
+fn fails(mut command: Command, code: i32, text: &str) {
+    let output = command.output().unwrap();
+    assert!(said(&output).contains(text), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(code), "{}", said(&output));
+}
+
+fn who_fails_says_why() {
+    let home = TempDir::new().unwrap();
+    let file = home.path().join("file");
+    fs::write(&file, "").unwrap();
+    // The first process fails, and the others wait for it.
+    fails(train(3, &file, &NEW), 1, "file is not a folder");
+    let unlike = |second: &[&str]| {
+        launching::train_unlike(
+            env!("CARGO_BIN_EXE_vit"),
+            &home.path().join("run"),
+            &NEW,
+            second,
+        )
+    };
+    fails(
+        unlike(&["--data", "/nowhere"]),
+        1,
+        "error: there is no folder /nowhere",
+    );
+    fails(unlike(&["--lr", "7"]), 1, "--lr must be above 0");
+}
+
+fn other_settings_are_refused() {
+    let home = TempDir::new().unwrap();
+    for (second, text) in [
+        (["--optimizer", "sgd"], "engine.optimizer: \"sgd\""),
+        (
+            ["--weight-decay", "0.1"],
+            "regularization.weight_decay: 0.1",
+        ),
+        (["--seed", "43"], "seed: 43"),
+        (["--pool", "mean"], "model.pool: \"mean\""),
+    ] {
+        let folder = home.path().join("run");
+        let program = env!("CARGO_BIN_EXE_vit");
+        let command = launching::train_unlike(program, &folder, &NEW, &second);
+        fails(command, 1, &format!("rank 1: the setting {text}"));
+    }
+}
+
+fn a_full_disk_is_told() {
+    let home = TempDir::new().unwrap();
+    // Room for the model, and not for the states.
+    let Some(_mounted) = SmallDisk::mount(home.path(), 1400) else {
+        return;
+    };
+    fails(
+        train(3, &home.path().join("run"), &NEW),
+        74,
+        "error: cannot ",
+    );
+}
+
+/// Each process keeps what fits of its own share, and so completes its gradients in an order of its own.
+fn unequal_shares() {
+    let home = TempDir::new().unwrap();
+    let new = ["--epochs", "1", "--batch-size", "10", "--dropout", "0"];
+    let budget = [
+        "--checkpointing",
+        "automatic",
+        "--activation-budget",
+        "380KiB",
+    ];
+    let recomputed = [new.as_slice(), &budget].concat();
+    let sharded = [recomputed.as_slice(), &["--shard-optimizer"]].concat();
+    let clipped = |more: &[&'static str]| [more, &["--clip-grad-norm", "0.5"]].concat();
+    for (name, kept, recomputed) in [
+        ("stepped", new.to_vec(), sharded),
+        ("clipped", clipped(&new), clipped(&recomputed)),
+    ] {
+        let home = home.path().join(name);
+        let kept = result(train(3, &home.join("kept"), &kept));
+        let recomputed = result(train(3, &home.join("recomputed"), &recomputed));
+        assert_eq!(digest(&recomputed), digest(&kept), "{name}");
+    }
+}
+
+/// That of a whole epoch, with the checkpoint at its end.
+fn sharded_states_lower_the_peak() {
+    let home = TempDir::new().unwrap();
+    // Small batches, whose activations take less than the states.
+    let new = ["--epochs", "1", "--batch-size", "16"];
+    let peak = |name: &str, more: &[&'static str]| {
+        let settings = [new.as_slice(), more].concat();
+        let result = result(train(2, &home.path().join(name), &settings));
+        result["peak_bytes"].as_u64().unwrap()
+    };
+    let [whole, sharded] = [peak("whole", &[]), peak("sharded", &["--shard-optimizer"])];
+    assert!(sharded < whole, "{sharded} {whole}");
 }

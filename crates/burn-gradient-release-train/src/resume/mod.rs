@@ -1,16 +1,20 @@
 //! What a killed run needs to be picked up exactly where its last checkpoint is.
 //!
-//! Burn's file checkpointer with an [`AtomicFileRecorder`] leaves only whole files;
-//! [`resume_point`] finds the epoch to give to `.checkpoint(..)`; a [`ResumedDataLoader`] shuffles
+//! Burn's file checkpointer with an [`AtomicFileRecorder`] leaves only whole files, with their checksums;
+//! [`resume_point`] compares these, and finds the epoch to give to `.checkpoint(..)`; a [`ResumedDataLoader`] shuffles
 //! as the uninterrupted run would have. None of it needs gradient release.
 
+mod checksum;
 mod data_loader;
+mod disk;
 mod recorder;
 mod resume_point;
+#[cfg(test)]
+mod tests;
 
 pub use data_loader::ResumedDataLoader;
 pub use recorder::AtomicFileRecorder;
-pub use resume_point::resume_point;
+pub use resume_point::{resume_point, resume_point_of_run};
 
 /// Whatever file name begins so was never finished.
 const UNFINISHED: &str = "unfinished-";

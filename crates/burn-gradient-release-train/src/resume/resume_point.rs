@@ -6,7 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::UNFINISHED;
+use super::{
+    UNFINISHED,
+    checksum::{self, digest_of_run},
+    disk::remove,
+};
 
 /// The files that Burn's file checkpointer writes for an epoch.
 const PARTS: [&str; 3] = ["model", "optim", "scheduler"];
@@ -18,16 +22,68 @@ const PARTS: [&str; 3] = ["model", "optim", "scheduler"];
 /// behind is removed, lest a later save complete it with files of another run: unfinished files,
 /// and the files of epochs after the resume point that are not complete.
 ///
-/// Files count as whole: write them with an [`AtomicFileRecorder`](super::AtomicFileRecorder).
+/// Files count as whole: write them with an [`AtomicFileRecorder`](super::AtomicFileRecorder), whose
+/// checksums are compared.
 ///
 /// # Errors
 ///
-/// If the folder of checkpoints cannot be read, or a file in it not removed.
+/// If the folder of checkpoints cannot be read, or a file in it not removed. Of the kind
+/// [`InvalidData`](io::ErrorKind::InvalidData) if a file of that epoch is not as it was saved: the text names
+/// the file, and the newest older epoch that is.
 pub fn resume_point(directory: impl AsRef<Path>) -> io::Result<Option<usize>> {
-    let folder = directory.as_ref().join("checkpoint");
-    let entries = match fs::read_dir(&folder) {
+    checked(directory.as_ref(), None)
+}
+
+/// The same for a run whose files were saved with
+/// [`AtomicFileRecorder::of_run`](super::AtomicFileRecorder::of_run) with these settings.
+///
+/// # Errors
+///
+/// Those of [`resume_point`], and if a file was saved by a run with other settings.
+pub fn resume_point_of_run(
+    directory: impl AsRef<Path>,
+    settings: impl AsRef<[u8]>,
+) -> io::Result<Option<usize>> {
+    let run = digest_of_run(settings.as_ref());
+    checked(directory.as_ref(), Some(&run))
+}
+
+fn checked(directory: &Path, run: Option<&str>) -> io::Result<Option<usize>> {
+    let folder = directory.join("checkpoint");
+    let epochs = tidied(&folder)?;
+    let Some((newest, of_newest)) = epochs.last_key_value() else {
+        return Ok(None);
+    };
+    let Err(error) = verify(of_newest, run) else {
+        return Ok(Some(*newest));
+    };
+    if error.kind() != io::ErrorKind::InvalidData {
+        return Err(error);
+    }
+    let mut older = epochs.range(..newest).rev();
+    let whole = older.find(|(_, files)| verify(files, run).is_ok());
+    let way_out = match whole {
+        Some((whole, _)) => format!(
+            "the checkpoint of epoch {whole} is whole: to go on from there, remove the files of later epochs \
+             from {}",
+            folder.display()
+        ),
+        None => "there is no older checkpoint that is whole: start anew".into(),
+    };
+    Err(io::Error::new(error.kind(), format!("{error}; {way_out}")))
+}
+
+fn verify(files: &[PathBuf], run: Option<&str>) -> io::Result<()> {
+    files
+        .iter()
+        .try_for_each(|file| checksum::verify(file, run))
+}
+
+/// The files of the epochs that are complete. Removes what a save that was killed has left behind.
+fn tidied(folder: &Path) -> io::Result<BTreeMap<usize, Vec<PathBuf>>> {
+    let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
         Err(error) => return Err(error),
     };
     let mut epochs: BTreeMap<usize, Epoch> = BTreeMap::new();
@@ -35,7 +91,7 @@ pub fn resume_point(directory: impl AsRef<Path>) -> io::Result<Option<usize>> {
         let file = entry?.path();
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         if name.starts_with(UNFINISHED) {
-            fs::remove_file(&file)?;
+            remove(&file)?;
         } else if let Some((part, epoch, extension)) = parse(&name) {
             let epoch = epochs.entry(epoch).or_default();
             let parts = epoch.parts.entry(extension.to_owned()).or_default();
@@ -43,17 +99,20 @@ pub fn resume_point(directory: impl AsRef<Path>) -> io::Result<Option<usize>> {
             epoch.files.push(file);
         }
     }
-    let complete = |epoch: &Epoch| epoch.parts.values().any(|parts| parts.len() == PARTS.len());
-    let newest = epochs
-        .iter()
-        .rev()
-        .find_map(|(number, epoch)| complete(epoch).then_some(*number));
+    let mut newest_first = epochs.iter().rev();
+    let newest = newest_first.find(|(_, epoch)| epoch.is_complete());
+    let newest = newest.map(|(number, _)| *number);
     for (_, epoch) in epochs.iter().filter(|(number, _)| Some(**number) > newest) {
         for file in &epoch.files {
-            fs::remove_file(file)?;
+            remove(file)?;
+            remove(&checksum::path_of(file))?;
         }
     }
-    Ok(newest)
+    checksum::remove_orphans(folder)?;
+    let complete = epochs.into_iter().filter(|(_, epoch)| epoch.is_complete());
+    Ok(complete
+        .map(|(number, epoch)| (number, epoch.files))
+        .collect())
 }
 
 #[derive(Default)]
@@ -63,8 +122,17 @@ struct Epoch {
     files: Vec<PathBuf>,
 }
 
+impl Epoch {
+    fn is_complete(&self) -> bool {
+        self.parts.values().any(|parts| parts.len() == PARTS.len())
+    }
+}
+
 /// `model-3.mpk.gz` is the model of epoch 3.
 fn parse(name: &str) -> Option<(&'static str, usize, &str)> {
+    if name.ends_with(checksum::EXTENSION) {
+        return None;
+    }
     PARTS.iter().find_map(|part| {
         let (epoch, extension) = name
             .strip_prefix(part)?

@@ -30,8 +30,9 @@ use crate::{
     replication::{OneProcess, Replication},
 };
 
-/// The reason that a replica's interrupter gives once another replica was interrupted.
-pub const INTERRUPTED_ELSEWHERE: &str = "Another replica was interrupted.";
+/// What the reason begins with that a replica's interrupter gives once another replica was interrupted. A
+/// colon and the reason there follow.
+pub const INTERRUPTED_ELSEWHERE: &str = "Another replica was interrupted";
 
 /// The components of a learner whose optimizer releases gradients.
 type Components<B, LR, M, O> = LearningComponentsMarker<B, LR, M, ReleaseOptimizer<O, M, B>>;
@@ -272,12 +273,18 @@ where
             }
 
             if let Some(parallel) = &self.parallel {
-                expect(parallel.gather_states(&mut stepping.optim));
+                // What is saved is what all of them have.
+                expect(parallel.verify(&stepping.learner.model()));
             }
-            if let Some(checkpointer) = &mut checkpointer
-                && self.is_first()
-            {
-                checkpointer.checkpoint(&stepping.learner, epoch, &components.event_store);
+            let learner = &stepping.learner;
+            let mut save = || {
+                if let Some(checkpointer) = &mut checkpointer {
+                    checkpointer.checkpoint(learner, epoch, &components.event_store);
+                }
+            };
+            match &self.parallel {
+                Some(parallel) => expect(parallel.save_on_first(&mut stepping.optim, save)),
+                None => save(),
             }
 
             let mut is_done = match &mut early_stopping {
@@ -311,12 +318,18 @@ impl<B: Backend, I, T> Strategy<B, I, T> {
         let Some(parallel) = &self.parallel else {
             return interrupter.should_stop();
         };
-        let is_own = interrupter.should_stop();
-        let stops = expect(parallel.replicas().any(&at(), is_own));
-        if stops && !is_own {
-            interrupter.stop(Some(INTERRUPTED_ELSEWHERE));
+        let unknown = || String::from("Reason unknown");
+        let own = interrupter
+            .should_stop()
+            .then(|| interrupter.get_message().unwrap_or_else(unknown));
+        let is_own = own.is_some();
+        let reason = expect(parallel.replicas().anybody_says(&at(), own));
+        if let Some(reason) = &reason
+            && !is_own
+        {
+            interrupter.stop(Some(&format!("{INTERRUPTED_ELSEWHERE}: {reason}")));
         }
-        stops
+        reason.is_some()
     }
 }
 

@@ -83,6 +83,11 @@ where
             }
         }
         processor.process_train(LearnerEvent::EndEpoch(epoch));
+        assert!(
+            iteration == 0 || iteration >= window || interrupter.should_stop(),
+            "gradient release: no step was taken in epoch {epoch}: its {iteration} iterations are fewer than \
+             the {window} whose gradients are added up; set `grads_accumulation` to {iteration} at most"
+        );
         let at = || format!("the end of the batches of epoch {epoch}");
         self.strategy.should_stop(at, interrupter)
     }

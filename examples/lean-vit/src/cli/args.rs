@@ -3,7 +3,7 @@
 use crate::config::{Checkpointing, DeviceKind, Mode, OptimizerKind, Preset};
 use crate::model::Pool;
 use clap::Args;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
@@ -45,6 +45,10 @@ pub(super) struct TrainArgs {
     /// With --data-parallel: each process has the optimizer states of a part of the parameters
     #[arg(long, requires = "data_parallel")]
     pub(super) shard_optimizer: bool,
+    /// With --data-parallel: how long a process waits for the others, which includes the time that the first one
+    /// takes to validate and to save [default: 1800]
+    #[arg(long, value_name = "SECONDS", requires = "data_parallel")]
+    pub(super) timeout: Option<NonZeroU64>,
     /// Decoupled weight decay of --optimizer adamw, adamw-one-pass, adamw-8bit and stable-adamw [default: 0.05]
     #[arg(long, value_name = "DECAY")]
     pub(super) weight_decay: Option<f64>,
@@ -70,7 +74,7 @@ pub(super) struct TrainArgs {
     /// only --mode, --device and --checkpointing may differ
     #[arg(long)]
     pub(super) resume: bool,
-    /// Start a new run even if --artifact-dir holds an interrupted one
+    /// Start a new run even if --artifact-dir holds another one
     #[arg(long, conflicts_with = "resume")]
     pub(super) overwrite: bool,
     /// Stop after this many batches: the current epoch is lost, and --resume continues after the last

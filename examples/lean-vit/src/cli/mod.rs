@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use vit_common::data::Dataset;
 use vit_common::parallel::{self, check_shares};
 use vit_common::summary::summary;
-use vit_common::terminal::{self, say};
+use vit_common::terminal::{self, note, say};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -59,17 +59,17 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
         let saved = args.resume.then(|| folder.settings()).transpose()?;
         (config, data) = args.resolve(saved.as_ref())?;
         from = saved
-            .and_then(|_| folder.newest().transpose())
+            .and_then(|_| folder.newest(&config).transpose())
             .transpose()?;
     } else if args.resume {
         folder = RunFolder::open(path)?;
         (config, data) = args.resolve(Some(&folder.settings()?))?;
         check_parallel(parallel, &config, &data)?;
-        from = folder.newest()?;
+        from = folder.newest(&config)?;
         folder.save_settings(&config)?;
         match &from {
-            Some(checkpoint) => eprintln!("going on after epoch {}", checkpoint.epoch()),
-            None => eprintln!("no epoch was finished: beginning with the first"),
+            Some(checkpoint) => note(&format!("going on after epoch {}", checkpoint.epoch())),
+            None => note("no epoch was finished: beginning with the first"),
         }
     } else {
         RunFolder::ensure_free(path, args.overwrite)?;
@@ -89,7 +89,7 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
         Ending::Finished(results) => {
             let table = summary(&config.model, config.engine.mode, false, &results);
             if args.json {
-                eprintln!("{table}");
+                note(&table);
                 say(&serde_json::to_string(&results)?)?;
             } else {
                 say(&table)?;
@@ -102,11 +102,13 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
             );
             match epoch {
                 Some(epoch) => {
-                    eprintln!("stopped; {command} continues from the checkpoint of epoch {epoch}");
+                    note(&format!(
+                        "stopped; {command} continues from the checkpoint of epoch {epoch}"
+                    ));
                 }
-                None => eprintln!(
+                None => note(&format!(
                     "stopped before the first checkpoint; {command} begins with the first epoch"
-                ),
+                )),
             }
         }
     }
@@ -117,7 +119,7 @@ fn data_parallel(args: &TrainArgs) -> Result<Option<DataParallel>> {
     if !args.data_parallel {
         return Ok(None);
     }
-    let parallel = DataParallel::new(parallel::join("lean-vit")?);
+    let parallel = DataParallel::new(parallel::join("lean-vit", args.timeout)?);
     Ok(Some(match args.shard_optimizer {
         true => parallel.with_sharded_optimizer(),
         false => parallel,

@@ -38,6 +38,9 @@ struct State {
     model_digest: String,
     /// SHA-256 of the file of the optimizer states.
     optim_digest: String,
+    /// SHA-256 of what tells the run from others. Checkpoints of before have none.
+    #[serde(default)]
+    run_digest: Option<String>,
 }
 
 /// A checkpoint whose files are as they were written.
@@ -57,18 +60,20 @@ impl Checkpoints {
         Ok(self.epochs()?.last().copied())
     }
 
-    pub(super) fn read_newest(&self) -> Result<Option<Checkpoint>> {
+    pub(super) fn read_newest(&self, run: &str) -> Result<Option<Checkpoint>> {
         let epochs = self.epochs()?;
         let Some(epoch) = epochs.last() else {
             return Ok(None);
         };
         let folder = self.of(*epoch);
-        let read = Checkpoint::read(folder.clone(), *epoch).with_context(|| {
-            let way_out = match epochs.len() {
-                1 => "start anew with --overwrite".to_string(),
-                count => format!(
-                    "remove that folder to continue after epoch {}, or start anew with --overwrite",
-                    epochs[count - 2]
+        let read = Checkpoint::read(folder.clone(), *epoch, run).with_context(|| {
+            let mut older = epochs.iter().rev().skip(1);
+            let whole = older.find(|epoch| Checkpoint::read(self.of(**epoch), **epoch, run).is_ok());
+            let way_out = match whole {
+                None => "start anew with --overwrite".to_string(),
+                Some(whole) => format!(
+                    "the checkpoint of epoch {whole} is whole: remove the folders of later ones to continue \
+                     after epoch {whole}, or start anew with --overwrite"
                 ),
             };
             format!("{} is damaged: {way_out}", folder.display())
@@ -78,6 +83,7 @@ impl Checkpoints {
 
     pub(super) fn save(
         &self,
+        run: &str,
         epoch: usize,
         train_loss: f64,
         model: &impl Module,
@@ -94,6 +100,7 @@ impl Checkpoints {
             train_loss,
             model_digest: digest_on_disk(&model_file)?,
             optim_digest: digest_on_disk(&optim_file)?,
+            run_digest: Some(digest::bytes(run.as_bytes())),
         };
         write_json(&unfinished, STATE, &state)?;
         sync(&unfinished)?;
@@ -145,7 +152,7 @@ impl Checkpoints {
 }
 
 impl Checkpoint {
-    fn read(folder: PathBuf, epoch: usize) -> Result<Self> {
+    fn read(folder: PathBuf, epoch: usize, run: &str) -> Result<Self> {
         let bytes = fs::read(folder.join(STATE)).context(STATE)?;
         let state: State = serde_json::from_slice(&bytes).context(STATE)?;
         ensure!(state.epoch == epoch, "{STATE} is of epoch {}", state.epoch);
@@ -159,6 +166,11 @@ impl Checkpoint {
                 "{name} is not as it was written"
             );
         }
+        let run = digest::bytes(run.as_bytes());
+        ensure!(
+            state.run_digest.as_ref().is_none_or(|saved| *saved == run),
+            "it was saved by a run with other settings"
+        );
         Ok(Self { folder, state })
     }
 

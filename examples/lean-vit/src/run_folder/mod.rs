@@ -8,7 +8,6 @@
 //! ```
 
 mod checkpoint;
-mod lock;
 
 pub use checkpoint::Checkpoint;
 
@@ -18,15 +17,14 @@ use anyhow::{Context, Result, bail, ensure};
 use burn::module::Module;
 use burn::optim::OptimizerRecord;
 use checkpoint::Checkpoints;
-use lock::Lock;
 use std::fs;
 use std::path::{Path, PathBuf};
-use vit_common::files::write_json;
+use vit_common::files::{write_json, writing};
+use vit_common::lock::Lock;
 
 const SETTINGS: &str = "config.json";
 const RESULTS: &str = "results.json";
 const CHECKPOINTS: &str = "checkpoint";
-const LOCK: &str = "lock";
 
 /// The folder of a run, which no other program uses meanwhile. Of several processes of a run, the
 /// first has it; the others [read](Self::read) what it has written.
@@ -68,18 +66,14 @@ impl RunFolder {
         Self::locked(path)
     }
 
-    /// Fails if a program uses the folder, or if it holds an interrupted run, which a new run would
-    /// overwrite. Writes nothing.
+    /// Fails if a program uses the folder, or if it holds a run, which a new one would overwrite. Writes nothing.
     pub fn ensure_free(path: &Path, overwrite: bool) -> Result<()> {
         ensure!(
             !path.exists() || path.is_dir(),
             "{} is not a folder",
             path.display()
         );
-        let lock = path.join(LOCK);
-        if lock.exists() {
-            Lock::acquire(&lock)?;
-        }
+        Lock::ensure_free(path)?;
         Self::ensure_no_run(path, overwrite)
     }
 
@@ -91,20 +85,26 @@ impl RunFolder {
                 settings.display()
             );
         }
-        let checkpoints = Checkpoints::new(path.join(CHECKPOINTS));
-        let interrupted = !path.join(RESULTS).exists() && checkpoints.newest()?.is_some();
+        if overwrite {
+            return Ok(());
+        }
+        let folder = path.display();
         ensure!(
-            overwrite || !interrupted,
-            "{} holds a run that was interrupted: continue it with --resume, start anew with \
-             --overwrite, or choose another --artifact-dir",
-            path.display()
+            !path.join(RESULTS).exists(),
+            "{folder} holds a finished run: start anew with --overwrite, or choose another --artifact-dir"
+        );
+        let checkpoints = Checkpoints::new(path.join(CHECKPOINTS));
+        ensure!(
+            checkpoints.newest()?.is_none(),
+            "{folder} holds a run that was interrupted: continue it with --resume, start anew with \
+             --overwrite, or choose another --artifact-dir"
         );
         Ok(())
     }
 
     fn locked(path: &Path) -> Result<Self> {
         Ok(Self {
-            _lock: Some(Lock::acquire(&path.join(LOCK))?),
+            _lock: Some(Lock::acquire(path)?),
             ..Self::read(path)
         })
     }
@@ -160,25 +160,30 @@ impl RunFolder {
     /// Writes the checkpoint of an epoch, and keeps the one before it.
     pub fn save(
         &self,
+        config: &TrainConfig,
         epoch: usize,
         train_loss: f64,
         model: &impl Module,
         optimizer: OptimizerRecord,
     ) -> Result<()> {
-        self.write(|| self.checkpoints.save(epoch, train_loss, model, optimizer))
+        let run = config.identity()?;
+        self.write(|| {
+            self.checkpoints
+                .save(&run, epoch, train_loss, model, optimizer)
+        })
     }
 
     /// The newest checkpoint.
     ///
     /// # Errors
     ///
-    /// One of its files is not as it was written.
-    pub fn newest(&self) -> Result<Option<Checkpoint>> {
-        self.checkpoints.read_newest()
+    /// One of its files is not as it was written, or of a run with other settings.
+    pub fn newest(&self, config: &TrainConfig) -> Result<Option<Checkpoint>> {
+        self.checkpoints.read_newest(&config.identity()?)
     }
 
     fn write(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
-        work().with_context(|| format!("cannot write to {}", self.path.display()))
+        writing(&self.path, work)
     }
 }
 
@@ -199,7 +204,8 @@ mod tests {
             RunFolder::create(home.path(), true).unwrap_err(),
             RunFolder::open(home.path()).unwrap_err(),
         ] {
-            assert!(error.to_string().contains("another program"), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("another program (process "), "{text}");
         }
         drop(folder);
         assert_eq!(
@@ -214,6 +220,6 @@ mod tests {
         fs::write(home.path().join(SETTINGS), "{}").unwrap();
         let error = RunFolder::create(home.path(), true).unwrap_err();
         assert!(error.to_string().contains("another program"), "{error}");
-        assert!(!home.path().join(LOCK).exists());
+        assert!(!home.path().join(vit_common::lock::LOCK).exists());
     }
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command as Process, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+use vit_common::small_disk::SmallDisk;
 
 fn spawn(args: Vec<String>) -> Child {
     Process::new(assert_cmd::cargo::cargo_bin("lean-vit"))
@@ -87,7 +88,7 @@ fn a_folder_is_used_by_one_program_at_a_time() {
     let folder = home.folder("run");
     let mut child = spawn(home.args("run", 5000));
     wait_for(&folder.join("config.json"));
-    let way_out = ["another program is training", "--artifact-dir"];
+    let way_out = ["another program (process ", "--artifact-dir"];
     fails(&mut home.train("run", 1), &way_out);
     fails(home.train("run", 1).arg("--overwrite"), &way_out);
     fails(&mut resume(&folder), &way_out);
@@ -140,6 +141,23 @@ fn a_damaged_checkpoint_is_named_with_the_way_out() {
 }
 
 #[test]
+fn a_checkpoint_of_another_run_is_refused() {
+    let home = Home::new();
+    for (name, seed) in [("run", "42"), ("other", "7")] {
+        let mut stopped = home.train(name, 2);
+        stopped.args(["--stop-after", "9", "--seed", seed]);
+        stopped.assert().success();
+    }
+    let checkpoint = |name: &str| home.folder(name).join("checkpoint/epoch-1");
+    for entry in fs::read_dir(checkpoint("other")).unwrap() {
+        let file = entry.unwrap();
+        fs::copy(file.path(), checkpoint("run").join(file.file_name())).unwrap();
+    }
+    let refusal = ["epoch-1 is damaged", "saved by a run with other settings"];
+    fails(&mut resume(&home.folder("run")), &refusal);
+}
+
+#[test]
 fn a_run_is_resumed_only_with_its_own_settings() {
     let home = Home::new();
     let folder = home.folder("run");
@@ -161,4 +179,25 @@ fn a_run_is_resumed_only_with_its_own_settings() {
     assert_eq!(fs::read(folder.join("config.json")).unwrap(), before);
     // A new run does not overwrite it.
     fails(&mut home.train("run", 2), &["--resume", "--overwrite"]);
+}
+
+#[test]
+fn a_full_disk_gets_one_line_and_the_run_goes_on() {
+    let home = Home::new();
+    let whole = result(&mut home.train("whole", 2));
+    let folder = home.folder("full");
+    fs::create_dir(&folder).unwrap();
+    // Room for the settings, and not for the states.
+    let Some(mounted) = SmallDisk::mount(&folder, 1400) else {
+        return;
+    };
+    let output = home.train("full", 2).assert().code(74).get_output().clone();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let errors = said
+        .lines()
+        .filter(|line| line.starts_with("error: cannot write to "));
+    assert_eq!(errors.count(), 1, "{said}");
+    assert!(said.contains("No space left on device"), "{said}");
+    mounted.resize(20_000);
+    assert_eq!(outcome(&result(&mut resume(&folder))), outcome(&whole));
 }

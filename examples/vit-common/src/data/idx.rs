@@ -1,7 +1,7 @@
 //! IDX, the file format of MNIST: two zero bytes, a type, the number of dimensions, their sizes as
 //! big-endian numbers of 32 bits, then the elements.
 
-use super::{Dataset, ImageSize, Split, square_grey};
+use super::{Dataset, ImageSize, Split, ensure_is_file, square_grey};
 use anyhow::{Context, Result, bail, ensure};
 use flate2::read::GzDecoder;
 use image::GrayImage;
@@ -114,6 +114,7 @@ fn read(folder: &Path, part: &str, what: &str, dims: usize) -> Result<(Idx, Path
 }
 
 fn read_file(file: &Path) -> Result<Vec<u8>> {
+    ensure_is_file(file)?;
     let bytes = fs::read(file)?;
     if !bytes.starts_with(&[0x1f, 0x8b]) {
         return Ok(bytes);

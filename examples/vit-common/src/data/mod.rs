@@ -6,13 +6,14 @@ mod idx;
 
 use crate::digest;
 use crate::rng::SeededRng;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use image::imageops::{self, FilterType};
 use image::{GrayImage, RgbImage};
 use sha2::{Digest, Sha256};
 use std::convert::Infallible;
 use std::fmt;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -59,6 +60,9 @@ impl fmt::Display for Source {
     }
 }
 
+/// The width and height of an image that memory is still asked for.
+const LARGEST: usize = 8192;
+
 /// The size of images that a model requires.
 #[derive(Clone, Copy, Debug)]
 pub struct ImageSize {
@@ -73,11 +77,19 @@ impl ImageSize {
     ///
     /// # Errors
     ///
-    /// The requested size is not a multiple of the patch size.
+    /// The requested size is not a multiple of the patch size, or either is too large.
     pub fn resolve(&self, natural: usize) -> Result<usize> {
         let patch = self.patch_size;
+        ensure!(
+            patch <= LARGEST,
+            "--patch-size must be at most {LARGEST}, not {patch}"
+        );
         match self.requested {
             Some(size) => {
+                ensure!(
+                    size <= LARGEST,
+                    "--image-size must be at most {LARGEST}, not {size}"
+                );
                 ensure!(
                     size > 0 && size.is_multiple_of(patch),
                     "images of {size}x{size} cannot be cut into patches of {patch}x{patch}: \
@@ -255,6 +267,17 @@ impl Normalization {
             .collect();
         (pixels, [images.len(), channels, height, width])
     }
+}
+
+/// Fails for what is no file, as a pipe, which would be waited for.
+fn ensure_is_file(path: &Path) -> Result<()> {
+    let is_file = fs::metadata(path).map(|metadata| metadata.is_file());
+    ensure!(
+        is_file.with_context(|| format!("cannot read {}", path.display()))?,
+        "{} is not a file",
+        path.display()
+    );
+    Ok(())
 }
 
 /// The labels of a batch.

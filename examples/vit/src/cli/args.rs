@@ -4,7 +4,7 @@ use crate::config::{BackendKind, Checkpointing, Mode, OptimizerKind, Preset};
 use crate::model::Pool;
 use bytesize::ByteSize;
 use clap::Args;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
@@ -74,6 +74,10 @@ pub(super) struct TrainArgs {
     /// With --data-parallel: each process has the optimizer states of a part of the parameters
     #[arg(long, requires = "data_parallel")]
     pub(super) shard_optimizer: bool,
+    /// With --data-parallel: how long a process waits for the others, which includes the time that the first one
+    /// takes to validate and to save [default: 1800]
+    #[arg(long, value_name = "SECONDS", requires = "data_parallel")]
+    pub(super) timeout: Option<NonZeroU64>,
     /// Probability of dropout [default: 0.1]
     #[arg(long, value_name = "PROBABILITY")]
     pub(super) dropout: Option<f64>,
@@ -96,7 +100,7 @@ pub(super) struct TrainArgs {
     /// only --mode, --backend, --checkpointing, --activation-budget and fusion may differ
     #[arg(long)]
     pub(super) resume: bool,
-    /// Start a new run even if --artifact-dir holds an interrupted one
+    /// Start a new run even if --artifact-dir holds another one
     #[arg(long, conflicts_with = "resume")]
     pub(super) overwrite: bool,
     /// Stop after this many batches, as Ctrl-C does: the current epoch is lost, and --resume continues

@@ -7,17 +7,19 @@ use crate::artifacts::Artifacts;
 use crate::backend;
 use crate::config::{Engine, Mode};
 use crate::stopping::CTRL_C;
-use crate::terminal::{self, say};
+use crate::terminal::{self, note, say};
 use crate::train::{Ending, Train};
 use anyhow::{Context, Result, ensure};
 use args::TrainArgs;
 use burn::train::Interrupter;
 use burn_data_parallel::DataParallel;
 use clap::{Parser, Subcommand};
+use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::process::{self, ExitCode};
-use vit_common::parallel::{self, check_shares};
+use vit_common::parallel::{self, check_settings, check_shares};
 use vit_common::summary::summary;
 
 /// The exit code of a program that Ctrl-C ended.
@@ -78,11 +80,33 @@ fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
             "--data-parallel needs gradient release: use --mode release"
         );
         check_shares(parallel.replicas(), data.train.len(), config.batch_size)?;
-        // Not before all of them have looked at the folder.
-        parallel.replicas().meet("the beginning")?;
     }
-    if args.memory_timeline.is_some() {
+    if let Some(file) = &args.memory_timeline {
+        // Found when the training is done, else.
+        ensure!(
+            !file.is_dir(),
+            "--memory-timeline takes a file, and {} is a folder",
+            file.display()
+        );
+        let folder = file.parent().filter(|folder| *folder != Path::new(""));
+        ensure!(
+            folder.is_none_or(Path::is_dir),
+            "--memory-timeline cannot write {}: choose a folder that exists",
+            file.display()
+        );
         backend::can_record(&config.engine)?;
+    }
+    let mut _lock = None;
+    if artifacts.is_of_first_rank() {
+        _lock = Some(artifacts.lock()?);
+        if !args.overwrite && !args.resume {
+            artifacts.ensure_no_run()?;
+        }
+    }
+    if let Some(parallel) = &parallel {
+        // Not before the first of them has looked at the folder.
+        parallel.replicas().meet("the beginning")?;
+        check_settings(parallel.replicas(), &serde_json::to_value(&config)?)?;
     }
 
     let interrupter = Interrupter::new();
@@ -98,13 +122,14 @@ fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
             interrupter,
             stop_after: args.stop_after.map(NonZeroUsize::get),
             memory_timeline: args.memory_timeline.as_deref(),
-            // With --json, stdout has the one line only.
-            tui: io::stdout().is_terminal() && !args.json && !args.no_tui,
+            tui: shows_tui(args),
         },
     )?;
     if let Some(file) = &args.memory_timeline {
         let file = file.display();
-        eprintln!("memory timeline written: {file}; `burn-memory summary {file}` reads it");
+        note(&format!(
+            "memory timeline written: {file}; `burn-memory summary {file}` reads it"
+        ));
     }
     match ending {
         Ending::OfAnotherRank { by_ctrl_c: true } => Ok(ExitCode::from(INTERRUPTED)),
@@ -117,7 +142,7 @@ fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
                 &results,
             );
             if args.json {
-                eprintln!("{table}");
+                note(&table);
                 say(&serde_json::to_string(&results)?)?;
             } else {
                 say(&table)?;
@@ -132,11 +157,13 @@ fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
             let command = format!("`vit train --resume --artifact-dir {folder}`");
             match resume_point {
                 Some(epoch) => {
-                    eprintln!("stopped; {command} continues from the checkpoint of epoch {epoch}");
+                    note(&format!(
+                        "stopped; {command} continues from the checkpoint of epoch {epoch}"
+                    ));
                 }
-                None => eprintln!(
+                None => note(&format!(
                     "stopped before the first checkpoint; {command} begins with the first epoch"
-                ),
+                )),
             }
             Ok(if by_ctrl_c {
                 ExitCode::from(INTERRUPTED)
@@ -147,11 +174,20 @@ fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
     }
 }
 
+/// Whether to show Burn's terminal UI. It takes the terminal for itself, and needs one for keys too: `mpirun` gives
+/// each process a stdout that is one, and there may be no other, as in a batch job.
+fn shows_tui(args: &TrainArgs) -> bool {
+    // With --json, stdout has the one line only.
+    let is_wanted = !args.json && !args.no_tui && !args.data_parallel;
+    let has_keys = || io::stdin().is_terminal() || File::open("/dev/tty").is_ok();
+    is_wanted && io::stdout().is_terminal() && has_keys()
+}
+
 fn data_parallel(args: &TrainArgs) -> Result<Option<DataParallel>> {
     if !args.data_parallel {
         return Ok(None);
     }
-    let parallel = DataParallel::new(parallel::join("vit")?);
+    let parallel = DataParallel::new(parallel::join("vit", args.timeout)?);
     Ok(Some(match args.shard_optimizer {
         true => parallel.with_sharded_optimizer(),
         false => parallel,

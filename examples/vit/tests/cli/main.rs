@@ -1,5 +1,6 @@
 //! The program as a user runs it: its output, its files and its exit codes.
 
+mod disk;
 mod images;
 mod memory_timeline;
 mod program;

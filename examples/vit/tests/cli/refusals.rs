@@ -1,7 +1,7 @@
 //! Input that the program refuses in one line, before anything is written.
 
 use crate::images::{idx, write_idx, write_png};
-use crate::program::{fails, train, vit};
+use crate::program::{fails, outcome, result, train, vit};
 use std::fs;
 use std::path::Path;
 use tempfile::TempDir;
@@ -42,7 +42,19 @@ fn damaged_idx_files_are_named() {
 fn bad_input_gets_one_line_and_leaves_nothing() {
     let home = TempDir::new().unwrap();
     let run = home.path().join("run");
-    let cases: [(&[&str], &str); 21] = [
+    let cases: [(&[&str], &str); 24] = [
+        (
+            &["--image-size", "4294967300"],
+            "--image-size must be at most 8192",
+        ),
+        (
+            &["--patch-size", "4294967296"],
+            "--patch-size must be at most 8192",
+        ),
+        (
+            &["--memory-timeline", "/"],
+            "--memory-timeline takes a file, and / is a folder",
+        ),
         (
             &["--clip-grad-norm", "0"],
             "--clip-grad-norm must be above 0",
@@ -130,4 +142,55 @@ fn a_backend_that_is_not_compiled_in_is_named() {
         "--features cuda",
         &run,
     );
+}
+
+/// A batch of all images.
+#[test]
+fn a_batch_may_be_larger_than_the_data() {
+    let home = TempDir::new().unwrap();
+    let [all, more] = ["1438", "4294967296"].map(|size| {
+        let mut command = vit();
+        command
+            .args(["train", "--json", "--epochs", "1", "--batch-size", size])
+            .arg("--artifact-dir")
+            .arg(home.path().join(size));
+        result(&mut command)
+    });
+    assert_eq!(outcome(&all), outcome(&more));
+}
+
+/// Nobody writes to it: to open it would wait for ever.
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_no_image() {
+    let home = TempDir::new().unwrap();
+    let data = home.path().join("data");
+    for class in ["a", "b"] {
+        fs::create_dir_all(data.join(class)).unwrap();
+        let pipe = data.join(class).join("1.png");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.unwrap().success());
+    }
+    let run = home.path().join("run");
+    fails(
+        train(&run).arg("--data").arg(&data),
+        "1.png is not a file",
+        &run,
+    );
+}
+
+#[test]
+fn a_finished_run_is_not_overwritten() {
+    let home = TempDir::new().unwrap();
+    let results = home.path().join("results.json");
+    result(&mut train(home.path()));
+    let before = fs::read(&results).unwrap();
+    let output = train(home.path()).assert().failure().get_output().clone();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        said.contains("holds a finished run") && said.contains("--overwrite"),
+        "{said}"
+    );
+    assert_eq!(fs::read(&results).unwrap(), before);
+    result(train(home.path()).arg("--overwrite"));
 }

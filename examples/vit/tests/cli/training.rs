@@ -145,7 +145,7 @@ fn folders_of_both_kinds_train() {
         write_png(&classes.join(format!("blue/{number}.png")), number);
     }
     for data in [idx, classes] {
-        let run = home.path().join("run");
+        let run = data.with_extension("run");
         let result = result(
             vit()
                 .args(["train", "--epochs", "1", "--json", "--data"])

@@ -1,0 +1,137 @@
+//! The checksum beside a file, as `sha256sum` writes and checks it.
+//!
+//! ```text
+//! # run 5c1f…
+//! 9b07…  model-3.mpk
+//! ```
+
+use std::{
+    fs::{self, File},
+    io::{self, ErrorKind},
+    path::{Path, PathBuf},
+};
+
+use sha2::{Digest, Sha256};
+
+use super::{
+    UNFINISHED,
+    disk::{publish, remove},
+};
+
+/// What the name of a checksum ends with, after that of its file.
+pub(super) const EXTENSION: &str = ".sha256";
+
+/// What the line begins with that tells the runs of files apart. `sha256sum` skips it.
+const RUN: &str = "# run ";
+
+/// What is known of a file that was saved.
+#[derive(Debug, PartialEq)]
+pub(super) struct Checksum {
+    /// SHA-256 of its bytes.
+    file: String,
+    /// SHA-256 of what the program has said of its run, if it has.
+    run: Option<String>,
+}
+
+/// What tells a run from others, in few bytes.
+pub(super) fn digest_of_run(settings: &[u8]) -> String {
+    hex(Sha256::digest(settings).as_slice())
+}
+
+/// The path of the checksum of a file.
+pub(super) fn path_of(file: &Path) -> PathBuf {
+    file.with_file_name(name_of(file) + EXTENSION)
+}
+
+/// Whether a file is as it was saved, and by this run. A file without a checksum counts as both.
+///
+/// # Errors
+///
+/// What it is not, as an error of the kind `InvalidData`; or it cannot be read.
+pub(super) fn verify(file: &Path, run: Option<&str>) -> io::Result<()> {
+    let Some(saved) = Checksum::read(file)? else {
+        return Ok(());
+    };
+    if saved.file != digest(file)? {
+        let text = format!("{} is not as it was saved", file.display());
+        return Err(io::Error::new(ErrorKind::InvalidData, text));
+    }
+    if let (Some(saved), Some(run)) = (&saved.run, run)
+        && saved != run
+    {
+        let text = format!("{} was saved by a run with other settings", file.display());
+        return Err(io::Error::new(ErrorKind::InvalidData, text));
+    }
+    Ok(())
+}
+
+/// Removes checksums whose files are gone: Burn removes old checkpoints, and knows of no checksums.
+pub(super) fn remove_orphans(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if let Some(of) = name.strip_suffix(EXTENSION)
+            && !of.starts_with(UNFINISHED)
+            && !path.with_file_name(of).exists()
+        {
+            remove(&path)?;
+        }
+    }
+    Ok(())
+}
+
+impl Checksum {
+    pub(super) fn new(file: &Path, run: Option<String>) -> io::Result<Self> {
+        let file = digest(file)?;
+        Ok(Self { file, run })
+    }
+
+    /// Writes it beside the file.
+    pub(super) fn write(&self, file: &Path) -> io::Result<()> {
+        let name = name_of(file);
+        let run = self.run.iter().map(|run| format!("{RUN}{run}\n"));
+        let text = run.collect::<String>() + &format!("{}  {name}\n", self.file);
+        let unfinished = file.with_file_name(format!("{UNFINISHED}{name}{EXTENSION}"));
+        fs::write(&unfinished, text)?;
+        publish(&unfinished, &path_of(file))
+    }
+
+    /// Reads that of a file. `None` if there is none, as where an earlier version has saved.
+    fn read(file: &Path) -> io::Result<Option<Self>> {
+        let path = path_of(file);
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let (runs, files): (Vec<_>, Vec<_>) = text.lines().partition(|line| line.starts_with('#'));
+        let run = runs.iter().find_map(|line| line.strip_prefix(RUN));
+        let digest = match files.as_slice() {
+            [line] => line.strip_suffix(&format!("  {}", name_of(file))),
+            _ => None,
+        };
+        let of_another = || {
+            let text = format!("{} is no checksum of {}", path.display(), name_of(file));
+            io::Error::new(ErrorKind::InvalidData, text)
+        };
+        Ok(Some(Self {
+            file: digest.ok_or_else(of_another)?.into(),
+            run: run.map(String::from),
+        }))
+    }
+}
+
+fn name_of(file: &Path) -> String {
+    let name = file.file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
+
+fn digest(file: &Path) -> io::Result<String> {
+    let mut hasher = Sha256::new();
+    io::copy(&mut File::open(file)?, &mut hasher)?;
+    Ok(hex(hasher.finalize().as_slice()))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

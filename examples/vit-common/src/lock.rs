@@ -1,0 +1,112 @@
+//! A file that one program at a time has locked.
+//!
+//! The system unlocks it when its program ends, however it ends. The file says who that is.
+
+use crate::terminal::note;
+use anyhow::{Context, Result, bail};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{ErrorKind, Read, Write};
+use std::path::Path;
+use std::process;
+
+/// The name of the file in the folder of a run.
+pub const LOCK: &str = "lock";
+
+/// Held until it is dropped.
+#[derive(Debug)]
+pub struct Lock(#[allow(dead_code)] File);
+
+impl Lock {
+    /// Creates and locks the file of a folder, which exists.
+    ///
+    /// # Errors
+    ///
+    /// Another program has locked it, or it cannot be written.
+    pub fn acquire(folder: &Path) -> Result<Self> {
+        let path = folder.join(LOCK);
+        let cannot = || format!("cannot lock {}", path.display());
+        let mut file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .open(&path)
+            .with_context(cannot)?;
+        match file.try_lock() {
+            Ok(()) => {
+                file.set_len(0).with_context(cannot)?;
+                file.write_all(this_process().as_bytes())
+                    .with_context(cannot)?;
+                Ok(Self(file))
+            }
+            Err(TryLockError::WouldBlock) => {
+                let mut holder = String::new();
+                // Only to say who it is: on some systems a locked file cannot be read.
+                let _ = file.read_to_string(&mut holder);
+                let holder = match holder.is_empty() {
+                    true => String::new(),
+                    false => format!(" ({holder})"),
+                };
+                bail!(
+                    "another program{holder} is training in {}: wait for it, or choose another \
+                     --artifact-dir",
+                    folder.display()
+                )
+            }
+            Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {
+                let folder = folder.display();
+                note(&format!(
+                    "the file system of {folder} has no locks: see that no other program trains there"
+                ));
+                Ok(Self(file))
+            }
+            Err(TryLockError::Error(error)) => Err(error).with_context(cannot),
+        }
+    }
+
+    /// Fails if another program has locked the file of a folder. Creates none.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`acquire`](Self::acquire).
+    pub fn ensure_free(folder: &Path) -> Result<()> {
+        if folder.join(LOCK).exists() {
+            Self::acquire(folder)?;
+        }
+        Ok(())
+    }
+}
+
+/// As `process 71 on node1`.
+fn this_process() -> String {
+    let process = format!("process {}", process::id());
+    match fs::read_to_string("/proc/sys/kernel/hostname") {
+        Ok(machine) => format!("{process} on {}", machine.trim()),
+        Err(_) => process,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_message_says_who_holds_it() {
+        let folder = tempfile::tempdir().unwrap();
+        Lock::ensure_free(folder.path()).unwrap();
+        assert!(!folder.path().join(LOCK).exists());
+        fs::write(
+            folder.path().join(LOCK),
+            "process 1234567890 on a machine of before",
+        )
+        .unwrap();
+        let held = Lock::acquire(folder.path()).unwrap();
+        let text = Lock::acquire(folder.path()).unwrap_err().to_string();
+        let holder = format!("another program (process {}", process::id());
+        assert!(text.starts_with(&holder), "{text}");
+        assert!(!text.contains("of before"), "{text}");
+        assert!(Lock::ensure_free(folder.path()).is_err());
+        drop(held);
+        Lock::acquire(folder.path()).unwrap();
+    }
+}

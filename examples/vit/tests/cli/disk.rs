@@ -1,0 +1,201 @@
+//! Disks that are full, or that change what is on them, and folders that two runs want.
+
+use crate::program::{names, outcome, result, resume, train, vit};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use vit_common::small_disk::SmallDisk;
+
+/// The exit code of a run that could not write a file.
+const CANNOT_WRITE: i32 = 74;
+
+/// A run in a shell that lets no file get larger than so many blocks of 512 bytes.
+fn with_small_files(blocks: usize, folder: &Path) -> Output {
+    let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
+    Command::new("sh")
+        .args(["-c", &script, env!("CARGO_BIN_EXE_vit"), "train", "--json"])
+        .args(["--epochs", "1", "--batch-size", "256", "--artifact-dir"])
+        .arg(folder)
+        .output()
+        .unwrap()
+}
+
+/// Asserts that a run could not write `file`, and says so in its last line.
+fn could_not_write(output: &Output, file: &str, reason: &str) {
+    // Where another thread has made room in between, the system no longer says why.
+    let unknown = "as on a full disk";
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(CANNOT_WRITE), "{said}");
+    let errors = said.lines().filter(|line| !line.starts_with("epoch"));
+    let errors: Vec<_> = errors.collect();
+    assert_eq!(errors.len(), 1, "{said}");
+    assert!(errors[0].starts_with("error: cannot "), "{said}");
+    assert!(errors[0].contains(file), "{said}");
+    let is_named = [reason, unknown]
+        .iter()
+        .any(|reason| errors[0].contains(reason));
+    assert!(is_named, "{said}");
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_named() {
+    let home = TempDir::new().unwrap();
+    let folder = home.path().join("run");
+    // The optimizer's states take 1.6 MB, everything else less than one.
+    could_not_write(
+        &with_small_files(2000, &folder),
+        "optim-1.mpk",
+        "File too large",
+    );
+    let saved = names(&folder.join("checkpoint"));
+    assert!(
+        saved.iter().all(|name| !name.contains("optim-1")),
+        "{saved:?}"
+    );
+    could_not_write(
+        &with_small_files(0, &home.path().join("other")),
+        "other",
+        "File too large",
+    );
+}
+
+#[test]
+fn a_run_goes_on_when_a_full_disk_has_room_again() {
+    let home = TempDir::new().unwrap();
+    let whole = result(&mut train(&home.path().join("whole")));
+    for kib in [24, 1400] {
+        let disk = TempDir::new().unwrap();
+        let Some(mounted) = SmallDisk::mount(disk.path(), kib) else {
+            return;
+        };
+        let folder = disk.path().join("run");
+        let output = train(&folder).output().unwrap();
+        could_not_write(&output, "run/", "No space left on device");
+        mounted.resize(20_000);
+        let resumed = result(&mut resume(&folder));
+        assert_eq!(outcome(&resumed), outcome(&whole), "{kib} KiB");
+    }
+}
+
+/// A run that has the checkpoints of two epochs of three.
+fn stopped(folder: &Path, more: &[&str]) {
+    let mut command = vit();
+    command
+        .args(["train", "--json", "--epochs", "3", "--batch-size", "256"])
+        .args(["--stop-after", "13", "--artifact-dir"])
+        .arg(folder)
+        .args(more);
+    command.assert().success();
+    assert!(folder.join("checkpoint/model-2.mpk").exists());
+}
+
+/// What a run says that cannot be resumed.
+fn refused(folder: &Path) -> String {
+    let output = resume(folder).assert().failure().get_output().clone();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(said.lines().count(), 1, "{said}");
+    said
+}
+
+#[test]
+fn a_bit_that_has_flipped_is_not_trained_on() {
+    let home = TempDir::new().unwrap();
+    let folder = home.path();
+    stopped(folder, &[]);
+    let files = ["model-2.mpk", "optim-2.mpk", "scheduler-2.mpk"];
+    for file in files.map(|name| folder.join("checkpoint").join(name)) {
+        let whole = fs::read(&file).unwrap();
+        let mut bytes = whole.clone();
+        let at = bytes.len() / 2;
+        bytes[at] ^= 4;
+        fs::write(&file, bytes).unwrap();
+        let said = refused(folder);
+        let text = format!("{} is not as it was saved", file.display());
+        assert!(said.contains(&text), "{said}");
+        assert!(
+            said.contains("the checkpoint of epoch 1 is whole"),
+            "{said}"
+        );
+        fs::write(&file, whole).unwrap();
+    }
+    // As the message says.
+    fs::write(folder.join("checkpoint").join(files[0]), "").unwrap();
+    for file in files {
+        fs::remove_file(folder.join("checkpoint").join(file)).unwrap();
+    }
+    assert_eq!(result(&mut resume(folder))["epochs"], 3);
+}
+
+#[test]
+fn a_checkpoint_of_another_run_is_refused() {
+    let home = TempDir::new().unwrap();
+    for (name, more) in [
+        ("seed", ["--seed", "7"]),
+        ("optimizer", ["--optimizer", "adam"]),
+    ] {
+        let [run, other] = [name, "other"].map(|folder| home.path().join(name).join(folder));
+        stopped(&run, &[]);
+        stopped(&other, &more);
+        for file in names(&other.join("checkpoint")) {
+            let [from, to] = [&other, &run].map(|run| run.join("checkpoint").join(&file));
+            fs::copy(from, to).unwrap();
+        }
+        let said = refused(&run);
+        assert!(
+            said.contains("was saved by a run with other settings"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn a_folder_has_one_run_at_a_time() {
+    let home = TempDir::new().unwrap();
+    let mut first = Command::new(env!("CARGO_BIN_EXE_vit"))
+        .args(["train", "--json", "--epochs", "1000", "--artifact-dir"])
+        .arg(home.path())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let begun = Instant::now();
+    while !home.path().join("train").exists() {
+        assert!(begun.elapsed() < Duration::from_secs(120));
+        sleep(Duration::from_millis(5));
+    }
+    let before = names(home.path());
+    let holder = format!("another program (process {}", first.id());
+    let mut overwriting = train(home.path());
+    overwriting.arg("--overwrite");
+    for mut second in [train(home.path()), overwriting, resume(home.path())] {
+        let output = second.assert().failure().get_output().clone();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains(&holder), "{said}");
+        assert_eq!(names(home.path()), before);
+    }
+    assert!(first.try_wait().unwrap().is_none(), "it goes on");
+    first.kill().unwrap();
+    first.wait().unwrap();
+    // The system has unlocked it.
+    let mut overwriting = train(home.path());
+    result(overwriting.arg("--overwrite"));
+}
+
+#[test]
+fn nobody_needs_to_read_what_a_run_says() {
+    let home = TempDir::new().unwrap();
+    let folder = home.path().join("run");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vit"));
+    command.args(["train", "--json", "--epochs", "2", "--batch-size", "256"]);
+    command.arg("--artifact-dir").arg(&folder);
+    let mut run = command
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    drop(run.stderr.take());
+    assert!(run.wait().unwrap().success());
+    assert!(folder.join("results.json").exists());
+}
