@@ -9,7 +9,7 @@ use anyhow::{Result, anyhow};
 use burn::tensor::{DType, TensorData};
 use burn_0_22::module::{Module, ModuleVisitor, Param};
 use burn_0_22::tensor::{self, Device, Tensor};
-use lean_vit::model::{Recomputed, Vit};
+use lean_vit::model::{Model, Recomputed, Vit};
 use vit::model::VitConfig;
 
 /// A batch on the host.

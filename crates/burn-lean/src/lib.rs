@@ -7,8 +7,8 @@
 //!
 //! Start with [`ReleaseOptimizer`]; [`ReleaseAccumulator`] is for micro-batches, [`NormClipping`] and
 //! [`LossScaler`] for what is done to gradients before their step, [`StepReport`] says what a step
-//! did, [`ReleaseError`] what is refused. Features: `optim`, optimizers in one pass over memory, and
-//! such with small states; `train`, a strategy for burn-train's `Learner`; `data-parallel`, replicas
+//! did, [`ReleaseError`] what is refused. Features: `operations`, operations that keep little for the
+//! backward pass; `optim`, optimizers in one pass over memory, and such with small states; `train`, a strategy for burn-train's `Learner`; `data-parallel`, replicas
 //! in several processes, which MPI starts with the feature `mpi`.
 
 #![forbid(unsafe_code)]
@@ -61,3 +61,7 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/burn-0-22.md")]
 struct Guide;
+
+#[cfg(all(doctest, feature = "operations"))]
+#[doc = include_str!("../../../docs/operations.md")]
+struct Operations;

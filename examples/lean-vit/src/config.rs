@@ -103,6 +103,17 @@ impl Checkpointing {
     }
 }
 
+/// What the model is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Operations {
+    /// Burn's modules
+    #[default]
+    Default,
+    /// Those of `burn_lean::operations`, which keep little for the backward pass
+    Lean,
+}
+
 /// Devices; a build has those whose cargo feature is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -142,9 +153,9 @@ impl DeviceKind {
     }
 }
 
-display_as_value!(OptimizerKind, Checkpointing, DeviceKind);
+display_as_value!(OptimizerKind, Checkpointing, Operations, DeviceKind);
 
-/// Device, mode, checkpointing and optimizer of a run.
+/// Device, mode, checkpointing, operations and optimizer of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Engine {
     /// Device that holds the tensors.
@@ -153,6 +164,9 @@ pub struct Engine {
     pub mode: Mode,
     /// What the forward pass keeps.
     pub checkpointing: Checkpointing,
+    /// What the model is made of.
+    #[serde(default)]
+    pub operations: Operations,
     /// Optimizer.
     pub optimizer: OptimizerKind,
 }
@@ -213,6 +227,7 @@ impl TrainConfig {
                 device: DeviceKind::Cpu,
                 mode: Mode::Release,
                 checkpointing: Checkpointing::None,
+                operations: Operations::Default,
                 optimizer: OptimizerKind::AdamW,
             },
             epochs: 3,

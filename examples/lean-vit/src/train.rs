@@ -1,16 +1,15 @@
 //! A training run: an ordinary Burn loop, and what gradient release adds to it.
 
-use crate::config::{Checkpointing, TrainConfig};
+use crate::config::{Checkpointing, Operations, TrainConfig};
 use crate::device;
 use crate::digest;
 use crate::memory::HighWater;
-use crate::model::Vit;
+use crate::model::{LeanVit, Model, Vit};
 use crate::progress::Progress;
 use crate::release::Stepper;
 use crate::run_folder::{Checkpoint, RunFolder};
 use crate::schedule::Schedule;
 use anyhow::{Context, Result, ensure};
-use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -70,12 +69,19 @@ pub struct Train<'a> {
 impl Train<'_> {
     /// Trains from the checkpoint, or from random weights.
     pub fn run(self, from: Option<Checkpoint>) -> Result<Ending> {
+        match self.config.engine.operations {
+            Operations::Default => self.run_with::<Vit>(from),
+            Operations::Lean => self.run_with::<LeanVit>(from),
+        }
+    }
+
+    fn run_with<M: Model>(self, from: Option<Checkpoint>) -> Result<Ending> {
         let config = self.config;
         let mut memory = HighWater::start(&self.device);
         let autodiff = self.autodiff();
         let mut optimizer = Stepper::new(config, self.parallel);
         self.device.seed(config.seed);
-        let mut model = Vit::new(&config.model, &autodiff)
+        let mut model = M::new(&config.model, &autodiff)
             .recomputing(config.engine.checkpointing.recomputed())
             .drawn();
         let mut done = 0;
@@ -231,7 +237,7 @@ impl Train<'_> {
         SeededRng::new(&[self.config.seed, purpose as u64, number as u64])
     }
 
-    fn validate(&self, model: &Vit) -> Result<Validation> {
+    fn validate(&self, model: &impl Model) -> Result<Validation> {
         let model = model.valid();
         let split = &self.data.validation;
         let places: Vec<usize> = (0..split.len()).collect();

@@ -1,6 +1,6 @@
 //! The options of `lean-vit train`.
 
-use crate::config::{Checkpointing, DeviceKind, Mode, OptimizerKind, Preset};
+use crate::config::{Checkpointing, DeviceKind, Mode, Operations, OptimizerKind, Preset};
 use crate::model::Pool;
 use clap::Args;
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -25,6 +25,10 @@ pub(super) struct TrainArgs {
     /// What the forward pass keeps for the backward pass; the weights are the same [default: none]
     #[arg(long, value_enum)]
     pub(super) checkpointing: Option<Checkpointing>,
+    /// What the model is made of; the weights are the same but for rounding, and so are the checkpoints
+    /// [default: default]
+    #[arg(long, value_enum)]
+    pub(super) operations: Option<Operations>,
     /// Optimizer; Muon is not among them, as it takes matrices only [default: adamw]
     #[arg(long, value_enum)]
     pub(super) optimizer: Option<OptimizerKind>,
@@ -71,7 +75,7 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "FOLDER", default_value = "artifacts/lean-vit")]
     pub(super) artifact_dir: PathBuf,
     /// Continue after the last complete epoch in --artifact-dir; options default to those of that run, and
-    /// only --mode, --device and --checkpointing may differ
+    /// only --mode, --device, --checkpointing and --operations may differ
     #[arg(long)]
     pub(super) resume: bool,
     /// Start a new run even if --artifact-dir holds another one

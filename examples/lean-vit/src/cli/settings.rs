@@ -2,7 +2,8 @@
 
 use super::args::TrainArgs;
 use crate::config::{
-    Checkpointing, DeviceKind, Engine, Mode, OptimizerKind, Preset, TrainConfig, WEIGHT_DECAY,
+    Checkpointing, DeviceKind, Engine, Mode, Operations, OptimizerKind, Preset, TrainConfig,
+    WEIGHT_DECAY,
 };
 use crate::device;
 use crate::model::Pool;
@@ -114,7 +115,7 @@ impl TrainArgs {
         Ok((config, data))
     }
 
-    /// Device, mode, checkpointing and optimizer, on a machine that has the device.
+    /// Device, mode, checkpointing, operations and optimizer, on a machine that has the device.
     fn engine(&self, saved: Option<&Engine>) -> Result<Engine> {
         let engine = Engine {
             device: given(self.device, saved.map(|e| e.device), DeviceKind::first()),
@@ -123,6 +124,11 @@ impl TrainArgs {
                 self.checkpointing,
                 saved.map(|e| e.checkpointing),
                 Checkpointing::None,
+            ),
+            operations: given(
+                self.operations,
+                saved.map(|e| e.operations),
+                Operations::Default,
             ),
             optimizer: agreed(
                 "optimizer",

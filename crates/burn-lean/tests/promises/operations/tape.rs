@@ -3,11 +3,12 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
-use burn_lean::operations::{gelu, layer_norm, softmax};
-use burn_lean::{WithGradientRelease, checkpoint};
+use burn_lean::operations::{gelu, layer_norm, linear_cross_entropy, nn, softmax};
+use burn_lean::{WithGradientRelease, checkpoint, checkpoint_each};
 
 use crate::harness::{
-    assert_bits, assert_released, devices, flex, momentum, numbers, plain_run, release_run, seeded,
+    alone, assert_bits, assert_released, devices, flex, momentum, numbers, plain_run, release_run,
+    seeded,
 };
 
 fn three(device: &Device) -> (Tensor<2>, Tensor<1>, Tensor<1>) {
@@ -157,5 +158,114 @@ fn gradient_release_and_recomputation_change_no_bit() {
         |m, step| recomputed_loss(m, step),
         &expected,
         "released and recomputed",
+    );
+}
+
+/// A transformer of modules that keep little, with dropout, and a fused head.
+#[derive(Module, Debug)]
+struct Transformer {
+    encoder: nn::transformer::TransformerEncoder,
+    head: nn::Linear,
+}
+
+impl Transformer {
+    fn new(device: &Device) -> Self {
+        let config = nn::transformer::TransformerEncoderConfig::new(8, 16, 2, 3);
+        Self {
+            encoder: config.with_dropout(0.2).init(device),
+            head: nn::LinearConfig::new(8, 11).init(device),
+        }
+    }
+
+    fn loss(&self, step: usize, recomputes: bool) -> Tensor<1> {
+        let device = flex();
+        device.seed(step as u64);
+        let x = numbers([2, 5, 8], step, &device);
+        let x = match recomputes {
+            true => checkpoint_each(&self.encoder.layers, x, |layer, x| {
+                layer.forward(x, None, None)
+            }),
+            false => {
+                let input = nn::transformer::TransformerEncoderInput::new(x);
+                self.encoder.forward(input)
+            }
+        };
+        let targets = crate::harness::ids([10], step, 11, &device);
+        let bias = self.head.bias.as_ref().map(Param::val);
+        let loss = burn::nn::loss::CrossEntropyLossConfig::new().init(&device);
+        let hidden = x.reshape([10, 8]);
+        linear_cross_entropy(&loss, hidden, self.head.weight.val(), bias, targets)
+    }
+}
+
+/// What is dropped is the same again where a scope runs again.
+#[test]
+fn a_transformer_trains_the_same_released_and_recomputed() {
+    alone(
+        "operations::tape::a_transformer_trains_the_same_released_and_recomputed",
+        || {
+            const STEPS: usize = 4;
+            let model = || seeded(&flex(), Transformer::new);
+            let run = |recomputes: bool| {
+                plain_run(model(), &mut momentum(), 0..STEPS, move |model, step| {
+                    model.loss(step, recomputes)
+                })
+                .1
+            };
+            let expected = run(false);
+            let mut release = momentum().with_gradient_release();
+            let loss = |model: &Transformer, step| model.loss(step, false);
+            let (_, reports) =
+                release_run(model(), &mut release, 0..STEPS, loss, &expected, "released");
+            assert_released(&reports, 1, "released");
+
+            // Scopes draw in another order, so these are compared with one another.
+            let expected = run(true);
+            let mut release = momentum().with_gradient_release();
+            let loss = |model: &Transformer, step| model.loss(step, true);
+            let what = "released and recomputed";
+            release_run(model(), &mut release, 0..STEPS, loss, &expected, what);
+        },
+    );
+}
+
+/// As finite differences see it, with a scope that drops again what it has dropped.
+#[test]
+fn a_recomputed_scope_drops_the_same_again() {
+    alone(
+        "operations::tape::a_recomputed_scope_drops_the_same_again",
+        || {
+            let device = flex();
+            let layer = seeded(&device, |device| {
+                let config = nn::transformer::TransformerEncoderConfig::new(8, 16, 2, 1);
+                let config = config.with_dropout(0.4);
+                nn::transformer::TransformerEncoderLayer::new(&config, device)
+            });
+            let weights = numbers([1, 4, 8], 3, &device);
+            let loss = |x: Tensor<3>| {
+                device.seed(9);
+                let forward = |layer: &nn::transformer::TransformerEncoderLayer, x| {
+                    layer.forward(x, None, None)
+                };
+                (checkpoint(&layer, x, forward) * weights.clone()).sum()
+            };
+            let x = numbers([1, 4, 8], 1, &device).require_grad();
+            let grad = x.grad(&loss(x.clone()).backward()).unwrap();
+            for seed in 0..5 {
+                let direction = numbers([1, 4, 8], 40 + seed, &device);
+                let expected = (grad.clone() * direction.clone().inner()).sum();
+                let step = 2e-3;
+                let value = |step: f64| {
+                    let x = x.clone().detach() + direction.clone() * step;
+                    loss(x).into_scalar::<f32>()
+                };
+                let slope = (value(step) - value(-step)) / (2.0 * step as f32);
+                let expected = expected.into_scalar::<f32>();
+                assert!(
+                    (slope - expected).abs() < 0.03 * (1.0 + expected.abs()),
+                    "{slope} {expected}"
+                );
+            }
+        },
     );
 }

@@ -1,17 +1,15 @@
-//! The vision transformer (Dosovitskiy et al., 2021, <https://arxiv.org/abs/2010.11929>).
+//! The model, made of the modules of `super::nn`.
 
-use burn::module::{Initializer, Module, ModuleVisitor, Param};
-use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
-use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{
+use super::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
+use super::nn::conv::{Conv2d, Conv2dConfig};
+use super::nn::{
     Dropout, DropoutConfig, Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
 };
+use crate::model::{Model, Pool, Recomputed, VitConfig};
+use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
 use burn_lean::checkpoint;
 use vit_common::rng::SeededRng;
-
-pub use vit_common::config::Preset;
-pub use vit_common::model::{Pool, Recomputed, VitConfig};
 
 /// A vision transformer that classifies images.
 #[derive(Module, Debug)]
@@ -27,9 +25,8 @@ pub struct Vit {
     head: Linear,
 }
 
-impl Vit {
-    /// Builds the model with random weights. A model that is trained is on a device with autodiff.
-    pub fn new(config: &VitConfig, device: &Device) -> Self {
+impl Model for Vit {
+    fn new(config: &VitConfig, device: &Device) -> Self {
         let small = Initializer::Normal {
             mean: 0.0,
             std: 0.02,
@@ -63,43 +60,21 @@ impl Vit {
         }
     }
 
-    /// Draws all weights, in the order of the fields.
-    ///
-    /// Burn draws a weight at its first access. That is the forward pass, in its order, or an
-    /// optimizer that arms the model: the same seed would give other weights.
-    pub fn drawn(self) -> Self {
-        struct Access;
-        impl ModuleVisitor for Access {
-            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-                param.val();
-            }
-        }
-        self.visit(&mut Access);
-        self
-    }
-
-    /// Chooses what the backward pass recomputes; the activations of the rest are kept.
-    pub fn recomputing(mut self, recomputed: Recomputed) -> Self {
+    fn recomputing(mut self, recomputed: Recomputed) -> Self {
         self.recomputed = recomputed;
         self
     }
 
-    /// Scores each class for each image.
-    ///
-    /// # Shapes
-    ///
-    /// - images: `[batch, channels, size, size]`
-    /// - output: `[batch, classes]`
-    pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+    fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         self.scores(images, None)
     }
 
-    /// [`forward`](Self::forward) with the masks of dropout drawn from this seed. They are the same
-    /// whatever is recomputed, as every dropout has a seed of its own.
-    pub fn forward_seeded(&self, images: Tensor<4>, seed: u64) -> Tensor<2> {
+    fn forward_seeded(&self, images: Tensor<4>, seed: u64) -> Tensor<2> {
         self.scores(images, Some(seed))
     }
+}
 
+impl Vit {
     fn scores(&self, images: Tensor<4>, seed: Option<u64>) -> Tensor<2> {
         if let Some(seed) = seed {
             images.device().seed(seed);
@@ -207,33 +182,4 @@ fn norm(config: &VitConfig, device: &Device) -> LayerNorm {
     LayerNormConfig::new(config.dim)
         .with_epsilon(1e-6)
         .init(device)
-}
-
-#[cfg(all(test, feature = "flex"))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arithmetic_agrees_with_the_built_model() {
-        for pool in [Pool::ClassToken, Pool::Mean] {
-            let config = Preset::Tiny.config(8, 1, 10).with_pool(pool);
-            let model = Vit::new(&config, &Device::flex());
-            assert_eq!(model.num_params(), config.num_params());
-        }
-    }
-
-    #[test]
-    fn scores_every_class_of_every_image() {
-        let device = Device::flex().autodiff();
-        for (pool, recomputed) in [
-            (Pool::ClassToken, Recomputed::Blocks),
-            (Pool::ClassToken, Recomputed::Nested),
-            (Pool::Mean, Recomputed::Nothing),
-        ] {
-            let config = Preset::Tiny.config(8, 3, 5).with_pool(pool);
-            let model = Vit::new(&config, &device).recomputing(recomputed);
-            let scores = model.forward(Tensor::ones([2, 3, 8, 8], &device));
-            assert_eq!(scores.dims(), [2, 5]);
-        }
-    }
 }

@@ -1,0 +1,110 @@
+//! The vision transformer (Dosovitskiy et al., 2021, <https://arxiv.org/abs/2010.11929>).
+//!
+//! It is compiled twice, from one file: of Burn's modules, and of those that keep little for the
+//! backward pass. The line that says which is all that differs.
+
+#![allow(clippy::duplicate_mod)] // That is the point.
+
+#[path = "."]
+mod plain {
+    use burn::nn;
+
+    #[path = "vit.rs"]
+    pub(super) mod vit;
+}
+
+#[path = "."]
+mod lean {
+    use burn_lean::operations::nn;
+
+    #[path = "vit.rs"]
+    pub(super) mod vit;
+}
+
+pub use lean::vit::Vit as LeanVit;
+pub use plain::vit::Vit;
+pub use vit_common::config::Preset;
+pub use vit_common::model::{Pool, Recomputed, VitConfig};
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Device, Tensor};
+
+/// A vision transformer, of whichever modules.
+pub trait Model: Module {
+    /// Builds the model with random weights. A model that is trained is on a device with autodiff.
+    fn new(config: &VitConfig, device: &Device) -> Self;
+
+    /// Draws all weights, in the order of the fields.
+    ///
+    /// Burn draws a weight at its first access. That is the forward pass, in its order, or an
+    /// optimizer that arms the model: the same seed would give other weights.
+    #[must_use]
+    fn drawn(self) -> Self {
+        struct Access;
+        impl ModuleVisitor for Access {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                param.val();
+            }
+        }
+        self.visit(&mut Access);
+        self
+    }
+
+    /// Chooses what the backward pass recomputes; the activations of the rest are kept.
+    #[must_use]
+    fn recomputing(self, recomputed: Recomputed) -> Self;
+
+    /// Scores each class for each image.
+    ///
+    /// # Shapes
+    ///
+    /// - images: `[batch, channels, size, size]`
+    /// - output: `[batch, classes]`
+    fn forward(&self, images: Tensor<4>) -> Tensor<2>;
+
+    /// [`forward`](Self::forward) with the masks of dropout drawn from this seed. They are the same
+    /// whatever is recomputed, as every dropout has a seed of its own.
+    fn forward_seeded(&self, images: Tensor<4>, seed: u64) -> Tensor<2>;
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arithmetic_agrees_with_the_built_model() {
+        for pool in [Pool::ClassToken, Pool::Mean] {
+            let config = Preset::Tiny.config(8, 1, 10).with_pool(pool);
+            let model = Vit::new(&config, &Device::flex());
+            assert_eq!(model.num_params(), config.num_params());
+            let model = LeanVit::new(&config, &Device::flex());
+            assert_eq!(model.num_params(), config.num_params());
+        }
+    }
+
+    #[test]
+    fn scores_every_class_of_every_image() {
+        let device = Device::flex().autodiff();
+        for (pool, recomputed) in [
+            (Pool::ClassToken, Recomputed::Blocks),
+            (Pool::ClassToken, Recomputed::Nested),
+            (Pool::Mean, Recomputed::Nothing),
+        ] {
+            let config = Preset::Tiny.config(8, 3, 5).with_pool(pool);
+            let model = Vit::new(&config, &device).recomputing(recomputed);
+            let scores = model.forward(Tensor::ones([2, 3, 8, 8], &device));
+            assert_eq!(scores.dims(), [2, 5]);
+        }
+    }
+
+    #[test]
+    fn both_have_one_record_and_the_same_scores() {
+        let device = Device::flex().autodiff();
+        let config = Preset::Tiny.config(8, 3, 5);
+        let plain = Vit::new(&config, &device).drawn();
+        let lean = LeanVit::new(&config, &device).load_record(plain.clone().into_record());
+        let images = Tensor::ones([2, 3, 8, 8], &device.inner());
+        let difference = plain.valid().forward(images.clone()) - lean.valid().forward(images);
+        assert!(difference.abs().max().into_scalar::<f32>() < 1e-5);
+    }
+}
