@@ -9,7 +9,7 @@
 use std::env;
 
 use anyhow::{Context, Result};
-use burn::module::{AutodiffModule, Module, ModuleMapper, Param};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::Embedding;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
@@ -102,8 +102,9 @@ fn batch(
     let image = |place: &usize| split.get(*place).context("an image is missing");
     let images: Vec<Image> = places.iter().map(image).collect::<Result<_>>()?;
     let (pixels, shape) = data.normalization().pixels(&images);
+    let pixels = Tensor::<4>::from_data(TensorData::new(pixels, shape), device);
     Ok((
-        Tensor::from_data(TensorData::new(pixels, shape), device).cast(dtype),
+        pixels.cast(dtype),
         Tensor::from_data(TensorData::new(labels(&images), [images.len()]), device),
     ))
 }
