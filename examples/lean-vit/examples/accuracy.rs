@@ -16,7 +16,7 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_lean::optim::{Bf16Weights, EightBitMoments, InOnePass, Kahan, Lean, Stochastic};
 use lean_vit::config::{Preset, WEIGHT_DECAY};
-use lean_vit::model::Vit;
+use lean_vit::model::{Model, Vit};
 use lean_vit::schedule::Schedule;
 use vit_common::data::{Dataset, Image, ImageSize, Source, Split, labels};
 use vit_common::rng::SeededRng;
