@@ -152,6 +152,15 @@ fn killed<A: Mode>(test: &str, moment: Moment, atomic: bool) -> (Directory, Star
     (directory, start)
 }
 
+/// Burn removes the files of old checkpoints, and the next save their checksums: killed in between, those are left.
+fn without_orphans(files: Vec<String>) -> Vec<String> {
+    let of_a_file = |name: &&String| match name.strip_suffix(".sha256") {
+        Some(file) => files.iter().any(|other| other == file),
+        None => true,
+    };
+    files.iter().filter(of_a_file).cloned().collect()
+}
+
 /// `A` is killed, `B` resumes.
 fn survives<A: Mode, B: Mode>(test: &str, moment: Moment) {
     let (directory, start) = killed::<A>(test, moment, true);
@@ -164,7 +173,8 @@ fn survives<A: Mode, B: Mode>(test: &str, moment: Moment) {
     match moment {
         Moment::Step(step) => {
             assert_eq!(epoch.unwrap_or(0), step / BATCHES);
-            assert_eq!(after, before, "nothing was half done");
+            let kept = without_orphans(before);
+            assert_eq!(after, kept, "nothing was half done");
         }
         Moment::Write(part, torn) => {
             assert_eq!(epoch, Some(torn - 1));
