@@ -21,7 +21,8 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, ElementConversion, Tensor};
 use burn_gradient_release::{GradientRelease, ReleaseAccumulator, WithGradientRelease};
 use burn_lean_optim::{
-    AccumulateInMoments, Bf16Weights, EightBitMoments, InOnePass, Kahan, MomentDecay, Stochastic,
+    AccumulateInMoments, Bf16Weights, EightBitMoments, InOnePass, MasterWeights, MomentDecay,
+    Stochastic,
 };
 use std::sync::Arc;
 use vit::config::{Preset, WEIGHT_DECAY};
@@ -181,8 +182,8 @@ fn main() -> Result<()> {
                 bf16.accuracy(Bf16Weights::new(adamw(), Stochastic { seed }))?,
             ),
             (
-                "bf16, Kahan",
-                bf16.accuracy(Bf16Weights::new(adamw(), Kahan))?,
+                "bf16, master weights",
+                bf16.accuracy(Bf16Weights::new(adamw(), MasterWeights))?,
             ),
             (
                 "bf16, rounded to the nearest",

@@ -65,11 +65,18 @@ pub struct Types<'a> {
     pub states: &'a [Format],
 }
 
-/// A backend that rounds to bf16 by chance: Flex, and wgpu and CUDA with and without fusion.
-pub trait RoundStochastically: Backend {
+/// A backend that rounds to bf16 in ways that Burn does not: Flex, and wgpu and CUDA with and without fusion.
+pub trait RoundToBf16: Backend {
     /// Rounds numbers in 32 bits to one of their two neighbours in bf16, the nearer one with the larger probability; as a
     /// tensor of bf16, or of numbers in 32 bits that bf16 can hold. The same noise gives the same numbers on every backend.
     fn round_stochastically(tensor: FloatTensor<Self>, noise: Noise) -> FloatTensor<Self>;
+
+    /// Rounds numbers in 32 bits to the nearest that bf16 has, in 32 bits still, and packs the lower halves of their bits two to
+    /// a word from the lower one on: `[words]`, of the type `I32`.
+    fn split(tensor: FloatTensor<Self>) -> (FloatTensor<Self>, IntTensor<Self>);
+
+    /// Makes the numbers that were [split](Self::split), and are in 32 bits, what they were.
+    fn rejoin(nearest: FloatTensor<Self>, low: IntTensor<Self>) -> FloatTensor<Self>;
 }
 
 /// What a step is made of.

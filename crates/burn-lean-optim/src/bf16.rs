@@ -7,23 +7,20 @@ use burn::{
     optim::{LearningRate, SimpleOptimizer, adaptor::OptimizerAdaptor},
     record::{PrecisionSettings, Record},
     tensor::{
-        DType, Tensor, TensorPrimitive,
+        DType, Int, Tensor, TensorData,
         backend::{AutodiffBackend, Backend},
     },
 };
-use burn_lean_arithmetic::optim::Noise;
+use burn_lean_arithmetic::optim::{Noise, half_words};
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    RoundStochastically,
-    moment::{Moment, MomentItem},
-};
+use crate::{RoundToBf16, moment::from_float};
 
 /// An optimizer of weights in bf16, by any optimizer of weights in 32 bits.
 ///
 /// A weight in bf16 has eight bits: a step of less than a 256th of it changes nothing if the sum is rounded to the
-/// nearest. So the step is computed in 32 bits, one parameter at a time, and then rounded so that on average
-/// nothing is lost: [by chance](Stochastic), or with [Kahan's summation](Kahan).
+/// nearest. So the step is computed in 32 bits, one parameter at a time, and then rounded so that nothing is lost:
+/// on average, [by chance](Stochastic), or at all, with [master weights](MasterWeights).
 ///
 /// ```
 /// use burn::{backend::{Autodiff, Flex}, nn::Linear, optim::{AdamWConfig, adaptor::OptimizerAdaptor}};
@@ -72,31 +69,44 @@ pub struct Stochastic {
     pub seed: u64,
 }
 
-/// Rounding to the nearest, with what is lost kept in bf16 and added to the weight in the next
-/// step: two bytes a parameter more, and no chance.
+/// Master weights in 32 bits, at two bytes a parameter more: the weight is the number in bf16 that is nearest to its
+/// master, of which the lower sixteen bits are kept beside it. The model computes with the rounded weights, and the
+/// optimizer steps their masters, bit for bit as it would weights in 32 bits.
 ///
-/// What is kept has eight bits as well, so that a step of less than 2^-18 of the weight is lost.
+/// Of two numbers as near, the one farther from zero is taken, where Burn's cast takes the even one. Weights that are
+/// changed between two steps keep their lower bits, less than half of what bf16 tells apart there; a weight made zero
+/// is zero.
+///
+/// After Kalamkar et al., "Optimizing Deep Learning Recommender Systems' Training on CPU Cluster Architectures"
+/// (2020): "Split-SGD-BF16".
 #[derive(Clone, Copy, Debug)]
-pub struct Kahan;
+pub struct MasterWeights;
+
+/// The lower halves of numbers in 32 bits, two to a word: `[words]`.
+pub type LowerHalves<B> = Tensor<B, 1, Int>;
 
 /// How weights are rounded to bf16.
 pub trait Rounding<B: Backend>: Clone + Send + Sync {
     /// The exact weight before a step, of the rounded one and what rounding kept.
-    fn widen<const D: usize>(&self, weight: Tensor<B, D>, kept: Option<Moment<B>>) -> Tensor<B, D>;
+    fn widen<const D: usize>(
+        &self,
+        weight: Tensor<B, D>,
+        low: Option<LowerHalves<B>>,
+    ) -> Tensor<B, D>;
 
     /// Rounds the weight after step number `time`, and says what is kept.
     fn round<const D: usize>(
         &self,
         exact: Tensor<B, D>,
         time: usize,
-    ) -> (Tensor<B, D>, Option<Moment<B>>);
+    ) -> (Tensor<B, D>, Option<LowerHalves<B>>);
 }
 
-impl<B: RoundStochastically> Rounding<B> for Stochastic {
+impl<B: RoundToBf16> Rounding<B> for Stochastic {
     fn widen<const D: usize>(
         &self,
         weight: Tensor<B, D>,
-        _kept: Option<Moment<B>>,
+        _low: Option<LowerHalves<B>>,
     ) -> Tensor<B, D> {
         weight.cast(DType::F32)
     }
@@ -105,32 +115,42 @@ impl<B: RoundStochastically> Rounding<B> for Stochastic {
         &self,
         exact: Tensor<B, D>,
         time: usize,
-    ) -> (Tensor<B, D>, Option<Moment<B>>) {
+    ) -> (Tensor<B, D>, Option<LowerHalves<B>>) {
         let noise = Noise::of_step(self.seed, time);
         let rounded = B::round_stochastically(exact.into_primitive().tensor(), noise);
-        let rounded: Tensor<B, D> = Tensor::from_primitive(TensorPrimitive::Float(rounded));
-        (rounded.cast(DType::BF16), None)
+        (from_float::<B, D>(rounded).cast(DType::BF16), None)
     }
 }
 
-impl<B: Backend> Rounding<B> for Kahan {
-    fn widen<const D: usize>(&self, weight: Tensor<B, D>, kept: Option<Moment<B>>) -> Tensor<B, D> {
+impl<B: RoundToBf16> Rounding<B> for MasterWeights {
+    /// # Panics
+    ///
+    /// If what was kept belongs to a parameter of another size.
+    fn widen<const D: usize>(
+        &self,
+        weight: Tensor<B, D>,
+        low: Option<LowerHalves<B>>,
+    ) -> Tensor<B, D> {
         let weight = weight.cast(DType::F32);
-        match kept {
-            Some(kept) => weight + kept.to_tensor().cast(DType::F32),
-            None => weight,
-        }
+        let Some(low) = low else { return weight };
+        let ([words], needed) = (low.dims(), half_words(weight.shape().num_elements()));
+        assert!(
+            words == needed,
+            "the lower halves of a weight are {words} words and not the {needed} of its size: its state is that of \
+             another parameter"
+        );
+        let nearest = weight.into_primitive().tensor();
+        from_float(B::rejoin(nearest, low.into_primitive()))
     }
 
     fn round<const D: usize>(
         &self,
         exact: Tensor<B, D>,
         _time: usize,
-    ) -> (Tensor<B, D>, Option<Moment<B>>) {
-        let rounded = exact.clone().cast(DType::BF16);
-        let lost = exact - rounded.clone().cast(DType::F32);
-        let lost = lost.cast(DType::BF16).into_primitive().tensor();
-        (rounded, Some(Moment::Float(lost)))
+    ) -> (Tensor<B, D>, Option<LowerHalves<B>>) {
+        let (nearest, low) = B::split(exact.into_primitive().tensor());
+        let nearest = from_float::<B, D>(nearest).cast(DType::BF16);
+        (nearest, Some(Tensor::from_primitive(low)))
     }
 }
 
@@ -140,8 +160,8 @@ pub struct Bf16State<O: SimpleOptimizer<B>, B: Backend, const D: usize> {
     pub time: usize,
     /// State of the optimizer in 32 bits.
     pub optimizer: Option<O::State<D>>,
-    /// What rounding has kept.
-    pub kept: Option<Moment<B>>,
+    /// What [`MasterWeights`] has kept.
+    pub low: Option<LowerHalves<B>>,
 }
 
 impl<O: SimpleOptimizer<B>, B: Backend, const D: usize> Clone for Bf16State<O, B, D> {
@@ -149,7 +169,7 @@ impl<O: SimpleOptimizer<B>, B: Backend, const D: usize> Clone for Bf16State<O, B
         Self {
             time: self.time,
             optimizer: self.optimizer.clone(),
-            kept: self.kept.clone(),
+            low: self.low.clone(),
         }
     }
 }
@@ -158,7 +178,7 @@ impl<O: SimpleOptimizer<B>, B: Backend, const D: usize> fmt::Debug for Bf16State
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bf16State")
             .field("time", &self.time)
-            .field("kept", &self.kept)
+            .field("low", &self.low)
             .finish_non_exhaustive()
     }
 }
@@ -175,7 +195,7 @@ where
 {
     time: usize,
     optimizer: Option<<O::State<D> as Record<B>>::Item<S>>,
-    kept: Option<MomentItem>,
+    low: Option<TensorData>,
 }
 
 impl<O, B, const D: usize> Record<B> for Bf16State<O, B, D>
@@ -189,7 +209,7 @@ where
         Bf16Item {
             time: self.time,
             optimizer: self.optimizer.map(Record::into_item),
-            kept: self.kept.map(Record::into_item::<S>),
+            low: self.low.map(Tensor::into_data),
         }
     }
 
@@ -197,7 +217,9 @@ where
         Self {
             time: item.time,
             optimizer: item.optimizer.map(|state| Record::from_item(state, device)),
-            kept: item.kept.map(|kept| Record::from_item::<S>(kept, device)),
+            low: item
+                .low
+                .map(|low| Tensor::from_data(low, (device, DType::I32))),
         }
     }
 }
@@ -226,21 +248,21 @@ where
             "`Bf16Weights` steps parameters in BF16, and this one is in {dtype:?}: cast the model's parameters, or \
              take the optimizer by itself"
         );
-        let (time, optimizer, kept) = match state {
-            Some(state) => (state.time + 1, state.optimizer, state.kept),
+        let (time, optimizer, low) = match state {
+            Some(state) => (state.time + 1, state.optimizer, state.low),
             None => (1, None, None),
         };
-        let exact = self.rounding.widen(tensor, kept);
+        let exact = self.rounding.widen(tensor, low);
         let (exact, optimizer) = self
             .optimizer
             .step(lr, exact, grad.cast(DType::F32), optimizer);
-        let (tensor, kept) = self.rounding.round(exact, time);
+        let (tensor, low) = self.rounding.round(exact, time);
         (
             tensor,
             Some(Bf16State {
                 time,
                 optimizer,
-                kept,
+                low,
             }),
         )
     }
@@ -252,7 +274,7 @@ where
         Bf16State {
             time: state.time,
             optimizer: state.optimizer.map(|state| O::to_device(state, device)),
-            kept: state.kept.map(|kept| kept.on_device(device)),
+            low: state.low.map(|low| low.to_device(device)),
         }
     }
 }

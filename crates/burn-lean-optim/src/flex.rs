@@ -3,13 +3,13 @@
 use burn::tensor::{DType, Shape, TensorData};
 use burn_flex::{Flex, FlexTensor};
 use burn_lean_arithmetic::optim::{
-    Clip as HostClip, Measure, Noise, Rule, blocks,
+    Clip as HostClip, Measure, Noise, Rule, blocks, half_words,
     host::{self, Buffer, Source},
     words,
 };
 
 use crate::{
-    LeanBackend, RoundStochastically,
+    LeanBackend, RoundToBf16,
     backend::{Clip, Operands, States, Stepped, Types},
     moment::{EightBit, Format, Moment},
 };
@@ -131,11 +131,25 @@ fn on_host(clip: Clip<Flex>) -> HostClip {
     }
 }
 
-impl RoundStochastically for Flex {
+impl RoundToBf16 for Flex {
     fn round_stochastically(tensor: FlexTensor, noise: Noise) -> FlexTensor {
         let tensor = in_order(tensor);
         let mut rounded = FlexTensor::empty(tensor.layout().shape().clone(), DType::BF16);
         host::round_stochastically(tensor.storage(), rounded.storage_mut(), noise);
         rounded
+    }
+
+    fn split(tensor: FlexTensor) -> (FlexTensor, FlexTensor) {
+        let mut numbers = in_order(tensor);
+        let words = Shape::new([half_words(numbers.layout().shape().num_elements())]);
+        let mut low = FlexTensor::empty(words, DType::I32);
+        host::split(numbers.storage_mut(), low.storage_mut());
+        (numbers, low)
+    }
+
+    fn rejoin(nearest: FlexTensor, low: FlexTensor) -> FlexTensor {
+        let mut numbers = in_order(nearest);
+        host::rejoin(numbers.storage_mut(), low.storage());
+        numbers
     }
 }

@@ -28,8 +28,8 @@ mod optim;
 mod pass;
 
 pub use accumulation::{AccumulateInMoments, AccumulatingInMoments, AccumulatingState};
-pub use backend::{Clip, LeanBackend, Operands, RoundStochastically, States, Stepped, Types};
-pub use bf16::{Bf16State, Bf16Weights, Kahan, Rounding, Stochastic};
+pub use backend::{Clip, LeanBackend, Operands, RoundToBf16, States, Stepped, Types};
+pub use bf16::{Bf16State, Bf16Weights, LowerHalves, MasterWeights, Rounding, Stochastic};
 pub use burn_lean_arithmetic::optim::{
     CannotAccumulate, DynamicMap, Measure, MomentDecay, Noise, Number, Rule,
 };

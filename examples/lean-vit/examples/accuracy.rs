@@ -14,7 +14,7 @@ use burn::nn::Embedding;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_lean::optim::{Bf16Weights, EightBitMoments, InOnePass, Kahan, Lean, Stochastic};
+use burn_lean::optim::{Bf16Weights, EightBitMoments, InOnePass, Lean, MasterWeights, Stochastic};
 use lean_vit::config::{Preset, WEIGHT_DECAY};
 use lean_vit::model::{Model, Vit};
 use lean_vit::schedule::Schedule;
@@ -73,9 +73,9 @@ const ROWS: [Row; 7] = [
         optimizer: |seed| Bf16Weights::new(adamw().in_one_pass(), Stochastic { seed }).init(),
     },
     Row {
-        name: "weights in bf16, Kahan",
+        name: "weights in bf16, master weights",
         dtype: DType::BF16,
-        optimizer: |_| Bf16Weights::new(adamw().in_one_pass(), Kahan).init(),
+        optimizer: |_| Bf16Weights::new(adamw().in_one_pass(), MasterWeights).init(),
     },
     Row {
         name: "weights in bf16, rounded to the nearest by Burn",

@@ -1,14 +1,16 @@
-//! Rounding to bf16 by chance on the device.
+//! Rounding to bf16 on the device: by chance, and with the other half of the bits beside it.
 
 use burn::backend::Flex;
-use burn::tensor::{DType, Tensor, TensorPrimitive};
-use burn_lean_optim::{Noise, RoundStochastically};
+use burn::tensor::ops::FloatTensor;
+use burn::tensor::{DType, Int, Tensor, TensorPrimitive};
+use burn_lean_optim::{Noise, RoundToBf16};
 
 use super::Inner;
 use super::one_pass::{gradient, numbers};
 use crate::harness::turn;
 
-fn rounded<B: RoundStochastically, const D: usize>(shape: [usize; D], noise: Noise) -> Vec<f32> {
+/// Of many magnitudes, and some that bf16 cannot tell from others.
+fn exact<B: RoundToBf16, const D: usize>(shape: [usize; D]) -> FloatTensor<B> {
     let mut data = gradient::<B, D>(1, shape).into_data();
     let exact = data.as_mut_slice::<f32>().expect("they are `f32`");
     for (number, place) in exact.iter_mut().zip(0..) {
@@ -22,17 +24,34 @@ fn rounded<B: RoundStochastically, const D: usize>(shape: [usize; D], noise: Noi
         }
     }
     let tensor = Tensor::<B, D>::from_data(data, &Default::default());
-    let TensorPrimitive::Float(tensor) = tensor.into_primitive() else {
-        unreachable!("it is of floats");
-    };
-    let rounded = B::round_stochastically(tensor, noise);
-    let mut rounded =
-        numbers(Tensor::<B, D>::from_primitive(TensorPrimitive::Float(rounded)).cast(DType::F32));
-    if let Some(number) = rounded.get_mut(8) {
-        assert!(number.is_nan());
-        *number = 0.0;
+    tensor.into_primitive().tensor()
+}
+
+/// As bits, but for the NaN, which is some NaN.
+fn bits<B: RoundToBf16, const D: usize>(tensor: FloatTensor<B>) -> Vec<u32> {
+    let tensor = Tensor::<B, D>::from_primitive(TensorPrimitive::Float(tensor));
+    let mut bits: Vec<_> = numbers(tensor.cast(DType::F32))
+        .into_iter()
+        .map(f32::to_bits)
+        .collect();
+    if let Some(bits) = bits.get_mut(8) {
+        assert!(f32::from_bits(*bits).is_nan());
+        *bits = 0;
     }
-    rounded
+    bits
+}
+
+fn rounded<B: RoundToBf16, const D: usize>(shape: [usize; D], noise: Noise) -> Vec<u32> {
+    bits::<B, D>(B::round_stochastically(exact::<B, D>(shape), noise))
+}
+
+/// Both halves, and what is made of them again.
+fn halves<B: RoundToBf16, const D: usize>(shape: [usize; D]) -> (Vec<u32>, Vec<i32>, Vec<u32>) {
+    let (nearest, low) = B::split(exact::<B, D>(shape));
+    let words = Tensor::<B, 1, Int>::from_primitive(low.clone()).into_data();
+    let upper = bits::<B, D>(nearest.clone());
+    let joined = bits::<B, D>(B::rejoin(nearest, low));
+    (upper, words.to_vec().expect("they are words"), joined)
 }
 
 #[test]
@@ -46,4 +65,21 @@ fn numbers_are_those_of_the_processor() {
     }
     let [one, other] = [1, 2].map(|key| rounded::<Inner, 1>([257], Noise::new(key)));
     assert!(one != other);
+}
+
+#[test]
+fn halves_are_those_of_the_processor() {
+    fn check<const D: usize>(shape: [usize; D]) {
+        let (nearest, low, joined) = halves::<Inner, D>(shape);
+        assert_eq!(nearest, halves::<Flex, D>(shape).0);
+        assert_eq!(low, halves::<Flex, D>(shape).1);
+        assert_eq!(joined, bits::<Flex, D>(exact::<Flex, D>(shape)));
+        assert!(nearest.iter().all(|bits| bits & 0xffff == 0));
+        assert!(shape.contains(&0) || nearest != joined);
+    }
+    turn::take::<Inner>();
+    check([257]);
+    check([129, 300]);
+    check([64, 64]);
+    check([0, 3]);
 }

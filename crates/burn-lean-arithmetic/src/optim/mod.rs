@@ -11,6 +11,7 @@ mod configuration;
 pub mod cube;
 mod dynamic_map;
 mod factored;
+mod halves;
 #[cfg(feature = "host")]
 pub mod host;
 mod noise;
@@ -24,6 +25,7 @@ pub use accumulation::{CannotAccumulate, MicroBatches, MomentDecay, Part};
 pub use configuration::configuration;
 pub use dynamic_map::{BLOCK, DynamicMap, EightBitData, blocks, words};
 pub use factored::{Factored, WholeTensor};
+pub use halves::{half_words, join, split};
 pub use noise::{MIXING, Noise};
 pub use number::{Clip, Number};
 pub use rule::{Measure, MomentsAlone, Rule, Squares};

@@ -18,11 +18,13 @@ use burn_fusion::{
     stream::{Operation, OperationStreams},
 };
 
-use burn_lean_arithmetic::optim::{Measure, Noise, Rule, blocks, program::Clipping, words};
+use burn_lean_arithmetic::optim::{
+    Measure, Noise, Rule, blocks, half_words, program::Clipping, words,
+};
 
 use super::clipping;
 use crate::{
-    LeanBackend, RoundStochastically,
+    LeanBackend, RoundToBf16,
     backend::{Clip, Operands, States, Stepped, Types},
     moment::{EightBit, Format, Moment},
 };
@@ -72,12 +74,34 @@ impl<B: FusionBackend + LeanBackend> LeanBackend for Fusion<B> {
     }
 }
 
-impl<B: FusionBackend + RoundStochastically> RoundStochastically for Fusion<B> {
+impl<B: FusionBackend + RoundToBf16> RoundToBf16 for Fusion<B> {
     fn round_stochastically(tensor: FloatTensor<Self>, noise: Noise) -> FloatTensor<Self> {
         let shape = tensor.shape();
         let inputs = vec![Part::Float(tensor)];
         float_of::<B>("lean_round_stochastically", inputs, shape, move |inputs| {
             B::round_stochastically(float(&mut inputs.into_iter()), noise)
+        })
+    }
+
+    fn split(tensor: FloatTensor<Self>) -> (FloatTensor<Self>, IntTensor<Self>) {
+        let shape = tensor.shape();
+        let words = Shape::new([half_words(shape.num_elements())]);
+        let inputs = vec![Part::Float(tensor)];
+        let outputs = vec![(shape, DType::F32), (words, DType::I32)];
+        let outputs = register::<B, _>("lean_split", inputs, outputs, |inputs| {
+            let (nearest, low) = B::split(float(&mut inputs.into_iter()));
+            vec![Part::Float(nearest), Part::Int(low)]
+        });
+        let mut outputs = outputs.into_iter();
+        (float(&mut outputs), int(&mut outputs))
+    }
+
+    fn rejoin(nearest: FloatTensor<Self>, low: IntTensor<Self>) -> FloatTensor<Self> {
+        let shape = nearest.shape();
+        let inputs = vec![Part::Float(nearest), Part::Int(low)];
+        float_of::<B>("lean_rejoin", inputs, shape, |inputs| {
+            let mut inputs = inputs.into_iter();
+            B::rejoin(float(&mut inputs), int(&mut inputs))
         })
     }
 }

@@ -19,12 +19,13 @@ use burn_lean_arithmetic::optim::{
         Pass,
         cubecl_0_10::{self as kernels, DeviceTensor},
     },
+    half_words,
     program::Clipping,
     words,
 };
 
 use crate::{
-    LeanBackend, RoundStochastically,
+    LeanBackend, RoundToBf16,
     backend::{Clip, Operands, States, Stepped, Types},
     moment::{EightBit, Format, Moment},
 };
@@ -102,7 +103,7 @@ where
     }
 }
 
-impl<R, F, I, BT> RoundStochastically for CubeBackend<R, F, I, BT>
+impl<R, F, I, BT> RoundToBf16 for CubeBackend<R, F, I, BT>
 where
     R: CubeRuntime,
     F: FloatElement,
@@ -115,6 +116,23 @@ where
         let tensor = writable(tensor);
         kernels::round_stochastically(on_device(&tensor), noise);
         tensor
+    }
+
+    fn split(tensor: CubeTensor<R>) -> (CubeTensor<R>, CubeTensor<R>) {
+        assert_eq!(tensor.dtype, DType::F32, "steps are computed in 32 bits");
+        let numbers = writable(tensor);
+        let words = Shape::new([half_words(numbers.meta.num_elements())]);
+        let (client, device) = (numbers.client.clone(), numbers.device.clone());
+        let low = empty_device_contiguous_dtype(client, device, words, DType::I32);
+        kernels::split(on_device(&numbers), on_device(&low));
+        (numbers, low)
+    }
+
+    fn rejoin(nearest: CubeTensor<R>, low: CubeTensor<R>) -> CubeTensor<R> {
+        assert_eq!(nearest.dtype, DType::F32, "steps are computed in 32 bits");
+        let numbers = writable(nearest);
+        kernels::rejoin(on_device(&numbers), on_device(&low));
+        numbers
     }
 }
 

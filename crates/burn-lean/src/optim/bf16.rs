@@ -7,8 +7,8 @@ use burn::backend::DispatchDevice;
 use burn::optim::{
     LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource, join_path,
 };
-use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_lean_arithmetic::optim::Noise;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_lean_arithmetic::optim::{Noise, half_words, join, split};
 
 #[cfg(feature = "cube")]
 use super::cube;
@@ -20,8 +20,8 @@ use super::record::Field;
 ///
 /// A weight in bf16 has eight bits: a step of less than a 256th of it changes nothing if the sum is
 /// rounded to the nearest. So the step is computed in 32 bits, one parameter at a time, and then
-/// rounded so that on average nothing is lost: [by chance](Stochastic), or with
-/// [Kahan's summation](Kahan).
+/// rounded so that nothing is lost: on average, [by chance](Stochastic), or at all, with
+/// [master weights](MasterWeights).
 ///
 /// ```
 /// use burn::optim::AdamWConfig;
@@ -65,28 +65,39 @@ pub struct Stochastic {
     pub seed: u64,
 }
 
-/// Rounding to the nearest, with what is lost kept in bf16 and added to the weight in the next
-/// step: two bytes a parameter more, and no chance.
+/// Master weights in 32 bits, at two bytes a parameter more: the weight is the number in bf16 that is
+/// nearest to its master, of which the lower sixteen bits are kept beside it. The model computes with
+/// the rounded weights, and the optimizer steps their masters, bit for bit as it would weights in 32
+/// bits.
 ///
-/// What is kept has eight bits as well, so that a step of less than 2^-18 of the weight is lost.
+/// Of two numbers as near, the one farther from zero is taken, where Burn's cast takes the even one.
+/// Weights that are changed between two steps keep their lower bits, less than half of what bf16
+/// tells apart there; a weight made zero is zero. On other backends than Flex and the Cube backend
+/// the bits go by way of the host, which is slow.
+///
+/// After Kalamkar et al., "Optimizing Deep Learning Recommender Systems' Training on CPU Cluster
+/// Architectures" (2020): "Split-SGD-BF16".
 #[derive(Clone, Copy, Debug)]
-pub struct Kahan;
+pub struct MasterWeights;
+
+/// The lower halves of numbers in 32 bits, two to a word: `[words]`.
+pub type LowerHalves = Tensor<1, Int>;
 
 /// How weights are rounded to bf16.
 pub trait Rounding: Clone + Send + Sync + 'static {
     /// The exact weight before a step, of the rounded one and what rounding kept.
-    fn widen<const D: usize>(&self, weight: Tensor<D>, kept: Option<Tensor<D>>) -> Tensor<D>;
+    fn widen<const D: usize>(&self, weight: Tensor<D>, low: Option<LowerHalves>) -> Tensor<D>;
 
     /// Rounds the weight after step number `time`, and says what is kept.
     fn round<const D: usize>(
         &self,
         exact: Tensor<D>,
         time: usize,
-    ) -> (Tensor<D>, Option<Tensor<D>>);
+    ) -> (Tensor<D>, Option<LowerHalves>);
 }
 
 impl Rounding for Stochastic {
-    fn widen<const D: usize>(&self, weight: Tensor<D>, _kept: Option<Tensor<D>>) -> Tensor<D> {
+    fn widen<const D: usize>(&self, weight: Tensor<D>, _low: Option<LowerHalves>) -> Tensor<D> {
         weight.cast(DType::F32)
     }
 
@@ -94,7 +105,7 @@ impl Rounding for Stochastic {
         &self,
         exact: Tensor<D>,
         time: usize,
-    ) -> (Tensor<D>, Option<Tensor<D>>) {
+    ) -> (Tensor<D>, Option<LowerHalves>) {
         let noise = Noise::of_step(self.seed, time);
         #[cfg(feature = "flex")]
         if matches!(exact.device().as_dispatch(), DispatchDevice::Flex(_)) {
@@ -123,24 +134,79 @@ fn round_on_host<const D: usize>(exact: Tensor<D>, noise: Noise) -> Tensor<D> {
     Tensor::from_data(TensorData::new(rounded, shape), (&device, DType::BF16))
 }
 
-impl Rounding for Kahan {
-    fn widen<const D: usize>(&self, weight: Tensor<D>, kept: Option<Tensor<D>>) -> Tensor<D> {
+impl Rounding for MasterWeights {
+    /// # Panics
+    ///
+    /// If what was kept belongs to a parameter of another size.
+    fn widen<const D: usize>(&self, weight: Tensor<D>, low: Option<LowerHalves>) -> Tensor<D> {
         let weight = weight.cast(DType::F32);
-        match kept {
-            Some(kept) => weight + kept.cast(DType::F32),
-            None => weight,
+        let Some(low) = low else { return weight };
+        let ([words], needed) = (low.dims(), half_words(weight.shape().num_elements()));
+        assert!(
+            words == needed,
+            "the lower halves of a weight are {words} words and not the {needed} of its size: its \
+             state is that of another parameter"
+        );
+        #[cfg(feature = "flex")]
+        if matches!(weight.device().as_dispatch(), DispatchDevice::Flex(_)) {
+            return flex::rejoin(weight, low);
         }
+        #[cfg(feature = "cube")]
+        if matches!(weight.device().as_dispatch(), DispatchDevice::Cube(_)) {
+            return cube::rejoin(weight, low);
+        }
+        rejoin_on_host(weight, low)
     }
 
     fn round<const D: usize>(
         &self,
         exact: Tensor<D>,
         _time: usize,
-    ) -> (Tensor<D>, Option<Tensor<D>>) {
-        let rounded = exact.clone().cast(DType::BF16);
-        let lost = exact - rounded.clone().cast(DType::F32);
-        (rounded, Some(lost.cast(DType::BF16)))
+    ) -> (Tensor<D>, Option<LowerHalves>) {
+        #[cfg(feature = "flex")]
+        if matches!(exact.device().as_dispatch(), DispatchDevice::Flex(_)) {
+            let (nearest, low) = flex::split(exact);
+            return (nearest.cast(DType::BF16), Some(low));
+        }
+        #[cfg(feature = "cube")]
+        if matches!(exact.device().as_dispatch(), DispatchDevice::Cube(_)) {
+            let (nearest, low) = cube::split(exact);
+            return (nearest.cast(DType::BF16), Some(low));
+        }
+        let (nearest, low) = split_on_host(exact);
+        (nearest, Some(low))
     }
+}
+
+fn split_on_host<const D: usize>(exact: Tensor<D>) -> (Tensor<D>, LowerHalves) {
+    let (device, shape) = (exact.device(), exact.shape());
+    let numbers = exact.try_into_vec_as::<f32>();
+    let numbers = numbers.expect("steps are computed in 32 bits");
+    let (nearest, low): (Vec<_>, Vec<_>) = numbers.into_iter().map(split).unzip();
+    let widened = |nearest| f32::from_bits(u32::from(nearest) << 16);
+    let nearest: Vec<f32> = nearest.into_iter().map(widened).collect();
+    let word = |pair: &[u16]| {
+        let second = pair.get(1).copied().unwrap_or(0);
+        (u32::from(second) << 16 | u32::from(pair[0])).cast_signed()
+    };
+    let words: Vec<i32> = low.chunks(2).map(word).collect();
+    let length = words.len();
+    let low = Tensor::from_data(TensorData::new(words, [length]), (&device, DType::I32));
+    let nearest = Tensor::from_data(TensorData::new(nearest, shape), (&device, DType::BF16));
+    (nearest, low)
+}
+
+fn rejoin_on_host<const D: usize>(nearest: Tensor<D>, low: LowerHalves) -> Tensor<D> {
+    let (device, shape) = (nearest.device(), nearest.shape());
+    let numbers = nearest.try_into_vec_as::<f32>().expect("they were cast");
+    let words = low.try_into_vec_as::<i32>().expect("they are words");
+    let halves = words.into_iter().map(i32::cast_unsigned);
+    let halves = halves.flat_map(|word| [word as u16, (word >> 16) as u16]);
+    let numbers = numbers.into_iter().zip(halves);
+    let numbers: Vec<f32> = numbers
+        .map(|(number, low)| join((number.to_bits() >> 16) as u16, low))
+        .collect();
+    Tensor::from_data(TensorData::new(numbers, shape), (&device, DType::F32))
 }
 
 /// State of [`Bf16Weights`].
@@ -149,8 +215,8 @@ pub struct Bf16State<O: Optimizer, const D: usize> {
     pub time: usize,
     /// State of the optimizer in 32 bits.
     pub optimizer: Option<O::State<D>>,
-    /// What rounding has kept.
-    pub kept: Option<Tensor<D>>,
+    /// What [`MasterWeights`] has kept.
+    pub low: Option<LowerHalves>,
 }
 
 impl<O: Optimizer, const D: usize> Clone for Bf16State<O, D> {
@@ -158,7 +224,7 @@ impl<O: Optimizer, const D: usize> Clone for Bf16State<O, D> {
         Self {
             time: self.time,
             optimizer: self.optimizer.clone(),
-            kept: self.kept.clone(),
+            low: self.low.clone(),
         }
     }
 }
@@ -167,7 +233,7 @@ impl<O: Optimizer, const D: usize> fmt::Debug for Bf16State<O, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bf16State")
             .field("time", &self.time)
-            .field("kept", &self.kept)
+            .field("low", &self.low)
             .finish_non_exhaustive()
     }
 }
@@ -175,7 +241,7 @@ impl<O: Optimizer, const D: usize> fmt::Debug for Bf16State<O, D> {
 impl<O: Optimizer, const D: usize> RecordState for Bf16State<O, D> {
     fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
         self.time.flatten(&join_path(prefix, "time"), out);
-        self.kept.flatten(&join_path(prefix, "kept"), out);
+        self.low.flatten(&join_path(prefix, "low"), out);
         if let Some(state) = &self.optimizer {
             state.state_flatten(&join_path(prefix, "optimizer"), out);
         }
@@ -183,7 +249,7 @@ impl<O: Optimizer, const D: usize> RecordState for Bf16State<O, D> {
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
         let time = Field::unflatten(&join_path(prefix, "time"), source, device)?;
-        let kept = Field::unflatten(&join_path(prefix, "kept"), source, device)?;
+        let low = Field::unflatten(&join_path(prefix, "low"), source, device)?;
         let prefix = join_path(prefix, "optimizer");
         let optimizer = match source.has_under(&prefix) {
             true => Some(RecordState::state_unflatten(&prefix, source, device)?),
@@ -192,7 +258,7 @@ impl<O: Optimizer, const D: usize> RecordState for Bf16State<O, D> {
         Some(Self {
             time,
             optimizer,
-            kept,
+            low,
         })
     }
 }
@@ -216,18 +282,18 @@ impl<O: Optimizer, R: Rounding> Optimizer for Bf16Weights<O, R> {
             "`Bf16Weights` steps parameters in BF16, and this one is in {dtype:?}: cast the \
              model's parameters, or take the optimizer by itself"
         );
-        let (time, optimizer, kept) = match state {
-            Some(state) => (state.time + 1, state.optimizer, state.kept),
+        let (time, optimizer, low) = match state {
+            Some(state) => (state.time + 1, state.optimizer, state.low),
             None => (1, None, None),
         };
-        let exact = self.rounding.widen(tensor, kept);
+        let exact = self.rounding.widen(tensor, low);
         let grad = grad.cast(DType::F32);
         let (exact, optimizer) = self.optimizer.step(lr, exact, grad, optimizer);
-        let (tensor, kept) = self.rounding.round(exact, time);
+        let (tensor, low) = self.rounding.round(exact, time);
         let state = Bf16State {
             time,
             optimizer,
-            kept,
+            low,
         };
         (tensor, Some(state))
     }
@@ -236,7 +302,7 @@ impl<O: Optimizer, R: Rounding> Optimizer for Bf16Weights<O, R> {
         Bf16State {
             time: state.time,
             optimizer: state.optimizer.map(|state| O::to_device(state, device)),
-            kept: state.kept.map(|kept| kept.to_device(device)),
+            low: state.low.map(|low| low.to_device(device)),
         }
     }
 }

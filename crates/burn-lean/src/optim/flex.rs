@@ -1,9 +1,9 @@
 //! One pass over memory on the processor.
 
 use burn::backend::{BackendTypes, Flex};
-use burn::tensor::{DType, Shape, Tensor};
+use burn::tensor::{DType, Int, Shape, Tensor};
 use burn_lean_arithmetic::optim::host::{self, Buffer, Source};
-use burn_lean_arithmetic::optim::{DynamicMap, Measure, Noise, Rule, blocks, words};
+use burn_lean_arithmetic::optim::{DynamicMap, Measure, Noise, Rule, blocks, half_words, words};
 
 use super::moment::{EightBit, Format, Moment};
 use super::operands::{Operands, States};
@@ -62,6 +62,25 @@ pub(super) fn round_stochastically<const D: usize>(exact: Tensor<D>, noise: Nois
     let mut rounded = FlexTensor::empty(shape, DType::BF16);
     host::round_stochastically(of(exact).storage(), rounded.storage_mut(), noise);
     Tensor::from_primitive::<Flex>(rounded)
+}
+
+/// Rounds numbers in 32 bits to the nearest that bf16 has, in their place, and packs the lower halves of their
+/// bits.
+pub(super) fn split<const D: usize>(exact: Tensor<D>) -> (Tensor<D>, Tensor<1, Int>) {
+    let words = Shape::new([half_words(exact.shape().num_elements())]);
+    let mut numbers = of(exact);
+    let mut low = FlexTensor::empty(words, DType::I32);
+    host::split(numbers.storage_mut(), low.storage_mut());
+    let low = Tensor::from_primitive::<Flex>(low);
+    (Tensor::from_primitive::<Flex>(numbers), low)
+}
+
+/// Makes the numbers that were split what they were, in their place.
+pub(super) fn rejoin<const D: usize>(nearest: Tensor<D>, low: Tensor<1, Int>) -> Tensor<D> {
+    let mut numbers = of(nearest);
+    let low = in_order(low.try_into_primitive::<Flex>().expect("it is on Flex"));
+    host::rejoin(numbers.storage_mut(), low.storage());
+    Tensor::from_primitive::<Flex>(numbers)
 }
 
 /// The tensor with its elements one after the other.

@@ -42,7 +42,7 @@ pub use adalomo::{AdaLomo, AdaLomoConfig, AdaLomoState};
 pub use adam::{Adam, AdamState};
 pub use adamw::{AdamW, AdamWState};
 pub use adaptive::AdaptiveMomentumState;
-pub use bf16::{Bf16State, Bf16Weights, Kahan, Rounding, Stochastic};
+pub use bf16::{Bf16State, Bf16Weights, LowerHalves, MasterWeights, Rounding, Stochastic};
 pub use burn_lean_arithmetic::optim::{CannotAccumulate, DynamicMap, MomentDecay};
 pub use came::{Came, CameConfig, CameState};
 pub use factored::Factored;

@@ -3,7 +3,7 @@
 //! Burn's derive makes these for its own crates only.
 
 use burn::optim::{StateSink, StateSource};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 
 /// A part of a state, under its whole name.
 pub(super) trait Field: Sized {
@@ -32,6 +32,19 @@ impl<const D: usize> Field for Tensor<D> {
         let data = source.take_tensor("", name)?;
         let is_tensor = data.rank() == D && data.dtype().is_float();
         is_tensor.then(|| Self::from_data(data, device))
+    }
+}
+
+/// Of words of 32 bits.
+impl Field for Tensor<1, Int> {
+    fn flatten(&self, name: &str, out: &mut StateSink) {
+        out.push_tensor("", name, self.clone().into_data());
+    }
+
+    fn unflatten(name: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        let data = source.take_tensor("", name)?;
+        let is_words = data.rank() == 1 && data.dtype() == DType::I32;
+        is_words.then(|| Self::from_data(data, (device, DType::I32)))
     }
 }
 

@@ -16,7 +16,7 @@ use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewLaunch, linear_view};
 use cubecl_0_10 as cubecl;
 
-pub use launch::{EightBit, States, parts, round_stochastically, step, sum};
+pub use launch::{EightBit, States, parts, rejoin, round_stochastically, split, step, sum};
 
 /// A tensor on a device, of elements in 32 bits.
 #[expect(missing_debug_implementations, reason = "a client has none")]

@@ -19,7 +19,7 @@ use cubecl::std::tensor::layout::linear::{
 use cubecl::zspace::Tiling;
 use cubecl_0_11 as cubecl;
 
-pub use launch::{EightBit, States, parts, round_stochastically, step, sum};
+pub use launch::{EightBit, States, parts, rejoin, round_stochastically, split, step, sum};
 
 /// A tensor on a device, of elements in 32 bits.
 #[expect(missing_debug_implementations, reason = "a client has none")]

@@ -7,7 +7,7 @@ use cubecl::{calculate_cube_count_elemwise, tensor_vector_size_parallel};
 use super::eight_bit::{self, BlocksLaunch, UNITS, WORD};
 use super::{OnDevice, kernel, rounding};
 use crate::optim::cube::Pass;
-use crate::optim::{BLOCK, DynamicMap, Noise};
+use crate::optim::{BLOCK, DynamicMap, Noise, half_words};
 
 /// Numbers that a unit adds up for a sum, at least.
 const ADDED_BY_A_UNIT: usize = 64;
@@ -153,6 +153,35 @@ pub fn round_stochastically<T: OnDevice>(numbers: T, noise: Noise) {
             numbers.into_view(),
             low,
             high,
+        );
+    }
+}
+
+/// Rounds numbers to the nearest that bf16 has, in their place, and packs the lower halves of their bits two
+/// to a word.
+pub fn split<T: OnDevice>(numbers: T, low: T) {
+    by_halves(numbers, low, false);
+}
+
+/// Makes the numbers that were [split](split()) what they were, in their place.
+pub fn rejoin<T: OnDevice>(numbers: T, low: T) {
+    by_halves(numbers, low, true);
+}
+
+fn by_halves<T: OnDevice>(numbers: T, low: T, rejoins: bool) {
+    let extent = Extent::of([&numbers].into_iter());
+    if extent.elements > 0 {
+        let client = &numbers.client().clone();
+        let words = half_words(extent.elements);
+        let dim = CubeDim::new(client, words);
+        rounding::by_halves::launch(
+            client,
+            calculate_cube_count_elemwise(client, words, dim),
+            dim,
+            extent.address,
+            numbers.into_view(),
+            low.into_buffer(),
+            rejoins,
         );
     }
 }

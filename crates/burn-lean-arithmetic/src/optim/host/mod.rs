@@ -6,7 +6,7 @@ mod vector;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::{BLOCK, Clip, Measure, Noise, Rule};
+use super::{BLOCK, Clip, Measure, Noise, Rule, join, split as split_number};
 
 pub use buffer::{Buffer, Source};
 
@@ -51,30 +51,18 @@ pub fn mean<M: Measure<N>, const N: usize>(
     grad: &[f32],
     states: Option<[Source<'_>; N]>,
 ) -> f32 {
-    let count = grad.len();
-    let starts: Vec<usize> = (0..count).step_by(BLOCK).collect();
-    let sum_of = |start: &usize| -> f64 {
-        let length = BLOCK.min(count - start);
-        let mut grads = [0.0; BLOCK];
-        grads[..length].copy_from_slice(&grad[*start..start + length]);
-        let grads = grads.map(|grad| clip.clip(grad));
-        let mut values = [[0.0; BLOCK]; N];
-        for (state, values) in states.iter().flatten().zip(&mut values) {
-            state.load(*start, &mut values[..length]);
-        }
-        let measured = (0..length).map(|place| match states {
-            Some(_) => measure.next(grads[place], values.each_ref().map(|values| values[place])),
-            None => measure.first(grads[place]),
-        });
-        measured.map(f64::from).sum()
+    let sum_of = |(chunk, grad)| {
+        Arch::new().dispatch(Sum {
+            measure: *measure,
+            clip,
+            start: chunk * CHUNK,
+            grad,
+            states: states.as_ref(),
+        })
     };
-    // The sums of the blocks add up in their order, on however many threads they were made.
-    let sums: Vec<f64> = starts
-        .par_iter()
-        .with_min_len(CHUNK / BLOCK)
-        .map(sum_of)
-        .collect();
-    (sums.iter().sum::<f64>() / count as f64) as f32
+    // The sums of the chunks add up in their order, on however many threads they were made.
+    let sums: Vec<f64> = grad.par_chunks(CHUNK).enumerate().map(sum_of).collect();
+    (sums.iter().sum::<f64>() / grad.len() as f64) as f32
 }
 
 /// Rounds numbers to one of their two neighbours in bf16, the nearer one with the larger
@@ -86,6 +74,32 @@ pub fn round_stochastically(numbers: &[f32], rounded: &mut [half::bf16], noise: 
         for ((place, number), rounded) in (0u32..).zip(numbers).zip(rounded) {
             let bits = noise.round_to_bf16(*number, first.wrapping_add(place));
             *rounded = half::bf16::from_bits(bits);
+        }
+    });
+}
+
+/// Rounds numbers to the nearest that bf16 has, and packs the lower halves of their bits two to a word.
+pub fn split(numbers: &mut [f32], low: &mut [i32]) {
+    let low: &mut [u16] = bytemuck::cast_slice_mut(low);
+    low[numbers.len()..].fill(0);
+    let low = low.par_chunks_mut(CHUNK);
+    let chunks = numbers.par_chunks_mut(CHUNK).zip(low);
+    chunks.for_each(|(numbers, low)| {
+        for (number, low) in numbers.iter_mut().zip(low) {
+            let (nearest, lower) = split_number(*number);
+            *number = f32::from_bits(u32::from(nearest) << 16);
+            *low = lower;
+        }
+    });
+}
+
+/// Makes the numbers that were [split](split()) what they were.
+pub fn rejoin(numbers: &mut [f32], low: &[i32]) {
+    let low: &[u16] = bytemuck::cast_slice(low);
+    let chunks = numbers.par_chunks_mut(CHUNK).zip(low.par_chunks(CHUNK));
+    chunks.for_each(|(numbers, low)| {
+        for (number, low) in numbers.iter_mut().zip(low) {
+            *number = join((number.to_bits() >> 16) as u16, *low);
         }
     });
 }
@@ -166,6 +180,47 @@ impl<R: Rule<N>, const N: usize> WithSimd for Step<'_, R, N> {
     }
 }
 
+/// The sum of a measure over a part of the elements.
+struct Sum<'a, M, const N: usize> {
+    measure: M,
+    clip: Clip,
+    /// The place of the first of these elements among all.
+    start: usize,
+    grad: &'a [f32],
+    states: Option<&'a [Source<'a>; N]>,
+}
+
+impl<M: Measure<N>, const N: usize> WithSimd for Sum<'_, M, N> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> f64 {
+        /// Sums that go side by side, however wide the processor's registers are: the order of the additions is
+        /// the same on all.
+        const SUMS: usize = 8;
+
+        let mut sums = [0.0; SUMS];
+        let mut floats = [[0.0; BLOCK]; N];
+        let mut values = [0.0; BLOCK];
+        for (block, grad) in self.grad.chunks(BLOCK).enumerate() {
+            for (state, floats) in self.states.into_iter().flatten().zip(&mut floats) {
+                state.load(self.start + block * BLOCK, &mut floats[..grad.len()]);
+            }
+            let (of_block, beyond) = values.split_at_mut(grad.len());
+            let states = floats.each_ref().map(|floats| &floats[..grad.len()]);
+            let fresh = self.states.is_none();
+            vector::measure(simd, self.measure, self.clip, fresh, grad, states, of_block);
+            beyond.fill(0.0);
+            for values in values.chunks_exact(SUMS) {
+                for (sum, value) in sums.iter_mut().zip(values) {
+                    *sum += f64::from(*value);
+                }
+            }
+        }
+        sums.iter().sum()
+    }
+}
+
 /// The states themselves, if all of them have 32 bits and need not be copied to be computed with.
 fn floats<'a, const N: usize>(states: &'a mut [Buffer<'_>; N]) -> Option<[&'a mut [f32]; N]> {
     let mut floats = states.each_mut().map(|state| match state {
@@ -204,6 +259,50 @@ fn step_by_blocks<S: Simd, R: Rule<N>, const N: usize>(
         vector::step(simd, pass.rule, pass.clip, pass.fresh, weight, grad, values);
         for (state, floats) in states.iter_mut().zip(&floats) {
             state.store(start, &floats[..length]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rules::StableAdamW;
+    use super::*;
+
+    /// Of sizes that fill no register, no block and no chunk; against a plain sum in 64 bits.
+    #[test]
+    fn a_mean_is_that_of_the_elements() {
+        let settings = StableAdamW {
+            beta_1: 0.9,
+            beta_2: 0.99,
+            epsilon: 1e-8,
+            weight_decay: 0.0,
+        };
+        let measure = settings.measure(3);
+        let numbers = |count: usize, by: f32| -> Vec<f32> {
+            (0..count).map(|place| (place as f32 * by).sin()).collect()
+        };
+        for count in [1, 7, 8, 255, 257, CHUNK, CHUNK + 5, 3 * CHUNK - 1] {
+            let (grad, moment_1) = (numbers(count, 0.7), numbers(count, 1.3));
+            let moment_2: Vec<_> = numbers(count, 2.1).iter().map(|n| n * n).collect();
+            let clip = Clip::Value(0.8);
+            let clipped = |place: usize| clip.clip(grad[place]);
+            let next = |place| measure.next(clipped(place), [moment_1[place], moment_2[place]]);
+            let first = |place| measure.first(clipped(place));
+            let mean = |of: &dyn Fn(usize) -> f32| {
+                (0..count).map(|place| f64::from(of(place))).sum::<f64>() / count as f64
+            };
+            let states = [Source::F32(&moment_1), Source::F32(&moment_2)];
+            for (found, expected) in [
+                (
+                    super::mean(&measure, clip, &grad, Some(states)),
+                    mean(&next),
+                ),
+                (super::mean(&measure, clip, &grad, None), mean(&first)),
+            ] {
+                // Of the order of the sums in 64 bits nothing is left but the last rounding.
+                let off = (f64::from(found) - expected).abs();
+                assert!(off <= 1e-7 * expected, "{count}: {found}, {expected}");
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use std::ops::{Add, Div, Mul, Sub};
 
 use pulp::Simd;
 
-use super::super::{Clip, Number, Rule};
+use super::super::{Clip, Measure, Number, Rule};
 
 /// Steps the elements of slices of the same length.
 #[inline(always)]
@@ -43,6 +43,49 @@ pub(super) fn step<S: Simd, R: Rule<N>, const N: usize>(
         for (state, new) in states_rest.iter_mut().zip(new) {
             state[place] = new;
         }
+    }
+}
+
+/// Writes the measure of each element of slices of the same length.
+#[inline(always)]
+pub(super) fn measure<S: Simd, M: Measure<N>, const N: usize>(
+    simd: S,
+    measure: M,
+    clip: Clip,
+    fresh: bool,
+    grad: &[f32],
+    states: [&[f32]; N],
+    measured: &mut [f32],
+) {
+    let (all_measured, measured_rest) = S::as_mut_simd_f32s(measured);
+    let (grads, grad_rest) = S::as_simd_f32s(grad);
+    let (states, states_rest) = unzip(states.map(S::as_simd_f32s));
+    let value = simd.splat_f32s(0.0);
+    let mut old = [Vector { simd, value }; N];
+    for (place, (measured, grad)) in all_measured.iter_mut().zip(grads).enumerate() {
+        for (old, state) in old.iter_mut().zip(&states) {
+            old.value = state[place];
+        }
+        let grad = clip.clip(Vector { simd, value: *grad });
+        *measured = measure_one(measure, fresh, grad, old).value;
+    }
+    for (place, (measured, grad)) in measured_rest.iter_mut().zip(grad_rest).enumerate() {
+        let old = states_rest.each_ref().map(|state| state[place]);
+        *measured = measure_one(measure, fresh, clip.clip(*grad), old);
+    }
+}
+
+#[inline(always)]
+fn measure_one<T: Number, M: Measure<N>, const N: usize>(
+    measure: M,
+    fresh: bool,
+    grad: T,
+    states: [T; N],
+) -> T {
+    if fresh {
+        measure.first(grad)
+    } else {
+        measure.next(grad, states)
     }
 }
 

@@ -6,7 +6,7 @@ mod operation;
 mod tests;
 
 use burn::backend::{BackendTypes, Cube};
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
 use burn_lean_arithmetic::optim::cube::Pass;
 use burn_lean_arithmetic::optim::program::Clipping;
 use burn_lean_arithmetic::optim::{Clip, Measure, Noise, Rule};
@@ -87,6 +87,22 @@ pub(super) fn mean<M: Measure<N>, const N: usize, const D: usize>(
 pub(super) fn round_stochastically<const D: usize>(exact: Tensor<D>, noise: Noise) -> Tensor<D> {
     let rounded = Cube::run(Operation::Round(noise), vec![of(exact)]).remove(0);
     Tensor::from_primitive::<Cube>(rounded)
+}
+
+/// Rounds numbers in 32 bits to the nearest that bf16 has, in their place, and packs the lower halves of their
+/// bits.
+pub(super) fn split<const D: usize>(exact: Tensor<D>) -> (Tensor<D>, Tensor<1, Int>) {
+    let mut halves = Cube::run(Operation::Split, vec![of(exact)]).into_iter();
+    let mut next = || halves.next().expect("numbers, and the rest of their bits");
+    let nearest = Tensor::from_primitive::<Cube>(next());
+    (nearest, Tensor::from_primitive::<Cube>(next()))
+}
+
+/// Makes the numbers that were split what they were, in their place.
+pub(super) fn rejoin<const D: usize>(nearest: Tensor<D>, low: Tensor<1, Int>) -> Tensor<D> {
+    let low = low.try_into_primitive::<Cube>().expect("it is on Cube");
+    let numbers = Cube::run(Operation::Rejoin, vec![of(nearest), low]).remove(0);
+    Tensor::from_primitive::<Cube>(numbers)
 }
 
 fn of<const D: usize>(tensor: Tensor<D>) -> CubeTensor {

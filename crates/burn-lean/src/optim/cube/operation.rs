@@ -9,7 +9,7 @@ use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, empty_device_dtyp
 use burn_cubecl::tensor::CubeTensor;
 use burn_lean_arithmetic::optim::cube::Pass;
 use burn_lean_arithmetic::optim::cube::cubecl_0_11::{self as kernels, DeviceTensor};
-use burn_lean_arithmetic::optim::{Noise, blocks, words};
+use burn_lean_arithmetic::optim::{Noise, blocks, half_words, words};
 
 use super::super::moment::Format;
 
@@ -22,6 +22,10 @@ pub(super) enum Operation {
     Sum { pass: Pass, states: Form },
     /// Numbers that bf16 has, in the place of others.
     Round(Noise),
+    /// Of numbers the nearest that bf16 has, in their place, and the lower halves of their bits.
+    Split,
+    /// Of these two the numbers.
+    Rejoin,
 }
 
 /// The states of a parameter, apart from their tensors: one for floats, codes and scales for 8
@@ -44,6 +48,8 @@ impl Operation {
             Self::Step { .. } => "lean_step",
             Self::Sum { .. } => "lean_sum",
             Self::Round(_) => "lean_round_stochastically",
+            Self::Split => "lean_split",
+            Self::Rejoin => "lean_rejoin",
         }
     }
 
@@ -56,7 +62,8 @@ impl Operation {
                 outputs
             }
             Self::Sum { .. } => vec![(parts(parameter), DType::F32)],
-            Self::Round(_) => vec![(parameter.clone(), DType::F32)],
+            Self::Round(_) | Self::Rejoin => vec![(parameter.clone(), DType::F32)],
+            Self::Split => vec![(parameter.clone(), DType::F32), low(parameter)],
         }
     }
 }
@@ -101,6 +108,12 @@ impl Form {
     }
 }
 
+/// The lower halves of the bits of a parameter in 32 bits.
+fn low(parameter: &Shape) -> (Shape, DType) {
+    let words = half_words(parameter.num_elements());
+    (Shape::new([words]), DType::I32)
+}
+
 fn parts(parameter: &Shape) -> Shape {
     Shape::new([kernels::parts(parameter.num_elements())])
 }
@@ -142,6 +155,19 @@ impl Run for CubeBackend {
             Operation::Round(noise) => {
                 let numbers = writable(first);
                 kernels::round_stochastically(on_device(&numbers), noise);
+                vec![numbers]
+            }
+            Operation::Split => {
+                let numbers = writable(first);
+                let (client, device) = (numbers.client.clone(), numbers.device.clone());
+                let (shape, dtype) = low(&numbers.shape());
+                let low = empty_device_contiguous_dtype(client, device, shape, dtype);
+                kernels::split(on_device(&numbers), on_device(&low));
+                vec![numbers, low]
+            }
+            Operation::Rejoin => {
+                let (numbers, low) = (writable(first), next());
+                kernels::rejoin(on_device(&numbers), on_device(&low));
                 vec![numbers]
             }
         }

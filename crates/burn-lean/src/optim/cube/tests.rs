@@ -1,10 +1,10 @@
-//! Rounding to bf16 by chance, as far as wgpu can: it has no tensors of bf16.
+//! Rounding to bf16, as far as wgpu can: it has no tensors of bf16.
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_lean_arithmetic::optim::Noise;
 
 use super::super::flex;
-use super::round_stochastically;
+use super::{rejoin, round_stochastically, split};
 
 /// Of many magnitudes, and some that bf16 cannot tell from others.
 fn exact<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
@@ -42,6 +42,24 @@ fn numbers_are_those_of_the_processor() {
     }
     check([257]);
     check([129, 300]);
+}
+
+#[test]
+fn halves_are_those_of_the_processor() {
+    fn check<const D: usize>(shape: [usize; D]) {
+        let (wgpu, flex) = (Device::wgpu(Default::default()), Device::flex());
+        let (nearest, low) = split(exact(shape, &wgpu));
+        let (expected, expected_low) = flex::split(exact(shape, &flex));
+        let words = |low: Tensor<1, Int>| low.try_into_vec_as::<i32>().expect("they are words");
+        assert_eq!(words(low.clone()), words(expected_low));
+        assert!(numbers(nearest.clone()) == numbers(expected));
+        let rejoined = numbers(rejoin(nearest.clone(), low));
+        assert!(rejoined == numbers(exact(shape, &flex)));
+        assert!(rejoined != numbers(nearest));
+    }
+    check([257]);
+    check([129, 300]);
+    check([64, 64]);
 }
 
 #[test]

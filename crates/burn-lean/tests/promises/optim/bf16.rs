@@ -3,10 +3,11 @@
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, ModuleOptimizer, Optimizer, SgdConfig};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_lean::WithGradientRelease;
 use burn_lean::optim::{
-    AdaLomoConfig, AdamWState, Bf16Weights, EightBitMoments, InOnePass, Kahan, Lean, Stochastic,
+    AdaLomoConfig, AdamWState, Bf16Weights, EightBitMoments, InOnePass, Lean, MasterWeights,
+    Rounding, Stochastic,
 };
 
 use super::harness::{Noise, Run};
@@ -34,15 +35,70 @@ fn what_plain_bf16_cannot_learn_both_roundings_learn() {
     let exact = distance(sgd(), DType::F32);
     let plain = distance(SgdConfig::new().build(), DType::BF16);
     let stochastic = distance(Bf16Weights::new(sgd(), Stochastic { seed: 1 }), DType::BF16);
-    let kahan = distance(Bf16Weights::new(sgd(), Kahan), DType::BF16);
+    let master = distance(Bf16Weights::new(sgd(), MasterWeights), DType::BF16);
     // A step is a 200th of what is left of at most two, and a weight of two has steps of a 64th.
     assert!(plain > 2.0 * exact, "plain {plain}, exact {exact}");
-    for (name, distance) in [("stochastic", stochastic), ("Kahan", kahan)] {
+    for (name, distance) in [("stochastic", stochastic), ("master weights", master)] {
         // Off by what bf16 cannot hold: a 256th of two.
         assert!(
             (distance - exact).abs() < 2.0 / 256.0,
             "{name} {distance}, exact {exact}"
         );
+    }
+}
+
+/// Numbers whose steps bf16 cannot tell apart, zeros, and one that becomes infinite in bf16.
+fn start(count: usize) -> Vec<f32> {
+    let mut noise = Noise(9);
+    let number = |place: usize, noise: &mut Noise| match place {
+        3 => 0.0,
+        4 => -0.0,
+        5 => 1e-40,
+        6 => 3.3e38,
+        _ => noise.number() * 10f32.powi(place as i32 % 7 - 3),
+    };
+    (0..count).map(|place| number(place, &mut noise)).collect()
+}
+
+/// The master weights are those of the optimizer with weights in 32 bits, of any size, and saved in
+/// between.
+#[test]
+fn master_weights_are_those_of_32_bits() {
+    fn trajectories<O: Optimizer>(optimizer: O, count: usize) {
+        let tensor = |numbers: Vec<f32>| {
+            Tensor::<1>::from_data(TensorData::new(numbers, [count]), &flex()).cast(DType::BF16)
+        };
+        let weight = tensor(start(count));
+        let mut exact = Run::new(optimizer.clone(), weight.clone().cast(DType::F32));
+        let mut rounded = Run::new(Bf16Weights::new(optimizer, MasterWeights), weight);
+        let mut noise = Noise(3);
+        for step in 0..12 {
+            // The last of these move no weight of one by as much as 2^-18.
+            let lr = [1e-2, 1e-4, 1e-7][step % 3];
+            let grad = tensor((0..count).map(|_| noise.number()).collect());
+            exact.step(lr, grad.clone().cast(DType::F32));
+            rounded.step(lr, grad);
+            if step == 5 {
+                let saved = rounded.saved();
+                rounded.load(&saved);
+            }
+            let low = rounded.state.clone().unwrap().low;
+            let masters = MasterWeights.widen(rounded.weight.clone().unwrap(), low);
+            let bits =
+                |weights: Vec<f32>| -> Vec<u32> { weights.into_iter().map(f32::to_bits).collect() };
+            let masters = bits(masters.try_into_vec_as().unwrap());
+            assert_eq!(masters, bits(exact.weights()), "{count}, step {step}");
+            for (rounded, exact) in rounded.weights().into_iter().zip(exact.weights()) {
+                let nearest = burn::tensor::bf16::from_f32(exact).to_f32();
+                let is_as_near = (nearest - exact).abs() == (rounded - exact).abs();
+                assert!(nearest == rounded || is_as_near, "{exact:e} to {rounded:e}");
+            }
+        }
+    }
+    for count in [0, 1, 2, 7, 64, 16_385, 40_001] {
+        trajectories(SgdConfig::new().in_one_pass(), count);
+        trajectories(AdamWConfig::new().in_one_pass(), count);
+        trajectories(AdamWConfig::new().build(), count);
     }
 }
 
@@ -74,20 +130,20 @@ fn any_optimizer_steps_in_32_bits_inside() {
     let adamw = || AdamWConfig::new().in_one_pass();
     let model: Linear = LinearConfig::new(2, 2).init(&Device::flex());
     let exact = distance(adamw(), DType::F32);
-    let eight_bit = Bf16Weights::new(adamw().with_8_bit_moments(&model), Kahan);
+    let eight_bit = Bf16Weights::new(adamw().with_8_bit_moments(&model), MasterWeights);
     let short = AdamWConfig::new().with_beta_2(0.99).in_one_pass();
     let bf16 = Bf16Weights::new(short.with_bf16_moments(), Stochastic { seed: 3 });
     for (name, distance) in [
         (
             "adamw",
-            distance(Bf16Weights::new(adamw(), Kahan), DType::BF16),
+            distance(Bf16Weights::new(adamw(), MasterWeights), DType::BF16),
         ),
         ("8 bits", distance(eight_bit, DType::BF16)),
         ("bf16 moments", distance(bf16, DType::BF16)),
         (
             "Burn's",
             distance(
-                Bf16Weights::new(AdamWConfig::new().build(), Kahan),
+                Bf16Weights::new(AdamWConfig::new().build(), MasterWeights),
                 DType::BF16,
             ),
         ),
@@ -99,7 +155,7 @@ fn any_optimizer_steps_in_32_bits_inside() {
     }
     let adalomo = AdaLomoConfig::new().build();
     let exact = distance(adalomo.clone(), DType::F32);
-    let rounded = distance(Bf16Weights::new(adalomo, Kahan), DType::BF16);
+    let rounded = distance(Bf16Weights::new(adalomo, MasterWeights), DType::BF16);
     assert!((rounded - exact).abs() < 0.02, "{rounded}, exact {exact}");
 }
 
@@ -123,17 +179,20 @@ fn chance_is_the_same_in_every_run_and_after_a_resume() {
     assert_eq!(weights, weights_after(stochastic(1), false));
     assert_eq!(weights, weights_after(stochastic(1), true));
     assert_ne!(weights, weights_after(stochastic(2), false));
-    let kahan = || Bf16Weights::new(adamw(), Kahan);
-    assert_eq!(weights_after(kahan(), false), weights_after(kahan(), true));
+    let master = || Bf16Weights::new(adamw(), MasterWeights);
+    assert_eq!(
+        weights_after(master(), false),
+        weights_after(master(), true)
+    );
     let short = || AdamWConfig::new().with_beta_2(0.99).in_one_pass();
-    let bf16 = || Bf16Weights::new(short().with_bf16_moments(), Kahan);
+    let bf16 = || Bf16Weights::new(short().with_bf16_moments(), MasterWeights);
     assert_eq!(weights_after(bf16(), false), weights_after(bf16(), true));
 }
 
 #[test]
 #[should_panic(expected = "this one is in F32")]
 fn weights_in_32_bits_are_refused() {
-    let optimizer = Bf16Weights::new(AdamWConfig::new().in_one_pass(), Kahan);
+    let optimizer = Bf16Weights::new(AdamWConfig::new().in_one_pass(), MasterWeights);
     let mut noise = Noise(1);
     let mut run = Run::new(optimizer, noise.numbers(SHAPE));
     run.step(0.01, noise.numbers(SHAPE));
@@ -161,7 +220,7 @@ fn with_gradient_release_the_weights_are_those_of_the_plain_loop() {
     let adamw = || AdamWConfig::new().in_one_pass();
     let optimizers: [&dyn Fn() -> ModuleOptimizer; 2] = [
         &|| Bf16Weights::new(adamw(), Stochastic { seed: 7 }).init(),
-        &|| Bf16Weights::new(adamw(), Kahan).init(),
+        &|| Bf16Weights::new(adamw(), MasterWeights).init(),
     ];
     for optim in optimizers {
         let (_, expected) = plain_run(model(), &mut optim(), 0..8, loss);
