@@ -64,9 +64,9 @@ fn start(count: usize) -> Vec<f32> {
 /// between.
 #[test]
 fn master_weights_are_those_of_32_bits() {
-    fn trajectories<O: Optimizer>(optimizer: O, count: usize) {
+    fn trajectories<O: Optimizer>(optimizer: O, count: usize, device: &Device) {
         let tensor = |numbers: Vec<f32>| {
-            Tensor::<1>::from_data(TensorData::new(numbers, [count]), &flex()).cast(DType::BF16)
+            Tensor::<1>::from_data(TensorData::new(numbers, [count]), device).cast(DType::BF16)
         };
         let weight = tensor(start(count));
         let mut exact = Run::new(optimizer.clone(), weight.clone().cast(DType::F32));
@@ -96,9 +96,12 @@ fn master_weights_are_those_of_32_bits() {
         }
     }
     for count in [0, 1, 2, 7, 64, 16_385, 40_001] {
-        trajectories(SgdConfig::new().in_one_pass(), count);
-        trajectories(AdamWConfig::new().in_one_pass(), count);
-        trajectories(AdamWConfig::new().build(), count);
+        // In place, and by way of the host, as on a device that is none of those with a pass.
+        for device in [Device::flex(), Device::flex().autodiff()] {
+            trajectories(SgdConfig::new().in_one_pass(), count, &device);
+            trajectories(AdamWConfig::new().in_one_pass(), count, &device);
+            trajectories(AdamWConfig::new().build(), count, &device);
+        }
     }
 }
 
