@@ -3,7 +3,8 @@
 use crate::plan::Request;
 use crate::report;
 use crate::results::{
-    BurnVersion, Checkpointing, LinearGradient, LossChunk, Mode, Results, Settings, TorchMode,
+    BurnVersion, Checkpointing, LinearGradient, LossChunk, Mode, Operations, Results, Settings,
+    TorchMode,
 };
 use crate::shape::Kind;
 use crate::spec;
@@ -13,6 +14,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::env;
 use std::fs;
+use std::io;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -117,6 +119,10 @@ struct SuiteArgs {
         default_value = "none,balanced"
     )]
     checkpointing: Vec<Checkpointing>,
+    /// What models are made of, separated by commas: Burn's modules, or those of burn-lean, which keep
+    /// little for the backward pass
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "default")]
+    operations: Vec<Operations>,
     /// How Burn computes the gradient of a linear layer's weight, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', default_value = "default")]
     linear: Vec<LinearGradient>,
@@ -181,7 +187,8 @@ Every run has a separate process, so that none sees what another left in memory.
 MALLOC_MMAP_THRESHOLD_ is 4 GiB and MALLOC_TRIM_THRESHOLD_ is 1 TiB, unless they are already set: glibc
 then keeps freed memory for the next step, which makes step times comparable.
 
-The exit code is 1 if a run failed; the results of the other runs are written all the same.
+The results are written after each run, so those of an interrupted suite are there. The exit code is 1 if
+a run failed; the results of the other runs are written all the same.
 
 Modes that are not in the suite by default:
   --mode unarmed  the backend of gradient release with nothing armed: the cost of the backend alone
@@ -193,9 +200,10 @@ Modes that are not in the suite by default:
                   torchao's optimizer with moments in 8 bits, which it compiles in the first warm-up step
 
 What cannot be combined is left out, and the table says so. On Burn 0.22 there are --mode plain and release,
---checkpointing none, balanced, blocks and (for the vision transformer) nested, and Burn's own optimizers, all on flex; only 0.22 has sgd. On Burn
+--checkpointing none, balanced, blocks and (for the vision transformer) nested, and Burn's own optimizers, all on flex; only 0.22 has sgd and --operations lean. On Burn
 0.21, plain Burn has neither --checkpointing blocks nor automatic. Everywhere, an optimizer that is not armed does not recompute by itself, --linear flat is measured on
-flex only, moments in 8 bits are not on ndarray, and the loss of the vision transformer has no chunks.";
+flex only, moments in 8 bits are not on ndarray, and the loss of the vision transformer has no chunks, nor has
+that of lean operations any but its own.";
 
 /// Measures a run, as a measuring process: from its spec in JSON to its result in JSON.
 ///
@@ -223,8 +231,17 @@ fn run(args: &SuiteArgs) -> Result<ExitCode> {
         fs::create_dir_all(folder)
             .with_context(|| format!("cannot make the folder {}", folder.display()))?;
     }
-    let results = suite::run(&request)?;
+    let results = suite::run(&request, |so_far| {
+        // The last of them may have room again, and says so if it has none.
+        if let Err(error) = write(so_far, &args.output) {
+            eprintln!("{error:#}");
+        }
+    })?;
     write(&results, &args.output)?;
+    say(&report::table(&results))?;
+    for name in FILES {
+        eprintln!("written: {}", args.output.join(name).display());
+    }
     Ok(if results.failed.is_empty() {
         ExitCode::SUCCESS
     } else {
@@ -232,17 +249,22 @@ fn run(args: &SuiteArgs) -> Result<ExitCode> {
     })
 }
 
+/// Replaces the files of the folder whole: whoever interrupts the suite has those of the runs before.
 fn write(results: &Results, folder: &Path) -> Result<()> {
     let table = report::table(results);
     let json = serde_json::to_string_pretty(results)?;
     let contents = [json, format!("{table}\n"), report::plot(results)?];
-    say(&table)?;
     for (name, content) in FILES.into_iter().zip(contents) {
         let file = folder.join(name);
-        fs::write(&file, content).with_context(|| format!("cannot write {}", file.display()))?;
-        eprintln!("written: {}", file.display());
+        replace(&file, &content).with_context(|| format!("cannot write {}", file.display()))?;
     }
     Ok(())
+}
+
+fn replace(file: &Path, content: &str) -> io::Result<()> {
+    let beside = file.with_extension("partial");
+    fs::write(&beside, content)?;
+    fs::rename(&beside, file)
 }
 
 impl SuiteArgs {
@@ -293,6 +315,7 @@ impl SuiteArgs {
                 .collect(),
             modes: self.mode.clone(),
             checkpointing: self.checkpointing.clone(),
+            operations: self.operations.clone(),
             linear: self.linear.clone(),
             loss_chunks: self.loss_chunk.clone(),
             optimizers: self.optimizer.clone(),

@@ -15,13 +15,13 @@ use std::process::Command;
 use std::result;
 use std::time::{Duration, Instant};
 
-/// Measures what was requested.
+/// Measures what was requested, and calls `progress` with the results so far after each run.
 ///
 /// # Errors
 ///
 /// The request names a backend that this build or this machine does not have. A run that fails is
 /// no error: the results list it.
-pub fn run(request: &Request) -> Result<Results> {
+pub fn run(request: &Request, mut progress: impl FnMut(&Results)) -> Result<Results> {
     let (available, pytorch) = available::find(request)?;
     let Plan { tasks, left_out } = Plan::new(request, &available);
     let mut suite = Suite {
@@ -42,6 +42,7 @@ pub fn run(request: &Request) -> Result<Results> {
     };
     for task in &tasks {
         suite.execute(task);
+        progress(&suite.results);
     }
     Ok(suite.results)
 }

@@ -1,8 +1,9 @@
 //! Measures a run on Burn 0.22, inside its process: what [`measure`](crate::measure) does on Burn 0.21.
 
+use super::encoder::{Encoder, LeanEncoder};
 use super::optimizer::Stepper;
 use super::trainee::{HostBatch, Trainee, draw};
-use crate::results::{Checkpointing, LinearGradient, Measured};
+use crate::results::{Checkpointing, LinearGradient, Measured, Operations};
 use crate::shape::Shape;
 use crate::spec::{Purpose, Spec};
 use crate::stages::{Stage, StageObserver, Stages, StepResult};
@@ -11,7 +12,7 @@ use burn_0_22::module::Module;
 use burn_0_22::optim::GradientsParams;
 use burn_0_22::tensor::Device;
 use lean_vit::digest;
-use lean_vit::model::Recomputed;
+use lean_vit::model::{LeanVit, Recomputed, Vit};
 use std::time::Instant;
 use vit::config::BackendKind;
 use vit::memory::{Heap, Memory};
@@ -31,14 +32,16 @@ pub fn run(spec: &Spec) -> Result<Measured> {
         !matches!(spec.measure, Purpose::Timeline(_)),
         "the recorder of memory timelines is for Burn 0.21"
     );
-    match &spec.model {
-        Shape::Vit(config) => train(spec, config),
-        Shape::Encoder(config) => train(spec, config),
-        Shape::Gpt(_) => bail!("there is no decoder for Burn 0.22"),
+    match (&spec.model, spec.arithmetic.operations) {
+        (Shape::Vit(config), Operations::Default) => train::<Vit, _>(spec, config),
+        (Shape::Vit(config), Operations::Lean) => train::<LeanVit, _>(spec, config),
+        (Shape::Encoder(config), Operations::Default) => train::<Encoder, _>(spec, config),
+        (Shape::Encoder(config), Operations::Lean) => train::<LeanEncoder, _>(spec, config),
+        (Shape::Gpt(_), _) => bail!("there is no decoder for Burn 0.22"),
     }
 }
 
-fn train<W: Trainee>(spec: &Spec, work: &W) -> Result<Measured> {
+fn train<M: Module, W: Trainee<M>>(spec: &Spec, work: &W) -> Result<Measured> {
     let device = match spec.checkpointing {
         Checkpointing::None | Checkpointing::Blocks | Checkpointing::Nested => {
             Device::flex().autodiff()
@@ -62,7 +65,8 @@ fn train<W: Trainee>(spec: &Spec, work: &W) -> Result<Measured> {
     draw(&model);
     let parameters = model.num_params() as u64;
     let kind = spec.arithmetic.optimizer.unwrap_or(W::OPTIMIZER);
-    let mut training = Training::<W> {
+    let mut training = Training::<M, W> {
+        work,
         spec,
         batches,
         device,
@@ -103,19 +107,20 @@ fn train<W: Trainee>(spec: &Spec, work: &W) -> Result<Measured> {
 }
 
 /// A training and its next step.
-struct Training<'a, W: Trainee> {
+struct Training<'a, M: Module, W: Trainee<M>> {
+    work: &'a W,
     spec: &'a Spec,
     batches: Vec<HostBatch>,
     device: Device,
     optimizer: Stepper,
     /// None after a step that failed.
-    model: Option<W::Module>,
+    model: Option<M>,
     /// Index of the next step.
     number: usize,
 }
 
-impl<W: Trainee> Training<'_, W> {
-    fn model(&self) -> Result<&W::Module> {
+impl<M: Module, W: Trainee<M>> Training<'_, M, W> {
+    fn model(&self) -> Result<&M> {
         self.model.as_ref().context("a step failed")
     }
 
@@ -132,7 +137,7 @@ impl<W: Trainee> Training<'_, W> {
         let model = self.optimizer.arm(rate, model)?;
         let batch = self.batches[number % self.batches.len()].clone();
         let chunk = self.spec.arithmetic.loss_chunk;
-        let loss = W::loss_of(&model, batch, chunk, seed, &self.device);
+        let loss = self.work.loss_of(&model, batch, chunk, seed, &self.device);
         let value = loss.clone().into_scalar::<f64>();
         observer.ends(Stage::Forward);
         let grads = GradientsParams::from_grads(loss.backward(), &model);

@@ -1,6 +1,6 @@
 //! Models of Burn 0.22, trained on the batches of Burn 0.21.
 
-use super::encoder::Encoder;
+use super::encoder::Scorer;
 use super::loss;
 use crate::encoder::EncoderConfig;
 use crate::results::LossChunk;
@@ -9,25 +9,23 @@ use anyhow::{Result, anyhow};
 use burn::tensor::{DType, TensorData};
 use burn_0_22::module::{Module, ModuleVisitor, Param};
 use burn_0_22::tensor::{self, Device, Tensor};
-use lean_vit::model::{Model, Recomputed, Vit};
+use lean_vit::model::{Model, Recomputed};
 use vit::model::VitConfig;
 
 /// A batch on the host.
 pub(super) type HostBatch = (tensor::TensorData, tensor::TensorData);
 
-/// A model that can be built on Burn 0.22.
-pub(super) trait Trainee: Workload {
-    /// The model.
-    type Module: Module;
-
+/// A workload whose model can be `M` on Burn 0.22.
+pub(super) trait Trainee<M: Module>: Workload {
     /// Builds the model with random weights. The backward pass recomputes what
     /// `recomputed` says.
-    fn build(&self, recomputed: Recomputed, device: &Device) -> Self::Module;
+    fn build(&self, recomputed: Recomputed, device: &Device) -> M;
 
     /// The loss of a batch, with a language model's by chunks if `chunk` says so, and with the masks of
     /// dropout drawn from `seed`.
     fn loss_of(
-        model: &Self::Module,
+        &self,
+        model: &M,
         batch: HostBatch,
         chunk: LossChunk,
         seed: u64,
@@ -43,16 +41,15 @@ pub(super) trait Trainee: Workload {
     }
 }
 
-impl Trainee for VitConfig {
-    type Module = Vit;
-
-    fn build(&self, recomputed: Recomputed, device: &Device) -> Vit {
-        Vit::new(self, device).recomputing(recomputed)
+impl<M: Model> Trainee<M> for VitConfig {
+    fn build(&self, recomputed: Recomputed, device: &Device) -> M {
+        M::new(self, device).recomputing(recomputed)
     }
 
     /// One token of an image is scored: `plan` never asks for chunks.
     fn loss_of(
-        model: &Vit,
+        &self,
+        model: &M,
         (inputs, labels): HostBatch,
         _chunk: LossChunk,
         seed: u64,
@@ -63,16 +60,15 @@ impl Trainee for VitConfig {
     }
 }
 
-impl Trainee for EncoderConfig {
-    type Module = Encoder;
-
-    /// Its layers are Burn's, and have no scopes inside: `plan` never asks for nested ones.
-    fn build(&self, recomputed: Recomputed, device: &Device) -> Encoder {
-        Encoder::new(self, recomputed != Recomputed::Nothing, device)
+impl<M: Scorer> Trainee<M> for EncoderConfig {
+    /// Its layers have no scopes inside: `plan` never asks for nested ones.
+    fn build(&self, recomputed: Recomputed, device: &Device) -> M {
+        M::new(self, recomputed != Recomputed::Nothing, device)
     }
 
     fn loss_of(
-        model: &Encoder,
+        &self,
+        model: &M,
         (inputs, labels): HostBatch,
         chunk: LossChunk,
         seed: u64,

@@ -12,7 +12,7 @@ use crate::gpt::GptConfig;
 use crate::optimizer::{MEASURED, MEASURED_ON_0_22};
 use crate::results::{
     Arithmetic, BurnVersion, Case, Checkpointing, LeftOut, LinearGradient, LossChunk, Mode,
-    Subject, TorchMode, TorchVersions, value_name,
+    Operations, Subject, TorchMode, TorchVersions, value_name,
 };
 use crate::shape::{Kind, Shape};
 use crate::timeline::TimelineSpec;
@@ -264,41 +264,79 @@ impl Planner<'_> {
         name: &str,
         backend: BackendKind,
     ) -> Vec<Arithmetic> {
-        let request = self.request;
         let mut found = Vec::new();
         if let Some(missing) = unmeasured(burn, model, name, backend) {
             self.leave_out(missing);
             return found;
         }
-        for linear in request.linear.iter().copied() {
-            let missing = match (linear, burn) {
-                (LinearGradient::Default, _) => None,
-                (LinearGradient::Flat, BurnVersion::V0_22) => {
-                    Some("the backend that computes it is for Burn 0.21")
+        for operations in self.operations(burn) {
+            for linear in self.linear(burn, backend) {
+                for loss_chunk in self.loss_chunks(operations, model, name) {
+                    for optimizer in self.optimizers(burn, backend) {
+                        found.push(Arithmetic {
+                            operations,
+                            linear,
+                            loss_chunk,
+                            optimizer,
+                        });
+                    }
                 }
-                (LinearGradient::Flat, BurnVersion::V0_21) => {
-                    (backend != BackendKind::Flex).then_some("it is measured on flex only")
-                }
-            };
-            if let Some(why) = missing {
-                let what = format!("Burn {burn}, {backend}: flat linear");
-                self.leave_out(LeftOut::new(what, why));
-                continue;
             }
-            for loss_chunk in request.loss_chunks.iter().copied() {
-                if loss_chunk != LossChunk::WHOLE && matches!(model, Shape::Vit(_)) {
-                    self.leave_out(LeftOut::new(
-                        format!("{name}: loss chunk {loss_chunk}"),
-                        "it scores one token of an image, not all: its loss has nothing to divide",
-                    ));
-                    continue;
+        }
+        found
+    }
+
+    fn operations(&mut self, burn: BurnVersion) -> Vec<Operations> {
+        let mut found = self.request.operations.clone();
+        if burn == BurnVersion::V0_21 && found.contains(&Operations::Lean) {
+            found.retain(|operations| *operations != Operations::Lean);
+            let what = format!("Burn {burn}: lean operations");
+            self.leave_out(LeftOut::new(what, "burn-lean has them for Burn 0.22"));
+        }
+        found
+    }
+
+    fn linear(&mut self, burn: BurnVersion, backend: BackendKind) -> Vec<LinearGradient> {
+        let mut found = self.request.linear.clone();
+        let missing = match burn {
+            BurnVersion::V0_22 => Some("the backend that computes it is for Burn 0.21"),
+            BurnVersion::V0_21 if backend != BackendKind::Flex => {
+                Some("it is measured on flex only")
+            }
+            BurnVersion::V0_21 => None,
+        };
+        if let Some(why) = missing
+            && found.contains(&LinearGradient::Flat)
+        {
+            found.retain(|linear| *linear != LinearGradient::Flat);
+            let what = format!("Burn {burn}, {backend}: flat linear");
+            self.leave_out(LeftOut::new(what, why));
+        }
+        found
+    }
+
+    fn loss_chunks(&mut self, operations: Operations, model: &Shape, name: &str) -> Vec<LossChunk> {
+        let mut found = Vec::new();
+        for loss_chunk in self.request.loss_chunks.iter().copied() {
+            let why = match (loss_chunk, model, operations) {
+                (LossChunk::WHOLE, ..) => None,
+                (_, Shape::Vit(_), _) => {
+                    Some("it scores one token of an image, not all: its loss has nothing to divide")
                 }
-                for optimizer in self.optimizers(burn, backend) {
-                    found.push(Arithmetic {
-                        linear,
-                        loss_chunk,
-                        optimizer,
-                    });
+                (.., Operations::Lean) => {
+                    Some("lean operations have a loss that divides the tokens by itself")
+                }
+                (.., Operations::Default) => None,
+            };
+            match why {
+                None => found.push(loss_chunk),
+                Some(why) => {
+                    let of = match operations {
+                        Operations::Lean => ", lean operations",
+                        Operations::Default => "",
+                    };
+                    let what = format!("{name}{of}: loss chunk {loss_chunk}");
+                    self.leave_out(LeftOut::new(what, why));
                 }
             }
         }

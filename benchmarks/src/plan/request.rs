@@ -1,8 +1,8 @@
 //! What a plan is made of: the options of a suite, and what the machine has of them.
 
 use crate::results::{
-    BurnVersion, Checkpointing, LeftOut, LinearGradient, LossChunk, Mode, Settings, TorchMode,
-    TorchVersions,
+    BurnVersion, Checkpointing, LeftOut, LinearGradient, LossChunk, Mode, Operations, Settings,
+    TorchMode, TorchVersions,
 };
 use crate::shape::Kind;
 use std::path::PathBuf;
@@ -34,6 +34,8 @@ pub struct Request {
     pub modes: Vec<Mode>,
     /// What forward passes keep, in Burn.
     pub checkpointing: Vec<Checkpointing>,
+    /// What models are made of, in Burn.
+    pub operations: Vec<Operations>,
     /// How the gradient of a linear layer's weight is computed, in Burn.
     pub linear: Vec<LinearGradient>,
     /// Tokens in a chunk of a language model's loss, in Burn.

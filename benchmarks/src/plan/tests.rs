@@ -17,6 +17,7 @@ fn request() -> Request {
         fusion: vec![true, false],
         modes: vec![Mode::Plain, Mode::Release],
         checkpointing: vec![Checkpointing::None],
+        operations: vec![Operations::Default],
         linear: vec![LinearGradient::Default],
         optimizers: Vec::new(),
         loss_chunks: vec![LossChunk::WHOLE],
@@ -288,6 +289,39 @@ fn modes_of_one_arithmetic_are_neighbours() {
 }
 
 #[test]
+fn lean_operations_are_for_burn_0_22() {
+    let request = Request {
+        kinds: vec![Kind::Encoder],
+        vocabulary: false,
+        preset: Some(Preset::Tiny),
+        burns: vec![BurnVersion::V0_21, BurnVersion::V0_22],
+        modes: vec![Mode::Release],
+        operations: vec![Operations::Default, Operations::Lean],
+        loss_chunks: vec![LossChunk::WHOLE, LossChunk(NonZeroUsize::new(64))],
+        torch_modes: Vec::new(),
+        ..request()
+    };
+    let plan = Plan::new(&request, &available(&[BackendKind::Flex], None));
+    assert_eq!(
+        lines(&plan),
+        [
+            "Encoder tiny, batch 6: Burn 0.21, flex, release #0",
+            "Encoder tiny, batch 6: Burn 0.21, flex, release, loss chunk 64 #0",
+            "Encoder tiny, batch 6: Burn 0.22, flex, release #0",
+            "Encoder tiny, batch 6: Burn 0.22, flex, release, loss chunk 64 #0",
+            "Encoder tiny, batch 6: Burn 0.22, flex, release, lean operations #0",
+        ]
+    );
+    assert_eq!(
+        what(&plan),
+        [
+            "Burn 0.21: lean operations",
+            "Encoder tiny, lean operations: loss chunk 64"
+        ]
+    );
+}
+
+#[test]
 fn what_cannot_be_recorded_is_left_out_once() {
     let request = Request {
         timelines: Some("timelines".into()),
@@ -480,8 +514,8 @@ fn what_burn_0_22_lacks_is_left_out() {
     assert_eq!(
         what(&plan),
         [
-            "Burn 0.22, flex: came",
             "Burn 0.22, flex: flat linear",
+            "Burn 0.22, flex: came",
             "vocabulary of GPT tiny"
         ]
     );

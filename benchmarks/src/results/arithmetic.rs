@@ -12,6 +12,8 @@ use vit::config::OptimizerKind;
 /// another order: only the weights of runs with equal ones are comparable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arithmetic {
+    /// What the model is made of.
+    pub operations: Operations,
     /// How the gradient of a linear layer's weight is computed.
     pub linear: LinearGradient,
     /// Tokens in a chunk of the loss.
@@ -24,6 +26,9 @@ impl Arithmetic {
     /// Each choice that is not the default, as words for the table.
     pub fn words(&self) -> Vec<String> {
         let mut words = Vec::new();
+        if self.operations != Operations::default() {
+            words.push(format!("{} operations", value_name(self.operations)));
+        }
         if self.linear != LinearGradient::default() {
             words.push(format!("{} linear", value_name(self.linear)));
         }
@@ -33,6 +38,17 @@ impl Arithmetic {
         words.extend(self.optimizer.map(|optimizer| optimizer.to_string()));
         words
     }
+}
+
+/// What a model is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Operations {
+    /// Burn's modules
+    #[default]
+    Default,
+    /// Those of burn-lean, which keep little for the backward pass
+    Lean,
 }
 
 /// How the gradient of a linear layer's weight is computed.
@@ -102,12 +118,18 @@ mod tests {
     fn only_what_is_not_the_default_has_words() {
         let mut arithmetic = Arithmetic::default();
         assert!(arithmetic.words().is_empty());
+        arithmetic.operations = Operations::Lean;
         arithmetic.linear = LinearGradient::Flat;
         arithmetic.loss_chunk = LossChunk(NonZeroUsize::new(512));
         arithmetic.optimizer = Some(OptimizerKind::Adam8bit);
         assert_eq!(
             arithmetic.words(),
-            ["flat linear", "loss chunk 512", "adam-8bit"]
+            [
+                "lean operations",
+                "flat linear",
+                "loss chunk 512",
+                "adam-8bit"
+            ]
         );
     }
 }

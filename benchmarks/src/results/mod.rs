@@ -6,7 +6,7 @@ mod measured;
 mod provenance;
 mod subject;
 
-pub use arithmetic::{Arithmetic, LinearGradient, LossChunk};
+pub use arithmetic::{Arithmetic, LinearGradient, LossChunk, Operations};
 pub use checkpointing::Checkpointing;
 pub use measured::{Bytes, Items, Measured, Phase, Recomputation};
 pub use provenance::{Machine, TorchVersions, Versions};

@@ -129,6 +129,50 @@ fn chunks_of_the_loss_and_optimizers_are_measured() {
 }
 
 #[test]
+fn lean_operations_keep_less() {
+    let home = TempDir::new().unwrap();
+    let mut command = tiny_on(home.path(), "0.22");
+    command.args(["--no-pytorch", "--part", "vit,encoder", "--batch-size", "8"]);
+    command.args(["--operations", "default,lean"]);
+    command.args([
+        "--mode",
+        "plain,release",
+        "--checkpointing",
+        "none,blocks,nested",
+    ]);
+    let Outcome { table, json } = outcome(&mut command, home.path());
+    assert!(!table.contains("OTHER"), "{table}");
+    assert!(table.contains("release, lean operations"), "{table}");
+    for (model, checkpointing) in [
+        ("vit", "none"),
+        ("vit", "blocks"),
+        ("vit", "nested"),
+        ("encoder", "none"),
+        ("encoder", "blocks"),
+    ] {
+        let runs = of(&json, model, "0.22");
+        let run = |operations: &str, mode: &str| {
+            let found = runs.iter().find(|run| {
+                let subject = &run["subject"];
+                subject["operations"] == operations
+                    && subject["mode"] == mode
+                    && subject["checkpointing"] == checkpointing
+            });
+            *found.unwrap()
+        };
+        let loss = |run: &Value| run["final_loss"].as_f64().unwrap();
+        let peak = |run: &Value| run["memory"]["peak_bytes"].as_u64().unwrap();
+        let (burns, lean) = (run("default", "release"), run("lean", "release"));
+        assert_eq!(
+            lean["weights_digest"],
+            run("lean", "plain")["weights_digest"]
+        );
+        assert!((loss(lean) / loss(burns) - 1.0).abs() < 1e-3);
+        assert!(peak(lean) < peak(burns), "{model}, {checkpointing}");
+    }
+}
+
+#[test]
 fn what_is_not_there_is_named() {
     let home = TempDir::new().unwrap();
     let mut command = tiny_on(home.path(), "0.22");

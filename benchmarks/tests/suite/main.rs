@@ -322,6 +322,7 @@ fn bad_input_gets_one_line() {
         (["--backend", "nonsense"], "nonsense"),
         (["--burn", "0.20"], "0.20"),
         (["--checkpointing", "nonsense"], "nonsense"),
+        (["--operations", "nonsense"], "nonsense"),
         (["--linear", "nonsense"], "nonsense"),
         (["--loss-chunk", "nonsense"], "nonsense"),
         (["--loss-chunk", "0"], "--loss-chunk"),

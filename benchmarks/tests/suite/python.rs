@@ -120,3 +120,23 @@ fn time_limits_stop_a_suite() {
     );
     assert_eq!(why.len(), 3);
 }
+
+#[test]
+fn an_interrupted_suite_has_the_results_so_far() {
+    let home = TempDir::new().unwrap();
+    let python = fake_python(
+        home.path(),
+        &format!(r#"case "$2" in versions) echo '{VERSIONS}' ;; *) kill -9 $PPID ;; esac"#),
+    );
+    let mut command = tiny_with_python(home.path(), &python, "1");
+    command
+        .args(["--pytorch", "foreach"])
+        .assert()
+        .interrupted();
+    let json = fs::read(home.path().join("results.json")).unwrap();
+    let json: Value = serde_json::from_slice(&json).unwrap();
+    assert_eq!(runs(&json).len(), 1);
+    assert_eq!(runs(&json)[0]["subject"]["framework"], "burn");
+    let table = fs::read_to_string(home.path().join("table.md")).unwrap();
+    assert!(table.contains("plain"), "{table}");
+}
