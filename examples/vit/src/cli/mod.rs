@@ -1,29 +1,27 @@
 //! The command line.
 
 mod args;
+mod ctrl_c;
 mod settings;
 
 use crate::artifacts::Artifacts;
 use crate::backend;
 use crate::config::{Engine, Mode};
-use crate::stopping::CTRL_C;
 use crate::terminal::{self, note, say};
 use crate::train::{Ending, Train};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use args::TrainArgs;
 use burn::train::Interrupter;
 use burn_data_parallel::DataParallel;
 use clap::{Parser, Subcommand};
+use ctrl_c::INTERRUPTED;
 use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::num::NonZeroUsize;
 use std::path::Path;
-use std::process::{self, ExitCode};
+use std::process::ExitCode;
 use vit_common::parallel::{self, check_settings, check_shares};
 use vit_common::summary::summary;
-
-/// The exit code of a program that Ctrl-C ended.
-const INTERRUPTED: u8 = 130;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -110,7 +108,7 @@ fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
     }
 
     let interrupter = Interrupter::new();
-    stop_on_ctrl_c(interrupter.clone())?;
+    ctrl_c::stop(interrupter.clone(), shows_tui(args))?;
     let ending = run(
         &config.engine,
         Train {
@@ -192,17 +190,6 @@ fn data_parallel(args: &TrainArgs) -> Result<Option<DataParallel>> {
         true => parallel.with_sharded_optimizer(),
         false => parallel,
     }))
-}
-
-fn stop_on_ctrl_c(interrupter: Interrupter) -> Result<()> {
-    ctrlc::set_handler(move || {
-        // A second Ctrl-C does not wait for the batch.
-        if interrupter.should_stop() {
-            process::exit(INTERRUPTED.into());
-        }
-        interrupter.stop(Some(CTRL_C));
-    })
-    .context("cannot listen for Ctrl-C")
 }
 
 #[cfg(test)]

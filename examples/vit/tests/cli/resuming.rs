@@ -5,6 +5,7 @@ use crate::program::{fails, lines, names, outcome, result, resume, train, vit};
 use serde_json::Value;
 use std::cell::OnceCell;
 use std::fs;
+use std::io::Write;
 use std::process::{Command as Process, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -369,4 +370,52 @@ fn a_run_is_resumed_only_with_its_own_settings() {
         fails(resume(&run).args([flag, "2"]), text, &other);
     }
     assert_eq!(fs::read(run.join("config.json")).unwrap(), before);
+}
+
+/// Burn's terminal UI reads Ctrl-C as a key and does nothing.
+#[cfg(unix)]
+#[test]
+fn ctrl_c_stops_a_run_in_the_terminal_ui() {
+    let noise = Noise::new();
+    let folder = noise.folder("run");
+    let vit = env!("CARGO_BIN_EXE_vit");
+    let train = format!(
+        "{vit} train --epochs 1000000 --artifact-dir {}",
+        folder.display()
+    );
+    for keys in [&b"\x03"[..], b"\x03\x03"] {
+        // Gives the program a terminal, of which it is the keyboard.
+        let mut script = Process::new("script")
+            .args(["--quiet", "--return", "--command", &train, "/dev/null"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let begun = Instant::now();
+        while !folder.join("train/epoch-2").exists() {
+            assert!(begun.elapsed() < Duration::from_secs(120));
+            sleep(Duration::from_millis(50));
+        }
+        let mut keyboard = script.stdin.take().unwrap();
+        keyboard.write_all(keys).unwrap();
+        keyboard.flush().unwrap();
+        let output = script.wait_with_output().unwrap();
+        drop(keyboard);
+        assert_eq!(output.status.code(), Some(130));
+        let shown = String::from_utf8_lossy(&output.stdout);
+        // It was the UI, and the terminal is left as it was.
+        let leaves = "\x1b[?1049l";
+        assert!(
+            shown.contains("\x1b[?1049h") && shown.contains(leaves),
+            "{shown}"
+        );
+        if keys.len() == 1 {
+            let after = shown.rsplit(leaves).next().unwrap();
+            assert!(
+                after.contains("continues from the checkpoint of epoch"),
+                "{after}"
+            );
+        }
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }
