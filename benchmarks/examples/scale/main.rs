@@ -62,7 +62,7 @@ fn main() -> Result<()> {
     for (ranks, measured) in [(1, &alone), (2, &two), (4, &four)] {
         // Processes that share a core compute in turn.
         let slowed = alone.replica.slowed((ranks as f64 / cores as f64).max(1.0));
-        let told = slowed.step(&network, ranks);
+        let told = slowed.step(&network, ranks, 1);
         row(ranks, Some(measured.step), told);
     }
     let fast = Network {
@@ -70,19 +70,23 @@ fn main() -> Result<()> {
         bandwidth: 10e9,
     };
     println!("told for a core each, on such a network, and on one of 5 us and 10 GB/s:");
-    println!(
-        "{:>8} {:>12} {:>12} {:>12} {:>12}",
-        "replicas", "step, s", "efficiency", "step, s", "efficiency"
-    );
-    let base = alone.replica.step(&network, 1).seconds;
-    for ranks in MANY {
-        let [slow, fast] =
-            [network, fast].map(|network| alone.replica.step(&network, ranks).seconds);
+    for of_a_machine in [1, 8] {
+        println!("{of_a_machine} on a machine:");
         println!(
-            "{ranks:>8} {slow:>12.3} {:>12.2} {fast:>12.3} {:>12.2}",
-            base / slow,
-            base / fast
+            "{:>8} {:>12} {:>12} {:>12} {:>12}",
+            "replicas", "step, s", "efficiency", "step, s", "efficiency"
         );
+        for ranks in MANY.into_iter().filter(|ranks| ranks % of_a_machine == 0) {
+            let [slow, fast] = [network, fast].map(|network| {
+                let step = alone.replica.step(&network, ranks, of_a_machine);
+                step.seconds
+            });
+            println!(
+                "{ranks:>8} {slow:>12.3} {:>12.2} {fast:>12.3} {:>12.2}",
+                base / slow,
+                base / fast
+            );
+        }
     }
 
     let both_cores = start(1, cores, 2 * batch_size, steps)?;

@@ -229,7 +229,7 @@ fn network(parallel: &DataParallel) -> Result<Network> {
         latency,
         bandwidth: f64::INFINITY,
     };
-    let of_bytes = seconds[2] - unlimited.reduce(BYTES as u64, 2);
+    let of_bytes = seconds[2] - unlimited.reduce(BYTES as u64, 2, 1);
     Ok(Network {
         latency,
         bandwidth: BYTES as f64 / of_bytes.max(1e-9),

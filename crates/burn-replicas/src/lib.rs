@@ -12,6 +12,8 @@
 mod communicator;
 mod error;
 mod exchange;
+#[cfg(any(feature = "mpi", test))]
+mod machines;
 mod mean;
 mod model;
 #[cfg(feature = "mpi")]

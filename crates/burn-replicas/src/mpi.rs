@@ -6,17 +6,22 @@ use mpi::{
     Threading,
     environment::Universe,
     request::{Request, Scope, scope},
-    topology::SimpleCommunicator,
+    topology::{Color, SimpleCommunicator},
     traits::{Communicator as _, CommunicatorCollectives as _, Root as _},
 };
 
-use crate::communicator::{CommunicationError, Communicator};
+use crate::{
+    communicator::{CommunicationError, Communicator},
+    machines::Machines,
+};
 
 /// All processes that were started together by `mpirun`, or by what stands for it.
+///
+/// On several machines with as many processes each, they exchange within each machine first, and then between machines.
 pub struct Mpi {
-    world: SimpleCommunicator,
+    processes: Box<dyn Communicator>,
     /// Its end is the end of MPI in this process.
-    _universe: Universe,
+    universe: Universe,
 }
 
 /// How often a request is asked whether it is done before the thread sleeps in between.
@@ -50,9 +55,42 @@ impl Mpi {
             let text = format!("the MPI library gives {threading:?}, and Serialized is needed");
             return Err(text.into());
         }
+        let world = universe.world();
+        let machine = world.split_shared(world.rank());
+        let (place, processes) = (machine.rank(), machine.size());
+        // A process that stands elsewhere in the order of the ranks has no machine of this size.
+        let in_order = world.rank() % processes == place;
+        let mut of_all = vec![0; world.size() as usize];
+        let mine = if in_order { processes } else { 0 };
+        world.all_gather_into(&mine, &mut of_all[..]);
+        let is_one_of_many = 1 < processes && processes < world.size();
+        let are_alike = in_order && of_all.iter().all(|of_one| *of_one == processes);
+        let processes: Box<dyn Communicator> = match is_one_of_many && are_alike {
+            true => Box::new(in_machines(world, processes)),
+            false => Box::new(Processes(world)),
+        };
         Ok(Self {
-            world: universe.world(),
-            _universe: universe,
+            processes,
+            universe,
+        })
+    }
+
+    /// Takes so many processes, one after the other in the order of the ranks, for those of a machine: for the sockets of one,
+    /// or where [`initialize`](Self::initialize) cannot tell machines apart. Called by all processes.
+    ///
+    /// # Errors
+    ///
+    /// If the processes cannot be divided so.
+    pub fn in_machines_of(self, processes: usize) -> Result<Self, CommunicationError> {
+        let size = self.size();
+        if processes == 0 || !size.is_multiple_of(processes) {
+            let text = format!("{size} processes are not machines of {processes} each");
+            return Err(text.into());
+        }
+        let world = self.universe.world();
+        Ok(Self {
+            processes: Box::new(in_machines(world, processes as i32)),
+            ..self
         })
     }
 
@@ -63,6 +101,23 @@ impl Mpi {
         named?.parse().ok()
     }
 }
+
+fn in_machines(world: SimpleCommunicator, processes: i32) -> Machines<Processes> {
+    let rank = world.rank();
+    let of_color = |color: i32| {
+        let group = world.split_by_color_with_key(Color::with_value(color), rank);
+        Processes(group.expect("every process has a color"))
+    };
+    let (within, between) = (of_color(rank / processes), of_color(rank % processes));
+    Machines {
+        all: Processes(world),
+        within,
+        between,
+    }
+}
+
+/// A group of the processes.
+struct Processes(SimpleCommunicator);
 
 /// Fails if so many bytes of so many processes are more than MPI counts at once.
 fn ensure_countable(bytes: usize, processes: usize) -> Result<(), CommunicationError> {
@@ -78,20 +133,20 @@ fn ensure_countable(bytes: usize, processes: usize) -> Result<(), CommunicationE
     Err(text.into())
 }
 
-impl Communicator for Mpi {
+impl Communicator for Processes {
     fn rank(&self) -> usize {
-        self.world.rank() as usize
+        self.0.rank() as usize
     }
 
     fn size(&self) -> usize {
-        self.world.size() as usize
+        self.0.size() as usize
     }
 
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<u8>, CommunicationError> {
         ensure_countable(bytes.len(), self.size())?;
         let mut all = vec![0; bytes.len() * self.size()];
         scope(|scope| {
-            let world = &self.world;
+            let world = &self.0;
             wait(world.immediate_all_gather_into(scope, bytes, &mut all[..]));
         });
         Ok(all)
@@ -99,7 +154,7 @@ impl Communicator for Mpi {
 
     fn gather(&self, root: usize, bytes: &[u8]) -> Result<Vec<u8>, CommunicationError> {
         ensure_countable(bytes.len(), self.size())?;
-        let process = self.world.process_at_rank(root as i32);
+        let process = self.0.process_at_rank(root as i32);
         if root != self.rank() {
             scope(|scope| wait(process.immediate_gather_into(scope, bytes)));
             return Ok(Vec::new());
@@ -113,7 +168,7 @@ impl Communicator for Mpi {
         ensure_countable(bytes.len(), 1)?;
         let mut parts = vec![0; bytes.len()];
         scope(|scope| {
-            let world = &self.world;
+            let world = &self.0;
             wait(world.immediate_all_to_all_into(scope, bytes, &mut parts[..]));
         });
         Ok(parts)
@@ -121,13 +176,43 @@ impl Communicator for Mpi {
 
     fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<(), CommunicationError> {
         ensure_countable(bytes.len(), 1)?;
-        let process = self.world.process_at_rank(root as i32);
+        let process = self.0.process_at_rank(root as i32);
         scope(|scope| wait(process.immediate_broadcast_into(scope, bytes)));
         Ok(())
     }
 
     fn abort(&self) {
-        self.world.abort(ABORTED);
+        self.0.abort(ABORTED);
+    }
+}
+
+impl Communicator for Mpi {
+    fn rank(&self) -> usize {
+        self.processes.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.processes.size()
+    }
+
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<u8>, CommunicationError> {
+        self.processes.all_gather(bytes)
+    }
+
+    fn gather(&self, root: usize, bytes: &[u8]) -> Result<Vec<u8>, CommunicationError> {
+        self.processes.gather(root, bytes)
+    }
+
+    fn all_to_all(&self, bytes: &[u8]) -> Result<Vec<u8>, CommunicationError> {
+        self.processes.all_to_all(bytes)
+    }
+
+    fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<(), CommunicationError> {
+        self.processes.broadcast(root, bytes)
+    }
+
+    fn abort(&self) {
+        self.processes.abort();
     }
 }
 

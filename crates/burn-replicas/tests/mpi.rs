@@ -15,9 +15,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let has_mpirun = Command::new("mpirun").arg("--version").output().is_ok();
     let is_missing = cfg!(not(feature = "mpi")) || !has_mpirun;
-    let tests: [(&str, fn()); 2] = [
+    let tests: [(&str, fn()); 3] = [
         ("who_leaves_says_why", who_leaves_says_why),
         ("many_processes_gather", many_processes_gather),
+        (
+            "machines_have_the_means_of_one",
+            machines_have_the_means_of_one,
+        ),
     ];
     let tests = tests.map(|(name, test)| {
         let trial = Trial::test(name, move || -> Result<(), Failed> {
@@ -57,6 +61,16 @@ fn many_processes_gather() {
     assert!(is_well, "{said}");
 }
 
+fn machines_have_the_means_of_one() {
+    for machine in ["1", "2", "3", "6"] {
+        let (is_well, said) = run(6, &format!("machines of {machine}"));
+        assert!(is_well, "{said}");
+    }
+    let (is_well, said) = run(3, "machines of 2");
+    let refusal = "3 processes are not machines of 2 each";
+    assert!(!is_well && said.contains(refusal), "{said}");
+}
+
 #[cfg(not(feature = "mpi"))]
 mod program {
     use super::*;
@@ -70,7 +84,7 @@ mod program {
 mod program {
     use std::{thread, time::Duration};
 
-    use burn_replicas::{Exchange, Mpi, Replicas};
+    use burn_replicas::{Exchange, Known, Mpi, Recipients, Replicas};
 
     use super::*;
 
@@ -78,6 +92,9 @@ mod program {
     pub(super) fn run(program: &str) -> Result<(), Box<dyn Error>> {
         if program == "gather" {
             return gather();
+        }
+        if let Some(processes) = program.strip_prefix("machines of ") {
+            return mean(processes.parse()?);
         }
         // Dropped after the replicas.
         let mut _model = None;
@@ -98,6 +115,34 @@ mod program {
         fn drop(&mut self) {
             thread::sleep(Duration::from_millis(300));
         }
+    }
+
+    /// The mean of numbers that add up to something else in another order.
+    fn mean(of_a_machine: usize) -> Result<(), Box<dyn Error>> {
+        let replicas = Replicas::new(move || Mpi::initialize()?.in_machines_of(of_a_machine))?;
+        let (rank, size) = (replicas.rank(), replicas.size());
+        let exchange = Exchange::new(replicas);
+        exchange.know(vec![Known {
+            id: 0,
+            path: "weight".into(),
+            size: 4,
+            is_trained: true,
+        }]);
+        let of = |rank: usize| -> Vec<f32> {
+            let number = |at: usize| [1e8, 1.0, -1e8, 1e-8][(at + rank) % 4] * (1 + at % 7) as f32;
+            (0..300_001).map(number).collect()
+        };
+        let mut expected = of(0);
+        for rank in 1..size {
+            for (sum, number) in expected.iter_mut().zip(of(rank)) {
+                *sum += number;
+            }
+        }
+        let expected: Vec<_> = expected.iter().map(|sum| sum / size as f32).collect();
+        let values = of(rank);
+        let (pending, _) = exchange.mean(0, "f32", values, Recipients::All, |mean| mean)?;
+        assert_eq!(pending.wait()?, expected);
+        Ok(())
     }
 
     /// Other numbers of bytes from each, in several segments.
