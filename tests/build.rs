@@ -1,14 +1,11 @@
-//! Looks for the devices that tests want. Where there is none, an ignored test stands in the place
-//! of each, so that the summary of the tests counts what was not tested.
+//! Looks for the devices that tests want. Where there is none, one ignored test stands in the place of all of them,
+//! and says why.
 
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use syn::{Attribute, Expr, Item, Lit, Meta};
-
 fn main() {
-    println!("cargo::rerun-if-changed=promises");
+    println!("cargo::rerun-if-changed=build.rs");
     // Installing a driver changes these.
     for place in ["/etc/ld.so.cache", "/usr/share/vulkan/icd.d"] {
         if Path::new(place).exists() {
@@ -27,7 +24,7 @@ fn main() {
     mount("mpi", mpi_launchers());
 }
 
-/// Mounts the tests of `promises/{device}`, or says in the place of each why not.
+/// Mounts the tests of `promises/{device}`, or says in their place why not.
 fn mount(device: &str, found: Result<usize, String>) {
     println!("cargo::rustc-check-cfg=cfg(has_{device})");
     let missing = match found {
@@ -35,73 +32,10 @@ fn mount(device: &str, found: Result<usize, String>) {
         Ok(0) => "the driver has no device".to_owned(),
         Err(reason) => reason,
     };
-    let mut tests = String::new();
     let reason = format!("skipped, no {device}: {missing}");
-    let module = Path::new("promises").join(device).join("mod.rs");
-    stand_ins(&module, &reason, &mut tests);
+    let test = format!("#[test] #[ignore = {reason:?}] fn every_promise() {{}}");
     let folder = PathBuf::from(env::var_os("OUT_DIR").expect("cargo gives a folder"));
-    fs::write(folder.join(format!("{device}.rs")), tests).expect("the folder is writable");
-}
-
-/// Writes an ignored test for each that is declared in the module of `file` and below.
-fn stand_ins(file: &Path, reason: &str, tests: &mut String) {
-    let text = fs::read_to_string(file)
-        .unwrap_or_else(|error| panic!("{} cannot be read: {error}", file.display()));
-    let syntax = syn::parse_file(&text)
-        .unwrap_or_else(|error| panic!("{} does not parse: {error}", file.display()));
-    let folder = file.parent().expect("a file is in a folder");
-    for item in syntax.items {
-        match item {
-            Item::Fn(function) if has(&function.attrs, "test") => {
-                let name = function.sig.ident;
-                writeln!(tests, "#[test] #[ignore = {reason:?}] fn {name}() {{}}")
-            }
-            Item::Mod(module) if module.content.is_none() => {
-                let name = module.ident.to_string();
-                let place = match path_of(&module.attrs) {
-                    Some(path) => folder.join(path),
-                    None => file_of(folder, &name),
-                };
-                writeln!(tests, "mod {name} {{").expect("a string takes all");
-                stand_ins(&place, reason, tests);
-                writeln!(tests, "}}")
-            }
-            _ => Ok(()),
-        }
-        .expect("a string takes all");
-    }
-}
-
-fn has(attributes: &[Attribute], name: &str) -> bool {
-    attributes
-        .iter()
-        .any(|attribute| attribute.path().is_ident(name))
-}
-
-/// What a `#[path = ".."]` says.
-fn path_of(attributes: &[Attribute]) -> Option<String> {
-    attributes
-        .iter()
-        .find_map(|attribute| match &attribute.meta {
-            Meta::NameValue(meta) if meta.path.is_ident("path") => match &meta.value {
-                Expr::Lit(value) => match &value.lit {
-                    Lit::Str(path) => Some(path.value()),
-                    _ => None,
-                },
-                _ => None,
-            },
-            _ => None,
-        })
-}
-
-/// Where the modules of a `mod.rs` are.
-fn file_of(folder: &Path, name: &str) -> PathBuf {
-    let file = folder.join(format!("{name}.rs"));
-    if file.exists() {
-        file
-    } else {
-        folder.join(name).join("mod.rs")
-    }
+    fs::write(folder.join(format!("{device}.rs")), test).expect("the folder is writable");
 }
 
 /// Whether several processes can be started together.

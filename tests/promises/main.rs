@@ -1,8 +1,6 @@
 //! What the workspace promises, one module per promise. The reference is always plain Burn.
 //!
-//! `mpi` starts several processes of this program. Below `wgpu` and `cuda` the edge cases are mounted once more, beside the equality of the weights
-//! and the memory of the device. Where there is no such device, the build script puts an ignored test
-//! in the place of each, so that the summary counts them.
+//! `../README.md` says how they are laid out, and how one is added.
 
 // A backend is a type: the same tests on another one are another module.
 #![allow(clippy::duplicate_mod)]

@@ -1,9 +1,9 @@
 //! Where a gradient comes from: several places, none, odd shapes, and when it is complete.
 
 use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
-use burn::module::{Module, Param, ParamId, list_param_ids};
+use burn::module::{Module, Param, list_param_ids};
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, Optimizer, SgdConfig};
+use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::activation::relu;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor};
@@ -185,64 +185,6 @@ fn a_thrown_away_forward_of_the_previous_arming_does_not_count() {
         bench.model = bench.optim.step(RATE, bench.model, grads);
         drop(stale);
         weights(&bench.model).assert_same(&bench.expected.steps[step as usize], step);
-    }
-}
-
-/// Three weights, of which each loss has one, and uses that lead to no loss.
-#[derive(Module, Debug)]
-struct InTurn<B: Backend> {
-    a: Param<Tensor<B, 2>>,
-    b: Param<Tensor<B, 2>>,
-    c: Param<Tensor<B, 2>>,
-}
-
-impl<B: AutodiffBackend> InTurn<B> {
-    fn new() -> Self {
-        let device = B::Device::default();
-        let [a, b, c] = [1, 2, 3].map(|number| {
-            let weight: Tensor<B, 2> = noise(number, [4, 4], &device);
-            Param::initialized(ParamId::from(number), weight.require_grad())
-        });
-        Self { a, b, c }
-    }
-
-    fn loss(&self, step: u64) -> Tensor<B, 1> {
-        let x = noise::<B, 2>(step, [4, 4], &B::Device::default());
-        let (a, b, c) = (self.a.val(), self.b.val(), self.c.val());
-        if step == 0 {
-            let _metric = x.clone().matmul(b).tanh().matmul(c).sum();
-            a.matmul(x).square().mean()
-        } else {
-            let live = b.tanh();
-            let _metric = (live.clone() * a + c).sum();
-            live.matmul(x).square().mean()
-        }
-    }
-}
-
-/// Which graphs Burn merges and forgets is decided by the order of a hash set, so each is run often.
-#[test]
-fn a_step_that_is_not_armed_gets_its_gradient_after_uses_that_led_nowhere() {
-    let sgd = SgdConfig::new();
-    for is_armed in [[true, false], [false, true], [true, true], [false, false]] {
-        for run in 0..100 {
-            let (mut plain, mut model) = (InTurn::<P>::new(), InTurn::<R>::new());
-            let mut plain_optim = sgd.init();
-            let mut optim = sgd.init().with_gradient_release();
-            for (step, is_armed) in is_armed.into_iter().enumerate() {
-                let loss = plain.loss(step as u64);
-                let grads = GradientsParams::from_grads(loss.backward(), &plain);
-                plain = plain_optim.step(RATE, plain, grads);
-                if is_armed {
-                    model = optim.arm(RATE, model);
-                }
-                let loss = model.loss(step as u64);
-                let grads = GradientsParams::from_grads(loss.backward(), &model);
-                model = optim.step(RATE, model, grads);
-            }
-            let context = format!("{is_armed:?}, run {run}");
-            Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), context);
-        }
     }
 }
 

@@ -1,4 +1,7 @@
 //! Every operation is its own kernel.
+//!
+//! What is at the edges of the engine is tested on the processor, to the same bits, and with fusion, which is what could
+//! break it.
 
 use super::{MeteredUnfused as Metered, Unfused as Inner};
 
@@ -13,8 +16,6 @@ const ELEMENT_WISE: u64 = 2;
 
 #[path = "../device_memory/mod.rs"]
 mod device_memory;
-#[path = "../edge_cases/mod.rs"]
-mod edge_cases;
 #[path = "eight_bit.rs"]
 mod eight_bit;
 #[path = "../equality.rs"]

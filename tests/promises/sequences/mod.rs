@@ -1,6 +1,7 @@
 //! Each call at each moment of a step: it does what its words say, or refuses and changes nothing.
 
 mod armings;
+mod uses_that_led_nowhere;
 
 use burn::module::Module;
 use burn::optim::{Adam, AdamConfig, GradientsParams, Optimizer};
