@@ -119,7 +119,5 @@ fn a_u_net_keeps_its_skip_connections_and_one_segment() {
 
 #[test]
 fn five_hundred_blocks() {
-    alone("recompute::deep::five_hundred_blocks", || {
-        saves::<Deep>(12)
-    });
+    alone("recompute::deep::five_hundred_blocks", || saves::<Deep>(12));
 }

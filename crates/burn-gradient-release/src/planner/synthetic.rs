@@ -198,11 +198,19 @@ pub(super) fn dense_net(operations: usize) -> Trace {
 
 /// Operations on one or two of the results before, most of them recent.
 pub(super) fn random(operations: usize, seed: u64) -> Trace {
-    const NAMES: [&str; 5] = ["float_add", "float_mul", "float_tanh", "conv2d", "max_pool2d"];
+    const NAMES: [&str; 5] = [
+        "float_add",
+        "float_mul",
+        "float_tanh",
+        "conv2d",
+        "max_pool2d",
+    ];
 
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = |below: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
         (state >> 33) as usize % below
     };
     let mut model = Model::default();

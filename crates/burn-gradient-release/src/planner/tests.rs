@@ -1,5 +1,7 @@
 //! Plans of made-up models, against all plans there are where these are few.
 
+use std::time::Instant;
+
 use crate::planner::{
     plan::{Plan, Trace, plan},
     synthetic::{self, UNIT},
@@ -137,7 +139,10 @@ fn chains_of_any_length() {
         let plan = planned(&synthetic::chain(operations));
         let root = (2.0 * operations as f64).sqrt();
         let units = plan.bytes as f64 / UNIT as f64;
-        assert!(units <= 1.02 * root, "{operations}: {units} units, not {root}");
+        assert!(
+            units <= 1.02 * root,
+            "{operations}: {units} units, not {root}"
+        );
     }
 }
 
@@ -185,7 +190,11 @@ fn u_nets_of_any_length() {
 fn u_nets_with_a_skip_connection_for_each_block() {
     for operations in [100, 1_000, 10_000, 100_000] {
         let trace = synthetic::u_net_of_blocks(operations);
-        let joined = trace.names().iter().filter(|name| **name == "float_cat").count() as u64;
+        let joined = trace
+            .names()
+            .iter()
+            .filter(|name| **name == "float_cat")
+            .count() as u64;
         // A quarter of them on each of four levels, of half the size each.
         let skips = joined * UNIT * 15 / 32;
         near_root(&trace, skips, BLOCK);
@@ -205,7 +214,11 @@ fn skip_connections_alone_are_half_of_all() {
 fn dense_blocks_keep_what_their_layers_make() {
     for operations in [1_000, 10_000, 100_000] {
         let trace = synthetic::dense_net(operations);
-        let layers = trace.names().iter().filter(|name| **name == "conv2d").count() as u64;
+        let layers = trace
+            .names()
+            .iter()
+            .filter(|name| **name == "conv2d")
+            .count() as u64;
         let widest = 2 * 33 * UNIT;
         assert!(planned(&trace).bytes <= layers * UNIT + 2 * widest);
     }
@@ -217,5 +230,38 @@ fn any_graph() {
         let trace = synthetic::random(operations, 7);
         let plan = planned(&trace);
         assert!(plan.bytes < saved(&trace) / 2, "{operations}: {plan:?}");
+    }
+}
+
+#[test]
+#[ignore = "prints how long planning takes, which depends on the machine"]
+fn planning_times() {
+    type Model = (&'static str, fn(usize) -> Trace);
+    const MODELS: [Model; 4] = [
+        ("chain", synthetic::chain),
+        ("residual", synthetic::residual),
+        ("U-Net", |operations| synthetic::u_net(operations, true)),
+        ("random", |operations| synthetic::random(operations, 7)),
+    ];
+
+    for (name, model) in MODELS {
+        for operations in [100, 1_000, 10_000, 100_000] {
+            let trace = model(operations);
+            let all = saved(&trace);
+            let timed = |budget| {
+                let start = Instant::now();
+                let plan = plan(&trace, budget, true);
+                (start.elapsed(), plan)
+            };
+            let (lowest_time, lowest) = timed(None);
+            let (half_time, _) = timed(Some(all / 2));
+            println!(
+                "{name}, {} operations: {} cuts, {} of {} kB in {lowest_time:.1?}; within half in {half_time:.1?}",
+                trace.len(),
+                lowest.cuts.len(),
+                lowest.bytes >> 10,
+                all >> 10,
+            );
+        }
     }
 }
