@@ -64,6 +64,46 @@ fn release<M: AutodiffModule<R>>(
     taken
 }
 
+#[derive(Module, Debug)]
+struct Sequences<B: Backend> {
+    lstm: Lstm<B>,
+    head: Linear<B>,
+}
+
+impl<B: Backend> Sequences<B> {
+    fn new() -> Self {
+        let device = Default::default();
+        Self {
+            lstm: LstmConfig::new(4, 6, true).init(&device),
+            head: LinearConfig::new(6, 3).init(&device),
+        }
+    }
+
+    fn loss(&self, (batch, length): (usize, usize), step: u64) -> Tensor<B, 1> {
+        let device = Default::default();
+        let (states, _) = self
+            .lstm
+            .forward(noise(step, [batch, length, 4], &device), None);
+        let target = noise::<B, 3>(step + 1000, [batch, length, 3], &device);
+        (self.head.forward(states) - target).square().mean()
+    }
+}
+
+/// Sequences of one length.
+struct Sequence;
+
+impl Scenario for Sequence {
+    type Model<B: AutodiffBackend> = Sequences<B>;
+
+    fn init<B: AutodiffBackend>(_: Size, _: &B::Device) -> Sequences<B> {
+        Sequences::new()
+    }
+
+    fn loss<B: AutodiffBackend>(model: &Sequences<B>, _: Size, step: u64) -> Tensor<B, 1> {
+        model.loss((3, 8), step)
+    }
+}
+
 /// Freezes some of the parameters that are trained, and no others.
 struct Freeze<'a> {
     phase: usize,
@@ -154,31 +194,7 @@ freezing! {
     weight_norm: WeightNorm;
     matrices: Matrices;
     u_net: UNet;
-}
-
-#[derive(Module, Debug)]
-struct Sequences<B: Backend> {
-    lstm: Lstm<B>,
-    head: Linear<B>,
-}
-
-impl<B: Backend> Sequences<B> {
-    fn new() -> Self {
-        let device = Default::default();
-        Self {
-            lstm: LstmConfig::new(4, 6, true).init(&device),
-            head: LinearConfig::new(6, 3).init(&device),
-        }
-    }
-
-    fn loss(&self, (batch, length): (usize, usize), step: u64) -> Tensor<B, 1> {
-        let device = Default::default();
-        let (states, _) = self
-            .lstm
-            .forward(noise(step, [batch, length, 4], &device), None);
-        let target = noise::<B, 3>(step + 1000, [batch, length, 3], &device);
-        (self.head.forward(states) - target).square().mean()
-    }
+    lstm: Sequence;
 }
 
 /// The batch and the length of each step.
