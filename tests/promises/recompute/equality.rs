@@ -139,4 +139,6 @@ models! {
     views: Views;
     weight_norm: WeightNorm;
     matrices: Matrices;
+    u_net: UNet;
+    deep: Deep;
 }

@@ -296,7 +296,8 @@ fn a_pass_that_ends_in_scopes_is_planned() {
     // Nothing is kept while the scopes run: the last slice is recomputed, too. A layer is eight
     // operations, and a part of the rows is one.
     assert_eq!(automatic.operations - ample.operations, 3 * 8 + SCOPES);
-    assert!(without.operations < 3 * 8);
+    // Without scopes the end is kept: of the layers and the loss, which is two operations more.
+    assert!(without.operations < 3 * 8 + 2, "{without:?}");
 }
 
 fn text_of(panic: Box<dyn Any + Send>) -> &'static str {

@@ -89,9 +89,9 @@ fn by_subgraphs<B: AutodiffInner, C: CheckpointStrategy>(
 ) -> Gradients {
     let mut route = Route::new(last.clone(), root.node.id).unwrap_or_else(|Spent| {
         panic!(
-            "gradient release: a second backward pass through a `checkpoint` scope, whose \
-             operations were replayed and freed by the first; add the losses up and run backward \
-             once"
+            "gradient release: a second backward pass through a `checkpoint` scope or a segment of \
+             `Recompute`, whose operations were replayed and freed by the first; `detach` a state \
+             that is carried over from step to step, or add the losses up and run backward once"
         )
     });
     for (number, subgraph) in route.subgraphs.iter().rev() {

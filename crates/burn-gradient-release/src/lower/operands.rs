@@ -236,11 +236,19 @@ impl<B: Backend> Arguments<B> {
         })
     }
 
-    /// Applies a function that cuts the gradient off.
+    /// Applies a function that cuts the gradient off. What it makes of a leaf is another leaf.
     pub(crate) fn detach(
         self,
         function: impl Fn(Operands<B>) -> AdTensor<B> + Send + Sync + 'static,
     ) -> ReleaseTensor<B> {
+        let is_leaf = self.0.iter().any(|tensor| match &tensor.0 {
+            Repr::Plain(tensor, _) => tape::is_leaf::<B>(tensor),
+            Repr::Snapshot(_) => true,
+            Repr::Derived(_) | Repr::Live(_) | Repr::Recorded(_) => false,
+        });
+        if is_leaf {
+            return ReleaseTensor::plain(function(self.values()));
+        }
         let Some(Place::Recorded(recorder)) = self.place("float_detach") else {
             return ReleaseTensor::plain(function(self.values()));
         };

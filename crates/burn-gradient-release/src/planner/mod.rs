@@ -1,7 +1,12 @@
 //! Which activations a forward pass keeps.
 
+mod blocks;
 pub(crate) mod plan;
 mod saves;
+#[cfg(test)]
+mod synthetic;
+#[cfg(test)]
+mod tests;
 pub(crate) mod trace;
 
 pub use trace::Recompute;

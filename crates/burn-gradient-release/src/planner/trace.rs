@@ -20,7 +20,9 @@ use crate::{subgraph::origins, tape::consumers::lock};
 ///
 /// Given to [`ReleaseOptimizer::with_recompute`](crate::ReleaseOptimizer::with_recompute). Model
 /// code stays as it is: armed forward passes are recorded and cut into segments where little is alive,
-/// as between the blocks of a transformer. Weights are those of plain Burn, bit for bit.
+/// as between the blocks of a transformer. Weights are those of plain Burn, bit for bit; of a pass that
+/// outgrows a budget within which all was kept, but for the last bits of weights used several times.
+/// A state carried over from step to step has to be detached.
 /// [`checkpoint`](crate::checkpoint) chooses the segments by hand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -76,8 +78,9 @@ struct State {
     trace: Trace,
     /// Trace length at the last planning.
     learned_from: usize,
-    /// The operations with parameters whose activations were kept.
+    /// The operations with parameters whose activations were kept, and the bytes of their other operands.
     kept: usize,
+    kept_bytes: u64,
     /// Whether activations were kept that should not have been: the trace has gaps.
     has_gaps: bool,
     /// The segment under way, and the bytes that were made in it.
@@ -109,6 +112,16 @@ struct Learned {
     /// The operations with parameters whose activations are kept, and the bytes of their other operands:
     /// the only ones that are seen there.
     kept: Vec<(&'static str, u64)>,
+    /// The sum of these bytes.
+    seen: u64,
+}
+
+impl Learned {
+    /// Whether all of a pass is kept and would, by what is seen of it, still fit into a budget.
+    fn keeps_all_within(&self, budget: u64, seen: u64) -> bool {
+        let estimate = u128::from(self.plan.bytes) * u128::from(seen);
+        self.plan.kept_from == 0 && estimate <= u128::from(budget) * u128::from(self.seen)
+    }
 }
 
 /// Where an operation belongs.
@@ -156,6 +169,7 @@ impl Tracer {
             trace: Trace::default(),
             learned_from: 0,
             kept: 0,
+            kept_bytes: 0,
             has_gaps: false,
             segment: origins::next_number(),
             made: 0,
@@ -170,6 +184,13 @@ impl Tracer {
 
     pub(crate) fn policy(&self) -> Recompute {
         self.policy
+    }
+
+    fn budget(&self) -> Option<u64> {
+        match self.policy {
+            Recompute::Budget(bytes) => Some(bytes),
+            Recompute::None | Recompute::Automatic => None,
+        }
     }
 
     /// The bytes at the worst moment of the backward pass, as planned.
@@ -189,6 +210,7 @@ impl Tracer {
         state.trace = Trace::default();
         state.learned_from = 0;
         state.kept = 0;
+        state.kept_bytes = 0;
         state.has_gaps = false;
         state.cut();
         state.mode = match &state.learned {
@@ -229,7 +251,7 @@ impl Tracer {
             }
         }
         if let (Mode::Keeping, Some(bytes)) = (state.mode, parameter) {
-            state.keep(name, bytes);
+            state.keep(name, bytes, self.budget());
         }
         // Another optimizer's tracer has cut since. What depends on a segment has a higher number.
         let is_below = highest.segment.max(highest.subgraph) > state.segment;
@@ -317,15 +339,13 @@ impl Tracer {
         {
             return;
         }
-        let budget = match self.policy {
-            Recompute::Budget(bytes) => Some(bytes),
-            Recompute::None | Recompute::Automatic => None,
-        };
-        let plan = plan::plan(&state.trace, budget, is_last);
+        let plan = plan::plan(&state.trace, self.budget(), is_last);
+        let kept = state.trace.with_parameters(plan.kept_from);
         state.learned = Some(Learned {
             names: state.trace.names(),
             bytes: state.trace.bytes(plan.kept_from),
-            kept: state.trace.with_parameters(plan.kept_from),
+            seen: kept.iter().map(|(_, bytes)| bytes).sum(),
+            kept,
             plan,
         });
     }
@@ -333,12 +353,15 @@ impl Tracer {
 
 impl State {
     /// Notes an operation whose activations are to be kept. If it is another one than planned, or
-    /// larger, the rest of the pass is cut as it comes, and the plan is forgotten.
-    fn keep(&mut self, name: &'static str, bytes: u64) {
-        let learned = self.learned.as_ref();
-        let planned = learned.and_then(|learned| learned.kept.get(self.kept));
-        let fits =
-            planned.is_some_and(|(planned, most)| *planned == name && bytes <= most + most / 8);
+    /// larger, the rest of the pass is cut as it comes, and the plan is forgotten; unless all is
+    /// kept, and would still fit into the budget.
+    fn keep(&mut self, name: &'static str, bytes: u64, budget: Option<u64>) {
+        self.kept_bytes += bytes;
+        let fits = self.learned.as_ref().is_some_and(|learned| {
+            let planned = learned.kept.get(self.kept);
+            planned.is_some_and(|(planned, most)| *planned == name && bytes <= most + most / 8)
+                || budget.is_some_and(|budget| learned.keeps_all_within(budget, self.kept_bytes))
+        });
         if !fits {
             self.mode = Mode::Free;
             self.learned = None;

@@ -224,10 +224,15 @@ where
     let mut last = parents.pop().expect("a hook has a parent");
     while parents.len() > 1 {
         let parent = parents.pop().expect("there are two or more");
-        let nodes = [parent, last]
-            .map(|parent| handle(&parent, parent.primitive.clone(), NEVER_RUN - 1).node);
+        // They are held until the node is there: the end of a pass on another thread frees a graph
+        // that nobody holds.
+        let pair = [parent, last];
+        let nodes = pair
+            .each_ref()
+            .map(|parent| handle(parent, parent.primitive.clone(), NEVER_RUN - 1).node);
         let rest = Backward::<B, 2>::prepare::<NoCheckpointing>(Rest, nodes).compute_bound();
         last = rest.stateless(value.clone());
+        drop(pair);
     }
     let node = match parents.pop() {
         Some(parent) => {

@@ -60,8 +60,8 @@ struct Scope {
 /// # Panics
 ///
 /// Inside, an operation panics on a tensor that left this very scope, was used on another thread
-/// and came back. A second backward pass through a scope panics, as one through the same tensors
-/// does in plain Burn.
+/// and came back. A second backward pass through a scope panics: `detach` what is carried over
+/// from step to step.
 pub fn checkpoint<R>(forward: impl FnOnce() -> R) -> R {
     /// Closes the scope, when `forward` panics, too.
     struct Close;

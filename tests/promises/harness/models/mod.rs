@@ -12,11 +12,13 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::module::embedding;
 use burn::tensor::{Tensor, activation::log_softmax};
 
+mod deep;
 mod recurrent;
 
 use super::noise::{ids, noise};
 use super::scopes::block;
 
+pub(crate) use deep::{Deep, UNet};
 pub(crate) use recurrent::{NormalisedRecurrent, Recurrent};
 
 /// How big to make a model: `Small` for numbers, `Large` for bytes.

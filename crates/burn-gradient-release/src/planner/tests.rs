@@ -1,0 +1,267 @@
+//! Plans of made-up models, against all plans there are where these are few.
+
+use std::time::Instant;
+
+use crate::planner::{
+    plan::{Plan, Trace, plan},
+    synthetic::{self, UNIT},
+};
+
+/// The bytes at the worst moment with these cuts, by the definition.
+fn peak(trace: &Trace, cuts: &[usize]) -> u64 {
+    let segment_of = |operation: usize| cuts.partition_point(|cut| *cut <= operation);
+    let mut saved = vec![0; cuts.len() + 1];
+    let mut leaving = vec![0; cuts.len() + 1];
+    for buffer in trace.buffers() {
+        let made_in = segment_of(buffer.made_by);
+        if buffer.saved_by.map(segment_of) == Some(made_in) {
+            saved[made_in] += buffer.bytes;
+        }
+        if segment_of(buffer.last_use) > made_in {
+            leaving[made_in] += buffer.bytes;
+        }
+    }
+    let mut held = 0;
+    let moments = saved.iter().zip(leaving).map(|(saved, leaving)| {
+        let moment = held + saved;
+        held += leaving;
+        moment
+    });
+    moments.max().expect("there is a segment")
+}
+
+/// All sets of cuts of a short trace.
+fn all_cuts(trace: &Trace) -> impl Iterator<Item = Vec<usize>> {
+    let places = trace.len() - 1;
+    (0..1 << places).map(move |set: u32| {
+        let is_in = |place: &usize| set >> (place - 1) & 1 == 1;
+        (1..=places).filter(is_in).collect()
+    })
+}
+
+/// Traces short enough to try all cuts.
+fn short() -> Vec<Trace> {
+    let mut traces = vec![
+        synthetic::chain(1),
+        synthetic::chain(2),
+        synthetic::chain(12),
+        synthetic::residual(12),
+        synthetic::u_net_of_operations(7),
+        synthetic::u_net_of_operations(9),
+        synthetic::transformer(12),
+    ];
+    traces.extend((0..40).map(|seed| synthetic::random(12, seed)));
+    traces.retain(|trace| trace.len() <= 15);
+    traces
+}
+
+/// The activations that the tape would save of all.
+fn saved(trace: &Trace) -> u64 {
+    let saved = trace.buffers().iter().filter(|of| of.saved_by.is_some());
+    saved.map(|of| of.bytes).sum()
+}
+
+/// A plan with the lowest peak, whose estimate is that of the definition.
+fn planned(trace: &Trace) -> Plan {
+    let plan = plan(trace, None, true);
+    assert_eq!(plan.bytes, peak(trace, &plan.cuts), "{plan:?}");
+    assert_eq!(plan.kept_from, plan.cuts.last().copied().unwrap_or(0));
+    plan
+}
+
+#[test]
+fn no_cuts_have_a_lower_peak() {
+    for (index, trace) in short().iter().enumerate() {
+        let lowest = all_cuts(trace).map(|cuts| peak(trace, &cuts)).min();
+        let lowest = lowest.expect("no cuts are a plan, too");
+        let planned = planned(trace).bytes;
+        assert!(planned <= lowest + 1 + lowest / 512, "trace {index}");
+    }
+}
+
+#[test]
+fn a_budget_keeps_as_much_as_any_cuts_do() {
+    for (index, trace) in short().iter().enumerate() {
+        let all = saved(trace);
+        for budget in [all / 4, all / 2, all * 2 / 3, all - all / 8, all] {
+            let fitting = all_cuts(trace).filter(|cuts| peak(trace, cuts) <= budget);
+            let kept_from = fitting.map(|cuts| cuts.last().copied().unwrap_or(0)).min();
+            let given = plan(trace, Some(budget), true);
+            assert_eq!(given.bytes, peak(trace, &given.cuts), "trace {index}");
+            match kept_from {
+                Some(kept_from) => {
+                    assert!(given.bytes <= budget, "trace {index}, {budget}");
+                    assert_eq!(given.kept_from, kept_from, "trace {index}, {budget}");
+                }
+                None => assert_eq!(given, plan(trace, None, true), "trace {index}, {budget}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn an_ample_budget_cuts_nothing() {
+    for trace in [synthetic::chain(2000), synthetic::u_net(2000, true)] {
+        let all = saved(&trace);
+        let kept = Plan {
+            cuts: Vec::new(),
+            kept_from: 0,
+            bytes: all,
+        };
+        assert_eq!(plan(&trace, Some(all), true), kept);
+        let most = plan(&trace, Some(all - 1), true);
+        assert!(most.kept_from > 0 && most.bytes < all);
+    }
+}
+
+#[test]
+fn a_budget_below_the_lowest_peak_is_planned_without() {
+    let trace = synthetic::u_net(5000, false);
+    let lowest = planned(&trace);
+    assert_eq!(plan(&trace, Some(1), true), lowest);
+    let within = plan(&trace, Some(lowest.bytes), true);
+    assert!(within.bytes <= lowest.bytes);
+}
+
+#[test]
+fn nothing_is_kept_where_something_comes_after() {
+    let trace = synthetic::residual(200);
+    let last = planned(&trace);
+    let plan = plan(&trace, None, false);
+    assert_eq!(plan.kept_from, trace.len());
+    assert_eq!(plan.cuts, last.cuts);
+}
+
+/// With segments of falling length, `n` results of one size take `sqrt(2n)`.
+#[test]
+fn chains_of_any_length() {
+    for operations in [100, 1_000, 10_000, 100_000] {
+        let plan = planned(&synthetic::chain(operations));
+        let root = (2.0 * operations as f64).sqrt();
+        let units = plan.bytes as f64 / UNIT as f64;
+        assert!(
+            units <= 1.02 * root,
+            "{operations}: {units} units, not {root}"
+        );
+    }
+}
+
+/// What has to be there in any case, and the root of what is saved.
+fn near_root(trace: &Trace, kept: u64, block: u64) {
+    let plan = planned(trace);
+    let root = (2.0 * saved(trace) as f64 * UNIT as f64).sqrt() as u64;
+    assert!(
+        plan.bytes <= kept + root + block,
+        "{} operations: {}, not {kept} + {root} + {block}",
+        trace.len(),
+        plan.bytes
+    );
+}
+
+/// The bytes that a residual block, or one of attention, saves.
+const BLOCK: u64 = 8 * UNIT;
+
+#[test]
+fn residual_chains_of_any_length() {
+    for operations in [100, 1_000, 10_000, 100_000] {
+        near_root(&synthetic::residual(operations), 0, BLOCK);
+    }
+}
+
+#[test]
+fn layers_that_share_a_mask() {
+    for operations in [100, 1_000, 10_000, 100_000] {
+        near_root(&synthetic::transformer(operations), 2 * UNIT, BLOCK);
+    }
+}
+
+#[test]
+fn u_nets_of_any_length() {
+    for operations in [100, 1_000, 10_000, 100_000] {
+        for has_attention in [false, true] {
+            let skips = 2 * UNIT;
+            near_root(&synthetic::u_net(operations, has_attention), skips, BLOCK);
+        }
+    }
+}
+
+/// Each skip connection is kept: one extra forward pass cannot make it twice.
+#[test]
+fn u_nets_with_a_skip_connection_for_each_block() {
+    for operations in [100, 1_000, 10_000, 100_000] {
+        let trace = synthetic::u_net_of_blocks(operations);
+        let joined = trace
+            .names()
+            .iter()
+            .filter(|name| **name == "float_cat")
+            .count() as u64;
+        // A quarter of them on each of four levels, of half the size each.
+        let skips = joined * UNIT * 15 / 32;
+        near_root(&trace, skips, BLOCK);
+    }
+}
+
+#[test]
+fn skip_connections_alone_are_half_of_all() {
+    for operations in [100, 1_000, 10_000] {
+        let trace = synthetic::u_net_of_operations(operations);
+        near_root(&trace, operations as u64 / 2 * UNIT, BLOCK);
+    }
+}
+
+/// A layer reads a copy of all before it: the copies are not kept.
+#[test]
+fn dense_blocks_keep_what_their_layers_make() {
+    for operations in [1_000, 10_000, 100_000] {
+        let trace = synthetic::dense_net(operations);
+        let layers = trace
+            .names()
+            .iter()
+            .filter(|name| **name == "conv2d")
+            .count() as u64;
+        let widest = 2 * 33 * UNIT;
+        assert!(planned(&trace).bytes <= layers * UNIT + 2 * widest);
+    }
+}
+
+#[test]
+fn any_graph() {
+    for operations in [100, 1_000, 10_000] {
+        let trace = synthetic::random(operations, 7);
+        let plan = planned(&trace);
+        assert!(plan.bytes < saved(&trace) / 2, "{operations}: {plan:?}");
+    }
+}
+
+#[test]
+#[ignore = "prints how long planning takes, which depends on the machine"]
+fn planning_times() {
+    type Model = (&'static str, fn(usize) -> Trace);
+    const MODELS: [Model; 4] = [
+        ("chain", synthetic::chain),
+        ("residual", synthetic::residual),
+        ("U-Net", |operations| synthetic::u_net(operations, true)),
+        ("random", |operations| synthetic::random(operations, 7)),
+    ];
+
+    for (name, model) in MODELS {
+        for operations in [100, 1_000, 10_000, 100_000] {
+            let trace = model(operations);
+            let all = saved(&trace);
+            let timed = |budget| {
+                let start = Instant::now();
+                let plan = plan(&trace, budget, true);
+                (start.elapsed(), plan)
+            };
+            let (lowest_time, lowest) = timed(None);
+            let (half_time, _) = timed(Some(all / 2));
+            println!(
+                "{name}, {} operations: {} cuts, {} of {} kB in {lowest_time:.1?}; within half in {half_time:.1?}",
+                trace.len(),
+                lowest.cuts.len(),
+                lowest.bytes >> 10,
+                all >> 10,
+            );
+        }
+    }
+}
