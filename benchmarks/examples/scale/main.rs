@@ -70,6 +70,7 @@ fn main() -> Result<()> {
         bandwidth: 10e9,
     };
     println!("told for a core each, on such a network, and on one of 5 us and 10 GB/s:");
+    let base = alone.replica.step(&network, 1, 1).seconds;
     for of_a_machine in [1, 8] {
         println!("{of_a_machine} on a machine:");
         println!(
