@@ -20,7 +20,7 @@ backends and PyTorch on CUDA count the bytes of their allocators; PyTorch on the
 allocations that its profiler records. ms: median of the measured steps. Bytes are counted in the same
 process where that costs no time (Flex, PyTorch on CUDA) and in Burn without fusion; otherwise in a
 separate one. Losses and weights are comparable within one framework only, with Burn within one version, and
-where `flat linear` and `loss chunk` are the same: they add up in another order.";
+where operations, `flat linear` and `loss chunk` are the same: they add up in another order.";
 
 const TIMELINES: &str = "\
 Memory timelines: `timelines/` has one of each run of Burn, two steps recorded in a separate process;
