@@ -13,7 +13,7 @@ use burn::tensor::Device;
 use crate::backend::{Inner, Primitive, Tracked};
 use crate::recompute::{self, Mode};
 use crate::slot::{ArmedSlot, Slot, Snapshot};
-use crate::tape::{is_computed_from_placeholder, is_placeholder, tap};
+use crate::tape::{is_computed_from_placeholder, is_placeholder, leaf_hook};
 
 thread_local! {
     /// Clones share the slot, instead of keeping the weight as it is.
@@ -174,7 +174,7 @@ impl<B: Inner> Holder<B> {
     fn read_over(&self, leaf: &Tracked<B>) -> Tracked<B> {
         let weight = self.weight();
         let below = B::ladder().rung(0, &weight.device());
-        tap::<B>(weight, leaf, below, Weak::<Slot<B>>::new(), &Arc::default())
+        leaf_hook::<B>(weight, leaf, below, Weak::<Slot<B>>::new(), &Arc::default())
     }
 }
 

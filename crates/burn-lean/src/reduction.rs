@@ -114,18 +114,18 @@ pub trait PendingGradient: Send {
 }
 
 /// What is done with a reduced gradient.
-pub(crate) type Landing<'a> =
+pub(crate) type Receiver<'a> =
     &'a mut dyn FnMut(ParamId, Option<Tensor<1>>) -> Result<(), ReleaseError>;
 
 /// The gradients of an optimizer's step that are on their way.
-pub(crate) struct Flight {
+pub(crate) struct InFlight {
     reduction: Arc<dyn GradientReduction>,
     under_way: Mutex<VecDeque<(ParamId, Box<dyn PendingGradient>)>>,
     /// The first error, after which nothing goes on.
     failed: Mutex<Option<ReleaseError>>,
 }
 
-impl Flight {
+impl InFlight {
     pub(crate) fn new(reduction: Arc<dyn GradientReduction>) -> Self {
         Self {
             reduction,
@@ -139,15 +139,15 @@ impl Flight {
     }
 
     /// Sends a gradient off, once there is room.
-    pub(crate) fn launch(
+    pub(crate) fn push(
         &self,
         param: ParamId,
         grad: Tensor<1>,
         recipients: Recipients,
-        landing: Landing<'_>,
+        receiver: Receiver<'_>,
     ) -> Result<(), ReleaseError> {
         while lock(&self.under_way).len() >= self.reduction.max_in_flight().get() {
-            self.land_next(landing)?;
+            self.wait_for_next(receiver)?;
         }
         let pending = self.tried(self.reduction.begin(param, grad, recipients))?;
         lock(&self.under_way).push_back((param, pending));
@@ -165,12 +165,12 @@ impl Flight {
     }
 
     /// Waits for all that is on its way.
-    pub(crate) fn land_all(&self, landing: Landing<'_>) -> Result<(), ReleaseError> {
-        while self.land_next(landing)? {}
+    pub(crate) fn wait_for_all(&self, receiver: Receiver<'_>) -> Result<(), ReleaseError> {
+        while self.wait_for_next(receiver)? {}
         Ok(())
     }
 
-    fn land_next(&self, landing: Landing<'_>) -> Result<bool, ReleaseError> {
+    fn wait_for_next(&self, receiver: Receiver<'_>) -> Result<bool, ReleaseError> {
         if let Some(error) = lock(&self.failed).clone() {
             return Err(error);
         }
@@ -180,7 +180,7 @@ impl Flight {
             return Ok(false);
         };
         let grad = self.tried(pending.wait())?;
-        landing(param, grad)?;
+        receiver(param, grad)?;
         Ok(true)
     }
 
@@ -207,9 +207,9 @@ impl Flight {
     }
 }
 
-impl fmt::Debug for Flight {
+impl fmt::Debug for InFlight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Flight")
+        f.debug_struct("InFlight")
             .field("under_way", &lock(&self.under_way).len())
             .finish_non_exhaustive()
     }

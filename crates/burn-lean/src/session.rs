@@ -14,7 +14,7 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use crate::gradients::GradientTransform;
 use crate::optimizer::ReleaseError;
 use crate::recompute;
-use crate::reduction::{Flight, GradientReduction};
+use crate::reduction::{GradientReduction, InFlight};
 use crate::slot::ArmedSlot;
 use crate::tape::{Clock, Reached};
 
@@ -37,7 +37,7 @@ pub enum FirstPass {
     Small,
 }
 
-/// Shared by an optimizer, its armed parameters and their taps.
+/// Shared by an optimizer, its armed parameters and their hooks.
 #[derive(Debug)]
 pub(crate) struct Session {
     stepper: Mutex<Stepper>,
@@ -47,7 +47,7 @@ pub(crate) struct Session {
     armed: AtomicBool,
     pub(crate) progress: Progress,
     /// The way of gradients to the other replicas, if there are any.
-    flight: Option<Flight>,
+    in_flight: Option<InFlight>,
 }
 
 /// Burn's optimizer, and the rates of this step.
@@ -119,7 +119,7 @@ impl Progress {
     }
 }
 
-/// At which order of the tape each parameter's tap stands.
+/// At which order of the tape each parameter's hook stands.
 #[derive(Debug)]
 struct Orders {
     first_pass: FirstPass,
@@ -131,11 +131,11 @@ struct Orders {
     last_id: u64,
     /// Of the last pass that was read.
     known: u64,
-    /// Taps made since the last arming.
-    taps: HashMap<u64, (Place, usize)>,
-    /// Taps of passes that were read.
+    /// Hooks made since the last arming.
+    hooks: HashMap<u64, (Place, usize)>,
+    /// Hooks of passes that were read.
     read: HashSet<u64>,
-    /// Whether each tap was as low as plain Burn's tape wants it.
+    /// Whether each hook was as low as plain Burn's tape wants it.
     plain: bool,
 }
 
@@ -162,44 +162,44 @@ impl Session {
                 fingerprint: 0,
                 last_id: 0,
                 known: 0,
-                taps: HashMap::new(),
+                hooks: HashMap::new(),
                 read: HashSet::new(),
                 plain: true,
             }),
             slots: Mutex::default(),
             armed: AtomicBool::new(false),
             progress: Progress::default(),
-            flight: reduction.map(Flight::new),
+            in_flight: reduction.map(InFlight::new),
         }
     }
 
-    pub(crate) fn flight(&self) -> Option<&Flight> {
-        self.flight.as_ref()
+    pub(crate) fn in_flight(&self) -> Option<&InFlight> {
+        self.in_flight.as_ref()
     }
 
     /// Sends a gradient to the other replicas. Its slot is handed the mean.
-    pub(crate) fn launch(
+    pub(crate) fn reduce(
         &self,
-        flight: &Flight,
+        in_flight: &InFlight,
         param: ParamId,
         grad: Tensor<1>,
     ) -> Result<(), ReleaseError> {
         let recipients = self.stepper().gradients.recipients();
-        let mut landing = |param, grad| self.land_at(param, grad);
-        flight.launch(param, grad, recipients, &mut landing)
+        let mut receiver = |param, grad| self.reduced(param, grad);
+        in_flight.push(param, grad, recipients, &mut receiver)
     }
 
     /// Waits for the gradients that are on their way, and steps with them.
-    pub(crate) fn land(&self) -> Result<(), ReleaseError> {
-        match &self.flight {
-            Some(flight) => flight.land_all(&mut |param, grad| self.land_at(param, grad)),
+    pub(crate) fn wait_for_reductions(&self) -> Result<(), ReleaseError> {
+        match &self.in_flight {
+            Some(in_flight) => in_flight.wait_for_all(&mut |param, grad| self.reduced(param, grad)),
             None => Ok(()),
         }
     }
 
-    fn land_at(&self, param: ParamId, grad: Option<Tensor<1>>) -> Result<(), ReleaseError> {
+    fn reduced(&self, param: ParamId, grad: Option<Tensor<1>>) -> Result<(), ReleaseError> {
         let slot = self.slots().get(&param).cloned();
-        slot.map_or(Ok(()), |slot| slot.land(self, grad))
+        slot.map_or(Ok(()), |slot| slot.reduced(self, grad))
     }
 
     pub(crate) fn is_armed(&self) -> bool {
@@ -238,7 +238,7 @@ impl Session {
         orders.clock = Clock::new();
         orders.fingerprint = 0;
         orders.last_id = NodeId::new().value;
-        orders.taps.clear();
+        orders.hooks.clear();
         orders.read.clear();
         orders.plain = true;
     }
@@ -253,7 +253,7 @@ impl Session {
         self.orders().plain
     }
 
-    /// A parameter is used. Returns the order for its tap, and whether it is that of plain Burn's
+    /// A parameter is used. Returns the order for its hook, and whether it is that of plain Burn's
     /// consumers or of the clock, and not merely the lowest.
     pub(crate) fn order_of(&self, place: Place) -> (usize, bool) {
         let mut orders = self.orders();
@@ -272,38 +272,38 @@ impl Session {
         }
     }
 
-    /// A tap was made at this order.
-    pub(crate) fn tap_made(&self, tap: NodeId, place: Place, order: usize) {
+    /// A hook was made at this order.
+    pub(crate) fn hook_made(&self, hook: NodeId, place: Place, order: usize) {
         let mut orders = self.orders();
-        orders.taps.insert(tap.value, (place, order));
-        // The nodes below a tap are not those of a forward pass.
+        orders.hooks.insert(hook.value, (place, order));
+        // The nodes below a hook are not those of a forward pass.
         orders.clock.skip();
     }
 
-    /// Backward has come to a tap: learns from the pass where the taps of the next may stand.
-    pub(crate) fn learn(&self, tap: NodeId, place: Place, checkpointer: &Checkpointer) {
+    /// Backward has come to a hook: learns from the pass where the hooks of the next may stand.
+    pub(crate) fn learn(&self, hook: NodeId, place: Place, checkpointer: &Checkpointer) {
         self.progress.begin();
         let mut orders = self.orders();
         let alike = orders.fingerprint == orders.known && orders.allowed.contains_key(&place);
-        if alike || orders.read.contains(&tap.value) {
+        if alike || orders.read.contains(&hook.value) {
             return;
         }
-        let taps: HashSet<u64> = orders.taps.keys().copied().collect();
+        let hooks: HashSet<u64> = orders.hooks.keys().copied().collect();
         let allowed = match Reached::read(checkpointer) {
-            Some(reached) => reached.allowed(&taps),
+            Some(reached) => reached.allowed(&hooks),
             None => {
                 orders.plain = false;
                 HashMap::new()
             }
         };
         // What could not be read is not looked for again in this pass.
-        orders.read.insert(tap.value);
-        for (tap, highest) in allowed {
-            let (place, order) = orders.taps[&tap];
+        orders.read.insert(hook.value);
+        for (hook, highest) in allowed {
+            let (place, order) = orders.hooks[&hook];
             orders.plain &= order <= highest;
             let known = orders.allowed.entry(place).or_insert(highest);
             *known = highest.min(*known);
-            orders.read.insert(tap);
+            orders.read.insert(hook);
         }
         if !place.1 {
             orders.known = orders.fingerprint;

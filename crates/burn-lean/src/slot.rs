@@ -13,9 +13,9 @@ use burn::module::ParamId;
 
 use crate::backend::{Inner, Primitive, Tracked};
 use crate::optimizer::{ReleaseError, expect};
-use crate::reduction::{Flight, flat, shaped};
+use crate::reduction::{InFlight, flat, shaped};
 use crate::session::{Place, Progress, Session, Stepper};
-use crate::tape::{TapOwner, placeholder_element, tap};
+use crate::tape::{HookOwner, leaf_hook, placeholder_element};
 
 /// Where a parameter is in its model: names and containers, from the outermost.
 pub(crate) type Path = Vec<(String, String)>;
@@ -45,7 +45,7 @@ pub(crate) trait ArmedSlot: Send + Sync + std::fmt::Debug {
     /// Ends the arming, and returns the weight.
     fn end(&self, how: Ended) -> DispatchTensor;
     /// Measures the mean over all replicas, or steps with it, or has the weight of the one that does.
-    fn land(&self, session: &Session, grad: Option<Tensor<1>>) -> Result<(), ReleaseError>;
+    fn reduced(&self, session: &Session, grad: Option<Tensor<1>>) -> Result<(), ReleaseError>;
     /// Ends a micro-batch, or a pass that measures: another pass over the same weight follows.
     fn rest(&self);
     /// Steps with an ordinary gradient.
@@ -122,7 +122,7 @@ struct State<B: Inner> {
     placeholder: Primitive<B>,
     /// What stands for the gradient that was taken: one element, a NaN, of the parameter's rank.
     mark: Primitive<B>,
-    /// Tells taps that it was disarmed, when the slot is gone.
+    /// Tells hooks that it was disarmed, when the slot is gone.
     disarmed: Arc<AtomicBool>,
     /// The leaf of the parameter, while it is armed: Burn frees no graph in which somebody holds a
     /// node.
@@ -220,8 +220,8 @@ impl<B: Inner> State<B> {
 enum Weight<B: Inner> {
     /// Not on the tape yet, or no longer.
     Bare(Primitive<B>),
-    /// On the tape. The tap's primitive is the weight, so that nobody else needs to hold it.
-    Tapped(Tracked<B>),
+    /// On the tape. The leaf hook's primitive is the weight, so that nobody else needs to hold it.
+    Hooked(Tracked<B>),
     /// In the hands of the optimizer, or given back to its `Param`.
     Elsewhere,
 }
@@ -308,7 +308,7 @@ impl<B: Inner> Slot<B> {
     }
 
     /// Whoever looks at the weight waits for the gradient that it is to be stepped with.
-    fn landed(&self) -> MutexGuard<'_, State<B>> {
+    fn reduced(&self) -> MutexGuard<'_, State<B>> {
         let state = self.state();
         if !state.in_flight {
             return state;
@@ -322,7 +322,7 @@ impl<B: Inner> Slot<B> {
                 self.id
             )
         });
-        expect(session.land());
+        expect(session.wait_for_reductions());
         self.state()
     }
 
@@ -344,7 +344,7 @@ impl<B: Inner> Slot<B> {
     }
 
     pub(crate) fn weight(&self) -> Primitive<B> {
-        self.landed().weight.get(self.id)
+        self.reduced().weight.get(self.id)
     }
 
     pub(crate) fn has_ended(&self) -> bool {
@@ -357,7 +357,7 @@ impl<B: Inner> Slot<B> {
 
     /// The weight as it is now, for a copy of the model. None after the arming: the `Param` has it.
     pub(crate) fn snapshot(&self) -> Option<Arc<Snapshot<B>>> {
-        let mut state = self.landed();
+        let mut state = self.reduced();
         if !state.has_weight() {
             return None;
         }
@@ -392,7 +392,7 @@ impl<B: Inner> Slot<B> {
     /// be. The model that is armed and its copies have the leaf of the slot; `is_leaf` says whether
     /// it is that.
     pub(crate) fn weight_behind(&self, is_leaf: bool) -> Option<Primitive<B>> {
-        let state = self.landed();
+        let state = self.reduced();
         let mut copies: Vec<_> = state.snapshots.iter().filter_map(Weak::upgrade).collect();
         if !is_leaf {
             copies.extend(state.moved.iter().filter_map(Weak::upgrade));
@@ -415,26 +415,26 @@ impl<B: Inner> Slot<B> {
         let place: Place = (self.id, false);
         let order = session.as_ref().map(|session| session.order_of(place));
         let (order, is_known) = order.unwrap_or((1, false));
-        let mut state = self.landed();
+        let mut state = self.reduced();
         state.used_directly |= directly;
         state.scopes += usize::from(!directly);
         state.is_late = !is_known;
-        if let Weight::Tapped(tapped) = &state.weight {
-            return tapped.clone();
+        if let Weight::Hooked(hooked) = &state.weight {
+            return hooked.clone();
         }
         let weight = state.weight.take(self.id);
         let below = B::ladder().rung(order - 1, &weight.device());
-        let owner: Weak<dyn TapOwner<B>> = Arc::<Self>::downgrade(self);
+        let owner: Weak<dyn HookOwner<B>> = Arc::<Self>::downgrade(self);
         let leaf = state
             .leaf
             .as_ref()
             .expect("who has its weight has its leaf");
-        let tapped = tap::<B>(weight, leaf, below, owner, &state.disarmed);
+        let hooked = leaf_hook::<B>(weight, leaf, below, owner, &state.disarmed);
         if let Some(session) = session {
-            session.tap_made(tapped.id(), place, order);
+            session.hook_made(hooked.id(), place, order);
         }
-        state.weight = Weight::Tapped(tapped.clone());
-        tapped
+        state.weight = Weight::Hooked(hooked.clone());
+        hooked
     }
 
     pub(crate) fn mark_used(&self) {
@@ -446,7 +446,7 @@ impl<B: Inner> Slot<B> {
     }
 
     /// Whether the scope that uses the parameter is the only use, so that it may step it at once.
-    /// Of several, nobody knows whether backward reaches them all; the tap does.
+    /// Of several, nobody knows whether backward reaches them all; the hook does.
     pub(crate) fn is_for_one_scope(&self) -> bool {
         let state = self.state();
         !state.used_directly && state.scopes == 1 && !state.taken && state.ended.is_none()
@@ -473,14 +473,14 @@ impl<B: Inner> Slot<B> {
             }
             Purpose::Step => {
                 let grad = state.summed(grad);
-                match session.flight() {
+                match session.in_flight() {
                     None => expect(self.step_with(&mut state, &session, Some(grad))),
-                    Some(flight) => {
+                    Some(in_flight) => {
                         state.taken = true;
                         state.in_flight = true;
                         // To make room, others are stepped.
                         drop(state);
-                        expect(session.launch(flight, self.id, flat::<B>(grad)));
+                        expect(session.reduce(in_flight, self.id, flat::<B>(grad)));
                     }
                 }
                 return Ok(());
@@ -491,15 +491,15 @@ impl<B: Inner> Slot<B> {
                     Some(sum) => B::float_add(sum.clone(), grad),
                     None => grad,
                 };
-                match session.flight() {
+                match session.in_flight() {
                     None => (self.fns.measure)(&mut session.stepper(), self.id, grad),
-                    Some(flight) => {
+                    Some(in_flight) => {
                         state.taken = true;
                         state.in_flight = true;
                         state.weight = Weight::Bare(state.weight.take(self.id));
                         // To make room, others are measured.
                         drop(state);
-                        expect(session.launch(flight, self.id, flat::<B>(grad)));
+                        expect(session.reduce(in_flight, self.id, flat::<B>(grad)));
                         return Ok(());
                     }
                 }
@@ -510,7 +510,7 @@ impl<B: Inner> Slot<B> {
             }
         }
         state.taken = true;
-        // Another forward pass gets another tap.
+        // Another forward pass gets another hook.
         state.weight = Weight::Bare(state.weight.take(self.id));
         Ok(())
     }
@@ -526,7 +526,7 @@ impl<B: Inner> Slot<B> {
         let mut stepper = session.stepper();
         let mut weight = state.weight.take(self.id);
         stepper.stepping = true;
-        let reduction = session.flight().map(Flight::reduction);
+        let reduction = session.in_flight().map(InFlight::reduction);
         let is_owner = reduction.is_none_or(|reduction| reduction.is_owner(self.id));
         if let Some(grad) = grad {
             let is_in_place = weight.can_mut() && is_owner;
@@ -538,11 +538,11 @@ impl<B: Inner> Slot<B> {
                 Progress::count(&session.progress.in_place);
             }
         }
-        if let Some(flight) = session.flight()
-            && flight.reduction().is_sharded()
+        if let Some(in_flight) = session.in_flight()
+            && in_flight.reduction().is_sharded()
         {
             let shape = weight.shape();
-            let weight_of_owner = flight.weight_from_owner(self.id, flat::<B>(weight))?;
+            let weight_of_owner = in_flight.weight_from_owner(self.id, flat::<B>(weight))?;
             weight = shaped::<B>(weight_of_owner, shape);
         }
         stepper.stepping = false;
@@ -554,16 +554,16 @@ impl<B: Inner> Slot<B> {
         Ok(())
     }
 
-    /// The gradient of the tap on the model's tape, if there is one.
+    /// The gradient of the hook on the model's tape, if there is one.
     pub(crate) fn remove_grad(&self, grads: &mut Gradients) -> Option<Primitive<B>> {
         match &self.state().weight {
-            Weight::Tapped(tapped) => tapped.grad_remove(grads),
+            Weight::Hooked(hooked) => hooked.grad_remove(grads),
             _ => None,
         }
     }
 
-    fn is_at(&self, tap: NodeId) -> bool {
-        matches!(&self.state().weight, Weight::Tapped(tapped) if tapped.id() == tap)
+    fn is_at(&self, hook: NodeId) -> bool {
+        matches!(&self.state().weight, Weight::Hooked(hooked) if hooked.id() == hook)
     }
 
     /// Leaves under the leaf what says that the gradient was taken: `GradientsParams::from_grads`
@@ -574,12 +574,12 @@ impl<B: Inner> Slot<B> {
     }
 }
 
-impl<B: Inner> TapOwner<B> for Slot<B> {
-    fn complete(&self, tap: NodeId, grads: &mut Gradients, checkpointer: &Checkpointer) -> bool {
+impl<B: Inner> HookOwner<B> for Slot<B> {
+    fn complete(&self, hook: NodeId, grads: &mut Gradients, checkpointer: &Checkpointer) -> bool {
         if let Some(session) = self.session() {
-            session.learn(tap, (self.id, false), checkpointer);
+            session.learn(hook, (self.id, false), checkpointer);
         }
-        if !self.is_at(tap) {
+        if !self.is_at(hook) {
             // A scope has stepped the parameter, and nothing is left.
             return self.fate().taken && !self.has_ended();
         }
@@ -604,7 +604,7 @@ impl<B: Inner> Weight<B> {
     fn get(&self, id: ParamId) -> Primitive<B> {
         match self {
             Weight::Bare(weight) => weight.clone(),
-            Weight::Tapped(tapped) => tapped.primitive().clone(),
+            Weight::Hooked(hooked) => hooked.primitive().clone(),
             Weight::Elsewhere => panic!(
                 "gradient release: parameter {id} was lost when its optimizer panicked in the \
                  middle of a step; load the last checkpoint"
@@ -615,7 +615,7 @@ impl<B: Inner> Weight<B> {
     fn take(&mut self, id: ParamId) -> Primitive<B> {
         match std::mem::replace(self, Weight::Elsewhere) {
             Weight::Bare(weight) => weight,
-            Weight::Tapped(tapped) => tapped.into_primitive(),
+            Weight::Hooked(hooked) => hooked.into_primitive(),
             Weight::Elsewhere => Weight::<B>::Elsewhere.get(id),
         }
     }
@@ -690,7 +690,7 @@ impl<B: Inner> ArmedSlot for Slot<B> {
         plain::<B>(state.weight.take(self.id))
     }
 
-    fn land(&self, session: &Session, grad: Option<Tensor<1>>) -> Result<(), ReleaseError> {
+    fn reduced(&self, session: &Session, grad: Option<Tensor<1>>) -> Result<(), ReleaseError> {
         let mut state = self.state();
         let shape = state.placeholder.shape();
         let grad = grad.map(|grad| shaped::<B>(grad, shape));
@@ -713,7 +713,7 @@ impl<B: Inner> ArmedSlot for Slot<B> {
         state.used_directly = false;
         state.scopes = 0;
         if state.has_weight() {
-            // Another forward pass gets another tap.
+            // Another forward pass gets another hook.
             state.weight = Weight::Bare(state.weight.take(self.id));
         }
     }

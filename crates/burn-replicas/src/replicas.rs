@@ -1,4 +1,4 @@
-//! The processes that train replicas of a model, and the thread on which they talk.
+//! The processes that train replicas of a model, and the thread on which they communicate.
 
 use std::{
     collections::BTreeMap,
@@ -62,12 +62,12 @@ struct TakingLeave {
 }
 
 enum Job {
-    Run(Box<dyn FnOnce(&Talk<'_>) + Send>),
+    Run(Box<dyn FnOnce(&Channel<'_>) + Send>),
     Abort,
 }
 
 /// What the thread talks through.
-struct Talk<'a> {
+struct Channel<'a> {
     communicator: &'a dyn Communicator,
     failed: Mutex<Option<ReplicaError>>,
 }
@@ -261,9 +261,9 @@ impl Replicas {
     ) -> Pending<T> {
         let (sender, answer) = mpsc::channel();
         let name = what.clone();
-        let job = Job::Run(Box::new(move |talk| {
+        let job = Job::Run(Box::new(move |channel| {
             // Nobody may be waiting any more.
-            let _ = sender.send(talk.agree_and_do(&name, work));
+            let _ = sender.send(channel.agree_and_do(&name, work));
         }));
         // Where the thread is gone, the answer says so.
         if let Some(jobs) = &self.thread.jobs {
@@ -310,18 +310,18 @@ impl<T> Pending<T> {
 }
 
 fn serve(communicator: impl Communicator, queue: &Receiver<Job>, refuse: Sender<()>) {
-    let talk = Talk {
+    let channel = Channel {
         communicator: &communicator,
         failed: Mutex::new(None),
     };
     for job in queue {
         match job {
-            Job::Run(work) => work(&talk),
+            Job::Run(work) => work(&channel),
             Job::Abort => return communicator.abort(),
         }
     }
-    let has_failed = lock(&talk.failed).is_some();
-    match talk.agree_and_do(END, |_| Ok(())) {
+    let has_failed = lock(&channel.failed).is_some();
+    match channel.agree_and_do(END, |_| Ok(())) {
         Ok(()) => {}
         // Whoever asked was told, and this process will end. To take leave of others that are gone could
         // take for ever.
@@ -337,7 +337,7 @@ fn serve(communicator: impl Communicator, queue: &Receiver<Job>, refuse: Sender<
     }
 }
 
-impl Talk<'_> {
+impl Channel<'_> {
     fn agree_and_do<T>(
         &self,
         what: &str,

@@ -59,7 +59,7 @@ pub(crate) fn backward<B: AutodiffInner, C: CheckpointStrategy>(
             let watch = Watch::new(&parameters);
             watch.begin_part();
             let grads = run::<B, C>(root, &origins, &parameters);
-            watch.land();
+            watch.wait_for_reductions();
             grads
         }
         Some(subgraph) => by_subgraphs::<B, C>(root, origins, subgraph),
@@ -127,7 +127,7 @@ fn by_subgraphs<B: AutodiffInner, C: CheckpointStrategy>(
     for uses in &route.parameters {
         uses.finish(&mut grads);
     }
-    watch.land();
+    watch.wait_for_reductions();
     grads
 }
 
@@ -177,8 +177,8 @@ fn run_from<B: AutodiffInner, C: CheckpointStrategy>(
     grads
 }
 
-/// Adds to the tape what runs beside Burn's own nodes: the replays of derived tensors, and the taps
-/// of parameters without a proxy that can tell when the gradient is complete.
+/// Adds to the tape what runs beside Burn's own nodes: the replays of derived tensors, and the order hooks
+/// of parameters without a leaf hook that can tell when the gradient is complete.
 fn plan<B: Backend>(
     root: AdTensor<B>,
     origins: &Origins<B>,
@@ -194,7 +194,7 @@ fn plan<B: Backend>(
         if let Completion::After(order) = uses.settle()
             && uses.is_awaited()
         {
-            last = consumers::tap(uses, last, order);
+            last = consumers::order_hook(uses, last, order);
         }
     }
     let mut values = Values::<B>::new();
@@ -248,8 +248,10 @@ impl Watch {
     }
 
     /// Ends a pass that came to its end.
-    fn land(self) {
-        self.0.iter().for_each(|(owner, _)| owner.land());
+    fn wait_for_reductions(self) {
+        self.0
+            .iter()
+            .for_each(|(owner, _)| owner.wait_for_reductions());
     }
 }
 

@@ -50,9 +50,9 @@ impl<B: Backend> Raise<B> {
                 let leaf = snapshot.into_leaf();
                 let is_lowest = self.note(&uses, leaf.node.order, is_repeated);
                 let operand = if is_lowest && uses.is_awaited() {
-                    let proxy = consumers::proxy(&uses, self.order);
+                    let hook = consumers::leaf_hook(&uses, self.order);
                     // In the place of the leaf, with its order.
-                    handle::<B>(&proxy, leaf.primitive, leaf.node.order)
+                    handle::<B>(&hook, leaf.primitive, leaf.node.order)
                 } else {
                     leaf
                 };

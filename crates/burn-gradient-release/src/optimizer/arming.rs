@@ -19,7 +19,7 @@ use crate::{
     fork::Scope,
     planner::trace::Tracer,
     slot::armed_set::ArmedSet,
-    slot::reduction::Flight,
+    slot::reduction::InFlight,
     slot::{Action, Claim, Slot},
     subgraph::origins::Origins,
     tape::AdTensor,
@@ -34,7 +34,7 @@ pub(super) trait Plan<B: ReleaseBackend> {
     fn tracer(&self) -> Option<&Arc<Tracer>>;
 
     /// What takes the gradients to the other replicas, if there are any.
-    fn flight(&self) -> Option<Arc<Flight<B::InnerBackend>>>;
+    fn in_flight(&self) -> Option<Arc<InFlight<B::InnerBackend>>>;
 
     fn action<const D: usize>(&self, param: ParamId) -> Action<B::InnerBackend>;
 }
@@ -48,8 +48,8 @@ where
         self.stepper.tracer.as_ref()
     }
 
-    fn flight(&self) -> Option<Arc<Flight<B::InnerBackend>>> {
-        self.plan.flight()
+    fn in_flight(&self) -> Option<Arc<InFlight<B::InnerBackend>>> {
+        self.plan.in_flight()
     }
 
     fn action<const D: usize>(&self, param: ParamId) -> Action<B::InnerBackend> {
@@ -69,7 +69,7 @@ impl<B: ReleaseBackend> Plan<B> for Hold<'_> {
         self.0
     }
 
-    fn flight(&self) -> Option<Arc<Flight<B::InnerBackend>>> {
+    fn in_flight(&self) -> Option<Arc<InFlight<B::InnerBackend>>> {
         None
     }
 
@@ -160,7 +160,7 @@ pub(super) fn slot_of<B: ReleaseBackend, const D: usize>(
 struct Preparation<'a, B: ReleaseBackend, P> {
     plan: &'a P,
     progress: Arc<Progress>,
-    flight: Option<Arc<Flight<B::InnerBackend>>>,
+    in_flight: Option<Arc<InFlight<B::InnerBackend>>>,
     group: Arc<ArmedSet<B::InnerBackend>>,
     origins: Origins<B::InnerBackend>,
     /// One for all parameters of a device: on a GPU a tensor each would be work each.
@@ -176,7 +176,7 @@ impl<'a, B: ReleaseBackend, P: Plan<B>> Preparation<'a, B, P> {
         Self {
             plan,
             progress: Arc::default(),
-            flight: plan.flight(),
+            in_flight: plan.in_flight(),
             origins: Origins::of(group.clone()),
             group,
             placeholder: None,
@@ -224,7 +224,7 @@ impl<'a, B: ReleaseBackend, P: Plan<B>> Preparation<'a, B, P> {
             param,
             site,
             progress: self.progress.clone(),
-            flight: self.flight.clone(),
+            in_flight: self.in_flight.clone(),
             action: self.plan.action::<D>(param),
         };
         (arming, leaf)

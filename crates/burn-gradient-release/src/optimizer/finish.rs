@@ -86,9 +86,9 @@ pub(super) fn measure_rest<B: ReleaseBackend, M: AutodiffModule<B>>(
     impl<B: ReleaseBackend, G: Grads> ModuleVisitor<B> for Measure<'_, B::InnerBackend, G> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             let id = param.id;
-            let treatment = &self.plan.treatment;
+            let transform = &self.plan.transform;
             self.params.push(id);
-            if self.error.is_some() || self.plan.is_frozen(id) || treatment.is_measured(id) {
+            if self.error.is_some() || self.plan.is_frozen(id) || transform.is_measured(id) {
                 return;
             }
             let held = self.session.and_then(|session| session.still_held::<D>(id));
@@ -98,7 +98,7 @@ pub(super) fn measure_rest<B: ReleaseBackend, M: AutodiffModule<B>>(
             match self.plan.reduce::<D>(id, grad, Recipients::All) {
                 Ok(grad) => grad
                     .into_iter()
-                    .for_each(|grad| treatment.measure(id, grad)),
+                    .for_each(|grad| transform.measure(id, grad)),
                 Err(error) => self.error = Some(error.into()),
             }
         }
@@ -307,6 +307,6 @@ where
     }
     let has_skipped = is_skipped || report.count(Outcome::Skipped) > 0;
     let params: Vec<_> = report.outcomes().map(|(param, _)| param).collect();
-    report.set_gradients(plan.treatment.finish(params, has_skipped));
+    report.set_gradients(plan.transform.finish(params, has_skipped));
     (report, model)
 }

@@ -72,7 +72,7 @@ impl<B: Backend> Session<B> {
 
     /// The parameter whose gradient was no number, where that stops a step.
     pub(super) fn stopped_by(&self) -> Option<ParamId> {
-        self.plan.as_ref()?.treatment.stopped_by()
+        self.plan.as_ref()?.transform.stopped_by()
     }
 
     /// Why the step has stopped at this parameter.

@@ -9,12 +9,12 @@ use burn::{
 };
 
 use super::{
-    gradients::{NotStepped, Treatment},
+    gradients::{GradientTransform, NotStepped},
     stepper::{Stepper, from_float},
 };
 use crate::{
     ReleaseBackend,
-    slot::reduction::{Flight, GradientReduction, Recipients, ReductionError, agree},
+    slot::reduction::{GradientReduction, InFlight, Recipients, ReductionError, agree},
     slot::{Measure, Release, Step},
 };
 
@@ -24,8 +24,8 @@ pub(super) struct StepPlan<B: Backend> {
     pub(super) learning_rate: LearningRate,
     /// Of the parameters that differ from the rest.
     pub(super) own: HashMap<ParamId, Own>,
-    pub(super) treatment: Treatment<B>,
-    /// Comes before the treatment.
+    pub(super) transform: GradientTransform<B>,
+    /// Comes before the transform.
     pub(super) reduction: Option<Arc<dyn GradientReduction<B>>>,
     /// Whether replicas may complete their gradients in other orders.
     pub(super) is_recomputed: bool,
@@ -64,16 +64,16 @@ impl<B: Backend> StepPlan<B> {
 
     /// Who needs the gradients once they are reduced.
     pub(super) fn recipients(&self) -> Recipients {
-        match self.purpose == Purpose::Step && !self.treatment.looks_at_gradients() {
+        match self.purpose == Purpose::Step && !self.transform.looks_at_gradients() {
             true => Recipients::Owner,
             false => Recipients::All,
         }
     }
 
     /// Takes the gradients of a backward pass to the other replicas, if there are any.
-    pub(super) fn flight(&self) -> Option<Arc<Flight<B>>> {
+    pub(super) fn in_flight(&self) -> Option<Arc<InFlight<B>>> {
         let reduction = self.reduction.clone()?;
-        Some(Arc::new(Flight::new(
+        Some(Arc::new(InFlight::new(
             reduction,
             self.recipients(),
             self.is_recomputed,
@@ -101,11 +101,11 @@ impl<B: Backend> StepPlan<B> {
         param: ParamId,
         grad: Tensor<B, D>,
     ) -> Result<bool, ReductionError> {
-        if !self.treatment.wants_finite() || self.is_frozen(param) {
+        if !self.transform.wants_finite() || self.is_frozen(param) {
             return Ok(true);
         }
         let grad = self.reduce(param, grad, Recipients::All)?;
-        Ok(grad.is_none_or(|grad| self.treatment.admits(&grad)))
+        Ok(grad.is_none_or(|grad| self.transform.admits(&grad)))
     }
 
     /// The parameters that did not get the rate of the step.
@@ -152,7 +152,7 @@ where
         let rule = self.stepper.rule(own.group);
         let treated = self
             .plan
-            .treatment
+            .transform
             .apply(param, &weight, grad, rule.clips_by_norm);
         match treated {
             Ok(grad) => {
@@ -203,6 +203,6 @@ where
         param: ParamId,
     ) -> Measure<B::InnerBackend> {
         let plan = self.plan.clone();
-        Box::new(move |grad| plan.treatment.measure::<D>(param, from_float(grad)))
+        Box::new(move |grad| plan.transform.measure::<D>(param, from_float(grad)))
     }
 }

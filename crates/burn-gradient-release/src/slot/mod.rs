@@ -16,7 +16,7 @@ use burn::{
 use burn_autodiff::{NodeId, grads::Gradients};
 
 use crate::{
-    slot::reduction::{Flight, Landing},
+    slot::reduction::{InFlight, Receiver},
     tape::consumers::{Owner, Uses, When, lock},
     tape::{self, AdTensor},
     util::inner::AutodiffInner,
@@ -72,7 +72,7 @@ pub(crate) struct Slot<B: Backend> {
     progress: Arc<Progress>,
     guard: Arc<StaleCopyGuard>,
     /// Takes gradients to the other replicas, if there are any, before anything else is done to them.
-    flight: Option<Arc<Flight<B>>>,
+    in_flight: Option<Arc<InFlight<B>>>,
     /// Dropped with the one owner of the value: a new value would have nowhere to go.
     presence: Weak<()>,
     uses: Arc<Uses<B>>,
@@ -153,7 +153,7 @@ impl<B: Backend> Slot<B> {
         leaf: AdTensor<B>,
         action: Action<B>,
         progress: Arc<Progress>,
-        flight: Option<Arc<Flight<B>>>,
+        in_flight: Option<Arc<InFlight<B>>>,
         presence: Weak<()>,
         uses: Arc<Uses<B>>,
     ) -> Self {
@@ -163,7 +163,7 @@ impl<B: Backend> Slot<B> {
             dtype: leaf.dtype(),
             progress,
             guard: Arc::new(StaleCopyGuard::new(param)),
-            flight,
+            in_flight,
             presence,
             uses,
             state: Mutex::new(State {
@@ -373,8 +373,8 @@ impl<B: Backend> Slot<B> {
     }
 }
 
-impl<B: Backend> Landing<B> for Slot<B> {
-    fn land(&self, grad: Option<FloatTensor<B>>) {
+impl<B: Backend> Receiver<B> for Slot<B> {
+    fn reduced(&self, grad: Option<FloatTensor<B>>) {
         let mut state = self.state();
         match mem::replace(&mut state.phase, Phase::Acting) {
             Phase::Reducing(reduced) => self.finish(state, reduced, grad),
@@ -435,25 +435,25 @@ impl<B: Backend> Owner for Slot<B> {
             Action::Measure(measure) => Reduced::Measure(measure),
         };
         let grad = add(grad);
-        match &self.flight {
+        match &self.in_flight {
             None => self.finish(state, reduced, Some(grad)),
-            Some(flight) => {
+            Some(in_flight) => {
                 state.phase = Phase::Reducing(reduced);
                 drop(state);
-                flight.launch(self.param, grad, self.clone());
+                in_flight.push(self.param, grad, self.clone());
             }
         }
     }
 
     fn begin_part(&self) {
-        if let Some(flight) = &self.flight {
-            flight.begin_part();
+        if let Some(in_flight) = &self.in_flight {
+            in_flight.begin_part();
         }
     }
 
-    fn land(&self) {
-        if let Some(flight) = &self.flight {
-            flight.land_all();
+    fn wait_for_reductions(&self) {
+        if let Some(in_flight) = &self.in_flight {
+            in_flight.wait_for_all();
         }
     }
 

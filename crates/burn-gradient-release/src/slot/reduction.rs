@@ -123,12 +123,12 @@ pub trait PendingGradient<B: Backend>: Send {
 }
 
 /// What waits for a reduced gradient.
-pub(crate) trait Landing<B: Backend>: Send + Sync {
-    fn land(&self, grad: Option<FloatTensor<B>>);
+pub(crate) trait Receiver<B: Backend>: Send + Sync {
+    fn reduced(&self, grad: Option<FloatTensor<B>>);
 }
 
 /// The gradients of the parameters armed together that are on their way.
-pub(crate) struct Flight<B: Backend> {
+pub(crate) struct InFlight<B: Backend> {
     reduction: Arc<dyn GradientReduction<B>>,
     recipients: Recipients,
     under_way: Mutex<VecDeque<UnderWay<B>>>,
@@ -136,10 +136,10 @@ pub(crate) struct Flight<B: Backend> {
     queue: Option<Mutex<Queue<B>>>,
 }
 
-type UnderWay<B> = (Box<dyn PendingGradient<B>>, Arc<dyn Landing<B>>);
+type UnderWay<B> = (Box<dyn PendingGradient<B>>, Arc<dyn Receiver<B>>);
 
 /// A complete gradient.
-type Complete<B> = (FloatTensor<B>, Arc<dyn Landing<B>>);
+type Complete<B> = (FloatTensor<B>, Arc<dyn Receiver<B>>);
 
 /// Complete gradients that wait for those before them.
 struct Queue<B: Backend> {
@@ -175,7 +175,7 @@ impl<B: Backend> Queue<B> {
     }
 }
 
-impl<B: Backend> Flight<B> {
+impl<B: Backend> InFlight<B> {
     /// Reduces gradients as they come, or, if `is_ordered`, in the order of the reduction.
     pub(crate) fn new(
         reduction: Arc<dyn GradientReduction<B>>,
@@ -204,54 +204,54 @@ impl<B: Backend> Flight<B> {
     }
 
     /// Takes a complete gradient, and sends it off once it is its turn and there is room.
-    pub(crate) fn launch(
+    pub(crate) fn push(
         &self,
         param: ParamId,
         grad: FloatTensor<B>,
-        landing: Arc<dyn Landing<B>>,
+        receiver: Arc<dyn Receiver<B>>,
     ) {
         let Some(queue) = &self.queue else {
-            return self.send(param, grad, landing);
+            return self.send(param, grad, receiver);
         };
-        lock(queue).push(param, (grad, landing));
+        lock(queue).push(param, (grad, receiver));
         // Without the lock: a step runs code of the optimizer.
         let next = || lock(queue).pop();
-        while let Some((param, (grad, landing))) = next() {
-            self.send(param, grad, landing);
+        while let Some((param, (grad, receiver))) = next() {
+            self.send(param, grad, receiver);
         }
     }
 
-    fn send(&self, param: ParamId, grad: FloatTensor<B>, landing: Arc<dyn Landing<B>>) {
+    fn send(&self, param: ParamId, grad: FloatTensor<B>, receiver: Arc<dyn Receiver<B>>) {
         while lock(&self.under_way).len() >= self.reduction.max_in_flight().get() {
-            self.land_next();
+            self.wait_for_next();
         }
         let pending = agree(self.reduction.begin(param, grad, self.recipients));
-        lock(&self.under_way).push_back((pending, landing));
+        lock(&self.under_way).push_back((pending, receiver));
     }
 
     /// Ends a backward pass: waits for all that is on its way.
-    pub(crate) fn land_all(&self) {
+    pub(crate) fn wait_for_all(&self) {
         if let Some(queue) = &self.queue {
             let (rest, completed) = {
                 let mut queue = lock(queue);
                 (queue.take_all(), mem::take(&mut queue.completed))
             };
-            for (param, (grad, landing)) in rest {
-                self.send(param, grad, landing);
+            for (param, (grad, receiver)) in rest {
+                self.send(param, grad, receiver);
             }
             if !completed.is_empty() {
                 self.reduction.completed(completed);
             }
         }
-        while self.land_next() {}
+        while self.wait_for_next() {}
     }
 
-    fn land_next(&self) -> bool {
+    fn wait_for_next(&self) -> bool {
         // Without the lock: a step runs code of the optimizer.
         let next = lock(&self.under_way).pop_front();
         let has_next = next.is_some();
-        if let Some((pending, landing)) = next {
-            landing.land(agree(pending.wait()));
+        if let Some((pending, receiver)) = next {
+            receiver.reduced(agree(pending.wait()));
         }
         has_next
     }

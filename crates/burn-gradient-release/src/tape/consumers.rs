@@ -45,7 +45,7 @@ pub(crate) trait Owner: Send + Sync {
     fn begin_part(&self);
 
     /// Waits for the gradients that are on their way to other replicas, at the end of a pass.
-    fn land(&self);
+    fn wait_for_reductions(&self);
 
     fn progress(&self) -> &Arc<Progress>;
 }
@@ -66,8 +66,8 @@ struct State<B: Backend> {
     /// The lowest order among the direct consumers, and how many have it.
     lowest: usize,
     at_lowest: usize,
-    /// Proxies of consumers, and the order of the last one: see [`proxy`].
-    proxies: Vec<NodeId>,
+    /// Leaf hooks of consumers, and the order of the last one: see [`leaf_hook`].
+    leaf_hooks: Vec<NodeId>,
     proxied: Option<usize>,
     derived: Vec<Arc<DerivedUse<B>>>,
     /// Each is there as long as a direct consumer is on the tape.
@@ -125,7 +125,7 @@ impl<B: Backend> DerivedUse<B> {
 pub(crate) enum Completion {
     /// Nothing on the tape uses the node.
     Unused,
-    /// Right after the one consumer that is lowest, by its [`proxy`].
+    /// Right after the one consumer that is lowest, by its [`leaf_hook`].
     AtProxy,
     /// After all nodes of this order.
     After(usize),
@@ -140,7 +140,7 @@ impl<B: Backend> Uses<B> {
                 consumers: 0,
                 lowest: usize::MAX,
                 at_lowest: 0,
-                proxies: Vec::new(),
+                leaf_hooks: Vec::new(),
                 proxied: None,
                 derived: Vec::new(),
                 operands: Vec::new(),
@@ -300,13 +300,13 @@ impl<B: Backend> Uses<B> {
 
     /// Ends a pass: adds up whatever is left, and lets the owner act on it.
     pub(crate) fn finish(&self, grads: &mut Gradients) {
-        let proxies = {
+        let leaf_hooks = {
             let mut state = self.state();
             state.sequence = None;
-            state.proxies.clone()
+            state.leaf_hooks.clone()
         };
-        for proxy in proxies {
-            tape::forward(proxy, &self.node, grads);
+        for hook in leaf_hooks {
+            tape::forward(hook, &self.node, grads);
         }
         if let Some(owner) = self.owner() {
             owner.act(self.node.node.id, grads, When::Late);
@@ -354,26 +354,26 @@ impl<B: Backend> State<B> {
     }
 }
 
-/// Puts a proxy between the leaf and its lowest consumer, a single node of this order: it runs right
+/// Puts a hook between the leaf and its lowest consumer, a single node of this order: it runs right
 /// after that consumer, hands the contribution on to the leaf, and may find the gradient complete.
-pub(crate) fn proxy<B: Backend>(uses: &Arc<Uses<B>>, order: usize) -> AdTensor<B> {
+pub(crate) fn leaf_hook<B: Backend>(uses: &Arc<Uses<B>>, order: usize) -> AdTensor<B> {
     let place = uses.node.primitive.clone();
-    let proxy = tape::hook(vec![uses.node.clone()], order, place, {
+    let hook = tape::hook(vec![uses.node.clone()], order, place, {
         let uses = uses.clone();
-        move |proxy, grads| {
-            tape::forward(proxy, &uses.node, grads);
+        move |hook, grads| {
+            tape::forward(hook, &uses.node, grads);
             uses.reach(order, grads);
         }
     });
     let mut state = uses.state();
-    state.proxies.push(proxy.node.id);
+    state.leaf_hooks.push(hook.node.id);
     state.proxied = Some(order);
     drop(state);
-    proxy
+    hook
 }
 
-/// Puts a tap on the tape, after all nodes of this order: there the gradient is complete.
-pub(crate) fn tap<B: Backend>(
+/// Puts a hook on the tape, after all nodes of this order: there the gradient is complete.
+pub(crate) fn order_hook<B: Backend>(
     uses: &Arc<Uses<B>>,
     parent: AdTensor<B>,
     order: usize,

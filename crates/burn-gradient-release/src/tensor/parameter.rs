@@ -10,7 +10,7 @@ use burn::{
 use crate::{
     planner::trace::Tracer,
     slot::armed_set::ArmedSet,
-    slot::reduction::Flight,
+    slot::reduction::InFlight,
     slot::{Action, Slot},
     subgraph::order::Use,
     subgraph::origins::{Origins, Subgraph},
@@ -72,7 +72,7 @@ pub(crate) struct Arming<B: Backend> {
     pub(crate) param: ParamId,
     pub(crate) site: Site<B>,
     pub(crate) progress: Arc<Progress>,
-    pub(crate) flight: Option<Arc<Flight<B>>>,
+    pub(crate) in_flight: Option<Arc<InFlight<B>>>,
     pub(crate) action: Action<B>,
 }
 
@@ -112,7 +112,7 @@ impl<B: Backend> Arming<B> {
             leaf,
             self.action,
             self.progress,
-            self.flight,
+            self.in_flight,
             Arc::downgrade(&presence),
             self.site.uses.clone(),
         ));

@@ -29,7 +29,7 @@ pub(super) fn arm<M: Module>(
     mut model: M,
     mut survey: Survey,
 ) -> M {
-    // After a backward has begun and panicked, the taps of its forward pass are of no use.
+    // After a backward has begun and panicked, the hooks of its forward pass are of no use.
     let is_unused = !session.progress.has_begun();
     let is_kept = |found: &Found| {
         let slots = session.slots();

@@ -7,7 +7,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 
 use super::error::ReleaseError;
-use crate::reduction::Flight;
+use crate::reduction::InFlight;
 use crate::session::Session;
 
 /// Measures the ordinary gradients of a step, with the sums of earlier micro-batches and as the mean
@@ -38,9 +38,9 @@ pub(super) fn measure<M: Module>(
             let Some(grad) = added(sum, self.grads.get::<D>(id)) else {
                 return;
             };
-            let mean = match self.session.flight() {
+            let mean = match self.session.in_flight() {
                 None => Ok(Some(grad)),
-                Some(flight) => mean(flight, id, grad),
+                Some(in_flight) => mean(in_flight, id, grad),
             };
             match mean {
                 Ok(Some(grad)) => self.session.stepper().gradients.measure(id, grad),
@@ -60,13 +60,13 @@ pub(super) fn measure<M: Module>(
 }
 
 fn mean<const D: usize>(
-    flight: &Flight,
+    in_flight: &InFlight,
     param: ParamId,
     grad: Tensor<D>,
 ) -> Result<Option<Tensor<D>>, ReleaseError> {
     let dims = grad.dims();
     let numbers = grad.shape().num_elements();
-    let mean = flight.mean(param, grad.reshape([numbers]))?;
+    let mean = in_flight.mean(param, grad.reshape([numbers]))?;
     Ok(mean.map(|mean| mean.reshape(dims)))
 }
 
@@ -93,7 +93,7 @@ pub(super) fn transform<M: Module>(
     }
     impl Transform<'_> {
         fn is_owner(&self, param: ParamId) -> bool {
-            let reduction = self.session.flight().map(Flight::reduction);
+            let reduction = self.session.in_flight().map(InFlight::reduction);
             reduction.is_none_or(|reduction| reduction.is_owner(param))
         }
     }
@@ -116,8 +116,8 @@ pub(super) fn transform<M: Module>(
         }
     }
     let has_owners = session
-        .flight()
-        .is_some_and(|flight| flight.reduction().is_sharded());
+        .in_flight()
+        .is_some_and(|in_flight| in_flight.reduction().is_sharded());
     if session.stepper().gradients.is_idle() && !has_owners {
         return Transformed::default();
     }

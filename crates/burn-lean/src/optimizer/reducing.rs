@@ -6,46 +6,46 @@ use burn::optim::GradientsParams;
 
 use super::error::ReleaseError;
 use super::restoring::as_param;
-use crate::reduction::{Flight, Recipients};
+use crate::reduction::{InFlight, Recipients};
 
 /// Reduces the gradients of a model, in the order of its fields. What another replica steps with is
 /// gone. Returns whose gradients there were.
 pub(super) fn reduce<M: Module>(
-    flight: &Flight,
+    in_flight: &InFlight,
     model: &M,
     recipients: Recipients,
     grads: &mut GradientsParams,
 ) -> Result<Vec<ParamId>, ReleaseError> {
     let mut send = Send {
-        flight,
+        in_flight,
         recipients,
         grads,
-        landed: Vec::new(),
+        reduced: Vec::new(),
         error: None,
     };
     model.visit(&mut send);
     let Send {
-        mut landed, error, ..
+        mut reduced, error, ..
     } = send;
     if let Some(error) = error {
         return Err(error);
     }
-    flight.land_all(&mut |param, grad| {
-        landed.push((param, grad));
+    in_flight.wait_for_all(&mut |param, grad| {
+        reduced.push((param, grad));
         Ok(())
     })?;
-    let params = landed.iter().map(|(param, _)| *param).collect();
-    landed.reverse();
-    model.visit(&mut Receive { grads, landed });
+    let params = reduced.iter().map(|(param, _)| *param).collect();
+    reduced.reverse();
+    model.visit(&mut Receive { grads, reduced });
     Ok(params)
 }
 
 /// Takes gradients out, in one dimension, and sends them off.
 struct Send<'a> {
-    flight: &'a Flight,
+    in_flight: &'a InFlight,
     recipients: Recipients,
     grads: &'a mut GradientsParams,
-    landed: Vec<(ParamId, Option<Tensor<1>>)>,
+    reduced: Vec<(ParamId, Option<Tensor<1>>)>,
     error: Option<ReleaseError>,
 }
 
@@ -54,16 +54,16 @@ impl ModuleVisitor for Send<'_> {
         let Some(grad) = self.grads.remove::<D>(param.id) else {
             return;
         };
-        let landed = &mut self.landed;
-        let mut landing = |param, grad| {
-            landed.push((param, grad));
+        let reduced = &mut self.reduced;
+        let mut receiver = |param, grad| {
+            reduced.push((param, grad));
             Ok(())
         };
         let numbers = grad.shape().num_elements();
         let grad = grad.reshape([numbers]);
         let sent = self
-            .flight
-            .launch(param.id, grad, self.recipients, &mut landing);
+            .in_flight
+            .push(param.id, grad, self.recipients, &mut receiver);
         if let Err(error) = sent {
             self.error.get_or_insert(error);
         }
@@ -74,12 +74,12 @@ impl ModuleVisitor for Send<'_> {
 struct Receive<'a> {
     grads: &'a mut GradientsParams,
     /// The first one last.
-    landed: Vec<(ParamId, Option<Tensor<1>>)>,
+    reduced: Vec<(ParamId, Option<Tensor<1>>)>,
 }
 
 impl ModuleVisitor for Receive<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some((_, grad)) = self.landed.pop_if(|(id, _)| *id == param.id)
+        if let Some((_, grad)) = self.reduced.pop_if(|(id, _)| *id == param.id)
             && let Some(grad) = grad
         {
             self.grads
@@ -90,16 +90,16 @@ impl ModuleVisitor for Receive<'_> {
 
 /// Gives all replicas the weights that owners have stepped.
 pub(super) fn weights_from_owners<M: Module>(
-    flight: &Flight,
+    in_flight: &InFlight,
     model: M,
     params: &[ParamId],
 ) -> Result<M, (M, ReleaseError)> {
     let mut owners = Owners {
-        flight,
+        in_flight,
         params,
         error: None,
     };
-    if !flight.reduction().is_sharded() {
+    if !in_flight.reduction().is_sharded() {
         return Ok(model);
     }
     let model = model.map(&mut owners);
@@ -110,7 +110,7 @@ pub(super) fn weights_from_owners<M: Module>(
 }
 
 struct Owners<'a> {
-    flight: &'a Flight,
+    in_flight: &'a InFlight,
     params: &'a [ParamId],
     error: Option<ReleaseError>,
 }
@@ -125,7 +125,7 @@ impl ModuleMapper for Owners<'_> {
         let strategy = weight.gradient_checkpointing_strategy();
         let shape = weight.shape();
         let flat = weight.clone().inner().reshape([shape.num_elements()]);
-        let weight = match self.flight.weight_from_owner(id, flat) {
+        let weight = match self.in_flight.weight_from_owner(id, flat) {
             Ok(flat) => as_param(flat.reshape(shape.dims::<D>()), strategy, is_active),
             Err(error) => {
                 self.error = Some(error);

@@ -43,10 +43,10 @@ pub(crate) struct Again<B: Inner> {
 
 type RunAgain<B> = Box<dyn FnOnce() -> Again<B> + Send>;
 
-/// An armed parameter of a scope, and the tap that its gradient goes to.
+/// An armed parameter of a scope, and the hook that its gradient goes to.
 struct Use<B: Inner> {
     slot: Arc<Slot<B>>,
-    tap: NodeId,
+    hook: NodeId,
     /// Where the scope is itself in one that is computed again.
     part: Option<Arc<Part<B>>>,
 }
@@ -160,15 +160,15 @@ pub(crate) fn scope_node<B: Inner>(
     guards.extend(parents.leaves.iter().map(Tracked::<B>::node));
     let mut uses = Vec::new();
     for slot in parents.slots {
-        let (tap, part) = if is_in_scope {
-            let tap = crate::recompute::replayed(&slot);
-            (tap, part_of(&slot))
+        let (hook, part) = if is_in_scope {
+            let hook = crate::recompute::replayed(&slot);
+            (hook, part_of(&slot))
         } else {
             (slot.on_tape(false), None)
         };
-        guards.push(tap.node());
-        let tap = tap.id();
-        uses.push(Use { slot, tap, part });
+        guards.push(hook.node());
+        let hook = hook.id();
+        uses.push(Use { slot, hook, part });
     }
     let scope = Scope {
         again,
@@ -277,10 +277,10 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
                 .iter()
                 .find(|used| Arc::ptr_eq(&used.slot, part.slot()));
             if let Some(used) = used
-                && let Some(tap) = part.tap()
+                && let Some(hook) = part.hook()
                 && let Some(sum) = used.remove_grad(grads)
             {
-                seeds.push((tap, sum));
+                seeds.push((hook, sum));
             }
         }
 
@@ -315,7 +315,7 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
             if let Some(grad) = grad
                 && let Some(used) = uses.iter().find(|used| Arc::ptr_eq(&used.slot, &slot))
             {
-                grads.register::<B>(used.tap, grad);
+                grads.register::<B>(used.hook, grad);
             }
         }
     }

@@ -14,7 +14,7 @@ use burn::backend::autodiff::grads::Gradients;
 use crate::backend::{Inner, Primitive, Tracked};
 use crate::session::Place;
 use crate::slot::Slot;
-use crate::tape::{TapOwner, tap};
+use crate::tape::{HookOwner, leaf_hook};
 
 /// How an armed parameter is read on this thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +105,7 @@ pub(crate) struct Part<B: Inner> {
 }
 
 struct PartState<B: Inner> {
-    tap: Option<Tracked<B>>,
+    hook: Option<Tracked<B>>,
     taken: bool,
     grad: Option<Primitive<B>>,
 }
@@ -127,18 +127,18 @@ impl<B: Inner> Part<B> {
         &self.slot
     }
 
-    /// The tap, while its gradient is not complete.
-    pub(crate) fn tap(&self) -> Option<NodeId> {
-        self.state().tap.as_ref().map(Tracked::<B>::id)
+    /// The leaf hook, while its gradient is not complete.
+    pub(crate) fn hook(&self) -> Option<NodeId> {
+        self.state().hook.as_ref().map(Tracked::<B>::id)
     }
 
     pub(crate) fn remove_grad(&self, grads: &mut Gradients) -> Option<Primitive<B>> {
-        self.state().tap.as_ref()?.grad_remove(grads)
+        self.state().hook.as_ref()?.grad_remove(grads)
     }
 
     pub(crate) fn outcome(&self, grads: &mut Gradients) -> PartOutcome<B> {
         let mut state = self.state();
-        let left = state.tap.take().and_then(|tap| tap.grad_remove(grads));
+        let left = state.hook.take().and_then(|hook| hook.grad_remove(grads));
         PartOutcome {
             slot: self.slot.clone(),
             taken: state.taken,
@@ -147,14 +147,14 @@ impl<B: Inner> Part<B> {
     }
 }
 
-impl<B: Inner> TapOwner<B> for Part<B> {
-    fn complete(&self, tap: NodeId, grads: &mut Gradients, checkpointer: &Checkpointer) -> bool {
+impl<B: Inner> HookOwner<B> for Part<B> {
+    fn complete(&self, hook: NodeId, grads: &mut Gradients, checkpointer: &Checkpointer) -> bool {
         if let Some(session) = self.slot.session() {
-            session.learn(tap, (self.slot.id, true), checkpointer);
+            session.learn(hook, (self.slot.id, true), checkpointer);
         }
         let mut state = self.state();
-        // The tap holds the weight: without it, the step can write into the weight's memory.
-        let Some(grad) = state.tap.take().and_then(|tap| tap.grad_remove(grads)) else {
+        // The leaf hook holds the weight: without it, the step can write into the weight's memory.
+        let Some(grad) = state.hook.take().and_then(|hook| hook.grad_remove(grads)) else {
             return true;
         };
         if self.is_outermost && self.slot.is_for_one_scope() {
@@ -190,8 +190,8 @@ pub(crate) fn replaying<B: Inner, R>(
 pub(crate) fn replayed<B: Inner>(slot: &Arc<Slot<B>>) -> Tracked<B> {
     let at = Arc::as_ptr(slot) as usize;
     if let Some(part) = part_of(slot) {
-        let tap = part.state().tap.clone();
-        return tap.expect("a scope runs before its backward pass");
+        let hook = part.state().hook.clone();
+        return hook.expect("a scope runs before its backward pass");
     }
     let session = slot.session();
     let place: Place = (slot.id, true);
@@ -200,30 +200,30 @@ pub(crate) fn replayed<B: Inner>(slot: &Arc<Slot<B>>) -> Tracked<B> {
         .map_or(1, |session| session.order_of(place).0);
     let weight = slot.weight();
     let below = B::ladder().rung(order - 1, &weight.device());
-    // The gradient stays with the part: the leaf is only what a tap needs below it.
+    // The gradient stays with the part: the leaf is only what a hook needs below it.
     let leaf = <Tracked<B>>::new(slot.placeholder()).require_grad();
     let part = Arc::new_cyclic(|part: &Weak<Part<B>>| {
-        let owner: Weak<dyn TapOwner<B>> = part.clone();
-        let tapped = tap::<B>(weight, &leaf, below, owner, &Arc::default());
+        let owner: Weak<dyn HookOwner<B>> = part.clone();
+        let hooked = leaf_hook::<B>(weight, &leaf, below, owner, &Arc::default());
         if let Some(session) = session {
-            session.tap_made(tapped.id(), place, order);
+            session.hook_made(hooked.id(), place, order);
         }
         Part {
             slot: slot.clone(),
             is_outermost: STATE.with_borrow(|state| state.is_outermost),
             state: Mutex::new(PartState {
-                tap: Some(tapped),
+                hook: Some(hooked),
                 taken: false,
                 grad: None,
             }),
         }
     });
-    let tapped = part.state().tap.clone();
+    let hooked = part.state().hook.clone();
     STATE.with_borrow_mut(|state| {
         state.slots.insert(at, Box::new(part));
         state.order.push(at);
     });
-    tapped.expect("it was made right now")
+    hooked.expect("it was made right now")
 }
 
 /// The part of a parameter in the scope that is computed again, if the scope has used it.

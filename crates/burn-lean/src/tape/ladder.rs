@@ -1,4 +1,4 @@
-//! Nodes of any order: what a tap takes its place on the tape from.
+//! Nodes of any order: what a hook takes its place on the tape from.
 //!
 //! A node of burn-autodiff has an *order*, one more than the highest of its parents, and backward
 //! runs nodes by order, highest first. Parents that need no gradient count for the order, but are
@@ -94,7 +94,7 @@ impl Clock {
     pub(crate) fn now(&mut self) -> usize {
         let made = (NodeId::new().value - self.seen) as usize;
         let order = (self.bound + made).next_multiple_of(STRIDE);
-        // Its tap is one above.
+        // Its hook is one above.
         self.bound = order + 1;
         self.skip();
         order

@@ -1,6 +1,6 @@
-//! Which order a tap may have, so that plain Burn's tape stays as it is.
+//! Which order a hook may have, so that plain Burn's tape stays as it is.
 //!
-//! A consumer's order is one more than the highest of its parents. So a tap no higher than the
+//! A consumer's order is one more than the highest of its parents. So a hook no higher than the
 //! activation it meets changes no order: every sum of gradients adds up as in plain Burn. Where
 //! that is, is known after a backward pass, from the nodes it has reached and their parents. Burn's
 //! checkpointer holds these, and shows them only as text: [`Reached`] is sure of what it reads, or
@@ -46,18 +46,18 @@ impl Reached {
         Some(Self { nodes })
     }
 
-    /// The highest order of each of these taps at which the tape is plain Burn's. At least 1, which
-    /// is the lowest that a tap can have.
-    pub(crate) fn allowed(&self, taps: &HashSet<u64>) -> HashMap<u64, usize> {
-        // Plain Burn's orders: a tap stands for its leaf. Parents that need no gradient are not
+    /// The highest order of each of these hooks at which the tape is plain Burn's. At least 1, which
+    /// is the lowest that a hook can have.
+    pub(crate) fn allowed(&self, hooks: &HashSet<u64>) -> HashMap<u64, usize> {
+        // Plain Burn's orders: a hook stands for its leaf. Parents that need no gradient are not
         // known; they would only make an order higher.
         let mut orders: HashMap<u64, usize> = HashMap::with_capacity(self.nodes.len());
-        // Taps, and what has no other parent, as `weight.transpose()`: such a node may stand higher
+        // Hooks, and what has no other parent, as `weight.transpose()`: such a node may stand higher
         // than in plain Burn where it meets an activation that does.
         let mut chains: HashSet<u64> = HashSet::new();
         let mut consumers: HashMap<u64, Vec<usize>> = HashMap::new();
         for (at, (node, parents)) in self.nodes.iter().enumerate() {
-            if taps.contains(node) {
+            if hooks.contains(node) {
                 orders.insert(*node, 0);
                 chains.insert(*node);
                 continue;
@@ -102,8 +102,9 @@ impl Reached {
             let lowest = if moves_a_sum { None } else { lowest.min() };
             allowed.insert(*node, lowest.unwrap_or(0).max(orders[node]));
         }
-        taps.iter()
-            .filter_map(|tap| Some((*tap, (*allowed.get(tap)?).max(1))))
+        hooks
+            .iter()
+            .filter_map(|hook| Some((*hook, (*allowed.get(hook)?).max(1))))
             .collect()
     }
 }
@@ -112,7 +113,7 @@ impl Reached {
 mod tests {
     use super::*;
 
-    fn allowed(nodes: &[(u64, &[u64])], taps: &[u64]) -> Vec<usize> {
+    fn allowed(nodes: &[(u64, &[u64])], hooks: &[u64]) -> Vec<usize> {
         let entries: Vec<String> = nodes
             .iter()
             .map(|(node, parents)| {
@@ -129,13 +130,13 @@ mod tests {
         );
         let allowed = Reached::parse(&text)
             .unwrap()
-            .allowed(&taps.iter().copied().collect());
-        taps.iter().map(|tap| allowed[tap]).collect()
+            .allowed(&hooks.iter().copied().collect());
+        hooks.iter().map(|hook| allowed[hook]).collect()
     }
 
     #[test]
     fn a_tap_may_be_as_high_as_the_activation_it_meets() {
-        // Two layers on data: taps 3 and 6 over leaves 1 and 2; 4 is the first product, 5 its
+        // Two layers on data: hooks 3 and 6 over leaves 1 and 2; 4 is the first product, 5 its
         // activation.
         let nodes: &[(u64, &[u64])] = &[
             (1, &[]),
@@ -152,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_view_of_a_weight_is_lifted_with_its_tap() {
-        // Tap 12 over leaf 2, transposed by 13, meets the activation 7 of order 4; tap 3 is over
+        // LeafHook 12 over leaf 2, transposed by 13, meets the activation 7 of order 4; hook 3 is over
         // leaf 1.
         let nodes: &[(u64, &[u64])] = &[
             (1, &[]),

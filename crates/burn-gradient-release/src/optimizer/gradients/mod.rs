@@ -102,13 +102,13 @@ impl GradientPolicy {
     }
 
     /// What is done to the gradients of one step. `measured` is what a first pass has found.
-    pub(super) fn treatment<B: Backend>(&self, measured: Option<GradNorm>) -> Treatment<B> {
+    pub(super) fn transform<B: Backend>(&self, measured: Option<GradNorm>) -> GradientTransform<B> {
         let coefficient = match (self.clipping, measured) {
             (Some(NormClipping::LaggedZClip(_)), _) => lock(&self.averages).lagged,
             (_, Some(measured)) => Some(measured.coefficient),
             _ => None,
         };
-        Treatment {
+        GradientTransform {
             policy: self.clone(),
             inverse_scale: self.inverse_scale(),
             coefficient: coefficient.filter(|coefficient| *coefficient < 1.0),
@@ -155,7 +155,7 @@ impl GradientPolicy {
 
 /// What is done to the gradients of one optimizer step: their scale is taken off, they are looked at,
 /// and clipped.
-pub(super) struct Treatment<B: Backend> {
+pub(super) struct GradientTransform<B: Backend> {
     policy: GradientPolicy,
     inverse_scale: Option<f64>,
     coefficient: Option<f64>,
@@ -181,7 +181,7 @@ pub(super) struct Treated {
     pub(super) scale: Option<f64>,
 }
 
-impl<B: Backend> Treatment<B> {
+impl<B: Backend> GradientTransform<B> {
     /// Looks at a gradient of the first of two passes.
     pub(super) fn measure<const D: usize>(&self, param: ParamId, grad: Tensor<B, D>) {
         self.norms.push(param, squared_norm(self.unscale(grad)));

@@ -195,7 +195,7 @@ where
             purpose: Purpose::Step,
             learning_rate,
             own,
-            treatment: self.stepper.gradients.treatment(measured),
+            transform: self.stepper.gradients.transform(measured),
             reduction: self.stepper.reduction.clone(),
             is_recomputed: self.stepper.tracer.is_some(),
         })

@@ -208,7 +208,7 @@ where
             purpose: Purpose::Measure,
             learning_rate: LearningRate::default(),
             own: assign(&self.stepper, None, model)?,
-            treatment: self.stepper.gradients.treatment(None),
+            transform: self.stepper.gradients.transform(None),
             reduction: self.stepper.reduction.clone(),
             is_recomputed: self.stepper.tracer.is_some(),
         }))
@@ -246,7 +246,7 @@ where
                 },
             )?;
             let params = finish::measure_rest::<B, M>(Some(session), plan, model, &grads)?;
-            match plan.treatment.end_measuring(params) {
+            match plan.transform.end_measuring(params) {
                 (_, Some(param)) if self.stepper.gradients.scaler.is_none() => {
                     Err(session.non_finite(path_of::<B, M>(model, param)))
                 }

@@ -91,7 +91,7 @@ where
             session.free_discarded();
         }
         let recomputed = session.as_ref().map(Session::recomputed);
-        let is_skipped = plan.treatment.is_overflown();
+        let is_skipped = plan.transform.is_overflown();
         let stepping = Stepping {
             stepper: self.stepper.clone(),
             plan,
@@ -200,7 +200,7 @@ where
         }
         let look = self.step_plan(given, own.clone(), None);
         let params = finish::measure_rest::<B, M>(None, &look, model, grads)?;
-        let (measured, culprit) = look.treatment.end_measuring(params);
+        let (measured, culprit) = look.transform.end_measuring(params);
         match culprit {
             Some(param) if gradients.scaler.is_none() => Err(ReleaseError::NonFinite {
                 path: path_of::<B, M>(model, param),

@@ -198,7 +198,7 @@ impl ReleaseOptimizer {
         grads: GradientsParams,
     ) -> Result<GradNorm, ReleaseError> {
         let survey = Survey::of(model);
-        self.session.land()?;
+        self.session.wait_for_reductions()?;
         self.check_measured(model, &grads, &survey)?;
         let params = ordinary::measure(&self.session, model, &grads)?;
         let is_plain = self.session.is_plain();

@@ -210,7 +210,7 @@ impl ReleaseOptimizer {
     }
 
     fn check_unfinished(&self) -> Result<(), ReleaseError> {
-        self.session.land()?;
+        self.session.wait_for_reductions()?;
         let armed = self.session.slots().len();
         let stepped = Progress::get(&self.session.progress.stepped);
         if self.session.stepper().stepping {

@@ -6,7 +6,7 @@ use burn::optim::{ModuleOptimizer, OptimizerRecord};
 
 use super::ReleaseOptimizer;
 use crate::optimizer::error::{ReleaseError, expect};
-use crate::reduction::{Flight, GradientReduction};
+use crate::reduction::{GradientReduction, InFlight};
 use crate::session::Session;
 
 impl ReleaseOptimizer {
@@ -36,7 +36,7 @@ impl ReleaseOptimizer {
     }
 
     pub(super) fn reduction(&self) -> Option<&Arc<dyn GradientReduction>> {
-        self.session.flight().map(Flight::reduction)
+        self.session.in_flight().map(InFlight::reduction)
     }
 
     /// A session in which nothing is armed, with what is done to gradients.

@@ -69,8 +69,8 @@ impl ReleaseOptimizer {
     ) -> Result<M, Refused<M, GradientsParams>> {
         let lr = lr.into();
         let survey = Survey::of(&model);
-        let landed = self.session.land();
-        if let Err(error) = landed.and_then(|()| self.check_step(&lr, &model, &grads, &survey)) {
+        let reduced = self.session.wait_for_reductions();
+        if let Err(error) = reduced.and_then(|()| self.check_step(&lr, &model, &grads, &survey)) {
             return Err(Refused::with_grads(model, grads, error));
         }
         let model = match self.is_armed() || survey.has_adapters || survey.found.is_empty() {
@@ -79,10 +79,10 @@ impl ReleaseOptimizer {
             false => arming::settle(model, &survey),
         };
         let mut report = self.report(&model, &mut grads);
-        let reduced = match self.session.flight() {
-            Some(flight) => {
+        let reduced = match self.session.in_flight() {
+            Some(in_flight) => {
                 let recipients = self.session.stepper().gradients.recipients();
-                reduce(flight, &model, recipients, &mut grads)
+                reduce(in_flight, &model, recipients, &mut grads)
             }
             None => Ok(Vec::new()),
         };
@@ -103,12 +103,12 @@ impl ReleaseOptimizer {
             let mut stepper = self.session.stepper();
             model = stepper.step(|optim| optim.step(lr.clone(), model, grads));
         }
-        if let Some(flight) = self.session.flight() {
-            let ended = weights_from_owners(flight, model, &reduced).and_then(|model| match flight
-                .end_step(&lr)
-            {
-                Ok(()) => Ok(model),
-                Err(error) => Err((model, error)),
+        if let Some(in_flight) = self.session.in_flight() {
+            let ended = weights_from_owners(in_flight, model, &reduced).and_then(|model| {
+                match in_flight.end_step(&lr) {
+                    Ok(()) => Ok(model),
+                    Err(error) => Err((model, error)),
+                }
             });
             model = match ended {
                 Ok(model) => model,

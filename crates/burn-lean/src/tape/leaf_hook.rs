@@ -1,4 +1,4 @@
-//! The tap: an identity between the leaf of a parameter and its consumers. Its backward step runs
+//! The leaf hook: an identity between the leaf of a parameter and its consumers. Its backward step runs
 //! after those of all consumers that a pass reaches, when the gradient of the parameter is
 //! complete.
 
@@ -17,16 +17,16 @@ use burn::tensor::Shape;
 use crate::backend::{Inner, Primitive, Tracked};
 
 /// Who takes the gradient of a parameter.
-pub(crate) trait TapOwner<B: Inner>: Send + Sync {
-    /// The gradient of `tap` is complete. False: nobody wants it, and it stays where it is.
-    fn complete(&self, tap: NodeId, grads: &mut Gradients, checkpointer: &Checkpointer) -> bool;
+pub(crate) trait HookOwner<B: Inner>: Send + Sync {
+    /// The gradient of `hook` is complete. False: nobody wants it, and it stays where it is.
+    fn complete(&self, hook: NodeId, grads: &mut Gradients, checkpointer: &Checkpointer) -> bool;
 }
 
 #[derive(Debug)]
-struct Tap;
+struct LeafHook;
 
 struct State<B: Inner> {
-    owner: Weak<dyn TapOwner<B>>,
+    owner: Weak<dyn HookOwner<B>>,
     leaf: NodeId,
     disarmed: Arc<AtomicBool>,
     /// Of the shape and type of the gradient, without memory.
@@ -52,7 +52,7 @@ impl<B: Inner> std::fmt::Debug for State<B> {
     }
 }
 
-impl<B: Inner> Backward<B, 2> for Tap {
+impl<B: Inner> Backward<B, 2> for LeafHook {
     type State = State<B>;
 
     fn backward(
@@ -87,11 +87,11 @@ impl<B: Inner> Backward<B, 2> for Tap {
 }
 
 /// `value`, on the tape one order above `below`, over `leaf`.
-pub(crate) fn tap<B: Inner>(
+pub(crate) fn leaf_hook<B: Inner>(
     value: Primitive<B>,
     leaf: &Tracked<B>,
     below: NodeGuard,
-    owner: Weak<dyn TapOwner<B>>,
+    owner: Weak<dyn HookOwner<B>>,
     disarmed: &Arc<AtomicBool>,
 ) -> Tracked<B> {
     let state = State {
@@ -100,7 +100,7 @@ pub(crate) fn tap<B: Inner>(
         disarmed: disarmed.clone(),
         placeholder: leaf.primitive().clone(),
     };
-    match <Tap as Backward<B, 2>>::prepare::<NoCheckpointing>(Tap, [leaf.node(), below])
+    match <LeafHook as Backward<B, 2>>::prepare::<NoCheckpointing>(LeafHook, [leaf.node(), below])
         .compute_bound()
         .stateful()
     {
