@@ -1,14 +1,15 @@
 //! The least that a step can need: gradient release that throws every gradient away.
 
+use crate::stepper::Stepper;
 use burn::module::AutodiffModule;
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{LearningRate, SimpleOptimizer};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Device, Tensor};
-use burn_gradient_release::{DynOptimizer, Recompute, ReleaseBackend, WithGradientRelease};
+use burn_gradient_release::{Recompute, ReleaseBackend, WithGradientRelease};
 
 /// An optimizer that leaves every parameter as it is.
-pub fn discard<M, B>(recompute: Recompute) -> Box<dyn DynOptimizer<M, B>>
+pub fn discard<M, B>(recompute: Recompute) -> Box<dyn Stepper<M, B>>
 where
     M: AutodiffModule<B> + 'static,
     B: ReleaseBackend,

@@ -25,6 +25,7 @@ pub mod shape;
 pub mod spec;
 mod stages;
 pub mod stats;
+pub mod stepper;
 pub mod suite;
 pub mod timeline;
 pub mod vocabulary;

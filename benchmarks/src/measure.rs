@@ -5,6 +5,7 @@ use crate::optimizer;
 use crate::results::{Checkpointing, LinearGradient, Measured, Mode};
 use crate::spec::{Purpose, Spec};
 use crate::stages::{Stage, StageObserver, Stages, StepResult};
+use crate::stepper::Stepper;
 use crate::timeline;
 use crate::workload::{HostBatch, Workload};
 use anyhow::{Context, Result, ensure};
@@ -18,7 +19,7 @@ use burn_device_memory::MeteredCudaUnfused;
 use burn_device_memory::MeteredWgpuUnfused;
 #[cfg(feature = "flex")]
 use burn_flat_linear::FlatLinear;
-use burn_gradient_release::{DynOptimizer, Recompute, ReleaseBackend, ReleaseError};
+use burn_gradient_release::{Recompute, ReleaseBackend};
 use burn_lean_optim::LeanBackend;
 #[cfg(feature = "flex")]
 use burn_memory_timeline::Recorded;
@@ -170,8 +171,8 @@ impl<W: Workload> Measure<'_, W> {
         self,
         device: Device<B>,
         mut memory: Option<Memory>,
-        optimizer: impl FnOnce(&W::Model<B>) -> Box<dyn DynOptimizer<W::Model<B>, B>>,
-        discard: Option<Box<dyn DynOptimizer<W::Model<B>, B>>>,
+        optimizer: impl FnOnce(&W::Model<B>) -> Box<dyn Stepper<W::Model<B>, B>>,
+        discard: Option<Box<dyn Stepper<W::Model<B>, B>>>,
     ) -> Result<Measured> {
         let spec = self.spec;
         let largest = spec.model.largest_param() as u64;
@@ -255,7 +256,7 @@ impl<W: Workload> Measure<'_, W> {
     fn step<B: AutodiffBackend>(
         &self,
         mut model: W::Model<B>,
-        optimizer: &mut dyn DynOptimizer<W::Model<B>, B>,
+        optimizer: &mut dyn Stepper<W::Model<B>, B>,
         number: usize,
         device: &Device<B>,
         observer: &mut dyn StageObserver,
@@ -264,7 +265,7 @@ impl<W: Workload> Measure<'_, W> {
         observer.ends(Stage::Before);
 
         let start = Instant::now();
-        model = optimizer.try_arm(rate, model).map_err(ReleaseError::from)?;
+        model = optimizer.arm(rate, model)?;
         let (loss, value) = forward(&model, || {
             let batch = self.batches[number % self.batches.len()].clone();
             let loss = W::loss(&model, batch, self.spec.arithmetic.loss_chunk, device);
@@ -274,8 +275,7 @@ impl<W: Workload> Measure<'_, W> {
         observer.ends(Stage::Forward);
         let grads = GradientsParams::from_grads(backward(|| loss.backward()), &model);
         observer.ends(Stage::Backward);
-        let stepped = optimizer.try_step(rate, model, grads);
-        model = stepped.map_err(ReleaseError::from)?;
+        model = optimizer.step(rate, model, grads)?;
         B::sync(device).context("the device failed")?;
         let seconds = start.elapsed().as_secs_f64();
         observer.ends(Stage::Step);

@@ -1,10 +1,11 @@
 //! The optimizers that are measured, with the defaults of their configurations.
 
+use crate::stepper::Stepper;
 use crate::workload::Workload;
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamConfig, AdamWConfig};
 use burn::tensor::backend::AutodiffBackend;
-use burn_gradient_release::{DynOptimizer, Recompute, ReleaseBackend, WithGradientRelease};
+use burn_gradient_release::{Recompute, ReleaseBackend, WithGradientRelease};
 use burn_lean_optim::{AdafactorConfig, EightBitMoments, InOnePass, LeanBackend, LionConfig};
 use burn_memory_timeline::RecordSteps;
 use vit::config::OptimizerKind;
@@ -34,7 +35,7 @@ pub const MEASURED_ON_0_22: [OptimizerKind; 9] = [
     OptimizerKind::Sgd,
 ];
 
-type Boxed<W, B> = Box<dyn DynOptimizer<<W as Workload>::Model<B>, B>>;
+type Boxed<W, B> = Box<dyn Stepper<<W as Workload>::Model<B>, B>>;
 
 macro_rules! with_optimizer {
     ($kind:expr, $model:expr, |$optimizer:ident| $made:expr) => {{

@@ -35,10 +35,9 @@ pub use groups::{
     ParamGroupError,
 };
 pub use optimizer::{
-    AdaptiveClippingConfig, AutoClipConfig, DynOptimizer, GradNorm, GradientRecord,
-    GroupAssignment, GroupOptions, LossScaler, LossScalerConfig, LossScalerRecord, NormClipping,
-    Outcome, Refused, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, StepReport, TwoPasses,
-    WithGradientRelease, ZClipConfig,
+    AdaptiveClippingConfig, AutoClipConfig, GradNorm, GradientRecord, GroupOptions, LossScaler,
+    LossScalerConfig, LossScalerRecord, NormClipping, Outcome, Refused, ReleaseAccumulator,
+    ReleaseError, ReleaseOptimizer, StepReport, TwoPasses, WithGradientRelease, ZClipConfig,
 };
 pub use planner::Recompute;
 pub use slot::reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};

@@ -287,7 +287,7 @@ fn settings_out_of_range_are_refused() {
         (NormClipping::GlobalNorm { max_norm: f64::NAN }, "max_norm"),
         (NormClipping::ZClip(zclip.with_alpha(1.5)), "alpha"),
         (
-            NormClipping::LaggedZClip(zclip.with_z_threshold(0.0)),
+            NormClipping::ZClip(zclip.with_z_threshold(0.0)),
             "z_threshold",
         ),
         (

@@ -9,10 +9,7 @@ use burn::{
 
 use burn_lean_arithmetic::{OutOfRange, groups::nearest};
 
-use super::{
-    error::ReleaseError, group_assignment::GroupAssignment, precision::check_precision,
-    step_plan::Own, stepper::Stepper,
-};
+use super::{error::ReleaseError, precision::check_precision, step_plan::Own, stepper::Stepper};
 use crate::{
     ReleaseBackend,
     groups::{ParamGroup, Published, visit_paths},
@@ -120,32 +117,6 @@ where
         }),
         None => Ok(()),
     }
-}
-
-/// Which group each parameter is in.
-pub(super) fn describe<O, B, M>(
-    stepper: &Stepper<O, B>,
-    model: &M,
-) -> Result<GroupAssignment, ReleaseError>
-where
-    O: SimpleOptimizer<B::InnerBackend> + 'static,
-    B: ReleaseBackend,
-    M: AutodiffModule<B>,
-{
-    let own = assign(stepper, None, model)?;
-    let mut assignment = GroupAssignment::default();
-    visit_paths::<B, M>(model, |path, param, _, _, is_trainable| {
-        let group = own.get(&param).and_then(|own| own.group);
-        if group.is_none() && !is_trainable {
-            return;
-        }
-        let group = group.map(|group| {
-            let (group, options) = &stepper.groups[group];
-            format!("{group} ({options})")
-        });
-        assignment.push(path, group);
-    });
-    Ok(assignment)
 }
 
 /// The path of a parameter in a model; its id, if it is not there.

@@ -3,11 +3,9 @@
 mod accumulator;
 mod arming;
 mod assign;
-mod dyn_optimizer;
 mod error;
 mod finish;
 mod gradients;
-mod group_assignment;
 mod group_options;
 mod handle;
 mod mark;
@@ -22,13 +20,11 @@ mod stepper;
 mod two_passes;
 
 pub use accumulator::ReleaseAccumulator;
-pub use dyn_optimizer::DynOptimizer;
 pub use error::{Refused, ReleaseError};
 pub use gradients::{
     AdaptiveClippingConfig, AutoClipConfig, GradNorm, GradientRecord, LossScaler, LossScalerConfig,
     LossScalerRecord, NormClipping, ZClipConfig,
 };
-pub use group_assignment::GroupAssignment;
 pub use group_options::GroupOptions;
 pub use release_optimizer::{ReleaseOptimizer, WithGradientRelease};
 pub use report::{Outcome, StepReport};

@@ -25,10 +25,6 @@ pub enum NormClipping {
     },
     /// By how far the norm of all gradients is from those of earlier steps. In two backward passes.
     ZClip(ZClipConfig),
-    /// The rule of [`ZClip`](Self::ZClip) in one pass: a step is scaled as the rule would have scaled
-    /// the step *before*. **A spike passes on its own step**; this slows down the steps that follow
-    /// a rising norm, and does not survive a single gradient that ruins the weights.
-    LaggedZClip(ZClipConfig),
     /// Unit by unit, by the norm of the unit's weights. In one pass.
     Adaptive(AdaptiveClippingConfig),
     /// Each gradient by a quantile of the norms it has had. In one pass.
@@ -93,7 +89,7 @@ impl NormClipping {
     pub(super) fn out_of_range(&self) -> Option<OutOfRange> {
         match *self {
             Self::GlobalNorm { max_norm } => GlobalNormRule { max_norm }.out_of_range(),
-            Self::ZClip(config) | Self::LaggedZClip(config) => config.rule().out_of_range(),
+            Self::ZClip(config) => config.rule().out_of_range(),
             Self::Adaptive(config) => config.rule().out_of_range(),
             Self::AutoClip(config) => config.rule().out_of_range(),
         }

@@ -103,11 +103,7 @@ impl GradientPolicy {
 
     /// What is done to the gradients of one step. `measured` is what a first pass has found.
     pub(super) fn transform<B: Backend>(&self, measured: Option<GradNorm>) -> GradientTransform<B> {
-        let coefficient = match (self.clipping, measured) {
-            (Some(NormClipping::LaggedZClip(_)), _) => lock(&self.averages).lagged,
-            (_, Some(measured)) => Some(measured.coefficient),
-            _ => None,
-        };
+        let coefficient = measured.map(|measured| measured.coefficient);
         GradientTransform {
             policy: self.clone(),
             inverse_scale: self.inverse_scale(),
@@ -138,9 +134,7 @@ impl GradientPolicy {
 
     /// Remembers a step with gradients of this norm.
     fn observe(&self, norm: f64) {
-        let (Some(NormClipping::ZClip(config)) | Some(NormClipping::LaggedZClip(config))) =
-            self.clipping
-        else {
+        let Some(NormClipping::ZClip(config)) = self.clipping else {
             return;
         };
         if !norm.is_finite() {
@@ -148,7 +142,6 @@ impl GradientPolicy {
         }
         let mut averages = lock(&self.averages);
         let target = averages.zclip.target(&config.rule(), norm);
-        averages.lagged = Some(ratio(target, norm));
         averages.zclip.observe(&config.rule(), target);
     }
 }
@@ -253,10 +246,7 @@ impl<B: Backend> GradientTransform<B> {
 
     /// Whether anybody wants to know the norms of the gradients.
     pub(super) fn looks_at_gradients(&self) -> bool {
-        let rule_asks = matches!(
-            self.policy.clipping,
-            Some(NormClipping::LaggedZClip(_) | NormClipping::AutoClip(_))
-        );
+        let rule_asks = matches!(self.policy.clipping, Some(NormClipping::AutoClip(_)));
         let report_asks = self.policy.measures_norm && self.measured.is_none();
         self.must_be_finite() || rule_asks || report_asks
     }
@@ -335,11 +325,7 @@ impl<B: Backend> GradientTransform<B> {
         });
         let clips_all = matches!(
             self.policy.clipping,
-            Some(
-                NormClipping::GlobalNorm { .. }
-                    | NormClipping::ZClip(_)
-                    | NormClipping::LaggedZClip(_)
-            )
+            Some(NormClipping::GlobalNorm { .. } | NormClipping::ZClip(_))
         );
         Treated {
             norm,

@@ -14,8 +14,6 @@ use crate::tape::consumers::lock;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Averages {
     pub(super) zclip: ZClip,
-    /// By what the rule would have scaled the last step.
-    pub(super) lagged: Option<f64>,
     pub(super) auto_clip: AutoClip,
 }
 

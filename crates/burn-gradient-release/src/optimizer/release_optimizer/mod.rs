@@ -17,10 +17,8 @@ use burn::{
 };
 
 use super::{
-    assign,
     error::{ReleaseError, expect},
     gradients::{GradientRecord, LossScaler, NormClipping},
-    group_assignment::GroupAssignment,
     group_options::GroupOptions,
     handle,
     rate::OwnedRate,
@@ -249,15 +247,6 @@ where
     pub fn with_group(mut self, group: ParamGroup, options: GroupOptions<O>) -> Self {
         self.stepper.groups.push((group, options));
         self
-    }
-
-    /// Which group each parameter of a model is in, to look at, or to save and compare after a resume.
-    ///
-    /// # Errors
-    ///
-    /// [`EmptyGroup`](ReleaseError::EmptyGroup): no parameter is in one of the groups.
-    pub fn group_assignment(&self, model: &M) -> Result<GroupAssignment, ReleaseError> {
-        assign::describe(&self.stepper, model)
     }
 
     /// Takes the learning rates of groups from a [`ModuleLrScheduler`](crate::ModuleLrScheduler), whose
