@@ -207,22 +207,3 @@ fn who_survives_spikes() {
     let loss = train(None);
     assert!(loss.is_nan() || loss >= first, "{loss}, at first {first}");
 }
-
-/// A step without gradients to speak of asks for nothing of the next one.
-#[test]
-fn a_norm_of_zero_is_no_spike() {
-    type S = Regression;
-    let start = Start::new::<S>(Size::Small);
-    let mut model = start.model::<S, R>();
-    let optim = SgdConfig::new().init().with_gradient_release();
-    let config = ZClipConfig::new().with_warm_up(1);
-    let mut optim = optim.with_norm_clipping(NormClipping::ZClip(config));
-    for step in 0..4 {
-        let factor = if step % 2 == 0 { 0.0 } else { 1.0 };
-        let before = Weights::of::<R, _>(&model);
-        let loss = |model: &_| S::loss::<R>(model, Size::Small, step) * factor;
-        (model, _) = optim.two_passes(0.1, model, loss);
-        let has_moved = !Weights::of::<R, _>(&model).same(&before);
-        assert_eq!(has_moved, factor > 0.0, "step {step}");
-    }
-}
