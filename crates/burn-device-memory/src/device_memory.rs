@@ -19,7 +19,7 @@ pub struct Usage {
     pub reserved: u64,
     /// What alignment adds to the tensors; not part of `in_use`.
     pub padding: u64,
-    /// How many allocations are in use.
+    /// Number of allocations in use.
     pub allocations: u64,
 }
 

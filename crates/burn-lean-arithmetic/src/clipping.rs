@@ -126,7 +126,7 @@ impl ZClip {
 pub struct AutoClipRule {
     /// From 0 to 100.
     pub percentile: f64,
-    /// How many of the last norms of each tensor are kept.
+    /// Number of recent norms kept for each tensor.
     pub history: usize,
 }
 

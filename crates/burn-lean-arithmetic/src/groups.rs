@@ -10,7 +10,7 @@ const NOT_DECAYED: [&str; 6] = [
     "Struct:RmsNorm",
 ];
 
-/// How many near paths an error lists.
+/// Number of similar paths an error lists.
 const NEAR: usize = 3;
 
 /// Whether a parameter is usually trained without weight decay: a vector or scalar, a bias, or a

@@ -156,7 +156,7 @@ impl<B: RoundToBf16> Rounding<B> for MasterWeights {
 
 /// State of [`Bf16Weights`].
 pub struct Bf16State<O: SimpleOptimizer<B>, B: Backend, const D: usize> {
-    /// How many steps there were.
+    /// Number of steps taken.
     pub time: usize,
     /// State of the optimizer in 32 bits.
     pub optimizer: Option<O::State<D>>,

@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 use burn_lean_arithmetic::optim::{DynamicMap, EightBitData, blocks, words};
 
-/// How a state is kept in memory.
+/// Storage of a state in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// As floats of this type.

@@ -143,7 +143,7 @@ struct State<B: Inner> {
     is_late: bool,
     /// Read, on a tape or not.
     is_used: bool,
-    /// A mapper has come by.
+    /// A mapper has visited the parameter.
     was_mapped: bool,
     /// Used on the model's tape, outside of every scope that backward computes again.
     used_directly: bool,

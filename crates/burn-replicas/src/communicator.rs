@@ -13,7 +13,7 @@ pub trait Communicator {
     /// The number of this process, from 0.
     fn rank(&self) -> usize;
 
-    /// How many processes there are.
+    /// Number of processes.
     fn size(&self) -> usize;
 
     /// The bytes of all processes, in the order of their ranks.

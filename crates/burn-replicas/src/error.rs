@@ -85,7 +85,7 @@ pub enum ReplicaError {
          before `arm`, or after `step`"
     )]
     Armed {
-        /// Where the parameter is in the model.
+        /// Path of the parameter in the model.
         path: String,
     },
 

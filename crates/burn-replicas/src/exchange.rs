@@ -41,7 +41,7 @@ pub struct Exchange {
     order: Arc<Mutex<Order>>,
 }
 
-/// In which order gradients are reduced that each replica may complete in another one.
+/// Order in which gradients are reduced, where each replica may complete them in another.
 #[derive(Debug, Default)]
 struct Order {
     /// As all replicas have agreed, if they have.
@@ -80,13 +80,13 @@ impl Exchange {
         self
     }
 
-    /// Lets so many gradients be on their way, and not one.
+    /// Sets how many reductions may be in flight (default 1).
     pub fn with_max_in_flight(mut self, gradients: NonZeroUsize) -> Self {
         self.max_in_flight = gradients;
         self
     }
 
-    /// Waits so long for the other replicas.
+    /// Sets how long to wait for the other replicas.
     pub fn with_timeout(mut self, timeout: std::time::Duration) -> Self {
         self.replicas = self.replicas.with_timeout(timeout);
         self
@@ -97,7 +97,7 @@ impl Exchange {
         &self.replicas
     }
 
-    /// How many gradients may be on their way.
+    /// Maximum number of reductions in flight.
     pub fn max_in_flight(&self) -> NonZeroUsize {
         self.max_in_flight
     }

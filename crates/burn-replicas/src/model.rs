@@ -15,7 +15,7 @@ pub struct Known {
     pub id: u64,
     /// The names of the fields that lead to it.
     pub path: String,
-    /// How many numbers it has.
+    /// Number of elements.
     pub size: usize,
     /// Whether it requires a gradient.
     pub is_trained: bool,

@@ -136,8 +136,8 @@ impl Replicas {
         Ok(replicas)
     }
 
-    /// Waits so long for the others, and not half an hour. The first process waits for nobody while it
-    /// validates and saves: the others have to be told how long that may take.
+    /// Sets the timeout (default 30 min): how long to wait for the others. It has to cover the time in which the first
+    /// process validates and saves while they wait.
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -148,7 +148,7 @@ impl Replicas {
         self.thread.rank
     }
 
-    /// How many processes there are.
+    /// Number of processes.
     pub fn size(&self) -> usize {
         self.thread.size
     }

@@ -26,7 +26,7 @@ type Full = FullPrecisionSettings;
 #[derive(Clone, Debug, Default)]
 struct Torn<R> {
     recorder: R,
-    /// How many bytes of the file there is room for.
+    /// Bytes of the file that fit.
     room: u64,
 }
 

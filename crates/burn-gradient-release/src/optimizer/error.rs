@@ -264,7 +264,7 @@ pub enum ReleaseError {
         }
     )]
     NonFinite {
-        /// Where the parameter is in the model, or its id.
+        /// Path of the parameter in the model, or its id.
         path: String,
         /// Parameters that were stepped with the gradients before.
         stepped: usize,
@@ -285,7 +285,7 @@ pub enum ReleaseError {
          loss is taken off; keep the weights in fp32, and cast them where the forward pass computes"
     )]
     HalfPrecision {
-        /// Where the parameter is in the model.
+        /// Path of the parameter in the model.
         path: String,
     },
 

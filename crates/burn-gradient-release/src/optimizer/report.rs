@@ -98,7 +98,7 @@ impl StepReport {
         self.outcomes.iter().copied()
     }
 
-    /// How many parameters had this outcome.
+    /// Number of parameters with this outcome.
     pub fn count(&self, outcome: Outcome) -> usize {
         self.outcomes
             .iter()

@@ -85,9 +85,9 @@ pub(crate) struct DerivedUse<B: Backend> {
     pub(crate) order: usize,
     /// When that node would have been reached.
     pub(crate) visit: Visit,
-    /// From which order of the tape on the contribution is there.
+    /// Tape order from which the contribution is available.
     pub(crate) ready: AtomicUsize,
-    /// Under which node.
+    /// The node that holds it.
     pub(crate) contribution: Mutex<Option<AdTensor<B>>>,
 }
 
@@ -170,7 +170,7 @@ impl<B: Backend> Uses<B> {
         self.node.primitive.clone()
     }
 
-    /// How many derived tensors use the node.
+    /// Number of derived tensors that use the node.
     pub(crate) fn derived(&self) -> usize {
         self.state().derived.len()
     }
@@ -199,7 +199,7 @@ impl<B: Backend> Uses<B> {
         state.consumers > 0 || !state.derived.is_empty()
     }
 
-    /// Whether there are uses that no backward pass has come by.
+    /// Whether there are uses that no backward pass has visited.
     pub(crate) fn is_pending(&self) -> bool {
         !self.is_reached() && (self.is_used() || Arc::strong_count(&self.elsewhere) > 1)
     }

@@ -87,7 +87,7 @@ pub(crate) fn placeholder<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_empty(Shape::new([1]), &B::float_device(like), like.dtype().into())
 }
 
-/// How many bytes a tensor takes.
+/// Size of a tensor in bytes.
 pub(crate) fn bytes<B: Backend>(value: &FloatTensor<B>) -> u64 {
     (value.shape().num_elements() * value.dtype().size()) as u64
 }

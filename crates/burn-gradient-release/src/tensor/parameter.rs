@@ -154,7 +154,7 @@ impl<B: Backend> Snapshot<B> {
         self.slot.upgrade()
     }
 
-    /// The place on the tape that a new arming goes on with: unless a backward pass has come by, the
+    /// The place on the tape that a new arming goes on with: unless a backward pass has visited it, the
     /// forward passes so far may still be run backward.
     pub(crate) fn pending_site(&self) -> Option<Site<B>> {
         (!self.site.uses.is_reached()).then(|| self.site.clone())

@@ -101,7 +101,7 @@ impl NotedUse {
 /// A part of a forward pass whose operations are recorded.
 pub(crate) struct Segment<B: Backend> {
     number: u64,
-    /// Which cut it, if no scope did.
+    /// The tracer that created it; `None` inside `checkpoint`.
     tracer: Option<Arc<Tracer>>,
     subgraph: Mutex<Weak<Subgraph<B>>>,
     results: Mutex<Weak<Results<B>>>,

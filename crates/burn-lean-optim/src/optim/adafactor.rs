@@ -132,7 +132,7 @@ pub struct Adafactor {
 /// State of [`Adafactor`].
 #[derive(Record, Clone, Debug)]
 pub struct AdafactorState<B: Backend, const D: usize> {
-    /// How many steps there were.
+    /// Number of steps taken.
     pub time: usize,
     /// Moving average of squared gradients.
     pub square: Factored<B, D>,

@@ -64,7 +64,7 @@ pub struct AdaGradState<B: Backend> {
 /// Sum of [`AdaGradState`].
 #[derive(Record, Clone, Debug)]
 pub struct LrDecayState<B: Backend> {
-    /// How many steps there were.
+    /// Number of steps taken.
     pub time: usize,
     /// Sum of squared gradients.
     pub sum: Moment<B>,

@@ -75,7 +75,7 @@ pub struct AdanState<B: Backend> {
 /// Moments of [`AdanState`].
 #[derive(Record, Clone, Debug)]
 pub struct AdaptiveNesterovMomentumState<B: Backend> {
-    /// How many steps there were.
+    /// Number of steps taken.
     pub time: usize,
     /// Moving average of gradients.
     pub exp_avg: Moment<B>,

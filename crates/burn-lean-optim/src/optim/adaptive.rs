@@ -15,7 +15,7 @@ use crate::{LeanBackend, moment::Moment, pass::Settings};
 /// Moments of an optimizer, saved as Burn saves them.
 #[derive(Record, Clone, Debug)]
 pub struct AdaptiveMomentumState<B: Backend> {
-    /// How many steps there were.
+    /// Number of steps taken.
     pub time: usize,
     /// Moving average of gradients.
     pub moment_1: Moment<B>,
@@ -26,7 +26,7 @@ pub struct AdaptiveMomentumState<B: Backend> {
 }
 
 impl<B: Backend> AdaptiveMomentumState<B> {
-    /// How many steps there were.
+    /// Number of steps taken.
     pub(super) fn steps(state: &Option<Self>) -> usize {
         state.as_ref().map_or(0, |state| state.time)
     }

@@ -19,13 +19,13 @@ use crate::number::Whole;
 /// Configuration of [`Came`].
 #[derive(Config, Debug)]
 pub struct CameConfig {
-    /// How much of the first moment is kept.
+    /// Decay rate of the first moment.
     #[config(default = 0.9)]
     pub beta_1: f64,
-    /// How much of the second moment is kept.
+    /// Decay rate of the second moment.
     #[config(default = 0.999)]
     pub beta_2: f64,
-    /// How much of the instability is kept.
+    /// Decay rate of the instability.
     #[config(default = 0.9999)]
     pub beta_3: f64,
     /// Added to squared gradients.

@@ -15,10 +15,10 @@ use crate::{EightBitMoments, LeanBackend, moment::Moment, pass::Settings};
 /// Configuration of [`Lion`].
 #[derive(Config, Debug)]
 pub struct LionConfig {
-    /// How much of the old momentum goes into the step.
+    /// Weight of the old momentum in the step.
     #[config(default = 0.9)]
     pub beta_1: f64,
-    /// How much of the old momentum is kept.
+    /// Decay rate of the momentum.
     #[config(default = 0.99)]
     pub beta_2: f64,
     /// Weight decay, decoupled: a weight shrinks by `lr * weight_decay` of itself.

@@ -97,7 +97,7 @@ pub trait Lean: Clone {
         self
     }
 
-    /// How much of itself each moment keeps in a step.
+    /// Decay rate of each moment.
     #[doc(hidden)]
     fn kept_shares(&self) -> Vec<(&'static str, f64)>;
 

@@ -15,10 +15,10 @@ use crate::{LeanBackend, pass::Settings};
 /// Configuration of [`RAdam`].
 #[derive(Config, Debug)]
 pub struct RAdamConfig {
-    /// How much of the first moment is kept.
+    /// Decay rate of the first moment.
     #[config(default = 0.9)]
     pub beta_1: f64,
-    /// How much of the second moment is kept.
+    /// Decay rate of the second moment.
     #[config(default = 0.999)]
     pub beta_2: f64,
     /// Added to the root of the second moment.

@@ -19,10 +19,10 @@ use crate::{
 /// Configuration of [`StableAdamW`].
 #[derive(Config, Debug)]
 pub struct StableAdamWConfig {
-    /// How much of the first moment is kept.
+    /// Decay rate of the first moment.
     #[config(default = 0.9)]
     pub beta_1: f64,
-    /// How much of the second moment is kept.
+    /// Decay rate of the second moment.
     #[config(default = 0.99)]
     pub beta_2: f64,
     /// Added to the root of the second moment.
@@ -80,7 +80,7 @@ impl EightBitMoments for StableAdamW {}
 /// State of [`StableAdamW`].
 #[derive(Record, Clone, Debug)]
 pub struct StableAdamWState<B: Backend> {
-    /// How many steps there were.
+    /// Number of steps taken.
     pub time: usize,
     /// Moving average of gradients, without bias.
     pub moment_1: Moment<B>,

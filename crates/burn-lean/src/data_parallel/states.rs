@@ -37,7 +37,7 @@ impl States {
         })
     }
 
-    /// Whose states they are.
+    /// Ids of the parameters that have states.
     pub(super) fn params(&self) -> BTreeSet<u64> {
         let names = self.tensors.iter().map(|tensor| tensor.name.as_str());
         let names = names.chain(self.scalars.keys().map(String::as_str));

@@ -70,7 +70,7 @@ pub struct AdaLomo {
 /// State of [`AdaLomo`].
 #[derive(Clone, Debug)]
 pub struct AdaLomoState<const D: usize> {
-    /// How many steps there were.
+    /// Number of steps taken.
     pub time: usize,
     /// Moving average of squared gradients.
     pub square: Factored<D>,

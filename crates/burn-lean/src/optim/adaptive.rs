@@ -11,7 +11,7 @@ use super::settings::Settings;
 /// Moments of an optimizer, saved as Burn saves them.
 #[derive(Clone, Debug)]
 pub struct AdaptiveMomentumState<const D: usize> {
-    /// How many steps there were.
+    /// Number of steps taken.
     pub time: usize,
     /// Moving average of gradients.
     pub moment_1: Moment<D>,
@@ -29,7 +29,7 @@ record_state!(AdaptiveMomentumState {
 });
 
 impl<const D: usize> AdaptiveMomentumState<D> {
-    /// How many steps there were.
+    /// Number of steps taken.
     pub(super) fn steps(state: &Option<Self>) -> usize {
         state.as_ref().map_or(0, |state| state.time)
     }

@@ -211,7 +211,7 @@ fn rejoin_on_host<const D: usize>(nearest: Tensor<D>, low: LowerHalves) -> Tenso
 
 /// State of [`Bf16Weights`].
 pub struct Bf16State<O: Optimizer, const D: usize> {
-    /// How many steps there were.
+    /// Number of steps taken.
     pub time: usize,
     /// State of the optimizer in 32 bits.
     pub optimizer: Option<O::State<D>>,

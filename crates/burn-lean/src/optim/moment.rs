@@ -6,7 +6,7 @@ use burn_lean_arithmetic::optim::{DynamicMap, EightBitData, blocks, words};
 
 use super::record::Field;
 
-/// How a state is kept in memory.
+/// Storage of a state in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// As floats of this type.

@@ -10,7 +10,7 @@ pub enum ReleaseError {
          `step` the rate that `arm` was given (call the scheduler once per step, before `arm`)"
     )]
     LearningRate {
-        /// Where the parameter is in the model.
+        /// Path of the parameter in the model.
         path: String,
         /// The rate that steps inside backward use.
         armed: f64,
@@ -26,7 +26,7 @@ pub enum ReleaseError {
          (`arm_accumulated`)"
     )]
     AlreadyStepped {
-        /// Where the parameter is in the model.
+        /// Path of the parameter in the model.
         path: String,
     },
 
@@ -38,7 +38,7 @@ pub enum ReleaseError {
          decide before backward whether to step"
     )]
     Unclaimed {
-        /// Where the parameter is in the model.
+        /// Path of the parameter in the model.
         path: String,
     },
 
@@ -49,7 +49,7 @@ pub enum ReleaseError {
          optimizer, `arm_accumulated` for micro-batches), or do not arm for this step"
     )]
     GradientChanged {
-        /// Where the parameter is in the model.
+        /// Path of the parameter in the model.
         path: String,
     },
 
@@ -60,7 +60,7 @@ pub enum ReleaseError {
          change weights between `step` and `arm`"
     )]
     Placeholder {
-        /// Where the parameter is in the model.
+        /// Path of the parameter in the model.
         path: String,
     },
 
@@ -79,7 +79,7 @@ pub enum ReleaseError {
          returned"
     )]
     WrongModel {
-        /// Where the parameter is in the model that was armed.
+        /// Path of the parameter in the model that was armed.
         path: String,
     },
 
@@ -89,7 +89,7 @@ pub enum ReleaseError {
          taken; pass the model that `arm` returned"
     )]
     Copy {
-        /// Where the parameter is in the model.
+        /// Path of the parameter in the model.
         path: String,
     },
 
@@ -99,7 +99,7 @@ pub enum ReleaseError {
          it already; change weights after `optim.step`"
     )]
     ChangedBeforeStep {
-        /// Where the parameter is in the model.
+        /// Path of the parameter in the model.
         path: String,
     },
 
@@ -111,7 +111,7 @@ pub enum ReleaseError {
          backward, in `TrainStep::step`"
     )]
     SteppedCopy {
-        /// Where the parameter is in the model.
+        /// Path of the parameter in the model.
         path: String,
     },
 
@@ -169,9 +169,9 @@ pub enum ReleaseError {
          kept by id; to tie weights, keep one `Param` and use it in both places"
     )]
     DuplicateParam {
-        /// Where the one is in the model.
+        /// Path of the one in the model.
         first: String,
-        /// Where the other is.
+        /// Path of the other.
         second: String,
     },
 
@@ -181,7 +181,7 @@ pub enum ReleaseError {
          of the model, and finish or `disarm` the other step first"
     )]
     ArmedElsewhere {
-        /// Where the parameter is in the model.
+        /// Path of the parameter in the model.
         path: String,
     },
 
@@ -192,7 +192,7 @@ pub enum ReleaseError {
          after `step`"
     )]
     CopyWithAdapters {
-        /// Where the parameter is in the model.
+        /// Path of the parameter in the model.
         path: String,
     },
 
@@ -202,7 +202,7 @@ pub enum ReleaseError {
          on (flex, ndarray, wgpu or cuda), or train without arming"
     )]
     Backend {
-        /// Where the parameter is in the model.
+        /// Path of the parameter in the model.
         path: String,
         /// Its device.
         device: String,
@@ -274,7 +274,7 @@ pub enum ReleaseError {
          losses, or accumulate the gradients of the earlier ones"
     )]
     MeasuredTwice {
-        /// Where the parameter is in the model.
+        /// Path of the parameter in the model.
         path: String,
     },
 
@@ -299,7 +299,7 @@ pub enum ReleaseError {
         }
     )]
     NonFinite {
-        /// Where the parameter is in the model.
+        /// Path of the parameter in the model.
         path: String,
         /// Parameters that were stepped with the gradients before.
         stepped: usize,
@@ -321,7 +321,7 @@ pub enum ReleaseError {
          computes"
     )]
     HalfPrecision {
-        /// Where the parameter is in the model.
+        /// Path of the parameter in the model.
         path: String,
     },
 
@@ -331,7 +331,7 @@ pub enum ReleaseError {
          backward, when an armed parameter has been stepped; train this model without arming"
     )]
     Distributed {
-        /// Where the parameter is in the model.
+        /// Path of the parameter in the model.
         path: String,
     },
 

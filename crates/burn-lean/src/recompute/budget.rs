@@ -65,7 +65,7 @@ struct Measured {
 pub struct Planned {
     /// Bytes of the scopes whose activations are kept.
     pub bytes: u64,
-    /// How many scopes are computed again.
+    /// Number of scopes that are recomputed.
     pub recomputed: usize,
 }
 

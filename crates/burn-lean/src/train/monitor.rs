@@ -56,7 +56,7 @@ impl StepMonitor {
         iterations.last.push_back(Iteration { iteration, step });
     }
 
-    /// How many iterations there were until now.
+    /// Number of iterations so far.
     pub(super) fn count(&self) -> usize {
         let iterations = self.iterations();
         iterations.forgotten + iterations.last.len()

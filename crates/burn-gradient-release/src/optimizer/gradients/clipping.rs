@@ -74,7 +74,7 @@ pub struct AutoClipConfig {
     /// From 0 to 100.
     #[config(default = 10.0)]
     pub percentile: f64,
-    /// How many of the last norms of each tensor are kept.
+    /// Number of recent norms kept for each tensor.
     #[config(default = 10_000)]
     pub history: usize,
 }

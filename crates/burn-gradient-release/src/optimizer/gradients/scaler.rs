@@ -26,10 +26,10 @@ pub struct LossScalerConfig {
     /// The first scale.
     #[config(default = 65536.0)]
     pub init_scale: f64,
-    /// By what the scale rises.
+    /// Factor by which the scale grows.
     #[config(default = 2.0)]
     pub growth_factor: f64,
-    /// By what the scale falls.
+    /// Factor by which the scale shrinks after an overflow.
     #[config(default = 0.5)]
     pub backoff_factor: f64,
     /// Steps without overflow before the scale rises.

@@ -17,7 +17,7 @@ pub struct Adafactor {
     pub clip_threshold: f64,
     /// The second moment keeps `1 - step^decay_rate` of itself.
     pub decay_rate: f64,
-    /// How much of the first moment is kept, if there is one.
+    /// Decay rate of the first moment, if there is one.
     pub beta_1: Option<f64>,
     /// Weight decay that does not go through the gradient.
     pub weight_decay: f64,
@@ -26,7 +26,7 @@ pub struct Adafactor {
 /// State of [`Adafactor`].
 #[derive(Clone, Debug)]
 pub struct AdafactorState<T> {
-    /// How many steps there were.
+    /// Number of steps taken.
     pub time: usize,
     /// Moving average of squared gradients.
     pub square: Factored<T>,

@@ -10,9 +10,9 @@ use crate::settings::{amount, expect_in_range, share};
 /// Adam, as Burn has it.
 #[derive(Clone, Copy, Debug)]
 pub struct Adam {
-    /// How much of the first moment is kept.
+    /// Decay rate of the first moment.
     pub beta_1: f32,
-    /// How much of the second moment is kept.
+    /// Decay rate of the second moment.
     pub beta_2: f32,
     /// Added to the root of the second moment.
     pub epsilon: f32,

@@ -6,11 +6,11 @@ use crate::settings::{amount, expect_in_range, share};
 /// Adan, as Burn has it.
 #[derive(Clone, Copy, Debug)]
 pub struct Adan {
-    /// How much of the average of gradients is kept.
+    /// Decay rate of the average of gradients.
     pub beta_1: f32,
-    /// How much of the average of their differences is kept.
+    /// Decay rate of the average of their differences.
     pub beta_2: f32,
-    /// How much of the average of squares is kept.
+    /// Decay rate of the average of squares.
     pub beta_3: f32,
     /// Added to the root of the average of squares.
     pub epsilon: f32,

@@ -6,11 +6,11 @@ use crate::settings::{amount, expect_in_range, positive, share};
 /// CAME.
 #[derive(Clone, Copy, Debug)]
 pub struct Came {
-    /// How much of the first moment is kept.
+    /// Decay rate of the first moment.
     pub beta_1: f64,
-    /// How much of the second moment is kept.
+    /// Decay rate of the second moment.
     pub beta_2: f64,
-    /// How much of the instability is kept.
+    /// Decay rate of the instability.
     pub beta_3: f64,
     /// Added to squared gradients.
     pub epsilon_1: f64,

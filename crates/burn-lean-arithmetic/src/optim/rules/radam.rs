@@ -9,9 +9,9 @@ use crate::settings::{amount, expect_in_range, share};
 /// RAdam.
 #[derive(Clone, Copy, Debug)]
 pub struct RAdam {
-    /// How much of the first moment is kept.
+    /// Decay rate of the first moment.
     pub beta_1: f64,
-    /// How much of the second moment is kept.
+    /// Decay rate of the second moment.
     pub beta_2: f64,
     /// Added to the root of the second moment.
     pub epsilon: f64,

@@ -37,7 +37,7 @@ impl Rule<0> for Descent {
 /// Momentum, as Burn has it.
 #[derive(Clone, Copy, Debug)]
 pub struct Momentum {
-    /// How much of the velocity is kept, as Burn rounds it.
+    /// Decay rate of the velocity, as Burn rounds it.
     pub momentum: f64,
     /// The part of a gradient that does not go into the velocity, from the second step on.
     pub dampening: f64,

@@ -28,7 +28,7 @@ pub struct MultiHeadAttentionConfig {
     /// Whether queries may attend to nothing.
     #[config(default = false)]
     pub quiet_softmax: bool,
-    /// How the parameters begin.
+    /// Initializer of the parameters.
     #[config(default = "Initializer::KaimingUniform{gain:1.0/f64::sqrt(3.0), fan_out_only:false}")]
     pub initializer: Initializer,
     /// Whether the key layer has a bias.

@@ -18,7 +18,7 @@ pub struct LinearConfig {
     /// Whether a bias is added.
     #[config(default = true)]
     pub bias: bool,
-    /// How the parameters begin.
+    /// Initializer of the parameters.
     #[config(default = "Initializer::KaimingUniform{gain:1.0/f64::sqrt(3.0), fan_out_only:false}")]
     pub initializer: Initializer,
     /// The layout of the weight in memory.

@@ -19,7 +19,7 @@ pub struct SwiGluConfig {
     /// Whether biases are added.
     #[config(default = false)]
     pub bias: bool,
-    /// How the parameters begin.
+    /// Initializer of the parameters.
     #[config(default = "Initializer::KaimingUniform{gain:1.0/f64::sqrt(3.0), fan_out_only:false}")]
     pub initializer: Initializer,
     /// The layout of the weights in memory.

@@ -33,7 +33,7 @@ pub struct TransformerEncoderConfig {
     /// Whether queries may attend to nothing.
     #[config(default = false)]
     pub quiet_softmax: bool,
-    /// How the parameters begin.
+    /// Initializer of the parameters.
     #[config(default = "Initializer::KaimingUniform{gain:1.0/f64::sqrt(3.0), fan_out_only:false}")]
     pub initializer: Initializer,
     /// The activation of the feed-forward network. Default: GELU.

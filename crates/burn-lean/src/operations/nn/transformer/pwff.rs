@@ -21,7 +21,7 @@ pub struct PositionWiseFeedForwardConfig {
     /// The probability that a hidden feature is dropped. Default: 0.1.
     #[config(default = 0.1)]
     pub dropout: f64,
-    /// How the parameters begin.
+    /// Initializer of the parameters.
     #[config(default = "Initializer::KaimingUniform{gain:1.0/f64::sqrt(3.0), fan_out_only:false}")]
     pub initializer: Initializer,
     /// The activation between the linear layers. Default: GELU.
