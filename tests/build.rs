@@ -1,5 +1,5 @@
-//! Looks for the devices that tests want. Where there is none, one ignored test stands in the place of all of them,
-//! and says why.
+//! Looks for the devices that tests want. Where there is none, one ignored test stands in the place
+//! of all of them, and says why.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -99,7 +99,8 @@ fn cuda_devices() -> Result<usize, String> {
     } else {
         "libcuda.so.1"
     };
-    // SAFETY: the library is NVIDIA's driver, and the two functions are declared as in its `cuda.h`.
+    // SAFETY: the library is NVIDIA's driver, and the two functions are declared as in its
+    // `cuda.h`.
     unsafe {
         let driver =
             Library::new(name).map_err(|_| format!("no driver ({name}); install NVIDIA's"))?;

@@ -1,8 +1,8 @@
-//! Time and peak of a step that is clipped by the global norm, in two backward passes, beside one without
-//! clipping and one that measures the norm: ViT-S/16 on Flex, AdamW, gradient release.
+//! Time and peak of a step that is clipped by the global norm, in two backward passes, beside one
+//! without clipping and one that measures the norm: ViT-S/16 on Flex, AdamW, gradient release.
 //!
-//! All step in turn in one process, every second turn in reverse; printed are medians and ratios. With glibc,
-//! tell its allocator to keep memory:
+//! All step in turn in one process, every second turn in reverse; printed are medians and ratios.
+//! With glibc, tell its allocator to keep memory:
 //!
 //! ```sh
 //! MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=1099511627776 \

@@ -1,12 +1,13 @@
-//! Accuracy on the bundled digits of what is not exact: moments in 8 bits, weights in bf16, and micro-batches that go
-//! into the moments. The vision transformer, batches and schedule are those of `vit train`, without dropout; Flex, gradient
-//! release.
+//! Accuracy on the bundled digits of what is not exact: moments in 8 bits, weights in bf16, and
+//! micro-batches that go into the moments. The vision transformer, batches and schedule are those
+//! of `vit train`, without dropout; Flex, gradient release.
 //!
 //! ```sh
 //! cargo run --release -p benchmarks --example digits -- 20 5
 //! ```
 //!
-//! The arguments are the number of epochs and of seeds, and the first seed. A line is printed for each run, and a table of means at the end.
+//! The arguments are the number of epochs and of seeds, and the first seed. A line is printed for
+//! each run, and a table of means at the end.
 
 use anyhow::Result;
 use burn::backend::{Autodiff, Flex};

@@ -87,7 +87,8 @@ struct SuiteArgs {
     /// Width and height of an image [default: the preset's]
     #[arg(long, value_name = "PIXELS")]
     image_size: Option<usize>,
-    /// Versions of Burn, separated by commas; 0.22 with the vision transformer and the encoder, on flex
+    /// Versions of Burn, separated by commas; 0.22 with the vision transformer and the encoder, on
+    /// flex
     #[arg(
         long,
         value_enum,
@@ -119,8 +120,8 @@ struct SuiteArgs {
         default_value = "none,balanced"
     )]
     checkpointing: Vec<Checkpointing>,
-    /// What models are made of, separated by commas: Burn's modules, or those of burn-lean, which keep
-    /// little for the backward pass
+    /// What models are made of, separated by commas: Burn's modules, or those of burn-lean, which
+    /// keep little for the backward pass
     #[arg(long, value_enum, value_delimiter = ',', default_value = "default")]
     operations: Vec<Operations>,
     /// How Burn computes the gradient of a linear layer's weight, separated by commas
@@ -158,7 +159,8 @@ struct SuiteArgs {
     /// Steps before the measured ones, which compile kernels and create the optimizer's state
     #[arg(long, default_value = "3")]
     warm_up: NonZeroUsize,
-    /// Repetitions of every run, in turn, every second time in reverse: plain, release, release, plain, ...
+    /// Repetitions of every run, in turn, every second time in reverse: plain, release, release,
+    /// plain, ...
     #[arg(long, default_value = "1")]
     repeat: NonZeroUsize,
     /// Learning rate
@@ -167,8 +169,8 @@ struct SuiteArgs {
     /// Seed of weights and batches
     #[arg(long, default_value = "42")]
     seed: u64,
-    /// Also record a memory timeline of each run of Burn: two steps, in one more process, into timelines/
-    /// beside the results; `burn-memory` shows the files
+    /// Also record a memory timeline of each run of Burn: two steps, in one more process, into
+    /// timelines/ beside the results; `burn-memory` shows the files
     #[arg(long)]
     memory_timeline: bool,
     /// Time limit of a run; a run that takes longer is left out
@@ -207,8 +209,8 @@ that of lean operations any but its own.";
 
 /// Measures a run, as a measuring process: from its spec in JSON to its result in JSON.
 ///
-/// The binary passes it in. Defined in this library, it would compile the training on every backend,
-/// which takes minutes, into the tests of the library too.
+/// The binary passes it in. Defined in this library, it would compile the training on every
+/// backend, which takes minutes, into the tests of the library too.
 pub type Child = fn(&str) -> Result<String>;
 
 /// Runs the program.
@@ -249,7 +251,8 @@ fn run(args: &SuiteArgs) -> Result<ExitCode> {
     })
 }
 
-/// Replaces the files of the folder whole: whoever interrupts the suite has those of the runs before.
+/// Replaces the files of the folder whole: whoever interrupts the suite has those of the runs
+/// before.
 fn write(results: &Results, folder: &Path) -> Result<()> {
     let table = report::table(results);
     let json = serde_json::to_string_pretty(results)?;

@@ -1,5 +1,5 @@
-//! The model of <https://github.com/tracel-ai/burn/issues/5212>: Burn's own transformer encoder between an
-//! embedding and a head that scores tokens.
+//! The model of <https://github.com/tracel-ai/burn/issues/5212>: Burn's own transformer encoder
+//! between an embedding and a head that scores tokens.
 
 use crate::loss::cross_entropy;
 use crate::results::LossChunk;
@@ -64,8 +64,8 @@ pub struct Encoder<B: Backend> {
 }
 
 impl<B: Backend> Encoder<B> {
-    /// Whether the backward pass recomputes the layers from their inputs, on a backend with gradient
-    /// release; otherwise their activations are kept.
+    /// Whether the backward pass recomputes the layers from their inputs, on a backend with
+    /// gradient release; otherwise their activations are kept.
     pub fn recomputing_layers(mut self, recomputes: bool) -> Self {
         self.recomputes_layers = recomputes;
         self
@@ -142,7 +142,8 @@ mod tests {
     fn the_largest_parameter_is_the_largest() {
         let model = config().init::<Flex>(&Default::default());
         assert_eq!(config().largest_param(), 8 * 32);
-        // Four square matrices, the two of the hidden sub-layer and two norms in each of two layers.
+        // Four square matrices, the two of the hidden sub-layer and two norms in each of two
+        // layers.
         let layer = 4 * (64 + 8) + (256 + 32) + (256 + 8) + 2 * 16;
         let head = 8 * 11 + 11;
         assert_eq!(model.num_params(), 11 * 8 + 4 * 8 + 2 * layer + head);

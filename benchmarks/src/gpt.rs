@@ -1,5 +1,5 @@
-//! A decoder in the style of GPT-2 (Radford et al., 2019), with an output matrix that is not tied to the
-//! embedding.
+//! A decoder in the style of GPT-2 (Radford et al., 2019), with an output matrix that is not tied
+//! to the embedding.
 
 use crate::loss::cross_entropy;
 use crate::results::LossChunk;
@@ -85,8 +85,8 @@ pub struct Gpt<B: Backend> {
 }
 
 impl<B: Backend> Gpt<B> {
-    /// Whether the backward pass recomputes the blocks from their inputs, on a backend with gradient
-    /// release; otherwise their activations are kept.
+    /// Whether the backward pass recomputes the blocks from their inputs, on a backend with
+    /// gradient release; otherwise their activations are kept.
     pub fn recomputing_blocks(mut self, recomputes: bool) -> Self {
         self.recomputes_blocks = recomputes;
         self

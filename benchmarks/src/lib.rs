@@ -1,8 +1,8 @@
 //! Memory and time of a training step: Burn, gradient release, PyTorch and optimi side by side.
 //!
-//! [`plan`] decides what is measured, [`suite`] executes the plan, and [`measure`] runs in the process
-//! of each run, or `burn_0_22` for Burn 0.22. Their output is [`results`], and [`report`] turns it into a table and a plot. No module
-//! imports one that imports it.
+//! [`plan`] decides what is measured, [`suite`] executes the plan, and [`measure`] runs in the
+//! process of each run, or `burn_0_22` for Burn 0.22. Their output is [`results`], and [`report`]
+//! turns it into a table and a plot. No module imports one that imports it.
 
 pub mod available;
 #[cfg(feature = "flex")]

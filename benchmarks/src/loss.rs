@@ -9,8 +9,8 @@ use burn_gradient_release::checkpoint;
 
 /// The mean cross entropy of what `head` scores.
 ///
-/// With chunks, each is a scope of `checkpoint` around head and loss: on a backend with gradient release,
-/// only the scores of one chunk exist at once.
+/// With chunks, each is a scope of `checkpoint` around head and loss: on a backend with gradient
+/// release, only the scores of one chunk exist at once.
 ///
 /// # Shapes
 ///

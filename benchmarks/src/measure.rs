@@ -82,9 +82,9 @@ fn recorded<J: Job>(engine: &Engine, linear: LinearGradient, job: J) -> Result<J
     }
 }
 
-/// Runs the job for its time. With fusion that is on the backend that does not count bytes: counting
-/// costs a little. Without fusion a step takes several times as long, and the metered backend serves
-/// for both, which saves compiling the training once more. `plan` relies on this.
+/// Runs the job for its time. With fusion that is on the backend that does not count bytes:
+/// counting costs a little. Without fusion a step takes several times as long, and the metered
+/// backend serves for both, which saves compiling the training once more. `plan` relies on this.
 fn timed<J: Job>(engine: &Engine, linear: LinearGradient, job: J) -> Result<J::Output> {
     match engine.backend {
         #[cfg(feature = "wgpu")]
@@ -99,7 +99,8 @@ fn timed<J: Job>(engine: &Engine, linear: LinearGradient, job: J) -> Result<J::O
     }
 }
 
-/// Runs the job on a backend that counts bytes and cannot be recorded, as recording costs a little too.
+/// Runs the job on a backend that counts bytes and cannot be recorded, as recording costs a little
+/// too.
 fn counted<J: Job>(engine: &Engine, linear: LinearGradient, job: J) -> Result<J::Output> {
     match engine.backend {
         #[cfg(feature = "flex")]
@@ -218,8 +219,8 @@ impl<W: Workload> Measure<'_, W> {
             .map(|report| report.recomputed().into());
         let mut peak = memory.as_ref().map(Memory::peak);
         if let (Some(memory), Some(peak), Some(mut discard)) = (&memory, &mut peak, discard) {
-            // The optimizer's state stays alive, as in a training, and no parameter is stepped. In the
-            // first step automatic checkpointing learns what to recompute.
+            // The optimizer's state stays alive, as in a training, and no parameter is stepped. In
+            // the first step automatic checkpointing learns what to recompute.
             (model, _) = self.step(model, discard.as_mut(), next(), &device, &mut ())?;
             memory.reset_peak();
             (model, _) = self.step(model, discard.as_mut(), next(), &device, &mut ())?;

@@ -61,7 +61,8 @@ fn read(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> 
     })
 }
 
-/// The line that says why a process failed: our own error, the message of a panic, or Python's last.
+/// The line that says why a process failed: our own error, the message of a panic, or Python's
+/// last.
 fn reason(stderr: &str) -> Option<String> {
     let lines = || {
         stderr

@@ -1,8 +1,8 @@
 //! How long a data parallel step takes, as told from its parts.
 //!
-//! A replica computes its gradients one after the other; while the next one is computed, one is on its way. What is on
-//! its way takes the time of its messages and of its bytes. From those of one replica, and of messages between two,
-//! follows the step of many.
+//! A replica computes its gradients one after the other; while the next one is computed, one is on
+//! its way. What is on its way takes the time of its messages and of its bytes. From those of one
+//! replica, and of messages between two, follows the step of many.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +14,8 @@ const SEGMENT: f64 = (512 << 10) as f64;
 pub struct Gradient {
     /// Its size.
     pub bytes: u64,
-    /// Seconds of the backward pass since the one before was complete, the optimizer's step left out.
+    /// Seconds of the backward pass since the one before was complete, the optimizer's step left
+    /// out.
     pub compute: f64,
     /// Seconds of the optimizer's step.
     pub step: f64,
@@ -50,11 +51,12 @@ pub struct Step {
 }
 
 impl Network {
-    /// Seconds to reduce a gradient among so many, of which as many are on each machine: 1, and nothing is
-    /// carried for a neighbour.
+    /// Seconds to reduce a gradient among so many, of which as many are on each machine: 1, and
+    /// nothing is carried for a neighbour.
     ///
-    /// Its name is compared by doubling; each segment goes in parts to all others of the machine, and to one on each
-    /// other machine, and comes back the same way. Within a machine messages take as long as between two.
+    /// Its name is compared by doubling; each segment goes in parts to all others of the machine,
+    /// and to one on each other machine, and comes back the same way. Within a machine messages
+    /// take as long as between two.
     pub fn reduce(&self, bytes: u64, ranks: usize, of_a_machine: usize) -> f64 {
         if ranks == 1 {
             return 0.0;

@@ -62,8 +62,8 @@ impl Kind {
     }
 }
 
-/// Decoders by size. `Large` has the proportions of a small language model: 16 layers, and a vocabulary of
-/// 30,000, which has a quarter of the weights.
+/// Decoders by size. `Large` has the proportions of a small language model: 16 layers, and a
+/// vocabulary of 30,000, which has a quarter of the weights.
 fn gpt(preset: Preset) -> GptConfig {
     let (vocabulary, context, dim, depth, heads) = match preset {
         Preset::Tiny => (512, 32, 64, 2, 4),

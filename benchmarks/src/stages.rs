@@ -57,8 +57,8 @@ impl<'a> Stages<'a> {
         }
     }
 
-    /// The bytes of the run: of its measured steps, of those to warm up, of the optimizer's state, and of
-    /// the step that was observed.
+    /// The bytes of the run: of its measured steps, of those to warm up, of the optimizer's state,
+    /// and of the step that was observed.
     pub(crate) fn bytes(self, peak: Peak, warm_up_peak: u64, optimizer_state: u64) -> Bytes {
         let [before, forward, backward, step] = self.bytes;
         Bytes {

@@ -176,7 +176,8 @@ impl Suite<'_> {
         }
     }
 
-    /// Runs the process that counts bytes and, with `timed_apart`, another one that measures the time.
+    /// Runs the process that counts bytes and, with `timed_apart`, another one that measures the
+    /// time.
     fn processes(
         &self,
         case: &Case,

@@ -25,8 +25,8 @@ pub struct TimelineSpec {
 }
 
 impl TimelineSpec {
-    /// The recording of a run. The floor has none, because it has no optimizer, and PyTorch has none,
-    /// because it has a recorder of its own.
+    /// The recording of a run. The floor has none, because it has no optimizer, and PyTorch has
+    /// none, because it has a recorder of its own.
     pub fn of(case: &Case, subject: &Subject, folder: &Path) -> Option<Self> {
         Some(Self {
             title: format!("{}, {}", case.title(), subject.name()),

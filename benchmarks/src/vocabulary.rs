@@ -1,5 +1,5 @@
-//! The largest vocabulary that gradient release trains within the peak that plain Burn needs for the
-//! preset's.
+//! The largest vocabulary that gradient release trains within the peak that plain Burn needs for
+//! the preset's.
 
 use crate::gpt::GptConfig;
 use crate::results::{Arithmetic, BurnVersion, Case, Checkpointing, Mode, Subject, Vocabulary};
@@ -60,8 +60,8 @@ pub fn search(
     })
 }
 
-/// Extrapolates the last two measurements to `budget`, until the largest vocabulary that fits is known
-/// to one [`STEP`] (secant method).
+/// Extrapolates the last two measurements to `budget`, until the largest vocabulary that fits is
+/// known to one [`STEP`] (secant method).
 fn close_in(
     first: (usize, u64),
     budget: u64,

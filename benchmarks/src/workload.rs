@@ -17,8 +17,8 @@ const BATCHES: usize = 4;
 /// A batch on the host.
 pub type HostBatch = (TensorData, TensorData);
 
-/// A model that can be built on any backend, and random batches for it: the cost of a step does not depend
-/// on their content.
+/// A model that can be built on any backend, and random batches for it: the cost of a step does not
+/// depend on their content.
 pub trait Workload {
     /// The model.
     type Model<B: AutodiffBackend>: AutodiffModule<B> + ModuleDisplay + 'static;
@@ -26,8 +26,8 @@ pub trait Workload {
     /// The optimizer that trains it by default.
     const OPTIMIZER: OptimizerKind;
 
-    /// Builds the model with random weights. With `recomputes_blocks`, the backward pass computes its
-    /// blocks again, on a backend with gradient release.
+    /// Builds the model with random weights. With `recomputes_blocks`, the backward pass computes
+    /// its blocks again, on a backend with gradient release.
     fn init<B: AutodiffBackend>(
         &self,
         recomputes_blocks: bool,

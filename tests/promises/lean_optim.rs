@@ -1,5 +1,5 @@
-//! The optimizers of `burn-lean-optim` with gradient release: plain Burn's weights, and no memory beside the
-//! largest gradient.
+//! The optimizers of `burn-lean-optim` with gradient release: plain Burn's weights, and no memory
+//! beside the largest gradient.
 
 use burn::backend::Flex;
 use burn::grad_clipping::GradientClippingConfig;
@@ -106,7 +106,8 @@ fn checkpoints_pass_between_burns_optimizer_and_the_one_in_one_pass() {
     let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
     let mut whole = config.init::<P, _>();
     let mut model = start.model::<Mlp, P>();
-    // Every third step in one pass with release, the others with plain Burn, each from the record of the last.
+    // Every third step in one pass with release, the others with plain Burn, each from the record
+    // of the last.
     let mut record: Option<Vec<u8>> = None;
     let mut mixed = start.model::<Mlp, P>();
     for step in 0..9 {
@@ -164,7 +165,8 @@ fn accumulation_in_the_moments_is_the_same_with_and_without_release() {
 
 const MICRO_BATCHES: u64 = 4;
 
-/// The peak of a step's micro-batches, the moments of an earlier step being there, and the weights after it.
+/// The peak of a step's micro-batches, the moments of an earlier step being there, and the weights
+/// after it.
 fn peak_of_micro_batches(
     start: &Start,
     mut run: impl FnMut(<Mlp as Scenario>::Model<R>, u64) -> <Mlp as Scenario>::Model<R>,

@@ -1,5 +1,5 @@
-//! Schedulers that the optimizer owns: saved and resumed in another process, they give the weights of
-//! the uninterrupted run.
+//! Schedulers that the optimizer owns: saved and resumed in another process, they give the weights
+//! of the uninterrupted run.
 
 use std::path::Path;
 use std::process::Command;

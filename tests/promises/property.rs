@@ -66,7 +66,8 @@ struct Graph {
 enum Recomputed {
     None,
     Policy(Recompute),
-    /// All: scopes of so many operations, one after the other, and one around the rest and the loss.
+    /// All: scopes of so many operations, one after the other, and one around the rest and the
+    /// loss.
     InScopes(Vec<usize>),
     /// Stretches of so many operations, each in a scope or not; the rest, and the loss, in none.
     Mixed(Vec<(usize, bool)>),
@@ -84,8 +85,8 @@ impl Recomputed {
     /// How far weights may be from plain Burn's.
     ///
     /// Where a parameter is used in scopes and outside of all of them, three times or more, its
-    /// contributions come in another order: the core does not see the tape outside. The bound is what
-    /// 100,000 random graphs showed, times four.
+    /// contributions come in another order: the core does not see the tape outside. The bound is
+    /// what 100,000 random graphs showed, times four.
     fn tolerance(&self) -> f32 {
         match self {
             Self::Mixed(_) => 1e-6,
@@ -148,8 +149,8 @@ fn graph() -> impl Strategy<Value = Graph> {
 fn graphs() -> impl Strategy<Value = [Graph; 2]> {
     (graph(), graph()).prop_map(|(one, other)| {
         let program = match one.recomputed {
-            // What was planned for one program is not made for another: one in some 2,000 such pairs
-            // is off by a last bit.
+            // What was planned for one program is not made for another: one in some 2,000 such
+            // pairs is off by a last bit.
             Recomputed::Policy(_) => one.clone(),
             _ => other.clone(),
         };

@@ -1,4 +1,5 @@
-//! The time of a data parallel step: measured with 1, 2 and 4 replicas, told from the parts of one, and told for more.
+//! The time of a data parallel step: measured with 1, 2 and 4 replicas, told from the parts of one,
+//! and told for more.
 //!
 //! ViT-S/16 on Flex, Adam, each replica on one thread. Starts `mpirun`:
 //!

@@ -151,8 +151,9 @@ pub(crate) fn run(replicas: Replicas, batch_size: usize, steps: usize) -> Result
 
 /// The parts of a step, and how long it waited.
 ///
-/// A gradient is sent off once the one before has arrived and was stepped with: what is between a gradient and the
-/// wait for it is computed for the next one, and what is between that wait and the next gradient is its step.
+/// A gradient is sent off once the one before has arrived and was stepped with: what is between a
+/// gradient and the wait for it is computed for the next one, and what is between that wait and the
+/// next gradient is its step.
 fn parts(forward: f64, backward: Instant, events: &[Event]) -> (Replica, f64) {
     let seconds = |from: Instant, to: Instant| to.duration_since(from).as_secs_f64();
     let mut gradients: Vec<Gradient> = Vec::new();

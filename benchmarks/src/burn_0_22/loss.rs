@@ -7,8 +7,8 @@ use burn_0_22::tensor::{Int, Tensor};
 use burn_lean::checkpoint_chunks;
 use burn_lean::operations::{linear_cross_entropy, nn};
 
-/// The mean cross entropy of what `head` scores. With chunks, each is a scope around head and loss: only
-/// the scores of one chunk exist at once.
+/// The mean cross entropy of what `head` scores. With chunks, each is a scope around head and loss:
+/// only the scores of one chunk exist at once.
 ///
 /// # Shapes
 ///

@@ -1,4 +1,5 @@
-//! Measures a run on Burn 0.22, inside its process: what [`measure`](crate::measure) does on Burn 0.21.
+//! Measures a run on Burn 0.22, inside its process: what [`measure`](crate::measure) does on Burn
+//! 0.21.
 
 use super::encoder::{Encoder, LeanEncoder};
 use super::optimizer::Stepper;

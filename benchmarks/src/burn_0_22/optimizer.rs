@@ -1,4 +1,5 @@
-//! Optimizers on Burn 0.22, with the defaults of their configurations, with and without gradient release.
+//! Optimizers on Burn 0.22, with the defaults of their configurations, with and without gradient
+//! release.
 
 use crate::results::Mode;
 use anyhow::{Result, bail};

@@ -21,8 +21,8 @@ pub(super) trait Trainee<M: Module>: Workload {
     /// `recomputed` says.
     fn build(&self, recomputed: Recomputed, device: &Device) -> M;
 
-    /// The loss of a batch, with a language model's by chunks if `chunk` says so, and with the masks of
-    /// dropout drawn from `seed`.
+    /// The loss of a batch, with a language model's by chunks if `chunk` says so, and with the
+    /// masks of dropout drawn from `seed`.
     fn loss_of(
         &self,
         model: &M,
@@ -79,8 +79,8 @@ impl<M: Scorer> Trainee<M> for EncoderConfig {
     }
 }
 
-/// Draws the parameters of a model, in its order. Burn would draw each at its first use, which comes
-/// earlier in a scope.
+/// Draws the parameters of a model, in its order. Burn would draw each at its first use, which
+/// comes earlier in a scope.
 pub(super) fn draw<M: Module>(model: &M) {
     struct Draw;
     impl ModuleVisitor for Draw {

@@ -175,8 +175,9 @@ impl Planner<'_> {
         }
     }
 
-    /// All modes in turn, those of one version of Burn beside each other, as often as repeated, every second time in reverse: neighbours in time are
-    /// compared with each other. Then the memory timelines, one for each mode.
+    /// All modes in turn, those of one version of Burn beside each other, as often as repeated,
+    /// every second time in reverse: neighbours in time are compared with each other. Then the
+    /// memory timelines, one for each mode.
     fn burn(&mut self, case: &Case, backend: BackendKind, fusion: bool) {
         let request = self.request;
         let mut subjects = Vec::new();
@@ -484,7 +485,8 @@ fn can_record(subject: &Subject) -> Result<(), LeftOut> {
     })
 }
 
-/// Whether the process that counts bytes also measures the time, as counting them costs nothing there.
+/// Whether the process that counts bytes also measures the time, as counting them costs nothing
+/// there.
 pub fn counts_for_free(subject: &Subject) -> bool {
     match subject {
         // The floor has no time.

@@ -23,7 +23,8 @@ const PARTS: [(&str, RGBColor); 5] = [
     ("temporaries", RGBColor(226, 186, 86)),
 ];
 
-/// The plot as SVG: one bar for every run that counted bytes, one block for each model and batch size.
+/// The plot as SVG: one bar for every run that counted bytes, one block for each model and batch
+/// size.
 pub fn plot(results: &Results) -> Result<String> {
     let mut blocks: Vec<(&Case, Vec<&Run>)> = Vec::new();
     for run in &results.runs {

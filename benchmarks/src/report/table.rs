@@ -136,9 +136,10 @@ fn times(all: &[Run], like: &Run) -> Vec<f64> {
         .collect()
 }
 
-/// Step times relative to plain Burn's: medians over pairs of runs. The modes ran in turn, so the n-th runs
-/// of both are neighbours in time, on a machine under the same load. What is recomputed otherwise than by
-/// Burn is also relative to plain Burn that keeps it. Other arithmetic has other weights, so plain Burn's is the same.
+/// Step times relative to plain Burn's: medians over pairs of runs. The modes ran in turn, so the
+/// n-th runs of both are neighbours in time, on a machine under the same load. What is recomputed
+/// otherwise than by Burn is also relative to plain Burn that keeps it. Other arithmetic has other
+/// weights, so plain Burn's is the same.
 fn ratios(all: &[Run]) -> Vec<String> {
     let mut lines = Vec::new();
     for plain in all.iter().filter(|run| run.repetition == 0) {

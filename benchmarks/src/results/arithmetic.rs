@@ -8,8 +8,8 @@ use std::num::{NonZeroUsize, ParseIntError};
 use std::str::FromStr;
 use vit::config::OptimizerKind;
 
-/// How a training computes, where there is a choice. Runs that differ in it add up the same numbers in
-/// another order: only the weights of runs with equal ones are comparable.
+/// How a training computes, where there is a choice. Runs that differ in it add up the same numbers
+/// in another order: only the weights of runs with equal ones are comparable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arithmetic {
     /// What the model is made of.
@@ -62,8 +62,8 @@ pub enum LinearGradient {
     Flat,
 }
 
-/// Tokens whose loss is computed at once, in a scope whose activations are recomputed; as JSON, a number,
-/// or null for all of them without a scope.
+/// Tokens whose loss is computed at once, in a scope whose activations are recomputed; as JSON, a
+/// number, or null for all of them without a scope.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LossChunk(pub Option<NonZeroUsize>);

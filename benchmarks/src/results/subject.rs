@@ -36,7 +36,8 @@ pub enum Mode {
     Release,
     /// The backend of gradient release with nothing armed: the cost of the backend alone
     Unarmed,
-    /// The floor, bytes only: every gradient dropped at once, no optimizer, plus the largest gradient
+    /// The floor, bytes only: every gradient dropped at once, no optimizer, plus the largest
+    /// gradient
     Ideal,
 }
 
@@ -125,7 +126,8 @@ impl Subject {
         }
     }
 
-    /// The mode, with the checkpointing if there is any, and with arithmetic that is not the default.
+    /// The mode, with the checkpointing if there is any, and with arithmetic that is not the
+    /// default.
     pub fn name(&self) -> String {
         match self {
             Self::Burn {

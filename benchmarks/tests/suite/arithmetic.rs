@@ -89,8 +89,8 @@ fn weights_are_the_same_within_one_arithmetic() {
         saved > 2 * largest,
         "{saved} bytes, {largest} in a parameter"
     );
-    // With the scores of one chunk, of 256 tokens in all. Plain Burn saves as well, as the gradient of the
-    // scores is that of one chunk; but it keeps the scores of all.
+    // With the scores of one chunk, of 256 tokens in all. Plain Burn saves as well, as the gradient
+    // of the scores is that of one chunk; but it keeps the scores of all.
     for model in ["gpt", "encoder"] {
         let peak = |mode, arithmetic| bytes(find(&json, model, mode, "none", arithmetic));
         let saved = |mode| peak(mode, &by_default) - peak(mode, &in_chunks);

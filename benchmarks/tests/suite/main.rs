@@ -95,7 +95,8 @@ fn every_mode_is_measured_and_itemised() {
     command.args(["--mode", "plain,release,unarmed,ideal"]);
     command.args(["--checkpointing", "none,balanced,blocks,automatic"]);
     let Outcome { table, json } = outcome(&mut command, home.path());
-    // Plain Burn has two kinds of checkpointing, the unarmed optimizer three and the armed ones four.
+    // Plain Burn has two kinds of checkpointing, the unarmed optimizer three and the armed ones
+    // four.
     assert_eq!(runs(&json).len(), 3 * (2 + 3 + 2 * 4));
     for run in runs(&json) {
         let subject = &run["subject"];
@@ -132,8 +133,8 @@ fn every_mode_is_measured_and_itemised() {
         } else {
             1.0
         };
-        // The containers of the gradients count too, and the batch is freed: some percent of a model this
-        // small.
+        // The containers of the gradients count too, and the batch is freed: some percent of a
+        // model this small.
         assert!(
             (gradients - expected).abs() < 0.15,
             "{subject}: {gradients}"
@@ -266,8 +267,8 @@ fn memory_timelines_say_where_the_gradients_are() {
             // The same operation makes the gradient of the bias.
             assert!(most > 0 && most < largest + largest / 4, "{file}: {most}");
         }
-        // What is recomputed is there with its operation and its parameter: the linear layers of the
-        // blocks, once in each backward pass.
+        // What is recomputed is there with its operation and its parameter: the linear layers of
+        // the blocks, once in each backward pass.
         let mut again = snapshot.holders.iter().filter(|holder| {
             let mut backwards = phases(PhaseKind::Backward);
             snapshot.operations[holder.operation] == "linear"

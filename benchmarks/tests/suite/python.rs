@@ -40,7 +40,8 @@ esac"#
         "--pytorch",
         "foreach,no-foreach,fused,hook,optimi,checkpoint",
     ]);
-    // The table names the run that failed, the results of the others are there, and the exit code is 1.
+    // The table names the run that failed, the results of the others are there, and the exit code
+    // is 1.
     let output = command.assert().code(1).get_output().clone();
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(

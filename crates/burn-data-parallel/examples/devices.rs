@@ -1,4 +1,5 @@
-//! Trains a small network on all GPUs of the machine, in one process: a replica on each, on a thread of its own.
+//! Trains a small network on all GPUs of the machine, in one process: a replica on each, on a
+//! thread of its own.
 //!
 //! ```sh
 //! cargo run --release -p burn-data-parallel --features cuda,distributed --example devices

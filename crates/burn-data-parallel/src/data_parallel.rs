@@ -18,15 +18,17 @@ use burn_replicas::{Exchange, Pending, ReplicaError, Replicas, Summand, kind};
 
 use crate::{model, states};
 
-/// Trains replicas of a model data parallel: each replica runs backward over its share of a batch, the mean
-/// of each gradient over all replicas is stepped with, and freed before the next one is complete.
+/// Trains replicas of a model data parallel: each replica runs backward over its share of a batch,
+/// the mean of each gradient over all replicas is stepped with, and freed before the next one is
+/// complete.
 ///
-/// It is a [`GradientReduction`] for [`ReleaseOptimizer::with_reduction`]. While a gradient is on its way,
-/// backward computes the next. The weights of all replicas are equal, bit for bit: the gradients are added up
-/// in the order of the ranks, and the sum is divided by their number. Gradients of 16 bits are added up in
-/// 32 bits.
+/// It is a [`GradientReduction`] for [`ReleaseOptimizer::with_reduction`]. While a gradient is on
+/// its way, backward computes the next. The weights of all replicas are equal, bit for bit: the
+/// gradients are added up in the order of the ranks, and the sum is divided by their number.
+/// Gradients of 16 bits are added up in 32 bits.
 ///
-/// Gradients travel through host memory; on a GPU each is read when it is complete, which waits for the device.
+/// Gradients travel through host memory; on a GPU each is read when it is complete, which waits for
+/// the device.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -73,9 +75,10 @@ impl DataParallel {
         }
     }
 
-    /// Each parameter is stepped by one replica, which alone has its optimizer state, and sends the new
-    /// weight to the others (ZeRO stage 1: Rajbhandari et al., 2020, <https://arxiv.org/abs/1910.02054>).
-    /// The states of a replica take as much less memory as there are replicas.
+    /// Each parameter is stepped by one replica, which alone has its optimizer state, and sends the
+    /// new weight to the others (ZeRO stage 1: Rajbhandari et al., 2020,
+    /// <https://arxiv.org/abs/1910.02054>). The states of a replica take as much less memory as
+    /// there are replicas.
     ///
     /// A record of the optimizer has the states of this replica alone; put them together with
     /// [`gather_states`](Self::gather_states).
@@ -84,8 +87,8 @@ impl DataParallel {
         self
     }
 
-    /// Sets how many reductions may be in flight while backward computes the next gradient (default 1). Each of them takes
-    /// its memory.
+    /// Sets how many reductions may be in flight while backward computes the next gradient (default
+    /// 1). Each of them takes its memory.
     pub fn with_max_in_flight(mut self, gradients: NonZeroUsize) -> Self {
         self.exchange = self.exchange.with_max_in_flight(gradients);
         self
@@ -96,8 +99,8 @@ impl DataParallel {
         self.exchange.replicas()
     }
 
-    /// The model of the first replica, with the ids of its parameters, on all of them. Call it once the
-    /// model is initialized, and before the optimizer is used.
+    /// The model of the first replica, with the ids of its parameters, on all of them. Call it once
+    /// the model is initialized, and before the optimizer is used.
     ///
     /// # Errors
     ///
@@ -108,8 +111,8 @@ impl DataParallel {
         Ok(model)
     }
 
-    /// Compares the models of all replicas, as after each has loaded the same checkpoint: paths, shapes,
-    /// types, ids and values.
+    /// Compares the models of all replicas, as after each has loaded the same checkpoint: paths,
+    /// shapes, types, ids and values.
     ///
     /// # Errors
     ///
@@ -119,9 +122,10 @@ impl DataParallel {
         Ok(())
     }
 
-    /// Gives the optimizer of the first replica the states that the others have, so that its record is that of all
-    /// parameters: Burn's, to be resumed by any number of replicas, or by plain Burn. Without
-    /// [sharding](Self::with_sharded_optimizer) it has them already. The next arming drops them again.
+    /// Gives the optimizer of the first replica the states that the others have, so that its record
+    /// is that of all parameters: Burn's, to be resumed by any number of replicas, or by plain
+    /// Burn. Without [sharding](Self::with_sharded_optimizer) it has them already. The next arming
+    /// drops them again.
     ///
     /// # Errors
     ///
@@ -149,9 +153,9 @@ impl DataParallel {
         }
     }
 
-    /// Lets the first replica `save`, which all of them call. If it makes a record of its optimizer meanwhile, that
-    /// record is Burn's, with the states of all parameters: the others send theirs then, one parameter after the
-    /// other. If it makes none, nothing is sent.
+    /// Lets the first replica `save`, which all of them call. If it makes a record of its optimizer
+    /// meanwhile, that record is Burn's, with the states of all parameters: the others send theirs
+    /// then, one parameter after the other. If it makes none, nothing is sent.
     ///
     /// The optimizer itself keeps its share, as [`gather_states`](Self::gather_states) does not.
     ///
@@ -196,12 +200,13 @@ impl DataParallel {
         Ok(())
     }
 
-    /// The tensors of all replicas, concatenated along their first dimension in the order of the ranks, on the first
-    /// replica; the others keep theirs. Off the tape.
+    /// The tensors of all replicas, concatenated along their first dimension in the order of the
+    /// ranks, on the first replica; the others keep theirs. Off the tape.
     ///
     /// # Errors
     ///
-    /// If a replica does something else, as its `what` says, or its tensor has items of another shape or type.
+    /// If a replica does something else, as its `what` says, or its tensor has items of another
+    /// shape or type.
     pub fn gather<B: Backend, const D: usize, K: BasicOps<B>>(
         &self,
         what: &str,

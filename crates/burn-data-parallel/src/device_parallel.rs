@@ -18,18 +18,19 @@ use burn_replicas::{ReplicaError, Replicas, Threads};
 
 use crate::{DataParallel, data_parallel::Alone};
 
-/// Trains replicas of a model data parallel on several devices of one process, each on a thread of its own: the mean
-/// of each gradient is taken by Burn's own all-reduce (NCCL on CUDA), stepped with and freed before the next one
-/// is complete. No gradient travels through host memory.
+/// Trains replicas of a model data parallel on several devices of one process, each on a thread of
+/// its own: the mean of each gradient is taken by Burn's own all-reduce (NCCL on CUDA), stepped
+/// with and freed before the next one is complete. No gradient travels through host memory.
 ///
 /// It is a [`GradientReduction`] for
-/// [`ReleaseOptimizer::with_reduction`](burn_gradient_release::ReleaseOptimizer::with_reduction), as [`DataParallel`]
-/// is, and takes the place of Burn's own: the parameters of the model are not marked as distributed. While the
-/// devices reduce a gradient, backward computes the next. In which order a mean is added up is up to the backend,
-/// as in Burn's `ddp`; the weights of all devices are equal, if the backend gives the same mean to all of them.
+/// [`ReleaseOptimizer::with_reduction`](burn_gradient_release::ReleaseOptimizer::with_reduction),
+/// as [`DataParallel`] is, and takes the place of Burn's own: the parameters of the model are not
+/// marked as distributed. While the devices reduce a gradient, backward computes the next. In which
+/// order a mean is added up is up to the backend, as in Burn's `ddp`; the weights of all devices
+/// are equal, if the backend gives the same mean to all of them.
 ///
-/// Before a gradient is reduced, the threads compare what it is. Where one has gone another way, or has panicked,
-/// all of them get an error.
+/// Before a gradient is reduced, the threads compare what it is. Where one has gone another way, or
+/// has panicked, all of them get an error.
 ///
 /// ```no_run
 /// # #[cfg(feature = "cuda")]
@@ -85,8 +86,8 @@ pub struct DeviceParallel {
 }
 
 impl DeviceParallel {
-    /// The replicas, one for each device, in the order of the devices. Move each into the thread that trains on its
-    /// device: what is dropped while that thread panics tells the others.
+    /// The replicas, one for each device, in the order of the devices. Move each into the thread
+    /// that trains on its device: what is dropped while that thread panics tells the others.
     ///
     /// # Errors
     ///
@@ -123,8 +124,8 @@ impl DeviceParallel {
         self.parallel.replicas()
     }
 
-    /// The model of the first replica, with the ids of its parameters, on all of them, each on its own device. Call it
-    /// once the models are initialized, and before the optimizers are used.
+    /// The model of the first replica, with the ids of its parameters, on all of them, each on its
+    /// own device. Call it once the models are initialized, and before the optimizers are used.
     ///
     /// # Errors
     ///
@@ -133,8 +134,8 @@ impl DeviceParallel {
         self.parallel.broadcast(model)
     }
 
-    /// Compares the models of all replicas, as after each has got a fork of the same model: paths, shapes, types, ids
-    /// and values.
+    /// Compares the models of all replicas, as after each has got a fork of the same model: paths,
+    /// shapes, types, ids and values.
     ///
     /// # Errors
     ///
@@ -156,7 +157,8 @@ impl<B: DistributedBackend> GradientReduction<B> for DeviceParallel {
 
     /// # Errors
     ///
-    /// If the replicas do not agree on what is reduced, or the gradient is on another device than this replica's.
+    /// If the replicas do not agree on what is reduced, or the gradient is on another device than
+    /// this replica's.
     fn begin(
         &self,
         param: ParamId,

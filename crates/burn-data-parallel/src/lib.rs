@@ -1,17 +1,18 @@
 //! Data parallel training for Burn with gradient release: reduce, then step.
 //!
 //! Each process trains a replica of the model on its share of every batch. The moment a gradient is
-//! complete, its mean over all [`Replicas`] is taken, stepped with, and freed, while backward computes the
-//! next. [`DataParallel`] does that; the processes are those that MPI's `mpirun` has started
-//! (`Mpi`, with the feature `mpi`), or any other [`Communicator`]'s.
+//! complete, its mean over all [`Replicas`] is taken, stepped with, and freed, while backward
+//! computes the next. [`DataParallel`] does that; the processes are those that MPI's `mpirun` has
+//! started (`Mpi`, with the feature `mpi`), or any other [`Communicator`]'s.
 //!
-//! With the feature `distributed` there is `DeviceParallel` for the devices of one process, which Burn's own
-//! all-reduce (NCCL on CUDA) takes gradients between.
+//! With the feature `distributed` there is `DeviceParallel` for the devices of one process, which
+//! Burn's own all-reduce (NCCL on CUDA) takes gradients between.
 //!
-//! The processes, their means and their agreement know no version of Burn: they are `burn-replicas`.
+//! The processes, their means and their agreement know no version of Burn: they are
+//! `burn-replicas`.
 //!
-//! Start with [`DataParallel`]. For burn-train's `Learner` see `GradientReleaseStrategy::with_replicas` of
-//! `burn-gradient-release-train`.
+//! Start with [`DataParallel`]. For burn-train's `Learner` see
+//! `GradientReleaseStrategy::with_replicas` of `burn-gradient-release-train`.
 
 #![forbid(unsafe_code)]
 

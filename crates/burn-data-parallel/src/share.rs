@@ -5,10 +5,10 @@ use burn_replicas::{Replicas, share};
 
 /// Makes batches of this replica's share of the items.
 ///
-/// A data loader of Burn gives it the items of a whole batch, in the order of its shuffling, which is the same on
-/// all replicas that have the same seed. The shares of all replicas are the batch: what one process would
-/// train on. If they are not equally large, the first ones have an item more; each share counts the same in
-/// the mean of the gradients.
+/// A data loader of Burn gives it the items of a whole batch, in the order of its shuffling, which
+/// is the same on all replicas that have the same seed. The shares of all replicas are the batch:
+/// what one process would train on. If they are not equally large, the first ones have an item
+/// more; each share counts the same in the mean of the gradients.
 ///
 /// ```
 /// # use burn::{backend::Flex, data::{dataloader::{DataLoaderBuilder, batcher::Batcher}, dataset::InMemDataset}};
@@ -48,7 +48,8 @@ impl<T> ShareBatcher<T> {
 impl<B: Backend, I, O, T: Batcher<B, I, O>> Batcher<B, I, O> for ShareBatcher<T> {
     /// # Panics
     ///
-    /// If there are fewer items than replicas: none may be left out, and every replica has to run backward.
+    /// If there are fewer items than replicas: none may be left out, and every replica has to run
+    /// backward.
     fn batch(&self, mut items: Vec<I>, device: &B::Device) -> O {
         let share = share(items.len(), self.rank, self.size);
         items.truncate(share.end);

@@ -12,8 +12,9 @@ use burn::{
 };
 use burn_replicas::{Exchange, ReplicaError};
 
-/// Adds the states of the other replicas to those of the first. One parameter after the other, through the memory
-/// of the host: the others need no room for more than one, and the first for no more than it gets.
+/// Adds the states of the other replicas to those of the first. One parameter after the other,
+/// through the memory of the host: the others need no room for more than one, and the first for no
+/// more than it gets.
 pub(crate) fn gather<B, R, S>(exchange: &Exchange, states: &mut R) -> Result<(), ReplicaError>
 where
     B: Backend,

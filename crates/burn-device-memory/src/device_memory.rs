@@ -30,8 +30,8 @@ pub struct Usage {
 pub struct Peak {
     /// What tensors held: exact at every allocation.
     pub in_use: u64,
-    /// What was taken from the device. Exact for cubecl's default pools, which give memory back only
-    /// when told to.
+    /// What was taken from the device. Exact for cubecl's default pools, which give memory back
+    /// only when told to.
     pub reserved: u64,
 }
 

@@ -5,8 +5,8 @@ use crate::{Peak, Usage};
 /// Follows what is in use from one reading of the device's accounting to the next.
 ///
 /// Between two readings only allocations are seen, so that the sum of the last reading and of the
-/// allocations since is never less than what is in use: as long as it stays below the peak, there is
-/// no new peak, and the device need not be asked.
+/// allocations since is never less than what is in use: as long as it stays below the peak, there
+/// is no new peak, and the device need not be asked.
 #[derive(Debug, Default)]
 pub struct Meter {
     peak: Peak,

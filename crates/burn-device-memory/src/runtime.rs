@@ -31,10 +31,11 @@ impl MeterableRuntime for cubecl::cuda::CudaRuntime {
     const METERED_NAME: &'static str = "metered<cuda>";
 }
 
-/// A runtime of cubecl that knows the peak of its memory: see [`DeviceMemory`](crate::DeviceMemory).
+/// A runtime of cubecl that knows the peak of its memory: see
+/// [`DeviceMemory`](crate::DeviceMemory).
 ///
-/// It has a server of its own on the device, with memory pools of its own: tensors of `R` itself are
-/// neither counted nor shared.
+/// It has a server of its own on the device, with memory pools of its own: tensors of `R` itself
+/// are neither counted nor shared.
 #[derive(Clone, Debug)]
 pub struct Metered<R>(PhantomData<R>);
 

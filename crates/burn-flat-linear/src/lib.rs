@@ -1,7 +1,7 @@
 //! The gradient of a `Linear`'s weight as one matrix product.
 //!
-//! Burn 0.21 computes it for each element of the batch and adds up, with a temporary of `batch` times
-//! the weight. [`FlatLinear`] flattens batch and time first, as Burn 0.22 does.
+//! Burn 0.21 computes it for each element of the batch and adds up, with a temporary of `batch`
+//! times the weight. [`FlatLinear`] flattens batch and time first, as Burn 0.22 does.
 #![forbid(unsafe_code)]
 
 mod ops;
@@ -16,8 +16,8 @@ use burn::tensor::{
 /// A backend that computes the gradient of a `Linear`'s weight as one matrix product.
 ///
 /// A backend decorator around the innermost backend: `Autodiff<FlatLinear<Flex>>`. It keeps the
-/// backend's tensors and forwards every other operation. Gradients of weights differ from the backend's own
-/// by rounding: the same products are added up in another order.
+/// backend's tensors and forwards every other operation. Gradients of weights differ from the
+/// backend's own by rounding: the same products are added up in another order.
 ///
 /// ```
 /// use burn::{

@@ -7,10 +7,10 @@ use burn::train::{
 
 /// A [`CheckpointingStrategy`] whose checkpoints are on disk before the next epoch begins.
 ///
-/// Burn writes a checkpoint on other threads while training goes on. Until it is written, its record
-/// holds the weights and the optimizer's state of the epoch before, beside the new ones that the
-/// steps write: with Adam up to three times the parameters, on the device. Where that is too much,
-/// put this around the strategy, as the outermost one.
+/// Burn writes a checkpoint on other threads while training goes on. Until it is written, its
+/// record holds the weights and the optimizer's state of the epoch before, beside the new ones that
+/// the steps write: with Adam up to three times the parameters, on the device. Where that is too
+/// much, put this around the strategy, as the outermost one.
 ///
 /// ```
 /// use burn::train::checkpoint::KeepLastNCheckpoints;

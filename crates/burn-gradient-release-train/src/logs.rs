@@ -8,8 +8,8 @@ use burn::train::{
 };
 use burn_data_parallel::Replicas;
 
-/// The folder in which this process logs, of a training in `directory`: that folder for the first one, and
-/// `rank-1` in it for the second.
+/// The folder in which this process logs, of a training in `directory`: that folder for the first
+/// one, and `rank-1` in it for the second.
 pub fn log_folder(directory: impl AsRef<Path>, replicas: &Replicas) -> PathBuf {
     let directory = directory.as_ref();
     match replicas.rank() {
@@ -18,11 +18,12 @@ pub fn log_folder(directory: impl AsRef<Path>, replicas: &Replicas) -> PathBuf {
     }
 }
 
-/// Lets each process of a training in `directory` log in a [folder](log_folder) of its own, and none of them take the
-/// terminal. Checkpoints stay in `directory`, where all of them find them.
+/// Lets each process of a training in `directory` log in a [folder](log_folder) of its own, and
+/// none of them take the terminal. Checkpoints stay in `directory`, where all of them find them.
 ///
-/// Burn's logs would truncate each other's files, and its terminal UI needs a terminal for itself: `mpirun` gives each
-/// process a stdout that is one. Call it before other loggers of metrics and another renderer are set.
+/// Burn's logs would truncate each other's files, and its terminal UI needs a terminal for itself:
+/// `mpirun` gives each process a stdout that is one. Call it before other loggers of metrics and
+/// another renderer are set.
 ///
 /// ```no_run
 /// # use burn::train::{LearningComponentsTypes, SupervisedTraining};

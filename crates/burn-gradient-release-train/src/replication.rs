@@ -10,7 +10,8 @@ use burn_data_parallel::{DataParallel, ReplicaError};
 #[derive(Clone, Copy, Debug)]
 pub struct OneProcess;
 
-/// What a [`GradientReleaseStrategy`](crate::GradientReleaseStrategy) needs of what a training step puts out.
+/// What a [`GradientReleaseStrategy`](crate::GradientReleaseStrategy) needs of what a training step
+/// puts out.
 pub trait Replication<Output>: sealed::Sealed + 'static {
     /// The outputs of all replicas.
     #[doc(hidden)]
@@ -29,11 +30,11 @@ impl<Output: GatherOutput> Replication<Output> for DataParallel {
     }
 }
 
-/// What a training step puts out, to be put together from that of all replicas: the metrics of the first replica are
-/// then those of whole batches.
+/// What a training step puts out, to be put together from that of all replicas: the metrics of the
+/// first replica are then those of whole batches.
 pub trait GatherOutput: Sized {
-    /// Puts the outputs together on the first replica, with [`DataParallel::gather`]. What the others return is not
-    /// seen.
+    /// Puts the outputs together on the first replica, with [`DataParallel::gather`]. What the
+    /// others return is not seen.
     ///
     /// # Errors
     ///

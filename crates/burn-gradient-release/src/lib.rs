@@ -5,9 +5,9 @@
 //! `backward` the moment its gradient is complete, and the gradient is freed: at no time do all of
 //! them exist. The weights are those of plain Burn, bit for bit.
 //!
-//! Start with [`ReleaseOptimizer`]; [`ReleaseAccumulator`] is for micro-batches, [`StepReport`] says
-//! what a step did, [`ReleaseError`] what is refused. For burn-train's `Learner` there is the crate
-//! `burn-gradient-release-train`.
+//! Start with [`ReleaseOptimizer`]; [`ReleaseAccumulator`] is for micro-batches, [`StepReport`]
+//! says what a step did, [`ReleaseError`] what is refused. For burn-train's `Learner` there is the
+//! crate `burn-gradient-release-train`.
 
 #![forbid(unsafe_code)]
 

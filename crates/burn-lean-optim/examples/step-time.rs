@@ -1,8 +1,8 @@
 //! Time of an optimizer's step in one pass, beside Burn's: 20 matrices of 1024 x 1024 on Flex.
 //!
-//! Both step in turn in one process; printed are medians and their ratio, and how long the memory takes for what AdamW
-//! reads and writes. With glibc, tell its allocator to keep
-//! memory, or Burn's temporaries are asked of the system anew in every step:
+//! Both step in turn in one process; printed are medians and their ratio, and how long the memory
+//! takes for what AdamW reads and writes. With glibc, tell its allocator to keep memory, or Burn's
+//! temporaries are asked of the system anew in every step:
 //!
 //! ```sh
 //! MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=1099511627776 \

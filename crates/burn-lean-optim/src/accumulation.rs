@@ -13,14 +13,16 @@ use crate::{
     pass::Settings,
 };
 
-/// An optimizer that puts the gradients of several micro-batches into its moments, and moves a weight with the last of
-/// them; made by [`AccumulateInMoments::accumulating`].
+/// An optimizer that puts the gradients of several micro-batches into its moments, and moves a
+/// weight with the last of them; made by [`AccumulateInMoments::accumulating`].
 ///
-/// No sum of gradients exists. Each micro-batch is a step of its own for whoever calls the optimizer: with gradient release
-/// `arm` and `step`, in the Learner an iteration without `grads_accumulation`. The rate that counts is that of the last.
+/// No sum of gradients exists. Each micro-batch is a step of its own for whoever calls the
+/// optimizer: with gradient release `arm` and `step`, in the Learner an iteration without
+/// `grads_accumulation`. The rate that counts is that of the last.
 ///
-/// A parameter counts the gradients that it gets. One that a micro-batch does not use moves that much later, and loses
-/// nothing. What is counted is part of the record, so that a run may be resumed between micro-batches.
+/// A parameter counts the gradients that it gets. One that a micro-batch does not use moves that
+/// much later, and loses nothing. What is counted is part of the record, so that a run may be
+/// resumed between micro-batches.
 #[derive(Clone, Debug)]
 pub struct AccumulatingInMoments<O> {
     optimizer: O,
@@ -29,10 +31,11 @@ pub struct AccumulatingInMoments<O> {
 
 /// An optimizer whose moments can take in the gradients of micro-batches.
 pub trait AccumulateInMoments: Lean {
-    /// The optimizer that moves a weight with every `micro_batches`-th gradient, and puts those before it into its moments.
+    /// The optimizer that moves a weight with every `micro_batches`-th gradient, and puts those
+    /// before it into its moments.
     ///
-    /// As with Burn's accumulator gradients are added and not averaged: divide the loss for a mean. Clipping looks at
-    /// the gradient of each micro-batch. Weight decay acts when the weight moves.
+    /// As with Burn's accumulator gradients are added and not averaged: divide the loss for a mean.
+    /// Clipping looks at the gradient of each micro-batch. Weight decay acts when the weight moves.
     ///
     /// ```
     /// use burn::{
@@ -66,8 +69,8 @@ pub trait AccumulateInMoments: Lean {
     ///
     /// - [`NoMicroBatches`](CannotAccumulate::NoMicroBatches): `micro_batches` is zero;
     /// - [`NoMoment`](CannotAccumulate::NoMoment): there is nothing that gradients could go into;
-    /// - [`StepsWithGradient`](CannotAccumulate::StepsWithGradient): moments are to decay with each step, and the weight
-    ///   does not move by them alone.
+    /// - [`StepsWithGradient`](CannotAccumulate::StepsWithGradient): moments are to decay with each
+    ///   step, and the weight does not move by them alone.
     fn accumulating(
         self,
         micro_batches: usize,

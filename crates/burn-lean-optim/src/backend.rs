@@ -12,8 +12,9 @@ use crate::moment::{Format, Moment};
 
 /// A backend that optimizers of this crate run on.
 ///
-/// With the provided methods every step is made of Burn's own operations. Flex, and wgpu and CUDA with and without
-/// fusion, step in one pass over memory. A backend of your own takes part with an empty implementation:
+/// With the provided methods every step is made of Burn's own operations. Flex, and wgpu and CUDA
+/// with and without fusion, step in one pass over memory. A backend of your own takes part with an
+/// empty implementation:
 ///
 /// ```ignore
 /// impl burn_lean_optim::LeanBackend for MyBackend {}
@@ -37,8 +38,8 @@ pub trait LeanBackend: Backend {
         unreachable!("`has_pass` is false")
     }
 
-    /// The mean of a measure over all elements, `[1]`, in one pass that makes no tensor of the parameter's size. Called for
-    /// types that [it has a pass for](Self::has_pass).
+    /// The mean of a measure over all elements, `[1]`, in one pass that makes no tensor of the
+    /// parameter's size. Called for types that [it has a pass for](Self::has_pass).
     fn mean_in_place<M: Measure<N>, const N: usize>(
         measure: &M,
         operands: &Operands<Self, N>,
@@ -47,8 +48,8 @@ pub trait LeanBackend: Backend {
         unreachable!("`has_pass` is false")
     }
 
-    /// The sum of the squares of all elements, `[1]`, for the norm of a gradient. By default it is computed as Burn computes
-    /// it.
+    /// The sum of the squares of all elements, `[1]`, for the norm of a gradient. By default it is
+    /// computed as Burn computes it.
     fn sum_of_squares(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::float_sum(Self::float_powi_scalar(tensor, 2.into()))
     }
@@ -65,14 +66,17 @@ pub struct Types<'a> {
     pub states: &'a [Format],
 }
 
-/// A backend that rounds to bf16 in ways that Burn does not: Flex, and wgpu and CUDA with and without fusion.
+/// A backend that rounds to bf16 in ways that Burn does not: Flex, and wgpu and CUDA with and
+/// without fusion.
 pub trait RoundToBf16: Backend {
-    /// Rounds numbers in 32 bits to one of their two neighbours in bf16, the nearer one with the larger probability; as a
-    /// tensor of bf16, or of numbers in 32 bits that bf16 can hold. The same noise gives the same numbers on every backend.
+    /// Rounds numbers in 32 bits to one of their two neighbours in bf16, the nearer one with the
+    /// larger probability; as a tensor of bf16, or of numbers in 32 bits that bf16 can hold. The
+    /// same noise gives the same numbers on every backend.
     fn round_stochastically(tensor: FloatTensor<Self>, noise: Noise) -> FloatTensor<Self>;
 
-    /// Rounds numbers in 32 bits to the nearest that bf16 has, in 32 bits still, and packs the lower halves of their bits two to
-    /// a word from the lower one on: `[words]`, of the type `I32`.
+    /// Rounds numbers in 32 bits to the nearest that bf16 has, in 32 bits still, and packs the
+    /// lower halves of their bits two to a word from the lower one on: `[words]`, of the type
+    /// `I32`.
     fn split(tensor: FloatTensor<Self>) -> (FloatTensor<Self>, IntTensor<Self>);
 
     /// Makes the numbers that were [split](Self::split), and are in 32 bits, what they were.

@@ -18,9 +18,10 @@ use crate::{RoundToBf16, moment::from_float};
 
 /// An optimizer of weights in bf16, by any optimizer of weights in 32 bits.
 ///
-/// A weight in bf16 has eight bits: a step of less than a 256th of it changes nothing if the sum is rounded to the
-/// nearest. So the step is computed in 32 bits, one parameter at a time, and then rounded so that nothing is lost:
-/// on average, [by chance](Stochastic), or at all, with [master weights](MasterWeights).
+/// A weight in bf16 has eight bits: a step of less than a 256th of it changes nothing if the sum is
+/// rounded to the nearest. So the step is computed in 32 bits, one parameter at a time, and then
+/// rounded so that nothing is lost: on average, [by chance](Stochastic), or at all, with [master
+/// weights](MasterWeights).
 ///
 /// ```
 /// use burn::{backend::{Autodiff, Flex}, nn::Linear, optim::{AdamWConfig, adaptor::OptimizerAdaptor}};
@@ -59,26 +60,28 @@ impl<O, R> Bf16Weights<O, R> {
     }
 }
 
-/// Rounding to bf16 by chance, up with the probability of what is lost: right on average, without memory.
+/// Rounding to bf16 by chance, up with the probability of what is lost: right on average, without
+/// memory.
 ///
-/// The random numbers are those of the seed, the step and the place in the parameter: the same in every run, and
-/// after a resume.
+/// The random numbers are those of the seed, the step and the place in the parameter: the same in
+/// every run, and after a resume.
 #[derive(Clone, Copy, Debug)]
 pub struct Stochastic {
     /// Chooses the random numbers.
     pub seed: u64,
 }
 
-/// Master weights in 32 bits, at two bytes a parameter more: the weight is the number in bf16 that is nearest to its
-/// master, of which the lower sixteen bits are kept beside it. The model computes with the rounded weights, and the
-/// optimizer steps their masters, bit for bit as it would weights in 32 bits.
+/// Master weights in 32 bits, at two bytes a parameter more: the weight is the number in bf16 that
+/// is nearest to its master, of which the lower sixteen bits are kept beside it. The model computes
+/// with the rounded weights, and the optimizer steps their masters, bit for bit as it would weights
+/// in 32 bits.
 ///
-/// Of two numbers as near, the one farther from zero is taken, where Burn's cast takes the even one. Weights that are
-/// changed between two steps keep their lower bits, less than half of what bf16 tells apart there; a weight made zero
-/// is zero.
+/// Of two numbers as near, the one farther from zero is taken, where Burn's cast takes the even
+/// one. Weights that are changed between two steps keep their lower bits, less than half of what
+/// bf16 tells apart there; a weight made zero is zero.
 ///
-/// After Kalamkar et al., "Optimizing Deep Learning Recommender Systems' Training on CPU Cluster Architectures"
-/// (2020): "Split-SGD-BF16".
+/// After Kalamkar et al., "Optimizing Deep Learning Recommender Systems' Training on CPU Cluster
+/// Architectures" (2020): "Split-SGD-BF16".
 #[derive(Clone, Copy, Debug)]
 pub struct MasterWeights;
 

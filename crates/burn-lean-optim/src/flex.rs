@@ -15,8 +15,8 @@ use crate::{
 };
 
 impl LeanBackend for Flex {
-    /// Weights in 32 bits, and states in 32 bits, bf16 or 8 bits. Weights of other types are stepped as Burn does, which
-    /// rounds after each operation.
+    /// Weights in 32 bits, and states in 32 bits, bf16 or 8 bits. Weights of other types are
+    /// stepped as Burn does, which rounds after each operation.
     fn has_pass(types: &Types<'_>) -> bool {
         types.weight == DType::F32
             && types.grad == DType::F32
@@ -68,8 +68,8 @@ impl LeanBackend for Flex {
     }
 }
 
-/// The tensor with its elements one after the other. Taken by value: a second handle would make the buffer a
-/// shared one, which is copied before it is written.
+/// The tensor with its elements one after the other. Taken by value: a second handle would make the
+/// buffer a shared one, which is copied before it is written.
 fn in_order(tensor: FlexTensor) -> FlexTensor {
     tensor.to_contiguous()
 }

@@ -23,8 +23,9 @@ pub enum Format {
 
 /// A state of an optimizer of the parameter's shape: a moment, a velocity, a sum of squares.
 ///
-/// Saved as floats it is Burn's record of a tensor, in every format of file. Saved in 8 bits, one loads into an
-/// optimizer with 32 bits, and the other way round: the optimizer brings it into its own format in the next step.
+/// Saved as floats it is Burn's record of a tensor, in every format of file. Saved in 8 bits, one
+/// loads into an optimizer with 32 bits, and the other way round: the optimizer brings it into its
+/// own format in the next step.
 #[derive(Clone, Debug)]
 pub enum Moment<B: Backend> {
     /// Floats.
@@ -179,9 +180,9 @@ impl<B: Backend> EightBit<B> {
 
 /// A [`Moment`] as it is saved: Burn's data of a tensor.
 ///
-/// In 8 bits its type is `u8` or, with the signed map, `i8`, and its bytes are the codes, followed by the scales. Its
-/// shape has one dimension more than the parameter, of one element: Burn's own optimizers would take the codes for
-/// numbers, and refuse the rank.
+/// In 8 bits its type is `u8` or, with the signed map, `i8`, and its bytes are the codes, followed
+/// by the scales. Its shape has one dimension more than the parameter, of one element: Burn's own
+/// optimizers would take the codes for numbers, and refuse the rank.
 #[derive(Clone, Debug)]
 pub struct MomentItem(TensorData);
 

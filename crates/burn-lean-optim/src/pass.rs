@@ -72,7 +72,8 @@ impl Settings {
         (from_float(stepped.weight), stepped.states)
     }
 
-    /// Steps in place, or with whole tensors where the backend declines; the weight only if this part of the step moves it.
+    /// Steps in place, or with whole tensors where the backend declines; the weight only if this
+    /// part of the step moves it.
     pub(crate) fn apply<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
         &self,
         rule: &R,

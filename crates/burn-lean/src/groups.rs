@@ -51,8 +51,8 @@ pub fn no_decay<M: Module>(model: &M) -> ParamGroup {
 /// Whether a parameter of the model is in the group.
 ///
 /// Burn's `with_group` takes any group, and one with a misspelt path changes nothing.
-/// [`ReleaseOptimizer::with_group`](crate::ReleaseOptimizer::with_group) makes this check whenever a
-/// model is armed or stepped.
+/// [`ReleaseOptimizer::with_group`](crate::ReleaseOptimizer::with_group) makes this check whenever
+/// a model is armed or stepped.
 ///
 /// ```
 /// use burn::module::ParamGroup;

@@ -5,11 +5,12 @@
 //! those of plain Burn, bit for bit. [`checkpoint`] runs a part of a model without keeping its
 //! activations, which backward computes again; it is useful alone, too.
 //!
-//! Start with [`ReleaseOptimizer`]; [`ReleaseAccumulator`] is for micro-batches, [`NormClipping`] and
-//! [`LossScaler`] for what is done to gradients before their step, [`StepReport`] says what a step
-//! did, [`ReleaseError`] what is refused. Features: `operations`, operations that keep little for the
-//! backward pass; `optim`, optimizers in one pass over memory, and such with small states; `train`, a strategy for burn-train's `Learner`; `data-parallel`, replicas
-//! in several processes, which MPI starts with the feature `mpi`.
+//! Start with [`ReleaseOptimizer`]; [`ReleaseAccumulator`] is for micro-batches, [`NormClipping`]
+//! and [`LossScaler`] for what is done to gradients before their step, [`StepReport`] says what a
+//! step did, [`ReleaseError`] what is refused. Features: `operations`, operations that keep little
+//! for the backward pass; `optim`, optimizers in one pass over memory, and such with small states;
+//! `train`, a strategy for burn-train's `Learner`; `data-parallel`, replicas in several processes,
+//! which MPI starts with the feature `mpi`.
 
 #![forbid(unsafe_code)]
 

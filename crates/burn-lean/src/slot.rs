@@ -44,7 +44,8 @@ pub(crate) trait ArmedSlot: Send + Sync + std::fmt::Debug {
     fn has_ended(&self) -> bool;
     /// Ends the arming, and returns the weight.
     fn end(&self, how: Ended) -> DispatchTensor;
-    /// Measures the mean over all replicas, or steps with it, or has the weight of the one that does.
+    /// Measures the mean over all replicas, or steps with it, or has the weight of the one that
+    /// does.
     fn reduced(&self, session: &Session, grad: Option<Tensor<1>>) -> Result<(), ReleaseError>;
     /// Ends a micro-batch, or a pass that measures: another pass over the same weight follows.
     fn rest(&self);

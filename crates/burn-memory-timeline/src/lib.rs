@@ -1,9 +1,9 @@
 //! A timeline of the memory of a Burn training: a recorder, and a viewer for its recordings.
 //!
-//! The recorder follows every tensor in a few training steps, from the operation that makes it to its
-//! last copy. It tells parameters, gradients, the optimizer's state, activations that wait for the
-//! backward pass, and temporaries apart. The viewer, `burn-memory`, draws them over time, and names
-//! the largest at the peak.
+//! The recorder follows every tensor in a few training steps, from the operation that makes it to
+//! its last copy. It tells parameters, gradients, the optimizer's state, activations that wait for
+//! the backward pass, and temporaries apart. The viewer, `burn-memory`, draws them over time, and
+//! names the largest at the peak.
 //!
 //! # Record
 //!

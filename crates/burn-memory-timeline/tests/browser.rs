@@ -1,7 +1,7 @@
 //! The HTML viewer in headless Chromium.
 //!
-//! Without a Chromium these tests count as ignored. Whether there is one is known only when they run,
-//! hence libtest-mimic.
+//! Without a Chromium these tests count as ignored. Whether there is one is known only when they
+//! run, hence libtest-mimic.
 
 #[path = "browser/chromium.rs"]
 mod chromium;

@@ -7,8 +7,8 @@ pub type CommunicationError = Box<dyn Error + Send + Sync>;
 
 /// The group of processes that train replicas of a model, as one of them sees it.
 ///
-/// Every method is called by all of them, in the same order and with as many bytes, and returns once
-/// this process has what it asks for.
+/// Every method is called by all of them, in the same order and with as many bytes, and returns
+/// once this process has what it asks for.
 pub trait Communicator {
     /// The number of this process, from 0.
     fn rank(&self) -> usize;
@@ -23,15 +23,16 @@ pub trait Communicator {
     /// If bytes cannot be carried.
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<u8>, CommunicationError>;
 
-    /// The bytes of all processes, in the order of their ranks, at the process `root`; nothing at the others.
+    /// The bytes of all processes, in the order of their ranks, at the process `root`; nothing at
+    /// the others.
     ///
     /// # Errors
     ///
     /// If bytes cannot be carried.
     fn gather(&self, root: usize, bytes: &[u8]) -> Result<Vec<u8>, CommunicationError>;
 
-    /// Of `bytes`, which is as many equal parts as there are processes, each process gets the part with the
-    /// number of its rank: those of all processes, in the order of their ranks.
+    /// Of `bytes`, which is as many equal parts as there are processes, each process gets the part
+    /// with the number of its rank: those of all processes, in the order of their ranks.
     ///
     /// # Errors
     ///

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Why the replicas of a model cannot go on together. After it, every call is refused with it: let the
-/// process end, which ends the others.
+/// Why the replicas of a model cannot go on together. After it, every call is refused with it: let
+/// the process end, which ends the others.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplicaError {

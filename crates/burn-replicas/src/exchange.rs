@@ -299,9 +299,9 @@ impl Exchange {
         pending.wait()
     }
 
-    /// The order in which all replicas reduce gradients that each may complete in another one: that in which the
-    /// first replica has completed them in the step before; in the first step, from the end of the model.
-    /// `None` if there is one replica.
+    /// The order in which all replicas reduce gradients that each may complete in another one: that
+    /// in which the first replica has completed them in the step before; in the first step, from
+    /// the end of the model. `None` if there is one replica.
     pub fn order(&self) -> Option<Vec<u64>> {
         if self.replicas.size() == 1 {
             return None;

@@ -4,10 +4,10 @@ use crate::communicator::{CommunicationError, Communicator};
 
 /// Machines of as many processes each, one machine after the other in the order of the ranks.
 ///
-/// What every process brings for every other goes to the neighbours on its machine first, and from each of them to
-/// the process in its place on the other machines, in one message for all of that machine. With `m` machines of `n`
-/// processes that makes `n - 1` and `m - 1` messages of each process in place of `m * n - 1`. Its bytes travel twice, once of
-/// them within the machine.
+/// What every process brings for every other goes to the neighbours on its machine first, and from
+/// each of them to the process in its place on the other machines, in one message for all of that
+/// machine. With `m` machines of `n` processes that makes `n - 1` and `m - 1` messages of each
+/// process in place of `m * n - 1`. Its bytes travel twice, once of them within the machine.
 #[derive(Debug)]
 pub(crate) struct Machines<C> {
     pub(crate) all: C,

@@ -34,11 +34,11 @@ impl Summand for f64 {
     }
 }
 
-/// Puts the mean over all processes in the place of `values`, where it is sent to; what is in them elsewhere
-/// is of no use.
+/// Puts the mean over all processes in the place of `values`, where it is sent to; what is in them
+/// elsewhere is of no use.
 ///
-/// Each process adds up one part of the values and divides the sum: the others send it their part, and get
-/// its mean. However MPI orders its own sums, these have one order.
+/// Each process adds up one part of the values and divides the sum: the others send it their part,
+/// and get its mean. However MPI orders its own sums, these have one order.
 pub(crate) fn mean<E: Summand>(
     communicator: &dyn Communicator,
     values: &mut [E],

@@ -17,7 +17,8 @@ use crate::{
 
 /// All processes that were started together by `mpirun`, or by what stands for it.
 ///
-/// On several machines with as many processes each, they exchange within each machine first, and then between machines.
+/// On several machines with as many processes each, they exchange within each machine first, and
+/// then between machines.
 pub struct Mpi {
     processes: Box<dyn Communicator>,
     /// Its end is the end of MPI in this process.
@@ -42,8 +43,8 @@ const LOCAL_RANK: [&str; 4] = [
 ];
 
 impl Mpi {
-    /// Joins the other processes. For [`Replicas::new`](crate::Replicas::new), which calls it on the thread
-    /// that is to make all calls of MPI. Once in the life of a process.
+    /// Joins the other processes. For [`Replicas::new`](crate::Replicas::new), which calls it on
+    /// the thread that is to make all calls of MPI. Once in the life of a process.
     ///
     /// # Errors
     ///
@@ -75,8 +76,9 @@ impl Mpi {
         })
     }
 
-    /// Takes so many processes, one after the other in the order of the ranks, for those of a machine: for the sockets of one,
-    /// or where [`initialize`](Self::initialize) cannot tell machines apart. Called by all processes.
+    /// Takes so many processes, one after the other in the order of the ranks, for those of a
+    /// machine: for the sockets of one, or where [`initialize`](Self::initialize) cannot tell
+    /// machines apart. Called by all processes.
     ///
     /// # Errors
     ///
@@ -94,8 +96,8 @@ impl Mpi {
         })
     }
 
-    /// The number of this process among those of its machine, by which it chooses its device. `None` if no
-    /// launcher has given it one.
+    /// The number of this process among those of its machine, by which it chooses its device.
+    /// `None` if no launcher has given it one.
     pub fn local_rank() -> Option<usize> {
         let named = LOCAL_RANK.iter().find_map(|name| env::var(name).ok());
         named?.parse().ok()

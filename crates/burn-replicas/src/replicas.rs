@@ -25,20 +25,20 @@ const TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// Where a process is that has dropped its [`Replicas`].
 const END: &str = "the end of the training";
 
-/// How long a process that leaves the others in the middle of something has to say why. The others wait as
-/// long: the first process that ends makes the launcher kill all of them.
+/// How long a process that leaves the others in the middle of something has to say why. The others
+/// wait as long: the first process that ends makes the launcher kill all of them.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// The processes that train replicas of a model together: this one's place among them.
 ///
-/// All of them do the same things in the same order. Each thing has a name, which they compare before they
-/// do it, so that a process that has gone another way is an error on all of them, which says who does what.
-/// After an error, the others are ended by letting this process end: they wait two seconds for it to
-/// say why.
+/// All of them do the same things in the same order. Each thing has a name, which they compare
+/// before they do it, so that a process that has gone another way is an error on all of them, which
+/// says who does what. After an error, the others are ended by letting this process end: they wait
+/// two seconds for it to say why.
 ///
-/// The communication is done by a thread, so that the next gradient can be computed meanwhile. Clones are the same
-/// processes. When the last one is dropped, this process takes its leave of the others, and waits until
-/// they do the same; if that is while a panic unwinds, it ends all of them.
+/// The communication is done by a thread, so that the next gradient can be computed meanwhile.
+/// Clones are the same processes. When the last one is dropped, this process takes its leave of the
+/// others, and waits until they do the same; if that is while a panic unwinds, it ends all of them.
 #[derive(Clone)]
 pub struct Replicas {
     thread: Arc<Thread>,
@@ -136,8 +136,8 @@ impl Replicas {
         Ok(replicas)
     }
 
-    /// Sets the timeout (default 30 min): how long to wait for the others. It has to cover the time in which the first
-    /// process validates and saves while they wait.
+    /// Sets the timeout (default 30 min): how long to wait for the others. It has to cover the time
+    /// in which the first process validates and saves while they wait.
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -208,8 +208,8 @@ impl Replicas {
         pending.wait()
     }
 
-    /// Compares what the processes are set to, one setting after the other: the error names the first that
-    /// differs. They name the same settings, in the same order.
+    /// Compares what the processes are set to, one setting after the other: the error names the
+    /// first that differs. They name the same settings, in the same order.
     ///
     /// # Errors
     ///
@@ -323,8 +323,8 @@ fn serve(communicator: impl Communicator, queue: &Receiver<Job>, refuse: Sender<
     let has_failed = lock(&channel.failed).is_some();
     match channel.agree_and_do(END, |_| Ok(())) {
         Ok(()) => {}
-        // Whoever asked was told, and this process will end. To take leave of others that are gone could
-        // take for ever.
+        // Whoever asked was told, and this process will end. To take leave of others that are gone
+        // could take for ever.
         Err(_) if has_failed => std::mem::forget(communicator),
         Err(error) => {
             // Whoever reads may be gone.

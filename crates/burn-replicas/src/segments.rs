@@ -2,8 +2,8 @@
 
 use crate::communicator::{CommunicationError, Communicator};
 
-/// How many bytes one process receives at once, however many send them: it holds them beside what it has,
-/// and MPI counts them in 32 bits with a sign.
+/// How many bytes one process receives at once, however many send them: it holds them beside what
+/// it has, and MPI counts them in 32 bits with a sign.
 const SEGMENT: usize = 64 << 20;
 
 /// The bytes of the process `root` in the place of those of the others.

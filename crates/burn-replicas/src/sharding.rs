@@ -1,7 +1,7 @@
 //! Which replica steps which parameter.
 
-/// The owner of each of these sizes, so that all own about as much: the largest first, to whoever has the
-/// least. The same on all replicas.
+/// The owner of each of these sizes, so that all own about as much: the largest first, to whoever
+/// has the least. The same on all replicas.
 pub(crate) fn owners(sizes: &[usize], replicas: usize) -> Vec<usize> {
     let mut largest_first: Vec<_> = (0..sizes.len()).collect();
     largest_first.sort_by_key(|index| std::cmp::Reverse(sizes[*index]));

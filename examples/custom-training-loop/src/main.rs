@@ -1,7 +1,7 @@
 //! A hand-written training loop on Burn, before and after gradient release.
 //!
-//! `before.rs` and `after.rs` are the same program without and with gradient release. Compare them with
-//! `diff examples/custom-training-loop/src/{before,after}.rs`.
+//! `before.rs` and `after.rs` are the same program without and with gradient release. Compare them
+//! with `diff examples/custom-training-loop/src/{before,after}.rs`.
 
 mod after;
 mod before;

@@ -9,8 +9,8 @@ use vit_common::settings::identity;
 
 pub use vit_common::config::{Mode, Preset, WARM_UP, WEIGHT_DECAY};
 
-/// The optimizers of Burn 0.22 and of `burn_lean::optim`, each with its own defaults. Muon is not among
-/// them: it takes matrices only, and a vision transformer also learns vectors.
+/// The optimizers of Burn 0.22 and of `burn_lean::optim`, each with its own defaults. Muon is not
+/// among them: it takes matrices only, and a vision transformer also learns vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum OptimizerKind {

@@ -20,7 +20,8 @@ use std::sync::Arc;
 /// Burn's optimizer, with or without gradient release.
 ///
 /// A program that always trains with gradient release has no such choice: it keeps a
-/// [`ReleaseOptimizer`] and calls its `arm` before the forward pass and its `step` after the backward pass.
+/// [`ReleaseOptimizer`] and calls its `arm` before the forward pass and its `step` after the
+/// backward pass.
 #[allow(missing_debug_implementations)] // Burn's optimizer has none.
 pub enum Stepper {
     /// All gradients first, then the step.

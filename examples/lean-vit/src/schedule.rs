@@ -5,8 +5,8 @@ use std::f64::consts::PI;
 
 /// A rise to the highest rate, and a cosine from there to zero.
 ///
-/// A function of the iteration, and not one of Burn's schedulers, whose state a resumed run would have to
-/// load. The rates are those of Burn's linear and cosine scheduler multiplied.
+/// A function of the iteration, and not one of Burn's schedulers, whose state a resumed run would
+/// have to load. The rates are those of Burn's linear and cosine scheduler multiplied.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule {
     highest: f64,

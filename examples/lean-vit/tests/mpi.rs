@@ -37,7 +37,8 @@ fn train(processes: usize, folder: &Path, more: &[&str]) -> Command {
     launching::train(env!("CARGO_BIN_EXE_lean-vit"), processes, folder, more)
 }
 
-/// A short run on the bundled digits, whose dropout does not depend on how many processes there are.
+/// A short run on the bundled digits, whose dropout does not depend on how many processes there
+/// are.
 const NEW: [&str; 6] = ["--epochs", "2", "--batch-size", "128", "--dropout", "0"];
 
 fn with(more: &[&'static str]) -> Vec<&'static str> {

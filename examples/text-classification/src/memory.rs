@@ -1,6 +1,7 @@
 //! The peak of the heap, which holds the tensors on the CPU.
 //!
-//! The allocator of the binary counts the bytes. In a binary without that allocator the peak is 0 MiB.
+//! The allocator of the binary counts the bytes. In a binary without that allocator the peak is 0
+//! MiB.
 
 use std::sync::Arc;
 
@@ -16,8 +17,8 @@ pub const MIB: f64 = 1024.0 * 1024.0;
 
 /// The peak of the heap since the previous iteration, in MiB.
 ///
-/// It works with plain Burn and with gradient release. Burn updates metrics on another thread, so the
-/// peak of an iteration may appear in the next one.
+/// It works with plain Burn and with gradient release. Burn updates metrics on another thread, so
+/// the peak of an iteration may appear in the next one.
 #[derive(Clone)]
 pub struct PeakHeapMetric {
     name: MetricName,

@@ -17,8 +17,8 @@ use burn::{
     },
 };
 
-/// Keeps Burn's renderer on a terminal. Elsewhere it would print every iteration, and [`EpochLines`]
-/// replaces it.
+/// Keeps Burn's renderer on a terminal. Elsewhere it would print every iteration, and
+/// [`EpochLines`] replaces it.
 pub fn for_this_output<LC: LearningComponentsTypes>(
     training: SupervisedTraining<LC>,
 ) -> SupervisedTraining<LC> {

@@ -21,8 +21,8 @@ pub(crate) struct Run {
     accuracy: f64,
     /// Median of the peaks of all steps, in MiB.
     step_peak: f64,
-    /// Peak of the whole run, in MiB. It may include the checkpoint that Burn writes during the first steps
-    /// of an epoch.
+    /// Peak of the whole run, in MiB. It may include the checkpoint that Burn writes during the
+    /// first steps of an epoch.
     peak: f64,
     pub(crate) weights: u64,
 }

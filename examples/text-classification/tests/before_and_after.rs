@@ -32,8 +32,8 @@ use text_classification::{
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// Runs trainings one after the other: Flex's random number generator and the allocator's count are shared
-/// by the whole process.
+/// Runs trainings one after the other: Flex's random number generator and the allocator's count are
+/// shared by the whole process.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -122,8 +122,8 @@ fn both_trainings_reach_the_same_weights_and_release_needs_less_memory() -> Resu
     };
     let saved = step_peak(&before)? - step_peak(&after)?;
     let gradients = 4.0 * parameters as f64 / MIB;
-    // The saving is less than all gradients, as the peak is now at the beginning of backward, where the
-    // activations are.
+    // The saving is less than all gradients, as the peak is now at the beginning of backward, where
+    // the activations are.
     assert!(
         saved > gradients / 3.0,
         "{saved:.2} MiB of {gradients:.2} MiB saved"

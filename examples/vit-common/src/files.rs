@@ -35,8 +35,8 @@ pub fn writing<T>(folder: &Path, write: impl FnOnce() -> Result<T>) -> Result<T>
     })
 }
 
-/// Whether an error is about a file that could not be written, be it for want of room or because the disk is
-/// read-only.
+/// Whether an error is about a file that could not be written, be it for want of room or because
+/// the disk is read-only.
 pub fn is_about_writing(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);

@@ -17,8 +17,8 @@ pub fn local_rank() -> Option<usize> {
     None
 }
 
-/// Joins the processes that `mpirun` has started. Each waits so many seconds for the others; without, half
-/// an hour.
+/// Joins the processes that `mpirun` has started. Each waits so many seconds for the others;
+/// without, half an hour.
 #[allow(unused_variables)] // Each is for one of the two builds.
 pub fn join(program: &str, timeout: Option<NonZeroU64>) -> Result<Replicas> {
     #[cfg(feature = "mpi")]

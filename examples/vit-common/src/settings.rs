@@ -4,8 +4,8 @@ use anyhow::{Result, ensure};
 use serde_json::Value;
 use std::fmt::Display;
 
-/// Settings that are saved as JSON, one by one and sorted: `engine.optimizer` is the optimizer of the
-/// engine.
+/// Settings that are saved as JSON, one by one and sorted: `engine.optimizer` is the optimizer of
+/// the engine.
 pub fn flat(settings: &Value) -> Vec<(String, &Value)> {
     let mut all = Vec::new();
     flatten(String::new(), settings, &mut all);

@@ -32,8 +32,8 @@ pub fn fail(error: &anyhow::Error) -> u8 {
     }
 }
 
-/// Writes a line to stderr. Whoever reads it may be gone, as a terminal that is closed: what is trained does not
-/// depend on that.
+/// Writes a line to stderr. Whoever reads it may be gone, as a terminal that is closed: what is
+/// trained does not depend on that.
 pub fn note(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }

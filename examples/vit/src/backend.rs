@@ -124,8 +124,8 @@ pub fn on<B: LeanBackend, J: Job>(
     let memory = memory(&device);
     match engine.checkpointing {
         Checkpointing::Balanced => with::<B, BalancedCheckpointing, J>(engine, job, device, memory),
-        // The model recomputes its blocks, and the optimizer what is automatic: Burn's tape keeps all
-        // that it is given.
+        // The model recomputes its blocks, and the optimizer what is automatic: Burn's tape keeps
+        // all that it is given.
         Checkpointing::None | Checkpointing::Blocks | Checkpointing::Automatic => {
             with::<B, NoCheckpointing, J>(engine, job, device, memory)
         }

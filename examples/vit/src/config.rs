@@ -11,8 +11,8 @@ use vit_common::settings::identity;
 
 pub use vit_common::config::{Mode, Preset, WEIGHT_DECAY};
 
-/// Optimizers of Burn and of `burn-lean-optim`, each with its own defaults. Muon is not among them: it
-/// takes matrices only, and a vision transformer also learns vectors.
+/// Optimizers of Burn and of `burn-lean-optim`, each with its own defaults. Muon is not among them:
+/// it takes matrices only, and a vision transformer also learns vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum OptimizerKind {
@@ -88,7 +88,8 @@ pub enum Checkpointing {
     None,
     /// Recomputes what is cheap to recompute (Burn's balanced checkpointing)
     Balanced,
-    /// The input of each transformer block; recomputes the block, on the backend of gradient release
+    /// The input of each transformer block; recomputes the block, on the backend of gradient
+    /// release
     Blocks,
     /// Little, at places that gradient release finds by itself; recomputes the rest
     Automatic,

@@ -120,7 +120,8 @@ mod cuda {
         }
     }
 
-    /// The result of a call; `None` if the library that it needs cannot be loaded, as cudarc then panics.
+    /// The result of a call; `None` if the library that it needs cannot be loaded, as cudarc then
+    /// panics.
     fn loaded<T>(call: impl FnOnce() -> T + UnwindSafe) -> Option<T> {
         let hook = panic::take_hook();
         panic::set_hook(Box::new(|_| {}));

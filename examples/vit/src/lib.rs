@@ -1,8 +1,8 @@
 //! A vision transformer trained with gradient release.
 //!
-//! [`train`] shows what gradient release requires of a program with Burn's learner, and [`backend`] what
-//! it requires of the types; the rest is an ordinary Burn program. The package `benchmarks` measures
-//! memory and time of a training step on the same model.
+//! [`train`] shows what gradient release requires of a program with Burn's learner, and [`backend`]
+//! what it requires of the types; the rest is an ordinary Burn program. The package `benchmarks`
+//! measures memory and time of a training step on the same model.
 
 pub mod artifacts;
 pub mod backend;

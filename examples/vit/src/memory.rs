@@ -60,8 +60,8 @@ impl Memory {
     }
 }
 
-/// The peak of each training step, for a metric, and the peak of the whole run. Also counts for a memory
-/// recording.
+/// The peak of each training step, for a metric, and the peak of the whole run. Also counts for a
+/// memory recording.
 ///
 /// Clones share their counts.
 #[derive(Clone, Debug)]

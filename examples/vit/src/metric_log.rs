@@ -12,12 +12,12 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The files of Burn's [`FileMetricLogger`], with the right epochs in a resumed run, and with an interruption
-/// when the loss is not finite or a file cannot be written.
+/// The files of Burn's [`FileMetricLogger`], with the right epochs in a resumed run, and with an
+/// interruption when the loss is not finite or a file cannot be written.
 ///
-/// Burn's learner counts epochs from 1 until the first one has ended, so the first epoch of a resumed run
-/// would overwrite the log of epoch 1. And Burn's logger panics on a thread of its own when the disk is full,
-/// which can end the process before it has said so.
+/// Burn's learner counts epochs from 1 until the first one has ended, so the first epoch of a
+/// resumed run would overwrite the log of epoch 1. And Burn's logger panics on a thread of its own
+/// when the disk is full, which can end the process before it has said so.
 #[allow(missing_debug_implementations)] // Burn's interrupter has none.
 pub struct MetricLog {
     folder: PathBuf,

@@ -9,7 +9,8 @@ pub type Plain<B, C> = Autodiff<B, C>;
 /// The same with gradient release around it.
 pub type Release<B, C> = GradientRelease<Autodiff<B, C>>;
 
-/// Evaluates an expression with the optimizer of this kind, and with the same one without weight decay.
+/// Evaluates an expression with the optimizer of this kind, and with the same one without weight
+/// decay.
 macro_rules! with_optimizer {
     ($kind:expr, $weight_decay:expr, $backend:ty, |$optimizer:ident, $undecayed:pat_param| $made:expr) => {{
         use burn::optim::{

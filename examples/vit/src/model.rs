@@ -35,7 +35,8 @@ impl<B: Backend> Vit<B> {
             mean: 0.0,
             std: 0.02,
         };
-        // Patches have a standard deviation of about 1: positions at 0.02 would have no effect for epochs.
+        // Patches have a standard deviation of about 1: positions at 0.02 would have no effect for
+        // epochs.
         let visible = Initializer::Normal {
             mean: 0.0,
             std: 0.2,
@@ -63,8 +64,8 @@ impl<B: Backend> Vit<B> {
         }
     }
 
-    /// Whether the backward pass recomputes the blocks from their inputs, on a backend with gradient
-    /// release; otherwise their activations are kept.
+    /// Whether the backward pass recomputes the blocks from their inputs, on a backend with
+    /// gradient release; otherwise their activations are kept.
     pub fn recomputing_blocks(mut self, recomputes: bool) -> Self {
         self.recomputes_blocks = recomputes;
         self

@@ -1,7 +1,7 @@
 //! Turns panics of Burn's learner and of its threads into an error.
 //!
-//! The learner returns no errors: a checkpoint that cannot be read or a full disk is a panic, often of
-//! several threads in turn.
+//! The learner returns no errors: a checkpoint that cannot be read or a full disk is a panic, often
+//! of several threads in turn.
 
 use crate::terminal;
 use anyhow::{Result, anyhow};
@@ -74,8 +74,8 @@ impl Panics {
             let text = info.payload_as_str().unwrap_or("a panic");
             let first = this.first.get_or_init(|| text.into());
             log::error!("{info}");
-            // Burn's threads panic, too, where they are dropped while a panic unwinds: that aborts the process, and
-            // nobody would be told why.
+            // Burn's threads panic, too, where they are dropped while a panic unwinds: that aborts
+            // the process, and nobody would be told why.
             if UNWINDS.replace(true) {
                 process::exit(terminal::fail(&this.error(first)).into());
             }

@@ -63,12 +63,12 @@ pub fn interrupt_if_diverged(interrupter: &Interrupter, loss: f64, epoch: usize)
     }
 }
 
-/// Keeps the newest checkpoints of complete epochs. Burn would also save an epoch whose validation was
-/// interrupted.
+/// Keeps the newest checkpoints of complete epochs. Burn would also save an epoch whose validation
+/// was interrupted.
 #[allow(missing_debug_implementations)] // Burn's interrupter has none.
 pub struct CompleteEpochs {
-    // The files of a checkpoint are written one by one: with a single checkpoint, the model of the last
-    // epoch could be deleted before the optimizer of the next one is written.
+    // The files of a checkpoint are written one by one: with a single checkpoint, the model of the
+    // last epoch could be deleted before the optimizer of the next one is written.
     newest: KeepLastNCheckpoints,
     interrupter: Interrupter,
 }
@@ -102,8 +102,8 @@ impl CheckpointingStrategy for CompleteEpochs {
 
 /// Early stopping: ends a run after this many epochs without a better validation loss.
 ///
-/// Burn's `MetricEarlyStoppingStrategy` keeps its best epoch in memory, where a resumed run does not find
-/// it. `Patience` reads the logged losses of all epochs.
+/// Burn's `MetricEarlyStoppingStrategy` keeps its best epoch in memory, where a resumed run does
+/// not find it. `Patience` reads the logged losses of all epochs.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience(pub usize);
 

@@ -109,8 +109,8 @@ impl Job for Train<'_> {
         })
     }
 
-    /// Gradient release requires two changes: `with_gradient_release` on the optimizer, and a training
-    /// strategy. Groups and clipping by the global norm come with it.
+    /// Gradient release requires two changes: `with_gradient_release` on the optimizer, and a
+    /// training strategy. Groups and clipping by the global norm come with it.
     fn release<B: ReleaseBackend<InnerBackend: LeanBackend>>(
         self,
         device: Device<B>,
@@ -425,8 +425,8 @@ pub fn scheduler(learning_rate: LearningRate, iterations: usize) -> Result<Compo
 
 /// Fraction of the images that the model classifies correctly.
 ///
-/// Computed from the final weights rather than read from the log, which has no entry if a resumed run had
-/// nothing left to train.
+/// Computed from the final weights rather than read from the log, which has no entry if a resumed
+/// run had nothing left to train.
 fn accuracy<B: Backend>(model: &Vit<B>, images: &dyn DataLoader<B, Batch<B>>) -> f64 {
     let correct: i64 = images
         .iter()

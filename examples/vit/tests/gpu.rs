@@ -1,7 +1,7 @@
 //! Training on a GPU, and the errors on a machine without one.
 //!
-//! Tests that need an adapter count as ignored without one. Only a harness other than libtest's can decide
-//! that at run time.
+//! Tests that need an adapter count as ignored without one. Only a harness other than libtest's can
+//! decide that at run time.
 
 use libtest_mimic::{Arguments, Trial};
 use std::process::ExitCode;

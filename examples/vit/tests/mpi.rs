@@ -49,7 +49,8 @@ fn train(processes: usize, folder: &Path, more: &[&str]) -> Command {
     launching::train(env!("CARGO_BIN_EXE_vit"), processes, folder, more)
 }
 
-/// A short run on the bundled digits, whose dropout does not depend on how many processes there are.
+/// A short run on the bundled digits, whose dropout does not depend on how many processes there
+/// are.
 const NEW: [&str; 6] = ["--epochs", "2", "--batch-size", "128", "--dropout", "0"];
 
 fn accuracy(result: &Value) -> f64 {
@@ -222,7 +223,8 @@ fn what_cannot_be_shared() {
     }
 }
 
-/// As a batch job: `mpirun` gives every process a terminal to write to, and there is none to read keys from.
+/// As a batch job: `mpirun` gives every process a terminal to write to, and there is none to read
+/// keys from.
 fn no_terminal_is_needed() {
     let home = TempDir::new().unwrap();
     let output = Command::new("setsid")
@@ -301,7 +303,8 @@ fn a_full_disk_is_told() {
     );
 }
 
-/// Each process keeps what fits of its own share, and so completes its gradients in an order of its own.
+/// Each process keeps what fits of its own share, and so completes its gradients in an order of its
+/// own.
 fn unequal_shares() {
     let home = TempDir::new().unwrap();
     let new = ["--epochs", "1", "--batch-size", "10", "--dropout", "0"];

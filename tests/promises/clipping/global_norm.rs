@@ -362,7 +362,8 @@ fn zclip_scales_a_spike_on_its_own_step() {
         (model, _) = optim.two_passes(RATE, model, |model| {
             S::loss::<R>(model, Size::Small, step) * spiky(step)
         });
-        // The averages of both are in 64 bits and the same to a few units in the last place of those.
+        // The averages of both are in 64 bits and the same to a few units in the last place of
+        // those.
         Weights::of::<R, _>(&model).assert_near(&Weights::of::<P, _>(&plain), 1e-6, step);
     }
 }

@@ -94,7 +94,8 @@ fn scaler() -> LossScaler {
         .init()
 }
 
-/// Plain Burn by hand: a scale that falls where a gradient has overflown, and rises after four steps.
+/// Plain Burn by hand: a scale that falls where a gradient has overflown, and rises after four
+/// steps.
 fn by_hand(clipping: Option<f64>) -> Vec<(Weights, f64, bool)> {
     let mut model = Net::<P>::new();
     let mut optim = AdamConfig::new().with_epsilon(1e-3).init();
@@ -160,7 +161,8 @@ fn check(
     assert_eq!(report.grad_norm().is_none(), *has_overflown, "step {step}");
 }
 
-/// Scale falls and rises, and the steps that plain Burn skips are skipped as a whole. Resumed in between.
+/// Scale falls and rises, and the steps that plain Burn skips are skipped as a whole. Resumed in
+/// between.
 #[test]
 fn two_passes_skip_what_plain_burn_skips() {
     for clipping in [None, Some(0.5)] {

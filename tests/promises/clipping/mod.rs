@@ -1,5 +1,5 @@
-//! Clipping by norms, the scale of a loss and gradients that are no numbers: what plain Burn does with
-//! all gradients at hand.
+//! Clipping by norms, the scale of a loss and gradients that are no numbers: what plain Burn does
+//! with all gradients at hand.
 
 pub(crate) mod by_hand;
 mod global_norm;

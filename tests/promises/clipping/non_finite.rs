@@ -51,8 +51,8 @@ fn in_one_pass_nothing_is_stepped_after_it() {
             else {
                 panic!("{:?}", refused.error());
             };
-            // Backward comes from the last layer; the bias of a layer has its gradient before the weight or
-            // right after it.
+            // Backward comes from the last layer; the bias of a layer has its gradient before the
+            // weight or right after it.
             assert_eq!(found, path(layer));
             assert_eq!(armed, 2 * LAYERS);
             let after = LAYERS - 1 - layer;

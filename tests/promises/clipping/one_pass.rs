@@ -1,4 +1,5 @@
-//! The rules that need no second pass, against a plain reference over 200 steps with planted spikes.
+//! The rules that need no second pass, against a plain reference over 200 steps with planted
+//! spikes.
 
 use std::collections::HashMap;
 
@@ -94,7 +95,8 @@ fn norm(values: impl Iterator<Item = f64>) -> f64 {
     values.map(|value| value * value).sum::<f64>().sqrt()
 }
 
-/// Of every element, which unit it belongs to: a column of a matrix, a first index of more dimensions.
+/// Of every element, which unit it belongs to: a column of a matrix, a first index of more
+/// dimensions.
 fn unit(rank: usize, shape: &[usize], index: usize) -> usize {
     match rank {
         1 => 0,

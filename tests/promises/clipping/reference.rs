@@ -1,7 +1,7 @@
 //! Clipped gradients against values of PyTorch and of the papers' rules: `reference/clipping.py`.
 //!
-//! A parameter whose product with a constant is the loss has that constant for its gradient, and SGD at
-//! rate one takes the clipped gradient off it.
+//! A parameter whose product with a constant is the loss has that constant for its gradient, and
+//! SGD at rate one takes the clipped gradient off it.
 
 use burn::backend::Flex;
 use burn::module::{Module, Param};

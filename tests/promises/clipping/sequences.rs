@@ -198,7 +198,8 @@ fn disarming_and_beginning_anew_is_allowed() {
     finishes(optim, model, &start);
 }
 
-/// What was measured and stepped is another forward pass each: between the two, it may be thrown away.
+/// What was measured and stepped is another forward pass each: between the two, it may be thrown
+/// away.
 #[test]
 fn a_forward_pass_can_be_thrown_away() {
     let (start, model) = start();
@@ -264,7 +265,8 @@ fn others_cannot_arm_what_is_measured() {
     finishes(optim, refused.into_model(), &start);
 }
 
-/// With a rate of its own, the optimizer arms the model anew after each step, but not without a norm.
+/// With a rate of its own, the optimizer arms the model anew after each step, but not without a
+/// norm.
 #[test]
 fn an_owned_rate_steps_in_two_passes() {
     let (start, model) = start();

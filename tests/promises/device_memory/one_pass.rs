@@ -93,8 +93,8 @@ fn a_training_step_needs_the_largest_gradient() {
     );
 }
 
-/// The gradient, and the one that flows on. Element-wise operations make one kernel with their neighbours, but none
-/// across a step in one pass: no other gradient waits in it.
+/// The gradient, and the one that flows on. Element-wise operations make one kernel with their
+/// neighbours, but none across a step in one pass: no other gradient waits in it.
 #[test]
 fn a_fused_kernel_holds_few_gradients() {
     let memory = memory();

@@ -70,9 +70,9 @@ fn two_optimizers_on_two_threads_for_thousands_of_steps() {
     });
 }
 
-/// Has the device do what this thread has asked for. On wgpu, cubecl 0.10 otherwise leaves some of it
-/// in this thread's queue, where another thread that reads a tensor written in place does not look:
-/// it sees the old values, in plain Burn as well.
+/// Has the device do what this thread has asked for. On wgpu, cubecl 0.10 otherwise leaves some of
+/// it in this thread's queue, where another thread that reads a tensor written in place does not
+/// look: it sees the old values, in plain Burn as well.
 fn settle() {
     <Inner as Backend>::sync(&Default::default()).expect("the device works");
 }
@@ -121,8 +121,8 @@ fn the_loss_of_another_thread_s_forward() {
 }
 
 /// An unarmed backward on another thread, at the same time, is nobody's business. Of a fork: in
-/// Burn 0.21 itself two threads can block each other for good where one is in backward and the other
-/// extends the same graph, as a clone with the same leaves does.
+/// Burn 0.21 itself two threads can block each other for good where one is in backward and the
+/// other extends the same graph, as a clone with the same leaves does.
 #[test]
 fn inspecting_on_another_thread_while_training() {
     let Bench {

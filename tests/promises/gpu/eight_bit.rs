@@ -1,4 +1,5 @@
-//! Moments in 8 bits on the device: the weights of the processor up to rounding, and its codes but for a few.
+//! Moments in 8 bits on the device: the weights of the processor up to rounding, and its codes but
+//! for a few.
 
 use burn::backend::Flex;
 use burn::grad_clipping::GradientClippingConfig;

@@ -2,17 +2,17 @@
 
 use super::{Fused as Inner, MeteredFused as Metered};
 
-/// The step of a parameter may share a kernel with other neighbours than in plain mode, and a tuned sum
-/// may be fused in one mode and not in the other: last bits are not the backend's to keep. 6e-8 was
-/// seen (weight norm). This is a thousandth of what Adam moves a weight by in a step: a stale rate, a
-/// lost contribution or a second step are far beyond.
+/// The step of a parameter may share a kernel with other neighbours than in plain mode, and a tuned
+/// sum may be fused in one mode and not in the other: last bits are not the backend's to keep. 6e-8
+/// was seen (weight norm). This is a thousandth of what Adam moves a weight by in a step: a stale
+/// rate, a lost contribution or a second step are far beyond.
 const TOLERANCE: f32 = crate::harness::run::RATE as f32 / 1000.0;
 
 /// How many times the largest gradient a step may take above what the forward pass leaves: the
 /// gradient, and the three new buffers of Burn's fused Adam.
 const MATRICES: u64 = 4;
-/// The same where operations are element-wise and many make one kernel, whose buffers all live until
-/// it has run.
+/// The same where operations are element-wise and many make one kernel, whose buffers all live
+/// until it has run.
 const ELEMENT_WISE: u64 = 10;
 
 #[path = "../device_memory/mod.rs"]

@@ -1,5 +1,5 @@
-//! The optimizers of `burn-lean-optim` in one pass on the device: Burn's weights up to rounding, and nobody's buffer but
-//! their own.
+//! The optimizers of `burn-lean-optim` in one pass on the device: Burn's weights up to rounding,
+//! and nobody's buffer but their own.
 
 use burn::backend::Flex;
 use burn::grad_clipping::GradientClippingConfig;
@@ -25,8 +25,9 @@ use crate::harness::{Plain, Release, Weights, noise, turn};
 
 const STEPS: u64 = 20;
 
-/// By how much a weight may differ after a step, for each step so far; relative for weights above one. A step moves a
-/// weight by a hundredth. A driver may fuse a product and a sum, and need not round roots and quotients correctly.
+/// By how much a weight may differ after a step, for each step so far; relative for weights above
+/// one. A step moves a weight by a hundredth. A driver may fuse a product and a sum, and need not
+/// round roots and quotients correctly.
 pub(super) const PER_STEP: f32 = 1e-6;
 
 /// A parameter, and the state of its optimizer.
@@ -321,7 +322,8 @@ fn near_with_release<S: Scenario>(
     }
 }
 
-/// Gradients of steps after the first differ too. Beside a hundredth, by which Adam moves a weight in a step.
+/// Gradients of steps after the first differ too. Beside a hundredth, by which Adam moves a weight
+/// in a step.
 const WITH_RELEASE: f32 = 1e-4;
 
 #[test]

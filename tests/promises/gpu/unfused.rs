@@ -1,7 +1,7 @@
 //! Every operation is its own kernel.
 //!
-//! What is at the edges of the engine is tested on the processor, to the same bits, and with fusion, which is what could
-//! break it.
+//! What is at the edges of the engine is tested on the processor, to the same bits, and with
+//! fusion, which is what could break it.
 
 use super::{MeteredUnfused as Metered, Unfused as Inner};
 

@@ -310,7 +310,8 @@ fn a_group_can_be_left_out_of_clipping() {
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         model = optim.step(RATE, model, grads);
     }
-    // The others moved by three steps of at most 1e-5 at this rate, which the last layer hardly feels.
+    // The others moved by three steps of at most 1e-5 at this rate, which the last layer hardly
+    // feels.
     Weights::of::<R, _>(&model).assert_near(&Weights::of::<P, _>(&plain), 1e-6, "left out");
     let start = Weights::of::<P, _>(&start.model::<S, P>());
     assert!(

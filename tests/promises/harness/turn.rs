@@ -1,8 +1,8 @@
 //! One test at a time on a device that tunes its kernels.
 //!
-//! The first time that a kernel is needed for some shape, cubecl times the candidates. A thread that
-//! needs it meanwhile gets the first candidate instead of the fastest, and its sums come in another
-//! order: of two runs that are compared, one would then have used another kernel.
+//! The first time that a kernel is needed for some shape, cubecl times the candidates. A thread
+//! that needs it meanwhile gets the first candidate instead of the fastest, and its sums come in
+//! another order: of two runs that are compared, one would then have used another kernel.
 
 use std::cell::RefCell;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};

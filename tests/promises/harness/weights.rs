@@ -53,8 +53,8 @@ impl Weights {
         );
     }
 
-    /// Fails unless every weight is as near, relative above one, as `tolerance` says; at zero, unless
-    /// they are equal to the last bit.
+    /// Fails unless every weight is as near, relative above one, as `tolerance` says; at zero,
+    /// unless they are equal to the last bit.
     #[track_caller]
     pub(crate) fn assert_near(
         &self,

@@ -207,7 +207,8 @@ fn by_hand<S: Scenario, B: AutodiffBackend>(
         .collect()
 }
 
-/// The same but for the last micro-batch, which is armed: the weights and the outcomes of each step.
+/// The same but for the last micro-batch, which is armed: the weights and the outcomes of each
+/// step.
 fn by_hand_released<S: Scenario, B: ReleaseBackend>(
     start: &Start,
     recipe: &impl Recipe,

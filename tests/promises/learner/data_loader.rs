@@ -32,7 +32,8 @@ fn epoch(loader: &dyn DataLoader<Flex, Vec<u32>>) -> Vec<Vec<u32>> {
     loader.iter().collect()
 }
 
-/// Whichever epoch a run is resumed at, on whichever device: that epoch's order, and the next ones'.
+/// Whichever epoch a run is resumed at, on whichever device: that epoch's order, and the next
+/// ones'.
 fn resumes(workers: usize) {
     let whole = loader(workers).to_device(&Default::default());
     let whole: Vec<_> = (0..EPOCHS).map(|_| epoch(&*whole)).collect();

@@ -32,8 +32,8 @@ where
     AdamWConfig::new().with_weight_decay(decay).init()
 }
 
-/// Burn's Learner, with an optimizer for each part: biases without decay at half the rate, and the first
-/// layer at rates of its own.
+/// Burn's Learner, with an optimizer for each part: biases without decay at half the rate, and the
+/// first layer at rates of its own.
 #[derive(Clone)]
 struct ByPart<M: AutodiffModule<Plain>> {
     rest: OptimizerAdaptor<AdamW, M, Plain>,

@@ -152,7 +152,8 @@ fn killed<A: Mode>(test: &str, moment: Moment, atomic: bool) -> (Directory, Star
     (directory, start)
 }
 
-/// Burn removes the files of old checkpoints, and the next save their checksums: killed in between, those are left.
+/// Burn removes the files of old checkpoints, and the next save their checksums: killed in between,
+/// those are left.
 fn without_orphans(files: Vec<String>) -> Vec<String> {
     let of_a_file = |name: &&String| match name.strip_suffix(".sha256") {
         Some(file) => files.iter().any(|other| other == file),

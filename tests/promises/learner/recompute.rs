@@ -130,7 +130,8 @@ fn recomputing_in_the_learner() {
             ] {
                 run.assert_same(&stock.0, format!("{context}, windows of {accumulation:?}"));
             }
-            // Both kinds of arming are in the run: that of the last micro-batch, and of those before.
+            // Both kinds of arming are in the run: that of the last micro-batch, and of those
+            // before.
             assert!(3 * automatic.1 < stock.1 && 3 * automatic.1 < kept.1);
             assert!(2 * within.1 < stock.1);
             // It keeps as much as it may.

@@ -1,4 +1,5 @@
-//! `TrainStep::step`, in all the ways it can be written: it works, or it is refused in one sentence.
+//! `TrainStep::step`, in all the ways it can be written: it works, or it is refused in one
+//! sentence.
 
 use burn::module::{AutodiffModule, Module, list_param_ids};
 use burn::optim::{AdamConfig, GradientsAccumulator, GradientsParams};

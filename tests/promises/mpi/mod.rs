@@ -1,5 +1,5 @@
-//! Replicas in several processes: what one process would have that adds their gradients up in the order of
-//! the ranks and divides.
+//! Replicas in several processes: what one process would have that adds their gradients up in the
+//! order of the ranks and divides.
 
 mod failure;
 mod memory;

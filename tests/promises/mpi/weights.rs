@@ -39,8 +39,8 @@ pub(crate) enum Way {
     Recomputed,
 }
 
-/// Fails unless every replica has the weights and states of the reference, after each step. Returns how often
-/// a parameter was released.
+/// Fails unless every replica has the weights and states of the reference, after each step. Returns
+/// how often a parameter was released.
 pub(crate) fn equals_one_process<S: Scenario>(
     parallel: &DataParallel,
     recipe: &impl Recipe,

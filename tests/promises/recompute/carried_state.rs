@@ -117,8 +117,8 @@ fn a_state_that_is_not_detached_without_recomputing() {
     assert_same(&release(&bytes, Recompute::None, false), &expected);
 }
 
-/// The graph below the state can be computed again no more, and what of it a pass would still come to
-/// depends on the cuts.
+/// The graph below the state can be computed again no more, and what of it a pass would still come
+/// to depends on the cuts.
 #[test]
 fn a_state_that_is_not_detached_is_refused_in_words_that_help() {
     let bytes = start();

@@ -111,7 +111,8 @@ fn same(recompute: Recompute, passes: &[Pass]) -> Vec<Recomputed> {
 
 #[test]
 fn the_weights_of_passes_that_change() {
-    // Depths alternate, the branch comes and goes, and every fourth batch is smaller; then all at once.
+    // Depths alternate, the branch comes and goes, and every fourth batch is smaller; then all at
+    // once.
     let mut passes = vec![FULL, FULL, SHORT, SMALL, SHORT, BRANCH, FULL, SMALL, BRANCH];
     passes.extend([
         SHORT, SHORT, SMALL, LARGE, BRANCH, SHORT, SMALL, LARGE, FULL,
@@ -179,7 +180,8 @@ fn a_plan_is_used_until_it_does_not_fit() {
     }
 }
 
-/// What a plan keeps can turn out longer, or larger, than what it was learned from: then it is learned anew.
+/// What a plan keeps can turn out longer, or larger, than what it was learned from: then it is
+/// learned anew.
 #[test]
 fn a_plan_that_keeps_too_much_is_forgotten() {
     let ample = Recompute::Budget(1 << 15);

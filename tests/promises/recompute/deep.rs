@@ -70,8 +70,9 @@ fn release<S: Scenario>(start: &Start, size: Size, recompute: Recompute) -> Run 
     }
 }
 
-/// Trains in plain Burn, with `Automatic`, and within parts of what all activations take: the weights
-/// are the same, and the peaks fall as planned. `part` of the activations is more than `Automatic` plans.
+/// Trains in plain Burn, with `Automatic`, and within parts of what all activations take: the
+/// weights are the same, and the peaks fall as planned. `part` of the activations is more than
+/// `Automatic` plans.
 fn saves<S: Scenario>(part: u64) {
     let size = Size::Large;
     let start = Start::new::<S>(size);

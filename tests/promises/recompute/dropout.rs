@@ -69,8 +69,8 @@ fn dropout_has_the_same_mask() {
                 let before = ALLOCATIONS.current_usage();
                 let loss = model.loss(step);
                 let kept = ALLOCATIONS.current_usage() - before;
-                // The inputs of three scopes, four masks of an eighth of a byte for each element, and
-                // what crosses into the loss.
+                // The inputs of three scopes, four masks of an eighth of a byte for each element,
+                // and what crosses into the loss.
                 let unit = Dropping::<R>::ROWS * Dropping::<R>::WIDTH * size_of::<f32>();
                 let bound = 5 * unit + 4 * unit / 31 + 64 * 1024;
                 if recompute == Recompute::None {

@@ -74,7 +74,8 @@ fn no_gradient_for_each_element_of_the_batch() {
         || {
             fn peak<I: Backend>(bytes: &[u8]) -> usize {
                 let model = start::<Plain<I>>(bytes);
-                // The lowest of some: a thread that first works in one of them gets its buffers there.
+                // The lowest of some: a thread that first works in one of them gets its buffers
+                // there.
                 let peaks = (0..5).map(|step| {
                     let before = ALLOCATIONS.current_usage();
                     ALLOCATIONS.reset_peak_usage();

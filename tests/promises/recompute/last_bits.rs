@@ -1,4 +1,5 @@
-//! Programs in which sums could add up in another order than plain Burn's, which shows in their last bits.
+//! Programs in which sums could add up in another order than plain Burn's, which shows in their
+//! last bits.
 
 use std::collections::HashSet;
 use std::thread;

@@ -1,4 +1,5 @@
-//! What plain Burn keeps of each operation for its backward, measured, is what the planner's table says.
+//! What plain Burn keeps of each operation for its backward, measured, is what the planner's table
+//! says.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -382,7 +383,8 @@ fn the_table_says_what_is_kept() {
     alone("recompute::saves::the_table_says_what_is_kept", || {
         let mut wrong = Vec::new();
         for case in cases() {
-            // Thread pools and caches come into being at some time; what is kept is kept every time.
+            // Thread pools and caches come into being at some time; what is kept is kept every
+            // time.
             let runs: Vec<_> = (0..4).map(|_| measure(&case)).collect();
             let least = runs.into_iter().min_by_key(|(measured, _)| measured.kept);
             let (measured, said) = least.expect("there are runs");

@@ -13,8 +13,8 @@ use crate::harness::{Plain, Release, Weights};
 
 const STEPS: u64 = 60;
 
-/// Trains, once the other thread is about to as well. (Not in step with it: if one failed, the other
-/// would wait for ever.)
+/// Trains, once the other thread is about to as well. (Not in step with it: if one failed, the
+/// other would wait for ever.)
 fn train<S: Scenario>(
     start: &Start,
     recompute: Recompute,

@@ -1,4 +1,5 @@
-//! Uses that lead to no loss, and the step after. On the processor alone: nothing in them depends on the device.
+//! Uses that lead to no loss, and the step after. On the processor alone: nothing in them depends
+//! on the device.
 
 use burn::module::{Module, Param, ParamId};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
@@ -44,7 +45,8 @@ impl<B: AutodiffBackend> InTurn<B> {
     }
 }
 
-/// Which graphs Burn merges and forgets is decided by the order of a hash set, so each is run often.
+/// Which graphs Burn merges and forgets is decided by the order of a hash set, so each is run
+/// often.
 #[test]
 fn a_step_that_is_not_armed_gets_its_gradient_after_them() {
     let sgd = SgdConfig::new();

@@ -258,8 +258,8 @@ fn all_gradients_at_once(snapshot: &Snapshot) {
     assert_eq!(phases(snapshot, PhaseKind::Optimizer).count(), 2);
 }
 
-/// Gradient release: at any tick, only gradients of one layer exist, whose backward computes those of
-/// its weight and its bias together. Every step is within the backward pass.
+/// Gradient release: at any tick, only gradients of one layer exist, whose backward computes those
+/// of its weight and its bias together. Every step is within the backward pass.
 fn one_layer_at_a_time(snapshot: &Snapshot) {
     let layer = |holder: &Holder| {
         let parameter = holder.parameter.expect("a gradient is of a parameter");

@@ -34,8 +34,8 @@ use burn_0_22::tensor::{Device, Int, Tensor};
 
 /// A model that scores the tokens at every position, of whichever modules.
 pub(super) trait Scorer: Module {
-    /// Builds the model with random weights. With `recomputes_layers`, the backward pass recomputes the
-    /// layers from their inputs; otherwise their activations are kept.
+    /// Builds the model with random weights. With `recomputes_layers`, the backward pass recomputes
+    /// the layers from their inputs; otherwise their activations are kept.
     fn new(config: &EncoderConfig, recomputes_layers: bool, device: &Device) -> Self;
 
     /// The mean loss of the scores, with the masks of dropout drawn from `seed`.

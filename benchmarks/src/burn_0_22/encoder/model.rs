@@ -60,8 +60,8 @@ impl Scorer for Encoder {
 impl Encoder {
     /// What the head scores: `[batch, context, dim]`.
     ///
-    /// As `TransformerEncoder::forward`, which has no place for a scope. Each layer has a seed of its own,
-    /// as a scope has a stream of its own: the masks do not depend on what is recomputed.
+    /// As `TransformerEncoder::forward`, which has no place for a scope. Each layer has a seed of
+    /// its own, as a scope has a stream of its own: the masks do not depend on what is recomputed.
     fn hidden(&self, ids: Tensor<2, Int>, seed: u64) -> Tensor<3> {
         let [_, context] = ids.dims();
         let places = Tensor::arange(0..context as i64, &ids.device()).unsqueeze();

@@ -1,4 +1,5 @@
-//! Where devices meet: the tensors that they bring first are reduced, then those that they bring second.
+//! Where devices meet: the tensors that they bring first are reduced, then those that they bring
+//! second.
 
 use std::{
     collections::{HashMap, VecDeque},

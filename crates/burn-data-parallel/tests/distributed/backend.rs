@@ -1,4 +1,5 @@
-//! A backend with several devices on the processor, which reduces as CUDA does: what is not resolved has no value.
+//! A backend with several devices on the processor, which reduces as CUDA does: what is not
+//! resolved has no value.
 
 use std::sync::{
     Arc, OnceLock,

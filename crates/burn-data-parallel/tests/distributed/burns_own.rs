@@ -52,7 +52,8 @@ where
         all_reduce_op: ReduceOperation::Mean,
     };
     A::start_communication_server(places, config);
-    // Burn's server forgets a device that begins its next pass before another one has asked to be synchronized.
+    // Burn's server forgets a device that begins its next pass before another one has asked to be
+    // synchronized.
     let backward = Barrier::new(places.len());
     let found = all_on_threads(places.to_vec(), |rank, place| {
         let mut model = Model::<A>::new(&place).map(&mut Mark);

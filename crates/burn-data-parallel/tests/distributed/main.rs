@@ -1,5 +1,5 @@
-//! Replicas on several devices of one process, with Burn's feature `distributed`: a backend of the tests
-//! has devices on the processor, and an all-reduce over them.
+//! Replicas on several devices of one process, with Burn's feature `distributed`: a backend of the
+//! tests has devices on the processor, and an all-reduce over them.
 
 mod all_reduce;
 mod backend;

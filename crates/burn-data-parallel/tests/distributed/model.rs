@@ -75,8 +75,8 @@ impl<B: Backend> Model<B> {
     }
 }
 
-/// The weights after each step of one process, with plain Burn: the gradients of the replicas are added up in their
-/// order, and divided by their number.
+/// The weights after each step of one process, with plain Burn: the gradients of the replicas are
+/// added up in their order, and divided by their number.
 pub(crate) fn one_process(replicas: usize) -> Vec<Vec<u32>> {
     type B = Autodiff<Several>;
     let mut model = Model::<B>::new(&places(1)[0]);

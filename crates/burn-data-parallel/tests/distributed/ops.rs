@@ -1,4 +1,5 @@
-//! The operations, forwarded to [`Flex`]. A result is on the device that was given, or on that of the first tensor.
+//! The operations, forwarded to [`Flex`]. A result is on the device that was given, or on that of
+//! the first tensor.
 
 use std::ops::Range;
 

@@ -69,8 +69,8 @@ fn ordinary_gradients_are_reduced_in_the_step() {
     }
 }
 
-/// burn-autodiff ends each backward pass with a look at the graphs of all threads. One that waits for a gradient of this
-/// thread, in the middle of its own pass, must not be waited for.
+/// burn-autodiff ends each backward pass with a look at the graphs of all threads. One that waits
+/// for a gradient of this thread, in the middle of its own pass, must not be waited for.
 #[test]
 fn who_runs_backward_first_does_not_keep_the_others_from_coming() {
     let found = all_on_threads(replicas(&places(2)), |rank, (parallel, place)| {

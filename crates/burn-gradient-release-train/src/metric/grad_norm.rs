@@ -4,8 +4,8 @@ use crate::monitor::Iteration;
 /// The norm of all gradients of a step together, before clipping.
 ///
 /// For an optimizer that measures it:
-/// [`with_grad_norm`](burn_gradient_release::ReleaseOptimizer::with_grad_norm), or a rule of clipping
-/// that needs it.
+/// [`with_grad_norm`](burn_gradient_release::ReleaseOptimizer::with_grad_norm), or a rule of
+/// clipping that needs it.
 pub type GradNormMetric = MonitorMetric<GradNorm>;
 
 /// What [`GradNormMetric`] reads.

@@ -32,9 +32,9 @@ pub trait Reading: Clone + Send + Sync + 'static {
 
 /// A number of each training iteration, from the monitor that the strategy has.
 ///
-/// Where an iteration has none, as while gradients accumulate, the last one is shown again and counts
-/// for nothing: the mean of an epoch is over the iterations that have a number. An epoch in which no
-/// iteration has one has no mean.
+/// Where an iteration has none, as while gradients accumulate, the last one is shown again and
+/// counts for nothing: the mean of an epoch is over the iterations that have a number. An epoch in
+/// which no iteration has one has no mean.
 #[derive(Clone)]
 pub struct MonitorMetric<R> {
     name: MetricName,

@@ -3,8 +3,8 @@ use burn_gradient_release::Outcome;
 use super::{MonitorMetric, monitor_metric::Reading};
 use crate::monitor::Iteration;
 
-/// How many of the parameters that were stepped were stepped the moment their gradient was complete,
-/// in percent.
+/// How many of the parameters that were stepped were stepped the moment their gradient was
+/// complete, in percent.
 ///
 /// Anything below 100 is a finding: the entry then says how many came late (at the end of backward)
 /// and how many were not armed at all (an ordinary step).

@@ -1,8 +1,9 @@
 //! What a killed run needs to be picked up exactly where its last checkpoint is.
 //!
-//! Burn's file checkpointer with an [`AtomicFileRecorder`] leaves only whole files, with their checksums;
-//! [`resume_point`] compares these, and finds the epoch to give to `.checkpoint(..)`; a [`ResumedDataLoader`] shuffles
-//! as the uninterrupted run would have. None of it needs gradient release.
+//! Burn's file checkpointer with an [`AtomicFileRecorder`] leaves only whole files, with their
+//! checksums; [`resume_point`] compares these, and finds the epoch to give to `.checkpoint(..)`; a
+//! [`ResumedDataLoader`] shuffles as the uninterrupted run would have. None of it needs gradient
+//! release.
 
 mod checksum;
 mod data_loader;

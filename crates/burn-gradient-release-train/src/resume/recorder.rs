@@ -29,18 +29,18 @@ const MORE: usize = 64 << 10;
 
 /// Any file recorder of Burn, whose files appear under their name only once they are whole.
 ///
-/// A file is written under another name beside its own, read back, synced to disk, then renamed, which a
-/// file system does at once or not at all: nothing is ever replaced by less than a whole file. The bytes
-/// are those of the recorder inside; either loads what the other saved.
+/// A file is written under another name beside its own, read back, synced to disk, then renamed,
+/// which a file system does at once or not at all: nothing is ever replaced by less than a whole
+/// file. The bytes are those of the recorder inside; either loads what the other saved.
 ///
 /// Beside each file stands its SHA-256 (`model-3.mpk.sha256`, for `sha256sum -c` too), which
-/// [`load`](Recorder::load) compares: what the disk has changed is refused, and so is what a run with
-/// [other settings](Self::of_run) has saved. A file without a checksum is loaded as it is.
+/// [`load`](Recorder::load) compares: what the disk has changed is refused, and so is what a run
+/// with [other settings](Self::of_run) has saved. A file without a checksum is loaded as it is.
 ///
-/// Burn's recorders report a full disk only while they write, not when their buffer is emptied at the end: the
-/// file is torn, and they say `Ok`. So each file is read back: formats of JSON and MessagePack without
-/// memory for it, those of bincode with the record in memory once more. An item that is saved alone,
-/// with [`save_item`](Recorder::save_item) and in a format of bincode, is not.
+/// Burn's recorders report a full disk only while they write, not when their buffer is emptied at
+/// the end: the file is torn, and they say `Ok`. So each file is read back: formats of JSON and
+/// MessagePack without memory for it, those of bincode with the record in memory once more. An item
+/// that is saved alone, with [`save_item`](Recorder::save_item) and in a format of bincode, is not.
 #[derive(Clone, Debug, Default)]
 pub struct AtomicFileRecorder<R> {
     recorder: R,
@@ -56,8 +56,8 @@ impl<R> AtomicFileRecorder<R> {
         }
     }
 
-    /// Notes what tells this run from others, as the text of its settings, and refuses to load what another
-    /// one has saved. Leave out what may change when a run is resumed.
+    /// Notes what tells this run from others, as the text of its settings, and refuses to load what
+    /// another one has saved. Leave out what may change when a run is resumed.
     pub fn of_run(mut self, settings: impl AsRef<[u8]>) -> Self {
         self.run = Some(digest_of_run(settings.as_ref()));
         self
@@ -117,8 +117,8 @@ impl<R> AtomicFileRecorder<R> {
     }
 }
 
-/// Why not all of a file was written. Burn's error has lost what the system has said: it is asked again, by
-/// writing on.
+/// Why not all of a file was written. Burn's error has lost what the system has said: it is asked
+/// again, by writing on.
 fn why_not_whole(written: &Path, error: &RecorderError) -> String {
     let more = || {
         let mut file = File::options().append(true).open(written)?;

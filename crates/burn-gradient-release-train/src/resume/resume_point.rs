@@ -22,14 +22,14 @@ const PARTS: [&str; 3] = ["model", "optim", "scheduler"];
 /// behind is removed, lest a later save complete it with files of another run: unfinished files,
 /// and the files of epochs after the resume point that are not complete.
 ///
-/// Files count as whole: write them with an [`AtomicFileRecorder`](super::AtomicFileRecorder), whose
-/// checksums are compared.
+/// Files count as whole: write them with an [`AtomicFileRecorder`](super::AtomicFileRecorder),
+/// whose checksums are compared.
 ///
 /// # Errors
 ///
 /// If the folder of checkpoints cannot be read, or a file in it not removed. Of the kind
-/// [`InvalidData`](io::ErrorKind::InvalidData) if a file of that epoch is not as it was saved: the text names
-/// the file, and the newest older epoch that is.
+/// [`InvalidData`](io::ErrorKind::InvalidData) if a file of that epoch is not as it was saved: the
+/// text names the file, and the newest older epoch that is.
 pub fn resume_point(directory: impl AsRef<Path>) -> io::Result<Option<usize>> {
     checked(directory.as_ref(), None)
 }

@@ -30,8 +30,8 @@ use crate::{
     replication::{OneProcess, Replication},
 };
 
-/// What the reason begins with that a replica's interrupter gives once another replica was interrupted. A
-/// colon and the reason there follow.
+/// What the reason begins with that a replica's interrupter gives once another replica was
+/// interrupted. A colon and the reason there follow.
 pub const INTERRUPTED_ELSEWHERE: &str = "Another replica was interrupted";
 
 /// The components of a learner whose optimizer releases gradients.
@@ -106,10 +106,9 @@ impl<B: Backend> GradientReleaseStrategy<B> {
 }
 
 impl<B: Backend, R> GradientReleaseStrategy<B, InOnePass, R> {
-    /// Runs the model's [`TrainStep`] twice for each optimizer step: once to measure the norm of all
-    /// gradients, once to step. Rules of
-    /// [`NormClipping`](burn_gradient_release::NormClipping) that need two passes are refused without
-    /// this.
+    /// Runs the model's [`TrainStep`] twice for each optimizer step: once to measure the norm of
+    /// all gradients, once to step. Rules of [`NormClipping`](burn_gradient_release::NormClipping)
+    /// that need two passes are refused without this.
     ///
     /// Batches are cloned. Both runs have the same random numbers and running means
     /// ([`TwoPasses`](burn_gradient_release::TwoPasses)); what the first one returns is dropped.
@@ -127,15 +126,16 @@ impl<B: Backend, R> GradientReleaseStrategy<B, InOnePass, R> {
 impl<B: Backend, P> GradientReleaseStrategy<B, P> {
     /// Trains replicas of the model, one in each process, with the mean of their gradients.
     ///
-    /// Every process builds the same learner, with the same model ([`DataParallel::broadcast`]) or the same
-    /// checkpoint, and with a data loader that gives it its share of every batch
-    /// ([`ShareBatcher`](burn_data_parallel::ShareBatcher)). All of them iterate equally often. The first one
-    /// validates, decides on early stopping, and saves checkpoints, with the optimizer states of all; its metrics
-    /// of training are those of whole batches ([`GatherOutput`](crate::GatherOutput)). An interruption of any
-    /// of them stops all after the iteration.
+    /// Every process builds the same learner, with the same model ([`DataParallel::broadcast`]) or
+    /// the same checkpoint, and with a data loader that gives it its share of every batch
+    /// ([`ShareBatcher`](burn_data_parallel::ShareBatcher)). All of them iterate equally often. The
+    /// first one validates, decides on early stopping, and saves checkpoints, with the optimizer
+    /// states of all; its metrics of training are those of whole batches
+    /// ([`GatherOutput`](crate::GatherOutput)). An interruption of any of them stops all after the
+    /// iteration.
     ///
-    /// The optimizer of the learner need not know of the others. Give the processes folders of their own, or let
-    /// only the first one log.
+    /// The optimizer of the learner need not know of the others. Give the processes folders of
+    /// their own, or let only the first one log.
     ///
     /// # Panics
     ///
@@ -196,8 +196,8 @@ where
     }
 }
 
-/// What a [`GradientReleaseStrategy`] is to burn-train: the same type however many passes and replicas there
-/// are, so that a training is compiled once.
+/// What a [`GradientReleaseStrategy`] is to burn-train: the same type however many passes and
+/// replicas there are, so that a training is compiled once.
 struct Strategy<B: Backend, I, T> {
     device: Device<B>,
     monitor: StepMonitor,

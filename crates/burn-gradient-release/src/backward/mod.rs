@@ -80,8 +80,8 @@ fn run<B: AutodiffInner, C: CheckpointStrategy>(
     grads
 }
 
-/// Runs backward where segments are to be replayed on the way: subgraph by subgraph, from the last to the
-/// first.
+/// Runs backward where segments are to be replayed on the way: subgraph by subgraph, from the last
+/// to the first.
 fn by_subgraphs<B: AutodiffInner, C: CheckpointStrategy>(
     root: AdTensor<B>,
     origins: Origins<B>,
@@ -177,8 +177,8 @@ fn run_from<B: AutodiffInner, C: CheckpointStrategy>(
     grads
 }
 
-/// Adds to the tape what runs beside Burn's own nodes: the replays of derived tensors, and the order hooks
-/// of parameters without a leaf hook that can tell when the gradient is complete.
+/// Adds to the tape what runs beside Burn's own nodes: the replays of derived tensors, and the
+/// order hooks of parameters without a leaf hook that can tell when the gradient is complete.
 fn plan<B: Backend>(
     root: AdTensor<B>,
     origins: &Origins<B>,
@@ -215,8 +215,8 @@ fn plan<B: Backend>(
     })
 }
 
-/// Notices a panic in the middle of a pass, and tells the optimizers that were at work: one owner of
-/// the parameters that were armed together stands for all.
+/// Notices a panic in the middle of a pass, and tells the optimizers that were at work: one owner
+/// of the parameters that were armed together stands for all.
 struct Watch(Vec<(Arc<dyn Owner>, usize)>);
 
 impl Watch {

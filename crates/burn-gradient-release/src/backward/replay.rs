@@ -171,8 +171,8 @@ impl<B: Backend> Gathering<B> {
         let (node, _) = self.node.get_or_insert_with(|| {
             let parts = Parts::<B>::default();
             let target = tape::key(&tensor, placeholder.clone());
-            // On the order of the tensor's own node, which is reached by this one alone: right before
-            // it.
+            // On the order of the tensor's own node, which is reached by this one alone: right
+            // before it.
             let node = tape::hook(vec![tensor.clone()], order, placeholder.clone(), {
                 let (parts, own) = (parts.clone(), self.own.clone());
                 move |_, grads| {

@@ -236,7 +236,8 @@ impl<B: Backend> Route<B> {
         );
     }
 
-    /// In debug builds: that a contribution was played, and in the part of the tape that it comes from.
+    /// In debug builds: that a contribution was played, and in the part of the tape that it comes
+    /// from.
     fn check_played(&self, target: Target, of: Use, unit: Unit) {
         debug_assert!(
             self.played

@@ -29,9 +29,9 @@ type AnyModule<B> = Param<Tensor<B, 1>>;
 /// # Panics
 ///
 /// A step panics if the state was made by the other kind: dropped, it would be lost without a word,
-/// and Burn's trait has no way to return an error. That happens if a parameter is moved from one kind
-/// to the other, or if a record of another assignment is loaded. Step the parameter with the kind
-/// that its state is of, or take its state out of the record, so that it begins anew:
+/// and Burn's trait has no way to return an error. That happens if a parameter is moved from one
+/// kind to the other, or if a record of another assignment is loaded. Step the parameter with the
+/// kind that its state is of, or take its state out of the record, so that it begins anew:
 /// [`split_records`](Self::split_records).
 ///
 /// # Example
@@ -88,8 +88,8 @@ impl<A, B> Either<A, B> {
         }
     }
 
-    /// Splits the record of an optimizer into the records of two [`OptimizerAdaptor`]s of plain Burn,
-    /// each with the states of its own kind.
+    /// Splits the record of an optimizer into the records of two [`OptimizerAdaptor`]s of plain
+    /// Burn, each with the states of its own kind.
     pub fn split_records<BK>(records: Records<Self, BK>) -> (Records<A, BK>, Records<B, BK>)
     where
         A: SimpleOptimizer<BK::InnerBackend>,

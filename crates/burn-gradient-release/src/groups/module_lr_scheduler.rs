@@ -22,9 +22,9 @@ use crate::tape::consumers::lock;
 
 /// A scheduler for each group of parameters, and one for all others.
 ///
-/// The name is that of Burn 0.22. It is an [`LrScheduler`] of Burn 0.21: its rate is that of the base
-/// scheduler, and burn-train's `Learner` steps, saves and loads it. The rates of the groups do not fit
-/// through Burn's trait: with every step they are published to [`rates`](Self::rates).
+/// The name is that of Burn 0.22. It is an [`LrScheduler`] of Burn 0.21: its rate is that of the
+/// base scheduler, and burn-train's `Learner` steps, saves and loads it. The rates of the groups do
+/// not fit through Burn's trait: with every step they are published to [`rates`](Self::rates).
 ///
 /// If several groups have a parameter, the one that was added last decides.
 ///
@@ -32,9 +32,8 @@ use crate::tape::consumers::lock;
 ///
 /// A clone has the state of the original, and a handle of its own: stepping it does not change what
 /// an optimizer reads from the original's. There is one exception, because burn-train loads a
-/// checkpoint into a clone and puts that in the original's place: a clone that has
-/// [loaded a record](LrScheduler::load_record) publishes to the original's handle once the original is
-/// gone.
+/// checkpoint into a clone and puts that in the original's place: a clone that has [loaded a
+/// record](LrScheduler::load_record) publishes to the original's handle once the original is gone.
 ///
 /// # Example
 ///
@@ -97,8 +96,8 @@ impl ModuleLrScheduler {
         self
     }
 
-    /// The handle that the rates are published to, for an optimizer that reads them while a `Learner`
-    /// owns the scheduler.
+    /// The handle that the rates are published to, for an optimizer that reads them while a
+    /// `Learner` owns the scheduler.
     pub fn rates(&self) -> ModuleLearningRates {
         self.inherited().unwrap_or(&self.rates).clone()
     }
@@ -140,8 +139,8 @@ impl LrScheduler for ModuleLrScheduler {
     ///
     /// # Panics
     ///
-    /// If the record has another number of groups, or is of schedulers of another kind; Burn's trait
-    /// leaves no other way.
+    /// If the record has another number of groups, or is of schedulers of another kind; Burn's
+    /// trait leaves no other way.
     fn load_record<B: Backend>(mut self, record: Self::Record<B>) -> Self {
         assert_eq!(
             record.groups.len(),

@@ -26,12 +26,12 @@ pub enum ParamGroupError {
 
 /// A set of parameters, by their ids or by their paths in the model.
 ///
-/// The names are those of Burn 0.22, and so are the paths: the names of the fields from the model to
-/// the parameter, joined by dots, such as `encoder.layers.0.norm_1.gamma`. An element of a list has
-/// its index for a name, an enum the name of its variant; an `Option` adds nothing.
+/// The names are those of Burn 0.22, and so are the paths: the names of the fields from the model
+/// to the parameter, joined by dots, such as `encoder.layers.0.norm_1.gamma`. An element of a list
+/// has its index for a name, an enum the name of its variant; an `Option` adds nothing.
 ///
-/// A group names parameters and holds none of them. Loading a record gives the parameters of a model
-/// new ids, but never new paths.
+/// A group names parameters and holds none of them. Loading a record gives the parameters of a
+/// model new ids, but never new paths.
 ///
 /// ```
 /// use burn::module::ParamId;
@@ -118,7 +118,8 @@ impl ParamGroup {
         any(texts.into_iter().map(Self::from_predicate).collect())
     }
 
-    /// The parameters whose path has a match of this pattern. `^` and `$` bind it to the whole path.
+    /// The parameters whose path has a match of this pattern. `^` and `$` bind it to the whole
+    /// path.
     ///
     /// # Errors
     ///
@@ -162,8 +163,8 @@ impl ParamGroup {
     ///
     /// - have a rank of at most one, which is every bias and the gains of most normalisations,
     /// - have a name that ends in `bias`,
-    /// - or are in a `LayerNorm`, `RmsNorm`, `BatchNorm`, `GroupNorm`, `InstanceNorm` or `Embedding`,
-    ///   Burn's or any other struct of that name.
+    /// - or are in a `LayerNorm`, `RmsNorm`, `BatchNorm`, `GroupNorm`, `InstanceNorm` or
+    ///   `Embedding`, Burn's or any other struct of that name.
     ///
     /// A table of positions or a class token that is a parameter of the model itself looks like any
     /// matrix: [`fuse`](Self::fuse) its path.
@@ -203,8 +204,8 @@ impl ParamGroup {
         any(vec![self, other.clone()])
     }
 
-    /// The parameters of this group that are not in the other. What the other excludes is not in it,
-    /// so it stays; Burn 0.22 drops the other's exclusion.
+    /// The parameters of this group that are not in the other. What the other excludes is not in
+    /// it, so it stays; Burn 0.22 drops the other's exclusion.
     pub fn exclude(self, group: Self) -> Self {
         Matcher::Except(self, group).into()
     }

@@ -11,8 +11,8 @@ use burn_autodiff::Autodiff;
 use crate::{lower::operands::Arguments, lower::raise::Nodes, tensor::ReleaseTensor};
 
 impl<B: Backend> ReleaseTensor<B> {
-    /// Applies an operation of the autodiff backend: the way to bring an operation of your own, with
-    /// its own backward, to [`GradientRelease`](crate::GradientRelease).
+    /// Applies an operation of the autodiff backend: the way to bring an operation of your own,
+    /// with its own backward, to [`GradientRelease`](crate::GradientRelease).
     ///
     /// `operation` is given the operands as tensors of [`Autodiff`], whatever its checkpointing
     /// strategy, with its parameters among them where the tape wants them; its result is a tensor

@@ -404,7 +404,8 @@ impl<B: Backend> Arguments<B> {
             })
     }
 
-    /// Which operands are the same parameter, or derived tensor, as another; nothing if none can be.
+    /// Which operands are the same parameter, or derived tensor, as another; nothing if none can
+    /// be.
     fn repeated(&self) -> Vec<bool> {
         let is_counted =
             |tensor: &ReleaseTensor<B>| matches!(&tensor.0, Repr::Snapshot(_) | Repr::Derived(_));
@@ -449,8 +450,8 @@ impl<B: Backend> ReleaseTensor<B> {
     }
 }
 
-/// A derived tensor that leaves its subgraph: its gradient is gathered elsewhere, and comes to a node
-/// where it was derived. All that leaves shares the node.
+/// A derived tensor that leaves its subgraph: its gradient is gathered elsewhere, and comes to a
+/// node where it was derived. All that leaves shares the node.
 fn pass_on<B: Backend>(derived: Derived<B>) -> (AdTensor<B>, Origins<B>) {
     let (value, order) = (derived.value(), derived.order());
     let exit = derived.exit();

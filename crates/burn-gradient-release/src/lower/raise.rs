@@ -70,7 +70,8 @@ impl<B: Backend> Raise<B> {
         }
     }
 
-    /// Notes the use of an operand of the given order. Returns whether it is the lowest, and single.
+    /// Notes the use of an operand of the given order. Returns whether it is the lowest, and
+    /// single.
     fn note(&mut self, uses: &Arc<Uses<B>>, order: usize, is_repeated: bool) -> bool {
         match self.nodes {
             Nodes::One => uses.consume(self.order, if is_repeated { 2 } else { 1 }),

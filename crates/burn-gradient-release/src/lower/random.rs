@@ -71,7 +71,8 @@ impl RandomLog {
     ///
     /// # Panics
     ///
-    /// If it is another one. The caller of backward may be a `TrainStep`, which cannot hand an error on.
+    /// If it is another one. The caller of backward may be a `TrainStep`, which cannot hand an
+    /// error on.
     pub(crate) fn check_loss(loss: impl FnOnce() -> TensorData) {
         let is_wanted = LOG.with_borrow(Option::is_some);
         if !is_wanted {

@@ -11,8 +11,8 @@
 //! | `value` | those without a float result | computed from values; nothing on the tape |
 //! | `composed` | those for which burn-autodiff has Burn's default | Burn's default over our operations, each of which is seen |
 //!
-//! That the tables are whole is seen by a lint where all of a table is forwarded, as by the recorder
-//! of `burn-memory-timeline`.
+//! That the tables are whole is seen by a lint where all of a table is forwarded, as by the
+//! recorder of `burn-memory-timeline`.
 
 mod activation;
 mod bool_tensor;

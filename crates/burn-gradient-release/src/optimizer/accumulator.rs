@@ -17,8 +17,8 @@ use crate::{ReleaseBackend, planner::Recompute, planner::trace::Tracer};
 
 /// Accumulates the gradients of micro-batches, as Burn's
 /// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) does, without ever holding a second
-/// set of them: in the backward of an armed model each gradient is added to its sum the moment it is
-/// complete, and freed.
+/// set of them: in the backward of an armed model each gradient is added to its sum the moment it
+/// is complete, and freed.
 ///
 /// All but the last micro-batch of a window go through the accumulator; the last one is
 /// [armed with the sums](crate::ReleaseOptimizer::arm_accumulated). The sums are Burn's, bit for

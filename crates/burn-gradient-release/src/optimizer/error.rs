@@ -81,7 +81,8 @@ pub enum ReleaseError {
         armed: usize,
     },
 
-    /// A backward has added gradients to their sums, and `accumulate` has not ended the micro-batch.
+    /// A backward has added gradients to their sums, and `accumulate` has not ended the
+    /// micro-batch.
     #[error(
         "the gradients of {added} of {armed} armed parameters are with the model; call `accumulate` \
          with the model and the gradients that backward returned first"
@@ -296,7 +297,8 @@ pub enum ReleaseError {
         reason: String,
     },
 
-    /// A parameter is marked as distributed (with the feature `distributed`): Burn reduces its gradient.
+    /// A parameter is marked as distributed (with the feature `distributed`): Burn reduces its
+    /// gradient.
     #[error(
         "parameter {param} is marked as distributed: Burn reduces its gradient over the devices at the \
          end of backward, when an armed parameter has been stepped; take the mark off with \

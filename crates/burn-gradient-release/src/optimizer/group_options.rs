@@ -11,8 +11,8 @@ use burn::{
 
 use super::stepper::Rule;
 
-/// How the parameters of a [`ParamGroup`](crate::ParamGroup) differ from the rest. What is not said is
-/// as for the rest.
+/// How the parameters of a [`ParamGroup`](crate::ParamGroup) differ from the rest. What is not said
+/// is as for the rest.
 ///
 /// ```
 /// use burn::{
@@ -110,8 +110,9 @@ impl<O> GroupOptions<O> {
         self
     }
 
-    /// Not stepped at all: each gradient is dropped as soon as it is complete, and counts for no norm.
-    /// [`no_grad`](burn::module::Module::no_grad) does not even compute it, if nothing else needs it.
+    /// Not stepped at all: each gradient is dropped as soon as it is complete, and counts for no
+    /// norm. [`no_grad`](burn::module::Module::no_grad) does not even compute it, if nothing else
+    /// needs it.
     pub fn frozen(mut self) -> Self {
         self.is_frozen = true;
         self

@@ -1,5 +1,5 @@
-//! What is armed bears no [mark](crate::tape::mark): it has no gradient by the end of backward, where Burn waits for
-//! those of marked parameters.
+//! What is armed bears no [mark](crate::tape::mark): it has no gradient by the end of backward,
+//! where Burn waits for those of marked parameters.
 
 use burn::{
     module::{AutodiffModule, ModuleVisitor, Param, ParamId},

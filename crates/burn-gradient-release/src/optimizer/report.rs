@@ -51,9 +51,9 @@ impl StepReport {
         self.gradients = gradients;
     }
 
-    /// The norm of all gradients together, before clipping and without the scale of the loss. `None`
-    /// if nobody asked for it ([`with_grad_norm`](crate::ReleaseOptimizer::with_grad_norm)), and of a
-    /// step that left gradients out.
+    /// The norm of all gradients together, before clipping and without the scale of the loss.
+    /// `None` if nobody asked for it ([`with_grad_norm`](crate::ReleaseOptimizer::with_grad_norm)),
+    /// and of a step that left gradients out.
     pub fn grad_norm(&self) -> Option<f64> {
         self.gradients.norm
     }

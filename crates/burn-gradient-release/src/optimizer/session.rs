@@ -128,7 +128,8 @@ impl<B: Backend> Session<B> {
 impl<B: AutodiffInner> Session<B> {
     /// Frees forward passes over the parameters that nobody can run backward any more.
     ///
-    /// The parameters of a model meet in one graph of burn-autodiff, so visiting one parameter frees them all.
+    /// The parameters of a model meet in one graph of burn-autodiff, so visiting one parameter
+    /// frees them all.
     pub(super) fn free_discarded(&self) {
         self.slots.values().any(|slot| slot.free_discarded());
     }

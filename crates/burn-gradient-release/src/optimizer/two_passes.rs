@@ -9,9 +9,9 @@ use burn::{
 
 use crate::{ReleaseBackend, lower::random::RandomLog};
 
-/// Two forward passes of one training step, for an optimizer that has to see all gradients before it
-/// steps with the first: see [`ReleaseOptimizer::two_passes`](crate::ReleaseOptimizer::two_passes), which
-/// is made of this.
+/// Two forward passes of one training step, for an optimizer that has to see all gradients before
+/// it steps with the first: see
+/// [`ReleaseOptimizer::two_passes`](crate::ReleaseOptimizer::two_passes), which is made of this.
 ///
 /// The second pass draws the random numbers of the first, masks of dropout kept as bits meanwhile,
 /// and finds the running means of normalisation layers as the first has found them. What a model
@@ -34,8 +34,8 @@ impl<B: ReleaseBackend> TwoPasses<B> {
     ///
     /// # Panics
     ///
-    /// If it draws others than the first pass, or runs backward from another loss. The latter is seen
-    /// before anything is stepped.
+    /// If it draws others than the first pass, or runs backward from another loss. The latter is
+    /// seen before anything is stepped.
     pub fn second<M: Module<B>, R>(self, copy: M, pass: impl FnOnce() -> R) -> (R, bool) {
         restore(copy, self.running);
         self.log.replay(pass)

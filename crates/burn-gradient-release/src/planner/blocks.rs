@@ -68,7 +68,8 @@ impl Blocks {
         self.blocks.len()
     }
 
-    /// The plan with the lowest peak, to less than a part in 500. What comes after the last cut is kept.
+    /// The plan with the lowest peak, to less than a part in 500. What comes after the last cut is
+    /// kept.
     pub(super) fn lowest(&self) -> Plan {
         // A limit that is far too low is quick to try: no segment is long.
         let (mut impossible, mut possible) = (0, 1);
@@ -101,7 +102,8 @@ impl Blocks {
         })
     }
 
-    /// With no more than `limit` bytes there at any moment, the plan that keeps the most operations.
+    /// With no more than `limit` bytes there at any moment, the plan that keeps the most
+    /// operations.
     pub(super) fn keep_most(&self, limit: u64) -> Option<Plan> {
         let mut saved_from = vec![0; self.blocks.len() + 1];
         for (index, block) in self.blocks.iter().enumerate() {

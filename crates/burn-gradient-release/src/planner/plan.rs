@@ -1,13 +1,13 @@
 //! Where to cut a forward pass into segments.
 //!
-//! Two things are in memory when backward runs a segment: what crosses the cuts up to its beginning,
-//! and what the tape saves of its own operations. More cuts make the second smaller and the first
-//! larger. Of all sets of cuts, [`plan`] looks for one whose highest sum is lowest.
+//! Two things are in memory when backward runs a segment: what crosses the cuts up to its
+//! beginning, and what the tape saves of its own operations. More cuts make the second smaller and
+//! the first larger. Of all sets of cuts, [`plan`] looks for one whose highest sum is lowest.
 //!
 //! Several tensors may cross a cut, as the skip connections of a U-Net do. A tensor is held once,
 //! however many cuts it crosses, and is counted at the first. It stays counted for the rest of the
-//! pass: where backward has come to its last use, the tensor is freed, but its gradient is there and
-//! waits for the operation that made it, and that is as large.
+//! pass: where backward has come to its last use, the tensor is freed, but its gradient is there
+//! and waits for the operation that made it, and that is as large.
 
 use crate::planner::{blocks::Blocks, saves::Saves};
 
@@ -134,8 +134,8 @@ pub(super) struct Plan {
 /// Plans a forward pass like this one: with the lowest peak; or, within `budget` bytes, with as few
 /// operations recomputed as the rule allows that those after some cut are kept.
 ///
-/// The operations after the last cut are kept where they run backward first, if `is_last`. Otherwise the
-/// backward pass would hold them while it runs what comes after.
+/// The operations after the last cut are kept where they run backward first, if `is_last`.
+/// Otherwise the backward pass would hold them while it runs what comes after.
 pub(super) fn plan(trace: &Trace, budget: Option<u64>, is_last: bool) -> Plan {
     /// So many blocks are quick, whatever the plan is.
     const FEWEST: usize = 1024;

@@ -1,7 +1,7 @@
 //! What the tape saves of an operation for its backward.
 
-/// What burn-autodiff 0.21 saves of an operation without balanced checkpointing, of tensors in 32 bits on
-/// Flex. Indices and masks that an operation is given are there in any case.
+/// What burn-autodiff 0.21 saves of an operation without balanced checkpointing, of tensors in 32
+/// bits on Flex. Indices and masks that an operation is given are there in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Saves {
     Nothing,
@@ -22,9 +22,10 @@ impl Saves {
 
     /// Of Burn's operations that can be on the tape.
     ///
-    /// An operand that only the gradient of an untracked one needs is not saved, and of `linear` the
-    /// bias; which operands are tracked is not known here. `float_scatter_nd` saves nothing where it
-    /// adds or assigns. `attention` and `ctc_loss` are several nodes, which save more than this.
+    /// An operand that only the gradient of an untracked one needs is not saved, and of `linear`
+    /// the bias; which operands are tracked is not known here. `float_scatter_nd` saves nothing
+    /// where it adds or assigns. `attention` and `ctc_loss` are several nodes, which save more than
+    /// this.
     pub(super) fn known(name: &str) -> Option<Self> {
         Some(match name {
             "float_add"

@@ -1,8 +1,9 @@
 //! Forward passes that are cut into segments by themselves.
 //!
 //! The first forward pass is cut as it comes, by what is alive: wherever the operations since the
-//! last cut have made many times the bytes that would cross another one. At its end, all of it is known,
-//! and [planned](crate::planner::plan): the passes after it follow the plan, as long as they do the same.
+//! last cut have made many times the bytes that would cross another one. At its end, all of it is
+//! known, and [planned](crate::planner::plan): the passes after it follow the plan, as long as they
+//! do the same.
 
 use std::{
     any::Any,
@@ -19,10 +20,10 @@ use crate::{subgraph::origins, tape::consumers::lock};
 /// Which activations a training keeps, and which its backward passes compute again.
 ///
 /// Given to [`ReleaseOptimizer::with_recompute`](crate::ReleaseOptimizer::with_recompute). Model
-/// code stays as it is: armed forward passes are recorded and cut into segments where little is alive,
-/// as between the blocks of a transformer. Weights are those of plain Burn, bit for bit; of a pass that
-/// outgrows a budget within which all was kept, but for the last bits of weights used several times.
-/// A state carried over from step to step has to be detached.
+/// code stays as it is: armed forward passes are recorded and cut into segments where little is
+/// alive, as between the blocks of a transformer. Weights are those of plain Burn, bit for bit; of
+/// a pass that outgrows a budget within which all was kept, but for the last bits of weights used
+/// several times. A state carried over from step to step has to be detached.
 /// [`checkpoint`](crate::checkpoint) chooses the segments by hand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -32,8 +33,9 @@ pub enum Recompute {
     None,
     /// The lowest peak at no more than one extra forward pass.
     Automatic,
-    /// Kept as far as the activations, as estimated, stay within a number of bytes: what is computed
-    /// early is recomputed, what is computed late is kept. If no cuts fit, the same as `Automatic`.
+    /// Kept as far as the activations, as estimated, stay within a number of bytes: what is
+    /// computed early is recomputed, what is computed late is kept. If no cuts fit, the same as
+    /// `Automatic`.
     Budget(u64),
 }
 
@@ -78,7 +80,8 @@ struct State {
     trace: Trace,
     /// Trace length at the last planning.
     learned_from: usize,
-    /// The operations with parameters whose activations were kept, and the bytes of their other operands.
+    /// The operations with parameters whose activations were kept, and the bytes of their other
+    /// operands.
     kept: usize,
     kept_bytes: u64,
     /// Whether activations were kept that should not have been: the trace has gaps.
@@ -109,8 +112,8 @@ struct Learned {
     plan: Plan,
     /// Of all results before those that are kept.
     bytes: u64,
-    /// The operations with parameters whose activations are kept, and the bytes of their other operands:
-    /// the only ones that are seen there.
+    /// The operations with parameters whose activations are kept, and the bytes of their other
+    /// operands: the only ones that are seen there.
     kept: Vec<(&'static str, u64)>,
     /// The sum of these bytes.
     seen: u64,
@@ -219,9 +222,9 @@ impl Tracer {
         };
     }
 
-    /// Notes an operation; with a parameter, `parameter` is the bytes of its other operands. `highest`
-    /// is what the operands are in. Says where the operation belongs; `None` if the forward pass needs
-    /// no cuts.
+    /// Notes an operation; with a parameter, `parameter` is the bytes of its other operands.
+    /// `highest` is what the operands are in. Says where the operation belongs; `None` if the
+    /// forward pass needs no cuts.
     pub(crate) fn operation<'a>(
         &self,
         name: &'static str,
@@ -255,7 +258,8 @@ impl Tracer {
         }
         // Another optimizer's tracer has cut since. What depends on a segment has a higher number.
         let is_below = highest.segment.max(highest.subgraph) > state.segment;
-        // It has left the segment under way, and cannot come back. A subgraph that is kept can go on.
+        // It has left the segment under way, and cannot come back. A subgraph that is kept can go
+        // on.
         let has_left = highest.subgraph == state.segment && state.mode != Mode::Keeping;
         if is_below || has_left {
             state.cut();
@@ -289,7 +293,8 @@ impl Tracer {
         })
     }
 
-    /// What operations of this place share, be it a segment or a subgraph; `make`s it for the first one.
+    /// What operations of this place share, be it a segment or a subgraph; `make`s it for the first
+    /// one.
     pub(crate) fn shared<S: Any + Send + Sync>(
         &self,
         place: Place,
@@ -312,8 +317,8 @@ impl Tracer {
     /// Notes a result of the operation last noted.
     pub(crate) fn result(&self, place: Place, bytes: u64) -> Traced {
         let mut state = self.state();
-        // With several threads at work, the trace may take one operation for the other: another plan,
-        // but the same numbers.
+        // With several threads at work, the trace may take one operation for the other: another
+        // plan, but the same numbers.
         let buffer = match state.arming == place.arming && state.trace.len() > 0 {
             true => state.trace.result(bytes),
             false => 0,
@@ -328,8 +333,8 @@ impl Tracer {
         }
     }
 
-    /// Learns from a forward pass that is about to run backward: all of it, if `is_last`; else something
-    /// comes after it, as a scope. Of several calls, the first counts.
+    /// Learns from a forward pass that is about to run backward: all of it, if `is_last`; else
+    /// something comes after it, as a scope. Of several calls, the first counts.
     pub(crate) fn learn(&self, is_last: bool) {
         let mut state = self.state();
         let length = state.trace.len();

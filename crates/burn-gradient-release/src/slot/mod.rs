@@ -24,8 +24,8 @@ use crate::{
     util::stale_copy::StaleCopyGuard,
 };
 
-/// Steps one parameter: takes the weight and its gradient, unless another replica has it; returns the
-/// weight that is to be.
+/// Steps one parameter: takes the weight and its gradient, unless another replica has it; returns
+/// the weight that is to be.
 pub(crate) type Release<B> =
     Box<dyn FnOnce(FloatTensor<B>, Option<FloatTensor<B>>) -> Step<FloatTensor<B>> + Send>;
 
@@ -71,7 +71,8 @@ pub(crate) struct Slot<B: Backend> {
     dtype: DType,
     progress: Arc<Progress>,
     guard: Arc<StaleCopyGuard>,
-    /// Takes gradients to the other replicas, if there are any, before anything else is done to them.
+    /// Takes gradients to the other replicas, if there are any, before anything else is done to
+    /// them.
     in_flight: Option<Arc<InFlight<B>>>,
     /// Dropped with the one owner of the value: a new value would have nowhere to go.
     presence: Weak<()>,

@@ -21,21 +21,23 @@ pub type ReductionError = Box<dyn Error + Send + Sync>;
 
 /// Reduces gradients over the replicas of a model that is trained data parallel.
 ///
-/// An optimizer [with a reduction](crate::ReleaseOptimizer::with_reduction) hands it each gradient the
-/// moment it is complete, in backward or in `step`, and goes on with what comes back: loss scaling,
-/// clipping and the step of the optimizer see the mean over all replicas. Frozen parameters and the
-/// micro-batches of a [`ReleaseAccumulator`](crate::ReleaseAccumulator) are not reduced.
+/// An optimizer [with a reduction](crate::ReleaseOptimizer::with_reduction) hands it each gradient
+/// the moment it is complete, in backward or in `step`, and goes on with what comes back: loss
+/// scaling, clipping and the step of the optimizer see the mean over all replicas. Frozen
+/// parameters and the micro-batches of a [`ReleaseAccumulator`](crate::ReleaseAccumulator) are not
+/// reduced.
 ///
-/// All replicas make the same calls in the same order, as they run backward over equal models; where each recomputes
-/// what suits its own share, in the [order](Self::order) that all of them keep. Where
-/// one does not, each of them should get an error that says who differs, and how. In backward an error
-/// becomes a panic, for Burn's trait leaves no other way.
+/// All replicas make the same calls in the same order, as they run backward over equal models;
+/// where each recomputes what suits its own share, in the [order](Self::order) that all of them
+/// keep. Where one does not, each of them should get an error that says who differs, and how. In
+/// backward an error becomes a panic, for Burn's trait leaves no other way.
 pub trait GradientReduction<B: Backend>: Send + Sync {
-    /// Begins a backward pass of armed parameters, or a part of one that ends where activations are recomputed.
+    /// Begins a backward pass of armed parameters, or a part of one that ends where activations are
+    /// recomputed.
     ///
-    /// Replicas that are threads of one process have to meet here. burn-autodiff ends each pass with a look at the
-    /// graphs of all threads, and waits for those that run backward; one of these may wait for a gradient of this
-    /// replica.
+    /// Replicas that are threads of one process have to meet here. burn-autodiff ends each pass
+    /// with a look at the graphs of all threads, and waits for those that run backward; one of
+    /// these may wait for a gradient of this replica.
     ///
     /// # Errors
     ///
@@ -45,7 +47,8 @@ pub trait GradientReduction<B: Backend>: Send + Sync {
     }
 
     /// Begins to reduce a complete gradient. It is awaited before more than
-    /// [`max_in_flight`](Self::max_in_flight) are on their way, in the order in which they were begun.
+    /// [`max_in_flight`](Self::max_in_flight) are on their way, in the order in which they were
+    /// begun.
     ///
     /// # Errors
     ///
@@ -57,16 +60,16 @@ pub trait GradientReduction<B: Backend>: Send + Sync {
         recipients: Recipients,
     ) -> Result<Box<dyn PendingGradient<B>>, ReductionError>;
 
-    /// The order in which all replicas reduce where each may complete its gradients in another one: where
-    /// [`Recompute`](crate::Recompute) chooses what to recompute by the sizes of its own share. A complete
-    /// gradient waits for those before it, those that are not in the order for the end of backward. `None`
-    /// reduces gradients as they come.
+    /// The order in which all replicas reduce where each may complete its gradients in another one:
+    /// where [`Recompute`](crate::Recompute) chooses what to recompute by the sizes of its own
+    /// share. A complete gradient waits for those before it, those that are not in the order for
+    /// the end of backward. `None` reduces gradients as they come.
     fn order(&self) -> Option<Vec<ParamId>> {
         None
     }
 
-    /// Takes note of the order in which the gradients of a backward pass were complete here, where there is an
-    /// [`order`](Self::order) to keep.
+    /// Takes note of the order in which the gradients of a backward pass were complete here, where
+    /// there is an [`order`](Self::order) to keep.
     fn completed(&self, _order: Vec<ParamId>) {}
 
     /// How many gradients may be on their way while backward computes the next.
@@ -79,8 +82,8 @@ pub trait GradientReduction<B: Backend>: Send + Sync {
         true
     }
 
-    /// The weight of a parameter after its step: from its owner to the other replicas. `weight` is the new one
-    /// at the owner, and the old one elsewhere.
+    /// The weight of a parameter after its step: from its owner to the other replicas. `weight` is
+    /// the new one at the owner, and the old one elsewhere.
     ///
     /// # Errors
     ///
@@ -163,8 +166,8 @@ impl<B: Backend> Queue<B> {
         Some((param, complete))
     }
 
-    /// All that wait: nothing comes before them any more. The same on all replicas, whose parameters have the
-    /// same ids.
+    /// All that wait: nothing comes before them any more. The same on all replicas, whose
+    /// parameters have the same ids.
     fn take_all(&mut self) -> Vec<(ParamId, Complete<B>)> {
         let mut all: Vec<_> = self.waiting.drain().collect();
         let place = |param: &ParamId| self.to_come.iter().position(|other| other == param);

@@ -41,8 +41,8 @@ impl Target {
     }
 }
 
-/// What of a subgraph runs: the part that was kept in the forward pass, or the segment below it. In the
-/// order of running within a subgraph.
+/// What of a subgraph runs: the part that was kept in the forward pass, or the segment below it. In
+/// the order of running within a subgraph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Part {
     Kept,

@@ -1,5 +1,5 @@
-//! Where a tensor on the tape comes from: the armed parameters it depends on, and the subgraph of the
-//! tape it is in.
+//! Where a tensor on the tape comes from: the armed parameters it depends on, and the subgraph of
+//! the tape it is in.
 //!
 //! A backward pass starts from a loss, and burn-autodiff does not tell what is below it. So each
 //! result carries its origins along.
@@ -7,8 +7,8 @@
 //! A *subgraph* is a part of the tape that runs backward on its own. The tape as it is without
 //! recomputation has no subgraph. A segment of recomputed activations ends a subgraph, and what is
 //! computed from its results is in the next: by the time backward has come through a subgraph, the
-//! gradients of the segment below are there, and the segment can be replayed. Subgraphs are numbered so
-//! that a tensor of one depends on subgraphs of lower numbers only.
+//! gradients of the segment below are there, and the segment can be replayed. Subgraphs are
+//! numbered so that a tensor of one depends on subgraphs of lower numbers only.
 
 use std::{
     collections::HashMap,
@@ -183,7 +183,8 @@ pub(crate) struct SubgraphUses<B: Backend> {
 
 /// The recorded operations of a segment that others have taken results of.
 pub(crate) trait Recording<B: Backend>: Send + Sync {
-    /// The forward pass that it is part of is about to run backward. `is_last` tells if that begins here.
+    /// The forward pass that it is part of is about to run backward. `is_last` tells if that begins
+    /// here.
     fn learn(&self, is_last: bool);
 
     /// What it is computed from.
@@ -196,7 +197,8 @@ pub(crate) trait Recording<B: Backend>: Send + Sync {
     /// Puts it on the tape, in a subgraph of its own, as far as the gradients of its results are in
     /// `grads`; moves them there. Returns where to go on from.
     ///
-    /// `apart` has what has come from elsewhere for the gradients that are to be added up in an order.
+    /// `apart` has what has come from elsewhere for the gradients that are to be added up in an
+    /// order.
     fn replay(
         &self,
         subgraph: &Arc<Subgraph<B>>,
@@ -288,8 +290,8 @@ impl<B: Backend> Subgraph<B> {
 
     /// Brings a tensor into the subgraph.
     ///
-    /// Leaves, too: where two subgraphs share a node, Burn makes one graph of them, whose bookkeeping
-    /// would free what one subgraph has not run yet.
+    /// Leaves, too: where two subgraphs share a node, Burn makes one graph of them, whose
+    /// bookkeeping would free what one subgraph has not run yet.
     pub(crate) fn enter(
         self: &Arc<Self>,
         tensor: AdTensor<B>,

@@ -55,7 +55,8 @@ pub(crate) struct Uses<B: Backend> {
     /// The node under which the gradient adds up.
     node: AdTensor<B>,
     state: Mutex<State<B>>,
-    /// Shared with the uses that are not noted here: in segments to be replayed, and in other subgraphs.
+    /// Shared with the uses that are not noted here: in segments to be replayed, and in other
+    /// subgraphs.
     elsewhere: Arc<()>,
 }
 

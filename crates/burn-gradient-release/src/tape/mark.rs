@@ -1,4 +1,5 @@
-//! The mark on parameters whose gradients Burn itself reduces over devices: `Tensor::set_distributed`.
+//! The mark on parameters whose gradients Burn itself reduces over devices:
+//! `Tensor::set_distributed`.
 //!
 //! Burn registers the marked parameters of a tape when a backward pass begins, and waits for their
 //! gradients at its end. Without the feature `distributed` there are no marks.
@@ -8,8 +9,8 @@ use burn_autodiff::grads::Gradients;
 
 use crate::tape::AdTensor;
 
-/// Refuses marked parameters in a backward pass of several parts: Burn would reduce what adds up in one
-/// part, or nothing.
+/// Refuses marked parameters in a backward pass of several parts: Burn would reduce what adds up in
+/// one part, or nothing.
 ///
 /// # Panics
 ///

@@ -283,9 +283,9 @@ const ANOTHER_TAPE: &str = "gradient release relies on the tape of burn-autodiff
 /// Frees the forward passes over this leaf that nobody can run backward any more: their graphs hold
 /// the values of the weights.
 ///
-/// Plain Burn frees them at its next backward pass. A loss that is still held is not touched. The leaf is
-/// used up: Burn forgets in which graph it is, so that a gradient of what is computed from it later may be
-/// lost. Unless it is armed again, somebody has to make another leaf of its value.
+/// Plain Burn frees them at its next backward pass. A loss that is still held is not touched. The
+/// leaf is used up: Burn forgets in which graph it is, so that a gradient of what is computed from
+/// it later may be lost. Unless it is armed again, somebody has to make another leaf of its value.
 pub(crate) fn free_discarded<B: AutodiffInner>(leaf: AdTensor<B>) {
     #[derive(Debug)]
     struct Nothing;

@@ -1,11 +1,12 @@
 //! Functions of armed parameters alone: views, casts, normalised weights.
 //!
-//! Plain Burn's node for such a function lies at the very bottom of the tape, and holds its gradient
-//! until the end of backward. Here the value is computed at once, and a *placeholder* takes the place of
-//! plain Burn's node. When a backward pass begins, all consumers are known: the function is replayed
-//! on the tape right below the lowest of them.
+//! Plain Burn's node for such a function lies at the very bottom of the tape, and holds its
+//! gradient until the end of backward. Here the value is computed at once, and a *placeholder*
+//! takes the place of plain Burn's node. When a backward pass begins, all consumers are known: the
+//! function is replayed on the tape right below the lowest of them.
 //!
-//! The placeholder marks the place in the order of contributions: see [`uses`](crate::tape::consumers).
+//! The placeholder marks the place in the order of contributions: see
+//! [`uses`](crate::tape::consumers).
 
 use std::{
     mem,

@@ -154,8 +154,8 @@ impl<B: Backend> Snapshot<B> {
         self.slot.upgrade()
     }
 
-    /// The place on the tape that a new arming goes on with: unless a backward pass has visited it, the
-    /// forward passes so far may still be run backward.
+    /// The place on the tape that a new arming goes on with: unless a backward pass has visited it,
+    /// the forward passes so far may still be run backward.
     pub(crate) fn pending_site(&self) -> Option<Site<B>> {
         (!self.site.uses.is_reached()).then(|| self.site.clone())
     }
@@ -184,8 +184,8 @@ impl<B: Backend> Snapshot<B> {
         }
     }
 
-    /// The leaf, while a forward pass over it can still be run backward, and else another one: one that
-    /// no old graph can take along.
+    /// The leaf, while a forward pass over it can still be run backward, and else another one: one
+    /// that no old graph can take along.
     pub(crate) fn into_ordinary_leaf(self) -> AdTensor<B> {
         let is_on_tape = self.site.uses.is_on_tape();
         let leaf = self.into_leaf();

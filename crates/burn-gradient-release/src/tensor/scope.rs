@@ -29,9 +29,9 @@ struct Scope {
 /// what is inside (Chen et al., *Training deep nets with sublinear memory cost*, 2016,
 /// <https://arxiv.org/abs/1604.06174>).
 ///
-/// It works on this thread, on tensors of [`GradientRelease`](crate::GradientRelease), armed or not.
-/// On other backends it only calls `forward`: generic model code stays generic. A scope within a
-/// scope is part of the outer one.
+/// It works on this thread, on tensors of [`GradientRelease`](crate::GradientRelease), armed or
+/// not. On other backends it only calls `forward`: generic model code stays generic. A scope within
+/// a scope is part of the outer one.
 ///
 /// ```
 /// use burn::{

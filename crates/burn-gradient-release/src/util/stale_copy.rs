@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::module::ParamId;
 
-/// Guards copies of a parameter that were taken after its step and before the end of the optimizer's.
+/// Guards copies of a parameter that were taken after its step and before the end of the
+/// optimizer's.
 #[derive(Debug)]
 pub(crate) struct StaleCopyGuard {
     param: ParamId,

@@ -6,8 +6,8 @@ use thiserror::Error;
 
 use super::rules::Momentum;
 
-/// The part of an optimizer step that a gradient is: all of it, unless gradients of micro-batches go
-/// into the moments.
+/// The part of an optimizer step that a gradient is: all of it, unless gradients of micro-batches
+/// go into the moments.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
     /// Whether moments decay, and a step is counted.

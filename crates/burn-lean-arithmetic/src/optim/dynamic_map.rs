@@ -5,9 +5,9 @@
 //! nearest entry of a table. The table covers seven decades, each with twice the entries of the one
 //! below.
 //!
-//! Here a positive number of an unsigned map is never zero, but at least the smallest entry. A second
-//! moment that became zero, where the first moment keeps a number, would make a step of that number
-//! over epsilon: some 80,000 times the learning rate.
+//! Here a positive number of an unsigned map is never zero, but at least the smallest entry. A
+//! second moment that became zero, where the first moment keeps a number, would make a step of that
+//! number over epsilon: some 80,000 times the learning rate.
 
 use std::sync::OnceLock;
 
@@ -43,7 +43,8 @@ const LAST_CELL: u32 = cell(1.0);
 /// A power of two, so that a masked place needs no check.
 const CELLS: usize = ((LAST_CELL - FIRST_CELL + 1) as usize).next_power_of_two();
 
-/// The map of a state: signed for a first moment, unsigned for a second one, which is never negative.
+/// The map of a state: signed for a first moment, unsigned for a second one, which is never
+/// negative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DynamicMap {
     /// Entries from -0.99 to 1.
@@ -199,8 +200,8 @@ impl Table {
         }
     }
 
-    /// The codes of the entries that are nearest to numbers which this divisor makes at most one; of a
-    /// positive number, one that is not zero.
+    /// The codes of the entries that are nearest to numbers which this divisor makes at most one;
+    /// of a positive number, one that is not zero.
     ///
     /// In three loops: the first and the last are vectorized, the one between looks up.
     #[inline(always)]
@@ -279,7 +280,8 @@ mod tests {
                         nearest_by_search(map, number),
                     );
                     let off = (found - number).abs() - (wanted - number).abs();
-                    // In the middle of two entries either is right, as far as an f32 knows the middle.
+                    // In the middle of two entries either is right, as far as an f32 knows the
+                    // middle.
                     assert!(
                         off <= f32::EPSILON * magnitude,
                         "{map:?}: {number} became {found}, not {wanted}"

@@ -19,8 +19,8 @@ pub fn split(number: f32) -> (u16, u16) {
 
 /// The number that was [`split`].
 ///
-/// A zero is no number's upper half that was rounded up: if somebody has made the weight zero since, it
-/// stays so, where the bits alone would be those of NaN.
+/// A zero is no number's upper half that was rounded up: if somebody has made the weight zero
+/// since, it stays so, where the bits alone would be those of NaN.
 #[inline(always)]
 pub fn join(nearest: u16, low: u16) -> f32 {
     let was_rounded_up = low >> 15;

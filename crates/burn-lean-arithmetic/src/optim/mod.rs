@@ -1,9 +1,9 @@
 //! Optimizers: their rules, and how they run over slices of memory.
 //!
 //! A [`Rule`] is the step of one element. It runs on single numbers and on whole tensors
-//! ([`Number`]), in one pass over slices (`host`), or becomes the [`Program`](program::Program)
-//! of a kernel (`cube`). What a rule is made of in a step, as the correction of a bias, is computed by the
-//! optimizer's own type in [`rules`].
+//! ([`Number`]), in one pass over slices (`host`), or becomes the [`Program`](program::Program) of
+//! a kernel (`cube`). What a rule is made of in a step, as the correction of a bias, is computed by
+//! the optimizer's own type in [`rules`].
 
 mod accumulation;
 mod configuration;

@@ -1,8 +1,8 @@
 //! A rule as a list of operations, from which a kernel is made.
 //!
-//! A rule that runs on a [`Number`] that notes what is done to it leaves a [`Program`], which is the
-//! same in every step and is compiled once, and the scalars of this step, which are arguments of the
-//! kernel.
+//! A rule that runs on a [`Number`] that notes what is done to it leaves a [`Program`], which is
+//! the same in every step and is compiled once, and the scalars of this step, which are arguments
+//! of the kernel.
 
 use std::{
     cell::RefCell,

@@ -42,8 +42,8 @@ pub enum Storage {
 impl Moments {
     /// [`Bf16`](Self::Bf16), for moments that keep these shares of themselves in a step.
     ///
-    /// bf16 has eight bits: a change of less than a 256th of a number may be rounded away, and one of
-    /// less than a 512th always is.
+    /// bf16 has eight bits: a change of less than a 256th of a number may be rounded away, and one
+    /// of less than a 512th always is.
     ///
     /// # Panics
     ///

@@ -16,8 +16,8 @@ use burn_lean_arithmetic::optim::rules;
 use super::factored::{Factored, clipped};
 use crate::number::Whole;
 
-/// Configuration of [`Adafactor`]: the defaults of transformers, but for its `relative_step`, which would ignore
-/// the learning rate. A scheduler with `min(0.01, 1 / sqrt(step))` does the same.
+/// Configuration of [`Adafactor`]: the defaults of transformers, but for its `relative_step`, which
+/// would ignore the learning rate. A scheduler with `min(0.01, 1 / sqrt(step))` does the same.
 #[derive(Config, Debug)]
 pub struct AdafactorConfig {
     /// Added to squared gradients.
@@ -34,8 +34,8 @@ pub struct AdafactorConfig {
     pub decay_rate: f64,
     /// How much of the first moment is kept, if there is one, as large as the parameter.
     pub beta_1: Option<f64>,
-    /// Weight decay, decoupled: a weight shrinks by `lr * weight_decay` of itself, and with `scale_parameter` by that
-    /// times the scale of the parameter, as the rate is scaled.
+    /// Weight decay, decoupled: a weight shrinks by `lr * weight_decay` of itself, and with
+    /// `scale_parameter` by that times the scale of the parameter, as the rate is scaled.
     #[config(default = 0.0)]
     pub weight_decay: f64,
     /// Whether the learning rate of a parameter is multiplied by its root mean square.
@@ -87,8 +87,8 @@ pub struct AdaLomoConfig {
     /// The second moment keeps `1 - step^decay_rate` of itself.
     #[config(default = -0.8)]
     pub decay_rate: f64,
-    /// Weight decay, decoupled: a weight shrinks by `lr * weight_decay` of itself times the scale of the parameter, as the
-    /// rate is scaled.
+    /// Weight decay, decoupled: a weight shrinks by `lr * weight_decay` of itself times the scale
+    /// of the parameter, as the rate is scaled.
     #[config(default = 0.0)]
     pub weight_decay: f64,
     /// Clipping of gradients, before all else.
@@ -118,11 +118,11 @@ impl AdaLomoConfig {
     }
 }
 
-/// Adafactor: a second moment of rows and columns, so that a matrix of a million elements has a state of two
-/// thousand.
+/// Adafactor: a second moment of rows and columns, so that a matrix of a million elements has a
+/// state of two thousand.
 ///
-/// Shazeer and Stern (2018), <https://arxiv.org/abs/1804.04235>; the rule is that of transformers. It runs on every
-/// backend, by Burn's operations.
+/// Shazeer and Stern (2018), <https://arxiv.org/abs/1804.04235>; the rule is that of transformers.
+/// It runs on every backend, by Burn's operations.
 #[derive(Clone, Debug)]
 pub struct Adafactor {
     rule: rules::Adafactor,

@@ -21,8 +21,9 @@ pub struct AdamW {
 }
 
 impl AdamW {
-    /// Decays by `weight_decay * lr / max_lr` in place of `weight_decay * lr`: weight decay that does not depend
-    /// on the learning rate, but for its schedule. `max_lr` is the highest rate of the schedule.
+    /// Decays by `weight_decay * lr / max_lr` in place of `weight_decay * lr`: weight decay that
+    /// does not depend on the learning rate, but for its schedule. `max_lr` is the highest rate of
+    /// the schedule.
     ///
     /// The option `decouple_lr` of optimi, after Loshchilov and Hutter (2019), section 4.
     ///

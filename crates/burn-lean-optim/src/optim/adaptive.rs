@@ -89,7 +89,8 @@ pub(super) fn step<B: LeanBackend, U: Update, const D: usize>(
     }
 }
 
-/// A largest moment that any other replaces, as none is negative, for a record of a run without AMSGrad.
+/// A largest moment that any other replaces, as none is negative, for a record of a run without
+/// AMSGrad.
 fn least<B: Backend>(moment: &Moment<B>) -> Moment<B> {
     let shape = moment.shape();
     let flat = Tensor::<B, 1>::full([shape.num_elements()], 0.0, &moment.device());

@@ -1,5 +1,5 @@
-//! A second moment as a column and a row: Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear
-//! Memory Cost" (2018), <https://arxiv.org/abs/1804.04235>.
+//! A second moment as a column and a row: Shazeer and Stern, "Adafactor: Adaptive Learning Rates
+//! with Sublinear Memory Cost" (2018), <https://arxiv.org/abs/1804.04235>.
 
 use burn::{
     grad_clipping::GradientClippingConfig,
@@ -10,8 +10,8 @@ use burn_lean_arithmetic::optim;
 
 use crate::number::Whole;
 
-/// The moving average of a positive tensor: whole for a vector, and for each matrix of its last two dimensions the
-/// means of rows and columns.
+/// The moving average of a positive tensor: whole for a vector, and for each matrix of its last two
+/// dimensions the means of rows and columns.
 #[derive(Record, Clone, Debug)]
 pub struct Factored<B: Backend, const D: usize> {
     /// All of it, for vectors and scalars.

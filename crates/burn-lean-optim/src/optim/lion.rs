@@ -44,8 +44,9 @@ impl LionConfig {
 
 /// Lion: one momentum, and steps of one length by its sign.
 ///
-/// Chen et al., "Symbolic Discovery of Optimization Algorithms" (2023), <https://arxiv.org/abs/2302.06675>. The
-/// learning rate is three to ten times smaller than AdamW's, and the weight decay larger by as much.
+/// Chen et al., "Symbolic Discovery of Optimization Algorithms" (2023),
+/// <https://arxiv.org/abs/2302.06675>. The learning rate is three to ten times smaller than
+/// AdamW's, and the weight decay larger by as much.
 #[derive(Clone, Debug)]
 pub struct Lion {
     lion: rules::Lion,

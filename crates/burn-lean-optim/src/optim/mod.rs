@@ -45,11 +45,11 @@ pub trait InOnePass {
     /// The optimizer in one pass.
     type Optimizer: Lean;
 
-    /// The same optimizer in one pass over weight, gradient and states, where the backend has such a pass, and
-    /// by Burn's operations elsewhere.
+    /// The same optimizer in one pass over weight, gradient and states, where the backend has such
+    /// a pass, and by Burn's operations elsewhere.
     ///
-    /// Its records are Burn's. So are, on Flex, its weights and states, bit for bit; on a GPU they are up to rounding.
-    /// Clipping of the configuration is part of the pass.
+    /// Its records are Burn's. So are, on Flex, its weights and states, bit for bit; on a GPU they
+    /// are up to rounding. Clipping of the configuration is part of the pass.
     ///
     /// # Panics
     ///
@@ -75,7 +75,8 @@ pub trait InOnePass {
 
 /// An optimizer of this crate.
 pub trait Lean: Clone {
-    /// The optimizer for all parameters of a module, as the `init` of Burn's configurations makes it.
+    /// The optimizer for all parameters of a module, as the `init` of Burn's configurations makes
+    /// it.
     fn init<B, M>(self) -> OptimizerAdaptor<Self, M, B>
     where
         B: AutodiffBackend,
@@ -89,9 +90,9 @@ pub trait Lean: Clone {
     ///
     /// # Panics
     ///
-    /// If a moment keeps more than 0.99 of itself in a step, as AdamW's second does by default: it would change by less
-    /// than bf16 can hold, and stand still. Take a `beta_2` of at most 0.99. Sums of squares, as AdaGrad's, keep all of
-    /// themselves.
+    /// If a moment keeps more than 0.99 of itself in a step, as AdamW's second does by default: it
+    /// would change by less than bf16 can hold, and stand still. Take a `beta_2` of at most 0.99.
+    /// Sums of squares, as AdaGrad's, keep all of themselves.
     fn with_bf16_moments(mut self) -> Self {
         self.settings_mut().moments = Moments::expect_bf16(&self.kept_shares());
         self
@@ -108,15 +109,16 @@ pub trait Lean: Clone {
 
 /// An optimizer whose moments may be kept in 8 bits.
 pub trait EightBitMoments: Lean {
-    /// Keeps moments in 8 bits a number, in blocks of 256 with a scale each: Dettmers et al., "8-bit Optimizers
-    /// via Block-wise Quantization" (2022), <https://arxiv.org/abs/2110.02861>.
+    /// Keeps moments in 8 bits a number, in blocks of 256 with a scale each: Dettmers et al.,
+    /// "8-bit Optimizers via Block-wise Quantization" (2022), <https://arxiv.org/abs/2110.02861>.
     ///
-    /// The step itself is computed in 32 bits, with the moments before they are rounded. Parameters of fewer than
-    /// 4096 elements keep moments of 32 bits, and so do those that have the shape of an embedding's weight in
-    /// `model`, as the paper recommends.
+    /// The step itself is computed in 32 bits, with the moments before they are rounded. Parameters
+    /// of fewer than 4096 elements keep moments of 32 bits, and so do those that have the shape of
+    /// an embedding's weight in `model`, as the paper recommends.
     ///
-    /// Records are smaller as well, and interchangeable with those in 32 bits. Flex, wgpu and CUDA step with them in one
-    /// pass. On other backends the moments are packed and unpacked on the host, which is slow.
+    /// Records are smaller as well, and interchangeable with those in 32 bits. Flex, wgpu and CUDA
+    /// step with them in one pass. On other backends the moments are packed and unpacked on the
+    /// host, which is slow.
     fn with_8_bit_moments<B: Backend>(mut self, model: &impl Module<B>) -> Self {
         let settings = self.settings_mut();
         settings.moments = Moments::EightBit;

@@ -47,7 +47,8 @@ impl RAdamConfig {
     }
 }
 
-/// RAdam: Adam that needs no warm-up, since its first steps, whose second moment says little, go without it.
+/// RAdam: Adam that needs no warm-up, since its first steps, whose second moment says little, go
+/// without it.
 ///
 /// Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond" (2020),
 /// <https://arxiv.org/abs/1908.03265>; as PyTorch has it with `decoupled_weight_decay=True`.

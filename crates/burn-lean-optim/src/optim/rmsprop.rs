@@ -218,7 +218,8 @@ impl<B: Backend> From<RmsPropState<B>> for Moments<B> {
         let CenteredState { grad_avg, avg } = state.centered;
         Self {
             square: state.square_avg.square_avg,
-            // Not centered, it is a second handle of the squares, without which they are stepped in place.
+            // Not centered, it is a second handle of the squares, without which they are stepped in
+            // place.
             variance: grad_avg.is_some().then_some(avg),
             mean: grad_avg,
             buf: state.momentum.map(|momentum| momentum.buf),

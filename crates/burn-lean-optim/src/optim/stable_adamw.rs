@@ -51,10 +51,11 @@ impl StableAdamWConfig {
     }
 }
 
-/// AdamW whose learning rate shrinks, parameter by parameter, where gradients are larger than the second moment
-/// knows: what replaces clipping by the global norm where gradients are released.
+/// AdamW whose learning rate shrinks, parameter by parameter, where gradients are larger than the
+/// second moment knows: what replaces clipping by the global norm where gradients are released.
 ///
-/// Wortsman et al., "Stable and low-precision training for large-scale vision-language models" (2023),
+/// Wortsman et al., "Stable and low-precision training for large-scale vision-language models"
+/// (2023),
 /// <https://arxiv.org/abs/2304.13013>; as optimi has it, with its defaults.
 #[derive(Clone, Debug)]
 pub struct StableAdamW {

@@ -122,7 +122,8 @@ fn assert_close(one: &[f32], other: &[f32], tolerance: f32) {
     assert!(largest <= tolerance, "{largest} apart");
 }
 
-/// The velocity takes in the parts of a sum as it would take in the sum: another order of the same additions.
+/// The velocity takes in the parts of a sum as it would take in the sum: another order of the same
+/// additions.
 #[test]
 fn with_decay_at_each_step_sgd_is_that_of_accumulated_gradients() {
     let grads = grads(10 * MICRO_BATCHES);
@@ -261,7 +262,8 @@ fn weights_in_bf16_stay_where_they_are_between_steps() {
         Bf16Weights::new(accumulating(), Stochastic { seed: 1 }),
         |run| run.weight.clone().unwrap().cast(DType::F32),
     );
-    // What lies half way between two numbers may be rounded to either; with what is kept it is the same.
+    // What lies half way between two numbers may be rounded to either; with what is kept it is the
+    // same.
     assert_moves(Bf16Weights::new(accumulating(), MasterWeights), |run| {
         let low = run.state.clone().unwrap().low;
         MasterWeights.widen(run.weight.clone().unwrap(), low)

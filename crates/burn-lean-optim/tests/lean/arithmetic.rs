@@ -1,4 +1,5 @@
-//! A million random updates of each rule against scalar arithmetic in 64 bits, written out from the papers.
+//! A million random updates of each rule against scalar arithmetic in 64 bits, written out from the
+//! papers.
 
 use burn::{
     backend::Flex,
@@ -31,7 +32,8 @@ fn assert_near(
         .map(|weight| (weight.into(), [0.0; 4]))
         .collect();
     for time in 1..=STEPS {
-        // Away from zero, where the sign of a sum and the quotient of two small numbers hang on their last bit.
+        // Away from zero, where the sign of a sum and the quotient of two small numbers hang on
+        // their last bit.
         let grad: Tensor<Flex, 2> = noise.tensor([SIDE, SIDE], |noise| {
             let number = noise.number();
             number + 0.01f32.copysign(number)
@@ -42,8 +44,8 @@ fn assert_near(
             step(time, weight, f64::from(*grad), states);
         }
         for (place, (weight, (exact, _))) in run.weights().iter().zip(&exact).enumerate() {
-            // An update is of the rate's size, and 32 bits lose some 1e-6 of it: `1 - 0.999^t` alone 3e-5 of itself,
-            // half of which is left under the root.
+            // An update is of the rate's size, and 32 bits lose some 1e-6 of it: `1 - 0.999^t`
+            // alone 3e-5 of itself, half of which is left under the root.
             let error = (f64::from(*weight) - exact).abs();
             let limit = 5e-5 * LR + 2e-7 * exact.abs();
             assert!(

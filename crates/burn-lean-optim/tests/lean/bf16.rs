@@ -60,7 +60,8 @@ fn start(count: usize) -> Vec<f32> {
     (0..count).map(|place| number(place, &mut noise)).collect()
 }
 
-/// The master weights are those of the optimizer with weights in 32 bits, of any size, and saved in between.
+/// The master weights are those of the optimizer with weights in 32 bits, of any size, and saved in
+/// between.
 #[test]
 fn master_weights_are_those_of_32_bits() {
     fn trajectories<O: SimpleOptimizer<Flex> + 'static>(optimizer: O, count: usize) {

@@ -85,8 +85,8 @@ fn a_parameter_has_moments_in_8_bits_if_it_is_large_and_no_embedding() {
     ));
 }
 
-/// The field tests a step in 8 bits against one in 32 from the same moments, and allows an error of 6e-5. Here both
-/// are the same arithmetic: what is rounded are the moments after the step.
+/// The field tests a step in 8 bits against one in 32 from the same moments, and allows an error of
+/// 6e-5. Here both are the same arithmetic: what is rounded are the moments after the step.
 #[test]
 fn from_the_same_moments_a_step_is_that_of_32_bits() {
     let mut noise = Noise(11);
@@ -106,7 +106,8 @@ fn from_the_same_moments_a_step_is_that_of_32_bits() {
         eight_bit.step(0.01, grad);
         assert_eq!(full.weights(), eight_bit.weights());
 
-        // What rounding to 8 bits takes: in each decade half a bin, of 64 with a sign and of 128 without.
+        // What rounding to 8 bits takes: in each decade half a bin, of 64 with a sign and of 128
+        // without.
         let [exact, rounded] = [full.state, eight_bit.state.clone()].map(|state| {
             let momentum = state.unwrap().momentum;
             [momentum.moment_1, momentum.moment_2].map(|moment| moment.to_tensor::<2>())
@@ -127,8 +128,8 @@ fn from_the_same_moments_a_step_is_that_of_32_bits() {
 }
 
 /// Where the second moment becomes zero and the first one does not, a step is the first one over
-/// epsilon. In 32 bits the longest step of AdamW is (1 - 0.9) / sqrt(1 - 0.999) = 3.2 rates, that of a
-/// first gradient after zeros.
+/// epsilon. In 32 bits the longest step of AdamW is (1 - 0.9) / sqrt(1 - 0.999) = 3.2 rates, that
+/// of a first gradient after zeros.
 #[test]
 fn uneven_gradients_make_no_long_steps() {
     const RATE: f64 = 1e-3;

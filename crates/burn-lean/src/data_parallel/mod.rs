@@ -81,8 +81,8 @@ impl DataParallel {
         self
     }
 
-    /// Sets how many reductions may be in flight while backward computes the next gradient (default 1). Each
-    /// of them takes its memory.
+    /// Sets how many reductions may be in flight while backward computes the next gradient (default
+    /// 1). Each of them takes its memory.
     pub fn with_max_in_flight(mut self, gradients: NonZeroUsize) -> Self {
         self.exchange = self.exchange.with_max_in_flight(gradients);
         self

@@ -12,10 +12,10 @@ use burn_lean_arithmetic::clipping::{AdaptiveRule, AutoClipRule, GlobalNormRule,
 #[derive(Config, Debug, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum NormClipping {
-    /// By the norm of all gradients together, as PyTorch's `clip_grad_norm_` does: every gradient is
-    /// multiplied by `max_norm / (norm + 1e-6)` where that is less than one. Exact, and so in
-    /// [two backward passes](crate::ReleaseOptimizer::two_passes): the norm is known only once every
-    /// gradient was there.
+    /// By the norm of all gradients together, as PyTorch's `clip_grad_norm_` does: every gradient
+    /// is multiplied by `max_norm / (norm + 1e-6)` where that is less than one. Exact, and so in
+    /// [two backward passes](crate::ReleaseOptimizer::two_passes): the norm is known only once
+    /// every gradient was there.
     GlobalNorm {
         /// The largest norm that is stepped with.
         max_norm: f64,
@@ -31,9 +31,10 @@ pub enum NormClipping {
 /// ZClip: adaptive spike mitigation for pre-training
 /// ([arXiv 2504.02507](https://arxiv.org/abs/2504.02507)).
 ///
-/// Of the global norm `g` a moving mean and variance are kept. With `z = (g - mean) / std` above the
-/// threshold, the gradients are scaled to the norm `mean + z_threshold² / z · std`, and the moving
-/// averages are told that norm in place of `g`. Steps of the warm-up only gather their norms.
+/// Of the global norm `g` a moving mean and variance are kept. With `z = (g - mean) / std` above
+/// the threshold, the gradients are scaled to the norm `mean + z_threshold² / z · std`, and the
+/// moving averages are told that norm in place of `g`. Steps of the warm-up only gather their
+/// norms.
 #[derive(Config, Debug, Copy, PartialEq)]
 pub struct ZClipConfig {
     /// Share of the past in the moving averages.
@@ -49,11 +50,11 @@ pub struct ZClipConfig {
 
 /// Adaptive gradient clipping, AGC ([arXiv 2102.06171](https://arxiv.org/abs/2102.06171)).
 ///
-/// The gradient of a unit is scaled down where its norm is more than `clip_factor` times the norm of
-/// the unit's weights. A unit is what makes one output: a column of a matrix, as Burn's `Linear` is
-/// `[in, out]`; a slice along the first dimension of a tensor of more dimensions, as of a
-/// convolution (`[out, in, ..]`); a vector is one unit. The paper leaves out the last layer; here it
-/// is clipped like the others.
+/// The gradient of a unit is scaled down where its norm is more than `clip_factor` times the norm
+/// of the unit's weights. A unit is what makes one output: a column of a matrix, as Burn's `Linear`
+/// is `[in, out]`; a slice along the first dimension of a tensor of more dimensions, as of a
+/// convolution (`[out, in, ..]`); a vector is one unit. The paper leaves out the last layer; here
+/// it is clipped like the others.
 #[derive(Config, Debug, Copy, PartialEq)]
 pub struct AdaptiveClippingConfig {
     /// The largest ratio of the norms of gradient and weights.

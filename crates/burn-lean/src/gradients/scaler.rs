@@ -11,12 +11,12 @@ use burn_lean_arithmetic::scaling::{LossScale, LossScaleRule};
 /// `GradScaler` ([Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)).
 ///
 /// Gradients in fp16 vanish below `6e-8`. A loss that is scaled up has gradients that are scaled
-/// up, and the optimizer divides them by the scale, in 32 bits, before it clips and steps. Where one
-/// has overflown, the step is skipped and the scale falls; after `growth_interval` steps without, it
-/// rises. bf16 has the range of fp32 and needs none.
+/// up, and the optimizer divides them by the scale, in 32 bits, before it clips and steps. Where
+/// one has overflown, the step is skipped and the scale falls; after `growth_interval` steps
+/// without, it rises. bf16 has the range of fp32 and needs none.
 ///
-/// The weights have to be in 32 bits, and cast to fp16 where the forward pass computes: gradients of
-/// fp16 weights are fp16, in which the scale cannot be taken off.
+/// The weights have to be in 32 bits, and cast to fp16 where the forward pass computes: gradients
+/// of fp16 weights are fp16, in which the scale cannot be taken off.
 #[derive(Config, Debug, Copy, PartialEq)]
 pub struct LossScalerConfig {
     /// The first scale.

@@ -57,12 +57,13 @@ pub fn attention(
 
 /// Attention, and what may be added to it.
 ///
-/// The scores `[batch, heads, time, key time]` are made in chunks of rows, each of about 1 MiB, in the
-/// forward pass and again in the backward pass. For that it keeps the query, the key and the value,
-/// and of dropout a bit for each score. The idea is that of the paper [FlashAttention-2: Faster
-/// Attention with Better Parallelism and Work Partitioning](https://arxiv.org/abs/2307.08691); as a
-/// chunk has whole rows here, no statistic of them is kept. Gradients are written over the query, the
-/// key and the value where nobody else holds these.
+/// The scores `[batch, heads, time, key time]` are made in chunks of rows, each of about 1 MiB, in
+/// the forward pass and again in the backward pass. For that it keeps the query, the key and the
+/// value, and of dropout a bit for each score. The idea is that of the paper [FlashAttention-2:
+/// Faster Attention with Better Parallelism and Work
+/// Partitioning](https://arxiv.org/abs/2307.08691); as a chunk has whole rows here, no statistic of
+/// them is kept. Gradients are written over the query, the key and the value where nobody else
+/// holds these.
 ///
 /// Key and value may have fewer heads than the query, which are then shared by groups of its heads,
 /// as in the paper [GQA](https://arxiv.org/abs/2305.13245).
@@ -118,8 +119,8 @@ impl Attention {
     }
 
     /// Replaces the scores where the mask is true by `value`: minus infinity, or a very negative
-    /// number as Burn's [`MultiHeadAttention`](burn::nn::attention::MultiHeadAttention) has it. Each
-    /// axis of the mask may be 1. There may be several masks.
+    /// number as Burn's [`MultiHeadAttention`](burn::nn::attention::MultiHeadAttention) has it.
+    /// Each axis of the mask may be 1. There may be several masks.
     #[must_use]
     pub fn with_mask(mut self, mask: Tensor<4, Bool>, value: f64) -> Self {
         self.masks.push((mask, value));

@@ -9,8 +9,8 @@ use crate::backend::reading_waits;
 /// A tensor has no more chunks than this, however large it is.
 const MOST: usize = 64;
 
-/// How large the temporaries of a chunk of an element-wise function are: about as large as a cache of
-/// the processor. On a GPU each chunk costs the start of a few kernels.
+/// How large the temporaries of a chunk of an element-wise function are: about as large as a cache
+/// of the processor. On a GPU each chunk costs the start of a few kernels.
 pub(super) fn chunk_bytes<const D: usize>(tensor: &Tensor<D>) -> usize {
     match reading_waits(&tensor.clone().into_dispatch().kind) {
         true => 16 << 20,
@@ -32,8 +32,8 @@ pub(super) fn chunks(
         .map(move |start| start..(start + at_once).min(rows))
 }
 
-/// Replaces each chunk of rows of a tensor `[rows, width]` by what `map` makes of it: in place, where
-/// the backend can and nobody else holds the tensor.
+/// Replaces each chunk of rows of a tensor `[rows, width]` by what `map` makes of it: in place,
+/// where the backend can and nobody else holds the tensor.
 pub(super) fn map_rows(
     mut tensor: Tensor<2>,
     mut map: impl FnMut(Range<usize>, Tensor<2>) -> Tensor<2>,

@@ -17,14 +17,15 @@ const BIAS: usize = 2;
 const FEWEST_TOKENS: usize = 64;
 
 /// The loss of the logits `hidden * weight + bias`, as Burn's
-/// [`CrossEntropyLoss`](burn::nn::loss::CrossEntropyLoss) has it with these settings: ignored tokens,
-/// weights of classes and smoothed labels.
+/// [`CrossEntropyLoss`](burn::nn::loss::CrossEntropyLoss) has it with these settings: ignored
+/// tokens, weights of classes and smoothed labels.
 ///
-/// The logits `[tokens, classes]` are made in chunks that are about as large as `hidden`, and are gone
-/// at the end of the forward pass: it computes the gradients as well, and keeps those, of `hidden` and
-/// of what needs one of `weight` and `bias`. So no logits are made a second time. Without a gradient
-/// to give, it computes the loss alone. The idea is that of the fused loss of the paper [Liger Kernel:
-/// Efficient Triton Kernels for LLM Training](https://arxiv.org/abs/2410.10989).
+/// The logits `[tokens, classes]` are made in chunks that are about as large as `hidden`, and are
+/// gone at the end of the forward pass: it computes the gradients as well, and keeps those, of
+/// `hidden` and of what needs one of `weight` and `bias`. So no logits are made a second time.
+/// Without a gradient to give, it computes the loss alone. The idea is that of the fused loss of
+/// the paper [Liger Kernel: Efficient Triton Kernels for LLM
+/// Training](https://arxiv.org/abs/2410.10989).
 ///
 /// # Shapes
 ///

@@ -9,8 +9,8 @@ use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 const WORD: usize = 24;
 
 /// Dropout, as Burn's [`Dropout`](burn::nn::Dropout) in training: zeroes each element with the
-/// probability `prob`, and divides the others by `1 - prob`. From the paper [Dropout: A Simple Way to
-/// Prevent Neural Networks from Overfitting](https://jmlr.org/papers/v15/srivastava14a.html).
+/// probability `prob`, and divides the others by `1 - prob`. From the paper [Dropout: A Simple Way
+/// to Prevent Neural Networks from Overfitting](https://jmlr.org/papers/v15/srivastava14a.html).
 ///
 /// Keeps the mask in a twenty-fourth of the bytes of an `f32` tensor. Drops in training alone: of a
 /// tensor without autodiff it returns the tensor.

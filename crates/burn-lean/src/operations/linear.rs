@@ -14,9 +14,9 @@ const BIAS: usize = 2;
 /// A linear transformation, as Burn's [`linear`](burn::tensor::module::linear): `input * weight +
 /// bias`.
 ///
-/// Keeps its input and weight, as Burn's does. Its backward pass takes all axes but the last for one,
-/// where Burn's makes a gradient of the weight for each element of the batch; and it writes the
-/// gradient of the input over the input, where nobody else holds that.
+/// Keeps its input and weight, as Burn's does. Its backward pass takes all axes but the last for
+/// one, where Burn's makes a gradient of the weight for each element of the batch; and it writes
+/// the gradient of the input over the input, where nobody else holds that.
 ///
 /// # Shapes
 ///

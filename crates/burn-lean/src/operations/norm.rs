@@ -47,8 +47,8 @@ pub fn layer_norm<const D: usize>(
 }
 
 /// Normalization by the root of the mean square over the last axis, as Burn's
-/// [`RmsNorm`](burn::nn::RmsNorm): `x / sqrt(mean(x²) + epsilon) * gamma`, from the paper [Root Mean
-/// Square Layer Normalization](https://arxiv.org/abs/1910.07467).
+/// [`RmsNorm`](burn::nn::RmsNorm): `x / sqrt(mean(x²) + epsilon) * gamma`, from the paper [Root
+/// Mean Square Layer Normalization](https://arxiv.org/abs/1910.07467).
 ///
 /// Keeps its input for the backward pass, and nothing else.
 ///

@@ -65,15 +65,15 @@ pub struct Stochastic {
     pub seed: u64,
 }
 
-/// Master weights in 32 bits, at two bytes a parameter more: the weight is the number in bf16 that is
-/// nearest to its master, of which the lower sixteen bits are kept beside it. The model computes with
-/// the rounded weights, and the optimizer steps their masters, bit for bit as it would weights in 32
-/// bits.
+/// Master weights in 32 bits, at two bytes a parameter more: the weight is the number in bf16 that
+/// is nearest to its master, of which the lower sixteen bits are kept beside it. The model computes
+/// with the rounded weights, and the optimizer steps their masters, bit for bit as it would weights
+/// in 32 bits.
 ///
-/// Of two numbers as near, the one farther from zero is taken, where Burn's cast takes the even one.
-/// Weights that are changed between two steps keep their lower bits, less than half of what bf16
-/// tells apart there; a weight made zero is zero. On other backends than Flex and the Cube backend
-/// the bits go by way of the host, which is slow.
+/// Of two numbers as near, the one farther from zero is taken, where Burn's cast takes the even
+/// one. Weights that are changed between two steps keep their lower bits, less than half of what
+/// bf16 tells apart there; a weight made zero is zero. On other backends than Flex and the Cube
+/// backend the bits go by way of the host, which is slow.
 ///
 /// After Kalamkar et al., "Optimizing Deep Learning Recommender Systems' Training on CPU Cluster
 /// Architectures" (2020): "Split-SGD-BF16".

@@ -64,8 +64,8 @@ pub(super) fn round_stochastically<const D: usize>(exact: Tensor<D>, noise: Nois
     Tensor::from_primitive::<Flex>(rounded)
 }
 
-/// Rounds numbers in 32 bits to the nearest that bf16 has, in their place, and packs the lower halves of their
-/// bits.
+/// Rounds numbers in 32 bits to the nearest that bf16 has, in their place, and packs the lower
+/// halves of their bits.
 pub(super) fn split<const D: usize>(exact: Tensor<D>) -> (Tensor<D>, Tensor<1, Int>) {
     let words = Shape::new([half_words(exact.shape().num_elements())]);
     let mut numbers = of(exact);

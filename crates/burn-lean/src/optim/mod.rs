@@ -63,10 +63,10 @@ pub trait InOnePass {
     /// pass, as Flex and the Cube backend (wgpu, CUDA) do, fused or not, and by Burn's operations
     /// elsewhere.
     ///
-    /// Its records are Burn's. So are its weights and states: bit for bit on Flex and on NdArray, up
-    /// to rounding on the Cube backend.
-    /// Clipping of the configuration is the optimizer's own, also where it steps a group: Burn's
-    /// [`ModuleOptimizer`] knows of none. Clipping by value is part of the pass.
+    /// Its records are Burn's. So are its weights and states: bit for bit on Flex and on NdArray,
+    /// up to rounding on the Cube backend. Clipping of the configuration is the optimizer's own,
+    /// also where it steps a group: Burn's [`ModuleOptimizer`] knows of none. Clipping by value is
+    /// part of the pass.
     ///
     /// ```
     /// use burn::optim::AdamWConfig;

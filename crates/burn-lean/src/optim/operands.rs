@@ -43,8 +43,8 @@ impl<const N: usize, const D: usize> Operands<N, D> {
             && self.formats().iter().all(is_narrow)
     }
 
-    /// Whether the parameter is on the Cube backend, and of types that it has a pass for: weights in
-    /// 32 bits, and states all in 32 bits or all in 8.
+    /// Whether the parameter is on the Cube backend, and of types that it has a pass for: weights
+    /// in 32 bits, and states all in 32 bits or all in 8.
     #[cfg(feature = "cube")]
     pub(super) fn has_cube_pass(&self) -> bool {
         let all = |is_so: fn(&Format) -> bool| self.formats().iter().all(is_so);

@@ -20,8 +20,8 @@ use crate::session::Session;
 use crate::slot::{ArmedSlot, Ended, Path, Purpose, Slot};
 use crate::tape::{is_computed_from_placeholder, is_placeholder};
 
-/// Arms a model that was checked. The sums are those of earlier micro-batches; what stays in them is
-/// of parameters that are not armed.
+/// Arms a model that was checked. The sums are those of earlier micro-batches; what stays in them
+/// is of parameters that are not armed.
 pub(super) fn arm<M: Module>(
     session: &Arc<Session>,
     purpose: Purpose,

@@ -10,8 +10,8 @@ use super::error::ReleaseError;
 use crate::reduction::InFlight;
 use crate::session::Session;
 
-/// Measures the ordinary gradients of a step, with the sums of earlier micro-batches and as the mean
-/// over replicas. Returns the parameters of the model, in the order of its fields.
+/// Measures the ordinary gradients of a step, with the sums of earlier micro-batches and as the
+/// mean over replicas. Returns the parameters of the model, in the order of its fields.
 pub(super) fn measure<M: Module>(
     session: &Session,
     model: &M,

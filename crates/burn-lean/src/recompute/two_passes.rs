@@ -10,9 +10,9 @@ use super::running::Running;
 /// this; use it for [passes by hand](crate::ReleaseOptimizer::try_arm_to_measure).
 ///
 /// Both passes draw the same random numbers on the devices of the model, and begin with the same
-/// running statistics. Burn's generators can be seeded, and not read: so the passes have a stream of
-/// their own, which begins with a number drawn from the stream of the device, and another one comes
-/// after them. What a model keeps elsewhere, or draws elsewhere, is not seen.
+/// running statistics. Burn's generators can be seeded, and not read: so the passes have a stream
+/// of their own, which begins with a number drawn from the stream of the device, and another one
+/// comes after them. What a model keeps elsewhere, or draws elsewhere, is not seen.
 #[derive(Debug)]
 pub struct TwoPasses {
     seed: Option<Seed>,

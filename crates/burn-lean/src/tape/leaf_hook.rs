@@ -1,5 +1,5 @@
-//! The leaf hook: an identity between the leaf of a parameter and its consumers. Its backward step runs
-//! after those of all consumers that a pass reaches, when the gradient of the parameter is
+//! The leaf hook: an identity between the leaf of a parameter and its consumers. Its backward step
+//! runs after those of all consumers that a pass reaches, when the gradient of the parameter is
 //! complete.
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -46,14 +46,14 @@ impl Reached {
         Some(Self { nodes })
     }
 
-    /// The highest order of each of these hooks at which the tape is plain Burn's. At least 1, which
-    /// is the lowest that a hook can have.
+    /// The highest order of each of these hooks at which the tape is plain Burn's. At least 1,
+    /// which is the lowest that a hook can have.
     pub(crate) fn allowed(&self, hooks: &HashSet<u64>) -> HashMap<u64, usize> {
         // Plain Burn's orders: a hook stands for its leaf. Parents that need no gradient are not
         // known; they would only make an order higher.
         let mut orders: HashMap<u64, usize> = HashMap::with_capacity(self.nodes.len());
-        // Hooks, and what has no other parent, as `weight.transpose()`: such a node may stand higher
-        // than in plain Burn where it meets an activation that does.
+        // Hooks, and what has no other parent, as `weight.transpose()`: such a node may stand
+        // higher than in plain Burn where it meets an activation that does.
         let mut chains: HashSet<u64> = HashSet::new();
         let mut consumers: HashMap<u64, Vec<usize>> = HashMap::new();
         for (at, (node, parents)) in self.nodes.iter().enumerate() {
@@ -153,8 +153,8 @@ mod tests {
 
     #[test]
     fn a_view_of_a_weight_is_lifted_with_its_tap() {
-        // LeafHook 12 over leaf 2, transposed by 13, meets the activation 7 of order 4; hook 3 is over
-        // leaf 1.
+        // LeafHook 12 over leaf 2, transposed by 13, meets the activation 7 of order 4; hook 3 is
+        // over leaf 1.
         let nodes: &[(u64, &[u64])] = &[
             (1, &[]),
             (2, &[]),

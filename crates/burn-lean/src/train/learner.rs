@@ -1,4 +1,5 @@
-//! A `Learner` of Burn that a strategy can open: Burn keeps its optimizer and its scheduler private.
+//! A `Learner` of Burn that a strategy can open: Burn keeps its optimizer and its scheduler
+//! private.
 
 use std::cell::RefCell;
 use std::sync::Arc;

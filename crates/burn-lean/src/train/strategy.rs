@@ -64,8 +64,8 @@ pub struct GradientReleaseStrategy {
 impl GradientReleaseStrategy {
     /// Trains and validates on this device.
     ///
-    /// Burn tells a strategy nothing of `SupervisedTraining::gradient_checkpointing`: ask the device
-    /// for it, `device.autodiff().gradient_checkpointing()`.
+    /// Burn tells a strategy nothing of `SupervisedTraining::gradient_checkpointing`: ask the
+    /// device for it, `device.autodiff().gradient_checkpointing()`.
     pub fn new(device: Device) -> Self {
         let device = match device.is_autodiff() {
             true => device,

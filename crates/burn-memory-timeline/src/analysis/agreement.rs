@@ -37,8 +37,8 @@ impl Agreement {
         self.in_use as i64 - self.known as i64
     }
 
-    /// The difference as a share of the bytes in use: 0.01 for one hundredth. Infinite where holders
-    /// have bytes and none are in use.
+    /// The difference as a share of the bytes in use: 0.01 for one hundredth. Infinite where
+    /// holders have bytes and none are in use.
     pub fn share(&self) -> f64 {
         match self.unattributed() {
             0 => 0.0,

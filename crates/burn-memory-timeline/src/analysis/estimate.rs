@@ -1,9 +1,9 @@
 //! The peak that a recording of plain Burn would have with gradient release.
 //!
-//! [`Estimate::of`] replays the last complete training step without its optimizer phase. It moves the
-//! step of each parameter into the backward pass, to the tick at which the parameter's gradient is
-//! complete: where the holder begins with which the optimizer steps. There the memory rises and falls
-//! as in the recorded step, workspaces included, and the gradient is released.
+//! [`Estimate::of`] replays the last complete training step without its optimizer phase. It moves
+//! the step of each parameter into the backward pass, to the tick at which the parameter's gradient
+//! is complete: where the holder begins with which the optimizer steps. There the memory rises and
+//! falls as in the recorded step, workspaces included, and the gradient is released.
 //!
 //! The operation that computes a gradient releases its operands at about the same time. A recording
 //! cannot tell these releases from the next ones. Hence two bounds: one with the step before all
@@ -144,7 +144,8 @@ impl Estimate {
         })
     }
 
-    /// What the estimate assumes, in sentences, without the assumptions that make no difference here.
+    /// What the estimate assumes, in sentences, without the assumptions that make no difference
+    /// here.
     pub fn assumptions(&self) -> Vec<String> {
         let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
         let mut all = vec![

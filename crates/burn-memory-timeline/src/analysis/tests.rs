@@ -54,8 +54,8 @@ fn snapshot(ticks: usize, holders: Vec<Holder>) -> Snapshot {
     }
 }
 
-/// A training step with two weights. Each gradient has 40 bytes, and each step allocates 25 more for
-/// a while.
+/// A training step with two weights. Each gradient has 40 bytes, and each step allocates 25 more
+/// for a while.
 ///
 /// ```text
 /// tick            0   1   2   3   4   5   6   7   8   9  10  11
@@ -236,8 +236,8 @@ fn an_estimate_steps_where_the_gradient_is_complete() {
 #[test]
 fn an_estimate_counts_what_a_step_takes_within_its_operations() {
     let mut snapshot = step();
-    // A workspace of 200 and the delta in the step of `one`, when only its gradient and the weights are
-    // left.
+    // A workspace of 200 and the delta in the step of `one`, when only its gradient and the weights
+    // are left.
     snapshot.samples = vec![
         sample(9, 120, 120),
         sample(10, 145, 345),
@@ -320,8 +320,8 @@ fn what_one_step_takes_is_not_taken_for_another_s() {
 #[test]
 fn an_estimate_says_what_it_takes_for_granted() {
     let mut snapshot = step();
-    // A gradient that no step uses, one that outlives its step, an allocation of the optimizer before
-    // the first step, and a new state.
+    // A gradient that no step uses, one that outlives its step, an allocation of the optimizer
+    // before the first step, and a new state.
     snapshot.holders[4].until = 9;
     snapshot.holders[2].until = 10;
     snapshot

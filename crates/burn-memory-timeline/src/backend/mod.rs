@@ -19,8 +19,8 @@ use crate::recorder::RecordedTensor;
 /// A backend whose memory can be recorded.
 ///
 /// A backend decorator around the innermost backend: `Autodiff<Recorded<Flex>>`. Below `Autodiff`
-/// it sees the operations of the forward pass, of the backward pass and of the optimizer. It computes
-/// nothing itself.
+/// it sees the operations of the forward pass, of the backward pass and of the optimizer. It
+/// computes nothing itself.
 ///
 /// While nothing is recorded, a tensor costs one small allocation more. During a recording, each
 /// operation takes a lock and reads the storage of its outputs.

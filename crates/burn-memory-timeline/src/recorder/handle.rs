@@ -5,8 +5,8 @@ use super::{
     state,
 };
 
-/// The recorder's handle of a tensor. All copies of the tensor share one handle, whose drop tells the
-/// recorder that the last copy is gone.
+/// The recorder's handle of a tensor. All copies of the tensor share one handle, whose drop tells
+/// the recorder that the last copy is gone.
 #[derive(Debug)]
 pub(crate) struct TensorHandle {
     entry: EntryCell,

@@ -34,7 +34,8 @@ pub(super) fn handle_of<B: Backend, const D: usize, K: TensorKind<B> + BasicOps<
     }
 }
 
-/// Answers a lookup, if one is in progress; called where the backend is asked for a tensor's device.
+/// Answers a lookup, if one is in progress; called where the backend is asked for a tensor's
+/// device.
 pub(crate) fn answer<P: HasStorage>(tensor: &RecordedTensor<P>) {
     LOOKUP.with_borrow_mut(|lookup| {
         if let Lookup::InProgress(handle) = lookup {

@@ -97,8 +97,8 @@ impl Recorder {
     }
 }
 
-/// A recording under way. Dropping it discards what was recorded, and writes no file; a file that was
-/// written when the last step was over stays.
+/// A recording under way. Dropping it discards what was recorded, and writes no file; a file that
+/// was written when the last step was over stays.
 #[derive(Debug)]
 #[must_use = "dropping it discards the recording"]
 pub struct Recording {

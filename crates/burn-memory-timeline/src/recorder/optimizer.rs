@@ -60,7 +60,8 @@ where
 #[derive(Clone)]
 pub struct RecordedOptimizer<O> {
     optimizer: O,
-    // The adaptor would clip before `step`, which would then not see the gradient that was computed.
+    // The adaptor would clip before `step`, which would then not see the gradient that was
+    // computed.
     clipping: Option<GradientClipping>,
 }
 

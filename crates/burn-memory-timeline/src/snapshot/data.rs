@@ -17,8 +17,8 @@ pub struct Snapshot {
     pub times: Vec<u64>,
     /// All pieces of memory, in the order of [`Holder::from`].
     pub holders: Vec<Holder>,
-    /// The phases of the training, in the order of [`Phase::from`]. A phase comes before those that it
-    /// contains.
+    /// The phases of the training, in the order of [`Phase::from`]. A phase comes before those that
+    /// it contains.
     pub phases: Vec<Phase>,
     /// The samples of the allocator or the device, in the order of [`Sample::tick`].
     pub samples: Vec<Sample>,
@@ -94,8 +94,8 @@ impl Category {
 
 /// A piece of memory with one purpose, from its allocation to its release.
 ///
-/// Where memory changes its purpose, one holder ends and another begins at the same tick: a gradient
-/// whose memory the new parameter is written into is followed by that parameter.
+/// Where memory changes its purpose, one holder ends and another begins at the same tick: a
+/// gradient whose memory the new parameter is written into is followed by that parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// Its size.

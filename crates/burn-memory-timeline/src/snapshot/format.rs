@@ -6,6 +6,6 @@ pub const VERSION: u64 = 1;
 /// The `format` of every snapshot.
 pub(super) const FORMAT: &str = "burn-memory-timeline";
 
-/// All bytes and times are less. The numbers of JavaScript, with which the page reads a snapshot, are
-/// exact up to here.
+/// All bytes and times are less. The numbers of JavaScript, with which the page reads a snapshot,
+/// are exact up to here.
 pub(super) const EXACT: u64 = 1 << 53;

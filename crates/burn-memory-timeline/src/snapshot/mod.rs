@@ -1,6 +1,7 @@
 //! What was recorded: which memory was held, from when to when, and for what.
 //!
-//! Time is counted in *ticks*: each allocation, each release and each mark is one tick, numbered from
+//! Time is counted in *ticks*: each allocation, each release and each mark is one tick, numbered
+//! from
 //! 0. A holder lives in the ticks `from..until`. The memory in use after tick `t` is that of all
 //! holders whose range contains `t`.
 

@@ -20,8 +20,8 @@ impl<R: CubeRuntime> HasStorage for CubeTensor<R> {
 ///
 /// # Panics
 ///
-/// If the text is not that of cubecl 0.10.0. A wrong number would attribute the memory of one tensor
-/// to another.
+/// If the text is not that of cubecl 0.10.0. A wrong number would attribute the memory of one
+/// tensor to another.
 fn identity(memory: &ManagedMemoryHandle) -> usize {
     let text = format!("{memory:?}");
     parse(&text).unwrap_or_else(|| panic!("{}", unexpected(&text)))

@@ -17,8 +17,8 @@ pub struct Storage {
 
 /// A tensor whose memory has an identity.
 ///
-/// A view shares the memory of its operand, and an operation in place leaves its result in the memory
-/// of its operand. Without the identity the recorder would count both twice.
+/// A view shares the memory of its operand, and an operation in place leaves its result in the
+/// memory of its operand. Without the identity the recorder would count both twice.
 #[diagnostic::on_unimplemented(
     message = "the memory of `{Self}` cannot be recorded",
     note = "recorded are Flex (feature `flex`), and wgpu and CUDA without fusion (feature `cubecl`), as \

@@ -9,7 +9,8 @@ use std::collections::BTreeSet;
 
 /// The longest line, in characters.
 const WIDTH: usize = 100;
-/// The largest difference between holders and bytes in use, as a share, of a recording that adds up.
+/// The largest difference between holders and bytes in use, as a share, of a recording that adds
+/// up.
 const ADDS_UP: f64 = 0.01;
 /// The shortest column of parameter paths, in characters.
 const PATH: usize = 29;

@@ -106,7 +106,8 @@ fn draw(svg: &mut String, snapshots: &[Snapshot]) -> Drawn {
     Ok(())
 }
 
-/// The style of a text with its size in pixels; `horizontal` aligns it at the point where it is drawn.
+/// The style of a text with its size in pixels; `horizontal` aligns it at the point where it is
+/// drawn.
 fn text(size: i32, horizontal: HPos) -> TextStyle<'static> {
     // The SVG backend divides by this factor.
     let size = f64::from(size) * 1.24;
@@ -324,8 +325,8 @@ impl<'a> Panel<'a> {
         Ok(())
     }
 
-    /// Draws each layer down to the x axis, from the highest to the lowest. This takes half the points
-    /// of areas with two edges, and leaves no gaps between them.
+    /// Draws each layer down to the x axis, from the highest to the lowest. This takes half the
+    /// points of areas with two edges, and leaves no gaps between them.
     fn draw_layers(&self, area: &Area<'_>, scale: &Scale) -> Drawn {
         for category in Category::ALL.into_iter().rev() {
             let up_to = category.layer();

@@ -25,8 +25,8 @@ pub(super) struct TrainArgs {
     /// What the forward pass keeps for the backward pass; the weights are the same [default: none]
     #[arg(long, value_enum)]
     pub(super) checkpointing: Option<Checkpointing>,
-    /// What the model is made of; the weights are the same but for rounding, and so are the checkpoints
-    /// [default: default]
+    /// What the model is made of; the weights are the same but for rounding, and so are the
+    /// checkpoints [default: default]
     #[arg(long, value_enum)]
     pub(super) operations: Option<Operations>,
     /// Optimizer; Muon is not among them, as it takes matrices only [default: adamw]
@@ -38,22 +38,23 @@ pub(super) struct TrainArgs {
     /// Images in a batch [default: 32]
     #[arg(long)]
     pub(super) batch_size: Option<NonZeroUsize>,
-    /// Highest learning rate, after a warm-up over a tenth of the batches and before a cosine decay to
-    /// zero [default: 0.002]
+    /// Highest learning rate, after a warm-up over a tenth of the batches and before a cosine decay
+    /// to zero [default: 0.002]
     #[arg(long, visible_alias = "learning-rate", value_name = "RATE")]
     pub(super) lr: Option<f64>,
-    /// Train in the processes that `mpirun` has started, each on its share of every batch; needs a build
-    /// with the feature mpi
+    /// Train in the processes that `mpirun` has started, each on its share of every batch; needs a
+    /// build with the feature mpi
     #[arg(long)]
     pub(super) data_parallel: bool,
     /// With --data-parallel: each process has the optimizer states of a part of the parameters
     #[arg(long, requires = "data_parallel")]
     pub(super) shard_optimizer: bool,
-    /// With --data-parallel: how long a process waits for the others, which includes the time that the first one
-    /// takes to validate and to save [default: 1800]
+    /// With --data-parallel: how long a process waits for the others, which includes the time that
+    /// the first one takes to validate and to save [default: 1800]
     #[arg(long, value_name = "SECONDS", requires = "data_parallel")]
     pub(super) timeout: Option<NonZeroU64>,
-    /// Decoupled weight decay of --optimizer adamw, adamw-one-pass, adamw-8bit and stable-adamw [default: 0.05]
+    /// Decoupled weight decay of --optimizer adamw, adamw-one-pass, adamw-8bit and stable-adamw
+    /// [default: 0.05]
     #[arg(long, value_name = "DECAY")]
     pub(super) weight_decay: Option<f64>,
     /// Probability of dropout [default: 0.1]
@@ -74,19 +75,19 @@ pub(super) struct TrainArgs {
     /// Folder for settings, checkpoints and results
     #[arg(long, value_name = "FOLDER", default_value = "artifacts/lean-vit")]
     pub(super) artifact_dir: PathBuf,
-    /// Continue after the last complete epoch in --artifact-dir; options default to those of that run, and
-    /// only --mode, --device, --checkpointing and --operations may differ
+    /// Continue after the last complete epoch in --artifact-dir; options default to those of that
+    /// run, and only --mode, --device, --checkpointing and --operations may differ
     #[arg(long)]
     pub(super) resume: bool,
     /// Start a new run even if --artifact-dir holds another one
     #[arg(long, conflicts_with = "resume")]
     pub(super) overwrite: bool,
-    /// Stop after this many batches: the current epoch is lost, and --resume continues after the last
-    /// complete one
+    /// Stop after this many batches: the current epoch is lost, and --resume continues after the
+    /// last complete one
     #[arg(long, value_name = "BATCHES")]
     pub(super) stop_after: Option<NonZeroUsize>,
-    /// Write the results to stdout as one line of JSON: validation_accuracy, train_loss, epochs, peak_bytes,
-    /// peak_reserved_bytes (null on the CPU), weights_digest
+    /// Write the results to stdout as one line of JSON: validation_accuracy, train_loss, epochs,
+    /// peak_bytes, peak_reserved_bytes (null on the CPU), weights_digest
     #[arg(long)]
     pub(super) json: bool,
 }

@@ -1,7 +1,7 @@
 //! The checkpoints of a run, one folder for each epoch.
 //!
-//! A checkpoint is written to a folder under another name, which is then renamed. So a folder with the name
-//! of an epoch is complete.
+//! A checkpoint is written to a folder under another name, which is then renamed. So a folder with
+//! the name of an epoch is complete.
 
 use crate::release::Stepper;
 use anyhow::{Context, Result, ensure};
@@ -115,7 +115,8 @@ impl Checkpoints {
     /// Removes all checkpoints, and nothing else that is in the folder.
     pub(super) fn clear(&self) -> Result<()> {
         remove(&self.0.join(UNFINISHED))?;
-        // From the oldest on: what is left of an interruption has a newest checkpoint that is complete.
+        // From the oldest on: what is left of an interruption has a newest checkpoint that is
+        // complete.
         self.epochs()?
             .into_iter()
             .try_for_each(|epoch| self.remove(epoch))

@@ -66,7 +66,8 @@ impl RunFolder {
         Self::locked(path)
     }
 
-    /// Fails if a program uses the folder, or if it holds a run, which a new one would overwrite. Writes nothing.
+    /// Fails if a program uses the folder, or if it holds a run, which a new one would overwrite.
+    /// Writes nothing.
     pub fn ensure_free(path: &Path, overwrite: bool) -> Result<()> {
         ensure!(
             !path.exists() || path.is_dir(),

@@ -1,8 +1,8 @@
 //! A small grammar of product reviews.
 //!
-//! A review has two clauses: *the camera was not good*, *the display seemed superb*. With *and* between
-//! them, they agree. With *but*, they disagree and the second one decides; with *although*, the first
-//! one. A negation inverts its clause. So the class depends on the order of the words.
+//! A review has two clauses: *the camera was not good*, *the display seemed superb*. With *and*
+//! between them, they agree. With *but*, they disagree and the second one decides; with *although*,
+//! the first one. A negation inverts its clause. So the class depends on the order of the words.
 
 use rand::{RngExt, SeedableRng, rngs::Xoshiro256PlusPlus, seq::IndexedRandom};
 

@@ -47,8 +47,8 @@ enum Task {
 
 /// Runs a training on the backend that the engine names.
 ///
-/// The binary passes it in. Defined in this library, it would compile the training on every backend,
-/// which takes minutes, into everything that uses the library.
+/// The binary passes it in. Defined in this library, it would compile the training on every
+/// backend, which takes minutes, into everything that uses the library.
 pub type Run = fn(&Engine, Train<'_>) -> Result<Ending>;
 
 /// Runs the program.
@@ -172,8 +172,9 @@ fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
     }
 }
 
-/// Whether to show Burn's terminal UI. It takes the terminal for itself, and needs one for keys too: `mpirun` gives
-/// each process a stdout that is one, and there may be no other, as in a batch job.
+/// Whether to show Burn's terminal UI. It takes the terminal for itself, and needs one for keys
+/// too: `mpirun` gives each process a stdout that is one, and there may be no other, as in a batch
+/// job.
 fn shows_tui(args: &TrainArgs) -> bool {
     // With --json, stdout has the one line only.
     let is_wanted = !args.json && !args.no_tui && !args.data_parallel;

@@ -13,8 +13,8 @@ use std::num::NonZeroUsize;
 use vit_common::settings::{agreed, agreed_if_any, given};
 
 impl TrainArgs {
-    /// The settings and the images of a run. Each setting is the option, else that of the resumed run,
-    /// else the default.
+    /// The settings and the images of a run. Each setting is the option, else that of the resumed
+    /// run, else the default.
     pub(super) fn resolve(&self, saved: Option<&TrainConfig>) -> Result<(TrainConfig, Dataset)> {
         let preset = agreed("preset", self.preset, saved.map(|s| s.preset), Preset::Tiny)?;
         let rate = |value: fn(&TrainConfig) -> f64| saved.map(value);
@@ -239,7 +239,8 @@ impl TrainArgs {
         Ok(engine)
     }
 
-    /// The budget of automatic checkpointing. A resumed run that recomputes in another way has none.
+    /// The budget of automatic checkpointing. A resumed run that recomputes in another way has
+    /// none.
     fn activation_budget(
         &self,
         checkpointing: Checkpointing,

@@ -56,8 +56,8 @@ impl<B: Backend> Batcher<B, Image, Batch<B>> for ImageBatcher {
     }
 }
 
-/// Makes the batches of a training run and counts them. The seed of a batch depends on its number, so a
-/// resumed run has the seeds of the uninterrupted one.
+/// Makes the batches of a training run and counts them. The seed of a batch depends on its number,
+/// so a resumed run has the seeds of the uninterrupted one.
 #[allow(missing_debug_implementations)] // Burn's interrupter has none.
 pub struct TrainBatcher {
     images: ImageBatcher,

@@ -83,8 +83,8 @@ impl Noise {
         command
     }
 
-    /// Starts or resumes the run, and kills it as soon as `now` returns true. Returns whether it was killed
-    /// before it ended.
+    /// Starts or resumes the run, and kills it as soon as `now` returns true. Returns whether it
+    /// was killed before it ended.
     #[cfg(unix)]
     pub(crate) fn kill(
         &self,

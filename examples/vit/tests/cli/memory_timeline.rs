@@ -32,9 +32,9 @@ fn only(snapshot: &Snapshot, kind: PhaseKind) -> Vec<Phase> {
     phases.filter(|phase| phase.kind == kind).collect()
 }
 
-/// Plain Burn: gradients grow through the backward pass, and the peak is in the optimizer's step. Gradient
-/// release: one gradient at a time, and the peak at the beginning of the backward pass. In both, the sum of
-/// the blocks is the memory in use.
+/// Plain Burn: gradients grow through the backward pass, and the peak is in the optimizer's step.
+/// Gradient release: one gradient at a time, and the peak at the beginning of the backward pass. In
+/// both, the sum of the blocks is the memory in use.
 #[test]
 fn plain_and_release_differ_in_gradients_and_peak() {
     let folder = TempDir::new().unwrap();
@@ -97,7 +97,8 @@ fn the_estimate_is_what_release_needs() {
     assert!(estimate.most - estimate.least <= near);
 }
 
-/// Asserts that the program fails and that the last line mentions `text`; a driver may print lines before.
+/// Asserts that the program fails and that the last line mentions `text`; a driver may print lines
+/// before.
 fn refuses(command: &mut Command, text: &str) {
     let output = command.assert().failure().get_output().clone();
     let stderr = String::from_utf8(output.stderr).unwrap();

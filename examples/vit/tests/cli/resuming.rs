@@ -16,8 +16,8 @@ fn resuming_gives_the_weights_of_the_uninterrupted_run() {
     let noise = Noise::new();
     let whole = result(&mut noise.train("whole", 3));
 
-    // Stops in the middle of the first epoch, at its end before the validation, and in the middle of later
-    // ones; each mode is resumed by the other.
+    // Stops in the middle of the first epoch, at its end before the validation, and in the middle
+    // of later ones; each mode is resumed by the other.
     for (stop, before, after, continues) in [
         ("3", "release", "release", "begins with the first epoch"),
         ("8", "plain", "release", "begins with the first epoch"),

@@ -49,7 +49,8 @@ fn a_run_passes_between_modes_and_backends() {
     let train = |name: &str, backend: &str, mode: &str| {
         let mut vit = Command::cargo_bin("vit").unwrap();
         vit.args(["train", "--json", "--backend", backend, "--mode", mode])
-            // Backends differ in their random numbers; without dropout, only the first weights need them.
+            // Backends differ in their random numbers; without dropout, only the first weights need
+            // them.
             .args(["--epochs", "2", "--batch-size", "8", "--dropout", "0"])
             .arg("--data")
             .arg(home.path())
@@ -78,8 +79,8 @@ fn a_run_passes_between_modes_and_backends() {
     let log = fs::read_to_string(folder("release/train/epoch-2/Peak_Memory.log")).unwrap();
     assert_eq!(log.lines().count(), 3, "{log}");
 
-    // After the same first epoch, the second epoch differs only in the rounding of the kernels: the first
-    // digits of the loss are the same, as they would not be after other weights.
+    // After the same first epoch, the second epoch differs only in the rounding of the kernels: the
+    // first digits of the loss are the same, as they would not be after other weights.
     let close = |run: &Value, expected: &Value| {
         let [loss, expected] = [run, expected].map(|run| run["train_loss"].as_f64().unwrap());
         assert!((loss - expected).abs() < 1e-4, "{loss} for {expected}");
@@ -104,8 +105,8 @@ fn forget_the_second_epoch(run: &Path) {
     }
 }
 
-/// Writes horizontal and vertical stripes under MNIST's names: three batches of 8 for training, and one for
-/// validation.
+/// Writes horizontal and vertical stripes under MNIST's names: three batches of 8 for training, and
+/// one for validation.
 fn write_images(folder: &Path) {
     for (part, count) in [("train", 24u32), ("t10k", 8)] {
         let pixel = |image: u32, at: u32| {

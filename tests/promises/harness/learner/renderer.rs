@@ -11,7 +11,8 @@ use burn::train::renderer::{
     MetricsRendererTraining, ProgressType, TrainingProgress,
 };
 
-/// One metric at one item: the number, how many items it is the mean of, and what a user would read.
+/// One metric at one item: the number, how many items it is the mean of, and what a user would
+/// read.
 #[derive(Clone, Debug)]
 pub(crate) struct Shown {
     pub(crate) value: f64,

@@ -16,9 +16,10 @@ use burn_lean_arithmetic::{
 #[derive(Config, Debug, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum NormClipping {
-    /// By the norm of all gradients together, as PyTorch's `clip_grad_norm_` does: every gradient is
-    /// multiplied by `max_norm / (norm + 1e-6)` where that is less than one. Exact, and so in
-    /// [two backward passes](crate::TwoPasses): the norm is known only once every gradient was there.
+    /// By the norm of all gradients together, as PyTorch's `clip_grad_norm_` does: every gradient
+    /// is multiplied by `max_norm / (norm + 1e-6)` where that is less than one. Exact, and so in
+    /// [two backward passes](crate::TwoPasses): the norm is known only once every gradient was
+    /// there.
     GlobalNorm {
         /// The largest norm that is stepped with.
         max_norm: f64,
@@ -31,11 +32,13 @@ pub enum NormClipping {
     AutoClip(AutoClipConfig),
 }
 
-/// ZClip: adaptive spike mitigation for pre-training ([arXiv 2504.02507](https://arxiv.org/abs/2504.02507)).
+/// ZClip: adaptive spike mitigation for pre-training ([arXiv
+/// 2504.02507](https://arxiv.org/abs/2504.02507)).
 ///
-/// Of the global norm `g` a moving mean and variance are kept. With `z = (g - mean) / std` above the
-/// threshold, the gradients are scaled to the norm `mean + z_threshold² / z · std`, and the moving
-/// averages are told that norm in place of `g`. Steps of the warm-up only gather their norms.
+/// Of the global norm `g` a moving mean and variance are kept. With `z = (g - mean) / std` above
+/// the threshold, the gradients are scaled to the norm `mean + z_threshold² / z · std`, and the
+/// moving averages are told that norm in place of `g`. Steps of the warm-up only gather their
+/// norms.
 #[derive(Config, Debug, Copy, PartialEq)]
 pub struct ZClipConfig {
     /// Share of the past in the moving averages.
@@ -51,10 +54,11 @@ pub struct ZClipConfig {
 
 /// Adaptive gradient clipping, AGC ([arXiv 2102.06171](https://arxiv.org/abs/2102.06171)).
 ///
-/// The gradient of a unit is scaled down where its norm is more than `clip_factor` times the norm of
-/// the unit's weights. A unit is what makes one output: a column of a matrix, as Burn's `Linear` is
-/// `[in, out]`; a slice along the first dimension of a tensor of more dimensions, as of a convolution
-/// (`[out, in, ..]`); a vector is one unit. The paper leaves out the last layer: use a group for it.
+/// The gradient of a unit is scaled down where its norm is more than `clip_factor` times the norm
+/// of the unit's weights. A unit is what makes one output: a column of a matrix, as Burn's `Linear`
+/// is `[in, out]`; a slice along the first dimension of a tensor of more dimensions, as of a
+/// convolution (`[out, in, ..]`); a vector is one unit. The paper leaves out the last layer: use a
+/// group for it.
 #[derive(Config, Debug, Copy, PartialEq)]
 pub struct AdaptiveClippingConfig {
     /// The largest ratio of the norms of gradient and weights.
@@ -67,8 +71,9 @@ pub struct AdaptiveClippingConfig {
 
 /// AutoClip ([arXiv 2007.14469](https://arxiv.org/abs/2007.14469)), for each tensor by itself.
 ///
-/// A gradient is scaled to the given percentile of the norms that this tensor's gradient has had, this
-/// one included. It reads each norm when the gradient comes: on a GPU that waits for the device.
+/// A gradient is scaled to the given percentile of the norms that this tensor's gradient has had,
+/// this one included. It reads each norm when the gradient comes: on a GPU that waits for the
+/// device.
 #[derive(Config, Debug, Copy, PartialEq)]
 pub struct AutoClipConfig {
     /// From 0 to 100.

@@ -146,8 +146,8 @@ impl GradientPolicy {
     }
 }
 
-/// What is done to the gradients of one optimizer step: their scale is taken off, they are looked at,
-/// and clipped.
+/// What is done to the gradients of one optimizer step: their scale is taken off, they are looked
+/// at, and clipped.
 pub(super) struct GradientTransform<B: Backend> {
     policy: GradientPolicy,
     inverse_scale: Option<f64>,
@@ -184,8 +184,8 @@ impl<B: Backend> GradientTransform<B> {
         self.norms.contains(param)
     }
 
-    /// Ends the first of two passes over the parameters of a model. Also returns the first parameter whose
-    /// gradient has no finite norm.
+    /// Ends the first of two passes over the parameters of a model. Also returns the first
+    /// parameter whose gradient has no finite norm.
     pub(super) fn end_measuring(
         &self,
         params: impl IntoIterator<Item = ParamId>,
@@ -199,7 +199,8 @@ impl<B: Backend> GradientTransform<B> {
         )
     }
 
-    /// The gradient to step with. `clips_alone` is false where no rule is to look at this gradient alone.
+    /// The gradient to step with. `clips_alone` is false where no rule is to look at this gradient
+    /// alone.
     pub(super) fn apply<const D: usize>(
         &self,
         param: ParamId,

@@ -18,10 +18,11 @@ pub(super) struct Averages {
 }
 
 /// What an optimizer remembers of gradients from step to step: the averages that
-/// [`NormClipping`](super::NormClipping) judges by, and the scale of a [`LossScaler`](super::LossScaler).
+/// [`NormClipping`](super::NormClipping) judges by, and the scale of a
+/// [`LossScaler`](super::LossScaler).
 ///
-/// The record of the optimizer is Burn's and has no room for it: save this one beside it, with any of
-/// Burn's recorders or with serde.
+/// The record of the optimizer is Burn's and has no room for it: save this one beside it, with any
+/// of Burn's recorders or with serde.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GradientRecord {
     averages: Averages,

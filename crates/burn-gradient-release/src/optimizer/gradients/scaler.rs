@@ -17,10 +17,10 @@ use crate::tape::consumers::lock;
 /// Dynamic loss scaling for training in fp16, by the rule and with the defaults of PyTorch's
 /// `GradScaler` ([Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)).
 ///
-/// Gradients in fp16 vanish below `6e-8`. A loss that is scaled up has gradients that are scaled up,
-/// and the optimizer divides them by the scale before it clips and steps. Where one has overflown, the
-/// step is skipped and the scale falls; after `growth_interval` steps without, it rises. bf16 has the
-/// range of fp32 and needs none.
+/// Gradients in fp16 vanish below `6e-8`. A loss that is scaled up has gradients that are scaled
+/// up, and the optimizer divides them by the scale before it clips and steps. Where one has
+/// overflown, the step is skipped and the scale falls; after `growth_interval` steps without, it
+/// rises. bf16 has the range of fp32 and needs none.
 #[derive(Config, Debug, Copy, PartialEq)]
 pub struct LossScalerConfig {
     /// The first scale.

@@ -51,13 +51,14 @@ where
     /// - [`Abandoned`](ReleaseError::Abandoned): another optimizer stepped a parameter and is gone;
     /// - [`OwnedLearningRate`](ReleaseError::OwnedLearningRate): the optimizer owns another rate;
     /// - [`EmptyGroup`](ReleaseError::EmptyGroup): no parameter is in one of the groups;
-    /// - [`GroupRates`](ReleaseError::GroupRates), [`OwnedGroupRates`](ReleaseError::OwnedGroupRates): the
-    ///   rates of the groups are those of another step, or of a scheduler beside the owned one;
-    /// - [`OutOfRange`](ReleaseError::OutOfRange): a setting of clipping, loss scaling or a group makes no
-    ///   sense;
+    /// - [`GroupRates`](ReleaseError::GroupRates),
+    ///   [`OwnedGroupRates`](ReleaseError::OwnedGroupRates): the rates of the groups are those of
+    ///   another step, or of a scheduler beside the owned one;
+    /// - [`OutOfRange`](ReleaseError::OutOfRange): a setting of clipping, loss scaling or a group
+    ///   makes no sense;
     /// - [`HalfPrecision`](ReleaseError::HalfPrecision): weights in fp16, with a loss scaler;
-    /// - [`NotMeasured`](ReleaseError::NotMeasured): gradients are clipped by a norm that no pass has
-    ///   measured, or that is not finite;
+    /// - [`NotMeasured`](ReleaseError::NotMeasured): gradients are clipped by a norm that no pass
+    ///   has measured, or that is not finite;
     /// - [`Distributed`](ReleaseError::Distributed): Burn is to reduce the gradient of a parameter.
     pub fn try_arm(&mut self, lr: LearningRate, model: M) -> Result<M, Refused<M>> {
         match self.check_arm(lr, &model) {
@@ -67,9 +68,9 @@ where
     }
 
     /// Arms the model for the last micro-batch of an optimizer step, with the gradients that Burn's
-    /// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) holds from the earlier ones: each
-    /// parameter is stepped inside backward with its held sum plus the new gradient, and both are
-    /// freed.
+    /// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) holds from the earlier ones:
+    /// each parameter is stepped inside backward with its held sum plus the new gradient, and both
+    /// are freed.
     ///
     /// The earlier micro-batches run unarmed. Arming again keeps the gradients and adds those it is
     /// given; disarming drops them.
@@ -114,7 +115,8 @@ where
         expect(self.try_arm_accumulated(lr, model, grads))
     }
 
-    /// [`arm_accumulated`](Self::arm_accumulated), handing model and gradients back where it refuses.
+    /// [`arm_accumulated`](Self::arm_accumulated), handing model and gradients back where it
+    /// refuses.
     ///
     /// # Errors
     ///

@@ -27,13 +27,13 @@ where
     M: AutodiffModule<B>,
     B: ReleaseBackend,
 {
-    /// Takes one step in two passes: runs `forward` and its backward pass once to measure the norm of
-    /// all gradients, each of which is dropped as soon as it is measured, and once to step with the
-    /// gradients that the norm asks for. Returns the model and the loss.
+    /// Takes one step in two passes: runs `forward` and its backward pass once to measure the norm
+    /// of all gradients, each of which is dropped as soon as it is measured, and once to step with
+    /// the gradients that the norm asks for. Returns the model and the loss.
     ///
-    /// It needs no more memory than a step in one pass, and twice its time. Both passes have the same
-    /// random numbers and running means: see [`TwoPasses`]. With a [`LossScaler`](crate::LossScaler),
-    /// the whole step is skipped if a gradient has overflown.
+    /// It needs no more memory than a step in one pass, and twice its time. Both passes have the
+    /// same random numbers and running means: see [`TwoPasses`]. With a
+    /// [`LossScaler`](crate::LossScaler), the whole step is skipped if a gradient has overflown.
     ///
     /// ```
     /// use burn::{
@@ -63,8 +63,8 @@ where
     ///
     /// # Panics
     ///
-    /// With the text of the [`ReleaseError`] that [`try_two_passes`](Self::try_two_passes) returns, and
-    /// if the second pass draws other random numbers than the first.
+    /// With the text of the [`ReleaseError`] that [`try_two_passes`](Self::try_two_passes) returns,
+    /// and if the second pass draws other random numbers than the first.
     pub fn two_passes(
         &mut self,
         lr: LearningRate,
@@ -74,15 +74,15 @@ where
         expect(self.try_two_passes(lr, model, GradientsParams::new(), forward))
     }
 
-    /// [`two_passes`](Self::two_passes), handing the model back where it refuses, disarmed. `grads` are
-    /// those of earlier micro-batches, as for [`arm_accumulated`](Self::arm_accumulated).
+    /// [`two_passes`](Self::two_passes), handing the model back where it refuses, disarmed. `grads`
+    /// are those of earlier micro-batches, as for [`arm_accumulated`](Self::arm_accumulated).
     ///
     /// # Errors
     ///
     /// As [`try_arm_to_measure`](Self::try_arm_to_measure), [`try_measured`](Self::try_measured),
     /// [`try_arm`](Self::try_arm) and [`try_step`](Self::try_step), and
-    /// [`NotRepeatable`](ReleaseError::NotRepeatable) if the two losses differ. No weight has changed
-    /// then; the gradients of earlier micro-batches are dropped.
+    /// [`NotRepeatable`](ReleaseError::NotRepeatable) if the two losses differ. No weight has
+    /// changed then; the gradients of earlier micro-batches are dropped.
     pub fn try_two_passes(
         &mut self,
         lr: LearningRate,
@@ -149,14 +149,15 @@ where
         Refused::new(model, error)
     }
 
-    /// Arms the model for the first of two passes, which measures: each gradient is dropped as soon as
-    /// its norm is known, and no weight changes. `grads` are those of earlier micro-batches, as for
-    /// [`arm_accumulated`](Self::arm_accumulated); they stay with the model for the second pass.
+    /// Arms the model for the first of two passes, which measures: each gradient is dropped as soon
+    /// as its norm is known, and no weight changes. `grads` are those of earlier micro-batches, as
+    /// for [`arm_accumulated`](Self::arm_accumulated); they stay with the model for the second
+    /// pass.
     ///
-    /// The passes by hand, for a loop in which [`two_passes`](Self::two_passes) has no place: arm to
-    /// measure, run backward, end with [`try_measured`](Self::try_measured), [`arm`](Self::arm), run
-    /// forward and backward again, [`step`](burn::optim::Optimizer::step). Where the norm was not
-    /// finite, `step` at once, which skips the step.
+    /// The passes by hand, for a loop in which [`two_passes`](Self::two_passes) has no place: arm
+    /// to measure, run backward, end with [`try_measured`](Self::try_measured), [`arm`](Self::arm),
+    /// run forward and backward again, [`step`](burn::optim::Optimizer::step). Where the norm was
+    /// not finite, `step` at once, which skips the step.
     ///
     /// # Errors
     ///
@@ -224,8 +225,8 @@ where
     ///   [`LossScaler`](crate::LossScaler) whose scale could have been too high;
     /// - [`NotScaled`](ReleaseError::NotScaled): no loss was scaled for that scaler;
     /// - [`MeasuredTwice`](ReleaseError::MeasuredTwice), [`Unclaimed`](ReleaseError::Unclaimed),
-    ///   [`WrongModel`](ReleaseError::WrongModel): the gradients are not all, or not those, that would
-    ///   be stepped with.
+    ///   [`WrongModel`](ReleaseError::WrongModel): the gradients are not all, or not those, that
+    ///   would be stepped with.
     pub fn try_measured(
         &mut self,
         model: &M,

@@ -179,9 +179,9 @@ where
 
     /// Clips gradients by norms that are not those of one gradient alone.
     ///
-    /// A rule that [needs two passes](NormClipping::needs_two_passes) changes how a step is taken: with
-    /// [`two_passes`](Self::two_passes). [`arm`](Self::arm) alone is refused then; an ordinary `step` with
-    /// all gradients clips them as it is.
+    /// A rule that [needs two passes](NormClipping::needs_two_passes) changes how a step is taken:
+    /// with [`two_passes`](Self::two_passes). [`arm`](Self::arm) alone is refused then; an ordinary
+    /// `step` with all gradients clips them as it is.
     pub fn with_norm_clipping(mut self, clipping: NormClipping) -> Self {
         self.stepper.gradients.clipping = Some(clipping);
         self
@@ -195,10 +195,10 @@ where
         self
     }
 
-    /// Stops at the first gradient that is no finite number, before its weight changes: neither that
-    /// parameter nor any later one is stepped, and `step` is refused with the path of the parameter
-    /// ([`NonFinite`](ReleaseError::NonFinite)). In [two passes](Self::two_passes), and in an ordinary
-    /// step, nothing at all is stepped.
+    /// Stops at the first gradient that is no finite number, before its weight changes: neither
+    /// that parameter nor any later one is stepped, and `step` is refused with the path of the
+    /// parameter ([`NonFinite`](ReleaseError::NonFinite)). In [two passes](Self::two_passes), and
+    /// in an ordinary step, nothing at all is stepped.
     ///
     /// Each norm is read when its gradient comes: on a GPU that waits for the device. With a
     /// [`LossScaler`] such a gradient is an overflow, and is skipped.
@@ -210,16 +210,17 @@ where
     /// Takes the scale of this scaler off every gradient. Each loss is to be run backward from
     /// [`scaler.scale(loss)`](LossScaler::scale); keep a clone of the scaler for that.
     ///
-    /// Where gradients overflow, a step in [two passes](Self::two_passes), or an ordinary one, is skipped
-    /// as a whole, as PyTorch does. In one pass only the parameters are skipped whose gradient has
-    /// overflown: the others were stepped by then, and the [report](StepReport) says which. The
-    /// scale falls in both cases.
+    /// Where gradients overflow, a step in [two passes](Self::two_passes), or an ordinary one, is
+    /// skipped as a whole, as PyTorch does. In one pass only the parameters are skipped whose
+    /// gradient has overflown: the others were stepped by then, and the [report](StepReport) says
+    /// which. The scale falls in both cases.
     pub fn with_loss_scaler(mut self, scaler: LossScaler) -> Self {
         self.stepper.gradients.scaler = Some(scaler);
         self
     }
 
-    /// Steps with the mean of each gradient over the replicas of the model: see [`GradientReduction`].
+    /// Steps with the mean of each gradient over the replicas of the model: see
+    /// [`GradientReduction`].
     pub fn with_reduction(
         mut self,
         reduction: Arc<dyn GradientReduction<B::InnerBackend>>,
@@ -242,15 +243,15 @@ where
     /// Steps the parameters of a group with other options than the rest. Of several groups that a
     /// parameter is in, the last one counts.
     ///
-    /// Which parameters are in a group is found by their paths whenever a model is armed or stepped. A
-    /// group without any is refused then ([`EmptyGroup`](ReleaseError::EmptyGroup)).
+    /// Which parameters are in a group is found by their paths whenever a model is armed or
+    /// stepped. A group without any is refused then ([`EmptyGroup`](ReleaseError::EmptyGroup)).
     pub fn with_group(mut self, group: ParamGroup, options: GroupOptions<O>) -> Self {
         self.stepper.groups.push((group, options));
         self
     }
 
-    /// Takes the learning rates of groups from a [`ModuleLrScheduler`](crate::ModuleLrScheduler), whose
-    /// [`rates`](crate::ModuleLrScheduler::rates) these are. The rate that is passed to
+    /// Takes the learning rates of groups from a [`ModuleLrScheduler`](crate::ModuleLrScheduler),
+    /// whose [`rates`](crate::ModuleLrScheduler::rates) these are. The rate that is passed to
     /// [`arm`](Self::arm) and `step` stays the scheduler's own.
     pub fn with_learning_rates(mut self, rates: ModuleLearningRates) -> Self {
         self.stepper.learning_rates = Some(rates);
@@ -289,8 +290,8 @@ where
         self
     }
 
-    /// The scheduler the optimizer owns, if it is of type `S`: as it is after the last finished step,
-    /// so that its record resumes where the optimizer's does.
+    /// The scheduler the optimizer owns, if it is of type `S`: as it is after the last finished
+    /// step, so that its record resumes where the optimizer's does.
     pub fn lr_scheduler<S: LrScheduler + 'static>(&self) -> Option<&S> {
         self.rate.as_ref()?.scheduler()
     }
@@ -326,8 +327,8 @@ where
     ///
     /// # Errors
     ///
-    /// [`Unfinished`](ReleaseError::Unfinished), or [`Interrupted`](ReleaseError::Interrupted) after
-    /// a backward that panicked half way.
+    /// [`Unfinished`](ReleaseError::Unfinished), or [`Interrupted`](ReleaseError::Interrupted)
+    /// after a backward that panicked half way.
     pub fn check_finished(&self) -> Result<(), ReleaseError> {
         self.state.check_idle()
     }
@@ -367,8 +368,8 @@ where
         expect(self.try_to_record())
     }
 
-    /// Loads the states, and is the way back after an interrupted step. Disarms: a forward pass that
-    /// has run already gives ordinary gradients.
+    /// Loads the states, and is the way back after an interrupted step. Disarms: a forward pass
+    /// that has run already gives ordinary gradients.
     fn load_record(mut self, record: Self::Record) -> Self {
         drop(self.state.take_session());
         self.state = SharedState::new();

@@ -42,19 +42,21 @@ where
     /// - [`Unclaimed`](ReleaseError::Unclaimed): nobody asked for the gradient of a parameter that
     ///   was stepped;
     /// - [`WrongModel`](ReleaseError::WrongModel): the stepped parameters are not in this model;
-    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere), [`Abandoned`](ReleaseError::Abandoned): a
-    ///   parameter was stepped by another optimizer, which has not finished;
-    /// - [`DuplicateParam`](ReleaseError::DuplicateParam): the optimizer owns its rate and would arm
-    ///   a model in which two parameters share an id;
+    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere), [`Abandoned`](ReleaseError::Abandoned):
+    ///   a parameter was stepped by another optimizer, which has not finished;
+    /// - [`DuplicateParam`](ReleaseError::DuplicateParam): the optimizer owns its rate and would
+    ///   arm a model in which two parameters share an id;
     /// - [`Interrupted`](ReleaseError::Interrupted): the backward panicked half way;
     /// - [`NonFinite`](ReleaseError::NonFinite): a gradient is no number, where that stops a step;
     /// - [`OnlyMeasured`](ReleaseError::OnlyMeasured): the model is armed to measure;
-    /// - [`NotScaled`](ReleaseError::NotScaled): no loss was scaled for a [`LossScaler`](crate::LossScaler);
+    /// - [`NotScaled`](ReleaseError::NotScaled): no loss was scaled for a
+    ///   [`LossScaler`](crate::LossScaler);
     /// - [`EmptyGroup`](ReleaseError::EmptyGroup), [`GroupRates`](ReleaseError::GroupRates): as for
     ///   [`try_arm`](Self::try_arm);
-    /// - [`Distributed`](ReleaseError::Distributed): Burn reduces a gradient, and so would the reduction;
-    /// - [`Reduction`](ReleaseError::Reduction): the replicas do not agree, where gradients are looked at before any
-    ///   is stepped with.
+    /// - [`Distributed`](ReleaseError::Distributed): Burn reduces a gradient, and so would the
+    ///   reduction;
+    /// - [`Reduction`](ReleaseError::Reduction): the replicas do not agree, where gradients are
+    ///   looked at before any is stepped with.
     pub fn try_step(
         &mut self,
         lr: LearningRate,
@@ -114,7 +116,8 @@ where
         }
         match assign(&self.stepper, Some(next), &model) {
             Ok(own) => self.arm_checked(next, model, GradientsParams::new(), own),
-            // The scheduler has come to a rate that is none. This step is taken; the next is refused.
+            // The scheduler has come to a rate that is none. This step is taken; the next is
+            // refused.
             Err(_) => model,
         }
     }
@@ -179,8 +182,8 @@ where
         }
     }
 
-    /// What an ordinary step is taken with: all gradients are there, so all can be looked at before the
-    /// first is stepped with.
+    /// What an ordinary step is taken with: all gradients are there, so all can be looked at before
+    /// the first is stepped with.
     fn plan_ordinary(
         &self,
         given: LearningRate,
@@ -223,9 +226,9 @@ where
         Ok(self.stepper.complete_records()?)
     }
 
-    /// Lets `complete` put states into the next record that is made of this optimizer: those that other
-    /// replicas step. It is called when somebody makes that record, and not at all if nobody does. The
-    /// optimizer itself keeps the states that it has.
+    /// Lets `complete` put states into the next record that is made of this optimizer: those that
+    /// other replicas step. It is called when somebody makes that record, and not at all if nobody
+    /// does. The optimizer itself keeps the states that it has.
     pub fn complete_next_record(
         &mut self,
         complete: impl FnOnce(&mut Records<O, B>) -> Result<(), ReductionError> + Send + 'static,
@@ -239,8 +242,8 @@ where
     }
 
     /// Adds the states of parameters that have none here: those that other replicas step, as
-    /// [`GradientReduction::is_owner`](crate::GradientReduction::is_owner) says, before a record is made of all. Arming
-    /// drops them again.
+    /// [`GradientReduction::is_owner`](crate::GradientReduction::is_owner) says, before a record is
+    /// made of all. Arming drops them again.
     ///
     /// # Errors
     ///
@@ -268,8 +271,8 @@ where
     ///
     /// # Errors
     ///
-    /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted)
-    /// after a backward; [`NotBurns`](ReleaseError::NotBurns) with groups, clipping by norms, a loss
+    /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted) after
+    /// a backward; [`NotBurns`](ReleaseError::NotBurns) with groups, clipping by norms, a loss
     /// scaler, a reduction over replicas or a stop at gradients that are no numbers.
     pub fn try_into_adaptor(self) -> Result<OptimizerAdaptor<O, M, B>, ReleaseError> {
         self.state.check_idle()?;

@@ -56,7 +56,8 @@ pub(super) fn step<N: Size>(
     for part in 0..parts {
         let place = unit * parts + part;
         let is_inside = weight.is_in_bounds(place);
-        // A unit beyond the end computes the first number again, and drops it: all units meet below.
+        // A unit beyond the end computes the first number again, and drops it: all units meet
+        // below.
         let read = select(is_inside, place, 0);
         let mut values = Sequence::<Vector<f32, N>>::new();
         values.push(weight.read(read));

@@ -157,8 +157,8 @@ pub fn round_stochastically<T: OnDevice>(numbers: T, noise: Noise) {
     }
 }
 
-/// Rounds numbers to the nearest that bf16 has, in their place, and packs the lower halves of their bits two
-/// to a word.
+/// Rounds numbers to the nearest that bf16 has, in their place, and packs the lower halves of their
+/// bits two to a word.
 pub fn split<T: OnDevice>(numbers: T, low: T) {
     by_halves(numbers, low, false);
 }

@@ -31,8 +31,8 @@ fn round(number: f32, random: u32) -> f32 {
     f32::reinterpret(select(is_finite, rounded, bits))
 }
 
-/// Splits two numbers to a word, or joins them. The views are of single numbers: a unit has a word of the
-/// lower halves to itself.
+/// Splits two numbers to a word, or joins them. The views are of single numbers: a unit has a word
+/// of the lower halves to itself.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn by_halves(
     numbers: &mut ViewMut<f32>,

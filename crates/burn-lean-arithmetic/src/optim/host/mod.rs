@@ -78,7 +78,8 @@ pub fn round_stochastically(numbers: &[f32], rounded: &mut [half::bf16], noise: 
     });
 }
 
-/// Rounds numbers to the nearest that bf16 has, and packs the lower halves of their bits two to a word.
+/// Rounds numbers to the nearest that bf16 has, and packs the lower halves of their bits two to a
+/// word.
 pub fn split(numbers: &mut [f32], low: &mut [i32]) {
     let low: &mut [u16] = bytemuck::cast_slice_mut(low);
     low[numbers.len()..].fill(0);
@@ -195,8 +196,8 @@ impl<M: Measure<N>, const N: usize> WithSimd for Sum<'_, M, N> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> f64 {
-        /// Sums that go side by side, however wide the processor's registers are: the order of the additions is
-        /// the same on all.
+        /// Sums that go side by side, however wide the processor's registers are: the order of the
+        /// additions is the same on all.
         const SUMS: usize = 8;
 
         let mut sums = [0.0; SUMS];

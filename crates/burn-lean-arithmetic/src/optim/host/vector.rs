@@ -21,7 +21,8 @@ pub(super) fn step<S: Simd, R: Rule<N>, const N: usize>(
     let (grads, grad_rest) = S::as_simd_f32s(grad);
     let states = states.map(S::as_mut_simd_f32s);
     let (mut states, mut states_rest) = unzip(states);
-    // Loops, since a closure of `array::map` may be compiled on its own, without the wide instructions.
+    // Loops, since a closure of `array::map` may be compiled on its own, without the wide
+    // instructions.
     let value = simd.splat_f32s(0.0);
     let mut old = [Vector { simd, value }; N];
     for (place, (weight, grad)) in weights.iter_mut().zip(grads).enumerate() {

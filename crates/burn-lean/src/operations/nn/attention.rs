@@ -1,4 +1,5 @@
-//! Burn's [`nn::attention`](burn::nn::attention), with a [`MultiHeadAttention`] that keeps no scores.
+//! Burn's [`nn::attention`](burn::nn::attention), with a [`MultiHeadAttention`] that keeps no
+//! scores.
 
 pub use burn::nn::attention::*;
 

@@ -1,8 +1,8 @@
 //! Burn's [`nn`](burn::nn) with modules that keep little.
 //!
-//! One line of a model changes: `use burn_lean::operations::nn` in place of `use burn::nn`. Whatever
-//! is not here is Burn's. The modules have the names, the fields and the configurations of Burn's, so
-//! a record of one is a record of the other.
+//! One line of a model changes: `use burn_lean::operations::nn` in place of `use burn::nn`.
+//! Whatever is not here is Burn's. The modules have the names, the fields and the configurations of
+//! Burn's, so a record of one is a record of the other.
 //!
 //! ```
 //! use burn::module::Module;
@@ -33,8 +33,8 @@
 //! assert_eq!(mlp.forward(Tensor::zeros([2, 3, 8], &device)).dims(), [2, 3, 16]);
 //! ```
 //!
-//! A module of Burn's becomes one of these by `into()`, and back; [`LeanModule`] does it for containers of
-//! them.
+//! A module of Burn's becomes one of these by `into()`, and back; [`LeanModule`] does it for
+//! containers of them.
 
 pub mod activation;
 pub mod attention;

@@ -89,8 +89,8 @@ pub(super) fn round_stochastically<const D: usize>(exact: Tensor<D>, noise: Nois
     Tensor::from_primitive::<Cube>(rounded)
 }
 
-/// Rounds numbers in 32 bits to the nearest that bf16 has, in their place, and packs the lower halves of their
-/// bits.
+/// Rounds numbers in 32 bits to the nearest that bf16 has, in their place, and packs the lower
+/// halves of their bits.
 pub(super) fn split<const D: usize>(exact: Tensor<D>) -> (Tensor<D>, Tensor<1, Int>) {
     let mut halves = Cube::run(Operation::Split, vec![of(exact)]).into_iter();
     let mut next = || halves.next().expect("numbers, and the rest of their bits");

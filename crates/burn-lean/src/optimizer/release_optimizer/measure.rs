@@ -57,8 +57,8 @@ impl ReleaseOptimizer {
         expect(self.try_two_passes(lr, model, GradientsParams::new(), forward))
     }
 
-    /// [`two_passes`](Self::two_passes), handing back where it refuses: the model, disarmed, and the
-    /// sums. `sums` are those of earlier micro-batches, as for
+    /// [`two_passes`](Self::two_passes), handing back where it refuses: the model, disarmed, and
+    /// the sums. `sums` are those of earlier micro-batches, as for
     /// [`arm_accumulated`](Self::arm_accumulated).
     ///
     /// # Errors
@@ -150,12 +150,13 @@ impl ReleaseOptimizer {
 
     /// Arms the model for the first of two passes, which measures: each gradient is dropped as soon
     /// as its norm is known, and no weight changes. `sums` are those of earlier micro-batches, as
-    /// for [`arm_accumulated`](Self::arm_accumulated); they stay with the model for the second pass.
+    /// for [`arm_accumulated`](Self::arm_accumulated); they stay with the model for the second
+    /// pass.
     ///
-    /// The passes by hand, for a loop in which [`two_passes`](Self::two_passes) has no place: arm to
-    /// measure, run backward, end with [`try_measured`](Self::try_measured), [`arm`](Self::arm), run
-    /// forward and backward again, [`step`](Self::step). Where the norm was not finite, `step` at
-    /// once, which skips the step. [`TwoPasses`] makes both passes the same.
+    /// The passes by hand, for a loop in which [`two_passes`](Self::two_passes) has no place: arm
+    /// to measure, run backward, end with [`try_measured`](Self::try_measured), [`arm`](Self::arm),
+    /// run forward and backward again, [`step`](Self::step). Where the norm was not finite, `step`
+    /// at once, which skips the step. [`TwoPasses`] makes both passes the same.
     ///
     /// # Errors
     ///
@@ -189,8 +190,8 @@ impl ReleaseOptimizer {
     /// - [`MeasuredTwice`](ReleaseError::MeasuredTwice), [`Unclaimed`](ReleaseError::Unclaimed),
     ///   [`GradientChanged`](ReleaseError::GradientChanged),
     ///   [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy),
-    ///   [`NoForward`](ReleaseError::NoForward): the gradients are not all, or not those, that would
-    ///   be stepped with;
+    ///   [`NoForward`](ReleaseError::NoForward): the gradients are not all, or not those, that
+    ///   would be stepped with;
     /// - [`Reduction`](ReleaseError::Reduction): the replicas of the model do not do the same.
     pub fn try_measured<M: Module>(
         &mut self,

@@ -372,7 +372,8 @@ impl ReleaseOptimizer {
 
     /// Loads states that this optimizer, or plain Burn's, has saved. What was armed is no longer; a
     /// step that was interrupted is forgotten. Of replicas with a [sharded
-    /// reduction](crate::GradientReduction::is_sharded), each loads the states of all, and keeps its own.
+    /// reduction](crate::GradientReduction::is_sharded), each loads the states of all, and keeps
+    /// its own.
     ///
     /// # Panics
     ///

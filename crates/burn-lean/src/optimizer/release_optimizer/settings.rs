@@ -19,8 +19,8 @@ impl ReleaseOptimizer {
     /// Takes the scale of a loss off its gradients, before they are clipped, and skips what has
     /// overflown: see [`LossScalerConfig`](crate::LossScalerConfig).
     ///
-    /// In [two passes](Self::two_passes) and in a step that is not armed, the whole step is skipped.
-    /// In one pass only those parameters are whose gradient has overflown:
+    /// In [two passes](Self::two_passes) and in a step that is not armed, the whole step is
+    /// skipped. In one pass only those parameters are whose gradient has overflown:
     /// [`Outcome::Skipped`](crate::Outcome::Skipped) says which.
     pub fn with_loss_scaler(self, scaler: LossScaler) -> Self {
         self.session.stepper().gradients.set_scaler(scaler);

@@ -2,8 +2,8 @@ use super::{MonitorMetric, Reading};
 use crate::Outcome;
 use crate::train::monitor::Iteration;
 
-/// How many of the parameters that were stepped were stepped the moment their gradient was complete,
-/// in percent.
+/// How many of the parameters that were stepped were stepped the moment their gradient was
+/// complete, in percent.
 ///
 /// Below 100 the entry says how many came late (at the end of backward, as in the first pass) and
 /// how many were not armed (an ordinary step).

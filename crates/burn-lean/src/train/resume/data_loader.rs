@@ -8,9 +8,9 @@ use burn::tensor::Device;
 /// A data loader of Burn as it is at the beginning of an epoch after the first.
 ///
 /// Burn's loader shuffles anew for every epoch, and starts its random numbers anew with every run:
-/// a run resumed at epoch 4 would see the order of epoch 1. This one lets the loader shuffle for the
-/// epochs that are done, and make one batch of each: a batcher that counts its batches should know
-/// of these. With more than one worker Burn's order is not the same in any two runs.
+/// a run resumed at epoch 4 would see the order of epoch 1. This one lets the loader shuffle for
+/// the epochs that are done, and make one batch of each: a batcher that counts its batches should
+/// know of these. With more than one worker Burn's order is not the same in any two runs.
 ///
 /// ```
 /// # use burn::data::dataloader::{DataLoader, DataLoaderBuilder, batcher::Batcher};

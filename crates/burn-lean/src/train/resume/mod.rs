@@ -1,8 +1,8 @@
 //! What a killed run needs to be picked up exactly where its last checkpoint is.
 //!
-//! From 0.22 on Burn's checkpoints are whole files or not there. [`resume_point`] finds the epoch to
-//! give to `.checkpoint(..)`; a [`ResumedDataLoader`] shuffles as the uninterrupted run would have.
-//! Neither needs gradient release.
+//! From 0.22 on Burn's checkpoints are whole files or not there. [`resume_point`] finds the epoch
+//! to give to `.checkpoint(..)`; a [`ResumedDataLoader`] shuffles as the uninterrupted run would
+//! have. Neither needs gradient release.
 
 mod data_loader;
 mod resume_point;

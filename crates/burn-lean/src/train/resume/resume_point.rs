@@ -11,9 +11,9 @@ const PARTS: [&str; 3] = ["model", "optim", "scheduler"];
 /// `.checkpoint(..)`. `None` if there is none.
 ///
 /// `directory` is the one given to `SupervisedTraining::new`, with the checkpointers of
-/// `with_default_checkpointers`. What a save that was killed has left behind is removed, lest a later
-/// save complete it with files of another run: Burn's unfinished files, and the files of epochs
-/// after the resume point that are not complete.
+/// `with_default_checkpointers`. What a save that was killed has left behind is removed, lest a
+/// later save complete it with files of another run: Burn's unfinished files, and the files of
+/// epochs after the resume point that are not complete.
 ///
 /// # Errors
 ///

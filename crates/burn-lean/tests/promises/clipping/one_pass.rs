@@ -69,7 +69,8 @@ fn equals(clipping: NormClipping, mut reference: impl FnMut(&Small, &mut Gradien
         let armed = grads(&model, step);
         model = release.step(RATE, model, armed);
         let report = release.last_step().unwrap();
-        // Of an optimizer without states the first pass is late, and so is the first after a resume.
+        // Of an optimizer without states the first pass is late, and so is the first after a
+        // resume.
         let late = if step % (STEPS / 2) == 0 { PARAMS } else { 0 };
         assert_eq!(report.count(Outcome::ReleasedLate), late);
         assert_eq!(report.count(Outcome::Released), PARAMS - late);

@@ -1,8 +1,8 @@
 //! Clipped gradients against values of PyTorch and of the papers' rules, which
 //! `tests/promises/reference/clipping.py` has written for both lines of Burn.
 //!
-//! A parameter whose product with a constant is the loss has that constant for its gradient, and SGD
-//! at rate one takes the clipped gradient off it.
+//! A parameter whose product with a constant is the loss has that constant for its gradient, and
+//! SGD at rate one takes the clipped gradient off it.
 
 use burn::module::{Module, Param};
 use burn::optim::{GradientsParams, SgdConfig};

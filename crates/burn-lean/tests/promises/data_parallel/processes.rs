@@ -23,7 +23,8 @@ pub(super) fn ranks(counts: impl IntoIterator<Item = usize>, test: &str, body: f
     }
 }
 
-/// The same for a test whose processes are to fail: what they print. `body` returns in this process.
+/// The same for a test whose processes are to fail: what they print. `body` returns in this
+/// process.
 pub(super) fn failing_ranks(count: usize, test: &str, body: fn(Replicas)) -> Option<String> {
     if std::env::var_os(RANKS).is_some() {
         body(Replicas::new(Mpi::initialize).expect("mpirun has started this"));

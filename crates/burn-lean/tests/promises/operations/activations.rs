@@ -6,8 +6,8 @@ use burn_lean::operations::{gelu, gelu_approximate, log_softmax, quiet_softmax, 
 use super::harness::{Flat, assert_as_plain, assert_equal, noise, reference_device, run, shaped};
 use crate::harness::flex;
 
-/// The definitions: Burn's `gelu` has the gradient of an approximation, its sigmoid the precision of
-/// `f32`, and its division by a number a gradient of that precision.
+/// The definitions: Burn's `gelu` has the gradient of an approximation, its sigmoid the precision
+/// of `f32`, and its division by a number a gradient of that precision.
 fn gelu_of_definition(x: Tensor<1>) -> Tensor<1> {
     x.clone() * 0.5 * ((x * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0)
 }

@@ -62,8 +62,8 @@ impl Shape {
     }
 }
 
-/// Small and odd; cross attention; grouped heads; no batch; one time. The last two are cut: the batch
-/// into chunks, and one element of it into rows.
+/// Small and odd; cross attention; grouped heads; no batch; one time. The last two are cut: the
+/// batch into chunks, and one element of it into rows.
 const SHAPES: [Shape; 8] = [
     Shape::new(2, 3, 5, 4),
     Shape {
@@ -436,8 +436,8 @@ fn dropout_has_the_gradient_of_its_own_mask() {
     );
 }
 
-/// As long as a chunk has whole elements of the batch, weights are dropped as by Burn's dropout of all
-/// of them.
+/// As long as a chunk has whole elements of the batch, weights are dropped as by Burn's dropout of
+/// all of them.
 #[test]
 fn what_is_dropped_is_what_burn_drops() {
     alone(

@@ -87,8 +87,9 @@ fn difference(found: &[f64], expected: &[f64]) -> f64 {
     differences.fold(0.0, f64::max)
 }
 
-/// That an operation gives what `reference` does in `f64` on NdArray, on every backend: in `f64`, and
-/// in `f32` with errors of at most `multiple` rounding errors of the largest number of a tensor.
+/// That an operation gives what `reference` does in `f64` on NdArray, on every backend: in `f64`,
+/// and in `f32` with errors of at most `multiple` rounding errors of the largest number of a
+/// tensor.
 pub(crate) fn assert_equal(
     what: &str,
     inputs: &[Vec<f64>],

@@ -130,8 +130,8 @@ fn from_the_same_moments_a_step_is_that_of_32_bits() {
 }
 
 /// Where the second moment becomes zero and the first one does not, a step is the first one over
-/// epsilon. In 32 bits the longest step of AdamW is (1 - 0.9) / sqrt(1 - 0.999) = 3.2 rates, that of a
-/// first gradient after zeros.
+/// epsilon. In 32 bits the longest step of AdamW is (1 - 0.9) / sqrt(1 - 0.999) = 3.2 rates, that
+/// of a first gradient after zeros.
 #[test]
 fn uneven_gradients_make_no_long_steps() {
     const RATE: f64 = 1e-3;

@@ -39,7 +39,8 @@ fn what_is_saved_is_what_stock_saves() {
             for epoch in 1..=stock.epochs {
                 let expected = saved(&stock.directory, epoch);
                 assert_eq!(saved(&released.directory, epoch), expected);
-                // The model's file has new ids of running statistics, the optimizer's another order.
+                // The model's file has new ids of running statistics, the optimizer's another
+                // order.
                 let [expected, found] = [&stock, &released].map(|run| {
                     let file = |part| run.directory.checkpoint(&format!("{part}-{epoch}.bpk"));
                     let states = OptimizerRecord::load(file("optim")).unwrap().len();

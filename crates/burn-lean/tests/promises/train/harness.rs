@@ -165,7 +165,8 @@ impl Net {
         })
     }
 
-    /// No activation is used more than twice, so that gradients add up to the same bits in any order.
+    /// No activation is used more than twice, so that gradients add up to the same bits in any
+    /// order.
     pub(super) fn without_third_use(device: &Device) -> Self {
         Self {
             is_mixed: false,

@@ -9,7 +9,8 @@ pub(super) const BEFORE: &str = "before the recording";
 pub(super) const BESIDE: &str = "beside the tensors, before the recording";
 
 /// Operations whose result may be a view of their operand, by the end of their name. All others
-/// compute: where the result of one of them occupies the storage of its operand, the content is new.
+/// compute: where the result of one of them occupies the storage of its operand, the content is
+/// new.
 const VIEWS: [&str; 12] = [
     "_cast",
     "_detach",

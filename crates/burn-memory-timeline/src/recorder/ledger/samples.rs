@@ -12,8 +12,8 @@ impl Samples {
         self.samples.first()
     }
 
-    /// Adds a sample. One of the same tick as the last, from an operation that allocated nothing, is
-    /// merged with it.
+    /// Adds a sample. One of the same tick as the last, from an operation that allocated nothing,
+    /// is merged with it.
     pub(super) fn add(&mut self, sample: Sample) {
         match self.samples.last_mut() {
             Some(last) if last.tick == sample.tick => {

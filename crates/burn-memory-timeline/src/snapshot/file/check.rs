@@ -8,7 +8,8 @@ use crate::snapshot::{
     format::EXACT,
 };
 
-/// Checks that every index and tick exists, and that times, holders, phases and samples are in order.
+/// Checks that every index and tick exists, and that times, holders, phases and samples are in
+/// order.
 pub(super) fn check(snapshot: &Snapshot) -> Result<(), Problem> {
     let ticks = snapshot.times.len();
     let is_sorted = |name, mut values: Box<dyn Iterator<Item = u64> + '_>| {

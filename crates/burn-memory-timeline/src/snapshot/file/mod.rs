@@ -16,7 +16,8 @@
 //! A column is an array with one value for each holder, phase or sample. `from`, `tick` and
 //! `in_use` are differences, each from the value before, the first from 0. `ticks` is `until` less
 //! `from`. `above` is the peak less `in_use`. A phase's `kind` is `"forward"`, `"backward"`,
-//! `"optimizer"` or `"step"`, and only a step has a `parameter`. No parameter or operation is `null`.
+//! `"optimizer"` or `"step"`, and only a step has a `parameter`. No parameter or operation is
+//! `null`.
 
 mod check;
 mod columns;
@@ -40,8 +41,8 @@ use gzip::{compress, decompress};
 const STREAM: &str = "<stream>";
 
 impl Snapshot {
-    /// Saves the snapshot to a file. The file is complete from the moment it appears: the snapshot is
-    /// written beside `path`, and renamed to it.
+    /// Saves the snapshot to a file. The file is complete from the moment it appears: the snapshot
+    /// is written beside `path`, and renamed to it.
     ///
     /// # Errors
     ///

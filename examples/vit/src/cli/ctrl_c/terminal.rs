@@ -26,8 +26,8 @@ impl Terminal {
         Ok(Self { device, before })
     }
 
-    /// The UI reads keys as they are, and does nothing at Ctrl-C, which is then no signal: makes it one
-    /// again as soon as the UI has the terminal.
+    /// The UI reads keys as they are, and does nothing at Ctrl-C, which is then no signal: makes it
+    /// one again as soon as the UI has the terminal.
     pub(super) fn keep_ctrl_c(&self) -> io::Result<()> {
         const UNTIL_THE_NEXT_LOOK: Duration = Duration::from_millis(20);
 

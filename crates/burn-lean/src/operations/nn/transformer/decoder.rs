@@ -66,7 +66,8 @@ impl TransformerDecoderConfig {
     }
 }
 
-/// Burn's [`TransformerDecoder`](burn::nn::transformer::TransformerDecoder), of layers that keep little.
+/// Burn's [`TransformerDecoder`](burn::nn::transformer::TransformerDecoder), of layers that keep
+/// little.
 #[derive(Module, Debug)]
 pub struct TransformerDecoder {
     /// The layers.
@@ -297,8 +298,8 @@ impl TransformerDecoderLayer {
         input
     }
 
-    /// What the next module sees. The residual path itself is normalized where normalization does not
-    /// come first.
+    /// What the next module sees. The residual path itself is normalized where normalization does
+    /// not come first.
     fn normalized(&self, norm: &LayerNorm, x: &mut Tensor<3>) -> Tensor<3> {
         if self.norm_first {
             return norm.forward(x.clone());

@@ -66,7 +66,8 @@ impl TransformerEncoderConfig {
     }
 }
 
-/// Burn's [`TransformerEncoder`](burn::nn::transformer::TransformerEncoder), of layers that keep little.
+/// Burn's [`TransformerEncoder`](burn::nn::transformer::TransformerEncoder), of layers that keep
+/// little.
 #[derive(Module, Debug)]
 pub struct TransformerEncoder {
     /// The layers.
