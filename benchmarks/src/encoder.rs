@@ -1,8 +1,8 @@
 //! The model of <https://github.com/tracel-ai/burn/issues/5212>: Burn's own transformer encoder
 //! between an embedding and a head that scores tokens.
 
+use crate::arithmetic::LossChunk;
 use crate::loss::cross_entropy;
-use crate::results::LossChunk;
 use burn::config::Config;
 use burn::module::Module;
 use burn::nn::transformer::{

@@ -1,8 +1,8 @@
 //! A decoder in the style of GPT-2 (Radford et al., 2019), with an output matrix that is not tied
 //! to the embedding.
 
+use crate::arithmetic::LossChunk;
 use crate::loss::cross_entropy;
-use crate::results::LossChunk;
 use burn::config::Config;
 use burn::module::{Initializer, Module, Param};
 use burn::nn::attention::{

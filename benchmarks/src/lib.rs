@@ -4,6 +4,7 @@
 //! process of each run, or `burn_0_22` for Burn 0.22. Their output is [`results`], and [`report`]
 //! turns it into a table and a plot. No module imports one that imports it.
 
+pub mod arithmetic;
 pub mod available;
 #[cfg(feature = "flex")]
 pub mod burn_0_22;
@@ -28,5 +29,6 @@ pub mod stats;
 pub mod stepper;
 pub mod suite;
 pub mod timeline;
+pub mod value_name;
 pub mod vocabulary;
 pub mod workload;

@@ -1,6 +1,6 @@
 //! The loss of the language models, of all tokens at once or by chunks.
 
-use crate::results::LossChunk;
+use crate::arithmetic::LossChunk;
 use burn::nn::Linear;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::backend::Backend;

@@ -1,8 +1,8 @@
 //! Models with random batches to train on.
 
+use crate::arithmetic::LossChunk;
 use crate::encoder::{Encoder, EncoderConfig};
 use crate::gpt::{Gpt, GptConfig};
-use crate::results::LossChunk;
 use burn::module::{AutodiffModule, ModuleDisplay};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::backend::AutodiffBackend;

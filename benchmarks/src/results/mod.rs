@@ -1,16 +1,16 @@
 //! Everything that was measured, as it stands in the JSON file.
 
-mod arithmetic;
 mod checkpointing;
 mod measured;
 mod provenance;
 mod subject;
 
-pub use arithmetic::{Arithmetic, LinearGradient, LossChunk, Operations};
+pub use crate::arithmetic::{Arithmetic, LinearGradient, LossChunk, Operations};
+pub use crate::value_name::value_name;
 pub use checkpointing::Checkpointing;
 pub use measured::{Bytes, Items, Measured, Phase, Recomputation};
 pub use provenance::{Machine, TorchVersions, Versions};
-pub use subject::{BurnVersion, Case, Mode, Subject, TorchMode, value_name};
+pub use subject::{BurnVersion, Case, Mode, Subject, TorchMode};
 
 use crate::stats::median;
 use serde::{Deserialize, Serialize};

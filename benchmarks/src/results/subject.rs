@@ -2,6 +2,7 @@
 
 use super::{Arithmetic, Checkpointing, TorchVersions};
 use crate::shape::Shape;
+use crate::value_name::value_name;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -157,12 +158,6 @@ impl Subject {
             ),
         }
     }
-}
-
-/// The name on the command line.
-pub fn value_name(value: impl ValueEnum) -> String {
-    let value = value.to_possible_value();
-    value.map_or_else(String::new, |value| value.get_name().into())
 }
 
 /// A model and a batch size.

@@ -10,4 +10,4 @@ pub use either::{Either, JoinError};
 pub(crate) use module_lr_scheduler::Published;
 pub use module_lr_scheduler::{ModuleLearningRates, ModuleLrScheduler, ModuleLrSchedulerRecord};
 pub use param_group::{ParamGroup, ParamGroupError};
-pub(crate) use paths::visit_paths;
+pub(crate) use paths::{path_of, visit_paths};

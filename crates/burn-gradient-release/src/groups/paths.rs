@@ -27,6 +27,17 @@ where
     });
 }
 
+/// The path of a parameter in a model; its id, if it is not there.
+pub(crate) fn path_of<B: Backend, M: Module<B>>(model: &M, param: ParamId) -> String {
+    let mut found = param.to_string();
+    visit_paths::<B, M>(model, |path, id, _, _, _| {
+        if id == param {
+            found = path.to_string();
+        }
+    });
+    found
+}
+
 struct Walk<F, B> {
     path: String,
     entered: Vec<Entered>,

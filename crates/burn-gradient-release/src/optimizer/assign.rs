@@ -119,20 +119,6 @@ where
     }
 }
 
-/// The path of a parameter in a model; its id, if it is not there.
-pub(super) fn path_of<B: ReleaseBackend, M: AutodiffModule<B>>(
-    model: &M,
-    param: ParamId,
-) -> String {
-    let mut found = param.to_string();
-    visit_paths::<B, M>(model, |path, id, _, _, _| {
-        if id == param {
-            found = path.to_string();
-        }
-    });
-    found
-}
-
 /// The last group that the parameter is in. Notes all of them.
 fn last_match<T>(
     groups: &[(ParamGroup, T)],

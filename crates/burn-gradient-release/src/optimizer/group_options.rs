@@ -9,8 +9,6 @@ use burn::{
     tensor::backend::AutodiffBackend,
 };
 
-use super::stepper::Rule;
-
 /// How the parameters of a [`ParamGroup`](crate::ParamGroup) differ from the rest. What is not said
 /// is as for the rest.
 ///
@@ -171,4 +169,12 @@ impl<O> fmt::Debug for GroupOptions<O> {
             .field("is_frozen", &self.is_frozen)
             .finish_non_exhaustive()
     }
+}
+
+/// What a parameter is stepped with.
+pub(crate) struct Rule<'a, O> {
+    pub(crate) optim: &'a O,
+    pub(crate) grad_clipping: Option<&'a GradientClipping>,
+    /// Whether the optimizer's own clipping by norms looks at this gradient alone.
+    pub(crate) clips_by_norm: bool,
 }

@@ -15,7 +15,10 @@ use burn::{
     },
 };
 
-use super::{gradients::GradientPolicy, group_options::GroupOptions};
+use super::{
+    gradients::GradientPolicy,
+    group_options::{GroupOptions, Rule},
+};
 use crate::{
     groups::{ModuleLearningRates, ParamGroup},
     planner::trace::Tracer,
@@ -195,14 +198,6 @@ where
         }
         tensor
     }
-}
-
-/// What a parameter is stepped with.
-pub(crate) struct Rule<'a, O> {
-    pub(crate) optim: &'a O,
-    pub(crate) grad_clipping: Option<&'a GradientClipping>,
-    /// Whether the optimizer's own clipping by norms looks at this gradient alone.
-    pub(crate) clips_by_norm: bool,
 }
 
 pub(super) fn from_float<B: Backend, const D: usize>(tensor: FloatTensor<B>) -> Tensor<B, D> {

@@ -5,7 +5,18 @@
 
 use std::mem;
 
-use crate::planner::plan::{Plan, Trace};
+use crate::planner::operations::Trace;
+
+/// How to run a forward pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// The operations that segments begin with; the first begins at 0.
+    pub(super) cuts: Vec<usize>,
+    /// From this operation on, activations are kept.
+    pub(super) kept_from: usize,
+    /// The bytes of activations at the worst moment of the backward pass, as estimated.
+    pub(super) bytes: u64,
+}
 
 /// The operations of a trace in blocks. Cuts are between blocks.
 #[derive(Debug)]

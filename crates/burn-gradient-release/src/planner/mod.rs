@@ -1,6 +1,7 @@
 //! Which activations a forward pass keeps.
 
 mod blocks;
+mod operations;
 pub(crate) mod plan;
 mod saves;
 #[cfg(test)]

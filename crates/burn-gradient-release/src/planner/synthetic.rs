@@ -1,6 +1,6 @@
 //! Traces of made-up models, by the names of Burn's operations.
 
-use crate::planner::plan::Trace;
+use crate::planner::operations::Trace;
 
 /// Elements of a result, in bytes.
 pub(super) type Bytes = u64;

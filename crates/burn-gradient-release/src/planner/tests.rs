@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use crate::planner::{
-    plan::{Plan, Trace, plan},
+    operations::Trace,
+    plan::{Plan, plan},
     synthetic::{self, UNIT},
 };
 

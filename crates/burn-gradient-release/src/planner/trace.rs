@@ -14,7 +14,10 @@ use std::{
     },
 };
 
-use crate::planner::plan::{self, Plan, Trace};
+use crate::planner::{
+    operations::Trace,
+    plan::{self, Plan},
+};
 use crate::{subgraph::origins, tape::consumers::lock};
 
 /// Which activations a training keeps, and which its backward passes compute again.

@@ -11,8 +11,9 @@ use burn::{
 use super::ReleaseOptimizer;
 use crate::{
     ReleaseBackend,
+    groups::path_of,
     optimizer::{
-        assign::{assign, path_of},
+        assign::assign,
         error::{Refused, ReleaseError, expect},
         finish,
         gradients::GradNorm,

@@ -13,8 +13,9 @@ use burn::{
 use super::ReleaseOptimizer;
 use crate::{
     ReductionError, ReleaseBackend,
+    groups::path_of,
     optimizer::{
-        assign::{assign, path_of},
+        assign::assign,
         error::{Refused, ReleaseError, expect},
         finish::{self, Grads},
         mark::check_unmarked,

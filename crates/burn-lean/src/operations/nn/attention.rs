@@ -8,7 +8,7 @@ use burn::module::Module;
 use burn::nn::Initializer;
 use burn::tensor::{Bool, Device, Tensor};
 
-use super::lean::same_fields;
+use super::same_fields::same_fields;
 use super::{Dropout, Gelu, Linear};
 use crate::operations::Attention;
 

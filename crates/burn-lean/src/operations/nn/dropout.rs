@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::{Flag, Module, Param};
 use burn::tensor::Tensor;
 
-use super::lean::same_fields;
+use super::same_fields::same_fields;
 use crate::operations::dropout;
 
 /// Configuration of [`Dropout`]: that of Burn's [`DropoutConfig`](burn::nn::DropoutConfig).

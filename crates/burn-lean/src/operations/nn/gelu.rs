@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::lean::same_fields;
+use super::same_fields::same_fields;
 use crate::operations::{gelu, gelu_approximate};
 
 /// Burn's [`Gelu`](burn::nn::Gelu) as [one operation](gelu).

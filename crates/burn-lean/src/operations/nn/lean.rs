@@ -84,33 +84,3 @@ lean! {
     burn::nn::transformer::TransformerEncoder => TransformerEncoder,
     burn::nn::transformer::TransformerEncoderLayer => TransformerEncoderLayer,
 }
-
-/// A module with the fields of Burn's: `From` in both directions.
-macro_rules! same_fields {
-    ($lean:ty, $plain:ty, { $($field:ident),+ $(,)? }) => {
-        impl From<$plain> for $lean {
-            fn from(plain: $plain) -> Self {
-                Self { $($field: $crate::operations::nn::lean::Same::same(plain.$field)),+ }
-            }
-        }
-
-        impl From<$lean> for $plain {
-            fn from(lean: $lean) -> Self {
-                Self { $($field: $crate::operations::nn::lean::Same::same(lean.$field)),+ }
-            }
-        }
-    };
-}
-
-pub(super) use same_fields;
-
-/// A field of the one module as that of the other.
-pub(super) trait Same<T> {
-    fn same(self) -> T;
-}
-
-impl<T, U: From<T>> Same<U> for T {
-    fn same(self) -> U {
-        self.into()
-    }
-}

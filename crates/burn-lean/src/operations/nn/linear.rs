@@ -5,7 +5,7 @@ use burn::module::{Module, Param};
 use burn::nn::{Initializer, LinearLayout};
 use burn::tensor::{Device, Tensor};
 
-use super::lean::same_fields;
+use super::same_fields::same_fields;
 use crate::operations::linear;
 
 /// Configuration of a [`Linear`] layer: that of Burn's [`LinearConfig`](burn::nn::LinearConfig).

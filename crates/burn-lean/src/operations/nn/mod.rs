@@ -43,6 +43,7 @@ mod gelu;
 mod lean;
 mod linear;
 pub mod norm;
+mod same_fields;
 mod swiglu;
 pub mod transformer;
 

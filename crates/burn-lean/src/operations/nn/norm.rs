@@ -6,7 +6,7 @@ use burn::config::Config;
 use burn::module::{Content, DisplaySettings, Module, ModuleDisplay, Param};
 use burn::tensor::{Device, Tensor};
 
-use super::lean::same_fields;
+use super::same_fields::same_fields;
 use crate::operations::{group_norm, layer_norm, rms_norm};
 
 /// Configuration of [`LayerNorm`]: that of Burn's [`LayerNormConfig`](burn::nn::LayerNormConfig).

@@ -6,7 +6,7 @@ use burn::nn::{Initializer, LinearLayout};
 use burn::tensor::{Device, Tensor};
 
 use super::Linear;
-use super::lean::same_fields;
+use super::same_fields::same_fields;
 use crate::operations::swiglu;
 
 /// Configuration of [`SwiGlu`]: that of Burn's [`SwiGluConfig`](burn::nn::SwiGluConfig).

@@ -9,7 +9,8 @@ use burn::tensor::{Bool, Device, Tensor};
 
 use super::PositionWiseFeedForward;
 use crate::operations::nn::attention::{MhaInput, MultiHeadAttention};
-use crate::operations::nn::lean::{LeanModule, same_fields};
+use crate::operations::nn::lean::LeanModule;
+use crate::operations::nn::same_fields::same_fields;
 use crate::operations::nn::{Dropout, LayerNorm};
 
 /// Configuration of a [`TransformerEncoder`]: that of Burn's

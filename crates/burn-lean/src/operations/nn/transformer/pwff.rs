@@ -6,7 +6,7 @@ use burn::nn::Initializer;
 use burn::nn::activation::{Activation, ActivationConfig};
 use burn::tensor::{Device, Tensor};
 
-use crate::operations::nn::lean::same_fields;
+use crate::operations::nn::same_fields::same_fields;
 use crate::operations::nn::{Dropout, Linear};
 use crate::operations::{gelu, gelu_approximate, linear, swiglu};
 

@@ -1,6 +1,6 @@
 //! Choices of how a training computes that change its weights by rounding.
 
-use super::value_name;
+use crate::value_name::value_name;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::fmt;
