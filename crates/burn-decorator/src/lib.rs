@@ -31,13 +31,16 @@
 //! | `Shape` | as it is; the caller has it in scope |
 //! | `(&[usize])` | what is between the parentheses |
 //!
-//! [`signature_type!`] makes the type in Burn of the one in the table.
+//! [`signature_type!`] makes the type in Burn of the one in the table, [`map_output!`] takes an output
+//! apart, and [`backend_methods!`] forwards the methods of `Backend`.
 #![forbid(unsafe_code)]
 
 mod activation;
+mod backend;
 mod bool_tensor;
 mod float_tensor;
 mod int_tensor;
+mod map_output;
 mod module;
 mod quantized_tensor;
 mod signature_type;

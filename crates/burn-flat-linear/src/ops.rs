@@ -35,7 +35,7 @@ macro_rules! method {
             $($argument: burn_decorator::signature_type!($type)),*
         ) -> burn_decorator::signature_type!($output) {
             $(let $argument = lower!($type, $argument);)*
-            raise!($output, B::$name($($argument),*))
+            burn_decorator::map_output!($output, B::$name($($argument),*), [same])
         }
     };
 }
@@ -43,46 +43,16 @@ macro_rules! method {
 /// The tensors are those of the backend below; what contains them has to be made anew.
 macro_rules! lower {
     (TensorPrimitive, $tensor:expr) => {
-        match $tensor {
-            TensorPrimitive::Float(tensor) => TensorPrimitive::Float(tensor),
-            TensorPrimitive::QFloat(tensor) => TensorPrimitive::QFloat(tensor),
-        }
+        burn_decorator::map_output!(TensorPrimitive, $tensor, [same])
     };
     ($type:tt, $argument:expr) => {
         $argument
     };
 }
 
-macro_rules! raise {
-    (TensorPrimitive, $tensor:expr) => {
-        lower!(TensorPrimitive, $tensor)
-    };
-    (DeformConv2dBackward, $grads:expr) => {{
-        let grads = $grads;
-        DeformConv2dBackward::new(
-            grads.x_grad,
-            grads.offset_grad,
-            grads.weight_grad,
-            grads.mask_grad,
-            grads.bias_grad,
-        )
-    }};
-    (MaxPool1dWithIndices, $pooled:expr) => {{
-        let pooled = $pooled;
-        MaxPool1dWithIndices::new(pooled.output, pooled.indices)
-    }};
-    (MaxPool1dBackward, $grads:expr) => {
-        MaxPool1dBackward::new($grads.x_grad)
-    };
-    (MaxPool2dWithIndices, $pooled:expr) => {{
-        let pooled = $pooled;
-        MaxPool2dWithIndices::new(pooled.output, pooled.indices)
-    }};
-    (MaxPool2dBackward, $grads:expr) => {
-        MaxPool2dBackward::new($grads.x_grad)
-    };
-    ($type:tt, $output:expr) => {
-        $output
+macro_rules! same {
+    ($type:tt, $tensor:expr) => {
+        $tensor
     };
 }
 

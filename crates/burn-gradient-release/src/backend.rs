@@ -79,55 +79,10 @@ impl<B: Backend, C: CheckpointStrategy> BackendTypes for GradientRelease<Autodif
 
 #[deny(clippy::missing_trait_methods)]
 impl<B: Backend, C: CheckpointStrategy> Backend for GradientRelease<Autodiff<B, C>> {
-    fn ad_enabled(device: &Self::Device) -> bool {
-        Autodiff::<B, C>::ad_enabled(device)
-    }
+    burn_decorator::backend_methods!(Autodiff<B, C>);
 
     fn name(device: &Self::Device) -> String {
         format!("gradient-release<{}>", Autodiff::<B, C>::name(device))
-    }
-
-    fn seed(device: &Self::Device, seed: u64) {
-        Autodiff::<B, C>::seed(device, seed)
-    }
-
-    fn sync(device: &Self::Device) -> Result<(), ExecutionError> {
-        Autodiff::<B, C>::sync(device)
-    }
-
-    fn memory_persistent_allocations<
-        Output: Send,
-        Input: Send,
-        Func: Fn(Input) -> Output + Send,
-    >(
-        device: &Self::Device,
-        input: Input,
-        func: Func,
-    ) -> Output {
-        Autodiff::<B, C>::memory_persistent_allocations(device, input, func)
-    }
-
-    fn memory_cleanup(device: &Self::Device) {
-        Autodiff::<B, C>::memory_cleanup(device)
-    }
-
-    fn staging<'a, Iter>(data: Iter, device: &Self::Device)
-    where
-        Iter: Iterator<Item = &'a mut TensorData>,
-    {
-        Autodiff::<B, C>::staging(data, device)
-    }
-
-    fn supports_dtype(device: &Self::Device, dtype: DType) -> bool {
-        Autodiff::<B, C>::supports_dtype(device, dtype)
-    }
-
-    fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
-        Autodiff::<B, C>::dtype_usage(device, dtype)
-    }
-
-    fn device_count(type_id: u16) -> usize {
-        Autodiff::<B, C>::device_count(type_id)
     }
 }
 

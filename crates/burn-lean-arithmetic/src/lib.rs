@@ -1,4 +1,5 @@
-//! The arithmetic of optimizers, of clipping and of loss scaling, without Burn.
+//! The arithmetic of optimizers, of clipping and of loss scaling, and the turns of replicas, without
+//! Burn.
 //!
 //! `burn-lean-optim` (Burn 0.21) and `burn-lean` (Burn 0.22 and later) give it their tensors,
 //! states and records. Nothing here depends on a version of Burn, so that each formula stands in
@@ -13,5 +14,7 @@ pub mod norm;
 pub mod scaling;
 mod settings;
 
-pub use settings::OutOfRange;
 pub mod optim;
+pub mod turns;
+
+pub use settings::OutOfRange;

@@ -8,6 +8,7 @@ use burn::backend::{
     DispatchTensorKind,
 };
 
+use crate::lock::lock;
 use crate::tape::Ladder;
 
 /// A tensor of `Autodiff<B>`: Burn does not export its own name for it.
@@ -79,7 +80,7 @@ macro_rules! backends {
                 fn ladder() -> MutexGuard<'static, Ladder<Self>> {
                     static LADDER: Mutex<Ladder<burn::backend::$name>> = Mutex::new(Ladder::new());
                     // Whatever panicked, each rung that is there is whole.
-                    LADDER.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+                    lock(&LADDER)
                 }
             }
         )+

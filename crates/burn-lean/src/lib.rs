@@ -19,6 +19,7 @@ mod backend;
 mod data_parallel;
 mod gradients;
 mod groups;
+mod lock;
 #[cfg(feature = "operations")]
 pub mod operations;
 #[cfg(feature = "optim")]

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::error::Error;
 use std::fmt;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use burn::Tensor;
 use burn::backend::TensorMetadata;
@@ -12,8 +12,10 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::ParamId;
 use burn::optim::OptimizerRecord;
 use burn::tensor::Shape;
+use burn_lean_arithmetic::turns::Turns;
 
 use crate::backend::{Inner, Primitive};
+use crate::lock::lock;
 use crate::optimizer::ReleaseError;
 
 /// Why replicas could not agree.
@@ -26,9 +28,11 @@ pub type ReductionError = Box<dyn Error + Send + Sync>;
 /// micro-batches of a [`ReleaseAccumulator`](crate::ReleaseAccumulator) are not reduced, but the
 /// sum that the last one is stepped with. Gradients and weights come in one dimension.
 ///
-/// All replicas make the same calls in the same order, as they run backward over equal models.
-/// Where one does not, each of them should get an error that says who differs, and how. In backward
-/// an error becomes a panic, for Burn's trait leaves no other way.
+/// All replicas make the same calls in the same order, as they run backward over equal models;
+/// where each computes other scopes again, as with a [`Budget`](crate::Budget), in the
+/// [order](Self::order) that all of them keep. Where one does not, each of them should get an error
+/// that says who differs, and how. In backward an error becomes a panic, for Burn's trait leaves no
+/// other way.
 pub trait GradientReduction: Send + Sync {
     /// Begins to reduce a complete gradient. It is awaited before more than
     /// [`max_in_flight`](Self::max_in_flight) are on their way, in the order in which they were
@@ -43,6 +47,18 @@ pub trait GradientReduction: Send + Sync {
         grad: Tensor<1>,
         recipients: Recipients,
     ) -> Result<Box<dyn PendingGradient>, ReductionError>;
+
+    /// The order in which all replicas reduce the gradients of a backward pass, where each may
+    /// complete them in another one. A complete gradient waits for those before it; those that are
+    /// not in the order wait until a weight is read, or for `step`. `None` reduces gradients as they
+    /// come.
+    fn order(&self) -> Option<Vec<ParamId>> {
+        None
+    }
+
+    /// Takes note of the order in which gradients were complete here, where there is an
+    /// [`order`](Self::order) to keep.
+    fn completed(&self, _order: Vec<ParamId>) {}
 
     /// How many gradients may be on their way while backward computes the next.
     fn max_in_flight(&self) -> NonZeroUsize {
@@ -117,9 +133,14 @@ pub trait PendingGradient: Send {
 pub(crate) type Receiver<'a> =
     &'a mut dyn FnMut(ParamId, Option<Tensor<1>>) -> Result<(), ReleaseError>;
 
+/// A complete gradient.
+type Complete = (Tensor<1>, Recipients);
+
 /// The gradients of an optimizer's step that are on their way.
 pub(crate) struct InFlight {
     reduction: Arc<dyn GradientReduction>,
+    /// Of this pass. `None` if gradients are reduced as they come.
+    turns: Mutex<Option<Turns<Complete>>>,
     under_way: Mutex<VecDeque<(ParamId, Box<dyn PendingGradient>)>>,
     /// The first error, after which nothing goes on.
     failed: Mutex<Option<ReleaseError>>,
@@ -129,6 +150,7 @@ impl InFlight {
     pub(crate) fn new(reduction: Arc<dyn GradientReduction>) -> Self {
         Self {
             reduction,
+            turns: Mutex::default(),
             under_way: Mutex::default(),
             failed: Mutex::default(),
         }
@@ -138,8 +160,39 @@ impl InFlight {
         &self.reduction
     }
 
-    /// Sends a gradient off, once there is room.
+    /// Begins a backward pass, in which gradients are reduced in the order of the one before.
+    pub(crate) fn begin_pass(&self) {
+        self.note_completed();
+        let order = self.reduction.order();
+        *lock(&self.turns) = order.map(|order| Turns::new(order.iter().map(ParamId::val)));
+    }
+
+    /// Takes a complete gradient of backward, and sends it off once it is its turn and there is
+    /// room.
     pub(crate) fn push(
+        &self,
+        param: ParamId,
+        grad: Tensor<1>,
+        recipients: Recipients,
+        receiver: Receiver<'_>,
+    ) -> Result<(), ReleaseError> {
+        let mut turns = lock(&self.turns);
+        let Some(waiting) = turns.as_mut() else {
+            drop(turns);
+            return self.send(param, grad, recipients, receiver);
+        };
+        waiting.complete(param.val(), (grad, recipients));
+        // Without the lock: a step runs code of the optimizer.
+        drop(turns);
+        let next = || lock(&self.turns).as_mut().and_then(Turns::take_next);
+        while let Some((param, (grad, recipients))) = next() {
+            self.send(param.into(), grad, recipients, receiver)?;
+        }
+        Ok(())
+    }
+
+    /// Sends a gradient off, once there is room.
+    pub(crate) fn send(
         &self,
         param: ParamId,
         grad: Tensor<1>,
@@ -164,8 +217,12 @@ impl InFlight {
         self.tried(pending.and_then(|pending| pending.wait()))
     }
 
-    /// Waits for all that is on its way.
+    /// Sends off all that waits for its turn, and waits for all that is on its way.
     pub(crate) fn wait_for_all(&self, receiver: Receiver<'_>) -> Result<(), ReleaseError> {
+        let rest = lock(&self.turns).as_mut().map(Turns::take_rest);
+        for (param, (grad, recipients)) in rest.into_iter().flatten() {
+            self.send(param.into(), grad, recipients, receiver)?;
+        }
         while self.wait_for_next(receiver)? {}
         Ok(())
     }
@@ -193,7 +250,16 @@ impl InFlight {
         self.tried(self.reduction.weight_from_owner(param, weight))
     }
 
+    fn note_completed(&self) {
+        let completed = lock(&self.turns).as_mut().map(Turns::take_completed);
+        if let Some(completed) = completed.filter(|completed| !completed.is_empty()) {
+            let completed = completed.into_iter().map(ParamId::from);
+            self.reduction.completed(completed.collect());
+        }
+    }
+
     pub(crate) fn end_step(&self, rates: &ModuleLearningRate) -> Result<(), ReleaseError> {
+        self.note_completed();
         self.tried(self.reduction.end_step(rates))
     }
 
@@ -224,8 +290,4 @@ pub(crate) fn flat<B: Inner>(tensor: Primitive<B>) -> Tensor<1> {
 /// The way back.
 pub(crate) fn shaped<B: Inner>(tensor: Tensor<1>, shape: Shape) -> Primitive<B> {
     B::float_reshape(B::of(tensor), shape)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -12,6 +12,7 @@ use burn::module::ParamId;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 
 use crate::gradients::GradientTransform;
+use crate::lock::lock;
 use crate::optimizer::ReleaseError;
 use crate::recompute;
 use crate::reduction::{GradientReduction, InFlight};
@@ -212,27 +213,24 @@ impl Session {
 
     /// The parameters that are armed, by id.
     pub(crate) fn slots(&self) -> MutexGuard<'_, HashMap<ParamId, Arc<dyn ArmedSlot>>> {
-        self.slots
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.slots)
     }
 
     /// Ignores poisoning: `stepping` tells of a panic in a step.
     pub(crate) fn stepper(&self) -> MutexGuard<'_, Stepper> {
-        self.stepper
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.stepper)
     }
 
     fn orders(&self) -> MutexGuard<'_, Orders> {
-        self.orders
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.orders)
     }
 
     /// A pass over newly armed parameters begins.
     pub(crate) fn begin_pass(&self, first_pass: FirstPass) {
         recompute::forget_random();
+        if let Some(in_flight) = &self.in_flight {
+            in_flight.begin_pass();
+        }
         let mut orders = self.orders();
         orders.first_pass = first_pass;
         orders.clock = Clock::new();

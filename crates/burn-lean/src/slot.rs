@@ -12,6 +12,7 @@ use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, Tens
 use burn::module::ParamId;
 
 use crate::backend::{Inner, Primitive, Tracked};
+use crate::lock::lock;
 use crate::optimizer::{ReleaseError, expect};
 use crate::reduction::{InFlight, flat, shaped};
 use crate::session::{Place, Progress, Session, Stepper};
@@ -303,9 +304,7 @@ impl<B: Inner> Slot<B> {
 
     /// Ignores poisoning: the session knows of a step that has panicked.
     fn state(&self) -> MutexGuard<'_, State<B>> {
-        self.state
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.state)
     }
 
     /// Whoever looks at the weight waits for the gradient that it is to be stepped with.

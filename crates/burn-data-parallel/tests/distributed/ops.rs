@@ -56,7 +56,7 @@ macro_rules! forward {
                 let mut at = At::default();
                 $(let $argument = lower!(at, $type, $argument);)*
                 let output = Flex::$name($($argument),*);
-                raise!(at, $output, output)
+                burn_decorator::map_output!($output, output, [raise] at,)
             }
         )*
     };
@@ -93,40 +93,6 @@ macro_rules! raise {
     ($at:ident, FloatTensor, $tensor:expr) => {
         $at.raise($tensor)
     };
-    ($at:ident, TensorPrimitive, $tensor:expr) => {
-        match $tensor {
-            TensorPrimitive::Float(tensor) => TensorPrimitive::Float($at.raise(tensor)),
-            TensorPrimitive::QFloat(tensor) => TensorPrimitive::QFloat(tensor),
-        }
-    };
-    ($at:ident, DeformConv2dBackward, $grads:expr) => {{
-        let grads = $grads;
-        DeformConv2dBackward::new(
-            $at.raise(grads.x_grad),
-            $at.raise(grads.offset_grad),
-            $at.raise(grads.weight_grad),
-            grads.mask_grad.map(|grad| $at.raise(grad)),
-            grads.bias_grad.map(|grad| $at.raise(grad)),
-        )
-    }};
-    ($at:ident, MaxPool1dWithIndices, $pooled:expr) => {{
-        let pooled = $pooled;
-        MaxPool1dWithIndices::new($at.raise(pooled.output), pooled.indices)
-    }};
-    ($at:ident, MaxPool1dBackward, $grads:expr) => {
-        MaxPool1dBackward::new($at.raise($grads.x_grad))
-    };
-    ($at:ident, MaxPool2dWithIndices, $pooled:expr) => {{
-        let pooled = $pooled;
-        MaxPool2dWithIndices::new($at.raise(pooled.output), pooled.indices)
-    }};
-    ($at:ident, MaxPool2dBackward, $grads:expr) => {
-        MaxPool2dBackward::new($at.raise($grads.x_grad))
-    };
-    ($at:ident, [$first:tt, $second:tt], $pair:expr) => {{
-        let (first, second) = $pair;
-        (raise!($at, $first, first), raise!($at, $second, second))
-    }};
     ($at:ident, $type:tt, $output:expr) => {
         $output
     };

@@ -22,11 +22,13 @@ use crate::{
     slot::armed_set::Values,
     subgraph::order::Part,
     subgraph::origins::{Origins, Seeds, Spent, Subgraph},
-    tape::consumers::{self, Completion, Owner, Uses, lock},
+    tape::consumers::{self, Owner, Uses},
     tape::mark,
+    tape::tally::Completion,
     tape::{self, AdTensor},
     tensor::ReleaseTensor,
     util::inner::AutodiffInner,
+    util::lock::lock,
     util::progress::Recomputed,
 };
 

@@ -14,9 +14,9 @@ use crate::{
     lower::operands::Arguments,
     lower::raise::Nodes,
     subgraph::origins::{Apart, Contribution, Inputs, Origins, Recording, Seeds, Spent, Subgraph},
-    tape::consumers::lock,
     tape::{self, AdTensor},
     tensor::{ReleaseTensor, Repr},
+    util::lock::lock,
 };
 use crate::{
     subgraph::order::{Consumer, Played, Target, Use},

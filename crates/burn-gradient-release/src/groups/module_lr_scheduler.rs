@@ -18,7 +18,7 @@ use burn::{
 use serde::{Deserialize, Serialize};
 
 use super::{param_group::ParamGroup, tensorless::Tensorless};
-use crate::tape::consumers::lock;
+use crate::util::lock::lock;
 
 /// A scheduler for each group of parameters, and one for all others.
 ///

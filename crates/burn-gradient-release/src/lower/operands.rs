@@ -9,12 +9,12 @@ use crate::{
     planner::trace::{self, Highest, Tracer},
     subgraph::order::{Target, Use},
     subgraph::origins::{Origins, Subgraph},
-    tape::consumers::lock,
     tape::{self, AdTensor, handle},
     tensor::derived::{self, Derived, Function, Operand, Operands},
     tensor::record::{Entry, Functions, Input, NotedUse, Operation, Outside, Segment},
     tensor::scope,
     tensor::{ReleaseTensor, Repr},
+    util::lock::lock,
 };
 
 /// The float tensors among the arguments of an operation, in their order.

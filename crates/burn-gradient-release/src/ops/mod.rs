@@ -101,14 +101,16 @@ macro_rules! run {
         let mut $operands = $arguments.values();
         #[allow(unused_variables)]
         let raise = $crate::tensor::ReleaseTensor::<B>::plain;
-        $crate::ops::raise!(raise, $output, $operation)
+        burn_decorator::map_output!($output, $operation, [$crate::ops::raise] raise,)
     }};
     ($nodes:ident, $name:ident, $output:tt, $arguments:ident, |$operands:ident| $operation:block) => {
         $arguments.apply(
             stringify!($name),
             $crate::lower::raise::Nodes::$nodes,
             move |mut $operands| $operation,
-            |results, raise| $crate::ops::raise!(raise, $output, results),
+            |results, raise| {
+                burn_decorator::map_output!($output, results, [$crate::ops::raise] raise,)
+            },
         )
     };
 }
@@ -181,48 +183,11 @@ macro_rules! give {
     };
 }
 
-/// An output of `Autodiff`.
+/// A tensor among the outputs of `Autodiff`.
 macro_rules! raise {
-    ($raise:ident, FloatTensor, $output:expr) => {
-        $raise($output)
+    ($raise:ident, FloatTensor, $tensor:expr) => {
+        $raise($tensor)
     };
-    ($raise:ident, TensorPrimitive, $output:expr) => {
-        match $output {
-            TensorPrimitive::Float(tensor) => TensorPrimitive::Float($raise(tensor)),
-            TensorPrimitive::QFloat(tensor) => TensorPrimitive::QFloat(tensor),
-        }
-    };
-    ($raise:ident, DeformConv2dBackward, $output:expr) => {{
-        let grads = $output;
-        DeformConv2dBackward::new(
-            $raise(grads.x_grad),
-            $raise(grads.offset_grad),
-            $raise(grads.weight_grad),
-            grads.mask_grad.map(|grad| $raise(grad)),
-            grads.bias_grad.map(|grad| $raise(grad)),
-        )
-    }};
-    ($raise:ident, MaxPool1dWithIndices, $output:expr) => {{
-        let pooled = $output;
-        MaxPool1dWithIndices::new($raise(pooled.output), pooled.indices)
-    }};
-    ($raise:ident, MaxPool1dBackward, $output:expr) => {
-        MaxPool1dBackward::new($raise($output.x_grad))
-    };
-    ($raise:ident, MaxPool2dWithIndices, $output:expr) => {{
-        let pooled = $output;
-        MaxPool2dWithIndices::new($raise(pooled.output), pooled.indices)
-    }};
-    ($raise:ident, MaxPool2dBackward, $output:expr) => {
-        MaxPool2dBackward::new($raise($output.x_grad))
-    };
-    ($raise:ident, [$first:tt, $second:tt], $output:expr) => {{
-        let (first, second) = $output;
-        (
-            $crate::ops::raise!($raise, $first, first),
-            $crate::ops::raise!($raise, $second, second),
-        )
-    }};
     ($raise:ident, $type:tt, $output:expr) => {
         $output
     };

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use burn::{optim::LearningRate, tensor::backend::Backend};
 
 use super::{error::ReleaseError, gradients::GradNorm, report::StepReport, session::Session};
-use crate::tape::consumers::lock;
+use crate::util::lock::lock;
 
 /// The state, behind a lock that is never held while code of a user runs: the model's, the
 /// optimizer's, or that of an owner of both.

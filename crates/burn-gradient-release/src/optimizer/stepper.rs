@@ -23,7 +23,7 @@ use crate::{
     groups::{ModuleLearningRates, ParamGroup},
     planner::trace::Tracer,
     slot::reduction::{GradientReduction, ReductionError},
-    tape::consumers::lock,
+    util::lock::lock,
 };
 
 /// Burn's record of an optimizer, `HashMap<ParamId, AdaptorRecord<O, B>>`: the state of each

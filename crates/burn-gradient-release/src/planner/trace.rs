@@ -18,7 +18,7 @@ use crate::planner::{
     operations::Trace,
     plan::{self, Plan},
 };
-use crate::{subgraph::origins, tape::consumers::lock};
+use crate::{subgraph::origins, util::lock::lock};
 
 /// Which activations a training keeps, and which its backward passes compute again.
 ///

@@ -7,10 +7,7 @@ use std::{
 
 use burn::tensor::{backend::Backend, ops::FloatTensor};
 
-use crate::{
-    tape::AdTensor,
-    tape::consumers::{Uses, lock},
-};
+use crate::{tape::AdTensor, tape::consumers::Uses, util::lock::lock};
 
 /// A tensor derived from parameters, as a backward pass sees it.
 pub(crate) trait Replay<B: Backend>: Send + Sync {

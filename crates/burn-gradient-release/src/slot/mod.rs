@@ -17,9 +17,10 @@ use burn_autodiff::{NodeId, grads::Gradients};
 
 use crate::{
     slot::reduction::{InFlight, Receiver},
-    tape::consumers::{Owner, Uses, When, lock},
+    tape::consumers::{Owner, Uses, When},
     tape::{self, AdTensor},
     util::inner::AutodiffInner,
+    util::lock::lock,
     util::progress::Progress,
     util::stale_copy::StaleCopyGuard,
 };

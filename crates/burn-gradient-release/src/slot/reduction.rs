@@ -1,9 +1,8 @@
 //! What replicas of a model do to a complete gradient before its step.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     error::Error,
-    mem,
     num::NonZeroUsize,
     sync::{Arc, Mutex},
 };
@@ -14,7 +13,9 @@ use burn::{
     tensor::{backend::Backend, ops::FloatTensor},
 };
 
-use crate::tape::consumers::lock;
+use burn_lean_arithmetic::turns::Turns;
+
+use crate::util::lock::lock;
 
 /// Why replicas could not agree.
 pub type ReductionError = Box<dyn Error + Send + Sync>;
@@ -136,47 +137,13 @@ pub(crate) struct InFlight<B: Backend> {
     recipients: Recipients,
     under_way: Mutex<VecDeque<UnderWay<B>>>,
     /// `None` if all replicas complete their gradients in the same order.
-    queue: Option<Mutex<Queue<B>>>,
+    turns: Option<Mutex<Turns<Complete<B>>>>,
 }
 
 type UnderWay<B> = (Box<dyn PendingGradient<B>>, Arc<dyn Receiver<B>>);
 
 /// A complete gradient.
 type Complete<B> = (FloatTensor<B>, Arc<dyn Receiver<B>>);
-
-/// Complete gradients that wait for those before them.
-struct Queue<B: Backend> {
-    waiting: HashMap<ParamId, Complete<B>>,
-    to_come: VecDeque<ParamId>,
-    /// As they were complete here.
-    completed: Vec<ParamId>,
-}
-
-impl<B: Backend> Queue<B> {
-    fn push(&mut self, param: ParamId, complete: Complete<B>) {
-        self.completed.push(param);
-        self.waiting.insert(param, complete);
-    }
-
-    /// The next gradient, if it is complete.
-    fn pop(&mut self) -> Option<(ParamId, Complete<B>)> {
-        let param = *self.to_come.front()?;
-        let complete = self.waiting.remove(&param)?;
-        self.to_come.pop_front();
-        Some((param, complete))
-    }
-
-    /// All that wait: nothing comes before them any more. The same on all replicas, whose
-    /// parameters have the same ids.
-    fn take_all(&mut self) -> Vec<(ParamId, Complete<B>)> {
-        let mut all: Vec<_> = self.waiting.drain().collect();
-        let place = |param: &ParamId| self.to_come.iter().position(|other| other == param);
-        all.sort_by_key(|(param, _)| (place(param).unwrap_or(usize::MAX), param.val()));
-        self.to_come
-            .retain(|param| all.iter().all(|(other, _)| other != param));
-        all
-    }
-}
 
 impl<B: Backend> InFlight<B> {
     /// Reduces gradients as they come, or, if `is_ordered`, in the order of the reduction.
@@ -186,15 +153,9 @@ impl<B: Backend> InFlight<B> {
         is_ordered: bool,
     ) -> Self {
         let order = is_ordered.then(|| reduction.order()).flatten();
-        let queue = order.map(|order| {
-            Mutex::new(Queue {
-                waiting: HashMap::new(),
-                to_come: order.into(),
-                completed: Vec::new(),
-            })
-        });
+        let turns = order.map(|order| Mutex::new(Turns::new(order.iter().map(ParamId::val))));
         Self {
-            queue,
+            turns,
             reduction,
             recipients,
             under_way: Mutex::default(),
@@ -213,14 +174,14 @@ impl<B: Backend> InFlight<B> {
         grad: FloatTensor<B>,
         receiver: Arc<dyn Receiver<B>>,
     ) {
-        let Some(queue) = &self.queue else {
+        let Some(turns) = &self.turns else {
             return self.send(param, grad, receiver);
         };
-        lock(queue).push(param, (grad, receiver));
+        lock(turns).complete(param.val(), (grad, receiver));
         // Without the lock: a step runs code of the optimizer.
-        let next = || lock(queue).pop();
+        let next = || lock(turns).take_next();
         while let Some((param, (grad, receiver))) = next() {
-            self.send(param, grad, receiver);
+            self.send(param.into(), grad, receiver);
         }
     }
 
@@ -234,16 +195,17 @@ impl<B: Backend> InFlight<B> {
 
     /// Ends a backward pass: waits for all that is on its way.
     pub(crate) fn wait_for_all(&self) {
-        if let Some(queue) = &self.queue {
+        if let Some(turns) = &self.turns {
             let (rest, completed) = {
-                let mut queue = lock(queue);
-                (queue.take_all(), mem::take(&mut queue.completed))
+                let mut turns = lock(turns);
+                (turns.take_rest(), turns.take_completed())
             };
             for (param, (grad, receiver)) in rest {
-                self.send(param, grad, receiver);
+                self.send(param.into(), grad, receiver);
             }
             if !completed.is_empty() {
-                self.reduction.completed(completed);
+                let completed = completed.into_iter().map(ParamId::from);
+                self.reduction.completed(completed.collect());
             }
         }
         while self.wait_for_next() {}

@@ -215,3 +215,129 @@ impl Sum {
             .expect("a sum has uses")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TAPE: Unit = (0, Part::Kept);
+    const UPPER: Unit = (2, Part::Kept);
+    const LOWER: Unit = (1, Part::Replayed);
+
+    /// Adds an operation with these operands. Returns its result.
+    fn add(graph: &mut TapeGraph, unit: Unit, order: usize, operands: &[Target]) -> Target {
+        let id = NodeId::new();
+        let operands = operands.iter().copied().enumerate();
+        let edge = Edge {
+            consumer: Consumer::Kept(id),
+            order,
+            operands: operands.collect(),
+        };
+        graph.add(unit, edge);
+        Target::OnTape(id)
+    }
+
+    fn leaf() -> Target {
+        Target::OnTape(NodeId::new())
+    }
+
+    /// Who contributes to a gradient, in the order in which it adds up.
+    fn contributors(played: &Played, target: Target) -> Vec<Consumer> {
+        let uses = played.sums[&target].uses.iter();
+        uses.map(|(_, (consumer, _))| *consumer).collect()
+    }
+
+    #[test]
+    fn the_highest_order_runs_first() {
+        let mut graph = TapeGraph::default();
+        let weight = leaf();
+        let low = add(&mut graph, TAPE, 1, &[weight]);
+        let high = add(&mut graph, TAPE, 2, &[low, weight]);
+        let root = add(&mut graph, TAPE, 3, &[low, high]);
+        let played = graph.play(root);
+        let expected = [high.made_by(), low.made_by()];
+        assert_eq!(contributors(&played, weight), expected);
+    }
+
+    #[test]
+    fn of_one_order_the_last_operand_is_reached_first() {
+        let mut graph = TapeGraph::default();
+        let weight = leaf();
+        let [first, second, third] = [0, 1, 2].map(|_| add(&mut graph, TAPE, 1, &[weight]));
+        let root = add(&mut graph, TAPE, 2, &[first, second, third]);
+        let played = graph.play(root);
+        let expected = [third, second, first].map(Target::made_by);
+        assert_eq!(contributors(&played, weight), expected);
+        assert_eq!(played.reached(root.made_by()), 0);
+        assert!(played.reached(third.made_by()) < played.reached(first.made_by()));
+    }
+
+    #[test]
+    fn what_the_loss_does_not_depend_on_contributes_nothing() {
+        let mut graph = TapeGraph::default();
+        let weight = leaf();
+        let used = add(&mut graph, TAPE, 1, &[weight]);
+        let dead = add(&mut graph, TAPE, 5, &[weight]);
+        let root = add(&mut graph, TAPE, 2, &[used]);
+        let played = graph.play(root);
+        assert_eq!(contributors(&played, weight), [used.made_by()]);
+        assert_eq!(played.reached(dead.made_by()), usize::MAX);
+    }
+
+    /// Upper parts of the tape run before lower ones, whatever the orders of their operations.
+    #[test]
+    fn a_sum_of_three_across_parts_may_have_to_be_put_in_order() {
+        let sum = |orders: &[(Unit, usize)]| {
+            let mut graph = TapeGraph::default();
+            let weight = leaf();
+            let uses = orders.iter();
+            let uses: Vec<_> = uses
+                .map(|(unit, order)| add(&mut graph, *unit, *order, &[weight]))
+                .collect();
+            let root = add(&mut graph, UPPER, 99, &uses);
+            graph.play(root).is_apart(weight)
+        };
+        assert!(!sum(&[(LOWER, 1), (UPPER, 2), (UPPER, 3)]), "as they come");
+        assert!(!sum(&[(LOWER, 3), (UPPER, 1)]), "a + b is b + a");
+        assert!(sum(&[(LOWER, 3), (UPPER, 1), (UPPER, 2)]));
+        assert!(sum(&[(LOWER, 2), (UPPER, 1), (UPPER, 3)]));
+    }
+
+    /// A node that stands for a tensor in its subgraph is that tensor.
+    #[test]
+    fn what_enters_a_subgraph_adds_up_outside() {
+        let mut graph = TapeGraph::default();
+        let weight = leaf();
+        let boundary = NodeId::new();
+        graph.add_alias(boundary, weight);
+        let outer = NodeId::new();
+        graph.add_alias(outer, Target::OnTape(boundary));
+        let below = add(&mut graph, LOWER, 1, &[weight]);
+        let above = add(&mut graph, UPPER, 2, &[Target::OnTape(outer)]);
+        let root = add(&mut graph, UPPER, 3, &[below, above]);
+        let played = graph.play(root);
+        let expected = [above.made_by(), below.made_by()];
+        assert_eq!(contributors(&played, weight), expected);
+        assert_eq!(played.resolve(Target::OnTape(outer)), weight);
+        assert_eq!(played.entry(outer), Some((above.made_by(), 0)));
+        let sum = &played.sums[&weight];
+        assert_eq!(sum.first_in(LOWER), Some((below.made_by(), 0)));
+        assert_eq!(sum.position((below.made_by(), 0)), Some(1));
+        assert_eq!(sum.last_unit(), LOWER);
+    }
+
+    /// One operation that takes a tensor twice contributes twice.
+    #[test]
+    fn an_operand_taken_twice() {
+        let mut graph = TapeGraph::default();
+        let weight = leaf();
+        let square = add(&mut graph, TAPE, 1, &[weight, weight]);
+        let played = graph.play(square);
+        let uses: Vec<_> = played.sums[&weight]
+            .uses
+            .iter()
+            .map(|(_, of)| of.1)
+            .collect();
+        assert_eq!(uses, [0, 1]);
+    }
+}

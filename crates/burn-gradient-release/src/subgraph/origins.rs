@@ -25,10 +25,11 @@ use burn_autodiff::{NodeId, grads::Gradients};
 use crate::{
     slot::armed_set::{ArmedSet, Replay},
     subgraph::order::{Edge, Played, Target, Use},
-    tape::consumers::{Uses, lock},
+    tape::consumers::Uses,
     tape::mark,
     tape::{self, AdTensor},
     util::discard::discard,
+    util::lock::lock,
 };
 
 /// What a tensor on the tape depends on.

@@ -9,7 +9,7 @@
 
 use std::any::Any;
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError, Weak,
+    Arc, Mutex, MutexGuard, Weak,
     atomic::{AtomicUsize, Ordering},
 };
 
@@ -17,7 +17,9 @@ use burn::tensor::{backend::Backend, ops::FloatTensor};
 use burn_autodiff::{NodeId, grads::Gradients};
 
 use crate::{
+    tape::tally::{Completion, Tally},
     tape::{self, AdTensor, Visit},
+    util::lock::lock,
     util::progress::Progress,
 };
 
@@ -63,13 +65,10 @@ pub(crate) struct Uses<B: Backend> {
 struct State<B: Backend> {
     owner: Option<Weak<dyn Owner>>,
     /// Direct consumers.
-    consumers: usize,
-    /// The lowest order among the direct consumers, and how many have it.
-    lowest: usize,
-    at_lowest: usize,
+    consumers: Tally,
     /// Leaf hooks of consumers, and the order of the last one: see [`leaf_hook`].
     leaf_hooks: Vec<NodeId>,
-    proxied: Option<usize>,
+    hooked: Option<usize>,
     derived: Vec<Arc<DerivedUse<B>>>,
     /// Each is there as long as a direct consumer is on the tape.
     operands: Vec<Weak<dyn Any + Send + Sync>>,
@@ -121,28 +120,15 @@ impl<B: Backend> DerivedUse<B> {
     }
 }
 
-/// What is known of the uses of a node when a backward pass begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Completion {
-    /// Nothing on the tape uses the node.
-    Unused,
-    /// Right after the one consumer that is lowest, by its [`leaf_hook`].
-    AtProxy,
-    /// After all nodes of this order.
-    After(usize),
-}
-
 impl<B: Backend> Uses<B> {
     pub(crate) fn new(node: AdTensor<B>) -> Self {
         Self {
             node,
             state: Mutex::new(State {
                 owner: None,
-                consumers: 0,
-                lowest: usize::MAX,
-                at_lowest: 0,
+                consumers: Tally::new(),
                 leaf_hooks: Vec::new(),
-                proxied: None,
+                hooked: None,
                 derived: Vec::new(),
                 operands: Vec::new(),
                 sequence: None,
@@ -197,7 +183,7 @@ impl<B: Backend> Uses<B> {
     /// Whether there are uses here, on the tape.
     pub(crate) fn is_used(&self) -> bool {
         let state = self.state();
-        state.consumers > 0 || !state.derived.is_empty()
+        !state.consumers.is_empty() || !state.derived.is_empty()
     }
 
     /// Whether there are uses that no backward pass has visited.
@@ -237,18 +223,10 @@ impl<B: Backend> Uses<B> {
         self.state().is_reached
     }
 
-    /// Notes `times` direct consumers of the given order. Returns whether they are the lowest.
+    /// Notes `times` direct consumers of the given order. Returns whether there is one of them, the
+    /// lowest.
     pub(crate) fn consume(&self, order: usize, times: usize) -> bool {
-        let mut state = self.state();
-        state.consumers += times;
-        if order < state.lowest {
-            state.lowest = order;
-            state.at_lowest = 0;
-        }
-        if order == state.lowest {
-            state.at_lowest += times;
-        }
-        state.lowest == order && state.at_lowest == 1
+        self.state().consumers.add(order, times)
     }
 
     pub(crate) fn derive(&self, derived: Arc<DerivedUse<B>>) {
@@ -264,11 +242,7 @@ impl<B: Backend> Uses<B> {
             .retain(|derived| Arc::strong_count(derived) > 1);
         state.sequence = None;
         if state.derived.is_empty() {
-            return match state.at_lowest {
-                0 => Completion::Unused,
-                1 if state.proxied == Some(state.lowest) => Completion::AtProxy,
-                _ => Completion::After(state.lowest),
-            };
+            return state.consumers.completion(state.hooked);
         }
         let in_any_order = state.has_one_order();
         let derived = state.derived.iter().map(|derived| {
@@ -278,7 +252,7 @@ impl<B: Backend> Uses<B> {
                 derived.order
             }
         });
-        Completion::After(derived.fold(state.lowest, usize::min))
+        state.consumers.completion_with(derived)
     }
 
     /// Adds what derived tensors have contributed. `all` of it, once all direct consumers have run;
@@ -287,7 +261,10 @@ impl<B: Backend> Uses<B> {
     /// Does nothing where only plain Burn's place on the tape tells the order.
     pub(crate) fn gather(&self, grads: &mut Gradients, all: bool) {
         let mut state = self.state();
-        if state.derived.is_empty() || !state.has_one_order() || !(all || state.consumers == 0) {
+        if state.derived.is_empty()
+            || !state.has_one_order()
+            || !(all || state.consumers.is_empty())
+        {
             return;
         }
         let (sequence, next) = state.reached_sequence();
@@ -319,9 +296,7 @@ impl<B: Backend> Uses<B> {
         let owner = {
             let mut state = self.state();
             state.is_reached = true;
-            let is_complete =
-                order == state.lowest && state.at_lowest == 1 && state.derived.is_empty();
-            if !is_complete {
+            if !state.consumers.is_last(order) || !state.derived.is_empty() {
                 return;
             }
             state.owner.clone()
@@ -333,14 +308,9 @@ impl<B: Backend> Uses<B> {
 }
 
 impl<B: Backend> State<B> {
-    /// Whether the order in which contributions are to be added is known without plain Burn's
-    /// place on the tape: a sum of two has none, and direct consumers above all derived tensors
-    /// come first.
     fn has_one_order(&self) -> bool {
-        let highest = self.derived.iter().map(|derived| derived.order).max();
-        self.consumers + self.derived.len() <= 2
-            || self.consumers == 0
-            || highest.is_none_or(|highest| highest < self.lowest)
+        let derived = self.derived.iter().map(|derived| derived.order);
+        self.consumers.has_one_order(derived)
     }
 
     fn reached_sequence(&mut self) -> (&[Arc<DerivedUse<B>>], &mut usize) {
@@ -368,7 +338,7 @@ pub(crate) fn leaf_hook<B: Backend>(uses: &Arc<Uses<B>>, order: usize) -> AdTens
     });
     let mut state = uses.state();
     state.leaf_hooks.push(hook.node.id);
-    state.proxied = Some(order);
+    state.hooked = Some(order);
     drop(state);
     hook
 }
@@ -411,8 +381,4 @@ pub(crate) fn contribute<B: Backend>(
     } else {
         uses.gather(grads, false);
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -11,6 +11,7 @@
 
 pub(crate) mod consumers;
 pub(crate) mod mark;
+pub(crate) mod tally;
 
 use std::{
     fmt,

@@ -26,9 +26,11 @@ use burn_autodiff::{NodeId, grads::Gradients};
 use crate::{
     slot::armed_set::{Replay, Values},
     subgraph::origins::Origins,
-    tape::consumers::{self, Completion, DerivedUse, Uses, lock},
+    tape::consumers::{self, DerivedUse, Uses},
+    tape::tally::Completion,
     tape::{self, AdTensor, Visit, handle, untracked},
     tensor::parameter::Snapshot,
+    util::lock::lock,
 };
 
 /// The operands of a function, in the order of its arguments.

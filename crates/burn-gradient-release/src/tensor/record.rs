@@ -14,11 +14,11 @@ use crate::{
 };
 use crate::{
     subgraph::origins::{Origins, Recording, Subgraph},
-    tape::consumers::lock,
     tape::{self, AdTensor, untracked},
     tensor::derived::{Function, Operands},
     tensor::parameter::Snapshot,
     util::discard::discard,
+    util::lock::lock,
 };
 
 /// An operation with any number of results.

@@ -205,6 +205,16 @@ impl GradientReduction for DataParallel {
         }))
     }
 
+    fn order(&self) -> Option<Vec<ParamId>> {
+        let order = self.exchange.order()?.into_iter();
+        Some(order.map(ParamId::from).collect())
+    }
+
+    fn completed(&self, order: Vec<ParamId>) {
+        let order = order.into_iter().map(|param| param.val());
+        self.exchange.completed(order.collect());
+    }
+
     fn max_in_flight(&self) -> NonZeroUsize {
         self.exchange.max_in_flight()
     }

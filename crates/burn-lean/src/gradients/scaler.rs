@@ -7,6 +7,8 @@ use burn::config::Config;
 use burn_lean_arithmetic::OutOfRange;
 use burn_lean_arithmetic::scaling::{LossScale, LossScaleRule};
 
+use crate::lock::lock;
+
 /// Dynamic loss scaling for training in fp16, by the rule and with the defaults of PyTorch's
 /// `GradScaler` ([Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)).
 ///
@@ -70,9 +72,7 @@ struct State {
 impl LossScaler {
     /// Ignores poisoning: each change of the state is whole.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.state)
     }
 
     /// The loss to run backward from.

@@ -20,6 +20,7 @@ use super::report::StepReport;
 use super::restoring::{restore, restore_mappers};
 use super::survey::Survey;
 use crate::backend::{reading_waits, with_backend};
+use crate::lock::lock;
 use crate::session::{Progress, Session};
 use crate::slot::{ArmedSlot, Ended, Path, path_text};
 use crate::tape::{ElementOf, is_placeholder};
@@ -47,9 +48,7 @@ impl Handover {
     }
 
     fn waiting(&self) -> MutexGuard<'_, Vec<Option<Waiting>>> {
-        self.0
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.0)
     }
 
     fn give<const D: usize>(

@@ -63,7 +63,7 @@ impl ModuleVisitor for Send<'_> {
         let grad = grad.reshape([numbers]);
         let sent = self
             .in_flight
-            .push(param.id, grad, self.recipients, &mut receiver);
+            .send(param.id, grad, self.recipients, &mut receiver);
         if let Err(error) = sent {
             self.error.get_or_insert(error);
         }

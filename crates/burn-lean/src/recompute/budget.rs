@@ -1,11 +1,12 @@
 //! Scopes of which only as many are computed again as a number of bytes asks for.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::backend::TensorMetadata;
 use burn::module::Module;
 
 use super::{MapTensor, Mode, Tensors, checkpoint, mode};
+use crate::lock::lock;
 
 /// Keeps the activations of scopes as far as they stay within a number of bytes, and has backward
 /// compute the fewest again.
@@ -113,7 +114,7 @@ impl Budget {
     }
 
     fn scopes(&self) -> MutexGuard<'_, Vec<Option<Measured>>> {
-        self.scopes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.scopes)
     }
 
     /// Which scopes fit. The most fit if those that keep least come first.

@@ -7,7 +7,7 @@
 
 use std::any::Any;
 use std::cell::RefCell;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
@@ -18,6 +18,7 @@ use burn::backend::{Autodiff, AutodiffBackend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
 
 use crate::backend::{Inner, Primitive, Tracked};
+use crate::lock::lock;
 use crate::recompute::scope::{Mode, Part, PartOutcome, mode, part_of, replaying};
 use crate::slot::Slot;
 use crate::tape::negative_zeros;
@@ -136,7 +137,7 @@ impl<B: Inner> Backward<B, 1> for Output {
     fn backward(self, ops: Ops<OutputState<B>, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
         let OutputState { at, grads } = ops.state;
-        grads.lock().unwrap_or_else(PoisonError::into_inner)[at] = Some(grad);
+        lock(&grads)[at] = Some(grad);
     }
 }
 
@@ -214,12 +215,7 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
     type State = State<B>;
 
     fn backward(self, ops: Ops<State<B>, WIDTH>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let scope = ops
-            .state
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let scope = lock(&ops.state.0).take();
         let Scope {
             again,
             inputs,
@@ -227,8 +223,7 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
             uses,
             grads: outputs,
         } = scope.expect("backward consumes a node once");
-        let of_outputs =
-            std::mem::take(&mut *outputs.lock().unwrap_or_else(PoisonError::into_inner));
+        let of_outputs = std::mem::take(&mut *lock(&outputs));
 
         for session in uses.iter().filter_map(|used| used.slot.session()) {
             session.progress.begin();

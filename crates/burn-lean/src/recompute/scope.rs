@@ -4,7 +4,7 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use burn::backend::TensorMetadata;
 use burn::backend::autodiff::NodeId;
@@ -12,6 +12,7 @@ use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::grads::Gradients;
 
 use crate::backend::{Inner, Primitive, Tracked};
+use crate::lock::lock;
 use crate::session::Place;
 use crate::slot::Slot;
 use crate::tape::{HookOwner, leaf_hook};
@@ -120,7 +121,7 @@ pub(crate) struct PartOutcome<B: Inner> {
 
 impl<B: Inner> Part<B> {
     fn state(&self) -> std::sync::MutexGuard<'_, PartState<B>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     pub(crate) fn slot(&self) -> &Arc<Slot<B>> {

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::StepReport;
+use crate::lock::lock;
 
 /// Carries what each training iteration did from the strategy to the metrics made with it.
 ///
@@ -73,8 +74,6 @@ impl StepMonitor {
     }
 
     fn iterations(&self) -> MutexGuard<'_, Iterations> {
-        self.iterations
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.iterations)
     }
 }

@@ -22,7 +22,7 @@ use self::{
     norm::{SquaredNorms, is_finite, squared_norm},
     record::Averages,
 };
-use crate::tape::consumers::lock;
+use crate::util::lock::lock;
 
 pub use clipping::{AdaptiveClippingConfig, AutoClipConfig, NormClipping, ZClipConfig};
 pub use record::GradientRecord;

@@ -10,7 +10,7 @@ use burn::{
     tensor::{DType, ElementConversion, FloatDType, Tensor, backend::Backend},
 };
 
-use crate::tape::consumers::lock;
+use crate::util::lock::lock;
 
 /// The squared norms of the gradients of one step, as they come.
 ///

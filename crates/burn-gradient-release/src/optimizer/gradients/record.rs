@@ -8,7 +8,7 @@ use burn_lean_arithmetic::clipping::{AutoClip, ZClip};
 use serde::{Deserialize, Serialize};
 
 use super::{GradientPolicy, LossScalerRecord};
-use crate::tape::consumers::lock;
+use crate::util::lock::lock;
 
 /// What the rules of clipping remember.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -12,7 +12,7 @@ use burn_lean_arithmetic::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::tape::consumers::lock;
+use crate::util::lock::lock;
 
 /// Dynamic loss scaling for training in fp16, by the rule and with the defaults of PyTorch's
 /// `GradScaler` ([Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)).

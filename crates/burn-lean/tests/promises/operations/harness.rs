@@ -25,6 +25,12 @@ pub(crate) fn noise(count: usize, seed: usize) -> Vec<f64> {
     (0..count).map(|i| f64::from(at(i) as f32)).collect()
 }
 
+/// Numbers in (-1, 1) that every type holds, `bf16` too.
+pub(crate) fn coarse(count: usize) -> Vec<f64> {
+    let at = |i: usize| ((i * 7919 + 57) % 251) as f64 / 128.0 - 0.9765625;
+    (0..count).map(at).collect()
+}
+
 #[allow(deprecated)] // Burn 0.22 deprecates NdArray.
 pub(crate) fn reference_device() -> Device {
     Device::ndarray().autodiff()
@@ -58,7 +64,7 @@ pub(crate) fn run(device: &Device, dtype: DType, inputs: &[Vec<f64>], op: Flat<'
         .collect();
     let output = op(&leaves);
     let value = numbers(output.clone());
-    let weights = tensor(&noise(value.len(), 99), device, dtype);
+    let weights = tensor(&coarse(value.len()), device, dtype);
     let grads = (output * weights).sum().backward();
     let grad = |leaf: &Tensor<1>| numbers(leaf.grad(&grads).expect("it is on the tape"));
     Outcome {
@@ -85,6 +91,14 @@ fn difference(found: &[f64], expected: &[f64]) -> f64 {
         }
     });
     differences.fold(0.0, f64::max)
+}
+
+/// The largest difference of the output and of each gradient, as a multiple of its largest number.
+pub(crate) fn differences(found: &Outcome, expected: &Outcome) -> Vec<f64> {
+    let pairs = found.tensors().into_iter().zip(expected.tensors());
+    pairs
+        .map(|(found, expected)| difference(found, expected))
+        .collect()
 }
 
 /// That an operation gives what `reference` does in `f64` on NdArray, on every backend: in `f64`,

@@ -23,7 +23,7 @@ macro_rules! forward {
                 let mut operation = crate::recorder::Operation::begin(stringify!($name));
                 $(let $argument = $crate::backend::ops::lower!(operation, $type, $argument);)*
                 let output = B::$name($($argument),*);
-                $crate::backend::ops::raise!(operation, $output, output)
+                burn_decorator::map_output!($output, output, [$crate::backend::ops::raise] operation,)
             }
         )*
     };
@@ -60,59 +60,14 @@ macro_rules! lower {
     };
 }
 
-/// Wraps an output of the backend below.
+/// Wraps a tensor of the backend below.
 macro_rules! raise {
-    ($operation:ident, FloatTensor, $tensor:expr) => {
-        $operation.raise($tensor)
-    };
-    ($operation:ident, IntTensor, $tensor:expr) => {
-        $operation.raise($tensor)
-    };
-    ($operation:ident, BoolTensor, $tensor:expr) => {
-        $operation.raise($tensor)
-    };
     ($operation:ident, QuantizedTensor, $tensor:expr) => {
         $tensor
     };
-    ($operation:ident, TensorPrimitive, $tensor:expr) => {
-        match $tensor {
-            TensorPrimitive::Float(tensor) => TensorPrimitive::Float($operation.raise(tensor)),
-            TensorPrimitive::QFloat(tensor) => TensorPrimitive::QFloat(tensor),
-        }
+    ($operation:ident, $type:tt, $tensor:expr) => {
+        $operation.raise($tensor)
     };
-    ($operation:ident, DeformConv2dBackward, $grads:expr) => {{
-        let grads = $grads;
-        DeformConv2dBackward::new(
-            $operation.raise(grads.x_grad),
-            $operation.raise(grads.offset_grad),
-            $operation.raise(grads.weight_grad),
-            grads.mask_grad.map(|grad| $operation.raise(grad)),
-            grads.bias_grad.map(|grad| $operation.raise(grad)),
-        )
-    }};
-    ($operation:ident, MaxPool1dWithIndices, $pooled:expr) => {{
-        let pooled = $pooled;
-        let output = $operation.raise(pooled.output);
-        MaxPool1dWithIndices::new(output, $operation.raise(pooled.indices))
-    }};
-    ($operation:ident, MaxPool1dBackward, $grads:expr) => {
-        MaxPool1dBackward::new($operation.raise($grads.x_grad))
-    };
-    ($operation:ident, MaxPool2dWithIndices, $pooled:expr) => {{
-        let pooled = $pooled;
-        let output = $operation.raise(pooled.output);
-        MaxPool2dWithIndices::new(output, $operation.raise(pooled.indices))
-    }};
-    ($operation:ident, MaxPool2dBackward, $grads:expr) => {
-        MaxPool2dBackward::new($operation.raise($grads.x_grad))
-    };
-    ($operation:ident, [$first:tt, $second:tt], $pair:expr) => {{
-        let (first, second) = $pair;
-        (
-            $crate::backend::ops::raise!($operation, $first, first),
-            $crate::backend::ops::raise!($operation, $second, second),
-        )
-    }};
 }
 
 pub(crate) use {forward, lower, raise};

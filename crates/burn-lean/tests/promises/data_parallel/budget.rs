@@ -1,0 +1,132 @@
+//! Replicas of which each computes other scopes again, as its own memory allows.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::GradientsParams;
+use burn::tensor::{Tensor, activation};
+use burn_lean::{Budget, BudgetPass, DataParallel, FirstPass, Threads, WithGradientRelease};
+
+use super::reference::share;
+use crate::harness::{LR, adamw, assert_bits, bits, flex, numbers};
+use crate::small::numbered;
+
+const SIZE: usize = 3;
+const STEPS: usize = 6;
+
+/// Two branches that meet: which of them backward runs first is up to the tape.
+#[derive(Module, Debug)]
+struct Block {
+    one: Linear,
+    other: Linear,
+    gate: Linear,
+}
+
+impl Block {
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let gate = activation::sigmoid(self.gate.forward(x.clone()));
+        let one = activation::gelu(self.one.forward(x.clone()));
+        x.clone() + self.other.forward(one + x) * gate
+    }
+}
+
+#[derive(Module, Debug)]
+struct Net {
+    blocks: Vec<Block>,
+    head: Linear,
+}
+
+impl Net {
+    fn new() -> Self {
+        let device = flex();
+        let linear = || LinearConfig::new(6, 6).init(&device);
+        let block = || Block {
+            one: linear(),
+            other: linear(),
+            gate: linear(),
+        };
+        numbered(Self {
+            blocks: (0..4).map(|_| block()).collect(),
+            head: linear(),
+        })
+    }
+
+    /// Without a pass of a budget, the same by plain calls.
+    fn grads(&self, batch: usize, mut pass: Option<BudgetPass>) -> GradientsParams {
+        let mut x = numbers([4, 6], batch, &flex());
+        for block in &self.blocks {
+            x = match &mut pass {
+                Some(pass) => pass.checkpoint(block, x, Block::forward),
+                None => block.forward(x),
+            };
+        }
+        let loss = self.head.forward(x).square().mean();
+        GradientsParams::from_grads(loss.backward(), self)
+    }
+}
+
+/// The mean of all gradients, as the replicas make it.
+fn mean_grads(model: &Net, step: usize) -> GradientsParams {
+    struct Mean(Vec<GradientsParams>);
+    impl ModuleVisitor for Mean {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let grads = self.0.iter_mut().map(|grads| grads.remove::<D>(param.id));
+            let sum = grads.map(Option::unwrap).reduce(|sum, grad| sum + grad);
+            let mean = sum.unwrap() / SIZE as f32;
+            self.0[0].register(param.id, mean);
+        }
+    }
+    let ranks = (0..SIZE).map(|rank| model.grads(share(step, rank, SIZE), None));
+    let mut mean = Mean(ranks.collect());
+    model.visit(&mut mean);
+    mean.0.swap_remove(0)
+}
+
+/// A budget in which a scope keeps one byte, whatever the other threads have in use.
+fn budget(scopes: u64) -> Budget {
+    let in_use = AtomicU64::new(0);
+    Budget::new(scopes, move || in_use.fetch_add(1, Ordering::Relaxed))
+}
+
+#[test]
+fn each_replica_within_its_own_budget() {
+    let mut optim = adamw();
+    let mut model = Net::new();
+    let expected: Vec<_> = (0..STEPS)
+        .map(|step| {
+            let grads = mean_grads(&model, step);
+            model = optim.step(LR, model.clone(), grads);
+            bits(&model)
+        })
+        .collect();
+    for (first_pass, is_sharded) in [
+        (FirstPass::Auto, false),
+        (FirstPass::Auto, true),
+        (FirstPass::Small, false),
+        (FirstPass::Small, true),
+    ] {
+        let recomputed = Threads::run(SIZE, |replicas| {
+            let rank = replicas.rank();
+            let parallel = match is_sharded {
+                true => DataParallel::new(replicas).with_sharded_optimizer(),
+                false => DataParallel::new(replicas),
+            };
+            let mut model = parallel.broadcast(Net::new()).unwrap();
+            let optim = adamw().with_gradient_release().with_first_pass(first_pass);
+            let mut optim = optim.with_reduction(Arc::new(parallel));
+            // All but the last scope, all but two, one.
+            let budget = budget(3 - rank as u64);
+            for (step, expected) in expected.iter().enumerate() {
+                model = optim.arm(LR, model);
+                let grads = model.grads(share(step, rank, SIZE), Some(budget.pass()));
+                model = optim.step(LR, model, grads);
+                let what = format!("{first_pass:?}, step {step}, rank {rank}");
+                assert_bits(&bits(&model), expected, &what);
+            }
+            budget.planned().unwrap().recomputed
+        });
+        assert_eq!(recomputed, [1, 2, 3]);
+    }
+}
