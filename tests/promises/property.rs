@@ -18,7 +18,7 @@ const WIDTH: usize = 4;
 const STEPS: u64 = 4;
 
 /// An operand is a number: modulo the parameters and results there are by then.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 enum Op {
     Matmul(usize, usize),
     Add(usize, usize),
@@ -82,7 +82,7 @@ impl Recomputed {
         }
     }
 
-    /// How far weights may be from plain Burn's.
+    /// How far weights may be from plain Burn's, where all steps run the same program.
     ///
     /// Where a parameter is used in scopes and outside of all of them, three times or more, its
     /// contributions come in another order: the core does not see the tape outside. The bound is
@@ -91,6 +91,15 @@ impl Recomputed {
         match self {
             Self::Mixed(_) => 1e-6,
             Self::None | Self::Policy(_) | Self::InScopes(_) => 0.0,
+        }
+    }
+
+    /// Where programs take turns. A pass that was planned to be kept whole is not recorded; if
+    /// another one outgrows the budget then, the order of sums from before that place is not known.
+    fn tolerance_in_turn(&self) -> f32 {
+        match self {
+            Self::Policy(Recompute::Budget(_)) => 1e-6,
+            _ => self.tolerance(),
         }
     }
 }
@@ -145,15 +154,10 @@ fn graph() -> impl Strategy<Value = Graph> {
         )
 }
 
-/// Two programs over the same parameters, of which the steps have one in turn.
+/// Two programs over the same parameters, of which the steps have one in turn: the same, or another.
 fn graphs() -> impl Strategy<Value = [Graph; 2]> {
-    (graph(), graph()).prop_map(|(one, other)| {
-        let program = match one.recomputed {
-            // What was planned for one program is not made for another: one in some 2,000 such
-            // pairs is off by a last bit.
-            Recomputed::Policy(_) => one.clone(),
-            _ => other.clone(),
-        };
+    (graph(), graph(), any::<bool>()).prop_map(|(one, other, is_same)| {
+        let program = if is_same { one.clone() } else { other.clone() };
         let other = Graph {
             parameters: one.parameters,
             recomputed: one.recomputed.clone(),
@@ -293,6 +297,10 @@ fn check<I: Backend>(graphs: &[Graph; 2]) -> Result<(), TestCaseError> {
     if let Recomputed::Policy(recompute) = graphs[0].recomputed {
         optim = optim.with_recompute(recompute);
     }
+    let tolerance = match graphs[0].ops == graphs[1].ops && graphs[0].outputs == graphs[1].outputs {
+        true => graphs[0].recomputed.tolerance(),
+        false => graphs[0].recomputed.tolerance_in_turn(),
+    };
     let rate = 10.0 * RATE;
     for (step, graph) in (0..STEPS).zip(graphs.iter().cycle()) {
         let grads = GradientsParams::from_grads(graph.loss(&plain, step).backward(), &plain);
@@ -317,7 +325,7 @@ fn check<I: Backend>(graphs: &[Graph; 2]) -> Result<(), TestCaseError> {
         let expected = Weights::of::<Plain<I>, _>(&plain);
         let distance = given.distance(&expected);
         prop_assert!(
-            given.same(&expected) || distance < graph.recomputed.tolerance(),
+            given.same(&expected) || distance < tolerance,
             "step {step}: not the same, off by {distance:e}"
         );
     }
