@@ -17,6 +17,7 @@ mod groups;
 mod lean_optim;
 mod learner;
 mod owned_schedulers;
+mod pages;
 mod property;
 mod recompute;
 mod reference;

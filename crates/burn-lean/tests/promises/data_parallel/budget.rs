@@ -7,7 +7,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Tensor, activation};
-use burn_lean::{Budget, BudgetPass, DataParallel, FirstPass, Threads, WithGradientRelease};
+use burn_lean::{Budget, BudgetPass, DataParallel, Threads, WithGradientRelease};
 
 use super::reference::share;
 use crate::harness::{LR, adamw, assert_bits, bits, flex, numbers};
@@ -101,12 +101,7 @@ fn each_replica_within_its_own_budget() {
             bits(&model)
         })
         .collect();
-    for (first_pass, is_sharded) in [
-        (FirstPass::Auto, false),
-        (FirstPass::Auto, true),
-        (FirstPass::Small, false),
-        (FirstPass::Small, true),
-    ] {
+    for is_sharded in [false, true] {
         let recomputed = Threads::run(SIZE, |replicas| {
             let rank = replicas.rank();
             let parallel = match is_sharded {
@@ -114,7 +109,7 @@ fn each_replica_within_its_own_budget() {
                 false => DataParallel::new(replicas),
             };
             let mut model = parallel.broadcast(Net::new()).unwrap();
-            let optim = adamw().with_gradient_release().with_first_pass(first_pass);
+            let optim = adamw().with_gradient_release();
             let mut optim = optim.with_reduction(Arc::new(parallel));
             // All but the last scope, all but two, one.
             let budget = budget(3 - rank as u64);
@@ -122,7 +117,7 @@ fn each_replica_within_its_own_budget() {
                 model = optim.arm(LR, model);
                 let grads = model.grads(share(step, rank, SIZE), Some(budget.pass()));
                 model = optim.step(LR, model, grads);
-                let what = format!("{first_pass:?}, step {step}, rank {rank}");
+                let what = format!("step {step}, rank {rank}");
                 assert_bits(&bits(&model), expected, &what);
             }
             budget.planned().unwrap().recomputed

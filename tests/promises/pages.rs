@@ -1,0 +1,81 @@
+//! What the pages of the workspace link to is there.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The pages below a folder.
+fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy();
+        if path.is_dir() && !name.starts_with('.') && name != "target" && name != "artifacts" {
+            pages(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            found.push(path);
+        }
+    }
+}
+
+/// The targets of a page's links: `[text](target)`.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    let targets = text.split("](").skip(1);
+    targets.filter_map(|rest| rest.split_once(')').map(|(target, _)| target))
+}
+
+/// The anchors of a page's headings, as GitHub makes them.
+fn anchors(text: &str) -> impl Iterator<Item = String> {
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    headings.map(|line| {
+        let heading = line.trim_start_matches('#').trim().to_lowercase();
+        let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
+        heading
+            .chars()
+            .filter(kept)
+            .collect::<String>()
+            .replace(' ', "-")
+    })
+}
+
+/// Whether a link of a page leads somewhere.
+fn leads(page: &Path, link: &str) -> bool {
+    if link.contains("://") {
+        return true;
+    }
+    let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+    let target = match file.is_empty() {
+        true => page.to_owned(),
+        false => page.parent().unwrap().join(file),
+    };
+    if anchor.is_empty() {
+        return target.exists();
+    }
+    let text = fs::read_to_string(target);
+    text.is_ok_and(|text| anchors(&text).any(|heading| heading == anchor))
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut found = Vec::new();
+    pages(root, &mut found);
+    let mut checked = 0;
+    let mut dead = Vec::new();
+    for page in found {
+        let text = fs::read_to_string(&page).unwrap();
+        for link in links(&text) {
+            checked += 1;
+            if !leads(&page, link) {
+                dead.push(format!(
+                    "{}: {link}",
+                    page.strip_prefix(root).unwrap().display()
+                ));
+            }
+        }
+    }
+    assert!(
+        dead.is_empty(),
+        "links that lead nowhere:\n{}",
+        dead.join("\n")
+    );
+    assert!(checked > 100, "only {checked} links were found");
+}
