@@ -8,7 +8,7 @@ use burn::tensor::{Bool, Tensor};
 
 use super::activation::softmax_backward;
 use super::chunks::chunks;
-use super::dropout::Drop;
+use super::dropout::DropRows;
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 
 const QUERY: usize = 0;
@@ -210,8 +210,9 @@ impl Attention {
                     dropout,
                     ..self
                 },
-                drops: Vec::new(),
+                drop: None,
             };
+            kept.draw_dropout();
             (kept.forward(), kept)
         })
     }
@@ -328,8 +329,7 @@ struct Kept {
     scale: f64,
     shape: Dimensions,
     attention: Attention,
-    /// One for each chunk.
-    drops: Vec<Drop>,
+    drop: Option<DropRows>,
 }
 
 /// The weights of a chunk.
@@ -341,7 +341,30 @@ struct Weights {
 }
 
 impl Kept {
-    fn forward(&mut self) -> Tensor<4> {
+    fn draw_dropout(&mut self) {
+        let Dimensions {
+            batch,
+            heads,
+            time,
+            key_time,
+            ..
+        } = self.shape;
+        let dims = [batch, heads, time, key_time];
+        if self.attention.dropout > 0.0 && !dims.contains(&0) {
+            let device = self.query.device();
+            let drop = DropRows::draw(dims, self.attention.dropout, &device, CHUNK_BYTES);
+            self.drop = Some(drop);
+        }
+    }
+
+    fn dropped(&self, weights: Tensor<4>, chunk: &Chunk) -> Tensor<4> {
+        match &self.drop {
+            Some(drop) => drop.apply(weights, chunk.batch.clone(), chunk.rows.clone()),
+            None => weights,
+        }
+    }
+
+    fn forward(&self) -> Tensor<4> {
         let Dimensions {
             batch,
             heads,
@@ -355,12 +378,7 @@ impl Kept {
         let dims = [batch, time, heads, value_size];
         let mut output = Tensor::<4>::full(dims, 0.0, (&device, dtype));
         for chunk in self.shape.chunks() {
-            let mut weights = self.weights(&chunk).weights;
-            if self.attention.dropout > 0.0 {
-                let drop = Drop::draw(weights.shape(), self.attention.dropout, &device);
-                weights = drop.apply(weights);
-                self.drops.push(drop);
-            }
+            let weights = self.dropped(self.weights(&chunk).weights, &chunk);
             let values = self.keys_of(&self.value, &chunk);
             let part = self.unfold(self.fold(weights).matmul(values));
             let at = [chunk.batch, chunk.rows];
@@ -487,24 +505,16 @@ struct Gradients {
 }
 
 impl Kept {
-    fn gradients(
-        &self,
-        chunk: &Chunk,
-        grad: &Tensor<4>,
-        drop: Option<Drop>,
-        wants: [bool; 4],
-    ) -> Gradients {
+    fn gradients(&self, chunk: &Chunk, grad: &Tensor<4>, wants: [bool; 4]) -> Gradients {
         let Weights { weights, capped } = self.weights(chunk);
         let grad = self.fold(self.rows_of(grad, chunk));
         let value = self.keys_of(&self.value, chunk);
-        let mut of_weights = self.unfold(grad.clone().matmul(value.transpose()));
-        let mut dropped = weights.clone();
-        if let Some(drop) = drop {
-            of_weights = drop.apply(of_weights);
-            dropped = drop.apply(dropped);
-        }
-        let value = wants[VALUE].then(|| self.fold(dropped.clone()).transpose().matmul(grad));
-        std::mem::drop(dropped);
+        let of_weights = self.unfold(grad.clone().matmul(value.transpose()));
+        let of_weights = self.dropped(of_weights, chunk);
+        let value = wants[VALUE].then(|| {
+            let dropped = self.dropped(weights.clone(), chunk);
+            self.fold(dropped).transpose().matmul(grad)
+        });
 
         let mut of_scores = softmax_backward(weights, of_weights, 3);
         let scores = wants[BIAS].then(|| of_scores.clone());
@@ -573,7 +583,6 @@ impl Operation<4> for Kept {
     fn backward(mut self, grad: Gradient, operands: &mut OperandGradients<'_, 4>) {
         let wants = std::array::from_fn(|at| operands.wants(at));
         let grad = grad.tensor::<4>().swap_dims(1, 2);
-        let mut drops = std::mem::take(&mut self.drops).into_iter();
         let bias = self.attention.bias.as_ref().filter(|_| wants[BIAS]);
         let mut of_bias = bias.map(Tensor::zeros_like);
         if self.shape.time == 0 || self.shape.key_time == 0 {
@@ -584,7 +593,7 @@ impl Operation<4> for Kept {
         }
         let mut sums = <[KeySum; 2]>::default();
         for chunk in self.shape.chunks() {
-            let part = self.gradients(&chunk, &grad, drops.next(), wants);
+            let part = self.gradients(&chunk, &grad, wants);
             if let (Some(sum), Some(scores)) = (of_bias.take(), part.scores) {
                 of_bias = Some(self.add_to_bias(sum, scores, &chunk));
             }
