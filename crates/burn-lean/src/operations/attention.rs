@@ -8,7 +8,7 @@ use burn::tensor::{Bool, Tensor};
 
 use super::activation::softmax_backward;
 use super::chunks::chunks;
-use super::dropout::DropRows;
+use super::dropout::{DropRows, RowsMask};
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 
 const QUERY: usize = 0;
@@ -357,11 +357,10 @@ impl Kept {
         }
     }
 
-    fn dropped(&self, weights: Tensor<4>, chunk: &Chunk) -> Tensor<4> {
-        match &self.drop {
-            Some(drop) => drop.apply(weights, chunk.batch.clone(), chunk.rows.clone()),
-            None => weights,
-        }
+    fn drop_mask(&self, chunk: &Chunk) -> Option<RowsMask> {
+        let keys = self.keys(chunk);
+        let drop = self.drop.as_ref();
+        drop.map(|drop| drop.mask(chunk.batch.clone(), chunk.rows.clone(), keys))
     }
 
     fn forward(&self) -> Tensor<4> {
@@ -378,7 +377,10 @@ impl Kept {
         let dims = [batch, time, heads, value_size];
         let mut output = Tensor::<4>::full(dims, 0.0, (&device, dtype));
         for chunk in self.shape.chunks() {
-            let weights = self.dropped(self.weights(&chunk).weights, &chunk);
+            let mut weights = self.weights(&chunk).weights;
+            if let Some(mask) = self.drop_mask(&chunk) {
+                weights = mask.apply(weights);
+            }
             let values = self.keys_of(&self.value, &chunk);
             let part = self.unfold(self.fold(weights).matmul(values));
             let at = [chunk.batch, chunk.rows];
@@ -509,12 +511,14 @@ impl Kept {
         let Weights { weights, capped } = self.weights(chunk);
         let grad = self.fold(self.rows_of(grad, chunk));
         let value = self.keys_of(&self.value, chunk);
-        let of_weights = self.unfold(grad.clone().matmul(value.transpose()));
-        let of_weights = self.dropped(of_weights, chunk);
-        let value = wants[VALUE].then(|| {
-            let dropped = self.dropped(weights.clone(), chunk);
-            self.fold(dropped).transpose().matmul(grad)
-        });
+        let mut of_weights = self.unfold(grad.clone().matmul(value.transpose()));
+        let mut dropped = weights.clone();
+        if let Some(mask) = self.drop_mask(chunk) {
+            of_weights = mask.apply(of_weights);
+            dropped = mask.apply(dropped);
+        }
+        let value = wants[VALUE].then(|| self.fold(dropped.clone()).transpose().matmul(grad));
+        drop(dropped);
 
         let mut of_scores = softmax_backward(weights, of_weights, 3);
         let scores = wants[BIAS].then(|| of_scores.clone());

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use burn::tensor::ops::PadMode;
 use burn::tensor::{DType, Device, Distribution, Shape, Tensor};
 
 use super::chunks::{as_rows, chunks, map_rows, shaped};
@@ -72,7 +73,7 @@ impl<const D: usize> Operation<1> for Dropped<D> {
 /// Which elements of a tensor are dropped.
 #[derive(Clone)]
 struct Drop {
-    /// `[words, 1]`
+    /// `[1, words]`
     words: Tensor<2>,
     shape: Shape,
     prob: f64,
@@ -81,10 +82,8 @@ struct Drop {
 impl Drop {
     /// Draws from the generator of the device, as Burn's dropout does.
     fn draw(shape: Shape, prob: f64, device: &Device) -> Self {
-        let elements = shape.num_elements();
-        let kept = draw(1, elements, prob, device);
         Self {
-            words: shaped(pack(kept), [elements.div_ceil(WORD), 1]),
+            words: pack(draw(1, shape.num_elements(), prob, device)),
             shape,
             prob,
         }
@@ -92,10 +91,9 @@ impl Drop {
 
     /// Zeroes what is dropped, and scales the rest.
     fn apply<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
-        let bits = unpack(self.words.clone()).flatten::<1>(0, 1);
-        let bits = bits.narrow(0, 0, self.shape.num_elements());
+        let bits = unpack(self.words.clone(), self.shape.num_elements());
         let keep = bits.reshape(self.shape.clone()).cast(tensor.dtype());
-        tensor * keep * (1.0 / (1.0 - self.prob))
+        tensor * keep * scale(self.prob)
     }
 }
 
@@ -122,22 +120,36 @@ impl DropRows {
         }
     }
 
-    /// Zeroes what is dropped of `[batch, heads, rows, keys]`, which are these of the batch and the
-    /// rows, and the first of the keys; and scales the rest.
-    pub(super) fn apply(
-        &self,
-        tensor: Tensor<4>,
-        batch: Range<usize>,
-        rows: Range<usize>,
-    ) -> Tensor<4> {
-        let [size, heads, count, keys] = tensor.dims();
-        let words = keys.div_ceil(WORD);
-        let part = self.words.clone().slice([batch, 0..heads, rows, 0..words]);
-        let bits = unpack(part.reshape([size * heads * count * words, 1]));
-        let keep = bits.reshape([size, heads, count, words * WORD]);
-        let keep = keep.narrow(3, 0, keys).cast(tensor.dtype());
-        tensor * keep * (1.0 / (1.0 - self.prob))
+    /// The mask `[batch, heads, rows, keys]` of a part of the batch and of the rows, and of the
+    /// first of the keys.
+    pub(super) fn mask(&self, batch: Range<usize>, rows: Range<usize>, keys: usize) -> RowsMask {
+        let [_, heads, _, words] = self.words.dims();
+        let dims = [batch.len(), heads, rows.len(), keys];
+        let part = self.words.clone().slice([batch, 0..heads, rows]);
+        let part = part.reshape([dims[..3].iter().product(), words]);
+        RowsMask {
+            keep: unpack(part, keys).reshape(dims),
+            prob: self.prob,
+        }
     }
+}
+
+/// A part of [`DropRows`], as numbers.
+pub(super) struct RowsMask {
+    keep: Tensor<4>,
+    prob: f64,
+}
+
+impl RowsMask {
+    /// Zeroes what is dropped, and scales the rest.
+    pub(super) fn apply(&self, tensor: Tensor<4>) -> Tensor<4> {
+        let keep = self.keep.clone().cast(tensor.dtype());
+        tensor * keep * scale(self.prob)
+    }
+}
+
+fn scale(prob: f64) -> f64 {
+    1.0 / (1.0 - prob)
 }
 
 /// Ones, and zeros with this probability: `[rows, width]`.
@@ -149,30 +161,39 @@ fn draw(rows: usize, width: usize, prob: f64, device: &Device) -> Tensor<2> {
     )
 }
 
-/// Zeros and ones `[rows, width]` as bits: `[rows, words]`.
+/// Zeros and ones `[rows, width]` as bits: `[rows, words]`. Elements that are next to each other are
+/// in words next to each other, so that each step runs over contiguous numbers; the first of a word
+/// has its highest bit.
 fn pack(bits: Tensor<2>) -> Tensor<2> {
-    let [rows, width] = bits.dims();
-    let device = bits.device();
-    let words = width.div_ceil(WORD);
-    let bits = match words * WORD - width {
-        0 => bits,
-        padding => Tensor::cat(
-            vec![bits, Tensor::zeros([rows, padding], (&device, DType::F32))],
-            1,
-        ),
-    };
-    let bits = shaped::<2, 2>(bits, [rows * words, WORD]);
-    shaped((bits * powers(&device)).sum_dim(1), [rows, words])
+    let [_, width] = bits.dims();
+    let words = width.div_ceil(WORD).max(1);
+    let planes = (0..width).step_by(words).enumerate().map(|(plane, start)| {
+        let count = words.min(width - start);
+        let bits = bits.clone().narrow(1, start, count);
+        let padded = bits.pad([(0, 0), (0, words - count)], PadMode::Constant(0.0));
+        padded * power(plane)
+    });
+    planes.reduce(|sum, plane| sum + plane).unwrap_or(bits.clone())
 }
 
-/// Words `[words, 1]` as zeros and ones `[words, WORD]`.
-fn unpack(words: Tensor<2>) -> Tensor<2> {
-    let shifted = (words.clone() / powers(&words.device())).floor();
-    shifted.clone() - (shifted * 0.5).floor() * 2.0
+/// What [`pack`] packed: the first columns of it, `[rows, width]`.
+fn unpack(words: Tensor<2>, width: usize) -> Tensor<2> {
+    let count = words.dims()[1].max(1);
+    let mut rest = words;
+    let mut planes = Vec::new();
+    for plane in 0..width.div_ceil(count) {
+        let bits = rest.clone().greater_equal_elem(power(plane));
+        let bits = bits.float().cast(DType::F32);
+        rest = rest - bits.clone() * power(plane);
+        planes.push(bits);
+    }
+    if planes.is_empty() {
+        return rest;
+    }
+    Tensor::cat(planes, 1).narrow(1, 0, width)
 }
 
-/// `[1, WORD]`
-fn powers(device: &Device) -> Tensor<2> {
-    let powers: [f32; WORD] = std::array::from_fn(|bit| (1_u32 << bit) as f32);
-    Tensor::<1>::from_data(powers, (device, DType::F32)).unsqueeze()
+/// What a bit stands for.
+fn power(plane: usize) -> f64 {
+    (1_u32 << (WORD - 1 - plane)).into()
 }
