@@ -173,7 +173,9 @@ fn pack(bits: Tensor<2>) -> Tensor<2> {
         let padded = bits.pad([(0, 0), (0, words - count)], PadMode::Constant(0.0));
         padded * power(plane)
     });
-    planes.reduce(|sum, plane| sum + plane).unwrap_or(bits.clone())
+    planes
+        .reduce(|sum, plane| sum + plane)
+        .unwrap_or(bits.clone())
 }
 
 /// What [`pack`] packed: the first columns of it, `[rows, width]`.
