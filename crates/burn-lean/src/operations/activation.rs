@@ -3,10 +3,11 @@
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 use std::ops::Range;
 
+use burn::backend::BackendTensor;
 use burn::tensor::{AsIndex, Tensor};
 
 use super::chunks::{as_rows, chunk_bytes, chunks, map_rows, shaped, wide};
-use crate::backend::is_on_flex;
+use crate::backend::{Inner, WithBackend, is_on_flex, with_backend};
 
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 
@@ -112,20 +113,33 @@ impl<const D: usize> Operation<2> for Gated<D> {
     }
 }
 
+/// A function of each element.
 #[derive(Clone, Copy)]
-enum Function {
+pub(super) enum Function {
     Gelu,
     GeluApproximate,
     Silu,
 }
 
 impl Function {
-    fn value<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+    pub(super) fn value<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
         match self {
             Self::Gelu => burn::tensor::activation::gelu(x),
             Self::GeluApproximate => burn::tensor::activation::gelu_approximate(x),
             Self::Silu => burn::tensor::activation::silu(x),
         }
+    }
+
+    /// The gradient of the input, from that of the output.
+    pub(super) fn backward(self, x: Tensor<2>, grad: Tensor<2>) -> Tensor<2> {
+        if matches!(self, Self::Gelu) && is_on_flex(&x) {
+            return gelu_backward_in_one_pass(x, grad);
+        }
+        let (dtype, wide) = (x.dtype(), wide(x.dtype()));
+        map_rows(grad, |chunk, grad| {
+            let x = x.clone().slice([chunk]).cast(wide);
+            (self.derivative(x) * grad.cast(wide)).cast(dtype)
+        })
     }
 
     fn derivative(self, x: Tensor<2>) -> Tensor<2> {
@@ -135,6 +149,24 @@ impl Function {
             Self::Silu => silu_derivative(x),
         }
     }
+}
+
+/// The backend's own, which is exact on Flex.
+fn gelu_backward_in_one_pass(x: Tensor<2>, grad: Tensor<2>) -> Tensor<2> {
+    struct Run(Tensor<2>);
+
+    impl WithBackend for Run {
+        type Output = Tensor<2>;
+
+        fn run<B: Inner>(self, x: BackendTensor<B>) -> Tensor<2> {
+            let BackendTensor::Float(x) = x else {
+                unreachable!("a backward pass runs without autodiff")
+            };
+            B::tensor(B::gelu_backward(x, B::of(self.0)))
+        }
+    }
+
+    with_backend(x.into_dispatch().kind, Run(grad)).expect("Flex is compiled in")
 }
 
 /// `Φ(x) + x * φ(x)`
@@ -193,12 +225,7 @@ impl<const D: usize> Operation<1> for Elementwise<D> {
     fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 1>) {
         let Self { function, input } = self;
         let dims = input.dims();
-        let (dtype, wide) = (input.dtype(), wide(input.dtype()));
-        let input = as_rows(input);
-        let grad = map_rows(as_rows(grad.tensor::<D>()), |chunk, grad| {
-            let x = input.clone().slice([chunk]).cast(wide);
-            (function.derivative(x) * grad.cast(wide)).cast(dtype)
-        });
+        let grad = function.backward(as_rows(input), as_rows(grad.tensor::<D>()));
         operands.give(0, shaped(grad, dims));
     }
 }

@@ -26,11 +26,7 @@ const WORD: usize = 24;
 ///
 /// If `prob` is no probability.
 pub fn dropout<const D: usize>(tensor: Tensor<D>, prob: f64) -> Tensor<D> {
-    assert!(
-        (0.0..=1.0).contains(&prob),
-        "dropout: {prob} is no probability"
-    );
-    if prob == 0.0 || !tensor.device().is_autodiff() {
+    if checked(prob) == 0.0 || !tensor.device().is_autodiff() {
         return tensor;
     }
     apply(
@@ -48,6 +44,14 @@ pub fn dropout<const D: usize>(tensor: Tensor<D>, prob: f64) -> Tensor<D> {
             (shaped(output, dims), Dropped { drops, dims })
         },
     )
+}
+
+pub(super) fn checked(prob: f64) -> f64 {
+    assert!(
+        (0.0..=1.0).contains(&prob),
+        "dropout: {prob} is no probability"
+    );
+    prob
 }
 
 #[derive(Clone)]
@@ -72,7 +76,7 @@ impl<const D: usize> Operation<1> for Dropped<D> {
 
 /// Which elements of a tensor are dropped.
 #[derive(Clone)]
-struct Drop {
+pub(super) struct Drop {
     /// `[1, words]`
     words: Tensor<2>,
     shape: Shape,
@@ -81,7 +85,7 @@ struct Drop {
 
 impl Drop {
     /// Draws from the generator of the device, as Burn's dropout does.
-    fn draw(shape: Shape, prob: f64, device: &Device) -> Self {
+    pub(super) fn draw(shape: Shape, prob: f64, device: &Device) -> Self {
         Self {
             words: pack(draw(1, shape.num_elements(), prob, device)),
             shape,
@@ -90,7 +94,7 @@ impl Drop {
     }
 
     /// Zeroes what is dropped, and scales the rest.
-    fn apply<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
+    pub(super) fn apply<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
         let bits = unpack(self.words.clone(), self.shape.num_elements());
         let keep = bits.reshape(self.shape.clone()).cast(tensor.dtype());
         tensor * keep * scale(self.prob)

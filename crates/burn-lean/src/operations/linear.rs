@@ -75,7 +75,7 @@ fn product<const D: usize>(
         return burn::tensor::module::linear(input, weight, bias);
     }
     let input = as_rows(input);
-    let output = filled(input.dims()[0], d_output, &input);
+    let output = filled([input.dims()[0], d_output], input.dtype(), &input);
     let output = product_over(output, &input, &weight);
     dims[D - 1] = d_output;
     shaped(
@@ -88,7 +88,7 @@ fn product<const D: usize>(
 }
 
 /// A product of matrices, where one may be empty.
-fn matmul(lhs: Tensor<2>, rhs: Tensor<2>) -> Tensor<2> {
+pub(super) fn matmul(lhs: Tensor<2>, rhs: Tensor<2>) -> Tensor<2> {
     if lhs.shape().num_elements() > 0 && rhs.shape().num_elements() > 0 {
         return lhs.matmul(rhs);
     }
@@ -138,19 +138,35 @@ fn part_bytes(like: &Tensor<2>) -> usize {
 }
 
 /// `lhsᵀ * rhs`, in parts of its rows.
-fn product_of_columns(lhs: &Tensor<2>, rhs: &Tensor<2>) -> Tensor<2> {
+pub(super) fn product_of_columns(lhs: &Tensor<2>, rhs: &Tensor<2>) -> Tensor<2> {
     let ([_, rows], [_, columns]) = (lhs.dims(), rhs.dims());
     let parts: Vec<_> = chunks(rows, 4 * columns, part_bytes(lhs)).collect();
     if parts.len() < 2 {
         return matmul(lhs.clone().transpose(), rhs.clone());
     }
-    let mut output = filled(rows, columns, lhs);
+    let mut output = filled([rows, columns], lhs.dtype(), lhs);
     for part in parts {
         let columns = lhs.clone().narrow(1, part.start, part.len());
         let product = matmul(columns.transpose(), rhs.clone());
         output = output.slice_assign([part], product);
     }
     output
+}
+
+/// `sum + lhsᵀ * rhs`, in parts of its rows and in the type of the sum.
+pub(super) fn add_product_of_columns(
+    mut sum: Tensor<2>,
+    lhs: &Tensor<2>,
+    rhs: &Tensor<2>,
+) -> Tensor<2> {
+    let [rows, columns] = sum.dims();
+    for part in chunks(rows, 4 * columns, part_bytes(lhs)) {
+        let columns = lhs.clone().narrow(1, part.start, part.len());
+        let product = matmul(columns.transpose(), rhs.clone()).cast(sum.dtype());
+        let product = product + sum.clone().slice([part.clone()]);
+        sum = sum.slice_assign([part], product);
+    }
+    sum
 }
 
 /// `lhs * rhs`, written over a tensor of that shape in parts of its rows.
@@ -163,7 +179,7 @@ fn product_over(mut output: Tensor<2>, lhs: &Tensor<2>, rhs: &Tensor<2>) -> Tens
     output
 }
 
-/// A tensor that is written over. Not `empty` and not `zeros`, which Flex makes twice.
-fn filled(rows: usize, columns: usize, like: &Tensor<2>) -> Tensor<2> {
-    Tensor::full([rows, columns], 0.0, (&like.device(), like.dtype()))
+/// A tensor of zeros that is written over. Not `empty` and not `zeros`, which Flex makes twice.
+pub(super) fn filled(dims: [usize; 2], dtype: DType, like: &Tensor<2>) -> Tensor<2> {
+    Tensor::full(dims, 0.0, (&like.device(), dtype))
 }

@@ -11,6 +11,7 @@ mod attention;
 mod chunks;
 mod cross_entropy;
 mod dropout;
+mod feed_forward;
 mod linear;
 pub mod nn;
 mod node;

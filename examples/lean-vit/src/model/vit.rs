@@ -2,8 +2,9 @@
 
 use super::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use super::nn::conv::{Conv2d, Conv2dConfig};
+use super::nn::transformer::{PositionWiseFeedForward, PositionWiseFeedForwardConfig};
 use super::nn::{
-    Dropout, DropoutConfig, Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
+    Dropout, DropoutConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
 };
 use crate::model::{Model, Pool, Recomputed, VitConfig};
 use burn::module::{Initializer, Module, Param};
@@ -119,9 +120,7 @@ struct Block {
     attention_norm: LayerNorm,
     attention: MultiHeadAttention,
     mlp_norm: LayerNorm,
-    widen: Linear,
-    gelu: Gelu,
-    narrow: Linear,
+    mlp: PositionWiseFeedForward,
     dropout: Dropout,
 }
 
@@ -134,9 +133,9 @@ impl Block {
                 .with_dropout(0.0)
                 .init(device),
             mlp_norm: norm(config, device),
-            widen: LinearConfig::new(config.dim, config.hidden).init(device),
-            gelu: Gelu::new(),
-            narrow: LinearConfig::new(config.hidden, config.dim).init(device),
+            mlp: PositionWiseFeedForwardConfig::new(config.dim, config.hidden)
+                .with_dropout(0.0)
+                .init(device),
             dropout: DropoutConfig::new(config.dropout).init(),
         }
     }
@@ -160,9 +159,7 @@ impl Block {
         } else {
             self.mlp_norm.forward(tokens.clone())
         };
-        let hidden = self.widen.forward(normed);
-        let narrowed = self.narrow.forward(self.gelu.forward(hidden));
-        tokens + self.dropped(narrowed, mlp_seed)
+        tokens + self.dropped(self.mlp.forward(normed), mlp_seed)
     }
 
     fn dropped(&self, tokens: Tensor<3>, seed: Option<u64>) -> Tensor<3> {

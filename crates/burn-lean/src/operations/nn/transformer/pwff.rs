@@ -6,9 +6,11 @@ use burn::nn::Initializer;
 use burn::nn::activation::{Activation, ActivationConfig};
 use burn::tensor::{Device, Tensor};
 
+use crate::operations::activation::Function;
+use crate::operations::feed_forward::activated_linear;
 use crate::operations::nn::same_fields::same_fields;
 use crate::operations::nn::{Dropout, Linear};
-use crate::operations::{gelu, gelu_approximate, linear, swiglu};
+use crate::operations::{linear, swiglu};
 
 /// Configuration of [`PositionWiseFeedForward`]: that of Burn's
 /// [`PositionWiseFeedForwardConfig`](burn::nn::transformer::PositionWiseFeedForwardConfig).
@@ -50,7 +52,8 @@ pub struct PositionWiseFeedForward {
     pub linear_outer: Linear,
     /// Drops hidden features.
     pub dropout: Dropout,
-    /// Burn's own, whose GELU and SwiGLU are run as one operation. Not in records, as with Burn.
+    /// Burn's own. GELU is one operation with what follows it, of which only its input is kept;
+    /// SwiGLU is one of its own. Not in records, as with Burn.
     #[module(skip)]
     pub activation: Activation,
 }
@@ -74,15 +77,22 @@ impl PositionWiseFeedForward {
     /// If the last axis of `input` is not `d_model`.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
         let x = self.linear_inner.forward(input);
-        let x = activate(&self.activation, x);
-        self.linear_outer.forward(self.dropout.forward(x))
+        let function = match &self.activation {
+            Activation::Gelu(module) if module.approximate => Function::GeluApproximate,
+            Activation::Gelu(_) => Function::Gelu,
+            other => {
+                let x = activate(other, x);
+                return self.linear_outer.forward(self.dropout.forward(x));
+            }
+        };
+        let Linear { weight, bias } = &self.linear_outer;
+        let (weight, bias) = (weight.val(), bias.as_ref().map(Param::val));
+        activated_linear(function, self.dropout.current_prob(), x, weight, bias)
     }
 }
 
 fn activate<const D: usize>(activation: &Activation, x: Tensor<D>) -> Tensor<D> {
     match activation {
-        Activation::Gelu(module) if module.approximate => gelu_approximate(x),
-        Activation::Gelu(_) => gelu(x),
         Activation::SwiGlu(module) => {
             let run = |layer: &burn::nn::Linear, x| {
                 linear(x, layer.weight.val(), layer.bias.as_ref().map(Param::val))
