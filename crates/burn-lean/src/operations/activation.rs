@@ -6,7 +6,7 @@ use std::ops::Range;
 use burn::backend::BackendTensor;
 use burn::tensor::{AsIndex, Tensor};
 
-use super::chunks::{as_rows, chunk_bytes, chunks, map_rows, shaped, wide};
+use super::chunks::{as_rows, chunk_bytes, chunks, map_rows, map_rows_with, shaped, wide};
 use crate::backend::{Inner, WithBackend, is_on_flex, with_backend};
 
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
@@ -21,15 +21,12 @@ const CUBE: f64 = 0.044715;
 /// Error Linear Units](https://arxiv.org/abs/1606.08415).
 ///
 /// Keeps its input, and has the exact gradient `Φ(x) + x * φ(x)`: that of Burn is one of an
-/// approximation, except on Flex. Flex has this very operation in one pass, which is used there.
+/// approximation, except on Flex.
 ///
 /// # Shapes
 ///
 /// `[...]`, and the output is as the input.
 pub fn gelu<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    if is_on_flex(&tensor) {
-        return burn::tensor::activation::gelu(tensor);
-    }
     elementwise(Function::Gelu, tensor)
 }
 
@@ -98,18 +95,18 @@ impl<const D: usize> Operation<2> for Gated<D> {
         let dims = self.gate.dims();
         let (dtype, wide) = (self.gate.dtype(), wide(self.gate.dtype()));
         let gate = as_rows(self.gate);
-        let mut up = as_rows(self.up);
-        let grad = map_rows(as_rows(grad.tensor::<D>()), |chunk, grad| {
-            let x = gate.clone().slice([chunk.clone()]).cast(wide);
+        let map = |chunk, [grad, up]: [Tensor<2>; 2]| {
+            let x = gate.clone().slice([chunk]).cast(wide);
             let grad = grad.cast(wide);
-            let part = up.clone().slice([chunk.clone()]).cast(wide);
-            let of_gate = (silu_derivative(x.clone()) * part * grad.clone()).cast(dtype);
-            let of_up = (sigmoid(x.clone()) * x * grad).cast(dtype);
-            up.inplace(|up| up.slice_assign([chunk], of_up));
-            of_gate
-        });
-        operands.give(0, shaped(grad, dims));
-        operands.give(1, shaped(up, dims));
+            let [value, derivative] = silu_and_derivative(x);
+            let of_gate = (derivative * up.cast(wide) * grad.clone()).cast(dtype);
+            let of_up = (value * grad).cast(dtype);
+            ([of_gate, of_up], ())
+        };
+        let grads = [as_rows(grad.tensor::<D>()), as_rows(self.up)];
+        let [of_gate, of_up] = map_rows_with(grads, map, |()| {});
+        operands.give(0, shaped(of_gate, dims));
+        operands.give(1, shaped(of_up, dims));
     }
 }
 
@@ -122,7 +119,7 @@ pub(super) enum Function {
 }
 
 impl Function {
-    pub(super) fn value<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+    fn of<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
         match self {
             Self::Gelu => burn::tensor::activation::gelu(x),
             Self::GeluApproximate => burn::tensor::activation::gelu_approximate(x),
@@ -130,23 +127,38 @@ impl Function {
         }
     }
 
+    /// The function of each element: Burn's own.
+    pub(super) fn value<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        if !is_on_flex(&x) {
+            return self.of(x);
+        }
+        let dims = x.dims();
+        shaped(map_rows(as_rows(x), |_, x| self.of(x)), dims)
+    }
+
     /// The gradient of the input, from that of the output.
     pub(super) fn backward(self, x: Tensor<2>, grad: Tensor<2>) -> Tensor<2> {
-        if matches!(self, Self::Gelu) && is_on_flex(&x) {
-            return gelu_backward_in_one_pass(x, grad);
-        }
         let (dtype, wide) = (x.dtype(), wide(x.dtype()));
         map_rows(grad, |chunk, grad| {
             let x = x.clone().slice([chunk]).cast(wide);
-            (self.derivative(x) * grad.cast(wide)).cast(dtype)
+            let grad = grad.cast(wide);
+            let grad = match self {
+                Self::Gelu if is_on_flex(&x) => gelu_backward_in_one_pass(x, grad),
+                _ => {
+                    let [_, derivative] = self.value_and_derivative(x);
+                    derivative * grad
+                }
+            };
+            grad.cast(dtype)
         })
     }
 
-    fn derivative(self, x: Tensor<2>) -> Tensor<2> {
+    /// The function of each element, and its derivative.
+    pub(super) fn value_and_derivative(self, x: Tensor<2>) -> [Tensor<2>; 2] {
         match self {
-            Self::Gelu => gelu_derivative(x),
-            Self::GeluApproximate => gelu_approximate_derivative(x),
-            Self::Silu => silu_derivative(x),
+            Self::Gelu => gelu_and_derivative(x),
+            Self::GeluApproximate => gelu_approximate_and_derivative(x),
+            Self::Silu => silu_and_derivative(x),
         }
     }
 }
@@ -169,29 +181,33 @@ fn gelu_backward_in_one_pass(x: Tensor<2>, grad: Tensor<2>) -> Tensor<2> {
     with_backend(x.into_dispatch().kind, Run(grad)).expect("Flex is compiled in")
 }
 
-/// `Φ(x) + x * φ(x)`
-fn gelu_derivative(x: Tensor<2>) -> Tensor<2> {
+/// `x * Φ(x)` and `Φ(x) + x * φ(x)`
+fn gelu_and_derivative(x: Tensor<2>) -> [Tensor<2>; 2] {
     let distribution = ((x.clone() * FRAC_1_SQRT_2).erf() + 1.0) * 0.5;
     let density = (x.clone().square() * -0.5).exp() * (0.5 * SQRT_2_OVER_PI);
-    density * x + distribution
+    let derivative = density * x.clone() + distribution.clone();
+    [distribution * x, derivative]
 }
 
-fn gelu_approximate_derivative(x: Tensor<2>) -> Tensor<2> {
+fn gelu_approximate_and_derivative(x: Tensor<2>) -> [Tensor<2>; 2] {
     // Farther out, tanh is 1 and its derivative 0, which the cube must not make a NaN of.
-    let x = x.clamp(-100.0, 100.0);
-    let square = x.clone().square();
-    let inner = (square.clone() * CUBE + 1.0) * x.clone() * SQRT_2_OVER_PI;
+    let near = x.clone().clamp(-100.0, 100.0);
+    let square = near.clone().square();
+    let inner = (square.clone() * CUBE + 1.0) * near.clone() * SQRT_2_OVER_PI;
     let tanh = inner.tanh();
     let slope = (square * (3.0 * CUBE) + 1.0) * SQRT_2_OVER_PI;
     let of_tanh = tanh.clone().square().neg() + 1.0;
-    (of_tanh * slope * x + tanh + 1.0) * 0.5
+    let distribution = (tanh + 1.0) * 0.5;
+    let derivative = of_tanh * slope * near * 0.5 + distribution.clone();
+    [distribution * x, derivative]
 }
 
-/// `σ(x) * (1 + x * (1 - σ(x)))`
-fn silu_derivative(x: Tensor<2>) -> Tensor<2> {
+/// `x * σ(x)` and `σ(x) * (1 + x * (1 - σ(x)))`
+fn silu_and_derivative(x: Tensor<2>) -> [Tensor<2>; 2] {
     let sigmoid = sigmoid(x.clone());
     let rest = sigmoid.clone().neg() + 1.0;
-    (rest * x + 1.0) * sigmoid
+    let derivative = (rest * x.clone() + 1.0) * sigmoid.clone();
+    [sigmoid * x, derivative]
 }
 
 /// Not Burn's, which has the precision of `f32` for `f64` too.
@@ -354,12 +370,12 @@ impl<const D: usize> Operation<1> for Normalized<D> {
             function.backward(output.cast(wide), grad, dim).cast(dtype)
         };
         let mut grad = grad.tensor::<D>();
-        // The first axis that no sum runs along.
-        let axis = usize::from(dim == 0);
-        if axis >= D {
-            return operands.give(0, backward(output, grad));
-        }
         let dims = output.dims();
+        // The longest axis that no sum runs along.
+        let others = (0..D).filter(|axis| *axis != dim);
+        let Some(axis) = others.max_by_key(|axis| dims[*axis]) else {
+            return operands.give(0, backward(output, grad));
+        };
         let elements = dims.iter().product::<usize>();
         let bytes = chunk_bytes(&output);
         for chunk in chunks(dims[axis], 4 * elements / dims[axis].max(1), bytes) {

@@ -4,20 +4,27 @@ use std::ops::Range;
 
 use burn::tensor::activation::{quiet_softmax, softmax};
 use burn::tensor::ops::AttentionModuleOptions;
-use burn::tensor::{Bool, Tensor};
+use burn::tensor::{Bool, DType, Tensor};
 
 use super::activation::softmax_backward;
-use super::chunks::chunks;
-use super::dropout::{DropRows, RowsMask};
+use super::chunks::{chunks, wide};
+use super::dropout::{DropRows, RowsMask, checked};
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
+use crate::backend::reading_waits;
 
 const QUERY: usize = 0;
 const KEY: usize = 1;
 const VALUE: usize = 2;
 const BIAS: usize = 3;
 
-/// How large the scores of a chunk are. There are up to four tensors of that size at once.
-const CHUNK_BYTES: usize = 1 << 20;
+/// How large the scores of a chunk are. There are up to four tensors of that size at once. On a GPU
+/// each chunk costs the start of a few kernels.
+fn chunk_bytes(query: &Tensor<4>) -> usize {
+    match reading_waits(&query.clone().into_dispatch().kind) {
+        true => 16 << 20,
+        false => 1 << 20,
+    }
+}
 
 /// Scaled dot-product attention, as Burn's [`attention`](burn::tensor::module::attention), and in
 /// training too: `softmax(query * keyᵀ * scale) * value`, from the paper [Attention Is All You
@@ -145,14 +152,10 @@ impl Attention {
     ///
     /// # Panics
     ///
-    /// If `prob` is no probability.
+    /// If `prob` is not at least 0 and below 1.
     #[must_use]
     pub fn with_dropout(mut self, prob: f64) -> Self {
-        assert!(
-            (0.0..=1.0).contains(&prob),
-            "attention: {prob} is no probability of dropout"
-        );
-        self.dropout = prob;
+        self.dropout = checked(prob);
         self
     }
 
@@ -238,6 +241,8 @@ struct Dimensions {
     key_heads: usize,
     key_time: usize,
     value_size: usize,
+    /// How large the scores of a chunk are.
+    chunk_bytes: usize,
 }
 
 impl Dimensions {
@@ -264,6 +269,7 @@ impl Dimensions {
             key_heads,
             key_time,
             value_size,
+            chunk_bytes: chunk_bytes(query),
         }
     }
 
@@ -279,13 +285,14 @@ impl Dimensions {
     /// Parts of the scores that are made at once: whole rows of all heads.
     fn chunks(self) -> impl Iterator<Item = Chunk> {
         let row = 4 * self.heads * self.key_time;
-        let batches: Vec<Range<usize>> = chunks(self.batch, row * self.time, CHUNK_BYTES).collect();
+        let batches: Vec<Range<usize>> =
+            chunks(self.batch, row * self.time, self.chunk_bytes).collect();
         let are_any = self.time > 0 && self.key_time > 0;
         let batches = batches.into_iter().filter(move |_| are_any);
         batches.flat_map(move |batch| {
             let rows: Vec<Range<usize>> = match batch.len() {
                 // It may be too large alone.
-                1 => chunks(self.time, row, CHUNK_BYTES).collect(),
+                1 => chunks(self.time, row, self.chunk_bytes).collect(),
                 _ => std::iter::once(0..self.time).collect(),
             };
             rows.into_iter().map(move |rows| Chunk {
@@ -347,12 +354,13 @@ impl Kept {
             heads,
             time,
             key_time,
+            chunk_bytes,
             ..
         } = self.shape;
         let dims = [batch, heads, time, key_time];
         if self.attention.dropout > 0.0 && !dims.contains(&0) {
             let device = self.query.device();
-            let drop = DropRows::draw(dims, self.attention.dropout, &device, CHUNK_BYTES);
+            let drop = DropRows::draw(dims, self.attention.dropout, &device, chunk_bytes);
             self.drop = Some(drop);
         }
     }
@@ -382,7 +390,8 @@ impl Kept {
                 weights = mask.apply(weights);
             }
             let values = self.keys_of(&self.value, &chunk);
-            let part = self.unfold(self.fold(weights).matmul(values));
+            let weights = self.fold(weights).cast(dtype);
+            let part = self.unfold(weights.matmul(values));
             let at = [chunk.batch, chunk.rows];
             output = output.slice_assign(at, part.swap_dims(1, 2));
         }
@@ -436,7 +445,8 @@ impl Kept {
         let attention = &self.attention;
         let query = self.rows_of(&self.query, chunk) * self.scale;
         let key = self.keys_of(&self.key, chunk);
-        let mut scores = self.unfold(self.fold(query).matmul(key.transpose()));
+        let scores = self.unfold(self.fold(query).matmul(key.transpose()));
+        let mut scores = scores.cast(self.wide());
         let capped = attention
             .softcap
             .map(|softcap| (scores.clone() / softcap).tanh());
@@ -448,7 +458,7 @@ impl Kept {
         }
         if let Some(bias) = &attention.bias {
             let part = part_of(bias.dims(), chunk, self.keys(chunk));
-            scores = scores + bias.clone().slice(part);
+            scores = scores + bias.clone().slice(part).cast(self.wide());
         }
         Weights {
             weights: self.normalized(scores),
@@ -476,19 +486,25 @@ impl Kept {
         masks
     }
 
+    /// The type of the scores, from the product of query and key to the weights.
+    fn wide(&self) -> DType {
+        wide(self.query.dtype())
+    }
+
     fn normalized(&self, scores: Tensor<4>) -> Tensor<4> {
         if self.attention.is_quiet {
             return quiet_softmax(scores, 3);
         }
-        let masked = self.attention.masks.iter();
-        let may_be_empty = masked.clone().any(|(_, value)| *value == f64::NEG_INFINITY)
-            || self.attention.is_causal
+        let Dimensions { time, key_time, .. } = self.shape;
+        let finfo = scores.dtype().finfo().expect("scores are floats");
+        let mut masks = self.attention.masks.iter();
+        let may_be_empty = masks.any(|(_, value)| *value < finfo.min)
+            || self.attention.is_causal && key_time < time
             || self.attention.bias.is_some();
         if !may_be_empty {
             return softmax(scores, 3);
         }
         // A row without keys has no weights, as with Burn's `attention`.
-        let finfo = scores.dtype().finfo().expect("scores are floats");
         let max = scores.clone().max_dim(3).clamp_min(finfo.min);
         let exp = (scores - max).exp();
         let sum = exp.clone().sum_dim(3).clamp_min(finfo.min_positive);
@@ -511,13 +527,18 @@ impl Kept {
         let Weights { weights, capped } = self.weights(chunk);
         let grad = self.fold(self.rows_of(grad, chunk));
         let value = self.keys_of(&self.value, chunk);
-        let mut of_weights = self.unfold(grad.clone().matmul(value.transpose()));
+        let of_weights = self.unfold(grad.clone().matmul(value.transpose()));
+        let mut of_weights = of_weights.cast(self.wide());
+        let dtype = self.query.dtype();
         let mut dropped = weights.clone();
         if let Some(mask) = self.drop_mask(chunk) {
             of_weights = mask.apply(of_weights);
             dropped = mask.apply(dropped);
         }
-        let value = wants[VALUE].then(|| self.fold(dropped.clone()).transpose().matmul(grad));
+        let value = wants[VALUE].then(|| {
+            let dropped = self.fold(dropped.clone()).cast(dtype);
+            dropped.transpose().matmul(grad)
+        });
         drop(dropped);
 
         let mut of_scores = softmax_backward(weights, of_weights, 3);
@@ -528,7 +549,7 @@ impl Kept {
         if let Some(tanh) = capped {
             of_scores = of_scores * (tanh.square().neg() + 1.0);
         }
-        let of_scores = self.fold(of_scores);
+        let of_scores = self.fold(of_scores).cast(dtype);
         let key = wants[KEY].then(|| {
             let query = self.fold(self.rows_of(&self.query, chunk) * self.scale);
             of_scores.clone().transpose().matmul(query)
@@ -566,6 +587,8 @@ impl KeySum {
     /// Adds `[batch, key heads, keys, size]`: `key_time` is how many keys there are.
     fn add(&mut self, part: Tensor<4>, key_time: usize) {
         let [batch, heads, keys, size] = part.dims();
+        let wide = wide(part.dtype());
+        let part = part.cast(wide);
         let sum = self.0.take();
         if sum.is_none() && keys == key_time {
             self.0 = Some(part);
@@ -588,7 +611,8 @@ impl Operation<4> for Kept {
         let wants = std::array::from_fn(|at| operands.wants(at));
         let grad = grad.tensor::<4>().swap_dims(1, 2);
         let bias = self.attention.bias.as_ref().filter(|_| wants[BIAS]);
-        let mut of_bias = bias.map(Tensor::zeros_like);
+        let zeros = |bias: &Tensor<4>| bias.zeros_like().cast(wide(bias.dtype()));
+        let mut of_bias = bias.map(zeros);
         if self.shape.time == 0 || self.shape.key_time == 0 {
             // No chunk writes a gradient over these.
             for tensor in [&mut self.query, &mut self.key, &mut self.value] {
@@ -615,17 +639,19 @@ impl Operation<4> for Kept {
                     && let Some(sum) = sum.0.take()
                 {
                     let at = [chunk.batch.clone()];
-                    tensor.inplace(|tensor| tensor.slice_assign(at, sum.swap_dims(1, 2)));
+                    let sum = sum.swap_dims(1, 2).cast(tensor.dtype());
+                    tensor.inplace(|tensor| tensor.slice_assign(at, sum));
                 }
             }
         }
         drop(grad);
+        let dtype = self.query.dtype();
         let by_head = |tensor: Tensor<4>| tensor.swap_dims(1, 2);
         for (at, grad) in [(QUERY, self.query), (KEY, self.key), (VALUE, self.value)] {
             operands.give(at, by_head(grad));
         }
         if let Some(of_bias) = of_bias {
-            operands.give(BIAS, of_bias);
+            operands.give(BIAS, of_bias.cast(dtype));
         }
     }
 }

@@ -5,9 +5,12 @@ use std::ops::Range;
 use burn::nn::loss::CrossEntropyLoss;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::module::linear;
-use burn::tensor::{Bool, IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{Bool, DType, IndexingUpdateOp, Int, Tensor};
 
+use super::chunks::{chunks, wide};
+use super::linear::filled;
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
+use crate::backend::is_on_flex;
 
 const HIDDEN: usize = 0;
 const WEIGHT: usize = 1;
@@ -16,12 +19,16 @@ const BIAS: usize = 2;
 /// A chunk has so many tokens at least, however many classes there are.
 const FEWEST_TOKENS: usize = 64;
 
+/// How much of the weight's gradient is computed at once on Flex, which makes the output of each
+/// product twice.
+const PART_BYTES: usize = 4 << 20;
+
 /// The loss of the logits `hidden * weight + bias`, as Burn's
 /// [`CrossEntropyLoss`](burn::nn::loss::CrossEntropyLoss) has it with these settings: ignored
 /// tokens, weights of classes and smoothed labels.
 ///
-/// The logits `[tokens, classes]` are made in chunks that are about as large as `hidden`, and are
-/// gone at the end of the forward pass: it computes the gradients as well, and keeps those, of
+/// The logits `[tokens, classes]` are made in chunks that are about as large as `hidden` or half as
+/// large as `weight`, and are gone at the end of the forward pass: it computes the gradients as well, and keeps those, of
 /// `hidden` and of what needs one of `weight` and `bias`. So no logits are made a second time.
 /// Without a gradient to give, it computes the loss alone. The idea is that of the fused loss of
 /// the paper [Liger Kernel: Efficient Triton Kernels for LLM
@@ -83,7 +90,9 @@ pub fn linear_cross_entropy(
         Some(weight.into_dispatch()),
         bias.map(Tensor::into_dispatch),
     ];
-    let at_once = (tokens * width / classes.max(1)).max(FEWEST_TOKENS);
+    // Each chunk adds to the whole gradient of the weight: that of few tokens waits for memory.
+    let as_hidden = tokens * width / classes.max(1);
+    let at_once = as_hidden.max(d_model / 2).max(FEWEST_TOKENS);
     apply(operands, |mut operands: Operands<3>| {
         let wants = [HIDDEN, WEIGHT, BIAS].map(|at| operands.wants(at));
         let head = Head {
@@ -92,19 +101,20 @@ pub fn linear_cross_entropy(
         };
         let hidden = operands.take::<2>(HIDDEN);
         let labels = Labels::new(loss, targets, classes, &hidden);
-        let mut gradients = Gradients::zeros(wants, &hidden, &head);
-        let mut sum = Tensor::<1>::zeros([1], (&hidden.device(), hidden.dtype()));
+        let mut gradients = Gradients::zeros(wants, &hidden, &head, &labels);
+        let (dtype, wide) = (hidden.dtype(), wide(hidden.dtype()));
+        let mut sum = Tensor::<1>::zeros([1], (&hidden.device(), wide));
         for start in (0..tokens).step_by(at_once) {
             let chunk = start..(start + at_once).min(tokens);
             let rows = hidden.clone().slice([chunk.clone()]);
-            let scores = log_softmax(head.logits(rows.clone()), 1);
+            let scores = log_softmax(head.logits(rows.clone()).cast(wide), 1);
             let labels = labels.of(&chunk);
             sum = sum + labels.loss(&scores);
             if wants.contains(&true) {
                 gradients.add(&chunk, rows, labels.gradient(scores), &head);
             }
         }
-        (sum / labels.normalizer, gradients)
+        ((sum / labels.normalizer).cast(dtype), gradients)
     })
 }
 
@@ -150,9 +160,10 @@ impl Labels {
             let equal = |token: &usize| targets.clone().equal_scalar(*token as i64);
             tokens.iter().map(equal).reduce(Tensor::bool_or)
         });
-        let options = (&like.device(), like.dtype());
+        let wide = wide(like.dtype());
+        let options = (&like.device(), wide);
         let weights = loss.weights.clone();
-        let weights = weights.map(|weights| weights.inner().cast(like.dtype()));
+        let weights = weights.map(|weights| weights.inner().cast(wide));
         let of_target = match &weights {
             Some(weights) => weights.clone().gather(0, targets.clone()),
             None => Tensor::ones(targets.dims(), options),
@@ -206,10 +217,9 @@ impl Labels {
         self.without_ignored(loss).sum()
     }
 
-    /// The gradient of the logits, from the log probabilities.
+    /// The gradient of the sum of the losses by the logits, from the log probabilities.
     fn gradient(&self, scores: Tensor<2>) -> Tensor<2> {
-        let normalizer = || self.normalizer.clone().unsqueeze::<2>();
-        let of_target = self.of_target.clone() / normalizer() * (1.0 - self.smoothing);
+        let of_target = self.of_target.clone() * (1.0 - self.smoothing);
         let mut of_all = of_target.clone();
         let mut spread = None;
         if self.smoothing > 0.0 {
@@ -220,8 +230,8 @@ impl Labels {
                     (ones.clone(), ones * self.classes as f64)
                 }
             };
-            of_all = of_all + sum / normalizer() * self.spread();
-            spread = Some(of_classes / normalizer() * self.spread());
+            of_all = of_all + sum * self.spread();
+            spread = Some(of_classes * self.spread());
         }
         let mut grad = scores.exp() * of_all;
         if let Some(spread) = spread {
@@ -247,9 +257,16 @@ impl Labels {
     }
 }
 
-/// The gradients for a gradient of 1 of the loss.
+/// The gradients of the sum of the losses. They are divided when the gradient of the mean is known,
+/// which may be scaled: `f16` would lose those of a mean over many tokens.
 #[derive(Clone)]
 struct Gradients {
+    /// The type of the operands. Sums over chunks are [`wide`].
+    dtype: DType,
+    /// What the sum over tokens is divided by: `[1]`.
+    normalizer: Tensor<1>,
+    /// Whether all tokens may be ignored: their gradient is 0, though their mean is NaN.
+    may_be_of_nothing: bool,
     hidden: Option<Tensor<2>>,
     weight: Option<Tensor<2>>,
     /// `[1, classes]`
@@ -257,26 +274,46 @@ struct Gradients {
 }
 
 impl Gradients {
-    fn zeros(wants: [bool; 3], hidden: &Tensor<2>, head: &Head) -> Self {
-        let bias = head.bias.as_ref().filter(|_| wants[BIAS]);
+    fn zeros(wants: [bool; 3], hidden: &Tensor<2>, head: &Head, labels: &Labels) -> Self {
+        let dtype = hidden.dtype();
+        let bias = head.bias.clone().filter(|_| wants[BIAS]);
+        let zeros = |like: Tensor<2>| filled(like.dims(), wide(dtype), &like);
         Self {
-            hidden: wants[HIDDEN].then(|| hidden.zeros_like()),
-            weight: wants[WEIGHT].then(|| head.weight.zeros_like()),
-            bias: bias.map(|bias| bias.zeros_like().unsqueeze()),
+            dtype,
+            normalizer: labels.normalizer.clone(),
+            may_be_of_nothing: labels.ignored.is_some(),
+            hidden: wants[HIDDEN].then(|| zeros(hidden.clone())),
+            weight: wants[WEIGHT].then(|| zeros(head.weight.clone())),
+            bias: bias.map(|bias| zeros(bias.unsqueeze())),
         }
     }
 
+    /// `grad` is that of the logits.
     fn add(&mut self, chunk: &Range<usize>, rows: Tensor<2>, grad: Tensor<2>, head: &Head) {
-        if let Some(sum) = &mut self.weight {
-            let part = rows.transpose().matmul(grad.clone());
-            sum.inplace(|sum| sum + part);
-        }
+        let wide = wide(self.dtype);
         if let Some(sum) = &mut self.bias {
             let part = grad.clone().sum_dim(0);
             sum.inplace(|sum| sum + part);
         }
+        let grad = grad.cast(self.dtype);
+        if let Some(sum) = &mut self.weight {
+            let ([tokens, classes], [d_model, _]) = (grad.dims(), sum.dims());
+            let bytes = match is_on_flex(sum) {
+                true => PART_BYTES,
+                false => usize::MAX,
+            };
+            for columns in chunks(classes, 4 * d_model, bytes) {
+                let part = grad.clone().slice([0..tokens, columns.clone()]);
+                let part = rows.clone().transpose().matmul(part).cast(wide);
+                let at = [0..d_model, columns];
+                sum.inplace(|sum| {
+                    let part = part + sum.clone().slice(at.clone());
+                    sum.slice_assign(at, part)
+                });
+            }
+        }
         if let Some(hidden) = &mut self.hidden {
-            let part = grad.matmul(head.weight.clone().transpose());
+            let part = grad.matmul(head.weight.clone().transpose()).cast(wide);
             hidden.inplace(|hidden| hidden.slice_assign([chunk.clone()], part));
         }
     }
@@ -286,15 +323,21 @@ impl Operation<3> for Gradients {
     const NAME: &'static str = "linear_cross_entropy";
 
     fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 3>) {
-        let factor = grad.tensor::<1>().unsqueeze::<2>();
+        let dtype = self.dtype;
+        let mut factor = grad.tensor::<1>().cast(wide(dtype)) / self.normalizer.clone();
+        if self.may_be_of_nothing {
+            factor = factor.mask_fill(self.normalizer.equal_elem(0.0), 0.0);
+        }
+        let factor = factor.unsqueeze::<2>();
+        let scaled = |grad: Tensor<2>| (grad * factor.clone()).cast(dtype);
         if let Some(hidden) = self.hidden {
-            operands.give(HIDDEN, hidden * factor.clone());
+            operands.give(HIDDEN, scaled(hidden));
         }
         if let Some(weight) = self.weight {
-            operands.give(WEIGHT, weight * factor.clone());
+            operands.give(WEIGHT, scaled(weight));
         }
         if let Some(bias) = self.bias {
-            operands.give(BIAS, (bias * factor).squeeze_dim::<1>(0));
+            operands.give(BIAS, scaled(bias).squeeze_dim::<1>(0));
         }
     }
 }

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use burn::tensor::ops::PadMode;
-use burn::tensor::{DType, Device, Distribution, Shape, Tensor};
+use burn::tensor::{DType, Device, Distribution, Tensor};
 
-use super::chunks::{as_rows, chunks, map_rows, shaped};
+use super::chunks::{as_rows, chunks, map_rows, row_chunks, shaped};
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 
 /// Bits in a number: `f32` holds whole numbers of so many bits exactly.
@@ -24,7 +24,7 @@ const WORD: usize = 24;
 ///
 /// # Panics
 ///
-/// If `prob` is no probability.
+/// If `prob` is not at least 0 and below 1.
 pub fn dropout<const D: usize>(tensor: Tensor<D>, prob: f64) -> Tensor<D> {
     if checked(prob) == 0.0 || !tensor.device().is_autodiff() {
         return tensor;
@@ -34,30 +34,25 @@ pub fn dropout<const D: usize>(tensor: Tensor<D>, prob: f64) -> Tensor<D> {
         |mut operands: Operands<1>| {
             let input = operands.take::<D>(0);
             let dims = input.dims();
-            let mut drops = Vec::new();
-            let output = map_rows(as_rows(input), |_, rows| {
-                let mask = Drop::draw(rows.shape(), prob, &rows.device());
-                let rows = mask.apply(rows);
-                drops.push(mask);
-                rows
-            });
-            (shaped(output, dims), Dropped { drops, dims })
+            let input = as_rows(input);
+            let mask = ChunkedMask::draw(&input, prob);
+            let output = mask.apply(input);
+            (shaped(output, dims), Dropped { mask, dims })
         },
     )
 }
 
 pub(super) fn checked(prob: f64) -> f64 {
     assert!(
-        (0.0..=1.0).contains(&prob),
-        "dropout: {prob} is no probability"
+        (0.0..1.0).contains(&prob),
+        "dropout: {prob} is no probability below 1"
     );
     prob
 }
 
 #[derive(Clone)]
 struct Dropped<const D: usize> {
-    /// One for each chunk of rows.
-    drops: Vec<Drop>,
+    mask: ChunkedMask,
     dims: [usize; D],
 }
 
@@ -65,38 +60,71 @@ impl<const D: usize> Operation<1> for Dropped<D> {
     const NAME: &'static str = "dropout";
 
     fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 1>) {
-        let mut drops = self.drops.into_iter();
-        let grad = map_rows(as_rows(grad.tensor::<D>()), |_, rows| {
-            let drop = drops.next().expect("chunks are as in the forward pass");
-            drop.apply(rows)
-        });
+        let grad = self.mask.apply(as_rows(grad.tensor::<D>()));
         operands.give(0, shaped(grad, self.dims));
     }
 }
 
-/// Which elements of a tensor are dropped.
+/// Which elements of a tensor `[rows, width]` are dropped.
 #[derive(Clone)]
-pub(super) struct Drop {
+struct ChunkedMask {
+    /// One for each of its [`row_chunks`].
+    chunks: Vec<Mask>,
+}
+
+impl ChunkedMask {
+    /// Draws from the generator of the device, as Burn's dropout does: one chunk after the other.
+    fn draw(tensor: &Tensor<2>, prob: f64) -> Self {
+        let [_, width] = tensor.dims();
+        let draw = |rows: Range<usize>| Mask::draw([rows.len(), width], prob, &tensor.device());
+        Self {
+            chunks: row_chunks(tensor).into_iter().map(draw).collect(),
+        }
+    }
+
+    /// Zeroes what is dropped of the tensor, or of another of its shape and type, and scales the
+    /// rest.
+    fn apply(&self, tensor: Tensor<2>) -> Tensor<2> {
+        map_rows(tensor, |chunk, rows| {
+            let [length, _] = self.chunks[0].dims;
+            self.chunks[chunk.start / length].apply(rows)
+        })
+    }
+}
+
+/// Which elements of `[rows, width]` are dropped.
+#[derive(Clone)]
+pub(super) struct Mask {
     /// `[1, words]`
     words: Tensor<2>,
-    shape: Shape,
+    dims: [usize; 2],
     prob: f64,
 }
 
-impl Drop {
-    /// Draws from the generator of the device, as Burn's dropout does.
-    pub(super) fn draw(shape: Shape, prob: f64, device: &Device) -> Self {
+impl Mask {
+    fn draw(dims: [usize; 2], prob: f64, device: &Device) -> Self {
+        Self::of(draw(dims, prob, device), prob)
+    }
+
+    /// The mask of ones where elements are kept, and zeros.
+    pub(super) fn of(keep: Tensor<2>, prob: f64) -> Self {
+        let dims = keep.dims();
         Self {
-            words: pack(draw(1, shape.num_elements(), prob, device)),
-            shape,
+            words: pack(keep.reshape([1, dims[0] * dims[1]])),
+            dims,
             prob,
         }
     }
 
+    /// Ones where elements are kept, and zeros.
+    pub(super) fn keep(&self) -> Tensor<2> {
+        let [rows, width] = self.dims;
+        unpack(self.words.clone(), rows * width).reshape(self.dims)
+    }
+
     /// Zeroes what is dropped, and scales the rest.
-    pub(super) fn apply<const D: usize>(&self, tensor: Tensor<D>) -> Tensor<D> {
-        let bits = unpack(self.words.clone(), self.shape.num_elements());
-        let keep = bits.reshape(self.shape.clone()).cast(tensor.dtype());
+    fn apply(&self, tensor: Tensor<2>) -> Tensor<2> {
+        let keep = self.keep().cast(tensor.dtype());
         tensor * keep * scale(self.prob)
     }
 }
@@ -116,7 +144,7 @@ impl DropRows {
     pub(super) fn draw(dims: [usize; 4], prob: f64, device: &Device, bytes: usize) -> Self {
         let [batch, heads, rows, width] = dims;
         let parts = chunks(batch * heads * rows, 4 * width, bytes)
-            .map(|chunk| pack(draw(chunk.len(), width, prob, device)));
+            .map(|chunk| pack(draw([chunk.len(), width], prob, device)));
         let words = Tensor::cat(parts.collect(), 0);
         Self {
             words: words.reshape([batch, heads, rows, width.div_ceil(WORD)]),
@@ -152,17 +180,15 @@ impl RowsMask {
     }
 }
 
-fn scale(prob: f64) -> f64 {
+/// The factor of what is kept.
+pub(super) fn scale(prob: f64) -> f64 {
     1.0 / (1.0 - prob)
 }
 
 /// Ones, and zeros with this probability: `[rows, width]`.
-fn draw(rows: usize, width: usize, prob: f64, device: &Device) -> Tensor<2> {
-    Tensor::random(
-        [rows, width],
-        Distribution::Bernoulli(1.0 - prob),
-        (device, DType::F32),
-    )
+pub(super) fn draw(dims: [usize; 2], prob: f64, device: &Device) -> Tensor<2> {
+    let distribution = Distribution::Bernoulli(1.0 - prob);
+    Tensor::random(dims, distribution, (device, DType::F32))
 }
 
 /// Zeros and ones `[rows, width]` as bits: `[rows, words]`. Elements that are next to each other are

@@ -1,24 +1,30 @@
 //! The second half of a feed-forward network: its activation, dropout and linear layer.
 
+use std::ops::Range;
+
 use burn::tensor::{DType, Tensor};
 
 use super::activation::Function;
-use super::chunks::{as_rows, chunk_bytes, chunks, shaped, wide};
-use super::dropout::{Drop, checked};
-use super::linear::{add_product_of_columns, filled, linear, matmul, product_of_columns};
+use super::chunks::{as_rows, chunk_bytes, chunks, map_rows, map_rows_with, shaped, wide};
+use super::dropout::{Mask, checked, draw, dropout, scale};
+use super::linear::{assert_fits, filled, linear, matmul, product_of_columns};
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 
 const INPUT: usize = 0;
 const WEIGHT: usize = 1;
 const BIAS: usize = 2;
 
-/// How many bytes of the hidden layer are computed at once on a processor, at least: each part of
-/// it goes through the weights once.
+/// How many bytes of the hidden layer are computed at once on a processor, at least.
 const PART_BYTES: usize = 2 << 20;
 
+/// Matrix products of fewer columns are slower.
+const FEWEST_COLUMNS: usize = 128;
+
 /// `linear(dropout(function(input)))` that keeps `input` and a bit for each element that may be
-/// dropped. What the linear layer is given is computed again in backward, in parts of rows, and the
-/// gradient of the input is written over the input, where nobody else holds that.
+/// dropped.
+///
+/// What the linear layer is given is computed again in the backward pass, in blocks of columns; and
+/// the gradient of the input is written over the input, where nobody else holds that.
 ///
 /// # Shapes
 ///
@@ -29,7 +35,7 @@ const PART_BYTES: usize = 2 << 20;
 ///
 /// # Panics
 ///
-/// If the last axis of `input` is not `d_input`, or `prob` is no probability.
+/// If the last axis of `input` is not `d_input`, or `prob` is no probability below 1.
 pub(super) fn activated_linear<const D: usize>(
     function: Function,
     prob: f64,
@@ -38,8 +44,7 @@ pub(super) fn activated_linear<const D: usize>(
     bias: Option<Tensor<1>>,
 ) -> Tensor<D> {
     if let DType::QFloat(_) = weight.dtype() {
-        // For inference alone.
-        return linear(function.value(input), weight, bias);
+        return linear(dropout(function.value(input), prob), weight, bias);
     }
     let prob = match input.device().is_autodiff() {
         true => checked(prob),
@@ -51,107 +56,166 @@ pub(super) fn activated_linear<const D: usize>(
         bias.map(Tensor::into_dispatch),
     ];
     apply(operands, |mut operands: Operands<3>| {
-        let wants_input = operands.wants(INPUT);
+        let wants = [INPUT, WEIGHT].map(|at| operands.wants(at));
         let input = operands.take::<D>(INPUT);
         let weight = operands.take::<2>(WEIGHT);
         let bias = operands.take_optional::<1>(BIAS);
         let mut dims = input.dims();
+        assert_fits(dims[D - 1], &weight);
         let mut kept = ActivatedLinear {
             function,
-            input: input.clone(),
-            weight: wants_input.then(|| weight.clone()),
-            drops: Vec::new(),
+            prob,
+            input: wants.contains(&true).then(|| input.clone()),
+            weight: wants[INPUT].then(|| weight.clone()),
+            masks: Vec::new(),
         };
-        let [d_input, d_output] = weight.dims();
-        assert_eq!(
-            dims[D - 1],
-            d_input,
-            "linear: the last axis of the input is `d_input` of the weight"
-        );
+        let [_, d_output] = weight.dims();
         dims[D - 1] = d_output;
 
         let input = as_rows(input);
-        let [rows, _] = input.dims();
-        let mut output = filled([rows, d_output], input.dtype(), &input);
-        for part in parts(&input) {
-            let mut hidden = function.value(input.clone().slice([part.clone()]));
+        let [rows, width] = input.dims();
+        let mut of_part = |part: Range<usize>| {
+            let mut hidden = function.value(input.clone().slice([part]));
             if prob > 0.0 {
-                let drop = Drop::draw(hidden.shape(), prob, &hidden.device());
-                hidden = drop.apply(hidden);
-                kept.drops.push(drop);
+                let keep = draw(hidden.dims(), prob, &hidden.device());
+                if kept.input.is_some() {
+                    kept.masks.push(by_block(&keep, prob, &input));
+                }
+                hidden = dropped(hidden, keep, prob);
             }
             let product = matmul(hidden, weight.clone());
-            let product = match &bias {
+            match &bias {
                 Some(bias) => product + bias.clone().unsqueeze(),
                 None => product,
-            };
-            if part.len() == rows {
-                output = product;
-                break;
             }
-            output = output.slice_assign([part], product);
-        }
+        };
+        let parts: Vec<_> = chunks(rows, 4 * width, part_bytes(&input)).collect();
+        let output = match &parts[..] {
+            [part] => of_part(part.clone()),
+            parts => {
+                let output = filled([rows, d_output], input.dtype(), &input);
+                parts.iter().fold(output, |output, part| {
+                    output.slice_assign([part.clone()], of_part(part.clone()))
+                })
+            }
+        };
         (shaped(output, dims), kept)
     })
 }
 
-fn parts(input: &Tensor<2>) -> impl Iterator<Item = std::ops::Range<usize>> + use<> {
+fn part_bytes(input: &Tensor<2>) -> usize {
+    chunk_bytes(input).max(PART_BYTES)
+}
+
+/// The columns of the hidden layer that backward computes at once.
+fn blocks(input: &Tensor<2>) -> impl Iterator<Item = Range<usize>> + use<> {
     let [rows, width] = input.dims();
-    chunks(rows, 4 * width, chunk_bytes(input).max(PART_BYTES))
+    let column = 4 * rows.max(1);
+    chunks(
+        width,
+        column,
+        part_bytes(input).max(FEWEST_COLUMNS * column),
+    )
+}
+
+/// The mask of some rows, in parts for each of the [`blocks`] of the whole.
+fn by_block(keep: &Tensor<2>, prob: f64, input: &Tensor<2>) -> Vec<Mask> {
+    let [rows, _] = keep.dims();
+    let mask = |block| Mask::of(keep.clone().slice([0..rows, block]), prob);
+    blocks(input).map(mask).collect()
+}
+
+fn dropped(hidden: Tensor<2>, keep: Tensor<2>, prob: f64) -> Tensor<2> {
+    let keep = keep.cast(hidden.dtype());
+    hidden * keep * scale(prob)
 }
 
 #[derive(Clone)]
 struct ActivatedLinear<const D: usize> {
     function: Function,
-    input: Tensor<D>,
+    prob: f64,
+    /// For the gradients of the input and the weight.
+    input: Option<Tensor<D>>,
     /// For the gradient of the input.
     weight: Option<Tensor<2>>,
-    /// One for each part of the rows, or none.
-    drops: Vec<Drop>,
+    /// For each part of the rows, one for each of the [`blocks`]. Empty without dropout.
+    masks: Vec<Vec<Mask>>,
+}
+
+impl<const D: usize> ActivatedLinear<D> {
+    /// The mask of all rows of a block: ones where elements are kept, and zeros.
+    fn keep(&self, block: usize) -> Option<Tensor<2>> {
+        let parts: Vec<_> = self.masks.iter().map(|masks| masks[block].keep()).collect();
+        (!parts.is_empty()).then(|| Tensor::cat(parts, 0))
+    }
+
+    /// What the linear layer was given, and the gradient of the input from that of it, if there is
+    /// one. All are columns of a block.
+    fn block(
+        &self,
+        input: Tensor<2>,
+        keep: Option<Tensor<2>>,
+        grad: Option<Tensor<2>>,
+    ) -> (Tensor<2>, Option<Tensor<2>>) {
+        let (dtype, wide) = (input.dtype(), wide(input.dtype()));
+        let dropped = |rows: Range<usize>, hidden: Tensor<2>| match &keep {
+            Some(keep) => dropped(hidden, keep.clone().slice([rows]), self.prob),
+            None => hidden,
+        };
+        let Some(grad) = grad else {
+            let hidden = map_rows(input, |rows, x| {
+                let [value, _] = self.function.value_and_derivative(x.cast(wide));
+                dropped(rows, value).cast(dtype)
+            });
+            return (hidden, None);
+        };
+        let map = |rows: Range<usize>, [x, grad]: [Tensor<2>; 2]| {
+            let [value, derivative] = self.function.value_and_derivative(x.cast(wide));
+            let grad = dropped(rows.clone(), grad.cast(wide)) * derivative;
+            ([dropped(rows, value).cast(dtype), grad.cast(dtype)], ())
+        };
+        let [hidden, grad] = map_rows_with([input, grad], map, |()| {});
+        (hidden, Some(grad))
+    }
 }
 
 impl<const D: usize> Operation<3> for ActivatedLinear<D> {
-    const NAME: &'static str = "feed-forward";
+    const NAME: &'static str = "activated_linear";
 
-    fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 3>) {
-        let dims = self.input.dims();
-        let dtype = self.input.dtype();
+    fn backward(mut self, grad: Gradient, operands: &mut OperandGradients<'_, 3>) {
         let grad = as_rows(grad.tensor::<D>());
         if operands.wants(BIAS) {
             let sum = grad.clone().sum_dim(0);
             operands.give(BIAS, sum.squeeze_dim::<1>(0));
         }
-        let mut input = as_rows(self.input);
-        let weight = self.weight.map(Tensor::transpose);
-        let mut of_weight: Option<Tensor<2>> = None;
-        for (at, part) in parts(&input).enumerate() {
-            let drop = self.drops.get(at);
-            let dropped = |tensor: Tensor<2>| match drop {
-                Some(drop) => drop.apply(tensor),
-                None => tensor,
-            };
-            let grad = grad.clone().slice([part.clone()]);
-            if operands.wants(WEIGHT) {
-                let hidden = self.function.value(input.clone().slice([part.clone()]));
-                let hidden = dropped(hidden);
-                of_weight = Some(match of_weight {
-                    Some(sum) => add_product_of_columns(sum, &hidden, &grad),
-                    None => product_of_columns(&hidden, &grad).cast(wide(dtype)),
-                });
+        let Some(input) = self.input.take() else {
+            return;
+        };
+        let dims = input.dims();
+        let mut input = as_rows(input);
+        let [rows, d_output] = grad.dims();
+        let of_weight = || filled([dims[D - 1], d_output], grad.dtype(), &grad);
+        let mut of_weight = operands.wants(WEIGHT).then(of_weight);
+        for (at, columns) in blocks(&input).enumerate() {
+            let block = [0..rows, columns.clone()];
+            let weight = self.weight.as_ref();
+            let of_hidden = weight.map(|weight| {
+                let weight = weight.clone().slice([columns.clone()]);
+                matmul(grad.clone(), weight.transpose())
+            });
+            let x = input.clone().slice(block.clone());
+            let (hidden, of_input) = self.block(x, self.keep(at), of_hidden);
+            if let Some(of_input) = of_input {
+                input = input.slice_assign(block, of_input);
             }
-            if let Some(weight) = &weight {
-                let of_hidden = dropped(matmul(grad, weight.clone()));
-                let x = input.clone().slice([part.clone()]);
-                let of_input = self.function.backward(x, of_hidden);
-                input = input.slice_assign([part], of_input);
+            if let Some(of_weight) = &mut of_weight {
+                let product = product_of_columns(&hidden, &grad);
+                of_weight.inplace(|sum| sum.slice_assign([columns], product));
             }
         }
-        if operands.wants(WEIGHT) {
-            let none = || filled([dims[D - 1], grad.dims()[1]], dtype, &grad);
-            operands.give(WEIGHT, of_weight.map_or_else(none, |sum| sum.cast(dtype)));
+        if let Some(of_weight) = of_weight {
+            operands.give(WEIGHT, of_weight);
         }
-        if weight.is_some() {
-            operands.give(INPUT, shaped(input, dims));
-        }
+        operands.give(INPUT, shaped(input, dims));
     }
 }

@@ -1,10 +1,12 @@
 //! A linear layer as two-dimensional products, in the backward pass too.
 
+use std::ops::Range;
+
 use burn::tensor::{DType, Tensor};
 
 use crate::backend::is_on_flex;
 
-use super::chunks::{as_rows, chunk_bytes, chunks, shaped};
+use super::chunks::{as_rows, chunks, shaped};
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 
 const INPUT: usize = 0;
@@ -65,12 +67,8 @@ fn product<const D: usize>(
     bias: Option<Tensor<1>>,
 ) -> Tensor<D> {
     let mut dims = input.dims();
-    let [d_input, d_output] = weight.dims();
-    assert_eq!(
-        dims[D - 1],
-        d_input,
-        "linear: the last axis of the input is `d_input` of the weight"
-    );
+    let [_, d_output] = weight.dims();
+    assert_fits(dims[D - 1], &weight);
     if input.shape().num_elements() > 0 && !is_on_flex(&input) {
         return burn::tensor::module::linear(input, weight, bias);
     }
@@ -85,6 +83,17 @@ fn product<const D: usize>(
         },
         dims,
     )
+}
+
+/// # Panics
+///
+/// If the last axis of an input has another length than `weight` has rows.
+pub(super) fn assert_fits(last: usize, weight: &Tensor<2>) {
+    let [d_input, _] = weight.dims();
+    assert_eq!(
+        last, d_input,
+        "linear: the last axis of the input is `d_input` of the weight"
+    );
 }
 
 /// A product of matrices, where one may be empty.
@@ -130,51 +139,61 @@ impl<const D: usize> Operation<3> for Linear<D> {
     }
 }
 
-/// How large a part of a product is on a processor: smaller ones are slower.
-const PART_BYTES: usize = 512 << 10;
+/// How large a part of a product is on Flex: smaller ones are slower.
+const PART_BYTES: usize = 1 << 20;
 
-fn part_bytes(like: &Tensor<2>) -> usize {
-    chunk_bytes(like).max(PART_BYTES)
+/// A part has at least so many rows or columns.
+const SHORTEST: usize = 128;
+
+/// A part of a product `[rows, columns]`.
+struct Part {
+    rows: Range<usize>,
+    columns: Range<usize>,
 }
 
-/// `lhsᵀ * rhs`, in parts of its rows.
+/// The parts that a product is made in on Flex, which makes the output of each product twice. Their
+/// longer axis is cut: a product reads all of the other factor for each part.
+fn parts([rows, columns]: [usize; 2]) -> impl Iterator<Item = Part> {
+    let cuts_rows = rows >= columns;
+    let (length, other) = match cuts_rows {
+        true => (rows, columns),
+        false => (columns, rows),
+    };
+    let line = 4 * other;
+    let bytes = PART_BYTES.max(SHORTEST * line);
+    chunks(length, line, bytes).map(move |part| match cuts_rows {
+        true => Part {
+            rows: part,
+            columns: 0..columns,
+        },
+        false => Part {
+            rows: 0..rows,
+            columns: part,
+        },
+    })
+}
+
+/// `lhsᵀ * rhs`
 pub(super) fn product_of_columns(lhs: &Tensor<2>, rhs: &Tensor<2>) -> Tensor<2> {
-    let ([_, rows], [_, columns]) = (lhs.dims(), rhs.dims());
-    let parts: Vec<_> = chunks(rows, 4 * columns, part_bytes(lhs)).collect();
-    if parts.len() < 2 {
-        return matmul(lhs.clone().transpose(), rhs.clone());
+    let dims = [lhs.dims()[1], rhs.dims()[1]];
+    let lhs = lhs.clone().transpose();
+    if !is_on_flex(&lhs) || parts(dims).count() < 2 {
+        return matmul(lhs, rhs.clone());
     }
-    let mut output = filled([rows, columns], lhs.dtype(), lhs);
-    for part in parts {
-        let columns = lhs.clone().narrow(1, part.start, part.len());
-        let product = matmul(columns.transpose(), rhs.clone());
-        output = output.slice_assign([part], product);
-    }
-    output
+    product_over(filled(dims, rhs.dtype(), rhs), &lhs, rhs)
 }
 
-/// `sum + lhsᵀ * rhs`, in parts of its rows and in the type of the sum.
-pub(super) fn add_product_of_columns(
-    mut sum: Tensor<2>,
-    lhs: &Tensor<2>,
-    rhs: &Tensor<2>,
-) -> Tensor<2> {
-    let [rows, columns] = sum.dims();
-    for part in chunks(rows, 4 * columns, part_bytes(lhs)) {
-        let columns = lhs.clone().narrow(1, part.start, part.len());
-        let product = matmul(columns.transpose(), rhs.clone()).cast(sum.dtype());
-        let product = product + sum.clone().slice([part.clone()]);
-        sum = sum.slice_assign([part], product);
-    }
-    sum
-}
-
-/// `lhs * rhs`, written over a tensor of that shape in parts of its rows.
+/// `lhs * rhs`, on Flex written over a tensor of that shape in [`parts`].
 fn product_over(mut output: Tensor<2>, lhs: &Tensor<2>, rhs: &Tensor<2>) -> Tensor<2> {
-    let [rows, columns] = output.dims();
-    for part in chunks(rows, 4 * columns, part_bytes(lhs)) {
-        let product = matmul(lhs.clone().slice([part.clone()]), rhs.clone());
-        output = output.slice_assign([part], product);
+    if !is_on_flex(lhs) {
+        drop(output);
+        return matmul(lhs.clone(), rhs.clone());
+    }
+    let ([rows, inner], [_, columns]) = (lhs.dims(), rhs.dims());
+    for Part { rows, columns } in parts([rows, columns]) {
+        let lhs = lhs.clone().slice([rows.clone(), 0..inner]);
+        let rhs = rhs.clone().slice([0..inner, columns.clone()]);
+        output = output.slice_assign([rows, columns], matmul(lhs, rhs));
     }
     output
 }

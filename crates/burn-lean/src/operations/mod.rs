@@ -16,6 +16,7 @@ mod linear;
 pub mod nn;
 mod node;
 mod norm;
+mod threads;
 
 pub use activation::{gelu, gelu_approximate, log_softmax, quiet_softmax, silu, softmax, swiglu};
 pub use attention::{Attention, attention};

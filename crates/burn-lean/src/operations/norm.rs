@@ -3,7 +3,7 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::chunks::{as_rows, map_rows, shaped, wide};
+use super::chunks::{as_rows, fold_rows, map_rows, map_rows_with, shaped, wide};
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 
 const INPUT: usize = 0;
@@ -88,7 +88,6 @@ pub fn group_norm<const D: usize>(
     let dims = input.dims();
     assert!(D >= 2, "group_norm: the input is `[batch, channels, ...]`");
     let channels = dims[1];
-    let width = dims[1..].iter().product::<usize>();
     assert!(
         groups > 0 && channels.is_multiple_of(groups),
         "group_norm: {channels} channels are no multiple of {groups} groups"
@@ -107,12 +106,11 @@ pub fn group_norm<const D: usize>(
     ];
     apply(operands, |mut operands: Operands<3>| {
         let norm = GroupNorm {
-            input: shaped(operands.take::<D>(INPUT), [dims[0], width]),
+            input: operands.take::<D>(INPUT),
             gamma: operands.take_optional(GAMMA),
             channels,
             groups,
             epsilon,
-            dims,
         };
         let output = norm.forward(operands.take_optional(BETA));
         (shaped(output, dims), norm)
@@ -149,10 +147,9 @@ fn row_norm<const D: usize>(
         let beta = operands.take_optional::<1>(BETA);
         let norm = RowNorm {
             statistic,
-            input: as_rows(input.clone()),
+            input: input.clone(),
             gamma: gamma.clone(),
             epsilon,
-            dims,
         };
         let output = match statistic {
             Statistic::MeanAndVariance => plain_layer_norm(input, gamma, beta, epsilon),
@@ -188,11 +185,9 @@ fn plain_rms_norm<const D: usize>(input: Tensor<D>, gamma: Tensor<1>, epsilon: f
 #[derive(Clone)]
 struct RowNorm<const D: usize> {
     statistic: Statistic,
-    /// `[rows, width]`
-    input: Tensor<2>,
+    input: Tensor<D>,
     gamma: Tensor<1>,
     epsilon: f64,
-    dims: [usize; D],
 }
 
 impl<const D: usize> Operation<3> for RowNorm<D> {
@@ -204,42 +199,56 @@ impl<const D: usize> Operation<3> for RowNorm<D> {
             input,
             gamma,
             epsilon,
-            dims,
         } = self;
+        let dims = input.dims();
+        let input = as_rows(input);
         let (dtype, wide) = (input.dtype(), wide(input.dtype()));
+        let affine_dtype = gamma.dtype();
         let gain = gamma.cast(wide).unsqueeze::<2>();
         let mut affine = AffineGradients::zeros(&gain, operands);
-        let wants_input = operands.wants(INPUT);
-        let grad = map_rows(as_rows(grad.tensor::<D>()), |chunk, grad| {
-            let grad = grad.cast(wide);
+        let wanted = affine.wanted();
+        let grad = as_rows(grad.tensor::<D>());
+        let of_affine = |chunk, grad: &Tensor<2>| {
             let rows = input.clone().slice([chunk]).cast(wide);
             let (normal, deviation) = normalized(statistic, rows, epsilon);
-            affine.add(&grad, &normal, |rows| rows.sum_dim(0));
-            if !wants_input {
-                return grad.cast(dtype);
-            }
-            input_gradient(statistic, grad * gain.clone(), normal, deviation).cast(dtype)
-        });
-        drop(input);
-        if wants_input {
+            let sums = wanted.sums(grad, &normal, |rows| rows.sum_dim(0));
+            (sums, normal, deviation)
+        };
+        if operands.wants(INPUT) {
+            let map = |chunk, [grad]: [Tensor<2>; 1]| {
+                let grad = grad.cast(wide);
+                let (sums, normal, deviation) = of_affine(chunk, &grad);
+                let grad = grad * gain.clone();
+                let grad = input_gradient(statistic, grad, normal, deviation).cast(dtype);
+                ([grad], sums)
+            };
+            let [grad] = map_rows_with([grad], map, |sums| affine.add(sums));
             operands.give(INPUT, shaped(grad, dims));
+        } else {
+            let compute = |chunk, grad: Tensor<2>| of_affine(chunk, &grad.cast(wide)).0;
+            fold_rows(&grad, compute, |sums| affine.add(sums));
         }
-        affine.give(operands, dtype);
+        affine.give(operands, affine_dtype);
     }
 }
 
 #[derive(Clone)]
 struct GroupNorm<const D: usize> {
-    /// `[batch, channels * elements of a channel]`
-    input: Tensor<2>,
+    /// `[batch, channels, ...]`
+    input: Tensor<D>,
     gamma: Option<Tensor<1>>,
     channels: usize,
     groups: usize,
     epsilon: f64,
-    dims: [usize; D],
 }
 
 impl<const D: usize> GroupNorm<D> {
+    /// `[batch, channels * elements of a channel]`
+    fn by_batch(&self, tensor: Tensor<D>) -> Tensor<2> {
+        let dims = self.input.dims();
+        shaped(tensor, [dims[0], dims[1..].iter().product()])
+    }
+
     /// `[batch, width]`, normalized by group, with the deviations `[batch * groups, 1]`.
     fn normalized(&self, rows: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
         let dims = rows.dims();
@@ -265,7 +274,7 @@ impl<const D: usize> GroupNorm<D> {
     fn forward(&self, beta: Option<Tensor<1>>) -> Tensor<2> {
         let (dtype, wide) = (self.input.dtype(), wide_of_group_norm(self.input.dtype()));
         let shape = [1, self.channels, 1];
-        map_rows(self.input.clone(), |_, rows| {
+        map_rows(self.by_batch(self.input.clone()), |_, rows| {
             let dims = rows.dims();
             let normal = self.normalized(rows.cast(wide)).0.cast(dtype);
             let mut output = self.by_channel(normal);
@@ -293,41 +302,48 @@ impl<const D: usize> Operation<3> for GroupNorm<D> {
 
     fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 3>) {
         let (dtype, wide) = (self.input.dtype(), wide(self.input.dtype()));
+        let affine_dtype = self.gamma.as_ref().map_or(dtype, Tensor::dtype);
         let one = || Tensor::<1>::ones([self.channels], (&self.input.device(), wide));
         let gain = self
             .gamma
             .clone()
             .map_or_else(one, |gamma| gamma.cast(wide));
         let mut affine = AffineGradients::zeros(&gain.clone().unsqueeze(), operands);
+        let wanted = affine.wanted();
         let gain = gain.reshape([1, self.channels, 1]);
-        let wants_input = operands.wants(INPUT);
-        let grad = shaped(grad.tensor::<D>(), self.input.dims());
-        let grad = map_rows(grad, |chunk, grad| {
-            let dims = grad.dims();
-            let grad = grad.cast(wide);
-            let rows = self.input.clone().slice([chunk]).cast(wide);
+        let input = self.by_batch(self.input.clone());
+        let grad = self.by_batch(grad.tensor::<D>());
+        let of_affine = |chunk, grad: &Tensor<2>| {
+            let rows = input.clone().slice([chunk]).cast(wide);
             let (normal, deviation) = self.normalized(rows);
             let of_channels = |rows: Tensor<2>| {
                 let sums = self.by_channel(rows).sum_dim(2).sum_dim(0);
                 sums.reshape([1, self.channels])
             };
-            affine.add(&grad, &normal, of_channels);
-            if !wants_input {
-                return grad.cast(dtype);
-            }
-            let grad = (self.by_channel(grad) * gain.clone()).reshape(dims);
-            let grad = input_gradient(
-                Statistic::MeanAndVariance,
-                self.by_group(grad),
-                self.by_group(normal),
-                deviation,
-            );
-            grad.reshape(dims).cast(dtype)
-        });
-        if wants_input {
-            operands.give(INPUT, shaped(grad, self.dims));
+            let sums = wanted.sums(grad, &normal, of_channels);
+            (sums, normal, deviation)
+        };
+        if operands.wants(INPUT) {
+            let map = |chunk, [grad]: [Tensor<2>; 1]| {
+                let dims = grad.dims();
+                let grad = grad.cast(wide);
+                let (sums, normal, deviation) = of_affine(chunk, &grad);
+                let grad = (self.by_channel(grad) * gain.clone()).reshape(dims);
+                let grad = input_gradient(
+                    Statistic::MeanAndVariance,
+                    self.by_group(grad),
+                    self.by_group(normal),
+                    deviation,
+                );
+                ([grad.reshape(dims).cast(dtype)], sums)
+            };
+            let [grad] = map_rows_with([grad], map, |sums| affine.add(sums));
+            operands.give(INPUT, shaped(grad, self.input.dims()));
+        } else {
+            let compute = |chunk, grad: Tensor<2>| of_affine(chunk, &grad.cast(wide)).0;
+            fold_rows(&grad, compute, |sums| affine.add(sums));
         }
-        affine.give(operands, dtype);
+        affine.give(operands, affine_dtype);
     }
 }
 
@@ -359,7 +375,31 @@ fn input_gradient(
 /// The gradients of gamma and beta: sums over rows, of chunk after chunk.
 struct AffineGradients {
     /// `[1, width]`, of those that are wanted.
-    sums: [Option<Tensor<2>>; 2],
+    sums: AffineSums,
+}
+
+/// `[1, width]` for gamma and beta.
+type AffineSums = [Option<Tensor<2>>; 2];
+
+/// Which of gamma and beta need a gradient.
+#[derive(Clone, Copy)]
+struct WantedAffine {
+    gamma: bool,
+    beta: bool,
+}
+
+impl WantedAffine {
+    /// The sums of one chunk. `sum` is from rows to `[1, width]`.
+    fn sums(
+        self,
+        grad: &Tensor<2>,
+        normal: &Tensor<2>,
+        sum: impl Fn(Tensor<2>) -> Tensor<2>,
+    ) -> AffineSums {
+        let of_gamma = || sum(grad.clone() * normal.clone());
+        let of_beta = || sum(grad.clone());
+        [self.gamma.then(of_gamma), self.beta.then(of_beta)]
+    }
 }
 
 impl AffineGradients {
@@ -371,14 +411,16 @@ impl AffineGradients {
         }
     }
 
-    /// `sum` is from rows to `[1, width]`.
-    fn add(&mut self, grad: &Tensor<2>, normal: &Tensor<2>, sum: impl Fn(Tensor<2>) -> Tensor<2>) {
-        let [gamma, beta] = &mut self.sums;
-        if let Some(total) = gamma.take() {
-            *gamma = Some(total + sum(grad.clone() * normal.clone()));
-        }
-        if let Some(total) = beta.take() {
-            *beta = Some(total + sum(grad.clone()));
+    fn wanted(&self) -> WantedAffine {
+        let [gamma, beta] = self.sums.each_ref().map(Option::is_some);
+        WantedAffine { gamma, beta }
+    }
+
+    fn add(&mut self, sums: AffineSums) {
+        for (total, sum) in self.sums.iter_mut().zip(sums) {
+            if let (Some(total), Some(sum)) = (total, sum) {
+                total.inplace(|total| total + sum);
+            }
         }
     }
 

@@ -64,7 +64,7 @@ impl Shape {
 
 /// Small and odd; cross attention; grouped heads; no batch; one time. The last two are cut: the
 /// batch into chunks, and one element of it into rows.
-const SHAPES: [Shape; 8] = [
+const SHAPES: [Shape; 9] = [
     Shape::new(2, 3, 5, 4),
     Shape {
         key_time: 7,
@@ -86,6 +86,12 @@ const SHAPES: [Shape; 8] = [
     Shape {
         key_heads: 2,
         key_time: 401,
+        ..Shape::new(2, 4, 403, 3)
+    },
+    // More keys than queries, in chunks of rows.
+    Shape {
+        key_heads: 2,
+        key_time: 405,
         ..Shape::new(2, 4, 403, 3)
     },
 ];

@@ -57,3 +57,10 @@ fn it_drops_in_training_alone() {
     assert_eq!(same.into_data(), inference.into_data());
     assert_eq!(dropout(x.clone(), 0.0).into_data(), x.into_data());
 }
+
+/// All would be dropped, and what is left divided by zero.
+#[test]
+#[should_panic(expected = "below 1")]
+fn all_cannot_be_dropped() {
+    dropout(Tensor::<1>::ones([3], &flex()), 1.0);
+}

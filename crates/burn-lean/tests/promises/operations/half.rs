@@ -1,10 +1,13 @@
 //! Operations in `f16` and `bf16`: what they compute on the way is in `f32`.
 
-use burn::module::Param;
+use burn::module::{Param, ParamId};
+use burn::nn::activation::ActivationConfig;
 use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::transformer::PositionWiseFeedForwardConfig;
 use burn::nn::{GroupNormConfig, LayerNormConfig, RmsNormConfig};
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Tensor, activation, module};
+use burn_lean::operations::nn::LeanModule;
 use burn_lean::operations::{
     attention, gelu_approximate, group_norm, layer_norm, linear, linear_cross_entropy, log_softmax,
     quiet_softmax, rms_norm, silu, softmax, swiglu,
@@ -47,6 +50,34 @@ impl Case {
     }
 }
 
+/// The loss of so many tokens that it is made in more than a hundred chunks, that the sum of their
+/// losses overflows `f16`, and that the gradients of their mean vanish there.
+fn loss_of_many_tokens() -> Case {
+    const TOKENS: usize = 12_000;
+    const WIDTH: usize = 4;
+    const CLASSES: usize = 700;
+    let parts = |leaves: &[Tensor<1>]| {
+        let hidden = shaped::<2>(&leaves[0], [TOKENS, WIDTH]);
+        let weight = shaped::<2>(&leaves[1], [WIDTH, CLASSES]);
+        let targets = ids([TOKENS], 1, CLASSES, &hidden.device());
+        let loss = CrossEntropyLossConfig::new().init(&hidden.device());
+        (hidden, weight, targets, loss)
+    };
+    Case::new(
+        "linear_cross_entropy of many tokens",
+        vec![noise(TOKENS * WIDTH, 1), noise(WIDTH * CLASSES, 2)],
+        // The gradient of a loss that is scaled, as it has to be in `f16`.
+        move |leaves| {
+            let (hidden, weight, targets, loss) = parts(leaves);
+            loss.forward(hidden.matmul(weight), targets) * 1024.0
+        },
+        move |leaves| {
+            let (hidden, weight, targets, loss) = parts(leaves);
+            linear_cross_entropy(&loss, hidden, weight, None, targets) * 1024.0
+        },
+    )
+}
+
 /// Errors of an outcome, in roundings of a type: of the output, and of each gradient.
 fn errors(found: &Outcome, expected: &Outcome, epsilon: f64) -> Vec<f64> {
     let errors = differences(found, expected).into_iter();
@@ -77,6 +108,28 @@ fn cases() -> Vec<Case> {
             vec![rows(1, 6.0)],
             |leaves| activation::silu(leaves[0].clone()),
             |leaves| silu(leaves[0].clone()),
+        ),
+        Case::new(
+            "feed-forward network",
+            vec![rows(1, 1.0), noise(64 * 64, 2), noise(64, 3)],
+            move |leaves| {
+                let weight = || shaped::<2>(&leaves[1], [64, 64]);
+                let hidden = module::linear(x(leaves), weight(), Some(leaves[2].clone()));
+                let hidden = activation::gelu_approximate(hidden);
+                module::linear(hidden, weight(), None).flatten(0, 2)
+            },
+            move |leaves| {
+                let weight = || Param::initialized(ParamId::new(), shaped(&leaves[1], [64, 64]));
+                let config = PositionWiseFeedForwardConfig::new(64, 64).with_dropout(0.0);
+                let config = config.with_activation(ActivationConfig::GeluApproximate);
+                let mut network = config.init(&leaves[0].device()).lean();
+                network.linear_inner.weight = weight();
+                network.linear_inner.bias =
+                    Some(Param::initialized(ParamId::new(), leaves[2].clone()));
+                network.linear_outer.weight = weight();
+                network.linear_outer.bias = None;
+                network.forward(x(leaves)).flatten(0, 2)
+            },
         ),
         Case::new(
             "swiglu",
@@ -199,7 +252,7 @@ fn cases() -> Vec<Case> {
 
 #[test]
 fn operations_in_half_precision_are_near_those_in_f64() {
-    for case in cases() {
+    for case in cases().into_iter().chain([loss_of_many_tokens()]) {
         for (dtype, epsilon) in HALVES {
             let device = flex();
             // Numbers that the type holds.

@@ -1,7 +1,9 @@
 //! Bytes that an operation keeps for the backward pass, and the peak of that.
 
 use burn::nn::DropoutConfig;
+use burn::nn::transformer::PositionWiseFeedForwardConfig;
 use burn::tensor::{Tensor, activation};
+use burn_lean::operations::nn::LeanModule;
 use burn_lean::operations::{
     Attention, dropout, gelu, group_norm, layer_norm, linear, rms_norm, silu, softmax, swiglu,
 };
@@ -54,6 +56,12 @@ fn print(name: &str, plain: &Bytes, ours: &Bytes) {
     );
 }
 
+/// Bytes of the chunks of a tensor that are computed at once: 256 KiB on each thread.
+fn chunks() -> usize {
+    let threads = std::thread::available_parallelism().unwrap().get();
+    threads.min(8) * (256 << 10)
+}
+
 /// That an operation keeps only what exists anyway, and less than Burn's where that keeps more; and
 /// that backward makes the gradients and no more than chunks beside them.
 fn assert_little(
@@ -65,8 +73,8 @@ fn assert_little(
     print(name, &plain, &ours);
     assert!(ours.kept <= SMALL, "{name} keeps {} bytes", ours.kept);
     assert!(ours.kept <= plain.kept);
-    // The gradient of the output, in the same memory that of the input, and chunks of 256 KiB.
-    let limit = INPUT + 6 * (256 << 10) + SMALL;
+    // The gradient of the output, in the same memory that of the input, and chunks.
+    let limit = INPUT + 6 * chunks() + SMALL;
     assert!(
         ours.backward <= limit,
         "backward of {name} needs {} bytes, of at most {limit}",
@@ -106,10 +114,9 @@ fn operations_keep_their_input_or_their_output() {
             let group = |x| group_norm(x, Some(gamma.clone()), Some(gamma.clone()), 8, 1e-5);
             assert_little("group_norm", plain_group, group);
 
-            // On Flex it is Burn's own.
             let (plain, ours) = (bytes(activation::gelu), bytes(gelu));
             print("gelu", &plain, &ours);
-            assert!(ours.kept <= SMALL && ours.backward <= INPUT + SMALL);
+            assert!(ours.kept <= SMALL && ours.backward <= INPUT + 2 * chunks() + SMALL);
             assert_little("silu", activation::silu, silu);
             let plain_softmax = |x| activation::softmax(x, 1);
             assert_little("softmax", plain_softmax, |x| softmax(x, 1));
@@ -233,6 +240,30 @@ fn dropout_keeps_bits_and_swiglu_its_inputs() {
             print("swiglu", &plain, &ours);
             assert!(ours.kept <= SMALL, "{}", ours.kept);
             assert!(plain.kept >= INPUT, "{}", plain.kept);
+        },
+    );
+}
+
+#[test]
+fn a_feed_forward_network_keeps_its_hidden_layer_once() {
+    alone(
+        "operations::memory::a_feed_forward_network_keeps_its_hidden_layer_once",
+        || {
+            const HIDDEN: usize = 4 * INPUT;
+            for drop in [0.0, 0.1] {
+                let config = PositionWiseFeedForwardConfig::new(DIMS[1], 4 * DIMS[1]);
+                let plain = config.with_dropout(drop).init(&flex());
+                let lean = plain.clone().lean();
+                let (plain, ours) = (bytes(|x| plain.forward(x)), bytes(|x| lean.forward(x)));
+                print(&format!("feed-forward network, {drop}"), &plain, &ours);
+                let bits = if drop > 0.0 { HIDDEN / 24 } else { 0 };
+                assert!(ours.kept <= HIDDEN + bits + SMALL, "{}", ours.kept);
+                assert!(plain.kept >= 2 * HIDDEN, "{}", plain.kept);
+                // The gradients of the parameters and of the output; of the hidden layer, which is
+                // written over that, a block of 2 MiB with its gradient, and its chunks.
+                let limit = 2 * HIDDEN + 2 * INPUT + 4 * (2 << 20) + 6 * chunks() + SMALL;
+                assert!(ours.backward <= limit, "{} of {limit}", ours.backward);
+            }
         },
     );
 }

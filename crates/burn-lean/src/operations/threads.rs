@@ -1,0 +1,39 @@
+//! Chunks of a tensor on several threads. Flex runs an element-wise function on one.
+//!
+//! What is computed does not depend on the number of threads: chunks are the same for any, and what
+//! they add up to is added in their order.
+
+use burn::tensor::Tensor;
+
+/// Chunks that are computed at once have temporaries each.
+#[cfg(feature = "rayon")]
+const MOST: usize = 8;
+
+/// How many chunks of a tensor are computed at once.
+pub(super) fn threads<const D: usize>(tensor: &Tensor<D>) -> usize {
+    #[cfg(feature = "rayon")]
+    if crate::backend::is_on_flex(tensor) {
+        return rayon::current_num_threads().min(MOST);
+    }
+    let _ = tensor;
+    1
+}
+
+/// What `compute` makes of each item, in their order.
+#[cfg(feature = "rayon")]
+pub(super) fn in_parallel<T: Sync, R: Send>(
+    items: &[T],
+    compute: impl Fn(&T) -> R + Sync,
+) -> Vec<R> {
+    use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
+    match items {
+        [item] => vec![compute(item)],
+        items => items.par_iter().map(&compute).collect(),
+    }
+}
+
+/// What `compute` makes of each item, in their order.
+#[cfg(not(feature = "rayon"))]
+pub(super) fn in_parallel<T, R>(items: &[T], compute: impl Fn(&T) -> R) -> Vec<R> {
+    items.iter().map(compute).collect()
+}
