@@ -6,7 +6,7 @@ use crate::results::{
     BurnVersion, Checkpointing, LinearGradient, LossChunk, Mode, Operations, Results, Settings,
     TorchMode,
 };
-use crate::shape::Kind;
+use crate::shape::{Kind, Sizes};
 use crate::spec;
 use crate::suite;
 use crate::timeline;
@@ -87,8 +87,13 @@ struct SuiteArgs {
     /// Width and height of an image [default: the preset's]
     #[arg(long, value_name = "PIXELS")]
     image_size: Option<usize>,
-    /// Versions of Burn, separated by commas; 0.22 with the vision transformer and the encoder, on
-    /// flex
+    /// Different tokens of the decoder [default: the preset's]
+    #[arg(long, value_name = "TOKENS")]
+    vocabulary: Option<NonZeroUsize>,
+    /// Tokens in a sequence of the decoder [default: the preset's]
+    #[arg(long, value_name = "TOKENS")]
+    context: Option<NonZeroUsize>,
+    /// Versions of Burn, separated by commas; 0.22 on flex
     #[arg(
         long,
         value_enum,
@@ -284,6 +289,12 @@ impl SuiteArgs {
             timeline::STEPS
         );
         let has = |part| self.part.contains(&part);
+        ensure!(
+            (self.vocabulary.is_none() && self.context.is_none())
+                || has(Part::Gpt)
+                || has(Part::Vocabulary),
+            "--vocabulary and --context are sizes of the decoder: add --part gpt"
+        );
         let kinds = [
             (Part::Vit, Kind::Vit),
             (Part::Gpt, Kind::Gpt),
@@ -307,7 +318,11 @@ impl SuiteArgs {
                 .collect(),
             vocabulary: has(Part::Vocabulary),
             preset: self.preset,
-            image_size: self.image_size,
+            sizes: Sizes {
+                image: self.image_size,
+                vocabulary: self.vocabulary.map(NonZeroUsize::get),
+                context: self.context.map(NonZeroUsize::get),
+            },
             batch_sizes: self.batch_size.iter().map(|size| size.get()).collect(),
             burns: self.burn.clone(),
             backends: self.backend.clone(),

@@ -32,25 +32,36 @@ pub enum Kind {
     Encoder,
 }
 
+/// Sizes in place of a preset's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sizes {
+    /// Width and height of an image.
+    pub image: Option<usize>,
+    /// Number of different tokens of the decoder.
+    pub vocabulary: Option<usize>,
+    /// Tokens in a sequence of the decoder.
+    pub context: Option<usize>,
+}
+
 impl Kind {
     /// The model of this kind and size.
-    pub fn shape(self, preset: Preset, image_size: Option<usize>) -> Shape {
+    pub fn shape(self, preset: Preset, sizes: &Sizes) -> Shape {
         match self {
             Self::Vit => {
                 let (size, channels, classes) = match preset {
                     Preset::Tiny => (8, 1, 10),
                     Preset::Small | Preset::Base | Preset::Large => (224, 3, 1000),
                 };
-                Shape::Vit(preset.config(image_size.unwrap_or(size), channels, classes))
+                Shape::Vit(preset.config(sizes.image.unwrap_or(size), channels, classes))
             }
-            Self::Gpt => Shape::Gpt(gpt(preset)),
+            Self::Gpt => Shape::Gpt(gpt(preset, sizes)),
             Self::Encoder => Shape::Encoder(encoder(preset)),
         }
     }
 
     /// The name of this kind and size, for the table.
-    pub fn name(self, preset: Preset) -> String {
-        match (self, preset) {
+    pub fn name(self, preset: Preset, sizes: &Sizes) -> String {
+        let name = match (self, preset) {
             (Self::Vit, Preset::Tiny) => "ViT tiny".into(),
             (Self::Vit, Preset::Small) => "ViT-S/16".into(),
             (Self::Vit, Preset::Base) => "ViT-B/16".into(),
@@ -58,19 +69,34 @@ impl Kind {
             (Self::Gpt, preset) => format!("GPT {preset}"),
             (Self::Encoder, Preset::Tiny) => "Encoder tiny".into(),
             (Self::Encoder, _) => "Encoder of burn#5212".into(),
-        }
+        };
+        let other: Vec<String> = match self {
+            Self::Vit => sizes
+                .image
+                .map(|size| format!(" at {size}x{size}"))
+                .into_iter()
+                .collect(),
+            Self::Gpt => [("vocabulary", sizes.vocabulary), ("context", sizes.context)]
+                .into_iter()
+                .filter_map(|(what, size)| Some(format!(", {what} {}", size?)))
+                .collect(),
+            Self::Encoder => Vec::new(),
+        };
+        name + &other.concat()
     }
 }
 
 /// Decoders by size. `Large` has the proportions of a small language model: 16 layers, and a
 /// vocabulary of 30,000, which has a quarter of the weights.
-fn gpt(preset: Preset) -> GptConfig {
+fn gpt(preset: Preset, sizes: &Sizes) -> GptConfig {
     let (vocabulary, context, dim, depth, heads) = match preset {
         Preset::Tiny => (512, 32, 64, 2, 4),
         Preset::Small => (8_000, 128, 384, 6, 6),
         Preset::Base => (50_257, 512, 768, 12, 12),
         Preset::Large => (30_000, 512, 1024, 16, 16),
     };
+    let vocabulary = sizes.vocabulary.unwrap_or(vocabulary);
+    let context = sizes.context.unwrap_or(context);
     GptConfig::new(vocabulary, context, dim, depth, heads, 4 * dim)
 }
 
@@ -110,12 +136,40 @@ mod tests {
     #[test]
     fn shapes_are_read_as_they_were_written() {
         for kind in [Kind::Vit, Kind::Gpt, Kind::Encoder] {
-            let shape = kind.shape(Preset::Small, None);
+            let shape = kind.shape(Preset::Small, &Sizes::default());
             let json = serde_json::to_value(&shape).unwrap();
             let name = kind.to_possible_value().unwrap();
             assert_eq!(json["kind"], name.get_name());
             assert_eq!(json["dim"], 384);
             assert_eq!(serde_json::from_value::<Shape>(json).unwrap(), shape);
         }
+    }
+
+    #[test]
+    fn sizes_replace_those_of_the_preset_and_are_in_the_name() {
+        let sizes = Sizes {
+            image: Some(64),
+            vocabulary: Some(32_000),
+            context: Some(512),
+        };
+        let Shape::Gpt(config) = Kind::Gpt.shape(Preset::Small, &sizes) else {
+            panic!("another kind");
+        };
+        assert_eq!(config, GptConfig::new(32_000, 512, 384, 6, 6, 1536));
+        // The others have no such sizes.
+        for (kind, name) in [
+            (Kind::Vit, "ViT-S/16 at 64x64"),
+            (Kind::Gpt, "GPT small, vocabulary 32000, context 512"),
+            (Kind::Encoder, "Encoder of burn#5212"),
+        ] {
+            assert_eq!(kind.name(Preset::Small, &sizes), name);
+        }
+        let one = Sizes {
+            context: Some(64),
+            ..Sizes::default()
+        };
+        assert_eq!(Kind::Gpt.name(Preset::Tiny, &one), "GPT tiny, context 64");
+        let encoder = |sizes: &Sizes| Kind::Encoder.shape(Preset::Small, sizes);
+        assert_eq!(encoder(&sizes), encoder(&Sizes::default()));
     }
 }

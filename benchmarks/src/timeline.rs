@@ -95,7 +95,7 @@ fn safe(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::results::{Arithmetic, LossChunk};
-    use crate::shape::Kind;
+    use crate::shape::{Kind, Sizes};
     use std::num::NonZeroUsize;
     use vit::config::{BackendKind, Preset};
 
@@ -109,7 +109,7 @@ mod tests {
     ) -> Option<String> {
         let case = Case {
             name: title.into(),
-            model: Kind::Vit.shape(Preset::Tiny, None),
+            model: Kind::Vit.shape(Preset::Tiny, &Sizes::default()),
             batch_size: 8,
         };
         let subject = Subject::Burn {

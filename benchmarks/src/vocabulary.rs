@@ -1,5 +1,5 @@
 //! The largest vocabulary that gradient release trains within the peak that plain Burn needs for
-//! the preset's.
+//! the decoder's own.
 
 use crate::gpt::GptConfig;
 use crate::results::{Arithmetic, BurnVersion, Case, Checkpointing, Mode, Subject, Vocabulary};

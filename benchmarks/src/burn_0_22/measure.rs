@@ -2,6 +2,7 @@
 //! 0.21.
 
 use super::encoder::{Encoder, LeanEncoder};
+use super::gpt::{Gpt, LeanGpt};
 use super::optimizer::Stepper;
 use super::trainee::{HostBatch, Trainee, draw};
 use crate::results::{Checkpointing, LinearGradient, Measured, Operations};
@@ -38,7 +39,8 @@ pub fn run(spec: &Spec) -> Result<Measured> {
         (Shape::Vit(config), Operations::Lean) => train::<LeanVit, _>(spec, config),
         (Shape::Encoder(config), Operations::Default) => train::<Encoder, _>(spec, config),
         (Shape::Encoder(config), Operations::Lean) => train::<LeanEncoder, _>(spec, config),
-        (Shape::Gpt(_), _) => bail!("there is no decoder for Burn 0.22"),
+        (Shape::Gpt(config), Operations::Default) => train::<Gpt, _>(spec, config),
+        (Shape::Gpt(config), Operations::Lean) => train::<LeanGpt, _>(spec, config),
     }
 }
 

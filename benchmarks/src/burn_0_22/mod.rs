@@ -4,9 +4,11 @@
 //! Models, batches and settings are those of Burn 0.21, and so are the bytes that are counted.
 
 mod encoder;
+mod gpt;
 mod loss;
 mod measure;
 mod optimizer;
+mod scorer;
 mod trainee;
 
 pub use measure::run;

@@ -1,8 +1,9 @@
 //! Models of Burn 0.22, trained on the batches of Burn 0.21.
 
-use super::encoder::Scorer;
 use super::loss;
+use super::scorer::Scorer;
 use crate::encoder::EncoderConfig;
+use crate::gpt::GptConfig;
 use crate::results::LossChunk;
 use crate::workload::Workload;
 use anyhow::{Result, anyhow};
@@ -60,8 +61,15 @@ impl<M: Model> Trainee<M> for VitConfig {
     }
 }
 
-impl<M: Scorer> Trainee<M> for EncoderConfig {
-    /// Its layers have no scopes inside: `plan` never asks for nested ones.
+/// The shape of a language model: its batches are tokens, and their labels.
+pub(super) trait Language: Workload {}
+
+impl Language for EncoderConfig {}
+
+impl Language for GptConfig {}
+
+impl<C: Language, M: Scorer<C>> Trainee<M> for C {
+    /// Its blocks have no scopes inside: `plan` never asks for nested ones.
     fn build(&self, recomputed: Recomputed, device: &Device) -> M {
         M::new(self, recomputed != Recomputed::Nothing, device)
     }

@@ -14,7 +14,7 @@ use crate::results::{
     Arithmetic, BurnVersion, Case, Checkpointing, LeftOut, LinearGradient, LossChunk, Mode,
     Operations, Subject, TorchMode, TorchVersions, value_name,
 };
-use crate::shape::{Kind, Shape};
+use crate::shape::{Kind, Shape, Sizes};
 use crate::timeline::TimelineSpec;
 use std::path::Path;
 use vit::backend;
@@ -54,7 +54,7 @@ pub enum Task {
     SearchVocabulary {
         /// Name of the decoder.
         model: String,
-        /// The decoder, with the preset's vocabulary.
+        /// The decoder, with the vocabulary that plain Burn trains.
         preset: GptConfig,
         /// The backend.
         backend: BackendKind,
@@ -158,21 +158,13 @@ impl Planner<'_> {
                 };
                 let sizes = if given.is_empty() { defaults } else { given };
                 cases.extend(sizes.get(index).map(|batch_size| Case {
-                    name: self.name(*kind),
-                    model: kind.shape(self.preset, self.request.image_size),
+                    name: kind.name(self.preset, &self.request.sizes),
+                    model: kind.shape(self.preset, &self.request.sizes),
                     batch_size: *batch_size,
                 }));
             }
         }
         cases
-    }
-
-    fn name(&self, kind: Kind) -> String {
-        let name = kind.name(self.preset);
-        match (kind, self.request.image_size) {
-            (Kind::Vit, Some(size)) => format!("{name} at {size}x{size}"),
-            _ => name,
-        }
     }
 
     /// All modes in turn, those of one version of Burn beside each other, as often as repeated,
@@ -266,7 +258,7 @@ impl Planner<'_> {
         backend: BackendKind,
     ) -> Vec<Arithmetic> {
         let mut found = Vec::new();
-        if let Some(missing) = unmeasured(burn, model, name, backend) {
+        if let Some(missing) = unmeasured(burn, backend) {
             self.leave_out(missing);
             return found;
         }
@@ -383,12 +375,20 @@ impl Planner<'_> {
     }
 
     fn vocabulary(&mut self, backend: BackendKind) {
-        let model = Kind::Gpt.name(self.preset);
-        let shape = Kind::Gpt.shape(self.preset, None);
+        let sizes = &self.request.sizes;
+        let shape = Kind::Gpt.shape(self.preset, sizes);
+        // The search names each vocabulary itself.
+        let model = Kind::Gpt.name(
+            self.preset,
+            &Sizes {
+                vocabulary: None,
+                ..*sizes
+            },
+        );
         if !self.request.burns.contains(&BurnVersion::V0_21) {
             self.leave_out(LeftOut::new(
                 format!("vocabulary of {model}"),
-                "it is searched on Burn 0.21, which has the decoder",
+                "it is searched on Burn 0.21 only",
             ));
             return;
         }
@@ -405,24 +405,14 @@ impl Planner<'_> {
     }
 }
 
-/// What is missing if a model is not measured on a backend of a version of Burn.
-fn unmeasured(
-    burn: BurnVersion,
-    model: &Shape,
-    name: &str,
-    backend: BackendKind,
-) -> Option<LeftOut> {
-    match (burn, model) {
-        (BurnVersion::V0_21, _) => None,
-        (BurnVersion::V0_22, _) if backend != BackendKind::Flex => Some(LeftOut::new(
+/// What is missing if a backend of a version of Burn is not measured.
+fn unmeasured(burn: BurnVersion, backend: BackendKind) -> Option<LeftOut> {
+    match burn {
+        BurnVersion::V0_22 if backend != BackendKind::Flex => Some(LeftOut::new(
             format!("Burn {burn}, {backend}"),
             "Burn 0.22 is measured on flex only",
         )),
-        (BurnVersion::V0_22, Shape::Gpt(_)) => Some(LeftOut::new(
-            format!("Burn {burn}: {name}"),
-            "the decoder is written for Burn 0.21",
-        )),
-        (BurnVersion::V0_22, Shape::Vit(_) | Shape::Encoder(_)) => None,
+        BurnVersion::V0_21 | BurnVersion::V0_22 => None,
     }
 }
 

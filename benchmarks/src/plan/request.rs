@@ -4,7 +4,7 @@ use crate::results::{
     BurnVersion, Checkpointing, LeftOut, LinearGradient, LossChunk, Mode, Operations, Settings,
     TorchMode, TorchVersions,
 };
-use crate::shape::Kind;
+use crate::shape::{Kind, Sizes};
 use std::path::PathBuf;
 use std::time::Duration;
 use vit::config::{BackendKind, OptimizerKind, Preset};
@@ -20,8 +20,8 @@ pub struct Request {
     pub vocabulary: bool,
     /// Size of the models; without it, large on a GPU and small otherwise.
     pub preset: Option<Preset>,
-    /// Width and height of an image, instead of the preset's.
-    pub image_size: Option<usize>,
+    /// Sizes of the models in place of the preset's.
+    pub sizes: Sizes,
     /// Images or sequences in a step; without it, 1 and, for images, 8; for the encoder, 6.
     pub batch_sizes: Vec<usize>,
     /// Versions of Burn.

@@ -10,7 +10,7 @@ fn request() -> Request {
         kinds: vec![Kind::Vit, Kind::Gpt],
         vocabulary: true,
         preset: None,
-        image_size: None,
+        sizes: Sizes::default(),
         batch_sizes: Vec::new(),
         burns: vec![BurnVersion::V0_21],
         backends: Vec::new(),
@@ -144,7 +144,10 @@ fn modes_take_turns_to_and_fro_and_timelines_follow() {
         kinds: vec![Kind::Vit],
         vocabulary: false,
         preset: Some(Preset::Tiny),
-        image_size: Some(16),
+        sizes: Sizes {
+            image: Some(16),
+            ..Sizes::default()
+        },
         batch_sizes: vec![4],
         modes: vec![Mode::Plain, Mode::Ideal],
         checkpointing: vec![Checkpointing::None, Checkpointing::Balanced],
@@ -290,35 +293,84 @@ fn modes_of_one_arithmetic_are_neighbours() {
 
 #[test]
 fn lean_operations_are_for_burn_0_22() {
+    for (kind, name, case) in [
+        (Kind::Encoder, "Encoder tiny", "Encoder tiny, batch 6"),
+        (Kind::Gpt, "GPT tiny", "GPT tiny, batch 1"),
+    ] {
+        let request = Request {
+            kinds: vec![kind],
+            vocabulary: false,
+            preset: Some(Preset::Tiny),
+            burns: vec![BurnVersion::V0_21, BurnVersion::V0_22],
+            modes: vec![Mode::Release],
+            operations: vec![Operations::Default, Operations::Lean],
+            loss_chunks: vec![LossChunk::WHOLE, LossChunk(NonZeroUsize::new(64))],
+            torch_modes: Vec::new(),
+            ..request()
+        };
+        let plan = Plan::new(&request, &available(&[BackendKind::Flex], None));
+        assert_eq!(
+            lines(&plan),
+            [
+                "Burn 0.21, flex, release",
+                "Burn 0.21, flex, release, loss chunk 64",
+                "Burn 0.22, flex, release",
+                "Burn 0.22, flex, release, loss chunk 64",
+                "Burn 0.22, flex, release, lean operations",
+            ]
+            .map(|run| format!("{case}: {run} #0"))
+        );
+        assert_eq!(
+            what(&plan),
+            [
+                "Burn 0.21: lean operations".into(),
+                format!("{name}, lean operations: loss chunk 64")
+            ]
+        );
+    }
+}
+
+#[test]
+fn the_decoder_has_the_requested_sizes() {
     let request = Request {
-        kinds: vec![Kind::Encoder],
-        vocabulary: false,
-        preset: Some(Preset::Tiny),
+        preset: Some(Preset::Small),
+        sizes: Sizes {
+            vocabulary: Some(32_000),
+            context: Some(512),
+            ..Sizes::default()
+        },
+        batch_sizes: vec![8],
         burns: vec![BurnVersion::V0_21, BurnVersion::V0_22],
         modes: vec![Mode::Release],
-        operations: vec![Operations::Default, Operations::Lean],
-        loss_chunks: vec![LossChunk::WHOLE, LossChunk(NonZeroUsize::new(64))],
-        torch_modes: Vec::new(),
         ..request()
     };
     let plan = Plan::new(&request, &available(&[BackendKind::Flex], None));
     assert_eq!(
         lines(&plan),
         [
-            "Encoder tiny, batch 6: Burn 0.21, flex, release #0",
-            "Encoder tiny, batch 6: Burn 0.21, flex, release, loss chunk 64 #0",
-            "Encoder tiny, batch 6: Burn 0.22, flex, release #0",
-            "Encoder tiny, batch 6: Burn 0.22, flex, release, loss chunk 64 #0",
-            "Encoder tiny, batch 6: Burn 0.22, flex, release, lean operations #0",
+            "ViT-S/16, batch 8: Burn 0.21, flex, release #0",
+            "ViT-S/16, batch 8: Burn 0.22, flex, release #0",
+            "ViT-S/16, batch 8: PyTorch, cpu, hook #0",
+            "GPT small, vocabulary 32000, context 512, batch 8: Burn 0.21, flex, release #0",
+            "GPT small, vocabulary 32000, context 512, batch 8: Burn 0.22, flex, release #0",
+            "GPT small, vocabulary 32000, context 512, batch 8: PyTorch, cpu, hook #0",
+            // The search names the vocabularies that it tries.
+            "vocabulary of GPT small, context 512, flex",
         ]
     );
-    assert_eq!(
-        what(&plan),
-        [
-            "Burn 0.21: lean operations",
-            "Encoder tiny, lean operations: loss chunk 64"
-        ]
-    );
+    let mut sizes = plan.tasks.iter().filter_map(|task| match task {
+        Task::Measure {
+            case: Case {
+                model: Shape::Gpt(config),
+                ..
+            },
+            ..
+        } => Some(config),
+        Task::SearchVocabulary { preset, .. } => Some(preset),
+        _ => None,
+    });
+    assert!(sizes.all(|config| (config.vocabulary, config.context) == (32_000, 512)));
+    assert!(plan.left_out.is_empty());
 }
 
 #[test]
@@ -458,7 +510,7 @@ fn versions_of_burn_stand_beside_each_other() {
         let with = lines.iter().filter_map(|line| line.strip_prefix(model));
         with.collect()
     };
-    for model in ["ViT tiny", "Encoder tiny"] {
+    for model in ["ViT tiny", "GPT tiny", "Encoder tiny"] {
         assert_eq!(
             of(&format!("{model}, batch 1: ")),
             [
@@ -473,7 +525,6 @@ fn versions_of_burn_stand_beside_each_other() {
         );
     }
     assert!(of("record ").iter().all(|line| line.contains("Burn 0.21")));
-    assert!(of("GPT tiny").iter().all(|line| line.contains("Burn 0.21")));
     assert_eq!(of("vocabulary of "), ["GPT tiny, flex"]);
     assert_eq!(
         what(&plan),
@@ -488,7 +539,6 @@ fn versions_of_burn_stand_beside_each_other() {
             "Burn 0.22: unarmed, automatic",
             "Burn 0.22: ideal, automatic",
             "memory timelines: Burn 0.22, flex",
-            "Burn 0.22: GPT tiny",
         ]
     );
 }

@@ -167,7 +167,7 @@ pub struct Vocabulary {
     /// How the training computes.
     #[serde(flatten)]
     pub arithmetic: Arithmetic,
-    /// Vocabulary of the preset.
+    /// Vocabulary of the preset, or the one that was asked for in its place.
     pub vocabulary: usize,
     /// Peak of plain Burn with it.
     pub plain_peak_bytes: u64,

@@ -30,8 +30,7 @@ fn both_versions_are_in_one_table() {
     command.args(["--checkpointing", "none,balanced,blocks"]);
     let Outcome { table, json } = outcome(&mut command, home.path());
     assert!(json["versions"]["burn_0_22"].as_str().unwrap() > "0.22");
-    assert!(of(&json, "gpt", "0.22").is_empty());
-    for model in ["vit", "encoder"] {
+    for model in ["vit", "gpt", "encoder"] {
         // On 0.21, blocks need the backend of gradient release.
         assert_eq!(of(&json, model, "0.21").len(), 2 + 3 + 3, "{model}");
         let found = of(&json, model, "0.22");
@@ -83,7 +82,6 @@ fn both_versions_are_in_one_table() {
         "Burn 0.22, flex, blocks checkpointing: release over plain",
         "the same weights",
         "Burn 0.22: unarmed, none: ",
-        "Burn 0.22: GPT tiny: ",
     ] {
         assert!(table.contains(text), "{text} in {table}");
     }
@@ -95,7 +93,7 @@ fn both_versions_are_in_one_table() {
 fn chunks_of_the_loss_and_optimizers_are_measured() {
     let home = TempDir::new().unwrap();
     let mut command = tiny_on(home.path(), "0.22");
-    command.args(["--no-pytorch", "--part", "encoder", "--batch-size", "8"]);
+    command.args(["--no-pytorch", "--part", "gpt,encoder", "--batch-size", "8"]);
     command.args(["--mode", "plain,release", "--checkpointing", "none"]);
     command.args([
         "--loss-chunk",
@@ -104,35 +102,64 @@ fn chunks_of_the_loss_and_optimizers_are_measured() {
         "adam,adamw,sgd,lion,adafactor",
     ]);
     let Outcome { table, json } = outcome(&mut command, home.path());
-    assert_eq!(runs(&json).len(), 2 * 2 * 5);
+    assert_eq!(runs(&json).len(), 2 * 2 * 2 * 5);
     assert!(!table.contains("OTHER"), "{table}");
-    for optimizer in ["adam", "adam-w", "sgd", "lion", "adafactor"] {
-        let of = |chunk: Value| -> Vec<&Value> {
-            let of_optimizer = runs(&json)
-                .iter()
-                .filter(|run| run["subject"]["optimizer"] == optimizer);
-            of_optimizer
-                .filter(|run| run["subject"]["loss_chunk"] == chunk)
-                .collect()
-        };
-        let (whole, chunks) = (of(Value::Null), of(json!(16)));
-        for runs in [&whole, &chunks] {
-            assert_eq!(runs[0]["weights_digest"], runs[1]["weights_digest"]);
+    for model in ["gpt", "encoder"] {
+        for optimizer in ["adam", "adam-w", "sgd", "lion", "adafactor"] {
+            let with = |chunk: Value| -> Vec<&Value> {
+                let mut runs = of(&json, model, "0.22");
+                runs.retain(|run| {
+                    let subject = &run["subject"];
+                    subject["optimizer"] == optimizer && subject["loss_chunk"] == chunk
+                });
+                runs
+            };
+            let (whole, chunks) = (with(Value::Null), with(json!(16)));
+            for runs in [&whole, &chunks] {
+                assert_eq!(runs[0]["weights_digest"], runs[1]["weights_digest"]);
+            }
+            let loss = |run: &Value| run["final_loss"].as_f64().unwrap();
+            assert!((loss(whole[0]) / loss(chunks[0]) - 1.0).abs() < 1e-3);
+            // The scores of 256 tokens, and of 16.
+            let peak = |run: &Value| run["memory"]["peak_bytes"].as_u64().unwrap();
+            let saved = peak(whole[1]).saturating_sub(peak(chunks[1]));
+            assert!(saved > 4 * 256 * 512 / 4, "{model}, {optimizer}: {saved}");
         }
-        let loss = |run: &Value| run["final_loss"].as_f64().unwrap();
-        assert!((loss(whole[0]) / loss(chunks[0]) - 1.0).abs() < 1e-3);
-        // The scores of 256 tokens, and of 16.
-        let peak = |run: &Value| run["memory"]["peak_bytes"].as_u64().unwrap();
-        let saved = peak(whole[1]).saturating_sub(peak(chunks[1]));
-        assert!(saved > 4 * 256 * 512 / 4, "{optimizer}: {saved}");
     }
+}
+
+#[test]
+fn the_decoder_has_the_sizes_of_the_command_line() {
+    let home = TempDir::new().unwrap();
+    let mut command = tiny_on(home.path(), "0.21,0.22");
+    command.args(["--no-pytorch", "--part", "gpt", "--batch-size", "2"]);
+    command.args(["--mode", "release", "--checkpointing", "none"]);
+    command.args(["--vocabulary", "300", "--context", "16"]);
+    let Outcome { table, json } = outcome(&mut command, home.path());
+    let block = 2 * 2 * 64 + 4 * (64 * 64 + 64) + 2 * 64 * 256 + 256 + 64;
+    let parameters = 2 * 300 * 64 + 16 * 64 + 2 * block + 2 * 64;
+    assert_eq!(runs(&json).len(), 2);
+    for run in runs(&json) {
+        assert_eq!(run["case"]["model"]["vocabulary"], 300);
+        assert_eq!(run["case"]["model"]["context"], 16);
+        assert_eq!(run["parameters"], parameters);
+        assert_eq!(run["largest_parameter"], 300 * 64);
+    }
+    let name = "| GPT tiny, vocabulary 300, context 16, batch 2 ";
+    assert_eq!(table.matches(name).count(), 2, "{table}");
 }
 
 #[test]
 fn lean_operations_keep_less() {
     let home = TempDir::new().unwrap();
     let mut command = tiny_on(home.path(), "0.22");
-    command.args(["--no-pytorch", "--part", "vit,encoder", "--batch-size", "8"]);
+    command.args([
+        "--no-pytorch",
+        "--part",
+        "vit,gpt,encoder",
+        "--batch-size",
+        "8",
+    ]);
     command.args(["--operations", "default,lean"]);
     command.args([
         "--mode",
@@ -147,6 +174,8 @@ fn lean_operations_keep_less() {
         ("vit", "none"),
         ("vit", "blocks"),
         ("vit", "nested"),
+        ("gpt", "none"),
+        ("gpt", "blocks"),
         ("encoder", "none"),
         ("encoder", "blocks"),
     ] {
@@ -180,7 +209,10 @@ fn what_is_not_there_is_named() {
     command.args(["--mode", "release", "--checkpointing", "automatic"]);
     let Outcome { table, json } = outcome(&mut command, home.path());
     assert!(runs(&json).is_empty());
-    for text in ["Burn 0.22: GPT tiny: ", "vocabulary of GPT tiny: "] {
+    for text in [
+        "Burn 0.22: release, automatic: ",
+        "vocabulary of GPT tiny: ",
+    ] {
         assert!(table.contains(text), "{text} in {table}");
     }
 }

@@ -328,6 +328,9 @@ fn bad_input_gets_one_line() {
         (["--loss-chunk", "nonsense"], "nonsense"),
         (["--loss-chunk", "0"], "--loss-chunk"),
         (["--image-size", "9"], "patches of 2x2"),
+        (["--vocabulary", "0"], "--vocabulary"),
+        (["--context", "0"], "--context"),
+        (["--context", "64"], "--part gpt"),
         (["--output", "/proc/no/folder"], "/proc/no/folder"),
     ] {
         let mut command = tiny(home.path());

@@ -97,6 +97,40 @@ fn another_model_in_pytorch_is_a_failure() {
 }
 
 #[test]
+fn pytorch_trains_the_decoder_of_the_command_line() {
+    let home = TempDir::new().unwrap();
+    let python = fake_python(
+        home.path(),
+        &format!(
+            r#"case "$2" in
+versions) echo '{VERSIONS}' ;;
+*'"kind":"gpt"'*'"vocabulary":300,"context":16,'*) echo '{{"backend": "fake", "parameters": 7,
+"largest_parameter": 7, "step_seconds": [0.5], "final_loss": 1.5, "weights_digest": "abc",
+"memory": null}}' ;;
+*) echo "another model" >&2; exit 1 ;;
+esac"#
+        ),
+    );
+    let mut command = tiny_with_python(home.path(), &python, "2");
+    // No run of Burn, whose model would be compared with it.
+    command.args(["--part", "gpt", "--checkpointing", "automatic"]);
+    command.args([
+        "--pytorch",
+        "hook",
+        "--vocabulary",
+        "300",
+        "--context",
+        "16",
+    ]);
+    let Outcome { table, json } = outcome(&mut command, home.path());
+    assert_eq!(runs(&json).len(), 1);
+    assert!(
+        table.contains("| GPT tiny, vocabulary 300, context 16, batch 2 "),
+        "{table}"
+    );
+}
+
+#[test]
 fn time_limits_stop_a_suite() {
     let home = TempDir::new().unwrap();
     let python = fake_python(

@@ -1,10 +1,11 @@
 //! The model, made of the modules of `super::nn`.
 
+use super::cross_entropy;
 use super::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderLayer,
 };
 use super::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
-use super::{Scorer, cross_entropy};
+use crate::burn_0_22::scorer::Scorer;
 use crate::encoder::EncoderConfig;
 use crate::results::LossChunk;
 // The derive macro names the crate `burn`, which is Burn 0.21 elsewhere in this package.
@@ -24,7 +25,7 @@ pub(in crate::burn_0_22) struct Encoder {
     head: Linear,
 }
 
-impl Scorer for Encoder {
+impl Scorer<EncoderConfig> for Encoder {
     fn new(config: &EncoderConfig, recomputes_layers: bool, device: &Device) -> Self {
         let EncoderConfig {
             vocabulary,
