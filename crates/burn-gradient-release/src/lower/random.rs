@@ -12,7 +12,7 @@ use burn::tensor::{
     ops::{FloatTensor, IntTensor},
 };
 
-use crate::{ReleaseError, tensor::mask::Mask, util::lend::lend};
+use crate::{error::ReleaseError, tensor::mask::Mask, util::lend::lend};
 
 thread_local! {
     static LOG: RefCell<Option<Log>> = const { RefCell::new(None) };

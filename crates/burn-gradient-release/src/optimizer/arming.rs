@@ -9,13 +9,13 @@ use burn::{
 };
 
 use super::{
-    error::ReleaseError,
     mark::check_unmarked,
     session::{Session, float, wrap},
     step_plan::{Purpose, StepPlan, Stepping},
 };
 use crate::{
     ReleaseBackend,
+    error::ReleaseError,
     fork::Scope,
     planner::trace::Tracer,
     slot::armed_set::ArmedSet,

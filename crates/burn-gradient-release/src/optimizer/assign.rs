@@ -9,9 +9,10 @@ use burn::{
 
 use burn_lean_arithmetic::{OutOfRange, groups::nearest};
 
-use super::{error::ReleaseError, precision::check_precision, step_plan::Own, stepper::Stepper};
+use super::{precision::check_precision, step_plan::Own, stepper::Stepper};
 use crate::{
     ReleaseBackend,
+    error::ReleaseError,
     groups::{ParamGroup, Published, visit_paths},
 };
 

@@ -10,7 +10,6 @@ use burn::{
 
 use super::{
     arming::{check_foreign, slot_of},
-    error::ReleaseError,
     mark::{is_marked, mark},
     report::{Outcome, StepReport},
     session::{Session, is_awaited, leaf, sum},
@@ -19,6 +18,7 @@ use super::{
 };
 use crate::{
     ReleaseBackend,
+    error::ReleaseError,
     slot::reduction::{Recipients, agree},
     slot::{Claim, Slot, Step},
     tape::consumers::When,

@@ -9,12 +9,12 @@ use burn::{
 };
 
 use super::{
-    error::ReleaseError,
     step_plan::{Purpose, StepPlan},
     stepper::from_float,
 };
 use crate::{
     ReleaseBackend,
+    error::ReleaseError,
     slot::Slot,
     tensor::parameter::Armed,
     tensor::{ReleaseTensor, Repr},

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::{optim::LearningRate, tensor::backend::Backend};
 
-use super::{error::ReleaseError, gradients::GradNorm, report::StepReport, session::Session};
-use crate::util::lock::lock;
+use super::{gradients::GradNorm, report::StepReport, session::Session};
+use crate::{error::ReleaseError, util::lock::lock};
 
 /// The state, behind a lock that is never held while code of a user runs: the model's, the
 /// optimizer's, or that of an owner of both.

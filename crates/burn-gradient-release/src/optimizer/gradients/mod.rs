@@ -101,6 +101,20 @@ impl GradientPolicy {
         }
     }
 
+    pub(super) fn to_record(&self) -> GradientRecord {
+        GradientRecord {
+            averages: lock(&self.averages).clone(),
+            loss_scaler: self.scaler.as_ref().map(|scaler| scaler.to_record()),
+        }
+    }
+
+    pub(super) fn load_record(&self, record: GradientRecord) {
+        *lock(&self.averages) = record.averages;
+        if let (Some(scaler), Some(record)) = (&self.scaler, record.loss_scaler) {
+            scaler.load_record(record);
+        }
+    }
+
     /// What is done to the gradients of one step. `measured` is what a first pass has found.
     pub(super) fn transform<B: Backend>(&self, measured: Option<GradNorm>) -> GradientTransform<B> {
         let coefficient = measured.map(|measured| measured.coefficient);

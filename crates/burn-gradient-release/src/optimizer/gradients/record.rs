@@ -7,8 +7,7 @@ use burn::{
 use burn_lean_arithmetic::clipping::{AutoClip, ZClip};
 use serde::{Deserialize, Serialize};
 
-use super::{GradientPolicy, LossScalerRecord};
-use crate::util::lock::lock;
+use super::scaler::LossScalerRecord;
 
 /// What the rules of clipping remember.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -25,8 +24,8 @@ pub(super) struct Averages {
 /// of Burn's recorders or with serde.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GradientRecord {
-    averages: Averages,
-    loss_scaler: Option<LossScalerRecord>,
+    pub(super) averages: Averages,
+    pub(super) loss_scaler: Option<LossScalerRecord>,
 }
 
 impl<B: Backend> Record<B> for GradientRecord {
@@ -38,21 +37,5 @@ impl<B: Backend> Record<B> for GradientRecord {
 
     fn from_item<S: PrecisionSettings>(item: Self, _device: &B::Device) -> Self {
         item
-    }
-}
-
-impl GradientPolicy {
-    pub(in crate::optimizer) fn to_record(&self) -> GradientRecord {
-        GradientRecord {
-            averages: lock(&self.averages).clone(),
-            loss_scaler: self.scaler.as_ref().map(|scaler| scaler.to_record()),
-        }
-    }
-
-    pub(in crate::optimizer) fn load_record(&self, record: GradientRecord) {
-        *lock(&self.averages) = record.averages;
-        if let (Some(scaler), Some(record)) = (&self.scaler, record.loss_scaler) {
-            scaler.load_record(record);
-        }
     }
 }

@@ -11,10 +11,10 @@ use burn::{
 use super::ReleaseOptimizer;
 use crate::{
     ReleaseBackend,
+    error::{Refused, ReleaseError, expect},
     groups::path_of,
     optimizer::{
         assign::assign,
-        error::{Refused, ReleaseError, expect},
         finish,
         gradients::GradNorm,
         step_plan::{Purpose, StepPlan},

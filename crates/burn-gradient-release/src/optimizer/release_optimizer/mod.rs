@@ -17,7 +17,6 @@ use burn::{
 };
 
 use super::{
-    error::{ReleaseError, expect},
     gradients::{GradientRecord, LossScaler, NormClipping},
     group_options::GroupOptions,
     handle,
@@ -28,6 +27,7 @@ use super::{
 };
 use crate::{
     ReleaseBackend,
+    error::{ReleaseError, expect},
     groups::{ModuleLearningRates, ParamGroup},
     planner::Recompute,
     planner::trace::Tracer,

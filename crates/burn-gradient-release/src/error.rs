@@ -2,7 +2,7 @@
 
 use burn::module::ParamId;
 
-use crate::ReductionError;
+use crate::slot::reduction::ReductionError;
 
 /// A call that cannot be carried out as asked. Nothing was changed by it.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -389,7 +389,7 @@ impl<M, G> From<Refused<M, G>> for ReleaseError {
 }
 
 /// The panicking twin of a fallible call; Burn's [`Optimizer`] leaves no other way.
-pub(super) fn expect<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
+pub(crate) fn expect<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| panic!("gradient release: {error}"))
 }
 
