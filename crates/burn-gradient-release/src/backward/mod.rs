@@ -21,7 +21,7 @@ use crate::{
     lower::random::RandomLog,
     slot::armed_set::Values,
     subgraph::order::Part,
-    subgraph::origins::{Origins, Seeds, Spent, Subgraph},
+    subgraph::{Origins, Seeds, Spent, Subgraph},
     tape::consumers::{self, Owner, Uses},
     tape::mark,
     tape::tally::Completion,

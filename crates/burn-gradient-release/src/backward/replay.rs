@@ -13,7 +13,7 @@ use burn_autodiff::grads::Gradients;
 use crate::{
     lower::operands::Arguments,
     lower::raise::Nodes,
-    subgraph::origins::{Apart, Contribution, Inputs, Origins, Recording, Seeds, Spent, Subgraph},
+    subgraph::{Apart, Contribution, Inputs, Origins, Recording, Seeds, Spent, Subgraph},
     tape::{self, AdTensor},
     tensor::{ReleaseTensor, Repr},
     util::lock::lock,

@@ -11,7 +11,7 @@ use burn_autodiff::{NodeId, grads::Gradients};
 
 use crate::subgraph::order::{self, Consumer, Part, Played, TapeGraph, Target, Unit, Use};
 use crate::{
-    subgraph::origins::{Apart, Contribution, Origins, Seeds, Spent, Subgraph, SubgraphUses},
+    subgraph::{Apart, Contribution, Origins, Seeds, Spent, Subgraph, SubgraphUses},
     tape::consumers::{Uses, When},
     tape::{self, AdTensor},
     util::progress::Recomputed,
@@ -205,10 +205,7 @@ impl<B: Backend> Route<B> {
                 if tape::is_leaf::<B>(&boundary.target) {
                     continue;
                 }
-                let number = boundary
-                    .origins
-                    .subgraph()
-                    .map_or(HOME, |subgraph| subgraph.number());
+                let number = boundary.origins.number();
                 let waiting = self.waiting.entry(number).or_default();
                 let id = boundary.target.node.id;
                 if !waiting.iter().any(|(known, _)| known.node.id == id) {

@@ -8,7 +8,7 @@ use crate::{
     lower::raise::{Nodes, Raise},
     planner::trace::{self, Highest, Tracer},
     subgraph::order::{Target, Use},
-    subgraph::origins::{Origins, Subgraph},
+    subgraph::{Origins, Subgraph},
     tape::{self, AdTensor, handle},
     tensor::derived::{self, Derived, Function, Operand, Operands},
     tensor::record::{Entry, Functions, Input, NotedUse, Operation, Outside, Segment},

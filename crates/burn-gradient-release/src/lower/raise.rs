@@ -6,8 +6,8 @@ use burn::tensor::backend::Backend;
 use burn_autodiff::NodeId;
 
 use crate::{
+    subgraph::Origins,
     subgraph::order::{Consumer, Edge, Target},
-    subgraph::origins::Origins,
     tape::consumers::{self, Uses},
     tape::{self, AdTensor, handle},
     tensor::{ReleaseTensor, Repr},

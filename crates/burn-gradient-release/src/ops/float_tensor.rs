@@ -13,7 +13,7 @@ use crate::{
     GradientRelease, fork,
     lower::operands::Arguments,
     lower::random,
-    subgraph::origins::Origins,
+    subgraph::Origins,
     tape,
     tensor::{ReleaseTensor, Repr},
 };

@@ -21,7 +21,7 @@ use crate::{
     slot::armed_set::ArmedSet,
     slot::reduction::InFlight,
     slot::{Action, Claim, Slot},
-    subgraph::origins::Origins,
+    subgraph::Origins,
     tape::AdTensor,
     tensor::parameter::{Armed, Arming, Site},
     tensor::{ReleaseTensor, Repr},

@@ -18,7 +18,7 @@ use crate::planner::{
     operations::Trace,
     plan::{self, Plan},
 };
-use crate::{subgraph::origins, util::lock::lock};
+use crate::{subgraph, util::lock::lock};
 
 /// Which activations a training keeps, and which its backward passes compute again.
 ///
@@ -177,7 +177,7 @@ impl Tracer {
             kept: 0,
             kept_bytes: 0,
             has_gaps: false,
-            segment: origins::next_number(),
+            segment: subgraph::next_number(),
             made: 0,
             shared: None,
             alive: Arc::default(),
@@ -380,7 +380,7 @@ impl State {
     }
 
     fn cut(&mut self) {
-        self.segment = origins::next_number();
+        self.segment = subgraph::next_number();
         self.made = 0;
         self.shared = None;
     }

@@ -25,7 +25,7 @@ use burn_autodiff::{NodeId, grads::Gradients};
 
 use crate::{
     slot::armed_set::{Replay, Values},
-    subgraph::origins::Origins,
+    subgraph::Origins,
     tape::consumers::{self, DerivedUse, Uses},
     tape::tally::Completion,
     tape::{self, AdTensor, Visit, handle, untracked},

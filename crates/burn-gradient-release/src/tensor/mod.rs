@@ -11,7 +11,7 @@ use burn::tensor::{DType, Shape, TensorMetadata, backend::Backend};
 use burn_autodiff::NodeId;
 
 use crate::{
-    subgraph::origins::Origins,
+    subgraph::Origins,
     tape::{self, AdTensor},
     tensor::derived::Derived,
     tensor::parameter::{Live, Snapshot},

@@ -13,7 +13,7 @@ use crate::{
     slot::reduction::InFlight,
     slot::{Action, Slot},
     subgraph::order::Use,
-    subgraph::origins::{Origins, Subgraph},
+    subgraph::{Origins, Subgraph},
     tape::consumers::{Owner, Uses},
     tape::{self, AdTensor},
     util::progress::Progress,

@@ -13,7 +13,7 @@ use crate::{
     tensor::mask::Mask,
 };
 use crate::{
-    subgraph::origins::{Origins, Recording, Subgraph},
+    subgraph::{Origins, Recording, Subgraph},
     tape::{self, AdTensor, untracked},
     tensor::derived::{Function, Operands},
     tensor::parameter::Snapshot,
