@@ -165,7 +165,7 @@ fn a_plan_is_used_until_it_does_not_fit() {
         for step in [2, 6, 8] {
             assert_eq!(steps[step], steps[1], "{recompute:?}: step {step}");
         }
-        // The same plan for fewer rows: the same slices of a smaller pass.
+        // The same plan for fewer rows: the same segments of a smaller pass.
         let [full, small] = [steps[6], steps[7]];
         assert_eq!(small.planned_bytes, full.planned_bytes);
         assert_eq!(small.segments, full.segments);

@@ -125,8 +125,8 @@ impl<O> GroupOptions<O> {
     }
 
     /// What the group is stepped with, where the `rest` is stepped with this.
-    pub(super) fn rule<'a>(&'a self, rest: Rule<'a, O>) -> Rule<'a, O> {
-        Rule {
+    pub(super) fn settings<'a>(&'a self, rest: StepSettings<'a, O>) -> StepSettings<'a, O> {
+        StepSettings {
             optim: self.optim.as_ref().unwrap_or(rest.optim),
             grad_clipping: match &self.grad_clipping {
                 Some(own) => own.as_ref(),
@@ -172,7 +172,7 @@ impl<O> fmt::Debug for GroupOptions<O> {
 }
 
 /// What a parameter is stepped with.
-pub(crate) struct Rule<'a, O> {
+pub(crate) struct StepSettings<'a, O> {
     pub(crate) optim: &'a O,
     pub(crate) grad_clipping: Option<&'a GradientClipping>,
     /// Whether the optimizer's own clipping by norms looks at this gradient alone.

@@ -67,7 +67,7 @@ impl<B: Backend> Session<B> {
     pub(super) fn is_measuring(&self) -> bool {
         self.plan
             .as_ref()
-            .is_some_and(|plan| plan.purpose == Purpose::Measure)
+            .is_some_and(|plan| plan.purpose == Purpose::MeasureNorm)
     }
 
     /// The parameter whose gradient was no number, where that stops a step.

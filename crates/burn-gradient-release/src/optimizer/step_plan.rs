@@ -15,7 +15,7 @@ use super::{
 use crate::{
     ReleaseBackend,
     slot::reduction::{GradientReduction, InFlight, Recipients, ReductionError, agree},
-    slot::{Measure, Release, Step},
+    slot::{Inspector, Release, Step},
 };
 
 /// What holds for the parameters of one optimizer step.
@@ -37,7 +37,7 @@ pub(super) enum Purpose {
     /// To step.
     Step,
     /// To measure the norm of the gradients.
-    Measure,
+    MeasureNorm,
 }
 
 /// What holds for one parameter.
@@ -149,11 +149,11 @@ where
         } else {
             weight.to_device(&device)
         };
-        let rule = self.stepper.rule(own.group);
+        let settings = self.stepper.settings(own.group);
         let treated = self
             .plan
             .transform
-            .apply(param, &weight, grad, rule.clips_by_norm);
+            .apply(param, &weight, grad, settings.clips_by_norm);
         match treated {
             Ok(grad) => {
                 let is_owner =
@@ -161,7 +161,7 @@ where
                 let weight = match self.plan.reduction.as_ref().is_none_or(is_owner) {
                     true => self
                         .stepper
-                        .step(rule, own.learning_rate, param, weight, grad),
+                        .step(settings, own.learning_rate, param, weight, grad),
                     false => weight,
                 };
                 Step::Taken(self.weight_from_owner(param, weight))
@@ -201,7 +201,7 @@ where
     pub(super) fn measure<const D: usize>(
         self: &Arc<Self>,
         param: ParamId,
-    ) -> Measure<B::InnerBackend> {
+    ) -> Inspector<B::InnerBackend> {
         let plan = self.plan.clone();
         Box::new(move |grad| plan.transform.measure::<D>(param, from_float(grad)))
     }

@@ -17,7 +17,7 @@ use burn::{
 
 use super::{
     gradients::GradientPolicy,
-    group_options::{GroupOptions, Rule},
+    group_options::{GroupOptions, StepSettings},
 };
 use crate::{
     groups::{ModuleLearningRates, ParamGroup},
@@ -162,14 +162,14 @@ where
     }
 
     /// What the parameters of a group are stepped with; of none, what the rest is.
-    pub(crate) fn rule(&self, group: Option<usize>) -> Rule<'_, O> {
-        let rest = Rule {
+    pub(crate) fn settings(&self, group: Option<usize>) -> StepSettings<'_, O> {
+        let rest = StepSettings {
             optim: &self.optim,
             grad_clipping: self.grad_clipping.as_ref(),
             clips_by_norm: true,
         };
         match group {
-            Some(group) => self.groups[group].1.rule(rest),
+            Some(group) => self.groups[group].1.settings(rest),
             None => rest,
         }
     }
@@ -177,14 +177,14 @@ where
     /// Steps one parameter: what Burn's `OptimizerAdaptor` does with it.
     pub(crate) fn step<const D: usize>(
         &self,
-        rule: Rule<'_, O>,
+        settings: StepSettings<'_, O>,
         lr: LearningRate,
         param: ParamId,
         tensor: Tensor<B::InnerBackend, D>,
         grad: Tensor<B::InnerBackend, D>,
     ) -> Tensor<B::InnerBackend, D> {
         let device = grad.device();
-        let grad = match rule.grad_clipping {
+        let grad = match settings.grad_clipping {
             Some(clipping) => clipping.clip_gradient(grad),
             None => grad,
         };
@@ -192,7 +192,7 @@ where
             .lock()
             .remove(&param)
             .map(|record: AdaptorRecord<O, B>| O::to_device(record.into_state::<D>(), &device));
-        let (tensor, state) = rule.optim.step(lr, tensor, grad, state);
+        let (tensor, state) = settings.optim.step(lr, tensor, grad, state);
         if let Some(state) = state {
             self.lock().insert(param, AdaptorRecord::from_state(state));
         }

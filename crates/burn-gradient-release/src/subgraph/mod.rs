@@ -35,7 +35,7 @@ use self::{
 };
 use crate::{
     slot::armed_set::ArmedSet,
-    tape::consumers::Uses,
+    tape::consumers::Consumers,
     tape::mark,
     tape::{self, AdTensor},
     util::discard::discard,
@@ -59,7 +59,7 @@ pub(crate) struct Subgraph<B: Backend> {
 
 struct State<B: Backend> {
     boundaries: Vec<Boundary<B>>,
-    parameters: Vec<SubgraphUses<B>>,
+    parameters: Vec<SubgraphConsumers<B>>,
     /// The operations, as far as they are on the tape since the forward pass.
     edges: Vec<Edge>,
 }
@@ -75,10 +75,10 @@ pub(crate) struct Boundary<B: Backend> {
 }
 
 /// The uses of a parameter in a subgraph.
-pub(crate) struct SubgraphUses<B: Backend> {
+pub(crate) struct SubgraphConsumers<B: Backend> {
     /// Those of the parameter itself: outside of all subgraphs.
-    pub(crate) home: Arc<Uses<B>>,
-    pub(crate) here: Arc<Uses<B>>,
+    pub(crate) home: Arc<Consumers<B>>,
+    pub(crate) here: Arc<Consumers<B>>,
     _elsewhere: Arc<()>,
 }
 
@@ -112,7 +112,7 @@ pub(crate) trait Recording<B: Backend>: Send + Sync {
 /// What the operations of a segment are computed from.
 pub(crate) struct Inputs<B: Backend> {
     pub(crate) origins: Vec<Origins<B>>,
-    pub(crate) parameters: Vec<Arc<Uses<B>>>,
+    pub(crate) parameters: Vec<Arc<Consumers<B>>>,
     pub(crate) edges: Vec<Edge>,
     /// The bytes that are kept for it, by the node of the tensor; of none, for masks.
     pub(crate) kept: Vec<(Option<NodeId>, u64)>,
@@ -216,29 +216,31 @@ impl<B: Backend> Subgraph<B> {
     pub(crate) fn enter_parameter(
         self: &Arc<Self>,
         leaf: AdTensor<B>,
-        home: &Arc<Uses<B>>,
+        home: &Arc<Consumers<B>>,
         of: Option<Use>,
-    ) -> (AdTensor<B>, Arc<Uses<B>>, Origins<B>) {
+    ) -> (AdTensor<B>, Arc<Consumers<B>>, Origins<B>) {
         let boundary = self.boundary(&leaf, Origins::none(), of);
         let mut state = self.state();
         let known = state.parameters.iter();
         let is_shared = self.is_shared(of);
         let known = known
             .rev()
-            .find(|uses| is_shared && Arc::ptr_eq(&uses.home, home));
-        let here = known.map(|uses| uses.here.clone()).unwrap_or_else(|| {
-            let key = tape::key::<B>(&boundary, boundary.primitive.clone());
-            let here = Arc::new(Uses::new(key));
-            // A single use among several never makes the gradient complete.
-            here.replace_owner(home.weak_owner().filter(|_| of.is_none()));
-            self.armed_sets[0].add_parameter(&here);
-            state.parameters.push(SubgraphUses {
-                home: home.clone(),
-                here: here.clone(),
-                _elsewhere: home.elsewhere(),
+            .find(|consumers| is_shared && Arc::ptr_eq(&consumers.home, home));
+        let here = known
+            .map(|consumers| consumers.here.clone())
+            .unwrap_or_else(|| {
+                let key = tape::key::<B>(&boundary, boundary.primitive.clone());
+                let here = Arc::new(Consumers::new(key));
+                // A single use among several never makes the gradient complete.
+                here.replace_owner(home.weak_owner().filter(|_| of.is_none()));
+                self.armed_sets[0].add_parameter(&here);
+                state.parameters.push(SubgraphConsumers {
+                    home: home.clone(),
+                    here: here.clone(),
+                    _elsewhere: home.elsewhere(),
+                });
+                here
             });
-            here
-        });
         let origins = Origins::of_all(self.armed_sets.clone(), self.clone());
         let leaf = tape::handle::<B>(&boundary, leaf.primitive, leaf.node.order);
         (leaf, here, origins)
@@ -292,7 +294,7 @@ impl<B: Backend> Subgraph<B> {
     }
 
     /// The uses of parameters in the subgraph.
-    pub(crate) fn with_parameters<R>(&self, look: impl FnOnce(&[SubgraphUses<B>]) -> R) -> R {
+    pub(crate) fn with_parameters<R>(&self, look: impl FnOnce(&[SubgraphConsumers<B>]) -> R) -> R {
         look(&self.state().parameters)
     }
 

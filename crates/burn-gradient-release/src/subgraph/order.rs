@@ -19,7 +19,7 @@ pub(crate) enum Consumer {
     /// On the tape since the forward pass.
     Kept(NodeId),
     /// Recorded, by its sequence.
-    Recorded(u64),
+    Replayable(u64),
 }
 
 /// A tensor that a gradient comes to.
@@ -28,7 +28,7 @@ pub(crate) enum Target {
     /// A node on the tape.
     OnTape(NodeId),
     /// A result of a recorded operation: its sequence, and which result.
-    Recorded(u64, usize),
+    Replayable(u64, usize),
 }
 
 impl Target {
@@ -36,7 +36,7 @@ impl Target {
     fn made_by(self) -> Consumer {
         match self {
             Self::OnTape(id) => Consumer::Kept(id),
-            Self::Recorded(sequence, _) => Consumer::Recorded(sequence),
+            Self::Replayable(sequence, _) => Consumer::Replayable(sequence),
         }
     }
 }
@@ -44,16 +44,16 @@ impl Target {
 /// What of a subgraph runs: the part that was kept in the forward pass, or the segment below it. In
 /// the order of running within a subgraph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Part {
+pub(crate) enum Half {
     Kept,
     Replayed,
 }
 
 /// A part of the tape that runs on its own: the number of its subgraph, and which part of it.
-pub(crate) type Unit = (u64, Part);
+pub(crate) type Unit = (u64, Half);
 
 /// Sort key of units: last subgraph first, kept before replayed.
-pub(crate) fn turn(unit: Unit) -> (Reverse<u64>, Part) {
+pub(crate) fn turn(unit: Unit) -> (Reverse<u64>, Half) {
     (Reverse(unit.0), unit.1)
 }
 
@@ -220,9 +220,9 @@ impl Sum {
 mod tests {
     use super::*;
 
-    const TAPE: Unit = (0, Part::Kept);
-    const UPPER: Unit = (2, Part::Kept);
-    const LOWER: Unit = (1, Part::Replayed);
+    const TAPE: Unit = (0, Half::Kept);
+    const UPPER: Unit = (2, Half::Kept);
+    const LOWER: Unit = (1, Half::Replayed);
 
     /// Adds an operation with these operands. Returns its result.
     fn add(graph: &mut TapeGraph, unit: Unit, order: usize, operands: &[Target]) -> Target {

@@ -10,7 +10,7 @@ use burn::tensor::backend::Backend;
 
 use crate::{
     slot::armed_set::{ArmedSet, Replay},
-    tape::consumers::Uses,
+    tape::consumers::Consumers,
 };
 
 /// A subgraph of the tape, as the origins of a tensor name it.
@@ -124,7 +124,7 @@ impl<B: Backend, S: Numbered> Origins<B, S> {
     }
 
     /// The consumers of each parameter that the tensor may depend on.
-    pub(crate) fn parameters(&self) -> Vec<Arc<Uses<B>>> {
+    pub(crate) fn parameters(&self) -> Vec<Arc<Consumers<B>>> {
         let parameters = self.armed_sets().iter().map(|set| set.parameters());
         parameters.collect::<Vec<_>>().concat()
     }

@@ -8,7 +8,7 @@ use std::sync::{
 use burn::tensor::{DType, Shape, TensorMetadata, backend::Backend, ops::FloatTensor};
 
 use crate::{
-    planner::trace::{Place, Traced, Tracer},
+    planner::trace::{TracePosition, Traced, Tracer},
     subgraph::order::{Consumer, Edge, Target},
     tensor::mask::Mask,
 };
@@ -35,7 +35,7 @@ pub(crate) enum Operation<B: Backend> {
 
 /// The result of a recorded operation, with its value.
 #[derive(Clone)]
-pub(crate) struct Recorded<B: Backend> {
+pub(crate) struct Replayable<B: Backend> {
     value: FloatTensor<B>,
     /// Of plain Burn's node.
     order: usize,
@@ -93,7 +93,7 @@ pub(crate) struct NotedUse {
 impl NotedUse {
     pub(crate) fn of<B: Backend>(snapshot: &Snapshot<B>) -> Self {
         Self {
-            _elsewhere: snapshot.site.uses.elsewhere(),
+            _elsewhere: snapshot.site.consumers.elsewhere(),
         }
     }
 }
@@ -130,7 +130,7 @@ impl<B: Backend> Segment<B> {
         inputs: Vec<Input<B>>,
         operation: Operation<B>,
         is_detached: bool,
-        place: Option<Place>,
+        position: Option<TracePosition>,
     ) -> (Operands<B>, Entry<B>) {
         static NEXT: AtomicU64 = AtomicU64::new(0);
 
@@ -139,12 +139,12 @@ impl<B: Backend> Segment<B> {
         let mut operands = Vec::with_capacity(inputs.len());
         for input in inputs {
             let outside = match input {
-                Input::Recorded(tensor) if Arc::ptr_eq(tensor.segment(), self) => {
+                Input::Replayable(tensor) if Arc::ptr_eq(tensor.segment(), self) => {
                     values.push(untracked::<B>(tensor.value, tensor.order));
                     operands.push(Operand::Inside(tensor.output));
                     continue;
                 }
-                Input::Recorded(tensor) => {
+                Input::Replayable(tensor) => {
                     let (tensor, origins) = tensor.leave();
                     Outside::Plain(tensor, origins)
                 }
@@ -165,7 +165,7 @@ impl<B: Backend> Segment<B> {
         });
         let entry = Entry {
             node,
-            place,
+            position,
             results: 0,
         };
         (values.into_iter(), entry)
@@ -203,21 +203,21 @@ impl<B: Backend> Segment<B> {
 /// A recorded operation whose results come in.
 pub(crate) struct Entry<B: Backend> {
     node: Arc<Node<B>>,
-    place: Option<Place>,
+    position: Option<TracePosition>,
     results: usize,
 }
 
 impl<B: Backend> Entry<B> {
     /// The next result.
-    pub(crate) fn result(&mut self, result: AdTensor<B>) -> Recorded<B> {
+    pub(crate) fn result(&mut self, result: AdTensor<B>) -> Replayable<B> {
         let index = self.results;
         self.results += 1;
         let order = result.node.order;
         self.node.order.fetch_max(order, Ordering::Relaxed);
         let bytes = || tape::bytes::<B>(&result.primitive);
-        let tracer = self.node.segment.tracer.as_ref().zip(self.place);
-        let traced = tracer.map(|(tracer, place)| Arc::new(tracer.result(place, bytes())));
-        Recorded {
+        let tracer = self.node.segment.tracer.as_ref().zip(self.position);
+        let traced = tracer.map(|(tracer, position)| Arc::new(tracer.result(position, bytes())));
+        Replayable {
             order,
             value: result.primitive,
             output: Output {
@@ -231,7 +231,7 @@ impl<B: Backend> Entry<B> {
 
 /// An operand as it comes to an operation.
 pub(crate) enum Input<B: Backend> {
-    Recorded(Recorded<B>),
+    Replayable(Replayable<B>),
     Outside(Outside<B>),
 }
 
@@ -239,7 +239,7 @@ impl<B: Backend> Input<B> {
     /// Whether a gradient could come to it.
     pub(crate) fn is_tracked(&self) -> bool {
         match self {
-            Self::Recorded(tensor) => tensor.is_tracked(),
+            Self::Replayable(tensor) => tensor.is_tracked(),
             Self::Outside(Outside::Plain(tensor, _)) => tensor.is_tracked(),
             Self::Outside(Outside::Parameter(..)) => true,
             Self::Outside(Outside::Mask(..)) => false,
@@ -256,7 +256,7 @@ impl<B: Backend> Operand<B> {
                 .is_tracked()
                 .then_some(Target::OnTape(tensor.node.id)),
             Self::Outside(Outside::Parameter(snapshot, _)) => {
-                Some(Target::OnTape(snapshot.site.uses.node().node.id))
+                Some(Target::OnTape(snapshot.site.consumers.node().node.id))
             }
             Self::Outside(Outside::Mask(..)) => None,
         }
@@ -285,7 +285,7 @@ impl<B: Backend> Outside<B> {
     }
 }
 
-impl<B: Backend> Recorded<B> {
+impl<B: Backend> Replayable<B> {
     pub(crate) fn value(&self) -> FloatTensor<B> {
         self.value.clone()
     }
@@ -368,7 +368,7 @@ impl<B: Backend> Node<B> {
             tracked.collect()
         })?;
         Some(Edge {
-            consumer: Consumer::Recorded(self.sequence),
+            consumer: Consumer::Replayable(self.sequence),
             order: self.order.load(Ordering::Relaxed),
             operands,
         })
@@ -396,7 +396,7 @@ impl<B: Backend> Output<B> {
     }
 
     pub(crate) fn target(&self) -> Target {
-        Target::Recorded(self.node.sequence, self.index)
+        Target::Replayable(self.node.sequence, self.index)
     }
 
     /// The tracer that created the segment; `None` inside `checkpoint`.
@@ -414,9 +414,9 @@ impl<B: Backend> Clone for Output<B> {
     }
 }
 
-impl<B: Backend> std::fmt::Debug for Recorded<B> {
+impl<B: Backend> std::fmt::Debug for Replayable<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Recorded")
+        f.debug_struct("Replayable")
             .field("order", &self.order)
             .finish_non_exhaustive()
     }

@@ -207,7 +207,7 @@ where
         self.state.check_idle()?;
         self.check_arm_params(model)?;
         Ok(Arc::new(StepPlan {
-            purpose: Purpose::Measure,
+            purpose: Purpose::MeasureNorm,
             learning_rate: LearningRate::default(),
             own: assign(&self.stepper, None, model)?,
             transform: self.stepper.gradients.transform(None),
