@@ -200,6 +200,8 @@ where
     }
 }
 
+/// Wraps a primitive in Burn's tensor. `burn-lean-optim` has the same line: the two crates share no
+/// crate that knows Burn.
 pub(super) fn from_float<B: Backend, const D: usize>(tensor: FloatTensor<B>) -> Tensor<B, D> {
     Tensor::from_primitive(TensorPrimitive::Float(tensor))
 }

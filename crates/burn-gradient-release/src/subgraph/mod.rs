@@ -39,7 +39,7 @@ use crate::{
     tape::mark,
     tape::{self, AdTensor},
     util::discard::discard,
-    util::lock::lock,
+    util::lock::{get_mut, lock},
 };
 
 /// What a tensor on the tape depends on.
@@ -311,9 +311,7 @@ impl<B: Backend> Numbered for Subgraph<B> {
 
 impl<B: Backend> Drop for Subgraph<B> {
     fn drop(&mut self) {
-        let state = self.state.get_mut();
-        let state = state.unwrap_or_else(|error| error.into_inner());
         // They hold the subgraphs below.
-        discard(mem::take(&mut state.boundaries));
+        discard(mem::take(&mut get_mut(&mut self.state).boundaries));
     }
 }

@@ -18,7 +18,7 @@ use crate::{
     tensor::derived::{Function, Operands},
     tensor::parameter::Snapshot,
     util::discard::discard,
-    util::lock::lock,
+    util::lock::{get_mut, lock},
 };
 
 /// An operation with any number of results.
@@ -381,9 +381,7 @@ impl<B: Backend> Node<B> {
 
 impl<B: Backend> Drop for Node<B> {
     fn drop(&mut self) {
-        let operands = self.operands.get_mut();
-        let operands = operands.unwrap_or_else(|error| error.into_inner());
-        if let Some(operands) = operands.take() {
+        if let Some(operands) = get_mut(&mut self.operands).take() {
             discard(operands);
         }
     }

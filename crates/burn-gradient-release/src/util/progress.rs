@@ -1,9 +1,11 @@
 //! Counters of one armed step.
 
 use std::sync::{
-    Mutex, PoisonError,
+    Mutex,
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
+
+use crate::util::lock::lock;
 
 /// What the backward passes of a step have computed again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,16 +53,12 @@ impl Progress {
 
     /// What backward passes have computed again.
     pub(crate) fn recomputed(&self) -> Recomputed {
-        *self
-            .recomputed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.recomputed)
     }
 
     /// Notes what a backward pass computes again.
     pub(crate) fn recompute(&self, pass: Recomputed) {
-        let recomputed = self.recomputed.lock();
-        let mut recomputed = recomputed.unwrap_or_else(PoisonError::into_inner);
+        let mut recomputed = lock(&self.recomputed);
         recomputed.segments += pass.segments;
         recomputed.operations += pass.operations;
         recomputed.kept_bytes += pass.kept_bytes;
