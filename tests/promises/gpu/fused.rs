@@ -1,4 +1,6 @@
 //! As Burn has it by default: operations are queued, and several make one kernel.
+//!
+//! Of the edge cases, those are mounted that a queue of operations can break.
 
 use super::{Fused as Inner, MeteredFused as Metered};
 
@@ -17,7 +19,7 @@ const ELEMENT_WISE: u64 = 10;
 
 #[path = "../device_memory/mod.rs"]
 mod device_memory;
-#[path = "../edge_cases/mod.rs"]
+#[path = "../edge_cases/fusion.rs"]
 mod edge_cases;
 #[path = "eight_bit.rs"]
 mod eight_bit;

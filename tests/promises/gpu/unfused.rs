@@ -1,7 +1,7 @@
 //! Every operation is its own kernel.
 //!
-//! What is at the edges of the engine is tested on the processor, to the same bits, and with
-//! fusion, which is what could break it.
+//! The edge cases are tested on the processor, to the same bits, and with fusion where that could
+//! break them.
 
 use super::{MeteredUnfused as Metered, Unfused as Inner};
 
