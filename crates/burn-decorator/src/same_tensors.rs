@@ -1,6 +1,6 @@
 //! For decorators whose tensors are those of the backend below.
 //!
-//! Where the macros are used, what they name is in scope, as for
+//! The names that the macros use have to be in scope, as for
 //! [`signature_type!`](crate::signature_type).
 
 /// A method of a table, which runs on the backend below.

@@ -63,7 +63,7 @@ gather_output!(
     RegressionOutput
 );
 
-/// As the gradients: each replica counts the same.
+/// The mean over replicas, as for gradients: each replica counts the same.
 fn mean<B: Backend>(
     parallel: &DataParallel,
     loss: Tensor<B, 1>,

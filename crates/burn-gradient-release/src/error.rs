@@ -1,4 +1,4 @@
-//! What gradient release refuses, and the way out.
+//! Errors of calls that are refused, each with the way out.
 
 use burn::module::ParamId;
 
@@ -167,7 +167,7 @@ pub enum ReleaseError {
         near.join(", ")
     )]
     EmptyGroup {
-        /// What the group looks for.
+        /// The pattern of the group.
         group: String,
         /// The paths of the model that are most like it.
         near: Vec<String>,
@@ -200,7 +200,7 @@ pub enum ReleaseError {
          `to_record` into it"
     )]
     NotBurns {
-        /// What would be lost.
+        /// The setting that would be lost.
         what: String,
     },
 
@@ -293,7 +293,7 @@ pub enum ReleaseError {
     /// The replicas of a model do not agree.
     #[error("{reason}")]
     Reduction {
-        /// What the [`GradientReduction`](crate::GradientReduction) says.
+        /// The error of the [`GradientReduction`](crate::GradientReduction).
         reason: String,
     },
 

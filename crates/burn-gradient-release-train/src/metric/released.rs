@@ -10,7 +10,7 @@ use crate::monitor::Iteration;
 /// and how many were not armed at all (an ordinary step).
 pub type ReleasedMetric = MonitorMetric<Released>;
 
-/// What [`ReleasedMetric`] reads.
+/// Input of [`ReleasedMetric`].
 #[derive(Clone, Copy, Debug)]
 pub struct Released;
 

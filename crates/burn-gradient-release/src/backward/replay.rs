@@ -143,7 +143,7 @@ fn is_own<B: Backend>(contribution: &Contribution<B>) -> bool {
     matches!(contribution, Contribution::Own(_))
 }
 
-/// What a node is to add up, once it is known.
+/// Contributions that a node adds up, once they are known.
 type Parts<B> = Arc<Mutex<Vec<Contribution<B>>>>;
 
 /// The contributions to one gradient, to be added up in an order right before its node runs.

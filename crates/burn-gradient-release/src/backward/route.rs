@@ -1,4 +1,4 @@
-//! The way of a backward pass from subgraph to subgraph.
+//! The path of a backward pass from subgraph to subgraph.
 
 use std::{
     cmp::Reverse,
@@ -22,17 +22,17 @@ pub(crate) const HOME: u64 = 0;
 
 /// State of a backward pass over several subgraphs.
 pub(crate) struct Route<B: Backend> {
-    /// By number.
+    /// Subgraphs by number.
     pub(crate) subgraphs: BTreeMap<u64, Arc<Subgraph<B>>>,
-    /// All parameters that it can come to.
+    /// All parameters that the pass can reach.
     pub(crate) parameters: Vec<Arc<Consumers<B>>>,
-    /// Where each is used last: the lowest subgraph, and its last part.
+    /// Unit that uses each parameter last: the lowest subgraph, and its last half.
     last_use: HashMap<*const Consumers<B>, Unit>,
     /// Tensors whose gradients wait for their subgraph to run, by its number.
     waiting: HashMap<u64, Vec<Entered<B>>>,
     pub(crate) recomputed: Recomputed,
     pub(crate) played: Played,
-    /// What has come of the gradients that have to be added up in an order.
+    /// Contributions so far to gradients that have to be added up in an order.
     arrived: HashMap<Target, Arrived<B>>,
     /// The leaf of each result of a segment.
     results: HashMap<Target, AdTensor<B>>,
@@ -302,7 +302,7 @@ impl<B: Backend> Route<B> {
         );
     }
 
-    /// What has come of the gradients of a segment's results that have to be added up in an order.
+    /// Contributions so far to those results of a segment that have to be added up in an order.
     pub(crate) fn apart(&mut self, number: u64, grads: &mut Gradients) -> Apart<B> {
         let mut apart = Apart::new();
         for (target, sum) in &self.played.sums {

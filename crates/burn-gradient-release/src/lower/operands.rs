@@ -20,14 +20,14 @@ use crate::{
 /// The float tensors among the arguments of an operation, in their order.
 pub(crate) struct Arguments<B: Backend>(Vec<ReleaseTensor<B>>);
 
-/// Where an operation belongs that recomputed activations depend on, or that depends on them.
+/// The segment or subgraph of an operation on recomputed activations.
 enum Destination<B: Backend> {
     Replayable(Recorder<B>),
-    /// On the tape, in this subgraph.
+    /// The operation is on the tape, in this subgraph.
     Kept(Arc<Subgraph<B>>),
 }
 
-/// Where an operation is recorded.
+/// The segment that records an operation.
 struct Recorder<B: Backend> {
     segment: Arc<Segment<B>>,
     position: Option<trace::TracePosition>,
@@ -262,7 +262,7 @@ impl<B: Backend> Arguments<B> {
         ReleaseTensor(Repr::Replayable(entry.result(function(operands))))
     }
 
-    /// Where an operation on these operands belongs, if activations are recomputed.
+    /// Destination of an operation on these operands, if activations are recomputed.
     fn destination(&self, name: &'static str) -> Option<Destination<B>> {
         if let Some(segment) = scope::current::<B>() {
             let is_worth_it = self.0.iter().any(|tensor| match &tensor.0 {
@@ -296,7 +296,7 @@ impl<B: Backend> Arguments<B> {
 
     /// The tracer that the operation is part of. The operands may have those of several optimizers.
     ///
-    /// What was detached comes last: its segment is replayed for another loss.
+    /// A detached operand comes last: its segment is replayed for another loss.
     fn tracer(&self) -> Option<&Arc<Tracer>> {
         let recorded = |is_tracked: bool| {
             self.0.iter().find_map(move |tensor| match &tensor.0 {
@@ -336,7 +336,7 @@ impl<B: Backend> Arguments<B> {
         highest
     }
 
-    /// With a parameter among the operands, the bytes of the others.
+    /// Bytes of the other operands, if one operand is a parameter.
     fn bytes_beside_parameter(&self) -> Option<u64> {
         let is_parameter = |tensor: &&ReleaseTensor<B>| matches!(tensor.0, Repr::Snapshot(_));
         self.0.iter().find(is_parameter)?;

@@ -1,4 +1,4 @@
-//! What becomes of the result of an operation.
+//! The result of an operation as a release tensor.
 
 use std::sync::Arc;
 
@@ -13,27 +13,27 @@ use crate::{
     tensor::{ReleaseTensor, Repr},
 };
 
-/// What is known of an operation on the tape.
+/// Number of nodes that an operation has on the tape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nodes {
-    /// It is one node, right above its operands.
+    /// One node, right above the operands.
     One,
-    /// Its result tells.
+    /// Not known before the result is there.
     Unknown,
-    /// It is several nodes.
+    /// Several nodes.
     Several,
 }
 
-/// Where the result of an operation comes from.
+/// Origins and operands of an operation, for its results.
 pub(crate) struct Raise<B: Backend> {
     pub(crate) origins: Origins<B>,
     pub(crate) nodes: Nodes,
     /// The order of an operation that is one node.
     pub(crate) order: usize,
     pub(crate) operands: Vec<NodeId>,
-    /// The tensors that the operands are, in a subgraph of the tape.
+    /// Targets of the operands' gradients, if the operation is in a subgraph.
     pub(crate) tensors: Vec<(usize, Target)>,
-    /// Uses to be noted once the result is known: of what, and the lowest order they can have.
+    /// Consumers to note once the result is known, and the lowest order they can have.
     pub(crate) unknown: Vec<(Arc<Consumers<B>>, usize)>,
 }
 

@@ -22,7 +22,7 @@ thread_local! {
 #[derive(Default)]
 pub(crate) struct RandomLog {
     drawn: VecDeque<Drawn>,
-    /// What backward was called on.
+    /// Losses that backward was called on.
     losses: VecDeque<TensorData>,
 }
 

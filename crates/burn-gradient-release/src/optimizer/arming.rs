@@ -28,12 +28,12 @@ use crate::{
     util::progress::Progress,
 };
 
-/// What the slots armed together are to do.
+/// The actions of the slots of one armed set.
 pub(super) trait Actions<B: ReleaseBackend> {
     /// The tracer that splits forward passes into segments, if any.
     fn tracer(&self) -> Option<&Arc<Tracer>>;
 
-    /// What takes the gradients to the other replicas, if there are any.
+    /// The queue that takes gradients to the other replicas, if there are any.
     fn in_flight(&self) -> Option<Arc<InFlight<B::InnerBackend>>>;
 
     fn action<const D: usize>(&self, param: ParamId) -> Action<B::InnerBackend>;
@@ -61,7 +61,7 @@ where
     }
 }
 
-/// Holds the gradients.
+/// Actions that hold the gradients, for an accumulator.
 pub(super) struct Hold<'a>(pub(super) Option<&'a Arc<Tracer>>);
 
 impl<B: ReleaseBackend> Actions<B> for Hold<'_> {
@@ -195,7 +195,7 @@ impl<'a, B: ReleaseBackend, A: Actions<B>> Preparation<'a, B, A> {
         }
     }
 
-    /// What arming a parameter takes, and its leaf.
+    /// Makes the arming of a parameter. Returns its leaf, too.
     fn arming<const D: usize>(
         &mut self,
         param: ParamId,
@@ -272,7 +272,7 @@ pub(super) fn arm<B: ReleaseBackend, M: AutodiffModule<B>>(
     (armed, model)
 }
 
-/// The same for a model in the hands of an owner that gives a copy of it and can fork it.
+/// Arms a model in the hands of an owner that gives a copy of it and can fork it.
 pub(super) fn arm_by_fork<B: ReleaseBackend, M: AutodiffModule<B>>(
     actions: &impl Actions<B>,
     copy: M,

@@ -16,7 +16,7 @@ use crate::{
     groups::{ParamGroup, Published, visit_paths},
 };
 
-/// What holds for the parameters that are in a group or have a rate of their own. `learning_rate`
+/// Settings of the parameters that are in a group or have a rate of their own. `learning_rate`
 /// is the rate of the step; without one, rates are not asked for.
 pub(super) fn assign<O, B, M>(
     stepper: &Stepper<O, B>,

@@ -1,4 +1,4 @@
-//! What the parameters of a group are stepped with.
+//! Settings of a group of parameters.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -57,7 +57,7 @@ impl<O> Default for GroupOptions<O> {
 }
 
 impl<O> GroupOptions<O> {
-    /// As the rest.
+    /// Options that change nothing.
     pub fn new() -> Self {
         Self {
             optim: None,
@@ -82,7 +82,8 @@ impl<O> GroupOptions<O> {
         self.with_simple_optimizer(optim.optim().clone())
     }
 
-    /// The same for an optimizer without the adaptor that Burn's configurations put around it.
+    /// Does what [`with_optimizer`](Self::with_optimizer) does, for an optimizer without the adaptor
+    /// that Burn's configurations put around it.
     pub fn with_simple_optimizer(mut self, optim: O) -> Self {
         self.optim = Some(optim);
         self
@@ -124,7 +125,7 @@ impl<O> GroupOptions<O> {
         self.is_frozen
     }
 
-    /// What the group is stepped with, where the `rest` is stepped with this.
+    /// Settings of the group, given those of the rest.
     pub(super) fn settings<'a>(&'a self, rest: StepSettings<'a, O>) -> StepSettings<'a, O> {
         StepSettings {
             optim: self.optim.as_ref().unwrap_or(rest.optim),
@@ -171,7 +172,7 @@ impl<O> fmt::Debug for GroupOptions<O> {
     }
 }
 
-/// What a parameter is stepped with.
+/// Optimizer and clipping for one parameter.
 pub(crate) struct StepSettings<'a, O> {
     pub(crate) optim: &'a O,
     pub(crate) grad_clipping: Option<&'a GradientClipping>,

@@ -7,7 +7,7 @@ use burn::{module::ParamId, optim::LearningRate};
 use super::gradients::Treated;
 use crate::util::progress::Recomputed;
 
-/// What happened to a parameter in one optimizer step.
+/// Outcome of one optimizer step for a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -25,7 +25,7 @@ pub enum Outcome {
     Unused,
 }
 
-/// What happened in one optimizer step, parameter by parameter.
+/// Outcome of one optimizer step, parameter by parameter.
 #[derive(Clone, Debug, Default)]
 pub struct StepReport {
     learning_rate: LearningRate,
@@ -72,7 +72,7 @@ impl StepReport {
         self.recomputed = recomputed;
     }
 
-    /// What the backward passes of the step have computed again.
+    /// Operations that the backward passes of the step have computed again.
     pub fn recomputed(&self) -> Recomputed {
         self.recomputed
     }

@@ -18,11 +18,11 @@ use crate::{
     slot::{Inspector, Release, Step},
 };
 
-/// What holds for the parameters of one optimizer step.
+/// Rates, groups and gradient transform of one optimizer step.
 pub(super) struct StepPlan<B: Backend> {
     pub(super) purpose: Purpose,
     pub(super) learning_rate: LearningRate,
-    /// Of the parameters that differ from the rest.
+    /// Settings of the parameters that differ from the rest.
     pub(super) own: HashMap<ParamId, Own>,
     pub(super) transform: GradientTransform<B>,
     /// Comes before the transform.
@@ -31,16 +31,16 @@ pub(super) struct StepPlan<B: Backend> {
     pub(super) is_recomputed: bool,
 }
 
-/// What a backward pass is run for.
+/// Purpose of a backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// To step.
+    /// The pass steps the parameters.
     Step,
-    /// To measure the norm of the gradients.
+    /// The pass measures the norm of the gradients.
     MeasureNorm,
 }
 
-/// What holds for one parameter.
+/// Group and rate of one parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Own {
     pub(super) learning_rate: LearningRate,
@@ -185,7 +185,7 @@ where
         }
     }
 
-    /// The same as a function of primitives, for the tape.
+    /// The step as a function of primitives, for the tape.
     pub(super) fn release<const D: usize>(
         self: &Arc<Self>,
         param: ParamId,

@@ -46,14 +46,14 @@ where
     /// The tracer that splits forward passes into segments, if any.
     pub(crate) tracer: Option<Arc<Tracer>>,
     pub(super) gradients: GradientPolicy,
-    /// Of a model that has replicas.
+    /// Takes gradients to the other replicas, if the model has any.
     pub(super) reduction: Option<Arc<dyn GradientReduction<B::InnerBackend>>>,
     /// In the order in which they were added: the last that matches a parameter is its group.
     pub(super) groups: Vec<(ParamGroup, GroupOptions<O>)>,
     /// Rates that differ from group to group.
     pub(super) learning_rates: Option<ModuleLearningRates>,
     records: Arc<Mutex<Records<O, B>>>,
-    /// What completes the next record.
+    /// Completes the next record.
     completion: Arc<Mutex<Option<Completion<O, B>>>>,
 }
 
@@ -84,7 +84,7 @@ where
         }
     }
 
-    /// The same, with other states.
+    /// This stepper with other states.
     pub(crate) fn with_records(self, records: Records<O, B>) -> Self {
         Self {
             records: Arc::new(Mutex::new(records)),
@@ -144,7 +144,7 @@ where
         lock(&self.records)
     }
 
-    /// What changes steps and has no place in an optimizer of Burn.
+    /// A setting that changes steps and has no place in an optimizer of Burn.
     pub(super) fn not_burns(&self) -> Option<&'static str> {
         let gradients = &self.gradients;
         let has = [
@@ -161,7 +161,7 @@ where
         has.iter().find(|(has, _)| *has).map(|(_, what)| *what)
     }
 
-    /// What the parameters of a group are stepped with; of none, what the rest is.
+    /// Settings of a group; of the rest, for `None`.
     pub(crate) fn settings(&self, group: Option<usize>) -> StepSettings<'_, O> {
         let rest = StepSettings {
             optim: &self.optim,

@@ -7,12 +7,12 @@ use std::mem;
 
 use crate::planner::operations::Trace;
 
-/// How to run a forward pass.
+/// The cuts of a forward pass into segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cuts {
     /// The operations that segments begin with; the first begins at 0.
     pub(super) starts: Vec<usize>,
-    /// From this operation on, activations are kept.
+    /// Index of the first operation whose activations are kept.
     pub(super) kept_from: usize,
     /// The bytes of activations at the worst moment of the backward pass, as estimated.
     pub(super) bytes: u64,
@@ -30,11 +30,11 @@ pub(super) struct Blocks {
 struct Block {
     /// The bytes of what it makes and saves.
     saved: u64,
-    /// What it saves first of what other blocks have made: which block, and the bytes.
+    /// Bytes of other blocks' results that this block saves first, by block.
     saved_of: Vec<(usize, u64)>,
     /// The bytes of what it makes and others use.
     leaving: u64,
-    /// What it uses last of what other blocks have made: which block, and the bytes.
+    /// Bytes of other blocks' results that this block uses last, by block.
     ended_of: Vec<(usize, u64)>,
 }
 

@@ -147,7 +147,7 @@ fn chains_of_any_length() {
     }
 }
 
-/// What has to be there in any case, and the root of what is saved.
+/// Bytes that no plan can avoid, and the square root of the bytes saved.
 fn near_root(trace: &Trace, kept: u64, block: u64) {
     let plan = planned(trace);
     let root = (2.0 * saved(trace) as f64 * UNIT as f64).sqrt() as u64;

@@ -20,7 +20,7 @@ use crate::planner::{
 };
 use crate::{subgraph, util::lock::lock};
 
-/// Which activations a training keeps, and which its backward passes compute again.
+/// Choice of the activations that a training keeps, and those that backward computes again.
 ///
 /// Given to [`ReleaseOptimizer::with_recompute`](crate::ReleaseOptimizer::with_recompute). Model
 /// code stays as it is: armed forward passes are recorded and cut into segments where little is
@@ -92,7 +92,7 @@ struct State {
     /// The segment under way, and the bytes that were made in it.
     segment: u64,
     made: u64,
-    /// What its operations share, once there is one; its type is the backend's.
+    /// Segment or subgraph that its operations share, if there is one. The type is the backend's.
     shared: Option<Arc<dyn Any + Send + Sync>>,
     /// Bytes of the recorded results that somebody holds.
     alive: Arc<AtomicU64>,
@@ -100,20 +100,20 @@ struct State {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// As planned: the index of the next cut.
+    /// The pass follows the plan; this is the index of the next cut.
     Following(usize),
-    /// As it comes.
+    /// There is no plan: the pass is cut by the bytes alive.
     Free,
-    /// The rest of the activations is kept.
+    /// The remaining activations are kept.
     Keeping,
 }
 
-/// What is known of the forward pass.
+/// A forward pass, as it was when it was planned.
 #[derive(Debug)]
 struct Learned {
     names: Vec<&'static str>,
     cuts: Cuts,
-    /// Of all results before those that are kept.
+    /// Bytes of all results before those that are kept.
     bytes: u64,
     /// The operations with parameters whose activations are kept, and the bytes of their other
     /// operands: the only ones that are seen there.
@@ -130,10 +130,10 @@ impl Learned {
     }
 }
 
-/// Where an operation belongs.
+/// The segment or subgraph that an operation belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TracePosition {
-    /// Of the segment, or the subgraph.
+    /// Number of the segment or subgraph.
     number: u64,
     arming: u64,
     /// Whether its activations are kept.
@@ -163,7 +163,7 @@ impl Drop for Traced {
 }
 
 impl Tracer {
-    /// Nothing for `Recompute::None`.
+    /// A tracer for this policy; `None` for `Recompute::None`.
     pub(crate) fn new(policy: Recompute) -> Option<Arc<Self>> {
         if policy == Recompute::None {
             return None;
@@ -296,8 +296,7 @@ impl Tracer {
         })
     }
 
-    /// What operations of this place share, be it a segment or a subgraph; `make`s it for the first
-    /// one.
+    /// Segment or subgraph that the operations at this position share. The first one `make`s it.
     pub(crate) fn shared<S: Any + Send + Sync>(
         &self,
         position: TracePosition,

@@ -57,7 +57,7 @@ impl<B: Backend> ArmedSet<B> {
     }
 }
 
-/// Those that are still held, forgetting the others.
+/// Values that are still held. Forgets the others.
 fn alive<T: ?Sized>(held: &Mutex<Vec<Weak<T>>>) -> Vec<Arc<T>> {
     let mut held = lock(held);
     held.retain(|weak| weak.strong_count() > 0);

@@ -1,4 +1,4 @@
-//! Where an armed parameter lives between arming and the end of its optimizer step.
+//! The slot that owns an armed parameter between arming and the end of its optimizer step.
 
 pub(crate) mod armed_set;
 pub(crate) mod reduction;
@@ -33,13 +33,13 @@ pub(crate) type Release<B> =
 /// Looks at the gradient of one parameter.
 pub(crate) type Inspector<B> = Box<dyn FnOnce(FloatTensor<B>) + Send>;
 
-/// What became of a weight when it was to be stepped.
+/// Outcome of the step of a weight.
 pub(crate) enum Step<W> {
-    /// It is the new weight.
+    /// The new weight.
     Taken(W),
-    /// It is as it was: its gradient is not one to step with.
+    /// The weight as it was: its gradient is not one to step with.
     Skipped(W),
-    /// It is as it was, and no other weight will be stepped, either.
+    /// The weight as it was; no other weight will be stepped, either.
     Stopped(W),
 }
 
@@ -53,7 +53,7 @@ impl<W> Step<W> {
     }
 }
 
-/// What a slot does with the complete gradient, after adding it to what it holds.
+/// Action of a slot on the complete gradient, after adding it to the held sum.
 pub(crate) enum Action<B: Backend> {
     /// Steps the parameter.
     Step(Release<B>),
@@ -131,16 +131,16 @@ impl Drop for Stepping<'_> {
     }
 }
 
-/// What is done with a gradient once it is that of all replicas.
+/// Action on a gradient once it is reduced over all replicas.
 enum Reduced<B: Backend> {
     Step(Release<B>, When),
     Inspect(Inspector<B>),
 }
 
-/// What a parameter is armed for.
+/// Purpose for which a parameter is armed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// Nothing: it can be armed.
+    /// None: it can be armed.
     Free,
     /// A step, or a micro-batch, that is under way.
     Open,
@@ -206,7 +206,7 @@ impl<B: Backend> Slot<B> {
         self.dtype
     }
 
-    /// What the parameter is armed for.
+    /// Purpose for which the parameter is armed.
     pub(crate) fn claim(&self) -> Claim {
         match self.state().phase {
             Phase::Waiting(_)
@@ -287,7 +287,7 @@ impl<B: Backend> Slot<B> {
         held
     }
 
-    /// Makes `owner` what the uses of the parameter report to.
+    /// Makes the consumers of the parameter report to `owner`.
     pub(crate) fn hand_back_consumers(&self, owner: Option<Weak<dyn Owner>>) {
         self.consumers.replace_owner(owner);
     }

@@ -126,7 +126,7 @@ pub trait PendingGradient<B: Backend>: Send {
     fn wait(self: Box<Self>) -> Result<Option<FloatTensor<B>>, ReductionError>;
 }
 
-/// What waits for a reduced gradient.
+/// Receives a reduced gradient.
 pub(crate) trait Receiver<B: Backend>: Send + Sync {
     fn reduced(&self, grad: Option<FloatTensor<B>>);
 }
@@ -224,7 +224,7 @@ impl<B: Backend> InFlight<B> {
 
 /// # Panics
 ///
-/// Where replicas do not agree: there is no gradient to go on with.
+/// Panics where replicas do not agree: there is no gradient to go on with.
 pub(crate) fn agree<T>(result: Result<T, ReductionError>) -> T {
     result.unwrap_or_else(|error| panic!("gradient release: {error}"))
 }

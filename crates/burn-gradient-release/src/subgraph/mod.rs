@@ -42,7 +42,7 @@ use crate::{
     util::lock::{get_mut, lock},
 };
 
-/// What a tensor on the tape depends on.
+/// The armed parameters that a tensor depends on, and the subgraph that it is in.
 pub(crate) type Origins<B> = origins::Origins<B, Subgraph<B>>;
 
 /// A part of the tape that runs backward on its own.
@@ -74,9 +74,9 @@ pub(crate) struct Boundary<B: Backend> {
     pub(crate) of: Option<Use>,
 }
 
-/// The uses of a parameter in a subgraph.
+/// The consumers of a parameter in a subgraph.
 pub(crate) struct SubgraphConsumers<B: Backend> {
-    /// Those of the parameter itself: outside of all subgraphs.
+    /// Consumers of the parameter itself, outside of all subgraphs.
     pub(crate) home: Arc<Consumers<B>>,
     pub(crate) here: Arc<Consumers<B>>,
     _elsewhere: Arc<()>,
@@ -88,7 +88,7 @@ pub(crate) trait Recording<B: Backend>: Send + Sync {
     /// here.
     fn learn(&self, is_last: bool);
 
-    /// What it is computed from.
+    /// The tensors and parameters that it is computed from.
     ///
     /// # Errors
     ///
@@ -109,12 +109,12 @@ pub(crate) trait Recording<B: Backend>: Send + Sync {
     ) -> Option<Seeds<B>>;
 }
 
-/// What the operations of a segment are computed from.
+/// The tensors and parameters that the operations of a segment are computed from.
 pub(crate) struct Inputs<B: Backend> {
     pub(crate) origins: Vec<Origins<B>>,
     pub(crate) parameters: Vec<Arc<Consumers<B>>>,
     pub(crate) edges: Vec<Edge>,
-    /// The bytes that are kept for it, by the node of the tensor; of none, for masks.
+    /// Bytes kept for the segment, with the node of the tensor; masks have no node.
     pub(crate) kept: Vec<(Option<NodeId>, u64)>,
     /// The results, by the leaf that stands for each.
     pub(crate) results: Vec<(AdTensor<B>, Target)>,
@@ -125,9 +125,9 @@ pub(crate) type Apart<B> = HashMap<Target, Vec<Contribution<B>>>;
 
 /// One part of a gradient.
 pub(crate) enum Contribution<B: Backend> {
-    /// From elsewhere.
+    /// A gradient from outside of the segment.
     Arrived(FloatTensor<B>),
-    /// From this use in the segment itself.
+    /// The gradient of this use, which the segment itself computes.
     Own(Use),
 }
 

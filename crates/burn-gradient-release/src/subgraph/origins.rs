@@ -19,7 +19,7 @@ pub(crate) trait Numbered {
     fn number(&self) -> u64;
 }
 
-/// What a tensor on the tape depends on.
+/// The armed parameters that a tensor depends on, and the subgraph that it is in.
 pub(crate) struct Origins<B: Backend, S> {
     armed_sets: Option<Arc<[Arc<ArmedSet<B>>]>>,
     subgraph: Option<Arc<S>>,

@@ -1,5 +1,5 @@
-//! Where a parameter, or a tensor derived from parameters, is used on the tape, and how the
-//! contributions to its gradient add up.
+//! Consumers of a parameter, or of a tensor derived from parameters, and how the contributions to
+//! its gradient add up.
 //!
 //! Plain Burn adds contributions in the order in which it runs the consumers: by order on the tape,
 //! highest first, then as they were reached. [Direct consumers](Consumers::consume) are Burn's own nodes
@@ -23,7 +23,7 @@ use crate::{
     util::progress::Progress,
 };
 
-/// When a parameter was acted on.
+/// Moment of an action on a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
     /// The moment its gradient was complete.
@@ -32,7 +32,7 @@ pub(crate) enum When {
     Late,
 }
 
-/// Acts on the gradient of a parameter: what the uses of an armed parameter report to.
+/// Acts on the gradient of a parameter. The consumers of an armed parameter report to it.
 pub(crate) trait Owner: Send + Sync {
     /// Whether the parameter waits for its gradient.
     fn is_waiting(&self) -> bool;
@@ -52,12 +52,12 @@ pub(crate) trait Owner: Send + Sync {
     fn progress(&self) -> &Arc<Progress>;
 }
 
-/// The uses of one node: the leaf of a parameter, or what stands for a derived tensor.
+/// Consumers of one node: the leaf of a parameter, or the placeholder of a derived tensor.
 pub(crate) struct Consumers<B: Backend> {
     /// The node under which the gradient adds up.
     node: AdTensor<B>,
     state: Mutex<State<B>>,
-    /// Shared with the uses that are not noted here: in segments to be replayed, and in other
+    /// Shared with consumers that are not noted here: in segments to be replayed, and in other
     /// subgraphs.
     elsewhere: Arc<()>,
 }
@@ -70,20 +70,20 @@ struct State<B: Backend> {
     leaf_hooks: Vec<NodeId>,
     hooked: Option<usize>,
     derived: Vec<Arc<DerivedConsumer<B>>>,
-    /// Each is there as long as a direct consumer is on the tape.
+    /// Operands of direct consumers. Each is alive while its consumer is on the tape.
     operands: Vec<Weak<dyn Any + Send + Sync>>,
-    /// The derived uses that this pass has reached, as plain Burn would add them, and how many of
-    /// them are added.
+    /// Derived consumers that this pass has reached, in plain Burn's order, and how many of them
+    /// are added.
     sequence: Option<(Vec<Arc<DerivedConsumer<B>>>, usize)>,
     /// Whether a backward pass has visited this node.
     is_reached: bool,
 }
 
-/// The use of a node by a derived tensor.
+/// A derived tensor that consumes a node.
 pub(crate) struct DerivedConsumer<B: Backend> {
     /// The order of plain Burn's node.
     pub(crate) order: usize,
-    /// When that node would have been reached.
+    /// Moment at which that node would have been reached.
     pub(crate) visit: Visit,
     /// Tape order from which the contribution is available.
     pub(crate) ready: AtomicUsize,
@@ -162,7 +162,7 @@ impl<B: Backend> Consumers<B> {
         self.state().derived.len()
     }
 
-    /// Reports to `owner` from now on. Returns what it reported to.
+    /// Reports to `owner` from now on. Returns the previous owner.
     pub(crate) fn replace_owner(&self, owner: Option<Weak<dyn Owner>>) -> Option<Weak<dyn Owner>> {
         std::mem::replace(&mut self.state().owner, owner)
     }
@@ -180,13 +180,13 @@ impl<B: Backend> Consumers<B> {
         self.owner().is_some_and(|owner| owner.is_waiting())
     }
 
-    /// Whether there are uses here, on the tape.
+    /// Whether there are consumers here, on the tape.
     pub(crate) fn is_used(&self) -> bool {
         let state = self.state();
         !state.direct.is_empty() || !state.derived.is_empty()
     }
 
-    /// Whether there are uses that no backward pass has visited.
+    /// Whether there are consumers that no backward pass has visited.
     pub(crate) fn is_pending(&self) -> bool {
         !self.is_reached() && (self.is_used() || Arc::strong_count(&self.elsewhere) > 1)
     }
@@ -428,7 +428,7 @@ mod tests {
         *lock(&derived.contribution) = Some(key);
     }
 
-    /// What has been added up under the node.
+    /// The sum under the node so far.
     fn sum(consumers: &Consumers<Flex>, grads: &Gradients) -> Option<f32> {
         let sum = grads.get::<Flex>(consumers.node())?;
         Some(Tensor::from_primitive(TensorPrimitive::Float(sum)).into_scalar())

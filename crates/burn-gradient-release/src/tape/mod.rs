@@ -122,7 +122,7 @@ pub(crate) fn forward<B: Backend>(from: NodeId, to: &AdTensor<B>, grads: &mut Gr
     }
 }
 
-/// What a hook runs, given its own node.
+/// Function of a hook, given its own node.
 pub(crate) type Run = dyn Fn(NodeId, &mut Gradients) + Send + Sync;
 
 /// Puts a node of the given order on the tape that runs `run` when backward comes by.

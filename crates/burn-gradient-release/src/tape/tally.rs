@@ -9,7 +9,7 @@ pub(crate) struct Tally {
     at_lowest: usize,
 }
 
-/// What is known of the uses of a node when a backward pass begins.
+/// The moment at which a gradient is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Completion {
     /// Nothing on the tape uses the node.

@@ -44,7 +44,7 @@ pub(crate) struct Derived<B: Backend> {
     placeholder: Arc<Placeholder<B>>,
 }
 
-/// What a derived tensor is a function of.
+/// Operand of a derived tensor.
 pub(crate) enum Operand<B: Backend> {
     Parameter(Snapshot<B>),
     Derived(Derived<B>),
@@ -71,7 +71,7 @@ enum Argument<B: Backend> {
 struct Expression<B: Backend> {
     index: u64,
     function: Function<B>,
-    /// Of plain Burn's node.
+    /// Order of plain Burn's node.
     order: usize,
     shape: Shape,
     dtype: DType,
@@ -275,7 +275,7 @@ impl<B: Backend> Expression<B> {
         self.on_tape.get().expect("the placeholder was placed")
     }
 
-    /// What plain Burn's node would do in this place.
+    /// Does what plain Burn's node would do in this place.
     fn add_in_place(&self, node: NodeId, grads: &mut Gradients) {
         let on_tape = self.on_tape();
         assert!(

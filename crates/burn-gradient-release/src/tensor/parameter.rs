@@ -67,7 +67,7 @@ impl<B: Backend> Site<B> {
     }
 }
 
-/// What arming a leaf takes.
+/// Arguments of arming a leaf.
 pub(crate) struct Arming<B: Backend> {
     pub(crate) param: ParamId,
     pub(crate) site: Site<B>,
@@ -79,7 +79,7 @@ pub(crate) struct Arming<B: Backend> {
 /// A leaf that was armed. Dropped before it is [kept](Self::keep), it takes the arming back.
 pub(crate) struct Armed<B: Backend> {
     slot: Arc<Slot<B>>,
-    /// What the uses of the leaf reported to before; `None` once this is kept.
+    /// Owner that the consumers reported to before; `None` once this is kept.
     previous: Option<Option<Weak<dyn Owner>>>,
 }
 
@@ -165,7 +165,7 @@ impl<B: Backend> Snapshot<B> {
         self.site.consumers.is_awaited()
     }
 
-    /// As the parameter is used in a subgraph.
+    /// The parameter as it enters a subgraph, for one use or for all.
     pub(crate) fn enter(self, subgraph: &Arc<Subgraph<B>>, of: Option<Use>) -> Self {
         if let Some(here) = self.site.origins.subgraph()
             && Arc::ptr_eq(here, subgraph)

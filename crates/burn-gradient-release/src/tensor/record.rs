@@ -24,9 +24,9 @@ use crate::{
 /// An operation with any number of results.
 pub(crate) type Functions<B> = Arc<dyn Fn(Operands<B>) -> Vec<AdTensor<B>> + Send + Sync>;
 
-/// What is recorded of an operation, beside its operands.
+/// Function of a recorded operation.
 pub(crate) enum Operation<B: Backend> {
-    /// Of parameters alone, a tensor derived from them.
+    /// Of parameters alone, it makes a derived tensor.
     Derivable(Function<B>),
     /// One node on the tape, or several.
     OneNode(Functions<B>),
@@ -37,13 +37,13 @@ pub(crate) enum Operation<B: Backend> {
 #[derive(Clone)]
 pub(crate) struct Replayable<B: Backend> {
     value: FloatTensor<B>,
-    /// Of plain Burn's node.
+    /// Order of plain Burn's node.
     order: usize,
     output: Output<B>,
     traced: Option<Arc<Traced>>,
 }
 
-/// Which result of which operation.
+/// One result of an operation.
 pub(crate) struct Output<B: Backend> {
     pub(crate) node: Arc<Node<B>>,
     pub(crate) index: usize,
@@ -55,13 +55,13 @@ pub(crate) struct Node<B: Backend> {
     pub(crate) sequence: u64,
     segment: Arc<Segment<B>>,
     pub(crate) operation: Operation<B>,
-    /// Of plain Burn's node; known once it has run.
+    /// Order of plain Burn's node; known once the operation has run.
     order: AtomicUsize,
     /// Whether a gradient can come to its results.
     is_tracked: bool,
     /// Taken when it is replayed.
     operands: Mutex<Option<Vec<Operand<B>>>>,
-    /// What results have become that have left the segment.
+    /// Results that have left the segment, by index.
     exits: Mutex<Vec<(usize, Exit<B>)>>,
 }
 
@@ -72,7 +72,7 @@ struct Exit<B: Backend> {
 
 /// An operand of a recorded operation.
 pub(crate) enum Operand<B: Backend> {
-    /// Of the same segment.
+    /// A result of the same segment.
     Inside(Output<B>),
     Outside(Outside<B>),
 }
@@ -248,7 +248,7 @@ impl<B: Backend> Input<B> {
 }
 
 impl<B: Backend> Operand<B> {
-    /// What its gradient comes to, if it has one.
+    /// Target of its gradient, if it has one.
     pub(crate) fn target(&self) -> Option<Target> {
         match self {
             Self::Inside(output) => output.node.is_tracked.then(|| output.target()),
@@ -264,7 +264,7 @@ impl<B: Backend> Operand<B> {
 }
 
 impl<B: Backend> Outside<B> {
-    /// The same, in less memory if it is a mask.
+    /// Packs a mask to bits. Other tensors stay as they are.
     fn packed(self) -> Self {
         match self {
             Self::Plain(tensor, origins)
@@ -311,7 +311,7 @@ impl<B: Backend> Replayable<B> {
         self.segment().tracer.as_ref()
     }
 
-    /// Of the segment.
+    /// Number of the segment.
     pub(crate) fn number(&self) -> u64 {
         self.segment().number
     }
@@ -360,7 +360,7 @@ impl<B: Backend> Node<B> {
         lock(&self.operands).as_deref().map(look)
     }
 
-    /// As the tape will have it; `None` if it was replayed.
+    /// The operation as the tape will have it; `None` if it was replayed.
     pub(crate) fn edge(&self) -> Option<Edge> {
         let operands = self.with_operands(|operands| {
             let operands = operands.iter().enumerate();

@@ -7,7 +7,7 @@ use std::sync::{
 
 use crate::util::lock::lock;
 
-/// What the backward passes of a step have computed again.
+/// Operations that the backward passes of a step have computed again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Recomputed {
@@ -51,12 +51,12 @@ impl Progress {
         self.acted.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What backward passes have computed again.
+    /// Operations computed again so far.
     pub(crate) fn recomputed(&self) -> Recomputed {
         *lock(&self.recomputed)
     }
 
-    /// Notes what a backward pass computes again.
+    /// Notes the operations that a backward pass computes again.
     pub(crate) fn recompute(&self, pass: Recomputed) {
         let mut recomputed = lock(&self.recomputed);
         recomputed.segments += pass.segments;

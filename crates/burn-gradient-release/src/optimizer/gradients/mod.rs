@@ -1,4 +1,4 @@
-//! What is done to a complete gradient before its step.
+//! The gradient transform: clipping, loss scaling and norms, between a gradient and its step.
 
 mod clipping;
 mod norm;
@@ -28,7 +28,7 @@ pub use clipping::{AdaptiveClippingConfig, AutoClipConfig, NormClipping, ZClipCo
 pub use record::GradientRecord;
 pub use scaler::{LossScaler, LossScalerConfig, LossScalerRecord};
 
-/// What an optimizer does to gradients, and what it remembers of them from step to step.
+/// Settings for gradients, and the state kept of them from step to step.
 #[derive(Clone, Debug, Default)]
 pub(super) struct GradientPolicy {
     pub(super) clipping: Option<NormClipping>,
@@ -38,7 +38,7 @@ pub(super) struct GradientPolicy {
     averages: Arc<Mutex<Averages>>,
 }
 
-/// What a first backward pass has measured.
+/// Result of the first of two backward passes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GradNorm {
     norm: f64,
@@ -115,7 +115,7 @@ impl GradientPolicy {
         }
     }
 
-    /// What is done to the gradients of one step. `measured` is what a first pass has found.
+    /// The transform for the gradients of one step. `measured` is the result of a first pass.
     pub(super) fn transform<B: Backend>(&self, measured: Option<GradNorm>) -> GradientTransform<B> {
         let coefficient = measured.map(|measured| measured.coefficient);
         GradientTransform {
@@ -132,7 +132,7 @@ impl GradientPolicy {
         self.scaler.as_ref().map(LossScaler::inverse)
     }
 
-    /// What gradients of these squared norms are multiplied by.
+    /// The global norm of gradients with these squared norms, and the factor for them.
     fn judge(&self, squared: &[(ParamId, f64)]) -> GradNorm {
         let norm = global_norm(squared.iter().map(|(_, squared)| *squared));
         let coefficient = match self.clipping {
@@ -160,7 +160,7 @@ impl GradientPolicy {
     }
 }
 
-/// What is done to the gradients of one optimizer step: their scale is taken off, they are looked
+/// Transform for the gradients of one optimizer step: their scale is taken off, they are looked
 /// at, and clipped.
 pub(super) struct GradientTransform<B: Backend> {
     policy: GradientPolicy,
@@ -174,13 +174,13 @@ pub(super) struct GradientTransform<B: Backend> {
 
 /// Why there is no step with a gradient.
 pub(super) enum NotStepped {
-    /// It has overflown.
+    /// The gradient has overflown.
     Skipped,
-    /// It, or one before it, is no number.
+    /// The gradient, or one before it, is not finite.
     Stopped,
 }
 
-/// What is known of the gradients of a step at its end.
+/// Norm, factor and loss scale of a finished step.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Treated {
     pub(super) norm: Option<f64>,

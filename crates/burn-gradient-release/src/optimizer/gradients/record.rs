@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 
 use super::scaler::LossScalerRecord;
 
-/// What the rules of clipping remember.
+/// State of the clipping rules.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Averages {
     pub(super) zclip: ZClip,
     pub(super) auto_clip: AutoClip,
 }
 
-/// What an optimizer remembers of gradients from step to step: the averages that
+/// State that an optimizer keeps of gradients from step to step: the averages that
 /// [`NormClipping`](super::NormClipping) judges by, and the scale of a
 /// [`LossScaler`](super::LossScaler).
 ///

@@ -177,7 +177,7 @@ where
         }
     }
 
-    /// The same for a model in the hands of an owner: see
+    /// Arms a model in the hands of an owner to measure: see
     /// [`try_arm_by_fork`](Self::try_arm_by_fork).
     ///
     /// # Errors
