@@ -1,4 +1,4 @@
-//! How often a model runs for one optimizer step.
+//! Steps in one pass over a batch, or in two.
 
 /// Once.
 #[derive(Clone, Copy, Debug)]

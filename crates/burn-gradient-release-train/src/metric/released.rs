@@ -40,7 +40,7 @@ impl Reading for Released {
     }
 }
 
-/// How many parameters were released, late, and not armed.
+/// Numbers of parameters released, released late, and not armed.
 fn counts(iteration: &Iteration) -> Option<[usize; 3]> {
     let report = iteration.report.as_ref()?;
     let outcomes = [Outcome::Released, Outcome::ReleasedLate, Outcome::Ordinary];

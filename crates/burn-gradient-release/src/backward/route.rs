@@ -231,7 +231,7 @@ impl<B: Backend> Route<B> {
         });
     }
 
-    /// In debug builds: that parts of the tape run in the turn that they were played in.
+    /// Checks, in debug builds, that units run in the order in which they were played.
     fn check_turn(&mut self, unit: Unit) {
         let before = self.ran.replace(unit);
         debug_assert!(
@@ -240,8 +240,7 @@ impl<B: Backend> Route<B> {
         );
     }
 
-    /// In debug builds: that a contribution was played, and in the part of the tape that it comes
-    /// from.
+    /// Checks, in debug builds, that a contribution was played, and in the unit that it comes from.
     fn check_played(&self, target: Target, of: Use, unit: Unit) {
         debug_assert!(
             self.played

@@ -268,7 +268,7 @@ fn any(groups: Vec<ParamGroup>) -> ParamGroup {
     Matcher::Any(flat).into()
 }
 
-/// In one line, for messages.
+/// Prints the group in one line, for messages.
 impl Display for ParamGroup {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self.0.as_ref() {

@@ -9,7 +9,7 @@ use burn::{
     tensor::backend::AutodiffBackend,
 };
 
-/// How the parameters of a [`ParamGroup`](crate::ParamGroup) differ from the rest. What is not said
+/// How the parameters of a [`ParamGroup`](crate::ParamGroup) differ from the rest. What is not set
 /// is as for the rest.
 ///
 /// ```
@@ -109,7 +109,7 @@ impl<O> GroupOptions<O> {
         self
     }
 
-    /// Not stepped at all: each gradient is dropped as soon as it is complete, and counts for no
+    /// Freezes the group: each gradient is dropped as soon as it is complete, and counts for no
     /// norm. [`no_grad`](burn::module::Module::no_grad) does not even compute it, if nothing else
     /// needs it.
     pub fn frozen(mut self) -> Self {
@@ -138,7 +138,7 @@ impl<O> GroupOptions<O> {
     }
 }
 
-/// In brackets after a group, what the optimizer itself does not show.
+/// Prints the options that the optimizer itself does not show.
 impl<O> Display for GroupOptions<O> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let mut words = Vec::new();

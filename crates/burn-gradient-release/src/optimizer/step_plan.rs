@@ -25,7 +25,7 @@ pub(super) struct StepPlan<B: Backend> {
     /// Settings of the parameters that differ from the rest.
     pub(super) own: HashMap<ParamId, Own>,
     pub(super) transform: GradientTransform<B>,
-    /// Comes before the transform.
+    /// Runs before the transform.
     pub(super) reduction: Option<Arc<dyn GradientReduction<B>>>,
     /// Whether replicas may complete their gradients in other orders.
     pub(super) is_recomputed: bool,

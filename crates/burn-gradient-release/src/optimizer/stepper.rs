@@ -48,7 +48,7 @@ where
     pub(super) gradients: GradientPolicy,
     /// Takes gradients to the other replicas, if the model has any.
     pub(super) reduction: Option<Arc<dyn GradientReduction<B::InnerBackend>>>,
-    /// In the order in which they were added: the last that matches a parameter is its group.
+    /// Groups as they were added: the last one that matches a parameter is its group.
     pub(super) groups: Vec<(ParamGroup, GroupOptions<O>)>,
     /// Rates that differ from group to group.
     pub(super) learning_rates: Option<ModuleLearningRates>,

@@ -19,7 +19,7 @@ pub(super) use crate::planner::blocks::Cuts;
 /// The operations after the last cut are kept where they run backward first, if `is_last`.
 /// Otherwise the backward pass would hold them while it runs what comes after.
 pub(super) fn plan(trace: &Trace, budget: Option<u64>, is_last: bool) -> Cuts {
-    /// So many blocks are quick, whatever the plan is.
+    /// Number of blocks that is quick to plan, whatever the plan is.
     const FEWEST: usize = 1024;
     /// A segment ends up to a block before the best place for it.
     const BLOCKS_OF_A_SEGMENT: usize = 16;

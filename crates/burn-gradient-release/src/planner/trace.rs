@@ -43,11 +43,11 @@ pub enum Recompute {
 }
 
 impl Recompute {
-    /// The same.
+    /// Returns the policy if it can be followed.
     ///
     /// # Panics
     ///
-    /// If it is a budget of no bytes, in which nothing can be kept.
+    /// If it is a budget of 0 bytes, in which nothing can be kept.
     pub fn checked(self) -> Self {
         assert!(
             self != Self::Budget(0),
@@ -58,8 +58,7 @@ impl Recompute {
     }
 }
 
-/// How many times the bytes that would cross a cut a segment has before it is cut, as long as there
-/// is no plan.
+/// A segment without a plan is cut once it has this many times the bytes that would cross the cut.
 const SEGMENT_OVER_CUT: u64 = 8;
 
 fn next_arming() -> u64 {

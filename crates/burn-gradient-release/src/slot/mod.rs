@@ -220,7 +220,7 @@ impl<B: Backend> Slot<B> {
         }
     }
 
-    /// When the parameter was stepped inside backward, if it was.
+    /// Moment at which the parameter was stepped inside backward, if it was.
     pub(crate) fn stepped(&self) -> Option<When> {
         match self.state().phase {
             Phase::Stepped(when) => Some(when),

@@ -73,7 +73,7 @@ pub trait GradientReduction<B: Backend>: Send + Sync {
     /// there is an [`order`](Self::order) to keep.
     fn completed(&self, _order: Vec<ParamId>) {}
 
-    /// How many gradients may be in flight while backward computes the next.
+    /// Number of gradients that may be in flight while backward computes the next.
     fn max_in_flight(&self) -> NonZeroUsize {
         NonZeroUsize::MIN
     }

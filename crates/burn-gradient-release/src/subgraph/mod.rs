@@ -248,7 +248,7 @@ impl<B: Backend> Subgraph<B> {
 
     /// Whether uses of a tensor share what stands for it here, and add up there.
     ///
-    /// Not during the forward pass: in which order they are to be added up is not known yet.
+    /// They do not during the forward pass: the order in which they add up is not known yet.
     fn is_shared(&self, of: Option<Use>) -> bool {
         self.is_replay && of.is_none()
     }

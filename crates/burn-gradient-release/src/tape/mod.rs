@@ -174,7 +174,7 @@ pub(crate) fn marker<B: Backend>(parent: AdTensor<B>, visit: Visit) -> AdTensor<
     register(Marker, Some(Reached(visit)), vec![parent], NEVER_RUN, value)
 }
 
-/// When a [`marker`] was reached, as a number that grows; 0 if it was not.
+/// Moment at which a [`marker`] was reached, as a number that grows; 0 if it was not.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Visit(Arc<AtomicU64>);
 

@@ -1,4 +1,4 @@
-//! How many operations use a node, and which of them backward runs last.
+//! Counts the consumers of a node, and finds the one that backward runs last.
 
 /// The direct consumers of a node, by their order on the tape: backward runs the highest first.
 #[derive(Debug)]

@@ -92,7 +92,7 @@ impl GradientPolicy {
         }
     }
 
-    /// The same, remembering on its own.
+    /// A copy with a state of its own.
     pub(super) fn fork(&self) -> Self {
         let averages = lock(&self.averages).clone();
         Self {
