@@ -17,7 +17,7 @@ pub(super) type P = Plain<Inner>;
 pub(super) type R = Release<Inner>;
 /// The model of most of these tests.
 pub(super) type Model = MlpModel<R>;
-/// And its optimizer.
+/// Optimizer of that model.
 pub(super) type Optim = ReleaseOptimizer<Adam, Model, R>;
 
 /// Parameters of [`Model`].
@@ -66,7 +66,7 @@ pub(super) fn armed_step(optim: &mut Optim, model: Model, step: u64) -> Model {
     optim.step(RATE, model, grads)
 }
 
-/// What the model's weights are now.
+/// Weights of the model as they are now.
 pub(super) fn weights(model: &Model) -> Weights {
     Weights::of::<R, _>(model)
 }

@@ -14,5 +14,5 @@ mod threads;
 
 use bench::*;
 
-/// Where tensors live.
+/// Backend below autodiff.
 use super::Inner;

@@ -13,7 +13,7 @@ const TOLERANCE: f32 = crate::harness::run::RATE as f32 / 1000.0;
 /// How many times the largest gradient a step may take above what the forward pass leaves: the
 /// gradient, and the three new buffers of Burn's fused Adam.
 const MATRICES: u64 = 4;
-/// The same where operations are element-wise and many make one kernel, whose buffers all live
+/// That multiple where operations are element-wise and many make one kernel, whose buffers all live
 /// until it has run.
 const ELEMENT_WISE: u64 = 10;
 

@@ -34,7 +34,7 @@ impl Start {
         }
     }
 
-    /// What [`Self::bytes`] gave, in another process.
+    /// Makes a start from the [`bytes`](Self::bytes) of another process.
     pub(crate) fn from_bytes(size: Size, bytes: Vec<u8>) -> Self {
         Self { size, bytes }
     }
@@ -51,7 +51,7 @@ impl Start {
     }
 }
 
-/// What a run leaves behind.
+/// Results of a run.
 pub(crate) struct Trajectory {
     /// The weights before the first step.
     pub(crate) first: Weights,
@@ -119,7 +119,7 @@ where
     )
 }
 
-/// How many parameters of a model are trained.
+/// Number of trained parameters of a model.
 pub(crate) fn trainable<B: Backend, M: burn::module::Module<B>>(model: &M) -> usize {
     struct Count(usize);
 

@@ -16,7 +16,7 @@ use crate::harness::models::{Regression, RegressionModel, Scenario, Size};
 use crate::harness::run::Start;
 use crate::harness::{Recipe, Weights};
 
-/// What `optimize` does besides Burn's default.
+/// Something that `optimize` does besides Burn's default.
 #[derive(Clone, Copy, Debug, Default)]
 enum Optimize {
     #[default]

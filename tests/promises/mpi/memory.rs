@@ -1,4 +1,4 @@
-//! What a replica takes, with the numbers it computes.
+//! Memory of a replica, and the numbers it computes.
 
 use std::sync::Arc;
 

@@ -25,7 +25,7 @@ struct Model<B: Backend> {
     branch: Linear<B>,
 }
 
-/// What a forward pass does.
+/// Depth, branches and rows of a forward pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Pass {
     depth: usize,
@@ -47,7 +47,7 @@ const BRANCH: Pass = Pass {
     ..FULL
 };
 
-/// As the last batch of an epoch.
+/// A smaller batch, as the last one of an epoch.
 const SMALL: Pass = Pass { rows: 24, ..FULL };
 
 const LARGE: Pass = Pass { rows: 128, ..FULL };

@@ -1,4 +1,4 @@
-//! What can be in a scope, and what is refused.
+//! Contents of a scope, and what is refused.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
