@@ -92,7 +92,7 @@ where
 #[derive(Clone)]
 struct Discard;
 
-/// As big as Adam's.
+/// A state as big as Adam's.
 #[derive(Record, Clone)]
 struct DiscardState<B: Backend, const D: usize> {
     first: Tensor<B, D>,

@@ -20,7 +20,7 @@ pub(crate) struct Start {
 }
 
 impl Start {
-    /// The same for every backend and run.
+    /// First weights, equal for every backend and run.
     pub(crate) fn new<S: Scenario>(size: Size) -> Self {
         Self::seeded::<S>(size, 42)
     }
@@ -160,7 +160,7 @@ pub(crate) fn assert_all_released(report: &StepReport, parameters: usize) {
     );
 }
 
-/// The same for each step of a run.
+/// Checks that each step of a run released all parameters.
 #[track_caller]
 pub(crate) fn assert_run_released(reports: &[StepReport], parameters: usize) {
     assert!(!reports.is_empty());

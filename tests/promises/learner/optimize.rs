@@ -23,7 +23,7 @@ enum Optimize {
     Default,
     /// Clamps the weights once they are stepped, as Burn's documentation suggests.
     ClampAfter,
-    /// The same before.
+    /// Clamps the weights before they are stepped.
     ClampBefore,
     /// Steps with half the rate.
     HalfRate,
