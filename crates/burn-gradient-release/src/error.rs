@@ -388,7 +388,8 @@ impl<M, G> From<Refused<M, G>> for ReleaseError {
     }
 }
 
-/// The panicking twin of a fallible call; Burn's [`Optimizer`] leaves no other way.
+/// The panicking twin of a fallible call; Burn's [`Optimizer`](burn::optim::Optimizer) leaves no
+/// other way.
 pub(crate) fn expect<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| panic!("gradient release: {error}"))
 }
