@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use burn::{module::ParamId, optim::LearningRate};
 
-use super::gradients::Treated;
+use super::gradients::GradientSummary;
 use crate::util::progress::Recomputed;
 
 /// Outcome of one optimizer step for a parameter.
@@ -32,7 +32,7 @@ pub struct StepReport {
     outcomes: Vec<(ParamId, Outcome)>,
     recomputed: Recomputed,
     other_rates: HashMap<ParamId, LearningRate>,
-    gradients: Treated,
+    gradients: GradientSummary,
 }
 
 impl StepReport {
@@ -47,7 +47,7 @@ impl StepReport {
         }
     }
 
-    pub(super) fn set_gradients(&mut self, gradients: Treated) {
+    pub(super) fn set_gradients(&mut self, gradients: GradientSummary) {
         self.gradients = gradients;
     }
 

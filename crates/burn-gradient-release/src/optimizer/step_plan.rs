@@ -150,11 +150,11 @@ where
             weight.to_device(&device)
         };
         let settings = self.stepper.settings(own.group);
-        let treated = self
+        let transformed = self
             .plan
             .transform
             .apply(param, &weight, grad, settings.clips_by_norm);
-        match treated {
+        match transformed {
             Ok(grad) => {
                 let is_owner =
                     |reduction: &Arc<dyn GradientReduction<_>>| reduction.is_owner(param);

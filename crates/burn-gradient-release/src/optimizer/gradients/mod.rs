@@ -182,7 +182,7 @@ pub(super) enum NotStepped {
 
 /// Norm, factor and loss scale of a finished step.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Treated {
+pub(super) struct GradientSummary {
     pub(super) norm: Option<f64>,
     pub(super) coefficient: Option<f64>,
     pub(super) scale: Option<f64>,
@@ -319,7 +319,7 @@ impl<B: Backend> GradientTransform<B> {
         &self,
         params: impl IntoIterator<Item = ParamId>,
         has_skipped: bool,
-    ) -> Treated {
+    ) -> GradientSummary {
         let norm = match self.measured {
             Some(measured) => Some(measured.norm),
             None => {
@@ -342,7 +342,7 @@ impl<B: Backend> GradientTransform<B> {
             self.policy.clipping,
             Some(NormClipping::GlobalNorm { .. } | NormClipping::ZClip(_))
         );
-        Treated {
+        GradientSummary {
             norm,
             coefficient: clips_all.then(|| self.coefficient.unwrap_or(1.0)),
             scale,
