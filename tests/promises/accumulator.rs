@@ -44,7 +44,7 @@ fn plain<S: Scenario>(start: &Start, recipe: &impl Recipe, n: u64, windows: u64)
     weights
 }
 
-/// The same with release.
+/// The micro-batches with release.
 fn release<S: Scenario>(start: &Start, recipe: &impl Recipe, n: u64, windows: u64) -> Vec<Weights> {
     let mut model = start.model::<S, R>();
     let mut optim = recipe.make::<R, S::Model<R>>().with_gradient_release();
@@ -111,7 +111,7 @@ sums_are_burns!(
     weight_norm: WeightNorm
 );
 
-/// Of which a micro-batch uses one, the other, or both.
+/// Two parts, of which a micro-batch uses one, the other, or both.
 #[derive(Module, Debug)]
 struct Halves<B: Backend> {
     left: Linear<B>,
@@ -140,7 +140,7 @@ impl<B: AutodiffBackend> Halves<B> {
     }
 }
 
-/// What micro-batches of one window use: left, right.
+/// Parts that the micro-batches of one window use: left, right.
 const USES: [[[bool; 2]; 3]; 4] = [
     // Only in an earlier micro-batch: the last one steps it with the sum it holds.
     [[true, true], [true, false], [true, false]],
@@ -206,7 +206,7 @@ fn backward(model: &MlpModel<R>, micro_batch: u64) -> GradientsParams {
     GradientsParams::from_grads(loss.backward(), model)
 }
 
-/// What the optimizer makes of the sums, against plain Burn's window of two.
+/// Compares the step with the sums with plain Burn's window of two.
 #[track_caller]
 fn finishes_as_burn(bench: Bench) {
     let Bench {

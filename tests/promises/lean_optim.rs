@@ -249,7 +249,7 @@ fn kept(optimizer: impl SimpleOptimizer<Flex> + 'static) -> usize {
     kept
 }
 
-/// What a step needs beyond weight, gradient and states: of the last of three.
+/// Bytes that the last of three steps needs beyond weight, gradient and states.
 fn temporaries(optimizer: impl SimpleOptimizer<Flex>) -> usize {
     const SHAPE: [usize; 2] = [512, 512];
     let mut weight: Tensor<Flex, 2> = noise(1, SHAPE, &Default::default());

@@ -45,7 +45,7 @@ mod mpi {
     include!(concat!(env!("OUT_DIR"), "/mpi.rs"));
 }
 
-/// Where the tensors of `edge_cases` live, unless they are mounted elsewhere.
+/// Backend of `edge_cases`, unless they are mounted elsewhere.
 use burn::backend::Flex as Inner;
 
 /// Counts every allocation of the process; only [`harness::memory`] reads it.

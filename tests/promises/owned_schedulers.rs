@@ -30,7 +30,7 @@ const RESUMES: &str = "PROMISES_RESUMES_A_SCHEDULER";
 const SAVED_AFTER: u64 = 3;
 const STEPS: u64 = 9;
 
-/// What is done with a scheduler of any type.
+/// A test with a scheduler of any type.
 trait Check {
     fn check<S: LrScheduler + 'static>(&self, name: &str, rates: S);
 }

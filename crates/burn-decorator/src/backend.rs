@@ -1,7 +1,7 @@
 /// The methods of `Backend` but for `name`, which a decorator has of its own: each forwarded to the
 /// backend below.
 ///
-/// Where it is used, what it names is in scope: `DType`, `DTypeUsageSet`, `ExecutionError`,
+/// The names it uses have to be in scope: `DType`, `DTypeUsageSet`, `ExecutionError`,
 /// `TensorData`.
 #[macro_export]
 macro_rules! backend_methods {

@@ -1,6 +1,7 @@
 /// The methods of `BoolTensorOps`: the operations on bool tensors.
 ///
-/// Not among them, for their types: `bool_into_data`, `bool_device` and `bool_argwhere`.
+/// Left out for their types: `bool_into_data`, `bool_device` and `bool_argwhere`.
+/// [`same_tensors_bool_rest!`](crate::same_tensors_bool_rest) forwards them.
 #[macro_export]
 macro_rules! bool_tensor_ops {
     ($forward:ident) => {

@@ -1,6 +1,7 @@
 /// The methods of `FloatTensorOps`: the operations on float tensors.
 ///
-/// Not among them, for their types: `float_into_data`, `float_device` and `float_is_require_grad`.
+/// Left out for their types: `float_into_data`, `float_device` and `float_is_require_grad`.
+/// [`same_tensors_float_rest!`](crate::same_tensors_float_rest) forwards them.
 #[macro_export]
 macro_rules! float_tensor_ops {
     ($forward:ident) => {

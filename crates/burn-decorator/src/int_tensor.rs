@@ -1,6 +1,7 @@
 /// The methods of `IntTensorOps`: the operations on int tensors.
 ///
-/// Not among them, for their types: `int_into_data` and `int_device`.
+/// Left out for their types: `int_into_data` and `int_device`.
+/// [`same_tensors_int_rest!`](crate::same_tensors_int_rest) forwards them.
 #[macro_export]
 macro_rules! int_tensor_ops {
     ($forward:ident) => {

@@ -32,7 +32,9 @@
 //! | `(&[usize])` | what is between the parentheses |
 //!
 //! [`signature_type!`] makes the type in Burn of the one in the table, [`map_output!`] takes an output
-//! apart, and [`backend_methods!`] forwards the methods of `Backend`.
+//! apart, and [`backend_methods!`] forwards the methods of `Backend`. A decorator that keeps the
+//! tensors of the backend below forwards a method of a table by [`same_tensors_method!`], and what is
+//! in no table by [`same_tensors_float_rest!`] and its like.
 #![forbid(unsafe_code)]
 
 mod activation;
@@ -43,6 +45,7 @@ mod int_tensor;
 mod map_output;
 mod module;
 mod quantized_tensor;
+mod same_tensors;
 mod signature_type;
 
 #[cfg(doctest)]

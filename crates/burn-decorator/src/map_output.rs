@@ -5,7 +5,7 @@
 /// `path::of::the::macro!(with FloatTensor, tensor)` for each float tensor of the output, and so
 /// for tensors of the other kinds. What contains no tensor is handed to the macro as it is.
 ///
-/// Where it is used, what it names is in scope, as for [`signature_type!`](crate::signature_type).
+/// The names it uses have to be in scope, as for [`signature_type!`](crate::signature_type).
 ///
 /// ```
 /// macro_rules! twice {

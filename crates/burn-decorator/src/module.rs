@@ -1,6 +1,7 @@
 /// The methods of `ModuleOps`: the operations of neural network modules.
 ///
-/// Not among them, for its type: `has_ctc_loss_backward`.
+/// Left out for its type: `has_ctc_loss_backward`.
+/// [`same_tensors_module_rest!`](crate::same_tensors_module_rest) forwards it.
 #[macro_export]
 macro_rules! module_ops {
     ($forward:ident) => {

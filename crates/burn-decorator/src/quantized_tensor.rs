@@ -1,6 +1,7 @@
 /// The methods of `QTensorOps`: the operations on quantized tensors.
 ///
-/// Not among them, for their types: `quantize`, `q_into_data`, `q_device` and `q_is_require_grad`.
+/// Left out for their types: `quantize`, `q_into_data`, `q_device` and `q_is_require_grad`.
+/// [`same_tensors_quantized_rest!`](crate::same_tensors_quantized_rest) forwards them.
 #[macro_export]
 macro_rules! quantized_tensor_ops {
     ($forward:ident) => {

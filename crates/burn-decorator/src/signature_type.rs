@@ -1,6 +1,6 @@
 /// The type in Burn of a type in the tables; see the [crate](crate#types).
 ///
-/// Where it is used, what it names is in scope: `FloatTensor` and its like, `Device`,
+/// The names it uses have to be in scope: `FloatTensor` and its like, `Device`,
 /// `TensorPrimitive`.
 #[macro_export]
 macro_rules! signature_type {

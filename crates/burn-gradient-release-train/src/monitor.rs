@@ -54,7 +54,7 @@ pub struct StepMonitor {
     iterations: Arc<Mutex<VecDeque<Iteration>>>,
 }
 
-/// What one iteration did.
+/// Report of one iteration.
 #[derive(Clone, Debug)]
 pub struct Iteration {
     epoch: usize,
@@ -99,7 +99,7 @@ impl StepMonitor {
         });
     }
 
-    /// What the iteration did that a metric is told of.
+    /// Report of the iteration that a metric belongs to.
     pub(crate) fn iteration(&self, metadata: &MetricMetadata) -> Option<Iteration> {
         // Only training has a rate: a metric that is registered for both splits has no number here.
         metadata.lr?;

@@ -1,4 +1,4 @@
-//! How often a model runs for one optimizer step.
+//! Steps in one pass over a batch, or in two.
 
 /// Once.
 #[derive(Clone, Copy, Debug)]
@@ -9,7 +9,7 @@ pub struct InOnePass;
 #[derive(Clone, Copy, Debug)]
 pub struct InTwoPasses;
 
-/// What a [`GradientReleaseStrategy`](crate::GradientReleaseStrategy) needs of a batch.
+/// Requirements of a [`GradientReleaseStrategy`](crate::GradientReleaseStrategy) on a batch.
 pub trait Passes<Input>: sealed::Sealed + 'static {
     /// The batch for the second pass, if there is one.
     fn again(input: &Input) -> Option<Input>;

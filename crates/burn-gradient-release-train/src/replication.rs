@@ -1,4 +1,4 @@
-//! In how many processes a model is trained.
+//! Training in one process or in several.
 
 use burn::{
     tensor::{Tensor, backend::Backend},
@@ -6,7 +6,7 @@ use burn::{
 };
 use burn_data_parallel::{DataParallel, ReplicaError};
 
-/// In this one alone.
+/// Training in one process.
 #[derive(Clone, Copy, Debug)]
 pub struct OneProcess;
 
@@ -63,7 +63,7 @@ gather_output!(
     RegressionOutput
 );
 
-/// As the gradients: each replica counts the same.
+/// The mean over replicas, as for gradients: each replica counts the same.
 fn mean<B: Backend>(
     parallel: &DataParallel,
     loss: Tensor<B, 1>,

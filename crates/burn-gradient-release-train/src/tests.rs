@@ -105,7 +105,7 @@ fn train(folder: &Path, parallel: &DataParallel, accumulated: usize, apart: bool
     training.launch(Learner::new(model, optim, 1e-2));
 }
 
-/// What a learner panics with.
+/// Message of a learner's panic.
 fn refusal(train: impl FnOnce()) -> String {
     let panic = catch_unwind(AssertUnwindSafe(train)).unwrap_err();
     let text = panic.downcast_ref::<String>().cloned();

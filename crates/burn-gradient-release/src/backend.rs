@@ -102,7 +102,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for GradientReleas
                 Autodiff::<B, C>::grad(&tensor.snapshot()?.leaf, grads)
             }
             // Burn keeps no gradient of a tensor that is no leaf.
-            Repr::Derived(_) | Repr::Recorded(_) => None,
+            Repr::Derived(_) | Repr::Replayable(_) => None,
         }
     }
 
@@ -111,12 +111,12 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for GradientReleas
             Repr::Plain(tensor, _) => Autodiff::<B, C>::grad_remove(tensor, grads),
             Repr::Live(_) | Repr::Snapshot(_) => {
                 let snapshot = tensor.snapshot()?;
-                if let Some(owner) = snapshot.site.uses.owner() {
+                if let Some(owner) = snapshot.site.consumers.owner() {
                     owner.ask();
                 }
                 Autodiff::<B, C>::grad_remove(&snapshot.leaf, grads)
             }
-            Repr::Derived(_) | Repr::Recorded(_) => None,
+            Repr::Derived(_) | Repr::Replayable(_) => None,
         }
     }
 
@@ -179,7 +179,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for GradientReleas
         match &tensor.0 {
             Repr::Plain(tensor, _) => Autodiff::<B, C>::distributed_params(tensor),
             // What was armed had no mark, and what was computed from it has none.
-            Repr::Live(_) | Repr::Snapshot(_) | Repr::Derived(_) | Repr::Recorded(_) => None,
+            Repr::Live(_) | Repr::Snapshot(_) | Repr::Derived(_) | Repr::Replayable(_) => None,
         }
     }
 

@@ -20,9 +20,9 @@ thread_local! {
     static SCOPE: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
 }
 
-/// What to arm, and what was armed.
+/// Leaves to arm, and the parameters armed so far.
 pub(crate) struct Scope<B: Backend> {
-    /// By leaf, in the order of the model: two parameters may share one.
+    /// Armings by leaf, in the order of the model: two parameters may share a leaf.
     waiting: HashMap<NodeId, Vec<Arming<B>>>,
     armed: Vec<Armed<B>>,
 }

@@ -15,6 +15,7 @@ mod backend;
 mod backward;
 #[cfg(feature = "distributed")]
 mod distributed;
+mod error;
 mod fork;
 mod groups;
 mod lower;
@@ -30,14 +31,15 @@ mod tensor;
 mod util;
 
 pub use backend::{GradientRelease, ReleaseBackend};
+pub use error::{Refused, ReleaseError};
 pub use groups::{
     Either, JoinError, ModuleLearningRates, ModuleLrScheduler, ModuleLrSchedulerRecord, ParamGroup,
     ParamGroupError,
 };
 pub use optimizer::{
     AdaptiveClippingConfig, AutoClipConfig, GradNorm, GradientRecord, GroupOptions, LossScaler,
-    LossScalerConfig, LossScalerRecord, NormClipping, Outcome, Refused, ReleaseAccumulator,
-    ReleaseError, ReleaseOptimizer, StepReport, TwoPasses, WithGradientRelease, ZClipConfig,
+    LossScalerConfig, LossScalerRecord, NormClipping, Outcome, ReleaseAccumulator,
+    ReleaseOptimizer, StepReport, TwoPasses, WithGradientRelease, ZClipConfig,
 };
 pub use planner::Recompute;
 pub use slot::reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};

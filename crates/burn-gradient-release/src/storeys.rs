@@ -1,12 +1,20 @@
-//! The house is built in storeys: a file uses only what stands below it.
+//! The crate is built in storeys. A file uses only what stands below it, and no two files use each
+//! other, not even by way of a third one.
+//!
+//! A name counts as used where it is defined, whichever module re-exports it.
 
-use std::{fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
 
-/// From the ground up.
-const STOREYS: [&str; 13] = [
+/// Folders and files of `src`, from the ground up.
+const STOREYS: [&str; 15] = [
     "util",
     "tape",
     "slot",
+    "error",
     "groups",
     "subgraph",
     "planner",
@@ -14,65 +22,235 @@ const STOREYS: [&str; 13] = [
     "fork",
     "lower",
     "backward",
-    "distributed",
     "backend",
+    "distributed",
     "ops",
+    "optimizer",
 ];
-/// What stands on all of them.
-const TOP: &str = "optimizer";
 
-fn storey(name: &str) -> Option<usize> {
-    let mut storeys = STOREYS.iter().chain([&TOP]);
-    storeys.position(|storey| *storey == name)
+/// A path from the root of the crate, such as `["tape", "consumers"]`.
+type ModulePath = Vec<String>;
+/// By module, the modules whose names it uses.
+type Uses = BTreeMap<ModulePath, BTreeSet<ModulePath>>;
+
+/// The sources of a crate.
+#[derive(Default)]
+struct Sources {
+    /// Code of each module, without comments and without unit tests.
+    modules: BTreeMap<ModulePath, String>,
+    /// What each re-exported name stands for.
+    re_exports: BTreeMap<ModulePath, ModulePath>,
 }
 
-/// The storeys that a file names: `crate::tape::..`, or `tape::..` in a list of `use crate::{..}`.
-fn named(source: &str) -> Vec<&str> {
-    let mut named = Vec::new();
-    let mut in_list = false;
-    for line in source.lines() {
-        if line.trim_start().starts_with("//") {
-            continue;
-        }
-        let paths = line.split("crate::").skip(1);
-        named.extend(paths.flat_map(|path| path.split(|c: char| !c.is_alphanumeric() && c != '_')));
-        if in_list && let Some(entry) = line.strip_prefix("    ") {
-            named.extend(
-                entry
-                    .split(|c: char| !c.is_alphanumeric() && c != '_')
-                    .take(1),
-            );
-        }
-        in_list = line.ends_with("use crate::{") || in_list && line != "};";
-    }
-    named
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
 }
 
-fn check(folder: &Path, own: Option<&str>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
-        if path.is_dir() {
-            check(&path, own.or(Some(&name)));
-            continue;
+/// Takes the path, or the paths in braces, that `text` begins with.
+fn take_paths(text: &mut &str, prefix: &[&str]) -> Vec<ModulePath> {
+    let mut path = prefix.to_vec();
+    loop {
+        *text = text.trim_start();
+        if let Some(list) = text.strip_prefix('{') {
+            let mut paths = Vec::new();
+            *text = list;
+            loop {
+                *text = text.trim_start_matches(|c: char| c == ',' || c.is_whitespace());
+                if let Some(rest) = text.strip_prefix('}') {
+                    *text = rest;
+                    return paths;
+                }
+                let before = text.len();
+                paths.extend(take_paths(text, &path));
+                assert!(text.len() < before, "no list of paths: {text}");
+            }
         }
-        let own = own.unwrap_or(&name);
-        if ["lib", "storeys"].contains(&own) {
-            continue;
+        let end = text.find(|c| !is_word(c)).unwrap_or(text.len());
+        let (word, rest) = text.split_at(end);
+        if !word.is_empty() {
+            path.push(word);
         }
-        let height = storey(own).unwrap_or_else(|| panic!("{own} is in no storey"));
-        let source = fs::read_to_string(&path).unwrap();
-        for other in named(&source) {
-            assert!(
-                storey(other).is_none_or(|other| other <= height),
-                "{} uses {other}, which stands above it",
-                path.display()
-            );
+        *text = rest.strip_prefix('*').unwrap_or(rest);
+        match text.strip_prefix("::") {
+            Some(rest) if !word.is_empty() => *text = rest,
+            _ => return vec![path.into_iter().map(str::to_owned).collect()],
         }
     }
+}
+
+impl Sources {
+    fn add(&mut self, module: &[&str], source: &str) {
+        let module: ModulePath = module.iter().map(|name| (*name).to_owned()).collect();
+        let code = source.split("#[cfg(test)]\nmod tests {").next();
+        let lines = code.unwrap_or_default().lines();
+        let lines = lines.map(|line| line.split("//").next().unwrap_or_default());
+        let mut code = lines.collect::<Vec<_>>().join("\n");
+        // A re-export passes a name on: it is no use of it.
+        for start in ["pub use ", "pub(crate) use ", "pub(super) use "] {
+            while let Some(at) = code.find(start) {
+                let end = at + code[at..].find(';').expect("a `use` has an end");
+                let re_export = code[at..end].to_owned();
+                code.replace_range(at..end, "");
+                for path in take_paths(&mut &re_export[start.len()..], &[]) {
+                    let name = path.last().cloned();
+                    let name = module.iter().cloned().chain(name).collect();
+                    self.re_exports.insert(name, absolute(&module, path));
+                }
+            }
+        }
+        self.modules.insert(module, code);
+    }
+
+    fn read(&mut self, folder: &Path, module: &[&str]) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_stem().unwrap().to_str().unwrap();
+            let child = [module, &[name]].concat();
+            let module = match name {
+                "lib" => &[],
+                "mod" => module,
+                _ => &child,
+            };
+            if path.is_dir() {
+                self.read(&path, module);
+            } else if module != ["storeys"] {
+                self.add(module, &fs::read_to_string(&path).unwrap());
+            }
+        }
+    }
+
+    /// The module in which a name is defined.
+    fn module_of(&self, path: &[String]) -> ModulePath {
+        for end in (0..=path.len()).rev() {
+            let (known, rest) = path.split_at(end);
+            if let Some(original) = self.re_exports.get(known) {
+                return self.module_of(&[original, rest].concat());
+            }
+            if self.modules.contains_key(known) {
+                return known.to_vec();
+            }
+        }
+        Vec::new()
+    }
+
+    /// The modules whose names a module uses.
+    fn used_by(&self, module: &ModulePath) -> BTreeSet<ModulePath> {
+        let code = &self.modules[module];
+        let mut used = BTreeSet::new();
+        for (at, _) in code.match_indices("::") {
+            let start = code[..at].rfind(|c| !is_word(c)).map_or(0, |end| end + 1);
+            let word = &code[start..at];
+            let child = [module.as_slice(), &[word.to_owned()]].concat();
+            let is_first = !code[..start].ends_with(':');
+            let is_of_crate = ["crate", "self", "super"].contains(&word);
+            if is_first && (is_of_crate || self.modules.contains_key(&child)) {
+                let paths = take_paths(&mut &code[start..], &[]);
+                let paths = paths.into_iter().map(|path| absolute(module, path));
+                used.extend(paths.map(|path| self.module_of(&path)));
+            }
+        }
+        used.remove(module);
+        used
+    }
+
+    /// Each use of something above, and a circle of uses if there is one.
+    fn breaches(&self, storeys: &[&str]) -> Vec<String> {
+        let height = |module: &ModulePath| {
+            let first = module.first()?;
+            storeys.iter().position(|storey| storey == first)
+        };
+        let modules = self.modules.keys().filter(|module| !module.is_empty());
+        let uses: Uses = modules
+            .map(|module| (module.clone(), self.used_by(module)))
+            .collect();
+        let mut breaches = Vec::new();
+        for (module, used) in &uses {
+            let name = module.join("::");
+            let Some(own) = height(module) else {
+                breaches.push(format!("{name} is in no storey"));
+                continue;
+            };
+            for used in used {
+                if height(used).is_none_or(|used| used > own) {
+                    breaches.push(format!("{name} uses {}, above it", used.join("::")));
+                }
+            }
+        }
+        let mut done = BTreeSet::new();
+        let mut modules = uses.keys();
+        let circle = modules.find_map(|module| circle(&uses, module, &mut Vec::new(), &mut done));
+        breaches.extend(circle);
+        breaches
+    }
+}
+
+/// A way along `uses` from `module` that comes to a module on it again. `done` are modules from
+/// which there is none.
+fn circle<'a>(
+    uses: &'a Uses,
+    module: &'a ModulePath,
+    way: &mut Vec<&'a ModulePath>,
+    done: &mut BTreeSet<&'a ModulePath>,
+) -> Option<String> {
+    if let Some(begin) = way.iter().position(|known| *known == module) {
+        let circle = way[begin..].iter().chain([&module]);
+        let names: Vec<_> = circle.map(|module| module.join("::")).collect();
+        return Some(names.join(" -> "));
+    }
+    if done.contains(module) {
+        return None;
+    }
+    way.push(module);
+    let mut used = uses.get(module).into_iter().flatten();
+    let found = used.find_map(|used| circle(uses, used, way, done));
+    way.pop();
+    done.insert(module);
+    found
+}
+
+/// A path in a module, from the root of the crate.
+fn absolute(module: &[String], path: ModulePath) -> ModulePath {
+    let mut from_root = module.to_vec();
+    for name in path {
+        match name.as_str() {
+            "crate" => from_root.clear(),
+            "self" => {}
+            "super" => drop(from_root.pop()),
+            _ => from_root.push(name),
+        }
+    }
+    from_root
 }
 
 #[test]
 fn a_file_uses_what_stands_below_it() {
-    check(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), None);
+    let mut sources = Sources::default();
+    sources.read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &[]);
+    let breaches = sources.breaches(&STOREYS);
+    assert!(breaches.is_empty(), "{}", breaches.join("\n"));
+}
+
+#[test]
+fn breaches_are_seen() {
+    let breaches = |low: &str| {
+        let mut sources = Sources::default();
+        sources.add(&[], "pub use high::Name;");
+        sources.add(&["high"], "pub use inner::{Other, Name};");
+        sources.add(&["high", "inner"], "use super::helper;");
+        sources.add(&["high", "helper"], "use crate::low::Low;");
+        sources.add(&["low"], low);
+        sources.breaches(&["low", "high"])
+    };
+    let above = ["low uses high::inner, above it"];
+    let around = "high::helper -> low -> high::inner -> high::helper";
+    assert_eq!(breaches("use std::fmt;\n// crate::high\n"), [""; 0]);
+    for by_name in ["use crate::Name;", "fn f() { crate::Name::new() }"] {
+        assert_eq!(breaches(by_name), [above[0], around], "{by_name}");
+    }
+    let in_a_list = "use crate::{\n    high::{self, Other},\n};";
+    assert!(breaches(in_a_list).contains(&above[0].to_owned()));
+    let mut sources = Sources::default();
+    sources.add(&["low"], "mod one;\nfn f() { one::g() }");
+    sources.add(&["low", "one"], "use super::f;");
+    assert_eq!(sources.breaches(&["low"]), ["low -> low::one -> low"]);
 }

@@ -1,4 +1,4 @@
-//! The same on plain Burn, where all gradients are there.
+//! Clipping on plain Burn, where all gradients are there.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
@@ -76,7 +76,7 @@ pub(crate) fn scale<B: AutodiffBackend, M: Module<B>>(
     });
 }
 
-/// What PyTorch's `clip_grad_norm_` does. Returns the norm.
+/// Clips as PyTorch's `clip_grad_norm_` does. Returns the norm.
 pub(crate) fn clip_global<B: AutodiffBackend, M: Module<B>>(
     model: &M,
     grads: &mut GradientsParams,

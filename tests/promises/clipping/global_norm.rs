@@ -431,7 +431,8 @@ fn passes_that_differ_are_refused() {
     Weights::of::<R, _>(&model).assert_moved(&before, "after the refusal");
 }
 
-/// As the Learner runs them: backward is inside of the passes, and would step with the second loss.
+/// Runs both passes as the Learner does: backward is inside of the passes, and would step with the
+/// second loss.
 #[test]
 fn passes_by_hand_that_differ_are_refused() {
     type S = Mlp;

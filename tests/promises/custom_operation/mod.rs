@@ -49,7 +49,7 @@ impl<B: Backend> Net<B> {
         self.weights[layer].val()
     }
 
-    /// As a row: a view of the parameter.
+    /// The parameter as a row: a view of it.
     fn bias(&self, layer: usize) -> Matrix<B> {
         self.biases[layer].val().unsqueeze()
     }
@@ -237,7 +237,7 @@ impl Loss for ParameterHandedThrough {
     }
 }
 
-/// The same with a view of a parameter.
+/// The operation on a view of a parameter.
 struct ViewHandedThrough;
 
 impl Loss for ViewHandedThrough {

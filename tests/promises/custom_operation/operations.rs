@@ -22,7 +22,7 @@ pub(super) trait FusedOps: Backend {
         bias: FloatTensor<Self>,
     ) -> FloatTensor<Self>;
 
-    /// The same with `rhs` transposed: two nodes.
+    /// The operation with `rhs` transposed: two nodes.
     fn fused_transposed(
         lhs: FloatTensor<Self>,
         rhs: FloatTensor<Self>,
@@ -283,7 +283,7 @@ pub(super) enum Event {
 }
 
 thread_local! {
-    /// What happened, in its order.
+    /// Events in their order.
     pub(super) static EVENTS: RefCell<Vec<Event>> = const { RefCell::new(Vec::new()) };
 }
 

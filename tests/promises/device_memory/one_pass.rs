@@ -104,7 +104,7 @@ fn a_fused_kernel_holds_few_gradients() {
     assert!(above <= 2 * LARGEST + SLACK, "{above}");
 }
 
-/// What a step needs beyond weight, gradient and states: of the last of three.
+/// Bytes that the last of three steps needs beyond weight, gradient and states.
 fn temporaries(memory: &DeviceMemory, optimizer: impl SimpleOptimizer<Metered>) -> u64 {
     let device = Default::default();
     let mut weight: Tensor<Metered, 2> = noise(1, [WIDTH, WIDTH], &device);

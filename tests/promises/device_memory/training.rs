@@ -33,14 +33,14 @@ struct Step {
     after_step: u64,
 }
 
-/// What a run needed, and the weights after each of its steps.
+/// Bytes of each step of a run, and the weights after each of its steps.
 pub(super) struct Measured {
     steps: Vec<Step>,
     weights: Vec<u64>,
 }
 
 impl Measured {
-    /// Of the steps that are like all later ones.
+    /// The steps that are like all later ones.
     fn settled(&self) -> &[Step] {
         &self.steps[SETTLED..]
     }

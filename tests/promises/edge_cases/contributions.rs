@@ -1,4 +1,4 @@
-//! Where a gradient comes from: several places, none, odd shapes, and when it is complete.
+//! Contributions to a gradient: from several places, from none, of odd shapes; when it is complete.
 
 use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
 use burn::module::{Module, Param, list_param_ids};

@@ -190,7 +190,7 @@ fn an_owner_that_clones_itself_while_it_forks() {
     weights.assert_same(&expected[0], "forked and stepped");
 }
 
-/// What a refused arming was given comes back.
+/// A refused arming hands everything back.
 #[test]
 fn gradients_come_back_from_a_fork_that_leaves_something_out() {
     let (owner, _) = owner(bench(1));

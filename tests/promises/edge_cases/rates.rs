@@ -41,7 +41,7 @@ where
         .collect()
 }
 
-/// The same without cloning the model, which would hide a model that is not armed.
+/// Arms without cloning the model, which would hide a model that is not armed.
 fn owned_loop<S: LrScheduler>(
     mut model: Model,
     optim: &mut super::Optim,

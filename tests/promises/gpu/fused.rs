@@ -1,4 +1,6 @@
 //! As Burn has it by default: operations are queued, and several make one kernel.
+//!
+//! Of the edge cases, those are mounted that a queue of operations can break.
 
 use super::{Fused as Inner, MeteredFused as Metered};
 
@@ -11,13 +13,13 @@ const TOLERANCE: f32 = crate::harness::run::RATE as f32 / 1000.0;
 /// How many times the largest gradient a step may take above what the forward pass leaves: the
 /// gradient, and the three new buffers of Burn's fused Adam.
 const MATRICES: u64 = 4;
-/// The same where operations are element-wise and many make one kernel, whose buffers all live
+/// That multiple where operations are element-wise and many make one kernel, whose buffers all live
 /// until it has run.
 const ELEMENT_WISE: u64 = 10;
 
 #[path = "../device_memory/mod.rs"]
 mod device_memory;
-#[path = "../edge_cases/mod.rs"]
+#[path = "../edge_cases/fusion.rs"]
 mod edge_cases;
 #[path = "eight_bit.rs"]
 mod eight_bit;

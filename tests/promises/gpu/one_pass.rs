@@ -63,7 +63,7 @@ pub(super) fn numbers<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f
     tensor.into_data().to_vec().expect("they are `f32`")
 }
 
-/// Of many magnitudes, and here and there zero.
+/// Numbers of many magnitudes, here and there zero.
 pub(super) fn gradient<B: Backend, const D: usize>(step: u64, shape: [usize; D]) -> Tensor<B, D> {
     let mut data = noise::<Flex, D>(step, shape, &Default::default()).into_data();
     let numbers = data.as_mut_slice::<f32>().expect("they are `f32`");

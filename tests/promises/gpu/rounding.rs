@@ -9,7 +9,7 @@ use super::Inner;
 use super::one_pass::{gradient, numbers};
 use crate::harness::turn;
 
-/// Of many magnitudes, and some that bf16 cannot tell from others.
+/// Numbers of many magnitudes, some of which bf16 cannot tell apart.
 fn exact<B: RoundToBf16, const D: usize>(shape: [usize; D]) -> FloatTensor<B> {
     let mut data = gradient::<B, D>(1, shape).into_data();
     let exact = data.as_mut_slice::<f32>().expect("they are `f32`");
@@ -27,7 +27,7 @@ fn exact<B: RoundToBf16, const D: usize>(shape: [usize; D]) -> FloatTensor<B> {
     tensor.into_primitive().tensor()
 }
 
-/// As bits, but for the NaN, which is some NaN.
+/// The numbers as bits; every NaN counts as one.
 fn bits<B: RoundToBf16, const D: usize>(tensor: FloatTensor<B>) -> Vec<u32> {
     let tensor = Tensor::<B, D>::from_primitive(TensorPrimitive::Float(tensor));
     let mut bits: Vec<_> = numbers(tensor.cast(DType::F32))

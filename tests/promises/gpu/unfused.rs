@@ -1,17 +1,17 @@
 //! Every operation is its own kernel.
 //!
-//! What is at the edges of the engine is tested on the processor, to the same bits, and with
-//! fusion, which is what could break it.
+//! The edge cases are tested on the processor, to the same bits, and with fusion where that could
+//! break them.
 
 use super::{MeteredUnfused as Metered, Unfused as Inner};
 
-/// The same kernels on the same numbers in the same order.
+/// None: the same kernels run on the same numbers in the same order.
 const TOLERANCE: f32 = 0.0;
 
 /// How many times the largest gradient a step may take above what the forward pass leaves: the
 /// gradient, and one temporary of Adam's.
 const MATRICES: u64 = 2;
-/// The same where operations are element-wise.
+/// That multiple where operations are element-wise.
 const ELEMENT_WISE: u64 = 2;
 
 #[path = "../device_memory/mod.rs"]

@@ -120,7 +120,7 @@ fn weights(model: &Model) -> Weights {
     Weights::of::<P, _>(model)
 }
 
-/// By every recorder of Burn that carries optimizers.
+/// Saves with every recorder of Burn that carries optimizers.
 fn carried(records: Records<Both>) -> Vec<Records<Both>> {
     let device = Default::default();
     let bin = BinBytesRecorder::<FullPrecisionSettings>::default();

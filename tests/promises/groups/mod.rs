@@ -1,4 +1,4 @@
-//! Parameters that are treated differently: by group, and by what they are stepped with.
+//! Groups of parameters, with rates and optimizers of their own.
 
 mod either;
 mod module_lr_scheduler;

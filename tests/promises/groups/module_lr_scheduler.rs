@@ -80,7 +80,7 @@ impl LrScheduler for Own {
     }
 }
 
-/// What is published for each of [`PATHS`].
+/// Rates published for each of [`PATHS`].
 fn published(rates: &ModuleLearningRates) -> [LearningRate; 7] {
     PATHS.map(|path| {
         rates

@@ -47,7 +47,7 @@ impl Hooked {
         }
     }
 
-    /// How many tensors were stepped so far.
+    /// Number of tensors stepped so far.
     pub(crate) fn calls(&self) -> usize {
         self.calls.load(Ordering::SeqCst)
     }

@@ -92,7 +92,7 @@ where
 #[derive(Clone)]
 struct Discard;
 
-/// As big as Adam's.
+/// A state as big as Adam's.
 #[derive(Record, Clone)]
 struct DiscardState<B: Backend, const D: usize> {
     first: Tensor<B, D>,
@@ -138,7 +138,7 @@ pub(crate) fn parameter_bytes<B: Backend, M: Module<B>>(model: &M) -> (usize, us
     (bytes.0, bytes.1)
 }
 
-/// What the peak is held against.
+/// Bytes that the peak is compared with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Bound {
     /// The peak of [`Discard`], plus one gradient and Adam's temporary.

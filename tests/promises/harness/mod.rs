@@ -19,7 +19,7 @@ use burn_gradient_release::GradientRelease;
 
 /// Plain Burn, the reference.
 pub(crate) type Plain<B = Flex, C = NoCheckpointing> = Autodiff<B, C>;
-/// The same with gradient release.
+/// That backend with gradient release.
 pub(crate) type Release<B = Flex, C = NoCheckpointing> = GradientRelease<Autodiff<B, C>>;
 
 pub(crate) use hooked::Hooked;

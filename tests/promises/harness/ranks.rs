@@ -26,8 +26,8 @@ pub(crate) fn ranks(counts: impl IntoIterator<Item = usize>, test: &str, body: f
     }
 }
 
-/// The same for a test whose processes are to fail: what they print. `body` returns in this
-/// process.
+/// Runs a test whose processes are to fail. Returns what they print; in those processes, runs
+/// `body`.
 pub(crate) fn failing_ranks(count: usize, test: &str, body: fn(Replicas)) -> Option<String> {
     if std::env::var_os(RANKS).is_some() {
         body(Replicas::new(Mpi::initialize).expect("mpirun has started this"));

@@ -20,7 +20,7 @@ pub(crate) struct Start {
 }
 
 impl Start {
-    /// The same for every backend and run.
+    /// First weights, equal for every backend and run.
     pub(crate) fn new<S: Scenario>(size: Size) -> Self {
         Self::seeded::<S>(size, 42)
     }
@@ -34,7 +34,7 @@ impl Start {
         }
     }
 
-    /// What [`Self::bytes`] gave, in another process.
+    /// Makes a start from the [`bytes`](Self::bytes) of another process.
     pub(crate) fn from_bytes(size: Size, bytes: Vec<u8>) -> Self {
         Self { size, bytes }
     }
@@ -51,7 +51,7 @@ impl Start {
     }
 }
 
-/// What a run leaves behind.
+/// Results of a run.
 pub(crate) struct Trajectory {
     /// The weights before the first step.
     pub(crate) first: Weights,
@@ -119,7 +119,7 @@ where
     )
 }
 
-/// How many parameters of a model are trained.
+/// Number of trained parameters of a model.
 pub(crate) fn trainable<B: Backend, M: burn::module::Module<B>>(model: &M) -> usize {
     struct Count(usize);
 
@@ -160,7 +160,7 @@ pub(crate) fn assert_all_released(report: &StepReport, parameters: usize) {
     );
 }
 
-/// The same for each step of a run.
+/// Checks that each step of a run released all parameters.
 #[track_caller]
 pub(crate) fn assert_run_released(reports: &[StepReport], parameters: usize) {
     assert!(!reports.is_empty());

@@ -12,7 +12,7 @@ use serde_json::Value;
 pub(crate) struct Weights(Vec<(u64, TensorData)>);
 
 impl Weights {
-    /// What `model` says its weights are now.
+    /// Weights of `model` as they are now.
     pub(crate) fn of<B: Backend, M: Module<B>>(model: &M) -> Self {
         struct Collect(Vec<(u64, TensorData)>);
 
@@ -110,7 +110,7 @@ impl Weights {
             .collect()
     }
 
-    /// How many parameters are not the same to the last bit.
+    /// Number of parameters that differ in any bit.
     pub(crate) fn changed(&self, before: &Self) -> usize {
         self.differing(before).len()
     }
@@ -137,7 +137,7 @@ impl Weights {
             .all(|(_, data)| data.iter::<f32>().all(f32::is_finite))
     }
 
-    /// How many tensors there are.
+    /// Number of tensors.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }

@@ -110,7 +110,7 @@ fn same_files<F: AnyRecorder + 'static, G: AnyRecorder + 'static>(stock: F, rele
     }
 }
 
-/// What a checkpoint says about the optimizer.
+/// Optimizer record of a checkpoint.
 fn optim_record<F: FileRecorder<Plain>>(
     recorder: F,
     directory: &Directory,

@@ -21,7 +21,7 @@ use crate::harness::run::Start;
 
 const EPOCHS: usize = 5;
 const BATCHES: usize = 7;
-/// What a checkpoint consists of.
+/// Files of a checkpoint.
 const PARTS: [&str; 3] = ["model", "optim", "scheduler"];
 
 /// Shuffled: a resumed run has to see the batches in the order of the epoch it resumes at.

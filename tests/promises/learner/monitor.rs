@@ -19,7 +19,7 @@ use crate::harness::models::{Regression, RegressionModel, Scenario, Size};
 use crate::harness::run::{Start, trainable};
 use crate::harness::{Plain, noise};
 
-/// What the metrics are called.
+/// Names of the metrics.
 const RELEASED: &str = "Released";
 const APPLIED: &str = "Applied Learning Rate";
 const PEAK: &str = "Peak Memory";
@@ -43,7 +43,7 @@ fn assert_none(shown: &[Shown]) {
     }
 }
 
-/// How many parameters a task trains.
+/// Number of parameters that a task trains.
 fn parameters<T: Task + Scenario>() -> usize {
     let start = Start::new::<T>(Size::Small);
     trainable::<Plain, _>(&<T as Task>::model::<Plain>(&start))

@@ -16,14 +16,14 @@ use crate::harness::models::{Regression, RegressionModel, Scenario, Size};
 use crate::harness::run::Start;
 use crate::harness::{Recipe, Weights};
 
-/// What `optimize` does besides Burn's default.
+/// Something that `optimize` does besides Burn's default.
 #[derive(Clone, Copy, Debug, Default)]
 enum Optimize {
     #[default]
     Default,
     /// Clamps the weights once they are stepped, as Burn's documentation suggests.
     ClampAfter,
-    /// The same before.
+    /// Clamps the weights before they are stepped.
     ClampBefore,
     /// Steps with half the rate.
     HalfRate,

@@ -6,7 +6,7 @@ use burn_gradient_release_train::resume::resume_point;
 
 use crate::harness::learner::Directory;
 
-/// What a checkpoint consists of.
+/// Files of a checkpoint.
 const PARTS: [&str; 3] = ["model", "optim", "scheduler"];
 
 /// The folder of a run that left these files behind.

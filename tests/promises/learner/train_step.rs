@@ -18,7 +18,7 @@ use crate::harness::{Recipe, noise};
 /// How the training step gets its gradients.
 #[derive(Clone, Copy, Debug, Default)]
 enum Step {
-    /// As Burn's book has it.
+    /// The step of Burn's book.
     #[default]
     Default,
     /// Two losses of two batches, added up.
@@ -31,7 +31,7 @@ enum Step {
     ThrowAway,
     /// The gradients of the first layer only, as for freezing by hand.
     Partly,
-    /// Nothing is done with every second batch.
+    /// Every second batch is left out.
     EverySecond,
     /// A forward pass for a number to log, without backward.
     TwoForwards,
@@ -60,7 +60,7 @@ impl<B: Backend> SteppingModel<B> {
         self.inner.loss(size, step)
     }
 
-    /// Of one layer alone.
+    /// The loss of one layer alone.
     fn layer_loss(&self, layer: usize, step: u64) -> Tensor<B, 1> {
         let x = noise::<B, 2>(step, [4, 8], &B::Device::default());
         self.inner.layers[layer].forward(x).square().mean()

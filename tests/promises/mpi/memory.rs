@@ -1,4 +1,4 @@
-//! What a replica takes, with the numbers it computes.
+//! Memory of a replica, and the numbers it computes.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ type P = Plain<Flex>;
 type R = Release<Flex>;
 type Adam = ReleaseOptimizer<burn::optim::Adam, MlpModel<R>, R>;
 
-/// Two segments of a gradient that are on their way, names, and threads.
+/// Two segments of a gradient in flight, names, and threads.
 const SLACK: usize = (1 << 20) + 192 * 1024;
 
 /// Bytes in use, over what was in use before the model was there.

@@ -74,7 +74,7 @@ impl ModuleVisitor<Flex> for Mean {
     }
 }
 
-/// Of its layers, one is frozen, one is not used, and one is used twice.
+/// A model with a frozen layer, an unused one, and one that is used twice.
 #[derive(Module, Debug)]
 pub(crate) struct PartsModel<B: burn::tensor::backend::Backend> {
     first: Linear<B>,

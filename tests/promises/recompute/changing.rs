@@ -25,7 +25,7 @@ struct Model<B: Backend> {
     branch: Linear<B>,
 }
 
-/// What a forward pass does.
+/// Depth, branches and rows of a forward pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Pass {
     depth: usize,
@@ -47,7 +47,7 @@ const BRANCH: Pass = Pass {
     ..FULL
 };
 
-/// As the last batch of an epoch.
+/// A smaller batch, as the last one of an epoch.
 const SMALL: Pass = Pass { rows: 24, ..FULL };
 
 const LARGE: Pass = Pass { rows: 128, ..FULL };
@@ -165,7 +165,7 @@ fn a_plan_is_used_until_it_does_not_fit() {
         for step in [2, 6, 8] {
             assert_eq!(steps[step], steps[1], "{recompute:?}: step {step}");
         }
-        // The same plan for fewer rows: the same slices of a smaller pass.
+        // The same plan for fewer rows: the same segments of a smaller pass.
         let [full, small] = [steps[6], steps[7]];
         assert_eq!(small.planned_bytes, full.planned_bytes);
         assert_eq!(small.segments, full.segments);

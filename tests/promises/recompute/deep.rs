@@ -13,7 +13,7 @@ use crate::harness::{Plain, Release, Weights};
 
 const STEPS: u64 = 3;
 
-/// What the last of a few steps takes.
+/// Results of the last of a few steps.
 struct Run {
     /// Over what was in use once the model was there.
     peak: usize,

@@ -317,7 +317,7 @@ fn every_operation_is_known_and_measured() {
     assert_eq!(Saves::of("somebody's own"), Saves::Operands);
 }
 
-/// What an operation keeps, and what its result takes.
+/// Bytes that an operation keeps, and whether its result is a view.
 #[derive(Debug)]
 struct Measured {
     kept: usize,

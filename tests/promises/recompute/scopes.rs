@@ -1,4 +1,4 @@
-//! What can be in a scope, and what is refused.
+//! Contents of a scope, and what is refused.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -255,7 +255,7 @@ fn the_report_says_what_was_recomputed() {
     assert_eq!(reported(Recompute::None), Recomputed::default());
 
     let automatic = reported(Recompute::Automatic);
-    // `[64, 4]` enters each slice; a layer is a handful of operations.
+    // `[64, 4]` enters each segment; a layer is a handful of operations.
     let unit = 64 * 4 * size_of::<f32>() as u64;
     assert!(automatic.segments > 0 && automatic.operations >= automatic.segments);
     assert!(automatic.kept_bytes >= unit && automatic.kept_bytes <= 4 * unit);
@@ -293,7 +293,7 @@ fn a_pass_that_ends_in_scopes_is_planned() {
     let (ample, weights) = reported(Recompute::Budget(1 << 30), &bytes, SCOPES);
     weights.assert_near(&plain, TOLERANCE, "within an ample budget");
     assert_eq!(ample.segments, SCOPES);
-    // Nothing is kept while the scopes run: the last slice is recomputed, too. A layer is eight
+    // Nothing is kept while the scopes run: the last segment is recomputed, too. A layer is eight
     // operations, and a part of the rows is one.
     assert_eq!(automatic.operations - ample.operations, 3 * 8 + SCOPES);
     // Without scopes the end is kept: of the layers and the loss, which is two operations more.

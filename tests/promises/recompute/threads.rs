@@ -41,7 +41,7 @@ fn recipe() -> SgdConfig {
     SgdConfig::new().with_momentum(Some(MomentumConfig::new()))
 }
 
-/// Two trainings at once, each as by itself: plain Burn's weights, and the same slices.
+/// Two trainings at once, each as by itself: plain Burn's weights, and the same segments.
 fn as_by_themselves<A: Scenario, B: Scenario>(recompute: Recompute) {
     let (one, two) = (
         Start::seeded::<A>(Size::Small, 1),

@@ -19,7 +19,7 @@ const WIDTH: usize = 4;
 const ROWS: usize = 64;
 const STEPS: u64 = 6;
 
-/// Of the generator and of the discriminator.
+/// A generator, or a discriminator.
 #[derive(Module, Debug)]
 struct Network<B: Backend> {
     layers: Vec<Linear<B>>,

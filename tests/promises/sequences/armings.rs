@@ -184,7 +184,7 @@ fn an_accumulator_armed_with_another_model_keeps_the_sums_of_the_first() {
     assert_eq!(grads.len(), parameters, "of the other model");
 }
 
-/// The same weights under new ids.
+/// Gives the weights new ids.
 fn reidentified<M: Module<R>>(model: M) -> M {
     struct Anew;
 

@@ -46,7 +46,7 @@ enum Call {
     ArmAnAccumulator,
 }
 
-/// What is to become of the step.
+/// Expected end of the step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Expected {
     /// Released inside backward, at this rate.

@@ -1,4 +1,4 @@
-//! What cannot be recorded is refused, with an error that says what to do.
+//! A program that cannot be recorded is refused, with an error that says what to do.
 
 use burn::backend::Flex;
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};

@@ -7,7 +7,7 @@ use crate::monitor::Iteration;
 /// stops with an error.
 pub type AppliedLearningRateMetric = MonitorMetric<AppliedLearningRate>;
 
-/// What [`AppliedLearningRateMetric`] reads.
+/// Input of [`AppliedLearningRateMetric`].
 #[derive(Clone, Copy, Debug)]
 pub struct AppliedLearningRate;
 

@@ -8,7 +8,7 @@ use crate::monitor::Iteration;
 /// clipping that needs it.
 pub type GradNormMetric = MonitorMetric<GradNorm>;
 
-/// What [`GradNormMetric`] reads.
+/// Input of [`GradNormMetric`].
 #[derive(Clone, Copy, Debug)]
 pub struct GradNorm;
 

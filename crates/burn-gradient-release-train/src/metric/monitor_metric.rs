@@ -8,11 +8,11 @@ use burn::train::metric::{
 
 use crate::{StepMonitor, monitor::Iteration};
 
-/// What a [`MonitorMetric`] reads off an iteration.
+/// A number that a [`MonitorMetric`] reads off an iteration.
 pub trait Reading: Clone + Send + Sync + 'static {
     /// The name of the metric.
     const NAME: &str;
-    /// What it says.
+    /// Description of the metric.
     const DESCRIPTION: &str;
     /// Its unit, if it has one.
     const UNIT: Option<&str>;
@@ -24,7 +24,7 @@ pub trait Reading: Clone + Send + Sync + 'static {
     /// The number, if the iteration has one.
     fn value(iteration: &Iteration) -> Option<f64>;
 
-    /// What else there is to say of the iteration.
+    /// Additional text for the iteration.
     fn remark(_iteration: &Iteration) -> Option<String> {
         None
     }
@@ -45,7 +45,7 @@ pub struct MonitorMetric<R> {
     last: Option<f64>,
     /// Whether the last iteration had a number.
     is_current: bool,
-    /// What was shown with the last number of this epoch.
+    /// Text shown with the last number of this epoch.
     shown: Option<String>,
     reading: PhantomData<fn() -> R>,
 }

@@ -6,7 +6,7 @@ use crate::monitor::Iteration;
 /// The numbers come from the [`PeakMemory`](crate::PeakMemory) of the monitor.
 pub type PeakMemoryMetric = MonitorMetric<StepPeak>;
 
-/// What [`PeakMemoryMetric`] reads.
+/// Input of [`PeakMemoryMetric`].
 #[derive(Clone, Copy, Debug)]
 pub struct StepPeak;
 

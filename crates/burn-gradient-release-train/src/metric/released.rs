@@ -10,7 +10,7 @@ use crate::monitor::Iteration;
 /// and how many were not armed at all (an ordinary step).
 pub type ReleasedMetric = MonitorMetric<Released>;
 
-/// What [`ReleasedMetric`] reads.
+/// Input of [`ReleasedMetric`].
 #[derive(Clone, Copy, Debug)]
 pub struct Released;
 
@@ -40,7 +40,7 @@ impl Reading for Released {
     }
 }
 
-/// How many parameters were released, late, and not armed.
+/// Numbers of parameters released, released late, and not armed.
 fn counts(iteration: &Iteration) -> Option<[usize; 3]> {
     let report = iteration.report.as_ref()?;
     let outcomes = [Outcome::Released, Outcome::ReleasedLate, Outcome::Ordinary];

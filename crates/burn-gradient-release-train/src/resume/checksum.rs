@@ -18,13 +18,13 @@ use super::{
     disk::{publish, remove},
 };
 
-/// What the name of a checksum ends with, after that of its file.
+/// Suffix of a checksum's file name.
 pub(super) const EXTENSION: &str = ".sha256";
 
-/// What the line begins with that tells the runs of files apart. `sha256sum` skips it.
+/// Prefix of the line that names the run of a file. `sha256sum` skips it.
 const RUN: &str = "# run ";
 
-/// What is known of a file that was saved.
+/// Checksum and run of a saved file.
 #[derive(Debug, PartialEq)]
 pub(super) struct Checksum {
     /// SHA-256 of its bytes.
@@ -33,7 +33,7 @@ pub(super) struct Checksum {
     run: Option<String>,
 }
 
-/// What tells a run from others, in few bytes.
+/// Short digest of a run's settings.
 pub(super) fn digest_of_run(settings: &[u8]) -> String {
     hex(Sha256::digest(settings).as_slice())
 }

@@ -196,7 +196,7 @@ where
     }
 }
 
-/// What a [`GradientReleaseStrategy`] is to burn-train: the same type however many passes and
+/// A [`GradientReleaseStrategy`] as burn-train sees it: one type for any number of passes and
 /// replicas there are, so that a training is compiled once.
 struct Strategy<B: Backend, I, T> {
     device: Device<B>,

@@ -20,9 +20,9 @@ use crate::{
     lower::raise::Nodes,
     lower::random::RandomLog,
     slot::armed_set::Values,
-    subgraph::order::Part,
-    subgraph::origins::{Origins, Seeds, Spent, Subgraph},
-    tape::consumers::{self, Owner, Uses},
+    subgraph::order::Half,
+    subgraph::{Origins, Seeds, Spent, Subgraph},
+    tape::consumers::{self, Consumers, Owner},
     tape::mark,
     tape::tally::Completion,
     tape::{self, AdTensor},
@@ -72,12 +72,12 @@ pub(crate) fn backward<B: AutodiffInner, C: CheckpointStrategy>(
 fn run<B: AutodiffInner, C: CheckpointStrategy>(
     root: AdTensor<B>,
     origins: &Origins<B>,
-    parameters: &[Arc<Uses<B>>],
+    parameters: &[Arc<Consumers<B>>],
 ) -> Gradients {
     let root = plan(root, origins, parameters);
     let mut grads = Autodiff::<B, C>::backward(root);
-    for uses in parameters {
-        uses.finish(&mut grads);
+    for consumers in parameters {
+        consumers.finish(&mut grads);
     }
     grads
 }
@@ -103,21 +103,21 @@ fn by_subgraphs<B: AutodiffInner, C: CheckpointStrategy>(
     }
     let watch = Watch::new(&route.parameters);
     watch.note(route.recomputed);
-    route.assign(&last, Part::Kept);
+    route.assign(&last, Half::Kept);
     watch.begin_part();
     let mut grads = run::<B, C>(root, &origins, &origins.parameters());
-    route.collect(&last, Part::Kept, &mut grads);
+    route.collect(&last, Half::Kept, &mut grads);
     while let Some((number, subgraph)) = route.subgraphs.pop_last() {
         if let Some(seeds) = route.seeds(number, &mut grads) {
             watch.begin_part();
-            grads = run_part::<B, C>(&mut route, &subgraph, Part::Kept, seeds, grads);
+            grads = run_part::<B, C>(&mut route, &subgraph, Half::Kept, seeds, grads);
         }
         if let Some(segment) = subgraph.segment() {
             let replayed = Subgraph::replay(number);
             let apart = route.apart(number, &mut grads);
             if let Some(seeds) = segment.replay(&replayed, &mut grads, &route.played, apart) {
                 watch.begin_part();
-                grads = run_part::<B, C>(&mut route, &replayed, Part::Replayed, seeds, grads);
+                grads = run_part::<B, C>(&mut route, &replayed, Half::Replayed, seeds, grads);
             }
         }
     }
@@ -126,8 +126,8 @@ fn by_subgraphs<B: AutodiffInner, C: CheckpointStrategy>(
         grads = run_from::<B, C>(seeds, grads);
     }
     route.add_up_all(&mut grads);
-    for uses in &route.parameters {
-        uses.finish(&mut grads);
+    for consumers in &route.parameters {
+        consumers.finish(&mut grads);
     }
     watch.wait_for_reductions();
     grads
@@ -136,13 +136,13 @@ fn by_subgraphs<B: AutodiffInner, C: CheckpointStrategy>(
 fn run_part<B: AutodiffInner, C: CheckpointStrategy>(
     route: &mut Route<B>,
     subgraph: &Subgraph<B>,
-    part: Part,
+    half: Half,
     seeds: Seeds<B>,
     mut grads: Gradients,
 ) -> Gradients {
-    route.begin(subgraph, part, &mut grads);
+    route.begin(subgraph, half, &mut grads);
     let mut grads = run_from::<B, C>(seeds, grads);
-    route.collect(subgraph, part, &mut grads);
+    route.collect(subgraph, half, &mut grads);
     grads
 }
 
@@ -184,7 +184,7 @@ fn run_from<B: AutodiffInner, C: CheckpointStrategy>(
 fn plan<B: Backend>(
     root: AdTensor<B>,
     origins: &Origins<B>,
-    parameters: &[Arc<Uses<B>>],
+    parameters: &[Arc<Consumers<B>>],
 ) -> AdTensor<B> {
     let derived = origins.derived();
     for derived in derived.iter().rev() {
@@ -192,11 +192,11 @@ fn plan<B: Backend>(
     }
     // What comes first here is reached last, and runs last among nodes of one order.
     let mut last = root.clone();
-    for uses in parameters {
-        if let Completion::After(order) = uses.settle()
-            && uses.is_awaited()
+    for consumers in parameters {
+        if let Completion::After(order) = consumers.settle()
+            && consumers.is_awaited()
         {
-            last = consumers::order_hook(uses, last, order);
+            last = consumers::order_hook(consumers, last, order);
         }
     }
     let mut values = Values::<B>::new();
@@ -222,9 +222,9 @@ fn plan<B: Backend>(
 struct Watch(Vec<(Arc<dyn Owner>, usize)>);
 
 impl Watch {
-    fn new<B: Backend>(parameters: &[Arc<Uses<B>>]) -> Self {
+    fn new<B: Backend>(parameters: &[Arc<Consumers<B>>]) -> Self {
         let mut watched: Vec<(Arc<dyn Owner>, usize)> = Vec::new();
-        for owner in parameters.iter().filter_map(|uses| uses.owner()) {
+        for owner in parameters.iter().filter_map(|consumers| consumers.owner()) {
             let progress = owner.progress();
             if !watched
                 .iter()

@@ -13,7 +13,7 @@ use burn_autodiff::grads::Gradients;
 use crate::{
     lower::operands::Arguments,
     lower::raise::Nodes,
-    subgraph::origins::{Apart, Contribution, Inputs, Origins, Recording, Seeds, Spent, Subgraph},
+    subgraph::{Apart, Contribution, Inputs, Origins, Recording, Seeds, Spent, Subgraph},
     tape::{self, AdTensor},
     tensor::{ReleaseTensor, Repr},
     util::lock::lock,
@@ -51,7 +51,7 @@ impl<B: Backend> Recording<B> for Results<B> {
                             inputs.kept.push((Some(tensor.node.id), bytes));
                         }
                         Operand::Outside(Outside::Parameter(snapshot, _)) => {
-                            inputs.parameters.push(snapshot.site.uses.clone());
+                            inputs.parameters.push(snapshot.site.consumers.clone());
                         }
                         Operand::Outside(Outside::Mask(mask, _)) => {
                             inputs.kept.push((None, mask.bytes()));
@@ -83,7 +83,7 @@ impl<B: Backend> Recording<B> for Results<B> {
             .collect();
         // Burn reaches the last first.
         outputs.sort_by_key(|(_, output)| {
-            Reverse(played.reached(Consumer::Recorded(output.node.sequence)))
+            Reverse(played.reached(Consumer::Replayable(output.node.sequence)))
         });
         let mut replay = Replay::new(outputs.iter().map(|(_, output)| output), subgraph, played);
         for (target, contributions) in &apart {
@@ -143,7 +143,7 @@ fn is_own<B: Backend>(contribution: &Contribution<B>) -> bool {
     matches!(contribution, Contribution::Own(_))
 }
 
-/// What a node is to add up, once it is known.
+/// Contributions that a node adds up, once they are known.
 type Parts<B> = Arc<Mutex<Vec<Contribution<B>>>>;
 
 /// The contributions to one gradient, to be added up in an order right before its node runs.
@@ -267,12 +267,12 @@ impl<'a, B: Backend> Replay<'a, B> {
             let mut arguments = Arguments::new();
             let operands = node.take_operands().expect(SPENT).into_iter();
             for (place, operand) in operands.enumerate() {
-                let of = (Consumer::Recorded(node.sequence), place);
+                let of = (Consumer::Replayable(node.sequence), place);
                 arguments.push(self.operand(operand, of));
             }
             let is_apart = self
                 .gathered
-                .contains_key(&Target::Recorded(node.sequence, 0));
+                .contains_key(&Target::Replayable(node.sequence, 0));
             let results = arguments.replay(&node.operation, is_apart);
             for (index, result) in results.into_iter().enumerate() {
                 let key = (node.sequence, index);

@@ -1,4 +1,4 @@
-//! The way of a backward pass from subgraph to subgraph.
+//! The path of a backward pass from subgraph to subgraph.
 
 use std::{
     cmp::Reverse,
@@ -9,10 +9,10 @@ use std::{
 use burn::tensor::{backend::Backend, ops::FloatTensor};
 use burn_autodiff::{NodeId, grads::Gradients};
 
-use crate::subgraph::order::{self, Consumer, Part, Played, TapeGraph, Target, Unit, Use};
+use crate::subgraph::order::{self, Consumer, Half, Played, TapeGraph, Target, Unit, Use};
 use crate::{
-    subgraph::origins::{Apart, Contribution, Origins, Seeds, Spent, Subgraph, SubgraphUses},
-    tape::consumers::{Uses, When},
+    subgraph::{Apart, Contribution, Origins, Seeds, Spent, Subgraph, SubgraphConsumers},
+    tape::consumers::{Consumers, When},
     tape::{self, AdTensor},
     util::progress::Recomputed,
 };
@@ -22,17 +22,17 @@ pub(crate) const HOME: u64 = 0;
 
 /// State of a backward pass over several subgraphs.
 pub(crate) struct Route<B: Backend> {
-    /// By number.
+    /// Subgraphs by number.
     pub(crate) subgraphs: BTreeMap<u64, Arc<Subgraph<B>>>,
-    /// All parameters that it can come to.
-    pub(crate) parameters: Vec<Arc<Uses<B>>>,
-    /// Where each is used last: the lowest subgraph, and its last part.
-    last_use: HashMap<*const Uses<B>, Unit>,
+    /// All parameters that the pass can reach.
+    pub(crate) parameters: Vec<Arc<Consumers<B>>>,
+    /// Unit that uses each parameter last: the lowest subgraph, and its last half.
+    last_use: HashMap<*const Consumers<B>, Unit>,
     /// Tensors whose gradients wait for their subgraph to run, by its number.
     waiting: HashMap<u64, Vec<Entered<B>>>,
     pub(crate) recomputed: Recomputed,
     pub(crate) played: Played,
-    /// What has come of the gradients that have to be added up in an order.
+    /// Contributions so far to gradients that have to be added up in an order.
     arrived: HashMap<Target, Arrived<B>>,
     /// The leaf of each result of a segment.
     results: HashMap<Target, AdTensor<B>>,
@@ -56,19 +56,19 @@ impl<B: Backend> Route<B> {
     pub(crate) fn new(last: Arc<Subgraph<B>>, root: NodeId) -> Result<Self, Spent> {
         let mut subgraphs = BTreeMap::new();
         let mut last_use: HashMap<_, Unit> = HashMap::new();
-        let mut parameters: Vec<Arc<Uses<B>>> = Vec::new();
+        let mut parameters: Vec<Arc<Consumers<B>>> = Vec::new();
         let mut graph = TapeGraph::default();
         let mut results = HashMap::new();
         let mut recomputed = Recomputed::default();
         let mut kept = HashSet::new();
-        let mut note = |uses: &Arc<Uses<B>>, number: u64, part: Part| {
-            let unit = last_use.entry(Arc::as_ptr(uses)).or_insert_with(|| {
-                parameters.push(uses.clone());
-                (number, part)
+        let mut note = |consumers: &Arc<Consumers<B>>, number: u64, half: Half| {
+            let unit = last_use.entry(Arc::as_ptr(consumers)).or_insert_with(|| {
+                parameters.push(consumers.clone());
+                (number, half)
             });
             // A later part of the same subgraph, or a lower one.
-            if number < unit.0 || (number == unit.0 && part > unit.1) {
-                *unit = (number, part);
+            if number < unit.0 || (number == unit.0 && half > unit.1) {
+                *unit = (number, half);
             }
         };
         let mut waiting = vec![last];
@@ -78,8 +78,8 @@ impl<B: Backend> Route<B> {
                 continue;
             }
             subgraph.with_parameters(|parameters| {
-                for uses in parameters {
-                    note(&uses.home, number, Part::Kept);
+                for consumers in parameters {
+                    note(&consumers.home, number, Half::Kept);
                 }
             });
             let mut below = Vec::new();
@@ -91,13 +91,13 @@ impl<B: Backend> Route<B> {
                 }
             });
             for edge in subgraph.take_edges() {
-                graph.add((number, Part::Kept), edge);
+                graph.add((number, Half::Kept), edge);
             }
             if let Some(segment) = subgraph.segment() {
                 let inputs = segment.inputs()?;
                 below.extend(inputs.origins);
-                for uses in &inputs.parameters {
-                    note(uses, number, Part::Replayed);
+                for consumers in &inputs.parameters {
+                    note(consumers, number, Half::Replayed);
                 }
                 recomputed.segments += 1;
                 recomputed.operations += inputs.edges.len();
@@ -107,7 +107,7 @@ impl<B: Backend> Route<B> {
                     }
                 }
                 for edge in inputs.edges {
-                    graph.add((number, Part::Replayed), edge);
+                    graph.add((number, Half::Replayed), edge);
                 }
                 for (leaf, target) in inputs.results {
                     graph.add_alias(leaf.node.id, target);
@@ -119,8 +119,12 @@ impl<B: Backend> Route<B> {
                     waiting.push(subgraph.clone());
                     continue;
                 }
-                for uses in origins.parameters().iter().filter(|uses| uses.is_used()) {
-                    note(uses, HOME, Part::Kept);
+                for consumers in origins
+                    .parameters()
+                    .iter()
+                    .filter(|consumers| consumers.is_used())
+                {
+                    note(consumers, HOME, Half::Kept);
                 }
             }
         }
@@ -138,30 +142,30 @@ impl<B: Backend> Route<B> {
     }
 
     /// Has each parameter act in the part of the tape that uses it last.
-    pub(crate) fn assign(&self, subgraph: &Subgraph<B>, part: Part) {
-        let unit = (subgraph.number(), part);
+    pub(crate) fn assign(&self, subgraph: &Subgraph<B>, half: Half) {
+        let unit = (subgraph.number(), half);
         subgraph.with_parameters(|parameters| {
-            for uses in parameters {
-                let is_last = self.last_use.get(&Arc::as_ptr(&uses.home)) == Some(&unit);
-                let target = Target::OnTape(uses.home.node().node.id);
+            for consumers in parameters {
+                let is_last = self.last_use.get(&Arc::as_ptr(&consumers.home)) == Some(&unit);
+                let target = Target::OnTape(consumers.home.node().node.id);
                 let sum = self.played.sums.get(&self.played.resolve(target));
                 // In a kept part, each use has its own contribution only.
-                let has_all = match part {
-                    Part::Kept => sum.is_none_or(|sum| sum.uses.len() == 1),
-                    Part::Replayed => !self.played.is_apart(target),
+                let has_all = match half {
+                    Half::Kept => sum.is_none_or(|sum| sum.uses.len() == 1),
+                    Half::Replayed => !self.played.is_apart(target),
                 };
                 let acts = is_last && has_all;
-                let owner = uses.home.weak_owner().filter(|_| acts);
-                uses.here.replace_owner(owner);
+                let owner = consumers.home.weak_owner().filter(|_| acts);
+                consumers.here.replace_owner(owner);
             }
         });
     }
 
     /// Prepares to run a part of the tape.
-    pub(crate) fn begin(&self, subgraph: &Subgraph<B>, part: Part, grads: &mut Gradients) {
-        self.assign(subgraph, part);
+    pub(crate) fn begin(&self, subgraph: &Subgraph<B>, half: Half, grads: &mut Gradients) {
+        self.assign(subgraph, half);
         subgraph.with_boundaries(|boundaries| {
-            for boundary in boundaries.iter().filter(|_| part == Part::Replayed) {
+            for boundary in boundaries.iter().filter(|_| half == Half::Replayed) {
                 if !self
                     .played
                     .is_apart(Target::OnTape(boundary.target.node.id))
@@ -173,12 +177,15 @@ impl<B: Backend> Route<B> {
     }
 
     /// Takes over what a part of the tape has left: the gradients of what has entered it.
-    pub(crate) fn collect(&mut self, subgraph: &Subgraph<B>, part: Part, grads: &mut Gradients) {
-        let unit = (subgraph.number(), part);
+    pub(crate) fn collect(&mut self, subgraph: &Subgraph<B>, half: Half, grads: &mut Gradients) {
+        let unit = (subgraph.number(), half);
         self.check_turn(unit);
         subgraph.with_parameters(|parameters| {
-            for uses in parameters.iter().filter(|uses| uses.here.is_reached()) {
-                uses.home.mark_reached();
+            for consumers in parameters
+                .iter()
+                .filter(|consumers| consumers.here.is_reached())
+            {
+                consumers.home.mark_reached();
             }
         });
         subgraph.with_boundaries(|boundaries| {
@@ -205,10 +212,7 @@ impl<B: Backend> Route<B> {
                 if tape::is_leaf::<B>(&boundary.target) {
                     continue;
                 }
-                let number = boundary
-                    .origins
-                    .subgraph()
-                    .map_or(HOME, |subgraph| subgraph.number());
+                let number = boundary.origins.number();
                 let waiting = self.waiting.entry(number).or_default();
                 let id = boundary.target.node.id;
                 if !waiting.iter().any(|(known, _)| known.node.id == id) {
@@ -218,7 +222,7 @@ impl<B: Backend> Route<B> {
         });
         self.add_up_complete(unit, grads);
         subgraph.with_parameters(|parameters| {
-            for SubgraphUses { home, .. } in parameters {
+            for SubgraphConsumers { home, .. } in parameters {
                 let is_last = self.last_use.get(&Arc::as_ptr(home)) == Some(&unit);
                 if let Some(owner) = home.owner().filter(|_| is_last) {
                     owner.act(home.node().node.id, grads, When::Complete);
@@ -227,7 +231,7 @@ impl<B: Backend> Route<B> {
         });
     }
 
-    /// In debug builds: that parts of the tape run in the turn that they were played in.
+    /// Checks, in debug builds, that units run in the order in which they were played.
     fn check_turn(&mut self, unit: Unit) {
         let before = self.ran.replace(unit);
         debug_assert!(
@@ -236,8 +240,7 @@ impl<B: Backend> Route<B> {
         );
     }
 
-    /// In debug builds: that a contribution was played, and in the part of the tape that it comes
-    /// from.
+    /// Checks, in debug builds, that a contribution was played, and in the unit that it comes from.
     fn check_played(&self, target: Target, of: Use, unit: Unit) {
         debug_assert!(
             self.played
@@ -298,11 +301,11 @@ impl<B: Backend> Route<B> {
         );
     }
 
-    /// What has come of the gradients of a segment's results that have to be added up in an order.
+    /// Contributions so far to those results of a segment that have to be added up in an order.
     pub(crate) fn apart(&mut self, number: u64, grads: &mut Gradients) -> Apart<B> {
         let mut apart = Apart::new();
         for (target, sum) in &self.played.sums {
-            let unit = (number, Part::Replayed);
+            let unit = (number, Half::Replayed);
             if !self.played.is_apart(*target) || self.played.made_in(*target) != Some(unit) {
                 continue;
             }
@@ -312,7 +315,7 @@ impl<B: Backend> Route<B> {
             };
             // From the part of the subgraph that was kept, which uses the leaf itself.
             if let Some(leaf) = self.results.get(target)
-                && let Some(of) = sum.first_in((number, Part::Kept))
+                && let Some(of) = sum.first_in((number, Half::Kept))
                 && let Some(gradient) = grads.remove::<B>(leaf)
             {
                 by_use.insert(of, gradient);

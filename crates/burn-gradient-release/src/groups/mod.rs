@@ -1,4 +1,4 @@
-//! Parameters that are treated differently: which belong together, and what they are stepped with.
+//! Groups of parameters, and learning rates and optimizers that differ between groups.
 
 mod either;
 mod module_lr_scheduler;

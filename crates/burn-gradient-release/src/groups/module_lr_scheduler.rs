@@ -66,12 +66,14 @@ pub struct ModuleLrScheduler {
     rates: ModuleLearningRates,
     /// Held by this scheduler alone: tells its clones whether it is still there.
     alive: Arc<()>,
-    /// What this is a clone of.
+    /// The scheduler that this was cloned from.
     original: Option<Original>,
     /// Whether this takes the original's place.
     is_loaded: bool,
 }
 
+/// The scheduler that a clone takes the place of, if it loads a record: burn-train resumes with
+/// `self.lr_scheduler.clone().load_record(record)`, while the optimizer holds the original's handle.
 struct Original {
     rates: ModuleLearningRates,
     alive: Weak<()>,
@@ -188,7 +190,7 @@ impl Clone for ModuleLrScheduler {
     }
 }
 
-/// What nobody steps any more has no rates: an optimizer that still reads them is to notice.
+/// Withdraws the rates, so that an optimizer that still reads them notices.
 impl Drop for ModuleLrScheduler {
     fn drop(&mut self) {
         self.rates().withdraw();
@@ -243,14 +245,14 @@ impl ModuleLearningRates {
         *lock(&self.0) = None;
     }
 
-    /// The same rates, apart from now on.
+    /// A handle of its own with the same rates.
     fn fork(&self) -> Self {
         Self(Arc::new(Mutex::new(self.published())))
     }
 }
 
 impl Published {
-    /// That of the last group that has the parameter.
+    /// The rate of the last group that has the parameter.
     pub(crate) fn rate_of(&self, id: ParamId, path: Option<&str>) -> LearningRate {
         let mut groups = self.groups.iter().rev();
         let group = groups.find(|(group, _)| group.matches(&id, path));

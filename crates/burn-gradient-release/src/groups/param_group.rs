@@ -15,7 +15,7 @@ use regex::Regex;
 
 use super::paths::visit_paths;
 
-/// What is refused when a [`ParamGroup`] is made.
+/// A [`ParamGroup`] that cannot be made.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParamGroupError {
@@ -157,7 +157,7 @@ impl ParamGroup {
         Ok(any(groups.collect::<Result<_, _>>()?))
     }
 
-    /// What is usually trained without weight decay: biases, normalisation layers and embeddings.
+    /// Parameters usually trained without weight decay: biases, normalisation layers, embeddings.
     ///
     /// These are the trained parameters that
     ///
@@ -230,7 +230,7 @@ impl ParamGroup {
         }
     }
 
-    /// What is looked for in paths.
+    /// The pattern that paths are searched for.
     pub(crate) fn patterns(&self) -> Vec<&str> {
         match self.0.as_ref() {
             Matcher::All | Matcher::Ids(_) => Vec::new(),
@@ -268,7 +268,7 @@ fn any(groups: Vec<ParamGroup>) -> ParamGroup {
     Matcher::Any(flat).into()
 }
 
-/// In one line, for messages.
+/// Prints the group in one line, for messages.
 impl Display for ParamGroup {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self.0.as_ref() {

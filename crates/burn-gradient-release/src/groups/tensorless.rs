@@ -1,7 +1,9 @@
 //! A backend without tensors, for records that have none.
 //!
-//! Burn makes the record of a scheduler for a backend, which a scheduler of unknown type cannot be
-//! given. But a scheduler keeps numbers, and its record is the same for every backend.
+//! Burn's `LrScheduler::to_record` is generic over the backend, so a boxed scheduler, whose type is
+//! unknown, needs one backend to write its record for, and the crate depends on none: the type of a
+//! [`ModuleLrScheduler`](super::ModuleLrScheduler) would else have to name the scheduler of every
+//! group. A scheduler keeps numbers, and its record is the same for every backend.
 
 use std::ops::Range;
 

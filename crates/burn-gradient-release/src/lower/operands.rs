@@ -8,7 +8,7 @@ use crate::{
     lower::raise::{Nodes, Raise},
     planner::trace::{self, Highest, Tracer},
     subgraph::order::{Target, Use},
-    subgraph::origins::{Origins, Subgraph},
+    subgraph::{Origins, Subgraph},
     tape::{self, AdTensor, handle},
     tensor::derived::{self, Derived, Function, Operand, Operands},
     tensor::record::{Entry, Functions, Input, NotedUse, Operation, Outside, Segment},
@@ -20,17 +20,17 @@ use crate::{
 /// The float tensors among the arguments of an operation, in their order.
 pub(crate) struct Arguments<B: Backend>(Vec<ReleaseTensor<B>>);
 
-/// Where an operation belongs that recomputed activations depend on, or that depends on them.
-enum Place<B: Backend> {
-    Recorded(Recorder<B>),
-    /// On the tape, in this subgraph.
+/// The segment or subgraph of an operation on recomputed activations.
+enum Destination<B: Backend> {
+    Replayable(Recorder<B>),
+    /// The operation is on the tape, in this subgraph.
     Kept(Arc<Subgraph<B>>),
 }
 
-/// Where an operation is recorded.
+/// The segment that records an operation.
 struct Recorder<B: Backend> {
     segment: Arc<Segment<B>>,
-    place: Option<trace::Place>,
+    position: Option<trace::TracePosition>,
 }
 
 impl<B: Backend> Arguments<B> {
@@ -49,7 +49,7 @@ impl<B: Backend> Arguments<B> {
             Repr::Plain(tensor, _) => tensor.node.order,
             Repr::Derived(derived) => derived.order(),
             Repr::Snapshot(_) | Repr::Live(_) => 0,
-            Repr::Recorded(_) => unreachable!("`meet` leaves nothing recorded"),
+            Repr::Replayable(_) => unreachable!("`meet` leaves nothing recorded"),
         });
         let mut raise = Raise {
             origins: Origins::none(),
@@ -76,7 +76,7 @@ impl<B: Backend> Arguments<B> {
         let is_in_subgraph = |tensor: &ReleaseTensor<B>| match &tensor.0 {
             Repr::Plain(_, origins) => origins.subgraph().is_some(),
             Repr::Snapshot(snapshot) => snapshot.site.origins.subgraph().is_some(),
-            Repr::Derived(_) | Repr::Live(_) | Repr::Recorded(_) => false,
+            Repr::Derived(_) | Repr::Live(_) | Repr::Replayable(_) => false,
         };
         if !self.0.iter().any(is_in_subgraph) {
             return Vec::new();
@@ -98,7 +98,7 @@ impl<B: Backend> Arguments<B> {
             Repr::Plain(_, origins) => origins.subgraph().is_none(),
             Repr::Snapshot(snapshot) => snapshot.site.origins.subgraph().is_none(),
             Repr::Derived(derived) => derived.origins().subgraph().is_none(),
-            Repr::Recorded(_) => false,
+            Repr::Replayable(_) => false,
             Repr::Live(_) => true,
         };
         if self.0.iter().all(is_at_home) {
@@ -111,7 +111,7 @@ impl<B: Backend> Arguments<B> {
                 Repr::Plain(_, origins) => met.join(origins),
                 Repr::Snapshot(snapshot) => met.join(&snapshot.site.origins),
                 Repr::Derived(derived) => met.join(derived.origins()),
-                Repr::Recorded(_) | Repr::Live(_) => {}
+                Repr::Replayable(_) | Repr::Live(_) => {}
             }
         }
         if let Some(subgraph) = met.subgraph() {
@@ -129,7 +129,7 @@ impl<B: Backend> Arguments<B> {
     fn leave_segments(&mut self) {
         let tensors = mem::take(&mut self.0).into_iter();
         let tensors = tensors.map(|tensor| match tensor.0 {
-            Repr::Recorded(recorded) => {
+            Repr::Replayable(recorded) => {
                 let (tensor, origins) = recorded.leave();
                 ReleaseTensor(Repr::Plain(tensor, origins))
             }
@@ -149,14 +149,14 @@ impl<B: Backend> Arguments<B> {
         name: &'static str,
         function: impl Fn(Operands<B>) -> AdTensor<B> + Send + Sync + 'static,
     ) -> ReleaseTensor<B> {
-        match self.place(name) {
-            Some(Place::Recorded(recorder)) => {
+        match self.destination(name) {
+            Some(Destination::Replayable(recorder)) => {
                 let function: Function<B> = Arc::new(function);
                 let operation = Operation::Derivable(function.clone());
                 let (operands, mut entry) = self.record(recorder, operation, false);
-                return ReleaseTensor(Repr::Recorded(entry.result(function(operands))));
+                return ReleaseTensor(Repr::Replayable(entry.result(function(operands))));
             }
-            Some(Place::Kept(subgraph)) => {
+            Some(Destination::Kept(subgraph)) => {
                 let (operands, raise) = self.within(&subgraph).lower(Nodes::One);
                 return raise.float(function(operands));
             }
@@ -173,7 +173,7 @@ impl<B: Backend> Arguments<B> {
         let operands = self.0.into_iter().map(|tensor| match tensor.0 {
             Repr::Snapshot(snapshot) => Operand::Parameter(snapshot),
             Repr::Derived(derived) => Operand::Derived(derived),
-            Repr::Plain(..) | Repr::Live(_) | Repr::Recorded(_) => {
+            Repr::Plain(..) | Repr::Live(_) | Repr::Replayable(_) => {
                 unreachable!("only parameters were found")
             }
         });
@@ -203,11 +203,11 @@ impl<B: Backend> Arguments<B> {
         + Sync
         + 'static,
     ) -> Raised {
-        let recorder = match self.place(name) {
-            Some(Place::Recorded(recorder)) => recorder,
+        let recorder = match self.destination(name) {
+            Some(Destination::Replayable(recorder)) => recorder,
             kept => {
                 let arguments = match kept {
-                    Some(Place::Kept(subgraph)) => self.within(&subgraph),
+                    Some(Destination::Kept(subgraph)) => self.within(&subgraph),
                     _ => self,
                 };
                 let (operands, raise) = arguments.lower(nodes);
@@ -232,7 +232,7 @@ impl<B: Backend> Arguments<B> {
         };
         let (operands, mut entry) = self.record(recorder, recorded, false);
         results(operation(operands), &mut |result| {
-            ReleaseTensor(Repr::Recorded(entry.result(result)))
+            ReleaseTensor(Repr::Replayable(entry.result(result)))
         })
     }
 
@@ -244,12 +244,12 @@ impl<B: Backend> Arguments<B> {
         let is_leaf = self.0.iter().any(|tensor| match &tensor.0 {
             Repr::Plain(tensor, _) => tape::is_leaf::<B>(tensor),
             Repr::Snapshot(_) => true,
-            Repr::Derived(_) | Repr::Live(_) | Repr::Recorded(_) => false,
+            Repr::Derived(_) | Repr::Live(_) | Repr::Replayable(_) => false,
         });
         if is_leaf {
             return ReleaseTensor::plain(function(self.values()));
         }
-        let Some(Place::Recorded(recorder)) = self.place("float_detach") else {
+        let Some(Destination::Replayable(recorder)) = self.destination("float_detach") else {
             return ReleaseTensor::plain(function(self.values()));
         };
         let function = Arc::new(function);
@@ -259,48 +259,48 @@ impl<B: Backend> Arguments<B> {
         });
         let operation = Operation::SeveralNodes(functions);
         let (operands, mut entry) = self.record(recorder, operation, true);
-        ReleaseTensor(Repr::Recorded(entry.result(function(operands))))
+        ReleaseTensor(Repr::Replayable(entry.result(function(operands))))
     }
 
-    /// Where an operation on these operands belongs, if activations are recomputed.
-    fn place(&self, name: &'static str) -> Option<Place<B>> {
+    /// Destination of an operation on these operands, if activations are recomputed.
+    fn destination(&self, name: &'static str) -> Option<Destination<B>> {
         if let Some(segment) = scope::current::<B>() {
             let is_worth_it = self.0.iter().any(|tensor| match &tensor.0 {
                 Repr::Plain(tensor, _) => tensor.is_tracked(),
-                Repr::Live(_) | Repr::Snapshot(_) | Repr::Derived(_) | Repr::Recorded(_) => true,
+                Repr::Live(_) | Repr::Snapshot(_) | Repr::Derived(_) | Repr::Replayable(_) => true,
             });
-            return is_worth_it.then_some(Place::Recorded(Recorder {
+            return is_worth_it.then_some(Destination::Replayable(Recorder {
                 segment,
-                place: None,
+                position: None,
             }));
         }
         let tracer = self.tracer()?;
         let operands = self.0.iter().filter_map(|tensor| match &tensor.0 {
-            Repr::Recorded(recorded) => recorded.traced(),
+            Repr::Replayable(recorded) => recorded.traced(),
             _ => None,
         });
-        let place = tracer.operation(
+        let position = tracer.operation(
             name,
             self.bytes_beside_parameter(),
             self.highest(),
             operands,
         )?;
-        if place.is_kept {
-            return Some(Place::Kept(tracer.shared(place, Subgraph::kept)));
+        if position.is_kept {
+            return Some(Destination::Kept(tracer.shared(position, Subgraph::kept)));
         }
         let make = |number| Segment::new(number, Some(tracer.clone()));
-        let segment = tracer.shared(place, make);
-        let place = Some(place);
-        Some(Place::Recorded(Recorder { segment, place }))
+        let segment = tracer.shared(position, make);
+        let position = Some(position);
+        Some(Destination::Replayable(Recorder { segment, position }))
     }
 
     /// The tracer that the operation is part of. The operands may have those of several optimizers.
     ///
-    /// What was detached comes last: its segment is replayed for another loss.
+    /// A detached operand comes last: its segment is replayed for another loss.
     fn tracer(&self) -> Option<&Arc<Tracer>> {
         let recorded = |is_tracked: bool| {
             self.0.iter().find_map(move |tensor| match &tensor.0 {
-                Repr::Recorded(recorded) if recorded.is_tracked() == is_tracked => {
+                Repr::Replayable(recorded) if recorded.is_tracked() == is_tracked => {
                     recorded.tracer()
                 }
                 _ => None,
@@ -325,18 +325,18 @@ impl<B: Backend> Arguments<B> {
                 Repr::Plain(_, origins) => origins.number(),
                 Repr::Snapshot(snapshot) => snapshot.site.origins.number(),
                 Repr::Derived(derived) => derived.origins().number(),
-                Repr::Recorded(recorded) if recorded.is_tracked() => {
+                Repr::Replayable(recorded) if recorded.is_tracked() => {
                     highest.segment = highest.segment.max(recorded.number());
                     continue;
                 }
-                Repr::Recorded(_) | Repr::Live(_) => continue,
+                Repr::Replayable(_) | Repr::Live(_) => continue,
             };
             highest.subgraph = highest.subgraph.max(subgraph);
         }
         highest
     }
 
-    /// With a parameter among the operands, the bytes of the others.
+    /// Bytes of the other operands, if one operand is a parameter.
     fn bytes_beside_parameter(&self) -> Option<u64> {
         let is_parameter = |tensor: &&ReleaseTensor<B>| matches!(tensor.0, Repr::Snapshot(_));
         self.0.iter().find(is_parameter)?;
@@ -361,11 +361,11 @@ impl<B: Backend> Arguments<B> {
                 let (tensor, origins) = pass_on(derived);
                 Input::Outside(Outside::Plain(tensor, origins))
             }
-            Repr::Recorded(recorded) => Input::Recorded(recorded),
+            Repr::Replayable(recorded) => Input::Replayable(recorded),
             Repr::Live(_) => unreachable!("`push` reads the owner"),
         });
-        let Recorder { segment, place } = recorder;
-        segment.record(inputs.collect(), operation, is_detached, place)
+        let Recorder { segment, position } = recorder;
+        segment.record(inputs.collect(), operation, is_detached, position)
     }
 
     /// Applies a recorded operation again.
@@ -400,7 +400,7 @@ impl<B: Backend> Arguments<B> {
             && self.0.iter().all(|tensor| match &tensor.0 {
                 Repr::Snapshot(snapshot) => snapshot.is_awaited(),
                 Repr::Derived(_) => true,
-                Repr::Plain(..) | Repr::Live(_) | Repr::Recorded(_) => false,
+                Repr::Plain(..) | Repr::Live(_) | Repr::Replayable(_) => false,
             })
     }
 
@@ -417,7 +417,7 @@ impl<B: Backend> Arguments<B> {
             let mut others = others.filter(|(other, _)| *other != place);
             others.any(|(_, other)| match (&self.0[place].0, &other.0) {
                 (Repr::Snapshot(one), Repr::Snapshot(other)) => {
-                    Arc::ptr_eq(&one.site.uses, &other.site.uses)
+                    Arc::ptr_eq(&one.site.consumers, &other.site.consumers)
                 }
                 (Repr::Derived(one), Repr::Derived(other)) => one.is_same(other),
                 _ => false,
@@ -437,7 +437,7 @@ impl<B: Backend> ReleaseTensor<B> {
             }
             Repr::Snapshot(snapshot) => return Self(Repr::Snapshot(snapshot.enter(subgraph, of))),
             Repr::Derived(derived) => derived,
-            Repr::Live(_) | Repr::Recorded(_) => unreachable!("read, and left its segment"),
+            Repr::Live(_) | Repr::Replayable(_) => unreachable!("read, and left its segment"),
         };
         if let Some(here) = derived.origins().subgraph()
             && Arc::ptr_eq(here, subgraph)

@@ -1,4 +1,4 @@
-//! What becomes of the result of an operation.
+//! The result of an operation as a release tensor.
 
 use std::sync::Arc;
 
@@ -6,35 +6,35 @@ use burn::tensor::backend::Backend;
 use burn_autodiff::NodeId;
 
 use crate::{
+    subgraph::Origins,
     subgraph::order::{Consumer, Edge, Target},
-    subgraph::origins::Origins,
-    tape::consumers::{self, Uses},
+    tape::consumers::{self, Consumers},
     tape::{self, AdTensor, handle},
     tensor::{ReleaseTensor, Repr},
 };
 
-/// What is known of an operation on the tape.
+/// Number of nodes that an operation has on the tape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nodes {
-    /// It is one node, right above its operands.
+    /// One node, right above the operands.
     One,
-    /// Its result tells.
+    /// Not known before the result is there.
     Unknown,
-    /// It is several nodes.
+    /// Several nodes.
     Several,
 }
 
-/// Where the result of an operation comes from.
+/// Origins and operands of an operation, for its results.
 pub(crate) struct Raise<B: Backend> {
     pub(crate) origins: Origins<B>,
     pub(crate) nodes: Nodes,
     /// The order of an operation that is one node.
     pub(crate) order: usize,
     pub(crate) operands: Vec<NodeId>,
-    /// The tensors that the operands are, in a subgraph of the tape.
+    /// Targets of the operands' gradients, if the operation is in a subgraph.
     pub(crate) tensors: Vec<(usize, Target)>,
-    /// Uses to be noted once the result is known: of what, and the lowest order they can have.
-    pub(crate) unknown: Vec<(Arc<Uses<B>>, usize)>,
+    /// Consumers to note once the result is known, and the lowest order they can have.
+    pub(crate) unknown: Vec<(Arc<Consumers<B>>, usize)>,
 }
 
 impl<B: Backend> Raise<B> {
@@ -46,25 +46,25 @@ impl<B: Backend> Raise<B> {
             }
             Repr::Snapshot(snapshot) => {
                 self.origins.join(&snapshot.site.origins);
-                let uses = snapshot.site.uses.clone();
+                let consumers = snapshot.site.consumers.clone();
                 let leaf = snapshot.into_leaf();
-                let is_lowest = self.note(&uses, leaf.node.order, is_repeated);
-                let operand = if is_lowest && uses.is_awaited() {
-                    let hook = consumers::leaf_hook(&uses, self.order);
+                let is_lowest = self.note(&consumers, leaf.node.order, is_repeated);
+                let operand = if is_lowest && consumers.is_awaited() {
+                    let hook = consumers::leaf_hook(&consumers, self.order);
                     // In the place of the leaf, with its order.
                     handle::<B>(&hook, leaf.primitive, leaf.node.order)
                 } else {
                     leaf
                 };
-                uses.operand(operand)
+                consumers.operand(operand)
             }
             Repr::Derived(derived) => {
                 self.origins.join(derived.origins());
-                let (tensor, uses) = derived.on_tape();
-                self.note(&uses, tensor.node.order, is_repeated);
+                let (tensor, consumers) = derived.on_tape();
+                self.note(&consumers, tensor.node.order, is_repeated);
                 tensor
             }
-            Repr::Live(_) | Repr::Recorded(_) => {
+            Repr::Live(_) | Repr::Replayable(_) => {
                 unreachable!("`push` reads the owner, `meet` leaves nothing recorded")
             }
         }
@@ -72,14 +72,14 @@ impl<B: Backend> Raise<B> {
 
     /// Notes the use of an operand of the given order. Returns whether it is the lowest, and
     /// single.
-    fn note(&mut self, uses: &Arc<Uses<B>>, order: usize, is_repeated: bool) -> bool {
+    fn note(&mut self, consumers: &Arc<Consumers<B>>, order: usize, is_repeated: bool) -> bool {
         match self.nodes {
-            Nodes::One => uses.consume(self.order, if is_repeated { 2 } else { 1 }),
+            Nodes::One => consumers.consume(self.order, if is_repeated { 2 } else { 1 }),
             Nodes::Unknown => {
-                self.unknown.push((uses.clone(), order + 1));
+                self.unknown.push((consumers.clone(), order + 1));
                 false
             }
-            Nodes::Several => uses.consume(order + 1, 2),
+            Nodes::Several => consumers.consume(order + 1, 2),
         }
     }
 
@@ -102,9 +102,9 @@ impl<B: Backend> Raise<B> {
                 tape::check_one_node(is_one);
             }
             let is_one = is_one && !node.parents.is_empty();
-            for (uses, lowest) in &self.unknown {
+            for (consumers, lowest) in &self.unknown {
                 // The order is the node's own: not every operand has to be a parent.
-                uses.consume(if is_one { node.order } else { *lowest }, 2);
+                consumers.consume(if is_one { node.order } else { *lowest }, 2);
             }
         }
         if let Some(subgraph) = self.origins.subgraph() {

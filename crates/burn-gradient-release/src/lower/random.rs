@@ -12,7 +12,7 @@ use burn::tensor::{
     ops::{FloatTensor, IntTensor},
 };
 
-use crate::{ReleaseError, tensor::mask::Mask, util::lend::lend};
+use crate::{error::ReleaseError, tensor::mask::Mask, util::lend::lend};
 
 thread_local! {
     static LOG: RefCell<Option<Log>> = const { RefCell::new(None) };
@@ -22,7 +22,7 @@ thread_local! {
 #[derive(Default)]
 pub(crate) struct RandomLog {
     drawn: VecDeque<Drawn>,
-    /// What backward was called on.
+    /// Losses that backward was called on.
     losses: VecDeque<TensorData>,
 }
 

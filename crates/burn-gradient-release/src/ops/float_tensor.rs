@@ -13,7 +13,7 @@ use crate::{
     GradientRelease, fork,
     lower::operands::Arguments,
     lower::random,
-    subgraph::origins::Origins,
+    subgraph::Origins,
     tape,
     tensor::{ReleaseTensor, Repr},
 };
@@ -94,7 +94,7 @@ impl<B: Backend, C: CheckpointStrategy> FloatTensorOps<Self> for GradientRelease
             }
             // Burn refuses what is no leaf.
             Repr::Derived(derived) if require_grad => derived.on_tape().0,
-            Repr::Recorded(recorded) if require_grad && recorded.is_tracked() => {
+            Repr::Replayable(recorded) if require_grad && recorded.is_tracked() => {
                 panic!("Can't convert a non leaf tensor into a tracked tensor")
             }
             other => ReleaseTensor(other).into_autodiff(),
@@ -110,7 +110,7 @@ impl<B: Backend, C: CheckpointStrategy> FloatTensorOps<Self> for GradientRelease
             Repr::Plain(tensor, _) => Autodiff::<B, C>::float_is_require_grad(tensor),
             Repr::Live(_) => true,
             Repr::Snapshot(snapshot) => Autodiff::<B, C>::float_is_require_grad(&snapshot.leaf),
-            Repr::Derived(_) | Repr::Recorded(_) => false,
+            Repr::Derived(_) | Repr::Replayable(_) => false,
         }
     }
 }

@@ -115,7 +115,7 @@ macro_rules! run {
     };
 }
 
-/// What an operation keeps of an argument: float tensors go to the operands.
+/// Keeps an argument of an operation. Float tensors go to the operands.
 macro_rules! keep {
     ($arguments:ident, FloatTensor, $tensor:expr) => {
         $arguments.push($tensor)

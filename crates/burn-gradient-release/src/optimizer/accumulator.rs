@@ -10,10 +10,14 @@ use burn::{
 
 use super::{
     arming::{self, ArmedModel, Hold},
-    error::{Refused, ReleaseError, expect},
     session::{Session, sum},
 };
-use crate::{ReleaseBackend, planner::Recompute, planner::trace::Tracer};
+use crate::{
+    ReleaseBackend,
+    error::{Refused, ReleaseError, expect},
+    planner::Recompute,
+    planner::trace::Tracer,
+};
 
 /// Accumulates the gradients of micro-batches, as Burn's
 /// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) does, without ever holding a second

@@ -9,37 +9,37 @@ use burn::{
 };
 
 use super::{
-    error::ReleaseError,
     mark::check_unmarked,
     session::{Session, float, wrap},
     step_plan::{Purpose, StepPlan, Stepping},
 };
 use crate::{
     ReleaseBackend,
+    error::ReleaseError,
     fork::Scope,
     planner::trace::Tracer,
     slot::armed_set::ArmedSet,
     slot::reduction::InFlight,
     slot::{Action, Claim, Slot},
-    subgraph::origins::Origins,
+    subgraph::Origins,
     tape::AdTensor,
     tensor::parameter::{Armed, Arming, Site},
     tensor::{ReleaseTensor, Repr},
     util::progress::Progress,
 };
 
-/// What the slots armed together are to do.
-pub(super) trait Plan<B: ReleaseBackend> {
+/// The actions of the slots of one armed set.
+pub(super) trait Actions<B: ReleaseBackend> {
     /// The tracer that splits forward passes into segments, if any.
     fn tracer(&self) -> Option<&Arc<Tracer>>;
 
-    /// What takes the gradients to the other replicas, if there are any.
+    /// The queue that takes gradients to the other replicas, if there are any.
     fn in_flight(&self) -> Option<Arc<InFlight<B::InnerBackend>>>;
 
     fn action<const D: usize>(&self, param: ParamId) -> Action<B::InnerBackend>;
 }
 
-impl<O, B> Plan<B> for Arc<Stepping<O, B>>
+impl<O, B> Actions<B> for Arc<Stepping<O, B>>
 where
     O: SimpleOptimizer<B::InnerBackend> + 'static,
     B: ReleaseBackend,
@@ -56,15 +56,15 @@ where
         match self.plan.purpose {
             _ if self.plan.is_frozen(param) => Action::Drop,
             Purpose::Step => Action::Step(self.release::<D>(param)),
-            Purpose::Measure => Action::Measure(self.measure::<D>(param)),
+            Purpose::MeasureNorm => Action::Inspect(self.measure::<D>(param)),
         }
     }
 }
 
-/// Holds the gradients.
+/// Actions that hold the gradients, for an accumulator.
 pub(super) struct Hold<'a>(pub(super) Option<&'a Arc<Tracer>>);
 
-impl<B: ReleaseBackend> Plan<B> for Hold<'_> {
+impl<B: ReleaseBackend> Actions<B> for Hold<'_> {
     fn tracer(&self) -> Option<&Arc<Tracer>> {
         self.0
     }
@@ -157,28 +157,28 @@ pub(super) fn slot_of<B: ReleaseBackend, const D: usize>(
 }
 
 /// Makes the armings of a model, parameter by parameter.
-struct Preparation<'a, B: ReleaseBackend, P> {
-    plan: &'a P,
+struct Preparation<'a, B: ReleaseBackend, A> {
+    actions: &'a A,
     progress: Arc<Progress>,
     in_flight: Option<Arc<InFlight<B::InnerBackend>>>,
-    group: Arc<ArmedSet<B::InnerBackend>>,
+    armed_set: Arc<ArmedSet<B::InnerBackend>>,
     origins: Origins<B::InnerBackend>,
     /// One for all parameters of a device: on a GPU a tensor each would be work each.
     placeholder: Option<(Device<B>, FloatTensor<B::InnerBackend>)>,
 }
 
-impl<'a, B: ReleaseBackend, P: Plan<B>> Preparation<'a, B, P> {
-    fn new(plan: &'a P) -> Self {
-        let group = Arc::new(ArmedSet::new());
-        if let Some(tracer) = plan.tracer() {
+impl<'a, B: ReleaseBackend, A: Actions<B>> Preparation<'a, B, A> {
+    fn new(actions: &'a A) -> Self {
+        let armed_set = Arc::new(ArmedSet::new());
+        if let Some(tracer) = actions.tracer() {
             tracer.begin();
         }
         Self {
-            plan,
+            actions,
             progress: Arc::default(),
-            in_flight: plan.in_flight(),
-            origins: Origins::of(group.clone()),
-            group,
+            in_flight: actions.in_flight(),
+            origins: Origins::of(armed_set.clone()),
+            armed_set,
             placeholder: None,
         }
     }
@@ -195,7 +195,7 @@ impl<'a, B: ReleaseBackend, P: Plan<B>> Preparation<'a, B, P> {
         }
     }
 
-    /// What arming a parameter takes, and its leaf.
+    /// Makes the arming of a parameter. Returns its leaf, too.
     fn arming<const D: usize>(
         &mut self,
         param: ParamId,
@@ -211,11 +211,11 @@ impl<'a, B: ReleaseBackend, P: Plan<B>> Preparation<'a, B, P> {
         let leaf = tensor.into_autodiff();
         let site = pending.unwrap_or_else(|| {
             let placeholder = self.placeholder(&device);
-            let tracer = self.plan.tracer().cloned();
+            let tracer = self.actions.tracer().cloned();
             Site::new(
                 &leaf,
                 placeholder,
-                &self.group,
+                &self.armed_set,
                 self.origins.clone(),
                 tracer,
             )
@@ -225,7 +225,7 @@ impl<'a, B: ReleaseBackend, P: Plan<B>> Preparation<'a, B, P> {
             site,
             progress: self.progress.clone(),
             in_flight: self.in_flight.clone(),
-            action: self.plan.action::<D>(param),
+            action: self.actions.action::<D>(param),
         };
         (arming, leaf)
     }
@@ -239,15 +239,15 @@ pub(super) struct ArmedModel<B: Backend> {
 
 /// Arms a model.
 pub(super) fn arm<B: ReleaseBackend, M: AutodiffModule<B>>(
-    plan: &impl Plan<B>,
+    actions: &impl Actions<B>,
     model: M,
 ) -> (ArmedModel<B::InnerBackend>, M) {
-    struct Arm<'a, B: ReleaseBackend, P> {
-        preparation: Preparation<'a, B, P>,
+    struct Arm<'a, B: ReleaseBackend, A> {
+        preparation: Preparation<'a, B, A>,
         armed: Vec<Armed<B::InnerBackend>>,
     }
 
-    impl<B: ReleaseBackend, P: Plan<B>> ModuleMapper<B> for Arm<'_, B, P> {
+    impl<B: ReleaseBackend, A: Actions<B>> ModuleMapper<B> for Arm<'_, B, A> {
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
             let (id, tensor, mapper) = param.consume();
             if !tensor.is_require_grad() {
@@ -261,7 +261,7 @@ pub(super) fn arm<B: ReleaseBackend, M: AutodiffModule<B>>(
     }
 
     let mut arm = Arm {
-        preparation: Preparation::new(plan),
+        preparation: Preparation::new(actions),
         armed: Vec::new(),
     };
     let model = model.map(&mut arm);
@@ -272,19 +272,19 @@ pub(super) fn arm<B: ReleaseBackend, M: AutodiffModule<B>>(
     (armed, model)
 }
 
-/// The same for a model in the hands of an owner that gives a copy of it and can fork it.
+/// Arms a model in the hands of an owner that gives a copy of it and can fork it.
 pub(super) fn arm_by_fork<B: ReleaseBackend, M: AutodiffModule<B>>(
-    plan: &impl Plan<B>,
+    actions: &impl Actions<B>,
     copy: M,
     fork: impl FnOnce(),
 ) -> Result<ArmedModel<B::InnerBackend>, ReleaseError> {
-    struct Name<'a, B: ReleaseBackend, P> {
-        preparation: Preparation<'a, B, P>,
+    struct Name<'a, B: ReleaseBackend, A> {
+        preparation: Preparation<'a, B, A>,
         scope: Scope<B::InnerBackend>,
         params: Vec<ParamId>,
     }
 
-    impl<B: ReleaseBackend, P: Plan<B>> ModuleVisitor<B> for Name<'_, B, P> {
+    impl<B: ReleaseBackend, A: Actions<B>> ModuleVisitor<B> for Name<'_, B, A> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             if !param.is_require_grad() {
                 return;
@@ -296,7 +296,7 @@ pub(super) fn arm_by_fork<B: ReleaseBackend, M: AutodiffModule<B>>(
     }
 
     let mut name = Name {
-        preparation: Preparation::new(plan),
+        preparation: Preparation::new(actions),
         scope: Scope::new(),
         params: Vec::new(),
     };

@@ -9,13 +9,14 @@ use burn::{
 
 use burn_lean_arithmetic::{OutOfRange, groups::nearest};
 
-use super::{error::ReleaseError, precision::check_precision, step_plan::Own, stepper::Stepper};
+use super::{precision::check_precision, step_plan::Own, stepper::Stepper};
 use crate::{
     ReleaseBackend,
+    error::ReleaseError,
     groups::{ParamGroup, Published, visit_paths},
 };
 
-/// What holds for the parameters that are in a group or have a rate of their own. `learning_rate`
+/// Settings of the parameters that are in a group or have a rate of their own. `learning_rate`
 /// is the rate of the step; without one, rates are not asked for.
 pub(super) fn assign<O, B, M>(
     stepper: &Stepper<O, B>,

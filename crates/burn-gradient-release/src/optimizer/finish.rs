@@ -10,7 +10,6 @@ use burn::{
 
 use super::{
     arming::{check_foreign, slot_of},
-    error::ReleaseError,
     mark::{is_marked, mark},
     report::{Outcome, StepReport},
     session::{Session, is_awaited, leaf, sum},
@@ -19,6 +18,7 @@ use super::{
 };
 use crate::{
     ReleaseBackend,
+    error::ReleaseError,
     slot::reduction::{Recipients, agree},
     slot::{Claim, Slot, Step},
     tape::consumers::When,
@@ -75,7 +75,7 @@ pub(super) fn measure_rest<B: ReleaseBackend, M: AutodiffModule<B>>(
     model: &M,
     grads: &impl Grads,
 ) -> Result<Vec<ParamId>, ReleaseError> {
-    struct Measure<'a, B: Backend, G> {
+    struct Remaining<'a, B: Backend, G> {
         session: Option<&'a Session<B>>,
         plan: &'a StepPlan<B>,
         grads: &'a G,
@@ -83,7 +83,7 @@ pub(super) fn measure_rest<B: ReleaseBackend, M: AutodiffModule<B>>(
         error: Option<ReleaseError>,
     }
 
-    impl<B: ReleaseBackend, G: Grads> ModuleVisitor<B> for Measure<'_, B::InnerBackend, G> {
+    impl<B: ReleaseBackend, G: Grads> ModuleVisitor<B> for Remaining<'_, B::InnerBackend, G> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             let id = param.id;
             let transform = &self.plan.transform;
@@ -104,15 +104,15 @@ pub(super) fn measure_rest<B: ReleaseBackend, M: AutodiffModule<B>>(
         }
     }
 
-    let mut measure = Measure {
+    let mut remaining = Remaining {
         session,
         plan,
         grads,
         params: Vec::new(),
         error: None,
     };
-    model.visit(&mut measure);
-    measure.error.map_or(Ok(measure.params), Err)
+    model.visit(&mut remaining);
+    remaining.error.map_or(Ok(remaining.params), Err)
 }
 
 /// Why the step cannot be finished with this model and these gradients.

@@ -1,4 +1,4 @@
-//! What the parameters of a group are stepped with.
+//! Settings of a group of parameters.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -9,7 +9,7 @@ use burn::{
     tensor::backend::AutodiffBackend,
 };
 
-/// How the parameters of a [`ParamGroup`](crate::ParamGroup) differ from the rest. What is not said
+/// How the parameters of a [`ParamGroup`](crate::ParamGroup) differ from the rest. What is not set
 /// is as for the rest.
 ///
 /// ```
@@ -57,7 +57,7 @@ impl<O> Default for GroupOptions<O> {
 }
 
 impl<O> GroupOptions<O> {
-    /// As the rest.
+    /// Options that change nothing.
     pub fn new() -> Self {
         Self {
             optim: None,
@@ -82,7 +82,8 @@ impl<O> GroupOptions<O> {
         self.with_simple_optimizer(optim.optim().clone())
     }
 
-    /// The same for an optimizer without the adaptor that Burn's configurations put around it.
+    /// Does what [`with_optimizer`](Self::with_optimizer) does, for an optimizer without the adaptor
+    /// that Burn's configurations put around it.
     pub fn with_simple_optimizer(mut self, optim: O) -> Self {
         self.optim = Some(optim);
         self
@@ -108,7 +109,7 @@ impl<O> GroupOptions<O> {
         self
     }
 
-    /// Not stepped at all: each gradient is dropped as soon as it is complete, and counts for no
+    /// Freezes the group: each gradient is dropped as soon as it is complete, and counts for no
     /// norm. [`no_grad`](burn::module::Module::no_grad) does not even compute it, if nothing else
     /// needs it.
     pub fn frozen(mut self) -> Self {
@@ -124,9 +125,9 @@ impl<O> GroupOptions<O> {
         self.is_frozen
     }
 
-    /// What the group is stepped with, where the `rest` is stepped with this.
-    pub(super) fn rule<'a>(&'a self, rest: Rule<'a, O>) -> Rule<'a, O> {
-        Rule {
+    /// Settings of the group, given those of the rest.
+    pub(super) fn settings<'a>(&'a self, rest: StepSettings<'a, O>) -> StepSettings<'a, O> {
+        StepSettings {
             optim: self.optim.as_ref().unwrap_or(rest.optim),
             grad_clipping: match &self.grad_clipping {
                 Some(own) => own.as_ref(),
@@ -137,7 +138,7 @@ impl<O> GroupOptions<O> {
     }
 }
 
-/// In brackets after a group, what the optimizer itself does not show.
+/// Prints the options that the optimizer itself does not show.
 impl<O> Display for GroupOptions<O> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let mut words = Vec::new();
@@ -171,8 +172,8 @@ impl<O> fmt::Debug for GroupOptions<O> {
     }
 }
 
-/// What a parameter is stepped with.
-pub(crate) struct Rule<'a, O> {
+/// Optimizer and clipping for one parameter.
+pub(crate) struct StepSettings<'a, O> {
     pub(crate) optim: &'a O,
     pub(crate) grad_clipping: Option<&'a GradientClipping>,
     /// Whether the optimizer's own clipping by norms looks at this gradient alone.

@@ -6,8 +6,7 @@ use burn::{
     tensor::Tensor,
 };
 
-use super::error::ReleaseError;
-use crate::ReleaseBackend;
+use crate::{ReleaseBackend, error::ReleaseError};
 
 /// Refuses a model with marked parameters.
 pub(super) fn check_unmarked<B: ReleaseBackend, M: AutodiffModule<B>>(

@@ -3,7 +3,6 @@
 mod accumulator;
 mod arming;
 mod assign;
-mod error;
 mod finish;
 mod gradients;
 mod group_options;
@@ -20,7 +19,6 @@ mod stepper;
 mod two_passes;
 
 pub use accumulator::ReleaseAccumulator;
-pub use error::{Refused, ReleaseError};
 pub use gradients::{
     AdaptiveClippingConfig, AutoClipConfig, GradNorm, GradientRecord, LossScaler, LossScalerConfig,
     LossScalerRecord, NormClipping, ZClipConfig,

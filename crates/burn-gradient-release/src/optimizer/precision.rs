@@ -5,8 +5,7 @@ use burn::{
     tensor::{DType, Tensor},
 };
 
-use super::error::ReleaseError;
-use crate::{ReleaseBackend, groups::path_of};
+use crate::{ReleaseBackend, error::ReleaseError, groups::path_of};
 
 /// Refuses a model whose trained weights are in fp16, as PyTorch's `GradScaler` does: so are their
 /// gradients, in which what the scale has kept from vanishing vanishes when it is taken off.

@@ -50,7 +50,7 @@ impl OwnedRate {
             .rate
     }
 
-    /// The same, without remembering it.
+    /// The next rate, without taking the step.
     pub(crate) fn peek(&self) -> LearningRate {
         match &self.upcoming {
             Some(upcoming) => upcoming.rate,

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use burn::{module::ParamId, optim::LearningRate};
 
-use super::gradients::Treated;
+use super::gradients::GradientSummary;
 use crate::util::progress::Recomputed;
 
-/// What happened to a parameter in one optimizer step.
+/// Outcome of one optimizer step for a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -25,14 +25,14 @@ pub enum Outcome {
     Unused,
 }
 
-/// What happened in one optimizer step, parameter by parameter.
+/// Outcome of one optimizer step, parameter by parameter.
 #[derive(Clone, Debug, Default)]
 pub struct StepReport {
     learning_rate: LearningRate,
     outcomes: Vec<(ParamId, Outcome)>,
     recomputed: Recomputed,
     other_rates: HashMap<ParamId, LearningRate>,
-    gradients: Treated,
+    gradients: GradientSummary,
 }
 
 impl StepReport {
@@ -47,7 +47,7 @@ impl StepReport {
         }
     }
 
-    pub(super) fn set_gradients(&mut self, gradients: Treated) {
+    pub(super) fn set_gradients(&mut self, gradients: GradientSummary) {
         self.gradients = gradients;
     }
 
@@ -72,7 +72,7 @@ impl StepReport {
         self.recomputed = recomputed;
     }
 
-    /// What the backward passes of the step have computed again.
+    /// Operations that the backward passes of the step have computed again.
     pub fn recomputed(&self) -> Recomputed {
         self.recomputed
     }

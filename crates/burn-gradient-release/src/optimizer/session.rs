@@ -9,12 +9,12 @@ use burn::{
 };
 
 use super::{
-    error::ReleaseError,
     step_plan::{Purpose, StepPlan},
     stepper::from_float,
 };
 use crate::{
     ReleaseBackend,
+    error::ReleaseError,
     slot::Slot,
     tensor::parameter::Armed,
     tensor::{ReleaseTensor, Repr},
@@ -28,7 +28,7 @@ use crate::{
 pub(super) struct Session<B: Backend> {
     pub(super) slots: HashMap<ParamId, Arc<Slot<B>>>,
     progress: Arc<Progress>,
-    /// What the parameters are stepped with; `None` if their gradients are only held.
+    /// Plan of the step; `None` if gradients are only held.
     plan: Option<Arc<StepPlan<B>>>,
     /// Gradients of earlier micro-batches for parameters that have no slot.
     held: Sums,
@@ -67,7 +67,7 @@ impl<B: Backend> Session<B> {
     pub(super) fn is_measuring(&self) -> bool {
         self.plan
             .as_ref()
-            .is_some_and(|plan| plan.purpose == Purpose::Measure)
+            .is_some_and(|plan| plan.purpose == Purpose::MeasureNorm)
     }
 
     /// The parameter whose gradient was no number, where that stops a step.
@@ -181,7 +181,7 @@ impl Sums {
     }
 }
 
-/// What is held and what is new, in the order in which Burn's accumulator adds.
+/// Adds a new gradient to the held one, in the order in which Burn's accumulator adds.
 pub(super) fn sum<B: Backend, const D: usize>(
     held: Option<Tensor<B, D>>,
     grad: Option<Tensor<B, D>>,

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::{optim::LearningRate, tensor::backend::Backend};
 
-use super::{error::ReleaseError, gradients::GradNorm, report::StepReport, session::Session};
-use crate::util::lock::lock;
+use super::{gradients::GradNorm, report::StepReport, session::Session};
+use crate::{error::ReleaseError, util::lock::lock};
 
 /// The state, behind a lock that is never held while code of a user runs: the model's, the
 /// optimizer's, or that of an owner of both.
@@ -13,10 +13,10 @@ pub(super) struct SharedState<B: Backend>(Arc<Mutex<State<B>>>);
 
 struct State<B: Backend> {
     session: Option<Session<B>>,
-    /// What a first backward pass has found, until the step is finished.
+    /// Result of a first backward pass, until the step is finished.
     measured: Option<GradNorm>,
     report: Option<StepReport>,
-    /// What makes the states worthless until a record is loaded.
+    /// Error that makes the states worthless until a record is loaded.
     fault: Option<ReleaseError>,
 }
 
@@ -67,7 +67,7 @@ impl<B: Backend> SharedState<B> {
         session.and_then(|session| Some(session.plan()?.learning_rate))
     }
 
-    /// What a first backward pass has found for the step that is next.
+    /// Result of a first backward pass for the next step.
     pub(super) fn measured(&self) -> Option<GradNorm> {
         self.state().measured
     }

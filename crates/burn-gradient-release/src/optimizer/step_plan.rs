@@ -15,32 +15,32 @@ use super::{
 use crate::{
     ReleaseBackend,
     slot::reduction::{GradientReduction, InFlight, Recipients, ReductionError, agree},
-    slot::{Measure, Release, Step},
+    slot::{Inspector, Release, Step},
 };
 
-/// What holds for the parameters of one optimizer step.
+/// Rates, groups and gradient transform of one optimizer step.
 pub(super) struct StepPlan<B: Backend> {
     pub(super) purpose: Purpose,
     pub(super) learning_rate: LearningRate,
-    /// Of the parameters that differ from the rest.
+    /// Settings of the parameters that differ from the rest.
     pub(super) own: HashMap<ParamId, Own>,
     pub(super) transform: GradientTransform<B>,
-    /// Comes before the transform.
+    /// Runs before the transform.
     pub(super) reduction: Option<Arc<dyn GradientReduction<B>>>,
     /// Whether replicas may complete their gradients in other orders.
     pub(super) is_recomputed: bool,
 }
 
-/// What a backward pass is run for.
+/// Purpose of a backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// To step.
+    /// The pass steps the parameters.
     Step,
-    /// To measure the norm of the gradients.
-    Measure,
+    /// The pass measures the norm of the gradients.
+    MeasureNorm,
 }
 
-/// What holds for one parameter.
+/// Group and rate of one parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Own {
     pub(super) learning_rate: LearningRate,
@@ -149,19 +149,19 @@ where
         } else {
             weight.to_device(&device)
         };
-        let rule = self.stepper.rule(own.group);
-        let treated = self
+        let settings = self.stepper.settings(own.group);
+        let transformed = self
             .plan
             .transform
-            .apply(param, &weight, grad, rule.clips_by_norm);
-        match treated {
+            .apply(param, &weight, grad, settings.clips_by_norm);
+        match transformed {
             Ok(grad) => {
                 let is_owner =
                     |reduction: &Arc<dyn GradientReduction<_>>| reduction.is_owner(param);
                 let weight = match self.plan.reduction.as_ref().is_none_or(is_owner) {
                     true => self
                         .stepper
-                        .step(rule, own.learning_rate, param, weight, grad),
+                        .step(settings, own.learning_rate, param, weight, grad),
                     false => weight,
                 };
                 Step::Taken(self.weight_from_owner(param, weight))
@@ -185,7 +185,7 @@ where
         }
     }
 
-    /// The same as a function of primitives, for the tape.
+    /// The step as a function of primitives, for the tape.
     pub(super) fn release<const D: usize>(
         self: &Arc<Self>,
         param: ParamId,
@@ -201,7 +201,7 @@ where
     pub(super) fn measure<const D: usize>(
         self: &Arc<Self>,
         param: ParamId,
-    ) -> Measure<B::InnerBackend> {
+    ) -> Inspector<B::InnerBackend> {
         let plan = self.plan.clone();
         Box::new(move |grad| plan.transform.measure::<D>(param, from_float(grad)))
     }

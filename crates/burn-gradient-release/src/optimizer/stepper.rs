@@ -17,7 +17,7 @@ use burn::{
 
 use super::{
     gradients::GradientPolicy,
-    group_options::{GroupOptions, Rule},
+    group_options::{GroupOptions, StepSettings},
 };
 use crate::{
     groups::{ModuleLearningRates, ParamGroup},
@@ -46,14 +46,14 @@ where
     /// The tracer that splits forward passes into segments, if any.
     pub(crate) tracer: Option<Arc<Tracer>>,
     pub(super) gradients: GradientPolicy,
-    /// Of a model that has replicas.
+    /// Takes gradients to the other replicas, if the model has any.
     pub(super) reduction: Option<Arc<dyn GradientReduction<B::InnerBackend>>>,
-    /// In the order in which they were added: the last that matches a parameter is its group.
+    /// Groups as they were added: the last one that matches a parameter is its group.
     pub(super) groups: Vec<(ParamGroup, GroupOptions<O>)>,
     /// Rates that differ from group to group.
     pub(super) learning_rates: Option<ModuleLearningRates>,
     records: Arc<Mutex<Records<O, B>>>,
-    /// What completes the next record.
+    /// Completes the next record.
     completion: Arc<Mutex<Option<Completion<O, B>>>>,
 }
 
@@ -84,7 +84,7 @@ where
         }
     }
 
-    /// The same, with other states.
+    /// This stepper with other states.
     pub(crate) fn with_records(self, records: Records<O, B>) -> Self {
         Self {
             records: Arc::new(Mutex::new(records)),
@@ -144,7 +144,7 @@ where
         lock(&self.records)
     }
 
-    /// What changes steps and has no place in an optimizer of Burn.
+    /// A setting that changes steps and has no place in an optimizer of Burn.
     pub(super) fn not_burns(&self) -> Option<&'static str> {
         let gradients = &self.gradients;
         let has = [
@@ -161,15 +161,15 @@ where
         has.iter().find(|(has, _)| *has).map(|(_, what)| *what)
     }
 
-    /// What the parameters of a group are stepped with; of none, what the rest is.
-    pub(crate) fn rule(&self, group: Option<usize>) -> Rule<'_, O> {
-        let rest = Rule {
+    /// Settings of a group; of the rest, for `None`.
+    pub(crate) fn settings(&self, group: Option<usize>) -> StepSettings<'_, O> {
+        let rest = StepSettings {
             optim: &self.optim,
             grad_clipping: self.grad_clipping.as_ref(),
             clips_by_norm: true,
         };
         match group {
-            Some(group) => self.groups[group].1.rule(rest),
+            Some(group) => self.groups[group].1.settings(rest),
             None => rest,
         }
     }
@@ -177,14 +177,14 @@ where
     /// Steps one parameter: what Burn's `OptimizerAdaptor` does with it.
     pub(crate) fn step<const D: usize>(
         &self,
-        rule: Rule<'_, O>,
+        settings: StepSettings<'_, O>,
         lr: LearningRate,
         param: ParamId,
         tensor: Tensor<B::InnerBackend, D>,
         grad: Tensor<B::InnerBackend, D>,
     ) -> Tensor<B::InnerBackend, D> {
         let device = grad.device();
-        let grad = match rule.grad_clipping {
+        let grad = match settings.grad_clipping {
             Some(clipping) => clipping.clip_gradient(grad),
             None => grad,
         };
@@ -192,7 +192,7 @@ where
             .lock()
             .remove(&param)
             .map(|record: AdaptorRecord<O, B>| O::to_device(record.into_state::<D>(), &device));
-        let (tensor, state) = rule.optim.step(lr, tensor, grad, state);
+        let (tensor, state) = settings.optim.step(lr, tensor, grad, state);
         if let Some(state) = state {
             self.lock().insert(param, AdaptorRecord::from_state(state));
         }
@@ -200,6 +200,8 @@ where
     }
 }
 
+/// Wraps a primitive in Burn's tensor. `burn-lean-optim` has the same line: the two crates share no
+/// crate that knows Burn.
 pub(super) fn from_float<B: Backend, const D: usize>(tensor: FloatTensor<B>) -> Tensor<B, D> {
     Tensor::from_primitive(TensorPrimitive::Float(tensor))
 }

@@ -7,12 +7,12 @@ use std::mem;
 
 use crate::planner::operations::Trace;
 
-/// How to run a forward pass.
+/// The cuts of a forward pass into segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(super) struct Cuts {
     /// The operations that segments begin with; the first begins at 0.
-    pub(super) cuts: Vec<usize>,
-    /// From this operation on, activations are kept.
+    pub(super) starts: Vec<usize>,
+    /// Index of the first operation whose activations are kept.
     pub(super) kept_from: usize,
     /// The bytes of activations at the worst moment of the backward pass, as estimated.
     pub(super) bytes: u64,
@@ -30,11 +30,11 @@ pub(super) struct Blocks {
 struct Block {
     /// The bytes of what it makes and saves.
     saved: u64,
-    /// What it saves first of what other blocks have made: which block, and the bytes.
+    /// Bytes of other blocks' results that this block saves first, by block.
     saved_of: Vec<(usize, u64)>,
     /// The bytes of what it makes and others use.
     leaving: u64,
-    /// What it uses last of what other blocks have made: which block, and the bytes.
+    /// Bytes of other blocks' results that this block uses last, by block.
     ended_of: Vec<(usize, u64)>,
 }
 
@@ -81,7 +81,7 @@ impl Blocks {
 
     /// The plan with the lowest peak, to less than a part in 500. What comes after the last cut is
     /// kept.
-    pub(super) fn lowest(&self) -> Plan {
+    pub(super) fn lowest(&self) -> Cuts {
         // A limit that is far too low is quick to try: no segment is long.
         let (mut impossible, mut possible) = (0, 1);
         let mut plan = loop {
@@ -102,20 +102,20 @@ impl Blocks {
 
     /// The plan that holds the least, of those with which at most `limit` bytes are there at any
     /// moment, if there are such. What comes after the last cut is kept.
-    fn within(&self, limit: u64) -> Option<Plan> {
+    fn within(&self, limit: u64) -> Option<Cuts> {
         let reached = self.reach(limit);
         let end = reached.last().copied().flatten()?;
-        let cuts = self.cuts(&reached, end.from);
-        Some(Plan {
-            kept_from: cuts.last().copied().unwrap_or(0),
-            cuts,
+        let starts = self.starts(&reached, end.from);
+        Some(Cuts {
+            kept_from: starts.last().copied().unwrap_or(0),
+            starts,
             bytes: end.peak,
         })
     }
 
     /// With no more than `limit` bytes there at any moment, the plan that keeps the most
     /// operations.
-    pub(super) fn keep_most(&self, limit: u64) -> Option<Plan> {
+    pub(super) fn keep_most(&self, limit: u64) -> Option<Cuts> {
         let mut saved_from = vec![0; self.blocks.len() + 1];
         for (index, block) in self.blocks.iter().enumerate() {
             saved_from[index] += block.saved;
@@ -131,9 +131,9 @@ impl Blocks {
         places.find_map(|(place, known)| {
             let known = known.as_ref()?;
             let kept = known.held + saved_from[place];
-            (kept <= limit).then(|| Plan {
+            (kept <= limit).then(|| Cuts {
                 kept_from: self.bounds[place],
-                cuts: self.cuts(&reached, place),
+                starts: self.starts(&reached, place),
                 bytes: known.peak.max(kept),
             })
         })
@@ -185,7 +185,7 @@ impl Blocks {
     }
 
     /// The cuts up to a place that was reached, that place included.
-    fn cuts(&self, reached: &[Option<Reached>], place: usize) -> Vec<usize> {
+    fn starts(&self, reached: &[Option<Reached>], place: usize) -> Vec<usize> {
         let mut cuts = Vec::new();
         let mut place = place;
         while place > 0

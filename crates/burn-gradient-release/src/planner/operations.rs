@@ -27,7 +27,7 @@ pub(super) struct Buffer {
     pub(super) made_by: usize,
     /// Index of the last operation that reads it.
     pub(super) last_use: usize,
-    /// By which operation the tape has to save it first.
+    /// Index of the first operation for which the tape saves it.
     pub(super) saved_by: Option<usize>,
 }
 

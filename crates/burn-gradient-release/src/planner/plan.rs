@@ -11,24 +11,24 @@
 
 use crate::planner::{blocks::Blocks, operations::Trace};
 
-pub(super) use crate::planner::blocks::Plan;
+pub(super) use crate::planner::blocks::Cuts;
 
 /// Plans a forward pass like this one: with the lowest peak; or, within `budget` bytes, with as few
 /// operations recomputed as the rule allows that those after some cut are kept.
 ///
 /// The operations after the last cut are kept where they run backward first, if `is_last`.
 /// Otherwise the backward pass would hold them while it runs what comes after.
-pub(super) fn plan(trace: &Trace, budget: Option<u64>, is_last: bool) -> Plan {
-    /// So many blocks are quick, whatever the plan is.
+pub(super) fn plan(trace: &Trace, budget: Option<u64>, is_last: bool) -> Cuts {
+    /// Number of blocks that is quick to plan, whatever the plan is.
     const FEWEST: usize = 1024;
     /// A segment ends up to a block before the best place for it.
     const BLOCKS_OF_A_SEGMENT: usize = 16;
 
-    let wanted = |plan: &Plan| (plan.cuts.len() + 1) * BLOCKS_OF_A_SEGMENT;
+    let wanted = |plan: &Cuts| (plan.starts.len() + 1) * BLOCKS_OF_A_SEGMENT;
     let mut most = FEWEST;
     let (blocks, lowest) = loop {
         let blocks = Blocks::new(trace, most);
-        let is_fine = |plan: &Plan| wanted(plan) <= most || blocks.len() == trace.len();
+        let is_fine = |plan: &Cuts| wanted(plan) <= most || blocks.len() == trace.len();
         // An ample budget has long segments: few blocks will do.
         if let Some(plan) = budget.and_then(|budget| blocks.keep_most(budget))
             && is_fine(&plan)
@@ -45,7 +45,7 @@ pub(super) fn plan(trace: &Trace, budget: Option<u64>, is_last: bool) -> Plan {
     if let Some(plan) = budget.and_then(|budget| blocks.keep_most(budget)) {
         return plan;
     }
-    Plan {
+    Cuts {
         kept_from: match is_last {
             true => lowest.kept_from,
             false => trace.len(),

@@ -15,12 +15,12 @@ pub(super) enum Saves {
 }
 
 impl Saves {
-    /// Of an operation that a user has brought along, its operands.
+    /// A custom operation is taken to save its operands.
     pub(super) fn of(name: &str) -> Self {
         Self::known(name).unwrap_or(Self::Operands)
     }
 
-    /// Of Burn's operations that can be on the tape.
+    /// What the tape saves for one of Burn's differentiable operations.
     ///
     /// An operand that only the gradient of an untracked one needs is not saved, and of `linear`
     /// the bias; which operands are tracked is not known here. `float_scatter_nd` saves nothing

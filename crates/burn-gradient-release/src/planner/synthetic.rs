@@ -150,7 +150,7 @@ pub(super) fn u_net_of_blocks(operations: usize) -> Trace {
     model.trace
 }
 
-/// Nothing but skip connections: what each operation makes is used again on the way back.
+/// Skip connections alone: the result of each operation is used again on the way back.
 pub(super) fn u_net_of_operations(operations: usize) -> Trace {
     let mut model = Model::default();
     let mut x = model.stem(UNIT);

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::planner::{
     operations::Trace,
-    plan::{Plan, plan},
+    plan::{Cuts, plan},
     synthetic::{self, UNIT},
 };
 
@@ -63,10 +63,10 @@ fn saved(trace: &Trace) -> u64 {
 }
 
 /// A plan with the lowest peak, whose estimate is that of the definition.
-fn planned(trace: &Trace) -> Plan {
+fn planned(trace: &Trace) -> Cuts {
     let plan = plan(trace, None, true);
-    assert_eq!(plan.bytes, peak(trace, &plan.cuts), "{plan:?}");
-    assert_eq!(plan.kept_from, plan.cuts.last().copied().unwrap_or(0));
+    assert_eq!(plan.bytes, peak(trace, &plan.starts), "{plan:?}");
+    assert_eq!(plan.kept_from, plan.starts.last().copied().unwrap_or(0));
     plan
 }
 
@@ -88,7 +88,7 @@ fn a_budget_keeps_as_much_as_any_cuts_do() {
             let fitting = all_cuts(trace).filter(|cuts| peak(trace, cuts) <= budget);
             let kept_from = fitting.map(|cuts| cuts.last().copied().unwrap_or(0)).min();
             let given = plan(trace, Some(budget), true);
-            assert_eq!(given.bytes, peak(trace, &given.cuts), "trace {index}");
+            assert_eq!(given.bytes, peak(trace, &given.starts), "trace {index}");
             match kept_from {
                 Some(kept_from) => {
                     assert!(given.bytes <= budget, "trace {index}, {budget}");
@@ -104,8 +104,8 @@ fn a_budget_keeps_as_much_as_any_cuts_do() {
 fn an_ample_budget_cuts_nothing() {
     for trace in [synthetic::chain(2000), synthetic::u_net(2000, true)] {
         let all = saved(&trace);
-        let kept = Plan {
-            cuts: Vec::new(),
+        let kept = Cuts {
+            starts: Vec::new(),
             kept_from: 0,
             bytes: all,
         };
@@ -130,7 +130,7 @@ fn nothing_is_kept_where_something_comes_after() {
     let last = planned(&trace);
     let plan = plan(&trace, None, false);
     assert_eq!(plan.kept_from, trace.len());
-    assert_eq!(plan.cuts, last.cuts);
+    assert_eq!(plan.starts, last.starts);
 }
 
 /// With segments of falling length, `n` results of one size take `sqrt(2n)`.
@@ -147,7 +147,7 @@ fn chains_of_any_length() {
     }
 }
 
-/// What has to be there in any case, and the root of what is saved.
+/// Bytes that no plan can avoid, and the square root of the bytes saved.
 fn near_root(trace: &Trace, kept: u64, block: u64) {
     let plan = planned(trace);
     let root = (2.0 * saved(trace) as f64 * UNIT as f64).sqrt() as u64;
@@ -259,7 +259,7 @@ fn planning_times() {
             println!(
                 "{name}, {} operations: {} cuts, {} of {} kB in {lowest_time:.1?}; within half in {half_time:.1?}",
                 trace.len(),
-                lowest.cuts.len(),
+                lowest.starts.len(),
                 lowest.bytes >> 10,
                 all >> 10,
             );

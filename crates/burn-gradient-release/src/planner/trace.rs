@@ -16,11 +16,11 @@ use std::{
 
 use crate::planner::{
     operations::Trace,
-    plan::{self, Plan},
+    plan::{self, Cuts},
 };
-use crate::{subgraph::origins, util::lock::lock};
+use crate::{subgraph, util::lock::lock};
 
-/// Which activations a training keeps, and which its backward passes compute again.
+/// Choice of the activations that a training keeps, and those that backward computes again.
 ///
 /// Given to [`ReleaseOptimizer::with_recompute`](crate::ReleaseOptimizer::with_recompute). Model
 /// code stays as it is: armed forward passes are recorded and cut into segments where little is
@@ -43,11 +43,11 @@ pub enum Recompute {
 }
 
 impl Recompute {
-    /// The same.
+    /// Returns the policy if it can be followed.
     ///
     /// # Panics
     ///
-    /// If it is a budget of no bytes, in which nothing can be kept.
+    /// If it is a budget of 0 bytes, in which nothing can be kept.
     pub fn checked(self) -> Self {
         assert!(
             self != Self::Budget(0),
@@ -58,9 +58,8 @@ impl Recompute {
     }
 }
 
-/// How many times the bytes that would cross a cut a segment has before it is cut, as long as there
-/// is no plan.
-const SLICE_OVER_CUT: u64 = 8;
+/// A segment without a plan is cut once it has this many times the bytes that would cross the cut.
+const SEGMENT_OVER_CUT: u64 = 8;
 
 fn next_arming() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -92,7 +91,7 @@ struct State {
     /// The segment under way, and the bytes that were made in it.
     segment: u64,
     made: u64,
-    /// What its operations share, once there is one; its type is the backend's.
+    /// Segment or subgraph that its operations share, if there is one. The type is the backend's.
     shared: Option<Arc<dyn Any + Send + Sync>>,
     /// Bytes of the recorded results that somebody holds.
     alive: Arc<AtomicU64>,
@@ -100,20 +99,20 @@ struct State {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// As planned: the index of the next cut.
+    /// The pass follows the plan; this is the index of the next cut.
     Following(usize),
-    /// As it comes.
+    /// There is no plan: the pass is cut by the bytes alive.
     Free,
-    /// The rest of the activations is kept.
+    /// The remaining activations are kept.
     Keeping,
 }
 
-/// What is known of the forward pass.
+/// A forward pass, as it was when it was planned.
 #[derive(Debug)]
 struct Learned {
     names: Vec<&'static str>,
-    plan: Plan,
-    /// Of all results before those that are kept.
+    cuts: Cuts,
+    /// Bytes of all results before those that are kept.
     bytes: u64,
     /// The operations with parameters whose activations are kept, and the bytes of their other
     /// operands: the only ones that are seen there.
@@ -125,15 +124,15 @@ struct Learned {
 impl Learned {
     /// Whether all of a pass is kept and would, by what is seen of it, still fit into a budget.
     fn keeps_all_within(&self, budget: u64, seen: u64) -> bool {
-        let estimate = u128::from(self.plan.bytes) * u128::from(seen);
-        self.plan.kept_from == 0 && estimate <= u128::from(budget) * u128::from(self.seen)
+        let estimate = u128::from(self.cuts.bytes) * u128::from(seen);
+        self.cuts.kept_from == 0 && estimate <= u128::from(budget) * u128::from(self.seen)
     }
 }
 
-/// Where an operation belongs.
+/// The segment or subgraph that an operation belongs to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    /// Of the segment, or the subgraph.
+pub(crate) struct TracePosition {
+    /// Number of the segment or subgraph.
     number: u64,
     arming: u64,
     /// Whether its activations are kept.
@@ -163,7 +162,7 @@ impl Drop for Traced {
 }
 
 impl Tracer {
-    /// Nothing for `Recompute::None`.
+    /// A tracer for this policy; `None` for `Recompute::None`.
     pub(crate) fn new(policy: Recompute) -> Option<Arc<Self>> {
         if policy == Recompute::None {
             return None;
@@ -177,7 +176,7 @@ impl Tracer {
             kept: 0,
             kept_bytes: 0,
             has_gaps: false,
-            segment: origins::next_number(),
+            segment: subgraph::next_number(),
             made: 0,
             shared: None,
             alive: Arc::default(),
@@ -202,7 +201,7 @@ impl Tracer {
     /// The bytes at the worst moment of the backward pass, as planned.
     pub(crate) fn planned_bytes(&self) -> Option<u64> {
         let state = self.state();
-        state.learned.as_ref().map(|learned| learned.plan.bytes)
+        state.learned.as_ref().map(|learned| learned.cuts.bytes)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -234,16 +233,16 @@ impl Tracer {
         parameter: Option<u64>,
         highest: Highest,
         operands: impl Iterator<Item = &'a Traced>,
-    ) -> Option<Place> {
+    ) -> Option<TracePosition> {
         let mut state = self.state();
         let at = state.trace.len();
         if let (Mode::Following(next), Some(learned)) = (state.mode, &state.learned) {
             let is_grown = || state.trace.bytes(at) > learned.bytes + learned.bytes / 8;
             let is_same = learned.names.get(at) == Some(&name);
-            let is_cut = learned.plan.cuts.get(next) == Some(&at);
+            let is_cut = learned.cuts.starts.get(next) == Some(&at);
             if !is_same {
                 state.mode = Mode::Free;
-            } else if at == learned.plan.kept_from {
+            } else if at == learned.cuts.kept_from {
                 // Of larger batches other segments may have to be kept.
                 state.mode = if is_grown() {
                     Mode::Free
@@ -271,7 +270,7 @@ impl Tracer {
             // Without a segment below, it is the tape as it is.
             Mode::Keeping if at == 0 => return None,
             Mode::Keeping => {
-                return Some(Place {
+                return Some(TracePosition {
                     number: state.segment,
                     arming: state.arming,
                     is_kept: true,
@@ -280,7 +279,7 @@ impl Tracer {
             Mode::Following(_) => {}
             Mode::Free => {
                 let alive = state.alive.load(Ordering::Relaxed);
-                if state.made > 0 && state.made >= SLICE_OVER_CUT * alive {
+                if state.made > 0 && state.made >= SEGMENT_OVER_CUT * alive {
                     state.cut();
                 }
             }
@@ -289,47 +288,46 @@ impl Tracer {
         let operands = operands.filter(|operand| operand.arming == arming);
         let operands = operands.map(|operand| operand.buffer).collect();
         state.trace.operation(name, operands, parameter);
-        Some(Place {
+        Some(TracePosition {
             number: state.segment,
             arming,
             is_kept: false,
         })
     }
 
-    /// What operations of this place share, be it a segment or a subgraph; `make`s it for the first
-    /// one.
+    /// Segment or subgraph that the operations at this position share. The first one `make`s it.
     pub(crate) fn shared<S: Any + Send + Sync>(
         &self,
-        place: Place,
+        position: TracePosition,
         make: impl FnOnce(u64) -> Arc<S>,
     ) -> Arc<S> {
         let mut state = self.state();
-        if state.segment != place.number {
+        if state.segment != position.number {
             // Another thread has cut in between.
-            return make(place.number);
+            return make(position.number);
         }
         let known = state.shared.clone();
         let known = known.and_then(|shared| shared.downcast().ok());
         known.unwrap_or_else(|| {
-            let shared = make(place.number);
+            let shared = make(position.number);
             state.shared = Some(shared.clone());
             shared
         })
     }
 
     /// Notes a result of the operation last noted.
-    pub(crate) fn result(&self, place: Place, bytes: u64) -> Traced {
+    pub(crate) fn result(&self, position: TracePosition, bytes: u64) -> Traced {
         let mut state = self.state();
         // With several threads at work, the trace may take one operation for the other: another
         // plan, but the same numbers.
-        let buffer = match state.arming == place.arming && state.trace.len() > 0 {
+        let buffer = match state.arming == position.arming && state.trace.len() > 0 {
             true => state.trace.result(bytes),
             false => 0,
         };
         state.made += bytes;
         state.alive.fetch_add(bytes, Ordering::Relaxed);
         Traced {
-            arming: place.arming,
+            arming: position.arming,
             buffer,
             bytes,
             alive: state.alive.clone(),
@@ -347,14 +345,14 @@ impl Tracer {
         {
             return;
         }
-        let plan = plan::plan(&state.trace, self.budget(), is_last);
-        let kept = state.trace.with_parameters(plan.kept_from);
+        let cuts = plan::plan(&state.trace, self.budget(), is_last);
+        let kept = state.trace.with_parameters(cuts.kept_from);
         state.learned = Some(Learned {
             names: state.trace.names(),
-            bytes: state.trace.bytes(plan.kept_from),
+            bytes: state.trace.bytes(cuts.kept_from),
             seen: kept.iter().map(|(_, bytes)| bytes).sum(),
             kept,
-            plan,
+            cuts,
         });
     }
 }
@@ -380,7 +378,7 @@ impl State {
     }
 
     fn cut(&mut self) {
-        self.segment = origins::next_number();
+        self.segment = subgraph::next_number();
         self.made = 0;
         self.shared = None;
     }

@@ -7,7 +7,7 @@ use std::{
 
 use burn::tensor::{backend::Backend, ops::FloatTensor};
 
-use crate::{tape::AdTensor, tape::consumers::Uses, util::lock::lock};
+use crate::{tape::AdTensor, tape::consumers::Consumers, util::lock::lock};
 
 /// A tensor derived from parameters, as a backward pass sees it.
 pub(crate) trait Replay<B: Backend>: Send + Sync {
@@ -28,7 +28,7 @@ pub(crate) type Values<B> = HashMap<u64, (FloatTensor<B>, usize)>;
 
 /// Parameters armed together, and what the forward passes derived from them.
 pub(crate) struct ArmedSet<B: Backend> {
-    parameters: Mutex<Vec<Weak<Uses<B>>>>,
+    parameters: Mutex<Vec<Weak<Consumers<B>>>>,
     derived: Mutex<Vec<Weak<dyn Replay<B>>>>,
 }
 
@@ -40,15 +40,15 @@ impl<B: Backend> ArmedSet<B> {
         }
     }
 
-    pub(crate) fn add_parameter(&self, uses: &Arc<Uses<B>>) {
-        lock(&self.parameters).push(Arc::downgrade(uses));
+    pub(crate) fn add_parameter(&self, consumers: &Arc<Consumers<B>>) {
+        lock(&self.parameters).push(Arc::downgrade(consumers));
     }
 
     pub(crate) fn add_derived(&self, derived: &Arc<dyn Replay<B>>) {
         lock(&self.derived).push(Arc::downgrade(derived));
     }
 
-    pub(crate) fn parameters(&self) -> Vec<Arc<Uses<B>>> {
+    pub(crate) fn parameters(&self) -> Vec<Arc<Consumers<B>>> {
         alive(&self.parameters)
     }
 
@@ -57,7 +57,7 @@ impl<B: Backend> ArmedSet<B> {
     }
 }
 
-/// Those that are still held, forgetting the others.
+/// Values that are still held. Forgets the others.
 fn alive<T: ?Sized>(held: &Mutex<Vec<Weak<T>>>) -> Vec<Arc<T>> {
     let mut held = lock(held);
     held.retain(|weak| weak.strong_count() > 0);

@@ -1,4 +1,4 @@
-//! Where an armed parameter lives between arming and the end of its optimizer step.
+//! The slot that owns an armed parameter between arming and the end of its optimizer step.
 
 pub(crate) mod armed_set;
 pub(crate) mod reduction;
@@ -17,7 +17,7 @@ use burn_autodiff::{NodeId, grads::Gradients};
 
 use crate::{
     slot::reduction::{InFlight, Receiver},
-    tape::consumers::{Owner, Uses, When},
+    tape::consumers::{Consumers, Owner, When},
     tape::{self, AdTensor},
     util::inner::AutodiffInner,
     util::lock::lock,
@@ -31,15 +31,15 @@ pub(crate) type Release<B> =
     Box<dyn FnOnce(FloatTensor<B>, Option<FloatTensor<B>>) -> Step<FloatTensor<B>> + Send>;
 
 /// Looks at the gradient of one parameter.
-pub(crate) type Measure<B> = Box<dyn FnOnce(FloatTensor<B>) + Send>;
+pub(crate) type Inspector<B> = Box<dyn FnOnce(FloatTensor<B>) + Send>;
 
-/// What became of a weight when it was to be stepped.
+/// Outcome of the step of a weight.
 pub(crate) enum Step<W> {
-    /// It is the new weight.
+    /// The new weight.
     Taken(W),
-    /// It is as it was: its gradient is not one to step with.
+    /// The weight as it was: its gradient is not one to step with.
     Skipped(W),
-    /// It is as it was, and no other weight will be stepped, either.
+    /// The weight as it was; no other weight will be stepped, either.
     Stopped(W),
 }
 
@@ -53,14 +53,14 @@ impl<W> Step<W> {
     }
 }
 
-/// What a slot does with the complete gradient, after adding it to what it holds.
+/// Action of a slot on the complete gradient, after adding it to the held sum.
 pub(crate) enum Action<B: Backend> {
     /// Steps the parameter.
     Step(Release<B>),
     /// Holds it for a later micro-batch.
     Hold,
     /// Looks at it, and keeps what was held before.
-    Measure(Measure<B>),
+    Inspect(Inspector<B>),
     /// Drops it: the parameter is frozen.
     Drop,
 }
@@ -77,7 +77,7 @@ pub(crate) struct Slot<B: Backend> {
     in_flight: Option<Arc<InFlight<B>>>,
     /// Dropped with the one owner of the value: a new value would have nowhere to go.
     presence: Weak<()>,
-    uses: Arc<Uses<B>>,
+    consumers: Arc<Consumers<B>>,
     state: Mutex<State<B>>,
     /// The thread that runs the optimizer's step, under the lock of `state`: other threads wait for
     /// the new value, and this one would wait for itself.
@@ -97,7 +97,7 @@ struct State<B: Backend> {
 enum Phase<B: Backend> {
     /// Armed, no gradient yet.
     Waiting(Action<B>),
-    /// The gradient is on its way to the other replicas.
+    /// The gradient is in flight between the replicas.
     Reducing(Reduced<B>),
     /// The action is running, or panicked.
     Acting,
@@ -131,16 +131,16 @@ impl Drop for Stepping<'_> {
     }
 }
 
-/// What is done with a gradient once it is that of all replicas.
+/// Action on a gradient once it is reduced over all replicas.
 enum Reduced<B: Backend> {
     Step(Release<B>, When),
-    Measure(Measure<B>),
+    Inspect(Inspector<B>),
 }
 
-/// What a parameter is armed for.
+/// Purpose for which a parameter is armed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// Nothing: it can be armed.
+    /// None: it can be armed.
     Free,
     /// A step, or a micro-batch, that is under way.
     Open,
@@ -157,7 +157,7 @@ impl<B: Backend> Slot<B> {
         progress: Arc<Progress>,
         in_flight: Option<Arc<InFlight<B>>>,
         presence: Weak<()>,
-        uses: Arc<Uses<B>>,
+        consumers: Arc<Consumers<B>>,
     ) -> Self {
         Self {
             param,
@@ -167,7 +167,7 @@ impl<B: Backend> Slot<B> {
             guard: Arc::new(StaleCopyGuard::new(param)),
             in_flight,
             presence,
-            uses,
+            consumers,
             state: Mutex::new(State {
                 leaf: Some(leaf),
                 phase: Phase::Waiting(action),
@@ -206,7 +206,7 @@ impl<B: Backend> Slot<B> {
         self.dtype
     }
 
-    /// What the parameter is armed for.
+    /// Purpose for which the parameter is armed.
     pub(crate) fn claim(&self) -> Claim {
         match self.state().phase {
             Phase::Waiting(_)
@@ -220,7 +220,7 @@ impl<B: Backend> Slot<B> {
         }
     }
 
-    /// When the parameter was stepped inside backward, if it was.
+    /// Moment at which the parameter was stepped inside backward, if it was.
     pub(crate) fn stepped(&self) -> Option<When> {
         match self.state().phase {
             Phase::Stepped(when) => Some(when),
@@ -287,9 +287,9 @@ impl<B: Backend> Slot<B> {
         held
     }
 
-    /// Makes `owner` what the uses of the parameter report to.
-    pub(crate) fn hand_back_uses(&self, owner: Option<Weak<dyn Owner>>) {
-        self.uses.replace_owner(owner);
+    /// Makes the consumers of the parameter report to `owner`.
+    pub(crate) fn hand_back_consumers(&self, owner: Option<Weak<dyn Owner>>) {
+        self.consumers.replace_owner(owner);
     }
 
     /// Ends the step of a parameter that was stepped inside backward: takes its value.
@@ -326,7 +326,7 @@ impl<B: AutodiffInner> Slot<B> {
     /// Frees forward passes over the parameter that nobody can run backward any more. Returns
     /// whether there could be any.
     pub(crate) fn free_discarded(&self) -> bool {
-        let is_pending = self.uses.is_pending();
+        let is_pending = self.consumers.is_pending();
         if is_pending {
             let leaf = self.state().leaf.clone();
             leaf.into_iter().for_each(tape::free_discarded::<B>);
@@ -365,10 +365,10 @@ impl<B: Backend> Slot<B> {
                 }
             }
             // A panic in there leaves nothing half done.
-            Reduced::Measure(measure) => {
+            Reduced::Inspect(inspect) => {
                 state.phase = Phase::Untouched;
                 if let Some(grad) = grad {
-                    measure(grad);
+                    inspect(grad);
                 }
             }
         }
@@ -410,7 +410,7 @@ impl<B: Backend> Owner for Slot<B> {
             unreachable!("only a waiting slot acts")
         };
         let held = match &action {
-            Action::Measure(_) => state.held.clone(),
+            Action::Inspect(_) => state.held.clone(),
             _ => state.held.take(),
         };
         // The order in which Burn's accumulator adds.
@@ -434,7 +434,7 @@ impl<B: Backend> Owner for Slot<B> {
                 self.progress.begin();
                 Reduced::Step(release, when)
             }
-            Action::Measure(measure) => Reduced::Measure(measure),
+            Action::Inspect(inspect) => Reduced::Inspect(inspect),
         };
         let grad = add(grad);
         match &self.in_flight {

@@ -48,7 +48,7 @@ pub trait GradientReduction<B: Backend>: Send + Sync {
     }
 
     /// Begins to reduce a complete gradient. It is awaited before more than
-    /// [`max_in_flight`](Self::max_in_flight) are on their way, in the order in which they were
+    /// [`max_in_flight`](Self::max_in_flight) are in flight, in the order in which they were
     /// begun.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ pub trait GradientReduction<B: Backend>: Send + Sync {
     /// there is an [`order`](Self::order) to keep.
     fn completed(&self, _order: Vec<ParamId>) {}
 
-    /// How many gradients may be on their way while backward computes the next.
+    /// Number of gradients that may be in flight while backward computes the next.
     fn max_in_flight(&self) -> NonZeroUsize {
         NonZeroUsize::MIN
     }
@@ -116,7 +116,7 @@ pub enum Recipients {
     Owner,
 }
 
-/// A gradient on its way.
+/// A gradient in flight.
 pub trait PendingGradient<B: Backend>: Send {
     /// Waits for the mean over all replicas. `None` on a replica that needs none.
     ///
@@ -126,12 +126,12 @@ pub trait PendingGradient<B: Backend>: Send {
     fn wait(self: Box<Self>) -> Result<Option<FloatTensor<B>>, ReductionError>;
 }
 
-/// What waits for a reduced gradient.
+/// Receives a reduced gradient.
 pub(crate) trait Receiver<B: Backend>: Send + Sync {
     fn reduced(&self, grad: Option<FloatTensor<B>>);
 }
 
-/// The gradients of the parameters armed together that are on their way.
+/// The gradients of the parameters armed together that are in flight.
 pub(crate) struct InFlight<B: Backend> {
     reduction: Arc<dyn GradientReduction<B>>,
     recipients: Recipients,
@@ -193,7 +193,7 @@ impl<B: Backend> InFlight<B> {
         lock(&self.under_way).push_back((pending, receiver));
     }
 
-    /// Ends a backward pass: waits for all that is on its way.
+    /// Ends a backward pass: waits for all that is in flight.
     pub(crate) fn wait_for_all(&self) {
         if let Some(turns) = &self.turns {
             let (rest, completed) = {
@@ -224,7 +224,7 @@ impl<B: Backend> InFlight<B> {
 
 /// # Panics
 ///
-/// Where replicas do not agree: there is no gradient to go on with.
+/// Panics where replicas do not agree: there is no gradient to go on with.
 pub(crate) fn agree<T>(result: Result<T, ReductionError>) -> T {
     result.unwrap_or_else(|error| panic!("gradient release: {error}"))
 }

@@ -1,15 +1,317 @@
 //! Parts of a forward pass that have a tape of their own, and the order in which plain Burn would
 //! add up what comes from several of them.
 //!
+//! A *subgraph* is a part of the tape that runs backward on its own. Without recomputation the tape
+//! has no subgraph.
+//!
 //! Inside a [scope](crate::tensor::scope) an operation runs untracked and is
 //! [recorded](crate::tensor::record): its function and its operands, but not its value. Only what
 //! cannot be computed again is kept by value: tensors from outside, random numbers, data. The
 //! recorded operations between two cuts are a *segment*.
 //!
-//! A result that leaves its segment becomes a leaf of a new [subgraph](origins::Subgraph). A
-//! backward pass runs the subgraphs from the last to the first, one after the other: Burn's engine
-//! cannot run one backward pass inside another. Between two of them the segment is
-//! [replayed](crate::backward::replay) in a subgraph of its own.
+//! A result that leaves its segment becomes a leaf of a new [`Subgraph`]. A backward pass runs the
+//! subgraphs from the last to the first, one after the other: Burn's engine cannot run one backward
+//! pass inside another. When it has come through a subgraph, the gradients of the segment below are
+//! there, and the segment is [replayed](crate::backward::replay) in a subgraph of its own.
 
 pub(crate) mod order;
 pub(crate) mod origins;
+
+use std::{
+    collections::HashMap,
+    mem,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use burn::tensor::{TensorMetadata, backend::Backend, ops::FloatTensor};
+use burn_autodiff::{NodeId, grads::Gradients};
+
+use self::{
+    order::{Edge, Played, Target, Use},
+    origins::Numbered,
+};
+use crate::{
+    slot::armed_set::ArmedSet,
+    tape::consumers::Consumers,
+    tape::mark,
+    tape::{self, AdTensor},
+    util::discard::discard,
+    util::lock::{get_mut, lock},
+};
+
+/// The armed parameters that a tensor depends on, and the subgraph that it is in.
+pub(crate) type Origins<B> = origins::Origins<B, Subgraph<B>>;
+
+/// A part of the tape that runs backward on its own.
+pub(crate) struct Subgraph<B: Backend> {
+    number: u64,
+    /// The segment whose results the subgraph begins with.
+    segment: Option<Arc<dyn Recording<B>>>,
+    /// Whether a segment is replayed here.
+    is_replay: bool,
+    /// One armed set: the parameters as they are used here.
+    armed_sets: Arc<[Arc<ArmedSet<B>>]>,
+    state: Mutex<State<B>>,
+}
+
+struct State<B: Backend> {
+    boundaries: Vec<Boundary<B>>,
+    parameters: Vec<SubgraphConsumers<B>>,
+    /// The operations, as far as they are on the tape since the forward pass.
+    edges: Vec<Edge>,
+}
+
+/// A tensor that enters a subgraph: a leaf there, which hands its gradient on.
+pub(crate) struct Boundary<B: Backend> {
+    pub(crate) leaf: AdTensor<B>,
+    /// The tensor outside, without its value.
+    pub(crate) target: AdTensor<B>,
+    pub(crate) origins: Origins<B>,
+    /// The one use it is for; all in the subgraph, if `None`.
+    pub(crate) of: Option<Use>,
+}
+
+/// The consumers of a parameter in a subgraph.
+pub(crate) struct SubgraphConsumers<B: Backend> {
+    /// Consumers of the parameter itself, outside of all subgraphs.
+    pub(crate) home: Arc<Consumers<B>>,
+    pub(crate) here: Arc<Consumers<B>>,
+    _elsewhere: Arc<()>,
+}
+
+/// The recorded operations of a segment that others have taken results of.
+pub(crate) trait Recording<B: Backend>: Send + Sync {
+    /// The forward pass that it is part of is about to run backward. `is_last` tells if that begins
+    /// here.
+    fn learn(&self, is_last: bool);
+
+    /// The tensors and parameters that it is computed from.
+    ///
+    /// # Errors
+    ///
+    /// If a backward pass has replayed it already.
+    fn inputs(&self) -> Result<Inputs<B>, Spent>;
+
+    /// Puts it on the tape, in a subgraph of its own, as far as the gradients of its results are in
+    /// `grads`; moves them there. Returns where to go on from.
+    ///
+    /// `apart` has what has come from elsewhere for the gradients that are to be added up in an
+    /// order.
+    fn replay(
+        &self,
+        subgraph: &Arc<Subgraph<B>>,
+        grads: &mut Gradients,
+        played: &Played,
+        apart: Apart<B>,
+    ) -> Option<Seeds<B>>;
+}
+
+/// The tensors and parameters that the operations of a segment are computed from.
+pub(crate) struct Inputs<B: Backend> {
+    pub(crate) origins: Vec<Origins<B>>,
+    pub(crate) parameters: Vec<Arc<Consumers<B>>>,
+    pub(crate) edges: Vec<Edge>,
+    /// Bytes kept for the segment, with the node of the tensor; masks have no node.
+    pub(crate) kept: Vec<(Option<NodeId>, u64)>,
+    /// The results, by the leaf that stands for each.
+    pub(crate) results: Vec<(AdTensor<B>, Target)>,
+}
+
+/// The parts of a gradient that has to be added up in an order, by target.
+pub(crate) type Apart<B> = HashMap<Target, Vec<Contribution<B>>>;
+
+/// One part of a gradient.
+pub(crate) enum Contribution<B: Backend> {
+    /// A gradient from outside of the segment.
+    Arrived(FloatTensor<B>),
+    /// The gradient of this use, which the segment itself computes.
+    Own(Use),
+}
+
+/// The recorded operations were replayed, and are gone.
+#[derive(Debug)]
+pub(crate) struct Spent;
+
+/// Tensors of one subgraph whose gradients are there.
+pub(crate) struct Seeds<B: Backend> {
+    pub(crate) tensors: Vec<AdTensor<B>>,
+    pub(crate) origins: Origins<B>,
+}
+
+/// A number for a segment that begins now.
+pub(crate) fn next_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+impl<B: Backend> Subgraph<B> {
+    /// A subgraph that begins with the results of a segment.
+    pub(crate) fn above(segment: Arc<dyn Recording<B>>, number: u64) -> Arc<Self> {
+        Self::new(number, Some(segment), false)
+    }
+
+    /// A subgraph of activations that are kept.
+    pub(crate) fn kept(number: u64) -> Arc<Self> {
+        Self::new(number, None, false)
+    }
+
+    /// A subgraph that a segment is replayed in.
+    pub(crate) fn replay(number: u64) -> Arc<Self> {
+        Self::new(number, None, true)
+    }
+
+    fn new(number: u64, segment: Option<Arc<dyn Recording<B>>>, is_replay: bool) -> Arc<Self> {
+        Arc::new(Self {
+            number,
+            segment,
+            is_replay,
+            armed_sets: Arc::new([Arc::new(ArmedSet::new())]),
+            state: Mutex::new(State {
+                boundaries: Vec::new(),
+                parameters: Vec::new(),
+                edges: Vec::new(),
+            }),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<B>> {
+        lock(&self.state)
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(crate) fn segment(&self) -> Option<&Arc<dyn Recording<B>>> {
+        self.segment.as_ref()
+    }
+
+    /// Brings a tensor into the subgraph.
+    ///
+    /// Leaves, too: where two subgraphs share a node, Burn makes one graph of them, whose
+    /// bookkeeping would free what one subgraph has not run yet.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        tensor: AdTensor<B>,
+        origins: Origins<B>,
+        of: Option<Use>,
+    ) -> (AdTensor<B>, Origins<B>) {
+        if !tensor.is_tracked() {
+            return (tensor, Origins::none());
+        }
+        if let Some(subgraph) = origins.subgraph()
+            && Arc::ptr_eq(subgraph, self)
+        {
+            return (tensor, origins);
+        }
+        let leaf = self.boundary(&tensor, origins, of);
+        let tensor = tape::handle::<B>(&leaf, tensor.primitive, tensor.node.order);
+        (tensor, Origins::within(self.clone()))
+    }
+
+    /// Brings a parameter into the subgraph: returns its leaf here, its uses and their origins.
+    pub(crate) fn enter_parameter(
+        self: &Arc<Self>,
+        leaf: AdTensor<B>,
+        home: &Arc<Consumers<B>>,
+        of: Option<Use>,
+    ) -> (AdTensor<B>, Arc<Consumers<B>>, Origins<B>) {
+        let boundary = self.boundary(&leaf, Origins::none(), of);
+        let mut state = self.state();
+        let known = state.parameters.iter();
+        let is_shared = self.is_shared(of);
+        let known = known
+            .rev()
+            .find(|consumers| is_shared && Arc::ptr_eq(&consumers.home, home));
+        let here = known
+            .map(|consumers| consumers.here.clone())
+            .unwrap_or_else(|| {
+                let key = tape::key::<B>(&boundary, boundary.primitive.clone());
+                let here = Arc::new(Consumers::new(key));
+                // A single use among several never makes the gradient complete.
+                here.replace_owner(home.weak_owner().filter(|_| of.is_none()));
+                self.armed_sets[0].add_parameter(&here);
+                state.parameters.push(SubgraphConsumers {
+                    home: home.clone(),
+                    here: here.clone(),
+                    _elsewhere: home.elsewhere(),
+                });
+                here
+            });
+        let origins = Origins::of_all(self.armed_sets.clone(), self.clone());
+        let leaf = tape::handle::<B>(&boundary, leaf.primitive, leaf.node.order);
+        (leaf, here, origins)
+    }
+
+    /// Whether uses of a tensor share what stands for it here, and add up there.
+    ///
+    /// They do not during the forward pass: the order in which they add up is not known yet.
+    fn is_shared(&self, of: Option<Use>) -> bool {
+        self.is_replay && of.is_none()
+    }
+
+    /// The leaf that stands for a tensor in this subgraph.
+    fn boundary(&self, tensor: &AdTensor<B>, origins: Origins<B>, of: Option<Use>) -> AdTensor<B> {
+        mark::check_entering::<B>(tensor);
+        let mut state = self.state();
+        let id = tensor.node.id;
+        let is_shared = self.is_shared(of);
+        let known = state.boundaries.iter();
+        let known = known
+            .rev()
+            .find(|boundary| is_shared && boundary.of.is_none() && boundary.target.node.id == id);
+        if let Some(known) = known {
+            return known.leaf.clone();
+        }
+        let placeholder = match state.boundaries.first() {
+            Some(known) if known.leaf.dtype() == tensor.dtype() => known.leaf.primitive.clone(),
+            _ => tape::placeholder::<B>(&tensor.primitive),
+        };
+        let leaf = tape::leaf::<B>(placeholder.clone());
+        state.boundaries.push(Boundary {
+            leaf: leaf.clone(),
+            target: tape::handle::<B>(tensor, placeholder, tensor.node.order),
+            origins,
+            of,
+        });
+        leaf
+    }
+
+    /// Notes an operation in the subgraph.
+    pub(crate) fn note(&self, edge: Edge) {
+        // What is replayed was played through as what it was recorded as.
+        if !self.is_replay {
+            self.state().edges.push(edge);
+        }
+    }
+
+    /// The operations noted.
+    pub(crate) fn take_edges(&self) -> Vec<Edge> {
+        mem::take(&mut self.state().edges)
+    }
+
+    /// The uses of parameters in the subgraph.
+    pub(crate) fn with_parameters<R>(&self, look: impl FnOnce(&[SubgraphConsumers<B>]) -> R) -> R {
+        look(&self.state().parameters)
+    }
+
+    pub(crate) fn with_boundaries<R>(&self, look: impl FnOnce(&[Boundary<B>]) -> R) -> R {
+        look(&self.state().boundaries)
+    }
+}
+
+impl<B: Backend> Numbered for Subgraph<B> {
+    fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+impl<B: Backend> Drop for Subgraph<B> {
+    fn drop(&mut self) {
+        // They hold the subgraphs below.
+        discard(mem::take(&mut get_mut(&mut self.state).boundaries));
+    }
+}

@@ -16,10 +16,10 @@ use burn_autodiff::NodeId;
 /// An operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Consumer {
-    /// On the tape since the forward pass.
+    /// An operation that is on the tape since the forward pass.
     Kept(NodeId),
-    /// Recorded, by its sequence.
-    Recorded(u64),
+    /// A recorded operation, by its sequence number.
+    Replayable(u64),
 }
 
 /// A tensor that a gradient comes to.
@@ -27,8 +27,8 @@ pub(crate) enum Consumer {
 pub(crate) enum Target {
     /// A node on the tape.
     OnTape(NodeId),
-    /// A result of a recorded operation: its sequence, and which result.
-    Recorded(u64, usize),
+    /// A result of a recorded operation: the sequence number, and the index of the result.
+    Replayable(u64, usize),
 }
 
 impl Target {
@@ -36,24 +36,24 @@ impl Target {
     fn made_by(self) -> Consumer {
         match self {
             Self::OnTape(id) => Consumer::Kept(id),
-            Self::Recorded(sequence, _) => Consumer::Recorded(sequence),
+            Self::Replayable(sequence, _) => Consumer::Replayable(sequence),
         }
     }
 }
 
-/// What of a subgraph runs: the part that was kept in the forward pass, or the segment below it. In
-/// the order of running within a subgraph.
+/// Half of a subgraph: the operations that were kept in the forward pass, or the segment below it,
+/// replayed. The kept half runs first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Part {
+pub(crate) enum Half {
     Kept,
     Replayed,
 }
 
-/// A part of the tape that runs on its own: the number of its subgraph, and which part of it.
-pub(crate) type Unit = (u64, Part);
+/// A part of the tape that runs on its own: one half of the subgraph with this number.
+pub(crate) type Unit = (u64, Half);
 
 /// Sort key of units: last subgraph first, kept before replayed.
-pub(crate) fn turn(unit: Unit) -> (Reverse<u64>, Part) {
+pub(crate) fn turn(unit: Unit) -> (Reverse<u64>, Half) {
     (Reverse(unit.0), unit.1)
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct Edge {
 /// One use of a tensor: by which operation, as which operand.
 pub(crate) type Use = (Consumer, usize);
 
-/// All that is known of the tape.
+/// The operations of a forward pass, as far as they are known.
 #[derive(Debug, Default)]
 pub(crate) struct TapeGraph {
     edges: HashMap<Consumer, (Unit, Edge)>,
@@ -80,30 +80,30 @@ pub(crate) struct TapeGraph {
 /// The contributions to a gradient.
 #[derive(Debug)]
 pub(crate) struct Sum {
-    /// In plain Burn's order.
+    /// The uses in plain Burn's order.
     pub(crate) uses: Vec<(Unit, Use)>,
-    /// Whether they come in that order if each part of the tape adds what it has.
+    /// Whether they come in that order if each unit adds its own.
     is_in_order: bool,
 }
 
-/// What playing the pass through has shown.
+/// Result of playing the pass through.
 #[derive(Debug)]
 pub(crate) struct Played {
     graph: TapeGraph,
     reached: HashMap<Consumer, usize>,
     /// The uses that each gradient comes from.
     pub(crate) sums: HashMap<Target, Sum>,
-    /// By the node through which they enter a subgraph.
+    /// The use that each boundary leaf is there for.
     entries: HashMap<NodeId, Use>,
 }
 
 impl Played {
-    /// When Burn reaches an operation.
+    /// Index of an operation in the order in which Burn reaches them.
     pub(crate) fn reached(&self, consumer: Consumer) -> usize {
         self.reached.get(&consumer).copied().unwrap_or(usize::MAX)
     }
 
-    /// Where the operation runs whose result this is.
+    /// The unit that runs the operation whose result this is.
     pub(crate) fn made_in(&self, target: Target) -> Option<Unit> {
         let known = self.graph.edges.get(&target.made_by());
         known.map(|(unit, _)| *unit)
@@ -202,7 +202,7 @@ impl Sum {
         uses.find(|(of, _)| *of == unit).map(|(_, of)| *of)
     }
 
-    /// Where a use stands in the order.
+    /// Index of a use in the order of the sum.
     pub(crate) fn position(&self, of: Use) -> Option<usize> {
         self.uses.iter().position(|(_, known)| *known == of)
     }
@@ -220,9 +220,9 @@ impl Sum {
 mod tests {
     use super::*;
 
-    const TAPE: Unit = (0, Part::Kept);
-    const UPPER: Unit = (2, Part::Kept);
-    const LOWER: Unit = (1, Part::Replayed);
+    const TAPE: Unit = (0, Half::Kept);
+    const UPPER: Unit = (2, Half::Kept);
+    const LOWER: Unit = (1, Half::Replayed);
 
     /// Adds an operation with these operands. Returns its result.
     fn add(graph: &mut TapeGraph, unit: Unit, order: usize, operands: &[Target]) -> Target {

@@ -3,53 +3,41 @@
 //!
 //! A backward pass starts from a loss, and burn-autodiff does not tell what is below it. So each
 //! result carries its origins along.
-//!
-//! A *subgraph* is a part of the tape that runs backward on its own. The tape as it is without
-//! recomputation has no subgraph. A segment of recomputed activations ends a subgraph, and what is
-//! computed from its results is in the next: by the time backward has come through a subgraph, the
-//! gradients of the segment below are there, and the segment can be replayed. Subgraphs are
-//! numbered so that a tensor of one depends on subgraphs of lower numbers only.
 
-use std::{
-    collections::HashMap,
-    mem,
-    sync::{
-        Arc, Mutex, MutexGuard,
-        atomic::{AtomicU64, Ordering},
-    },
-};
+use std::sync::Arc;
 
-use burn::tensor::{TensorMetadata, backend::Backend, ops::FloatTensor};
-use burn_autodiff::{NodeId, grads::Gradients};
+use burn::tensor::backend::Backend;
 
 use crate::{
     slot::armed_set::{ArmedSet, Replay},
-    subgraph::order::{Edge, Played, Target, Use},
-    tape::consumers::Uses,
-    tape::mark,
-    tape::{self, AdTensor},
-    util::discard::discard,
-    util::lock::lock,
+    tape::consumers::Consumers,
 };
 
-/// What a tensor on the tape depends on.
-pub(crate) struct Origins<B: Backend> {
-    groups: Option<Arc<[Arc<ArmedSet<B>>]>>,
-    subgraph: Option<Arc<Subgraph<B>>>,
+/// A subgraph of the tape, as the origins of a tensor name it.
+pub(crate) trait Numbered {
+    /// A tensor of one subgraph depends on subgraphs of lower numbers only.
+    fn number(&self) -> u64;
+}
+
+/// The armed parameters that a tensor depends on, and the subgraph that it is in.
+pub(crate) struct Origins<B: Backend, S> {
+    armed_sets: Option<Arc<[Arc<ArmedSet<B>>]>>,
+    subgraph: Option<Arc<S>>,
     /// Whether the tensor is a random mask of zeros and ones.
     is_mask: bool,
 }
 
-impl<B: Backend> Origins<B> {
+impl<B: Backend, S: Numbered> Origins<B, S> {
+    /// The origins of a tensor that depends on no parameter and is in no subgraph.
     pub(crate) fn none() -> Self {
         Self {
-            groups: None,
+            armed_sets: None,
             subgraph: None,
             is_mask: false,
         }
     }
 
-    /// Of a random mask of zeros and ones.
+    /// The origins of a random mask of zeros and ones.
     pub(crate) fn mask() -> Self {
         Self {
             is_mask: true,
@@ -57,82 +45,93 @@ impl<B: Backend> Origins<B> {
         }
     }
 
-    pub(crate) fn of(group: Arc<ArmedSet<B>>) -> Self {
+    /// The origins of a parameter in this armed set.
+    pub(crate) fn of(armed_set: Arc<ArmedSet<B>>) -> Self {
         Self {
-            groups: Some(Arc::new([group])),
+            armed_sets: Some(Arc::new([armed_set])),
             ..Self::none()
         }
     }
 
-    /// Of a tensor that enters a subgraph.
-    pub(crate) fn within(subgraph: Arc<Subgraph<B>>) -> Self {
+    /// The origins of a tensor that enters a subgraph.
+    pub(crate) fn within(subgraph: Arc<S>) -> Self {
         Self {
             subgraph: Some(subgraph),
             ..Self::none()
         }
     }
 
+    /// The origins of a parameter that enters a subgraph; these are its armed sets there.
+    pub(crate) fn of_all(armed_sets: Arc<[Arc<ArmedSet<B>>]>, subgraph: Arc<S>) -> Self {
+        Self {
+            armed_sets: Some(armed_sets),
+            ..Self::within(subgraph)
+        }
+    }
+
     pub(crate) fn is_none(&self) -> bool {
-        self.groups.is_none() && self.subgraph.is_none()
+        self.armed_sets.is_none() && self.subgraph.is_none()
     }
 
     pub(crate) fn is_mask(&self) -> bool {
         self.is_mask
     }
 
-    pub(crate) fn subgraph(&self) -> Option<&Arc<Subgraph<B>>> {
+    pub(crate) fn subgraph(&self) -> Option<&Arc<S>> {
         self.subgraph.as_ref()
     }
 
     /// The number of the subgraph; 0 for the tape outside of all.
     pub(crate) fn number(&self) -> u64 {
-        number(&self.subgraph)
+        self.subgraph
+            .as_ref()
+            .map_or(0, |subgraph| subgraph.number())
     }
 
-    fn groups(&self) -> &[Arc<ArmedSet<B>>] {
-        self.groups.as_deref().unwrap_or_default()
+    fn armed_sets(&self) -> &[Arc<ArmedSet<B>>] {
+        self.armed_sets.as_deref().unwrap_or_default()
     }
 
-    /// Adds the origins of another operand.
+    /// Adds the origins of another operand. The later subgraph counts.
     pub(crate) fn join(&mut self, other: &Self) {
-        if number(&other.subgraph) > number(&self.subgraph) {
+        if other.number() > self.number() {
             self.subgraph.clone_from(&other.subgraph);
         }
-        let (mine, theirs) = match (&self.groups, &other.groups) {
+        let (mine, theirs) = match (&self.armed_sets, &other.armed_sets) {
             (_, None) => return,
-            (None, Some(_)) => return self.groups.clone_from(&other.groups),
+            (None, Some(_)) => return self.armed_sets.clone_from(&other.armed_sets),
             (Some(mine), Some(theirs)) if Arc::ptr_eq(mine, theirs) => return,
             (Some(mine), Some(theirs)) => (mine, theirs),
         };
-        let is_in = |groups: &[Arc<ArmedSet<B>>], group: &Arc<ArmedSet<B>>| {
-            groups.iter().any(|known| Arc::ptr_eq(known, group))
+        let is_in = |sets: &[Arc<ArmedSet<B>>], set: &Arc<ArmedSet<B>>| {
+            sets.iter().any(|known| Arc::ptr_eq(known, set))
         };
-        if theirs.iter().all(|group| is_in(mine, group)) {
+        if theirs.iter().all(|set| is_in(mine, set)) {
             return;
         }
-        if mine.iter().all(|group| is_in(theirs, group)) {
-            return self.groups.clone_from(&other.groups);
+        if mine.iter().all(|set| is_in(theirs, set)) {
+            return self.armed_sets.clone_from(&other.armed_sets);
         }
-        let new = theirs.iter().filter(|group| !is_in(mine, group));
-        self.groups = Some(mine.iter().chain(new).cloned().collect());
+        let new = theirs.iter().filter(|set| !is_in(mine, set));
+        self.armed_sets = Some(mine.iter().chain(new).cloned().collect());
     }
 
     pub(crate) fn add_derived(&self, derived: &Arc<impl Replay<B> + 'static>) {
         let derived: Arc<dyn Replay<B>> = derived.clone();
-        for group in self.groups() {
-            group.add_derived(&derived);
+        for set in self.armed_sets() {
+            set.add_derived(&derived);
         }
     }
 
-    /// The uses of the parameters.
-    pub(crate) fn parameters(&self) -> Vec<Arc<Uses<B>>> {
-        let parameters = self.groups().iter().map(|group| group.parameters());
+    /// The consumers of each parameter that the tensor may depend on.
+    pub(crate) fn parameters(&self) -> Vec<Arc<Consumers<B>>> {
+        let parameters = self.armed_sets().iter().map(|set| set.parameters());
         parameters.collect::<Vec<_>>().concat()
     }
 
-    /// What was derived from the parameters and is still on the tape, operands first.
+    /// The tensors derived from these parameters that are still on the tape, operands first.
     pub(crate) fn derived(&self) -> Vec<Arc<dyn Replay<B>>> {
-        let derived = self.groups().iter().map(|group| group.derived());
+        let derived = self.armed_sets().iter().map(|set| set.derived());
         let mut derived = derived.collect::<Vec<_>>().concat();
         derived.sort_by_key(|derived| derived.index());
         derived.dedup_by_key(|derived| derived.index());
@@ -140,294 +139,21 @@ impl<B: Backend> Origins<B> {
     }
 }
 
-/// The number of a subgraph; 0 for the tape outside of all.
-fn number<B: Backend>(subgraph: &Option<Arc<Subgraph<B>>>) -> u64 {
-    subgraph.as_ref().map_or(0, |subgraph| subgraph.number)
-}
-
-/// A part of the tape that runs backward on its own.
-pub(crate) struct Subgraph<B: Backend> {
-    number: u64,
-    /// The segment whose results the subgraph begins with.
-    segment: Option<Arc<dyn Recording<B>>>,
-    /// Whether a segment is replayed here.
-    is_replay: bool,
-    /// One group: the parameters as they are used here.
-    groups: Arc<[Arc<ArmedSet<B>>]>,
-    state: Mutex<State<B>>,
-}
-
-struct State<B: Backend> {
-    boundaries: Vec<Boundary<B>>,
-    parameters: Vec<SubgraphUses<B>>,
-    /// The operations, as far as they are on the tape since the forward pass.
-    edges: Vec<Edge>,
-}
-
-/// A tensor that enters a subgraph: a leaf there, which hands its gradient on.
-pub(crate) struct Boundary<B: Backend> {
-    pub(crate) leaf: AdTensor<B>,
-    /// The tensor outside, without its value.
-    pub(crate) target: AdTensor<B>,
-    pub(crate) origins: Origins<B>,
-    /// The one use it is for; all in the subgraph, if `None`.
-    pub(crate) of: Option<Use>,
-}
-
-/// The uses of a parameter in a subgraph.
-pub(crate) struct SubgraphUses<B: Backend> {
-    /// Those of the parameter itself: outside of all subgraphs.
-    pub(crate) home: Arc<Uses<B>>,
-    pub(crate) here: Arc<Uses<B>>,
-    _elsewhere: Arc<()>,
-}
-
-/// The recorded operations of a segment that others have taken results of.
-pub(crate) trait Recording<B: Backend>: Send + Sync {
-    /// The forward pass that it is part of is about to run backward. `is_last` tells if that begins
-    /// here.
-    fn learn(&self, is_last: bool);
-
-    /// What it is computed from.
-    ///
-    /// # Errors
-    ///
-    /// If a backward pass has replayed it already.
-    fn inputs(&self) -> Result<Inputs<B>, Spent>;
-
-    /// Puts it on the tape, in a subgraph of its own, as far as the gradients of its results are in
-    /// `grads`; moves them there. Returns where to go on from.
-    ///
-    /// `apart` has what has come from elsewhere for the gradients that are to be added up in an
-    /// order.
-    fn replay(
-        &self,
-        subgraph: &Arc<Subgraph<B>>,
-        grads: &mut Gradients,
-        played: &Played,
-        apart: Apart<B>,
-    ) -> Option<Seeds<B>>;
-}
-
-/// What the operations of a segment are computed from.
-pub(crate) struct Inputs<B: Backend> {
-    pub(crate) origins: Vec<Origins<B>>,
-    pub(crate) parameters: Vec<Arc<Uses<B>>>,
-    pub(crate) edges: Vec<Edge>,
-    /// The bytes that are kept for it, by the node of the tensor; of none, for masks.
-    pub(crate) kept: Vec<(Option<NodeId>, u64)>,
-    /// The results, by the leaf that stands for each.
-    pub(crate) results: Vec<(AdTensor<B>, Target)>,
-}
-
-/// The parts of a gradient that has to be added up in an order, by target.
-pub(crate) type Apart<B> = HashMap<Target, Vec<Contribution<B>>>;
-
-/// One part of a gradient.
-pub(crate) enum Contribution<B: Backend> {
-    /// From elsewhere.
-    Arrived(FloatTensor<B>),
-    /// From this use in the segment itself.
-    Own(Use),
-}
-
-/// The recorded operations were replayed, and are gone.
-#[derive(Debug)]
-pub(crate) struct Spent;
-
-/// Tensors of one subgraph whose gradients are there.
-pub(crate) struct Seeds<B: Backend> {
-    pub(crate) tensors: Vec<AdTensor<B>>,
-    pub(crate) origins: Origins<B>,
-}
-
-/// A number for a segment that begins now.
-pub(crate) fn next_number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-impl<B: Backend> Subgraph<B> {
-    /// A subgraph that begins with the results of a segment.
-    pub(crate) fn above(segment: Arc<dyn Recording<B>>, number: u64) -> Arc<Self> {
-        Self::new(number, Some(segment), false)
-    }
-
-    /// A subgraph of activations that are kept.
-    pub(crate) fn kept(number: u64) -> Arc<Self> {
-        Self::new(number, None, false)
-    }
-
-    /// A subgraph that a segment is replayed in.
-    pub(crate) fn replay(number: u64) -> Arc<Self> {
-        Self::new(number, None, true)
-    }
-
-    fn new(number: u64, segment: Option<Arc<dyn Recording<B>>>, is_replay: bool) -> Arc<Self> {
-        Arc::new(Self {
-            number,
-            segment,
-            is_replay,
-            groups: Arc::new([Arc::new(ArmedSet::new())]),
-            state: Mutex::new(State {
-                boundaries: Vec::new(),
-                parameters: Vec::new(),
-                edges: Vec::new(),
-            }),
-        })
-    }
-
-    fn state(&self) -> MutexGuard<'_, State<B>> {
-        lock(&self.state)
-    }
-
-    pub(crate) fn number(&self) -> u64 {
-        self.number
-    }
-
-    pub(crate) fn segment(&self) -> Option<&Arc<dyn Recording<B>>> {
-        self.segment.as_ref()
-    }
-
-    /// Brings a tensor into the subgraph.
-    ///
-    /// Leaves, too: where two subgraphs share a node, Burn makes one graph of them, whose
-    /// bookkeeping would free what one subgraph has not run yet.
-    pub(crate) fn enter(
-        self: &Arc<Self>,
-        tensor: AdTensor<B>,
-        origins: Origins<B>,
-        of: Option<Use>,
-    ) -> (AdTensor<B>, Origins<B>) {
-        if !tensor.is_tracked() {
-            return (tensor, Origins::none());
-        }
-        if let Some(subgraph) = &origins.subgraph
-            && Arc::ptr_eq(subgraph, self)
-        {
-            return (tensor, origins);
-        }
-        let leaf = self.boundary(&tensor, origins, of);
-        let tensor = tape::handle::<B>(&leaf, tensor.primitive, tensor.node.order);
-        (tensor, Origins::within(self.clone()))
-    }
-
-    /// Brings a parameter into the subgraph: returns its leaf here, its uses and their origins.
-    pub(crate) fn enter_parameter(
-        self: &Arc<Self>,
-        leaf: AdTensor<B>,
-        home: &Arc<Uses<B>>,
-        of: Option<Use>,
-    ) -> (AdTensor<B>, Arc<Uses<B>>, Origins<B>) {
-        let boundary = self.boundary(&leaf, Origins::none(), of);
-        let mut state = self.state();
-        let known = state.parameters.iter();
-        let is_shared = self.is_shared(of);
-        let known = known
-            .rev()
-            .find(|uses| is_shared && Arc::ptr_eq(&uses.home, home));
-        let here = known.map(|uses| uses.here.clone()).unwrap_or_else(|| {
-            let key = tape::key::<B>(&boundary, boundary.primitive.clone());
-            let here = Arc::new(Uses::new(key));
-            // A single use among several never makes the gradient complete.
-            here.replace_owner(home.weak_owner().filter(|_| of.is_none()));
-            self.groups[0].add_parameter(&here);
-            state.parameters.push(SubgraphUses {
-                home: home.clone(),
-                here: here.clone(),
-                _elsewhere: home.elsewhere(),
-            });
-            here
-        });
-        let origins = Origins {
-            groups: Some(self.groups.clone()),
-            ..Origins::within(self.clone())
-        };
-        let leaf = tape::handle::<B>(&boundary, leaf.primitive, leaf.node.order);
-        (leaf, here, origins)
-    }
-
-    /// Whether uses of a tensor share what stands for it here, and add up there.
-    ///
-    /// Not during the forward pass: in which order they are to be added up is not known yet.
-    fn is_shared(&self, of: Option<Use>) -> bool {
-        self.is_replay && of.is_none()
-    }
-
-    /// The leaf that stands for a tensor in this subgraph.
-    fn boundary(&self, tensor: &AdTensor<B>, origins: Origins<B>, of: Option<Use>) -> AdTensor<B> {
-        mark::check_entering::<B>(tensor);
-        let mut state = self.state();
-        let id = tensor.node.id;
-        let is_shared = self.is_shared(of);
-        let known = state.boundaries.iter();
-        let known = known
-            .rev()
-            .find(|boundary| is_shared && boundary.of.is_none() && boundary.target.node.id == id);
-        if let Some(known) = known {
-            return known.leaf.clone();
-        }
-        let placeholder = match state.boundaries.first() {
-            Some(known) if known.leaf.dtype() == tensor.dtype() => known.leaf.primitive.clone(),
-            _ => tape::placeholder::<B>(&tensor.primitive),
-        };
-        let leaf = tape::leaf::<B>(placeholder.clone());
-        state.boundaries.push(Boundary {
-            leaf: leaf.clone(),
-            target: tape::handle::<B>(tensor, placeholder, tensor.node.order),
-            origins,
-            of,
-        });
-        leaf
-    }
-
-    /// Notes an operation in the subgraph.
-    pub(crate) fn note(&self, edge: Edge) {
-        // What is replayed was played through as what it was recorded as.
-        if !self.is_replay {
-            self.state().edges.push(edge);
-        }
-    }
-
-    /// The operations noted.
-    pub(crate) fn take_edges(&self) -> Vec<Edge> {
-        mem::take(&mut self.state().edges)
-    }
-
-    /// The uses of parameters in the subgraph.
-    pub(crate) fn with_parameters<R>(&self, look: impl FnOnce(&[SubgraphUses<B>]) -> R) -> R {
-        look(&self.state().parameters)
-    }
-
-    pub(crate) fn with_boundaries<R>(&self, look: impl FnOnce(&[Boundary<B>]) -> R) -> R {
-        look(&self.state().boundaries)
-    }
-}
-
-impl<B: Backend> Drop for Subgraph<B> {
-    fn drop(&mut self) {
-        let state = self.state.get_mut();
-        let state = state.unwrap_or_else(|error| error.into_inner());
-        // They hold the subgraphs below.
-        discard(mem::take(&mut state.boundaries));
-    }
-}
-
-impl<B: Backend> Clone for Origins<B> {
+impl<B: Backend, S> Clone for Origins<B, S> {
     fn clone(&self) -> Self {
         Self {
-            groups: self.groups.clone(),
+            armed_sets: self.armed_sets.clone(),
             subgraph: self.subgraph.clone(),
             is_mask: self.is_mask,
         }
     }
 }
 
-impl<B: Backend> std::fmt::Debug for Origins<B> {
+impl<B: Backend, S: Numbered> std::fmt::Debug for Origins<B, S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Origins")
-            .field("groups", &self.groups().len())
-            .field("subgraph", &number(&self.subgraph))
+            .field("armed_sets", &self.armed_sets().len())
+            .field("subgraph", &self.number())
             .finish()
     }
 }

@@ -1,9 +1,9 @@
-//! Where a parameter, or a tensor derived from parameters, is used on the tape, and how the
-//! contributions to its gradient add up.
+//! Consumers of a parameter, or of a tensor derived from parameters, and how the contributions to
+//! its gradient add up.
 //!
 //! Plain Burn adds contributions in the order in which it runs the consumers: by order on the tape,
-//! highest first, then as they were reached. [Direct consumers](Uses::consume) are Burn's own nodes
-//! and add up by themselves. A [derived tensor](DerivedUse) gives its contribution earlier than
+//! highest first, then as they were reached. [Direct consumers](Consumers::consume) are Burn's own nodes
+//! and add up by themselves. A [derived tensor](DerivedConsumer) gives its contribution earlier than
 //! plain Burn's node would; it is added where that node would have added it, or at once where the
 //! order is known and cannot be wrong.
 
@@ -23,7 +23,7 @@ use crate::{
     util::progress::Progress,
 };
 
-/// When a parameter was acted on.
+/// Moment of an action on a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
     /// The moment its gradient was complete.
@@ -32,7 +32,7 @@ pub(crate) enum When {
     Late,
 }
 
-/// Acts on the gradient of a parameter: what the uses of an armed parameter report to.
+/// Acts on the gradient of a parameter. The consumers of an armed parameter report to it.
 pub(crate) trait Owner: Send + Sync {
     /// Whether the parameter waits for its gradient.
     fn is_waiting(&self) -> bool;
@@ -46,18 +46,18 @@ pub(crate) trait Owner: Send + Sync {
     /// Lets other replicas know that a part of a pass begins.
     fn begin_part(&self);
 
-    /// Waits for the gradients that are on their way to other replicas, at the end of a pass.
+    /// Waits for the gradients in flight between the replicas, at the end of a pass.
     fn wait_for_reductions(&self);
 
     fn progress(&self) -> &Arc<Progress>;
 }
 
-/// The uses of one node: the leaf of a parameter, or what stands for a derived tensor.
-pub(crate) struct Uses<B: Backend> {
+/// Consumers of one node: the leaf of a parameter, or the placeholder of a derived tensor.
+pub(crate) struct Consumers<B: Backend> {
     /// The node under which the gradient adds up.
     node: AdTensor<B>,
     state: Mutex<State<B>>,
-    /// Shared with the uses that are not noted here: in segments to be replayed, and in other
+    /// Shared with consumers that are not noted here: in segments to be replayed, and in other
     /// subgraphs.
     elsewhere: Arc<()>,
 }
@@ -65,25 +65,25 @@ pub(crate) struct Uses<B: Backend> {
 struct State<B: Backend> {
     owner: Option<Weak<dyn Owner>>,
     /// Direct consumers.
-    consumers: Tally,
+    direct: Tally,
     /// Leaf hooks of consumers, and the order of the last one: see [`leaf_hook`].
     leaf_hooks: Vec<NodeId>,
     hooked: Option<usize>,
-    derived: Vec<Arc<DerivedUse<B>>>,
-    /// Each is there as long as a direct consumer is on the tape.
+    derived: Vec<Arc<DerivedConsumer<B>>>,
+    /// Operands of direct consumers. Each is alive while its consumer is on the tape.
     operands: Vec<Weak<dyn Any + Send + Sync>>,
-    /// The derived uses that this pass has reached, as plain Burn would add them, and how many of
-    /// them are added.
-    sequence: Option<(Vec<Arc<DerivedUse<B>>>, usize)>,
+    /// Derived consumers that this pass has reached, in plain Burn's order, and how many of them
+    /// are added.
+    sequence: Option<(Vec<Arc<DerivedConsumer<B>>>, usize)>,
     /// Whether a backward pass has visited this node.
     is_reached: bool,
 }
 
-/// The use of a node by a derived tensor.
-pub(crate) struct DerivedUse<B: Backend> {
+/// A derived tensor that consumes a node.
+pub(crate) struct DerivedConsumer<B: Backend> {
     /// The order of plain Burn's node.
     pub(crate) order: usize,
-    /// When that node would have been reached.
+    /// Moment at which that node would have been reached.
     pub(crate) visit: Visit,
     /// Tape order from which the contribution is available.
     pub(crate) ready: AtomicUsize,
@@ -91,7 +91,7 @@ pub(crate) struct DerivedUse<B: Backend> {
     pub(crate) contribution: Mutex<Option<AdTensor<B>>>,
 }
 
-impl<B: Backend> DerivedUse<B> {
+impl<B: Backend> DerivedConsumer<B> {
     pub(crate) fn new(order: usize, visit: Visit) -> Self {
         Self {
             order,
@@ -120,13 +120,13 @@ impl<B: Backend> DerivedUse<B> {
     }
 }
 
-impl<B: Backend> Uses<B> {
+impl<B: Backend> Consumers<B> {
     pub(crate) fn new(node: AdTensor<B>) -> Self {
         Self {
             node,
             state: Mutex::new(State {
                 owner: None,
-                consumers: Tally::new(),
+                direct: Tally::new(),
                 leaf_hooks: Vec::new(),
                 hooked: None,
                 derived: Vec::new(),
@@ -162,7 +162,7 @@ impl<B: Backend> Uses<B> {
         self.state().derived.len()
     }
 
-    /// Reports to `owner` from now on. Returns what it reported to.
+    /// Reports to `owner` from now on. Returns the previous owner.
     pub(crate) fn replace_owner(&self, owner: Option<Weak<dyn Owner>>) -> Option<Weak<dyn Owner>> {
         std::mem::replace(&mut self.state().owner, owner)
     }
@@ -180,13 +180,13 @@ impl<B: Backend> Uses<B> {
         self.owner().is_some_and(|owner| owner.is_waiting())
     }
 
-    /// Whether there are uses here, on the tape.
+    /// Whether there are consumers here, on the tape.
     pub(crate) fn is_used(&self) -> bool {
         let state = self.state();
-        !state.consumers.is_empty() || !state.derived.is_empty()
+        !state.direct.is_empty() || !state.derived.is_empty()
     }
 
-    /// Whether there are uses that no backward pass has visited.
+    /// Whether there are consumers that no backward pass has visited.
     pub(crate) fn is_pending(&self) -> bool {
         !self.is_reached() && (self.is_used() || Arc::strong_count(&self.elsewhere) > 1)
     }
@@ -226,10 +226,10 @@ impl<B: Backend> Uses<B> {
     /// Notes `times` direct consumers of the given order. Returns whether there is one of them, the
     /// lowest.
     pub(crate) fn consume(&self, order: usize, times: usize) -> bool {
-        self.state().consumers.add(order, times)
+        self.state().direct.add(order, times)
     }
 
-    pub(crate) fn derive(&self, derived: Arc<DerivedUse<B>>) {
+    pub(crate) fn derive(&self, derived: Arc<DerivedConsumer<B>>) {
         self.state().derived.push(derived);
     }
 
@@ -242,7 +242,7 @@ impl<B: Backend> Uses<B> {
             .retain(|derived| Arc::strong_count(derived) > 1);
         state.sequence = None;
         if state.derived.is_empty() {
-            return state.consumers.completion(state.hooked);
+            return state.direct.completion(state.hooked);
         }
         let in_any_order = state.has_one_order();
         let derived = state.derived.iter().map(|derived| {
@@ -252,7 +252,7 @@ impl<B: Backend> Uses<B> {
                 derived.order
             }
         });
-        state.consumers.completion_with(derived)
+        state.direct.completion_with(derived)
     }
 
     /// Adds what derived tensors have contributed. `all` of it, once all direct consumers have run;
@@ -261,10 +261,7 @@ impl<B: Backend> Uses<B> {
     /// Does nothing where only plain Burn's place on the tape tells the order.
     pub(crate) fn gather(&self, grads: &mut Gradients, all: bool) {
         let mut state = self.state();
-        if state.derived.is_empty()
-            || !state.has_one_order()
-            || !(all || state.consumers.is_empty())
-        {
+        if state.derived.is_empty() || !state.has_one_order() || !(all || state.direct.is_empty()) {
             return;
         }
         let (sequence, next) = state.reached_sequence();
@@ -296,7 +293,7 @@ impl<B: Backend> Uses<B> {
         let owner = {
             let mut state = self.state();
             state.is_reached = true;
-            if !state.consumers.is_last(order) || !state.derived.is_empty() {
+            if !state.direct.is_last(order) || !state.derived.is_empty() {
                 return;
             }
             state.owner.clone()
@@ -310,10 +307,10 @@ impl<B: Backend> Uses<B> {
 impl<B: Backend> State<B> {
     fn has_one_order(&self) -> bool {
         let derived = self.derived.iter().map(|derived| derived.order);
-        self.consumers.has_one_order(derived)
+        self.direct.has_one_order(derived)
     }
 
-    fn reached_sequence(&mut self) -> (&[Arc<DerivedUse<B>>], &mut usize) {
+    fn reached_sequence(&mut self) -> (&[Arc<DerivedConsumer<B>>], &mut usize) {
         let derived = &self.derived;
         let (sequence, next) = self.sequence.get_or_insert_with(|| {
             let reached = derived.iter().filter(|derived| derived.visit.get() > 0);
@@ -327,16 +324,16 @@ impl<B: Backend> State<B> {
 
 /// Puts a hook between the leaf and its lowest consumer, a single node of this order: it runs right
 /// after that consumer, hands the contribution on to the leaf, and may find the gradient complete.
-pub(crate) fn leaf_hook<B: Backend>(uses: &Arc<Uses<B>>, order: usize) -> AdTensor<B> {
-    let place = uses.node.primitive.clone();
-    let hook = tape::hook(vec![uses.node.clone()], order, place, {
-        let uses = uses.clone();
+pub(crate) fn leaf_hook<B: Backend>(consumers: &Arc<Consumers<B>>, order: usize) -> AdTensor<B> {
+    let placeholder = consumers.node.primitive.clone();
+    let hook = tape::hook(vec![consumers.node.clone()], order, placeholder, {
+        let consumers = consumers.clone();
         move |hook, grads| {
-            tape::forward(hook, &uses.node, grads);
-            uses.reach(order, grads);
+            tape::forward(hook, &consumers.node, grads);
+            consumers.reach(order, grads);
         }
     });
-    let mut state = uses.state();
+    let mut state = consumers.state();
     state.leaf_hooks.push(hook.node.id);
     state.hooked = Some(order);
     drop(state);
@@ -345,40 +342,221 @@ pub(crate) fn leaf_hook<B: Backend>(uses: &Arc<Uses<B>>, order: usize) -> AdTens
 
 /// Puts a hook on the tape, after all nodes of this order: there the gradient is complete.
 pub(crate) fn order_hook<B: Backend>(
-    uses: &Arc<Uses<B>>,
+    consumers: &Arc<Consumers<B>>,
     parent: AdTensor<B>,
     order: usize,
 ) -> AdTensor<B> {
-    let uses = uses.clone();
-    let place = uses.node.primitive.clone();
-    tape::hook(vec![parent], order, place, move |_, grads| {
-        uses.gather(grads, true);
-        uses.state().is_reached |= grads.get::<B>(&uses.node).is_some();
-        if let Some(owner) = uses.owner() {
-            owner.act(uses.node.node.id, grads, When::Complete);
+    let consumers = consumers.clone();
+    let placeholder = consumers.node.primitive.clone();
+    tape::hook(vec![parent], order, placeholder, move |_, grads| {
+        consumers.gather(grads, true);
+        consumers.state().is_reached |= grads.get::<B>(&consumers.node).is_some();
+        if let Some(owner) = consumers.owner() {
+            owner.act(consumers.node.node.id, grads, When::Complete);
         }
     })
 }
 
 /// Adds the contributions of a derived tensor where plain Burn's node would have added them.
 pub(crate) fn add_in_place<B: Backend>(
-    uses: &Uses<B>,
-    derived: &DerivedUse<B>,
+    consumers: &Consumers<B>,
+    derived: &DerivedConsumer<B>,
     grads: &mut Gradients,
 ) {
-    derived.add_to(&uses.node, grads);
+    derived.add_to(&consumers.node, grads);
 }
 
 /// Adds the contribution of a derived tensor as soon as the order permits; drops it if the tensor
 /// is not part of this pass.
 pub(crate) fn contribute<B: Backend>(
-    uses: &Uses<B>,
-    derived: &DerivedUse<B>,
+    consumers: &Consumers<B>,
+    derived: &DerivedConsumer<B>,
     grads: &mut Gradients,
 ) {
     if derived.visit.get() == 0 {
         derived.discard(grads);
     } else {
-        uses.gather(grads, false);
+        consumers.gather(grads, false);
+    }
+}
+
+// With the feature `distributed`, `Gradients::new` takes more.
+#[cfg(all(test, not(feature = "distributed")))]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use burn::{
+        backend::Flex,
+        tensor::{TensorData, TensorPrimitive, ops::FloatTensorOps},
+    };
+
+    use super::*;
+
+    type Tensor = burn::tensor::Tensor<Flex, 1>;
+
+    fn tensor(value: f32) -> FloatTensor<Flex> {
+        Flex::float_from_data(TensorData::from([value]), &Default::default())
+    }
+
+    fn consumers(direct: &[usize]) -> Consumers<Flex> {
+        let consumers = Consumers::new(tape::leaf::<Flex>(tensor(0.0)));
+        for order in direct {
+            consumers.consume(*order, 1);
+        }
+        consumers
+    }
+
+    /// A derived consumer of this order; `visit` is 0 if the pass does not reach it.
+    fn derive(consumers: &Consumers<Flex>, order: usize, visit: u64) -> Arc<DerivedConsumer<Flex>> {
+        let visit = Visit(Arc::new(AtomicU64::new(visit)));
+        let derived = Arc::new(DerivedConsumer::new(order, visit));
+        consumers.derive(derived.clone());
+        derived
+    }
+
+    fn no_gradients() -> Gradients {
+        let root = tape::leaf::<Flex>(tensor(0.0));
+        let mut grads = Gradients::new::<Flex>(root.node.clone(), root.primitive.clone());
+        grads.remove::<Flex>(&root);
+        grads
+    }
+
+    /// Makes the contribution of a derived consumer available.
+    fn arrive(derived: &DerivedConsumer<Flex>, value: f32, grads: &mut Gradients) {
+        let key = tape::leaf::<Flex>(tensor(0.0));
+        grads.register::<Flex>(key.node.id, tensor(value));
+        *lock(&derived.contribution) = Some(key);
+    }
+
+    /// The sum under the node so far.
+    fn sum(consumers: &Consumers<Flex>, grads: &Gradients) -> Option<f32> {
+        let sum = grads.get::<Flex>(consumers.node())?;
+        Some(Tensor::from_primitive(TensorPrimitive::Float(sum)).into_scalar())
+    }
+
+    /// Added to, `ONE` is lost in rounding: the result tells the order.
+    const HUGE: f32 = 1e8;
+    const ONE: f32 = 1.0;
+
+    #[test]
+    fn direct_consumers_settle_at_the_lowest() {
+        let consumers = consumers(&[4, 9]);
+        assert_eq!(consumers.settle(), Completion::After(4));
+        consumers.state().hooked = Some(4);
+        assert_eq!(consumers.settle(), Completion::AtLeafHook);
+    }
+
+    #[test]
+    fn contributions_in_one_order_settle_when_the_last_is_ready() {
+        let consumers = consumers(&[9]);
+        let derived = derive(&consumers, 1, 1);
+        derived.ready.store(7, Ordering::Relaxed);
+        assert_eq!(consumers.settle(), Completion::After(7));
+    }
+
+    #[test]
+    fn contributions_in_no_known_order_settle_where_plain_burn_adds_them() {
+        let consumers = consumers(&[4, 9]);
+        let derived = [derive(&consumers, 3, 1), derive(&consumers, 6, 2)];
+        for derived in &derived {
+            derived.ready.store(1, Ordering::Relaxed);
+        }
+        assert_eq!(consumers.settle(), Completion::After(3));
+    }
+
+    #[test]
+    fn a_derived_consumer_that_burn_has_dropped_is_forgotten() {
+        let consumers = consumers(&[4]);
+        drop(derive(&consumers, 1, 1));
+        assert_eq!(consumers.settle(), Completion::After(4));
+        assert_eq!(consumers.derived(), 0);
+    }
+
+    #[test]
+    fn derived_contributions_add_up_by_order() {
+        let consumers = consumers(&[]);
+        let low = derive(&consumers, 4, 1);
+        let middle = derive(&consumers, 5, 2);
+        let high = derive(&consumers, 6, 3);
+        let mut grads = no_gradients();
+        arrive(&low, -HUGE, &mut grads);
+        arrive(&high, HUGE, &mut grads);
+        consumers.gather(&mut grads, false);
+        assert_eq!(sum(&consumers, &grads), Some(HUGE), "waits for the middle");
+        arrive(&middle, ONE, &mut grads);
+        consumers.gather(&mut grads, false);
+        assert_eq!(sum(&consumers, &grads), Some(HUGE + ONE - HUGE));
+    }
+
+    #[test]
+    fn derived_contributions_of_one_order_add_up_as_they_are_reached() {
+        let consumers = consumers(&[]);
+        let reached = [3, 1, 2].map(|visit| derive(&consumers, 4, visit));
+        let mut grads = no_gradients();
+        for (derived, value) in reached.iter().zip([-HUGE, HUGE, ONE]) {
+            arrive(derived, value, &mut grads);
+        }
+        consumers.gather(&mut grads, false);
+        assert_eq!(sum(&consumers, &grads), Some(HUGE + ONE - HUGE));
+    }
+
+    #[test]
+    fn what_the_pass_does_not_reach_is_not_waited_for() {
+        let consumers = consumers(&[]);
+        let _unreached = derive(&consumers, 9, 0);
+        let reached = derive(&consumers, 4, 1);
+        let mut grads = no_gradients();
+        arrive(&reached, ONE, &mut grads);
+        consumers.gather(&mut grads, false);
+        assert_eq!(sum(&consumers, &grads), Some(ONE));
+    }
+
+    #[test]
+    fn direct_consumers_come_first() {
+        let consumers = consumers(&[8, 9]);
+        let derived = derive(&consumers, 4, 1);
+        let mut grads = no_gradients();
+        arrive(&derived, ONE, &mut grads);
+        consumers.gather(&mut grads, false);
+        assert_eq!(sum(&consumers, &grads), None);
+        consumers.gather(&mut grads, true);
+        assert_eq!(sum(&consumers, &grads), Some(ONE));
+    }
+
+    #[test]
+    fn what_is_in_no_known_order_is_left_to_the_placeholder_node() {
+        let consumers = consumers(&[4, 9]);
+        let derived = derive(&consumers, 6, 1);
+        let mut grads = no_gradients();
+        arrive(&derived, ONE, &mut grads);
+        consumers.gather(&mut grads, true);
+        assert_eq!(sum(&consumers, &grads), None);
+        add_in_place(&consumers, &derived, &mut grads);
+        assert_eq!(sum(&consumers, &grads), Some(ONE));
+    }
+
+    #[test]
+    fn a_second_pass_gathers_anew() {
+        let consumers = consumers(&[]);
+        let derived = derive(&consumers, 4, 1);
+        let mut grads = no_gradients();
+        for expected in [ONE, ONE + ONE] {
+            consumers.settle();
+            arrive(&derived, ONE, &mut grads);
+            consumers.gather(&mut grads, true);
+            assert_eq!(sum(&consumers, &grads), Some(expected));
+        }
+    }
+
+    #[test]
+    fn the_contribution_of_what_is_not_part_of_the_pass_is_dropped() {
+        let consumers = consumers(&[]);
+        let derived = derive(&consumers, 4, 0);
+        let mut grads = no_gradients();
+        arrive(&derived, ONE, &mut grads);
+        contribute(&consumers, &derived, &mut grads);
+        let key = lock(&derived.contribution).clone().expect("it came");
+        assert!(grads.get::<Flex>(&key).is_none());
+        assert_eq!(sum(&consumers, &grads), None);
     }
 }

@@ -24,7 +24,7 @@ pub(crate) fn check_part(grads: &Gradients) {
 ///
 /// # Panics
 ///
-/// As [`check_part`].
+/// If the parameter is marked, as [`check_part`] does.
 #[cfg(feature = "distributed")]
 pub(crate) fn check_entering<B: Backend>(tensor: &AdTensor<B>) {
     assert!(tensor.node.distributed_params.is_none(), "{IN_PARTS}");

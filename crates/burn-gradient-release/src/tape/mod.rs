@@ -122,7 +122,7 @@ pub(crate) fn forward<B: Backend>(from: NodeId, to: &AdTensor<B>, grads: &mut Gr
     }
 }
 
-/// What a hook runs, given its own node.
+/// Function of a hook, given its own node.
 pub(crate) type Run = dyn Fn(NodeId, &mut Gradients) + Send + Sync;
 
 /// Puts a node of the given order on the tape that runs `run` when backward comes by.
@@ -174,7 +174,7 @@ pub(crate) fn marker<B: Backend>(parent: AdTensor<B>, visit: Visit) -> AdTensor<
     register(Marker, Some(Reached(visit)), vec![parent], NEVER_RUN, value)
 }
 
-/// When a [`marker`] was reached, as a number that grows; 0 if it was not.
+/// Moment at which a [`marker`] was reached, as a number that grows; 0 if it was not.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Visit(Arc<AtomicU64>);
 

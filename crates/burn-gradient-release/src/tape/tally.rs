@@ -1,4 +1,4 @@
-//! How many operations use a node, and which of them backward runs last.
+//! Counts the consumers of a node, and finds the one that backward runs last.
 
 /// The direct consumers of a node, by their order on the tape: backward runs the highest first.
 #[derive(Debug)]
@@ -9,7 +9,7 @@ pub(crate) struct Tally {
     at_lowest: usize,
 }
 
-/// What is known of the uses of a node when a backward pass begins.
+/// The moment at which a gradient is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Completion {
     /// Nothing on the tape uses the node.

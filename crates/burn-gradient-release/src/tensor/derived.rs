@@ -25,8 +25,8 @@ use burn_autodiff::{NodeId, grads::Gradients};
 
 use crate::{
     slot::armed_set::{Replay, Values},
-    subgraph::origins::Origins,
-    tape::consumers::{self, DerivedUse, Uses},
+    subgraph::Origins,
+    tape::consumers::{self, Consumers, DerivedConsumer},
     tape::tally::Completion,
     tape::{self, AdTensor, Visit, handle, untracked},
     tensor::parameter::Snapshot,
@@ -44,7 +44,7 @@ pub(crate) struct Derived<B: Backend> {
     placeholder: Arc<Placeholder<B>>,
 }
 
-/// What a derived tensor is a function of.
+/// Operand of a derived tensor.
 pub(crate) enum Operand<B: Backend> {
     Parameter(Snapshot<B>),
     Derived(Derived<B>),
@@ -71,7 +71,7 @@ enum Argument<B: Backend> {
 struct Expression<B: Backend> {
     index: u64,
     function: Function<B>,
-    /// Of plain Burn's node.
+    /// Order of plain Burn's node.
     order: usize,
     shape: Shape,
     dtype: DType,
@@ -81,14 +81,14 @@ struct Expression<B: Backend> {
 }
 
 struct OnTape<B: Backend> {
-    uses: Arc<Uses<B>>,
+    consumers: Arc<Consumers<B>>,
     operands: Vec<Edge<B>>,
 }
 
 /// An operand of an expression on the tape.
 struct Edge<B: Backend> {
-    uses: Arc<Uses<B>>,
-    derived: Arc<DerivedUse<B>>,
+    consumers: Arc<Consumers<B>>,
+    derived: Arc<DerivedConsumer<B>>,
     /// Emptied once the expression has run backward: a parameter is stepped in place only if
     /// nobody else holds its value.
     source: Mutex<Source<B>>,
@@ -204,11 +204,11 @@ impl<B: Backend> Derived<B> {
     }
 
     /// The tensor on the tape, and its uses there.
-    pub(crate) fn on_tape(self) -> (AdTensor<B>, Arc<Uses<B>>) {
+    pub(crate) fn on_tape(self) -> (AdTensor<B>, Arc<Consumers<B>>) {
         let node = self.placeholder.place();
         let expression = &self.placeholder.expression;
         let handle = handle::<B>(&node, self.value, expression.order);
-        (handle, expression.on_tape().uses.clone())
+        (handle, expression.on_tape().consumers.clone())
     }
 }
 
@@ -224,37 +224,41 @@ impl<B: Backend> Placeholder<B> {
         let mut parents = Vec::new();
         let mut edges = Vec::new();
         for argument in mem::take(&mut *lock(&self.operands)) {
-            let (parent, uses, source) = match argument {
+            let (parent, consumers, source) = match argument {
                 Argument::Parameter(Snapshot { leaf, site, .. }) => {
                     let value = leaf.primitive.clone();
-                    (leaf, site.uses, Source::Value(value))
+                    (leaf, site.consumers, Source::Value(value))
                 }
                 Argument::Derived(operand) => {
                     let parent = operand.place();
-                    let uses = operand.expression.on_tape().uses.clone();
-                    (parent, uses, Source::Expression(operand.expression.clone()))
+                    let consumers = operand.expression.on_tape().consumers.clone();
+                    (
+                        parent,
+                        consumers,
+                        Source::Expression(operand.expression.clone()),
+                    )
                 }
             };
-            let derived = DerivedUse::new(expression.order, expression.visit.clone());
+            let derived = DerivedConsumer::new(expression.order, expression.visit.clone());
             let derived = Arc::new(derived);
-            uses.derive(derived.clone());
+            consumers.derive(derived.clone());
             parents.push(parent);
             edges.push(Edge {
-                uses,
+                consumers,
                 derived,
                 source: Mutex::new(source),
             });
         }
-        let placeholder = edges[0].uses.placeholder();
+        let placeholder = edges[0].consumers.placeholder();
         let last = parents.last().expect("a function has operands").clone();
         parents.push(tape::marker(last, expression.visit.clone()));
         let placed = tape::hook(parents, expression.order, placeholder.clone(), {
             let expression = expression.clone();
             move |node, grads| expression.add_in_place(node, grads)
         });
-        let uses = Arc::new(Uses::new(tape::key::<B>(&placed, placeholder)));
+        let consumers = Arc::new(Consumers::new(tape::key::<B>(&placed, placeholder)));
         let on_tape = OnTape {
-            uses,
+            consumers,
             operands: edges,
         };
         if expression.on_tape.set(on_tape).is_err() {
@@ -271,25 +275,25 @@ impl<B: Backend> Expression<B> {
         self.on_tape.get().expect("the placeholder was placed")
     }
 
-    /// What plain Burn's node would do in this place.
+    /// Does what plain Burn's node would do in this place.
     fn add_in_place(&self, node: NodeId, grads: &mut Gradients) {
         let on_tape = self.on_tape();
         assert!(
-            tape::take(node, on_tape.uses.node(), grads).is_none(),
+            tape::take(node, on_tape.consumers.node(), grads).is_none(),
             "gradient release: a gradient reached a function of parameters that was not replayed, \
              because an operation on the way to the loss hid where its result comes from; make the \
              operation with `ReleaseTensor::apply`"
         );
         for edge in &on_tape.operands {
-            consumers::add_in_place(&edge.uses, &edge.derived, grads);
+            consumers::add_in_place(&edge.consumers, &edge.derived, grads);
         }
     }
 
     /// Gives the replay, under `target`, the gradient that the consumers have left.
     fn begin(&self, target: NodeId, device: &Device<B>, grads: &mut Gradients) {
         let on_tape = self.on_tape();
-        on_tape.uses.gather(grads, true);
-        let grad = grads.remove::<B>(on_tape.uses.node());
+        on_tape.consumers.gather(grads, true);
+        let grad = grads.remove::<B>(on_tape.consumers.node());
         if grad.is_some() {
             for edge in &on_tape.operands {
                 *lock(&edge.source) = Source::Done;
@@ -357,7 +361,7 @@ impl<B: Backend> Replay<B> for Expression<B> {
 
     fn settle(&self) {
         let on_tape = self.on_tape();
-        if let Completion::After(order) = on_tape.uses.settle() {
+        if let Completion::After(order) = on_tape.consumers.settle() {
             for edge in &on_tape.operands {
                 edge.derived.ready.store(order, Ordering::Relaxed);
             }
@@ -375,13 +379,13 @@ impl<B: Backend> Replay<B> for Expression<B> {
         // All on the order of the lowest consumer: reached one after the other, they run one after
         // the other, after Burn's own nodes of that order.
         let operands = on_tape.operands.iter().zip(operands).map(|(edge, value)| {
-            let (uses, derived) = (edge.uses.clone(), edge.derived.clone());
-            let placeholder = uses.placeholder();
+            let (consumers, derived) = (edge.consumers.clone(), edge.derived.clone());
+            let placeholder = consumers.placeholder();
             let contribution = tape::hook(
                 vec![next.clone()],
                 order,
                 placeholder.clone(),
-                move |_, grads| consumers::contribute(&uses, &derived, grads),
+                move |_, grads| consumers::contribute(&consumers, &derived, grads),
             );
             let key = tape::key::<B>(&contribution, placeholder);
             *lock(&edge.derived.contribution) = Some(key);
@@ -390,12 +394,12 @@ impl<B: Backend> Replay<B> for Expression<B> {
         let operands: Vec<_> = operands.collect();
         let replayed = (self.function)(operands.into_iter());
         tape::check_order(replayed.node.order, order);
-        let wanted = on_tape.uses.derived();
+        let wanted = on_tape.consumers.derived();
         if wanted > 0 {
             values.insert(self.index, (replayed.primitive.clone(), wanted));
         }
         let (device, target) = (B::float_device(&replayed.primitive), replayed.node.id);
-        let placeholder = on_tape.uses.placeholder();
+        let placeholder = on_tape.consumers.placeholder();
         let expression = self.clone();
         tape::hook(vec![next, replayed], order, placeholder, move |_, grads| {
             expression.begin(target, &device, grads)

@@ -10,7 +10,7 @@ use burn::tensor::{
 /// Bits in a word: those of an `i32` without its sign, as every backend has them.
 const BITS: usize = 31;
 
-/// How many words are packed at a time: the integers it takes are 16 MiB at most.
+/// Number of words packed at a time: their integers take 16 MiB at most.
 const WORDS_AT_A_TIME: usize = (4 << 20) / BITS;
 
 /// A tensor of zeros and ones.

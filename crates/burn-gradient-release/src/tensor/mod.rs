@@ -11,11 +11,11 @@ use burn::tensor::{DType, Shape, TensorMetadata, backend::Backend};
 use burn_autodiff::NodeId;
 
 use crate::{
-    subgraph::origins::Origins,
+    subgraph::Origins,
     tape::{self, AdTensor},
     tensor::derived::Derived,
     tensor::parameter::{Live, Snapshot},
-    tensor::record::Recorded,
+    tensor::record::Replayable,
 };
 
 /// Float tensor primitive of [`GradientRelease`](crate::GradientRelease).
@@ -35,7 +35,7 @@ pub(crate) enum Repr<B: Backend> {
     /// A function of armed parameters alone.
     Derived(Derived<B>),
     /// A result of an operation that is recorded to be replayed.
-    Recorded(Recorded<B>),
+    Replayable(Replayable<B>),
 }
 
 impl<B: Backend> Clone for Repr<B> {
@@ -45,7 +45,7 @@ impl<B: Backend> Clone for Repr<B> {
             Self::Live(live) => Self::Snapshot(live.snapshot()),
             Self::Snapshot(snapshot) => Self::Snapshot(snapshot.clone()),
             Self::Derived(derived) => Self::Derived(derived.clone()),
-            Self::Recorded(recorded) => Self::Recorded(recorded.clone()),
+            Self::Replayable(recorded) => Self::Replayable(recorded.clone()),
         }
     }
 }
@@ -69,7 +69,7 @@ impl<B: Backend> ReleaseTensor<B> {
         match &self.0 {
             Repr::Live(live) => Some(live.snapshot()),
             Repr::Snapshot(snapshot) => Some(snapshot.clone()),
-            Repr::Plain(..) | Repr::Derived(_) | Repr::Recorded(_) => None,
+            Repr::Plain(..) | Repr::Derived(_) | Repr::Replayable(_) => None,
         }
     }
 
@@ -79,7 +79,7 @@ impl<B: Backend> ReleaseTensor<B> {
             Repr::Plain(tensor, _) => Some(tensor.node.id),
             Repr::Live(live) => Some(live.snapshot().leaf.node.id),
             Repr::Snapshot(snapshot) => Some(snapshot.leaf.node.id),
-            Repr::Derived(_) | Repr::Recorded(_) => None,
+            Repr::Derived(_) | Repr::Replayable(_) => None,
         }
     }
 
@@ -90,7 +90,7 @@ impl<B: Backend> ReleaseTensor<B> {
             Repr::Plain(tensor, _) => tensor,
             Repr::Snapshot(snapshot) => snapshot.into_leaf(),
             Repr::Derived(derived) => tape::off_tape::<B>(derived.value()),
-            Repr::Recorded(recorded) => tape::off_tape::<B>(recorded.value()),
+            Repr::Replayable(recorded) => tape::off_tape::<B>(recorded.value()),
             Repr::Live(_) => unreachable!("`read` leaves no owner"),
         }
     }
@@ -105,7 +105,7 @@ impl<B: Backend> ReleaseTensor<B> {
                 let is_free = slot.is_none_or(|slot| slot.claim() == crate::slot::Claim::Free);
                 is_free.then(|| snapshot.into_leaf())
             }
-            Repr::Live(_) | Repr::Derived(_) | Repr::Recorded(_) => None,
+            Repr::Live(_) | Repr::Derived(_) | Repr::Replayable(_) => None,
         }
     }
 
@@ -122,7 +122,7 @@ impl<B: Backend> TensorMetadata for ReleaseTensor<B> {
             Repr::Live(live) => live.dtype(),
             Repr::Snapshot(snapshot) => snapshot.leaf.dtype(),
             Repr::Derived(derived) => derived.dtype(),
-            Repr::Recorded(recorded) => recorded.dtype(),
+            Repr::Replayable(recorded) => recorded.dtype(),
         }
     }
 
@@ -132,7 +132,7 @@ impl<B: Backend> TensorMetadata for ReleaseTensor<B> {
             Repr::Live(live) => live.shape(),
             Repr::Snapshot(snapshot) => snapshot.leaf.shape(),
             Repr::Derived(derived) => derived.shape(),
-            Repr::Recorded(recorded) => recorded.shape(),
+            Repr::Replayable(recorded) => recorded.shape(),
         }
     }
 

@@ -13,8 +13,8 @@ use crate::{
     slot::reduction::InFlight,
     slot::{Action, Slot},
     subgraph::order::Use,
-    subgraph::origins::{Origins, Subgraph},
-    tape::consumers::{Owner, Uses},
+    subgraph::{Origins, Subgraph},
+    tape::consumers::{Consumers, Owner},
     tape::{self, AdTensor},
     util::progress::Progress,
     util::stale_copy::StaleCopyGuard,
@@ -42,7 +42,7 @@ pub(crate) struct Snapshot<B: Backend> {
 /// The place of a leaf on the tape, which outlives an arming: a forward pass under one arming may
 /// be run backward under the next.
 pub(crate) struct Site<B: Backend> {
-    pub(crate) uses: Arc<Uses<B>>,
+    pub(crate) consumers: Arc<Consumers<B>>,
     pub(crate) origins: Origins<B>,
     /// The tracer that splits forward passes into segments, if any.
     pub(crate) tracer: Option<Arc<Tracer>>,
@@ -53,21 +53,21 @@ impl<B: Backend> Site<B> {
     pub(crate) fn new(
         leaf: &AdTensor<B>,
         placeholder: FloatTensor<B>,
-        group: &Arc<ArmedSet<B>>,
+        armed_set: &Arc<ArmedSet<B>>,
         origins: Origins<B>,
         tracer: Option<Arc<Tracer>>,
     ) -> Self {
-        let uses = Arc::new(Uses::new(tape::key::<B>(leaf, placeholder)));
-        group.add_parameter(&uses);
+        let consumers = Arc::new(Consumers::new(tape::key::<B>(leaf, placeholder)));
+        armed_set.add_parameter(&consumers);
         Self {
-            uses,
+            consumers,
             origins,
             tracer,
         }
     }
 }
 
-/// What arming a leaf takes.
+/// Arguments of arming a leaf.
 pub(crate) struct Arming<B: Backend> {
     pub(crate) param: ParamId,
     pub(crate) site: Site<B>,
@@ -79,7 +79,7 @@ pub(crate) struct Arming<B: Backend> {
 /// A leaf that was armed. Dropped before it is [kept](Self::keep), it takes the arming back.
 pub(crate) struct Armed<B: Backend> {
     slot: Arc<Slot<B>>,
-    /// What the uses of the leaf reported to before; `None` once this is kept.
+    /// Owner that the consumers reported to before; `None` once this is kept.
     previous: Option<Option<Weak<dyn Owner>>>,
 }
 
@@ -98,7 +98,7 @@ impl<B: Backend> Drop for Armed<B> {
     fn drop(&mut self) {
         if let Some(previous) = self.previous.take() {
             self.slot.end();
-            self.slot.hand_back_uses(previous);
+            self.slot.hand_back_consumers(previous);
         }
     }
 }
@@ -114,10 +114,10 @@ impl<B: Backend> Arming<B> {
             self.progress,
             self.in_flight,
             Arc::downgrade(&presence),
-            self.site.uses.clone(),
+            self.site.consumers.clone(),
         ));
         let owner: Weak<Slot<B>> = Arc::downgrade(&slot);
-        let previous = self.site.uses.replace_owner(Some(owner));
+        let previous = self.site.consumers.replace_owner(Some(owner));
         let live = Live {
             slot: slot.clone(),
             site: self.site,
@@ -157,26 +157,27 @@ impl<B: Backend> Snapshot<B> {
     /// The place on the tape that a new arming goes on with: unless a backward pass has visited it,
     /// the forward passes so far may still be run backward.
     pub(crate) fn pending_site(&self) -> Option<Site<B>> {
-        (!self.site.uses.is_reached()).then(|| self.site.clone())
+        (!self.site.consumers.is_reached()).then(|| self.site.clone())
     }
 
     /// Whether the parameter waits for its gradient.
     pub(crate) fn is_awaited(&self) -> bool {
-        self.site.uses.is_awaited()
+        self.site.consumers.is_awaited()
     }
 
-    /// As the parameter is used in a subgraph.
+    /// The parameter as it enters a subgraph, for one use or for all.
     pub(crate) fn enter(self, subgraph: &Arc<Subgraph<B>>, of: Option<Use>) -> Self {
         if let Some(here) = self.site.origins.subgraph()
             && Arc::ptr_eq(here, subgraph)
         {
             return self;
         }
-        let (leaf, uses, origins) = subgraph.enter_parameter(self.leaf, &self.site.uses, of);
+        let (leaf, consumers, origins) =
+            subgraph.enter_parameter(self.leaf, &self.site.consumers, of);
         Self {
             leaf,
             site: Site {
-                uses,
+                consumers,
                 origins,
                 tracer: None,
             },
@@ -187,7 +188,7 @@ impl<B: Backend> Snapshot<B> {
     /// The leaf, while a forward pass over it can still be run backward, and else another one: one
     /// that no old graph can take along.
     pub(crate) fn into_ordinary_leaf(self) -> AdTensor<B> {
-        let is_on_tape = self.site.uses.is_on_tape();
+        let is_on_tape = self.site.consumers.is_on_tape();
         let leaf = self.into_leaf();
         match is_on_tape {
             true => leaf,
@@ -211,7 +212,7 @@ impl<B: Backend> Snapshot<B> {
 impl<B: Backend> Clone for Site<B> {
     fn clone(&self) -> Self {
         Self {
-            uses: self.uses.clone(),
+            consumers: self.consumers.clone(),
             origins: self.origins.clone(),
             tracer: self.tracer.clone(),
         }

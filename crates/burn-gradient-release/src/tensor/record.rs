@@ -8,25 +8,25 @@ use std::sync::{
 use burn::tensor::{DType, Shape, TensorMetadata, backend::Backend, ops::FloatTensor};
 
 use crate::{
-    planner::trace::{Place, Traced, Tracer},
+    planner::trace::{TracePosition, Traced, Tracer},
     subgraph::order::{Consumer, Edge, Target},
     tensor::mask::Mask,
 };
 use crate::{
-    subgraph::origins::{Origins, Recording, Subgraph},
+    subgraph::{Origins, Recording, Subgraph},
     tape::{self, AdTensor, untracked},
     tensor::derived::{Function, Operands},
     tensor::parameter::Snapshot,
     util::discard::discard,
-    util::lock::lock,
+    util::lock::{get_mut, lock},
 };
 
 /// An operation with any number of results.
 pub(crate) type Functions<B> = Arc<dyn Fn(Operands<B>) -> Vec<AdTensor<B>> + Send + Sync>;
 
-/// What is recorded of an operation, beside its operands.
+/// Function of a recorded operation.
 pub(crate) enum Operation<B: Backend> {
-    /// Of parameters alone, a tensor derived from them.
+    /// Of parameters alone, it makes a derived tensor.
     Derivable(Function<B>),
     /// One node on the tape, or several.
     OneNode(Functions<B>),
@@ -35,15 +35,15 @@ pub(crate) enum Operation<B: Backend> {
 
 /// The result of a recorded operation, with its value.
 #[derive(Clone)]
-pub(crate) struct Recorded<B: Backend> {
+pub(crate) struct Replayable<B: Backend> {
     value: FloatTensor<B>,
-    /// Of plain Burn's node.
+    /// Order of plain Burn's node.
     order: usize,
     output: Output<B>,
     traced: Option<Arc<Traced>>,
 }
 
-/// Which result of which operation.
+/// One result of an operation.
 pub(crate) struct Output<B: Backend> {
     pub(crate) node: Arc<Node<B>>,
     pub(crate) index: usize,
@@ -55,13 +55,13 @@ pub(crate) struct Node<B: Backend> {
     pub(crate) sequence: u64,
     segment: Arc<Segment<B>>,
     pub(crate) operation: Operation<B>,
-    /// Of plain Burn's node; known once it has run.
+    /// Order of plain Burn's node; known once the operation has run.
     order: AtomicUsize,
     /// Whether a gradient can come to its results.
     is_tracked: bool,
     /// Taken when it is replayed.
     operands: Mutex<Option<Vec<Operand<B>>>>,
-    /// What results have become that have left the segment.
+    /// Results that have left the segment, by index.
     exits: Mutex<Vec<(usize, Exit<B>)>>,
 }
 
@@ -72,7 +72,7 @@ struct Exit<B: Backend> {
 
 /// An operand of a recorded operation.
 pub(crate) enum Operand<B: Backend> {
-    /// Of the same segment.
+    /// A result of the same segment.
     Inside(Output<B>),
     Outside(Outside<B>),
 }
@@ -93,7 +93,7 @@ pub(crate) struct NotedUse {
 impl NotedUse {
     pub(crate) fn of<B: Backend>(snapshot: &Snapshot<B>) -> Self {
         Self {
-            _elsewhere: snapshot.site.uses.elsewhere(),
+            _elsewhere: snapshot.site.consumers.elsewhere(),
         }
     }
 }
@@ -130,7 +130,7 @@ impl<B: Backend> Segment<B> {
         inputs: Vec<Input<B>>,
         operation: Operation<B>,
         is_detached: bool,
-        place: Option<Place>,
+        position: Option<TracePosition>,
     ) -> (Operands<B>, Entry<B>) {
         static NEXT: AtomicU64 = AtomicU64::new(0);
 
@@ -139,12 +139,12 @@ impl<B: Backend> Segment<B> {
         let mut operands = Vec::with_capacity(inputs.len());
         for input in inputs {
             let outside = match input {
-                Input::Recorded(tensor) if Arc::ptr_eq(tensor.segment(), self) => {
+                Input::Replayable(tensor) if Arc::ptr_eq(tensor.segment(), self) => {
                     values.push(untracked::<B>(tensor.value, tensor.order));
                     operands.push(Operand::Inside(tensor.output));
                     continue;
                 }
-                Input::Recorded(tensor) => {
+                Input::Replayable(tensor) => {
                     let (tensor, origins) = tensor.leave();
                     Outside::Plain(tensor, origins)
                 }
@@ -165,7 +165,7 @@ impl<B: Backend> Segment<B> {
         });
         let entry = Entry {
             node,
-            place,
+            position,
             results: 0,
         };
         (values.into_iter(), entry)
@@ -203,21 +203,21 @@ impl<B: Backend> Segment<B> {
 /// A recorded operation whose results come in.
 pub(crate) struct Entry<B: Backend> {
     node: Arc<Node<B>>,
-    place: Option<Place>,
+    position: Option<TracePosition>,
     results: usize,
 }
 
 impl<B: Backend> Entry<B> {
     /// The next result.
-    pub(crate) fn result(&mut self, result: AdTensor<B>) -> Recorded<B> {
+    pub(crate) fn result(&mut self, result: AdTensor<B>) -> Replayable<B> {
         let index = self.results;
         self.results += 1;
         let order = result.node.order;
         self.node.order.fetch_max(order, Ordering::Relaxed);
         let bytes = || tape::bytes::<B>(&result.primitive);
-        let tracer = self.node.segment.tracer.as_ref().zip(self.place);
-        let traced = tracer.map(|(tracer, place)| Arc::new(tracer.result(place, bytes())));
-        Recorded {
+        let tracer = self.node.segment.tracer.as_ref().zip(self.position);
+        let traced = tracer.map(|(tracer, position)| Arc::new(tracer.result(position, bytes())));
+        Replayable {
             order,
             value: result.primitive,
             output: Output {
@@ -231,7 +231,7 @@ impl<B: Backend> Entry<B> {
 
 /// An operand as it comes to an operation.
 pub(crate) enum Input<B: Backend> {
-    Recorded(Recorded<B>),
+    Replayable(Replayable<B>),
     Outside(Outside<B>),
 }
 
@@ -239,7 +239,7 @@ impl<B: Backend> Input<B> {
     /// Whether a gradient could come to it.
     pub(crate) fn is_tracked(&self) -> bool {
         match self {
-            Self::Recorded(tensor) => tensor.is_tracked(),
+            Self::Replayable(tensor) => tensor.is_tracked(),
             Self::Outside(Outside::Plain(tensor, _)) => tensor.is_tracked(),
             Self::Outside(Outside::Parameter(..)) => true,
             Self::Outside(Outside::Mask(..)) => false,
@@ -248,7 +248,7 @@ impl<B: Backend> Input<B> {
 }
 
 impl<B: Backend> Operand<B> {
-    /// What its gradient comes to, if it has one.
+    /// Target of its gradient, if it has one.
     pub(crate) fn target(&self) -> Option<Target> {
         match self {
             Self::Inside(output) => output.node.is_tracked.then(|| output.target()),
@@ -256,7 +256,7 @@ impl<B: Backend> Operand<B> {
                 .is_tracked()
                 .then_some(Target::OnTape(tensor.node.id)),
             Self::Outside(Outside::Parameter(snapshot, _)) => {
-                Some(Target::OnTape(snapshot.site.uses.node().node.id))
+                Some(Target::OnTape(snapshot.site.consumers.node().node.id))
             }
             Self::Outside(Outside::Mask(..)) => None,
         }
@@ -264,7 +264,7 @@ impl<B: Backend> Operand<B> {
 }
 
 impl<B: Backend> Outside<B> {
-    /// The same, in less memory if it is a mask.
+    /// Packs a mask to bits. Other tensors stay as they are.
     fn packed(self) -> Self {
         match self {
             Self::Plain(tensor, origins)
@@ -285,7 +285,7 @@ impl<B: Backend> Outside<B> {
     }
 }
 
-impl<B: Backend> Recorded<B> {
+impl<B: Backend> Replayable<B> {
     pub(crate) fn value(&self) -> FloatTensor<B> {
         self.value.clone()
     }
@@ -311,7 +311,7 @@ impl<B: Backend> Recorded<B> {
         self.segment().tracer.as_ref()
     }
 
-    /// Of the segment.
+    /// Number of the segment.
     pub(crate) fn number(&self) -> u64 {
         self.segment().number
     }
@@ -360,7 +360,7 @@ impl<B: Backend> Node<B> {
         lock(&self.operands).as_deref().map(look)
     }
 
-    /// As the tape will have it; `None` if it was replayed.
+    /// The operation as the tape will have it; `None` if it was replayed.
     pub(crate) fn edge(&self) -> Option<Edge> {
         let operands = self.with_operands(|operands| {
             let operands = operands.iter().enumerate();
@@ -368,7 +368,7 @@ impl<B: Backend> Node<B> {
             tracked.collect()
         })?;
         Some(Edge {
-            consumer: Consumer::Recorded(self.sequence),
+            consumer: Consumer::Replayable(self.sequence),
             order: self.order.load(Ordering::Relaxed),
             operands,
         })
@@ -381,9 +381,7 @@ impl<B: Backend> Node<B> {
 
 impl<B: Backend> Drop for Node<B> {
     fn drop(&mut self) {
-        let operands = self.operands.get_mut();
-        let operands = operands.unwrap_or_else(|error| error.into_inner());
-        if let Some(operands) = operands.take() {
+        if let Some(operands) = get_mut(&mut self.operands).take() {
             discard(operands);
         }
     }
@@ -396,7 +394,7 @@ impl<B: Backend> Output<B> {
     }
 
     pub(crate) fn target(&self) -> Target {
-        Target::Recorded(self.node.sequence, self.index)
+        Target::Replayable(self.node.sequence, self.index)
     }
 
     /// The tracer that created the segment; `None` inside `checkpoint`.
@@ -414,9 +412,9 @@ impl<B: Backend> Clone for Output<B> {
     }
 }
 
-impl<B: Backend> std::fmt::Debug for Recorded<B> {
+impl<B: Backend> std::fmt::Debug for Replayable<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Recorded")
+        f.debug_struct("Replayable")
             .field("order", &self.order)
             .finish_non_exhaustive()
     }

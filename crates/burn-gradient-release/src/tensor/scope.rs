@@ -4,7 +4,7 @@ use std::{any::Any, cell::RefCell, sync::Arc};
 
 use burn::tensor::backend::Backend;
 
-use crate::subgraph::origins;
+use crate::subgraph;
 use crate::tensor::record::Segment;
 
 thread_local! {
@@ -76,7 +76,7 @@ pub fn checkpoint<R>(forward: impl FnOnce() -> R) -> R {
         return forward();
     }
     SCOPE.set(Some(Scope {
-        number: origins::next_number(),
+        number: subgraph::next_number(),
         segments: Vec::new(),
     }));
     let _close = Close;

@@ -3,7 +3,7 @@
 use std::{any::Any, cell::RefCell};
 
 thread_local! {
-    /// What is to be dropped once the drop under way is done; `None` if there is none.
+    /// Values to drop after the drop under way; `None` if there is none.
     static QUEUE: RefCell<Option<Vec<Box<dyn Any>>>> = const { RefCell::new(None) };
 }
 

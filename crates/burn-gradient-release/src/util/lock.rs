@@ -2,7 +2,12 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks, whoever has panicked before: what is left half-way says so by itself.
+/// Locks the mutex. Ignores poisoning: values that a panic leaves half-way record it themselves.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The value of a mutex that nobody else can lock. Ignores poisoning, as [`lock`] does.
+pub(crate) fn get_mut<T>(mutex: &mut Mutex<T>) -> &mut T {
+    mutex.get_mut().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! What knows nothing of tapes and parameters.
+//! Helpers that know nothing of tapes and parameters.
 
 pub(crate) mod discard;
 pub(crate) mod inner;

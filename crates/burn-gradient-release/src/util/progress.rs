@@ -1,11 +1,13 @@
 //! Counters of one armed step.
 
 use std::sync::{
-    Mutex, PoisonError,
+    Mutex,
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-/// What the backward passes of a step have computed again.
+use crate::util::lock::lock;
+
+/// Operations that the backward passes of a step have computed again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Recomputed {
@@ -49,18 +51,14 @@ impl Progress {
         self.acted.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What backward passes have computed again.
+    /// Operations computed again so far.
     pub(crate) fn recomputed(&self) -> Recomputed {
-        *self
-            .recomputed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.recomputed)
     }
 
-    /// Notes what a backward pass computes again.
+    /// Notes the operations that a backward pass computes again.
     pub(crate) fn recompute(&self, pass: Recomputed) {
-        let recomputed = self.recomputed.lock();
-        let mut recomputed = recomputed.unwrap_or_else(PoisonError::into_inner);
+        let mut recomputed = lock(&self.recomputed);
         recomputed.segments += pass.segments;
         recomputed.operations += pass.operations;
         recomputed.kept_bytes += pass.kept_bytes;

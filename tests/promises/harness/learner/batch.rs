@@ -1,4 +1,4 @@
-//! What a training step is given: the seed of its data, and a place to note the weights it found.
+//! Input of a training step: the seed of its data, and a place to note the weights it found.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,7 +11,7 @@ use burn::tensor::backend::Backend;
 use crate::harness::Weights;
 use crate::harness::models::Size;
 
-/// What happens at a training step, besides the step; told how many there were before.
+/// Called at each training step with the number of steps before it.
 pub(crate) type OnStep = Arc<dyn Fn(usize) + Send + Sync>;
 
 /// The weights that each training step found, shared by all batches of a run.

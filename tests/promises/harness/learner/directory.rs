@@ -1,4 +1,4 @@
-//! Where a run keeps its checkpoints and logs.
+//! Folder of a run's checkpoints and logs.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl Directory {
         names
     }
 
-    /// What a training metric wrote to its log in an epoch.
+    /// Log entries of a training metric in an epoch.
     pub(crate) fn logged(&self, epoch: usize, metric: &str) -> Vec<String> {
         let metric = metric.replace(' ', "_");
         let file = self.path.join(format!("train/epoch-{epoch}/{metric}.log"));

@@ -20,7 +20,7 @@ pub(crate) struct Shown {
     pub(crate) text: String,
 }
 
-/// What was shown.
+/// Metrics shown so far.
 #[derive(Default)]
 struct Memory {
     train: HashMap<MetricId, Vec<Shown>>,
@@ -55,13 +55,13 @@ impl Renderer {
         result
     }
 
-    /// What a training metric showed at each item.
+    /// Values of a training metric at each item.
     pub(crate) fn train(&self, metric: &str) -> Vec<Shown> {
         let id = MetricId::new(Arc::new(metric.to_string()));
         self.with(|memory| memory.train.get(&id).cloned().unwrap_or_default())
     }
 
-    /// The same for a validation metric.
+    /// Values of a validation metric at each item.
     pub(crate) fn valid(&self, metric: &str) -> Vec<Shown> {
         let id = MetricId::new(Arc::new(metric.to_string()));
         self.with(|memory| memory.valid.get(&id).cloned().unwrap_or_default())
@@ -72,7 +72,7 @@ impl Renderer {
         self.with(|memory| memory.items.clone())
     }
 
-    /// How many validation items there were.
+    /// Number of validation items.
     pub(crate) fn valid_items(&self) -> usize {
         self.with(|memory| memory.valid_items)
     }

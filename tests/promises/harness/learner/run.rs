@@ -1,4 +1,4 @@
-//! What a training run leaves behind, and how it is compared.
+//! Results of a training run, and how they are compared.
 
 use std::fmt::Display;
 
@@ -16,7 +16,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// What differs from stock, first thing first.
+    /// Differences from stock, the first one first.
     pub(crate) fn difference(&self, stock: &Self) -> Option<String> {
         self.difference_from(stock, 0)
     }

@@ -13,7 +13,7 @@ pub(super) struct Settling {
     waits: bool,
     renderer: Renderer,
     valid_batches: usize,
-    /// Of earlier runs.
+    /// Epochs of earlier runs.
     epochs_before: usize,
 }
 

@@ -1,4 +1,4 @@
-//! What the runs train: the models of the harness, as burn-train wants them.
+//! The models of the harness as burn-train trains them.
 
 use burn::backend::Flex;
 use burn::module::AutodiffModule;
@@ -11,7 +11,7 @@ use super::Batch;
 use crate::harness::models::{Cnn, CnnModel, Regression, RegressionModel, Tied, TiedModel};
 use crate::harness::run::Start;
 
-/// What a step hands to the metrics.
+/// Output of a step for the metrics.
 pub(crate) struct LossOutput<B: Backend>(pub(crate) Tensor<B, 1>);
 
 impl<B: Backend> ItemLazy for LossOutput<B> {
@@ -61,7 +61,7 @@ macro_rules! train_step {
     };
 }
 
-/// The same for validation.
+/// Implements validation for a model.
 macro_rules! inference_step {
     ($model:ident) => {
         impl<B: burn::tensor::backend::Backend> burn::train::InferenceStep for $model<B> {

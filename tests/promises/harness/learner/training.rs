@@ -30,7 +30,7 @@ pub(crate) struct Training<F = Bin> {
     pub(crate) accumulation: Option<usize>,
     /// Saves a checkpoint after each epoch, if there is one.
     pub(crate) recorder: Option<F>,
-    /// Which checkpoints to keep.
+    /// Policy for the checkpoints to keep.
     pub(crate) keep: fn() -> Box<dyn CheckpointingStrategy>,
     /// The epoch to resume from.
     pub(crate) checkpoint: Option<usize>,

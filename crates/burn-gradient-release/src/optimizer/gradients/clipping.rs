@@ -44,7 +44,7 @@ pub struct ZClipConfig {
     /// Share of the past in the moving averages.
     #[config(default = 0.97)]
     pub alpha: f64,
-    /// From how many standard deviations on a norm is a spike.
+    /// Number of standard deviations above which a norm is a spike.
     #[config(default = 2.5)]
     pub z_threshold: f64,
     /// Steps before the first is scaled.
@@ -76,7 +76,7 @@ pub struct AdaptiveClippingConfig {
 /// device.
 #[derive(Config, Debug, Copy, PartialEq)]
 pub struct AutoClipConfig {
-    /// From 0 to 100.
+    /// The percentile, from 0 to 100.
     #[config(default = 10.0)]
     pub percentile: f64,
     /// Number of recent norms kept for each tensor.

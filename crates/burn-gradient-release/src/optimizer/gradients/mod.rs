@@ -1,4 +1,4 @@
-//! What is done to a complete gradient before its step.
+//! The gradient transform: clipping, loss scaling and norms, between a gradient and its step.
 
 mod clipping;
 mod norm;
@@ -28,7 +28,7 @@ pub use clipping::{AdaptiveClippingConfig, AutoClipConfig, NormClipping, ZClipCo
 pub use record::GradientRecord;
 pub use scaler::{LossScaler, LossScalerConfig, LossScalerRecord};
 
-/// What an optimizer does to gradients, and what it remembers of them from step to step.
+/// Settings for gradients, and the state kept of them from step to step.
 #[derive(Clone, Debug, Default)]
 pub(super) struct GradientPolicy {
     pub(super) clipping: Option<NormClipping>,
@@ -38,7 +38,7 @@ pub(super) struct GradientPolicy {
     averages: Arc<Mutex<Averages>>,
 }
 
-/// What a first backward pass has measured.
+/// Result of the first of two backward passes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GradNorm {
     norm: f64,
@@ -92,7 +92,7 @@ impl GradientPolicy {
         }
     }
 
-    /// The same, remembering on its own.
+    /// A copy with a state of its own.
     pub(super) fn fork(&self) -> Self {
         let averages = lock(&self.averages).clone();
         Self {
@@ -101,7 +101,21 @@ impl GradientPolicy {
         }
     }
 
-    /// What is done to the gradients of one step. `measured` is what a first pass has found.
+    pub(super) fn to_record(&self) -> GradientRecord {
+        GradientRecord {
+            averages: lock(&self.averages).clone(),
+            loss_scaler: self.scaler.as_ref().map(|scaler| scaler.to_record()),
+        }
+    }
+
+    pub(super) fn load_record(&self, record: GradientRecord) {
+        *lock(&self.averages) = record.averages;
+        if let (Some(scaler), Some(record)) = (&self.scaler, record.loss_scaler) {
+            scaler.load_record(record);
+        }
+    }
+
+    /// The transform for the gradients of one step. `measured` is the result of a first pass.
     pub(super) fn transform<B: Backend>(&self, measured: Option<GradNorm>) -> GradientTransform<B> {
         let coefficient = measured.map(|measured| measured.coefficient);
         GradientTransform {
@@ -118,7 +132,7 @@ impl GradientPolicy {
         self.scaler.as_ref().map(LossScaler::inverse)
     }
 
-    /// What gradients of these squared norms are multiplied by.
+    /// The global norm of gradients with these squared norms, and the factor for them.
     fn judge(&self, squared: &[(ParamId, f64)]) -> GradNorm {
         let norm = global_norm(squared.iter().map(|(_, squared)| *squared));
         let coefficient = match self.clipping {
@@ -146,7 +160,7 @@ impl GradientPolicy {
     }
 }
 
-/// What is done to the gradients of one optimizer step: their scale is taken off, they are looked
+/// Transform for the gradients of one optimizer step: their scale is taken off, they are looked
 /// at, and clipped.
 pub(super) struct GradientTransform<B: Backend> {
     policy: GradientPolicy,
@@ -160,15 +174,15 @@ pub(super) struct GradientTransform<B: Backend> {
 
 /// Why there is no step with a gradient.
 pub(super) enum NotStepped {
-    /// It has overflown.
+    /// The gradient has overflown.
     Skipped,
-    /// It, or one before it, is no number.
+    /// The gradient, or one before it, is not finite.
     Stopped,
 }
 
-/// What is known of the gradients of a step at its end.
+/// Norm, factor and loss scale of a finished step.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Treated {
+pub(super) struct GradientSummary {
     pub(super) norm: Option<f64>,
     pub(super) coefficient: Option<f64>,
     pub(super) scale: Option<f64>,
@@ -305,7 +319,7 @@ impl<B: Backend> GradientTransform<B> {
         &self,
         params: impl IntoIterator<Item = ParamId>,
         has_skipped: bool,
-    ) -> Treated {
+    ) -> GradientSummary {
         let norm = match self.measured {
             Some(measured) => Some(measured.norm),
             None => {
@@ -328,7 +342,7 @@ impl<B: Backend> GradientTransform<B> {
             self.policy.clipping,
             Some(NormClipping::GlobalNorm { .. } | NormClipping::ZClip(_))
         );
-        Treated {
+        GradientSummary {
             norm,
             coefficient: clips_all.then(|| self.coefficient.unwrap_or(1.0)),
             scale,

@@ -7,17 +7,16 @@ use burn::{
 use burn_lean_arithmetic::clipping::{AutoClip, ZClip};
 use serde::{Deserialize, Serialize};
 
-use super::{GradientPolicy, LossScalerRecord};
-use crate::util::lock::lock;
+use super::scaler::LossScalerRecord;
 
-/// What the rules of clipping remember.
+/// State of the clipping rules.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Averages {
     pub(super) zclip: ZClip,
     pub(super) auto_clip: AutoClip,
 }
 
-/// What an optimizer remembers of gradients from step to step: the averages that
+/// State that an optimizer keeps of gradients from step to step: the averages that
 /// [`NormClipping`](super::NormClipping) judges by, and the scale of a
 /// [`LossScaler`](super::LossScaler).
 ///
@@ -25,8 +24,8 @@ pub(super) struct Averages {
 /// of Burn's recorders or with serde.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GradientRecord {
-    averages: Averages,
-    loss_scaler: Option<LossScalerRecord>,
+    pub(super) averages: Averages,
+    pub(super) loss_scaler: Option<LossScalerRecord>,
 }
 
 impl<B: Backend> Record<B> for GradientRecord {
@@ -38,21 +37,5 @@ impl<B: Backend> Record<B> for GradientRecord {
 
     fn from_item<S: PrecisionSettings>(item: Self, _device: &B::Device) -> Self {
         item
-    }
-}
-
-impl GradientPolicy {
-    pub(in crate::optimizer) fn to_record(&self) -> GradientRecord {
-        GradientRecord {
-            averages: lock(&self.averages).clone(),
-            loss_scaler: self.scaler.as_ref().map(|scaler| scaler.to_record()),
-        }
-    }
-
-    pub(in crate::optimizer) fn load_record(&self, record: GradientRecord) {
-        *lock(&self.averages) = record.averages;
-        if let (Some(scaler), Some(record)) = (&self.scaler, record.loss_scaler) {
-            scaler.load_record(record);
-        }
     }
 }

@@ -74,7 +74,7 @@ struct State {
     is_asked: bool,
 }
 
-/// What a [`LossScaler`] goes on with after a resume.
+/// State of a [`LossScaler`], to resume with.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScalerRecord(LossScale);
 

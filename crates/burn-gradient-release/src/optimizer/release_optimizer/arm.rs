@@ -10,10 +10,10 @@ use burn::{
 use super::ReleaseOptimizer;
 use crate::{
     ReleaseBackend,
+    error::{Refused, ReleaseError, expect},
     optimizer::{
         arming,
         assign::assign,
-        error::{Refused, ReleaseError, expect},
         gradients::GradNorm,
         rate::OwnedRate,
         session,

@@ -11,10 +11,10 @@ use burn::{
 use super::ReleaseOptimizer;
 use crate::{
     ReleaseBackend,
+    error::{Refused, ReleaseError, expect},
     groups::path_of,
     optimizer::{
         assign::assign,
-        error::{Refused, ReleaseError, expect},
         finish,
         gradients::GradNorm,
         step_plan::{Purpose, StepPlan},
@@ -177,7 +177,7 @@ where
         }
     }
 
-    /// The same for a model in the hands of an owner: see
+    /// Arms a model in the hands of an owner to measure: see
     /// [`try_arm_by_fork`](Self::try_arm_by_fork).
     ///
     /// # Errors
@@ -207,7 +207,7 @@ where
         self.state.check_idle()?;
         self.check_arm_params(model)?;
         Ok(Arc::new(StepPlan {
-            purpose: Purpose::Measure,
+            purpose: Purpose::MeasureNorm,
             learning_rate: LearningRate::default(),
             own: assign(&self.stepper, None, model)?,
             transform: self.stepper.gradients.transform(None),

@@ -17,7 +17,6 @@ use burn::{
 };
 
 use super::{
-    error::{ReleaseError, expect},
     gradients::{GradientRecord, LossScaler, NormClipping},
     group_options::GroupOptions,
     handle,
@@ -28,6 +27,7 @@ use super::{
 };
 use crate::{
     ReleaseBackend,
+    error::{ReleaseError, expect},
     groups::{ModuleLearningRates, ParamGroup},
     planner::Recompute,
     planner::trace::Tracer,
@@ -103,7 +103,7 @@ where
     module: PhantomData<fn(M) -> M>,
 }
 
-/// What a handle to an optimizer shares with it, which does not depend on the module.
+/// Parts of an optimizer that its handles share. They do not depend on the module.
 struct HandleParts<O, B>
 where
     O: SimpleOptimizer<B::InnerBackend>,
@@ -229,7 +229,7 @@ where
         self
     }
 
-    /// What is remembered of gradients from step to step: see [`GradientRecord`].
+    /// State kept of gradients from step to step: see [`GradientRecord`].
     pub fn gradient_record(&self) -> GradientRecord {
         self.stepper.gradients.to_record()
     }
@@ -333,7 +333,7 @@ where
         self.state.check_idle()
     }
 
-    /// What happened to each parameter in the last finished step.
+    /// Outcome of the last finished step, for each parameter.
     pub fn last_step(&self) -> Option<StepReport> {
         self.state.report()
     }

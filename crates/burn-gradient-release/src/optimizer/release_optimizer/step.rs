@@ -13,10 +13,10 @@ use burn::{
 use super::ReleaseOptimizer;
 use crate::{
     ReductionError, ReleaseBackend,
+    error::{Refused, ReleaseError, expect},
     groups::path_of,
     optimizer::{
         assign::assign,
-        error::{Refused, ReleaseError, expect},
         finish::{self, Grads},
         mark::check_unmarked,
         rate::OwnedRate,

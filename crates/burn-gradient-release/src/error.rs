@@ -1,8 +1,8 @@
-//! What gradient release refuses, and the way out.
+//! Errors of calls that are refused, each with the way out.
 
 use burn::module::ParamId;
 
-use crate::ReductionError;
+use crate::slot::reduction::ReductionError;
 
 /// A call that cannot be carried out as asked. Nothing was changed by it.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -167,7 +167,7 @@ pub enum ReleaseError {
         near.join(", ")
     )]
     EmptyGroup {
-        /// What the group looks for.
+        /// The pattern of the group.
         group: String,
         /// The paths of the model that are most like it.
         near: Vec<String>,
@@ -200,7 +200,7 @@ pub enum ReleaseError {
          `to_record` into it"
     )]
     NotBurns {
-        /// What would be lost.
+        /// The setting that would be lost.
         what: String,
     },
 
@@ -293,7 +293,7 @@ pub enum ReleaseError {
     /// The replicas of a model do not agree.
     #[error("{reason}")]
     Reduction {
-        /// What the [`GradientReduction`](crate::GradientReduction) says.
+        /// The error of the [`GradientReduction`](crate::GradientReduction).
         reason: String,
     },
 
@@ -388,8 +388,9 @@ impl<M, G> From<Refused<M, G>> for ReleaseError {
     }
 }
 
-/// The panicking twin of a fallible call; Burn's [`Optimizer`] leaves no other way.
-pub(super) fn expect<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
+/// The panicking twin of a fallible call; Burn's [`Optimizer`](burn::optim::Optimizer) leaves no
+/// other way.
+pub(crate) fn expect<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| panic!("gradient release: {error}"))
 }
 

@@ -1,0 +1,72 @@
+//! What the edge cases share: a small model, its optimizer, and what plain Burn makes of both.
+
+use burn::optim::{Adam, AdamConfig, GradientsParams, Optimizer};
+use burn::tensor::Tensor;
+use burn::tensor::backend::AutodiffBackend;
+use burn_gradient_release::{ReleaseOptimizer, WithGradientRelease};
+
+pub(super) use crate::harness::models::{Mlp, MlpModel, Scenario, Size};
+pub(super) use crate::harness::run::{self, RATE, Start, Trajectory};
+use crate::harness::{Plain, Release, Weights, turn};
+
+use super::Inner;
+
+/// Plain Burn, the reference.
+pub(super) type P = Plain<Inner>;
+/// With release.
+pub(super) type R = Release<Inner>;
+/// The model of most of these tests.
+pub(super) type Model = MlpModel<R>;
+/// Optimizer of that model.
+pub(super) type Optim = ReleaseOptimizer<Adam, Model, R>;
+
+/// Parameters of [`Model`].
+pub(super) const PARAMETERS: usize = 6;
+
+/// A model, its optimizer, and what plain Burn makes of the same in the same steps.
+pub(super) struct Bench {
+    pub(super) model: Model,
+    pub(super) optim: Optim,
+    pub(super) expected: Trajectory,
+}
+
+/// First weights of a small model, and this test's turn on the device.
+pub(super) fn start<S: Scenario>() -> Start {
+    turn::take::<Inner>();
+    Start::new::<S>(Size::Small)
+}
+
+pub(super) fn bench(steps: u64) -> Bench {
+    let start = start::<Mlp>();
+    Bench {
+        model: start.model::<Mlp, R>(),
+        optim: AdamConfig::new().init().with_gradient_release(),
+        expected: run::plain::<Mlp, _, P>(&start, &AdamConfig::new(), steps),
+    }
+}
+
+/// The loss of the step.
+pub(super) fn loss<B: AutodiffBackend>(model: &MlpModel<B>, step: u64) -> Tensor<B, 1> {
+    Mlp::loss::<B>(model, Size::Small, step)
+}
+
+/// Forward and backward.
+pub(super) fn gradients(model: &Model, step: u64) -> GradientsParams {
+    GradientsParams::from_grads(loss(model, step).backward(), model)
+}
+
+/// A whole step with release.
+pub(super) fn armed_step(optim: &mut Optim, model: Model, step: u64) -> Model {
+    let model = optim.arm(RATE, model);
+    let grads = gradients(&model, step);
+    assert!(
+        grads.is_empty(),
+        "armed parameters have no gradients to return"
+    );
+    optim.step(RATE, model, grads)
+}
+
+/// Weights of the model as they are now.
+pub(super) fn weights(model: &Model) -> Weights {
+    Weights::of::<R, _>(model)
+}
