@@ -59,7 +59,7 @@ impl AdaptiveRule {
 pub struct ZClipRule {
     /// Share of the past in the moving averages.
     pub alpha: f64,
-    /// From how many standard deviations on a norm is a spike.
+    /// Number of standard deviations above the mean from which a norm is a spike.
     pub z_threshold: f64,
     /// Steps before the first is scaled.
     pub warm_up: usize,
@@ -124,7 +124,7 @@ impl ZClip {
 /// Settings of AutoClip ([arXiv 2007.14469](https://arxiv.org/abs/2007.14469)).
 #[derive(Clone, Copy, Debug)]
 pub struct AutoClipRule {
-    /// From 0 to 100.
+    /// Percentile, from 0 to 100.
     pub percentile: f64,
     /// Number of recent norms kept for each tensor.
     pub history: usize,

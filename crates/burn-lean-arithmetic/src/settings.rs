@@ -22,7 +22,8 @@ pub(crate) fn expect_in_range(optimizer: &str, settings: &[(&'static str, f64, b
     }
 }
 
-/// How much of a moving average is kept: at one it never moves, and its correction is no number.
+/// The decay rate of a moving average. At one the average never moves, and its bias correction is
+/// NaN.
 pub(crate) fn share(name: &'static str, value: f64) -> (&'static str, f64, bool) {
     (name, value, (0.0..1.0).contains(&value))
 }

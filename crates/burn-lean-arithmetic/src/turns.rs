@@ -1,4 +1,4 @@
-//! Whose turn it is among gradients that replicas complete in one order each, and reduce in one.
+//! The order in which replicas reduce gradients that each of them completes in an order of its own.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem;
@@ -23,7 +23,7 @@ use std::mem;
 pub struct Turns<T> {
     waiting: HashMap<u64, T>,
     to_come: VecDeque<u64>,
-    /// As they were complete here.
+    /// The order in which gradients were complete on this replica.
     completed: Vec<u64>,
 }
 

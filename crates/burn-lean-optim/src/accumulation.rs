@@ -10,7 +10,7 @@ use burn_lean_arithmetic::optim::{CannotAccumulate, MicroBatches, MomentDecay};
 use crate::{
     Lean,
     optim::{Adam, AdamW, Lion, RAdam, Sgd, StableAdamW},
-    pass::Settings,
+    settings::Settings,
 };
 
 /// An optimizer that puts the gradients of several micro-batches into its moments, and moves a
@@ -34,7 +34,7 @@ pub trait AccumulateInMoments: Lean {
     /// The optimizer that moves a weight with every `micro_batches`-th gradient, and puts those
     /// before it into its moments.
     ///
-    /// As with Burn's accumulator gradients are added and not averaged: divide the loss for a mean.
+    /// Gradients are added and not averaged, as in Burn's accumulator: divide the loss for a mean.
     /// Clipping looks at the gradient of each micro-batch. Weight decay acts when the weight moves.
     ///
     /// ```
@@ -59,7 +59,7 @@ pub trait AccumulateInMoments: Lean {
     ///     let batch = Tensor::<B, 2>::random([8, 4], Distribution::Default, &device);
     ///     let loss = model.forward(batch).square().mean().div_scalar(4);
     ///     let grads = GradientsParams::from_grads(loss.backward(), &model);
-    ///     model = optim.step(1e-3, model, grads); // moves the weights with the fourth and with the eighth
+    ///     model = optim.step(1e-3, model, grads); // moves with the 4th and the 8th
     /// }
     /// # let _ = model;
     /// # Ok::<(), burn_lean_optim::CannotAccumulate>(())
@@ -129,7 +129,7 @@ impl<O: Lean> Lean for AccumulatingInMoments<O> {
 /// State of [`AccumulatingInMoments`].
 #[derive(Clone, Debug)]
 pub struct AccumulatingState<T> {
-    /// How many gradients of the next step are in the moments.
+    /// Number of gradients of the next step that are in the moments.
     pub gradients: usize,
     /// State of the optimizer.
     pub optimizer: Option<T>,
@@ -171,9 +171,9 @@ where
             Some(state) => (state.gradients, state.optimizer),
             None => (0, None),
         };
-        let (part, gradients) = self.micro_batches.part(gradients);
+        let (micro_batch, gradients) = self.micro_batches.next(gradients);
         let mut optimizer = self.optimizer.clone();
-        optimizer.settings_mut().part = part;
+        optimizer.settings_mut().micro_batch = micro_batch;
         let (tensor, optimizer) = optimizer.step(lr, tensor, grad, state);
         let state = AccumulatingState {
             gradients,

@@ -1,4 +1,4 @@
-//! What a backend does for an optimizer.
+//! The operations of a backend for optimizers.
 
 use burn::tensor::{
     DType, TensorMetadata,
@@ -12,9 +12,9 @@ use crate::moment::{Format, Moment};
 
 /// A backend that optimizers of this crate run on.
 ///
-/// With the provided methods every step is made of Burn's own operations. Flex, and wgpu and CUDA
-/// with and without fusion, step in one pass over memory. A backend of your own takes part with an
-/// empty implementation:
+/// The provided methods make every step of Burn's own operations. Flex, and wgpu and CUDA with and
+/// without fusion, step in one pass over memory. A backend of your own takes part with an empty
+/// implementation:
 ///
 /// ```ignore
 /// impl burn_lean_optim::LeanBackend for MyBackend {}
@@ -55,14 +55,14 @@ pub trait LeanBackend: Backend {
     }
 }
 
-/// The types of what a step is made of.
+/// The types of the operands of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Types<'a> {
-    /// Of the parameter.
+    /// The type of the parameter.
     pub weight: DType,
-    /// Of its gradient.
+    /// The type of its gradient.
     pub grad: DType,
-    /// Of its states.
+    /// The formats of its states.
     pub states: &'a [Format],
 }
 
@@ -83,14 +83,14 @@ pub trait RoundToBf16: Backend {
     fn rejoin(nearest: FloatTensor<Self>, low: IntTensor<Self>) -> FloatTensor<Self>;
 }
 
-/// What a step is made of.
+/// The operands of a step.
 #[derive(Debug)]
 pub struct Operands<B: Backend, const N: usize> {
     /// The parameter.
     pub weight: FloatTensor<B>,
     /// Its gradient, of the same shape.
     pub grad: FloatTensor<B>,
-    /// What is done to the gradient first.
+    /// The clipping of the gradient before the step.
     pub clip: Clip<B>,
     /// The states.
     pub states: States<B, N>,
@@ -99,13 +99,13 @@ pub struct Operands<B: Backend, const N: usize> {
 /// The states before a step.
 #[derive(Debug)]
 pub enum States<B: Backend, const N: usize> {
-    /// There are none yet, and those of the first step are to be in these formats.
+    /// There are no states yet. Those of the first step will have these formats.
     New([Format; N]),
-    /// Those of the last step.
+    /// The states after the last step.
     Old([Moment<B>; N]),
 }
 
-/// What a step leaves.
+/// The results of a step.
 #[derive(Debug)]
 pub struct Stepped<B: Backend, const N: usize> {
     /// The parameter.
@@ -117,7 +117,7 @@ pub struct Stepped<B: Backend, const N: usize> {
 /// Clipping of a gradient.
 #[derive(Clone, Debug)]
 pub enum Clip<B: Backend> {
-    /// None.
+    /// No clipping.
     None,
     /// Each element to at most this magnitude.
     Value(f32),
@@ -141,7 +141,7 @@ impl<B: Backend, const N: usize> Operands<B, N> {
         })
     }
 
-    /// The same with the tensors of another backend, for a decorator.
+    /// Converts the tensors to those of another backend, for a decorator.
     pub fn map<C: Backend>(
         self,
         mut float: impl FnMut(FloatTensor<B>) -> FloatTensor<C>,
@@ -180,7 +180,7 @@ impl<B: Backend, const N: usize> Clone for Operands<B, N> {
 }
 
 impl<B: Backend, const N: usize> Stepped<B, N> {
-    /// The same with the tensors of another backend, for a decorator.
+    /// Converts the tensors to those of another backend, for a decorator.
     pub fn map<C: Backend>(
         self,
         mut float: impl FnMut(FloatTensor<B>) -> FloatTensor<C>,

@@ -24,7 +24,8 @@ use crate::{RoundToBf16, moment::from_float};
 /// weights](MasterWeights).
 ///
 /// ```
-/// use burn::{backend::{Autodiff, Flex}, nn::Linear, optim::{AdamWConfig, adaptor::OptimizerAdaptor}};
+/// use burn::backend::{Autodiff, Flex};
+/// use burn::{nn::Linear, optim::{AdamWConfig, adaptor::OptimizerAdaptor}};
 /// use burn_lean_optim::{AdamW, Bf16Weights, InOnePass, Stochastic};
 ///
 /// type B = Autodiff<Flex>;
@@ -76,9 +77,9 @@ pub struct Stochastic {
 /// with the rounded weights, and the optimizer steps their masters, bit for bit as it would weights
 /// in 32 bits.
 ///
-/// Of two numbers as near, the one farther from zero is taken, where Burn's cast takes the even
-/// one. Weights that are changed between two steps keep their lower bits, less than half of what
-/// bf16 tells apart there; a weight made zero is zero.
+/// Ties round away from zero, where Burn's cast rounds them to even. Weights that are changed
+/// between two steps keep their lower bits, less than half of what bf16 tells apart there; a weight
+/// made zero is zero.
 ///
 /// After Kalamkar et al., "Optimizing Deep Learning Recommender Systems' Training on CPU Cluster
 /// Architectures" (2020): "Split-SGD-BF16".
@@ -88,7 +89,7 @@ pub struct MasterWeights;
 /// The lower halves of numbers in 32 bits, two to a word: `[words]`.
 pub type LowerHalves<B> = Tensor<B, 1, Int>;
 
-/// How weights are rounded to bf16.
+/// A way to round weights to bf16.
 pub trait Rounding<B: Backend>: Clone + Send + Sync {
     /// The exact weight before a step, of the rounded one and what rounding kept.
     fn widen<const D: usize>(
@@ -163,7 +164,7 @@ pub struct Bf16State<O: SimpleOptimizer<B>, B: Backend, const D: usize> {
     pub time: usize,
     /// State of the optimizer in 32 bits.
     pub optimizer: Option<O::State<D>>,
-    /// What [`MasterWeights`] has kept.
+    /// The lower halves that [`MasterWeights`] keeps.
     pub low: Option<LowerHalves<B>>,
 }
 

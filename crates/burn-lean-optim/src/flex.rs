@@ -122,7 +122,7 @@ fn source_of(state: &Moment<Flex>) -> Source<'_> {
     }
 }
 
-/// With its factor on the host, where Flex has it anyway.
+/// The clipping with its factor on the host, where Flex computes it.
 fn on_host(clip: Clip<Flex>) -> HostClip {
     match clip {
         Clip::None => HostClip::None,

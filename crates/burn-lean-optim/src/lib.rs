@@ -27,7 +27,8 @@ mod flex;
 mod moment;
 mod number;
 mod optim;
-mod pass;
+mod settings;
+mod step;
 
 pub use accumulation::{AccumulateInMoments, AccumulatingInMoments, AccumulatingState};
 pub use backend::{Clip, LeanBackend, Operands, RoundToBf16, States, Stepped, Types};

@@ -15,9 +15,9 @@ use burn_lean_arithmetic::optim::{DynamicMap, EightBitData, blocks, words};
 /// Storage of a state in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// As floats of this type.
+    /// Floats of this type.
     Float(DType),
-    /// As 8 bits a number, in blocks of 256 with a scale each.
+    /// 8 bits a number, in blocks of 256 with a scale each.
     EightBit(DynamicMap),
 }
 
@@ -39,11 +39,11 @@ pub enum Moment<B: Backend> {
 pub struct EightBit<B: Backend> {
     /// The codes, four to an `i32`, from the lowest byte on: `[numbers / 4]`, rounded up.
     pub codes: IntTensor<B>,
-    /// What each block is multiplied by: `[numbers / 256]`, rounded up.
+    /// The scale of each block: `[numbers / 256]`, rounded up.
     pub scales: FloatTensor<B>,
     /// The shape of the parameter.
     pub shape: Shape,
-    /// What the codes mean.
+    /// The numbers that the codes stand for.
     pub map: DynamicMap,
 }
 
@@ -64,7 +64,7 @@ impl<B: Backend> Moment<B> {
         }
     }
 
-    /// Where it lies.
+    /// The device of the tensor.
     pub fn device(&self) -> B::Device {
         match self {
             Self::Float(floats) => B::float_device(floats),
@@ -83,7 +83,7 @@ impl<B: Backend> Moment<B> {
 
     /// The numbers as floats, `[..]` of the parameter's shape.
     ///
-    /// From 8 bits they come by way of the host.
+    /// Codes in 8 bits are unpacked on the host.
     pub fn to_tensor<const D: usize>(&self) -> Tensor<B, D> {
         match self {
             Self::Float(floats) => from_float(floats.clone()),
@@ -111,7 +111,7 @@ impl<B: Backend> Moment<B> {
         }
     }
 
-    /// The same numbers in this format; unchanged if it has that already.
+    /// Converts the moment to this format.
     pub(crate) fn into_format<const D: usize>(self, format: Format) -> Self {
         if self.format() == format {
             self

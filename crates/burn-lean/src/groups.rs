@@ -1,13 +1,15 @@
 //! Groups of parameters, by their paths in a model.
 
 use burn::Tensor;
-use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
+use burn::module::{Module, Param, ParamGroup, ParamId};
 use burn_lean_arithmetic::groups::{is_not_decayed, nearest};
 use serde_json::Value;
 
 use crate::optimizer::ReleaseError;
+use crate::path::{Path, PathVisitor, WithPaths, path_text};
 
-/// What is usually trained without weight decay: biases, normalisation layers and embeddings.
+/// The group of parameters that are usually trained without weight decay: biases, normalisation
+/// layers and embeddings.
 ///
 /// These are the trained parameters that
 ///
@@ -108,7 +110,7 @@ pub(crate) fn path_of<M: Module>(model: &M, id: ParamId) -> String {
     found.map_or_else(|| id.to_string(), |param| param.path)
 }
 
-/// What a group looks for in paths. Burn keeps it private, but saves it.
+/// The path patterns of a group. They are private in Burn, but serialized.
 fn patterns(group: &ParamGroup) -> Vec<String> {
     fn collect(value: &Value, is_path: bool, patterns: &mut Vec<String>) {
         match value {
@@ -128,11 +130,9 @@ fn patterns(group: &ParamGroup) -> Vec<String> {
     patterns
 }
 
-/// The parameters of a model and their paths, as Burn's groups see them.
+/// The parameters of a model and their paths, as Burn's groups match them.
 #[derive(Default)]
 struct Params {
-    path: Vec<String>,
-    containers: Vec<String>,
     found: Vec<Found>,
 }
 
@@ -148,28 +148,18 @@ struct Found {
 impl Params {
     fn of<M: Module>(model: &M) -> Self {
         let mut params = Self::default();
-        model.visit(&mut params);
+        model.visit(&mut WithPaths::new(&mut params));
         params
     }
 }
 
-impl ModuleVisitor for Params {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.push(name.into());
-        self.containers.push(container.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-        self.containers.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let mut containers = self.containers.iter().rev();
+impl PathVisitor for Params {
+    fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
+        let mut containers = path.iter().rev().map(|(_, container)| container);
         let container = containers.find(|container| container.contains(':'));
         self.found.push(Found {
             id: param.id,
-            path: self.path.join("."),
+            path: path_text(path),
             rank: D,
             container: container.cloned().unwrap_or_default(),
             is_trainable: param.is_require_grad(),

@@ -14,11 +14,13 @@
 
 #![forbid(unsafe_code)]
 
+mod armed_slot;
 mod backend;
 #[cfg(feature = "data-parallel")]
 mod data_parallel;
 mod gradients;
 mod groups;
+mod hook_orders;
 mod lock;
 #[cfg(feature = "operations")]
 pub mod operations;
@@ -26,6 +28,7 @@ pub mod operations;
 pub mod optim;
 mod optimizer;
 mod parameter;
+mod path;
 mod recompute;
 mod reduction;
 mod session;
@@ -45,6 +48,7 @@ pub use gradients::{
     NormClipping, ZClipConfig, clip_grad_norm, try_clip_grad_norm,
 };
 pub use groups::{check_group, no_decay};
+pub use hook_orders::FirstPass;
 pub use optimizer::{
     Outcome, Refused, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, StepReport,
     WithGradientRelease,
@@ -54,7 +58,6 @@ pub use recompute::{
     checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder,
 };
 pub use reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};
-pub use session::FirstPass;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

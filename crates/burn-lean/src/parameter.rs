@@ -1,5 +1,5 @@
-//! What an armed `Param` has as its reparameterization: the way to its slot, or to the weight as it
-//! was when a copy of the model was taken.
+//! The reparameterization of an armed `Param`: a reference to its slot, or to the weight at the
+//! moment at which the model was copied.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -12,18 +12,18 @@ use burn::tensor::Device;
 
 use crate::backend::{Inner, Primitive, Tracked};
 use crate::recompute::{self, Mode};
-use crate::slot::{ArmedSlot, Slot, Snapshot};
+use crate::slot::{Rearm, Slot, Snapshot};
 use crate::tape::{is_computed_from_placeholder, is_placeholder, leaf_hook};
 
 thread_local! {
-    /// Clones share the slot, instead of keeping the weight as it is.
+    /// Set while clones share the slot, instead of keeping a snapshot of the weight.
     static SHARE: Cell<bool> = const { Cell::new(false) };
-    /// Where a visit collects what it meets.
+    /// The armed parameters that the current visit has met.
     static FOUND: RefCell<Option<Vec<Found>>> = const { RefCell::new(None) };
 }
 
-/// A copy of a model whose armed parameters stay those of the model, mapped. The mapper leaves
-/// placeholders what they are.
+/// Maps a copy of a model whose armed parameters share the slots of the model. The mapper must not
+/// change placeholders.
 pub(crate) fn shared<M: Module>(model: &M, mapper: &mut impl ModuleMapper) -> M {
     struct Back(bool);
     impl Drop for Back {
@@ -38,14 +38,14 @@ pub(crate) fn shared<M: Module>(model: &M, mapper: &mut impl ModuleMapper) -> M 
 /// An armed parameter that a visit has met.
 pub(crate) struct Found {
     pub(crate) id: ParamId,
-    pub(crate) slot: Arc<dyn ArmedSlot>,
-    /// Whether it is of a copy of the model that was armed.
+    pub(crate) slot: Arc<dyn Rearm>,
+    /// Whether it belongs to a copy of the armed model.
     pub(crate) is_copy: bool,
-    /// Whether that is another weight by now, or has a leaf of its own.
+    /// Whether its weight differs from the slot's, or it has a leaf of its own.
     pub(crate) is_apart: bool,
-    /// Whether the arming that it belongs to goes on.
+    /// Whether its arming has not ended.
     pub(crate) is_armed: bool,
-    /// Whether that has ended, and the `Param` has its weight back.
+    /// Whether its arming has ended, and the `Param` has its weight back.
     pub(crate) has_ended: bool,
 }
 
@@ -93,7 +93,7 @@ trait Held: Send + Sync + std::fmt::Debug {
     fn found(&self) -> Found;
 }
 
-/// Looks into the base of the parameter.
+/// Checks of the base of a parameter, made on demand.
 struct Looks<'a> {
     is_placeholder: &'a dyn Fn() -> bool,
     is_computed: &'a dyn Fn() -> bool,
@@ -102,11 +102,11 @@ struct Looks<'a> {
 #[derive(Debug)]
 struct Holder<B: Inner> {
     slot: Arc<Slot<B>>,
-    /// Of a copy of the model.
+    /// The weight of a copy of the model.
     copy: Option<Arc<Snapshot<B>>>,
     /// Whether the parameter has a leaf of its own.
     is_fork: bool,
-    /// What is known of the base.
+    /// Whether the base is the placeholder: `UNKNOWN`, `PLACEHOLDER` or `WEIGHT`.
     base: AtomicU8,
 }
 
@@ -127,14 +127,14 @@ impl<B: Inner> Holder<B> {
         self.copy.is_none() && self.slot.has_ended() && !self.slot.has_weight()
     }
 
-    /// Whether a gradient of this is one of the slot.
+    /// Whether a gradient of this parameter belongs to the slot.
     fn is_the_slots(&self) -> bool {
         let is_current = |copy: &Arc<Snapshot<B>>| self.slot.is_current(copy);
         let is_open = !self.slot.has_ended() && self.slot.has_weight();
         !self.is_fork && is_open && self.copy.as_ref().is_none_or(is_current)
     }
 
-    /// Whether the base is the placeholder, and not a weight that was loaded or computed since.
+    /// Whether the base is still the placeholder, and not a weight that was loaded since.
     fn has_placeholder(&self, looks: &Looks<'_>) -> bool {
         match self.base.load(Ordering::Relaxed) {
             UNKNOWN => {
@@ -170,7 +170,7 @@ impl<B: Inner> Holder<B> {
         }
     }
 
-    /// The weight over a leaf which nobody steps inside backward.
+    /// Puts the weight over a leaf that is not stepped inside backward.
     fn read_over(&self, leaf: &Tracked<B>) -> Tracked<B> {
         let weight = self.weight();
         let below = B::ladder().rung(0, &weight.device());
@@ -192,7 +192,7 @@ impl<B: Inner> Held for Holder<B> {
             Some(BackendTensor::Autodiff(leaf)) if leaf.id() == self.slot.leaf_id() => {
                 tracked(self.read_armed(&leaf))
             }
-            // A scope keeps no leaf of the model.
+            // A scope holds no leaf of the model.
             Some(BackendTensor::Autodiff(base))
                 if recompute::mode() != Mode::Tape
                     && self.is_the_slots()

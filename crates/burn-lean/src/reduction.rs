@@ -1,4 +1,4 @@
-//! What replicas of a model do to a complete gradient before its step.
+//! Reduction of complete gradients over the replicas of a model.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -35,8 +35,7 @@ pub type ReductionError = Box<dyn Error + Send + Sync>;
 /// other way.
 pub trait GradientReduction: Send + Sync {
     /// Begins to reduce a complete gradient. It is awaited before more than
-    /// [`max_in_flight`](Self::max_in_flight) are on their way, in the order in which they were
-    /// begun.
+    /// [`max_in_flight`](Self::max_in_flight) are in flight, in the order in which they were begun.
     ///
     /// # Errors
     ///
@@ -50,8 +49,8 @@ pub trait GradientReduction: Send + Sync {
 
     /// The order in which all replicas reduce the gradients of a backward pass, where each may
     /// complete them in another one. A complete gradient waits for those before it; those that are
-    /// not in the order wait until a weight is read, or for `step`. `None` reduces gradients as they
-    /// come.
+    /// not in the order wait until a weight is read, or for `step`. `None` reduces gradients as
+    /// they come.
     fn order(&self) -> Option<Vec<ParamId>> {
         None
     }
@@ -60,7 +59,7 @@ pub trait GradientReduction: Send + Sync {
     /// [`order`](Self::order) to keep.
     fn completed(&self, _order: Vec<ParamId>) {}
 
-    /// How many gradients may be on their way while backward computes the next.
+    /// How many gradients may be in flight while backward computes the next.
     fn max_in_flight(&self) -> NonZeroUsize {
         NonZeroUsize::MIN
     }
@@ -75,13 +74,13 @@ pub trait GradientReduction: Send + Sync {
         true
     }
 
-    /// The weight of a parameter after its step: from its owner to the other replicas. `weight` is
-    /// the new one at the owner, and the old one elsewhere. Asked only where states are
+    /// Sends the weight of a parameter after its step from its owner to the other replicas.
+    /// `weight` is the new one at the owner, and the old one elsewhere. Called only if states are
     /// [sharded](Self::is_sharded).
     ///
     /// # Errors
     ///
-    /// If the replicas do not agree on whose weight it is.
+    /// If the replicas do not agree on the owner of the weight.
     fn weight_from_owner(
         &self,
         _param: ParamId,
@@ -90,12 +89,12 @@ pub trait GradientReduction: Send + Sync {
         Ok(weight)
     }
 
-    /// Of a record of all states, those of the parameters that this replica owns. Asked only where
-    /// states are [sharded](Self::is_sharded).
+    /// Takes the states of the parameters that this replica owns out of a record of all states.
+    /// Called only if states are [sharded](Self::is_sharded).
     ///
     /// # Errors
     ///
-    /// If it is not known whose they are.
+    /// If the owner of a state is not known.
     fn own_states(&self, record: OptimizerRecord) -> Result<OptimizerRecord, ReductionError> {
         Ok(record)
     }
@@ -110,7 +109,7 @@ pub trait GradientReduction: Send + Sync {
     }
 }
 
-/// Who needs a reduced gradient.
+/// The replicas that need a reduced gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recipients {
     /// Every replica.
@@ -119,7 +118,7 @@ pub enum Recipients {
     Owner,
 }
 
-/// A gradient on its way.
+/// A gradient in flight.
 pub trait PendingGradient: Send {
     /// Waits for the mean over all replicas. `None` on a replica that needs none.
     ///
@@ -129,17 +128,17 @@ pub trait PendingGradient: Send {
     fn wait(self: Box<Self>) -> Result<Option<Tensor<1>>, ReductionError>;
 }
 
-/// What is done with a reduced gradient.
+/// Receives a reduced gradient.
 pub(crate) type Receiver<'a> =
     &'a mut dyn FnMut(ParamId, Option<Tensor<1>>) -> Result<(), ReleaseError>;
 
 /// A complete gradient.
 type Complete = (Tensor<1>, Recipients);
 
-/// The gradients of an optimizer's step that are on their way.
+/// The gradients of an optimizer's step that are in flight.
 pub(crate) struct InFlight {
     reduction: Arc<dyn GradientReduction>,
-    /// Of this pass. `None` if gradients are reduced as they come.
+    /// The order of this pass. `None` if gradients are reduced as they come.
     turns: Mutex<Option<Turns<Complete>>>,
     under_way: Mutex<VecDeque<(ParamId, Box<dyn PendingGradient>)>>,
     /// The first error, after which nothing goes on.
@@ -167,8 +166,7 @@ impl InFlight {
         *lock(&self.turns) = order.map(|order| Turns::new(order.iter().map(ParamId::val)));
     }
 
-    /// Takes a complete gradient of backward, and sends it off once it is its turn and there is
-    /// room.
+    /// Takes a complete gradient of backward, and sends it once it is its turn and there is room.
     pub(crate) fn push(
         &self,
         param: ParamId,
@@ -191,7 +189,7 @@ impl InFlight {
         Ok(())
     }
 
-    /// Sends a gradient off, once there is room.
+    /// Sends a gradient once there is room.
     pub(crate) fn send(
         &self,
         param: ParamId,
@@ -217,7 +215,7 @@ impl InFlight {
         self.tried(pending.and_then(|pending| pending.wait()))
     }
 
-    /// Sends off all that waits for its turn, and waits for all that is on its way.
+    /// Sends all gradients that wait for their turn, and waits for all that are in flight.
     pub(crate) fn wait_for_all(&self, receiver: Receiver<'_>) -> Result<(), ReleaseError> {
         let rest = lock(&self.turns).as_mut().map(Turns::take_rest);
         for (param, (grad, recipients)) in rest.into_iter().flatten() {
@@ -281,13 +279,13 @@ impl fmt::Debug for InFlight {
     }
 }
 
-/// A tensor in one dimension.
+/// Flattens a tensor to one dimension.
 pub(crate) fn flat<B: Inner>(tensor: Primitive<B>) -> Tensor<1> {
     let numbers = tensor.shape().num_elements();
     B::tensor(B::float_reshape(tensor, Shape::new([numbers])))
 }
 
-/// The way back.
+/// Restores the shape of a flattened tensor.
 pub(crate) fn shaped<B: Inner>(tensor: Tensor<1>, shape: Shape) -> Primitive<B> {
     B::float_reshape(B::of(tensor), shape)
 }

@@ -6,17 +6,17 @@ use thiserror::Error;
 
 use super::rules::Momentum;
 
-/// The part of an optimizer step that a gradient is: all of it, unless gradients of micro-batches
-/// go into the moments.
+/// The place of a gradient in its optimizer step: the whole step, unless gradients of several
+/// micro-batches go into the moments.
 #[derive(Clone, Copy, Debug)]
-pub struct Part {
-    /// Whether moments decay, and a step is counted.
+pub struct MicroBatch {
+    /// Whether moments decay and a step is counted.
     pub decays: bool,
     /// Whether the weight moves.
     pub moves: bool,
 }
 
-impl Default for Part {
+impl Default for MicroBatch {
     fn default() -> Self {
         Self {
             decays: true,
@@ -25,19 +25,19 @@ impl Default for Part {
     }
 }
 
-impl Part {
-    /// The number of this step, after so many.
+impl MicroBatch {
+    /// The number of this step after `steps` earlier ones.
     pub fn time(self, steps: usize) -> usize {
         steps + usize::from(self.decays || steps == 0)
     }
 
-    /// What a moment keeps of itself.
+    /// The decay rate of a moment: `beta`, or one if moments do not decay.
     pub fn kept<F: From<u8>>(self, beta: F) -> F {
         if self.decays { beta } else { F::from(1) }
     }
 }
 
-/// How often moments decay while gradients are put into them.
+/// How often moments decay while gradients of micro-batches are added to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MomentDecay {
     /// With each micro-batch, as if each were a step that does not move the weight: what optimi
@@ -54,7 +54,7 @@ pub enum MomentDecay {
     EachStep,
 }
 
-/// Why an optimizer cannot put the gradients of micro-batches into its moments.
+/// Why an optimizer cannot add the gradients of micro-batches to its moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum CannotAccumulate {
@@ -74,7 +74,7 @@ pub enum CannotAccumulate {
          gradients"
     )]
     StepsWithGradient {
-        /// Its name.
+        /// The name of the optimizer.
         optimizer: &'static str,
     },
 }
@@ -87,7 +87,7 @@ pub struct MicroBatches {
 }
 
 impl MicroBatches {
-    /// So many micro-batches in a step.
+    /// Settings for `count` micro-batches in a step.
     ///
     /// # Errors
     ///
@@ -97,15 +97,16 @@ impl MicroBatches {
         Ok(Self { count, decay })
     }
 
-    /// The part of a step that the next gradient is, and how many are in the moments after it.
-    pub fn part(&self, gradients: usize) -> (Part, usize) {
-        // More, if the record is of a run with longer steps.
+    /// The place of the next gradient in its step, and the number of gradients in the moments after
+    /// it.
+    pub fn next(&self, gradients: usize) -> (MicroBatch, usize) {
+        // `gradients` is larger if the record comes from a run with longer steps.
         let moves = gradients + 1 >= self.count.get();
-        let part = Part {
+        let micro_batch = MicroBatch {
             decays: gradients == 0 || self.decay == MomentDecay::EachMicroBatch,
             moves,
         };
-        (part, if moves { 0 } else { gradients + 1 })
+        (micro_batch, if moves { 0 } else { gradients + 1 })
     }
 }
 
@@ -123,7 +124,7 @@ impl MomentDecay {
         }
     }
 
-    /// Refuses what SGD with this momentum cannot do.
+    /// Refuses settings that SGD with this momentum does not support.
     ///
     /// # Errors
     ///

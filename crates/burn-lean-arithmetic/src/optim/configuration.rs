@@ -2,7 +2,7 @@
 
 use serde::{Serialize, de::DeserializeOwned};
 
-/// The values of a configuration of Burn: what it saves.
+/// The values of a configuration of Burn, as it serializes them.
 ///
 /// # Panics
 ///

@@ -17,12 +17,12 @@ pub const BLOCK: usize = 256;
 /// Codes in an `i32`.
 const WORD: usize = 4;
 
-/// Blocks of so many numbers.
+/// Number of blocks for a number of numbers.
 pub const fn blocks(numbers: usize) -> usize {
     numbers.div_ceil(BLOCK)
 }
 
-/// Words of an `i32` that hold the codes of so many numbers.
+/// Number of `i32` words for the codes of a number of numbers.
 pub const fn words(numbers: usize) -> usize {
     numbers.div_ceil(WORD)
 }
@@ -62,7 +62,7 @@ impl DynamicMap {
     /// Writes the codes of at most 256 numbers, and returns their scale.
     #[inline(always)]
     pub fn quantize(self, numbers: &[f32], codes: &mut [u8]) -> f32 {
-        // As integers, since NaN is the largest of them: it would be lost in a maximum of floats.
+        // Compares as integers, of which NaN is the largest. A maximum of floats would lose it.
         let most = numbers
             .iter()
             .fold(0, |most, number| most.max(number.abs().to_bits()));
@@ -85,7 +85,7 @@ impl DynamicMap {
         }
     }
 
-    /// All of these numbers, in blocks.
+    /// Quantizes numbers in blocks.
     pub fn encode(self, numbers: &[f32]) -> EightBitData {
         let mut codes = vec![0; numbers.len()];
         let blocks = numbers.chunks(BLOCK).zip(codes.chunks_mut(BLOCK));
@@ -110,12 +110,12 @@ impl DynamicMap {
 pub struct EightBitData {
     /// The codes.
     pub codes: Vec<u8>,
-    /// What each block is multiplied by.
+    /// The scale of each block.
     pub scales: Vec<f32>,
 }
 
 impl EightBitData {
-    /// Those of codes in words, from the lowest byte on, of so many numbers.
+    /// Unpacks the codes of `numbers` numbers from words, from the lowest byte on.
     pub fn from_words(words: &[i32], scales: Vec<f32>, numbers: usize) -> Self {
         let bytes = words.iter().flat_map(|word| word.to_le_bytes());
         Self {
@@ -147,14 +147,14 @@ impl EightBitData {
 
 struct Table {
     entries: [f32; 256],
-    /// The place of zero among the entries.
+    /// Index of the entry zero.
     zero: u8,
     cells: [Cell; CELLS],
 }
 
-/// What is known of the numbers of a cell: in the lowest byte how many middles between two entries
-/// from zero on lie below all of them, and above it the lower half of the bits of a middle among
-/// them, [`NO_MIDDLE`] if there is none.
+/// A cell of the lookup table. Its lowest byte is the number of middles between entries, from zero
+/// on, that lie below the cell. The bits above are the lower half of a middle inside the cell, or
+/// [`NO_MIDDLE`].
 type Cell = u32;
 
 const NO_MIDDLE: u32 = 1 << 16;
@@ -203,7 +203,7 @@ impl Table {
     /// The codes of the entries that are nearest to numbers which this divisor makes at most one;
     /// of a positive number, one that is not zero.
     ///
-    /// In three loops: the first and the last are vectorized, the one between looks up.
+    /// Runs three loops: the first and the last are vectorized, the second looks up.
     #[inline(always)]
     fn nearest(&self, numbers: &[f32; BLOCK], divisor: f32) -> [u8; BLOCK] {
         let mut quotients = [0.0; BLOCK];
@@ -224,8 +224,8 @@ impl Table {
         for ((code, cell), (number, quotient)) in codes.iter_mut().zip(cells).zip(numbers) {
             let is_above = (quotient.to_bits() & 0xffff) > cell >> 8;
             let place = (cell & 0xff) as i32 + i32::from(is_above);
-            // Without a branch, since signs are as good as random: minus one for a negative number,
-            // and zero.
+            // No branch, because signs are as good as random: minus one for a negative number, and
+            // zero.
             let sign = number.to_bits().cast_signed() >> 31;
             // The quotient of a positive number may be zero. There is no -1: the last entry below
             // zero is nearest.

@@ -21,7 +21,7 @@ mod rule;
 pub mod rules;
 mod storage;
 
-pub use accumulation::{CannotAccumulate, MicroBatches, MomentDecay, Part};
+pub use accumulation::{CannotAccumulate, MicroBatch, MicroBatches, MomentDecay};
 pub use configuration::configuration;
 pub use dynamic_map::{BLOCK, DynamicMap, EightBitData, blocks, words};
 pub use factored::{Factored, WholeTensor};

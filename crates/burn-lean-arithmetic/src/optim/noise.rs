@@ -4,21 +4,20 @@
 /// device.
 #[derive(Clone, Copy, Debug)]
 pub struct Noise {
-    /// What the numbers are made of.
+    /// The seeds of the generator.
     pub seeds: [u32; 2],
 }
 
 impl Noise {
-    /// Those of a key.
+    /// The generator for a key.
     pub fn new(key: u64) -> Self {
         let low = mixed(key as u32);
-        // Not what `at` makes of a place first: where both are equal, zero would come out at every
-        // step.
+        // Not the first step of `at`: where both are equal, zero would come out at every step.
         let high = mixed(mixed((key >> 32) as u32 ^ low) ^ GOLDEN_RATIO);
         Self { seeds: [low, high] }
     }
 
-    /// Those of a step of a run.
+    /// The generator for one step of a run.
     pub fn of_step(seed: u64, time: usize) -> Self {
         Self::new(seed.rotate_left(32) ^ time as u64)
     }
@@ -107,7 +106,7 @@ mod tests {
             for place in (0..300).chain([seed as u32, (seed >> 32) as u32, u32::MAX]) {
                 let random = |time| Noise::of_step(seed, time as usize).at(place) >> 16;
                 let mean = (1..=steps).map(random).map(f64::from).sum::<f64>() / f64::from(steps);
-                // Of independent numbers a deviation of 0.009, and this is some 2,400 places.
+                // Independent numbers deviate by 0.009, over some 2,400 places.
                 let mean = mean / f64::from(u16::MAX);
                 assert!((mean - 0.5).abs() < 0.045, "seed {seed}, {place}: {mean}");
             }
@@ -127,7 +126,7 @@ mod tests {
             (0..100_000).map(product).sum::<f64>() / 100_000.0 * 3.0
         };
         let (first, second) = (Noise::new(7), Noise::new(8));
-        // Of independent numbers a deviation of 3e-3.
+        // Independent numbers deviate by 3e-3.
         for of in [
             correlation(&|place| (bits(first, place), bits(first, place + 1))),
             correlation(&|place| (bits(first, place), bits(second, place))),

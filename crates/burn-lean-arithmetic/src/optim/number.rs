@@ -1,4 +1,4 @@
-//! What the arithmetic of an optimizer is written in.
+//! The numbers that the rules of optimizers compute with.
 
 use std::ops::{Add, Div, Mul, Sub};
 
@@ -25,19 +25,19 @@ pub trait Number:
     /// The square.
     fn square(self) -> Self;
 
-    /// One, minus one or zero: the sign. Zero for what is not a number, as with PyTorch.
+    /// One, minus one or zero: the sign. Zero for NaN, as with PyTorch.
     fn sign(self) -> Self;
 
-    /// The larger one; the first, where one is not a number.
+    /// The larger one; the first if one is NaN.
     fn max_pair(self, other: Self) -> Self;
 
     /// The number, at least `min`.
     fn clamp_min(self, min: f64) -> Self;
 
-    /// The number, at least `-threshold` and at most `threshold`; what is not a number stays so.
+    /// The number, at least `-threshold` and at most `threshold`; NaN stays NaN.
     fn clip_by_value(self, threshold: f64) -> Self;
 
-    /// Zero, as often as there are elements.
+    /// Zeros of the same shape.
     fn zeros_like(&self) -> Self;
 
     /// Zero where one of two numbers is negative and the other is not.
@@ -121,11 +121,11 @@ impl Number for f32 {
 /// Clipping of a gradient.
 #[derive(Clone, Copy, Debug)]
 pub enum Clip {
-    /// None.
+    /// No clipping.
     None,
-    /// Each element to at most this magnitude.
+    /// Clips each element to at most this magnitude.
     Value(f32),
-    /// The whole by this factor.
+    /// Multiplies the gradient by this factor.
     Factor(f32),
 }
 

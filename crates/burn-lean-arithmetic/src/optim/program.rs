@@ -1,8 +1,8 @@
 //! A rule as a list of operations, from which a kernel is made.
 //!
-//! A rule that runs on a [`Number`] that notes what is done to it leaves a [`Program`], which is
-//! the same in every step and is compiled once, and the scalars of this step, which are arguments
-//! of the kernel.
+//! A rule that runs on a [`Number`] that notes the operations on it leaves a [`Program`] and the
+//! scalars of this step. The program is the same in every step and is compiled once. The scalars
+//! are arguments of the kernel.
 
 use std::{
     cell::RefCell,
@@ -12,57 +12,58 @@ use std::{
 
 use super::{Measure, Number, Rule};
 
-/// What makes one value of others. Values are numbered: the inputs first, then what each operation
-/// makes.
+/// An operation on values. Values are numbered: the inputs first, then the result of each
+/// operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// A scalar, by its place among the scalars.
+    /// The scalar with this index.
     Scalar(usize),
     /// Zero.
     Zero,
     /// The sum.
     Add(usize, usize),
-    /// The first without the second.
+    /// The second subtracted from the first.
     Sub(usize, usize),
     /// The product.
     Mul(usize, usize),
-    /// The first by the second.
+    /// The first divided by the second.
     Div(usize, usize),
     /// The square root.
     Sqrt(usize),
     /// One, minus one or zero.
     Sign(usize),
-    /// The first, unless the second is larger.
+    /// The larger one; the first if they do not compare.
     Max(usize, usize),
-    /// The first, but no farther from zero than the second, which is positive.
+    /// The first, clamped to the magnitude of the second, which is positive.
     Clip(usize, usize),
-    /// The first, or zero where one of the others is negative and one is not.
+    /// The first, or zero where only one of the other two is negative.
     ZeroWhereSignsDiffer(usize, usize, usize),
 }
 
-/// What a kernel computes of each element.
+/// The computation of a kernel for one element.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Program {
     /// The operations, in their order.
     pub operations: Vec<Operation>,
-    /// Which values the results are.
+    /// The numbers of the values that are results.
     pub results: Vec<usize>,
 }
 
-/// How a gradient is clipped.
+/// The clipping of a gradient.
 #[derive(Clone, Copy, Debug)]
 pub enum Clipping {
-    /// Not at all.
+    /// No clipping.
     None,
-    /// Each element to at most this magnitude.
+    /// Clips each element to at most this magnitude.
     Value(f32),
-    /// By a factor, which is a tensor, and which the program takes in after the gradient.
+    /// Multiplies by a factor in a tensor, which is the input after the gradient.
     Factor,
 }
 
 impl Program {
-    /// The step of a rule, and its scalars: of weight, gradient and states the new weight and
-    /// states. In the first step there are no states yet.
+    /// Traces the step of a rule, and returns its scalars as well. Inputs are the weight, the
+    /// gradient and, unless it is the `first` step, the states; results are the new weight and
+    /// states.
     pub fn of_rule<R: Rule<N>, const N: usize>(
         rule: &R,
         clipping: Clipping,
@@ -71,14 +72,12 @@ impl Program {
         let trace = Trace::default();
         let weight = trace.input();
         let (grad, states) = trace.operands(clipping, first);
-        let (weight, states) = match states {
-            None => rule.first(weight, grad),
-            Some(states) => rule.next(weight, grad, states),
-        };
+        let (weight, states) = rule.step(weight, grad, states);
         trace.finish([weight].into_iter().chain(states))
     }
 
-    /// What is averaged, and its scalars: of gradient and states one number.
+    /// Traces a measure, and returns its scalars as well. Inputs are the gradient and, unless it is
+    /// the `first` step, the states; the result is one number.
     pub fn of_measure<M: Measure<N>, const N: usize>(
         measure: &M,
         clipping: Clipping,
@@ -86,15 +85,11 @@ impl Program {
     ) -> (Self, Vec<f32>) {
         let trace = Trace::default();
         let (grad, states) = trace.operands(clipping, first);
-        let measured = match states {
-            None => measure.first(grad),
-            Some(states) => measure.next(grad, states),
-        };
-        trace.finish([measured])
+        trace.finish([measure.measure(grad, states)])
     }
 }
 
-/// A program in the making.
+/// A program while it is traced.
 #[derive(Clone, Default)]
 struct Trace(Rc<RefCell<Notes>>);
 
@@ -106,7 +101,7 @@ struct Notes {
 }
 
 impl Trace {
-    /// Called before any operation.
+    /// Adds an input. Called before any operation.
     fn input(&self) -> Traced {
         let mut notes = self.0.borrow_mut();
         let value = notes.inputs;
@@ -114,7 +109,7 @@ impl Trace {
         self.value(value)
     }
 
-    /// The gradient, clipped, and the states.
+    /// Adds the gradient and the states as inputs. Returns the gradient after clipping.
     fn operands<const N: usize>(
         &self,
         clipping: Clipping,
@@ -144,7 +139,7 @@ impl Trace {
         self.value(notes.inputs + notes.operations.len() - 1)
     }
 
-    /// Rounded as Burn rounds it.
+    /// Notes a scalar, rounded as Burn rounds it.
     fn scalar(&self, scalar: f64) -> Traced {
         let place = {
             let scalars = &mut self.0.borrow_mut().scalars;
@@ -169,7 +164,7 @@ impl Trace {
     }
 }
 
-/// A number that notes what is done to it.
+/// A number that notes the operations on it.
 #[derive(Clone)]
 struct Traced {
     trace: Trace,
@@ -241,7 +236,7 @@ impl Number for Traced {
 
     fn clamp_min(self, min: f64) -> Self {
         let min = self.trace.scalar(min);
-        // What is not a number becomes the least, as with `f32`.
+        // NaN becomes the minimum, as with `f32::max`.
         min.binary(self, Operation::Max)
     }
 
@@ -270,12 +265,8 @@ mod tests {
     }
 
     impl Rule<1> for Descent {
-        fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 1]) {
-            let velocity = grad.zeros_like();
-            self.next(weight, grad, [velocity])
-        }
-
-        fn next<T: Number>(&self, weight: T, grad: T, [velocity]: [T; 1]) -> (T, [T; 1]) {
+        fn step<T: Number>(&self, weight: T, grad: T, states: Option<[T; 1]>) -> (T, [T; 1]) {
+            let [velocity] = states.unwrap_or_else(|| [grad.zeros_like()]);
             let velocity = velocity + grad;
             let step = velocity.clone().mul_scalar(self.lr);
             (weight.mul_scalar(self.decay) - step, [velocity])
@@ -304,7 +295,7 @@ mod tests {
         assert_eq!(scalars, [0.1, 0.9]);
     }
 
-    /// Else the kernel would be compiled in every step.
+    /// Otherwise the kernel would be compiled in every step.
     #[test]
     fn a_program_does_not_depend_on_scalars() {
         let program = |lr, decay, threshold| {

@@ -1,31 +1,25 @@
-//! What an optimizer does with one element.
+//! The step of an optimizer for one element.
 
 use super::Number;
 
 /// The step of one element of a parameter, with `N` elements of state.
 ///
-/// Written once, it runs on single numbers or becomes a kernel where a backend can step in place,
-/// and runs on whole tensors elsewhere. Factors that are the same for all elements, as the learning
-/// rate, are fields of the rule, so that a rule lives for one step.
+/// It runs on single numbers or becomes a kernel where a backend can step in place, and runs on
+/// whole tensors elsewhere. Factors that are the same for all elements, such as the learning
+/// rate, are fields of the rule: a rule lives for one step.
 ///
-/// Which operations it does should depend on its configuration rather than on factors that change
-/// from step to step: on a GPU another sequence of operations is another kernel to compile. Scalars
-/// of the operations may change freely.
+/// The sequence of its operations may depend on its configuration and on whether there are states,
+/// but not on factors that change from step to step: on a GPU, each sequence is a kernel of its own
+/// to compile. The scalars in the operations may change in every step.
 pub trait Rule<const N: usize>: Copy + Send + Sync + 'static {
-    /// The weight and the states after the first step.
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; N]);
-
-    /// The weight and the states after a later step.
-    fn next<T: Number>(&self, weight: T, grad: T, state: [T; N]) -> (T, [T; N]);
+    /// Returns the new weight and states. `states` is `None` in the first step.
+    fn step<T: Number>(&self, weight: T, grad: T, states: Option<[T; N]>) -> (T, [T; N]);
 }
 
-/// A number for each element, to be averaged before the step.
+/// A number for each element, whose mean is needed before the step.
 pub trait Measure<const N: usize>: Copy + Send + Sync + 'static {
-    /// The number of an element in the first step.
-    fn first<T: Number>(&self, grad: T) -> T;
-
-    /// The number of an element in a later step.
-    fn next<T: Number>(&self, grad: T, state: [T; N]) -> T;
+    /// Returns the number of one element. `states` is `None` in the first step.
+    fn measure<T: Number>(&self, grad: T, states: Option<[T; N]>) -> T;
 }
 
 /// The square of the gradient.
@@ -34,30 +28,19 @@ pub struct Squares;
 
 impl Measure<0> for Squares {
     #[inline(always)]
-    fn first<T: Number>(&self, grad: T) -> T {
+    fn measure<T: Number>(&self, grad: T, _: Option<[T; 0]>) -> T {
         grad.square()
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, grad: T, []: [T; 0]) -> T {
-        self.first(grad)
     }
 }
 
-/// A rule that leaves the weight as it is.
+/// A rule that updates the states of the rule inside, and leaves the weight unchanged.
 #[derive(Clone, Copy, Debug)]
 pub struct MomentsAlone<R>(pub R);
 
 impl<R: Rule<N>, const N: usize> Rule<N> for MomentsAlone<R> {
     #[inline(always)]
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; N]) {
-        let (_, states) = self.0.first(weight.clone(), grad);
-        (weight, states)
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, weight: T, grad: T, states: [T; N]) -> (T, [T; N]) {
-        let (_, states) = self.0.next(weight.clone(), grad, states);
+    fn step<T: Number>(&self, weight: T, grad: T, states: Option<[T; N]>) -> (T, [T; N]) {
+        let (_, states) = self.0.step(weight.clone(), grad, states);
         (weight, states)
     }
 }

@@ -1,53 +1,53 @@
-//! How the states of an optimizer are kept.
+//! Storage formats of optimizer states.
 
 use super::DynamicMap;
 
 /// Smallest tensor whose states are kept in 8 bits.
 const LEAST_FOR_EIGHT_BITS: usize = 4096;
 
-/// How the states of all parameters are to be kept.
+/// The storage of the moments of all parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Moments {
-    /// As floats of the parameter's type.
+    /// In floats of the parameter's type.
     #[default]
     Full,
-    /// As bf16.
+    /// In bf16.
     Bf16,
     /// In 8 bits, if the parameter is large enough and no embedding.
     EightBit,
 }
 
-/// What a state holds.
+/// The kind of numbers in a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Of either sign: a first moment, a velocity.
+    /// Numbers of either sign: a first moment, a velocity.
     Signed,
-    /// Never negative: a second moment.
+    /// Numbers that are never negative: a second moment.
     Positive,
 }
 
-/// How one state is kept.
+/// The storage of one state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
-    /// As floats of the parameter's type.
+    /// In floats of the parameter's type.
     AsParameter,
-    /// As f32.
+    /// In f32.
     F32,
-    /// As bf16.
+    /// In bf16.
     Bf16,
     /// In 8 bits.
     EightBit(DynamicMap),
 }
 
 impl Moments {
-    /// [`Bf16`](Self::Bf16), for moments that keep these shares of themselves in a step.
+    /// [`Bf16`](Self::Bf16), for moments with these decay rates.
     ///
     /// bf16 has eight bits: a change of less than a 256th of a number may be rounded away, and one
     /// of less than a 512th always is.
     ///
     /// # Panics
     ///
-    /// If one keeps more than 0.99, which is named with its value.
+    /// If a decay rate is larger than 0.99. The message has its name and its value.
     pub fn expect_bf16(kept: &[(&str, f64)]) -> Self {
         // 0.99 in 32 bits is a little more.
         let mut kept = kept.iter();
@@ -61,7 +61,7 @@ impl Moments {
         Self::Bf16
     }
 
-    /// How a state of a parameter of so many elements is kept.
+    /// The storage of a state of a parameter with `elements` elements.
     pub fn storage(self, kind: Kind, elements: usize, is_embedding: bool) -> Storage {
         match self {
             Self::Full => Storage::AsParameter,

@@ -44,7 +44,7 @@ impl<B: FusionBackend + LeanBackend> LeanBackend for Fusion<B> {
         let inner = form.clone();
         let outputs = register::<B, _>("lean_step", inputs, outputs, move |inputs| {
             let stepped = B::step_in_place(&rule, inner.operands(inputs));
-            let mut outputs = vec![Part::Float(stepped.weight)];
+            let mut outputs = vec![FloatOrInt::Float(stepped.weight)];
             outputs.extend(stepped.states.into_iter().flat_map(parts));
             outputs
         });
@@ -67,7 +67,7 @@ impl<B: FusionBackend + LeanBackend> LeanBackend for Fusion<B> {
     }
 
     fn sum_of_squares(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-        let inputs = vec![Part::Float(tensor)];
+        let inputs = vec![FloatOrInt::Float(tensor)];
         float_of::<B>("lean_sum_of_squares", inputs, Shape::new([1]), |inputs| {
             B::sum_of_squares(float(&mut inputs.into_iter()))
         })
@@ -77,7 +77,7 @@ impl<B: FusionBackend + LeanBackend> LeanBackend for Fusion<B> {
 impl<B: FusionBackend + RoundToBf16> RoundToBf16 for Fusion<B> {
     fn round_stochastically(tensor: FloatTensor<Self>, noise: Noise) -> FloatTensor<Self> {
         let shape = tensor.shape();
-        let inputs = vec![Part::Float(tensor)];
+        let inputs = vec![FloatOrInt::Float(tensor)];
         float_of::<B>("lean_round_stochastically", inputs, shape, move |inputs| {
             B::round_stochastically(float(&mut inputs.into_iter()), noise)
         })
@@ -86,11 +86,11 @@ impl<B: FusionBackend + RoundToBf16> RoundToBf16 for Fusion<B> {
     fn split(tensor: FloatTensor<Self>) -> (FloatTensor<Self>, IntTensor<Self>) {
         let shape = tensor.shape();
         let words = Shape::new([half_words(shape.num_elements())]);
-        let inputs = vec![Part::Float(tensor)];
+        let inputs = vec![FloatOrInt::Float(tensor)];
         let outputs = vec![(shape, DType::F32), (words, DType::I32)];
         let outputs = register::<B, _>("lean_split", inputs, outputs, |inputs| {
             let (nearest, low) = B::split(float(&mut inputs.into_iter()));
-            vec![Part::Float(nearest), Part::Int(low)]
+            vec![FloatOrInt::Float(nearest), FloatOrInt::Int(low)]
         });
         let mut outputs = outputs.into_iter();
         (float(&mut outputs), int(&mut outputs))
@@ -98,7 +98,7 @@ impl<B: FusionBackend + RoundToBf16> RoundToBf16 for Fusion<B> {
 
     fn rejoin(nearest: FloatTensor<Self>, low: IntTensor<Self>) -> FloatTensor<Self> {
         let shape = nearest.shape();
-        let inputs = vec![Part::Float(nearest), Part::Int(low)];
+        let inputs = vec![FloatOrInt::Float(nearest), FloatOrInt::Int(low)];
         float_of::<B>("lean_rejoin", inputs, shape, |inputs| {
             let mut inputs = inputs.into_iter();
             B::rejoin(float(&mut inputs), int(&mut inputs))
@@ -107,35 +107,35 @@ impl<B: FusionBackend + RoundToBf16> RoundToBf16 for Fusion<B> {
 }
 
 /// A tensor that an operation takes or leaves.
-enum Part<B: Backend> {
+enum FloatOrInt<B: Backend> {
     Float(FloatTensor<B>),
     Int(IntTensor<B>),
 }
 
-fn float<B: Backend>(parts: &mut impl Iterator<Item = Part<B>>) -> FloatTensor<B> {
+fn float<B: Backend>(parts: &mut impl Iterator<Item = FloatOrInt<B>>) -> FloatTensor<B> {
     match parts.next() {
-        Some(Part::Float(tensor)) => tensor,
+        Some(FloatOrInt::Float(tensor)) => tensor,
         _ => unreachable!("a form has its parts in one order"),
     }
 }
 
-fn int<B: Backend>(parts: &mut impl Iterator<Item = Part<B>>) -> IntTensor<B> {
+fn int<B: Backend>(parts: &mut impl Iterator<Item = FloatOrInt<B>>) -> IntTensor<B> {
     match parts.next() {
-        Some(Part::Int(tensor)) => tensor,
+        Some(FloatOrInt::Int(tensor)) => tensor,
         _ => unreachable!("a form has its parts in one order"),
     }
 }
 
-fn parts<B: Backend>(state: Moment<B>) -> Vec<Part<B>> {
+fn parts<B: Backend>(state: Moment<B>) -> Vec<FloatOrInt<B>> {
     match state {
-        Moment::Float(floats) => vec![Part::Float(floats)],
+        Moment::Float(floats) => vec![FloatOrInt::Float(floats)],
         Moment::EightBit(EightBit { codes, scales, .. }) => {
-            vec![Part::Int(codes), Part::Float(scales)]
+            vec![FloatOrInt::Int(codes), FloatOrInt::Float(scales)]
         }
     }
 }
 
-/// What operands are apart from their tensors.
+/// The operands without their tensors.
 #[derive(Clone)]
 struct Form<const N: usize> {
     clipping: Clipping,
@@ -147,11 +147,14 @@ struct Form<const N: usize> {
 
 impl<const N: usize> Form<N> {
     /// The form, and the tensors in their order.
-    fn of<B: Backend>(operands: Operands<B, N>) -> (Self, Vec<Part<B>>) {
+    fn of<B: Backend>(operands: Operands<B, N>) -> (Self, Vec<FloatOrInt<B>>) {
         let shape = operands.weight.shape();
         let (clipping, factor) = clipping(operands.clip);
-        let mut tensors = vec![Part::Float(operands.weight), Part::Float(operands.grad)];
-        tensors.extend(factor.map(Part::Float));
+        let mut tensors = vec![
+            FloatOrInt::Float(operands.weight),
+            FloatOrInt::Float(operands.grad),
+        ];
+        tensors.extend(factor.map(FloatOrInt::Float));
         let (first, formats) = match operands.states {
             States::New(formats) => (true, formats),
             States::Old(states) => {
@@ -170,7 +173,7 @@ impl<const N: usize> Form<N> {
     }
 
     /// The reverse, on another backend.
-    fn operands<B: Backend>(&self, parts: Vec<Part<B>>) -> Operands<B, N> {
+    fn operands<B: Backend>(&self, parts: Vec<FloatOrInt<B>>) -> Operands<B, N> {
         let mut parts = parts.into_iter();
         Operands {
             weight: float(&mut parts),
@@ -187,7 +190,10 @@ impl<const N: usize> Form<N> {
         }
     }
 
-    fn states<B: Backend>(&self, parts: &mut impl Iterator<Item = Part<B>>) -> [Moment<B>; N] {
+    fn states<B: Backend>(
+        &self,
+        parts: &mut impl Iterator<Item = FloatOrInt<B>>,
+    ) -> [Moment<B>; N] {
         self.formats.map(|format| match format {
             Format::Float(_) => Moment::Float(float(parts)),
             Format::EightBit(map) => Moment::EightBit(EightBit {
@@ -199,7 +205,7 @@ impl<const N: usize> Form<N> {
         })
     }
 
-    /// What a step leaves: the weight, and the states.
+    /// The shapes and types of the outputs of a step: the weight and the states.
     fn stepped(&self) -> Vec<(Shape, DType)> {
         let numbers = self.shape.num_elements();
         let states = self.formats.iter().flat_map(|format| match format {
@@ -219,29 +225,29 @@ impl<const N: usize> Form<N> {
 /// Queues an operation that makes one tensor of this shape.
 fn float_of<B: FusionBackend>(
     name: &'static str,
-    inputs: Vec<Part<Fusion<B>>>,
+    inputs: Vec<FloatOrInt<Fusion<B>>>,
     shape: Shape,
-    run: impl Fn(Vec<Part<B>>) -> FloatTensor<B> + Send + Sync + 'static,
+    run: impl Fn(Vec<FloatOrInt<B>>) -> FloatTensor<B> + Send + Sync + 'static,
 ) -> FloatTensor<Fusion<B>> {
     let outputs = vec![(shape, DType::F32)];
-    let run = move |inputs| vec![Part::Float(run(inputs))];
+    let run = move |inputs| vec![FloatOrInt::Float(run(inputs))];
     float(&mut register::<B, _>(name, inputs, outputs, run).into_iter())
 }
 
 /// Queues an operation that makes tensors of these shapes and types.
 fn register<B, F>(
     name: &'static str,
-    inputs: Vec<Part<Fusion<B>>>,
+    inputs: Vec<FloatOrInt<Fusion<B>>>,
     outputs: Vec<(Shape, DType)>,
     run: F,
-) -> Vec<Part<Fusion<B>>>
+) -> Vec<FloatOrInt<Fusion<B>>>
 where
     B: FusionBackend,
-    F: Fn(Vec<Part<B>>) -> Vec<Part<B>> + Send + Sync + 'static,
+    F: Fn(Vec<FloatOrInt<B>>) -> Vec<FloatOrInt<B>> + Send + Sync + 'static,
 {
     let inputs: Vec<FusionTensor<_>> = inputs
         .into_iter()
-        .map(|(Part::Float(tensor) | Part::Int(tensor))| tensor)
+        .map(|(FloatOrInt::Float(tensor) | FloatOrInt::Int(tensor))| tensor)
         .collect();
     let streams = OperationStreams::with_inputs(&inputs);
     let client = inputs[0].client.clone();
@@ -249,7 +255,7 @@ where
         .into_iter()
         .map(|(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype))
         .collect();
-    // In their order: where a tensor is there twice, the last one may have its only handle.
+    // In order: if a tensor is given twice, only the last one may have its only handle.
     let inputs: Vec<_> = inputs.into_iter().map(|input| input.into_ir()).collect();
     let description = CustomOpIr::new(name, &inputs, &outputs);
     let operation = Custom::<B, F> {
@@ -259,8 +265,8 @@ where
     };
     let outputs = client.register(streams, OperationIr::Custom(description), operation);
     let part = |tensor: FusionTensor<_>| match tensor.dtype.is_float() {
-        true => Part::Float(tensor),
-        false => Part::Int(tensor),
+        true => FloatOrInt::Float(tensor),
+        false => FloatOrInt::Int(tensor),
     };
     outputs.into_iter().map(part).collect()
 }
@@ -280,7 +286,7 @@ impl<B, F> fmt::Debug for Custom<B, F> {
 impl<B, F> Operation<B::FusionRuntime> for Custom<B, F>
 where
     B: FusionBackend,
-    F: Fn(Vec<Part<B>>) -> Vec<Part<B>> + Send + Sync,
+    F: Fn(Vec<FloatOrInt<B>>) -> Vec<FloatOrInt<B>> + Send + Sync,
 {
     fn execute(&self, handles: &mut HandleContainer<FusionHandle<B::FusionRuntime>>) {
         let CustomOpIr {
@@ -289,14 +295,14 @@ where
         let inputs = inputs
             .iter()
             .map(|input| match input.dtype.is_float() {
-                true => Part::Float(handles.get_float_tensor::<B>(input)),
-                false => Part::Int(handles.get_int_tensor::<B>(input)),
+                true => FloatOrInt::Float(handles.get_float_tensor::<B>(input)),
+                false => FloatOrInt::Int(handles.get_int_tensor::<B>(input)),
             })
             .collect();
         for (output, tensor) in outputs.iter().zip((self.run)(inputs)) {
             match tensor {
-                Part::Float(tensor) => handles.register_float_tensor::<B>(&output.id, tensor),
-                Part::Int(tensor) => handles.register_int_tensor::<B>(&output.id, tensor),
+                FloatOrInt::Float(tensor) => handles.register_float_tensor::<B>(&output.id, tensor),
+                FloatOrInt::Int(tensor) => handles.register_int_tensor::<B>(&output.id, tensor),
             }
         }
     }

@@ -110,7 +110,7 @@ where
     I: IntElement,
     BT: BoolElement,
 {
-    /// In place, and in 32 bits: what has bf16 is left to the cast that follows.
+    /// Rounds in place, in 32 bits. The cast to bf16 follows.
     fn round_stochastically(tensor: CubeTensor<R>, noise: Noise) -> CubeTensor<R> {
         assert_eq!(tensor.dtype, DType::F32, "steps are computed in 32 bits");
         let tensor = writable(tensor);
@@ -136,7 +136,7 @@ where
     }
 }
 
-/// What a pass makes of all elements, in parts that are yet to be added up: `[parts]`.
+/// Runs a pass that sums over all elements. Returns partial sums: `[parts]`.
 fn parts<R: CubeRuntime>(
     pass: Pass,
     grad: &CubeTensor<R>,
@@ -157,7 +157,7 @@ fn parts<R: CubeRuntime>(
 
 /// The tensor, or a copy of it where somebody else holds it, or its elements overlap.
 fn writable<R: CubeRuntime>(tensor: CubeTensor<R>) -> CubeTensor<R> {
-    // Of a matrix without rows Burn cannot say whether it overlaps, and there is nothing to write.
+    // Burn cannot tell whether a matrix without rows overlaps, and there is nothing to write.
     let is_empty = tensor.meta.num_elements() == 0;
     if is_empty || tensor.can_mut() && tensor.is_nonoverlapping() {
         tensor

@@ -32,7 +32,8 @@ pub struct AdafactorConfig {
     /// The second moment keeps `1 - step^decay_rate` of itself.
     #[config(default = -0.8)]
     pub decay_rate: f64,
-    /// How much of the first moment is kept, if there is one, as large as the parameter.
+    /// Decay rate of the first moment, which is as large as the parameter. `None` keeps no first
+    /// moment.
     pub beta_1: Option<f64>,
     /// Weight decay, decoupled: a weight shrinks by `lr * weight_decay` of itself, and with
     /// `scale_parameter` by that times the scale of the parameter, as the rate is scaled.
@@ -77,8 +78,8 @@ impl AdafactorConfig {
 /// Configuration of AdaLomo.
 ///
 /// Lv et al., "AdaLomo: Low-memory Optimization with Adaptive Learning Rate" (2024),
-/// <https://arxiv.org/abs/2310.10195>: the rule of [`Adafactor`] without a first moment, stepped inside the backward
-/// pass, which is what gradient release does with any optimizer.
+/// <https://arxiv.org/abs/2310.10195>: the rule of [`Adafactor`] without a first moment, stepped
+/// inside the backward pass, which is what gradient release does with any optimizer.
 #[derive(Config, Debug)]
 pub struct AdaLomoConfig {
     /// The largest root mean square of an update.

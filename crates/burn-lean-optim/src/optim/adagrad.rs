@@ -10,7 +10,7 @@ use burn_lean_arithmetic::optim::{Kind, configuration, rules, rules::CoupledDeca
 use serde::Deserialize;
 
 use super::{InOnePass, Lean, coupled_decay};
-use crate::{LeanBackend, moment::Moment, pass::Settings};
+use crate::{LeanBackend, moment::Moment, settings::Settings};
 
 /// Burn's [`AdaGrad`](burn::optim::AdaGrad) in one pass; made by [`InOnePass::in_one_pass`].
 #[derive(Clone, Debug)]

@@ -9,7 +9,7 @@ use burn_lean_arithmetic::optim::{configuration, rules};
 use serde::Deserialize;
 
 use super::{InOnePass, Lean, adaptive, adaptive::AdaptiveMomentumState, coupled_decay};
-use crate::{EightBitMoments, LeanBackend, pass::Settings};
+use crate::{EightBitMoments, LeanBackend, settings::Settings};
 
 /// Burn's [`Adam`](burn::optim::Adam) in one pass; made by [`InOnePass::in_one_pass`].
 #[derive(Clone, Debug)]
@@ -83,8 +83,10 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Adam {
     ) -> (Tensor<B, D>, Option<AdamState<B>>) {
         let momentum = state.map(|state| state.momentum);
         let settings = &self.settings;
-        let time = settings.part.time(AdaptiveMomentumState::steps(&momentum));
-        let rule = self.adam.rule(lr, time, settings.part);
+        let time = settings
+            .micro_batch
+            .time(AdaptiveMomentumState::steps(&momentum));
+        let rule = self.adam.rule(lr, time, settings.micro_batch);
         let (tensor, momentum) =
             adaptive::step(settings, rule, time, self.amsgrad, tensor, grad, momentum);
         (tensor, Some(AdamState { momentum }))

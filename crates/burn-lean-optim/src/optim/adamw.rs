@@ -10,7 +10,7 @@ use burn_lean_arithmetic::optim::{configuration, rules};
 use serde::Deserialize;
 
 use super::{InOnePass, Lean, adaptive, adaptive::AdaptiveMomentumState};
-use crate::{EightBitMoments, LeanBackend, pass::Settings};
+use crate::{EightBitMoments, LeanBackend, settings::Settings};
 
 /// Burn's [`AdamW`](burn::optim::AdamW) in one pass; made by [`InOnePass::in_one_pass`].
 #[derive(Clone, Debug)]
@@ -107,8 +107,10 @@ impl<B: LeanBackend> SimpleOptimizer<B> for AdamW {
     ) -> (Tensor<B, D>, Option<AdamWState<B>>) {
         let momentum = state.map(|state| state.momentum);
         let settings = &self.settings;
-        let time = settings.part.time(AdaptiveMomentumState::steps(&momentum));
-        let rule = self.adamw.rule(lr, time, settings.part);
+        let time = settings
+            .micro_batch
+            .time(AdaptiveMomentumState::steps(&momentum));
+        let rule = self.adamw.rule(lr, time, settings.micro_batch);
         let (tensor, momentum) =
             adaptive::step(settings, rule, time, self.amsgrad, tensor, grad, momentum);
         (tensor, Some(AdamWState { momentum }))

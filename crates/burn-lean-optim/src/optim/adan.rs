@@ -10,7 +10,7 @@ use burn_lean_arithmetic::optim::{Kind, configuration, rules};
 use serde::Deserialize;
 
 use super::{InOnePass, Lean};
-use crate::{LeanBackend, moment::Moment, pass::Settings};
+use crate::{LeanBackend, moment::Moment, settings::Settings};
 
 /// Burn's [`Adan`](burn::optim::Adan) in one pass; made by [`InOnePass::in_one_pass`].
 #[derive(Clone, Debug)]

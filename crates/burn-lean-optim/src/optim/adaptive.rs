@@ -10,7 +10,7 @@ use burn_lean_arithmetic::optim::{
     rules::{AmsGrad, Update, WithMoments},
 };
 
-use crate::{LeanBackend, moment::Moment, pass::Settings};
+use crate::{LeanBackend, moment::Moment, settings::Settings};
 
 /// Moments of an optimizer, saved as Burn saves them.
 #[derive(Record, Clone, Debug)]

@@ -10,7 +10,7 @@ use burn::{
 use burn_lean_arithmetic::optim::{Kind, rules, rules::Factors};
 
 use super::Lean;
-use crate::{EightBitMoments, LeanBackend, moment::Moment, pass::Settings};
+use crate::{EightBitMoments, LeanBackend, moment::Moment, settings::Settings};
 
 /// Configuration of [`Lion`].
 #[derive(Config, Debug)]

@@ -38,7 +38,7 @@ pub use rmsprop::{CenteredState, RmsProp, RmsPropMomentumState, RmsPropState, Sq
 pub use sgd::{MomentumState, Sgd, SgdState};
 pub use stable_adamw::{StableAdamW, StableAdamWConfig, StableAdamWState};
 
-use crate::pass::Settings;
+use crate::settings::Settings;
 
 /// A configuration of Burn whose optimizer is here, in one pass over memory.
 pub trait InOnePass {
@@ -122,7 +122,7 @@ pub trait EightBitMoments: Lean {
     fn with_8_bit_moments<B: Backend>(mut self, model: &impl Module<B>) -> Self {
         let settings = self.settings_mut();
         settings.moments = Moments::EightBit;
-        settings.kept = embedding_shapes(model).into();
+        settings.embeddings = embedding_shapes(model).into();
         self
     }
 }

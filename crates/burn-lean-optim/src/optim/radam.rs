@@ -10,7 +10,7 @@ use burn::{
 use burn_lean_arithmetic::optim::rules;
 
 use super::{Lean, adaptive, adaptive::AdaptiveMomentumState};
-use crate::{LeanBackend, pass::Settings};
+use crate::{LeanBackend, settings::Settings};
 
 /// Configuration of [`RAdam`].
 #[derive(Config, Debug)]
@@ -90,8 +90,10 @@ impl<B: LeanBackend> SimpleOptimizer<B> for RAdam {
     ) -> (Tensor<B, D>, Option<RAdamState<B>>) {
         let momentum = state.map(|state| state.momentum);
         let settings = &self.settings;
-        let time = settings.part.time(AdaptiveMomentumState::steps(&momentum));
-        let rule = self.radam.rule(lr, time, settings.part);
+        let time = settings
+            .micro_batch
+            .time(AdaptiveMomentumState::steps(&momentum));
+        let rule = self.radam.rule(lr, time, settings.micro_batch);
         let (tensor, momentum) =
             adaptive::step(settings, rule, time, false, tensor, grad, momentum);
         (tensor, Some(RAdamState { momentum }))

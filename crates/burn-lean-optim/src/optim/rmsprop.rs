@@ -13,7 +13,7 @@ use burn_lean_arithmetic::optim::{
 use serde::Deserialize;
 
 use super::{InOnePass, Lean, coupled_decay};
-use crate::{LeanBackend, moment::Moment, pass::Settings};
+use crate::{LeanBackend, moment::Moment, settings::Settings};
 
 /// Burn's [`RmsProp`](burn::optim::RmsProp) in one pass; made by [`InOnePass::in_one_pass`].
 #[derive(Clone, Debug)]
@@ -71,9 +71,9 @@ impl Lean for RmsProp {
 pub struct RmsPropState<B: Backend> {
     /// Moving average of squared gradients.
     pub square_avg: SquareAvgState<B>,
-    /// What the step divides by the root of.
+    /// The second moment, or the variance, whose root divides the step.
     pub centered: CenteredState<B>,
-    /// With momentum.
+    /// The momentum, if there is one.
     pub momentum: Option<RmsPropMomentumState<B>>,
 }
 

@@ -16,7 +16,7 @@ use burn_lean_arithmetic::optim::{
 use serde::Deserialize;
 
 use super::{InOnePass, Lean, coupled_decay};
-use crate::{EightBitMoments, LeanBackend, moment::Moment, pass::Settings};
+use crate::{EightBitMoments, LeanBackend, moment::Moment, settings::Settings};
 
 /// Burn's [`Sgd`](burn::optim::Sgd) in one pass; made by [`InOnePass::in_one_pass`].
 #[derive(Clone, Debug)]
@@ -96,8 +96,8 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Sgd {
         grad: Tensor<B, D>,
         state: Option<SgdState<B>>,
     ) -> (Tensor<B, D>, Option<SgdState<B>>) {
-        let part = self.settings.part;
-        let decay = self.weight_decay.in_part(part);
+        let micro_batch = self.settings.micro_batch;
+        let decay = self.weight_decay.in_micro_batch(micro_batch);
         let descent = Descent { lr, decay };
         let momentum = state.and_then(|state| state.momentum);
         let Some(config) = self.momentum else {
@@ -109,7 +109,7 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Sgd {
             momentum: config.momentum.elem::<B::FloatElem>().elem(),
             ..config
         };
-        let rule = rounded.rule(descent, part);
+        let rule = rounded.rule(descent, micro_batch);
         let states = momentum.map(|momentum| [momentum.velocity]);
         let (tensor, [velocity]) = self
             .settings

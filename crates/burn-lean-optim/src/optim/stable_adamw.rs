@@ -13,7 +13,8 @@ use super::Lean;
 use crate::{
     EightBitMoments, LeanBackend,
     moment::{Moment, from_float},
-    pass::{Settings, mean},
+    settings::Settings,
+    step::mean,
 };
 
 /// Configuration of [`StableAdamW`].
@@ -105,7 +106,7 @@ impl<B: LeanBackend> SimpleOptimizer<B> for StableAdamW {
         let operands = self.settings.operands(kinds, tensor, grad, states);
 
         let measure = self.stable_adamw.measure(time);
-        let moves = self.settings.part.moves;
+        let moves = self.settings.micro_batch.moves;
         let mean = moves.then(|| mean::<_, _, _, D>(&measure, &operands));
         let rule = self.stable_adamw.rule(lr, time, mean);
         let stepped = self.settings.apply::<_, _, _, D>(&rule, operands);

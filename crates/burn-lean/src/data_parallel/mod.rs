@@ -17,12 +17,12 @@ use crate::optimizer::ReleaseOptimizer;
 use crate::reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};
 
 /// Trains replicas of a model data parallel: each replica runs backward over its share of a batch,
-/// the mean of each gradient over all replicas is stepped with, and freed before the next one is
+/// steps with the mean of each gradient over all replicas, and frees it before the next one is
 /// complete.
 ///
 /// It is a [`GradientReduction`] for
 /// [`ReleaseOptimizer::with_reduction`](crate::ReleaseOptimizer::with_reduction). While a gradient
-/// is on its way, backward computes the next. The weights of all replicas are equal, bit for bit:
+/// is in flight, backward computes the next. The weights of all replicas are equal, bit for bit:
 /// the gradients are added up in the order of the ranks, and the sum is divided by their number.
 /// Gradients of 16 bits are added up in 32 bits.
 ///
@@ -82,7 +82,7 @@ impl DataParallel {
     }
 
     /// Sets how many reductions may be in flight while backward computes the next gradient (default
-    /// 1). Each of them takes its memory.
+    /// 1). Each takes the memory of a gradient.
     pub fn with_max_in_flight(mut self, gradients: NonZeroUsize) -> Self {
         self.exchange = self.exchange.with_max_in_flight(gradients);
         self
@@ -93,8 +93,8 @@ impl DataParallel {
         self.exchange.replicas()
     }
 
-    /// The model of the first replica, with the ids of its parameters, on all of them. Call it once
-    /// the model is initialized, and before the optimizer is used or loads a record.
+    /// Sends the model of the first replica, with the ids of its parameters, to all of them. Call
+    /// it once the model is initialized, and before the optimizer is used or loads a record.
     ///
     /// # Errors
     ///
@@ -116,9 +116,9 @@ impl DataParallel {
         Ok(())
     }
 
-    /// The optimizer's states, to be saved: on the first replica those of all parameters, on
-    /// another one those that it has. The record of the first is Burn's, to be resumed by any
-    /// number of replicas, or by plain Burn. All replicas call it.
+    /// The optimizer's states, to be saved: on the first replica the states of all parameters, on
+    /// another one its own states. The record of the first is Burn's, to be resumed by any number
+    /// of replicas, or by plain Burn. All replicas call it.
     ///
     /// States travel parameter by parameter, in the host's memory and in their own type.
     ///
@@ -178,7 +178,7 @@ impl GradientReduction for DataParallel {
     ) -> Result<Box<dyn PendingGradient>, ReductionError> {
         let dtype = grad.dtype();
         let kind = kind(&grad.dims(), dtype);
-        // A parameter that is not known is refused, however many replicas there are.
+        // An unknown parameter is refused, with any number of replicas.
         let what = self.exchange.describe("gradient", param.val(), &kind)?;
         if self.replicas().size() == 1 {
             return Ok(Box::new(Whole(grad)));
@@ -224,7 +224,7 @@ impl GradientReduction for DataParallel {
     }
 
     fn is_owner(&self, param: ParamId) -> bool {
-        // Whatever is not known, `begin` has refused.
+        // `begin` has refused unknown parameters.
         self.exchange.is_owner(param.val()).unwrap_or(true)
     }
 
@@ -278,7 +278,7 @@ impl PendingGradient for OnItsWay {
     }
 }
 
-/// A gradient that has no others.
+/// The gradient of a single replica.
 struct Whole(Tensor<1>);
 
 impl PendingGradient for Whole {

@@ -1,4 +1,4 @@
-//! Models that are to be the same on all replicas.
+//! Models that must be equal on all replicas.
 
 use burn::Tensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
@@ -8,9 +8,9 @@ use burn_replicas::{Comparison, Known, Reception, ReplicaError, Replicas, kind};
 
 use crate::optimizer::as_param;
 use crate::parameter::find;
-use crate::slot::path_text;
+use crate::path::path_text;
 
-/// The model of the first replica, with its ids.
+/// Sends the model of the first replica, with its ids, to all of them.
 pub(super) fn broadcast<M: Module>(replicas: &Replicas, model: M) -> Result<M, ReplicaError> {
     check_unarmed(&model)?;
     let mut receive = Receive(Reception::new(replicas));
@@ -18,7 +18,7 @@ pub(super) fn broadcast<M: Module>(replicas: &Replicas, model: M) -> Result<M, R
     receive.0.finish().map(|()| model)
 }
 
-/// An armed parameter holds a placeholder.
+/// Refuses armed parameters, which hold placeholders.
 fn check_unarmed<M: Module>(model: &M) -> Result<(), ReplicaError> {
     struct Visitor;
     impl ModuleVisitor for Visitor {}
@@ -36,7 +36,7 @@ fn check_unarmed<M: Module>(model: &M) -> Result<(), ReplicaError> {
 struct Receive<'a>(Reception<'a>);
 
 impl Receive<'_> {
-    /// The parameter of the first replica in the place of this one's.
+    /// Replaces a parameter by that of the first replica.
     fn receive<const D: usize, K: Basic>(
         &mut self,
         id: ParamId,

@@ -47,7 +47,7 @@ impl States {
             .collect()
     }
 
-    /// Takes out what belongs to a parameter.
+    /// Takes out the states of a parameter.
     pub(super) fn of_param(&mut self, param: u64) -> Self {
         let is_its = |name: &str| param_of(name) == Some(param);
         let tensors = self.tensors.extract_if(.., |tensor| is_its(&tensor.name));
@@ -60,7 +60,7 @@ impl States {
         }
     }
 
-    /// Puts in those of other parameters.
+    /// Adds the states of other parameters.
     pub(super) fn extend(&mut self, other: Self) {
         self.tensors.extend(other.tensors);
         self.scalars.extend(other.scalars);

@@ -1,26 +1,27 @@
-//! Clipping by norms that are not those of one gradient alone.
+//! Clipping by norms of several gradients or of units.
 
 use burn::Tensor;
 use burn::config::Config;
 use burn_lean_arithmetic::OutOfRange;
 use burn_lean_arithmetic::clipping::{AdaptiveRule, AutoClipRule, GlobalNormRule, ZClipRule};
 
-/// How the gradients of a model are clipped by their norms, each under the name of its paper.
+/// A rule that clips the gradients of a model by their norms, named as in its paper.
 ///
 /// Burn's own [`GradientClipping`](burn::grad_clipping::GradientClipping) clips each gradient by
-/// itself, and comes after this one where both are asked for.
+/// itself, and runs after this one if both are set.
 #[derive(Config, Debug, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum NormClipping {
     /// By the norm of all gradients together, as PyTorch's `clip_grad_norm_` does: every gradient
-    /// is multiplied by `max_norm / (norm + 1e-6)` where that is less than one. Exact, and so in
-    /// [two backward passes](crate::ReleaseOptimizer::two_passes): the norm is known only once
-    /// every gradient was there.
+    /// is multiplied by `max_norm / (norm + 1e-6)` where that is less than one. Exact, so it needs
+    /// [two backward passes](crate::ReleaseOptimizer::two_passes): the norm is known only after
+    /// every gradient.
     GlobalNorm {
-        /// The largest norm that is stepped with.
+        /// The largest norm after clipping.
         max_norm: f64,
     },
-    /// By how far the norm of all gradients is from those of earlier steps. In two backward passes.
+    /// By the distance of the norm of all gradients from those of earlier steps. Needs two backward
+    /// passes.
     ZClip(ZClipConfig),
     /// Unit by unit, by the norm of the unit's weights. In one pass.
     Adaptive(AdaptiveClippingConfig),
@@ -31,16 +32,15 @@ pub enum NormClipping {
 /// ZClip: adaptive spike mitigation for pre-training
 /// ([arXiv 2504.02507](https://arxiv.org/abs/2504.02507)).
 ///
-/// Of the global norm `g` a moving mean and variance are kept. With `z = (g - mean) / std` above
+/// A moving mean and variance of the global norm `g` are kept. With `z = (g - mean) / std` above
 /// the threshold, the gradients are scaled to the norm `mean + z_threshold² / z · std`, and the
-/// moving averages are told that norm in place of `g`. Steps of the warm-up only gather their
-/// norms.
+/// moving averages take that norm in place of `g`. Steps of the warm-up only collect norms.
 #[derive(Config, Debug, Copy, PartialEq)]
 pub struct ZClipConfig {
     /// Share of the past in the moving averages.
     #[config(default = 0.97)]
     pub alpha: f64,
-    /// From how many standard deviations on a norm is a spike.
+    /// Number of standard deviations above the mean from which a norm is a spike.
     #[config(default = 2.5)]
     pub z_threshold: f64,
     /// Steps before the first is scaled.
@@ -72,7 +72,7 @@ pub struct AdaptiveClippingConfig {
 /// device.
 #[derive(Config, Debug, Copy, PartialEq)]
 pub struct AutoClipConfig {
-    /// From 0 to 100.
+    /// Percentile, from 0 to 100.
     #[config(default = 10.0)]
     pub percentile: f64,
     /// Number of recent norms kept for each tensor.
@@ -81,12 +81,12 @@ pub struct AutoClipConfig {
 }
 
 impl NormClipping {
-    /// Whether all gradients have to be seen before the first is stepped with.
+    /// Whether the rule needs all gradients before the first step.
     pub fn needs_two_passes(&self) -> bool {
         matches!(self, Self::GlobalNorm { .. } | Self::ZClip(_))
     }
 
-    /// The first setting that no clipping can be done with.
+    /// The first setting that is out of range.
     pub(super) fn out_of_range(&self) -> Option<OutOfRange> {
         match *self {
             Self::GlobalNorm { max_norm } => GlobalNormRule { max_norm }.out_of_range(),
@@ -125,7 +125,7 @@ impl AutoClipConfig {
     }
 }
 
-/// The gradient, multiplied by a factor that is less than one.
+/// Multiplies a gradient by a coefficient below one.
 pub(super) fn scaled<const D: usize>(grad: Tensor<D>, coefficient: f64) -> Tensor<D> {
     match coefficient < 1.0 {
         true => grad * coefficient,

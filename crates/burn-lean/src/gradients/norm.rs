@@ -59,7 +59,7 @@ impl SquaredNorms {
         }
     }
 
-    /// The global norm of those of the parameters that have a gradient.
+    /// The global norm over the parameters that have a gradient.
     pub(super) fn global(&mut self, params: &[ParamId]) -> f64 {
         self.read();
         let mut seen = HashSet::new();
@@ -77,7 +77,7 @@ impl SquaredNorms {
 
 /// The squared norm of a gradient: Burn's own sum, in 32 bits at least.
 ///
-/// A gradient that nobody else holds takes no memory beside it.
+/// Needs no further memory if the gradient has no other owner.
 pub(super) fn squared_norm<const D: usize>(grad: Tensor<D>) -> Tensor<1> {
     widened(grad).square().sum()
 }

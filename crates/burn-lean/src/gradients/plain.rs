@@ -15,7 +15,7 @@ use crate::optimizer::{ReleaseError, expect};
 /// Clips the gradients of a model by their global norm, and returns it: what PyTorch's
 /// `clip_grad_norm_` does, for plain Burn.
 ///
-/// With gradient release, see [`NormClipping`](crate::NormClipping).
+/// For gradient release, see [`NormClipping`](crate::NormClipping).
 ///
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
@@ -56,13 +56,13 @@ pub fn try_clip_grad_norm<M: Module>(
     max_norm: f64,
 ) -> Result<f64, ReleaseError> {
     out_of_range(GlobalNormRule { max_norm }.out_of_range())?;
-    let mut measure = Measure {
+    let mut measure = NormVisitor {
         grads,
         params: Vec::new(),
         norms: SquaredNorms::default(),
     };
     model.visit(&mut measure);
-    let Measure {
+    let NormVisitor {
         params, mut norms, ..
     } = measure;
     if let Some(param) = norms.first_non_finite(&params) {
@@ -75,18 +75,18 @@ pub fn try_clip_grad_norm<M: Module>(
     let norm = norms.global(&params);
     let coefficient = coefficient_for(max_norm, norm);
     if coefficient < 1.0 {
-        model.visit(&mut Scale { grads, coefficient });
+        model.visit(&mut ScaleVisitor { grads, coefficient });
     }
     Ok(norm)
 }
 
-struct Measure<'a> {
+struct NormVisitor<'a> {
     grads: &'a GradientsParams,
     params: Vec<ParamId>,
     norms: SquaredNorms,
 }
 
-impl ModuleVisitor for Measure<'_> {
+impl ModuleVisitor for NormVisitor<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(grad) = self.grads.get::<D>(param.id) {
             self.params.push(param.id);
@@ -95,12 +95,12 @@ impl ModuleVisitor for Measure<'_> {
     }
 }
 
-struct Scale<'a> {
+struct ScaleVisitor<'a> {
     grads: &'a mut GradientsParams,
     coefficient: f64,
 }
 
-impl ModuleVisitor for Scale<'_> {
+impl ModuleVisitor for ScaleVisitor<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(grad) = self.grads.remove::<D>(param.id) {
             self.grads

@@ -1,19 +1,18 @@
-//! What is remembered of gradients from step to step.
+//! The state of gradient transforms between steps.
 
 use burn_lean_arithmetic::clipping::{AutoClip, ZClip};
 use burn_lean_arithmetic::scaling::LossScale;
 use serde::{Deserialize, Serialize};
 
-/// What the rules of clipping remember.
+/// The state of the clipping rules.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Averages {
     pub(super) zclip: ZClip,
     pub(super) auto_clip: AutoClip,
 }
 
-/// What an optimizer remembers of gradients from step to step: the norms that
-/// [`NormClipping`](crate::NormClipping) judges by, and the scale of a
-/// [`LossScaler`](crate::LossScaler).
+/// The state of an optimizer's gradient transforms between steps: the norms of
+/// [`NormClipping`](crate::NormClipping) and the scale of a [`LossScaler`](crate::LossScaler).
 ///
 /// The record of the optimizer is Burn's and has no room for it: save this one beside it, in any
 /// format of serde. Floats are saved as their bits, so that JSON brings back the same ones.

@@ -12,13 +12,13 @@ use crate::lock::lock;
 /// Dynamic loss scaling for training in fp16, by the rule and with the defaults of PyTorch's
 /// `GradScaler` ([Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)).
 ///
-/// Gradients in fp16 vanish below `6e-8`. A loss that is scaled up has gradients that are scaled
-/// up, and the optimizer divides them by the scale, in 32 bits, before it clips and steps. Where
-/// one has overflown, the step is skipped and the scale falls; after `growth_interval` steps
-/// without, it rises. bf16 has the range of fp32 and needs none.
+/// Gradients in fp16 vanish below `6e-8`. Scaling the loss up scales its gradients up, and the
+/// optimizer divides them by the scale, in 32 bits, before it clips and steps. If one has
+/// overflowed, the step is skipped and the scale falls; after `growth_interval` steps without an
+/// overflow, it rises. bf16 has the range of fp32 and needs none.
 ///
-/// The weights have to be in 32 bits, and cast to fp16 where the forward pass computes: gradients
-/// of fp16 weights are fp16, in which the scale cannot be taken off.
+/// Keep the weights in 32 bits and cast them to fp16 in the forward pass: gradients of fp16 weights
+/// are fp16, in which dividing by the scale would lose them again.
 #[derive(Config, Debug, Copy, PartialEq)]
 pub struct LossScalerConfig {
     /// The first scale.
@@ -54,8 +54,8 @@ impl LossScalerConfig {
     }
 }
 
-/// Scales losses for an optimizer [that has it](crate::ReleaseOptimizer::with_loss_scaler). Clones
-/// share the scale: keep one where the loss is computed.
+/// Scales losses for an optimizer [with this scaler](crate::ReleaseOptimizer::with_loss_scaler).
+/// Clones share the scale: keep one for the code that computes the loss.
 #[derive(Clone, Debug)]
 pub struct LossScaler {
     rule: LossScaleRule,
@@ -75,19 +75,19 @@ impl LossScaler {
         lock(&self.state)
     }
 
-    /// The loss to run backward from.
+    /// Returns the scaled loss, to run backward from.
     pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
         let mut state = self.state();
         state.is_asked = true;
         loss * state.scale.current()
     }
 
-    /// The scale as it is now.
+    /// The current scale.
     pub fn current(&self) -> f64 {
         self.state().scale.current()
     }
 
-    /// Factor that takes the scale off a gradient.
+    /// Factor that unscales a gradient.
     pub(super) fn inverse(&self) -> f64 {
         self.state().scale.inverse()
     }
@@ -96,7 +96,7 @@ impl LossScaler {
         self.rule.out_of_range()
     }
 
-    /// Begins another pass of the same step, whose loss is to be scaled, too.
+    /// Begins another pass of the same step, whose loss must be scaled, too.
     pub(super) fn begin_pass(&self) {
         self.state().is_asked = false;
     }
@@ -105,7 +105,7 @@ impl LossScaler {
         self.state().is_asked
     }
 
-    /// Ends a step. Returns the scale that it was taken with.
+    /// Ends a step. Returns its scale.
     pub(super) fn update(&self, has_overflown: bool) -> f64 {
         let mut state = self.state();
         let scale = state.scale.current();

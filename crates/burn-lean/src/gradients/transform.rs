@@ -12,7 +12,7 @@ use super::scaler::LossScaler;
 use crate::optimizer::ReleaseError;
 use crate::reduction::Recipients;
 
-/// Takes the scale of the loss off complete gradients, looks at their norms and clips them.
+/// Unscales complete gradients, checks their norms and clips them.
 #[derive(Debug, Default)]
 pub(crate) struct GradientTransform {
     clipping: Option<NormClipping>,
@@ -23,11 +23,11 @@ pub(crate) struct GradientTransform {
     step: ThisStep,
 }
 
-/// State of the step at hand.
+/// State of the current step.
 #[derive(Debug, Default)]
 struct ThisStep {
     norms: SquaredNorms,
-    /// The model is armed for a pass that measures.
+    /// Begins a pass that measures.
     is_measuring: bool,
     measured: Option<GradNorm>,
     stop: Option<Stop>,
@@ -53,7 +53,7 @@ pub struct GradNorm {
 
 impl GradNorm {
     /// The global norm, before clipping and without the scale of the loss. Not a number, or
-    /// infinite, if a gradient has overflown: then no step is taken.
+    /// infinite, if a gradient has overflowed: then no step is taken.
     pub fn norm(&self) -> f64 {
         self.norm
     }
@@ -69,7 +69,7 @@ impl GradNorm {
     }
 }
 
-/// What is known of the gradients of a step at its end.
+/// The norm, clip coefficient and loss scale of a finished step.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StepGradients {
     pub(crate) norm: Option<f64>,
@@ -78,12 +78,12 @@ pub(crate) struct StepGradients {
 }
 
 impl GradientTransform {
-    /// Whether gradients are stepped with as they are, and nobody asks for their norm.
+    /// Whether gradients are stepped with unchanged, and no norm is needed.
     pub(crate) fn is_idle(&self) -> bool {
         self.clipping.is_none() && !self.looks_at_gradients() && self.step.measured.is_none()
     }
 
-    /// Which replicas need a gradient: each decides by the norms that it has seen.
+    /// The replicas that need a gradient. All of them do if they decide by norms.
     pub(crate) fn recipients(&self) -> Recipients {
         match self.step.is_measuring || self.looks_at_gradients() {
             true => Recipients::All,
@@ -93,7 +93,7 @@ impl GradientTransform {
 
     pub(crate) fn set_clipping(&mut self, clipping: NormClipping) {
         self.clipping = Some(clipping);
-        // Another rule judges the norm another way.
+        // The measured norm was clipped by the old rule.
         self.step.measured = None;
     }
 
@@ -110,7 +110,7 @@ impl GradientTransform {
         self.clipping.is_some_and(|rule| rule.needs_two_passes())
     }
 
-    /// What Burn's optimizer has no room for.
+    /// A setting that Burn's optimizer does not have.
     pub(crate) fn not_burns(&self) -> Option<&'static str> {
         match self {
             Self {
@@ -151,7 +151,7 @@ impl GradientTransform {
         self.step.is_measuring
     }
 
-    /// Whether the pass that measured has found that there is nothing to step with.
+    /// Whether the measuring pass has found a norm that is not finite.
     pub(crate) fn is_overflown(&self) -> bool {
         self.step.measured.is_some_and(|norm| !norm.is_finite())
     }
@@ -160,14 +160,14 @@ impl GradientTransform {
         self.step.stop
     }
 
-    /// Whether a loss that is to be scaled was not.
+    /// Whether the loss was not scaled for the scaler.
     pub(crate) fn lacks_scale(&self) -> bool {
         self.scaler
             .as_ref()
             .is_some_and(|scaler| !scaler.is_asked())
     }
 
-    /// The model is armed for a pass that steps.
+    /// Begins a pass that steps.
     pub(crate) fn begin_step(&mut self) {
         let measured = self.step.measured;
         let norms = std::mem::take(&mut self.step.norms);
@@ -178,7 +178,7 @@ impl GradientTransform {
         };
     }
 
-    /// The model is armed for a pass that measures.
+    /// Begins a pass that measures.
     pub(crate) fn begin_measuring(&mut self) {
         self.step = ThisStep {
             is_measuring: true,
@@ -186,12 +186,12 @@ impl GradientTransform {
         };
     }
 
-    /// The step is not taken.
+    /// Drops the state of a step that is not taken.
     pub(crate) fn forget_step(&mut self) {
         self.step = ThisStep::default();
     }
 
-    /// Looks at a complete gradient that is not stepped with in this pass.
+    /// Measures a complete gradient in a pass that does not step.
     pub(crate) fn measure<const D: usize>(&mut self, param: ParamId, grad: Tensor<D>) {
         let squared = squared_norm(self.unscaled(grad));
         self.step.norms.push(param, squared);
@@ -201,9 +201,9 @@ impl GradientTransform {
         self.step.norms.contains(param)
     }
 
-    /// All gradients of the step were measured; `params` are those of the model, in the order of
-    /// its fields. Returns the parameter whose gradient has no finite norm, where no scale of the
-    /// loss can be the reason.
+    /// Ends the measuring of a step, of which `params` are the parameters of the model in the order
+    /// of its fields. Returns the parameter whose gradient has no finite norm, unless a loss scale
+    /// may be the reason.
     pub(crate) fn end_measuring(
         &mut self,
         params: &[ParamId],
@@ -227,7 +227,7 @@ impl GradientTransform {
         Ok(measured)
     }
 
-    /// The loss of the second pass is to be scaled, too.
+    /// Expects the loss of the second pass to be scaled, too.
     pub(crate) fn begin_second_pass(&self) {
         if let Some(scaler) = &self.scaler {
             scaler.begin_pass();
@@ -242,12 +242,13 @@ impl GradientTransform {
         }
     }
 
-    /// Whether ordinary gradients are to be measured before `step` changes anything.
+    /// Whether `step` must measure ordinary gradients before it changes anything.
     pub(crate) fn looks_at_ordinary(&self) -> bool {
         self.step.measured.is_none() && (self.looks_at_gradients() || self.needs_two_passes())
     }
 
-    /// The ordinary gradients of a step were measured. `is_whole`: there are no others.
+    /// Ends the measuring of the ordinary gradients of a step. `is_whole` says that there are no
+    /// others.
     pub(crate) fn end_ordinary(
         &mut self,
         params: &[ParamId],
@@ -260,7 +261,7 @@ impl GradientTransform {
         }
     }
 
-    /// Whether there is no step with any further gradient, whatever it is.
+    /// Whether no further gradient can be stepped with.
     pub(crate) fn stops(&mut self) -> bool {
         self.step.stop = self.step.stop.or(match self.step.measured {
             None if self.needs_two_passes() => Some(Stop::NotMeasured),
@@ -270,9 +271,9 @@ impl GradientTransform {
         self.step.stop.is_some() || self.is_overflown()
     }
 
-    /// The gradient to step with; `None` if there is to be no step.
+    /// Returns the gradient to step with; `None` skips the step.
     ///
-    /// A gradient is complete when it comes here: the sum of micro-batches, and of replicas.
+    /// The gradient is complete: the sum over micro-batches and the mean over replicas.
     pub(crate) fn apply<const D: usize>(
         &mut self,
         param: ParamId,
@@ -335,7 +336,7 @@ impl GradientTransform {
     }
 
     fn must_be_finite(&self) -> bool {
-        // A pass that measures has seen all of them.
+        // A measuring pass has checked all gradients.
         self.step.measured.is_none() && (self.stops_at_non_finite || self.scaler.is_some())
     }
 
@@ -343,7 +344,7 @@ impl GradientTransform {
     pub(crate) fn end_step(&mut self, params: &[ParamId], has_skipped: bool) -> StepGradients {
         let mut step = std::mem::take(&mut self.step);
         let is_whole = !has_skipped && !step.norms.is_empty();
-        // Of a part of the gradients there is no norm to speak of.
+        // Some of the gradients alone have no global norm.
         let norm = is_whole.then(|| match step.measured {
             Some(measured) => measured.norm,
             None => step.norms.global(params),

@@ -28,7 +28,7 @@ pub trait AccumulateInMoments: Lean {
     /// The optimizer that moves a weight with every `micro_batches`-th gradient, and puts those
     /// before it into its moments.
     ///
-    /// As with Burn's accumulator gradients are added and not averaged: divide the loss for a mean.
+    /// Gradients are added and not averaged, as in Burn's accumulator: divide the loss for a mean.
     /// Clipping looks at the gradient of each micro-batch. Weight decay acts when the weight moves.
     ///
     /// ```
@@ -119,7 +119,7 @@ impl<O: Lean> Lean for AccumulatingInMoments<O> {
 /// State of [`AccumulatingInMoments`].
 #[derive(Clone, Debug)]
 pub struct AccumulatingState<S> {
-    /// How many gradients of the next step are in the moments.
+    /// Number of gradients of the next step that are in the moments.
     pub gradients: usize,
     /// State of the optimizer.
     pub optimizer: Option<S>,
@@ -161,9 +161,9 @@ impl<O: Lean> Optimizer for AccumulatingInMoments<O> {
             Some(state) => (state.gradients, state.optimizer),
             None => (0, None),
         };
-        let (part, gradients) = self.micro_batches.part(gradients);
+        let (micro_batch, gradients) = self.micro_batches.next(gradients);
         let mut optimizer = self.optimizer.clone();
-        optimizer.settings_mut().part = part;
+        optimizer.settings_mut().micro_batch = micro_batch;
         let (tensor, optimizer) = optimizer.step(lr, tensor, grad, state);
         let state = AccumulatingState {
             gradients,

@@ -86,8 +86,10 @@ impl Optimizer for Adam {
     ) -> (Tensor<D>, Option<AdamState<D>>) {
         let momentum = state.map(|state| state.momentum);
         let settings = &self.settings;
-        let time = settings.part.time(AdaptiveMomentumState::steps(&momentum));
-        let rule = self.adam.rule(lr, time, settings.part);
+        let time = settings
+            .micro_batch
+            .time(AdaptiveMomentumState::steps(&momentum));
+        let rule = self.adam.rule(lr, time, settings.micro_batch);
         let (tensor, momentum) =
             adaptive::step(settings, rule, time, self.amsgrad, tensor, grad, momentum);
         (tensor, Some(AdamState { momentum }))

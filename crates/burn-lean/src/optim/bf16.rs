@@ -70,10 +70,10 @@ pub struct Stochastic {
 /// with the rounded weights, and the optimizer steps their masters, bit for bit as it would weights
 /// in 32 bits.
 ///
-/// Of two numbers as near, the one farther from zero is taken, where Burn's cast takes the even
-/// one. Weights that are changed between two steps keep their lower bits, less than half of what
-/// bf16 tells apart there; a weight made zero is zero. On other backends than Flex and the Cube
-/// backend the bits go by way of the host, which is slow.
+/// Ties round away from zero, where Burn's cast rounds them to even. Weights that are changed
+/// between two steps keep their lower bits, less than half of what bf16 tells apart there; a weight
+/// made zero is zero. On other backends than Flex and the Cube backend the bits go by way of the
+/// host, which is slow.
 ///
 /// After Kalamkar et al., "Optimizing Deep Learning Recommender Systems' Training on CPU Cluster
 /// Architectures" (2020): "Split-SGD-BF16".
@@ -83,7 +83,7 @@ pub struct MasterWeights;
 /// The lower halves of numbers in 32 bits, two to a word: `[words]`.
 pub type LowerHalves = Tensor<1, Int>;
 
-/// How weights are rounded to bf16.
+/// A way to round weights to bf16.
 pub trait Rounding: Clone + Send + Sync + 'static {
     /// The exact weight before a step, of the rounded one and what rounding kept.
     fn widen<const D: usize>(&self, weight: Tensor<D>, low: Option<LowerHalves>) -> Tensor<D>;
@@ -215,7 +215,7 @@ pub struct Bf16State<O: Optimizer, const D: usize> {
     pub time: usize,
     /// State of the optimizer in 32 bits.
     pub optimizer: Option<O::State<D>>,
-    /// What [`MasterWeights`] has kept.
+    /// The lower halves that [`MasterWeights`] keeps.
     pub low: Option<LowerHalves>,
 }
 

@@ -31,7 +31,7 @@ mod sgd;
 mod stable_adamw;
 mod step;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::{ModuleOptimizer, Optimizer};
 use burn::tensor::{Shape, Tensor};
@@ -52,6 +52,7 @@ pub use radam::{RAdam, RAdamConfig, RAdamState};
 pub use sgd::{MomentumState, Sgd, SgdState};
 pub use stable_adamw::{StableAdamW, StableAdamWConfig, StableAdamWState};
 
+use crate::path::{Path, PathVisitor, WithPaths};
 use settings::Settings;
 
 /// A configuration of Burn whose optimizer is here, in one pass over memory.
@@ -151,23 +152,17 @@ fn coupled_decay(config: Option<WeightDecayConfig>) -> CoupledDecay {
 fn embedding_shapes(model: &impl Module) -> Vec<Shape> {
     #[derive(Default)]
     struct Embeddings {
-        containers: Vec<bool>,
         shapes: Vec<Shape>,
     }
-    impl ModuleVisitor for Embeddings {
-        fn enter_module(&mut self, _name: &str, container_type: &str) {
-            self.containers.push(container_type.contains("Embedding"));
-        }
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.containers.pop();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if self.containers.last() == Some(&true) {
+    impl PathVisitor for Embeddings {
+        fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
+            let container = path.last().map(|(_, container)| container);
+            if container.is_some_and(|container| container.contains("Embedding")) {
                 self.shapes.push(param.shape());
             }
         }
     }
     let mut embeddings = Embeddings::default();
-    model.visit(&mut embeddings);
+    model.visit(&mut WithPaths::new(&mut embeddings));
     embeddings.shapes
 }

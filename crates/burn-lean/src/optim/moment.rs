@@ -9,9 +9,9 @@ use super::record::Field;
 /// Storage of a state in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// As floats of this type.
+    /// Floats of this type.
     Float(DType),
-    /// As 8 bits a number, in blocks of 256 with a scale each.
+    /// 8 bits a number, in blocks of 256 with a scale each.
     EightBit(DynamicMap),
 }
 
@@ -37,11 +37,11 @@ pub enum Moment<const D: usize> {
 pub struct EightBit {
     /// The codes, four to an `i32`, from the lowest byte on: `[numbers / 4]`, rounded up.
     pub codes: Tensor<1, Int>,
-    /// What each block is multiplied by: `[numbers / 256]`, rounded up.
+    /// The scale of each block: `[numbers / 256]`, rounded up.
     pub scales: Tensor<1>,
     /// The shape of the parameter.
     pub shape: Shape,
-    /// What the codes mean.
+    /// The numbers that the codes stand for.
     pub map: DynamicMap,
 }
 
@@ -73,7 +73,7 @@ impl<const D: usize> Moment<D> {
 
     /// The numbers as floats, `[..]` of the parameter's shape.
     ///
-    /// From 8 bits they come by way of the host.
+    /// Codes in 8 bits are unpacked on the host.
     pub fn to_tensor(&self) -> Tensor<D> {
         match self {
             Self::Float(floats) => floats.clone(),
@@ -100,7 +100,7 @@ impl<const D: usize> Moment<D> {
         }
     }
 
-    /// The same numbers in this format; unchanged if it has that already.
+    /// Converts the moment to this format.
     pub(super) fn into_format(self, format: Format) -> Self {
         match self {
             moment if moment.format() == format => moment,
@@ -147,9 +147,9 @@ impl EightBit {
 
 const SCALES: &str = "scales";
 
-/// In 8 bits a tensor of `u8` or, with the signed map, `i8`, and the scales under the same name
-/// with `.scales`. The shape has one dimension more than the parameter, of one element: Burn's own
-/// optimizers would take the codes for numbers, and refuse the rank.
+/// A moment in 8 bits is a tensor of `u8` or, with the signed map, `i8`, and the scales under the
+/// same name with `.scales`. The shape has one dimension more than the parameter, of one element:
+/// Burn's own optimizers would take the codes for numbers, and refuse the rank.
 impl<const D: usize> Field for Moment<D> {
     fn flatten(&self, name: &str, out: &mut StateSink) {
         match self {

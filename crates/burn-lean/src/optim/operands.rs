@@ -1,4 +1,4 @@
-//! What a step is made of.
+//! The operands of a step.
 
 #[cfg(any(feature = "cube", feature = "flex"))]
 use burn::backend::DispatchDevice;
@@ -9,21 +9,21 @@ use burn_lean_arithmetic::optim::Clip;
 
 use super::moment::{Format, Moment};
 
-/// What a step is made of.
+/// The operands of a step.
 pub(super) struct Operands<const N: usize, const D: usize> {
     pub(super) weight: Tensor<D>,
     /// Its gradient, of the same shape.
     pub(super) grad: Tensor<D>,
-    /// What is done to the gradient first.
+    /// The clipping of the gradient before the step.
     pub(super) clip: Clip,
     pub(super) states: States<N, D>,
 }
 
 /// The states before a step.
 pub(super) enum States<const N: usize, const D: usize> {
-    /// There are none yet, and those of the first step are to be in these formats.
+    /// There are no states yet. Those of the first step will have these formats.
     New([Format; N]),
-    /// Those of the last step.
+    /// The states after the last step.
     Old([Moment<D>; N]),
 }
 

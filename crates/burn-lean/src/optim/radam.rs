@@ -96,8 +96,10 @@ impl Optimizer for RAdam {
     ) -> (Tensor<D>, Option<RAdamState<D>>) {
         let momentum = state.map(|state| state.momentum);
         let settings = &self.settings;
-        let time = settings.part.time(AdaptiveMomentumState::steps(&momentum));
-        let rule = self.radam.rule(lr, time, settings.part);
+        let time = settings
+            .micro_batch
+            .time(AdaptiveMomentumState::steps(&momentum));
+        let rule = self.radam.rule(lr, time, settings.micro_batch);
         let (tensor, momentum) =
             adaptive::step(settings, rule, time, false, tensor, grad, momentum);
         (tensor, Some(RAdamState { momentum }))

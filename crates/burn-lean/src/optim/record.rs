@@ -35,7 +35,7 @@ impl<const D: usize> Field for Tensor<D> {
     }
 }
 
-/// Of words of 32 bits.
+/// A record of words of 32 bits.
 impl Field for Tensor<1, Int> {
     fn flatten(&self, name: &str, out: &mut StateSink) {
         out.push_tensor("", name, self.clone().into_data());

@@ -1,24 +1,24 @@
-//! What all optimizers can be told about how they keep and compute.
+//! Settings that all optimizers have.
 
 use std::fmt;
 use std::sync::Arc;
 
 use burn::grad_clipping::{GradientClipping, GradientClippingConfig};
 use burn::tensor::{DType, Shape, Tensor};
-use burn_lean_arithmetic::optim::{Clip, Kind, Moments, MomentsAlone, Part, Rule, Storage};
+use burn_lean_arithmetic::optim::{Clip, Kind, MicroBatch, Moments, MomentsAlone, Rule, Storage};
 
 use super::moment::{Format, Moment};
 use super::operands::{Operands, States};
 use super::step::step;
 
-/// What all optimizers of this module can be told about how they keep and compute.
+/// Settings that all optimizers of this module have.
 #[derive(Clone, Default)]
 pub struct Settings {
     pub(super) clipping: Option<GradientClipping>,
     pub(super) moments: Moments,
-    /// Parameters of these shapes keep moments of 32 bits.
+    /// Shapes of parameters whose moments have 32 bits: those of embeddings.
     pub(super) embeddings: Arc<[Shape]>,
-    pub(super) part: Part,
+    pub(super) micro_batch: MicroBatch,
 }
 
 impl fmt::Debug for Settings {
@@ -63,20 +63,20 @@ impl Settings {
         self.apply(rule, self.operands(kinds, weight, grad, states))
     }
 
-    /// Steps in place, or with whole tensors where there is no pass; the weight only if this part
-    /// of the step moves it.
+    /// Steps in place, or with whole tensors where there is no pass. The weight stays unless this
+    /// micro-batch moves it.
     pub(super) fn apply<R: Rule<N>, const N: usize, const D: usize>(
         &self,
         rule: &R,
         operands: Operands<N, D>,
     ) -> (Tensor<D>, [Moment<D>; N]) {
-        match self.part.moves {
+        match self.micro_batch.moves {
             true => step(rule, operands),
             false => step(&MomentsAlone(*rule), operands),
         }
     }
 
-    /// The operands of a step, with the states in the formats that these settings say.
+    /// The operands of a step, with the states in the formats of these settings.
     ///
     /// # Panics
     ///

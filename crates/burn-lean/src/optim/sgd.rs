@@ -90,15 +90,15 @@ impl Optimizer for Sgd {
         grad: Tensor<D>,
         state: Option<SgdState<D>>,
     ) -> (Tensor<D>, Option<SgdState<D>>) {
-        let part = self.settings.part;
-        let decay = self.weight_decay.in_part(part);
+        let micro_batch = self.settings.micro_batch;
+        let decay = self.weight_decay.in_micro_batch(micro_batch);
         let descent = Descent { lr, decay };
         let momentum = state.and_then(|state| state.momentum);
         let Some(config) = &self.momentum else {
             let (tensor, []) = self.settings.step(&descent, [], tensor, grad, Some([]));
             return (tensor, Some(SgdState { momentum }));
         };
-        let rule = config.rule(descent, part);
+        let rule = config.rule(descent, micro_batch);
         let states = momentum.map(|momentum| [momentum.velocity]);
         let kinds = [Kind::Signed];
         let (tensor, [velocity]) = self.settings.step(&rule, kinds, tensor, grad, states);

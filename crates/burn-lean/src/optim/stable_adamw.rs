@@ -119,7 +119,7 @@ impl Optimizer for StableAdamW {
         let operands = self.settings.operands(kinds, tensor, grad, states);
 
         let measure = self.stable_adamw.measure(time);
-        let moves = self.settings.part.moves;
+        let moves = self.settings.micro_batch.moves;
         let mean = moves.then(|| mean(&measure, &operands));
         let rule = self.stable_adamw.rule(lr, time, mean);
         let (tensor, [moment_1, moment_2]) = self.settings.apply(&rule, operands);

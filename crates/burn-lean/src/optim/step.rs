@@ -45,13 +45,14 @@ pub(super) fn mean<M: Measure<N>, const N: usize, const D: usize>(
         return cube::mean(measure, operands);
     }
     let grad = operands.clip.clip(Whole(operands.grad.clone()));
-    let Whole(measured) = match &operands.states {
-        States::New(_) => measure.first(grad),
+    let states = match &operands.states {
+        States::New(_) => None,
         States::Old(states) => {
             let dtype = grad.0.dtype();
-            measure.next(grad, states.clone().map(|state| floats(state, dtype)))
+            Some(states.clone().map(|state| floats(state, dtype)))
         }
     };
+    let Whole(measured) = measure.measure(grad, states);
     measured.mean().into_scalar()
 }
 
@@ -68,15 +69,16 @@ fn step_tensors<R: Rule<N>, const N: usize, const D: usize>(
     } = operands;
     let dtype = weight.dtype();
     let (weight, grad) = (Whole(weight), clip.clip(Whole(grad)));
-    let (formats, (Whole(weight), states)) = match states {
-        States::New(formats) => (formats, rule.first(weight, grad)),
+    let (formats, states) = match states {
+        States::New(formats) => (formats, None),
         States::Old(states) => {
             let formats = states.each_ref().map(Moment::format);
-            // Handed over, not cloned: Burn's operations write in place what nobody else holds.
+            // Moved, not cloned: Burn's operations write in place if the tensor has no other owner.
             let states = states.map(|state| floats(state, dtype));
-            (formats, rule.next(weight, grad, states))
+            (formats, Some(states))
         }
     };
+    let (Whole(weight), states) = rule.step(weight, grad, states);
     let mut formats = formats.into_iter();
     let states = states.map(|Whole(state)| {
         Moment::from_tensor(state, formats.next().expect("a format for each state"))

@@ -11,20 +11,22 @@ use super::claims::check_claims;
 use super::error::{Refused, ReleaseError, expect};
 use super::ordinary::added;
 use super::survey::Survey;
-use crate::session::{FirstPass, Progress, Session};
-use crate::slot::{Purpose, path_text};
+use crate::armed_slot::Purpose;
+use crate::hook_orders::FirstPass;
+use crate::path::path_text;
+use crate::session::{Progress, Session};
 
-/// Accumulates the gradients of micro-batches, as Burn's
-/// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) does, without ever holding a second
-/// set of them: in the backward of an armed model each gradient is added to its sum the moment it
-/// is complete, and freed.
+/// Accumulates the gradients of micro-batches like Burn's
+/// [`GradientsAccumulator`](burn::optim::GradientsAccumulator), without a second set of gradients:
+/// the backward of an armed model adds each gradient to its sum the moment it is complete, and
+/// frees it.
 ///
 /// All but the last micro-batch of a window go through the accumulator; the last one is [armed with
 /// the sums](crate::ReleaseOptimizer::arm_accumulated). The sums are Burn's, bit for bit. At most
-/// they and one gradient exist at once, where Burn holds both in full.
+/// the sums and one gradient exist at once, where Burn holds two full sets.
 ///
-/// From the first `arm` to the optimizer's `step` the model is armed: mappers and visitors see
-/// placeholders, `val()`, clones and records the weights.
+/// The model is armed from the first `arm` to the optimizer's `step`. Mappers and visitors see
+/// placeholders; `val()`, clones and records see the weights.
 ///
 /// # Example
 ///
@@ -69,7 +71,7 @@ impl Default for ReleaseAccumulator {
 }
 
 impl ReleaseAccumulator {
-    /// Holds nothing yet.
+    /// An accumulator without sums.
     pub fn new() -> Self {
         Self {
             session: Arc::new(Session::new(None, None)),
@@ -104,8 +106,8 @@ impl ReleaseAccumulator {
             return Err(Refused::new(model, error));
         }
         let has_sums = self.session.slots().values().any(|slot| slot.has_sum());
-        // The first sums are the first gradients. With sums, a pass that keeps its gradients to the
-        // end would hold twice as much.
+        // The first sums are the first gradients. A later pass that keeps its gradients to its end
+        // would hold both, twice as much.
         self.session
             .begin_pass(match self.grads.is_empty() && !has_sums {
                 true => FirstPass::Exact,
@@ -130,8 +132,7 @@ impl ReleaseAccumulator {
         }
     }
 
-    /// Ends a micro-batch: what was added inside backward stays, and ordinary gradients are added
-    /// to it.
+    /// Ends a micro-batch, and adds its ordinary gradients to the sums.
     ///
     /// # Panics
     ///
@@ -149,8 +150,8 @@ impl ReleaseAccumulator {
     ///
     /// - [`AlreadyStepped`](ReleaseError::AlreadyStepped): a second gradient for a parameter in one
     ///   micro-batch;
-    /// - [`Unclaimed`](ReleaseError::Unclaimed): nobody asked for the gradient of a parameter that
-    ///   has one;
+    /// - [`Unclaimed`](ReleaseError::Unclaimed): `grads` lacks the gradient of a parameter that has
+    ///   one;
     /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): it is not the
     ///   model that was armed.
     pub fn try_accumulate<M: Module>(
@@ -165,7 +166,7 @@ impl ReleaseAccumulator {
         Ok(())
     }
 
-    /// [`accumulate`](Self::accumulate), also of a model that nobody has used.
+    /// [`accumulate`](Self::accumulate), which allows a model without a forward pass.
     #[cfg(feature = "train")]
     pub(crate) fn accumulate_if_any<M: Module>(&mut self, model: &M, grads: GradientsParams) {
         match self.check(model, &grads) {
@@ -186,23 +187,23 @@ impl ReleaseAccumulator {
         for slot in self.session.slots().values() {
             slot.rest();
         }
-        // The slots keep the weights until the model is armed again, and take no gradient.
+        // The slots keep the weights, and take no gradient until the model is armed again.
         self.session.set_armed(false);
     }
 
     fn check<M: Module>(&self, model: &M, grads: &GradientsParams) -> Result<(), ReleaseError> {
         for slot in self.session.slots().values() {
-            if slot.fate().second {
+            if slot.step_state().second {
                 let path = path_text(slot.path());
                 return Err(ReleaseError::AlreadyStepped { path });
             }
         }
         let survey = Survey::of(model);
-        survey.check_own(&self.session, |slot| slot.fate().taken)?;
+        survey.check_own(&self.session, |slot| slot.step_state().taken)?;
         check_claims(&self.session, &survey, model, grads)
     }
 
-    /// The sums of the window, which is over with that.
+    /// Ends the window, and returns its sums.
     ///
     /// # Panics
     ///
@@ -222,7 +223,7 @@ impl ReleaseAccumulator {
             let armed = self.session.slots().len();
             return Err(ReleaseError::NotAccumulated { added, armed });
         }
-        // From now on nobody but the model has its weights, and they can be written in place.
+        // Only the model holds its weights from now on, so they can be written in place.
         self.session.slots().clear();
         Ok(std::mem::take(&mut self.grads))
     }
@@ -241,7 +242,7 @@ impl ModuleVisitor for Collect<'_> {
         let mut grad = self.grads.remove::<D>(param.id);
         let mut sum = self.sums.remove::<D>(param.id);
         if let Some(slot) = slot {
-            if slot.fate().taken {
+            if slot.step_state().taken {
                 grad = None;
             }
             sum = slot.take_sum().map(Tensor::from_dispatch).or(sum);

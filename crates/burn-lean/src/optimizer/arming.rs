@@ -13,15 +13,17 @@ use burn::optim::GradientsParams;
 use super::one_param;
 use super::restoring::{abandon, restore_mappers, weight_for};
 use super::survey::{Survey, is_same, leaf_of};
+use crate::armed_slot::{ArmedSlot, Ended, Purpose};
 use crate::backend::{Inner, WithBackend, with_backend};
 use crate::parameter::{Found, Released};
+use crate::path::Path;
 use crate::recompute::without_tape;
 use crate::session::Session;
-use crate::slot::{ArmedSlot, Ended, Path, Purpose, Slot};
+use crate::slot::Slot;
 use crate::tape::{is_computed_from_placeholder, is_placeholder};
 
-/// Arms a model that was checked. The sums are those of earlier micro-batches; what stays in them
-/// is of parameters that are not armed.
+/// Arms a model that was checked. Takes the sums of earlier micro-batches out of `sums`, except
+/// those of parameters that are not armed.
 pub(super) fn arm<M: Module>(
     session: &Arc<Session>,
     purpose: Purpose,
@@ -29,7 +31,7 @@ pub(super) fn arm<M: Module>(
     mut model: M,
     mut survey: Survey,
 ) -> M {
-    // After a backward has begun and panicked, the hooks of its forward pass are of no use.
+    // The hooks of a forward pass cannot be used again after a backward that has panicked.
     let is_unused = !session.progress.has_begun();
     let is_kept = |found: &Found| {
         let slots = session.slots();
@@ -45,7 +47,7 @@ pub(super) fn arm<M: Module>(
     if !survey.found.values().all(is_kept) || !is_in_place {
         session.progress.reset();
         if survey.has_adapters {
-            // Their reparameterizations stay with the model from step to step.
+            // A model with adapters keeps its reparameterizations from step to step.
             model = model.map(&mut ArmAgain {
                 session,
                 survey: &survey,
@@ -85,7 +87,7 @@ pub(super) fn arm<M: Module>(
     model
 }
 
-/// The sums of earlier micro-batches that an arming holds which is begun anew.
+/// Takes the sums of earlier micro-batches out of the slots of an arming that starts again.
 fn sums_of_own(session: &Session, survey: &Survey) -> HashMap<ParamId, DispatchTensor> {
     let slots = session.slots();
     let is_own = |id, slot| {
@@ -117,8 +119,7 @@ pub(super) fn take_sums<M: Module>(session: &Session, model: &M) -> GradientsPar
     take.1
 }
 
-/// Makes an ordinary model of what another arming has left, or of a copy that was taken in the
-/// middle of one.
+/// Makes an ordinary model of one that another arming has left, or of a copy of an armed model.
 pub(super) fn settle<M: Module>(model: M, survey: &Survey) -> M {
     let mappers = survey
         .found
@@ -128,7 +129,7 @@ pub(super) fn settle<M: Module>(model: M, survey: &Survey) -> M {
     restore_mappers(without_tape(|| model.materialize()), &mappers)
 }
 
-/// [`settle`], of whatever model; one with adapters keeps its reparameterizations.
+/// [`settle`] for any model. A model with adapters keeps its reparameterizations.
 #[cfg(feature = "train")]
 pub(crate) fn ordinary<M: Module>(model: M) -> M {
     let survey = Survey::of(&model);
@@ -138,15 +139,15 @@ pub(crate) fn ordinary<M: Module>(model: M) -> M {
     }
 }
 
-/// Whether the slot of a model with adapters may be armed again: it has ended, or it is as an
-/// accumulator leaves it.
+/// Whether the slot of a model with adapters may be armed again: its arming has ended, or an
+/// accumulator has left it.
 fn is_free(session: &Session, found: &Found) -> bool {
     let is_own = |slot| is_same(slot, &found.slot);
     let is_own = session.slots().get(&found.id).is_some_and(is_own);
     found.has_ended || !(found.is_armed || is_own || found.is_copy)
 }
 
-/// Moves weights into the slots that the reparameterizations of a model have.
+/// Moves weights into the slots of existing reparameterizations.
 struct ArmAgain<'a> {
     session: &'a Arc<Session>,
     survey: &'a Survey,
@@ -159,7 +160,7 @@ impl ModuleMapper for ArmAgain<'_> {
                 param.map(|base| {
                     let base = match found.has_ended {
                         true => base,
-                        false => weight_for(found.slot.as_ref(), Ended::Finished, base),
+                        false => weight_for(&*found.slot, Ended::Finished, base),
                     };
                     Tensor::from_dispatch(found.slot.arm_again(self.session, base.into_dispatch()))
                 })
@@ -171,7 +172,7 @@ impl ModuleMapper for ArmAgain<'_> {
 
 struct Armer<'a> {
     session: &'a Arc<Session>,
-    /// Of the parameters to arm.
+    /// The paths of the parameters to arm.
     paths: HashMap<ParamId, Path>,
 }
 
@@ -233,7 +234,8 @@ impl<const D: usize> WithBackend for ArmOne<'_, D> {
     }
 }
 
-/// What a record of an armed model, or of a copy of it, holds in place of the placeholder.
+/// The weight that a record of an armed model, or of a copy of it, holds instead of the
+/// placeholder.
 fn weight_to_save<B: Inner, const D: usize>(slot: &Weak<Slot<B>>, base: Tensor<D>) -> Tensor<D> {
     let slot = slot.upgrade();
     let leaf = slot.as_ref().map(|slot| ArmedSlot::leaf_id(slot.as_ref()));
@@ -254,11 +256,11 @@ fn weight_to_save<B: Inner, const D: usize>(slot: &Weak<Slot<B>>, base: Tensor<D
     ))
 }
 
-/// Gives the slots their purpose, and the sums of earlier micro-batches.
+/// Gives each slot its purpose and the sum of earlier micro-batches.
 struct Sums<'a> {
     session: &'a Session,
     purpose: Purpose,
-    /// Those that the slots held when they were made anew.
+    /// The sums that the old slots held.
     left: HashMap<ParamId, DispatchTensor>,
     sums: &'a mut GradientsParams,
 }

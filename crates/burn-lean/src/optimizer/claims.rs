@@ -1,4 +1,4 @@
-//! A look at the gradients that a step, or a micro-batch, is ended with.
+//! Checks of the gradients that are given to a step or to a micro-batch.
 
 use burn::Tensor;
 use burn::module::{Module, ModuleVisitor, Param};
@@ -7,12 +7,12 @@ use burn::optim::GradientsParams;
 use super::error::ReleaseError;
 use super::survey::{Survey, is_replaced, is_same};
 use crate::backend::reading_waits;
+use crate::path::path_text;
 use crate::session::Session;
-use crate::slot::path_text;
 use crate::tape::{is_computed_from_placeholder, is_placeholder};
 
-/// Whether each gradient that was taken inside backward was also asked for, and is what was left in
-/// its place; and whether the parameters are still those that were armed.
+/// Checks that `grads` has the mark of each gradient that was taken inside backward, and that the
+/// parameters are those that were armed.
 pub(super) fn check_claims<M: Module>(
     session: &Session,
     survey: &Survey,
@@ -38,7 +38,7 @@ pub(super) fn check_claims<M: Module>(
     }
 }
 
-/// Whether the parameters of a model are still those that were armed, or were loaded since.
+/// Checks that the parameters of a model are those that were armed, or were loaded since.
 pub(super) fn check_bases<M: Module>(session: &Session, model: &M) -> Result<(), ReleaseError> {
     struct Bases<'a>(&'a Session, Option<ReleaseError>);
     impl ModuleVisitor for Bases<'_> {
@@ -83,18 +83,18 @@ impl Claims<'_> {
             });
         };
         let path = || path_text(slot.path());
-        // A `Param` that was taken apart and built again has lost its way to the slot.
+        // A `Param` that was taken apart and built again has lost its reparameterization.
         let found = self.survey.found.get(&param.id);
-        let has_slot = found.is_some_and(|found| is_same(&found.slot, &slot));
+        let has_slot = found.is_some_and(|found| is_same(&slot, &found.slot));
         let is_replaced = is_replaced(slot.as_ref(), param.base());
         let is_computed = is_replaced && is_computed_from_placeholder(param.base());
         if is_computed || !(has_slot || is_replaced) {
             return Err(ReleaseError::Placeholder { path: path() });
         }
-        if slot.fate().taken && is_replaced {
+        if slot.step_state().taken && is_replaced {
             return Err(ReleaseError::WrongModel { path: path() });
         }
-        if !slot.fate().taken {
+        if !slot.step_state().taken {
             return Ok(());
         }
         let Some(grad) = grad else {

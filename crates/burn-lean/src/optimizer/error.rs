@@ -1,6 +1,6 @@
-//! What gradient release refuses, and the way out.
+//! Errors of gradient release.
 
-/// A call that cannot be carried out as asked. Nothing was changed by it.
+/// Why a call was refused. A refused call has changed nothing.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReleaseError {
@@ -214,23 +214,23 @@ pub enum ReleaseError {
         near.join(", ")
     )]
     EmptyGroup {
-        /// What the group looks for.
+        /// The patterns of the group.
         group: String,
-        /// The paths of the model that are most like it.
+        /// The nearest paths in the model.
         near: Vec<String>,
     },
 
-    /// Burn's optimizer has no room for what this one does.
+    /// Burn's optimizer lacks a setting of this one.
     #[error(
-        "Burn's optimizer has no {what}, which would be lost without a word; build it anew, and \
+        "Burn's optimizer has no {what}, which would be silently lost; build it anew, and \
          load `to_record` into it"
     )]
     NotBurns {
-        /// What would be lost.
+        /// The setting that would be lost.
         what: String,
     },
 
-    /// A learning rate, or a setting of clipping or loss scaling, makes no sense.
+    /// A learning rate, or a setting of clipping or loss scaling, is out of range.
     #[error("{setting} is {value}, which is out of range: nothing could be stepped with it")]
     OutOfRange {
         /// Its name.
@@ -239,7 +239,7 @@ pub enum ReleaseError {
         value: f64,
     },
 
-    /// The norm of all gradients is to be known before the first is stepped with, and is not.
+    /// Clipping by the global norm needs the norm before the first step, and it was not measured.
     #[error(
         "the gradients are clipped by their global norm, and no backward pass has measured it; \
          train with `two_passes`, or arm with `try_arm_to_measure` and end that pass with \
@@ -247,28 +247,28 @@ pub enum ReleaseError {
     )]
     NotMeasured,
 
-    /// The pass that only measures is not one to step with.
+    /// `step` was called after the measuring pass.
     #[error(
         "the model is armed to measure the norm of its gradients; end that pass with \
          `try_measured`, then `arm` it for the pass that steps, or `disarm` it"
     )]
     OnlyMeasured,
 
-    /// There is no pass that measures.
+    /// No model is armed to measure.
     #[error(
         "no model is armed to measure the norm of its gradients, or it was measured already; arm \
          one with `try_arm_to_measure`"
     )]
     NotMeasuring,
 
-    /// The pass that measured has found a gradient that has overflown.
+    /// The measuring pass has found a gradient that has overflowed.
     #[error(
-        "a gradient has overflown in the pass that measured: `step` skips this step, and lets the \
+        "a gradient has overflowed in the measuring pass: `step` skips this step, and lets the \
          scale of the loss fall"
     )]
     Overflown,
 
-    /// A second gradient of a parameter arrived in the pass that measures.
+    /// A second gradient of a parameter arrived in the measuring pass.
     #[error(
         "{path} got two gradients while its norm was measured; run one backward on the sum of the \
          losses, or accumulate the gradients of the earlier ones"
@@ -301,7 +301,7 @@ pub enum ReleaseError {
     NonFinite {
         /// Path of the parameter in the model.
         path: String,
-        /// Parameters that were stepped with the gradients before.
+        /// Parameters stepped before it.
         stepped: usize,
         /// Parameters armed.
         armed: usize,
@@ -314,7 +314,7 @@ pub enum ReleaseError {
     )]
     NotScaled,
 
-    /// The weights are in fp16, and so are the gradients that the scale is to be taken off.
+    /// The weights are in fp16, and so are the gradients, which cannot be unscaled in fp16.
     #[error(
         "{path} is in fp16, and so is its gradient, in which small numbers vanish when the scale \
          of the loss is taken off; keep the weights in fp32, and cast them where the forward pass \
@@ -340,7 +340,7 @@ pub enum ReleaseError {
     /// from then on.
     #[error("{reason}; let the process end, which ends the others, and go on from a checkpoint")]
     Reduction {
-        /// Why not.
+        /// The reason.
         reason: String,
     },
 
@@ -353,7 +353,7 @@ pub enum ReleaseError {
     Sharded,
 }
 
-/// A refused call, with what it was given: the model, and the gradients where it was given some.
+/// A refused call, with the model and the gradients that it was given.
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct Refused<M, G = ()> {
@@ -417,7 +417,7 @@ impl<M, G> From<Refused<M, G>> for ReleaseError {
     }
 }
 
-/// The panicking twin of a fallible call.
+/// Panics with the text of an error.
 pub(crate) fn expect<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| panic!("gradient release: {error}"))
 }

@@ -1,11 +1,11 @@
-//! A step that ends inside code of the user's: what `TrainStep::optimize` calls is Burn's
-//! `ModuleOptimizer`, and that gives the weights back to the model.
+//! A step that ends in the user's `TrainStep::optimize`, which calls Burn's `ModuleOptimizer`: that
+//! gives the weights back to the model.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::Tensor;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
+use burn::module::{Module, Param, ParamGroup, ParamId};
 use burn::optim::{
     GradientsParams, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource,
 };
@@ -19,30 +19,31 @@ use super::release_optimizer::ReleaseOptimizer;
 use super::report::StepReport;
 use super::restoring::{restore, restore_mappers};
 use super::survey::Survey;
+use crate::armed_slot::{ArmedSlot, Ended};
 use crate::backend::{reading_waits, with_backend};
 use crate::lock::lock;
+use crate::path::{Path, PathVisitor, WithPaths, path_text};
 use crate::session::{Progress, Session};
-use crate::slot::{ArmedSlot, Ended, Path, path_text};
 use crate::tape::{ElementOf, is_placeholder};
 
-/// Parameters that wait for the `ModuleOptimizer` which gives them back.
+/// Parameters that the `ModuleOptimizer` of a `TrainStep` will give back.
 #[derive(Clone, Default)]
 pub(crate) struct Handover(Arc<Mutex<Vec<Option<Waiting>>>>);
 
-/// What becomes of a parameter in the user's `optim.step`.
+/// A parameter that the user's `optim.step` will give back.
 struct Waiting {
     path: String,
     lr: f64,
-    /// Backward, or an ordinary gradient, has stepped it already.
+    /// Backward or an ordinary gradient has stepped it.
     is_stepped: bool,
-    /// From what the user's model has, to the new weight.
+    /// Returns the new weight for the base of the parameter in the user's model.
     give: Give,
 }
 
 type Give = Box<dyn FnOnce(BridgeTensor) -> Result<BridgeTensor, ReleaseError> + Send>;
 
 impl Handover {
-    /// The optimizer to call `TrainStep::optimize` with.
+    /// The optimizer for `TrainStep::optimize`.
     pub(crate) fn optimizer(&self, like: ModuleOptimizer) -> ModuleOptimizer {
         like.with_group(ParamGroup::all(), self.clone(), None)
     }
@@ -57,7 +58,7 @@ impl Handover {
         base: Tensor<D>,
         mark: Tensor<D>,
     ) -> Result<Tensor<D>, ReleaseError> {
-        // The mark says in its shape which it is of.
+        // The first dimension of the mark is the index of the parameter, plus one.
         let index = mark.dims()[0] - 1;
         let changed = |path: String| ReleaseError::GradientChanged { path };
         let waiting = self.waiting().get_mut(index).and_then(Option::take);
@@ -96,7 +97,7 @@ impl Optimizer for Handover {
     }
 }
 
-/// The state of a parameter, which the optimizer that really steps has.
+/// Stands for the state of a parameter, which the release optimizer holds.
 #[derive(Clone)]
 pub(crate) struct Elsewhere;
 
@@ -117,19 +118,22 @@ impl RecordState for Elsewhere {
 }
 
 impl ReleaseOptimizer {
-    /// Burn's optimizer, with its states as they are now.
+    /// A copy of Burn's optimizer with its current states.
     pub(crate) fn copy_optimizer(&self) -> ModuleOptimizer {
         let stepper = self.session.stepper();
-        stepper.optim.clone().expect("an optimizer has one")
+        stepper
+            .optim
+            .clone()
+            .expect("a release optimizer has Burn's optimizer")
     }
 
-    /// The first half of `try_step`: all is stepped, and waits in the slots. What is returned
-    /// stands for all gradients: `optim.step` of [`Handover::optimizer`] makes of it, and of the
-    /// model, the model with its new weights.
+    /// The first half of `try_step`: steps all parameters, whose weights stay in the slots. Returns
+    /// marks for all gradients, with which `optim.step` of [`Handover::optimizer`] gives the model
+    /// its new weights.
     ///
     /// # Errors
     ///
-    /// Those of `try_step`, but for `NoForward`: nobody but backward has had the model.
+    /// The errors of `try_step`, except `NoForward`.
     pub(crate) fn hand_over<M: Module>(
         &mut self,
         lr: &ModuleLearningRate,
@@ -147,16 +151,15 @@ impl ReleaseOptimizer {
             session: &self.session,
             lr,
             grads,
-            path: Path::new(),
             marks: GradientsParams::new(),
             waiting: Vec::new(),
         };
-        model.visit(&mut hand_out);
+        model.visit(&mut WithPaths::new(&mut hand_out));
         *handover.waiting() = hand_out.waiting;
         Ok((hand_out.marks, report))
     }
 
-    /// The second half: the model that `TrainStep::optimize` returned is an ordinary one.
+    /// The second half: makes an ordinary model of the one that `TrainStep::optimize` returned.
     ///
     /// # Errors
     ///
@@ -184,36 +187,36 @@ impl ReleaseOptimizer {
     }
 }
 
-/// Steps what has an ordinary gradient, and makes a mark for each parameter that is to be given
-/// back: armed ones, also those without a gradient, and others that have one.
+/// Steps the parameters with ordinary gradients, and makes a mark for each parameter that is armed
+/// or has a gradient.
 struct HandOut<'a> {
     session: &'a Arc<Session>,
     lr: &'a ModuleLearningRate,
     grads: GradientsParams,
-    path: Path,
     marks: GradientsParams,
     waiting: Vec<Option<Waiting>>,
 }
 
-impl ModuleVisitor for HandOut<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl PathVisitor for HandOut<'_> {
+    fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
         let slot = self.session.slots().get(&param.id).cloned();
         let grad = self.grads.remove::<D>(param.id);
-        let is_stepped = grad.is_some() || slot.as_ref().is_some_and(|slot| slot.fate().taken);
-        let path = path_text(&self.path);
+        let is_stepped =
+            grad.is_some() || slot.as_ref().is_some_and(|slot| slot.step_state().taken);
+        let text = path_text(path);
         let give = match (slot, grad) {
             (Some(slot), grad) => {
                 if let Some(grad) = grad {
                     slot.step_now(grad.into_dispatch());
                 }
-                give_slot::<D>(slot, path.clone())
+                give_slot::<D>(slot, text.clone())
             }
-            (None, Some(grad)) => self.give_stepped(param, grad),
+            (None, Some(grad)) => self.give_stepped(path, param, grad),
             (None, None) => return,
         };
         self.waiting.push(Some(Waiting {
-            lr: self.lr.lr_from_param(param.id, Some(&path)),
-            path,
+            lr: self.lr.lr_from_param(param.id, Some(&text)),
+            path: text,
             is_stepped,
             give,
         }));
@@ -223,26 +226,18 @@ impl ModuleVisitor for HandOut<'_> {
         let mark = mark.expect("the survey knows the backend").expand(shape);
         self.marks.register(param.id, mark);
     }
-
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.push((name.into(), container.into()));
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
 }
 
-/// The weight that waits in a slot, for the placeholder that the model was given with.
+/// Gives the weight in a slot for the placeholder in the model.
 fn give_slot<const D: usize>(slot: Arc<dyn ArmedSlot>, path: String) -> Give {
     slot.watch();
     let ways = Arc::strong_count(&slot);
     Box::new(move |base| {
-        if slot.fate().taken && slot.has_stepped_copy() {
+        if slot.step_state().taken && slot.has_stepped_copy() {
             return Err(ReleaseError::SteppedCopy { path });
         }
-        // Whoever changes a parameter maps it, or drops its way to the slot. What was computed from
-        // the placeholder may have its bits, as a clamped NaN has; and on a GPU reading waits.
+        // A change of the parameter maps it or drops its reference to the slot. The bits alone do
+        // not tell: a clamped NaN keeps them, and on a GPU reading waits for the device.
         let is_touched = slot.was_mapped() || Arc::strong_count(&slot) < ways;
         let base = Tensor::<D>::from_bridge(base);
         let waits = reading_waits(&base.clone().into_dispatch().kind);
@@ -255,9 +250,14 @@ fn give_slot<const D: usize>(slot: Arc<dyn ArmedSlot>, path: String) -> Give {
 }
 
 impl HandOut<'_> {
-    /// Of a parameter that is not armed: it is stepped where plain Burn would.
-    fn give_stepped<const D: usize>(&self, param: &Param<Tensor<D>>, grad: Tensor<D>) -> Give {
-        let (id, path, lr) = (param.id, self.path.clone(), self.lr.clone());
+    /// Steps a parameter that is not armed, where plain Burn would step it.
+    fn give_stepped<const D: usize>(
+        &self,
+        path: &Path,
+        param: &Param<Tensor<D>>,
+        grad: Tensor<D>,
+    ) -> Give {
+        let (id, path, lr) = (param.id, path.clone(), self.lr.clone());
         let session = self.session.clone();
         Box::new(move |weight| {
             let weight = Tensor::<D>::from_bridge(weight);

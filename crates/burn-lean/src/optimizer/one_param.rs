@@ -1,5 +1,5 @@
-//! One parameter as a module, under its path: what Burn's optimizer steps, with its groups, rates
-//! and clipping.
+//! A module with one parameter under its full path. Burn's optimizer steps it with its groups,
+//! rates and clipping.
 
 use burn::Tensor;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
@@ -8,8 +8,9 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Device;
 
 use crate::backend::{Inner, Primitive};
+use crate::path::Path;
 use crate::session::Stepper;
-use crate::slot::{GradientFns, Path, Stepped};
+use crate::slot::{GradientFns, Stepped};
 
 #[derive(Clone, Debug)]
 struct OneParam<'a, const D: usize> {
@@ -61,7 +62,7 @@ impl<const D: usize> Module for OneParam<'_, D> {
     }
 }
 
-/// What is done with a gradient of this rank.
+/// The gradient functions for parameters of rank `D`.
 pub(super) fn gradient_fns<B: Inner, const D: usize>() -> GradientFns<B> {
     GradientFns {
         step: step::<B, D>,
@@ -73,7 +74,7 @@ fn measure<B: Inner, const D: usize>(stepper: &mut Stepper, id: ParamId, grad: P
     stepper.gradients.measure(id, B::tensor::<D>(grad));
 }
 
-/// What Burn's optimizer does with one parameter.
+/// Steps one parameter with Burn's optimizer.
 fn step<B: Inner, const D: usize>(
     stepper: &mut Stepper,
     id: ParamId,
@@ -105,7 +106,7 @@ fn step<B: Inner, const D: usize>(
     }
 }
 
-/// One step of Burn's optimizer, of tensors without autodiff.
+/// One step of Burn's optimizer, over tensors without autodiff.
 pub(crate) fn step_one<const D: usize>(
     optim: &mut ModuleOptimizer,
     lr: ModuleLearningRate,
@@ -116,8 +117,7 @@ pub(crate) fn step_one<const D: usize>(
 ) -> Tensor<D> {
     let mut grads = GradientsParams::new();
     grads.register::<D>(id, grad);
-    // The optimizer looks at what autodiff knows of the parameter. Of a leaf that needs no
-    // gradient, nothing.
+    // The optimizer steps only tensors with autodiff. A leaf without gradients has no graph.
     let param = Param::from_mapped_value(id, weight.autodiff(), ParamMapper::default());
     let stepped = optim.step(lr, OneParam { path, param }, grads);
     stepped.param.into_value().inner()

@@ -1,4 +1,4 @@
-//! Ordinary gradients: those that no parameter was stepped with inside backward.
+//! Ordinary gradients: those that backward has not stepped with.
 
 use std::collections::HashSet;
 
@@ -17,18 +17,18 @@ pub(super) fn measure<M: Module>(
     model: &M,
     grads: &GradientsParams,
 ) -> Result<Vec<ParamId>, ReleaseError> {
-    struct Measure<'a> {
+    struct NormVisitor<'a> {
         session: &'a Session,
         grads: &'a GradientsParams,
         params: Vec<ParamId>,
         error: Option<ReleaseError>,
     }
-    impl ModuleVisitor for Measure<'_> {
+    impl ModuleVisitor for NormVisitor<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             let id = param.id;
             self.params.push(id);
             let slot = self.session.slots().get(&id).cloned();
-            let is_taken = slot.as_ref().is_some_and(|slot| slot.fate().taken);
+            let is_taken = slot.as_ref().is_some_and(|slot| slot.step_state().taken);
             let is_measured = self.session.stepper().gradients.is_measured(id);
             if is_taken || is_measured || self.error.is_some() {
                 return;
@@ -49,7 +49,7 @@ pub(super) fn measure<M: Module>(
             }
         }
     }
-    let mut measure = Measure {
+    let mut measure = NormVisitor {
         session,
         grads,
         params: Vec::new(),
@@ -70,17 +70,17 @@ fn mean<const D: usize>(
     Ok(mean.map(|mean| mean.reshape(dims)))
 }
 
-/// What was done to the gradients of a model.
+/// The result of [`transform`].
 #[derive(Default)]
 pub(super) struct Transformed {
     /// The parameters, in the order of the model's fields.
     pub(super) params: Vec<ParamId>,
-    /// Those whose gradient was not one to step with.
+    /// The parameters whose step is skipped.
     pub(super) skipped: HashSet<ParamId>,
 }
 
-/// Transforms the gradients that a model, which is not armed any more, is to be stepped with, and
-/// drops those of which another replica has the states.
+/// Transforms the gradients for the step of a model that is no longer armed, and drops those of
+/// parameters that another replica steps.
 pub(super) fn transform<M: Module>(
     session: &Session,
     model: &M,
@@ -130,7 +130,7 @@ pub(super) fn transform<M: Module>(
     transform.done
 }
 
-/// The sum of those that are there, the earlier one first.
+/// The sum of the gradients that exist, the earlier one first.
 pub(super) fn added<const D: usize>(
     sum: Option<Tensor<D>>,
     grad: Option<Tensor<D>>,

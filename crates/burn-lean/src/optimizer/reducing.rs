@@ -1,4 +1,4 @@
-//! Ordinary gradients of replicas, which `step` steps with.
+//! Reduction of ordinary gradients over replicas.
 
 use burn::Tensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
@@ -8,8 +8,8 @@ use super::error::ReleaseError;
 use super::restoring::as_param;
 use crate::reduction::{InFlight, Recipients};
 
-/// Reduces the gradients of a model, in the order of its fields. What another replica steps with is
-/// gone. Returns whose gradients there were.
+/// Reduces the gradients of a model, in the order of its fields. Drops those that another replica
+/// steps with. Returns the parameters that had a gradient.
 pub(super) fn reduce<M: Module>(
     in_flight: &InFlight,
     model: &M,
@@ -40,7 +40,7 @@ pub(super) fn reduce<M: Module>(
     Ok(params)
 }
 
-/// Takes gradients out, in one dimension, and sends them off.
+/// Takes gradients out, flattens them and sends them.
 struct Send<'a> {
     in_flight: &'a InFlight,
     recipients: Recipients,
@@ -70,10 +70,10 @@ impl ModuleVisitor for Send<'_> {
     }
 }
 
-/// Puts those back that have come.
+/// Puts reduced gradients back.
 struct Receive<'a> {
     grads: &'a mut GradientsParams,
-    /// The first one last.
+    /// The reduced gradients, in reverse order.
     reduced: Vec<(ParamId, Option<Tensor<1>>)>,
 }
 
@@ -88,7 +88,7 @@ impl ModuleVisitor for Receive<'_> {
     }
 }
 
-/// Gives all replicas the weights that owners have stepped.
+/// Sends the stepped weights from their owners to all replicas.
 pub(super) fn weights_from_owners<M: Module>(
     in_flight: &InFlight,
     model: M,

@@ -1,4 +1,4 @@
-//! What a step did to each parameter.
+//! The report of a step, parameter by parameter.
 
 use std::collections::HashSet;
 
@@ -6,25 +6,24 @@ use burn::module::ParamId;
 
 use crate::gradients::StepGradients;
 
-/// What happened to a parameter in one optimizer step.
+/// The outcome of one optimizer step for a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
     /// Stepped inside backward, the moment its gradient was complete.
     Released,
-    /// Stepped at the end of backward: in the first pass, where nothing is known of the tape yet
+    /// Stepped at the end of backward: in the first pass, whose tape is not known yet
     /// ([`FirstPass`](crate::FirstPass)).
     ReleasedLate,
     /// Stepped by `step`, from an ordinary gradient.
     Ordinary,
-    /// A gradient arrived, and was not one to step with: it has overflown
-    /// ([`LossScaler`](crate::LossScaler)).
+    /// Not stepped, because its gradient has overflowed ([`LossScaler`](crate::LossScaler)).
     Skipped,
     /// No gradient arrived: neither the parameter nor any state was touched.
     Unused,
 }
 
-/// What happened in one optimizer step, parameter by parameter.
+/// The outcomes of one optimizer step.
 #[derive(Clone, Debug, Default)]
 pub struct StepReport {
     pub(super) outcomes: Vec<(ParamId, Outcome)>,
@@ -34,7 +33,7 @@ pub struct StepReport {
 }
 
 impl StepReport {
-    /// Notes of which parameters the ordinary gradient was not one to step with.
+    /// Notes the parameters whose ordinary gradients were skipped.
     pub(super) fn set_skipped(&mut self, skipped: &HashSet<ParamId>) {
         for (param, outcome) in &mut self.outcomes {
             if skipped.contains(param) {
@@ -59,8 +58,8 @@ impl StepReport {
             .count()
     }
 
-    /// How many of those stepped inside backward were alone in their memory, and so could be
-    /// written in place. A living copy of the model keeps the others.
+    /// Number of parameters that backward has stepped in place. A living copy of the model prevents
+    /// it, since it shares their memory.
     pub fn in_place(&self) -> usize {
         self.in_place
     }
@@ -74,7 +73,7 @@ impl StepReport {
     }
 
     /// The global norm of the gradients, before clipping and without the scale of the loss. `None`
-    /// if nobody asked for it ([`with_grad_norm`](crate::ReleaseOptimizer::with_grad_norm)), and of
+    /// without [`with_grad_norm`](crate::ReleaseOptimizer::with_grad_norm), and of
     /// a step that left gradients out.
     pub fn grad_norm(&self) -> Option<f64> {
         self.gradients.norm

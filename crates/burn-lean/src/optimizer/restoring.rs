@@ -9,8 +9,8 @@ use burn::module::{Module, ModuleMapper, Param, ParamId, ParamMapper};
 use burn::tensor::GradientCheckpointingStrategy;
 
 use super::survey::is_replaced;
+use crate::armed_slot::{ArmedSlot, Ended};
 use crate::session::Session;
-use crate::slot::{ArmedSlot, Ended};
 
 /// Ends the arming of a model.
 pub(super) fn restore<M: Module>(session: &Session, how: Ended, model: M, has_adapters: bool) -> M {
@@ -22,7 +22,8 @@ pub(super) fn restore<M: Module>(session: &Session, how: Ended, model: M, has_ad
     }
     session.set_armed(false);
     match has_adapters {
-        // It would merge them. So our reparameterizations stay, and give what the `Param` holds.
+        // `materialize` would merge them. So our reparameterizations stay, and return the base of
+        // the `Param`.
         true => model,
         false => model.materialize(),
     }

@@ -1,4 +1,4 @@
-//! A look at a model before anything is changed.
+//! Checks of a model before anything is changed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,27 +6,28 @@ use std::sync::Arc;
 use burn::Tensor;
 use burn::backend::BackendTensor;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, Param, ParamId};
 use burn::tensor::DType;
 
 use super::error::ReleaseError;
+use crate::armed_slot::ArmedSlot;
 use crate::backend::{Inner, WithBackend, with_backend};
 use crate::parameter::{Found, Released, find};
+use crate::path::{Path, PathVisitor, WithPaths, path_text};
 use crate::session::Session;
-use crate::slot::{ArmedSlot, Path, path_text};
+use crate::slot::Rearm;
 use crate::tape::is_placeholder;
 
 /// The parameters of a model.
 pub(super) struct Survey {
-    /// Those that require gradients, in the order of the model's fields.
+    /// The parameters that require gradients, in the order of the model's fields.
     pub(super) params: Vec<Surveyed>,
     pub(super) found: HashMap<ParamId, Found>,
-    /// Whether a parameter has a reparameterization that is not ours, as LoRA's: then `materialize`
-    /// would merge it.
+    /// Whether a parameter has another reparameterization, such as LoRA's, which `materialize`
+    /// would merge.
     pub(super) has_adapters: bool,
-    path: Path,
     places: HashMap<ParamId, usize>,
-    /// Where the parameter visited last is in `params`.
+    /// The index in `params` of the parameter visited last.
     last: Option<usize>,
     duplicate: Option<ReleaseError>,
 }
@@ -35,12 +36,12 @@ pub(super) struct Survey {
 pub(super) struct Surveyed {
     pub(super) id: ParamId,
     pub(super) path: Path,
-    /// The node of its base; none on a backend that is not known.
+    /// The node of its base; `None` on an unknown backend.
     pub(super) leaf: Option<u64>,
     pub(super) device: String,
     pub(super) dtype: DType,
     pub(super) is_distributed: bool,
-    /// It has a reparameterization that is not ours, and beside that none has a place.
+    /// The parameter has another reparameterization, which leaves no room for ours.
     pub(super) is_adapted: bool,
 }
 
@@ -50,17 +51,16 @@ impl Survey {
             params: Vec::new(),
             found: HashMap::new(),
             has_adapters: false,
-            path: Vec::new(),
             places: HashMap::new(),
             last: None,
             duplicate: None,
         };
-        let found = find(model, &mut survey);
+        let found = find(model, &mut WithPaths::new(&mut survey));
         survey.found = found.into_iter().map(|found| (found.id, found)).collect();
         survey
     }
 
-    /// Why the model cannot be armed.
+    /// Checks that the model can be armed.
     pub(super) fn check(&self, session: &Session) -> Result<(), ReleaseError> {
         let is_own = |found: &Found| {
             let slots = session.slots();
@@ -95,7 +95,7 @@ impl Survey {
         Ok(())
     }
 
-    /// Why no parameter can be stepped with these rates.
+    /// Checks the learning rate of each parameter.
     pub(super) fn check_rates(&self, rates: &ModuleLearningRate) -> Result<(), ReleaseError> {
         for param in &self.params {
             let path = path_text(&param.path);
@@ -111,7 +111,7 @@ impl Survey {
         Ok(())
     }
 
-    /// Why the scale of a loss cannot be taken off the gradients of the model.
+    /// Checks that the gradients of the model can be unscaled.
     pub(super) fn check_precision(&self) -> Result<(), ReleaseError> {
         let mut params = self.params.iter();
         match params.find(|param| param.dtype == DType::F16) {
@@ -122,8 +122,7 @@ impl Survey {
         }
     }
 
-    /// Why the model is not the one that was armed: those of its slots that matter have to be in
-    /// it.
+    /// Checks that the model is the one that was armed: it must hold every slot that `matters`.
     pub(super) fn check_own(
         &self,
         session: &Session,
@@ -148,8 +147,9 @@ impl Survey {
     }
 }
 
-pub(super) fn is_same(one: &Arc<dyn ArmedSlot>, other: &Arc<dyn ArmedSlot>) -> bool {
-    std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
+/// Whether a slot of a session is the one that was found in a model.
+pub(super) fn is_same(own: &Arc<dyn ArmedSlot>, found: &Arc<dyn Rearm>) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(own), Arc::as_ptr(found))
 }
 
 struct LeafOf;
@@ -165,19 +165,19 @@ impl WithBackend for LeafOf {
     }
 }
 
-/// The node of a parameter's base, on a backend that is known.
+/// The node of a parameter's base; `None` on an unknown backend.
 pub(super) fn leaf_of<const D: usize>(base: Tensor<D>) -> Option<u64> {
     with_backend(base.into_dispatch().kind, LeafOf).flatten()
 }
 
-/// Whether something was loaded into an armed parameter, or computed from it: its base is not the
-/// placeholder any more.
+/// Whether the base of an armed parameter is no longer the placeholder: something was loaded into
+/// it or computed from it.
 pub(super) fn is_replaced<const D: usize>(slot: &dyn ArmedSlot, base: Tensor<D>) -> bool {
     leaf_of(base.clone()) != Some(slot.leaf_id()) && !is_placeholder(base)
 }
 
-impl ModuleVisitor for Survey {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl PathVisitor for Survey {
+    fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
         self.last = None;
         if !param.is_require_grad() {
             return;
@@ -188,12 +188,12 @@ impl ModuleVisitor for Survey {
             self.duplicate
                 .get_or_insert_with(|| ReleaseError::DuplicateParam {
                     first: path_text(&self.params[before].path),
-                    second: path_text(&self.path),
+                    second: path_text(path),
                 });
         }
         self.params.push(Surveyed {
             id: param.id,
-            path: self.path.clone(),
+            path: path.clone(),
             leaf,
             device: format!("{:?}", param.device()),
             dtype: param.base().dtype(),
@@ -202,17 +202,12 @@ impl ModuleVisitor for Survey {
         });
     }
 
-    fn enter_module(&mut self, name: &str, container: &str) {
+    fn enter(&mut self, name: &str, container: &str) {
         if container == "Reparameterization" && name != Released::CONTAINER {
             self.has_adapters = true;
             if let Some(last) = self.last {
                 self.params[last].is_adapted = true;
             }
         }
-        self.path.push((name.into(), container.into()));
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
     }
 }

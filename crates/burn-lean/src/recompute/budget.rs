@@ -1,4 +1,4 @@
-//! Scopes of which only as many are computed again as a number of bytes asks for.
+//! Scopes that are recomputed only as far as a budget of bytes requires.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -8,13 +8,12 @@ use burn::module::Module;
 use super::{MapTensor, Mode, Tensors, checkpoint, mode};
 use crate::lock::lock;
 
-/// Keeps the activations of scopes as far as they stay within a number of bytes, and has backward
-/// compute the fewest again.
+/// Keeps the activations of as many scopes as fit into a number of bytes. Backward recomputes the
+/// others.
 ///
-/// In the first pass all scopes are computed again, and measured: how many more bytes are in use
-/// after a scope than before it. From the second on those that keep least are kept, the later ones
-/// first among equals. A scope whose input has another size than when it was measured is computed
-/// again, and measured again.
+/// The first pass recomputes and measures all scopes: the bytes in use after a scope minus those
+/// before it. From the second pass on, the smallest scopes are kept, among equals the later ones
+/// first. A scope whose input has changed its size is recomputed and measured again.
 ///
 /// ```
 /// # use burn::nn::{Linear, LinearConfig};
@@ -52,7 +51,7 @@ impl std::fmt::Debug for Budget {
     }
 }
 
-/// A scope, as it was when it was measured.
+/// The measurement of a scope.
 #[derive(Clone, Copy, Debug)]
 struct Measured {
     /// Elements of its input.
@@ -61,7 +60,7 @@ struct Measured {
     kept: u64,
 }
 
-/// What a pass of a [`Budget`] keeps.
+/// The plan of a pass of a [`Budget`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planned {
     /// Bytes of the scopes whose activations are kept.
@@ -71,8 +70,8 @@ pub struct Planned {
 }
 
 impl Budget {
-    /// Keeps at most `bytes`. `in_use` says how many bytes are in use right now: of the heap a
-    /// counting allocator knows, of a GPU `device.memory_pool_usage()`.
+    /// Keeps at most `bytes`. `in_use` returns the bytes that are in use right now: from a counting
+    /// allocator for the heap, from `device.memory_pool_usage()` for a GPU.
     ///
     /// # Panics
     ///
@@ -99,7 +98,7 @@ impl Budget {
         }
     }
 
-    /// What the next pass keeps. None before all scopes of a pass were measured.
+    /// The plan of the next pass. `None` before all scopes of a pass were measured.
     pub fn planned(&self) -> Option<Planned> {
         let kept = self.kept();
         let scopes = self.scopes();
@@ -117,7 +116,7 @@ impl Budget {
         lock(&self.scopes)
     }
 
-    /// Which scopes fit. The most fit if those that keep least come first.
+    /// Chooses the scopes that fit, the smallest first, so that most fit.
     fn kept(&self) -> Vec<bool> {
         let scopes = self.scopes();
         let mut kept = vec![false; scopes.len()];
@@ -125,7 +124,7 @@ impl Budget {
         let mut measured: Vec<(usize, u64)> = measured
             .filter_map(|(at, scope)| Some((at, (*scope)?.kept)))
             .collect();
-        // What is not measured yet may be anything.
+        // A scope that was not measured may have any size.
         if measured.len() < scopes.len() {
             return kept;
         }
@@ -153,7 +152,7 @@ impl BudgetPass {
     ///
     /// # Panics
     ///
-    /// As [`checkpoint`](crate::checkpoint).
+    /// The panics of [`checkpoint`](crate::checkpoint).
     pub fn checkpoint<M, I, O, F>(&mut self, module: &M, input: I, forward: F) -> O
     where
         M: Module + Sync + 'static,

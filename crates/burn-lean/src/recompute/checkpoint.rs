@@ -1,4 +1,4 @@
-//! A scope as it is written: [`checkpoint`].
+//! [`checkpoint`]: the entry to a scope.
 
 use std::any::Any;
 use std::collections::HashSet;
@@ -24,13 +24,13 @@ use crate::recompute::{MapTensor, Tensors};
 /// with gradient release it is stepped inside backward, without it finds its gradient where Burn
 /// puts it.
 ///
-/// Whatever `forward` reads and a gradient is wanted for has to be in `module`, in `input`, or a
-/// parameter of an armed model. `forward` runs twice, and must compute the same both times. What it
-/// changes beside its result (but for running statistics, as of `BatchNorm`) it changes twice.
+/// A tensor that needs a gradient and that `forward` reads must be in `module`, in `input`, or a
+/// parameter of an armed model. `forward` runs twice, and must compute the same both times. Its
+/// side effects happen twice, except on running statistics (`BatchNorm`).
 ///
 /// Random numbers are the same both times: `forward` has a stream of its own, seeded from that of
-/// the device. So masks of `Dropout` are not those that the model would have without `checkpoint`.
-/// Meanwhile no other thread may draw from the same backend.
+/// the device. So `Dropout` has other masks than without `checkpoint`. No other thread may draw
+/// from the same backend meanwhile.
 ///
 /// ```
 /// # use burn::nn::{Linear, LinearConfig};
@@ -56,7 +56,7 @@ where
     O: Tensors,
     F: Fn(&M, I) -> O + Send + Sync + 'static,
 {
-    // A scope around this one computes it again.
+    // The scope around this one recomputes it.
     if mode() == Mode::Recording {
         return forward(module, input);
     }
@@ -126,7 +126,7 @@ where
     }))
 }
 
-/// The input of a scope, looked at.
+/// The analysed input of a scope.
 #[derive(Default)]
 struct Inputs {
     device: Option<Device>,
@@ -141,7 +141,7 @@ impl Inputs {
         if !is_autodiff_float(&tensor) {
             return tensor;
         }
-        // What is done here does not depend on the rank.
+        // Nothing here depends on the rank.
         let float = Tensor::<1>::from_dispatch(tensor.clone());
         self.device.get_or_insert_with(|| float.device());
         self.kind.get_or_insert_with(|| tensor.kind.clone());
@@ -159,7 +159,7 @@ fn is_tracked(tensor: &DispatchTensor) -> bool {
     Tensor::<1>::from_dispatch(tensor.clone()).is_tracked()
 }
 
-/// The parameters that have a slot in place of their weight.
+/// The ids of the parameters whose weights are in slots.
 fn armed_in<M: Module>(module: &M) -> HashSet<ParamId> {
     struct NoVisitor;
     impl ModuleVisitor for NoVisitor {}
@@ -179,8 +179,8 @@ fn armed_in<M: Module>(module: &M) -> HashSet<ParamId> {
         .collect()
 }
 
-/// Makes constants of the parameters: Burn frees no graph in which somebody holds a node. The
-/// leaves of those that no optimizer has armed are noted.
+/// Makes constants of the parameters, because Burn frees no graph of which a node is held. Notes
+/// the leaves of parameters that are not armed.
 struct Leaves {
     armed: HashSet<ParamId>,
     found: Vec<(ParamId, DispatchTensor)>,
@@ -198,7 +198,7 @@ impl ModuleMapper for Leaves {
     }
 }
 
-/// Gives those parameters leaves of their own.
+/// Gives parameters that are not armed leaves of their own.
 struct NewLeaves<'a> {
     of: &'a HashSet<ParamId>,
     made: Vec<DispatchTensor>,

@@ -1,5 +1,4 @@
-//! Ready ways to put scopes around parts of a model: layers, Burn's transformers, a loss over
-//! chunks of tokens.
+//! Scopes around parts of a model: layers, Burn's transformers, a loss over chunks of tokens.
 
 use burn::module::Module;
 use burn::nn::transformer::{TransformerDecoder, TransformerDecoderInput, TransformerEncoder};
@@ -22,7 +21,7 @@ use super::{Tensors, checkpoint};
 ///
 /// # Panics
 ///
-/// As [`checkpoint`].
+/// The panics of [`checkpoint`].
 pub fn checkpoint_each<M, T, F>(layers: &[M], input: T, forward: F) -> T
 where
     M: Module + Sync + 'static,
@@ -56,13 +55,13 @@ pub fn checkpoint_encoder(
 /// The masks of a [`TransformerDecoder`].
 #[derive(Clone, Debug, Default)]
 pub struct DecoderMasks {
-    /// Of the target: `[batch, time]`.
+    /// Padding mask of the target: `[batch, time]`.
     pub target_pad: Option<Tensor<2, Bool>>,
-    /// Of the target: `[batch, time, time]`.
+    /// Attention mask of the target: `[batch, time, time]`.
     pub target_attn: Option<Tensor<3, Bool>>,
-    /// Of the memory: `[batch, memory_time]`.
+    /// Padding mask of the memory: `[batch, memory_time]`.
     pub memory_pad: Option<Tensor<2, Bool>>,
-    /// Of the memory: `[batch, time, memory_time]`.
+    /// Attention mask of the memory: `[batch, time, memory_time]`.
     pub memory_attn: Option<Tensor<3, Bool>>,
 }
 
@@ -80,8 +79,7 @@ pub fn checkpoint_decoder(
     masks: DecoderMasks,
 ) -> Tensor<3> {
     decoder.layers.iter().fold(target, |target, layer| {
-        // A layer alone returns its input's type, of which nothing can be read; a decoder returns
-        // the tensor.
+        // A layer returns its private input type; a decoder returns the tensor.
         let layer = TransformerDecoder {
             layers: vec![layer.clone()],
             d_model: decoder.d_model,
@@ -117,7 +115,7 @@ pub fn checkpoint_decoder(
 /// tokens never exist at once.
 ///
 /// `loss` gets `head`, the hidden states of a chunk and its targets, and returns the sum over the
-/// chunk. The sum over all is that of the chunks' sums: not the bits of a loss over all tokens at
+/// chunk. The sums of the chunks are added, so the last bits differ from a loss over all tokens at
 /// once.
 ///
 /// ```
@@ -144,7 +142,7 @@ pub fn checkpoint_decoder(
 ///
 /// # Panics
 ///
-/// As [`checkpoint`], and if `tokens_per_chunk` or the number of tokens is 0.
+/// The panics of [`checkpoint`], and if `tokens_per_chunk` or the number of tokens is 0.
 pub fn checkpoint_chunks<M, F>(
     head: &M,
     hidden: Tensor<2>,

@@ -1,4 +1,4 @@
-//! Scopes whose activations backward computes again.
+//! Scopes whose activations backward recomputes.
 
 mod budget;
 mod checkpoint;

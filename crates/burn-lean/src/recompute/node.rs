@@ -2,8 +2,8 @@
 //! above it one node for each output. Its backward step computes the scope again on a tape of its
 //! own, and runs backward there.
 //!
-//! Gradients add up as from one tape. What later uses of a tensor have added up so far is where the
-//! tape of the scope begins, and the sum goes back.
+//! Gradients add up as on one tape: the tape of the scope starts from the sum of later uses of a
+//! tensor, and returns the new sum.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -19,26 +19,28 @@ use burn::tensor::{FloatDType, Shape};
 
 use crate::backend::{Inner, Primitive, Tracked};
 use crate::lock::lock;
-use crate::recompute::scope::{Mode, Part, PartOutcome, mode, part_of, replaying};
+use crate::recompute::scope::{
+    Mode, ScopedOutcome, ScopedParameter, mode, replaying, scoped_parameter,
+};
 use crate::slot::Slot;
 use crate::tape::negative_zeros;
 
-/// What a scope takes gradients to.
+/// The nodes that receive gradients from a scope.
 pub(crate) struct Parents<B: Inner> {
-    /// The floats of its input, those that need a gradient.
+    /// The floats of its input; `None` for those that need no gradient.
     pub(crate) inputs: Vec<Option<Tracked<B>>>,
     /// The leaves of parameters that are not armed.
     pub(crate) leaves: Vec<Tracked<B>>,
-    /// The parameters that are.
+    /// The armed parameters.
     pub(crate) slots: Vec<Arc<Slot<B>>>,
 }
 
-/// A scope that has run again, on a tape of its own.
+/// A recomputed scope on a tape of its own.
 pub(crate) struct Again<B: Inner> {
     pub(crate) outputs: Vec<Tracked<B>>,
     /// Leaves in place of the inputs that need a gradient.
     pub(crate) inputs: Vec<Option<Tracked<B>>>,
-    /// Leaves in place of those of the parameters that are not armed.
+    /// Leaves in place of the leaves of parameters that are not armed.
     pub(crate) leaves: Vec<Tracked<B>>,
 }
 
@@ -48,14 +50,15 @@ type RunAgain<B> = Box<dyn FnOnce() -> Again<B> + Send>;
 struct Use<B: Inner> {
     slot: Arc<Slot<B>>,
     hook: NodeId,
-    /// Where the scope is itself in one that is computed again.
-    part: Option<Arc<Part<B>>>,
+    /// The parameter on the tape of the outer scope, if the scope is nested in one that is
+    /// recomputed.
+    param: Option<Arc<ScopedParameter<B>>>,
 }
 
 impl<B: Inner> Use<B> {
     fn remove_grad(&self, grads: &mut Gradients) -> Option<Primitive<B>> {
-        match &self.part {
-            Some(part) => part.remove_grad(grads),
+        match &self.param {
+            Some(param) => param.remove_grad(grads),
             None => self.slot.remove_grad(grads),
         }
     }
@@ -66,11 +69,11 @@ struct Scope<B: Inner> {
     inputs: Vec<Option<NodeId>>,
     leaves: Vec<Tracked<B>>,
     uses: Vec<Use<B>>,
-    /// What the outputs' nodes have left.
+    /// The gradients that the nodes of the outputs have received.
     grads: Arc<Mutex<Vec<Option<Primitive<B>>>>>,
 }
 
-/// Taken by the one backward pass that reaches it.
+/// State of the scope's node, taken by the one backward pass that reaches it.
 struct State<B: Inner>(Arc<Mutex<Option<Scope<B>>>>);
 
 impl<B: Inner> Clone for State<B> {
@@ -85,7 +88,7 @@ impl<B: Inner> std::fmt::Debug for State<B> {
     }
 }
 
-/// Parents of one node; more of them are gathered by nodes between.
+/// Number of parents of one node. [`Gather`] nodes combine more.
 const WIDTH: usize = 16;
 
 #[derive(Debug)]
@@ -106,7 +109,7 @@ fn scalar<B: Inner>(device: &B::Device) -> Primitive<B> {
     B::float_zeros(Shape::new([1]), device, FloatDType::F32)
 }
 
-/// Guards in one array, the first ones as they are.
+/// Combines guards into one array, which begins with the first ones unchanged.
 fn gathered<B: Inner>(mut guards: Vec<NodeGuard>, device: &B::Device) -> [NodeGuard; WIDTH] {
     while guards.len() > WIDTH {
         let rest = guards.split_off(guards.len() - WIDTH);
@@ -151,7 +154,7 @@ pub(crate) fn scope_node<B: Inner>(
     let grads = Arc::new(Mutex::new(outputs.iter().map(|_| None).collect()));
     let is_in_scope = mode() == Mode::Replaying;
 
-    // Inputs first: those at hand as parents can be asked for the sum of later uses.
+    // Inputs first: only direct parents give access to the sum of later uses.
     let mut guards: Vec<NodeGuard> = parents
         .inputs
         .iter()
@@ -161,15 +164,15 @@ pub(crate) fn scope_node<B: Inner>(
     guards.extend(parents.leaves.iter().map(Tracked::<B>::node));
     let mut uses = Vec::new();
     for slot in parents.slots {
-        let (hook, part) = if is_in_scope {
+        let (hook, param) = if is_in_scope {
             let hook = crate::recompute::replayed(&slot);
-            (hook, part_of(&slot))
+            (hook, scoped_parameter(&slot))
         } else {
             (slot.on_tape(false), None)
         };
         guards.push(hook.node());
         let hook = hook.id();
-        uses.push(Use { slot, hook, part });
+        uses.push(Use { slot, hook, param });
     }
     let scope = Scope {
         again,
@@ -228,9 +231,10 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
         for session in uses.iter().filter_map(|used| used.slot.session()) {
             session.progress.begin();
         }
-        let is_outermost = uses.iter().all(|used| used.part.is_none());
-        let (run, parts) = replaying::<B, _>(is_outermost, again);
-        // Where the tape of the scope begins: the sums of what came later on the tape around it.
+        let is_outermost = uses.iter().all(|used| used.param.is_none());
+        let (run, params) = replaying::<B, _>(is_outermost, again);
+        // The gradients that the tape of the scope starts from: the sums of later uses on the outer
+        // tape.
         let mut seeds: Vec<(NodeId, Primitive<B>)> = Vec::new();
         for (output, grad) in run.outputs.iter().zip(of_outputs) {
             if let Some(grad) = grad
@@ -256,7 +260,7 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
                 seeds.push((leaf.id(), sum));
                 continue;
             }
-            // A leaf keeps its sum, and so does a parent that is not at hand.
+            // A leaf and an indirect parent keep their sums.
             if let Some(node) = node.filter(|node| node.id == *input && node.order > 0) {
                 grads.register::<B>(*input, negative_zeros::<B>(leaf.primitive()));
                 seeds.push((leaf.id(), grads.consume::<B>(node)));
@@ -267,12 +271,12 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
                 seeds.push((leaf.id(), sum));
             }
         }
-        for part in &parts {
+        for param in &params {
             let used = uses
                 .iter()
-                .find(|used| Arc::ptr_eq(&used.slot, part.slot()));
+                .find(|used| Arc::ptr_eq(&used.slot, param.slot()));
             if let Some(used) = used
-                && let Some(hook) = part.hook()
+                && let Some(hook) = param.hook()
                 && let Some(sum) = used.remove_grad(grads)
             {
                 seeds.push((hook, sum));
@@ -302,8 +306,8 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
                 grads.register::<B>(outer.id(), grad);
             }
         }
-        for part in parts {
-            let PartOutcome { slot, taken, grad } = part.outcome(&mut inner);
+        for param in params {
+            let ScopedOutcome { slot, taken, grad } = param.outcome(&mut inner);
             if taken {
                 slot.mark_taken(grads);
             }
@@ -317,12 +321,13 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
 }
 
 thread_local! {
-    /// A `Vec<Option<Tracked<B>>>` for each scope whose tape runs backward, the innermost last.
+    /// The inputs of each scope whose tape runs backward, the innermost last:
+    /// `Vec<Option<Tracked<B>>>`.
     static RUNNING_INPUTS: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The inputs of a scope, while its tape runs backward. They are leaves there, whose sums a scope
-/// inside could not take without them.
+/// The inputs of a scope while its tape runs backward. They are leaves there, and a nested scope
+/// needs them to take their sums.
 struct RunningInputs<B: Inner>(std::marker::PhantomData<B>);
 
 impl<B: Inner> RunningInputs<B> {
@@ -358,7 +363,7 @@ fn remove_from_input<B: Inner>(input: NodeId, grads: &mut Gradients) -> Option<P
     })
 }
 
-/// The root of a scope's tape: gives its outputs, and whatever else, the gradients to begin with.
+/// The root of a scope's tape: registers the gradients that the tape starts from.
 #[derive(Debug)]
 struct Root;
 

@@ -1,8 +1,8 @@
-//! The random numbers of a scope, which have to be the same when backward computes it again.
+//! The random numbers of a scope, which must be the same when backward recomputes it.
 //!
-//! Burn's generators can be seeded, and not read. So each scope has a stream of its own: a seed for
-//! it, and one for what comes after. Its seed is drawn from the stream of the device. Where reading
-//! from the device would wait for it, one is drawn for all scopes between two backward passes.
+//! Burn's generators can be seeded but not read. So each scope has a stream of its own, and another
+//! stream follows it. The seed is drawn from the stream of the device. If reading from the device
+//! would wait for it, one seed is drawn for all scopes between two backward passes.
 
 use std::cell::Cell;
 
@@ -10,7 +10,7 @@ use burn::Tensor;
 use burn::tensor::{Device, Distribution};
 
 thread_local! {
-    /// What seeds are made from, and how many scopes have one.
+    /// The number that seeds are made from, and the number of scopes that have one.
     static DRAWN: Cell<Option<(u64, u64)>> = const { Cell::new(None) };
 }
 
@@ -18,7 +18,7 @@ thread_local! {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seed(u64);
 
-/// Which stream of a scope.
+/// Streams of a scope: the one inside it and the one after it.
 const INSIDE: u64 = 0;
 const AFTER: u64 = 1;
 const AFTER_REPLAY: u64 = 2;
@@ -40,7 +40,7 @@ impl Seed {
         (result, seed)
     }
 
-    /// Runs it again.
+    /// Runs a scope again.
     pub(crate) fn run_again<R>(self, device: &Device, run: impl FnOnce() -> R) -> R {
         forget();
         device.seed(self.of(INSIDE));
@@ -54,7 +54,7 @@ impl Seed {
         Self(draw(device))
     }
 
-    /// Runs such a pass. Its scopes have the same seeds each time.
+    /// Runs a pass that runs twice. Its scopes have the same seeds each time.
     pub(crate) fn run_pass<R>(self, devices: &[Device], run: impl FnOnce() -> R) -> R {
         let seed_all = |stream| {
             forget();
@@ -73,7 +73,7 @@ impl Seed {
     }
 }
 
-/// The next scope draws anew.
+/// Drops the drawn number, so that the next scope draws a new one.
 pub(crate) fn forget() {
     DRAWN.set(None);
 }

@@ -8,7 +8,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 
 use crate::parameter::shared;
 
-/// The running statistics of a module: what a clone of it shares.
+/// The running statistics of a module, which its clones share.
 #[derive(Clone)]
 pub(crate) struct Running(HashMap<ParamId, DispatchTensor>);
 
@@ -29,7 +29,7 @@ impl Running {
         running
     }
 
-    /// Undoes what happened to them since.
+    /// Restores the running statistics of a module.
     pub(crate) fn restore<M: Module>(mut self, module: M) {
         if self.0.is_empty() {
             return;
@@ -48,14 +48,14 @@ impl Running {
     }
 }
 
-/// Burn keeps an update aside until it is asked for; `valid` asks.
+/// Applies pending updates, which Burn does in `valid`.
 fn synchronize<M: Module>(module: &M) {
     let _ = module.valid();
 }
 
 impl ModuleVisitor for Running {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        // A frozen parameter looks the same, and is restored to what it is.
+        // A frozen parameter is included too, which changes nothing.
         if !param.is_require_grad() {
             self.0.insert(param.id, param.val().into_dispatch());
         }

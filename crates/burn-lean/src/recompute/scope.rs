@@ -1,10 +1,10 @@
-//! What the parameters of a scope are to this thread while the scope runs.
+//! The parameters of the scope that runs on this thread.
 
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use burn::backend::TensorMetadata;
 use burn::backend::autodiff::NodeId;
@@ -12,29 +12,30 @@ use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::grads::Gradients;
 
 use crate::backend::{Inner, Primitive, Tracked};
+use crate::hook_orders::HookKey;
 use crate::lock::lock;
-use crate::session::Place;
 use crate::slot::Slot;
 use crate::tape::{HookOwner, leaf_hook};
 
-/// How an armed parameter is read on this thread.
+/// The way in which this thread reads armed parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// On the tape of the model.
     Tape,
-    /// Without a tape: a scope runs, and notes which parameters it uses.
+    /// Without a tape: a scope runs, and the parameters that it uses are noted.
     Recording,
-    /// On the tape of a scope that backward computes again.
+    /// On the tape of a recomputed scope.
     Replaying,
 }
 
 struct State {
     mode: Mode,
-    /// Whether the scope that is computed again is in no other.
+    /// Whether the recomputed scope is not nested in another one.
     is_outermost: bool,
-    /// By the address of the slot: an `Arc<Slot<B>>` or an `Arc<Part<B>>`.
+    /// The parameters used, by the address of their slot: `Arc<Slot<B>>` or
+    /// `Arc<ScopedParameter<B>>`.
     slots: HashMap<usize, Box<dyn Any>>,
-    /// The same, in the order of their first use.
+    /// The addresses in the order of first use.
     order: Vec<usize>,
 }
 
@@ -57,7 +58,8 @@ pub(crate) fn mode() -> Mode {
     STATE.with_borrow(|state| state.mode)
 }
 
-/// Runs in another mode, and returns what was noted. What was before comes back, after a panic too.
+/// Runs with another state, and returns that state. Restores the old state afterwards, also after a
+/// panic.
 fn within<R>(state: State, run: impl FnOnce() -> R) -> (R, State) {
     struct Back(Option<State>);
     impl Drop for Back {
@@ -69,7 +71,7 @@ fn within<R>(state: State, run: impl FnOnce() -> R) -> (R, State) {
     }
     let mut back = Back(Some(STATE.replace(state)));
     let result = run();
-    let before = back.0.take().expect("nobody else takes it");
+    let before = back.0.take().expect("the state is taken once");
     (result, STATE.replace(before))
 }
 
@@ -86,7 +88,7 @@ pub(crate) fn without_tape<R>(run: impl FnOnce() -> R) -> R {
     recording(run).0
 }
 
-/// An armed parameter is used in a scope that runs without a tape.
+/// Notes the use of an armed parameter in a scope that runs without a tape.
 pub(crate) fn record<B: Inner>(slot: &Arc<Slot<B>>) {
     let at = Arc::as_ptr(slot) as usize;
     STATE.with_borrow_mut(|state| {
@@ -97,30 +99,30 @@ pub(crate) fn record<B: Inner>(slot: &Arc<Slot<B>>) {
     });
 }
 
-/// A parameter on the tape of a scope that backward computes again.
-pub(crate) struct Part<B: Inner> {
+/// An armed parameter on the tape of a recomputed scope.
+pub(crate) struct ScopedParameter<B: Inner> {
     slot: Arc<Slot<B>>,
-    /// The scope is on the tape of the model, and not in another one.
+    /// The scope is not nested in another one.
     is_outermost: bool,
-    state: Mutex<PartState<B>>,
+    state: Mutex<ScopedState<B>>,
 }
 
-struct PartState<B: Inner> {
+struct ScopedState<B: Inner> {
     hook: Option<Tracked<B>>,
     taken: bool,
     grad: Option<Primitive<B>>,
 }
 
-/// What came of a part.
-pub(crate) struct PartOutcome<B: Inner> {
+/// The result of the scope's backward pass for a parameter.
+pub(crate) struct ScopedOutcome<B: Inner> {
     pub(crate) slot: Arc<Slot<B>>,
     pub(crate) taken: bool,
-    /// What it adds to the gradient of the parameter.
+    /// The contribution of the scope to the gradient, unless the parameter was stepped.
     pub(crate) grad: Option<Primitive<B>>,
 }
 
-impl<B: Inner> Part<B> {
-    fn state(&self) -> std::sync::MutexGuard<'_, PartState<B>> {
+impl<B: Inner> ScopedParameter<B> {
+    fn state(&self) -> MutexGuard<'_, ScopedState<B>> {
         lock(&self.state)
     }
 
@@ -137,10 +139,10 @@ impl<B: Inner> Part<B> {
         self.state().hook.as_ref()?.grad_remove(grads)
     }
 
-    pub(crate) fn outcome(&self, grads: &mut Gradients) -> PartOutcome<B> {
+    pub(crate) fn outcome(&self, grads: &mut Gradients) -> ScopedOutcome<B> {
         let mut state = self.state();
         let left = state.hook.take().and_then(|hook| hook.grad_remove(grads));
-        PartOutcome {
+        ScopedOutcome {
             slot: self.slot.clone(),
             taken: state.taken,
             grad: state.grad.take().or(left),
@@ -148,10 +150,10 @@ impl<B: Inner> Part<B> {
     }
 }
 
-impl<B: Inner> HookOwner<B> for Part<B> {
+impl<B: Inner> HookOwner<B> for ScopedParameter<B> {
     fn complete(&self, hook: NodeId, grads: &mut Gradients, checkpointer: &Checkpointer) -> bool {
         if let Some(session) = self.slot.session() {
-            session.learn(hook, (self.slot.id, true), checkpointer);
+            session.learn(hook, HookKey::in_scope(self.slot.id), checkpointer);
         }
         let mut state = self.state();
         // The leaf hook holds the weight: without it, the step can write into the weight's memory.
@@ -170,65 +172,65 @@ impl<B: Inner> HookOwner<B> for Part<B> {
     }
 }
 
-/// Runs a scope on a tape of its own, and returns the parameters it has used.
+/// Runs a scope on a tape of its own. Returns the parameters that it uses.
 pub(crate) fn replaying<B: Inner, R>(
     is_outermost: bool,
     run: impl FnOnce() -> R,
-) -> (R, Vec<Arc<Part<B>>>) {
+) -> (R, Vec<Arc<ScopedParameter<B>>>) {
     let mut state = State::new(Mode::Replaying);
     state.is_outermost = is_outermost;
     let (result, mut state) = within(state, run);
-    let parts = state.order.iter().filter_map(|at| state.slots.remove(at));
+    let params = state.order.iter().filter_map(|at| state.slots.remove(at));
     (
         result,
-        parts
-            .filter_map(|part| Some(*part.downcast().ok()?))
+        params
+            .filter_map(|param| Some(*param.downcast().ok()?))
             .collect(),
     )
 }
 
-/// The parameter on the tape of the scope that is computed again.
+/// Puts a parameter on the tape of the recomputed scope.
 pub(crate) fn replayed<B: Inner>(slot: &Arc<Slot<B>>) -> Tracked<B> {
     let at = Arc::as_ptr(slot) as usize;
-    if let Some(part) = part_of(slot) {
-        let hook = part.state().hook.clone();
+    if let Some(param) = scoped_parameter(slot) {
+        let hook = param.state().hook.clone();
         return hook.expect("a scope runs before its backward pass");
     }
     let session = slot.session();
-    let place: Place = (slot.id, true);
+    let key = HookKey::in_scope(slot.id);
     let order = session
         .as_ref()
-        .map_or(1, |session| session.order_of(place).0);
+        .map_or(1, |session| session.order_of(key).0);
     let weight = slot.weight();
     let below = B::ladder().rung(order - 1, &weight.device());
-    // The gradient stays with the part: the leaf is only what a hook needs below it.
+    // The scoped parameter takes the gradient. The leaf is only there because a hook needs one.
     let leaf = <Tracked<B>>::new(slot.placeholder()).require_grad();
-    let part = Arc::new_cyclic(|part: &Weak<Part<B>>| {
-        let owner: Weak<dyn HookOwner<B>> = part.clone();
+    let param = Arc::new_cyclic(|param: &Weak<ScopedParameter<B>>| {
+        let owner: Weak<dyn HookOwner<B>> = param.clone();
         let hooked = leaf_hook::<B>(weight, &leaf, below, owner, &Arc::default());
         if let Some(session) = session {
-            session.hook_made(hooked.id(), place, order);
+            session.hook_made(hooked.id(), key, order);
         }
-        Part {
+        ScopedParameter {
             slot: slot.clone(),
             is_outermost: STATE.with_borrow(|state| state.is_outermost),
-            state: Mutex::new(PartState {
+            state: Mutex::new(ScopedState {
                 hook: Some(hooked),
                 taken: false,
                 grad: None,
             }),
         }
     });
-    let hooked = part.state().hook.clone();
+    let hooked = param.state().hook.clone();
     STATE.with_borrow_mut(|state| {
-        state.slots.insert(at, Box::new(part));
+        state.slots.insert(at, Box::new(param));
         state.order.push(at);
     });
     hooked.expect("it was made right now")
 }
 
-/// The part of a parameter in the scope that is computed again, if the scope has used it.
-pub(crate) fn part_of<B: Inner>(slot: &Arc<Slot<B>>) -> Option<Arc<Part<B>>> {
+/// The parameter on the tape of the recomputed scope, if the scope has used it.
+pub(crate) fn scoped_parameter<B: Inner>(slot: &Arc<Slot<B>>) -> Option<Arc<ScopedParameter<B>>> {
     let at = Arc::as_ptr(slot) as usize;
     STATE.with_borrow(|state| state.slots.get(&at)?.downcast_ref().cloned())
 }

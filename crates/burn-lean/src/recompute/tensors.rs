@@ -1,4 +1,4 @@
-//! What goes into a scope, and comes out of it.
+//! Inputs and outputs of a scope.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Bool, Int, Tensor};
@@ -24,11 +24,11 @@ use burn::tensor::{Bool, Int, Tensor};
 /// }
 /// ```
 pub trait Tensors: Clone + Send + 'static {
-    /// Replaces each tensor by what `map` makes of it, always in the same order.
+    /// Applies `map` to each tensor, always in the same order.
     fn map(self, map: &mut MapTensor<'_>) -> Self;
 }
 
-/// A function from tensor to tensor, of whatever rank and kind.
+/// A function from tensor to tensor, for every rank and kind.
 #[allow(missing_debug_implementations)] // A closure has none.
 pub struct MapTensor<'a>(pub(crate) &'a mut dyn FnMut(DispatchTensor) -> DispatchTensor);
 

@@ -1,18 +1,18 @@
-//! A pass that runs twice and is the same both times.
+//! Two equal passes of one training step.
 
 use burn::module::{Devices, Module};
 
 use super::random::Seed;
 use super::running::Running;
 
-/// Two passes of one training step, for an optimizer that has to see all gradients before it steps
-/// with the first. [`ReleaseOptimizer::two_passes`](crate::ReleaseOptimizer::two_passes) is made of
-/// this; use it for [passes by hand](crate::ReleaseOptimizer::try_arm_to_measure).
+/// Two passes of one training step, for an optimizer that needs all gradients before its first
+/// step. [`ReleaseOptimizer::two_passes`](crate::ReleaseOptimizer::two_passes) uses it; use it
+/// yourself for [passes by hand](crate::ReleaseOptimizer::try_arm_to_measure).
 ///
 /// Both passes draw the same random numbers on the devices of the model, and begin with the same
-/// running statistics. Burn's generators can be seeded, and not read: so the passes have a stream
-/// of their own, which begins with a number drawn from the stream of the device, and another one
-/// comes after them. What a model keeps elsewhere, or draws elsewhere, is not seen.
+/// running statistics. Burn's generators can be seeded but not read: so the passes have a stream of
+/// their own, seeded from the stream of the device, and another stream follows them. State and
+/// random numbers that a model keeps elsewhere are not repeated.
 #[derive(Debug)]
 pub struct TwoPasses {
     seed: Option<Seed>,
@@ -38,7 +38,7 @@ impl TwoPasses {
         self.run(pass)
     }
 
-    /// Takes back what the passes have done to the running statistics of the model.
+    /// Restores the running statistics of the model from before the passes.
     pub fn undo<M: Module>(self, model: &M) {
         self.running.restore_shared(model);
     }

@@ -1,4 +1,4 @@
-//! Nodes of any order: what a hook takes its place on the tape from.
+//! Nodes of any order, which place a hook on the tape.
 //!
 //! A node of burn-autodiff has an *order*, one more than the highest of its parents, and backward
 //! runs nodes by order, highest first. Parents that need no gradient count for the order, but are
@@ -26,7 +26,7 @@ impl<B: Inner> Backward<B, 1> for Rung {
     }
 }
 
-/// The rungs that were asked for, by their order. One for each backend.
+/// The nodes made so far, by order. Each backend has its own ladder.
 #[derive(Debug)]
 pub(crate) struct Ladder<B: Inner> {
     rungs: BTreeMap<usize, Tracked<B>>,
@@ -39,7 +39,7 @@ impl<B: Inner> Ladder<B> {
         }
     }
 
-    /// A node of this order.
+    /// Returns a node of this order.
     pub(crate) fn rung(&mut self, order: usize, device: &B::Device) -> NodeGuard {
         if let Some(rung) = self.rungs.get(&order) {
             return rung.node();
@@ -71,15 +71,15 @@ impl<B: Inner> Ladder<B> {
 /// An upper bound of every order that exists.
 ///
 /// An order is at most one above another, and each node takes a new id from one counter. So no
-/// order is higher than the bound of a moment before plus the ids made since, by whatever thread.
+/// order is higher than an earlier bound plus the ids made since by all threads.
 #[derive(Debug)]
 pub(crate) struct Clock {
     bound: usize,
     seen: u64,
 }
 
-/// Orders of the clock are multiples of this: every rung that is kept costs a look in each
-/// backward.
+/// Orders of the clock are multiples of this number, because each backward visits every rung that
+/// is kept.
 const STRIDE: usize = 8;
 
 impl Clock {
@@ -90,17 +90,17 @@ impl Clock {
         }
     }
 
-    /// An order no lower than that of any node that exists. A node is about to be made above it.
+    /// Returns an order no lower than that of any node. The caller makes a node above it.
     pub(crate) fn now(&mut self) -> usize {
         let made = (NodeId::new().value - self.seen) as usize;
         let order = (self.bound + made).next_multiple_of(STRIDE);
-        // Its hook is one above.
+        // The hook is one order above.
         self.bound = order + 1;
         self.skip();
         order
     }
 
-    /// What was made since counts for no order.
+    /// Leaves out the nodes that were made since the last call.
     pub(crate) fn skip(&mut self) {
         self.seen = NodeId::new().value;
     }

@@ -16,9 +16,10 @@ use burn::tensor::Shape;
 
 use crate::backend::{Inner, Primitive, Tracked};
 
-/// Who takes the gradient of a parameter.
+/// The owner of a hook, which takes the gradient of a parameter.
 pub(crate) trait HookOwner<B: Inner>: Send + Sync {
-    /// The gradient of `hook` is complete. False: nobody wants it, and it stays where it is.
+    /// Called when the gradient of `hook` is complete. Returns false to leave the gradient where it
+    /// is.
     fn complete(&self, hook: NodeId, grads: &mut Gradients, checkpointer: &Checkpointer) -> bool;
 }
 
@@ -29,7 +30,7 @@ struct State<B: Inner> {
     owner: Weak<dyn HookOwner<B>>,
     leaf: NodeId,
     disarmed: Arc<AtomicBool>,
-    /// Of the shape and type of the gradient, without memory.
+    /// A tensor of the gradient's shape and type that takes no memory.
     placeholder: Primitive<B>,
 }
 
@@ -78,15 +79,15 @@ impl<B: Inner> Backward<B, 2> for LeafHook {
         {
             return;
         }
-        // An ordinary gradient, under the leaf. Scopes that backward computes again may have left
-        // none, which `consume` does not take: so zeros are added that change no sum.
+        // An ordinary gradient goes under the leaf. `consume` needs one, and recomputed scopes may
+        // have left none: so zeros are added that change no sum.
         grads.register::<B>(ops.node.id, negative_zeros::<B>(&placeholder));
         let grad = grads.consume::<B>(&ops.node);
         grads.register::<B>(leaf, grad);
     }
 }
 
-/// `value`, on the tape one order above `below`, over `leaf`.
+/// Puts `value` on the tape, over `leaf` and one order above `below`.
 pub(crate) fn leaf_hook<B: Inner>(
     value: Primitive<B>,
     leaf: &Tracked<B>,
@@ -109,8 +110,7 @@ pub(crate) fn leaf_hook<B: Inner>(
     }
 }
 
-/// One element that looks like all, and that no number differs from in a sum: -0 + x is x, of both
-/// zeros too.
+/// Zeros that change no sum, expanded from one element: -0 + x is x, also for both zeros.
 pub(crate) fn negative_zeros<B: Inner>(like: &Primitive<B>) -> Primitive<B> {
     let shape = like.shape();
     let one = Shape::from(vec![1; shape.num_dims()]);

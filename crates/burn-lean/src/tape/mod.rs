@@ -1,4 +1,4 @@
-//! What is added to Burn's tape.
+//! Nodes that are added to Burn's tape.
 
 mod ladder;
 mod leaf_hook;

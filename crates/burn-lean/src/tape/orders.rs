@@ -1,10 +1,10 @@
-//! Which order a hook may have, so that plain Burn's tape stays as it is.
+//! The orders that hooks may have without a change of plain Burn's tape.
 //!
 //! A consumer's order is one more than the highest of its parents. So a hook no higher than the
-//! activation it meets changes no order: every sum of gradients adds up as in plain Burn. Where
-//! that is, is known after a backward pass, from the nodes it has reached and their parents. Burn's
-//! checkpointer holds these, and shows them only as text: [`Reached`] is sure of what it reads, or
-//! says that it is not.
+//! activation it meets changes no order: every sum of gradients adds up as in plain Burn. That
+//! order is known after a backward pass, from the nodes that it has reached and their parents.
+//! Burn's checkpointer holds these, and shows them only as text. [`Reached`] returns `None` for a
+//! text that it does not understand.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,7 +18,8 @@ pub(crate) struct Reached {
 }
 
 impl Reached {
-    /// Reads the text of a checkpointer. None if it is not as expected: another version of Burn.
+    /// Reads the text of a checkpointer. `None` if its form is unknown, as in another version of
+    /// Burn.
     pub(crate) fn read(checkpointer: &Checkpointer) -> Option<Self> {
         Self::parse(&format!("{checkpointer:?}"))
     }
@@ -52,8 +53,8 @@ impl Reached {
         // Plain Burn's orders: a hook stands for its leaf. Parents that need no gradient are not
         // known; they would only make an order higher.
         let mut orders: HashMap<u64, usize> = HashMap::with_capacity(self.nodes.len());
-        // Hooks, and what has no other parent, as `weight.transpose()`: such a node may stand
-        // higher than in plain Burn where it meets an activation that does.
+        // Hooks, and nodes without another parent, such as `weight.transpose()`. Such a node may be
+        // higher than in plain Burn if it meets an activation that is as high.
         let mut chains: HashSet<u64> = HashSet::new();
         let mut consumers: HashMap<u64, Vec<usize>> = HashMap::new();
         for (at, (node, parents)) in self.nodes.iter().enumerate() {
@@ -76,7 +77,7 @@ impl Reached {
         }
 
         let mut allowed: HashMap<u64, usize> = HashMap::new();
-        // Consumers come after what they consume, so from the last to the first.
+        // From the last node to the first: consumers come after their parents.
         for (node, _) in self.nodes.iter().rev() {
             if !chains.contains(node) {
                 continue;
@@ -94,7 +95,8 @@ impl Reached {
                     .max()
                     .unwrap_or(0)
             });
-            // A sum of two has no order. Of more, chains would move among direct uses.
+            // The order of two summands does not matter. Among more, chains would move between
+            // direct uses.
             let mut in_chains = uses
                 .iter()
                 .filter(|at| chains.contains(&self.nodes[**at].0));
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tap_may_be_as_high_as_the_activation_it_meets() {
+    fn a_hook_may_be_as_high_as_the_activation_it_meets() {
         // Two layers on data: hooks 3 and 6 over leaves 1 and 2; 4 is the first product, 5 its
         // activation.
         let nodes: &[(u64, &[u64])] = &[
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_view_of_a_weight_is_lifted_with_its_tap() {
+    fn a_view_of_a_weight_is_lifted_with_its_hook() {
         // LeafHook 12 over leaf 2, transposed by 13, meets the activation 7 of order 4; hook 3 is
         // over leaf 1.
         let nodes: &[(u64, &[u64])] = &[

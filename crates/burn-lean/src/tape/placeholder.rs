@@ -1,4 +1,4 @@
-//! What an armed `Param` holds in place of its weight.
+//! The placeholder that an armed `Param` holds instead of its weight.
 
 use burn::Tensor;
 #[cfg(feature = "train")]
@@ -10,8 +10,8 @@ use burn::tensor::{Bytes, DType, Shape, TensorData};
 use crate::backend::WithBackend;
 use crate::backend::{Inner, Primitive, reading_waits};
 
-/// A signaling NaN of a float type, and the quiet one that arithmetic makes of it: copies keep the
-/// bits of the one, and what is computed from it has those of the other.
+/// A signaling NaN of a float type, and the quiet NaN that arithmetic makes of it. Copies keep the
+/// bits of the first; computed values have those of the second.
 fn bits(dtype: DType) -> Option<(Vec<u8>, Vec<u8>)> {
     macro_rules! pair {
         ($signaling:expr, $quiet:expr) => {
@@ -30,8 +30,8 @@ fn bits(dtype: DType) -> Option<(Vec<u8>, Vec<u8>)> {
     }
 }
 
-/// The one element of a placeholder, of the weight's rank and type. Expanded to the weight's shape
-/// it takes no memory, and is a NaN to whoever reads around `Param::val`.
+/// The one element of a placeholder, of the weight's rank and type. Expanded to the weight's shape,
+/// it takes no memory. Code that does not read through `Param::val` sees NaN.
 pub(crate) fn placeholder_element<B: Inner>(weight: &Primitive<B>) -> Primitive<B> {
     let one = Shape::from(vec![1; weight.shape().num_dims()]);
     let data = match bits(weight.dtype()) {
@@ -71,7 +71,7 @@ pub(crate) fn is_placeholder<const D: usize>(tensor: Tensor<D>) -> bool {
 
 /// Whether a tensor was computed from a placeholder. Reads one element.
 pub(crate) fn is_computed_from_placeholder<const D: usize>(tensor: Tensor<D>) -> bool {
-    // A GPU may make any NaN of a NaN.
+    // A GPU may change the bits of a NaN.
     let keeps_bits = !reading_waits(&tensor.clone().into_dispatch().kind);
     let first = first_element(tensor);
     first.is_some_and(|first| match bits(first.dtype()) {

@@ -1,4 +1,4 @@
-//! What a training tells burn-train: the one place that knows its events.
+//! The events of burn-train, which differ between its versions.
 
 use burn::data::dataloader::Progress;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
@@ -7,13 +7,13 @@ use burn::train::{
     LearnerModel, SupervisedTrainingEventProcessor, TrainStep, TrainingItem,
 };
 
-/// Burn's event processor. An error of it stops the training.
+/// Burn's event processor. Its errors stop the training.
 pub(super) struct Events<M: LearnerModel> {
     pub(super) processor: SupervisedTrainingEventProcessor<M>,
     pub(super) interrupter: Interrupter,
 }
 
-/// A half of an epoch.
+/// The training or the validation half of an epoch.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Split {
     Train,
@@ -48,7 +48,7 @@ impl<M: LearnerModel> Events<M> {
         self.reported(reported);
     }
 
-    /// Waits until the metrics know of everything.
+    /// Waits until the metrics have processed all events.
     pub(super) fn flush(&mut self) {
         let reported = self.processor.flush();
         self.reported(reported);

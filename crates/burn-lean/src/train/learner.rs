@@ -23,13 +23,13 @@ use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, LearnerModel, LearningCheckpointer};
 
 use crate::optimizer::step_one;
-use crate::slot::Path;
+use crate::path::Path;
 
-/// Creates the learner for a training with gradient release; else as `Learner::new`.
+/// Creates the learner for a training with gradient release, and is otherwise `Learner::new`.
 ///
 /// [`GradientReleaseStrategy`](crate::train::GradientReleaseStrategy) trains no other. For every
-/// other strategy the learner is that of `Learner::new`: its optimizer is the one given, with a
-/// group more, to which no parameter belongs.
+/// other strategy the learner is that of `Learner::new`: its optimizer has one more group, to which
+/// no parameter belongs.
 pub fn release_learner<M: LearnerModel>(
     model: M,
     optim: ModuleOptimizer,
@@ -37,7 +37,7 @@ pub fn release_learner<M: LearnerModel>(
 ) -> Learner<M> {
     let scheduler = lr_scheduler.into();
     let parts = Parts {
-        // The states stay with the learner, which may be given others.
+        // The states stay with the learner, into which others may be loaded.
         optim: optim.clone().load_record(OptimizerRecord::default()),
         scheduler: scheduler.clone(),
     };
@@ -52,7 +52,7 @@ pub fn release_learner<M: LearnerModel>(
 /// A path that no parameter has.
 const DOOR: &str = "burn_lean::train";
 
-/// What a strategy needs of a learner, beside its model.
+/// The parts of a learner that a strategy needs, beside its model.
 #[derive(Clone)]
 pub(super) struct Parts {
     pub(super) optim: ModuleOptimizer,
@@ -60,8 +60,8 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Takes them out of a learner that trains no more. None if it was not made by
-    /// [`release_learner`].
+    /// Takes the parts out of a learner that trains no more. `None` if [`release_learner`] has not
+    /// made it.
     pub(super) fn of<M: LearnerModel>(
         learner: &mut Learner<M>,
         store: &EventStoreClient,
@@ -77,8 +77,8 @@ impl Parts {
     }
 }
 
-/// Where the learner's scheduler is. One that has not moved is not loaded: a scheduler of the
-/// user's may have no records.
+/// The state of the learner's scheduler. A scheduler that has not moved is not loaded: a scheduler
+/// of the user's may have no records.
 fn resumed(scheduler: ModuleLrScheduler, record: LrSchedulerRecord) -> ModuleLrScheduler {
     let bytes = |record: &LrSchedulerRecord| record.clone().into_bytes().ok();
     match bytes(&scheduler.to_record()) == bytes(&record) {
@@ -88,11 +88,11 @@ fn resumed(scheduler: ModuleLrScheduler, record: LrSchedulerRecord) -> ModuleLrS
 }
 
 thread_local! {
-    /// Parts of the learner that is being opened.
+    /// The parts of the learner that is being opened.
     static OPENED: RefCell<Option<Arc<Parts>>> = const { RefCell::new(None) };
 }
 
-/// In the optimizer of a learner. States that are loaded come by it, and nothing else does.
+/// A group's optimizer in the optimizer of a learner. It receives only the states that are loaded.
 struct Door(Option<Arc<Parts>>);
 
 impl DynOptimizer for Door {
@@ -142,14 +142,14 @@ fn knock(device: &Device) -> OptimizerRecord {
     optim.to_record()
 }
 
-/// The records of a learner's optimizer and scheduler. A checkpointer is what Burn gives them to.
+/// The records of a learner's optimizer and scheduler, which Burn gives only to a checkpointer.
 fn records<M: LearnerModel>(
     learner: &Learner<M>,
     store: &EventStoreClient,
 ) -> (OptimizerRecord, LrSchedulerRecord) {
     let ((optim, optims), (scheduler, schedulers)) = (channel(), channel());
     let mut checkpointer = LearningCheckpointer::new(
-        // Nobody takes the model.
+        // The record of the model is not used.
         AsyncCheckpointer::new(Sent::<ModuleRecord>(channel().0)),
         AsyncCheckpointer::new(Sent(optim)),
         AsyncCheckpointer::new(Sent(scheduler)),
@@ -173,7 +173,7 @@ struct Sent<R>(Sender<R>);
 
 impl<R: Checkpoint> Checkpointer<R> for Sent<R> {
     fn save(&self, _: usize, record: R) -> Result<(), CheckpointerError> {
-        // If nobody takes it, it is dropped.
+        // Without a receiver, the record is dropped.
         let _ = self.0.send(record);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What the strategy tells the metrics.
+//! The channel from the strategy to its metrics.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use crate::StepReport;
 use crate::lock::lock;
 
-/// Carries what each training iteration did from the strategy to the metrics made with it.
+/// Carries the report of each training iteration from the strategy to the metrics made with it.
 ///
-/// Clones share what they carry.
+/// Clones share the reports.
 ///
 /// ```
 /// use burn::tensor::Device;
@@ -27,15 +27,15 @@ pub struct StepMonitor {
 #[derive(Debug, Default)]
 struct Iterations {
     last: VecDeque<Iteration>,
-    /// How many came before those.
+    /// Number of iterations before those.
     forgotten: usize,
 }
 
-/// What one iteration did.
+/// The report of one iteration.
 #[derive(Clone, Debug)]
 pub struct Iteration {
     iteration: usize,
-    /// And the rate of the step; none while gradients accumulate.
+    /// The rate and the report of the step; `None` while gradients accumulate.
     pub(super) step: Option<(StepReport, f64)>,
 }
 
@@ -63,7 +63,7 @@ impl StepMonitor {
         iterations.forgotten + iterations.last.len()
     }
 
-    /// The iteration at this place in the training, if it has this number in its epoch.
+    /// The iteration at this index in the training, if it has this number in its epoch.
     pub(super) fn at(&self, place: usize, iteration: Option<usize>) -> Option<Iteration> {
         let iterations = self.iterations();
         let place = place.checked_sub(iterations.forgotten)?;

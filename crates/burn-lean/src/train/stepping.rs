@@ -10,16 +10,16 @@ use super::learner::Parts;
 use crate::optimizer::{Handover, expect, ordinary};
 use crate::{ReleaseAccumulator, ReleaseOptimizer};
 
-/// What a learner is while it trains with gradient release.
+/// The state of a learner while it trains with gradient release.
 pub(super) struct Stepping<M> {
-    /// Taken out while it is changed.
+    /// The model. `None` while it is changed.
     model: Option<M>,
     optim: ReleaseOptimizer,
     scheduler: ModuleLrScheduler,
     lr: ModuleLearningRate,
     accumulator: ReleaseAccumulator,
     handover: Handover,
-    /// What `TrainStep::optimize` gets.
+    /// The optimizer for `TrainStep::optimize`.
     user_optim: ModuleOptimizer,
     monitor: StepMonitor,
     /// Iterations of a window.
@@ -74,7 +74,7 @@ impl<M: LearnerModel> Stepping<M> {
 
             let progress = iterator.progress();
             accumulated += 1;
-            // Burn steps with what there is when the data are at their end.
+            // Burn steps with the gradients of an incomplete window when the data end.
             let output = if accumulated < self.window && !progress.is_completed() {
                 self.accumulate(item, iteration)
             } else {
@@ -157,7 +157,7 @@ impl<M: LearnerModel> Stepping<M> {
         }
     }
 
-    /// The learner as it is between two epochs, for a checkpoint.
+    /// The learner between two epochs, for a checkpoint.
     pub(super) fn learner(&self) -> Learner<M> {
         let optim = self.optim.copy_optimizer();
         Learner::new(self.model().clone(), optim, self.scheduler.clone())

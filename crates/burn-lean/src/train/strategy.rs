@@ -14,13 +14,13 @@ use super::learner::Parts;
 use super::stepping::Stepping;
 use crate::{FirstPass, WithGradientRelease};
 
-/// Trains on one device with gradient release; else as Burn's own strategy for one device.
+/// Trains on one device with gradient release, and is otherwise Burn's strategy for one device.
 ///
 /// Each iteration moves the scheduler on, arms the model with that rate, runs the model's
-/// `TrainStep::step`, in whose backward the parameters are stepped, and lets
-/// `TrainStep::optimize` finish the step. With gradients accumulated over `n` iterations, all but
-/// the last of a window add theirs to the sums inside backward, and the last one steps with the
-/// sums. What is left at the end of an epoch is stepped with, as Burn 0.22 does.
+/// `TrainStep::step`, in whose backward the parameters are stepped, and lets `TrainStep::optimize`
+/// finish the step. With gradients accumulated over `n` iterations, all but the last of a window
+/// add theirs to the sums inside backward, and the last one steps with the sums. An incomplete
+/// window at the end of an epoch is stepped with, as in Burn 0.22.
 ///
 /// # Example
 ///
@@ -78,7 +78,7 @@ impl GradientReleaseStrategy {
         }
     }
 
-    /// Tells the metrics made with this monitor what each step did.
+    /// Reports each step to the metrics made with this monitor.
     pub fn with_monitor(mut self, monitor: StepMonitor) -> Self {
         self.monitor = monitor;
         self
@@ -116,7 +116,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for GradientReleaseStrategy 
              with `burn_lean::train::release_learner` in place of `Learner::new`",
         );
         let model = learner.model();
-        // It would hold the weights of the beginning.
+        // It would hold the first weights.
         drop(learner);
         let optim = parts.optim.clone().with_gradient_release();
         let mut stepping = Stepping::new(

@@ -28,7 +28,8 @@ pub struct DeviceTensor<R: Runtime> {
     pub binding: TensorBinding<R>,
 }
 
-/// A [`DeviceTensor`], whichever its runtime is: what is shared by all versions cannot name it.
+/// A [`DeviceTensor`], whichever its runtime is: code that is shared by all versions cannot name
+/// it.
 pub trait OnDevice: Clone {
     #[doc(hidden)]
     type Runtime: Runtime;
@@ -81,7 +82,7 @@ impl<R: Runtime> OnDevice for DeviceTensor<R> {
 
 /// The elements of a tensor in their order.
 type View<E> = LinearView<E>;
-/// The same, to be written.
+/// The elements of a buffer, mutable.
 type ViewMut<E> = LinearView<E, ReadWrite>;
 /// The elements of a buffer.
 type Buffer<E> = Array<E>;

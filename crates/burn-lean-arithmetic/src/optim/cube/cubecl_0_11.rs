@@ -31,7 +31,7 @@ pub struct DeviceTensor {
     pub binding: TensorBinding,
 }
 
-/// A [`DeviceTensor`]: what is shared by all versions cannot name it.
+/// A [`DeviceTensor`]: code that is shared by all versions cannot name it.
 pub trait OnDevice: Clone {
     #[doc(hidden)]
     fn client(&self) -> &Client;
@@ -80,7 +80,7 @@ impl OnDevice for DeviceTensor {
 
 /// The elements of a tensor in their order.
 type View<E> = LinearView<'static, E>;
-/// The same, to be written.
+/// The elements of a buffer, mutable.
 type ViewMut<E> = LinearViewMut<'static, E>;
 /// The elements of a buffer.
 type Buffer<E> = Box<[E]>;

@@ -12,19 +12,19 @@ use crate::optim::{BLOCK, DynamicMap};
 pub(super) const WORD: usize = 4;
 pub(super) const UNITS: usize = BLOCK / WORD;
 
-/// Numbers in 8 bits, and what their codes mean.
+/// Numbers in 8 bits, with the table of their codes.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Blocks {
     codes: Buffer<i32>,
     scales: Buffer<f32>,
     /// The entries, and the middles between them from zero on.
     table: Buffer<f32>,
-    /// The place of zero among the entries.
+    /// Index of the entry zero.
     #[cube(comptime)]
     zero: i32,
 }
 
-/// What the codes of a map mean, and the place of zero.
+/// The numbers that the codes of a map stand for, and the index of zero.
 pub(super) fn table(map: DynamicMap) -> (Vec<f32>, i32) {
     let entries = map.entries();
     let zero = entries.iter().position(|entry| *entry == 0.0);
@@ -32,12 +32,12 @@ pub(super) fn table(map: DynamicMap) -> (Vec<f32>, i32) {
     let middles = entries[zero..].windows(2);
     let middles = middles.map(|pair| (pair[0] + pair[1]) / 2.0);
     let mut table: Vec<f32> = entries.iter().copied().chain(middles).collect();
-    // No number is above what is behind the last middle.
+    // No number lies above the entry after the last middle.
     table.resize(2 * BLOCK, f32::INFINITY);
     (table, zero as i32)
 }
 
-/// Writes weight and states in their place. In the first step the states are only written.
+/// Overwrites weight and states. In the first step, states are not read.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn step<N: Size>(
     weight: &mut ViewMut<Vector<f32, N>>,
@@ -111,7 +111,7 @@ pub(super) fn decode<N: Size>(blocks: &Blocks, place: usize) -> Vector<f32, N> {
 /// Writes the numbers of a unit, together with the others of its block.
 #[cube]
 fn encode<N: Size>(blocks: &mut Blocks, numbers: &Sequence<Vector<f32, N>>, unit: usize) {
-    // As integers, since NaN is the largest of them: it would be lost in a maximum of floats.
+    // Compares as integers, of which NaN is the largest. A maximum of floats would lose it.
     let mut most = 0u32;
     #[unroll]
     for part in 0..numbers.len() {
@@ -170,7 +170,7 @@ fn most_of_block(own: u32) -> u32 {
 #[cube]
 fn nearest(blocks: &Blocks, number: f32) -> u32 {
     let magnitude = f32::abs(number);
-    // How many middles lie below it, by halves.
+    // Binary search: the number of middles below it.
     let mut below = 0usize;
     #[unroll]
     for halving in 1..=BLOCK.ilog2() {

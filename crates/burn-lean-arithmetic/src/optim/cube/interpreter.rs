@@ -1,4 +1,4 @@
-//! What a program computes, an operation after the other.
+//! Runs a program, one operation after the other.
 
 use super::cubecl;
 use cubecl::prelude::*;
@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 use super::{greater_equal, less_than};
 use crate::optim::program::{Operation, Program};
 
-/// Puts what each operation makes behind the values.
+/// Appends the result of each operation to the values.
 #[cube]
 pub(super) fn run<N: Size>(
     values: &mut Sequence<Vector<f32, N>>,

@@ -1,4 +1,4 @@
-//! The kernels where states are floats, and sums.
+//! The kernels for states in floats, and for sums.
 
 use super::cubecl;
 use cubecl::prelude::*;
@@ -8,7 +8,7 @@ use super::interpreter::run;
 use super::{Buffer, View, ViewMut, extract};
 use crate::optim::program::Program;
 
-/// Writes weight and states in their place. In the first step the states are only written.
+/// Overwrites weight and states. In the first step, states are not read.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn step<N: Size>(
     weight: &mut ViewMut<Vector<f32, N>>,

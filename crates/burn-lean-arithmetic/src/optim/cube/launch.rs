@@ -9,19 +9,19 @@ use super::{OnDevice, kernel, rounding};
 use crate::optim::cube::Pass;
 use crate::optim::{BLOCK, DynamicMap, Noise, half_words};
 
-/// Numbers that a unit adds up for a sum, at least.
+/// Smallest number of elements that a unit adds up for a sum.
 const ADDED_BY_A_UNIT: usize = 64;
 /// Bytes of an element.
 const SIZE: usize = size_of::<f32>();
-/// Parts that a sum is made of, at most.
+/// Largest number of partial sums.
 const PARTS: usize = 1 << 16;
 
 /// The states of a parameter, which are all floats or all in 8 bits.
 #[derive(Debug)]
 pub struct States<T> {
-    /// Those that are floats.
+    /// The states in floats.
     pub floats: Vec<T>,
-    /// Those in 8 bits.
+    /// The states in 8 bits.
     pub eight_bit: Vec<EightBit<T>>,
 }
 
@@ -30,9 +30,9 @@ pub struct States<T> {
 pub struct EightBit<T> {
     /// Four codes to a word.
     pub codes: T,
-    /// What each block is multiplied by.
+    /// The scale of each block.
     pub scales: T,
-    /// What the codes mean.
+    /// The numbers that the codes stand for.
     pub map: DynamicMap,
 }
 
@@ -46,7 +46,7 @@ impl<T> Default for States<T> {
 }
 
 impl<T: OnDevice> EightBit<T> {
-    /// Codes, scales, the table of the codes, and where zero is in it.
+    /// Codes, scales, the table of the codes, and the index of zero in it.
     fn into_operands(self) -> ([T; 3], i32) {
         let (table, zero) = eight_bit::table(self.map);
         let table = self.codes.upload(&table);
@@ -54,7 +54,7 @@ impl<T: OnDevice> EightBit<T> {
     }
 }
 
-/// Writes weight and states in their place. The factor, where the pass has one, is one number.
+/// Overwrites weight and states. The factor of the pass, if it has one, is one number.
 pub fn step<T: OnDevice>(pass: Pass, weight: T, grad: T, factor: Option<T>, states: States<T>) {
     let extent = Extent::of(states.floats.iter().chain([&weight, &grad]));
     let client = &weight.client().clone();
@@ -84,7 +84,7 @@ pub fn step<T: OnDevice>(pass: Pass, weight: T, grad: T, factor: Option<T>, stat
             calculate_cube_count_elemwise(client, units, dim),
             dim,
             extent.address,
-            // A unit has the numbers of one word, however many it takes at once.
+            // A unit has the numbers of one word, whatever the width of its vectors.
             extent.vector.min(WORD),
             weight.into_view(),
             grad.into_view(),
@@ -102,13 +102,13 @@ pub fn step<T: OnDevice>(pass: Pass, weight: T, grad: T, factor: Option<T>, stat
     }
 }
 
-/// How many parts a sum over so many elements is made of.
+/// Number of partial sums for a number of elements.
 pub fn parts(elements: usize) -> usize {
     (elements / ADDED_BY_A_UNIT).clamp(1, PARTS)
 }
 
-/// Adds up what the pass makes of each element, of which there is at least one, in as many parts as
-/// `sums` has. The parts are yet to be added up.
+/// Sums the result of the pass over all elements, of which there is at least one, into the partial
+/// sums `sums`.
 pub fn sum<T: OnDevice>(pass: Pass, sums: T, grad: T, factor: Option<T>, states: States<T>) {
     let extent = Extent::of(states.floats.iter().chain([&grad]));
     let client = &grad.client().clone();
@@ -136,7 +136,7 @@ pub fn sum<T: OnDevice>(pass: Pass, sums: T, grad: T, factor: Option<T>, states:
     );
 }
 
-/// Rounds numbers to bf16 by chance, in their place.
+/// Rounds numbers to bf16 by chance, in place.
 pub fn round_stochastically<T: OnDevice>(numbers: T, noise: Noise) {
     let extent = Extent::of([&numbers].into_iter());
     if extent.elements > 0 {
@@ -157,13 +157,13 @@ pub fn round_stochastically<T: OnDevice>(numbers: T, noise: Noise) {
     }
 }
 
-/// Rounds numbers to the nearest that bf16 has, in their place, and packs the lower halves of their
-/// bits two to a word.
+/// Rounds numbers to the nearest in bf16, in place, and packs the lower halves of their bits two to
+/// a word.
 pub fn split<T: OnDevice>(numbers: T, low: T) {
     by_halves(numbers, low, false);
 }
 
-/// Makes the numbers that were [split](split()) what they were, in their place.
+/// Joins numbers that were [split](split()), in place.
 pub fn rejoin<T: OnDevice>(numbers: T, low: T) {
     by_halves(numbers, low, true);
 }
@@ -186,7 +186,7 @@ fn by_halves<T: OnDevice>(numbers: T, low: T, rejoins: bool) {
     }
 }
 
-/// What a kernel over tensors of one shape needs to know of all of them.
+/// The size of tensors of one shape, for a kernel over them.
 struct Extent {
     elements: usize,
     /// Elements that a unit takes at once.

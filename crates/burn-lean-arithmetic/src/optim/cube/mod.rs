@@ -1,6 +1,6 @@
 //! One pass over memory on cubecl's devices: a kernel for each rule, made of the rule itself.
 //!
-//! To the compiler two versions of cubecl are two libraries, and a kernel is written for one of
+//! Two versions of cubecl are two libraries to the compiler, and a kernel is written for one of
 //! them. So the same files are compiled once for each, in a module that says under one name what
 //! the versions say differently.
 
@@ -16,7 +16,7 @@ pub mod cubecl_0_11;
 use super::program::{Clipping, Program};
 use super::{Measure, Rule};
 
-/// What a kernel computes in one step.
+/// The computation of a kernel in one step.
 #[derive(Clone, Debug)]
 pub struct Pass {
     program: Program,
@@ -25,7 +25,7 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// The step of a rule. In the first one (`is_first`) states are only written.
+    /// The step of a rule. In the first step (`is_first`), states are not read.
     pub fn of_rule<R: Rule<N>, const N: usize>(
         rule: &R,
         clipping: Clipping,
@@ -39,7 +39,7 @@ impl Pass {
         }
     }
 
-    /// What is averaged, of gradient and states; of the gradient alone in the first step.
+    /// A measure of gradient and states; of the gradient alone in the first step.
     pub fn of_measure<M: Measure<N>, const N: usize>(
         measure: &M,
         clipping: Clipping,

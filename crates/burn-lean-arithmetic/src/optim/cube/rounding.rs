@@ -1,4 +1,4 @@
-//! Rounding to bf16: by chance, or with what is lost beside it.
+//! Rounding to bf16: by chance, or with the lost bits kept beside it.
 
 use super::cubecl;
 use cubecl::prelude::*;
@@ -22,7 +22,7 @@ pub(super) fn stochastically<N: Size>(numbers: &mut ViewMut<Vector<f32, N>>, low
     numbers.write(ABSOLUTE_POS, rounded);
 }
 
-/// Away from zero with the probability of the part that bf16 has no bits for.
+/// Rounds away from zero with the probability of the part that bf16 has no bits for.
 #[cube]
 fn round(number: f32, random: u32) -> f32 {
     let bits = u32::reinterpret(number);
@@ -68,14 +68,14 @@ pub(super) fn by_halves(
     }
 }
 
-/// As on the processor.
+/// The same function as on the host.
 #[cube]
 fn without_payload(bits: u32) -> u32 {
     let is_nan = (bits & 0x7fff_ffffu32) > 0x7f80_0000u32;
     select(is_nan, (bits & 0xffff_0000u32) | 0x0040_0000u32, bits)
 }
 
-/// As on the processor.
+/// The same function as on the host.
 #[cube]
 fn join(nearest: u32, low: u32) -> u32 {
     let was_rounded_up = low >> 15u32;
@@ -84,7 +84,7 @@ fn join(nearest: u32, low: u32) -> u32 {
     select(is_zero && was_rounded_up == 1u32, nearest, joined)
 }
 
-/// As on the processor.
+/// The same function as on the host.
 #[cube]
 fn mixed(bits: u32) -> u32 {
     let bits = (bits ^ (bits >> 16)) * comptime!(MIXING[0]);

@@ -7,9 +7,9 @@ use super::super::{BLOCK, DynamicMap};
 /// Elements that are read and written.
 #[derive(Debug)]
 pub enum Buffer<'a> {
-    /// As f32.
+    /// In f32.
     F32(&'a mut [f32]),
-    /// As bf16.
+    /// In bf16.
     Bf16(&'a mut [bf16]),
     /// In 8 bits.
     EightBit {
@@ -17,13 +17,13 @@ pub enum Buffer<'a> {
         codes: &'a mut [u8],
         /// A scale for each block.
         scales: &'a mut [f32],
-        /// What the codes mean.
+        /// The numbers that the codes stand for.
         map: DynamicMap,
     },
 }
 
 impl<'a> Buffer<'a> {
-    /// So many numbers in 8 bits, with four codes to a word.
+    /// A buffer of `numbers` numbers in 8 bits, with four codes in a word.
     pub fn of_words(
         words: &'a mut [i32],
         scales: &'a mut [f32],
@@ -88,9 +88,9 @@ impl<'a> Buffer<'a> {
 /// Elements that are only read.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
-    /// As f32.
+    /// In f32.
     F32(&'a [f32]),
-    /// As bf16.
+    /// In bf16.
     Bf16(&'a [bf16]),
     /// In 8 bits.
     EightBit {
@@ -98,7 +98,7 @@ pub enum Source<'a> {
         codes: &'a [u8],
         /// A scale for each block.
         scales: &'a [f32],
-        /// What the codes mean.
+        /// The numbers that the codes stand for.
         map: DynamicMap,
     },
 }

@@ -105,7 +105,7 @@ pub fn rejoin(numbers: &mut [f32], low: &[i32]) {
     });
 }
 
-/// The same elements of everything that a step reads and writes.
+/// The same range of elements of all operands.
 struct Lanes<'a, const N: usize> {
     weight: &'a mut [f32],
     grad: &'a [f32],
@@ -151,12 +151,12 @@ impl<'a, const N: usize> Lanes<'a, N> {
     }
 }
 
-/// What is done to all elements of a parameter.
+/// The operation on all elements of a parameter.
 #[derive(Clone, Copy)]
 struct Pass<R> {
     rule: R,
     clip: Clip,
-    /// Whether it is the first step.
+    /// Whether there are no states yet.
     fresh: bool,
 }
 
@@ -185,7 +185,7 @@ impl<R: Rule<N>, const N: usize> WithSimd for Step<'_, R, N> {
 struct Sum<'a, M, const N: usize> {
     measure: M,
     clip: Clip,
-    /// The place of the first of these elements among all.
+    /// Index of the first of these elements among all.
     start: usize,
     grad: &'a [f32],
     states: Option<&'a [Source<'a>; N]>,
@@ -196,8 +196,8 @@ impl<M: Measure<N>, const N: usize> WithSimd for Sum<'_, M, N> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> f64 {
-        /// Sums that go side by side, however wide the processor's registers are: the order of the
-        /// additions is the same on all.
+        /// Number of parallel sums. It does not depend on the width of registers, so that all
+        /// processors add in the same order.
         const SUMS: usize = 8;
 
         let mut sums = [0.0; SUMS];
@@ -222,7 +222,7 @@ impl<M: Measure<N>, const N: usize> WithSimd for Sum<'_, M, N> {
     }
 }
 
-/// The states themselves, if all of them have 32 bits and need not be copied to be computed with.
+/// The states themselves if all of them have 32 bits, which need no conversion.
 fn floats<'a, const N: usize>(states: &'a mut [Buffer<'_>; N]) -> Option<[&'a mut [f32]; N]> {
     let mut floats = states.each_mut().map(|state| match state {
         Buffer::F32(state) => Some(&mut **state),
@@ -269,7 +269,7 @@ mod tests {
     use super::super::rules::StableAdamW;
     use super::*;
 
-    /// Of sizes that fill no register, no block and no chunk; against a plain sum in 64 bits.
+    /// Compares sizes that fill no register, no block and no chunk with a plain sum in 64 bits.
     #[test]
     fn a_mean_is_that_of_the_elements() {
         let settings = StableAdamW {
@@ -287,8 +287,11 @@ mod tests {
             let moment_2: Vec<_> = numbers(count, 2.1).iter().map(|n| n * n).collect();
             let clip = Clip::Value(0.8);
             let clipped = |place: usize| clip.clip(grad[place]);
-            let next = |place| measure.next(clipped(place), [moment_1[place], moment_2[place]]);
-            let first = |place| measure.first(clipped(place));
+            let next = |place| {
+                let states = [moment_1[place], moment_2[place]];
+                measure.measure(clipped(place), Some(states))
+            };
+            let first = |place| measure.measure(clipped(place), None);
             let mean = |of: &dyn Fn(usize) -> f32| {
                 (0..count).map(|place| f64::from(of(place))).sum::<f64>() / count as f64
             };
@@ -300,7 +303,7 @@ mod tests {
                 ),
                 (super::mean(&measure, clip, &grad, None), mean(&first)),
             ] {
-                // Of the order of the sums in 64 bits nothing is left but the last rounding.
+                // The order of the sums in 64 bits affects only the last rounding.
                 let off = (f64::from(found) - expected).abs();
                 assert!(off <= 1e-7 * expected, "{count}: {found}, {expected}");
             }

@@ -84,9 +84,9 @@ fn measure_one<T: Number, M: Measure<N>, const N: usize>(
     states: [T; N],
 ) -> T {
     if fresh {
-        measure.first(grad)
+        measure.measure(grad, None)
     } else {
-        measure.next(grad, states)
+        measure.measure(grad, Some(states))
     }
 }
 
@@ -99,9 +99,9 @@ fn step_one<T: Number, R: Rule<N>, const N: usize>(
     states: [T; N],
 ) -> (T, [T; N]) {
     if fresh {
-        rule.first(weight, grad)
+        rule.step(weight, grad, None)
     } else {
-        rule.next(weight, grad, states)
+        rule.step(weight, grad, Some(states))
     }
 }
 

@@ -11,7 +11,7 @@ use crate::settings::{amount, expect_in_range, positive, share};
 pub struct Adafactor {
     /// Added to squared gradients.
     pub epsilon: f64,
-    /// The least root mean square of a parameter that its learning rate is scaled by, if it is.
+    /// Lower bound of the root mean square of a parameter, if that scales its learning rate.
     pub least_scale: Option<f64>,
     /// The largest root mean square of an update.
     pub clip_threshold: f64,
@@ -19,7 +19,7 @@ pub struct Adafactor {
     pub decay_rate: f64,
     /// Decay rate of the first moment, if there is one.
     pub beta_1: Option<f64>,
-    /// Weight decay that does not go through the gradient.
+    /// Decoupled weight decay.
     pub weight_decay: f64,
 }
 
@@ -35,11 +35,11 @@ pub struct AdafactorState<T> {
 }
 
 impl Adafactor {
-    /// The same.
+    /// Checks the settings.
     ///
     /// # Panics
     ///
-    /// If a setting is out of range, which is named with its value.
+    /// If a setting is out of range. The message has its name and its value.
     pub fn checked(self) -> Self {
         expect_in_range(
             "Adafactor",

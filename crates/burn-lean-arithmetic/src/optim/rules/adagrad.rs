@@ -22,26 +22,18 @@ impl AdaGrad {
             decay,
         }
     }
-
-    #[inline(always)]
-    fn step<T: Number>(&self, weight: T, grad: T, sum: T) -> (T, [T; 1]) {
-        let update = grad / sum.clone().sqrt().add_scalar(self.epsilon);
-        (weight - update.mul_scalar(self.lr), [sum])
-    }
 }
 
 impl Rule<1> for AdaGrad {
     #[inline(always)]
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 1]) {
+    fn step<T: Number>(&self, weight: T, grad: T, states: Option<[T; 1]>) -> (T, [T; 1]) {
         let grad = self.decay.gradient(&weight, grad);
-        let sum = grad.clone().square();
-        self.step(weight, grad, sum)
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, weight: T, grad: T, [sum]: [T; 1]) -> (T, [T; 1]) {
-        let grad = self.decay.gradient(&weight, grad);
-        let sum = sum + grad.clone().square();
-        self.step(weight, grad, sum)
+        let square = grad.clone().square();
+        let sum = match states {
+            None => square,
+            Some([sum]) => sum + square,
+        };
+        let update = grad / sum.clone().sqrt().add_scalar(self.epsilon);
+        (weight - update.mul_scalar(self.lr), [sum])
     }
 }

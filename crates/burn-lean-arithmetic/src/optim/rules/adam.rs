@@ -1,7 +1,7 @@
 //! Adam.
 
 use super::{
-    super::{Number, Part},
+    super::{MicroBatch, Number},
     CoupledDecay, Factors, Update, WithMoments,
     adaptive::corrections_as_burn,
 };
@@ -21,11 +21,11 @@ pub struct Adam {
 }
 
 impl Adam {
-    /// The same.
+    /// Checks the settings.
     ///
     /// # Panics
     ///
-    /// If a setting is out of range, which is named with its value.
+    /// If a setting is out of range. The message has its name and its value.
     pub fn checked(self) -> Self {
         expect_in_range(
             "Adam",
@@ -39,14 +39,14 @@ impl Adam {
     }
 
     /// The rule of step number `time`.
-    pub fn rule(&self, lr: f64, time: usize, part: Part) -> WithMoments<AdamUpdate> {
+    pub fn rule(&self, lr: f64, time: usize, micro_batch: MicroBatch) -> WithMoments<AdamUpdate> {
         let [correction_1, correction_2] = corrections_as_burn(self.beta_1, self.beta_2, time);
         let root = correction_2.sqrt();
         WithMoments {
-            factors: Factors::as_burn(self.beta_1, self.beta_2).in_part(part),
+            factors: Factors::as_burn(self.beta_1, self.beta_2).in_micro_batch(micro_batch),
             update: AdamUpdate {
                 lr,
-                decay: self.decay.in_part(part),
+                decay: self.decay.in_micro_batch(micro_batch),
                 factor: (root / correction_1).into(),
                 epsilon: (self.epsilon * root).into(),
             },

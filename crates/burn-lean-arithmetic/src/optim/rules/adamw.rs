@@ -1,7 +1,7 @@
 //! AdamW.
 
 use super::{
-    super::{Number, Part},
+    super::{MicroBatch, Number},
     Factors, Update, WithMoments,
     adaptive::corrections_as_burn,
 };
@@ -16,21 +16,22 @@ pub struct AdamW {
     pub beta_2: f32,
     /// Added to the root of the second moment.
     pub epsilon: f32,
-    /// Weight decay that does not go through the gradient.
+    /// Decoupled weight decay.
     pub weight_decay: f32,
-    /// Whether a weight decays only where that does not work against the step:
+    /// Whether a weight decays only where that does not oppose the step:
     /// <https://arxiv.org/abs/2510.12402>.
     pub cautious: bool,
-    /// The rate that decay is relative to, if it does not depend on the learning rate.
+    /// The learning rate at which decay is `weight_decay`, if decay is decoupled from the learning
+    /// rate.
     pub max_lr: Option<f64>,
 }
 
 impl AdamW {
-    /// The same.
+    /// Checks the settings.
     ///
     /// # Panics
     ///
-    /// If a setting is out of range, which is named with its value.
+    /// If a setting is out of range. The message has its name and its value.
     pub fn checked(self) -> Self {
         expect_in_range(
             "AdamW",
@@ -45,11 +46,11 @@ impl AdamW {
     }
 
     /// The rule of step number `time`.
-    pub fn rule(&self, lr: f64, time: usize, part: Part) -> WithMoments<AdamWUpdate> {
+    pub fn rule(&self, lr: f64, time: usize, micro_batch: MicroBatch) -> WithMoments<AdamWUpdate> {
         let [correction_1, correction_2] = corrections_as_burn(self.beta_1, self.beta_2, time);
         let decay_rate = self.decay_rate(lr);
         WithMoments {
-            factors: Factors::as_burn(self.beta_1, self.beta_2).in_part(part),
+            factors: Factors::as_burn(self.beta_1, self.beta_2).in_micro_batch(micro_batch),
             update: AdamWUpdate {
                 lr,
                 decay: match self.cautious && decay_rate != 0.0 {
@@ -84,9 +85,9 @@ pub struct AdamWUpdate {
 
 #[derive(Clone, Copy, Debug)]
 enum Decay {
-    /// What a weight is multiplied by.
+    /// Multiplies the weight by this factor.
     Factor(f64),
-    /// What part of itself a weight loses, where that does not work against the step.
+    /// Subtracts this share of the weight where that does not oppose the step.
     Cautious(f64),
 }
 

@@ -16,16 +16,16 @@ pub struct Adan {
     pub epsilon: f32,
     /// Weight decay.
     pub weight_decay: f32,
-    /// Whether it decays before the step.
+    /// Whether the weight decays before the step.
     pub no_prox: bool,
 }
 
 impl Adan {
-    /// The same.
+    /// Checks the settings.
     ///
     /// # Panics
     ///
-    /// If a setting is out of range, which is named with its value.
+    /// If a setting is out of range. The message has its name and its value.
     pub fn checked(self) -> Self {
         expect_in_range(
             "Adan",
@@ -103,22 +103,24 @@ impl Nesterov {
 
 impl Rule<4> for Nesterov {
     #[inline(always)]
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 4]) {
-        let average = grad.clone().mul_scalar(self.rest_1);
-        let square = grad.clone().square().mul_scalar(self.rest_3);
-        let difference = grad.zeros_like();
-        let weight = self.weight(weight, average.clone(), square.clone(), difference.clone());
-        (weight, [average, square, difference, grad.mul_scalar(-1.0)])
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, weight: T, grad: T, state: [T; 4]) -> (T, [T; 4]) {
-        let [average, square, difference, last] = state;
-        let change = last + grad.clone();
-        let ahead = (change.clone().mul_scalar(self.beta_2) + grad.clone()).square();
-        let average = average.mul_scalar(self.beta_1) + grad.clone().mul_scalar(self.rest_1);
-        let difference = difference.mul_scalar(self.beta_2) + change.mul_scalar(self.rest_2);
-        let square = square.mul_scalar(self.beta_3) + ahead.mul_scalar(self.rest_3);
+    fn step<T: Number>(&self, weight: T, grad: T, states: Option<[T; 4]>) -> (T, [T; 4]) {
+        let [average, square, difference] = match states {
+            None => [
+                grad.clone().mul_scalar(self.rest_1),
+                grad.clone().square().mul_scalar(self.rest_3),
+                grad.zeros_like(),
+            ],
+            Some([average, square, difference, last]) => {
+                let change = last + grad.clone();
+                let ahead = (change.clone().mul_scalar(self.beta_2) + grad.clone()).square();
+                let average =
+                    average.mul_scalar(self.beta_1) + grad.clone().mul_scalar(self.rest_1);
+                let difference =
+                    difference.mul_scalar(self.beta_2) + change.mul_scalar(self.rest_2);
+                let square = square.mul_scalar(self.beta_3) + ahead.mul_scalar(self.rest_3);
+                [average, square, difference]
+            }
+        };
         let weight = self.weight(weight, average.clone(), square.clone(), difference.clone());
         (weight, [average, square, difference, grad.mul_scalar(-1.0)])
     }

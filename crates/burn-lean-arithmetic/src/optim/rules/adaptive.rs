@@ -1,8 +1,8 @@
-//! First and second moments, as Adam, AdamW, RAdam and others have them.
+//! First and second moments, as in Adam, AdamW, RAdam and others.
 
-use super::super::{Number, Part, Rule};
+use super::super::{MicroBatch, Number, Rule};
 
-/// What an optimizer does with its moments.
+/// How the moments of an optimizer change the weight.
 pub trait Update: Copy + Send + Sync + 'static {
     /// The gradient that goes into the moments.
     #[inline(always)]
@@ -15,21 +15,21 @@ pub trait Update: Copy + Send + Sync + 'static {
     fn weight<T: Number>(&self, weight: T, moment_1: T, moment_2: T) -> T;
 }
 
-/// What moments keep of themselves, and take of a gradient.
+/// Weights of the old moment and of the gradient in each moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Factors {
-    /// What the first moment keeps.
+    /// Decay rate of the first moment.
     pub beta_1: f64,
-    /// What it takes.
+    /// Factor of the gradient in the first moment.
     pub rest_1: f64,
-    /// What the second moment keeps.
+    /// Decay rate of the second moment.
     pub beta_2: f64,
-    /// What it takes.
+    /// Factor of the squared gradient in the second moment.
     pub rest_2: f64,
 }
 
 impl Factors {
-    /// Those of betas of 64 bits.
+    /// Factors for decay rates in 64 bits.
     pub fn new(beta_1: f64, beta_2: f64) -> Self {
         Self {
             beta_1,
@@ -39,8 +39,7 @@ impl Factors {
         }
     }
 
-    /// Those of Burn's optimizers: betas have 32 bits, and what is computed of them is rounded to
-    /// as many.
+    /// Factors as Burn's optimizers compute them, in 32 bits.
     pub fn as_burn(beta_1: f32, beta_2: f32) -> Self {
         Self {
             beta_1: beta_1.into(),
@@ -50,29 +49,28 @@ impl Factors {
         }
     }
 
-    /// Those of a part of a step.
-    pub fn in_part(self, part: Part) -> Self {
+    /// Factors for one micro-batch of a step.
+    pub fn in_micro_batch(self, micro_batch: MicroBatch) -> Self {
         Self {
-            beta_1: part.kept(self.beta_1),
-            beta_2: part.kept(self.beta_2),
+            beta_1: micro_batch.kept(self.beta_1),
+            beta_2: micro_batch.kept(self.beta_2),
             ..self
         }
     }
 
+    /// Adds a gradient to the moments, if there are any yet.
     #[inline(always)]
-    pub(super) fn first<T: Number>(&self, grad: T) -> [T; 2] {
-        [
-            grad.clone().mul_scalar(self.rest_1),
-            grad.square().mul_scalar(self.rest_2),
-        ]
-    }
-
-    #[inline(always)]
-    pub(super) fn next<T: Number>(&self, grad: T, moment_1: T, moment_2: T) -> [T; 2] {
-        [
-            moment_1.mul_scalar(self.beta_1) + grad.clone().mul_scalar(self.rest_1),
-            moment_2.mul_scalar(self.beta_2) + grad.square().mul_scalar(self.rest_2),
-        ]
+    pub(super) fn moments<T: Number>(&self, grad: T, moments: Option<[T; 2]>) -> [T; 2] {
+        match moments {
+            None => [
+                grad.clone().mul_scalar(self.rest_1),
+                grad.square().mul_scalar(self.rest_2),
+            ],
+            Some([moment_1, moment_2]) => [
+                moment_1.mul_scalar(self.beta_1) + grad.clone().mul_scalar(self.rest_1),
+                moment_2.mul_scalar(self.beta_2) + grad.square().mul_scalar(self.rest_2),
+            ],
+        }
     }
 }
 
@@ -81,25 +79,15 @@ impl Factors {
 pub struct WithMoments<U> {
     /// How the moments change.
     pub factors: Factors,
-    /// How the weight does.
+    /// How the moments change the weight.
     pub update: U,
 }
 
 impl<U: Update> Rule<2> for WithMoments<U> {
     #[inline(always)]
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 2]) {
+    fn step<T: Number>(&self, weight: T, grad: T, states: Option<[T; 2]>) -> (T, [T; 2]) {
         let grad = self.update.gradient(&weight, grad);
-        let [moment_1, moment_2] = self.factors.first(grad);
-        let weight = self
-            .update
-            .weight(weight, moment_1.clone(), moment_2.clone());
-        (weight, [moment_1, moment_2])
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, weight: T, grad: T, [moment_1, moment_2]: [T; 2]) -> (T, [T; 2]) {
-        let grad = self.update.gradient(&weight, grad);
-        let [moment_1, moment_2] = self.factors.next(grad, moment_1, moment_2);
+        let [moment_1, moment_2] = self.factors.moments(grad, states);
         let weight = self
             .update
             .weight(weight, moment_1.clone(), moment_2.clone());
@@ -107,30 +95,28 @@ impl<U: Update> Rule<2> for WithMoments<U> {
     }
 }
 
-/// AMSGrad: the largest second moment so far in the place of the second moment.
+/// AMSGrad: divides by the largest second moment so far.
 #[derive(Clone, Copy, Debug)]
 pub struct AmsGrad<U>(pub WithMoments<U>);
 
 impl<U: Update> Rule<3> for AmsGrad<U> {
     #[inline(always)]
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 3]) {
-        let (weight, [moment_1, moment_2]) = self.0.first(weight, grad);
-        (weight, [moment_1, moment_2.clone(), moment_2])
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, weight: T, grad: T, state: [T; 3]) -> (T, [T; 3]) {
+    fn step<T: Number>(&self, weight: T, grad: T, states: Option<[T; 3]>) -> (T, [T; 3]) {
         let Self(WithMoments { factors, update }) = self;
-        let [moment_1, moment_2, most] = state;
+        let states = states.map(|[moment_1, moment_2, most]| ([moment_1, moment_2], most));
+        let (moments, most) = states.unzip();
         let grad = update.gradient(&weight, grad);
-        let [moment_1, moment_2] = factors.next(grad, moment_1, moment_2);
-        let most = most.max_pair(moment_2.clone());
+        let [moment_1, moment_2] = factors.moments(grad, moments);
+        let most = match most {
+            Some(most) => most.max_pair(moment_2.clone()),
+            None => moment_2.clone(),
+        };
         let weight = update.weight(weight, moment_1.clone(), most.clone());
         (weight, [moment_1, moment_2, most])
     }
 }
 
-/// What Burn's optimizers divide the moments by for their bias, rounded as there.
+/// Divisors that correct the bias of the moments, in 32 bits as in Burn's optimizers.
 pub(super) fn corrections_as_burn(beta_1: f32, beta_2: f32, time: usize) -> [f32; 2] {
     [beta_1, beta_2].map(|beta| 1.0 - beta.powi(time as i32))
 }

@@ -18,7 +18,7 @@ pub struct Came {
     pub epsilon_2: f64,
     /// The largest root mean square of an update.
     pub clip_threshold: f64,
-    /// Weight decay that does not go through the gradient.
+    /// Decoupled weight decay.
     pub weight_decay: f64,
 }
 
@@ -34,11 +34,11 @@ pub struct CameState<T> {
 }
 
 impl Came {
-    /// The same.
+    /// Checks the settings.
     ///
     /// # Panics
     ///
-    /// If a setting is out of range, which is named with its value.
+    /// If a setting is out of range. The message has its name and its value.
     pub fn checked(self) -> Self {
         expect_in_range(
             "Came",

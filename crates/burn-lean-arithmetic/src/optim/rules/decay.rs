@@ -1,8 +1,8 @@
-//! Weight decay that goes through the gradient.
+//! Coupled weight decay.
 
-use super::super::{Number, Part};
+use super::super::{MicroBatch, Number};
 
-/// The coupled kind of weight decay, if any: a part of the weight is added to the gradient.
+/// Coupled weight decay, if any: a multiple of the weight is added to the gradient.
 #[derive(Clone, Copy, Debug)]
 pub struct CoupledDecay(pub Option<f64>);
 
@@ -15,8 +15,8 @@ impl CoupledDecay {
         }
     }
 
-    /// Once in a step: with its last gradient.
-    pub fn in_part(self, part: Part) -> Self {
-        Self(self.0.filter(|_| part.moves))
+    /// Decays once in a step, with its last micro-batch.
+    pub fn in_micro_batch(self, micro_batch: MicroBatch) -> Self {
+        Self(self.0.filter(|_| micro_batch.moves))
     }
 }

@@ -9,18 +9,19 @@ use crate::settings::{amount, expect_in_range, share};
 /// Lion.
 #[derive(Clone, Copy, Debug)]
 pub struct Lion {
-    /// What goes into the step of momentum and gradient, and what into the next momentum.
+    /// Weights of momentum and gradient: the first pair in the step, the second in the new
+    /// momentum.
     pub factors: Factors,
-    /// Weight decay that does not go through the gradient.
+    /// Decoupled weight decay.
     pub weight_decay: f64,
 }
 
 impl Lion {
-    /// The same.
+    /// Checks the settings.
     ///
     /// # Panics
     ///
-    /// If a setting is out of range, which is named with its value.
+    /// If a setting is out of range. The message has its name and its value.
     pub fn checked(self) -> Self {
         expect_in_range(
             "Lion",
@@ -51,27 +52,23 @@ pub struct Signed {
     factors: Factors,
 }
 
-impl Signed {
-    #[inline(always)]
-    fn weight<T: Number>(&self, weight: T, direction: T) -> T {
-        weight.mul_scalar(self.decay) - direction.sign().mul_scalar(self.lr)
-    }
-}
-
 impl Rule<1> for Signed {
     #[inline(always)]
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 1]) {
-        let direction = grad.clone().mul_scalar(self.factors.rest_1);
-        let momentum = grad.mul_scalar(self.factors.rest_2);
-        (self.weight(weight, direction), [momentum])
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, weight: T, grad: T, [momentum]: [T; 1]) -> (T, [T; 1]) {
-        let factors = &self.factors;
-        let direction =
-            momentum.clone().mul_scalar(factors.beta_1) + grad.clone().mul_scalar(factors.rest_1);
-        let momentum = momentum.mul_scalar(factors.beta_2) + grad.mul_scalar(factors.rest_2);
-        (self.weight(weight, direction), [momentum])
+    fn step<T: Number>(&self, weight: T, grad: T, states: Option<[T; 1]>) -> (T, [T; 1]) {
+        let Factors {
+            beta_1,
+            rest_1,
+            beta_2,
+            rest_2,
+        } = self.factors;
+        let [direction, momentum] = match states {
+            None => [grad.clone().mul_scalar(rest_1), grad.mul_scalar(rest_2)],
+            Some([momentum]) => [
+                momentum.clone().mul_scalar(beta_1) + grad.clone().mul_scalar(rest_1),
+                momentum.mul_scalar(beta_2) + grad.mul_scalar(rest_2),
+            ],
+        };
+        let weight = weight.mul_scalar(self.decay) - direction.sign().mul_scalar(self.lr);
+        (weight, [momentum])
     }
 }

@@ -1,7 +1,7 @@
 //! RAdam.
 
 use super::{
-    super::{Number, Part},
+    super::{MicroBatch, Number},
     Factors, Update, WithMoments,
 };
 use crate::settings::{amount, expect_in_range, share};
@@ -15,16 +15,16 @@ pub struct RAdam {
     pub beta_2: f64,
     /// Added to the root of the second moment.
     pub epsilon: f64,
-    /// Weight decay that does not go through the gradient.
+    /// Decoupled weight decay.
     pub weight_decay: f64,
 }
 
 impl RAdam {
-    /// The same.
+    /// Checks the settings.
     ///
     /// # Panics
     ///
-    /// If a setting is out of range, which is named with its value.
+    /// If a setting is out of range. The message has its name and its value.
     pub fn checked(self) -> Self {
         expect_in_range(
             "RAdam",
@@ -39,9 +39,9 @@ impl RAdam {
     }
 
     /// The rule of step number `time`.
-    pub fn rule(&self, lr: f64, time: usize, part: Part) -> WithMoments<Rectified> {
+    pub fn rule(&self, lr: f64, time: usize, micro_batch: MicroBatch) -> WithMoments<Rectified> {
         WithMoments {
-            factors: Factors::new(self.beta_1, self.beta_2).in_part(part),
+            factors: Factors::new(self.beta_1, self.beta_2).in_micro_batch(micro_batch),
             update: Rectified {
                 step: lr / (1.0 - self.beta_1.powi(time as i32)),
                 decay: 1.0 - lr * self.weight_decay,
@@ -52,8 +52,8 @@ impl RAdam {
     }
 }
 
-/// What the step is multiplied by, with the bias of the second moment; none while its variance is
-/// unknown.
+/// The factor of the step, which includes the bias correction of the second moment; `None` while
+/// its variance is unknown.
 fn rectification(beta_2: f64, time: usize) -> Option<f64> {
     let correction = 1.0 - beta_2.powi(time as i32);
     let longest = 2.0 / (1.0 - beta_2) - 1.0;

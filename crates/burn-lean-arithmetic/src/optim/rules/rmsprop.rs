@@ -5,7 +5,7 @@ use super::{
     CoupledDecay,
 };
 
-/// What the rules of RMSProp have in common.
+/// Settings and steps that the rules of RMSProp share.
 #[derive(Clone, Copy, Debug)]
 pub struct Root {
     lr: f64,
@@ -17,7 +17,7 @@ pub struct Root {
 }
 
 impl Root {
-    /// As Burn has it.
+    /// Rounds the settings as Burn does.
     pub fn new(lr: f64, alpha: f32, momentum: f32, epsilon: f32, decay: CoupledDecay) -> Self {
         Self {
             lr,
@@ -38,7 +38,7 @@ impl Root {
         }
     }
 
-    /// The mean of gradients, and the variance.
+    /// Returns the mean of gradients and the variance.
     #[inline(always)]
     fn spread<T: Number>(&self, grad: &T, mean: Option<T>, square: T) -> [T; 2] {
         let new = grad.clone().mul_scalar(self.rest);
@@ -65,40 +65,28 @@ impl Root {
     }
 }
 
-/// By the root of the mean square alone.
+/// RMSProp: divides by the root of the mean square.
 #[derive(Clone, Copy, Debug)]
 pub struct Plain(pub Root);
 
-impl Plain {
+impl Rule<1> for Plain {
     #[inline(always)]
-    fn step<T: Number>(&self, weight: T, grad: T, square: Option<T>) -> (T, [T; 1]) {
+    fn step<T: Number>(&self, weight: T, grad: T, states: Option<[T; 1]>) -> (T, [T; 1]) {
         let grad = self.0.decay.gradient(&weight, grad);
-        let square = self.0.square(&grad, square);
+        let square = self.0.square(&grad, states.map(|[square]| square));
         let step = self.0.divide(grad, square.clone());
         (self.0.weight(weight, step), [square])
     }
 }
 
-impl Rule<1> for Plain {
-    #[inline(always)]
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 1]) {
-        self.step(weight, grad, None)
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, weight: T, grad: T, [square]: [T; 1]) -> (T, [T; 1]) {
-        self.step(weight, grad, Some(square))
-    }
-}
-
-/// With momentum.
+/// RMSProp with momentum.
 #[derive(Clone, Copy, Debug)]
 pub struct WithMomentum(pub Root);
 
-impl WithMomentum {
+impl Rule<2> for WithMomentum {
     #[inline(always)]
-    fn step<T: Number>(&self, weight: T, grad: T, state: Option<[T; 2]>) -> (T, [T; 2]) {
-        let (square, buf) = state.map(|[square, buf]| (square, buf)).unzip();
+    fn step<T: Number>(&self, weight: T, grad: T, states: Option<[T; 2]>) -> (T, [T; 2]) {
+        let (square, buf) = states.map(|[square, buf]| (square, buf)).unzip();
         let grad = self.0.decay.gradient(&weight, grad);
         let square = self.0.square(&grad, square);
         let step = self.0.divide(grad, square.clone());
@@ -110,26 +98,14 @@ impl WithMomentum {
     }
 }
 
-impl Rule<2> for WithMomentum {
-    #[inline(always)]
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 2]) {
-        self.step(weight, grad, None)
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, weight: T, grad: T, state: [T; 2]) -> (T, [T; 2]) {
-        self.step(weight, grad, Some(state))
-    }
-}
-
-/// By the root of the variance.
+/// RMSProp that divides by the root of the variance.
 #[derive(Clone, Copy, Debug)]
 pub struct Centered(pub Root);
 
-impl Centered {
+impl Rule<3> for Centered {
     #[inline(always)]
-    fn step<T: Number>(&self, weight: T, grad: T, state: Option<[T; 2]>) -> (T, [T; 3]) {
-        let (square, mean) = state.map(|[square, mean]| (square, mean)).unzip();
+    fn step<T: Number>(&self, weight: T, grad: T, states: Option<[T; 3]>) -> (T, [T; 3]) {
+        let (square, mean) = states.map(|[square, mean, _]| (square, mean)).unzip();
         let grad = self.0.decay.gradient(&weight, grad);
         let square = self.0.square(&grad, square);
         let [mean, variance] = self.0.spread(&grad, mean, square.clone());
@@ -138,28 +114,15 @@ impl Centered {
     }
 }
 
-impl Rule<3> for Centered {
-    #[inline(always)]
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 3]) {
-        self.step(weight, grad, None)
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, weight: T, grad: T, state: [T; 3]) -> (T, [T; 3]) {
-        let [square, mean, _] = state;
-        self.step(weight, grad, Some([square, mean]))
-    }
-}
-
-/// By the root of the variance, with momentum.
+/// RMSProp with momentum that divides by the root of the variance.
 #[derive(Clone, Copy, Debug)]
 pub struct CenteredWithMomentum(pub Root);
 
-impl CenteredWithMomentum {
+impl Rule<4> for CenteredWithMomentum {
     #[inline(always)]
-    fn step<T: Number>(&self, weight: T, grad: T, state: Option<[T; 3]>) -> (T, [T; 4]) {
-        let (old, buf) = state
-            .map(|[square, mean, buf]| ((square, mean), buf))
+    fn step<T: Number>(&self, weight: T, grad: T, states: Option<[T; 4]>) -> (T, [T; 4]) {
+        let (old, buf) = states
+            .map(|[square, mean, _, buf]| ((square, mean), buf))
             .unzip();
         let (square, mean) = old.unzip();
         let grad = self.0.decay.gradient(&weight, grad);
@@ -172,18 +135,5 @@ impl CenteredWithMomentum {
         };
         let weight = self.0.weight(weight, step.clone());
         (weight, [square, mean, variance, step])
-    }
-}
-
-impl Rule<4> for CenteredWithMomentum {
-    #[inline(always)]
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 4]) {
-        self.step(weight, grad, None)
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, weight: T, grad: T, state: [T; 4]) -> (T, [T; 4]) {
-        let [square, mean, _, buf] = state;
-        self.step(weight, grad, Some([square, mean, buf]))
     }
 }

@@ -1,7 +1,7 @@
 //! Stochastic gradient descent.
 
 use super::{
-    super::{Number, Part, Rule},
+    super::{MicroBatch, Number, Rule},
     CoupledDecay,
 };
 
@@ -23,14 +23,9 @@ impl Descent {
 
 impl Rule<0> for Descent {
     #[inline(always)]
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 0]) {
+    fn step<T: Number>(&self, weight: T, grad: T, _: Option<[T; 0]>) -> (T, [T; 0]) {
         let grad = self.decay.gradient(&weight, grad);
         (self.weight(weight, grad), [])
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, weight: T, grad: T, []: [T; 0]) -> (T, [T; 0]) {
-        self.first(weight, grad)
     }
 }
 
@@ -39,7 +34,7 @@ impl Rule<0> for Descent {
 pub struct Momentum {
     /// Decay rate of the velocity, as Burn rounds it.
     pub momentum: f64,
-    /// The part of a gradient that does not go into the velocity, from the second step on.
+    /// The share of a gradient that stays out of the velocity, from the second step on.
     pub dampening: f64,
     /// Whether the step looks ahead.
     pub nesterov: bool,
@@ -47,10 +42,10 @@ pub struct Momentum {
 
 impl Momentum {
     /// The rule of a step.
-    pub fn rule(&self, descent: Descent, part: Part) -> HeavyBall {
+    pub fn rule(&self, descent: Descent, micro_batch: MicroBatch) -> HeavyBall {
         HeavyBall {
             descent,
-            momentum: part.kept(self.momentum),
+            momentum: micro_batch.kept(self.momentum),
             rest: 1.0 - self.dampening,
             nesterov: self.nesterov,
         }
@@ -66,29 +61,21 @@ pub struct HeavyBall {
     nesterov: bool,
 }
 
-impl HeavyBall {
+impl Rule<1> for HeavyBall {
     #[inline(always)]
-    fn step<T: Number>(&self, weight: T, grad: T, velocity: T) -> (T, [T; 1]) {
+    fn step<T: Number>(&self, weight: T, grad: T, states: Option<[T; 1]>) -> (T, [T; 1]) {
+        let grad = self.descent.decay.gradient(&weight, grad);
+        let velocity = match states {
+            None => grad.clone(),
+            Some([velocity]) => {
+                grad.clone().mul_scalar(self.rest) + velocity.mul_scalar(self.momentum)
+            }
+        };
         let step = if self.nesterov {
             velocity.clone().mul_scalar(self.momentum) + grad
         } else {
             velocity.clone()
         };
         (self.descent.weight(weight, step), [velocity])
-    }
-}
-
-impl Rule<1> for HeavyBall {
-    #[inline(always)]
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 1]) {
-        let grad = self.descent.decay.gradient(&weight, grad);
-        self.step(weight, grad.clone(), grad)
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, weight: T, grad: T, [velocity]: [T; 1]) -> (T, [T; 1]) {
-        let grad = self.descent.decay.gradient(&weight, grad);
-        let velocity = grad.clone().mul_scalar(self.rest) + velocity.mul_scalar(self.momentum);
-        self.step(weight, grad, velocity)
     }
 }

@@ -15,16 +15,16 @@ pub struct StableAdamW {
     pub beta_2: f64,
     /// Added to the root of the second moment.
     pub epsilon: f64,
-    /// Weight decay that does not go through the gradient.
+    /// Decoupled weight decay.
     pub weight_decay: f64,
 }
 
 impl StableAdamW {
-    /// The same.
+    /// Checks the settings.
     ///
     /// # Panics
     ///
-    /// If a setting is out of range, which is named with its value.
+    /// If a setting is out of range. The message has its name and its value.
     pub fn checked(self) -> Self {
         expect_in_range(
             "StableAdamW",
@@ -38,7 +38,7 @@ impl StableAdamW {
         self
     }
 
-    /// What the mean of is taken before step number `time`, to know how far to go.
+    /// The measure before step number `time`, whose mean lowers the learning rate.
     pub fn measure(&self, time: usize) -> Surprise {
         Surprise {
             factors: self.factors(time),
@@ -46,11 +46,11 @@ impl StableAdamW {
         }
     }
 
-    /// The rule of step number `time`, with the mean of its measure; without one the rate is not
+    /// The rule of step number `time`. Without the mean of the measure, the learning rate is not
     /// lowered.
     pub fn rule(&self, lr: f64, time: usize, mean: Option<f32>) -> WithMoments<Decayed> {
         let root_mean_square = mean.map_or(1.0, |mean| f64::from(mean).sqrt());
-        // As `f64::max` would, but for what is not a number.
+        // Unlike `f64::max`, NaN makes the rate NaN.
         let lr = match root_mean_square <= 1.0 {
             true => lr,
             false => lr / root_mean_square,
@@ -65,7 +65,7 @@ impl StableAdamW {
         }
     }
 
-    /// The bias is in the averages' own factors: in the first step they take the gradient as it is.
+    /// Factors that include the bias correction: the first moments are the gradient and its square.
     fn factors(&self, time: usize) -> Factors {
         let debiased = |beta: f64| {
             let power = beta.powi(time as i32);
@@ -84,14 +84,8 @@ pub struct Surprise {
 
 impl Measure<2> for Surprise {
     #[inline(always)]
-    fn first<T: Number>(&self, grad: T) -> T {
-        let [_, moment_2] = self.factors.first(grad.clone());
-        grad.square() / moment_2.clamp_min(self.least)
-    }
-
-    #[inline(always)]
-    fn next<T: Number>(&self, grad: T, [moment_1, moment_2]: [T; 2]) -> T {
-        let [_, moment_2] = self.factors.next(grad.clone(), moment_1, moment_2);
+    fn measure<T: Number>(&self, grad: T, states: Option<[T; 2]>) -> T {
+        let [_, moment_2] = self.factors.moments(grad.clone(), states);
         grad.square() / moment_2.clamp_min(self.least)
     }
 }

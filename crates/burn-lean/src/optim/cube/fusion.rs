@@ -1,6 +1,7 @@
 //! The pass on a fused backend, as a custom operation.
 //!
-//! It gets the only handle of what its caller handed over, and so may write in place.
+//! It gets the only handle of the tensors that its caller has moved into it, and so may write in
+//! place.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -20,7 +21,7 @@ impl<B: FusionBackend + Run> Run for Fusion<B> {
         let outputs: Vec<_> = outputs
             .map(|(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype))
             .collect();
-        // In their order: where a tensor is there twice, the last one may have its only handle.
+        // In order: if a tensor is given twice, only the last one may have its only handle.
         let inputs: Vec<_> = tensors.into_iter().map(FusionTensor::into_ir).collect();
         let description = CustomOpIr::new(operation.name(), &inputs, &outputs);
         let queued = Queued {

@@ -1,4 +1,4 @@
-//! What is done in one pass: tensors in, tensors out, and one kernel.
+//! Operations in one pass over memory: one kernel each, from tensors to tensors.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
@@ -13,18 +13,19 @@ use burn_lean_arithmetic::optim::{Noise, blocks, half_words, words};
 
 use super::super::moment::Format;
 
-/// What is done in one pass. The first tensor says the shape of the parameter.
+/// An operation in one pass. Its first tensor has the shape of the parameter.
 #[derive(Clone, Debug)]
 pub(super) enum Operation {
-    /// Of weight, gradient and states the new weight and states, in their place.
+    /// Steps in place: overwrites weight and states.
     Step { pass: Pass, states: Form },
-    /// Of gradient and states a sum, in parts that are yet to be added up.
+    /// Sums a measure of gradient and states, and returns partial sums.
     Sum { pass: Pass, states: Form },
-    /// Numbers that bf16 has, in the place of others.
+    /// Rounds numbers to bf16 by chance, in place.
     Round(Noise),
-    /// Of numbers the nearest that bf16 has, in their place, and the lower halves of their bits.
+    /// Splits numbers: rounds them to the nearest in bf16, in place, and returns the lower halves
+    /// of their bits.
     Split,
-    /// Of these two the numbers.
+    /// Joins numbers that were split.
     Rejoin,
 }
 

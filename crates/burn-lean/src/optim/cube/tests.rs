@@ -6,7 +6,7 @@ use burn_lean_arithmetic::optim::Noise;
 use super::super::flex;
 use super::{rejoin, round_stochastically, split};
 
-/// Of many magnitudes, and some that bf16 cannot tell from others.
+/// Numbers of many magnitudes, some of which differ only in bits that bf16 lacks.
 fn exact<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
     let number = |place: usize| match place {
         5 => f32::INFINITY,

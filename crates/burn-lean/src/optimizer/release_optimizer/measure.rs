@@ -6,23 +6,24 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 
 use super::ReleaseOptimizer;
+use crate::armed_slot::Purpose;
 use crate::gradients::GradNorm;
 use crate::groups::path_of;
 use crate::optimizer::claims::check_claims;
 use crate::optimizer::error::{Refused, ReleaseError, expect};
 use crate::optimizer::ordinary;
 use crate::optimizer::survey::Survey;
+use crate::path::path_text;
 use crate::recompute::TwoPasses;
-use crate::slot::{Purpose, path_text};
 
 impl ReleaseOptimizer {
     /// Takes one step in two passes: runs `forward` and its backward pass once to measure the norm
     /// of all gradients, each of which is dropped as soon as it is measured, and once to step with
     /// the gradients that the norm asks for. Returns the model and the loss.
     ///
-    /// It needs no more memory than a step in one pass, and twice its time. Both passes have the
-    /// same random numbers and running statistics: see [`TwoPasses`]. With a
-    /// [`LossScaler`](crate::LossScaler), the whole step is skipped if a gradient has overflown.
+    /// It needs as much memory as a step in one pass, and twice its time. Both passes have the same
+    /// random numbers and running statistics: see [`TwoPasses`]. With a
+    /// [`LossScaler`](crate::LossScaler), the whole step is skipped if a gradient has overflowed.
     ///
     /// ```
     /// use burn::nn::{Linear, LinearConfig};
@@ -175,7 +176,7 @@ impl ReleaseOptimizer {
         stepper.lr = None;
         stepper.gradients.begin_measuring();
         drop(stepper);
-        Ok(self.arm_for(Purpose::Measure, sums, model, survey))
+        Ok(self.arm_for(Purpose::MeasureNorm, sums, model, survey))
     }
 
     /// Ends the pass that measures, with the gradients that its backward has returned: those of
@@ -236,12 +237,12 @@ impl ReleaseOptimizer {
         }
         drop(stepper);
         for slot in self.session.slots().values() {
-            if slot.fate().second {
+            if slot.step_state().second {
                 let path = path_text(slot.path());
                 return Err(ReleaseError::MeasuredTwice { path });
             }
         }
-        survey.check_own(&self.session, |slot| slot.fate().taken)?;
+        survey.check_own(&self.session, |slot| slot.step_state().taken)?;
         check_claims(&self.session, survey, model, grads)
     }
 }

@@ -18,9 +18,10 @@ use super::error::{Refused, ReleaseError, expect};
 use super::report::StepReport;
 use super::restoring::restore;
 use super::survey::Survey;
+use crate::armed_slot::{Ended, Purpose};
 use crate::groups::check_groups;
-use crate::session::{FirstPass, Progress, Session};
-use crate::slot::{Ended, Purpose};
+use crate::hook_orders::FirstPass;
+use crate::session::{Progress, Session};
 
 /// Adds gradient release to Burn's optimizer.
 #[diagnostic::on_unimplemented(
@@ -29,7 +30,7 @@ use crate::slot::{Ended, Purpose};
             gradients of a step at once, several times"
 )]
 pub trait WithGradientRelease {
-    /// The optimizer, stepping inside backward. States it has already stay.
+    /// Makes the optimizer step inside backward. It keeps its states.
     fn with_gradient_release(self) -> ReleaseOptimizer;
 }
 
@@ -66,11 +67,11 @@ impl WithGradientRelease for ModuleOptimizer {
 pub struct ReleaseOptimizer {
     pub(super) session: Arc<Session>,
     first_pass: FirstPass,
-    /// No state was loaded, and no step was taken.
+    /// No state was loaded and no step was taken.
     is_fresh: bool,
-    /// Each is to have a parameter of the model.
+    /// Groups that must match a parameter of the model.
     groups: Vec<ParamGroup>,
-    /// In a box: errors hand the optimizer back by value.
+    /// Boxed, because errors return the optimizer by value.
     last_step: Option<Box<StepReport>>,
 }
 
@@ -119,7 +120,7 @@ impl ReleaseOptimizer {
     /// - [`NotMeasured`](ReleaseError::NotMeasured), [`WrongModel`](ReleaseError::WrongModel): the
     ///   gradients are clipped by their global norm, which was not measured, or not of this model
     ///   ([`two_passes`](Self::two_passes));
-    /// - [`Overflown`](ReleaseError::Overflown): a gradient has overflown where it was measured;
+    /// - [`Overflown`](ReleaseError::Overflown): a gradient has overflowed where it was measured;
     /// - [`OutOfRange`](ReleaseError::OutOfRange),
     ///   [`HalfPrecision`](ReleaseError::HalfPrecision), [`EmptyGroup`](ReleaseError::EmptyGroup):
     ///   no step can be taken with these settings.
@@ -199,7 +200,7 @@ impl ReleaseOptimizer {
         Ok(survey)
     }
 
-    /// Why no step can be taken on this model with these settings.
+    /// Checks the settings for a step of this model.
     fn check_settings<M: Module>(&self, model: &M, survey: &Survey) -> Result<(), ReleaseError> {
         let stepper = self.session.stepper();
         stepper.gradients.check_settings()?;
@@ -254,7 +255,7 @@ impl ReleaseOptimizer {
 
     fn begin_pass(&self) {
         let first_pass = match self.first_pass {
-            // Of a pass that is not the first, only what is new in it waits for the end of
+            // After the first pass, only parameters that were not in it wait for the end of
             // backward.
             FirstPass::Auto if self.is_fresh || self.session.has_learned() => FirstPass::Exact,
             FirstPass::Auto => FirstPass::Small,
@@ -263,13 +264,13 @@ impl ReleaseOptimizer {
         self.session.begin_pass(first_pass);
     }
 
-    /// Takes back the arming: the model is an ordinary one.
+    /// Ends the arming without a step. Returns an ordinary model.
     ///
     /// # Panics
     ///
-    /// With the text of the [`ReleaseError`] that [`try_disarm`](Self::try_disarm) returns. Later,
-    /// if backward runs from a forward pass that was made while the model was armed: its gradients
-    /// have nowhere to go.
+    /// With the text of the [`ReleaseError`] that [`try_disarm`](Self::try_disarm) returns. A later
+    /// backward panics if its forward pass was made while the model was armed, since its gradients
+    /// would be lost.
     pub fn disarm<M: Module>(&mut self, model: M) -> M {
         expect(self.try_disarm(model))
     }
@@ -333,7 +334,7 @@ impl ReleaseOptimizer {
         self.session.is_armed()
     }
 
-    /// What the last step did.
+    /// The report of the last step.
     pub fn last_step(&self) -> Option<&StepReport> {
         self.last_step.as_deref()
     }
@@ -358,7 +359,7 @@ impl ReleaseOptimizer {
         self.own_record()
     }
 
-    /// The states that are here.
+    /// The states of this replica.
     pub(crate) fn own_record(&self) -> Result<OptimizerRecord, ReleaseError> {
         self.check_unfinished()?;
         Ok(self
@@ -366,20 +367,19 @@ impl ReleaseOptimizer {
             .stepper()
             .optim
             .as_ref()
-            .expect("an optimizer has one")
+            .expect("a release optimizer has Burn's optimizer")
             .to_record())
     }
 
-    /// Loads states that this optimizer, or plain Burn's, has saved. What was armed is no longer; a
-    /// step that was interrupted is forgotten. Of replicas with a [sharded
-    /// reduction](crate::GradientReduction::is_sharded), each loads the states of all, and keeps
-    /// its own.
+    /// Loads states that this optimizer, or plain Burn's, has saved. Ends any arming, and drops an
+    /// interrupted step. With a [sharded reduction](crate::GradientReduction::is_sharded), each
+    /// replica loads the states of all, and keeps its own.
     ///
     /// # Panics
     ///
-    /// If a sharded reduction does not know whose a state is.
+    /// If a sharded reduction does not know the owner of a state.
     pub fn load_record(self, record: OptimizerRecord) -> Self {
-        // On all replicas the same, whatever is whose.
+        // Equal on all replicas, whatever states each one owns.
         let is_fresh = record.is_empty();
         let reduction = self.reduction().cloned();
         let optim = with_states(self.take(), record, reduction.as_ref());
@@ -427,6 +427,6 @@ impl ReleaseOptimizer {
             .stepper()
             .optim
             .take()
-            .expect("an optimizer has one")
+            .expect("a release optimizer has Burn's optimizer")
     }
 }

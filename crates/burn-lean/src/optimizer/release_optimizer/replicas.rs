@@ -1,4 +1,4 @@
-//! Replicas of the model: what an optimizer of one of them does to gradients and states.
+//! Gradients and states of an optimizer whose model has replicas.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use crate::reduction::{GradientReduction, InFlight};
 use crate::session::Session;
 
 impl ReleaseOptimizer {
-    /// Reduces each gradient over the replicas of a model before it is stepped with. What was armed
-    /// is no longer. Where the reduction is [sharded](GradientReduction::is_sharded), the states
-    /// of other replicas' parameters are dropped, now and by [`load_record`](Self::load_record).
+    /// Reduces each gradient over the replicas of a model before it is stepped with. Ends any
+    /// arming. If the reduction is [sharded](GradientReduction::is_sharded), the states of other
+    /// replicas' parameters are dropped, now and by [`load_record`](Self::load_record).
     ///
     /// Clipping, loss scaling and the norm in the report see the reduced gradients. In a step of
     /// [two passes](Self::two_passes) gradients are reduced twice.
     ///
     /// # Panics
     ///
-    /// If the optimizer has states, and the reduction does not know whose they are.
+    /// If the optimizer has states whose owners the reduction does not know.
     pub fn with_reduction(self, reduction: Arc<dyn GradientReduction>) -> Self {
         let optim = self.take();
         let optim = match reduction.is_sharded() && !self.is_fresh {
@@ -39,7 +39,7 @@ impl ReleaseOptimizer {
         self.session.in_flight().map(InFlight::reduction)
     }
 
-    /// A session in which nothing is armed, with what is done to gradients.
+    /// A new session with the gradient transform of the old one.
     pub(super) fn next_session(
         &self,
         optim: ModuleOptimizer,
@@ -60,7 +60,7 @@ impl ReleaseOptimizer {
     }
 }
 
-/// The optimizer with these states, or with those of them that this replica owns.
+/// The optimizer with these states, if sharded only with those that this replica owns.
 pub(super) fn with_states(
     optim: ModuleOptimizer,
     record: OptimizerRecord,

@@ -1,4 +1,4 @@
-//! What an optimizer does to gradients before it steps, and with which groups.
+//! Settings of an optimizer: gradient transforms and groups.
 
 use burn::grad_clipping::GradientClipping;
 use burn::module::ParamGroup;
@@ -16,20 +16,20 @@ impl ReleaseOptimizer {
         self
     }
 
-    /// Takes the scale of a loss off its gradients, before they are clipped, and skips what has
-    /// overflown: see [`LossScalerConfig`](crate::LossScalerConfig).
+    /// Unscales the gradients of a scaled loss before they are clipped, and skips those that have
+    /// overflowed: see [`LossScalerConfig`](crate::LossScalerConfig).
     ///
     /// In [two passes](Self::two_passes) and in a step that is not armed, the whole step is
-    /// skipped. In one pass only those parameters are whose gradient has overflown:
-    /// [`Outcome::Skipped`](crate::Outcome::Skipped) says which.
+    /// skipped. In one pass, only the parameters whose gradients have overflowed are skipped: see
+    /// [`Outcome::Skipped`](crate::Outcome::Skipped).
     pub fn with_loss_scaler(self, scaler: LossScaler) -> Self {
         self.session.stepper().gradients.set_scaler(scaler);
         self
     }
 
     /// Stops at the first gradient whose norm is not finite, before its weight changes:
-    /// [`step`](Self::step) is refused, and no later parameter was stepped. On a GPU, each gradient
-    /// is waited for.
+    /// [`step`](Self::step) is refused, and no later parameter was stepped. On a GPU, this waits
+    /// for each gradient.
     pub fn with_non_finite_stop(self) -> Self {
         self.session.stepper().gradients.stops_at_non_finite = true;
         self
@@ -42,7 +42,7 @@ impl ReleaseOptimizer {
         self
     }
 
-    /// Whether the gradients of a step have to be measured before it.
+    /// Whether the gradients of a step must be measured before it.
     pub fn needs_two_passes(&self) -> bool {
         self.session.stepper().gradients.needs_two_passes()
     }
@@ -58,14 +58,17 @@ impl ReleaseOptimizer {
         grad_clipping: Option<GradientClipping>,
     ) -> Self {
         let mut stepper = self.session.stepper();
-        let inner = stepper.optim.take().expect("an optimizer has one");
+        let inner = stepper
+            .optim
+            .take()
+            .expect("a release optimizer has Burn's optimizer");
         stepper.optim = Some(inner.with_group(group.clone(), optim, grad_clipping));
         drop(stepper);
         self.groups.push(group);
         self
     }
 
-    /// What is remembered of gradients from step to step: save it beside the optimizer's record.
+    /// The state of the gradient transforms: save it beside the optimizer's record.
     ///
     /// # Panics
     ///
@@ -85,7 +88,8 @@ impl ReleaseOptimizer {
         Ok(self.session.stepper().gradients.to_record())
     }
 
-    /// Loads what was saved. The scale goes to the loss scaler that the optimizer has by then.
+    /// Loads a saved state. The scale goes to the loss scaler that the optimizer has at this
+    /// moment.
     pub fn load_gradient_record(self, record: GradientRecord) -> Self {
         self.session.stepper().gradients.load_record(record);
         self

@@ -6,6 +6,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 
 use super::ReleaseOptimizer;
+use crate::armed_slot::{Ended, StepState};
 use crate::gradients::Stop;
 use crate::groups::path_of;
 use crate::optimizer::claims::check_claims;
@@ -16,12 +17,12 @@ use crate::optimizer::report::{Outcome, StepReport};
 use crate::optimizer::restoring::restore;
 use crate::optimizer::survey::Survey;
 use crate::optimizer::{arming, ordinary};
+use crate::path::path_text;
 use crate::session::{Progress, Session};
-use crate::slot::{Ended, Fate, path_text};
 
 impl ReleaseOptimizer {
-    /// Finishes the step: parameters that were stepped inside backward are ordinary ones again, and
-    /// what has an ordinary gradient is stepped with it. A model that is not armed is stepped as by
+    /// Finishes the step: makes ordinary parameters of those that were stepped inside backward, and
+    /// steps the parameters that have an ordinary gradient. Steps a model that is not armed like
     /// Burn's optimizer.
     ///
     /// # Panics
@@ -43,8 +44,8 @@ impl ReleaseOptimizer {
     /// - [`LearningRate`](ReleaseError::LearningRate): not the rate that `arm` was given;
     /// - [`AlreadyStepped`](ReleaseError::AlreadyStepped): a gradient for a parameter that was
     ///   stepped inside an earlier backward;
-    /// - [`Unclaimed`](ReleaseError::Unclaimed): nobody asked for the gradient of a parameter that
-    ///   was stepped;
+    /// - [`Unclaimed`](ReleaseError::Unclaimed): `grads` lacks the gradient of a parameter that was
+    ///   stepped;
     /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): the stepped
     ///   parameters are not in this model;
     /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer has armed a parameter
@@ -75,7 +76,7 @@ impl ReleaseOptimizer {
         }
         let model = match self.is_armed() || survey.has_adapters || survey.found.is_empty() {
             true => model,
-            // An accumulator has left it as it was in the last micro-batch.
+            // An accumulator has left the model in this state after the last micro-batch.
             false => arming::settle(model, &survey),
         };
         let mut report = self.report(&model, &mut grads);
@@ -120,7 +121,7 @@ impl ReleaseOptimizer {
         Ok(model)
     }
 
-    /// What the step did. Leaves in `grads` what was not stepped with.
+    /// Reports what the step did. `grads` keeps the gradients that are not stepped with yet.
     pub(in crate::optimizer) fn report<M: Module>(
         &self,
         model: &M,
@@ -144,7 +145,7 @@ impl ReleaseOptimizer {
         report
     }
 
-    /// What was armed is restored.
+    /// Ends the step, after the model was restored.
     pub(in crate::optimizer) fn finish(&mut self, report: StepReport) {
         self.session.progress.reset();
         self.session.stepper().lr = None;
@@ -183,7 +184,7 @@ impl ReleaseOptimizer {
             None => {}
         }
         if stepper.gradients.is_measuring() {
-            // There is nothing to step with.
+            // The measuring pass leaves no gradients.
             let is_overflown = stepper.gradients.is_overflown();
             drop((slots, stepper));
             return match is_overflown {
@@ -200,19 +201,19 @@ impl ReleaseOptimizer {
                     return Err(ReleaseError::LearningRate { path, armed, given });
                 }
             }
-            if slot.fate().second {
+            if slot.step_state().second {
                 return Err(ReleaseError::AlreadyStepped { path });
             }
         }
         drop((slots, stepper));
         survey.check_rates(lr)?;
         self.check_settings(model, survey)?;
-        survey.check_own(&self.session, |slot| slot.fate().taken)?;
+        survey.check_own(&self.session, |slot| slot.step_state().taken)?;
         check_claims(&self.session, survey, model, grads)?;
         self.check_ordinary(model, grads)
     }
 
-    /// Looks at the gradients that nothing was stepped with yet, where anybody asks.
+    /// Checks the gradients that backward has not stepped with, if a gradient transform needs it.
     fn check_ordinary<M: Module>(
         &self,
         model: &M,
@@ -228,7 +229,7 @@ impl ReleaseOptimizer {
         drop(stepper);
         let params = ordinary::measure(&self.session, model, grads)?;
         let slots = self.session.slots();
-        let is_whole = !slots.values().any(|slot| slot.fate().taken);
+        let is_whole = !slots.values().any(|slot| slot.step_state().taken);
         let armed = slots.len();
         drop(slots);
         let gradients = &mut self.session.stepper().gradients;
@@ -241,11 +242,11 @@ impl ReleaseOptimizer {
     }
 }
 
-/// Takes out of the gradients what was stepped with, and reports.
+/// Removes the gradients that were stepped with, and reports what became of each parameter.
 struct Finish<'a> {
     session: &'a Session,
     grads: &'a mut GradientsParams,
-    /// Of earlier micro-batches, of parameters that are not armed.
+    /// Sums of earlier micro-batches of parameters that are not armed.
     sums: GradientsParams,
     report: &'a mut StepReport,
 }
@@ -253,16 +254,16 @@ impl ModuleVisitor for Finish<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let id: ParamId = param.id;
         let slot = self.session.slots().get(&id).cloned();
-        // What was frozen since was stepped all the same.
+        // A parameter that was frozen after its step was still stepped.
         if slot.is_none() && !param.is_require_grad() {
             return;
         }
-        let fate = slot.as_ref().map(|slot| slot.fate());
-        if let Some(fate) = fate.filter(|fate| fate.taken) {
+        let state = slot.as_ref().map(|slot| slot.step_state());
+        if let Some(state) = state.filter(|state| state.taken) {
             self.grads.remove::<D>(id);
-            let outcome = match fate {
-                Fate { skipped: true, .. } => Outcome::Skipped,
-                Fate { late: true, .. } => Outcome::ReleasedLate,
+            let outcome = match state {
+                StepState { skipped: true, .. } => Outcome::Skipped,
+                StepState { late: true, .. } => Outcome::ReleasedLate,
                 _ => Outcome::Released,
             };
             self.report.outcomes.push((id, outcome));

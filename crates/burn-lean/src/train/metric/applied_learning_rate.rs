@@ -1,14 +1,14 @@
 use super::{MonitorMetric, Reading};
 use crate::train::monitor::Iteration;
 
-/// The learning rate that the weights were really stepped with; of a scheduler with groups, the one
-/// of the parameters in none.
+/// The learning rate that the weights were stepped with. With groups, the rate of parameters in no
+/// group.
 ///
 /// Burn's own `LearningRateMetric` shows what the scheduler gave. The two are the same, or training
 /// stops with an error.
 pub type AppliedLearningRateMetric = MonitorMetric<AppliedLearningRate>;
 
-/// What [`AppliedLearningRateMetric`] reads.
+/// The reading of [`AppliedLearningRateMetric`].
 #[derive(Clone, Copy, Debug)]
 pub struct AppliedLearningRate;
 

@@ -10,11 +10,11 @@ use burn::train::metric::{
 use crate::train::StepMonitor;
 use crate::train::monitor::Iteration;
 
-/// What a [`MonitorMetric`] reads off an iteration.
+/// A number that a [`MonitorMetric`] reads from an iteration.
 pub trait Reading: Clone + Send + Sync + 'static {
     /// The name of the metric.
     const NAME: &str;
-    /// What it says.
+    /// The description of the metric.
     const DESCRIPTION: &str;
     /// Its unit, if it has one.
     const UNIT: Option<&str>;
@@ -26,7 +26,7 @@ pub trait Reading: Clone + Send + Sync + 'static {
     /// The number, if the iteration has one.
     fn value(iteration: &Iteration) -> Option<f64>;
 
-    /// What else there is to say of the iteration.
+    /// A remark on the iteration, shown after the number.
     fn remark(_iteration: &Iteration) -> Option<String> {
         None
     }
@@ -34,13 +34,13 @@ pub trait Reading: Clone + Send + Sync + 'static {
 
 /// A number of each training iteration, from the monitor that the strategy has.
 ///
-/// Where an iteration has none, as while gradients accumulate, nothing is shown or logged: the mean
-/// of an epoch is over the iterations that have a number.
+/// An iteration without a number, as while gradients accumulate, is neither shown nor logged: the
+/// mean of an epoch is over the iterations that have one.
 #[derive(Clone, Debug)]
 pub struct MonitorMetric<R> {
     name: MetricName,
     monitor: StepMonitor,
-    /// Where in the training the next iteration is.
+    /// The index of the next iteration in the training.
     place: usize,
     /// The numbers of this epoch.
     state: State,
@@ -50,7 +50,7 @@ pub struct MonitorMetric<R> {
 #[derive(Clone, Default)]
 struct State {
     numbers: NumericMetricState,
-    /// How many there are.
+    /// The number of values.
     count: usize,
     /// Whether the last iteration had one.
     is_current: bool,
@@ -84,7 +84,7 @@ impl<R: Reading> MonitorMetric<R> {
         }
     }
 
-    /// What the iteration did that the metric is told of.
+    /// The iteration that the metric is updated for.
     fn next(&mut self, metadata: &MetricMetadata) -> Option<Iteration> {
         // Only training has a rate: a metric that is registered for both splits has no number in
         // the other.

@@ -2,14 +2,14 @@ use super::{MonitorMetric, Reading};
 use crate::Outcome;
 use crate::train::monitor::Iteration;
 
-/// How many of the parameters that were stepped were stepped the moment their gradient was
-/// complete, in percent.
+/// Share of the stepped parameters that were stepped the moment their gradient was complete, in
+/// percent.
 ///
-/// Below 100 the entry says how many came late (at the end of backward, as in the first pass) and
-/// how many were not armed (an ordinary step).
+/// Below 100 the entry shows the number of late steps (at the end of backward, as in the first
+/// pass) and of ordinary steps (parameters that were not armed).
 pub type ReleasedMetric = MonitorMetric<Released>;
 
-/// What [`ReleasedMetric`] reads.
+/// The reading of [`ReleasedMetric`].
 #[derive(Clone, Copy, Debug)]
 pub struct Released;
 
@@ -39,7 +39,7 @@ impl Reading for Released {
     }
 }
 
-/// How many parameters were released, late, and not armed.
+/// The numbers of parameters that were released, late and not armed.
 fn counts(iteration: &Iteration) -> Option<[usize; 3]> {
     let (report, _) = iteration.step.as_ref()?;
     let outcomes = [Outcome::Released, Outcome::ReleasedLate, Outcome::Ordinary];

@@ -5,7 +5,7 @@ use std::sync::{Arc, Once};
 use burn::data::dataloader::{DataLoader, DataLoaderIterator};
 use burn::tensor::Device;
 
-/// A data loader of Burn as it is at the beginning of an epoch after the first.
+/// A data loader of Burn in its state at the beginning of a later epoch.
 ///
 /// Burn's loader shuffles anew for every epoch, and starts its random numbers anew with every run:
 /// a run resumed at epoch 4 would see the order of epoch 1. This one lets the loader shuffle for
@@ -61,7 +61,7 @@ impl<O: 'static> DataLoader<O> for ResumedDataLoader<O> {
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<O> + 'a> {
         self.skipped.call_once(|| {
             for _done in 1..self.first_epoch {
-                // A worker shuffles on its own thread: with the first batch it has.
+                // A worker shuffles on its own thread when it makes its first batch.
                 self.loader.iter().next();
             }
         });

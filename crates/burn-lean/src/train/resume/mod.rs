@@ -1,6 +1,6 @@
-//! What a killed run needs to be picked up exactly where its last checkpoint is.
+//! Resuming a killed run exactly from its last checkpoint.
 //!
-//! From 0.22 on Burn's checkpoints are whole files or not there. [`resume_point`] finds the epoch
+//! From 0.22 on, Burn's checkpoint files are complete or absent. [`resume_point`] finds the epoch
 //! to give to `.checkpoint(..)`; a [`ResumedDataLoader`] shuffles as the uninterrupted run would
 //! have. Neither needs gradient release.
 

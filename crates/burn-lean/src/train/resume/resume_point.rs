@@ -1,4 +1,4 @@
-//! Where to resume.
+//! The epoch from which to resume.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -7,17 +7,17 @@ use std::{fs, io};
 /// The files that Burn writes for an epoch.
 const PARTS: [&str; 3] = ["model", "optim", "scheduler"];
 
-/// The newest epoch of which model, optimizer and scheduler were all saved: what to give to
-/// `.checkpoint(..)`. `None` if there is none.
+/// The newest epoch of which model, optimizer and scheduler were all saved, for `.checkpoint(..)`.
+/// `None` if there is none.
 ///
 /// `directory` is the one given to `SupervisedTraining::new`, with the checkpointers of
-/// `with_default_checkpointers`. What a save that was killed has left behind is removed, lest a
-/// later save complete it with files of another run: Burn's unfinished files, and the files of
-/// epochs after the resume point that are not complete.
+/// `with_default_checkpointers`. Removes the remains of a killed save, so that a later save does
+/// not complete them with files of another run: Burn's unfinished files, and incomplete epochs
+/// after the resume point.
 ///
 /// # Errors
 ///
-/// If the folder of checkpoints cannot be read, or a file in it not removed.
+/// If the folder of checkpoints cannot be read, or a file in it cannot be removed.
 ///
 /// # Example
 ///
@@ -77,7 +77,7 @@ fn parse(name: &str) -> Option<(&'static str, usize)> {
     })
 }
 
-/// What Burn writes before it renames it: `model-3.bpk.4711-0.tmp`.
+/// Whether it is a file that Burn has not renamed yet: `model-3.bpk.4711-0.tmp`.
 fn is_unfinished(name: &str) -> bool {
     let written = name
         .strip_suffix(".tmp")

@@ -62,7 +62,7 @@ fn adam() -> AdamConfig {
 /// What plain Burn comes to in a step: the weights, the scale, and whether it was skipped.
 type Step = (Bits, f64, bool);
 
-/// Plain Burn by hand: a scale that falls where a gradient has overflown, and rises after four
+/// Plain Burn by hand: a scale that falls where a gradient has overflowed, and rises after four
 /// steps.
 fn by_hand(clipping: Option<f64>) -> Vec<Step> {
     let mut model = net();
@@ -162,7 +162,7 @@ fn an_ordinary_step_skips_what_plain_burn_skips() {
     }
 }
 
-/// In one pass the parameters are skipped whose gradient has overflown, and the report says which.
+/// In one pass the parameters are skipped whose gradient has overflowed, and the report says which.
 #[test]
 fn one_pass_skips_parameters_and_says_so() {
     let scaler = LossScalerConfig::new().with_init_scale(1e8).init();

@@ -1,0 +1,146 @@
+//! Settings that all optimizers have.
+
+use std::{fmt, sync::Arc};
+
+use burn::{
+    grad_clipping::{GradientClipping, GradientClippingConfig},
+    tensor::{DType, Shape, Tensor},
+};
+use burn_lean_arithmetic::optim::{Kind, MicroBatch, Moments, MomentsAlone, Rule, Storage};
+
+use crate::{
+    LeanBackend,
+    backend::{Clip, Operands, States, Stepped},
+    moment::{Format, Moment, from_float},
+    step::step,
+};
+
+/// Settings that all optimizers of this crate have.
+#[derive(Clone, Default)]
+pub struct Settings {
+    pub(crate) clipping: Option<GradientClipping>,
+    pub(crate) moments: Moments,
+    /// Shapes of parameters whose moments have 32 bits: those of embeddings.
+    pub(crate) embeddings: Arc<[Shape]>,
+    pub(crate) micro_batch: MicroBatch,
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("moments", &self.moments)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Settings {
+    pub(crate) fn clipping(config: Option<GradientClippingConfig>) -> Self {
+        Self {
+            clipping: config.map(|config| config.init()),
+            ..Self::default()
+        }
+    }
+
+    /// The format of a state of a parameter of this shape.
+    fn format(&self, kind: Kind, shape: &Shape, dtype: DType) -> Format {
+        let is_embedding = self.embeddings.contains(shape);
+        let storage = self
+            .moments
+            .storage(kind, shape.num_elements(), is_embedding);
+        match storage {
+            Storage::AsParameter => Format::Float(dtype),
+            Storage::F32 => Format::Float(DType::F32),
+            Storage::Bf16 => Format::Float(DType::BF16),
+            Storage::EightBit(map) => Format::EightBit(map),
+        }
+    }
+
+    /// Steps a parameter by a rule.
+    pub(crate) fn step<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
+        &self,
+        rule: &R,
+        kinds: [Kind; N],
+        weight: Tensor<B, D>,
+        grad: Tensor<B, D>,
+        states: Option<[Moment<B>; N]>,
+    ) -> (Tensor<B, D>, [Moment<B>; N]) {
+        let operands = self.operands(kinds, weight, grad, states);
+        let stepped = self.apply::<_, _, _, D>(rule, operands);
+        (from_float(stepped.weight), stepped.states)
+    }
+
+    /// Steps in place, or with whole tensors where the backend declines. The weight stays unless
+    /// this micro-batch moves it.
+    pub(crate) fn apply<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
+        &self,
+        rule: &R,
+        operands: Operands<B, N>,
+    ) -> Stepped<B, N> {
+        match self.micro_batch.moves {
+            true => step::<_, _, _, D>(rule, operands),
+            false => step::<_, _, _, D>(&MomentsAlone(*rule), operands),
+        }
+    }
+
+    /// The operands of a step, with the states in the formats of these settings.
+    ///
+    /// # Panics
+    ///
+    /// If a gradient or a state is not of the parameter's shape.
+    pub(crate) fn operands<B: LeanBackend, const N: usize, const D: usize>(
+        &self,
+        kinds: [Kind; N],
+        weight: Tensor<B, D>,
+        grad: Tensor<B, D>,
+        states: Option<[Moment<B>; N]>,
+    ) -> Operands<B, N> {
+        let dtype = weight.dtype();
+        let shape = weight.shape();
+        for other in [grad.shape()]
+            .into_iter()
+            .chain(states.iter().flatten().map(Moment::shape))
+        {
+            assert_eq!(
+                other, shape,
+                "a gradient or a state of the optimizer is not of its parameter's shape: was the \
+                 record loaded with another model?"
+            );
+        }
+        let formats = kinds.map(|kind| self.format(kind, &shape, dtype));
+        let states = match states {
+            None => States::New(formats),
+            Some(states) => {
+                let mut formats = formats.into_iter();
+                States::Old(states.map(|state| {
+                    state.into_format::<D>(formats.next().expect("a format for each state"))
+                }))
+            }
+        };
+        let clip = match &self.clipping {
+            None => Clip::None,
+            Some(GradientClipping::Value(threshold)) => Clip::Value(*threshold),
+            Some(GradientClipping::Norm(threshold)) => Clip::Factor(
+                clip_factor(grad.clone(), *threshold)
+                    .into_primitive()
+                    .tensor(),
+            ),
+        };
+        Operands {
+            weight: weight.into_primitive().tensor(),
+            grad: grad.into_primitive().tensor(),
+            clip,
+            states,
+        }
+    }
+}
+
+/// The factor of Burn's `GradientClipping::Norm`, computed as there.
+fn clip_factor<B: LeanBackend, const D: usize>(grad: Tensor<B, D>, threshold: f32) -> Tensor<B, 1> {
+    let dtype = grad.dtype().finfo();
+    let least = dtype
+        .unwrap_or(burn::tensor::FloatDType::F32.finfo())
+        .min_positive;
+    let squares = B::sum_of_squares(grad.into_primitive().tensor());
+    let norm = from_float::<B, 1>(squares).sqrt();
+    (threshold / norm.add_scalar(least)).clamp_max(1.0)
+}

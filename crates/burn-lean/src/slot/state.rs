@@ -1,0 +1,145 @@
+//! The state of a slot: its weight, and what happened to the gradient of this step.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
+
+use burn::backend::TensorMetadata;
+use burn::backend::autodiff::NodeId;
+use burn::module::ParamId;
+
+use super::Snapshot;
+use crate::armed_slot::{Ended, Purpose};
+use crate::backend::{Inner, Primitive, Tracked};
+use crate::session::Session;
+use crate::tape::placeholder_element;
+
+/// The state of a slot in one arming.
+pub(super) struct State<B: Inner> {
+    pub(super) session: Weak<Session>,
+    pub(super) leaf_id: NodeId,
+    pub(super) placeholder: Primitive<B>,
+    /// Marks a gradient that was taken: one NaN element of the parameter's rank.
+    pub(super) mark: Primitive<B>,
+    /// Set by `disarm`. Hooks hold it too, and outlive the slot.
+    pub(super) disarmed: Arc<AtomicBool>,
+    /// The leaf of the parameter while it is armed. Burn frees no graph of which a node is held.
+    pub(super) leaf: Option<Tracked<B>>,
+    pub(super) weight: Weight<B>,
+    pub(super) purpose: Purpose,
+    /// Gradients of earlier micro-batches.
+    pub(super) sum: Option<Primitive<B>>,
+    /// The gradient was taken: stepped with, added to the sum or sent to the other replicas.
+    pub(super) taken: bool,
+    /// The gradient was taken, and the weight is unchanged.
+    pub(super) is_skipped: bool,
+    /// The gradient is in flight to the other replicas, and the weight is the old one.
+    pub(super) in_flight: bool,
+    /// Another gradient came after the one that was taken.
+    pub(super) second: bool,
+    /// The hook is at the end of backward, where all gradients exist.
+    pub(super) is_late: bool,
+    /// The parameter was read, on a tape or not.
+    pub(super) is_used: bool,
+    /// A mapper has visited the parameter.
+    pub(super) was_mapped: bool,
+    /// The parameter is used on the model's tape, outside of every recomputed scope.
+    pub(super) used_directly: bool,
+    /// Number of recomputed scopes that use the parameter.
+    pub(super) scopes: usize,
+    pub(super) ended: Option<Ended>,
+    /// The weight before and after the step, which copies of the model hold.
+    pub(super) snapshots: [Weak<Snapshot<B>>; 2],
+    /// The weight on other devices, which copies of the model hold.
+    pub(super) moved: Vec<Weak<Snapshot<B>>>,
+}
+
+impl<B: Inner> State<B> {
+    /// The state of a slot that is not armed and holds no weight.
+    pub(super) fn unarmed(leaf_id: NodeId, placeholder: Primitive<B>, mark: Primitive<B>) -> Self {
+        Self {
+            session: Weak::new(),
+            leaf_id,
+            placeholder,
+            mark,
+            disarmed: Arc::default(),
+            leaf: None,
+            weight: Weight::Elsewhere,
+            purpose: Purpose::Step,
+            sum: None,
+            taken: false,
+            is_skipped: false,
+            in_flight: false,
+            second: false,
+            is_late: false,
+            is_used: false,
+            was_mapped: false,
+            used_directly: false,
+            scopes: 0,
+            ended: Some(Ended::Finished),
+            snapshots: [Weak::new(), Weak::new()],
+            moved: Vec::new(),
+        }
+    }
+
+    /// Arms a weight. Returns its leaf as well.
+    pub(super) fn arm(weight: Primitive<B>, session: &Arc<Session>) -> (Self, Tracked<B>) {
+        let mark = placeholder_element::<B>(&weight);
+        let placeholder = B::float_expand(mark.clone(), weight.shape());
+        let leaf = <Tracked<B>>::new(placeholder.clone()).require_grad();
+        let state = Self {
+            session: Arc::downgrade(session),
+            leaf: Some(leaf.clone()),
+            weight: Weight::Bare(weight),
+            ended: None,
+            ..Self::unarmed(leaf.id(), placeholder, mark)
+        };
+        (state, leaf)
+    }
+
+    pub(super) fn has_weight(&self) -> bool {
+        !matches!(self.weight, Weight::Elsewhere)
+    }
+
+    /// Adds a gradient to the sum of earlier micro-batches, in the order of Burn's accumulator.
+    pub(super) fn summed(&mut self, grad: Primitive<B>) -> Primitive<B> {
+        match self.sum.take() {
+            Some(sum) => B::float_add(sum, grad),
+            None => grad,
+        }
+    }
+
+    pub(super) fn is_after_step(&self) -> bool {
+        self.taken && !self.is_skipped && !self.in_flight && self.purpose == Purpose::Step
+    }
+}
+
+/// Where the weight is.
+pub(super) enum Weight<B: Inner> {
+    /// In the slot, on no tape.
+    Bare(Primitive<B>),
+    /// On the tape, as the only primitive of the leaf hook.
+    Hooked(Tracked<B>),
+    /// In the optimizer, or back in its `Param`.
+    Elsewhere,
+}
+
+impl<B: Inner> Weight<B> {
+    pub(super) fn get(&self, id: ParamId) -> Primitive<B> {
+        match self {
+            Weight::Bare(weight) => weight.clone(),
+            Weight::Hooked(hooked) => hooked.primitive().clone(),
+            Weight::Elsewhere => panic!(
+                "gradient release: parameter {id} was lost when its optimizer panicked in the \
+                 middle of a step; load the last checkpoint"
+            ),
+        }
+    }
+
+    pub(super) fn take(&mut self, id: ParamId) -> Primitive<B> {
+        match std::mem::replace(self, Weight::Elsewhere) {
+            Weight::Bare(weight) => weight,
+            Weight::Hooked(hooked) => hooked.into_primitive(),
+            Weight::Elsewhere => Weight::<B>::Elsewhere.get(id),
+        }
+    }
+}
