@@ -42,7 +42,7 @@ pub use burn_replicas::Mpi;
 #[cfg(feature = "data-parallel")]
 pub use burn_replicas::{Alone, CommunicationError, Communicator, ReplicaError, Replicas, Threads};
 #[cfg(feature = "data-parallel")]
-pub use data_parallel::DataParallel;
+pub use data_parallel::{DataParallel, SaveStatesError};
 pub use gradients::{
     AdaptiveClippingConfig, AutoClipConfig, GradNorm, GradientRecord, LossScaler, LossScalerConfig,
     NormClipping, ZClipConfig, clip_grad_norm, try_clip_grad_norm,

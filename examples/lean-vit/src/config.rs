@@ -1,7 +1,7 @@
 //! Optimizers, devices, and the settings of a training run.
 
 use crate::model::{Recomputed, VitConfig};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use vit_common::display_as_value;
@@ -172,11 +172,12 @@ pub struct Engine {
 }
 
 /// Settings that a resumed run may have others of. What is in the images says their digest.
-const MAY_CHANGE: [&str; 4] = [
+const MAY_CHANGE: [&str; 5] = [
     "data",
     "engine.checkpointing",
     "engine.device",
     "engine.mode",
+    "engine.operations",
 ];
 
 /// The settings that determine the outcome of a training run; saved beside its results.
@@ -205,6 +206,19 @@ pub struct TrainConfig {
 }
 
 impl TrainConfig {
+    /// The batches of all epochs over so many images.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be counted.
+    pub fn iterations(&self, images: usize) -> Result<usize> {
+        let batches = images.div_ceil(self.batch_size);
+        self.epochs.checked_mul(batches).with_context(|| {
+            let epochs = self.epochs;
+            format!("--epochs {epochs} of {batches} batches are more than can be counted")
+        })
+    }
+
     /// What tells the run from others: all that must not change when it is resumed.
     ///
     /// # Errors

@@ -39,6 +39,15 @@ impl Progress {
         }
     }
 
+    /// At the end of several processes: the peak of each, in the order of their ranks.
+    pub fn peaks(&self, peaks: &[f64]) {
+        let peaks = peaks.iter().map(|bytes| mib(*bytes as u64, 2));
+        note(&format!(
+            "peak of each process {} MiB",
+            peaks.collect::<Vec<_>>().join(", ")
+        ));
+    }
+
     /// After the validation of an epoch.
     pub fn epoch(&self, epoch: usize, train_loss: f64, validation: Validation, memory: &HighWater) {
         if self.has_bar {

@@ -13,8 +13,10 @@ use burn_lean::optim::{
     AdaLomoConfig, CameConfig, EightBitMoments, InOnePass, Lean, RAdamConfig, StableAdamWConfig,
 };
 use burn_lean::{
-    DataParallel, FirstPass, Refused, ReleaseError, ReleaseOptimizer, WithGradientRelease,
+    DataParallel, FirstPass, Refused, ReleaseError, ReleaseOptimizer, SaveStatesError,
+    WithGradientRelease,
 };
+use std::path::Path;
 use std::sync::Arc;
 
 /// Burn's optimizer, with or without gradient release.
@@ -66,22 +68,34 @@ impl Stepper {
         }
     }
 
-    /// The states of all parameters: either optimizer loads those of the other. Of several
-    /// processes, the first has them all.
-    pub fn to_record(&self, parallel: Option<&DataParallel>) -> Result<OptimizerRecord> {
+    /// Writes the states of all parameters to a file: either optimizer loads those of the other.
+    /// Several processes all call it, and the first writes.
+    pub fn save(&self, parallel: Option<&DataParallel>, file: &Path) -> Result<()> {
         match (self, parallel) {
-            (Self::Plain(optimizer), _) => Ok(optimizer.to_record()),
-            (Self::Release(optimizer), None) => Ok(optimizer.try_to_record()?),
-            (Self::Release(optimizer), Some(parallel)) => Ok(parallel.gather_states(optimizer)?),
+            (Self::Plain(optimizer), _) => optimizer.save(file)?,
+            (Self::Release(optimizer), None) => optimizer.try_to_record()?.save(file)?,
+            (Self::Release(optimizer), Some(parallel)) => {
+                match parallel.save_states(optimizer, file) {
+                    Err(SaveStatesError::Replicas(error)) => return Err(error.into()),
+                    saved => saved?,
+                }
+            }
         }
+        Ok(())
     }
 
-    /// Continues from saved states.
-    pub fn load_record(self, record: OptimizerRecord) -> Self {
-        match self {
-            Self::Plain(optimizer) => Self::Plain(optimizer.load_record(record)),
-            Self::Release(optimizer) => Self::Release(optimizer.load_record(record)),
-        }
+    /// Continues from a file that either optimizer has [saved](Self::save). Of several processes,
+    /// each has to know the model by now.
+    pub fn load(self, parallel: Option<&DataParallel>, file: &Path) -> Result<Self> {
+        Ok(match (self, parallel) {
+            (Self::Plain(optimizer), _) => Self::Plain(optimizer.load(file)?),
+            (Self::Release(optimizer), None) => {
+                Self::Release(optimizer.load_record(OptimizerRecord::load(file)?))
+            }
+            (Self::Release(optimizer), Some(parallel)) => {
+                Self::Release(parallel.load_states(optimizer, file)?)
+            }
+        })
     }
 }
 

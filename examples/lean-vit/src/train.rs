@@ -7,7 +7,7 @@ use crate::memory::HighWater;
 use crate::model::{LeanVit, Model, Vit};
 use crate::progress::Progress;
 use crate::release::Stepper;
-use crate::run_folder::{Checkpoint, RunFolder};
+use crate::run_folder::{Checkpoint, Finished, RunFolder};
 use crate::schedule::Schedule;
 use anyhow::{Context, Result, ensure};
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -96,11 +96,12 @@ impl Train<'_> {
             model = parallel.broadcast(model)?;
         }
         if let Some(checkpoint) = &from {
-            optimizer = checkpoint.load_optimizer(optimizer)?;
+            optimizer = checkpoint.load_optimizer(optimizer, self.parallel)?;
         }
 
         let batches = self.data.train.len().div_ceil(config.batch_size);
-        let schedule = Schedule::new(config.learning_rate, config.epochs * batches);
+        let iterations = config.iterations(self.data.train.len())?;
+        let schedule = Schedule::new(config.learning_rate, iterations);
         let progress = Progress::new(config.epochs, batches);
         for epoch in done + 1..=config.epochs {
             let order = self
@@ -110,6 +111,7 @@ impl Train<'_> {
             for (index, places) in order.chunks(config.batch_size).enumerate() {
                 let iteration = (epoch - 1) * batches + index;
                 if self.stop_after.is_some_and(|last| iteration >= last) {
+                    self.show_peaks(&memory, progress)?;
                     let ending = Ending::Stopped((epoch > 1).then_some(epoch - 1));
                     return Ok(if self.is_first() {
                         ending
@@ -149,14 +151,21 @@ impl Train<'_> {
                 // What is saved is what all of them have.
                 parallel.verify(&model)?;
             }
-            let states = optimizer.to_record(self.parallel)?;
             if self.is_first() {
                 let validation = self.validate(&model)?;
                 progress.epoch(epoch, train_loss, validation, &memory);
-                self.folder
-                    .save(config, epoch, train_loss, &model, states)?;
+                let finished = Finished {
+                    epoch,
+                    train_loss,
+                    model: &model,
+                    optimizer: &optimizer,
+                };
+                self.folder.save(config, self.parallel, finished)?;
+            } else {
+                self.folder.take_part_in_save(self.parallel, &optimizer)?;
             }
         }
+        self.show_peaks(&memory, progress)?;
         if !self.is_first() {
             return Ok(Ending::OfAnotherRank);
         }
@@ -178,6 +187,18 @@ impl Train<'_> {
     /// Whether this is the one process that shows and writes what is the same in all.
     fn is_first(&self) -> bool {
         is_first(self.parallel)
+    }
+
+    /// Says what each of several processes has taken at most.
+    fn show_peaks(&self, memory: &HighWater, progress: Progress) -> Result<()> {
+        if let Some(parallel) = self.parallel {
+            let own = memory.peak().in_use as f64;
+            let peaks = parallel.replicas().numbers("the peaks of memory", own)?;
+            if self.is_first() {
+                progress.peaks(&peaks);
+            }
+        }
+        Ok(())
     }
 
     /// Goes on once all processes are there, with the same settings.

@@ -2,17 +2,22 @@
 //!
 //! Counts as ignored where no processes can be started together.
 
+mod images;
+
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
+use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use vit_common::launching::{self, digest, result, said, signalled};
+use vit_common::small_disk::SmallDisk;
 
 fn main() -> ExitCode {
-    let tests: [(&str, fn()); 8] = [
+    let tests: [(&str, fn()); 12] = [
         ("two_and_four_ranks_sharded_or_not", two_and_four_ranks),
         ("recomputed_blocks_and_dropout", recomputed_blocks),
         ("a_sharded_run_is_resumed", a_sharded_run_is_resumed),
@@ -21,6 +26,10 @@ fn main() -> ExitCode {
         ("who_fails_says_why", who_fails_says_why),
         ("what_cannot_be_shared_is_refused", what_cannot_be_shared),
         ("other_settings_are_refused", other_settings_are_refused),
+        ("sharded_states_lower_every_peak", sharded_states_lower),
+        ("a_full_disk_is_told_by_the_first", a_full_disk_is_told),
+        ("a_run_goes_on_when_nobody_reads", a_run_goes_on),
+        ("who_does_not_come_in_time_ends_all", who_does_not_come),
     ];
     let is_missing = cfg!(not(feature = "mpi")) || !launching::has_mpirun();
     let tests = tests.map(|(name, test)| {
@@ -143,13 +152,15 @@ fn a_killed_process_ends_all() {
     }
 }
 
-/// As a batch system starts it: in a session of its own, with nothing to read or to draw on.
+/// As a batch system starts it: in a session of its own, with nothing to read or to draw on. The
+/// table goes to stdout.
 fn without_a_terminal() {
     let home = TempDir::new().unwrap();
     let run = train(2, &home.path().join("run"), &["--epochs", "1"]);
     let mut command = Command::new("setsid");
     command.arg("--wait").arg(run.get_program());
-    command.args(run.get_args()).stdin(Stdio::null());
+    let args = run.get_args().filter(|arg| *arg != "--json");
+    command.args(args).stdin(Stdio::null());
     for (name, value) in run.get_envs() {
         command.env(name, value.unwrap());
     }
@@ -158,6 +169,8 @@ fn without_a_terminal() {
     assert!(output.status.success(), "{said}");
     assert_eq!(said.matches("epoch   1/1").count(), 1, "{said}");
     assert!(!said.contains('\r'), "{said}");
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(table.matches("validation accuracy").count(), 1, "{said}");
 }
 
 /// The process that ends with an error says why before all of them end.
@@ -195,10 +208,123 @@ fn what_cannot_be_shared() {
 fn other_settings_are_refused() {
     let home = TempDir::new().unwrap();
     let program = env!("CARGO_BIN_EXE_lean-vit");
+    let data = home.path().join("data");
+    fs::create_dir(&data).unwrap();
+    images::write(&data, 1, 60, 16);
+    let both = ["--epochs", "2", "--batch-size", "128"];
     let folder = home.path().join("run");
-    let mut command = launching::train_unlike(program, &folder, &NEW, &["--optimizer", "sgd"]);
+    let unlike = |second: &[&str], text: &str| {
+        let mut command = launching::train_unlike(program, &folder, &both, second);
+        let output = command.output().unwrap();
+        assert!(!output.status.success());
+        assert!(said(&output).contains(text), "{}", said(&output));
+    };
+    for (second, setting) in [
+        (["--optimizer", "sgd"], "engine.optimizer: \"sgd\""),
+        (["--weight-decay", "0.1"], "weight_decay: 0.1"),
+        (["--seed", "43"], "seed: 43"),
+        (["--dropout", "0.2"], "model.dropout: 0.2"),
+        (["--operations", "lean"], "engine.operations: \"lean\""),
+        (["--data", data.to_str().unwrap()], "data_digest: "),
+    ] {
+        unlike(&second, &format!("rank 1: the setting {setting}"));
+    }
+    // What is wrong on one of them alone, and what is no option at all.
+    for (second, text) in [
+        (["--lr", "7"], "error: --lr must be above 0"),
+        (["--data", "/nowhere"], "error: there is no folder /nowhere"),
+        (["--seed", "x"], "error: invalid value 'x'"),
+    ] {
+        unlike(&second, text);
+    }
+}
+
+/// The peak of every process, of a whole epoch with the checkpoint at its end.
+fn peaks(command: &mut Command) -> Vec<f64> {
     let output = command.output().unwrap();
-    assert!(!output.status.success());
-    let text = "rank 1: the setting engine.optimizer: \"sgd\"";
-    assert!(said(&output).contains(text), "{}", said(&output));
+    let said = said(&output);
+    assert!(output.status.success(), "{said}");
+    let mut lines = said.lines();
+    let peaks = lines.find_map(|line| line.strip_prefix("peak of each process "));
+    let peaks = peaks.expect(&said).trim_end_matches(" MiB");
+    peaks
+        .split(", ")
+        .map(|peak| peak.parse().unwrap())
+        .collect()
+}
+
+fn sharded_states_lower() {
+    let home = TempDir::new().unwrap();
+    images::write(home.path(), 1, 16, 4);
+    // Few and small images, whose activations take less than the states.
+    let data = home.path().to_str().unwrap();
+    let new = ["--data", data, "--preset", "small", "--image-size", "32"];
+    let new = [&new[..], &["--epochs", "1", "--batch-size", "8"]].concat();
+    let run = |name: &str, more: &[&'static str]| {
+        let settings = [new.as_slice(), more].concat();
+        peaks(&mut train(2, &home.path().join(name), &settings))
+    };
+    let whole = run("whole", &[]);
+    let sharded = run("sharded", &["--shard-optimizer"]);
+    println!("whole {whole:?} MiB, sharded {sharded:?} MiB");
+    assert_eq!((whole.len(), sharded.len()), (2, 2));
+    // The moments of 21 million parameters are 162 MiB, of which each process has half, and what is
+    // on its way.
+    for (rank, (whole, sharded)) in whole.iter().zip(&sharded).enumerate() {
+        assert!(sharded + 40.0 < *whole, "rank {rank}: {sharded} {whole}");
+    }
+}
+
+fn a_full_disk_is_told() {
+    let home = TempDir::new().unwrap();
+    // Room for the model, and not for the states.
+    let Some(mounted) = SmallDisk::mount(home.path(), 1400) else {
+        return;
+    };
+    let folder = home.path().join("run");
+    let output = train(3, &folder, &sharded()).output().unwrap();
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(74), "{text}");
+    let errors = text.lines();
+    let errors = errors.filter(|line| line.starts_with("error: cannot write to "));
+    assert_eq!(errors.count(), 1, "{text}");
+    assert!(text.contains("No space left on device"), "{text}");
+    assert!(!folder.join("checkpoint/unfinished").exists());
+    mounted.resize(20_000);
+    result(train(3, &folder, &["--resume", "--shard-optimizer"]));
+}
+
+/// `2>&1 | head -1`.
+fn a_run_goes_on() {
+    let home = TempDir::new().unwrap();
+    let folder = home.path().join("run");
+    let run = train(2, &folder, &NEW);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "\"$0\" \"$@\" 2>&1 | head -1"]);
+    shell.arg(run.get_program()).args(run.get_args());
+    for (name, value) in run.get_envs() {
+        shell.env(name, value.unwrap());
+    }
+    let text = said(&shell.output().unwrap());
+    assert!(text.starts_with("epoch   1/2"), "{text}");
+    // `head` has ended first.
+    let begun = Instant::now();
+    while !folder.join("results.json").exists() {
+        assert!(begun.elapsed() < Duration::from_secs(120));
+        sleep(Duration::from_millis(10));
+    }
+}
+
+/// A process that is there and does nothing is awaited for as long as `--timeout` says.
+fn who_does_not_come() {
+    let home = TempDir::new().unwrap();
+    let folder = home.path().join("run");
+    let more = ["--epochs", "5000", "--batch-size", "128", "--timeout", "2"];
+    let run = train(2, &folder, &more);
+    let file = folder.join("checkpoint/epoch-1");
+    let (took, output) = signalled(run, "-STOP", 1, &file);
+    let text = said(&output);
+    assert!(!output.status.success(), "{text}");
+    assert!((2..30).contains(&took.as_secs()), "{took:?}: {text}");
+    assert!(text.contains("rank 0 of 2 has waited 2s"), "{text}");
 }

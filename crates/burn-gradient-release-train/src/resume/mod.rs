@@ -5,9 +5,7 @@
 //! [`ResumedDataLoader`] shuffles as the uninterrupted run would have. None of it needs gradient
 //! release.
 
-mod checksum;
 mod data_loader;
-mod disk;
 mod recorder;
 mod resume_point;
 #[cfg(test)]
@@ -16,6 +14,3 @@ mod tests;
 pub use data_loader::ResumedDataLoader;
 pub use recorder::AtomicFileRecorder;
 pub use resume_point::{resume_point, resume_point_of_run};
-
-/// Whatever file name begins so was never finished.
-const UNFINISHED: &str = "unfinished-";

@@ -10,15 +10,14 @@ use burn::{
     record::{BurnRecord, FileRecorder, Record, Recorder, RecorderError},
     tensor::backend::Backend,
 };
+use burn_checkpoint_files::{
+    UNFINISHED,
+    checksum::{self, Checksum, digest_of_run},
+    publish, remove,
+};
 use serde::{
     Serialize,
     de::{DeserializeOwned, IgnoredAny},
-};
-
-use super::{
-    UNFINISHED,
-    checksum::{self, Checksum, digest_of_run},
-    disk::{publish, remove},
 };
 
 /// Formats that can be read without knowing what is in them.

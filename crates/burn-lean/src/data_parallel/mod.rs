@@ -4,6 +4,7 @@ mod model;
 mod states;
 
 use std::num::NonZeroUsize;
+use std::path::Path;
 
 use burn::Tensor;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
@@ -12,8 +13,9 @@ use burn::optim::OptimizerRecord;
 use burn::tensor::{DType, Device, Element, TensorData};
 use burn_replicas::{Exchange, Pending, ReplicaError, Replicas, Summand, kind};
 
+pub use self::states::SaveStatesError;
 use self::states::States;
-use crate::optimizer::ReleaseOptimizer;
+use crate::optimizer::{ReleaseError, ReleaseOptimizer};
 use crate::reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};
 
 /// Trains replicas of a model data parallel: each replica runs backward over its share of a batch,
@@ -74,8 +76,9 @@ impl DataParallel {
     /// <https://arxiv.org/abs/1910.02054>). The states of a replica take as much less memory as
     /// there are replicas.
     ///
-    /// Save what [`gather_states`](Self::gather_states) puts together: the optimizer refuses a
-    /// record of one replica's states. Each replica loads that record, and keeps its share.
+    /// Save them with [`save_states`](Self::save_states), or what
+    /// [`gather_states`](Self::gather_states) puts together: the optimizer refuses a record of one
+    /// replica's states. Each replica loads that record, and keeps its share.
     pub fn with_sharded_optimizer(mut self) -> Self {
         self.exchange = self.exchange.with_sharded_optimizer();
         self
@@ -116,36 +119,94 @@ impl DataParallel {
         Ok(())
     }
 
-    /// The optimizer's states, to be saved: on the first replica the states of all parameters, on
-    /// another one its own states. The record of the first is Burn's, to be resumed by any number
-    /// of replicas, or by plain Burn. All replicas call it.
+    /// The optimizer's states, to be saved: on the first replica those of all parameters, `None`
+    /// elsewhere. The record is Burn's, to be resumed by any number of replicas, or by plain Burn.
+    /// All replicas call it.
     ///
-    /// States travel parameter by parameter, in the host's memory and in their own type.
+    /// States travel parameter by parameter, in the host's memory and in their own type. While the
+    /// first replica puts the record together it takes twice the memory of the record;
+    /// [`save_states`](Self::save_states) takes that of one parameter.
     ///
     /// # Errors
     ///
     /// If a replica does something else, or its optimizer has stepped parameters and not finished.
-    pub fn gather_states(&self, optim: &ReleaseOptimizer) -> Result<OptimizerRecord, ReplicaError> {
-        let failed = |reason: String| ReplicaError::States { reason };
-        let own = optim.own_record();
-        let own = own.map_err(|error| failed(error.to_string()))?;
+    pub fn gather_states(
+        &self,
+        optim: &ReleaseOptimizer,
+    ) -> Result<Option<OptimizerRecord>, ReplicaError> {
         if !self.exchange.is_sharded() {
-            return Ok(own);
+            let record = || optim.own_record().map_err(refused);
+            return self.replicas().is_first().then(record).transpose();
         }
-        let mut states = States::of(own)?;
-        for (param, path, owner) in self.exchange.owners() {
-            let is_owner = owner == self.replicas().rank();
-            let bytes = match is_owner {
-                true => states.of_param(param).into_bytes()?,
-                false => Vec::new(),
-            };
-            let what = format!("the optimizer's state of {path}");
-            let bytes = self.exchange.from_rank(owner, &what, bytes)?;
-            if is_owner || self.replicas().is_first() {
-                states.extend(States::of_bytes(bytes)?);
+        let optim = optim.own_optimizer().map_err(refused)?;
+        Ok(states::gathered(&self.exchange, optim, |writer| {
+            let bytes = writer.into_bytes().map_err(|error| error.to_string())?;
+            OptimizerRecord::from_bytes(bytes).map_err(|error| error.to_string())
+        })?)
+    }
+
+    /// Writes the optimizer's states to a file: those of all parameters, by the first replica, as
+    /// [`OptimizerRecord::save`] does. Any number of replicas resumes them, and so does plain Burn.
+    /// All replicas call it, each with some path.
+    ///
+    /// If states are sharded, a replica holds its share, and copies of one parameter's at a time.
+    ///
+    /// # Errors
+    ///
+    /// - [`Replicas`](SaveStatesError::Replicas), if a replica does something else, or its
+    ///   optimizer has stepped parameters and not finished;
+    /// - [`File`](SaveStatesError::File) on the first replica, if the file could not be written.
+    ///   The replicas go on together.
+    pub fn save_states(
+        &self,
+        optim: &ReleaseOptimizer,
+        file: impl AsRef<Path>,
+    ) -> Result<(), SaveStatesError> {
+        if self.exchange.is_sharded() {
+            let optim = optim.own_optimizer().map_err(refused)?;
+            states::gathered(&self.exchange, optim, |writer| writer.write_to_file(file))?;
+        } else if self.replicas().is_first() {
+            let saved = optim.own_record().map_err(refused)?.save(file);
+            saved.map_err(|error| SaveStatesError::File {
+                reason: error.to_string(),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Continues from states that [`save_states`](Self::save_states), or Burn, has written to a
+    /// file. All replicas call it, once they have compared the model.
+    ///
+    /// It is [`load_record`](ReleaseOptimizer::load_record) for a file: if states are sharded, a
+    /// replica reads those of its share alone.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, or has states of a parameter that is in no model that the
+    /// replicas have compared.
+    pub fn load_states(
+        &self,
+        optim: ReleaseOptimizer,
+        file: impl AsRef<Path>,
+    ) -> Result<ReleaseOptimizer, ReplicaError> {
+        if !self.exchange.is_sharded() {
+            let record = OptimizerRecord::load(file).map_err(states::failed)?;
+            return Ok(optim.load_record(record));
+        }
+        let states = States::of_file(file.as_ref())?;
+        let has_states = !states.is_empty();
+        let own = self.own(states)?.into_record()?;
+        Ok(optim.load_own(own, has_states))
+    }
+
+    /// Those of the parameters that this replica steps.
+    fn own(&self, mut states: States) -> Result<States, ReplicaError> {
+        for param in states.params() {
+            if !self.exchange.is_owner(param)? {
+                states.remove(param);
             }
         }
-        states.into_record()
+        Ok(states)
     }
 
     fn send<E: Summand + Element>(
@@ -244,13 +305,7 @@ impl GradientReduction for DataParallel {
     }
 
     fn own_states(&self, record: OptimizerRecord) -> Result<OptimizerRecord, ReductionError> {
-        let mut states = States::of(record)?;
-        for param in states.params() {
-            if !self.exchange.is_owner(param)? {
-                states.of_param(param);
-            }
-        }
-        Ok(states.into_record()?)
+        Ok(self.own(States::of(record)?)?.into_record()?)
     }
 
     fn end_step(&self, rates: &ModuleLearningRate) -> Result<(), ReductionError> {
@@ -278,7 +333,14 @@ impl PendingGradient for OnItsWay {
     }
 }
 
-/// The gradient of a single replica.
+/// Why an optimizer has no states to save.
+fn refused(error: ReleaseError) -> ReplicaError {
+    ReplicaError::States {
+        reason: error.to_string(),
+    }
+}
+
+/// A gradient that has no others.
 struct Whole(Tensor<1>);
 
 impl PendingGradient for Whole {

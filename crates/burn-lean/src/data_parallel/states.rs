@@ -1,11 +1,17 @@
 //! Optimizer states as Burn's record has them, parameter by parameter.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
 
-use burn::optim::OptimizerRecord;
-use burn::tensor::Bytes;
+use burn::module::{ParamGroup, ParamId};
+use burn::optim::{ModuleOptimizer, OptimizerRecord, SgdConfig};
+use burn::tensor::{Bytes, DType};
 use burn_pack::{Reader, Scalar, Tensor, Writer};
-use burn_replicas::ReplicaError;
+use burn_replicas::{Exchange, ReplicaError};
+use serde::{Deserialize, Serialize};
+
+use crate::lock::lock;
 
 /// The states of some parameters. What belongs to a parameter bears its id: tensors are named
 /// `id.field`, scalars too, and its path is under the id.
@@ -21,20 +27,26 @@ impl States {
         Self::read(record.into_bytes().map_err(failed)?)
     }
 
-    pub(super) fn of_bytes(bytes: Vec<u8>) -> Result<Self, ReplicaError> {
-        match bytes.is_empty() {
-            true => Ok(Self::default()),
-            false => Self::read(Bytes::from_bytes_vec(bytes)),
-        }
+    /// Those in a file, whose numbers are read when they are asked for.
+    pub(super) fn of_file(file: &Path) -> Result<Self, ReplicaError> {
+        Self::from_reader(Reader::from_file(file).map_err(failed)?)
     }
 
     fn read(bytes: Bytes) -> Result<Self, ReplicaError> {
-        let reader = Reader::from_bytes(bytes).map_err(failed)?;
+        Self::from_reader(Reader::from_bytes(bytes).map_err(failed)?)
+    }
+
+    fn from_reader(reader: Reader) -> Result<Self, ReplicaError> {
         Ok(Self {
             scalars: reader.scalars().clone(),
             paths: reader.metadata().clone(),
             tensors: reader.into_tensors().map_err(failed)?,
         })
+    }
+
+    /// Whether there is no tensor.
+    pub(super) fn is_empty(&self) -> bool {
+        self.tensors.is_empty()
     }
 
     /// Ids of the parameters that have states.
@@ -47,35 +59,20 @@ impl States {
             .collect()
     }
 
-    /// Takes out the states of a parameter.
-    pub(super) fn of_param(&mut self, param: u64) -> Self {
-        let is_its = |name: &str| param_of(name) == Some(param);
-        let tensors = self.tensors.extract_if(.., |tensor| is_its(&tensor.name));
-        let scalars = self.scalars.extract_if(.., |name, _| is_its(name));
-        let paths = self.paths.extract_if(.., |name, _| is_its(name));
-        Self {
-            tensors: tensors.collect(),
-            scalars: scalars.collect(),
-            paths: paths.collect(),
-        }
-    }
-
-    /// Adds the states of other parameters.
-    pub(super) fn extend(&mut self, other: Self) {
-        self.tensors.extend(other.tensors);
-        self.scalars.extend(other.scalars);
-        self.paths.extend(other.paths);
-    }
-
-    pub(super) fn into_bytes(self) -> Result<Vec<u8>, ReplicaError> {
-        Ok(self.write()?.to_vec())
+    /// Takes out what belongs to a parameter.
+    pub(super) fn remove(&mut self, param: u64) {
+        let is_anothers = |name: &str| param_of(name) != Some(param);
+        self.tensors.retain(|tensor| is_anothers(&tensor.name));
+        self.scalars.retain(|name, _| is_anothers(name));
+        self.paths.retain(|name, _| is_anothers(name));
     }
 
     pub(super) fn into_record(self) -> Result<OptimizerRecord, ReplicaError> {
-        OptimizerRecord::from_bytes(self.write()?).map_err(failed)
+        let bytes = self.into_writer().into_bytes().map_err(failed)?;
+        OptimizerRecord::from_bytes(bytes).map_err(failed)
     }
 
-    fn write(self) -> Result<Bytes, ReplicaError> {
+    fn into_writer(self) -> Writer {
         let mut writer = Writer::new(self.tensors);
         for (name, scalar) in self.scalars {
             writer = writer.with_scalar(&name, scalar);
@@ -83,7 +80,251 @@ impl States {
         for (name, path) in self.paths {
             writer = writer.with_metadata(&name, &path);
         }
-        writer.into_bytes().map_err(failed)
+        writer
+    }
+}
+
+/// Why states were not saved.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SaveStatesError {
+    /// The replicas do not do the same, or have no states that can be saved.
+    #[error(transparent)]
+    Replicas(#[from] ReplicaError),
+    /// The file could not be written.
+    #[error("{reason}")]
+    File {
+        /// Why not.
+        reason: String,
+    },
+}
+
+impl From<SaveStatesError> for ReplicaError {
+    fn from(error: SaveStatesError) -> Self {
+        match error {
+            SaveStatesError::Replicas(error) => error,
+            SaveStatesError::File { reason } => Self::States { reason },
+        }
+    }
+}
+
+/// Puts together the states of all replicas: on the first one, `write` is given a writer that draws
+/// their numbers one parameter at a time. Nothing is kept elsewhere.
+///
+/// If `write` fails, the replicas still go on together.
+pub(super) fn gathered<T, E: ToString>(
+    exchange: &Exchange,
+    optim: ModuleOptimizer,
+    write: impl FnOnce(Writer) -> Result<T, E>,
+) -> Result<Option<T>, SaveStatesError> {
+    let (rank, owners) = (exchange.replicas().rank(), exchange.owners());
+    let own = ByParameter(optim);
+    let mut kinds = Kinds::default();
+    for (param, _, owner) in &owners {
+        if *owner == rank {
+            kinds.add(States::read(own.of_param(*param)?)?);
+        }
+    }
+    let kinds = exchange.gather("the kinds of the optimizer's states", kinds.into_bytes()?)?;
+    let source = Arc::new(Source {
+        exchange: exchange.clone(),
+        own,
+        owners,
+        drawn: Mutex::default(),
+    });
+    if !exchange.replicas().is_first() {
+        source.draw_the_rest()?;
+        return Ok(None);
+    }
+    let mut of_all = Kinds::default();
+    for kinds in kinds {
+        of_all.extend(Kinds::of_bytes(kinds)?);
+    }
+    let written = write(of_all.into_writer(&source));
+    if let Some(error) = lock(&source.drawn).failed.take() {
+        return Err(error.into());
+    }
+    // Where it has failed, the others bring theirs all the same.
+    source.draw_the_rest()?;
+    let written = written.map_err(|error| SaveStatesError::File {
+        reason: error.to_string(),
+    });
+    written.map(Some)
+}
+
+/// An optimizer that is read one parameter at a time: what is read is a copy.
+struct ByParameter(ModuleOptimizer);
+
+impl ByParameter {
+    /// A record of one parameter's states, as bytes.
+    fn of_param(&self, param: u64) -> Result<Bytes, ReplicaError> {
+        let param = ParamGroup::from_ids(vec![ParamId::from(param)]);
+        // A new group drops the states of its parameters, here those of all others. To clone the
+        // optimizer copies no tensor.
+        let others = ParamGroup::all().exclude(param);
+        let optim = self
+            .0
+            .clone()
+            .with_group(others, SgdConfig::new().build(), None);
+        optim.to_record().into_bytes().map_err(failed)
+    }
+}
+
+/// What a record says of states, without their numbers.
+#[derive(Default)]
+struct Kinds {
+    tensors: Vec<TensorKind>,
+    scalars: BTreeMap<String, Scalar>,
+    paths: BTreeMap<String, String>,
+}
+
+/// What a record says of a tensor.
+#[derive(Serialize, Deserialize)]
+struct TensorKind {
+    name: String,
+    dtype: DType,
+    shape: Vec<usize>,
+    param: Option<u64>,
+    /// Number of its bytes.
+    bytes: usize,
+}
+
+/// Under which a record of kinds has those of tensors. No path is: it is under an id.
+const TENSORS: &str = "tensors";
+
+impl Kinds {
+    fn add(&mut self, states: States) {
+        let tensors = states.tensors.iter().map(|tensor| TensorKind {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype,
+            shape: tensor.shape.as_slice().to_vec(),
+            param: tensor.param_id,
+            bytes: tensor.byte_len(),
+        });
+        self.tensors.extend(tensors);
+        self.scalars.extend(states.scalars);
+        self.paths.extend(states.paths);
+    }
+
+    fn extend(&mut self, other: Self) {
+        self.tensors.extend(other.tensors);
+        self.scalars.extend(other.scalars);
+        self.paths.extend(other.paths);
+    }
+
+    /// As a record without tensors, which keeps every bit of a scalar.
+    fn into_bytes(self) -> Result<Vec<u8>, ReplicaError> {
+        let tensors = serde_json::to_string(&self.tensors).map_err(failed)?;
+        let kinds = States {
+            tensors: Vec::new(),
+            scalars: self.scalars,
+            paths: self.paths,
+        };
+        let writer = kinds.into_writer().with_metadata(TENSORS, &tensors);
+        Ok(writer.into_bytes().map_err(failed)?.to_vec())
+    }
+
+    fn of_bytes(bytes: Vec<u8>) -> Result<Self, ReplicaError> {
+        let mut kinds = States::read(Bytes::from_bytes_vec(bytes))?;
+        let tensors = kinds.paths.remove(TENSORS).unwrap_or_default();
+        Ok(Self {
+            tensors: serde_json::from_str(&tensors).map_err(failed)?,
+            scalars: kinds.scalars,
+            paths: kinds.paths,
+        })
+    }
+
+    /// A writer of these states, which draws their numbers when it comes to them.
+    fn into_writer(self, source: &Arc<Source>) -> Writer {
+        let mut of_params: HashMap<_, Vec<_>> = HashMap::new();
+        for tensor in self.tensors {
+            of_params
+                .entry(param_of(&tensor.name))
+                .or_default()
+                .push(tensor);
+        }
+        let tensors = source.owners.iter().enumerate();
+        let tensors = tensors.flat_map(|(place, (param, ..))| {
+            let tensors = of_params.remove(&Some(*param)).unwrap_or_default();
+            tensors.into_iter().map(move |kind| (place, kind))
+        });
+        let tensors = tensors.map(|(place, kind)| {
+            let (source, name) = (source.clone(), kind.name.clone());
+            let bytes = move || source.tensor(place, &name);
+            Tensor::deferred(
+                kind.name, kind.dtype, kind.shape, kind.param, kind.bytes, bytes,
+            )
+        });
+        let states = States {
+            tensors: tensors.collect(),
+            scalars: self.scalars,
+            paths: self.paths,
+        };
+        states.into_writer()
+    }
+}
+
+/// The states of all replicas, which travel one parameter at a time, in the order of the model.
+struct Source {
+    exchange: Exchange,
+    own: ByParameter,
+    /// Id, path and owner of each parameter.
+    owners: Vec<(u64, String, usize)>,
+    drawn: Mutex<Drawn>,
+}
+
+/// How far the states have come.
+#[derive(Default)]
+struct Drawn {
+    /// Place of the next parameter.
+    next: usize,
+    /// Tensors of the last one that nobody has taken; none but on the first replica.
+    tensors: Vec<Tensor>,
+    /// Why a writer was given no numbers.
+    failed: Option<ReplicaError>,
+}
+
+impl Source {
+    /// The numbers of a tensor of the parameter in this place.
+    fn tensor(&self, place: usize, name: &str) -> Result<Bytes, burn_pack::Error> {
+        let mut drawn = lock(&self.drawn);
+        while drawn.next <= place {
+            if let Err(error) = self.draw(&mut drawn) {
+                let text = error.to_string();
+                drawn.failed = Some(error);
+                return Err(burn_pack::Error::IoError(text));
+            }
+        }
+        let found = drawn.tensors.iter().position(|tensor| tensor.name == name);
+        let found = found.ok_or_else(|| burn_pack::Error::TensorNotFound(name.into()))?;
+        drawn.tensors.swap_remove(found).into_bytes()
+    }
+
+    /// Takes part until the states of all parameters have travelled.
+    fn draw_the_rest(&self) -> Result<(), ReplicaError> {
+        let mut drawn = lock(&self.drawn);
+        while drawn.next < self.owners.len() {
+            self.draw(&mut drawn)?;
+        }
+        Ok(())
+    }
+
+    /// The states of the next parameter, in place of those of the last one.
+    fn draw(&self, drawn: &mut Drawn) -> Result<(), ReplicaError> {
+        let (param, path, owner) = &self.owners[drawn.next];
+        drawn.next += 1;
+        drawn.tensors.clear();
+        let replicas = self.exchange.replicas();
+        let bytes = match *owner == replicas.rank() {
+            true => self.own.of_param(*param)?.to_vec(),
+            false => Vec::new(),
+        };
+        let what = format!("the optimizer's state of {path}");
+        let bytes = self.exchange.from_rank(*owner, &what, bytes)?;
+        if replicas.is_first() {
+            drawn.tensors = States::read(Bytes::from_bytes_vec(bytes))?.tensors;
+        }
+        Ok(())
     }
 }
 
@@ -91,7 +332,7 @@ fn param_of(name: &str) -> Option<u64> {
     name.split('.').next()?.parse().ok()
 }
 
-fn failed(error: impl std::fmt::Display) -> ReplicaError {
+pub(super) fn failed(error: impl std::fmt::Display) -> ReplicaError {
     ReplicaError::States {
         reason: error.to_string(),
     }

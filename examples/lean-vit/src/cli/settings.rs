@@ -112,6 +112,7 @@ impl TrainArgs {
             weight_decay,
             seed,
         };
+        config.iterations(data.train.len())?;
         Ok((config, data))
     }
 

@@ -4,10 +4,11 @@
 //! the name of an epoch is complete.
 
 use crate::release::Stepper;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use burn::module::Module;
-use burn::optim::OptimizerRecord;
 use burn::store::ModuleRecord;
+use burn_checkpoint_files::checksum;
+use burn_lean::DataParallel;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -43,6 +44,19 @@ struct State {
     run_digest: Option<String>,
 }
 
+/// What is saved after an epoch.
+#[allow(missing_debug_implementations)] // Burn's optimizer has none.
+pub struct Finished<'a, M> {
+    /// The epoch.
+    pub epoch: usize,
+    /// Mean loss of its training batches.
+    pub train_loss: f64,
+    /// The model.
+    pub model: &'a M,
+    /// The optimizer.
+    pub optimizer: &'a Stepper,
+}
+
 /// A checkpoint whose files are as they were written.
 #[derive(Debug)]
 pub struct Checkpoint {
@@ -66,45 +80,63 @@ impl Checkpoints {
             return Ok(None);
         };
         let folder = self.of(*epoch);
-        let read = Checkpoint::read(folder.clone(), *epoch, run).with_context(|| {
-            let mut older = epochs.iter().rev().skip(1);
-            let whole = older.find(|epoch| Checkpoint::read(self.of(**epoch), **epoch, run).is_ok());
-            let way_out = match whole {
-                None => "start anew with --overwrite".to_string(),
-                Some(whole) => format!(
-                    "the checkpoint of epoch {whole} is whole: remove the folders of later ones to continue \
-                     after epoch {whole}, or start anew with --overwrite"
-                ),
-            };
-            format!("{} is damaged: {way_out}", folder.display())
+        let what = match Checkpoint::read(folder.clone(), *epoch) {
+            Ok(checkpoint) if checkpoint.is_of(run) => return Ok(Some(checkpoint)),
+            Ok(_) => "was saved by a run with other settings".to_string(),
+            Err(reason) => format!("is damaged ({reason:#})"),
+        };
+        let mut older = epochs.iter().rev().skip(1);
+        let whole = older.find(|epoch| {
+            let read = Checkpoint::read(self.of(**epoch), **epoch);
+            read.is_ok_and(|checkpoint| checkpoint.is_of(run))
         });
-        read.map(Some)
+        let way_out = match whole {
+            None => "start anew with --overwrite".to_string(),
+            Some(whole) => format!(
+                "the checkpoint of epoch {whole} is whole: remove the folders of later ones to continue \
+                 after epoch {whole}, or start anew with --overwrite"
+            ),
+        };
+        bail!("{} {what}: {way_out}", folder.display())
     }
 
     pub(super) fn save(
         &self,
         run: &str,
-        epoch: usize,
-        train_loss: f64,
-        model: &impl Module,
-        optimizer: OptimizerRecord,
+        parallel: Option<&DataParallel>,
+        finished: Finished<'_, impl Module>,
     ) -> Result<()> {
         let unfinished = self.0.join(UNFINISHED);
-        remove(&unfinished)?;
-        fs::create_dir_all(&unfinished)?;
+        let saved = self.write(&unfinished, run, parallel, finished);
+        if saved.is_err() {
+            // Makes room, and says nothing of its own: the error that counts is there.
+            let _ = remove(&unfinished);
+        }
+        saved
+    }
+
+    fn write(
+        &self,
+        unfinished: &Path,
+        run: &str,
+        parallel: Option<&DataParallel>,
+        finished: Finished<'_, impl Module>,
+    ) -> Result<()> {
+        remove(unfinished)?;
+        fs::create_dir_all(unfinished)?;
         let [model_file, optim_file] = [MODEL, OPTIMIZER].map(|name| unfinished.join(name));
-        model.clone().into_record().save(&model_file)?;
-        optimizer.save(&optim_file)?;
+        finished.model.clone().into_record().save(&model_file)?;
+        finished.optimizer.save(parallel, &optim_file)?;
         let state = State {
-            epoch,
-            train_loss,
+            epoch: finished.epoch,
+            train_loss: finished.train_loss,
             model_digest: digest_on_disk(&model_file)?,
             optim_digest: digest_on_disk(&optim_file)?,
             run_digest: Some(digest::bytes(run.as_bytes())),
         };
-        write_json(&unfinished, STATE, &state)?;
-        sync(&unfinished)?;
-        fs::rename(unfinished, self.of(epoch))?;
+        write_json(unfinished, STATE, &state)?;
+        sync(unfinished)?;
+        fs::rename(unfinished, self.of(finished.epoch))?;
         sync(&self.0)?;
         for old in self.epochs()?.into_iter().rev().skip(KEPT) {
             self.remove(old)?;
@@ -153,26 +185,28 @@ impl Checkpoints {
 }
 
 impl Checkpoint {
-    fn read(folder: PathBuf, epoch: usize, run: &str) -> Result<Self> {
+    /// A checkpoint whose files are as they were written.
+    fn read(folder: PathBuf, epoch: usize) -> Result<Self> {
         let bytes = fs::read(folder.join(STATE)).context(STATE)?;
         let state: State = serde_json::from_slice(&bytes).context(STATE)?;
         ensure!(state.epoch == epoch, "{STATE} is of epoch {}", state.epoch);
-        for (name, digest) in [
+        for (name, written) in [
             (MODEL, &state.model_digest),
             (OPTIMIZER, &state.optim_digest),
         ] {
-            let bytes = fs::read(folder.join(name)).context(name)?;
-            ensure!(
-                digest::bytes(&bytes) == *digest,
-                "{name} is not as it was written"
-            );
+            let found = checksum::digest(&folder.join(name)).context(name)?;
+            ensure!(found == *written, "{name} is not as it was written");
         }
-        let run = digest::bytes(run.as_bytes());
-        ensure!(
-            state.run_digest.as_ref().is_none_or(|saved| *saved == run),
-            "it was saved by a run with other settings"
-        );
         Ok(Self { folder, state })
+    }
+
+    /// Whether a run with these settings has saved it.
+    fn is_of(&self, run: &str) -> bool {
+        let run = digest::bytes(run.as_bytes());
+        self.state
+            .run_digest
+            .as_ref()
+            .is_none_or(|saved| *saved == run)
     }
 
     /// The epoch after which it was written.
@@ -193,10 +227,13 @@ impl Checkpoint {
     }
 
     /// The optimizer of the checkpoint. Of several processes, each has to know the model by now.
-    pub fn load_optimizer(&self, optimizer: Stepper) -> Result<Stepper> {
-        let record = OptimizerRecord::load(self.folder.join(OPTIMIZER));
-        let record = record.with_context(|| self.cannot())?;
-        Ok(optimizer.load_record(record))
+    pub fn load_optimizer(
+        &self,
+        optimizer: Stepper,
+        parallel: Option<&DataParallel>,
+    ) -> Result<Stepper> {
+        let loaded = optimizer.load(parallel, &self.folder.join(OPTIMIZER));
+        loaded.with_context(|| self.cannot())
     }
 
     fn cannot(&self) -> String {
@@ -207,7 +244,7 @@ impl Checkpoint {
 /// Waits until the file is on the disk; returns its SHA-256.
 fn digest_on_disk(file: &Path) -> Result<String> {
     sync(file)?;
-    Ok(digest::bytes(&fs::read(file)?))
+    Ok(checksum::digest(file)?)
 }
 
 /// Waits until the file or the entries of the folder are on the disk.

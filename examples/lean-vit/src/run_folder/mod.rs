@@ -9,17 +9,18 @@
 
 mod checkpoint;
 
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, Finished};
 
 use crate::config::TrainConfig;
+use crate::release::Stepper;
 use crate::train::Results;
 use anyhow::{Context, Result, bail, ensure};
 use burn::module::Module;
-use burn::optim::OptimizerRecord;
+use burn_lean::{DataParallel, ReleaseError, ReplicaError};
 use checkpoint::Checkpoints;
-use std::fs;
 use std::path::{Path, PathBuf};
-use vit_common::files::{write_json, writing};
+use std::{fs, io};
+use vit_common::files::{CannotWrite, write_json, writing};
 use vit_common::lock::Lock;
 
 const SETTINGS: &str = "config.json";
@@ -43,8 +44,7 @@ impl RunFolder {
     /// See [`ensure_free`](Self::ensure_free); or another program has just begun a run in it.
     pub fn create(path: &Path, overwrite: bool) -> Result<Self> {
         Self::ensure_free(path, overwrite)?;
-        let cannot = || format!("cannot write to {}", path.display());
-        fs::create_dir_all(path).with_context(cannot)?;
+        writing(path, || Ok(fs::create_dir_all(path)?))?;
         let folder = Self::locked(path)?;
         // Another program may have begun and ended a run since.
         Self::ensure_no_run(path, overwrite)?;
@@ -74,7 +74,7 @@ impl RunFolder {
             "{} is not a folder",
             path.display()
         );
-        Lock::ensure_free(path)?;
+        locking(Lock::ensure_free(path))?;
         Self::ensure_no_run(path, overwrite)
     }
 
@@ -105,7 +105,7 @@ impl RunFolder {
 
     fn locked(path: &Path) -> Result<Self> {
         Ok(Self {
-            _lock: Some(Lock::acquire(path)?),
+            _lock: Some(locking(Lock::acquire(path))?),
             ..Self::read(path)
         })
     }
@@ -158,20 +158,37 @@ impl RunFolder {
         self.write(|| write_json(&self.path, RESULTS, results))
     }
 
-    /// Writes the checkpoint of an epoch, and keeps the one before it.
+    /// Writes the checkpoint of an epoch, and keeps the one before it. Of several processes, the
+    /// first calls it, and the others [take part](Self::take_part_in_save).
+    ///
+    /// # Errors
+    ///
+    /// [`CannotWrite`](vit_common::files::CannotWrite); or the processes do not do the same.
     pub fn save(
         &self,
         config: &TrainConfig,
-        epoch: usize,
-        train_loss: f64,
-        model: &impl Module,
-        optimizer: OptimizerRecord,
+        parallel: Option<&DataParallel>,
+        finished: Finished<'_, impl Module>,
     ) -> Result<()> {
         let run = config.identity()?;
-        self.write(|| {
-            self.checkpoints
-                .save(&run, epoch, train_loss, model, optimizer)
-        })
+        match self.checkpoints.save(&run, parallel, finished) {
+            Err(error) if error.is::<ReplicaError>() || error.is::<ReleaseError>() => Err(error),
+            saved => self.write(|| saved),
+        }
+    }
+
+    /// What a process other than the first does while that one [saves](Self::save): it brings its
+    /// optimizer states.
+    ///
+    /// # Errors
+    ///
+    /// The processes do not do the same.
+    pub fn take_part_in_save(
+        &self,
+        parallel: Option<&DataParallel>,
+        optimizer: &Stepper,
+    ) -> Result<()> {
+        optimizer.save(parallel, &self.path)
     }
 
     /// The newest checkpoint.
@@ -186,6 +203,15 @@ impl RunFolder {
     fn write(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
         writing(&self.path, work)
     }
+}
+
+/// A lock that cannot be written is as any other file that cannot. One that another program has is
+/// not.
+fn locking<T>(lock: Result<T>) -> Result<T> {
+    lock.map_err(|error| match error.root_cause().is::<io::Error>() {
+        true => CannotWrite(format!("{error:#}")).into(),
+        false => error,
+    })
 }
 
 fn read_settings(file: &Path) -> Result<TrainConfig> {

@@ -1,5 +1,7 @@
 //! The program as a user runs it: its output, its files and its exit codes.
 
+#[path = "../images/mod.rs"]
+mod images;
 mod program;
 mod refusals;
 mod resuming;

@@ -1,11 +1,10 @@
 //! Runs the program and reads its output.
 
+use crate::images;
 use assert_cmd::Command;
 use serde_json::Value;
-use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
-use vit_common::rng::SeededRng;
 
 pub(crate) fn lean_vit() -> Command {
     Command::cargo_bin("lean-vit").expect("the binary is built with the tests")
@@ -17,18 +16,7 @@ pub(crate) struct Home(TempDir);
 impl Home {
     pub(crate) fn new() -> Self {
         let home = TempDir::new().unwrap();
-        let mut random = SeededRng::new(&[1]);
-        for (part, count) in [("train", 60), ("t10k", 16)] {
-            let mut file = |what: &str, dims: &[u32], below: usize| {
-                let mut bytes = vec![0, 0, 8, dims.len() as u8];
-                bytes.extend(dims.iter().flat_map(|size| size.to_be_bytes()));
-                let len: u32 = dims.iter().product();
-                bytes.extend((0..len).map(|_| random.below(below) as u8));
-                fs::write(home.path().join(format!("{part}-{what}-ubyte")), bytes).unwrap();
-            };
-            file("images-idx3", &[count, 8, 8], 256);
-            file("labels-idx1", &[count], 4);
-        }
+        images::write(home.path(), 1, 60, 16);
         Self(home)
     }
 

@@ -153,8 +153,59 @@ fn a_checkpoint_of_another_run_is_refused() {
         let file = entry.unwrap();
         fs::copy(file.path(), checkpoint("run").join(file.file_name())).unwrap();
     }
-    let refusal = ["epoch-1 is damaged", "saved by a run with other settings"];
+    let refusal = [
+        "epoch-1 was saved by a run with other settings",
+        "--overwrite",
+    ];
     fails(&mut resume(&home.folder("run")), &refusal);
+    let output = resume(&home.folder("run")).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    // Nothing has happened to it.
+    assert!(!said.contains("damaged"), "{said}");
+}
+
+/// Their fields and so their checkpoints are the same; their sums are not, in the last bits.
+#[test]
+fn a_run_is_resumed_with_other_operations() {
+    let home = Home::new();
+    let whole = result(&mut home.train("whole", 3));
+    for (before, after) in [("default", "lean"), ("lean", "default")] {
+        let mut stopped = home.train(before, 3);
+        stopped.args(["--stop-after", "9", "--operations", before]);
+        stopped.assert().success();
+        let resumed = result(resume(&home.folder(before)).args(["--operations", after]));
+        let [loss, of_whole] =
+            [&resumed, &whole].map(|result| result["train_loss"].as_f64().unwrap());
+        assert!(
+            (loss - of_whole).abs() < 1e-3,
+            "{before}: {resumed} {whole}"
+        );
+        // What it went on with is what it is resumed with next.
+        let settings = fs::read_to_string(home.folder(before).join("config.json")).unwrap();
+        assert!(
+            settings.contains(&format!("\"operations\": \"{after}\"")),
+            "{settings}"
+        );
+    }
+}
+
+#[test]
+fn a_finished_run_is_overwritten_only_if_asked() {
+    let home = Home::new();
+    let folder = home.folder("run");
+    let first = result(&mut home.train("run", 1));
+    let files = || {
+        let results = fs::read(folder.join("results.json")).unwrap();
+        let settings = fs::read(folder.join("config.json")).unwrap();
+        let weights = fs::read(folder.join("checkpoint/epoch-1/model.bpk")).unwrap();
+        (results, settings, weights)
+    };
+    let before = files();
+    let refusal = ["holds a finished run", "--overwrite", "--artifact-dir"];
+    fails(home.train("run", 1).args(["--seed", "7"]), &refusal);
+    assert!(files() == before, "the run should be as it was");
+    let again = result(home.train("run", 1).args(["--seed", "7", "--overwrite"]));
+    assert_ne!(outcome(&again), outcome(&first));
 }
 
 #[test]
@@ -198,6 +249,9 @@ fn a_full_disk_gets_one_line_and_the_run_goes_on() {
         .filter(|line| line.starts_with("error: cannot write to "));
     assert_eq!(errors.count(), 1, "{said}");
     assert!(said.contains("No space left on device"), "{said}");
+    // What was written of the checkpoint is not left on the full disk.
+    assert!(folder.join("checkpoint").exists());
+    assert!(!folder.join("checkpoint/unfinished").exists());
     mounted.resize(20_000);
     assert_eq!(outcome(&result(&mut resume(&folder))), outcome(&whole));
 }

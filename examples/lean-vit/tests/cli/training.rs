@@ -4,6 +4,8 @@ use crate::program::{Home, lines, outcome, result};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 #[test]
 fn the_results_have_the_keys_of_vit() {
@@ -99,4 +101,28 @@ fn a_loss_that_is_not_finite_ends_the_run() {
     assert!(last.contains("--lr"), "{last}");
     assert!(output.stdout.is_empty());
     assert!(!home.folder("run/results.json").exists());
+}
+
+/// `2>&1 | head -1`, or a terminal that is closed: nobody reads any more.
+#[cfg(unix)]
+#[test]
+fn a_run_goes_on_when_nobody_reads() {
+    let home = Home::new();
+    let whole = result(&mut home.train("whole", 3));
+    let program = assert_cmd::cargo::cargo_bin("lean-vit");
+    let program = program.display();
+    let args = home.args("run", 3).join(" ");
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", &format!("{program} {args} 2>&1 | head -1")]);
+    let said = String::from_utf8(shell.output().unwrap().stdout).unwrap();
+    assert!(said.starts_with("epoch   1/3"), "{said}");
+    assert_eq!(said.lines().count(), 1);
+    // `head` has ended first.
+    let results = home.folder("run/results.json");
+    let begun = Instant::now();
+    while !results.exists() && begun.elapsed() < Duration::from_secs(120) {
+        sleep(Duration::from_millis(10));
+    }
+    let results = serde_json::from_slice(&fs::read(results).unwrap()).unwrap();
+    assert_eq!(outcome(&results), outcome(&whole));
 }

@@ -11,7 +11,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ParamGroup};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 
-use self::replicas::with_states;
+use self::replicas::own_states;
 use super::arming;
 use super::claims::check_bases;
 use super::error::{Refused, ReleaseError, expect};
@@ -361,14 +361,15 @@ impl ReleaseOptimizer {
 
     /// The states of this replica.
     pub(crate) fn own_record(&self) -> Result<OptimizerRecord, ReleaseError> {
+        Ok(self.own_optimizer()?.to_record())
+    }
+
+    /// A copy of Burn's optimizer, with the states that are here. It shares their tensors: a step
+    /// beside it would not go in place.
+    pub(crate) fn own_optimizer(&self) -> Result<ModuleOptimizer, ReleaseError> {
         self.check_unfinished()?;
-        Ok(self
-            .session
-            .stepper()
-            .optim
-            .as_ref()
-            .expect("a release optimizer has Burn's optimizer")
-            .to_record())
+        let stepper = self.session.stepper();
+        Ok(stepper.optim.clone().expect("an optimizer has one"))
     }
 
     /// Loads states that this optimizer, or plain Burn's, has saved. Ends any arming, and drops an
@@ -379,10 +380,18 @@ impl ReleaseOptimizer {
     ///
     /// If a sharded reduction does not know the owner of a state.
     pub fn load_record(self, record: OptimizerRecord) -> Self {
-        // Equal on all replicas, whatever states each one owns.
-        let is_fresh = record.is_empty();
+        // On all replicas the same, whatever is whose.
+        let has_states = !record.is_empty();
         let reduction = self.reduction().cloned();
-        let optim = with_states(self.take(), record, reduction.as_ref());
+        let record = own_states(record, reduction.as_ref());
+        self.load_own(record, has_states)
+    }
+
+    /// Loads the states that this replica keeps; whether there are any on some replica.
+    pub(crate) fn load_own(self, record: OptimizerRecord, has_states: bool) -> Self {
+        let is_fresh = !has_states;
+        let reduction = self.reduction().cloned();
+        let optim = self.take().load_record(record);
         let session = self.next_session(optim, reduction);
         Self {
             session,

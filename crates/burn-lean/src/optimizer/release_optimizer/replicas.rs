@@ -24,8 +24,8 @@ impl ReleaseOptimizer {
         let optim = self.take();
         let optim = match reduction.is_sharded() && !self.is_fresh {
             true => {
-                let record = optim.to_record();
-                with_states(optim, record, Some(&reduction))
+                let record = own_states(optim.to_record(), Some(&reduction));
+                optim.load_record(record)
             }
             false => optim,
         };
@@ -60,14 +60,13 @@ impl ReleaseOptimizer {
     }
 }
 
-/// The optimizer with these states, if sharded only with those that this replica owns.
-pub(super) fn with_states(
-    optim: ModuleOptimizer,
+/// These states, or those of them that this replica owns.
+pub(super) fn own_states(
     record: OptimizerRecord,
     reduction: Option<&Arc<dyn GradientReduction>>,
-) -> ModuleOptimizer {
-    optim.load_record(match reduction {
+) -> OptimizerRecord {
+    match reduction {
         Some(reduction) if reduction.is_sharded() => expect(reduction.own_states(record)),
         _ => record,
-    })
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Barrier};
 
+use burn::Tensor;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::activation::relu;
@@ -61,6 +62,57 @@ fn train(is_sharded: bool, is_reduced: bool) -> (usize, usize, Bits) {
         (peak, after, bits(&model))
     });
     measured.into_iter().next().expect("there is a first")
+}
+
+/// Layers whose states take more than all that is on its way.
+const DEEP: usize = 4 * LAYERS;
+
+/// What the replicas take while they save, beyond what they have, all together.
+fn save(is_gathered: bool) -> usize {
+    let folder = tempfile::tempdir().unwrap();
+    let barrier = Barrier::new(REPLICAS);
+    let measured = Threads::run(REPLICAS, |replicas| {
+        let parallel = DataParallel::new(replicas).with_sharded_optimizer();
+        let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(&flex());
+        let model: Vec<Linear> = seeded(&flex(), |_| (0..DEEP).map(layer).collect());
+        let mut model = parallel.broadcast(model).unwrap();
+        let optim = AdamWConfig::new().init().with_gradient_release();
+        let mut optim = optim.with_reduction(Arc::new(parallel.clone()));
+        model = optim.arm(LR, model);
+        let x = Tensor::<2>::ones([2, WIDTH], &flex());
+        let x = model.iter().fold(x, |x, layer| relu(layer.forward(x)));
+        let grads = GradientsParams::from_grads(x.square().mean().backward(), &model);
+        let _model = optim.step(LR, model, grads);
+        barrier.wait();
+        let before = HEAP.current_usage();
+        HEAP.reset_peak_usage();
+        barrier.wait();
+        match is_gathered {
+            true => drop(parallel.gather_states(&optim).unwrap()),
+            false => parallel
+                .save_states(&optim, folder.path().join("optim.bpk"))
+                .unwrap(),
+        }
+        barrier.wait();
+        HEAP.peak_usage() - before
+    });
+    measured.into_iter().max().expect("there is a first")
+}
+
+#[test]
+fn states_are_saved_in_the_memory_of_one_parameter() {
+    let test = "data_parallel::memory::states_are_saved_in_the_memory_of_one_parameter";
+    alone(test, || {
+        let (gathered, saved) = (save(true), save(false));
+        let states = 2 * DEEP * WEIGHT;
+        println!("gathered {gathered}, saved {saved}, states {states}");
+        // Two moments: copied out of the optimizer, as bytes, on their way, and as they arrive.
+        let on_its_way = REPLICAS * 4 * 2 * WEIGHT;
+        assert!(saved <= on_its_way + SLACK);
+        // The record, and the bytes it is read from.
+        assert!(gathered <= 2 * states + on_its_way + SLACK);
+        const { assert!(REPLICAS * 4 * 2 * WEIGHT + SLACK < DEEP * WEIGHT) };
+    });
 }
 
 #[test]

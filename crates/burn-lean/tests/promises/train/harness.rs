@@ -22,7 +22,7 @@ use burn::train::{
 };
 use burn_lean::FirstPass;
 use burn_lean::train::metric::{AppliedLearningRateMetric, ReleasedMetric};
-use burn_lean::train::resume::ResumedDataLoader;
+use burn_lean::train::resume::{ResumedDataLoader, checked_checkpointers_of_run};
 use burn_lean::train::{GradientReleaseStrategy, StepMonitor, release_learner};
 use tempfile::TempDir;
 
@@ -386,6 +386,8 @@ pub(super) struct Training {
     pub(super) accumulation: Option<usize>,
     /// Saves checkpoints.
     pub(super) saves: bool,
+    /// Saves them with checksums, as of a run with these settings.
+    pub(super) of_run: Option<&'static str>,
     /// Resumes from this one.
     pub(super) checkpoint: Option<usize>,
     pub(super) early_stopping: Option<MetricEarlyStoppingStrategy>,
@@ -483,6 +485,7 @@ impl Training {
             shuffle: None,
             accumulation: None,
             saves: false,
+            of_run: None,
             checkpoint: None,
             early_stopping: None,
             interrupter: Interrupter::new(),
@@ -543,9 +546,11 @@ impl Training {
         }
         if self.saves {
             let keep = KeepLastNCheckpoints::new(self.epochs);
-            training = training
-                .with_default_checkpointers()
-                .with_checkpointing_strategy(keep);
+            training = match self.of_run {
+                None => training.with_default_checkpointers(),
+                Some(run) => checked_checkpointers_of_run(training, self.directory.path(), run),
+            };
+            training = training.with_checkpointing_strategy(keep);
         }
         if let Some(epoch) = self.checkpoint {
             training = training.checkpoint(epoch);

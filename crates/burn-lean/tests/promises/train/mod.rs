@@ -1,6 +1,7 @@
 //! Training with burn-train's `Learner`: with gradient release it does what it does without.
 
 mod checkpoints;
+mod checksums;
 mod equality;
 mod harness;
 mod killed;

@@ -7,7 +7,11 @@ use std::{
 };
 
 /// Gives a file its final name once all of it is on the disk.
-pub(super) fn publish(unfinished: &Path, file: &Path) -> io::Result<()> {
+///
+/// # Errors
+///
+/// If the file is not there, or the disk does not take it.
+pub fn publish(unfinished: &Path, file: &Path) -> io::Result<()> {
     File::open(unfinished)?.sync_all()?;
     fs::rename(unfinished, file)?;
     match file.parent() {
@@ -18,7 +22,11 @@ pub(super) fn publish(unfinished: &Path, file: &Path) -> io::Result<()> {
 }
 
 /// Removes a file that may not be there.
-pub(super) fn remove(file: &Path) -> io::Result<()> {
+///
+/// # Errors
+///
+/// If it is there and stays.
+pub fn remove(file: &Path) -> io::Result<()> {
     match fs::remove_file(file) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         _ => Ok(()),

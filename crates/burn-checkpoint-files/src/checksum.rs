@@ -13,42 +13,43 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
-use super::{
+use crate::{
     UNFINISHED,
     disk::{publish, remove},
 };
 
-/// Suffix of a checksum's file name.
-pub(super) const EXTENSION: &str = ".sha256";
+/// What the name of a checksum ends with, after that of its file.
+pub const EXTENSION: &str = ".sha256";
 
 /// Prefix of the line that names the run of a file. `sha256sum` skips it.
 const RUN: &str = "# run ";
 
-/// Checksum and run of a saved file.
-#[derive(Debug, PartialEq)]
-pub(super) struct Checksum {
+/// What is known of a file that was saved.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Checksum {
     /// SHA-256 of its bytes.
     file: String,
     /// SHA-256 of what the program has said of its run, if it has.
     run: Option<String>,
 }
 
-/// Short digest of a run's settings.
-pub(super) fn digest_of_run(settings: &[u8]) -> String {
+/// What tells a run from others, in few bytes.
+pub fn digest_of_run(settings: &[u8]) -> String {
     hex(Sha256::digest(settings).as_slice())
 }
 
 /// The path of the checksum of a file.
-pub(super) fn path_of(file: &Path) -> PathBuf {
+pub fn path_of(file: &Path) -> PathBuf {
     file.with_file_name(name_of(file) + EXTENSION)
 }
 
-/// Whether a file is as it was saved, and by this run. A file without a checksum counts as both.
+/// Whether a file is as it was saved, and by the run of this [digest](digest_of_run). A file without
+/// a checksum counts as both.
 ///
 /// # Errors
 ///
 /// What it is not, as an error of the kind `InvalidData`; or it cannot be read.
-pub(super) fn verify(file: &Path, run: Option<&str>) -> io::Result<()> {
+pub fn verify(file: &Path, run: Option<&str>) -> io::Result<()> {
     let Some(saved) = Checksum::read(file)? else {
         return Ok(());
     };
@@ -66,7 +67,11 @@ pub(super) fn verify(file: &Path, run: Option<&str>) -> io::Result<()> {
 }
 
 /// Removes checksums whose files are gone: Burn removes old checkpoints, and knows of no checksums.
-pub(super) fn remove_orphans(folder: &Path) -> io::Result<()> {
+///
+/// # Errors
+///
+/// If the folder cannot be read, or a checksum not removed.
+pub fn remove_orphans(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -81,13 +86,22 @@ pub(super) fn remove_orphans(folder: &Path) -> io::Result<()> {
 }
 
 impl Checksum {
-    pub(super) fn new(file: &Path, run: Option<String>) -> io::Result<Self> {
+    /// Reads a file that was saved, by the run of this [digest](digest_of_run) if it is known.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read.
+    pub fn new(file: &Path, run: Option<String>) -> io::Result<Self> {
         let file = digest(file)?;
         Ok(Self { file, run })
     }
 
-    /// Writes it beside the file.
-    pub(super) fn write(&self, file: &Path) -> io::Result<()> {
+    /// Writes it beside the file, to which it may have been renamed since.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written.
+    pub fn write(&self, file: &Path) -> io::Result<()> {
         let name = name_of(file);
         let run = self.run.iter().map(|run| format!("{RUN}{run}\n"));
         let text = run.collect::<String>() + &format!("{}  {name}\n", self.file);
@@ -126,7 +140,12 @@ fn name_of(file: &Path) -> String {
     name.to_string_lossy().into_owned()
 }
 
-fn digest(file: &Path) -> io::Result<String> {
+/// SHA-256 of the bytes of a file, as lower-case hexadecimal digits. The file is not held in memory.
+///
+/// # Errors
+///
+/// If it cannot be read.
+pub fn digest(file: &Path) -> io::Result<String> {
     let mut hasher = Sha256::new();
     io::copy(&mut File::open(file)?, &mut hasher)?;
     Ok(hex(hasher.finalize().as_slice()))

@@ -1,0 +1,112 @@
+//! Checkpoints whose bytes are compared before they are loaded.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use burn::train::checkpoint::{Checkpoint, Checkpointer, CheckpointerError, FileCheckpointer};
+use burn::train::{LearnerModel, SupervisedTraining};
+use burn_checkpoint_files::checksum::{self, Checksum, digest_of_run};
+use burn_checkpoint_files::remove;
+
+/// Burn's file checkpointer, with the SHA-256 of each file beside it (`model-3.bpk.sha256`, for
+/// `sha256sum -c` too). What the disk has changed since is refused, and so is what a run with
+/// [other settings](Self::of_run) has saved. A file without a checksum is loaded as it is.
+///
+/// [`checked_checkpointers`] gives a training the three that it wants.
+#[derive(Debug)]
+pub struct CheckedFileCheckpointer {
+    folder: PathBuf,
+    name: String,
+    run: Option<String>,
+}
+
+impl CheckedFileCheckpointer {
+    /// Saves the part of this name, as `model`, in this folder. Its files are those of
+    /// [`FileCheckpointer`].
+    pub fn new(folder: impl AsRef<Path>, name: &str) -> Self {
+        Self {
+            folder: folder.as_ref().to_path_buf(),
+            name: name.into(),
+            run: None,
+        }
+    }
+
+    /// Notes what tells this run from others, as the text of its settings, and refuses to load what
+    /// another one has saved. Leave out what may change when a run is resumed.
+    pub fn of_run(mut self, settings: impl AsRef<[u8]>) -> Self {
+        self.run = Some(digest_of_run(settings.as_ref()));
+        self
+    }
+
+    fn files(&self) -> FileCheckpointer {
+        FileCheckpointer::new(&self.folder, &self.name)
+    }
+
+    fn file(&self, epoch: usize) -> PathBuf {
+        self.folder.join(format!("{}-{epoch}.bpk", self.name))
+    }
+}
+
+impl<R: Checkpoint> Checkpointer<R> for CheckedFileCheckpointer {
+    fn save(&self, epoch: usize, record: R) -> Result<(), CheckpointerError> {
+        let file = self.file(epoch);
+        // Never beside a file that it is not of: killed in between, there is none.
+        remove(&checksum::path_of(&file)).map_err(CheckpointerError::IOError)?;
+        self.files().save(epoch, record)?;
+        let checksum = Checksum::new(&file, self.run.clone());
+        let written = checksum.and_then(|checksum| checksum.write(&file));
+        written.map_err(CheckpointerError::IOError)
+    }
+
+    fn delete(&self, epoch: usize) -> Result<(), CheckpointerError> {
+        Checkpointer::<R>::delete(&self.files(), epoch)?;
+        let checksum = checksum::path_of(&self.file(epoch));
+        remove(&checksum).map_err(CheckpointerError::IOError)
+    }
+
+    fn restore(&self, epoch: usize) -> Result<R, CheckpointerError> {
+        match checksum::verify(&self.file(epoch), self.run.as_deref()) {
+            // Burn says so in its own words.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            verified => verified.map_err(CheckpointerError::IOError)?,
+        }
+        self.files().restore(epoch)
+    }
+}
+
+/// A training with the checkpointers of `with_default_checkpointers`, and checksums. `directory` is
+/// the one given to `SupervisedTraining::new`.
+///
+/// ```rust,ignore
+/// let done = resume_point(directory)?; // refuses a file that the disk has changed
+/// let training = SupervisedTraining::new(directory, train, valid).num_epochs(20);
+/// let training = checked_checkpointers(training, directory);
+/// ```
+pub fn checked_checkpointers<M: LearnerModel>(
+    training: SupervisedTraining<M>,
+    directory: impl AsRef<Path>,
+) -> SupervisedTraining<M> {
+    with(training, directory.as_ref(), |checkpointer| checkpointer)
+}
+
+/// The same with what tells this run from others: the text of the settings that do not change when
+/// it is resumed. What another run has saved is refused.
+pub fn checked_checkpointers_of_run<M: LearnerModel>(
+    training: SupervisedTraining<M>,
+    directory: impl AsRef<Path>,
+    settings: impl AsRef<[u8]>,
+) -> SupervisedTraining<M> {
+    with(training, directory.as_ref(), |checkpointer| {
+        checkpointer.of_run(settings.as_ref())
+    })
+}
+
+fn with<M: LearnerModel>(
+    training: SupervisedTraining<M>,
+    directory: &Path,
+    of_run: impl Fn(CheckedFileCheckpointer) -> CheckedFileCheckpointer,
+) -> SupervisedTraining<M> {
+    let folder = directory.join("checkpoint");
+    let of = |part| of_run(CheckedFileCheckpointer::new(&folder, part));
+    training.with_custom_checkpointers(of("model"), of("optim"), of("scheduler"))
+}
