@@ -22,6 +22,16 @@ pub(crate) fn expect_in_range(optimizer: &str, settings: &[(&'static str, f64, b
     }
 }
 
+/// A threshold of clipping that is fine. An infinite one clips nothing.
+///
+/// # Panics
+///
+/// If it is not above zero: every gradient would be zero, or of the other sign.
+pub fn expect_threshold(threshold: f32) {
+    let threshold = positive("the threshold", threshold.into());
+    expect_in_range("clipping of gradients", &[threshold]);
+}
+
 /// The decay rate of a moving average. At one the average never moves, and its bias correction is
 /// NaN.
 pub(crate) fn share(name: &'static str, value: f64) -> (&'static str, f64, bool) {

@@ -109,6 +109,7 @@ fn memory_alone(grads: &[Tensor<Flex, 2>]) -> f64 {
                     grad: float(grad.clone()),
                     clip: Clip::None,
                     states,
+                    noise: None,
                 };
                 let stepped = Flex::step_in_place(&ReadAndWrite, operands);
                 (stepped.weight, States::Old(stepped.states))

@@ -29,7 +29,8 @@ pub trait LeanBackend: Backend {
     /// Steps a parameter in one pass, in the place of its weight and states. Called for types that
     /// [it has a pass for](Self::has_pass).
     ///
-    /// A buffer that somebody else holds too, as a saved record, is copied and not changed.
+    /// A buffer that somebody else holds too, as a saved record, is copied and not changed. A state
+    /// that is not finite, if it is kept in 8 bits, which cannot hold it, becomes its weight.
     fn step_in_place<R: Rule<N>, const N: usize>(
         rule: &R,
         operands: Operands<Self, N>,
@@ -94,6 +95,8 @@ pub struct Operands<B: Backend, const N: usize> {
     pub clip: Clip<B>,
     /// The states.
     pub states: States<B, N>,
+    /// What states in 8 bits without a sign are rounded with, if not to the nearest.
+    pub noise: Option<Noise>,
 }
 
 /// The states before a step.
@@ -161,6 +164,7 @@ impl<B: Backend, const N: usize> Operands<B, N> {
                     States::Old(states.map(|state| state.map(&mut float, &mut int)))
                 }
             },
+            noise: self.noise,
         }
     }
 }
@@ -175,6 +179,7 @@ impl<B: Backend, const N: usize> Clone for Operands<B, N> {
                 States::New(formats) => States::New(*formats),
                 States::Old(states) => States::Old(states.clone()),
             },
+            noise: self.noise,
         }
     }
 }

@@ -35,6 +35,7 @@ impl LeanBackend for Flex {
             grad,
             clip,
             states,
+            noise,
         } = operands;
         let shape = weight.layout().shape().clone();
         let mut weight = in_order(weight);
@@ -46,7 +47,7 @@ impl LeanBackend for Flex {
         };
         let buffers = states.each_mut().map(buffer_of);
         let weights = weight.storage_mut();
-        host::step(rule, clip, fresh, weights, grad.storage(), buffers);
+        host::step(rule, clip, fresh, noise, weights, grad.storage(), buffers);
         Stepped { weight, states }
     }
 

@@ -10,7 +10,7 @@ use burn::{
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-use burn_lean_arithmetic::optim::{DynamicMap, EightBitData, blocks, words};
+use burn_lean_arithmetic::optim::{DynamicMap, EightBitData, Noise, blocks, words};
 
 /// Storage of a state in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,15 +98,25 @@ impl<B: Backend> Moment<B> {
 
     /// A state that holds these numbers in this format.
     ///
-    /// Into 8 bits they go by way of the host.
+    /// Into 8 bits they go by way of the host, and are rounded to the nearest.
     pub fn from_tensor<const D: usize>(tensor: Tensor<B, D>, format: Format) -> Self {
+        Self::rounded(tensor, format, None)
+    }
+
+    /// The same, with noise for rounding to 8 bits by chance.
+    pub(crate) fn rounded<const D: usize>(
+        tensor: Tensor<B, D>,
+        format: Format,
+        noise: Option<Noise>,
+    ) -> Self {
         match format {
             Format::Float(dtype) => Self::Float(tensor.cast(dtype).into_primitive().tensor()),
             Format::EightBit(map) => {
                 let (device, shape) = (tensor.device(), tensor.shape());
                 let numbers = tensor.into_data().convert::<f32>();
                 let numbers = numbers.as_slice::<f32>().expect("they were converted");
-                Self::EightBit(EightBit::new(map.encode(numbers), shape, map, &device))
+                let data = map.encode(numbers, noise);
+                Self::EightBit(EightBit::new(data, shape, map, &device))
             }
         }
     }

@@ -6,12 +6,13 @@ use burn::{
     grad_clipping::{GradientClipping, GradientClippingConfig},
     tensor::{DType, Shape, Tensor},
 };
-use burn_lean_arithmetic::optim::{Kind, MicroBatch, Moments, MomentsAlone, Rule, Storage};
+use burn_lean_arithmetic::optim::{Kind, MicroBatch, Moments, MomentsAlone, Noise, Rule, Storage};
 
 use crate::{
     LeanBackend,
     backend::{Clip, Operands, States, Stepped},
     moment::{Format, Moment, from_float},
+    optim::checked_clipping,
     step::step,
 };
 
@@ -36,7 +37,7 @@ impl fmt::Debug for Settings {
 impl Settings {
     pub(crate) fn clipping(config: Option<GradientClippingConfig>) -> Self {
         Self {
-            clipping: config.map(|config| config.init()),
+            clipping: checked_clipping(config).map(|config| config.init()),
             ..Self::default()
         }
     }
@@ -55,16 +56,18 @@ impl Settings {
         }
     }
 
-    /// Steps a parameter by a rule.
+    /// Steps a parameter by a rule. With noise, states in 8 bits without a sign are rounded by
+    /// chance.
     pub(crate) fn step<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
         &self,
         rule: &R,
         kinds: [Kind; N],
+        noise: Option<Noise>,
         weight: Tensor<B, D>,
         grad: Tensor<B, D>,
         states: Option<[Moment<B>; N]>,
     ) -> (Tensor<B, D>, [Moment<B>; N]) {
-        let operands = self.operands(kinds, weight, grad, states);
+        let operands = self.operands(kinds, noise, weight, grad, states);
         let stepped = self.apply::<_, _, _, D>(rule, operands);
         (from_float(stepped.weight), stepped.states)
     }
@@ -90,6 +93,7 @@ impl Settings {
     pub(crate) fn operands<B: LeanBackend, const N: usize, const D: usize>(
         &self,
         kinds: [Kind; N],
+        noise: Option<Noise>,
         weight: Tensor<B, D>,
         grad: Tensor<B, D>,
         states: Option<[Moment<B>; N]>,
@@ -130,6 +134,7 @@ impl Settings {
             grad: grad.into_primitive().tensor(),
             clip,
             states,
+            noise,
         }
     }
 }

@@ -6,7 +6,7 @@ use burn_lean_arithmetic::optim::{Measure, Number, Rule};
 use crate::{
     LeanBackend,
     backend::{Clip, Operands, States, Stepped},
-    moment::{Moment, from_float},
+    moment::{Format, Moment, from_float},
     number::Whole,
 };
 
@@ -40,7 +40,9 @@ pub(crate) fn mean<B: LeanBackend, M: Measure<N>, const N: usize, const D: usize
         }
     };
     let Whole(measured) = measure.measure(Whole(grad), states);
-    measured.mean().into_scalar().elem()
+    // As in the pass, where the least of a measure takes its place.
+    let is_nan = measured.clone().is_nan();
+    measured.mask_fill(is_nan, 0.0).mean().into_scalar().elem()
 }
 
 /// The step with Burn's operations.
@@ -53,6 +55,7 @@ fn step_tensors<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
         grad,
         clip,
         states,
+        noise,
     } = operands;
     let (weight, grad): (Tensor<B, D>, Tensor<B, D>) = (from_float(weight), from_float(grad));
     let grad = clipped(grad, clip);
@@ -67,10 +70,16 @@ fn step_tensors<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
             (formats, Some(states))
         }
     };
-    let (Whole(weight), states) = rule.step(weight, grad, states);
+    let (Whole(mut weight), states) = rule.step(weight, grad, states);
     let mut formats = formats.into_iter();
     let states = states.map(|Whole(state)| {
-        Moment::from_tensor(state, formats.next().expect("a format for each state"))
+        let format = formats.next().expect("a format for each state");
+        if let Format::EightBit(_) = format {
+            // 8 bits cannot hold it, and it has to show.
+            let is_lost = state.clone().is_finite().bool_not();
+            weight = weight.clone().mask_where(is_lost, state.clone());
+        }
+        Moment::rounded(state, format, noise)
     });
     Stepped {
         weight: weight.into_primitive().tensor(),

@@ -102,7 +102,8 @@ impl ParamGroup {
         Matcher::Paths(owned(paths)).into()
     }
 
-    /// The parameters with this text somewhere in their path.
+    /// The parameters with this text somewhere in their path: `layers.1` is a part of
+    /// `layers.10.weight` too, and `layers.1.` is not.
     pub fn from_predicate(text: impl Into<String>) -> Self {
         Self::from_predicates([text])
     }

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use thiserror::Error;
 
-use super::rules::Momentum;
+use super::{Moments, Noise, rules::Momentum};
 
 /// The place of a gradient in its optimizer step: the whole step, unless gradients of several
 /// micro-batches go into the moments.
@@ -14,6 +14,8 @@ pub struct MicroBatch {
     pub decays: bool,
     /// Whether the weight moves.
     pub moves: bool,
+    /// Index of the micro-batch in the step, from 0.
+    pub index: usize,
 }
 
 impl Default for MicroBatch {
@@ -21,6 +23,7 @@ impl Default for MicroBatch {
         Self {
             decays: true,
             moves: true,
+            index: 0,
         }
     }
 }
@@ -29,6 +32,11 @@ impl MicroBatch {
     /// The number of this step after `steps` earlier ones.
     pub fn time(self, steps: usize) -> usize {
         steps + usize::from(self.decays || steps == 0)
+    }
+
+    /// The random numbers that moments in 8 bits are rounded with in step number `time`.
+    pub fn noise(self, time: usize) -> Noise {
+        Noise::of_step(self.index as u64, time)
     }
 
     /// The decay rate of a moment: `beta`, or one if moments do not decay.
@@ -77,6 +85,12 @@ pub enum CannotAccumulate {
         /// The name of the optimizer.
         optimizer: &'static str,
     },
+    /// Moments in bf16 stand still where each takes the gradients of a step without decaying.
+    #[error(
+        "moments in bf16 that decay once a step stand still: what a micro-batch adds is less than \
+         bf16 can hold; take `MomentDecay::EachMicroBatch`, or keep the moments in 8 or 32 bits"
+    )]
+    Bf16Moments,
 }
 
 /// How gradients of micro-batches go into the moments.
@@ -97,6 +111,32 @@ impl MicroBatches {
         Ok(Self { count, decay })
     }
 
+    /// Refuses bf16 for moments that decay once a step: between its micro-batches they keep all of
+    /// themselves, and of many gradients the last ones would be rounded away.
+    ///
+    /// # Errors
+    ///
+    /// [`Bf16Moments`](CannotAccumulate::Bf16Moments).
+    pub fn check_moments(&self, moments: Moments) -> Result<(), CannotAccumulate> {
+        match self.keeps_all() && moments == Moments::Bf16 {
+            true => Err(CannotAccumulate::Bf16Moments),
+            false => Ok(()),
+        }
+    }
+
+    /// The shares that moments keep of themselves with a gradient, of those that they keep in a
+    /// step.
+    pub fn kept_shares(&self, of_step: Vec<(&'static str, f64)>) -> Vec<(&'static str, f64)> {
+        match self.keeps_all() {
+            true => vec![("the share kept with `MomentDecay::EachStep`", 1.0)],
+            false => of_step,
+        }
+    }
+
+    fn keeps_all(&self) -> bool {
+        self.decay == MomentDecay::EachStep && self.count.get() > 1
+    }
+
     /// The place of the next gradient in its step, and the number of gradients in the moments after
     /// it.
     pub fn next(&self, gradients: usize) -> (MicroBatch, usize) {
@@ -105,6 +145,7 @@ impl MicroBatches {
         let micro_batch = MicroBatch {
             decays: gradients == 0 || self.decay == MomentDecay::EachMicroBatch,
             moves,
+            index: gradients,
         };
         (micro_batch, if moves { 0 } else { gradients + 1 })
     }

@@ -2,18 +2,15 @@
 
 use serde::{Serialize, de::DeserializeOwned};
 
-/// The values of a configuration of Burn, as it serializes them.
+/// The values of a configuration of Burn, as it serializes them. In MessagePack and not in JSON,
+/// which has no infinities: what is not finite is for the optimizer to refuse, by its name.
 ///
 /// # Panics
 ///
-/// If a number of the configuration is not finite, which JSON cannot hold; or if it has other
-/// fields than `T`, as that of another version of Burn may.
+/// If it has other fields than `T`, as that of another version of Burn may.
 pub fn configuration<T: DeserializeOwned>(config: &impl Serialize) -> T {
-    let values = serde_json::to_value(config).and_then(serde_json::from_value);
-    values.unwrap_or_else(|error| {
-        panic!(
-            "a number of this optimizer's configuration is not finite, or it is the configuration \
-             of another version of Burn: {error}"
-        )
+    let saved = rmp_serde::to_vec_named(config).expect("a configuration is plain data");
+    rmp_serde::from_slice(&saved).unwrap_or_else(|error| {
+        panic!("this optimizer's configuration is that of another version of Burn: {error}")
     })
 }

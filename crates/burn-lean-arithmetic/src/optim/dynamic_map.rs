@@ -8,8 +8,17 @@
 //! Here a positive number of an unsigned map is never zero, but at least the smallest entry. A
 //! second moment that became zero, where the first moment keeps a number, would make a step of that
 //! number over epsilon: some 80,000 times the learning rate.
+//!
+//! What is not finite has no entry. It is kept as zero and does not count for the scale, so that
+//! the other numbers of its block keep theirs; the pass puts it into the weight, where it shows.
+//!
+//! The entries of the unsigned map lie up to 0.7 % of the largest number apart, and a second moment
+//! with a `beta_2` of 0.999 changes by some 0.1 % in a step: rounded to the nearest entry it would
+//! never move. So it is [rounded by chance](DynamicMap::quantize), and is right on average.
 
 use std::sync::OnceLock;
+
+use super::Noise;
 
 /// Numbers in a block, which share a scale.
 pub const BLOCK: usize = 256;
@@ -59,20 +68,38 @@ impl DynamicMap {
         &self.table().entries
     }
 
-    /// Writes the codes of at most 256 numbers, and returns their scale.
+    /// Writes the codes of at most 256 numbers, and returns their scale. With noise, the numbers
+    /// of the unsigned map become one of the two entries beside them, the nearer one with the
+    /// larger probability; `first` is the place of the first number among those of its tensor.
     #[inline(always)]
-    pub fn quantize(self, numbers: &[f32], codes: &mut [u8]) -> f32 {
-        // Compares as integers, of which NaN is the largest. A maximum of floats would lose it.
-        let most = numbers
-            .iter()
-            .fold(0, |most, number| most.max(number.abs().to_bits()));
-        let scale = f32::from_bits(most);
-        // The smallest normal number, so that the quotient of a block of zeros is zero.
-        let divisor = scale.max(f32::MIN_POSITIVE);
+    pub fn quantize(
+        self,
+        numbers: &[f32],
+        codes: &mut [u8],
+        noise: Option<Noise>,
+        first: u32,
+    ) -> f32 {
         let mut block = [0.0; BLOCK];
         block[..numbers.len()].copy_from_slice(numbers);
-        let nearest = self.table().nearest(&block, divisor);
-        codes.copy_from_slice(&nearest[..codes.len()]);
+        let mut most = largest(&block);
+        if most >= INFINITY {
+            for number in &mut block {
+                *number = if number.is_finite() { *number } else { 0.0 };
+            }
+            most = largest(&block);
+        }
+        // At least the smallest normal number, so that the quotient of a block of zeros is zero.
+        let scale = f32::from_bits(most).max(f32::MIN_POSITIVE);
+        let mut quotients = [0.0; BLOCK];
+        for (quotient, number) in quotients.iter_mut().zip(&block) {
+            *quotient = number / scale;
+        }
+        let table = self.table();
+        let rounded = match (self, noise) {
+            (Self::Unsigned, Some(noise)) => table.beside(&block, &quotients, noise, first),
+            _ => table.nearest(&block, &quotients),
+        };
+        codes.copy_from_slice(&rounded[..codes.len()]);
         scale
     }
 
@@ -85,12 +112,14 @@ impl DynamicMap {
         }
     }
 
-    /// Quantizes numbers in blocks.
-    pub fn encode(self, numbers: &[f32]) -> EightBitData {
+    /// Quantizes numbers in blocks; with noise, rounded [by chance](Self::quantize).
+    pub fn encode(self, numbers: &[f32], noise: Option<Noise>) -> EightBitData {
         let mut codes = vec![0; numbers.len()];
         let blocks = numbers.chunks(BLOCK).zip(codes.chunks_mut(BLOCK));
+        let firsts = (0u32..).step_by(BLOCK);
         let scales = blocks
-            .map(|(numbers, codes)| self.quantize(numbers, codes))
+            .zip(firsts)
+            .map(|((numbers, codes), first)| self.quantize(numbers, codes, noise, first))
             .collect();
         EightBitData { codes, scales }
     }
@@ -104,6 +133,17 @@ impl DynamicMap {
         }
     }
 }
+
+/// The bits of the largest magnitude: positive floats are in their order, and what is not finite
+/// lies above all others.
+#[inline(always)]
+pub(super) fn largest(numbers: &[f32]) -> u32 {
+    let magnitudes = numbers.iter().map(|number| number.abs().to_bits());
+    magnitudes.fold(0, u32::max)
+}
+
+/// The least of the bits of what is not finite.
+pub(super) const INFINITY: u32 = f32::INFINITY.to_bits();
 
 /// Numbers in 8 bits on the host.
 #[derive(Clone, Debug, PartialEq)]
@@ -147,17 +187,60 @@ impl EightBitData {
 
 struct Table {
     entries: [f32; 256],
+    /// Each entry, and how far the next one is: nothing from the last.
+    steps: [[f32; 2]; 256],
     /// Index of the entry zero.
     zero: u8,
-    cells: [Cell; CELLS],
+    /// Of the middles between entries from zero on.
+    middles: Cells,
+    /// Of the entries above zero.
+    above_zero: Cells,
 }
 
-/// A cell of the lookup table. Its lowest byte is the number of middles between entries, from zero
-/// on, that lie below the cell. The bits above are the lower half of a middle inside the cell, or
-/// [`NO_MIDDLE`].
+/// How many bounds in ascending order lie below a number, by the number's cell.
+struct Cells([Cell; CELLS]);
+
+/// A cell of the lookup table. Its lowest byte is the number of bounds that lie below the cell. The
+/// bits above are the lower half of a bound inside the cell, or [`NO_BOUND`].
 type Cell = u32;
 
-const NO_MIDDLE: u32 = 1 << 16;
+const NO_BOUND: u32 = 1 << 16;
+
+impl Cells {
+    /// Of bounds as the bits of floats: of two in one cell only one would count.
+    fn new(bounds: &[u32]) -> Self {
+        let mut cells = [NO_BOUND << 8; CELLS];
+        for (number, cell) in (FIRST_CELL..=LAST_CELL).zip(&mut cells) {
+            let below = bounds.iter().filter(|bound| *bound >> 16 < number);
+            let mut inside = bounds.iter().filter(|bound| *bound >> 16 == number);
+            let bound = inside.next().map_or(NO_BOUND, |bound| bound & 0xffff);
+            debug_assert!(inside.next().is_none(), "a cell holds one bound at most");
+            *cell = (bound << 8) | below.count() as u32;
+        }
+        Self(cells)
+    }
+
+    /// How many bounds lie below each magnitude, which is at most one.
+    ///
+    /// In three loops: the first and the last are vectorized, the one between looks up.
+    #[inline(always)]
+    fn below(&self, numbers: &[f32; BLOCK]) -> [i32; BLOCK] {
+        let mut places = [0; BLOCK];
+        for (place, number) in places.iter_mut().zip(numbers) {
+            *place = cell(number.abs()).clamp(FIRST_CELL, LAST_CELL) - FIRST_CELL;
+        }
+        let mut cells = [0; BLOCK];
+        for (cell, place) in cells.iter_mut().zip(places) {
+            *cell = self.0[place as usize % CELLS];
+        }
+        let mut below = [0; BLOCK];
+        for ((below, cell), number) in below.iter_mut().zip(cells).zip(numbers) {
+            let is_above = (number.to_bits() & 0xffff) > cell >> 8;
+            *below = (cell & 0xff) as i32 + i32::from(is_above);
+        }
+        below
+    }
+}
 
 impl Table {
     fn new(signed: bool) -> Self {
@@ -183,47 +266,35 @@ impl Table {
 
         let middles = positive.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0);
         let middles: Vec<u32> = middles.map(f32::to_bits).collect();
-        let mut cells = [NO_MIDDLE << 8; CELLS];
-        for (number, cell) in (FIRST_CELL..=LAST_CELL).zip(&mut cells) {
-            let below = middles.iter().filter(|middle| *middle >> 16 < number);
-            let mut inside = middles.iter().filter(|middle| *middle >> 16 == number);
-            let middle = inside.next().map_or(NO_MIDDLE, |middle| middle & 0xffff);
-            debug_assert!(inside.next().is_none(), "a cell holds one middle at most");
-            *cell = (middle << 8) | below.count() as u32;
+        // What is not below an entry is above the float before it.
+        let above_zero: Vec<u32> = positive[1..]
+            .iter()
+            .map(|entry| entry.to_bits() - 1)
+            .collect();
+        let entries: [f32; 256] = entries
+            .try_into()
+            .expect("the decades add up to 256 entries");
+        let mut steps = entries.map(|entry| [entry, 0.0]);
+        for (step, pair) in steps.iter_mut().zip(entries.windows(2)) {
+            step[1] = pair[1] - pair[0];
         }
         Self {
-            entries: entries
-                .try_into()
-                .expect("the decades add up to 256 entries"),
+            entries,
+            steps,
             zero,
-            cells,
+            middles: Cells::new(&middles),
+            above_zero: Cells::new(&above_zero),
         }
     }
 
-    /// The codes of the entries that are nearest to numbers which this divisor makes at most one;
-    /// of a positive number, one that is not zero.
-    ///
-    /// Runs three loops: the first and the last are vectorized, the second looks up.
+    /// The codes of the entries that are nearest to quotients of numbers, which are at most one; of
+    /// a positive number, one that is not zero.
     #[inline(always)]
-    fn nearest(&self, numbers: &[f32; BLOCK], divisor: f32) -> [u8; BLOCK] {
-        let mut quotients = [0.0; BLOCK];
-        for (quotient, number) in quotients.iter_mut().zip(numbers) {
-            *quotient = number / divisor;
-        }
-        let mut places = [0; BLOCK];
-        for (place, number) in places.iter_mut().zip(&quotients) {
-            *place = cell(number.abs()).clamp(FIRST_CELL, LAST_CELL) - FIRST_CELL;
-        }
-        let mut cells = [0; BLOCK];
-        for (cell, place) in cells.iter_mut().zip(places) {
-            *cell = self.cells[place as usize % CELLS];
-        }
+    fn nearest(&self, numbers: &[f32; BLOCK], quotients: &[f32; BLOCK]) -> [u8; BLOCK] {
+        let places = self.middles.below(quotients);
         let mut codes = [0; BLOCK];
         let zero = i32::from(self.zero);
-        let numbers = numbers.iter().zip(&quotients);
-        for ((code, cell), (number, quotient)) in codes.iter_mut().zip(cells).zip(numbers) {
-            let is_above = (quotient.to_bits() & 0xffff) > cell >> 8;
-            let place = (cell & 0xff) as i32 + i32::from(is_above);
+        for ((code, place), number) in codes.iter_mut().zip(places).zip(numbers) {
             // No branch, because signs are as good as random: minus one for a negative number, and
             // zero.
             let sign = number.to_bits().cast_signed() >> 31;
@@ -231,6 +302,32 @@ impl Table {
             // zero is nearest.
             let least = i32::from(number.to_bits().cast_signed() > 0);
             *code = (zero + (place ^ sign) - sign).max(least) as u8;
+        }
+        codes
+    }
+
+    /// For a map that begins with zero: the codes of one of the two entries beside each quotient,
+    /// the nearer one with the larger probability; of a positive number, one that is not zero. None
+    /// of the numbers is negative.
+    #[inline(always)]
+    fn beside(
+        &self,
+        numbers: &[f32; BLOCK],
+        quotients: &[f32; BLOCK],
+        noise: Noise,
+        first: u32,
+    ) -> [u8; BLOCK] {
+        let below = self.above_zero.below(quotients);
+        let (mut entries, mut gaps) = ([0.0; BLOCK], [0.0; BLOCK]);
+        for place in 0..BLOCK {
+            [entries[place], gaps[place]] = self.steps[below[place] as usize % 256];
+        }
+        let mut codes = [0; BLOCK];
+        for place in 0..BLOCK {
+            let threshold = noise.fraction(first.wrapping_add(place as u32));
+            let is_up = quotients[place] - entries[place] > threshold * gaps[place];
+            let least = i32::from(numbers[place] > 0.0);
+            codes[place] = (below[place] + i32::from(is_up)).max(least) as u8;
         }
         codes
     }
@@ -274,7 +371,8 @@ mod tests {
                 };
                 for sign in signs {
                     let number = sign * magnitude;
-                    let code = map.table().nearest(&[number; BLOCK], 1.0)[0];
+                    let block = [number; BLOCK];
+                    let code = map.table().nearest(&block, &block)[0];
                     let (found, wanted) = (
                         map.entries()[usize::from(code)],
                         nearest_by_search(map, number),
@@ -297,12 +395,12 @@ mod tests {
         for map in [DynamicMap::Signed, DynamicMap::Unsigned] {
             let numbers = map.entries().map(|entry| entry * 3.0);
             let (mut codes, mut back) = ([0; BLOCK], [0.0; BLOCK]);
-            let scale = map.quantize(&numbers, &mut codes);
+            let scale = map.quantize(&numbers, &mut codes, None, 0);
             assert_eq!(scale, 3.0);
             map.dequantize(&codes, scale, &mut back);
             assert_eq!(numbers, back);
 
-            let scale = map.quantize(&[0.0; 3], &mut codes[..3]);
+            let scale = map.quantize(&[0.0; 3], &mut codes[..3], None, 0);
             map.dequantize(&codes[..3], scale, &mut back[..3]);
             assert_eq!(back[..3], [0.0; 3]);
         }
@@ -312,19 +410,84 @@ mod tests {
     fn a_positive_number_never_becomes_zero_without_a_sign() {
         let numbers = [1e30, 1e20, 1.0, 1e-20, 1e-45, 0.0];
         let (mut codes, mut back) = ([0; 6], [0.0; 6]);
-        let scale = DynamicMap::Unsigned.quantize(&numbers, &mut codes);
+        let scale = DynamicMap::Unsigned.quantize(&numbers, &mut codes, None, 0);
         DynamicMap::Unsigned.dequantize(&codes, scale, &mut back);
         assert!(back[..5].iter().all(|number| *number > 0.0), "{back:?}");
         assert_eq!(back[5], 0.0);
     }
 
     #[test]
-    fn what_is_not_finite_stays_so() {
-        for bad in [f32::NAN, f32::INFINITY] {
-            let (mut codes, mut back) = ([0; 3], [0.0; 3]);
-            let scale = DynamicMap::Signed.quantize(&[1.0, bad, 2.0], &mut codes);
-            DynamicMap::Signed.dequantize(&codes, scale, &mut back);
-            assert!(!back[1].is_finite());
+    fn what_is_not_finite_is_zero_and_leaves_its_block_as_it_is() {
+        for map in [DynamicMap::Signed, DynamicMap::Unsigned] {
+            for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let numbers = [1.0, bad, 2.0, 0.5];
+                let found = map.encode(&numbers, None);
+                assert_eq!(found, map.encode(&[1.0, 0.0, 2.0, 0.5], None), "{bad}");
+                assert_eq!(found.decode(map)[1], 0.0);
+                assert_eq!(map.encode(&[bad; 2], None).decode(map), [0.0; 2], "{bad}");
+            }
         }
+    }
+
+    /// Numbers below the smallest normal one are divided by that, and have to be multiplied by it.
+    #[test]
+    fn blocks_of_denormal_numbers_keep_them() {
+        let numbers = [1e-39, 5e-40, 2e-42, 0.0];
+        for map in [DynamicMap::Signed, DynamicMap::Unsigned] {
+            for (found, number) in map.encode(&numbers, None).decode(map).iter().zip(numbers) {
+                let error = (found - number).abs();
+                assert!(error < 0.004 * f32::MIN_POSITIVE, "{number} became {found}");
+            }
+            assert!(map.encode(&numbers, None).decode(map)[0] > 0.9e-39);
+        }
+    }
+
+    /// Of any number between two entries, and over the steps at one place.
+    #[test]
+    fn numbers_rounded_by_chance_are_right_on_average() {
+        let map = DynamicMap::Unsigned;
+        let steps = 4000;
+        for number in [0.9, 0.5004, 0.1, 0.09, 0.012, 3e-3, 5e-5, 1e-6] {
+            let mut numbers = [number; BLOCK];
+            numbers[0] = 1.0;
+            let nearest = map.encode(&numbers, None).codes[7];
+            let (mut sum, mut seen) = (0.0, std::collections::BTreeSet::new());
+            for time in 1..=steps {
+                let rounded = map.encode(&numbers, Some(Noise::of_step(0, time)));
+                assert_eq!(rounded.codes[0], 255);
+                sum += f64::from(rounded.decode(map)[7]);
+                seen.insert(rounded.codes[7]);
+            }
+            assert_eq!(seen.len(), 2, "{number}: {seen:?}");
+            assert!(seen.contains(&nearest) && seen.last().unwrap() - seen.first().unwrap() == 1);
+            let entries = map.entries();
+            let gap = entries[usize::from(*seen.last().unwrap())]
+                - entries[usize::from(*seen.first().unwrap())];
+            // At most half a gap over the root of the steps.
+            let error = (sum / steps as f64 - f64::from(number)).abs();
+            let limit = 4.0 * f64::from(gap) / 2.0 / (steps as f64).sqrt();
+            assert!(error < limit, "{number}: {error} of {gap}");
+        }
+    }
+
+    /// Entries are themselves, whatever the noise; the signed map has none.
+    #[test]
+    fn entries_and_signed_numbers_are_not_rounded_by_chance() {
+        let noise = Some(Noise::new(7));
+        let unsigned = DynamicMap::Unsigned;
+        assert_eq!(
+            unsigned.encode(unsigned.entries(), noise).codes,
+            Vec::from_iter(0..=255)
+        );
+        let numbers: Vec<f32> = (0..600).map(|place| (place as f32).sin()).collect();
+        let signed = DynamicMap::Signed;
+        assert_eq!(
+            signed.encode(&numbers, noise),
+            signed.encode(&numbers, None)
+        );
+        assert_eq!(
+            unsigned.encode(&[0.0, 1e-30, 1.0], noise).codes[..2],
+            [0, 1]
+        );
     }
 }

@@ -26,7 +26,11 @@ pub use configuration::configuration;
 pub use dynamic_map::{BLOCK, DynamicMap, EightBitData, blocks, words};
 pub use factored::{Factored, WholeTensor};
 pub use halves::{half_words, join, split};
+#[cfg(any(feature = "cubecl-0-10", feature = "cubecl-0-11"))]
+use noise::FRACTIONS;
 pub use noise::{MIXING, Noise};
 pub use number::{Clip, Number};
 pub use rule::{Measure, MomentsAlone, Rule, Squares};
 pub use storage::{Kind, Moments, Storage};
+
+pub use crate::settings::expect_threshold;

@@ -29,6 +29,13 @@ impl Noise {
         round_to_bf16(number, self.at(place))
     }
 
+    /// The number at a place, from zero on and below one.
+    #[inline(always)]
+    pub(super) fn fraction(self, place: u32) -> f32 {
+        // As many bits as an `f32` has.
+        (self.at(place) >> 8) as f32 / FRACTIONS
+    }
+
     /// The number at a place.
     #[inline(always)]
     fn at(self, place: u32) -> u32 {
@@ -48,6 +55,9 @@ fn mixed(mut bits: u32) -> u32 {
 
 /// The fraction of the golden ratio in 32 bits: a constant like no other in a hash.
 const GOLDEN_RATIO: u32 = 0x9e37_79b9;
+
+/// How many fractions there are.
+pub(super) const FRACTIONS: f32 = (1 << 24) as f32;
 
 /// The factors that a counter is mixed with.
 pub const MIXING: [u32; 2] = [0x7feb_352d, 0x846c_a68b];

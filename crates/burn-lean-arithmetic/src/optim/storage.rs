@@ -54,8 +54,8 @@ impl Moments {
         if let Some((share, value)) = kept.find(|(_, value)| *value > 0.99 + 1e-6) {
             panic!(
                 "{share} is {value}: what keeps more than 0.99 of itself in a step changes by less than bf16 \
-                 can hold, and stands still; take at most 0.99, or keep the moments in 8 bits, which \
-                 have a scale for each block"
+                 can hold, and stands still; take at most 0.99, or keep the moments in 32 bits (a \
+                 second moment may have 8, which are rounded by chance)"
             );
         }
         Self::Bf16

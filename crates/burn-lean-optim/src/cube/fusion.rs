@@ -143,6 +143,7 @@ struct Form<const N: usize> {
     formats: [Format; N],
     /// Whether there are no states yet.
     first: bool,
+    noise: Option<Noise>,
 }
 
 impl<const N: usize> Form<N> {
@@ -168,6 +169,7 @@ impl<const N: usize> Form<N> {
             shape,
             formats,
             first,
+            noise: operands.noise,
         };
         (form, tensors)
     }
@@ -187,6 +189,7 @@ impl<const N: usize> Form<N> {
                 true => States::New(self.formats),
                 false => States::Old(self.states(&mut parts)),
             },
+            noise: self.noise,
         }
     }
 

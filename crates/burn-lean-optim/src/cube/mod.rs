@@ -55,6 +55,7 @@ where
             grad,
             clip,
             states,
+            noise,
         } = operands;
         let (clipping, factor) = clipping(clip);
         let weight = writable(weight);
@@ -65,7 +66,7 @@ where
                 states.map(|state| state.map(&mut writable, &mut writable)),
             ),
         };
-        let pass = Pass::of_rule(rule, clipping, first);
+        let pass = Pass::of_rule(rule, clipping, first).rounded(noise);
         kernels::step(
             pass,
             on_device(&weight),

@@ -13,6 +13,7 @@ use burn::{
 };
 use burn_lean_arithmetic::optim::rules;
 
+use super::checked_clipping;
 use super::factored::{Factored, clipped};
 use crate::number::Whole;
 
@@ -63,7 +64,7 @@ impl AdafactorConfig {
         };
         Adafactor {
             rule: rule.checked(),
-            clipping: self.grad_clipping.clone(),
+            clipping: checked_clipping(self.grad_clipping.clone()),
         }
     }
 

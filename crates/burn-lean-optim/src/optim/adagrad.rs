@@ -35,10 +35,12 @@ impl InOnePass for AdaGradConfig {
 
     fn in_one_pass(&self) -> AdaGrad {
         let config: Configuration = configuration(self);
+        let weight_decay = coupled_decay(config.weight_decay);
+        rules::AdaGrad::expect_in_range(config.lr_decay, config.epsilon, weight_decay);
         AdaGrad {
             lr_decay: config.lr_decay,
             epsilon: config.epsilon,
-            weight_decay: coupled_decay(config.weight_decay),
+            weight_decay,
             settings: Settings::clipping(config.grad_clipping),
         }
     }
@@ -85,9 +87,9 @@ impl<B: LeanBackend> SimpleOptimizer<B> for AdaGrad {
         let decay = self.weight_decay;
         let rule = rules::AdaGrad::new(lr, self.lr_decay, self.epsilon, decay, time);
         let states = state.map(|state| [state.sum]);
-        let (tensor, [sum]) = self
-            .settings
-            .step(&rule, [Kind::Positive], tensor, grad, states);
+        let (tensor, [sum]) =
+            self.settings
+                .step(&rule, [Kind::Positive], None, tensor, grad, states);
         let lr_decay = LrDecayState { time, sum };
         (tensor, Some(AdaGradState { lr_decay }))
     }

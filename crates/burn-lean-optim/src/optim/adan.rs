@@ -109,7 +109,7 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Adan {
             ]
         });
         let kinds = [Kind::Signed, Kind::Positive, Kind::Signed, Kind::Signed];
-        let (tensor, states) = self.settings.step(&rule, kinds, tensor, grad, states);
+        let (tensor, states) = self.settings.step(&rule, kinds, None, tensor, grad, states);
         let [exp_avg, exp_avg_sq, exp_avg_diff, neg_pre_grad] = states;
         let momentum = AdaptiveNesterovMomentumState {
             time,

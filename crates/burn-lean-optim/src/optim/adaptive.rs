@@ -52,13 +52,14 @@ pub(super) fn step<B: LeanBackend, U: Update, const D: usize>(
     state: Option<AdaptiveMomentumState<B>>,
 ) -> (Tensor<B, D>, AdaptiveMomentumState<B>) {
     let kinds = [Kind::Signed, Kind::Positive];
+    let noise = Some(settings.micro_batch.noise(time));
     if amsgrad {
         let states = state.map(|state| {
             let most = state.max_moment_2.unwrap_or_else(|| least(&state.moment_2));
             [state.moment_1, state.moment_2, most]
         });
         let kinds = [Kind::Signed, Kind::Positive, Kind::Positive];
-        let (tensor, states) = settings.step(&AmsGrad(rule), kinds, tensor, grad, states);
+        let (tensor, states) = settings.step(&AmsGrad(rule), kinds, noise, tensor, grad, states);
         let [moment_1, moment_2, most] = states;
         let max_moment_2 = Some(most);
         (
@@ -75,7 +76,8 @@ pub(super) fn step<B: LeanBackend, U: Update, const D: usize>(
         let (states, max_moment_2) = state
             .map(|state| ([state.moment_1, state.moment_2], state.max_moment_2))
             .unzip();
-        let (tensor, [moment_1, moment_2]) = settings.step(&rule, kinds, tensor, grad, states);
+        let (tensor, [moment_1, moment_2]) =
+            settings.step(&rule, kinds, noise, tensor, grad, states);
         let max_moment_2 = max_moment_2.flatten();
         (
             tensor,

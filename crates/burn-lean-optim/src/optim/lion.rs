@@ -30,6 +30,10 @@ pub struct LionConfig {
 
 impl LionConfig {
     /// Builds the optimizer.
+    ///
+    /// # Panics
+    ///
+    /// If a setting is out of range, which is named with its value.
     pub fn build(&self) -> Lion {
         Lion {
             lion: rules::Lion {
@@ -84,9 +88,9 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Lion {
     ) -> (Tensor<B, D>, Option<LionState<B>>) {
         let rule = self.lion.rule(lr);
         let states = state.map(|state| [state.momentum]);
-        let (tensor, [momentum]) = self
-            .settings
-            .step(&rule, [Kind::Signed], tensor, grad, states);
+        let (tensor, [momentum]) =
+            self.settings
+                .step(&rule, [Kind::Signed], None, tensor, grad, states);
         (tensor, Some(LionState { momentum }))
     }
 

@@ -15,6 +15,7 @@ mod sgd;
 mod stable_adamw;
 
 use burn::{
+    grad_clipping::GradientClippingConfig,
     module::{AutodiffModule, Module, ModuleVisitor, Param},
     optim::{SimpleOptimizer, adaptor::OptimizerAdaptor, decay::WeightDecayConfig},
     tensor::{
@@ -22,7 +23,7 @@ use burn::{
         backend::{AutodiffBackend, Backend},
     },
 };
-use burn_lean_arithmetic::optim::{Moments, rules::CoupledDecay};
+use burn_lean_arithmetic::optim::{Moments, expect_threshold, rules::CoupledDecay};
 
 pub use adafactor::{AdaLomoConfig, Adafactor, AdafactorConfig, AdafactorState};
 pub use adagrad::{AdaGrad, AdaGradState, LrDecayState};
@@ -54,7 +55,8 @@ pub trait InOnePass {
     /// # Panics
     ///
     /// If a number of the configuration is not finite, or out of range: a share of one or more, an
-    /// epsilon or a weight decay below zero. It is named with its value.
+    /// epsilon or a weight decay below zero, a threshold of clipping of zero or less (an infinite
+    /// one clips nothing). It is named with its value.
     ///
     /// ```
     /// use burn::{
@@ -91,7 +93,9 @@ pub trait Lean: Clone {
     /// # Panics
     ///
     /// If a moment keeps more than 0.99 of itself in a step, as AdamW's second does by default: it
-    /// would change by less than bf16 can hold, and stand still. Take a `beta_2` of at most 0.99.
+    /// would change by less than bf16 can hold, and stand still. Take a `beta_2` of at most 0.99. The
+    /// same goes for moments that take in micro-batches with
+    /// [`MomentDecay::EachStep`](crate::MomentDecay::EachStep), where they keep all of themselves.
     /// Sums of squares, as AdaGrad's, keep all of themselves.
     fn with_bf16_moments(mut self) -> Self {
         self.settings_mut().moments = Moments::expect_bf16(&self.kept_shares());
@@ -112,7 +116,9 @@ pub trait EightBitMoments: Lean {
     /// Keeps moments in 8 bits a number, in blocks of 256 with a scale each: Dettmers et al.,
     /// "8-bit Optimizers via Block-wise Quantization" (2022), <https://arxiv.org/abs/2110.02861>.
     ///
-    /// The step itself is computed in 32 bits, with the moments before they are rounded. Parameters
+    /// The step itself is computed in 32 bits, with the moments before they are rounded. Second
+    /// moments, which change by less than the codes lie apart, are rounded by chance, the same in
+    /// every run and on every backend. A moment that is not finite becomes its weight. Parameters
     /// of fewer than 4096 elements keep moments of 32 bits, and so do those that have the shape of
     /// an embedding's weight in `model`, as the paper recommends.
     ///
@@ -129,6 +135,23 @@ pub trait EightBitMoments: Lean {
 
 fn coupled_decay(config: Option<WeightDecayConfig>) -> CoupledDecay {
     CoupledDecay(config.map(|config| config.penalty.into()))
+}
+
+/// The same clipping.
+///
+/// # Panics
+///
+/// If its threshold is out of range, which is named with its value.
+pub(crate) fn checked_clipping(
+    config: Option<GradientClippingConfig>,
+) -> Option<GradientClippingConfig> {
+    if let Some(
+        GradientClippingConfig::Value(threshold) | GradientClippingConfig::Norm(threshold),
+    ) = config
+    {
+        expect_threshold(threshold);
+    }
+    config
 }
 
 fn embedding_shapes<B: Backend>(model: &impl Module<B>) -> Vec<Shape> {

@@ -42,12 +42,14 @@ impl InOnePass for RmsPropConfig {
 
     fn in_one_pass(&self) -> RmsProp {
         let config: Configuration = configuration(self);
+        let weight_decay = coupled_decay(config.weight_decay);
+        Root::expect_in_range(config.alpha, config.momentum, config.epsilon, weight_decay);
         RmsProp {
             alpha: config.alpha,
             momentum: config.momentum,
             epsilon: config.epsilon,
             centered: config.centered,
-            weight_decay: coupled_decay(config.weight_decay),
+            weight_decay,
             settings: Settings::clipping(config.grad_clipping),
         }
     }
@@ -118,7 +120,8 @@ impl<B: LeanBackend> SimpleOptimizer<B> for RmsProp {
             (false, false) => {
                 let states = state.map(|moments| [moments.square]);
                 let kinds = [Kind::Positive];
-                let (tensor, [square]) = settings.step(&Plain(root), kinds, tensor, grad, states);
+                let (tensor, [square]) =
+                    settings.step(&Plain(root), kinds, None, tensor, grad, states);
                 (tensor, Moments::new(square, None, None))
             }
             (false, true) => {
@@ -128,7 +131,8 @@ impl<B: LeanBackend> SimpleOptimizer<B> for RmsProp {
                 });
                 let kinds = [Kind::Positive, Kind::Signed];
                 let rule = WithMomentum(root);
-                let (tensor, [square, buf]) = settings.step(&rule, kinds, tensor, grad, states);
+                let (tensor, [square, buf]) =
+                    settings.step(&rule, kinds, None, tensor, grad, states);
                 (tensor, Moments::new(square, None, Some(buf)))
             }
             (true, false) => {
@@ -145,7 +149,7 @@ impl<B: LeanBackend> SimpleOptimizer<B> for RmsProp {
                 });
                 let kinds = [Kind::Positive, Kind::Signed, Kind::Signed];
                 let rule = Centered(root);
-                let (tensor, states) = settings.step(&rule, kinds, tensor, grad, states);
+                let (tensor, states) = settings.step(&rule, kinds, None, tensor, grad, states);
                 let [square, mean, variance] = states;
                 (tensor, Moments::new(square, Some([mean, variance]), None))
             }
@@ -164,7 +168,7 @@ impl<B: LeanBackend> SimpleOptimizer<B> for RmsProp {
                 });
                 let kinds = [Kind::Positive, Kind::Signed, Kind::Signed, Kind::Signed];
                 let rule = CenteredWithMomentum(root);
-                let (tensor, states) = settings.step(&rule, kinds, tensor, grad, states);
+                let (tensor, states) = settings.step(&rule, kinds, None, tensor, grad, states);
                 let [square, mean, variance, buf] = states;
                 (
                     tensor,

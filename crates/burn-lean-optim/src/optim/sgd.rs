@@ -40,12 +40,15 @@ impl InOnePass for SgdConfig {
     fn in_one_pass(&self) -> Sgd {
         let config: Configuration = configuration(self);
         Sgd {
-            momentum: config.momentum.map(|config| Momentum {
-                momentum: config.momentum,
-                dampening: config.dampening,
-                nesterov: config.nesterov,
+            momentum: config.momentum.map(|config| {
+                Momentum {
+                    momentum: config.momentum,
+                    dampening: config.dampening,
+                    nesterov: config.nesterov,
+                }
+                .checked()
             }),
-            weight_decay: coupled_decay(config.weight_decay),
+            weight_decay: coupled_decay(config.weight_decay).checked("SGD"),
             settings: Settings::clipping(config.gradient_clipping),
         }
     }
@@ -101,7 +104,9 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Sgd {
         let descent = Descent { lr, decay };
         let momentum = state.and_then(|state| state.momentum);
         let Some(config) = self.momentum else {
-            let (tensor, []) = self.settings.step(&descent, [], tensor, grad, Some([]));
+            let (tensor, []) = self
+                .settings
+                .step(&descent, [], None, tensor, grad, Some([]));
             return (tensor, Some(SgdState { momentum }));
         };
         // Burn rounds it to the element's type, and `1 - dampening` not.
@@ -111,9 +116,9 @@ impl<B: LeanBackend> SimpleOptimizer<B> for Sgd {
         };
         let rule = rounded.rule(descent, micro_batch);
         let states = momentum.map(|momentum| [momentum.velocity]);
-        let (tensor, [velocity]) = self
-            .settings
-            .step(&rule, [Kind::Signed], tensor, grad, states);
+        let (tensor, [velocity]) =
+            self.settings
+                .step(&rule, [Kind::Signed], None, tensor, grad, states);
         let momentum = Some(MomentumState { velocity });
         (tensor, Some(SgdState { momentum }))
     }

@@ -38,6 +38,10 @@ pub struct StableAdamWConfig {
 
 impl StableAdamWConfig {
     /// Builds the optimizer.
+    ///
+    /// # Panics
+    ///
+    /// If a setting is out of range, which is named with its value.
     pub fn build(&self) -> StableAdamW {
         StableAdamW {
             stable_adamw: rules::StableAdamW {
@@ -103,7 +107,8 @@ impl<B: LeanBackend> SimpleOptimizer<B> for StableAdamW {
         let time = state.as_ref().map_or(0, |state| state.time) + 1;
         let states = state.map(|state| [state.moment_1, state.moment_2]);
         let kinds = [Kind::Signed, Kind::Positive];
-        let operands = self.settings.operands(kinds, tensor, grad, states);
+        let noise = Some(self.settings.micro_batch.noise(time));
+        let operands = self.settings.operands(kinds, noise, tensor, grad, states);
 
         let measure = self.stable_adamw.measure(time);
         let moves = self.settings.micro_batch.moves;

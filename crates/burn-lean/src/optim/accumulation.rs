@@ -60,14 +60,16 @@ pub trait AccumulateInMoments: Lean {
     /// - [`NoMicroBatches`](CannotAccumulate::NoMicroBatches): `micro_batches` is zero;
     /// - [`NoMoment`](CannotAccumulate::NoMoment): there is nothing that gradients could go into;
     /// - [`StepsWithGradient`](CannotAccumulate::StepsWithGradient): moments are to decay with each
-    ///   step, and the weight does not move by them alone.
+    ///   step, and the weight does not move by them alone;
+    /// - [`Bf16Moments`](CannotAccumulate::Bf16Moments): moments in bf16 are to decay with each step.
     fn accumulating(
-        self,
+        mut self,
         micro_batches: usize,
         decay: MomentDecay,
     ) -> Result<AccumulatingInMoments<Self>, CannotAccumulate> {
         let micro_batches = MicroBatches::new(micro_batches, decay)?;
         self.check_accumulating(decay)?;
+        micro_batches.check_moments(self.settings_mut().moments)?;
         Ok(AccumulatingInMoments {
             optimizer: self,
             micro_batches,
@@ -108,7 +110,7 @@ impl AccumulateInMoments for Sgd {
 
 impl<O: Lean> Lean for AccumulatingInMoments<O> {
     fn kept_shares(&self) -> Vec<(&'static str, f64)> {
-        self.optimizer.kept_shares()
+        self.micro_batches.kept_shares(self.optimizer.kept_shares())
     }
 
     fn settings_mut(&mut self) -> &mut Settings {

@@ -54,13 +54,14 @@ pub(super) fn step<U: Update, const D: usize>(
     grad: Tensor<D>,
     state: Option<AdaptiveMomentumState<D>>,
 ) -> (Tensor<D>, AdaptiveMomentumState<D>) {
+    let noise = Some(settings.micro_batch.noise(time));
     let (tensor, [moment_1, moment_2], max_moment_2) = if amsgrad {
         let states = state.map(|state| {
             let most = state.max_moment_2.unwrap_or_else(|| least(&state.moment_2));
             [state.moment_1, state.moment_2, most]
         });
         let kinds = [Kind::Signed, Kind::Positive, Kind::Positive];
-        let (tensor, states) = settings.step(&AmsGrad(rule), kinds, tensor, grad, states);
+        let (tensor, states) = settings.step(&AmsGrad(rule), kinds, noise, tensor, grad, states);
         let [moment_1, moment_2, most] = states;
         (tensor, [moment_1, moment_2], Some(most))
     } else {
@@ -69,7 +70,7 @@ pub(super) fn step<U: Update, const D: usize>(
             .map(|state| ([state.moment_1, state.moment_2], state.max_moment_2))
             .unzip();
         let kinds = [Kind::Signed, Kind::Positive];
-        let (tensor, states) = settings.step(&rule, kinds, tensor, grad, states);
+        let (tensor, states) = settings.step(&rule, kinds, noise, tensor, grad, states);
         (tensor, states, max_moment_2.flatten())
     };
     let state = AdaptiveMomentumState {

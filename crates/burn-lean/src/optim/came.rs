@@ -6,6 +6,7 @@ use burn::optim::{LearningRate, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor};
 use burn_lean_arithmetic::optim::rules;
 
+use super::checked_clipping;
 use super::factored::{Factored, clipped};
 use super::record::record_state;
 use super::step::Whole;
@@ -56,7 +57,7 @@ impl CameConfig {
         };
         Came {
             rule: rule.checked(),
-            clipping: self.grad_clipping.clone(),
+            clipping: checked_clipping(self.grad_clipping.clone()),
         }
     }
 

@@ -21,6 +21,7 @@ pub(super) fn step<R: Rule<N>, const N: usize, const D: usize>(
         grad,
         clip,
         states,
+        noise,
     } = operands;
     let shape = weight.shape();
     let (mut weight, grad) = (of(weight), of(grad));
@@ -33,6 +34,7 @@ pub(super) fn step<R: Rule<N>, const N: usize, const D: usize>(
         rule,
         clip,
         is_first,
+        noise,
         weight.storage_mut(),
         grad.storage(),
         buffers,

@@ -78,7 +78,7 @@ impl Optimizer for Lion {
         let rule = self.lion.rule(lr);
         let states = state.map(|state| [state.momentum]);
         let kinds = [Kind::Signed];
-        let (tensor, [momentum]) = self.settings.step(&rule, kinds, tensor, grad, states);
+        let (tensor, [momentum]) = self.settings.step(&rule, kinds, None, tensor, grad, states);
         (tensor, Some(LionState { momentum }))
     }
 

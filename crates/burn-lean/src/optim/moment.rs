@@ -2,7 +2,7 @@
 
 use burn::optim::{StateSink, StateSource};
 use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
-use burn_lean_arithmetic::optim::{DynamicMap, EightBitData, blocks, words};
+use burn_lean_arithmetic::optim::{DynamicMap, EightBitData, Noise, blocks, words};
 
 use super::record::Field;
 
@@ -87,15 +87,21 @@ impl<const D: usize> Moment<D> {
 
     /// A state that holds these numbers in this format.
     ///
-    /// Into 8 bits they go by way of the host.
+    /// Into 8 bits they go by way of the host, and are rounded to the nearest.
     pub fn from_tensor(tensor: Tensor<D>, format: Format) -> Self {
+        Self::rounded(tensor, format, None)
+    }
+
+    /// The same, with noise for rounding to 8 bits by chance.
+    pub(super) fn rounded(tensor: Tensor<D>, format: Format, noise: Option<Noise>) -> Self {
         match format {
             Format::Float(dtype) => Self::Float(tensor.cast(dtype)),
             Format::EightBit(map) => {
                 let (device, shape) = (tensor.device(), tensor.shape());
                 let data = tensor.cast(DType::F32).into_data();
                 let numbers = data.as_slice().expect("they were cast");
-                Self::EightBit(EightBit::new(map.encode(numbers), shape, map, &device))
+                let data = map.encode(numbers, noise);
+                Self::EightBit(EightBit::new(data, shape, map, &device))
             }
         }
     }

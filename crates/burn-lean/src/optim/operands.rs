@@ -5,7 +5,7 @@ use burn::backend::DispatchDevice;
 #[cfg(any(feature = "cube", feature = "flex"))]
 use burn::tensor::DType;
 use burn::tensor::Tensor;
-use burn_lean_arithmetic::optim::Clip;
+use burn_lean_arithmetic::optim::{Clip, Noise};
 
 use super::moment::{Format, Moment};
 
@@ -17,6 +17,8 @@ pub(super) struct Operands<const N: usize, const D: usize> {
     /// The clipping of the gradient before the step.
     pub(super) clip: Clip,
     pub(super) states: States<N, D>,
+    /// What states in 8 bits without a sign are rounded with, if not to the nearest.
+    pub(super) noise: Option<Noise>,
 }
 
 /// The states before a step.

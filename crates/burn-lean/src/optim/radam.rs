@@ -32,6 +32,10 @@ pub struct RAdamConfig {
 
 impl RAdamConfig {
     /// Builds the optimizer.
+    ///
+    /// # Panics
+    ///
+    /// If a setting is out of range, which is named with its value.
     pub fn build(&self) -> RAdam {
         RAdam {
             radam: rules::RAdam {

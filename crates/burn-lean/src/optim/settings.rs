@@ -5,8 +5,11 @@ use std::sync::Arc;
 
 use burn::grad_clipping::{GradientClipping, GradientClippingConfig};
 use burn::tensor::{DType, Shape, Tensor};
-use burn_lean_arithmetic::optim::{Clip, Kind, MicroBatch, Moments, MomentsAlone, Rule, Storage};
+use burn_lean_arithmetic::optim::{
+    Clip, Kind, MicroBatch, Moments, MomentsAlone, Noise, Rule, Storage,
+};
 
+use super::checked_clipping;
 use super::moment::{Format, Moment};
 use super::operands::{Operands, States};
 use super::step::step;
@@ -32,7 +35,7 @@ impl fmt::Debug for Settings {
 impl Settings {
     pub(super) fn clipping(config: Option<GradientClippingConfig>) -> Self {
         Self {
-            clipping: config.map(|config| config.init()),
+            clipping: checked_clipping(config).map(|config| config.init()),
             ..Self::default()
         }
     }
@@ -51,16 +54,18 @@ impl Settings {
         }
     }
 
-    /// Steps a parameter by a rule.
+    /// Steps a parameter by a rule. With noise, states in 8 bits without a sign are rounded by
+    /// chance.
     pub(super) fn step<R: Rule<N>, const N: usize, const D: usize>(
         &self,
         rule: &R,
         kinds: [Kind; N],
+        noise: Option<Noise>,
         weight: Tensor<D>,
         grad: Tensor<D>,
         states: Option<[Moment<D>; N]>,
     ) -> (Tensor<D>, [Moment<D>; N]) {
-        self.apply(rule, self.operands(kinds, weight, grad, states))
+        self.apply(rule, self.operands(kinds, noise, weight, grad, states))
     }
 
     /// Steps in place, or with whole tensors where there is no pass. The weight stays unless this
@@ -84,6 +89,7 @@ impl Settings {
     pub(super) fn operands<const N: usize, const D: usize>(
         &self,
         kinds: [Kind; N],
+        noise: Option<Noise>,
         weight: Tensor<D>,
         grad: Tensor<D>,
         states: Option<[Moment<D>; N]>,
@@ -118,6 +124,7 @@ impl Settings {
             grad,
             clip,
             states,
+            noise,
         }
     }
 }

@@ -36,13 +36,16 @@ impl InOnePass for SgdConfig {
     fn in_one_pass(&self) -> Sgd {
         let config: Configuration = configuration(self);
         Sgd {
-            momentum: config.momentum.map(|config| Momentum {
-                // Burn rounds it to 32 bits, and `1 - dampening` not.
-                momentum: f64::from(config.momentum as f32),
-                dampening: config.dampening,
-                nesterov: config.nesterov,
+            momentum: config.momentum.map(|config| {
+                Momentum {
+                    // Burn rounds it to 32 bits, and `1 - dampening` not.
+                    momentum: f64::from(config.momentum as f32),
+                    dampening: config.dampening,
+                    nesterov: config.nesterov,
+                }
+                .checked()
             }),
-            weight_decay: coupled_decay(config.weight_decay),
+            weight_decay: coupled_decay(config.weight_decay).checked("SGD"),
             settings: Settings::clipping(config.gradient_clipping),
         }
     }
@@ -95,13 +98,15 @@ impl Optimizer for Sgd {
         let descent = Descent { lr, decay };
         let momentum = state.and_then(|state| state.momentum);
         let Some(config) = &self.momentum else {
-            let (tensor, []) = self.settings.step(&descent, [], tensor, grad, Some([]));
+            let (tensor, []) = self
+                .settings
+                .step(&descent, [], None, tensor, grad, Some([]));
             return (tensor, Some(SgdState { momentum }));
         };
         let rule = config.rule(descent, micro_batch);
         let states = momentum.map(|momentum| [momentum.velocity]);
         let kinds = [Kind::Signed];
-        let (tensor, [velocity]) = self.settings.step(&rule, kinds, tensor, grad, states);
+        let (tensor, [velocity]) = self.settings.step(&rule, kinds, None, tensor, grad, states);
         let momentum = Some(MomentumState { velocity });
         (tensor, Some(SgdState { momentum }))
     }

@@ -7,7 +7,7 @@ use burn_lean_arithmetic::optim::{Measure, Rule};
 use super::cube;
 #[cfg(feature = "flex")]
 use super::flex;
-use super::moment::Moment;
+use super::moment::{Format, Moment};
 use super::operands::{Operands, States};
 
 burn_lean_arithmetic::whole_tensor! {
@@ -53,7 +53,9 @@ pub(super) fn mean<M: Measure<N>, const N: usize, const D: usize>(
         }
     };
     let Whole(measured) = measure.measure(grad, states);
-    measured.mean().into_scalar()
+    // As in the pass, where the least of a measure takes its place.
+    let is_nan = measured.clone().is_nan();
+    measured.mask_fill(is_nan, 0.0).mean().into_scalar()
 }
 
 /// The step with Burn's operations.
@@ -66,6 +68,7 @@ fn step_tensors<R: Rule<N>, const N: usize, const D: usize>(
         grad,
         clip,
         states,
+        noise,
     } = operands;
     let dtype = weight.dtype();
     let (weight, grad) = (Whole(weight), clip.clip(Whole(grad)));
@@ -78,10 +81,16 @@ fn step_tensors<R: Rule<N>, const N: usize, const D: usize>(
             (formats, Some(states))
         }
     };
-    let (Whole(weight), states) = rule.step(weight, grad, states);
+    let (Whole(mut weight), states) = rule.step(weight, grad, states);
     let mut formats = formats.into_iter();
     let states = states.map(|Whole(state)| {
-        Moment::from_tensor(state, formats.next().expect("a format for each state"))
+        let format = formats.next().expect("a format for each state");
+        if let Format::EightBit(_) = format {
+            // 8 bits cannot hold it, and it has to show.
+            let is_lost = state.clone().is_finite().bool_not();
+            weight = weight.clone().mask_where(is_lost, state.clone());
+        }
+        Moment::rounded(state, format, noise)
     });
     (weight, states)
 }

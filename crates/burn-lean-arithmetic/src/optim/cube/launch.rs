@@ -79,6 +79,7 @@ pub fn step<T: OnDevice>(pass: Pass, weight: T, grad: T, factor: Option<T>, stat
         let units = extent.elements.div_ceil(BLOCK) * UNITS;
         let dim = CubeDim::new_1d(UNITS as u32);
         let states = states.eight_bit.into_iter().map(EightBit::into_operands);
+        let [low, high] = pass.noise.map_or([0; 2], |noise| noise.seeds);
         eight_bit::step::launch(
             client,
             calculate_cube_count_elemwise(client, units, dim),
@@ -96,6 +97,9 @@ pub fn step<T: OnDevice>(pass: Pass, weight: T, grad: T, factor: Option<T>, stat
                 })
                 .collect(),
             pass.scalars.into_iter().collect(),
+            low,
+            high,
+            pass.noise.is_some(),
             pass.is_first,
             pass.program,
         );

@@ -14,7 +14,7 @@ pub mod cubecl_0_10;
 pub mod cubecl_0_11;
 
 use super::program::{Clipping, Program};
-use super::{Measure, Rule};
+use super::{Measure, Noise, Rule};
 
 /// The computation of a kernel in one step.
 #[derive(Clone, Debug)]
@@ -22,6 +22,7 @@ pub struct Pass {
     program: Program,
     scalars: Vec<f32>,
     is_first: bool,
+    noise: Option<Noise>,
 }
 
 impl Pass {
@@ -36,7 +37,13 @@ impl Pass {
             program,
             scalars,
             is_first,
+            noise: None,
         }
+    }
+
+    /// The same, with states in 8 bits that are rounded [by chance](super::DynamicMap::quantize).
+    pub fn rounded(self, noise: Option<Noise>) -> Self {
+        Self { noise, ..self }
     }
 
     /// A measure of gradient and states; of the gradient alone in the first step.
@@ -50,6 +57,7 @@ impl Pass {
             program,
             scalars,
             is_first,
+            noise: None,
         }
     }
 }

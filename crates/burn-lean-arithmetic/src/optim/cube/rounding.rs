@@ -86,7 +86,7 @@ fn join(nearest: u32, low: u32) -> u32 {
 
 /// The same function as on the host.
 #[cube]
-fn mixed(bits: u32) -> u32 {
+pub(super) fn mixed(bits: u32) -> u32 {
     let bits = (bits ^ (bits >> 16)) * comptime!(MIXING[0]);
     let bits = (bits ^ (bits >> 15)) * comptime!(MIXING[1]);
     bits ^ (bits >> 16)

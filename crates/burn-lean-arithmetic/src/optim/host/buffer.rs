@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::super::{BLOCK, DynamicMap};
+use super::super::{BLOCK, DynamicMap, Noise};
 
 /// Elements that are read and written.
 #[derive(Debug)]
@@ -68,8 +68,16 @@ impl<'a> Buffer<'a> {
         source.load(start, numbers);
     }
 
+    /// Writes numbers, rounded to those that are kept. `first` is the place of the first of them
+    /// among all of their tensor, for rounding by chance.
     #[inline(always)]
-    pub(super) fn store(&mut self, start: usize, numbers: &[f32]) {
+    pub(super) fn store(
+        &mut self,
+        start: usize,
+        numbers: &[f32],
+        noise: Option<Noise>,
+        first: usize,
+    ) {
         let end = start + numbers.len();
         match self {
             Self::F32(floats) => floats[start..end].copy_from_slice(numbers),
@@ -79,7 +87,8 @@ impl<'a> Buffer<'a> {
                 }
             }
             Self::EightBit { codes, scales, map } => {
-                scales[start / BLOCK] = map.quantize(numbers, &mut codes[start..end]);
+                scales[start / BLOCK] =
+                    map.quantize(numbers, &mut codes[start..end], noise, first as u32);
             }
         }
     }

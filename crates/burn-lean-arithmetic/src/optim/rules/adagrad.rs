@@ -4,6 +4,7 @@ use super::{
     super::{Number, Rule},
     CoupledDecay,
 };
+use crate::settings::{amount, expect_in_range};
 
 /// The step of AdaGrad.
 #[derive(Clone, Copy, Debug)]
@@ -14,6 +15,22 @@ pub struct AdaGrad {
 }
 
 impl AdaGrad {
+    /// Checks what [`new`](Self::new) is to be given.
+    ///
+    /// # Panics
+    ///
+    /// If a setting is out of range, which is named with its value.
+    pub fn expect_in_range(lr_decay: f64, epsilon: f32, decay: CoupledDecay) {
+        expect_in_range(
+            "AdaGrad",
+            &[
+                amount("lr_decay", lr_decay),
+                amount("epsilon", epsilon.into()),
+                decay.setting(),
+            ],
+        );
+    }
+
     /// The rule of step number `time`, as Burn has it.
     pub fn new(lr: f64, lr_decay: f64, epsilon: f32, decay: CoupledDecay, time: usize) -> Self {
         Self {

@@ -33,6 +33,7 @@ impl Adam {
                 share("beta_1", self.beta_1.into()),
                 share("beta_2", self.beta_2.into()),
                 amount("epsilon", self.epsilon.into()),
+                self.decay.setting(),
             ],
         );
         self

@@ -4,6 +4,7 @@ use super::{
     super::{Number, Rule},
     CoupledDecay,
 };
+use crate::settings::{amount, expect_in_range, share};
 
 /// Settings and steps that the rules of RMSProp share.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +18,23 @@ pub struct Root {
 }
 
 impl Root {
+    /// Checks what [`new`](Self::new) is to be given.
+    ///
+    /// # Panics
+    ///
+    /// If a setting is out of range, which is named with its value.
+    pub fn expect_in_range(alpha: f32, momentum: f32, epsilon: f32, decay: CoupledDecay) {
+        expect_in_range(
+            "RMSProp",
+            &[
+                share("alpha", alpha.into()),
+                share("momentum", momentum.into()),
+                amount("epsilon", epsilon.into()),
+                decay.setting(),
+            ],
+        );
+    }
+
     /// Rounds the settings as Burn does.
     pub fn new(lr: f64, alpha: f32, momentum: f32, epsilon: f32, decay: CoupledDecay) -> Self {
         Self {

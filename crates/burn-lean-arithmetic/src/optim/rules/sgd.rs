@@ -4,6 +4,7 @@ use super::{
     super::{MicroBatch, Number, Rule},
     CoupledDecay,
 };
+use crate::settings::{expect_in_range, share};
 
 /// The step without momentum.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +42,22 @@ pub struct Momentum {
 }
 
 impl Momentum {
+    /// The same.
+    ///
+    /// # Panics
+    ///
+    /// If a setting is out of range, which is named with its value.
+    pub fn checked(self) -> Self {
+        expect_in_range(
+            "SGD",
+            &[
+                share("momentum", self.momentum),
+                share("dampening", self.dampening),
+            ],
+        );
+        self
+    }
+
     /// The rule of a step.
     pub fn rule(&self, descent: Descent, micro_batch: MicroBatch) -> HeavyBall {
         HeavyBall {

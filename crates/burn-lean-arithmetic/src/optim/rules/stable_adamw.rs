@@ -50,11 +50,7 @@ impl StableAdamW {
     /// lowered.
     pub fn rule(&self, lr: f64, time: usize, mean: Option<f32>) -> WithMoments<Decayed> {
         let root_mean_square = mean.map_or(1.0, |mean| f64::from(mean).sqrt());
-        // Unlike `f64::max`, NaN makes the rate NaN.
-        let lr = match root_mean_square <= 1.0 {
-            true => lr,
-            false => lr / root_mean_square,
-        };
+        let lr = lr / root_mean_square.max(1.0);
         WithMoments {
             factors: self.factors(time),
             update: Decayed {
@@ -75,7 +71,8 @@ impl StableAdamW {
     }
 }
 
-/// The squared gradient over its moving average.
+/// The squared gradient over its moving average; zero for what is not a number, which would else
+/// take the mean and with it all weights of the parameter.
 #[derive(Clone, Copy, Debug)]
 pub struct Surprise {
     factors: Factors,
@@ -86,7 +83,8 @@ impl Measure<2> for Surprise {
     #[inline(always)]
     fn measure<T: Number>(&self, grad: T, states: Option<[T; 2]>) -> T {
         let [_, moment_2] = self.factors.moments(grad.clone(), states);
-        grad.square() / moment_2.clamp_min(self.least)
+        // NaN becomes the least.
+        (grad.square() / moment_2.clamp_min(self.least)).clamp_min(0.0)
     }
 }
 

@@ -29,6 +29,7 @@ pub(super) fn step<R: Rule<N>, const N: usize, const D: usize>(
         grad,
         clip,
         states,
+        noise,
     } = operands;
     let shape = weight.shape();
     let mut tensors = vec![of(weight), of(grad)];
@@ -42,7 +43,7 @@ pub(super) fn step<R: Rule<N>, const N: usize, const D: usize>(
             (false, formats)
         }
     };
-    let pass = Pass::of_rule(rule, clipping(clip), is_first);
+    let pass = Pass::of_rule(rule, clipping(clip), is_first).rounded(noise);
     let states = Form::new(is_first, &formats);
     let stepped = Cube::run(Operation::Step { pass, states }, tensors);
 

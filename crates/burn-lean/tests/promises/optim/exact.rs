@@ -201,7 +201,7 @@ fn weights_of_other_types_are_stepped_as_burn_does() {
 }
 
 #[test]
-#[should_panic(expected = "is not finite")]
-fn a_configuration_that_cannot_be_read_is_refused() {
+#[should_panic(expected = "AdamW: epsilon is inf")]
+fn a_setting_that_is_not_finite_is_refused_by_its_name() {
     AdamWConfig::new().with_epsilon(f32::INFINITY).in_one_pass();
 }

@@ -2,8 +2,10 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::grad_clipping::GradientClippingConfig;
-use burn::optim::{AdamConfig, AdamWConfig, LionConfig, Optimizer};
+use burn::grad_clipping::GradientClippingConfig as Clipping;
+use burn::optim::decay::WeightDecayConfig;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{AdamConfig, AdamWConfig, LionConfig, Optimizer, SgdConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::optim::{
     AdaLomoConfig, CameConfig, InOnePass, Lean, RAdamConfig, StableAdamWConfig,
@@ -16,6 +18,14 @@ fn refused<T>(build: impl FnOnce() -> T) -> String {
         panic!("it was built");
     };
     *payload.downcast::<String>().expect("it says why")
+}
+
+fn decay(penalty: f32) -> Option<WeightDecayConfig> {
+    Some(WeightDecayConfig::new(penalty))
+}
+
+fn sgd(momentum: MomentumConfig) -> SgdConfig {
+    SgdConfig::new().with_momentum(Some(momentum))
 }
 
 #[test]
@@ -71,8 +81,72 @@ fn settings_out_of_range_are_named() {
             refused(|| RAdamConfig::new().build().with_bf16_moments()),
         ),
         (
-            "not finite",
+            "AdamW: epsilon is inf",
             refused(|| adamw().with_epsilon(f32::INFINITY).in_one_pass()),
+        ),
+        (
+            "AdamW: beta_1 is NaN",
+            refused(|| adamw().with_beta_1(f32::NAN).in_one_pass()),
+        ),
+        (
+            "Adam: weight_decay is -0.5",
+            refused(|| {
+                AdamConfig::new()
+                    .with_weight_decay(decay(-0.5))
+                    .in_one_pass()
+            }),
+        ),
+        (
+            "SGD: weight_decay is -0.5",
+            refused(|| {
+                SgdConfig::new()
+                    .with_weight_decay(decay(-0.5))
+                    .in_one_pass()
+            }),
+        ),
+        (
+            "SGD: momentum is 1",
+            refused(|| sgd(MomentumConfig::new().with_momentum(1.0)).in_one_pass()),
+        ),
+        (
+            "SGD: momentum is -",
+            refused(|| sgd(MomentumConfig::new().with_momentum(-0.1)).in_one_pass()),
+        ),
+        (
+            "SGD: dampening is NaN",
+            refused(|| sgd(MomentumConfig::new().with_dampening(f64::NAN)).in_one_pass()),
+        ),
+        (
+            "the threshold is 0",
+            refused(|| {
+                adamw()
+                    .with_grad_clipping(Some(Clipping::Norm(0.0)))
+                    .in_one_pass()
+            }),
+        ),
+        (
+            "the threshold is -1",
+            refused(|| {
+                RAdamConfig::new()
+                    .with_grad_clipping(Some(Clipping::Value(-1.0)))
+                    .build()
+            }),
+        ),
+        (
+            "the threshold is NaN",
+            refused(|| {
+                CameConfig::new()
+                    .with_grad_clipping(Some(Clipping::Value(f32::NAN)))
+                    .build()
+            }),
+        ),
+        (
+            "the threshold is 0",
+            refused(|| {
+                AdaLomoConfig::new()
+                    .with_grad_clipping(Some(Clipping::Norm(0.0)))
+                    .build()
+            }),
         ),
     ];
     for (expected, said) in said {
@@ -81,10 +155,10 @@ fn settings_out_of_range_are_named() {
 }
 
 /// Of a gradient and of what it is clipped to.
-fn assert_clips<O: Optimizer>(build: impl Fn(Option<GradientClippingConfig>) -> O) {
+fn assert_clips<O: Optimizer>(build: impl Fn(Option<Clipping>) -> O) {
     let mut noise = Noise(3);
     let (weight, grad) = (noise.numbers([5, 7]), noise.numbers([5, 7]));
-    let step = |clipping: Option<GradientClippingConfig>, grad: Tensor<2>| {
+    let step = |clipping: Option<Clipping>, grad: Tensor<2>| {
         let mut run = Run::new(build(clipping), weight.clone());
         // The second step knows what the first one has seen.
         for scale in [1.0, 100.0] {
@@ -92,7 +166,7 @@ fn assert_clips<O: Optimizer>(build: impl Fn(Option<GradientClippingConfig>) -> 
         }
         run.weights()
     };
-    let clipping = || Some(GradientClippingConfig::Value(1e-3));
+    let clipping = || Some(Clipping::Value(1e-3));
     let clipped = grad.clone().clamp(-1e-3, 1e-3);
     let found = step(clipping(), grad.clone());
     // Clipped already, the larger one is clipped to the same.
@@ -115,4 +189,22 @@ fn a_tensor_without_elements_is_stepped() {
     let mut run = Run::new(CameConfig::new().build(), empty());
     run.step(1e-2, empty());
     assert!(run.weights().is_empty());
+}
+
+/// As in Burn.
+#[test]
+fn an_infinite_threshold_clips_nothing() {
+    let mut noise = Noise(5);
+    let weight: Tensor<2> = noise.numbers([5, 7]);
+    let grad: Tensor<2> = noise.numbers([5, 7]);
+    let step = |clipping: Option<Clipping>| {
+        let adamw = AdamWConfig::new().with_grad_clipping(clipping);
+        let mut run = Run::new(adamw.in_one_pass(), weight.clone());
+        run.step(1e-2, grad.clone() * 100.0);
+        run.weights()
+    };
+    let unclipped = step(None);
+    assert!(step(Some(Clipping::Value(f32::INFINITY))) == unclipped);
+    assert!(step(Some(Clipping::Norm(f32::INFINITY))) == unclipped);
+    assert!(step(Some(Clipping::Norm(1.0))) != unclipped);
 }

@@ -106,9 +106,9 @@ fn what_is_shared_keeps_its_numbers() {
     assert_eq!(held.saved(), run(2).saved());
 }
 
-/// A block with a number that is not finite is lost, and says so in every later step.
+/// A number that is not finite is its weight, and leaves the others of its block as they are.
 #[test]
-fn what_is_not_finite_stays_so() {
+fn what_is_not_finite_takes_one_weight() {
     let (shape, wgpu) = ([4096], wgpu());
     for bad in [f32::NAN, f32::INFINITY] {
         let adam = AdamConfig::new().in_one_pass().with_8_bit_moments(&model());
@@ -117,9 +117,8 @@ fn what_is_not_finite_stays_so() {
         grad[300] = bad;
         run.step(RATE, Tensor::from_data(TensorData::new(grad, shape), &wgpu));
         run.step(RATE, gradient(2, shape, &wgpu));
-        let weights = run.weights();
-        assert!(!weights[300].is_finite(), "{bad}");
-        let others = weights[..256].iter().chain(&weights[512..]);
-        assert!(others.clone().all(|weight| weight.is_finite()), "{bad}");
+        for (place, weight) in run.weights().iter().enumerate() {
+            assert_eq!(weight.is_finite(), place != 300, "{bad}: {place}");
+        }
     }
 }
