@@ -267,8 +267,6 @@ impl Tracer {
             state.cut();
         }
         match state.mode {
-            // Without a segment below, it is the tape as it is.
-            Mode::Keeping if at == 0 => return None,
             Mode::Keeping => {
                 return Some(TracePosition {
                     number: state.segment,

@@ -154,13 +154,15 @@ impl TapeGraph {
         let mut reached = HashMap::new();
         while let Some(target) = waiting.pop() {
             let consumer = target.made_by();
-            let Some(edge) = self.edges.get(&consumer) else {
-                continue;
-            };
             if !seen.insert(consumer) {
                 continue;
             }
+            // Also what is below on the tape outside of all subgraphs, whose operations are not
+            // known: it is reached from here, in this order.
             reached.insert(consumer, reached.len());
+            let Some(edge) = self.edges.get(&consumer) else {
+                continue;
+            };
             let operands = edge.1.operands.iter();
             waiting.extend(operands.map(|(_, operand)| self.resolve(*operand)));
             tape.push(edge);
@@ -270,6 +272,19 @@ mod tests {
         assert_eq!(contributors(&played, weight), expected);
         assert_eq!(played.reached(root.made_by()), 0);
         assert!(played.reached(third.made_by()) < played.reached(first.made_by()));
+    }
+
+    /// Tensors of the tape outside of all subgraphs, which the pass goes on from at the end.
+    #[test]
+    fn results_of_operations_that_are_not_known_are_reached_too() {
+        let mut graph = TapeGraph::default();
+        let outside = [0, 1, 2].map(|_| leaf());
+        let low = add(&mut graph, TAPE, 1, &[outside[2]]);
+        let root = add(&mut graph, TAPE, 2, &[low, outside[0], outside[1]]);
+        let played = graph.play(root);
+        let reached = outside.map(|tensor| played.reached(tensor.made_by()));
+        assert!(reached[1] < reached[0] && reached[0] < reached[2]);
+        assert_ne!(reached[2], usize::MAX);
     }
 
     #[test]

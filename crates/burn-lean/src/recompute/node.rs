@@ -14,6 +14,7 @@ use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Autodiff, AutodiffBackend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
 
@@ -64,9 +65,15 @@ impl<B: Inner> Use<B> {
     }
 }
 
+/// The node of an input that needs a gradient.
+struct InputNode {
+    id: NodeId,
+    is_leaf: bool,
+}
+
 struct Scope<B: Inner> {
     again: RunAgain<B>,
-    inputs: Vec<Option<NodeId>>,
+    inputs: Vec<Option<InputNode>>,
     leaves: Vec<Tracked<B>>,
     uses: Vec<Use<B>>,
     /// The gradients that the nodes of the outputs have received.
@@ -179,7 +186,13 @@ pub(crate) fn scope_node<B: Inner>(
         inputs: parents
             .inputs
             .iter()
-            .map(|input| Some(input.as_ref()?.id()))
+            .map(|input| {
+                let input = input.as_ref()?;
+                Some(InputNode {
+                    id: input.id(),
+                    is_leaf: Autodiff::<B>::float_is_require_grad(input),
+                })
+            })
             .collect(),
         leaves: parents.leaves,
         uses,
@@ -236,19 +249,16 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
         // The gradients that the tape of the scope starts from: the sums of later uses on the outer
         // tape.
         let mut seeds: Vec<(NodeId, Primitive<B>)> = Vec::new();
+        // Not the outputs that led to no loss: Burn runs no node without a gradient.
+        let mut roots: Vec<NodeGuard> = Vec::new();
         for (output, grad) in run.outputs.iter().zip(of_outputs) {
             if let Some(grad) = grad
                 && output.is_tracked()
             {
                 seeds.push((output.id(), grad));
+                roots.push(output.node());
             }
         }
-        let roots: Vec<NodeGuard> = run
-            .outputs
-            .iter()
-            .filter(|output| output.is_tracked())
-            .map(Tracked::<B>::node)
-            .collect();
         let mut direct = 0;
         for (input, leaf) in inputs.iter().zip(&run.inputs) {
             let (Some(input), Some(leaf)) = (input, leaf) else {
@@ -256,13 +266,13 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
             };
             let node = ops.parents.get(direct).and_then(Option::as_ref);
             direct += 1;
-            if let Some(sum) = remove_from_input::<B>(*input, grads) {
+            if let Some(sum) = remove_from_input::<B>(input.id, grads) {
                 seeds.push((leaf.id(), sum));
                 continue;
             }
             // A leaf and an indirect parent keep their sums.
-            if let Some(node) = node.filter(|node| node.id == *input && node.order > 0) {
-                grads.register::<B>(*input, negative_zeros::<B>(leaf.primitive()));
+            if let Some(node) = node.filter(|node| node.id == input.id && node.order > 0) {
+                grads.register::<B>(input.id, negative_zeros::<B>(leaf.primitive()));
                 seeds.push((leaf.id(), grads.consume::<B>(node)));
             }
         }
@@ -295,10 +305,14 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
 
         let of_inputs = of_inputs.leave();
         for (input, leaf) in inputs.iter().zip(&of_inputs) {
-            if let (Some(input), Some(leaf)) = (input, leaf)
-                && let Some(grad) = leaf.grad_remove(&mut inner)
-            {
-                grads.register::<B>(*input, grad);
+            let (Some(input), Some(leaf)) = (input, leaf) else {
+                continue;
+            };
+            if let Some(grad) = leaf.grad_remove(&mut inner) {
+                grads.register::<B>(input.id, grad);
+            } else if !input.is_leaf {
+                // It led to no loss. Burn runs its node all the same, which wants a gradient.
+                grads.register::<B>(input.id, negative_zeros::<B>(leaf.primitive()));
             }
         }
         for (outer, leaf) in leaves.iter().zip(&of_leaves) {
@@ -387,10 +401,15 @@ impl<B: Inner> Backward<B, WIDTH> for Root {
 }
 
 fn backward<B: Inner>(
-    roots: Vec<NodeGuard>,
+    mut roots: Vec<NodeGuard>,
     seeds: Vec<(NodeId, Primitive<B>)>,
     device: &B::Device,
 ) -> Gradients {
+    // Without any, sums of later uses pass through.
+    if roots.is_empty() {
+        let leaf = <Tracked<B>>::new(scalar::<B>(device)).require_grad();
+        roots.push(leaf.node());
+    }
     let guards = gathered::<B>(roots, device);
     let seeds = Seeds(seeds);
     let root = match <Root as Backward<B, WIDTH>>::prepare::<NoCheckpointing>(Root, guards)
@@ -398,8 +417,7 @@ fn backward<B: Inner>(
         .stateful()
     {
         OpsKind::Tracked(prep) => prep.finish(seeds, scalar::<B>(device)),
-        // Nothing in the scope needs a gradient this time.
-        OpsKind::UnTracked(prep) => prep.finish(scalar::<B>(device)),
+        OpsKind::UnTracked(_) => unreachable!("its parents are tracked"),
     };
     Autodiff::<B>::backward(root)
 }

@@ -20,6 +20,7 @@ mod operations;
 #[cfg(feature = "optim")]
 mod optim;
 mod optimizers;
+mod random_programs;
 mod scopes;
 mod small;
 mod smoke;

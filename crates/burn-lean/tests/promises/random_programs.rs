@@ -1,0 +1,465 @@
+//! Whatever the program, with scopes or without, armed or not: the weights are plain Burn's.
+
+use std::sync::Arc;
+
+use burn::module::{Module, Param};
+use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
+use burn::tensor::{Device, Tensor};
+use burn_lean::{WithGradientRelease, checkpoint};
+
+use crate::harness::{Bits, LR, bits, devices, flex, momentum, numbers};
+
+/// All matrices are square, so that any operation fits any operand.
+const WIDTH: usize = 4;
+
+/// A difference in the last bits, of the largest weight, where the docs say there may be one.
+const LAST_BITS: f32 = 1e-6;
+
+/// An operation on square matrices; an operand is the index of a value. The parameters come first.
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Matmul(usize, usize),
+    Add(usize, usize),
+    Multiply(usize, usize),
+    Tanh(usize),
+    Transpose(usize),
+    Reshape(usize),
+    SliceAndRepeat(usize),
+    Detach(usize),
+}
+
+/// A forward pass: each operation adds a value, and `outputs` of them make the loss. What is not
+/// among their ancestors is a use that leads to no loss.
+#[derive(Clone, Debug)]
+struct Graph {
+    /// Operations one after the other, and whether they are in a scope together.
+    stretches: Vec<(Vec<Op>, bool)>,
+    outputs: Vec<usize>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    graph: usize,
+    is_armed: bool,
+    /// Run the forward pass once more before, and drop it.
+    discards: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Program {
+    parameters: usize,
+    graphs: Vec<Graph>,
+    steps: Vec<Step>,
+}
+
+/// SplitMix64: the same programs in every run.
+struct Source(u64);
+
+impl Source {
+    /// Below `bound`.
+    fn next(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) % bound as u64) as usize
+    }
+
+    /// A parameter, one of the newest values, or any.
+    fn operand(&mut self, parameters: usize, values: usize) -> usize {
+        match self.next(9) {
+            0..3 => self.next(parameters),
+            3..7 => values - 1 - self.next(4).min(values - 1),
+            _ => self.next(values),
+        }
+    }
+
+    fn op(&mut self, parameters: usize, values: usize) -> Op {
+        let a = self.operand(parameters, values);
+        let b = self.operand(parameters, values);
+        match self.next(16) {
+            0..4 => Op::Matmul(a, b),
+            4..7 => Op::Add(a, b),
+            7..10 => Op::Multiply(a, b),
+            10..12 => Op::Tanh(a),
+            12 => Op::Transpose(a),
+            13 => Op::Reshape(a),
+            14 => Op::SliceAndRepeat(a),
+            _ => Op::Detach(a),
+        }
+    }
+
+    fn graph(&mut self, parameters: usize) -> Graph {
+        let ops = 5 + self.next(56);
+        let with_scopes = self.next(3) > 0;
+        let mut stretches = Vec::new();
+        let mut values = parameters;
+        while values < parameters + ops {
+            let length = 1 + self.next((parameters + ops - values).min(12));
+            let stretch = (values..values + length).map(|values| self.op(parameters, values));
+            let stretch = stretch.collect();
+            stretches.push((stretch, with_scopes && self.next(2) == 0));
+            values += length;
+        }
+        let mut outputs: Vec<usize> = (0..self.next(3)).map(|_| self.next(values)).collect();
+        outputs.push(values - 1);
+        Graph { stretches, outputs }
+    }
+
+    fn program(&mut self) -> Program {
+        let parameters = 3 + self.next(4);
+        let graphs: Vec<Graph> = (0..1 + self.next(3))
+            .map(|_| {
+                loop {
+                    let graph = self.graph(parameters);
+                    if graph.depends(parameters) {
+                        break graph;
+                    }
+                }
+            })
+            .collect();
+        let steps = (0..3 + self.next(4)).map(|_| Step {
+            graph: self.next(graphs.len()),
+            is_armed: self.next(10) < 7,
+            discards: self.next(10) < 3,
+        });
+        let steps = steps.collect();
+        Program {
+            parameters,
+            graphs,
+            steps,
+        }
+    }
+}
+
+impl Op {
+    fn operands(self) -> Vec<usize> {
+        match self {
+            Self::Matmul(a, b) | Self::Add(a, b) | Self::Multiply(a, b) => vec![a, b],
+            Self::Tanh(a)
+            | Self::Transpose(a)
+            | Self::Reshape(a)
+            | Self::SliceAndRepeat(a)
+            | Self::Detach(a) => vec![a],
+        }
+    }
+
+    fn apply(self, value: impl Fn(usize) -> Tensor<2>) -> Tensor<2> {
+        match self {
+            Self::Matmul(a, b) => value(a).matmul(value(b)).tanh(),
+            Self::Add(a, b) => value(a) + value(b),
+            Self::Multiply(a, b) => (value(a) * value(b)).tanh(),
+            Self::Tanh(a) => value(a).tanh(),
+            Self::Transpose(a) => value(a).transpose(),
+            Self::Reshape(a) => {
+                let wide = value(a).reshape([WIDTH / 2, 2 * WIDTH]);
+                wide.reshape([WIDTH; 2])
+            }
+            Self::SliceAndRepeat(a) => value(a).slice([1..3, 0..WIDTH]).repeat_dim(0, 2),
+            Self::Detach(a) => value(a).detach() * 0.5,
+        }
+    }
+}
+
+impl Graph {
+    fn ops(&self) -> impl DoubleEndedIterator<Item = &Op> {
+        self.stretches.iter().flat_map(|(ops, _)| ops)
+    }
+
+    /// For each value whether it is computed from a parameter; a constant has no gradient.
+    fn tracked(&self, parameters: usize) -> Vec<bool> {
+        let mut tracked = vec![true; parameters];
+        for op in self.ops() {
+            let is_tracked = op.operands().into_iter().any(|operand| tracked[operand]);
+            tracked.push(is_tracked && !matches!(op, Op::Detach(_)));
+        }
+        tracked
+    }
+
+    /// Whether the loss depends on any parameter.
+    fn depends(&self, parameters: usize) -> bool {
+        let tracked = self.tracked(parameters);
+        self.outputs.iter().any(|output| tracked[*output])
+    }
+
+    /// For each value whether the loss is computed from it.
+    fn live(&self, parameters: usize) -> Vec<bool> {
+        let mut live = vec![false; parameters + self.ops().count()];
+        for output in &self.outputs {
+            live[*output] = true;
+        }
+        let mut value = live.len();
+        for op in self.ops().rev() {
+            value -= 1;
+            if live[value] {
+                for operand in op.operands() {
+                    live[operand] = true;
+                }
+            }
+        }
+        live
+    }
+
+    /// Whether a value, be it a parameter or a view of one, is used three times or more, in a scope
+    /// and elsewhere: another scope, or outside of all. Then its gradient may differ in its last
+    /// bits.
+    fn mixes_uses(&self, parameters: usize) -> bool {
+        let (live, tracked) = (self.live(parameters), self.tracked(parameters));
+        // The scope of each use; 0 stands for none.
+        let mut uses = vec![Vec::new(); live.len()];
+        let mut value = parameters;
+        for (scope, (ops, is_scope)) in (1..).zip(&self.stretches) {
+            for op in ops {
+                if live[value] && tracked[value] {
+                    for operand in op.operands() {
+                        uses[operand].push(if *is_scope { scope } else { 0 });
+                    }
+                }
+                value += 1;
+            }
+        }
+        for output in &self.outputs {
+            uses[*output].push(0);
+        }
+        uses.iter()
+            .any(|uses| uses.len() >= 3 && uses.iter().any(|scope| *scope != uses[0]))
+    }
+
+    fn loss(&self, model: &Parameters, step: usize, again: bool) -> Tensor<1> {
+        let device = model.matrices[0].device();
+        let mut values: Vec<Option<Tensor<2>>> = vec![None; model.matrices.len()];
+        // Plain Burn's pass is without the uses that lead to no loss.
+        let live = match again {
+            true => vec![true; model.matrices.len() + self.ops().count()],
+            false => self.live(model.matrices.len()),
+        };
+        for (ops, is_scope) in &self.stretches {
+            let stretch = Stretch {
+                first: values.len(),
+                live: live[values.len()..values.len() + ops.len()].to_vec(),
+                ops: ops.clone(),
+            };
+            let inputs = stretch.inputs(model.matrices.len());
+            let given: Vec<Tensor<2>> = inputs
+                .iter()
+                .map(|input| values[*input].clone().expect("what is live is there"))
+                .collect();
+            let results = if *is_scope && again {
+                let stretch = Arc::new(stretch);
+                checkpoint(model, given, move |model: &Parameters, given| {
+                    stretch.run(model, &inputs, given)
+                })
+            } else {
+                stretch.run(model, &inputs, given)
+            };
+            let mut results = results.into_iter();
+            for live in &live[values.len()..values.len() + ops.len()] {
+                values.push(live.then(|| results.next().expect("one for each")));
+            }
+        }
+        let x: Tensor<2> = numbers([WIDTH, WIDTH], step, &device);
+        let outputs = self.outputs.iter().map(|output| {
+            let output = match model.matrices.get(*output) {
+                Some(matrix) => matrix.val(),
+                None => values[*output].clone().expect("an output is live"),
+            };
+            output.matmul(x.clone()).square().mean()
+        });
+        let sum = outputs.reduce(|sum, output| sum + output);
+        sum.expect("there is an output")
+    }
+}
+
+/// Operations one after the other.
+struct Stretch {
+    ops: Vec<Op>,
+    /// Which of them are computed.
+    live: Vec<bool>,
+    /// The index of the first one's value.
+    first: usize,
+}
+
+impl Stretch {
+    /// The values from before that it uses, but for parameters.
+    fn inputs(&self, parameters: usize) -> Vec<usize> {
+        let ops = self.ops.iter().zip(&self.live).filter(|(_, live)| **live);
+        let operands = ops.flat_map(|(op, _)| op.operands());
+        let mut inputs: Vec<usize> = operands
+            .filter(|operand| (parameters..self.first).contains(operand))
+            .collect();
+        inputs.sort_unstable();
+        inputs.dedup();
+        inputs
+    }
+
+    fn run(&self, model: &Parameters, inputs: &[usize], given: Vec<Tensor<2>>) -> Vec<Tensor<2>> {
+        let mut values: Vec<Option<Tensor<2>>> = vec![None; self.first];
+        for (input, tensor) in inputs.iter().zip(given) {
+            values[*input] = Some(tensor);
+        }
+        for (op, live) in self.ops.iter().zip(&self.live) {
+            let value = live.then(|| {
+                op.apply(|operand| match model.matrices.get(operand) {
+                    Some(matrix) => matrix.val(),
+                    None => values[operand].clone().expect("what is live is there"),
+                })
+            });
+            values.push(value);
+        }
+        values.drain(self.first..).flatten().collect()
+    }
+}
+
+#[derive(Module, Debug)]
+struct Parameters {
+    matrices: Vec<Param<Tensor<2>>>,
+}
+
+impl Parameters {
+    fn new(count: usize, device: &Device) -> Self {
+        let matrix = |number| Param::from_tensor(numbers([WIDTH, WIDTH], 31 * number, device));
+        Self {
+            matrices: (1..=count).map(matrix).collect(),
+        }
+    }
+}
+
+const RATE: f64 = 30.0 * LR;
+
+/// A gradient of zeros changes nothing, as one that is not there.
+fn sgd() -> ModuleOptimizer {
+    SgdConfig::new().init()
+}
+
+#[derive(Debug, PartialEq)]
+enum Verdict {
+    Same,
+    /// The last bits differ, as the docs say they may: by so much of the largest weight.
+    LastBits(f32),
+}
+
+fn floats(bits: &Bits) -> impl Iterator<Item = f32> {
+    let bits = bits.iter().flat_map(|(_, bits)| bits);
+    bits.map(|bits| f32::from_bits(*bits))
+}
+
+/// The largest difference, of the largest weight.
+fn distance(found: &Bits, expected: &Bits) -> f32 {
+    let largest = floats(expected).map(f32::abs).fold(0.0, f32::max);
+    let differences = floats(found)
+        .zip(floats(expected))
+        .map(|(a, b)| (a - b).abs());
+    differences.fold(0.0, f32::max) / largest
+}
+
+/// Plain Burn's weights after each step.
+fn expected(program: &Program, device: &Device) -> Vec<Bits> {
+    let mut model = Parameters::new(program.parameters, device);
+    let mut optim = sgd();
+    let steps = program.steps.iter().enumerate().map(|(number, step)| {
+        let loss = program.graphs[step.graph].loss(&model, number, false);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        model = optim.step(RATE, model.clone(), grads);
+        bits(&model)
+    });
+    steps.collect()
+}
+
+fn compare(program: &Program, device: &Device, expected: &[Bits]) -> Result<Verdict, String> {
+    let mut model = Parameters::new(program.parameters, device);
+    let mut optim = sgd().with_gradient_release();
+    for ((number, step), expected) in program.steps.iter().enumerate().zip(expected) {
+        if step.is_armed {
+            model = optim.arm(RATE, model);
+        }
+        let graph = &program.graphs[step.graph];
+        if step.discards {
+            graph.loss(&model, number + 100, true);
+        }
+        let loss = graph.loss(&model, number, true);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        model = optim.step(RATE, model, grads);
+        let found = bits(&model);
+        if found == *expected {
+            continue;
+        }
+        let distance = distance(&found, expected);
+        let is_plain = !step.is_armed || optim.last_step().expect("a step has run").is_plain();
+        let may_differ = !is_plain || graph.mixes_uses(program.parameters);
+        return match may_differ && distance < LAST_BITS {
+            true => Ok(Verdict::LastBits(distance)),
+            false => Err(format!("step {number}: weights are off by {distance:e}")),
+        };
+    }
+    Ok(Verdict::Same)
+}
+
+/// Runs programs with these numbers so often each; which graphs Burn's tape merges and forgets is
+/// decided by the order of a hash set.
+fn run(numbers: std::ops::Range<u64>, runs: usize, device: &Device) {
+    let (mut same, mut off, mut failed) = (0, Vec::new(), Vec::new());
+    for number in numbers {
+        let program = Source(number << 32).program();
+        let expected = expected(&program, device);
+        let mut worst: f32 = 0.0;
+        let mut fault = None;
+        for run in 0..runs {
+            let compared = std::panic::catch_unwind(|| compare(&program, device, &expected));
+            match compared.unwrap_or_else(|_| Err("a panic".into())) {
+                Ok(Verdict::Same) => {}
+                Ok(Verdict::LastBits(distance)) => worst = worst.max(distance),
+                Err(reason) => fault = Some(format!("program {number}, run {run}: {reason}")),
+            }
+        }
+        match fault {
+            Some(fault) => {
+                println!("{fault}\n{program:?}");
+                failed.push(fault);
+            }
+            None if worst > 0.0 => off.push((number, worst)),
+            None => same += 1,
+        }
+    }
+    let largest = off
+        .iter()
+        .map(|(_, distance)| *distance)
+        .fold(0.0, f32::max);
+    println!(
+        "{same} the same, {} off in last bits by up to {largest:e}, {} failed",
+        off.len(),
+        failed.len(),
+    );
+    assert!(failed.is_empty(), "{failed:#?}");
+    // Others would hide what the test is for.
+    assert!(
+        same > 4 * off.len(),
+        "{same} the same, and off in last bits: {off:?}"
+    );
+}
+
+#[test]
+fn random_programs_train_the_same() {
+    for device in devices() {
+        run(0..60, 4, &device);
+    }
+}
+
+/// A number of the environment.
+fn variable(name: &str) -> Option<u64> {
+    let value = std::env::var(name).ok()?;
+    Some(
+        value
+            .parse()
+            .unwrap_or_else(|_| panic!("{name}={value} is no number")),
+    )
+}
+
+/// `RANDOM_PROGRAMS` programs from number `RANDOM_FIRST` on, each `RANDOM_RUNS` times.
+#[test]
+#[ignore = "takes as long as it is given; see tests/README.md"]
+fn many_random_programs() {
+    let first = variable("RANDOM_FIRST").unwrap_or(0);
+    let count = variable("RANDOM_PROGRAMS").unwrap_or(1000);
+    let runs = variable("RANDOM_RUNS").unwrap_or(20) as usize;
+    run(first..first + count, runs, &flex());
+}

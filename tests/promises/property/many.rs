@@ -1,0 +1,86 @@
+//! Many thousand programs, by hand.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use burn::backend::Flex;
+use proptest::strategy::Strategy;
+use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
+
+use super::program::{Program, program};
+use super::{Verdict, check};
+
+/// Draws program number so many: the same one in each run.
+fn runner(number: u64, config: Config) -> TestRunner {
+    let mut seed = [0; 32];
+    seed[..8].copy_from_slice(&number.to_le_bytes());
+    TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed))
+}
+
+/// A number of the environment.
+fn variable(name: &str) -> Option<u64> {
+    let value = std::env::var(name).ok()?;
+    Some(
+        value
+            .parse()
+            .unwrap_or_else(|_| panic!("{name}={value} is no number")),
+    )
+}
+
+fn kind(program: &Program) -> String {
+    let scopes = program
+        .steps
+        .iter()
+        .map(|step| program.graph(step).scopes.around_the_loss());
+    let scopes = scopes.fold(0, |all, around| all + usize::from(around));
+    format!("{:?}, {scopes} in scopes", program.recompute)
+}
+
+/// `RANDOM_PROGRAMS` programs from number `RANDOM_FIRST` on, each `RANDOM_RUNS` times. The first
+/// programs that fail are made small; all are counted.
+#[test]
+#[ignore = "takes as long as it is given; see tests/README.md"]
+fn many_random_programs() {
+    const SHRUNK: usize = 5;
+
+    let first = variable("RANDOM_FIRST").unwrap_or(0);
+    let numbers: Range<u64> = first..first + variable("RANDOM_PROGRAMS").unwrap_or(1000);
+    let runs = variable("RANDOM_RUNS").unwrap_or(20) as usize;
+    let (mut same, mut nothing, mut off, mut failed) = (0, 0, Vec::new(), BTreeMap::new());
+    for number in numbers {
+        let config = Config {
+            failure_persistence: None,
+            max_shrink_iters: if failed.len() < SHRUNK { 4096 } else { 0 },
+            ..Config::default()
+        };
+        let mut runner = runner(number, config);
+        let tree = program().new_tree(&mut runner).expect("programs are drawn");
+        let verdict = std::cell::Cell::new(Verdict::Same);
+        let ran = runner.run_one(tree, |program| {
+            verdict.set(check::<Flex>(&program, runs)?);
+            Ok(())
+        });
+        match (ran, verdict.into_inner()) {
+            (Ok(true), Verdict::Same) => same += 1,
+            (Ok(true), Verdict::LastBits(distance)) => off.push((number, distance)),
+            (Ok(false), _) => nothing += 1,
+            (Err(TestError::Fail(reason, program)), _) => {
+                println!("program {number}: {reason}\n{program:#?}");
+                failed.insert(number, kind(&program));
+            }
+            (Err(TestError::Abort(reason)), _) => panic!("program {number}: {reason}"),
+        }
+    }
+    let largest = off
+        .iter()
+        .map(|(_, distance)| *distance)
+        .fold(0.0, f32::max);
+    println!(
+        "{same} the same, {} off in last bits by up to {largest:e}, {nothing} that train nothing, \
+         {} failed",
+        off.len(),
+        failed.len(),
+    );
+    println!("off in last bits: {off:?}");
+    assert!(failed.is_empty(), "{failed:#?}");
+}

@@ -1,0 +1,90 @@
+//! Whatever the program, the weights are those of plain Burn.
+//!
+//! Each program is run several times: which graphs Burn's tape merges and forgets is decided by the
+//! order of a hash set.
+
+mod many;
+mod program;
+mod training;
+
+use burn::backend::{Flex, NdArray};
+use burn::tensor::backend::Backend;
+use burn_gradient_release::Recompute;
+use proptest::prelude::*;
+
+use self::program::{Graph, Op, Operand, Program, Scopes, Step};
+use self::training::{Reference, Verdict};
+
+/// Runs a program that often. How far its last bits were from plain Burn's, if the docs say they may be.
+fn check<I: Backend>(program: &Program, runs: usize) -> Result<Verdict, TestCaseError> {
+    let reference = Reference::new::<I>(program);
+    prop_assume!(reference.moves, "plain Burn trained nothing");
+    let mut verdict = Verdict::Same;
+    for run in 0..runs {
+        let compared = reference.compare::<I>(program);
+        match compared.map_err(|fault| TestCaseError::fail(format!("run {run}: {fault}")))? {
+            Verdict::Same => {}
+            off => verdict = off,
+        }
+    }
+    Ok(verdict)
+}
+
+/// `PROPTEST_CASES` asks for more.
+fn config() -> ProptestConfig {
+    let default = ProptestConfig::default();
+    ProptestConfig {
+        cases: std::env::var_os("PROPTEST_CASES").map_or(48, |_| default.cases),
+        failure_persistence: None,
+        ..default
+    }
+}
+
+const RUNS: usize = 8;
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn random_programs_train_the_same(program in program::program()) {
+        check::<Flex>(&program, RUNS)?;
+    }
+
+    #[test]
+    fn random_programs_train_the_same_on_ndarray(program in program::program()) {
+        check::<NdArray>(&program, RUNS)?;
+    }
+}
+
+/// Found among some 18,000 random programs: the first use is in a branch that leads nowhere, higher
+/// than the loss itself, of which Burn's tape has no level.
+#[test]
+fn a_parameter_first_used_above_the_loss() {
+    use Operand::Any;
+
+    let graph = Graph {
+        ops: vec![
+            Op::Matmul(Any(0), Any(0)),
+            Op::Unsqueeze(Any(3)),
+            Op::Add(Any(2), Any(4)),
+            Op::Add(Any(5), Any(1)),
+            Op::Tanh(Any(0)),
+        ],
+        outputs: vec![Any(1)],
+        shared: true,
+        scopes: Scopes::None,
+    };
+    let step = Step {
+        graph: 0,
+        is_armed: true,
+        discarded: (false, false),
+        keeps_values: false,
+    };
+    let program = Program {
+        parameters: 3,
+        graphs: vec![graph],
+        steps: vec![step; 4],
+        recompute: Recompute::None,
+    };
+    check::<Flex>(&program, RUNS).expect("the same weights, and no gradient left behind");
+}

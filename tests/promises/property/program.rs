@@ -1,0 +1,365 @@
+//! Random programs: what they are made of, and how they are drawn.
+
+use burn_gradient_release::Recompute;
+use proptest::prelude::*;
+
+/// What an operation takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Operand {
+    /// A parameter, modulo how many there are.
+    Parameter(usize),
+    /// A result, counted from the newest one; modulo how many values there are.
+    Newest(usize),
+    /// A parameter or a result, modulo how many values there are.
+    Any(usize),
+}
+
+impl Operand {
+    /// The index of the value; the parameters come first.
+    pub(super) fn index(self, parameters: usize, values: usize) -> usize {
+        match self {
+            Self::Parameter(index) => index % parameters,
+            Self::Newest(back) => values - 1 - back % values,
+            Self::Any(index) => index % values,
+        }
+    }
+}
+
+/// An operation on square matrices.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Op {
+    Matmul(Operand, Operand),
+    Add(Operand, Operand),
+    Multiply(Operand, Operand),
+    /// The upper half of one and the lower half of the other.
+    Halves(Operand, Operand),
+    /// One times the means of the other's rows.
+    Scale(Operand, Operand),
+    Tanh(Operand),
+    Transpose(Operand),
+    Reshape(Operand),
+    SliceAndRepeat(Operand),
+    Unsqueeze(Operand),
+    Detach(Operand),
+}
+
+impl Op {
+    pub(super) fn operands(&self) -> Vec<Operand> {
+        match *self {
+            Op::Matmul(a, b)
+            | Op::Add(a, b)
+            | Op::Multiply(a, b)
+            | Op::Halves(a, b)
+            | Op::Scale(a, b) => vec![a, b],
+            Op::Tanh(a)
+            | Op::Transpose(a)
+            | Op::Reshape(a)
+            | Op::SliceAndRepeat(a)
+            | Op::Unsqueeze(a)
+            | Op::Detach(a) => vec![a],
+        }
+    }
+}
+
+/// Which operations are in scopes of `checkpoint`.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Scopes {
+    None,
+    /// All: scopes of so many operations, one after the other, and one around the rest and the
+    /// loss.
+    All(Vec<usize>),
+    /// Stretches of so many operations, each in a scope or not; the rest, and the loss, in none.
+    Some(Vec<(usize, bool)>),
+}
+
+impl Scopes {
+    pub(super) fn stretches(&self) -> Vec<(usize, bool)> {
+        match self {
+            Self::None => Vec::new(),
+            Self::All(lengths) => lengths.iter().map(|length| (*length, true)).collect(),
+            Self::Some(stretches) => stretches.clone(),
+        }
+    }
+
+    /// Whether what comes after the stretches, and the loss, is in a scope.
+    pub(super) fn around_the_loss(&self) -> bool {
+        matches!(self, Self::All(_))
+    }
+
+    /// For each of so many operations, and for the loss at the end, whether it is in a scope.
+    fn of_each(&self, ops: usize) -> Vec<bool> {
+        let stretches = self.stretches().into_iter();
+        let mut scopes: Vec<bool> = stretches
+            .flat_map(|(length, is_scope)| vec![is_scope; length])
+            .take(ops)
+            .collect();
+        scopes.resize(ops + 1, self.around_the_loss());
+        scopes
+    }
+}
+
+/// A forward pass over some parameters: each operation adds a value, and `outputs` of them make the
+/// loss. What is not among their ancestors is a use that leads to no loss.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Graph {
+    pub(super) ops: Vec<Op>,
+    pub(super) outputs: Vec<Operand>,
+    /// Take each parameter once and share the value, or anew at each use.
+    pub(super) shared: bool,
+    pub(super) scopes: Scopes,
+}
+
+/// One step of a training.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    /// Which of the graphs, modulo how many there are.
+    pub(super) graph: usize,
+    pub(super) is_armed: bool,
+    /// Run the forward pass once more and drop it: before the real one, and after.
+    pub(super) discarded: (bool, bool),
+    /// Keep all values until the step is over.
+    pub(super) keeps_values: bool,
+}
+
+/// A training.
+#[derive(Clone, Debug)]
+pub(super) struct Program {
+    pub(super) parameters: usize,
+    pub(super) graphs: Vec<Graph>,
+    pub(super) steps: Vec<Step>,
+    pub(super) recompute: Recompute,
+}
+
+impl Graph {
+    /// The indices of the values that make the loss; the last value is always among them.
+    pub(super) fn outputs(&self, parameters: usize) -> Vec<usize> {
+        let all = parameters + self.ops.len();
+        let outputs = self.outputs.iter();
+        let mut outputs: Vec<usize> = outputs
+            .map(|output| output.index(parameters, all))
+            .collect();
+        outputs.push(all - 1);
+        outputs
+    }
+
+    /// The indices of the operands of each operation.
+    fn operands(&self, parameters: usize) -> Vec<Vec<usize>> {
+        let ops = self.ops.iter().enumerate();
+        ops.map(|(at, op)| {
+            let operands = op.operands().into_iter();
+            operands
+                .map(|operand| operand.index(parameters, parameters + at))
+                .collect()
+        })
+        .collect()
+    }
+
+    /// For each value whether it is computed from a parameter; a constant has no gradient.
+    fn tracked(&self, parameters: usize) -> Vec<bool> {
+        let mut tracked = vec![true; parameters];
+        for (op, operands) in self.ops.iter().zip(self.operands(parameters)) {
+            let is_tracked = operands.iter().any(|operand| tracked[*operand]);
+            tracked.push(is_tracked && !matches!(op, Op::Detach(_)));
+        }
+        tracked
+    }
+
+    /// For each value whether the loss is computed from it.
+    pub(super) fn live(&self, parameters: usize) -> Vec<bool> {
+        let mut live = vec![false; parameters + self.ops.len()];
+        for output in self.outputs(parameters) {
+            live[output] = true;
+        }
+        for (at, operands) in self.operands(parameters).iter().enumerate().rev() {
+            if live[parameters + at] {
+                for operand in operands {
+                    live[*operand] = true;
+                }
+            }
+        }
+        live
+    }
+
+    /// For each value whether it is computed from the result of a scope, so that the core knows
+    /// what is done to it. `None` if the gradient is cut off in between.
+    fn above_scopes(&self, parameters: usize) -> Vec<Option<bool>> {
+        let tracked = self.tracked(parameters);
+        let scopes = self.scopes.of_each(self.ops.len());
+        let mut above = vec![Some(false); parameters];
+        for (at, operands) in self.operands(parameters).iter().enumerate() {
+            let of_operands = operands.iter().map(|operand| above[*operand]);
+            let of_operands: Vec<_> = of_operands.collect();
+            let is_above = scopes[at] || of_operands.contains(&Some(true));
+            above.push(match is_above {
+                true if !tracked[parameters + at] => None,
+                true => Some(true),
+                false if of_operands.contains(&None) => None,
+                false => Some(false),
+            });
+        }
+        above
+    }
+
+    /// For each value the uses that a gradient comes from: whether each is in a scope, or together
+    /// with the result of one.
+    fn uses(&self, parameters: usize) -> Vec<Vec<Option<bool>>> {
+        let (live, tracked) = (self.live(parameters), self.tracked(parameters));
+        let scopes = self.scopes.of_each(self.ops.len());
+        let above = self.above_scopes(parameters);
+        let mut uses = vec![Vec::new(); live.len()];
+        for (at, operands) in self.operands(parameters).iter().enumerate() {
+            let value = parameters + at;
+            if live[value] && tracked[value] {
+                for operand in operands {
+                    uses[*operand].push(above[value]);
+                }
+            }
+        }
+        for output in self.outputs(parameters) {
+            uses[output].push(match scopes[self.ops.len()] {
+                true => Some(true),
+                false => above[output],
+            });
+        }
+        uses
+    }
+
+    /// Whether a tensor or parameter is used three times or more, in scopes or with their results,
+    /// and without them.
+    fn mixes_uses(&self, parameters: usize) -> bool {
+        let is_mixed = |uses: &Vec<Option<bool>>| {
+            let may_be = |known| uses.iter().any(|of| of.is_none_or(|of| of == known));
+            uses.len() >= 3 && may_be(true) && may_be(false)
+        };
+        self.uses(parameters).iter().any(is_mixed)
+    }
+
+    /// Whether a parameter is used three times or more.
+    fn uses_a_parameter_often(&self, parameters: usize) -> bool {
+        let uses = self.uses(parameters);
+        uses[..parameters].iter().any(|uses| uses.len() >= 3)
+    }
+
+    /// Whether the loss depends on any parameter; a constant has no backward pass.
+    fn depends(&self, parameters: usize) -> bool {
+        let tracked = self.tracked(parameters);
+        let mut outputs = self.outputs(parameters).into_iter();
+        outputs.any(|output| tracked[output])
+    }
+}
+
+impl Program {
+    pub(super) fn graph(&self, step: &Step) -> &Graph {
+        &self.graphs[step.graph % self.graphs.len()]
+    }
+
+    /// Whether the docs say that its weights may differ in their last bits.
+    ///
+    /// What is outside of all scopes, and not computed from their results, is not recorded without
+    /// `Recompute`; and of a pass that a plan keeps from its beginning, nothing is, until it
+    /// outgrows the budget.
+    pub(super) fn may_differ_in_last_bits(&self) -> bool {
+        let mut steps = self.steps.iter();
+        let mixes = |step: &Step| self.graph(step).mixes_uses(self.parameters);
+        let often = |step: &Step| self.graph(step).uses_a_parameter_often(self.parameters);
+        match self.recompute {
+            Recompute::Budget(_) => steps.any(|step| mixes(step) || often(step)),
+            Recompute::None => steps.any(mixes),
+            _ => steps.any(|step| !step.is_armed && mixes(step)),
+        }
+    }
+}
+
+/// Mostly what is near: programs of one value after the other, that come back to parameters.
+fn operand() -> impl Strategy<Value = Operand> {
+    let number = || 0..64usize;
+    prop_oneof![
+        3 => number().prop_map(Operand::Parameter),
+        4 => (0..4usize).prop_map(Operand::Newest),
+        2 => number().prop_map(Operand::Any),
+    ]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let pair = || (operand(), operand());
+    prop_oneof![
+        6 => pair().prop_map(|(a, b)| Op::Matmul(a, b)),
+        4 => pair().prop_map(|(a, b)| Op::Add(a, b)),
+        4 => pair().prop_map(|(a, b)| Op::Multiply(a, b)),
+        1 => pair().prop_map(|(a, b)| Op::Halves(a, b)),
+        1 => pair().prop_map(|(a, b)| Op::Scale(a, b)),
+        2 => operand().prop_map(Op::Tanh),
+        2 => operand().prop_map(Op::Transpose),
+        2 => operand().prop_map(Op::Reshape),
+        2 => operand().prop_map(Op::SliceAndRepeat),
+        2 => operand().prop_map(Op::Unsqueeze),
+        1 => operand().prop_map(Op::Detach),
+    ]
+}
+
+fn scopes() -> impl Strategy<Value = Scopes> {
+    let lengths = prop::collection::vec(1..12usize, 0..8);
+    let stretches = prop::collection::vec((1..12usize, any::<bool>()), 0..8);
+    prop_oneof![
+        2 => Just(Scopes::None),
+        1 => lengths.prop_map(Scopes::All),
+        1 => stretches.prop_map(Scopes::Some),
+    ]
+}
+
+fn graph() -> impl Strategy<Value = Graph> {
+    (
+        prop::collection::vec(op(), 5..=60),
+        prop::collection::vec(operand(), 1..4),
+        any::<bool>(),
+        scopes(),
+    )
+        .prop_map(|(ops, outputs, shared, scopes)| Graph {
+            ops,
+            outputs,
+            shared,
+            scopes,
+        })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    (
+        any::<usize>(),
+        prop::bool::weighted(0.7),
+        (prop::bool::weighted(0.3), prop::bool::weighted(0.3)),
+        prop::bool::weighted(0.3),
+    )
+        .prop_map(|(graph, is_armed, discarded, keeps_values)| Step {
+            graph,
+            is_armed,
+            discarded,
+            keeps_values,
+        })
+}
+
+fn recompute() -> impl Strategy<Value = Recompute> {
+    prop_oneof![
+        1 => Just(Recompute::None),
+        1 => Just(Recompute::Automatic),
+        1 => (1..8192u64).prop_map(Recompute::Budget),
+    ]
+}
+
+pub(super) fn program() -> impl Strategy<Value = Program> {
+    (
+        3..=6usize,
+        prop::collection::vec(graph(), 1..=3),
+        prop::collection::vec(step(), 3..=6),
+        recompute(),
+    )
+        .prop_map(|(parameters, graphs, steps, recompute)| Program {
+            parameters,
+            graphs,
+            steps,
+            recompute,
+        })
+        .prop_filter("a constant has no backward pass", |program| {
+            let mut graphs = program.graphs.iter();
+            graphs.all(|graph| graph.depends(program.parameters))
+        })
+}
