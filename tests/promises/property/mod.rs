@@ -88,3 +88,45 @@ fn a_parameter_first_used_above_the_loss() {
     };
     check::<Flex>(&program, RUNS).expect("the same weights, and no gradient left behind");
 }
+
+/// A training with one graph, not armed.
+fn in_scopes(parameters: usize, ops: Vec<Op>, outputs: Vec<Operand>, scopes: Scopes) -> Program {
+    let graph = Graph {
+        ops,
+        outputs,
+        shared: false,
+        scopes,
+    };
+    let step = Step {
+        graph: 0,
+        is_armed: false,
+        discarded: (false, false),
+        keeps_values: false,
+    };
+    Program {
+        parameters,
+        graphs: vec![graph],
+        steps: vec![step; 3],
+        recompute: Recompute::None,
+    }
+}
+
+/// The first parameter is used on the tape outside of scopes alone, which the backward pass comes
+/// to from two sides: through the scope, and from the loss. Of one order, its uses add up as Burn
+/// reaches them.
+#[test]
+fn what_is_below_a_scope_and_beside_it() {
+    use Operand::{Newest, Parameter};
+
+    let ops = vec![
+        Op::Matmul(Parameter(0), Parameter(0)),
+        Op::Add(Newest(0), Parameter(0)),
+        Op::Unsqueeze(Newest(0)),
+        Op::Add(Newest(0), Parameter(1)),
+        Op::Matmul(Parameter(1), Newest(0)),
+    ];
+    let scopes = Scopes::Some(vec![(2, false), (1, true)]);
+    let program = in_scopes(2, ops, vec![Parameter(0)], scopes);
+    let verdict = check::<Flex>(&program, RUNS).expect("the same weights");
+    assert_eq!(verdict, Verdict::Same);
+}

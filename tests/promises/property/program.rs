@@ -234,12 +234,6 @@ impl Graph {
         self.uses(parameters).iter().any(is_mixed)
     }
 
-    /// Whether a parameter is used three times or more.
-    fn uses_a_parameter_often(&self, parameters: usize) -> bool {
-        let uses = self.uses(parameters);
-        uses[..parameters].iter().any(|uses| uses.len() >= 3)
-    }
-
     /// Whether the loss depends on any parameter; a constant has no backward pass.
     fn depends(&self, parameters: usize) -> bool {
         let tracked = self.tracked(parameters);
@@ -253,20 +247,12 @@ impl Program {
         &self.graphs[step.graph % self.graphs.len()]
     }
 
-    /// Whether the docs say that its weights may differ in their last bits.
-    ///
-    /// What is outside of all scopes, and not computed from their results, is not recorded without
-    /// `Recompute`; and of a pass that a plan keeps from its beginning, nothing is, until it
-    /// outgrows the budget.
+    /// Whether the docs say that its weights may differ in their last bits: what is outside of all
+    /// scopes, and not computed from their results, is not recorded without `Recompute`.
     pub(super) fn may_differ_in_last_bits(&self) -> bool {
-        let mut steps = self.steps.iter();
-        let mixes = |step: &Step| self.graph(step).mixes_uses(self.parameters);
-        let often = |step: &Step| self.graph(step).uses_a_parameter_often(self.parameters);
-        match self.recompute {
-            Recompute::Budget(_) => steps.any(|step| mixes(step) || often(step)),
-            Recompute::None => steps.any(mixes),
-            _ => steps.any(|step| !step.is_armed && mixes(step)),
-        }
+        let is_recorded = |step: &Step| self.recompute != Recompute::None && step.is_armed;
+        let mut steps = self.steps.iter().filter(|step| !is_recorded(step));
+        steps.any(|step| self.graph(step).mixes_uses(self.parameters))
     }
 }
 

@@ -24,10 +24,8 @@ use crate::{subgraph, util::lock::lock};
 ///
 /// Given to [`ReleaseOptimizer::with_recompute`](crate::ReleaseOptimizer::with_recompute). Model
 /// code stays as it is: armed forward passes are recorded and cut into segments where little is
-/// alive, as between the blocks of a transformer. Weights are those of plain Burn, bit for bit; of
-/// a pass that outgrows a budget within which all was kept, but for the last bits of weights used
-/// several times. A state carried over from step to step has to be detached.
-/// [`checkpoint`](crate::checkpoint) chooses the segments by hand.
+/// alive, as between the blocks of a transformer. Weights are those of plain Burn, bit for bit. A
+/// state carried over from step to step has to be detached. [`checkpoint`](crate::checkpoint) chooses the segments by hand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Recompute {

@@ -76,9 +76,12 @@ struct Scope<B: Inner> {
     inputs: Vec<Option<InputNode>>,
     leaves: Vec<Tracked<B>>,
     uses: Vec<Use<B>>,
-    /// The gradients that the nodes of the outputs have received.
-    grads: Arc<Mutex<Vec<Option<Primitive<B>>>>>,
+    grads: OutputGrads<B>,
 }
+
+/// The gradients that the nodes of the outputs have received, by the index of the output. All of one
+/// order, they run as Burn has reached them.
+type OutputGrads<B> = Arc<Mutex<Vec<(usize, Primitive<B>)>>>;
 
 /// State of the scope's node, taken by the one backward pass that reaches it.
 struct State<B: Inner>(Arc<Mutex<Option<Scope<B>>>>);
@@ -135,7 +138,7 @@ fn gathered<B: Inner>(mut guards: Vec<NodeGuard>, device: &B::Device) -> [NodeGu
 #[derive(Clone, Debug)]
 struct OutputState<B: Inner> {
     at: usize,
-    grads: Arc<Mutex<Vec<Option<Primitive<B>>>>>,
+    grads: OutputGrads<B>,
 }
 
 #[derive(Debug)]
@@ -147,7 +150,7 @@ impl<B: Inner> Backward<B, 1> for Output {
     fn backward(self, ops: Ops<OutputState<B>, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
         let OutputState { at, grads } = ops.state;
-        lock(&grads)[at] = Some(grad);
+        lock(&grads).push((at, grad));
     }
 }
 
@@ -158,7 +161,7 @@ pub(crate) fn scope_node<B: Inner>(
     again: RunAgain<B>,
 ) -> Vec<Tracked<B>> {
     let device = outputs[0].device();
-    let grads = Arc::new(Mutex::new(outputs.iter().map(|_| None).collect()));
+    let grads = OutputGrads::<B>::default();
     let is_in_scope = mode() == Mode::Replaying;
 
     // Inputs first: only direct parents give access to the sum of later uses.
@@ -251,14 +254,15 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
         let mut seeds: Vec<(NodeId, Primitive<B>)> = Vec::new();
         // Not the outputs that led to no loss: Burn runs no node without a gradient.
         let mut roots: Vec<NodeGuard> = Vec::new();
-        for (output, grad) in run.outputs.iter().zip(of_outputs) {
-            if let Some(grad) = grad
-                && output.is_tracked()
-            {
+        for (at, grad) in of_outputs {
+            let output = &run.outputs[at];
+            if output.is_tracked() {
                 seeds.push((output.id(), grad));
                 roots.push(output.node());
             }
         }
+        // Burn reaches the last first.
+        roots.reverse();
         let mut direct = 0;
         for (input, leaf) in inputs.iter().zip(&run.inputs) {
             let (Some(input), Some(leaf)) = (input, leaf) else {

@@ -437,6 +437,89 @@ fn run(numbers: std::ops::Range<u64>, runs: usize, device: &Device) {
     );
 }
 
+/// Trains a program, not armed and armed. Returns whether both are plain Burn's to the last bit.
+fn is_same(stretches: Vec<(Vec<Op>, bool)>, outputs: Vec<usize>) -> bool {
+    let graph = Graph { stretches, outputs };
+    let same = [false, true].map(|is_armed| {
+        let step = Step {
+            graph: 0,
+            is_armed,
+            discards: false,
+        };
+        let program = Program {
+            parameters: 2,
+            graphs: vec![graph.clone()],
+            steps: vec![step; 3],
+        };
+        let expected = expected(&program, &flex());
+        compare(&program, &flex(), &expected) == Ok(Verdict::Same)
+    });
+    same == [true, true]
+}
+
+#[test]
+fn a_result_of_a_scope_that_leads_to_no_loss() {
+    let scope = vec![Op::Tanh(0), Op::Matmul(0, 1)];
+    assert!(is_same(vec![(scope, true)], vec![2]));
+}
+
+/// What the parameters have got from elsewhere by then stays theirs.
+#[test]
+fn a_scope_of_constants() {
+    let before = vec![
+        Op::Matmul(1, 1),
+        Op::Multiply(2, 1),
+        Op::Tanh(1),
+        Op::Detach(4),
+    ];
+    let stretches = vec![(before, false), (vec![Op::Tanh(5)], true)];
+    assert!(is_same(stretches, vec![3, 6]));
+}
+
+/// Which is reached first decides the order in which their parameters' gradients add up.
+#[test]
+fn two_results_of_one_scope() {
+    let scope = vec![Op::Matmul(0, 0), Op::Add(0, 0)];
+    assert!(is_same(
+        vec![(scope, true), (vec![Op::Matmul(3, 2)], false)],
+        vec![4]
+    ));
+}
+
+/// An input of a scope that leads to no loss has a gradient of zeros there, where plain Burn has
+/// none: with momentum, its parameter goes on.
+#[test]
+fn an_input_that_leads_to_no_loss_gets_zeros() {
+    let device = flex();
+    let loss = |model: &Parameters, step: usize, with_scope: bool| {
+        let matrices = &model.matrices;
+        if step == 0 {
+            return matrices[0].val().matmul(matrices[1].val()).square().mean();
+        }
+        let unused = matrices[0].val().tanh();
+        let input = matrices[1].val().tanh();
+        let forward = |_: &Parameters, (_, input): (Tensor<2>, Tensor<2>)| input.square();
+        let result = match with_scope {
+            true => checkpoint(model, (unused, input), forward),
+            false => forward(model, (unused, input)),
+        };
+        result.mean()
+    };
+    let train = |with_scope: bool, optim: ModuleOptimizer| {
+        let (mut model, mut optim) = (Parameters::new(2, &device), optim);
+        for step in 0..2 {
+            let grads = loss(&model, step, with_scope).backward();
+            let grads = GradientsParams::from_grads(grads, &model);
+            model = optim.step(RATE, model, grads);
+        }
+        bits(&model)
+    };
+    assert_eq!(train(true, sgd()), train(false, sgd()));
+    let (found, expected) = (train(true, momentum()), train(false, momentum()));
+    assert_ne!(found[0], expected[0], "plain Burn leaves it where it is");
+    assert_eq!(found[1], expected[1]);
+}
+
 #[test]
 fn random_programs_train_the_same() {
     for device in devices() {
