@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use vit::config::{BackendKind, OptimizerKind, Preset};
 use vit::data::ImageSize;
-use vit::terminal::{self, say};
+use vit::terminal::{self, note, say};
 
 /// The files that a suite writes.
 const FILES: [&str; 3] = ["results.json", "table.md", "memory.svg"];
@@ -241,13 +241,13 @@ fn run(args: &SuiteArgs) -> Result<ExitCode> {
     let results = suite::run(&request, |so_far| {
         // The last of them may have room again, and says so if it has none.
         if let Err(error) = write(so_far, &args.output) {
-            eprintln!("{error:#}");
+            note(&format!("{error:#}"));
         }
     })?;
     write(&results, &args.output)?;
     say(&report::table(&results))?;
     for name in FILES {
-        eprintln!("written: {}", args.output.join(name).display());
+        note(&format!("written: {}", args.output.join(name).display()));
     }
     Ok(if results.failed.is_empty() {
         ExitCode::SUCCESS

@@ -14,6 +14,7 @@ use std::env;
 use std::process::Command;
 use std::result;
 use std::time::{Duration, Instant};
+use vit::terminal::note;
 
 /// Measures what was requested, and calls `progress` with the results so far after each run.
 ///
@@ -159,17 +160,17 @@ impl Suite<'_> {
         let seconds = begun.elapsed().as_secs_f64();
         match outcome {
             Ok(output) => {
-                eprintln!("{what}: measured in {seconds:.1} s");
+                note(&format!("{what}: measured in {seconds:.1} s"));
                 Some(output)
             }
             Err(Missing::LeftOut(why)) => {
-                eprintln!("{what}: left out: {why}");
+                note(&format!("{what}: left out: {why}"));
                 self.results.left_out.push(LeftOut { what, why });
                 None
             }
             Err(Missing::Failed(error)) => {
                 let why = format!("{error:#}");
-                eprintln!("{what}: failed: {why}");
+                note(&format!("{what}: failed: {why}"));
                 self.results.failed.push(LeftOut { what, why });
                 None
             }

@@ -3,6 +3,7 @@
 mod arithmetic;
 mod burn_0_22;
 mod python;
+mod stderr;
 
 use assert_cmd::Command;
 use burn_memory_timeline::Snapshot;

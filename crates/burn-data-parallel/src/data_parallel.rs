@@ -232,6 +232,28 @@ impl DataParallel {
         Ok(Tensor::from_data(data, (&device, dtype)))
     }
 
+    /// A few numbers of each replica, in the order of the ranks, on the first one; nothing on the
+    /// others.
+    ///
+    /// # Errors
+    ///
+    /// If a replica does something else, as its `what` says, or has more or fewer numbers.
+    pub fn gather_numbers<const N: usize>(
+        &self,
+        what: &str,
+        numbers: [f64; N],
+    ) -> Result<Vec<[f64; N]>, ReplicaError> {
+        let own = numbers.iter().flat_map(|number| number.to_ne_bytes());
+        let what = format!("{what}, as many as {N}");
+        let all = self.exchange.gather(&what, own.collect())?.into_iter();
+        let number = |bytes: &[u8]| f64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
+        let of_rank = |bytes: Vec<u8>| {
+            let mut numbers = bytes.chunks_exact(size_of::<f64>()).map(number);
+            std::array::from_fn(|_| numbers.next().expect("as many as were sent"))
+        };
+        Ok(all.filter(|bytes| !bytes.is_empty()).map(of_rank).collect())
+    }
+
     /// Waits until all replicas have this gradient.
     #[cfg(feature = "distributed")]
     pub(crate) fn meet_at<B: Backend>(

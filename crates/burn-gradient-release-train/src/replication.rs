@@ -32,6 +32,11 @@ impl<Output: GatherOutput> Replication<Output> for DataParallel {
 
 /// What a training step puts out, to be put together from that of all replicas: the metrics of the
 /// first replica are then those of whole batches.
+///
+/// Burn's outputs are scores and targets, which the first replica is sent in every iteration. Where
+/// the metrics need only their sums, an output of a few numbers takes a few bytes:
+/// [`ClassificationCounts`](crate::metric::ClassificationCounts) for loss and accuracy, or your own
+/// with [`DataParallel::gather_numbers`].
 pub trait GatherOutput: Sized {
     /// Puts the outputs together on the first replica, with [`DataParallel::gather`]. What the
     /// others return is not seen.

@@ -38,7 +38,8 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 ///
 /// The communication is done by a thread, so that the next gradient can be computed meanwhile.
 /// Clones are the same processes. When the last one is dropped, this process takes its leave of the
-/// others, and waits until they do the same; if that is while a panic unwinds, it ends all of them.
+/// others, and waits until they do the same, at most for its [timeout](Replicas::with_timeout); if
+/// that is while a panic unwinds, it ends all of them.
 #[derive(Clone)]
 pub struct Replicas {
     thread: Arc<Thread>,
@@ -50,6 +51,8 @@ struct Thread {
     size: usize,
     jobs: Option<Sender<Job>>,
     taking_leave: Option<TakingLeave>,
+    /// The timeout of the clone that was dropped last.
+    patience: Mutex<Duration>,
     /// The first error, after which there is no orderly end.
     failed: Mutex<Option<ReplicaError>>,
 }
@@ -57,7 +60,7 @@ struct Thread {
 /// What the thread does when nothing is left to do.
 struct TakingLeave {
     handle: JoinHandle<()>,
-    /// Says that the others do something else. Without a word the thread ends by itself.
+    /// Says that the others do something else. It is closed when the thread has left them.
     refused: Mutex<Receiver<()>>,
 }
 
@@ -97,7 +100,7 @@ impl Replicas {
                 Ok(communicator) => {
                     let place = (communicator.rank(), communicator.size());
                     let _ = ready.send(Ok(place));
-                    serve(communicator, &queue, refuse);
+                    serve(communicator, &queue, &refuse);
                 }
                 Err(error) => {
                     let _ = ready.send(Err(failure(&error)));
@@ -115,6 +118,7 @@ impl Replicas {
                     handle,
                     refused: Mutex::new(refused),
                 }),
+                patience: Mutex::new(TIMEOUT),
                 failed: Mutex::new(None),
             }),
             timeout: TIMEOUT,
@@ -136,8 +140,8 @@ impl Replicas {
         Ok(replicas)
     }
 
-    /// Sets the timeout (default 30 min): how long to wait for the others. It has to cover the time
-    /// in which the first process validates and saves while they wait.
+    /// Sets the timeout (default 30 min): how long to wait for the others, also until they leave. It
+    /// has to cover the time in which the first process validates and saves while they wait.
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -309,7 +313,7 @@ impl<T> Pending<T> {
     }
 }
 
-fn serve(communicator: impl Communicator, queue: &Receiver<Job>, refuse: Sender<()>) {
+fn serve(communicator: impl Communicator, queue: &Receiver<Job>, refuse: &Sender<()>) {
     let channel = Channel {
         communicator: &communicator,
         failed: Mutex::new(None),
@@ -403,6 +407,12 @@ impl Channel<'_> {
     }
 }
 
+impl Drop for Replicas {
+    fn drop(&mut self) {
+        *lock(&self.thread.patience) = self.timeout;
+    }
+}
+
 impl Drop for Thread {
     fn drop(&mut self) {
         let jobs = self.jobs.take();
@@ -415,9 +425,11 @@ impl Drop for Thread {
         }
         drop(jobs);
         let has_failed = lock(&self.failed).is_some();
+        let patience = *lock(&self.patience);
         if let Some(TakingLeave { handle, refused }) = self.taking_leave.take()
             && !has_failed
-            && lock(&refused).recv().is_err()
+            // Others that do not come are left behind, and so is the thread that waits for them.
+            && lock(&refused).recv_timeout(patience) == Err(RecvTimeoutError::Disconnected)
         {
             let _ = handle.join();
         }

@@ -2,7 +2,12 @@
 //!
 //! Counts as ignored where no processes can be started together.
 
-use std::{env, error::Error, process::Command};
+use std::{
+    env,
+    error::Error,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -15,8 +20,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let has_mpirun = Command::new("mpirun").arg("--version").output().is_ok();
     let is_missing = cfg!(not(feature = "mpi")) || !has_mpirun;
-    let tests: [(&str, fn()); 3] = [
+    let tests: [(&str, fn()); 4] = [
         ("who_leaves_says_why", who_leaves_says_why),
+        (
+            "who_leaves_others_that_are_stopped_says_why",
+            who_leaves_stopped_others_says_why,
+        ),
         ("many_processes_gather", many_processes_gather),
         (
             "machines_have_the_means_of_one",
@@ -56,9 +65,21 @@ fn who_leaves_says_why() {
     }
 }
 
+/// Nobody who leaves waits for ever for a process that the operator, or a debugger, has stopped.
+fn who_leaves_stopped_others_says_why() {
+    let begun = Instant::now();
+    let (is_well, said) = run(2, "stopped");
+    assert!(!is_well, "{said}");
+    assert!(said.contains("no such image"), "{said}");
+    assert!(begun.elapsed() < Duration::from_secs(60), "{said}");
+}
+
+/// 8 with 9 MiB each, 32 with 3: the first receives more than a segment.
 fn many_processes_gather() {
-    let (is_well, said) = run(8, "gather");
-    assert!(is_well, "{said}");
+    for (processes, mib) in [(8, 9), (32, 3)] {
+        let (is_well, said) = run(processes, &format!("gather {mib} MiB"));
+        assert!(is_well, "{processes} processes: {said}");
+    }
 }
 
 fn machines_have_the_means_of_one() {
@@ -82,7 +103,7 @@ mod program {
 
 #[cfg(feature = "mpi")]
 mod program {
-    use std::{thread, time::Duration};
+    use std::{process, thread};
 
     use burn_replicas::{Exchange, Known, Mpi, Recipients, Replicas};
 
@@ -90,8 +111,11 @@ mod program {
 
     /// As an operator's `fn main() -> Result`, whose error is printed when everything is dropped.
     pub(super) fn run(program: &str) -> Result<(), Box<dyn Error>> {
-        if program == "gather" {
-            return gather();
+        if let Some(mib) = program.strip_prefix("gather ") {
+            return gather(mib.trim_end_matches(" MiB").parse()?);
+        }
+        if program == "stopped" {
+            return leave_stopped_others();
         }
         if let Some(processes) = program.strip_prefix("machines of ") {
             return mean(processes.parse()?);
@@ -106,6 +130,18 @@ mod program {
         }
         replicas.meet("the first batch")?;
         Ok(())
+    }
+
+    /// The second process stops itself, and the first leaves with an error.
+    fn leave_stopped_others() -> Result<(), Box<dyn Error>> {
+        let replicas = Replicas::new(Mpi::initialize)?.with_timeout(Duration::from_secs(2));
+        replicas.meet("the beginning")?;
+        if replicas.rank() == 1 {
+            let this = process::id().to_string();
+            Command::new("kill").args(["-STOP", &this]).status()?;
+        }
+        thread::sleep(Duration::from_millis(500));
+        Err("no such image".into())
     }
 
     /// What is freed after the replicas and before the error is printed.
@@ -146,10 +182,10 @@ mod program {
     }
 
     /// Other numbers of bytes from each, in several segments.
-    fn gather() -> Result<(), Box<dyn Error>> {
+    fn gather(mib: usize) -> Result<(), Box<dyn Error>> {
         let exchange = Exchange::new(Replicas::new(Mpi::initialize)?);
         let (rank, size) = (exchange.replicas().rank(), exchange.replicas().size());
-        let of = |rank: usize| vec![rank as u8; (9 << 20) + rank];
+        let of = |rank: usize| vec![rank as u8; (mib << 20) + rank];
         let gathered = exchange.gather("bytes", of(rank))?;
         match rank {
             0 => assert!((0..size).all(|rank| gathered[rank] == of(rank))),

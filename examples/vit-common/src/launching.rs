@@ -27,15 +27,19 @@ pub fn train(program: &str, processes: usize, folder: &Path, more: &[&str]) -> C
 
 /// Two processes of `train`, the second of which has more options than the first.
 pub fn train_unlike(program: &str, folder: &Path, both: &[&str], second: &[&str]) -> Command {
+    train_each(program, folder, [both, &[both, second].concat()])
+}
+
+/// Two processes of `train`, each with options of its own.
+pub fn train_each(program: &str, folder: &Path, [first, second]: [&[&str]; 2]) -> Command {
     let mut command = launched(program, 1);
-    let options = |command: &mut Command| {
+    let options = |command: &mut Command, own: &[&str]| {
         command.args(["train", "--json", "--data-parallel", "--artifact-dir"]);
-        command.arg(folder).args(both);
+        command.arg(folder).args(own);
     };
-    options(&mut command);
+    options(&mut command, first);
     command.args([":", "-n", "1", program]);
-    options(&mut command);
-    command.args(second);
+    options(&mut command, second);
     command
 }
 
@@ -97,12 +101,21 @@ pub fn signalled(mut run: Command, signal: &str, rank: usize, file: &Path) -> (D
     run.stdout(Stdio::piped()).stderr(Stdio::piped());
     let launcher = run.spawn().expect("the program is started");
     wait_for(file);
-    let process = processes_of(&launcher)[rank].to_string();
-    let kill = Command::new("kill").args([signal, &process]).status();
-    assert!(kill.expect("a system has kill").success());
+    kill(&launcher, signal, rank);
     let begun = Instant::now();
     let output = launcher.wait_with_output().expect("it ends");
     (begun.elapsed(), output)
+}
+
+/// Signals one of the processes that a launcher has started.
+///
+/// # Panics
+///
+/// If there is no such process.
+pub fn kill(launcher: &Child, signal: &str, rank: usize) {
+    let process = processes_of(launcher)[rank].to_string();
+    let kill = Command::new("kill").args([signal, &process]).status();
+    assert!(kill.expect("a system has kill").success());
 }
 
 /// The processes that a launcher has started.
@@ -115,7 +128,12 @@ fn processes_of(launcher: &Child) -> Vec<u32> {
         .collect()
 }
 
-fn wait_for(file: &Path) {
+/// Waits until there is a file.
+///
+/// # Panics
+///
+/// If there is none after two minutes.
+pub fn wait_for(file: &Path) {
     let begun = Instant::now();
     while !file.exists() {
         let waited = begun.elapsed();

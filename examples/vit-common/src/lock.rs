@@ -2,10 +2,11 @@
 //!
 //! The system unlocks it when its program ends, however it ends. The file says who that is.
 
+use crate::files::CannotWrite;
 use crate::terminal::note;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::Path;
 use std::process;
 
@@ -21,22 +22,22 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// Another program has locked it, or it cannot be written.
+    /// Another program has locked it, or it cannot be written: [`CannotWrite`].
     pub fn acquire(folder: &Path) -> Result<Self> {
         let path = folder.join(LOCK);
-        let cannot = || format!("cannot lock {}", path.display());
+        let cannot =
+            |error: io::Error| CannotWrite(format!("cannot lock {}: {error}", path.display()));
         let mut file = OpenOptions::new()
             .create(true)
             .truncate(false)
             .read(true)
             .write(true)
             .open(&path)
-            .with_context(cannot)?;
+            .map_err(cannot)?;
         match file.try_lock() {
             Ok(()) => {
-                file.set_len(0).with_context(cannot)?;
-                file.write_all(this_process().as_bytes())
-                    .with_context(cannot)?;
+                file.set_len(0).map_err(cannot)?;
+                file.write_all(this_process().as_bytes()).map_err(cannot)?;
                 Ok(Self(file))
             }
             Err(TryLockError::WouldBlock) => {
@@ -60,7 +61,7 @@ impl Lock {
                 ));
                 Ok(Self(file))
             }
-            Err(TryLockError::Error(error)) => Err(error).with_context(cannot),
+            Err(TryLockError::Error(error)) => Err(cannot(error).into()),
         }
     }
 

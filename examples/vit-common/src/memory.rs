@@ -1,13 +1,16 @@
 //! Bytes on the heap, which the allocator of a binary counts.
 
 use peak_alloc::PeakAlloc;
+use serde::Serialize;
 
-/// The highest number of bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The highest number of bytes. It is written with the names that results have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Peak {
     /// Bytes in use.
+    #[serde(rename = "peak_bytes")]
     pub in_use: u64,
     /// Bytes reserved from the device; not counted on the heap.
+    #[serde(rename = "peak_reserved_bytes")]
     pub reserved: Option<u64>,
 }
 

@@ -11,9 +11,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use vit_common::files::{write_json, writing};
 use vit_common::lock::Lock;
+use vit_common::memory::Peak;
 
 const SETTINGS: &str = "config.json";
 const RESULTS: &str = "results.json";
+/// The peak of a process that has no results.
+const MEMORY: &str = "memory.json";
 
 /// The files of Burn's learner.
 const CHECKPOINTS: &str = "checkpoint";
@@ -90,10 +93,9 @@ impl Artifacts {
     ///
     /// # Errors
     ///
-    /// Another program trains in it.
+    /// Another program trains in it, or it cannot be written.
     pub fn lock(&self) -> Result<Lock> {
-        fs::create_dir_all(&self.folder)
-            .with_context(|| format!("cannot write to {}", self.folder.display()))?;
+        self.write(|| Ok(fs::create_dir_all(&self.folder)?))?;
         Lock::acquire(&self.folder)
     }
 
@@ -141,11 +143,10 @@ impl Artifacts {
                     fs::remove_file(checkpoint)?;
                 }
             }
-            for split in LOGS {
-                for epoch in entries(&self.folder.join(split))? {
-                    if starts_with(&epoch, &["epoch-"]) {
-                        fs::remove_dir_all(epoch)?;
-                    }
+            remove_logs(&self.folder)?;
+            for of_rank in entries(&self.folder)? {
+                if is_of_rank(&of_rank) {
+                    self.remove_rank(&of_rank)?;
                 }
             }
             Ok(())
@@ -161,6 +162,15 @@ impl Artifacts {
     /// Writes the results.
     pub fn save_results(&self, results: &impl Serialize) -> Result<()> {
         self.write(|| write_json(&self.folder, RESULTS, results))
+    }
+
+    /// Writes the peak of a process other than the first, which has the results.
+    pub fn save_peak(&self, peak: Peak) -> Result<()> {
+        let folder = self.metrics();
+        writing(&folder, || {
+            fs::create_dir_all(&folder)?;
+            write_json(&folder, MEMORY, &peak)
+        })
     }
 
     /// The epoch of the newest complete checkpoint.
@@ -184,9 +194,43 @@ impl Artifacts {
         Ok(Losses { train, valid })
     }
 
+    /// Removes what another process of an earlier run has left, which may have had more of them.
+    fn remove_rank(&self, folder: &Path) -> Result<()> {
+        remove_logs(folder)?;
+        for file in [APPLICATION_LOG, MEMORY].map(|name| folder.join(name)) {
+            if file.exists() {
+                fs::remove_file(file)?;
+            }
+        }
+        // Deepest first. What holds other files stays.
+        for left in LOGS.map(|split| folder.join(split)) {
+            let _ = fs::remove_dir(left);
+        }
+        let _ = fs::remove_dir(folder);
+        Ok(())
+    }
+
     fn write(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
         writing(&self.folder, work)
     }
+}
+
+fn remove_logs(folder: &Path) -> Result<()> {
+    for split in LOGS {
+        for epoch in entries(&folder.join(split))? {
+            if starts_with(&epoch, &["epoch-"]) {
+                fs::remove_dir_all(epoch)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a process other than the first of a run has logged there.
+fn is_of_rank(folder: &Path) -> bool {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    let rank = name.strip_prefix("rank-").map(str::parse::<usize>);
+    matches!(rank, Some(Ok(_))) && folder.is_dir()
 }
 
 fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
@@ -226,8 +270,20 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let (ours, others) = (
-            ["checkpoint/optim-3.mpk", "valid/epoch-3/Loss.log"],
-            ["checkpoint/notes", "train/cat/1.png"],
+            [
+                "checkpoint/optim-3.mpk",
+                "valid/epoch-3/Loss.log",
+                "rank-1/train/epoch-3/Loss.log",
+                "rank-1/experiment.log",
+                "rank-2/memory.json",
+                "rank-3/train/epoch-1/Loss.log",
+            ],
+            [
+                "checkpoint/notes",
+                "train/cat/1.png",
+                "rank-3/notes",
+                "rank-other/train/epoch-1/1.png",
+            ],
         );
         for file in ours.iter().chain(&others) {
             fs::create_dir_all(path(file).parent().unwrap()).unwrap();
@@ -239,5 +295,6 @@ mod tests {
         assert!(path(SETTINGS).exists());
         assert!(ours.iter().all(|file| !path(file).exists()));
         assert!(others.iter().all(|file| path(file).exists()));
+        assert!(!path("rank-1").exists() && !path("rank-2").exists());
     }
 }

@@ -12,6 +12,7 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 use burn_gradient_release::checkpoint;
+use burn_gradient_release_train::metric::ClassificationCounts;
 
 pub use vit_common::model::{Pool, VitConfig};
 
@@ -116,23 +117,23 @@ impl<B: Backend> Vit<B> {
 
 impl<B: AutodiffBackend> TrainStep for Vit<B> {
     type Input = Batch<B>;
-    type Output = ClassificationOutput<B>;
+    type Output = ClassificationCounts<B>;
 
-    fn step(&self, batch: Batch<B>) -> TrainOutput<ClassificationOutput<B>> {
+    fn step(&self, batch: Batch<B>) -> TrainOutput<ClassificationCounts<B>> {
         // The dropout of a resumed run is that of the uninterrupted one.
         B::seed(&batch.images.device(), batch.seed);
         let item = burn_memory_timeline::forward(self, || self.forward_classification(batch));
         let grads = burn_memory_timeline::backward(|| item.loss.backward());
-        TrainOutput::new(self, grads, item)
+        TrainOutput::new(self, grads, item.into())
     }
 }
 
 impl<B: Backend> InferenceStep for Vit<B> {
     type Input = Batch<B>;
-    type Output = ClassificationOutput<B>;
+    type Output = ClassificationCounts<B>;
 
-    fn step(&self, batch: Batch<B>) -> ClassificationOutput<B> {
-        self.forward_classification(batch)
+    fn step(&self, batch: Batch<B>) -> ClassificationCounts<B> {
+        self.forward_classification(batch).into()
     }
 }
 

@@ -24,7 +24,7 @@ use burn::optim::{LearningRate, Optimizer};
 use burn::record::DefaultRecorder;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Device, ElementConversion};
-use burn::train::metric::{AccuracyMetric, LearningRateMetric, LossMetric};
+use burn::train::metric::{LearningRateMetric, LossMetric};
 use burn::train::{
     InferenceStep, Interrupter, Learner, LearningComponentsMarker, LearningResult,
     SupervisedTraining,
@@ -34,19 +34,31 @@ use burn_gradient_release::{
     GroupOptions, NormClipping, ParamGroup, ReleaseBackend, WithGradientRelease,
 };
 use burn_gradient_release_train::metric::{
-    AppliedLearningRateMetric, GradNormMetric, PeakMemoryMetric, ReleasedMetric,
+    AppliedLearningRateMetric, CountedAccuracyMetric, GradNormMetric, PeakMemoryMetric,
+    ReleasedMetric,
 };
 use burn_gradient_release_train::resume::{AtomicFileRecorder, ResumedDataLoader};
 use burn_gradient_release_train::{
     BlockingCheckpointingStrategy, GradientReleaseStrategy, StepMonitor,
 };
 use burn_lean_optim::LeanBackend;
-use burn_memory_timeline::{Recorder, Recording};
+use burn_memory_timeline::{RecordError, Recorder, Recording};
 use std::path::Path;
 use std::sync::Arc;
 use vit_common::config::WARM_UP;
+use vit_common::files::CannotWrite;
 
 pub use vit_common::results::Results;
+
+/// A run that has ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// How it has ended.
+    pub ending: Ending,
+    /// Whether the memory timeline was written, if one was asked for: it is no part of the
+    /// training, which does not fail with it.
+    pub memory_timeline: Result<()>,
+}
 
 /// The end of a run.
 #[derive(Clone, Debug)]
@@ -95,13 +107,13 @@ type Training<B, O> =
     SupervisedTraining<LearningComponentsMarker<B, ComposedLrScheduler, Vit<B>, O>>;
 
 impl Job for Train<'_> {
-    type Output = Ending;
+    type Output = Ended;
 
     fn plain<B: AutodiffBackend<InnerBackend: LeanBackend>>(
         self,
         device: Device<B>,
         memory: Option<Memory>,
-    ) -> Result<Ending> {
+    ) -> Result<Ended> {
         let memory = high_water(memory)?;
         let decay = self.config.regularization().weight_decay;
         with_optimizer!(self.config.engine.optimizer, decay, B, |optimizer, _| {
@@ -115,7 +127,7 @@ impl Job for Train<'_> {
         self,
         device: Device<B>,
         memory: Option<Memory>,
-    ) -> Result<Ending> {
+    ) -> Result<Ended> {
         let memory = high_water(memory)?;
         let monitor = StepMonitor::new().with_memory(memory.clone());
         let strategy = GradientReleaseStrategy::new(device.clone())
@@ -174,7 +186,7 @@ impl Train<'_> {
         optimizer: O,
         memory: &HighWater,
         adapt: impl FnOnce(Training<B, O>) -> Training<B, O>,
-    ) -> Result<Ending>
+    ) -> Result<Ended>
     where
         B: AutodiffBackend,
         O: Optimizer<Vit<B>, B> + 'static,
@@ -202,7 +214,7 @@ impl Train<'_> {
             self.train_loader::<B>(&device, done.unwrap_or(0)),
             valid.clone(),
         )
-        .metrics((LossMetric::new(), AccuracyMetric::new()))
+        .metrics((LossMetric::new(), CountedAccuracyMetric::new()))
         .metric_train_numeric(LearningRateMetric::new())
         .with_metric_logger(MetricLog::new(
             &self.artifacts.metrics(),
@@ -238,10 +250,18 @@ impl Train<'_> {
         let LearningResult { model, renderer } = panics.catch(|| training.launch(learner))?;
         // Restores the terminal.
         drop(renderer);
-        if let Some(recording) = recording {
-            recording.finish().context("no memory timeline")?;
-        }
-        self.end(&model, &*valid, memory)
+        let ending = self.end(&model, &*valid, memory)?;
+        let finish = |recording: Recording| match recording.finish() {
+            Ok(_) => Ok(()),
+            Err(RecordError::Save(error)) => {
+                Err(CannotWrite(format!("no memory timeline: {error}")).into())
+            }
+            Err(error) => Err(error).context("no memory timeline"),
+        };
+        Ok(Ended {
+            ending,
+            memory_timeline: recording.map_or(Ok(()), finish),
+        })
     }
 
     fn record(&self, memory: &HighWater) -> Result<Option<Recording>> {
@@ -315,6 +335,7 @@ impl Train<'_> {
             return Err(stopping::error(reason));
         }
         if !is_first {
+            self.artifacts.save_peak(memory.highest())?;
             let by_ctrl_c = reason.is_some_and(|reason| stopping::is_ctrl_c(&reason));
             return Ok(Ending::OfAnotherRank { by_ctrl_c });
         }
@@ -430,12 +451,7 @@ pub fn scheduler(learning_rate: LearningRate, iterations: usize) -> Result<Compo
 fn accuracy<B: Backend>(model: &Vit<B>, images: &dyn DataLoader<B, Batch<B>>) -> f64 {
     let correct: i64 = images
         .iter()
-        .map(|batch| {
-            let scored = model.step(batch);
-            let best = scored.output.argmax(1).flatten(0, 1);
-            let hits = best.equal(scored.targets).int().sum();
-            hits.into_scalar().elem::<i64>()
-        })
+        .map(|batch| model.step(batch).hits.into_scalar().elem::<i64>())
         .sum();
     correct as f64 / images.num_items().max(1) as f64
 }

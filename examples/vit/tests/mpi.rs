@@ -2,19 +2,22 @@
 //!
 //! Counts as ignored where no processes can be started together.
 
+use burn_memory_timeline::Snapshot;
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output, Stdio};
-use std::sync::OnceLock;
-use std::time::Duration;
+use std::sync::{OnceLock, mpsc};
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use vit_common::launching::{self, digest, result, said};
 use vit_common::small_disk::SmallDisk;
 
 fn main() -> ExitCode {
-    let tests: [(&str, fn()); 12] = [
+    let tests: [(&str, fn()); 16] = [
         ("replicas_train_as_one_process_does", replicas_train_as_one),
         ("a_sharded_run_is_resumed", a_sharded_run_is_resumed),
         (
@@ -32,10 +35,27 @@ fn main() -> ExitCode {
         ),
         ("who_fails_says_why", who_fails_says_why),
         ("other_settings_are_refused", other_settings_are_refused),
-        ("a_full_disk_is_told_from_ctrl_c", a_full_disk_is_told),
+        (
+            "a_run_is_not_overwritten_by_another",
+            a_run_is_not_overwritten,
+        ),
+        (
+            "a_process_that_is_stopped_is_not_awaited_for_ever",
+            a_stopped_process_is_not_awaited,
+        ),
+        (
+            "an_error_is_printed_before_the_others_answer",
+            an_error_is_printed_at_once,
+        ),
+        (
+            "a_memory_timeline_is_that_of_the_first_process",
+            a_memory_timeline_of_the_first,
+        ),
+        (FULL_DISK, a_full_disk_is_told),
     ];
     let is_missing = cfg!(not(feature = "mpi")) || !launching::has_mpirun();
     let tests = tests.map(|(name, test)| {
+        let is_missing = is_missing || (name == FULL_DISK && !SmallDisk::can_mount());
         let trial = Trial::test(name, move || -> Result<(), Failed> {
             test();
             Ok(())
@@ -44,6 +64,9 @@ fn main() -> ExitCode {
     });
     libtest_mimic::run(&Arguments::from_args(), tests.into()).exit_code()
 }
+
+/// The test that also wants to mount a disk.
+const FULL_DISK: &str = "a_full_disk_is_told_from_ctrl_c";
 
 fn train(processes: usize, folder: &Path, more: &[&str]) -> Command {
     launching::train(env!("CARGO_BIN_EXE_vit"), processes, folder, more)
@@ -274,28 +297,151 @@ fn who_fails_says_why() {
 
 fn other_settings_are_refused() {
     let home = TempDir::new().unwrap();
-    for (second, text) in [
-        (["--optimizer", "sgd"], "engine.optimizer: \"sgd\""),
+    // Of the same number, size and classes.
+    let [some, other] = ["some", "other"].map(|name| {
+        let folder = home.path().join(name);
+        write_images(&folder, [32, 16], name.len());
+        folder.to_str().unwrap().to_string()
+    });
+    for (first, second, text) in [
         (
+            ["--optimizer", "adam"],
+            ["--optimizer", "sgd"],
+            "engine.optimizer: \"sgd\"",
+        ),
+        (
+            ["--weight-decay", "0.05"],
             ["--weight-decay", "0.1"],
             "regularization.weight_decay: 0.1",
         ),
-        (["--seed", "43"], "seed: 43"),
-        (["--pool", "mean"], "model.pool: \"mean\""),
+        (["--seed", "42"], ["--seed", "43"], "seed: 43"),
+        (
+            ["--pool", "class-token"],
+            ["--pool", "mean"],
+            "model.pool: \"mean\"",
+        ),
+        (
+            ["--dropout", "0.1"],
+            ["--dropout", "0.2"],
+            "model.dropout: 0.2",
+        ),
+        (["--data", &some], ["--data", &other], "data_digest: \""),
     ] {
         let folder = home.path().join("run");
+        let new = ["--epochs", "2", "--batch-size", "16"];
+        let [first, second] = [first, second].map(|own| [&new[..], &own].concat());
         let program = env!("CARGO_BIN_EXE_vit");
-        let command = launching::train_unlike(program, &folder, &NEW, &second);
+        let command = launching::train_each(program, &folder, [&first, &second]);
         fails(command, 1, &format!("rank 1: the setting {text}"));
     }
+}
+
+/// Random images of 8x8 and labels, so many for training and for validation.
+fn write_images(folder: &Path, counts: [u32; 2], seed: usize) {
+    fs::create_dir_all(folder).unwrap();
+    let mut state = seed as u32;
+    let mut random = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    let header = |sizes: &[u32]| {
+        let sizes_in_bytes = sizes.iter().flat_map(|size| size.to_be_bytes());
+        let kind = [0, 0, 8, sizes.len() as u8].into_iter();
+        kind.chain(sizes_in_bytes).collect::<Vec<_>>()
+    };
+    for (part, count) in ["train", "t10k"].into_iter().zip(counts) {
+        let file = |what: &str| folder.join(format!("{part}-{what}-ubyte"));
+        let mut pixels = header(&[count, 8, 8]);
+        pixels.extend((0..count * 64).map(|_| random()));
+        fs::write(file("images-idx3"), pixels).unwrap();
+        let mut labels = header(&[count]);
+        labels.extend((0..count).map(|at| (at % 4) as u8));
+        fs::write(file("labels-idx1"), labels).unwrap();
+    }
+}
+
+fn a_run_is_not_overwritten() {
+    let home = TempDir::new().unwrap();
+    let folder = home.path().join("run");
+    let finished = result(train(2, &folder, &NEW));
+    fails(train(2, &folder, &NEW), 1, "holds a finished run");
+    let saved = fs::read(folder.join("results.json")).unwrap();
+    assert_eq!(serde_json::from_slice::<Value>(&saved).unwrap(), finished);
+    let stopped = [NEW.as_slice(), &["--overwrite", "--stop-after", "17"]].concat();
+    let output = train(2, &folder, &stopped).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let text = "holds a run that was interrupted";
+    fails(train(2, &folder, &NEW), 1, text);
+}
+
+fn a_stopped_process_is_not_awaited() {
+    let home = TempDir::new().unwrap();
+    let folder = home.path().join("run");
+    let new = ["--epochs", "1000", "--batch-size", "128", "--timeout", "5"];
+    let saved = folder.join("checkpoint/scheduler-1.mpk");
+    let (took, output) = launching::signalled(train(2, &folder, &new), "-STOP", 1, &saved);
+    let text = "rank 0 of 2 has waited 5s for the others at ";
+    assert!(said(&output).contains(text), "{}", said(&output));
+    assert!(took < Duration::from_secs(30), "{took:?}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+/// The first process cannot save its results, and the other one does not let it go.
+fn an_error_is_printed_at_once() {
+    let home = TempDir::new().unwrap();
+    let (folder, data) = (home.path().join("run"), home.path().join("data"));
+    // The first process classifies all of them once more, after the others have ended.
+    write_images(&data, [16, 4000], 1);
+    let new = ["--epochs", "1", "--batch-size", "16", "--timeout", "120"];
+    let mut run = train(2, &folder, &new);
+    run.arg("--data").arg(&data);
+    run.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut launcher = run.spawn().unwrap();
+    launching::wait_for(&folder.join("checkpoint/scheduler-1.mpk"));
+    sleep(Duration::from_millis(200));
+    launching::kill(&launcher, "-STOP", 1);
+    fs::create_dir(folder.join("results.json")).unwrap();
+
+    let (sender, lines) = mpsc::channel();
+    let stderr = BufReader::new(launcher.stderr.take().unwrap());
+    let reader = thread::spawn(move || {
+        let lines = stderr.lines().map_while(Result::ok);
+        lines.for_each(|line| drop(sender.send(line)));
+    });
+    let begun = Instant::now();
+    let mut all = Vec::new();
+    let is_printed = loop {
+        let left = Duration::from_secs(60).saturating_sub(begun.elapsed());
+        let Ok(line) = lines.recv_timeout(left) else {
+            break false;
+        };
+        all.push(line);
+        if all.last().unwrap().starts_with("error: cannot write to ") {
+            break true;
+        }
+    };
+    launching::kill(&launcher, "-CONT", 1);
+    assert!(is_printed, "{all:?}");
+    assert_eq!(launcher.wait().unwrap().code(), Some(74));
+    reader.join().unwrap();
+}
+
+fn a_memory_timeline_of_the_first() {
+    let home = TempDir::new().unwrap();
+    let file = home.path().join("timeline.json.gz");
+    let new = ["--epochs", "1", "--batch-size", "128"];
+    let mut run = train(2, &home.path().join("run"), &new);
+    let output = run.arg("--memory-timeline").arg(&file).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let written = said(&output).matches("memory timeline written").count();
+    assert_eq!(written, 1, "{}", said(&output));
+    assert!(!Snapshot::load(&file).unwrap().parameters.is_empty());
 }
 
 fn a_full_disk_is_told() {
     let home = TempDir::new().unwrap();
     // Room for the model, and not for the states.
-    let Some(_mounted) = SmallDisk::mount(home.path(), 1400) else {
-        return;
-    };
+    let _mounted = SmallDisk::mount(home.path(), 1400).expect("it could before");
     fails(
         train(3, &home.path().join("run"), &NEW),
         74,
@@ -336,8 +482,12 @@ fn sharded_states_lower_the_peak() {
     let peak = |name: &str, more: &[&'static str]| {
         let settings = [new.as_slice(), more].concat();
         let result = result(train(2, &home.path().join(name), &settings));
-        result["peak_bytes"].as_u64().unwrap()
+        let other = fs::read(home.path().join(name).join("rank-1/memory.json")).unwrap();
+        let other: Value = serde_json::from_slice(&other).unwrap();
+        [&result, &other].map(|of_rank| of_rank["peak_bytes"].as_u64().unwrap())
     };
     let [whole, sharded] = [peak("whole", &[]), peak("sharded", &["--shard-optimizer"])];
-    assert!(sharded < whole, "{sharded} {whole}");
+    println!("peaks of both processes: {whole:?}, sharded {sharded:?}");
+    assert!(sharded[0] < whole[0], "{sharded:?} {whole:?}");
+    assert!(sharded[1] < whole[1], "{sharded:?} {whole:?}");
 }

@@ -9,6 +9,7 @@ use burn::optim::{
     AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, GradientsParams, MuonConfig, Optimizer,
     RmsPropConfig, SgdConfig, momentum::MomentumConfig,
 };
+use burn::tensor::{Tensor, backend::AutodiffBackend};
 use burn_data_parallel::{DataParallel, Replicas};
 use burn_gradient_release::{
     NormClipping, Outcome, Recompute, ReleaseAccumulator, WithGradientRelease,
@@ -16,7 +17,9 @@ use burn_gradient_release::{
 
 use super::reference::{Parts, mean_grads, share};
 use crate::clipping::by_hand::clip_global;
-use crate::harness::models::{Matrices, Mlp, Recurrent, Scenario, Size, Tied, Transformer, Views};
+use crate::harness::models::{
+    Matrices, Mlp, Recurrent, Scenario, Size, Tied, Transformer, TransformerModel, Views,
+};
 use crate::harness::ranks::ranks;
 use crate::harness::run::{RATE, Start};
 use crate::harness::weights::{readable, save};
@@ -113,6 +116,25 @@ pub(crate) fn equals_one_process<S: Scenario>(
     released
 }
 
+/// Sequences of 6 tokens on one replica, and of 70 on the next.
+struct OfOtherLengths;
+
+impl Scenario for OfOtherLengths {
+    type Model<B: AutodiffBackend> = TransformerModel<B>;
+
+    fn init<B: AutodiffBackend>(size: Size, device: &B::Device) -> TransformerModel<B> {
+        Transformer::init(size, device)
+    }
+
+    fn loss<B: AutodiffBackend>(
+        model: &TransformerModel<B>,
+        size: Size,
+        step: u64,
+    ) -> Tensor<B, 1> {
+        model.loss(size, 6 + 64 * (step % 2) as usize, step)
+    }
+}
+
 fn all_ways(parallel: &DataParallel) {
     let adam = AdamConfig::new();
     assert!(equals_one_process::<Mlp>(parallel, &adam, Way::Armed) > 0);
@@ -170,6 +192,20 @@ fn every_model() {
     ranks(2..=3, "mpi::weights::every_model", |replicas| {
         all_models(&DataParallel::new(replicas.clone()));
         all_models(&DataParallel::new(replicas).with_sharded_optimizer());
+    });
+}
+
+/// Each plans from the sizes of its own share what it recomputes, and so in which order gradients
+/// are complete.
+#[test]
+fn shares_of_other_lengths_recompute() {
+    let test = "mpi::weights::shares_of_other_lengths_recompute";
+    ranks(2..=3, test, |replicas| {
+        let adam = AdamConfig::new();
+        let parallel = DataParallel::new(replicas);
+        equals_one_process::<OfOtherLengths>(&parallel, &adam, Way::Recomputed);
+        let sharded = parallel.with_sharded_optimizer();
+        equals_one_process::<OfOtherLengths>(&sharded, &adam, Way::Recomputed);
     });
 }
 

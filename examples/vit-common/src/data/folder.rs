@@ -42,7 +42,8 @@ pub(super) fn load(folder: &Path, size: ImageSize) -> Result<Dataset> {
     let size = size.resolve(natural.unwrap_or(USUAL_SIZE).min(USUAL_SIZE))?;
 
     // Reads the files a second time: held in memory, images are large until they have been resized.
-    let mut all = Split::default();
+    let channels = if grey { 1 } else { 3 };
+    let mut all = Split::with_room(files.len(), size, channels)?;
     for (file, label) in &files {
         let image = read(file)?;
         let pixels = if grey {
@@ -52,7 +53,6 @@ pub(super) fn load(folder: &Path, size: ImageSize) -> Result<Dataset> {
         };
         all.push(&pixels, *label);
     }
-    let channels = if grey { 1 } else { 3 };
     Dataset::from_one(size, channels, classes.len(), &all)
         .with_context(|| folder.display().to_string())
 }

@@ -57,7 +57,7 @@ struct Pair {
 
 impl Pair {
     fn split(self, size: usize) -> Result<Split> {
-        let mut split = Split::default();
+        let mut split = Split::with_room(self.labels.len(), size, 1)?;
         let images = self.pixels.chunks_exact(self.width * self.height);
         for (image, label) in images.zip(self.labels) {
             let image = GrayImage::from_raw(self.width as u32, self.height as u32, image.to_vec())
@@ -105,7 +105,7 @@ fn read(folder: &Path, part: &str, what: &str, dims: usize) -> Result<(Idx, Path
     let file = candidates
         .iter()
         .map(|candidate| folder.join(candidate))
-        .find(|file| file.is_file())
+        .find(|file| file.exists())
         .with_context(|| format!("{} has no file {name} or {name}.gz", folder.display()))?;
     let idx = read_file(&file)
         .and_then(|bytes| Idx::parse(bytes, dims))

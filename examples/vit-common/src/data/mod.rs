@@ -6,6 +6,7 @@ mod idx;
 
 use crate::digest;
 use crate::rng::SeededRng;
+use crate::terminal::mib;
 use anyhow::{Context, Result, ensure};
 use image::imageops::{self, FilterType};
 use image::{GrayImage, RgbImage};
@@ -137,6 +138,33 @@ pub struct Image {
 }
 
 impl Split {
+    /// A split with room for so many images of so many channels.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory for them.
+    fn with_room(images: usize, size: usize, channels: usize) -> Result<Self> {
+        let bytes = [size, size, channels];
+        let bytes = bytes
+            .iter()
+            .try_fold(images, |all, by| all.checked_mul(*by));
+        let mut split = Self::default();
+        let has_room = bytes.is_some_and(|bytes| {
+            // A system may promise more than it has, and end the program once it is used.
+            available().is_none_or(|available| bytes as u64 <= available)
+                && split.pixels.try_reserve_exact(bytes).is_ok()
+                && split.labels.try_reserve_exact(images).is_ok()
+        });
+        ensure!(
+            has_room,
+            "there is no memory for {images} images of {size}x{size}{}: choose a smaller --image-size",
+            bytes.map_or_else(String::new, |bytes| {
+                format!(", which take {} MiB", mib(bytes as u64, 0))
+            })
+        );
+        Ok(split)
+    }
+
     /// Number of images.
     pub fn len(&self) -> usize {
         self.labels.len()
@@ -216,12 +244,13 @@ impl Dataset {
             "{} images are too few to train and to validate: at least {VALIDATION_PART} are needed",
             all.len()
         );
-        let mut train = Split::default();
-        let mut validation = Split::default();
+        let for_validation = all.len() / VALIDATION_PART;
+        let mut train = Split::with_room(all.len() - for_validation, size, channels)?;
+        let mut validation = Split::with_room(for_validation, size, channels)?;
         let stride = size * size * channels;
         let order = SeededRng::new(&[SPLIT_SEED]).permutation(all.len());
         for (place, index) in order.into_iter().enumerate() {
-            let part = if place < all.len() / VALIDATION_PART {
+            let part = if place < for_validation {
                 &mut validation
             } else {
                 &mut train
@@ -278,6 +307,16 @@ fn ensure_is_file(path: &Path) -> Result<()> {
         path.display()
     );
     Ok(())
+}
+
+/// Bytes that programs can still take, swap included; `None` on systems other than Linux.
+fn available() -> Option<u64> {
+    let memory = fs::read_to_string("/proc/meminfo").ok()?;
+    let kib = |name: &str| {
+        let line = memory.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    Some((kib("MemAvailable:")? + kib("SwapFree:")?) << 10)
 }
 
 /// The labels of a batch.
@@ -354,6 +393,18 @@ mod tests {
         };
         let error = Dataset::load(&Source::Digits, odd).unwrap_err();
         assert!(error.to_string().contains("9x9"), "{error}");
+    }
+
+    #[test]
+    fn images_that_no_memory_holds_are_refused() {
+        let room = |images, size| Split::with_room(images, size, 3);
+        assert_eq!(room(5, 4).unwrap().pixels.capacity(), 5 * 4 * 4 * 3);
+        for (images, size) in [(usize::MAX / 200, 8), (1 << 40, 8192)] {
+            let text = room(images, size).unwrap_err().to_string();
+            let images = format!("there is no memory for {images} images of {size}x{size}");
+            assert!(text.starts_with(&images), "{text}");
+            assert!(text.ends_with("choose a smaller --image-size"), "{text}");
+        }
     }
 
     #[test]

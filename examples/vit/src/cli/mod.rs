@@ -6,20 +6,23 @@ mod settings;
 
 use crate::artifacts::Artifacts;
 use crate::backend;
-use crate::config::{Engine, Mode};
+use crate::config::{Engine, Mode, TrainConfig};
 use crate::terminal::{self, note, say};
-use crate::train::{Ending, Train};
+use crate::train::{Ended, Ending, Train};
 use anyhow::{Result, ensure};
 use args::TrainArgs;
 use burn::train::Interrupter;
 use burn_data_parallel::DataParallel;
 use clap::{Parser, Subcommand};
 use ctrl_c::INTERRUPTED;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, IsTerminal};
 use std::num::NonZeroUsize;
+#[cfg(unix)]
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
+use vit_common::files::CannotWrite;
 use vit_common::parallel::{self, check_settings, check_shares};
 use vit_common::summary::summary;
 
@@ -49,7 +52,7 @@ enum Task {
 ///
 /// The binary passes it in. Defined in this library, it would compile the training on every
 /// backend, which takes minutes, into everything that uses the library.
-pub type Run = fn(&Engine, Train<'_>) -> Result<Ending>;
+pub type Run = fn(&Engine, Train<'_>) -> Result<Ended>;
 
 /// Runs the program.
 pub fn main(run: Run) -> ExitCode {
@@ -61,7 +64,13 @@ pub fn main(run: Run) -> ExitCode {
 
 fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
     let parallel = data_parallel(args)?;
-    let rank = parallel.as_ref().map(|parallel| parallel.replicas().rank());
+    let done = train_as(parallel.as_ref(), args, run);
+    // Before this process takes its leave of the others, which may not answer.
+    Ok(done.unwrap_or_else(|error| ExitCode::from(terminal::fail(&error))))
+}
+
+fn train_as(parallel: Option<&DataParallel>, args: &TrainArgs, run: Run) -> Result<ExitCode> {
+    let rank = parallel.map(|parallel| parallel.replicas().rank());
     let artifacts = Artifacts::of_rank(&args.artifact_dir, rank.unwrap_or_default());
     let saved = if args.resume {
         Some(artifacts.settings()?)
@@ -72,27 +81,19 @@ fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
         None
     };
     let (config, data) = args.resolve(saved.as_ref())?;
-    if let Some(parallel) = &parallel {
+    if let Some(parallel) = parallel {
         ensure!(
             config.engine.mode == Mode::Release,
             "--data-parallel needs gradient release: use --mode release"
         );
         check_shares(parallel.replicas(), data.train.len(), config.batch_size)?;
     }
-    if let Some(file) = &args.memory_timeline {
-        // Found when the training is done, else.
-        ensure!(
-            !file.is_dir(),
-            "--memory-timeline takes a file, and {} is a folder",
-            file.display()
-        );
-        let folder = file.parent().filter(|folder| *folder != Path::new(""));
-        ensure!(
-            folder.is_none_or(Path::is_dir),
-            "--memory-timeline cannot write {}: choose a folder that exists",
-            file.display()
-        );
+    // Every process would write the same file.
+    let memory_timeline = args.memory_timeline.as_deref();
+    let memory_timeline = memory_timeline.filter(|_| artifacts.is_of_first_rank());
+    if let Some(file) = memory_timeline {
         backend::can_record(&config.engine)?;
+        ensure_writable(file)?;
     }
     let mut _lock = None;
     if artifacts.is_of_first_rank() {
@@ -101,7 +102,7 @@ fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
             artifacts.ensure_no_run()?;
         }
     }
-    if let Some(parallel) = &parallel {
+    if let Some(parallel) = parallel {
         // Not before the first of them has looked at the folder.
         parallel.replicas().meet("the beginning")?;
         check_settings(parallel.replicas(), &serde_json::to_value(&config)?)?;
@@ -109,26 +110,42 @@ fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
 
     let interrupter = Interrupter::new();
     ctrl_c::stop(interrupter.clone(), shows_tui(args))?;
-    let ending = run(
+    let Ended {
+        ending,
+        memory_timeline: recorded,
+    } = run(
         &config.engine,
         Train {
             config: &config,
             data: &data,
             artifacts: &artifacts,
-            parallel: parallel.as_ref(),
+            parallel,
             resume: args.resume,
             interrupter,
             stop_after: args.stop_after.map(NonZeroUsize::get),
-            memory_timeline: args.memory_timeline.as_deref(),
+            memory_timeline,
             tui: shows_tui(args),
         },
     )?;
-    if let Some(file) = &args.memory_timeline {
+    let code = report(ending, &config, &artifacts, args.json)?;
+    // Last: the results are there without it.
+    recorded?;
+    if let Some(file) = memory_timeline {
         let file = file.display();
         note(&format!(
             "memory timeline written: {file}; `burn-memory summary {file}` reads it"
         ));
     }
+    Ok(code)
+}
+
+/// Says how a run has ended; its exit code.
+fn report(
+    ending: Ending,
+    config: &TrainConfig,
+    artifacts: &Artifacts,
+    json: bool,
+) -> Result<ExitCode> {
     match ending {
         Ending::OfAnotherRank { by_ctrl_c: true } => Ok(ExitCode::from(INTERRUPTED)),
         Ending::OfAnotherRank { by_ctrl_c: false } => Ok(ExitCode::SUCCESS),
@@ -139,7 +156,7 @@ fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
                 config.grads_accumulation > 1,
                 &results,
             );
-            if args.json {
+            if json {
                 note(&table);
                 say(&serde_json::to_string(&results)?)?;
             } else {
@@ -172,14 +189,59 @@ fn train(args: &TrainArgs, run: Run) -> Result<ExitCode> {
     }
 }
 
+/// Fails if a memory timeline cannot be written there, which is found after the training, else.
+fn ensure_writable(file: &Path) -> Result<()> {
+    ensure!(
+        !file.is_dir(),
+        "--memory-timeline takes a file, and {} is a folder",
+        file.display()
+    );
+    // It is replaced, which a device would not survive.
+    ensure!(
+        !file.exists() || file.is_file(),
+        "--memory-timeline takes a file, and {} is none",
+        file.display()
+    );
+    let folder = file.parent().filter(|folder| *folder != Path::new(""));
+    let folder = folder.unwrap_or(Path::new("."));
+    ensure!(
+        folder.is_dir(),
+        "--memory-timeline cannot write {}: choose a folder that exists",
+        file.display()
+    );
+    // As the file itself, which replaces what is there.
+    let beside = folder.join(format!(".memory-timeline-{}", process::id()));
+    let written = File::create(&beside).and_then(|_| fs::remove_file(&beside));
+    written.map_err(|error| {
+        let file = file.display();
+        CannotWrite(format!("--memory-timeline cannot write {file}: {error}")).into()
+    })
+}
+
 /// Whether to show Burn's terminal UI. It takes the terminal for itself, and needs one for keys
 /// too: `mpirun` gives each process a stdout that is one, and there may be no other, as in a batch
-/// job.
+/// job. A shell's job in the background would be stopped as soon as it takes the terminal.
 fn shows_tui(args: &TrainArgs) -> bool {
     // With --json, stdout has the one line only.
     let is_wanted = !args.json && !args.no_tui && !args.data_parallel;
-    let has_keys = || io::stdin().is_terminal() || File::open("/dev/tty").is_ok();
     is_wanted && io::stdout().is_terminal() && has_keys()
+}
+
+#[cfg(unix)]
+fn has_keys() -> bool {
+    let is_in_foreground = |terminal: BorrowedFd<'_>| {
+        let group = rustix::termios::tcgetpgrp(terminal);
+        group.is_ok_and(|group| group == rustix::process::getpgrp())
+    };
+    match io::stdin().is_terminal() {
+        true => is_in_foreground(io::stdin().as_fd()),
+        false => File::open("/dev/tty").is_ok_and(|terminal| is_in_foreground(terminal.as_fd())),
+    }
+}
+
+#[cfg(not(unix))]
+fn has_keys() -> bool {
+    io::stdin().is_terminal()
 }
 
 fn data_parallel(args: &TrainArgs) -> Result<Option<DataParallel>> {

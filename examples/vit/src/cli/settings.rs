@@ -93,6 +93,10 @@ impl TrainArgs {
             "--grads-accumulation {grads_accumulation} is more than the {batches} batches of an \
              epoch: no step would ever be taken"
         );
+        ensure!(
+            epochs.checked_mul(batches).is_some(),
+            "--epochs {epochs} of {batches} batches each are more than can be counted"
+        );
         let mut model = preset.config(data.size, data.channels, data.classes);
         model.patch_size = patch_size;
         model.dropout = dropout;

@@ -1,13 +1,13 @@
 //! Disks that are full, or that change what is on them, and folders that two runs want.
 
-use crate::program::{names, outcome, result, resume, train, vit};
+use crate::images::Noise;
+use crate::program::{names, result, resume, train, vit};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use vit_common::small_disk::SmallDisk;
 
 /// The exit code of a run that could not write a file.
 const CANNOT_WRITE: i32 = 74;
@@ -60,24 +60,6 @@ fn a_file_that_cannot_be_written_is_named() {
         "other",
         "File too large",
     );
-}
-
-#[test]
-fn a_run_goes_on_when_a_full_disk_has_room_again() {
-    let home = TempDir::new().unwrap();
-    let whole = result(&mut train(&home.path().join("whole")));
-    for kib in [24, 1400] {
-        let disk = TempDir::new().unwrap();
-        let Some(mounted) = SmallDisk::mount(disk.path(), kib) else {
-            return;
-        };
-        let folder = disk.path().join("run");
-        let output = train(&folder).output().unwrap();
-        could_not_write(&output, "run/", "No space left on device");
-        mounted.resize(20_000);
-        let resumed = result(&mut resume(&folder));
-        assert_eq!(outcome(&resumed), outcome(&whole), "{kib} KiB");
-    }
 }
 
 /// A run that has the checkpoints of two epochs of three.
@@ -135,6 +117,7 @@ fn a_checkpoint_of_another_run_is_refused() {
     for (name, more) in [
         ("seed", ["--seed", "7"]),
         ("optimizer", ["--optimizer", "adam"]),
+        ("pool", ["--pool", "mean"]),
     ] {
         let [run, other] = [name, "other"].map(|folder| home.path().join(name).join(folder));
         stopped(&run, &[]);
@@ -149,6 +132,44 @@ fn a_checkpoint_of_another_run_is_refused() {
             "{said}"
         );
     }
+}
+
+/// The settings say another preset than that of the checkpoints.
+#[test]
+fn a_preset_swapped_in_by_hand_is_refused() {
+    let noise = Noise::new();
+    let train = |name: &str, preset: &str| {
+        let mut command = noise.train(name, 3);
+        command.args([
+            "--preset",
+            preset,
+            "--image-size",
+            "16",
+            "--patch-size",
+            "8",
+        ]);
+        command.args(["--stop-after", "20"]).assert().success();
+        noise.folder(name)
+    };
+    let (tiny, small) = (train("tiny", "tiny"), train("small", "small"));
+    let settings = tiny.join("config.json");
+    let before = fs::read(&settings).unwrap();
+    for file in names(&small.join("checkpoint")) {
+        let [from, to] = [&small, &tiny].map(|run| run.join("checkpoint").join(&file));
+        fs::copy(from, to).unwrap();
+    }
+    let text = "was saved by a run with other settings";
+    let said = refused(&tiny);
+    assert!(said.contains(text), "{said}");
+    // And the settings with it, but for what stands in them of the run: then it is the other run.
+    fs::copy(small.join("config.json"), &settings).unwrap();
+    assert_eq!(result(&mut resume(&tiny))["epochs"], 3);
+    // The settings alone.
+    let other = train("other", "tiny");
+    fs::copy(small.join("config.json"), other.join("config.json")).unwrap();
+    let said = refused(&other);
+    assert!(said.contains(text), "{said}");
+    assert_ne!(before, fs::read(&settings).unwrap());
 }
 
 #[test]

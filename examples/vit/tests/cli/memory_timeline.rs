@@ -5,7 +5,12 @@ use assert_cmd::Command;
 use burn_memory_timeline::Snapshot;
 use burn_memory_timeline::analysis::{Estimate, Peak, Totals};
 use burn_memory_timeline::snapshot::{Category, Phase, PhaseKind};
+use serde_json::Value;
+use std::fs;
 use std::path::Path;
+use std::process::{Command as Process, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Records the first steps of ViT-S on single small images.
@@ -145,6 +150,54 @@ fn what_cannot_be_recorded_is_refused() {
             },
         );
     }
+}
+
+/// What is lost is the timeline, and not what was trained.
+#[test]
+fn a_timeline_that_cannot_be_written_is_all_that_is_lost() {
+    let home = TempDir::new().unwrap();
+    let (run, folder) = (home.path().join("run"), home.path().join("there"));
+    fs::create_dir(&folder).unwrap();
+    let child = Process::new(assert_cmd::cargo::cargo_bin("vit"))
+        .args(["train", "--json", "--epochs", "1", "--batch-size", "256"])
+        .arg("--artifact-dir")
+        .arg(&run)
+        .arg("--memory-timeline")
+        .arg(folder.join("timeline.json.gz"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let begun = Instant::now();
+    while !run.join("config.json").exists() {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        sleep(Duration::from_millis(1));
+    }
+    // Before the fourth batch.
+    fs::remove_dir(&folder).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(74), "{said}");
+    let last = said.lines().last().unwrap();
+    assert!(last.starts_with("error: no memory timeline: "), "{said}");
+    let printed: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let saved: Value =
+        serde_json::from_slice(&fs::read(run.join("results.json")).unwrap()).unwrap();
+    assert_eq!(printed, saved);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn where_no_timeline_can_be_written_is_refused_at_once() {
+    let home = TempDir::new().unwrap();
+    let run = home.path().join("run");
+    let mut command = train(&run);
+    command.args(["--memory-timeline", "/sys/kernel/timeline.json.gz"]);
+    let output = command.assert().code(74).get_output().clone();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let text = "error: --memory-timeline cannot write /sys/kernel/timeline.json.gz: ";
+    assert!(said.starts_with(text), "{said}");
+    assert!(!run.exists());
 }
 
 #[cfg(feature = "wgpu")]

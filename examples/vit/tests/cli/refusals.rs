@@ -42,7 +42,21 @@ fn damaged_idx_files_are_named() {
 fn bad_input_gets_one_line_and_leaves_nothing() {
     let home = TempDir::new().unwrap();
     let run = home.path().join("run");
-    let cases: [(&[&str], &str); 24] = [
+    let cases: [(&[&str], &str); 27] = [
+        // 112 GiB of pixels.
+        (
+            &["--image-size", "8192"],
+            "there is no memory for 1797 images of 8192x8192, which take 115008 MiB: choose a \
+             smaller --image-size",
+        ),
+        (
+            &["--epochs", "18446744073709551615"],
+            "--epochs 18446744073709551615 of 45 batches each are more than can be counted",
+        ),
+        (
+            &["--memory-timeline", "/dev/full"],
+            "--memory-timeline takes a file, and /dev/full is none",
+        ),
         (
             &["--image-size", "4294967300"],
             "--image-size must be at most 8192",
@@ -177,6 +191,40 @@ fn a_pipe_is_no_image() {
         "1.png is not a file",
         &run,
     );
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_no_idx_file() {
+    let home = TempDir::new().unwrap();
+    let data = home.path().join("data");
+    fs::create_dir(&data).unwrap();
+    write_idx(&data);
+    let pipe = data.join("train-images-idx3-ubyte");
+    fs::remove_file(&pipe).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+    let run = home.path().join("run");
+    fails(
+        train(&run).arg("--data").arg(&data),
+        "train-images-idx3-ubyte is not a file",
+        &run,
+    );
+}
+
+/// In a folder of the system where nobody may write, not even root.
+#[cfg(target_os = "linux")]
+#[test]
+fn where_nobody_may_write_is_told_by_its_own_exit_code() {
+    for (folder, text) in [
+        ("/sys/vit/run", "error: cannot write to /sys/vit/run: "),
+        ("/sys/kernel", "error: cannot lock /sys/kernel/lock: "),
+    ] {
+        let output = train(Path::new(folder)).assert().code(74);
+        let said = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+        assert!(said.starts_with(text), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
 }
 
 #[test]

@@ -419,3 +419,92 @@ fn ctrl_c_stops_a_run_in_the_terminal_ui() {
         fs::remove_dir_all(&folder).unwrap();
     }
 }
+
+/// As `nohup vit train &`, whose terminal is closed.
+#[cfg(unix)]
+#[test]
+fn a_run_that_ignores_a_hangup_outlives_its_terminal() {
+    let noise = Noise::new();
+    let epochs = 12;
+    let whole = result(&mut noise.train("whole", epochs));
+    for (launcher, outlives) in [
+        (&["nohup"][..], true),
+        // Whatever the test was started with.
+        (&["env", "--default-signal=HUP"], false),
+    ] {
+        let name = if outlives { "nohup" } else { "terminal" };
+        let program = assert_cmd::cargo::cargo_bin("vit");
+        let program = program.to_str().unwrap();
+        let words = [launcher, &[program]].concat();
+        let child = Process::new(words[0])
+            .args(&words[1..])
+            .args(noise.args(name, epochs))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let begun = Instant::now();
+        while !noise.folder(name).join("train/epoch-2").exists() {
+            assert!(begun.elapsed() < Duration::from_secs(60));
+            sleep(Duration::from_millis(1));
+        }
+        let id = child.id().to_string();
+        let kill = Process::new("kill").args(["-HUP", &id]).status();
+        assert!(kill.unwrap().success());
+        let output = child.wait_with_output().unwrap();
+        let ended = String::from_utf8(output.stdout).unwrap();
+        match outlives {
+            true => {
+                let result: Value = serde_json::from_str(ended.trim()).unwrap();
+                assert_eq!(outcome(&result), outcome(&whole));
+            }
+            false => {
+                assert_eq!(output.status.code(), Some(130));
+                assert_eq!(ended, "");
+            }
+        }
+    }
+}
+
+/// As `vit train &` in a shell: the terminal is that of the shell, and would stop a program that
+/// takes it.
+#[cfg(unix)]
+#[test]
+fn a_run_in_the_background_leaves_the_terminal_alone() {
+    let noise = Noise::new();
+    let folder = noise.folder("run");
+    let vit = env!("CARGO_BIN_EXE_vit");
+    let (data, to) = (noise.folder(""), folder.display());
+    let train = format!(
+        "{vit} train --epochs 1 --batch-size 8 --data {} --artifact-dir {to}",
+        data.display()
+    );
+    let mut script = Process::new("script")
+        .args(["--quiet", "--return", "--command"])
+        // Jobs of a shell that has job control have groups of their own.
+        .arg(format!("bash -c 'set -m; {train} & wait'"))
+        .arg("/dev/null")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let begun = Instant::now();
+    let is_done = loop {
+        if script.try_wait().unwrap().is_some() {
+            break true;
+        }
+        if begun.elapsed() > Duration::from_secs(60) {
+            break false;
+        }
+        sleep(Duration::from_millis(20));
+    };
+    if !is_done {
+        script.kill().unwrap();
+    }
+    let output = script.wait_with_output().unwrap();
+    let shown = String::from_utf8_lossy(&output.stdout);
+    assert!(is_done, "it is stopped: {shown}");
+    assert!(shown.contains("epoch   1/1"), "{shown}");
+    assert!(!shown.contains("\x1b[?1049h"), "{shown}");
+    assert!(folder.join("results.json").exists());
+}

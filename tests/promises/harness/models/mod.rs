@@ -203,6 +203,20 @@ pub(crate) struct TransformerModel<B: Backend> {
     head: Linear<B>,
 }
 
+impl<B: Backend> TransformerModel<B> {
+    /// The loss of two sequences of this length.
+    pub(crate) fn loss(&self, size: Size, length: usize, step: u64) -> Tensor<B, 1> {
+        let vocabulary = size.pick(11, 256);
+        let tokens = ids::<B, 2>(step, [2, length], vocabulary as u64, &device::<B>());
+        let mut x = self.tokens.forward(tokens);
+        for layer in &self.blocks {
+            x = block(|| layer.forward(x));
+        }
+        let logits = log_softmax(self.head.forward(self.norm.forward(x)), 2);
+        logits.slice([0..2, 0..length, 3..4]).mean().neg()
+    }
+}
+
 #[derive(Module, Debug)]
 struct Attention<B: Backend> {
     norm: LayerNorm<B>,
@@ -255,14 +269,7 @@ impl Scenario for Transformer {
         size: Size,
         step: u64,
     ) -> Tensor<B, 1> {
-        let vocabulary = size.pick(11, 256);
-        let tokens = ids::<B, 2>(step, [2, 6], vocabulary as u64, &device::<B>());
-        let mut x = model.tokens.forward(tokens);
-        for layer in &model.blocks {
-            x = block(|| layer.forward(x));
-        }
-        let logits = log_softmax(model.head.forward(model.norm.forward(x)), 2);
-        logits.slice([0..2, 0..6, 3..4]).mean().neg()
+        model.loss(size, 6, step)
     }
 }
 

@@ -1,6 +1,8 @@
 //! Ctrl-C: the first ends the run after the batch, the second at once.
 
 #[cfg(unix)]
+mod signals;
+#[cfg(unix)]
 mod terminal;
 
 use crate::stopping::CTRL_C;
@@ -21,7 +23,7 @@ pub(super) fn stop(interrupter: Interrupter, shows_tui: bool) -> Result<()> {
     if let Some(terminal) = &terminal {
         terminal.keep_ctrl_c()?;
     }
-    ctrlc::set_handler(move || {
+    signals::listen(move || {
         // A second Ctrl-C does not wait for the batch.
         if interrupter.should_stop() {
             if let Some(terminal) = &terminal {
@@ -32,6 +34,13 @@ pub(super) fn stop(interrupter: Interrupter, shows_tui: bool) -> Result<()> {
         interrupter.stop(Some(CTRL_C));
     })
     .context("cannot listen for Ctrl-C")
+}
+
+#[cfg(not(unix))]
+mod signals {
+    pub(super) fn listen(stop: impl FnMut() + Send + 'static) -> Result<(), ctrlc::Error> {
+        ctrlc::set_handler(stop)
+    }
 }
 
 /// Only the keys of the UI end the run there.
