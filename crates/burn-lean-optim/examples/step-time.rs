@@ -83,12 +83,12 @@ fn compare(
 struct ReadAndWrite;
 
 impl Rule<2> for ReadAndWrite {
-    fn first<T: Number>(&self, weight: T, grad: T) -> (T, [T; 2]) {
-        (weight + grad.clone(), [grad.clone(), grad])
-    }
-
-    fn next<T: Number>(&self, weight: T, grad: T, [one, other]: [T; 2]) -> (T, [T; 2]) {
-        (weight + grad.clone(), [one + grad.clone(), other + grad])
+    fn step<T: Number>(&self, weight: T, grad: T, states: Option<[T; 2]>) -> (T, [T; 2]) {
+        let states = match states {
+            None => [grad.clone(), grad.clone()],
+            Some([one, other]) => [one + grad.clone(), other + grad.clone()],
+        };
+        (weight + grad, states)
     }
 }
 
