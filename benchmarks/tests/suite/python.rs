@@ -1,6 +1,6 @@
 //! PyTorch beside Burn, with a script in place of Python.
 
-use super::{Outcome, outcome, runs, tiny_with_python};
+use super::{Outcome, outcome, runs, tiny, tiny_with_python};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -111,17 +111,12 @@ versions) echo '{VERSIONS}' ;;
 esac"#
         ),
     );
-    let mut command = tiny_with_python(home.path(), &python, "2");
+    let mut command = tiny(home.path());
+    command.args(["--part", "gpt", "--batch-size", "2", "--python", &python]);
     // No run of Burn, whose model would be compared with it.
-    command.args(["--part", "gpt", "--checkpointing", "automatic"]);
-    command.args([
-        "--pytorch",
-        "hook",
-        "--vocabulary",
-        "300",
-        "--context",
-        "16",
-    ]);
+    command.args(["--mode", "plain", "--checkpointing", "automatic"]);
+    command.args(["--pytorch", "hook"]);
+    command.args(["--vocabulary", "300", "--context", "16"]);
     let Outcome { table, json } = outcome(&mut command, home.path());
     assert_eq!(runs(&json).len(), 1);
     assert!(

@@ -212,7 +212,9 @@ impl Cells {
         let mut cells = [NO_BOUND << 8; CELLS];
         for (number, cell) in (FIRST_CELL..=LAST_CELL).zip(&mut cells) {
             let below = bounds.iter().filter(|bound| *bound >> 16 < number);
-            let mut inside = bounds.iter().filter(|bound| *bound >> 16 == number);
+            // No number of a cell is above its last one.
+            let is_inside = |bound: u32| bound >> 16 == number && bound & 0xffff < 0xffff;
+            let mut inside = bounds.iter().filter(|bound| is_inside(**bound));
             let bound = inside.next().map_or(NO_BOUND, |bound| bound & 0xffff);
             debug_assert!(inside.next().is_none(), "a cell holds one bound at most");
             *cell = (bound << 8) | below.count() as u32;
