@@ -294,13 +294,13 @@ mod tests {
 
     /// What the first of three replicas logs as loss and accuracy of two iterations, and the most
     /// bytes that one replica sends for an iteration.
-    fn logged<O: GatherOutput + Send, A: Metric>(
+    fn logged<O, A: Metric>(
         classes: usize,
         of: impl Fn(ClassificationOutput<Flex>) -> O + Sync,
         accuracy: impl Fn() -> A + Sync,
     ) -> (Vec<String>, usize)
     where
-        O: Adaptor<LossInput<Flex>> + Adaptor<A::Input>,
+        O: GatherOutput + Send + Adaptor<LossInput<Flex>> + Adaptor<A::Input>,
     {
         let (of, accuracy) = (&of, &accuracy);
         let replica = move |threads: Threads| {
