@@ -1,4 +1,4 @@
-//! What a slot does with the gradient of its parameter.
+//! Takes the gradient of a parameter, and steps with it.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::grads::Gradients;
 
-use super::Slot;
 use super::state::{State, Weight};
+use super::{Slot, Stepping};
 use crate::armed_slot::Purpose;
 use crate::backend::{Inner, Primitive};
 use crate::hook_orders::HookKey;
@@ -98,7 +98,9 @@ impl<B: Inner> Slot<B> {
         if let Some(grad) = grad {
             let is_in_place = weight.can_mut() && is_owner;
             let step = self.fns.step;
+            let stepping = Stepping::begin(&self.stepping);
             let stepped = step(&mut stepper, self.id, &self.path, weight, grad, is_owner);
+            drop(stepping);
             weight = stepped.weight;
             state.is_skipped = stepped.is_skipped;
             if is_in_place && !stepped.is_skipped {

@@ -7,6 +7,7 @@ mod state;
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::thread::{self, ThreadId};
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::{DispatchTensor, TensorMetadata};
@@ -62,6 +63,9 @@ pub(crate) struct Slot<B: Inner> {
     fns: GradientFns<B>,
     mapper: Arc<dyn Any + Send + Sync>,
     state: Mutex<State<B>>,
+    /// The thread that runs the optimizer's step, under the lock of `state`: other threads wait for
+    /// the new weight, and this one would wait for itself.
+    stepping: Mutex<Option<ThreadId>>,
 }
 
 impl<B: Inner> fmt::Debug for Slot<B> {
@@ -69,6 +73,22 @@ impl<B: Inner> fmt::Debug for Slot<B> {
         f.debug_struct("Slot")
             .field("id", &self.id)
             .finish_non_exhaustive()
+    }
+}
+
+/// Says, for as long as it is there, that this thread runs the optimizer's step.
+struct Stepping<'a>(&'a Mutex<Option<ThreadId>>);
+
+impl<'a> Stepping<'a> {
+    fn begin(stepping: &'a Mutex<Option<ThreadId>>) -> Self {
+        *lock(stepping) = Some(thread::current().id());
+        Self(stepping)
+    }
+}
+
+impl Drop for Stepping<'_> {
+    fn drop(&mut self) {
+        *lock(self.0) = None;
     }
 }
 
@@ -96,6 +116,7 @@ impl<B: Inner> Slot<B> {
             fns,
             mapper,
             state: Mutex::new(state),
+            stepping: Mutex::new(None),
         };
         (slot, leaf)
     }
@@ -111,6 +132,7 @@ impl<B: Inner> Slot<B> {
             fns: self.fns,
             mapper: self.mapper.clone(),
             state: Mutex::new(twin),
+            stepping: Mutex::new(None),
         }
     }
 
@@ -127,7 +149,19 @@ impl<B: Inner> Slot<B> {
     }
 
     /// Ignores poisoning: the session records a step that has panicked.
+    ///
+    /// # Panics
+    ///
+    /// Inside the optimizer's step of this parameter, which has its weight.
     fn state(&self) -> MutexGuard<'_, State<B>> {
+        let is_stepping = *lock(&self.stepping) == Some(thread::current().id());
+        assert!(
+            !is_stepping,
+            "gradient release: the optimizer reads parameter {} from an armed model while it steps \
+             that parameter, whose weight was handed to it; use the tensor that `step` is given, or \
+             a copy of the model taken before `arm`",
+            self.id
+        );
         lock(&self.state)
     }
 

@@ -1,9 +1,15 @@
 //! Calls in an unusual order, and calls that are refused.
 
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
+
 use burn::module::Module;
 use burn::nn::LinearConfig;
-use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
+use burn::optim::{
+    GradientsParams, LearningRate, ModuleOptimizer, Optimizer, Sgd, SgdConfig, SgdState,
+};
+use burn::tensor::{Device, Tensor};
 use burn_lean::{Budget, ReleaseError, ReleaseOptimizer, WithGradientRelease};
 
 use crate::harness::{LR, adamw, bits, flex, numbers};
@@ -21,7 +27,7 @@ fn started() -> (Small, ReleaseOptimizer) {
 }
 
 /// What plain Burn comes to with this last step.
-fn plain_with_rate(rate: f64) -> (Small, burn::optim::ModuleOptimizer) {
+fn plain_with_rate(rate: f64) -> (Small, ModuleOptimizer) {
     let (model, mut optim) = plain(&[0]);
     let grads = grads_of(&model, 1);
     (optim.step(rate, model, grads), optim)
@@ -795,4 +801,62 @@ fn a_rate_of_zero() {
 #[should_panic(expected = "a budget of 0 bytes keeps no activation")]
 fn a_budget_of_nothing() {
     Budget::new(0, || 0);
+}
+
+/// Steps as SGD, and looks at the armed model meanwhile.
+#[derive(Clone)]
+struct Onlooker {
+    sgd: Sgd,
+    armed: Arc<Mutex<Option<Small>>>,
+}
+
+impl Optimizer for Onlooker {
+    type State<const D: usize> = SgdState<D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<D>,
+        grad: Tensor<D>,
+        state: Option<Self::State<D>>,
+    ) -> (Tensor<D>, Option<Self::State<D>>) {
+        let armed = self.armed.lock().expect("nobody panics with it").clone();
+        if let Some(armed) = armed {
+            armed.values();
+        }
+        self.sgd.step(lr, tensor, grad, state)
+    }
+
+    fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
+        Sgd::to_device(state, device)
+    }
+}
+
+/// It waited for itself before.
+#[test]
+fn an_optimizer_that_reads_the_parameter_it_steps_is_refused() {
+    let (done, is_done) = mpsc::channel();
+    thread::spawn(move || {
+        let armed = Arc::<Mutex<Option<Small>>>::default();
+        let onlooker = Onlooker {
+            sgd: SgdConfig::new().build(),
+            armed: armed.clone(),
+        };
+        let refused = panic_of(|| {
+            let mut optim = ModuleOptimizer::from(onlooker).with_gradient_release();
+            let model = optim.arm(LR, small());
+            *armed.lock().expect("nobody panics with it") = Some(model.clone());
+            grads_of(&model, 0);
+        });
+        // Nobody listens any more if it took too long.
+        let _ = done.send(refused.expect_err("it reads what it steps"));
+    });
+    let text = is_done
+        .recv_timeout(Duration::from_secs(120))
+        .expect("the step waits for itself");
+    assert!(text.contains("while it steps"), "{text}");
+    assert!(
+        text.contains("a copy of the model taken before `arm`"),
+        "{text}"
+    );
 }
