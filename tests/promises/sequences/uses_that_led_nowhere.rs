@@ -71,3 +71,29 @@ fn a_step_that_is_not_armed_gets_its_gradient_after_them() {
         }
     }
 }
+
+/// Disarming frees what was thrown away, and uses up the leaves under it.
+#[test]
+fn a_disarmed_model_gets_its_gradients() {
+    let sgd = SgdConfig::new();
+    for backwards in [1, 2] {
+        for run in 0..300 {
+            let (mut plain, mut model) = (InTurn::<P>::new(), InTurn::<R>::new());
+            let mut plain_optim = sgd.init();
+            let mut optim = sgd.init().with_gradient_release();
+            model = optim.arm(RATE, model);
+            drop(model.loss(0));
+            drop(model.loss(1));
+            model = optim.disarm(model);
+            for _ in 1..backwards {
+                drop(model.loss(0).backward());
+            }
+            let grads = GradientsParams::from_grads(model.loss(1).backward(), &model);
+            model = optim.step(RATE, model, grads);
+            let grads = GradientsParams::from_grads(plain.loss(1).backward(), &plain);
+            plain = plain_optim.step(RATE, plain, grads);
+            let context = format!("{backwards} backward passes, run {run}");
+            Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), context);
+        }
+    }
+}

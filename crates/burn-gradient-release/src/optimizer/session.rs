@@ -200,7 +200,18 @@ pub(super) fn disarm<B: ReleaseBackend, M: AutodiffModule<B>>(model: M) -> M {
     impl<B: ReleaseBackend> ModuleMapper<B> for Disarm {
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
             let (id, tensor, mapper) = param.consume();
-            Param::from_mapped_value(id, map(tensor, ReleaseTensor::read), mapper)
+            Param::from_mapped_value(id, map(tensor, disarmed), mapper)
+        }
+    }
+
+    /// What can still be run backward finds its leaf; where nothing can, forward passes thrown away
+    /// may have used the leaf up.
+    fn disarmed<B: AutodiffInner>(tensor: ReleaseTensor<B>) -> ReleaseTensor<B> {
+        match tensor.read().0 {
+            Repr::Snapshot(snapshot) if !snapshot.is_on_tape() => {
+                ReleaseTensor::plain(snapshot.into_ordinary_leaf())
+            }
+            other => ReleaseTensor(other),
         }
     }
 

@@ -185,10 +185,15 @@ impl<B: Backend> Snapshot<B> {
         }
     }
 
-    /// The leaf, while a forward pass over it can still be run backward, and else another one: one
-    /// that no old graph can take along.
+    /// Whether a forward pass over it can still be run backward.
+    pub(crate) fn is_on_tape(&self) -> bool {
+        self.site.consumers.is_on_tape()
+    }
+
+    /// The leaf, while it [is on the tape](Self::is_on_tape), and else another one: one that no old
+    /// graph can take along.
     pub(crate) fn into_ordinary_leaf(self) -> AdTensor<B> {
-        let is_on_tape = self.site.consumers.is_on_tape();
+        let is_on_tape = self.is_on_tape();
         let leaf = self.into_leaf();
         match is_on_tape {
             true => leaf,
