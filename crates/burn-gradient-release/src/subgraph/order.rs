@@ -220,7 +220,16 @@ impl Sum {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use burn::{
+        backend::Flex,
+        tensor::{Tensor, backend::AutodiffBackend},
+    };
+    use burn_autodiff::Autodiff;
+
     use super::*;
+    use crate::tape;
 
     const TAPE: Unit = (0, Half::Kept);
     const UPPER: Unit = (2, Half::Kept);
@@ -354,5 +363,73 @@ mod tests {
             .map(|(_, of)| of.1)
             .collect();
         assert_eq!(uses, [0, 1]);
+    }
+
+    /// The order in which Burn's own tape runs nodes, in graphs of up to forty operations.
+    #[test]
+    fn burns_tape_runs_in_the_order_that_is_played() {
+        for seed in 0..500_u64 {
+            let mut state = seed;
+            let mut below = |bound: usize| {
+                // Knuth's linear congruential generator; its high bits are random enough.
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) as usize % bound
+            };
+            let value = || {
+                let ones = Tensor::<Flex, 1>::ones([1], &Default::default());
+                ones.into_primitive().tensor()
+            };
+            let ran = Arc::new(Mutex::new(Vec::new()));
+            let mut graph = TapeGraph::default();
+            let leaves = 1 + below(3);
+            let mut nodes: Vec<_> = (0..leaves).map(|_| tape::leaf::<Flex>(value())).collect();
+            for _ in 0..3 + below(38) {
+                let mut parents: Vec<_> = (0..1 + below(4)).map(|_| below(nodes.len())).collect();
+                // The latest one as well, more often than not: deep graphs, not only wide ones.
+                if below(3) > 0 {
+                    parents.push(nodes.len() - 1);
+                }
+                parents.sort_unstable();
+                parents.dedup();
+                let turn = below(parents.len());
+                parents.rotate_left(turn);
+                let parents: Vec<_> = parents.into_iter().map(|at| nodes[at].clone()).collect();
+                let operands = parents.iter().map(|parent| Target::OnTape(parent.node.id));
+                let operands = operands.enumerate().collect();
+                let order = 1 + parents
+                    .iter()
+                    .map(|parent| parent.node.order)
+                    .max()
+                    .unwrap();
+                let log = ran.clone();
+                let run = move |id, _: &mut _| log.lock().unwrap().push(Consumer::Kept(id));
+                let node = tape::hook::<Flex>(parents, order, value(), run);
+                let consumer = Consumer::Kept(node.node.id);
+                let edge = Edge {
+                    consumer,
+                    order,
+                    operands,
+                };
+                graph.add(TAPE, edge);
+                nodes.push(node);
+            }
+            let root = nodes.last().expect("there are some").clone();
+            let played = graph.play(Target::OnTape(root.node.id));
+            drop(<Autodiff<Flex> as AutodiffBackend>::backward(root));
+
+            let ran = ran.lock().unwrap();
+            let place = |consumer: &Consumer| ran.iter().position(|one| one == consumer);
+            let mut consumers = HashSet::new();
+            for target in played.sums.keys() {
+                let contributors = contributors(&played, *target);
+                let places: Vec<_> = contributors.iter().map(place).collect();
+                assert!(places.iter().all(Option::is_some), "seed {seed}");
+                assert!(places.is_sorted(), "seed {seed}: {places:?}");
+                consumers.extend(contributors);
+            }
+            assert_eq!(consumers.len(), ran.len(), "seed {seed}");
+        }
     }
 }
