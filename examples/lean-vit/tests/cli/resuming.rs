@@ -6,7 +6,6 @@ use std::path::Path;
 use std::process::{Child, Command as Process, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use vit_common::small_disk::SmallDisk;
 
 fn spawn(args: Vec<String>) -> Child {
     Process::new(assert_cmd::cargo::cargo_bin("lean-vit"))
@@ -230,28 +229,4 @@ fn a_run_is_resumed_only_with_its_own_settings() {
     assert_eq!(fs::read(folder.join("config.json")).unwrap(), before);
     // A new run does not overwrite it.
     fails(&mut home.train("run", 2), &["--resume", "--overwrite"]);
-}
-
-#[test]
-fn a_full_disk_gets_one_line_and_the_run_goes_on() {
-    let home = Home::new();
-    let whole = result(&mut home.train("whole", 2));
-    let folder = home.folder("full");
-    fs::create_dir(&folder).unwrap();
-    // Room for the settings, and not for the states.
-    let Some(mounted) = SmallDisk::mount(&folder, 1400) else {
-        return;
-    };
-    let output = home.train("full", 2).assert().code(74).get_output().clone();
-    let said = String::from_utf8(output.stderr).unwrap();
-    let errors = said
-        .lines()
-        .filter(|line| line.starts_with("error: cannot write to "));
-    assert_eq!(errors.count(), 1, "{said}");
-    assert!(said.contains("No space left on device"), "{said}");
-    // What was written of the checkpoint is not left on the full disk.
-    assert!(folder.join("checkpoint").exists());
-    assert!(!folder.join("checkpoint/unfinished").exists());
-    mounted.resize(20_000);
-    assert_eq!(outcome(&result(&mut resume(&folder))), outcome(&whole));
 }
