@@ -12,7 +12,8 @@ use super::running::Running;
 /// Both passes draw the same random numbers on the devices of the model, and begin with the same
 /// running statistics. Burn's generators can be seeded but not read: so the passes have a stream of
 /// their own, seeded from the stream of the device, and another stream follows them. State and
-/// random numbers that a model keeps elsewhere are not repeated.
+/// random numbers that a model keeps elsewhere are not repeated; they make the two losses differ,
+/// which `two_passes` refuses. By hand, compare the losses before the second backward pass steps.
 #[derive(Debug)]
 pub struct TwoPasses {
     seed: Option<Seed>,
