@@ -16,12 +16,28 @@ fn main() {
         "VK_DRIVER_FILES",
         "VK_ICD_FILENAMES",
         "CUDA_VISIBLE_DEVICES",
+        "ALL_ON_WGPU",
     ] {
         println!("cargo::rerun-if-env-changed={variable}");
     }
-    mount("wgpu", wgpu_adapters());
-    mount("cuda", cuda_devices());
+    let adapters = wgpu_adapters();
+    let devices = cuda_devices();
+    println!("cargo::rustc-check-cfg=cfg(only_software)");
+    // Such a driver takes seconds to compile a kernel, and the tests have a thousand.
+    let has_gpu = matches!(adapters, Ok(Adapters { gpus: 1.., .. })) || matches!(devices, Ok(1..));
+    if !has_gpu && env::var_os("ALL_ON_WGPU").is_none() {
+        println!("cargo::rustc-cfg=only_software");
+    }
+    mount("wgpu", adapters.map(|adapters| adapters.all));
+    mount("cuda", devices);
     mount("mpi", mpi_launchers());
+}
+
+/// The adapters that wgpu has to choose from.
+struct Adapters {
+    all: usize,
+    /// Those that are no drivers in software.
+    gpus: usize,
 }
 
 /// Mounts the tests of `promises/{device}`, or says in their place why not.
@@ -54,14 +70,13 @@ fn mpi_launchers() -> Result<usize, String> {
     }
 }
 
-/// How many adapters wgpu has to choose from.
 #[cfg(feature = "wgpu")]
 #[expect(unsafe_code, reason = "what a driver does cannot be checked")]
-fn wgpu_adapters() -> Result<usize, String> {
+fn wgpu_adapters() -> Result<Adapters, String> {
     const WAY_OUT: &str = "install a Vulkan driver, such as Debian's mesa-vulkan-drivers";
     if cfg!(target_os = "macos") {
         // Metal comes with the system.
-        return Ok(1);
+        return Ok(Adapters { all: 1, gpus: 1 });
     }
     // SAFETY: the library is the system's Vulkan loader, meant to be loaded by programs.
     let loader = unsafe { ash::Entry::load() }
@@ -74,16 +89,24 @@ fn wgpu_adapters() -> Result<usize, String> {
             .create_instance(&ash::vk::InstanceCreateInfo::default(), None)
             .map_err(refused)?;
         let adapters = instance.enumerate_physical_devices();
+        let adapters = adapters.map(|adapters| Adapters {
+            all: adapters.len(),
+            gpus: adapters
+                .iter()
+                .map(|adapter| instance.get_physical_device_properties(*adapter))
+                .filter(|adapter| adapter.device_type != ash::vk::PhysicalDeviceType::CPU)
+                .count(),
+        });
         instance.destroy_instance(None);
-        match adapters.map_err(refused)?.len() {
-            0 => Err(format!("no adapter; {WAY_OUT}")),
+        match adapters.map_err(refused)? {
+            Adapters { all: 0, .. } => Err(format!("no adapter; {WAY_OUT}")),
             some => Ok(some),
         }
     }
 }
 
 #[cfg(not(feature = "wgpu"))]
-fn wgpu_adapters() -> Result<usize, String> {
+fn wgpu_adapters() -> Result<Adapters, String> {
     Err("built without --features wgpu".into())
 }
 

@@ -37,46 +37,55 @@ fn mlp() {
 }
 
 #[test]
+#[cfg_attr(only_software, ignore = "minutes on a driver in software")]
 fn mlp_recomputing() {
     same::<Mlp, BalancedCheckpointing>();
 }
 
 #[test]
+#[cfg_attr(only_software, ignore = "minutes on a driver in software")]
 fn cnn() {
     same::<Cnn, NoCheckpointing>();
 }
 
 #[test]
+#[cfg_attr(only_software, ignore = "minutes on a driver in software")]
 fn transformer() {
     same::<Transformer, NoCheckpointing>();
 }
 
 #[test]
+#[cfg_attr(only_software, ignore = "minutes on a driver in software")]
 fn transformer_recomputing() {
     same::<Transformer, BalancedCheckpointing>();
 }
 
 #[test]
+#[cfg_attr(only_software, ignore = "minutes on a driver in software")]
 fn tied() {
     same::<Tied, NoCheckpointing>();
 }
 
 #[test]
+#[cfg_attr(only_software, ignore = "minutes on a driver in software")]
 fn views() {
     same::<Views, NoCheckpointing>();
 }
 
 #[test]
+#[cfg_attr(only_software, ignore = "minutes on a driver in software")]
 fn lstm() {
     same::<Recurrent, NoCheckpointing>();
 }
 
 #[test]
+#[cfg_attr(only_software, ignore = "minutes on a driver in software")]
 fn weight_norm() {
     same::<WeightNorm, NoCheckpointing>();
 }
 
 #[test]
+#[cfg_attr(only_software, ignore = "minutes on a driver in software")]
 fn transformer_with_activations_recomputed() {
     turn::take::<Inner>();
     recompute::equality::near_numbers::<Transformer, Inner, NoCheckpointing>(TOLERANCE);
@@ -84,6 +93,7 @@ fn transformer_with_activations_recomputed() {
 
 /// Dropout's masks, packed to bits on the device and back.
 #[test]
+#[cfg_attr(only_software, ignore = "minutes on a driver in software")]
 fn dropout_recomputed() {
     fn gradient<B: AutodiffBackend>() -> Vec<f32> {
         let device = Default::default();

@@ -63,6 +63,7 @@ fn above_forward<S: Scenario>(
 }
 
 #[test]
+#[cfg_attr(only_software, ignore = "minutes on a driver in software")]
 fn a_training_step_needs_the_largest_gradient() {
     let memory = memory();
     let start = Start::new::<Deep>(Size::Large);

@@ -208,6 +208,7 @@ impl Scenario for Scales {
 /// Adam's, eighty would be in use by then. (Plain Burn does not need more here: activations are as
 /// large as gradients, and go as those come.)
 #[test]
+#[cfg_attr(only_software, ignore = "minutes on a driver in software")]
 fn one_fused_kernel_holds_its_gradients() {
     saves::<Scales>(ELEMENT_WISE);
 }
@@ -279,6 +280,7 @@ where
 /// Asked in the middle of backward, the device has no gradient but the one being applied: the
 /// buffers of earlier ones are free.
 #[test]
+#[cfg_attr(only_software, ignore = "minutes on a driver in software")]
 fn earlier_gradients_are_gone_when_the_next_is_applied() {
     let memory = memory();
     let start = Start::new::<Mlp>(Size::Large);

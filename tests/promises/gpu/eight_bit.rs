@@ -85,6 +85,7 @@ fn as_on_the_processor<const D: usize>(
 }
 
 #[test]
+#[cfg_attr(only_software, ignore = "minutes on a driver in software")]
 fn weights_and_codes_are_as_on_the_processor() {
     turn::take::<Inner>();
     let none = Vec::<Embedding<Flex>>::new();

@@ -24,7 +24,13 @@ mod equality;
 mod one_pass;
 #[path = "rounding.rs"]
 mod rounding;
+#[cfg(not(only_software))]
 #[path = "../recompute/scopes.rs"]
 mod scopes;
 #[path = "../timeline/device.rs"]
 mod timeline;
+
+#[cfg(only_software)]
+#[test]
+#[ignore = "many minutes on a driver in software; ALL_ON_WGPU=1 mounts them"]
+fn every_scope() {}

@@ -30,11 +30,11 @@ fn check<I: Backend>(program: &Program, runs: usize) -> Result<Verdict, TestCase
     Ok(verdict)
 }
 
-/// `PROPTEST_CASES` asks for more.
-fn config() -> ProptestConfig {
+/// So many programs; `PROPTEST_CASES` asks for more.
+fn config(cases: u32) -> ProptestConfig {
     let default = ProptestConfig::default();
     ProptestConfig {
-        cases: std::env::var_os("PROPTEST_CASES").map_or(48, |_| default.cases),
+        cases: std::env::var_os("PROPTEST_CASES").map_or(cases, |_| default.cases),
         failure_persistence: None,
         ..default
     }
@@ -43,12 +43,17 @@ fn config() -> ProptestConfig {
 const RUNS: usize = 8;
 
 proptest! {
-    #![proptest_config(config())]
+    #![proptest_config(config(48))]
 
     #[test]
     fn random_programs_train_the_same(program in program::program()) {
         check::<Flex>(&program, RUNS)?;
     }
+}
+
+proptest! {
+    // Slower, and of the same engine.
+    #![proptest_config(config(16))]
 
     #[test]
     fn random_programs_train_the_same_on_ndarray(program in program::program()) {

@@ -6,7 +6,7 @@
 //!
 //! ```sh
 //! MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=1099511627776 \
-//!     cargo run --release -p burn-lean --features optim --example step-time
+//!     cargo run --release -p burn-lean --features optim --example lean-step-time
 //! ```
 
 use std::time::Instant;
