@@ -1,4 +1,4 @@
-//! How long a data parallel step takes, as told from its parts.
+//! How long a data parallel step takes, predicted from its parts.
 //!
 //! A replica computes its gradients one after the other; while the next one is computed, one is on
 //! its way. What is on its way takes the time of its messages and of its bytes. From those of one

@@ -1,5 +1,5 @@
-//! The time of a data parallel step: measured with 1, 2 and 4 replicas, told from the parts of one,
-//! and told for more.
+//! The time of a data parallel step: measured with 1, 2 and 4 replicas, and predicted for them and
+//! for more from the parts of one.
 //!
 //! ViT-S/16 on Flex, Adam, each replica on one thread. Starts `mpirun`:
 //!
@@ -22,7 +22,7 @@ use worker::Measured;
 /// Set in the processes that train.
 const WORKER: &str = "BENCHMARKS_SCALE_WORKER";
 
-/// How many replicas are told of without measuring.
+/// Numbers of replicas that are predicted without measuring.
 const MANY: [usize; 8] = [8, 16, 32, 64, 128, 256, 512, 1024];
 
 fn main() -> Result<()> {
@@ -58,19 +58,19 @@ fn main() -> Result<()> {
     );
     println!(
         "{:>8} {:>12} {:>12} {:>12} {:>12}",
-        "replicas", "measured, s", "told, s", "waits, s", "told, s"
+        "replicas", "measured, s", "predicted", "waits, s", "predicted"
     );
     for (ranks, measured) in [(1, &alone), (2, &two), (4, &four)] {
         // Processes that share a core compute in turn.
         let slowed = alone.replica.slowed((ranks as f64 / cores as f64).max(1.0));
-        let told = slowed.step(&network, ranks, 1);
-        row(ranks, Some(measured.step), told);
+        let predicted = slowed.step(&network, ranks, 1);
+        row(ranks, Some(measured.step), predicted);
     }
     let fast = Network {
         latency: 5e-6,
         bandwidth: 10e9,
     };
-    println!("told for a core each, on such a network, and on one of 5 us and 10 GB/s:");
+    println!("predicted for a core each, on such a network, and on one of 5 us and 10 GB/s:");
     let base = alone.replica.step(&network, 1, 1).seconds;
     for of_a_machine in [1, 8] {
         println!("{of_a_machine} on a machine:");
@@ -103,14 +103,14 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn row(ranks: usize, measured: Option<Step>, told: Step) {
+fn row(ranks: usize, measured: Option<Step>, predicted: Step) {
     let [seconds, waiting] = match measured {
         Some(step) => [step.seconds, step.waiting].map(|number| format!("{number:.3}")),
         None => [String::new(), String::new()],
     };
     println!(
         "{ranks:>8} {seconds:>12} {:>12.3} {waiting:>12} {:>12.3}",
-        told.seconds, told.waiting
+        predicted.seconds, predicted.waiting
     );
 }
 

@@ -28,8 +28,8 @@ pub struct Measured {
 /// What the backward pass of a step computed again, from the step report of gradient release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recomputation {
-    /// Slices of the forward pass.
-    pub slices: usize,
+    /// Segments of the forward pass.
+    pub segments: usize,
     /// Operations in them.
     pub operations: usize,
     /// Bytes that were kept from the forward pass for that, parameters not counted.
@@ -41,7 +41,7 @@ pub struct Recomputation {
 impl From<Recomputed> for Recomputation {
     fn from(report: Recomputed) -> Self {
         Self {
-            slices: report.segments,
+            segments: report.segments,
             operations: report.operations,
             kept_bytes: report.kept_bytes,
             planned_bytes: report.planned_bytes,

@@ -18,13 +18,13 @@ use crate::{
     disk::{publish, remove},
 };
 
-/// What the name of a checksum ends with, after that of its file.
+/// The end of a checksum's file name, after the name of its file.
 pub const EXTENSION: &str = ".sha256";
 
 /// Prefix of the line that names the run of a file. `sha256sum` skips it.
 const RUN: &str = "# run ";
 
-/// What is known of a file that was saved.
+/// A description of a file that was saved.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checksum {
     /// SHA-256 of its bytes.
@@ -33,7 +33,7 @@ pub struct Checksum {
     run: Option<String>,
 }
 
-/// What tells a run from others, in few bytes.
+/// Tells a run from others, in few bytes.
 pub fn digest_of_run(settings: &[u8]) -> String {
     hex(Sha256::digest(settings).as_slice())
 }

@@ -81,7 +81,7 @@ use crate::{DataParallel, data_parallel::Alone};
 #[derive(Clone, Debug)]
 pub struct DeviceParallel {
     parallel: DataParallel,
-    /// Of all replicas, by rank.
+    /// The devices of all replicas, by rank.
     device_ids: Arc<[DeviceId]>,
 }
 

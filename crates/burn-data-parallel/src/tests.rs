@@ -147,7 +147,7 @@ fn a_model_is_that_of_the_first_replica() {
     assert!(models.iter().all(|model| *model == models[0]));
 }
 
-/// What each replica is told.
+/// The errors of the replicas.
 fn errors(work: impl Fn(DataParallel) -> Result<(), String> + Sync) -> Vec<String> {
     Threads::run(2, |replicas| work(DataParallel::new(replicas)).unwrap_err())
 }

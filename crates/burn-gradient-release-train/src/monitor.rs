@@ -1,4 +1,4 @@
-//! What the strategy tells the metrics.
+//! Facts of an iteration that the strategy hands to the metrics.
 
 use std::{
     collections::VecDeque,

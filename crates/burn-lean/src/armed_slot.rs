@@ -46,7 +46,7 @@ pub(crate) trait ArmedSlot: Send + Sync + Debug {
     fn mapper(&self) -> Arc<dyn Any + Send + Sync>;
 }
 
-/// What a slot does with a complete gradient.
+/// The purpose for which a slot takes a complete gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// Steps with it.
@@ -68,7 +68,7 @@ pub(crate) enum Ended {
     Abandoned,
 }
 
-/// What a slot has done with the gradient of this step.
+/// The fate of a slot's gradient in this step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepState {
     /// The gradient was taken: stepped with, added to the sum or sent to the other replicas.

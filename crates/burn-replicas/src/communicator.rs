@@ -1,4 +1,4 @@
-//! What carries bytes between replicas.
+//! Carries bytes between replicas.
 
 use std::error::Error;
 

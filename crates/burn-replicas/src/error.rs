@@ -14,7 +14,7 @@ pub enum ReplicaError {
         rank: usize,
         /// How many there are.
         size: usize,
-        /// What each of them does.
+        /// The operations of the processes, in words.
         differences: String,
     },
 
@@ -30,14 +30,14 @@ pub enum ReplicaError {
         size: usize,
         /// How long it did.
         waited: Duration,
-        /// What for.
+        /// The operation that waited.
         what: String,
     },
 
-    /// What carries the bytes has failed.
+    /// The carrier of the bytes has failed.
     #[error("the replicas cannot communicate: {reason}")]
     Communication {
-        /// What it says.
+        /// Its message.
         reason: String,
     },
 

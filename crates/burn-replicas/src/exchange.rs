@@ -1,4 +1,4 @@
-//! What replicas exchange in training.
+//! Exchanges between replicas in training.
 
 use std::{
     cmp::Reverse,
@@ -186,7 +186,7 @@ impl Exchange {
         text
     }
 
-    /// What all replicas are at, with a tensor of this [`kind`](crate::kind).
+    /// The operation that all replicas are at, with a tensor of this [`kind`](crate::kind).
     ///
     /// # Errors
     ///

@@ -13,7 +13,7 @@ pub(crate) struct Machines<C> {
     pub(crate) all: C,
     /// The processes of this machine.
     pub(crate) within: C,
-    /// Those in the place of this one on each machine.
+    /// The processes in the place of this one on each machine.
     pub(crate) between: C,
 }
 
@@ -104,7 +104,7 @@ mod tests {
         machines
     }
 
-    /// What comes of the work of each process, by rank.
+    /// The result of each process, by rank.
     fn run<C: Communicator + Send, T: Send>(
         processes: Vec<C>,
         work: impl Fn(&C) -> T + Sync,

@@ -34,7 +34,7 @@ const NAP: Duration = Duration::from_micros(50);
 /// The exit code of processes that are ended by another.
 const ABORTED: i32 = 1;
 
-/// What the launchers of MPI programs call the number of a process among those of its machine.
+/// The names that MPI launchers give the number of a process among those of its machine.
 const LOCAL_RANK: [&str; 4] = [
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "MPI_LOCALRANKID",

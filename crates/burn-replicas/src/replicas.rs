@@ -57,7 +57,7 @@ struct Thread {
     failed: Mutex<Option<ReplicaError>>,
 }
 
-/// What the thread does when nothing is left to do.
+/// The thread while it leaves the other processes.
 struct TakingLeave {
     handle: JoinHandle<()>,
     /// Says that the others do something else. It is closed when the thread has left them.
@@ -69,13 +69,13 @@ enum Job {
     Abort,
 }
 
-/// What the thread talks through.
+/// The thread's way to the other processes.
 struct Channel<'a> {
     communicator: &'a dyn Communicator,
     failed: Mutex<Option<ReplicaError>>,
 }
 
-/// What is to come of something that all replicas do.
+/// The future result of an operation of all replicas.
 pub struct Pending<T> {
     what: String,
     answer: Receiver<Result<T, ReplicaError>>,
@@ -129,7 +129,7 @@ impl Replicas {
     ///
     /// # Errors
     ///
-    /// If the thread on which it talks cannot be started.
+    /// If the thread of the communicator cannot be started.
     pub fn of_threads(thread: Threads) -> Result<Self, ReplicaError> {
         let mut replicas = Self::new(move || Ok(thread))?;
         if let Some(thread) = Arc::get_mut(&mut replicas.thread) {
@@ -183,7 +183,7 @@ impl Replicas {
         Ok(pending.wait()?.contains(&1))
     }
 
-    /// What the first of the processes that say anything says. `None` if none of them does.
+    /// The words of the first process that has any. `None` if none of them has.
     ///
     /// # Errors
     ///
@@ -228,7 +228,7 @@ impl Replicas {
         self.meet("the last setting")
     }
 
-    /// What each of the processes says, in the order of their ranks.
+    /// The numbers of all processes, in the order of their ranks.
     ///
     /// # Errors
     ///
@@ -243,7 +243,7 @@ impl Replicas {
         Ok(numbers.map(number).collect())
     }
 
-    /// What the first process says.
+    /// The words of the first process.
     ///
     /// # Errors
     ///

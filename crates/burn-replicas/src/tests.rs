@@ -49,7 +49,7 @@ fn what_all_have_brought_is_taken_before_an_end() {
     }
 }
 
-/// What comes of a meeting that has ended.
+/// The outcome of a meeting that has ended.
 fn first_after_end(threads: Vec<Threads>) -> Result<Vec<u8>, CommunicationError> {
     threads[1].abort();
     threads[0].all_gather(&[1])

@@ -26,7 +26,7 @@ struct Meeting {
     changed: Condvar,
 }
 
-/// What the threads exchange at once.
+/// One exchange between the threads.
 #[derive(Debug)]
 struct Round {
     /// By rank.

@@ -18,7 +18,7 @@ pub fn local_rank() -> Option<usize> {
 }
 
 /// Joins the processes that `mpirun` has started. Each waits so many seconds for the others;
-/// without, half an hour.
+/// without, 30 minutes.
 #[allow(unused_variables)] // Each is for one of the two builds.
 pub fn join(program: &str, timeout: Option<NonZeroU64>) -> Result<Replicas> {
     #[cfg(feature = "mpi")]

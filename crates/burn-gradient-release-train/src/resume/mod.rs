@@ -1,4 +1,4 @@
-//! What a killed run needs to be picked up exactly where its last checkpoint is.
+//! Resuming a killed run exactly where its last checkpoint is.
 //!
 //! Burn's file checkpointer with an [`AtomicFileRecorder`] leaves only whole files, with their
 //! checksums; [`resume_point`] compares these, and finds the epoch to give to `.checkpoint(..)`; a

@@ -79,7 +79,7 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// What is saved on a full disk is an error, and what was there before stays.
+/// Saving on a full disk is an error, and the file that was there before stays.
 fn nothing_torn<R: FileRecorder<Flex>>() {
     let home = tempdir().unwrap();
     let file = home.path().join("model-1");

@@ -1,4 +1,4 @@
-//! What the optimizers of `burn-lean-optim` promise.
+//! Promises of the optimizers of `burn-lean-optim`.
 
 mod accumulation;
 mod arithmetic;

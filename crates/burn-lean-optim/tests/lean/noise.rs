@@ -17,7 +17,7 @@ impl Noise {
         (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 
-    /// Of many magnitudes, with zeros of both signs and denormal numbers among them.
+    /// Numbers of many magnitudes, with zeros of both signs and denormal numbers among them.
     pub(crate) fn wild(&mut self) -> f32 {
         match self.bits() % 16 {
             0 => 0.0,

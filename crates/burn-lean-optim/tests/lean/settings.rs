@@ -207,7 +207,7 @@ fn settings_out_of_range_are_named() {
     }
 }
 
-/// Of a gradient and of what it is clipped to.
+/// Compares steps that clip with steps whose gradient was clipped before.
 fn assert_clips<O: SimpleOptimizer<Flex>>(build: impl Fn(Option<Clipping>) -> O) {
     let mut noise = Noise(3);
     let (weight, grad) = (

@@ -199,7 +199,7 @@ impl DataParallel {
         Ok(optim.load_own(own, has_states))
     }
 
-    /// Those of the parameters that this replica steps.
+    /// The states of the parameters that this replica steps.
     fn own(&self, mut states: States) -> Result<States, ReplicaError> {
         for param in states.params() {
             if !self.exchange.is_owner(param)? {

@@ -27,7 +27,7 @@ impl States {
         Self::read(record.into_bytes().map_err(failed)?)
     }
 
-    /// Those in a file, whose numbers are read when they are asked for.
+    /// States in a file, whose numbers are read when they are asked for.
     pub(super) fn of_file(file: &Path) -> Result<Self, ReplicaError> {
         Self::from_reader(Reader::from_file(file).map_err(failed)?)
     }
@@ -170,7 +170,7 @@ impl ByParameter {
     }
 }
 
-/// What a record says of states, without their numbers.
+/// The description of states in a record, without their numbers.
 #[derive(Default)]
 struct Kinds {
     tensors: Vec<TensorKind>,
@@ -178,7 +178,7 @@ struct Kinds {
     paths: BTreeMap<String, String>,
 }
 
-/// What a record says of a tensor.
+/// The description of a tensor in a record.
 #[derive(Serialize, Deserialize)]
 struct TensorKind {
     name: String,

@@ -131,7 +131,7 @@ impl Head {
     }
 }
 
-/// What the scores are compared with.
+/// The target that scores are compared with.
 struct Labels {
     /// `[tokens, 1]`
     targets: Tensor<2, Int>,
@@ -144,7 +144,7 @@ struct Labels {
     /// The part of a label that is spread over all classes.
     smoothing: f64,
     classes: usize,
-    /// What the sum over tokens is divided by: `[1]`.
+    /// The divisor of the sum over tokens: `[1]`.
     normalizer: Tensor<1>,
 }
 
@@ -183,7 +183,7 @@ impl Labels {
         }
     }
 
-    /// Those of a chunk of tokens.
+    /// The targets of a chunk of tokens.
     fn of(&self, chunk: &Range<usize>) -> Self {
         Self {
             targets: self.targets.clone().slice([chunk.clone()]),
@@ -198,7 +198,7 @@ impl Labels {
         }
     }
 
-    /// What a smoothed label has for each class.
+    /// The part of a smoothed label that every class gets.
     fn spread(&self) -> f64 {
         self.smoothing / self.classes as f64
     }
@@ -263,7 +263,7 @@ impl Labels {
 struct Gradients {
     /// The type of the operands. Sums over chunks are [`wide`].
     dtype: DType,
-    /// What the sum over tokens is divided by: `[1]`.
+    /// The divisor of the sum over tokens: `[1]`.
     normalizer: Tensor<1>,
     /// Whether all tokens may be ignored: their gradient is 0, though their mean is NaN.
     may_be_of_nothing: bool,

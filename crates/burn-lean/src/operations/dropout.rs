@@ -208,7 +208,7 @@ fn pack(bits: Tensor<2>) -> Tensor<2> {
         .unwrap_or(bits.clone())
 }
 
-/// What [`pack`] packed: the first columns of it, `[rows, width]`.
+/// Unpacks the first columns of a mask that [`pack`] made: `[rows, width]`.
 fn unpack(words: Tensor<2>, width: usize) -> Tensor<2> {
     let count = words.dims()[1].max(1);
     let mut rest = words;
@@ -225,7 +225,7 @@ fn unpack(words: Tensor<2>, width: usize) -> Tensor<2> {
     Tensor::cat(planes, 1).narrow(1, 0, width)
 }
 
-/// What a bit stands for.
+/// The number that a bit stands for.
 fn power(plane: usize) -> f64 {
     (1_u32 << (WORD - 1 - plane)).into()
 }

@@ -15,7 +15,7 @@ use burn::tensor::Tensor;
 
 use crate::backend::{Inner, Primitive, Tracked, WithBackend, with_backend};
 
-/// What an operation keeps for its backward pass. `N` is the number of its operands.
+/// The tensors that an operation keeps for its backward pass. `N` is the number of its operands.
 pub(super) trait Operation<const N: usize>: Clone + Send + 'static {
     /// The name that messages have.
     const NAME: &'static str;

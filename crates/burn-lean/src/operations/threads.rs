@@ -19,7 +19,7 @@ pub(super) fn threads<const D: usize>(tensor: &Tensor<D>) -> usize {
     1
 }
 
-/// What `compute` makes of each item, in their order.
+/// The results of `compute` for each item, in their order.
 #[cfg(feature = "rayon")]
 pub(super) fn in_parallel<T: Sync, R: Send>(
     items: &[T],
@@ -32,7 +32,7 @@ pub(super) fn in_parallel<T: Sync, R: Send>(
     }
 }
 
-/// What `compute` makes of each item, in their order.
+/// The results of `compute` for each item, in their order.
 #[cfg(not(feature = "rayon"))]
 pub(super) fn in_parallel<T, R>(items: &[T], compute: impl Fn(&T) -> R) -> Vec<R> {
     items.iter().map(compute).collect()

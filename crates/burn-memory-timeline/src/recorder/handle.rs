@@ -1,4 +1,4 @@
-//! What ties a tensor to its block.
+//! Ties a tensor to its block.
 
 use super::{
     entry::{Entry, EntryCell},

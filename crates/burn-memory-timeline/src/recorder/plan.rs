@@ -1,4 +1,4 @@
-//! What is to be recorded.
+//! The plan of a recording.
 
 use std::{fmt, ops::Range, path::PathBuf};
 

@@ -22,7 +22,7 @@ pub struct Snapshot {
     pub phases: Vec<Phase>,
     /// The samples of the allocator or the device, in the order of [`Sample::tick`].
     pub samples: Vec<Sample>,
-    /// What the recorder could not do, in sentences.
+    /// Shortcomings of the recording, in sentences.
     pub warnings: Vec<String>,
 }
 
@@ -37,7 +37,7 @@ pub struct Parameter {
     pub bytes: u64,
 }
 
-/// What memory is held for.
+/// The purpose for which memory is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Category {
@@ -131,7 +131,7 @@ pub enum PhaseKind {
 /// A range of ticks in which the training does one thing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Phase {
-    /// What the training does.
+    /// The part of the training step.
     pub kind: PhaseKind,
     /// Index of the training step in this recording, from 0.
     pub iteration: usize,

@@ -58,7 +58,7 @@ pub enum SnapshotError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with the bytes.
+        /// The fault in the bytes.
         problem: String,
     },
     /// A later version of this program wrote the file.
@@ -80,7 +80,7 @@ pub enum SnapshotError {
     Inconsistent {
         /// The file.
         path: PathBuf,
-        /// What contradicts what.
+        /// The contradiction.
         problem: String,
     },
 }

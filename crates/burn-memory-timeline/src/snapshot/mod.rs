@@ -1,4 +1,4 @@
-//! What was recorded: which memory was held, from when to when, and for what.
+//! A recording: which memory was held, from when to when, and for what.
 //!
 //! Time is counted in *ticks*: each allocation, each release and each mark is one tick, numbered
 //! from

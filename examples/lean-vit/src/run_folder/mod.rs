@@ -163,7 +163,7 @@ impl RunFolder {
     ///
     /// # Errors
     ///
-    /// [`CannotWrite`](vit_common::files::CannotWrite); or the processes do not do the same.
+    /// [`CannotWrite`]; or the processes do not do the same.
     pub fn save(
         &self,
         config: &TrainConfig,

@@ -23,7 +23,7 @@ pub struct MultiHeadAttentionConfig {
     /// The probability that a weight is dropped. Default: 0.1.
     #[config(default = 0.1)]
     pub dropout: f64,
-    /// What masked scores are replaced by. Default: -1.0e4.
+    /// The number that replaces masked scores. Default: -1.0e4.
     #[config(default = -1.0e4)]
     pub min_float: f64,
     /// Whether queries may attend to nothing.
@@ -86,7 +86,7 @@ pub struct MultiHeadAttention {
     pub n_heads: usize,
     /// The size of a head.
     pub d_k: usize,
-    /// What masked scores are replaced by.
+    /// The number that replaces masked scores.
     pub min_float: f64,
     /// Whether queries may attend to nothing.
     pub quiet_softmax: bool,
@@ -106,7 +106,7 @@ same_fields!(MultiHeadAttention, burn::nn::attention::MultiHeadAttention, {
     quiet_softmax,
 });
 
-/// What goes into [`MultiHeadAttention::forward`].
+/// The input of [`MultiHeadAttention::forward`].
 #[derive(Clone, Debug)]
 pub struct MhaInput {
     query: Tensor<3>,
@@ -179,7 +179,7 @@ impl MhaInput {
     }
 }
 
-/// What comes out of [`MultiHeadAttention::forward`]: not the weights, which never exist at once.
+/// The output of [`MultiHeadAttention::forward`]: not the weights, which never exist at once.
 #[derive(Clone, Debug)]
 pub struct MhaOutput {
     /// `[batch, time, d_model]`

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-/// What Burn's checkpoints end with.
+/// The extension of Burn's checkpoints.
 const EXTENSION: &str = "bpk";
 
 /// The newest epoch of which model, optimizer and scheduler were all saved, for `.checkpoint(..)`.

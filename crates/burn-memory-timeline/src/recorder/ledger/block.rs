@@ -13,7 +13,7 @@ pub(in crate::recorder) struct Operand {
     pub(in crate::recorder) is_consumed: bool,
 }
 
-/// What memory is for.
+/// The purpose of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Purpose {
     pub(super) category: Category,

@@ -1,4 +1,4 @@
-//! What is wrong with a snapshot, before the name of its file is known.
+//! Faults of a snapshot, before the name of its file is known.
 
 use std::{io, path::Path};
 

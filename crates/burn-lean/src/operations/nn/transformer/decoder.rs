@@ -119,7 +119,7 @@ impl From<TransformerDecoder> for burn::nn::transformer::TransformerDecoder {
     }
 }
 
-/// What goes into [`TransformerDecoder::forward`].
+/// The input of [`TransformerDecoder::forward`].
 #[derive(Clone, Debug)]
 pub struct TransformerDecoderInput {
     target: Tensor<3>,

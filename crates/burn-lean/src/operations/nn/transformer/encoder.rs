@@ -119,7 +119,7 @@ impl From<TransformerEncoder> for burn::nn::transformer::TransformerEncoder {
     }
 }
 
-/// What goes into [`TransformerEncoder::forward`].
+/// The input of [`TransformerEncoder::forward`].
 #[derive(Clone, Debug)]
 pub struct TransformerEncoderInput {
     tensor: Tensor<3>,
