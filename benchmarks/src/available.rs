@@ -3,7 +3,7 @@
 use crate::plan::{Available, Request};
 use crate::pytorch::PyTorch;
 use crate::results::LeftOut;
-use anyhow::{Error, Result};
+use anyhow::{Error, Result, ensure};
 use vit::backend;
 use vit::config::BackendKind;
 
@@ -31,13 +31,13 @@ pub fn find(request: &Request) -> Result<(Available, Option<PyTorch>)> {
 fn backends(request: &Request, missing: &mut Vec<LeftOut>) -> Result<Vec<BackendKind>> {
     if !request.backends.is_empty() {
         for backend in &request.backends {
-            backend::require(*backend).map_err(in_this_package)?;
+            require(*backend)?;
         }
         return Ok(request.backends.clone());
     }
     let mut found = Vec::new();
     for backend in [BackendKind::Cuda, BackendKind::Wgpu] {
-        let refused = match backend::require(backend).map_err(in_this_package) {
+        let refused = match require(backend) {
             Ok(()) if backend == BackendKind::Wgpu && !has_gpu_adapter() => {
                 "its only adapter computes on the CPU; --backend wgpu measures it all the same"
                     .into()
@@ -54,6 +54,22 @@ fn backends(request: &Request, missing: &mut Vec<LeftOut>) -> Result<Vec<Backend
         found.push(BackendKind::first());
     }
     Ok(found)
+}
+
+/// An error in one line if this build or this machine does not have the backend.
+fn require(backend: BackendKind) -> Result<()> {
+    // `vit` may have it all the same, where another package of the build has asked for it.
+    let is_here = match backend {
+        BackendKind::Wgpu => cfg!(feature = "wgpu"),
+        BackendKind::Cuda => cfg!(feature = "cuda"),
+        BackendKind::Flex | BackendKind::NdArray => true,
+    };
+    ensure!(
+        is_here,
+        "the backend {backend} is not compiled in: build with `cargo run --release -p benchmarks \
+         --features {backend}`"
+    );
+    backend::require(backend).map_err(in_this_package)
 }
 
 /// An error of `vit` that names its own package, naming this package instead.
