@@ -101,6 +101,7 @@ fn timed<J: Job>(engine: &Engine, linear: LinearGradient, job: J) -> Result<J::O
 
 /// Runs the job on a backend that counts bytes and cannot be recorded, as recording costs a little
 /// too.
+#[cfg_attr(not(feature = "flex"), allow(unused_variables))] // Only Flex has the choice.
 fn counted<J: Job>(engine: &Engine, linear: LinearGradient, job: J) -> Result<J::Output> {
     match engine.backend {
         #[cfg(feature = "flex")]
