@@ -23,7 +23,7 @@ fn main() {
     let adapters = wgpu_adapters();
     let devices = cuda_devices();
     println!("cargo::rustc-check-cfg=cfg(only_software)");
-    // Such a driver takes seconds to compile a kernel, and the tests have a thousand.
+    // A driver in software takes seconds to compile a kernel, and the tests have a thousand.
     let has_gpu = matches!(adapters, Ok(Adapters { gpus: 1.., .. })) || matches!(devices, Ok(1..));
     if !has_gpu && env::var_os("ALL_ON_WGPU").is_none() {
         println!("cargo::rustc-cfg=only_software");

@@ -243,7 +243,7 @@ impl Replicas {
         Ok(numbers.map(number).collect())
     }
 
-    /// The words of the first process.
+    /// The flag of the first process.
     ///
     /// # Errors
     ///

@@ -3,11 +3,10 @@
 //! Counts as ignored where this process may not mount a file system.
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use tempfile::TempDir;
-use vit_common::launching::{self, result, said};
+use vit_common::launching::{self, outcome, result, said};
 use vit_common::small_disk::SmallDisk;
 
 fn main() -> ExitCode {
@@ -26,11 +25,6 @@ fn train(folder: &Path, more: &[&str]) -> Command {
 
 /// A short run on the bundled digits.
 const NEW: [&str; 4] = ["--epochs", "2", "--batch-size", "128"];
-
-/// What is the same in a run that was interrupted.
-fn outcome(result: &Value) -> [&Value; 3] {
-    ["weights_digest", "validation_accuracy", "train_loss"].map(|key| &result[key])
-}
 
 fn a_full_disk_gets_one_line_and_the_run_goes_on() {
     let home = TempDir::new().unwrap();

@@ -80,6 +80,17 @@ pub fn result(mut command: Command) -> Value {
     serde_json::from_str(lines[0]).expect("the results are JSON")
 }
 
+/// The results that a resumed run must have in common with an uninterrupted one.
+pub fn outcome(result: &Value) -> [&Value; 4] {
+    [
+        "weights_digest",
+        "validation_accuracy",
+        "train_loss",
+        "epochs",
+    ]
+    .map(|key| &result[key])
+}
+
 /// The digest of the weights in the results of a run.
 ///
 /// # Panics

@@ -3,11 +3,10 @@
 //! Counts as ignored where this process may not mount a file system.
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, ExitCode, Output};
 use tempfile::TempDir;
-use vit_common::launching::{self, result, said};
+use vit_common::launching::{self, outcome, result, said};
 use vit_common::small_disk::SmallDisk;
 
 fn main() -> ExitCode {
@@ -38,11 +37,6 @@ fn train(folder: &Path, more: &[&str]) -> Command {
 
 /// A short run on the bundled digits.
 const NEW: [&str; 6] = ["--epochs", "2", "--batch-size", "256", "--dropout", "0.1"];
-
-/// What is the same in a run that was interrupted.
-fn outcome(result: &Value) -> [&Value; 3] {
-    ["weights_digest", "validation_accuracy", "train_loss"].map(|key| &result[key])
-}
 
 /// Asserts that a run could not write, and says why in one line.
 fn could_not_write(output: &Output, reason: &str) {

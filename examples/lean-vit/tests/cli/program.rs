@@ -6,6 +6,8 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
+pub(crate) use vit_common::launching::outcome;
+
 pub(crate) fn lean_vit() -> Command {
     Command::cargo_bin("lean-vit").expect("the binary is built with the tests")
 }
@@ -73,15 +75,4 @@ pub(crate) fn fails(command: &mut Command, texts: &[&str]) {
         assert!(stderr.contains(text), "{stderr:?} should mention {text:?}");
     }
     assert!(output.stdout.is_empty());
-}
-
-/// The results that a resumed run must have in common with an uninterrupted one.
-pub(crate) fn outcome(result: &Value) -> [&Value; 4] {
-    [
-        "weights_digest",
-        "validation_accuracy",
-        "train_loss",
-        "epochs",
-    ]
-    .map(|key| &result[key])
 }

@@ -5,6 +5,8 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
+pub(crate) use vit_common::launching::outcome;
+
 pub(crate) fn vit() -> Command {
     Command::cargo_bin("vit").expect("the binary is built with the tests")
 }
@@ -35,18 +37,6 @@ pub(crate) fn fails(command: &mut Command, text: &str, untouched: &Path) {
     assert!(stderr.contains(text), "{stderr:?} should mention {text:?}");
     assert!(output.stdout.is_empty());
     assert!(!untouched.exists(), "nothing should have been written");
-}
-
-/// The results that a resumed run must have in common with an uninterrupted one.
-const OUTCOME: [&str; 4] = [
-    "weights_digest",
-    "validation_accuracy",
-    "train_loss",
-    "epochs",
-];
-
-pub(crate) fn outcome(result: &Value) -> [&Value; 4] {
-    OUTCOME.map(|key| &result[key])
 }
 
 pub(crate) fn resume(folder: &Path) -> Command {
