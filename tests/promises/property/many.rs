@@ -4,18 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use burn::backend::Flex;
-use proptest::strategy::Strategy;
-use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
+use proptest::test_runner::TestError;
 
-use super::program::{Program, program};
-use super::{Verdict, check};
-
-/// Draws program number so many: the same one in each run.
-fn runner(number: u64, config: Config) -> TestRunner {
-    let mut seed = [0; 32];
-    seed[..8].copy_from_slice(&number.to_le_bytes());
-    TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed))
-}
+use super::program::Program;
+use super::{Verdict, check, drawn};
 
 /// A number of the environment.
 fn variable(name: &str) -> Option<u64> {
@@ -48,15 +40,13 @@ fn many_random_programs() {
     let runs = variable("RANDOM_RUNS").unwrap_or(20) as usize;
     let (mut same, mut nothing, mut off, mut failed) = (0, 0, Vec::new(), BTreeMap::new());
     for number in numbers {
-        let config = Config {
-            failure_persistence: None,
-            max_shrink_iters: if failed.len() < SHRUNK { 4096 } else { 0 },
-            ..Config::default()
+        let shrinks = if failed.len() < SHRUNK {
+            drawn::SHRINKS
+        } else {
+            0
         };
-        let mut runner = runner(number, config);
-        let tree = program().new_tree(&mut runner).expect("programs are drawn");
         let verdict = std::cell::Cell::new(Verdict::Same);
-        let ran = runner.run_one(tree, |program| {
+        let ran = drawn::run(number, shrinks, |program| {
             verdict.set(check::<Flex>(&program, runs)?);
             Ok(())
         });

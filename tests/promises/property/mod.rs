@@ -3,14 +3,17 @@
 //! Each program is run several times: which graphs Burn's tape merges and forgets is decided by the
 //! order of a hash set.
 
+mod drawn;
 mod many;
 mod program;
 mod training;
 
+use std::sync::{Mutex, PoisonError};
+
 use burn::backend::{Flex, NdArray};
 use burn::tensor::backend::Backend;
 use burn_gradient_release::Recompute;
-use proptest::prelude::*;
+use proptest::prelude::{TestCaseError, prop_assume};
 
 use self::program::{Graph, Op, Operand, Program, Scopes, Step};
 use self::training::{Reference, Verdict};
@@ -30,35 +33,32 @@ fn check<I: Backend>(program: &Program, runs: usize) -> Result<Verdict, TestCase
     Ok(verdict)
 }
 
-/// So many programs; `PROPTEST_CASES` asks for more.
-fn config(cases: u32) -> ProptestConfig {
-    let default = ProptestConfig::default();
-    ProptestConfig {
-        cases: std::env::var_os("PROPTEST_CASES").map_or(cases, |_| default.cases),
-        failure_persistence: None,
-        ..default
-    }
-}
-
 const RUNS: usize = 8;
 
-proptest! {
-    #![proptest_config(config(48))]
-
-    #[test]
-    fn random_programs_train_the_same(program in program::program()) {
-        check::<Flex>(&program, RUNS)?;
+/// The first programs: the same in each run, so that one that fails is known by its number.
+fn check_first<I: Backend>(programs: u64) {
+    // Two of these at once have been seen to differ, in either; see tests/README.md.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    for number in 0..programs {
+        let checked = drawn::run(number, drawn::SHRINKS, |program| {
+            check::<I>(&program, RUNS).map(|_| ())
+        });
+        if let Err(fault) = checked {
+            panic!("program {number}: {fault}");
+        }
     }
 }
 
-proptest! {
-    // Slower, and of the same engine.
-    #![proptest_config(config(16))]
+#[test]
+fn random_programs_train_the_same() {
+    check_first::<Flex>(48);
+}
 
-    #[test]
-    fn random_programs_train_the_same_on_ndarray(program in program::program()) {
-        check::<NdArray>(&program, RUNS)?;
-    }
+/// Slower, and of the same engine.
+#[test]
+fn random_programs_train_the_same_on_ndarray() {
+    check_first::<NdArray>(16);
 }
 
 /// Found among some 18,000 random programs: the first use is in a branch that leads nowhere, higher
