@@ -8,8 +8,6 @@ mod many;
 mod program;
 mod training;
 
-use std::sync::{Mutex, PoisonError};
-
 use burn::backend::{Flex, NdArray};
 use burn::tensor::backend::Backend;
 use burn_gradient_release::Recompute;
@@ -17,6 +15,7 @@ use proptest::prelude::{TestCaseError, prop_assume};
 
 use self::program::{Graph, Op, Operand, Program, Scopes, Step};
 use self::training::{Reference, Verdict};
+use crate::harness::memory::alone;
 
 /// Runs a program that often. How far its last bits were from plain Burn's, if the docs say they may be.
 fn check<I: Backend>(program: &Program, runs: usize) -> Result<Verdict, TestCaseError> {
@@ -37,28 +36,46 @@ const RUNS: usize = 8;
 
 /// The first programs: the same in each run, so that one that fails is known by its number.
 fn check_first<I: Backend>(programs: u64) {
-    // Two of these at once have been seen to differ, in either; see tests/README.md.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     for number in 0..programs {
         let checked = drawn::run(number, drawn::SHRINKS, |program| {
             check::<I>(&program, RUNS).map(|_| ())
         });
-        if let Err(fault) = checked {
-            panic!("program {number}: {fault}");
+        match checked {
+            Ok(true) => {}
+            Ok(false) => panic!("program {number} trains nothing, and so proves nothing"),
+            Err(fault) => panic!("program {number}: {fault}"),
         }
     }
 }
 
+/// In a process of its own, as other trainings at the same time disturb it: see below.
 #[test]
 fn random_programs_train_the_same() {
-    check_first::<Flex>(48);
+    alone("property::random_programs_train_the_same", || {
+        check_first::<Flex>(48);
+    });
 }
 
 /// Slower, and of the same engine.
 #[test]
 fn random_programs_train_the_same_on_ndarray() {
-    check_first::<NdArray>(16);
+    alone(
+        "property::random_programs_train_the_same_on_ndarray",
+        || {
+            check_first::<NdArray>(16);
+        },
+    );
+}
+
+#[test]
+#[ignore = "fails, and is not mended: see tests/README.md"]
+fn random_programs_train_the_same_beside_each_other() {
+    std::thread::scope(|scope| {
+        let threads = [(); 2].map(|()| scope.spawn(|| check_first::<Flex>(16)));
+        for thread in threads {
+            thread.join().expect("the same weights");
+        }
+    });
 }
 
 /// Found among some 18,000 random programs: the first use is in a branch that leads nowhere, higher
