@@ -1,10 +1,11 @@
 //! Other threads: training beside us, or doing half of our step.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use burn::module::Module;
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
-use burn::tensor::backend::Backend;
+use burn::tensor::{Tensor, backend::Backend};
 use burn_gradient_release::WithGradientRelease;
 
 use super::{Bench, Inner, Model, P, PARAMETERS, R, bench, loss, start, weights};
@@ -172,4 +173,35 @@ fn an_armed_model_may_move_to_another_thread() {
     let mut fresh = AdamConfig::new().init::<R, Model>().with_gradient_release();
     let model = super::armed_step(&mut fresh, model, 1);
     assert!(!weights(&model).same(&expected.steps[0]));
+}
+
+/// `cat` of Burn 0.21 lets go of its operands before it is on the tape itself: in plain Burn, a
+/// backward pass that ends on another thread at that moment takes their nodes along, and with them
+/// the gradient. A leaf that has been through a backward pass holds its graph no longer.
+#[test]
+fn cat_keeps_its_operands_from_a_pass_that_ends_elsewhere() {
+    let is_device = <Inner as Backend>::name(&Default::default()).contains("cubecl");
+    let rounds = if is_device { 20 } else { 10_000 };
+    let is_over = AtomicBool::new(false);
+    let device = Default::default();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                let leaf = Tensor::<R, 1>::ones([1], &device).require_grad();
+                leaf.exp().backward();
+            }
+        });
+        let right = (0..rounds).take_while(|_| {
+            let leaf = Tensor::<R, 1>::ones([8], &device).require_grad();
+            leaf.clone().exp().sum().backward();
+            let halves = vec![leaf.clone().exp(), leaf.clone().exp()];
+            let grads = Tensor::cat(halves, 0).sum().backward();
+            let expected = leaf.clone().inner().exp() * 2.0;
+            leaf.grad(&grads)
+                .is_some_and(|grad| grad.into_data() == expected.into_data())
+        });
+        let right = right.count();
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(right, rounds, "a gradient is lost");
+    });
 }

@@ -61,6 +61,17 @@ impl Op {
     }
 }
 
+impl Op {
+    /// Whether it begins with an operation on this operand alone.
+    fn takes_alone(&self, place: usize) -> bool {
+        match self {
+            Op::Halves(..) => true,
+            Op::Scale(..) => place == 1,
+            _ => false,
+        }
+    }
+}
+
 /// Which operations are in scopes of `checkpoint`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Scopes {
@@ -210,8 +221,13 @@ impl Graph {
         for (at, operands) in self.operands(parameters).iter().enumerate() {
             let value = parameters + at;
             if live[value] && tracked[value] {
-                for operand in operands {
-                    uses[*operand].push(above[value]);
+                for (place, operand) in operands.iter().enumerate() {
+                    let is_alone = !scopes[at] && self.ops[at].takes_alone(place);
+                    uses[*operand].push(if is_alone {
+                        above[*operand]
+                    } else {
+                        above[value]
+                    });
                 }
             }
         }

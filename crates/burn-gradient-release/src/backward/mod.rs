@@ -25,6 +25,7 @@ use crate::{
     tape::consumers::{self, Consumers, Owner},
     tape::mark,
     tape::tally::Completion,
+    tape::visit::Pass,
     tape::{self, AdTensor},
     tensor::ReleaseTensor,
     util::inner::AutodiffInner,
@@ -74,6 +75,7 @@ fn run<B: AutodiffInner, C: CheckpointStrategy>(
     origins: &Origins<B>,
     parameters: &[Arc<Consumers<B>>],
 ) -> Gradients {
+    let _pass = Pass::begin();
     let root = plan(root, origins, parameters);
     let mut grads = Autodiff::<B, C>::backward(root);
     for consumers in parameters {

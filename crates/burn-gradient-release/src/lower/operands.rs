@@ -65,9 +65,7 @@ impl<B: Backend> Arguments<B> {
         let operands: Vec<_> = operands
             .map(|(place, tensor)| raise.lower(tensor, is_repeated(place)))
             .collect();
-        if !raise.origins.is_none() {
-            raise.operands = operands.iter().map(|operand| operand.node.id).collect();
-        }
+        raise.operands = operands.iter().map(|operand| operand.rc.clone()).collect();
         (operands.into_iter(), raise)
     }
 

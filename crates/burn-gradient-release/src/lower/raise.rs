@@ -30,7 +30,9 @@ pub(crate) struct Raise<B: Backend> {
     pub(crate) nodes: Nodes,
     /// The order of an operation that is one node.
     pub(crate) order: usize,
-    pub(crate) operands: Vec<NodeId>,
+    /// Held until the operation is on the tape: Burn's `cat` lets go of them before, and a pass that
+    /// ends on another thread frees a graph that nobody holds.
+    pub(crate) operands: Vec<Arc<NodeId>>,
     /// Targets of the operands' gradients, if the operation is in a subgraph.
     pub(crate) tensors: Vec<(usize, Target)>,
     /// Consumers to note once the result is known, and the lowest order they can have.
@@ -93,11 +95,12 @@ impl<B: Backend> Raise<B> {
     ///
     /// If an operation of Burn is not the one node that it is taken to be.
     pub(crate) fn float(&self, result: AdTensor<B>) -> ReleaseTensor<B> {
-        if !self.operands.is_empty() {
+        if !self.origins.is_none() {
             // What has no other parents than the operands is one node, unless it is an operand.
             let node = &result.node;
             let mut parents = node.parents.iter();
-            let is_one = parents.all(|parent| self.operands.contains(&parent.id));
+            let is_one =
+                parents.all(|parent| self.operands.iter().any(|operand| **operand == parent.id));
             if self.nodes == Nodes::One {
                 tape::check_one_node(is_one);
             }

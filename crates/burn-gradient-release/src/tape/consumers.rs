@@ -18,7 +18,8 @@ use burn_autodiff::{NodeId, grads::Gradients};
 
 use crate::{
     tape::tally::{Completion, Tally},
-    tape::{self, AdTensor, Visit},
+    tape::visit::Visit,
+    tape::{self, AdTensor},
     util::lock::lock,
     util::progress::Progress,
 };
@@ -383,8 +384,6 @@ pub(crate) fn contribute<B: Backend>(
 // With the feature `distributed`, `Gradients::new` takes more.
 #[cfg(all(test, not(feature = "distributed")))]
 mod tests {
-    use std::sync::atomic::AtomicU64;
-
     use burn::{
         backend::Flex,
         tensor::{TensorData, TensorPrimitive, ops::FloatTensorOps},
@@ -406,11 +405,17 @@ mod tests {
         consumers
     }
 
-    /// A derived consumer of this order; `visit` is 0 if the pass does not reach it.
-    fn derive(consumers: &Consumers<Flex>, order: usize, visit: u64) -> Arc<DerivedConsumer<Flex>> {
-        let visit = Visit(Arc::new(AtomicU64::new(visit)));
-        let derived = Arc::new(DerivedConsumer::new(order, visit));
+    /// A derived consumer of this order that the pass does not reach.
+    fn derive_unreached(consumers: &Consumers<Flex>, order: usize) -> Arc<DerivedConsumer<Flex>> {
+        let derived = Arc::new(DerivedConsumer::new(order, Visit::default()));
         consumers.derive(derived.clone());
+        derived
+    }
+
+    /// A derived consumer of this order that the pass reaches.
+    fn derive(consumers: &Consumers<Flex>, order: usize) -> Arc<DerivedConsumer<Flex>> {
+        let derived = derive_unreached(consumers, order);
+        derived.visit.note();
         derived
     }
 
@@ -449,7 +454,7 @@ mod tests {
     #[test]
     fn contributions_in_one_order_settle_when_the_last_is_ready() {
         let consumers = consumers(&[9]);
-        let derived = derive(&consumers, 1, 1);
+        let derived = derive(&consumers, 1);
         derived.ready.store(7, Ordering::Relaxed);
         assert_eq!(consumers.settle(), Completion::After(7));
     }
@@ -457,7 +462,7 @@ mod tests {
     #[test]
     fn contributions_in_no_known_order_settle_where_plain_burn_adds_them() {
         let consumers = consumers(&[4, 9]);
-        let derived = [derive(&consumers, 3, 1), derive(&consumers, 6, 2)];
+        let derived = [derive(&consumers, 3), derive(&consumers, 6)];
         for derived in &derived {
             derived.ready.store(1, Ordering::Relaxed);
         }
@@ -467,7 +472,7 @@ mod tests {
     #[test]
     fn a_derived_consumer_that_burn_has_dropped_is_forgotten() {
         let consumers = consumers(&[4]);
-        drop(derive(&consumers, 1, 1));
+        drop(derive(&consumers, 1));
         assert_eq!(consumers.settle(), Completion::After(4));
         assert_eq!(consumers.derived(), 0);
     }
@@ -475,9 +480,9 @@ mod tests {
     #[test]
     fn derived_contributions_add_up_by_order() {
         let consumers = consumers(&[]);
-        let low = derive(&consumers, 4, 1);
-        let middle = derive(&consumers, 5, 2);
-        let high = derive(&consumers, 6, 3);
+        let low = derive(&consumers, 4);
+        let middle = derive(&consumers, 5);
+        let high = derive(&consumers, 6);
         let mut grads = no_gradients();
         arrive(&low, -HUGE, &mut grads);
         arrive(&high, HUGE, &mut grads);
@@ -491,7 +496,10 @@ mod tests {
     #[test]
     fn derived_contributions_of_one_order_add_up_as_they_are_reached() {
         let consumers = consumers(&[]);
-        let reached = [3, 1, 2].map(|visit| derive(&consumers, 4, visit));
+        let reached = [(); 3].map(|()| derive_unreached(&consumers, 4));
+        for next in [1, 2, 0] {
+            reached[next].visit.note();
+        }
         let mut grads = no_gradients();
         for (derived, value) in reached.iter().zip([-HUGE, HUGE, ONE]) {
             arrive(derived, value, &mut grads);
@@ -503,8 +511,8 @@ mod tests {
     #[test]
     fn what_the_pass_does_not_reach_is_not_waited_for() {
         let consumers = consumers(&[]);
-        let _unreached = derive(&consumers, 9, 0);
-        let reached = derive(&consumers, 4, 1);
+        let _unreached = derive_unreached(&consumers, 9);
+        let reached = derive(&consumers, 4);
         let mut grads = no_gradients();
         arrive(&reached, ONE, &mut grads);
         consumers.gather(&mut grads, false);
@@ -514,7 +522,7 @@ mod tests {
     #[test]
     fn direct_consumers_come_first() {
         let consumers = consumers(&[8, 9]);
-        let derived = derive(&consumers, 4, 1);
+        let derived = derive(&consumers, 4);
         let mut grads = no_gradients();
         arrive(&derived, ONE, &mut grads);
         consumers.gather(&mut grads, false);
@@ -526,7 +534,7 @@ mod tests {
     #[test]
     fn what_is_in_no_known_order_is_left_to_the_placeholder_node() {
         let consumers = consumers(&[4, 9]);
-        let derived = derive(&consumers, 6, 1);
+        let derived = derive(&consumers, 6);
         let mut grads = no_gradients();
         arrive(&derived, ONE, &mut grads);
         consumers.gather(&mut grads, true);
@@ -538,7 +546,7 @@ mod tests {
     #[test]
     fn a_second_pass_gathers_anew() {
         let consumers = consumers(&[]);
-        let derived = derive(&consumers, 4, 1);
+        let derived = derive(&consumers, 4);
         let mut grads = no_gradients();
         for expected in [ONE, ONE + ONE] {
             consumers.settle();
@@ -551,7 +559,7 @@ mod tests {
     #[test]
     fn the_contribution_of_what_is_not_part_of_the_pass_is_dropped() {
         let consumers = consumers(&[]);
-        let derived = derive(&consumers, 4, 0);
+        let derived = derive_unreached(&consumers, 4);
         let mut grads = no_gradients();
         arrive(&derived, ONE, &mut grads);
         contribute(&consumers, &derived, &mut grads);

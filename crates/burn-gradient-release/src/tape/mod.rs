@@ -12,14 +12,9 @@
 pub(crate) mod consumers;
 pub(crate) mod mark;
 pub(crate) mod tally;
+pub(crate) mod visit;
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-};
+use std::{fmt, sync::Arc};
 
 use burn::tensor::{
     Shape, TensorMetadata,
@@ -156,45 +151,6 @@ pub(crate) fn hook<B: Backend>(
     }
 
     register(Hook, State(Arc::new(run)), parents, order, value)
-}
-
-/// Puts a node on the tape that is reached right before `parent`, but never run: `visit` then says
-/// in which order such nodes were reached.
-pub(crate) fn marker<B: Backend>(parent: AdTensor<B>, visit: Visit) -> AdTensor<B> {
-    #[derive(Debug)]
-    struct Marker;
-
-    impl<B: Backend, const N: usize> Backward<B, N> for Marker {
-        type State = Option<Reached>;
-
-        fn backward(self, _: Ops<Option<Reached>, N>, _: &mut Gradients, _: &mut Checkpointer) {}
-    }
-
-    let value = parent.primitive.clone();
-    register(Marker, Some(Reached(visit)), vec![parent], NEVER_RUN, value)
-}
-
-/// Moment at which a [`marker`] was reached, as a number that grows; 0 if it was not.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Visit(Arc<AtomicU64>);
-
-impl Visit {
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// Burn drops what it does not run while it collects the tape, in the order of reaching.
-#[derive(Clone, Debug)]
-struct Reached(Visit);
-
-impl Drop for Reached {
-    fn drop(&mut self) {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        self.0
-            .0
-            .store(NEXT.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
-    }
 }
 
 /// Registers a node with any number of parents, in pairs: the second of a pair stands for the rest,

@@ -28,7 +28,8 @@ use crate::{
     subgraph::Origins,
     tape::consumers::{self, Consumers, DerivedConsumer},
     tape::tally::Completion,
-    tape::{self, AdTensor, Visit, handle, untracked},
+    tape::visit::{self, Visit},
+    tape::{self, AdTensor, handle, untracked},
     tensor::parameter::Snapshot,
     util::lock::lock,
 };
@@ -251,7 +252,7 @@ impl<B: Backend> Placeholder<B> {
         }
         let placeholder = edges[0].consumers.placeholder();
         let last = parents.last().expect("a function has operands").clone();
-        parents.push(tape::marker(last, expression.visit.clone()));
+        parents.push(visit::marker(last, expression.visit.clone()));
         let placed = tape::hook(parents, expression.order, placeholder.clone(), {
             let expression = expression.clone();
             move |node, grads| expression.add_in_place(node, grads)
@@ -360,6 +361,7 @@ impl<B: Backend> Replay<B> for Expression<B> {
     }
 
     fn settle(&self) {
+        self.visit.await_pass();
         let on_tape = self.on_tape();
         if let Completion::After(order) = on_tape.consumers.settle() {
             for edge in &on_tape.operands {
