@@ -81,7 +81,7 @@ fn take_paths(text: &mut &str, prefix: &[&str]) -> Vec<ModulePath> {
 impl Sources {
     fn add(&mut self, module: &[&str], source: &str) {
         let module: ModulePath = module.iter().map(|name| (*name).to_owned()).collect();
-        let code = source.split("#[cfg(test)]\nmod tests {").next();
+        let code = source.split("\nmod tests {").next();
         let lines = code.unwrap_or_default().lines();
         let lines = lines.map(|line| line.split("//").next().unwrap_or_default());
         let mut code = lines.collect::<Vec<_>>().join("\n");

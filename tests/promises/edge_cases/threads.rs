@@ -41,11 +41,14 @@ fn two_threads_train_two_models_at_once() {
     });
 }
 
+fn is_device() -> bool {
+    <Inner as Backend>::name(&Default::default()).contains("cubecl")
+}
+
 /// Long enough for every order in which two threads can meet; shorter where a step takes long.
 #[test]
 fn two_optimizers_on_two_threads_for_thousands_of_steps() {
-    let is_device = <Inner as Backend>::name(&Default::default()).contains("cubecl");
-    let steps = if is_device { 20 } else { 2000 };
+    let steps = if is_device() { 20 } else { 2000 };
 
     fn train<S: Scenario>(start: &Start, steps: u64) -> Weights {
         let mut model = start.model::<S, R>();
@@ -180,8 +183,7 @@ fn an_armed_model_may_move_to_another_thread() {
 /// the gradient. A leaf that has been through a backward pass holds its graph no longer.
 #[test]
 fn cat_keeps_its_operands_from_a_pass_that_ends_elsewhere() {
-    let is_device = <Inner as Backend>::name(&Default::default()).contains("cubecl");
-    let rounds = if is_device { 20 } else { 10_000 };
+    let rounds = if is_device() { 20 } else { 10_000 };
     let is_over = AtomicBool::new(false);
     let device = Default::default();
     thread::scope(|scope| {

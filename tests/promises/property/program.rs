@@ -59,9 +59,7 @@ impl Op {
             | Op::Detach(a) => vec![a],
         }
     }
-}
 
-impl Op {
     /// Whether it begins with an operation on this operand alone.
     fn takes_alone(&self, place: usize) -> bool {
         match self {

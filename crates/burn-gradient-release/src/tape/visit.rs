@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_before_the_pass_was_not_reached() {
+    fn what_is_dropped_in_no_pass_or_another_was_not_reached() {
         let visit = Visit::default();
         let _pass = Pass::begin();
         visit.await_pass();
