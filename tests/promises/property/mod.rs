@@ -143,3 +143,52 @@ fn what_is_below_a_scope_and_beside_it() {
     let verdict = check::<Flex>(&program, RUNS).expect("the same weights");
     assert_eq!(verdict, Verdict::Same);
 }
+
+/// Random program number 560, made smaller. What the scope gives is used by an operation that is
+/// kept, and by two that are computed again: plain Burn adds up what comes from the first of these,
+/// then what comes from the kept one, then the rest.
+#[test]
+fn a_kept_operation_adds_between_two_that_are_computed_again() {
+    use Operand::{Newest, Parameter};
+
+    let ops = vec![
+        Op::Matmul(Parameter(0), Parameter(0)),
+        Op::Matmul(Newest(0), Newest(0)),
+        Op::Matmul(Parameter(1), Newest(0)),
+        Op::Add(Parameter(0), Newest(0)),
+        Op::Tanh(Newest(2)),
+        Op::Multiply(Parameter(0), Newest(0)),
+        Op::Add(Newest(4), Newest(0)),
+    ];
+    let scopes = Scopes::Some(vec![(1, true)]);
+    let mut program = in_scopes(2, ops, vec![Newest(3)], scopes);
+    program.recompute = Recompute::Automatic;
+    program
+        .steps
+        .iter_mut()
+        .for_each(|step| step.is_armed = true);
+    let verdict = check::<Flex>(&program, RUNS).expect("the same weights");
+    assert_eq!(verdict, Verdict::Same);
+}
+
+/// Random programs number 580 and 1911, made smaller. What a scope gives is used inside it, too, by
+/// an operation whose contribution comes first in plain Burn and last here.
+#[test]
+fn a_result_that_its_scope_uses_and_others_twice() {
+    use Operand::{Any, Newest, Parameter};
+
+    let ops = vec![
+        Op::Matmul(Parameter(1), Parameter(1)),
+        Op::Matmul(Newest(0), Parameter(0)),
+    ];
+    let scopes = Scopes::Some(vec![(2, true)]);
+    let mut program = in_scopes(2, ops, vec![Any(2), Any(2)], scopes);
+    for is_armed in [false, true] {
+        program
+            .steps
+            .iter_mut()
+            .for_each(|step| step.is_armed = is_armed);
+        let verdict = check::<Flex>(&program, RUNS).expect("the same weights");
+        assert_eq!(verdict, Verdict::Same, "armed: {is_armed}");
+    }
+}

@@ -1,5 +1,6 @@
 //! A backward pass.
 
+pub(crate) mod arrivals;
 pub(crate) mod replay;
 pub(crate) mod route;
 
@@ -110,20 +111,20 @@ fn by_subgraphs<B: AutodiffInner, C: CheckpointStrategy>(
     let mut grads = run::<B, C>(root, &origins, &origins.parameters());
     route.collect(&last, Half::Kept, &mut grads);
     while let Some((number, subgraph)) = route.subgraphs.pop_last() {
-        if let Some(seeds) = route.seeds(number, &mut grads) {
+        if let Some(seeds) = route.seeds(number, Some(&subgraph), &mut grads) {
             watch.begin_part();
             grads = run_part::<B, C>(&mut route, &subgraph, Half::Kept, seeds, grads);
         }
         if let Some(segment) = subgraph.segment() {
             let replayed = Subgraph::replay(number);
-            let apart = route.apart(number, &mut grads);
+            let apart = route.apart(&subgraph, &mut grads);
             if let Some(seeds) = segment.replay(&replayed, &mut grads, &route.played, apart) {
                 watch.begin_part();
                 grads = run_part::<B, C>(&mut route, &replayed, Half::Replayed, seeds, grads);
             }
         }
     }
-    if let Some(seeds) = route.seeds(HOME, &mut grads) {
+    if let Some(seeds) = route.seeds(HOME, None, &mut grads) {
         watch.begin_part();
         grads = run_from::<B, C>(seeds, grads);
     }
@@ -167,7 +168,19 @@ fn run_from<B: AutodiffInner, C: CheckpointStrategy>(
         .iter()
         .map(|seed| tape::key(seed, seed.primitive.clone()))
         .collect();
-    let root = tape::hook(seeds.tensors, order, placeholder, move |_, grads| {
+    // Burn reaches the first last: after all operations of the order.
+    let late = seeds.late.into_iter().map(|late| {
+        let placeholder = late.seed.primitive.clone();
+        let id = late.seed.node.id;
+        let gradients = Mutex::new(late.gradients);
+        tape::hook(vec![late.seed], late.order, placeholder, move |_, grads| {
+            for gradient in lock(&gradients).drain(..) {
+                grads.register::<B>(id, gradient);
+            }
+        })
+    });
+    let parents = late.chain(seeds.tensors).collect();
+    let root = tape::hook(parents, order, placeholder, move |_, grads| {
         mark::check_part(grads);
         *grads = lock(&carried).take().expect("a node runs once");
     });

@@ -135,7 +135,11 @@ impl<B: Backend> Recording<B> for Results<B> {
             }
         }
         let origins = raise.into_origins();
-        (!tensors.is_empty()).then_some(Seeds { tensors, origins })
+        (!tensors.is_empty()).then_some(Seeds {
+            tensors,
+            origins,
+            late: Vec::new(),
+        })
     }
 }
 

@@ -6,12 +6,13 @@ use std::{
     sync::Arc,
 };
 
-use burn::tensor::{backend::Backend, ops::FloatTensor};
+use burn::tensor::backend::Backend;
 use burn_autodiff::{NodeId, grads::Gradients};
 
-use crate::subgraph::order::{self, Consumer, Half, Played, TapeGraph, Target, Unit, Use};
+use crate::subgraph::order::{self, Consumer, Half, Played, TapeGraph, Target, Unit};
 use crate::{
-    subgraph::{Apart, Contribution, Origins, Seeds, Spent, Subgraph, SubgraphConsumers},
+    backward::arrivals::Arrivals,
+    subgraph::{Apart, Origins, Seeds, Spent, Subgraph, SubgraphConsumers},
     tape::consumers::{Consumers, When},
     tape::{self, AdTensor},
     util::progress::Recomputed,
@@ -32,22 +33,13 @@ pub(crate) struct Route<B: Backend> {
     waiting: HashMap<u64, Vec<Entered<B>>>,
     pub(crate) recomputed: Recomputed,
     pub(crate) played: Played,
-    /// Contributions so far to gradients that have to be added up in an order.
-    arrived: HashMap<Target, Arrived<B>>,
-    /// The leaf of each result of a segment.
-    results: HashMap<Target, AdTensor<B>>,
+    arrivals: Arrivals<B>,
     /// The part of the tape that has run last.
     ran: Option<Unit>,
 }
 
 /// A tensor that has entered another subgraph.
 type Entered<B> = (AdTensor<B>, Origins<B>);
-
-/// Contributions to one gradient.
-struct Arrived<B: Backend> {
-    node: AdTensor<B>,
-    by_use: HashMap<Use, FloatTensor<B>>,
-}
 
 impl<B: Backend> Route<B> {
     /// # Errors
@@ -58,7 +50,7 @@ impl<B: Backend> Route<B> {
         let mut last_use: HashMap<_, Unit> = HashMap::new();
         let mut parameters: Vec<Arc<Consumers<B>>> = Vec::new();
         let mut graph = TapeGraph::default();
-        let mut results = HashMap::new();
+        let mut arrivals = Arrivals::new();
         let mut recomputed = Recomputed::default();
         let mut kept = HashSet::new();
         let mut note = |consumers: &Arc<Consumers<B>>, number: u64, half: Half| {
@@ -90,6 +82,11 @@ impl<B: Backend> Route<B> {
                     graph.add_alias(boundary.leaf.node.id, target);
                 }
             });
+            subgraph.with_uses(|uses| {
+                for node in uses.nodes() {
+                    graph.add_alias(node.id, Target::OnTape(node.of));
+                }
+            });
             for edge in subgraph.take_edges() {
                 graph.add((number, Half::Kept), edge);
             }
@@ -111,7 +108,7 @@ impl<B: Backend> Route<B> {
                 }
                 for (leaf, target) in inputs.results {
                     graph.add_alias(leaf.node.id, target);
-                    results.insert(target, leaf);
+                    arrivals.add_result(target, leaf);
                 }
             }
             for origins in below {
@@ -135,15 +132,23 @@ impl<B: Backend> Route<B> {
             waiting: HashMap::new(),
             recomputed,
             played: graph.play(Target::OnTape(root)),
-            arrived: HashMap::new(),
-            results,
+            arrivals,
             ran: None,
         })
     }
 
-    /// Has each parameter act in the part of the tape that uses it last.
+    /// Has each parameter act in the part of the tape that uses it last, and the contributions to a
+    /// segment's results stay apart that have to be put in order.
     pub(crate) fn assign(&self, subgraph: &Subgraph<B>, half: Half) {
         let unit = (subgraph.number(), half);
+        subgraph.with_uses(|uses| {
+            for node in uses.nodes() {
+                let target = self.played.resolve(Target::OnTape(node.of));
+                let is_of_result = matches!(target, Target::Replayable(..));
+                let is_known = self.played.entry(node.id).is_some();
+                node.set_apart(is_of_result && is_known && self.played.is_apart(target));
+            }
+        });
         subgraph.with_parameters(|parameters| {
             for consumers in parameters {
                 let is_last = self.last_use.get(&Arc::as_ptr(&consumers.home)) == Some(&unit);
@@ -203,8 +208,8 @@ impl<B: Backend> Route<B> {
                         .of
                         .or_else(|| self.played.entry(boundary.leaf.node.id));
                     if let (Some(of), Some(gradient)) = (of, grads.remove::<B>(&boundary.leaf)) {
-                        self.check_played(target, of, unit);
-                        self.arrive(target, &boundary.target, of, gradient);
+                        self.played.check(target, of, unit);
+                        self.arrivals.add(target, &boundary.target, of, gradient);
                     }
                 } else {
                     tape::forward(boundary.leaf.node.id, &boundary.target, grads);
@@ -220,7 +225,7 @@ impl<B: Backend> Route<B> {
                 }
             }
         });
-        self.add_up_complete(unit, grads);
+        self.arrivals.add_up_complete(&self.played, unit, grads);
         subgraph.with_parameters(|parameters| {
             for SubgraphConsumers { home, .. } in parameters {
                 let is_last = self.last_use.get(&Arc::as_ptr(home)) == Some(&unit);
@@ -240,111 +245,49 @@ impl<B: Backend> Route<B> {
         );
     }
 
-    /// Checks, in debug builds, that a contribution was played, and in the unit that it comes from.
-    fn check_played(&self, target: Target, of: Use, unit: Unit) {
-        debug_assert!(
-            self.played
-                .sums
-                .get(&target)
-                .is_some_and(|sum| sum.uses.contains(&(unit, of))),
-            "{of:?} of {unit:?} contributes to {target:?}, and was not played"
-        );
-    }
-
-    fn arrive(&mut self, target: Target, node: &AdTensor<B>, of: Use, gradient: FloatTensor<B>) {
-        let arrived = self.arrived.entry(target).or_insert_with(|| Arrived {
-            node: tape::key::<B>(node, node.primitive.clone()),
-            by_use: HashMap::new(),
-        });
-        arrived.by_use.insert(of, gradient);
-    }
-
-    /// Adds up the gradients whose last contributions were to come from this part of the tape, but
-    /// for those of a segment's results.
-    fn add_up_complete(&mut self, unit: Unit, grads: &mut Gradients) {
-        let is_complete = |target: &Target| {
-            matches!(target, Target::OnTape(_))
-                && self
-                    .played
-                    .sums
-                    .get(target)
-                    .is_some_and(|sum| sum.last_unit() == unit)
-        };
-        let complete: Vec<_> = self.arrived.keys().copied().filter(is_complete).collect();
-        for target in complete {
-            self.add_up(target, grads);
-        }
-    }
-
-    pub(crate) fn add_up_all(&mut self, grads: &mut Gradients) {
-        let targets: Vec<_> = self.arrived.keys().copied().collect();
-        for target in targets {
-            self.add_up(target, grads);
-        }
-    }
-
-    /// Adds up what has come, in plain Burn's order.
-    fn add_up(&mut self, target: Target, grads: &mut Gradients) {
-        let (Some(mut arrived), Some(sum)) =
-            (self.arrived.remove(&target), self.played.sums.get(&target))
-        else {
-            return;
-        };
-        for (_, of) in &sum.uses {
-            if let Some(gradient) = arrived.by_use.remove(of) {
-                grads.register::<B>(arrived.node.node.id, gradient);
-            }
-        }
-        debug_assert!(
-            arrived.by_use.is_empty(),
-            "a contribution to {target:?} was not played"
-        );
-    }
-
     /// Contributions so far to those results of a segment that have to be added up in an order.
-    pub(crate) fn apart(&mut self, number: u64, grads: &mut Gradients) -> Apart<B> {
-        let mut apart = Apart::new();
-        for (target, sum) in &self.played.sums {
-            let unit = (number, Half::Replayed);
-            if !self.played.is_apart(*target) || self.played.made_in(*target) != Some(unit) {
-                continue;
-            }
-            let mut by_use = match self.arrived.remove(target) {
-                Some(arrived) => arrived.by_use,
-                None => HashMap::new(),
-            };
-            // From the part of the subgraph that was kept, which uses the leaf itself.
-            if let Some(leaf) = self.results.get(target)
-                && let Some(of) = sum.first_in((number, Half::Kept))
-                && let Some(gradient) = grads.remove::<B>(leaf)
-            {
-                by_use.insert(of, gradient);
-            }
-            let contributions = sum.uses.iter().filter_map(|(of_unit, of)| {
-                if *of_unit == unit {
-                    return Some(Contribution::Own(*of));
-                }
-                by_use.remove(of).map(Contribution::Arrived)
-            });
-            let contributions: Vec<_> = contributions.collect();
-            if !contributions.is_empty() {
-                apart.insert(*target, contributions);
-            }
-        }
-        apart
+    pub(crate) fn apart(&mut self, subgraph: &Subgraph<B>, grads: &mut Gradients) -> Apart<B> {
+        self.arrivals.of_results(&self.played, subgraph, grads)
+    }
+
+    /// Adds up what is still there, at the end of the pass.
+    pub(crate) fn add_up_all(&mut self, grads: &mut Gradients) {
+        self.arrivals.add_up_all(&self.played, grads);
     }
 
     /// The tensors of a subgraph whose gradients are there.
-    pub(crate) fn seeds(&mut self, number: u64, grads: &mut Gradients) -> Option<Seeds<B>> {
+    pub(crate) fn seeds(
+        &mut self,
+        number: u64,
+        subgraph: Option<&Subgraph<B>>,
+        grads: &mut Gradients,
+    ) -> Option<Seeds<B>> {
         let waiting = self.waiting.remove(&number)?;
+        let mut late = Vec::new();
+        let has_arrived = waiting.iter().map(|(tensor, _)| {
+            let target = Target::OnTape(tensor.node.id);
+            self.arrivals.are_for(target) || grads.get::<B>(tensor).is_some()
+        });
+        let has_arrived: Vec<_> = has_arrived.collect();
         for (tensor, _) in &waiting {
-            self.add_up(Target::OnTape(tensor.node.id), grads);
+            match subgraph {
+                Some(subgraph) => {
+                    let of_tensor =
+                        self.arrivals
+                            .add_up_around(&self.played, subgraph, tensor, grads);
+                    late.extend(of_tensor);
+                }
+                None => {
+                    let target = Target::OnTape(tensor.node.id);
+                    self.arrivals.add_up(&self.played, target, grads);
+                }
+            }
         }
-        let waiting = waiting.into_iter();
+        let waiting = waiting.into_iter().zip(has_arrived);
         let mut origins = Origins::none();
-        let seeds = waiting.filter(|(tensor, _)| grads.get::<B>(tensor).is_some());
+        let seeds = waiting.filter(|(_, has_arrived)| *has_arrived);
         let mut tensors: Vec<_> = seeds
-            .map(|(tensor, of)| {
+            .map(|((tensor, of), _)| {
                 origins.join(&of);
                 tensor
             })
@@ -354,6 +297,10 @@ impl<B: Backend> Route<B> {
             let id = tensor.node.id;
             Reverse((self.played.reached(Consumer::Kept(id)), Reverse(id.value)))
         });
-        (!tensors.is_empty()).then_some(Seeds { tensors, origins })
+        (!tensors.is_empty()).then_some(Seeds {
+            tensors,
+            origins,
+            late,
+        })
     }
 }

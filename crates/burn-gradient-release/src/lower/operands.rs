@@ -8,6 +8,7 @@ use crate::{
     lower::raise::{Nodes, Raise},
     planner::trace::{self, Highest, Tracer},
     subgraph::order::{Target, Use},
+    subgraph::uses,
     subgraph::{Origins, Subgraph},
     tape::{self, AdTensor, handle},
     tensor::derived::{self, Derived, Function, Operand, Operands},
@@ -57,13 +58,14 @@ impl<B: Backend> Arguments<B> {
             order: orders.max().unwrap_or(0) + 1,
             operands: Vec::new(),
             tensors: self.targets(),
+            known: uses::Operands::new(),
             unknown: Vec::new(),
         };
         let repeated = self.repeated();
         let is_repeated = |place: usize| repeated.get(place).copied().unwrap_or(false);
         let operands = self.0.into_iter().enumerate();
         let operands: Vec<_> = operands
-            .map(|(place, tensor)| raise.lower(tensor, is_repeated(place)))
+            .map(|(place, tensor)| raise.lower(place, tensor, is_repeated(place)))
             .collect();
         raise.operands = operands.iter().map(|operand| operand.rc.clone()).collect();
         (operands.into_iter(), raise)

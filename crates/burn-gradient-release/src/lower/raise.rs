@@ -6,8 +6,9 @@ use burn::tensor::backend::Backend;
 use burn_autodiff::NodeId;
 
 use crate::{
-    subgraph::Origins,
     subgraph::order::{Consumer, Edge, Target},
+    subgraph::uses::Operands,
+    subgraph::{Origins, Subgraph},
     tape::consumers::{self, Consumers},
     tape::{self, AdTensor, handle},
     tensor::{ReleaseTensor, Repr},
@@ -35,16 +36,27 @@ pub(crate) struct Raise<B: Backend> {
     pub(crate) operands: Vec<Arc<NodeId>>,
     /// Targets of the operands' gradients, if the operation is in a subgraph.
     pub(crate) tensors: Vec<(usize, Target)>,
+    /// Operands of the subgraph that it is in.
+    pub(crate) known: Operands<B>,
     /// Consumers to note once the result is known, and the lowest order they can have.
     pub(crate) unknown: Vec<(Arc<Consumers<B>>, usize)>,
 }
 
 impl<B: Backend> Raise<B> {
-    pub(crate) fn lower(&mut self, tensor: ReleaseTensor<B>, is_repeated: bool) -> AdTensor<B> {
+    /// The operand at this place.
+    pub(crate) fn lower(
+        &mut self,
+        place: usize,
+        tensor: ReleaseTensor<B>,
+        is_repeated: bool,
+    ) -> AdTensor<B> {
         match tensor.0 {
             Repr::Plain(tensor, origins) => {
                 self.origins.join(&origins);
-                tensor
+                match origins.subgraph() {
+                    Some(subgraph) => self.use_in(subgraph, place, tensor),
+                    None => tensor,
+                }
             }
             Repr::Snapshot(snapshot) => {
                 self.origins.join(&snapshot.site.origins);
@@ -70,6 +82,21 @@ impl<B: Backend> Raise<B> {
                 unreachable!("`push` reads the owner, `meet` leaves nothing recorded")
             }
         }
+    }
+
+    /// The operand under a node for this use, if it needs one.
+    fn use_in(&mut self, subgraph: &Subgraph<B>, place: usize, tensor: AdTensor<B>) -> AdTensor<B> {
+        // The node must not run before the operation.
+        let order = match self.nodes {
+            Nodes::One => self.order,
+            Nodes::Several => tensor.node.order + 1,
+            Nodes::Unknown => return tensor,
+        };
+        let operand = subgraph.operand(tensor, order, &mut self.known);
+        if let Some((_, target)) = self.tensors.iter_mut().find(|(of, _)| *of == place) {
+            *target = Target::OnTape(operand.node.id);
+        }
+        operand
     }
 
     /// Notes the use of an operand of the given order. Returns whether it is the lowest, and

@@ -16,6 +16,7 @@
 
 pub(crate) mod order;
 pub(crate) mod origins;
+pub(crate) mod uses;
 
 use std::{
     collections::HashMap,
@@ -32,6 +33,7 @@ use burn_autodiff::{NodeId, grads::Gradients};
 use self::{
     order::{Edge, Played, Target, Use},
     origins::Numbered,
+    uses::{Operands, Uses},
 };
 use crate::{
     slot::armed_set::ArmedSet,
@@ -60,6 +62,7 @@ pub(crate) struct Subgraph<B: Backend> {
 struct State<B: Backend> {
     boundaries: Vec<Boundary<B>>,
     parameters: Vec<SubgraphConsumers<B>>,
+    uses: Uses<B>,
     /// The operations, as far as they are on the tape since the forward pass.
     edges: Vec<Edge>,
 }
@@ -139,6 +142,15 @@ pub(crate) struct Spent;
 pub(crate) struct Seeds<B: Backend> {
     pub(crate) tensors: Vec<AdTensor<B>>,
     pub(crate) origins: Origins<B>,
+    pub(crate) late: Vec<Late<B>>,
+}
+
+/// What is added to the gradient of a seed only after a contribution of the subgraph itself.
+pub(crate) struct Late<B: Backend> {
+    pub(crate) seed: AdTensor<B>,
+    /// The order of the operation that comes before.
+    pub(crate) order: usize,
+    pub(crate) gradients: Vec<FloatTensor<B>>,
 }
 
 /// A number for a segment that begins now.
@@ -172,6 +184,7 @@ impl<B: Backend> Subgraph<B> {
             state: Mutex::new(State {
                 boundaries: Vec::new(),
                 parameters: Vec::new(),
+                uses: Uses::new(),
                 edges: Vec::new(),
             }),
         })
@@ -278,6 +291,32 @@ impl<B: Backend> Subgraph<B> {
             of,
         });
         leaf
+    }
+
+    /// A tensor of the subgraph as the operand of an operation of this order, whose other operands are
+    /// `known`: under a node for this use, if it needs one.
+    pub(crate) fn operand(
+        &self,
+        tensor: AdTensor<B>,
+        order: usize,
+        known: &mut Operands<B>,
+    ) -> AdTensor<B> {
+        // What is replayed has been played through: its uses have the nodes that they need.
+        if self.is_replay {
+            return tensor;
+        }
+        let node = self.state().uses.operand(&tensor, order, known);
+        node.unwrap_or(tensor)
+    }
+
+    /// The uses that have a node.
+    pub(crate) fn with_uses<R>(&self, look: impl FnOnce(&Uses<B>) -> R) -> R {
+        look(&self.state().uses)
+    }
+
+    /// Notes the leaf of a result of the segment.
+    pub(crate) fn add_result(&self, leaf: NodeId) {
+        self.state().uses.add_result(leaf);
     }
 
     /// Notes an operation in the subgraph.

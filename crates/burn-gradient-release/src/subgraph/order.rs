@@ -109,6 +109,12 @@ impl Played {
         known.map(|(unit, _)| *unit)
     }
 
+    /// The order of an operation on the tape.
+    pub(crate) fn order(&self, consumer: Consumer) -> usize {
+        let (_, edge) = &self.graph.edges[&consumer];
+        edge.order
+    }
+
     /// The tensor that a node stands for.
     pub(crate) fn resolve(&self, target: Target) -> Target {
         self.graph.resolve(target)
@@ -118,6 +124,16 @@ impl Played {
     pub(crate) fn is_apart(&self, target: Target) -> bool {
         let sum = self.sums.get(&self.resolve(target));
         sum.is_some_and(|sum| !sum.is_in_order)
+    }
+
+    /// Checks, in debug builds, that a contribution was played, and in the unit that it comes from.
+    pub(crate) fn check(&self, target: Target, of: Use, unit: Unit) {
+        debug_assert!(
+            self.sums
+                .get(&target)
+                .is_some_and(|sum| sum.uses.contains(&(unit, of))),
+            "{of:?} of {unit:?} contributes to {target:?}, and was not played"
+        );
     }
 
     /// The use that a node of a subgraph is there for.
@@ -198,12 +214,6 @@ impl TapeGraph {
 }
 
 impl Sum {
-    /// The first use in a part of the tape.
-    pub(crate) fn first_in(&self, unit: Unit) -> Option<Use> {
-        let mut uses = self.uses.iter();
-        uses.find(|(of, _)| *of == unit).map(|(_, of)| *of)
-    }
-
     /// Index of a use in the order of the sum.
     pub(crate) fn position(&self, of: Use) -> Option<usize> {
         self.uses.iter().position(|(_, known)| *known == of)
@@ -345,7 +355,6 @@ mod tests {
         assert_eq!(played.resolve(Target::OnTape(outer)), weight);
         assert_eq!(played.entry(outer), Some((above.made_by(), 0)));
         let sum = &played.sums[&weight];
-        assert_eq!(sum.first_in(LOWER), Some((below.made_by(), 0)));
         assert_eq!(sum.position((below.made_by(), 0)), Some(1));
         assert_eq!(sum.last_unit(), LOWER);
     }

@@ -339,6 +339,7 @@ impl<B: Backend> Replayable<B> {
             };
             exits.push((index, exit));
             lock(&results.0).push((leaf.clone(), self.output.clone()));
+            subgraph.add_result(leaf.node.id);
             (leaf, subgraph)
         });
         drop(exits);

@@ -1,0 +1,294 @@
+//! Uses by the operations that a subgraph keeps that have a node of their own.
+//!
+//! What these operations contribute to a gradient adds up as it comes, which is plain Burn's order. A
+//! contribution from elsewhere may belong between two of them:
+//! - The result of a segment is used there, too, and that part of the pass runs later. Each use has a
+//!   node, where its contribution can stay until then.
+//! - A tensor of the subgraph is used by segments above, and that part has run before. What belongs
+//!   between two uses of one order is added by the node that the second of them has.
+
+use std::{
+    collections::HashSet,
+    mem,
+    sync::{Arc, Mutex},
+};
+
+use burn::tensor::{backend::Backend, ops::FloatTensor};
+use burn_autodiff::NodeId;
+
+use crate::{
+    tape::{self, AdTensor},
+    util::lock::lock,
+};
+
+/// The uses of one subgraph.
+pub(crate) struct Uses<B: Backend> {
+    /// The leaves of the segment's results.
+    results: HashSet<NodeId>,
+    /// Orders at which other tensors are used.
+    orders: HashSet<(NodeId, usize)>,
+    nodes: Vec<UseNode<B>>,
+    placeholder: Option<FloatTensor<B>>,
+}
+
+/// A use with a node of its own.
+pub(crate) struct UseNode<B: Backend> {
+    pub(crate) id: NodeId,
+    /// The tensor.
+    pub(crate) of: NodeId,
+    passing: SharedPassing<B>,
+}
+
+/// How an operation's contributions to one gradient are passed on, in the order of its operands.
+struct Passing<B: Backend> {
+    nodes: Vec<NodeId>,
+    /// They stay where they are.
+    is_apart: bool,
+    before: Vec<FloatTensor<B>>,
+    after: Vec<FloatTensor<B>>,
+}
+
+type SharedPassing<B> = Arc<Mutex<Passing<B>>>;
+
+/// The tensors that an operation has among its operands so far.
+pub(crate) struct Operands<B: Backend>(Vec<(NodeId, Option<SharedPassing<B>>)>);
+
+impl<B: Backend> Operands<B> {
+    pub(crate) fn new() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<B: Backend> UseNode<B> {
+    /// Whether the contribution stays here; else it goes on to the tensor.
+    pub(crate) fn set_apart(&self, is_apart: bool) {
+        lock(&self.passing).is_apart = is_apart;
+    }
+
+    /// Adds this right before the contribution.
+    pub(crate) fn precede(&self, gradient: FloatTensor<B>) {
+        lock(&self.passing).before.push(gradient);
+    }
+
+    /// Adds this right after the contribution.
+    pub(crate) fn follow(&self, gradient: FloatTensor<B>) {
+        lock(&self.passing).after.push(gradient);
+    }
+}
+
+impl<B: Backend> Passing<B> {
+    fn new() -> Self {
+        Self {
+            nodes: Vec::new(),
+            is_apart: false,
+            before: Vec::new(),
+            after: Vec::new(),
+        }
+    }
+}
+
+impl<B: Backend> Uses<B> {
+    pub(crate) fn new() -> Self {
+        Self {
+            results: HashSet::new(),
+            orders: HashSet::new(),
+            nodes: Vec::new(),
+            placeholder: None,
+        }
+    }
+
+    /// Notes the leaf of a result of the segment.
+    pub(crate) fn add_result(&mut self, leaf: NodeId) {
+        self.results.insert(leaf);
+    }
+
+    /// The uses that have a node.
+    pub(crate) fn nodes(&self) -> &[UseNode<B>] {
+        &self.nodes
+    }
+
+    /// The tensor as the operand of an operation of this order, under a node for this use; `None` if
+    /// it needs none. `known` are the operation's operands before.
+    pub(crate) fn operand(
+        &mut self,
+        tensor: &AdTensor<B>,
+        order: usize,
+        known: &mut Operands<B>,
+    ) -> Option<AdTensor<B>> {
+        let of = tensor.node.id;
+        let among = known.0.iter().find(|(known, _)| *known == of);
+        let is_first = among.is_none();
+        let passing = match among.cloned() {
+            Some((_, passing)) => passing,
+            None => {
+                let is_needed = self.results.contains(&of) || !self.orders.insert((of, order));
+                let passing = is_needed.then(|| Arc::new(Mutex::new(Passing::new())));
+                known.0.push((of, passing.clone()));
+                passing
+            }
+        }?;
+        let placeholder = self
+            .placeholder
+            .get_or_insert_with(|| tape::placeholder::<B>(&tensor.primitive));
+        // Neither the tensor nor its value: the graph would hold itself.
+        let target = tape::key::<B>(tensor, placeholder.clone());
+        let node = tape::hook(vec![tensor.clone()], order, placeholder.clone(), {
+            let passing = passing.clone();
+            move |_, grads| {
+                // The first operand is reached last.
+                if !is_first {
+                    return;
+                }
+                let mut passing = lock(&passing);
+                for gradient in mem::take(&mut passing.before) {
+                    grads.register::<B>(target.node.id, gradient);
+                }
+                if !passing.is_apart {
+                    for node in &passing.nodes {
+                        tape::forward(*node, &target, grads);
+                    }
+                }
+                for gradient in mem::take(&mut passing.after) {
+                    grads.register::<B>(target.node.id, gradient);
+                }
+            }
+        });
+        let id = node.node.id;
+        lock(&passing).nodes.push(id);
+        self.nodes.push(UseNode { id, of, passing });
+        // In the place of the tensor, with the order that it claims.
+        let value = tensor.primitive.clone();
+        Some(tape::handle::<B>(&node, value, tensor.node.order))
+    }
+}
+
+// With the feature `distributed`, burn-autodiff wants more of a backend.
+#[cfg(all(test, not(feature = "distributed")))]
+mod tests {
+    use burn::{
+        backend::{Autodiff, Flex},
+        tensor::{TensorData, backend::AutodiffBackend, ops::FloatTensorOps},
+    };
+
+    use super::*;
+
+    /// Added to one, it is itself: a sum of the three tells its order.
+    const LARGE: f32 = 1e8;
+
+    fn value(value: f32) -> FloatTensor<Flex> {
+        Flex::float_from_data(TensorData::from([value]), &Default::default())
+    }
+
+    fn leaf() -> AdTensor<Flex> {
+        tape::leaf::<Flex>(value(0.0))
+    }
+
+    /// The tensor as it is used by one operation, as this number of operands.
+    fn operands(
+        uses: &mut Uses<Flex>,
+        tensor: &AdTensor<Flex>,
+        count: usize,
+    ) -> Vec<AdTensor<Flex>> {
+        let mut known = Operands::new();
+        let mut operand = || {
+            let operand = uses.operand(tensor, 1, &mut known);
+            operand.unwrap_or_else(|| tensor.clone())
+        };
+        (0..count).map(|_| operand()).collect()
+    }
+
+    /// An operation that contributes these to the gradients of its operands.
+    fn operation(operands: Vec<AdTensor<Flex>>, contributions: &[f32]) -> AdTensor<Flex> {
+        let ids = operands.iter().map(|operand| operand.node.id);
+        let contributions: Vec<_> = ids.zip(contributions.iter().copied()).collect();
+        tape::hook(operands, 1, value(0.0), move |_, grads| {
+            for (id, contribution) in &contributions {
+                grads.register::<Flex>(*id, value(*contribution));
+            }
+        })
+    }
+
+    /// The gradient of a leaf in a pass through operations; the last runs first.
+    fn gradient(operations: Vec<AdTensor<Flex>>, leaf: &AdTensor<Flex>) -> Option<f32> {
+        let root = tape::hook(operations, 2, value(0.0), |_, _| {});
+        let grads = Autodiff::<Flex>::backward(root);
+        let gradient = grads.get::<Flex>(leaf)?;
+        let data = burn::tensor::try_read_sync(Flex::float_into_data(gradient));
+        Some(data?.ok()?.to_vec::<f32>().ok()?[0])
+    }
+
+    #[test]
+    fn the_second_use_of_one_order_has_a_node() {
+        let (leaf, mut uses) = (leaf(), Uses::<Flex>::new());
+        let mut has_node = |order| {
+            let node = uses.operand(&leaf, order, &mut Operands::new());
+            node.is_some_and(|node| node.node.id != leaf.node.id)
+        };
+        assert!(!has_node(1) && !has_node(2));
+        assert!(has_node(1) && has_node(2) && has_node(1));
+    }
+
+    #[test]
+    fn each_use_of_a_result_has_a_node() {
+        let (leaf, mut uses) = (leaf(), Uses::<Flex>::new());
+        uses.add_result(leaf.node.id);
+        let ids: HashSet<_> = (1..4)
+            .map(|order| uses.operand(&leaf, order, &mut Operands::new()))
+            .map(|node| node.expect("it has one").node.id)
+            .collect();
+        assert_eq!(ids.len(), 3);
+        assert!(!ids.contains(&leaf.node.id));
+    }
+
+    #[test]
+    fn an_operation_that_takes_a_tensor_twice_uses_it_once() {
+        let (leaf, mut uses) = (leaf(), Uses::<Flex>::new());
+        let ids = operands(&mut uses, &leaf, 2);
+        assert!(ids.iter().all(|operand| operand.node.id == leaf.node.id));
+    }
+
+    #[test]
+    fn contributions_of_one_operation_add_up_in_the_order_of_its_operands() {
+        let (leaf, mut uses) = (leaf(), Uses::<Flex>::new());
+        uses.add_result(leaf.node.id);
+        let operands = operands(&mut uses, &leaf, 3);
+        let operation = operation(operands, &[LARGE, -LARGE, 1.0]);
+        assert_eq!(gradient(vec![operation], &leaf), Some(1.0));
+    }
+
+    /// The use with a node runs first or second; what comes between is added there.
+    #[test]
+    fn a_contribution_between_two_of_one_order() {
+        for is_first in [true, false] {
+            let (leaf, mut uses) = (leaf(), Uses::<Flex>::new());
+            let [without, with] = [(); 2].map(|()| operands(&mut uses, &leaf, 1));
+            let [node] = uses.nodes() else {
+                panic!("one has a node");
+            };
+            let operations = match is_first {
+                true => {
+                    node.follow(value(-LARGE));
+                    vec![operation(without, &[1.0]), operation(with, &[LARGE])]
+                }
+                false => {
+                    node.precede(value(-LARGE));
+                    vec![operation(with, &[1.0]), operation(without, &[LARGE])]
+                }
+            };
+            assert_eq!(gradient(operations, &leaf), Some(1.0), "first: {is_first}");
+        }
+    }
+
+    #[test]
+    fn what_is_apart_stays_under_its_node() {
+        let (leaf, mut uses) = (leaf(), Uses::<Flex>::new());
+        uses.add_result(leaf.node.id);
+        let operand = operands(&mut uses, &leaf, 1);
+        uses.nodes()[0].set_apart(true);
+        let key = tape::key::<Flex>(&operand[0], value(0.0));
+        let root = tape::hook(vec![operation(operand, &[1.0])], 2, value(0.0), |_, _| {});
+        let grads = Autodiff::<Flex>::backward(root);
+        assert!(grads.get::<Flex>(&leaf).is_none());
+        assert!(grads.get::<Flex>(&key).is_some());
+    }
+}
