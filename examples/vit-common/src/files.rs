@@ -52,13 +52,22 @@ const NO_ROOM: [ErrorKind; 4] = [
     ErrorKind::StorageFull,
 ];
 
-/// Writes `value` to the file `name` of the folder.
+/// Writes `value` to the file `name` of the folder, or leaves the folder as it was.
 pub fn write_json(folder: &Path, name: &str, value: &impl Serialize) -> Result<()> {
     let unfinished = folder.join(UNFINISHED);
-    let mut file = File::create(&unfinished)?;
-    serde_json::to_writer_pretty(&mut file, value).map_err(io::Error::from)?;
-    file.sync_all()?;
-    Ok(fs::rename(unfinished, folder.join(name))?)
+    let written =
+        write(&unfinished, value).and_then(|()| fs::rename(&unfinished, folder.join(name)));
+    if written.is_err() {
+        // Where the disk is full, what is left takes the room of the next attempt.
+        let _ = fs::remove_file(&unfinished);
+    }
+    Ok(written?)
+}
+
+fn write(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    serde_json::to_writer_pretty(&mut file, value)?;
+    file.sync_all()
 }
 
 #[cfg(test)]
@@ -73,6 +82,17 @@ mod tests {
             let read = fs::read_to_string(folder.path().join("a.json")).unwrap();
             assert_eq!(read, format!("{value:?}"));
         }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_fails_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let no_json = std::collections::BTreeMap::from([([0u8; 2], 0)]);
+        write_json(folder.path(), "a.json", &no_json).unwrap_err();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        fs::create_dir_all(folder.path().join("a.json/in the way")).unwrap();
+        write_json(folder.path(), "a.json", &"whole").unwrap_err();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }
