@@ -21,6 +21,7 @@ use self::operations::{
 };
 use crate::harness::noise::reseed;
 use crate::harness::run::{RATE, assert_run_released, trainable};
+use crate::harness::scopes;
 use crate::harness::weights::{load, save};
 use crate::harness::{Hooked, Plain, Recipe, Release, Weights, noise};
 
@@ -221,6 +222,37 @@ impl Loss for GateFromAbove {
 fn an_operand_that_gets_no_gradient() {
     same::<GateFromAbove, NoCheckpointing>();
     same::<GateFromAbove, BalancedCheckpointing>();
+}
+
+/// The gate is computed from a tensor whose gradient comes from a scope alone: nothing else in its part
+/// of the tape gets a gradient, and nothing there is as high as the gate.
+struct GateFromBelowAScope;
+
+impl Loss for GateFromBelowAScope {
+    const LAYERS: usize = 3;
+
+    fn forward<B: FusedOps>(net: &Net<B>, x: Matrix<B>) -> Matrix<B> {
+        let below = scopes::block(|| x.clone().matmul(net.weight(0)).tanh() + net.bias(0));
+        let kept = below.clone() * 2.0;
+        let gate = kept.clone() * below.tanh().exp().tanh();
+        scopes::block(|| {
+            let mut high = x.matmul(net.weight(1)) + net.bias(1);
+            for _ in 0..8 {
+                high = high.tanh();
+            }
+            let high = high * kept.clone();
+            let low = kept.sin();
+            gated(high + low, net.weight(2), gate) + net.bias(2)
+        })
+    }
+}
+
+#[test]
+fn an_operand_of_a_scope_that_gets_no_gradient() {
+    scopes::in_use(|| {
+        same::<GateFromBelowAScope, NoCheckpointing>();
+        same::<GateFromBelowAScope, BalancedCheckpointing>();
+    });
 }
 
 /// The operation returns an operand, which is then used far below the other operand.

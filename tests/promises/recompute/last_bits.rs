@@ -5,11 +5,14 @@ use std::collections::HashSet;
 use std::thread;
 
 use burn::module::{AutodiffModule, Module, ModuleMapper, Param, ParamId};
+use burn::nn::loss::CTCLossConfig;
 use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::module::attention;
+use burn::tensor::ops::AttentionModuleOptions;
+use burn::tensor::{Int, Tensor, TensorData};
 use burn_gradient_release::{Recompute, StepReport, WithGradientRelease};
 
 use crate::harness::models::{
@@ -275,6 +278,72 @@ fn passes_that_outgrow_the_budget() {
             }
         }
     });
+}
+
+/// The loss of a layer in a scope, whose result several nodes of one operation use.
+fn several_nodes<const D: usize>(
+    shape: [usize; D],
+    losses: (
+        impl Fn(&Linear<P>, Tensor<P, D>) -> Tensor<P, 1>,
+        impl Fn(&Linear<R>, Tensor<R, D>) -> Tensor<R, 1>,
+    ),
+) {
+    const STEPS: u64 = 5;
+
+    fn input<B: Backend, const D: usize>(
+        model: &Linear<B>,
+        shape: [usize; D],
+        step: u64,
+    ) -> Tensor<B, D> {
+        let x = noise(step, shape, &Default::default());
+        scopes::block(|| model.forward(x).tanh())
+    }
+
+    let device = Default::default();
+    let width = shape[D - 1];
+    let layer = LinearConfig::new(width, width);
+    let bytes = save::<P, _>(layer.init::<P>(&device));
+    let model = load::<P, _>(layer.init(&device), &bytes, &device);
+    let expected = plain(
+        model,
+        STEPS,
+        |model, _| model,
+        |model, step| (losses.0)(model, input(model, shape, step)),
+    );
+    for recompute in [Recompute::None, Recompute::Automatic] {
+        let model = load::<R, _>(layer.init(&device), &bytes, &device);
+        let loss = |model: &Linear<R>, step| (losses.1)(model, input(model, shape, step));
+        let given = scopes::in_use(|| release(model, recompute, STEPS, |model, _, _| model, loss));
+        for (step, ((given, _), expected)) in given.iter().zip(&expected).enumerate() {
+            given.assert_same(expected, format!("{recompute:?}, step {step}"));
+        }
+    }
+}
+
+#[test]
+fn ctc_loss_takes_time_steps_in_several_nodes() {
+    fn loss<B: Backend>(_: &Linear<B>, x: Tensor<B, 3>) -> Tensor<B, 1> {
+        let device = x.device();
+        let ids = |ids| Tensor::<B, 2, Int>::from_ints(ids, &device);
+        let lengths = |lengths: [i32; 2]| Tensor::<B, 1, Int>::from_ints(lengths, &device);
+        let loss = CTCLossConfig::new().init();
+        let loss = loss.forward(x, ids([[1, 2], [3, 1]]), lengths([6, 6]), lengths([2, 2]));
+        loss.sum()
+    }
+
+    several_nodes([6, 2, 5], (loss, loss));
+}
+
+#[test]
+fn attention_takes_one_tensor_in_several_nodes() {
+    fn loss<B: Backend>(model: &Linear<B>, x: Tensor<B, 4>) -> Tensor<B, 1> {
+        let query = model.forward(x.clone());
+        let options = AttentionModuleOptions::default();
+        let y = attention(query, x.clone(), x.clone(), None, None, options);
+        (y + x).square().mean()
+    }
+
+    several_nodes([2, 3, 4, 8], (loss, loss));
 }
 
 /// The loss of layers that also multiply by the first weight, cut off from its gradient; the

@@ -1,12 +1,15 @@
 //! Contributions that wait to be added up in plain Burn's order.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex},
+};
 
 use burn::tensor::{backend::Backend, ops::FloatTensor};
-use burn_autodiff::grads::Gradients;
+use burn_autodiff::{NodeId, grads::Gradients};
 
 use crate::subgraph::order::{Consumer, Half, Played, Target, Unit, Use};
-use crate::subgraph::uses::UseNode;
+use crate::subgraph::uses::Waiting;
 use crate::{
     subgraph::{Apart, Contribution, Late, Subgraph},
     tape::{self, AdTensor},
@@ -95,8 +98,7 @@ impl<B: Backend> Arrivals<B> {
     }
 
     /// Adds up what comes before all contributions of the subgraph's own operations, which are still
-    /// to run, and leaves to the nodes of their uses what comes between two of one order. Returns the
-    /// rest.
+    /// to run. Returns the rest; the nodes of their uses add of it what comes between two of one order.
     pub(crate) fn add_up_around(
         &mut self,
         played: &Played,
@@ -128,16 +130,13 @@ impl<B: Backend> Arrivals<B> {
             let order = played.order(before);
             let after = uses.clone().find_map(own);
             let after = after.filter(|after| played.order(*after) == order);
-            let gradient = match after {
-                Some(after) => between(played, subgraph, tensor, (before, after), gradient),
-                None => Some(gradient),
-            };
-            match (gradient, late.last_mut()) {
-                (None, _) => {}
-                (Some(gradient), Some(last)) if last.order == order => {
-                    last.gradients.push(gradient);
-                }
-                (Some(gradient), _) => late.push(Late {
+            let gradient = Arc::new(Mutex::new(Some(gradient)));
+            if let Some(after) = after {
+                put_between(played, subgraph, id, (before, after), &gradient);
+            }
+            match late.last_mut() {
+                Some(last) if last.order == order => last.gradients.push(gradient),
+                _ => late.push(Late {
                     seed: tape::handle::<B>(tensor, tensor.primitive.clone(), tensor.node.order),
                     order,
                     gradients: vec![gradient],
@@ -174,8 +173,8 @@ impl<B: Backend> Arrivals<B> {
                     kept.into_iter()
                         .filter_map(|(of, gradient)| Some((of, gradient?))),
                 );
-                // What is under the leaf itself comes from an operation whose order was not known when
-                // it was put on the tape, or from the loss, if that is the result.
+                // What is under the leaf itself comes from an operation of several nodes, or from the
+                // loss, if that is the result.
                 if let Some(gradient) = grads.remove::<B>(leaf) {
                     let kept = (subgraph.number(), Half::Kept);
                     let mut uses = sum.uses.iter();
@@ -210,29 +209,25 @@ impl<B: Backend> Arrived<B> {
 }
 
 /// Has a gradient added between the contributions of two operations of one order, if one of these uses
-/// has a node; else gives it back.
-fn between<B: Backend>(
+/// has a node.
+fn put_between<B: Backend>(
     played: &Played,
     subgraph: &Subgraph<B>,
-    tensor: &AdTensor<B>,
+    tensor: NodeId,
     (before, after): (Consumer, Consumer),
-    gradient: FloatTensor<B>,
-) -> Option<FloatTensor<B>> {
+    gradient: &Waiting<B>,
+) {
     subgraph.with_uses(|uses| {
         let by = |consumer: Consumer| {
-            let is_by = |node: &&UseNode<B>| {
-                let of = played.entry(node.id);
-                node.of == tensor.node.id && of.is_some_and(|of| of.0 == consumer)
-            };
-            uses.nodes().iter().find(is_by)
+            let mut nodes = uses.of(tensor).iter();
+            nodes.find(|node| played.entry(node.id).is_some_and(|of| of.0 == consumer))
         };
         match (by(before), by(after)) {
-            (Some(before), _) => before.follow(gradient),
-            (None, Some(after)) => after.precede(gradient),
-            (None, None) => return Some(gradient),
+            (Some(before), _) => before.follow(gradient.clone()),
+            (None, Some(after)) => after.precede(gradient.clone()),
+            (None, None) => {}
         }
-        None
-    })
+    });
 }
 
 /// The contributions to a segment's result that stayed under the nodes of its uses, as far as these
@@ -244,8 +239,7 @@ fn of_nodes<B: Backend>(
     grads: &mut Gradients,
 ) -> Vec<(Use, Option<FloatTensor<B>>)> {
     subgraph.with_uses(|uses| {
-        let nodes = uses.nodes().iter();
-        let nodes = nodes.filter(|node| node.of == leaf.node.id);
+        let nodes = uses.of(leaf.node.id).iter();
         let contributions = nodes.filter_map(|node| {
             let of = played.entry(node.id)?;
             Some((of, tape::take(node.id, leaf, grads)))

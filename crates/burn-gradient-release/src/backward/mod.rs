@@ -22,6 +22,7 @@ use crate::{
     lower::random::RandomLog,
     slot::armed_set::Values,
     subgraph::order::Half,
+    subgraph::uses::add_waiting,
     subgraph::{Origins, Seeds, Spent, Subgraph},
     tape::consumers::{self, Consumers, Owner},
     tape::mark,
@@ -45,7 +46,7 @@ pub(crate) fn backward<B: AutodiffInner, C: CheckpointStrategy>(
 ) -> Gradients {
     let mut arguments = Arguments::new();
     arguments.push(root);
-    let (mut operands, raise) = arguments.lower(Nodes::One);
+    let (mut operands, raise) = arguments.lower(Nodes::None);
     let root = operands.next().expect("there is a root");
     let origins = raise.into_origins();
     RandomLog::check_loss(|| {
@@ -158,7 +159,9 @@ fn run_from<B: AutodiffInner, C: CheckpointStrategy>(
     seeds: Seeds<B>,
     grads: Gradients,
 ) -> Gradients {
-    let order = seeds.tensors.iter().map(|seed| seed.node.order).max();
+    let orders = seeds.tensors.iter().map(|seed| seed.node.order);
+    // Where an operation gives no gradient, there may be no seed above it.
+    let order = orders.chain(seeds.late.iter().map(|late| late.order)).max();
     let order = order.expect("there is a seed") + 2;
     let parameters = seeds.origins.parameters();
     let carried = Mutex::new(Some(grads));
@@ -172,11 +175,9 @@ fn run_from<B: AutodiffInner, C: CheckpointStrategy>(
     let late = seeds.late.into_iter().map(|late| {
         let placeholder = late.seed.primitive.clone();
         let id = late.seed.node.id;
-        let gradients = Mutex::new(late.gradients);
+        let gradients = late.gradients;
         tape::hook(vec![late.seed], late.order, placeholder, move |_, grads| {
-            for gradient in lock(&gradients).drain(..) {
-                grads.register::<B>(id, gradient);
-            }
+            add_waiting::<B>(id, gradients.iter().cloned(), grads);
         })
     });
     let parents = late.chain(seeds.tensors).collect();

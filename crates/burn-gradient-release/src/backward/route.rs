@@ -83,8 +83,8 @@ impl<B: Backend> Route<B> {
                 }
             });
             subgraph.with_uses(|uses| {
-                for node in uses.nodes() {
-                    graph.add_alias(node.id, Target::OnTape(node.of));
+                for (of, node) in uses.nodes() {
+                    graph.add_alias(node.id, Target::OnTape(of));
                 }
             });
             for edge in subgraph.take_edges() {
@@ -142,8 +142,8 @@ impl<B: Backend> Route<B> {
     pub(crate) fn assign(&self, subgraph: &Subgraph<B>, half: Half) {
         let unit = (subgraph.number(), half);
         subgraph.with_uses(|uses| {
-            for node in uses.nodes() {
-                let target = self.played.resolve(Target::OnTape(node.of));
+            for (of, node) in uses.nodes() {
+                let target = self.played.resolve(Target::OnTape(of));
                 let is_of_result = matches!(target, Target::Replayable(..));
                 let is_known = self.played.entry(node.id).is_some();
                 node.set_apart(is_of_result && is_known && self.played.is_apart(target));

@@ -8,7 +8,7 @@ use crate::{
     lower::raise::{Nodes, Raise},
     planner::trace::{self, Highest, Tracer},
     subgraph::order::{Target, Use},
-    subgraph::uses,
+    subgraph::uses::KnownOperands,
     subgraph::{Origins, Subgraph},
     tape::{self, AdTensor, handle},
     tensor::derived::{self, Derived, Function, Operand, Operands},
@@ -58,7 +58,7 @@ impl<B: Backend> Arguments<B> {
             order: orders.max().unwrap_or(0) + 1,
             operands: Vec::new(),
             tensors: self.targets(),
-            known: uses::Operands::new(),
+            known: KnownOperands::new(),
             unknown: Vec::new(),
         };
         let repeated = self.repeated();
@@ -228,7 +228,7 @@ impl<B: Backend> Arguments<B> {
         });
         let recorded = match nodes {
             Nodes::One => Operation::OneNode(functions),
-            Nodes::Unknown | Nodes::Several => Operation::SeveralNodes(functions),
+            Nodes::None | Nodes::Unknown | Nodes::Several => Operation::SeveralNodes(functions),
         };
         let (operands, mut entry) = self.record(recorder, recorded, false);
         results(operation(operands), &mut |result| {

@@ -7,7 +7,7 @@ use burn_autodiff::NodeId;
 
 use crate::{
     subgraph::order::{Consumer, Edge, Target},
-    subgraph::uses::Operands,
+    subgraph::uses::KnownOperands,
     subgraph::{Origins, Subgraph},
     tape::consumers::{self, Consumers},
     tape::{self, AdTensor, handle},
@@ -17,6 +17,8 @@ use crate::{
 /// Number of nodes that an operation has on the tape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nodes {
+    /// None: what a backward pass begins with.
+    None,
     /// One node, right above the operands.
     One,
     /// Not known before the result is there.
@@ -36,8 +38,8 @@ pub(crate) struct Raise<B: Backend> {
     pub(crate) operands: Vec<Arc<NodeId>>,
     /// Targets of the operands' gradients, if the operation is in a subgraph.
     pub(crate) tensors: Vec<(usize, Target)>,
-    /// Operands of the subgraph that it is in.
-    pub(crate) known: Operands<B>,
+    /// What it uses of the subgraph that it is in.
+    pub(crate) known: KnownOperands<B>,
     /// Consumers to note once the result is known, and the lowest order they can have.
     pub(crate) unknown: Vec<(Arc<Consumers<B>>, usize)>,
 }
@@ -86,13 +88,11 @@ impl<B: Backend> Raise<B> {
 
     /// The operand under a node for this use, if it needs one.
     fn use_in(&mut self, subgraph: &Subgraph<B>, place: usize, tensor: AdTensor<B>) -> AdTensor<B> {
-        // The node must not run before the operation.
-        let order = match self.nodes {
-            Nodes::One => self.order,
-            Nodes::Several => tensor.node.order + 1,
-            Nodes::Unknown => return tensor,
-        };
-        let operand = subgraph.operand(tensor, order, &mut self.known);
+        // One that runs before another node of the operation would lose what that contributes.
+        if self.nodes != Nodes::One {
+            return tensor;
+        }
+        let operand = subgraph.operand(tensor, self.order, &mut self.known);
         if let Some((_, target)) = self.tensors.iter_mut().find(|(of, _)| *of == place) {
             *target = Target::OnTape(operand.node.id);
         }
@@ -103,7 +103,9 @@ impl<B: Backend> Raise<B> {
     /// single.
     fn note(&mut self, consumers: &Arc<Consumers<B>>, order: usize, is_repeated: bool) -> bool {
         match self.nodes {
-            Nodes::One => consumers.consume(self.order, if is_repeated { 2 } else { 1 }),
+            Nodes::None | Nodes::One => {
+                consumers.consume(self.order, if is_repeated { 2 } else { 1 })
+            }
             Nodes::Unknown => {
                 self.unknown.push((consumers.clone(), order + 1));
                 false

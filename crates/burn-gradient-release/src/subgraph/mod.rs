@@ -33,7 +33,7 @@ use burn_autodiff::{NodeId, grads::Gradients};
 use self::{
     order::{Edge, Played, Target, Use},
     origins::Numbered,
-    uses::{Operands, Uses},
+    uses::{KnownOperands, Uses, Waiting},
 };
 use crate::{
     slot::armed_set::ArmedSet,
@@ -145,12 +145,13 @@ pub(crate) struct Seeds<B: Backend> {
     pub(crate) late: Vec<Late<B>>,
 }
 
-/// What is added to the gradient of a seed only after a contribution of the subgraph itself.
+/// What is added to the gradient of a seed only after a contribution of the subgraph itself, if none of
+/// its uses has added it by then.
 pub(crate) struct Late<B: Backend> {
     pub(crate) seed: AdTensor<B>,
     /// The order of the operation that comes before.
     pub(crate) order: usize,
-    pub(crate) gradients: Vec<FloatTensor<B>>,
+    pub(crate) gradients: Vec<Waiting<B>>,
 }
 
 /// A number for a segment that begins now.
@@ -293,13 +294,13 @@ impl<B: Backend> Subgraph<B> {
         leaf
     }
 
-    /// A tensor of the subgraph as the operand of an operation of this order, whose other operands are
-    /// `known`: under a node for this use, if it needs one.
+    /// A tensor of the subgraph as the operand of an operation, which is one node of this order: under
+    /// a node for this use, if it needs one.
     pub(crate) fn operand(
         &self,
         tensor: AdTensor<B>,
         order: usize,
-        known: &mut Operands<B>,
+        known: &mut KnownOperands<B>,
     ) -> AdTensor<B> {
         // What is replayed has been played through: its uses have the nodes that they need.
         if self.is_replay {

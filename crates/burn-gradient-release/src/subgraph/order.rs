@@ -109,7 +109,7 @@ impl Played {
         known.map(|(unit, _)| *unit)
     }
 
-    /// The order of an operation on the tape.
+    /// The order of an operation that uses something, and so was played.
     pub(crate) fn order(&self, consumer: Consumer) -> usize {
         let (_, edge) = &self.graph.edges[&consumer];
         edge.order

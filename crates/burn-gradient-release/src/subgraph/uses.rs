@@ -4,17 +4,18 @@
 //! contribution from elsewhere may belong between two of them:
 //! - The result of a segment is used there, too, and that part of the pass runs later. Each use has a
 //!   node, where its contribution can stay until then.
-//! - A tensor of the subgraph is used by segments above, and that part has run before. What belongs
-//!   between two uses of one order is added by the node that the second of them has.
+//! - Another tensor is used by segments above, and that part has run before. What belongs between
+//!   operations of two orders is added after all of the higher one. Of several operations of one order
+//!   all but one have a node, which adds what belongs right before or after them.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     mem,
     sync::{Arc, Mutex},
 };
 
 use burn::tensor::{backend::Backend, ops::FloatTensor};
-use burn_autodiff::NodeId;
+use burn_autodiff::{NodeId, grads::Gradients};
 
 use crate::{
     tape::{self, AdTensor},
@@ -27,33 +28,36 @@ pub(crate) struct Uses<B: Backend> {
     results: HashSet<NodeId>,
     /// Orders at which other tensors are used.
     orders: HashSet<(NodeId, usize)>,
-    nodes: Vec<UseNode<B>>,
+    /// The uses that have a node, by the tensor.
+    nodes: HashMap<NodeId, Vec<UseNode<B>>>,
     placeholder: Option<FloatTensor<B>>,
 }
 
 /// A use with a node of its own.
 pub(crate) struct UseNode<B: Backend> {
     pub(crate) id: NodeId,
-    /// The tensor.
-    pub(crate) of: NodeId,
     passing: SharedPassing<B>,
 }
 
-/// How an operation's contributions to one gradient are passed on, in the order of its operands.
+/// A contribution that one of several places adds: the one that comes by first.
+pub(crate) type Waiting<B> = Arc<Mutex<Option<FloatTensor<B>>>>;
+
+/// How an operation's contributions to one gradient are passed on.
 struct Passing<B: Backend> {
+    /// In the order of its operands.
     nodes: Vec<NodeId>,
     /// They stay where they are.
     is_apart: bool,
-    before: Vec<FloatTensor<B>>,
-    after: Vec<FloatTensor<B>>,
+    before: Vec<Waiting<B>>,
+    after: Vec<Waiting<B>>,
 }
 
 type SharedPassing<B> = Arc<Mutex<Passing<B>>>;
 
-/// The tensors that an operation has among its operands so far.
-pub(crate) struct Operands<B: Backend>(Vec<(NodeId, Option<SharedPassing<B>>)>);
+/// The tensors that one operation uses, as far as its operands are known: it may use one twice.
+pub(crate) struct KnownOperands<B: Backend>(Vec<(NodeId, Option<SharedPassing<B>>)>);
 
-impl<B: Backend> Operands<B> {
+impl<B: Backend> KnownOperands<B> {
     pub(crate) fn new() -> Self {
         Self(Vec::new())
     }
@@ -66,12 +70,12 @@ impl<B: Backend> UseNode<B> {
     }
 
     /// Adds this right before the contribution.
-    pub(crate) fn precede(&self, gradient: FloatTensor<B>) {
+    pub(crate) fn precede(&self, gradient: Waiting<B>) {
         lock(&self.passing).before.push(gradient);
     }
 
     /// Adds this right after the contribution.
-    pub(crate) fn follow(&self, gradient: FloatTensor<B>) {
+    pub(crate) fn follow(&self, gradient: Waiting<B>) {
         lock(&self.passing).after.push(gradient);
     }
 }
@@ -87,12 +91,26 @@ impl<B: Backend> Passing<B> {
     }
 }
 
+/// Adds what nobody has added yet to the gradient of a node.
+pub(crate) fn add_waiting<B: Backend>(
+    id: NodeId,
+    waiting: impl IntoIterator<Item = Waiting<B>>,
+    grads: &mut Gradients,
+) {
+    for gradient in waiting {
+        let gradient = lock(&gradient).take();
+        if let Some(gradient) = gradient {
+            grads.register::<B>(id, gradient);
+        }
+    }
+}
+
 impl<B: Backend> Uses<B> {
     pub(crate) fn new() -> Self {
         Self {
             results: HashSet::new(),
             orders: HashSet::new(),
-            nodes: Vec::new(),
+            nodes: HashMap::new(),
             placeholder: None,
         }
     }
@@ -102,18 +120,24 @@ impl<B: Backend> Uses<B> {
         self.results.insert(leaf);
     }
 
-    /// The uses that have a node.
-    pub(crate) fn nodes(&self) -> &[UseNode<B>] {
-        &self.nodes
+    /// The uses that have a node, by the tensor.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (NodeId, &UseNode<B>)> {
+        let nodes = self.nodes.iter();
+        nodes.flat_map(|(of, nodes)| nodes.iter().map(|node| (*of, node)))
     }
 
-    /// The tensor as the operand of an operation of this order, under a node for this use; `None` if
-    /// it needs none. `known` are the operation's operands before.
+    /// The uses of a tensor that have a node.
+    pub(crate) fn of(&self, tensor: NodeId) -> &[UseNode<B>] {
+        self.nodes.get(&tensor).map_or(&[], Vec::as_slice)
+    }
+
+    /// The tensor as the operand of an operation, which is one node of this order: under a node for
+    /// this use; `None` if it needs none.
     pub(crate) fn operand(
         &mut self,
         tensor: &AdTensor<B>,
         order: usize,
-        known: &mut Operands<B>,
+        known: &mut KnownOperands<B>,
     ) -> Option<AdTensor<B>> {
         let of = tensor.node.id;
         let among = known.0.iter().find(|(known, _)| *known == of);
@@ -140,22 +164,19 @@ impl<B: Backend> Uses<B> {
                     return;
                 }
                 let mut passing = lock(&passing);
-                for gradient in mem::take(&mut passing.before) {
-                    grads.register::<B>(target.node.id, gradient);
-                }
+                add_waiting::<B>(of, mem::take(&mut passing.before), grads);
                 if !passing.is_apart {
                     for node in &passing.nodes {
                         tape::forward(*node, &target, grads);
                     }
                 }
-                for gradient in mem::take(&mut passing.after) {
-                    grads.register::<B>(target.node.id, gradient);
-                }
+                add_waiting::<B>(of, mem::take(&mut passing.after), grads);
             }
         });
         let id = node.node.id;
         lock(&passing).nodes.push(id);
-        self.nodes.push(UseNode { id, of, passing });
+        let nodes = self.nodes.entry(of).or_default();
+        nodes.push(UseNode { id, passing });
         // In the place of the tensor, with the order that it claims.
         let value = tensor.primitive.clone();
         Some(tape::handle::<B>(&node, value, tensor.node.order))
@@ -189,7 +210,7 @@ mod tests {
         tensor: &AdTensor<Flex>,
         count: usize,
     ) -> Vec<AdTensor<Flex>> {
-        let mut known = Operands::new();
+        let mut known = KnownOperands::new();
         let mut operand = || {
             let operand = uses.operand(tensor, 1, &mut known);
             operand.unwrap_or_else(|| tensor.clone())
@@ -221,7 +242,7 @@ mod tests {
     fn the_second_use_of_one_order_has_a_node() {
         let (leaf, mut uses) = (leaf(), Uses::<Flex>::new());
         let mut has_node = |order| {
-            let node = uses.operand(&leaf, order, &mut Operands::new());
+            let node = uses.operand(&leaf, order, &mut KnownOperands::new());
             node.is_some_and(|node| node.node.id != leaf.node.id)
         };
         assert!(!has_node(1) && !has_node(2));
@@ -233,7 +254,7 @@ mod tests {
         let (leaf, mut uses) = (leaf(), Uses::<Flex>::new());
         uses.add_result(leaf.node.id);
         let ids: HashSet<_> = (1..4)
-            .map(|order| uses.operand(&leaf, order, &mut Operands::new()))
+            .map(|order| uses.operand(&leaf, order, &mut KnownOperands::new()))
             .map(|node| node.expect("it has one").node.id)
             .collect();
         assert_eq!(ids.len(), 3);
@@ -262,16 +283,17 @@ mod tests {
         for is_first in [true, false] {
             let (leaf, mut uses) = (leaf(), Uses::<Flex>::new());
             let [without, with] = [(); 2].map(|()| operands(&mut uses, &leaf, 1));
-            let [node] = uses.nodes() else {
+            let [node] = uses.of(leaf.node.id) else {
                 panic!("one has a node");
             };
+            let between = Arc::new(Mutex::new(Some(value(-LARGE))));
             let operations = match is_first {
                 true => {
-                    node.follow(value(-LARGE));
+                    node.follow(between);
                     vec![operation(without, &[1.0]), operation(with, &[LARGE])]
                 }
                 false => {
-                    node.precede(value(-LARGE));
+                    node.precede(between);
                     vec![operation(with, &[1.0]), operation(without, &[LARGE])]
                 }
             };
@@ -284,7 +306,7 @@ mod tests {
         let (leaf, mut uses) = (leaf(), Uses::<Flex>::new());
         uses.add_result(leaf.node.id);
         let operand = operands(&mut uses, &leaf, 1);
-        uses.nodes()[0].set_apart(true);
+        uses.of(leaf.node.id)[0].set_apart(true);
         let key = tape::key::<Flex>(&operand[0], value(0.0));
         let root = tape::hook(vec![operation(operand, &[1.0])], 2, value(0.0), |_, _| {});
         let grads = Autodiff::<Flex>::backward(root);
