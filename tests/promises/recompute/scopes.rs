@@ -319,6 +319,26 @@ fn a_second_backward_is_refused() {
     assert!(text.contains("second backward pass"), "{text}");
 }
 
+/// As in plain Burn, whose text it is.
+#[test]
+fn a_second_backward_through_what_is_kept_panics() {
+    turn::take::<Inner>();
+    let device = Default::default();
+    let mut model: Linear<R> = LinearConfig::new(4, 4).init(&device);
+    let optim = SgdConfig::new().init::<R, _>().with_gradient_release();
+    let mut optim = optim.with_recompute(Recompute::Budget(u64::MAX));
+    for step in 0..3 {
+        model = optim.arm(RATE, model);
+        let x = noise::<R, 2>(step, [2, 4], &device);
+        let loss = model.forward(x).tanh().square().mean();
+        let again = loss.clone();
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let second = catch_unwind(AssertUnwindSafe(|| drop(again.backward())));
+        assert!(second.is_err(), "step {step}");
+        model = optim.step(RATE, model, grads);
+    }
+}
+
 #[test]
 fn a_tensor_that_comes_back_from_another_thread_is_refused() {
     turn::take::<Inner>();
