@@ -102,8 +102,21 @@ fn a_parameter_first_used_above_the_loss() {
     check::<Flex>(&program, RUNS).expect("the same weights, and no gradient left behind");
 }
 
-/// A training with one graph, not armed.
-fn in_scopes(parameters: usize, ops: Vec<Op>, outputs: Vec<Operand>, scopes: Scopes) -> Program {
+/// Equal to the last bit, whatever the docs allow.
+#[track_caller]
+fn check_all_bits(program: &Program) {
+    let verdict = check::<Flex>(program, RUNS).expect("the same weights");
+    assert_eq!(verdict, Verdict::Same, "{program:?}");
+}
+
+/// A training with one graph.
+fn in_scopes(
+    parameters: usize,
+    ops: Vec<Op>,
+    outputs: Vec<Operand>,
+    scopes: Scopes,
+    is_armed: bool,
+) -> Program {
     let graph = Graph {
         ops,
         outputs,
@@ -112,7 +125,7 @@ fn in_scopes(parameters: usize, ops: Vec<Op>, outputs: Vec<Operand>, scopes: Sco
     };
     let step = Step {
         graph: 0,
-        is_armed: false,
+        is_armed,
         discarded: (false, false),
         keeps_values: false,
     };
@@ -139,9 +152,7 @@ fn what_is_below_a_scope_and_beside_it() {
         Op::Matmul(Parameter(1), Newest(0)),
     ];
     let scopes = Scopes::Some(vec![(2, false), (1, true)]);
-    let program = in_scopes(2, ops, vec![Parameter(0)], scopes);
-    let verdict = check::<Flex>(&program, RUNS).expect("the same weights");
-    assert_eq!(verdict, Verdict::Same);
+    check_all_bits(&in_scopes(2, ops, vec![Parameter(0)], scopes, false));
 }
 
 /// Random program number 560, made smaller. What the scope gives is used by an operation that is
@@ -161,14 +172,10 @@ fn a_kept_operation_adds_between_two_that_are_computed_again() {
         Op::Add(Newest(4), Newest(0)),
     ];
     let scopes = Scopes::Some(vec![(1, true)]);
-    let mut program = in_scopes(2, ops, vec![Newest(3)], scopes);
-    program.recompute = Recompute::Automatic;
-    program
-        .steps
-        .iter_mut()
-        .for_each(|step| step.is_armed = true);
-    let verdict = check::<Flex>(&program, RUNS).expect("the same weights");
-    assert_eq!(verdict, Verdict::Same);
+    check_all_bits(&Program {
+        recompute: Recompute::Automatic,
+        ..in_scopes(2, ops, vec![Newest(3)], scopes, true)
+    });
 }
 
 /// Random programs number 580 and 1911, made smaller. What a scope gives is used inside it, too, by
@@ -182,13 +189,8 @@ fn a_result_that_its_scope_uses_and_others_twice() {
         Op::Matmul(Newest(0), Parameter(0)),
     ];
     let scopes = Scopes::Some(vec![(2, true)]);
-    let mut program = in_scopes(2, ops, vec![Any(2), Any(2)], scopes);
     for is_armed in [false, true] {
-        program
-            .steps
-            .iter_mut()
-            .for_each(|step| step.is_armed = is_armed);
-        let verdict = check::<Flex>(&program, RUNS).expect("the same weights");
-        assert_eq!(verdict, Verdict::Same, "armed: {is_armed}");
+        let (ops, scopes) = (ops.clone(), scopes.clone());
+        check_all_bits(&in_scopes(2, ops, vec![Any(2), Any(2)], scopes, is_armed));
     }
 }

@@ -69,6 +69,14 @@ fn release<M: AutodiffModule<R>>(
     taken
 }
 
+/// The same weights after each step.
+#[track_caller]
+fn assert_same_steps(given: &[(Weights, StepReport)], expected: &[Weights], context: &str) {
+    for (step, ((given, _), expected)) in given.iter().zip(expected).enumerate() {
+        given.assert_same(expected, format!("{context}, step {step}"));
+    }
+}
+
 #[derive(Module, Debug)]
 struct Sequences<B: Backend> {
     lstm: Lstm<B>,
@@ -175,10 +183,8 @@ fn freezing<S: Scenario>() {
             };
             let loss = |model: &_, step| S::loss(model, size, step);
             let given = release(start.model::<S, R>(), recompute, steps, freeze, loss);
-            for (step, ((given, _), expected)) in given.iter().zip(&expected).enumerate() {
-                let context = format!("{recompute:?}, armed {once_armed}, step {step}");
-                given.assert_same(expected, context);
-            }
+            let context = format!("{recompute:?}, armed {once_armed}");
+            assert_same_steps(&given, &expected, &context);
         }
     }
 }
@@ -241,9 +247,7 @@ fn an_lstm_on_batches_of_any_length() {
         Recompute::Budget(u64::MAX),
     ] {
         let (given, expected) = sequences(recompute);
-        for (step, ((given, _), expected)) in given.iter().zip(&expected).enumerate() {
-            given.assert_same(expected, format!("{recompute:?}, step {step}"));
-        }
+        assert_same_steps(&given, &expected, &format!("{recompute:?}"));
     }
 }
 
@@ -259,9 +263,7 @@ fn a_longer_pass_within_the_budget_is_kept() {
 /// What came before is kept, and the rest is cut: a weight is used there and again in segments.
 fn outgrown(budget: u64) {
     let (given, expected) = sequences(Recompute::Budget(budget));
-    for (step, ((weights, _), expected)) in given.iter().zip(&expected).enumerate() {
-        weights.assert_same(expected, format!("{budget} bytes, step {step}"));
-    }
+    assert_same_steps(&given, &expected, &format!("{budget} bytes"));
     let cut = |(_, report): &(_, StepReport)| report.recomputed().segments > 0;
     let kept = given.iter().skip(1).position(|step| !cut(step));
     let kept = kept.expect("all of some pass is kept");
@@ -314,9 +316,7 @@ fn several_nodes<const D: usize>(
         let model = load::<R, _>(layer.init(&device), &bytes, &device);
         let loss = |model: &Linear<R>, step| (losses.1)(model, input(model, shape, step));
         let given = scopes::in_use(|| release(model, recompute, STEPS, |model, _, _| model, loss));
-        for (step, ((given, _), expected)) in given.iter().zip(&expected).enumerate() {
-            given.assert_same(expected, format!("{recompute:?}, step {step}"));
-        }
+        assert_same_steps(&given, &expected, &format!("{recompute:?}"));
     }
 }
 
