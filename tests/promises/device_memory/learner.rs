@@ -58,7 +58,6 @@ where
 }
 
 #[test]
-#[cfg_attr(only_software, ignore = "minutes on a driver in software")]
 fn the_metric_shows_the_peak_of_the_device() {
     let memory = memory();
     let start = Start::new::<Regression>(Size::Large);

@@ -5,7 +5,6 @@ use super::device_memory::training::saves;
 use crate::harness::models::Transformer;
 
 #[test]
-#[cfg_attr(only_software, ignore = "minutes on a driver in software")]
 fn a_transformer_peaks_where_its_forward_pass_ends() {
     saves::<Transformer>(MATRICES).assert_plain_needs_more();
 }

@@ -26,19 +26,27 @@ mod edge_cases;
 mod eight_bit;
 #[path = "../equality.rs"]
 mod equality;
+#[cfg(not(only_software))]
 #[path = "../device_memory/learner.rs"]
 mod learner;
+#[cfg(not(only_software))]
+#[path = "models.rs"]
+mod models;
 #[path = "one_pass.rs"]
 mod one_pass;
+#[cfg(not(only_software))]
+#[path = "one_pass_with_release.rs"]
+mod one_pass_with_release;
 #[path = "rounding.rs"]
 mod rounding;
 #[cfg(not(only_software))]
 #[path = "../recompute/scopes.rs"]
 mod scopes;
+#[cfg(not(only_software))]
 #[path = "../device_memory/transformer.rs"]
 mod transformer;
 
 #[cfg(only_software)]
 #[test]
 #[ignore = "many minutes on a driver in software; ALL_ON_WGPU=1 mounts them"]
-fn edge_cases_and_scopes() {}
+fn edge_cases_scopes_learner_models_release_in_one_pass() {}

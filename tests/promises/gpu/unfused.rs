@@ -20,8 +20,14 @@ mod device_memory;
 mod eight_bit;
 #[path = "../equality.rs"]
 mod equality;
+#[cfg(not(only_software))]
+#[path = "models.rs"]
+mod models;
 #[path = "one_pass.rs"]
 mod one_pass;
+#[cfg(not(only_software))]
+#[path = "one_pass_with_release.rs"]
+mod one_pass_with_release;
 #[path = "rounding.rs"]
 mod rounding;
 #[cfg(not(only_software))]
@@ -33,4 +39,4 @@ mod timeline;
 #[cfg(only_software)]
 #[test]
 #[ignore = "many minutes on a driver in software; ALL_ON_WGPU=1 mounts them"]
-fn every_scope() {}
+fn scopes_models_release_in_one_pass() {}

@@ -1,0 +1,83 @@
+//! As `equality`, with more models.
+
+use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
+use burn::nn::DropoutConfig;
+use burn::tensor::backend::AutodiffBackend;
+use burn_gradient_release::checkpoint;
+
+use super::equality::same;
+use super::{Inner, TOLERANCE};
+use crate::harness::models::*;
+use crate::harness::{Plain, Release, noise, turn};
+use crate::recompute;
+
+#[test]
+fn mlp_recomputing() {
+    same::<Mlp, BalancedCheckpointing>();
+}
+
+#[test]
+fn cnn() {
+    same::<Cnn, NoCheckpointing>();
+}
+
+#[test]
+fn transformer() {
+    same::<Transformer, NoCheckpointing>();
+}
+
+#[test]
+fn transformer_recomputing() {
+    same::<Transformer, BalancedCheckpointing>();
+}
+
+#[test]
+fn tied() {
+    same::<Tied, NoCheckpointing>();
+}
+
+#[test]
+fn views() {
+    same::<Views, NoCheckpointing>();
+}
+
+#[test]
+fn lstm() {
+    same::<Recurrent, NoCheckpointing>();
+}
+
+#[test]
+fn weight_norm() {
+    same::<WeightNorm, NoCheckpointing>();
+}
+
+#[test]
+fn transformer_with_activations_recomputed() {
+    turn::take::<Inner>();
+    recompute::equality::near_numbers::<Transformer, Inner, NoCheckpointing>(TOLERANCE);
+}
+
+/// Dropout's masks, packed to bits on the device and back.
+#[test]
+fn dropout_recomputed() {
+    fn gradient<B: AutodiffBackend>() -> Vec<f32> {
+        let device = Default::default();
+        B::seed(&device, 7);
+        let x = noise::<B, 2>(0, [40, 30], &device).require_grad();
+        let dropout = DropoutConfig::new(0.3).init();
+        let y = checkpoint(|| dropout.forward(x.clone().exp()));
+        let grads = y.square().mean().backward();
+        let gradient = x.grad(&grads).expect("it is required");
+        gradient.into_data().to_vec().expect("floats")
+    }
+
+    turn::take::<Inner>();
+    let plain = gradient::<Plain<Inner>>();
+    assert!(plain.contains(&0.0) && plain.iter().any(|gradient| *gradient != 0.0));
+    for (given, expected) in gradient::<Release<Inner>>().iter().zip(&plain) {
+        assert!(
+            (given - expected).abs() <= TOLERANCE,
+            "{given}, not {expected}"
+        );
+    }
+}
