@@ -1,8 +1,9 @@
 //! Time of an optimizer's step in one pass, beside Burn's: 20 matrices of 1024 x 1024 on Flex.
 //!
-//! Both step in turn in one process; printed are medians and their ratio, and how long the memory
-//! takes for what AdamW reads and writes. With glibc, tell its allocator to keep memory, or Burn's
-//! temporaries are asked of the system anew in every step:
+//! Both step in turn in one process; where Burn has no such optimizer, its AdamW is beside it.
+//! Printed are medians and their ratio, and how long the memory takes for what AdamW reads and
+//! writes. With glibc, tell its allocator to keep memory, or Burn's temporaries are asked of the
+//! system anew in every step:
 //!
 //! ```sh
 //! MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=1099511627776 \
@@ -21,7 +22,8 @@ use burn::{
     tensor::{DType, Distribution, Tensor},
 };
 use burn_lean_optim::{
-    Clip, EightBitMoments, Format, InOnePass, LeanBackend, Number, Operands, Rule, States,
+    Clip, EightBitMoments, Format, InOnePass, LeanBackend, Number, Operands, Rule,
+    StableAdamWConfig, States,
 };
 
 const MATRICES: usize = 20;
@@ -153,6 +155,19 @@ fn main() {
         "AdamW, 8 bits",
         AdamWConfig::new().build(),
         eight_bit,
+        &grads,
+    );
+    let stable = StableAdamWConfig::new();
+    compare(
+        "StableAdamW",
+        AdamWConfig::new().build(),
+        stable.build(),
+        &grads,
+    );
+    compare(
+        "the same, 8 bits",
+        AdamWConfig::new().build(),
+        stable.build().with_8_bit_moments(&embeddings),
         &grads,
     );
     let (name, milliseconds) = ("memory of AdamW", memory_alone(&grads));

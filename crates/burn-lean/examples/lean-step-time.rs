@@ -17,7 +17,7 @@ use burn::optim::{
     AdamConfig, AdamWConfig, GradientsParams, LionConfig, ModuleOptimizer, SgdConfig,
 };
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_lean::optim::{EightBitMoments, InOnePass, Lean};
+use burn_lean::optim::{EightBitMoments, InOnePass, Lean, StableAdamWConfig};
 
 const MATRICES: usize = 20;
 const SIDE: usize = 1024;
@@ -101,4 +101,7 @@ fn main() {
     let embeddings = Vec::<burn::nn::Embedding>::new();
     let eight_bit = adamw.in_one_pass().with_8_bit_moments(&embeddings);
     compare("AdamW, 8 bits", adamw.init(), eight_bit.init(), &grads);
+    // Burn has none of its own.
+    let stable = StableAdamWConfig::new();
+    compare("StableAdamW", adamw.init(), stable.init(), &grads);
 }
