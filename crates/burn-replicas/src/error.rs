@@ -7,41 +7,51 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplicaError {
-    /// A replica does something else than the others.
+    /// A replica makes another call than the others.
     #[error("rank {rank} of {size}: the replicas do not do the same: {differences}")]
     Differs {
-        /// The process that says so.
+        /// Rank of the process that reports it.
         rank: usize,
-        /// How many there are.
+        /// Number of processes.
         size: usize,
         /// The operations of the processes, in words.
         differences: String,
     },
 
-    /// The others did not come in time.
+    /// The others did not reach this call in time.
     #[error(
         "rank {rank} of {size} has waited {waited:?} for the others at {what}; a longer time is set with \
          `Replicas::with_timeout`"
     )]
     Timeout {
-        /// The process that waited.
+        /// Rank of the process that waited.
         rank: usize,
-        /// How many there are.
+        /// Number of processes.
         size: usize,
-        /// How long it did.
+        /// Time that this process waited.
         waited: Duration,
-        /// The operation that waited.
+        /// The operation that it waited at.
         what: String,
     },
 
-    /// The carrier of the bytes has failed.
+    /// The other processes did not join in time.
+    #[error(
+        "the other processes were not joined within {waited:?}: each of them has to run and to join; a longer \
+         time is set with `Replicas::new_within`"
+    )]
+    NotJoined {
+        /// Time that this process waited.
+        waited: Duration,
+    },
+
+    /// The communicator has failed.
     #[error("the replicas cannot communicate: {reason}")]
     Communication {
-        /// Its message.
+        /// The message of the communicator.
         reason: String,
     },
 
-    /// Tensors that cannot be carried.
+    /// A tensor cannot be sent.
     #[error("{what} is of type {dtype}, which cannot be sent to the other replicas")]
     DType {
         /// The tensor.
@@ -63,9 +73,9 @@ pub enum ReplicaError {
          `model.fork(&device)`, and make its batches there"
     )]
     OtherDevice {
-        /// Where it is.
+        /// Device of the gradient.
         device: String,
-        /// Where it should be.
+        /// Device of this replica.
         own: String,
     },
 
@@ -75,7 +85,7 @@ pub enum ReplicaError {
          `broadcast` or `verify` before it is trained"
     )]
     UnknownParameter {
-        /// Its id.
+        /// The id of the parameter.
         param: String,
     },
 
@@ -92,7 +102,7 @@ pub enum ReplicaError {
     /// Optimizer states that are half old, half new, or are no record of Burn's.
     #[error("optimizer states cannot be put together: {reason}")]
     States {
-        /// Why not.
+        /// The reason.
         reason: String,
     },
 }

@@ -1,4 +1,4 @@
-//! The mean of what all processes have, added up in the order of their ranks.
+//! The mean over all processes, added up in the order of their ranks.
 
 use std::ops::{AddAssign, Div};
 
@@ -6,10 +6,10 @@ use bytemuck::Pod;
 
 use crate::communicator::{CommunicationError, Communicator};
 
-/// How many bytes are on their way at once: a reduction takes twice as many beside its gradient.
+/// Bytes sent at once. A reduction needs twice as many in addition to its gradient.
 const SEGMENT: usize = 512 << 10;
 
-/// Who gets a mean.
+/// The receivers of a mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum To {
     All,
@@ -18,7 +18,7 @@ pub(crate) enum To {
 
 /// A number that can be added up.
 pub trait Summand: Pod + AddAssign + Div<Output = Self> + Send {
-    /// So many of them.
+    /// The number of summands, as a divisor.
     fn from_count(count: usize) -> Self;
 }
 
@@ -34,11 +34,11 @@ impl Summand for f64 {
     }
 }
 
-/// Puts the mean over all processes in the place of `values`, where it is sent to; what is in them
-/// elsewhere is of no use.
+/// Replaces `values` by the mean over all processes, on the processes that it is sent to. Elsewhere
+/// `values` are undefined.
 ///
 /// Each process adds up one part of the values and divides the sum: the others send it their part,
-/// and get its mean. However MPI orders its own sums, these have one order.
+/// and get its mean. Unlike MPI's own sums, these have a fixed order.
 pub(crate) fn mean<E: Summand>(
     communicator: &dyn Communicator,
     values: &mut [E],
@@ -68,7 +68,7 @@ pub(crate) fn mean<E: Summand>(
     Ok(())
 }
 
-/// The sum of as many runs of `part` numbers as there are.
+/// The sum of all runs of `part` numbers.
 fn add_up<E: Summand>(runs: &[u8], part: usize) -> Vec<E> {
     let mut runs = runs.chunks_exact(part * size_of::<E>());
     let first = runs.next().unwrap_or_default();

@@ -87,8 +87,21 @@ impl Replicas {
     ///
     /// # Errors
     ///
-    /// If that fails.
+    /// If that fails, or takes longer than 30 minutes.
     pub fn new<C: Communicator>(
+        connect: impl FnOnce() -> Result<C, CommunicationError> + Send + 'static,
+    ) -> Result<Self, ReplicaError> {
+        Self::new_within(TIMEOUT, connect)
+    }
+
+    /// As [`new`](Self::new), with another [timeout](Self::with_timeout), which holds for joining the
+    /// others, too.
+    ///
+    /// # Errors
+    ///
+    /// If that fails, or takes longer.
+    pub fn new_within<C: Communicator>(
+        timeout: Duration,
         connect: impl FnOnce() -> Result<C, CommunicationError> + Send + 'static,
     ) -> Result<Self, ReplicaError> {
         let (jobs, queue) = mpsc::channel();
@@ -107,8 +120,14 @@ impl Replicas {
                 }
             })
             .map_err(|error| failure(&error.into()))?;
-        let ended = || failure(&"the thread that joins the other processes has panicked".into());
-        let (rank, size) = is_ready.recv().map_err(|_| ended())??;
+        let place = is_ready.recv_timeout(timeout).map_err(|error| match error {
+            // The thread is left behind: nothing ends a call of MPI.
+            RecvTimeoutError::Timeout => ReplicaError::NotJoined { waited: timeout },
+            RecvTimeoutError::Disconnected => {
+                failure(&"the thread that joins the other processes has panicked".into())
+            }
+        });
+        let (rank, size) = place??;
         Ok(Self {
             thread: Arc::new(Thread {
                 rank,
@@ -118,10 +137,10 @@ impl Replicas {
                     handle,
                     refused: Mutex::new(refused),
                 }),
-                patience: Mutex::new(TIMEOUT),
+                patience: Mutex::new(timeout),
                 failed: Mutex::new(None),
             }),
-            timeout: TIMEOUT,
+            timeout,
         })
     }
 

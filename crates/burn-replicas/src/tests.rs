@@ -33,6 +33,17 @@ fn who_does_not_come_is_not_awaited_for_ever() {
 }
 
 #[test]
+fn who_is_not_there_is_not_awaited_for_ever() {
+    let joined = Replicas::new_within(Duration::from_millis(50), || {
+        thread::sleep(Duration::from_millis(600));
+        Ok(Alone)
+    });
+    let error = joined.map(|_| ()).unwrap_err();
+    let waited = Duration::from_millis(50);
+    assert_eq!(error, ReplicaError::NotJoined { waited });
+}
+
+#[test]
 fn what_all_have_brought_is_taken_before_an_end() {
     for _ in 0..20 {
         let mut threads = Threads::new(2);

@@ -23,10 +23,10 @@ pub fn local_rank() -> Option<usize> {
 pub fn join(program: &str, timeout: Option<NonZeroU64>) -> Result<Replicas> {
     #[cfg(feature = "mpi")]
     {
-        let replicas = Replicas::new(burn_replicas::Mpi::initialize)?;
+        let join = burn_replicas::Mpi::initialize;
         Ok(match timeout {
-            Some(seconds) => replicas.with_timeout(Duration::from_secs(seconds.get())),
-            None => replicas,
+            Some(seconds) => Replicas::new_within(Duration::from_secs(seconds.get()), join)?,
+            None => Replicas::new(join)?,
         })
     }
     #[cfg(not(feature = "mpi"))]
