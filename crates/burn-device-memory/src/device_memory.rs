@@ -1,4 +1,4 @@
-//! What a program asks.
+//! The memory of a device, as programs ask for it.
 
 use std::{
     fmt,
@@ -8,37 +8,16 @@ use std::{
 use burn::tensor::{Device, backend::ExecutionError};
 use cubecl::{Runtime, client::ComputeClient};
 
-use crate::{MeteredBackend, meter::Meter, runtime::MeteredRuntime};
-
-/// What a device has in use and reserved, in bytes, as its own accounting has it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// What tensors hold.
-    pub in_use: u64,
-    /// What is taken from the device, for tensors that are and for tensors to come.
-    pub reserved: u64,
-    /// What alignment adds to the tensors; not part of `in_use`.
-    pub padding: u64,
-    /// Number of allocations in use.
-    pub allocations: u64,
-}
-
-/// The most that a device had in use and reserved, in bytes.
-///
-/// What fragmentation costs is the difference; neither need have been at the same moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Peak {
-    /// What tensors held: exact at every allocation.
-    pub in_use: u64,
-    /// What was taken from the device. Exact for cubecl's default pools, which give memory back
-    /// only when told to.
-    pub reserved: u64,
-}
+use crate::{
+    backend::MeteredBackend,
+    meter::{Meter, Peak, Usage},
+    runtime::MeteredRuntime,
+};
 
 /// The memory of a device, on a [metered backend](MeteredBackend).
 ///
-/// Clones share what they count. Call it from the thread that computes: the operations that Burn
-/// has queued are those of the calling thread, and are run first.
+/// Clones share their counts. Call it from the thread that computes: Burn queues operations by
+/// thread, and those of the calling thread are run first.
 #[derive(Clone)]
 pub struct DeviceMemory(Arc<dyn Counted>);
 
@@ -52,7 +31,7 @@ impl DeviceMemory {
         }))
     }
 
-    /// What is in use and reserved now.
+    /// The bytes in use and reserved now.
     ///
     /// # Panics
     ///
@@ -83,7 +62,7 @@ impl DeviceMemory {
         self.0.meter().reset();
     }
 
-    /// Gives back to the device what is reserved by the calling thread and not in use.
+    /// Gives memory that the calling thread has reserved and does not use back to the device.
     ///
     /// # Panics
     ///
@@ -101,7 +80,7 @@ impl fmt::Debug for DeviceMemory {
 
 /// The device's accounting, whatever its runtime.
 trait Counted: Send + Sync {
-    /// Runs what is queued, and has the meter read the device.
+    /// Runs queued operations, and lets the meter read the device.
     fn read(&self);
 
     fn meter(&self) -> MutexGuard<'_, Meter>;
@@ -111,7 +90,7 @@ trait Counted: Send + Sync {
 
 struct Settled<R: Runtime> {
     client: ComputeClient<R>,
-    /// Runs what Burn has queued.
+    /// Runs the operations that Burn has queued.
     settle: Box<dyn Fn() -> Result<(), ExecutionError> + Send + Sync>,
 }
 

@@ -49,7 +49,8 @@ pub use backend::MeteredBackend;
 pub use backend::{MeteredCuda, MeteredCudaUnfused};
 #[cfg(feature = "wgpu")]
 pub use backend::{MeteredWgpu, MeteredWgpuUnfused};
-pub use device_memory::{DeviceMemory, Peak, Usage};
+pub use device_memory::DeviceMemory;
+pub use meter::{Peak, Usage};
 pub use runtime::{MeterableRuntime, Metered, MeteredRuntime};
 
 #[cfg(doctest)]

@@ -1,8 +1,31 @@
-//! The peak of what a device has in use.
+//! The peak memory of a device.
 
-use crate::{Peak, Usage};
+/// The memory of a device in use and reserved, in bytes, by its own accounting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Held by tensors.
+    pub in_use: u64,
+    /// Taken from the device, for present and future tensors.
+    pub reserved: u64,
+    /// Padding of tensors for alignment; not part of `in_use`.
+    pub padding: u64,
+    /// Number of allocations in use.
+    pub allocations: u64,
+}
 
-/// Follows what is in use from one reading of the device's accounting to the next.
+/// The most that a device had in use and reserved, in bytes.
+///
+/// The difference is the cost of fragmentation; the two need not be of the same moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Peak {
+    /// Held by tensors: exact at every allocation.
+    pub in_use: u64,
+    /// Taken from the device. Exact for cubecl's default pools, which give memory back only when
+    /// told to.
+    pub reserved: u64,
+}
+
+/// Follows the memory in use from one reading of the device's accounting to the next.
 ///
 /// Between two readings only allocations are seen, so that the sum of the last reading and of the
 /// allocations since is never less than what is in use: as long as it stays below the peak, there
@@ -11,7 +34,7 @@ use crate::{Peak, Usage};
 pub struct Meter {
     peak: Peak,
     last: Usage,
-    /// What cannot be exceeded by what is in use.
+    /// Upper bound of the memory in use.
     bound: u64,
 }
 
@@ -22,7 +45,7 @@ impl Meter {
         self.bound > self.peak.in_use
     }
 
-    /// Notes what the device says.
+    /// Notes a reading of the device.
     pub(crate) fn read(&mut self, usage: Usage) {
         self.last = usage;
         self.bound = usage.in_use;

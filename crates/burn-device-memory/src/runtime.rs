@@ -16,8 +16,8 @@ use crate::{meter::Meter, server::MeteredServer};
 
 /// A runtime of cubecl that can be [metered](Metered).
 pub trait MeterableRuntime: CubeRuntime {
-    /// What the metered runtime calls itself. Not the name of the runtime within: results of
-    /// autotuning are filed under it.
+    /// The name of the metered runtime. It differs from that of the runtime within, because results
+    /// of autotuning are filed under it.
     const METERED_NAME: &'static str;
 }
 

@@ -24,7 +24,7 @@ use cubecl_runtime::{
     stream::stream_index,
 };
 
-use crate::{Usage, meter::Meter};
+use crate::meter::{Meter, Usage};
 
 /// A server of cubecl that has its memory read after every allocation that may have made a peak.
 ///
@@ -98,7 +98,7 @@ impl<S: ComputeServer> MeteredServer<S> {
     }
 }
 
-/// What the metered runtime knows of its server.
+/// The metered runtime's access to its server.
 #[derive(Debug)]
 pub struct Info<S: ComputeServer> {
     utilities: Arc<ServerUtilities<S>>,
@@ -164,7 +164,7 @@ impl<S: ComputeServer> ComputeServer for MeteredServer<S> {
     }
 
     fn memory_cleanup(&mut self, stream_id: StreamId) {
-        // The last moment at which what is reserved can be seen.
+        // The last moment to read the reserved bytes.
         let _ = self.read();
         self.server.memory_cleanup(stream_id);
     }

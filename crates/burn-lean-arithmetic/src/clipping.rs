@@ -162,8 +162,8 @@ impl AutoClip {
     }
 }
 
-/// The percentile of values, interpolated linearly as NumPy does. Brings them into another order:
-/// what is asked for is found without sorting the rest.
+/// The percentile of values, interpolated linearly as NumPy does. Reorders them, without sorting
+/// all.
 fn percentile(values: &mut [f32], percentile: f64) -> f64 {
     let place = percentile / 100.0 * (values.len() - 1) as f64;
     let (_, below, rest) = values.select_nth_unstable_by(place.floor() as usize, f32::total_cmp);

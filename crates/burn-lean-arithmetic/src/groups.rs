@@ -20,7 +20,7 @@ pub fn is_not_decayed(rank: usize, path: &str, container: &str) -> bool {
     rank <= 1 || path.ends_with("bias") || NOT_DECAYED.contains(&container)
 }
 
-/// The paths that are most like what is wanted.
+/// The paths that are most similar to the wanted ones.
 pub fn nearest(wanted: &[&str], paths: &[String]) -> Vec<String> {
     let likeness = |path: &String| {
         let parts = path.split('.').chain([path.as_str()]);

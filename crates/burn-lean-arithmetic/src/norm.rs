@@ -3,7 +3,7 @@
 /// The global norm of gradients with these squared norms.
 ///
 /// Sums in 64 bits, in the order given. Give them in the order of the model's fields: the order in
-/// which gradients complete depends on the model and on what is recomputed.
+/// which gradients complete depends on the model and on recomputation.
 pub fn global_norm(squared: impl IntoIterator<Item = f64>) -> f64 {
     squared.into_iter().sum::<f64>().sqrt()
 }

@@ -29,8 +29,8 @@ pub trait LeanBackend: Backend {
     /// Steps a parameter in one pass, in the place of its weight and states. Called for types that
     /// [it has a pass for](Self::has_pass).
     ///
-    /// A buffer that somebody else holds too, as a saved record, is copied and not changed. A state
-    /// that is not finite, if it is kept in 8 bits, which cannot hold it, becomes its weight.
+    /// A buffer that something else holds as well, such as a saved record, is copied and not
+    /// changed. A state in 8 bits cannot be infinite or NaN: such a state goes into its weight.
     fn step_in_place<R: Rule<N>, const N: usize>(
         rule: &R,
         operands: Operands<Self, N>,
@@ -80,7 +80,7 @@ pub trait RoundToBf16: Backend {
     /// `I32`.
     fn split(tensor: FloatTensor<Self>) -> (FloatTensor<Self>, IntTensor<Self>);
 
-    /// Makes the numbers that were [split](Self::split), and are in 32 bits, what they were.
+    /// Restores numbers in 32 bits that were [split](Self::split).
     fn rejoin(nearest: FloatTensor<Self>, low: IntTensor<Self>) -> FloatTensor<Self>;
 }
 

@@ -61,7 +61,7 @@ impl<O, R> Bf16Weights<O, R> {
     }
 }
 
-/// Rounding to bf16 by chance, up with the probability of what is lost: right on average, without
+/// Rounding to bf16 by chance, up with the probability of the share lost: exact on average, without
 /// memory.
 ///
 /// The random numbers are those of the seed, the step and the place in the parameter: the same in
@@ -78,8 +78,8 @@ pub struct Stochastic {
 /// in 32 bits.
 ///
 /// Ties round away from zero, where Burn's cast rounds them to even. Weights that are changed
-/// between two steps keep their lower bits, less than half of what bf16 tells apart there; a weight
-/// made zero is zero.
+/// between two steps keep their lower bits, which are less than half a step of bf16; a weight set
+/// to zero is zero.
 ///
 /// After Kalamkar et al., "Optimizing Deep Learning Recommender Systems' Training on CPU Cluster
 /// Architectures" (2020): "Split-SGD-BF16".
@@ -91,14 +91,14 @@ pub type LowerHalves<B> = Tensor<B, 1, Int>;
 
 /// A way to round weights to bf16.
 pub trait Rounding<B: Backend>: Clone + Send + Sync {
-    /// The exact weight before a step, of the rounded one and what rounding kept.
+    /// The exact weight before a step, from the rounded one and the bits that rounding kept.
     fn widen<const D: usize>(
         &self,
         weight: Tensor<B, D>,
         low: Option<LowerHalves<B>>,
     ) -> Tensor<B, D>;
 
-    /// Rounds the weight after step number `time`, and says what is kept.
+    /// Rounds the weight after step number `time`. Also returns the bits to keep.
     fn round<const D: usize>(
         &self,
         exact: Tensor<B, D>,
@@ -129,7 +129,7 @@ impl<B: RoundToBf16> Rounding<B> for Stochastic {
 impl<B: RoundToBf16> Rounding<B> for MasterWeights {
     /// # Panics
     ///
-    /// If what was kept belongs to a parameter of another size.
+    /// If the bits kept belong to a parameter of another size.
     fn widen<const D: usize>(
         &self,
         weight: Tensor<B, D>,

@@ -6,13 +6,14 @@ use burn::{
     grad_clipping::{GradientClipping, GradientClippingConfig},
     tensor::{DType, Shape, Tensor},
 };
-use burn_lean_arithmetic::optim::{Kind, MicroBatch, Moments, MomentsAlone, Noise, Rule, Storage};
+use burn_lean_arithmetic::optim::{
+    Kind, MicroBatch, Moments, MomentsAlone, Noise, Rule, Storage, expect_threshold,
+};
 
 use crate::{
     LeanBackend,
     backend::{Clip, Operands, States, Stepped},
     moment::{Format, Moment, from_float},
-    optim::checked_clipping,
     step::step,
 };
 
@@ -137,6 +138,23 @@ impl Settings {
             noise,
         }
     }
+}
+
+/// Returns the configuration if its threshold is in range.
+///
+/// # Panics
+///
+/// If it is not. The message names its value.
+pub(crate) fn checked_clipping(
+    config: Option<GradientClippingConfig>,
+) -> Option<GradientClippingConfig> {
+    if let Some(
+        GradientClippingConfig::Value(threshold) | GradientClippingConfig::Norm(threshold),
+    ) = config
+    {
+        expect_threshold(threshold);
+    }
+    config
 }
 
 /// The factor of Burn's `GradientClipping::Norm`, computed as there.

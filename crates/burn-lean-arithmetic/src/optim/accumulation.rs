@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use thiserror::Error;
 
-use super::{Moments, Noise, rules::Momentum};
+use super::{Moments, Noise};
 
 /// The place of a gradient in its optimizer step: the whole step, unless gradients of several
 /// micro-batches go into the moments.
@@ -162,22 +162,6 @@ impl MomentDecay {
         match self {
             Self::EachMicroBatch => Ok(()),
             Self::EachStep => Err(CannotAccumulate::StepsWithGradient { optimizer }),
-        }
-    }
-
-    /// Refuses settings that SGD with this momentum does not support.
-    ///
-    /// # Errors
-    ///
-    /// [`CannotAccumulate`].
-    pub fn check_sgd(self, momentum: Option<Momentum>) -> Result<(), CannotAccumulate> {
-        match momentum {
-            None => Err(CannotAccumulate::NoMoment),
-            Some(momentum) if momentum.nesterov => self.steps_with_gradient("SGD with Nesterov"),
-            Some(momentum) if momentum.dampening != 0.0 => {
-                self.steps_with_gradient("SGD with dampening, in its first step,")
-            }
-            Some(_) => Ok(()),
         }
     }
 }

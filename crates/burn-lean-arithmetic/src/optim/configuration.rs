@@ -3,7 +3,7 @@
 use serde::{Serialize, de::DeserializeOwned};
 
 /// The values of a configuration of Burn, as it serializes them. In MessagePack and not in JSON,
-/// which has no infinities: what is not finite is for the optimizer to refuse, by its name.
+/// which has no infinities: the optimizer refuses a number that is not finite, by its name.
 ///
 /// # Panics
 ///

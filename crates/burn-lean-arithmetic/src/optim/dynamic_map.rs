@@ -9,8 +9,9 @@
 //! second moment that became zero, where the first moment keeps a number, would make a step of that
 //! number over epsilon: some 80,000 times the learning rate.
 //!
-//! What is not finite has no entry. It is kept as zero and does not count for the scale, so that
-//! the other numbers of its block keep theirs; the pass puts it into the weight, where it shows.
+//! A number that is not finite has no entry. It is kept as zero and does not count for the scale,
+//! so that the other numbers of its block are kept; the pass puts it into the weight, where it
+//! shows.
 //!
 //! The entries of the unsigned map lie up to 0.7 % of the largest number apart, and a second moment
 //! with a `beta_2` of 0.999 changes by some 0.1 % in a step: rounded to the nearest entry it would
@@ -134,15 +135,15 @@ impl DynamicMap {
     }
 }
 
-/// The bits of the largest magnitude: positive floats are in their order, and what is not finite
-/// lies above all others.
+/// The bits of the largest magnitude: positive floats are ordered as their bits are, with infinity
+/// and NaN above all others.
 #[inline(always)]
 pub(super) fn largest(numbers: &[f32]) -> u32 {
     let magnitudes = numbers.iter().map(|number| number.abs().to_bits());
     magnitudes.fold(0, u32::max)
 }
 
-/// The least of the bits of what is not finite.
+/// The lowest bits of a number that is not finite.
 pub(super) const INFINITY: u32 = f32::INFINITY.to_bits();
 
 /// Numbers in 8 bits on the host.
@@ -187,17 +188,17 @@ impl EightBitData {
 
 struct Table {
     entries: [f32; 256],
-    /// Each entry, and how far the next one is: nothing from the last.
+    /// Each entry, and its distance to the next one; 0 for the last.
     steps: [[f32; 2]; 256],
     /// Index of the entry zero.
     zero: u8,
-    /// Of the middles between entries from zero on.
+    /// Lookup of the midpoints between entries from zero on.
     middles: Cells,
-    /// Of the entries above zero.
+    /// Lookup of the entries above zero.
     above_zero: Cells,
 }
 
-/// How many bounds in ascending order lie below a number, by the number's cell.
+/// A lookup table: the number of bounds, in ascending order, below a number, by the number's cell.
 struct Cells([Cell; CELLS]);
 
 /// A cell of the lookup table. Its lowest byte is the number of bounds that lie below the cell. The
@@ -207,7 +208,7 @@ type Cell = u32;
 const NO_BOUND: u32 = 1 << 16;
 
 impl Cells {
-    /// Of bounds as the bits of floats: of two in one cell only one would count.
+    /// Lookup of bounds, as the bits of floats. A cell can hold one bound only.
     fn new(bounds: &[u32]) -> Self {
         let mut cells = [NO_BOUND << 8; CELLS];
         for (number, cell) in (FIRST_CELL..=LAST_CELL).zip(&mut cells) {
@@ -222,7 +223,7 @@ impl Cells {
         Self(cells)
     }
 
-    /// How many bounds lie below each magnitude, which is at most one.
+    /// The number of bounds below each magnitude. Magnitudes are at most one.
     ///
     /// In three loops: the first and the last are vectorized, the one between looks up.
     #[inline(always)]
@@ -268,7 +269,7 @@ impl Table {
 
         let middles = positive.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0);
         let middles: Vec<u32> = middles.map(f32::to_bits).collect();
-        // What is not below an entry is above the float before it.
+        // A number that is not below an entry is above the previous float.
         let above_zero: Vec<u32> = positive[1..]
             .iter()
             .map(|entry| entry.to_bits() - 1)
@@ -289,8 +290,8 @@ impl Table {
         }
     }
 
-    /// The codes of the entries that are nearest to quotients of numbers, which are at most one; of
-    /// a positive number, one that is not zero.
+    /// The codes of the entries that are nearest to the quotients of numbers, which are at most
+    /// one. The code of a positive number is not that of zero.
     #[inline(always)]
     fn nearest(&self, numbers: &[f32; BLOCK], quotients: &[f32; BLOCK]) -> [u8; BLOCK] {
         let places = self.middles.below(quotients);
@@ -309,8 +310,8 @@ impl Table {
     }
 
     /// For a map that begins with zero: the codes of one of the two entries beside each quotient,
-    /// the nearer one with the larger probability; of a positive number, one that is not zero. None
-    /// of the numbers is negative.
+    /// the nearer one with the larger probability. The code of a positive number is not that of
+    /// zero. No number is negative.
     #[inline(always)]
     fn beside(
         &self,

@@ -3,7 +3,7 @@
 
 use super::Number;
 
-/// All elements of a tensor at once, with what needs more than one of them. Operations of two
+/// All elements of a tensor at once, with operations over several of them. Operations of two
 /// tensors broadcast.
 pub trait WholeTensor: Number {
     /// The number of dimensions.
@@ -20,7 +20,7 @@ pub trait WholeTensor: Number {
 }
 
 /// Makes a type of whole tensors, with [`Number`] and [`WholeTensor`], for a version of Burn: its
-/// name and generics, the tensor, and what the version calls `greater_equal_scalar`.
+/// name and generics, the tensor, and the version's name of `greater_equal_scalar`.
 #[macro_export]
 macro_rules! whole_tensor {
     (
@@ -142,8 +142,7 @@ pub struct Factored<T> {
 }
 
 impl<T: WholeTensor> Factored<T> {
-    /// Takes a tensor in, keeping `beta` of what was there; the first one counts as if there were
-    /// zeros.
+    /// Adds a tensor, keeping the share `beta` of the old value, which is zero at first.
     pub(super) fn update(old: Option<Self>, new: T, beta: f64) -> Self {
         let average = |old: Option<T>, new: T| {
             let new = new.mul_scalar(1.0 - beta);

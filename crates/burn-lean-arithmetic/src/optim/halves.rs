@@ -19,8 +19,8 @@ pub fn split(number: f32) -> (u16, u16) {
 
 /// The number that was [`split`].
 ///
-/// A zero is no number's upper half that was rounded up: if somebody has made the weight zero
-/// since, it stays so, where the bits alone would be those of NaN.
+/// Zero is never an upper half that was rounded up: a weight that was set to zero since stays zero,
+/// where the bits alone would be those of NaN.
 #[inline(always)]
 pub fn join(nearest: u16, low: u16) -> f32 {
     let was_rounded_up = low >> 15;
@@ -34,7 +34,7 @@ pub fn join(nearest: u16, low: u16) -> f32 {
     }
 }
 
-/// Words of 32 bits that the lower halves of so many numbers take.
+/// Number of 32-bit words for the lower halves of this many numbers.
 pub fn half_words(numbers: usize) -> usize {
     numbers.div_ceil(2)
 }
@@ -77,7 +77,7 @@ mod tests {
             assert_eq!(join(0, low).to_bits(), 0);
             assert_eq!(join(0x8000, low).to_bits(), 0x8000_0000);
         }
-        // Below half of the smallest number that bf16 has: what is split again is zero.
+        // Below half of the smallest number of bf16: split again, it is zero.
         assert_eq!(split(join(0, 0x7fff)).0, 0);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A [`Rule`] is the step of one element. It runs on single numbers and on whole tensors
 //! ([`Number`]), in one pass over slices (`host`), or becomes the [`Program`](program::Program) of
-//! a kernel (`cube`). What a rule is made of in a step, as the correction of a bias, is computed by
-//! the optimizer's own type in [`rules`].
+//! a kernel (`cube`). The optimizer's own type in [`rules`] computes the values of a step, such as
+//! the correction of a bias.
 
 mod accumulation;
 mod configuration;

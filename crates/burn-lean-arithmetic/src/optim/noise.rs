@@ -23,7 +23,8 @@ impl Noise {
     }
 
     /// The bits of a number that is rounded to one of its two neighbours in bf16: away from zero
-    /// with the probability of the part that bf16 has no bits for. What is not finite stays so.
+    /// with the probability of the part that bf16 has no bits for. Infinity and NaN stay as they
+    /// are.
     #[inline(always)]
     pub fn round_to_bf16(self, number: f32, place: u32) -> u16 {
         round_to_bf16(number, self.at(place))
@@ -56,7 +57,7 @@ fn mixed(mut bits: u32) -> u32 {
 /// The fraction of the golden ratio in 32 bits: a constant like no other in a hash.
 const GOLDEN_RATIO: u32 = 0x9e37_79b9;
 
-/// How many fractions there are.
+/// Number of fractions.
 pub(super) const FRACTIONS: f32 = (1 << 24) as f32;
 
 /// The factors that a counter is mixed with.

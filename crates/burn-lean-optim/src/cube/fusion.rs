@@ -1,7 +1,7 @@
 //! The pass on a fused backend, as a custom operation.
 //!
-//! A custom operation gets the only handle of what its caller handed over, and so may write in
-//! place. Burn's own fused blocks cannot: they keep a second handle of every input.
+//! A custom operation gets the only handle to the buffers of its caller, and so may write in place.
+//! Burn's own fused blocks cannot: they keep a second handle of every input.
 
 use std::{fmt, marker::PhantomData};
 

@@ -156,7 +156,7 @@ fn parts<R: CubeRuntime>(
     sums
 }
 
-/// The tensor, or a copy of it where somebody else holds it, or its elements overlap.
+/// The tensor, or a copy if something else holds it, or its elements overlap.
 fn writable<R: CubeRuntime>(tensor: CubeTensor<R>) -> CubeTensor<R> {
     // Burn cannot tell whether a matrix without rows overlaps, and there is nothing to write.
     let is_empty = tensor.meta.num_elements() == 0;

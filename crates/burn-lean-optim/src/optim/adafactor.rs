@@ -13,9 +13,8 @@ use burn::{
 };
 use burn_lean_arithmetic::optim::rules;
 
-use super::checked_clipping;
 use super::factored::{Factored, clipped};
-use crate::number::Whole;
+use crate::{number::Whole, settings::checked_clipping};
 
 /// Configuration of [`Adafactor`]: the defaults of transformers, but for its `relative_step`, which
 /// would ignore the learning rate. A scheduler with `min(0.01, 1 / sqrt(step))` does the same.
@@ -80,7 +79,7 @@ impl AdafactorConfig {
 ///
 /// Lv et al., "AdaLomo: Low-memory Optimization with Adaptive Learning Rate" (2024),
 /// <https://arxiv.org/abs/2310.10195>: the rule of [`Adafactor`] without a first moment, stepped
-/// inside the backward pass, which is what gradient release does with any optimizer.
+/// inside the backward pass, as gradient release does with any optimizer.
 #[derive(Config, Debug)]
 pub struct AdaLomoConfig {
     /// The largest root mean square of an update.

@@ -8,8 +8,10 @@ use burn::{
 use burn_lean_arithmetic::optim::{configuration, rules};
 use serde::Deserialize;
 
-use super::{InOnePass, Lean, adaptive, adaptive::AdaptiveMomentumState, coupled_decay};
-use crate::{EightBitMoments, LeanBackend, settings::Settings};
+use super::{
+    EightBitMoments, InOnePass, Lean, adaptive, adaptive::AdaptiveMomentumState, coupled_decay,
+};
+use crate::{LeanBackend, settings::Settings};
 
 /// Burn's [`Adam`](burn::optim::Adam) in one pass; made by [`InOnePass::in_one_pass`].
 #[derive(Clone, Debug)]

@@ -9,8 +9,8 @@ use burn::{
 use burn_lean_arithmetic::optim::{configuration, rules};
 use serde::Deserialize;
 
-use super::{InOnePass, Lean, adaptive, adaptive::AdaptiveMomentumState};
-use crate::{EightBitMoments, LeanBackend, settings::Settings};
+use super::{EightBitMoments, InOnePass, Lean, adaptive, adaptive::AdaptiveMomentumState};
+use crate::{LeanBackend, settings::Settings};
 
 /// Burn's [`AdamW`](burn::optim::AdamW) in one pass; made by [`InOnePass::in_one_pass`].
 #[derive(Clone, Debug)]

@@ -13,9 +13,8 @@ use burn::{
 };
 use burn_lean_arithmetic::optim::rules;
 
-use super::checked_clipping;
 use super::factored::{Factored, clipped};
-use crate::number::Whole;
+use crate::{number::Whole, settings::checked_clipping};
 
 /// Configuration of [`Came`].
 #[derive(Config, Debug)]

@@ -9,8 +9,8 @@ use burn::{
 };
 use burn_lean_arithmetic::optim::{Kind, rules, rules::Factors};
 
-use super::Lean;
-use crate::{EightBitMoments, LeanBackend, moment::Moment, settings::Settings};
+use super::{EightBitMoments, Lean};
+use crate::{LeanBackend, moment::Moment, settings::Settings};
 
 /// Configuration of [`Lion`].
 #[derive(Config, Debug)]

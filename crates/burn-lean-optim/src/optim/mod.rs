@@ -15,7 +15,6 @@ mod sgd;
 mod stable_adamw;
 
 use burn::{
-    grad_clipping::GradientClippingConfig,
     module::{AutodiffModule, Module, ModuleVisitor, Param},
     optim::{SimpleOptimizer, adaptor::OptimizerAdaptor, decay::WeightDecayConfig},
     tensor::{
@@ -23,7 +22,7 @@ use burn::{
         backend::{AutodiffBackend, Backend},
     },
 };
-use burn_lean_arithmetic::optim::{Moments, expect_threshold, rules::CoupledDecay};
+use burn_lean_arithmetic::optim::{Moments, rules::CoupledDecay};
 
 pub use adafactor::{AdaLomoConfig, Adafactor, AdafactorConfig, AdafactorState};
 pub use adagrad::{AdaGrad, AdaGradState, LrDecayState};
@@ -93,8 +92,8 @@ pub trait Lean: Clone {
     /// # Panics
     ///
     /// If a moment keeps more than 0.99 of itself in a step, as AdamW's second does by default: it
-    /// would change by less than bf16 can hold, and stand still. Take a `beta_2` of at most 0.99. The
-    /// same goes for moments that take in micro-batches with
+    /// would change by less than bf16 can hold, and stand still. Take a `beta_2` of at most 0.99.
+    /// The same goes for moments that take in micro-batches with
     /// [`MomentDecay::EachStep`](crate::MomentDecay::EachStep), where they keep all of themselves.
     /// Sums of squares, as AdaGrad's, keep all of themselves.
     fn with_bf16_moments(mut self) -> Self {
@@ -135,23 +134,6 @@ pub trait EightBitMoments: Lean {
 
 fn coupled_decay(config: Option<WeightDecayConfig>) -> CoupledDecay {
     CoupledDecay(config.map(|config| config.penalty.into()))
-}
-
-/// The same clipping.
-///
-/// # Panics
-///
-/// If its threshold is out of range, which is named with its value.
-pub(crate) fn checked_clipping(
-    config: Option<GradientClippingConfig>,
-) -> Option<GradientClippingConfig> {
-    if let Some(
-        GradientClippingConfig::Value(threshold) | GradientClippingConfig::Norm(threshold),
-    ) = config
-    {
-        expect_threshold(threshold);
-    }
-    config
 }
 
 fn embedding_shapes<B: Backend>(model: &impl Module<B>) -> Vec<Shape> {

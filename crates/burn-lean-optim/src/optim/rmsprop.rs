@@ -246,7 +246,7 @@ impl<B: Backend> From<Moments<B>> for RmsPropState<B> {
     }
 }
 
-/// Zeros for what a record of a run with other settings does not hold.
+/// Zeros for a moment that a record of a run with other settings does not have.
 fn or_zeros<B: Backend, const D: usize>(moment: Option<Moment<B>>, like: &Moment<B>) -> Moment<B> {
     moment.unwrap_or_else(|| {
         let zeros = like.to_tensor::<D>().zeros_like();

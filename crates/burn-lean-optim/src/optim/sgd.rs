@@ -15,8 +15,8 @@ use burn_lean_arithmetic::optim::{
 };
 use serde::Deserialize;
 
-use super::{InOnePass, Lean, coupled_decay};
-use crate::{EightBitMoments, LeanBackend, moment::Moment, settings::Settings};
+use super::{EightBitMoments, InOnePass, Lean, coupled_decay};
+use crate::{LeanBackend, moment::Moment, settings::Settings};
 
 /// Burn's [`Sgd`](burn::optim::Sgd) in one pass; made by [`InOnePass::in_one_pass`].
 #[derive(Clone, Debug)]

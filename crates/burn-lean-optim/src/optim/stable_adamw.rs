@@ -9,9 +9,9 @@ use burn::{
 };
 use burn_lean_arithmetic::optim::{Kind, rules};
 
-use super::Lean;
+use super::{EightBitMoments, Lean};
 use crate::{
-    EightBitMoments, LeanBackend,
+    LeanBackend,
     moment::{Moment, from_float},
     settings::Settings,
     step::mean,
@@ -56,8 +56,8 @@ impl StableAdamWConfig {
     }
 }
 
-/// AdamW whose learning rate shrinks, parameter by parameter, where gradients are larger than the
-/// second moment knows: what replaces clipping by the global norm where gradients are released.
+/// AdamW whose learning rate shrinks, parameter by parameter, if gradients are larger than the
+/// second moment suggests. With gradient release this replaces clipping by the global norm.
 ///
 /// Wortsman et al., "Stable and low-precision training for large-scale vision-language models"
 /// (2023),

@@ -38,8 +38,8 @@ pub(super) fn table(map: DynamicMap) -> (Vec<f32>, i32) {
     (table, zero as i32)
 }
 
-/// Overwrites weight and states. In the first step, states are not read. A state that is not finite,
-/// which 8 bits cannot hold, becomes its weight.
+/// Overwrites weight and states. In the first step, states are not read. A state that is not
+/// finite, which 8 bits cannot hold, becomes its weight.
 #[cube(launch, address_type = "dynamic")]
 #[expect(
     clippy::too_many_arguments,

@@ -1,8 +1,8 @@
 //! One pass over memory on cubecl's devices: a kernel for each rule, made of the rule itself.
 //!
 //! Two versions of cubecl are two libraries to the compiler, and a kernel is written for one of
-//! them. So the same files are compiled once for each, in a module that says under one name what
-//! the versions say differently.
+//! them. So the same files are compiled once for each, in a module that gives one name to items
+//! that the versions name differently.
 
 #[cfg(feature = "cubecl-0-10")]
 pub mod cubecl_0_10;

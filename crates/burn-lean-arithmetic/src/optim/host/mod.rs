@@ -101,7 +101,7 @@ pub fn split(numbers: &mut [f32], low: &mut [i32]) {
     });
 }
 
-/// Makes the numbers that were [split](split()) what they were.
+/// Restores numbers that were [split](split()).
 pub fn rejoin(numbers: &mut [f32], low: &[i32]) {
     let low: &[u16] = bytemuck::cast_slice(low);
     let chunks = numbers.par_chunks_mut(CHUNK).zip(low.par_chunks(CHUNK));

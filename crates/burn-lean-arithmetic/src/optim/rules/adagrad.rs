@@ -15,7 +15,7 @@ pub struct AdaGrad {
 }
 
 impl AdaGrad {
-    /// Checks what [`new`](Self::new) is to be given.
+    /// Checks the arguments of [`new`](Self::new).
     ///
     /// # Panics
     ///

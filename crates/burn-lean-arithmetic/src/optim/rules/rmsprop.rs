@@ -18,7 +18,7 @@ pub struct Root {
 }
 
 impl Root {
-    /// Checks what [`new`](Self::new) is to be given.
+    /// Checks the arguments of [`new`](Self::new).
     ///
     /// # Panics
     ///

@@ -1,7 +1,7 @@
 //! Stochastic gradient descent.
 
 use super::{
-    super::{MicroBatch, Number, Rule},
+    super::{CannotAccumulate, MicroBatch, MomentDecay, Number, Rule},
     CoupledDecay,
 };
 use crate::settings::{expect_in_range, share};
@@ -42,11 +42,11 @@ pub struct Momentum {
 }
 
 impl Momentum {
-    /// The same.
+    /// Returns the settings if they are in range.
     ///
     /// # Panics
     ///
-    /// If a setting is out of range, which is named with its value.
+    /// If a setting is not. The message names it with its value.
     pub fn checked(self) -> Self {
         expect_in_range(
             "SGD",
@@ -56,6 +56,25 @@ impl Momentum {
             ],
         );
         self
+    }
+
+    /// Checks that gradients of micro-batches can go into a moment of SGD.
+    ///
+    /// # Errors
+    ///
+    /// [`CannotAccumulate`].
+    pub fn check_accumulating(
+        momentum: Option<Self>,
+        decay: MomentDecay,
+    ) -> Result<(), CannotAccumulate> {
+        match momentum {
+            None => Err(CannotAccumulate::NoMoment),
+            Some(momentum) if momentum.nesterov => decay.steps_with_gradient("SGD with Nesterov"),
+            Some(momentum) if momentum.dampening != 0.0 => {
+                decay.steps_with_gradient("SGD with dampening, in its first step,")
+            }
+            Some(_) => Ok(()),
+        }
     }
 
     /// The rule of a step.

@@ -71,8 +71,8 @@ impl StableAdamW {
     }
 }
 
-/// The squared gradient over its moving average; zero for what is not a number, which would else
-/// take the mean and with it all weights of the parameter.
+/// The squared gradient over its moving average; zero for NaN, which would otherwise spread to the
+/// mean and so to all weights of the parameter.
 #[derive(Clone, Copy, Debug)]
 pub struct Surprise {
     factors: Factors,
