@@ -7,7 +7,7 @@ use std::sync::Arc;
 use burn::Tensor;
 use burn::backend::DispatchTensor;
 
-use crate::optimizer::ReleaseError;
+use crate::error::ReleaseError;
 use crate::path::Path;
 
 /// The slot of an armed parameter on some backend.

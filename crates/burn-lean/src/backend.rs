@@ -1,5 +1,6 @@
 //! The backends below autodiff, as far as Burn's `Dispatch` knows them.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 
 use burn::Tensor;
@@ -9,7 +10,6 @@ use burn::backend::{
 };
 
 use crate::lock::lock;
-use crate::tape::Ladder;
 
 /// A tensor of `Autodiff<B>`: Burn does not export its own name for it.
 pub(crate) type Tracked<B> = <Autodiff<B> as BackendTypes>::FloatTensorPrimitive;
@@ -24,8 +24,8 @@ pub(crate) trait Inner: Backend {
     /// The tensor as one of `Dispatch`.
     fn wrap(tensor: BackendTensor<Self>) -> DispatchTensorKind;
 
-    /// Nodes of any order.
-    fn ladder() -> MutexGuard<'static, Ladder<Self>>;
+    /// The nodes without gradients made so far, by order: see [`rung`](crate::tape::rung).
+    fn rungs() -> MutexGuard<'static, BTreeMap<usize, Tracked<Self>>>;
 
     /// A tensor without autodiff.
     fn tensor<const D: usize>(primitive: Primitive<Self>) -> Tensor<D> {
@@ -77,10 +77,11 @@ macro_rules! backends {
                         false => kind,
                     }
                 }
-                fn ladder() -> MutexGuard<'static, Ladder<Self>> {
-                    static LADDER: Mutex<Ladder<burn::backend::$name>> = Mutex::new(Ladder::new());
+                fn rungs() -> MutexGuard<'static, BTreeMap<usize, Tracked<Self>>> {
+                    static RUNGS: Mutex<BTreeMap<usize, Tracked<burn::backend::$name>>> =
+                        Mutex::new(BTreeMap::new());
                     // Whatever panicked, each rung that is there is whole.
-                    lock(&LADDER)
+                    lock(&RUNGS)
                 }
             }
         )+

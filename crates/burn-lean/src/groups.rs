@@ -5,7 +5,7 @@ use burn::module::{Module, Param, ParamGroup, ParamId};
 use burn_lean_arithmetic::groups::{is_not_decayed, nearest};
 use serde_json::Value;
 
-use crate::optimizer::ReleaseError;
+use crate::error::ReleaseError;
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
 
 /// The group of parameters that are usually trained without weight decay: biases, normalisation
@@ -18,10 +18,10 @@ use crate::path::{Path, PathVisitor, WithPaths, path_text};
 /// - or are in a `LayerNorm`, `RmsNorm`, `BatchNorm`, `GroupNorm`, `InstanceNorm` or `Embedding`,
 ///   Burn's or any other struct of that name.
 ///
-/// A table of positions or a class token that is a parameter of the model itself looks like any
-/// matrix: [`fuse`](ParamGroup::fuse) its path.
+/// A table of positions or a class token that is a parameter of the model itself cannot be told
+/// from other matrices: [`fuse`](ParamGroup::fuse) its path.
 ///
-/// They are named by their paths: the group goes on matching after a record was loaded. A model
+/// They are named by their paths, so the group still matches after a record was loaded. A model
 /// without autodiff (`model.valid()`) has no trained parameters.
 ///
 /// ```
@@ -103,7 +103,7 @@ pub(crate) fn check_groups<M: Module>(
     })
 }
 
-/// The path of a parameter in a model; its id, if it is not there.
+/// The path of a parameter in a model; its id if the model does not have it.
 pub(crate) fn path_of<M: Module>(model: &M, id: ParamId) -> String {
     let mut params = Params::of(model).found.into_iter();
     let found = params.find(|param| param.id == id);

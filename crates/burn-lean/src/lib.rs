@@ -18,6 +18,7 @@ mod armed_slot;
 mod backend;
 #[cfg(feature = "data-parallel")]
 mod data_parallel;
+mod error;
 mod gradients;
 mod groups;
 mod hook_orders;
@@ -43,6 +44,7 @@ pub use burn_replicas::Mpi;
 pub use burn_replicas::{Alone, CommunicationError, Communicator, ReplicaError, Replicas, Threads};
 #[cfg(feature = "data-parallel")]
 pub use data_parallel::{DataParallel, SaveStatesError};
+pub use error::{Refused, ReleaseError};
 pub use gradients::{
     AdaptiveClippingConfig, AutoClipConfig, GradNorm, GradientRecord, LossScaler, LossScalerConfig,
     NormClipping, ZClipConfig, clip_grad_norm, try_clip_grad_norm,
@@ -50,8 +52,7 @@ pub use gradients::{
 pub use groups::{check_group, no_decay};
 pub use hook_orders::FirstPass;
 pub use optimizer::{
-    Outcome, Refused, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, StepReport,
-    WithGradientRelease,
+    Outcome, ReleaseAccumulator, ReleaseOptimizer, StepReport, WithGradientRelease,
 };
 pub use recompute::{
     Budget, BudgetPass, DecoderMasks, MapTensor, Planned, Tensors, TwoPasses, checkpoint,

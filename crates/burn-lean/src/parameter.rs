@@ -11,9 +11,9 @@ use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, ParamId, Repara
 use burn::tensor::Device;
 
 use crate::backend::{Inner, Primitive, Tracked};
-use crate::recompute::{self, Mode};
+use crate::recompute::{Mode, mode, record, replayed};
 use crate::slot::{Rearm, Slot, Snapshot};
-use crate::tape::{is_computed_from_placeholder, is_placeholder, leaf_hook};
+use crate::tape::{is_computed_from_placeholder, is_placeholder, leaf_hook, rung};
 
 thread_local! {
     /// Set while clones share the slot, instead of keeping a snapshot of the weight.
@@ -160,20 +160,20 @@ impl<B: Inner> Holder<B> {
             return self.read_over(leaf);
         }
         self.slot.mark_used();
-        match recompute::mode() {
+        match mode() {
             Mode::Tape => self.slot.on_tape(true),
             Mode::Recording => {
-                recompute::record(&self.slot);
+                record(&self.slot);
                 <Tracked<B>>::new(self.slot.weight())
             }
-            Mode::Replaying => recompute::replayed(&self.slot),
+            Mode::Replaying => replayed(&self.slot),
         }
     }
 
     /// Puts the weight over a leaf that is not stepped inside backward.
     fn read_over(&self, leaf: &Tracked<B>) -> Tracked<B> {
         let weight = self.weight();
-        let below = B::ladder().rung(0, &weight.device());
+        let below = rung::<B>(0, &weight.device());
         leaf_hook::<B>(weight, leaf, below, Weak::<Slot<B>>::new(), &Arc::default())
     }
 }
@@ -194,9 +194,7 @@ impl<B: Inner> Held for Holder<B> {
             }
             // A scope holds no leaf of the model.
             Some(BackendTensor::Autodiff(base))
-                if recompute::mode() != Mode::Tape
-                    && self.is_the_slots()
-                    && self.has_placeholder(looks) =>
+                if mode() != Mode::Tape && self.is_the_slots() && self.has_placeholder(looks) =>
             {
                 tracked(self.read_armed(&base))
             }

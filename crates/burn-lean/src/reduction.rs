@@ -15,8 +15,8 @@ use burn::tensor::Shape;
 use burn_lean_arithmetic::turns::Turns;
 
 use crate::backend::{Inner, Primitive};
+use crate::error::{ReleaseError, expect};
 use crate::lock::lock;
-use crate::optimizer::ReleaseError;
 
 /// Why replicas could not agree.
 pub type ReductionError = Box<dyn Error + Send + Sync>;
@@ -24,22 +24,21 @@ pub type ReductionError = Box<dyn Error + Send + Sync>;
 /// Reduces gradients over the replicas of a model that is trained data parallel.
 ///
 /// An optimizer [with a reduction](crate::ReleaseOptimizer::with_reduction) hands it each gradient
-/// the moment it is complete, in backward or in `step`, and steps with what comes back. The
+/// the moment it is complete, in backward or in `step`, and steps with the result. The
 /// micro-batches of a [`ReleaseAccumulator`](crate::ReleaseAccumulator) are not reduced, but the
 /// sum that the last one is stepped with. Gradients and weights come in one dimension.
 ///
-/// All replicas make the same calls in the same order, as they run backward over equal models;
-/// where each computes other scopes again, as with a [`Budget`](crate::Budget), in the
-/// [order](Self::order) that all of them keep. Where one does not, each of them should get an error
-/// that says who differs, and how. In backward an error becomes a panic, for Burn's trait leaves no
-/// other way.
+/// All replicas make the same calls in the same order, because they run backward over equal models;
+/// if each recomputes other scopes, as with a [`Budget`](crate::Budget), they keep to one
+/// [order](Self::order). If a replica differs, all of them should get an error that says which one,
+/// and how. In backward an error becomes a panic, since Burn's trait cannot return one.
 pub trait GradientReduction: Send + Sync {
     /// Begins to reduce a complete gradient. It is awaited before more than
     /// [`max_in_flight`](Self::max_in_flight) are in flight, in the order in which they were begun.
     ///
     /// # Errors
     ///
-    /// If the replicas do not agree on what is reduced.
+    /// If the replicas do not agree on the gradient to reduce.
     fn begin(
         &self,
         param: ParamId,
@@ -47,10 +46,10 @@ pub trait GradientReduction: Send + Sync {
         recipients: Recipients,
     ) -> Result<Box<dyn PendingGradient>, ReductionError>;
 
-    /// The order in which all replicas reduce the gradients of a backward pass, where each may
-    /// complete them in another one. A complete gradient waits for those before it; those that are
-    /// not in the order wait until a weight is read, or for `step`. `None` reduces gradients as
-    /// they come.
+    /// The order in which all replicas reduce the gradients of a backward pass, for the case that
+    /// each may complete them in a different one. A complete gradient waits for those before it;
+    /// gradients that are not in the order wait until a weight is read, or for `step`. `None`
+    /// reduces gradients as they come.
     fn order(&self) -> Option<Vec<ParamId>> {
         None
     }
@@ -103,7 +102,7 @@ pub trait GradientReduction: Send + Sync {
     ///
     /// # Errors
     ///
-    /// If a replica is elsewhere, or steps with other rates.
+    /// If a replica makes another call, or steps with other rates.
     fn end_step(&self, _rates: &ModuleLearningRate) -> Result<(), ReductionError> {
         Ok(())
     }
@@ -124,7 +123,7 @@ pub trait PendingGradient: Send {
     ///
     /// # Errors
     ///
-    /// If the replicas do not agree on what is reduced.
+    /// If the replicas do not agree on the gradient to reduce.
     fn wait(self: Box<Self>) -> Result<Option<Tensor<1>>, ReductionError>;
 }
 
@@ -276,6 +275,21 @@ impl fmt::Debug for InFlight {
         f.debug_struct("InFlight")
             .field("under_way", &lock(&self.under_way).len())
             .finish_non_exhaustive()
+    }
+}
+
+/// The states of a record that this replica owns; all of them without a sharded reduction.
+///
+/// # Panics
+///
+/// If a sharded reduction does not know the owner of a state.
+pub(crate) fn own_states(
+    record: OptimizerRecord,
+    reduction: Option<&Arc<dyn GradientReduction>>,
+) -> OptimizerRecord {
+    match reduction {
+        Some(reduction) if reduction.is_sharded() => expect(reduction.own_states(record)),
+        _ => record,
     }
 }
 

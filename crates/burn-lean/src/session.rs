@@ -12,11 +12,11 @@ use burn::module::ParamId;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 
 use crate::armed_slot::ArmedSlot;
+use crate::error::ReleaseError;
 use crate::gradients::GradientTransform;
 use crate::hook_orders::{FirstPass, HookKey, HookOrders};
 use crate::lock::lock;
-use crate::optimizer::ReleaseError;
-use crate::recompute;
+use crate::recompute::forget_random;
 use crate::reduction::{GradientReduction, InFlight};
 
 /// Shared by an optimizer, its armed parameters and their hooks.
@@ -179,7 +179,7 @@ impl Session {
 
     /// Begins a pass over newly armed parameters.
     pub(crate) fn begin_pass(&self, first_pass: FirstPass) {
-        recompute::forget_random();
+        forget_random();
         if let Some(in_flight) = &self.in_flight {
             in_flight.begin_pass();
         }

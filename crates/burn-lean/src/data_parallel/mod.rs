@@ -15,7 +15,8 @@ use burn_replicas::{Exchange, Pending, ReplicaError, Replicas, Summand, kind};
 
 pub use self::states::SaveStatesError;
 use self::states::States;
-use crate::optimizer::{ReleaseError, ReleaseOptimizer};
+use crate::error::ReleaseError;
+use crate::optimizer::ReleaseOptimizer;
 use crate::reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};
 
 /// Trains replicas of a model data parallel: each replica runs backward over its share of a batch,
@@ -71,10 +72,10 @@ impl DataParallel {
         }
     }
 
-    /// Each parameter is stepped by one replica, which alone has its optimizer state, and sends the
+    /// Each parameter is stepped by one replica, which alone has its optimizer state and sends the
     /// new weight to the others (ZeRO stage 1: Rajbhandari et al., 2020,
-    /// <https://arxiv.org/abs/1910.02054>). The states of a replica take as much less memory as
-    /// there are replicas.
+    /// <https://arxiv.org/abs/1910.02054>). The memory for states is divided by the number of
+    /// replicas.
     ///
     /// Save them with [`save_states`](Self::save_states), or what
     /// [`gather_states`](Self::gather_states) puts together: the optimizer refuses a record of one
@@ -91,7 +92,7 @@ impl DataParallel {
         self
     }
 
-    /// The processes.
+    /// The replicas.
     pub fn replicas(&self) -> &Replicas {
         self.exchange.replicas()
     }
@@ -129,7 +130,7 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// If a replica does something else, or its optimizer has stepped parameters and not finished.
+    /// If a replica makes another call, or its optimizer has stepped parameters and not finished.
     pub fn gather_states(
         &self,
         optim: &ReleaseOptimizer,
@@ -153,8 +154,8 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// - [`Replicas`](SaveStatesError::Replicas), if a replica does something else, or its
-    ///   optimizer has stepped parameters and not finished;
+    /// - [`Replicas`](SaveStatesError::Replicas), if a replica makes another call, or its optimizer
+    ///   has stepped parameters and not finished;
     /// - [`File`](SaveStatesError::File) on the first replica, if the file could not be written.
     ///   The replicas go on together.
     pub fn save_states(
@@ -340,7 +341,7 @@ fn refused(error: ReleaseError) -> ReplicaError {
     }
 }
 
-/// A gradient that has no others.
+/// A gradient without other replicas.
 struct Whole(Tensor<1>);
 
 impl PendingGradient for Whole {

@@ -1,4 +1,4 @@
-//! Optimizer states as Burn's record has them, parameter by parameter.
+//! Optimizer states in the form of Burn's record, parameter by parameter.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::lock::lock;
 
-/// The states of some parameters. What belongs to a parameter bears its id: tensors are named
-/// `id.field`, scalars too, and its path is under the id.
+/// The states of some parameters, by parameter id: tensors and scalars are named `id.field`, and
+/// the path of a parameter is under its id.
 #[derive(Default)]
 pub(super) struct States {
     tensors: Vec<Tensor>,
@@ -27,7 +27,7 @@ impl States {
         Self::read(record.into_bytes().map_err(failed)?)
     }
 
-    /// States in a file, whose numbers are read when they are asked for.
+    /// States in a file, whose numbers are read on demand.
     pub(super) fn of_file(file: &Path) -> Result<Self, ReplicaError> {
         Self::from_reader(Reader::from_file(file).map_err(failed)?)
     }
@@ -59,7 +59,7 @@ impl States {
             .collect()
     }
 
-    /// Takes out what belongs to a parameter.
+    /// Removes the states of a parameter.
     pub(super) fn remove(&mut self, param: u64) {
         let is_anothers = |name: &str| param_of(name) != Some(param);
         self.tensors.retain(|tensor| is_anothers(&tensor.name));
@@ -88,13 +88,13 @@ impl States {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SaveStatesError {
-    /// The replicas do not do the same, or have no states that can be saved.
+    /// The replicas make different calls, or have no states that can be saved.
     #[error(transparent)]
     Replicas(#[from] ReplicaError),
     /// The file could not be written.
     #[error("{reason}")]
     File {
-        /// Why not.
+        /// The reason.
         reason: String,
     },
 }
@@ -144,7 +144,7 @@ pub(super) fn gathered<T, E: ToString>(
     if let Some(error) = lock(&source.drawn).failed.take() {
         return Err(error.into());
     }
-    // Where it has failed, the others bring theirs all the same.
+    // If it has failed, the other replicas still send theirs.
     source.draw_the_rest()?;
     let written = written.map_err(|error| SaveStatesError::File {
         reason: error.to_string(),
@@ -152,14 +152,14 @@ pub(super) fn gathered<T, E: ToString>(
     written.map(Some)
 }
 
-/// An optimizer that is read one parameter at a time: what is read is a copy.
+/// An optimizer whose states are copied one parameter at a time.
 struct ByParameter(ModuleOptimizer);
 
 impl ByParameter {
     /// A record of one parameter's states, as bytes.
     fn of_param(&self, param: u64) -> Result<Bytes, ReplicaError> {
         let param = ParamGroup::from_ids(vec![ParamId::from(param)]);
-        // A new group drops the states of its parameters, here those of all others. To clone the
+        // A new group drops the states of its parameters, here those of all others. Cloning the
         // optimizer copies no tensor.
         let others = ParamGroup::all().exclude(param);
         let optim = self
@@ -185,11 +185,11 @@ struct TensorKind {
     dtype: DType,
     shape: Vec<usize>,
     param: Option<u64>,
-    /// Number of its bytes.
+    /// Size in bytes.
     bytes: usize,
 }
 
-/// Under which a record of kinds has those of tensors. No path is: it is under an id.
+/// Name under which a record of kinds has those of tensors. No path has it: paths are under an id.
 const TENSORS: &str = "tensors";
 
 impl Kinds {
@@ -212,7 +212,7 @@ impl Kinds {
         self.paths.extend(other.paths);
     }
 
-    /// As a record without tensors, which keeps every bit of a scalar.
+    /// Writes a record without tensors, which keeps every bit of a scalar.
     fn into_bytes(self) -> Result<Vec<u8>, ReplicaError> {
         let tensors = serde_json::to_string(&self.tensors).map_err(failed)?;
         let kinds = States {
@@ -234,7 +234,7 @@ impl Kinds {
         })
     }
 
-    /// A writer of these states, which draws their numbers when it comes to them.
+    /// A writer of these states, which draws their numbers one tensor after another.
     fn into_writer(self, source: &Arc<Source>) -> Writer {
         let mut of_params: HashMap<_, Vec<_>> = HashMap::new();
         for tensor in self.tensors {
@@ -264,7 +264,7 @@ impl Kinds {
     }
 }
 
-/// The states of all replicas, which travel one parameter at a time, in the order of the model.
+/// The states of all replicas, which are sent one parameter at a time, in the order of the model.
 struct Source {
     exchange: Exchange,
     own: ByParameter,
@@ -273,19 +273,19 @@ struct Source {
     drawn: Mutex<Drawn>,
 }
 
-/// How far the states have come.
+/// Progress of writing the states.
 #[derive(Default)]
 struct Drawn {
-    /// Place of the next parameter.
+    /// Index of the next parameter.
     next: usize,
-    /// Tensors of the last one that nobody has taken; none but on the first replica.
+    /// Tensors of the last parameter that were not taken yet; only the first replica has any.
     tensors: Vec<Tensor>,
-    /// Why a writer was given no numbers.
+    /// The error, after which a writer gets no more numbers.
     failed: Option<ReplicaError>,
 }
 
 impl Source {
-    /// The numbers of a tensor of the parameter in this place.
+    /// The numbers of a tensor of the parameter with this index.
     fn tensor(&self, place: usize, name: &str) -> Result<Bytes, burn_pack::Error> {
         let mut drawn = lock(&self.drawn);
         while drawn.next <= place {
@@ -300,7 +300,7 @@ impl Source {
         drawn.tensors.swap_remove(found).into_bytes()
     }
 
-    /// Takes part until the states of all parameters have travelled.
+    /// Takes part until the states of all parameters were sent.
     fn draw_the_rest(&self) -> Result<(), ReplicaError> {
         let mut drawn = lock(&self.drawn);
         while drawn.next < self.owners.len() {
@@ -309,7 +309,7 @@ impl Source {
         Ok(())
     }
 
-    /// The states of the next parameter, in place of those of the last one.
+    /// Draws the states of the next parameter, which replace those of the last one.
     fn draw(&self, drawn: &mut Drawn) -> Result<(), ReplicaError> {
         let (param, path, owner) = &self.owners[drawn.next];
         drawn.next += 1;

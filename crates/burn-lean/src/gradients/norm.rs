@@ -9,7 +9,7 @@ use burn_lean_arithmetic::norm::global_norm;
 
 /// The squared norms of the gradients of one step.
 ///
-/// They stay on the device until [`read`](Self::read): one wait for all of them.
+/// They stay on the device until [`read`](Self::read), which waits once for all of them.
 #[derive(Default)]
 pub(super) struct SquaredNorms {
     pending: HashMap<ParamId, Tensor<1>>,

@@ -9,8 +9,8 @@ use burn_lean_arithmetic::norm::coefficient_for;
 use super::clipping::scaled;
 use super::norm::{SquaredNorms, squared_norm};
 use super::transform::out_of_range;
+use crate::error::{ReleaseError, expect};
 use crate::groups::path_of;
-use crate::optimizer::{ReleaseError, expect};
 
 /// Clips the gradients of a model by their global norm, and returns it: what PyTorch's
 /// `clip_grad_norm_` does, for plain Burn.

@@ -15,7 +15,7 @@ use crate::lock::lock;
 /// Gradients in fp16 vanish below `6e-8`. Scaling the loss up scales its gradients up, and the
 /// optimizer divides them by the scale, in 32 bits, before it clips and steps. If one has
 /// overflowed, the step is skipped and the scale falls; after `growth_interval` steps without an
-/// overflow, it rises. bf16 has the range of fp32 and needs none.
+/// overflow, it rises. bf16 has the range of fp32 and needs no scaling.
 ///
 /// Keep the weights in 32 bits and cast them to fp16 in the forward pass: gradients of fp16 weights
 /// are fp16, in which dividing by the scale would lose them again.

@@ -9,7 +9,7 @@ use super::clipping::{NormClipping, clip_units, scaled};
 use super::norm::{SquaredNorms, squared_norm, widened};
 use super::record::{Averages, GradientRecord};
 use super::scaler::LossScaler;
-use crate::optimizer::ReleaseError;
+use crate::error::ReleaseError;
 use crate::reduction::Recipients;
 
 /// Unscales complete gradients, checks their norms and clips them.
@@ -127,14 +127,14 @@ impl GradientTransform {
         }
     }
 
-    /// Why no step can be taken with these settings.
+    /// Checks that a step can be taken with these settings.
     pub(crate) fn check_settings(&self) -> Result<(), ReleaseError> {
         let clipping = self.clipping.as_ref().and_then(NormClipping::out_of_range);
         out_of_range(clipping)?;
         out_of_range(self.scaler.as_ref().and_then(LossScaler::out_of_range))
     }
 
-    /// Why a model cannot be armed for a step.
+    /// Checks that a model can be armed for a step.
     pub(crate) fn check_arm(&self) -> Result<(), ReleaseError> {
         match self.step.measured {
             None if self.needs_two_passes() => Err(ReleaseError::NotMeasured),

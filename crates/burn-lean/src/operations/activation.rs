@@ -59,7 +59,7 @@ pub fn silu<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
 /// Transformer](https://arxiv.org/abs/2002.05202).
 ///
 /// Keeps its two inputs, which the linear layers have made. Their gradients are written over the
-/// gradient of the output and over `up`, where nobody else holds these.
+/// gradient of the output and over `up`, if nothing else holds these.
 ///
 /// # Shapes
 ///

@@ -62,15 +62,15 @@ pub fn attention(
     attention.forward(query, key, value)
 }
 
-/// Attention, and what may be added to it.
+/// Attention with options.
 ///
 /// The scores `[batch, heads, time, key time]` are made in chunks of rows, each of about 1 MiB, in
 /// the forward pass and again in the backward pass. For that it keeps the query, the key and the
 /// value, and of dropout a bit for each score. The idea is that of the paper [FlashAttention-2:
 /// Faster Attention with Better Parallelism and Work
 /// Partitioning](https://arxiv.org/abs/2307.08691); as a chunk has whole rows here, no statistic of
-/// them is kept. Gradients are written over the query, the key and the value where nobody else
-/// holds these.
+/// them is kept. Gradients are written over the query, the key and the value if nothing else holds
+/// these.
 ///
 /// Key and value may have fewer heads than the query, which are then shared by groups of its heads,
 /// as in the paper [GQA](https://arxiv.org/abs/2305.13245).
@@ -326,8 +326,8 @@ fn part_of(dims: [usize; 4], chunk: &Chunk, keys: usize) -> [Range<usize>; 4] {
     ]
 }
 
-/// What the backward pass needs. Query, key and value are `[batch, time, heads, size]`, as a linear
-/// layer has made them.
+/// Tensors kept for the backward pass. Query, key and value are `[batch, time, heads, size]`, as a
+/// linear layer has made them.
 #[derive(Clone)]
 struct Kept {
     query: Tensor<4>,
@@ -466,7 +466,7 @@ impl Kept {
         }
     }
 
-    /// The masks of a chunk, with what they replace scores by.
+    /// The masks of a chunk, with the values that replace scores.
     fn masks(&self, chunk: &Chunk) -> Vec<(Tensor<4, Bool>, f64)> {
         let keys = self.keys(chunk);
         let masks = self.attention.masks.iter();

@@ -1,4 +1,4 @@
-//! Work in chunks of rows, so that what is computed on the way is small.
+//! Work in chunks of rows, so that intermediate results are small.
 
 use std::ops::Range;
 
@@ -10,9 +10,9 @@ use crate::backend::reading_waits;
 /// A tensor has no more chunks than this, however large it is.
 const MOST: usize = 64;
 
-/// How large the temporaries of a chunk of an element-wise function are. On a processor a small part
-/// of the tensor, and enough for its threads: with a quarter of a MiB a step of ViT-S is 9 % slower
-/// than with one. On a GPU each chunk costs the start of a few kernels.
+/// How large the temporaries of a chunk of an element-wise function are. On a processor a small
+/// part of the tensor, and enough for its threads: with a quarter of a MiB a step of ViT-S is 9 %
+/// slower than with one. On a GPU each chunk costs the start of a few kernels.
 pub(super) fn chunk_bytes<const D: usize>(tensor: &Tensor<D>) -> usize {
     match reading_waits(&tensor.clone().into_dispatch().kind) {
         true => 16 << 20,
@@ -23,7 +23,7 @@ pub(super) fn chunk_bytes<const D: usize>(tensor: &Tensor<D>) -> usize {
     }
 }
 
-/// Ranges of rows, of about so many bytes each. None if there are no rows.
+/// Ranges of rows of about this number of bytes each. Empty if there are no rows.
 pub(super) fn chunks(
     rows: usize,
     bytes_of_row: usize,
@@ -45,8 +45,8 @@ pub(super) fn row_chunks(tensor: &Tensor<2>) -> Vec<Range<usize>> {
     chunks(rows, row, chunk_bytes(tensor)).collect()
 }
 
-/// Replaces each chunk of rows of a tensor `[rows, width]` by what `map` makes of it: in place,
-/// where the backend can and nobody else holds the tensor.
+/// Replaces each chunk of rows of a tensor `[rows, width]` by the result of `map`: in place, if the
+/// backend can and nothing else holds the tensor.
 pub(super) fn map_rows(
     tensor: Tensor<2>,
     map: impl Fn(Range<usize>, Tensor<2>) -> Tensor<2> + Sync,
@@ -56,8 +56,8 @@ pub(super) fn map_rows(
     tensor
 }
 
-/// [`map_rows`] of several tensors of one shape, where `map` makes something else of each chunk, too.
-/// `each` gets that in the order of the rows.
+/// [`map_rows`] of several tensors of one shape, where `map` makes something else of each chunk,
+/// too. `each` gets that in the order of the rows.
 pub(super) fn map_rows_with<const N: usize, T: Send>(
     mut tensors: [Tensor<2>; N],
     map: impl Fn(Range<usize>, [Tensor<2>; N]) -> ([Tensor<2>; N], T) + Sync,
@@ -70,7 +70,7 @@ pub(super) fn map_rows_with<const N: usize, T: Send>(
         return mapped;
     }
     for at_once in chunks.chunks(threads(&tensors[0])) {
-        // The slices are gone before the assignments, which then need no copy.
+        // The slices are dropped before the assignments, which then need no copy.
         let mapped = in_parallel(at_once, |chunk| {
             let rows = |tensor: &Tensor<2>| tensor.clone().slice([chunk.clone()]);
             map(chunk.clone(), tensors.each_ref().map(rows))
@@ -85,7 +85,7 @@ pub(super) fn map_rows_with<const N: usize, T: Send>(
     tensors
 }
 
-/// What `compute` makes of each chunk of rows of a tensor `[rows, width]`: `each` gets it in the
+/// Runs `compute` on each chunk of rows of a tensor `[rows, width]`. `each` gets the results in the
 /// order of the rows.
 pub(super) fn fold_rows<T: Send>(
     tensor: &Tensor<2>,

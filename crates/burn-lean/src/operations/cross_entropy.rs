@@ -16,7 +16,7 @@ const HIDDEN: usize = 0;
 const WEIGHT: usize = 1;
 const BIAS: usize = 2;
 
-/// A chunk has so many tokens at least, however many classes there are.
+/// Fewest tokens of a chunk, however many classes there are.
 const FEWEST_TOKENS: usize = 64;
 
 /// How much of the weight's gradient is computed at once on Flex, which makes the output of each
@@ -28,10 +28,10 @@ const PART_BYTES: usize = 4 << 20;
 /// tokens, weights of classes and smoothed labels.
 ///
 /// The logits `[tokens, classes]` are made in chunks that are about as large as `hidden` or half as
-/// large as `weight`, and are gone at the end of the forward pass: it computes the gradients as well, and keeps those, of
-/// `hidden` and of what needs one of `weight` and `bias`. So no logits are made a second time.
-/// Without a gradient to give, it computes the loss alone. The idea is that of the fused loss of
-/// the paper [Liger Kernel: Efficient Triton Kernels for LLM
+/// large as `weight`, and are freed by the end of the forward pass: it computes the gradients as
+/// well, and keeps those of `hidden`, and of `weight` and `bias` if these need one. So no logits
+/// are made a second time. If nothing needs a gradient, it computes the loss alone. The idea is
+/// that of the fused loss of the paper [Liger Kernel: Efficient Triton Kernels for LLM
 /// Training](https://arxiv.org/abs/2410.10989).
 ///
 /// # Shapes

@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 use super::chunks::{as_rows, chunks, map_rows, row_chunks, shaped};
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 
-/// Bits in a number: `f32` holds whole numbers of so many bits exactly.
+/// Bits in a number: `f32` holds integers of this many bits exactly.
 const WORD: usize = 24;
 
 /// Dropout, as Burn's [`Dropout`](burn::nn::Dropout) in training: zeroes each element with the
@@ -82,8 +82,8 @@ impl ChunkedMask {
         }
     }
 
-    /// Zeroes what is dropped of the tensor, or of another of its shape and type, and scales the
-    /// rest.
+    /// Zeroes the dropped elements of the tensor, or of another of its shape and type, and scales
+    /// the rest.
     fn apply(&self, tensor: Tensor<2>) -> Tensor<2> {
         map_rows(tensor, |chunk, rows| {
             let [length, _] = self.chunks[0].dims;
@@ -122,7 +122,7 @@ impl Mask {
         unpack(self.words.clone(), rows * width).reshape(self.dims)
     }
 
-    /// Zeroes what is dropped, and scales the rest.
+    /// Zeroes the dropped elements, and scales the rest.
     fn apply(&self, tensor: Tensor<2>) -> Tensor<2> {
         let keep = self.keep().cast(tensor.dtype());
         tensor * keep * scale(self.prob)
@@ -139,8 +139,8 @@ pub(super) struct DropRows {
 }
 
 impl DropRows {
-    /// Draws for `[batch, heads, rows, width]`, row after row: what Burn's dropout draws of a whole
-    /// tensor. About so many bytes at a time.
+    /// Draws for `[batch, heads, rows, width]`, row after row, the numbers that Burn's dropout
+    /// draws for a whole tensor. Draws about `bytes` at a time.
     pub(super) fn draw(dims: [usize; 4], prob: f64, device: &Device, bytes: usize) -> Self {
         let [batch, heads, rows, width] = dims;
         let parts = chunks(batch * heads * rows, 4 * width, bytes)
@@ -173,14 +173,14 @@ pub(super) struct RowsMask {
 }
 
 impl RowsMask {
-    /// Zeroes what is dropped, and scales the rest.
+    /// Zeroes the dropped elements, and scales the rest.
     pub(super) fn apply(&self, tensor: Tensor<4>) -> Tensor<4> {
         let keep = self.keep.clone().cast(tensor.dtype());
         tensor * keep * scale(self.prob)
     }
 }
 
-/// The factor of what is kept.
+/// The factor of the elements that are kept.
 pub(super) fn scale(prob: f64) -> f64 {
     1.0 / (1.0 - prob)
 }
@@ -191,9 +191,9 @@ pub(super) fn draw(dims: [usize; 2], prob: f64, device: &Device) -> Tensor<2> {
     Tensor::random(dims, distribution, (device, DType::F32))
 }
 
-/// Zeros and ones `[rows, width]` as bits: `[rows, words]`. Elements that are next to each other are
-/// in words next to each other, so that each step runs over contiguous numbers; the first of a word
-/// has its highest bit.
+/// Zeros and ones `[rows, width]` as bits: `[rows, words]`. Elements that are next to each other
+/// are in words next to each other, so that each step runs over contiguous numbers; the first of a
+/// word has its highest bit.
 fn pack(bits: Tensor<2>) -> Tensor<2> {
     let [_, width] = bits.dims();
     let words = width.div_ceil(WORD).max(1);

@@ -23,8 +23,8 @@ const FEWEST_COLUMNS: usize = 128;
 /// `linear(dropout(function(input)))` that keeps `input` and a bit for each element that may be
 /// dropped.
 ///
-/// What the linear layer is given is computed again in the backward pass, in blocks of columns; and
-/// the gradient of the input is written over the input, where nobody else holds that.
+/// The input of the linear layer is computed again in the backward pass, in blocks of columns, and
+/// the gradient of the input is written over the input, if nothing else holds that.
 ///
 /// # Shapes
 ///
@@ -149,8 +149,8 @@ impl<const D: usize> ActivatedLinear<D> {
         (!parts.is_empty()).then(|| Tensor::cat(parts, 0))
     }
 
-    /// What the linear layer was given, and the gradient of the input from that of it, if there is
-    /// one. All are columns of a block.
+    /// The input of the linear layer, and the gradient of the operation's input from that of the
+    /// layer's, if there is one. All are columns of a block.
     fn block(
         &self,
         input: Tensor<2>,

@@ -18,7 +18,7 @@ const BIAS: usize = 2;
 ///
 /// Keeps its input and weight, as Burn's does. Its backward pass takes all axes but the last for
 /// one, where Burn's makes a gradient of the weight for each element of the batch; and it writes
-/// the gradient of the input over the input, where nobody else holds that.
+/// the gradient of the input over the input, if nothing else holds that.
 ///
 /// # Shapes
 ///
@@ -130,7 +130,7 @@ impl<const D: usize> Operation<3> for Linear<D> {
         if let Some(weight) = self.weight {
             let weight = weight.transpose();
             let grad = match input.take() {
-                // Of the same shape, and not needed any more.
+                // It has the same shape, and is no longer needed.
                 Some(input) => product_over(input, &grad, &weight),
                 None => matmul(grad, weight),
             };
@@ -142,7 +142,7 @@ impl<const D: usize> Operation<3> for Linear<D> {
 /// How large a part of a product is on Flex: smaller ones are slower.
 const PART_BYTES: usize = 1 << 20;
 
-/// A part has at least so many rows or columns.
+/// Fewest rows or columns of a part.
 const SHORTEST: usize = 128;
 
 /// A part of a product `[rows, columns]`.

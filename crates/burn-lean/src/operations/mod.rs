@@ -1,10 +1,10 @@
 //! Operations that keep little for the backward pass.
 //!
-//! Burn's autodiff takes an operation as the sum of its parts, and keeps what each part needs.
-//! These are one node of the tape each, with a backward pass written by hand: they keep what they
-//! were given, and compute the rest again, in chunks of rows. They are written with Burn's tensors,
-//! so they run on every backend that burn-lean is compiled with; and they work without gradient
-//! release, with it, and within [`checkpoint`](crate::checkpoint).
+//! Burn's autodiff treats an operation as the sum of its parts, and keeps the tensors that each
+//! part needs. These are one node of the tape each, with a backward pass written by hand: they keep
+//! their operands, and compute the rest again, in chunks of rows. They are written with Burn's
+//! tensors, so they run on every backend that burn-lean is compiled with; and they work without
+//! gradient release, with it, and within [`checkpoint`](crate::checkpoint).
 
 mod activation;
 mod attention;

@@ -14,6 +14,7 @@ use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, Tens
 use burn::tensor::Tensor;
 
 use crate::backend::{Inner, Primitive, Tracked, WithBackend, with_backend};
+use crate::tape::rung;
 
 /// The tensors that an operation keeps for its backward pass. `N` is the number of its operands.
 pub(super) trait Operation<const N: usize>: Clone + Send + 'static {
@@ -151,7 +152,7 @@ where
         let mut guards = Vec::with_capacity(N);
         let tensors = operands.map(|operand| {
             let Some(operand) = operand else {
-                guards.push(B::ladder().rung(0, &device));
+                guards.push(rung::<B>(0, &device));
                 return None;
             };
             let (primitive, guard) = operand.into_parts();

@@ -1,7 +1,7 @@
 //! Chunks of a tensor on several threads. Flex runs an element-wise function on one.
 //!
-//! What is computed does not depend on the number of threads: chunks are the same for any, and what
-//! they add up to is added in their order.
+//! Results do not depend on the number of threads: the chunks are the same for any number, and
+//! their sums are added in order.
 
 use burn::tensor::Tensor;
 

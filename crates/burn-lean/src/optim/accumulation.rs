@@ -2,7 +2,7 @@
 
 use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource, join_path};
 use burn::tensor::{Device, Tensor};
-use burn_lean_arithmetic::optim::{CannotAccumulate, MicroBatches, MomentDecay};
+use burn_lean_arithmetic::optim::{CannotAccumulate, MicroBatches, MomentDecay, rules::Momentum};
 
 use super::record::Field;
 use super::settings::Settings;
@@ -15,8 +15,8 @@ use super::{Adam, AdamW, Lean, Lion, RAdam, Sgd, StableAdamW};
 /// optimizer: with gradient release `arm` and `step`. The rate that counts is that of the last.
 ///
 /// A parameter counts the gradients that it gets. One that a micro-batch does not use moves that
-/// much later, and loses nothing. What is counted is part of the record, so that a run may be
-/// resumed between micro-batches.
+/// much later, and loses nothing. The count is part of the record, so that a run may be resumed
+/// between micro-batches.
 #[derive(Clone, Debug)]
 pub struct AccumulatingInMoments<O> {
     optimizer: O,
@@ -61,7 +61,8 @@ pub trait AccumulateInMoments: Lean {
     /// - [`NoMoment`](CannotAccumulate::NoMoment): there is nothing that gradients could go into;
     /// - [`StepsWithGradient`](CannotAccumulate::StepsWithGradient): moments are to decay with each
     ///   step, and the weight does not move by them alone;
-    /// - [`Bf16Moments`](CannotAccumulate::Bf16Moments): moments in bf16 are to decay with each step.
+    /// - [`Bf16Moments`](CannotAccumulate::Bf16Moments): moments in bf16 are to decay with each
+    ///   step.
     fn accumulating(
         mut self,
         micro_batches: usize,
@@ -104,7 +105,7 @@ impl AccumulateInMoments for StableAdamW {
 
 impl AccumulateInMoments for Sgd {
     fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
-        decay.check_sgd(self.momentum)
+        Momentum::check_accumulating(self.momentum, decay)
     }
 }
 

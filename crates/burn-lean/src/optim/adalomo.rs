@@ -6,9 +6,9 @@ use burn::optim::{LearningRate, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor};
 use burn_lean_arithmetic::optim::rules;
 
-use super::checked_clipping;
 use super::factored::{Factored, clipped};
 use super::record::record_state;
+use super::settings::checked_clipping;
 use super::step::Whole;
 
 /// Configuration of [`AdaLomo`].
@@ -55,8 +55,8 @@ impl AdaLomoConfig {
     }
 }
 
-/// AdaLomo: Adafactor without a first moment, stepped inside the backward pass, which is what
-/// gradient release does with any optimizer.
+/// AdaLomo: Adafactor without a first moment, stepped inside the backward pass, as gradient release
+/// does with any optimizer.
 ///
 /// Lv et al., "AdaLomo: Low-memory Optimization with Adaptive Learning Rate" (2024),
 /// <https://arxiv.org/abs/2310.10195>. Burn's [`Adafactor`](burn::optim::Adafactor) without

@@ -65,7 +65,7 @@ pub(super) fn step<U: Update, const D: usize>(
         let [moment_1, moment_2, most] = states;
         (tensor, [moment_1, moment_2], Some(most))
     } else {
-        // A record of a run with AMSGrad keeps what it has, as in Burn.
+        // A record of a run with AMSGrad keeps its states, as in Burn.
         let (states, max_moment_2) = state
             .map(|state| ([state.moment_1, state.moment_2], state.max_moment_2))
             .unzip();

@@ -53,7 +53,7 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
     }
 }
 
-/// Rounding to bf16 by chance, up with the probability of what is lost: right on average, without
+/// Rounding to bf16 by chance, up with the probability of the share lost: exact on average, without
 /// memory.
 ///
 /// The random numbers are those of the seed, the step and the place in the parameter: the same in
@@ -71,8 +71,8 @@ pub struct Stochastic {
 /// in 32 bits.
 ///
 /// Ties round away from zero, where Burn's cast rounds them to even. Weights that are changed
-/// between two steps keep their lower bits, less than half of what bf16 tells apart there; a weight
-/// made zero is zero. On other backends than Flex and the Cube backend the bits go by way of the
+/// between two steps keep their lower bits, which are less than half a step of bf16; a weight set
+/// to zero is zero. On other backends than Flex and the Cube backend the bits go by way of the
 /// host, which is slow.
 ///
 /// After Kalamkar et al., "Optimizing Deep Learning Recommender Systems' Training on CPU Cluster
@@ -85,10 +85,10 @@ pub type LowerHalves = Tensor<1, Int>;
 
 /// A way to round weights to bf16.
 pub trait Rounding: Clone + Send + Sync + 'static {
-    /// The exact weight before a step, of the rounded one and what rounding kept.
+    /// The exact weight before a step, from the rounded one and the bits that rounding kept.
     fn widen<const D: usize>(&self, weight: Tensor<D>, low: Option<LowerHalves>) -> Tensor<D>;
 
-    /// Rounds the weight after step number `time`, and says what is kept.
+    /// Rounds the weight after step number `time`. Also returns the bits to keep.
     fn round<const D: usize>(
         &self,
         exact: Tensor<D>,
@@ -137,7 +137,7 @@ fn round_on_host<const D: usize>(exact: Tensor<D>, noise: Noise) -> Tensor<D> {
 impl Rounding for MasterWeights {
     /// # Panics
     ///
-    /// If what was kept belongs to a parameter of another size.
+    /// If the bits kept belong to a parameter of another size.
     fn widen<const D: usize>(&self, weight: Tensor<D>, low: Option<LowerHalves>) -> Tensor<D> {
         let weight = weight.cast(DType::F32);
         let Some(low) = low else { return weight };

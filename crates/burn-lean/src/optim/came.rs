@@ -6,9 +6,9 @@ use burn::optim::{LearningRate, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor};
 use burn_lean_arithmetic::optim::rules;
 
-use super::checked_clipping;
 use super::factored::{Factored, clipped};
 use super::record::record_state;
+use super::settings::checked_clipping;
 use super::step::Whole;
 
 /// Configuration of [`Came`].

@@ -10,8 +10,8 @@ use super::operands::{Operands, States};
 
 type FlexTensor = <Flex as BackendTypes>::FloatTensorPrimitive;
 
-/// Steps in the place of weight and states. What somebody else holds too, as a saved record, is
-/// copied and not changed.
+/// Steps weight and states in place. A buffer that something else holds as well, such as a saved
+/// record, is copied and not changed.
 pub(super) fn step<R: Rule<N>, const N: usize, const D: usize>(
     rule: &R,
     operands: Operands<N, D>,
@@ -77,7 +77,7 @@ pub(super) fn split<const D: usize>(exact: Tensor<D>) -> (Tensor<D>, Tensor<1, I
     (Tensor::from_primitive::<Flex>(numbers), low)
 }
 
-/// Makes the numbers that were split what they were, in their place.
+/// Restores numbers that were split, in place.
 pub(super) fn rejoin<const D: usize>(nearest: Tensor<D>, low: Tensor<1, Int>) -> Tensor<D> {
     let mut numbers = of(nearest);
     let low = in_order(low.try_into_primitive::<Flex>().expect("it is on Flex"));

@@ -31,12 +31,11 @@ mod sgd;
 mod stable_adamw;
 mod step;
 
-use burn::grad_clipping::GradientClippingConfig;
 use burn::module::{Module, Param};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::{ModuleOptimizer, Optimizer};
 use burn::tensor::{Shape, Tensor};
-use burn_lean_arithmetic::optim::{Moments, expect_threshold, rules::CoupledDecay};
+use burn_lean_arithmetic::optim::{Moments, rules::CoupledDecay};
 
 pub use accumulation::{AccumulateInMoments, AccumulatingInMoments, AccumulatingState};
 pub use adalomo::{AdaLomo, AdaLomoConfig, AdaLomoState};
@@ -101,9 +100,9 @@ pub trait Lean: Optimizer {
     /// # Panics
     ///
     /// If a moment keeps more than 0.99 of itself in a step, as AdamW's second does by default: it
-    /// would change by less than bf16 can hold, and stand still. Take a `beta_2` of at most 0.99. The
-    /// same goes for moments that take in micro-batches with
-    /// [`MomentDecay::EachStep`], where they keep all of themselves.
+    /// would change by less than bf16 can hold, and stand still. Take a `beta_2` of at most 0.99.
+    /// The same goes for moments that take in micro-batches with [`MomentDecay::EachStep`], where
+    /// they keep all of themselves.
     fn with_bf16_moments(mut self) -> Self {
         self.settings_mut().moments = Moments::expect_bf16(&self.kept_shares());
         self
@@ -153,21 +152,6 @@ pub trait EightBitMoments: Lean {
 
 fn coupled_decay(config: Option<WeightDecayConfig>) -> CoupledDecay {
     CoupledDecay(config.map(|config| config.penalty.into()))
-}
-
-/// The same clipping.
-///
-/// # Panics
-///
-/// If its threshold is out of range, which is named with its value.
-fn checked_clipping(config: Option<GradientClippingConfig>) -> Option<GradientClippingConfig> {
-    if let Some(
-        GradientClippingConfig::Value(threshold) | GradientClippingConfig::Norm(threshold),
-    ) = config
-    {
-        expect_threshold(threshold);
-    }
-    config
 }
 
 fn embedding_shapes(model: &impl Module) -> Vec<Shape> {

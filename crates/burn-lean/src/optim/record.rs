@@ -9,7 +9,7 @@ use burn::tensor::{DType, Device, Int, Tensor};
 pub(super) trait Field: Sized {
     fn flatten(&self, name: &str, out: &mut StateSink);
 
-    /// `None` if it is not there, or not what it should be.
+    /// `None` if it is missing, or of another kind.
     fn unflatten(name: &str, source: &mut StateSource, device: &Device) -> Option<Self>;
 }
 

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use burn::grad_clipping::{GradientClipping, GradientClippingConfig};
 use burn::tensor::{DType, Shape, Tensor};
 use burn_lean_arithmetic::optim::{
-    Clip, Kind, MicroBatch, Moments, MomentsAlone, Noise, Rule, Storage,
+    Clip, Kind, MicroBatch, Moments, MomentsAlone, Noise, Rule, Storage, expect_threshold,
 };
 
-use super::checked_clipping;
 use super::moment::{Format, Moment};
 use super::operands::{Operands, States};
 use super::step::step;
@@ -127,4 +126,21 @@ impl Settings {
             noise,
         }
     }
+}
+
+/// Returns the configuration if its threshold is in range.
+///
+/// # Panics
+///
+/// If it is not. The message names its value.
+pub(super) fn checked_clipping(
+    config: Option<GradientClippingConfig>,
+) -> Option<GradientClippingConfig> {
+    if let Some(
+        GradientClippingConfig::Value(threshold) | GradientClippingConfig::Norm(threshold),
+    ) = config
+    {
+        expect_threshold(threshold);
+    }
+    config
 }

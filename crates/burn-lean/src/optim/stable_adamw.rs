@@ -56,8 +56,8 @@ impl StableAdamWConfig {
     }
 }
 
-/// AdamW whose learning rate shrinks, parameter by parameter, where gradients are larger than the
-/// second moment knows: what replaces clipping by the global norm where gradients are released.
+/// AdamW whose learning rate shrinks, parameter by parameter, if gradients are larger than the
+/// second moment suggests. With gradient release this replaces clipping by the global norm.
 ///
 /// Wortsman et al., "Stable and low-precision training for large-scale vision-language models"
 /// (2023), <https://arxiv.org/abs/2304.13013>; as optimi has it, with its defaults.

@@ -8,10 +8,10 @@ use burn::optim::GradientsParams;
 
 use super::arming;
 use super::claims::check_claims;
-use super::error::{Refused, ReleaseError, expect};
 use super::ordinary::added;
 use super::survey::Survey;
 use crate::armed_slot::Purpose;
+use crate::error::{Refused, ReleaseError, expect};
 use crate::hook_orders::FirstPass;
 use crate::path::path_text;
 use crate::session::{Progress, Session};

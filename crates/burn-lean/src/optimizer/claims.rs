@@ -4,9 +4,9 @@ use burn::Tensor;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 
-use super::error::ReleaseError;
 use super::survey::{Survey, is_replaced, is_same};
 use crate::backend::reading_waits;
+use crate::error::ReleaseError;
 use crate::path::path_text;
 use crate::session::Session;
 use crate::tape::{is_computed_from_placeholder, is_placeholder};

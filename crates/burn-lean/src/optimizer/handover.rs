@@ -13,7 +13,6 @@ use burn::tensor::Device;
 use burn::tensor::kind::BridgeTensor;
 
 use super::claims::check_bases;
-use super::error::ReleaseError;
 use super::one_param::step_one;
 use super::release_optimizer::ReleaseOptimizer;
 use super::report::StepReport;
@@ -21,6 +20,7 @@ use super::restoring::{restore, restore_mappers};
 use super::survey::Survey;
 use crate::armed_slot::{ArmedSlot, Ended};
 use crate::backend::{reading_waits, with_backend};
+use crate::error::{ReleaseError, expect};
 use crate::lock::lock;
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
 use crate::session::{Progress, Session};
@@ -88,7 +88,7 @@ impl Optimizer for Handover {
         mark: Tensor<D>,
         _: Option<Elsewhere>,
     ) -> (Tensor<D>, Option<Elsewhere>) {
-        let weight = super::expect(self.give(lr, base, mark));
+        let weight = expect(self.give(lr, base, mark));
         (weight, Some(Elsewhere))
     }
 

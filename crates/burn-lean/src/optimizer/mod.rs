@@ -3,7 +3,6 @@
 mod accumulator;
 mod arming;
 mod claims;
-mod error;
 #[cfg(feature = "train")]
 mod handover;
 mod one_param;
@@ -18,8 +17,6 @@ mod survey;
 pub(crate) use restoring::as_param;
 
 pub use accumulator::ReleaseAccumulator;
-pub(crate) use error::expect;
-pub use error::{Refused, ReleaseError};
 pub use release_optimizer::{ReleaseOptimizer, WithGradientRelease};
 pub use report::{Outcome, StepReport};
 #[cfg(feature = "train")]

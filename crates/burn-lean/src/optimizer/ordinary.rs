@@ -6,7 +6,7 @@ use burn::Tensor;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 
-use super::error::ReleaseError;
+use crate::error::ReleaseError;
 use crate::reduction::InFlight;
 use crate::session::Session;
 

@@ -4,8 +4,8 @@ use burn::Tensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 
-use super::error::ReleaseError;
 use super::restoring::as_param;
+use crate::error::ReleaseError;
 use crate::reduction::{InFlight, Recipients};
 
 /// Reduces the gradients of a model, in the order of its fields. Drops those that another replica

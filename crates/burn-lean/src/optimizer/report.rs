@@ -44,8 +44,7 @@ impl StepReport {
 }
 
 impl StepReport {
-    /// The parameters that require gradients, in the order of the model's fields, and what happened
-    /// to each.
+    /// The outcome for each parameter that requires gradients, in the order of the model's fields.
     pub fn outcomes(&self) -> impl Iterator<Item = (ParamId, Outcome)> + '_ {
         self.outcomes.iter().copied()
     }

@@ -78,7 +78,7 @@ fn with_mapper<const D: usize>(
     mapper: ParamMapper<Tensor<D>>,
 ) -> Param<Tensor<D>> {
     let param = Param::from_mapped_value(id, base, mapper);
-    // The mapper is of the moment of arming, and would bring back what was frozen since.
+    // The mapper was made when the model was armed: it would unfreeze parameters frozen since.
     match param.is_autodiff() && !param.is_require_grad() {
         true => param.set_require_grad(false),
         false => param,

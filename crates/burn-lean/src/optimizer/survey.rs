@@ -9,9 +9,9 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::DType;
 
-use super::error::ReleaseError;
 use crate::armed_slot::ArmedSlot;
 use crate::backend::{Inner, WithBackend, with_backend};
+use crate::error::ReleaseError;
 use crate::parameter::{Found, Released, find};
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
 use crate::session::Session;

@@ -141,7 +141,7 @@ impl Inputs {
         if !is_autodiff_float(&tensor) {
             return tensor;
         }
-        // Nothing here depends on the rank.
+        // Any rank will do.
         let float = Tensor::<1>::from_dispatch(tensor.clone());
         self.device.get_or_insert_with(|| float.device());
         self.kind.get_or_insert_with(|| tensor.kind.clone());
@@ -179,7 +179,7 @@ fn armed_in<M: Module>(module: &M) -> HashSet<ParamId> {
         .collect()
 }
 
-/// Makes constants of the parameters, because Burn frees no graph of which a node is held. Notes
+/// Turns the parameters into constants, because Burn frees no graph of which a node is held. Notes
 /// the leaves of parameters that are not armed.
 struct Leaves {
     armed: HashSet<ParamId>,

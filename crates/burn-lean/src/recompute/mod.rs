@@ -15,7 +15,7 @@ pub use checkpoint::checkpoint;
 pub use layers::{
     DecoderMasks, checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder,
 };
-pub(crate) use random::forget as forget_random;
+pub(crate) use random::forget_random;
 pub(crate) use scope::{Mode, mode, record, replayed, without_tape};
 pub use tensors::{MapTensor, Tensors};
 pub use two_passes::TwoPasses;

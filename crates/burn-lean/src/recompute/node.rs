@@ -24,7 +24,7 @@ use crate::recompute::scope::{
     Mode, ScopedOutcome, ScopedParameter, mode, replaying, scoped_parameter,
 };
 use crate::slot::Slot;
-use crate::tape::negative_zeros;
+use crate::tape::{negative_zeros, rung};
 
 /// The nodes that receive gradients from a scope.
 pub(crate) struct Parents<B: Inner> {
@@ -79,8 +79,8 @@ struct Scope<B: Inner> {
     grads: OutputGrads<B>,
 }
 
-/// The gradients that the nodes of the outputs have received, by the index of the output. All of one
-/// order, they run as Burn has reached them.
+/// The gradients that the nodes of the outputs have received, by the index of the output. The nodes
+/// have one order, so they run as Burn has reached them.
 type OutputGrads<B> = Arc<Mutex<Vec<(usize, Primitive<B>)>>>;
 
 /// State of the scope's node, taken by the one backward pass that reaches it.
@@ -130,7 +130,7 @@ fn gathered<B: Inner>(mut guards: Vec<NodeGuard>, device: &B::Device) -> [NodeGu
         guards.push(gather.node());
     }
     while guards.len() < WIDTH {
-        guards.push(B::ladder().rung(0, device));
+        guards.push(rung::<B>(0, device));
     }
     guards.try_into().expect("filled up")
 }
@@ -252,7 +252,7 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
         // The gradients that the tape of the scope starts from: the sums of later uses on the outer
         // tape.
         let mut seeds: Vec<(NodeId, Primitive<B>)> = Vec::new();
-        // Not the outputs that led to no loss: Burn runs no node without a gradient.
+        // Without outputs that lead to no loss: Burn runs no node without a gradient.
         let mut roots: Vec<NodeGuard> = Vec::new();
         for (at, grad) in of_outputs {
             let output = &run.outputs[at];
@@ -261,7 +261,7 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
                 roots.push(output.node());
             }
         }
-        // Burn reaches the last first.
+        // Burn reaches the last parent first.
         roots.reverse();
         let mut direct = 0;
         for (input, leaf) in inputs.iter().zip(&run.inputs) {
@@ -315,7 +315,7 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
             if let Some(grad) = leaf.grad_remove(&mut inner) {
                 grads.register::<B>(input.id, grad);
             } else if !input.is_leaf {
-                // It led to no loss. Burn runs its node all the same, which wants a gradient.
+                // It leads to no loss. Burn still runs its node, which needs a gradient.
                 grads.register::<B>(input.id, negative_zeros::<B>(leaf.primitive()));
             }
         }
@@ -409,7 +409,7 @@ fn backward<B: Inner>(
     seeds: Vec<(NodeId, Primitive<B>)>,
     device: &B::Device,
 ) -> Gradients {
-    // Without any, sums of later uses pass through.
+    // Without outputs, sums of later uses pass through.
     if roots.is_empty() {
         let leaf = <Tracked<B>>::new(scalar::<B>(device)).require_grad();
         roots.push(leaf.node());

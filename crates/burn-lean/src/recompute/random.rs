@@ -42,7 +42,7 @@ impl Seed {
 
     /// Runs a scope again.
     pub(crate) fn run_again<R>(self, device: &Device, run: impl FnOnce() -> R) -> R {
-        forget();
+        forget_random();
         device.seed(self.of(INSIDE));
         let result = run();
         device.seed(self.of(AFTER_REPLAY));
@@ -57,7 +57,7 @@ impl Seed {
     /// Runs a pass that runs twice. Its scopes have the same seeds each time.
     pub(crate) fn run_pass<R>(self, devices: &[Device], run: impl FnOnce() -> R) -> R {
         let seed_all = |stream| {
-            forget();
+            forget_random();
             devices
                 .iter()
                 .for_each(|device| device.seed(self.of(stream)));
@@ -74,7 +74,7 @@ impl Seed {
 }
 
 /// Drops the drawn number, so that the next scope draws a new one.
-pub(crate) fn forget() {
+pub(crate) fn forget_random() {
     DRAWN.set(None);
 }
 

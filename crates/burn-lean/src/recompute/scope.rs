@@ -15,7 +15,7 @@ use crate::backend::{Inner, Primitive, Tracked};
 use crate::hook_orders::HookKey;
 use crate::lock::lock;
 use crate::slot::Slot;
-use crate::tape::{HookOwner, leaf_hook};
+use crate::tape::{HookOwner, leaf_hook, rung};
 
 /// The way in which this thread reads armed parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,7 +202,7 @@ pub(crate) fn replayed<B: Inner>(slot: &Arc<Slot<B>>) -> Tracked<B> {
         .as_ref()
         .map_or(1, |session| session.order_of(key).0);
     let weight = slot.weight();
-    let below = B::ladder().rung(order - 1, &weight.device());
+    let below = rung::<B>(order - 1, &weight.device());
     // The scoped parameter takes the gradient. The leaf is only there because a hook needs one.
     let leaf = <Tracked<B>>::new(slot.placeholder()).require_grad();
     let param = Arc::new_cyclic(|param: &Weak<ScopedParameter<B>>| {

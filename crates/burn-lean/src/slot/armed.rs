@@ -11,7 +11,7 @@ use super::state::{State, Weight};
 use super::{Rearm, Slot};
 use crate::armed_slot::{ArmedSlot, Ended, Purpose, StepState};
 use crate::backend::{Inner, Primitive};
-use crate::optimizer::ReleaseError;
+use crate::error::ReleaseError;
 use crate::path::Path;
 use crate::reduction::shaped;
 use crate::session::Session;

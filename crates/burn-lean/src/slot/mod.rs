@@ -15,12 +15,13 @@ use burn::module::ParamId;
 
 use crate::armed_slot::ArmedSlot;
 use crate::backend::{Inner, Primitive, Tracked};
+use crate::error::expect;
 use crate::hook_orders::HookKey;
 use crate::lock::lock;
-use crate::optimizer::expect;
 use crate::path::Path;
 use crate::session::{Session, Stepper};
-use crate::tape::{HookOwner, leaf_hook};
+use crate::tape::{HookOwner, leaf_hook, rung};
+pub(crate) use state::Snapshot;
 use state::{State, Weight};
 
 /// A slot that can be armed again: the reparameterizations of a model with adapters keep theirs.
@@ -76,7 +77,7 @@ impl<B: Inner> fmt::Debug for Slot<B> {
     }
 }
 
-/// Says, for as long as it is there, that this thread runs the optimizer's step.
+/// Marks this thread as the one that runs the optimizer's step, until it is dropped.
 struct Stepping<'a>(&'a Mutex<Option<ThreadId>>);
 
 impl<'a> Stepping<'a> {
@@ -90,13 +91,6 @@ impl Drop for Stepping<'_> {
     fn drop(&mut self) {
         *lock(self.0) = None;
     }
-}
-
-/// The weight at the moment at which a copy of the model was taken.
-#[derive(Debug)]
-pub(crate) struct Snapshot<B: Inner> {
-    pub(crate) weight: Primitive<B>,
-    pub(crate) after_step: bool,
 }
 
 impl<B: Inner> Slot<B> {
@@ -184,7 +178,7 @@ impl<B: Inner> Slot<B> {
         self.state()
     }
 
-    /// Whether the arming goes on.
+    /// Whether the slot is still armed.
     pub(crate) fn is_armed(&self) -> bool {
         let state = self.state();
         let session = state.session.upgrade();
@@ -271,7 +265,7 @@ impl<B: Inner> Slot<B> {
             return hooked.clone();
         }
         let weight = state.weight.take(self.id);
-        let below = B::ladder().rung(order - 1, &weight.device());
+        let below = rung::<B>(order - 1, &weight.device());
         let owner: Weak<dyn HookOwner<B>> = Arc::<Self>::downgrade(self);
         let leaf = state
             .leaf

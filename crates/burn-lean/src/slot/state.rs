@@ -7,7 +7,6 @@ use burn::backend::TensorMetadata;
 use burn::backend::autodiff::NodeId;
 use burn::module::ParamId;
 
-use super::Snapshot;
 use crate::armed_slot::{Ended, Purpose};
 use crate::backend::{Inner, Primitive, Tracked};
 use crate::session::Session;
@@ -111,6 +110,13 @@ impl<B: Inner> State<B> {
     pub(super) fn is_after_step(&self) -> bool {
         self.taken && !self.is_skipped && !self.in_flight && self.purpose == Purpose::Step
     }
+}
+
+/// The weight at the moment at which a copy of the model was taken.
+#[derive(Debug)]
+pub(crate) struct Snapshot<B: Inner> {
+    pub(crate) weight: Primitive<B>,
+    pub(crate) after_step: bool,
 }
 
 /// Where the weight is.

@@ -4,8 +4,6 @@
 //! runs nodes by order, highest first. Parents that need no gradient count for the order, but are
 //! not on the tape. So a chain of identities without gradients gives a node of any order.
 
-use std::collections::BTreeMap;
-
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
@@ -26,46 +24,33 @@ impl<B: Inner> Backward<B, 1> for Rung {
     }
 }
 
-/// The nodes made so far, by order. Each backend has its own ladder.
-#[derive(Debug)]
-pub(crate) struct Ladder<B: Inner> {
-    rungs: BTreeMap<usize, Tracked<B>>,
-}
-
-impl<B: Inner> Ladder<B> {
-    pub(crate) const fn new() -> Self {
-        Self {
-            rungs: BTreeMap::new(),
-        }
+/// Returns a node of this order. Nodes are kept: each backend has its own ladder of them.
+pub(crate) fn rung<B: Inner>(order: usize, device: &B::Device) -> NodeGuard {
+    let mut rungs = B::rungs();
+    if let Some(rung) = rungs.get(&order) {
+        return rung.node();
     }
-
-    /// Returns a node of this order.
-    pub(crate) fn rung(&mut self, order: usize, device: &B::Device) -> NodeGuard {
-        if let Some(rung) = self.rungs.get(&order) {
-            return rung.node();
+    let (mut at, mut rung) = match rungs.range(..order).next_back() {
+        Some((at, rung)) => (*at, rung.clone()),
+        None => {
+            let scalar = B::float_zeros(Shape::new([1]), device, FloatDType::F32);
+            (0, <Tracked<B>>::new(scalar))
         }
-        let (mut at, mut rung) = match self.rungs.range(..order).next_back() {
-            Some((at, rung)) => (*at, rung.clone()),
-            None => {
-                let scalar = B::float_zeros(Shape::new([1]), device, FloatDType::F32);
-                (0, <Tracked<B>>::new(scalar))
-            }
+    };
+    while at < order {
+        let (primitive, below) = rung.into_parts();
+        rung = match <Rung as Backward<B, 1>>::prepare::<NoCheckpointing>(Rung, [below])
+            .compute_bound()
+            .stateful()
+        {
+            OpsKind::UnTracked(prep) => prep.finish(primitive),
+            OpsKind::Tracked(_) => unreachable!("a rung needs no gradient"),
         };
-        while at < order {
-            let (primitive, below) = rung.into_parts();
-            rung = match <Rung as Backward<B, 1>>::prepare::<NoCheckpointing>(Rung, [below])
-                .compute_bound()
-                .stateful()
-            {
-                OpsKind::UnTracked(prep) => prep.finish(primitive),
-                OpsKind::Tracked(_) => unreachable!("a rung needs no gradient"),
-            };
-            at += 1;
-        }
-        let guard = rung.node();
-        self.rungs.insert(order, rung);
-        guard
+        at += 1;
     }
+    let guard = rung.node();
+    rungs.insert(order, rung);
+    guard
 }
 
 /// An upper bound of every order that exists.

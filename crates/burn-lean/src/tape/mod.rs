@@ -5,7 +5,7 @@ mod leaf_hook;
 mod orders;
 mod placeholder;
 
-pub(crate) use ladder::{Clock, Ladder};
+pub(crate) use ladder::{Clock, rung};
 pub(crate) use leaf_hook::{HookOwner, leaf_hook, negative_zeros};
 pub(crate) use orders::Reached;
 #[cfg(feature = "train")]

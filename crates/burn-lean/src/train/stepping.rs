@@ -7,7 +7,8 @@ use burn::train::{InferenceStep, Learner, LearnerModel, TrainLoader, TrainStep, 
 use super::StepMonitor;
 use super::events::Events;
 use super::learner::Parts;
-use crate::optimizer::{Handover, expect, ordinary};
+use crate::error::expect;
+use crate::optimizer::{Handover, ordinary};
 use crate::{ReleaseAccumulator, ReleaseOptimizer};
 
 /// The state of a learner while it trains with gradient release.

@@ -74,7 +74,7 @@ pub struct MultiHeadAttention {
     pub key: Linear,
     /// Makes the values.
     pub value: Linear,
-    /// Is applied to what was attended to.
+    /// Is applied to the result of the attention.
     pub output: Linear,
     /// Drops weights.
     pub dropout: Dropout,

@@ -44,7 +44,7 @@ impl SwiGluConfig {
 pub struct SwiGlu {
     /// Makes the gate.
     pub linear_inner: Linear,
-    /// Makes what is gated.
+    /// Computes the values that are gated.
     pub linear_outer: Linear,
 }
 

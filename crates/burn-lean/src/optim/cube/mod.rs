@@ -18,8 +18,8 @@ use operation::{Form, Operation, Run};
 /// Floats or integers: the Cube backend has one type for both.
 type CubeTensor = <Cube as BackendTypes>::FloatTensorPrimitive;
 
-/// Steps in the place of weight and states. What somebody else holds too, as a saved record, is
-/// copied and not changed.
+/// Steps weight and states in place. A buffer that something else holds as well, such as a saved
+/// record, is copied and not changed.
 pub(super) fn step<R: Rule<N>, const N: usize, const D: usize>(
     rule: &R,
     operands: Operands<N, D>,
@@ -99,7 +99,7 @@ pub(super) fn split<const D: usize>(exact: Tensor<D>) -> (Tensor<D>, Tensor<1, I
     (nearest, Tensor::from_primitive::<Cube>(next()))
 }
 
-/// Makes the numbers that were split what they were, in their place.
+/// Restores numbers that were split, in place.
 pub(super) fn rejoin<const D: usize>(nearest: Tensor<D>, low: Tensor<1, Int>) -> Tensor<D> {
     let low = low.try_into_primitive::<Cube>().expect("it is on Cube");
     let numbers = Cube::run(Operation::Rejoin, vec![of(nearest), low]).remove(0);

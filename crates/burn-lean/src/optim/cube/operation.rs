@@ -54,7 +54,7 @@ impl Operation {
         }
     }
 
-    /// The shapes and types of what comes out.
+    /// The shapes and types of the outputs.
     pub(super) fn outputs(&self, parameter: &Shape) -> Vec<(Shape, DType)> {
         match self {
             Self::Step { states, .. } => {
@@ -175,7 +175,7 @@ impl Run for CubeBackend {
     }
 }
 
-/// The tensor, or a copy of it where somebody else holds it, or its elements overlap.
+/// The tensor, or a copy if something else holds it, or its elements overlap.
 fn writable(tensor: CubeTensor) -> CubeTensor {
     match tensor.can_mut() && tensor.is_nonoverlapping() {
         true => tensor,

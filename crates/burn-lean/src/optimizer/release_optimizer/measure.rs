@@ -7,10 +7,10 @@ use burn::optim::GradientsParams;
 
 use super::ReleaseOptimizer;
 use crate::armed_slot::Purpose;
+use crate::error::{Refused, ReleaseError, expect};
 use crate::gradients::GradNorm;
 use crate::groups::path_of;
 use crate::optimizer::claims::check_claims;
-use crate::optimizer::error::{Refused, ReleaseError, expect};
 use crate::optimizer::ordinary;
 use crate::optimizer::survey::Survey;
 use crate::path::path_text;
@@ -179,8 +179,8 @@ impl ReleaseOptimizer {
         Ok(self.arm_for(Purpose::MeasureNorm, sums, model, survey))
     }
 
-    /// Ends the pass that measures, with the gradients that its backward has returned: those of
-    /// parameters that were not measured inside backward count, too.
+    /// Ends the pass that measures, with the gradients that its backward has returned: parameters
+    /// that were not measured inside backward are measured now.
     ///
     /// # Errors
     ///

@@ -11,16 +11,16 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ParamGroup};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 
-use self::replicas::own_states;
 use super::arming;
 use super::claims::check_bases;
-use super::error::{Refused, ReleaseError, expect};
 use super::report::StepReport;
 use super::restoring::restore;
 use super::survey::Survey;
 use crate::armed_slot::{Ended, Purpose};
+use crate::error::{Refused, ReleaseError, expect};
 use crate::groups::check_groups;
 use crate::hook_orders::FirstPass;
+use crate::reduction::own_states;
 use crate::session::{Progress, Session};
 
 /// Adds gradient release to Burn's optimizer.

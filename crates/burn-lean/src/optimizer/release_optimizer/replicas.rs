@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::optim::ModuleOptimizer;
 
 use super::ReleaseOptimizer;
-use crate::optimizer::error::{ReleaseError, expect};
-use crate::reduction::{GradientReduction, InFlight};
+use crate::error::ReleaseError;
+use crate::reduction::{GradientReduction, InFlight, own_states};
 use crate::session::Session;
 
 impl ReleaseOptimizer {
@@ -57,16 +57,5 @@ impl ReleaseOptimizer {
             Some(reduction) if reduction.is_sharded() => Err(ReleaseError::Sharded),
             _ => Ok(()),
         }
-    }
-}
-
-/// These states, or those of them that this replica owns.
-pub(super) fn own_states(
-    record: OptimizerRecord,
-    reduction: Option<&Arc<dyn GradientReduction>>,
-) -> OptimizerRecord {
-    match reduction {
-        Some(reduction) if reduction.is_sharded() => expect(reduction.own_states(record)),
-        _ => record,
     }
 }

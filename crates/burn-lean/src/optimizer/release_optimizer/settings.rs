@@ -5,8 +5,8 @@ use burn::module::ParamGroup;
 use burn::optim::DynOptimizer;
 
 use super::ReleaseOptimizer;
+use crate::error::{ReleaseError, expect};
 use crate::gradients::{GradientRecord, LossScaler, NormClipping};
-use crate::optimizer::error::{ReleaseError, expect};
 
 impl ReleaseOptimizer {
     /// Clips gradients by their norms, with release and without: see [`NormClipping`]. A setting

@@ -7,10 +7,10 @@ use burn::optim::GradientsParams;
 
 use super::ReleaseOptimizer;
 use crate::armed_slot::{Ended, StepState};
+use crate::error::{Refused, ReleaseError, expect};
 use crate::gradients::Stop;
 use crate::groups::path_of;
 use crate::optimizer::claims::check_claims;
-use crate::optimizer::error::{Refused, ReleaseError, expect};
 use crate::optimizer::ordinary::added;
 use crate::optimizer::reducing::{reduce, weights_from_owners};
 use crate::optimizer::report::{Outcome, StepReport};
@@ -121,7 +121,7 @@ impl ReleaseOptimizer {
         Ok(model)
     }
 
-    /// Reports what the step did. `grads` keeps the gradients that are not stepped with yet.
+    /// Makes the report of the step. `grads` keeps the gradients that are not stepped with yet.
     pub(in crate::optimizer) fn report<M: Module>(
         &self,
         model: &M,
@@ -242,7 +242,7 @@ impl ReleaseOptimizer {
     }
 }
 
-/// Removes the gradients that were stepped with, and reports what became of each parameter.
+/// Removes the gradients that were stepped with, and reports the outcome for each parameter.
 struct Finish<'a> {
     session: &'a Session,
     grads: &'a mut GradientsParams,

@@ -4,8 +4,8 @@ use crate::train::monitor::Iteration;
 /// The learning rate that the weights were stepped with. With groups, the rate of parameters in no
 /// group.
 ///
-/// Burn's own `LearningRateMetric` shows what the scheduler gave. The two are the same, or training
-/// stops with an error.
+/// Burn's own `LearningRateMetric` shows the rate of the scheduler. The two are the same, or
+/// training stops with an error.
 pub type AppliedLearningRateMetric = MonitorMetric<AppliedLearningRate>;
 
 /// The reading of [`AppliedLearningRateMetric`].

@@ -762,7 +762,7 @@ fn a_layer_replaced_while_armed() {
 
 /// No rate that a weight cannot be stepped with, whether the model is armed or not.
 #[test]
-fn a_rate_that_is_none() {
+fn a_rate_out_of_range() {
     for rate in [f64::NAN, f64::INFINITY, -LR] {
         let is_refused = |error: &ReleaseError| {
             let ReleaseError::OutOfRange { setting, .. } = error else {

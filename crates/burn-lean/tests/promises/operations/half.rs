@@ -21,7 +21,8 @@ const HALVES: [(DType, f64); 2] = [
     (DType::BF16, 1.0 / 128.0), // 2^-7
 ];
 
-/// Rounding errors of the largest number of a tensor. Half of one is what rounding the result costs.
+/// Rounding errors of the largest number of a tensor. Half of one is what rounding the result
+/// costs.
 const MOST: f64 = 1.5;
 
 type Op = Box<dyn Fn(&[Tensor<1>]) -> Tensor<1>>;

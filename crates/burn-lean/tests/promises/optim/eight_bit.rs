@@ -156,8 +156,8 @@ fn uneven_gradients_make_no_long_steps() {
     }
 }
 
-/// Sixteen numbers whose squared gradients rise from 0.1 to 1 among others of 1: the codes lie seven
-/// times as far apart as the second moment changes in a step.
+/// Sixteen numbers whose squared gradients rise from 0.1 to 1 among others of 1: the codes lie
+/// seven times as far apart as the second moment changes in a step.
 #[test]
 fn second_moments_do_not_stand_still() {
     const SIDE: usize = 64;

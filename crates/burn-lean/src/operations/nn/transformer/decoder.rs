@@ -9,7 +9,6 @@ use burn::tensor::{Bool, Device, Tensor};
 
 use super::PositionWiseFeedForward;
 use crate::operations::nn::attention::{MhaInput, MultiHeadAttention};
-use crate::operations::nn::lean::LeanModule;
 use crate::operations::nn::same_fields::same_fields;
 use crate::operations::nn::{Dropout, LayerNorm};
 
@@ -92,7 +91,7 @@ pub struct TransformerDecoder {
 impl From<burn::nn::transformer::TransformerDecoder> for TransformerDecoder {
     fn from(plain: burn::nn::transformer::TransformerDecoder) -> Self {
         Self {
-            layers: plain.layers.lean(),
+            layers: plain.layers.into_iter().map(Into::into).collect(),
             d_model: plain.d_model,
             d_ff: plain.d_ff,
             n_heads: plain.n_heads,
@@ -107,7 +106,7 @@ impl From<burn::nn::transformer::TransformerDecoder> for TransformerDecoder {
 impl From<TransformerDecoder> for burn::nn::transformer::TransformerDecoder {
     fn from(lean: TransformerDecoder) -> Self {
         Self {
-            layers: LeanModule::plain(lean.layers),
+            layers: lean.layers.into_iter().map(Into::into).collect(),
             d_model: lean.d_model,
             d_ff: lean.d_ff,
             n_heads: lean.n_heads,
@@ -131,7 +130,8 @@ pub struct TransformerDecoderInput {
 }
 
 impl TransformerDecoderInput {
-    /// A target `[batch, time, d_model]` and what it attends to, `[batch, memory time, d_model]`.
+    /// A target `[batch, time, d_model]` and the memory it attends to, `[batch, memory time,
+    /// d_model]`.
     pub fn new(target: Tensor<3>, memory: Tensor<3>) -> Self {
         Self {
             target,
@@ -299,8 +299,8 @@ impl TransformerDecoderLayer {
         input
     }
 
-    /// What the next module sees. The residual path itself is normalized where normalization does
-    /// not come first.
+    /// The input of the next module. The residual path itself is normalized unless normalization
+    /// comes first.
     fn normalized(&self, norm: &LayerNorm, x: &mut Tensor<3>) -> Tensor<3> {
         if self.norm_first {
             return norm.forward(x.clone());

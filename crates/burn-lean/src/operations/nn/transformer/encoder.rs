@@ -9,7 +9,6 @@ use burn::tensor::{Bool, Device, Tensor};
 
 use super::PositionWiseFeedForward;
 use crate::operations::nn::attention::{MhaInput, MultiHeadAttention};
-use crate::operations::nn::lean::LeanModule;
 use crate::operations::nn::same_fields::same_fields;
 use crate::operations::nn::{Dropout, LayerNorm};
 
@@ -92,7 +91,7 @@ pub struct TransformerEncoder {
 impl From<burn::nn::transformer::TransformerEncoder> for TransformerEncoder {
     fn from(plain: burn::nn::transformer::TransformerEncoder) -> Self {
         Self {
-            layers: plain.layers.lean(),
+            layers: plain.layers.into_iter().map(Into::into).collect(),
             d_model: plain.d_model,
             d_ff: plain.d_ff,
             n_heads: plain.n_heads,
@@ -107,7 +106,7 @@ impl From<burn::nn::transformer::TransformerEncoder> for TransformerEncoder {
 impl From<TransformerEncoder> for burn::nn::transformer::TransformerEncoder {
     fn from(lean: TransformerEncoder) -> Self {
         Self {
-            layers: LeanModule::plain(lean.layers),
+            layers: lean.layers.into_iter().map(Into::into).collect(),
             d_model: lean.d_model,
             d_ff: lean.d_ff,
             n_heads: lean.n_heads,

@@ -208,7 +208,7 @@ pub enum ReleaseError {
         device: String,
     },
 
-    /// No parameter is in a group.
+    /// A group has no parameter of the model.
     #[error(
         "no parameter of the model is in the group of {group}; the nearest paths are {}",
         near.join(", ")
@@ -278,7 +278,7 @@ pub enum ReleaseError {
         path: String,
     },
 
-    /// The two forward passes of a step were not the same.
+    /// The two forward passes of a step differ.
     #[error(
         "the two forward passes of one step gave different losses: clipping by the global norm \
          runs the forward pass twice, and both must be the same; draw random numbers with Burn's \
@@ -402,7 +402,7 @@ impl<M, G> Refused<M, G> {
     }
 }
 
-// Not derived: a model prints pages, and need not be `Debug`.
+// Not derived: the output of a model is long, and it need not be `Debug`.
 impl<M, G> std::fmt::Debug for Refused<M, G> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Refused")
