@@ -22,6 +22,7 @@ mod property;
 mod recompute;
 mod reference;
 mod sequences;
+mod storeys;
 mod timeline;
 
 #[cfg(has_wgpu)]

@@ -30,18 +30,19 @@ pub struct GradientRelease<A> {
 
 /// A backend whose parameters can be armed: every `GradientRelease<Autodiff<B, C>>`.
 ///
-/// Sealed: it names what [`ReleaseOptimizer`](crate::ReleaseOptimizer) needs from the decorator.
+/// Sealed: it has the types that [`ReleaseOptimizer`](crate::ReleaseOptimizer) needs from the
+/// decorator.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a backend whose gradients can be released",
     label = "expected `GradientRelease<Autodiff<B>>`",
     note = "gradient release decorates an autodiff backend: `GradientRelease<Autodiff<Flex>>`, not `GradientRelease<Flex>` or `Autodiff<Flex>`"
 )]
 pub trait ReleaseBackend: AutodiffBackend<InnerBackend: AutodiffInner> + sealed::Sealed {
-    /// The primitive as the decorator's own type.
+    /// Converts the primitive to the decorator's own type.
     #[doc(hidden)]
     fn into_release(tensor: FloatTensor<Self>) -> ReleaseTensor<Self::InnerBackend>;
 
-    /// The decorator's own type as the primitive.
+    /// Converts the decorator's own type to the primitive.
     #[doc(hidden)]
     fn from_release(tensor: ReleaseTensor<Self::InnerBackend>) -> FloatTensor<Self>;
 }
@@ -101,7 +102,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for GradientReleas
             Repr::Live(_) | Repr::Snapshot(_) => {
                 Autodiff::<B, C>::grad(&tensor.snapshot()?.leaf, grads)
             }
-            // Burn keeps no gradient of a tensor that is no leaf.
+            // Burn keeps gradients of leaves only.
             Repr::Derived(_) | Repr::Replayable(_) => None,
         }
     }
@@ -158,7 +159,8 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for GradientReleas
 
     /// # Panics
     ///
-    /// For what is armed, or depends on what is: Burn would wait for a gradient that is gone.
+    /// If the tensor is armed, or depends on armed parameters: Burn would wait for a gradient that
+    /// is gone.
     #[cfg(feature = "distributed")]
     fn set_distributed_params(
         tensor: FloatTensor<Self>,
@@ -178,7 +180,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for GradientReleas
     fn distributed_params(tensor: &FloatTensor<Self>) -> Option<DistributedParams> {
         match &tensor.0 {
             Repr::Plain(tensor, _) => Autodiff::<B, C>::distributed_params(tensor),
-            // What was armed had no mark, and what was computed from it has none.
+            // Parameters without a mark were armed, and results computed from them have none.
             Repr::Live(_) | Repr::Snapshot(_) | Repr::Derived(_) | Repr::Replayable(_) => None,
         }
     }

@@ -12,7 +12,7 @@ use burn::tensor::{
 };
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
-use crate::{GradientRelease, lower::operands::Arguments, lower::raise::Nodes};
+use crate::{backend::GradientRelease, lower::operands::Arguments, lower::raise::Nodes};
 
 /// Unarmed parameters are reduced as Burn reduces them: by the server of the backend below.
 impl<B: DistributedBackend, C: CheckpointStrategy> DistributedBackend
@@ -57,7 +57,7 @@ impl<B: DistributedBackend, C: CheckpointStrategy> DistributedBackend
             Nodes::One,
             move |mut operands| {
                 let tensor = operands.next().expect("there is one");
-                // What is not resolved cannot be taken out safely.
+                // A tensor that is not resolved cannot be taken out safely.
                 Autodiff::<B, C>::all_reduce(tensor, op, device_ids.clone()).resolve()
             },
             |reduced, raise| raise(reduced),

@@ -4,7 +4,7 @@ use burn::module::ParamId;
 
 use crate::slot::reduction::ReductionError;
 
-/// A call that cannot be carried out as asked. Nothing was changed by it.
+/// Why a call was refused. A refused call has changed nothing.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReleaseError {
@@ -45,7 +45,7 @@ pub enum ReleaseError {
         param: ParamId,
     },
 
-    /// The model is not the one whose parameters were stepped.
+    /// The model is not the one that was stepped.
     #[error(
         "parameter {param} was stepped inside backward, but the model given is not the one that \
          was armed (or no longer: its parameters were loaded or rebuilt); pass the model that \
@@ -68,7 +68,7 @@ pub enum ReleaseError {
         armed: usize,
     },
 
-    /// A backward, or the `step` after it, panicked when some of the parameters were stepped.
+    /// A backward, or the `step` after it, panicked after some of the parameters were stepped.
     #[error(
         "an optimizer step was interrupted after {stepped} of {armed} armed parameters had been \
          stepped inside backward: the model is half old, half new; load the last checkpoint into \
@@ -94,7 +94,7 @@ pub enum ReleaseError {
         armed: usize,
     },
 
-    /// A backward panicked when some of the gradients were added to their sums.
+    /// A backward panicked after some of the gradients were added to their sums.
     #[error(
         "a backward was interrupted after the gradients of {added} of {armed} armed parameters had \
          been added to their sums: no weight has changed, but the sums are of no use; begin the \
@@ -107,7 +107,7 @@ pub enum ReleaseError {
         armed: usize,
     },
 
-    /// Two parameters of the model have one id.
+    /// Two parameters of the model have the same id.
     #[error(
         "two parameters of the model share the id {param}, and optimizer states are kept by id; to \
          tie weights, keep one `Param` and use it in both places"
@@ -151,7 +151,7 @@ pub enum ReleaseError {
         given: f64,
     },
 
-    /// The owner of the model did not fork it when it was asked to.
+    /// The owner of the model did not fork it when asked to.
     #[error(
         "parameter {param} could not be armed: the fork did not pass it on (it must fork the model \
          of which a copy was given, on the device where that is)"
@@ -161,7 +161,7 @@ pub enum ReleaseError {
         param: ParamId,
     },
 
-    /// No parameter is in a group.
+    /// A group has no parameter of the model.
     #[error(
         "no parameter of the model is in the group of {group}; the nearest paths are {}",
         near.join(", ")
@@ -169,7 +169,7 @@ pub enum ReleaseError {
     EmptyGroup {
         /// The pattern of the group.
         group: String,
-        /// The paths of the model that are most like it.
+        /// The paths of the model that are most similar to it.
         near: Vec<String>,
     },
 
@@ -194,7 +194,7 @@ pub enum ReleaseError {
     )]
     OwnedGroupRates,
 
-    /// Burn's optimizer has no room for what this one does.
+    /// A setting of this optimizer has no place in Burn's.
     #[error(
         "Burn's optimizer has no {what}, which would be lost without a word; build it anew, and load \
          `to_record` into it"
@@ -204,7 +204,7 @@ pub enum ReleaseError {
         what: String,
     },
 
-    /// A learning rate, or a setting of clipping, loss scaling or a group, makes no sense.
+    /// A learning rate, or a setting of clipping, loss scaling or a group, is out of range.
     #[error("{setting} is {value}, which is out of range: nothing could be stepped with it")]
     OutOfRange {
         /// Its name.
@@ -213,7 +213,7 @@ pub enum ReleaseError {
         value: f64,
     },
 
-    /// The norm of all gradients is to be known before the first is stepped with, and is not.
+    /// The norm of all gradients, which must be known before the first step, was not measured.
     #[error(
         "the gradients are clipped by their global norm, and no backward pass has measured it; train \
          with `two_passes` (with the Learner, `GradientReleaseStrategy::with_two_passes`), or arm with \
@@ -221,14 +221,14 @@ pub enum ReleaseError {
     )]
     NotMeasured,
 
-    /// The pass that only measures is not one to step with.
+    /// The model is armed to measure, which takes no step.
     #[error(
         "the model is armed to measure the norm of its gradients; end that pass with `try_measured`, then \
          `arm` it for the pass that steps, or `disarm` it"
     )]
     OnlyMeasured,
 
-    /// There is no pass that measures.
+    /// No pass that measures has begun.
     #[error(
         "no model is armed to measure the norm of its gradients; arm one with `try_arm_to_measure`"
     )]
@@ -244,7 +244,7 @@ pub enum ReleaseError {
         param: ParamId,
     },
 
-    /// The two forward passes of a step were not the same.
+    /// The two forward passes of a step differ.
     #[error(
         "the two forward passes of one step gave different losses: clipping by the global norm runs \
          the forward pass twice, and both must be the same; draw random numbers with Burn's tensors \
@@ -267,7 +267,7 @@ pub enum ReleaseError {
     NonFinite {
         /// Path of the parameter in the model, or its id.
         path: String,
-        /// Parameters that were stepped with the gradients before.
+        /// Parameters that were stepped before with earlier gradients.
         stepped: usize,
         /// Parameters armed.
         armed: usize,
@@ -280,7 +280,7 @@ pub enum ReleaseError {
     )]
     NotScaled,
 
-    /// The weights are in fp16, and so are the gradients that the scale is to be taken off.
+    /// The weights are in fp16, and so are the gradients that are divided by the scale.
     #[error(
         "{path} is in fp16, and so is its gradient, in which small numbers vanish when the scale of the \
          loss is taken off; keep the weights in fp32, and cast them where the forward pass computes"
@@ -324,7 +324,7 @@ pub enum ReleaseError {
     },
 }
 
-/// A refused call, with what it was given: the model, and the gradients where it was given some.
+/// A refused call, with its arguments: the model, and the gradients if it was given any.
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct Refused<M, G = ()> {
@@ -373,7 +373,7 @@ impl<M, G> Refused<M, G> {
     }
 }
 
-// Not derived: a model prints pages, and need not be `Debug`.
+// Not derived: the output of a model is long, and it need not be `Debug`.
 impl<M, G> std::fmt::Debug for Refused<M, G> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Refused")
@@ -388,8 +388,8 @@ impl<M, G> From<Refused<M, G>> for ReleaseError {
     }
 }
 
-/// The panicking twin of a fallible call; Burn's [`Optimizer`](burn::optim::Optimizer) leaves no
-/// other way.
+/// Panics with the text of an error, where Burn's [`Optimizer`](burn::optim::Optimizer) cannot
+/// return one.
 pub(crate) fn expect<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| panic!("gradient release: {error}"))
 }

@@ -1,8 +1,9 @@
-//! Arming a model in the hands of an owner that only gives copies of it.
+//! Arming a model whose owner only hands out copies of it.
 //!
-//! An owner such as the `Learner` of burn-train replaces its model by what user code returns, or by
-//! a fork. A fork is no user code: it takes every parameter, sends it to the device it is on and
-//! makes a leaf of it. While a [`Scope`] is open on this thread, a leaf it names comes out armed.
+//! An owner such as the `Learner` of burn-train replaces its model by one that user code returns,
+//! or by a fork. A fork runs no user code: it takes every parameter, sends it to the device it is
+//! on and makes a leaf of it. While a [`Scope`] is open on this thread, the leaves that it names
+//! come out armed.
 
 use std::{any::Any, cell::RefCell, collections::HashMap};
 
@@ -40,7 +41,7 @@ impl<B: Backend> Scope<B> {
         self.waiting.entry(leaf).or_default().insert(0, arming);
     }
 
-    /// Runs the fork. Returns what it armed.
+    /// Runs the fork. Returns the parameters that it armed.
     pub(crate) fn run(self, fork: impl FnOnce()) -> Vec<Armed<B>> {
         let scope = lend(&SCOPE, Box::new(self), fork);
         let scope = scope.and_then(|scope| scope.downcast::<Self>().ok());
@@ -48,7 +49,7 @@ impl<B: Backend> Scope<B> {
     }
 }
 
-/// Whether this is a leaf that the fork under way is to arm.
+/// Whether this is a leaf that the current fork is to arm.
 pub(crate) fn is_to_be_armed<B: Backend>(tensor: &ReleaseTensor<B>) -> bool {
     with_scope(|scope: &mut Scope<B>| {
         tensor
@@ -58,7 +59,7 @@ pub(crate) fn is_to_be_armed<B: Backend>(tensor: &ReleaseTensor<B>) -> bool {
     .unwrap_or(false)
 }
 
-/// Arms the leaf, if the fork under way is to.
+/// Arms the leaf, if the current fork is to.
 pub(crate) fn arm<B: Backend>(tensor: &ReleaseTensor<B>) -> Option<Live<B>> {
     let arming = with_scope(|scope: &mut Scope<B>| {
         let leaf = tensor.leaf_id()?;

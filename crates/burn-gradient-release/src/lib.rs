@@ -23,8 +23,6 @@ mod ops;
 mod optimizer;
 mod planner;
 mod slot;
-#[cfg(test)]
-mod storeys;
 mod subgraph;
 mod tape;
 mod tensor;

@@ -8,14 +8,14 @@ use std::{
 use burn::tensor::{backend::Backend, ops::FloatTensor};
 use burn_autodiff::{NodeId, grads::Gradients};
 
-use crate::subgraph::order::{Consumer, Half, Played, Target, Unit, Use};
+use crate::subgraph::order::{Consumer, Half, Played, Sum, Target, Unit, Use};
 use crate::subgraph::uses::Waiting;
 use crate::{
     subgraph::{Apart, Contribution, Late, Subgraph},
     tape::{self, AdTensor},
 };
 
-/// Contributions so far to gradients that have to be added up in an order.
+/// Contributions so far to gradients that must be added up in a fixed order.
 pub(crate) struct Arrivals<B: Backend> {
     arrived: HashMap<Target, Arrived<B>>,
     /// The leaf of each result of a segment.
@@ -59,8 +59,8 @@ impl<B: Backend> Arrivals<B> {
         self.arrived.contains_key(&target)
     }
 
-    /// Adds up the gradients whose last contributions were to come from this part of the tape, but
-    /// for those of a segment's results.
+    /// Adds up the gradients whose last contributions come from this part of the tape, except those
+    /// of a segment's results.
     pub(crate) fn add_up_complete(&mut self, played: &Played, unit: Unit, grads: &mut Gradients) {
         let is_complete = |target: &Target| {
             matches!(target, Target::OnTape(_))
@@ -82,7 +82,7 @@ impl<B: Backend> Arrivals<B> {
         }
     }
 
-    /// Adds up what has come.
+    /// Adds up the contributions so far.
     pub(crate) fn add_up(&mut self, played: &Played, target: Target, grads: &mut Gradients) {
         let (Some(mut arrived), Some(sum)) =
             (self.arrived.remove(&target), played.sums.get(&target))
@@ -97,8 +97,9 @@ impl<B: Backend> Arrivals<B> {
         arrived.check_empty(target);
     }
 
-    /// Adds up what comes before all contributions of the subgraph's own operations, which are still
-    /// to run. Returns the rest; the nodes of their uses add of it what comes between two of one order.
+    /// Adds up the contributions that come before all those of the subgraph's own operations, which
+    /// are still to run. Returns the rest. Of these, the use nodes of the operations add the ones
+    /// that come between two operations of one order.
     pub(crate) fn add_up_around(
         &mut self,
         played: &Played,
@@ -147,8 +148,8 @@ impl<B: Backend> Arrivals<B> {
         late
     }
 
-    /// Contributions so far to those results of the subgraph's segment that have to be added up in an
-    /// order.
+    /// Contributions so far to the gradients of the segment's results that must be added up in a
+    /// fixed order.
     pub(crate) fn of_results(
         &mut self,
         played: &Played,
@@ -161,29 +162,12 @@ impl<B: Backend> Arrivals<B> {
             if !played.is_apart(*target) || played.made_in(*target) != Some(unit) {
                 continue;
             }
-            let mut by_use = match self.arrived.remove(target) {
-                Some(arrived) => arrived.by_use,
-                None => HashMap::new(),
-            };
-            let mut of_loss = None;
-            if let Some(leaf) = self.results.get(target) {
-                let kept = of_nodes(played, subgraph, leaf, grads);
-                let with_node: HashSet<_> = kept.iter().map(|(of, _)| *of).collect();
-                by_use.extend(
-                    kept.into_iter()
-                        .filter_map(|(of, gradient)| Some((of, gradient?))),
-                );
-                // What is under the leaf itself comes from an operation of several nodes, or from the
-                // loss, if that is the result.
-                if let Some(gradient) = grads.remove::<B>(leaf) {
-                    let kept = (subgraph.number(), Half::Kept);
-                    let mut uses = sum.uses.iter();
-                    match uses.find(|(of_unit, of)| *of_unit == kept && !with_node.contains(of)) {
-                        Some((_, of)) => drop(by_use.insert(*of, gradient)),
-                        None => of_loss = Some(Contribution::Arrived(gradient)),
-                    }
-                }
-            }
+            let arrived = self.arrived.remove(target);
+            let mut by_use = arrived.map_or_else(HashMap::new, |arrived| arrived.by_use);
+            let leaf = self.results.get(target);
+            let of_loss =
+                leaf.and_then(|leaf| take_kept(played, subgraph, sum, leaf, grads, &mut by_use));
+            let of_loss = of_loss.map(Contribution::Arrived);
             let contributions = sum.uses.iter().filter_map(|(of_unit, of)| {
                 if *of_unit == unit {
                     return Some(Contribution::Own(*of));
@@ -208,8 +192,8 @@ impl<B: Backend> Arrived<B> {
     }
 }
 
-/// Has a gradient added between the contributions of two operations of one order, if one of these uses
-/// has a node.
+/// Lets a use node of one of two operations of one order add a gradient between their
+/// contributions, if there is such a node.
 fn put_between<B: Backend>(
     played: &Played,
     subgraph: &Subgraph<B>,
@@ -230,20 +214,38 @@ fn put_between<B: Backend>(
     });
 }
 
-/// The contributions to a segment's result that stayed under the nodes of its uses, as far as these
-/// ran.
-fn of_nodes<B: Backend>(
+/// Takes the contributions of kept operations to the gradient of a segment's result. Returns the
+/// one that comes from none of them, if the result is the loss.
+fn take_kept<B: Backend>(
     played: &Played,
     subgraph: &Subgraph<B>,
+    sum: &Sum,
     leaf: &AdTensor<B>,
     grads: &mut Gradients,
-) -> Vec<(Use, Option<FloatTensor<B>>)> {
+    by_use: &mut HashMap<Use, FloatTensor<B>>,
+) -> Option<FloatTensor<B>> {
+    let mut with_node = HashSet::new();
     subgraph.with_uses(|uses| {
-        let nodes = uses.of(leaf.node.id).iter();
-        let contributions = nodes.filter_map(|node| {
-            let of = played.entry(node.id)?;
-            Some((of, tape::take(node.id, leaf, grads)))
-        });
-        contributions.collect()
-    })
+        for node in uses.of(leaf.node.id) {
+            let Some(of) = played.entry(node.id) else {
+                continue;
+            };
+            with_node.insert(of);
+            if let Some(gradient) = tape::take(node.id, leaf, grads) {
+                by_use.insert(of, gradient);
+            }
+        }
+    });
+    // The gradient under the leaf itself comes from an operation of several nodes, or from the
+    // loss.
+    let gradient = grads.remove::<B>(leaf)?;
+    let kept = (subgraph.number(), Half::Kept);
+    let mut uses = sum.uses.iter();
+    match uses.find(|(of_unit, of)| *of_unit == kept && !with_node.contains(of)) {
+        Some((_, of)) => {
+            by_use.insert(*of, gradient);
+            None
+        }
+        None => Some(gradient),
+    }
 }

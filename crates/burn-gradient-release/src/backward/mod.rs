@@ -35,7 +35,7 @@ use crate::{
     util::progress::Recomputed,
 };
 
-/// Runs backward from `root`. The armed parameters it depends on are acted on underway.
+/// Runs backward from `root`. Armed parameters act on their gradients on the way.
 ///
 /// # Panics
 ///
@@ -78,7 +78,7 @@ fn run<B: AutodiffInner, C: CheckpointStrategy>(
     parameters: &[Arc<Consumers<B>>],
 ) -> Gradients {
     let _pass = Pass::begin();
-    let root = plan(root, origins, parameters);
+    let root = add_hooks(root, origins, parameters);
     let mut grads = Autodiff::<B, C>::backward(root);
     for consumers in parameters {
         consumers.finish(&mut grads);
@@ -86,8 +86,8 @@ fn run<B: AutodiffInner, C: CheckpointStrategy>(
     grads
 }
 
-/// Runs backward where segments are to be replayed on the way: subgraph by subgraph, from the last
-/// to the first.
+/// Runs backward with segments to replay on the way: subgraph by subgraph, from the last to the
+/// first.
 fn by_subgraphs<B: AutodiffInner, C: CheckpointStrategy>(
     root: AdTensor<B>,
     origins: Origins<B>,
@@ -150,17 +150,17 @@ fn run_part<B: AutodiffInner, C: CheckpointStrategy>(
     grads
 }
 
-/// Runs the part of the tape below `seeds`, on top of the gradients that are there.
+/// Runs the part of the tape below `seeds`, and adds to `grads`.
 ///
 /// # Panics
 ///
-/// If burn-autodiff has lost sight of a seed: its gradient would be lost.
+/// If burn-autodiff has lost the node of a seed: its gradient would be lost.
 fn run_from<B: AutodiffInner, C: CheckpointStrategy>(
     seeds: Seeds<B>,
     grads: Gradients,
 ) -> Gradients {
     let orders = seeds.tensors.iter().map(|seed| seed.node.order);
-    // Where an operation gives no gradient, there may be no seed above it.
+    // An operation that gives no gradient may have no seed above it.
     let order = orders.chain(seeds.late.iter().map(|late| late.order)).max();
     let order = order.expect("there is a seed") + 2;
     let parameters = seeds.origins.parameters();
@@ -171,7 +171,7 @@ fn run_from<B: AutodiffInner, C: CheckpointStrategy>(
         .iter()
         .map(|seed| tape::key(seed, seed.primitive.clone()))
         .collect();
-    // Burn reaches the first last: after all operations of the order.
+    // Burn reaches the first parents last: they run after all operations of the order.
     let late = seeds.late.into_iter().map(|late| {
         let placeholder = late.seed.primitive.clone();
         let id = late.seed.node.id;
@@ -195,9 +195,9 @@ fn run_from<B: AutodiffInner, C: CheckpointStrategy>(
     grads
 }
 
-/// Adds to the tape what runs beside Burn's own nodes: the replays of derived tensors, and the
-/// order hooks of parameters without a leaf hook that can tell when the gradient is complete.
-fn plan<B: Backend>(
+/// Adds the nodes that run beside Burn's own to the tape: the replays of derived tensors, and the
+/// order hooks of parameters whose leaf hooks cannot tell when the gradient is complete.
+fn add_hooks<B: Backend>(
     root: AdTensor<B>,
     origins: &Origins<B>,
     parameters: &[Arc<Consumers<B>>],
@@ -206,7 +206,7 @@ fn plan<B: Backend>(
     for derived in derived.iter().rev() {
         derived.settle();
     }
-    // What comes first here is reached last, and runs last among nodes of one order.
+    // The first node here is reached last, and runs last among nodes of one order.
     let mut last = root.clone();
     for consumers in parameters {
         if let Completion::After(order) = consumers.settle()
@@ -233,8 +233,8 @@ fn plan<B: Backend>(
     })
 }
 
-/// Notices a panic in the middle of a pass, and tells the optimizers that were at work: one owner
-/// of the parameters that were armed together stands for all.
+/// Tells the optimizers of a pass if it panics midway. Of parameters that were armed together, one
+/// owner stands for all.
 struct Watch(Vec<(Arc<dyn Owner>, usize)>);
 
 impl Watch {
@@ -253,7 +253,7 @@ impl Watch {
         Self(watched)
     }
 
-    /// Notes what the pass computes again.
+    /// Notes the operations that the pass computes again.
     fn note(&self, recomputed: Recomputed) {
         for (owner, _) in &self.0 {
             owner.progress().recompute(recomputed);
@@ -265,7 +265,7 @@ impl Watch {
         self.0.iter().for_each(|(owner, _)| owner.begin_part());
     }
 
-    /// Ends a pass that came to its end.
+    /// Ends a pass that has not panicked.
     fn wait_for_reductions(self) {
         self.0
             .iter()
@@ -276,7 +276,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         if thread::panicking() {
-            // Only a pass that has begun to change something leaves it half done.
+            // Only a pass that has begun to act leaves a step half done.
             self.0
                 .iter()
                 .map(|(owner, begun)| (owner.progress(), begun))

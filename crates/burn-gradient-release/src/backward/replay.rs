@@ -81,7 +81,7 @@ impl<B: Backend> Recording<B> for Results<B> {
                 grads.get::<B>(leaf).is_some() || apart.contains_key(&output.target())
             })
             .collect();
-        // Burn reaches the last first.
+        // Burn reaches the last parent first.
         outputs.sort_by_key(|(_, output)| {
             Reverse(played.reached(Consumer::Replayable(output.node.sequence)))
         });
@@ -150,11 +150,12 @@ fn is_own<B: Backend>(contribution: &Contribution<B>) -> bool {
 /// Contributions that a node adds up, once they are known.
 type Parts<B> = Arc<Mutex<Vec<Contribution<B>>>>;
 
-/// The contributions to one gradient, to be added up in an order right before its node runs.
+/// The contributions to one gradient, which are added up in a fixed order right before its node
+/// runs.
 struct Gathering<B: Backend> {
-    /// The node that adds them up, and what it adds; once somebody uses the tensor.
+    /// The node that adds them up, and its contributions; `None` until the tensor is used.
     node: Option<(AdTensor<B>, Parts<B>)>,
-    /// The nodes under which the segment's own contributions come.
+    /// The nodes under which the segment's own contributions arrive.
     own: Arc<Mutex<HashMap<Use, AdTensor<B>>>>,
 }
 
@@ -175,8 +176,8 @@ impl<B: Backend> Gathering<B> {
         let (node, _) = self.node.get_or_insert_with(|| {
             let parts = Parts::<B>::default();
             let target = tape::key(&tensor, placeholder.clone());
-            // On the order of the tensor's own node, which is reached by this one alone: right
-            // before it.
+            // Has the order of the tensor's own node, which is reached from this one alone, so it
+            // runs right before it.
             let node = tape::hook(vec![tensor.clone()], order, placeholder.clone(), {
                 let (parts, own) = (parts.clone(), self.own.clone());
                 move |_, grads| {
@@ -225,13 +226,13 @@ fn nodes<B: Backend>(outputs: impl Iterator<Item = Output<B>>) -> Result<Vec<Arc
     Ok(nodes)
 }
 
-/// Runs the operations that some results depend on again, on the tape, in a subgraph.
+/// Runs the operations that some results depend on again, on the tape of a subgraph.
 struct Replay<'a, B: Backend> {
     outputs: Vec<&'a Output<B>>,
     subgraph: &'a Arc<Subgraph<B>>,
     played: &'a Played,
     gathered: HashMap<Target, Gathering<B>>,
-    /// Tensors that are there until their last use, and how many uses they still have.
+    /// Tensors held until their last use, and their number of remaining uses.
     tensors: HashMap<(u64, usize), ReleaseTensor<B>>,
     wanted: HashMap<(u64, usize), usize>,
 }
@@ -298,7 +299,7 @@ impl<'a, B: Backend> Replay<'a, B> {
                 let tensor = self.take(&output);
                 let gathering = target.and_then(|target| self.gathered.get_mut(&target));
                 match (gathering, tensor.0) {
-                    // An operation may give back its operand: a leaf has nothing to gather for.
+                    // An operation may return its operand: nothing gathers for a leaf.
                     (Some(gathering), Repr::Plain(tensor, origins))
                         if tensor.is_tracked() && tensor.node.order > 0 =>
                     {

@@ -27,14 +27,14 @@ pub(crate) struct Route<B: Backend> {
     pub(crate) subgraphs: BTreeMap<u64, Arc<Subgraph<B>>>,
     /// All parameters that the pass can reach.
     pub(crate) parameters: Vec<Arc<Consumers<B>>>,
-    /// Unit that uses each parameter last: the lowest subgraph, and its last half.
+    /// The unit that uses each parameter last: the lowest subgraph, and its last half.
     last_use: HashMap<*const Consumers<B>, Unit>,
     /// Tensors whose gradients wait for their subgraph to run, by its number.
     waiting: HashMap<u64, Vec<Entered<B>>>,
     pub(crate) recomputed: Recomputed,
     pub(crate) played: Played,
     arrivals: Arrivals<B>,
-    /// The part of the tape that has run last.
+    /// The unit that has run last.
     ran: Option<Unit>,
 }
 
@@ -44,7 +44,7 @@ type Entered<B> = (AdTensor<B>, Origins<B>);
 impl<B: Backend> Route<B> {
     /// # Errors
     ///
-    /// If a segment on the way was replayed before.
+    /// If a segment on the way was already replayed.
     pub(crate) fn new(last: Arc<Subgraph<B>>, root: NodeId) -> Result<Self, Spent> {
         let mut subgraphs = BTreeMap::new();
         let mut last_use: HashMap<_, Unit> = HashMap::new();
@@ -58,7 +58,7 @@ impl<B: Backend> Route<B> {
                 parameters.push(consumers.clone());
                 (number, half)
             });
-            // A later part of the same subgraph, or a lower one.
+            // A later half of the same subgraph, or a lower subgraph.
             if number < unit.0 || (number == unit.0 && half > unit.1) {
                 *unit = (number, half);
             }
@@ -137,8 +137,8 @@ impl<B: Backend> Route<B> {
         })
     }
 
-    /// Has each parameter act in the part of the tape that uses it last, and the contributions to a
-    /// segment's results stay apart that have to be put in order.
+    /// Lets each parameter act in the unit that uses it last, and keeps contributions to a
+    /// segment's results apart if they must be put in order.
     pub(crate) fn assign(&self, subgraph: &Subgraph<B>, half: Half) {
         let unit = (subgraph.number(), half);
         subgraph.with_uses(|uses| {
@@ -154,7 +154,7 @@ impl<B: Backend> Route<B> {
                 let is_last = self.last_use.get(&Arc::as_ptr(&consumers.home)) == Some(&unit);
                 let target = Target::OnTape(consumers.home.node().node.id);
                 let sum = self.played.sums.get(&self.played.resolve(target));
-                // In a kept part, each use has its own contribution only.
+                // In a kept half, each use has its own contribution only.
                 let has_all = match half {
                     Half::Kept => sum.is_none_or(|sum| sum.uses.len() == 1),
                     Half::Replayed => !self.played.is_apart(target),
@@ -181,7 +181,7 @@ impl<B: Backend> Route<B> {
         });
     }
 
-    /// Takes over what a part of the tape has left: the gradients of what has entered it.
+    /// Takes over the gradients that a part of the tape has left for the tensors that entered it.
     pub(crate) fn collect(&mut self, subgraph: &Subgraph<B>, half: Half, grads: &mut Gradients) {
         let unit = (subgraph.number(), half);
         self.check_turn(unit);
@@ -245,17 +245,18 @@ impl<B: Backend> Route<B> {
         );
     }
 
-    /// Contributions so far to those results of a segment that have to be added up in an order.
+    /// Contributions so far to the gradients of a segment's results that must be added up in a
+    /// fixed order.
     pub(crate) fn apart(&mut self, subgraph: &Subgraph<B>, grads: &mut Gradients) -> Apart<B> {
         self.arrivals.of_results(&self.played, subgraph, grads)
     }
 
-    /// Adds up what is still there, at the end of the pass.
+    /// Adds up the remaining contributions, at the end of the pass.
     pub(crate) fn add_up_all(&mut self, grads: &mut Gradients) {
         self.arrivals.add_up_all(&self.played, grads);
     }
 
-    /// The tensors of a subgraph whose gradients are there.
+    /// The tensors of a subgraph whose gradients are known.
     pub(crate) fn seeds(
         &mut self,
         number: u64,
@@ -292,7 +293,7 @@ impl<B: Backend> Route<B> {
                 tensor
             })
             .collect();
-        // Burn reaches the last first.
+        // Burn reaches the last parent first.
         tensors.sort_by_key(|tensor| {
             let id = tensor.node.id;
             Reverse((self.played.reached(Consumer::Kept(id)), Reverse(id.value)))

@@ -1,4 +1,4 @@
-//! Two kinds of optimizer as one.
+//! Two kinds of optimizer in one type.
 
 use burn::{
     module::{Param, ParamId},
@@ -20,18 +20,18 @@ type Records<O, B> = <OptimizerAdaptor<O, AnyModule<B>, B> as Optimizer<AnyModul
 
 type AnyModule<B> = Param<Tensor<B, 1>>;
 
-/// One of two kinds of optimizer, or the state of one: with this, parameters of one model can be
-/// stepped by different kinds of optimizer and have one record.
+/// One of two kinds of optimizer, or the state of one. With it, different kinds of optimizer can
+/// step the parameters of one model and share one record.
 ///
-/// It is a [`SimpleOptimizer`] that hands every step on to the one it is, bit for bit. Its state
-/// remembers which kind made it. For three kinds, nest: `Either<A, Either<B, C>>`.
+/// It is a [`SimpleOptimizer`] that forwards every step to the one that it holds, bit for bit. Its
+/// state remembers which kind made it. For three kinds, nest: `Either<A, Either<B, C>>`.
 ///
 /// # Panics
 ///
-/// A step panics if the state was made by the other kind: dropped, it would be lost without a word,
-/// and Burn's trait has no way to return an error. That happens if a parameter is moved from one
-/// kind to the other, or if a record of another assignment is loaded. Step the parameter with the
-/// kind that its state is of, or take its state out of the record, so that it begins anew:
+/// A step panics if the state was made by the other kind: the state would be lost silently, and
+/// Burn's trait cannot return an error. That happens if a parameter is moved from one kind to the
+/// other, or if a record of another assignment is loaded. Step the parameter with the kind that
+/// made its state, or remove the state from the record, so that it starts over:
 /// [`split_records`](Self::split_records).
 ///
 /// # Example

@@ -9,30 +9,27 @@ use burn::{
     lr_scheduler::LrScheduler,
     module::ParamId,
     optim::LearningRate,
-    record::{
-        FullPrecisionSettings, NamedMpkBytesRecorder, PrecisionSettings, Record, Recorder,
-        RecorderError,
-    },
+    record::{PrecisionSettings, Record},
     tensor::backend::Backend,
 };
 use serde::{Deserialize, Serialize};
 
-use super::{param_group::ParamGroup, tensorless::Tensorless};
+use super::{any_scheduler::AnyScheduler, param_group::ParamGroup};
 use crate::util::lock::lock;
 
 /// A scheduler for each group of parameters, and one for all others.
 ///
 /// The name is that of Burn 0.22. It is an [`LrScheduler`] of Burn 0.21: its rate is that of the
-/// base scheduler, and burn-train's `Learner` steps, saves and loads it. The rates of the groups do
-/// not fit through Burn's trait: with every step they are published to [`rates`](Self::rates).
+/// base scheduler, and burn-train's `Learner` steps, saves and loads it. Burn's trait returns one
+/// rate, so with every step the rates of the groups are published to [`rates`](Self::rates).
 ///
-/// If several groups have a parameter, the one that was added last decides.
+/// If a parameter is in several groups, the one that was added last decides.
 ///
 /// # Clones
 ///
 /// A clone has the state of the original, and a handle of its own: stepping it does not change what
 /// an optimizer reads from the original's. There is one exception, because burn-train loads a
-/// checkpoint into a clone and puts that in the original's place: a clone that has [loaded a
+/// checkpoint into a clone and replaces the original by it: a clone that has [loaded a
 /// record](LrScheduler::load_record) publishes to the original's handle once the original is gone.
 ///
 /// # Example
@@ -64,23 +61,24 @@ pub struct ModuleLrScheduler {
     base: Box<dyn AnyScheduler>,
     groups: Vec<(ParamGroup, Box<dyn AnyScheduler>)>,
     rates: ModuleLearningRates,
-    /// Held by this scheduler alone: tells its clones whether it is still there.
+    /// Held by this scheduler alone: tells its clones whether it still exists.
     alive: Arc<()>,
     /// The scheduler that this was cloned from.
     original: Option<Original>,
-    /// Whether this takes the original's place.
+    /// Whether this is to replace the original.
     is_loaded: bool,
 }
 
-/// The scheduler that a clone takes the place of, if it loads a record: burn-train resumes with
-/// `self.lr_scheduler.clone().load_record(record)`, while the optimizer holds the original's handle.
+/// The scheduler that a clone replaces if it loads a record: burn-train resumes with
+/// `self.lr_scheduler.clone().load_record(record)`, while the optimizer holds the original's
+/// handle.
 struct Original {
     rates: ModuleLearningRates,
     alive: Weak<()>,
 }
 
 impl ModuleLrScheduler {
-    /// A scheduler for all parameters that no group has.
+    /// A scheduler for all parameters that are in no group.
     pub fn new(base: impl LrScheduler + 'static) -> Self {
         Self {
             base: Box::new(base),
@@ -104,7 +102,7 @@ impl ModuleLrScheduler {
         self.inherited().unwrap_or(&self.rates).clone()
     }
 
-    /// The handle of the original, if this has taken its place.
+    /// The handle of the original, if this has replaced it.
     fn inherited(&self) -> Option<&ModuleLearningRates> {
         let original = self.original.as_ref()?;
         let is_heir = self.is_loaded && original.alive.strong_count() == 0;
@@ -115,7 +113,7 @@ impl ModuleLrScheduler {
 impl LrScheduler for ModuleLrScheduler {
     type Record<B: Backend> = ModuleLrSchedulerRecord;
 
-    /// Steps every scheduler, publishes the rates, and returns that of the base.
+    /// Steps every scheduler, publishes the rates, and returns the rate of the base.
     fn step(&mut self) -> LearningRate {
         let base = self.base.next();
         let groups = self.groups.iter_mut();
@@ -141,8 +139,8 @@ impl LrScheduler for ModuleLrScheduler {
     ///
     /// # Panics
     ///
-    /// If the record has another number of groups, or is of schedulers of another kind; Burn's
-    /// trait leaves no other way.
+    /// If the record has another number of groups, or belongs to schedulers of another kind: Burn's
+    /// trait cannot return an error.
     fn load_record<B: Backend>(mut self, record: Self::Record<B>) -> Self {
         assert_eq!(
             record.groups.len(),
@@ -221,8 +219,8 @@ pub(crate) struct Published {
 }
 
 impl ModuleLearningRates {
-    /// The rate of the parameters that no group has. `None` before the first step, and once the
-    /// scheduler is gone.
+    /// The rate of the parameters that are in no group. `None` before the first step, and once the
+    /// scheduler was dropped.
     pub fn base(&self) -> Option<LearningRate> {
         self.published().map(|published| published.base)
     }
@@ -252,7 +250,7 @@ impl ModuleLearningRates {
 }
 
 impl Published {
-    /// The rate of the last group that has the parameter.
+    /// The rate of the last group that contains the parameter.
     pub(crate) fn rate_of(&self, id: ParamId, path: Option<&str>) -> LearningRate {
         let mut groups = self.groups.iter().rev();
         let group = groups.find(|(group, _)| group.matches(&id, path));
@@ -276,39 +274,5 @@ impl<B: Backend> Record<B> for ModuleLrSchedulerRecord {
 
     fn from_item<S: PrecisionSettings>(item: Self::Item<S>, _device: &B::Device) -> Self {
         item
-    }
-}
-
-/// A scheduler of any type: Burn's trait is not object safe.
-trait AnyScheduler: Send + Sync {
-    fn next(&mut self) -> LearningRate;
-    fn save(&self) -> Vec<u8>;
-    fn load(&mut self, record: Vec<u8>) -> Result<(), RecorderError>;
-    fn boxed_clone(&self) -> Box<dyn AnyScheduler>;
-}
-
-/// Named fields, and an error where they do not fit.
-type Bytes = NamedMpkBytesRecorder<FullPrecisionSettings>;
-
-impl<S: LrScheduler + 'static> AnyScheduler for S {
-    fn next(&mut self) -> LearningRate {
-        self.step()
-    }
-
-    fn save(&self) -> Vec<u8> {
-        let record = self.to_record::<Tensorless>();
-        Recorder::<Tensorless>::record(&Bytes::default(), record, ())
-            .expect("numbers can be written to memory")
-    }
-
-    fn load(&mut self, record: Vec<u8>) -> Result<(), RecorderError> {
-        let device = Default::default();
-        let record = Recorder::<Tensorless>::load(&Bytes::default(), record, &device)?;
-        *self = self.clone().load_record::<Tensorless>(record);
-        Ok(())
-    }
-
-    fn boxed_clone(&self) -> Box<dyn AnyScheduler> {
-        Box::new(self.clone())
     }
 }

@@ -1,4 +1,4 @@
-//! Which parameters of a model belong together.
+//! Groups of parameters, by ids or by paths.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -15,11 +15,11 @@ use regex::Regex;
 
 use super::paths::visit_paths;
 
-/// A [`ParamGroup`] that cannot be made.
+/// Why a [`ParamGroup`] cannot be made.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParamGroupError {
-    /// The pattern is not a regular expression. Holds the pattern and what is wrong with it.
+    /// The pattern is not a regular expression. Holds the pattern and the error in it.
     #[error("invalid pattern for the paths of parameters: {0}")]
     InvalidPatternError(String),
 }
@@ -27,8 +27,8 @@ pub enum ParamGroupError {
 /// A set of parameters, by their ids or by their paths in the model.
 ///
 /// The names are those of Burn 0.22, and so are the paths: the names of the fields from the model
-/// to the parameter, joined by dots, such as `encoder.layers.0.norm_1.gamma`. An element of a list
-/// has its index for a name, an enum the name of its variant; an `Option` adds nothing.
+/// to the parameter, joined by dots, such as `encoder.layers.0.norm_1.gamma`. The name of a list
+/// element is its index, that of an enum its variant; an `Option` adds none.
 ///
 /// A group names parameters and holds none of them. Loading a record gives the parameters of a
 /// model new ids, but never new paths.
@@ -56,11 +56,11 @@ pub struct ParamGroup(Arc<Matcher>);
 enum Matcher {
     All,
     Ids(HashSet<ParamId>),
-    /// One of these, exactly.
+    /// Exactly one of these.
     Paths(BTreeSet<String>),
-    /// Each of these somewhere in the path.
+    /// All of these occur in the path.
     Containing(Vec<String>),
-    /// Each of these.
+    /// All of these match.
     Regexes(Vec<Regex>),
     Any(Vec<ParamGroup>),
     Except(ParamGroup, ParamGroup),
@@ -114,12 +114,12 @@ impl ParamGroup {
     }
 
     /// The parameters with at least one of these texts in their path. Without a text, none; in Burn
-    /// 0.22 every one that has a path.
+    /// 0.22, every parameter that has a path.
     pub fn from_any_predicates(texts: impl IntoIterator<Item = impl Into<String>>) -> Self {
         any(texts.into_iter().map(Self::from_predicate).collect())
     }
 
-    /// The parameters whose path has a match of this pattern. `^` and `$` bind it to the whole
+    /// The parameters whose path has a match of this pattern. `^` and `$` match the ends of the
     /// path.
     ///
     /// # Errors
@@ -146,7 +146,7 @@ impl ParamGroup {
     }
 
     /// The parameters whose path has a match of at least one of these patterns. Without a pattern,
-    /// none; in Burn 0.22 every one that has a path.
+    /// none; in Burn 0.22, every parameter that has a path.
     ///
     /// # Errors
     ///
@@ -167,10 +167,10 @@ impl ParamGroup {
     /// - or are in a `LayerNorm`, `RmsNorm`, `BatchNorm`, `GroupNorm`, `InstanceNorm` or
     ///   `Embedding`, Burn's or any other struct of that name.
     ///
-    /// A table of positions or a class token that is a parameter of the model itself looks like any
-    /// matrix: [`fuse`](Self::fuse) its path.
+    /// A table of positions or a class token that is a parameter of the model itself cannot be told
+    /// from other matrices: [`fuse`](Self::fuse) its path.
     ///
-    /// They are named by their paths: the group goes on matching after a record was loaded. A model
+    /// They are named by their paths, so the group still matches after a record was loaded. A model
     /// of an inner backend (`model.valid()`) has no trained parameters.
     ///
     /// ```
@@ -199,14 +199,14 @@ impl ParamGroup {
         Self::from_paths(paths)
     }
 
-    /// The parameters of either group. What one group excludes is in the result if the other has
-    /// it; Burn 0.22 drops the exclusions of both.
+    /// The parameters of either group. A parameter that one group excludes is in the result if the
+    /// other contains it; Burn 0.22 drops the exclusions of both.
     pub fn fuse(self, other: &Self) -> Self {
         any(vec![self, other.clone()])
     }
 
-    /// The parameters of this group that are not in the other. What the other excludes is not in
-    /// it, so it stays; Burn 0.22 drops the other's exclusion.
+    /// The parameters of this group that are not in the other. A parameter that the other excludes
+    /// is not in it, and stays; Burn 0.22 drops the other's exclusion.
     pub fn exclude(self, group: Self) -> Self {
         Matcher::Except(self, group).into()
     }
@@ -243,7 +243,7 @@ impl ParamGroup {
         }
     }
 
-    /// As an operand, in parentheses where it has operands itself.
+    /// Prints the group as an operand: in parentheses if it has operands itself.
     fn operand(&self) -> String {
         match self.0.as_ref() {
             Matcher::Any(groups) if groups.len() > 1 => format!("({self})"),
@@ -257,7 +257,7 @@ fn owned<C: FromIterator<String>>(texts: impl IntoIterator<Item = impl Into<Stri
     texts.into_iter().map(Into::into).collect()
 }
 
-/// The union, flat if it is one of unions.
+/// The union of groups, flattened if these are unions themselves.
 fn any(groups: Vec<ParamGroup>) -> ParamGroup {
     let flat = groups
         .into_iter()

@@ -7,13 +7,13 @@ use burn::{
     tensor::{Bool, Int, Shape, Tensor, backend::Backend},
 };
 
-/// Calls `f` with the path, the id and the shape of each parameter, with what it is a field of, and
-/// with whether it is trained.
+/// Calls `f` with the path, the id and the shape of each parameter, with its container, and with
+/// whether it is trained.
 ///
 /// A path is the names of the fields that lead to the parameter, joined by dots: `layers.0.weight`.
-/// An `Option` adds no name. What a parameter is a field of is Burn's `container_type` of the
-/// innermost struct or enum around it, such as `Struct:Linear`: without its generics, and without
-/// any list in between; empty if there is none.
+/// An `Option` adds no name. The container is Burn's `container_type` of the innermost struct or
+/// enum around the parameter, such as `Struct:Linear`: without its generics; lists in between do
+/// not count. It is empty if there is none.
 pub(crate) fn visit_paths<B, M>(model: &M, f: impl FnMut(&str, ParamId, Shape, &str, bool))
 where
     B: Backend,
@@ -27,7 +27,7 @@ where
     });
 }
 
-/// The path of a parameter in a model; its id, if it is not there.
+/// The path of a parameter in a model; its id if the model does not have it.
 pub(crate) fn path_of<B: Backend, M: Module<B>>(model: &M, param: ParamId) -> String {
     let mut found = param.to_string();
     visit_paths::<B, M>(model, |path, id, _, _, _| {

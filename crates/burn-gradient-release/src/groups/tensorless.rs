@@ -1,9 +1,10 @@
 //! A backend without tensors, for records that have none.
 //!
 //! Burn's `LrScheduler::to_record` is generic over the backend, so a boxed scheduler, whose type is
-//! unknown, needs one backend to write its record for, and the crate depends on none: the type of a
-//! [`ModuleLrScheduler`](super::ModuleLrScheduler) would else have to name the scheduler of every
-//! group. A scheduler keeps numbers, and its record is the same for every backend.
+//! unknown, needs a fixed backend to write its record for, and the crate depends on none. Without
+//! boxes the type of a [`ModuleLrScheduler`](super::ModuleLrScheduler) would have to name the
+//! scheduler of every group. A scheduler keeps numbers, so its record is the same for every
+//! backend.
 
 use std::ops::Range;
 
@@ -21,7 +22,7 @@ use burn::tensor::{
     quantization::{QTensorPrimitive, QuantScheme, QuantizationParametersPrimitive},
 };
 
-/// A backend that makes no tensors: whoever asks for one gets a panic.
+/// A backend that makes no tensors: each of its operations panics.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tensorless;
 
@@ -90,7 +91,7 @@ impl Backend for Tensorless {
     fn seed(_: &NoDevice, _: u64) {}
 
     fn dtype_usage(_: &NoDevice, _: DType) -> DTypeUsageSet {
-        // All, so that it is the operation that refuses.
+        // All, so that the operation itself panics.
         DTypeUsageSet::all()
     }
 

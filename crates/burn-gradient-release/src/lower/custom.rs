@@ -1,4 +1,4 @@
-//! Operations that a user brings along.
+//! Custom operations of user code.
 
 use std::array;
 
@@ -11,12 +11,12 @@ use burn_autodiff::Autodiff;
 use crate::{lower::operands::Arguments, lower::raise::Nodes, tensor::ReleaseTensor};
 
 impl<B: Backend> ReleaseTensor<B> {
-    /// Applies an operation of the autodiff backend: the way to bring an operation of your own,
-    /// with its own backward, to [`GradientRelease`](crate::GradientRelease).
+    /// Applies an operation of the autodiff backend. This brings an operation of your own, with its
+    /// own backward, to [`GradientRelease`](crate::GradientRelease).
     ///
     /// `operation` is given the operands as tensors of [`Autodiff`], whatever its checkpointing
-    /// strategy, with its parameters among them where the tape wants them; its result is a tensor
-    /// of `GradientRelease`. Every tracked tensor that it uses has to be among the operands.
+    /// strategy, parameters among them; its result is a tensor of `GradientRelease`. Every tracked
+    /// tensor that it uses has to be among the operands.
     ///
     /// Inside [`checkpoint`](crate::checkpoint) it runs a second time in the backward pass.
     ///
@@ -24,8 +24,8 @@ impl<B: Backend> ReleaseTensor<B> {
     /// operation of several nodes they may be used anywhere, so they are stepped at the end of
     /// backward.
     ///
-    /// A trait of your own, implemented for `Autodiff<B, C>` as in Burn's book, becomes one of
-    /// `GradientRelease<Autodiff<B, C>>` by one such call for each method:
+    /// To implement a trait of your own, which `Autodiff<B, C>` implements as in Burn's book, for
+    /// `GradientRelease<Autodiff<B, C>>`, make one such call in each method:
     ///
     /// ```
     /// use burn::{
@@ -56,7 +56,8 @@ impl<B: Backend> ReleaseTensor<B> {
     /// # use burn::tensor::ops::FloatTensorOps;
     /// # type R = GradientRelease<Autodiff<Flex>>;
     /// # let one = || Tensor::<R, 1>::ones([2], &Default::default()).into_primitive().tensor();
-    /// # let sum = Tensor::<R, 1>::from_primitive(TensorPrimitive::Float(R::scaled_add(one(), one())));
+    /// # let sum = TensorPrimitive::Float(R::scaled_add(one(), one()));
+    /// # let sum = Tensor::<R, 1>::from_primitive(sum);
     /// # assert_eq!(sum.into_data().to_vec::<f32>().unwrap(), [1.5, 1.5]);
     /// ```
     pub fn apply<const N: usize>(

@@ -1,4 +1,4 @@
-//! The operands of an operation, as burn-autodiff wants them.
+//! The operands of an operation, as burn-autodiff needs them.
 
 use std::{mem, sync::Arc};
 
@@ -71,7 +71,7 @@ impl<B: Backend> Arguments<B> {
         (operands.into_iter(), raise)
     }
 
-    /// The tensors that the operands are on the tape, if they are in a subgraph.
+    /// The operands as tensors of the tape, if they are in a subgraph.
     fn targets(&self) -> Vec<(usize, Target)> {
         let is_in_subgraph = |tensor: &ReleaseTensor<B>| match &tensor.0 {
             Repr::Plain(_, origins) => origins.subgraph().is_some(),
@@ -92,7 +92,7 @@ impl<B: Backend> Arguments<B> {
             .collect()
     }
 
-    /// Brings all operands into one subgraph of the tape: the last that one of them is in.
+    /// Brings all operands into one subgraph of the tape: the latest that any of them is in.
     fn meet(&mut self) {
         let is_at_home = |tensor: &ReleaseTensor<B>| match &tensor.0 {
             Repr::Plain(_, origins) => origins.subgraph().is_none(),
@@ -143,7 +143,7 @@ impl<B: Backend> Arguments<B> {
         self.0 = tensors.map(|tensor| tensor.enter(subgraph, None)).collect();
     }
 
-    /// Applies a function whose result, given parameters alone, is a tensor derived from them.
+    /// Applies a function whose result is a derived tensor if the operands are parameters alone.
     pub(crate) fn derive(
         self,
         name: &'static str,
@@ -190,8 +190,8 @@ impl<B: Backend> Arguments<B> {
         }
     }
 
-    /// Applies an operation of one node, or several, on the tape, to whose float results `raise` is
-    /// applied by `results`.
+    /// Applies an operation of one or several nodes on the tape. `results` applies `raise` to its
+    /// float results.
     pub(crate) fn apply<Results: 'static, Raised>(
         self,
         name: &'static str,
@@ -236,7 +236,7 @@ impl<B: Backend> Arguments<B> {
         })
     }
 
-    /// Applies a function that cuts the gradient off. What it makes of a leaf is another leaf.
+    /// Applies a function that cuts the gradient off. Of a leaf it makes another leaf.
     pub(crate) fn detach(
         self,
         function: impl Fn(Operands<B>) -> AdTensor<B> + Send + Sync + 'static,
@@ -294,9 +294,9 @@ impl<B: Backend> Arguments<B> {
         Some(Destination::Replayable(Recorder { segment, position }))
     }
 
-    /// The tracer that the operation is part of. The operands may have those of several optimizers.
+    /// The tracer of the operation. Operands may have the tracers of several optimizers.
     ///
-    /// A detached operand comes last: its segment is replayed for another loss.
+    /// That of a detached operand is the last choice: its segment is replayed for another loss.
     fn tracer(&self) -> Option<&Arc<Tracer>> {
         let recorded = |is_tracked: bool| {
             self.0.iter().find_map(move |tensor| match &tensor.0 {
@@ -317,7 +317,7 @@ impl<B: Backend> Arguments<B> {
             .or_else(|| recorded(false))
     }
 
-    /// The highest numbers of what the operands are in.
+    /// The highest numbers of the segments and subgraphs that the operands are in.
     fn highest(&self) -> Highest {
         let mut highest = Highest::default();
         for tensor in &self.0 {
@@ -370,7 +370,7 @@ impl<B: Backend> Arguments<B> {
 
     /// Applies a recorded operation again.
     ///
-    /// `is_apart` says that contributions to the gradient of its result are added up elsewhere.
+    /// With `is_apart`, contributions to the gradient of its result are added up elsewhere.
     pub(crate) fn replay(self, operation: &Operation<B>, is_apart: bool) -> Vec<ReleaseTensor<B>> {
         let (nodes, functions) = match operation {
             Operation::Derivable(function) if !is_apart && self.is_derived() => {
@@ -404,8 +404,8 @@ impl<B: Backend> Arguments<B> {
             })
     }
 
-    /// Which operands are the same parameter, or derived tensor, as another; nothing if none can
-    /// be.
+    /// For each operand, whether it is the same parameter, or derived tensor, as an earlier one;
+    /// empty if none is.
     fn repeated(&self) -> Vec<bool> {
         let is_counted =
             |tensor: &ReleaseTensor<B>| matches!(&tensor.0, Repr::Snapshot(_) | Repr::Derived(_));
@@ -450,8 +450,8 @@ impl<B: Backend> ReleaseTensor<B> {
     }
 }
 
-/// A derived tensor that leaves its subgraph: its gradient is gathered elsewhere, and comes to a
-/// node where it was derived. All that leaves shares the node.
+/// A derived tensor that leaves its subgraph: its gradient is gathered elsewhere, and goes to a
+/// node where it was derived. All its uses elsewhere share the node.
 fn pass_on<B: Backend>(derived: Derived<B>) -> (AdTensor<B>, Origins<B>) {
     let (value, order) = (derived.value(), derived.order());
     let exit = derived.exit();

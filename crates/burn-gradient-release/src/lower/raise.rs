@@ -17,11 +17,11 @@ use crate::{
 /// Number of nodes that an operation has on the tape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nodes {
-    /// None: what a backward pass begins with.
+    /// No node: the root of a backward pass.
     None,
     /// One node, right above the operands.
     One,
-    /// Not known before the result is there.
+    /// Not known before the result.
     Unknown,
     /// Several nodes.
     Several,
@@ -33,12 +33,12 @@ pub(crate) struct Raise<B: Backend> {
     pub(crate) nodes: Nodes,
     /// The order of an operation that is one node.
     pub(crate) order: usize,
-    /// Held until the operation is on the tape: Burn's `cat` lets go of them before, and a pass that
-    /// ends on another thread frees a graph that nobody holds.
+    /// Held until the operation is on the tape: Burn's `cat` drops them before, and a pass that
+    /// ends on another thread frees graphs that nothing holds.
     pub(crate) operands: Vec<Arc<NodeId>>,
     /// Targets of the operands' gradients, if the operation is in a subgraph.
     pub(crate) tensors: Vec<(usize, Target)>,
-    /// What it uses of the subgraph that it is in.
+    /// The tensors of its subgraph that it uses.
     pub(crate) known: KnownOperands<B>,
     /// Consumers to note once the result is known, and the lowest order they can have.
     pub(crate) unknown: Vec<(Arc<Consumers<B>>, usize)>,
@@ -67,7 +67,7 @@ impl<B: Backend> Raise<B> {
                 let is_lowest = self.note(&consumers, leaf.node.order, is_repeated);
                 let operand = if is_lowest && consumers.is_awaited() {
                     let hook = consumers::leaf_hook(&consumers, self.order);
-                    // In the place of the leaf, with its order.
+                    // Replaces the leaf, with its order.
                     handle::<B>(&hook, leaf.primitive, leaf.node.order)
                 } else {
                     leaf
@@ -86,9 +86,10 @@ impl<B: Backend> Raise<B> {
         }
     }
 
-    /// The operand under a node for this use, if it needs one.
+    /// The operand under a use node, if it needs one.
     fn use_in(&mut self, subgraph: &Subgraph<B>, place: usize, tensor: AdTensor<B>) -> AdTensor<B> {
-        // One that runs before another node of the operation would lose what that contributes.
+        // A use node that runs before another node of the operation would lose that node's
+        // contribution.
         if self.nodes != Nodes::One {
             return tensor;
         }
@@ -99,8 +100,8 @@ impl<B: Backend> Raise<B> {
         operand
     }
 
-    /// Notes the use of an operand of the given order. Returns whether it is the lowest, and
-    /// single.
+    /// Notes the use of an operand of the given order. Returns whether it is the only use of the
+    /// lowest order.
     fn note(&mut self, consumers: &Arc<Consumers<B>>, order: usize, is_repeated: bool) -> bool {
         match self.nodes {
             Nodes::None | Nodes::One => {
@@ -122,10 +123,10 @@ impl<B: Backend> Raise<B> {
     ///
     /// # Panics
     ///
-    /// If an operation of Burn is not the one node that it is taken to be.
+    /// If an operation of Burn is not one node, as expected.
     pub(crate) fn float(&self, result: AdTensor<B>) -> ReleaseTensor<B> {
         if !self.origins.is_none() {
-            // What has no other parents than the operands is one node, unless it is an operand.
+            // A result whose parents are all operands is one node, unless it is an operand itself.
             let node = &result.node;
             let mut parents = node.parents.iter();
             let is_one =
@@ -135,7 +136,7 @@ impl<B: Backend> Raise<B> {
             }
             let is_one = is_one && !node.parents.is_empty();
             for (consumers, lowest) in &self.unknown {
-                // The order is the node's own: not every operand has to be a parent.
+                // The node's own order: not every operand need be a parent.
                 consumers.consume(if is_one { node.order } else { *lowest }, 2);
             }
         }

@@ -1,8 +1,8 @@
 //! Random tensors that are drawn once and used twice.
 //!
-//! Two backward passes need two forward passes with the same random numbers: the same masks of
-//! dropout. What the first draws is kept and handed to the second, so that the generator of the
-//! backend goes on as after one forward pass. So are the losses, to see that they are the same.
+//! Two backward passes need two forward passes with the same random numbers, such as the masks of
+//! dropout. The random tensors of the first are kept for the second, so that the generator of the
+//! backend goes on as after one forward pass. The losses are kept to compare them.
 
 use std::{any::Any, cell::RefCell, collections::VecDeque};
 
@@ -22,7 +22,7 @@ thread_local! {
 #[derive(Default)]
 pub(crate) struct RandomLog {
     drawn: VecDeque<Drawn>,
-    /// Losses that backward was called on.
+    /// The losses that backward was called on.
     losses: VecDeque<TensorData>,
 }
 
@@ -40,7 +40,7 @@ struct Drawn {
 }
 
 impl RandomLog {
-    /// Runs `work`, keeping what it draws.
+    /// Runs `work`, and keeps the random tensors that it draws.
     pub(crate) fn record<R>(work: impl FnOnce() -> R) -> (R, Self) {
         let mut result = None;
         let log = lend(&LOG, Log::Recording(Self::default()), || {
@@ -52,7 +52,7 @@ impl RandomLog {
         }
     }
 
-    /// Runs `work`, in which what was kept is drawn again. Returns whether it was all of it.
+    /// Runs `work`, which draws the kept tensors again. Returns whether it has drawn all of them.
     ///
     /// # Panics
     ///
@@ -66,13 +66,12 @@ impl RandomLog {
         }
     }
 
-    /// Compares a loss that backward is called on with that of the first pass, while nothing has
-    /// been stepped with its gradients.
+    /// Compares a loss that backward is called on with that of the first pass, before anything is
+    /// stepped with its gradients.
     ///
     /// # Panics
     ///
-    /// If it is another one. The caller of backward may be a `TrainStep`, which cannot hand an
-    /// error on.
+    /// If they differ. The caller of backward may be a `TrainStep`, which cannot return an error.
     pub(crate) fn check_loss(loss: impl FnOnce() -> TensorData) {
         let is_wanted = LOG.with_borrow(Option::is_some);
         if !is_wanted {

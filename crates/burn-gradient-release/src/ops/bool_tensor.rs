@@ -8,7 +8,7 @@ use burn::tensor::{
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
 use super::forward;
-use crate::GradientRelease;
+use crate::backend::GradientRelease;
 
 #[deny(clippy::missing_trait_methods)]
 impl<B: Backend, C: CheckpointStrategy> BoolTensorOps<Self> for GradientRelease<Autodiff<B, C>> {

@@ -10,7 +10,8 @@ use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
 use super::{exceptions, methods};
 use crate::{
-    GradientRelease, fork,
+    backend::GradientRelease,
+    fork,
     lower::operands::Arguments,
     lower::random,
     subgraph::Origins,
@@ -88,11 +89,11 @@ impl<B: Backend, C: CheckpointStrategy> FloatTensorOps<Self> for GradientRelease
             return ReleaseTensor(Repr::Live(live));
         }
         let tensor = match tensor.read().0 {
-            // What is required already needs no new leaf.
+            // A parameter that requires gradients already needs no new leaf.
             Repr::Snapshot(snapshot) if require_grad => {
                 return ReleaseTensor(Repr::Snapshot(snapshot));
             }
-            // Burn refuses what is no leaf.
+            // Burn refuses tensors that are not leaves.
             Repr::Derived(derived) if require_grad => derived.on_tape().0,
             Repr::Replayable(recorded) if require_grad && recorded.is_tracked() => {
                 panic!("Can't convert a non leaf tensor into a tracked tensor")

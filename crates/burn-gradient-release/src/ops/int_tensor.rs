@@ -1,4 +1,4 @@
-//! Operations on int tensors, forwarded; random ones are noted where a forward pass runs twice.
+//! Operations on int tensors, forwarded. Random tensors are logged if a forward pass runs twice.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use burn::tensor::{
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
 use super::{exceptions, methods};
-use crate::{GradientRelease, lower::random};
+use crate::{backend::GradientRelease, lower::random};
 
 exceptions! {
     ($)

@@ -1,17 +1,16 @@
 //! The operations of the backend: one file per trait of Burn, made from `burn_decorator`'s tables.
 //!
-//! What an operation is to gradient release follows from its result, unless a trait's file names an
-//! exception:
+//! The kind of an operation follows from its result, unless a trait's file names an exception:
 //!
 //! | kind | operations | what is done |
 //! |---|---|---|
-//! | `derived` | those with one float result | of parameters alone, put on the tape when it is used; else a node |
+//! | `derived` | those with one float result | of parameters alone, derived; else one node |
 //! | `node` | the same, with int or bool tensors, or of matrices | one node on the tape |
 //! | `nodes` | those with several results | nodes on the tape |
 //! | `value` | those without a float result | computed from values; nothing on the tape |
-//! | `composed` | those for which burn-autodiff has Burn's default | Burn's default over our operations, each of which is seen |
+//! | `composed` | those that Burn's default composes of others | the default, over our operations |
 //!
-//! That the tables are whole is seen by a lint where all of a table is forwarded, as by the
+//! A lint checks that the tables are complete wherever a whole table is forwarded, as in the
 //! recorder of `burn-memory-timeline`.
 
 mod activation;
@@ -84,7 +83,7 @@ macro_rules! method {
 /// Runs an operation on the operands.
 macro_rules! run {
     (derived, $name:ident, FloatTensor, $arguments:ident, |$operands:ident| $operation:block) => {
-        // Not every operation takes from the operands.
+        // Not every operation uses the operands.
         $arguments.derive(
             stringify!($name),
             move |#[allow(unused_mut, unused_variables)] mut $operands| $operation,
@@ -154,7 +153,7 @@ macro_rules! keep {
     };
 }
 
-/// An argument for `Autodiff`. The operation may run again: it keeps its arguments.
+/// An argument for `Autodiff`. The operation may run again, so its arguments are kept.
 macro_rules! give {
     ($operands:ident, FloatTensor, $kept:ident) => {{
         let () = $kept;

@@ -12,7 +12,7 @@ use burn::tensor::{
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
 use super::{exceptions, methods};
-use crate::GradientRelease;
+use crate::backend::GradientRelease;
 
 exceptions! {
     ($)

@@ -9,7 +9,7 @@ use burn::tensor::{
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
 use super::forward;
-use crate::GradientRelease;
+use crate::backend::GradientRelease;
 
 #[deny(clippy::missing_trait_methods)]
 impl<B: Backend, C: CheckpointStrategy> QTensorOps<Self> for GradientRelease<Autodiff<B, C>> {

@@ -6,7 +6,7 @@ use burn::tensor::{
 };
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
-use crate::{GradientRelease, ReleaseTensor};
+use crate::{backend::GradientRelease, tensor::ReleaseTensor};
 
 #[deny(clippy::missing_trait_methods)]
 impl<B: Backend, C: CheckpointStrategy> TransactionOps<Self> for GradientRelease<Autodiff<B, C>> {

@@ -72,7 +72,7 @@ pub struct ReleaseAccumulator<M, B: ReleaseBackend> {
 }
 
 impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
-    /// Holds nothing yet.
+    /// An accumulator without sums.
     pub fn new() -> Self {
         Self {
             grads: GradientsParams::new(),
@@ -82,11 +82,11 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
         }
     }
 
-    /// Recomputes activations in the micro-batches that this arms: see [`Recompute`].
+    /// Recomputes activations in the micro-batches that this accumulator arms: see [`Recompute`].
     ///
     /// # Panics
     ///
-    /// If it is a [budget](Recompute::Budget) of no bytes.
+    /// If it is a [budget](Recompute::Budget) of 0 bytes.
     pub fn with_recompute(mut self, recompute: Recompute) -> Self {
         self.tracer = Tracer::new(recompute.checked());
         self
@@ -108,7 +108,7 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
     ///
     /// - [`NotAccumulated`](ReleaseError::NotAccumulated): a backward has run and its
     ///   [`accumulate`](Self::accumulate) has not;
-    /// - [`HalfAccumulated`](ReleaseError::HalfAccumulated): a backward panicked half way;
+    /// - [`HalfAccumulated`](ReleaseError::HalfAccumulated): a backward panicked midway;
     /// - [`DuplicateParam`](ReleaseError::DuplicateParam): two parameters share an id;
     /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): an optimizer armed a parameter.
     pub fn try_arm(&mut self, model: M) -> Result<M, Refused<M>> {
@@ -123,7 +123,7 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
         Ok(model)
     }
 
-    /// Arms a model in the hands of an owner: see
+    /// Arms a model that an owner holds: see
     /// [`ReleaseOptimizer::try_arm_by_fork`](crate::ReleaseOptimizer::try_arm_by_fork).
     ///
     /// # Errors
@@ -137,7 +137,7 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
         Ok(())
     }
 
-    /// Begins a micro-batch: the sums go along with the model.
+    /// Begins a micro-batch: the sums move into the armed model.
     fn begin(&mut self, armed: ArmedModel<B::InnerBackend>) {
         let sums = mem::take(&mut self.grads);
         self.session = Some(armed.replace(self.session.take(), sums, None));
@@ -156,7 +156,7 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
     ///
     /// # Errors
     ///
-    /// - [`HalfAccumulated`](ReleaseError::HalfAccumulated): the backward panicked half way;
+    /// - [`HalfAccumulated`](ReleaseError::HalfAccumulated): the backward panicked midway;
     /// - [`Unclaimed`](ReleaseError::Unclaimed): a gradient was added to its sum, but the caller of
     ///   backward never asked for it;
     /// - [`WrongModel`](ReleaseError::WrongModel): a parameter that was armed is not in this model.
@@ -173,7 +173,7 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
         Ok(())
     }
 
-    /// Returns the sums and begins anew.
+    /// Returns the sums, and starts over.
     ///
     /// # Panics
     ///
@@ -246,7 +246,7 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
     }
 }
 
-/// Why a micro-batch cannot be ended with this model.
+/// The error if a micro-batch cannot be ended with this model.
 fn check_accumulate<B: ReleaseBackend, M: AutodiffModule<B>>(
     session: &Session<B::InnerBackend>,
     model: &M,

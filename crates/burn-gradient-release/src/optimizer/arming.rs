@@ -33,7 +33,7 @@ pub(super) trait Actions<B: ReleaseBackend> {
     /// The tracer that splits forward passes into segments, if any.
     fn tracer(&self) -> Option<&Arc<Tracer>>;
 
-    /// The queue that takes gradients to the other replicas, if there are any.
+    /// The queue that reduces gradients over the replicas, if there are any.
     fn in_flight(&self) -> Option<Arc<InFlight<B::InnerBackend>>>;
 
     fn action<const D: usize>(&self, param: ParamId) -> Action<B::InnerBackend>;
@@ -78,7 +78,7 @@ impl<B: ReleaseBackend> Actions<B> for Hold<'_> {
     }
 }
 
-/// Why the parameters of a model cannot be armed.
+/// Checks that the parameters of a model can be armed.
 ///
 /// `own` is the session that arming would replace.
 pub(super) fn check_arm<B: ReleaseBackend, M: AutodiffModule<B>>(
@@ -112,7 +112,7 @@ pub(super) fn check_arm<B: ReleaseBackend, M: AutodiffModule<B>>(
     }
 }
 
-/// Whether another session than `own` has armed a parameter.
+/// Checks that no session but `own` has armed a parameter.
 pub(super) fn check_own<B: ReleaseBackend, M: AutodiffModule<B>>(
     own: Option<&Session<B::InnerBackend>>,
     model: &M,
@@ -139,7 +139,7 @@ pub(super) fn check_own<B: ReleaseBackend, M: AutodiffModule<B>>(
     check.error.map_or(Ok(()), Err)
 }
 
-/// Why a parameter that somebody else has armed cannot be used.
+/// The error for a parameter that another session has armed.
 pub(super) fn check_foreign<B: Backend>(slot: &Slot<B>) -> Option<ReleaseError> {
     let param = slot.param();
     match slot.claim() {
@@ -163,7 +163,7 @@ struct Preparation<'a, B: ReleaseBackend, A> {
     in_flight: Option<Arc<InFlight<B::InnerBackend>>>,
     armed_set: Arc<ArmedSet<B::InnerBackend>>,
     origins: Origins<B::InnerBackend>,
-    /// One for all parameters of a device: on a GPU a tensor each would be work each.
+    /// Shared by all parameters of a device: on a GPU each tensor costs work.
     placeholder: Option<(Device<B>, FloatTensor<B::InnerBackend>)>,
 }
 
@@ -195,7 +195,7 @@ impl<'a, B: ReleaseBackend, A: Actions<B>> Preparation<'a, B, A> {
         }
     }
 
-    /// Makes the arming of a parameter. Returns its leaf, too.
+    /// Makes the arming of a parameter. Also returns its leaf.
     fn arming<const D: usize>(
         &mut self,
         param: ParamId,
@@ -207,7 +207,7 @@ impl<'a, B: ReleaseBackend, A: Actions<B>> Preparation<'a, B, A> {
         let pending = tensor
             .snapshot()
             .and_then(|snapshot| snapshot.pending_site());
-        // The leaf stays: a copy of the model taken before goes on sharing it.
+        // The leaf stays: earlier copies of the model still share it.
         let leaf = tensor.into_autodiff();
         let site = pending.unwrap_or_else(|| {
             let placeholder = self.placeholder(&device);
@@ -272,7 +272,7 @@ pub(super) fn arm<B: ReleaseBackend, M: AutodiffModule<B>>(
     (armed, model)
 }
 
-/// Arms a model in the hands of an owner that gives a copy of it and can fork it.
+/// Arms a model whose owner hands out a copy of it and can fork it.
 pub(super) fn arm_by_fork<B: ReleaseBackend, M: AutodiffModule<B>>(
     actions: &impl Actions<B>,
     copy: M,
@@ -301,7 +301,7 @@ pub(super) fn arm_by_fork<B: ReleaseBackend, M: AutodiffModule<B>>(
         params: Vec::new(),
     };
     copy.visit(&mut name);
-    // A copy that lives on would keep the old weights alive during backward.
+    // A copy would keep the old weights alive during backward.
     drop(copy);
     let armed = name.scope.run(fork);
     let found: HashSet<_> = armed.iter().map(Armed::param).collect();
@@ -315,7 +315,7 @@ pub(super) fn arm_by_fork<B: ReleaseBackend, M: AutodiffModule<B>>(
 }
 
 impl<B: Backend> ArmedModel<B> {
-    /// The session of what was armed, in the place of the one before.
+    /// The session of the armed model, which replaces the previous one.
     pub(super) fn replace(
         self,
         before: Option<Session<B>>,

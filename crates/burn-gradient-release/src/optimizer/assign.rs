@@ -1,4 +1,4 @@
-//! Which parameters of a model are in which group, and with what rate they are stepped.
+//! The group and the rate of each parameter of a model.
 
 use std::collections::HashMap;
 
@@ -16,8 +16,8 @@ use crate::{
     groups::{ParamGroup, Published, visit_paths},
 };
 
-/// Settings of the parameters that are in a group or have a rate of their own. `learning_rate`
-/// is the rate of the step; without one, rates are not asked for.
+/// Settings of the parameters that are in a group or have a rate of their own. `learning_rate` is
+/// the rate of the step; without one, rates are not checked.
 pub(super) fn assign<O, B, M>(
     stepper: &Stepper<O, B>,
     learning_rate: Option<LearningRate>,
@@ -84,7 +84,7 @@ where
 }
 
 fn check_rate(rate: LearningRate) -> Result<(), ReleaseError> {
-    // A rate of infinity makes NaN of a weight whose gradient is zero.
+    // An infinite rate turns a weight with a gradient of zero into NaN.
     match rate.is_finite() && rate >= 0.0 {
         true => Ok(()),
         false => Err(ReleaseError::OutOfRange {
@@ -120,7 +120,7 @@ where
     }
 }
 
-/// The last group that the parameter is in. Notes all of them.
+/// The last group that the parameter is in. Notes all its groups.
 fn last_match<T>(
     groups: &[(ParamGroup, T)],
     is_found: &mut [bool],

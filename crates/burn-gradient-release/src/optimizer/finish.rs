@@ -1,4 +1,4 @@
-//! Finishing the step that backward has begun.
+//! Finishes the step that backward has begun.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -26,7 +26,7 @@ use crate::{
 
 /// The gradients given to `step`.
 pub(super) trait Grads {
-    /// Whether they are those of several devices.
+    /// Whether they come from several devices.
     fn is_multi(&self) -> bool;
 
     fn is_empty(&self) -> bool;
@@ -35,7 +35,7 @@ pub(super) trait Grads {
         self.get::<B, D>(param).is_some()
     }
 
-    /// A gradient, if it is that of one device.
+    /// A gradient; `None` if they come from several devices.
     fn get<B: Backend, const D: usize>(&self, param: ParamId) -> Option<Tensor<B, D>>;
 }
 
@@ -184,14 +184,15 @@ pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
     }
 }
 
-/// Why a parameter of another session stands in the way: its gradient is gone.
+/// The error if another session has stepped the parameter: its gradient is gone.
 fn check_stepped_elsewhere<B: Backend>(slot: &Slot<B>) -> Option<ReleaseError> {
     let is_gone = slot.stepped().is_some() || slot.claim() == Claim::Abandoned;
     is_gone.then(|| check_foreign(slot)).flatten()
 }
 
-/// Finishes a step: promotes what was stepped inside backward, applies the ordinary step to what
-/// has a gradient, unless the whole step `is_skipped`. Without a session that is Burn's own step.
+/// Finishes a step: promotes the parameters stepped inside backward, and applies the ordinary step
+/// to those with a gradient, unless the whole step `is_skipped`. Without a session this is Burn's
+/// own step.
 pub(super) fn finish<O, M, B>(
     stepping: &Stepping<O, B>,
     is_skipped: bool,

@@ -9,8 +9,8 @@ use burn::{
     tensor::backend::AutodiffBackend,
 };
 
-/// How the parameters of a [`ParamGroup`](crate::ParamGroup) differ from the rest. What is not set
-/// is as for the rest.
+/// How the parameters of a [`ParamGroup`](crate::ParamGroup) differ from the rest. Options that are
+/// not set are those of the rest.
 ///
 /// ```
 /// use burn::{
@@ -68,8 +68,8 @@ impl<O> GroupOptions<O> {
         }
     }
 
-    /// Another configuration of the same optimizer, with its clipping if it has one. Two kinds of
-    /// optimizer are one as [`Either`](crate::Either).
+    /// Another configuration of the same optimizer, with its clipping if it has one. For two kinds
+    /// of optimizer, see [`Either`](crate::Either).
     pub fn with_optimizer<M, B>(mut self, optim: &OptimizerAdaptor<O, M, B>) -> Self
     where
         O: SimpleOptimizer<B::InnerBackend>,
@@ -82,20 +82,20 @@ impl<O> GroupOptions<O> {
         self.with_simple_optimizer(optim.optim().clone())
     }
 
-    /// Does what [`with_optimizer`](Self::with_optimizer) does, for an optimizer without the adaptor
-    /// that Burn's configurations put around it.
+    /// As [`with_optimizer`](Self::with_optimizer), for an optimizer without the adaptor that
+    /// Burn's configurations put around it.
     pub fn with_simple_optimizer(mut self, optim: O) -> Self {
         self.optim = Some(optim);
         self
     }
 
-    /// The learning rate, as a multiple of what it would be.
+    /// Multiplies the learning rate by a factor.
     pub fn with_lr_factor(mut self, factor: f64) -> Self {
         self.lr_factor = factor;
         self
     }
 
-    /// Burn's clipping, of each gradient by itself.
+    /// Burn's clipping, which clips each gradient by itself.
     pub fn with_grad_clipping(mut self, clipping: GradientClipping) -> Self {
         self.grad_clipping = Some(Some(clipping));
         self
@@ -109,7 +109,7 @@ impl<O> GroupOptions<O> {
         self
     }
 
-    /// Freezes the group: each gradient is dropped as soon as it is complete, and counts for no
+    /// Freezes the group: each gradient is dropped as soon as it is complete, and is part of no
     /// norm. [`no_grad`](burn::module::Module::no_grad) does not even compute it, if nothing else
     /// needs it.
     pub fn frozen(mut self) -> Self {
@@ -176,6 +176,6 @@ impl<O> fmt::Debug for GroupOptions<O> {
 pub(crate) struct StepSettings<'a, O> {
     pub(crate) optim: &'a O,
     pub(crate) grad_clipping: Option<&'a GradientClipping>,
-    /// Whether the optimizer's own clipping by norms looks at this gradient alone.
+    /// Whether the optimizer's own clipping by norms may clip this gradient by itself.
     pub(crate) clips_by_norm: bool,
 }

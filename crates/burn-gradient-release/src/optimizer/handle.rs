@@ -1,6 +1,6 @@
 //! Reaching an optimizer that its owner keeps private but clones.
 //!
-//! An optimizer that is cloned on a thread that asks for one offers a handle to itself. That needs
+//! An optimizer that is cloned on a thread that asks for a handle offers one to itself. This needs
 //! nothing from the owner, and runs no code of the model.
 
 use std::{any::Any, cell::RefCell};
@@ -8,7 +8,7 @@ use std::{any::Any, cell::RefCell};
 use crate::util::lend::lend;
 
 thread_local! {
-    /// The handle asked for: its type is known to the asker alone.
+    /// The handles offered; only the caller of [`capture`] knows their type.
     static ASKED: RefCell<Option<Vec<Box<dyn Any>>>> = const { RefCell::new(None) };
 }
 
@@ -22,7 +22,7 @@ pub(super) fn capture<H: 'static>(clone: impl FnOnce()) -> Option<H> {
     handles.next().is_none().then_some(*handle)
 }
 
-/// Offers a handle to whoever asks on this thread.
+/// Offers a handle, if this thread asks for one.
 pub(super) fn offer<H: 'static>(handle: impl FnOnce() -> H) {
     let is_asked = ASKED.with_borrow(Option::is_some);
     if is_asked {

@@ -1,5 +1,5 @@
-//! What is armed bears no [mark](crate::tape::mark): it has no gradient by the end of backward,
-//! where Burn waits for those of marked parameters.
+//! Armed parameters bear no [mark](crate::tape::mark): at the end of backward, where Burn waits for
+//! the gradients of marked parameters, theirs are gone.
 
 use burn::{
     module::{AutodiffModule, ModuleVisitor, Param, ParamId},
@@ -43,7 +43,7 @@ pub(super) fn is_marked<B: ReleaseBackend, const D: usize>(_: &Tensor<B, D>) -> 
     false
 }
 
-/// The parameter with its mark, as Burn's optimizers put it on again.
+/// The parameter with its mark, which Burn's optimizers restore as well.
 #[cfg(feature = "distributed")]
 pub(super) fn mark<B: ReleaseBackend, const D: usize>(
     param: ParamId,

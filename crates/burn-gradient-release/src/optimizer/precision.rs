@@ -1,4 +1,4 @@
-//! Where the scale of a loss is taken off: in 32 bits.
+//! Gradients are divided by the scale of the loss in 32 bits.
 
 use burn::{
     module::{AutodiffModule, ModuleVisitor, Param, ParamId},
@@ -8,7 +8,8 @@ use burn::{
 use crate::{ReleaseBackend, error::ReleaseError, groups::path_of};
 
 /// Refuses a model whose trained weights are in fp16, as PyTorch's `GradScaler` does: so are their
-/// gradients, in which what the scale has kept from vanishing vanishes when it is taken off.
+/// gradients, and small values that the scale kept from vanishing would vanish when it is divided
+/// out.
 pub(super) fn check_precision<B: ReleaseBackend, M: AutodiffModule<B>>(
     model: &M,
 ) -> Result<(), ReleaseError> {

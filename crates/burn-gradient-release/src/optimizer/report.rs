@@ -1,4 +1,4 @@
-//! What a step did to each parameter.
+//! Report of a step: the outcome for each parameter.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ pub enum Outcome {
     ReleasedLate,
     /// Stepped by `step`, from an ordinary gradient.
     Ordinary,
-    /// A gradient arrived, and was not one to step with: it has overflown.
+    /// A gradient arrived, but has overflown, so the parameter was not stepped.
     Skipped,
     /// The group of the parameter is frozen: its gradient was dropped, if one arrived.
     Frozen,
@@ -52,8 +52,9 @@ impl StepReport {
     }
 
     /// The norm of all gradients together, before clipping and without the scale of the loss.
-    /// `None` if nobody asked for it ([`with_grad_norm`](crate::ReleaseOptimizer::with_grad_norm)),
-    /// and of a step that left gradients out.
+    /// `None` unless it was asked for
+    /// ([`with_grad_norm`](crate::ReleaseOptimizer::with_grad_norm)), and for a step that left
+    /// gradients out.
     pub fn grad_norm(&self) -> Option<f64> {
         self.gradients.norm
     }
@@ -87,13 +88,12 @@ impl StepReport {
         other.copied().unwrap_or(self.learning_rate)
     }
 
-    /// The learning rate that was applied, to the parameters that are in no group with another.
+    /// The learning rate that was applied to parameters without a rate of their own.
     pub fn learning_rate(&self) -> LearningRate {
         self.learning_rate
     }
 
-    /// The parameters that require gradients, in the order of the model's fields, and what happened
-    /// to each.
+    /// The outcome for each parameter that requires gradients, in the order of the model's fields.
     pub fn outcomes(&self) -> impl Iterator<Item = (ParamId, Outcome)> + '_ {
         self.outcomes.iter().copied()
     }

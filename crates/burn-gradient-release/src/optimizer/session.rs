@@ -1,4 +1,4 @@
-//! What was armed together, from arming to the end of the step or of the micro-batch.
+//! Parameters armed together, from arming to the end of the step or of the micro-batch.
 
 use std::{collections::HashMap, mem, sync::Arc};
 
@@ -24,7 +24,8 @@ use crate::{
 
 /// The armed parameters.
 ///
-/// Dropped before it is finished, it leaves ordinary leaves, for whichever optimizer is next.
+/// If it is dropped before it is finished, they become ordinary leaves, which any optimizer can
+/// arm.
 pub(super) struct Session<B: Backend> {
     pub(super) slots: HashMap<ParamId, Arc<Slot<B>>>,
     progress: Arc<Progress>,
@@ -70,12 +71,12 @@ impl<B: Backend> Session<B> {
             .is_some_and(|plan| plan.purpose == Purpose::MeasureNorm)
     }
 
-    /// The parameter whose gradient was no number, where that stops a step.
+    /// The parameter whose gradient was not finite, if that stops a step.
     pub(super) fn stopped_by(&self) -> Option<ParamId> {
         self.plan.as_ref()?.transform.stopped_by()
     }
 
-    /// Why the step has stopped at this parameter.
+    /// The error of a step that has stopped at this parameter.
     pub(super) fn non_finite(&self, path: String) -> ReleaseError {
         ReleaseError::NonFinite {
             path,
@@ -111,7 +112,8 @@ impl<B: Backend> Session<B> {
         sums
     }
 
-    /// A copy of the gradients that are held for a parameter and have not been added to any other.
+    /// A copy of the gradients that are held for a parameter, if they were not yet added to a new
+    /// one.
     pub(super) fn still_held<const D: usize>(&self, param: ParamId) -> Option<Tensor<B, D>> {
         match self.slots.get(&param) {
             Some(slot) => slot.held().map(from_float),
@@ -126,7 +128,7 @@ impl<B: Backend> Session<B> {
 }
 
 impl<B: AutodiffInner> Session<B> {
-    /// Frees forward passes over the parameters that nobody can run backward any more.
+    /// Frees forward passes over the parameters that can no longer run backward.
     ///
     /// The parameters of a model meet in one graph of burn-autodiff, so visiting one parameter
     /// frees them all.
@@ -137,7 +139,7 @@ impl<B: AutodiffInner> Session<B> {
 
 impl<B: Backend> Drop for Session<B> {
     fn drop(&mut self) {
-        // Only marks: a backend that failed must not be asked for anything here.
+        // Only marks the slots: a backend that has failed must not be called here.
         self.slots.values().for_each(|slot| slot.end());
     }
 }
@@ -153,8 +155,8 @@ impl Sums {
         }
     }
 
-    /// Puts back what was [removed](Self::remove). The rank may be another: Burn's container does
-    /// not look at it.
+    /// Puts back a sum that was [removed](Self::remove). Its rank may differ: Burn's container does
+    /// not check it.
     fn put_back<B: Backend, const D: usize>(&mut self, param: ParamId, sum: Tensor<B, D>) {
         if self.0.is_empty() {
             self.0.push(GradientsParams::new());
@@ -162,7 +164,7 @@ impl Sums {
         self.0[0].register(param, sum);
     }
 
-    /// Takes what is to be added up first; all, if only one set of gradients was given.
+    /// Takes the gradients that are added up first; all of them if only one set was given.
     pub(super) fn into_first(self) -> GradientsParams {
         self.0.into_iter().next().unwrap_or_default()
     }
@@ -192,8 +194,8 @@ pub(super) fn sum<B: Backend, const D: usize>(
     }
 }
 
-/// Turns the parameters of a model whose session was cancelled into ordinary leaves. Forward passes
-/// so far stay known, in case the model is armed again before they are run backward.
+/// Turns the parameters of a model whose session was cancelled into ordinary leaves. Earlier
+/// forward passes stay known, in case the model is armed again before they run backward.
 pub(super) fn disarm<B: ReleaseBackend, M: AutodiffModule<B>>(model: M) -> M {
     struct Disarm;
 
@@ -204,8 +206,8 @@ pub(super) fn disarm<B: ReleaseBackend, M: AutodiffModule<B>>(model: M) -> M {
         }
     }
 
-    /// What can still be run backward finds its leaf; where nothing can, forward passes thrown away
-    /// may have used the leaf up.
+    /// Forward passes that can still run backward find their leaf. If there are none, the leaf is
+    /// replaced: discarded forward passes may have made it unusable.
     fn disarmed<B: AutodiffInner>(tensor: ReleaseTensor<B>) -> ReleaseTensor<B> {
         match tensor.read().0 {
             Repr::Snapshot(snapshot) if !snapshot.is_on_tape() => {
@@ -225,7 +227,7 @@ pub(super) fn is_awaited<B: ReleaseBackend, const D: usize>(tensor: &Tensor<B, D
     snapshot.is_some_and(|snapshot| snapshot.is_awaited())
 }
 
-/// The parameter that was armed as an ordinary leaf; everything else as it is.
+/// Turns an armed parameter into an ordinary leaf; other tensors stay as they are.
 pub(super) fn leaf<B: ReleaseBackend, const D: usize>(tensor: Tensor<B, D>) -> Tensor<B, D> {
     map(tensor, |tensor| match tensor.read().0 {
         Repr::Snapshot(snapshot) => ReleaseTensor::plain(snapshot.into_ordinary_leaf()),

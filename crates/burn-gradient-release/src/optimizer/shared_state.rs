@@ -1,4 +1,4 @@
-//! Where an optimizer stands from step to step. Shared by its [handles](super::handle).
+//! State of an optimizer from step to step, which its [handles](super::handle) share.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -7,8 +7,8 @@ use burn::{optim::LearningRate, tensor::backend::Backend};
 use super::{gradients::GradNorm, report::StepReport, session::Session};
 use crate::{error::ReleaseError, util::lock::lock};
 
-/// The state, behind a lock that is never held while code of a user runs: the model's, the
-/// optimizer's, or that of an owner of both.
+/// The state, behind a lock that is never held while user code runs: that of the model, of the
+/// optimizer, or of an owner of both.
 pub(super) struct SharedState<B: Backend>(Arc<Mutex<State<B>>>);
 
 struct State<B: Backend> {
@@ -35,7 +35,7 @@ impl<B: Backend> SharedState<B> {
         lock(&self.0)
     }
 
-    /// A second way to the same state.
+    /// A second handle to the same state.
     pub(super) fn share(&self) -> Self {
         Self(self.0.clone())
     }
@@ -80,8 +80,8 @@ impl<B: Backend> SharedState<B> {
         self.state().report.clone()
     }
 
-    /// Looks at the session under the lock: what is done there runs no code of a user but the
-    /// walk over the fields of a model.
+    /// Calls `look` with the session, under the lock: the only user code that it may run is the
+    /// visit of a model's fields.
     pub(super) fn with_session<R>(&self, look: impl FnOnce(Option<&Session<B>>) -> R) -> R {
         look(self.state().session.as_ref())
     }
@@ -136,7 +136,7 @@ impl<B: Backend> State<B> {
                 stepped: session.acted(),
                 armed: session.armed(),
             }),
-            // A model of which a part was stepped, and the rest will not be.
+            // A model of which only a part was stepped, and the rest will not be.
             Some(session) => match session.stopped_by() {
                 Some(param) if session.acted() > 0 => Err(session.non_finite(param.to_string())),
                 _ => Ok(()),

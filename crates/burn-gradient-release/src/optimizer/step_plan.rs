@@ -1,4 +1,4 @@
-//! One optimizer step: with which rate each parameter is stepped, and what is done to its gradient.
+//! Settings of one optimizer step: the rate of each parameter, and the transform of its gradient.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -62,7 +62,7 @@ impl<B: Backend> StepPlan<B> {
         })
     }
 
-    /// Who needs the gradients once they are reduced.
+    /// The replicas that need the reduced gradients.
     pub(super) fn recipients(&self) -> Recipients {
         match self.purpose == Purpose::Step && !self.transform.looks_at_gradients() {
             true => Recipients::Owner,
@@ -70,7 +70,7 @@ impl<B: Backend> StepPlan<B> {
         }
     }
 
-    /// Takes the gradients of a backward pass to the other replicas, if there are any.
+    /// The queue that reduces the gradients of a backward pass, if there are replicas.
     pub(super) fn in_flight(&self) -> Option<Arc<InFlight<B>>> {
         let reduction = self.reduction.clone()?;
         Some(Arc::new(InFlight::new(
@@ -80,7 +80,7 @@ impl<B: Backend> StepPlan<B> {
         )))
     }
 
-    /// The mean of a gradient over all replicas. `None` if this one does not need it.
+    /// The mean of a gradient over all replicas. `None` if this replica does not need it.
     pub(super) fn reduce<const D: usize>(
         &self,
         param: ParamId,
@@ -94,8 +94,7 @@ impl<B: Backend> StepPlan<B> {
         Ok(pending.wait()?.map(from_float))
     }
 
-    /// Whether there is nothing but numbers in a gradient that is not to be stepped with yet, where
-    /// anybody asks.
+    /// Checks a gradient before the first step: whether it is finite, if that is required.
     pub(super) fn admits<const D: usize>(
         &self,
         param: ParamId,
@@ -197,7 +196,7 @@ where
         })
     }
 
-    /// Looks at a gradient of the first of two passes, as a function of primitives.
+    /// The measuring of a gradient in the first of two passes, as a function of primitives.
     pub(super) fn measure<const D: usize>(
         self: &Arc<Self>,
         param: ParamId,

@@ -1,4 +1,4 @@
-//! The step of a single parameter, which is Burn's own.
+//! The step of a single parameter: Burn's own.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -46,7 +46,7 @@ where
     /// The tracer that splits forward passes into segments, if any.
     pub(crate) tracer: Option<Arc<Tracer>>,
     pub(super) gradients: GradientPolicy,
-    /// Takes gradients to the other replicas, if the model has any.
+    /// Reduces gradients over the replicas, if the model has any.
     pub(super) reduction: Option<Arc<dyn GradientReduction<B::InnerBackend>>>,
     /// Groups as they were added: the last one that matches a parameter is its group.
     pub(super) groups: Vec<(ParamGroup, GroupOptions<O>)>,
@@ -57,7 +57,7 @@ where
     completion: Arc<Mutex<Option<Completion<O, B>>>>,
 }
 
-/// Puts states into a record that are elsewhere.
+/// Adds the states that are elsewhere to a record.
 pub(super) type Completion<O, B> =
     Box<dyn FnOnce(&mut Records<O, B>) -> Result<(), ReductionError> + Send>;
 
@@ -93,12 +93,12 @@ where
         }
     }
 
-    /// The states as they are now.
+    /// The current states.
     pub(crate) fn records(&self) -> Records<O, B> {
         self.lock().clone()
     }
 
-    /// The states as they are now, completed if that was asked for.
+    /// The current states, completed if that was asked for.
     pub(super) fn complete_records(&self) -> Result<Records<O, B>, ReductionError> {
         let mut records = self.records();
         if let Some(complete) = self.take_completion() {
@@ -144,7 +144,7 @@ where
         lock(&self.records)
     }
 
-    /// A setting that changes steps and has no place in an optimizer of Burn.
+    /// The first setting that changes steps and has no place in an optimizer of Burn.
     pub(super) fn not_burns(&self) -> Option<&'static str> {
         let gradients = &self.gradients;
         let has = [
@@ -161,7 +161,7 @@ where
         has.iter().find(|(has, _)| *has).map(|(_, what)| *what)
     }
 
-    /// Settings of a group; of the rest, for `None`.
+    /// Settings of a group; `None` is the rest.
     pub(crate) fn settings(&self, group: Option<usize>) -> StepSettings<'_, O> {
         let rest = StepSettings {
             optim: &self.optim,
@@ -174,7 +174,7 @@ where
         }
     }
 
-    /// Steps one parameter: what Burn's `OptimizerAdaptor` does with it.
+    /// Steps one parameter, as Burn's `OptimizerAdaptor` does.
     pub(crate) fn step<const D: usize>(
         &self,
         settings: StepSettings<'_, O>,

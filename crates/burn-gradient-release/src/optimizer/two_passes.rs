@@ -1,4 +1,4 @@
-//! A forward pass that runs twice and is the same both times.
+//! A forward pass that runs twice, the same both times.
 
 use std::collections::HashMap;
 
@@ -9,13 +9,12 @@ use burn::{
 
 use crate::{ReleaseBackend, lower::random::RandomLog};
 
-/// Two forward passes of one training step, for an optimizer that has to see all gradients before
-/// it steps with the first: see
-/// [`ReleaseOptimizer::two_passes`](crate::ReleaseOptimizer::two_passes), which is made of this.
+/// Two forward passes of one training step, for an optimizer that needs all gradients before its
+/// first step. [`ReleaseOptimizer::two_passes`](crate::ReleaseOptimizer::two_passes) uses it.
 ///
-/// The second pass draws the random numbers of the first, masks of dropout kept as bits meanwhile,
-/// and finds the running means of normalisation layers as the first has found them. What a model
-/// keeps elsewhere, or draws without Burn's tensors, is not seen.
+/// The second pass draws the random numbers of the first (masks of dropout are kept as bits
+/// meanwhile), and begins with the same running means of normalisation layers. State that a model
+/// keeps elsewhere, and random numbers that it draws without Burn's tensors, are not repeated.
 pub struct TwoPasses<B: Backend> {
     running: HashMap<ParamId, FloatTensor<B>>,
     log: RandomLog,
@@ -29,19 +28,19 @@ impl<B: ReleaseBackend> TwoPasses<B> {
         (result, Self { running, log })
     }
 
-    /// Runs the second pass. `copy` is one of the model, which is dropped before: it would keep old
-    /// weights alive. Returns whether the pass drew as many random numbers as the first.
+    /// Runs the second pass. `copy` is a copy of the model, and is dropped before: it would keep
+    /// old weights alive. Returns whether the pass drew as many random numbers as the first.
     ///
     /// # Panics
     ///
-    /// If it draws others than the first pass, or runs backward from another loss. The latter is
-    /// seen before anything is stepped.
+    /// If it draws other random numbers than the first pass, or runs backward from another loss.
+    /// The latter is noticed before anything is stepped.
     pub fn second<M: Module<B>, R>(self, copy: M, pass: impl FnOnce() -> R) -> (R, bool) {
         restore(copy, self.running);
         self.log.replay(pass)
     }
 
-    /// Takes back what the first pass has done to the running means of the model.
+    /// Restores the running means of the model from before the first pass.
     pub fn undo<M: Module<B>>(self, model: &M) {
         restore(model.clone(), self.running);
     }
@@ -80,7 +79,7 @@ fn running_states<B: Backend, M: Module<B>>(model: &M) -> HashMap<ParamId, Float
     collect()
 }
 
-/// Copies of a model share its running states: what a copy is mapped to, the model has.
+/// Copies of a model share its running states: mapping a copy changes those of the model.
 fn restore<B: Backend, M: Module<B>>(copy: M, running: HashMap<ParamId, FloatTensor<B>>) {
     struct Restore<B: Backend>(HashMap<ParamId, FloatTensor<B>>);
 
@@ -102,7 +101,7 @@ fn restore<B: Backend, M: Module<B>>(copy: M, running: HashMap<ParamId, FloatTen
     drop(copy.map(&mut Restore(running)));
 }
 
-/// Burn keeps an update of a running state aside until the state is read again, or recorded.
+/// Applies pending updates: Burn holds one back until the running state is read again, or recorded.
 fn settle<B: Backend, M: Module<B>>(model: &M) {
     drop(model.clone().into_record());
 }

@@ -1,7 +1,7 @@
-//! A trace, divided by the places where it may be cut.
+//! A trace, divided into blocks: it may be cut between them.
 //!
-//! Trying each operation of a long trace as a cut takes a time that grows faster than the trace. So
-//! about as many places are tried as a good plan needs, spread by what the tape saves between them.
+//! The time to try a cut at each operation grows faster than the trace. So only about as many
+//! places are tried as a good plan needs, spread by the bytes that the tape saves between them.
 
 use std::mem;
 
@@ -10,11 +10,11 @@ use crate::planner::operations::Trace;
 /// The cuts of a forward pass into segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cuts {
-    /// The operations that segments begin with; the first begins at 0.
+    /// Index of the first operation of each segment; the first segment begins at 0.
     pub(super) starts: Vec<usize>,
     /// Index of the first operation whose activations are kept.
     pub(super) kept_from: usize,
-    /// The bytes of activations at the worst moment of the backward pass, as estimated.
+    /// Estimated peak of the activations in the backward pass, in bytes.
     pub(super) bytes: u64,
 }
 
@@ -28,24 +28,24 @@ pub(super) struct Blocks {
 
 #[derive(Clone, Debug, Default)]
 struct Block {
-    /// The bytes of what it makes and saves.
+    /// Bytes of its results that it saves.
     saved: u64,
     /// Bytes of other blocks' results that this block saves first, by block.
     saved_of: Vec<(usize, u64)>,
-    /// The bytes of what it makes and others use.
+    /// Bytes of its results that other blocks use.
     leaving: u64,
     /// Bytes of other blocks' results that this block uses last, by block.
     ended_of: Vec<(usize, u64)>,
 }
 
-/// The best way found to cut the blocks before some place, that place included.
+/// The best cuts found up to some place, including a cut there.
 #[derive(Clone, Copy, Debug)]
 struct Reached {
     /// The bytes that cross the cuts.
     held: u64,
-    /// The bytes at the worst moment so far.
+    /// The peak so far, in bytes.
     peak: u64,
-    /// The place of the cut before.
+    /// The place of the previous cut.
     from: usize,
 }
 
@@ -58,7 +58,7 @@ impl Blocks {
         for (block, bound) in bounds.windows(2).enumerate() {
             block_of[bound[0]..bound[1]].fill(block);
         }
-        // By the block that made them, so that those of one block come one after the other.
+        // By the block that made them, so that those of one block are adjacent.
         for buffer in trace.buffers() {
             let made_in = block_of[buffer.made_by];
             match buffer.saved_by.map(|by| block_of[by]) {
@@ -79,10 +79,9 @@ impl Blocks {
         self.blocks.len()
     }
 
-    /// The plan with the lowest peak, to less than a part in 500. What comes after the last cut is
-    /// kept.
+    /// The plan with the lowest peak, to within 0.2%. The operations after the last cut are kept.
     pub(super) fn lowest(&self) -> Cuts {
-        // A limit that is far too low is quick to try: no segment is long.
+        // A limit that is far too low is quick to try: its segments are short.
         let (mut impossible, mut possible) = (0, 1);
         let mut plan = loop {
             match self.within(possible) {
@@ -100,8 +99,8 @@ impl Blocks {
         plan
     }
 
-    /// The plan that holds the least, of those with which at most `limit` bytes are there at any
-    /// moment, if there are such. What comes after the last cut is kept.
+    /// The plan that holds the least, of those with a peak of at most `limit` bytes, if there are
+    /// any. The operations after the last cut are kept.
     fn within(&self, limit: u64) -> Option<Cuts> {
         let reached = self.reach(limit);
         let end = reached.last().copied().flatten()?;
@@ -113,8 +112,7 @@ impl Blocks {
         })
     }
 
-    /// With no more than `limit` bytes there at any moment, the plan that keeps the most
-    /// operations.
+    /// The plan that keeps the most operations, of those with a peak of at most `limit` bytes.
     pub(super) fn keep_most(&self, limit: u64) -> Option<Cuts> {
         let mut saved_from = vec![0; self.blocks.len() + 1];
         for (index, block) in self.blocks.iter().enumerate() {
@@ -139,11 +137,11 @@ impl Blocks {
         })
     }
 
-    /// By place, the cuts before it that hold the least, of those with which at most `limit` bytes
-    /// are there at any moment.
+    /// By place, the cuts before it that hold the least, of those with a peak of at most `limit`
+    /// bytes.
     ///
-    /// What comes after a cut depends on the cuts before it by what they hold only. So this is a
-    /// shortest path, and the places come in its order.
+    /// The cost after a cut depends only on the bytes that the cuts before it hold. So this is a
+    /// shortest path, whose nodes are visited in the order of places.
     fn reach(&self, limit: u64) -> Vec<Option<Reached>> {
         let mut reached: Vec<Option<Reached>> = vec![None; self.blocks.len() + 1];
         reached[0] = Some(Reached {
@@ -156,12 +154,13 @@ impl Blocks {
             let Some(Reached { held, peak, .. }) = reached[from] else {
                 continue;
             };
-            // A later cut that holds no more leads on as far, and to no more.
+            // A later cut that holds no more reaches as far, at no higher cost.
             let mut later = reached[from + 1..=furthest.max(from)].iter().flatten();
             if later.any(|later| later.held <= held) {
                 continue;
             }
-            // With what is held: the bytes of the segment so far, and those that cross its end.
+            // Both include the bytes held: those inside the segment so far, and those that cross
+            // its end.
             let (mut inside, mut crossing) = (held, held);
             for (index, block) in self.blocks.iter().enumerate().skip(from) {
                 inside += block.saved + since(&block.saved_of, from);
@@ -184,7 +183,7 @@ impl Blocks {
         reached
     }
 
-    /// The cuts up to a place that was reached, that place included.
+    /// The cuts up to a place that was reached, including that place.
     fn starts(&self, reached: &[Option<Reached>], place: usize) -> Vec<usize> {
         let mut cuts = Vec::new();
         let mut place = place;
@@ -199,13 +198,13 @@ impl Blocks {
     }
 }
 
-/// The bytes that blocks from this one on have made. The last blocks come last.
+/// The bytes made by this block and later ones. `of` is in the order of blocks.
 fn since(of: &[(usize, u64)], from: usize) -> u64 {
     let since = of.iter().rev().take_while(|(made_in, _)| *made_in >= from);
     since.map(|(_, bytes)| bytes).sum()
 }
 
-/// Adds bytes to those of a block, which is the last one there is or a new one.
+/// Adds bytes to those of a block, which is the last one of the list or a new one.
 fn add(of: &mut Vec<(usize, u64)>, block: usize, bytes: u64) {
     match of.last_mut() {
         Some((last, sum)) if *last == block => *sum += bytes,

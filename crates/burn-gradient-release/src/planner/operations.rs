@@ -1,4 +1,4 @@
-//! What a forward pass runs, as the planner sees it.
+//! The operations of a forward pass, as the planner sees them.
 
 use crate::planner::saves::Saves;
 
@@ -23,7 +23,7 @@ struct Operation {
 #[derive(Debug)]
 pub(super) struct Buffer {
     pub(super) bytes: u64,
-    /// Index of the operation whose result it is.
+    /// Index of the operation that made it.
     pub(super) made_by: usize,
     /// Index of the last operation that reads it.
     pub(super) last_use: usize,

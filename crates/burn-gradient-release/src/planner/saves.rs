@@ -1,7 +1,7 @@
-//! What the tape saves of an operation for its backward.
+//! The tensors that the tape saves of an operation for its backward.
 
-/// What burn-autodiff 0.21 saves of an operation without balanced checkpointing, of tensors in 32
-/// bits on Flex. Indices and masks that an operation is given are there in any case.
+/// The tensors that burn-autodiff 0.21 saves of an operation without balanced checkpointing, in 32
+/// bits on Flex. Indices and masks among the operands exist in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Saves {
     Nothing,
@@ -15,17 +15,17 @@ pub(super) enum Saves {
 }
 
 impl Saves {
-    /// A custom operation is taken to save its operands.
+    /// A custom operation is assumed to save its operands.
     pub(super) fn of(name: &str) -> Self {
         Self::known(name).unwrap_or(Self::Operands)
     }
 
-    /// What the tape saves for one of Burn's differentiable operations.
+    /// The tensors that the tape saves for one of Burn's differentiable operations.
     ///
-    /// An operand that only the gradient of an untracked one needs is not saved, and of `linear`
-    /// the bias; which operands are tracked is not known here. `float_scatter_nd` saves nothing
-    /// where it adds or assigns. `attention` and `ctc_loss` are several nodes, which save more than
-    /// this.
+    /// The estimate is not always exact: the tape does not save the bias of `linear`, nor an
+    /// operand that only the gradient of an untracked one needs, and which operands are tracked is
+    /// not known here. `float_scatter_nd` saves nothing if it adds or assigns. `attention` and
+    /// `ctc_loss` are several nodes, which save more than this.
     pub(super) fn known(name: &str) -> Option<Self> {
         Some(match name {
             "float_add"
@@ -127,7 +127,7 @@ impl Saves {
         matches!(self, Self::Operands | Self::OperandsAndIndices)
     }
 
-    /// The bytes of the indices that it saves, by those of its result.
+    /// The bytes of the indices that it saves, given the bytes of its result.
     pub(super) fn indices(self, result: u64) -> u64 {
         match self {
             Self::Nothing | Self::Operands | Self::View => 0,

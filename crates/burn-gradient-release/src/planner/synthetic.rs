@@ -2,10 +2,10 @@
 
 use crate::planner::operations::Trace;
 
-/// Elements of a result, in bytes.
+/// Size of a result, in bytes.
 pub(super) type Bytes = u64;
 
-/// A trace under way.
+/// A trace in the making.
 #[derive(Default)]
 pub(super) struct Model {
     pub(super) trace: Trace,
@@ -64,10 +64,10 @@ impl Model {
     }
 }
 
-/// The size of what goes from operation to operation.
+/// The size of an activation.
 pub(super) const UNIT: Bytes = 4096;
 
-/// One activation after the other.
+/// A chain of activations.
 pub(super) fn chain(operations: usize) -> Trace {
     let mut model = Model::default();
     let mut x = model.stem(UNIT);
@@ -87,7 +87,8 @@ pub(super) fn residual(operations: usize) -> Trace {
     model.trace
 }
 
-/// Four levels of one skip connection each, half the bytes on each; as many blocks as it takes.
+/// Four levels with one skip connection each, each level of half the bytes; as many blocks as it
+/// takes.
 pub(super) fn u_net(operations: usize, has_attention: bool) -> Trace {
     const LEVELS: u32 = 4;
 
@@ -178,7 +179,7 @@ pub(super) fn transformer(operations: usize) -> Trace {
     model.trace
 }
 
-/// Each layer reads what all before it have made, 32 layers in a block.
+/// Each layer reads the results of all earlier ones of its block, which has 32 layers.
 pub(super) fn dense_net(operations: usize) -> Trace {
     let mut model = Model::default();
     let mut x = model.stem(UNIT);
@@ -196,7 +197,7 @@ pub(super) fn dense_net(operations: usize) -> Trace {
     model.trace
 }
 
-/// Operations on one or two of the results before, most of them recent.
+/// Operations on one or two earlier results, most of them recent.
 pub(super) fn random(operations: usize, seed: u64) -> Trace {
     const NAMES: [&str; 5] = [
         "float_add",

@@ -1,4 +1,4 @@
-//! Plans of made-up models, against all plans there are where these are few.
+//! Plans of made-up models, compared with all possible plans of short ones.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use crate::planner::{
     synthetic::{self, UNIT},
 };
 
-/// The bytes at the worst moment with these cuts, by the definition.
+/// The peak with these cuts, in bytes, by definition.
 fn peak(trace: &Trace, cuts: &[usize]) -> u64 {
     let segment_of = |operation: usize| cuts.partition_point(|cut| *cut <= operation);
     let mut saved = vec![0; cuts.len() + 1];
@@ -56,13 +56,13 @@ fn short() -> Vec<Trace> {
     traces
 }
 
-/// The activations that the tape would save of all.
+/// The bytes that the tape would save of all operations.
 fn saved(trace: &Trace) -> u64 {
     let saved = trace.buffers().iter().filter(|of| of.saved_by.is_some());
     saved.map(|of| of.bytes).sum()
 }
 
-/// A plan with the lowest peak, whose estimate is that of the definition.
+/// A plan with the lowest peak, whose estimate is checked against the definition.
 fn planned(trace: &Trace) -> Cuts {
     let plan = plan(trace, None, true);
     assert_eq!(plan.bytes, peak(trace, &plan.starts), "{plan:?}");
@@ -116,7 +116,7 @@ fn an_ample_budget_cuts_nothing() {
 }
 
 #[test]
-fn a_budget_below_the_lowest_peak_is_planned_without() {
+fn a_budget_below_the_lowest_peak_is_ignored() {
     let trace = synthetic::u_net(5000, false);
     let lowest = planned(&trace);
     assert_eq!(plan(&trace, Some(1), true), lowest);
@@ -125,7 +125,7 @@ fn a_budget_below_the_lowest_peak_is_planned_without() {
 }
 
 #[test]
-fn nothing_is_kept_where_something_comes_after() {
+fn nothing_is_kept_if_something_comes_after() {
     let trace = synthetic::residual(200);
     let last = planned(&trace);
     let plan = plan(&trace, None, false);
@@ -186,7 +186,7 @@ fn u_nets_of_any_length() {
     }
 }
 
-/// Each skip connection is kept: one extra forward pass cannot make it twice.
+/// Each skip connection is kept: one extra forward pass cannot compute it twice.
 #[test]
 fn u_nets_with_a_skip_connection_for_each_block() {
     for operations in [100, 1_000, 10_000, 100_000] {
@@ -210,7 +210,7 @@ fn skip_connections_alone_are_half_of_all() {
     }
 }
 
-/// A layer reads a copy of all before it: the copies are not kept.
+/// A layer reads a copy of all earlier results: the copies are not kept.
 #[test]
 fn dense_blocks_keep_what_their_layers_make() {
     for operations in [1_000, 10_000, 100_000] {

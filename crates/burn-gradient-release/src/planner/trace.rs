@@ -1,9 +1,8 @@
-//! Forward passes that are cut into segments by themselves.
+//! Forward passes that are cut into segments automatically.
 //!
-//! The first forward pass is cut as it comes, by what is alive: wherever the operations since the
-//! last cut have made many times the bytes that would cross another one. At its end, all of it is
-//! known, and [planned](crate::planner::plan): the passes after it follow the plan, as long as they
-//! do the same.
+//! The first forward pass is cut as it comes, wherever the operations since the last cut have made
+//! many times the bytes that would cross another one. At its end the whole pass is known, and
+//! [planned](crate::planner::plan): later passes follow the plan as long as they do the same.
 
 use std::{
     any::Any,
@@ -20,12 +19,16 @@ use crate::planner::{
 };
 use crate::{subgraph, util::lock::lock};
 
-/// Choice of the activations that a training keeps, and those that backward computes again.
+/// Choice of the activations that are kept, and those that backward computes again.
 ///
 /// Given to [`ReleaseOptimizer::with_recompute`](crate::ReleaseOptimizer::with_recompute). Model
-/// code stays as it is: armed forward passes are recorded and cut into segments where little is
-/// alive, as between the blocks of a transformer. Weights are those of plain Burn, bit for bit. A
-/// state carried over from step to step has to be detached. [`checkpoint`](crate::checkpoint) chooses the segments by hand.
+/// code stays as it is: armed forward passes are recorded, and cut into segments where few bytes
+/// are alive, as between the blocks of a transformer. A state carried over from step to step has to
+/// be detached. [`checkpoint`](crate::checkpoint) chooses the segments by hand.
+///
+/// Weights are those of plain Burn, bit for bit, but for one case: if `attention`, `ctc_loss` or a
+/// custom operation uses a recomputed tensor, and others do, too, three times or more in all, the
+/// last bits of its gradient may differ (`docs/limitations.md`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Recompute {
@@ -34,9 +37,8 @@ pub enum Recompute {
     None,
     /// The lowest peak at no more than one extra forward pass.
     Automatic,
-    /// Kept as far as the activations, as estimated, stay within a number of bytes: what is
-    /// computed early is recomputed, what is computed late is kept. If no cuts fit, the same as
-    /// `Automatic`.
+    /// As many activations are kept as, by the estimate, fit into a number of bytes: the late ones
+    /// are kept, the early ones recomputed. If no cuts fit, the same as `Automatic`.
     Budget(u64),
 }
 
@@ -75,7 +77,8 @@ pub(crate) struct Tracer {
 struct State {
     learned: Option<Learned>,
     mode: Mode,
-    /// Unique among the armings of all tracers: a tensor of another one is not part of this trace.
+    /// Unique among the armings of all tracers: a tensor of another arming is not part of this
+    /// trace.
     arming: u64,
     trace: Trace,
     /// Trace length at the last planning.
@@ -84,20 +87,21 @@ struct State {
     /// operands.
     kept: usize,
     kept_bytes: u64,
-    /// Whether activations were kept that should not have been: the trace has gaps.
+    /// Whether too many activations were kept, so that the trace has gaps.
     has_gaps: bool,
-    /// The segment under way, and the bytes that were made in it.
+    /// The current segment, and the bytes that were made in it.
     segment: u64,
     made: u64,
-    /// Segment or subgraph that its operations share, if there is one. The type is the backend's.
+    /// Segment or subgraph that its operations share, if there is one; the type depends on the
+    /// backend.
     shared: Option<Arc<dyn Any + Send + Sync>>,
-    /// Bytes of the recorded results that somebody holds.
+    /// Bytes of the recorded results that are still held.
     alive: Arc<AtomicU64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// The pass follows the plan; this is the index of the next cut.
+    /// The pass follows the plan. Holds the index of the next cut.
     Following(usize),
     /// There is no plan: the pass is cut by the bytes alive.
     Free,
@@ -105,22 +109,23 @@ enum Mode {
     Keeping,
 }
 
-/// A forward pass, as it was when it was planned.
+/// A planned forward pass.
 #[derive(Debug)]
 struct Learned {
     names: Vec<&'static str>,
     cuts: Cuts,
-    /// Bytes of all results before those that are kept.
+    /// Bytes of all results before the first that is kept.
     bytes: u64,
     /// The operations with parameters whose activations are kept, and the bytes of their other
-    /// operands: the only ones that are seen there.
+    /// operands: other kept operations are not traced.
     kept: Vec<(&'static str, u64)>,
     /// The sum of these bytes.
     seen: u64,
 }
 
 impl Learned {
-    /// Whether all of a pass is kept and would, by what is seen of it, still fit into a budget.
+    /// Whether a pass is kept as a whole and would still fit into a budget, judged by the bytes
+    /// seen.
     fn keeps_all_within(&self, budget: u64, seen: u64) -> bool {
         let estimate = u128::from(self.cuts.bytes) * u128::from(seen);
         self.cuts.kept_from == 0 && estimate <= u128::from(budget) * u128::from(self.seen)
@@ -137,14 +142,15 @@ pub(crate) struct TracePosition {
     pub(crate) is_kept: bool,
 }
 
-/// The highest numbers of what the operands of an operation are in; 0 if there is none.
+/// The highest numbers of the segments and subgraphs that the operands of an operation are in; 0 if
+/// there is none.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Highest {
     pub(crate) segment: u64,
     pub(crate) subgraph: u64,
 }
 
-/// A result in the trace, for as long as somebody holds it.
+/// A result in the trace, counted as alive until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Traced {
     arming: u64,
@@ -196,7 +202,7 @@ impl Tracer {
         }
     }
 
-    /// The bytes at the worst moment of the backward pass, as planned.
+    /// The peak of the planned backward pass, in bytes.
     pub(crate) fn planned_bytes(&self) -> Option<u64> {
         let state = self.state();
         state.learned.as_ref().map(|learned| learned.cuts.bytes)
@@ -222,9 +228,9 @@ impl Tracer {
         };
     }
 
-    /// Notes an operation; with a parameter, `parameter` is the bytes of its other operands.
-    /// `highest` is what the operands are in. Says where the operation belongs; `None` if the
-    /// forward pass needs no cuts.
+    /// Notes an operation. If an operand is a parameter, `parameter` is the bytes of the others.
+    /// `highest` has the numbers of the segments and subgraphs of the operands. Returns where the
+    /// operation belongs; `None` if the forward pass needs no cuts.
     pub(crate) fn operation<'a>(
         &self,
         name: &'static str,
@@ -241,7 +247,7 @@ impl Tracer {
             if !is_same {
                 state.mode = Mode::Free;
             } else if at == learned.cuts.kept_from {
-                // Of larger batches other segments may have to be kept.
+                // With a larger batch, other segments may have to be kept.
                 state.mode = if is_grown() {
                     Mode::Free
                 } else {
@@ -256,10 +262,10 @@ impl Tracer {
         if let (Mode::Keeping, Some(bytes)) = (state.mode, parameter) {
             state.keep(name, bytes, self.budget());
         }
-        // Another optimizer's tracer has cut since. What depends on a segment has a higher number.
+        // Another optimizer's tracer has cut since: a tensor that depends on a segment has a higher
+        // number.
         let is_below = highest.segment.max(highest.subgraph) > state.segment;
-        // It has left the segment under way, and cannot come back. A subgraph that is kept can go
-        // on.
+        // An operand has left the current segment, and cannot come back. A kept subgraph can go on.
         let has_left = highest.subgraph == state.segment && state.mode != Mode::Keeping;
         if is_below || has_left {
             state.cut();
@@ -314,8 +320,8 @@ impl Tracer {
     /// Notes a result of the operation last noted.
     pub(crate) fn result(&self, position: TracePosition, bytes: u64) -> Traced {
         let mut state = self.state();
-        // With several threads at work, the trace may take one operation for the other: another
-        // plan, but the same numbers.
+        // With several threads, the trace may confuse operations: that changes the plan, but no
+        // number.
         let buffer = match state.arming == position.arming && state.trace.len() > 0 {
             true => state.trace.result(bytes),
             false => 0,
@@ -330,8 +336,8 @@ impl Tracer {
         }
     }
 
-    /// Learns from a forward pass that is about to run backward: all of it, if `is_last`; else
-    /// something comes after it, as a scope. Of several calls, the first counts.
+    /// Learns from a forward pass that is about to run backward. Unless `is_last`, something comes
+    /// after it, such as a scope. Only the first of several calls counts.
     pub(crate) fn learn(&self, is_last: bool) {
         let mut state = self.state();
         let length = state.trace.len();
@@ -354,9 +360,9 @@ impl Tracer {
 }
 
 impl State {
-    /// Notes an operation whose activations are to be kept. If it is another one than planned, or
-    /// larger, the rest of the pass is cut as it comes, and the plan is forgotten; unless all is
-    /// kept, and would still fit into the budget.
+    /// Notes an operation whose activations are to be kept. If it differs from the planned one, or
+    /// is larger, the rest of the pass is cut as it comes, and the plan is forgotten; unless the
+    /// whole pass is kept, and still fits into the budget.
     fn keep(&mut self, name: &'static str, bytes: u64, budget: Option<u64>) {
         self.kept_bytes += bytes;
         let fits = self.learned.as_ref().is_some_and(|learned| {

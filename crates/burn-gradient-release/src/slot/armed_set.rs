@@ -14,19 +14,19 @@ pub(crate) trait Replay<B: Backend>: Send + Sync {
     /// Grows from operand to result.
     fn index(&self) -> u64;
 
-    /// Decides, once all that is derived from this tensor has decided, where it runs backward.
+    /// Decides where it runs backward. Tensors derived from this one decide before.
     fn settle(&self);
 
-    /// Puts it on the tape there, reached after what is reached from `next`. Returns the node to
-    /// reach it from.
+    /// Puts it on the tape there, to be reached after the nodes below `next`. Returns the node from
+    /// which it is reached.
     fn replay(self: Arc<Self>, next: AdTensor<B>, values: &mut Values<B>) -> AdTensor<B>;
 }
 
-/// Values of derived tensors that other derived tensors are replayed with, by index, and how many
-/// still want each.
+/// Values of derived tensors that other derived tensors are replayed with, by index, and the number
+/// of those that still need each.
 pub(crate) type Values<B> = HashMap<u64, (FloatTensor<B>, usize)>;
 
-/// Parameters armed together, and what the forward passes derived from them.
+/// Parameters armed together, and the tensors that forward passes derived from them.
 pub(crate) struct ArmedSet<B: Backend> {
     parameters: Mutex<Vec<Weak<Consumers<B>>>>,
     derived: Mutex<Vec<Weak<dyn Replay<B>>>>,

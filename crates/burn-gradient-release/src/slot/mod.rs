@@ -25,8 +25,8 @@ use crate::{
     util::stale_copy::StaleCopyGuard,
 };
 
-/// Steps one parameter: takes the weight and its gradient, unless another replica has it; returns
-/// the weight that is to be.
+/// Steps one parameter: takes its weight, and its gradient unless another replica has it. Returns
+/// the weight to go on with.
 pub(crate) type Release<B> =
     Box<dyn FnOnce(FloatTensor<B>, Option<FloatTensor<B>>) -> Step<FloatTensor<B>> + Send>;
 
@@ -37,9 +37,9 @@ pub(crate) type Inspector<B> = Box<dyn FnOnce(FloatTensor<B>) + Send>;
 pub(crate) enum Step<W> {
     /// The new weight.
     Taken(W),
-    /// The weight as it was: its gradient is not one to step with.
+    /// The old weight: its gradient must not be stepped with.
     Skipped(W),
-    /// The weight as it was; no other weight will be stepped, either.
+    /// The old weight: neither this nor any later parameter is stepped.
     Stopped(W),
 }
 
@@ -59,7 +59,7 @@ pub(crate) enum Action<B: Backend> {
     Step(Release<B>),
     /// Holds it for a later micro-batch.
     Hold,
-    /// Looks at it, and keeps what was held before.
+    /// Looks at it, and keeps the held sum.
     Inspect(Inspector<B>),
     /// Drops it: the parameter is frozen.
     Drop,
@@ -72,8 +72,7 @@ pub(crate) struct Slot<B: Backend> {
     dtype: DType,
     progress: Arc<Progress>,
     guard: Arc<StaleCopyGuard>,
-    /// Takes gradients to the other replicas, if there are any, before anything else is done to
-    /// them.
+    /// Reduces gradients over the replicas, if there are any, before anything else is done to them.
     in_flight: Option<Arc<InFlight<B>>>,
     /// Dropped with the one owner of the value: a new value would have nowhere to go.
     presence: Weak<()>,
@@ -90,7 +89,7 @@ struct State<B: Backend> {
     phase: Phase<B>,
     /// The sum of the gradients of earlier micro-batches, until it is stepped with.
     held: Option<FloatTensor<B>>,
-    /// Whether anybody has asked for the gradient, as the caller of an optimizer does.
+    /// Whether the gradient was asked for, as the caller of an optimizer does.
     is_asked_for: bool,
 }
 
@@ -115,7 +114,7 @@ enum Phase<B: Backend> {
     Closed,
 }
 
-/// Notes, for as long as it is there, that this thread runs the optimizer's step.
+/// Marks this thread as the one that runs the optimizer's step, until it is dropped.
 struct Stepping<'a>(&'a Mutex<Option<ThreadId>>);
 
 impl<'a> Stepping<'a> {
@@ -144,7 +143,7 @@ pub(crate) enum Claim {
     Free,
     /// A step, or a micro-batch, that is under way.
     Open,
-    /// A step that nobody can finish any more.
+    /// A step that can no longer be finished.
     Abandoned,
 }
 
@@ -180,7 +179,7 @@ impl<B: Backend> Slot<B> {
 
     /// # Panics
     ///
-    /// Inside the optimizer's step of this parameter: its value is in the optimizer's hands.
+    /// Inside the optimizer's step of this parameter: the optimizer has its value.
     fn state(&self) -> MutexGuard<'_, State<B>> {
         let is_stepping = *lock(&self.stepping) == Some(thread::current().id());
         assert!(
@@ -233,13 +232,12 @@ impl<B: Backend> Slot<B> {
         matches!(self.state().phase, Phase::Untouched)
     }
 
-    /// The leaf with the current value; a guard, if that is a value which plain Burn's copy would
-    /// not have.
+    /// The leaf with the current value, and a guard if plain Burn's copy would not have that value.
     ///
     /// # Panics
     ///
     /// After the optimizer handed the value on to another copy of the model, and after a panic in
-    /// the middle of the parameter's step: there is no value then that could be passed off as good.
+    /// the middle of the parameter's step: there is no valid value then.
     pub(crate) fn read(&self) -> (AdTensor<B>, Option<Arc<StaleCopyGuard>>) {
         let state = self.state();
         let guard = matches!(state.phase, Phase::Stepped(_)).then(|| self.guard.clone());
@@ -304,7 +302,7 @@ impl<B: Backend> Slot<B> {
         leaf.primitive
     }
 
-    /// Ends what the parameter was armed for, finished or not.
+    /// Ends the arming, whether its step is finished or not.
     pub(crate) fn end(&self) {
         let mut state = self.state();
         let ended = match state.phase {
@@ -316,15 +314,15 @@ impl<B: Backend> Slot<B> {
         };
         let action = mem::replace(&mut state.phase, ended);
         let held = state.held.take();
-        // What an optimizer lent to its steps is dropped without the lock.
+        // Without the lock: dropping the action may run code of the optimizer.
         drop(state);
         drop((action, held));
     }
 }
 
 impl<B: AutodiffInner> Slot<B> {
-    /// Frees forward passes over the parameter that nobody can run backward any more. Returns
-    /// whether there could be any.
+    /// Frees forward passes over the parameter that can no longer run backward. Returns whether
+    /// there may be any.
     pub(crate) fn free_discarded(&self) -> bool {
         let is_pending = self.consumers.is_pending();
         if is_pending {
@@ -336,7 +334,7 @@ impl<B: AutodiffInner> Slot<B> {
 }
 
 impl<B: Backend> Slot<B> {
-    /// Acts on a gradient that is the one to step with, or to measure.
+    /// Acts on the gradient to step with, or to measure.
     fn finish(
         &self,
         mut state: MutexGuard<'_, State<B>>,
@@ -398,7 +396,7 @@ impl<B: Backend> Owner for Slot<B> {
     fn act(self: Arc<Self>, node: NodeId, grads: &mut Gradients, when: When) {
         let mut state = self.state();
         if !matches!(state.phase, Phase::Waiting(_)) || self.presence.strong_count() == 0 {
-            // Nobody owns the value any more (the model was mapped or dropped after arming): the
+            // The value has no owner any more (the model was mapped or dropped after arming): the
             // gradient stays where an ordinary one would be.
             return;
         }

@@ -1,4 +1,4 @@
-//! What replicas of a model do to a complete gradient before its step.
+//! Reduction of complete gradients over the replicas of a model, before their step.
 
 use std::{
     collections::VecDeque,
@@ -23,18 +23,17 @@ pub type ReductionError = Box<dyn Error + Send + Sync>;
 /// Reduces gradients over the replicas of a model that is trained data parallel.
 ///
 /// An optimizer [with a reduction](crate::ReleaseOptimizer::with_reduction) hands it each gradient
-/// the moment it is complete, in backward or in `step`, and goes on with what comes back: loss
-/// scaling, clipping and the step of the optimizer see the mean over all replicas. Frozen
-/// parameters and the micro-batches of a [`ReleaseAccumulator`](crate::ReleaseAccumulator) are not
-/// reduced.
+/// the moment it is complete, in backward or in `step`, and goes on with the result: loss scaling,
+/// clipping and the step of the optimizer see the mean over all replicas. Frozen parameters and the
+/// micro-batches of a [`ReleaseAccumulator`](crate::ReleaseAccumulator) are not reduced.
 ///
-/// All replicas make the same calls in the same order, as they run backward over equal models;
-/// where each recomputes what suits its own share, in the [order](Self::order) that all of them
-/// keep. Where one does not, each of them should get an error that says who differs, and how. In
-/// backward an error becomes a panic, for Burn's trait leaves no other way.
+/// All replicas make the same calls in the same order, because they run backward over equal models;
+/// if each chooses what to recompute by its own share, they keep to one [order](Self::order). If a
+/// replica differs, all of them should get an error that says which one, and how. In backward an
+/// error becomes a panic, since Burn's trait cannot return one.
 pub trait GradientReduction<B: Backend>: Send + Sync {
-    /// Begins a backward pass of armed parameters, or a part of one that ends where activations are
-    /// recomputed.
+    /// Begins a backward pass of armed parameters, or a part of one: recomputed activations divide
+    /// it.
     ///
     /// Replicas that are threads of one process have to meet here. burn-autodiff ends each pass
     /// with a look at the graphs of all threads, and waits for those that run backward; one of
@@ -42,7 +41,7 @@ pub trait GradientReduction<B: Backend>: Send + Sync {
     ///
     /// # Errors
     ///
-    /// If the replicas do not agree on what they do.
+    /// If the replicas do not agree on this call.
     fn begin_part(&self) -> Result<(), ReductionError> {
         Ok(())
     }
@@ -53,7 +52,7 @@ pub trait GradientReduction<B: Backend>: Send + Sync {
     ///
     /// # Errors
     ///
-    /// If the replicas do not agree on what is reduced.
+    /// If the replicas do not agree on the gradient to reduce.
     fn begin(
         &self,
         param: ParamId,
@@ -61,10 +60,10 @@ pub trait GradientReduction<B: Backend>: Send + Sync {
         recipients: Recipients,
     ) -> Result<Box<dyn PendingGradient<B>>, ReductionError>;
 
-    /// The order in which all replicas reduce where each may complete its gradients in another one:
-    /// where [`Recompute`](crate::Recompute) chooses what to recompute by the sizes of its own
-    /// share. A complete gradient waits for those before it, those that are not in the order for
-    /// the end of backward. `None` reduces gradients as they come.
+    /// The order in which all replicas reduce, for the case that each may complete its gradients in
+    /// a different one: [`Recompute`](crate::Recompute) chooses what to recompute by the sizes of a
+    /// replica's own share. A complete gradient waits for those before it; gradients that are not
+    /// in the order wait for the end of backward. `None` reduces gradients as they come.
     fn order(&self) -> Option<Vec<ParamId>> {
         None
     }
@@ -83,12 +82,12 @@ pub trait GradientReduction<B: Backend>: Send + Sync {
         true
     }
 
-    /// The weight of a parameter after its step: from its owner to the other replicas. `weight` is
-    /// the new one at the owner, and the old one elsewhere.
+    /// Sends the weight of a parameter after its step from its owner to the other replicas.
+    /// `weight` is the new one at the owner, and the old one elsewhere.
     ///
     /// # Errors
     ///
-    /// If the replicas do not agree on whose weight it is.
+    /// If the replicas do not agree on the owner of the weight.
     fn weight_from_owner(
         &self,
         _param: ParamId,
@@ -101,13 +100,13 @@ pub trait GradientReduction<B: Backend>: Send + Sync {
     ///
     /// # Errors
     ///
-    /// If a replica is elsewhere, or steps with another rate.
+    /// If a replica makes another call, or steps with another rate.
     fn end_step(&self, _learning_rate: LearningRate) -> Result<(), ReductionError> {
         Ok(())
     }
 }
 
-/// Who needs a reduced gradient.
+/// The replicas that need a reduced gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recipients {
     /// Every replica.
@@ -122,7 +121,7 @@ pub trait PendingGradient<B: Backend>: Send {
     ///
     /// # Errors
     ///
-    /// If the replicas do not agree on what is reduced.
+    /// If the replicas do not agree on the gradient to reduce.
     fn wait(self: Box<Self>) -> Result<Option<FloatTensor<B>>, ReductionError>;
 }
 
@@ -131,7 +130,7 @@ pub(crate) trait Receiver<B: Backend>: Send + Sync {
     fn reduced(&self, grad: Option<FloatTensor<B>>);
 }
 
-/// The gradients of the parameters armed together that are in flight.
+/// The gradients in flight of parameters that were armed together.
 pub(crate) struct InFlight<B: Backend> {
     reduction: Arc<dyn GradientReduction<B>>,
     recipients: Recipients,
@@ -167,7 +166,7 @@ impl<B: Backend> InFlight<B> {
         agree(self.reduction.begin_part());
     }
 
-    /// Takes a complete gradient, and sends it off once it is its turn and there is room.
+    /// Takes a complete gradient, and sends it once it is its turn and there is room.
     pub(crate) fn push(
         &self,
         param: ParamId,
@@ -193,7 +192,7 @@ impl<B: Backend> InFlight<B> {
         lock(&self.under_way).push_back((pending, receiver));
     }
 
-    /// Ends a backward pass: waits for all that is in flight.
+    /// Ends a backward pass: waits for all gradients in flight.
     pub(crate) fn wait_for_all(&self) {
         if let Some(turns) = &self.turns {
             let (rest, completed) = {
@@ -224,7 +223,7 @@ impl<B: Backend> InFlight<B> {
 
 /// # Panics
 ///
-/// Panics where replicas do not agree: there is no gradient to go on with.
+/// If the replicas do not agree: there is no gradient to go on with.
 pub(crate) fn agree<T>(result: Result<T, ReductionError>) -> T {
     result.unwrap_or_else(|error| panic!("gradient release: {error}"))
 }

@@ -1,5 +1,5 @@
-//! Parts of a forward pass that have a tape of their own, and the order in which plain Burn would
-//! add up what comes from several of them.
+//! Parts of a forward pass with a tape of their own, and the order in which plain Burn would add up
+//! contributions from several of them.
 //!
 //! A *subgraph* is a part of the tape that runs backward on its own. Without recomputation the tape
 //! has no subgraph.
@@ -11,8 +11,8 @@
 //!
 //! A result that leaves its segment becomes a leaf of a new [`Subgraph`]. A backward pass runs the
 //! subgraphs from the last to the first, one after the other: Burn's engine cannot run one backward
-//! pass inside another. When it has come through a subgraph, the gradients of the segment below are
-//! there, and the segment is [replayed](crate::backward::replay) in a subgraph of its own.
+//! pass inside another. Once a subgraph has run, the gradients of the segment below are known, and
+//! the segment is [replayed](crate::backward::replay) in a subgraph of its own.
 
 pub(crate) mod order;
 pub(crate) mod origins;
@@ -54,7 +54,7 @@ pub(crate) struct Subgraph<B: Backend> {
     segment: Option<Arc<dyn Recording<B>>>,
     /// Whether a segment is replayed here.
     is_replay: bool,
-    /// One armed set: the parameters as they are used here.
+    /// A single armed set: the parameters as they are used here.
     armed_sets: Arc<[Arc<ArmedSet<B>>]>,
     state: Mutex<State<B>>,
 }
@@ -63,17 +63,17 @@ struct State<B: Backend> {
     boundaries: Vec<Boundary<B>>,
     parameters: Vec<SubgraphConsumers<B>>,
     uses: Uses<B>,
-    /// The operations, as far as they are on the tape since the forward pass.
+    /// The operations that are on the tape since the forward pass.
     edges: Vec<Edge>,
 }
 
-/// A tensor that enters a subgraph: a leaf there, which hands its gradient on.
+/// A tensor that enters a subgraph: a leaf there, whose gradient is passed on.
 pub(crate) struct Boundary<B: Backend> {
     pub(crate) leaf: AdTensor<B>,
     /// The tensor outside, without its value.
     pub(crate) target: AdTensor<B>,
     pub(crate) origins: Origins<B>,
-    /// The one use it is for; all in the subgraph, if `None`.
+    /// The use that it is for; `None` for all uses in the subgraph.
     pub(crate) of: Option<Use>,
 }
 
@@ -85,24 +85,24 @@ pub(crate) struct SubgraphConsumers<B: Backend> {
     _elsewhere: Arc<()>,
 }
 
-/// The recorded operations of a segment that others have taken results of.
+/// The recorded operations of a segment, as its subgraph sees them.
 pub(crate) trait Recording<B: Backend>: Send + Sync {
-    /// The forward pass that it is part of is about to run backward. `is_last` tells if that begins
-    /// here.
+    /// Learns that its forward pass is about to run backward. `is_last` says whether the backward
+    /// pass begins here.
     fn learn(&self, is_last: bool);
 
-    /// The tensors and parameters that it is computed from.
+    /// The tensors and parameters that the segment is computed from.
     ///
     /// # Errors
     ///
-    /// If a backward pass has replayed it already.
+    /// If a backward pass has already replayed the segment.
     fn inputs(&self) -> Result<Inputs<B>, Spent>;
 
-    /// Puts it on the tape, in a subgraph of its own, as far as the gradients of its results are in
-    /// `grads`; moves them there. Returns where to go on from.
+    /// Puts the segment on the tape, in a subgraph of its own, as far as `grads` has gradients of
+    /// its results; moves them there. Returns the tensors to go on from.
     ///
-    /// `apart` has what has come from elsewhere for the gradients that are to be added up in an
-    /// order.
+    /// `apart` has the contributions from elsewhere to the gradients that must be added up in a
+    /// fixed order.
     fn replay(
         &self,
         subgraph: &Arc<Subgraph<B>>,
@@ -117,16 +117,16 @@ pub(crate) struct Inputs<B: Backend> {
     pub(crate) origins: Vec<Origins<B>>,
     pub(crate) parameters: Vec<Arc<Consumers<B>>>,
     pub(crate) edges: Vec<Edge>,
-    /// Bytes kept for the segment, with the node of the tensor; masks have no node.
+    /// Sizes of the tensors kept for the segment, in bytes, with their nodes; masks have none.
     pub(crate) kept: Vec<(Option<NodeId>, u64)>,
     /// The results, by the leaf that stands for each.
     pub(crate) results: Vec<(AdTensor<B>, Target)>,
 }
 
-/// The parts of a gradient that has to be added up in an order, by target.
+/// Contributions that must be added up in a fixed order, by target.
 pub(crate) type Apart<B> = HashMap<Target, Vec<Contribution<B>>>;
 
-/// One part of a gradient.
+/// One contribution to a gradient.
 pub(crate) enum Contribution<B: Backend> {
     /// A gradient from outside of the segment.
     Arrived(FloatTensor<B>),
@@ -134,22 +134,22 @@ pub(crate) enum Contribution<B: Backend> {
     Own(Use),
 }
 
-/// The recorded operations were replayed, and are gone.
+/// The recorded operations were replayed, and dropped.
 #[derive(Debug)]
 pub(crate) struct Spent;
 
-/// Tensors of one subgraph whose gradients are there.
+/// Tensors of one subgraph whose gradients are known.
 pub(crate) struct Seeds<B: Backend> {
     pub(crate) tensors: Vec<AdTensor<B>>,
     pub(crate) origins: Origins<B>,
     pub(crate) late: Vec<Late<B>>,
 }
 
-/// What is added to the gradient of a seed only after a contribution of the subgraph itself, if none of
-/// its uses has added it by then.
+/// Gradients that are added to that of a seed only after a contribution of the subgraph itself,
+/// unless one of its uses has added them by then.
 pub(crate) struct Late<B: Backend> {
     pub(crate) seed: AdTensor<B>,
-    /// The order of the operation that comes before.
+    /// The order of the operation that they come after.
     pub(crate) order: usize,
     pub(crate) gradients: Vec<Waiting<B>>,
 }
@@ -171,7 +171,7 @@ impl<B: Backend> Subgraph<B> {
         Self::new(number, None, false)
     }
 
-    /// A subgraph that a segment is replayed in.
+    /// A subgraph in which a segment is replayed.
     pub(crate) fn replay(number: u64) -> Arc<Self> {
         Self::new(number, None, true)
     }
@@ -205,8 +205,8 @@ impl<B: Backend> Subgraph<B> {
 
     /// Brings a tensor into the subgraph.
     ///
-    /// Leaves, too: where two subgraphs share a node, Burn makes one graph of them, whose
-    /// bookkeeping would free what one subgraph has not run yet.
+    /// This includes leaves: Burn merges the graphs of two subgraphs that share a node, and would
+    /// then free nodes that one of them has not run yet.
     pub(crate) fn enter(
         self: &Arc<Self>,
         tensor: AdTensor<B>,
@@ -226,7 +226,8 @@ impl<B: Backend> Subgraph<B> {
         (tensor, Origins::within(self.clone()))
     }
 
-    /// Brings a parameter into the subgraph: returns its leaf here, its uses and their origins.
+    /// Brings a parameter into the subgraph. Returns its leaf here, its consumers and their
+    /// origins.
     pub(crate) fn enter_parameter(
         self: &Arc<Self>,
         leaf: AdTensor<B>,
@@ -260,7 +261,7 @@ impl<B: Backend> Subgraph<B> {
         (leaf, here, origins)
     }
 
-    /// Whether uses of a tensor share what stands for it here, and add up there.
+    /// Whether the uses of a tensor share one leaf here, and add up there.
     ///
     /// They do not during the forward pass: the order in which they add up is not known yet.
     fn is_shared(&self, of: Option<Use>) -> bool {
@@ -294,15 +295,15 @@ impl<B: Backend> Subgraph<B> {
         leaf
     }
 
-    /// A tensor of the subgraph as the operand of an operation, which is one node of this order: under
-    /// a node for this use, if it needs one.
+    /// A tensor of the subgraph as the operand of an operation, which is one node of this order:
+    /// under a use node, if it needs one.
     pub(crate) fn operand(
         &self,
         tensor: AdTensor<B>,
         order: usize,
         known: &mut KnownOperands<B>,
     ) -> AdTensor<B> {
-        // What is replayed has been played through: its uses have the nodes that they need.
+        // A replayed segment was played through before: its uses have the nodes that they need.
         if self.is_replay {
             return tensor;
         }
@@ -322,7 +323,7 @@ impl<B: Backend> Subgraph<B> {
 
     /// Notes an operation in the subgraph.
     pub(crate) fn note(&self, edge: Edge) {
-        // What is replayed was played through as what it was recorded as.
+        // A replayed operation is known from its recording.
         if !self.is_replay {
             self.state().edges.push(edge);
         }
@@ -351,7 +352,7 @@ impl<B: Backend> Numbered for Subgraph<B> {
 
 impl<B: Backend> Drop for Subgraph<B> {
     fn drop(&mut self) {
-        // They hold the subgraphs below.
+        // Boundaries hold the subgraphs below.
         discard(mem::take(&mut get_mut(&mut self.state).boundaries));
     }
 }

@@ -16,13 +16,13 @@ use burn_autodiff::NodeId;
 /// An operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Consumer {
-    /// An operation that is on the tape since the forward pass.
+    /// An operation on the tape since the forward pass.
     Kept(NodeId),
     /// A recorded operation, by its sequence number.
     Replayable(u64),
 }
 
-/// A tensor that a gradient comes to.
+/// A tensor that receives a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Target {
     /// A node on the tape.
@@ -32,7 +32,7 @@ pub(crate) enum Target {
 }
 
 impl Target {
-    /// The operation that it is the result of, if it is one of those known.
+    /// The operation that it is the result of, if that is known.
     fn made_by(self) -> Consumer {
         match self {
             Self::OnTape(id) => Consumer::Kept(id),
@@ -69,11 +69,11 @@ pub(crate) struct Edge {
 /// One use of a tensor: by which operation, as which operand.
 pub(crate) type Use = (Consumer, usize);
 
-/// The operations of a forward pass, as far as they are known.
+/// The known operations of a forward pass.
 #[derive(Debug, Default)]
 pub(crate) struct TapeGraph {
     edges: HashMap<Consumer, (Unit, Edge)>,
-    /// Nodes that stand for others in their subgraph.
+    /// Nodes that stand for other tensors in their subgraph.
     aliases: HashMap<NodeId, Target>,
 }
 
@@ -82,7 +82,7 @@ pub(crate) struct TapeGraph {
 pub(crate) struct Sum {
     /// The uses in plain Burn's order.
     pub(crate) uses: Vec<(Unit, Use)>,
-    /// Whether they come in that order if each unit adds its own.
+    /// Whether that order results if each unit adds its own contributions.
     is_in_order: bool,
 }
 
@@ -91,9 +91,9 @@ pub(crate) struct Sum {
 pub(crate) struct Played {
     graph: TapeGraph,
     reached: HashMap<Consumer, usize>,
-    /// The uses that each gradient comes from.
+    /// The contributions to each gradient.
     pub(crate) sums: HashMap<Target, Sum>,
-    /// The use that each boundary leaf is there for.
+    /// The use that each boundary leaf stands for.
     entries: HashMap<NodeId, Use>,
 }
 
@@ -103,13 +103,13 @@ impl Played {
         self.reached.get(&consumer).copied().unwrap_or(usize::MAX)
     }
 
-    /// The unit that runs the operation whose result this is.
+    /// The unit that runs the operation with this result.
     pub(crate) fn made_in(&self, target: Target) -> Option<Unit> {
         let known = self.graph.edges.get(&target.made_by());
         known.map(|(unit, _)| *unit)
     }
 
-    /// The order of an operation that uses something, and so was played.
+    /// The order of an operation with operands, which was played.
     pub(crate) fn order(&self, consumer: Consumer) -> usize {
         let (_, edge) = &self.graph.edges[&consumer];
         edge.order
@@ -120,13 +120,13 @@ impl Played {
         self.graph.resolve(target)
     }
 
-    /// Whether contributions to this gradient have to be put in order.
+    /// Whether the contributions to this gradient must be put in order.
     pub(crate) fn is_apart(&self, target: Target) -> bool {
         let sum = self.sums.get(&self.resolve(target));
         sum.is_some_and(|sum| !sum.is_in_order)
     }
 
-    /// Checks, in debug builds, that a contribution was played, and in the unit that it comes from.
+    /// Checks, in debug builds, that a contribution was played in the unit that it comes from.
     pub(crate) fn check(&self, target: Target, of: Use, unit: Unit) {
         debug_assert!(
             self.sums
@@ -136,7 +136,7 @@ impl Played {
         );
     }
 
-    /// The use that a node of a subgraph is there for.
+    /// The use that a node of a subgraph stands for.
     pub(crate) fn entry(&self, node: NodeId) -> Option<Use> {
         self.entries.get(&node).copied()
     }
@@ -173,8 +173,8 @@ impl TapeGraph {
             if !seen.insert(consumer) {
                 continue;
             }
-            // Also what is below on the tape outside of all subgraphs, whose operations are not
-            // known: it is reached from here, in this order.
+            // This includes tensors of the tape outside of all subgraphs, whose operations are not
+            // known: they are reached from here, in this order.
             reached.insert(consumer, reached.len());
             let Some(edge) = self.edges.get(&consumer) else {
                 continue;
@@ -219,7 +219,7 @@ impl Sum {
         self.uses.iter().position(|(_, known)| *known == of)
     }
 
-    /// The part of the tape that runs last.
+    /// The unit that runs last.
     pub(crate) fn last_unit(&self) -> Unit {
         let units = self.uses.iter().map(|(unit, _)| *unit);
         units
@@ -262,7 +262,7 @@ mod tests {
         Target::OnTape(NodeId::new())
     }
 
-    /// Who contributes to a gradient, in the order in which it adds up.
+    /// The operations that contribute to a gradient, in the order of the sum.
     fn contributors(played: &Played, target: Target) -> Vec<Consumer> {
         let uses = played.sums[&target].uses.iter();
         uses.map(|(_, (consumer, _))| *consumer).collect()
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn of_one_order_the_last_operand_is_reached_first() {
+    fn within_one_order_the_last_operand_is_reached_first() {
         let mut graph = TapeGraph::default();
         let weight = leaf();
         let [first, second, third] = [0, 1, 2].map(|_| add(&mut graph, TAPE, 1, &[weight]));
@@ -293,9 +293,9 @@ mod tests {
         assert!(played.reached(third.made_by()) < played.reached(first.made_by()));
     }
 
-    /// Tensors of the tape outside of all subgraphs, which the pass goes on from at the end.
+    /// Tensors of the tape outside of all subgraphs, from which the pass goes on at the end.
     #[test]
-    fn results_of_operations_that_are_not_known_are_reached_too() {
+    fn results_of_unknown_operations_are_reached_too() {
         let mut graph = TapeGraph::default();
         let outside = [0, 1, 2].map(|_| leaf());
         let low = add(&mut graph, TAPE, 1, &[outside[2]]);
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_loss_does_not_depend_on_contributes_nothing() {
+    fn operations_outside_the_loss_contribute_nothing() {
         let mut graph = TapeGraph::default();
         let weight = leaf();
         let used = add(&mut graph, TAPE, 1, &[weight]);
@@ -339,7 +339,7 @@ mod tests {
 
     /// A node that stands for a tensor in its subgraph is that tensor.
     #[test]
-    fn what_enters_a_subgraph_adds_up_outside() {
+    fn a_tensor_that_enters_a_subgraph_adds_up_outside() {
         let mut graph = TapeGraph::default();
         let weight = leaf();
         let boundary = NodeId::new();
@@ -396,7 +396,7 @@ mod tests {
             let mut nodes: Vec<_> = (0..leaves).map(|_| tape::leaf::<Flex>(value())).collect();
             for _ in 0..3 + below(38) {
                 let mut parents: Vec<_> = (0..1 + below(4)).map(|_| below(nodes.len())).collect();
-                // The latest one as well, more often than not: deep graphs, not only wide ones.
+                // Mostly the latest one as well: deep graphs, not only wide ones.
                 if below(3) > 0 {
                     parents.push(nodes.len() - 1);
                 }

@@ -1,8 +1,8 @@
 //! Where a tensor on the tape comes from: the armed parameters it depends on, and the subgraph of
 //! the tape it is in.
 //!
-//! A backward pass starts from a loss, and burn-autodiff does not tell what is below it. So each
-//! result carries its origins along.
+//! A backward pass starts from a loss, and burn-autodiff does not tell which nodes are below it. So
+//! each result carries its origins.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::{
 
 /// A subgraph of the tape, as the origins of a tensor name it.
 pub(crate) trait Numbered {
-    /// A tensor of one subgraph depends on subgraphs of lower numbers only.
+    /// Number of the subgraph. A tensor depends on subgraphs of lower numbers only.
     fn number(&self) -> u64;
 }
 
@@ -61,7 +61,7 @@ impl<B: Backend, S: Numbered> Origins<B, S> {
         }
     }
 
-    /// The origins of a parameter that enters a subgraph; these are its armed sets there.
+    /// The origins of a parameter that enters a subgraph, where its armed sets are these.
     pub(crate) fn of_all(armed_sets: Arc<[Arc<ArmedSet<B>>]>, subgraph: Arc<S>) -> Self {
         Self {
             armed_sets: Some(armed_sets),
@@ -81,7 +81,7 @@ impl<B: Backend, S: Numbered> Origins<B, S> {
         self.subgraph.as_ref()
     }
 
-    /// The number of the subgraph; 0 for the tape outside of all.
+    /// The number of the subgraph; 0 for the tape outside of all subgraphs.
     pub(crate) fn number(&self) -> u64 {
         self.subgraph
             .as_ref()
@@ -92,7 +92,7 @@ impl<B: Backend, S: Numbered> Origins<B, S> {
         self.armed_sets.as_deref().unwrap_or_default()
     }
 
-    /// Adds the origins of another operand. The later subgraph counts.
+    /// Adds the origins of another operand. Of two subgraphs, the later one is kept.
     pub(crate) fn join(&mut self, other: &Self) {
         if other.number() > self.number() {
             self.subgraph.clone_from(&other.subgraph);

@@ -1,12 +1,13 @@
-//! Uses by the operations that a subgraph keeps that have a node of their own.
+//! Use nodes: nodes for single uses of a tensor by kept operations.
 //!
-//! What these operations contribute to a gradient adds up as it comes, which is plain Burn's order. A
+//! The contributions of these operations add up as they come, which is plain Burn's order. A
 //! contribution from elsewhere may belong between two of them:
-//! - The result of a segment is used there, too, and that part of the pass runs later. Each use has a
-//!   node, where its contribution can stay until then.
-//! - Another tensor is used by segments above, and that part has run before. What belongs between
-//!   operations of two orders is added after all of the higher one. Of several operations of one order
-//!   all but one have a node, which adds what belongs right before or after them.
+//! - The segment itself uses its result, too, and runs later. Each use has a node, under which its
+//!   contribution can stay until then.
+//! - Segments above use another tensor, and have run before. A contribution that belongs between
+//!   operations of two orders is added after all those of the higher order. Of several operations
+//!   of one order, all but one have a node, which adds the contributions that belong right before
+//!   or after them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -39,14 +40,14 @@ pub(crate) struct UseNode<B: Backend> {
     passing: SharedPassing<B>,
 }
 
-/// A contribution that one of several places adds: the one that comes by first.
+/// A contribution that waits at several places: the first to run adds it.
 pub(crate) type Waiting<B> = Arc<Mutex<Option<FloatTensor<B>>>>;
 
 /// How an operation's contributions to one gradient are passed on.
 struct Passing<B: Backend> {
     /// In the order of its operands.
     nodes: Vec<NodeId>,
-    /// They stay where they are.
+    /// Whether the contributions stay under `nodes`.
     is_apart: bool,
     before: Vec<Waiting<B>>,
     after: Vec<Waiting<B>>,
@@ -54,7 +55,7 @@ struct Passing<B: Backend> {
 
 type SharedPassing<B> = Arc<Mutex<Passing<B>>>;
 
-/// The tensors that one operation uses, as far as its operands are known: it may use one twice.
+/// The tensors among the known operands of an operation, which may use one twice.
 pub(crate) struct KnownOperands<B: Backend>(Vec<(NodeId, Option<SharedPassing<B>>)>);
 
 impl<B: Backend> KnownOperands<B> {
@@ -64,7 +65,7 @@ impl<B: Backend> KnownOperands<B> {
 }
 
 impl<B: Backend> UseNode<B> {
-    /// Whether the contribution stays here; else it goes on to the tensor.
+    /// Sets whether the contribution stays here, or goes on to the tensor.
     pub(crate) fn set_apart(&self, is_apart: bool) {
         lock(&self.passing).is_apart = is_apart;
     }
@@ -91,7 +92,7 @@ impl<B: Backend> Passing<B> {
     }
 }
 
-/// Adds what nobody has added yet to the gradient of a node.
+/// Adds the contributions that were not added elsewhere to the gradient of a node.
 pub(crate) fn add_waiting<B: Backend>(
     id: NodeId,
     waiting: impl IntoIterator<Item = Waiting<B>>,
@@ -131,8 +132,8 @@ impl<B: Backend> Uses<B> {
         self.nodes.get(&tensor).map_or(&[], Vec::as_slice)
     }
 
-    /// The tensor as the operand of an operation, which is one node of this order: under a node for
-    /// this use; `None` if it needs none.
+    /// The tensor as the operand of an operation, which is one node of this order, under a use
+    /// node; `None` if it needs none.
     pub(crate) fn operand(
         &mut self,
         tensor: &AdTensor<B>,
@@ -154,7 +155,7 @@ impl<B: Backend> Uses<B> {
         let placeholder = self
             .placeholder
             .get_or_insert_with(|| tape::placeholder::<B>(&tensor.primitive));
-        // Neither the tensor nor its value: the graph would hold itself.
+        // Not the tensor, nor its value: the graph would hold itself.
         let target = tape::key::<B>(tensor, placeholder.clone());
         let node = tape::hook(vec![tensor.clone()], order, placeholder.clone(), {
             let passing = passing.clone();
@@ -177,13 +178,13 @@ impl<B: Backend> Uses<B> {
         lock(&passing).nodes.push(id);
         let nodes = self.nodes.entry(of).or_default();
         nodes.push(UseNode { id, passing });
-        // In the place of the tensor, with the order that it claims.
+        // Replaces the tensor, with the order that it claims.
         let value = tensor.primitive.clone();
         Some(tape::handle::<B>(&node, value, tensor.node.order))
     }
 }
 
-// With the feature `distributed`, burn-autodiff wants more of a backend.
+// With the feature `distributed`, burn-autodiff has more bounds on a backend.
 #[cfg(all(test, not(feature = "distributed")))]
 mod tests {
     use burn::{
@@ -193,7 +194,7 @@ mod tests {
 
     use super::*;
 
-    /// Added to one, it is itself: a sum of the three tells its order.
+    /// One added to it is lost in rounding, so a sum of three tells its order.
     const LARGE: f32 = 1e8;
 
     fn value(value: f32) -> FloatTensor<Flex> {
@@ -204,7 +205,7 @@ mod tests {
         tape::leaf::<Flex>(value(0.0))
     }
 
-    /// The tensor as it is used by one operation, as this number of operands.
+    /// The tensor as several operands of one operation.
     fn operands(
         uses: &mut Uses<Flex>,
         tensor: &AdTensor<Flex>,
@@ -218,7 +219,7 @@ mod tests {
         (0..count).map(|_| operand()).collect()
     }
 
-    /// An operation that contributes these to the gradients of its operands.
+    /// An operation with these contributions to the gradients of its operands.
     fn operation(operands: Vec<AdTensor<Flex>>, contributions: &[f32]) -> AdTensor<Flex> {
         let ids = operands.iter().map(|operand| operand.node.id);
         let contributions: Vec<_> = ids.zip(contributions.iter().copied()).collect();
@@ -277,7 +278,7 @@ mod tests {
         assert_eq!(gradient(vec![operation], &leaf), Some(1.0));
     }
 
-    /// The use with a node runs first or second; what comes between is added there.
+    /// The use with a node runs first or second, and adds the contribution between the two.
     #[test]
     fn a_contribution_between_two_of_one_order() {
         for is_first in [true, false] {
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_apart_stays_under_its_node() {
+    fn a_contribution_kept_apart_stays_under_its_node() {
         let (leaf, mut uses) = (leaf(), Uses::<Flex>::new());
         uses.add_result(leaf.node.id);
         let operand = operands(&mut uses, &leaf, 1);

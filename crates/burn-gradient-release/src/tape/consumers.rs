@@ -2,10 +2,10 @@
 //! its gradient add up.
 //!
 //! Plain Burn adds contributions in the order in which it runs the consumers: by order on the tape,
-//! highest first, then as they were reached. [Direct consumers](Consumers::consume) are Burn's own nodes
-//! and add up by themselves. A [derived tensor](DerivedConsumer) gives its contribution earlier than
-//! plain Burn's node would; it is added where that node would have added it, or at once where the
-//! order is known and cannot be wrong.
+//! highest first, then as they were reached. [Direct consumers](Consumers::consume) are Burn's own
+//! nodes and add up by themselves. A [derived tensor](DerivedConsumer) gives its contribution
+//! earlier than plain Burn's node would; it is added where that node would have added it, or at
+//! once where the order is known and cannot be wrong.
 
 use std::any::Any;
 use std::sync::{
@@ -38,7 +38,7 @@ pub(crate) trait Owner: Send + Sync {
     /// Whether the parameter waits for its gradient.
     fn is_waiting(&self) -> bool;
 
-    /// Notes that somebody has asked for the gradient.
+    /// Notes that the gradient was asked for.
     fn ask(&self);
 
     /// Acts on the gradient that `grads` has under the node by now, if it waits for one.
@@ -102,7 +102,7 @@ impl<B: Backend> DerivedConsumer<B> {
         }
     }
 
-    /// Adds the contribution, if it is there.
+    /// Adds the contribution, if it has arrived.
     fn add_to(&self, node: &AdTensor<B>, grads: &mut Gradients) -> bool {
         let contribution = lock(&self.contribution);
         match contribution.as_ref().and_then(|key| grads.remove::<B>(key)) {
@@ -153,7 +153,7 @@ impl<B: Backend> Consumers<B> {
         &self.node
     }
 
-    /// Stands for a value in nodes that need none.
+    /// A placeholder for the value of nodes that need none.
     pub(crate) fn placeholder(&self) -> FloatTensor<B> {
         self.node.primitive.clone()
     }
@@ -192,7 +192,7 @@ impl<B: Backend> Consumers<B> {
         !self.is_reached() && (self.is_used() || Arc::strong_count(&self.elsewhere) > 1)
     }
 
-    /// Whether anything that a backward pass could begin with is on the tape above the node.
+    /// Whether the tape has anything above the node that a backward pass could begin with.
     pub(crate) fn is_on_tape(&self) -> bool {
         let mut state = self.state();
         state.operands.retain(|operand| operand.strong_count() > 0);
@@ -224,8 +224,8 @@ impl<B: Backend> Consumers<B> {
         self.state().is_reached
     }
 
-    /// Notes `times` direct consumers of the given order. Returns whether there is one of them, the
-    /// lowest.
+    /// Notes `times` direct consumers of the given order. Returns whether a single consumer has
+    /// this order, and it is the lowest.
     pub(crate) fn consume(&self, order: usize, times: usize) -> bool {
         self.state().direct.add(order, times)
     }
@@ -256,10 +256,10 @@ impl<B: Backend> Consumers<B> {
         state.direct.completion_with(derived)
     }
 
-    /// Adds what derived tensors have contributed. `all` of it, once all direct consumers have run;
-    /// else what comes before any direct consumer.
+    /// Adds the contributions of derived tensors: `all` of them once all direct consumers have run;
+    /// else those that come before any direct consumer.
     ///
-    /// Does nothing where only plain Burn's place on the tape tells the order.
+    /// Does nothing if the order is known only where plain Burn's nodes run.
     pub(crate) fn gather(&self, grads: &mut Gradients, all: bool) {
         let mut state = self.state();
         if state.derived.is_empty() || !state.has_one_order() || !(all || state.direct.is_empty()) {
@@ -274,7 +274,7 @@ impl<B: Backend> Consumers<B> {
         }
     }
 
-    /// Ends a pass: adds up whatever is left, and lets the owner act on it.
+    /// Ends a pass: adds up the remaining contributions, and lets the owner act on the sum.
     pub(crate) fn finish(&self, grads: &mut Gradients) {
         let leaf_hooks = {
             let mut state = self.state();
@@ -381,7 +381,7 @@ pub(crate) fn contribute<B: Backend>(
     }
 }
 
-// With the feature `distributed`, `Gradients::new` takes more.
+// With the feature `distributed`, `Gradients::new` takes more arguments.
 #[cfg(all(test, not(feature = "distributed")))]
 mod tests {
     use burn::{
@@ -439,7 +439,7 @@ mod tests {
         Some(Tensor::from_primitive(TensorPrimitive::Float(sum)).into_scalar())
     }
 
-    /// Added to, `ONE` is lost in rounding: the result tells the order.
+    /// `ONE` added to it is lost in rounding, so the result tells the order.
     const HUGE: f32 = 1e8;
     const ONE: f32 = 1.0;
 
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_pass_does_not_reach_is_not_waited_for() {
+    fn unreached_consumers_are_not_awaited() {
         let consumers = consumers(&[]);
         let _unreached = derive_unreached(&consumers, 9);
         let reached = derive(&consumers, 4);
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_no_known_order_is_left_to_the_placeholder_node() {
+    fn contributions_in_no_known_order_are_left_to_the_placeholder_node() {
         let consumers = consumers(&[4, 9]);
         let derived = derive(&consumers, 6);
         let mut grads = no_gradients();
@@ -557,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn the_contribution_of_what_is_not_part_of_the_pass_is_dropped() {
+    fn a_contribution_outside_the_pass_is_dropped() {
         let consumers = consumers(&[]);
         let derived = derive_unreached(&consumers, 4);
         let mut grads = no_gradients();

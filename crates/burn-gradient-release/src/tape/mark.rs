@@ -9,12 +9,12 @@ use burn_autodiff::grads::Gradients;
 
 use crate::tape::AdTensor;
 
-/// Refuses marked parameters in a backward pass of several parts: Burn would reduce what adds up in
-/// one part, or nothing.
+/// Refuses marked parameters in a backward pass of several parts: Burn would reduce the gradient of
+/// one part only, or none.
 ///
 /// # Panics
 ///
-/// If there are any below the part that gave these gradients.
+/// If the part of the tape that gave these gradients has any.
 #[cfg(feature = "distributed")]
 pub(crate) fn check_part(grads: &Gradients) {
     assert!(!grads.is_distributed(), "{IN_PARTS}");

@@ -3,11 +3,11 @@
 //! A *node* has an id, under which contributions to its gradient add up, and an *order*: one more
 //! than the highest order among its parents, 0 for a leaf. A backward pass collects the nodes that
 //! it reaches from its root, depth first and the last parent first, and runs them by order, highest
-//! first. Nodes of one order run as they were reached.
+//! first. Nodes of one order run in the order in which they were reached.
 //!
-//! Operations stay what they are in plain Burn: same parents, same orders. Gradient release adds
-//! [hooks](hook): nodes of its own between or beside them. That plain Burn reaches and runs its own
-//! nodes as before is what makes the results equal bit for bit.
+//! Operations are those of plain Burn: same parents, same orders. Gradient release adds
+//! [hooks](hook): nodes of its own between or beside them. The results are equal bit for bit
+//! because Burn reaches and runs its own nodes as before.
 
 pub(crate) mod consumers;
 pub(crate) mod mark;
@@ -39,8 +39,8 @@ const NEVER_RUN: usize = usize::MAX;
 
 /// A handle to the node of `like` that carries `value` and claims `order`.
 ///
-/// A consumer takes its own order from what its operands claim. A handle that claims what plain
-/// Burn's operand would have leaves the consumer where plain Burn puts it.
+/// A consumer takes its own order from the orders that its operands claim. A handle that claims the
+/// order of plain Burn's operand leaves the consumer where plain Burn puts it.
 pub(crate) fn handle<B: Backend>(
     like: &AdTensor<B>,
     value: FloatTensor<B>,
@@ -55,7 +55,7 @@ pub(crate) fn handle<B: Backend>(
 
 /// A tensor that is not on the tape.
 pub(crate) fn off_tape<B: Backend>(value: FloatTensor<B>) -> AdTensor<B> {
-    // `from_inner` of `Autodiff` is the same, but wants more of the backend with `distributed`.
+    // `Autodiff::from_inner` does the same, but has more bounds with the feature `distributed`.
     AdTensor::<B>::new(value)
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn key<B: Backend>(like: &AdTensor<B>, value: FloatTensor<B>) -> AdTe
     key
 }
 
-/// An untracked tensor that claims `order`, to learn the order of what is computed from it.
+/// An untracked tensor that claims `order`, to learn the orders of operations on it.
 pub(crate) fn untracked<B: Backend>(value: FloatTensor<B>, order: usize) -> AdTensor<B> {
     let mut tensor = off_tape::<B>(value);
     let node = Arc::get_mut(&mut tensor.node).expect("a new tensor owns its node alone");
@@ -78,7 +78,7 @@ pub(crate) fn untracked<B: Backend>(value: FloatTensor<B>, order: usize) -> AdTe
     tensor
 }
 
-/// A value that stands for another in nodes that need none.
+/// A placeholder for the value of nodes that need none.
 pub(crate) fn placeholder<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_empty(Shape::new([1]), &B::float_device(like), like.dtype().into())
 }
@@ -110,7 +110,7 @@ pub(crate) fn take<B: Backend>(
     grads.remove::<B>(&key)
 }
 
-/// Adds what was accumulated under one node to the gradient of another, as Burn would have.
+/// Adds the gradient that was accumulated under one node to that of another, as Burn would have.
 pub(crate) fn forward<B: Backend>(from: NodeId, to: &AdTensor<B>, grads: &mut Gradients) {
     if let Some(contribution) = take(from, to, grads) {
         grads.register::<B>(to.node.id, contribution);
@@ -120,7 +120,7 @@ pub(crate) fn forward<B: Backend>(from: NodeId, to: &AdTensor<B>, grads: &mut Gr
 /// Function of a hook, given its own node.
 pub(crate) type Run = dyn Fn(NodeId, &mut Gradients) + Send + Sync;
 
-/// Puts a node of the given order on the tape that runs `run` when backward comes by.
+/// Puts a node of the given order on the tape. `run` is called when backward runs it.
 ///
 /// Its parents are reached as they would be from an operation with these operands. `value` stands
 /// for its output; the gradient under its id is left to `run`.
@@ -167,7 +167,7 @@ where
     T: Backward<B, 1, State = S> + Backward<B, 2, State = S>,
     S: Clone + Send + fmt::Debug + 'static,
 {
-    /// Leads on to the parents that have no room in the node before.
+    /// Leads to the parents that do not fit into the node before.
     #[derive(Debug)]
     struct Rest;
 
@@ -181,8 +181,8 @@ where
     let mut last = parents.pop().expect("a hook has a parent");
     while parents.len() > 1 {
         let parent = parents.pop().expect("there are two or more");
-        // They are held until the node is there: the end of a pass on another thread frees a graph
-        // that nobody holds.
+        // Held until the node is registered: a pass that ends on another thread frees graphs that
+        // nothing holds.
         let pair = [parent, last];
         let nodes = pair
             .each_ref()
@@ -213,11 +213,11 @@ where
     node
 }
 
-/// Checks what the order of a new node is taken to be.
+/// Checks that a new node has the expected order.
 ///
 /// # Panics
 ///
-/// If burn-autodiff counts in another way: then the weights could differ from plain Burn's.
+/// If burn-autodiff counts differently: the weights could then differ from plain Burn's.
 pub(crate) fn check_order(found: usize, expected: usize) {
     assert!(
         found == expected,
@@ -225,11 +225,11 @@ pub(crate) fn check_order(found: usize, expected: usize) {
     );
 }
 
-/// Checks that an operation is the one node that it is taken to be.
+/// Checks that an operation is a single node, as expected.
 ///
 /// # Panics
 ///
-/// If burn-autodiff makes several of it: then a gradient could be lost.
+/// If burn-autodiff makes several nodes of it: a gradient could then be lost.
 pub(crate) fn check_one_node(is_one: bool) {
     assert!(is_one, "{ANOTHER_TAPE} (an operation of several nodes)");
 }
@@ -237,12 +237,13 @@ pub(crate) fn check_one_node(is_one: bool) {
 const ANOTHER_TAPE: &str = "gradient release relies on the tape of burn-autodiff 0.21.0, and found \
     another: use the version of burn-autodiff that burn-gradient-release was built for";
 
-/// Frees the forward passes over this leaf that nobody can run backward any more: their graphs hold
-/// the values of the weights.
+/// Frees the forward passes over this leaf that can no longer run backward: their graphs hold the
+/// values of the weights.
 ///
 /// Plain Burn frees them at its next backward pass. A loss that is still held is not touched. The
-/// leaf is used up: Burn forgets in which graph it is, so that a gradient of what is computed from
-/// it later may be lost. Unless it is armed again, somebody has to make another leaf of its value.
+/// leaf cannot be used again: Burn forgets which graph it is in, so that gradients of later
+/// computations may be lost. Unless the parameter is armed again, the caller has to make another
+/// leaf of its value.
 pub(crate) fn free_discarded<B: AutodiffInner>(leaf: AdTensor<B>) {
     #[derive(Debug)]
     struct Nothing;
@@ -257,6 +258,6 @@ pub(crate) fn free_discarded<B: AutodiffInner>(leaf: AdTensor<B>) {
         .compute_bound()
         .stateless(leaf.primitive.clone());
     drop(Autodiff::<B>::backward(root));
-    // A leaf without a holder would take the graphs above it along.
+    // Dropped last: with a leaf that nothing holds, Burn drops the graphs above it.
     drop(leaf);
 }

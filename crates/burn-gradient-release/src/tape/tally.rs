@@ -4,7 +4,7 @@
 #[derive(Debug)]
 pub(crate) struct Tally {
     consumers: usize,
-    /// The lowest order among them, and how many have it.
+    /// The lowest order among them, and the number of consumers that have it.
     lowest: usize,
     at_lowest: usize,
 }
@@ -14,7 +14,7 @@ pub(crate) struct Tally {
 pub(crate) enum Completion {
     /// Nothing on the tape uses the node.
     Unused,
-    /// Right after the one consumer that is lowest, by its [leaf hook](super::consumers::leaf_hook).
+    /// Right after the lowest consumer, by its [leaf hook](super::consumers::leaf_hook).
     AtLeafHook,
     /// After all nodes of this order.
     After(usize),
@@ -29,7 +29,8 @@ impl Tally {
         }
     }
 
-    /// Notes `times` consumers of the given order. Returns whether there is one of them, the lowest.
+    /// Notes `times` consumers of the given order. Returns whether a single consumer has this
+    /// order, and it is the lowest.
     pub(crate) fn add(&mut self, order: usize, times: usize) -> bool {
         self.consumers += times;
         if order < self.lowest {
@@ -51,8 +52,8 @@ impl Tally {
         self.lowest == order && self.at_lowest == 1
     }
 
-    /// When the gradient is complete, if consumers are all that uses the node. The last leaf hook
-    /// stands at the order `hook`.
+    /// When the gradient is complete, if only direct consumers use the node. `hook` is the order of
+    /// the last leaf hook.
     pub(crate) fn completion(&self, hook: Option<usize>) -> Completion {
         match self.at_lowest {
             0 => Completion::Unused,
@@ -61,15 +62,15 @@ impl Tally {
         }
     }
 
-    /// When the gradient is complete, with what is derived from the node: it contributes at the
+    /// When the gradient is complete, if derived tensors use the node, too. They contribute at the
     /// orders `derived`.
     pub(crate) fn completion_with(&self, derived: impl Iterator<Item = usize>) -> Completion {
         Completion::After(derived.fold(self.lowest, usize::min))
     }
 
-    /// Whether the order in which contributions add up is known without plain Burn's place on the
-    /// tape for what is derived from the node, at the orders `derived`: a sum of two has none, and
-    /// consumers above all that is derived come first.
+    /// Whether the order of the contributions is known before plain Burn's nodes of the derived
+    /// tensors run, which are at the orders `derived`: a sum of two has no order, and consumers
+    /// above all derived tensors come first.
     pub(crate) fn has_one_order(&self, derived: impl ExactSizeIterator<Item = usize>) -> bool {
         let uses = self.consumers + derived.len();
         uses <= 2 || self.is_empty() || derived.max().is_none_or(|highest| highest < self.lowest)
@@ -106,14 +107,14 @@ mod tests {
         assert_eq!(tally(&[]).completion(None), Completion::Unused);
         assert_eq!(tally(&[4, 9]).completion(None), Completion::After(4));
         assert_eq!(tally(&[4, 9]).completion(Some(4)), Completion::AtLeafHook);
-        // The hook was made for a consumer that another one came below.
+        // A lower consumer came after the hook was made.
         assert_eq!(tally(&[4, 2]).completion(Some(4)), Completion::After(2));
         // The hook runs before the second of the two.
         assert_eq!(tally(&[4, 4]).completion(Some(4)), Completion::After(4));
     }
 
     #[test]
-    fn what_is_derived_can_be_last() {
+    fn a_derived_tensor_can_be_last() {
         let completion = |orders: &[usize], derived: &[usize]| {
             tally(orders).completion_with(derived.iter().copied())
         };

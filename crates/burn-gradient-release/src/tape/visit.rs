@@ -22,10 +22,11 @@ thread_local! {
     static PASS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A pass of burn-autodiff over a part of the tape, on this thread, for as long as it is there.
+/// A pass of burn-autodiff over a part of the tape, on this thread. It ends when this is dropped.
 ///
-/// Burn's passes free old graphs as well: those of other losses and of other threads. A node that
-/// goes in this way was not reached, and only what [awaits](Visit::await_pass) a pass counts there.
+/// Burn's passes free old graphs as well: those of other losses and of other threads. A marker that
+/// is dropped with them was not reached: only one that [awaits](Visit::await_pass) the pass is
+/// counted.
 pub(crate) struct Pass(());
 
 impl Pass {
@@ -64,20 +65,20 @@ pub(crate) struct Visit(Arc<Moment>);
 
 #[derive(Debug, Default)]
 struct Moment {
-    /// The pass that it awaits.
+    /// Number of the pass that it awaits.
     pass: AtomicU64,
-    /// 0, if the pass has not reached it.
+    /// Position in the order of reaching; 0 if the pass has not reached it.
     number: AtomicU64,
 }
 
 impl Visit {
-    /// From here on only the [`Pass`] under way counts.
+    /// From now on only the current [`Pass`] counts.
     pub(crate) fn await_pass(&self) {
         self.0.pass.store(PASS.get(), Ordering::Relaxed);
         self.0.number.store(0, Ordering::Relaxed);
     }
 
-    /// As a number that grows from marker to marker; 0 if the pass has not reached it.
+    /// Position in the order in which markers were reached; 0 if the pass has not reached it.
     pub(crate) fn get(&self) -> u64 {
         self.0.number.load(Ordering::Relaxed)
     }
@@ -90,7 +91,7 @@ impl Visit {
     }
 }
 
-/// Burn drops what it does not run while it collects the tape, in the order of reaching.
+/// While Burn collects the tape, it drops the nodes that it does not run, in the order of reaching.
 #[derive(Clone, Debug)]
 struct Reached(Visit);
 
@@ -103,7 +104,7 @@ impl Drop for Reached {
     }
 }
 
-// With the feature `distributed`, burn-autodiff wants more of a backend.
+// With the feature `distributed`, burn-autodiff has more bounds on a backend.
 #[cfg(all(test, not(feature = "distributed")))]
 mod tests {
     use burn::{
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_in_no_pass_or_another_was_not_reached() {
+    fn a_marker_dropped_outside_its_pass_was_not_reached() {
         let visit = Visit::default();
         let _pass = Pass::begin();
         visit.await_pass();
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_thread_drops_was_not_reached() {
+    fn a_marker_dropped_by_another_thread_was_not_reached() {
         let visit = Visit::default();
         let _pass = Pass::begin();
         visit.await_pass();

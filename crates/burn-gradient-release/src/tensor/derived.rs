@@ -1,12 +1,12 @@
 //! Functions of armed parameters alone: views, casts, normalised weights.
 //!
-//! Plain Burn's node for such a function lies at the very bottom of the tape, and holds its
-//! gradient until the end of backward. Here the value is computed at once, and a *placeholder*
-//! takes the place of plain Burn's node. When a backward pass begins, all consumers are known: the
-//! function is replayed on the tape right below the lowest of them.
+//! Plain Burn's node for such a function is at the very bottom of the tape, and holds its gradient
+//! until the end of backward. Here the value is computed at once, and a *placeholder* takes the
+//! place of plain Burn's node. When a backward pass begins, all consumers are known: the function
+//! is replayed on the tape right below the lowest of them.
 //!
 //! The placeholder marks the place in the order of contributions: see
-//! [`uses`](crate::tape::consumers).
+//! [`consumers`](crate::tape::consumers).
 
 use std::{
     mem,
@@ -51,7 +51,7 @@ pub(crate) enum Operand<B: Backend> {
     Derived(Derived<B>),
 }
 
-/// The place of a derived tensor on the tape, for as long as somebody may still consume it.
+/// The place of a derived tensor on the tape, as long as it may still be consumed.
 struct Placeholder<B: Backend> {
     expression: Arc<Expression<B>>,
     operands: Mutex<Vec<Argument<B>>>,
@@ -59,8 +59,8 @@ struct Placeholder<B: Backend> {
     exit: Arc<Mutex<Exit<B>>>,
 }
 
-/// The node from which the gradient goes on that other subgraphs of the tape have gathered, and its
-/// origins; once there is one.
+/// The node from which a gradient that other subgraphs have gathered goes on, and its origins;
+/// `None` until there is one.
 pub(crate) type Exit<B> = Option<(AdTensor<B>, Origins<B>)>;
 
 enum Argument<B: Backend> {
@@ -91,7 +91,7 @@ struct Edge<B: Backend> {
     consumers: Arc<Consumers<B>>,
     derived: Arc<DerivedConsumer<B>>,
     /// Emptied once the expression has run backward: a parameter is stepped in place only if
-    /// nobody else holds its value.
+    /// nothing else holds its value.
     source: Mutex<Source<B>>,
 }
 
@@ -126,8 +126,8 @@ impl<B: Backend> Operand<B> {
 ///
 /// # Errors
 ///
-/// The operands, if the function is more than one node on the tape: then it has no one place in the
-/// order.
+/// The operands, if the function is more than one node on the tape: then it has no single place in
+/// the order.
 pub(crate) fn derive<B: Backend>(
     operands: Vec<Operand<B>>,
     function: Function<B>,
@@ -214,8 +214,8 @@ impl<B: Backend> Derived<B> {
 }
 
 impl<B: Backend> Placeholder<B> {
-    /// Puts the placeholder on the tape, in the place of plain Burn's node. Once: several consumers
-    /// share it, as they share plain Burn's.
+    /// Puts the placeholder on the tape, in place of plain Burn's node. This happens once: several
+    /// consumers share it, as they share plain Burn's node.
     fn place(&self) -> AdTensor<B> {
         let mut node = lock(&self.node);
         if let Some(node) = &*node {
@@ -276,7 +276,7 @@ impl<B: Backend> Expression<B> {
         self.on_tape.get().expect("the placeholder was placed")
     }
 
-    /// Does what plain Burn's node would do in this place.
+    /// Adds the contribution that plain Burn's node would add here.
     fn add_in_place(&self, node: NodeId, grads: &mut Gradients) {
         let on_tape = self.on_tape();
         assert!(
@@ -290,7 +290,7 @@ impl<B: Backend> Expression<B> {
         }
     }
 
-    /// Gives the replay, under `target`, the gradient that the consumers have left.
+    /// Hands the gradient of the consumers to the replay, under `target`.
     fn begin(&self, target: NodeId, device: &Device<B>, grads: &mut Gradients) {
         let on_tape = self.on_tape();
         on_tape.consumers.gather(grads, true);
@@ -300,7 +300,7 @@ impl<B: Backend> Expression<B> {
                 *lock(&edge.source) = Source::Done;
             }
         }
-        // Burn runs the replay of a tensor that is not part of this pass, too.
+        // Burn also runs the replay of a tensor that is not part of this pass.
         let zeros = || B::float_zeros(self.shape.clone(), device, self.dtype.into());
         grads.register::<B>(target, grad.unwrap_or_else(zeros));
     }
@@ -337,7 +337,7 @@ impl<B: Backend> Edge<B> {
         source.value()
     }
 
-    /// The value, from those that operands had when they were replayed.
+    /// The value, computed from those of the operands at their replay.
     fn replayed(&self, values: &mut Values<B>) -> Option<FloatTensor<B>> {
         let index = match lock(&self.source).clone() {
             Source::Expression(expression) => expression.index,
@@ -378,8 +378,8 @@ impl<B: Backend> Replay<B> for Expression<B> {
         else {
             return next;
         };
-        // All on the order of the lowest consumer: reached one after the other, they run one after
-        // the other, after Burn's own nodes of that order.
+        // All have the order of the lowest consumer: they are reached, and run, one after another,
+        // after Burn's own nodes of that order.
         let operands = on_tape.operands.iter().zip(operands).map(|(edge, value)| {
             let (consumers, derived) = (edge.consumers.clone(), edge.derived.clone());
             let placeholder = consumers.placeholder();

@@ -1,6 +1,7 @@
 //! Random masks, kept as bits.
 //!
-//! A mask of dropout cannot be computed again, and as a float takes as much as what it masks.
+//! A mask of dropout cannot be computed again, and as floats it takes as much memory as the tensor
+//! that it masks.
 
 use burn::tensor::{
     DType, FloatDType, Int, IntDType, Shape, Tensor, TensorData, TensorMetadata, TensorPrimitive,
@@ -21,7 +22,7 @@ pub(crate) struct Mask<B: Backend> {
 }
 
 impl<B: Backend> Mask<B> {
-    /// Packs a tensor that has nothing but zeros and ones.
+    /// Packs a tensor of zeros and ones.
     pub(crate) fn pack(value: FloatTensor<B>) -> Self {
         let (shape, dtype) = (value.shape(), value.dtype().into());
         let count = shape.num_elements();
@@ -59,7 +60,7 @@ impl<B: Backend> Mask<B> {
         (words * size_of::<i32>()) as u64
     }
 
-    /// The tensor as it was.
+    /// The original tensor.
     pub(crate) fn unpack(&self) -> FloatTensor<B> {
         let device = match self.words.first() {
             Some(words) => words.device(),

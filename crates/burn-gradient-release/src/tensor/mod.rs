@@ -56,7 +56,7 @@ impl<B: Backend> ReleaseTensor<B> {
         Self(Repr::Plain(tensor, Origins::none()))
     }
 
-    /// The owner turned into a snapshot; everything else as it is.
+    /// Turns an owner into a snapshot; other tensors stay as they are.
     pub(crate) fn read(self) -> Self {
         match self.0 {
             Repr::Live(live) => Self(Repr::Snapshot(live.snapshot())),
@@ -73,7 +73,7 @@ impl<B: Backend> ReleaseTensor<B> {
         }
     }
 
-    /// The node of the leaf this tensor is, or stands for.
+    /// The node of the leaf that this tensor is, or stands for.
     pub(crate) fn leaf_id(&self) -> Option<NodeId> {
         match &self.0 {
             Repr::Plain(tensor, _) => Some(tensor.node.id),
@@ -83,8 +83,8 @@ impl<B: Backend> ReleaseTensor<B> {
         }
     }
 
-    /// The autodiff tensor: the leaf of a parameter, the bare value of what was derived or
-    /// recorded.
+    /// The autodiff tensor: the leaf of a parameter, or the bare value of a derived or recorded
+    /// tensor.
     pub(crate) fn into_autodiff(self) -> AdTensor<B> {
         match self.read().0 {
             Repr::Plain(tensor, _) => tensor,
@@ -95,7 +95,7 @@ impl<B: Backend> ReleaseTensor<B> {
         }
     }
 
-    /// The leaf, if nothing is armed that it is or depends on.
+    /// The leaf, unless it is armed or depends on armed parameters.
     #[cfg(feature = "distributed")]
     pub(crate) fn into_free_leaf(self) -> Option<AdTensor<B>> {
         match self.read().0 {

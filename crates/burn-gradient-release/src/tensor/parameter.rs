@@ -20,8 +20,8 @@ use crate::{
     util::stale_copy::StaleCopyGuard,
 };
 
-/// Owner of a [`Slot`]. Not `Clone`: a copy would either move with the original or hold its old
-/// buffer back, so copies are [`Snapshot`]s.
+/// Owner of a [`Slot`]. Not `Clone`: a copy would either change with the original or keep its old
+/// buffer alive, so copies are [`Snapshot`]s.
 #[derive(Debug)]
 pub(crate) struct Live<B: Backend> {
     slot: Arc<Slot<B>>,
@@ -49,7 +49,7 @@ pub(crate) struct Site<B: Backend> {
 }
 
 impl<B: Backend> Site<B> {
-    /// A leaf that nothing uses yet; `placeholder` stands for its value on the tape.
+    /// A leaf without uses so far; `placeholder` stands for its value on the tape.
     pub(crate) fn new(
         leaf: &AdTensor<B>,
         placeholder: FloatTensor<B>,
@@ -76,10 +76,10 @@ pub(crate) struct Arming<B: Backend> {
     pub(crate) action: Action<B>,
 }
 
-/// A leaf that was armed. Dropped before it is [kept](Self::keep), it takes the arming back.
+/// An armed leaf. If it is dropped before it is [kept](Self::keep), the arming is taken back.
 pub(crate) struct Armed<B: Backend> {
     slot: Arc<Slot<B>>,
-    /// Owner that the consumers reported to before; `None` once this is kept.
+    /// The previous owner that the consumers reported to; `None` once this is kept.
     previous: Option<Option<Weak<dyn Owner>>>,
 }
 
@@ -104,7 +104,7 @@ impl<B: Backend> Drop for Armed<B> {
 }
 
 impl<B: Backend> Arming<B> {
-    /// Arms a leaf. Returns the one owner of its value beside it.
+    /// Arms a leaf. Also returns the one owner of its value.
     pub(crate) fn arm(self, leaf: AdTensor<B>) -> (Armed<B>, Live<B>) {
         let presence = Arc::new(());
         let slot = Arc::new(Slot::new(
@@ -149,13 +149,13 @@ impl<B: Backend> Live<B> {
 }
 
 impl<B: Backend> Snapshot<B> {
-    /// The slot it was read from, while the optimizer or the model has it.
+    /// The slot it was read from, as long as the optimizer or the model has it.
     pub(crate) fn slot(&self) -> Option<Arc<Slot<B>>> {
         self.slot.upgrade()
     }
 
-    /// The place on the tape that a new arming goes on with: unless a backward pass has visited it,
-    /// the forward passes so far may still be run backward.
+    /// The place on the tape that a new arming reuses: unless a backward pass has visited it,
+    /// earlier forward passes may still be run backward.
     pub(crate) fn pending_site(&self) -> Option<Site<B>> {
         (!self.site.consumers.is_reached()).then(|| self.site.clone())
     }
@@ -190,8 +190,8 @@ impl<B: Backend> Snapshot<B> {
         self.site.consumers.is_on_tape()
     }
 
-    /// The leaf, while it [is on the tape](Self::is_on_tape), and else another one: one that no old
-    /// graph can take along.
+    /// The leaf while it [is on the tape](Self::is_on_tape), and else a new one, which is in no old
+    /// graph.
     pub(crate) fn into_ordinary_leaf(self) -> AdTensor<B> {
         let is_on_tape = self.is_on_tape();
         let leaf = self.into_leaf();
@@ -201,7 +201,7 @@ impl<B: Backend> Snapshot<B> {
         }
     }
 
-    /// The leaf, for its value.
+    /// The leaf, to read its value.
     ///
     /// # Panics
     ///

@@ -1,4 +1,4 @@
-//! Operations that are recorded in the place of their results.
+//! Operations that are recorded instead of their results.
 
 use std::sync::{
     Arc, Mutex, Weak,
@@ -26,7 +26,7 @@ pub(crate) type Functions<B> = Arc<dyn Fn(Operands<B>) -> Vec<AdTensor<B>> + Sen
 
 /// Function of a recorded operation.
 pub(crate) enum Operation<B: Backend> {
-    /// Of parameters alone, it makes a derived tensor.
+    /// Makes a derived tensor if its operands are parameters alone.
     Derivable(Function<B>),
     /// One node on the tape, or several.
     OneNode(Functions<B>),
@@ -57,9 +57,9 @@ pub(crate) struct Node<B: Backend> {
     pub(crate) operation: Operation<B>,
     /// Order of plain Burn's node; known once the operation has run.
     order: AtomicUsize,
-    /// Whether a gradient can come to its results.
+    /// Whether its results can receive a gradient.
     is_tracked: bool,
-    /// Taken when it is replayed.
+    /// Taken when the operation is replayed.
     operands: Mutex<Option<Vec<Operand<B>>>>,
     /// Results that have left the segment, by index.
     exits: Mutex<Vec<(usize, Exit<B>)>>,
@@ -84,7 +84,7 @@ pub(crate) enum Outside<B: Backend> {
     Mask(Mask<B>, usize),
 }
 
-/// Notes, for as long as it is there, that a parameter is used outside of its part of the tape.
+/// Marks a parameter as used outside of its part of the tape, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct NotedUse {
     _elsewhere: Arc<()>,
@@ -120,11 +120,11 @@ impl<B: Backend> Segment<B> {
         })
     }
 
-    /// Records an operation. Returns the operands to run it with.
+    /// Records an operation. Also returns the operands to run it with.
     ///
     /// # Panics
     ///
-    /// If an operand was computed from results of this very segment, outside of it.
+    /// If an operand was computed outside of this segment, from results of it.
     pub(crate) fn record(
         self: &Arc<Self>,
         inputs: Vec<Input<B>>,
@@ -184,7 +184,7 @@ impl<B: Backend> Segment<B> {
         );
     }
 
-    /// The subgraph that begins with the results of this segment, and these.
+    /// The subgraph that begins with the results of this segment, and the results.
     fn open(self: &Arc<Self>) -> (Arc<Subgraph<B>>, Arc<Results<B>>) {
         let mut subgraph = lock(&self.subgraph);
         let mut results = lock(&self.results);
@@ -200,7 +200,7 @@ impl<B: Backend> Segment<B> {
     }
 }
 
-/// A recorded operation whose results come in.
+/// A recorded operation that receives its results.
 pub(crate) struct Entry<B: Backend> {
     node: Arc<Node<B>>,
     position: Option<TracePosition>,
@@ -208,7 +208,7 @@ pub(crate) struct Entry<B: Backend> {
 }
 
 impl<B: Backend> Entry<B> {
-    /// The next result.
+    /// Adds the next result.
     pub(crate) fn result(&mut self, result: AdTensor<B>) -> Replayable<B> {
         let index = self.results;
         self.results += 1;
@@ -229,14 +229,14 @@ impl<B: Backend> Entry<B> {
     }
 }
 
-/// An operand as it comes to an operation.
+/// An operand of an operation that is to be recorded.
 pub(crate) enum Input<B: Backend> {
     Replayable(Replayable<B>),
     Outside(Outside<B>),
 }
 
 impl<B: Backend> Input<B> {
-    /// Whether a gradient could come to it.
+    /// Whether it can receive a gradient.
     pub(crate) fn is_tracked(&self) -> bool {
         match self {
             Self::Replayable(tensor) => tensor.is_tracked(),
@@ -356,7 +356,7 @@ impl<B: Backend> Results<B> {
 }
 
 impl<B: Backend> Node<B> {
-    /// Looks at the operands, if they are still there.
+    /// Calls `look` with the operands, unless the operation was replayed.
     pub(crate) fn with_operands<R>(&self, look: impl FnOnce(&[Operand<B>]) -> R) -> Option<R> {
         lock(&self.operands).as_deref().map(look)
     }

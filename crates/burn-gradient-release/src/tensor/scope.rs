@@ -21,13 +21,16 @@ struct Scope {
 /// Runs a part of the forward pass whose activations are not kept: the backward pass computes them
 /// again.
 ///
-/// Only the tensors that enter the scope are kept, and those that leave it for as long as somebody
-/// holds them; what is random is kept, too, so that dropout has the same mask again. The gradients
-/// are those of the same code without a scope, bit for bit: see the crate's documentation for the
-/// one exception. With a scope around each block of a network, memory for activations falls to the
-/// inputs of the blocks and the activations of one block; the time grows by one forward pass of
-/// what is inside (Chen et al., *Training deep nets with sublinear memory cost*, 2016,
-/// <https://arxiv.org/abs/1604.06174>).
+/// Only the tensors that enter the scope are kept, and those that leave it as long as they are
+/// held. Random tensors are kept, too, so that dropout has the same mask again. With a scope around
+/// each block of a network, memory for activations falls to the inputs of the blocks and the
+/// activations of one block; the time grows by one forward pass of the scopes (Chen et al.,
+/// *Training deep nets with sublinear memory cost*, 2016, <https://arxiv.org/abs/1604.06174>).
+///
+/// The gradients are those of the same code without a scope, bit for bit, but for two cases, in
+/// which the last bits may differ: a tensor or parameter that is used three times or more, inside
+/// scopes and outside; and a recomputed tensor that is used three times or more, by `attention`,
+/// `ctc_loss` or a custom operation and by others (`docs/limitations.md`).
 ///
 /// It works on this thread, on tensors of [`GradientRelease`](crate::GradientRelease), armed or
 /// not. On other backends it only calls `forward`: generic model code stays generic. A scope within
@@ -60,10 +63,10 @@ struct Scope {
 /// # Panics
 ///
 /// Inside, an operation panics on a tensor that left this very scope, was used on another thread
-/// and came back. A second backward pass through a scope panics: `detach` what is carried over
-/// from step to step.
+/// and came back. A second backward pass through a scope panics: `detach` tensors that are carried
+/// over from step to step.
 pub fn checkpoint<R>(forward: impl FnOnce() -> R) -> R {
-    /// Closes the scope, when `forward` panics, too.
+    /// Closes the scope, also if `forward` panics.
     struct Close;
 
     impl Drop for Close {

@@ -3,12 +3,13 @@
 use std::{any::Any, cell::RefCell};
 
 thread_local! {
-    /// Values to drop after the drop under way; `None` if there is none.
+    /// Values to drop after the current drop; `None` if there is none.
     static QUEUE: RefCell<Option<Vec<Box<dyn Any>>>> = const { RefCell::new(None) };
 }
 
-/// Drops `contents`, and what that drops by this function one after the other: a chain of a million
-/// operations, each of which holds its operands, takes no more stack than one of two.
+/// Drops `contents`. Values that are discarded meanwhile are dropped one after another, so that a
+/// chain of a million operations, each of which holds its operands, takes no more stack than a
+/// chain of two.
 pub(crate) fn discard(contents: impl Any) {
     let mut contents: Option<Box<dyn Any>> = Some(Box::new(contents));
     let is_queued = QUEUE.try_with(|queue| match &mut *queue.borrow_mut() {
@@ -22,7 +23,7 @@ pub(crate) fn discard(contents: impl Any) {
         }
     });
     if is_queued.unwrap_or(true) {
-        // Or the thread is ending, and so are its chains.
+        // Queued; or the thread is ending, and `contents` is dropped right here.
         return;
     }
     while contents.is_some() {

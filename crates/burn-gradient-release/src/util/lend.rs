@@ -2,7 +2,8 @@
 
 use std::{cell::RefCell, thread::LocalKey};
 
-/// Runs `work` while `place` has the value; gives it back. A panic leaves the place empty, too.
+/// Runs `work` while `place` holds the value, and returns both. Afterwards `place` is empty, also
+/// after a panic.
 pub(crate) fn lend<T: 'static>(
     place: &'static LocalKey<RefCell<Option<T>>>,
     value: T,

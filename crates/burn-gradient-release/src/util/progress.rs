@@ -15,10 +15,10 @@ pub struct Recomputed {
     pub segments: usize,
     /// Operations in them.
     pub operations: usize,
-    /// Bytes that were kept from the forward pass for that: what enters the segments, their random
-    /// masks as bits. Parameters are not counted.
+    /// Bytes kept from the forward pass for that: the tensors that enter the segments, and their
+    /// random masks as bits. Parameters are not counted.
     pub kept_bytes: u64,
-    /// The bytes of activations at the worst moment of the backward pass that
+    /// The peak of the activations, in bytes, in the backward pass that
     /// [`Recompute`](crate::Recompute) plans for, as estimated from the sizes of tensors. More than
     /// a [`Budget`](crate::Recompute::Budget) if no cuts fit. `None` as long as there is no plan.
     pub planned_bytes: Option<u64>,

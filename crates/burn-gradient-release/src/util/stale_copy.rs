@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::module::ParamId;
 
-/// Guards copies of a parameter that were taken after its step and before the end of the
-/// optimizer's.
+/// Guards copies of a parameter that were taken after the parameter was stepped and before the
+/// optimizer's step ended.
 #[derive(Debug)]
 pub(crate) struct StaleCopyGuard {
     param: ParamId,
@@ -20,7 +20,7 @@ impl StaleCopyGuard {
         }
     }
 
-    /// Ends the step: from now on the copies are those that plain Burn would not have.
+    /// Ends the step. From now on the copies have weights that plain Burn's copies would not have.
     pub(crate) fn finish(&self) {
         self.is_finished.store(true, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Clipping by norms that are not those of one gradient alone.
+//! Clipping by norms other than that of a single gradient.
 
 use burn::{
     config::Config,
@@ -9,70 +9,70 @@ use burn_lean_arithmetic::{
     clipping::{AdaptiveRule, AutoClipRule, GlobalNormRule, ZClipRule},
 };
 
-/// How the gradients of a model are clipped by their norms, each under the name of its paper.
+/// How the gradients of a model are clipped by their norms. Each rule has the name that its paper
+/// gives it.
 ///
 /// Burn's own [`GradientClipping`](burn::grad_clipping::GradientClipping) clips each gradient by
-/// itself, and comes after this one where both are asked for.
+/// itself, after this one if both are set.
 #[derive(Config, Debug, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum NormClipping {
     /// By the norm of all gradients together, as PyTorch's `clip_grad_norm_` does: every gradient
-    /// is multiplied by `max_norm / (norm + 1e-6)` where that is less than one. Exact, and so in
-    /// [two backward passes](crate::TwoPasses): the norm is known only once every gradient was
-    /// there.
+    /// is multiplied by `max_norm / (norm + 1e-6)` if that is less than one. It is exact, and so
+    /// needs [two backward passes](crate::TwoPasses): the norm is known only after every gradient.
     GlobalNorm {
-        /// The largest norm that is stepped with.
+        /// The largest norm to step with.
         max_norm: f64,
     },
-    /// By how far the norm of all gradients is from those of earlier steps. In two backward passes.
+    /// By the distance of the norm of all gradients from those of earlier steps. In two backward
+    /// passes.
     ZClip(ZClipConfig),
     /// Unit by unit, by the norm of the unit's weights. In one pass.
     Adaptive(AdaptiveClippingConfig),
-    /// Each gradient by a quantile of the norms it has had. In one pass.
+    /// Each gradient by a quantile of its norms so far. In one pass.
     AutoClip(AutoClipConfig),
 }
 
 /// ZClip: adaptive spike mitigation for pre-training ([arXiv
 /// 2504.02507](https://arxiv.org/abs/2504.02507)).
 ///
-/// Of the global norm `g` a moving mean and variance are kept. With `z = (g - mean) / std` above
-/// the threshold, the gradients are scaled to the norm `mean + z_threshold² / z · std`, and the
-/// moving averages are told that norm in place of `g`. Steps of the warm-up only gather their
-/// norms.
+/// Keeps a moving mean and variance of the global norm `g`. If `z = (g - mean) / std` is above the
+/// threshold, the gradients are scaled to the norm `mean + z_threshold² / z · std`, which enters
+/// the moving averages in place of `g`. Steps of the warm-up only collect their norms.
 #[derive(Config, Debug, Copy, PartialEq)]
 pub struct ZClipConfig {
-    /// Share of the past in the moving averages.
+    /// Decay rate of the moving averages.
     #[config(default = 0.97)]
     pub alpha: f64,
     /// Number of standard deviations above which a norm is a spike.
     #[config(default = 2.5)]
     pub z_threshold: f64,
-    /// Steps before the first is scaled.
+    /// Number of warm-up steps.
     #[config(default = 25)]
     pub warm_up: usize,
 }
 
 /// Adaptive gradient clipping, AGC ([arXiv 2102.06171](https://arxiv.org/abs/2102.06171)).
 ///
-/// The gradient of a unit is scaled down where its norm is more than `clip_factor` times the norm
-/// of the unit's weights. A unit is what makes one output: a column of a matrix, as Burn's `Linear`
-/// is `[in, out]`; a slice along the first dimension of a tensor of more dimensions, as of a
-/// convolution (`[out, in, ..]`); a vector is one unit. The paper leaves out the last layer: use a
-/// group for it.
+/// The gradient of a unit is scaled down if its norm is more than `clip_factor` times the norm of
+/// the unit's weights. A unit has the weights of one output: a column of a matrix, since Burn's
+/// `Linear` is `[in, out]`; a slice along the first dimension of a tensor of higher rank, such as
+/// that of a convolution (`[out, in, ..]`); a vector is one unit. The paper leaves out the last
+/// layer: use a group for it.
 #[derive(Config, Debug, Copy, PartialEq)]
 pub struct AdaptiveClippingConfig {
-    /// The largest ratio of the norms of gradient and weights.
+    /// The largest ratio of the gradient's norm to that of the weights.
     #[config(default = 0.01)]
     pub clip_factor: f64,
-    /// The least that the norm of weights counts, so that weights of zero can learn.
+    /// Lower bound of the norm of the weights, so that weights of zero can learn.
     #[config(default = 1e-3)]
     pub eps: f64,
 }
 
 /// AutoClip ([arXiv 2007.14469](https://arxiv.org/abs/2007.14469)), for each tensor by itself.
 ///
-/// A gradient is scaled to the given percentile of the norms that this tensor's gradient has had,
-/// this one included. It reads each norm when the gradient comes: on a GPU that waits for the
+/// A gradient is scaled to the given percentile of the norms of this tensor's gradients so far,
+/// including this one. Each norm is read when its gradient is complete: on a GPU this waits for the
 /// device.
 #[derive(Config, Debug, Copy, PartialEq)]
 pub struct AutoClipConfig {
@@ -85,12 +85,12 @@ pub struct AutoClipConfig {
 }
 
 impl NormClipping {
-    /// Whether all gradients have to be seen before the first is stepped with.
+    /// Whether all gradients must be known before the first step.
     pub fn needs_two_passes(&self) -> bool {
         matches!(self, Self::GlobalNorm { .. } | Self::ZClip(_))
     }
 
-    /// The first setting that no clipping can be done with, if there is one.
+    /// The first setting that is out of range, if there is one.
     pub(super) fn out_of_range(&self) -> Option<OutOfRange> {
         match *self {
             Self::GlobalNorm { max_norm } => GlobalNormRule { max_norm }.out_of_range(),

@@ -74,18 +74,18 @@ impl GradientPolicy {
         clipping.or_else(|| self.scaler.as_ref()?.out_of_range())
     }
 
-    /// Whether gradients that are all there are looked at before the first is stepped with.
+    /// Whether a step that has all gradients looks at them before the first parameter is stepped.
     pub(super) fn looks_ahead(&self) -> bool {
         self.needs_two_passes() || self.stops_at_non_finite || self.scaler.is_some()
     }
 
-    /// Whether a loss that is to be scaled was not.
+    /// Whether there is a scaler, and no loss was scaled with it.
     pub(super) fn lacks_scale(&self) -> bool {
         let mut scaler = self.scaler.iter();
         scaler.any(|scaler| !scaler.is_asked())
     }
 
-    /// Between the two passes of a step.
+    /// Called between the two passes of a step.
     pub(super) fn begin_second_pass(&self) {
         if let Some(scaler) = &self.scaler {
             scaler.begin_pass();
@@ -146,7 +146,7 @@ impl GradientPolicy {
         GradNorm { norm, coefficient }
     }
 
-    /// Remembers a step with gradients of this norm.
+    /// Adds the norm of a step to the averages.
     fn observe(&self, norm: f64) {
         let Some(NormClipping::ZClip(config)) = self.clipping else {
             return;
@@ -160,19 +160,18 @@ impl GradientPolicy {
     }
 }
 
-/// Transform for the gradients of one optimizer step: their scale is taken off, they are looked
-/// at, and clipped.
+/// Transform for the gradients of one optimizer step: unscales, measures and clips them.
 pub(super) struct GradientTransform<B: Backend> {
     policy: GradientPolicy,
     inverse_scale: Option<f64>,
     coefficient: Option<f64>,
     measured: Option<GradNorm>,
     norms: SquaredNorms<B>,
-    /// The parameter whose gradient was not to be stepped with.
+    /// The first parameter whose gradient is not finite.
     stopped_by: Mutex<Option<ParamId>>,
 }
 
-/// Why there is no step with a gradient.
+/// Why a gradient is not stepped with.
 pub(super) enum NotStepped {
     /// The gradient has overflown.
     Skipped,
@@ -189,7 +188,7 @@ pub(super) struct GradientSummary {
 }
 
 impl<B: Backend> GradientTransform<B> {
-    /// Looks at a gradient of the first of two passes.
+    /// Measures a gradient in the first of two passes.
     pub(super) fn measure<const D: usize>(&self, param: ParamId, grad: Tensor<B, D>) {
         self.norms.push(param, squared_norm(self.unscale(grad)));
     }
@@ -213,8 +212,8 @@ impl<B: Backend> GradientTransform<B> {
         )
     }
 
-    /// The gradient to step with. `clips_alone` is false where no rule is to look at this gradient
-    /// alone.
+    /// The gradient to step with. `clips_alone` is false if no rule may clip this gradient by
+    /// itself.
     pub(super) fn apply<const D: usize>(
         &self,
         param: ParamId,
@@ -259,7 +258,7 @@ impl<B: Backend> GradientTransform<B> {
         }
     }
 
-    /// Whether anybody wants to know the norms of the gradients.
+    /// Whether norms are needed.
     pub(super) fn looks_at_gradients(&self) -> bool {
         let rule_asks = matches!(self.policy.clipping, Some(NormClipping::AutoClip(_)));
         let report_asks = self.policy.measures_norm && self.measured.is_none();
@@ -267,12 +266,12 @@ impl<B: Backend> GradientTransform<B> {
     }
 
     fn must_be_finite(&self) -> bool {
-        // A first pass has seen all of them.
+        // A first pass has measured all of them.
         let policy = &self.policy;
         self.measured.is_none() && (policy.stops_at_non_finite || policy.scaler.is_some())
     }
 
-    /// Notes the norm of a gradient, where anybody wants to know it.
+    /// Notes the norm of a gradient, if norms are needed.
     fn look_at<const D: usize>(
         &self,
         param: ParamId,
@@ -294,7 +293,7 @@ impl<B: Backend> GradientTransform<B> {
         Ok(Some(squared))
     }
 
-    /// Whether a gradient that is not to be stepped with yet has to be finite.
+    /// Whether gradients are checked to be finite before the first step.
     pub(super) fn wants_finite(&self) -> bool {
         let asks = self.policy.stops_at_non_finite && self.policy.scaler.is_none();
         asks && self.measured.is_none()
@@ -304,12 +303,12 @@ impl<B: Backend> GradientTransform<B> {
         is_finite(&squared_norm(grad.clone()))
     }
 
-    /// Whether a first pass has found that there is nothing to step with.
+    /// Whether a gradient has overflown in a first pass.
     pub(super) fn is_overflown(&self) -> bool {
         self.measured.is_some_and(|measured| !measured.is_finite())
     }
 
-    /// The parameter whose gradient has stopped the step.
+    /// The parameter whose gradient has stopped the step, if any.
     pub(super) fn stopped_by(&self) -> Option<ParamId> {
         *lock(&self.stopped_by)
     }
@@ -328,7 +327,7 @@ impl<B: Backend> GradientTransform<B> {
                     .then(|| global_norm(squared.iter().map(|(_, squared)| *squared)))
             }
         };
-        // Of a part of the gradients there is no norm to speak of.
+        // A norm of some of the gradients alone is not reported.
         let norm = norm.filter(|_| !has_skipped);
         if let Some(norm) = norm {
             self.policy.observe(norm);

@@ -14,7 +14,7 @@ use crate::util::lock::lock;
 
 /// The squared norms of the gradients of one step, as they come.
 ///
-/// They stay on the device until [`read`](Self::read): one wait for all of them.
+/// They stay on the device until [`read`](Self::read), which waits once for all of them.
 pub(crate) struct SquaredNorms<B: Backend>(Mutex<HashMap<ParamId, Tensor<B, 1>>>);
 
 impl<B: Backend> Default for SquaredNorms<B> {
@@ -55,7 +55,7 @@ impl<B: Backend> SquaredNorms<B> {
 
 /// The squared norm of a gradient: Burn's own sum, in 32 bits at least.
 ///
-/// A gradient that nobody else holds takes no memory beside it.
+/// Needs no extra memory if nothing else holds the gradient.
 pub(crate) fn squared_norm<B: Backend, const D: usize>(grad: Tensor<B, D>) -> Tensor<B, 1> {
     let grad = match grad.dtype() {
         DType::F16 | DType::BF16 => grad.cast(FloatDType::F32),

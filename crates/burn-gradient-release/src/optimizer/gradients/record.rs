@@ -1,4 +1,4 @@
-//! What is remembered of gradients from step to step.
+//! State that is kept of gradients from step to step.
 
 use burn::{
     record::{PrecisionSettings, Record},
@@ -16,9 +16,8 @@ pub(super) struct Averages {
     pub(super) auto_clip: AutoClip,
 }
 
-/// State that an optimizer keeps of gradients from step to step: the averages that
-/// [`NormClipping`](super::NormClipping) judges by, and the scale of a
-/// [`LossScaler`](super::LossScaler).
+/// State that an optimizer keeps of gradients from step to step: the averages of
+/// [`NormClipping`](super::NormClipping), and the scale of a [`LossScaler`](super::LossScaler).
 ///
 /// The record of the optimizer is Burn's and has no room for it: save this one beside it, with any
 /// of Burn's recorders or with serde.

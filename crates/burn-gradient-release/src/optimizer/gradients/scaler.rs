@@ -17,10 +17,10 @@ use crate::util::lock::lock;
 /// Dynamic loss scaling for training in fp16, by the rule and with the defaults of PyTorch's
 /// `GradScaler` ([Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)).
 ///
-/// Gradients in fp16 vanish below `6e-8`. A loss that is scaled up has gradients that are scaled
-/// up, and the optimizer divides them by the scale before it clips and steps. Where one has
-/// overflown, the step is skipped and the scale falls; after `growth_interval` steps without, it
-/// rises. bf16 has the range of fp32 and needs none.
+/// Gradients in fp16 vanish below `6e-8`. Scaling the loss up scales the gradients up, and the
+/// optimizer divides them by the scale before it clips and steps. If a gradient has overflown, the
+/// step is skipped and the scale falls; after `growth_interval` steps without overflow, it rises.
+/// bf16 has the range of fp32 and needs no scaling.
 #[derive(Config, Debug, Copy, PartialEq)]
 pub struct LossScalerConfig {
     /// The first scale.
@@ -59,8 +59,8 @@ impl LossScalerConfig {
     }
 }
 
-/// Scales losses for an optimizer [that has it](crate::ReleaseOptimizer::with_loss_scaler). Clones
-/// share the scale: keep one where the loss is computed.
+/// Scales losses for an optimizer [with this scaler](crate::ReleaseOptimizer::with_loss_scaler).
+/// Clones share the scale: keep one to scale the loss with.
 #[derive(Clone, Debug)]
 pub struct LossScaler {
     config: LossScalerConfig,
@@ -90,12 +90,12 @@ impl LossScaler {
         loss * state.record.0.current()
     }
 
-    /// The scale as it is now.
+    /// The current scale.
     pub fn current(&self) -> f64 {
         self.state().record.0.current()
     }
 
-    /// Factor that takes the scale off a gradient.
+    /// Factor that unscales a gradient.
     pub(super) fn inverse(&self) -> f64 {
         self.state().record.0.inverse()
     }
@@ -104,7 +104,7 @@ impl LossScaler {
         self.config.rule().out_of_range()
     }
 
-    /// Begins another pass of the same step, whose loss is to be scaled, too.
+    /// Begins another pass of the same step, whose loss must be scaled, too.
     pub(super) fn begin_pass(&self) {
         self.state().is_asked = false;
     }

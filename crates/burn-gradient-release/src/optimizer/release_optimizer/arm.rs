@@ -30,8 +30,8 @@ where
     /// Arms the model for one optimizer step: until [`step`](burn::optim::Optimizer::step) every
     /// parameter that requires gradients is stepped inside backward with this learning rate.
     ///
-    /// Arming again before a backward replaces the rate, for forward passes that have run already,
-    /// too. Clones of the model keep the values they have.
+    /// Arming again before a backward replaces the rate, also for forward passes that have already
+    /// run. Clones of the model keep the values they have.
     ///
     /// # Panics
     ///
@@ -45,21 +45,22 @@ where
     /// # Errors
     ///
     /// - [`Unfinished`](ReleaseError::Unfinished): a backward has run and its `step` has not;
-    /// - [`Interrupted`](ReleaseError::Interrupted): a backward panicked half way;
+    /// - [`Interrupted`](ReleaseError::Interrupted): a backward panicked midway;
     /// - [`DuplicateParam`](ReleaseError::DuplicateParam): two parameters share an id;
     /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer armed a parameter;
-    /// - [`Abandoned`](ReleaseError::Abandoned): another optimizer stepped a parameter and is gone;
+    /// - [`Abandoned`](ReleaseError::Abandoned): another optimizer stepped a parameter and was
+    ///   dropped;
     /// - [`OwnedLearningRate`](ReleaseError::OwnedLearningRate): the optimizer owns another rate;
     /// - [`EmptyGroup`](ReleaseError::EmptyGroup): no parameter is in one of the groups;
     /// - [`GroupRates`](ReleaseError::GroupRates),
     ///   [`OwnedGroupRates`](ReleaseError::OwnedGroupRates): the rates of the groups are those of
     ///   another step, or of a scheduler beside the owned one;
     /// - [`OutOfRange`](ReleaseError::OutOfRange): a setting of clipping, loss scaling or a group
-    ///   makes no sense;
+    ///   is out of range;
     /// - [`HalfPrecision`](ReleaseError::HalfPrecision): weights in fp16, with a loss scaler;
     /// - [`NotMeasured`](ReleaseError::NotMeasured): gradients are clipped by a norm that no pass
     ///   has measured, or that is not finite;
-    /// - [`Distributed`](ReleaseError::Distributed): Burn is to reduce the gradient of a parameter.
+    /// - [`Distributed`](ReleaseError::Distributed): Burn would reduce the gradient of a parameter.
     pub fn try_arm(&mut self, lr: LearningRate, model: M) -> Result<M, Refused<M>> {
         match self.check_arm(lr, &model) {
             Ok(own) => Ok(self.arm_checked(lr, model, GradientsParams::new(), own)),
@@ -144,7 +145,7 @@ where
         self.arm_for(plan, model, grads)
     }
 
-    /// Arms a model in the place of what was armed before.
+    /// Arms a model, which replaces the previous arming.
     pub(super) fn arm_for(
         &mut self,
         plan: Arc<StepPlan<B::InnerBackend>>,
@@ -203,16 +204,15 @@ where
         })
     }
 
-    /// Arms a model in the hands of an owner that only gives copies of it, such as burn-train's
-    /// `Learner`: `copy` is one, and `fork` makes the owner
-    /// [fork](burn::module::Module::fork) its model on the device where it is. No other code of the
-    /// model runs. `grads` as for [`arm_accumulated`](Self::arm_accumulated), empty without earlier
-    /// micro-batches.
+    /// Arms a model whose owner only hands out copies of it, such as burn-train's `Learner`: `copy`
+    /// is one, and `fork` makes the owner [fork](burn::module::Module::fork) its model on the
+    /// device where it is. No other code of the model runs. `grads` is as for
+    /// [`arm_accumulated`](Self::arm_accumulated), and empty without earlier micro-batches.
     ///
     /// # Errors
     ///
     /// As [`try_arm`](Self::try_arm), and [`NotForked`](ReleaseError::NotForked) if the fork left
-    /// out a parameter; with the gradients.
+    /// out a parameter. The gradients are handed back.
     pub fn try_arm_by_fork(
         &mut self,
         lr: LearningRate,
@@ -229,7 +229,7 @@ where
         }
     }
 
-    /// Why a model cannot be armed, or what holds for its parameters.
+    /// The settings of the model's parameters, or why it cannot be armed.
     fn check_arm(
         &mut self,
         lr: LearningRate,
@@ -268,8 +268,8 @@ where
         }
     }
 
-    /// Takes the arming back: the model is an ordinary one again, and a forward pass that has run
-    /// already gives ordinary gradients. Gradients it was armed with are dropped.
+    /// Takes the arming back: the model is an ordinary one again, and a forward pass that has
+    /// already run gives ordinary gradients. Gradients it was armed with are dropped.
     ///
     /// # Panics
     ///

@@ -30,7 +30,7 @@ where
 {
     /// Takes one step in two passes: runs `forward` and its backward pass once to measure the norm
     /// of all gradients, each of which is dropped as soon as it is measured, and once to step with
-    /// the gradients that the norm asks for. Returns the model and the loss.
+    /// the clipped gradients. Returns the model and the loss.
     ///
     /// It needs no more memory than a step in one pass, and twice its time. Both passes have the
     /// same random numbers and running means: see [`TwoPasses`]. With a
@@ -75,8 +75,9 @@ where
         expect(self.try_two_passes(lr, model, GradientsParams::new(), forward))
     }
 
-    /// [`two_passes`](Self::two_passes), handing the model back where it refuses, disarmed. `grads`
-    /// are those of earlier micro-batches, as for [`arm_accumulated`](Self::arm_accumulated).
+    /// [`two_passes`](Self::two_passes), handing the model back, disarmed, where it refuses.
+    /// `grads` are those of earlier micro-batches, as for
+    /// [`arm_accumulated`](Self::arm_accumulated).
     ///
     /// # Errors
     ///
@@ -141,7 +142,7 @@ where
         })
     }
 
-    /// Hands the model back disarmed, unless a part of it was stepped.
+    /// Hands the model back: disarmed, unless a part of it was stepped.
     fn refuse_disarmed(&mut self, model: M, error: ReleaseError) -> Refused<M> {
         let model = match self.try_disarm(model) {
             Ok(model) => model,
@@ -157,12 +158,12 @@ where
     ///
     /// The passes by hand, for a loop in which [`two_passes`](Self::two_passes) has no place: arm
     /// to measure, run backward, end with [`try_measured`](Self::try_measured), [`arm`](Self::arm),
-    /// run forward and backward again, [`step`](burn::optim::Optimizer::step). Where the norm was
-    /// not finite, `step` at once, which skips the step.
+    /// run forward and backward again, [`step`](burn::optim::Optimizer::step). If the norm was not
+    /// finite, call `step` at once, which skips the step.
     ///
     /// # Errors
     ///
-    /// As [`try_arm`](Self::try_arm), but for rates and for `NotMeasured`.
+    /// As [`try_arm`](Self::try_arm), except those for rates, and `NotMeasured`.
     pub fn try_arm_to_measure(
         &mut self,
         model: M,
@@ -177,8 +178,7 @@ where
         }
     }
 
-    /// Arms a model in the hands of an owner to measure: see
-    /// [`try_arm_by_fork`](Self::try_arm_by_fork).
+    /// Arms a model that an owner holds to measure: see [`try_arm_by_fork`](Self::try_arm_by_fork).
     ///
     /// # Errors
     ///
@@ -216,18 +216,18 @@ where
         }))
     }
 
-    /// Ends the pass that measures, with the gradients that its backward has returned: those of
-    /// parameters that were not measured underway count, too.
+    /// Ends the pass that measures, with the gradients that its backward has returned: parameters
+    /// that were not measured inside backward are measured now.
     ///
     /// # Errors
     ///
     /// - [`NotMeasuring`](ReleaseError::NotMeasuring): no model is armed to measure;
-    /// - [`NonFinite`](ReleaseError::NonFinite): a gradient is no number, and there is no
-    ///   [`LossScaler`](crate::LossScaler) whose scale could have been too high;
+    /// - [`NonFinite`](ReleaseError::NonFinite): a gradient is not finite, and there is no
+    ///   [`LossScaler`](crate::LossScaler) whose scale could be too high;
     /// - [`NotScaled`](ReleaseError::NotScaled): no loss was scaled for that scaler;
     /// - [`MeasuredTwice`](ReleaseError::MeasuredTwice), [`Unclaimed`](ReleaseError::Unclaimed),
-    ///   [`WrongModel`](ReleaseError::WrongModel): the gradients are not all, or not those, that
-    ///   would be stepped with.
+    ///   [`WrongModel`](ReleaseError::WrongModel): these are not exactly the gradients that would
+    ///   be stepped with.
     pub fn try_measured(
         &mut self,
         model: &M,

@@ -1,4 +1,4 @@
-//! The optimizer a user holds.
+//! The optimizer as users hold it.
 
 mod arm;
 mod measure;
@@ -156,64 +156,67 @@ where
 
     /// A second handle to an optimizer that its owner keeps private, such as the one inside
     /// burn-train's `Learner`: it steps with the same states, and what one handle arms the other
-    /// finishes. This is what a training strategy arms with.
+    /// finishes. Training strategies arm with it.
     ///
-    /// The owner is cloned, and the clone dropped. `None` if it has no optimizer of this type. The
-    /// handle is to the optimizer the owner has now: ask for it after a record was loaded.
+    /// The owner is cloned, and the clone dropped. Returns `None` if it has no optimizer of this
+    /// type. The handle belongs to the optimizer that the owner has now: ask for it after loading a
+    /// record.
     pub fn handle_of<T: Clone>(owner: &T) -> Option<Self> {
         let parts: HandleParts<O, B> = handle::capture(|| drop(owner.clone()))?;
         Some(Self {
             stepper: parts.stepper,
-            // The owner's own optimizer holds its `step` to a rate it owns.
+            // The owner's own optimizer checks its `step` against a rate that it owns.
             rate: None,
             state: parts.state,
             module: PhantomData,
         })
     }
 
-    /// Clips every gradient before its step, as Burn does: each parameter's by itself.
+    /// Clips every gradient before its step, as Burn does: each by itself.
     pub fn with_grad_clipping(mut self, gradient_clipping: GradientClipping) -> Self {
         self.stepper.grad_clipping = Some(gradient_clipping);
         self
     }
 
-    /// Clips gradients by norms that are not those of one gradient alone.
+    /// Clips gradients by norms other than that of a single gradient.
     ///
-    /// A rule that [needs two passes](NormClipping::needs_two_passes) changes how a step is taken:
-    /// with [`two_passes`](Self::two_passes). [`arm`](Self::arm) alone is refused then; an ordinary
-    /// `step` with all gradients clips them as it is.
+    /// With a rule that [needs two passes](NormClipping::needs_two_passes), take steps with
+    /// [`two_passes`](Self::two_passes): [`arm`](Self::arm) alone is refused. An ordinary `step`
+    /// has all gradients, and clips them as well.
     pub fn with_norm_clipping(mut self, clipping: NormClipping) -> Self {
         self.stepper.gradients.clipping = Some(clipping);
         self
     }
 
-    /// Has the norm of all gradients together in the [report](StepReport::grad_norm) of every step.
+    /// Adds the norm of all gradients together to the [report](StepReport::grad_norm) of every
+    /// step.
     ///
-    /// Each gradient is squared and added up when it comes, which takes a temporary of its size.
+    /// Each gradient is squared and summed when it is complete, which takes a temporary of its
+    /// size.
     pub fn with_grad_norm(mut self) -> Self {
         self.stepper.gradients.measures_norm = true;
         self
     }
 
-    /// Stops at the first gradient that is no finite number, before its weight changes: neither
-    /// that parameter nor any later one is stepped, and `step` is refused with the path of the
-    /// parameter ([`NonFinite`](ReleaseError::NonFinite)). In [two passes](Self::two_passes), and
-    /// in an ordinary step, nothing at all is stepped.
+    /// Stops at the first gradient that is not finite, before its weight changes: neither that
+    /// parameter nor any later one is stepped, and `step` is refused with the path of the parameter
+    /// ([`NonFinite`](ReleaseError::NonFinite)). In [two passes](Self::two_passes), and in an
+    /// ordinary step, nothing at all is stepped.
     ///
-    /// Each norm is read when its gradient comes: on a GPU that waits for the device. With a
+    /// Each norm is read when its gradient is complete: on a GPU this waits for the device. With a
     /// [`LossScaler`] such a gradient is an overflow, and is skipped.
     pub fn with_non_finite_stop(mut self) -> Self {
         self.stepper.gradients.stops_at_non_finite = true;
         self
     }
 
-    /// Takes the scale of this scaler off every gradient. Each loss is to be run backward from
+    /// Divides every gradient by the scale of this scaler. Run each backward pass from
     /// [`scaler.scale(loss)`](LossScaler::scale); keep a clone of the scaler for that.
     ///
-    /// Where gradients overflow, a step in [two passes](Self::two_passes), or an ordinary one, is
-    /// skipped as a whole, as PyTorch does. In one pass only the parameters are skipped whose
-    /// gradient has overflown: the others were stepped by then, and the [report](StepReport) says
-    /// which. The scale falls in both cases.
+    /// If a gradient overflows, a step in [two passes](Self::two_passes), or an ordinary one, is
+    /// skipped as a whole, as in PyTorch. In one pass only the parameters whose gradient has
+    /// overflown are skipped: others were stepped by then, and the [report](StepReport) says which.
+    /// The scale falls in both cases.
     pub fn with_loss_scaler(mut self, scaler: LossScaler) -> Self {
         self.stepper.gradients.scaler = Some(scaler);
         self
@@ -234,14 +237,14 @@ where
         self.stepper.gradients.to_record()
     }
 
-    /// Goes on with what was remembered.
+    /// Loads such a state.
     pub fn load_gradient_record(self, record: GradientRecord) -> Self {
         self.stepper.gradients.load_record(record);
         self
     }
 
-    /// Steps the parameters of a group with other options than the rest. Of several groups that a
-    /// parameter is in, the last one counts.
+    /// Steps the parameters of a group with other options than the rest. If a parameter is in
+    /// several groups, the last one counts.
     ///
     /// Which parameters are in a group is found by their paths whenever a model is armed or
     /// stepped. A group without any is refused then ([`EmptyGroup`](ReleaseError::EmptyGroup)).
@@ -250,27 +253,27 @@ where
         self
     }
 
-    /// Takes the learning rates of groups from a [`ModuleLrScheduler`](crate::ModuleLrScheduler),
-    /// whose [`rates`](crate::ModuleLrScheduler::rates) these are. The rate that is passed to
-    /// [`arm`](Self::arm) and `step` stays the scheduler's own.
+    /// Takes the learning rates of groups from the [`rates`](crate::ModuleLrScheduler::rates) of a
+    /// [`ModuleLrScheduler`](crate::ModuleLrScheduler). Pass the scheduler's own rate to
+    /// [`arm`](Self::arm) and `step` as before.
     pub fn with_learning_rates(mut self, rates: ModuleLearningRates) -> Self {
         self.stepper.learning_rates = Some(rates);
         self
     }
 
-    /// Recomputes activations in the backward passes of the models that this arms: see
+    /// Recomputes activations in the backward passes of models that this optimizer arms: see
     /// [`Recompute`].
     ///
     /// # Panics
     ///
-    /// If it is a [budget](Recompute::Budget) of no bytes.
+    /// If it is a [budget](Recompute::Budget) of 0 bytes.
     pub fn with_recompute(mut self, recompute: Recompute) -> Self {
         self.stepper.tracer = Tracer::new(recompute.checked());
         self
     }
 
     /// Lets the optimizer own a constant learning rate and re-arm the model in every
-    /// [`step`](Optimizer::step), so that a training loop need not change at all.
+    /// [`step`](Optimizer::step), so that a training loop needs no change.
     ///
     /// The first step is armed only if [`arm`](Self::arm) is called once before the loop; else it
     /// is an ordinary one, with all gradients at once. A rate passed to `step` that differs from
@@ -316,8 +319,8 @@ where
         self.state.armed().is_some()
     }
 
-    /// The rate of the next step: what the model is armed with, or what the rate that the optimizer
-    /// owns will be. `None` if the next call decides.
+    /// The rate of the next step: that of the armed model, or the next one that the optimizer owns.
+    /// `None` if the next call decides.
     pub fn next_learning_rate(&self) -> Option<LearningRate> {
         let owned = || self.rate.as_ref().map(OwnedRate::peek);
         self.state.armed().or_else(owned)
@@ -328,7 +331,7 @@ where
     /// # Errors
     ///
     /// [`Unfinished`](ReleaseError::Unfinished), or [`Interrupted`](ReleaseError::Interrupted)
-    /// after a backward that panicked half way.
+    /// after a backward that panicked midway.
     pub fn check_finished(&self) -> Result<(), ReleaseError> {
         self.state.check_idle()
     }
@@ -347,8 +350,8 @@ where
 {
     type Record = Records<O, B>;
 
-    /// Finishes the step: promotes what backward has stepped, applies the ordinary step to any
-    /// gradient that is there, and disarms.
+    /// Finishes the step: promotes the parameters that backward has stepped, applies the ordinary
+    /// step to the others that have a gradient, and disarms.
     ///
     /// # Panics
     ///
@@ -368,8 +371,8 @@ where
         expect(self.try_to_record())
     }
 
-    /// Loads the states, and is the way back after an interrupted step. Disarms: a forward pass
-    /// that has run already gives ordinary gradients.
+    /// Loads the states, also after an interrupted step. Disarms: a forward pass that has already
+    /// run gives ordinary gradients.
     fn load_record(mut self, record: Self::Record) -> Self {
         drop(self.state.take_session());
         self.state = SharedState::new();
@@ -378,8 +381,8 @@ where
     }
 }
 
-/// A clone has states of its own and is not armed. A clone taken between a backward and its `step`
-/// has half of them new, and refuses every call until a record is loaded.
+/// A clone has states of its own and is not armed. In a clone taken between a backward and its
+/// `step`, some states are new and some old: it refuses every call until a record is loaded.
 impl<O, M, B> Clone for ReleaseOptimizer<O, M, B>
 where
     O: SimpleOptimizer<B::InnerBackend> + 'static,

@@ -1,4 +1,4 @@
-//! Finishing the step that backward has begun, and what is left behind.
+//! Finishing the step that backward has begun; the states of the optimizer.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -40,24 +40,24 @@ where
     /// - [`LearningRate`](ReleaseError::LearningRate): another rate than the one applied;
     /// - [`AlreadyStepped`](ReleaseError::AlreadyStepped): a gradient for a parameter that was
     ///   stepped inside an earlier backward;
-    /// - [`Unclaimed`](ReleaseError::Unclaimed): nobody asked for the gradient of a parameter that
-    ///   was stepped;
+    /// - [`Unclaimed`](ReleaseError::Unclaimed): the gradient of a stepped parameter was never
+    ///   asked for;
     /// - [`WrongModel`](ReleaseError::WrongModel): the stepped parameters are not in this model;
     /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere), [`Abandoned`](ReleaseError::Abandoned):
     ///   a parameter was stepped by another optimizer, which has not finished;
     /// - [`DuplicateParam`](ReleaseError::DuplicateParam): the optimizer owns its rate and would
     ///   arm a model in which two parameters share an id;
-    /// - [`Interrupted`](ReleaseError::Interrupted): the backward panicked half way;
-    /// - [`NonFinite`](ReleaseError::NonFinite): a gradient is no number, where that stops a step;
+    /// - [`Interrupted`](ReleaseError::Interrupted): the backward panicked midway;
+    /// - [`NonFinite`](ReleaseError::NonFinite): a gradient is not finite, and that stops a step;
     /// - [`OnlyMeasured`](ReleaseError::OnlyMeasured): the model is armed to measure;
     /// - [`NotScaled`](ReleaseError::NotScaled): no loss was scaled for a
     ///   [`LossScaler`](crate::LossScaler);
     /// - [`EmptyGroup`](ReleaseError::EmptyGroup), [`GroupRates`](ReleaseError::GroupRates): as for
     ///   [`try_arm`](Self::try_arm);
-    /// - [`Distributed`](ReleaseError::Distributed): Burn reduces a gradient, and so would the
-    ///   reduction;
-    /// - [`Reduction`](ReleaseError::Reduction): the replicas do not agree, where gradients are
-    ///   looked at before any is stepped with.
+    /// - [`Distributed`](ReleaseError::Distributed): both Burn and the reduction would reduce a
+    ///   gradient;
+    /// - [`Reduction`](ReleaseError::Reduction): the replicas do not agree while gradients are
+    ///   looked at before the first step.
     pub fn try_step(
         &mut self,
         lr: LearningRate,
@@ -117,13 +117,12 @@ where
         }
         match assign(&self.stepper, Some(next), &model) {
             Ok(own) => self.arm_checked(next, model, GradientsParams::new(), own),
-            // The scheduler has come to a rate that is none. This step is taken; the next is
-            // refused.
+            // The scheduler's next rate is out of range. This step is taken; the next is refused.
             Err(_) => model,
         }
     }
 
-    /// Why the step cannot be finished, or what it is finished with.
+    /// The plan to finish the step with, or why it cannot be finished.
     fn check_finish(
         &mut self,
         given: LearningRate,
@@ -148,7 +147,7 @@ where
             }
         }
         if owned.is_some() {
-            // The model will be armed anew, which must not fail once it is stepped.
+            // The model will be armed again, which must not fail once it was stepped.
             self.check_arm_params(model)?;
             assign(&self.stepper, owned, model)?;
         }
@@ -170,7 +169,7 @@ where
                     false => Ok(plan),
                 }
             }
-            // What the pass that measures has found may be that there is nothing to step with.
+            // The pass that measures may have found that there is nothing to step with.
             Some(_) => match self
                 .state
                 .measured()
@@ -183,8 +182,8 @@ where
         }
     }
 
-    /// What an ordinary step is taken with: all gradients are there, so all can be looked at before
-    /// the first is stepped with.
+    /// The plan of an ordinary step. All gradients exist, so all can be looked at before the first
+    /// parameter is stepped.
     fn plan_ordinary(
         &self,
         given: LearningRate,
@@ -227,9 +226,9 @@ where
         Ok(self.stepper.complete_records()?)
     }
 
-    /// Lets `complete` put states into the next record that is made of this optimizer: those that
-    /// other replicas step. It is called when somebody makes that record, and not at all if nobody
-    /// does. The optimizer itself keeps the states that it has.
+    /// Lets `complete` add the states that other replicas have to the next record of this
+    /// optimizer. It is called only when that record is made. The optimizer itself keeps its own
+    /// states.
     pub fn complete_next_record(
         &mut self,
         complete: impl FnOnce(&mut Records<O, B>) -> Result<(), ReductionError> + Send + 'static,
@@ -237,14 +236,15 @@ where
         self.stepper.set_completion(Box::new(complete));
     }
 
-    /// Takes that back. Whether it was still to be called.
+    /// Forgets the function given to [`complete_next_record`](Self::complete_next_record). Returns
+    /// whether it was still to be called.
     pub fn forget_completion(&mut self) -> bool {
         self.stepper.take_completion().is_some()
     }
 
-    /// Adds the states of parameters that have none here: those that other replicas step, as
-    /// [`GradientReduction::is_owner`](crate::GradientReduction::is_owner) says, before a record is
-    /// made of all. Arming drops them again.
+    /// Adds the states of parameters that have none here, because other replicas step them, as
+    /// [`GradientReduction::is_owner`](crate::GradientReduction::is_owner) says, before a record of
+    /// all states is made. Arming drops them again.
     ///
     /// # Errors
     ///
@@ -274,7 +274,7 @@ where
     ///
     /// [`Unfinished`](ReleaseError::Unfinished) or [`Interrupted`](ReleaseError::Interrupted) after
     /// a backward; [`NotBurns`](ReleaseError::NotBurns) with groups, clipping by norms, a loss
-    /// scaler, a reduction over replicas or a stop at gradients that are no numbers.
+    /// scaler, a reduction over replicas or a stop at gradients that are not finite.
     pub fn try_into_adaptor(self) -> Result<OptimizerAdaptor<O, M, B>, ReleaseError> {
         self.state.check_idle()?;
         if let Some(what) = self.stepper.not_burns() {

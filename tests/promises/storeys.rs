@@ -1,5 +1,5 @@
-//! The crate is built in storeys. A file uses only what stands below it, and no two files use each
-//! other, not even by way of a third one.
+//! The crates are built in storeys. A file uses only its own storey and those below, and no two
+//! files use each other, not even by way of a third one.
 //!
 //! A name counts as used where it is defined, whichever module re-exports it.
 
@@ -9,23 +9,81 @@ use std::{
     path::Path,
 };
 
-/// Folders and files of `src`, from the ground up.
-const STOREYS: [&str; 15] = [
-    "util",
-    "tape",
-    "slot",
-    "error",
-    "groups",
-    "subgraph",
-    "planner",
-    "tensor",
-    "fork",
-    "lower",
-    "backward",
-    "backend",
-    "distributed",
-    "ops",
-    "optimizer",
+/// By crate, the modules of its `src`, from the ground up. A module that is not named is in the
+/// storey of the one around it.
+const STOREYS: [(&str, &[&str]); 5] = [
+    (
+        "burn-gradient-release",
+        &[
+            "util",
+            "tape",
+            "slot",
+            "error",
+            "groups",
+            "subgraph",
+            "planner",
+            "tensor",
+            "fork",
+            "lower",
+            "backward",
+            "backend",
+            "distributed",
+            "ops",
+            "optimizer",
+        ],
+    ),
+    (
+        "burn-lean",
+        &[
+            "lock",
+            "path",
+            "error",
+            "recompute::random",
+            "backend",
+            "tape",
+            "armed_slot",
+            "groups",
+            "hook_orders",
+            "reduction",
+            "gradients",
+            "session",
+            "slot",
+            "recompute::scope",
+            "parameter",
+            "recompute",
+            "optimizer",
+            "data_parallel",
+            "train",
+            "operations",
+            "optim",
+        ],
+    ),
+    (
+        "burn-lean-arithmetic",
+        &[
+            "turns", "norm", "exact", "groups", "settings", "scaling", "clipping", "optim",
+        ],
+    ),
+    (
+        "burn-lean-optim",
+        &[
+            "number",
+            "moment",
+            "backend",
+            "cube",
+            "flex",
+            "step",
+            "settings",
+            "optim",
+            "accumulation",
+            "bf16",
+            "flat_linear",
+        ],
+    ),
+    (
+        "burn-device-memory",
+        &["meter", "server", "runtime", "backend", "device_memory"],
+    ),
 ];
 
 /// A path from the root of the crate, such as `["tape", "consumers"]`.
@@ -38,7 +96,7 @@ type Uses = BTreeMap<ModulePath, BTreeSet<ModulePath>>;
 struct Sources {
     /// Code of each module, without comments and without unit tests.
     modules: BTreeMap<ModulePath, String>,
-    /// What each re-exported name stands for.
+    /// The original of each re-exported name.
     re_exports: BTreeMap<ModulePath, ModulePath>,
 }
 
@@ -93,8 +151,12 @@ impl Sources {
                 code.replace_range(at..end, "");
                 for path in take_paths(&mut &re_export[start.len()..], &[]) {
                     let name = path.last().cloned();
-                    let name = module.iter().cloned().chain(name).collect();
-                    self.re_exports.insert(name, absolute(&module, path));
+                    let name: ModulePath = module.iter().cloned().chain(name).collect();
+                    let original = absolute(&module, path);
+                    // A macro is passed on where it is defined.
+                    if original != name {
+                        self.re_exports.insert(name, original);
+                    }
                 }
             }
         }
@@ -113,7 +175,7 @@ impl Sources {
             };
             if path.is_dir() {
                 self.read(&path, module);
-            } else if module != ["storeys"] {
+            } else {
                 self.add(module, &fs::read_to_string(&path).unwrap());
             }
         }
@@ -123,11 +185,13 @@ impl Sources {
     fn module_of(&self, path: &[String]) -> ModulePath {
         for end in (0..=path.len()).rev() {
             let (known, rest) = path.split_at(end);
-            if let Some(original) = self.re_exports.get(known) {
-                return self.module_of(&[original, rest].concat());
-            }
-            if self.modules.contains_key(known) {
-                return known.to_vec();
+            // A function may have the name of its module.
+            let is_module = self.modules.contains_key(known);
+            let is_passed_on = rest.is_empty() || !is_module;
+            match self.re_exports.get(known).filter(|_| is_passed_on) {
+                Some(original) => return self.module_of(&[original, rest].concat()),
+                None if is_module => return known.to_vec(),
+                None => {}
             }
         }
         Vec::new()
@@ -156,8 +220,9 @@ impl Sources {
     /// Each use of something above, and a circle of uses if there is one.
     fn breaches(&self, storeys: &[&str]) -> Vec<String> {
         let height = |module: &ModulePath| {
-            let first = module.first()?;
-            storeys.iter().position(|storey| storey == first)
+            let around = (1..=module.len()).rev().map(|end| module[..end].join("::"));
+            let mut heights = around.map(|name| storeys.iter().position(|storey| *storey == name));
+            heights.find_map(|height| height)
         };
         let modules = self.modules.keys().filter(|module| !module.is_empty());
         let uses: Uses = modules
@@ -172,7 +237,8 @@ impl Sources {
             };
             for used in used {
                 if height(used).is_none_or(|used| used > own) {
-                    breaches.push(format!("{name} uses {}, above it", used.join("::")));
+                    let used = [&["crate".to_owned()], used.as_slice()].concat().join("::");
+                    breaches.push(format!("{name} uses {used}, above it"));
                 }
             }
         }
@@ -224,9 +290,14 @@ fn absolute(module: &[String], path: ModulePath) -> ModulePath {
 
 #[test]
 fn a_file_uses_what_stands_below_it() {
-    let mut sources = Sources::default();
-    sources.read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &[]);
-    let breaches = sources.breaches(&STOREYS);
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
+    let breaches = STOREYS.iter().flat_map(|(name, storeys)| {
+        let mut sources = Sources::default();
+        sources.read(&crates.join(name).join("src"), &[]);
+        let breaches = sources.breaches(storeys).into_iter();
+        breaches.map(move |breach| format!("{name}: {breach}"))
+    });
+    let breaches: Vec<_> = breaches.collect();
     assert!(breaches.is_empty(), "{}", breaches.join("\n"));
 }
 
@@ -241,7 +312,7 @@ fn breaches_are_seen() {
         sources.add(&["low"], low);
         sources.breaches(&["low", "high"])
     };
-    let above = ["low uses high::inner, above it"];
+    let above = ["low uses crate::high::inner, above it"];
     let around = "high::helper -> low -> high::inner -> high::helper";
     assert_eq!(breaches("use std::fmt;\n// crate::high\n"), [""; 0]);
     for by_name in ["use crate::Name;", "fn f() { crate::Name::new() }"] {
@@ -253,4 +324,21 @@ fn breaches_are_seen() {
     sources.add(&["low"], "mod one;\nfn f() { one::g() }");
     sources.add(&["low", "one"], "use super::f;");
     assert_eq!(sources.breaches(&["low"]), ["low -> low::one -> low"]);
+}
+
+#[test]
+fn a_module_within_another_may_have_a_storey_of_its_own() {
+    let mut sources = Sources::default();
+    sources.add(&["low"], "pub use own::own;");
+    sources.add(&["low", "own"], "pub fn own() {}");
+    sources.add(&["low", "other"], "use crate::high::f;");
+    sources.add(
+        &["high"],
+        "use crate::low::own;\nuse crate::low::own::own as same;",
+    );
+    assert_eq!(
+        sources.breaches(&["low", "high"]),
+        ["low::other uses crate::high, above it"]
+    );
+    assert_eq!(sources.breaches(&["low::own", "high", "low"]), [""; 0]);
 }
