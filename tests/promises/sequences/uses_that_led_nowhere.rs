@@ -5,13 +5,18 @@ use burn::module::{Module, Param, ParamId};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_gradient_release::WithGradientRelease;
+use burn_gradient_release::{Recompute, WithGradientRelease};
 
 use crate::harness::run::RATE;
 use crate::harness::{Plain, Release, Weights, noise};
 
 type P = Plain;
 type R = Release;
+
+const POLICIES: [Recompute; 2] = [Recompute::None, Recompute::Automatic];
+/// Which graphs Burn merges and forgets is decided by the order of a hash set, so each case is run
+/// often.
+const RUNS: usize = 150;
 
 /// Three weights, of which each loss has one, and uses that lead to no loss.
 #[derive(Module, Debug)]
@@ -45,20 +50,28 @@ impl<B: AutodiffBackend> InTurn<B> {
     }
 }
 
-/// Which graphs Burn merges and forgets is decided by the order of a hash set, so each is run
-/// often.
+/// Plain Burn's weights after these steps.
+fn plain(steps: &[u64]) -> Weights {
+    let mut optim = SgdConfig::new().init();
+    let mut model = InTurn::<P>::new();
+    for step in steps {
+        let grads = GradientsParams::from_grads(model.loss(*step).backward(), &model);
+        model = optim.step(RATE, model, grads);
+    }
+    Weights::of::<P, _>(&model)
+}
+
 #[test]
 fn a_step_that_is_not_armed_gets_its_gradient_after_them() {
-    let sgd = SgdConfig::new();
-    for is_armed in [[true, false], [false, true], [true, true], [false, false]] {
-        for run in 0..100 {
-            let (mut plain, mut model) = (InTurn::<P>::new(), InTurn::<R>::new());
-            let mut plain_optim = sgd.init();
-            let mut optim = sgd.init().with_gradient_release();
+    let expected = plain(&[0, 1]);
+    let steps = [[true, false], [false, true], [true, true], [false, false]];
+    let cases = POLICIES.map(|policy| steps.map(|is_armed| (policy, is_armed)));
+    for (policy, is_armed) in cases.into_iter().flatten() {
+        for run in 0..RUNS {
+            let mut model = InTurn::<R>::new();
+            let optim = SgdConfig::new().init().with_gradient_release();
+            let mut optim = optim.with_recompute(policy);
             for (step, is_armed) in is_armed.into_iter().enumerate() {
-                let loss = plain.loss(step as u64);
-                let grads = GradientsParams::from_grads(loss.backward(), &plain);
-                plain = plain_optim.step(RATE, plain, grads);
                 if is_armed {
                     model = optim.arm(RATE, model);
                 }
@@ -66,8 +79,8 @@ fn a_step_that_is_not_armed_gets_its_gradient_after_them() {
                 let grads = GradientsParams::from_grads(loss.backward(), &model);
                 model = optim.step(RATE, model, grads);
             }
-            let context = format!("{is_armed:?}, run {run}");
-            Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), context);
+            let context = format!("{policy:?}, {is_armed:?}, run {run}");
+            Weights::of::<R, _>(&model).assert_same(&expected, context);
         }
     }
 }
@@ -75,14 +88,12 @@ fn a_step_that_is_not_armed_gets_its_gradient_after_them() {
 /// Disarming frees what was thrown away, and uses up the leaves under it.
 #[test]
 fn a_disarmed_model_gets_its_gradients() {
-    let sgd = SgdConfig::new();
-    let plain = InTurn::<P>::new();
-    let grads = GradientsParams::from_grads(plain.loss(1).backward(), &plain);
-    let plain = sgd.init().step(RATE, plain, grads);
-    let expected = Weights::of::<P, _>(&plain);
-    for backwards in [1, 2] {
-        for run in 0..300 {
-            let mut optim = sgd.init().with_gradient_release();
+    let expected = plain(&[1]);
+    let cases = POLICIES.map(|policy| [1, 2].map(|backwards| (policy, backwards)));
+    for (policy, backwards) in cases.into_iter().flatten() {
+        for run in 0..RUNS {
+            let optim = SgdConfig::new().init().with_gradient_release();
+            let mut optim = optim.with_recompute(policy);
             let mut model = optim.arm(RATE, InTurn::<R>::new());
             drop(model.loss(0));
             drop(model.loss(1));
@@ -92,7 +103,7 @@ fn a_disarmed_model_gets_its_gradients() {
             }
             let grads = GradientsParams::from_grads(model.loss(1).backward(), &model);
             model = optim.step(RATE, model, grads);
-            let context = format!("{backwards} backward passes, run {run}");
+            let context = format!("{policy:?}, {backwards} backward passes, run {run}");
             Weights::of::<R, _>(&model).assert_same(&expected, context);
         }
     }
