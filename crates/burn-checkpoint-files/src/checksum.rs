@@ -113,10 +113,14 @@ impl Checksum {
     /// Reads that of a file. `None` if there is none, as where an earlier version has saved.
     fn read(file: &Path) -> io::Result<Option<Self>> {
         let path = path_of(file);
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
+        let text = match fs::read(&path) {
+            // What is no text has no line of a checksum.
+            Ok(bytes) => String::from_utf8(bytes).unwrap_or_default(),
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
+            Err(error) => {
+                let text = format!("cannot read {}: {error}", path.display());
+                return Err(io::Error::new(error.kind(), text));
+            }
         };
         let (runs, files): (Vec<_>, Vec<_>) = text.lines().partition(|line| line.starts_with('#'));
         let run = runs.iter().find_map(|line| line.strip_prefix(RUN));
@@ -153,4 +157,29 @@ pub fn digest(file: &Path) -> io::Result<String> {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checksum_that_cannot_be_read_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model-3.mpk");
+        fs::write(&file, "weights").unwrap();
+        let checksum = path_of(&file);
+        fs::write(&checksum, b"\xff\xfe  model-3.mpk\n").unwrap();
+        let error = verify(&file, None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidData);
+        let name = checksum.display();
+        assert_eq!(
+            error.to_string(),
+            format!("{name} is no checksum of model-3.mpk")
+        );
+        fs::remove_file(&checksum).unwrap();
+        fs::create_dir(&checksum).unwrap();
+        let text = verify(&file, None).unwrap_err().to_string();
+        assert!(text.starts_with(&format!("cannot read {name}: ")), "{text}");
+    }
 }

@@ -1,7 +1,7 @@
 //! Where to resume.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -15,16 +15,24 @@ use crate::{
 /// The files that Burn's file checkpointer writes for an epoch.
 const PARTS: [&str; 3] = ["model", "optim", "scheduler"];
 
+/// The extensions that Burn's recorders give them.
+const EXTENSIONS: [&str; 7] = ["bin", "bin.gz", "bpk", "json", "json.gz", "mpk", "mpk.gz"];
+
 /// The newest epoch of which model, optimizer and scheduler were all saved. `None` if there is none.
 ///
 /// The parts are named as Burn's file checkpointer names them, `model-3.<extension>`: with this
-/// extension, or with any, if it is none. `settings` is what tells this run from others. What a save
-/// that was killed has left behind is removed: unfinished files, and the files of epochs after the
-/// resume point that are not complete.
+/// extension, or with any, if it is none. `settings` is what tells this run from others.
+///
+/// Nothing is left that a later save could complete with files of another run. Removed is what a
+/// save that was killed has left behind: unfinished files, and those of the epoch after the resume
+/// point, which are computed again. Later epochs that are not complete may be all that was kept of
+/// a run: their files are moved to a new folder beside this one, as `checkpoint-incomplete` beside
+/// `checkpoint`, or `checkpoint-incomplete-2` if there is one. Files with other extensions than
+/// this one, or than those of Burn's recorders, stay.
 ///
 /// # Errors
 ///
-/// If the folder cannot be read, or a file in it not removed. Of the kind
+/// If the folder cannot be read, or a file in it not removed or moved. Of the kind
 /// [`InvalidData`](io::ErrorKind::InvalidData) if a file of that epoch is not as it was saved, or
 /// was saved by a run with other settings: the text names the file, and the newest older epoch
 /// that is whole.
@@ -64,7 +72,7 @@ fn verify(files: &[PathBuf], run: Option<&str>) -> io::Result<()> {
         .try_for_each(|file| checksum::verify(file, run))
 }
 
-/// The files of the epochs that are complete. Removes what a save that was killed has left behind.
+/// The files of the epochs that are complete. The others are out of the way.
 fn tidied(folder: &Path, only: Option<&str>) -> io::Result<BTreeMap<usize, Vec<PathBuf>>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -82,36 +90,93 @@ fn tidied(folder: &Path, only: Option<&str>) -> io::Result<BTreeMap<usize, Vec<P
         {
             let epoch = epochs.entry(epoch).or_default();
             let parts = epoch.parts.entry(extension.to_owned()).or_default();
-            parts.insert(part);
-            epoch.files.push(file);
+            parts.insert(part, file);
         }
     }
     let mut newest_first = epochs.iter().rev();
     let newest = newest_first.find(|(_, epoch)| epoch.is_complete());
     let newest = newest.map(|(number, _)| *number);
-    for (_, epoch) in epochs.iter().filter(|(number, _)| Some(**number) > newest) {
-        for file in &epoch.files {
+    let mut later = Vec::new();
+    for (number, epoch) in epochs.iter().filter(|(number, _)| Some(**number) > newest) {
+        let in_the_way = epoch.in_the_way(only.is_some());
+        if *number > newest.unwrap_or(0) + 1 {
+            later.extend(in_the_way);
+            continue;
+        }
+        for file in in_the_way {
             remove(file)?;
             remove(&checksum::path_of(file))?;
         }
     }
+    move_aside(folder, &later)?;
     checksum::remove_orphans(folder)?;
     let complete = epochs.into_iter().filter(|(_, epoch)| epoch.is_complete());
     Ok(complete
-        .map(|(number, epoch)| (number, epoch.files))
+        .map(|(number, epoch)| (number, epoch.files().cloned().collect()))
         .collect())
 }
 
 #[derive(Default)]
 struct Epoch {
-    /// By extension: parts of different recorders make no checkpoint.
-    parts: BTreeMap<String, BTreeSet<&'static str>>,
-    files: Vec<PathBuf>,
+    /// Files by extension and part: parts of different recorders make no checkpoint.
+    parts: BTreeMap<String, BTreeMap<&'static str, PathBuf>>,
 }
 
 impl Epoch {
     fn is_complete(&self) -> bool {
         self.parts.values().any(|parts| parts.len() == PARTS.len())
+    }
+
+    fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        self.parts.values().flat_map(BTreeMap::values)
+    }
+
+    /// The files that a later save could complete: not those with an extension of others, as a copy
+    /// that somebody has made.
+    fn in_the_way(&self, is_known: bool) -> impl Iterator<Item = &PathBuf> {
+        let parts = self
+            .parts
+            .iter()
+            .filter(move |(extension, _)| is_known || EXTENSIONS.contains(&extension.as_str()));
+        parts.flat_map(|(_, parts)| parts.values())
+    }
+}
+
+/// Moves files with their checksums to a new folder beside theirs.
+fn move_aside(folder: &Path, files: &[&PathBuf]) -> io::Result<()> {
+    if files.is_empty() {
+        return Ok(());
+    }
+    let aside = new_folder_beside(folder)?;
+    for file in files {
+        // The checksum first: without its file it is removed.
+        move_to(&aside, &checksum::path_of(file))?;
+        move_to(&aside, file)?;
+    }
+    Ok(())
+}
+
+/// Moves a file that may not be there.
+fn move_to(folder: &Path, file: &Path) -> io::Result<()> {
+    match fs::rename(file, folder.join(file.file_name().unwrap_or_default())) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// What is in an older one is not replaced.
+fn new_folder_beside(folder: &Path) -> io::Result<PathBuf> {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    let mut number = 1;
+    loop {
+        let aside = folder.with_file_name(match number {
+            1 => format!("{name}-incomplete"),
+            _ => format!("{name}-incomplete-{number}"),
+        });
+        match fs::create_dir(&aside) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+            created => return created.map(|()| aside),
+        }
     }
 }
 
@@ -125,29 +190,43 @@ fn parse(name: &str) -> Option<(&'static str, usize, &str)> {
             .strip_prefix(part)?
             .strip_prefix('-')?
             .split_once('.')?;
-        Some((*part, epoch.parse().ok()?, extension))
+        let number: usize = epoch.parse().ok()?;
+        // `model-03.mpk` is of somebody else.
+        (epoch == number.to_string()).then_some((*part, number, extension))
     })
 }
 
 /// A file of which some is not written: ours, or what Burn 0.22 writes before it renames it, as
 /// `model-3.bpk.4711-0.tmp`.
 fn is_unfinished(name: &str) -> bool {
-    let written = name
-        .strip_suffix(".tmp")
-        .and_then(|name| name.rsplit_once('.'));
-    name.starts_with(UNFINISHED) || written.is_some_and(|(name, _)| parse(name).is_some())
+    let of_burn = || {
+        let (name, writer) = name.strip_suffix(".tmp")?.rsplit_once('.')?;
+        let (process, count) = writer.split_once('-')?;
+        let are_numbers = [process, count].map(|number| number.parse::<u64>().is_ok());
+        (are_numbers == [true; 2]).then(|| parse(name))?
+    };
+    name.starts_with(UNFINISHED) || of_burn().is_some()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
+    use tempfile::TempDir;
 
-    fn folder(files: &[&str]) -> tempfile::TempDir {
-        let folder = tempfile::tempdir().unwrap();
+    /// A folder of checkpoints with these files, in a folder of its own.
+    fn folder(files: &[&str]) -> (TempDir, PathBuf) {
+        let home = tempfile::tempdir().unwrap();
+        let folder = home.path().join("checkpoint");
+        fs::create_dir(&folder).unwrap();
+        write(&folder, files);
+        (home, folder)
+    }
+
+    fn write(folder: &Path, files: &[&str]) {
         for file in files {
-            fs::write(folder.path().join(file), file).unwrap();
+            fs::write(folder.join(file), file).unwrap();
         }
-        folder
     }
 
     fn names(folder: &Path) -> BTreeSet<String> {
@@ -158,17 +237,21 @@ mod tests {
             .collect()
     }
 
+    fn set(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| String::from(*name)).collect()
+    }
+
     #[test]
     fn parts_of_one_kind_make_a_checkpoint() {
         let files = ["model-1.bpk", "optim-1.mpk", "scheduler-1.mpk"];
         let other = ["model-1.mpk", "model-2.mpk.gz", "unfinished-optim-2.mpk.gz"];
-        let folder = folder(&[files, other].concat());
-        assert_eq!(resume_point(folder.path(), None, None).unwrap(), Some(1));
-        assert_eq!(names(folder.path()).len(), 4);
-        // Of this extension there is one part, which is removed.
-        let bpk = resume_point(folder.path(), Some("bpk"), None).unwrap();
+        let (_home, folder) = folder(&[files, other].concat());
+        assert_eq!(resume_point(&folder, None, None).unwrap(), Some(1));
+        assert_eq!(names(&folder).len(), 4);
+        // Of this extension there is one part, which makes none.
+        let bpk = resume_point(&folder, Some("bpk"), None).unwrap();
         assert_eq!(bpk, None);
-        assert_eq!(names(folder.path()).len(), 3);
+        assert_eq!(names(&folder).len(), 3);
     }
 
     #[test]
@@ -180,9 +263,43 @@ mod tests {
             "optim-2.bpk.4711-0.tmp",
             "unfinished-model-2.bpk.sha256",
         ];
-        let folder = folder(&[kept, left].concat());
-        let found = resume_point(folder.path(), Some("bpk"), None).unwrap();
+        let (home, folder) = folder(&[&kept[..], &left].concat());
+        let found = resume_point(&folder, Some("bpk"), None).unwrap();
         assert_eq!(found, Some(1));
-        assert_eq!(names(folder.path()), BTreeSet::from(kept.map(String::from)));
+        assert_eq!(names(&folder), set(&kept));
+        assert_eq!(names(home.path()), set(&["checkpoint"]));
+    }
+
+    #[test]
+    fn weights_that_were_kept_alone_are_not_lost() {
+        let weights = ["model-20.mpk", "model-20.mpk.sha256"];
+        let (home, folder) = folder(&weights);
+        assert_eq!(resume_point(&folder, None, None).unwrap(), None);
+        let aside = home.path().join("checkpoint-incomplete");
+        assert_eq!(names(&aside), set(&weights));
+        // Others, and the first ones stay.
+        write(&folder, &["model-20.mpk", "optim-20.mpk"]);
+        assert_eq!(resume_point(&folder, None, None).unwrap(), None);
+        assert_eq!(names(&aside), set(&weights));
+        let second = home.path().join("checkpoint-incomplete-2");
+        assert_eq!(names(&second), set(&["model-20.mpk", "optim-20.mpk"]));
+        assert_eq!(resume_point(&folder, None, None).unwrap(), None);
+        assert_eq!(names(home.path()).len(), 3);
+    }
+
+    #[test]
+    fn other_files_are_not_touched() {
+        let other = [
+            "model-5.mpk.bak",
+            "model-5.mpk.old.tmp",
+            "model-05.mpk",
+            "model-best.mpk",
+            "optim-5.txt",
+        ];
+        let (home, folder) = folder(&other);
+        assert_eq!(resume_point(&folder, None, None).unwrap(), None);
+        assert_eq!(resume_point(&folder, Some("mpk"), None).unwrap(), None);
+        assert_eq!(names(&folder), set(&other));
+        assert_eq!(names(home.path()).len(), 1);
     }
 }

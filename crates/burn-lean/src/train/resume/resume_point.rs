@@ -11,13 +11,15 @@ const EXTENSION: &str = "bpk";
 ///
 /// `directory` is the one given to `SupervisedTraining::new`, with
 /// [`checked_checkpointers`](super::checked_checkpointers), whose checksums are compared: files of
-/// `with_default_checkpointers` have none, and count as they were saved. What a save that was
-/// killed has left behind is removed, lest a later save complete it with files of another run:
-/// Burn's unfinished files, and the files of epochs after the resume point that are not complete.
+/// `with_default_checkpointers` have none, and count as they were saved. Nothing is
+/// left that a later save could complete with files of another run: Burn's unfinished files and
+/// those of the epoch after the resume point, which a save that was killed has left, are removed,
+/// and the files of later epochs that are not complete are moved to `checkpoint-incomplete`, beside
+/// the folder of checkpoints.
 ///
 /// # Errors
 ///
-/// If the folder of checkpoints cannot be read, or a file in it not removed. Of the kind
+/// If the folder of checkpoints cannot be read, or a file in it not removed or moved. Of the kind
 /// [`InvalidData`](io::ErrorKind::InvalidData) if a file of that epoch is not as it was saved: the
 /// text names the file, and the newest older epoch that is.
 ///
