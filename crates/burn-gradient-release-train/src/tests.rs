@@ -1,6 +1,7 @@
 //! Learners of several replicas, which are threads here.
 
 use std::{
+    cell::Cell,
     fs,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
@@ -13,9 +14,9 @@ use burn::{
         dataloader::{DataLoader, DataLoaderBuilder, batcher::Batcher},
         dataset::InMemDataset,
     },
-    module::Module,
+    module::{AutodiffModule, Module},
     nn::{Linear, LinearConfig},
-    optim::AdamConfig,
+    optim::{AdamConfig, GradientsParams, Optimizer},
     record::DefaultRecorder,
     tensor::{Tensor, TensorData, backend::AutodiffBackend, backend::Backend},
     train::{
@@ -52,6 +53,31 @@ impl<B: AutodiffBackend> TrainStep for Line<B> {
         let output = self.regression(batch);
         TrainOutput::new(self, output.loss.backward(), output)
     }
+
+    fn optimize<D, O>(self, optim: &mut O, rate: f64, grads: GradientsParams) -> Self
+    where
+        D: AutodiffBackend,
+        O: Optimizer<Self, D>,
+        Self: AutodiffModule<D>,
+    {
+        let mut model = optim.step(rate, self, grads);
+        let step = STEP.get() + 1;
+        STEP.set(step);
+        if DRIFTS_IN.get() == Some(step) {
+            let drift = |weight: Tensor<B, 2>| {
+                Tensor::from_inner(weight.inner() * (1.0 + f32::EPSILON)).require_grad()
+            };
+            model.linear.weight = model.linear.weight.map(drift);
+        }
+        model
+    }
+}
+
+thread_local! {
+    /// The number of optimizer steps of a replica.
+    static STEP: Cell<usize> = const { Cell::new(0) };
+    /// The step of a replica after which its weight has another last bit.
+    static DRIFTS_IN: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
 impl<B: Backend> InferenceStep for Line<B> {
@@ -147,4 +173,28 @@ fn an_epoch_without_a_step_is_refused() {
     });
     let text = "no step was taken in epoch 1: its 4 iterations are fewer than the 5";
     assert!(refused[0].contains(text), "{refused:?}");
+}
+
+/// In the last step of the second epoch: no later one could find it.
+#[test]
+fn weights_that_drift_are_found_before_the_checkpoint() {
+    let home = tempfile::tempdir().unwrap();
+    let refused = Threads::run(3, |replicas| {
+        if replicas.rank() == 1 {
+            DRIFTS_IN.set(Some(8));
+        }
+        let parallel = DataParallel::new(replicas);
+        refusal(|| train(home.path(), &parallel, 1, true))
+    });
+    for (rank, text) in refused.iter().enumerate() {
+        let who = format!("gradient release: rank {rank} of 3: the replicas do not do the same: ");
+        assert!(text.starts_with(&who), "{text}");
+        assert!(
+            text.contains("rank 0, 2: parameter linear.weight"),
+            "{text}"
+        );
+        assert!(text.contains("rank 1: parameter linear.weight"), "{text}");
+    }
+    let saved = |epoch| home.path().join(format!("checkpoint/model-{epoch}.mpk"));
+    assert!(saved(1).exists() && !saved(2).exists());
 }

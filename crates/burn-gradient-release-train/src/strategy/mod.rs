@@ -322,10 +322,10 @@ impl<B: Backend, I, T> Strategy<B, I, T> {
         let own = interrupter
             .should_stop()
             .then(|| interrupter.get_message().unwrap_or_else(unknown));
-        let is_own = own.is_some();
         let reason = expect(parallel.replicas().anybody_says(&at(), own));
+        // One of its own stays, be it of meanwhile.
         if let Some(reason) = &reason
-            && !is_own
+            && !interrupter.should_stop()
         {
             interrupter.stop(Some(&format!("{INTERRUPTED_ELSEWHERE}: {reason}")));
         }
@@ -349,4 +349,42 @@ fn wait_for_metrics<LC: LearningComponentsTypes>(
 /// Burn's trait leaves no way but a panic.
 fn expect<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| panic!("gradient release: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::{Flex, flex::FlexDevice};
+    use burn_replicas::Threads;
+
+    use super::*;
+
+    #[test]
+    fn a_replica_keeps_its_own_reason() {
+        let reasons = Threads::run(3, |replicas| {
+            let rank = replicas.rank();
+            let strategy = Strategy::<Flex, (), ()> {
+                device: FlexDevice,
+                monitor: StepMonitor::new(),
+                recompute: Recompute::None,
+                parallel: Some(DataParallel::new(replicas)),
+                again: |()| None,
+                gather: |_, output| Ok(output),
+            };
+            let interrupter = Interrupter::new();
+            if rank == 0 {
+                interrupter.stop(Some("Ctrl-C"));
+            }
+            // After it has said that it has none.
+            let at = || {
+                if rank == 1 {
+                    interrupter.stop(Some("no room"));
+                }
+                String::from("the end")
+            };
+            assert!(strategy.should_stop(at, &interrupter));
+            interrupter.get_message().unwrap()
+        });
+        let elsewhere = format!("{INTERRUPTED_ELSEWHERE}: Ctrl-C");
+        assert_eq!(reasons, ["Ctrl-C", "no room", &elsewhere]);
+    }
 }
