@@ -10,14 +10,14 @@ use crate::shape::{Kind, Sizes};
 use crate::spec;
 use crate::suite;
 use crate::timeline;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::env;
-use std::fs;
-use std::io;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, ErrorKind};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
 use std::time::Duration;
 use vit::config::{BackendKind, OptimizerKind, Preset};
 use vit::data::ImageSize;
@@ -25,6 +25,9 @@ use vit::terminal::{self, note, say};
 
 /// The files that a suite writes.
 const FILES: [&str; 3] = ["results.json", "table.md", "memory.svg"];
+
+/// Locked while a suite writes to the folder.
+const LOCK: &str = "lock";
 
 #[derive(Debug, Parser)]
 #[command(
@@ -232,11 +235,9 @@ pub fn main(child: Child) -> ExitCode {
 fn run(args: &SuiteArgs) -> Result<ExitCode> {
     let request = args.request()?;
     // Fails before hours of work if the results cannot be written.
-    fs::create_dir_all(&args.output)
-        .with_context(|| format!("cannot make the folder {}", args.output.display()))?;
+    let _lock = claim(&args.output)?;
     if let Some(folder) = &request.timelines {
-        fs::create_dir_all(folder)
-            .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+        ensure_writable(folder)?;
     }
     let results = suite::run(&request, |so_far| {
         // The last of them may have room again, and says so if it has none.
@@ -244,8 +245,10 @@ fn run(args: &SuiteArgs) -> Result<ExitCode> {
             note(&format!("{error:#}"));
         }
     })?;
+    // First: it is all there is if the files cannot be written.
+    let shown = say(&report::table(&results));
     write(&results, &args.output)?;
-    say(&report::table(&results))?;
+    shown?;
     for name in FILES {
         note(&format!("written: {}", args.output.join(name).display()));
     }
@@ -254,6 +257,34 @@ fn run(args: &SuiteArgs) -> Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Makes the folder, and locks it until the file is dropped: two suites would replace each other's
+/// results.
+fn claim(folder: &Path) -> Result<File> {
+    ensure_writable(folder)?;
+    let cannot = || format!("cannot lock {}", folder.join(LOCK).display());
+    let file = File::create(folder.join(LOCK)).with_context(cannot)?;
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => bail!(
+            "another suite writes to {}: wait for it, or choose another --output",
+            folder.display()
+        ),
+        // Some file systems have no locks.
+        Err(TryLockError::Error(error)) if error.kind() != ErrorKind::Unsupported => {
+            Err(error).with_context(cannot)
+        }
+        _ => Ok(file),
+    }
+}
+
+/// Makes the folder, and writes to it: one that exists may be read-only.
+fn ensure_writable(folder: &Path) -> Result<()> {
+    let probe = folder.join(format!(".writable-{}", process::id()));
+    fs::create_dir_all(folder)
+        .and_then(|()| fs::write(&probe, ""))
+        .and_then(|()| fs::remove_file(&probe))
+        .with_context(|| format!("cannot write to the folder {}", folder.display()))
 }
 
 /// Replaces the files of the folder whole: whoever interrupts the suite has those of the runs
@@ -373,5 +404,25 @@ mod tests {
     #[test]
     fn clap_accepts_the_command_line() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_folder_has_one_suite_at_a_time() {
+        let home = tempfile::tempdir().unwrap();
+        let folder = home.path().join("results");
+        let held = claim(&folder).unwrap();
+        let text = claim(&folder).unwrap_err().to_string();
+        assert!(text.starts_with("another suite writes to "), "{text}");
+        drop(held);
+        claim(&folder).unwrap();
+        assert_eq!(fs::read_dir(folder).unwrap().count(), 1);
+    }
+
+    /// Of the system, where not even root may write.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_folder_that_exists_may_be_read_only() {
+        let text = claim(Path::new("/sys/kernel")).unwrap_err().to_string();
+        assert_eq!(text, "cannot write to the folder /sys/kernel");
     }
 }
