@@ -15,7 +15,6 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::DataParallel;
 use vit_common::data::{Dataset, Image, Normalization, Split, labels};
-use vit_common::parallel::check_settings;
 use vit_common::rng::SeededRng;
 
 pub use vit_common::results::Results;
@@ -92,7 +91,8 @@ impl Train<'_> {
             model = checkpoint.load_model(model)?;
         }
         if let Some(parallel) = self.parallel {
-            self.meet_at(done)?;
+            let epoch = format!("the beginning of epoch {}", done + 1);
+            parallel.replicas().meet(&epoch)?;
             model = parallel.broadcast(model)?;
         }
         if let Some(checkpoint) = &from {
@@ -199,16 +199,6 @@ impl Train<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Goes on once all processes are there, with the same settings.
-    fn meet_at(&self, done: usize) -> Result<()> {
-        let Some(parallel) = self.parallel else {
-            return Ok(());
-        };
-        let replicas = parallel.replicas();
-        replicas.meet(&format!("the beginning of epoch {}", done + 1))?;
-        check_settings(replicas, &serde_json::to_value(self.config)?)
     }
 
     /// What this process trains on, of a batch of all processes.
@@ -350,4 +340,50 @@ pub fn run(
         stop_after,
     }
     .run(from)
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use burn_lean::Threads;
+    use vit_common::data::{ImageSize, Source};
+
+    /// Trains two replicas with weight decays of their own, which nobody compares before.
+    fn train(decays: [f64; 2], folder: &RunFolder) -> Vec<Result<Ending>> {
+        let size = ImageSize {
+            requested: None,
+            patch_size: 2,
+        };
+        let data = Dataset::load(&Source::Digits, size).unwrap();
+        Threads::run(2, |replicas| {
+            let config = TrainConfig {
+                epochs: 1,
+                batch_size: 512,
+                weight_decay: decays[replicas.rank()],
+                ..TrainConfig::example()
+            };
+            let parallel = DataParallel::new(replicas);
+            run(&config, &data, Some(&parallel), folder, None, None)
+        })
+    }
+
+    #[test]
+    fn weights_that_have_drifted_apart_are_not_saved() {
+        let home = tempfile::tempdir().unwrap();
+        for (decays, is_saved) in [([0.05, 0.1], false), ([0.05; 2], true)] {
+            let path = home.path().join(is_saved.to_string());
+            let folder = RunFolder::create(&path, false).unwrap();
+            folder.start(&TrainConfig::example()).unwrap();
+            for ended in train(decays, &folder) {
+                match ended {
+                    Ok(_) => assert!(is_saved),
+                    Err(error) => {
+                        let text = error.to_string();
+                        assert!(!is_saved && text.contains(", digest "), "{text}");
+                    }
+                }
+            }
+            assert_eq!(path.join("checkpoint/epoch-1").exists(), is_saved);
+        }
+    }
 }

@@ -6,8 +6,9 @@ mod images;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
-use std::fs;
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::OnceLock;
 use std::thread::sleep;
@@ -17,7 +18,7 @@ use vit_common::launching::{self, digest, result, said, signalled};
 use vit_common::small_disk::SmallDisk;
 
 fn main() -> ExitCode {
-    let tests: [(&str, fn()); 12] = [
+    let tests: [(&str, fn()); 15] = [
         ("two_and_four_ranks_sharded_or_not", two_and_four_ranks),
         ("recomputed_blocks_and_dropout", recomputed_blocks),
         ("a_sharded_run_is_resumed", a_sharded_run_is_resumed),
@@ -26,10 +27,16 @@ fn main() -> ExitCode {
         ("who_fails_says_why", who_fails_says_why),
         ("what_cannot_be_shared_is_refused", what_cannot_be_shared),
         ("other_settings_are_refused", other_settings_are_refused),
+        ("who_is_refused_leaves_a_run_as_it_was", a_run_stays),
+        (
+            "an_error_is_printed_before_the_others_answer",
+            an_error_is_printed_at_once,
+        ),
         ("sharded_states_lower_every_peak", sharded_states_lower),
         (FULL_DISK, a_full_disk_is_told),
         ("a_run_goes_on_when_nobody_reads", a_run_goes_on),
         ("who_does_not_come_in_time_ends_all", who_does_not_come),
+        ("who_never_joins_is_not_awaited", who_never_joins),
     ];
     let is_missing = cfg!(not(feature = "mpi")) || !launching::has_mpirun();
     let tests = tests.map(|(name, test)| {
@@ -180,13 +187,14 @@ fn without_a_terminal() {
 /// The process that ends with an error says why before all of them end.
 fn who_fails_says_why() {
     let home = TempDir::new().unwrap();
-    let folder = home.path().join("run");
-    let output = train(2, &folder, &["--resume"]).output().unwrap();
+    let file = home.path().join("file");
+    fs::write(&file, "").unwrap();
+    let output = train(2, &file, &NEW).output().unwrap();
     let text = said(&output);
     assert!(!output.status.success());
-    assert!(text.contains("error: nothing to resume"), "{text}");
+    assert!(text.contains("file is not a folder"), "{text}");
     assert!(
-        text.contains("rank 0: the end of the training; rank 1: the folder"),
+        text.contains("rank 0: the end of the training; rank 1: the beginning"),
         "{text}"
     );
 }
@@ -241,6 +249,84 @@ fn other_settings_are_refused() {
     ] {
         unlike(&second, text);
     }
+}
+
+/// All files of a run but its lock, in which the process is named that had it last.
+fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut all = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            all.extend(files(&path));
+        } else if !path.ends_with("lock") {
+            all.insert(path.clone(), fs::read(path).unwrap());
+        }
+    }
+    all
+}
+
+fn a_run_stays() {
+    let home = TempDir::new().unwrap();
+    let folder = home.path().join("run");
+    result(train(2, &folder, &NEW));
+    let before = files(&folder);
+    let anew = with(&["--overwrite"]);
+    let other = |option: &'static str, value: &'static str| [&anew[..], &[option, value]].concat();
+    let resume = vec!["--resume"];
+    for (first, second, text) in [
+        (&anew, other("--seed", "43"), "the setting seed: 43"),
+        (&anew, other("--data", "/nowhere"), "no folder /nowhere"),
+        (&anew, other("--sede", "43"), "unexpected argument '--sede'"),
+        (
+            &vec!["--resume", "--operations", "lean"],
+            resume.clone(),
+            "the setting engine.operations: \"lean\"",
+        ),
+    ] {
+        let program = env!("CARGO_BIN_EXE_lean-vit");
+        let mut command = launching::train_each(program, &folder, [first, &second]);
+        let output = command.output().unwrap();
+        assert!(!output.status.success());
+        assert!(said(&output).contains(text), "{}", said(&output));
+        assert!(files(&folder) == before, "{text}");
+    }
+    result(train(2, &folder, &resume));
+}
+
+/// The first process cannot save its results, and the other one does not let it go.
+fn an_error_is_printed_at_once() {
+    let home = TempDir::new().unwrap();
+    let [folder, data, said] = ["run", "data", "stderr"].map(|name| home.path().join(name));
+    fs::create_dir(&data).unwrap();
+    // The first process classifies all of them once more, after the others have ended.
+    images::write(&data, 1, 16, 4000);
+    let new = ["--epochs", "1", "--batch-size", "16", "--timeout", "120"];
+    let mut run = train(2, &folder, &new);
+    run.arg("--data").arg(&data);
+    run.stdout(Stdio::null())
+        .stderr(File::create(&said).unwrap());
+    let mut launcher = run.spawn().unwrap();
+    launching::wait_for(&folder.join("checkpoint/epoch-1"));
+    sleep(Duration::from_millis(200));
+    launching::kill(&launcher, "-STOP", 1);
+    fs::create_dir(folder.join("results.json")).unwrap();
+
+    let begun = Instant::now();
+    let is_printed = loop {
+        let said = fs::read_to_string(&said).unwrap();
+        if said.contains("error: cannot write to ") {
+            break true;
+        }
+        if begun.elapsed() > Duration::from_secs(60) {
+            break false;
+        }
+        sleep(Duration::from_millis(20));
+    };
+    launching::kill(&launcher, "-CONT", 1);
+    let code = launcher.wait().unwrap().code();
+    let said = fs::read_to_string(&said).unwrap();
+    assert!(is_printed, "{said}");
+    assert_eq!(code, Some(74), "{said}");
 }
 
 /// The peak of every process, of a whole epoch with the checkpoint at its end.
@@ -329,4 +415,18 @@ fn who_does_not_come() {
     assert!(!output.status.success(), "{text}");
     assert!((2..30).contains(&took.as_secs()), "{took:?}: {text}");
     assert!(text.contains("rank 0 of 2 has waited 2s"), "{text}");
+}
+
+fn who_never_joins() {
+    let home = TempDir::new().unwrap();
+    let mut run = train(1, &home.path().join("run"), &["--timeout", "2"]);
+    // Another process of the run, which is no program of MPI.
+    run.args([":", "-n", "1", "sleep", "60"]);
+    let begun = Instant::now();
+    let output = run.output().unwrap();
+    let (took, text) = (begun.elapsed(), said(&output));
+    assert!(!output.status.success(), "{text}");
+    assert!((2..30).contains(&took.as_secs()), "{took:?}: {text}");
+    let expected = "the other processes were not joined within 2s";
+    assert!(text.contains(expected), "{text}");
 }

@@ -27,14 +27,14 @@ impl Lock {
         let path = folder.join(LOCK);
         let cannot =
             |error: io::Error| CannotWrite(format!("cannot lock {}: {error}", path.display()));
-        let mut file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .read(true)
-            .write(true)
-            .open(&path)
-            .map_err(cannot)?;
-        match file.try_lock() {
+        let mut file = open(&path).map_err(cannot)?;
+        let mut locked = file.try_lock();
+        if locked.is_ok() && !is_at(&path, &file).map_err(cannot)? {
+            // Deleted in between. Another program may have locked a new file of this name.
+            file = open(&path).map_err(cannot)?;
+            locked = file.try_lock();
+        }
+        match locked {
             Ok(()) => {
                 file.set_len(0).map_err(cannot)?;
                 file.write_all(this_process().as_bytes()).map_err(cannot)?;
@@ -54,7 +54,7 @@ impl Lock {
                     folder.display()
                 )
             }
-            Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {
+            Err(TryLockError::Error(error)) if has_no_locks(&error) => {
                 let folder = folder.display();
                 note(&format!(
                     "the file system of {folder} has no locks: see that no other program trains there"
@@ -76,6 +76,37 @@ impl Lock {
         }
         Ok(())
     }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.create(true).truncate(false).read(true).write(true);
+    options.open(path)
+}
+
+/// Whether this is still the file of this path, which may have been deleted.
+#[cfg(unix)]
+fn is_at(path: &Path, file: &File) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+    match fs::metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        found => Ok(identity(found?) == identity(file.metadata()?)),
+    }
+}
+
+/// A file that is open is not deleted.
+#[cfg(not(unix))]
+fn is_at(_path: &Path, _file: &File) -> io::Result<bool> {
+    Ok(true)
+}
+
+/// Whether the file system has no locks. NFS without its lock daemon says `ENOLCK`, which has no
+/// kind.
+fn has_no_locks(error: &io::Error) -> bool {
+    let no_daemon = if cfg!(target_os = "linux") { 37 } else { 77 };
+    let is_missing = cfg!(unix) && error.raw_os_error() == Some(no_daemon);
+    is_missing || error.kind() == ErrorKind::Unsupported
 }
 
 /// As `process 71 on node1`.
@@ -109,5 +140,27 @@ mod tests {
         assert!(Lock::ensure_free(folder.path()).is_err());
         drop(held);
         Lock::acquire(folder.path()).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_that_was_deleted_is_no_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(LOCK);
+        let file = open(&path).unwrap();
+        assert!(is_at(&path, &file).unwrap());
+        fs::remove_file(&path).unwrap();
+        assert!(!is_at(&path, &file).unwrap());
+        let new = open(&path).unwrap();
+        assert!(!is_at(&path, &file).unwrap() && is_at(&path, &new).unwrap());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_file_system_without_locks_is_known() {
+        let error = io::Error::from_raw_os_error;
+        // `ENOLCK` and `EOPNOTSUPP`; `EACCES` is another matter.
+        assert!(has_no_locks(&error(37)) && has_no_locks(&error(95)));
+        assert!(!has_no_locks(&error(13)));
     }
 }

@@ -87,6 +87,21 @@ impl VitConfig {
         .unwrap_or(0)
     }
 
+    /// Bytes of all weights and of the largest gradient. A training takes more.
+    pub fn bytes_of_weights(&self) -> u64 {
+        bytes(&[self.num_params() + self.largest_param()])
+    }
+
+    /// Bytes of the tokens of a batch.
+    pub fn bytes_of_tokens(&self, batch: usize) -> u64 {
+        bytes(&[batch, self.tokens(), self.dim])
+    }
+
+    /// Bytes of the scores of attention for a batch, in one block.
+    pub fn bytes_of_scores(&self, batch: usize) -> u64 {
+        bytes(&[batch, self.heads, self.tokens(), self.tokens()])
+    }
+
     fn class_tokens(&self) -> usize {
         usize::from(self.pool == Pool::ClassToken)
     }
@@ -95,6 +110,12 @@ impl VitConfig {
     pub fn tokens(&self) -> usize {
         (self.image_size / self.patch_size).pow(2) + self.class_tokens()
     }
+}
+
+/// Of a tensor of this shape, with numbers of 32 bits; the largest number if it is larger.
+fn bytes(shape: &[usize]) -> u64 {
+    let sizes = shape.iter().map(|size| *size as u64);
+    sizes.fold(4, u64::saturating_mul)
 }
 
 #[cfg(test)]

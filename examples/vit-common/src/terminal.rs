@@ -5,6 +5,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use clap::error::ErrorKind;
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// The exit code of any other error.
@@ -64,6 +65,16 @@ pub fn say(line: &str) -> Result<()> {
     writeln!(io::stdout().lock(), "{line}").context("cannot write to stdout")
 }
 
+/// A path in a command, as a shell takes it.
+pub fn quoted(path: &Path) -> String {
+    let path = path.to_string_lossy();
+    let is_plain = |letter: char| letter.is_alphanumeric() || "/._-+,:=@%".contains(letter);
+    match !path.is_empty() && path.chars().all(is_plain) {
+        true => path.into_owned(),
+        false => format!("'{}'", path.replace('\'', r"'\''")),
+    }
+}
+
 /// Bytes in MiB, without the unit.
 pub fn mib(bytes: impl Into<i128>, decimals: usize) -> String {
     format!("{:.decimals$}", bytes.into() as f64 / f64::from(1 << 20))
@@ -76,6 +87,18 @@ mod tests {
     #[test]
     fn an_error_has_one_line() {
         assert_eq!(one_line("one\n  two\n\nthree "), "one two three");
+    }
+
+    #[test]
+    fn a_path_is_quoted_if_a_shell_would_cut_it() {
+        for (path, said) in [
+            ("artifacts/lean-vit", "artifacts/lean-vit"),
+            ("my runs/a", "'my runs/a'"),
+            ("it's", r"'it'\''s'"),
+            ("$HOME", "'$HOME'"),
+        ] {
+            assert_eq!(quoted(Path::new(path)), said);
+        }
     }
 
     #[test]

@@ -76,7 +76,8 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "FOLDER", default_value = "artifacts/lean-vit")]
     pub(super) artifact_dir: PathBuf,
     /// Continue after the last complete epoch in --artifact-dir; options default to those of that
-    /// run, and only --mode, --device, --checkpointing and --operations may differ
+    /// run, and only --mode, --device, --checkpointing, --operations and the place of --data may
+    /// differ
     #[arg(long)]
     pub(super) resume: bool,
     /// Start a new run even if --artifact-dir holds another one

@@ -4,7 +4,7 @@ mod args;
 mod settings;
 
 use crate::config::{Mode, TrainConfig};
-use crate::run_folder::RunFolder;
+use crate::run_folder::{Checkpoint, RunFolder};
 use crate::train::{self, Ending, is_first};
 use anyhow::{Result, ensure};
 use args::TrainArgs;
@@ -13,9 +13,9 @@ use clap::{Parser, Subcommand};
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use vit_common::data::Dataset;
-use vit_common::parallel::{self, check_shares};
+use vit_common::parallel::{self, check_settings, check_shares};
 use vit_common::summary::summary;
-use vit_common::terminal::{self, note, say};
+use vit_common::terminal::{self, note, quoted, say};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -48,43 +48,92 @@ pub fn main() -> ExitCode {
 }
 
 fn train(args: &TrainArgs) -> Result<ExitCode> {
-    let path = &args.artifact_dir;
     let parallel = data_parallel(args)?;
-    let parallel = parallel.as_ref();
-    let (config, data, folder, from);
-    if !is_first(parallel) {
-        // The first process has begun the run, or has it open.
-        meet(parallel)?;
-        folder = RunFolder::read(path);
-        let saved = args.resume.then(|| folder.settings()).transpose()?;
-        (config, data) = args.resolve(saved.as_ref())?;
-        from = saved
-            .and_then(|_| folder.newest(&config).transpose())
-            .transpose()?;
-    } else if args.resume {
-        folder = RunFolder::open(path)?;
-        (config, data) = args.resolve(Some(&folder.settings()?))?;
-        check_parallel(parallel, &config, &data)?;
-        from = folder.newest(&config)?;
-        folder.save_settings(&config)?;
-        match &from {
-            Some(checkpoint) => note(&format!("going on after epoch {}", checkpoint.epoch())),
-            None => note("no epoch was finished: beginning with the first"),
-        }
-    } else {
-        RunFolder::ensure_free(path, args.overwrite)?;
-        (config, data) = args.resolve(None)?;
-        check_parallel(parallel, &config, &data)?;
-        folder = RunFolder::create(path, args.overwrite)?;
-        from = None;
-        folder.start(&config)?;
-    }
-    if is_first(parallel) {
-        meet(parallel)?;
-    }
+    let done = train_as(parallel.as_ref(), args);
+    // Before this process takes its leave of the others, which may not answer.
+    Ok(done.unwrap_or_else(|error| ExitCode::from(terminal::fail(&error))))
+}
 
+fn train_as(parallel: Option<&DataParallel>, args: &TrainArgs) -> Result<ExitCode> {
+    let (config, data, folder) = prepare(parallel, args)?;
+    if let Some(parallel) = parallel {
+        // Before anything of an earlier run is removed.
+        parallel.replicas().meet("the beginning")?;
+        check_settings(parallel.replicas(), &serde_json::to_value(&config)?)?;
+    }
+    let from = begin(parallel, args.resume, &config, &folder)?;
     let stop_after = args.stop_after.map(NonZeroUsize::get);
-    match train::run(&config, &data, parallel, &folder, from, stop_after)? {
+    let ending = train::run(&config, &data, parallel, &folder, from, stop_after)?;
+    report(ending, &config, args)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The settings, the images and the folder of a run, in which the first process changes nothing yet
+/// but the lock.
+fn prepare(
+    parallel: Option<&DataParallel>,
+    args: &TrainArgs,
+) -> Result<(TrainConfig, Dataset, RunFolder)> {
+    let path = &args.artifact_dir;
+    let is_first = is_first(parallel);
+    let resolve = |saved: Option<&TrainConfig>| -> Result<_> {
+        let (config, data) = args.resolve(saved)?;
+        check_parallel(parallel, &config, &data)?;
+        Ok((config, data))
+    };
+    if args.resume {
+        let folder = match is_first {
+            true => RunFolder::open(path)?,
+            false => RunFolder::read(path),
+        };
+        let (config, data) = resolve(Some(&folder.settings()?))?;
+        return Ok((config, data, folder));
+    }
+    if is_first {
+        RunFolder::ensure_free(path, args.overwrite)?;
+    }
+    let (config, data) = resolve(None)?;
+    let folder = match is_first {
+        true => RunFolder::create(path, args.overwrite)?,
+        false => RunFolder::read(path),
+    };
+    Ok((config, data, folder))
+}
+
+/// Makes the folder that of this run; the checkpoint to go on from.
+fn begin(
+    parallel: Option<&DataParallel>,
+    resume: bool,
+    config: &TrainConfig,
+    folder: &RunFolder,
+) -> Result<Option<Checkpoint>> {
+    let is_first = is_first(parallel);
+    if !is_first {
+        // The first process cleans up before the others look.
+        meet(parallel)?;
+    }
+    let from = match resume {
+        true => folder.newest(config)?,
+        false => None,
+    };
+    if is_first {
+        if resume {
+            folder.save_settings(config)?;
+            match &from {
+                Some(checkpoint) => note(&format!("going on after epoch {}", checkpoint.epoch())),
+                None => note("no epoch was finished: beginning with the first"),
+            }
+        } else {
+            folder.start(config)?;
+        }
+        meet(parallel)?;
+    }
+    Ok(from)
+}
+
+/// Says how a run has ended.
+fn report(ending: Ending, config: &TrainConfig, args: &TrainArgs) -> Result<()> {
+    match ending {
         Ending::OfAnotherRank => {}
         Ending::Finished(results) => {
             let table = summary(&config.model, config.engine.mode, false, &results);
@@ -96,10 +145,8 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
             }
         }
         Ending::Stopped(epoch) => {
-            let command = format!(
-                "`lean-vit train --resume --artifact-dir {}`",
-                path.display()
-            );
+            let folder = quoted(&args.artifact_dir);
+            let command = format!("`lean-vit train --resume --artifact-dir {folder}`");
             match epoch {
                 Some(epoch) => {
                     note(&format!(
@@ -112,7 +159,7 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
             }
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 fn data_parallel(args: &TrainArgs) -> Result<Option<DataParallel>> {

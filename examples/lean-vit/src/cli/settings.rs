@@ -10,6 +10,7 @@ use crate::model::Pool;
 use anyhow::{Result, ensure};
 use std::num::NonZeroUsize;
 use vit_common::data::{Dataset, ImageSize, Source};
+use vit_common::memory::Training;
 use vit_common::settings::{agreed, given};
 
 impl TrainArgs {
@@ -47,12 +48,12 @@ impl TrainArgs {
             engine.optimizer
         );
 
-        let data_name = agreed(
-            "data",
+        // May be elsewhere by now, and each of several machines may have its own.
+        let data_name = given(
             self.data.clone(),
             saved.map(|s| s.data.clone()),
             Source::Digits.to_string(),
-        )?;
+        );
         let patch_size = agreed(
             "patch-size",
             self.patch_size.map(NonZeroUsize::get),
@@ -113,7 +114,26 @@ impl TrainArgs {
             seed,
         };
         config.iterations(data.train.len())?;
+        self.ensure_memory(&config, &data)?;
         Ok((config, data))
+    }
+
+    /// Fails if a step takes more memory than there is. How much a GPU has is not known.
+    fn ensure_memory(&self, config: &TrainConfig, data: &Dataset) -> Result<()> {
+        let engine = &config.engine;
+        if engine.device != DeviceKind::Cpu {
+            return Ok(());
+        }
+        let training = Training {
+            batch_size: config.batch_size,
+            is_shared: self.data_parallel,
+            blocks: match engine.checkpointing {
+                Checkpointing::None => config.model.depth,
+                _ => 1,
+            },
+            has_scores: engine.operations == Operations::Default,
+        };
+        training.ensure_fits(&config.model, data)
     }
 
     /// Device, mode, checkpointing, operations and optimizer, on a machine that has the device.

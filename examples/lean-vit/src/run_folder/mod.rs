@@ -57,12 +57,7 @@ impl RunFolder {
     ///
     /// There is no run in it, or another program uses it.
     pub fn open(path: &Path) -> Result<Self> {
-        let file = path.join(SETTINGS);
-        ensure!(
-            file.is_file(),
-            "nothing to resume: there is no {}",
-            file.display()
-        );
+        ensure_settings(path)?;
         Self::locked(path)
     }
 
@@ -125,7 +120,12 @@ impl RunFolder {
     }
 
     /// The settings of the run in this folder.
+    ///
+    /// # Errors
+    ///
+    /// There is no run in it, or its settings cannot be read.
     pub fn settings(&self) -> Result<TrainConfig> {
+        ensure_settings(&self.path)?;
         let file = self.path.join(SETTINGS);
         read_settings(&file).with_context(|| {
             format!(
@@ -212,6 +212,16 @@ fn locking<T>(lock: Result<T>) -> Result<T> {
         true => CannotWrite(format!("{error:#}")).into(),
         false => error,
     })
+}
+
+fn ensure_settings(folder: &Path) -> Result<()> {
+    let file = folder.join(SETTINGS);
+    ensure!(
+        file.is_file(),
+        "nothing to resume: there is no {}",
+        file.display()
+    );
+    Ok(())
 }
 
 fn read_settings(file: &Path) -> Result<TrainConfig> {

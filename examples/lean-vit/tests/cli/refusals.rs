@@ -58,6 +58,19 @@ fn huge_numbers_are_refused_with_words() {
     }
 }
 
+/// Attention between so many tokens has terabytes of scores.
+#[test]
+fn a_step_that_no_memory_holds_is_refused_with_words() {
+    let home = Home::new();
+    let mut command = home.train("run", 1);
+    let texts = [
+        "there is no memory to train on images of 1024x1024 in 262145 tokens",
+        "choose a smaller --image-size or --batch-size, or another --patch-size",
+    ];
+    fails(command.args(["--image-size", "1024"]), &texts);
+    assert!(!home.folder("run").exists());
+}
+
 /// A batch is at most all images, whatever is asked for.
 #[test]
 fn a_batch_of_more_images_than_there_are_is_all_of_them() {

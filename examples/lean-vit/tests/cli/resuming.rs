@@ -1,5 +1,6 @@
 //! Interrupted runs and their resumption.
 
+use crate::images;
 use crate::program::{Home, fails, lines, outcome, result, resume};
 use std::fs;
 use std::path::Path;
@@ -130,6 +131,11 @@ fn a_damaged_checkpoint_is_named_with_the_way_out() {
         );
         fs::write(&file, before).unwrap();
     }
+    // As kept to save space. What was kept stays.
+    fs::remove_file(newest.join("optim.bpk")).unwrap();
+    let missing = ["epoch-2 is damaged", "after epoch 1", "optim.bpk"];
+    fails(&mut resume(&folder), &missing);
+    assert!(newest.join("model.bpk").exists());
     fs::remove_dir_all(newest).unwrap();
     let resumed = result(&mut resume(&folder));
     assert_eq!(outcome(&resumed), outcome(&whole));
@@ -161,6 +167,43 @@ fn a_checkpoint_of_another_run_is_refused() {
     let said = String::from_utf8(output.stderr).unwrap();
     // Nothing has happened to it.
     assert!(!said.contains("damaged"), "{said}");
+}
+
+/// As on another machine. What the images are is compared, not where.
+#[test]
+fn a_run_is_resumed_with_its_images_elsewhere() {
+    let home = Home::new();
+    let whole = result(&mut home.train("whole", 2));
+    let mut stopped = home.train("run", 2);
+    stopped.args(["--stop-after", "9"]).assert().success();
+    let [folder, elsewhere, other] = ["run", "elsewhere", "other"].map(|name| home.folder(name));
+    for (folder, seed) in [(&elsewhere, 1), (&other, 2)] {
+        fs::create_dir(folder).unwrap();
+        images::write(folder, seed, 60, 16);
+    }
+    let with = |data: &Path| {
+        let mut command = resume(&folder);
+        command.arg("--data").arg(data);
+        command
+    };
+    let refusal = ["are not those that the run in", "began with"];
+    fails(&mut with(&other), &refusal);
+    assert_eq!(outcome(&result(&mut with(&elsewhere))), outcome(&whole));
+    // What it went on with is what it is resumed with next.
+    let settings = fs::read_to_string(folder.join("config.json")).unwrap();
+    assert!(settings.contains("/elsewhere\""), "{settings}");
+}
+
+#[test]
+fn the_command_that_goes_on_can_be_pasted_into_a_shell() {
+    let home = Home::new();
+    let said = lines(home.train("my run", 1).args(["--stop-after", "1"]));
+    let folder = home.folder("my run");
+    let command = format!(
+        "`lean-vit train --resume --artifact-dir '{}'`",
+        folder.display()
+    );
+    assert!(said.last().unwrap().contains(&command), "{said:?}");
 }
 
 /// Their fields and so their checkpoints are the same; their sums are not, in the last bits.

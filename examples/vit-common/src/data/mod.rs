@@ -5,6 +5,7 @@ mod folder;
 mod idx;
 
 use crate::digest;
+use crate::memory::available;
 use crate::rng::SeededRng;
 use crate::terminal::mib;
 use anyhow::{Context, Result, ensure};
@@ -307,16 +308,6 @@ fn ensure_is_file(path: &Path) -> Result<()> {
         path.display()
     );
     Ok(())
-}
-
-/// Bytes that programs can still take, swap included; `None` on systems other than Linux.
-fn available() -> Option<u64> {
-    let memory = fs::read_to_string("/proc/meminfo").ok()?;
-    let kib = |name: &str| {
-        let line = memory.lines().find_map(|line| line.strip_prefix(name))?;
-        line.split_whitespace().next()?.parse::<u64>().ok()
-    };
-    Some((kib("MemAvailable:")? + kib("SwapFree:")?) << 10)
 }
 
 /// The labels of a batch.

@@ -97,7 +97,8 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "FOLDER", default_value = "artifacts/vit")]
     pub(super) artifact_dir: PathBuf,
     /// Continue from the newest checkpoint in --artifact-dir; options default to those of that run,
-    /// and only --mode, --backend, --checkpointing, --activation-budget and fusion may differ
+    /// and only --mode, --backend, --checkpointing, --activation-budget, fusion and the place of
+    /// --data may differ
     #[arg(long)]
     pub(super) resume: bool,
     /// Start a new run even if --artifact-dir holds another one

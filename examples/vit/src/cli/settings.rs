@@ -10,6 +10,7 @@ use crate::data::{Dataset, ImageSize, Source};
 use crate::model::Pool;
 use anyhow::{Result, ensure};
 use std::num::NonZeroUsize;
+use vit_common::memory::Training;
 use vit_common::settings::{agreed, agreed_if_any, given};
 
 impl TrainArgs {
@@ -30,12 +31,12 @@ impl TrainArgs {
         );
 
         let number = |value: fn(&TrainConfig) -> usize| saved.map(value);
-        let source = agreed(
-            "data",
+        // May be elsewhere by now, and each of several machines may have its own.
+        let source = given(
             self.data.clone(),
             saved.map(|s| s.data.clone()),
             Source::Digits.to_string(),
-        )?;
+        );
         let patch_size = agreed(
             "patch-size",
             self.patch_size.map(NonZeroUsize::get),
@@ -93,8 +94,10 @@ impl TrainArgs {
             "--grads-accumulation {grads_accumulation} is more than the {batches} batches of an \
              epoch: no step would ever be taken"
         );
+        // Burn's cosine scheduler counts one more.
+        let iterations = epochs.checked_mul(batches);
         ensure!(
-            epochs.checked_mul(batches).is_some(),
+            iterations.is_some_and(|iterations| iterations < usize::MAX),
             "--epochs {epochs} of {batches} batches each are more than can be counted"
         );
         let mut model = preset.config(data.size, data.channels, data.classes);
@@ -115,7 +118,25 @@ impl TrainArgs {
             regularization: Some(regularization),
             seed,
         };
+        self.ensure_memory(&config, &data)?;
         Ok((config, data))
+    }
+
+    /// Fails if a step takes more memory than there is. How much a GPU has is not known.
+    fn ensure_memory(&self, config: &TrainConfig, data: &Dataset) -> Result<()> {
+        if !config.engine.backend.is_on_heap() {
+            return Ok(());
+        }
+        let training = Training {
+            batch_size: config.batch_size,
+            is_shared: self.data_parallel,
+            blocks: match config.engine.checkpointing {
+                Checkpointing::None => config.model.depth,
+                _ => 1,
+            },
+            has_scores: true,
+        };
+        training.ensure_fits(&config.model, data)
     }
 
     /// The epochs of `--early-stopping`, which must not change when a run is resumed.
