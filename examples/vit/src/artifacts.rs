@@ -4,7 +4,9 @@ use crate::config::TrainConfig;
 use crate::stopping::LOSS;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use burn::config::Config;
-use burn::train::LearnerSummary;
+use burn::train::logger::{FileMetricLogger, MetricLogger};
+use burn::train::metric::NumericEntry;
+use burn::train::metric::store::Split;
 use burn_gradient_release_train::resume;
 use serde::Serialize;
 use std::fs;
@@ -21,6 +23,8 @@ const MEMORY: &str = "memory.json";
 /// The files of Burn's learner.
 const CHECKPOINTS: &str = "checkpoint";
 const CHECKPOINT_FILES: [&str; 4] = ["model-", "optim-", "scheduler-", "unfinished-"];
+/// That of Burn's default recorder.
+const EXTENSION: &str = "mpk";
 const LOGS: [&str; 2] = ["train", "valid"];
 const APPLICATION_LOG: &str = "experiment.log";
 
@@ -30,15 +34,6 @@ pub struct Artifacts {
     folder: PathBuf,
     /// Of several processes, the first alone writes settings, checkpoints and results.
     rank: usize,
-}
-
-/// The mean losses of a run: pairs of an epoch and its loss.
-#[derive(Clone, Debug, Default)]
-pub struct Losses {
-    /// Losses of training.
-    pub train: Vec<(usize, f64)>,
-    /// Losses of validation.
-    pub valid: Vec<(usize, f64)>,
 }
 
 impl Artifacts {
@@ -99,21 +94,34 @@ impl Artifacts {
         Lock::acquire(&self.folder)
     }
 
-    /// Fails if another program trains in the folder, or if it holds a run, which a new one would
-    /// overwrite.
-    pub fn ensure_free(&self) -> Result<()> {
+    /// Fails if a new run must not begin in the folder. Writes nothing.
+    ///
+    /// # Errors
+    ///
+    /// Another program trains in it, its settings are of another program, or it holds a run, which
+    /// only `overwrite` allows.
+    pub fn ensure_free(&self, overwrite: bool) -> Result<()> {
         ensure!(
             !self.folder.exists() || self.folder.is_dir(),
             "{} is not a folder",
             self.folder.display()
         );
         Lock::ensure_free(&self.folder)?;
-        self.ensure_no_run()
+        self.ensure_no_run(overwrite)
     }
 
     /// The same, once the lock is taken: another program may have begun and ended a run since.
-    pub fn ensure_no_run(&self) -> Result<()> {
-        // `resume_point` would remove incomplete checkpoints, and the run may still be active.
+    pub fn ensure_no_run(&self, overwrite: bool) -> Result<()> {
+        let settings = self.folder.join(SETTINGS);
+        ensure!(
+            !settings.exists() || TrainConfig::load(&settings).is_ok(),
+            "{} is of another program: choose another --artifact-dir",
+            settings.display()
+        );
+        if overwrite {
+            return Ok(());
+        }
+        // `resume_point` would take incomplete checkpoints away, and the run may still be active.
         let folder = self.folder.display();
         ensure!(
             !self.folder.join(RESULTS).exists(),
@@ -183,15 +191,35 @@ impl Artifacts {
             .with_context(|| format!("cannot read the checkpoints in {}", self.folder.display()))
     }
 
-    /// The losses in the logs.
-    pub fn losses(&self) -> Result<Losses> {
-        let summary = LearnerSummary::new(&self.folder, &[LOSS])
-            .map_err(|text| anyhow!("cannot read the metrics: {text}"))?;
-        let [train, valid] = [summary.metrics.train, summary.metrics.valid].map(|metrics| {
-            let losses = metrics.into_iter().flat_map(|metric| metric.entries);
-            losses.map(|entry| (entry.step, entry.value)).collect()
-        });
-        Ok(Losses { train, valid })
+    /// Removes the checkpoint of an epoch, if there is one. Its checksums go when the next one is
+    /// saved.
+    ///
+    /// # Errors
+    ///
+    /// Names the file that cannot be removed.
+    pub fn remove_checkpoint(&self, epoch: usize) -> Result<()> {
+        let folder = self.folder.join(CHECKPOINTS);
+        for part in CHECKPOINT_FILES {
+            let file = folder.join(format!("{part}{epoch}.{EXTENSION}"));
+            if file.exists() {
+                fs::remove_file(&file).with_context(|| file.display().to_string())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The mean loss that was logged for an epoch.
+    ///
+    /// # Errors
+    ///
+    /// A line of the log is no loss.
+    pub fn loss(&self, epoch: usize, split: &Split) -> Result<Option<f64>> {
+        // Burn's `LearnerSummary` looks at all that is in the folder, and panics at a link that
+        // leads nowhere.
+        let entries = FileMetricLogger::new(&self.folder)
+            .read_numeric(LOSS, epoch, split)
+            .map_err(|text| anyhow!("cannot read the {split} losses of epoch {epoch}: {text}"))?;
+        Ok(mean(&entries))
     }
 
     /// Removes what another process of an earlier run has left, which may have had more of them.
@@ -226,6 +254,19 @@ fn remove_logs(folder: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The mean over items, added up in the order of Burn's `Aggregate::Mean`.
+fn mean(entries: &[NumericEntry]) -> Option<f64> {
+    let sums = entries.iter().map(|entry| match entry {
+        NumericEntry::Value(value) => (*value, 1),
+        NumericEntry::Aggregated {
+            aggregated_value,
+            count,
+        } => (aggregated_value * *count as f64, *count),
+    });
+    let (sum, items) = sums.reduce(|(sum, items), (value, count)| (sum + value, items + count))?;
+    Some(sum / items as f64)
+}
+
 /// Whether a process other than the first of a run has logged there.
 fn is_of_rank(folder: &Path) -> bool {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
@@ -255,14 +296,46 @@ mod tests {
     fn a_run_is_not_overwritten() {
         let folder = tempfile::tempdir().unwrap();
         let artifacts = Artifacts::new(folder.path());
-        assert!(artifacts.ensure_free().is_ok());
+        assert!(artifacts.ensure_free(false).is_ok());
         fs::create_dir(folder.path().join("checkpoint")).unwrap();
-        assert!(artifacts.ensure_free().is_ok());
+        assert!(artifacts.ensure_free(false).is_ok());
         fs::write(folder.path().join("checkpoint/model-1.mpk"), "").unwrap();
-        assert!(artifacts.ensure_free().is_err());
+        assert!(artifacts.ensure_free(false).is_err());
         artifacts.save_results(&1).unwrap();
-        let text = artifacts.ensure_free().unwrap_err().to_string();
+        let text = artifacts.ensure_free(false).unwrap_err().to_string();
         assert!(text.contains("holds a finished run"), "{text}");
+        artifacts.save_settings(&TrainConfig::example()).unwrap();
+        assert!(artifacts.ensure_free(true).is_ok());
+    }
+
+    #[test]
+    fn losses_are_read_from_the_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let artifacts = Artifacts::new(folder.path());
+        let log = folder.path().join("train/epoch-2");
+        fs::create_dir_all(&log).unwrap();
+        fs::write(log.join("Loss.log"), "2,3\n1,1\n").unwrap();
+        let loss = |epoch, split| artifacts.loss(epoch, &split).unwrap();
+        assert_eq!(loss(2, Split::Train), Some(1.75));
+        assert_eq!(loss(1, Split::Train), None);
+        assert_eq!(loss(2, Split::Valid), None);
+        fs::write(log.join("Loss.log"), "no loss\n").unwrap();
+        assert!(artifacts.loss(2, &Split::Train).is_err());
+    }
+
+    #[test]
+    fn a_checkpoint_is_removed_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = folder.path().join(CHECKPOINTS);
+        fs::create_dir(&checkpoints).unwrap();
+        let old = ["model-1.mpk", "optim-1.mpk"];
+        let others = ["model-1.mpk.bak", "model-2.mpk", "scheduler-10.mpk"];
+        for name in old.iter().chain(&others) {
+            fs::write(checkpoints.join(name), "").unwrap();
+        }
+        Artifacts::new(folder.path()).remove_checkpoint(1).unwrap();
+        let is_left = |name: &&str| checkpoints.join(name).exists();
+        assert!(others.iter().all(is_left) && !old.iter().any(is_left));
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl MetricLogger for MetricLog {
             let file = self.file_of(entry, epoch, split);
             if let Err(error) = self.files.write(&file, &entry.serialized_entry.serialized) {
                 let reason = format!("{CANNOT_LOG}{}: {error}", file.display());
-                self.interrupter.stop(Some(&reason));
+                stopping::stop(&self.interrupter, &reason);
                 return;
             }
         }

@@ -42,18 +42,24 @@ impl Panics {
         }
     }
 
-    /// Runs a learner that has `self` for its application logger.
+    /// Runs a learner that has `self` for its application logger, or what comes after it. Until
+    /// [`release`](Self::release), a panic outside of it would end the program in silence.
     ///
     /// # Errors
     ///
     /// A thread panicked; the error has the message of the first panic.
-    pub fn catch<T>(&self, learner: impl FnOnce() -> T) -> Result<T> {
-        let done = panic::catch_unwind(AssertUnwindSafe(learner));
+    pub fn catch<T>(&self, work: impl FnOnce() -> T) -> Result<T> {
+        let done = panic::catch_unwind(AssertUnwindSafe(work));
         UNWINDS.set(false);
         match (self.first.get(), done) {
             (None, Ok(done)) => Ok(done),
             (first, _) => Err(self.error(first.map_or("a panic", String::as_str))),
         }
+    }
+
+    /// Lets Rust report panics again.
+    pub fn release(self) {
+        drop(panic::take_hook());
     }
 
     fn error(&self, first: &str) -> anyhow::Error {
@@ -90,5 +96,23 @@ impl ApplicationLoggerInstaller for Panics {
         let installed = FileApplicationLoggerInstaller::new(&self.log).install();
         self.hook();
         installed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_after_the_learner_is_an_error_too() {
+        let panics = Panics::new(PathBuf::from("experiment.log"));
+        panics.hook();
+        let before = panics.catch(|| 1);
+        let after = panics.catch(|| -> u8 { panic!("told to fail") });
+        panics.release();
+        assert_eq!(before.unwrap(), 1);
+        let text = after.unwrap_err().to_string();
+        assert!(text.contains("told to fail"), "{text}");
+        assert!(text.contains("experiment.log has more"), "{text}");
     }
 }

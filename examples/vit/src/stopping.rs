@@ -1,7 +1,8 @@
 //! Ends a run before its last epoch, and selects the checkpoints to keep.
 
+use crate::artifacts::Artifacts;
 use anyhow::anyhow;
-use burn::train::checkpoint::{CheckpointingAction, CheckpointingStrategy, KeepLastNCheckpoints};
+use burn::train::checkpoint::{CheckpointingAction, CheckpointingStrategy};
 use burn::train::metric::store::{Aggregate, EventStoreClient, Split};
 use burn::train::{EarlyStoppingStrategy, Interrupter};
 use burn_gradient_release_train::INTERRUPTED_ELSEWHERE;
@@ -19,8 +20,22 @@ const TUI: &str = "Stopping training from user input.";
 /// What the reason begins with if metrics cannot be logged.
 pub const CANNOT_LOG: &str = "cannot write the log ";
 
+/// What the reason begins with if an old checkpoint cannot be removed.
+const CANNOT_REMOVE: &str = "cannot remove ";
+
+/// The checkpoints that are kept.
+const KEPT: usize = 2;
+
 /// The name of Burn's loss metric.
 pub const LOSS: &str = "Loss";
+
+/// Interrupts a run that was not interrupted before: Burn's interrupter would forget the first
+/// reason, such as a checkpoint that could not be saved.
+pub fn stop(interrupter: &Interrupter, reason: &str) {
+    if !interrupter.should_stop() {
+        interrupter.stop(Some(reason));
+    }
+}
 
 /// Whether the user requested the interruption; any other reason is an error.
 pub fn was_asked_for(reason: &str) -> bool {
@@ -49,7 +64,8 @@ pub fn error(reason: &str) -> anyhow::Error {
     let of_recorder = wherever(reason).strip_prefix("Recorder error: `Unknown(\"");
     let saving = of_recorder.and_then(|text| text.strip_suffix("\")`"));
     let text = saving.unwrap_or(wherever(reason));
-    match text.starts_with("cannot save ") || text.starts_with(CANNOT_LOG) {
+    let about_writing = ["cannot save ", CANNOT_LOG, CANNOT_REMOVE];
+    match about_writing.iter().any(|begin| text.starts_with(begin)) {
         true => CannotWrite(text.into()).into(),
         false => anyhow!("{text}"),
     }
@@ -57,27 +73,29 @@ pub fn error(reason: &str) -> anyhow::Error {
 
 /// Interrupts a run whose loss is not finite.
 pub fn interrupt_if_diverged(interrupter: &Interrupter, loss: f64, epoch: usize) {
-    if !loss.is_finite() && !interrupter.should_stop() {
+    if !loss.is_finite() {
         let reason = format!("the loss is {loss} in epoch {epoch}: try a smaller --lr");
-        interrupter.stop(Some(&reason));
+        stop(interrupter, &reason);
     }
 }
 
-/// Keeps the newest checkpoints of complete epochs. Burn would also save an epoch whose validation
-/// was interrupted.
+/// Keeps the two newest checkpoints of complete epochs. Burn would also save an epoch whose
+/// validation was interrupted.
+///
+/// It removes the oldest one itself, before the next one is saved. Burn does so afterwards, even if
+/// that one could not be saved: its error would take the place of the first, without a file's name.
 #[allow(missing_debug_implementations)] // Burn's interrupter has none.
 pub struct CompleteEpochs {
-    // The files of a checkpoint are written one by one: with a single checkpoint, the model of the
-    // last epoch could be deleted before the optimizer of the next one is written.
-    newest: KeepLastNCheckpoints,
+    artifacts: Artifacts,
     interrupter: Interrupter,
 }
 
 impl CompleteEpochs {
-    /// Keeps two checkpoints.
-    pub fn new(interrupter: Interrupter) -> Self {
+    /// Keeps two checkpoints in this folder. The last one has to be on the disk before the next
+    /// one is saved, as it is with a `BlockingCheckpointingStrategy`.
+    pub fn new(artifacts: Artifacts, interrupter: Interrupter) -> Self {
         Self {
-            newest: KeepLastNCheckpoints::new(2),
+            artifacts,
             interrupter,
         }
     }
@@ -96,7 +114,12 @@ impl CheckpointingStrategy for CompleteEpochs {
         if self.interrupter.should_stop() {
             return Vec::new();
         }
-        self.newest.checkpointing(epoch, store)
+        // The one of the last epoch stays: a single checkpoint could be lost while it is replaced.
+        if let Err(error) = self.artifacts.remove_checkpoint(epoch.saturating_sub(KEPT)) {
+            stop(&self.interrupter, &format!("{CANNOT_REMOVE}{error:#}"));
+            return Vec::new();
+        }
+        vec![CheckpointingAction::Save]
     }
 }
 
@@ -163,6 +186,16 @@ mod tests {
             assert_eq!(error.downcast_ref(), Some(&text));
         }
         assert!(!error("the loss is NaN").is::<CannotWrite>());
+    }
+
+    #[test]
+    fn the_first_reason_stays() {
+        let interrupter = Interrupter::new();
+        let failed = "Recorder error: `Unknown(\"cannot save a/model-1.mpk: no room\")`";
+        interrupter.stop(Some(failed));
+        stop(&interrupter, CTRL_C);
+        interrupt_if_diverged(&interrupter, f64::NAN, 1);
+        assert_eq!(interrupter.get_message().as_deref(), Some(failed));
     }
 
     #[test]

@@ -24,6 +24,7 @@ use burn::optim::{LearningRate, Optimizer};
 use burn::record::DefaultRecorder;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Device, ElementConversion};
+use burn::train::metric::store::Split;
 use burn::train::metric::{LearningRateMetric, LossMetric};
 use burn::train::{
     InferenceStep, Interrupter, Learner, LearningComponentsMarker, LearningResult,
@@ -227,6 +228,7 @@ impl Train<'_> {
         // A fused backend can lose tensors that another thread reads while this one trains
         // (https://github.com/tracel-ai/burn/issues/4347).
         .with_checkpointing_strategy(BlockingCheckpointingStrategy::new(CompleteEpochs::new(
+            self.artifacts.clone(),
             self.interrupter.clone(),
         )))
         .with_interrupter(self.interrupter.clone())
@@ -250,7 +252,8 @@ impl Train<'_> {
         let LearningResult { model, renderer } = panics.catch(|| training.launch(learner))?;
         // Restores the terminal.
         drop(renderer);
-        let ending = self.end(&model, &*valid, memory)?;
+        let ending = panics.catch(|| self.end(&model, &*valid, memory))??;
+        panics.release();
         let finish = |recording: Recording| match recording.finish() {
             Ok(_) => Ok(()),
             Err(RecordError::Save(error)) => {
@@ -310,13 +313,21 @@ impl Train<'_> {
     /// The last epoch to train. It is already done if early stopping ended the run there.
     fn last_epoch(&self, done: Option<usize>) -> Result<usize> {
         if let (Some(done), Some(epochs)) = (done, self.config.early_stopping) {
-            let valid = self.artifacts.losses()?.valid;
-            let until = valid.into_iter().filter(|(epoch, _)| *epoch <= done);
-            if Patience(epochs).is_exhausted(until) {
+            let mut losses = Vec::new();
+            for epoch in 1..=done {
+                let loss = self.artifacts.loss(epoch, &Split::Valid)?;
+                losses.extend(loss.map(|loss| (epoch, loss)));
+            }
+            if Patience(epochs).is_exhausted(losses) {
                 return Ok(done);
             }
         }
         Ok(self.config.epochs)
+    }
+
+    /// Whether no epoch is left to train. An interruption after the last one has no effect.
+    fn is_complete(&self, done: Option<usize>) -> Result<bool> {
+        Ok(done == Some(self.last_epoch(done)?))
     }
 
     fn end<B: Backend>(
@@ -336,23 +347,23 @@ impl Train<'_> {
         }
         if !is_first {
             self.artifacts.save_peak(memory.highest())?;
-            let by_ctrl_c = reason.is_some_and(|reason| stopping::is_ctrl_c(&reason));
+            // The checkpoints are those of the first one, and complete by now.
+            let by_ctrl_c = reason.is_some_and(|reason| stopping::is_ctrl_c(&reason))
+                && !self.is_complete(self.artifacts.resume_point(self.config)?)?;
             return Ok(Ending::OfAnotherRank { by_ctrl_c });
         }
         let resume_point = self.artifacts.resume_point(self.config)?;
-        if let Some(reason) = reason {
-            // An interruption after the last checkpoint has no effect.
-            if resume_point != Some(self.config.epochs) {
-                return Ok(Ending::Interrupted {
-                    resume_point,
-                    by_ctrl_c: stopping::is_ctrl_c(&reason),
-                });
-            }
+        if let Some(reason) = reason
+            && !self.is_complete(resume_point)?
+        {
+            return Ok(Ending::Interrupted {
+                resume_point,
+                by_ctrl_c: stopping::is_ctrl_c(&reason),
+            });
         }
-        let losses = self.artifacts.losses()?.train;
         let epochs = resume_point.context("no checkpoint was saved")?;
-        let loss = losses.iter().find(|(epoch, _)| *epoch == epochs);
-        let (_, train_loss) = *loss.context("the loss of the last epoch was not logged")?;
+        let train_loss = self.artifacts.loss(epochs, &Split::Train)?;
+        let train_loss = train_loss.context("the loss of the last epoch was not logged")?;
         // Before `accuracy` runs, which is not part of the training.
         let peak = memory.highest();
         let results = Results {

@@ -17,12 +17,16 @@ use vit_common::launching::{self, digest, result, said};
 use vit_common::small_disk::SmallDisk;
 
 fn main() -> ExitCode {
-    let tests: [(&str, fn()); 16] = [
+    let tests: [(&str, fn()); 17] = [
         ("replicas_train_as_one_process_does", replicas_train_as_one),
         ("a_sharded_run_is_resumed", a_sharded_run_is_resumed),
         (
             "an_interruption_of_one_stops_all",
             an_interruption_stops_all,
+        ),
+        (
+            "an_interruption_of_a_finished_run_has_no_effect",
+            an_interruption_comes_too_late,
         ),
         ("a_killed_process_ends_all", a_killed_process_ends_all),
         ("clipping_and_accumulation", clipping_and_accumulation),
@@ -185,6 +189,30 @@ fn an_interruption_stops_all() {
         );
         let resumed = result(train(4, &folder, &["--resume", "--shard-optimizer"]));
         assert_eq!(digest(&resumed), digest(whole));
+    }
+}
+
+/// Of the second process, while the first one validates for the last time.
+fn an_interruption_comes_too_late() {
+    let home = TempDir::new().unwrap();
+    let data = home.path().join("data");
+    write_images(&data, [16, 4000], 1);
+    let run = |name: &str, more: &[&str]| {
+        let mut run = train(2, &home.path().join(name), &["--batch-size", "16"]);
+        run.args(more).arg("--data").arg(&data);
+        run
+    };
+    let early = ["--epochs", "30", "--early-stopping", "1", "--lr", "0.01"];
+    let last = result(run("whole", &early))["epochs"].as_u64().unwrap();
+    assert!(last < 30, "it is stopped early");
+    for (name, more, last) in [("all", &["--epochs", "1"][..], 1), ("early", &early, last)] {
+        let folder = home.path().join(name);
+        let file = folder.join(format!("valid/epoch-{last}/Loss.log"));
+        let (_, output) = launching::signalled(run(name, more), "-TERM", 1, &file);
+        assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+        let results = fs::read(folder.join("results.json")).unwrap();
+        let results: Value = serde_json::from_slice(&results).unwrap();
+        assert_eq!(results["epochs"], last, "{name}");
     }
 }
 

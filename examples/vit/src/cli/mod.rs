@@ -7,7 +7,7 @@ mod settings;
 use crate::artifacts::Artifacts;
 use crate::backend;
 use crate::config::{Engine, Mode, TrainConfig};
-use crate::terminal::{self, note, say};
+use crate::terminal::{self, note, quoted, say};
 use crate::train::{Ended, Ending, Train};
 use anyhow::{Result, ensure};
 use args::TrainArgs;
@@ -75,8 +75,8 @@ fn train_as(parallel: Option<&DataParallel>, args: &TrainArgs, run: Run) -> Resu
     let saved = if args.resume {
         Some(artifacts.settings()?)
     } else {
-        if !args.overwrite && artifacts.is_of_first_rank() {
-            artifacts.ensure_free()?;
+        if artifacts.is_of_first_rank() {
+            artifacts.ensure_free(args.overwrite)?;
         }
         None
     };
@@ -98,8 +98,8 @@ fn train_as(parallel: Option<&DataParallel>, args: &TrainArgs, run: Run) -> Resu
     let mut _lock = None;
     if artifacts.is_of_first_rank() {
         _lock = Some(artifacts.lock()?);
-        if !args.overwrite && !args.resume {
-            artifacts.ensure_no_run()?;
+        if !args.resume {
+            artifacts.ensure_no_run(args.overwrite)?;
         }
     }
     if let Some(parallel) = parallel {
@@ -131,9 +131,10 @@ fn train_as(parallel: Option<&DataParallel>, args: &TrainArgs, run: Run) -> Resu
     // Last: the results are there without it.
     recorded?;
     if let Some(file) = memory_timeline {
-        let file = file.display();
         note(&format!(
-            "memory timeline written: {file}; `burn-memory summary {file}` reads it"
+            "memory timeline written: {}; `burn-memory summary {}` reads it",
+            file.display(),
+            quoted(file)
         ));
     }
     Ok(code)
@@ -168,7 +169,7 @@ fn report(
             resume_point,
             by_ctrl_c,
         } => {
-            let folder = artifacts.folder().display();
+            let folder = quoted(artifacts.folder());
             let command = format!("`vit train --resume --artifact-dir {folder}`");
             match resume_point {
                 Some(epoch) => {

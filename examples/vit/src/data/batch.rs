@@ -98,7 +98,7 @@ impl<B: Backend> Batcher<B, Image, Batch<B>> for TrainBatcher {
         if let Some((last, interrupter)) = &self.stop_after
             && before + 1 >= *last
         {
-            interrupter.stop(Some(stopping::STOP_AFTER));
+            stopping::stop(interrupter, stopping::STOP_AFTER);
         }
         let seed = match self.rank {
             0 => SeededRng::new(&[self.seed, before as u64]),

@@ -220,3 +220,48 @@ fn nobody_needs_to_read_what_a_run_says() {
     assert!(run.wait().unwrap().success());
     assert!(folder.join("results.json").exists());
 }
+
+#[test]
+fn an_old_checkpoint_that_cannot_be_removed_is_named() {
+    let home = TempDir::new().unwrap();
+    stopped(home.path(), &[]);
+    let old = home.path().join("checkpoint/model-1.mpk");
+    fs::remove_file(&old).unwrap();
+    fs::create_dir(&old).unwrap();
+    let output = resume(home.path()).assert().code(CANNOT_WRITE);
+    let said = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    let text = format!("error: cannot remove {}: ", old.display());
+    assert!(said.lines().last().unwrap().starts_with(&text), "{said}");
+}
+
+/// Burn would look for the old checkpoints under another name.
+#[cfg(target_os = "linux")]
+#[test]
+fn old_checkpoints_are_removed_from_a_folder_whose_name_is_no_text() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let home = TempDir::new().unwrap();
+    let folder = home.path().join(OsStr::from_bytes(b"run \xff"));
+    let mut command = vit();
+    command.args(["train", "--json", "--epochs", "3", "--batch-size", "512"]);
+    result(command.arg("--artifact-dir").arg(&folder));
+    let saved = names(&folder.join("checkpoint"));
+    let models = saved.iter().filter(|name| name.starts_with("model-"));
+    let whole = [
+        "model-2.mpk",
+        "model-2.mpk.sha256",
+        "model-3.mpk",
+        "model-3.mpk.sha256",
+    ];
+    assert_eq!(models.collect::<Vec<_>>(), whole);
+}
+
+/// Burn's summary of a folder panics at it.
+#[cfg(unix)]
+#[test]
+fn a_link_that_leads_nowhere_is_none_of_a_run() {
+    let home = TempDir::new().unwrap();
+    std::os::unix::fs::symlink("/nowhere/at/all", home.path().join("latest")).unwrap();
+    result(&mut train(home.path()));
+    assert!(home.path().join("results.json").exists());
+}

@@ -42,7 +42,7 @@ fn damaged_idx_files_are_named() {
 fn bad_input_gets_one_line_and_leaves_nothing() {
     let home = TempDir::new().unwrap();
     let run = home.path().join("run");
-    let cases: [(&[&str], &str); 27] = [
+    let cases: [(&[&str], &str); 28] = [
         // 112 GiB of pixels.
         (
             &["--image-size", "8192"],
@@ -52,6 +52,10 @@ fn bad_input_gets_one_line_and_leaves_nothing() {
         (
             &["--epochs", "18446744073709551615"],
             "--epochs 18446744073709551615 of 45 batches each are more than can be counted",
+        ),
+        (
+            &["--epochs", "18446744073709551615", "--batch-size", "1438"],
+            "--epochs 18446744073709551615 of 1 batches each are more than can be counted",
         ),
         (
             &["--memory-timeline", "/dev/full"],
@@ -158,6 +162,18 @@ fn a_backend_that_is_not_compiled_in_is_named() {
     );
 }
 
+/// Attention between so many tokens has terabytes of scores.
+#[test]
+fn a_step_that_no_memory_holds_is_refused_with_words() {
+    let home = TempDir::new().unwrap();
+    write_idx(home.path());
+    let run = home.path().join("run");
+    let mut command = train(&run);
+    command.arg("--data").arg(home.path());
+    let text = "there is no memory to train on images of 1024x1024 in 262145 tokens";
+    fails(command.args(["--image-size", "1024"]), text, &run);
+}
+
 /// A batch of all images.
 #[test]
 fn a_batch_may_be_larger_than_the_data() {
@@ -241,4 +257,22 @@ fn a_finished_run_is_not_overwritten() {
     );
     assert_eq!(fs::read(&results).unwrap(), before);
     result(train(home.path()).arg("--overwrite"));
+}
+
+/// As a run of `lean-vit`, whose checkpoints are folders.
+#[test]
+fn the_run_of_another_program_stays() {
+    let home = TempDir::new().unwrap();
+    let settings = home.path().join("config.json");
+    let other = r#"{"preset":"tiny","engine":{"device":"cpu","mode":"release"},"epochs":3}"#;
+    fs::write(&settings, other).unwrap();
+    let checkpoint = home.path().join("checkpoint/epoch-3/model.bpk");
+    fs::create_dir_all(checkpoint.parent().unwrap()).unwrap();
+    fs::write(&checkpoint, "weights").unwrap();
+    let text = "config.json is of another program: choose another --artifact-dir";
+    let lock = home.path().join("lock");
+    fails(&mut train(home.path()), text, &lock);
+    fails(train(home.path()).arg("--overwrite"), text, &lock);
+    assert_eq!(fs::read_to_string(&settings).unwrap(), other);
+    assert_eq!(fs::read(&checkpoint).unwrap(), b"weights");
 }

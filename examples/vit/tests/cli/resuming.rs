@@ -372,6 +372,51 @@ fn a_run_is_resumed_only_with_its_own_settings() {
     assert_eq!(fs::read(run.join("config.json")).unwrap(), before);
 }
 
+/// As on another machine. What the images are is compared, not where.
+#[test]
+fn a_run_is_resumed_with_its_images_elsewhere() {
+    let noise = Noise::new();
+    let whole = result(&mut noise.train("whole", 2));
+    let mut stopped = noise.train("run", 2);
+    stopped.args(["--stop-after", "13"]).assert().success();
+    let (folder, other) = (noise.folder("run"), Noise::with(60, 8));
+    let elsewhere = Noise::new();
+    let with = |data: &Noise| {
+        let mut command = resume(&folder);
+        command.arg("--data").arg(data.folder(""));
+        command
+    };
+    let refusal = "are not those that the run in";
+    fails(&mut with(&other), refusal, &noise.folder("nothing"));
+    assert_eq!(outcome(&result(&mut with(&elsewhere))), outcome(&whole));
+    // What it went on with is what it is resumed with next.
+    let settings = fs::read(folder.join("config.json")).unwrap();
+    let settings: Value = serde_json::from_slice(&settings).unwrap();
+    assert_eq!(settings["data"], elsewhere.folder("").to_str().unwrap());
+}
+
+/// The states of the optimizer take most of the room.
+#[test]
+fn weights_that_were_kept_alone_are_not_lost() {
+    let noise = Noise::new();
+    let whole = result(&mut noise.train("run", 2));
+    let folder = noise.folder("run");
+    let checkpoints = folder.join("checkpoint");
+    for name in names(&checkpoints) {
+        if !name.starts_with("model-2") {
+            fs::remove_file(checkpoints.join(name)).unwrap();
+        }
+    }
+    let weights = fs::read(checkpoints.join("model-2.mpk")).unwrap();
+    let copy = checkpoints.join("model-2.mpk.bak");
+    fs::write(&copy, &weights).unwrap();
+    assert_eq!(outcome(&result(&mut resume(&folder))), outcome(&whole));
+    let aside = folder.join("checkpoint-incomplete");
+    assert_eq!(names(&aside), ["model-2.mpk", "model-2.mpk.sha256"]);
+    assert_eq!(fs::read(aside.join("model-2.mpk")).unwrap(), weights);
+    assert_eq!(fs::read(copy).unwrap(), weights);
+}
+
 /// Burn's terminal UI reads Ctrl-C as a key and does nothing.
 #[cfg(unix)]
 #[test]
@@ -507,4 +552,57 @@ fn a_run_in_the_background_leaves_the_terminal_alone() {
     assert!(shown.contains("epoch   1/1"), "{shown}");
     assert!(!shown.contains("\x1b[?1049h"), "{shown}");
     assert!(folder.join("results.json").exists());
+}
+
+/// In a batch that takes a while, and for a run that may be stopping already.
+#[cfg(unix)]
+#[test]
+fn only_a_second_ctrl_c_does_not_wait_for_the_batch() {
+    let home = TempDir::new().unwrap();
+    let new = ["--epochs", "1"];
+    for (name, more, signals, code, waits) in [
+        (
+            "stops already",
+            ["--stop-after", "1"],
+            &["-TERM"][..],
+            0,
+            true,
+        ),
+        ("hangups", new, &["-HUP", "-HUP", "-TERM"], 130, true),
+        ("twice", new, &["-TERM", "-INT"], 130, false),
+    ] {
+        let folder = home.path().join("a run").join(name);
+        // Whatever the test was started with.
+        let child = Process::new("env")
+            .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_vit"), "train"])
+            .args(["--json", "--preset", "small", "--patch-size", "2"])
+            .args(["--batch-size", "64"])
+            .args(more)
+            .arg("--artifact-dir")
+            .arg(&folder)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let begun = Instant::now();
+        let log = || fs::read_to_string(folder.join("experiment.log")).unwrap_or_default();
+        while !log().contains("Iteration 1") {
+            assert!(begun.elapsed() < Duration::from_secs(120));
+            sleep(Duration::from_millis(5));
+        }
+        for signal in signals {
+            let id = child.id().to_string();
+            let kill = Process::new("kill").args([signal, id.as_str()]).status();
+            assert!(kill.unwrap().success());
+            sleep(Duration::from_millis(50));
+        }
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{name}: {said}");
+        // As a shell takes it.
+        let hint = format!(
+            "stopped before the first checkpoint; `vit train --resume --artifact-dir '{}'`",
+            folder.display()
+        );
+        assert_eq!(said.contains(&hint), waits, "{name}: {said}");
+    }
 }

@@ -1,13 +1,16 @@
 //! Ctrl-C: the first ends the run after the batch, the second at once.
+//!
+//! A closed terminal never ends it at once: the system and the shell may each send a hangup.
 
 #[cfg(unix)]
 mod signals;
 #[cfg(unix)]
 mod terminal;
 
-use crate::stopping::CTRL_C;
+use crate::stopping::{self, CTRL_C};
 use anyhow::{Context, Result};
 use burn::train::Interrupter;
+use std::mem;
 use std::process;
 use terminal::Terminal;
 
@@ -23,23 +26,24 @@ pub(super) fn stop(interrupter: Interrupter, shows_tui: bool) -> Result<()> {
     if let Some(terminal) = &terminal {
         terminal.keep_ctrl_c()?;
     }
-    signals::listen(move || {
-        // A second Ctrl-C does not wait for the batch.
-        if interrupter.should_stop() {
+    // Counted here: that the run is about to stop need not be for a Ctrl-C.
+    let mut was_asked = false;
+    signals::listen(move |is_hangup| {
+        if !is_hangup && mem::replace(&mut was_asked, true) {
             if let Some(terminal) = &terminal {
                 terminal.restore();
             }
             process::exit(INTERRUPTED.into());
         }
-        interrupter.stop(Some(CTRL_C));
+        stopping::stop(&interrupter, CTRL_C);
     })
     .context("cannot listen for Ctrl-C")
 }
 
 #[cfg(not(unix))]
 mod signals {
-    pub(super) fn listen(stop: impl FnMut() + Send + 'static) -> Result<(), ctrlc::Error> {
-        ctrlc::set_handler(stop)
+    pub(super) fn listen(mut stop: impl FnMut(bool) + Send + 'static) -> Result<(), ctrlc::Error> {
+        ctrlc::set_handler(move || stop(false))
     }
 }
 

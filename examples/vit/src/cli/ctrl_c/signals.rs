@@ -7,14 +7,15 @@ use std::fs;
 use std::io;
 use std::thread;
 
-/// Calls `stop` at each Ctrl-C, and where a terminal is closed or a batch system ends the program.
+/// Calls `stop` at each Ctrl-C, and where a terminal is closed or a batch system ends the program;
+/// tells it whether it is a hangup, as of a terminal.
 ///
 /// Whoever has started the program with SIGHUP ignored, as `nohup` does, wants it to outlive the
 /// terminal: then it stays ignored.
-pub(super) fn listen(mut stop: impl FnMut() + Send + 'static) -> io::Result<()> {
+pub(super) fn listen(mut stop: impl FnMut(bool) + Send + 'static) -> io::Result<()> {
     let signals = [SIGINT, SIGTERM, SIGHUP].into_iter();
     let mut signals = Signals::new(signals.filter(|it| *it != SIGHUP || !is_ignored(SIGHUP)))?;
-    let listen = move || signals.forever().for_each(|_| stop());
+    let listen = move || signals.forever().for_each(|signal| stop(signal == SIGHUP));
     thread::Builder::new()
         .name("signals".into())
         .spawn(listen)
