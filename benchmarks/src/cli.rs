@@ -14,13 +14,14 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::env;
 use std::fs::{self, File, TryLockError};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
 use std::time::Duration;
 use vit::config::{BackendKind, OptimizerKind, Preset};
 use vit::data::ImageSize;
+use vit::lock::has_no_locks;
 use vit::terminal::{self, note, say};
 
 /// The files that a suite writes.
@@ -270,10 +271,7 @@ fn claim(folder: &Path) -> Result<File> {
             "another suite writes to {}: wait for it, or choose another --output",
             folder.display()
         ),
-        // Some file systems have no locks.
-        Err(TryLockError::Error(error)) if error.kind() != ErrorKind::Unsupported => {
-            Err(error).with_context(cannot)
-        }
+        Err(TryLockError::Error(error)) if !has_no_locks(&error) => Err(error).with_context(cannot),
         _ => Ok(file),
     }
 }

@@ -20,4 +20,4 @@ pub mod progress;
 pub mod stopping;
 pub mod train;
 
-pub use vit_common::{rng, terminal};
+pub use vit_common::{lock, rng, terminal};
