@@ -21,7 +21,7 @@ pack() {
     [[ $(uname -sm) == "Linux x86_64" ]] || fail "pack on Linux on x86-64, the system that the program is for"
     cd "$here/.."
     # The program needs the glibc of this machine, or a newer one.
-    cargo build --release --locked -p benchmarks --features wgpu,cuda
+    cargo build --release --locked -p benchmarks --no-default-features --features wgpu,cuda
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
     mkdir -p "$work/$name"/{lib,wheels}
@@ -30,14 +30,16 @@ pack() {
     # optimi is pure Python. PyTorch is too large to pack: the GPU machine has to have it.
     python3 -m pip download --quiet --no-deps --only-binary=:all: --dest "$work/$name/wheels" \
         torch-optimi || echo "without optimi: pip cannot fetch it" >&2
-    # A machine with a Vulkan driver may lack the loader.
-    local loader
-    loader=$(ldconfig -p | sed -n 's/.*libvulkan\.so\.1 .*x86-64.*=> //p' | head -n 1)
-    if [[ -n $loader ]]; then
-        cp -L "$loader" "$work/$name/lib/libvulkan.so.1"
-    else
-        echo "without a Vulkan loader: there is none here (Debian's libvulkan1)" >&2
-    fi
+    # A machine with a Vulkan driver may lack the loader, and what NVIDIA's driver links to.
+    local library path
+    for library in libvulkan.so.1 libX11.so.6 libXext.so.6 libxcb.so.1 libXau.so.6 libXdmcp.so.6 libbsd.so.0 libmd.so.0; do
+        path=$(ldconfig -p | sed -n "s/.*$library (.*x86-64.*=> //p" | head -n 1)
+        if [[ -n $path ]]; then
+            cp -L "$path" "$work/$name/lib/$library"
+        else
+            echo "without $library, which is not here (Debian's libvulkan1 and mesa-vulkan-drivers)" >&2
+        fi
+    done
     tar -C "$work" -czf "$file" "$name"
     echo "packed: $file, $(($(stat -c %s "$file") / 1048576)) MiB"
 }

@@ -10,7 +10,7 @@ use burn_lean_optim::{AdafactorConfig, EightBitMoments, InOnePass, LeanBackend, 
 use burn_memory_timeline::RecordSteps;
 use vit::config::OptimizerKind;
 
-/// What is measured on Burn 0.21: each one is compiled for every model and backend.
+/// What is measured on Burn 0.21, where each one is compiled for every model and backend.
 pub const MEASURED: [OptimizerKind; 8] = [
     OptimizerKind::Adam,
     OptimizerKind::AdamOnePass,
@@ -20,19 +20,6 @@ pub const MEASURED: [OptimizerKind; 8] = [
     OptimizerKind::AdamW8bit,
     OptimizerKind::Adafactor,
     OptimizerKind::Lion,
-];
-
-/// What is measured on Burn 0.22.
-pub const MEASURED_ON_0_22: [OptimizerKind; 9] = [
-    OptimizerKind::Adam,
-    OptimizerKind::AdamOnePass,
-    OptimizerKind::Adam8bit,
-    OptimizerKind::AdamW,
-    OptimizerKind::AdamWOnePass,
-    OptimizerKind::AdamW8bit,
-    OptimizerKind::Adafactor,
-    OptimizerKind::Lion,
-    OptimizerKind::Sgd,
 ];
 
 type Boxed<W, B> = Box<dyn Stepper<<W as Workload>::Model<B>, B>>;

@@ -2,54 +2,62 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use burn::backend::Flex;
 use burn::grad_clipping::GradientClippingConfig;
-use burn::module::Module;
+use burn::module::{Module, ModuleMapper, Param, list_param_ids};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
-    AdamConfig, AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer, SgdConfig,
+    Adam, AdamConfig, AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer, SgdConfig,
 };
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_gradient_release::{
-    Outcome, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, WithGradientRelease,
+    ReleaseAccumulator, ReleaseError, ReleaseOptimizer, WithGradientRelease,
 };
 
 use crate::ALLOCATIONS;
 use crate::harness::models::{
     Cnn, Mlp, MlpModel, Recurrent, Scenario, Size, Tied, Transformer, Views, WeightNorm,
 };
-use crate::harness::run::{RATE, Start, outcomes};
+use crate::harness::run::{RATE, Start, assert_same_steps, outcomes, trainable};
 use crate::harness::weights::{load, save};
 use crate::harness::{Hooked, Plain, Recipe, Release, Weights, memory, noise};
 
 type P = Plain;
 type R = Release;
 
-/// Plain Burn's weights after each window of `n` micro-batches.
-fn plain<S: Scenario>(start: &Start, recipe: &impl Recipe, n: u64, windows: u64) -> Vec<Weights> {
+/// Windows of `n` micro-batches in plain Burn. `after` sees the model after each.
+fn plain<S: Scenario>(
+    start: &Start,
+    recipe: &impl Recipe,
+    [n, windows]: [u64; 2],
+    after: &mut dyn FnMut(&S::Model<P>),
+) {
     let mut model = start.model::<S, P>();
     let mut optim = recipe.make::<P, S::Model<P>>();
-    let mut weights = Vec::new();
     for window in 0..windows {
         let mut accumulator = GradientsAccumulator::new();
         for micro_batch in 0..n {
-            let loss = S::loss::<P>(&model, Size::Small, window * n + micro_batch);
+            let loss = S::loss::<P>(&model, start.size(), window * n + micro_batch);
             let grads = GradientsParams::from_grads(loss.backward(), &model);
             accumulator.accumulate(&model, grads);
         }
         model = optim.step(RATE, model, accumulator.grads());
-        weights.push(Weights::of::<P, _>(&model));
+        after(&model);
     }
-    weights
 }
 
-/// The micro-batches with release.
-fn release<S: Scenario>(start: &Start, recipe: &impl Recipe, n: u64, windows: u64) -> Vec<Weights> {
+/// The same with release: every gradient is added, or stepped with, inside backward.
+fn release<S: Scenario>(
+    start: &Start,
+    recipe: &impl Recipe,
+    [n, windows]: [u64; 2],
+    after: &mut dyn FnMut(&S::Model<R>),
+) {
     let mut model = start.model::<S, R>();
     let mut optim = recipe.make::<R, S::Model<R>>().with_gradient_release();
     let mut accumulator = ReleaseAccumulator::new();
-    let mut weights = Vec::new();
     for window in 0..windows {
         for micro_batch in 1..=n {
             model = if micro_batch < n {
@@ -57,7 +65,7 @@ fn release<S: Scenario>(start: &Start, recipe: &impl Recipe, n: u64, windows: u6
             } else {
                 optim.arm_accumulated(RATE, model, accumulator.grads())
             };
-            let loss = S::loss::<R>(&model, Size::Small, window * n + micro_batch - 1);
+            let loss = S::loss::<R>(&model, start.size(), window * n + micro_batch - 1);
             let grads = GradientsParams::from_grads(loss.backward(), &model);
             assert!(grads.is_empty(), "every gradient is added inside backward");
             if micro_batch < n {
@@ -66,25 +74,28 @@ fn release<S: Scenario>(start: &Start, recipe: &impl Recipe, n: u64, windows: u6
                 model = optim.step(RATE, model, grads);
             }
         }
-        let [_, _, ordinary, _] = outcomes(&optim.last_step().expect("a step"));
-        assert_eq!(ordinary, 0);
-        weights.push(Weights::of::<R, _>(&model));
+        let [_, _, ordinary, unused] = outcomes(&optim.last_step().expect("a step"));
+        assert_eq!([ordinary, unused], [0, 0]);
+        after(&model);
     }
-    weights
 }
 
 fn same<S: Scenario>(recipe: &impl Recipe) {
     let start = Start::new::<S>(Size::Small);
     for n in [1, 2, 4] {
-        let expected = plain::<S>(&start, recipe, n, 4);
-        let found = release::<S>(&start, recipe, n, 4);
+        let (mut expected, mut given) = (Vec::new(), Vec::new());
+        plain::<S>(&start, recipe, [n, 4], &mut |model| {
+            expected.push(Weights::of::<P, _>(model));
+        });
+        release::<S>(&start, recipe, [n, 4], &mut |model| {
+            given.push(Weights::of::<R, _>(model));
+        });
         expected[3].assert_moved(&expected[0], "the reference");
-        for (window, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            found.assert_same(expected, format_args!("n = {n}, window {window}"));
-        }
+        assert_same_steps(&given, &expected, format_args!("{n} micro-batches"));
     }
 }
 
+/// With momentum, as it is the sum of all gradients.
 macro_rules! sums_are_burns {
     ($($name:ident: $scenario:ty),*) => {
         mod sums_are_burns {
@@ -92,10 +103,7 @@ macro_rules! sums_are_burns {
 
             $(#[test]
             fn $name() {
-                let clipped = GradientClippingConfig::Norm(0.01);
                 same::<$scenario>(&SgdConfig::new().with_momentum(Some(MomentumConfig::new())));
-                same::<$scenario>(&AdamConfig::new().with_grad_clipping(Some(clipped)));
-                same::<$scenario>(&AdamWConfig::new());
             })*
         }
     };
@@ -110,6 +118,15 @@ sums_are_burns!(
     views: Views,
     weight_norm: WeightNorm
 );
+
+/// Optimizers know no model.
+#[test]
+fn sums_are_burns_for_other_optimizers_and_clipping() {
+    let clipped = Some(GradientClippingConfig::Norm(0.01));
+    same::<Mlp>(&AdamConfig::new().with_grad_clipping(clipped.clone()));
+    same::<Mlp>(&AdamWConfig::new());
+    same::<Tied>(&AdamConfig::new().with_grad_clipping(clipped));
+}
 
 /// Two parts, of which a micro-batch uses one, the other, or both.
 #[derive(Module, Debug)]
@@ -184,11 +201,12 @@ fn a_parameter_may_be_missing_in_any_micro_batch() {
     }
 }
 
+/// A model in the hands of an accumulator and an optimizer.
 struct Bench {
     start: Start,
     model: MlpModel<R>,
     accumulator: ReleaseAccumulator<MlpModel<R>, R>,
-    optim: ReleaseOptimizer<burn::optim::Adam, MlpModel<R>, R>,
+    optim: ReleaseOptimizer<Adam, MlpModel<R>, R>,
 }
 
 fn bench() -> Bench {
@@ -201,97 +219,150 @@ fn bench() -> Bench {
     }
 }
 
-fn backward(model: &MlpModel<R>, micro_batch: u64) -> GradientsParams {
-    let loss = Mlp::loss::<R>(model, Size::Small, micro_batch);
-    GradientsParams::from_grads(loss.backward(), model)
+impl Bench {
+    fn arm(&mut self) {
+        self.model = self.accumulator.arm(self.model.clone());
+    }
+
+    fn loss(&self, micro_batch: u64) -> Tensor<R, 1> {
+        Mlp::loss::<R>(&self.model, Size::Small, micro_batch)
+    }
+
+    fn gradients(&self, micro_batch: u64) -> GradientsParams {
+        GradientsParams::from_grads(self.loss(micro_batch).backward(), &self.model)
+    }
+
+    fn accumulate(&mut self, grads: GradientsParams) {
+        self.accumulator.accumulate(&self.model, grads);
+    }
+
+    /// Takes the step with the last of `n` micro-batches: the weights are plain Burn's.
+    #[track_caller]
+    fn finishes_as_burn(mut self, n: u64) {
+        let sums = self.accumulator.grads();
+        self.model = self.optim.arm_accumulated(RATE, self.model, sums);
+        let grads = self.gradients(n - 1);
+        let model = self.optim.step(RATE, self.model, grads);
+        Weights::of::<R, _>(&model).assert_same(&window(&self.start, n), "the window");
+    }
 }
 
-/// Compares the step with the sums with plain Burn's window of two.
-#[track_caller]
-fn finishes_as_burn(bench: Bench) {
-    let Bench {
-        start,
-        mut model,
-        mut accumulator,
-        mut optim,
-    } = bench;
-    model = optim.arm_accumulated(RATE, model, accumulator.grads());
-    let grads = backward(&model, 1);
-    model = optim.step(RATE, model, grads);
-    let expected = plain::<Mlp>(&start, &AdamConfig::new(), 2, 1);
-    Weights::of::<R, _>(&model).assert_same(&expected[0], "the window");
+/// Plain Burn's weights after one window of Adam's.
+fn window(start: &Start, n: u64) -> Weights {
+    let mut weights = None;
+    plain::<Mlp>(start, &AdamConfig::new(), [n, 1], &mut |model| {
+        weights = Some(Weights::of::<P, _>(model));
+    });
+    weights.expect("a window")
 }
 
 #[test]
-fn arming_again_without_a_backward_keeps_the_sums() {
+fn the_sums_survive_every_call() {
     let mut bench = bench();
-    bench.model = bench.accumulator.arm(bench.model);
-    let grads = backward(&bench.model, 0);
-    bench.accumulator.accumulate(&bench.model, grads);
-    bench.model = bench.accumulator.arm(bench.model);
-    bench.model = bench.accumulator.arm(bench.model);
-    // A forward pass that nobody comes back from.
-    let _ = Mlp::loss::<R>(&bench.model, Size::Small, 7);
-    bench
-        .accumulator
-        .accumulate(&bench.model, GradientsParams::new());
-    finishes_as_burn(bench);
+    // Armed twice, with a forward pass before the second.
+    bench.arm();
+    let loss = bench.loss(0);
+    bench.arm();
+    let grads = GradientsParams::from_grads(loss.backward(), &bench.model);
+    assert!(grads.is_empty());
+    bench.accumulate(grads);
+    // Armed twice, with a forward pass that nobody comes back from.
+    bench.arm();
+    bench.arm();
+    drop(bench.loss(7));
+    bench.accumulate(GradientsParams::new());
+    // Ended between forward and backward: an ordinary gradient, added as one.
+    bench.arm();
+    let loss = bench.loss(1);
+    bench.accumulate(GradientsParams::new());
+    let grads = GradientsParams::from_grads(loss.backward(), &bench.model);
+    assert!(!grads.is_empty());
+    bench.accumulate(grads);
+    // A fork that leaves everything out.
+    let copy = bench.model.clone();
+    let refused = bench.accumulator.try_arm_by_fork(copy, || {});
+    assert!(matches!(refused, Err(ReleaseError::NotForked { .. })));
+    bench.finishes_as_burn(3);
+}
+
+/// Gradients of earlier micro-batches stay with the model when the optimizer arms it again.
+#[test]
+fn arming_again_keeps_the_gradients_it_was_armed_with() {
+    let mut bench = bench();
+    let (first, second) = (bench.gradients(0), bench.gradients(1));
+    bench.model = bench.optim.arm_accumulated(RATE / 7.0, bench.model, first);
+    bench.model = bench.optim.arm(RATE / 3.0, bench.model);
+    bench.model = bench.optim.arm_accumulated(RATE, bench.model, second);
+    let grads = bench.gradients(2);
+    let model = bench.optim.step(RATE, bench.model, grads);
+    Weights::of::<R, _>(&model).assert_same(&window(&bench.start, 3), "three micro-batches");
 }
 
 /// The weights do not change while gradients are summed, so two losses may be two backward passes:
 /// unlike in the micro-batch that steps.
 #[test]
-fn a_micro_batch_may_run_backward_twice() {
-    let mut bench = bench();
-    let mut plain = bench.start.model::<Mlp, P>();
-    let mut sums = GradientsAccumulator::new();
-    for step in [0, 1] {
-        let loss = Mlp::loss::<P>(&plain, Size::Small, step);
-        let grads = GradientsParams::from_grads(loss.backward(), &plain);
-        sums.accumulate(&plain, grads);
-    }
-    plain = AdamConfig::new().init().step(RATE, plain, sums.grads());
-
-    bench.model = bench.accumulator.arm(bench.model);
-    let first = backward(&bench.model, 0);
-    let second = backward(&bench.model, 1);
-    assert!(first.is_empty() && !second.is_empty());
-    bench.accumulator.accumulate(&bench.model, second);
-    let model = bench
-        .optim
-        .step(RATE, bench.model, bench.accumulator.grads());
-    Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), "both");
-}
-
-#[test]
-fn the_weights_stay_and_can_be_read() {
+fn a_micro_batch_may_run_backward_twice_and_leaves_the_weights() {
     let mut bench = bench();
     let before = Weights::of::<R, _>(&bench.model);
-    bench.model = bench.accumulator.arm(bench.model);
-    let grads = backward(&bench.model, 0);
+    bench.arm();
+    let (first, second) = (bench.gradients(0), bench.gradients(1));
+    assert!(first.is_empty() && !second.is_empty());
     Weights::of::<R, _>(&bench.model).assert_same(&before, "after backward");
-    bench.accumulator.accumulate(&bench.model, grads);
+    bench.accumulate(second);
     Weights::of::<R, _>(&bench.model).assert_same(&before, "after accumulating");
-    finishes_as_burn(bench);
+    let sums = bench.accumulator.grads();
+    let model = bench.optim.step(RATE, bench.model, sums);
+    Weights::of::<R, _>(&model).assert_same(&window(&bench.start, 2), "both");
+}
+
+/// The sums of one model stay when another is armed.
+#[test]
+fn an_accumulator_armed_with_another_model_keeps_the_sums_of_the_first() {
+    /// Gives the weights new ids.
+    struct Anew;
+
+    impl ModuleMapper<R> for Anew {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<R, D>>) -> Param<Tensor<R, D>> {
+            Param::from_tensor(param.val())
+        }
+    }
+
+    let mut bench = bench();
+    let grads = bench.gradients(0);
+    bench.accumulate(grads);
+    bench.arm();
+    let other = bench.start.model::<Mlp, R>().map(&mut Anew);
+    let first = std::mem::replace(&mut bench.model, other);
+    bench.arm();
+    let grads = bench.gradients(1);
+    bench.accumulate(grads);
+    let mut grads = bench.accumulator.grads();
+    for id in list_param_ids(&first) {
+        assert!(grads.remove::<Flex, 1>(id).is_some(), "of the first model");
+    }
+    assert_eq!(grads.len(), trainable::<R, _>(&bench.model), "of the other");
 }
 
 #[test]
-fn misuse_is_refused() {
+fn misuse_is_refused_and_changes_nothing() {
     let mut bench = bench();
-    let model = bench.accumulator.arm(bench.model);
+    bench.arm();
 
-    let refused = bench.optim.try_arm(RATE, model).expect_err("armed already");
+    let refused = bench.optim.try_arm(RATE, bench.model).expect_err("armed");
     let (model, error) = refused.into_parts();
     assert!(matches!(error, ReleaseError::ArmedElsewhere { .. }));
+    bench.model = model;
 
-    let grads = backward(&model, 0);
-    let refused = bench.accumulator.try_arm(model).expect_err("not ended");
+    let grads = bench.gradients(0);
+    let refused = bench
+        .accumulator
+        .try_arm(bench.model)
+        .expect_err("not ended");
     let (model, error) = refused.into_parts();
-    assert!(matches!(
-        error,
-        ReleaseError::NotAccumulated { added: 6, armed: 6 }
-    ));
+    let (added, armed) = (6, 6);
+    assert_eq!(error, ReleaseError::NotAccumulated { added, armed });
     assert!(error.to_string().contains("call `accumulate`"), "{error}");
+    bench.model = model;
     let caught = catch_unwind(AssertUnwindSafe(|| bench.accumulator.grads()));
     assert!(caught.is_err(), "the sums are with the model");
 
@@ -302,19 +373,18 @@ fn misuse_is_refused() {
         .expect_err("another model");
     assert!(matches!(error, ReleaseError::WrongModel { .. }));
 
-    // None of it has changed anything.
-    bench.accumulator.accumulate(&model, grads);
-    finishes_as_burn(Bench { model, ..bench });
+    bench.accumulate(grads);
+    bench.finishes_as_burn(2);
 }
 
 #[test]
 fn gradients_thrown_away_are_refused() {
     let mut bench = bench();
-    let model = bench.accumulator.arm(bench.model);
-    let _ = Mlp::loss::<R>(&model, Size::Small, 0).backward();
+    bench.arm();
+    drop(bench.loss(0).backward());
     let error = bench
         .accumulator
-        .try_accumulate(&model, GradientsParams::new())
+        .try_accumulate(&bench.model, GradientsParams::new())
         .expect_err("plain Burn would accumulate nothing");
     assert!(matches!(error, ReleaseError::Unclaimed { .. }));
     assert!(error.to_string().contains("from_grads"), "{error}");
@@ -323,19 +393,19 @@ fn gradients_thrown_away_are_refused() {
 /// The sums of a backward that panicked have this micro-batch in part.
 #[test]
 fn a_panic_half_way_makes_the_sums_useless() {
-    let Bench { model, .. } = bench();
-    let mut layers = model.layers;
+    let mut layers = bench().model.layers;
     let mut optim = Hooked::failing_at(1)
         .make::<R, Linear<R>>()
         .with_gradient_release();
     let mut accumulator = ReleaseAccumulator::new();
-    let mut last = layers.pop().expect("three layers");
     layers[0] = optim.arm(RATE, layers[0].clone());
-    last = accumulator.arm(last);
+    let last = accumulator.arm(layers.pop().expect("three layers"));
     layers.push(last.clone());
     let model = MlpModel { layers };
 
-    let caught = catch_unwind(AssertUnwindSafe(|| backward(&model, 0)));
+    let caught = catch_unwind(AssertUnwindSafe(|| {
+        Mlp::loss::<R>(&model, Size::Small, 0).backward()
+    }));
     assert!(caught.is_err(), "the optimizer fails at the first layer");
     let error = accumulator
         .try_accumulate(&last, GradientsParams::new())
@@ -348,55 +418,35 @@ fn a_panic_half_way_makes_the_sums_useless() {
 /// Numbers and bytes of a window of four: the sums, and one gradient beside them.
 #[test]
 fn bytes() {
+    /// Bytes over `floor` after the second of two windows, the most within it, and the weights.
+    fn measured<M>(
+        floor: usize,
+        digest: fn(&M) -> u64,
+        train: impl FnOnce(&mut dyn FnMut(&M)),
+    ) -> ([usize; 2], u64) {
+        let mut last = ([0; 2], 0);
+        train(&mut |model| {
+            let bytes = [ALLOCATIONS.current_usage(), ALLOCATIONS.peak_usage()];
+            last = (bytes.map(|bytes| bytes - floor), digest(model));
+            ALLOCATIONS.reset_peak_usage();
+        });
+        last
+    }
+
     memory::alone("accumulator::bytes", || {
-        const N: u64 = 4;
         let start = Start::new::<Mlp>(Size::Large);
-        // Bytes that stay after a window, and the most within it, of the second window.
-        let plain = |floor: usize| {
-            let mut model = start.model::<Mlp, P>();
-            let mut optim = AdamConfig::new().init();
-            let mut bytes = [0; 2];
-            for window in 0..2 {
-                ALLOCATIONS.reset_peak_usage();
-                let mut sums = GradientsAccumulator::new();
-                for micro_batch in 0..N {
-                    let loss = Mlp::loss::<P>(&model, Size::Large, window * N + micro_batch);
-                    let grads = GradientsParams::from_grads(loss.backward(), &model);
-                    sums.accumulate(&model, grads);
-                }
-                model = optim.step(RATE, model, sums.grads());
-                bytes = [ALLOCATIONS.current_usage(), ALLOCATIONS.peak_usage()];
-            }
-            let digest = Weights::of::<P, _>(&model).digest();
-            (bytes.map(|bytes| bytes - floor), digest)
+        let (recipe, windows) = (AdamConfig::new(), [4, 2]);
+        let plain = |floor| {
+            let digest = |model: &MlpModel<P>| Weights::of::<P, _>(model).digest();
+            measured(floor, digest, |after| {
+                plain::<Mlp>(&start, &recipe, windows, after)
+            })
         };
-        let release = |floor: usize| {
-            let mut model = start.model::<Mlp, R>();
-            let mut optim = AdamConfig::new().init().with_gradient_release();
-            let mut sums = ReleaseAccumulator::new();
-            let mut bytes = [0; 2];
-            for window in 0..2 {
-                ALLOCATIONS.reset_peak_usage();
-                for micro_batch in 1..=N {
-                    model = if micro_batch < N {
-                        sums.arm(model)
-                    } else {
-                        optim.arm_accumulated(RATE, model, sums.grads())
-                    };
-                    let loss = Mlp::loss::<R>(&model, Size::Large, window * N + micro_batch - 1);
-                    let grads = GradientsParams::from_grads(loss.backward(), &model);
-                    if micro_batch < N {
-                        sums.accumulate(&model, grads);
-                    } else {
-                        model = optim.step(RATE, model, grads);
-                    }
-                }
-                bytes = [ALLOCATIONS.current_usage(), ALLOCATIONS.peak_usage()];
-            }
-            let report = optim.last_step().expect("a step");
-            assert_eq!(report.count(Outcome::Released), report.outcomes().count());
-            let digest = Weights::of::<R, _>(&model).digest();
-            (bytes.map(|bytes| bytes - floor), digest)
+        let release = |floor| {
+            let digest = |model: &MlpModel<R>| Weights::of::<R, _>(model).digest();
+            measured(floor, digest, |after| {
+                release::<Mlp>(&start, &recipe, windows, after)
+            })
         };
 
         // Thread pools and caches come into being once, and belong to none of the runs.

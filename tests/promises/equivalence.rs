@@ -1,19 +1,21 @@
 //! The same weights as plain Burn after every step, and the memory it saves.
 
+use burn::backend::Flex;
+#[cfg(feature = "ndarray")]
+use burn::backend::NdArray;
 use burn::backend::autodiff::checkpoint::strategy::{
     BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
 };
-use burn::backend::{Flex, NdArray};
 use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::*;
 use burn::tensor::backend::Backend;
 
-use crate::harness::memory;
+use crate::harness::memory::{self, Bound};
 use crate::harness::models::*;
 use crate::harness::run::{self, Start, assert_run_released, trainable};
-use crate::harness::{Plain, Recipe, Release};
+use crate::harness::{Plain, Recipe};
 
 const STEPS: u64 = 20;
 
@@ -37,38 +39,31 @@ where
     C: CheckpointStrategy,
 {
     let start = Start::new::<S>(Size::Small);
-    let plain = run::plain::<S, R, Plain<B, C>>(&start, recipe, STEPS);
-    let (release, reports) = run::release::<S, R, Release<B, C>>(&start, recipe, STEPS);
+    let (_, reports) = run::compare::<S, R, B, C>(&start, recipe, STEPS, tolerance);
     let parameters = trainable::<Plain<B, C>, _>(&start.model::<S, Plain<B, C>>());
-
-    release
-        .first
-        .assert_same(&plain.first, "before the first step");
-    for (step, (release, plain)) in release.steps.iter().zip(&plain.steps).enumerate() {
-        release.assert_near(plain, tolerance, format!("after step {step}"));
-    }
-    let last = plain.steps.last().expect("there are steps");
-    last.assert_moved(&plain.first, "plain");
-    assert!(last.finite(), "the run blew up");
     assert_run_released(&reports, parameters);
 }
 
+/// Every gradient counts in all later steps, and no setting hides its size.
+fn sgd() -> SgdConfig {
+    SgdConfig::new()
+        .with_momentum(Some(MomentumConfig::new().with_nesterov(true)))
+        .with_weight_decay(Some(WeightDecayConfig::new(0.01)))
+}
+
+pub(crate) fn clipped_sgd() -> SgdConfig {
+    sgd().with_gradient_clipping(Some(GradientClippingConfig::Norm(0.01)))
+}
+
 /// Every optimizer of Burn that takes parameters of any shape, and both ways of clipping.
-fn same_numbers_with_every_optimizer<S, B, C>()
-where
-    S: Scenario,
-    B: Backend,
-    C: CheckpointStrategy,
-{
+fn same_numbers_with_every_optimizer<S: Scenario, B: Backend>() {
     macro_rules! each {
         ($($recipe:expr),* $(,)?) => {
-            $(same_numbers::<S, _, B, C>(&$recipe);)*
+            $(same_numbers::<S, _, B, NoCheckpointing>(&$recipe);)*
         };
     }
     each![
-        SgdConfig::new()
-            .with_momentum(Some(MomentumConfig::new().with_nesterov(true)))
-            .with_weight_decay(Some(WeightDecayConfig::new(0.01))),
+        sgd(),
         AdamConfig::new().with_weight_decay(Some(WeightDecayConfig::new(0.01))),
         AdamWConfig::new()
             .with_weight_decay(0.05)
@@ -78,25 +73,48 @@ where
         RmsPropConfig::new().with_centered(true),
         AdanConfig::new().with_weight_decay(0.02),
         AdamConfig::new().with_grad_clipping(Some(GradientClippingConfig::Value(1e-3))),
-        SgdConfig::new().with_gradient_clipping(Some(GradientClippingConfig::Norm(0.01))),
+        clipped_sgd(),
     ];
 }
 
-/// Two of them, one of which clips: optimizers know no backend.
-fn same_numbers_with_two_optimizers<S, B, C>()
-where
-    S: Scenario,
-    B: Backend,
-    C: CheckpointStrategy,
-{
-    let adamw = AdamWConfig::new().with_weight_decay(0.05);
-    same_numbers::<S, _, B, C>(&adamw.with_amsgrad(true));
-    let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
-    let norm = Some(GradientClippingConfig::Norm(0.01));
-    same_numbers::<S, _, B, C>(&sgd.with_gradient_clipping(norm));
+/// An optimizer knows no model, and no way of recomputing: all optimizers on models of parameters
+/// of one, two and four dimensions (every instance is compiled anew).
+mod optimizers {
+    use super::*;
+
+    #[test]
+    fn mlp() {
+        same_numbers_with_every_optimizer::<Mlp, Flex>();
+    }
+
+    #[test]
+    fn cnn() {
+        same_numbers_with_every_optimizer::<Cnn, Flex>();
+    }
+
+    #[cfg(feature = "ndarray")]
+    #[test]
+    fn mlp_on_ndarray() {
+        same_numbers_with_every_optimizer::<Mlp, NdArray>();
+    }
+
+    #[test]
+    fn adam_with_burns_own_recomputing() {
+        same_numbers::<Mlp, _, Flex, BalancedCheckpointing>(&AdamConfig::new());
+    }
+
+    /// Muon takes matrices only.
+    #[test]
+    fn muon() {
+        let recipe = MuonConfig::new().with_weight_decay(Some(WeightDecayConfig::new(0.1)));
+        same_numbers::<Matrices, _, Flex, NoCheckpointing>(&recipe);
+        #[cfg(feature = "ndarray")]
+        same_numbers::<Matrices, _, NdArray, NoCheckpointing>(&recipe);
+    }
 }
 
-/// A test per line: the model on Flex and NdArray, with and without recomputing.
+/// A model knows no optimizer: each with Adam, with SGD and with clipping, and with Burn's own
+/// recomputing.
 macro_rules! models {
     ($($name:ident: $scenario:ty;)*) => {
         $(
@@ -105,22 +123,22 @@ macro_rules! models {
 
                 #[test]
                 fn flex() {
-                    same_numbers_with_every_optimizer::<$scenario, Flex, NoCheckpointing>();
+                    same_numbers::<$scenario, _, Flex, NoCheckpointing>(&AdamConfig::new());
+                    same_numbers::<$scenario, _, Flex, NoCheckpointing>(&sgd());
+                    same_numbers::<$scenario, _, Flex, NoCheckpointing>(&clipped_sgd());
                 }
 
                 #[test]
                 fn flex_recomputing() {
-                    same_numbers_with_every_optimizer::<$scenario, Flex, BalancedCheckpointing>();
+                    same_numbers::<$scenario, _, Flex, BalancedCheckpointing>(&sgd());
+                    same_numbers::<$scenario, _, Flex, BalancedCheckpointing>(&clipped_sgd());
                 }
 
+                #[cfg(feature = "ndarray")]
                 #[test]
                 fn ndarray() {
-                    same_numbers_with_two_optimizers::<$scenario, NdArray, NoCheckpointing>();
-                }
-
-                #[test]
-                fn ndarray_recomputing() {
-                    same_numbers_with_two_optimizers::<$scenario, NdArray, BalancedCheckpointing>();
+                    same_numbers::<$scenario, _, NdArray, NoCheckpointing>(&clipped_sgd());
+                    same_numbers::<$scenario, _, NdArray, BalancedCheckpointing>(&clipped_sgd());
                 }
             }
         )*
@@ -143,21 +161,6 @@ mod models {
     }
 }
 
-#[test]
-fn every_optimizer_on_ndarray() {
-    same_numbers_with_every_optimizer::<Mlp, NdArray, NoCheckpointing>();
-}
-
-/// Muon takes matrices only.
-#[test]
-fn muon() {
-    let recipe = MuonConfig::new().with_weight_decay(Some(WeightDecayConfig::new(0.1)));
-    same_numbers::<Matrices, _, Flex, NoCheckpointing>(&recipe);
-    same_numbers::<Matrices, _, Flex, BalancedCheckpointing>(&recipe);
-    same_numbers::<Matrices, _, NdArray, NoCheckpointing>(&recipe);
-    same_numbers::<Matrices, _, NdArray, BalancedCheckpointing>(&recipe);
-}
-
 /// Clipping that never clips would pass the tests above: plain Burn itself must feel it.
 #[test]
 fn clipping_bites() {
@@ -172,42 +175,27 @@ fn clipping_bites() {
     assert!(!free.same(&last(Some(GradientClippingConfig::Norm(0.01)))));
 }
 
-mod bytes {
-    use super::*;
-    use crate::harness::memory::Bound;
+/// A test per line: the model and what its peak is compared with.
+macro_rules! bytes {
+    ($($name:ident: $scenario:ty, $bound:expr;)*) => {
+        mod bytes {
+            use super::*;
 
-    #[test]
-    fn mlp() {
-        memory::alone("equivalence::bytes::mlp", || {
-            memory::saves::<Mlp>(Bound::Formula)
-        });
-    }
+            $(
+                #[test]
+                fn $name() {
+                    let test = concat!("equivalence::bytes::", stringify!($name));
+                    memory::alone(test, || memory::saves::<$scenario>($bound));
+                }
+            )*
+        }
+    };
+}
 
-    #[test]
-    fn cnn() {
-        memory::alone("equivalence::bytes::cnn", || {
-            memory::saves::<Cnn>(Bound::Formula)
-        });
-    }
-
-    #[test]
-    fn transformer() {
-        memory::alone("equivalence::bytes::transformer", || {
-            memory::saves::<Transformer>(Bound::Discarding);
-        });
-    }
-
-    #[test]
-    fn tied() {
-        memory::alone("equivalence::bytes::tied", || {
-            memory::saves::<Tied>(Bound::Discarding)
-        });
-    }
-
-    #[test]
-    fn views() {
-        memory::alone("equivalence::bytes::views", || {
-            memory::saves::<Views>(Bound::Discarding)
-        });
-    }
+bytes! {
+    mlp: Mlp, Bound::Formula;
+    cnn: Cnn, Bound::Formula;
+    transformer: Transformer, Bound::Discarding;
+    tied: Tied, Bound::Discarding;
+    views: Views, Bound::Discarding;
 }

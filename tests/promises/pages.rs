@@ -65,10 +65,8 @@ fn links_lead_somewhere() {
         for link in links(&text) {
             checked += 1;
             if !leads(&page, link) {
-                dead.push(format!(
-                    "{}: {link}",
-                    page.strip_prefix(root).unwrap().display()
-                ));
+                let page = page.strip_prefix(root).unwrap();
+                dead.push(format!("{}: {link}", page.display()));
             }
         }
     }

@@ -3,93 +3,40 @@
 //!
 //! A name counts as used where it is defined, whichever module re-exports it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs,
-    path::Path,
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
 
 /// By crate, the modules of its `src`, from the ground up. A module that is not named is in the
 /// storey of the one around it.
-const STOREYS: [(&str, &[&str]); 5] = [
+const STOREYS: [(&str, &str); 5] = [
     (
         "burn-gradient-release",
-        &[
-            "util",
-            "tape",
-            "slot",
-            "error",
-            "groups",
-            "subgraph",
-            "planner",
-            "tensor",
-            "fork",
-            "lower",
-            "backward",
-            "backend",
-            "distributed",
-            "ops",
-            "optimizer",
-        ],
+        "util tape slot error groups subgraph planner tensor fork lower backward backend \
+         distributed ops optimizer",
     ),
     (
         "burn-lean",
-        &[
-            "lock",
-            "path",
-            "error",
-            "recompute::random",
-            "backend",
-            "tape",
-            "armed_slot",
-            "groups",
-            "hook_orders",
-            "reduction",
-            "gradients",
-            "session",
-            "slot",
-            "recompute::scope",
-            "parameter",
-            "recompute",
-            "optimizer",
-            "data_parallel",
-            "train",
-            "operations",
-            "optim",
-        ],
+        "lock path error recompute::random backend tape armed_slot groups hook_orders reduction \
+         gradients session slot recompute::scope parameter recompute optimizer data_parallel \
+         train operations optim",
     ),
     (
         "burn-lean-arithmetic",
-        &[
-            "turns", "norm", "exact", "groups", "settings", "scaling", "clipping", "optim",
-        ],
+        "turns norm exact groups settings scaling clipping optim",
     ),
     (
         "burn-lean-optim",
-        &[
-            "number",
-            "moment",
-            "backend",
-            "cube",
-            "flex",
-            "step",
-            "settings",
-            "optim",
-            "accumulation",
-            "bf16",
-            "flat_linear",
-        ],
+        "number moment backend cube flex step settings optim accumulation bf16 flat_linear",
     ),
     (
         "burn-device-memory",
-        &["meter", "server", "runtime", "backend", "device_memory"],
+        "meter server runtime backend device_memory",
     ),
 ];
 
 /// A path from the root of the crate, such as `["tape", "consumers"]`.
 type ModulePath = Vec<String>;
-/// By module, the modules whose names it uses.
-type Uses = BTreeMap<ModulePath, BTreeSet<ModulePath>>;
 
 /// The sources of a crate.
 #[derive(Default)]
@@ -105,8 +52,7 @@ fn is_word(c: char) -> bool {
 }
 
 /// Takes the path, or the paths in braces, that `text` begins with.
-fn take_paths(text: &mut &str, prefix: &[&str]) -> Vec<ModulePath> {
-    let mut path = prefix.to_vec();
+fn take_paths(text: &mut &str, mut path: ModulePath) -> Vec<ModulePath> {
     loop {
         *text = text.trim_start();
         if let Some(list) = text.strip_prefix('{') {
@@ -119,26 +65,47 @@ fn take_paths(text: &mut &str, prefix: &[&str]) -> Vec<ModulePath> {
                     return paths;
                 }
                 let before = text.len();
-                paths.extend(take_paths(text, &path));
+                paths.extend(take_paths(text, path.clone()));
                 assert!(text.len() < before, "no list of paths: {text}");
             }
         }
         let end = text.find(|c| !is_word(c)).unwrap_or(text.len());
         let (word, rest) = text.split_at(end);
-        if !word.is_empty() {
-            path.push(word);
-        }
+        path.extend((!word.is_empty()).then(|| word.to_owned()));
         *text = rest.strip_prefix('*').unwrap_or(rest);
         match text.strip_prefix("::") {
             Some(rest) if !word.is_empty() => *text = rest,
-            _ => return vec![path.into_iter().map(str::to_owned).collect()],
+            _ => return vec![path],
         }
     }
 }
 
+/// A path in a module, from the root of the crate.
+fn absolute(module: &[String], path: ModulePath) -> ModulePath {
+    let mut from_root = module.to_vec();
+    for name in path {
+        match name.as_str() {
+            "crate" => from_root.clear(),
+            "self" => {}
+            "super" => drop(from_root.pop()),
+            _ => from_root.push(name),
+        }
+    }
+    from_root
+}
+
 impl Sources {
-    fn add(&mut self, module: &[&str], source: &str) {
-        let module: ModulePath = module.iter().map(|name| (*name).to_owned()).collect();
+    /// Of modules with their code.
+    fn of(modules: &[(&str, &str)]) -> Self {
+        let mut sources = Self::default();
+        for (module, code) in modules {
+            let module = module.split("::").filter(|name| !name.is_empty());
+            sources.add(module.map(str::to_owned).collect(), code);
+        }
+        sources
+    }
+
+    fn add(&mut self, module: ModulePath, source: &str) {
         let code = source.split("\nmod tests {").next();
         let lines = code.unwrap_or_default().lines();
         let lines = lines.map(|line| line.split("//").next().unwrap_or_default());
@@ -149,7 +116,7 @@ impl Sources {
                 let end = at + code[at..].find(';').expect("a `use` has an end");
                 let re_export = code[at..end].to_owned();
                 code.replace_range(at..end, "");
-                for path in take_paths(&mut &re_export[start.len()..], &[]) {
+                for path in take_paths(&mut &re_export[start.len()..], Vec::new()) {
                     let name = path.last().cloned();
                     let name: ModulePath = module.iter().cloned().chain(name).collect();
                     let original = absolute(&module, path);
@@ -163,18 +130,16 @@ impl Sources {
         self.modules.insert(module, code);
     }
 
-    fn read(&mut self, folder: &Path, module: &[&str]) {
+    fn read(&mut self, folder: &Path, module: &ModulePath) {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             let name = path.file_stem().unwrap().to_str().unwrap();
-            let child = [module, &[name]].concat();
-            let module = match name {
-                "lib" => &[],
-                "mod" => module,
-                _ => &child,
-            };
+            let mut module = module.clone();
+            if !["lib", "mod"].contains(&name) {
+                module.push(name.to_owned());
+            }
             if path.is_dir() {
-                self.read(&path, module);
+                self.read(&path, &module);
             } else {
                 self.add(module, &fs::read_to_string(&path).unwrap());
             }
@@ -208,7 +173,7 @@ impl Sources {
             let is_first = !code[..start].ends_with(':');
             let is_of_crate = ["crate", "self", "super"].contains(&word);
             if is_first && (is_of_crate || self.modules.contains_key(&child)) {
-                let paths = take_paths(&mut &code[start..], &[]);
+                let paths = take_paths(&mut &code[start..], Vec::new());
                 let paths = paths.into_iter().map(|path| absolute(module, path));
                 used.extend(paths.map(|path| self.module_of(&path)));
             }
@@ -217,16 +182,15 @@ impl Sources {
         used
     }
 
-    /// Each use of something above, and a circle of uses if there is one.
-    fn breaches(&self, storeys: &[&str]) -> Vec<String> {
+    /// Each use of something above, and the modules that use each other in a circle.
+    fn breaches(&self, storeys: &str) -> Vec<String> {
         let height = |module: &ModulePath| {
-            let around = (1..=module.len()).rev().map(|end| module[..end].join("::"));
-            let mut heights = around.map(|name| storeys.iter().position(|storey| *storey == name));
-            heights.find_map(|height| height)
+            let mut around = (1..=module.len()).rev().map(|end| module[..end].join("::"));
+            around.find_map(|name| storeys.split(' ').position(|storey| storey == name))
         };
         let modules = self.modules.keys().filter(|module| !module.is_empty());
-        let uses: Uses = modules
-            .map(|module| (module.clone(), self.used_by(module)))
+        let mut uses: BTreeMap<_, _> = modules
+            .map(|module| (module, self.used_by(module)))
             .collect();
         let mut breaches = Vec::new();
         for (module, used) in &uses {
@@ -235,57 +199,28 @@ impl Sources {
                 breaches.push(format!("{name} is in no storey"));
                 continue;
             };
-            for used in used {
-                if height(used).is_none_or(|used| used > own) {
-                    let used = [&["crate".to_owned()], used.as_slice()].concat().join("::");
-                    breaches.push(format!("{name} uses {used}, above it"));
-                }
+            let above = |used: &&ModulePath| height(used).is_none_or(|used| used > own);
+            for used in used.iter().filter(above) {
+                breaches.push(format!("{name} uses crate::{}, above it", used.join("::")));
             }
         }
-        let mut done = BTreeSet::new();
-        let mut modules = uses.keys();
-        let circle = modules.find_map(|module| circle(&uses, module, &mut Vec::new(), &mut done));
-        breaches.extend(circle);
+        // Takes away whatever uses nothing that is left, or is used by nothing: circles stay.
+        loop {
+            let left: BTreeSet<_> = uses.keys().copied().cloned().collect();
+            let used: BTreeSet<_> = uses.values().flatten().cloned().collect();
+            uses.values_mut()
+                .for_each(|used| used.retain(|used| left.contains(used)));
+            uses.retain(|module, uses| !uses.is_empty() && used.contains(*module));
+            if uses.len() == left.len() {
+                break;
+            }
+        }
+        if !uses.is_empty() {
+            let names: Vec<_> = uses.keys().map(|module| module.join("::")).collect();
+            breaches.push(format!("{} use each other", names.join(", ")));
+        }
         breaches
     }
-}
-
-/// A way along `uses` from `module` that comes to a module on it again. `done` are modules from
-/// which there is none.
-fn circle<'a>(
-    uses: &'a Uses,
-    module: &'a ModulePath,
-    way: &mut Vec<&'a ModulePath>,
-    done: &mut BTreeSet<&'a ModulePath>,
-) -> Option<String> {
-    if let Some(begin) = way.iter().position(|known| *known == module) {
-        let circle = way[begin..].iter().chain([&module]);
-        let names: Vec<_> = circle.map(|module| module.join("::")).collect();
-        return Some(names.join(" -> "));
-    }
-    if done.contains(module) {
-        return None;
-    }
-    way.push(module);
-    let mut used = uses.get(module).into_iter().flatten();
-    let found = used.find_map(|used| circle(uses, used, way, done));
-    way.pop();
-    done.insert(module);
-    found
-}
-
-/// A path in a module, from the root of the crate.
-fn absolute(module: &[String], path: ModulePath) -> ModulePath {
-    let mut from_root = module.to_vec();
-    for name in path {
-        match name.as_str() {
-            "crate" => from_root.clear(),
-            "self" => {}
-            "super" => drop(from_root.pop()),
-            _ => from_root.push(name),
-        }
-    }
-    from_root
 }
 
 #[test]
@@ -293,7 +228,7 @@ fn a_file_uses_what_stands_below_it() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
     let breaches = STOREYS.iter().flat_map(|(name, storeys)| {
         let mut sources = Sources::default();
-        sources.read(&crates.join(name).join("src"), &[]);
+        sources.read(&crates.join(name).join("src"), &Vec::new());
         let breaches = sources.breaches(storeys).into_iter();
         breaches.map(move |breach| format!("{name}: {breach}"))
     });
@@ -303,42 +238,44 @@ fn a_file_uses_what_stands_below_it() {
 
 #[test]
 fn breaches_are_seen() {
-    let breaches = |low: &str| {
-        let mut sources = Sources::default();
-        sources.add(&[], "pub use high::Name;");
-        sources.add(&["high"], "pub use inner::{Other, Name};");
-        sources.add(&["high", "inner"], "use super::helper;");
-        sources.add(&["high", "helper"], "use crate::low::Low;");
-        sources.add(&["low"], low);
-        sources.breaches(&["low", "high"])
-    };
-    let above = ["low uses crate::high::inner, above it"];
-    let around = "high::helper -> low -> high::inner -> high::helper";
-    assert_eq!(breaches("use std::fmt;\n// crate::high\n"), [""; 0]);
-    for by_name in ["use crate::Name;", "fn f() { crate::Name::new() }"] {
-        assert_eq!(breaches(by_name), [above[0], around], "{by_name}");
+    let circle = "high::helper, high::inner, low use each other";
+    let above = "low uses crate::high::inner, above it";
+    for (low, expected) in [
+        ("use std::fmt;\n// crate::high\n", &[][..]),
+        ("use crate::Name;", &[above, circle]),
+        ("fn f() { crate::Name::new() }", &[above, circle]),
+        (
+            "use crate::{\n    high::{self, Other},\n};",
+            &["low uses crate::high, above it", above, circle],
+        ),
+    ] {
+        let sources = Sources::of(&[
+            ("", "pub use high::Name;"),
+            ("high", "pub use inner::{Other, Name};"),
+            ("high::inner", "use super::helper;"),
+            ("high::helper", "use crate::low::Low;"),
+            ("low", low),
+        ]);
+        assert_eq!(sources.breaches("low high"), expected, "{low}");
     }
-    let in_a_list = "use crate::{\n    high::{self, Other},\n};";
-    assert!(breaches(in_a_list).contains(&above[0].to_owned()));
-    let mut sources = Sources::default();
-    sources.add(&["low"], "mod one;\nfn f() { one::g() }");
-    sources.add(&["low", "one"], "use super::f;");
-    assert_eq!(sources.breaches(&["low"]), ["low -> low::one -> low"]);
-}
-
-#[test]
-fn a_module_within_another_may_have_a_storey_of_its_own() {
-    let mut sources = Sources::default();
-    sources.add(&["low"], "pub use own::own;");
-    sources.add(&["low", "own"], "pub fn own() {}");
-    sources.add(&["low", "other"], "use crate::high::f;");
-    sources.add(
-        &["high"],
-        "use crate::low::own;\nuse crate::low::own::own as same;",
-    );
+    let sources = Sources::of(&[
+        ("low", "mod one;\nfn f() { one::g() }"),
+        ("low::one", "use super::f;"),
+    ]);
+    assert_eq!(sources.breaches("low"), ["low, low::one use each other"]);
+    // A module within another may have a storey of its own.
+    let sources = Sources::of(&[
+        ("low", "pub use own::own;"),
+        ("low::own", "pub fn own() {}"),
+        ("low::other", "use crate::high::f;"),
+        (
+            "high",
+            "use crate::low::own;\nuse crate::low::own::own as same;",
+        ),
+    ]);
     assert_eq!(
-        sources.breaches(&["low", "high"]),
+        sources.breaches("low high"),
         ["low::other uses crate::high, above it"]
     );
-    assert_eq!(sources.breaches(&["low::own", "high", "low"]), [""; 0]);
+    assert_eq!(sources.breaches("low::own high low"), [""; 0]);
 }

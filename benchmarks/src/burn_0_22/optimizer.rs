@@ -24,7 +24,7 @@ pub(super) enum Stepper {
 impl Stepper {
     /// The optimizer for the model, before its first step.
     pub(super) fn new(mode: Mode, kind: OptimizerKind, model: &impl Module) -> Result<Self> {
-        let optimizer = optimizer(kind, model)?;
+        let optimizer = optimizer(kind, model);
         match mode {
             Mode::Plain => Ok(Self::Plain(optimizer)),
             Mode::Release => Ok(Self::Release(optimizer.with_gradient_release())),
@@ -61,10 +61,9 @@ fn reason<M, G>(refused: Refused<M, G>) -> anyhow::Error {
     ReleaseError::from(refused).into()
 }
 
-/// The optimizers of [`MEASURED_ON_0_22`](crate::optimizer::MEASURED_ON_0_22).
-fn optimizer(kind: OptimizerKind, model: &impl Module) -> Result<ModuleOptimizer> {
+fn optimizer(kind: OptimizerKind, model: &impl Module) -> ModuleOptimizer {
     let (adam, adamw) = (AdamConfig::new(), AdamWConfig::new());
-    Ok(match kind {
+    match kind {
         OptimizerKind::Adam => adam.init(),
         OptimizerKind::AdamOnePass => adam.in_one_pass().init(),
         OptimizerKind::Adam8bit => adam.in_one_pass().with_8_bit_moments(model).init(),
@@ -77,22 +76,5 @@ fn optimizer(kind: OptimizerKind, model: &impl Module) -> Result<ModuleOptimizer
         OptimizerKind::Sgd => SgdConfig::new()
             .with_momentum(Some(MomentumConfig::new()))
             .init(),
-        kind => bail!("{kind} is not measured on Burn 0.22"),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::optimizer::MEASURED_ON_0_22;
-    use clap::ValueEnum;
-
-    #[test]
-    fn what_is_measured_is_there() {
-        let model: Vec<burn_0_22::nn::Linear> = Vec::new();
-        for kind in OptimizerKind::value_variants() {
-            let is_there = optimizer(*kind, &model).is_ok();
-            assert_eq!(is_there, MEASURED_ON_0_22.contains(kind), "{kind}");
-        }
     }
 }

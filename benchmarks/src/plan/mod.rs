@@ -9,7 +9,7 @@ mod tests;
 pub use request::{Available, Request};
 
 use crate::gpt::GptConfig;
-use crate::optimizer::{MEASURED, MEASURED_ON_0_22};
+use crate::optimizer::MEASURED;
 use crate::results::{
     Arithmetic, BurnVersion, Case, Checkpointing, LeftOut, LinearGradient, LossChunk, Mode,
     Operations, Subject, TorchMode, TorchVersions, value_name,
@@ -347,9 +347,6 @@ impl Planner<'_> {
         let mut found = Vec::new();
         for optimizer in self.request.optimizers.iter().copied() {
             let reason = match burn {
-                BurnVersion::V0_22 if !MEASURED_ON_0_22.contains(&optimizer) => {
-                    "not among the optimizers of Burn 0.22 that are measured"
-                }
                 BurnVersion::V0_21 if !MEASURED.contains(&optimizer) => {
                     "not compiled into the benchmarks; `vit train` has it"
                 }

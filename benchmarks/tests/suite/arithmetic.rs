@@ -1,6 +1,6 @@
 //! The choices that change weights by rounding: `--linear` and `--loss-chunk`.
 
-use super::{Outcome, outcome, runs, tiny};
+use super::{Outcome, measured, mentions, runs};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -26,12 +26,9 @@ fn find<'a>(
 #[test]
 fn weights_are_the_same_within_one_arithmetic() {
     let home = TempDir::new().unwrap();
-    let mut command = tiny(home.path());
-    command.args(["--no-pytorch", "--part", "vit,gpt,encoder"]);
-    command.args(["--batch-size", "8", "--mode", "plain,release"]);
-    command.args(["--checkpointing", "none,blocks,automatic"]);
-    command.args(["--linear", "default,flat", "--loss-chunk", "whole,16"]);
-    let Outcome { table, json } = outcome(&mut command, home.path());
+    let options = "--burn 0.21 --no-pytorch --part vit,gpt,encoder --batch-size 8 --mode plain,release \
+         --checkpointing none,blocks,automatic --linear default,flat --loss-chunk whole,16";
+    let Outcome { table, json } = measured(home.path(), options);
 
     let [whole, chunks] = [Value::Null, json!(16)];
     let [burn, flat] = [json!("default"), json!("flat")];
@@ -106,25 +103,16 @@ fn weights_are_the_same_within_one_arithmetic() {
         "flex, loss chunk 16: release over plain",
         "ViT tiny: loss chunk 16: ",
     ] {
-        assert!(table.contains(text), "{text} in {table}");
+        mentions(&table, text);
     }
 }
 
 #[test]
 fn vocabularies_and_timelines_are_those_of_the_arithmetic() {
     let home = TempDir::new().unwrap();
-    let mut command = tiny(home.path());
-    command.args([
-        "--no-pytorch",
-        "--part",
-        "gpt,vocabulary",
-        "--batch-size",
-        "2",
-    ]);
-    command.args(["--mode", "release", "--checkpointing", "none"]);
-    command.args(["--linear", "default,flat", "--loss-chunk", "8"]);
-    command.arg("--memory-timeline");
-    let Outcome { table, json } = outcome(&mut command, home.path());
+    let options = "--burn 0.21 --no-pytorch --part gpt,vocabulary --batch-size 2 --mode release \
+         --checkpointing none --linear default,flat --loss-chunk 8 --memory-timeline";
+    let Outcome { table, json } = measured(home.path(), options);
     let searched: Vec<_> = json["vocabulary"].as_array().unwrap().iter().collect();
     assert_eq!(searched.len(), 2);
     for (found, linear) in searched.into_iter().zip(["default", "flat"]) {
@@ -133,9 +121,9 @@ fn vocabularies_and_timelines_are_those_of_the_arithmetic() {
             (&json!(linear), &json!(8))
         );
     }
-    assert!(
-        table.contains("GPT tiny (Burn 0.21, flex, flat linear, loss chunk 8)"),
-        "{table}"
+    mentions(
+        &table,
+        "GPT tiny (Burn 0.21, flex, flat linear, loss chunk 8)",
     );
 
     for (run, file) in runs(&json).iter().zip([

@@ -1,6 +1,6 @@
 //! Burn 0.22 beside Burn 0.21 and PyTorch.
 
-use super::{Outcome, outcome, runs, tiny_on};
+use super::{Outcome, is_itemised, is_same_training, measured, mentions, runs};
 use serde_json::{Value, json};
 use std::fs;
 use tempfile::TempDir;
@@ -18,17 +18,9 @@ fn of<'a>(json: &'a Value, model: &str, burn: &str) -> Vec<&'a Value> {
 #[test]
 fn both_versions_are_in_one_table() {
     let home = TempDir::new().unwrap();
-    let mut command = tiny_on(home.path(), "0.21,0.22");
-    command.args([
-        "--no-pytorch",
-        "--part",
-        "vit,gpt,encoder",
-        "--batch-size",
-        "2",
-    ]);
-    command.args(["--mode", "plain,release,unarmed"]);
-    command.args(["--checkpointing", "none,balanced,blocks"]);
-    let Outcome { table, json } = outcome(&mut command, home.path());
+    let options = "--burn 0.21,0.22 --no-pytorch --part vit,gpt,encoder --batch-size 2 --mode \
+         plain,release,unarmed --checkpointing none,balanced,blocks";
+    let Outcome { table, json } = measured(home.path(), options);
     assert!(json["versions"]["burn_0_22"].as_str().unwrap() > "0.22");
     for model in ["vit", "gpt", "encoder"] {
         // On 0.21, blocks need the backend of gradient release.
@@ -43,27 +35,9 @@ fn both_versions_are_in_one_table() {
         };
         let plain = of_mode("plain", "none");
         for run in &found {
-            let subject = &run["subject"];
-            // Every mode of a model is the same training, checkpointing or not.
-            assert_eq!(run["weights_digest"], plain["weights_digest"], "{subject}");
-            assert_eq!(run["final_loss"], plain["final_loss"], "{subject}");
-            assert_eq!(run["step_seconds"].as_array().unwrap().len(), 2);
+            is_same_training(run, plain);
+            is_itemised(run);
             assert_eq!(run["parameters"], of(&json, model, "0.21")[0]["parameters"]);
-
-            let bytes = |name: &str| run["memory"][name].as_i64().unwrap();
-            let item = |name: &str| run["items"][name].as_i64().unwrap();
-            assert!(item("optimizer_state") >= 2 * item("parameters"));
-            assert!(item("activations") > 0);
-            let gradients = item("gradients") as f64 / item("all_gradients") as f64;
-            let is_released = subject["mode"] == "release";
-            let expected = if is_released { 0.0 } else { 1.0 };
-            assert!(
-                (gradients - expected).abs() < 0.15,
-                "{subject}: {gradients}"
-            );
-            let highest = ["peak_in_forward", "peak_in_backward", "peak_in_step"].map(bytes);
-            let highest = *highest.iter().max().unwrap() as f64;
-            assert!((highest / bytes("peak_bytes") as f64 - 1.0).abs() < 0.02);
         }
         // A model this small has next to no gradients, but activations.
         let run = |checkpointing| of_mode("release", checkpointing);
@@ -83,7 +57,7 @@ fn both_versions_are_in_one_table() {
         "the same weights",
         "Burn 0.22: unarmed, none: ",
     ] {
-        assert!(table.contains(text), "{text} in {table}");
+        mentions(&table, text);
     }
     let plot = fs::read_to_string(home.path().join("memory.svg")).unwrap();
     assert!(plot.contains("Burn 0.21, flex: plain") && plot.contains("Burn 0.22, flex: plain"));
@@ -92,16 +66,9 @@ fn both_versions_are_in_one_table() {
 #[test]
 fn chunks_of_the_loss_and_optimizers_are_measured() {
     let home = TempDir::new().unwrap();
-    let mut command = tiny_on(home.path(), "0.22");
-    command.args(["--no-pytorch", "--part", "gpt,encoder", "--batch-size", "8"]);
-    command.args(["--mode", "plain,release", "--checkpointing", "none"]);
-    command.args([
-        "--loss-chunk",
-        "whole,16",
-        "--optimizer",
-        "adam,adamw,sgd,lion,adafactor",
-    ]);
-    let Outcome { table, json } = outcome(&mut command, home.path());
+    let options = "--burn 0.22 --no-pytorch --part gpt,encoder --batch-size 8 --mode plain,release \
+         --checkpointing none --loss-chunk whole,16 --optimizer adam,adamw,sgd,lion,adafactor";
+    let Outcome { table, json } = measured(home.path(), options);
     assert_eq!(runs(&json).len(), 2 * 2 * 2 * 5);
     assert!(!table.contains("OTHER"), "{table}");
     for model in ["gpt", "encoder"] {
@@ -131,11 +98,9 @@ fn chunks_of_the_loss_and_optimizers_are_measured() {
 #[test]
 fn the_decoder_has_the_sizes_of_the_command_line() {
     let home = TempDir::new().unwrap();
-    let mut command = tiny_on(home.path(), "0.21,0.22");
-    command.args(["--no-pytorch", "--part", "gpt", "--batch-size", "2"]);
-    command.args(["--mode", "release", "--checkpointing", "none"]);
-    command.args(["--vocabulary", "300", "--context", "16"]);
-    let Outcome { table, json } = outcome(&mut command, home.path());
+    let options = "--burn 0.21,0.22 --no-pytorch --part gpt --batch-size 2 --mode release --checkpointing \
+         none --vocabulary 300 --context 16";
+    let Outcome { table, json } = measured(home.path(), options);
     let block = 2 * 2 * 64 + 4 * (64 * 64 + 64) + 2 * 64 * 256 + 256 + 64;
     let parameters = 2 * 300 * 64 + 16 * 64 + 2 * block + 2 * 64;
     assert_eq!(runs(&json).len(), 2);
@@ -152,24 +117,11 @@ fn the_decoder_has_the_sizes_of_the_command_line() {
 #[test]
 fn lean_operations_keep_less() {
     let home = TempDir::new().unwrap();
-    let mut command = tiny_on(home.path(), "0.22");
-    command.args([
-        "--no-pytorch",
-        "--part",
-        "vit,gpt,encoder",
-        "--batch-size",
-        "8",
-    ]);
-    command.args(["--operations", "default,lean"]);
-    command.args([
-        "--mode",
-        "plain,release",
-        "--checkpointing",
-        "none,blocks,nested",
-    ]);
-    let Outcome { table, json } = outcome(&mut command, home.path());
+    let options = "--burn 0.22 --no-pytorch --part vit,gpt,encoder --batch-size 8 --operations default,lean \
+         --mode plain,release --checkpointing none,blocks,nested";
+    let Outcome { table, json } = measured(home.path(), options);
     assert!(!table.contains("OTHER"), "{table}");
-    assert!(table.contains("release, lean operations"), "{table}");
+    mentions(&table, "release, lean operations");
     for (model, checkpointing) in [
         ("vit", "none"),
         ("vit", "blocks"),
@@ -204,15 +156,14 @@ fn lean_operations_keep_less() {
 #[test]
 fn what_is_not_there_is_named() {
     let home = TempDir::new().unwrap();
-    let mut command = tiny_on(home.path(), "0.22");
-    command.args(["--no-pytorch", "--part", "gpt,vocabulary"]);
-    command.args(["--mode", "release", "--checkpointing", "automatic"]);
-    let Outcome { table, json } = outcome(&mut command, home.path());
+    let options =
+        "--burn 0.22 --no-pytorch --part gpt,vocabulary --mode release --checkpointing automatic";
+    let Outcome { table, json } = measured(home.path(), options);
     assert!(runs(&json).is_empty());
     for text in [
         "Burn 0.22: release, automatic: ",
         "vocabulary of GPT tiny: ",
     ] {
-        assert!(table.contains(text), "{text} in {table}");
+        mentions(&table, text);
     }
 }

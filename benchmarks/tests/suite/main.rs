@@ -18,17 +18,13 @@ fn benchmarks() -> Command {
     Command::cargo_bin("benchmarks").expect("the binary is built with the tests")
 }
 
-/// A tiny suite on the CPU, of Burn 0.21.
-fn tiny(folder: &Path) -> Command {
-    tiny_on(folder, "0.21")
-}
-
-/// A tiny suite on the CPU, of these versions of Burn.
-fn tiny_on(folder: &Path, burn: &str) -> Command {
+/// A tiny suite on the CPU, with these options.
+fn tiny(folder: &Path, options: &str) -> Command {
     let mut command = benchmarks();
     command
-        .args(["--preset", "tiny", "--backend", "flex", "--steps", "2"])
-        .args(["--burn", burn, "--warm-up", "2", "--output"])
+        .args("--preset tiny --backend flex --steps 2 --warm-up 2".split(' '))
+        .args(options.split(' '))
+        .arg("--output")
         .arg(folder)
         // Every thread that computes allocates and keeps a workspace, in a step that depends on the
         // scheduler; it is a large part of the memory of a model this small.
@@ -37,18 +33,10 @@ fn tiny_on(folder: &Path, burn: &str) -> Command {
 }
 
 /// A tiny suite of plain Burn and of this Python.
-fn tiny_with_python(folder: &Path, python: &str, batch_sizes: &str) -> Command {
-    let mut command = tiny(folder);
-    command
-        .args([
-            "--part",
-            "vit",
-            "--mode",
-            "plain",
-            "--checkpointing",
-            "none",
-        ])
-        .args(["--batch-size", batch_sizes, "--python", python]);
+fn tiny_with_python(folder: &Path, python: &str, options: &str) -> Command {
+    let plain = "--burn 0.21 --part vit --mode plain --checkpointing none";
+    let mut command = tiny(folder, &format!("{plain} {options}"));
+    command.args(["--python", python]);
     command
 }
 
@@ -68,8 +56,45 @@ fn outcome(command: &mut Command, folder: &Path) -> Outcome {
     }
 }
 
+/// A tiny suite with these options, which measures everything.
+fn measured(folder: &Path, options: &str) -> Outcome {
+    outcome(&mut tiny(folder, options), folder)
+}
+
+#[track_caller]
+fn mentions(table: &str, text: &str) {
+    assert!(table.contains(text), "{text} in {table}");
+}
+
 fn runs(json: &Value) -> &Vec<Value> {
     json["runs"].as_array().unwrap()
+}
+
+/// Every mode of a model is the same training, checkpointing or not.
+fn is_same_training(run: &Value, plain: &Value) {
+    let subject = &run["subject"];
+    assert_eq!(run["weights_digest"], plain["weights_digest"], "{subject}");
+    assert_eq!(run["final_loss"], plain["final_loss"], "{subject}");
+    assert_eq!(run["step_seconds"].as_array().unwrap().len(), 2);
+}
+
+/// The bytes of a run, by what they are for and by the part of a step.
+fn is_itemised(run: &Value) {
+    let subject = &run["subject"];
+    let bytes = |name: &str| run["memory"][name].as_i64().unwrap();
+    let item = |name: &str| run["items"][name].as_i64().unwrap();
+    assert!(item("optimizer_state") >= 2 * item("parameters"));
+    assert!(item("activations") > 0);
+    // The backward pass leaves every gradient alive, or none. The containers of the gradients count
+    // too, and the batch is freed: some percent of a model this small.
+    let gradients = item("gradients") as f64 / item("all_gradients") as f64;
+    let expected = f64::from(subject["mode"] != "release");
+    let is_near = (gradients - expected).abs() < 0.15;
+    assert!(is_near, "{subject}: {gradients}");
+    // The heap needs no synchronization: the observed step is like the others.
+    let highest = ["peak_in_forward", "peak_in_backward", "peak_in_step"].map(bytes);
+    let highest = *highest.iter().max().unwrap() as f64;
+    assert!((highest / bytes("peak_bytes") as f64 - 1.0).abs() < 0.02);
 }
 
 /// Asserts that the program fails with one line that mentions `text`.
@@ -85,17 +110,9 @@ fn fails(command: &mut Command, text: &str) {
 #[test]
 fn every_mode_is_measured_and_itemised() {
     let home = TempDir::new().unwrap();
-    let mut command = tiny(home.path());
-    command.args([
-        "--no-pytorch",
-        "--part",
-        "vit,gpt,encoder",
-        "--batch-size",
-        "2",
-    ]);
-    command.args(["--mode", "plain,release,unarmed,ideal"]);
-    command.args(["--checkpointing", "none,balanced,blocks,automatic"]);
-    let Outcome { table, json } = outcome(&mut command, home.path());
+    let options = "--burn 0.21 --no-pytorch --part vit,gpt,encoder --batch-size 2 --mode \
+         plain,release,unarmed,ideal --checkpointing none,balanced,blocks,automatic";
+    let Outcome { table, json } = measured(home.path(), options);
     // Plain Burn has two kinds of checkpointing, the unarmed optimizer three and the armed ones
     // four.
     assert_eq!(runs(&json).len(), 3 * (2 + 3 + 2 * 4));
@@ -109,41 +126,17 @@ fn every_mode_is_measured_and_itemised() {
             });
             found.unwrap()
         };
-        // Every mode of a model is the same training, checkpointing or not.
-        let plain = of(&Value::from("none"), "plain");
-        assert_eq!(run["weights_digest"], plain["weights_digest"], "{subject}");
-        assert_eq!(run["final_loss"], plain["final_loss"], "{subject}");
-        assert_eq!(run["step_seconds"].as_array().unwrap().len(), 2);
-
-        let bytes = |name: &str| run["memory"][name].as_i64().unwrap();
+        is_same_training(run, of(&Value::from("none"), "plain"));
         if subject["mode"] == "ideal" {
             assert!(run["items"].is_null() && run["step_milliseconds"].is_null());
             continue;
         }
+        is_itemised(run);
         let item = |name: &str| run["items"][name].as_i64().unwrap();
         let sum = item("parameters") + item("optimizer_state") + item("held");
-        assert_eq!(sum + item("temporaries"), bytes("peak_bytes"));
+        assert_eq!(sum + item("temporaries"), run["memory"]["peak_bytes"]);
         assert_eq!(item("parameters"), 4 * run["parameters"].as_i64().unwrap());
-        assert!(item("optimizer_state") >= 2 * item("parameters"));
         assert!(item("largest_gradient") < item("all_gradients"));
-        assert!(item("activations") > 0);
-        // The backward pass leaves every gradient alive, or none.
-        let gradients = item("gradients") as f64 / item("all_gradients") as f64;
-        let expected = if subject["mode"] == "release" {
-            0.0
-        } else {
-            1.0
-        };
-        // The containers of the gradients count too, and the batch is freed: some percent of a
-        // model this small.
-        assert!(
-            (gradients - expected).abs() < 0.15,
-            "{subject}: {gradients}"
-        );
-        // The heap needs no synchronization: the observed step is like the others.
-        let highest = ["peak_in_forward", "peak_in_backward", "peak_in_step"].map(bytes);
-        let highest = *highest.iter().max().unwrap() as f64;
-        assert!((highest / bytes("peak_bytes") as f64 - 1.0).abs() < 0.02);
     }
     for text in [
         "release over plain",
@@ -154,24 +147,16 @@ fn every_mode_is_measured_and_itemised() {
         "Burn 0.21: plain, automatic: ",
         "--no-pytorch",
     ] {
-        assert!(table.contains(text), "{text} in {table}");
+        mentions(&table, text);
     }
 }
 
 #[test]
 fn the_files_are_complete() {
     let home = TempDir::new().unwrap();
-    let mut command = tiny(home.path());
-    command.args(["--no-pytorch", "--part", "vit,vocabulary", "--repeat", "3"]);
-    command.args([
-        "--mode",
-        "plain,release",
-        "--checkpointing",
-        "none",
-        "--batch-size",
-        "1",
-    ]);
-    let Outcome { table, json } = outcome(&mut command, home.path());
+    let options = "--burn 0.21 --no-pytorch --part vit,vocabulary --repeat 3 --mode plain,release \
+         --checkpointing none --batch-size 1";
+    let Outcome { table, json } = measured(home.path(), options);
     assert_eq!(json["schema"], 1);
     assert_eq!(json["command"][0], "benchmarks");
     for key in ["burn", "burn_0_22", "cubecl", "rustc", "profile"] {
@@ -196,7 +181,7 @@ fn the_files_are_complete() {
         turn(["plain", "release"], 2),
     ];
     assert_eq!(order, turns.concat());
-    assert!(table.contains("median of 3"), "{table}");
+    mentions(&table, "median of 3");
 
     let vocabulary = &json["vocabulary"][0];
     let number = |name: &str| vocabulary[name].as_u64().unwrap();
@@ -218,13 +203,11 @@ fn the_files_are_complete() {
 #[test]
 fn memory_timelines_say_where_the_gradients_are() {
     let home = TempDir::new().unwrap();
-    let mut command = tiny(home.path());
-    command.args(["--no-pytorch", "--part", "vit,gpt", "--batch-size", "1"]);
-    command.args(["--mode", "plain,release,unarmed,ideal", "--steps", "4"]);
-    command.args(["--repeat", "2", "--memory-timeline"]);
-    command.args(["--checkpointing", "none,balanced,blocks,automatic"]);
-    let Outcome { table, json } = outcome(&mut command, home.path());
-    assert!(table.contains("burn-memory html"), "{table}");
+    let options = "--burn 0.21 --no-pytorch --part vit,gpt --batch-size 1 --mode \
+         plain,release,unarmed,ideal --steps 4 --repeat 2 --memory-timeline --checkpointing \
+         none,balanced,blocks,automatic";
+    let Outcome { table, json } = measured(home.path(), options);
+    mentions(&table, "burn-memory html");
     let mut files = Vec::new();
     for run in runs(&json) {
         let timeline = &run["timeline"];
@@ -300,55 +283,46 @@ fn memory_timelines_say_where_the_gradients_are() {
 #[test]
 fn what_is_missing_is_named() {
     let home = TempDir::new().unwrap();
-    let mut command = tiny_with_python(home.path(), "/nowhere/python", "1");
+    let mut command = tiny_with_python(home.path(), "/nowhere/python", "--batch-size 1");
     let Outcome { table, json } = outcome(&mut command, home.path());
     let left_out = &json["left_out"][0];
     assert_eq!(left_out["what"], "PyTorch and optimi");
-    assert!(
-        left_out["why"]
-            .as_str()
-            .unwrap()
-            .contains("/nowhere/python")
-    );
-    assert!(table.contains("Left out:\n- PyTorch and optimi"), "{table}");
+    let why = left_out["why"].as_str().unwrap();
+    assert!(why.contains("/nowhere/python"), "{why}");
+    mentions(&table, "Left out:\n- PyTorch and optimi");
     assert_eq!(runs(&json).len(), 1);
 }
 
 #[test]
 fn bad_input_gets_one_line() {
     let home = TempDir::new().unwrap();
-    for (args, text) in [
-        (["--lr", "0"], "--lr"),
-        (["--lr", "NaN"], "--lr"),
-        (["--batch-size", "0"], "batch-size"),
-        (["--backend", "nonsense"], "nonsense"),
-        (["--burn", "0.20"], "0.20"),
-        (["--checkpointing", "nonsense"], "nonsense"),
-        (["--operations", "nonsense"], "nonsense"),
-        (["--linear", "nonsense"], "nonsense"),
-        (["--loss-chunk", "nonsense"], "nonsense"),
-        (["--loss-chunk", "0"], "--loss-chunk"),
-        (["--image-size", "9"], "patches of 2x2"),
-        (["--vocabulary", "0"], "--vocabulary"),
-        (["--context", "0"], "--context"),
-        (["--context", "64"], "--part gpt"),
-        (["--output", "/proc/no/folder"], "/proc/no/folder"),
+    for (options, text) in [
+        ("--lr 0", "--lr"),
+        ("--lr NaN", "--lr"),
+        ("--batch-size 0", "batch-size"),
+        ("--backend nonsense", "nonsense"),
+        ("--burn 0.20", "0.20"),
+        ("--checkpointing nonsense", "nonsense"),
+        ("--operations nonsense", "nonsense"),
+        ("--linear nonsense", "nonsense"),
+        ("--loss-chunk nonsense", "nonsense"),
+        ("--loss-chunk 0", "--loss-chunk"),
+        ("--image-size 9", "patches of 2x2"),
+        ("--vocabulary 0", "--vocabulary"),
+        ("--context 0", "--context"),
+        ("--context 64", "--part gpt"),
+        ("--output /proc/no/folder", "/proc/no/folder"),
+        ("--steps 1 --memory-timeline", "at least --steps 2"),
     ] {
-        let mut command = tiny(home.path());
-        fails(
-            command.args(["--no-pytorch", "--part", "vit"]).args(args),
-            text,
-        );
+        let mut command = tiny(home.path(), "--burn 0.21 --no-pytorch --part vit");
+        fails(command.args(options.split(' ')), text);
     }
-    fails(
-        benchmarks().args(["--no-pytorch", "--image-size", "64"]),
-        "--preset",
-    );
-    fails(
-        tiny(home.path()).args(["--no-pytorch", "--steps", "1", "--memory-timeline"]),
-        "at least --steps 2",
-    );
-    fails(benchmarks().args(["measure", "{}"]), "not a run");
+    for (arguments, text) in [
+        ("--no-pytorch --image-size 64", "--preset"),
+        ("measure {}", "not a run"),
+    ] {
+        fails(benchmarks().args(arguments.split(' ')), text);
+    }
 }
 
 #[cfg(not(feature = "wgpu"))]

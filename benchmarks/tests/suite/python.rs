@@ -1,6 +1,6 @@
 //! PyTorch beside Burn, with a script in place of Python.
 
-use super::{Outcome, outcome, runs, tiny, tiny_with_python};
+use super::{Outcome, mentions, outcome, runs, tiny, tiny_with_python};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -35,23 +35,14 @@ versions) echo '{VERSIONS}' ;;
 esac"#
         ),
     );
-    let mut command = tiny_with_python(home.path(), &python, "1");
-    command.args([
-        "--pytorch",
-        "foreach,no-foreach,fused,hook,optimi,checkpoint",
-    ]);
+    let options = "--batch-size 1 --pytorch foreach,no-foreach,fused,hook,optimi,checkpoint";
+    let mut command = tiny_with_python(home.path(), &python, options);
     // The table names the run that failed, the results of the others are there, and the exit code
     // is 1.
     let output = command.assert().code(1).get_output().clone();
     let table = String::from_utf8(output.stdout).unwrap();
-    assert!(
-        table.contains("hook: RuntimeError: no hooks here"),
-        "{table}"
-    );
-    assert!(
-        table.contains("optimi: this Python does not have it"),
-        "{table}"
-    );
+    mentions(&table, "hook: RuntimeError: no hooks here");
+    mentions(&table, "optimi: this Python does not have it");
     let json = fs::read(home.path().join("results.json")).unwrap();
     let json: Value = serde_json::from_slice(&json).unwrap();
     assert_eq!(json["versions"]["pytorch"]["torch"], "2");
@@ -86,14 +77,10 @@ fn another_model_in_pytorch_is_a_failure() {
 "memory": null}}'"#
         ),
     );
-    let mut command = tiny_with_python(home.path(), &python, "1");
-    command.args(["--pytorch", "hook"]);
+    let mut command = tiny_with_python(home.path(), &python, "--batch-size 1 --pytorch hook");
     let output = command.assert().code(1).get_output().clone();
     let table = String::from_utf8(output.stdout).unwrap();
-    assert!(
-        table.contains("not the same model: 7 parameters"),
-        "{table}"
-    );
+    mentions(&table, "not the same model: 7 parameters");
 }
 
 #[test]
@@ -111,18 +98,14 @@ versions) echo '{VERSIONS}' ;;
 esac"#
         ),
     );
-    let mut command = tiny(home.path());
-    command.args(["--part", "gpt", "--batch-size", "2", "--python", &python]);
     // No run of Burn, whose model would be compared with it.
-    command.args(["--mode", "plain", "--checkpointing", "automatic"]);
-    command.args(["--pytorch", "hook"]);
-    command.args(["--vocabulary", "300", "--context", "16"]);
+    let options = "--burn 0.21 --part gpt --batch-size 2 --mode plain --checkpointing automatic \
+                   --pytorch hook --vocabulary 300 --context 16";
+    let mut command = tiny(home.path(), options);
+    command.args(["--python", &python]);
     let Outcome { table, json } = outcome(&mut command, home.path());
     assert_eq!(runs(&json).len(), 1);
-    assert!(
-        table.contains("| GPT tiny, vocabulary 300, context 16, batch 2 "),
-        "{table}"
-    );
+    mentions(&table, "| GPT tiny, vocabulary 300, context 16, batch 2 ");
 }
 
 #[test]
@@ -132,17 +115,11 @@ fn time_limits_stop_a_suite() {
         home.path(),
         &format!("[ \"$2\" = versions ] && echo '{VERSIONS}' || exec sleep 60"),
     );
-    let mut command = tiny_with_python(home.path(), &python, "1,2");
-    command.args(["--pytorch", "hook"]);
-    command.args(["--time-limit", "1", "--within", "1"]);
+    let options = "--batch-size 1,2 --pytorch hook --time-limit 1 --within 1";
+    let mut command = tiny_with_python(home.path(), &python, options);
     let Outcome { json, .. } = outcome(&mut command, home.path());
-    let why: Vec<_> = json["left_out"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|left| &left["why"])
-        .collect();
-    let why: Vec<_> = why.iter().map(|why| why.as_str().unwrap()).collect();
+    let left_out = json["left_out"].as_array().unwrap().iter();
+    let why: Vec<_> = left_out.map(|left| left["why"].as_str().unwrap()).collect();
     assert!(why[0].starts_with("took longer than"), "{why:?}");
     assert!(
         why[1..].iter().all(|why| why.contains("--within")),
@@ -158,15 +135,13 @@ fn an_interrupted_suite_has_the_results_so_far() {
         home.path(),
         &format!(r#"case "$2" in versions) echo '{VERSIONS}' ;; *) kill -9 $PPID ;; esac"#),
     );
-    let mut command = tiny_with_python(home.path(), &python, "1");
-    command
-        .args(["--pytorch", "foreach"])
-        .assert()
-        .interrupted();
+    let options = "--batch-size 1 --pytorch foreach";
+    let mut command = tiny_with_python(home.path(), &python, options);
+    command.assert().interrupted();
     let json = fs::read(home.path().join("results.json")).unwrap();
     let json: Value = serde_json::from_slice(&json).unwrap();
     assert_eq!(runs(&json).len(), 1);
     assert_eq!(runs(&json)[0]["subject"]["framework"], "burn");
     let table = fs::read_to_string(home.path().join("table.md")).unwrap();
-    assert!(table.contains("plain"), "{table}");
+    mentions(&table, "plain");
 }

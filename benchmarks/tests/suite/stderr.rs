@@ -9,18 +9,10 @@ use tempfile::TempDir;
 #[test]
 fn nobody_needs_to_read_what_a_suite_says() {
     let folder = TempDir::new().unwrap();
+    let options = "--part vit --preset tiny --backend flex --burn 0.21 --mode plain --checkpointing none \
+                   --batch-size 1 --steps 1 --warm-up 1 --no-pytorch --output";
     let mut suite = Command::new(env!("CARGO_BIN_EXE_benchmarks"))
-        .args(["--part", "vit", "--preset", "tiny", "--backend", "flex"])
-        .args([
-            "--burn",
-            "0.21",
-            "--mode",
-            "plain",
-            "--checkpointing",
-            "none",
-        ])
-        .args(["--batch-size", "1", "--steps", "1", "--warm-up", "1"])
-        .args(["--no-pytorch", "--output"])
+        .args(options.split(' '))
         .arg(folder.path())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

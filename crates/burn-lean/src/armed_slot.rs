@@ -38,6 +38,8 @@ pub(crate) trait ArmedSlot: Send + Sync + Debug {
     fn watch(&self);
     /// Whether a mapper has visited the parameter since [`watch`](Self::watch).
     fn was_mapped(&self) -> bool;
+    /// Whether backward has stepped the parameter, and no call has ended that step.
+    fn is_stepped(&self) -> bool;
     /// Whether a copy of the model exists that was taken after the step.
     fn has_stepped_copy(&self) -> bool;
     /// Ends the arming, and keeps the weight for models that still hold the slot's placeholder.

@@ -42,6 +42,18 @@ pub enum ReleaseError {
         path: String,
     },
 
+    /// A gradient is what an earlier backward has left of one: a mark of one NaN.
+    #[error(
+        "the gradient given for {path} was taken inside an earlier backward of an armed model, \
+         which has left a mark in its place: it was stepped with, or its optimizer was dropped or \
+         has loaded a record before `step`; give every `step` the gradients of its own backward \
+         (if its optimizer is gone, load the last checkpoint into the model and the optimizer)"
+    )]
+    Taken {
+        /// Path of the parameter in the model.
+        path: String,
+    },
+
     /// A gradient was changed after its parameter was stepped with it.
     #[error(
         "the gradient of {path} was changed, or added to another, after backward had stepped with \
@@ -140,6 +152,18 @@ pub enum ReleaseError {
         stepped: usize,
         /// Parameters armed.
         armed: usize,
+    },
+
+    /// Backward has stepped parameters of the model, and its optimizer is gone.
+    #[error(
+        "{path} was stepped inside a backward whose optimizer was dropped, or has loaded a record, \
+         before `step`: the model may be half old, half new; load the last checkpoint into the \
+         model and the optimizer (`load_record`), or take the weights as they are with \
+         `materialize()`"
+    )]
+    Abandoned {
+        /// Path of the parameter in the model.
+        path: String,
     },
 
     /// A backward has added gradients to their sums, and `accumulate` has not ended the

@@ -11,6 +11,7 @@ use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, ParamId, Repara
 use burn::tensor::Device;
 
 use crate::backend::{Inner, Primitive, Tracked};
+use crate::path::path_text;
 use crate::recompute::{Mode, mode, record, replayed};
 use crate::slot::{Rearm, Slot, Snapshot};
 use crate::tape::{is_computed_from_placeholder, is_placeholder, leaf_hook, rung};
@@ -68,6 +69,7 @@ impl Released {
             slot,
             copy: None,
             is_fork: false,
+            is_in_scope: false,
             base: AtomicU8::new(PLACEHOLDER),
         }))
     }
@@ -106,6 +108,8 @@ struct Holder<B: Inner> {
     copy: Option<Arc<Snapshot<B>>>,
     /// Whether the parameter has a leaf of its own.
     is_fork: bool,
+    /// Whether it belongs to the module of a scope, whose parameters are constants there.
+    is_in_scope: bool,
     /// Whether the base is the placeholder: `UNKNOWN`, `PLACEHOLDER` or `WEIGHT`.
     base: AtomicU8,
 }
@@ -199,6 +203,14 @@ impl<B: Inner> Held for Holder<B> {
                 tracked(self.read_armed(&base))
             }
             Some(BackendTensor::Autodiff(leaf)) if self.has_placeholder(looks) => {
+                // Whether a scope runs is known to its own thread only.
+                assert!(
+                    !(self.is_in_scope && self.is_the_slots()),
+                    "checkpoint: {} is read on another thread than the one that runs the scope, \
+                     where it would get no gradient; read the weight before the other thread \
+                     begins, or make a scope of what each thread computes",
+                    path_text(&self.slot.path)
+                );
                 self.slot.mark_used();
                 if leaf.is_tracked() {
                     tracked(self.read_over(&leaf))
@@ -220,6 +232,7 @@ impl<B: Inner> Held for Holder<B> {
             // A copy with the slot's weight would keep the step from writing in place.
             copy: self.copy.clone().filter(|_| !self.is_the_slots()),
             is_fork: self.is_fork,
+            is_in_scope: self.is_in_scope || SHARE.get(),
             base: AtomicU8::new(self.base.load(Ordering::Relaxed)),
         })
     }
@@ -233,6 +246,7 @@ impl<B: Inner> Held for Holder<B> {
             slot,
             copy: self.copy.clone().or_else(|| self.slot.snapshot()),
             is_fork: self.is_fork,
+            is_in_scope: self.is_in_scope,
             base: AtomicU8::new(self.base.load(Ordering::Relaxed)),
         })
     }
@@ -263,6 +277,7 @@ impl<B: Inner> Held for Holder<B> {
             slot: self.slot.clone(),
             copy,
             is_fork: true,
+            is_in_scope: self.is_in_scope,
             base: AtomicU8::new(self.base.load(Ordering::Relaxed)),
         })
     }

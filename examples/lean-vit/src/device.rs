@@ -97,24 +97,3 @@ fn of_this_process(kind: burn::tensor::DeviceType, first: Device) -> Device {
         count => devices[rank % count].clone(),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[cfg(feature = "flex")]
-    #[test]
-    fn the_cpu_is_there() {
-        assert!(!open(DeviceKind::Cpu).unwrap().is_autodiff());
-    }
-
-    #[test]
-    fn a_device_that_is_not_compiled_in_is_named() {
-        for kind in [DeviceKind::Cpu, DeviceKind::Wgpu, DeviceKind::Cuda] {
-            if !kind.is_compiled_in() {
-                let error = open(kind).unwrap_err().to_string();
-                assert!(error.contains(&format!("--features {}", kind.feature())));
-            }
-        }
-    }
-}

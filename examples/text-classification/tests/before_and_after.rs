@@ -71,17 +71,15 @@ fn the_diff_in_the_readme_is_the_diff() {
         .iter()
         .filter(|line| !line.starts_with("+use "))
         .collect();
-    assert_eq!(
-        code,
-        [
-            "-type B = Autodiff<Flex>;",
-            "+type B = GradientRelease<Autodiff<Flex>>;",
-            "-    let optim = config.optimizer.init();",
-            "+    let optim = config.optimizer.init().with_gradient_release();",
-            "+    let strategy = GradientReleaseStrategy::new(device).with_recompute(Recompute::Automatic);",
-            "+        .with_training_strategy(strategy.into())",
-        ]
-    );
+    let expected = [
+        "-type B = Autodiff<Flex>;",
+        "+type B = GradientRelease<Autodiff<Flex>>;",
+        "-    let optim = config.optimizer.init();",
+        "+    let optim = config.optimizer.init().with_gradient_release();",
+        "+    let strategy = GradientReleaseStrategy::new(device).with_recompute(Recompute::Automatic);",
+        "+        .with_training_strategy(strategy.into())",
+    ];
+    assert_eq!(code, expected);
 
     let readme = include_str!("../README.md");
     let (_, rest) = readme.split_once("```diff\n").expect("a diff");

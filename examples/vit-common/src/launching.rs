@@ -71,7 +71,7 @@ pub fn said(output: &Output) -> String {
 /// # Panics
 ///
 /// If the run fails, or none or several print them.
-pub fn result(mut command: Command) -> Value {
+pub fn result(command: &mut Command) -> Value {
     let output = command.output().expect("the program is started");
     assert!(output.status.success(), "{}", said(&output));
     let text = String::from_utf8_lossy(&output.stdout);

@@ -293,22 +293,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_is_not_overwritten() {
-        let folder = tempfile::tempdir().unwrap();
-        let artifacts = Artifacts::new(folder.path());
-        assert!(artifacts.ensure_free(false).is_ok());
-        fs::create_dir(folder.path().join("checkpoint")).unwrap();
-        assert!(artifacts.ensure_free(false).is_ok());
-        fs::write(folder.path().join("checkpoint/model-1.mpk"), "").unwrap();
-        assert!(artifacts.ensure_free(false).is_err());
-        artifacts.save_results(&1).unwrap();
-        let text = artifacts.ensure_free(false).unwrap_err().to_string();
-        assert!(text.contains("holds a finished run"), "{text}");
-        artifacts.save_settings(&TrainConfig::example()).unwrap();
-        assert!(artifacts.ensure_free(true).is_ok());
-    }
-
-    #[test]
     fn losses_are_read_from_the_log() {
         let folder = tempfile::tempdir().unwrap();
         let artifacts = Artifacts::new(folder.path());

@@ -14,13 +14,9 @@ pub type Release<B, C> = GradientRelease<Autodiff<B, C>>;
 macro_rules! with_optimizer {
     ($kind:expr, $weight_decay:expr, $backend:ty, |$optimizer:ident, $undecayed:pat_param| $made:expr) => {{
         use burn::optim::{
-            AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, RmsPropConfig, SgdConfig,
-            adaptor::OptimizerAdaptor, momentum::MomentumConfig,
+            AdamConfig, AdamWConfig, SgdConfig, adaptor::OptimizerAdaptor, momentum::MomentumConfig,
         };
-        use burn_lean_optim::{
-            AdaLomoConfig, AdafactorConfig, CameConfig, EightBitMoments, InOnePass, LionConfig,
-            RAdamConfig, StableAdamWConfig,
-        };
+        use burn_lean_optim::{AdafactorConfig, EightBitMoments, InOnePass, LionConfig};
         use burn_memory_timeline::RecordSteps;
         use $crate::config::OptimizerKind;
         macro_rules! made {
@@ -56,21 +52,12 @@ macro_rules! with_optimizer {
             OptimizerKind::AdamW8bit => {
                 made!(|decay| adamw(decay).in_one_pass().with_8_bit_moments(&embeddings()))
             }
-            OptimizerKind::StableAdamW => {
-                made!(|decay| StableAdamWConfig::new().with_weight_decay(decay).build())
-            }
-            OptimizerKind::RAdam => made!(RAdamConfig::new().build()),
             OptimizerKind::Lion => made!(LionConfig::new().build()),
             OptimizerKind::Adafactor => made!(AdafactorConfig::new().build()),
-            OptimizerKind::AdaLomo => made!(AdaLomoConfig::new().build()),
-            OptimizerKind::Came => made!(CameConfig::new().build()),
             OptimizerKind::Sgd => {
                 let momentum = || Some(MomentumConfig::new());
                 made!(SgdConfig::new().with_momentum(momentum()).build())
             }
-            OptimizerKind::AdaGrad => made!(AdaGradConfig::new().build()),
-            OptimizerKind::RmsProp => made!(RmsPropConfig::new().build()),
-            OptimizerKind::Adan => made!(AdanConfig::new().build()),
         }
     }};
 }

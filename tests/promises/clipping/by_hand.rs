@@ -26,9 +26,6 @@ pub(crate) fn each<B: AutodiffBackend, M: Module<B>>(
             let mut flat = grad.reshape([shape.num_elements()]);
             (self.edit)(Gradient {
                 id: param.id,
-                rank: D,
-                shape: shape.to_vec(),
-                weight: param.val().inner().reshape([shape.num_elements()]),
                 grad: &mut flat,
             });
             self.grads
@@ -46,9 +43,6 @@ pub(crate) fn each<B: AutodiffBackend, M: Module<B>>(
 /// The gradient of one parameter, as a vector.
 pub(crate) struct Gradient<'a, B: AutodiffBackend> {
     pub(crate) id: ParamId,
-    pub(crate) rank: usize,
-    pub(crate) shape: Vec<usize>,
-    pub(crate) weight: Tensor<B::InnerBackend, 1>,
     pub(crate) grad: &'a mut Tensor<B::InnerBackend, 1>,
 }
 

@@ -1,18 +1,16 @@
 //! Gradients that are no numbers.
 
-use burn::backend::Flex;
 use burn::module::{ModuleMapper, Param};
-use burn::optim::{AdamConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::{Tensor, TensorData, backend::Backend};
 use burn_gradient_release::{
     NormClipping, Outcome, Recompute, ReleaseError, ReleaseOptimizer, WithGradientRelease,
 };
 
 use crate::harness::models::{Mlp, MlpModel, Scenario, Size, Transformer};
-use crate::harness::run::{RATE, Start};
-use crate::harness::{Release, Weights};
+use crate::harness::run::{RATE, Start, armed_step};
+use crate::harness::{Release as R, Weights};
 
-type R = Release<Flex>;
 type Adam = ReleaseOptimizer<burn::optim::Adam, MlpModel<R>, R>;
 
 const LAYERS: usize = 3;
@@ -33,112 +31,91 @@ fn path(layer: usize) -> String {
 
 #[test]
 fn in_one_pass_nothing_is_stepped_after_it() {
-    for layer in 0..LAYERS {
-        for factor in [f64::NAN, f64::INFINITY] {
-            let start = Start::new::<Mlp>(Size::Small);
-            let mut optim = optim().with_non_finite_stop();
-            let mut model = start.model::<Mlp, R>();
-            let before = Weights::of::<R, _>(&model);
-            model = optim.arm(RATE, model);
-            let loss = planted(&model, layer, factor);
-            let grads = GradientsParams::from_grads(loss.backward(), &model);
-            let refused = optim.try_step(RATE, model, grads).unwrap_err();
-            let ReleaseError::NonFinite {
-                path: found,
-                stepped,
-                armed,
-            } = refused.error().clone()
-            else {
-                panic!("{:?}", refused.error());
-            };
-            // Backward comes from the last layer; the bias of a layer has its gradient before the
-            // weight or right after it.
-            assert_eq!(found, path(layer));
-            assert_eq!(armed, 2 * LAYERS);
-            let after = LAYERS - 1 - layer;
-            assert!(
-                (2 * after..=2 * after + 1).contains(&stepped),
-                "{stepped} were stepped"
-            );
-            let (model, _) = refused.into_given();
-            let changed = Weights::of::<R, _>(&model).changed(&before);
-            assert_eq!(changed, stepped, "what was stepped, and no more");
+    let start = Start::new::<Mlp>(Size::Small);
+    for (layer, factor) in (0..LAYERS).flat_map(|layer| [(layer, f64::NAN), (layer, f64::INFINITY)])
+    {
+        let mut optim = optim().with_non_finite_stop();
+        let mut model = start.model::<Mlp, R>();
+        let before = Weights::of::<R, _>(&model);
+        model = optim.arm(RATE, model);
+        let grads = planted(&model, layer, factor).backward();
+        let grads = GradientsParams::from_grads(grads, &model);
+        let refused = optim.try_step(RATE, model, grads).unwrap_err();
+        let ReleaseError::NonFinite {
+            path: found,
+            stepped,
+            armed,
+        } = refused.error().clone()
+        else {
+            panic!("{:?}", refused.error());
+        };
+        // Backward comes from the last layer; the bias of a layer has its gradient before the
+        // weight or right after it.
+        assert_eq!((found, armed), (path(layer), 2 * LAYERS));
+        let after = LAYERS - 1 - layer;
+        let expected = 2 * after..=2 * after + 1;
+        assert!(expected.contains(&stepped), "{stepped} were stepped");
+        let (model, _) = refused.into_given();
+        let changed = Weights::of::<R, _>(&model).changed(&before);
+        assert_eq!(changed, stepped, "what was stepped, and no more");
 
-            if stepped > 0 {
-                let error = optim.try_arm(RATE, model).unwrap_err();
-                let text = error.error().to_string();
-                assert!(text.contains("load the last checkpoint"), "{text}");
-            } else {
-                // Nothing has happened: another batch can follow.
-                let mut model = optim.disarm(model);
-                model = optim.arm(RATE, model);
-                let loss = Mlp::loss::<R>(&model, Size::Small, 1);
-                let grads = GradientsParams::from_grads(loss.backward(), &model);
-                model = optim.step(RATE, model, grads);
-                Weights::of::<R, _>(&model).assert_moved(&before, "after the refusal");
-            }
+        if stepped > 0 {
+            let error = optim.try_arm(RATE, model).unwrap_err();
+            let text = error.error().to_string();
+            assert!(text.contains("load the last checkpoint"), "{text}");
+        } else {
+            // Nothing has happened: another batch can follow.
+            let model = optim.disarm(model);
+            let loss = |model: &_| Mlp::loss::<R>(model, Size::Small, 1);
+            let model = armed_step(RATE, model, &mut optim, loss);
+            Weights::of::<R, _>(&model).assert_moved(&before, "after the refusal");
         }
     }
 }
 
+/// Clipping by the global norm has no coefficient for it, so that it is refused there without being
+/// asked to.
 #[test]
 fn in_two_passes_and_ordinary_steps_nothing_is_stepped_at_all() {
-    for layer in 0..LAYERS {
-        let start = Start::new::<Mlp>(Size::Small);
-        for clipping in [false, true] {
-            let mut optim = optim().with_non_finite_stop();
-            if clipping {
-                optim = optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 });
-            }
-            let model = start.model::<Mlp, R>();
-            let before = Weights::of::<R, _>(&model);
-            let refused = optim
-                .try_two_passes(RATE, model, GradientsParams::new(), |model| {
-                    planted(model, layer, f64::NAN)
-                })
-                .unwrap_err();
-            let expected = ReleaseError::NonFinite {
-                path: path(layer),
-                stepped: 0,
-                armed: 2 * LAYERS,
-            };
-            assert_eq!(*refused.error(), expected);
-            let model = refused.into_model();
-            Weights::of::<R, _>(&model).assert_same(&before, "two passes");
+    let start = Start::new::<Mlp>(Size::Small);
+    let rows = [(true, false), (true, true), (false, true)];
+    for (layer, (stops, clips)) in (0..LAYERS).flat_map(|layer| rows.map(|row| (layer, row))) {
+        let mut optim = optim();
+        if stops {
+            optim = optim.with_non_finite_stop();
+        }
+        if clips {
+            optim = optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 });
+        }
+        let model = start.model::<Mlp, R>();
+        let before = Weights::of::<R, _>(&model);
+        let bad = |model: &_| planted(model, layer, f64::NAN);
+        let refused = optim.try_two_passes(RATE, model, GradientsParams::new(), bad);
+        let refused = refused.unwrap_err();
+        let expected = ReleaseError::NonFinite {
+            path: path(layer),
+            stepped: 0,
+            armed: 2 * LAYERS,
+        };
+        assert_eq!(*refused.error(), expected);
+        let mut model = refused.into_model();
+        Weights::of::<R, _>(&model).assert_same(&before, "two passes");
 
-            let loss = planted(&model, layer, f64::NAN);
-            let grads = GradientsParams::from_grads(loss.backward(), &model);
+        if stops {
+            let grads = GradientsParams::from_grads(bad(&model).backward(), &model);
             let refused = optim.try_step(RATE, model, grads).unwrap_err();
             let text = refused.error().to_string();
-            assert!(
-                text.starts_with(&format!("the gradient of {} is not", path(layer))),
-                "{text}"
-            );
-            let (model, grads) = refused.into_given();
+            let expected = format!("the gradient of {} is not", path(layer));
+            assert!(text.starts_with(&expected), "{text}");
+            let (given, grads) = refused.into_given();
             assert!(!grads.is_empty());
-            Weights::of::<R, _>(&model).assert_same(&before, "ordinary");
-            let (model, _) =
-                optim.two_passes(RATE, model, |model| Mlp::loss::<R>(model, Size::Small, 0));
-            Weights::of::<R, _>(&model).assert_moved(&before, "after the refusals");
+            Weights::of::<R, _>(&given).assert_same(&before, "ordinary");
+            model = given;
         }
+        let good = |model: &_| Mlp::loss::<R>(model, Size::Small, 0);
+        let (model, _) = optim.two_passes(RATE, model, good);
+        Weights::of::<R, _>(&model).assert_moved(&before, "after the refusals");
     }
-}
-
-/// Clipping by the global norm has no coefficient for it, so it is refused without being asked to.
-#[test]
-fn the_global_norm_of_no_number_is_refused() {
-    let start = Start::new::<Mlp>(Size::Small);
-    let mut optim = optim().with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 });
-    let model = start.model::<Mlp, R>();
-    let refused = optim
-        .try_two_passes(RATE, model, GradientsParams::new(), |model| {
-            planted(model, 1, f64::NAN)
-        })
-        .unwrap_err();
-    assert!(matches!(
-        refused.error(),
-        ReleaseError::NonFinite { stepped: 0, .. }
-    ));
 }
 
 /// Plain Burn's weights, where nothing is wrong; with recomputed activations, too.
@@ -158,10 +135,8 @@ fn looking_changes_nothing() {
             let mut model = start.model::<S, R>();
             let mut weights = Vec::new();
             for step in 0..5 {
-                model = optim.arm(RATE, model);
-                let loss = S::loss::<R>(&model, Size::Small, step);
-                let grads = GradientsParams::from_grads(loss.backward(), &model);
-                model = optim.step(RATE, model, grads);
+                let loss = |model: &_| S::loss::<R>(model, Size::Small, step);
+                model = armed_step(RATE, model, &mut optim, loss);
                 weights.push(Weights::of::<R, _>(&model));
                 let report = optim.last_step().unwrap();
                 assert_eq!(report.count(Outcome::Released), report.outcomes().count());
@@ -195,12 +170,12 @@ fn weights_are_not_looked_at() {
     }
 
     let model = Start::new::<Mlp>(Size::Small).model::<Mlp, R>();
-    let mut model = burn::module::Module::<R>::map(model, &mut Plant);
+    let model = burn::module::Module::<R>::map(model, &mut Plant);
     let mut optim = optim().with_non_finite_stop();
-    model = optim.arm(RATE, model);
-    let loss = model.layers.iter().map(|layer| layer.weight.val().sum());
-    let loss = loss.reduce(|one, other| one + other).unwrap();
-    let grads = GradientsParams::from_grads(loss.backward(), &model);
-    let _ = optim.step(RATE, model, grads);
+    let sum = |model: &MlpModel<R>| {
+        let sums = model.layers.iter().map(|layer| layer.weight.val().sum());
+        sums.reduce(|one, other| one + other).unwrap()
+    };
+    armed_step(RATE, model, &mut optim, sum);
     assert_eq!(optim.last_step().unwrap().count(Outcome::Released), LAYERS);
 }

@@ -16,67 +16,35 @@ use burn_gradient_release::{GradientRelease, ReleaseTensor};
 /// Burn's backend, extended by operations.
 pub(super) trait FusedOps: Backend {
     /// `relu(lhs × rhs + bias)` as one node.
-    fn fused_matmul_add_relu(
-        lhs: FloatTensor<Self>,
-        rhs: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-    ) -> FloatTensor<Self>;
+    fn fused_matmul_add_relu(lhs_rhs_bias: [FloatTensor<Self>; 3]) -> FloatTensor<Self>;
 
     /// The operation with `rhs` transposed: two nodes.
-    fn fused_transposed(
-        lhs: FloatTensor<Self>,
-        rhs: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-    ) -> FloatTensor<Self>;
+    fn fused_transposed([lhs, rhs, bias]: [FloatTensor<Self>; 3]) -> FloatTensor<Self> {
+        Self::fused_matmul_add_relu([lhs, Self::float_transpose(rhs), bias])
+    }
 
     /// `(lhs × rhs) * gate` as one node, which gives `gate` no gradient.
-    fn gated(
-        lhs: FloatTensor<Self>,
-        rhs: FloatTensor<Self>,
-        gate: FloatTensor<Self>,
-    ) -> FloatTensor<Self>;
+    fn gated(lhs_rhs_gate: [FloatTensor<Self>; 3]) -> FloatTensor<Self>;
 
     /// `rhs` as it is: no node.
-    fn second(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self>;
-}
-
-impl FusedOps for Flex {
-    fn fused_matmul_add_relu(
-        lhs: FloatTensor<Self>,
-        rhs: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        // A kernel of one's own would be called here.
-        Self::relu(Self::float_add(Self::float_matmul(lhs, rhs), bias))
-    }
-
-    fn fused_transposed(
-        lhs: FloatTensor<Self>,
-        rhs: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        Self::fused_matmul_add_relu(lhs, Self::float_transpose(rhs), bias)
-    }
-
-    fn gated(
-        lhs: FloatTensor<Self>,
-        rhs: FloatTensor<Self>,
-        gate: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        Self::float_mul(Self::float_matmul(lhs, rhs), gate)
-    }
-
-    fn second(_: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn second([_, rhs]: [FloatTensor<Self>; 2]) -> FloatTensor<Self> {
         rhs
     }
 }
 
+impl FusedOps for Flex {
+    fn fused_matmul_add_relu([lhs, rhs, bias]: [FloatTensor<Self>; 3]) -> FloatTensor<Self> {
+        // A kernel of one's own would be called here.
+        Self::relu(Self::float_add(Self::float_matmul(lhs, rhs), bias))
+    }
+
+    fn gated([lhs, rhs, gate]: [FloatTensor<Self>; 3]) -> FloatTensor<Self> {
+        Self::float_mul(Self::float_matmul(lhs, rhs), gate)
+    }
+}
+
 impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
-    fn fused_matmul_add_relu(
-        lhs: FloatTensor<Self>,
-        rhs: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
+    fn fused_matmul_add_relu([lhs, rhs, bias]: [FloatTensor<Self>; 3]) -> FloatTensor<Self> {
         #[derive(Debug)]
         struct FusedMatmulAddRelu;
 
@@ -118,15 +86,17 @@ impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
             }
         }
 
+        let nodes = [&lhs, &rhs, &bias].map(|operand| operand.node.clone());
         match FusedMatmulAddRelu
-            .prepare::<C>([lhs.node.clone(), rhs.node.clone(), bias.node.clone()])
+            .prepare::<C>(nodes)
             .compute_bound()
             .stateful()
         {
             OpsKind::Tracked(mut prep) => {
                 let (lhs_id, rhs_id) = (prep.checkpoint(&lhs), prep.checkpoint(&rhs));
                 let shape = bias.primitive.shape();
-                let output = B::fused_matmul_add_relu(lhs.primitive, rhs.primitive, bias.primitive);
+                let operands = [lhs, rhs, bias].map(|operand| operand.primitive);
+                let output = B::fused_matmul_add_relu(operands);
                 let state = State {
                     lhs: lhs_id,
                     rhs: rhs_id,
@@ -135,27 +105,14 @@ impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
                 };
                 prep.finish(state, output)
             }
-            OpsKind::UnTracked(prep) => prep.finish(B::fused_matmul_add_relu(
-                lhs.primitive,
-                rhs.primitive,
-                bias.primitive,
-            )),
+            OpsKind::UnTracked(prep) => {
+                let operands = [lhs, rhs, bias].map(|operand| operand.primitive);
+                prep.finish(B::fused_matmul_add_relu(operands))
+            }
         }
     }
 
-    fn fused_transposed(
-        lhs: FloatTensor<Self>,
-        rhs: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        Self::fused_matmul_add_relu(lhs, Self::float_transpose(rhs), bias)
-    }
-
-    fn gated(
-        lhs: FloatTensor<Self>,
-        rhs: FloatTensor<Self>,
-        gate: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
+    fn gated([lhs, rhs, gate]: [FloatTensor<Self>; 3]) -> FloatTensor<Self> {
         #[derive(Debug)]
         struct Gated;
 
@@ -190,72 +147,47 @@ impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
             OpsKind::Tracked(mut prep) => {
                 let (lhs_id, rhs_id) = (prep.checkpoint(&lhs), prep.checkpoint(&rhs));
                 let state = (lhs_id, rhs_id, gate.primitive.clone());
-                let output = B::gated(lhs.primitive, rhs.primitive, gate.primitive);
-                prep.finish(state, output)
+                let operands = [lhs, rhs, gate].map(|operand| operand.primitive);
+                prep.finish(state, B::gated(operands))
             }
             OpsKind::UnTracked(prep) => {
-                prep.finish(B::gated(lhs.primitive, rhs.primitive, gate.primitive))
+                let operands = [lhs, rhs, gate].map(|operand| operand.primitive);
+                prep.finish(B::gated(operands))
             }
         }
-    }
-
-    fn second(_: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
-        rhs
     }
 }
 
 impl<B: FusedOps, C: CheckpointStrategy> FusedOps for GradientRelease<Autodiff<B, C>> {
-    fn fused_matmul_add_relu(
-        lhs: FloatTensor<Self>,
-        rhs: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        ReleaseTensor::apply([lhs, rhs, bias], |[lhs, rhs, bias]| {
-            Autodiff::<B, C>::fused_matmul_add_relu(lhs, rhs, bias)
-        })
+    fn fused_matmul_add_relu(operands: [FloatTensor<Self>; 3]) -> FloatTensor<Self> {
+        ReleaseTensor::apply(operands, Autodiff::<B, C>::fused_matmul_add_relu)
     }
 
-    fn fused_transposed(
-        lhs: FloatTensor<Self>,
-        rhs: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        ReleaseTensor::apply([lhs, rhs, bias], |[lhs, rhs, bias]| {
-            Autodiff::<B, C>::fused_transposed(lhs, rhs, bias)
-        })
+    fn fused_transposed(operands: [FloatTensor<Self>; 3]) -> FloatTensor<Self> {
+        ReleaseTensor::apply(operands, Autodiff::<B, C>::fused_transposed)
     }
 
-    fn gated(
-        lhs: FloatTensor<Self>,
-        rhs: FloatTensor<Self>,
-        gate: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        ReleaseTensor::apply([lhs, rhs, gate], |[lhs, rhs, gate]| {
-            Autodiff::<B, C>::gated(lhs, rhs, gate)
-        })
+    fn gated(operands: [FloatTensor<Self>; 3]) -> FloatTensor<Self> {
+        ReleaseTensor::apply(operands, Autodiff::<B, C>::gated)
     }
 
-    fn second(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
-        ReleaseTensor::apply([lhs, rhs], |[lhs, rhs]| Autodiff::<B, C>::second(lhs, rhs))
+    fn second(operands: [FloatTensor<Self>; 2]) -> FloatTensor<Self> {
+        ReleaseTensor::apply(operands, Autodiff::<B, C>::second)
     }
 }
 
 pub(super) type Matrix<B> = Tensor<B, 2>;
 
-pub(super) fn matrix<B: Backend>(tensor: FloatTensor<B>) -> Matrix<B> {
+fn matrix<B: Backend>(tensor: FloatTensor<B>) -> Matrix<B> {
     Tensor::from_primitive(TensorPrimitive::Float(tensor))
 }
 
-fn float<B: Backend>(tensor: Matrix<B>) -> FloatTensor<B> {
-    tensor.into_primitive().tensor()
+fn floats<B: Backend, const N: usize>(operands: [Matrix<B>; N]) -> [FloatTensor<B>; N] {
+    operands.map(|operand| operand.into_primitive().tensor())
 }
 
 pub(super) fn fused<B: FusedOps>(lhs: Matrix<B>, rhs: Matrix<B>, bias: Matrix<B>) -> Matrix<B> {
-    matrix(B::fused_matmul_add_relu(
-        float(lhs),
-        float(rhs),
-        float(bias),
-    ))
+    matrix(B::fused_matmul_add_relu(floats([lhs, rhs, bias])))
 }
 
 pub(super) fn fused_transposed<B: FusedOps>(
@@ -263,15 +195,15 @@ pub(super) fn fused_transposed<B: FusedOps>(
     rhs: Matrix<B>,
     bias: Matrix<B>,
 ) -> Matrix<B> {
-    matrix(B::fused_transposed(float(lhs), float(rhs), float(bias)))
+    matrix(B::fused_transposed(floats([lhs, rhs, bias])))
 }
 
 pub(super) fn gated<B: FusedOps>(lhs: Matrix<B>, rhs: Matrix<B>, gate: Matrix<B>) -> Matrix<B> {
-    matrix(B::gated(float(lhs), float(rhs), float(gate)))
+    matrix(B::gated(floats([lhs, rhs, gate])))
 }
 
 pub(super) fn second<B: FusedOps>(lhs: Matrix<B>, rhs: Matrix<B>) -> Matrix<B> {
-    matrix(B::second(float(lhs), float(rhs)))
+    matrix(B::second(floats([lhs, rhs])))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

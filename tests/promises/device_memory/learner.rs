@@ -11,9 +11,9 @@ use burn_gradient_release_train::{GradientReleaseStrategy, StepMonitor};
 use super::Metered;
 use super::device_memory::{Device, P, R, memory};
 use crate::harness::Weights;
-use crate::harness::learner::{Renderer, Strategy, Training, WeightLog};
+use crate::harness::learner::{RegressionModel, Renderer, Strategy, Training, WeightLog};
 use crate::harness::memory::parameter_bytes;
-use crate::harness::models::{Regression, RegressionModel, Size};
+use crate::harness::models::{Regression, Size};
 use crate::harness::run::{RATE, Start};
 
 /// The weights at the end, and the peaks that were shown, in bytes, where there was one.

@@ -1,6 +1,7 @@
 //! What the edge cases share: a small model, its optimizer, and what plain Burn makes of both.
 
-use burn::optim::{Adam, AdamConfig, GradientsParams, Optimizer};
+use burn::module::AutodiffModule;
+use burn::optim::{Adam, AdamConfig, GradientsParams};
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
 use burn_gradient_release::{ReleaseOptimizer, WithGradientRelease};
@@ -23,26 +24,22 @@ pub(super) type Optim = ReleaseOptimizer<Adam, Model, R>;
 /// Parameters of [`Model`].
 pub(super) const PARAMETERS: usize = 6;
 
-/// A model, its optimizer, and what plain Burn makes of the same in the same steps.
-pub(super) struct Bench {
-    pub(super) model: Model,
-    pub(super) optim: Optim,
-    pub(super) expected: Trajectory,
-}
-
 /// First weights of a small model, and this test's turn on the device.
 pub(super) fn start<S: Scenario>() -> Start {
     turn::take::<Inner>();
     Start::new::<S>(Size::Small)
 }
 
-pub(super) fn bench(steps: u64) -> Bench {
+/// Adam with release, for any model.
+pub(super) fn adam<M: AutodiffModule<R>>() -> ReleaseOptimizer<Adam, M, R> {
+    AdamConfig::new().init().with_gradient_release()
+}
+
+/// A model, its optimizer, and what plain Burn makes of the same in the same steps.
+pub(super) fn bench(steps: u64) -> (Model, Optim, Trajectory) {
     let start = start::<Mlp>();
-    Bench {
-        model: start.model::<Mlp, R>(),
-        optim: AdamConfig::new().init().with_gradient_release(),
-        expected: run::plain::<Mlp, _, P>(&start, &AdamConfig::new(), steps),
-    }
+    let expected = run::plain::<Mlp, _, P>(&start, &AdamConfig::new(), steps);
+    (start.model::<Mlp, R>(), adam(), expected)
 }
 
 /// The loss of the step.
@@ -57,13 +54,7 @@ pub(super) fn gradients(model: &Model, step: u64) -> GradientsParams {
 
 /// A whole step with release.
 pub(super) fn armed_step(optim: &mut Optim, model: Model, step: u64) -> Model {
-    let model = optim.arm(RATE, model);
-    let grads = gradients(&model, step);
-    assert!(
-        grads.is_empty(),
-        "armed parameters have no gradients to return"
-    );
-    optim.step(RATE, model, grads)
+    run::armed_step(RATE, model, optim, |model| loss(model, step))
 }
 
 /// Weights of the model as they are now.

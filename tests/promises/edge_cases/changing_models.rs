@@ -3,79 +3,69 @@
 use burn::nn::Linear;
 use burn::optim::AdamConfig;
 use burn::tensor::backend::AutodiffBackend;
-use burn_gradient_release::{Outcome, WithGradientRelease};
 
-use super::{P, R, loss, start, weights};
+use super::{Mlp, MlpModel, P, R, RATE, Start, adam, armed_step, loss, start, weights};
 use crate::harness::Weights;
-use crate::harness::run::{self, RATE, assert_all_released, trainable};
+use crate::harness::run::{assert_all_released, ordinary_step, trainable};
 
-/// Freezes the first layer for some steps.
-fn freeze<B: AutodiffBackend>(mut model: super::MlpModel<B>, frozen: bool) -> super::MlpModel<B> {
-    let first = model.layers.remove(0);
-    let first = Linear {
-        weight: first.weight.set_require_grad(!frozen),
-        bias: first.bias.map(|bias| bias.set_require_grad(!frozen)),
-    };
-    model.layers.insert(0, first);
-    model
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Change {
+    /// The first layer is frozen in three steps of nine.
+    Freeze,
+    /// A layer of other weights is added before every second step.
+    Add,
 }
 
-#[test]
-fn frozen_layers_unfrozen_later() {
-    let start = start::<super::Mlp>();
-    let mut plain = start.model::<super::Mlp, P>();
-    let mut plain_optim = AdamConfig::new().init();
-    let mut model = start.model::<super::Mlp, R>();
-    let mut optim = AdamConfig::new().init::<R, _>().with_gradient_release();
-    for step in 0..9 {
-        if step % 3 == 0 {
-            let frozen = step == 3;
-            plain = freeze(plain, frozen);
-            model = freeze(model, frozen);
+impl Change {
+    fn before<B: AutodiffBackend>(
+        self,
+        step: u64,
+        mut model: MlpModel<B>,
+        other: &Start,
+    ) -> MlpModel<B> {
+        match self {
+            Self::Freeze if step.is_multiple_of(3) => {
+                let first = model.layers.remove(0);
+                let is_trained = step != 3;
+                let first = Linear {
+                    weight: first.weight.set_require_grad(is_trained),
+                    bias: first.bias.map(|bias| bias.set_require_grad(is_trained)),
+                };
+                model.layers.insert(0, first);
+            }
+            Self::Add if step % 2 == 1 && step < 6 => {
+                let mut layers = other.model::<Mlp, B>().layers;
+                model.layers.push(layers.swap_remove(step as usize / 2));
+            }
+            _ => {}
         }
-        let before = Weights::of::<R, _>(&model.layers[0]);
-        plain = run::ordinary_step(RATE, plain.clone(), &mut plain_optim, loss(&plain, step));
-        model = super::armed_step(&mut optim, model, step);
-        weights(&model).assert_same(&Weights::of::<P, _>(&plain), step);
-
-        let frozen = (3..6).contains(&step);
-        let after = Weights::of::<R, _>(&model.layers[0]);
-        assert_eq!(after.same(&before), frozen, "step {step}");
-        let parameters = if frozen {
-            super::PARAMETERS - 2
-        } else {
-            super::PARAMETERS
-        };
-        let report = optim.last_step().expect("a step was taken");
-        assert_eq!(report.count(Outcome::Released), parameters);
+        model
     }
 }
 
 #[test]
-fn parameters_added_between_steps() {
-    let start = start::<super::Mlp>();
-    let mut plain = start.model::<super::Mlp, P>();
-    let mut plain_optim = AdamConfig::new().init();
-    let mut model = start.model::<super::Mlp, R>();
-    let mut optim = AdamConfig::new().init::<R, _>().with_gradient_release();
-    // Its layers are the ones added, with the same ids on both backends.
-    let more = super::start::<super::Mlp>();
-    for step in 0..6 {
-        if step % 2 == 1 {
-            let place = step as usize / 2;
-            plain
-                .layers
-                .push(more.model::<super::Mlp, P>().layers.swap_remove(place));
-            model
-                .layers
-                .push(more.model::<super::Mlp, R>().layers.swap_remove(place));
+fn layers_are_frozen_unfrozen_and_added_between_steps() {
+    for change in [Change::Freeze, Change::Add] {
+        // Layers that are added have the same ids on both backends.
+        let (start, other) = (start::<Mlp>(), start::<Mlp>());
+        let mut plain = start.model::<Mlp, P>();
+        let mut plain_optim = AdamConfig::new().init();
+        let mut model = start.model::<Mlp, R>();
+        let mut optim = adam();
+        for step in 0..9 {
+            plain = change.before(step, plain, &other);
+            model = change.before(step, model, &other);
+            let before = Weights::of::<R, _>(&model.layers[0]);
+            plain = ordinary_step(RATE, plain.clone(), &mut plain_optim, loss(&plain, step));
+            model = armed_step(&mut optim, model, step);
+
+            let context = format!("{change:?}, step {step}");
+            weights(&model).assert_same(&Weights::of::<P, _>(&plain), &context);
+            let report = optim.last_step().expect("a step was taken");
+            assert_all_released(&report, trainable::<R, _>(&model));
+            let is_frozen = change == Change::Freeze && (3..6).contains(&step);
+            let after = Weights::of::<R, _>(&model.layers[0]);
+            assert_eq!(after.same(&before), is_frozen, "{context}");
         }
-        plain = run::ordinary_step(RATE, plain.clone(), &mut plain_optim, loss(&plain, step));
-        model = super::armed_step(&mut optim, model, step);
-        weights(&model).assert_same(&Weights::of::<P, _>(&plain), step);
-        assert_all_released(
-            &optim.last_step().expect("a step was taken"),
-            trainable::<R, _>(&model),
-        );
     }
 }

@@ -17,3 +17,4 @@ use bench::*;
 
 /// Backend below autodiff.
 use super::Inner;
+use super::TOLERANCE;

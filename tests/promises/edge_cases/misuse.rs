@@ -5,25 +5,19 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use burn::module::{Module, Param, ParamId};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{
-    AdamConfig, GradientsParams, LearningRate, Optimizer, Sgd, SgdConfig, SgdState, SimpleOptimizer,
-};
+use burn::module::{Module, Param};
+use burn::optim::{AdamConfig, GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::Tensor;
-use burn::tensor::backend::Backend;
-use burn::tensor::ops::Device;
+use burn::tensor::backend::{Backend, BackendTypes, DeviceOps};
 use burn_gradient_release::{
     Recompute, Refused, ReleaseError, ReleaseOptimizer, WithGradientRelease,
 };
 
 use super::{
-    Bench, Inner, Model, P, PARAMETERS, R, armed_step, bench, gradients, loss, start, weights,
+    Inner, Mlp, Model, P, PARAMETERS, R, RATE, adam, armed_step, bench, gradients, loss, run,
+    start, weights,
 };
-use crate::harness::models::Mlp;
-use crate::harness::run::{self, RATE};
-use crate::harness::{Hooked, Weights, noise};
+use crate::harness::{Hooked, Recipe, Weights, noise};
 
 /// The model and the error of a call that has to be refused.
 #[track_caller]
@@ -38,81 +32,99 @@ fn refused<M: Module<R>, G>(result: Result<M, Refused<M, G>>) -> (M, ReleaseErro
     }
 }
 
+macro_rules! assert_error {
+    ($error:expr, $($expected:tt)+) => {
+        let error = $error;
+        assert!(matches!(error, $($expected)+), "{error:?}");
+    };
+}
+
 #[test]
 fn a_second_backward_is_refused() {
-    let Bench {
-        model,
-        mut optim,
-        expected,
-    } = bench(1);
+    let (model, mut optim, expected) = bench(1);
     let model = optim.arm(RATE, model);
     let (first, second) = (loss(&model, 0), loss(&model, 1));
     let _ = first.backward();
     let grads = GradientsParams::from_grads(second.backward(), &model);
 
     let (model, error) = refused(optim.try_step(RATE, model, grads));
-    assert!(
-        matches!(error, ReleaseError::AlreadyStepped { .. }),
-        "{error:?}"
-    );
-    assert_eq!(Weights::of::<R, _>(&model).len(), PARAMETERS);
+    assert_error!(error, ReleaseError::AlreadyStepped { .. });
+    assert_eq!(weights(&model).len(), PARAMETERS);
     weights(&model).assert_same(&expected.steps[0], "stepped once, by the first backward");
 }
 
+/// One refusal after the other, each of which changes nothing. (Arming, also by fork, and disarming
+/// are among [`sequences`](crate::sequences).)
 #[test]
-fn another_rate_than_the_armed_one_is_refused() {
-    let Bench {
-        model,
-        mut optim,
-        expected,
-    } = bench(2);
+fn between_backward_and_step_all_but_that_step_is_refused() {
+    let (model, mut optim, expected) = bench(2);
     let model = optim.arm(RATE, model);
     let grads = gradients(&model, 0);
+
+    let unrelated = start::<Mlp>().model::<Mlp, R>();
+    let (_, error) = refused(optim.try_step(RATE, unrelated, GradientsParams::new()));
+    assert_error!(error, ReleaseError::WrongModel { .. });
+
     let (model, error) = refused(optim.try_step(2.0 * RATE, model, grads));
-    assert!(
-        matches!(error, ReleaseError::LearningRate { armed, given }
-            if armed == RATE && given == 2.0 * RATE),
-        "{error:?}"
+    assert_error!(
+        error,
+        ReleaseError::LearningRate { armed, given } if armed == RATE && given == 2.0 * RATE
     );
-    // Nothing is lost: the step can be finished at the rate it was made with.
+
+    // What was released has seen one device's gradients only.
+    let device = <Inner as BackendTypes>::Device::default().id();
+    let grads = vec![(GradientsParams::new(), device)];
+    let several = optim.try_step_multi(RATE, model, MultiGradientsParams { grads });
+    let (model, error) = refused(several);
+    assert_error!(
+        error,
+        ReleaseError::MultiDevice {
+            stepped: PARAMETERS,
+            armed: PARAMETERS
+        }
+    );
+
+    assert_error!(
+        optim.try_to_record().err().expect("a record"),
+        ReleaseError::Unfinished {
+            stepped: PARAMETERS,
+            armed: PARAMETERS
+        }
+    );
+
     let model = optim.step(RATE, model, GradientsParams::new());
-    weights(&model).assert_same(&expected.steps[0], "finished after a refusal");
-    let model = armed_step(&mut optim, model, 1);
+    weights(&model).assert_same(&expected.steps[0], "nothing is lost");
+    assert_eq!(optim.to_record().len(), PARAMETERS);
+    let model = optim.arm(RATE, model);
+    drop(gradients(&model, 1));
     weights(&model).assert_same(&expected.steps[1], "the step after");
+    assert_error!(
+        optim.try_into_adaptor().err().expect("removal"),
+        ReleaseError::Unfinished {
+            stepped: PARAMETERS,
+            armed: PARAMETERS
+        }
+    );
 }
 
 #[test]
 fn the_panicking_twin_says_the_same() {
-    let Bench {
-        model, mut optim, ..
-    } = bench(1);
+    let (model, mut optim, _) = bench(1);
     let model = optim.arm(RATE, model);
     let grads = gradients(&model, 0);
     let caught = catch_unwind(AssertUnwindSafe(|| optim.step(2.0 * RATE, model, grads)));
     let payload = caught.expect_err("step panics where try_step refuses");
-    let text = payload
-        .downcast_ref::<String>()
-        .expect("panics with a text");
-    let expected = ReleaseError::LearningRate {
-        armed: RATE,
-        given: 2.0 * RATE,
-    }
-    .to_string();
-    assert!(
-        text.contains(&expected),
-        "{text:?} does not contain {expected:?}"
-    );
+    let text = payload.downcast_ref::<String>().expect("a text");
+    let (armed, given) = (RATE, 2.0 * RATE);
+    let expected = ReleaseError::LearningRate { armed, given }.to_string();
+    assert!(text.contains(&expected), "{text:?} for {expected:?}");
 }
 
 /// Loops that clone the model for `step` get the stepped weights; the original, which would be
 /// neither old nor new, says so when it is read.
 #[test]
 fn a_copy_of_the_armed_model_may_finish_the_step() {
-    let Bench {
-        model,
-        mut optim,
-        expected,
-    } = bench(2);
+    let (model, mut optim, expected) = bench(2);
     let model = optim.arm(RATE, model);
     let copy = model.clone();
     let grads = gradients(&model, 0);
@@ -127,103 +139,6 @@ fn a_copy_of_the_armed_model_may_finish_the_step() {
     weights(&copy).assert_same(&expected.steps[1], "the copy goes on");
 }
 
-#[test]
-fn an_unrelated_model_is_refused() {
-    let Bench {
-        model, mut optim, ..
-    } = bench(1);
-    let model = optim.arm(RATE, model);
-    let grads = gradients(&model, 0);
-    let other = start::<Mlp>().model::<Mlp, R>();
-    let (_, error) = refused(optim.try_step(RATE, other, grads));
-    assert!(
-        matches!(error, ReleaseError::WrongModel { .. }),
-        "{error:?}"
-    );
-    drop(model);
-}
-
-#[test]
-fn arming_twice_without_backward_is_fine() {
-    let Bench {
-        mut model,
-        mut optim,
-        expected,
-    } = bench(3);
-    for step in 0..3 {
-        model = optim.arm(RATE, model);
-        assert!(optim.is_armed());
-        model = armed_step(&mut optim, model, step);
-        assert!(!optim.is_armed());
-        weights(&model).assert_same(&expected.steps[step as usize], step);
-    }
-}
-
-#[test]
-fn arming_again_takes_the_new_rate() {
-    let Bench {
-        model,
-        mut optim,
-        expected,
-    } = bench(1);
-    let model = optim.arm(5.0 * RATE, model);
-    let model = armed_step(&mut optim, model, 0);
-    weights(&model).assert_same(&expected.steps[0], "the second rate counts");
-    assert_eq!(
-        optim.last_step().expect("a step was taken").learning_rate(),
-        RATE
-    );
-}
-
-/// A model between its backward and its step.
-fn half_way() -> (Bench, GradientsParams) {
-    let mut bench = bench(2);
-    bench.model = bench.optim.arm(RATE, bench.model);
-    let grads = gradients(&bench.model, 0);
-    (bench, grads)
-}
-
-#[track_caller]
-fn assert_unfinished(error: &ReleaseError) {
-    assert!(
-        matches!(error, ReleaseError::Unfinished { stepped, armed }
-            if (*stepped, *armed) == (PARAMETERS, PARAMETERS)),
-        "{error:?}"
-    );
-}
-
-#[test]
-fn arming_between_backward_and_step_is_refused() {
-    let (mut bench, grads) = half_way();
-    let (model, error) = refused(bench.optim.try_arm(RATE, bench.model));
-    assert_unfinished(&error);
-    let model = bench.optim.step(RATE, model, grads);
-    weights(&model).assert_same(&bench.expected.steps[0], "the step still finishes");
-}
-
-#[test]
-fn disarming_between_backward_and_step_is_refused() {
-    let (mut bench, grads) = half_way();
-    let (model, error) = refused(bench.optim.try_disarm(bench.model));
-    assert_unfinished(&error);
-    let model = bench.optim.step(RATE, model, grads);
-    weights(&model).assert_same(&bench.expected.steps[0], "the step still finishes");
-}
-
-#[test]
-fn a_record_between_backward_and_step_is_refused() {
-    let (mut bench, grads) = half_way();
-    assert_unfinished(&bench.optim.try_to_record().err().expect("refused"));
-    bench.model = bench.optim.step(RATE, bench.model, grads);
-    assert_eq!(bench.optim.to_record().len(), PARAMETERS);
-}
-
-#[test]
-fn removal_between_backward_and_step_is_refused() {
-    let (bench, _) = half_way();
-    assert_unfinished(&bench.optim.try_into_adaptor().err().expect("refused"));
-}
-
 /// Two parameters with one id, as cloning a `Param` makes them.
 #[derive(Module, Debug)]
 struct Twins<B: Backend> {
@@ -234,151 +149,84 @@ struct Twins<B: Backend> {
 #[test]
 fn two_parameters_with_one_id_are_refused() {
     let one: Param<Tensor<R, 2>> = Param::from_tensor(noise(1, [2, 2], &Default::default()));
-    let shared: ParamId = one.id;
+    let shared = one.id;
     let twins = Twins {
         two: one.clone(),
         one,
     };
     let before = Weights::of::<R, _>(&twins);
-    let mut optim: ReleaseOptimizer<_, Twins<R>, R> =
-        AdamConfig::new().init().with_gradient_release();
+    let mut optim = adam::<Twins<R>>();
     let (twins, error) = refused(optim.try_arm(RATE, twins));
-    assert!(
-        matches!(error, ReleaseError::DuplicateParam { param } if param == shared),
-        "{error:?}"
-    );
+    assert_error!(error, ReleaseError::DuplicateParam { param } if param == shared);
     Weights::of::<R, _>(&twins).assert_same(&before, "handed back as it was");
     assert!(!optim.is_armed());
 }
 
-/// Fails at the fourth of six parameters.
-fn interrupted() -> (Model, ReleaseOptimizer<Hooked, Model, R>, run::Trajectory) {
-    let start = start::<Mlp>();
-    let expected = run::plain::<Mlp, _, P>(&start, &AdamConfig::new(), 2);
-    let mut optim: ReleaseOptimizer<_, Model, R> =
-        OptimizerAdaptor::from(Hooked::failing_at(4)).with_gradient_release();
-    let model = optim.arm(RATE, start.model::<Mlp, R>());
-    let caught = catch_unwind(AssertUnwindSafe(|| loss(&model, 0).backward()));
-    assert!(caught.is_err(), "the failure is not swallowed");
-    (model, optim, expected)
+/// Adam that panics at the fourth of six parameters.
+fn failing() -> ReleaseOptimizer<Hooked, Model, R> {
+    Hooked::failing_at(4)
+        .make::<R, Model>()
+        .with_gradient_release()
 }
 
 #[track_caller]
 fn assert_interrupted(error: &ReleaseError) {
-    assert!(
-        matches!(
-            error,
-            ReleaseError::Interrupted {
-                stepped: 3,
-                armed: PARAMETERS
-            }
-        ),
-        "{error:?}"
+    assert_error!(
+        error,
+        ReleaseError::Interrupted {
+            stepped: 3,
+            armed: PARAMETERS
+        }
     );
-    assert!(
-        error.to_string().contains("checkpoint"),
-        "names the way back: {error}"
-    );
+    let text = error.to_string();
+    assert!(text.contains("checkpoint"), "names the way back: {text}");
 }
 
 #[test]
-fn a_panic_half_way_is_told_at_the_next_step() {
-    let (model, mut optim, expected) = interrupted();
+fn a_panic_half_way_is_told_until_a_checkpoint_is_loaded() {
+    let start = start::<Mlp>();
+    let expected = run::plain::<Mlp, _, P>(&start, &AdamConfig::new(), 2);
+    let mut optim = failing();
+    let model = optim.arm(RATE, start.model::<Mlp, R>());
+    let caught = catch_unwind(AssertUnwindSafe(|| loss(&model, 0).backward()));
+    assert!(caught.is_err(), "the failure is not swallowed");
+
+    assert_interrupted(&optim.try_to_record().err().expect("a record"));
+    let (model, error) = refused(optim.try_arm(RATE, model));
+    assert_interrupted(&error);
     let (model, error) = refused(optim.try_step(RATE, model, GradientsParams::new()));
     assert_interrupted(&error);
     // Last to first: the last layer and the bias below are new, the weight below was lost.
-    let after = &expected.steps[0];
     let last = Weights::of::<R, _>(&model.layers[2]);
-    assert!(last.distance_within(after, 4) == 0.0, "stepped");
+    assert_eq!(last.distance_within(&expected.steps[0], 4), 0.0, "stepped");
     let first = Weights::of::<R, _>(&model.layers[0]);
-    assert!(
-        first.distance_within(&expected.first, 0) == 0.0,
+    assert_eq!(
+        first.distance_within(&expected.first, 0),
+        0.0,
         "not stepped"
     );
     let lost = catch_unwind(AssertUnwindSafe(|| weights(&model))).expect_err("one value is lost");
     let text = lost.downcast_ref::<String>().expect("panics with a text");
     assert!(text.contains("checkpoint"), "{text}");
-}
+    drop(model);
 
-#[test]
-fn a_panic_half_way_is_told_at_the_next_arming() {
-    let (model, mut optim, _) = interrupted();
-    let (_, error) = refused(optim.try_arm(RATE, model));
-    assert_interrupted(&error);
-}
-
-#[test]
-fn a_panic_half_way_is_told_when_a_record_is_asked_for() {
-    let (_, optim, _) = interrupted();
-    assert_interrupted(&optim.try_to_record().err().expect("refused"));
+    // The checkpoint of before the first step: first weights and an empty record. The failure was
+    // the fourth call only, so the optimizer itself is sound again.
+    let mut optim = optim.load_record(Default::default());
+    let loss = |model: &_, step| loss::<R>(model, step);
+    let (again, _) = run::armed(start.model::<Mlp, R>(), &mut optim, 2, &loss);
+    run::assert_same_steps(&again.steps, &expected.steps, "from the checkpoint");
 }
 
 #[test]
 fn a_panic_inside_an_ordinary_step_is_told_too() {
-    let start = start::<Mlp>();
-    let model = start.model::<Mlp, R>();
-    let mut optim: ReleaseOptimizer<_, Model, R> =
-        OptimizerAdaptor::from(Hooked::failing_at(4)).with_gradient_release();
+    let model = start::<Mlp>().model::<Mlp, R>();
+    let mut optim = failing();
     let grads = gradients(&model, 0);
     let caught = catch_unwind(AssertUnwindSafe(|| optim.step(RATE, model, grads)));
     assert!(caught.is_err(), "the failure is not swallowed");
     let error = optim.try_to_record().err().expect("the states are mixed");
-    assert!(
-        matches!(error, ReleaseError::Interrupted { .. }),
-        "{error:?}"
-    );
-}
-
-#[test]
-fn a_checkpoint_is_the_way_back_after_a_panic() {
-    let (model, optim, expected) = interrupted();
-    // The checkpoint of before the first step: first weights and an empty record. The failure was
-    // the fourth call only, so the optimizer itself is sound again.
-    let before = start::<Mlp>().model::<Mlp, R>();
-    drop(model);
-    let mut optim = optim.load_record(Default::default());
-    let mut model = before;
-    for step in 0..2 {
-        model = optim
-            .try_arm(RATE, model)
-            .expect("a loaded record starts afresh");
-        let grads = gradients(&model, step);
-        model = optim.try_step(RATE, model, grads).expect("a whole step");
-        // The ids are new, the numbers are not.
-        assert_eq!(
-            weights(&model).distance(&expected.steps[step as usize]),
-            0.0
-        );
-    }
-}
-
-/// Steps as SGD, and looks at the armed model meanwhile.
-#[derive(Clone)]
-struct Onlooker {
-    sgd: Sgd<Inner>,
-    armed: Arc<Mutex<Option<Arc<Linear<R>>>>>,
-}
-
-impl SimpleOptimizer<Inner> for Onlooker {
-    type State<const D: usize> = SgdState<Inner, D>;
-
-    fn step<const D: usize>(
-        &self,
-        lr: LearningRate,
-        tensor: Tensor<Inner, D>,
-        grad: Tensor<Inner, D>,
-        state: Option<Self::State<D>>,
-    ) -> (Tensor<Inner, D>, Option<Self::State<D>>) {
-        let armed = self.armed.lock().expect("nobody panics with it").clone();
-        if let Some(armed) = armed {
-            drop(armed.weight.val());
-        }
-        self.sgd.step(lr, tensor, grad, state)
-    }
-
-    fn to_device<const D: usize>(state: Self::State<D>, device: &Device<Inner>) -> Self::State<D> {
-        <Sgd<Inner> as SimpleOptimizer<Inner>>::to_device(state, device)
-    }
+    assert_error!(error, ReleaseError::Interrupted { .. });
 }
 
 /// It waited for itself before.
@@ -387,19 +235,18 @@ fn an_optimizer_that_reads_the_parameter_it_steps_is_refused() {
     let (done, is_done) = mpsc::channel();
     thread::spawn(move || {
         let run = AssertUnwindSafe(|| {
-            let armed = Arc::<Mutex<Option<Arc<Linear<R>>>>>::default();
-            let onlooker = Onlooker {
-                sgd: SgdConfig::new().init::<R, Linear<R>>().optim().clone(),
-                armed: armed.clone(),
-            };
-            let adaptor = OptimizerAdaptor::<Onlooker, Linear<R>, R>::from(onlooker);
-            let mut optim = adaptor.with_gradient_release();
-            let device = Default::default();
-            let model = optim.arm(RATE, LinearConfig::new(4, 4).init(&device));
-            let model = Arc::new(model);
+            // The model itself: a clone would have the weights of its own moment.
+            let armed = Arc::<Mutex<Option<Arc<Model>>>>::default();
+            let seen = armed.clone();
+            let onlooker = Hooked::with_hook(move |_, rate| {
+                let armed = seen.lock().expect("nobody panics with it").clone();
+                drop(armed.expect("it is armed").layers[2].weight.val());
+                rate
+            });
+            let mut optim = onlooker.make::<R, Model>().with_gradient_release();
+            let model = Arc::new(optim.arm(RATE, start::<Mlp>().model::<Mlp, R>()));
             *armed.lock().expect("nobody panics with it") = Some(model.clone());
-            let loss = model.forward(noise::<R, 2>(0, [2, 4], &device)).sum();
-            drop(loss.backward());
+            drop(loss(&model, 0).backward());
         });
         let text = catch_unwind(run).map_err(|payload| payload.downcast_ref::<String>().cloned());
         // Nobody listens any more if it took too long.
@@ -418,24 +265,17 @@ fn an_optimizer_that_reads_the_parameter_it_steps_is_refused() {
 
 #[test]
 fn a_rate_that_is_none_is_refused() {
+    let (mut model, mut optim, expected) = bench(1);
+    let mut grads = gradients(&model, 0);
     for rate in [f64::NAN, f64::INFINITY, -RATE] {
-        let Bench {
-            model,
-            mut optim,
-            expected,
-        } = bench(1);
-        let is_refused = |error: &ReleaseError| {
-            assert!(matches!(error, ReleaseError::OutOfRange { .. }), "{error}");
-        };
-        let (model, error) = refused(optim.try_arm(rate, model));
-        is_refused(&error);
-        let grads = gradients(&model, 0);
-        let refused = optim.try_step(rate, model, grads).unwrap_err();
-        is_refused(refused.error());
-        let (model, grads) = refused.into_given();
-        let model = optim.step(RATE, model, grads);
-        weights(&model).assert_same(&expected.steps[0], "the step before");
+        let (kept, error) = refused(optim.try_arm(rate, model));
+        assert_error!(error, ReleaseError::OutOfRange { .. });
+        let refused = optim.try_step(rate, kept, grads).unwrap_err();
+        assert_error!(refused.error(), ReleaseError::OutOfRange { .. });
+        (model, grads) = refused.into_given();
     }
+    let model = optim.step(RATE, model, grads);
+    weights(&model).assert_same(&expected.steps[0], "as if nothing had been asked");
 }
 
 /// The step before it is taken; the one with it is refused, and not left out without a word.
@@ -463,27 +303,18 @@ fn a_schedule_that_comes_to_no_rate_is_refused() {
         }
     }
 
-    let Bench {
-        model,
-        optim,
-        expected,
-    } = bench(1);
+    let (model, optim, expected) = bench(1);
     let mut optim = optim.with_lr_scheduler(Ends(false));
-    let model = optim.arm(RATE, model);
-    let grads = gradients(&model, 0);
-    let model = optim.step(RATE, model, grads);
+    let model = armed_step(&mut optim, model, 0);
     weights(&model).assert_same(&expected.steps[0], "the step before");
     let grads = gradients(&model, 1);
     let (model, error) = refused(optim.try_step(f64::NAN, model, grads));
-    assert!(matches!(error, ReleaseError::OutOfRange { .. }), "{error}");
+    assert_error!(error, ReleaseError::OutOfRange { .. });
     weights(&model).assert_same(&expected.steps[0], "the step before");
 }
 
 #[test]
 #[should_panic(expected = "a budget of 0 bytes keeps no activation")]
 fn a_budget_of_nothing_is_refused() {
-    let optim = SgdConfig::new().init::<R, Model>();
-    let _ = optim
-        .with_gradient_release()
-        .with_recompute(Recompute::Budget(0));
+    let _ = adam::<Model>().with_recompute(Recompute::Budget(0));
 }

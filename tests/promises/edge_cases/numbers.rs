@@ -1,15 +1,17 @@
 //! Other precisions, and values that are no numbers.
 
+use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
 use burn::module::{Module, ModuleMapper, Param};
-use burn::optim::{AdamConfig, GradientsParams, Optimizer, SgdConfig};
+use burn::optim::{AdamConfig, SgdConfig};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_gradient_release::WithGradientRelease;
 
-use super::{Inner, P, R, loss, start};
-use crate::harness::models::{Mlp, MlpModel, Scenario, Size};
-use crate::harness::run::{self, RATE, assert_all_released};
-use crate::harness::{Recipe, Weights, noise};
+use super::{
+    Inner, Mlp, MlpModel, P, PARAMETERS, R, Scenario, Size, TOLERANCE, adam, loss, run, start,
+};
+use crate::harness::noise;
+use crate::harness::run::assert_run_released;
 
 /// A precision of 16 bits that the backend computes in.
 fn half() -> FloatDType {
@@ -51,14 +53,10 @@ impl Scenario for Mixed {
 
 #[test]
 fn f32_weights_with_arithmetic_in_16_bits() {
+    let recipe = AdamConfig::new();
     let start = start::<Mixed>();
-    let plain = run::plain::<Mixed, _, P>(&start, &AdamConfig::new(), 8);
-    let (release, reports) = run::release::<Mixed, _, R>(&start, &AdamConfig::new(), 8);
-    for (step, (release, plain)) in release.steps.iter().zip(&plain.steps).enumerate() {
-        release.assert_same(plain, step);
-        assert_all_released(&reports[step], 3);
-    }
-    release.steps[7].assert_moved(&release.first, "mixed");
+    let (_, reports) = run::compare::<Mixed, _, Inner, NoCheckpointing>(&start, &recipe, 8, 0.0);
+    assert_run_released(&reports, 3);
 }
 
 /// Casts every parameter; Burn's recorders keep f32 only.
@@ -77,29 +75,22 @@ fn half_loss<B: AutodiffBackend>(model: &MlpModel<B>, step: u64) -> Tensor<B, 1>
     for layer in &model.layers {
         x = layer.forward(x).tanh();
     }
-    x.square().mean()
+    // Of a size that 16 bits do not round off from the weights.
+    x.square().mean() * 100.0
 }
 
 #[test]
 fn weights_in_16_bits() {
     let start = start::<Mlp>();
-    let recipe = SgdConfig::new();
-    let mut plain = start.model::<Mlp, P>().map(&mut ToHalf);
-    let mut plain_optim = recipe.make::<P, _>();
-    let mut model = start.model::<Mlp, R>().map(&mut ToHalf);
-    let mut optim = recipe.make::<R, _>().with_gradient_release();
-    let first = Weights::of::<R, _>(&model);
-    for step in 0..6 {
-        let grads = GradientsParams::from_grads(half_loss(&plain, step).backward(), &plain);
-        plain = plain_optim.step(1.0, plain, grads);
-        model = optim.arm(1.0, model);
-        let grads = GradientsParams::from_grads(half_loss(&model, step).backward(), &model);
-        model = optim.step(1.0, model, grads);
-        assert_eq!(model.layers[0].weight.dtype(), DType::from(half()));
-        Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), step);
-        assert_all_released(&optim.last_step().expect("a step"), super::PARAMETERS);
-    }
-    Weights::of::<R, _>(&model).assert_moved(&first, "16 bits");
+    let plain = start.model::<Mlp, P>().map(&mut ToHalf);
+    let expected = run::ordinary(plain, &mut SgdConfig::new().init(), 6, &half_loss);
+    let model = start.model::<Mlp, R>().map(&mut ToHalf);
+    assert_eq!(model.layers[0].weight.dtype(), DType::from(half()));
+    let mut optim = SgdConfig::new().init().with_gradient_release();
+    let (given, reports) = run::armed(model, &mut optim, 6, &half_loss);
+    run::assert_near_steps(&given.steps, &expected.steps, TOLERANCE, "16 bits");
+    given.steps[5].assert_moved(&given.first, "16 bits");
+    assert_run_released(&reports, PARAMETERS);
 }
 
 /// Turns bad at the second of four steps.
@@ -112,34 +103,20 @@ fn poisoned<B: AutodiffBackend>(model: &MlpModel<B>, step: u64, poison: f32) -> 
     }
 }
 
-fn same_when_poisoned(poison: f32) {
-    let start = start::<Mlp>();
-    let mut plain = start.model::<Mlp, P>();
-    let mut plain_optim = AdamConfig::new().init();
-    let mut model = start.model::<Mlp, R>();
-    let mut optim = AdamConfig::new().init::<R, _>().with_gradient_release();
-    for step in 0..4 {
-        let grads = GradientsParams::from_grads(poisoned(&plain, step, poison).backward(), &plain);
-        plain = plain_optim.step(RATE, plain, grads);
-        model = optim.arm(RATE, model);
-        let grads = GradientsParams::from_grads(poisoned(&model, step, poison).backward(), &model);
-        model = optim.step(RATE, model, grads);
-        let now = Weights::of::<R, _>(&model);
-        now.assert_same(
-            &Weights::of::<P, _>(&plain),
-            format!("{poison} at step {step}"),
-        );
-        assert_eq!(now.finite(), step == 0);
-        assert_all_released(&optim.last_step().expect("a step"), super::PARAMETERS);
+#[test]
+fn nan_and_infinity_half_way() {
+    for poison in [f32::NAN, f32::INFINITY] {
+        let start = start::<Mlp>();
+        let loss = |model: &_, step| poisoned::<P>(model, step, poison);
+        let plain = start.model::<Mlp, P>();
+        let expected = run::ordinary(plain, &mut AdamConfig::new().init(), 4, &loss);
+        let loss = |model: &_, step| poisoned::<R>(model, step, poison);
+        let (given, reports) = run::armed(start.model::<Mlp, R>(), &mut adam(), 4, &loss);
+        for (step, (given, expected)) in given.steps.iter().zip(&expected.steps).enumerate() {
+            // To the last bit: NaN is near nothing.
+            given.assert_same(expected, format!("{poison} at step {step}"));
+            assert_eq!(given.finite(), step == 0);
+        }
+        assert_run_released(&reports, PARAMETERS);
     }
-}
-
-#[test]
-fn nan_half_way() {
-    same_when_poisoned(f32::NAN);
-}
-
-#[test]
-fn infinity_half_way() {
-    same_when_poisoned(f32::INFINITY);
 }

@@ -1,13 +1,13 @@
 //! A model and an optimizer in the hands of an owner that keeps them private, as a `Learner` does.
 
 use burn::module::Module;
-use burn::optim::{AdamConfig, GradientsParams, Optimizer};
+use burn::optim::{GradientsParams, Optimizer};
 use burn::tensor::backend::BackendTypes;
-use burn_gradient_release::{ReleaseError, ReleaseOptimizer, WithGradientRelease};
+use burn_gradient_release::ReleaseError;
 
-use super::{Bench, Model, Optim, PARAMETERS, R, bench, gradients, loss, weights};
+use super::{Model, Optim, PARAMETERS, R, RATE, adam, armed_step, bench, gradients, weights};
 use crate::harness::Weights;
-use crate::harness::run::{RATE, assert_all_released};
+use crate::harness::run::assert_all_released;
 
 type Device = <R as BackendTypes>::Device;
 
@@ -25,55 +25,52 @@ impl Owner {
     fn step(&mut self, grads: GradientsParams) {
         self.model = self.optim.step(RATE, self.model.clone(), grads);
     }
+
+    /// Arms by a handle, which asks for a fork.
+    fn arm(&mut self, handle: &mut Optim) -> Result<(), ReleaseError> {
+        let copy = self.model.clone();
+        let armed = handle.try_arm_by_fork(RATE, copy, GradientsParams::new(), || self.fork());
+        armed.map_err(ReleaseError::from)
+    }
 }
 
-fn owner(bench: Bench) -> (Owner, Vec<Weights>) {
-    let Bench {
-        model,
-        optim,
-        expected,
-    } = bench;
-    (Owner { model, optim }, expected.steps)
+/// An owner, a handle of its optimizer, and plain Burn's weights after each step.
+fn owner(steps: u64) -> (Owner, Optim, Vec<Weights>) {
+    let (model, optim, expected) = bench(steps);
+    let owner = Owner { model, optim };
+    let handle = Optim::handle_of(&owner).expect("there is an optimizer");
+    (owner, handle, expected.steps)
 }
 
-fn arm(owner: &mut Owner, handle: &mut Optim) -> Result<(), ReleaseError> {
-    let copy = owner.model.clone();
-    let armed = handle.try_arm_by_fork(RATE, copy, GradientsParams::new(), || owner.fork());
-    armed.map_err(ReleaseError::from)
-}
-
+/// With the owner's states: every second step is its own.
 #[test]
 fn a_handle_arms_what_the_owner_steps() {
-    let (mut owner, expected) = owner(bench(4));
-    let mut handle = ReleaseOptimizer::handle_of(&owner).expect("there is an optimizer");
+    let (mut owner, mut handle, expected) = owner(6);
     for (step, expected) in expected.iter().enumerate() {
-        arm(&mut owner, &mut handle).expect("armed");
-        assert!(owner.optim.is_armed());
-        let grads = gradients(&owner.model, step as u64);
-        assert!(grads.is_empty(), "released");
-        owner.step(grads);
+        let number = step as u64;
+        if step % 2 == 1 {
+            owner.model = armed_step(&mut owner.optim, owner.model, number);
+        } else {
+            owner.arm(&mut handle).expect("armed");
+            assert!(owner.optim.is_armed());
+            // Outside the scope of arming a fork is an ordinary model.
+            let fork = owner.model.clone().fork(&Device::default());
+            let before = weights(&fork);
+            assert_eq!(gradients(&fork, number).len(), PARAMETERS);
+            weights(&fork).assert_same(&before, "nothing was stepped");
+
+            let grads = gradients(&owner.model, number);
+            assert!(grads.is_empty(), "released");
+            owner.step(grads);
+        }
         weights(&owner.model).assert_same(expected, step);
         assert_all_released(&handle.last_step().expect("a step"), PARAMETERS);
     }
 }
 
-/// The states are those of the owner's optimizer, not of a clone.
-#[test]
-fn a_handle_shares_the_states() {
-    let (mut owner, expected) = owner(bench(3));
-    owner.model = super::armed_step(&mut owner.optim, owner.model, 0);
-    let mut handle = Optim::handle_of(&owner).expect("there is an optimizer");
-    arm(&mut owner, &mut handle).expect("armed");
-    let grads = gradients(&owner.model, 1);
-    owner.step(grads);
-    weights(&owner.model).assert_same(&expected[1], "with the moments of step 0");
-    owner.model = super::armed_step(&mut owner.optim, owner.model, 2);
-    weights(&owner.model).assert_same(&expected[2], "with the moments of the handle's step");
-}
-
 #[test]
 fn an_ordinary_clone_is_no_handle() {
-    let (mut owner, expected) = owner(bench(1));
+    let (mut owner, _, expected) = owner(1);
     let mut clone = owner.optim.clone();
     owner.model = clone.arm(RATE, owner.model);
     assert!(!owner.optim.is_armed());
@@ -84,33 +81,34 @@ fn an_ordinary_clone_is_no_handle() {
 
 #[test]
 fn an_owner_of_none_or_of_several_has_no_handle() {
-    let (owner, _) = owner(bench(1));
+    let (owner, ..) = owner(1);
     assert!(Optim::handle_of(&owner.model).is_none());
     assert!(Optim::handle_of(&(owner.clone(), owner.clone())).is_none());
     // Nobody asks any more.
     assert!(Optim::handle_of(&owner).is_some());
 }
 
+/// A refused arming hands everything back, and disarms what it has armed.
 #[test]
 fn a_fork_that_leaves_something_out_is_refused() {
-    let (mut owner, expected) = owner(bench(1));
-    let mut handle = Optim::handle_of(&owner).expect("there is an optimizer");
-    let copy = owner.model.clone();
-    let error = handle
-        .try_arm_by_fork(RATE, copy, GradientsParams::new(), || {})
+    let (mut owner, mut handle, expected) = owner(1);
+    let grads = gradients(&owner.model, 0);
+    let refused = handle
+        .try_arm_by_fork(RATE, owner.model.clone(), grads, || {})
         .expect_err("nothing was forked");
-    assert!(matches!(error.error(), ReleaseError::NotForked { .. }));
+    assert!(matches!(refused.error(), ReleaseError::NotForked { .. }));
+    let ((), grads) = refused.into_given();
+    assert_eq!(grads.len(), PARAMETERS);
 
     let copy = owner.model.clone();
-    let error = handle
+    let refused = handle
         .try_arm_by_fork(RATE, copy, GradientsParams::new(), || {
             let first = owner.model.layers[0].clone();
             owner.model.layers[0] = first.fork(&Device::default());
         })
         .expect_err("one layer was forked");
-    assert!(matches!(error.error(), ReleaseError::NotForked { .. }));
+    assert!(matches!(refused.error(), ReleaseError::NotForked { .. }));
 
-    // What was armed is disarmed again: an ordinary step.
     assert!(!owner.optim.is_armed());
     let grads = gradients(&owner.model, 0);
     assert_eq!(grads.len(), PARAMETERS);
@@ -118,47 +116,32 @@ fn a_fork_that_leaves_something_out_is_refused() {
     weights(&owner.model).assert_same(&expected[0], "an ordinary step");
 }
 
-/// Outside the scope of arming a fork is a fork.
-#[test]
-fn a_fork_of_an_armed_model_is_an_ordinary_model() {
-    let (mut owner, _) = owner(bench(1));
-    let mut handle = Optim::handle_of(&owner).expect("there is an optimizer");
-    arm(&mut owner, &mut handle).expect("armed");
-    let forked = owner.model.clone().fork(&Device::default());
-    let before = weights(&forked);
-    assert_eq!(gradients(&forked, 0).len(), PARAMETERS);
-    weights(&forked).assert_same(&before, "nothing was stepped");
-}
-
 #[test]
 fn handles_refuse_what_optimizers_refuse() {
-    let (mut owner, _) = owner(bench(1));
-    let mut handle = Optim::handle_of(&owner).expect("there is an optimizer");
-    arm(&mut owner, &mut handle).expect("armed");
+    let (mut owner, mut handle, expected) = owner(1);
+    owner.arm(&mut handle).expect("armed");
     let grads = gradients(&owner.model, 0);
-    let error = arm(&mut owner, &mut handle).expect_err("a step is under way");
+    let error = owner.arm(&mut handle).expect_err("a step is under way");
     assert!(matches!(error, ReleaseError::Unfinished { .. }));
     let refused = owner
         .optim
         .try_step(2.0 * RATE, owner.model.clone(), grads)
         .expect_err("another rate");
     assert!(matches!(refused.error(), ReleaseError::LearningRate { .. }));
+    let (_, grads) = refused.into_given();
+    owner.step(grads);
+    weights(&owner.model).assert_same(&expected[0], "nothing is lost");
 }
 
 /// A rate of its own that the owner does not know of.
 #[test]
 fn an_owned_rate_that_differs_is_refused() {
-    let (owner, _) = owner(bench(1));
-    let mut owner = Owner {
-        optim: AdamConfig::new()
-            .init()
-            .with_gradient_release()
-            .with_learning_rate(2.0 * RATE),
-        ..owner
-    };
+    let (owner, ..) = owner(1);
+    let optim = adam().with_learning_rate(2.0 * RATE);
+    let mut owner = Owner { optim, ..owner };
     let mut handle = Optim::handle_of(&owner).expect("there is an optimizer");
-    arm(&mut owner, &mut handle).expect("the owner's step will tell");
-    let grads = GradientsParams::from_grads(loss(&owner.model, 0).backward(), &owner.model);
+    owner.arm(&mut handle).expect("the owner's step will tell");
+    let grads = gradients(&owner.model, 0);
     let refused = owner
         .optim
         .try_step(RATE, owner.model.clone(), grads)
@@ -169,10 +152,9 @@ fn an_owned_rate_that_differs_is_refused() {
 /// An owner may clone itself, its optimizer included, while it forks.
 #[test]
 fn an_owner_that_clones_itself_while_it_forks() {
-    let (mut owner, expected) = owner(bench(1));
+    let (mut owner, mut handle, expected) = owner(1);
     let (done, waiting) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let mut handle = Optim::handle_of(&owner).expect("there is an optimizer");
         let copy = owner.model.clone();
         let fork = || {
             drop(owner.clone());
@@ -188,17 +170,4 @@ fn an_owner_that_clones_itself_while_it_forks() {
     let minute = std::time::Duration::from_secs(60);
     let weights = waiting.recv_timeout(minute).expect("nobody waits for ever");
     weights.assert_same(&expected[0], "forked and stepped");
-}
-
-/// A refused arming hands everything back.
-#[test]
-fn gradients_come_back_from_a_fork_that_leaves_something_out() {
-    let (owner, _) = owner(bench(1));
-    let mut handle = Optim::handle_of(&owner).expect("there is an optimizer");
-    let grads = gradients(&owner.model, 0);
-    let refused = handle
-        .try_arm_by_fork(RATE, owner.model.clone(), grads, || {})
-        .expect_err("nothing was forked");
-    let ((), grads) = refused.into_given();
-    assert_eq!(grads.len(), PARAMETERS);
 }

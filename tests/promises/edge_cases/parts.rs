@@ -2,15 +2,14 @@
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamConfig, GradientsParams, Optimizer, SgdConfig};
+use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::tensor::activation::{relu, sigmoid};
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_gradient_release::{Outcome, ReleaseOptimizer, WithGradientRelease};
+use burn_gradient_release::WithGradientRelease;
 
-use super::{Inner, P, R, start};
-use crate::harness::models::{Scenario, Size};
-use crate::harness::run::{RATE, outcomes};
+use super::{P, R, RATE, Scenario, Size, TOLERANCE, adam, run, start};
+use crate::harness::run::outcomes;
 use crate::harness::{Weights, noise};
 
 const STEPS: u64 = 5;
@@ -18,29 +17,19 @@ const STEPS: u64 = 5;
 /// An encoder and two heads.
 #[derive(Module, Debug)]
 struct Branches<B: Backend> {
-    encoder: Linear<B>,
-    left: Linear<B>,
-    right: Linear<B>,
+    parts: [Linear<B>; 3],
 }
 
 impl<B: AutodiffBackend> Branches<B> {
-    fn left_loss(&self, step: u64) -> Tensor<B, 1> {
-        self.left.forward(self.encode(step)).square().mean()
-    }
-
-    fn right_loss(&self, step: u64) -> Tensor<B, 1> {
-        self.right
-            .forward(self.encode(step))
-            .sub_scalar(1.0)
-            .abs()
-            .mean()
-    }
-
-    fn encode(&self, step: u64) -> Tensor<B, 2> {
-        relu(
-            self.encoder
-                .forward(noise(step, [3, 4], &B::Device::default())),
-        )
+    /// The loss of the first head or of the second.
+    fn loss_of(&self, head: usize, step: u64) -> Tensor<B, 1> {
+        let [encoder, left, right] = &self.parts;
+        let x = noise(step, [3, 4], &B::Device::default());
+        let x = relu(encoder.forward(x));
+        match head {
+            0 => left.forward(x).square().mean(),
+            _ => right.forward(x).sub_scalar(1.0).abs().mean(),
+        }
     }
 }
 
@@ -50,129 +39,71 @@ impl Scenario for TwoHeads {
     type Model<B: AutodiffBackend> = Branches<B>;
 
     fn init<B: AutodiffBackend>(_: Size, device: &B::Device) -> Branches<B> {
-        let linear = || LinearConfig::new(4, 4).init(device);
         Branches {
-            encoder: linear(),
-            left: linear(),
-            right: linear(),
+            parts: [(); 3].map(|()| LinearConfig::new(4, 4).init(device)),
         }
     }
 
     fn loss<B: AutodiffBackend>(model: &Branches<B>, _: Size, step: u64) -> Tensor<B, 1> {
-        model.left_loss(step) + model.right_loss(step)
+        model.loss_of(0, step) + model.loss_of(1, step)
     }
 }
 
-/// Optimizes `part` of a model only, by one optimizer.
-fn adam() -> ReleaseOptimizer<burn::optim::Adam, Linear<R>, R> {
-    AdamConfig::new().init().with_gradient_release()
-}
-
-#[test]
-fn an_optimizer_over_a_subset_leaves_the_rest_its_gradients() {
-    let start = start::<TwoHeads>();
-    let mut plain = start.model::<TwoHeads, P>();
-    let mut plain_optim = AdamConfig::new().init();
-    let mut model = start.model::<TwoHeads, R>();
-    let mut optim = adam();
-    for step in 0..STEPS {
-        let mut plain_grads = TwoHeads::loss(&plain, Size::Small, step).backward();
-        model.right = optim.arm(RATE, model.right);
-        let mut grads = TwoHeads::loss(&model, Size::Small, step).backward();
-
-        let expected = plain
-            .encoder
-            .weight
-            .grad(&plain_grads)
-            .expect("used")
-            .into_data();
-        let given = model
-            .encoder
-            .weight
-            .grad(&grads)
-            .expect("not the optimizer's")
-            .into_data();
-        assert_eq!(given.as_bytes(), expected.as_bytes());
-        assert!(model.left.weight.grad(&grads).is_some());
-        assert!(model.right.weight.grad(&grads).is_none());
-
-        let part = GradientsParams::from_module(&mut plain_grads, &plain.right);
-        plain.right = plain_optim.step(RATE, plain.right, part);
-        let part = GradientsParams::from_module(&mut grads, &model.right);
-        model.right = optim.step(RATE, model.right, part);
-        Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), step);
-        assert_eq!(optim.last_step().expect("a step").outcomes().count(), 2);
-    }
-}
-
-/// `armed` says which of the parts are armed.
-fn three_optimizers(armed: [bool; 3]) {
-    let start = start::<TwoHeads>();
-    let mut plain = start.model::<TwoHeads, P>();
-    let mut plain_optims = (
-        AdamConfig::new().init(),
-        AdamConfig::new().init(),
-        SgdConfig::new().init(),
-    );
-    let mut model = start.model::<TwoHeads, R>();
-    let mut optims = (
-        adam(),
-        adam(),
-        SgdConfig::new()
-            .init::<R, Linear<R>>()
-            .with_gradient_release(),
-    );
-    for step in 0..STEPS {
-        let mut grads = TwoHeads::loss(&plain, Size::Small, step).backward();
-        let part = GradientsParams::from_module(&mut grads, &plain.encoder);
-        plain.encoder = plain_optims.0.step(RATE, plain.encoder, part);
-        let part = GradientsParams::from_module(&mut grads, &plain.left);
-        plain.left = plain_optims.1.step(2.0 * RATE, plain.left, part);
-        let part = GradientsParams::from_module(&mut grads, &plain.right);
-        plain.right = plain_optims.2.step(3.0 * RATE, plain.right, part);
-
-        if armed[0] {
-            model.encoder = optims.0.arm(RATE, model.encoder);
-        }
-        if armed[1] {
-            model.left = optims.1.arm(2.0 * RATE, model.left);
-        }
-        if armed[2] {
-            model.right = optims.2.arm(3.0 * RATE, model.right);
-        }
-        let mut grads = TwoHeads::loss(&model, Size::Small, step).backward();
-        let part = GradientsParams::from_module(&mut grads, &model.encoder);
-        assert_eq!(part.is_empty(), armed[0]);
-        model.encoder = optims.0.step(RATE, model.encoder, part);
-        let part = GradientsParams::from_module(&mut grads, &model.left);
-        assert_eq!(part.is_empty(), armed[1]);
-        model.left = optims.1.step(2.0 * RATE, model.left, part);
-        let part = GradientsParams::from_module(&mut grads, &model.right);
-        assert_eq!(part.is_empty(), armed[2]);
-        model.right = optims.2.step(3.0 * RATE, model.right, part);
-
-        Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), step);
-        let expected = |armed: bool, released: [usize; 4]| {
-            if armed { released } else { [0, 0, 2, 0] }
-        };
-        let report = optims.0.last_step().expect("a step");
-        assert_eq!(outcomes(&report), expected(armed[0], [2, 0, 0, 0]));
-        let report = optims.1.last_step().expect("a step");
-        assert_eq!(outcomes(&report), expected(armed[1], [2, 0, 0, 0]));
-        let report = optims.2.last_step().expect("a step");
-        assert_eq!(outcomes(&report), expected(armed[2], [2, 0, 0, 0]));
-    }
-}
-
+/// An optimizer for each part, of settings and a rate of its own, of which some are armed: the
+/// others get their gradients, to the last bit.
 #[test]
 fn several_optimizers_over_disjoint_parts() {
-    three_optimizers([true, true, true]);
-}
+    let settings = [0.9, 0.8, 0.7].map(|beta| AdamConfig::new().with_beta_1(beta));
+    let rates = [RATE, 2.0 * RATE, 3.0 * RATE];
+    for armed in [
+        [true, true, true],
+        [false, true, false],
+        [true, false, true],
+        [false, false, true],
+    ] {
+        let start = start::<TwoHeads>();
+        let mut plain = start.model::<TwoHeads, P>();
+        let plain_optim = |config: AdamConfig| config.init::<P, Linear<P>>();
+        let mut plain_optims = settings.clone().map(plain_optim);
+        let mut model = start.model::<TwoHeads, R>();
+        let optim = |config: AdamConfig| config.init::<R, Linear<R>>().with_gradient_release();
+        let mut optims = settings.clone().map(optim);
+        for step in 0..STEPS {
+            let mut plain_grads = TwoHeads::loss(&plain, Size::Small, step).backward();
+            for part in (0..3).filter(|part| armed[*part]) {
+                let linear = model.parts[part].clone();
+                model.parts[part] = optims[part].arm(rates[part], linear);
+            }
+            let mut grads = TwoHeads::loss(&model, Size::Small, step).backward();
+            for part in 0..3 {
+                let context = format!("{armed:?}, part {part}, step {step}");
+                let linear = plain.parts[part].clone();
+                let expected = linear.weight.grad(&plain_grads).expect("used").into_data();
+                let part_grads = GradientsParams::from_module(&mut plain_grads, &linear);
+                plain.parts[part] = plain_optims[part].step(rates[part], linear, part_grads);
 
-#[test]
-fn several_optimizers_of_which_some_are_armed() {
-    three_optimizers([false, true, false]);
-    three_optimizers([true, false, true]);
+                let linear = model.parts[part].clone();
+                let given = linear.weight.grad(&grads).map(Tensor::into_data);
+                assert_eq!(given, (!armed[part]).then_some(expected), "{context}");
+                let part_grads = GradientsParams::from_module(&mut grads, &linear);
+                assert_eq!(part_grads.is_empty(), armed[part], "{context}");
+                model.parts[part] = optims[part].step(rates[part], linear, part_grads);
+                let report = optims[part].last_step().expect("a step");
+                let expected = if armed[part] {
+                    [2, 0, 0, 0]
+                } else {
+                    [0, 0, 2, 0]
+                };
+                assert_eq!(outcomes(&report), expected, "{context}");
+            }
+            let context = format!("{armed:?}, step {step}");
+            Weights::of::<R, _>(&model).assert_near(
+                &Weights::of::<P, _>(&plain),
+                TOLERANCE,
+                context,
+            );
+        }
+    }
 }
 
 /// Each loss has its optimizer over the whole model, so the encoder belongs to both.
@@ -182,169 +113,94 @@ fn two_losses_and_a_shared_encoder() {
     let mut plain = start.model::<TwoHeads, P>();
     let mut plain_optims = [AdamConfig::new().init(), AdamConfig::new().init()];
     let mut model = start.model::<TwoHeads, R>();
-    let optim = || {
-        AdamConfig::new()
-            .init::<R, Branches<R>>()
-            .with_gradient_release()
-    };
-    let mut optims = [optim(), optim()];
+    let mut optims = [adam::<Branches<R>>(), adam()];
     for step in 0..STEPS {
-        for (head, plain_optim) in plain_optims.iter_mut().enumerate() {
-            let loss = if head == 0 {
-                plain.left_loss(step)
-            } else {
-                plain.right_loss(step)
-            };
-            let grads = GradientsParams::from_grads(loss.backward(), &plain);
-            plain = plain_optim.step(RATE, plain, grads);
+        for head in 0..2 {
+            let loss = plain.loss_of(head, step);
+            plain = run::ordinary_step(RATE, plain, &mut plain_optims[head], loss);
+            let optim = &mut optims[head];
+            model = run::armed_step(RATE, model, optim, |model| model.loss_of(head, step));
+            assert_eq!(outcomes(&optim.last_step().expect("a step")), [4, 0, 0, 2]);
         }
-        for (head, optim) in optims.iter_mut().enumerate() {
-            model = optim.arm(RATE, model);
-            let loss = if head == 0 {
-                model.left_loss(step)
-            } else {
-                model.right_loss(step)
-            };
-            let grads = GradientsParams::from_grads(loss.backward(), &model);
-            model = optim.step(RATE, model, grads);
-            let report = optim.last_step().expect("a step");
-            assert_eq!(report.count(Outcome::Released), 4);
-            assert_eq!(report.count(Outcome::Unused), 2);
-        }
-        Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), step);
+        Weights::of::<R, _>(&model).assert_near(&Weights::of::<P, _>(&plain), TOLERANCE, step);
     }
 }
 
 /// Two backward passes inside one arming, over parameters that do not meet.
 #[test]
 fn two_losses_over_disjoint_parts_of_one_arming() {
+    fn loss_of<B: Backend>(part: &Linear<B>) -> Tensor<B, 1> {
+        let x = noise::<B, 2>(0, [3, 4], &Default::default());
+        part.forward(x).square().mean()
+    }
+
     let start = start::<TwoHeads>();
     let plain = start.model::<TwoHeads, P>();
-    let mut plain_optim = AdamConfig::new().init();
-    let halves = |left: Tensor<P, 2>| left.square().mean();
-    let x = noise::<P, 2>(0, [3, 4], &Default::default());
-    let mut grads =
-        GradientsParams::from_grads(halves(plain.left.forward(x.clone())).backward(), &plain);
-    let mut right = halves(plain.right.forward(x)).backward();
-    let weight = &plain.right.weight;
-    grads.register::<Inner, 2>(weight.id, weight.grad_remove(&mut right).expect("used"));
-    let bias = plain.right.bias.as_ref().expect("there is a bias");
-    grads.register::<Inner, 1>(bias.id, bias.grad_remove(&mut right).expect("used"));
-    let plain = plain_optim.step(RATE, plain, grads);
+    let loss = loss_of(&plain.parts[1]) + loss_of(&plain.parts[2]);
+    let plain = run::ordinary_step(RATE, plain, &mut AdamConfig::new().init(), loss);
 
-    let mut optim = AdamConfig::new()
-        .init::<R, Branches<R>>()
-        .with_gradient_release();
+    let mut optim = adam();
     let model = optim.arm(RATE, start.model::<TwoHeads, R>());
-    let x = noise::<R, 2>(0, [3, 4], &Default::default());
-    let mut left = model.left.forward(x.clone()).square().mean().backward();
-    let left = GradientsParams::from_module(&mut left, &model.left);
-    let mut right = model.right.forward(x).square().mean().backward();
-    let right = GradientsParams::from_module(&mut right, &model.right);
-    assert!(left.is_empty() && right.is_empty(), "released");
-    let model = optim.step(RATE, model, left);
-    Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), "both halves");
-}
-
-/// A generator and a discriminator.
-#[derive(Module, Debug)]
-struct Networks<B: Backend> {
-    generator: Linear<B>,
-    discriminator: Linear<B>,
-}
-
-struct Gan;
-
-impl Gan {
-    fn fake<B: AutodiffBackend>(generator: &Linear<B>, step: u64) -> Tensor<B, 2> {
-        generator
-            .forward(noise(step, [3, 4], &B::Device::default()))
-            .tanh()
+    for part in &model.parts[1..] {
+        let grads = GradientsParams::from_module(&mut loss_of(part).backward(), part);
+        assert!(grads.is_empty(), "released");
     }
+    let model = optim.step(RATE, model, GradientsParams::new());
+    Weights::of::<R, _>(&model).assert_near(&Weights::of::<P, _>(&plain), TOLERANCE, "both halves");
+}
 
-    fn discriminate<B: AutodiffBackend>(
-        generator: &Linear<B>,
-        discriminator: &Linear<B>,
-        step: u64,
-    ) -> Tensor<B, 1> {
+/// Trains a generator and a discriminator, each by an optimizer and a loss of its own. Returns the
+/// weights of both after each step.
+fn adversarial<B, O>(
+    [mut generator, mut discriminator, _]: [Linear<B>; 3],
+    mut optims: [O; 2],
+    arm: fn(&mut O, Linear<B>) -> Linear<B>,
+) -> Vec<[Weights; 2]>
+where
+    B: AutodiffBackend,
+    O: Optimizer<Linear<B>, B>,
+{
+    let mut weights = Vec::new();
+    for step in 0..STEPS {
         let real = noise::<B, 2>(step + 500, [3, 4], &B::Device::default());
-        let fake = Self::fake(generator, step).detach();
-        let score = |x| sigmoid(discriminator.forward(x)).mean();
-        score(fake) - score(real)
-    }
+        let z = noise::<B, 2>(step, [3, 4], &B::Device::default());
+        let score = |judge: &Linear<B>, x: Tensor<B, 2>| sigmoid(judge.forward(x)).mean();
 
-    fn generate<B: AutodiffBackend>(
-        generator: &Linear<B>,
-        discriminator: &Linear<B>,
-        step: u64,
-    ) -> Tensor<B, 1> {
-        sigmoid(discriminator.forward(Self::fake(generator, step)))
-            .mean()
-            .neg()
-    }
-}
+        discriminator = arm(&mut optims[1], discriminator);
+        let fake = generator.forward(z.clone()).tanh().detach();
+        let loss = score(&discriminator, fake) - score(&discriminator, real);
+        discriminator = run::ordinary_step(RATE, discriminator, &mut optims[1], loss);
 
-impl Scenario for Gan {
-    type Model<B: AutodiffBackend> = Networks<B>;
-
-    fn init<B: AutodiffBackend>(_: Size, device: &B::Device) -> Networks<B> {
-        let linear = || LinearConfig::new(4, 4).init(device);
-        Networks {
-            generator: linear(),
-            discriminator: linear(),
-        }
+        let before = Weights::of::<B, _>(&discriminator);
+        generator = arm(&mut optims[0], generator);
+        let fake = generator.forward(z).tanh();
+        let mut grads = score(&discriminator, fake).neg().backward();
+        // The discriminator is not armed now: its gradients come back, and it stays as it is.
+        assert!(discriminator.weight.grad(&grads).is_some());
+        let grads = GradientsParams::from_module(&mut grads, &generator);
+        generator = optims[0].step(RATE, generator, grads);
+        let after = Weights::of::<B, _>(&discriminator);
+        after.assert_same(&before, "the discriminator");
+        weights.push([Weights::of::<B, _>(&generator), after]);
     }
-
-    fn loss<B: AutodiffBackend>(model: &Networks<B>, _: Size, step: u64) -> Tensor<B, 1> {
-        Self::generate(&model.generator, &model.discriminator, step)
-    }
+    weights
 }
 
 #[test]
 fn two_models_and_two_losses() {
-    let start = start::<Gan>();
-    let Networks {
-        mut generator,
-        mut discriminator,
-    } = start.model::<Gan, P>();
-    let mut optims = (AdamConfig::new().init(), AdamConfig::new().init());
-    let mut expected = Vec::new();
-    for step in 0..STEPS {
-        let loss = Gan::discriminate(&generator, &discriminator, step);
-        let grads = GradientsParams::from_grads(loss.backward(), &discriminator);
-        discriminator = optims.1.step(RATE, discriminator, grads);
-        let loss = Gan::generate(&generator, &discriminator, step);
-        let grads = GradientsParams::from_grads(loss.backward(), &generator);
-        generator = optims.0.step(RATE, generator, grads);
-        expected.push((
-            Weights::of::<P, _>(&generator),
-            Weights::of::<P, _>(&discriminator),
-        ));
-    }
-
-    let Networks {
-        mut generator,
-        mut discriminator,
-    } = start.model::<Gan, R>();
-    let mut optims = (adam(), adam());
-    for (step, expected) in expected.iter().enumerate() {
-        let step = step as u64;
-        discriminator = optims.1.arm(RATE, discriminator);
-        let loss = Gan::discriminate(&generator, &discriminator, step);
-        let grads = GradientsParams::from_grads(loss.backward(), &discriminator);
-        discriminator = optims.1.step(RATE, discriminator, grads);
-
-        let before = Weights::of::<R, _>(&discriminator);
-        generator = optims.0.arm(RATE, generator);
-        let loss = Gan::generate(&generator, &discriminator, step);
-        // The discriminator is not armed: its gradients come back, and it stays as it is.
-        let mut grads = loss.backward();
-        assert!(discriminator.weight.grad(&grads).is_some());
-        let grads = GradientsParams::from_module(&mut grads, &generator);
-        generator = optims.0.step(RATE, generator, grads);
-        Weights::of::<R, _>(&discriminator).assert_same(&before, "discriminator");
-
-        Weights::of::<R, _>(&generator).assert_same(&expected.0, format!("generator {step}"));
-        Weights::of::<R, _>(&discriminator).assert_same(&expected.1, format!("disc. {step}"));
+    let start = start::<TwoHeads>();
+    let optims = [(); 2].map(|()| AdamConfig::new().init::<P, Linear<P>>());
+    let models = start.model::<TwoHeads, P>().parts;
+    let expected = adversarial(models, optims, |_, model| model);
+    let optims = [(); 2].map(|()| adam::<Linear<R>>());
+    let models = start.model::<TwoHeads, R>().parts;
+    let given = adversarial(models, optims, |optim, model| optim.arm(RATE, model));
+    for (step, (given, expected)) in given.iter().zip(&expected).enumerate() {
+        given[0].assert_near(&expected[0], TOLERANCE, format!("generator, step {step}"));
+        given[1].assert_near(
+            &expected[1],
+            TOLERANCE,
+            format!("discriminator, step {step}"),
+        );
     }
 }

@@ -7,12 +7,9 @@ use burn::nn::Embedding;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, AdamWConfig, SgdConfig, SimpleOptimizer};
 use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
+use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Tensor};
-use burn_lean_optim::{
-    DynamicMap, EightBitMoments, Format, InOnePass, LeanBackend, LionConfig, Moment,
-    StableAdamWConfig, Types,
-};
+use burn_lean_optim::{EightBitMoments, InOnePass, LionConfig, Moment, StableAdamWConfig};
 
 use super::Inner;
 use super::one_pass::{PER_STEP, gradient, numbers};
@@ -107,24 +104,6 @@ fn weights_and_codes_are_as_on_the_processor() {
     check!("sgd", sgd.clone().in_one_pass());
     check!("lion", LionConfig::new().build());
     check!("stable adamw", StableAdamWConfig::new().build());
-}
-
-#[test]
-fn the_device_has_a_pass_for_them() {
-    let has_pass = |states: &[Format]| {
-        <Inner as LeanBackend>::has_pass(&Types {
-            weight: DType::F32,
-            grad: DType::F32,
-            states,
-        })
-    };
-    let eight_bit = Format::EightBit(DynamicMap::Signed);
-    assert!(has_pass(&[
-        eight_bit,
-        Format::EightBit(DynamicMap::Unsigned)
-    ]));
-    // As no optimizer keeps them.
-    assert!(!has_pass(&[eight_bit, Format::Float(DType::F32)]));
 }
 
 /// What somebody else holds, as a record or a copy of the model, is copied and keeps its numbers.

@@ -11,44 +11,24 @@ use crate::harness::models::*;
 use crate::harness::{Plain, Release, noise, turn};
 use crate::recompute;
 
-#[test]
-fn mlp_recomputing() {
-    same::<Mlp, BalancedCheckpointing>();
+macro_rules! weights_are_plain_burns {
+    ($($test:ident: $model:ty, $checkpointing:ty;)*) => {$(
+        #[test]
+        fn $test() {
+            same::<$model, $checkpointing>();
+        }
+    )*};
 }
 
-#[test]
-fn cnn() {
-    same::<Cnn, NoCheckpointing>();
-}
-
-#[test]
-fn transformer() {
-    same::<Transformer, NoCheckpointing>();
-}
-
-#[test]
-fn transformer_recomputing() {
-    same::<Transformer, BalancedCheckpointing>();
-}
-
-#[test]
-fn tied() {
-    same::<Tied, NoCheckpointing>();
-}
-
-#[test]
-fn views() {
-    same::<Views, NoCheckpointing>();
-}
-
-#[test]
-fn lstm() {
-    same::<Recurrent, NoCheckpointing>();
-}
-
-#[test]
-fn weight_norm() {
-    same::<WeightNorm, NoCheckpointing>();
+weights_are_plain_burns! {
+    mlp_recomputing: Mlp, BalancedCheckpointing;
+    cnn: Cnn, NoCheckpointing;
+    transformer: Transformer, NoCheckpointing;
+    transformer_recomputing: Transformer, BalancedCheckpointing;
+    tied: Tied, NoCheckpointing;
+    views: Views, NoCheckpointing;
+    lstm: Recurrent, NoCheckpointing;
+    weight_norm: WeightNorm, NoCheckpointing;
 }
 
 #[test]

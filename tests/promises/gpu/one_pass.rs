@@ -10,8 +10,8 @@ use burn::optim::{
 };
 use burn::tensor::{DType, Tensor, backend::Backend};
 use burn_lean_optim::{
-    AccumulateInMoments, Format, InOnePass, LeanBackend, LionConfig, MomentDecay, RAdamConfig,
-    StableAdamWConfig, Types,
+    AccumulateInMoments, DynamicMap, Format, InOnePass, LeanBackend, LionConfig, MomentDecay,
+    RAdamConfig, StableAdamWConfig, Types,
 };
 
 use super::Inner;
@@ -269,15 +269,24 @@ fn what_is_shared_keeps_its_numbers() {
 
 /// Types that the pass does not do are stepped by Burn's operations.
 #[test]
-fn other_formats_are_declined() {
-    let has_pass = |weight, state| {
-        <Inner as LeanBackend>::has_pass(&Types {
+fn a_pass_is_for_some_types() {
+    let float = Format::Float;
+    let (signed, unsigned) = (DynamicMap::Signed, DynamicMap::Unsigned);
+    let (signed, unsigned) = (Format::EightBit(signed), Format::EightBit(unsigned));
+    for (weight, states, has_pass) in [
+        (DType::F32, [float(DType::F32), float(DType::F32)], true),
+        (DType::F32, [signed, unsigned], true),
+        (DType::F16, [float(DType::F32), float(DType::F16)], false),
+        (DType::F32, [float(DType::F32), float(DType::BF16)], false),
+        // As no optimizer keeps them.
+        (DType::F32, [signed, float(DType::F32)], false),
+    ] {
+        let types = Types {
             weight,
             grad: weight,
-            states: &[Format::Float(DType::F32), state],
-        })
-    };
-    assert!(has_pass(DType::F32, Format::Float(DType::F32)));
-    assert!(!has_pass(DType::F16, Format::Float(DType::F16)));
-    assert!(!has_pass(DType::F32, Format::Float(DType::BF16)));
+            states: &states,
+        };
+        let found = <Inner as LeanBackend>::has_pass(&types);
+        assert_eq!(found, has_pass, "{weight:?} {states:?}");
+    }
 }

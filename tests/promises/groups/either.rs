@@ -1,249 +1,183 @@
-//! Two kinds of optimizer as one: what each steps is what it steps in plain Burn by itself, and
-//! the one record passes to the two of plain Burn and back.
+//! Several kinds of optimizer as one: what each steps is what it steps in plain Burn by itself, and
+//! the one record passes to those of plain Burn and back.
 
-use burn::module::{Param, ParamId};
-use burn::nn::{Linear, LinearConfig};
+use burn::backend::Flex;
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::momentum::MomentumConfig;
-use burn::optim::record::AdaptorRecord;
 use burn::optim::{
-    AdamW, AdamWConfig, GradientsParams, Muon, MuonConfig, Optimizer, Sgd, SgdConfig,
-    SimpleOptimizer,
+    AdamW, GradientsParams, Muon, MuonConfig, Optimizer, Sgd, SgdConfig, SimpleOptimizer,
 };
 use burn::record::{
     BinBytesRecorder, BinFileRecorder, FullPrecisionSettings, NamedMpkBytesRecorder,
-    NamedMpkFileRecorder, Recorder,
+    NamedMpkFileRecorder, Record, Recorder,
 };
 use burn::tensor::Tensor;
-use burn::tensor::backend::AutodiffBackend;
-use burn_gradient_release::Either;
+use burn::tensor::backend::Backend;
+use burn_gradient_release::{Either, GroupOptions, ParamGroup, ReleaseOptimizer};
 
-use crate::harness::run::RATE;
+use super::parts::{adamw, having, part};
+use crate::harness::models::{Mlp, MlpModel, Scenario, Size};
+use crate::harness::run::{RATE, Start, armed_step};
 use crate::harness::weights::readable;
-use crate::harness::{Plain, Weights};
+use crate::harness::{Plain as P, Release as R, Weights};
 
-type P = Plain;
-type Inner = <P as AutodiffBackend>::InnerBackend;
-type Model = Linear<P>;
+type Model = MlpModel<P>;
 type Adaptor<O> = OptimizerAdaptor<O, Model, P>;
-type Records<O> = <Adaptor<O> as Optimizer<Model, P>>::Record;
 
-type Both = Either<Muon<Inner>, AdamW>;
-type Three = Either<Sgd<Inner>, Both>;
+type Both = Either<Muon<Flex>, AdamW>;
+/// For three kinds, nested.
+type Three = Either<Sgd<Flex>, Both>;
+type Released = ReleaseOptimizer<Three, MlpModel<R>, R>;
 
-const STEPS: usize = 10;
-
-fn muon() -> Adaptor<Muon<Inner>> {
-    MuonConfig::new().init()
+fn sgd() -> Adaptor<Sgd<Flex>> {
+    let momentum = MomentumConfig::new();
+    SgdConfig::new().with_momentum(Some(momentum)).init()
 }
 
-fn adam_w() -> Adaptor<AdamW> {
-    AdamWConfig::new().with_weight_decay(0.1).init()
+/// Muon for matrices, but SGD for the last layer, and AdamW for the rest.
+fn released() -> Released {
+    let group = |text, optim| {
+        let options = GroupOptions::new().with_simple_optimizer(optim);
+        (ParamGroup::from_predicate(text), options)
+    };
+    let muon = MuonConfig::new().init::<P, Model>().optim().clone();
+    let (matrices, muon) = group("weight", Three::Right(Both::Left(muon)));
+    let (last, sgd) = group("layers.2.", Three::Left(sgd().optim().clone()));
+    let rest = Both::Right(adamw::<P, Model>(0.1).optim().clone());
+    Released::from(Three::Right(rest))
+        .with_group(matrices, muon)
+        .with_group(last, sgd)
 }
 
-fn sgd() -> Adaptor<Sgd<Inner>> {
-    SgdConfig::new()
-        .with_momentum(Some(MomentumConfig::new()))
-        .init()
+/// The same with three optimizers of plain Burn.
+struct ByHand {
+    sgd: Adaptor<Sgd<Flex>>,
+    muon: Adaptor<Muon<Flex>>,
+    adamw: Adaptor<AdamW>,
 }
 
-fn model() -> Model {
-    let device = Default::default();
-    let model = LinearConfig::new(4, 3).init(&device);
-    // Drawn now: the clone of a parameter that is not yet drawn draws its own numbers.
-    let _ = weights(&model);
-    model
-}
-
-/// The gradients of a step: of the weight, and of the bias.
-fn gradients(model: &Model, step: usize) -> [GradientsParams; 2] {
-    let x = Tensor::<P, 2>::full([2, 4], 0.3 + step as f64, &Default::default());
-    let loss = (model.forward(x) - 1.0).square().mean();
-    let mut grads = loss.backward();
-    ids(model).map(|id| GradientsParams::from_params(&mut grads, model, &[id]))
-}
-
-fn ids(model: &Model) -> [ParamId; 2] {
-    [model.weight.id, model.bias.as_ref().expect("has one").id]
-}
-
-/// The step of one parameter, as Burn's adaptor does it.
-fn step_param<O: SimpleOptimizer<Inner>, const D: usize>(
-    optim: &O,
-    records: &mut Records<O>,
-    param: Param<Tensor<P, D>>,
-    mut grads: GradientsParams,
-) -> Param<Tensor<P, D>> {
-    let grad = grads.remove::<Inner, D>(param.id).expect("has a gradient");
-    let id = param.id;
-    let record: Option<AdaptorRecord<O, P>> = records.remove(&id);
-    let state = record.map(|record| O::to_device(record.into_state::<D>(), &grad.device()));
-    let (tensor, state) = optim.step(RATE, param.val().inner(), grad, state);
-    records.insert(id, AdaptorRecord::from_state(state.expect("has a state")));
-    Param::initialized(id, Tensor::from_inner(tensor).require_grad())
-}
-
-/// Steps the weight and the bias with what is given for each.
-fn step<O: SimpleOptimizer<Inner>>(
-    [of_weight, of_bias]: &[O; 2],
-    records: &mut Records<O>,
-    model: Model,
-    number: usize,
-) -> Model {
-    let [weight, bias] = gradients(&model, number);
-    Linear {
-        weight: step_param(of_weight, records, model.weight, weight),
-        bias: model
-            .bias
-            .map(|param| step_param(of_bias, records, param, bias)),
-    }
-}
-
-fn both() -> [Both; 2] {
-    let adam_w = adam_w().optim().clone();
-    [Both::Left(muon().optim().clone()), Both::Right(adam_w)]
-}
-
-/// Two optimizers of plain Burn, one for the weight and one for the bias.
-fn plain_step(
-    of_weight: &mut Adaptor<Muon<Inner>>,
-    of_bias: &mut Adaptor<AdamW>,
-    model: Model,
-    number: usize,
-) -> Model {
-    let [weight, bias] = gradients(&model, number);
-    let model = of_weight.step(RATE, model, weight);
-    of_bias.step(RATE, model, bias)
-}
-
-fn weights(model: &Model) -> Weights {
-    Weights::of::<P, _>(model)
-}
-
-/// Saves with every recorder of Burn that carries optimizers.
-fn carried(records: Records<Both>) -> Vec<Records<Both>> {
-    let device = Default::default();
-    let bin = BinBytesRecorder::<FullPrecisionSettings>::default();
-    let bytes = Recorder::<P>::record(&bin, records.clone(), ()).expect("recorded");
-    let from_bin = Recorder::<P>::load(&bin, bytes, &device).expect("loaded");
-
-    let named = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
-    let bytes = Recorder::<P>::record(&named, records.clone(), ()).expect("recorded");
-    let from_named = Recorder::<P>::load(&named, bytes, &device).expect("loaded");
-
-    let folder = tempfile::tempdir().expect("a temporary directory");
-    let file = NamedMpkFileRecorder::<FullPrecisionSettings>::default();
-    let path = folder.path().join("named");
-    Recorder::<P>::record(&file, records.clone(), path.clone()).expect("recorded");
-    let from_file = Recorder::<P>::load(&file, path, &device).expect("loaded");
-
-    let file = BinFileRecorder::<FullPrecisionSettings>::default();
-    let path = folder.path().join("bin");
-    Recorder::<P>::record(&file, records, path.clone()).expect("recorded");
-    let from_bin_file = Recorder::<P>::load(&file, path, &device).expect("loaded");
-    vec![from_bin, from_named, from_file, from_bin_file]
-}
-
-#[test]
-fn each_steps_as_by_itself() {
-    let first = weights(&model());
-    let (mut plain, mut muon, mut adam_w) = (model(), muon(), adam_w());
-    // The same ids, by which the states are kept.
-    let mut given = plain.clone();
-    let mut records = Records::<Both>::default();
-    for number in 0..STEPS {
-        plain = plain_step(&mut muon, &mut adam_w, plain, number);
-        given = step(&both(), &mut records, given, number);
-        weights(&given).assert_same(&weights(&plain), format!("step {number}"));
-        // A state that came from a file is as good as one that was kept.
-        if number == STEPS / 2 {
-            let state = readable::<P, _>(records.clone());
-            for carried in carried(records.clone()) {
-                assert_eq!(readable::<P, _>(carried.clone()), state);
-                records = carried;
-            }
+impl ByHand {
+    fn new() -> Self {
+        Self {
+            sgd: sgd(),
+            muon: MuonConfig::new().init(),
+            adamw: adamw(0.1),
         }
     }
-    weights(&given).assert_moved(&first, "ten steps");
-}
 
-#[test]
-fn checkpoints_pass_to_two_optimizers_of_burn_and_back() {
-    let mut model = model();
-    let mut records = Records::<Both>::default();
-    for number in 0..STEPS {
-        model = step(&both(), &mut records, model, number);
-    }
-
-    let mut expected = model.clone();
-    let mut expected_records = records.clone();
-    let (weight, bias) = Either::split_records::<P>(records);
-    assert_eq!((weight.len(), bias.len()), (1, 1));
-    let mut muon = muon().load_record(weight);
-    let mut adam_w = adam_w().load_record(bias);
-    for number in STEPS..2 * STEPS {
-        model = plain_step(&mut muon, &mut adam_w, model, number);
-        expected = step(&both(), &mut expected_records, expected, number);
-        weights(&model).assert_same(&weights(&expected), format!("step {number}"));
-    }
-
-    let joined = Either::join_records::<P>(muon.to_record(), adam_w.to_record());
-    let joined = joined.expect("of different parameters");
-    assert_eq!(
-        readable::<P, _>(joined.clone()),
-        readable::<P, _>(expected_records)
-    );
-    let mut records = joined;
-    for number in 2 * STEPS..3 * STEPS {
-        model = step(&both(), &mut records, model, number);
-        expected = plain_step(&mut muon, &mut adam_w, expected, number);
-        weights(&model).assert_same(&weights(&expected), format!("step {number}"));
+    fn step(&mut self, model: Model, step: u64) -> Model {
+        let loss = Mlp::loss::<P>(&model, Size::Small, step);
+        let mut grads = GradientsParams::from_grads(loss.backward(), &model);
+        let mut of = |text| part(&model, &mut grads, &having::<P, _>(&model, &[text]));
+        let (last, matrices) = (of("layers.2."), of("weight"));
+        let model = self.sgd.step(RATE, model, last);
+        let model = self.muon.step(RATE, model, matrices);
+        self.adamw.step(RATE, model, grads)
     }
 }
 
-#[test]
-fn nested_for_three_kinds() {
-    let three = || {
-        let [muon, _] = both();
-        [Three::Right(muon), Three::Left(sgd().optim().clone())]
-    };
-    let (mut plain, mut muon, mut sgd) = (model(), muon(), sgd());
-    let mut given = plain.clone();
-    let mut records = Records::<Three>::default();
-    for number in 0..STEPS {
-        let [weight, bias] = gradients(&plain, number);
-        plain = muon.step(RATE, plain, weight);
-        plain = sgd.step(RATE, plain, bias);
-        given = step(&three(), &mut records, given, number);
-        weights(&given).assert_same(&weights(&plain), format!("step {number}"));
+/// A record as another backend reads it.
+fn carry<A: Backend, B: Backend, Y: Record<B>>(record: impl Record<A>) -> Y {
+    let bytes = BinBytesRecorder::<FullPrecisionSettings>::default();
+    let saved = Recorder::<A>::record(&bytes, record, ()).expect("recorded");
+    Recorder::<B>::load(&bytes, saved, &Default::default()).expect("loaded")
+}
+
+/// Through every recorder of Burn that carries optimizers.
+fn carried<X: Record<R> + Clone>(record: &X) -> Vec<X> {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    macro_rules! through {
+        ($recorder:ident, $args:expr) => {{
+            let recorder = $recorder::<FullPrecisionSettings>::default();
+            let saved = Recorder::<R>::record(&recorder, record.clone(), $args).expect("recorded");
+            (recorder, saved)
+        }};
     }
-    let (of_sgd, of_both) = Either::split_records::<P>(records.clone());
-    let (of_muon, of_adam_w) = Either::split_records::<P>(of_both.clone());
-    assert!(of_adam_w.is_empty());
-    assert_eq!(
-        readable::<P, _>(of_muon),
-        readable::<P, _>(muon.to_record())
-    );
-    assert_eq!(
-        readable::<P, _>(of_sgd.clone()),
-        readable::<P, _>(sgd.to_record())
-    );
-    let joined: Records<Three> = Either::join_records::<P>(of_sgd, of_both).expect("apart");
-    assert_eq!(readable::<P, _>(joined), readable::<P, _>(records));
+    let device = Default::default();
+    let (bin, bytes) = through!(BinBytesRecorder, ());
+    let from_bin = Recorder::<R>::load(&bin, bytes, &device);
+    let (named, bytes) = through!(NamedMpkBytesRecorder, ());
+    let from_named = Recorder::<R>::load(&named, bytes, &device);
+    let (bin, ()) = through!(BinFileRecorder, folder.path().join("bin"));
+    let from_bin_file = Recorder::<R>::load(&bin, folder.path().join("bin"), &device);
+    let (named, ()) = through!(NamedMpkFileRecorder, folder.path().join("named"));
+    let from_named_file = Recorder::<R>::load(&named, folder.path().join("named"), &device);
+    [from_bin, from_named, from_bin_file, from_named_file]
+        .map(|record| record.expect("loaded"))
+        .into()
+}
+
+#[test]
+fn each_kind_steps_as_by_itself_and_checkpoints_pass_both_ways() {
+    let start = Start::new::<Mlp>(Size::Small);
+    let (mut plain, mut by_hand) = (start.model::<Mlp, P>(), ByHand::new());
+    let (mut model, mut optim) = (start.model::<Mlp, R>(), released());
+    for step in 0..20 {
+        match step {
+            // A state that came from a file is as good as one that was kept.
+            5 => {
+                let record = optim.to_record();
+                for carried in carried(&record) {
+                    let state = readable::<R, _>(record.clone());
+                    assert_eq!(readable::<R, _>(carried.clone()), state);
+                    optim = released().load_record(carried);
+                }
+            }
+            // To three optimizers of plain Burn, each with the states of its own kind,
+            10 => {
+                let (sgd, both) = Either::split_records::<R>(optim.to_record());
+                let (muon, adamw) = Either::split_records::<R>(both);
+                assert_eq!((sgd.len(), muon.len(), adamw.len()), (2, 2, 2));
+                let ByHand {
+                    sgd: to_sgd,
+                    muon: to_muon,
+                    adamw: to_adamw,
+                } = ByHand::new();
+                by_hand = ByHand {
+                    sgd: to_sgd.load_record(carry::<R, P, _>(sgd)),
+                    muon: to_muon.load_record(carry::<R, P, _>(muon)),
+                    adamw: to_adamw.load_record(carry::<R, P, _>(adamw)),
+                };
+            }
+            // and back.
+            15 => {
+                let ByHand { sgd, muon, adamw } = &by_hand;
+                let both = Either::join_records::<P>(muon.to_record(), adamw.to_record());
+                let both = both.expect("of different parameters");
+                let three = Either::join_records::<P>(sgd.to_record(), both);
+                let three = three.expect("of different parameters");
+                let state = readable::<P, _>(three.clone());
+                assert_eq!(state, readable::<R, _>(optim.to_record()));
+                optim = released().load_record(carry::<P, R, _>(three));
+            }
+            _ => {}
+        }
+        plain = by_hand.step(plain, step);
+        let loss = |model: &_| Mlp::loss::<R>(model, Size::Small, step);
+        model = armed_step(RATE, model, &mut optim, loss);
+        Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), step);
+    }
 }
 
 #[test]
 fn a_parameter_in_both_records_is_refused() {
-    let mut records = Records::<Both>::default();
-    let model = step(&both(), &mut records, model(), 0);
-    let (weight, _) = Either::split_records::<P>(records);
-    let mut other = adam_w();
-    let [of_weight, _] = gradients(&model, 1);
-    let _ = other.step(RATE, model.clone(), of_weight);
-    let joined = Either::join_records::<P>(weight, other.to_record());
+    let model = Start::new::<Mlp>(Size::Small).model::<Mlp, P>();
+    let weight = model.layers[0].weight.id;
+    let grads = || {
+        let mut grads = Mlp::loss::<P>(&model, Size::Small, 0).backward();
+        GradientsParams::from_params(&mut grads, &model, &[weight])
+    };
+    let ByHand {
+        mut muon,
+        mut adamw,
+        ..
+    } = ByHand::new();
+    muon.step(RATE, model.clone(), grads());
+    adamw.step(RATE, model.clone(), grads());
+    let joined = Either::join_records::<P>(muon.to_record(), adamw.to_record());
     let error = joined.map(drop).expect_err("refused");
-    assert_eq!(error.param, model.weight.id);
-    assert!(error.to_string().contains(&model.weight.id.to_string()));
+    assert_eq!(error.param, weight);
+    assert!(error.to_string().contains(&weight.to_string()));
 }
 
 /// A state is never dropped without a word.
@@ -253,10 +187,10 @@ fn a_parameter_in_both_records_is_refused() {
                 state is of the optimizer `Either::Right`"
 )]
 fn a_state_of_the_other_kind() {
-    type TwoSgd = Either<Sgd<Inner>, Sgd<Inner>>;
+    type TwoSgd = Either<Sgd<Flex>, Sgd<Flex>>;
     let sgd = sgd().optim().clone();
     let [left, right] = [TwoSgd::Left(sgd.clone()), TwoSgd::Right(sgd)];
-    let mut records = Records::<TwoSgd>::default();
-    let model = step(&[left.clone(), right], &mut records, model(), 0);
-    let _ = step(&[left.clone(), left], &mut records, model, 1);
+    let ones = || Tensor::<Flex, 1>::ones([3], &Default::default());
+    let (_, state) = right.step(RATE, ones(), ones(), None);
+    let _ = left.step(RATE, ones(), ones(), state);
 }

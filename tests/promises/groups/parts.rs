@@ -1,15 +1,15 @@
 //! Plain Burn with an optimizer for each part of a model.
 
 use burn::backend::Flex;
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{AutodiffModule, Module, ModuleVisitor, Param, ParamId};
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer, SimpleOptimizer};
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
+use serde_json::Value;
 
-use crate::harness::Plain;
-
-type P = Plain<Flex>;
+use crate::harness::Plain as P;
+use crate::harness::weights::readable;
 
 /// The parameters whose path has one of these texts.
 pub(crate) fn having<B: AutodiffBackend, M: Module<B>>(model: &M, texts: &[&str]) -> Vec<ParamId> {
@@ -80,12 +80,12 @@ pub(crate) fn part<M: Module<P>>(
 pub(crate) type Part<'a, O, M> = (&'a [&'a str], OptimizerAdaptor<O, M, P>, f64);
 
 /// Plain Burn with an optimizer and a rate for each part; the first takes what is in no other part.
-pub(crate) struct Parts<'a, O: SimpleOptimizer<Flex>, M: burn::module::AutodiffModule<P>> {
+pub(crate) struct Parts<'a, O: SimpleOptimizer<Flex>, M: AutodiffModule<P>> {
     pub(crate) rest: (OptimizerAdaptor<O, M, P>, f64),
     pub(crate) parts: Vec<Part<'a, O, M>>,
 }
 
-impl<O: SimpleOptimizer<Flex>, M: burn::module::AutodiffModule<P>> Parts<'_, O, M> {
+impl<O: SimpleOptimizer<Flex>, M: AutodiffModule<P>> Parts<'_, O, M> {
     /// Parts that come first take a parameter.
     pub(crate) fn step(&mut self, mut model: M, mut grads: GradientsParams) -> M {
         for (texts, optim, rate) in &mut self.parts {
@@ -96,9 +96,20 @@ impl<O: SimpleOptimizer<Flex>, M: burn::module::AutodiffModule<P>> Parts<'_, O, 
         }
         self.rest.0.step(self.rest.1, model, grads)
     }
+
+    /// The states of all, readable.
+    pub(crate) fn record(&self) -> Value {
+        let optims = self.parts.iter().map(|(_, optim, _)| optim);
+        let records = optims.chain([&self.rest.0]).map(|optim| optim.to_record());
+        let all = records.flat_map(|record| match readable::<P, _>(record) {
+            Value::Object(states) => states,
+            other => panic!("not a map of states: {other}"),
+        });
+        Value::Object(all.collect())
+    }
 }
 
-pub(crate) fn adamw<B: AutodiffBackend, M: burn::module::AutodiffModule<B>>(
+pub(crate) fn adamw<B: AutodiffBackend, M: AutodiffModule<B>>(
     decay: f32,
 ) -> OptimizerAdaptor<AdamW, M, B> {
     AdamWConfig::new().with_weight_decay(decay).init()

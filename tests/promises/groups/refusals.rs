@@ -1,9 +1,8 @@
 //! Groups that are not those of the model, and rates that are not those of the step.
 
-use burn::backend::Flex;
 use burn::lr_scheduler::LrScheduler;
 use burn::module::ParamId;
-use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn::optim::{GradientsParams, SgdConfig};
 use burn_gradient_release::{
     GroupOptions, LossScalerConfig, ModuleLrScheduler, NormClipping, ParamGroup, ReleaseError,
     WithGradientRelease,
@@ -11,10 +10,8 @@ use burn_gradient_release::{
 
 use super::parts::{adamw, having};
 use crate::harness::models::{Mlp, Scenario, Size, Transformer};
-use crate::harness::run::{RATE, Start, trainable};
-use crate::harness::{Release, Weights};
-
-type R = Release<Flex>;
+use crate::harness::run::{RATE, Start, armed_step, trainable};
+use crate::harness::{Release as R, Weights};
 
 /// At whichever call comes first, with the paths that were meant, and nothing has changed.
 #[test]
@@ -90,30 +87,29 @@ fn rates_of_groups_are_those_of_the_step() {
     assert_eq!(*refused.error(), expected);
 
     // Stepping the scheduler after arming does not change what the model is armed with.
-    let mut model = optim.arm(rate, refused.into_model());
     let mut ahead = scheduler.clone();
-    ahead.step();
-    let loss = S::loss::<R>(&model, Size::Small, 0);
-    let grads = GradientsParams::from_grads(loss.backward(), &model);
-    model = optim.step(rate, model, grads);
+    let model = armed_step(rate, refused.into_model(), &mut optim, |model| {
+        ahead.step();
+        S::loss::<R>(model, Size::Small, 0)
+    });
     let report = optim.last_step().unwrap();
-    for id in having::<R, _>(&model, &["layers.2."]) {
-        assert_eq!(report.learning_rate_of(id), 0.02);
-    }
-    for id in having::<R, _>(&model, &["layers.0.", "layers.1."]) {
-        assert_eq!(report.learning_rate_of(id), 0.01);
+    for (layer, expected) in [
+        ("layers.0.", 0.01),
+        ("layers.1.", 0.01),
+        ("layers.2.", 0.02),
+    ] {
+        for id in having::<R, _>(&model, &[layer]) {
+            assert_eq!(report.learning_rate_of(id), expected);
+        }
     }
 
     // A scheduler that is gone steps nobody.
     drop((scheduler, ahead));
     let refused = optim.try_arm(rate, model).unwrap_err();
-    assert!(matches!(
-        refused.error(),
-        ReleaseError::GroupRates {
-            published: None,
-            ..
-        }
-    ));
+    let ReleaseError::GroupRates { published, .. } = refused.error() else {
+        panic!("{:?}", refused.error());
+    };
+    assert_eq!(*published, None);
 
     // A group of the scheduler that no parameter is in.
     let nobody = ParamGroup::from_path("layers.9.weight");

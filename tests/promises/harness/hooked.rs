@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use burn::grad_clipping::GradientClipping;
 use burn::module::AutodiffModule;
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{Adam, AdamConfig, AdamState, LearningRate, SimpleOptimizer};
@@ -18,6 +19,7 @@ type Hook = Arc<dyn Fn(usize, LearningRate) -> LearningRate + Send + Sync>;
 #[derive(Clone)]
 pub(crate) struct Hooked {
     adam: Adam,
+    clipping: Option<GradientClipping>,
     calls: Arc<AtomicUsize>,
     hook: Hook,
 }
@@ -42,8 +44,25 @@ impl Hooked {
     ) -> Self {
         Self {
             adam: AdamConfig::new().build(),
+            clipping: None,
             calls: Arc::default(),
             hook: Arc::new(hook),
+        }
+    }
+
+    /// Adam as configured here, without its clipping.
+    pub(crate) fn with_config(config: &AdamConfig) -> Self {
+        Self {
+            adam: config.build(),
+            ..Self::new()
+        }
+    }
+
+    /// Clips each gradient by itself.
+    pub(crate) fn with_clipping(self, clipping: GradientClipping) -> Self {
+        Self {
+            clipping: Some(clipping),
+            ..self
         }
     }
 
@@ -80,6 +99,10 @@ impl Recipe for Hooked {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        OptimizerAdaptor::from(self.clone())
+        let optim = OptimizerAdaptor::from(self.clone());
+        match &self.clipping {
+            Some(clipping) => optim.with_grad_clipping(clipping.clone()),
+            None => optim,
+        }
     }
 }

@@ -1,14 +1,20 @@
 //! One training run, plain or with release, weights noted after every step.
 
+use core::fmt::Display;
+
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::module::AutodiffModule;
-use burn::optim::{GradientsParams, Optimizer};
+use burn::optim::{GradientsParams, Optimizer, SimpleOptimizer};
+use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_gradient_release::{Outcome, ReleaseBackend, StepReport, WithGradientRelease};
+use burn_gradient_release::{
+    Outcome, ReleaseBackend, ReleaseOptimizer, StepReport, WithGradientRelease,
+};
 
 use super::models::{Scenario, Size};
 use super::noise::reseed;
 use super::weights::{load, save};
-use super::{Plain, Recipe, Weights};
+use super::{Plain, Recipe, Release, Weights};
 
 /// The rate of every run that does not say otherwise.
 pub(crate) const RATE: f64 = 0.01;
@@ -34,14 +40,14 @@ impl Start {
         }
     }
 
-    /// Makes a start from the [`bytes`](Self::bytes) of another process.
+    /// Makes a start from a saved model, also of another process.
     pub(crate) fn from_bytes(size: Size, bytes: Vec<u8>) -> Self {
         Self { size, bytes }
     }
 
-    /// For another process: ids of parameters are drawn anew in each.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.bytes
+    /// How big the model is.
+    pub(crate) fn size(&self) -> Size {
+        self.size
     }
 
     /// The model with these weights.
@@ -66,20 +72,10 @@ where
     R: Recipe,
     B: AutodiffBackend,
 {
-    let mut model = start.model::<S, B>();
     let mut optim = recipe.make::<B, S::Model<B>>();
-    let first = Weights::of::<B, _>(&model);
-    let mut weights = Vec::new();
-    for step in 0..steps {
-        let loss = S::loss::<B>(&model, start.size, step);
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        model = optim.step(RATE, model, grads);
-        weights.push(Weights::of::<B, _>(&model));
-    }
-    Trajectory {
-        first,
-        steps: weights,
-    }
+    ordinary(start.model::<S, B>(), &mut optim, steps, &|model, step| {
+        S::loss::<B>(model, start.size, step)
+    })
 }
 
 /// With release, each step armed.
@@ -93,30 +89,129 @@ where
     R: Recipe,
     B: ReleaseBackend,
 {
-    let mut model = start.model::<S, B>();
     let mut optim = recipe.make::<B, S::Model<B>>().with_gradient_release();
+    armed(start.model::<S, B>(), &mut optim, steps, &|model, step| {
+        S::loss::<B>(model, start.size, step)
+    })
+}
+
+/// Plain Burn and release, on the same backend: the weights are as near as `tolerance` says after
+/// each step, and move.
+#[track_caller]
+pub(crate) fn compare<S, R, B, C>(
+    start: &Start,
+    recipe: &R,
+    steps: u64,
+    tolerance: f32,
+) -> (Trajectory, Vec<StepReport>)
+where
+    S: Scenario,
+    R: Recipe,
+    B: Backend,
+    C: CheckpointStrategy,
+{
+    let plain = plain::<S, R, Plain<B, C>>(start, recipe, steps);
+    let (release, reports) = release::<S, R, Release<B, C>>(start, recipe, steps);
+    release
+        .first
+        .assert_same(&plain.first, "before the first step");
+    assert_near_steps(&release.steps, &plain.steps, tolerance, "release");
+    let last = plain.steps.last().expect("there are steps");
+    last.assert_moved(&plain.first, "plain");
+    assert!(last.finite(), "the run blew up");
+    (release, reports)
+}
+
+/// Trains any model on any loss as plain Burn does.
+pub(crate) fn ordinary<M, B, O>(
+    mut model: M,
+    optim: &mut O,
+    steps: u64,
+    loss: &dyn Fn(&M, u64) -> Tensor<B, 1>,
+) -> Trajectory
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+    O: Optimizer<M, B>,
+{
     let first = Weights::of::<B, _>(&model);
     let mut weights = Vec::new();
-    let mut reports = Vec::new();
     for step in 0..steps {
-        model = optim.arm(RATE, model);
-        let loss = S::loss::<B>(&model, start.size, step);
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        assert!(
-            grads.is_empty(),
-            "an armed parameter left a gradient behind"
-        );
-        model = optim.step(RATE, model, grads);
+        let loss = loss(&model, step);
+        model = ordinary_step(RATE, model, optim, loss);
         weights.push(Weights::of::<B, _>(&model));
-        reports.push(optim.last_step().expect("a step was taken").clone());
     }
-    (
-        Trajectory {
-            first,
-            steps: weights,
-        },
-        reports,
-    )
+    Trajectory {
+        first,
+        steps: weights,
+    }
+}
+
+/// Trains any model on any loss with release, each step armed.
+pub(crate) fn armed<M, B, O>(
+    mut model: M,
+    optim: &mut ReleaseOptimizer<O, M, B>,
+    steps: u64,
+    loss: &dyn Fn(&M, u64) -> Tensor<B, 1>,
+) -> (Trajectory, Vec<StepReport>)
+where
+    B: ReleaseBackend,
+    M: AutodiffModule<B>,
+    O: SimpleOptimizer<B::InnerBackend> + 'static,
+{
+    let first = Weights::of::<B, _>(&model);
+    let (mut weights, mut reports) = (Vec::new(), Vec::new());
+    for step in 0..steps {
+        model = armed_step(RATE, model, optim, |model| loss(model, step));
+        weights.push(Weights::of::<B, _>(&model));
+        reports.push(optim.last_step().expect("a step was taken"));
+    }
+    let trajectory = Trajectory {
+        first,
+        steps: weights,
+    };
+    (trajectory, reports)
+}
+
+/// One armed step, which returns no gradient.
+pub(crate) fn armed_step<M, B, O>(
+    rate: f64,
+    model: M,
+    optim: &mut ReleaseOptimizer<O, M, B>,
+    loss: impl FnOnce(&M) -> Tensor<B, 1>,
+) -> M
+where
+    B: ReleaseBackend,
+    M: AutodiffModule<B>,
+    O: SimpleOptimizer<B::InnerBackend> + 'static,
+{
+    let model = optim.arm(rate, model);
+    let grads = GradientsParams::from_grads(loss(&model).backward(), &model);
+    assert!(
+        grads.is_empty(),
+        "an armed parameter left a gradient behind"
+    );
+    optim.step(rate, model, grads)
+}
+
+/// Fails unless the weights after each step are equal to the last bit.
+#[track_caller]
+pub(crate) fn assert_same_steps(given: &[Weights], expected: &[Weights], context: impl Display) {
+    assert_near_steps(given, expected, 0.0, context);
+}
+
+/// Fails unless the weights after each step are as near as `tolerance` says.
+#[track_caller]
+pub(crate) fn assert_near_steps(
+    given: &[Weights],
+    expected: &[Weights],
+    tolerance: f32,
+    context: impl Display,
+) {
+    assert_eq!(given.len(), expected.len(), "{context}: steps");
+    for (step, (given, expected)) in given.iter().zip(expected).enumerate() {
+        given.assert_near(expected, tolerance, format!("{context}, after step {step}"));
+    }
 }
 
 /// Number of trained parameters of a model.
@@ -124,10 +219,7 @@ pub(crate) fn trainable<B: Backend, M: burn::module::Module<B>>(model: &M) -> us
     struct Count(usize);
 
     impl<B: Backend> burn::module::ModuleVisitor<B> for Count {
-        fn visit_float<const D: usize>(
-            &mut self,
-            param: &burn::module::Param<burn::tensor::Tensor<B, D>>,
-        ) {
+        fn visit_float<const D: usize>(&mut self, param: &burn::module::Param<Tensor<B, D>>) {
             self.0 += usize::from(param.is_require_grad());
         }
     }
@@ -136,6 +228,9 @@ pub(crate) fn trainable<B: Backend, M: burn::module::Module<B>>(model: &M) -> us
     model.visit(&mut count);
     count.0
 }
+
+/// What [`outcomes`] counts.
+pub(crate) const OUTCOMES: &str = "released, late, ordinary, unused";
 
 /// How often each outcome occurred: released, late, ordinary, unused.
 pub(crate) fn outcomes(report: &StepReport) -> [usize; 4] {
@@ -153,11 +248,7 @@ pub(crate) fn outcomes(report: &StepReport) -> [usize; 4] {
 /// Fails unless every parameter was stepped inside backward, as soon as it was complete.
 #[track_caller]
 pub(crate) fn assert_all_released(report: &StepReport, parameters: usize) {
-    assert_eq!(
-        outcomes(report),
-        [parameters, 0, 0, 0],
-        "released, late, ordinary, unused"
-    );
+    assert_eq!(outcomes(report), [parameters, 0, 0, 0], "{OUTCOMES}");
 }
 
 /// Checks that each step of a run released all parameters.
@@ -165,21 +256,13 @@ pub(crate) fn assert_all_released(report: &StepReport, parameters: usize) {
 pub(crate) fn assert_run_released(reports: &[StepReport], parameters: usize) {
     assert!(!reports.is_empty());
     for (step, report) in reports.iter().enumerate() {
-        assert_eq!(
-            outcomes(report),
-            [parameters, 0, 0, 0],
-            "step {step}: released, late, ordinary, unused"
-        );
+        let all_released = [parameters, 0, 0, 0];
+        assert_eq!(outcomes(report), all_released, "step {step}: {OUTCOMES}");
     }
 }
 
 /// One ordinary step of plain Burn's loop, for tests that write their own.
-pub(crate) fn ordinary_step<M, B, O>(
-    rate: f64,
-    model: M,
-    optim: &mut O,
-    loss: burn::tensor::Tensor<B, 1>,
-) -> M
+pub(crate) fn ordinary_step<M, B, O>(rate: f64, model: M, optim: &mut O, loss: Tensor<B, 1>) -> M
 where
     B: AutodiffBackend,
     M: AutodiffModule<B>,

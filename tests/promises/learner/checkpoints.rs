@@ -1,240 +1,142 @@
-//! A checkpoint of either is a checkpoint of the other, whichever recorder writes it.
+//! A checkpoint of either is a checkpoint of the other. (For the recorders of Burn see
+//! [`checkpoints`](crate::checkpoints), and the tests of `AtomicFileRecorder` in its crate.)
 
-use burn::backend::Flex;
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{Adam, AdamConfig, Optimizer};
-use burn::record::{
-    BinFileRecorder, BinGzFileRecorder, FileRecorder, FullPrecisionSettings, HalfPrecisionSettings,
-    JsonGzFileRecorder, NamedMpkFileRecorder, NamedMpkGzFileRecorder, PrettyJsonFileRecorder,
-};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
+
+use burn::record::{FullPrecisionSettings, HalfPrecisionSettings, NamedMpkFileRecorder};
+use burn::train::checkpoint::{CheckpointingStrategy, KeepLastNCheckpoints};
+use burn_gradient_release_train::BlockingCheckpointingStrategy;
 use burn_gradient_release_train::resume::AtomicFileRecorder;
 
-use super::rates;
-use crate::harness::learner::{Directory, Mode, ModelOf, Released, Run, Stock, Training, train};
-use crate::harness::models::{Regression, Size};
-use crate::harness::run::Start;
-use crate::harness::weights::readable;
-use crate::harness::{Plain, Release};
+use crate::harness::learner::{
+    Directory, Net, Part, Released, Run, Stock, Task, Training, Watched, resumed, train,
+    train_saving,
+};
 
-/// A recorder for either backend.
-trait AnyRecorder: FileRecorder<Plain> + FileRecorder<Release> + FileRecorder<Flex> {}
-
-impl<F> AnyRecorder for F where F: FileRecorder<Plain> + FileRecorder<Release> + FileRecorder<Flex> {}
-
-/// Epochs of each of the three parts of a run, and batches in an epoch.
-const EPOCHS: usize = 2;
-const BATCHES: usize = 5;
-
-fn training() -> Training {
-    Training {
-        epochs: 3 * EPOCHS,
-        batches: BATCHES,
-        ..Training::new()
-    }
-}
-
-/// The run without interruption.
-fn whole(start: &Start) -> Run {
-    let run = train::<Stock, Regression, _, _, _>(start, &AdamConfig::new(), rates(), &training());
-    run.assert_trained();
-    run
-}
-
-/// A part of a run, from what the part before saved, or from `start`.
-fn part<D: Mode, F>(part: usize, start: &Start, directory: &Directory, recorder: F) -> Run
-where
-    F: FileRecorder<D::B> + FileRecorder<Flex> + 'static,
-{
-    let training = Training {
-        directory: directory.clone(),
-        epochs: (part + 1) * EPOCHS,
-        checkpoint: (part > 0).then_some(part * EPOCHS),
-        ..training().saving_with(recorder)
+/// In three parts, of which the middle one is saved otherwise: every weight as in one go.
+#[test]
+fn handed_over_twice() {
+    type Mpk = NamedMpkFileRecorder<FullPrecisionSettings>;
+    let task = Task::new(Net::Chain);
+    let whole = train::<Stock>(&task, &Training::new());
+    let stock =
+        |task: &Task, training: &Training| train_saving::<Stock, _>(task, training, Mpk::default());
+    let released = |task: &Task, training: &Training| {
+        train_saving::<Released, _>(task, training, AtomicFileRecorder::new(Mpk::default()))
     };
-    train::<D, Regression, _, _, _>(start, &AdamConfig::new(), rates(), &training)
+    resumed(
+        &task,
+        &Training::new(),
+        &[&stock, &released, &stock],
+        &whole,
+    );
+    resumed(
+        &task,
+        &Training::new(),
+        &[&released, &stock, &released],
+        &whole,
+    );
 }
 
-/// Weights to begin a resumed run with, which the checkpoint has to replace.
-fn other_start() -> Start {
-    Start::seeded::<Regression>(Size::Small, 1)
-}
-
-/// In three parts, the middle one with `inner`: every weight as in one go.
-fn handed_over<A, B, F, G>(outer: F, inner: G)
-where
-    A: Mode,
-    B: Mode,
-    F: AnyRecorder + FileRecorder<A::B> + 'static,
-    G: AnyRecorder + FileRecorder<B::B> + 'static,
-{
-    let start = Start::new::<Regression>(Size::Small);
-    let whole = whole(&start);
-    let directory = Directory::temporary();
-    part::<A, _>(0, &start, &directory, outer.clone());
-    let second = part::<B, _>(1, &other_start(), &directory, inner);
-    let third = part::<A, _>(2, &other_start(), &directory, outer);
-    for (place, run) in [(1, &second), (2, &third)] {
-        let found = &whole.found[place * EPOCHS * BATCHES..];
-        assert!(
-            run.found.iter().zip(found).all(|(a, b)| a.same(b)),
-            "part {place}"
-        );
+/// Burn's event store files the first epoch of a resumed run under 1, over what was there.
+#[test]
+fn a_resumed_epoch_is_logged_under_its_own_number() {
+    let task = Task::new(Net::Chain);
+    let whole = train::<Stock>(&task, &Training::new());
+    let (stock, released) = (train::<Stock>, train::<Released>);
+    let parts: [Part<'_>; 3] = [&stock, &released, &released];
+    let run = resumed(&task, &Training::saving(), &parts, &whole);
+    for epoch in 1..=3 {
+        for metric in ["Loss", "Learning Rate"] {
+            let logged = run.directory.logged(epoch, metric);
+            assert_eq!(logged.len(), 7);
+            let expected = whole.directory.logged(epoch, metric);
+            assert_eq!(logged, expected, "{metric}, {epoch}");
+        }
     }
-    let difference = third.difference_from(&whole, 2 * EPOCHS * BATCHES);
-    assert_eq!(difference, None, "the end");
-}
-
-/// The same files from both, byte for byte; of the optimizer's, a hash map, the same content.
-fn same_files<F: AnyRecorder + 'static, G: AnyRecorder + 'static>(stock: F, release: G) {
-    let start = Start::new::<Regression>(Size::Small);
-    let expected = part::<Stock, _>(0, &start, &Directory::temporary(), stock.clone()).directory;
-    let found = part::<Released, _>(0, &start, &Directory::temporary(), release.clone()).directory;
-
-    let names = expected.checkpoints();
-    assert_eq!(names.len(), 3 * EPOCHS);
-    // The atomic recorder's files have checksums beside them.
-    let mut saved = found.checkpoints();
-    saved.retain(|name| !name.ends_with(".sha256"));
-    assert_eq!(saved, names);
-    for name in names.iter().filter(|name| !name.starts_with("optim")) {
-        let bytes = |directory: &Directory| std::fs::read(directory.checkpoint(name)).expect(name);
-        assert!(bytes(&found) == bytes(&expected), "{name} differs");
-    }
-    for epoch in 1..=EPOCHS {
-        let name = format!("optim-{epoch}");
-        // Either recorder reads what the other wrote.
-        let expected = optim_record(release.clone(), &expected, &name);
-        let found = optim_record(stock.clone(), &found, &name);
-        assert_eq!(found, expected, "{name}");
-        assert_eq!(found.as_object().map(|params| params.len()), Some(6));
-    }
-}
-
-/// Optimizer record of a checkpoint.
-fn optim_record<F: FileRecorder<Plain>>(
-    recorder: F,
-    directory: &Directory,
-    name: &str,
-) -> serde_json::Value {
-    type Model = ModelOf<Stock, Regression>;
-    type State = <OptimizerAdaptor<Adam, Model, Plain> as Optimizer<Model, Plain>>::Record;
-
-    let record: State = recorder
-        .load(directory.checkpoint(name), &Default::default())
-        .expect("the file is whole");
-    readable::<Plain, _>(record)
-}
-
-/// A test per recorder of Burn.
-macro_rules! recorders {
-    ($($name:ident: $recorder:ident,)*) => {
-        $(
-            mod $name {
-                use super::*;
-
-                type R = $recorder<FullPrecisionSettings>;
-
-                #[test]
-                fn stock_release_stock() {
-                    handed_over::<Stock, Released, _, _>(R::default(), R::default());
-                }
-
-                #[test]
-                fn stock_release_stock_through_atomic_files() {
-                    let atomic = AtomicFileRecorder::new(R::default());
-                    handed_over::<Stock, Released, _, _>(R::default(), atomic);
-                }
-
-                #[test]
-                fn same_files_as_stock() {
-                    same_files(R::default(), R::default());
-                    same_files(R::default(), AtomicFileRecorder::new(R::default()));
-                }
-            }
-        )*
-    };
-}
-
-recorders! {
-    bin: BinFileRecorder,
-    bin_gz: BinGzFileRecorder,
-    json_gz: JsonGzFileRecorder,
-    pretty_json: PrettyJsonFileRecorder,
-    named_mpk: NamedMpkFileRecorder,
-    named_mpk_gz: NamedMpkGzFileRecorder,
 }
 
 #[test]
-fn release_stock_release() {
-    type R = NamedMpkFileRecorder<FullPrecisionSettings>;
-    handed_over::<Released, Stock, _, _>(R::default(), R::default());
+fn files_are_those_of_stock() {
+    let task = Task::new(Net::Chain);
+    let training = || Training {
+        epochs: 2,
+        ..Training::saving()
+    };
+    let stock = train::<Stock>(&task, &training());
+    let release = train::<Released>(&task, &training());
+    assert_eq!(stock.directory.checkpoints().len(), 3 * 2);
+    assert_eq!(
+        release.directory.checkpoints(),
+        stock.directory.checkpoints()
+    );
+    for epoch in [1, 2] {
+        release.assert_saved_same(&stock, epoch);
+    }
 }
 
 /// `CompactRecorder`: what it saves is rounded, so that no resume is the run without interruption.
 /// Stock resumed from the same files is the reference.
 #[test]
 fn half_precision_is_resumed_as_stock_resumes_it() {
-    type R = NamedMpkFileRecorder<HalfPrecisionSettings>;
-    let start = Start::new::<Regression>(Size::Small);
-    let resume = |middle: fn(usize, &Start, &Directory, R) -> Run| {
-        let directory = Directory::temporary();
-        part::<Stock, _>(0, &start, &directory, R::default());
-        let second = middle(1, &other_start(), &directory, R::default());
-        (
+    type Half = NamedMpkFileRecorder<HalfPrecisionSettings>;
+    let task = Task::new(Net::Chain);
+    let stock = train_saving::<Stock, Half>;
+    let parts = |middle: fn(&Task, &Training, Half) -> Run| {
+        let training = Training::new();
+        stock(&task, &training.only_epoch(1), Half::default());
+        let task = task.with_other_weights();
+        let second = middle(&task, &training.only_epoch(2), Half::default());
+        [
             second,
-            part::<Stock, _>(2, &other_start(), &directory, R::default()),
-        )
+            stock(&task, &training.only_epoch(3), Half::default()),
+        ]
     };
-    let expected = resume(part::<Stock, R>);
-    let found = resume(part::<Released, R>);
-    found
-        .0
-        .assert_same(&expected.0, "release, from stock's checkpoint");
-    found
-        .1
-        .assert_same(&expected.1, "stock, from release's checkpoint");
-    let whole = whole(&start);
-    let difference = found.1.difference_from(&whole, 2 * EPOCHS * BATCHES);
-    assert!(difference.is_some(), "rounding would be noticed");
-}
-
-/// A resume that loses the moments would not pass for one.
-#[test]
-fn losing_the_state_would_be_noticed() {
-    let start = Start::new::<Regression>(Size::Small);
-    let whole = whole(&start);
-    let directory = Directory::temporary();
-    let recorder = BinFileRecorder::<FullPrecisionSettings>::default();
-    let first = part::<Released, _>(0, &start, &directory, recorder.clone());
-    let empty = OptimizerAdaptor::<Adam, ModelOf<Stock, Regression>, Plain>::from(
-        AdamConfig::new().build(),
+    let expected = parts(stock);
+    let found = parts(train_saving::<Released, Half>);
+    found[0].assert_same(&expected[0], "release, from stock's checkpoint");
+    found[1].assert_same(&expected[1], "stock, from release's checkpoint");
+    let whole = train::<Stock>(&task, &Training::new());
+    assert!(
+        found[1].difference(&whole, 14).is_some(),
+        "rounding would be noticed"
     );
-    let file = directory.checkpoint(&format!("optim-{EPOCHS}"));
-    burn::record::Recorder::<Plain>::record(&recorder, empty.to_record(), file).expect("written");
-    let second = part::<Released, _>(1, &other_start(), &directory, recorder);
-    assert!(second.found[0].same(&first.last), "the weights are there");
-    let difference = second.found[1].same(&whole.found[EPOCHS * BATCHES + 1]);
-    assert!(!difference, "and the moments are not");
 }
 
-/// Burn's event store files the first epoch of a resumed run under 1, over what was there.
+/// In how many steps a file was being written, and the folder.
+fn steps_while_writing(keep: fn() -> Box<dyn CheckpointingStrategy>) -> (usize, Directory) {
+    let (writing, steps) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (is_written, counted) = (writing.clone(), steps.clone());
+    // Longer than an epoch.
+    let slow = Watched::new(move |_| {
+        writing.fetch_add(1, Ordering::SeqCst);
+        sleep(Duration::from_millis(200));
+        writing.fetch_sub(1, Ordering::SeqCst);
+    });
+    let training = Training {
+        keep,
+        on_step: Arc::new(move |_| {
+            let is_writing = is_written.load(Ordering::SeqCst) > 0;
+            counted.fetch_add(usize::from(is_writing), Ordering::SeqCst);
+        }),
+        ..Training::new()
+    };
+    let run = train_saving::<Released, _>(&Task::new(Net::Chain), &training, slow);
+    (steps.load(Ordering::SeqCst), run.directory)
+}
+
 #[test]
-fn a_resumed_epoch_is_logged_under_its_own_number() {
-    type R = BinFileRecorder<FullPrecisionSettings>;
-    let start = Start::new::<Regression>(Size::Small);
-    let whole = whole(&start);
-    let directory = Directory::temporary();
-    part::<Stock, _>(0, &start, &directory, R::default());
-    part::<Released, _>(1, &other_start(), &directory, R::default());
-    for epoch in 1..=2 * EPOCHS {
-        for metric in ["Loss", "Learning Rate"] {
-            let logged = directory.logged(epoch, metric);
-            assert_eq!(logged.len(), BATCHES);
-            assert_eq!(
-                logged,
-                whole.directory.logged(epoch, metric),
-                "{metric}, {epoch}"
-            );
-        }
-    }
+fn no_step_is_taken_while_a_checkpoint_is_written_if_that_is_asked_for() {
+    let (meanwhile, expected) = steps_while_writing(|| Box::new(KeepLastNCheckpoints::new(2)));
+    assert!(meanwhile > 0, "Burn goes on");
+    let (meanwhile, found) = steps_while_writing(|| {
+        Box::new(BlockingCheckpointingStrategy::new(
+            KeepLastNCheckpoints::new(2),
+        ))
+    });
+    assert_eq!(meanwhile, 0);
+    assert_eq!(found.checkpoints(), expected.checkpoints());
 }

@@ -2,22 +2,16 @@
 //! weights of the run that nobody killed.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use burn::backend::Flex;
-use burn::optim::AdamConfig;
-use burn::record::{FileRecorder, FullPrecisionSettings, Record, Recorder, RecorderError};
-use burn::tensor::backend::Backend;
-use burn::train::checkpoint::KeepLastNCheckpoints;
 use burn_gradient_release_train::resume::{AtomicFileRecorder, resume_point};
-use serde::{Serialize, de::DeserializeOwned};
 
-use super::{full_name, rates};
-use crate::harness::learner::{Bin, Directory, Mode, Released, Run, Stock, Training, train};
-use crate::harness::models::{Regression, Size};
+use super::full_name;
+use crate::harness::learner::{
+    Bin, Directory, Net, Released, Run, Stock, Task, Training, Watched, train, train_saving,
+};
 use crate::harness::process::{kill_at_stop, stop, victim, wait_for};
-use crate::harness::run::Start;
 
 const EPOCHS: usize = 5;
 const BATCHES: usize = 7;
@@ -35,15 +29,25 @@ fn training(directory: Directory) -> Training {
     }
 }
 
-fn run<D: Mode, F>(start: &Start, training: &Training<F>) -> Run
-where
-    F: FileRecorder<D::B> + FileRecorder<Flex> + 'static,
-{
-    train::<D, Regression, _, _, _>(start, &AdamConfig::new(), rates(), training)
+#[derive(Clone, Copy, Debug)]
+enum Who {
+    Stock,
+    Release,
+}
+
+impl Who {
+    /// Trains with files that are whole or not there.
+    fn train(self, task: &Task, training: &Training) -> Run {
+        let recorder = AtomicFileRecorder::new(Bin::default());
+        match self {
+            Self::Stock => train_saving::<Stock, _>(task, training, recorder),
+            Self::Release => train_saving::<Released, _>(task, training, recorder),
+        }
+    }
 }
 
 /// When the victim dies.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 enum Moment {
     /// Before this step of the run, counted from 0; every checkpoint until then is written.
     Step(usize),
@@ -51,105 +55,87 @@ enum Moment {
     Write(&'static str, usize),
 }
 
-/// Writes half of one file and stops there.
-#[derive(Clone, Debug, Default)]
-struct Interrupted {
-    recorder: Bin,
-    directory: PathBuf,
-    part: &'static str,
-    epoch: usize,
+/// Who dies, when, and who resumes.
+const ROWS: [(Who, Moment, Who); 6] = [
+    (Who::Release, Moment::Step(3), Who::Release),
+    (Who::Stock, Moment::Step(2 * BATCHES + 1), Who::Release),
+    (Who::Release, Moment::Step(3 * BATCHES + 6), Who::Stock),
+    (Who::Release, Moment::Write("model", 3), Who::Stock),
+    (Who::Stock, Moment::Write("optim", 3), Who::Release),
+    (Who::Release, Moment::Write("scheduler", 2), Who::Release),
+];
+
+/// Waits for the files of a checkpoint but one.
+fn wait_for_parts(directory: &Path, epoch: usize, but: &str) {
+    for part in PARTS.iter().filter(|part| **part != but) {
+        wait_for(&Directory::at(directory).checkpoint(&format!("{part}-{epoch}.bin")));
+    }
 }
 
-impl Interrupted {
-    fn stop_at(&self, file: &Path) {
+/// A recorder that writes half of this file and stops there.
+fn interrupted(directory: &Path, part: &'static str, epoch: usize) -> Watched {
+    let directory = directory.to_path_buf();
+    Watched::new(move |file| {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
-        if !name.ends_with(&format!("{}-{}", self.part, self.epoch)) {
-            return;
+        if name.ends_with(&format!("{part}-{epoch}")) {
+            let file = fs::File::options()
+                .write(true)
+                .open(file.with_extension("bin"));
+            let file = file.expect("just written");
+            let length = file.metadata().expect("a file").len();
+            file.set_len(length / 2).expect("writable");
+            wait_for_parts(&directory, epoch, part);
+            stop(&directory)
         }
-        let written = fs::File::options()
-            .write(true)
-            .open(file.with_extension("bin"));
-        let written = written.expect("just written");
-        let length = written.metadata().expect("a file").len();
-        written.set_len(length / 2).expect("writable");
-        let directory = Directory::at(&self.directory);
-        for part in PARTS.iter().filter(|part| **part != self.part) {
-            wait_for(&directory.checkpoint(&format!("{part}-{}.bin", self.epoch)));
-        }
-        stop(&self.directory)
-    }
+    })
 }
 
-impl<B: Backend> Recorder<B> for Interrupted {
-    type Settings = FullPrecisionSettings;
-    type RecordArgs = PathBuf;
-    type RecordOutput = ();
-    type LoadArgs = PathBuf;
-
-    fn record<R: Record<B>>(&self, record: R, file: PathBuf) -> Result<(), RecorderError> {
-        self.recorder.record(record, file.clone())?;
-        self.stop_at(&file);
-        Ok(())
-    }
-
-    fn save_item<I: Serialize>(&self, item: I, file: PathBuf) -> Result<(), RecorderError> {
-        Recorder::<B>::save_item(&self.recorder, item, file)
-    }
-
-    fn load_item<I: DeserializeOwned>(&self, file: &mut PathBuf) -> Result<I, RecorderError> {
-        Recorder::<B>::load_item(&self.recorder, file)
-    }
-}
-
-impl<B: Backend> FileRecorder<B> for Interrupted {
-    fn file_extension() -> &'static str {
-        <Bin as FileRecorder<B>>::file_extension()
-    }
+/// A file that the parent has left for the process that is killed.
+fn left(directory: &Path, file: &str) -> Vec<u8> {
+    fs::read(directory.join(file)).expect("left by the parent")
 }
 
 /// The process that is killed.
-fn die<A: Mode>(directory: &Path, moment: Moment, atomic: bool) -> ! {
-    let bytes = fs::read(directory.join("start")).expect("left by the parent");
-    let start = Start::from_bytes(Size::Small, bytes);
+fn die(directory: &Path) -> ! {
+    let task = Task::from_weights(left(directory, "start"));
+    let (who, moment, _) = ROWS[usize::from(left(directory, "row")[0])];
     let mut training = training(Directory::at(directory));
-    let mut recorder = Interrupted {
-        directory: directory.to_path_buf(),
-        ..Interrupted::default()
-    };
     match moment {
         Moment::Step(last) => {
-            let directory = training.directory.clone();
+            let directory = directory.to_path_buf();
             training.on_step = Arc::new(move |step| {
-                if step < last {
-                    return;
+                if step == last {
+                    if last >= BATCHES {
+                        wait_for_parts(&directory, last / BATCHES, "none");
+                    }
+                    stop(&directory)
                 }
-                for part in PARTS.iter().filter(|_| last >= BATCHES) {
-                    wait_for(&directory.checkpoint(&format!("{part}-{}.bin", last / BATCHES)));
-                }
-                stop(directory.path())
             });
+            who.train(&task, &training);
         }
-        Moment::Write(part, epoch) => (recorder.part, recorder.epoch) = (part, epoch),
-    }
-    if atomic {
-        let recorder = AtomicFileRecorder::new(recorder);
-        run::<A, _>(&start, &training.saving_with(recorder));
-    } else {
-        run::<A, _>(&start, &training.saving_with(recorder));
+        Moment::Write(part, epoch) => {
+            let recorder = AtomicFileRecorder::new(interrupted(directory, part, epoch));
+            match who {
+                Who::Stock => train_saving::<Stock, _>(&task, &training, recorder),
+                Who::Release => train_saving::<Released, _>(&task, &training, recorder),
+            };
+        }
     }
     panic!("the run came to its end alive");
 }
 
-/// A directory in which `A` was killed at that moment, and the weights it began with.
-fn killed<A: Mode>(test: &str, moment: Moment, atomic: bool) -> (Directory, Start) {
-    if let Some(directory) = victim() {
-        die::<A>(&directory, moment, atomic);
-    }
-    let start = Start::new::<Regression>(Size::Small);
+/// A directory in which the run of a row was killed.
+fn killed(task: &Task, row: usize) -> Directory {
     let directory = Directory::temporary();
-    fs::write(directory.path().join("start"), start.bytes()).expect("writable");
-    kill_at_stop(&full_name(module_path!(), test), directory.path());
-    (directory, start)
+    for (file, bytes) in [("start", task.weights()), ("row", &[row as u8])] {
+        fs::write(directory.path().join(file), bytes).expect("writable");
+    }
+    let test = full_name(
+        module_path!(),
+        "the_run_that_resumes_ends_with_the_same_weights",
+    );
+    kill_at_stop(&test, directory.path());
+    directory
 }
 
 /// Burn removes the files of old checkpoints, and the next save their checksums: killed in between,
@@ -162,114 +148,52 @@ fn without_orphans(files: Vec<String>) -> Vec<String> {
     files.iter().filter(of_a_file).cloned().collect()
 }
 
-/// `A` is killed, `B` resumes.
-fn survives<A: Mode, B: Mode>(test: &str, moment: Moment) {
-    let (directory, start) = killed::<A>(test, moment, true);
-    let expected = run::<Stock, _>(&start, &training(Directory::temporary()));
-    expected.assert_trained();
-
-    let before = directory.checkpoints();
-    let epoch = resume_point(directory.path()).expect("readable");
-    let after = directory.checkpoints();
-    match moment {
-        Moment::Step(step) => {
-            assert_eq!(epoch.unwrap_or(0), step / BATCHES);
-            let kept = without_orphans(before);
-            assert_eq!(after, kept, "nothing was half done");
-        }
-        Moment::Write(part, torn) => {
-            assert_eq!(epoch, Some(torn - 1));
-            assert!(before.contains(&format!("unfinished-{part}-{torn}.bin")));
-            let torn = format!("-{torn}.bin");
-            assert_eq!(
-                before.iter().filter(|file| file.ends_with(&torn)).count(),
-                3
-            );
-            assert_eq!(after.iter().filter(|file| file.ends_with(&torn)).count(), 0);
-        }
+#[test]
+fn the_run_that_resumes_ends_with_the_same_weights() {
+    if let Some(directory) = victim() {
+        die(&directory);
     }
-    let resumed = Training {
-        checkpoint: epoch,
-        ..training(directory).saving_with(AtomicFileRecorder::new(Bin::default()))
-    };
-    // A run that has no checkpoint begins anew, as its first weights say.
-    let start = match epoch {
-        Some(_) => Start::seeded::<Regression>(Size::Small, 1),
-        None => start,
-    };
-    let run = run::<B, _>(&start, &resumed);
-    let difference = run.difference_from(&expected, epoch.unwrap_or(0) * BATCHES);
-    assert_eq!(difference, None);
-}
-
-/// A test per moment and pair of modes.
-macro_rules! survives {
-    ($($name:ident: $a:ty, $b:ty, $moment:expr;)*) => {
-        $(
-            #[test]
-            fn $name() {
-                survives::<$a, $b>(stringify!($name), $moment);
+    let task = Task::new(Net::Chain);
+    let expected = train::<Stock>(&task, &training(Directory::temporary()));
+    expected.assert_trained();
+    for (row, (dies, moment, resumes)) in ROWS.into_iter().enumerate() {
+        let context = format!("{dies:?} is killed at {moment:?}, {resumes:?} resumes");
+        let directory = killed(&task, row);
+        let before = directory.checkpoints();
+        let epoch = resume_point(directory.path()).expect("readable");
+        let after = directory.checkpoints();
+        let done = match moment {
+            Moment::Step(step) => {
+                assert_eq!(
+                    after,
+                    without_orphans(before),
+                    "{context}: nothing was half done"
+                );
+                step / BATCHES
             }
-        )*
-    };
-}
+            Moment::Write(part, torn) => {
+                let unfinished = format!("unfinished-{part}-{torn}.bin");
+                assert!(before.contains(&unfinished), "{context}");
+                let of_torn = |files: &[String]| {
+                    let end = format!("-{torn}.bin");
+                    files.iter().filter(|file| file.ends_with(&end)).count()
+                };
+                assert_eq!((of_torn(&before), of_torn(&after)), (3, 0), "{context}");
+                torn - 1
+            }
+        };
+        assert_eq!(epoch.unwrap_or(0), done, "{context}");
 
-survives! {
-    in_the_first_epoch: Released, Released, Moment::Step(3);
-    in_the_middle_of_an_epoch: Released, Released, Moment::Step(3 * BATCHES + 4);
-    in_the_middle_of_an_epoch_of_stock: Stock, Released, Moment::Step(2 * BATCHES + 1);
-    in_the_middle_of_an_epoch_before_stock: Released, Stock, Moment::Step(2 * BATCHES + 6);
-    while_the_model_is_written: Released, Released, Moment::Write("model", 3);
-    while_the_optimizer_is_written: Released, Released, Moment::Write("optim", 3);
-    while_the_scheduler_is_written: Released, Released, Moment::Write("scheduler", 2);
-    while_stock_writes: Stock, Released, Moment::Write("optim", 3);
-    while_writing_before_stock: Released, Stock, Moment::Write("model", 3);
-}
-
-/// What the rename is for: half a file under its own name passes for a checkpoint.
-#[test]
-fn half_a_file_would_pass_for_a_whole_one() {
-    let moment = Moment::Write("optim", 3);
-    let (directory, start) =
-        killed::<Released>("half_a_file_would_pass_for_a_whole_one", moment, false);
-    assert_eq!(resume_point(directory.path()).expect("readable"), Some(3));
-    let resumed = Training {
-        checkpoint: Some(3),
-        ..training(directory).saving_with(Bin::default())
-    };
-    let said = super::refusal(|| run::<Released, _>(&start, &resumed));
-    assert!(said.contains("Can load optimizer checkpoint"), "{said}");
-}
-
-/// What [`ResumedDataLoader`](burn_gradient_release_train::resume::ResumedDataLoader) is for:
-/// Burn's own loader begins with the order of epoch 1 again.
-#[test]
-fn the_order_of_the_first_epoch_would_be_noticed() {
-    let start = Start::new::<Regression>(Size::Small);
-    let expected = run::<Stock, _>(&start, &training(Directory::temporary()));
-    let directory = Directory::temporary();
-    let saving = Training {
-        keep: || Box::new(KeepLastNCheckpoints::new(EPOCHS)),
-        ..training(directory).saving_with(Bin::default())
-    };
-    run::<Stock, _>(
-        &start,
-        &Training {
-            epochs: 2,
-            ..saving.clone()
-        },
-    );
-    let resumed = |skips_epochs| Training {
-        checkpoint: Some(2),
-        skips_epochs,
-        ..saving.clone()
-    };
-    let ours = run::<Stock, _>(&start, &resumed(true));
-    assert_eq!(ours.difference_from(&expected, 2 * BATCHES), None);
-    let burns = run::<Stock, _>(&start, &resumed(false));
-    let difference = burns.difference_from(&expected, 2 * BATCHES);
-    assert_eq!(
-        difference.as_deref(),
-        Some("weights differ before training step 1")
-    );
+        let resumed = Training {
+            checkpoint: epoch,
+            ..training(directory)
+        };
+        // A run that has no checkpoint begins anew, as its first weights say.
+        let run = match epoch {
+            Some(_) => resumes.train(&task.with_other_weights(), &resumed),
+            None => resumes.train(&task, &resumed),
+        };
+        assert_eq!(run.found.len(), (EPOCHS - done) * BATCHES, "{context}");
+        assert_eq!(run.difference(&expected, done * BATCHES), None, "{context}");
+    }
 }

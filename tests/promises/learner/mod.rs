@@ -1,53 +1,31 @@
 //! Training with burn-train's `Learner`: with gradient release it does what it does without.
 
 mod accumulation;
-mod blocking;
 mod checkpoints;
 mod data_loader;
-mod groups;
+mod groups_and_clipping;
 mod killed;
-mod monitor;
-mod optimize;
-mod parameters;
-mod peak;
-mod recompute;
-mod resume_point;
+mod memory;
+mod metrics;
+mod models;
 mod schedulers;
 mod selection;
 mod strategies;
-mod train_step;
-mod two_passes;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::lr_scheduler::cosine::{CosineAnnealingLrScheduler, CosineAnnealingLrSchedulerConfig};
+use crate::harness::learner::Run;
 
-use crate::harness::learner::{Run, Training};
-
-/// The text of the panic that a training run ends with.
+/// Fails unless the run panics with a text that has all these parts.
 #[track_caller]
-fn refusal(run: impl FnOnce() -> Run) -> String {
+fn assert_refused(parts: &[&str], run: impl FnOnce() -> Run) {
     let Err(payload) = catch_unwind(AssertUnwindSafe(run)) else {
-        panic!("should have been refused");
+        panic!("should have been refused: {parts:?}");
     };
-    let text = payload.downcast_ref::<String>().cloned();
-    text.expect("panics with a text")
-}
-
-/// For runs that are refused: nobody is left writing to a log whose folder is gone.
-fn unlogged() -> Training {
-    Training {
-        metrics_in_memory: true,
-        ..Training::new()
+    let said = payload.downcast_ref::<String>().expect("a text");
+    for part in parts {
+        assert!(said.contains(part), "not `{part}`: {said}");
     }
-}
-
-/// Rates that are different at every step.
-fn rates() -> CosineAnnealingLrScheduler {
-    CosineAnnealingLrSchedulerConfig::new(0.05, 5)
-        .with_min_lr(0.001)
-        .init()
-        .expect("the rates are in range")
 }
 
 /// What the test harness calls a test of this module.

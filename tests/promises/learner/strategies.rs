@@ -1,45 +1,32 @@
-//! A `ReleaseOptimizer` in Burn's own strategies, which arm nothing: it is Burn's optimizer.
+//! A `ReleaseOptimizer` in Burn's own strategies, which arm nothing: it is Burn's optimizer. And
+//! one that owns its rate, or that comes armed.
 
 use std::sync::{Arc, Mutex};
 
-use burn::backend::Flex;
-use burn::optim::{Adam, AdamConfig};
 use burn::train::{ExecutionStrategy, Learner, MultiDeviceOptim, TrainingStrategy};
-use burn_gradient_release::{ReleaseOptimizer, StepReport};
-use burn_gradient_release_train::GradientReleaseStrategy;
+use burn_gradient_release::StepReport;
 
-use super::{rates, refusal, unlogged};
+use super::assert_refused;
+use crate::harness::Release;
 use crate::harness::learner::{
-    Bin, Mode, ModelOf, Released, Run, Stock, Strategy, Training, launch, train,
+    Mode, Net, Rates, Released, Run, Stock, StrategyOf, Task, Training, constant, launch, rates,
+    resumed, train,
 };
-use crate::harness::models::{Regression, Size};
-use crate::harness::run::{Start, outcomes};
-use crate::harness::{Recipe, Release};
+use crate::harness::run::{OUTCOMES, outcomes};
 
-type Model = ModelOf<Released, Regression>;
-type Optim = ReleaseOptimizer<Adam, Model, Release>;
+type Optim = <Released as Mode>::Optim;
+type Strategy = StrategyOf<Released, Rates>;
 
-fn stock(start: &Start, training: &Training) -> Run {
-    train::<Stock, Regression, _, _, _>(start, &AdamConfig::new(), rates(), training)
-}
-
-fn optim() -> Optim {
-    Released::optim(AdamConfig::new().make())
-}
-
-/// Trains with Burn's strategy of that mode; what each training step found of the step before.
-fn unarmed<LR>(
-    start: &Start,
-    strategy: Option<Strategy<Release, LR, Model, Optim>>,
-    scheduler: LR,
+/// Trains with one of Burn's strategies; what each training step found of the step before.
+fn unarmed(
+    task: &Task,
+    strategy: Option<Strategy>,
     mut training: Training,
-) -> (Run, Vec<StepReport>)
-where
-    LR: burn::lr_scheduler::LrScheduler + 'static,
-{
-    let learner = Learner::new(start.model::<Regression, Release>(), optim(), scheduler);
-    let handle: Optim = ReleaseOptimizer::handle_of(&learner).expect("the learner has one");
-    let (handle, reports) = (Mutex::new(handle), Arc::new(Mutex::new(Vec::new())));
+) -> (Run, Vec<StepReport>) {
+    let optim = Released::optim(&training);
+    let learner = Learner::new(task.model::<Release>(), optim, training.rates.clone());
+    let handle = Mutex::new(Optim::handle_of(&learner).expect("the learner has one"));
+    let reports = Arc::new(Mutex::new(Vec::new()));
     let noted = reports.clone();
     training.on_step = Arc::new(move |_| {
         let report = handle.lock().expect("not poisoned").last_step();
@@ -50,166 +37,136 @@ where
     (run, reports)
 }
 
-#[track_caller]
-fn assert_ordinary(reports: &[StepReport], at_least: usize) {
-    assert!(reports.len() >= at_least, "{} reports", reports.len());
-    for report in reports {
-        assert_eq!(
-            outcomes(report),
-            [0, 0, 6, 0],
-            "released, late, ordinary, unused"
+#[test]
+fn without_arming_it_trains_as_ever() {
+    let single = || ExecutionStrategy::SingleDevice(Default::default()).into();
+    let rows: [(&str, Option<Strategy>, _, _); 3] = [
+        ("default", None, None, 20),
+        ("default", None, Some(2), 18),
+        ("single device", Some(single()), None, 20),
+    ];
+    let task = Task::new(Net::Chain);
+    for (name, strategy, accumulation, steps) in rows {
+        let training = || Training::new().accumulating(accumulation);
+        let (run, reports) = unarmed(&task, strategy, training());
+        let context = format!("{name} strategy, accumulation {accumulation:?}");
+        run.assert_same(&train::<Stock>(&task, &training()), &context);
+        assert!(
+            reports.len() >= steps,
+            "{context}: {} reports",
+            reports.len()
         );
+        for report in &reports {
+            let expected = [0, 0, 6, 0];
+            assert_eq!(outcomes(report), expected, "{context}: {OUTCOMES}");
+        }
     }
-}
-
-#[test]
-fn the_default_strategy_trains_as_ever() {
-    let start = Start::new::<Regression>(Size::Small);
-    for accumulation in [None, Some(2)] {
-        let training = || Training {
-            accumulation,
-            ..Training::new()
-        };
-        let (run, reports) = unarmed(&start, None, rates(), training());
-        run.assert_same(&stock(&start, &training()), "unarmed");
-        assert_ordinary(&reports, 18);
-    }
-}
-
-#[test]
-fn the_single_device_strategy_trains_as_ever() {
-    let start = Start::new::<Regression>(Size::Small);
-    let strategy = ExecutionStrategy::SingleDevice(Default::default()).into();
-    let (run, reports) = unarmed(&start, Some(strategy), rates(), Training::new());
-    run.assert_same(&stock(&start, &Training::new()), "unarmed");
-    assert_ordinary(&reports, 20);
 }
 
 /// Two devices of which Flex has one: each has its own batches, worker and gradients.
-fn multi_device<D: Mode>(start: &Start, optim: MultiDeviceOptim) -> Run
-where
-    D::B: burn::tensor::backend::AutodiffBackend<InnerBackend = Flex>,
-{
-    let devices = vec![Default::default(), Default::default()];
-    let strategy = TrainingStrategy::Default(ExecutionStrategy::MultiDevice(devices, optim));
-    let learner = Learner::new(
-        start.model::<Regression, D::B>(),
-        D::optim::<_, ModelOf<D, Regression>>(AdamConfig::new().make()),
-        rates(),
-    );
-    let training = Training {
-        batches: 8,
-        ..Training::new()
-    };
-    launch(learner, Some(strategy), &training)
-}
-
-fn same_on_two_devices(optim: MultiDeviceOptim) {
-    let start = Start::new::<Regression>(Size::Small);
-    let stock = multi_device::<Stock>(&start, optim);
-    let release = multi_device::<Released>(&start, optim);
-    assert_eq!(stock.found.len(), 3 * 8, "both devices train");
-    release.assert_same(&stock, format!("{optim:?}"));
-}
-
 #[test]
-fn two_devices_with_one_that_steps() {
-    same_on_two_devices(MultiDeviceOptim::OptimMainDevice);
-}
+fn on_two_devices_it_trains_as_ever() {
+    fn run<D: Mode>(task: &Task, optim: MultiDeviceOptim) -> Run {
+        let devices = vec![Default::default(), Default::default()];
+        let strategy = TrainingStrategy::Default(ExecutionStrategy::MultiDevice(devices, optim));
+        let training = Training {
+            batches: 8,
+            ..Training::new()
+        };
+        let learner = Learner::new(task.model::<D::B>(), D::optim(&training), rates());
+        launch(learner, Some(strategy), &training)
+    }
 
-#[test]
-fn two_devices_that_share_the_step() {
-    same_on_two_devices(MultiDeviceOptim::OptimSharded);
-}
-
-/// A run whose optimizer owns its rate.
-fn owning(owned: f64, scheduled: f64, training: &Training) -> Run {
-    let start = Start::new::<Regression>(Size::Small);
-    let model = start.model::<Regression, Release>();
-    let learner = Learner::new(model, optim().with_learning_rate(owned), scheduled);
-    let strategy = GradientReleaseStrategy::new(Default::default());
-    launch(learner, Some(strategy.into()), training)
-}
-
-#[test]
-fn an_owned_rate_other_than_the_schedulers_is_refused() {
-    let said = refusal(|| owning(0.02, 0.01, &unlogged()));
-    assert!(said.contains("0.02") && said.contains("0.01"), "{said}");
-    assert!(said.contains("learning rate"), "{said}");
-}
-
-/// Such an optimizer re-arms the model at the end of its step: what is saved is an armed model.
-#[test]
-fn an_owned_rate_that_is_the_schedulers_is_fine() {
-    let start = Start::new::<Regression>(Size::Small);
-    let training = || Training::new().saving_with(Bin::default());
-    let adam = AdamConfig::new();
-    let stock = train::<Stock, Regression, _, _, _>(&start, &adam, 0.01, &training());
-    let owning = |strategy| {
-        let model = start.model::<Regression, Release>();
-        let learner = Learner::new(model, optim().with_learning_rate(0.01), 0.01);
-        let run = launch(learner, strategy, &training());
-        run.assert_same(&stock, "the rate is the same");
-        for epoch in [2, 3] {
-            let file = format!("model-{epoch}.bin");
-            let [found, expected] = [&run, &stock]
-                .map(|run| std::fs::read(run.directory.checkpoint(&file)).expect("saved"));
-            assert!(found == expected, "{file} differs");
-        }
-    };
-    owning(Some(
-        GradientReleaseStrategy::new(Default::default()).into(),
-    ));
-    owning(None);
-}
-
-/// Armed by its owner before the learner got it: the strategy arms anew.
-#[test]
-fn a_model_that_comes_armed() {
-    let start = Start::new::<Regression>(Size::Small);
-    let mut optim = optim();
-    let model = optim.arm(123.0, start.model::<Regression, Release>());
-    let learner = Learner::new(model, optim, rates());
-    let strategy = GradientReleaseStrategy::new(Default::default());
-    let run = launch(learner, Some(strategy.into()), &Training::new());
-    run.assert_same(&stock(&start, &Training::new()), "armed anew");
-
-    // Burn's strategy does not, and the rate tells.
-    let mut optim = self::optim();
-    let model = optim.arm(123.0, start.model::<Regression, Release>());
-    let said = refusal(|| launch(Learner::new(model, optim, rates()), None, &unlogged()));
-    assert!(said.contains("armed with the learning rate 123"), "{said}");
-}
-
-/// Such an optimizer re-arms by itself, and the micro-batches before the last must not be armed.
-#[test]
-fn an_owned_rate_with_accumulation_is_refused() {
-    let training = Training {
-        accumulation: Some(2),
-        ..unlogged()
-    };
-    let said = refusal(|| owning(0.01, 0.01, &training));
-    assert!(said.starts_with("gradient release: "), "{said}");
+    let task = Task::new(Net::Chain);
+    for optim in [
+        MultiDeviceOptim::OptimMainDevice,
+        MultiDeviceOptim::OptimSharded,
+    ] {
+        let stock = run::<Stock>(&task, optim);
+        assert_eq!(stock.found.len(), 3 * 8, "both devices train");
+        run::<Released>(&task, optim).assert_same(&stock, format!("{optim:?}"));
+    }
 }
 
 /// The checkpoint carries no arming over: the resumed run is armed by its own strategy.
 #[test]
 fn resumed_with_another_strategy() {
-    let start = Start::new::<Regression>(Size::Small);
-    let whole = stock(&start, &Training::new());
-    let training = Training::new().saving_with(Bin::default());
-    let adam = AdamConfig::new();
-    let until = |epochs: usize| Training {
-        epochs,
-        checkpoint: (epochs > 1).then(|| epochs - 1),
-        ..training.clone()
+    let task = Task::new(Net::Chain);
+    let whole = train::<Stock>(&task, &Training::new());
+    let unarmed = |task: &Task, training: &Training| {
+        let (run, reports) = unarmed(task, None, training.clone());
+        assert!(
+            reports.is_empty(),
+            "the optimizer asked is not the one resumed with"
+        );
+        run
     };
-    train::<Released, Regression, _, _, _>(&start, &adam, rates(), &until(1));
-    let (_, reports) = unarmed(&start, None, rates(), until(2));
-    assert!(
-        reports.is_empty(),
-        "the optimizer asked is not the one resumed with"
+    let released = train::<Released>;
+    resumed(
+        &task,
+        &Training::saving(),
+        &[&released, &unarmed, &released],
+        &whole,
     );
-    let last = train::<Released, Regression, _, _, _>(&start, &adam, rates(), &until(3));
-    assert_eq!(last.difference_from(&whole, 14), None);
+}
+
+/// A run whose optimizer owns its rate.
+fn owning(task: &Task, owned: f64, training: &Training, strategy: Option<Strategy>) -> Run {
+    let optim = Released::optim(training).with_learning_rate(owned);
+    let learner = Learner::new(task.model::<Release>(), optim, training.rates.clone());
+    launch(learner, strategy, training)
+}
+
+/// Such an optimizer re-arms the model at the end of its step: what is saved is an armed model.
+#[test]
+fn an_owned_rate_that_is_the_schedulers_is_fine() {
+    let task = Task::new(Net::Chain);
+    let training = || Training {
+        rates: constant(0.01),
+        ..Training::saving()
+    };
+    let stock = train::<Stock>(&task, &training());
+    for strategy in [Released::strategy(&training()), None] {
+        let run = owning(&task, 0.01, &training(), strategy);
+        run.assert_same(&stock, "the rate is the same");
+        for epoch in [2, 3] {
+            run.assert_saved_same(&stock, epoch);
+        }
+    }
+}
+
+#[test]
+fn an_owned_rate_is_refused_that_is_not_the_schedulers_or_steps_in_between() {
+    let task = Task::new(Net::Chain);
+    for (owned, accumulation, said) in [
+        (0.02, None, &["0.02", "0.01", "learning rate"][..]),
+        // The micro-batches before the last must not be armed.
+        (0.01, Some(2), &["gradient release: "]),
+    ] {
+        let training = Training {
+            rates: constant(0.01),
+            ..Training::unlogged().accumulating(accumulation)
+        };
+        assert_refused(said, || {
+            owning(&task, owned, &training, Released::strategy(&training))
+        });
+    }
+}
+
+/// Armed by its owner before the learner got it: the strategy arms anew.
+#[test]
+fn a_model_that_comes_armed() {
+    let task = Task::new(Net::Chain);
+    let run = |training: &Training, strategy| {
+        let mut optim = Released::optim(training);
+        let model = optim.arm(123.0, task.model::<Release>());
+        launch(Learner::new(model, optim, rates()), strategy, training)
+    };
+    let training = Training::new();
+    let armed_anew = run(&training, Released::strategy(&training));
+    armed_anew.assert_same(&train::<Stock>(&task, &Training::new()), "armed anew");
+
+    // Burn's strategy does not, and the rate tells.
+    let said = ["armed with the learning rate 123"];
+    assert_refused(&said, || run(&Training::unlogged(), None));
 }

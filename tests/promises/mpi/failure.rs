@@ -202,45 +202,26 @@ fn train_until(moment: Moment, replicas: Replicas) {
     }
 }
 
-fn ends_all(test: &str, body: fn(Replicas)) {
-    if let Some(said) = fails_in_time(test, body) {
-        assert!(said.contains("exited on signal 9"), "{said}");
-    }
+/// A test for each moment: what it runs in other processes is chosen by its name.
+macro_rules! ends_all {
+    ($($test:ident: $moment:ident,)*) => {$(
+        #[test]
+        fn $test() {
+            let test = concat!("mpi::failure::", stringify!($test));
+            let said = fails_in_time(test, |replicas| train_until(Moment::$moment, replicas));
+            if let Some(said) = said {
+                assert!(said.contains("exited on signal 9"), "{said}");
+            }
+        }
+    )*};
 }
 
-#[test]
-fn killed_in_forward() {
-    ends_all("mpi::failure::killed_in_forward", |replicas| {
-        train_until(Moment::Forward, replicas);
-    });
-}
-
-#[test]
-fn killed_in_backward() {
-    ends_all("mpi::failure::killed_in_backward", |replicas| {
-        train_until(Moment::Backward, replicas);
-    });
-}
-
-#[test]
-fn killed_in_a_reduction() {
-    ends_all("mpi::failure::killed_in_a_reduction", |replicas| {
-        train_until(Moment::Reduction, replicas);
-    });
-}
-
-#[test]
-fn killed_in_the_optimizer() {
-    ends_all("mpi::failure::killed_in_the_optimizer", |replicas| {
-        train_until(Moment::Optimizer, replicas);
-    });
-}
-
-#[test]
-fn killed_at_the_end_of_a_step() {
-    ends_all("mpi::failure::killed_at_the_end_of_a_step", |replicas| {
-        train_until(Moment::Finish, replicas);
-    });
+ends_all! {
+    killed_in_forward: Forward,
+    killed_in_backward: Backward,
+    killed_in_a_reduction: Reduction,
+    killed_in_the_optimizer: Optimizer,
+    killed_at_the_end_of_a_step: Finish,
 }
 
 #[test]

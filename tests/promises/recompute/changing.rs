@@ -3,18 +3,13 @@
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn_gradient_release::{Outcome, Recompute, Recomputed, WithGradientRelease};
+use burn_gradient_release::{Outcome, Recompute, Recomputed};
 
-use crate::harness::run::{RATE, ordinary_step};
+use super::{P, R, recipe, recomputing};
 use crate::harness::weights::{load, save};
-use crate::harness::{Plain, Release, Weights, noise};
-
-type P = Plain;
-type R = Release;
+use crate::harness::{noise, run};
 
 const WIDTH: usize = 4;
 
@@ -75,38 +70,27 @@ impl<B: Backend> Model<B> {
     }
 }
 
-/// Takes a step for each pass, beside plain Burn: the weights are the same after each. Returns what
+/// Takes a step for each pass, in plain Burn too: the weights are the same after each. Returns what
 /// was recomputed in each.
 fn same(recompute: Recompute, passes: &[Pass]) -> Vec<Recomputed> {
-    let bytes = save::<P, _>(Model::<P>::new());
-    let mut plain = load::<P, _>(Model::new(), &bytes, &Default::default());
-    let mut model = load::<R, _>(Model::new(), &bytes, &Default::default());
-    let recipe = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
-    let mut plain_optim = recipe.init();
-    let mut optim = recipe.init::<R, Model<R>>().with_gradient_release();
-    optim = optim.with_recompute(recompute);
-    let mut recomputed = Vec::new();
-    for (step, pass) in passes.iter().enumerate() {
-        let loss = plain.loss(*pass, step as u64);
-        let before = Weights::of::<P, _>(&plain);
-        plain = ordinary_step(RATE, plain, &mut plain_optim, loss);
+    let start = save::<P, _>(Model::<P>::new());
+    let steps = passes.len() as u64;
+    let plain = load::<P, _>(Model::new(), &start, &Default::default());
+    let loss = |model: &Model<P>, step| model.loss(passes[step as usize], step);
+    let expected = run::ordinary(plain, &mut recipe().init(), steps, &loss);
 
-        model = optim.arm(RATE, model);
-        let loss = model.loss(*pass, step as u64);
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        assert!(grads.is_empty(), "released");
-        model = optim.step(RATE, model, grads);
-
-        let expected = Weights::of::<P, _>(&plain);
-        let given = Weights::of::<R, _>(&model);
-        given.assert_same(&expected, format!("{recompute:?}, step {step}, {pass:?}"));
-        given.assert_moved(&before, step);
-        let report = optim.last_step().expect("a step was taken");
-        let layers = pass.depth + usize::from(pass.with_branch);
-        assert_eq!(report.count(Outcome::Released), 2 * layers);
-        recomputed.push(report.recomputed());
+    let model = load::<R, _>(Model::new(), &start, &Default::default());
+    let loss = |model: &Model<R>, step| model.loss(passes[step as usize], step);
+    let (given, reports) = run::armed(model, &mut recomputing(recompute), steps, &loss);
+    run::assert_same_steps(&given.steps, &expected.steps, format!("{recompute:?}"));
+    for (pair, pass) in expected.steps.windows(2).zip(&passes[1..]) {
+        pair[1].assert_moved(&pair[0], format!("{pass:?}"));
     }
-    recomputed
+    for (report, pass) in reports.iter().zip(passes) {
+        let layers = pass.depth + usize::from(pass.with_branch);
+        assert_eq!(report.count(Outcome::Released), 2 * layers, "{pass:?}");
+    }
+    reports.iter().map(|report| report.recomputed()).collect()
 }
 
 #[test]

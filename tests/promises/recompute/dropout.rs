@@ -1,21 +1,21 @@
 //! Random masks: drawn once, kept as bits.
 
-use burn::backend::Flex;
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
-use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn::optim::{GradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_gradient_release::{Recompute, WithGradientRelease, checkpoint};
+use burn_gradient_release::{Recompute, checkpoint};
 
+use super::{P, R, recipe, recomputing};
 use crate::ALLOCATIONS;
 use crate::harness::memory::alone;
-use crate::harness::run::RATE;
+use crate::harness::run::{self, RATE};
 use crate::harness::weights::{load, save};
-use crate::harness::{Plain, Release, Weights, noise};
+use crate::harness::{Weights, noise};
 
-type P = Plain<Flex>;
-type R = Release<Flex>;
+const WIDTH: usize = 100;
+const ROWS: usize = 1_000;
 
 #[derive(Module, Debug)]
 struct Dropping<B: Backend> {
@@ -24,14 +24,11 @@ struct Dropping<B: Backend> {
 }
 
 impl<B: AutodiffBackend> Dropping<B> {
-    const WIDTH: usize = 100;
-    const ROWS: usize = 1_000;
-
     fn new() -> Self {
         let device = Default::default();
-        let layer = || LinearConfig::new(Self::WIDTH, Self::WIDTH).init(&device);
+        let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(&device);
         Self {
-            layers: (0..4).map(|_| layer()).collect(),
+            layers: (0..4).map(layer).collect(),
             dropout: DropoutConfig::new(0.3).init(),
         }
     }
@@ -39,7 +36,7 @@ impl<B: AutodiffBackend> Dropping<B> {
     fn loss(&self, step: u64) -> Tensor<B, 1> {
         let device = Default::default();
         B::seed(&device, step);
-        let mut x = noise::<B, 2>(step, [Self::ROWS, Self::WIDTH], &device);
+        let mut x = noise::<B, 2>(step, [ROWS, WIDTH], &device);
         for layer in &self.layers {
             x = checkpoint(|| self.dropout.forward(layer.forward(x).tanh()));
         }
@@ -47,31 +44,27 @@ impl<B: AutodiffBackend> Dropping<B> {
     }
 }
 
-/// Dropout draws its masks once, and they are kept as bits. Alone: the random numbers of a backend
-/// are the process's.
+/// Alone: the random numbers of a backend are the process's.
 #[test]
 fn dropout_has_the_same_mask() {
+    const STEPS: u64 = 4;
+
     alone("recompute::dropout::dropout_has_the_same_mask", || {
         let device = Default::default();
-        let bytes = save::<P, _>(Dropping::<P>::new());
+        let start = save::<P, _>(Dropping::<P>::new());
+        let plain = load::<P, _>(Dropping::new(), &start, &device);
+        let expected = run::ordinary(plain, &mut recipe().init(), STEPS, &Dropping::loss).steps;
         for recompute in [Recompute::None, Recompute::Automatic] {
-            let mut plain = load::<P, _>(Dropping::new(), &bytes, &device);
-            let mut model = load::<R, _>(Dropping::new(), &bytes, &device);
-            let mut plain_optim = SgdConfig::new().init();
-            let optim = SgdConfig::new().init::<R, Dropping<R>>();
-            let mut optim = optim.with_gradient_release().with_recompute(recompute);
-            for step in 0..4 {
-                let grads = plain.loss(step).backward();
-                let grads = GradientsParams::from_grads(grads, &plain);
-                plain = plain_optim.step(RATE, plain, grads);
-
+            let mut model = load::<R, _>(Dropping::new(), &start, &device);
+            let mut optim = recomputing(recompute);
+            for (step, expected) in expected.iter().enumerate() {
                 model = optim.arm(RATE, model);
                 let before = ALLOCATIONS.current_usage();
-                let loss = model.loss(step);
+                let loss = model.loss(step as u64);
                 let kept = ALLOCATIONS.current_usage() - before;
                 // The inputs of three scopes, four masks of an eighth of a byte for each element,
                 // and what crosses into the loss.
-                let unit = Dropping::<R>::ROWS * Dropping::<R>::WIDTH * size_of::<f32>();
+                let unit = ROWS * WIDTH * size_of::<f32>();
                 let bound = 5 * unit + 4 * unit / 31 + 64 * 1024;
                 if recompute == Recompute::None {
                     assert!(kept <= bound, "{kept} bytes of {bound}");
@@ -79,9 +72,8 @@ fn dropout_has_the_same_mask() {
                 let grads = GradientsParams::from_grads(loss.backward(), &model);
                 assert!(grads.is_empty());
                 model = optim.step(RATE, model, grads);
-                let given = Weights::of::<R, _>(&model);
-                let expected = Weights::of::<P, _>(&plain);
-                given.assert_near(&expected, 0.0, format!("{recompute:?}, after step {step}"));
+                let context = format!("{recompute:?}, after step {step}");
+                Weights::of::<R, _>(&model).assert_same(expected, context);
             }
         }
     });

@@ -1,17 +1,19 @@
 //! The weights are those of plain Burn that keeps its activations.
 
+use burn::backend::Flex;
+#[cfg(feature = "ndarray")]
+use burn::backend::NdArray;
 use burn::backend::autodiff::checkpoint::strategy::{
     BalancedCheckpointing, CheckpointStrategy, NoCheckpointing,
 };
-use burn::backend::{Flex, NdArray};
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{GradientsParams, Optimizer, SgdConfig};
-use burn::tensor::backend::Backend;
+use burn::tensor::Tensor;
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_gradient_release::{Recompute, WithGradientRelease, checkpoint};
 
+use super::recipe;
 use crate::harness::models::*;
-use crate::harness::run::{self, RATE, Start, Trajectory};
-use crate::harness::{Plain, Release, Weights, scopes};
+use crate::harness::run::{self, Start, Trajectory};
+use crate::harness::{Plain, Release, scopes};
 
 const STEPS: u64 = 6;
 
@@ -26,46 +28,39 @@ enum Way {
     Policy(Recompute),
 }
 
-fn train<S, B, C>(start: &Start, way: Way) -> Trajectory
-where
-    S: Scenario,
-    B: Backend,
-    C: CheckpointStrategy,
-{
-    type R<B, C> = Release<B, C>;
-    let mut model = start.model::<S, R<B, C>>();
-    let recipe = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
-    let mut optim = recipe
-        .init::<R<B, C>, S::Model<R<B, C>>>()
-        .with_gradient_release();
-    if let Way::Policy(recompute) = way {
-        optim = optim.with_recompute(recompute);
-    }
-    let first = Weights::of::<R<B, C>, _>(&model);
-    let mut steps = Vec::new();
-    for step in 0..STEPS {
-        if way != Way::Unarmed {
-            model = optim.arm(RATE, model);
-        }
-        let loss = || S::loss::<R<B, C>>(&model, Size::Small, step);
-        let loss = match way {
+impl Way {
+    fn loss<S: Scenario, B: AutodiffBackend>(self, model: &S::Model<B>, step: u64) -> Tensor<B, 1> {
+        let loss = || S::loss::<B>(model, Size::Small, step);
+        match self {
             Way::Unarmed | Way::Blocks => scopes::in_use(loss),
             Way::Whole => checkpoint(loss),
             Way::Policy(_) => loss(),
-        };
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        if way != Way::Unarmed {
-            assert_eq!(grads.len(), 0, "{way:?} step {step}");
         }
-        model = optim.step(RATE, model, grads);
-        if way != Way::Unarmed {
-            let report = optim.last_step().expect("a step was taken");
-            let parameters = run::trainable::<R<B, C>, _>(&model);
-            run::assert_all_released(&report, parameters);
-        }
-        steps.push(Weights::of::<R<B, C>, _>(&model));
     }
-    Trajectory { first, steps }
+
+    fn train<S, B, C>(self, start: &Start) -> Trajectory
+    where
+        S: Scenario,
+        B: Backend,
+        C: CheckpointStrategy,
+    {
+        let model = start.model::<S, Release<B, C>>();
+        let parameters = run::trainable::<Release<B, C>, _>(&model);
+        let mut optim = recipe()
+            .init::<Release<B, C>, S::Model<Release<B, C>>>()
+            .with_gradient_release();
+        if let Way::Policy(recompute) = self {
+            optim = optim.with_recompute(recompute);
+        }
+        let loss =
+            |model: &S::Model<Release<B, C>>, step| self.loss::<S, Release<B, C>>(model, step);
+        if self == Way::Unarmed {
+            return run::ordinary(model, &mut optim, STEPS, &loss);
+        }
+        let (trajectory, reports) = run::armed(model, &mut optim, STEPS, &loss);
+        run::assert_run_released(&reports, parameters);
+        trajectory
+    }
 }
 
 fn same_numbers<S, B, C>()
@@ -85,8 +80,7 @@ where
     C: CheckpointStrategy,
 {
     let start = Start::new::<S>(Size::Small);
-    let recipe = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
-    let plain = run::plain::<S, _, Plain<B, C>>(&start, &recipe, STEPS);
+    let plain = run::plain::<S, _, Plain<B, C>>(&start, &recipe(), STEPS);
     let last = plain.steps.last().expect("there are steps");
     last.assert_moved(&plain.first, "plain");
     for way in [
@@ -96,49 +90,68 @@ where
         Way::Policy(Recompute::Automatic),
         Way::Policy(Recompute::Budget(1 << 12)),
     ] {
-        let recomputed = train::<S, B, C>(&start, way);
-        for (step, (given, expected)) in recomputed.steps.iter().zip(&plain.steps).enumerate() {
-            given.assert_near(expected, tolerance, format!("{way:?}, after step {step}"));
-        }
+        let recomputed = way.train::<S, B, C>(&start);
+        run::assert_near_steps(
+            &recomputed.steps,
+            &plain.steps,
+            tolerance,
+            format!("{way:?}"),
+        );
     }
 }
 
-/// A test per line: the model on Flex and NdArray, with and without Burn's own recomputing.
+/// A test per line: the model on these backends.
 macro_rules! models {
-    ($($name:ident: $scenario:ty;)*) => {
+    ($backend:ty, $strategy:ty: $($name:ident $scenario:ty),* $(,)?) => {
+        use super::*;
+
         $(
-            mod $name {
-                use super::*;
-
-                #[test]
-                fn flex() {
-                    same_numbers::<$scenario, Flex, NoCheckpointing>();
-                }
-
-                #[test]
-                fn flex_balanced() {
-                    same_numbers::<$scenario, Flex, BalancedCheckpointing>();
-                }
-
-                #[test]
-                fn ndarray() {
-                    same_numbers::<$scenario, NdArray, NoCheckpointing>();
-                }
+            #[test]
+            fn $name() {
+                same_numbers::<$scenario, $backend, $strategy>();
             }
         )*
     };
 }
 
-models! {
-    mlp: Mlp;
-    cnn: Cnn;
-    transformer: Transformer;
-    tied: Tied;
-    recurrent: Recurrent;
-    normalised_recurrent: NormalisedRecurrent;
-    views: Views;
-    weight_norm: WeightNorm;
-    matrices: Matrices;
-    u_net: UNet;
-    deep: Deep;
+mod flex {
+    models! {
+        Flex, NoCheckpointing:
+        mlp Mlp,
+        cnn Cnn,
+        transformer Transformer,
+        tied Tied,
+        recurrent Recurrent,
+        normalised_recurrent NormalisedRecurrent,
+        views Views,
+        weight_norm WeightNorm,
+        matrices Matrices,
+        u_net UNet,
+        deep Deep,
+    }
+}
+
+/// Burn's own recomputing beside it: on models in which it has something to do.
+mod flex_balanced {
+    models! {
+        Flex, BalancedCheckpointing:
+        cnn Cnn,
+        transformer Transformer,
+        tied Tied,
+        normalised_recurrent NormalisedRecurrent,
+        views Views,
+        weight_norm WeightNorm,
+    }
+}
+
+#[cfg(feature = "ndarray")]
+mod ndarray {
+    models! {
+        NdArray, NoCheckpointing:
+        cnn Cnn,
+        transformer Transformer,
+        normalised_recurrent NormalisedRecurrent,
+        views Views,
+        u_net UNet,
+    }
 }

@@ -4,77 +4,45 @@
 use std::collections::HashSet;
 use std::thread;
 
-use burn::module::{AutodiffModule, Module, ModuleMapper, Param, ParamId};
+use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::nn::loss::CTCLossConfig;
 use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig};
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn::optim::{GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Int, Tensor, TensorData};
-use burn_gradient_release::{Recompute, StepReport, WithGradientRelease};
+use burn_gradient_release::{Recompute, StepReport};
 
-use crate::harness::models::{
-    NormalisedRecurrent, Recurrent, Scenario, Size, Tied, Transformer, UNet, Views,
-};
-use crate::harness::noise::reseed;
-use crate::harness::run::{RATE, Start, ordinary_step};
-use crate::harness::scopes;
+use super::{P, R, recipe, recomputing};
+use crate::harness::models::{NormalisedRecurrent, Scenario, Size, Tied, Transformer, UNet, Views};
+use crate::harness::run::{self, RATE, Start, Trajectory, assert_same_steps, ordinary_step};
 use crate::harness::weights::{load, save};
-use crate::harness::{Plain, Release, Weights, noise};
+use crate::harness::{Weights, noise, scopes};
 
-type P = Plain;
-type R = Release;
-
-fn recipe() -> SgdConfig {
-    SgdConfig::new().with_momentum(Some(MomentumConfig::new()))
+/// Trains plain Burn's model and, for each of these ways of recomputing, the same with release: the
+/// weights are the same after each step.
+fn same<S: Scenario>(steps: u64, ways: &[Recompute]) {
+    let start = Start::new::<S>(Size::Small);
+    let expected = run::plain::<S, _, P>(&start, &recipe(), steps);
+    for recompute in ways {
+        let (given, _) = release::<S>(&start, *recompute, steps);
+        assert_same_steps(&given.steps, &expected.steps, format!("{recompute:?}"));
+    }
 }
 
-fn plain<M: AutodiffModule<P>>(
-    mut model: M,
-    steps: u64,
-    mut change: impl FnMut(M, u64) -> M,
-    loss: impl Fn(&M, u64) -> Tensor<P, 1>,
-) -> Vec<Weights> {
-    let mut optim = recipe().init();
-    let steps = (0..steps).map(|step| {
-        model = change(model.clone(), step);
-        let loss = loss(&model, step);
-        model = ordinary_step(RATE, model.clone(), &mut optim, loss);
-        Weights::of::<P, _>(&model)
-    });
-    steps.collect()
-}
-
-/// `change` is called before the model is armed and after, and told which.
-fn release<M: AutodiffModule<R>>(
-    mut model: M,
+fn release<S: Scenario>(
+    start: &Start,
     recompute: Recompute,
     steps: u64,
-    mut change: impl FnMut(M, u64, bool) -> M,
-    loss: impl Fn(&M, u64) -> Tensor<R, 1>,
-) -> Vec<(Weights, StepReport)> {
-    let optim = recipe().init::<R, M>().with_gradient_release();
-    let mut optim = optim.with_recompute(recompute);
-    let mut taken = Vec::new();
-    for step in 0..steps {
-        model = optim.arm(RATE, change(model, step, false));
-        model = change(model, step, true);
-        let grads = GradientsParams::from_grads(loss(&model, step).backward(), &model);
-        model = optim.step(RATE, model, grads);
-        let report = optim.last_step().expect("a step was taken").clone();
-        taken.push((Weights::of::<R, _>(&model), report));
-    }
-    taken
-}
-
-/// The same weights after each step.
-#[track_caller]
-fn assert_same_steps(given: &[(Weights, StepReport)], expected: &[Weights], context: &str) {
-    for (step, ((given, _), expected)) in given.iter().zip(expected).enumerate() {
-        given.assert_same(expected, format!("{context}, step {step}"));
-    }
+) -> (Trajectory, Vec<StepReport>) {
+    let loss = |model: &S::Model<R>, step| S::loss::<R>(model, Size::Small, step);
+    run::armed(
+        start.model::<S, R>(),
+        &mut recomputing(recompute),
+        steps,
+        &loss,
+    )
 }
 
 #[derive(Module, Debug)]
@@ -84,36 +52,50 @@ struct Sequences<B: Backend> {
 }
 
 impl<B: Backend> Sequences<B> {
-    fn new() -> Self {
-        let device = Default::default();
+    fn new(device: &B::Device) -> Self {
         Self {
-            lstm: LstmConfig::new(4, 6, true).init(&device),
-            head: LinearConfig::new(6, 3).init(&device),
+            lstm: LstmConfig::new(4, 6, true).init(device),
+            head: LinearConfig::new(6, 3).init(device),
         }
     }
 
-    fn loss(&self, (batch, length): (usize, usize), step: u64) -> Tensor<B, 1> {
+    fn loss(&self, [batch, length]: [usize; 2], step: u64) -> Tensor<B, 1> {
         let device = Default::default();
-        let (states, _) = self
-            .lstm
-            .forward(noise(step, [batch, length, 4], &device), None);
+        let x = noise(step, [batch, length, 4], &device);
+        let (states, _) = self.lstm.forward(x, None);
         let target = noise::<B, 3>(step + 1000, [batch, length, 3], &device);
         (self.head.forward(states) - target).square().mean()
     }
 }
 
 /// Sequences of one length.
-struct Sequence;
+struct OneLength;
 
-impl Scenario for Sequence {
+impl Scenario for OneLength {
     type Model<B: AutodiffBackend> = Sequences<B>;
 
-    fn init<B: AutodiffBackend>(_: Size, _: &B::Device) -> Sequences<B> {
-        Sequences::new()
+    fn init<B: AutodiffBackend>(_: Size, device: &B::Device) -> Sequences<B> {
+        Sequences::new(device)
     }
 
     fn loss<B: AutodiffBackend>(model: &Sequences<B>, _: Size, step: u64) -> Tensor<B, 1> {
-        model.loss((2, 12), step)
+        model.loss([2, 12], step)
+    }
+}
+
+/// Batches and lengths that change from step to step.
+struct AnyLength;
+
+impl Scenario for AnyLength {
+    type Model<B: AutodiffBackend> = Sequences<B>;
+
+    fn init<B: AutodiffBackend>(_: Size, device: &B::Device) -> Sequences<B> {
+        Sequences::new(device)
+    }
+
+    fn loss<B: AutodiffBackend>(model: &Sequences<B>, _: Size, step: u64) -> Tensor<B, 1> {
+        let number = step as usize;
+        model.loss([1 + number * 7 % 5, 2 + number * 5 % 11], step)
     }
 }
 
@@ -146,27 +128,32 @@ impl<B: Backend> ModuleMapper<B> for Freeze<'_> {
     }
 }
 
-/// Layers are frozen in mid-run, and go on later.
+/// Layers are frozen in mid-run, before the model is armed or after, and go on later.
 fn freezing<S: Scenario>() {
     const PHASES: [usize; 20] = [0, 0, 1, 1, 0, 2, 0, 3, 3, 4, 0, 2, 1, 3, 0, 1, 5, 4, 2, 0];
 
-    fn freeze<B: Backend, M: Module<B>>() -> impl FnMut(M, u64) -> M {
+    fn freeze<B: Backend, M: Module<B>>() -> impl FnMut(M, usize) -> M {
         let mut frozen = HashSet::new();
         move |model, step| {
             model.map(&mut Freeze {
-                phase: PHASES[step as usize],
+                phase: PHASES[step],
                 trained: 0,
                 frozen: &mut frozen,
             })
         }
     }
 
-    let size = Size::Small;
-    let start = Start::new::<S>(size);
-    let steps = PHASES.len() as u64;
-    let expected = plain(start.model::<S, P>(), steps, freeze(), |model, step| {
-        S::loss(model, size, step)
-    });
+    let start = Start::new::<S>(Size::Small);
+    let mut model = start.model::<S, P>();
+    let mut optim = recipe().init();
+    let mut change = freeze::<P, _>();
+    let mut expected = Vec::new();
+    for step in 0..PHASES.len() {
+        model = change(model, step);
+        let loss = S::loss::<P>(&model, Size::Small, step as u64);
+        model = ordinary_step(RATE, model, &mut optim, loss);
+        expected.push(Weights::of::<P, _>(&model));
+    }
     for recompute in [
         Recompute::None,
         Recompute::Automatic,
@@ -176,19 +163,28 @@ fn freezing<S: Scenario>() {
         Recompute::Budget(u64::MAX),
     ] {
         for once_armed in [false, true] {
-            let mut freeze = freeze();
-            let freeze = |model, step, is_armed| match is_armed == once_armed {
-                true => freeze(model, step),
-                false => model,
-            };
-            let loss = |model: &_, step| S::loss(model, size, step);
-            let given = release(start.model::<S, R>(), recompute, steps, freeze, loss);
-            let context = format!("{recompute:?}, armed {once_armed}");
-            assert_same_steps(&given, &expected, &context);
+            let mut model = start.model::<S, R>();
+            let mut optim = recomputing(recompute);
+            let mut change = freeze::<R, _>();
+            for (step, expected) in expected.iter().enumerate() {
+                if !once_armed {
+                    model = change(model, step);
+                }
+                model = optim.arm(RATE, model);
+                if once_armed {
+                    model = change(model, step);
+                }
+                let grads = S::loss::<R>(&model, Size::Small, step as u64).backward();
+                let grads = GradientsParams::from_grads(grads, &model);
+                model = optim.step(RATE, model, grads);
+                let context = format!("{recompute:?}, armed {once_armed}, step {step}");
+                Weights::of::<R, _>(&model).assert_same(expected, context);
+            }
         }
     }
 }
 
+/// A test per line.
 macro_rules! freezing {
     ($($name:ident: $model:ident;)*) => {
         mod layers_frozen_in_mid_run {
@@ -203,41 +199,21 @@ macro_rules! freezing {
 freezing! {
     transformer: Transformer;
     tied: Tied;
-    recurrent: Recurrent;
     normalised_recurrent: NormalisedRecurrent;
     views: Views;
     u_net: UNet;
-    lstm: Sequence;
+    lstm: OneLength;
 }
 
-/// The batch and the length of each step.
-fn shapes() -> Vec<(usize, usize)> {
-    let shapes = (0..24).map(|step| (1 + step * 7 % 5, 2 + step * 5 % 11));
-    shapes.collect()
-}
-
-/// Trains on sequences of all lengths. Returns the weights of plain Burn, too.
-fn sequences(recompute: Recompute) -> (Vec<(Weights, StepReport)>, Vec<Weights>) {
-    let shapes = shapes();
-    let shape = |step: u64| shapes[step as usize];
-    let steps = shapes.len() as u64;
-    let device = Default::default();
-    let bytes = save::<P, _>(reseed(Sequences::<P>::new(), 42));
-    let model = load::<P, _>(Sequences::new(), &bytes, &device);
-    let loss = |model: &Sequences<_>, step| model.loss(shape(step), step);
-    let expected = plain(model, steps, |model, _| model, loss);
-    let model = load::<R, _>(Sequences::new(), &bytes, &device);
-    let loss = |model: &Sequences<_>, step| model.loss(shape(step), step);
-    let given = release(model, recompute, steps, |model, _, _| model, loss);
-    (given, expected)
-}
+/// Steps that see each length at least twice.
+const LENGTHS: u64 = 24;
 
 /// More bytes than the largest pass saves.
 const LARGEST: u64 = 1 << 17;
 
 #[test]
 fn an_lstm_on_batches_of_any_length() {
-    for recompute in [
+    let ways = [
         Recompute::None,
         Recompute::Automatic,
         Recompute::Budget(1),
@@ -245,105 +221,97 @@ fn an_lstm_on_batches_of_any_length() {
         Recompute::Budget(1 << 10),
         Recompute::Budget(LARGEST),
         Recompute::Budget(u64::MAX),
-    ] {
-        let (given, expected) = sequences(recompute);
-        assert_same_steps(&given, &expected, &format!("{recompute:?}"));
-    }
+    ];
+    same::<AnyLength>(LENGTHS, &ways);
+}
+
+/// Whether a step has recomputed anything.
+fn is_cut(report: &StepReport) -> bool {
+    report.recomputed().segments > 0
 }
 
 /// Nothing is recomputed of a pass that is longer than those before, as long as it fits.
 #[test]
 fn a_longer_pass_within_the_budget_is_kept() {
-    let (given, _) = sequences(Recompute::Budget(LARGEST));
-    for (step, (_, report)) in given.iter().enumerate().skip(1) {
-        assert_eq!(report.recomputed().segments, 0, "step {step}");
-    }
+    let start = Start::new::<AnyLength>(Size::Small);
+    let (_, reports) = release::<AnyLength>(&start, Recompute::Budget(LARGEST), LENGTHS);
+    assert_eq!(reports.iter().skip(1).position(is_cut), None);
 }
 
-/// What came before is kept, and the rest is cut: a weight is used there and again in segments.
-fn outgrown(budget: u64) {
-    let (given, expected) = sequences(Recompute::Budget(budget));
-    assert_same_steps(&given, &expected, &format!("{budget} bytes"));
-    let cut = |(_, report): &(_, StepReport)| report.recomputed().segments > 0;
-    let kept = given.iter().skip(1).position(|step| !cut(step));
-    let kept = kept.expect("all of some pass is kept");
-    assert!(given.iter().skip(kept).any(cut), "{budget} are outgrown");
-}
-
-/// All at once: the end of a pass on one thread looks at what nobody holds on any.
+/// What came before is kept, and the rest is cut: a weight is used there and again in segments. All
+/// at once: the end of a pass on one thread looks at what nobody holds on any.
 #[test]
 fn passes_that_outgrow_the_budget() {
-    thread::scope(|scope| {
-        for power in 12..16 {
-            for budget in [1 << power, 3 << (power - 1)] {
-                scope.spawn(move || outgrown(budget));
-            }
-        }
+    let start = &Start::new::<AnyLength>(Size::Small);
+    let expected = run::plain::<AnyLength, _, P>(start, &recipe(), LENGTHS);
+    let runs: Vec<_> = thread::scope(|scope| {
+        let budgets = (12..16).flat_map(|power| [1 << power, 3 << (power - 1)]);
+        let spawn = |budget| {
+            let recompute = Recompute::Budget(budget);
+            scope.spawn(move || (budget, release::<AnyLength>(start, recompute, LENGTHS)))
+        };
+        let threads: Vec<_> = budgets.map(spawn).collect();
+        let runs = threads.into_iter().map(|thread| thread.join());
+        runs.map(|run| run.expect("a run")).collect()
     });
-}
-
-/// The loss of a layer in a scope, whose result several nodes of one operation use.
-fn several_nodes<const D: usize>(
-    shape: [usize; D],
-    losses: (
-        impl Fn(&Linear<P>, Tensor<P, D>) -> Tensor<P, 1>,
-        impl Fn(&Linear<R>, Tensor<R, D>) -> Tensor<R, 1>,
-    ),
-) {
-    const STEPS: u64 = 5;
-
-    fn input<B: Backend, const D: usize>(
-        model: &Linear<B>,
-        shape: [usize; D],
-        step: u64,
-    ) -> Tensor<B, D> {
-        let x = noise(step, shape, &Default::default());
-        scopes::block(|| model.forward(x).tanh())
-    }
-
-    let device = Default::default();
-    let width = shape[D - 1];
-    let layer = LinearConfig::new(width, width);
-    let bytes = save::<P, _>(layer.init::<P>(&device));
-    let model = load::<P, _>(layer.init(&device), &bytes, &device);
-    let expected = plain(
-        model,
-        STEPS,
-        |model, _| model,
-        |model, step| (losses.0)(model, input(model, shape, step)),
-    );
-    for recompute in [Recompute::None, Recompute::Automatic] {
-        let model = load::<R, _>(layer.init(&device), &bytes, &device);
-        let loss = |model: &Linear<R>, step| (losses.1)(model, input(model, shape, step));
-        let given = scopes::in_use(|| release(model, recompute, STEPS, |model, _, _| model, loss));
-        assert_same_steps(&given, &expected, &format!("{recompute:?}"));
+    for (budget, (given, reports)) in runs {
+        assert_same_steps(&given.steps, &expected.steps, format!("{budget} bytes"));
+        let kept = reports.iter().skip(1).position(|report| !is_cut(report));
+        let kept = kept.expect("all of some pass is kept");
+        assert!(
+            reports.iter().skip(kept).any(is_cut),
+            "{budget} are outgrown"
+        );
     }
 }
 
-#[test]
-fn ctc_loss_takes_time_steps_in_several_nodes() {
-    fn loss<B: Backend>(_: &Linear<B>, x: Tensor<B, 3>) -> Tensor<B, 1> {
-        let device = x.device();
-        let ids = |ids| Tensor::<B, 2, Int>::from_ints(ids, &device);
+/// Time steps of a layer in a scope, each of which is a node of the loss.
+struct Ctc;
+
+impl Scenario for Ctc {
+    type Model<B: AutodiffBackend> = Linear<B>;
+
+    fn init<B: AutodiffBackend>(_: Size, device: &B::Device) -> Linear<B> {
+        LinearConfig::new(5, 5).init(device)
+    }
+
+    fn loss<B: AutodiffBackend>(model: &Linear<B>, _: Size, step: u64) -> Tensor<B, 1> {
+        let device = Default::default();
+        let x = noise::<B, 3>(step, [6, 2, 5], &device);
+        let x = scopes::block(|| model.forward(x).tanh());
+        let ids = Tensor::<B, 2, Int>::from_ints([[1, 2], [3, 1]], &device);
         let lengths = |lengths: [i32; 2]| Tensor::<B, 1, Int>::from_ints(lengths, &device);
         let loss = CTCLossConfig::new().init();
-        let loss = loss.forward(x, ids([[1, 2], [3, 1]]), lengths([6, 6]), lengths([2, 2]));
-        loss.sum()
+        loss.forward(x, ids, lengths([6, 6]), lengths([2, 2])).sum()
     }
-
-    several_nodes([6, 2, 5], (loss, loss));
 }
 
-#[test]
-fn attention_takes_one_tensor_in_several_nodes() {
-    fn loss<B: Backend>(model: &Linear<B>, x: Tensor<B, 4>) -> Tensor<B, 1> {
+/// One tensor that is key, value and more of a query.
+struct Attention;
+
+impl Scenario for Attention {
+    type Model<B: AutodiffBackend> = Linear<B>;
+
+    fn init<B: AutodiffBackend>(_: Size, device: &B::Device) -> Linear<B> {
+        LinearConfig::new(8, 8).init(device)
+    }
+
+    fn loss<B: AutodiffBackend>(model: &Linear<B>, _: Size, step: u64) -> Tensor<B, 1> {
+        let x = noise::<B, 4>(step, [2, 3, 4, 8], &Default::default());
+        let x = scopes::block(|| model.forward(x).tanh());
         let query = model.forward(x.clone());
         let options = AttentionModuleOptions::default();
         let y = attention(query, x.clone(), x.clone(), None, None, options);
         (y + x).square().mean()
     }
+}
 
-    several_nodes([2, 3, 4, 8], (loss, loss));
+#[test]
+fn operations_that_use_the_result_of_a_scope_in_several_nodes() {
+    scopes::in_use(|| {
+        same::<Ctc>(5, &[Recompute::None, Recompute::Automatic]);
+        same::<Attention>(5, &[Recompute::None, Recompute::Automatic]);
+    });
 }
 
 /// The loss of layers that also multiply by the first weight, cut off from its gradient; the
@@ -403,8 +371,7 @@ fn detached(scale: f32) {
         Recompute::Budget(u64::MAX),
     ] {
         let mut model = load::<R, _>(layers(), &bytes, &device);
-        let optim = recipe().init::<R, Vec<Linear<R>>>().with_gradient_release();
-        let mut optim = optim.with_recompute(recompute);
+        let mut optim = recomputing(recompute);
         for (step, (weights, expected)) in expected.iter().enumerate() {
             model = optim.arm(RATE, model);
             let (gradient, grads) = gradient_of_copy(&model, scale, step as u64);
@@ -417,18 +384,11 @@ fn detached(scale: f32) {
     }
 }
 
+/// Also outside of scopes, and of subnormals.
 #[test]
 fn the_gradient_of_a_detached_parameter() {
     detached(1.0);
-}
-
-#[test]
-fn the_gradient_of_a_parameter_detached_outside_of_scopes() {
     scopes::in_use(|| detached(1.0));
-}
-
-#[test]
-fn a_gradient_of_subnormals() {
     for scale in [1e-37, 1e-39, 1e-43] {
         detached(scale);
     }

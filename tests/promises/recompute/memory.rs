@@ -5,19 +5,59 @@ use std::sync::OnceLock;
 use burn::backend::Flex;
 use burn::module::{AutodiffModule, Module};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::optim::{Adam, AdamConfig, GradientsParams, Optimizer};
+use burn::optim::{Adam, AdamConfig, GradientsParams, Optimizer, Sgd};
 use burn::tensor::activation::gelu;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Tensor, ops::Device};
-use burn_gradient_release::{Recompute, ReleaseOptimizer, WithGradientRelease};
+use burn_gradient_release::{Recompute, Recomputed, ReleaseOptimizer, WithGradientRelease};
 
+use super::{P, R, recipe, recomputing};
 use crate::ALLOCATIONS;
 use crate::harness::memory::{alone, parameter_bytes};
+use crate::harness::models::{Deep, Scenario, Size, UNet};
 use crate::harness::noise::reseed;
-use crate::harness::run::RATE;
+use crate::harness::run::{RATE, Start};
 use crate::harness::scopes::{self, block};
 use crate::harness::weights::{load, save};
-use crate::harness::{Plain, Release, Weights, noise};
+use crate::harness::{Weights, noise};
+
+/// The last of a few steps.
+struct Run {
+    /// Over what was in use before the model was there.
+    peak: usize,
+    /// A number that stands for all weights.
+    weights: u64,
+}
+
+/// Trains a model, and hands its optimizer back.
+fn measured<M, B, O>(
+    make: impl FnOnce() -> (M, O),
+    arm: impl Fn(&mut O, M) -> M,
+    loss: impl Fn(&M, u64) -> Tensor<B, 1>,
+) -> (Run, O)
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+    O: Optimizer<M, B>,
+{
+    let floor = ALLOCATIONS.current_usage();
+    let (mut model, mut optim) = make();
+    let mut peak = 0;
+    for step in 0..3 {
+        ALLOCATIONS.reset_peak_usage();
+        model = arm(&mut optim, model);
+        let grads = loss(&model, step).backward();
+        let grads = GradientsParams::from_grads(grads, &model);
+        model = optim.step(RATE, model, grads);
+        peak = ALLOCATIONS.peak_usage() - floor;
+    }
+    let weights = Weights::of::<B, _>(&model).digest();
+    (Run { peak, weights }, optim)
+}
+
+fn mib(bytes: usize) -> f64 {
+    bytes as f64 / (1 << 20) as f64
+}
 
 const BLOCKS: usize = 12;
 const WIDTH: usize = 64;
@@ -69,9 +109,6 @@ impl<B: Backend> Tower<B> {
     }
 }
 
-type P = Plain<Flex>;
-type R = Release<Flex>;
-
 /// The same weights for every backend and run.
 fn start<B: AutodiffBackend>() -> Tower<B> {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
@@ -80,55 +117,23 @@ fn start<B: AutodiffBackend>() -> Tower<B> {
     load(Tower::new(BLOCKS), bytes, &Default::default())
 }
 
-/// The peak of the last of four steps, over what was in use before the model was there, and the
-/// weights.
-fn peak<B, M, O>(
-    make: impl FnOnce() -> (M, O),
-    arm: impl Fn(&mut O, M) -> M,
-    loss: impl Fn(&M, u64) -> Tensor<B, 1>,
-) -> (usize, u64)
-where
-    B: AutodiffBackend,
-    M: AutodiffModule<B>,
-    O: Optimizer<M, B>,
-{
-    let floor = ALLOCATIONS.current_usage();
-    let (mut model, mut optim) = make();
-    let mut peak = 0;
-    for step in 0..4 {
-        ALLOCATIONS.reset_peak_usage();
-        model = arm(&mut optim, model);
-        let grads = loss(&model, step).backward();
-        let grads = GradientsParams::from_grads(grads, &model);
-        model = optim.step(RATE, model, grads);
-        peak = ALLOCATIONS.peak_usage() - floor;
-    }
-    (peak, Weights::of::<B, _>(&model).digest())
+fn plain_tower() -> Run {
+    let make = || (start::<P>(), AdamConfig::new().init());
+    measured(make, |_, model| model, Tower::loss).0
 }
 
-fn plain() -> (usize, u64) {
-    peak::<P, Tower<P>, _>(
-        || (start(), AdamConfig::new().init()),
-        |_, model| model,
-        |model, step| model.loss(step),
-    )
-}
+fn release_tower(recompute: Recompute, is_armed: bool) -> Run {
+    type Optim = ReleaseOptimizer<Adam, Tower<R>, R>;
 
-fn release(recompute: Recompute, is_armed: bool) -> (usize, u64) {
-    peak::<R, _, ReleaseOptimizer<Adam, Tower<R>, R>>(
-        || {
-            let optim = AdamConfig::new().init().with_gradient_release();
-            (start(), optim.with_recompute(recompute))
-        },
-        |optim, model| {
-            if is_armed {
-                optim.arm(RATE, model)
-            } else {
-                model
-            }
-        },
-        |model, step| model.loss(step),
-    )
+    let make = || {
+        let optim: Optim = AdamConfig::new().init().with_gradient_release();
+        (start::<R>(), optim.with_recompute(recompute))
+    };
+    let arm = |optim: &mut Optim, model| match is_armed {
+        true => optim.arm(RATE, model),
+        false => model,
+    };
+    measured(make, arm, Tower::loss).0
 }
 
 /// What one block takes by itself, forward and backward in plain Burn, over its input and its
@@ -155,28 +160,28 @@ fn recomputing_leaves_the_inputs_of_the_blocks_and_one_block() {
         "recompute::memory::recomputing_leaves_the_inputs_of_the_blocks_and_one_block",
         || {
             // Thread pools and caches come into being once.
-            plain();
+            plain_tower();
             let block = one_block();
-            let (plain, weights) = plain();
-            let (released, _) = release(Recompute::None, true);
-            let (recomputed, same) = scopes::in_use(|| release(Recompute::None, false));
-            let (both, same_too) = scopes::in_use(|| release(Recompute::None, true));
-            let (automatic, same_again) = release(Recompute::Automatic, true);
-            assert_eq!([same, same_too, same_again], [weights; 3]);
+            let plain = plain_tower();
+            let released = release_tower(Recompute::None, true);
+            let recomputed = scopes::in_use(|| release_tower(Recompute::None, false));
+            let both = scopes::in_use(|| release_tower(Recompute::None, true));
+            let automatic = release_tower(Recompute::Automatic, true);
+            let runs = [&released, &recomputed, &both, &automatic];
+            assert_eq!(runs.map(|run| run.weights), [plain.weights; 4]);
 
             let (parameters, largest) = parameter_bytes::<P, _>(&start::<P>());
             let states = 3 * parameters;
             let floor = states + BLOCKS * UNIT + block + largest;
-            let mib = |bytes: usize| bytes as f64 / (1 << 20) as f64;
             println!(
                 "plain {:.2}, release {:.2}, recomputing {:.2}, both {:.2}, automatic {:.2}; floor \
                  {:.2} MiB: parameters and states {:.2}, {BLOCKS} inputs of {:.2}, a block {:.2}, a \
                  gradient {:.2}",
-                mib(plain),
-                mib(released),
-                mib(recomputed),
-                mib(both),
-                mib(automatic),
+                mib(plain.peak),
+                mib(released.peak),
+                mib(recomputed.peak),
+                mib(both.peak),
+                mib(automatic.peak),
                 mib(floor),
                 mib(states),
                 mib(UNIT),
@@ -184,14 +189,81 @@ fn recomputing_leaves_the_inputs_of_the_blocks_and_one_block() {
                 mib(largest),
             );
             let bound = floor * 103 / 100 + SLACK;
-            assert!(both <= bound, "over {:.2} MiB", mib(bound));
-            assert!(automatic <= bound, "automatic: over {:.2} MiB", mib(bound));
+            assert!(both.peak <= bound, "over {:.2} MiB", mib(bound));
+            assert!(automatic.peak <= bound, "automatic: over {:.2}", mib(bound));
             // Together they save what each saves alone.
-            assert!(both <= recomputed.min(released) + SLACK);
+            assert!(both.peak <= recomputed.peak.min(released.peak) + SLACK);
             assert!(
-                plain > 2 * bound,
+                plain.peak > 2 * bound,
                 "the bound would not notice activations that are kept"
             );
         },
     );
+}
+
+/// Trains in plain Burn, with `Automatic`, and within parts of what all activations take: the
+/// weights are the same, and the peaks fall as planned. `part` of the activations is more than
+/// `Automatic` plans.
+fn saves<S: Scenario>(part: u64) {
+    let start = Start::new::<S>(Size::Large);
+    let plain = || {
+        let make = || (start.model::<S, P>(), recipe().init());
+        let loss = |model: &_, step| S::loss::<P>(model, Size::Large, step);
+        measured::<S::Model<P>, P, _>(make, |_, model| model, loss).0
+    };
+    // Thread pools and caches come into being once.
+    plain();
+    let plain = plain();
+    println!("plain Burn: peak {:.2} MiB", mib(plain.peak));
+
+    let release = |recompute| -> (u64, usize, Recomputed) {
+        let make = || (start.model::<S, R>(), recomputing(recompute));
+        let loss = |model: &_, step| S::loss::<R>(model, Size::Large, step);
+        let (run, optim) = measured::<S::Model<R>, R, ReleaseOptimizer<Sgd<Flex>, _, R>>(
+            make,
+            |optim, model| optim.arm(RATE, model),
+            loss,
+        );
+        assert_eq!(run.weights, plain.weights, "{recompute:?}");
+        let recomputed = optim.last_step().expect("a step was taken").recomputed();
+        let planned = recomputed.planned_bytes.expect("there is a plan");
+        println!(
+            "{recompute:?}: planned {:.2}, peak {:.2} MiB, {} segments, {} operations",
+            mib(planned as usize),
+            mib(run.peak),
+            recomputed.segments,
+            recomputed.operations,
+        );
+        (planned, run.peak, recomputed)
+    };
+    let (all, kept, nothing) = release(Recompute::Budget(u64::MAX));
+    assert_eq!(nothing.segments, 0);
+    let (half, within_half, some) = release(Recompute::Budget(all / 2));
+    let (automatic, least, most) = release(Recompute::Automatic);
+
+    assert!(half <= all / 2);
+    assert!(automatic <= all / part);
+    assert!(most.segments > 2);
+    assert!(some.operations < most.operations);
+    // What else there is at the peak is there without recomputing, too.
+    let saved = |planned: u64| (all - planned) as usize * 3 / 4;
+    assert!(within_half + saved(half) <= kept);
+    assert!(least + saved(automatic) <= kept);
+}
+
+/// Where several tensors cross a cut.
+#[test]
+fn a_u_net_keeps_its_skip_connections_and_one_segment() {
+    alone(
+        "recompute::memory::a_u_net_keeps_its_skip_connections_and_one_segment",
+        || saves::<UNet>(4),
+    );
+}
+
+/// Where there are many cuts.
+#[test]
+fn five_hundred_blocks() {
+    alone("recompute::memory::five_hundred_blocks", || {
+        saves::<Deep>(12)
+    });
 }

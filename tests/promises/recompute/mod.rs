@@ -3,7 +3,6 @@
 mod burn_transformers;
 mod carried_state;
 mod changing;
-mod deep;
 mod dropout;
 pub(crate) mod equality;
 mod flat_linear;
@@ -14,7 +13,28 @@ mod scopes;
 mod threads;
 mod two_optimizers;
 
+use burn::backend::Flex;
+use burn::module::AutodiffModule;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{Sgd, SgdConfig};
+use burn_gradient_release::{Recompute, ReleaseOptimizer, WithGradientRelease};
+
 use crate::Inner;
+use crate::harness::{Plain, Release};
 
 /// The same operations on the same numbers, in the same order.
 const TOLERANCE: f32 = 0.0;
+
+type P = Plain;
+type R = Release;
+
+/// Momentum, as it is the sum of all gradients, to the last bit.
+fn recipe() -> SgdConfig {
+    SgdConfig::new().with_momentum(Some(MomentumConfig::new()))
+}
+
+/// That optimizer with release, recomputing.
+fn recomputing<M: AutodiffModule<R>>(recompute: Recompute) -> ReleaseOptimizer<Sgd<Flex>, M, R> {
+    let optim = recipe().init::<R, M>().with_gradient_release();
+    optim.with_recompute(recompute)
+}

@@ -5,13 +5,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn::optim::{GradientsParams, Optimizer, Sgd, SgdConfig};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor};
-use burn_gradient_release::{Recompute, Recomputed, WithGradientRelease, checkpoint};
+use burn_gradient_release::{
+    Recompute, Recomputed, ReleaseOptimizer, WithGradientRelease, checkpoint,
+};
 
 use super::{Inner, TOLERANCE};
-use crate::harness::run::RATE;
+use crate::harness::run::{RATE, armed, armed_step, ordinary, ordinary_step};
 use crate::harness::weights::{load, save};
 use crate::harness::{Plain, Release, Weights, noise, turn};
 
@@ -49,57 +51,50 @@ fn same_gradients(
     }
 }
 
-/// The same code for both, with `checkpoint` in it: plain Burn's backend only calls it.
+/// A test for each loss of two leaves: the same code for both, with `checkpoint` in it. Plain Burn's
+/// backend only calls it.
 macro_rules! same_gradients {
-    (|$one:ident, $two:ident| $loss:expr) => {
-        same_gradients(|$one, $two| $loss, |$one, $two| $loss)
+    ($($name:ident: |$one:ident, $two:ident| $loss:expr;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                same_gradients(|$one, $two| $loss, |$one, $two| $loss);
+            }
+        )*
     };
 }
 
-#[test]
-fn several_inputs_and_results() {
-    same_gradients!(|a, b| {
+same_gradients! {
+    several_inputs_and_results: |a, b| {
         let (sum, product) = checkpoint(|| {
             let inner = (a.clone() * b.clone()).tanh();
             (inner.clone() + a.clone(), inner.matmul(b.clone()))
         });
         (sum * a).sum() + (product.exp() * b).mean()
-    });
-}
+    };
 
-#[test]
-fn one_scope_after_the_other_and_side_by_side() {
-    same_gradients!(|a, b| {
+    one_scope_after_the_other_and_side_by_side: |a, b| {
         let x = checkpoint(|| a.clone().matmul(b.clone()).tanh());
         let left = checkpoint(|| x.clone().matmul(b.clone()).tanh());
         let right = checkpoint(|| (x.clone() * a.clone()).tanh());
         (left + right * x).mean()
-    });
-}
+    };
 
-#[test]
-fn a_scope_in_a_scope() {
-    same_gradients!(|a, b| {
+    a_scope_in_a_scope: |a, b| {
         let x = checkpoint(|| {
             let inner = checkpoint(|| a.clone().matmul(b.clone()).tanh());
             inner.clone() * inner
         });
         (x + a).square().mean()
-    });
-}
+    };
 
-#[test]
-fn a_result_that_nobody_uses() {
-    same_gradients!(|a, b| {
+    a_result_that_nobody_uses: |a, b| {
         let _unused = checkpoint(|| a.clone().matmul(b.clone()).tanh());
         let (used, _unused) = checkpoint(|| (a.clone().exp(), b.clone().exp()));
         (used * b).mean()
-    });
-}
+    };
 
-#[test]
-fn what_is_detached_or_needs_no_gradient() {
-    same_gradients!(|a, b| {
+    what_is_detached_or_needs_no_gradient: |a, b| {
         let x = checkpoint(|| {
             let constant = a.clone().detach().exp();
             let seen = Tensor::from_inner(a.clone().inner()).tanh();
@@ -108,23 +103,17 @@ fn what_is_detached_or_needs_no_gradient() {
             scaled * b.clone() + untracked
         });
         x.square().mean()
-    });
-}
+    };
 
-#[test]
-fn what_is_read_inside() {
-    same_gradients!(|a, b| {
+    what_is_read_inside: |a, b| {
         let x = checkpoint(|| {
             let scale: f32 = a.clone().abs().max().into_scalar();
             a.clone() / scale * b.clone()
         });
         x.square().mean()
-    });
-}
+    };
 
-#[test]
-fn ints_and_bools_go_in_and_out() {
-    same_gradients!(|a, b| {
+    ints_and_bools_go_in_and_out: |a, b| {
         let device = a.device();
         let rows = Tensor::<_, 1, Int>::from_ints([2, 0, 1, 3], &device);
         let (x, is_high) = checkpoint(|| {
@@ -136,29 +125,20 @@ fn ints_and_bools_go_in_and_out() {
             )
         });
         (x * b).mask_fill(is_high, 0.25).square().mean()
-    });
-}
+    };
 
-#[test]
-fn an_operation_with_several_results() {
-    same_gradients!(|a, b| {
+    an_operation_with_several_results: |a, b| {
         let (highest, places) = checkpoint(|| (a.clone() * b.clone()).max_dim_with_indices(1));
         (highest + b.gather(1, places)).square().mean()
-    });
-}
+    };
 
-#[test]
-fn a_leaf_as_the_result() {
-    same_gradients!(|a, b| {
+    a_leaf_as_the_result: |a, b| {
         let same = checkpoint(|| a.clone());
         let x = checkpoint(|| same.clone() * b.clone());
         (x + same).square().mean()
-    });
-}
+    };
 
-#[test]
-fn a_loss_inside() {
-    same_gradients!(|a, b| checkpoint(|| a.matmul(b).tanh().mean()));
+    a_loss_inside: |a, b| checkpoint(|| a.matmul(b).tanh().mean());
 }
 
 /// One linear layer after the other, each in a scope.
@@ -167,6 +147,12 @@ fn tower<B: AutodiffBackend>(layers: &[Linear<B>], mut x: Tensor<B, 2>) -> Tenso
         x = checkpoint(|| layer.forward(x).tanh());
     }
     x.square().mean()
+}
+
+/// SGD for such layers.
+fn with_release(recompute: Recompute) -> ReleaseOptimizer<Sgd<Inner>, Vec<Linear<R>>, R> {
+    let optim = SgdConfig::new().init::<R, Vec<Linear<R>>>();
+    optim.with_gradient_release().with_recompute(recompute)
 }
 
 fn layers<B: Backend>() -> Vec<Linear<B>> {
@@ -184,29 +170,22 @@ fn a_forward_pass_thrown_away() {
     let mut plain = load::<P, _>(layers(), &bytes, &device);
     let mut model = load::<R, _>(layers(), &bytes, &device);
     let mut plain_optim = SgdConfig::new().init();
-    let mut optim = SgdConfig::new()
-        .init::<R, Vec<Linear<R>>>()
-        .with_gradient_release();
+    let mut optim = with_release(Recompute::None);
     for step in 0..3 {
         let loss = tower(&plain, noise(step, [4, 4], &device));
-        let grads = GradientsParams::from_grads(loss.backward(), &plain);
-        plain = plain_optim.step(RATE, plain, grads);
+        plain = ordinary_step(RATE, plain, &mut plain_optim, loss);
 
         drop(tower(&model, noise(step + 10, [4, 4], &device)));
-        model = optim.arm(RATE, model);
-        drop(tower(&model, noise(step + 20, [4, 4], &device)));
-        let loss = tower(&model, noise(step, [4, 4], &device));
-        let kept = tower(&model, noise(step + 30, [4, 4], &device));
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        assert!(grads.is_empty());
-        model = optim.step(RATE, model, grads);
+        let mut kept = None;
+        model = armed_step(RATE, model, &mut optim, |model| {
+            drop(tower(model, noise(step + 20, [4, 4], &device)));
+            let loss = tower(model, noise(step, [4, 4], &device));
+            kept = Some(tower(model, noise(step + 30, [4, 4], &device)));
+            loss
+        });
         drop(kept);
-        let given = Weights::of::<R, _>(&model);
-        given.assert_near(
-            &Weights::of::<P, _>(&plain),
-            0.0,
-            format!("after step {step}"),
-        );
+        let expected = Weights::of::<P, _>(&plain);
+        Weights::of::<R, _>(&model).assert_same(&expected, format!("after step {step}"));
     }
 }
 
@@ -234,17 +213,10 @@ fn loss_in_scopes<B: Backend>(x: Tensor<B, 2>, scopes: usize) -> Tensor<B, 1> {
 
 /// What the last of four steps from these weights reports, and the weights after it.
 fn reported(recompute: Recompute, bytes: &[u8], scopes: usize) -> (Recomputed, Weights) {
-    let mut model = load::<R, _>(layers(), bytes, &Default::default());
-    let optim = SgdConfig::new().init::<R, Vec<Linear<R>>>();
-    let mut optim = optim.with_gradient_release().with_recompute(recompute);
-    for step in 0..4 {
-        model = optim.arm(RATE, model);
-        let loss = loss_in_scopes(deep(&model, step), scopes);
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        model = optim.step(RATE, model, grads);
-    }
-    let report = optim.last_step().expect("a step was taken");
-    (report.recomputed(), Weights::of::<R, _>(&model))
+    let model = load::<R, _>(layers(), bytes, &Default::default());
+    let loss = |model: &Vec<Linear<R>>, step| loss_in_scopes(deep::<R>(model, step), scopes);
+    let (given, reports) = armed(model, &mut with_release(recompute), 4, &loss);
+    (reports[3].recomputed(), given.steps[3].clone())
 }
 
 #[test]
@@ -276,22 +248,18 @@ fn a_pass_that_ends_in_scopes_is_planned() {
 
     turn::take::<Inner>();
     let bytes = save::<P, _>(layers::<P>());
-    let mut plain = load::<P, _>(layers(), &bytes, &Default::default());
-    let mut optim = SgdConfig::new().init::<P, Vec<Linear<P>>>();
-    for step in 0..4 {
-        let loss = loss_in_scopes(deep(&plain, step), SCOPES);
-        let grads = GradientsParams::from_grads(loss.backward(), &plain);
-        plain = optim.step(RATE, plain, grads);
-    }
-    let plain = Weights::of::<P, _>(&plain);
+    let plain = load::<P, _>(layers(), &bytes, &Default::default());
+    let loss = |model: &Vec<Linear<P>>, step| loss_in_scopes(deep::<P>(model, step), SCOPES);
+    let plain = ordinary(plain, &mut SgdConfig::new().init(), 4, &loss);
+    let plain = &plain.steps[3];
 
     let (without, _) = reported(Recompute::Automatic, &bytes, 0);
     let (automatic, weights) = reported(Recompute::Automatic, &bytes, SCOPES);
-    weights.assert_near(&plain, TOLERANCE, "automatic");
+    weights.assert_near(plain, TOLERANCE, "automatic");
     assert!(automatic.planned_bytes.is_some());
 
     let (ample, weights) = reported(Recompute::Budget(1 << 30), &bytes, SCOPES);
-    weights.assert_near(&plain, TOLERANCE, "within an ample budget");
+    weights.assert_near(plain, TOLERANCE, "within an ample budget");
     assert_eq!(ample.segments, SCOPES);
     // Nothing is kept while the scopes run: the last segment is recomputed, too. A layer is eight
     // operations, and a part of the rows is one.

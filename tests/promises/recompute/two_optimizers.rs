@@ -8,12 +8,10 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_gradient_release::{Recompute, ReleaseOptimizer, WithGradientRelease};
 
-use crate::harness::run::RATE;
+use super::{P, R};
+use crate::harness::run::{RATE, ordinary_step};
 use crate::harness::weights::{load, save};
-use crate::harness::{Plain, Release, Weights, noise};
-
-type P = Plain;
-type R = Release;
+use crate::harness::{Weights, noise};
 
 const WIDTH: usize = 4;
 const ROWS: usize = 64;
@@ -65,6 +63,15 @@ const PROGRAMS: [Program; 5] = [
     Program::Alternating,
 ];
 
+fn alternating<B: Backend>(one: &Network<B>, other: &Network<B>, z: Tensor<B, 2>) -> Tensor<B, 1> {
+    let layers = one.layers.iter().zip(&other.layers);
+    let x = layers.fold(z, |x, (one, other)| {
+        let left = one.forward(x.clone()).tanh();
+        (other.forward(left.clone()).exp() + x).sin() + left
+    });
+    x.square().mean()
+}
+
 /// The weights after each step.
 fn train<B, O>(
     program: Program,
@@ -89,16 +96,15 @@ where
         let apart = |judge: &Network<B>, fake: Tensor<B, 2>| {
             of_fake(judge, fake) - judge.forward(real.clone()).square().mean()
         };
+        // What is armed, and run forward and backward, and stepped, in this order.
         match program {
             Program::TwoForwards => {
                 judge = arm(&mut of_judge, judge);
-                let grads = apart(&judge, generator.forward(z()).detach()).backward();
-                let grads = GradientsParams::from_grads(grads, &judge);
-                judge = of_judge.step(RATE, judge, grads);
+                let loss = apart(&judge, generator.forward(z()).detach());
+                judge = ordinary_step(RATE, judge, &mut of_judge, loss);
                 generator = arm(&mut of_generator, generator);
-                let grads = of_fake(&judge, generator.forward(z())).backward();
-                let grads = GradientsParams::from_grads(grads, &generator);
-                generator = of_generator.step(RATE, generator, grads);
+                let loss = of_fake(&judge, generator.forward(z()));
+                generator = ordinary_step(RATE, generator, &mut of_generator, loss);
             }
             Program::OneForward | Program::ArmedBetween => {
                 if program == Program::OneForward {
@@ -109,12 +115,10 @@ where
                     generator = arm(&mut of_generator, generator);
                 }
                 let fake = generator.forward(z());
-                let grads = apart(&judge, fake.clone().detach()).backward();
-                let grads = GradientsParams::from_grads(grads, &judge);
-                judge = of_judge.step(RATE, judge, grads);
-                let grads = of_fake(&judge, fake).backward();
-                let grads = GradientsParams::from_grads(grads, &generator);
-                generator = of_generator.step(RATE, generator, grads);
+                let loss = apart(&judge, fake.clone().detach());
+                judge = ordinary_step(RATE, judge, &mut of_judge, loss);
+                let loss = of_fake(&judge, fake);
+                generator = ordinary_step(RATE, generator, &mut of_generator, loss);
             }
             Program::OneLoss | Program::Alternating => {
                 generator = arm(&mut of_generator, generator);
@@ -122,12 +126,7 @@ where
                 let loss = if program == Program::OneLoss {
                     apart(&judge, generator.forward(z()))
                 } else {
-                    let mut x = z();
-                    for (one, other) in generator.layers.iter().zip(&judge.layers) {
-                        let left = one.forward(x.clone()).tanh();
-                        x = (other.forward(left.clone()).exp() + x).sin() + left;
-                    }
-                    x.square().mean()
+                    alternating(&generator, &judge, z())
                 };
                 let mut grads = loss.backward();
                 let one = GradientsParams::from_module(&mut grads, &generator);
@@ -144,44 +143,37 @@ where
 
 #[test]
 fn two_optimizers_that_recompute_are_exact() {
+    type Adams = ReleaseOptimizer<Adam, Network<R>, R>;
+
     let start = [5, 4].map(|depth| save(Network::<P>::new(depth)));
     let unit = (ROWS * WIDTH * size_of::<f32>()) as u64;
     for program in PROGRAMS {
-        let expected = train::<P, _>(
-            program,
-            &start,
-            || AdamConfig::new().init(),
-            |_, model| model,
-            |_| (),
-        );
+        let plain = || AdamConfig::new().init::<P, Network<P>>();
+        let expected = train(program, &start, plain, |_, model| model, |_| ());
         expected[0][0].assert_moved(&expected[STEPS as usize - 1][0], "the generator");
         expected[0][1].assert_moved(&expected[STEPS as usize - 1][1], "the discriminator");
         for recompute in [
+            Recompute::None,
             Recompute::Automatic,
             Recompute::Budget(8 * unit),
             Recompute::Budget(24 * unit),
         ] {
             let mut recomputed = [0, 0];
-            let weights = train::<R, ReleaseOptimizer<Adam, Network<R>, R>>(
-                program,
-                &start,
-                || {
-                    let optim = AdamConfig::new().init().with_gradient_release();
-                    optim.with_recompute(recompute)
-                },
-                |optim, model| optim.arm(RATE, model),
-                |optims| {
-                    for (sum, optim) in recomputed.iter_mut().zip(optims) {
-                        let report = optim.last_step().expect("it has stepped");
-                        *sum += report.recomputed().operations;
-                    }
-                },
-            );
-            for (step, (weights, expected)) in weights.iter().zip(&expected).enumerate() {
-                for (of, (weights, expected)) in weights.iter().zip(expected).enumerate() {
-                    let context = format!("{program:?}, {recompute:?}, step {step}, network {of}");
-                    weights.assert_same(expected, context);
+            let release = || {
+                let optim: Adams = AdamConfig::new().init().with_gradient_release();
+                optim.with_recompute(recompute)
+            };
+            let arm = |optim: &mut Adams, model| optim.arm(RATE, model);
+            let given = train(program, &start, release, arm, |optims| {
+                for (sum, optim) in recomputed.iter_mut().zip(optims) {
+                    let report = optim.last_step().expect("it has stepped");
+                    *sum += report.recomputed().operations;
                 }
+            });
+            for (step, (given, expected)) in given.iter().zip(&expected).enumerate() {
+                let context = format!("{program:?}, {recompute:?}, step {step}");
+                given[0].assert_same(&expected[0], format!("{context}: the generator"));
+                given[1].assert_same(&expected[1], format!("{context}: the discriminator"));
             }
             if recompute == Recompute::Automatic {
                 assert!(recomputed.iter().all(|of| *of > 0), "{program:?}");

@@ -3,12 +3,12 @@
 use burn::module::{Module, Param};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, Optimizer, SgdConfig};
+use burn::optim::{AdamConfig, AdamWConfig, SgdConfig};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Tensor, TensorData};
 use burn_gradient_release::{ReleaseBackend, WithGradientRelease};
 
-use crate::harness::run::assert_run_released;
+use crate::harness::run::{armed_step, assert_run_released};
 use crate::harness::{Recipe, Release};
 
 /// Lines of the optimizer's name, the step, and the weights after it.
@@ -112,9 +112,7 @@ fn follows_pytorch<R: Recipe, B: ReleaseBackend>(optimizer: &str, rate: f64, rec
     let mut reports = Vec::new();
     let mut furthest = 0.0f64;
     for (step, expected) in expected.iter().enumerate() {
-        model = optim.arm(rate, model);
-        let grads = GradientsParams::from_grads(model.loss(step).backward(), &model);
-        model = optim.step(rate, model, grads);
+        model = armed_step(rate, model, &mut optim, |model| model.loss(step));
         reports.push(optim.last_step().expect("a step was taken").clone());
         let given = model.weights();
         assert_eq!(given.len(), expected.len());
@@ -138,22 +136,14 @@ fn follows_pytorch<R: Recipe, B: ReleaseBackend>(optimizer: &str, rate: f64, rec
 }
 
 #[test]
-fn sgd_with_momentum() {
+fn weights_are_pytorchs() {
     let momentum = MomentumConfig::new().with_dampening(0.0);
-    let recipe = SgdConfig::new()
+    let sgd = SgdConfig::new()
         .with_momentum(Some(momentum))
         .with_weight_decay(Some(WeightDecayConfig::new(0.01)));
-    follows_pytorch::<_, Release>("sgd", 0.05, &recipe);
-}
-
-#[test]
-fn adam() {
-    let recipe = AdamConfig::new().with_epsilon(1e-8);
-    follows_pytorch::<_, Release>("adam", 0.01, &recipe);
-}
-
-#[test]
-fn adamw() {
-    let recipe = AdamWConfig::new().with_epsilon(1e-8).with_weight_decay(0.1);
-    follows_pytorch::<_, Release>("adamw", 0.01, &recipe);
+    follows_pytorch::<_, Release>("sgd", 0.05, &sgd);
+    let adam = AdamConfig::new().with_epsilon(1e-8);
+    follows_pytorch::<_, Release>("adam", 0.01, &adam);
+    let adamw = AdamWConfig::new().with_epsilon(1e-8).with_weight_decay(0.1);
+    follows_pytorch::<_, Release>("adamw", 0.01, &adamw);
 }

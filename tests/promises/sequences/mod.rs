@@ -8,11 +8,13 @@ use burn::optim::{Adam, AdamConfig, GradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::tensor::backend::BackendTypes;
 use burn_gradient_release::{
-    Outcome, ReleaseAccumulator, ReleaseError, ReleaseOptimizer, WithGradientRelease,
+    ReleaseAccumulator, ReleaseError, ReleaseOptimizer, WithGradientRelease,
 };
 
-use crate::harness::models::{Mlp, NormalisedRecurrent, Recurrent, Scenario, Size, Tied, Views};
-use crate::harness::run::{RATE, Start, assert_all_released, trainable};
+use crate::harness::models::{NormalisedRecurrent, Recurrent, Scenario, Size, Tied, Views};
+use crate::harness::run::{
+    RATE, Start, armed_step, assert_all_released, ordinary_step, outcomes, trainable,
+};
 use crate::harness::{Plain, Release, Weights};
 
 type P = Plain;
@@ -70,6 +72,20 @@ const CALLS: [Call; 8] = [
     Call::ArmAnAccumulator,
 ];
 
+const MOMENTS: [Moment; 4] = [
+    Moment::BeforeForward,
+    Moment::BeforeBackward,
+    Moment::BeforeStep,
+    Moment::AfterStep,
+];
+
+impl Call {
+    /// Whether an optimizer or accumulator makes it that has not armed the model.
+    fn is_of_another(self) -> bool {
+        matches!(self, Self::ArmByAnother | Self::ArmAnAccumulator)
+    }
+}
+
 fn expected(call: Call, moment: Moment) -> Expected {
     use Call::*;
     match (call, moment) {
@@ -82,19 +98,17 @@ fn expected(call: Call, moment: Moment) -> Expected {
     }
 }
 
-/// Plain Burn's weights after each step, with another rate in the step of the case.
+/// Plain Burn's weights after each step, with this rate in the step of the case.
 fn plain<S: Scenario>(start: &Start, rate: f64) -> Vec<Weights> {
     let mut model = start.model::<S, P>();
     let mut optim = AdamConfig::new().init();
-    (0..STEPS)
-        .map(|step| {
-            let rate = if step == CASE { rate } else { RATE };
-            let loss = S::loss::<P>(&model, Size::Small, step as u64);
-            let grads = GradientsParams::from_grads(loss.backward(), &model);
-            model = optim.step(rate, model.clone(), grads);
-            Weights::of::<P, _>(&model)
-        })
-        .collect()
+    let steps = (0..STEPS).map(|step| {
+        let rate = if step == CASE { rate } else { RATE };
+        let loss = S::loss::<P>(&model, Size::Small, step as u64);
+        model = ordinary_step(rate, model.clone(), &mut optim, loss);
+        Weights::of::<P, _>(&model)
+    });
+    steps.collect()
 }
 
 /// A training run under way.
@@ -172,9 +186,9 @@ where
 
     /// A whole step with nothing between.
     fn step(mut self, step: usize) -> Self {
-        self.model = self.optim.arm(RATE, self.model);
-        let grads = GradientsParams::from_grads(self.loss(step).backward(), &self.model);
-        self.model = self.optim.step(RATE, self.model, grads);
+        self.model = armed_step(RATE, self.model, &mut self.optim, |model| {
+            S::loss::<R>(model, Size::Small, step as u64)
+        });
         self
     }
 
@@ -183,7 +197,7 @@ where
     }
 }
 
-fn check<S: Scenario>(start: &Start, call: Call, moment: Moment)
+fn check<S: Scenario>(start: &Start, reference: &Reference, call: Call, moment: Moment)
 where
     S::Model<R>: Module<R>,
 {
@@ -221,27 +235,23 @@ where
     assert_eq!(grads.len(), gradients, "{case}: gradients left");
     run = make(run, Moment::BeforeStep);
     if wanted == Expected::Abandoned {
-        return assert_abandoned(run, &plain::<S>(start, RATE)[CASE], grads, &case);
+        return assert_abandoned(run, &reference.ordinary[CASE], grads, &case);
     }
-    let rate = match wanted {
-        Expected::Released(rate) => rate,
-        _ => RATE,
+    let (rate, expected) = match wanted {
+        Expected::Released(rate) if rate == OTHER => (rate, &reference.at_another_rate),
+        _ => (RATE, &reference.ordinary),
     };
     run.model = run.optim.step(rate, run.model, grads);
     let report = run.optim.last_step().expect("a step");
+    assert_eq!(report.learning_rate(), rate, "{case}");
     if wanted == Expected::Ordinary {
-        assert_eq!(report.count(Outcome::Ordinary), parameters, "{case}");
+        assert_eq!(outcomes(&report), [0, 0, parameters, 0], "{case}");
     } else {
         assert_all_released(&report, parameters);
     }
     run = make(run, Moment::AfterStep);
-    assert_eq!(
-        refused.is_some(),
-        wanted == Expected::Refused,
-        "{case}: {refused:?}"
-    );
+    assert_refusal(refused, wanted, call, parameters, &case);
 
-    let expected = plain::<S>(start, rate);
     run.weights()
         .assert_same(&expected[CASE], format!("{case}: the step"));
     for (step, expected) in expected.iter().enumerate().skip(CASE + 1) {
@@ -249,6 +259,27 @@ where
         run.weights()
             .assert_same(expected, format!("{case}: step {step}"));
     }
+}
+
+/// A call is refused where it is expected to be, and for the reason that leads out.
+fn assert_refusal(
+    refused: Option<ReleaseError>,
+    wanted: Expected,
+    call: Call,
+    parameters: usize,
+    case: &str,
+) {
+    let is_right = match (&refused, wanted) {
+        (Some(error), Expected::Refused) if call.is_of_another() => {
+            matches!(error, ReleaseError::ArmedElsewhere { .. })
+        }
+        (Some(error), Expected::Refused) => {
+            let (stepped, armed) = (parameters, parameters);
+            *error == ReleaseError::Unfinished { stepped, armed }
+        }
+        (refused, _) => refused.is_none() && wanted != Expected::Refused,
+    };
+    assert!(is_right, "{case}: {refused:?}");
 }
 
 /// The weights are stepped, which nothing undoes, and no optimizer passes over it.
@@ -261,18 +292,16 @@ fn assert_abandoned<S: Scenario>(
     S::Model<R>: Module<R>,
 {
     run.weights().assert_same(stepped, case);
+    let is_told = |error: &ReleaseError| {
+        let is_abandoned = matches!(error, ReleaseError::Abandoned { .. });
+        assert!(is_abandoned, "{case}: {error:?}");
+    };
     let refused = run.optim.try_step(RATE, run.model, grads).expect_err(case);
-    assert!(
-        matches!(refused.error(), ReleaseError::Abandoned { .. }),
-        "{case}: {refused:?}"
-    );
+    is_told(refused.error());
     let (model, grads) = refused.into_given();
-    let refused = run.optim.try_arm(RATE, model).expect_err(case);
-    assert!(
-        matches!(refused.error(), ReleaseError::Abandoned { .. }),
-        "{case}: {refused:?}"
-    );
     assert!(grads.is_empty());
+    let refused = run.optim.try_arm(RATE, model).expect_err(case);
+    is_told(refused.error());
     // The way out that the error names.
     let model = refused
         .into_model()
@@ -281,50 +310,44 @@ fn assert_abandoned<S: Scenario>(
     run.weights().assert_moved(stepped, case);
 }
 
-fn every_call_at<S: Scenario>(moment: Moment)
+/// Plain Burn's weights after each step.
+struct Reference {
+    ordinary: Vec<Weights>,
+    /// With [`OTHER`] in the step of the case.
+    at_another_rate: Vec<Weights>,
+}
+
+fn every_call_at_every_moment<S: Scenario>()
 where
     S::Model<R>: Module<R>,
 {
     let start = Start::new::<S>(Size::Small);
+    let reference = Reference {
+        ordinary: plain::<S>(&start, RATE),
+        at_another_rate: plain::<S>(&start, OTHER),
+    };
     for call in CALLS {
-        check::<S>(&start, call, moment);
+        for moment in MOMENTS {
+            check::<S>(&start, &reference, call, moment);
+        }
     }
 }
 
-macro_rules! every_call {
+/// A test per line.
+macro_rules! every_call_at_every_moment {
     ($($name:ident: $scenario:ty;)*) => {
         $(
-            mod $name {
-                use super::*;
-
-                #[test]
-                fn before_forward() {
-                    every_call_at::<$scenario>(Moment::BeforeForward);
-                }
-
-                #[test]
-                fn between_forward_and_backward() {
-                    every_call_at::<$scenario>(Moment::BeforeBackward);
-                }
-
-                #[test]
-                fn between_backward_and_step() {
-                    every_call_at::<$scenario>(Moment::BeforeStep);
-                }
-
-                #[test]
-                fn after_step() {
-                    every_call_at::<$scenario>(Moment::AfterStep);
-                }
+            #[test]
+            fn $name() {
+                every_call_at_every_moment::<$scenario>();
             }
         )*
     };
 }
 
-every_call! {
-    mlp: Mlp;
+every_call_at_every_moment! {
     recurrent: Recurrent;
-    normalised: NormalisedRecurrent;
+    normalised_recurrent: NormalisedRecurrent;
     tied: Tied;
     views: Views;
 }

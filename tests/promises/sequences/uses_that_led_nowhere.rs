@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_gradient_release::{Recompute, WithGradientRelease};
 
-use crate::harness::run::RATE;
+use crate::harness::run::{RATE, ordinary_step};
 use crate::harness::{Plain, Release, Weights, noise};
 
 type P = Plain;
@@ -55,8 +55,8 @@ fn plain(steps: &[u64]) -> Weights {
     let mut optim = SgdConfig::new().init();
     let mut model = InTurn::<P>::new();
     for step in steps {
-        let grads = GradientsParams::from_grads(model.loss(*step).backward(), &model);
-        model = optim.step(RATE, model, grads);
+        let loss = model.loss(*step);
+        model = ordinary_step(RATE, model, &mut optim, loss);
     }
     Weights::of::<P, _>(&model)
 }

@@ -45,31 +45,15 @@ impl Place for OnTheHeap {
     }
 }
 
+/// `Tied` has one table for the embedding and for the scores.
 #[test]
-fn an_mlp_adds_up() {
-    alone("timeline::heap::an_mlp_adds_up", holds::<Mlp, OnTheHeap>);
-}
-
-/// One table for the embedding and for the scores.
-#[test]
-fn tied_weights_add_up() {
-    alone(
-        "timeline::heap::tied_weights_add_up",
-        holds::<Tied, OnTheHeap>,
-    );
-}
-
-#[test]
-fn views_add_up() {
-    alone("timeline::heap::views_add_up", holds::<Views, OnTheHeap>);
-}
-
-#[test]
-fn a_transformer_adds_up() {
-    alone(
-        "timeline::heap::a_transformer_adds_up",
-        holds::<Transformer, OnTheHeap>,
-    );
+fn every_model_adds_up() {
+    alone("timeline::heap::every_model_adds_up", || {
+        holds::<Mlp, OnTheHeap>();
+        holds::<Tied, OnTheHeap>();
+        holds::<Views, OnTheHeap>();
+        holds::<Transformer, OnTheHeap>();
+    });
 }
 
 /// A long recording of a small model takes far more memory than the model.

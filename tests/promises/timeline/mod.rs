@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::backend::AutodiffBackend;
 use burn_gradient_release::WithGradientRelease;
 use burn_memory_timeline::analysis::Totals;
 use burn_memory_timeline::snapshot::{Category, Holder, Parameter, Phase, PhaseKind};
@@ -19,7 +19,7 @@ use burn_memory_timeline::{
 };
 
 use crate::harness::models::{Scenario, Size};
-use crate::harness::run::{RATE, Start};
+use crate::harness::run::{self, RATE, Start};
 use crate::harness::{Plain, Release, Weights};
 
 const STEPS: u64 = 5;
@@ -75,7 +75,7 @@ struct Run {
     weights: Vec<u64>,
 }
 
-fn run<S, B, O>(
+fn record<S, B, O>(
     start: &Start,
     counter: impl MemoryCounter + 'static,
     make: impl FnOnce() -> O,
@@ -99,7 +99,7 @@ where
 }
 
 fn plain<S: Scenario, L: Place>(start: &Start) -> Run {
-    run::<S, P<L::Below>, _>(
+    record::<S, P<L::Below>, _>(
         start,
         L::counter(),
         || AdamConfig::new().init().recorded(),
@@ -108,7 +108,7 @@ fn plain<S: Scenario, L: Place>(start: &Start) -> Run {
 }
 
 fn release<S: Scenario, L: Place>(start: &Start) -> Run {
-    run::<S, R<L::Below>, _>(
+    record::<S, R<L::Below>, _>(
         start,
         L::counter(),
         || AdamConfig::new().init().recorded().with_gradient_release(),
@@ -116,25 +116,15 @@ fn release<S: Scenario, L: Place>(start: &Start) -> Run {
     )
 }
 
-/// The weights of the same training on the backend itself.
-fn unrecorded<S: Scenario, B: Backend>(start: &Start) -> Vec<u64> {
-    let mut model = start.model::<S, Plain<B>>();
-    let mut optim = AdamConfig::new().init::<Plain<B>, S::Model<Plain<B>>>();
-    let mut weights = Vec::new();
-    for step in 0..STEPS {
-        let loss = S::loss::<Plain<B>>(&model, Size::Large, step);
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        model = optim.step(RATE, model, grads);
-        weights.push(Weights::of::<Plain<B>, _>(&model).digest());
-    }
-    weights
-}
-
 /// Checks everything that holds for any model.
 pub(crate) fn holds<S: Scenario, L: Place>() {
+    println!("{}", std::any::type_name::<S>());
     let start = Start::new::<S>(Size::Large);
-    // Also allocates thread pools and caches, which belong to none of the runs.
-    let expected = unrecorded::<S, L::Below>(&start);
+    // On the backend itself. Also allocates thread pools and caches, which belong to none of the
+    // runs.
+    let unrecorded = run::plain::<S, _, Plain<L::Below>>(&start, &AdamConfig::new(), STEPS);
+    let expected: Vec<_> = unrecorded.steps.iter().map(Weights::digest).collect();
+    drop(unrecorded);
     let plain = plain::<S, L>(&start);
     let release = release::<S, L>(&start);
     for (name, run) in [("plain", &plain), ("release", &release)] {

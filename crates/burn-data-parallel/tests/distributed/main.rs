@@ -9,7 +9,7 @@ mod ops;
 mod refused;
 mod steps;
 
-use std::{panic::resume_unwind, thread, time::Duration};
+use std::{panic::resume_unwind, sync::Arc, thread, time::Duration};
 
 use burn::{
     backend::Autodiff,
@@ -58,6 +58,13 @@ fn replicas(places: &[Place]) -> impl Iterator<Item = (DeviceParallel, Place)> {
     let replicas = DeviceParallel::new(places).unwrap().into_iter();
     let hurried = replicas.map(|replica| replica.with_timeout(Duration::from_secs(10)));
     hurried.zip(places.to_vec())
+}
+
+/// A replica that has the model of all, armed, and its optimizer.
+fn armed(parallel: DeviceParallel, place: &Place) -> (Model<B>, Optim) {
+    let model = parallel.broadcast(Model::<B>::new(place)).unwrap();
+    let mut optim = adam().with_reduction(Arc::new(parallel));
+    (optim.arm(RATE, model), optim)
 }
 
 /// Runs backward from the loss of a replica, and finishes the step.

@@ -16,7 +16,7 @@ use burn_data_parallel::{DeviceParallel, ReplicaError};
 use burn_gradient_release::{ReleaseAccumulator, ReleaseError, checkpoint};
 
 use crate::{
-    B, adam,
+    B, adam, armed,
     backend::places,
     burns_own::{Mark, server},
     model::{Model, RATE},
@@ -80,16 +80,15 @@ fn an_armed_model_is_not_marked() {
     let place = places(1)[0];
     let mut optim = adam();
     let model = optim.arm(RATE, Model::<B>::new(&place));
-    let said = panics(|| model.clone().map(&mut Mark));
-    assert!(
-        said.contains("only a parameter that is not armed"),
-        "{said}"
-    );
-    let said = panics(|| model.second.val().transpose().set_distributed(3.into()));
-    assert!(
-        said.contains("only a parameter that is not armed"),
-        "{said}"
-    );
+    for said in [
+        panics(|| model.clone().map(&mut Mark)),
+        panics(|| model.second.val().transpose().set_distributed(3.into())),
+    ] {
+        assert!(
+            said.contains("only a parameter that is not armed"),
+            "{said}"
+        );
+    }
     let stepped = model.loss(0, 0, false).backward();
     let said = panics(|| model.clone().map(&mut Mark));
     assert!(said.contains("finish its step"), "{said}");
@@ -149,27 +148,21 @@ fn who_is_on_another_device_is_told_and_so_are_the_others() {
     let places = places(2);
     let stray = places[0];
     let found = on_threads(replicas(&places), |rank, (parallel, _)| {
-        let mut model = parallel.broadcast(Model::<B>::new(&stray)).unwrap();
-        let mut optim = adam().with_reduction(Arc::new(parallel));
-        model = optim.arm(RATE, model);
+        let (model, mut optim) = armed(parallel, &stray);
         step(&mut optim, model, rank, 0);
     });
     for found in found {
         let said = text(found.unwrap_err());
         assert!(said.contains("the replicas do not do the same"), "{said}");
-        assert!(
-            said.contains("rank 1: the gradient of second [8, 3] F32 in step 1 on DeviceId"),
-            "{said}"
-        );
+        let of_the_second = "rank 1: the gradient of second [8, 3] F32 in step 1 on DeviceId";
+        assert!(said.contains(of_the_second), "{said}");
     }
 }
 
 #[test]
 fn who_goes_another_way_is_named_to_all() {
     let found = on_threads(replicas(&places(3)), |rank, (parallel, place)| {
-        let mut model = parallel.broadcast(Model::<B>::new(&place)).unwrap();
-        let mut optim = adam().with_reduction(Arc::new(parallel));
-        model = optim.arm(RATE, model);
+        let (model, mut optim) = armed(parallel, &place);
         let loss = match rank {
             1 => (model.first.val() * 2.0).sum(),
             _ => model.loss(rank, 0, false),
@@ -191,9 +184,7 @@ fn who_goes_another_way_is_named_to_all() {
 #[test]
 fn who_panics_is_not_awaited() {
     let found = on_threads(replicas(&places(2)), |rank, (parallel, place)| {
-        let mut model = parallel.broadcast(Model::<B>::new(&place)).unwrap();
-        let mut optim = adam().with_reduction(Arc::new(parallel));
-        model = optim.arm(RATE, model);
+        let (model, mut optim) = armed(parallel, &place);
         let loss = model.loss(rank, 0, false);
         if rank == 1 {
             thread::sleep(Duration::from_millis(100));
@@ -206,10 +197,7 @@ fn who_panics_is_not_awaited() {
         .into_iter()
         .map(|found| text(found.unwrap_err()))
         .collect();
-    assert!(
-        said[0].contains("the thread of another replica has panicked"),
-        "{}",
-        said[0]
-    );
+    let elsewhere = "the thread of another replica has panicked";
+    assert!(said[0].contains(elsewhere), "{}", said[0]);
     assert_eq!(said[1], "an error in the batch");
 }

@@ -17,7 +17,7 @@ use burn::{
 use burn_gradient_release::{Outcome, ReleaseAccumulator, checkpoint};
 
 use crate::{
-    B, adam, all_on_threads,
+    B, adam, all_on_threads, armed,
     backend::{Place, Several, places},
     model::{Model, RATE, STEPS, one_process},
     replicas, step,
@@ -98,9 +98,7 @@ fn who_runs_backward_first_does_not_keep_the_others_from_coming() {
 fn who_has_finished_a_part_does_not_keep_the_others_from_it() {
     for in_scope in [false, true] {
         let found = all_on_threads(replicas(&places(2)), |rank, (parallel, place)| {
-            let model = parallel.broadcast(Model::<B>::new(&place)).unwrap();
-            let mut optim = adam().with_reduction(Arc::new(parallel));
-            let model = optim.arm(RATE, model);
+            let (model, mut optim) = armed(parallel, &place);
             // Takes the first replica long to run backward, too.
             let long = |tensor: &Tensor<B, 2>| {
                 let times = if rank == 0 { 1000 } else { 1 };

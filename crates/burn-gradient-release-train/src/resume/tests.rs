@@ -71,33 +71,55 @@ fn load<R: FileRecorder<Flex>>(recorder: &R, file: &Path) -> Result<(), Recorder
 /// Files in a folder, sorted.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
-    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
-    let mut names: Vec<_> = entries
-        .map(|entry| name(entry).into_string().unwrap())
-        .collect();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = names.collect();
     names.sort();
     names
 }
 
-/// Saving on a full disk is an error, and the file that was there before stays.
+#[track_caller]
+fn assert_says(error: impl ToString, parts: &[&str]) {
+    let text = error.to_string();
+    for part in parts {
+        assert!(text.contains(part), "not `{part}`: {text}");
+    }
+}
+
+/// Saving on a full disk is an error, and the file that was there before stays, which has the bytes
+/// of the recorder inside.
 fn nothing_torn<R: FileRecorder<Flex>>() {
     let home = tempdir().unwrap();
     let file = home.path().join("model-1");
-    save(&AtomicFileRecorder::new(R::default()), &file).unwrap();
-    let before = names(home.path());
-    let whole = fs::read(file.with_extension(R::file_extension())).unwrap();
+    let read = || fs::read(file.with_extension(R::file_extension())).unwrap();
+    let model = model();
+    // Drawn now: the clone of a parameter that is not yet drawn draws its own numbers.
+    let _ = (
+        model.weight.val(),
+        model.bias.as_ref().map(|bias| bias.val()),
+    );
+    let record = || model.clone().into_record();
+    let plain = home.path().join("plain");
+    Recorder::<Flex>::record(&R::default(), record(), plain.clone()).unwrap();
+    let atomic = AtomicFileRecorder::new(R::default());
+    Recorder::<Flex>::record(&atomic, record(), file.clone()).unwrap();
+    let (before, whole) = (names(home.path()), read());
+    let expected = fs::read(plain.with_extension(R::file_extension())).unwrap();
+    assert!(
+        whole == expected,
+        "the bytes are those of the recorder inside"
+    );
+    // Either loads what the other saved.
+    load(&R::default(), &file).unwrap();
+    load(&atomic, &plain).unwrap();
     for room in [0, 1, whole.len() / 2, whole.len() - 20] {
         let torn = Torn {
             recorder: R::default(),
             room: room as u64,
         };
         let error = save(&AtomicFileRecorder::new(torn), &file).unwrap_err();
-        let text = error.to_string();
-        assert!(text.contains("not all of it was written"), "{text}");
-        assert!(text.contains("model-1"), "{text}");
+        assert_says(error, &["not all of it was written", "model-1"]);
         assert_eq!(names(home.path()), before, "{room} bytes");
-        let left = fs::read(file.with_extension(R::file_extension())).unwrap();
-        assert_eq!(left, whole, "{room} bytes");
+        assert_eq!(read(), whole, "{room} bytes");
         load(&AtomicFileRecorder::new(R::default()), &file).unwrap();
     }
 }
@@ -118,12 +140,8 @@ fn what_is_written_when_the_disk_is_full_is_the_error() {
     let recorder = AtomicFileRecorder::new(DefaultRecorder::new());
     // A folder in the place of the file: no buffer is ever emptied.
     fs::create_dir(home.path().join("unfinished-model-1.mpk")).unwrap();
-    let text = save(&recorder, &home.path().join("model-1")).unwrap_err();
-    let text = text.to_string();
-    assert!(
-        text.contains("cannot save") && text.contains("model-1.mpk"),
-        "{text}"
-    );
+    let error = save(&recorder, &home.path().join("model-1")).unwrap_err();
+    assert_says(error, &["cannot save", "model-1.mpk"]);
 }
 
 /// A folder with the checkpoints of two epochs, saved by a run with these settings.
@@ -132,54 +150,45 @@ fn checkpoints(settings: &str) -> TempDir {
     let recorder = AtomicFileRecorder::new(DefaultRecorder::new()).of_run(settings);
     for epoch in [1, 2] {
         for part in ["model", "optim", "scheduler"] {
-            let file = home
-                .path()
-                .join("checkpoint")
-                .join(format!("{part}-{epoch}"));
-            save(&recorder, &file).unwrap();
+            save(&recorder, &saved(&home, &format!("{part}-{epoch}"))).unwrap();
         }
     }
     home
 }
 
-fn refusal(home: &TempDir, settings: &str) -> String {
+fn saved(home: &TempDir, name: &str) -> PathBuf {
+    home.path().join("checkpoint").join(name)
+}
+
+/// Fails unless the run with these settings is refused, in words that have these parts.
+#[track_caller]
+fn assert_refused(home: &TempDir, settings: &str, parts: &[&str]) {
     let error = resume_point_of_run(home.path(), settings).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidData);
-    error.to_string()
+    assert_says(error, parts);
 }
 
 #[test]
 fn a_bit_that_has_flipped_is_found() {
     let home = checkpoints("a");
-    let file = home.path().join("checkpoint/optim-2.mpk");
+    let file = saved(&home, "optim-2.mpk");
     let whole = fs::read(&file).unwrap();
     let recorder = AtomicFileRecorder::new(DefaultRecorder::new());
+    let not_as_saved = "optim-2.mpk is not as it was saved";
     for at in 0..whole.len() {
         let mut bytes = whole.clone();
         bytes[at] ^= 1 << (at % 8);
         fs::write(&file, bytes).unwrap();
-        let text = load(&recorder, &file).unwrap_err().to_string();
-        assert!(
-            text.contains("optim-2.mpk is not as it was saved"),
-            "{text}"
-        );
+        assert_says(load(&recorder, &file).unwrap_err(), &[not_as_saved]);
     }
-    let text = resume_point(home.path()).unwrap_err().to_string();
-    assert!(
-        text.contains("optim-2.mpk is not as it was saved"),
-        "{text}"
-    );
-    assert!(
-        text.contains("the checkpoint of epoch 1 is whole"),
-        "{text}"
-    );
+    let error = resume_point(home.path()).unwrap_err();
+    assert_says(error, &[not_as_saved, "the checkpoint of epoch 1 is whole"]);
 
-    let older = home.path().join("checkpoint/model-1.mpk");
+    let older = saved(&home, "model-1.mpk");
     let mut bytes = fs::read(&older).unwrap();
     bytes.reverse();
     fs::write(older, bytes).unwrap();
-    let text = refusal(&home, "a");
-    assert!(text.contains("there is no older checkpoint"), "{text}");
+    assert_refused(&home, "a", &["there is no older checkpoint"]);
 
     fs::write(&file, whole).unwrap();
     assert_eq!(resume_point(home.path()).unwrap(), Some(2));
@@ -188,57 +197,75 @@ fn a_bit_that_has_flipped_is_found() {
 
 #[test]
 fn checkpoints_of_another_run_or_epoch_are_refused() {
-    let (home, other) = (checkpoints("adam, seed 1"), checkpoints("sgd, seed 1"));
-    assert_eq!(
-        resume_point_of_run(home.path(), "adam, seed 1").unwrap(),
-        Some(2)
-    );
-    let of = |home: &TempDir, name: &str| home.path().join("checkpoint").join(name);
-    for name in ["optim-2.mpk", "optim-2.mpk.sha256"] {
-        fs::copy(of(&other, name), of(&home, name)).unwrap();
-    }
-    let text = refusal(&home, "adam, seed 1");
-    assert!(
-        text.contains("was saved by a run with other settings"),
-        "{text}"
-    );
+    const RUN: &str = "adam, seed 1";
+    let (home, other) = (checkpoints(RUN), checkpoints("sgd, seed 1"));
+    assert_eq!(resume_point_of_run(home.path(), RUN).unwrap(), Some(2));
+    let file = saved(&home, "optim-2.mpk");
+    let replace_by = |home: &TempDir, name: &str| {
+        for end in ["", ".sha256"] {
+            let to = file.with_extension(format!("mpk{end}"));
+            fs::copy(saved(home, &format!("{name}{end}")), to).unwrap();
+        }
+    };
+    replace_by(&other, "optim-2.mpk");
+    assert_refused(&home, RUN, &["was saved by a run with other settings"]);
     let recorder = AtomicFileRecorder::new(DefaultRecorder::new());
-    load(&recorder, &of(&home, "optim-2.mpk")).unwrap();
-    let recorder = recorder.of_run("adam, seed 1");
-    let text = load(&recorder, &of(&home, "optim-2.mpk")).unwrap_err();
-    assert!(text.to_string().contains("other settings"), "{text}");
+    load(&recorder, &file).unwrap();
+    let error = load(&recorder.of_run(RUN), &file).unwrap_err();
+    assert_says(error, &["other settings"]);
 
-    for (from, to) in [
-        ("optim-1.mpk", "optim-2.mpk"),
-        ("optim-1.mpk.sha256", "optim-2.mpk.sha256"),
-    ] {
-        fs::copy(of(&home, from), of(&home, to)).unwrap();
+    replace_by(&home, "optim-1.mpk");
+    assert_refused(&home, RUN, &["is no checksum of optim-2.mpk"]);
+}
+
+#[test]
+fn the_newest_whole_epoch_is_the_resume_point() {
+    // Epochs of which all files are there, another file, the resume point, and the files left.
+    let rows: [(&[usize], _, _, _); 5] = [
+        (&[], None, None, 0),
+        // As numbers: as text 9 comes after 10.
+        (&[8, 9, 10], None, Some(10), 9),
+        (&[1, 2], Some("model-3.mpk"), Some(2), 6),
+        (&[], Some("model-1.mpk"), None, 0),
+        // A delete that was killed: no run resumes there, and the next delete of Burn's takes the
+        // rest.
+        (&[2, 3], Some("model-1.mpk"), Some(3), 7),
+    ];
+    for (epochs, other, point, left) in rows {
+        let home = tempdir().unwrap();
+        assert_eq!(resume_point(home.path()).unwrap(), None, "without a folder");
+        fs::create_dir(saved(&home, "")).unwrap();
+        let parts = ["model", "optim", "scheduler"];
+        let of_epoch = |epoch| parts.map(|part| format!("{part}-{epoch}.mpk"));
+        let whole = epochs.iter().flat_map(of_epoch);
+        for file in whole.chain(other.map(str::to_owned)) {
+            fs::write(saved(&home, &file), "").unwrap();
+        }
+        let context = format!("{epochs:?} and {other:?}");
+        assert_eq!(resume_point(home.path()).unwrap(), point, "{context}");
+        assert_eq!(names(&saved(&home, "")).len(), left, "{context}");
     }
-    let text = refusal(&home, "adam, seed 1");
-    assert!(text.contains("is no checksum of optim-2.mpk"), "{text}");
 }
 
 #[test]
 fn files_without_checksums_are_loaded() {
     let home = checkpoints("a");
-    for name in names(&home.path().join("checkpoint")) {
-        if name.ends_with(".sha256") {
-            fs::remove_file(home.path().join("checkpoint").join(name)).unwrap();
-        }
+    let names = names(&saved(&home, ""));
+    for name in names.iter().filter(|name| name.ends_with(".sha256")) {
+        fs::remove_file(saved(&home, name)).unwrap();
     }
     assert_eq!(resume_point_of_run(home.path(), "b").unwrap(), Some(2));
     let recorder = AtomicFileRecorder::new(DefaultRecorder::new()).of_run("b");
-    load(&recorder, &home.path().join("checkpoint/model-2")).unwrap();
+    load(&recorder, &saved(&home, "model-2")).unwrap();
 }
 
 #[test]
 fn a_checksum_goes_with_its_file() {
     let home = checkpoints("a");
-    let folder = home.path().join("checkpoint");
-    for part in ["model", "optim", "scheduler"] {
-        fs::remove_file(folder.join(format!("{part}-1.mpk"))).unwrap();
+    let folder = saved(&home, "");
+    for gone in ["model-1", "optim-1", "scheduler-1", "optim-2"] {
+        fs::remove_file(folder.join(format!("{gone}.mpk"))).unwrap();
     }
-    fs::remove_file(folder.join("optim-2.mpk")).unwrap();
     let recorder = AtomicFileRecorder::new(DefaultRecorder::new());
     save(&recorder, &folder.join("model-3")).unwrap();
     assert_eq!(

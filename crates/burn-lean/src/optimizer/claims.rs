@@ -38,6 +38,28 @@ pub(super) fn check_claims<M: Module>(
     }
 }
 
+/// Checks that no sum of earlier micro-batches has the mark of a gradient that was taken.
+pub(super) fn check_sums<M: Module>(
+    survey: &Survey,
+    model: &M,
+    sums: &GradientsParams,
+) -> Result<(), ReleaseError> {
+    struct Sums<'a>(&'a Survey, &'a GradientsParams, Result<(), ReleaseError>);
+    impl ModuleVisitor for Sums<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if self.2.is_ok() {
+                self.2 = self.0.check_gradient(param, self.1.get::<D>(param.id));
+            }
+        }
+    }
+    if sums.is_empty() {
+        return Ok(());
+    }
+    let mut checked = Sums(survey, sums, Ok(()));
+    model.visit(&mut checked);
+    checked.2
+}
+
 /// Checks that the parameters of a model are those that were armed, or were loaded since.
 pub(super) fn check_bases<M: Module>(session: &Session, model: &M) -> Result<(), ReleaseError> {
     struct Bases<'a>(&'a Session, Option<ReleaseError>);
@@ -74,7 +96,7 @@ impl Claims<'_> {
         let Some(slot) = slot else {
             let found = self.survey.found.get(&param.id).filter(|_| grad.is_some());
             let Some(found) = found.filter(|found| found.is_copy || found.is_armed) else {
-                return Ok(());
+                return self.survey.check_gradient(param, grad);
             };
             let path = path_text(found.slot.path());
             return Err(match found.is_copy {
@@ -95,7 +117,7 @@ impl Claims<'_> {
             return Err(ReleaseError::WrongModel { path: path() });
         }
         if !slot.step_state().taken {
-            return Ok(());
+            return self.survey.check_gradient(param, grad);
         }
         let Some(grad) = grad else {
             return Err(ReleaseError::Unclaimed { path: path() });

@@ -10,13 +10,13 @@ use burn::module::{Module, Param, ParamId};
 use burn::tensor::DType;
 
 use crate::armed_slot::ArmedSlot;
-use crate::backend::{Inner, WithBackend, with_backend};
+use crate::backend::{Inner, WithBackend, reading_waits, with_backend};
 use crate::error::ReleaseError;
 use crate::parameter::{Found, Released, find};
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
 use crate::session::Session;
 use crate::slot::Rearm;
-use crate::tape::is_placeholder;
+use crate::tape::{is_computed_from_placeholder, is_placeholder};
 
 /// The parameters of a model.
 pub(super) struct Survey {
@@ -62,15 +62,11 @@ impl Survey {
 
     /// Checks that the model can be armed.
     pub(super) fn check(&self, session: &Session) -> Result<(), ReleaseError> {
-        let is_own = |found: &Found| {
-            let slots = session.slots();
-            slots
-                .get(&found.id)
-                .is_some_and(|slot| is_same(slot, &found.slot))
-        };
+        let is_own = |found: &Found| is_own(session, found);
         if let Some(duplicate) = &self.duplicate {
             return Err(duplicate.clone());
         }
+        self.check_abandoned(session)?;
         for param in &self.params {
             let path = || path_text(&param.path);
             if param.is_distributed {
@@ -93,6 +89,26 @@ impl Survey {
             }
         }
         Ok(())
+    }
+
+    /// Checks that no parameter was left by an optimizer in the middle of a step.
+    pub(super) fn check_abandoned(&self, session: &Session) -> Result<(), ReleaseError> {
+        let is_abandoned = |param: &&Surveyed| {
+            let found = self.found.get(&param.id).filter(|found| !found.is_copy);
+            // A weight that was loaded since has another leaf.
+            found.is_some_and(|found| {
+                !found.is_armed
+                    && param.leaf == Some(found.slot.leaf_id())
+                    && found.slot.is_stepped()
+                    && !is_own(session, found)
+            })
+        };
+        match self.params.iter().find(is_abandoned) {
+            None => Ok(()),
+            Some(param) => Err(ReleaseError::Abandoned {
+                path: path_text(&param.path),
+            }),
+        }
     }
 
     /// Checks the learning rate of each parameter.
@@ -120,6 +136,28 @@ impl Survey {
             }),
             None => Ok(()),
         }
+    }
+
+    /// Checks that a gradient is not what an earlier backward has left of one that it took.
+    pub(super) fn check_gradient<const D: usize>(
+        &self,
+        param: &Param<Tensor<D>>,
+        grad: Option<Tensor<D>>,
+    ) -> Result<(), ReleaseError> {
+        match grad.is_some_and(|grad| is_left(param, grad)) {
+            false => Ok(()),
+            true => Err(ReleaseError::Taken {
+                path: self.path_of(param.id),
+            }),
+        }
+    }
+
+    fn path_of(&self, param: ParamId) -> String {
+        let place = self.places.get(&param);
+        place.map_or_else(
+            || format!("parameter {param}"),
+            |place| path_text(&self.params[*place].path),
+        )
     }
 
     /// Checks that the model is the one that was armed: it must hold every slot that `matters`.
@@ -152,6 +190,12 @@ pub(super) fn is_same(own: &Arc<dyn ArmedSlot>, found: &Arc<dyn Rearm>) -> bool 
     std::ptr::addr_eq(Arc::as_ptr(own), Arc::as_ptr(found))
 }
 
+fn is_own(session: &Session, found: &Found) -> bool {
+    let slots = session.slots();
+    let own = slots.get(&found.id);
+    own.is_some_and(|own| is_same(own, &found.slot))
+}
+
 struct LeafOf;
 
 impl WithBackend for LeafOf {
@@ -174,6 +218,16 @@ pub(super) fn leaf_of<const D: usize>(base: Tensor<D>) -> Option<u64> {
 /// it or computed from it.
 pub(super) fn is_replaced<const D: usize>(slot: &dyn ArmedSlot, base: Tensor<D>) -> bool {
     leaf_of(base.clone()) != Some(slot.leaf_id()) && !is_placeholder(base)
+}
+
+/// Whether a gradient is the mark of one that was taken, or was computed from such a mark.
+fn is_left<const D: usize>(param: &Param<Tensor<D>>, grad: Tensor<D>) -> bool {
+    // A mark has one element, which need not be read where the weight has more.
+    if grad.dims() == [1; D] {
+        return param.base().dims() != [1; D] || is_placeholder(grad);
+    }
+    let waits = reading_waits(&grad.clone().into_dispatch().kind);
+    !waits && is_computed_from_placeholder(grad)
 }
 
 impl PathVisitor for Survey {

@@ -48,7 +48,8 @@ use crate::recompute::{MapTensor, Tensors};
 ///
 /// # Panics
 ///
-/// If `forward` uses a tensor that needs a gradient and is not in `input`: it would get none.
+/// If `forward` uses a tensor that needs a gradient and is not in `input`, or reads a parameter of
+/// an armed model on another thread: it would get none.
 pub fn checkpoint<M, I, O, F>(module: &M, input: I, forward: F) -> O
 where
     M: Module + Sync + 'static,

@@ -121,6 +121,11 @@ impl<B: Inner> ArmedSlot for Slot<B> {
         self.state().was_mapped
     }
 
+    fn is_stepped(&self) -> bool {
+        let state = self.state();
+        state.ended.is_none() && state.is_after_step()
+    }
+
     fn has_stepped_copy(&self) -> bool {
         let state = self.state();
         let copies = state.snapshots.iter().chain(&state.moved);

@@ -3,40 +3,33 @@
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::nn::{Linear, LinearConfig, LinearLayout};
-use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::optim::GradientsParams;
 use burn::store::ModuleRecord;
-use burn::tensor::Tensor;
+use burn::tensor::{Tensor, TensorData};
 use burn_lean::{Outcome, ReleaseError, ReleaseOptimizer, WithGradientRelease};
 
-use crate::harness::{LR, adamw, bits, flex, numbers, release_step};
+use crate::harness::{LR, adamw, bits, flex, numbers, plain_step, release_step};
 use crate::small::{
-    PARAMS, Small, assert_goes_on, bits_of, grads_of, numbered, numbered_from, panic_of, plain,
-    plain_bits, plain_from, plain_values, read_or_refused, small,
+    PARAMS, Plain, Small, assert_error, assert_goes_on, assert_panics, bits_of, finish, grads_of,
+    numbered, numbered_from, panic_of, plain, plain_bits, plain_values, read_or_refused, small,
+    train_plain,
 };
 
 /// A model and an optimizer after one step, and plain Burn's, with the same ids.
-fn started() -> (Small, ReleaseOptimizer, (Small, ModuleOptimizer)) {
-    let (model, optim) = plain(&[0]);
-    let release = optim.clone().with_gradient_release();
-    (model.clone(), release, (model, optim))
+fn started() -> (Small, ReleaseOptimizer, Plain) {
+    let plain = plain(&[0]);
+    let optim = plain.1.clone().with_gradient_release();
+    (plain.0.clone(), optim, plain)
 }
 
-/// Ends a step that was armed before.
-fn finish(model: Small, optim: &mut ReleaseOptimizer, step: usize) -> Small {
-    let grads = grads_of(&model, step);
-    optim.step(LR, model, grads)
-}
-
-/// The model that this record is of.
-fn loaded(record: ModuleRecord) -> Small {
-    numbered_from(small(), 3000).load_record(record)
+/// The bits of the model that this record is of.
+fn loaded(record: ModuleRecord) -> crate::harness::Bits {
+    bits(&numbered_from(small(), 3000).load_record(record))
 }
 
 fn is_nan(values: &[Vec<u32>]) -> bool {
-    values
-        .iter()
-        .flatten()
-        .all(|bits| f32::from_bits(*bits).is_nan())
+    let mut bits = values.iter().flatten();
+    bits.all(|bits| f32::from_bits(*bits).is_nan())
 }
 
 /// A record that is right, or a refusal in words.
@@ -50,106 +43,81 @@ fn record_or_refused(model: Small) -> Option<ModuleRecord> {
     }
 }
 
+/// On a device without autodiff.
 #[test]
 fn valid_keeps_what_it_saw() {
     let (model, mut optim, plain) = started();
     let model = optim.arm(LR, model);
     let valid = model.valid();
-    assert_eq!(valid.values(), plain_values(&[0]));
+    assert!(!valid.tied.val().is_autodiff());
     let x = || numbers::<2>([3, 4], 9, &flex().inner());
     let expected = bits_of(plain.0.valid().forward(x()));
     assert_eq!(bits_of(valid.forward(x())), expected);
-    assert!(!valid.tied.val().is_autodiff());
     let grads = grads_of(&model, 1);
     assert_eq!(bits_of(valid.forward(x())), expected);
     let model = optim.step(LR, model, grads);
     assert_eq!(bits_of(valid.forward(x())), expected);
-    assert_eq!(bits(&loaded(valid.clone().into_record())), plain_bits(&[0]));
+    assert_eq!(loaded(valid.clone().into_record()), plain_bits(&[0]));
     assert_eq!(bits(&valid.materialize()), plain_bits(&[0]));
-    assert_goes_on(model, &mut optim, plain_from(plain.0, plain.1, &[1]));
+    assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
 }
 
-#[test]
-fn valid_and_train_again() {
-    let (model, mut optim, plain) = started();
-    let model = optim.arm(LR, model);
-    let again = model.valid().train();
-    assert_eq!(again.values(), plain_values(&[0]));
-    let model = finish(model, &mut optim, 1);
-    assert_eq!(again.values(), plain_values(&[0]));
-    // Its gradients are ordinary.
-    let grads = grads_of(&again, 1);
-    assert_eq!(grads.len(), PARAMS);
-    let again = plain.1.clone().step(LR, again.materialize(), grads);
-    assert_eq!(bits(&again), plain_bits(&[0, 1]));
-    // The other order: the optimizer takes it as it is.
-    let second = model.valid().train();
-    assert_goes_on(second, &mut optim, plain_from(plain.0, plain.1, &[1]));
-}
-
-/// Where in a step a copy is taken. After backward it has the new weights, which plain Burn has
-/// after `step`.
-#[derive(Clone, Copy, Debug)]
-enum Taken {
+/// A moment of a step. After backward a copy has the new weights, which plain Burn has after
+/// `step`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Moment {
     BeforeForward,
     BeforeBackward,
     AfterBackward,
 }
 
-const MOMENTS: [Taken; 3] = [
-    Taken::BeforeForward,
-    Taken::BeforeBackward,
-    Taken::AfterBackward,
+const MOMENTS: [Moment; 3] = [
+    Moment::BeforeForward,
+    Moment::BeforeBackward,
+    Moment::AfterBackward,
 ];
 
 /// A model that has gone on, and a copy that was taken in the middle of a step.
 struct Kept {
     model: Small,
     optim: ReleaseOptimizer,
-    plain: (Small, ModuleOptimizer),
+    plain: Plain,
     copy: Small,
     /// Plain Burn's model and optimizer at the copy.
-    plain_copy: (Small, ModuleOptimizer),
+    plain_copy: Plain,
 }
 
-fn kept(taken: Taken, copy: impl Fn(&Small) -> Small) -> Kept {
-    let (model, mut optim, plain) = started();
-    let before = plain.clone();
-    let mut plain = plain_from(plain.0, plain.1, &[1]);
-    let after = plain.clone();
+fn kept(taken: Moment, copy: impl Fn(&Small) -> Small) -> Kept {
+    let (model, mut optim, before) = started();
+    let after = train_plain(before.clone(), &[1]);
+    let take = |moment, model: &Small| (moment == taken).then(|| copy(model));
     let model = optim.arm(LR, model);
-    let at_forward = copy(&model);
+    let at_forward = take(Moment::BeforeForward, &model);
     let loss = model.loss(1);
-    let at_backward = copy(&model);
-    if !matches!(taken, Taken::BeforeForward | Taken::BeforeBackward) {
-        drop((at_forward.clone(), at_backward.clone()));
-    }
+    let at_backward = take(Moment::BeforeBackward, &model);
     let grads = GradientsParams::from_grads(loss.backward(), &model);
-    let (copy, plain_copy) = match taken {
-        Taken::BeforeForward => (at_forward, before),
-        Taken::BeforeBackward => {
-            drop(at_forward);
-            (at_backward, before)
-        }
-        Taken::AfterBackward => {
-            drop((at_forward, at_backward));
-            (copy(&model), after)
-        }
-    };
+    let at_step = take(Moment::AfterBackward, &model);
     let mut model = optim.step(LR, model, grads);
     for step in 2..5 {
         model = release_step(model, &mut optim, |model| model.loss(step));
-        plain = plain_from(plain.0, plain.1, &[step]);
     }
+    let plain_copy = match taken {
+        Moment::AfterBackward => after.clone(),
+        _ => before,
+    };
     Kept {
         model,
         optim,
-        plain,
-        copy,
+        plain: train_plain(after, &[2, 3, 4]),
+        copy: at_forward
+            .or(at_backward)
+            .or(at_step)
+            .expect("one is taken"),
         plain_copy,
     }
 }
 
+/// A copy of each kind, taken at each moment: the best so far, which is used later.
 fn each_copy(check: impl Fn(Kept)) {
     for taken in MOMENTS {
         check(kept(taken, Clone::clone));
@@ -160,31 +128,18 @@ fn each_copy(check: impl Fn(Kept)) {
 }
 
 #[test]
-fn the_best_so_far_is_read_later() {
+fn the_best_so_far_is_read_and_saved_later() {
     each_copy(|kept| {
-        let expected = kept.plain_copy.0.values();
-        assert_eq!(kept.copy.values(), expected);
-        assert_eq!(kept.copy.clone().values(), expected);
-        assert_eq!(kept.copy.valid().values(), expected);
-        assert_eq!(
-            bits_of(kept.copy.loss(9)),
-            bits_of(kept.plain_copy.0.loss(9))
-        );
-        assert_eq!(
-            bits(&kept.copy.clone().materialize()),
-            bits(&kept.plain_copy.0)
-        );
+        let (copy, plain) = (kept.copy, kept.plain_copy.0);
+        assert_eq!(copy.values(), plain.values());
+        assert_eq!(copy.clone().values(), plain.values());
+        assert_eq!(copy.valid().values(), plain.values());
+        assert_eq!(bits_of(copy.loss(9)), bits_of(plain.loss(9)));
+        assert_eq!(bits(&copy.clone().materialize()), bits(&plain));
+        assert_eq!(loaded(copy.clone().into_record()), bits(&plain));
+        assert_eq!(loaded(copy.valid().into_record()), bits(&plain));
+        assert_eq!(loaded(copy.into_record()), bits(&plain));
         assert_eq!(bits(&kept.model), bits(&kept.plain.0));
-    });
-}
-
-#[test]
-fn the_best_so_far_is_saved_later() {
-    each_copy(|kept| {
-        let expected = bits(&kept.plain_copy.0);
-        assert_eq!(bits(&loaded(kept.copy.clone().into_record())), expected);
-        assert_eq!(bits(&loaded(kept.copy.valid().into_record())), expected);
-        assert_eq!(bits(&loaded(kept.copy.into_record())), expected);
     });
 }
 
@@ -212,9 +167,9 @@ fn training_goes_back_to_the_best_so_far() {
 #[test]
 fn the_best_so_far_is_trained_with_plain_burn() {
     each_copy(|kept| {
-        let (model, optim) = (kept.copy.materialize(), kept.plain_copy.1.clone());
-        let (model, _) = plain_from(model, optim, &[7, 8]);
-        let (plain, _) = plain_from(kept.plain_copy.0, kept.plain_copy.1, &[7, 8]);
+        let copy = (kept.copy.materialize(), kept.plain_copy.1.clone());
+        let (model, _) = train_plain(copy, &[7, 8]);
+        let (plain, _) = train_plain(kept.plain_copy, &[7, 8]);
         assert_eq!(bits(&model), bits(&plain));
     });
 }
@@ -223,7 +178,7 @@ fn the_best_so_far_is_trained_with_plain_burn() {
 #[test]
 fn the_best_so_far_is_given_to_burns_optimizer_as_it_is() {
     each_copy(|kept| {
-        let (plain, _) = plain_from(kept.plain_copy.0, kept.plain_copy.1.clone(), &[7]);
+        let (plain, _) = train_plain(kept.plain_copy.clone(), &[7]);
         let mut optim = kept.plain_copy.1;
         let grads = grads_of(&kept.copy, 7);
         assert_eq!(grads.len(), PARAMS);
@@ -243,25 +198,25 @@ fn copies_of_both_sides_of_a_backward() {
     let before = model.clone();
     let grads = grads_of(&model, 1);
     let after = model.clone();
+    let assert_is = |copy: &Small, batches: &[usize]| {
+        if let Some(record) = record_or_refused(copy.clone()) {
+            assert_eq!(loaded(record), plain_bits(batches));
+        }
+        let ordinary = copy.clone().materialize();
+        assert_eq!(bits(&ordinary), plain_bits(batches));
+        assert_eq!(loaded(ordinary.into_record()), plain_bits(batches));
+    };
     for _ in 0..2 {
         assert_eq!(before.values(), plain_values(&[0]));
         assert_eq!(after.values(), plain_values(&[0, 1]));
     }
     for (copy, batches) in [(&before, &[0][..]), (&after, &[0, 1]), (&model, &[0, 1])] {
-        if let Some(record) = record_or_refused(copy.clone()) {
-            assert_eq!(bits(&loaded(record)), plain_bits(batches));
-        }
-        let saved = copy.clone().materialize().into_record();
-        assert_eq!(bits(&loaded(saved)), plain_bits(batches));
+        assert_is(copy, batches);
     }
     let model = optim.step(LR, model, grads);
-    for (copy, batches) in [(&before, &[0][..]), (&after, &[0, 1])] {
-        assert_eq!(bits(&copy.clone().materialize()), plain_bits(batches));
-        if let Some(record) = record_or_refused(copy.clone()) {
-            assert_eq!(bits(&loaded(record)), plain_bits(batches));
-        }
-    }
-    assert_goes_on(model, &mut optim, plain_from(plain.0, plain.1, &[1]));
+    assert_is(&before, &[0]);
+    assert_is(&after, &[0, 1]);
+    assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
 }
 
 #[test]
@@ -270,23 +225,17 @@ fn a_record_of_the_armed_model() {
         let (model, mut optim, plain) = started();
         let model = optim.arm(LR, model);
         let copy = with_copy.then(|| model.clone());
-        assert_eq!(bits(&loaded(model.clone().into_record())), plain_bits(&[0]));
+        assert_eq!(loaded(model.clone().into_record()), plain_bits(&[0]));
         let grads = grads_of(&model, 1);
         match record_or_refused(model.clone()) {
-            Some(record) => assert_eq!(bits(&loaded(record)), plain_bits(&[0, 1])),
+            Some(record) => assert_eq!(loaded(record), plain_bits(&[0, 1])),
             None => assert!(with_copy),
         }
         drop(copy);
-        assert_eq!(
-            bits(&loaded(model.clone().into_record())),
-            plain_bits(&[0, 1])
-        );
+        assert_eq!(loaded(model.clone().into_record()), plain_bits(&[0, 1]));
         let model = optim.step(LR, model, grads);
-        assert_eq!(
-            bits(&loaded(model.clone().into_record())),
-            plain_bits(&[0, 1])
-        );
-        assert_goes_on(model, &mut optim, plain_from(plain.0, plain.1, &[1]));
+        assert_eq!(loaded(model.clone().into_record()), plain_bits(&[0, 1]));
+        assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
     }
 }
 
@@ -298,14 +247,11 @@ fn a_record_that_takes_the_armed_model() {
     let grads = grads_of(&model, 1);
     let record = model.into_record();
     drop((optim, grads));
-    assert_eq!(bits(&loaded(record)), plain_bits(&[0, 1]));
+    assert_eq!(loaded(record), plain_bits(&[0, 1]));
 }
 
 /// The average of the weights, as it is kept beside a model.
-struct Average {
-    of: Vec<Vec<f32>>,
-    at: usize,
-}
+struct Average(std::vec::IntoIter<Vec<f32>>);
 
 impl Average {
     fn update(average: Small, model: &Small) -> Small {
@@ -317,19 +263,17 @@ impl Average {
         }
         let mut read = Read(Vec::new());
         model.visit(&mut read);
-        average.map(&mut Self { of: read.0, at: 0 })
+        average.map(&mut Self(read.0.into_iter()))
     }
 }
 
 impl ModuleMapper for Average {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let new = &self.of[self.at];
-        self.at += 1;
+        let new = self.0.next().expect("the models are alike");
         param.map(|old| {
-            let (shape, device) = (old.dims(), old.device());
-            let new = burn::tensor::TensorData::new(new.clone(), shape);
-            let new = Tensor::from_data(new, &device);
-            (old.inner().mul_scalar(0.9) + Tensor::<D>::inner(new).mul_scalar(0.1)).autodiff()
+            let new = TensorData::new(new, old.dims());
+            let new = Tensor::<D>::from_data(new, &old.device()).inner();
+            (old.inner().mul_scalar(0.9) + new.mul_scalar(0.1)).autodiff()
         })
     }
 }
@@ -337,12 +281,11 @@ impl ModuleMapper for Average {
 #[test]
 fn an_average_between_steps() {
     let (mut model, mut optim, mut plain) = started();
-    let mut average = model.clone();
-    let mut plain_average = plain.0.clone();
+    let (mut average, mut plain_average) = (model.clone(), plain.0.clone());
     for step in 1..5 {
         model = release_step(model, &mut optim, |model| model.loss(step));
         average = Average::update(average, &model);
-        plain = plain_from(plain.0, plain.1, &[step]);
+        plain = train_plain(plain, &[step]);
         plain_average = Average::update(plain_average, &plain.0);
         assert_eq!(bits(&average), bits(&plain_average), "after step {step}");
     }
@@ -361,23 +304,19 @@ fn an_average_of_an_armed_model_is_no_number() {
     let read: Vec<Vec<u32>> = bits(&model).into_iter().map(|(_, bits)| bits).collect();
     assert!(is_nan(&read));
     let model = finish(model, &mut optim, 1);
-    assert_goes_on(model, &mut optim, plain_from(plain.0, plain.1, &[1]));
+    assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
 }
 
-/// An average that was begun as a copy of the armed model.
+/// As it is, an average that was begun as a copy of the armed model is made of placeholders.
 #[test]
 fn an_average_that_was_a_copy_of_the_armed_model() {
     let (model, mut optim, plain) = started();
     let model = optim.arm(LR, model);
     let average = model.clone();
     let model = finish(model, &mut optim, 1);
-    let plain_after = plain_from(plain.0.clone(), plain.1, &[1]).0;
-    let expected = Average::update(plain.0, &plain_after);
-    assert_eq!(
-        bits(&Average::update(average.clone().materialize(), &model)),
-        bits(&expected)
-    );
-    // As it is, the average is made of placeholders.
+    let expected = Average::update(plain.0.clone(), &train_plain(plain, &[1]).0);
+    let found = Average::update(average.clone().materialize(), &model);
+    assert_eq!(bits(&found), bits(&expected));
     if let Ok(average) = panic_of(|| Average::update(average, &model))
         && let Some(values) = read_or_refused(&average)
     {
@@ -385,128 +324,88 @@ fn an_average_that_was_a_copy_of_the_armed_model() {
     }
 }
 
-/// A mapper over the armed model computes with placeholders.
-#[test]
-fn a_mapper_over_the_armed_model() {
-    struct Halve;
-    impl ModuleMapper for Halve {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            param.map(|weight| weight.inner().mul_scalar(0.5).autodiff().require_grad())
-        }
-    }
-    for trains in [false, true] {
-        let (model, mut optim, plain) = started();
-        let expected = plain.0.clone().map(&mut Halve);
-        let outcome = panic_of(|| {
-            let model = optim.arm(LR, model).map(&mut Halve);
-            let grads = match trains {
-                true => grads_of(&model, 1),
-                false => GradientsParams::new(),
-            };
-            optim.try_step(LR, model, grads).map_err(ReleaseError::from)
-        });
-        match outcome {
-            Ok(Ok(model)) => {
-                let plain = match trains {
-                    true => plain_from(expected, plain.1, &[1]).0,
-                    false => expected,
-                };
-                assert_eq!(bits(&model), bits(&plain), "trains {trains}");
-            }
-            Ok(Err(_)) => {}
-            Err(text) => assert!(text.starts_with("gradient release: "), "{text}"),
-        }
+/// Computes from what it finds.
+struct Halve;
+
+impl ModuleMapper for Halve {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|weight| weight.inner().mul_scalar(0.5).autodiff().require_grad())
     }
 }
 
-/// What the mapper puts there does not depend on what was there.
+/// What is computed from a placeholder is refused: by `step`, or where the forward pass reads it.
+/// Changed before a step without gradients, before the forward pass, and after backward.
 #[test]
-fn a_mapper_that_sets_the_weights_of_the_armed_model() {
-    let (model, mut optim, plain) = started();
-    let model = numbered_from(optim.arm(LR, model), 70);
-    let expected = numbered_from(plain.0, 70);
-    assert_eq!(model.values(), expected.values());
-    let model = finish(model, &mut optim, 1);
-    assert_eq!(optim.last_step().unwrap().count(Outcome::Ordinary), PARAMS);
-    assert_goes_on(model, &mut optim, plain_from(expected, plain.1, &[1]));
-}
-
-#[test]
-fn one_parameter_set_while_armed() {
-    let (model, mut optim, mut plain) = started();
-    let set = |param: Param<Tensor<2>>| {
-        param.map(|old| numbers([4, 4], 33, &old.device()).set_require_grad(true))
-    };
-    plain.0.tied = set(plain.0.tied);
-    let mut model = optim.arm(LR, model);
-    model.tied = set(model.tied);
-    assert_eq!(model.values(), plain.0.values());
-    let model = finish(model, &mut optim, 1);
-    assert_goes_on(model, &mut optim, plain_from(plain.0, plain.1, &[1]));
-}
-
-/// `Param::map` drops what leads to the slot, and gives the function the placeholder.
-#[test]
-fn one_parameter_computed_from_itself_while_armed() {
-    for trains in [false, true] {
-        let (model, mut optim, mut plain) = started();
-        let double = |param: Param<Tensor<2>>| {
-            param.map(|old| old.inner().mul_scalar(2.0).autodiff().require_grad())
-        };
-        plain.0.tied = double(plain.0.tied);
-        let outcome = panic_of(|| {
-            let mut model = optim.arm(LR, model);
-            model.tied = double(model.tied);
-            let grads = match trains {
-                true => grads_of(&model, 1),
-                false => GradientsParams::new(),
-            };
-            optim.try_step(LR, model, grads).map_err(ReleaseError::from)
-        });
-        match outcome {
-            Ok(Ok(model)) => {
-                let plain = match trains {
-                    true => plain_from(plain.0, plain.1, &[1]).0,
-                    false => plain.0,
-                };
-                assert_eq!(bits(&model), bits(&plain), "trains {trains}");
-            }
-            Ok(Err(_)) => {}
-            Err(text) => assert!(text.starts_with("gradient release: "), "{text}"),
-        }
-    }
-}
-
-/// Functions that keep the value, as `set_require_grad` and `detach` do.
-#[test]
-fn one_parameter_passed_through_while_armed() {
-    for taken in [false, true] {
-        let (model, mut optim, plain) = started();
-        let outcome = panic_of(|| {
-            let mut model = optim.arm(LR, model);
-            let early = taken.then(|| grads_of(&model, 1));
+fn weights_computed_from_those_of_the_armed_model() {
+    type Change = fn(Small) -> Small;
+    let changes: [(&str, Change); 4] = [
+        ("a mapper", |model| model.map(&mut Halve)),
+        ("one mapped", |mut model| {
+            model.tied = Halve.map_float(model.tied);
+            model
+        }),
+        ("one detached", |mut model| {
             model.tied = model.tied.map(|value| value.detach().require_grad());
-            let grads = early.unwrap_or_default();
-            optim.try_step(LR, model, grads).map_err(ReleaseError::from)
-        });
-        match outcome {
-            Ok(Ok(model)) => {
-                let plain = if taken {
-                    plain_from(plain.0, plain.1, &[1]).0
-                } else {
-                    plain.0
-                };
-                assert_eq!(bits(&model), bits(&plain), "taken {taken}");
-            }
-            Ok(Err(error)) => {
-                let is_refused = matches!(
-                    error,
-                    ReleaseError::WrongModel { .. } | ReleaseError::Placeholder { .. }
-                );
-                assert!(is_refused, "{error}");
-            }
-            Err(text) => assert!(text.starts_with("gradient release: "), "{text}"),
+            model
+        }),
+        ("one built again", |mut model| {
+            let (id, base, mapper) = model.tied.consume();
+            model.tied = Param::from_mapped_value(id, base, mapper);
+            model
+        }),
+    ];
+    for (name, change) in changes {
+        let arm = |optim: &mut ReleaseOptimizer, model| change(optim.arm(LR, model));
+        let assert_refused = |mut optim: ReleaseOptimizer, model, grads| {
+            let refused = optim.try_step(LR, model, grads).unwrap_err();
+            let error = refused.error();
+            let is_lost = matches!(
+                error,
+                ReleaseError::Placeholder { .. } | ReleaseError::WrongModel { .. }
+            );
+            assert!(is_lost, "{name}: {error}");
+        };
+        let (model, mut optim, _) = started();
+        let model = arm(&mut optim, model);
+        assert_refused(optim, model, GradientsParams::new());
+
+        let (model, mut optim, _) = started();
+        let model = arm(&mut optim, model);
+        if name == "a mapper" {
+            // It keeps what leads to the slot.
+            assert_panics(|| model.loss(1), "computed from the placeholder");
+        } else {
+            let grads = grads_of(&model, 1);
+            assert_refused(optim, model, grads);
         }
+
+        let (model, mut optim, _) = started();
+        let model = optim.arm(LR, model);
+        let grads = grads_of(&model, 1);
+        assert_refused(optim, change(model), grads);
+    }
+}
+
+/// What is put there does not depend on what was there.
+#[test]
+fn weights_set_in_the_armed_model() {
+    type Change = fn(Small) -> Small;
+    let changes: [(usize, Change); 2] = [
+        (PARAMS, |model| numbered_from(model, 70)),
+        (1, |mut model| {
+            let set = |old: Tensor<2>| numbers([4, 4], 33, &old.device()).set_require_grad(true);
+            model.tied = model.tied.map(set);
+            model
+        }),
+    ];
+    for (count, change) in changes {
+        let (model, mut optim, plain) = started();
+        let model = change(optim.arm(LR, model));
+        let expected = change(plain.0);
+        assert_eq!(model.values(), expected.values());
+        let model = finish(model, &mut optim, 1);
+        assert_eq!(optim.last_step().unwrap().count(Outcome::Ordinary), count);
+        assert_goes_on(model, &mut optim, train_plain((expected, plain.1), &[1]));
     }
 }
 
@@ -514,45 +413,13 @@ fn one_parameter_passed_through_while_armed() {
 fn what_is_taken_out_of_an_armed_parameter_is_no_number() {
     let (model, mut optim, _) = started();
     let model = optim.arm(LR, model);
-    assert!(is_nan(&[bits_of(model.tied.base())]));
-    assert!(is_nan(&[bits_of(model.tied.clone().into_value())]));
-    let (_, base, _) = model.tied.clone().consume();
-    assert!(is_nan(&[bits_of(base)]));
-    assert!(is_nan(&[bits_of((*model.tied).clone())]));
-    assert_eq!(
-        bits_of(model.tied.val()),
-        *plain_values(&[0]).last().unwrap()
-    );
-}
-
-/// A `Param` built again around what was consumed.
-#[test]
-fn a_parameter_consumed_and_built_again() {
-    for trains in [false, true] {
-        let (model, mut optim, plain) = started();
-        let outcome = panic_of(|| {
-            let mut model = optim.arm(LR, model);
-            let (id, base, mapper) = model.tied.consume();
-            model.tied = Param::from_mapped_value(id, base, mapper);
-            let grads = match trains {
-                true => grads_of(&model, 1),
-                false => GradientsParams::new(),
-            };
-            optim.try_step(LR, model, grads).map_err(ReleaseError::from)
-        });
-        match outcome {
-            Ok(Ok(model)) => {
-                let plain = if trains {
-                    plain_from(plain.0, plain.1, &[1]).0
-                } else {
-                    plain.0
-                };
-                assert_eq!(bits(&model), bits(&plain), "trains {trains}");
-            }
-            Ok(Err(_)) => {}
-            Err(text) => assert!(text.starts_with("gradient release: "), "{text}"),
-        }
+    let (_, consumed, _) = model.tied.clone().consume();
+    let value = model.tied.clone().into_value();
+    for taken in [model.tied.base(), value, consumed, (*model.tied).clone()] {
+        assert!(is_nan(&[bits_of(taken)]));
     }
+    let expected = plain_values(&[0]);
+    assert_eq!(Some(&bits_of(model.tied.val())), expected.last());
 }
 
 #[test]
@@ -561,9 +428,9 @@ fn a_fork_before_arm() {
     let fork = model.clone().fork(&flex());
     let model = optim.arm(LR, model);
     let model = finish(model, &mut optim, 1);
-    let (fork, _) = plain_from(fork, plain.1.clone(), &[3]);
+    let (fork, _) = train_plain((fork, plain.1.clone()), &[3]);
     assert_eq!(bits(&fork), plain_bits(&[0, 3]));
-    assert_goes_on(model, &mut optim, plain_from(plain.0, plain.1, &[1]));
+    assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
 }
 
 /// Its gradients are ordinary, and the armed model is not stepped by them.
@@ -580,7 +447,7 @@ fn a_fork_while_armed() {
     let model = optim.step(LR, model, grads);
     assert_eq!(optim.last_step().unwrap().count(Outcome::Ordinary), PARAMS);
     assert_eq!(fork.values(), plain_values(&[0]));
-    assert_goes_on(model, &mut optim, plain_from(plain.0, plain.1, &[1]));
+    assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
 }
 
 /// The model itself is forked: what was armed is gone.
@@ -598,39 +465,21 @@ fn the_armed_model_is_forked() {
             optim.step(LR, model, grads)
         }
     };
-    assert_goes_on(model, &mut optim, plain_from(plain.0, plain.1, &[1]));
+    assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
 }
 
+/// In plain Burn the tensors are no leaves any more: neither is stepped.
 #[test]
 fn to_the_same_device_while_armed() {
     let (model, mut optim, plain) = started();
     let model = optim.arm(LR, model).to_device(&flex());
     assert_eq!(model.values(), plain_values(&[0]));
-    // In plain Burn the tensors are no leaves any more: neither is stepped.
-    let plain_model = plain.0.clone().to_device(&flex());
-    let loss = plain_model.loss(1);
-    let plain_grads = panic_of(|| GradientsParams::from_grads(loss.backward(), &plain_model).len());
-    let outcome = panic_of(|| {
-        let grads = grads_of(&model, 1);
-        let count = grads.len();
-        optim
-            .try_step(LR, model, grads)
-            .map(|model| (model, count))
-            .map_err(ReleaseError::from)
-    });
-    match outcome {
-        Ok(Ok((model, count))) => {
-            assert_eq!(Ok(count), plain_grads);
-            let expected = if count == 0 {
-                plain_bits(&[0])
-            } else {
-                plain_bits(&[0, 1])
-            };
-            assert_eq!(bits(&model), expected);
-        }
-        Ok(Err(error)) => assert!(!error.to_string().is_empty()),
-        Err(text) => assert!(plain_grads.is_err(), "{text}"),
+    let plain = plain.0.to_device(&flex());
+    for model in [&model, &plain] {
+        assert!(grads_of(model, 1).is_empty());
     }
+    let model = optim.step(LR, model, GradientsParams::new());
+    assert_eq!(bits(&model), plain_bits(&[0]));
 }
 
 #[test]
@@ -651,122 +500,77 @@ fn to_another_backend_while_armed() {
             (Ok(values), Ok(expected)) => assert_eq!(&values, expected, "fork {is_fork}"),
             (Ok(values), Err(_)) => panic!("plain Burn refuses, and here is {values:?}"),
             (Err(text), _) => {
-                assert!(
-                    text.starts_with("gradient release: ") || moved.is_err(),
-                    "{text}"
-                );
+                let is_refused = text.starts_with("gradient release: ") || moved.is_err();
+                assert!(is_refused, "{text}");
             }
         }
     }
     assert_eq!(model.values(), plain_values(&[0]));
     let model = finish(model, &mut optim, 1);
-    assert_goes_on(model, &mut optim, plain_from(plain.0, plain.1, &[1]));
+    assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
 }
 
+/// As a target network: its loss is a constant.
 #[test]
 fn a_frozen_copy_of_the_armed_model() {
-    let (model, mut optim, plain) = started();
+    let difference = |model: &Small, target: &Small| {
+        let x = numbers::<2>([3, 4], 1, &flex());
+        let difference = model.forward(x.clone()) - target.forward(x);
+        difference.square().mean() + model.loss(1)
+    };
+    let (model, mut optim, mut plain) = started();
+    let target = plain.0.clone().no_grad();
+    plain.0 = plain_step(plain.0, &mut plain.1, |model| difference(model, &target));
+
     let model = optim.arm(LR, model);
     let target = model.clone().no_grad();
     assert_eq!(target.values(), plain_values(&[0]));
-    assert!(!target.loss(1).is_require_grad());
-    // As a target network: its loss is a constant.
-    let difference = |model: &Small, target: &Small| {
-        let x = numbers::<2>([3, 4], 1, &flex());
-        (model.forward(x.clone()) - target.forward(x))
-            .square()
-            .mean()
-            + model.loss(1)
-    };
-    let plain_target = plain.0.clone().no_grad();
-    let (plain_model, mut plain_optim) = plain;
-    let grads = difference(&plain_model, &plain_target).backward();
-    let grads = GradientsParams::from_grads(grads, &plain_model);
-    let plain_model = plain_optim.step(LR, plain_model, grads);
-
+    assert!(!target.loss(1).is_tracked());
     let grads = difference(&model, &target).backward();
     let grads = GradientsParams::from_grads(grads, &model);
     assert_eq!(target.values(), plain_values(&[0]));
     let model = optim.step(LR, model, grads);
     assert_eq!(target.values(), plain_values(&[0]));
-    assert_goes_on(model, &mut optim, (plain_model, plain_optim));
+    assert_goes_on(model, &mut optim, plain);
 }
 
-/// A record of the same model: its parameters keep their ids.
+/// Before the forward pass, what was loaded is trained. Later, the step is refused if the record is
+/// of the same model, whose parameters keep their ids; the gradients are not of another one.
 #[test]
-fn a_record_loaded_before_forward() {
-    for is_own in [true, false] {
+fn a_record_loaded_in_the_middle_of_a_step() {
+    for (moment, is_own) in MOMENTS.into_iter().flat_map(|at| [(at, true), (at, false)]) {
+        let what = format!("{moment:?}, own {is_own}");
         let (model, mut optim, plain) = started();
         let source = match is_own {
             true => numbered_from(plain.0.clone(), 80),
             false => numbered_from(small(), 80),
         };
-        let record = || source.clone().into_record();
-        let expected = plain_from(plain.0.load_record(record()), plain.1, &[1]);
-        let model = optim.arm(LR, model).load_record(record());
-        assert_eq!(model.values(), source.values());
-        let model = finish(model, &mut optim, 1);
-        assert_goes_on(model, &mut optim, expected);
-    }
-}
-
-/// In plain Burn the gradients of the old weights are lost, and nothing is stepped.
-#[test]
-fn a_record_loaded_between_forward_and_backward() {
-    for is_own in [true, false] {
-        let (model, mut optim, plain) = started();
-        let source = match is_own {
-            true => numbered_from(plain.0.clone(), 80),
-            false => numbered_from(small(), 80),
-        };
+        let load = |model: Small| model.load_record(source.clone().into_record());
+        let load_at = |model, at| if at == moment { load(model) } else { model };
         let states = optim.to_record();
-        let model = optim.arm(LR, model);
+        let model = load_at(optim.arm(LR, model), Moment::BeforeForward);
         let loss = model.loss(1);
-        let model = model.load_record(source.clone().into_record());
+        let model = load_at(model, Moment::BeforeBackward);
         let grads = GradientsParams::from_grads(loss.backward(), &model);
-        assert_eq!(model.values(), source.values());
-        match optim.try_step(LR, model, grads) {
-            Ok(model) => assert_goes_on(model, &mut optim, (source.clone(), plain.1)),
-            Err(refused) => {
-                let error = refused.error().clone();
-                let is_named = matches!(
-                    error,
-                    ReleaseError::WrongModel { .. } | ReleaseError::Unclaimed { .. }
-                );
-                assert!(is_named, "{error}");
-                let model = refused.into_model();
-                assert_eq!(model.values(), source.values());
-                let mut optim = optim.load_record(states);
-                let model = model.load_record(source.clone().into_record());
-                assert_goes_on(model, &mut optim, (source.clone(), plain.1));
-            }
+        let model = load_at(model, Moment::AfterBackward);
+        assert_eq!(model.values(), source.values(), "{what}");
+        if moment == Moment::BeforeForward || !is_own {
+            let model = optim.step(LR, model, grads);
+            let batches: &[usize] = if moment == Moment::BeforeForward {
+                &[1]
+            } else {
+                &[]
+            };
+            let expected = (load(plain.0), plain.1);
+            assert_goes_on(model, &mut optim, train_plain(expected, batches));
+            continue;
         }
-    }
-}
-
-#[test]
-fn a_record_loaded_between_backward_and_step() {
-    let (model, mut optim, plain) = started();
-    let source = numbered_from(plain.0.clone(), 80);
-    let states = optim.to_record();
-    let model = optim.arm(LR, model);
-    let grads = grads_of(&model, 1);
-    let model = model.load_record(source.clone().into_record());
-    assert_eq!(model.values(), source.values());
-    // Plain Burn steps what was loaded.
-    let mut plain_optim = plain.1.clone();
-    let expected = plain_optim.step(LR, source.clone(), grads_of(&plain.0, 1));
-    match optim.try_step(LR, model, grads) {
-        Ok(model) => assert_eq!(bits(&model), bits(&expected)),
-        Err(refused) => {
-            let error = refused.error().clone();
-            assert!(matches!(error, ReleaseError::WrongModel { .. }), "{error}");
-            assert!(error.to_string().contains("loaded"));
-            let model = refused.into_model();
-            assert_eq!(model.values(), source.values());
-            let mut optim = optim.load_record(states);
-            assert_goes_on(model, &mut optim, (source, plain.1));
-        }
+        let refused = optim.try_step(LR, model, grads).unwrap_err();
+        assert_error!(refused.error(), WrongModel, "loaded");
+        let model = refused.into_model();
+        assert_eq!(model.values(), source.values(), "{what}");
+        let mut optim = optim.load_record(states);
+        assert_goes_on(load(model), &mut optim, (source.clone(), plain.1));
     }
 }
 
@@ -777,17 +581,16 @@ fn materialized_while_armed() {
         let model = optim.arm(LR, model);
         let early = after_backward.then(|| grads_of(&model, 1));
         let model = model.materialize();
-        let grads = early.unwrap_or_else(|| grads_of(&model, 1));
         let batches = if after_backward { &[0, 1][..] } else { &[0] };
         assert_eq!(bits(&model), plain_bits(batches));
-        match optim.try_step(LR, model, grads) {
-            Ok(model) => {
-                assert_goes_on(model, &mut optim, plain_from(plain.0, plain.1, &[1]));
+        match early {
+            None => {
+                let model = finish(model, &mut optim, 1);
+                assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
             }
-            Err(refused) => {
-                assert!(after_backward);
-                let error = refused.error();
-                assert!(matches!(error, ReleaseError::WrongModel { .. }), "{error}");
+            Some(grads) => {
+                let refused = optim.try_step(LR, model, grads).unwrap_err();
+                assert_error!(refused.error(), WrongModel);
                 assert_eq!(bits(&refused.into_model()), plain_bits(&[0, 1]));
             }
         }
@@ -799,22 +602,16 @@ fn materialized_while_armed() {
 fn load_and_save_mappers_stay() {
     let make = || {
         // Square: Burn 0.22 refuses to load any other into a layer that has its weight already.
-        let layer = LinearConfig::new(4, 4)
-            .with_layout(LinearLayout::Col)
-            .init(&flex());
-        let mut layer: Linear = numbered(layer);
+        let layer = LinearConfig::new(4, 4).with_layout(LinearLayout::Col);
+        let mut layer: Linear = numbered(layer.init(&flex()));
         let bias = layer.bias.take().unwrap();
-        layer.bias = Some(
-            bias.load_mapper(|bias| bias.div_scalar(4.0))
-                .save_mapper(|bias| bias.mul_scalar(4.0)),
-        );
+        let bias = bias.load_mapper(|bias| bias.div_scalar(4.0));
+        layer.bias = Some(bias.save_mapper(|bias| bias.mul_scalar(4.0)));
         layer
     };
     let loss = |model: &Linear, step| {
-        model
-            .forward(numbers::<2>([3, 4], step, &flex()))
-            .square()
-            .mean()
+        let x = numbers::<2>([3, 4], step, &flex());
+        model.forward(x).square().mean()
     };
     let saved = |model: &Linear| {
         let bytes = model.clone().into_record().into_bytes().unwrap();
@@ -822,20 +619,15 @@ fn load_and_save_mappers_stay() {
     };
     let mut plain = make();
     let mut model = plain.clone();
-    let mut plain_optim = adamw();
-    let mut optim = adamw().with_gradient_release();
+    let (mut plain_optim, mut optim) = (adamw(), adamw().with_gradient_release());
     for step in 0..3 {
         let before = saved(&plain);
-        plain = crate::harness::plain_step(plain, &mut plain_optim, |model| loss(model, step));
+        plain = plain_step(plain, &mut plain_optim, |model| loss(model, step));
         model = optim.arm(LR, model);
         assert_eq!(saved(&model), before, "armed in step {step}");
         assert_eq!(saved(&model.valid()), before, "armed in step {step}");
         let grads = GradientsParams::from_grads(loss(&model, step).backward(), &model);
-        assert_eq!(
-            saved(&model),
-            saved(&plain),
-            "after the backward of step {step}"
-        );
+        assert_eq!(saved(&model), saved(&plain), "after backward {step}");
         model = optim.step(LR, model, grads);
         assert_eq!(bits(&model), bits(&plain), "after step {step}");
         assert_eq!(saved(&model), saved(&plain), "after step {step}");
@@ -843,13 +635,10 @@ fn load_and_save_mappers_stay() {
     // What was saved is loaded through the mappers, also by an armed model.
     let record = || plain.clone().into_record();
     assert_eq!(bits(&model.clone().load_record(record())), bits(&plain));
-    assert_eq!(
-        bits(&make().load_record(model.clone().into_record())),
-        bits(&plain)
-    );
-    let armed = optim
-        .arm(LR, numbered_from(model, 90))
-        .load_record(record());
+    let again = make().load_record(model.clone().into_record());
+    assert_eq!(bits(&again), bits(&plain));
+    let armed = optim.arm(LR, numbered_from(model, 90));
+    let armed = armed.load_record(record());
     assert_eq!(bits_of(armed.weight.val()), bits(&plain)[0].1);
     let model = optim.disarm(armed);
     assert_eq!(bits(&model), bits(&plain));
@@ -857,17 +646,16 @@ fn load_and_save_mappers_stay() {
     assert_eq!(saved(&optim.arm(LR, model).materialize()), saved(&plain));
 }
 
-/// Mappers that an armed parameter is given stay, too, or the call is refused.
+/// Mappers that an armed parameter is given are gone after `step`.
 #[test]
 fn mappers_given_while_armed() {
     let (model, mut optim, plain) = started();
     let mut model = optim.arm(LR, model);
     model.tied = model.tied.save_mapper(|value| value.mul_scalar(2.0));
     let model = finish(model, &mut optim, 1);
-    let (expected, _) = plain_from(plain.0, plain.1, &[1]);
+    let (expected, _) = train_plain(plain, &[1]);
     assert_eq!(bits(&model), bits(&expected));
-    let read = bits(&loaded(model.into_record()));
-    assert_eq!(read, bits(&loaded(expected.into_record())));
+    assert_eq!(loaded(model.into_record()), loaded(expected.into_record()));
 }
 
 /// Ids, and what a parameter says of itself, are as in plain Burn at each moment.

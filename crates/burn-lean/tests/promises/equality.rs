@@ -1,18 +1,17 @@
-//! The weights of plain Burn, bit for bit, for fifteen kinds of model.
+//! The weights of plain Burn, bit for bit, for many kinds of model, on all devices, with both
+//! optimizers and both first passes.
 
+use std::slice::from_ref;
 use std::sync::Barrier;
 
 use burn::grad_clipping::GradientClippingConfig;
 use burn::module::{Module, Param, ParamGroup};
-use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
-use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
 use burn::nn::{
-    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
-    LinearConfig, Lstm, LstmConfig, PaddingConfig2d, RmsNorm, RmsNormConfig, SwiGlu, SwiGluConfig,
+    Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig, SwiGlu, SwiGluConfig,
 };
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
@@ -21,52 +20,33 @@ use burn::tensor::{Device, Tensor};
 use burn_lean::{FirstPass, Outcome, WithGradientRelease};
 
 use crate::harness::{
-    Bits, LR, adamw, alone, assert_bits, assert_released, bits, devices, flex, ids, momentum,
-    numbers, plain_run, release_run, release_step, seeded,
+    BOTH, FIRST_PASSES, LR, Named, adamw, alone, assert_bits, assert_released, bits, both_ways,
+    devices, distance, flex, ids, momentum, numbers, plain_run, release_run, release_step, seeded,
 };
 
 const STEPS: usize = 20;
 
-type Optimizers = [(&'static str, fn() -> ModuleOptimizer)];
-
-const BOTH: &Optimizers = &[("AdamW", adamw), ("momentum", momentum)];
-
-/// On all devices and from the first step on, with the default configuration and with a small first
-/// pass.
 fn assert_equal<M: Module>(
     make: impl Fn(&Device) -> M,
     loss: impl Fn(&M, usize, &Device) -> Tensor<1>,
 ) {
     for device in devices() {
-        for first_pass in [FirstPass::Auto, FirstPass::Small] {
-            assert_equal_on(&device, BOTH, first_pass, &make, |model, step| {
-                loss(model, step, &device)
-            });
-        }
+        assert_equal_on(&device, BOTH, FIRST_PASSES, &make, &loss);
     }
 }
 
+/// In each step every parameter is stepped inside backward, and has the bits of plain Burn.
 fn assert_equal_on<M: Module>(
     device: &Device,
-    optims: &Optimizers,
-    first_pass: FirstPass,
+    optims: &[Named],
+    first_passes: &[FirstPass],
     make: impl Fn(&Device) -> M,
-    loss: impl Fn(&M, usize) -> Tensor<1>,
+    loss: impl Fn(&M, usize, &Device) -> Tensor<1>,
 ) {
-    for (name, optim) in optims {
-        let what = format!("{name}, {first_pass:?}, {device:?}");
-        let (_, expected) = plain_run(seeded(device, &make), &mut optim(), 0..STEPS, &loss);
-        let mut optim = optim().with_gradient_release().with_first_pass(first_pass);
-        let model = seeded(device, &make);
-        let (_, reports) = release_run(model, &mut optim, 0..STEPS, &loss, &expected, &what);
-        let is_small = first_pass == FirstPass::Small;
-        assert_released(&reports, usize::from(!is_small), &what);
-        // What a small first pass does is not known to be plain Burn's, even where it is.
-        let known = &reports[usize::from(is_small)..];
-        assert!(
-            known.iter().all(|report| report.is_plain()),
-            "{what}: {known:?}"
-        );
+    let make = || seeded(device, &make);
+    let loss = |model: &M, step| loss(model, step, device);
+    for run in both_ways(optims, first_passes, STEPS, make, loss) {
+        run.assert_released();
     }
 }
 
@@ -82,33 +62,27 @@ fn cross_entropy(logits: Tensor<2>, step: usize) -> Tensor<1> {
         .forward(logits, targets)
 }
 
-#[derive(Module, Debug)]
-struct Residual {
-    pairs: Vec<[Linear; 2]>,
+type Residual = Vec<[Linear; 2]>;
+
+fn residual(device: &Device) -> Residual {
+    let pair = |_| [linear(8, 16, device), linear(16, 8, device)];
+    (0..4).map(pair).collect()
 }
 
-impl Residual {
-    fn new(device: &Device) -> Self {
-        let pair = |_| [linear(8, 16, device), linear(16, 8, device)];
-        Self {
-            pairs: (0..4).map(pair).collect(),
-        }
+fn residual_loss(pairs: &Residual, step: usize, device: &Device) -> Tensor<1> {
+    let mut x = numbers([4, 8], step, device);
+    for [up, down] in pairs {
+        x = x.clone() + down.forward(relu(up.forward(x)));
     }
-
-    fn loss(&self, step: usize, device: &Device) -> Tensor<1> {
-        let mut x = numbers([4, 8], step, device);
-        for [up, down] in &self.pairs {
-            x = x.clone() + down.forward(relu(up.forward(x)));
-        }
-        x.square().mean()
-    }
+    x.square().mean()
 }
 
 #[test]
 fn mlp_with_residuals() {
-    assert_equal(Residual::new, Residual::loss);
+    assert_equal(residual, residual_loss);
 }
 
+/// Fields have names, by which `groups` finds them.
 #[derive(Module, Debug)]
 struct Former {
     embedding: Embedding,
@@ -117,14 +91,11 @@ struct Former {
 }
 
 impl Former {
-    fn new(norm_first: bool, device: &Device) -> Self {
-        let body = TransformerEncoderConfig::new(8, 16, 2, 2);
+    fn new(dropout: f64, norm_first: bool, device: &Device) -> Self {
+        let body = TransformerEncoderConfig::new(8, 16, 2, 2).with_dropout(dropout);
         Self {
             embedding: EmbeddingConfig::new(20, 8).init(device),
-            body: body
-                .with_dropout(0.0)
-                .with_norm_first(norm_first)
-                .init(device),
+            body: body.with_norm_first(norm_first).init(device),
             head: linear(8, 20, device),
         }
     }
@@ -138,196 +109,78 @@ impl Former {
 
 #[test]
 fn transformer_norm_first() {
-    assert_equal(|device| Former::new(true, device), Former::loss);
+    assert_equal(|device| Former::new(0.0, true, device), Former::loss);
 }
 
 #[test]
 fn transformer_norm_last() {
-    assert_equal(|device| Former::new(false, device), Former::loss);
-}
-
-#[derive(Module, Debug)]
-struct ConvNet {
-    conv: [Conv2d; 2],
-    norm: [BatchNorm; 2],
-    head: Linear,
-}
-
-impl ConvNet {
-    fn new(device: &Device) -> Self {
-        let conv = |inputs| {
-            let config = Conv2dConfig::new([inputs, 4], [3, 3]);
-            config.with_padding(PaddingConfig2d::Same).init(device)
-        };
-        let norm = || BatchNormConfig::new(4).init(device);
-        Self {
-            conv: [conv(3), conv(4)],
-            norm: [norm(), norm()],
-            head: linear(4, 3, device),
-        }
-    }
-
-    fn loss(&self, step: usize, device: &Device) -> Tensor<1> {
-        let x = numbers([2, 3, 6, 6], step, device);
-        let x = relu(self.norm[0].forward(self.conv[0].forward(x)));
-        let x = x.clone() + relu(self.norm[1].forward(self.conv[1].forward(x)));
-        let x = x.reshape([2, 4, 36]).mean_dim(2).reshape([2, 4]);
-        cross_entropy(self.head.forward(x), step)
-    }
-}
-
-#[test]
-fn convolution_with_batch_norm() {
-    assert_equal(ConvNet::new, ConvNet::loss);
-}
-
-#[derive(Module, Debug)]
-struct Tied {
-    embedding: Embedding,
-    middle: Linear,
-}
-
-impl Tied {
-    fn new(device: &Device) -> Self {
-        Self {
-            embedding: EmbeddingConfig::new(20, 8).init(device),
-            middle: linear(8, 8, device),
-        }
-    }
-
-    fn loss(&self, step: usize, device: &Device) -> Tensor<1> {
-        let x = self.embedding.forward(ids([3, 4], step, 20, device));
-        let x = gelu(self.middle.forward(x)).reshape([12, 8]);
-        cross_entropy(x.matmul(self.embedding.weight.val().transpose()), step + 1)
-    }
+    assert_equal(|device| Former::new(0.0, false, device), Former::loss);
 }
 
 #[test]
 fn tied_embedding() {
-    assert_equal(Tied::new, Tied::loss);
-}
-
-#[derive(Module, Debug)]
-struct HandRnn {
-    hidden: Param<Tensor<2>>,
-    input: Linear,
-}
-
-impl HandRnn {
-    fn new(device: &Device) -> Self {
-        Self {
-            hidden: Param::from_tensor(numbers([6, 6], 0, device)),
-            input: linear(4, 6, device),
-        }
-    }
-
-    fn loss(&self, weight: impl Fn() -> Tensor<2>, step: usize, device: &Device) -> Tensor<1> {
-        let mut x = Tensor::zeros([2, 6], device);
-        for time in 0..5 {
-            let input = self.input.forward(numbers([2, 4], step * 5 + time, device));
-            x = (x.matmul(weight()) + input).tanh();
-        }
-        x.square().mean()
-    }
-}
-
-#[test]
-fn rnn_that_reads_its_weight_each_time() {
-    assert_equal(HandRnn::new, |model, step, device| {
-        model.loss(|| model.hidden.val(), step, device)
+    let make = |device: &Device| -> (Embedding, Linear) {
+        let embedding = EmbeddingConfig::new(20, 8).init(device);
+        (embedding, linear(8, 8, device))
+    };
+    assert_equal(make, |(embedding, middle), step, device| {
+        let x = embedding.forward(ids([3, 4], step, 20, device));
+        let x = gelu(middle.forward(x)).reshape([12, 8]);
+        cross_entropy(x.matmul(embedding.weight.val().transpose()), step + 1)
     });
 }
 
 #[test]
-fn rnn_that_reads_its_weight_once() {
-    assert_equal(HandRnn::new, |model, step, device| {
-        let weight = model.hidden.val();
-        model.loss(|| weight.clone(), step, device)
-    });
-}
-
-#[derive(Module, Debug)]
-struct LstmNet {
-    lstm: Lstm,
-    head: Linear,
-}
-
-#[test]
-fn lstm() {
-    assert_equal(
-        |device| LstmNet {
-            lstm: LstmConfig::new(4, 6, true).init(device),
-            head: linear(6, 3, device),
-        },
-        |model, step, device| {
-            let (x, _) = model.lstm.forward(numbers([2, 5, 4], step, device), None);
-            model.head.forward(x).square().mean()
-        },
-    );
-}
-
-#[derive(Module, Debug)]
-struct GatedBlock {
-    norm: RmsNorm,
-    gate: SwiGlu,
-    down: Linear,
-}
-
-#[derive(Module, Debug)]
-struct Gated {
-    blocks: Vec<GatedBlock>,
-}
-
-impl Gated {
-    fn new(device: &Device) -> Self {
-        let block = |_| GatedBlock {
-            norm: RmsNormConfig::new(8).init(device),
-            gate: SwiGluConfig::new(8, 12).init(device),
-            down: linear(12, 8, device),
+fn rnn_that_reads_its_weight_once_or_each_time() {
+    for once in [true, false] {
+        let make = |device: &Device| {
+            let hidden = Param::from_tensor(numbers::<2>([6, 6], 0, device));
+            (hidden, linear(4, 6, device))
         };
-        Self {
-            blocks: (0..3).map(block).collect(),
-        }
+        assert_equal(make, |(hidden, input), step, device| {
+            let weight = hidden.val();
+            let mut x = Tensor::zeros([2, 6], device);
+            for time in 0..5 {
+                let weight = if once { weight.clone() } else { hidden.val() };
+                let input = input.forward(numbers([2, 4], step * 5 + time, device));
+                x = (x.matmul(weight) + input).tanh();
+            }
+            x.square().mean()
+        });
     }
+}
 
-    fn loss(&self, step: usize, device: &Device) -> Tensor<1> {
-        let mut x: Tensor<2> = numbers([4, 8], step, device);
-        for GatedBlock { norm, gate, down } in &self.blocks {
-            x = x.clone() + down.forward(gate.forward(norm.forward(x)));
-        }
-        x.square().mean()
+type Gated = Vec<(RmsNorm, SwiGlu, Linear)>;
+
+fn gated(device: &Device) -> Gated {
+    let block = |_| {
+        let norm = RmsNormConfig::new(8).init(device);
+        let gate = SwiGluConfig::new(8, 12).init(device);
+        (norm, gate, linear(12, 8, device))
+    };
+    (0..3).map(block).collect()
+}
+
+fn gated_loss(blocks: &Gated, step: usize, device: &Device) -> Tensor<1> {
+    let mut x: Tensor<2> = numbers([4, 8], step, device);
+    for (norm, gate, down) in blocks {
+        x = x.clone() + down.forward(gate.forward(norm.forward(x)));
     }
+    x.square().mean()
 }
 
 #[test]
 fn swiglu() {
-    assert_equal(Gated::new, Gated::loss);
-}
-
-#[derive(Module, Debug)]
-struct Attending {
-    norm: LayerNorm,
-    own: MultiHeadAttention,
-    cross: MultiHeadAttention,
+    assert_equal(gated, gated_loss);
 }
 
 #[test]
-fn cross_attention() {
-    let attention = MultiHeadAttentionConfig::new(8, 2).with_dropout(0.0);
-    assert_equal(
-        |device| Attending {
-            norm: LayerNormConfig::new(8).init(device),
-            own: attention.init(device),
-            cross: attention.init(device),
-        },
-        |model, step, device| {
-            let x = model.norm.forward(numbers([2, 4, 8], step, device));
-            let own = model.own.forward(MhaInput::self_attn(x.clone())).context;
-            let input = MhaInput::new(own.clone(), x.clone(), x.clone());
-            let cross = model.cross.forward(input).context;
-            (x + own + cross).square().mean()
-        },
-    );
+fn balanced_checkpointing_of_burn() {
+    for device in devices() {
+        let device = device.gradient_checkpointing();
+        assert_equal_on(&device, BOTH, FIRST_PASSES, gated, gated_loss);
+        assert_equal_on(&device, BOTH, FIRST_PASSES, residual, residual_loss);
+    }
 }
 
 #[derive(Module, Debug)]
@@ -341,46 +194,42 @@ struct Parts {
 
 impl Parts {
     fn new(device: &Device) -> Self {
+        let layer = || linear(6, 6, device);
         Self {
-            frozen: seeded(device, |device| linear(6, 6, device)).no_grad(),
-            used: linear(6, 6, device),
-            dead: linear(6, 6, device),
-            unused: linear(6, 6, device),
-            last: linear(6, 6, device),
+            frozen: seeded(device, |_| layer()).no_grad(),
+            used: layer(),
+            dead: layer(),
+            unused: layer(),
+            last: layer(),
         }
+    }
+
+    /// A weight also has uses that the loss does not depend on: before, after and above the one
+    /// that counts.
+    fn loss(&self, step: usize, device: &Device) -> Tensor<1> {
+        let x = self.frozen.forward(numbers([3, 6], step, device));
+        let x = self.used.forward(x).tanh();
+        let _dead = self.dead.forward(x.clone()).sum();
+        let _before = self.last.forward(x.clone());
+        let out = self.last.forward(x);
+        let _after = self.used.forward(self.last.forward(out.clone()));
+        out.square().mean()
     }
 }
 
-/// A weight also has uses that the loss does not depend on: before, after and above the one that
-/// counts.
 #[test]
 fn frozen_dead_and_unused_parts() {
-    assert_equal(Parts::new, |model, step, device| {
-        let x = model.frozen.forward(numbers([3, 6], step, device));
-        let x = model.used.forward(x).tanh();
-        let _dead = model.dead.forward(x.clone()).sum();
-        let _before = model.last.forward(x.clone());
-        let out = model.last.forward(x);
-        let _after = model.used.forward(model.last.forward(out.clone()));
-        out.square().mean()
-    });
+    assert_equal(Parts::new, Parts::loss);
 }
 
 #[test]
-fn a_frozen_part_stays_as_it_is() {
+fn only_what_the_loss_depends_on_is_stepped() {
     let device = flex();
     let model = seeded(&device, Parts::new);
     let before = bits(&model);
     let mut optim = adamw().with_gradient_release();
-    let model = release_step(model, &mut optim, |model| {
-        let x = model
-            .used
-            .forward(model.frozen.forward(numbers([3, 6], 0, &device)));
-        let _dead = model.dead.forward(x.clone());
-        model.last.forward(x).square().mean()
-    });
-    let after = bits(&model);
-    for (before, after) in before.iter().zip(&after) {
+    let model = release_step(model, &mut optim, |model| model.loss(0, &device));
+    for (before, after) in before.iter().zip(&bits(&model)) {
         let is_stepped = after.0.starts_with("used") || after.0.starts_with("last");
         assert_eq!(before != after, is_stepped, "{}", after.0);
     }
@@ -390,7 +239,7 @@ fn a_frozen_part_stays_as_it_is() {
     assert_eq!(report.outcomes().count(), 8);
 }
 
-/// AdamW, clipped by norm; the norms with momentum; the head with momentum, clipped by value.
+/// AdamW, clipped by norm; the norms with momentum; the head with SGD, clipped by value.
 fn groups() -> ModuleOptimizer {
     let clip = |clipping: GradientClippingConfig| Some(clipping.init());
     AdamWConfig::new()
@@ -413,105 +262,69 @@ fn groups() -> ModuleOptimizer {
 #[test]
 fn groups_with_clipping() {
     for device in devices() {
-        for first_pass in [FirstPass::Auto, FirstPass::Small] {
-            assert_equal_on(
-                &device,
-                &[("groups", groups)],
-                first_pass,
-                |device| Former::new(true, device),
-                |model, step| model.loss(step, &device),
-            );
-        }
-    }
-}
-
-#[test]
-fn balanced_checkpointing_of_burn() {
-    for device in devices() {
-        let device = device.gradient_checkpointing();
-        for first_pass in [FirstPass::Auto, FirstPass::Small] {
-            assert_equal_on(&device, BOTH, first_pass, Gated::new, |model, step| {
-                model.loss(step, &device)
-            });
-            assert_equal_on(&device, BOTH, first_pass, Residual::new, |model, step| {
-                model.loss(step, &device)
-            });
-        }
+        let make = |device: &Device| Former::new(0.0, true, device);
+        let optims: &[Named] = &[("groups", groups)];
+        assert_equal_on(&device, optims, FIRST_PASSES, make, Former::loss);
     }
 }
 
 /// An activation with five uses: the sum of its gradients has an order.
-#[derive(Module, Debug)]
-struct Fan {
-    first: Linear,
-    branches: Vec<Linear>,
+type Fan = (Linear, Vec<Linear>);
+
+fn fan(device: &Device) -> Fan {
+    let branch = |_| linear(12, 12, device);
+    (linear(12, 12, device), (0..5).map(branch).collect())
 }
 
-impl Fan {
-    fn new(device: &Device) -> Self {
-        Self {
-            first: linear(12, 12, device),
-            branches: (0..5).map(|_| linear(12, 12, device)).collect(),
-        }
-    }
+fn fan_input(fan: &Fan, step: usize, device: &Device) -> Tensor<2> {
+    fan.0.forward(numbers([8, 12], step, device)).tanh()
+}
 
-    fn hidden(&self, step: usize, device: &Device) -> Tensor<2> {
-        self.first.forward(numbers([8, 12], step, device)).tanh()
+fn sum_of_branches(fan: &Fan, reversed: bool, step: usize, device: &Device) -> Tensor<1> {
+    let x = fan_input(fan, step, device);
+    let outs = fan.1.iter().map(|branch| branch.forward(x.clone()));
+    let mut outs: Vec<_> = outs.collect();
+    if reversed {
+        outs.reverse();
     }
+    let sum = outs.into_iter().reduce(Tensor::add);
+    sum.expect("there are five").square().mean()
+}
 
-    fn forward_sum(&self, step: usize, device: &Device) -> Tensor<1> {
-        let x = self.hidden(step, device);
-        let outs = self.branches.iter().map(|branch| branch.forward(x.clone()));
-        outs.collect::<Vec<_>>()
-            .into_iter()
-            .reduce(Tensor::add)
-            .unwrap()
-            .square()
-            .mean()
+#[test]
+fn fan_out_summed_forward() {
+    assert_equal(fan, |fan, step, device| {
+        sum_of_branches(fan, false, step, device)
+    });
+}
+
+/// A small first pass differs: [`a_small_first_pass_that_is_not_plain`].
+#[test]
+fn fan_out_summed_in_reverse() {
+    for device in devices() {
+        assert_equal_on(
+            &device,
+            BOTH,
+            &[FirstPass::Auto],
+            fan,
+            |fan, step, device| sum_of_branches(fan, true, step, device),
+        );
     }
+}
 
-    fn reversed_sum(&self, step: usize, device: &Device) -> Tensor<1> {
-        let x = self.hidden(step, device);
-        let outs = self.branches.iter().map(|branch| branch.forward(x.clone()));
-        let outs: Vec<_> = outs.collect();
-        outs.into_iter()
-            .rev()
-            .reduce(Tensor::add)
-            .unwrap()
-            .square()
-            .mean()
-    }
-
-    /// The first branch written is the deepest.
-    fn deep_first(&self, step: usize, device: &Device) -> Tensor<1> {
-        let x = self.hidden(step, device);
-        let [a, b, c, d, e] = &self.branches[..] else {
+/// The first branch written is the deepest.
+#[test]
+fn fan_out_with_a_deep_first_branch() {
+    assert_equal(fan, |fan, step, device| {
+        let x = fan_input(fan, step, device);
+        let [a, b, c, d, e] = &fan.1[..] else {
             unreachable!("there are five");
         };
         let deepest = c.forward(b.forward(a.forward(x.clone()).tanh()).tanh());
         let short = d.forward(x.clone());
         let shortest = e.forward(x.clone());
         (deepest + short + shortest + x).square().mean()
-    }
-}
-
-#[test]
-fn fan_out_summed_forward() {
-    assert_equal(Fan::new, Fan::forward_sum);
-}
-
-#[test]
-fn fan_out_summed_in_reverse() {
-    for device in devices() {
-        assert_equal_on(&device, BOTH, FirstPass::Auto, Fan::new, |model, step| {
-            model.reversed_sum(step, &device)
-        });
-    }
-}
-
-#[test]
-fn fan_out_with_a_deep_first_branch() {
-    assert_equal(Fan::new, Fan::deep_first);
+    });
 }
 
 /// The only known model whose first step differs with [`FirstPass::Small`], and says so.
@@ -520,20 +333,22 @@ fn a_small_first_pass_that_is_not_plain() {
     for device in devices() {
         for (name, optim) in BOTH {
             let what = format!("{name}, {device:?}");
-            let loss = |model: &Fan, step| model.reversed_sum(step, &device);
-            let model = seeded(&device, Fan::new);
+            let loss = |fan: &Fan, step| sum_of_branches(fan, true, step, &device);
+            let model = seeded(&device, fan);
             let (_, all_plain) = plain_run(model, &mut optim(), 0..STEPS, loss);
 
             let small = optim().with_gradient_release();
             let mut small = small.with_first_pass(FirstPass::Small);
-            let model = release_step(seeded(&device, Fan::new), &mut small, |model| {
-                loss(model, 0)
-            });
+            let model = release_step(seeded(&device, fan), &mut small, |fan| loss(fan, 0));
             let report = small.last_step().unwrap();
             assert!(!report.is_plain(), "{what}: {report:?}");
             // Adam divides a gradient by its own size, so that last bits of a small one show.
             let tolerance = if *name == "AdamW" { 2e-6 } else { 1e-6 };
-            assert_close(&bits(&model), &all_plain[0], tolerance, &what);
+            for (found, expected) in bits(&model).iter().zip(&all_plain[0]) {
+                let distance = distance(from_ref(found), from_ref(expected));
+                let is_close = distance <= tolerance;
+                assert!(is_close, "{what}: {}, {distance:e}", found.0);
+            }
 
             // From here on it is plain Burn that begins with these weights and states.
             let bytes = small.to_record().into_bytes().unwrap();
@@ -546,55 +361,35 @@ fn a_small_first_pass_that_is_not_plain() {
             );
             let (_, reports) = release_run(model, &mut small, 1..STEPS, loss, &expected, &what);
             assert_released(&reports, 0, &what);
-            assert!(
-                reports.iter().all(|report| report.is_plain()),
-                "{what}: {reports:?}"
-            );
+            let is_plain = reports.iter().all(|report| report.is_plain());
+            assert!(is_plain, "{what}: {reports:?}");
         }
     }
 }
 
-/// Differences relative to the largest weight of a parameter.
-fn assert_close(found: &Bits, expected: &Bits, tolerance: f32, what: &str) {
-    for ((path, found), (_, expected)) in found.iter().zip(expected) {
-        let pairs = found.iter().zip(expected);
-        let pairs = pairs.map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b)));
-        let (mut difference, mut largest) = (0f32, 0f32);
-        for (found, expected) in pairs {
-            difference = difference.max((found - expected).abs());
-            largest = largest.max(expected.abs());
-        }
-        let relative = difference / largest;
-        assert!(
-            relative <= tolerance,
-            "{what}: {path} differs by {relative:e} of its largest"
-        );
-    }
-}
-
-/// A generator and a critic in one loss, each with an optimizer of its own.
+/// A generator and a critic in one loss, each with an optimizer and a rate of its own.
 #[test]
 fn two_models_in_one_loss() {
+    type Pair = [Linear; 2];
+    let make = |inputs| move |device: &Device| [linear(inputs, 6, device), linear(6, 5, device)];
+    let forward = |[up, down]: &Pair, x| down.forward(gelu(up.forward(x)));
     for device in devices() {
+        let models = || (seeded(&device, make(4)), seeded(&device, make(5)));
+        let gradients = |first: &Pair, second: &Pair, step| {
+            let x: Tensor<2> = numbers([3, 4], step, &device);
+            let loss = forward(second, forward(first, x)).square().mean();
+            let mut grads = loss.backward();
+            let of_first = GradientsParams::from_module(&mut grads, first);
+            (of_first, GradientsParams::from_module(&mut grads, second))
+        };
         for (name, optim) in BOTH {
-            let make =
-                |inputs| move |device: &Device| [linear(inputs, 6, device), linear(6, 5, device)];
-            let forward = |[up, down]: &[Linear; 2], x| down.forward(gelu(up.forward(x)));
-            let loss = |first: &[Linear; 2], second: &[Linear; 2], step| {
-                let x: Tensor<2> = numbers([3, 4], step, &device);
-                forward(second, forward(first, x)).square().mean()
-            };
-            let models = || (seeded(&device, make(4)), seeded(&device, make(5)));
-
             let (mut first, mut second) = models();
             let (mut first_optim, mut second_optim) = (optim(), momentum());
             let mut expected = Vec::new();
             for step in 0..STEPS {
-                let mut grads = loss(&first, &second, step).backward();
-                let first_grads = GradientsParams::from_module(&mut grads, &first);
-                let second_grads = GradientsParams::from_module(&mut grads, &second);
-                first = first_optim.step(LR, first, first_grads);
-                second = second_optim.step(LR / 2.0, second, second_grads);
+                let grads = gradients(&first, &second, step);
+                first = first_optim.step(LR, first, grads.0);
+                second = second_optim.step(LR / 2.0, second, grads.1);
                 expected.push((bits(&first), bits(&second)));
             }
 
@@ -604,11 +399,9 @@ fn two_models_in_one_loss() {
             for (step, expected) in expected.iter().enumerate() {
                 first = first_optim.arm(LR, first);
                 second = second_optim.arm(LR / 2.0, second);
-                let mut grads = loss(&first, &second, step).backward();
-                let first_grads = GradientsParams::from_module(&mut grads, &first);
-                let second_grads = GradientsParams::from_module(&mut grads, &second);
-                first = first_optim.step(LR, first, first_grads);
-                second = second_optim.step(LR / 2.0, second, second_grads);
+                let grads = gradients(&first, &second, step);
+                first = first_optim.step(LR, first, grads.0);
+                second = second_optim.step(LR / 2.0, second, grads.1);
                 let what = format!("{name}, {device:?}, after step {step}");
                 assert_bits(&bits(&first), &expected.0, &format!("first, {what}"));
                 assert_bits(&bits(&second), &expected.1, &format!("second, {what}"));
@@ -625,34 +418,34 @@ fn two_models_in_one_loss() {
 #[test]
 fn four_threads_with_a_model_each() {
     for device in devices() {
-        let (_, residual) = plain_run(
-            seeded(&device, Residual::new),
-            &mut adamw(),
-            0..STEPS,
-            |model, step| model.loss(step, &device),
-        );
-        let (_, gated) = plain_run(
-            seeded(&device, Gated::new),
-            &mut momentum(),
-            0..STEPS,
-            |model, step| model.loss(step, &device),
-        );
+        let residual_loss = |model: &Residual, step| residual_loss(model, step, &device);
+        let gated_loss = |model: &Gated, step| gated_loss(model, step, &device);
+        let model = seeded(&device, residual);
+        let (_, of_residual) = plain_run(model, &mut adamw(), 0..STEPS, residual_loss);
+        let model = seeded(&device, gated);
+        let (_, of_gated) = plain_run(model, &mut momentum(), 0..STEPS, gated_loss);
         let barrier = Barrier::new(4);
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
-                    let model = seeded(&device, Residual::new);
+                    let model = seeded(&device, residual);
                     let mut optim = adamw().with_gradient_release();
                     barrier.wait();
-                    let loss = |model: &Residual, step| model.loss(step, &device);
-                    release_run(model, &mut optim, 0..STEPS, loss, &residual, "residual");
+                    let expected = &of_residual;
+                    release_run(
+                        model,
+                        &mut optim,
+                        0..STEPS,
+                        residual_loss,
+                        expected,
+                        "residual",
+                    );
                 });
                 scope.spawn(|| {
-                    let model = seeded(&device, Gated::new);
+                    let model = seeded(&device, gated);
                     let mut optim = momentum().with_gradient_release();
                     barrier.wait();
-                    let loss = |model: &Gated, step| model.loss(step, &device);
-                    release_run(model, &mut optim, 0..STEPS, loss, &gated, "gated");
+                    release_run(model, &mut optim, 0..STEPS, gated_loss, &of_gated, "gated");
                 });
             }
         });
@@ -663,49 +456,40 @@ fn four_threads_with_a_model_each() {
 /// other part too, for nothing that its loss depends on.
 #[test]
 fn two_losses_with_a_part_of_the_model_each() {
+    let add = |grads: &mut GradientsParams, model: &Parts, loss: Tensor<1>| {
+        let new = GradientsParams::from_grads(loss.backward(), model);
+        for part in [&model.used, &model.last] {
+            let bias = part.bias.as_ref().unwrap().id;
+            if let Some(grad) = new.get::<2>(part.weight.id) {
+                grads.register(part.weight.id, grad);
+            }
+            if let Some(grad) = new.get::<1>(bias) {
+                grads.register(bias, grad);
+            }
+        }
+    };
     for device in devices() {
-        let losses = |model: &Parts, step, later: &mut dyn FnMut(Tensor<1>)| {
+        let grads = |model: &Parts, step| {
+            let mut grads = GradientsParams::new();
             let x: Tensor<2> = numbers([3, 6], step, &device);
             let used = model.used.forward(x.clone());
             let _dead = model.last.forward(used.clone());
-            later(used.square().mean());
-            later(model.last.forward(x.tanh()).square().mean());
-        };
-        let grads = |model: &Parts, step| {
-            let mut grads = GradientsParams::new();
-            let mut add = |loss: Tensor<1>| {
-                let new = GradientsParams::from_grads(loss.backward(), model);
-                for part in [&model.used, &model.last] {
-                    let bias = part.bias.as_ref().unwrap().id;
-                    if let Some(grad) = new.get::<2>(part.weight.id) {
-                        grads.register(part.weight.id, grad);
-                    }
-                    if let Some(grad) = new.get::<1>(bias) {
-                        grads.register(bias, grad);
-                    }
-                }
-            };
-            losses(model, step, &mut add);
+            add(&mut grads, model, used.square().mean());
+            let last = model.last.forward(x.tanh());
+            add(&mut grads, model, last.square().mean());
             grads
         };
-        let (mut model, mut optim) = (seeded(&device, Parts::new), adamw());
-        let mut expected = Vec::new();
-        for step in 0..STEPS {
-            let grads = grads(&model, step);
-            model = optim.step(LR, model, grads);
-            expected.push(bits(&model));
-        }
         let mut model = seeded(&device, Parts::new);
+        let (mut plain, mut plain_optim) = (model.clone(), adamw());
         let mut optim = adamw().with_gradient_release();
-        for (step, expected) in expected.iter().enumerate() {
+        for step in 0..STEPS {
+            let plain_grads = grads(&plain, step);
+            plain = plain_optim.step(LR, plain, plain_grads);
             model = optim.arm(LR, model);
             let grads = grads(&model, step);
             model = optim.step(LR, model, grads);
-            assert_bits(
-                &bits(&model),
-                expected,
-                &format!("{device:?}, after step {step}"),
-            );
+            let what = format!("{device:?}, after step {step}");
+            assert_bits(&bits(&model), &bits(&plain), &what);
         }
     }
 }
@@ -715,31 +499,11 @@ fn two_losses_with_a_part_of_the_model_each() {
 fn dropout() {
     alone("equality::dropout", || {
         for device in devices() {
-            let make = |device: &Device| {
-                let body = TransformerEncoderConfig::new(8, 16, 2, 2).with_dropout(0.3);
-                Former {
-                    body: body.init(device),
-                    ..Former::new(true, device)
-                }
-            };
-            for (name, optim) in BOTH {
-                let loss = |model: &Former, step| {
-                    device.seed(step as u64);
-                    model.loss(step, &device)
-                };
-                let model = seeded(&device, make);
-                let (_, expected) = plain_run(model, &mut optim(), 0..STEPS, loss);
-                let mut optim = optim().with_gradient_release();
-                let what = format!("{name}, {device:?}");
-                release_run(
-                    seeded(&device, make),
-                    &mut optim,
-                    0..STEPS,
-                    loss,
-                    &expected,
-                    &what,
-                );
-            }
+            let make = || seeded(&device, |device| Former::new(0.3, true, device));
+            both_ways(BOTH, &[FirstPass::Auto], STEPS, make, |model, step| {
+                device.seed(step as u64);
+                model.loss(step, &device)
+            });
         }
     });
 }

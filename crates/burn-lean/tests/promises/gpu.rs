@@ -4,17 +4,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use burn::module::{Module, ParamGroup};
+use burn::module::Module;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::optim::{
-    AdamWConfig, DynOptimizer, DynState, LearningRate, ModuleOptimizer, StateSink, StateSource,
-};
+use burn::optim::ModuleOptimizer;
 use burn::tensor::activation::gelu;
-use burn::tensor::kind::BridgeTensor;
 use burn::tensor::{Device, Tensor};
 use burn_lean::{Outcome, WithGradientRelease, checkpoint};
 
-use crate::harness::{LR, bits, numbers, plain_step, release_step, seeded};
+use crate::harness::{LR, bits, numbers, plain_step, release_step, seeded, watched_adamw};
 
 #[derive(Module, Debug)]
 struct Block {
@@ -51,62 +48,15 @@ fn loss(blocks: &[Block], device: &Device, step: usize, again: bool) -> Tensor<1
 }
 
 /// AdamW that notes the most bytes in use on the device when it steps a parameter.
-struct Metered {
-    device: Device,
-    most: Arc<AtomicU64>,
-    adamw: Box<dyn DynOptimizer>,
-}
-
-impl DynOptimizer for Metered {
-    fn step_dyn(
-        &self,
-        rank: usize,
-        lr: LearningRate,
-        tensor: BridgeTensor,
-        grad: BridgeTensor,
-        state: Option<DynState>,
-    ) -> (BridgeTensor, Option<DynState>) {
-        let in_use = || {
-            self.device
-                .memory_pool_usage()
-                .expect("it is known")
-                .bytes_in_use
-        };
-        // What was only queued is not in use yet.
-        self.device.sync().unwrap();
-        self.most.fetch_max(in_use(), Ordering::Relaxed);
-        self.adamw.step_dyn(rank, lr, tensor, grad, state)
-    }
-
-    fn to_device_dyn(&self, state: DynState, device: &Device) -> DynState {
-        self.adamw.to_device_dyn(state, device)
-    }
-
-    fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
-        self.adamw.state_flatten(prefix, state, out);
-    }
-
-    fn state_unflatten(
-        &self,
-        rank: usize,
-        prefix: &str,
-        source: &mut StateSource,
-        device: &Device,
-    ) -> Option<DynState> {
-        self.adamw.state_unflatten(rank, prefix, source, device)
-    }
-}
-
 fn metered(device: &Device) -> (ModuleOptimizer, Arc<AtomicU64>) {
     let most = Arc::new(AtomicU64::new(0));
-    let metered = Metered {
-        device: device.clone().inner(),
-        most: most.clone(),
-        adamw: Box::new(AdamWConfig::new().build()),
-    };
-    let optim = AdamWConfig::new()
-        .init()
-        .with_group(ParamGroup::all(), metered, None);
+    let (device, noted) = (device.clone().inner(), most.clone());
+    let optim = watched_adamw(move || {
+        // What was only queued is not in use yet.
+        device.sync().unwrap();
+        let usage = device.memory_pool_usage().expect("it is known");
+        noted.fetch_max(usage.bytes_in_use, Ordering::Relaxed);
+    });
     (optim, most)
 }
 
@@ -146,27 +96,16 @@ fn numbers_and_memory() {
             let released = report.count(Outcome::Released) + report.count(Outcome::ReleasedLate);
             assert_eq!(released, 6 * LAYERS);
             for ((path, found), (_, expected)) in bits(&model).iter().zip(expected) {
-                let of = |bits: &[u32]| {
-                    bits.iter()
-                        .map(|bits| f32::from_bits(*bits))
-                        .collect::<Vec<_>>()
-                };
-                let (found, expected) = (of(found), of(expected));
-                for (found, expected) in found.iter().zip(&expected) {
+                for (found, expected) in found.iter().zip(expected) {
                     // Fused kernels are others where tensors live shorter, and AdamW makes a step
                     // of its own size of a gradient near zero: a hundredth of a step at most.
-                    let difference = (found - expected).abs();
-                    assert!(
-                        difference <= 0.01 * LR as f32,
-                        "{path}, step {step}, {difference}"
-                    );
+                    let difference = (f32::from_bits(*found) - f32::from_bits(*expected)).abs();
+                    let is_close = difference <= 0.01 * LR as f32;
+                    assert!(is_close, "{path}, step {step}, {difference}");
                 }
             }
         }
-        let (plain, release) = (
-            of_plain.load(Ordering::Relaxed),
-            of_release.load(Ordering::Relaxed),
-        );
+        let [plain, release] = [&of_plain, &of_release].map(|most| most.load(Ordering::Relaxed));
         println!("in use at a step: plain {plain}, release {release}, gradients {gradients}");
         assert!(
             plain > release + gradients * 3 / 4,

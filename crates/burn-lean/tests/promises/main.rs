@@ -23,7 +23,6 @@ mod optimizers;
 mod random_programs;
 mod scopes;
 mod small;
-mod smoke;
 mod threads;
 #[cfg(feature = "train")]
 mod train;

@@ -5,14 +5,15 @@
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::{Budget, FirstPass, ReleaseAccumulator, WithGradientRelease, checkpoint};
 use peak_alloc::PeakAlloc;
 
-use crate::harness::{LR, alone, bits, flex, numbers, plain_step, release_step, seeded};
+use crate::harness::{
+    Bits, LR, alone, assert_bits, bits, flex, momentum, numbers, plain_step, release_step, seeded,
+};
 
 #[global_allocator]
 pub(crate) static HEAP: PeakAlloc = PeakAlloc;
@@ -55,12 +56,6 @@ fn forward_recomputed(blocks: &[Block], batch: usize, step: usize) -> Tensor<1> 
     blocks.iter().fold(x * 0.1, run).square().mean()
 }
 
-fn momentum() -> ModuleOptimizer {
-    SgdConfig::new()
-        .with_momentum(Some(MomentumConfig::new()))
-        .init()
-}
-
 fn adamw() -> ModuleOptimizer {
     AdamWConfig::new().init()
 }
@@ -97,22 +92,27 @@ fn activations(loss: impl FnOnce() -> Tensor<1>) -> usize {
     bytes
 }
 
-/// Trains six steps; returns the bits after them, and the highest peak of a step above the states
-/// before it.
+/// Trains with gradient release; returns the bits after it, and the peak of each step above what was
+/// in use before it.
 fn train(
-    optim: fn() -> ModuleOptimizer,
-    batch: usize,
-    is_released: bool,
-) -> (crate::harness::Bits, Vec<usize>) {
+    optim: ModuleOptimizer,
+    steps: usize,
+    loss: impl Fn(&[Block], usize) -> Tensor<1>,
+) -> (Bits, Vec<usize>) {
+    let mut optim = optim.with_gradient_release();
+    measured(steps, |model, step| {
+        release_step(model, &mut optim, |model| loss(model, step))
+    })
+}
+
+fn measured(
+    steps: usize,
+    mut step: impl FnMut(Vec<Block>, usize) -> Vec<Block>,
+) -> (Bits, Vec<usize>) {
     let mut model = seeded(&flex(), deep);
-    let mut plain = optim();
-    let mut release = optim().with_gradient_release();
     let mut peaks = Vec::new();
-    for step in 0..6 {
-        let (next, peak) = peak_of(|| match is_released {
-            true => release_step(model, &mut release, |model| forward(model, batch, step)),
-            false => plain_step(model, &mut plain, |model| forward(model, batch, step)),
-        });
+    for at in 0..steps {
+        let (next, peak) = peak_of(|| step(model, at));
         model = next;
         peaks.push(peak);
     }
@@ -122,13 +122,19 @@ fn train(
 /// Within 3 % of the floor: parameters, states, activations and the largest gradient. That is 0.03
 /// of 12.6 MiB of parameters and more, where plain Burn takes all of them again.
 fn assert_floor(optim: fn() -> ModuleOptimizer, states: usize, batch: usize) {
+    const STEPS: usize = 6;
     let model = seeded(&flex(), deep);
     let (params, largest) = size(&model);
     let kept = activations(|| forward(&model, batch, 0));
     drop(model);
-    let (expected, plain) = train(optim, batch, false);
-    let (found, released) = train(optim, batch, true);
-    assert_eq!(found, expected);
+    let loss = |model: &[Block], step| forward(model, batch, step);
+    let mut plain_optim = optim();
+    let (expected, plain) = measured(STEPS, |model, step| {
+        plain_step(model, &mut plain_optim, |model| loss(model, step))
+    });
+    drop(plain_optim);
+    let (found, released) = train(optim(), STEPS, loss);
+    assert_bits(&found, &expected, "released");
 
     // The first step makes the states; in the others they are there before.
     for (step, peak) in released.iter().enumerate() {
@@ -149,14 +155,14 @@ fn assert_floor(optim: fn() -> ModuleOptimizer, states: usize, batch: usize) {
 }
 
 #[test]
-pub(crate) fn deep_with_momentum() {
+fn deep_with_momentum() {
     alone("memory::deep_with_momentum", || {
         assert_floor(momentum, 1, 1)
     });
 }
 
 #[test]
-pub(crate) fn deep_with_adamw() {
+fn deep_with_adamw() {
     alone("memory::deep_with_adamw", || assert_floor(adamw, 2, 8));
 }
 
@@ -211,25 +217,12 @@ fn first_passes() {
 fn scopes_keep_their_inputs_alone() {
     alone("memory::scopes_keep_their_inputs_alone", || {
         const BATCH: usize = 256;
-        let run = |recomputed: bool| {
-            let mut model = seeded(&flex(), deep);
-            let mut optim = adamw().with_gradient_release();
-            let mut peaks = Vec::new();
-            for step in 0..3 {
-                let (next, peak) = peak_of(|| {
-                    release_step(model, &mut optim, |model| match recomputed {
-                        true => forward_recomputed(model, BATCH, step),
-                        false => forward(model, BATCH, step),
-                    })
-                });
-                model = next;
-                peaks.push(peak);
-            }
-            (bits(&model), peaks[2])
-        };
-        let (expected, kept) = run(false);
-        let (found, recomputed) = run(true);
-        assert_eq!(found, expected);
+        let keep = |model: &[Block], step| forward(model, BATCH, step);
+        let (expected, kept) = train(adamw(), 3, keep);
+        let recompute = |model: &[Block], step| forward_recomputed(model, BATCH, step);
+        let (found, recomputed) = train(adamw(), 3, recompute);
+        assert_bits(&found, &expected, "recomputed");
+        let (kept, recomputed) = (kept[2], recomputed[2]);
         // The inputs of all blocks; and of the one that runs backward what has 4 x WIDTH: before
         // and after relu, the gradients of both, and a temporary.
         let of_inputs = 4 * BATCH * WIDTH * (LAYERS + 1);
@@ -385,7 +378,7 @@ fn a_budget_keeps_what_fits() {
             let budget = Budget::new(part as u64, || HEAP.current_usage() as u64);
             assert_eq!(budget.planned(), None);
             let (found, kept) = train(Some(&budget));
-            assert_eq!(found, expected);
+            assert_bits(&found, &expected, "a budget");
             assert!(
                 kept <= part + inputs,
                 "{kept} bytes are kept of {part}, inputs are {inputs}"

@@ -6,15 +6,16 @@ use burn::nn::{
     BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Embedding, EmbeddingConfig, LayerNorm,
     LayerNormConfig, Linear, LinearConfig,
 };
-use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::activation::{gelu, softmax};
 use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
-use burn_lean::{Outcome, WithGradientRelease, checkpoint};
+use burn_lean::{FirstPass, Outcome, StepReport, Tensors, WithGradientRelease, checkpoint};
 
 use crate::harness::{
-    Bits, LR, adamw, alone, assert_same, bits, flex, ids, numbers, plain_step, release_step, seeded,
+    BOTH, Bits, LR, adamw, alone, assert_bits, bits, both_ways, distance, flex, ids, momentum,
+    numbers, plain_run, plain_step, release_run, release_step, seeded,
 };
+use crate::small::assert_panics;
 
 #[derive(Module, Debug)]
 struct Block {
@@ -42,12 +43,6 @@ impl Block {
     /// `x` is used four times: the sum of its gradients has an order.
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let mixed = self.attend(x.clone());
-        self.perceive(x + mixed)
-    }
-
-    /// As [`forward`](Self::forward), with a scope whose input is used beside it.
-    fn forward_in_parts(&self, x: Tensor<3>) -> Tensor<3> {
-        let mixed = checkpoint(self, x.clone(), Self::attend);
         self.perceive(x + mixed)
     }
 
@@ -95,57 +90,63 @@ impl Net {
     }
 }
 
-fn kept(net: &Net, step: usize) -> Tensor<1> {
-    let hidden = net
-        .blocks
-        .iter()
-        .fold(net.embed(step), |x, block| block.forward(x));
-    net.loss(hidden, step)
+/// Runs a module, in a scope or not.
+pub(crate) fn forward<M: Module + Sync + 'static, I: Tensors, O: Tensors>(
+    module: &M,
+    input: I,
+    again: bool,
+    run: impl Fn(&M, I) -> O + Send + Sync + 'static,
+) -> O {
+    match again {
+        true => checkpoint(module, input, run),
+        false => run(module, input),
+    }
 }
 
-fn recomputed(net: &Net, step: usize) -> Tensor<1> {
-    let hidden = net.blocks.iter().fold(net.embed(step), |x, block| {
-        checkpoint(block, x, |block: &Block, x| block.forward(x))
-    });
-    net.loss(hidden, step)
+fn block(block: &Block, x: Tensor<3>, again: bool) -> Tensor<3> {
+    forward(block, x, again, Block::forward)
 }
 
-/// Trains with `kept` and plain Burn; with `recomputed` in plain Burn and with gradient release.
-fn assert_same_recomputed<M: Module>(
+/// Each block in a scope of its own, or none.
+fn blocks(net: &Net, step: usize, again: bool) -> Tensor<1> {
+    let x = net.embed(step);
+    let run = |x, layer| block(layer, x, again);
+    net.loss(net.blocks.iter().fold(x, run), step)
+}
+
+/// Trains without scopes and plain Burn; and with scopes, in plain Burn and with gradient release:
+/// all bits are the same after each step. Returns what the released steps did.
+pub(crate) fn assert_same_recomputed<M: Module>(
     device: &Device,
     make: impl Fn(&Device) -> M,
-    kept: impl Fn(&M, usize) -> Tensor<1>,
-    recomputed: impl Fn(&M, usize) -> Tensor<1>,
-) {
+    loss: impl Fn(&M, usize, bool) -> Tensor<1>,
+) -> Vec<StepReport> {
     const STEPS: usize = 8;
-    let mut model = seeded(device, &make);
-    let mut optim = adamw();
-    let mut expected = Vec::new();
+    let mut reports = Vec::new();
+    let (mut expected, mut kept) = (seeded(device, &make), adamw());
+    let (mut unarmed, mut plain) = (seeded(device, &make), adamw());
+    let (mut armed, mut release) = (seeded(device, &make), adamw().with_gradient_release());
     for step in 0..STEPS {
-        model = plain_step(model, &mut optim, |model| kept(model, step));
-        expected.push(synchronized_bits(&model));
-    }
-    let mut model = seeded(device, &make);
-    let mut optim = adamw();
-    for (step, expected) in expected.iter().enumerate() {
-        model = plain_step(model, &mut optim, |model| recomputed(model, step));
-        assert_eq!(
-            &synchronized_bits(&model),
-            expected,
-            "unarmed, after step {step}"
+        expected = plain_step(expected, &mut kept, |model| loss(model, step, false));
+        unarmed = plain_step(unarmed, &mut plain, |model| loss(model, step, true));
+        armed = release_step(armed, &mut release, |model| loss(model, step, true));
+        let expected = synchronized_bits(&expected);
+        let what = format!("after step {step}");
+        assert_bits(
+            &synchronized_bits(&unarmed),
+            &expected,
+            &format!("unarmed, {what}"),
         );
-    }
-    let mut model = seeded(device, &make);
-    let mut optim = adamw().with_gradient_release();
-    for (step, expected) in expected.iter().enumerate() {
-        model = release_step(model, &mut optim, |model| recomputed(model, step));
-        assert_eq!(
-            &synchronized_bits(&model),
-            expected,
-            "armed, after step {step}"
+        assert_bits(
+            &synchronized_bits(&armed),
+            &expected,
+            &format!("armed, {what}"),
         );
-        assert_eq!(optim.last_step().unwrap().count(Outcome::Ordinary), 0);
+        let report = release.last_step().unwrap();
+        assert_eq!(report.count(Outcome::Ordinary), 0, "{what}");
+        reports.push(report.clone());
     }
+    reports
 }
 
 /// Burn keeps the last update of running statistics aside until somebody asks; a scope has asked.
@@ -156,74 +157,45 @@ fn synchronized_bits<M: Module>(model: &M) -> Bits {
 
 /// As [`assert_same_recomputed`], where gradients of more than two uses come from several scopes,
 /// and add up in another order than in plain Burn: at most by `tolerance`, of the largest weight.
-fn assert_close_recomputed(
-    tolerance: f32,
-    kept: impl Fn(&Net, usize) -> Tensor<1>,
-    recomputed: impl Fn(&Net, usize) -> Tensor<1>,
-) {
+fn assert_close_recomputed(tolerance: f32, loss: impl Fn(&Net, usize, bool) -> Tensor<1>) {
     let device = flex();
-    let mut expected = seeded(&device, Net::new);
     // Not Adam, which makes a step of any size of a gradient that is all rounding.
-    let momentum = || {
-        SgdConfig::new()
-            .with_momentum(Some(MomentumConfig::new()))
-            .init()
-    };
-    let mut optim = momentum();
-    let mut model = seeded(&device, Net::new);
-    let mut release = momentum().with_gradient_release();
+    let (mut expected, mut optim) = (seeded(&device, Net::new), momentum());
+    let (mut model, mut release) = (expected.clone(), momentum().with_gradient_release());
     for step in 0..8 {
-        expected = plain_step(expected, &mut optim, |model| kept(model, step));
-        model = release_step(model, &mut release, |model| recomputed(model, step));
-        let of = |net: &Net| -> Vec<f32> {
-            bits(net)
-                .into_iter()
-                .flat_map(|(_, bits)| bits)
-                .map(f32::from_bits)
-                .collect()
-        };
-        let (expected, found) = (of(&expected), of(&model));
-        let largest = expected
-            .iter()
-            .fold(0.0, |largest: f32, weight| largest.max(weight.abs()));
-        for (expected, found) in expected.iter().zip(&found) {
-            assert!(
-                (expected - found).abs() <= tolerance * largest,
-                "{expected}, {found}"
-            );
-        }
+        expected = plain_step(expected, &mut optim, |net| loss(net, step, false));
+        model = release_step(model, &mut release, |net| loss(net, step, true));
+        let distance = distance(&bits(&model), &bits(&expected));
+        assert!(distance <= tolerance, "{distance:e} after step {step}");
     }
 }
 
 #[test]
 fn blocks_of_a_transformer() {
-    let device = flex();
-    assert_same_recomputed(&device, Net::new, kept, recomputed);
+    assert_same_recomputed(&flex(), Net::new, blocks);
 }
 
 #[test]
 fn with_burns_own_checkpointing() {
-    let device = Device::flex().autodiff().gradient_checkpointing();
-    assert_same_recomputed(&device, Net::new, kept, recomputed);
+    let device = flex().gradient_checkpointing();
+    assert_same_recomputed(&device, Net::new, blocks);
 }
 
 #[test]
 fn the_whole_model_in_one_scope() {
-    assert_same_recomputed(&flex(), Net::new, kept, |net: &Net, step| {
-        checkpoint(net, (), move |net: &Net, ()| kept(net, step))
+    assert_same_recomputed(&flex(), Net::new, |net, step, again| {
+        forward(net, (), again, move |net, ()| blocks(net, step, false))
     });
 }
 
 #[test]
 fn scopes_in_scopes() {
-    assert_same_recomputed(&flex(), Net::new, kept, |net: &Net, step| {
-        let blocks = net.blocks.clone();
-        let hidden = checkpoint(&blocks, net.embed(step), |blocks: &Vec<Block>, x| {
-            blocks.iter().fold(x, |x, block| {
-                checkpoint(block, x, |block: &Block, x| block.forward(x))
-            })
-        });
-        net.loss(hidden, step)
+    assert_same_recomputed(&flex(), Net::new, |net, step, again| {
+        let run = move |blocks: &Vec<Block>, x| {
+            let run = |x, layer| block(layer, x, again);
+            blocks.iter().fold(x, run)
+        };
+        net.loss(forward(&net.blocks, net.embed(step), again, run), step)
     });
 }
 
@@ -231,98 +203,70 @@ fn scopes_in_scopes() {
 /// before what the scope inside adds.
 #[test]
 fn a_scope_in_a_scope_beside_a_residual() {
-    assert_same_recomputed(&flex(), Net::new, kept, |net: &Net, step| {
-        let hidden = net.blocks.iter().fold(net.embed(step), |x, block| {
-            checkpoint(block, x, Block::forward_in_parts)
-        });
-        net.loss(hidden, step)
+    assert_same_recomputed(&flex(), Net::new, |net, step, again| {
+        let run = |x: Tensor<3>, layer| {
+            forward(layer, x, again, move |layer: &Block, x| {
+                let mixed = forward(layer, x.clone(), again, Block::attend);
+                layer.perceive(x + mixed)
+            })
+        };
+        net.loss(net.blocks.iter().fold(net.embed(step), run), step)
     });
 }
 
 #[test]
 fn one_block_used_in_several_scopes_and_outside() {
-    let run = |net: &Net, step: usize, again: bool| {
-        let run = |block: &Block, x| match again {
-            true => checkpoint(block, x, |block: &Block, x| block.forward(x)),
-            false => block.forward(x),
-        };
-        let x = net.blocks[0].forward(net.embed(step));
-        let x = run(&net.blocks[0], x);
-        let x = run(&net.blocks[1], x);
-        let x = run(&net.blocks[0], x);
-        net.loss(net.blocks[0].forward(x), step)
-    };
     // Biases and norms: as views of a parameter, plain Burn adds their gradients at the very end of
     // backward. After eight steps, two units in the last place of the largest weight.
-    assert_close_recomputed(
-        3e-7,
-        |net: &Net, step| run(net, step, false),
-        |net: &Net, step| run(net, step, true),
-    );
+    assert_close_recomputed(3e-7, |net, step, again| {
+        let x = net.blocks[0].forward(net.embed(step));
+        let run = |x, at: usize| block(&net.blocks[at], x, again);
+        let x = [0, 1, 0].into_iter().fold(x, run);
+        net.loss(net.blocks[0].forward(x), step)
+    });
 }
 
 #[test]
 fn one_weight_used_in_several_scopes_and_outside() {
-    let run = |layers: &Vec<Linear>, step: usize, again: bool| {
-        let run = |layer: &Linear, x| match again {
-            true => checkpoint(layer, x, |layer: &Linear, x: Tensor<2>| {
-                x.clone() + layer.forward(x).tanh()
-            }),
-            false => x.clone() + layer.forward(x).tanh(),
-        };
-        let x = numbers([3, 6], step, &Device::flex().autodiff());
-        let x = layers[0].forward(x).tanh();
-        let x = [0, 1, 0, 1, 0]
-            .into_iter()
-            .fold(x, |x, at: usize| run(&layers[at], x));
-        layers[0].forward(x).square().mean()
+    let make = |device: &Device| -> Vec<Linear> {
+        let layer = || LinearConfig::new(6, 6).with_bias(false).init(device);
+        vec![layer(), layer()]
     };
-    let layer = |device: &Device| LinearConfig::new(6, 6).with_bias(false).init(device);
-    assert_same_recomputed(
-        &flex(),
-        |device| vec![layer(device), layer(device)],
-        |layers: &Vec<Linear>, step| run(layers, step, false),
-        |layers: &Vec<Linear>, step| run(layers, step, true),
-    );
+    assert_same_recomputed(&flex(), make, |layers, step, again| {
+        let run = |x: Tensor<2>, at: usize| {
+            forward(&layers[at], x, again, |layer: &Linear, x: Tensor<2>| {
+                x.clone() + layer.forward(x).tanh()
+            })
+        };
+        let x = layers[0].forward(numbers([3, 6], step, &flex())).tanh();
+        let x = [0, 1, 0, 1, 0].into_iter().fold(x, run);
+        layers[0].forward(x).square().mean()
+    });
 }
 
 #[test]
 fn a_scope_that_nothing_comes_of() {
-    let run = |net: &Net, step: usize, again: bool| {
-        let run = |block: &Block, x| match again {
-            true => checkpoint(block, x, |block: &Block, x| block.forward(x)),
-            false => block.forward(x),
-        };
-        let x = run(&net.blocks[0], net.embed(step));
-        let _unused = run(&net.blocks[0], x.clone());
-        let _unused = run(&net.blocks[2], x.clone());
-        net.loss(run(&net.blocks[1], x), step)
-    };
-    assert_same_recomputed(
-        &flex(),
-        Net::new,
-        |net: &Net, step| run(net, step, false),
-        |net: &Net, step| run(net, step, true),
-    );
+    assert_same_recomputed(&flex(), Net::new, |net, step, again| {
+        let run = |at: usize, x| block(&net.blocks[at], x, again);
+        let x = run(0, net.embed(step));
+        let _unused = run(0, x.clone());
+        let _unused = run(2, x.clone());
+        net.loss(run(1, x), step)
+    });
 }
 
 #[test]
 fn an_input_of_several_scopes() {
-    let run = |net: &Net, step: usize, again: bool| {
+    // Scopes side by side: plain Burn's tape takes a step of each in turn.
+    assert_close_recomputed(1.2e-7, |net, step, again| {
         let x = net.embed(step);
-        let branches = net.blocks.iter().map(|block| match again {
-            true => checkpoint(block, x.clone(), |block: &Block, x| block.forward(x)),
-            false => block.forward(x.clone()),
-        });
+        let branches = net
+            .blocks
+            .iter()
+            .map(|layer| block(layer, x.clone(), again));
         let sum = branches.fold(x.clone().sin(), |sum, branch| (sum + branch).tanh());
         net.loss(sum + x, step)
-    };
-    // Scopes side by side: plain Burn's tape takes a step of each in turn.
-    assert_close_recomputed(
-        1.2e-7,
-        |net: &Net, step| run(net, step, false),
-        |net: &Net, step| run(net, step, true),
-    );
+    });
 }
 
 type Inputs = (
@@ -346,34 +290,22 @@ fn many(net: &Net, inputs: Inputs) -> (Tensor<3>, [Tensor<3>; 2], Tensor<3, Bool
 
 #[test]
 fn several_inputs_and_results_of_all_kinds() {
-    let run = |net: &Net, step: usize, again: bool| {
+    assert_same_recomputed(&flex(), Net::new, |net, step, again| {
         let x = net.embed(step);
         let device = x.device();
         let mask = numbers::<2>([2, 5], step, &device).greater_elem(0.0);
         let indices = vec![Tensor::from_ints([4, 0, 2], &device)];
-        let skip = step
-            .is_multiple_of(2)
-            .then(|| x.clone().slice([0..2, 0..3]).tanh());
+        let has_skip = step.is_multiple_of(2);
+        let skip = has_skip.then(|| x.clone().slice([0..2, 0..3]).tanh());
         let inputs = ((x, skip), (mask, indices));
-        let (a, [b, c], positive) = match again {
-            true => checkpoint(net, inputs, many),
-            false => many(net, inputs),
-        };
-        let b = b.mask_fill(positive, 0.5);
-        let sum = a + b;
-        let hidden = if step.is_multiple_of(3) {
-            sum
-        } else {
-            Tensor::cat(vec![sum, c], 1)
+        let (a, [b, c], positive) = forward(net, inputs, again, many);
+        let sum = a + b.mask_fill(positive, 0.5);
+        let hidden = match step.is_multiple_of(3) {
+            true => sum,
+            false => Tensor::cat(vec![sum, c], 1),
         };
         net.loss(hidden, step)
-    };
-    assert_same_recomputed(
-        &flex(),
-        Net::new,
-        |net: &Net, step| run(net, step, false),
-        |net: &Net, step| run(net, step, true),
-    );
+    });
 }
 
 #[derive(Module, Debug)]
@@ -408,23 +340,12 @@ impl Noisy {
 
 #[test]
 fn running_statistics_change_once() {
-    let device = flex();
-    let run = |blocks: &Vec<Noisy>, step, again: bool| {
-        let device = Device::flex().autodiff();
-        let x = blocks
-            .iter()
-            .fold(numbers([7, 6], step, &device), |x, block| match again {
-                true => checkpoint(block, x, |block: &Noisy, x| block.forward(x, false)),
-                false => block.forward(x, false),
-            });
-        x.square().mean()
-    };
-    assert_same_recomputed(
-        &device,
-        |device| vec![Noisy::new(device), Noisy::new(device)],
-        |blocks, step| run(blocks, step, false),
-        |blocks, step| run(blocks, step, true),
-    );
+    let make = |device: &Device| vec![Noisy::new(device), Noisy::new(device)];
+    assert_same_recomputed(&flex(), make, |blocks, step, again| {
+        let run = |x, block| forward(block, x, again, |block: &Noisy, x| block.forward(x, false));
+        let x = numbers([7, 6], step, &flex());
+        blocks.iter().fold(x, run).square().mean()
+    });
 }
 
 /// A scope's gradients are those of the masks that its result was made with: by finite differences,
@@ -452,12 +373,8 @@ fn finite_differences() {
     };
     let leaf = x.clone().require_grad();
     let grads = out(leaf.clone()).backward();
-    let grad: Vec<f32> = leaf
-        .grad(&grads)
-        .unwrap()
-        .into_data()
-        .try_into_vec()
-        .unwrap();
+    let grad = leaf.grad(&grads).unwrap().into_data();
+    let grad: Vec<f32> = grad.try_into_vec().unwrap();
     let h = 1e-2;
     for (i, grad) in grad.iter().enumerate().step_by(5) {
         let mut data: Vec<f32> = x.to_data().try_into_vec().unwrap();
@@ -479,122 +396,116 @@ fn finite_differences() {
 
 #[test]
 fn masks_do_not_depend_on_what_is_armed() {
-    alone(
-        "scopes::masks_do_not_depend_on_what_is_armed",
-        armed_and_unarmed,
-    );
-}
-
-fn armed_and_unarmed() {
-    let device = flex();
-    let loss = |block: &Noisy, step| {
-        let device = Device::flex().autodiff();
-        device.seed(step as u64);
-        let x = numbers([7, 6], step, &device);
-        let x = checkpoint(block, x, |block: &Noisy, x| block.forward(x, true));
-        // Random numbers after a scope, and after backward.
-        (x.clone() * x.random_like(Distribution::Default))
-            .square()
-            .mean()
-    };
-    assert_same(6, &device, adamw, Noisy::new, loss);
-}
-
-#[test]
-#[should_panic(expected = "pass it as a part of the input")]
-fn a_tensor_that_would_get_no_gradient_is_refused() {
-    let device = flex();
-    let block = Block::new(&device);
-    let outside = numbers::<3>([1, 2, 8], 0, &device).require_grad();
-    let x = numbers::<3>([1, 2, 8], 1, &device);
-    checkpoint(&block, x, move |block: &Block, x| {
-        block.forward(x + outside.clone())
+    alone("scopes::masks_do_not_depend_on_what_is_armed", || {
+        let device = flex();
+        let make = || seeded(&device, Noisy::new);
+        let runs = both_ways(&BOTH[..1], &[FirstPass::Auto], 6, make, |block, step| {
+            device.seed(step as u64);
+            let x = numbers([7, 6], step, &device);
+            let x = checkpoint(block, x, |block: &Noisy, x| block.forward(x, true));
+            // Random numbers after a scope, and after backward.
+            let random = x.random_like(Distribution::Default);
+            (x * random).square().mean()
+        });
+        runs[0].assert_released();
     });
 }
 
 #[test]
-#[should_panic(expected = "pass it as a part of the input")]
-fn a_parameter_that_would_get_no_gradient_is_refused() {
+fn what_would_get_no_gradient_is_refused() {
     let device = flex();
     let (block, other) = (Block::new(&device), Block::new(&device));
+    let x = || numbers::<3>([1, 2, 8], 1, &device);
+    let what_to_do = "pass it as a part of the input";
+    let outside = x().require_grad();
+    let with_tensor = move |block: &Block, x: Tensor<3>| block.forward(x + outside.clone());
+    assert_panics(|| checkpoint(&block, x(), with_tensor), what_to_do);
+    let with_parameter = move |block: &Block, x| other.forward(block.forward(x));
+    assert_panics(|| checkpoint(&block, x(), with_parameter), what_to_do);
+}
+
+/// They would be constants there.
+#[test]
+fn armed_parameters_read_on_another_thread_are_refused() {
+    let elsewhere = |block: &Block, x: Tensor<3>| {
+        std::thread::scope(|threads| {
+            let thread = threads.spawn(move || block.forward(x));
+            thread
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    };
+    let device = flex();
     let x = numbers::<3>([1, 2, 8], 1, &device);
-    checkpoint(&block, x, move |block: &Block, x| {
-        other.forward(block.forward(x))
-    });
+    let mut optim = adamw().with_gradient_release();
+    let block = optim.arm(LR, seeded(&device, Block::new));
+    let what_to_do = "norm.gamma is read on another thread";
+    assert_panics(|| checkpoint(&block, x.clone(), elsewhere), what_to_do);
+    // Nothing has changed: a scope that computes on its own thread is the way out.
+    let kept = |block: &Block| block.forward(x.clone()).mean();
+    let expected = plain_step(seeded(&device, Block::new), &mut adamw(), kept);
+    let loss = checkpoint(&block, x.clone(), Block::forward).mean();
+    let grads = GradientsParams::from_grads(loss.backward(), &block);
+    let block = optim.step(LR, block, grads);
+    assert_bits(&bits(&block), &bits(&expected), "after the step");
 }
 
 #[test]
 fn an_armed_parameter_may_be_used_from_anywhere() {
-    let run = |net: &Net, step: usize, again: bool| {
-        let net_of_scope = net.clone();
-        let forward = move |blocks: &Vec<Block>, x| {
-            let x = blocks[1].forward(blocks[0].forward(x));
-            net_of_scope.blocks[2].forward(x)
-        };
-        let hidden = match again {
-            true => checkpoint(&net.blocks, net.embed(step), forward),
-            false => forward(&net.blocks, net.embed(step)),
-        };
-        net.loss(hidden, step)
-    };
     let device = flex();
-    let mut plain = seeded(&device, Net::new);
-    let mut optim = adamw();
-    for step in 0..4 {
-        plain = plain_step(plain, &mut optim, |net| run(net, step, false));
-    }
-    let mut model = seeded(&device, Net::new);
+    let make = || seeded(&device, Net::new);
+    let loss = |net: &Net, step: usize, again: bool| {
+        let of_scope = net.clone();
+        let run = move |blocks: &Vec<Block>, x| {
+            let x = blocks[1].forward(blocks[0].forward(x));
+            of_scope.blocks[2].forward(x)
+        };
+        net.loss(forward(&net.blocks, net.embed(step), again, run), step)
+    };
+    let kept = |net: &Net, step| loss(net, step, false);
+    let (_, expected) = plain_run(make(), &mut adamw(), 0..4, kept);
     let mut optim = adamw().with_gradient_release();
-    for step in 0..4 {
-        model = release_step(model, &mut optim, |net| run(net, step, true));
-    }
-    assert_eq!(bits(&model), bits(&plain));
+    let again = |net: &Net, step| loss(net, step, true);
+    release_run(make(), &mut optim, 0..4, again, &expected, "from a clone");
 }
 
+/// Only one of the two is armed: the other's gradients are ordinary ones.
 #[test]
 fn frozen_parts_and_parts_of_two_optimizers() {
     let device = flex();
-    let run = |frozen: &Block, parts: (&Block, &Block), step: usize, again: bool| {
-        let device = Device::flex().autodiff();
+    let frozen = seeded(&device, Block::new).no_grad();
+    let gradients = |parts: &[Block; 2], step: usize, again: bool| {
         let x = numbers::<3>([2, 4, 8], step, &device);
-        let both = (frozen.clone(), parts.0.clone());
-        let x = match again {
-            true => checkpoint(&both, x, |both: &(Block, Block), x| {
-                both.1.forward(both.0.forward(x))
-            }),
-            false => both.1.forward(both.0.forward(x)),
-        };
-        let x = match again {
-            true => checkpoint(parts.1, x, |block: &Block, x| block.forward(x)),
-            false => parts.1.forward(x),
-        };
-        x.square().mean()
+        let both = (frozen.clone(), parts[0].clone());
+        let x = forward(&both, x, again, |both: &(Block, Block), x| {
+            both.1.forward(both.0.forward(x))
+        });
+        let mut grads = block(&parts[1], x, again).square().mean().backward();
+        parts
+            .each_ref()
+            .map(|part| GradientsParams::from_module(&mut grads, part))
     };
     let sgd = || SgdConfig::new().init();
-    let frozen = seeded(&device, Block::new).no_grad();
-    let make = |device: &Device| (Block::new(device), Block::new(device));
-
-    let (mut a, mut b) = seeded(&device, make);
-    let (mut of_a, mut of_b) = (adamw(), sgd());
-    for step in 0..4 {
-        let mut grads = run(&frozen, (&a, &b), step, false).backward();
-        let grads_a = GradientsParams::from_module(&mut grads, &a);
-        let grads_b = GradientsParams::from_module(&mut grads, &b);
-        (a, b) = (of_a.step(LR, a, grads_a), of_b.step(LR, b, grads_b));
-    }
-    let expected = (bits(&a), bits(&b));
-
-    // Only one of the two is armed: the other's gradients are ordinary ones.
-    let (mut a, mut b) = seeded(&device, make);
+    let make = |device: &Device| [Block::new(device), Block::new(device)];
+    let mut plain = seeded(&device, make);
+    let (mut plain_of_a, mut plain_of_b) = (adamw(), sgd());
+    let mut parts = seeded(&device, make);
     let (mut of_a, mut of_b) = (adamw().with_gradient_release(), sgd());
     for step in 0..4 {
-        a = of_a.arm(LR, a);
-        let mut grads = run(&frozen, (&a, &b), step, true).backward();
-        let grads_a = GradientsParams::from_module(&mut grads, &a);
-        let grads_b = GradientsParams::from_module(&mut grads, &b);
-        (a, b) = (of_a.step(LR, a, grads_a), of_b.step(LR, b, grads_b));
+        let [of_first, of_second] = gradients(&plain, step, false);
+        let [a, b] = plain;
+        plain = [
+            plain_of_a.step(LR, a, of_first),
+            plain_of_b.step(LR, b, of_second),
+        ];
+
+        let [a, b] = parts;
+        parts = [of_a.arm(LR, a), b];
+        let [of_first, of_second] = gradients(&parts, step, true);
+        let [a, b] = parts;
+        parts = [of_a.step(LR, a, of_first), of_b.step(LR, b, of_second)];
+        assert_bits(&bits(&parts), &bits(&plain), &format!("after step {step}"));
     }
-    assert_eq!((bits(&a), bits(&b)), expected);
 }
 
 #[test]
@@ -606,38 +517,32 @@ fn a_scope_on_a_device_without_autodiff_just_runs() {
     assert_eq!(out.into_data(), block.forward(x).into_data());
 }
 
+/// What plain Burn comes to in one step without scopes.
+fn assert_one_step(net: &Net) {
+    let start = seeded(&flex(), Net::new);
+    let plain = plain_step(start, &mut adamw(), |net| blocks(net, 0, false));
+    assert_bits(&bits(net), &bits(&plain), "after one step");
+}
+
 #[test]
 fn a_validation_in_the_middle_just_runs() {
-    let device = flex();
-    let net = seeded(&device, Net::new);
     let mut optim = adamw().with_gradient_release();
-    let net = optim.arm(LR, net);
-    let loss = recomputed(&net, 0);
-    let valid = net.valid();
+    let net = optim.arm(LR, seeded(&flex(), Net::new));
+    let loss = blocks(&net, 0, true);
     let x = numbers::<3>([1, 2, 8], 1, &Device::flex());
-    checkpoint(&valid.blocks[0], x, |block: &Block, x| block.forward(x));
+    block(&net.valid().blocks[0], x, true);
     let grads = GradientsParams::from_grads(loss.backward(), &net);
-    let net = optim.step(LR, net, grads);
-    let plain = plain_step(seeded(&device, Net::new), &mut adamw(), |net| kept(net, 0));
-    assert_eq!(bits(&net), bits(&plain));
+    assert_one_step(&optim.step(LR, net, grads));
 }
 
 #[test]
 fn after_a_panic_inside_a_scope_training_goes_on() {
-    let device = flex();
-    let net = seeded(&device, Net::new);
-    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        checkpoint(
-            &net.blocks[0],
-            net.embed(0),
-            |_: &Block, _: Tensor<3>| -> Tensor<3> { panic!("in the forward pass") },
-        )
-    }));
-    assert!(result.is_err());
+    let net = seeded(&flex(), Net::new);
+    let panics = |_: &Block, _: Tensor<3>| -> Tensor<3> { panic!("in the forward pass") };
+    let run = || checkpoint(&net.blocks[0], net.embed(0), panics);
+    assert_panics(run, "in the forward pass");
     let mut optim = adamw().with_gradient_release();
-    let net = release_step(net, &mut optim, |net| recomputed(net, 0));
-    let plain = plain_step(seeded(&device, Net::new), &mut adamw(), |net| kept(net, 0));
-    assert_eq!(bits(&net), bits(&plain));
+    assert_one_step(&release_step(net, &mut optim, |net| blocks(net, 0, true)));
 }
 
 #[test]

@@ -6,8 +6,9 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor, activation};
+use burn_lean::{ReleaseOptimizer, WithGradientRelease};
 
-use crate::harness::{Bits, LR, adamw, bits, flex, numbers, plain_step};
+use crate::harness::{Bits, LR, adamw, bits, flex, numbers, plain_step, release_step};
 
 #[derive(Module, Debug)]
 pub(crate) struct Small {
@@ -83,20 +84,31 @@ pub(crate) fn numbered_from<M: Module>(model: M, from: usize) -> M {
     model.map(&mut Numbered(from))
 }
 
+/// Plain Burn's model and optimizer.
+pub(crate) type Plain = (Small, ModuleOptimizer);
+
+/// A model and an optimizer after one step, on batch 0.
+pub(crate) fn started() -> (Small, ReleaseOptimizer) {
+    let (model, optim) = plain(&[0]);
+    (model, optim.with_gradient_release())
+}
+
+/// Ends a step that was armed before.
+pub(crate) fn finish(model: Small, optim: &mut ReleaseOptimizer, step: usize) -> Small {
+    let grads = grads_of(&model, step);
+    optim.step(LR, model, grads)
+}
+
 pub(crate) fn grads_of(model: &Small, step: usize) -> GradientsParams {
     GradientsParams::from_grads(model.loss(step).backward(), model)
 }
 
 /// Plain Burn's model and optimizer after these batches.
-pub(crate) fn plain(batches: &[usize]) -> (Small, ModuleOptimizer) {
-    plain_from(small(), adamw(), batches)
+pub(crate) fn plain(batches: &[usize]) -> Plain {
+    train_plain((small(), adamw()), batches)
 }
 
-pub(crate) fn plain_from(
-    mut model: Small,
-    mut optim: ModuleOptimizer,
-    batches: &[usize],
-) -> (Small, ModuleOptimizer) {
+pub(crate) fn train_plain((mut model, mut optim): Plain, batches: &[usize]) -> Plain {
     for step in batches {
         model = plain_step(model, &mut optim, |model| model.loss(*step));
     }
@@ -112,18 +124,12 @@ pub(crate) fn plain_values(batches: &[usize]) -> Vec<Vec<u32>> {
 }
 
 /// Trains on with release and with plain Burn from there; both are to stay the same.
-pub(crate) fn assert_goes_on(
-    mut model: Small,
-    optim: &mut burn_lean::ReleaseOptimizer,
-    mut plain: (Small, ModuleOptimizer),
-) {
+pub(crate) fn assert_goes_on(mut model: Small, optim: &mut ReleaseOptimizer, mut plain: Plain) {
     // A copy of an armed model may still be of one, and visitors would see its placeholders.
     assert_eq!(model.values(), plain.0.values(), "before going on");
     for step in 50..53 {
-        model = optim.arm(LR, model);
-        let grads = grads_of(&model, step);
-        model = optim.step(LR, model, grads);
-        plain = plain_from(plain.0, plain.1, &[step]);
+        model = release_step(model, optim, |model| model.loss(step));
+        plain = train_plain(plain, &[step]);
         assert_eq!(bits(&model), bits(&plain.0), "after step {step}");
     }
 }
@@ -139,15 +145,30 @@ pub(crate) fn panic_of<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     })
 }
 
+/// Fails unless it panics, with this in the text.
+pub(crate) fn assert_panics<T>(run: impl FnOnce() -> T, expected: &str) {
+    let text = panic_of(run).map(|_| ()).expect_err(expected);
+    assert!(text.contains(expected), "another panic: {text}");
+}
+
+/// Fails unless the error is of this kind, and says this.
+macro_rules! assert_error {
+    ($error:expr, $kind:ident $(, $text:literal)?) => {{
+        let error = &$error;
+        let is_expected = matches!(error, burn_lean::ReleaseError::$kind { .. });
+        assert!(is_expected, "{error}");
+        $(assert!(error.to_string().contains($text), "{error}");)?
+    }};
+}
+pub(crate) use assert_error;
+
 /// The weights of someone who has asked for them; `None` if that was refused in words.
 pub(crate) fn read_or_refused(model: &Small) -> Option<Vec<Vec<u32>>> {
     match panic_of(|| model.values()) {
         Ok(values) => Some(values),
         Err(text) => {
-            assert!(
-                text.starts_with("gradient release: "),
-                "another panic: {text}"
-            );
+            let is_refused = text.starts_with("gradient release: ");
+            assert!(is_refused, "another panic: {text}");
             None
         }
     }

@@ -154,7 +154,8 @@ fn the_first_of_equal_peaks_is_the_peak() {
 fn what_an_operation_takes_for_itself_is_a_piece_of_the_peak() {
     let mut snapshot = step();
     snapshot.samples = vec![sample(6, 160, 160), sample(7, 185, 300)];
-    let peak = Peak::of(&snapshot, &Totals::of(&snapshot)).unwrap();
+    let totals = Totals::of(&snapshot);
+    let peak = Peak::of(&snapshot, &totals).unwrap();
     assert_eq!((peak.bytes, peak.tick), (300, 7));
     let own = peak.pieces[0];
     assert_eq!((own.bytes, own.category), (115, Category::Temporaries));
@@ -162,17 +163,14 @@ fn what_an_operation_takes_for_itself_is_a_piece_of_the_peak() {
         (own.operation, own.holder, own.parameter),
         (Some(1), None, None)
     );
-    let sum: u64 = peak.pieces.iter().map(|piece| piece.bytes).sum();
-    assert_eq!(sum, 300);
-    let most = Totals::of(&snapshot).most(&snapshot, Category::Temporaries);
+    assert_eq!(
+        peak.pieces.iter().map(|piece| piece.bytes).sum::<u64>(),
+        300
+    );
+    let most = totals.most(&snapshot, Category::Temporaries);
     assert_eq!((most.bytes, most.tick), (140, 7));
-}
-
-#[test]
-fn what_an_operation_takes_for_itself_is_for_the_parameter_that_it_makes_something_for() {
-    let mut snapshot = step();
+    // It is for the parameter that the operation makes something for.
     snapshot.holders[4].operation = 1;
-    snapshot.samples = vec![sample(6, 160, 160), sample(7, 185, 300)];
     let peak = Peak::of(&snapshot, &Totals::of(&snapshot)).unwrap();
     assert_eq!(peak.pieces[0].parameter, Some(1));
 }
@@ -312,7 +310,7 @@ fn what_one_step_takes_is_not_taken_for_another_s() {
     assert_eq!(estimate.most, 130 + 25 + 115);
     snapshot.samples[1].peak = 185;
     snapshot.samples[2].peak = 245;
-    let estimate = Estimate::of(&snapshot, &Totals::of(&snapshot)).unwrap();
+    let estimate = self::estimate(&snapshot).unwrap();
     assert_eq!(estimate.place.unwrap().step, Some(0));
     assert_eq!(estimate.most, 160 - 40 + 25 + 100);
 }

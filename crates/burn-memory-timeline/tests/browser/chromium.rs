@@ -266,24 +266,18 @@ impl Page {
 
     /// Presses a key that has no text, or one character.
     pub(crate) fn key(&mut self, key: &str) {
-        self.send(
-            "Input.dispatchKeyEvent",
-            json!({ "type": "keyDown", "key": key }),
-        );
-        self.send(
-            "Input.dispatchKeyEvent",
-            json!({ "type": "keyUp", "key": key }),
-        );
+        for kind in ["keyDown", "keyUp"] {
+            let event = json!({ "type": kind, "key": key });
+            self.send("Input.dispatchKeyEvent", event);
+        }
         self.rest();
     }
 
     /// Sets the preferred colour scheme of the system, `dark` or `light`.
     pub(crate) fn prefer(&mut self, scheme: &str) {
         let feature = json!({ "name": "prefers-color-scheme", "value": scheme });
-        self.send(
-            "Emulation.setEmulatedMedia",
-            json!({ "features": [feature] }),
-        );
+        let features = json!({ "features": [feature] });
+        self.send("Emulation.setEmulatedMedia", features);
         self.rest();
     }
 

@@ -3,9 +3,7 @@
 use crate::chromium::Modifier;
 use crate::synthetic::Training;
 use crate::tests;
-use crate::visit::{
-    HIGHEST, Layer, Opened, Point, Test, View, bytes_text, category_text, open, peak, pile,
-};
+use crate::visit::{Layer, Opened, Test, View, bytes_text, category_text, open_one, peak, pile};
 use burn_memory_timeline::Snapshot;
 use burn_memory_timeline::analysis::{Place, Totals, moments};
 use burn_memory_timeline::snapshot::Category;
@@ -29,7 +27,7 @@ fn hovering_names_the_holder() {
     let snapshot = training.snapshot();
     let peak = peak(&snapshot);
     let totals = Totals::of(&snapshot);
-    let mut opened = open(std::slice::from_ref(&snapshot));
+    let mut opened = open_one(&snapshot);
     let workspace = moments(&snapshot, &totals)
         .filter(|moment| moment.sample.peak > moment.sample.in_use && moment.tick > 300)
         .max_by_key(|moment| moment.workspace)
@@ -79,11 +77,8 @@ fn hovering_names_the_holder() {
             // Above the stack there is no holder.
             let at = opened.point(0, tick, top + least as u64);
             opened.page.hover(at);
-            assert!(
-                opened
-                    .page
-                    .evaluate::<bool>("document.getElementById('tooltip').hidden")
-            );
+            let is_hidden = "document.getElementById('tooltip').hidden";
+            assert!(opened.page.evaluate::<bool>(is_hidden));
         }
     }
     assert!(count > 40, "only {count} holders are large enough");
@@ -150,7 +145,7 @@ fn check_tooltip(opened: &mut Opened, snapshot: &Snapshot, tick: usize, layer: L
 fn a_holder_is_lit_over_its_whole_life() {
     let snapshot = Training::plain().snapshot();
     let tick = peak(&snapshot).tick;
-    let mut opened = open(std::slice::from_ref(&snapshot));
+    let mut opened = open_one(&snapshot);
     opened.show_events();
     // The largest gradient: the categories below it change.
     check_life(&mut opened, &snapshot, Category::Gradients, tick, tick - 60);
@@ -202,20 +197,14 @@ fn check_life(
 
 /// Whether the overlay has a pixel there.
 fn is_lit(opened: &mut Opened, tick: usize, bytes: u64) -> bool {
-    let (x, y) = opened.point(0, tick, bytes);
-    opened.page.evaluate(&format!(
-        "(() => {{
-            const overlay = document.querySelector('[data-role=overlay]');
-            const {{ left, top }} = overlay.getBoundingClientRect();
-            return overlay.getContext('2d').getImageData({x} - left, {y} - top, 1, 1).data[3] > 0;
-        }})()"
-    ))
+    let [.., alpha] = opened.colour("overlay", tick, bytes, 0);
+    alpha > 0
 }
 
 fn a_line_parts_one_holder_from_the_next() {
     let snapshot = Training::plain().snapshot();
     let tick = peak(&snapshot).tick;
-    let mut opened = open(std::slice::from_ref(&snapshot));
+    let mut opened = open_one(&snapshot);
     opened.zoom_to(tick);
     let at = opened.point(0, tick, peak(&snapshot).bytes / 2);
     opened.page.wheel_with(Modifier::Alt, at, 6);
@@ -235,10 +224,11 @@ fn a_line_parts_one_holder_from_the_next() {
         if below.category != layer.category || (below.bytes as f64) < least {
             continue;
         }
-        let upper = colour(&mut opened, tick, bottom + layer.bytes / 2, 0);
-        let lower = colour(&mut opened, tick, bottom - below.bytes / 2, 0);
+        let mut colour = |bytes, rows| opened.colour("base", tick, bytes, rows);
+        let upper = colour(bottom + layer.bytes / 2, 0);
+        let lower = colour(bottom - below.bytes / 2, 0);
         let is_parted = (-2..=1).any(|rows| {
-            let between = colour(&mut opened, tick, bottom, rows);
+            let between = colour(bottom, rows);
             between != upper && between != lower
         });
         assert!(is_parted, "{below:?}, {layer:?}");
@@ -247,36 +237,16 @@ fn a_line_parts_one_holder_from_the_next() {
     assert!(count > 3, "only {count} are large enough");
 }
 
-/// The colour there, or some rows lower.
-fn colour(opened: &mut Opened, tick: usize, bytes: u64, rows: i32) -> [u8; 4] {
-    let (x, y) = opened.point(0, tick, bytes);
-    opened.page.evaluate(&format!(
-        "(() => {{
-            const base = document.querySelector('[data-role=base]');
-            const {{ left, top }} = base.getBoundingClientRect();
-            const [x, y] = [Math.floor({x} - left), Math.round({y} - top) + {rows}];
-            return Array.from(base.getContext('2d').getImageData(x, y, 1, 1).data);
-        }})()"
-    ))
-}
-
 fn categories_are_hidden_and_shown() {
     let snapshot = Training::plain().snapshot();
     let peak = peak(&snapshot);
     let totals = Totals::of(&snapshot);
-    let mut opened = open(std::slice::from_ref(&snapshot));
-    let key = |category: Category| {
-        serde_json::to_value(category)
-            .unwrap()
-            .as_str()
-            .unwrap()
-            .to_owned()
-    };
+    let mut opened = open_one(&snapshot);
     for category in Category::ALL {
-        let value = opened
-            .page
-            .text(&format!("[data-testid=value-{}]", key(category)));
-        assert_eq!(value, bytes_text(peak.bytes_of(category)), "{category:?}");
+        let key = serde_json::to_value(category).unwrap();
+        let value = format!("[data-testid=value-{}]", key.as_str().unwrap());
+        let bytes = bytes_text(peak.bytes_of(category));
+        assert_eq!(opened.page.text(&value), bytes, "{category:?}");
     }
     // Under the cursor.
     opened.show_events();
@@ -315,33 +285,27 @@ fn categories_are_hidden_and_shown() {
     opened.page.rest();
     let most = totals.most(&snapshot, Category::Gradients);
     let (_, y) = opened.point(0, most.tick, most.bytes);
-    let highest: Point = opened.page.evaluate(HIGHEST);
+    let highest = opened.highest(0, None);
     assert!((highest.y - y).abs() <= 1.5, "{} is not {y}", highest.y);
-    assert_eq!(opened.page.problems(), Vec::<String>::new());
+    opened.is_fine();
 }
 
 fn the_list_is_of_the_chosen_moment() {
     let snapshot = Training::plain().snapshot();
     let peak = peak(&snapshot);
-    let mut opened = open(std::slice::from_ref(&snapshot));
+    let mut opened = open_one(&snapshot);
     let sizes = "Array.from(
         document.querySelectorAll('[data-testid=holders] tbody td.size'),
         (cell) => cell.textContent)";
-    let titles = format!(
-        "At the peak: {} holders, {}",
-        peak.pieces.len(),
-        bytes_text(peak.bytes)
-    );
-    assert_eq!(opened.page.text("[data-testid=list-title]"), titles);
+    let list = |what: &str, holders: usize, bytes| {
+        format!("At the {what}: {holders} holders, {}", bytes_text(bytes))
+    };
+    let title = opened.page.text("[data-testid=list-title]");
+    assert_eq!(title, list("peak", peak.pieces.len(), peak.bytes));
     let shown: Vec<String> = opened.page.evaluate(sizes);
     assert_eq!(shown.len(), 50);
-    let largest: Vec<_> = peak
-        .pieces
-        .iter()
-        .map(|piece| bytes_text(piece.bytes))
-        .take(50)
-        .collect();
-    assert_eq!(shown, largest);
+    let largest = peak.pieces.iter().map(|piece| bytes_text(piece.bytes));
+    assert_eq!(shown, largest.take(50).collect::<Vec<_>>());
     opened.page.click_on("[data-testid=more]");
     let shown: Vec<String> = opened.page.evaluate(sizes);
     assert_eq!(shown.len(), peak.pieces.len().min(250));
@@ -354,12 +318,8 @@ fn the_list_is_of_the_chosen_moment() {
     assert!(tick.abs_diff(500) <= 1);
     let alive = pile(&snapshot, tick);
     let bytes = alive.iter().map(|layer| layer.bytes).sum();
-    let title = format!(
-        "At the pinned moment: {} holders, {}",
-        alive.len(),
-        bytes_text(bytes)
-    );
-    assert_eq!(opened.page.text("[data-testid=list-title]"), title);
+    let title = opened.page.text("[data-testid=list-title]");
+    assert_eq!(title, list("pinned moment", alive.len(), bytes));
 
     // A row of the list highlights its holder in the plot.
     opened.page.evaluate::<Value>(
@@ -392,10 +352,9 @@ fn the_list_is_of_the_chosen_moment() {
         parameter.is_some_and(|number| snapshot.parameters[number].path.starts_with("blocks.1.mlp"))
     });
     assert_eq!(rows.len(), wanted.count());
-    assert!(
-        !rows.is_empty() && rows.iter().all(|row| row.starts_with("blocks.1.mlp")),
-        "{rows:?}"
-    );
+    assert!(!rows.is_empty());
+    let are_wanted = rows.iter().all(|row| row.starts_with("blocks.1.mlp"));
+    assert!(are_wanted, "{rows:?}");
 
     opened.page.click_on("[data-testid=to-peak]");
     assert_eq!(opened.ask::<usize>(0, "moment()"), peak.tick);

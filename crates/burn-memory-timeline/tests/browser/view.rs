@@ -3,7 +3,7 @@
 use crate::chromium::Modifier;
 use crate::synthetic::{Sampled, Training};
 use crate::tests;
-use crate::visit::{HIGHEST, Point, Test, View, bytes_text, open, peak};
+use crate::visit::{Point, Test, View, bytes_text, open, open_one, peak};
 use burn_memory_timeline::Snapshot;
 use burn_memory_timeline::snapshot::PhaseKind;
 
@@ -16,72 +16,64 @@ pub(crate) const TESTS: &[Test] = tests![
 
 fn the_peak_is_where_the_file_says() {
     for sampled in [Sampled::Everywhere, Sampled::AtMarks, Sampled::Nowhere] {
-        for training in [Training::plain(), Training::release()] {
-            let snapshot = Training {
-                sampled,
-                ..training
-            }
-            .snapshot();
-            check_peak(&snapshot, &format!("{sampled:?}, {}", snapshot.title));
-        }
+        let trainings = [Training::plain(), Training::release()];
+        check_peaks(&trainings.map(|training| training.sampled(sampled).snapshot()));
     }
     // An operation has a workspace that is larger than the largest total of the holders.
     let mut snapshot = Training::plain().snapshot();
-    let more = 2 * peak(&snapshot).bytes;
-    snapshot.samples[300].peak = more;
-    check_peak(&snapshot, "workspace");
+    snapshot.samples[300].peak = 2 * peak(&snapshot).bytes;
+    check_peaks(&[snapshot]);
 }
 
-fn check_peak(snapshot: &Snapshot, context: &str) {
-    let peak = peak(snapshot);
-    let mut opened = open(std::slice::from_ref(snapshot));
-    assert_eq!(opened.ask::<usize>(0, "peak.tick"), peak.tick, "{context}");
-    assert_eq!(opened.ask::<u64>(0, "peak.bytes"), peak.bytes, "{context}");
-    assert_eq!(
-        opened.page.text("[data-testid=peak]"),
-        format!("Peak {}", bytes_text(peak.bytes))
-    );
-    let place = peak.place.unwrap().name(snapshot).to_string();
-    let line = opened.page.text("[data-role=where]");
-    assert!(
-        line.starts_with(&format!("in {place}, ")),
-        "{context}: {line}"
-    );
-
-    for axis in ["time", "events"] {
-        opened.page.click_on(&format!("[value={axis}]"));
-        opened.page.rest();
-        let (x, y) = opened.point(0, peak.tick, peak.bytes);
-        let highest: Point = opened.page.evaluate(HIGHEST);
-        assert!(
-            (highest.y - y).abs() <= 1.5,
-            "{context}: {} is not {y}",
-            highest.y
+fn check_peaks(snapshots: &[Snapshot]) {
+    let mut opened = open(snapshots);
+    for (panel, snapshot) in snapshots.iter().enumerate() {
+        let context = format!("{}, {} samples", snapshot.title, snapshot.samples.len());
+        let peak = peak(snapshot);
+        assert_eq!(
+            opened.ask::<usize>(panel, "peak.tick"),
+            peak.tick,
+            "{context}"
         );
-        // Of equally high columns the first: the peak is there or in one to the right.
-        assert!(highest.x <= x + 1.5, "{context}: {} is not {x}", highest.x);
-        let column: f64 = opened.page.evaluate(&TOP_AT.replace("AT", &x.to_string()));
-        assert!((column - y).abs() <= 1.5, "{context}: {column} is not {y}");
+        assert_eq!(
+            opened.ask::<u64>(panel, "peak.bytes"),
+            peak.bytes,
+            "{context}"
+        );
+        let mut text = |part: &str| {
+            opened
+                .page
+                .text(&format!("[data-testid=panel-{panel}] {part}"))
+        };
+        let bytes = bytes_text(peak.bytes);
+        assert_eq!(text("[data-testid=peak]"), format!("Peak {bytes}"));
+        let place = peak.place.unwrap().name(snapshot).to_string();
+        let line = text("[data-role=where]");
+        assert!(
+            line.starts_with(&format!("in {place}, ")),
+            "{context}: {line}"
+        );
+
+        for axis in ["time", "events"] {
+            opened.page.click_on(&format!("[value={axis}]"));
+            opened.page.rest();
+            let (x, y) = opened.point(panel, peak.tick, peak.bytes);
+            let highest = opened.highest(panel, None);
+            let is_near = (highest.y - y).abs() <= 1.5;
+            assert!(is_near, "{context}: {} is not {y}", highest.y);
+            // Of equally high columns the first: the peak is there or in one to the right.
+            assert!(highest.x <= x + 1.5, "{context}: {} is not {x}", highest.x);
+            let column = opened.highest(panel, Some(x)).y;
+            assert!((column - y).abs() <= 1.5, "{context}: {column} is not {y}");
+        }
     }
 }
-
-/// The same for one column.
-const TOP_AT: &str = "(() => {
-    const base = document.querySelector('[data-role=base]');
-    const { left, top } = base.getBoundingClientRect();
-    const { data } = base.getContext('2d').getImageData(Math.floor(AT - left), 0, 1, base.height);
-    for (let y = 60; y < base.height; y++) {
-        const [red, green, blue, alpha] = data.slice(4 * y, 4 * y + 4);
-        const isColour = Math.max(red, green, blue) - Math.min(red, green, blue) > 60;
-        if (alpha === 255 && isColour) return top + y;
-    }
-})()";
 
 fn zooming_keeps_what_is_under_the_cursor() {
     let snapshot = Training::plain().snapshot();
     let peak = peak(&snapshot);
     let ticks = snapshot.times.len();
-    let mut opened = open(std::slice::from_ref(&snapshot));
+    let mut opened = open_one(&snapshot);
     let whole = opened.view(0);
     assert_eq!((whole.first, whole.last), (0, ticks - 1));
 
@@ -89,10 +81,7 @@ fn zooming_keeps_what_is_under_the_cursor() {
     let at = opened.point(0, peak.tick, peak.bytes / 2);
     opened.page.wheel(at, 6);
     let near = opened.view(0);
-    assert!(
-        near.ticks() < ticks / 3 && near.first < peak.tick && peak.tick < near.last,
-        "{near:?}"
-    );
+    near.is_near(peak.tick, ticks / 3);
     let after = opened.point(0, peak.tick, peak.bytes / 2);
     assert!((after.0 - at.0).abs() < 1.0, "{} is not {}", after.0, at.0);
     opened.page.wheel(at, -12);
@@ -103,29 +92,20 @@ fn zooming_keeps_what_is_under_the_cursor() {
     let near = opened.view(0);
     opened.page.wheel_with(Modifier::Shift, at, 1);
     let along = opened.view(0);
-    assert!(
-        along.first < near.first && along.last < near.last,
-        "{near:?}, {along:?}"
-    );
+    let is_moved = along.first < near.first && along.last < near.last;
+    assert!(is_moved, "{near:?}, {along:?}");
     opened.page.wheel_with(Modifier::Alt, at, 3);
-    let high = opened.view(0);
-    assert!(
-        high.low > 0.0 && high.high - high.low < whole.high / 1.5,
-        "{high:?}"
-    );
+    let View { low, high, .. } = opened.view(0);
+    assert!(low > 0.0 && high - low < whole.high / 1.5, "{low} {high}");
     let half = peak.bytes as f64 / 2.0;
-    assert!(high.low < half && half < high.high, "{high:?}");
+    assert!(low < half && half < high, "{low} {high}");
     opened.page.click_on("[data-testid=zoom-reset]");
     assert_eq!(opened.view(0), whole);
 
     // Dragging zooms to the range.
     let [from, to] = [400, 700].map(|tick| opened.point(0, tick, peak.bytes / 2));
     opened.page.drag(from, to);
-    let dragged = opened.view(0);
-    assert!(
-        dragged.first.abs_diff(400) < 8 && dragged.last.abs_diff(700) < 8,
-        "{dragged:?}"
-    );
+    opened.view(0).is_about([400, 700], 7);
 
     // A double click shows everything again, and pins nothing.
     opened.page.click(from, 2);
@@ -155,17 +135,14 @@ fn zooming_keeps_what_is_under_the_cursor() {
     opened.page.click((little.x, little.y), 1);
     let View { first, last, .. } = opened.view(0);
     let middle = snapshot.times[first].midpoint(snapshot.times[last]);
-    let all = snapshot.times[ticks - 1];
-    assert!(
-        (middle as f64 / all as f64 - 0.75).abs() < 0.02,
-        "{middle} of {all}"
-    );
-    assert_eq!(opened.page.problems(), Vec::<String>::new());
+    let share = middle as f64 / snapshot.times[ticks - 1] as f64;
+    assert!((share - 0.75).abs() < 0.02, "{share}");
+    opened.is_fine();
 }
 
 fn zoomed_in_every_step_has_its_name() {
     let snapshot = Training::release().snapshot();
-    let mut opened = open(std::slice::from_ref(&snapshot));
+    let mut opened = open_one(&snapshot);
     let mut steps = snapshot.phases.iter().filter_map(|phase| match phase.kind {
         PhaseKind::Step(parameter) => Some((*phase, parameter)),
         _ => None,
@@ -192,15 +169,12 @@ fn zoomed_in_every_step_has_its_name() {
 
 fn both_axes_show_the_same_ticks() {
     let snapshot = Training::plain().snapshot();
-    let mut opened = open(std::slice::from_ref(&snapshot));
+    let mut opened = open_one(&snapshot);
     opened.zoom_to(700);
     let events = opened.view(0);
     opened.page.click_on("[value=time]");
     let time = opened.view(0);
-    assert!(
-        time.first.abs_diff(events.first) <= 1 && time.last.abs_diff(events.last) <= 1,
-        "{events:?}, {time:?}"
-    );
+    time.is_about([events.first, events.last], 1);
     // Twice as late is twice as far to the right.
     let [left, middle, right] = [time.first, 700, time.last]
         .map(|tick| opened.ask::<Point>(0, &format!("point({tick}, 0)")).x);

@@ -25,6 +25,18 @@ impl View {
     pub(crate) fn ticks(&self) -> usize {
         self.last - self.first + 1
     }
+
+    /// Fails unless it has `tick`, and fewer ticks than `ticks`.
+    pub(crate) fn is_near(&self, tick: usize, ticks: usize) {
+        let has_tick = self.first <= tick && tick <= self.last;
+        assert!(has_tick && self.ticks() < ticks, "{self:?}");
+    }
+
+    /// Fails unless it goes from one tick to another, up to so many beside them.
+    pub(crate) fn is_about(&self, [first, last]: [usize; 2], beside: usize) {
+        let off = self.first.abs_diff(first).max(self.last.abs_diff(last));
+        assert!(off <= beside, "{self:?} is not {first} to {last}");
+    }
 }
 
 #[derive(Deserialize)]
@@ -66,10 +78,61 @@ impl Opened {
         self.page.wheel((at.0, at.1 - 50.0), 12);
     }
 
+    /// The highest pixel of a panel's picture that has a colour of a category, in the column at `x` or
+    /// in all; the rest is grey.
+    pub(crate) fn highest(&mut self, panel: usize, x: Option<f64>) -> Point {
+        let columns = match x {
+            Some(x) => format!("[Math.floor({x} - left), Math.floor({x} - left) + 1]"),
+            None => "[0, width]".into(),
+        };
+        self.page.evaluate(&format!(
+            "(() => {{
+                const base = document.querySelector(
+                    '[data-testid=panel-{panel}] [data-role=base]');
+                const {{ left, top }} = base.getBoundingClientRect();
+                const {{ width, height }} = base;
+                const {{ data }} = base.getContext('2d').getImageData(0, 0, width, height);
+                const [from, until] = {columns};
+                for (let y = 60; y < height; y++) {{
+                    for (let x = from; x < until; x++) {{
+                        const at = 4 * (y * width + x);
+                        const [red, green, blue, alpha] = data.slice(at, at + 4);
+                        const most = Math.max(red, green, blue);
+                        if (alpha === 255 && most - Math.min(red, green, blue) > 60) {{
+                            return {{ x: left + x, y: top + y }};
+                        }}
+                    }}
+                }}
+            }})()"
+        ))
+    }
+
+    /// The colour of the first panel's canvas at a tick and a height, or some rows lower.
+    pub(crate) fn colour(&mut self, canvas: &str, tick: usize, bytes: u64, rows: i32) -> [u8; 4] {
+        let (x, y) = self.point(0, tick, bytes);
+        self.page.evaluate(&format!(
+            "(() => {{
+                const canvas = document.querySelector('[data-role={canvas}]');
+                const {{ left, top }} = canvas.getBoundingClientRect();
+                const [x, y] = [Math.floor({x} - left), Math.round({y} - top) + {rows}];
+                return Array.from(canvas.getContext('2d').getImageData(x, y, 1, 1).data);
+            }})()"
+        ))
+    }
+
+    /// Fails if the page has said anything to the console.
+    pub(crate) fn is_fine(&mut self) {
+        assert_eq!(self.page.problems(), Vec::<String>::new());
+    }
+
     pub(crate) fn fact(&mut self, name: &str) -> String {
         self.page
             .text(&format!("[data-testid=tooltip] [data-fact={name}]"))
     }
+}
+
+pub(crate) fn open_one(snapshot: &Snapshot) -> Opened {
+    open(std::slice::from_ref(snapshot))
 }
 
 pub(crate) fn open(snapshots: &[Snapshot]) -> Opened {
@@ -158,20 +221,3 @@ pub(crate) fn category_text(category: Category) -> &'static str {
 pub(crate) fn peak(snapshot: &Snapshot) -> Peak {
     Peak::of(snapshot, &Totals::of(snapshot)).unwrap()
 }
-
-/// The highest pixel of the picture that has a colour of a category; the rest is grey.
-pub(crate) const HIGHEST: &str = "(() => {
-    const base = document.querySelector('[data-role=base]');
-    const { left, top } = base.getBoundingClientRect();
-    const { width, height } = base;
-    const { data } = base.getContext('2d').getImageData(0, 0, width, height);
-    for (let y = 60; y < height; y++) {
-        for (let x = 0; x < width; x++) {
-            const at = 4 * (y * width + x);
-            const [red, green, blue, alpha] = data.slice(at, at + 4);
-            if (alpha === 255 && Math.max(red, green, blue) - Math.min(red, green, blue) > 60) {
-                return { x: left + x, y: top + y };
-            }
-        }
-    }
-})()";

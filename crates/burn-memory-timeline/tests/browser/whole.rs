@@ -2,7 +2,7 @@
 
 use crate::synthetic::Training;
 use crate::tests;
-use crate::visit::{Opened, Test, bytes_text, category_text, open, peak, pile};
+use crate::visit::{Opened, Test, View, bytes_text, category_text, open, open_one, peak, pile};
 use burn_memory_timeline::Snapshot;
 use serde_json::Value;
 use std::time::Duration;
@@ -19,20 +19,11 @@ fn opens_without_an_error_or_a_request() {
     let mut opened = open(&[Training::plain().snapshot(), Training::release().snapshot()]);
     opened.page.prefer("dark");
     opened.page.prefer("light");
-    assert_eq!(opened.page.problems(), Vec::<String>::new());
+    opened.is_fine();
     assert_eq!(opened.page.requests(), [opened.url.clone()]);
-    assert_eq!(
-        opened.page.text("title"),
-        format!(
-            "{} | {}",
-            Training::plain().title,
-            Training::release().title
-        )
-    );
-    assert_eq!(
-        opened.page.text("[data-testid=title]"),
-        Training::plain().title
-    );
+    let titles = [Training::plain(), Training::release()].map(|training| training.title);
+    assert_eq!(opened.page.text("title"), titles.join(" | "));
+    assert_eq!(opened.page.text("[data-testid=title]"), titles[0]);
 
     // In the colour scheme that the system prefers.
     let weights = "Array.from(document.querySelector('[data-role=base]').getContext('2d')
@@ -63,11 +54,8 @@ fn two_snapshots_share_their_scale() {
     for (panel, peak) in peaks.iter().enumerate() {
         assert_eq!(opened.ask::<usize>(panel, "peak.tick"), peak.tick);
         assert_eq!(opened.ask::<u64>(panel, "peak.bytes"), peak.bytes);
-        let view = opened.view(panel);
-        assert_eq!(
-            (view.first, view.last),
-            (0, snapshots[panel].times.len() - 1)
-        );
+        let View { first, last, .. } = opened.view(panel);
+        assert_eq!((first, last + 1), (0, snapshots[panel].times.len()));
     }
     // At the same height, and the second to the right of the first.
     let [first, second] = [0, 1].map(|panel| opened.point(panel, 0, peaks[1].bytes));
@@ -75,15 +63,11 @@ fn two_snapshots_share_their_scale() {
     assert!(first.0 + 600.0 < second.0);
     let less = peaks[0].bytes - peaks[1].bytes;
     let share = 100.0 * less as f64 / peaks[0].bytes as f64;
-    let change = opened
-        .page
-        .text("[data-testid=panel-1] [data-testid=change]");
-    assert_eq!(change, format!("{} less (−{share:.1} %)", bytes_text(less)));
-    assert!(
-        opened
-            .page
-            .evaluate::<bool>("document.querySelector('[data-testid=change]').hidden")
-    );
+    let change = "[data-testid=panel-1] [data-testid=change]";
+    let less = format!("{} less (−{share:.1} %)", bytes_text(less));
+    assert_eq!(opened.page.text(change), less);
+    let is_hidden = "document.querySelector('[data-testid=change]').hidden";
+    assert!(opened.page.evaluate::<bool>(is_hidden));
 
     // Each panel has its own view of its own x axis.
     let before = opened.view(0);
@@ -97,13 +81,13 @@ fn two_snapshots_share_their_scale() {
     let lit: usize = opened.ask(1, "lit()");
     let holder = snapshots[1].holders[lit];
     assert!(holder.from <= tick && tick < holder.until);
-    assert_eq!(opened.page.problems(), Vec::<String>::new());
+    opened.is_fine();
 }
 
 fn keys_do_what_the_mouse_does() {
     let snapshot = Training::plain().snapshot();
     let peak = peak(&snapshot);
-    let mut opened = open(std::slice::from_ref(&snapshot));
+    let mut opened = open_one(&snapshot);
     opened
         .page
         .evaluate::<Value>("document.querySelector('[data-testid=plot]').focus()");
@@ -112,32 +96,23 @@ fn keys_do_what_the_mouse_does() {
     // From the top of the stack to its bottom, announcing each holder.
     let pile = pile(&snapshot, peak.tick);
     for layer in pile.iter().rev().take(8) {
-        assert_eq!(
-            opened
-                .ask::<Option<usize>>(0, "lit()")
-                .filter(|_| layer.holder.is_some()),
-            layer.holder
-        );
+        let lit: Option<usize> = opened.ask(0, "lit()");
+        assert_eq!(lit.filter(|_| layer.holder.is_some()), layer.holder);
         let told = opened.page.text("#spoken");
         assert!(told.contains(&bytes_text(layer.bytes)), "{told}");
         assert!(told.contains(category_text(layer.category)), "{told}");
         opened.page.key("ArrowDown");
     }
     opened.page.key("ArrowUp");
-    assert_eq!(
-        opened.ask::<Option<usize>>(0, "lit()"),
-        pile[pile.len() - 8].holder
-    );
+    let lit: Option<usize> = opened.ask(0, "lit()");
+    assert_eq!(lit, pile[pile.len() - 8].holder);
 
     let ticks = snapshot.times.len();
     for _ in 0..4 {
         opened.page.key("+");
     }
     let near = opened.view(0);
-    assert!(
-        near.ticks() < ticks / 3 && near.first < peak.tick && peak.tick < near.last,
-        "{near:?}"
-    );
+    near.is_near(peak.tick, ticks / 3);
     opened.page.key(",");
     assert!(opened.view(0).first < near.first);
     opened.page.key("0");
@@ -151,19 +126,17 @@ fn keys_do_what_the_mouse_does() {
     assert_eq!(opened.ask::<usize>(0, "moment()"), left);
     opened.page.key("Escape");
     assert_eq!(opened.ask::<usize>(0, "moment()"), peak.tick);
-    assert_eq!(opened.page.problems(), Vec::<String>::new());
+    opened.is_fine();
 }
 
 fn odd_snapshots_open() {
     let mut opened = open(&[Snapshot::default()]);
-    assert_eq!(
-        opened.page.text("[data-testid=peak]"),
-        "Nothing was recorded"
-    );
+    let peak_text = opened.page.text("[data-testid=peak]");
+    assert_eq!(peak_text, "Nothing was recorded");
     opened.page.hover((500.0, 400.0));
     opened.page.wheel((500.0, 400.0), 2);
     opened.page.click((500.0, 400.0), 1);
-    assert_eq!(opened.page.problems(), Vec::<String>::new());
+    opened.is_fine();
 
     let mut snapshot = Training::plain().snapshot();
     snapshot.title = "</script><b>bold</b> {{style}}".into();
@@ -171,28 +144,22 @@ fn odd_snapshots_open() {
     snapshot.parameters[0].path = "<img src=x onerror=alert(1)>".into();
     snapshot.phases.clear();
     snapshot.samples.clear();
-    let mut opened = open(std::slice::from_ref(&snapshot));
+    let mut opened = open_one(&snapshot);
     assert_eq!(opened.page.text("[data-testid=title]"), snapshot.title);
     assert_eq!(opened.page.text("title"), snapshot.title);
-    assert_eq!(
-        opened.page.text("[data-testid=warnings] li"),
-        snapshot.warnings[0]
-    );
+    let warning = opened.page.text("[data-testid=warnings] li");
+    assert_eq!(warning, snapshot.warnings[0]);
     assert_eq!(opened.ask::<u64>(0, "peak.bytes"), peak(&snapshot).bytes);
-    assert_eq!(
-        opened
-            .page
-            .evaluate::<usize>("document.querySelectorAll('b b, li i, img').length"),
-        0
-    );
-    assert_eq!(opened.page.problems(), Vec::<String>::new());
+    let markup = "document.querySelectorAll('b b, li i, img').length";
+    assert_eq!(opened.page.evaluate::<usize>(markup), 0);
+    opened.is_fine();
 }
 
 fn a_million_events_are_no_burden() {
     let snapshot = Training::vast().snapshot();
     let peak = peak(&snapshot);
     assert!(snapshot.times.len() >= 1_000_000 && snapshot.parameters.len() == 5_000);
-    let mut opened = open(std::slice::from_ref(&snapshot));
+    let mut opened = open_one(&snapshot);
     let mut report = vec![format!("opened in {} ms", opened.page.opened().as_millis())];
     assert!(opened.page.opened() < Duration::from_secs(60));
     assert_eq!(opened.ask::<usize>(0, "peak.tick"), peak.tick);
@@ -218,11 +185,7 @@ fn a_million_events_are_no_burden() {
     opened.page.wheel(at, 30);
     took(&mut opened, "30 times in", "draw");
     // Zoomed in until single events are visible, with the right names.
-    let view = opened.view(0);
-    assert!(
-        view.ticks() < 2_000 && view.first <= peak.tick && peak.tick <= view.last,
-        "{view:?}"
-    );
+    opened.view(0).is_near(peak.tick, 2_000);
     let tick: usize = opened.ask(0, &format!("tickAt({})", at.0));
     let middle = peak.bytes / 2;
     let mut top = 0;
@@ -234,6 +197,6 @@ fn a_million_events_are_no_burden() {
     // Many holders share a pixel here, and the cursor is on one of them.
     let lit: usize = opened.ask(0, "lit()");
     assert_eq!(snapshot.holders[lit].category, layer.unwrap().category);
-    assert_eq!(opened.page.problems(), Vec::<String>::new());
+    opened.is_fine();
     println!("a million events: {}", report.join(", "));
 }

@@ -84,9 +84,12 @@ impl Training {
         }
     }
 
+    pub(crate) fn sampled(self, sampled: Sampled) -> Self {
+        Self { sampled, ..self }
+    }
+
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let parameters = self.model();
-        let mut tape = Tape::new(self, parameters);
+        let mut tape = Tape::new(self);
         tape.before();
         let mut iteration = 0;
         while iteration < self.iterations || tape.snapshot.times.len() < self.ticks {
@@ -142,12 +145,11 @@ impl Training {
 /// Index of a holder.
 type Held = usize;
 
-struct Tape {
+struct Tape<'a> {
+    training: &'a Training,
     snapshot: Snapshot,
     operations: HashMap<&'static str, usize>,
-    with_release: bool,
-    keeps_old_model: bool,
-    sampled: Sampled,
+    /// Bytes of one.
     activation: u64,
     random: SplitMix64,
     known: u64,
@@ -158,10 +160,12 @@ struct Tape {
     moments: Vec<Option<[Held; 2]>>,
 }
 
-impl Tape {
-    fn new(training: &Training, parameters: Vec<Parameter>) -> Self {
-        let count = parameters.len();
+impl<'a> Tape<'a> {
+    fn new(training: &'a Training) -> Self {
+        let parameters = training.model();
         Self {
+            training,
+            moments: vec![None; parameters.len()],
             snapshot: Snapshot {
                 title: training.title.clone(),
                 backend: match training.with_release {
@@ -172,16 +176,12 @@ impl Tape {
                 ..Snapshot::default()
             },
             operations: HashMap::new(),
-            with_release: training.with_release,
-            keeps_old_model: training.keeps_old_model && !training.with_release,
-            sampled: training.sampled,
             activation: 4 * training.tokens * training.width,
             random: SplitMix64::seed_from_u64(training.seed),
             known: 0,
             most: 0,
             weights: Vec::new(),
             old_weights: Vec::new(),
-            moments: vec![None; count],
         }
     }
 
@@ -203,13 +203,12 @@ impl Tape {
         let since = 1 + self.random.next_u64() % 40 + workspace / 4096;
         let last = self.snapshot.times.last().copied().unwrap_or(0);
         self.snapshot.times.push(last + since);
-        self.most = self.most.max(self.known);
-        let is_sampled = match self.sampled {
+        let is_sampled = match self.training.sampled {
             Sampled::Everywhere => true,
             Sampled::AtMarks => is_mark,
             Sampled::Nowhere => false,
         };
-        self.most += workspace;
+        self.most = self.most.max(self.known) + workspace;
         if is_sampled {
             self.snapshot.samples.push(Sample {
                 tick,
@@ -217,8 +216,8 @@ impl Tape {
                 peak: self.most + UNATTRIBUTED,
                 operation,
             });
-            self.most = self.known;
-        } else if self.sampled == Sampled::Nowhere {
+        }
+        if is_sampled || self.training.sampled == Sampled::Nowhere {
             self.most = self.known;
         }
     }
@@ -306,10 +305,11 @@ impl Tape {
     fn iteration(&mut self, iteration: usize) {
         let batch = self.take(self.activation, Category::Other, None, "batch");
         let forward = self.phase(PhaseKind::Forward, iteration);
-        let mut activations = Vec::new();
-        for number in 0..self.snapshot.parameters.len() {
-            activations.push(self.layer(number));
-        }
+        let parameters = 0..self.snapshot.parameters.len();
+        let mut activations: Vec<_> = parameters
+            .clone()
+            .map(|number| self.layer(number))
+            .collect();
         let loss = self.take(4, Category::Activations, None, "cross_entropy");
         self.end(forward);
 
@@ -321,14 +321,14 @@ impl Tape {
             None,
             "cross_entropy",
         );
-        for number in (0..self.snapshot.parameters.len()).rev() {
+        for number in parameters.rev() {
             let next = self.take(self.activation, Category::Temporaries, None, "matmul");
             let gradient = self.gradient(number);
             if let Some(activation) = activations[number].take() {
                 self.release(activation);
             }
             self.release(std::mem::replace(&mut flowing, next));
-            if self.with_release {
+            if self.training.with_release {
                 self.step(number, gradient, iteration);
             } else {
                 gradients.push((number, gradient));
@@ -412,7 +412,7 @@ impl Tape {
         let weight = self.take(bytes, Category::Parameters, of, "sub");
         self.release(delta);
         let old = std::mem::replace(&mut self.weights[number], weight);
-        if self.keeps_old_model {
+        if self.training.keeps_old_model && !self.training.with_release {
             self.old_weights.push(old);
         } else {
             self.release(old);

@@ -227,36 +227,3 @@ fn ensure_settings(folder: &Path) -> Result<()> {
 fn read_settings(file: &Path) -> Result<TrainConfig> {
     Ok(serde_json::from_slice(&fs::read(file)?)?)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_program_at_a_time() {
-        let home = tempfile::tempdir().unwrap();
-        let folder = RunFolder::create(home.path(), false).unwrap();
-        folder.start(&TrainConfig::example()).unwrap();
-        for error in [
-            RunFolder::create(home.path(), true).unwrap_err(),
-            RunFolder::open(home.path()).unwrap_err(),
-        ] {
-            let text = error.to_string();
-            assert!(text.contains("another program (process "), "{text}");
-        }
-        drop(folder);
-        assert_eq!(
-            RunFolder::open(home.path()).unwrap().settings().unwrap(),
-            TrainConfig::example()
-        );
-    }
-
-    #[test]
-    fn the_settings_of_another_program_stay() {
-        let home = tempfile::tempdir().unwrap();
-        fs::write(home.path().join(SETTINGS), "{}").unwrap();
-        let error = RunFolder::create(home.path(), true).unwrap_err();
-        assert!(error.to_string().contains("another program"), "{error}");
-        assert!(!home.path().join(vit_common::lock::LOCK).exists());
-    }
-}

@@ -1,8 +1,12 @@
 //! The program as a user runs it: its output, its files and its exit codes.
 
-#[path = "../images/mod.rs"]
-mod images;
+#[path = "../../../vit-common/tests/cli/mod.rs"]
+mod both;
+#[path = "../../../vit-common/tests/program/mod.rs"]
 mod program;
-mod refusals;
-mod resuming;
-mod training;
+#[path = "../this/mod.rs"]
+mod this;
+
+mod own;
+
+use this::PROGRAM;

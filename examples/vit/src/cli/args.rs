@@ -56,7 +56,7 @@ pub(super) struct TrainArgs {
     /// to zero [default: 0.002]
     #[arg(long, value_name = "RATE")]
     pub(super) lr: Option<f64>,
-    /// Decoupled weight decay of --optimizer adamw, adamw-one-pass, adamw-8bit or stable-adamw
+    /// Decoupled weight decay of --optimizer adamw, adamw-one-pass or adamw-8bit
     /// [default: 0.05]
     #[arg(long, value_name = "DECAY")]
     pub(super) weight_decay: Option<f64>,

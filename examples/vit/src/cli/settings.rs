@@ -157,8 +157,7 @@ impl TrainArgs {
         if let Some(weight_decay) = self.weight_decay {
             ensure!(
                 engine.optimizer.decays_weights(),
-                "--weight-decay is for --optimizer adamw, adamw-one-pass, adamw-8bit and stable-adamw, \
-                 not for {}",
+                "--weight-decay is for --optimizer adamw, adamw-one-pass and adamw-8bit, not for {}",
                 engine.optimizer
             );
             ensure!(
@@ -199,8 +198,7 @@ impl TrainArgs {
         };
         ensure!(
             !regularization.no_decay_on_norms || engine.optimizer.decays_weights(),
-            "--no-decay-on-norms is for --optimizer adamw, adamw-one-pass, adamw-8bit and stable-adamw, not \
-             for {}",
+            "--no-decay-on-norms is for --optimizer adamw, adamw-one-pass and adamw-8bit, not for {}",
             engine.optimizer
         );
         ensure!(

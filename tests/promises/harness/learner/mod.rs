@@ -1,81 +1,110 @@
 //! One training run with burn-train's `Learner`, weights noted at every step.
+//!
+//! A test takes a [`Task`], says how to train in a [`Training`], runs it with [`train`] in two
+//! [`Mode`]s, and compares the two [`Run`]s.
 
-mod batch;
-mod directory;
+mod data;
 mod mode;
+mod model;
+mod recorder;
 mod renderer;
 mod run;
-mod settling;
-mod task;
 mod training;
-
-use std::fmt::Display;
 
 use burn::backend::Flex;
 use burn::lr_scheduler::LrScheduler;
-use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
 use burn::record::FileRecorder;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::logger::InMemoryMetricLogger;
 use burn::train::metric::{LearningRateMetric, LossMetric};
-use burn::train::{
-    InferenceStep, Learner, LearningComponentsMarker, SupervisedTraining, TrainStep,
-};
+use burn::train::{Learner, LearningComponentsMarker, SupervisedTraining};
 use burn_gradient_release_train::metric::{
     AppliedLearningRateMetric, GradNormMetric, PeakMemoryMetric, ReleasedMetric,
 };
 use burn_gradient_release_train::resume::ResumedDataLoader;
 
-use self::settling::Settling;
-use super::run::Start;
-use super::{Recipe, Weights};
+use super::Weights;
 
-pub(crate) use self::batch::{Batch, OnStep, WeightLog};
-pub(crate) use self::directory::Directory;
-pub(crate) use self::mode::{Mode, ModelOf, Released, Stock, Strategy, StrategyOf};
+pub(crate) use self::data::{Batch, OnStep, WeightLog};
+pub(crate) use self::mode::{
+    Adaptor, ByHand, Mode, OptimizerByHand, Released, Stock, Strategy, StrategyOf,
+};
+pub(crate) use self::model::{
+    CLAMPED_TO, Net, Optimize, Regression, RegressionModel, Step, TALL_ACTIVATION, Task,
+};
+pub(crate) use self::recorder::Watched;
 pub(crate) use self::renderer::{Renderer, Shown};
-pub(crate) use self::run::Run;
-pub(crate) use self::task::{LossOutput, Task, inference_step, task, train_step};
-pub(crate) use self::training::{Bin, Training};
+pub(crate) use self::run::{Part, Run, resumed};
+pub(crate) use self::training::{Bin, Directory, Rates, Training, constant, rates};
 
-/// Trains from `start` in this mode.
-pub(crate) fn train<D, T, R, LR, F>(
-    start: &Start,
-    recipe: &R,
-    scheduler: LR,
-    training: &Training<F>,
-) -> Run
+/// Trains in this mode.
+pub(crate) fn train<D: Mode>(task: &Task, training: &Training) -> Run {
+    train_with_rates::<D, _>(task, training, training.rates.clone())
+}
+
+/// The same with a scheduler of any type.
+pub(crate) fn train_with_rates<D: Mode, LR>(task: &Task, training: &Training, rates: LR) -> Run
 where
-    D: Mode,
-    T: Task,
-    R: Recipe,
     LR: LrScheduler + 'static,
+{
+    let learner = Learner::new(task.model::<D::B>(), D::optim(training), rates);
+    launch(learner, D::strategy(training), training)
+}
+
+/// The same with a recorder of any type for the checkpoints.
+pub(crate) fn train_saving<D: Mode, F>(task: &Task, training: &Training, recorder: F) -> Run
+where
     F: FileRecorder<D::B> + FileRecorder<Flex> + 'static,
 {
-    let optim = D::optim(recipe.make::<D::B, T::Model<D::B>>());
-    let learner = Learner::new(T::model::<D::B>(start), optim, scheduler);
-    let strategy = D::strategy::<T, LR, _>(training.monitor.clone());
-    launch(learner, strategy, training)
+    let rates = training.rates.clone();
+    let learner = Learner::new(task.model::<D::B>(), D::optim(training), rates);
+    launch_saving(learner, D::strategy(training), training, Some(recorder))
+}
+
+/// Trains with stock Burn and with release. Fails unless each step has the same weights.
+#[track_caller]
+pub(crate) fn same(
+    task: &Task,
+    training: impl Fn() -> Training,
+    context: impl std::fmt::Display,
+) -> [Run; 2] {
+    let stock = train::<Stock>(task, &training());
+    let release = train::<Released>(task, &training());
+    release.assert_same(&stock, context);
+    [stock, release]
 }
 
 /// Trains a learner, with Burn's default strategy if there is none.
-pub(crate) fn launch<B, LR, M, O, F>(
-    learner: Learner<LearningComponentsMarker<B, LR, M, O>>,
-    strategy: Option<Strategy<B, LR, M, O>>,
-    training: &Training<F>,
+pub(crate) fn launch<B, LR, O>(
+    learner: Learner<LearningComponentsMarker<B, LR, RegressionModel<B>, O>>,
+    strategy: Option<Strategy<B, LR, RegressionModel<B>, O>>,
+    training: &Training,
 ) -> Run
 where
     B: AutodiffBackend<InnerBackend = Flex>,
     LR: LrScheduler + 'static,
-    M: TrainStep<Input = Batch, Output = LossOutput<B>> + AutodiffModule<B> + Display + 'static,
-    M::InnerModule: InferenceStep<Input = Batch, Output = LossOutput<Flex>>,
-    O: Optimizer<M, B> + 'static,
+    O: Optimizer<RegressionModel<B>, B> + 'static,
+{
+    let recorder = training.saves.then(Bin::default);
+    launch_saving(learner, strategy, training, recorder)
+}
+
+fn launch_saving<B, LR, O, F>(
+    learner: Learner<LearningComponentsMarker<B, LR, RegressionModel<B>, O>>,
+    strategy: Option<Strategy<B, LR, RegressionModel<B>, O>>,
+    training: &Training,
+    recorder: Option<F>,
+) -> Run
+where
+    B: AutodiffBackend<InnerBackend = Flex>,
+    LR: LrScheduler + 'static,
+    O: Optimizer<RegressionModel<B>, B> + 'static,
     F: FileRecorder<B> + FileRecorder<Flex> + 'static,
 {
     let log = WeightLog::new(training.on_step.clone(), training.keep_weights);
     let mut train = training.loader::<B>(&log);
-    if let Some(epoch) = training.checkpoint.filter(|_| training.skips_epochs) {
+    if let Some(epoch) = training.checkpoint {
         train = ResumedDataLoader::new(train, epoch + 1);
     }
 
@@ -100,16 +129,16 @@ where
     if let Some(micro_batches) = training.accumulation {
         supervised = supervised.grads_accumulation(micro_batches);
     }
-    if let Some(recorder) = training.recorder.clone() {
+    if let Some(recorder) = recorder {
         supervised = supervised.with_file_checkpointer(recorder);
     }
     if let Some(epoch) = training.checkpoint {
         supervised = supervised.checkpoint(epoch);
     }
-    let settling = Settling::new(training, &renderer);
-    supervised = supervised.with_checkpointing_strategy(settling.strategy((training.keep)()));
+    let keep = training.settled((training.keep)(), &renderer);
+    supervised = supervised.with_checkpointing_strategy(keep);
     if let Some(strategy) = training.early_stopping.clone() {
-        supervised = supervised.early_stopping(settling.strategy(strategy));
+        supervised = supervised.early_stopping(training.settled(strategy, &renderer));
     }
     if training.metrics_in_memory {
         supervised = supervised.with_metric_logger(InMemoryMetricLogger::new());
@@ -121,6 +150,7 @@ where
     Run {
         found: log.take(),
         last: Weights::of::<Flex, _>(&result.model),
+        given: result.model.given(),
         renderer,
         directory: training.directory.clone(),
     }

@@ -103,7 +103,7 @@ impl Scenario for UNet {
     }
 
     fn loss<B: AutodiffBackend>(model: &UNetModel<B>, size: Size, step: u64) -> Tensor<B, 1> {
-        let (batch, side) = (size.pick(2, 4), size.pick(8, 64));
+        let (batch, side) = (size.pick(2, 1), size.pick(8, 64));
         let image = |seed| noise::<B, 4>(seed, [batch, 2, side, side], &device::<B>());
         let mut x = model.stem.forward(image(step));
         let mut skips = Vec::new();
@@ -152,7 +152,7 @@ impl Scenario for Deep {
     }
 
     fn loss<B: AutodiffBackend>(model: &DeepModel<B>, size: Size, step: u64) -> Tensor<B, 1> {
-        let rows = size.pick(8, 512);
+        let rows = size.pick(8, 128);
         let x = noise::<B, 2>(step, [rows, WIDTH], &device::<B>());
         let x = model.blocks.iter().fold(x, |x, dense| {
             block(|| {

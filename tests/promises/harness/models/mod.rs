@@ -18,6 +18,7 @@ mod recurrent;
 use super::noise::{ids, noise};
 use super::scopes::block;
 
+pub(crate) use super::learner::Regression;
 pub(crate) use deep::{Deep, UNet};
 pub(crate) use recurrent::{NormalisedRecurrent, Recurrent};
 
@@ -85,41 +86,6 @@ impl Scenario for Mlp {
     }
 }
 
-/// Linear layers with tanh between: goes on learning at any rate, where ReLU dies of a high one.
-#[derive(Module, Debug)]
-pub(crate) struct RegressionModel<B: Backend> {
-    pub(crate) layers: Vec<Linear<B>>,
-}
-
-impl<B: Backend> RegressionModel<B> {
-    /// With or without autodiff: for training and for validation.
-    pub(crate) fn loss(&self, size: Size, step: u64) -> Tensor<B, 1> {
-        let width = size.pick(8, 512);
-        let mut x = noise::<B, 2>(step, [4, width], &device::<B>());
-        for layer in &self.layers {
-            x = block(|| layer.forward(x).tanh());
-        }
-        (x - noise::<B, 2>(step + 1000, [4, width], &device::<B>()))
-            .square()
-            .mean()
-    }
-}
-
-pub(crate) struct Regression;
-
-impl Scenario for Regression {
-    type Model<B: AutodiffBackend> = RegressionModel<B>;
-
-    fn init<B: AutodiffBackend>(size: Size, device: &B::Device) -> RegressionModel<B> {
-        let MlpModel { layers } = Mlp::init(size, device);
-        RegressionModel { layers }
-    }
-
-    fn loss<B: AutodiffBackend>(model: &RegressionModel<B>, size: Size, step: u64) -> Tensor<B, 1> {
-        model.loss(size, step)
-    }
-}
-
 /// Convolutions with batch norm, in residual blocks.
 #[derive(Module, Debug)]
 pub(crate) struct CnnModel<B: Backend> {
@@ -157,20 +123,6 @@ impl<B: Backend> Block<B> {
     }
 }
 
-impl<B: Backend> CnnModel<B> {
-    pub(crate) fn loss(&self, _: Size, step: u64) -> Tensor<B, 1> {
-        let mut x = self
-            .stem
-            .forward(noise::<B, 4>(step, [2, 2, 5, 5], &device::<B>()));
-        for residual in &self.blocks {
-            x = block(|| residual.forward(x));
-        }
-        let features: Tensor<B, 2> = x.mean_dim(3).mean_dim(2).flatten(1, 3);
-        let logits = log_softmax(self.head.forward(features), 1);
-        logits.slice([0..2, 1..3]).mean().neg()
-    }
-}
-
 pub(crate) struct Cnn;
 
 impl Scenario for Cnn {
@@ -189,8 +141,15 @@ impl Scenario for Cnn {
         }
     }
 
-    fn loss<B: AutodiffBackend>(model: &CnnModel<B>, size: Size, step: u64) -> Tensor<B, 1> {
-        model.loss(size, step)
+    fn loss<B: AutodiffBackend>(model: &CnnModel<B>, _: Size, step: u64) -> Tensor<B, 1> {
+        let images = noise::<B, 4>(step, [2, 2, 5, 5], &device::<B>());
+        let mut x = model.stem.forward(images);
+        for residual in &model.blocks {
+            x = block(|| residual.forward(x));
+        }
+        let features: Tensor<B, 2> = x.mean_dim(3).mean_dim(2).flatten(1, 3);
+        let logits = log_softmax(model.head.forward(features), 1);
+        logits.slice([0..2, 1..3]).mean().neg()
     }
 }
 
@@ -276,24 +235,8 @@ impl Scenario for Transformer {
 /// One matrix as embedding and, transposed, as output head.
 #[derive(Module, Debug)]
 pub(crate) struct TiedModel<B: Backend> {
-    pub(crate) table: Param<Tensor<B, 2>>,
+    table: Param<Tensor<B, 2>>,
     layers: Vec<Linear<B>>,
-}
-
-impl<B: Backend> TiedModel<B> {
-    pub(crate) fn loss(&self, size: Size, step: u64) -> Tensor<B, 1> {
-        let vocabulary = size.pick(9, 512);
-        let tokens = ids::<B, 2>(step, [2, 4], vocabulary as u64, &device::<B>());
-        let mut x: Tensor<B, 3> = embedding(self.table.val(), tokens);
-        for layer in &self.layers {
-            x = block(|| gelu(layer.forward(x)));
-        }
-        let logits = x.matmul(self.table.val().transpose().unsqueeze());
-        log_softmax(logits, 2)
-            .slice([0..2, 0..4, 2..3])
-            .mean()
-            .neg()
-    }
 }
 
 pub(crate) struct Tied;
@@ -312,7 +255,17 @@ impl Scenario for Tied {
     }
 
     fn loss<B: AutodiffBackend>(model: &TiedModel<B>, size: Size, step: u64) -> Tensor<B, 1> {
-        model.loss(size, step)
+        let vocabulary = size.pick(9, 512);
+        let tokens = ids::<B, 2>(step, [2, 4], vocabulary as u64, &device::<B>());
+        let mut x: Tensor<B, 3> = embedding(model.table.val(), tokens);
+        for layer in &model.layers {
+            x = block(|| gelu(layer.forward(x)));
+        }
+        let logits = x.matmul(model.table.val().transpose().unsqueeze());
+        log_softmax(logits, 2)
+            .slice([0..2, 0..4, 2..3])
+            .mean()
+            .neg()
     }
 }
 
@@ -408,37 +361,20 @@ impl Scenario for WeightNorm {
 }
 
 /// Matrices and nothing else, as Muon wants them.
-#[derive(Module, Debug)]
-pub(crate) struct MatricesModel<B: Backend> {
-    layers: Vec<Linear<B>>,
-}
-
 pub(crate) struct Matrices;
 
 impl Scenario for Matrices {
-    type Model<B: AutodiffBackend> = MatricesModel<B>;
+    type Model<B: AutodiffBackend> = MlpModel<B>;
 
-    fn init<B: AutodiffBackend>(size: Size, device: &B::Device) -> MatricesModel<B> {
-        let width = size.pick(6, 256);
-        MatricesModel {
-            layers: (0..3)
-                .map(|_| {
-                    LinearConfig::new(width, width)
-                        .with_bias(false)
-                        .init(device)
-                })
-                .collect(),
+    fn init<B: AutodiffBackend>(size: Size, device: &B::Device) -> MlpModel<B> {
+        let mut model = Mlp::init(size, device);
+        for layer in &mut model.layers {
+            layer.bias = None;
         }
+        model
     }
 
-    fn loss<B: AutodiffBackend>(model: &MatricesModel<B>, size: Size, step: u64) -> Tensor<B, 1> {
-        let width = size.pick(6, 256);
-        let mut x = noise::<B, 2>(step, [4, width], &device::<B>());
-        for layer in &model.layers {
-            x = block(|| layer.forward(x).tanh());
-        }
-        (x - noise::<B, 2>(step + 1000, [4, width], &device::<B>()))
-            .square()
-            .mean()
+    fn loss<B: AutodiffBackend>(model: &MlpModel<B>, size: Size, step: u64) -> Tensor<B, 1> {
+        Mlp::loss(model, size, step)
     }
 }

@@ -12,7 +12,7 @@ use burn::module::{Module, ParamGroup};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 
 use super::arming;
-use super::claims::check_bases;
+use super::claims::{check_bases, check_sums};
 use super::report::StepReport;
 use super::restoring::restore;
 use super::survey::Survey;
@@ -112,6 +112,7 @@ impl ReleaseOptimizer {
     ///
     /// - [`Unfinished`](ReleaseError::Unfinished), [`Interrupted`](ReleaseError::Interrupted): a
     ///   backward has stepped parameters, and its [`step`](Self::step) has not run;
+    /// - [`Abandoned`](ReleaseError::Abandoned): so has one whose optimizer was dropped since;
     /// - [`DuplicateParam`](ReleaseError::DuplicateParam): two parameters share an id;
     /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer armed a parameter;
     /// - [`CopyWithAdapters`](ReleaseError::CopyWithAdapters),
@@ -158,8 +159,10 @@ impl ReleaseOptimizer {
     ///
     /// # Errors
     ///
-    /// As [`try_arm`](Self::try_arm). With clipping by the global norm, the sums of earlier
-    /// micro-batches go to the pass that measures ([`try_two_passes`](Self::try_two_passes)).
+    /// As [`try_arm`](Self::try_arm), and [`Taken`](ReleaseError::Taken): a sum has the mark of a
+    /// gradient that was taken inside a backward. With clipping by the global norm, the sums of
+    /// earlier micro-batches go to the pass that measures
+    /// ([`try_two_passes`](Self::try_two_passes)).
     pub fn try_arm_accumulated<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -181,6 +184,7 @@ impl ReleaseOptimizer {
     ) -> Result<Survey, ReleaseError> {
         let survey = self.check_arm(model)?;
         survey.check_rates(lr)?;
+        check_sums(&survey, model, sums)?;
         let gradients = &self.session.stepper().gradients;
         gradients.check_arm()?;
         if gradients.measured().is_some() {

@@ -44,6 +44,8 @@ impl ReleaseOptimizer {
     /// - [`LearningRate`](ReleaseError::LearningRate): not the rate that `arm` was given;
     /// - [`AlreadyStepped`](ReleaseError::AlreadyStepped): a gradient for a parameter that was
     ///   stepped inside an earlier backward;
+    /// - [`Taken`](ReleaseError::Taken): a gradient of an earlier backward, which was taken there;
+    /// - [`Abandoned`](ReleaseError::Abandoned): another optimizer has left the model in mid-step;
     /// - [`Unclaimed`](ReleaseError::Unclaimed): `grads` lacks the gradient of a parameter that was
     ///   stepped;
     /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): the stepped
@@ -206,6 +208,7 @@ impl ReleaseOptimizer {
             }
         }
         drop((slots, stepper));
+        survey.check_abandoned(&self.session)?;
         survey.check_rates(lr)?;
         self.check_settings(model, survey)?;
         survey.check_own(&self.session, |slot| slot.step_state().taken)?;

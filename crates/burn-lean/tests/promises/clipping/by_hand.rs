@@ -1,47 +1,11 @@
 //! The same on plain Burn, where all gradients are there.
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
-/// The gradient of one parameter, as a vector.
-pub(super) struct Gradient {
-    pub(super) id: ParamId,
-    pub(super) shape: Vec<usize>,
-    pub(super) weight: Vec<f64>,
-    pub(super) values: Vec<f64>,
-}
-
-/// Changes the values of the gradients of a model, in the order of its fields.
-pub(super) fn each<M: Module>(
-    model: &M,
-    grads: &mut GradientsParams,
-    edit: impl FnMut(&mut Gradient),
-) {
-    struct Each<'a, F> {
-        grads: &'a mut GradientsParams,
-        edit: F,
-    }
-    impl<F: FnMut(&mut Gradient)> ModuleVisitor for Each<'_, F> {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let Some(grad) = self.grads.remove::<D>(param.id) else {
-                return;
-            };
-            let values = |tensor: Tensor<D>| tensor.into_data().iter::<f64>().collect();
-            let mut gradient = Gradient {
-                id: param.id,
-                shape: grad.dims().to_vec(),
-                weight: values(param.val().inner()),
-                values: values(grad.clone()),
-            };
-            (self.edit)(&mut gradient);
-            let values: Vec<f32> = gradient.values.iter().map(|value| *value as f32).collect();
-            let data = burn::tensor::TensorData::new(values, gradient.shape);
-            let grad = Tensor::<D>::from_data(data, &grad.device());
-            self.grads.register(param.id, grad);
-        }
-    }
-    model.visit(&mut Each { grads, edit });
+pub(super) fn gradients<M: Module>(model: &M, loss: Tensor<1>) -> GradientsParams {
+    GradientsParams::from_grads(loss.backward(), model)
 }
 
 /// Burn's sum of the squares of each gradient in 32 bits, and of those in 64.

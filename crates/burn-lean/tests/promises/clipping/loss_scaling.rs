@@ -9,7 +9,7 @@ use burn_lean::{
     WithGradientRelease,
 };
 
-use super::by_hand::{clip_global, global_norm, scale};
+use super::by_hand::{clip_global, global_norm, gradients, scale};
 use crate::harness::{Bits, assert_bits, bits, flex, numbers, seeded};
 
 const RATE: f64 = 0.05;
@@ -70,8 +70,7 @@ fn by_hand(clipping: Option<f64>) -> Vec<Step> {
     let (mut current, mut good) = (1024.0, 0);
     let mut steps = Vec::new();
     for step in 0..STEPS {
-        let loss = model.loss(step) * current;
-        let mut grads = GradientsParams::from_grads(loss.backward(), &model);
+        let mut grads = gradients(&model, model.loss(step) * current);
         scale(&model, &mut grads, 1.0 / current);
         let has_overflown = !global_norm(&model, &grads).is_finite();
         let used = current;
@@ -99,65 +98,51 @@ fn optim(scaler: &LossScaler) -> ReleaseOptimizer {
         .with_loss_scaler(scaler.clone())
 }
 
-#[track_caller]
-fn check(optim: &ReleaseOptimizer, model: &Net, expected: &Step, step: usize) {
-    let (weights, scale, has_overflown) = expected;
-    assert_bits(&bits(model), weights, &format!("step {step}"));
-    let report = optim.last_step().unwrap();
-    assert_eq!(report.loss_scale(), Some(*scale), "step {step}");
-    let skipped = report.count(Outcome::Skipped);
-    assert_eq!(skipped, if *has_overflown { PARAMS } else { 0 });
-    assert_eq!(report.grad_norm().is_none(), *has_overflown, "step {step}");
-}
-
-/// The scale falls and rises, and the steps that plain Burn skips are skipped as a whole. Resumed
-/// in between.
+/// The scale falls and rises, and the steps that plain Burn skips are skipped as a whole: in two
+/// passes, resumed in between, and of a model that is not armed.
 #[test]
-fn two_passes_skip_what_plain_burn_skips() {
+fn whole_steps_are_skipped_as_in_plain_burn() {
     for clipping in [None, Some(0.5)] {
         let expected = by_hand(clipping);
         assert!(expected.iter().any(|(_, scale, _)| *scale > 1024.0));
         assert!(expected.iter().filter(|(_, _, skipped)| *skipped).count() > 2);
-        let make = |scaler: &LossScaler| {
-            let optim = optim(scaler).with_first_pass(FirstPass::Exact);
-            match clipping {
-                Some(max_norm) => optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm }),
-                None => optim,
+        let make = |scaler: &LossScaler| match clipping {
+            Some(max_norm) => {
+                optim(scaler).with_norm_clipping(NormClipping::GlobalNorm { max_norm })
             }
+            None => optim(scaler),
         };
-        let mut scaler = scaler();
-        let mut optim = make(&scaler);
-        let mut model = net();
-        for (step, expected) in expected.iter().enumerate() {
-            if step == 31 {
-                let states = optim.to_record();
-                let saved = serde_json::to_string(&optim.gradient_record()).unwrap();
-                scaler = self::scaler();
-                let record = serde_json::from_str(&saved).unwrap();
-                optim = make(&scaler)
-                    .load_gradient_record(record)
-                    .load_record(states);
+        for is_armed in [true, false] {
+            let mut scaler = scaler();
+            let mut optim = make(&scaler).with_first_pass(FirstPass::Exact);
+            let mut model = net();
+            for (step, (weights, scale, has_overflown)) in expected.iter().enumerate() {
+                if step == 31 {
+                    let states = optim.to_record();
+                    let saved = serde_json::to_string(&optim.gradient_record()).unwrap();
+                    scaler = self::scaler();
+                    let record = serde_json::from_str(&saved).unwrap();
+                    optim = make(&scaler)
+                        .with_first_pass(FirstPass::Exact)
+                        .load_gradient_record(record)
+                        .load_record(states);
+                }
+                let loss = |model: &Net| scaler.scale(model.loss(step));
+                model = match is_armed {
+                    true => optim.two_passes(RATE, model, loss).0,
+                    false => {
+                        let grads = gradients(&model, loss(&model));
+                        optim.step(RATE, model, grads)
+                    }
+                };
+                let what = format!("clipping {clipping:?}, armed {is_armed}, step {step}");
+                assert_bits(&bits(&model), weights, &what);
+                let report = optim.last_step().unwrap();
+                assert_eq!(report.loss_scale(), Some(*scale), "{what}");
+                let skipped = if *has_overflown { PARAMS } else { 0 };
+                assert_eq!(report.count(Outcome::Skipped), skipped, "{what}");
+                assert_eq!(report.grad_norm().is_none(), *has_overflown, "{what}");
             }
-            (model, _) = optim.two_passes(RATE, model, |model| scaler.scale(model.loss(step)));
-            check(&optim, &model, expected, step);
-        }
-    }
-}
-
-#[test]
-fn an_ordinary_step_skips_what_plain_burn_skips() {
-    for clipping in [None, Some(0.5)] {
-        let scaler = scaler();
-        let mut optim = optim(&scaler);
-        if let Some(max_norm) = clipping {
-            optim = optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm });
-        }
-        let mut model = net();
-        for (step, expected) in by_hand(clipping).iter().enumerate() {
-            let loss = scaler.scale(model.loss(step));
-            let grads = GradientsParams::from_grads(loss.backward(), &model);
-            model = optim.step(RATE, model, grads);
-            check(&optim, &model, expected, step);
         }
     }
 }
@@ -173,8 +158,7 @@ fn one_pass_skips_parameters_and_says_so() {
         let before = bits(&model);
         let scale = scaler.current();
         model = optim.arm(RATE, model);
-        let grads = scaler.scale(model.loss(step)).backward();
-        let grads = GradientsParams::from_grads(grads, &model);
+        let grads = gradients(&model, scaler.scale(model.loss(step)));
         model = optim.step(RATE, model, grads);
         let report = optim.last_step().unwrap();
         let skipped = report.count(Outcome::Skipped);
@@ -193,30 +177,43 @@ fn one_pass_skips_parameters_and_says_so() {
     assert_eq!(report.count(Outcome::Released), PARAMS);
 }
 
-/// Refused before anything is stepped, armed too.
+/// Refused before anything is stepped: of a model that is armed or not, and in either of two passes.
 #[test]
 fn a_loss_that_was_not_scaled_is_refused() {
     let scaler = scaler();
     let mut optim = optim(&scaler);
-    let model = net();
-    let before = bits(&model);
-    let grads = |model: &Net| GradientsParams::from_grads(model.loss(0).backward(), model);
+    let before = bits(&net());
+    let unscaled = |model: &Net| gradients(model, model.loss(0));
 
-    let own = grads(&model);
-    let refused = optim.try_step(RATE, model, own).unwrap_err();
+    let model = net();
+    let grads = unscaled(&model);
+    let refused = optim.try_step(RATE, model, grads).unwrap_err();
     assert_eq!(*refused.error(), ReleaseError::NotScaled);
+
     let model = optim.arm(RATE, refused.into_given().0);
-    let own = grads(&model);
-    let refused = optim.try_step(RATE, model, own).unwrap_err();
+    let grads = unscaled(&model);
+    let refused = optim.try_step(RATE, model, grads).unwrap_err();
     assert_eq!(*refused.error(), ReleaseError::NotScaled);
     let model = optim.disarm(refused.into_given().0);
     assert_bits(&bits(&model), &before, "refused");
 
+    let none = GradientsParams::new;
     let refused = optim
-        .try_two_passes(RATE, model, GradientsParams::new(), |model| model.loss(0))
+        .try_two_passes(RATE, model, none(), |model| model.loss(0))
         .unwrap_err();
     assert_eq!(*refused.error(), ReleaseError::NotScaled);
     let model = refused.into_model();
+    assert_bits(&bits(&model), &before, "refused");
+
+    // By hand: the second pass forgets the scale.
+    let model = optim.try_arm_to_measure(model, none()).unwrap();
+    let grads = gradients(&model, scaler.scale(model.loss(0)));
+    optim.try_measured(&model, grads).unwrap();
+    let model = optim.arm(RATE, model);
+    let grads = unscaled(&model);
+    let refused = optim.try_step(RATE, model, grads).unwrap_err();
+    assert_eq!(*refused.error(), ReleaseError::NotScaled);
+    let model = optim.disarm(refused.into_given().0);
     assert_bits(&bits(&model), &before, "refused");
 
     let (model, _) = optim.two_passes(RATE, model, |model| scaler.scale(model.loss(0)));
@@ -229,53 +226,28 @@ fn sums_survive_a_loss_that_was_not_scaled() {
     let run = |forgets: bool| {
         let scaler = scaler();
         let mut optim = optim(&scaler);
-        let model = net();
-        let grads =
-            |model: &Net, loss: Tensor<1>| GradientsParams::from_grads(loss.backward(), model);
-        let mut sums = grads(&model, scaler.scale(model.loss(1)));
-        let mut model = model;
+        let mut model = net();
+        let mut sums = gradients(&model, scaler.scale(model.loss(1)));
+        // Each step takes the scale anew.
+        let nothing = gradients(&model, scaler.scale(model.loss(5) * 0.0));
+        model = optim.step(RATE, model, nothing);
         if forgets {
-            // Steps take the scale anew.
-            let own = grads(&model, scaler.scale(model.loss(5) * 0.0));
-            model = optim.step(RATE, model, own);
             let before = bits(&model);
             model = optim.arm_accumulated(RATE, model, sums);
-            let own = grads(&model, model.loss(2));
-            let refused = optim.try_step(RATE, model, own).unwrap_err();
+            let grads = gradients(&model, model.loss(2));
+            let refused = optim.try_step(RATE, model, grads).unwrap_err();
             assert_eq!(*refused.error(), ReleaseError::NotScaled);
             let refused = optim.try_disarm(refused.into_given().0).unwrap_err();
             assert_eq!(*refused.error(), ReleaseError::Accumulated);
             (model, sums) = optim.try_disarm_accumulated(refused.into_model()).unwrap();
             assert_eq!(sums.len(), PARAMS);
             assert_bits(&bits(&model), &before, "refused");
-        } else {
-            let own = grads(&model, scaler.scale(model.loss(5) * 0.0));
-            model = optim.step(RATE, model, own);
         }
         model = optim.arm_accumulated(RATE, model, sums);
-        let own = grads(&model, scaler.scale(model.loss(2)));
-        bits(&optim.step(RATE, model, own))
+        let grads = gradients(&model, scaler.scale(model.loss(2)));
+        bits(&optim.step(RATE, model, grads))
     };
     assert_bits(&run(true), &run(false), "after all");
-}
-
-/// Passes by hand, of which the second one forgets the scale.
-#[test]
-fn both_passes_have_to_be_scaled() {
-    let scaler = scaler();
-    let mut optim = optim(&scaler);
-    let model = optim
-        .try_arm_to_measure(net(), GradientsParams::new())
-        .unwrap();
-    let grads = scaler.scale(model.loss(0)).backward();
-    let grads = GradientsParams::from_grads(grads, &model);
-    optim.try_measured(&model, grads).unwrap();
-    let model = optim.arm(RATE, model);
-    let grads = GradientsParams::from_grads(model.loss(0).backward(), &model);
-    let refused = optim.try_step(RATE, model, grads).unwrap_err();
-    assert_eq!(*refused.error(), ReleaseError::NotScaled);
-    let model = optim.disarm(refused.into_given().0);
-    assert_bits(&bits(&model), &bits(&net()), "refused");
 }
 
 /// Passes by hand, of which the first finds an overflow.
@@ -283,17 +255,14 @@ fn both_passes_have_to_be_scaled() {
 fn an_overflow_that_was_measured_is_stepped_over() {
     let scaler = LossScalerConfig::new().with_init_scale(1e30).init();
     let mut optim = optim(&scaler);
-    let model = optim
-        .try_arm_to_measure(net(), GradientsParams::new())
-        .unwrap();
-    let grads = scaler.scale(model.loss(0)).backward();
-    let grads = GradientsParams::from_grads(grads, &model);
+    let none = GradientsParams::new;
+    let model = optim.try_arm_to_measure(net(), none()).unwrap();
+    let grads = gradients(&model, scaler.scale(model.loss(0)));
     let norm = optim.try_measured(&model, grads).unwrap();
     assert!(!norm.is_finite());
     let refused = optim.try_arm(RATE, model).unwrap_err();
     assert_eq!(*refused.error(), ReleaseError::Overflown);
-    let model = refused.into_model();
-    let model = optim.step(RATE, model, GradientsParams::new());
+    let model = optim.step(RATE, refused.into_model(), none());
     assert_eq!(optim.last_step().unwrap().count(Outcome::Skipped), PARAMS);
     assert_eq!(scaler.current(), 0.5e30);
     assert!(!optim.is_armed());
@@ -303,28 +272,22 @@ fn an_overflow_that_was_measured_is_stepped_over() {
 /// A true gradient of 1e-9 is zero in fp16, scaled or not once the scale is taken off there.
 #[test]
 fn small_gradients_survive() {
-    let vector = || Param::from_tensor(Tensor::<1>::zeros([3], &flex()));
-    let loss = |model: &Vec<Param<Tensor<1>>>| {
+    type Vector = Vec<Param<Tensor<1>>>;
+    // The first weight after a step at rate one: minus its gradient.
+    let stepped = |mut optim: ReleaseOptimizer, loss: &dyn Fn(Tensor<1>) -> Tensor<1>| -> f32 {
+        let model: Vector = vec![Param::from_tensor(Tensor::zeros([3], &flex()))];
+        let model = optim.arm(1.0, model);
         let half = model[0].val().cast(FloatDType::F16);
-        half.cast(FloatDType::F32).sum() * 1e-9
-    };
-    let value = |model: &Vec<Param<Tensor<1>>>| -> f32 {
+        let grads = gradients(&model, loss(half.cast(FloatDType::F32).sum() * 1e-9));
+        let model = optim.step(1.0, model, grads);
         let values = model[0].val().into_data();
         values.iter::<f32>().next().unwrap()
     };
     let sgd = || SgdConfig::new().init().with_gradient_release();
-    let mut unscaled = sgd();
-    let mut model = unscaled.arm(1.0, vec![vector()]);
-    let grads = GradientsParams::from_grads(loss(&model).backward(), &model);
-    model = unscaled.step(1.0, model, grads);
-    assert_eq!(value(&model), 0.0);
-
+    assert_eq!(stepped(sgd(), &|loss| loss), 0.0);
     let scaler = LossScalerConfig::new().init();
-    let mut scaled = sgd().with_loss_scaler(scaler.clone());
-    let mut model = scaled.arm(1.0, vec![vector()]);
-    let grads = GradientsParams::from_grads(scaler.scale(loss(&model)).backward(), &model);
-    model = scaled.step(1.0, model, grads);
-    let found = value(&model);
+    let scaled = sgd().with_loss_scaler(scaler.clone());
+    let found = stepped(scaled, &|loss| scaler.scale(loss));
     assert!((found / -1e-9 - 1.0).abs() < 1e-3, "{found}");
 }
 
@@ -345,26 +308,18 @@ fn weights_in_bf16_are_stepped_as_without_a_scale() {
         if let Some(scaler) = &scaler {
             optim = optim.with_loss_scaler(scaler.clone());
         }
-        let mut model = vec![Param::from_tensor(
-            numbers([4, 5], 3, &flex())
-                .cast(FloatDType::BF16)
-                .detach()
-                .require_grad(),
-        )];
+        let weight = numbers::<2>([4, 5], 3, &flex()).cast(FloatDType::BF16);
+        let mut model = vec![Param::from_tensor(weight.detach().require_grad())];
         let mut norms = Vec::new();
         for step in 0..5 {
             model = optim.arm(RATE, model);
             let x = numbers([3, 4], step, &flex()).cast(FloatDType::BF16);
-            let loss: Tensor<1> = x
-                .matmul(model[0].val())
-                .cast(FloatDType::F32)
-                .square()
-                .sum();
-            let loss = match &scaler {
-                Some(scaler) => scaler.scale(loss),
-                None => loss,
+            let x = x.matmul(model[0].val()).cast(FloatDType::F32);
+            let loss = x.square().sum();
+            let grads = match &scaler {
+                Some(scaler) => gradients(&model, scaler.scale(loss)),
+                None => gradients(&model, loss),
             };
-            let grads = GradientsParams::from_grads(loss.backward(), &model);
             model = optim.step(RATE, model, grads);
             norms.push(optim.last_step().unwrap().grad_norm().unwrap());
         }

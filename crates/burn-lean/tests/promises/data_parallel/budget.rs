@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Tensor, activation};
 use burn_lean::{Budget, BudgetPass, DataParallel, Threads, WithGradientRelease};
 
-use super::reference::share;
+use super::reference::{mean, share};
 use crate::harness::{LR, adamw, assert_bits, bits, flex, numbers};
 use crate::small::numbered;
 
@@ -67,23 +67,6 @@ impl Net {
     }
 }
 
-/// The mean of all gradients, as the replicas make it.
-fn mean_grads(model: &Net, step: usize) -> GradientsParams {
-    struct Mean(Vec<GradientsParams>);
-    impl ModuleVisitor for Mean {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let grads = self.0.iter_mut().map(|grads| grads.remove::<D>(param.id));
-            let sum = grads.map(Option::unwrap).reduce(|sum, grad| sum + grad);
-            let mean = sum.unwrap() / SIZE as f32;
-            self.0[0].register(param.id, mean);
-        }
-    }
-    let ranks = (0..SIZE).map(|rank| model.grads(share(step, rank, SIZE), None));
-    let mut mean = Mean(ranks.collect());
-    model.visit(&mut mean);
-    mean.0.swap_remove(0)
-}
-
 /// A budget in which a scope keeps one byte, whatever the other threads have in use.
 fn budget(scopes: u64) -> Budget {
     let in_use = AtomicU64::new(0);
@@ -96,7 +79,8 @@ fn each_replica_within_its_own_budget() {
     let mut model = Net::new();
     let expected: Vec<_> = (0..STEPS)
         .map(|step| {
-            let grads = mean_grads(&model, step);
+            let ranks = (0..SIZE).map(|rank| model.grads(share(step, rank, SIZE), None));
+            let grads = mean(&model, ranks.collect());
             model = optim.step(LR, model.clone(), grads);
             bits(&model)
         })

@@ -26,20 +26,22 @@ fn pair(width: usize) -> Pair {
     }
 }
 
-/// What a replica does otherwise than the first one, from the third step on.
-#[derive(Clone, Copy, Default)]
-struct Otherwise {
-    is_sharded: bool,
-    rate: Option<f64>,
-    leaves_one_out: bool,
-    ends: bool,
+/// What the second replica does otherwise than the others, from the third step on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Otherwise {
+    /// Leaves a layer out.
+    Path,
+    Rate(f64),
+    /// From the first step on: one keeps a share of the states.
+    Sharded,
+    Ends,
 }
 
 /// Trains; the text of what comes of it.
 fn train(replicas: Replicas, how: Otherwise) -> String {
     let is_other = replicas.rank() == 1;
     let parallel = DataParallel::new(replicas);
-    let parallel = match is_other && how.is_sharded {
+    let parallel = match is_other && how == Otherwise::Sharded {
         true => parallel.with_sharded_optimizer(),
         false => parallel,
     };
@@ -48,15 +50,18 @@ fn train(replicas: Replicas, how: Otherwise) -> String {
     let mut optim = optim.with_reduction(Arc::new(parallel));
     for step in 1..6 {
         let is_other = is_other && step == 3;
-        if is_other && how.ends {
+        if is_other && how == Otherwise::Ends {
             return String::new();
         }
-        let rate = how.rate.filter(|_| is_other).unwrap_or(1e-3);
+        let rate = match how {
+            Otherwise::Rate(rate) if is_other => rate,
+            _ => 1e-3,
+        };
         model = optim.arm(rate, model);
         let stepped = panic_of(|| {
             let x = numbers::<2>([2, 4], step, &flex());
             let mut loss = model.one.forward(x.clone()).square().mean();
-            if !(is_other && how.leaves_one_out) {
+            if !(is_other && how == Otherwise::Path) {
                 loss = loss + model.other.forward(x).square().mean();
             }
             let grads = GradientsParams::from_grads(loss.backward(), &model);
@@ -78,69 +83,47 @@ fn train(replicas: Replicas, how: Otherwise) -> String {
     panic!("nobody has noticed");
 }
 
-fn texts(how: Otherwise) -> Vec<String> {
-    let texts = Threads::run(3, |replicas| train(replicas, how));
-    for (rank, text) in texts
-        .iter()
-        .enumerate()
-        .filter(|(_, text)| !text.is_empty())
-    {
-        let begin = format!("rank {rank} of 3: the replicas do not do the same: ");
-        assert!(text.contains(&begin), "{text}");
-    }
-    texts
-}
-
 #[test]
-fn another_path_through_the_model() {
-    let found = texts(Otherwise {
-        leaves_one_out: true,
-        ..Otherwise::default()
-    });
-    for text in found {
-        assert!(text.contains("rank 0, 2: the gradient of other."), "{text}");
-        assert!(text.contains("in step 3"), "{text}");
-        assert!(text.contains("rank 1: the "), "{text}");
-    }
-}
-
-#[test]
-fn another_rate() {
-    for rate in [2e-3, 0.0] {
-        let found = texts(Otherwise {
-            rate: Some(rate),
-            ..Otherwise::default()
-        });
-        for text in found {
-            let others = "rank 0, 2: the end of step 3 with rate 1e-3";
-            assert!(text.contains(others), "{text}");
-            let own = format!("rank 1: the end of step 3 with rate {rate:e}");
-            assert!(text.contains(&own), "{text}");
+fn a_replica_that_goes_another_way_is_named() {
+    let rate = "rank 0, 2: the end of step 3 with rate 1e-3";
+    let otherwise: [(Otherwise, &[&str]); 5] = [
+        (
+            Otherwise::Path,
+            &[
+                "rank 0, 2: the gradient of other.",
+                "in step 3",
+                "rank 1: the ",
+            ],
+        ),
+        (
+            Otherwise::Rate(2e-3),
+            &[rate, "rank 1: the end of step 3 with rate 2e-3"],
+        ),
+        (
+            Otherwise::Rate(0.0),
+            &[rate, "rank 1: the end of step 3 with rate 0e0"],
+        ),
+        (
+            Otherwise::Sharded,
+            &[
+                "rank 0, 2: the gradient of ",
+                "rank 1: the gradient of ",
+                " in step 1 for rank ",
+            ],
+        ),
+        (Otherwise::Ends, &["rank 1: the end of the training"]),
+    ];
+    for (how, expected) in otherwise {
+        let texts = Threads::run(3, |replicas| train(replicas, how));
+        for (rank, text) in texts.iter().enumerate() {
+            if rank == 1 && how == Otherwise::Ends {
+                continue;
+            }
+            let begin = format!("rank {rank} of 3: the replicas do not do the same: ");
+            for expected in [&[begin.as_str()][..], expected].concat() {
+                assert!(text.contains(expected), "{how:?}: {text}");
+            }
         }
-    }
-}
-
-#[test]
-fn sharded_and_not() {
-    let found = texts(Otherwise {
-        is_sharded: true,
-        ..Otherwise::default()
-    });
-    for text in found {
-        assert!(text.contains("rank 0, 2: the gradient of "), "{text}");
-        assert!(text.contains("rank 1: the gradient of "), "{text}");
-        assert!(text.contains(" in step 1 for rank "), "{text}");
-    }
-}
-
-#[test]
-fn one_that_ends() {
-    let found = texts(Otherwise {
-        ends: true,
-        ..Otherwise::default()
-    });
-    for text in [&found[0], &found[2]] {
-        assert!(text.contains("rank 1: the end of the training"), "{text}");
     }
 }
 
@@ -151,11 +134,7 @@ fn a_process_that_leaves_has_the_last_word() {
     let test = "data_parallel::failure::a_process_that_leaves_has_the_last_word";
     let said = super::processes::failing_ranks(3, test, |replicas| {
         let is_leaving = replicas.rank() == 1;
-        let ends = Otherwise {
-            ends: true,
-            ..Otherwise::default()
-        };
-        let text = train(replicas, ends);
+        let text = train(replicas, Otherwise::Ends);
         // The replicas are dropped by now: the one that leaves has taken its leave. With the first
         // process that ends, `mpirun` ends the others.
         match is_leaving {

@@ -22,6 +22,16 @@ const WEIGHTS: usize = LAYERS * WEIGHT;
 /// Segments of a gradient that are on their way, activations, biases, and threads.
 const SLACK: usize = 3 << 20;
 
+fn layers(count: usize) -> Vec<Linear> {
+    let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(&flex());
+    seeded(&flex(), |_| (0..count).map(layer).collect())
+}
+
+fn grads(model: &Vec<Linear>, x: Tensor<2>) -> GradientsParams {
+    let x = model.iter().fold(x, |x, layer| relu(layer.forward(x)));
+    GradientsParams::from_grads(x.square().mean().backward(), model)
+}
+
 /// The peak of the third step and what is in use after it, of all replicas together, and their
 /// weights.
 fn train(is_sharded: bool, is_reduced: bool) -> (usize, usize, Bits) {
@@ -34,9 +44,7 @@ fn train(is_sharded: bool, is_reduced: bool) -> (usize, usize, Bits) {
             true => parallel.with_sharded_optimizer(),
             false => parallel,
         };
-        let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(&flex());
-        let model: Vec<Linear> = seeded(&flex(), |_| (0..LAYERS).map(layer).collect());
-        let mut model = parallel.broadcast(model).unwrap();
+        let mut model = parallel.broadcast(layers(LAYERS)).unwrap();
         let optim = AdamWConfig::new().init().with_gradient_release();
         let mut optim = optim.with_first_pass(FirstPass::Small);
         if is_reduced {
@@ -48,10 +56,8 @@ fn train(is_sharded: bool, is_reduced: bool) -> (usize, usize, Bits) {
             HEAP.reset_peak_usage();
             barrier.wait();
             model = optim.arm(LR, model);
-            let x = numbers::<2>([2, WIDTH], step * REPLICAS + rank, &flex());
-            let x = model.iter().fold(x, |x, layer| relu(layer.forward(x)));
-            let grads = x.square().mean().backward();
-            let grads = GradientsParams::from_grads(grads, &model);
+            let x = numbers([2, WIDTH], step * REPLICAS + rank, &flex());
+            let grads = grads(&model, x);
             model = optim.step(LR, model, grads);
             barrier.wait();
             peak = HEAP.peak_usage() - before;
@@ -73,15 +79,11 @@ fn save(is_gathered: bool) -> usize {
     let barrier = Barrier::new(REPLICAS);
     let measured = Threads::run(REPLICAS, |replicas| {
         let parallel = DataParallel::new(replicas).with_sharded_optimizer();
-        let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(&flex());
-        let model: Vec<Linear> = seeded(&flex(), |_| (0..DEEP).map(layer).collect());
-        let mut model = parallel.broadcast(model).unwrap();
+        let model = parallel.broadcast(layers(DEEP)).unwrap();
         let optim = AdamWConfig::new().init().with_gradient_release();
         let mut optim = optim.with_reduction(Arc::new(parallel.clone()));
-        model = optim.arm(LR, model);
-        let x = Tensor::<2>::ones([2, WIDTH], &flex());
-        let x = model.iter().fold(x, |x, layer| relu(layer.forward(x)));
-        let grads = GradientsParams::from_grads(x.square().mean().backward(), &model);
+        let model = optim.arm(LR, model);
+        let grads = grads(&model, Tensor::ones([2, WIDTH], &flex()));
         let _model = optim.step(LR, model, grads);
         barrier.wait();
         let before = HEAP.current_usage();

@@ -54,6 +54,24 @@ pub(crate) fn share(batch: usize, rank: usize, size: usize) -> usize {
     batch * size + rank
 }
 
+/// The mean of the replicas' gradients, added up in the order of their ranks.
+pub(crate) fn mean<M: Module>(model: &M, of_ranks: Vec<GradientsParams>) -> GradientsParams {
+    struct Mean(Vec<GradientsParams>);
+    impl ModuleVisitor for Mean {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let size = self.0.len() as f32;
+            let grads = self.0.iter_mut();
+            let grads = grads.filter_map(|grads| grads.remove::<D>(param.id));
+            if let Some(sum) = grads.reduce(|sum, grad| sum + grad) {
+                self.0[0].register(param.id, sum / size);
+            }
+        }
+    }
+    let mut mean = Mean(of_ranks);
+    model.visit(&mut mean);
+    mean.0.swap_remove(0)
+}
+
 /// The mean of the replicas' gradients, each of which is the sum over this many micro-batches.
 pub(crate) fn mean_grads(model: &Net, size: usize, step: usize, micro: usize) -> GradientsParams {
     let of_rank = |rank| {
@@ -64,38 +82,7 @@ pub(crate) fn mean_grads(model: &Net, size: usize, step: usize, micro: usize) ->
         }
         sum.grads()
     };
-    let mut mean = Mean {
-        sum: of_rank(0),
-        other: GradientsParams::new(),
-        divisor: None,
-    };
-    for rank in 1..size {
-        mean.other = of_rank(rank);
-        model.visit(&mut mean);
-    }
-    mean.divisor = Some(size as f32);
-    model.visit(&mut mean);
-    mean.sum
-}
-
-/// Adds the others' gradients to the sum, or divides it.
-struct Mean {
-    sum: GradientsParams,
-    other: GradientsParams,
-    divisor: Option<f32>,
-}
-
-impl ModuleVisitor for Mean {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(sum) = self.sum.remove::<D>(param.id) else {
-            return;
-        };
-        let sum = match self.divisor {
-            Some(divisor) => sum / divisor,
-            None => sum + self.other.remove::<D>(param.id).expect("equal models"),
-        };
-        self.sum.register(param.id, sum);
-    }
+    mean(model, (0..size).map(of_rank).collect())
 }
 
 /// Trains in one process; the bits after each step.

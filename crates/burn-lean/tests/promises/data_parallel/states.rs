@@ -13,24 +13,33 @@ use burn_lean::{
 use super::reference::{Net, mean_grads, one_process, share};
 use crate::harness::{Bits, LR, adamw, assert_bits, bits, flex};
 
-fn sharded(replicas: Replicas) -> DataParallel {
-    DataParallel::new(replicas).with_sharded_optimizer()
+/// Two moments of seven parameters.
+const STATES: usize = 14;
+
+fn parallel(replicas: Replicas, is_sharded: bool) -> DataParallel {
+    match is_sharded {
+        true => DataParallel::new(replicas).with_sharded_optimizer(),
+        false => DataParallel::new(replicas),
+    }
 }
 
-fn optim_of(parallel: &DataParallel) -> ReleaseOptimizer {
+fn release() -> ReleaseOptimizer {
     adamw()
         .with_gradient_release()
         .with_first_pass(FirstPass::Exact)
-        .with_reduction(Arc::new(parallel.clone()))
+}
+
+fn optim_of(parallel: &DataParallel) -> ReleaseOptimizer {
+    release().with_reduction(Arc::new(parallel.clone()))
 }
 
 fn train(
     mut model: Net,
     optim: &mut ReleaseOptimizer,
     steps: std::ops::Range<usize>,
-    rank: usize,
-    size: usize,
+    parallel: &DataParallel,
 ) -> Net {
+    let (rank, size) = (parallel.replicas().rank(), parallel.replicas().size());
     for step in steps {
         model = optim.arm(LR, model);
         let grads = model.grads(share(step, rank, size), step % 2 == 0);
@@ -39,146 +48,123 @@ fn train(
     model
 }
 
-/// The model and the record of the first of so many replicas after five steps.
-fn five_steps(size: usize) -> (Net, OptimizerRecord) {
-    let saved = Threads::run(size, |replicas| {
-        let rank = replicas.rank();
-        let parallel = sharded(replicas);
-        let mut optim = optim_of(&parallel);
-        let model = parallel.broadcast(Net::new()).unwrap();
-        let model = train(model, &mut optim, 0..5, rank, size);
-        let refused = optim.try_to_record().unwrap_err();
-        assert_eq!(refused, ReleaseError::Sharded);
-        let record = parallel.gather_states(&optim).unwrap();
-        // To gather changes nothing.
-        let again = parallel.gather_states(&optim).unwrap();
-        let [record_len, again] = [&record, &again].map(|record| {
-            let record = record.as_ref();
-            record.map(OptimizerRecord::len)
-        });
-        assert_eq!(again, record_len);
-        let Err(refused) = optim.try_into_optimizer() else {
-            panic!("a part of the states was handed out");
-        };
-        assert_eq!(*refused.error(), ReleaseError::Sharded);
-        (model, record)
-    });
-    // Two moments of seven parameters, of which nothing is kept elsewhere.
-    let (first, others) = saved.split_first().expect("there is a first");
-    assert_eq!(first.1.as_ref().map(OptimizerRecord::len), Some(14));
-    assert!(others.iter().all(|(_, record)| record.is_none()));
-    let (model, record) = saved.into_iter().next().expect("there is a first");
-    (model, record.expect("it was looked at"))
+/// Five steps of a replica.
+fn five_steps(replicas: Replicas, is_sharded: bool) -> (Net, ReleaseOptimizer, DataParallel) {
+    let parallel = parallel(replicas, is_sharded);
+    let mut optim = optim_of(&parallel);
+    let model = parallel.broadcast(Net::new()).unwrap();
+    let model = train(model, &mut optim, 0..5, &parallel);
+    (model, optim, parallel)
 }
 
-/// Seven steps of one process, of which the last two have these shares.
+/// The model and the bytes of the record of so many replicas after five steps.
+fn gathered(size: usize) -> (Net, Vec<u8>) {
+    let saved = Threads::run(size, |replicas| {
+        let (model, optim, parallel) = five_steps(replicas, true);
+        (model, parallel.gather_states(&optim).unwrap())
+    });
+    let (model, record) = saved.into_iter().next().expect("there is a first");
+    let record = record.expect("it has the record");
+    (model, record.into_bytes().unwrap().to_vec())
+}
+
+fn record_of(bytes: &[u8]) -> OptimizerRecord {
+    OptimizerRecord::from_bytes(Bytes::from_bytes_vec(bytes.to_vec())).unwrap()
+}
+
+/// Seven steps of one process that adds up the gradients.
 fn expected(size: usize) -> Vec<Bits> {
     one_process(&mut adamw(), size, 7, 1).1
 }
 
+/// Only gathered ones can be saved. To gather changes nothing.
 #[test]
-fn a_record_of_replicas_is_plain_burns() {
-    for size in [2, 3, 4] {
-        let (mut model, record) = five_steps(size);
-        let mut optim = adamw().load_record(record);
-        for (step, expected) in expected(size).iter().enumerate().skip(5) {
-            let grads = mean_grads(&model, size, step, 1);
-            model = optim.step(LR, model, grads);
-            assert_bits(&bits(&model), expected, "plain Burn goes on");
+fn states_of_one_replica_are_not_handed_out() {
+    let gathered = Threads::run(3, |replicas| {
+        let (_, optim, parallel) = five_steps(replicas, true);
+        assert_eq!(optim.try_to_record().unwrap_err(), ReleaseError::Sharded);
+        let states = [(); 2].map(|()| parallel.gather_states(&optim).unwrap());
+        let Err(refused) = optim.try_into_optimizer() else {
+            panic!("a part of the states was handed out");
+        };
+        assert_eq!(*refused.error(), ReleaseError::Sharded);
+        states.map(|states| states.map(|states| states.len()))
+    });
+    assert_eq!(gathered, [[Some(STATES); 2], [None; 2], [None; 2]]);
+}
+
+/// Written by the first replica, in one file and in one record: plain Burn goes on from either.
+#[test]
+fn saved_states_are_plain_burns() {
+    let folder = tempfile::tempdir().unwrap();
+    for (size, is_sharded) in [(1, true), (2, false), (2, true), (3, true), (4, true)] {
+        let name = |rank| format!("{size}-{is_sharded}-{rank}.bpk");
+        let file = |rank| folder.path().join(name(rank));
+        let records = Threads::run(size, |replicas| {
+            let (model, optim, parallel) = five_steps(replicas, is_sharded);
+            let rank = parallel.replicas().rank();
+            parallel.save_states(&optim, file(rank)).unwrap();
+            (model, parallel.gather_states(&optim).unwrap())
+        });
+        assert!((1..size).all(|rank| !file(rank).exists()));
+        let (model, record) = records.into_iter().next().expect("there is a first");
+        let saved = OptimizerRecord::load(file(0)).unwrap();
+        let expected = expected(size);
+        for (from, record) in [("record", record.unwrap()), ("file", saved)] {
+            assert_eq!(record.len(), STATES);
+            let (mut model, mut optim) = (model.clone(), adamw().load_record(record));
+            for (step, expected) in expected.iter().enumerate().skip(5) {
+                let grads = mean_grads(&model, size, step, 1);
+                model = optim.step(LR, model, grads);
+                assert_bits(&bits(&model), expected, &format!("{from} of {}", name(0)));
+            }
         }
     }
 }
 
+/// How replicas come to saved states.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Source {
+    RecordBeforeReduction,
+    Record,
+    File,
+}
+
+/// Each keeps its share, of a file it reads no more; or all where states are not sharded.
 #[test]
-fn each_replica_loads_its_share() {
-    let size = 3;
-    let (model, record) = five_steps(size);
-    let bytes = record.into_bytes().unwrap().to_vec();
-    let expected = &expected(size)[6];
-    for before in [false, true] {
-        Threads::run(size, |replicas| {
+fn replicas_load_what_was_saved() {
+    const SIZE: usize = 3;
+    let (model, record) = gathered(SIZE);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("optim.bpk");
+    record_of(&record).save(&file).unwrap();
+    let expected = &expected(SIZE)[6];
+    for (source, is_sharded) in [
+        (Source::RecordBeforeReduction, true),
+        (Source::Record, true),
+        (Source::File, true),
+        (Source::File, false),
+    ] {
+        Threads::run(SIZE, |replicas| {
             let rank = replicas.rank();
-            let parallel = sharded(replicas);
+            let parallel = parallel(replicas, is_sharded);
             let model = parallel.broadcast(model.clone().fork(&flex())).unwrap();
-            let record = OptimizerRecord::from_bytes(Bytes::from_bytes_vec(bytes.clone())).unwrap();
-            // Loaded before there is a reduction, or after.
-            let mut optim = match before {
-                true => adamw()
-                    .with_gradient_release()
-                    .with_first_pass(FirstPass::Exact)
-                    .load_record(record)
+            let mut optim = match source {
+                Source::RecordBeforeReduction => release()
+                    .load_record(record_of(&record))
                     .with_reduction(Arc::new(parallel.clone())),
-                false => optim_of(&parallel).load_record(record),
+                Source::Record => optim_of(&parallel).load_record(record_of(&record)),
+                Source::File => {
+                    let nowhere = folder.path().join("nowhere.bpk");
+                    assert!(parallel.load_states(optim_of(&parallel), nowhere).is_err());
+                    parallel.load_states(optim_of(&parallel), &file).unwrap()
+                }
             };
             let all = parallel.gather_states(&optim).unwrap();
-            assert_eq!(all.map(|all| all.len()), (rank == 0).then_some(14));
-            let model = train(model, &mut optim, 5..7, rank, size);
-            assert_bits(&bits(&model), expected, "a resumed replica");
-        });
-    }
-}
-
-/// The file is the record, and only the first replica writes one.
-#[test]
-fn states_are_saved_parameter_by_parameter() {
-    let folder = tempfile::tempdir().unwrap();
-    for (size, is_sharded) in [(1, true), (2, false), (2, true), (3, true)] {
-        let file = |rank| {
-            folder
-                .path()
-                .join(format!("{size}-{is_sharded}-{rank}.bpk"))
-        };
-        let records = Threads::run(size, |replicas| {
-            let rank = replicas.rank();
-            let parallel = match is_sharded {
-                true => sharded(replicas),
-                false => DataParallel::new(replicas),
-            };
-            let mut optim = optim_of(&parallel);
-            let model = parallel.broadcast(Net::new()).unwrap();
-            let model = train(model, &mut optim, 0..5, rank, size);
-            parallel.save_states(&optim, file(rank)).unwrap();
-            let record = parallel.gather_states(&optim).unwrap();
-            (model, record)
-        });
-        assert!((1..size).all(|rank| !file(rank).exists()));
-        let (model, record) = records.into_iter().next().expect("there is a first");
-        let goes_on = |record: OptimizerRecord| {
-            let mut optim = adamw().load_record(record);
-            let grads = mean_grads(&model, size, 5, 1);
-            bits(&optim.step(LR, model.clone(), grads))
-        };
-        let saved = OptimizerRecord::load(file(0)).unwrap();
-        assert_eq!(saved.len(), 14);
-        let expected = goes_on(record.unwrap());
-        assert_bits(&goes_on(saved), &expected, "from the file");
-        assert_bits(&expected, &self::expected(size)[5], "from the record");
-    }
-}
-
-/// Each reads its share of the file, or all of it where states are not sharded.
-#[test]
-fn states_are_loaded_from_a_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let size = 3;
-    let (model, record) = five_steps(size);
-    let file = folder.path().join("optim.bpk");
-    record.save(&file).unwrap();
-    let expected = &expected(size)[6];
-    for is_sharded in [true, false] {
-        Threads::run(size, |replicas| {
-            let rank = replicas.rank();
-            let parallel = match is_sharded {
-                true => sharded(replicas),
-                false => DataParallel::new(replicas),
-            };
-            let model = parallel.broadcast(model.clone().fork(&flex())).unwrap();
-            let optim = optim_of(&parallel);
-            let nowhere = folder.path().join("nowhere.bpk");
-            assert!(parallel.load_states(optim_of(&parallel), nowhere).is_err());
-            let mut optim = parallel.load_states(optim, &file).unwrap();
-            let model = train(model, &mut optim, 5..7, rank, size);
-            assert_bits(&bits(&model), expected, "a resumed replica");
+            assert_eq!(all.map(|all| all.len()), (rank == 0).then_some(STATES));
+            let model = train(model, &mut optim, 5..7, &parallel);
+            let what = format!("{source:?}, sharded: {is_sharded}");
+            assert_bits(&bits(&model), expected, &what);
         });
     }
 }
@@ -186,39 +172,29 @@ fn states_are_loaded_from_a_file() {
 /// A file that cannot be written is the first replica's affair: they train on together.
 #[test]
 fn replicas_go_on_after_a_file_that_could_not_be_written() {
+    const SIZE: usize = 3;
     let folder = tempfile::tempdir().unwrap();
-    let size = 3;
-    Threads::run(size, |replicas| {
-        let rank = replicas.rank();
-        let parallel = sharded(replicas);
-        let mut optim = optim_of(&parallel);
-        let model = parallel.broadcast(Net::new()).unwrap();
-        let model = train(model, &mut optim, 0..5, rank, size);
-        let saved = parallel.save_states(&optim, folder.path().join("no folder").join("optim.bpk"));
-        match rank {
-            0 => assert!(
-                matches!(saved, Err(SaveStatesError::File { .. })),
-                "{saved:?}"
-            ),
-            _ => saved.unwrap(),
+    let (no_folder, file) = (folder.path().join("none"), folder.path().join("optim.bpk"));
+    let expected = &expected(SIZE)[6];
+    Threads::run(SIZE, |replicas| {
+        let (model, mut optim, parallel) = five_steps(replicas, true);
+        let saved = parallel.save_states(&optim, no_folder.join("optim.bpk"));
+        match (parallel.replicas().is_first(), saved) {
+            (true, Err(SaveStatesError::File { .. })) | (false, Ok(())) => {}
+            (_, saved) => panic!("{saved:?}"),
         }
-        let model = train(model, &mut optim, 5..7, rank, size);
-        assert_bits(&bits(&model), &expected(size)[6], "trained on");
-        parallel
-            .save_states(&optim, folder.path().join("optim.bpk"))
-            .unwrap();
+        let model = train(model, &mut optim, 5..7, &parallel);
+        assert_bits(&bits(&model), expected, "trained on");
+        parallel.save_states(&optim, &file).unwrap();
     });
-    let saved = OptimizerRecord::load(folder.path().join("optim.bpk")).unwrap();
-    assert_eq!(saved.len(), 14);
+    assert_eq!(OptimizerRecord::load(&file).unwrap().len(), STATES);
 }
 
 #[test]
 #[should_panic = "is in no model that the replicas have compared"]
 fn states_of_a_model_that_is_not_known_are_refused() {
-    let (_, record) = five_steps(2);
-    let bytes = record.into_bytes().unwrap().to_vec();
+    let (_, record) = gathered(2);
     Threads::run(2, |replicas| {
-        let record = OptimizerRecord::from_bytes(Bytes::from_bytes_vec(bytes.clone())).unwrap();
-        optim_of(&sharded(replicas)).load_record(record);
+        optim_of(&parallel(replicas, true)).load_record(record_of(&record));
     });
 }

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::optim::GradientsParams;
 use burn_lean::{
     Alone, DataParallel, Outcome, ReleaseAccumulator, ReleaseOptimizer, Replicas, Threads,
     WithGradientRelease,
@@ -13,7 +13,10 @@ use burn_lean::{
 use super::reference::{Net, one_process, share};
 use crate::harness::{Bits, LR, adamw, assert_bits, bits, momentum};
 
-const STEPS: usize = 10;
+const STEPS: usize = 6;
+
+/// Numbers of replicas.
+pub(super) const SIZES: std::ops::RangeInclusive<usize> = 1..=4;
 
 /// How replicas train.
 #[derive(Clone, Copy, Debug)]
@@ -25,16 +28,15 @@ pub(super) struct How {
 }
 
 impl How {
-    pub(super) fn all() -> impl Iterator<Item = Self> {
+    /// In each way, with so many replicas.
+    pub(super) fn all(size: usize) -> impl Iterator<Item = Self> {
         let kinds = [(false, 1), (true, 1), (true, 3)];
-        (1..=4).flat_map(move |size| {
-            kinds.into_iter().flat_map(move |(is_sharded, in_flight)| {
-                [false, true].map(|has_scopes| Self {
-                    size,
-                    is_sharded,
-                    in_flight,
-                    has_scopes,
-                })
+        kinds.into_iter().flat_map(move |(is_sharded, in_flight)| {
+            [false, true].map(|has_scopes| Self {
+                size,
+                is_sharded,
+                in_flight,
+                has_scopes,
             })
         })
     }
@@ -50,26 +52,14 @@ impl How {
 }
 
 /// Trains in threads, and compares each step of each.
-fn assert_run(
+pub(super) fn assert_run(
     how: How,
     expected: &[Bits],
-    optim: impl Fn() -> ModuleOptimizer + Sync,
-    step: impl Fn(Net, &mut ReleaseOptimizer, usize, usize) -> Net + Sync,
-) {
-    assert_run_with(how, expected, optim, |optim| optim, step);
-}
-
-/// With settings of gradient release.
-pub(super) fn assert_run_with(
-    how: How,
-    expected: &[Bits],
-    optim: impl Fn() -> ModuleOptimizer + Sync,
-    settings: impl Fn(ReleaseOptimizer) -> ReleaseOptimizer + Sync,
+    optim: impl Fn() -> ReleaseOptimizer + Sync,
     step: impl Fn(Net, &mut ReleaseOptimizer, usize, usize) -> Net + Sync,
 ) {
     Threads::run(how.size, |replicas| {
-        let optim = settings(optim().with_gradient_release());
-        assert_replica(how, replicas, expected, optim, &step);
+        assert_replica(how, replicas, expected, optim(), &step);
     });
 }
 
@@ -80,7 +70,7 @@ fn assert_replica(
     expected: &[Bits],
     optim: ReleaseOptimizer,
     step: impl Fn(Net, &mut ReleaseOptimizer, usize, usize) -> Net,
-) {
+) -> ReleaseOptimizer {
     let rank = replicas.rank();
     let parallel = how.parallel(replicas);
     let mut model = parallel.broadcast(Net::new()).unwrap();
@@ -90,6 +80,11 @@ fn assert_replica(
         let what = format!("{how:?}, step {at}, rank {rank}");
         assert_bits(&bits(&model), expected, &what);
     }
+    optim
+}
+
+fn released() -> ReleaseOptimizer {
+    adamw().with_gradient_release()
 }
 
 /// One step of a replica with release.
@@ -105,11 +100,23 @@ fn release(how: How, model: Net, optim: &mut ReleaseOptimizer, step: usize, rank
 
 #[test]
 fn replicas_have_the_weights_of_one_process() {
-    for how in How::all() {
-        let (_, expected) = one_process(&mut adamw(), how.size, STEPS, 1);
-        assert_run(how, &expected, adamw, |model, optim, step, rank| {
-            release(how, model, optim, step, rank)
-        });
+    for size in SIZES {
+        let (_, expected) = one_process(&mut adamw(), size, STEPS, 1);
+        for how in How::all(size) {
+            assert_run(how, &expected, released, |model, optim, step, rank| {
+                release(how, model, optim, step, rank)
+            });
+            // What `step` steps with is reduced there: of a model that was not armed, all.
+            assert_run(how, &expected, released, |model, optim, step, rank| {
+                let is_armed = step % 3 == 2;
+                let model = match is_armed {
+                    true => optim.arm(LR, model),
+                    false => model,
+                };
+                let grads = model.grads(share(step, rank, size), how.has_scopes);
+                optim.step(LR, model, grads)
+            });
+        }
     }
 }
 
@@ -119,22 +126,22 @@ fn replicas_have_the_weights_of_one_process() {
 fn processes_have_the_weights_of_one() {
     let test = "data_parallel::weights::processes_have_the_weights_of_one";
     super::processes::ranks([2, 4], test, |replicas| {
-        // A process joins the others once.
-        let how = How {
-            size: replicas.size(),
-            is_sharded: false,
-            in_flight: 2,
-            has_scopes: true,
-        };
+        let size = replicas.size();
+        let (_, expected) = one_process(&mut adamw(), size, STEPS, 1);
         for is_sharded in [false, true] {
-            let how = How { is_sharded, ..how };
-            let (_, expected) = one_process(&mut adamw(), how.size, STEPS, 1);
+            let how = How {
+                size,
+                is_sharded,
+                in_flight: 2,
+                has_scopes: true,
+            };
+            // A process joins the others once.
             let replicas = replicas.clone();
             assert_replica(
                 how,
                 replicas,
                 &expected,
-                adamw().with_gradient_release(),
+                released(),
                 |model, optim, step, rank| release(how, model, optim, step, rank),
             );
         }
@@ -145,42 +152,28 @@ fn processes_have_the_weights_of_one() {
 #[test]
 fn accumulated_gradients() {
     const MICRO: usize = 3;
-    for how in How::all().filter(|how| how.size > 1) {
-        let (_, expected) = one_process(&mut momentum(), how.size, STEPS, MICRO);
-        assert_run(how, &expected, momentum, |mut model, optim, step, rank| {
-            let mut accumulator = ReleaseAccumulator::new();
-            for batch in 0..MICRO {
-                let is_last = batch + 1 == MICRO;
-                model = match is_last {
-                    true => optim.arm_accumulated(LR, model, accumulator.grads()),
-                    false => accumulator.arm(model),
-                };
-                let batch = share(step * MICRO + batch, rank, how.size);
-                let grads = model.grads(batch, how.has_scopes);
-                match is_last {
-                    true => model = optim.step(LR, model, grads),
-                    false => accumulator.accumulate(&model, grads),
+    let optim = || momentum().with_gradient_release();
+    for size in SIZES.skip(1) {
+        let (_, expected) = one_process(&mut momentum(), size, STEPS, MICRO);
+        for how in How::all(size) {
+            assert_run(how, &expected, optim, |mut model, optim, step, rank| {
+                let mut accumulator = ReleaseAccumulator::new();
+                for batch in 0..MICRO {
+                    let is_last = batch + 1 == MICRO;
+                    model = match is_last {
+                        true => optim.arm_accumulated(LR, model, accumulator.grads()),
+                        false => accumulator.arm(model),
+                    };
+                    let batch = share(step * MICRO + batch, rank, size);
+                    let grads = model.grads(batch, how.has_scopes);
+                    match is_last {
+                        true => model = optim.step(LR, model, grads),
+                        false => accumulator.accumulate(&model, grads),
+                    }
                 }
-            }
-            model
-        });
-    }
-}
-
-/// What `step` steps with is reduced there: of a model that was not armed, all.
-#[test]
-fn ordinary_gradients() {
-    for how in How::all() {
-        let (_, expected) = one_process(&mut adamw(), how.size, STEPS, 1);
-        assert_run(how, &expected, adamw, |model, optim, step, rank| {
-            let is_armed = step % 3 == 2;
-            let model = match is_armed {
-                true => optim.arm(LR, model),
-                false => model,
-            };
-            let grads = model.grads(share(step, rank, how.size), how.has_scopes);
-            optim.step(LR, model, grads)
-        });
+                model
+            });
+        }
     }
 }
 
@@ -195,7 +188,7 @@ fn a_weight_read_before_step_is_the_new_one() {
             in_flight: 4,
             has_scopes: true,
         };
-        assert_run(how, &expected, adamw, |model, optim, step, rank| {
+        assert_run(how, &expected, released, |model, optim, step, rank| {
             let model = optim.arm(LR, model);
             let grads = model.loss(share(step, rank, 2), true).backward();
             let copy = bits(&model.clone().materialize());
@@ -206,21 +199,23 @@ fn a_weight_read_before_step_is_the_new_one() {
     }
 }
 
-/// Whoever trains alone trains as without replicas.
+/// A replica without others trains as without replicas, and its states are whole.
 #[test]
 fn one_replica_alone() {
     let (_, expected) = one_process(&mut adamw(), 1, STEPS, 1);
-    let parallel = DataParallel::new(Replicas::new(|| Ok(Alone)).unwrap());
-    let parallel = parallel.with_sharded_optimizer();
-    let mut model = parallel.broadcast(Net::new()).unwrap();
-    let optim = adamw().with_gradient_release();
-    let mut optim = optim.with_reduction(Arc::new(parallel));
-    for (step, expected) in expected.iter().enumerate() {
-        model = optim.arm(LR, model);
-        let grads = model.grads(step, true);
-        model = optim.step(LR, model, grads);
-        assert_bits(&bits(&model), expected, "alone");
-    }
-    // Its states are whole.
+    let replicas = Replicas::new(|| Ok(Alone)).unwrap();
+    let how = How {
+        size: 1,
+        is_sharded: true,
+        in_flight: 1,
+        has_scopes: true,
+    };
+    let optim = assert_replica(
+        how,
+        replicas,
+        &expected,
+        released(),
+        |model, optim, step, rank| release(how, model, optim, step, rank),
+    );
     assert!(optim.try_to_record().is_ok());
 }

@@ -3,10 +3,10 @@
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Tensor;
-use burn_lean::{ReleaseError, ReleaseOptimizer, WithGradientRelease};
+use burn_lean::{ReleaseOptimizer, WithGradientRelease};
 
 use crate::harness::{LR, bits};
-use crate::small::{Small, plain};
+use crate::small::{Plain, Small, assert_error, panic_of, plain};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Call {
@@ -48,7 +48,7 @@ struct Both {
 }
 
 impl Both {
-    fn new(start: &(Small, ModuleOptimizer)) -> Self {
+    fn new(start: &Plain) -> Self {
         Self {
             plain: start.0.clone(),
             plain_optim: start.1.clone(),
@@ -68,8 +68,7 @@ impl Both {
     }
 
     /// Whether the walk makes this call. What arming changes between a forward and its backward,
-    /// and passes
-    /// that share a tape, have tests of their own.
+    /// and passes that share a tape, have [tests of their own](super::calls).
     fn is_possible(&self, call: Call) -> bool {
         match call {
             Call::Backward => self.losses.is_some() && !self.is_stepped,
@@ -84,26 +83,23 @@ impl Both {
 
     fn make(&mut self, call: Call) {
         match call {
-            Call::Arm => {
+            Call::Arm | Call::Disarm => {
                 let model = self.model.take().unwrap();
-                self.model = Some(match self.optim.try_arm(LR, model) {
+                let made = match call {
+                    Call::Arm => self.optim.try_arm(LR, model),
+                    _ => self.optim.try_disarm(model),
+                };
+                self.model = Some(match made {
                     Ok(model) => {
-                        assert!(!self.is_stepped, "armed in the middle of a step");
-                        self.is_armed = true;
+                        assert!(!self.is_stepped, "{call:?} in the middle of a step");
+                        self.is_armed = call == Call::Arm;
                         model
                     }
-                    Err(refused) => self.refused(refused),
-                });
-            }
-            Call::Disarm => {
-                let model = self.model.take().unwrap();
-                self.model = Some(match self.optim.try_disarm(model) {
-                    Ok(model) => {
-                        assert!(!self.is_stepped, "disarmed in the middle of a step");
-                        self.is_armed = false;
-                        model
+                    Err(refused) => {
+                        assert!(self.is_stepped);
+                        assert_error!(refused.error(), Unfinished);
+                        refused.into_model()
                     }
-                    Err(refused) => self.refused(refused),
                 });
             }
             Call::Forward => {
@@ -120,8 +116,7 @@ impl Both {
             }
             Call::Step => {
                 let (plain, grads) = self.grads.take().unwrap_or_default();
-                // In plain Burn its loss may be of the weights before this step: it is of these
-                // here.
+                // A loss of the weights of before this step is of the new ones here.
                 self.losses = None;
                 self.plain = self.plain_optim.step(LR, self.plain.clone(), plain);
                 self.model = Some(self.optim.step(LR, self.model.take().unwrap(), grads));
@@ -129,12 +124,13 @@ impl Both {
                 self.is_stepped = false;
                 assert_eq!(bits(self.model()), bits(&self.plain));
             }
-            Call::Clone => self
-                .copies
-                .push((self.model().clone(), self.plain.values())),
-            Call::Valid => self
-                .copies
-                .push((self.model().valid(), self.plain.values())),
+            Call::Clone | Call::Valid => {
+                let copy = match call {
+                    Call::Clone => self.model().clone(),
+                    _ => self.model().valid(),
+                };
+                self.copies.push((copy, self.plain.values()));
+            }
             Call::DropAll => {
                 self.copies.clear();
                 self.losses = None;
@@ -149,13 +145,6 @@ impl Both {
         }
     }
 
-    fn refused(&self, refused: burn_lean::Refused<Small>) -> Small {
-        assert!(self.is_stepped);
-        let (model, error) = refused.into_parts();
-        assert!(matches!(error, ReleaseError::Unfinished { .. }), "{error}");
-        model
-    }
-
     /// Ends the step, and takes another one; the copies are ordinary models that can be trained.
     fn finish(mut self) {
         if self.is_stepped {
@@ -167,28 +156,10 @@ impl Both {
             self.make(call);
         }
         for (copy, values) in &self.copies {
+            // Saving one may be refused, as two of them may be of different moments.
             assert_eq!(&copy.clone().materialize().values(), values, "a copy");
-            // As often as not two of them are of different moments: then saving one may be refused.
         }
     }
-}
-
-/// Tries a sequence of calls, and says which if it fails.
-fn walk(start: &(Small, ModuleOptimizer), calls: &[Call]) {
-    struct Tell<'a>(&'a [Call]);
-    impl Drop for Tell<'_> {
-        fn drop(&mut self) {
-            if std::thread::panicking() {
-                eprintln!("in the sequence {:?}", self.0);
-            }
-        }
-    }
-    let _tell = Tell(calls);
-    let mut both = Both::new(start);
-    for call in calls {
-        both.make(*call);
-    }
-    both.finish();
 }
 
 #[test]
@@ -197,20 +168,22 @@ fn every_short_sequence() {
     let mut count = 0;
     // Which calls are possible depends on the calls before, so each sequence is run to see.
     let mut sequences = vec![Vec::new()];
-    for _ in 0..4 {
+    for length in 0..=4 {
         let mut longer = Vec::new();
-        for calls in &sequences {
-            let mut both = Both::new(&start);
-            for call in calls {
-                both.make(*call);
-            }
-            for call in CALLS.into_iter().filter(|call| both.is_possible(*call)) {
-                longer.push([&calls[..], &[call]].concat());
-            }
-        }
-        for calls in &longer {
-            walk(&start, calls);
-            count += 1;
+        for calls in sequences {
+            let walk = panic_of(|| {
+                let mut both = Both::new(&start);
+                for call in &calls {
+                    both.make(*call);
+                }
+                let possible = CALLS.into_iter().filter(|call| both.is_possible(*call));
+                let possible: Vec<Call> = possible.collect();
+                both.finish();
+                possible
+            });
+            let next = walk.unwrap_or_else(|text| panic!("in the sequence {calls:?}: {text}"));
+            count += usize::from(length > 0);
+            longer.extend(next.iter().map(|call| [&calls[..], &[*call]].concat()));
         }
         sequences = longer;
     }
@@ -236,7 +209,7 @@ fn long_random_sequences() {
             calls.push(call);
             stepped += usize::from(call == Call::Step && both.is_stepped);
             refused += usize::from(call == Call::Arm && both.is_stepped);
-            let made = crate::small::panic_of(|| both.make(call));
+            let made = panic_of(|| both.make(call));
             assert_eq!(made, Ok(()), "in the sequence {calls:?}");
         }
         both.finish();

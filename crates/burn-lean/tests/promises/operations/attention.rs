@@ -5,12 +5,12 @@ use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 use burn_lean::operations::{Attention, attention};
 
-use super::harness::{Flat, assert_equal, coarse, noise, run, shaped};
+use super::harness::{Case, coarse, noise, run, shaped};
 use crate::harness::{alone, devices, flex};
 
 /// Shapes of a case.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+pub(crate) struct Shape {
     batch: usize,
     heads: usize,
     key_heads: usize,
@@ -21,7 +21,7 @@ struct Shape {
 }
 
 impl Shape {
-    const fn new(batch: usize, heads: usize, time: usize, size: usize) -> Self {
+    pub(crate) const fn new(batch: usize, heads: usize, time: usize, size: usize) -> Self {
         Self {
             batch,
             heads,
@@ -97,8 +97,8 @@ const SHAPES: [Shape; 9] = [
 ];
 
 /// What is added to plain attention.
-#[derive(Clone, Copy, Debug, Default)]
-struct Options {
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
     mask_pad: Option<f64>,
     mask_attn: Option<f64>,
     causal: bool,
@@ -106,14 +106,16 @@ struct Options {
     softcap: Option<f64>,
 }
 
+pub(crate) const NONE: Options = Options {
+    mask_pad: None,
+    mask_attn: None,
+    causal: false,
+    quiet: false,
+    softcap: None,
+};
+
 const OPTIONS: [Options; 7] = [
-    Options {
-        mask_pad: None,
-        mask_attn: None,
-        causal: false,
-        quiet: false,
-        softcap: None,
-    },
+    NONE,
     Options {
         mask_pad: Some(-1e4),
         ..NONE
@@ -143,14 +145,6 @@ const OPTIONS: [Options; 7] = [
     },
 ];
 
-const NONE: Options = Options {
-    mask_pad: None,
-    mask_attn: None,
-    causal: false,
-    quiet: false,
-    softcap: None,
-};
-
 /// True here and there, and at all keys of the first row.
 fn mask(dims: [usize; 4], device: &Device) -> Tensor<4, Bool> {
     let count: usize = dims.iter().product();
@@ -161,16 +155,16 @@ fn mask(dims: [usize; 4], device: &Device) -> Tensor<4, Bool> {
 
 impl Options {
     fn masks(self, shape: Shape, device: &Device) -> Vec<(Tensor<4, Bool>, f64)> {
-        let pad = self
-            .mask_pad
-            .map(|value| (mask([shape.batch, 1, 1, shape.key_time], device), value));
-        let attn = self.mask_attn.map(|value| {
-            (
-                mask([shape.batch, 1, shape.time, shape.key_time], device),
-                value,
-            )
-        });
+        let of = |time| mask([shape.batch, 1, time, shape.key_time], device);
+        let pad = self.mask_pad.map(|value| (of(1), value));
+        let attn = self.mask_attn.map(|value| (of(shape.time), value));
         pad.into_iter().chain(attn).collect()
+    }
+
+    pub(crate) fn case(self, shape: Shape) -> Case {
+        let what = format!("attention of {shape:?}, {self:?}");
+        let (reference, ours) = (self.reference(shape), self.ours(shape));
+        Case::new(what, shape.inputs(), reference, ours)
     }
 
     fn ours(self, shape: Shape) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
@@ -238,9 +232,7 @@ fn attention_is_that_of_its_parts() {
             if is_empty || shape.batch == 0 {
                 continue;
             }
-            let what = format!("{shape:?} {options:?}");
-            let (reference, ours) = (options.reference(shape), options.ours(shape));
-            assert_equal(&what, &shape.inputs(), 64.0, &reference, &ours);
+            options.case(shape).assert_equal(64.0);
         }
     }
 }
@@ -258,12 +250,11 @@ fn a_batch_of_none_and_no_keys_have_gradients() {
     for shape in [Shape::new(0, 2, 3, 4), no_keys, no_time] {
         for options in OPTIONS {
             for device in devices() {
-                let found = run(&device, DType::F32, &shape.inputs(), &options.ours(shape));
+                let found = options.case(shape).found(&device, DType::F32);
                 let lengths: Vec<usize> = found.grads.iter().map(Vec::len).collect();
                 let expected: Vec<usize> = shape.inputs().iter().map(Vec::len).collect();
                 assert_eq!(lengths, expected);
-                let mut numbers = found.grads.iter().flatten().chain(&found.value);
-                assert!(numbers.all(|x| *x == 0.0), "{shape:?}: {found:?}");
+                assert!(found.numbers().all(|x| x == 0.0), "{shape:?}: {found:?}");
             }
         }
     }
@@ -278,14 +269,13 @@ fn rows_without_keys_are_zero() {
         ..NONE
     };
     for device in devices() {
-        let found = run(&device, DType::F32, &shape.inputs(), &options.ours(shape));
+        let found = options.case(shape).found(&device, DType::F32);
         // The mask has no key for the first row of the first element.
         assert!(found.value[..3].iter().all(|x| *x == 0.0));
         assert!(found.grads[0][..3].iter().all(|x| *x == 0.0));
         assert!(found.value[3..6].iter().any(|x| *x != 0.0));
         assert!(found.grads[0][3..6].iter().any(|x| *x != 0.0));
-        let mut numbers = found.grads.iter().flatten().chain(&found.value);
-        assert!(numbers.all(|x| x.is_finite()), "{found:?}");
+        assert!(found.numbers().all(f64::is_finite), "{found:?}");
     }
 }
 
@@ -295,37 +285,33 @@ fn the_function_is_that_of_burn() {
         key_time: 7,
         ..Shape::new(2, 3, 5, 4)
     };
-    for is_causal in [false, true] {
-        for softcap in [None, Some(0.5)] {
-            for scale in [None, Some(0.3)] {
-                type Function = fn(
-                    Tensor<4>,
-                    Tensor<4>,
-                    Tensor<4>,
-                    Option<Tensor<4, Bool>>,
-                    Option<Tensor<4>>,
-                    AttentionModuleOptions,
-                ) -> Tensor<4>;
-                let of = |function: Function| {
-                    move |leaves: &[Tensor<1>]| {
-                        let [query, key, value] = shape.split(leaves);
-                        let bias = shaped(&leaves[3], [1, 3, 5, 7]);
-                        let mask = mask([2, 3, 5, 7], &query.device());
-                        let options = AttentionModuleOptions {
-                            scale,
-                            softcap,
-                            is_causal,
-                        };
-                        function(query, key, value, Some(mask), Some(bias), options).flatten(0, 3)
-                    }
-                };
-                let mut inputs = shape.inputs();
-                inputs.push(noise(3 * 5 * 7, 9));
-                let plain = of(burn::tensor::module::attention_fallback);
-                let what = format!("causal {is_causal}, softcap {softcap:?}, scale {scale:?}");
-                assert_equal(&what, &inputs, 64.0, &plain, &of(attention));
-            }
-        }
+    let arguments = move |leaves: &[Tensor<1>]| {
+        let bias: Tensor<4> = shaped(&leaves[3], [1, 3, 5, 7]);
+        let mask = mask([2, 3, 5, 7], &bias.device());
+        (shape.split(leaves), Some(mask), Some(bias))
+    };
+    for set in 0..8_u8 {
+        let options = move || AttentionModuleOptions {
+            is_causal: set & 1 != 0,
+            softcap: (set & 2 != 0).then_some(0.5),
+            scale: (set & 4 != 0).then_some(0.3),
+        };
+        let mut inputs = shape.inputs();
+        inputs.push(noise(3 * 5 * 7, 9));
+        let case = Case::new(
+            format!("attention with options {set}"),
+            inputs,
+            move |leaves| {
+                let ([query, key, value], mask, bias) = arguments(leaves);
+                let plain = burn::tensor::module::attention_fallback;
+                plain(query, key, value, mask, bias, options()).flatten(0, 3)
+            },
+            move |leaves| {
+                let ([query, key, value], mask, bias) = arguments(leaves);
+                attention(query, key, value, mask, bias, options()).flatten(0, 3)
+            },
+        );
+        case.assert_equal(64.0);
     }
 }
 
@@ -333,33 +319,28 @@ fn the_function_is_that_of_burn() {
 #[test]
 fn a_bias_gets_its_gradient() {
     for shape in [Shape::new(2, 2, 3, 4), Shape::new(2, 4, 403, 3)] {
-        for axes in 0..16_u8 {
-            let full = [shape.batch, shape.heads, shape.time, shape.key_time];
-            let dims: [usize; 4] = std::array::from_fn(|axis| match axes & (1 << axis) {
+        // With one number for all keys of a row it changes nothing, and has a gradient of 0.
+        for axes in 0..8_u8 {
+            let full = [shape.batch, shape.heads, shape.time];
+            let [batch, heads, time] = std::array::from_fn(|axis| match axes & (1 << axis) {
                 0 => 1,
                 _ => full[axis],
             });
-            let has_keys = axes & 8 != 0;
-            if !has_keys {
-                // The same for all keys of a row: it changes nothing, and has a gradient of 0.
-                continue;
-            }
+            let dims = [batch, heads, time, shape.key_time];
             let mut inputs = shape.inputs();
             inputs.push(noise(dims.iter().product(), 5));
-            let reference = |leaves: &[Tensor<1>]| {
+            let reference = move |leaves: &[Tensor<1>]| {
                 let [query, key, value] = shape.split(leaves);
                 let scores = query.matmul(key.transpose()) * (shape.size as f64).sqrt().recip();
                 let scores = scores + shaped(&leaves[3], dims);
                 softmax(scores, 3).matmul(value).flatten(0, 3)
             };
-            let ours = |leaves: &[Tensor<1>]| {
+            let ours = move |leaves: &[Tensor<1>]| {
                 let [query, key, value] = shape.split(leaves);
-                let bias = shaped(&leaves[3], dims);
-                let attention = Attention::new().with_bias(bias);
+                let attention = Attention::new().with_bias(shaped(&leaves[3], dims));
                 attention.forward(query, key, value).flatten(0, 3)
             };
-            let what = format!("bias {dims:?}");
-            assert_equal(&what, &inputs, 256.0, &reference, &ours);
+            Case::new(format!("bias {dims:?}"), inputs, reference, ours).assert_equal(256.0);
         }
     }
 }
@@ -372,114 +353,106 @@ fn large_scores_are_as_in_parts() {
         for x in &mut inputs[0] {
             *x *= factor;
         }
-        let (reference, ours): (Flat<'_>, Flat<'_>) = (&NONE.reference(shape), &NONE.ours(shape));
-        super::harness::assert_as_plain(&format!("{factor:e}"), &inputs, 1e4, reference, ours);
+        NONE.case(shape).with_inputs(inputs).assert_as_plain(1e4);
     }
 }
 
 #[test]
 fn a_tensor_may_be_query_key_and_value() {
-    let dims = [2, 2, 5, 4];
-    let inputs = [noise(dims.iter().product(), 1)];
-    let reference = |leaves: &[Tensor<1>]| {
-        let x: Tensor<4> = shaped(&leaves[0], dims);
-        let scores = x.clone().matmul(x.clone().transpose()) / 2.0;
-        softmax(scores, 3).matmul(x).flatten(0, 3)
-    };
-    let ours = |leaves: &[Tensor<1>]| {
-        let x: Tensor<4> = shaped(&leaves[0], dims);
-        Attention::new()
-            .forward(x.clone(), x.clone(), x)
-            .flatten(0, 3)
-    };
-    assert_equal("self attention", &inputs, 64.0, &reference, &ours);
+    const DIMS: [usize; 4] = [2, 2, 5, 4];
+    let case = Case::new(
+        "self attention",
+        vec![noise(DIMS.iter().product(), 1)],
+        |leaves| {
+            let x: Tensor<4> = shaped(&leaves[0], DIMS);
+            let scores = x.clone().matmul(x.clone().transpose()) / 2.0;
+            softmax(scores, 3).matmul(x).flatten(0, 3)
+        },
+        |leaves| {
+            let x: Tensor<4> = shaped(&leaves[0], DIMS);
+            let attention = Attention::new();
+            attention.forward(x.clone(), x.clone(), x).flatten(0, 3)
+        },
+    );
+    case.assert_equal(64.0);
+}
+
+fn with_dropout(prob: f64, shape: Shape) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
+    move |leaves| {
+        let [query, key, value] = shape.split(leaves);
+        let attention = Attention::new().with_dropout(prob);
+        attention.forward(query, key, value).flatten(0, 3)
+    }
 }
 
 /// With the same seed, the weights that are dropped are the same in each run: so finite differences
 /// see the gradient. In `f64`.
 #[test]
 fn dropout_has_the_gradient_of_its_own_mask() {
-    alone(
-        "operations::attention::dropout_has_the_gradient_of_its_own_mask",
-        || {
-            let shape = Shape {
-                key_heads: 1,
-                key_time: 6,
-                ..Shape::new(2, 2, 5, 3)
-            };
-            let device = flex();
-            let ours = |leaves: &[Tensor<1>]| {
-                let [query, key, value] = shape.split(leaves);
-                let attention = Attention::new().with_dropout(0.4);
-                attention.forward(query, key, value).flatten(0, 3)
-            };
-            let outcome = |inputs: &[Vec<f64>]| {
-                device.seed(11);
-                run(&device, DType::F64, inputs, &ours)
-            };
-            let inputs = shape.inputs();
-            let found = outcome(&inputs);
-            let plain = run(&device, DType::F64, &inputs, &NONE.ours(shape));
-            assert_ne!(found.value, plain.value, "nothing was dropped");
-            let loss = |inputs: &[Vec<f64>]| {
-                let value = outcome(inputs).value;
-                let weights = coarse(value.len());
-                value.iter().zip(weights).map(|(x, w)| x * w).sum::<f64>()
-            };
-            const STEP: f64 = 1e-5;
-            for (input, grad) in found.grads.iter().enumerate() {
-                for (at, grad) in grad.iter().enumerate() {
-                    let moved = |step: f64| {
-                        let mut inputs = inputs.clone();
-                        inputs[input][at] += step;
-                        loss(&inputs)
-                    };
-                    let slope = (moved(STEP) - moved(-STEP)) / (2.0 * STEP);
-                    assert!((slope - grad).abs() < 1e-7, "{input} {at}: {slope} {grad}");
-                }
+    let name = "operations::attention::dropout_has_the_gradient_of_its_own_mask";
+    alone(name, || {
+        let shape = Shape {
+            key_heads: 1,
+            key_time: 6,
+            ..Shape::new(2, 2, 5, 3)
+        };
+        let device = flex();
+        let outcome = |inputs: &[Vec<f64>]| {
+            device.seed(11);
+            run(&device, DType::F64, inputs, &with_dropout(0.4, shape))
+        };
+        let inputs = shape.inputs();
+        let found = outcome(&inputs);
+        let plain = NONE.case(shape).found(&device, DType::F64);
+        assert_ne!(found.value, plain.value, "nothing was dropped");
+        let loss = |inputs: &[Vec<f64>]| {
+            let value = outcome(inputs).value;
+            let weights = coarse(value.len());
+            value.iter().zip(weights).map(|(x, w)| x * w).sum::<f64>()
+        };
+        const STEP: f64 = 1e-5;
+        for (input, grad) in found.grads.iter().enumerate() {
+            for (at, grad) in grad.iter().enumerate() {
+                let moved = |step: f64| {
+                    let mut inputs = inputs.clone();
+                    inputs[input][at] += step;
+                    loss(&inputs)
+                };
+                let slope = (moved(STEP) - moved(-STEP)) / (2.0 * STEP);
+                assert!((slope - grad).abs() < 1e-7, "{input} {at}: {slope} {grad}");
             }
-        },
-    );
+        }
+    });
 }
 
 /// Weights are dropped as by Burn's dropout of all of them, also where the scores of one element of
 /// the batch are cut into rows.
 #[test]
 fn what_is_dropped_is_what_burn_drops() {
-    alone(
-        "operations::attention::what_is_dropped_is_what_burn_drops",
-        || {
-            let in_rows = SHAPES[7];
-            let cross = Shape {
-                heads: 2,
-                ..in_rows
+    let name = "operations::attention::what_is_dropped_is_what_burn_drops";
+    alone(name, || {
+        let in_rows = SHAPES[7];
+        let cross = Shape {
+            heads: 2,
+            ..in_rows
+        };
+        for shape in [Shape::new(2, 2, 5, 4), Shape::new(5, 4, 150, 8), cross] {
+            let device = flex();
+            let plain = |leaves: &[Tensor<1>]| {
+                let [query, key, value] = shape.split(leaves);
+                let scores = query.matmul(key.transpose()) / (shape.size as f64).sqrt();
+                let weights = softmax(scores, 3);
+                let dropout = burn::nn::DropoutConfig::new(0.3).init();
+                dropout.forward(weights).matmul(value).flatten(0, 3)
             };
-            for shape in [Shape::new(2, 2, 5, 4), Shape::new(5, 4, 150, 8), cross] {
-                let device = flex();
-                let plain = |leaves: &[Tensor<1>]| {
-                    let [query, key, value] = shape.split(leaves);
-                    let scores = query.matmul(key.transpose()) / (shape.size as f64).sqrt();
-                    let weights = softmax(scores, 3);
-                    let dropout = burn::nn::DropoutConfig::new(0.3).init();
-                    dropout.forward(weights).matmul(value).flatten(0, 3)
-                };
-                let ours = |leaves: &[Tensor<1>]| {
-                    let [query, key, value] = shape.split(leaves);
-                    let attention = Attention::new().with_dropout(0.3);
-                    attention.forward(query, key, value).flatten(0, 3)
-                };
-                device.seed(3);
-                let expected = run(&device, DType::F32, &shape.inputs(), &plain);
-                device.seed(3);
-                let found = run(&device, DType::F32, &shape.inputs(), &ours);
-                let tensors = |outcome: super::harness::Outcome| {
-                    let numbers = outcome.grads.into_iter().flatten();
-                    numbers.chain(outcome.value).collect::<Vec<f64>>()
-                };
-                for (found, expected) in tensors(found).iter().zip(tensors(expected)) {
-                    assert!((found - expected).abs() < 1e-5, "{found} {expected}");
-                }
+            device.seed(3);
+            let expected = run(&device, DType::F32, &shape.inputs(), &plain);
+            device.seed(3);
+            let ours = with_dropout(0.3, shape);
+            let found = run(&device, DType::F32, &shape.inputs(), &ours);
+            for (found, expected) in found.numbers().zip(expected.numbers()) {
+                assert!((found - expected).abs() < 1e-5, "{found} {expected}");
             }
-        },
-    );
+        }
+    });
 }

@@ -1,9 +1,138 @@
-//! An operation beside its reference: Burn's own operations, in `f64` on NdArray.
+//! An operation beside its reference: Burn's own operations, in `f64`.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
+use crate::harness::{devices, flex};
+
 /// An operation on flat tensors, to a flat tensor.
 pub(crate) type Flat<'a> = &'a dyn Fn(&[Tensor<1>]) -> Tensor<1>;
+
+type Op = Box<dyn Fn(&[Tensor<1>]) -> Tensor<1>>;
+
+/// An operation, its inputs, and what it is compared with.
+pub(crate) struct Case {
+    name: String,
+    inputs: Vec<Vec<f64>>,
+    reference: Op,
+    ours: Op,
+}
+
+impl Case {
+    pub(crate) fn new(
+        name: impl Into<String>,
+        inputs: Vec<Vec<f64>>,
+        reference: impl Fn(&[Tensor<1>]) -> Tensor<1> + 'static,
+        ours: impl Fn(&[Tensor<1>]) -> Tensor<1> + 'static,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            inputs,
+            reference: Box::new(reference),
+            ours: Box::new(ours),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn with_reference(
+        self,
+        reference: impl Fn(&[Tensor<1>]) -> Tensor<1> + 'static,
+    ) -> Self {
+        let reference = Box::new(reference);
+        Self { reference, ..self }
+    }
+
+    /// The same of other inputs.
+    pub(crate) fn with_inputs(self, inputs: Vec<Vec<f64>>) -> Self {
+        Self { inputs, ..self }
+    }
+
+    /// Without what may be left out, as a bias.
+    pub(crate) fn without_last_input(mut self) -> Self {
+        self.inputs.pop();
+        self.name += " without its last input";
+        self
+    }
+
+    /// The output times a number.
+    pub(crate) fn times(self, factor: f64) -> Self {
+        let (reference, ours) = (self.reference, self.ours);
+        let reference = move |leaves: &[Tensor<1>]| reference(leaves) * factor;
+        let ours = move |leaves: &[Tensor<1>]| ours(leaves) * factor;
+        Self::new(self.name, self.inputs, reference, ours)
+    }
+
+    /// The same of the nearest inputs that a type holds.
+    pub(crate) fn rounded(self, dtype: DType) -> Self {
+        let round = |input: &Vec<f64>| numbers(tensor(input, &flex(), dtype));
+        let inputs = self.inputs.iter().map(round).collect();
+        self.with_inputs(inputs)
+    }
+
+    pub(crate) fn expected(&self) -> Outcome {
+        run(&flex(), DType::F64, &self.inputs, &self.reference)
+    }
+
+    pub(crate) fn found(&self, device: &Device, dtype: DType) -> Outcome {
+        run(device, dtype, &self.inputs, &self.ours)
+    }
+
+    /// That the operation gives what its reference does in `f64`, on every backend: in `f64`, and in
+    /// `f32` with errors of at most `multiple` rounding errors of the largest number of a tensor.
+    pub(crate) fn assert_equal(&self, multiple: f64) {
+        let expected = self.expected();
+        for device in devices() {
+            for (dtype, epsilon) in [
+                (DType::F64, f64::EPSILON),
+                (DType::F32, f64::from(f32::EPSILON)),
+            ] {
+                let found = self.found(&device, dtype);
+                for (at, difference) in differences(&found, &expected).into_iter().enumerate() {
+                    let errors = difference / epsilon;
+                    assert!(
+                        errors <= multiple,
+                        "{}, tensor {at} (0 is the output), {dtype:?} on {device:?}: off by \
+                         {errors:.1} rounding errors",
+                        self.name
+                    );
+                }
+            }
+        }
+    }
+
+    /// That the operation of an empty input is empty, with gradients of 0. Without its reference: the
+    /// products of Flex read beyond an empty tensor.
+    pub(crate) fn assert_empty(&self) {
+        let zeros: Vec<_> = self.inputs.iter().map(|x| vec![0.0; x.len()]).collect();
+        for device in devices() {
+            for dtype in [DType::F64, DType::F32] {
+                let found = self.found(&device, dtype);
+                assert!(found.value.is_empty(), "{}", self.name);
+                assert_eq!(found.grads, zeros, "{}", self.name);
+            }
+        }
+    }
+
+    /// That the operation has the same numbers that are not finite as its reference, in `f32` on one
+    /// backend, and differs in no other by more than `multiple` rounding errors.
+    pub(crate) fn assert_as_plain(&self, multiple: f64) {
+        for device in devices() {
+            let expected = run(&device, DType::F32, &self.inputs, &self.reference);
+            let found = self.found(&device, DType::F32);
+            for (at, difference) in differences(&found, &expected).into_iter().enumerate() {
+                let errors = difference / f64::from(f32::EPSILON);
+                assert!(
+                    errors <= multiple,
+                    "{}, tensor {at}, on {device:?}: off by {errors:.1} rounding errors\n\
+                     {found:?}\n{expected:?}",
+                    self.name
+                );
+            }
+        }
+    }
+}
 
 /// The numbers of an output, and of the gradients of its inputs.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,8 +142,12 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    fn tensors(&self) -> Vec<&Vec<f64>> {
-        std::iter::once(&self.value).chain(&self.grads).collect()
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &Vec<f64>> {
+        std::iter::once(&self.value).chain(&self.grads)
+    }
+
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = f64> {
+        self.tensors().flatten().copied()
     }
 }
 
@@ -25,18 +158,19 @@ pub(crate) fn noise(count: usize, seed: usize) -> Vec<f64> {
     (0..count).map(|i| f64::from(at(i) as f32)).collect()
 }
 
+/// The same around another mean, and as far from it as this.
+pub(crate) fn spread(mean: f64, factor: f64, count: usize, seed: usize) -> Vec<f64> {
+    let noise = noise(count, seed).into_iter();
+    noise.map(|x| mean + factor * x).collect()
+}
+
 /// Numbers in (-1, 1) that every type holds, `bf16` too.
 pub(crate) fn coarse(count: usize) -> Vec<f64> {
     let at = |i: usize| ((i * 7919 + 57) % 251) as f64 / 128.0 - 0.9765625;
     (0..count).map(at).collect()
 }
 
-#[allow(deprecated)] // Burn 0.22 deprecates NdArray.
-pub(crate) fn reference_device() -> Device {
-    Device::ndarray().autodiff()
-}
-
-pub(crate) fn tensor(numbers: &[f64], device: &Device, dtype: DType) -> Tensor<1> {
+fn tensor(numbers: &[f64], device: &Device, dtype: DType) -> Tensor<1> {
     let data = TensorData::new(numbers.to_vec(), [numbers.len()]).convert_dtype(dtype);
     Tensor::from_data(data, (device, dtype))
 }
@@ -95,62 +229,8 @@ fn difference(found: &[f64], expected: &[f64]) -> f64 {
 
 /// The largest difference of the output and of each gradient, as a multiple of its largest number.
 pub(crate) fn differences(found: &Outcome, expected: &Outcome) -> Vec<f64> {
-    let pairs = found.tensors().into_iter().zip(expected.tensors());
+    let pairs = found.tensors().zip(expected.tensors());
     pairs
         .map(|(found, expected)| difference(found, expected))
         .collect()
-}
-
-/// That an operation gives what `reference` does in `f64` on NdArray, on every backend: in `f64`,
-/// and in `f32` with errors of at most `multiple` rounding errors of the largest number of a
-/// tensor.
-pub(crate) fn assert_equal(
-    what: &str,
-    inputs: &[Vec<f64>],
-    multiple: f64,
-    reference: Flat<'_>,
-    ours: Flat<'_>,
-) {
-    let expected = run(&reference_device(), DType::F64, inputs, reference);
-    for device in crate::harness::devices() {
-        for (dtype, epsilon) in [
-            (DType::F64, f64::EPSILON),
-            (DType::F32, f64::from(f32::EPSILON)),
-        ] {
-            let found = run(&device, dtype, inputs, ours);
-            let pairs = found.tensors().into_iter().zip(expected.tensors());
-            for (at, (found, expected)) in pairs.enumerate() {
-                let errors = difference(found, expected) / epsilon;
-                assert!(
-                    errors <= multiple,
-                    "{what}, tensor {at} (0 is the output), {dtype:?} on {device:?}: off by \
-                     {errors:.1} rounding errors"
-                );
-            }
-        }
-    }
-}
-
-/// That an operation has the same numbers that are not finite as Burn's, in `f32` on one backend,
-/// and differs in no other by more than `multiple` rounding errors.
-pub(crate) fn assert_as_plain(
-    what: &str,
-    inputs: &[Vec<f64>],
-    multiple: f64,
-    plain: Flat<'_>,
-    ours: Flat<'_>,
-) {
-    for device in crate::harness::devices() {
-        let expected = run(&device, DType::F32, inputs, plain);
-        let found = run(&device, DType::F32, inputs, ours);
-        let pairs = found.tensors().into_iter().zip(expected.tensors());
-        for (at, (found, expected)) in pairs.enumerate() {
-            let errors = difference(found, expected) / f64::from(f32::EPSILON);
-            assert!(
-                errors <= multiple,
-                "{what}, tensor {at}, on {device:?}: off by {errors:.1} rounding errors\n\
-                 {found:?}\n{expected:?}"
-            );
-        }
-    }
 }

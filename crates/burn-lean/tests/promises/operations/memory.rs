@@ -27,21 +27,30 @@ struct Bytes {
     backward: usize,
 }
 
-fn bytes(op: impl Fn(Tensor<2>) -> Tensor<2>) -> Bytes {
-    let x = numbers(DIMS, 1, &flex()).require_grad();
+/// Of an operation on a leaf, and of backward from what `loss` makes of its output.
+fn bytes_of<const D: usize, const E: usize>(
+    leaf: &Tensor<D>,
+    op: impl FnOnce() -> Tensor<E>,
+    loss: impl FnOnce(Tensor<E>) -> Tensor<1>,
+) -> Bytes {
     let before = HEAP.current_usage();
-    let y = op(x.clone());
+    let y = op();
     // An activation that is used again: the output is not the operation's alone.
     let output = y.clone();
-    let kept = HEAP.current_usage() - before - INPUT;
-    let loss = y.sum();
+    let kept = HEAP.current_usage() - before - 4 * y.shape().num_elements();
+    let loss = loss(y);
     HEAP.reset_peak_usage();
     let before = HEAP.current_usage();
     let grads = loss.backward();
     let backward = HEAP.peak_usage() - before;
-    assert!(x.grad(&grads).is_some());
+    assert!(leaf.grad(&grads).is_some());
     drop(output);
     Bytes { kept, backward }
+}
+
+fn bytes(op: impl Fn(Tensor<2>) -> Tensor<2>) -> Bytes {
+    let x = numbers(DIMS, 1, &flex()).require_grad();
+    bytes_of(&x, || op(x.clone()), Tensor::sum)
 }
 
 fn print(name: &str, plain: &Bytes, ours: &Bytes) {
@@ -72,198 +81,143 @@ fn assert_little(
     let (plain, ours) = (bytes(plain), bytes(ours));
     print(name, &plain, &ours);
     assert!(ours.kept <= SMALL, "{name} keeps {} bytes", ours.kept);
-    assert!(ours.kept <= plain.kept);
+    assert!(ours.kept <= plain.kept, "{name}");
     // The gradient of the output, in the same memory that of the input, and chunks.
     let limit = INPUT + 6 * chunks() + SMALL;
-    assert!(
-        ours.backward <= limit,
-        "backward of {name} needs {} bytes, of at most {limit}",
-        ours.backward
-    );
-    assert!(
-        ours.backward < plain.backward,
-        "backward of {name} needs {} bytes, Burn's {}",
-        ours.backward,
-        plain.backward
-    );
+    let (plain, ours) = (plain.backward, ours.backward);
+    assert!(ours <= limit, "backward of {name} needs {ours} of {limit}");
+    assert!(ours < plain, "backward of {name}: {ours}, Burn's {plain}");
 }
 
 #[test]
 fn operations_keep_their_input_or_their_output() {
-    alone(
-        "operations::memory::operations_keep_their_input_or_their_output",
-        || {
-            let gamma = numbers([DIMS[1]], 2, &flex()).require_grad();
-            let plain_norm =
-                |x| burn::tensor::module::layer_norm(x, gamma.clone(), Some(gamma.clone()), 1e-5);
-            let norm = |x| layer_norm(x, gamma.clone(), Some(gamma.clone()), 1e-5);
-            assert_little("layer_norm", plain_norm, norm);
+    let name = "operations::memory::operations_keep_their_input_or_their_output";
+    alone(name, || {
+        let gamma = numbers([DIMS[1]], 2, &flex()).require_grad();
+        let plain_norm =
+            |x| burn::tensor::module::layer_norm(x, gamma.clone(), Some(gamma.clone()), 1e-5);
+        let norm = |x| layer_norm(x, gamma.clone(), Some(gamma.clone()), 1e-5);
+        assert_little("layer_norm", plain_norm, norm);
 
-            let plain_rms = |x: Tensor<2>| {
-                let rms = (x.clone().square().mean_dim(1) + 1e-5).sqrt();
-                x / rms * gamma.clone().unsqueeze()
-            };
-            assert_little("rms_norm", plain_rms, |x| rms_norm(x, gamma.clone(), 1e-5));
+        let plain_rms = |x: Tensor<2>| {
+            let rms = (x.clone().square().mean_dim(1) + 1e-5).sqrt();
+            x / rms * gamma.clone().unsqueeze()
+        };
+        assert_little("rms_norm", plain_rms, |x| rms_norm(x, gamma.clone(), 1e-5));
 
-            let plain_group = |x: Tensor<2>| {
-                let x = x.reshape([1024, 8, 128]);
-                let x = x.clone() - x.mean_dim(2);
-                let x = x.clone() / (x.square().mean_dim(2) + 1e-5).sqrt();
-                x.reshape(DIMS) * gamma.clone().unsqueeze() + gamma.clone().unsqueeze()
-            };
-            let group = |x| group_norm(x, Some(gamma.clone()), Some(gamma.clone()), 8, 1e-5);
-            assert_little("group_norm", plain_group, group);
+        let plain_group = |x: Tensor<2>| {
+            let x = x.reshape([1024, 8, 128]);
+            let x = x.clone() - x.mean_dim(2);
+            let x = x.clone() / (x.square().mean_dim(2) + 1e-5).sqrt();
+            x.reshape(DIMS) * gamma.clone().unsqueeze() + gamma.clone().unsqueeze()
+        };
+        let group = |x| group_norm(x, Some(gamma.clone()), Some(gamma.clone()), 8, 1e-5);
+        assert_little("group_norm", plain_group, group);
 
-            let (plain, ours) = (bytes(activation::gelu), bytes(gelu));
-            print("gelu", &plain, &ours);
-            assert!(ours.kept <= SMALL && ours.backward <= INPUT + 2 * chunks() + SMALL);
-            assert_little("silu", activation::silu, silu);
-            let plain_softmax = |x| activation::softmax(x, 1);
-            assert_little("softmax", plain_softmax, |x| softmax(x, 1));
-        },
-    );
-}
-
-/// Bytes of query, key, value and output each, and of the scores.
-const HEADS: usize = 1 << 20;
-const SCORES: usize = 16 << 20;
-
-fn attention_bytes(op: impl Fn(Tensor<4>, Tensor<4>, Tensor<4>) -> Tensor<4>) -> Bytes {
-    let leaf = numbers([4, 4, 512, 32], 1, &flex()).require_grad();
-    // As from linear layers: nobody else holds them, and they are `[batch, time, heads, size]`.
-    let heads = |factor: f64| {
-        (leaf.clone() * factor)
-            .reshape([4, 512, 4, 32])
-            .swap_dims(1, 2)
-    };
-    let (query, key, value) = (heads(1.0), heads(2.0), heads(3.0));
-    let before = HEAP.current_usage();
-    let y = op(query, key, value);
-    let output = y.clone();
-    let kept = HEAP.current_usage() - before - HEADS;
-    let loss = y.sum();
-    HEAP.reset_peak_usage();
-    let before = HEAP.current_usage();
-    let grads = loss.backward();
-    let backward = HEAP.peak_usage() - before;
-    assert!(leaf.grad(&grads).is_some());
-    drop(output);
-    Bytes { kept, backward }
-}
-
-fn plain_attention(query: Tensor<4>, key: Tensor<4>, value: Tensor<4>, drop: f64) -> Tensor<4> {
-    let scores = query.matmul(key.transpose()) / 32_f64.sqrt();
-    let weights = activation::softmax(scores, 3);
-    DropoutConfig::new(drop)
-        .init()
-        .forward(weights)
-        .matmul(value)
+        let (plain, ours) = (bytes(activation::gelu), bytes(gelu));
+        print("gelu", &plain, &ours);
+        assert!(ours.kept <= SMALL && ours.backward <= INPUT + 2 * chunks() + SMALL);
+        assert_little("silu", activation::silu, silu);
+        let plain_softmax = |x| activation::softmax(x, 1);
+        assert_little("softmax", plain_softmax, |x| softmax(x, 1));
+    });
 }
 
 #[test]
 fn attention_keeps_no_scores() {
+    /// Bytes of query, key, value and output each, and of the scores.
+    const HEADS: usize = 1 << 20;
+    const SCORES: usize = 16 << 20;
+    type Heads = [Tensor<4>; 3];
+    fn of(op: impl FnOnce(Heads) -> Tensor<4>) -> Bytes {
+        let leaf = numbers([4, 4, 512, 32], 1, &flex()).require_grad();
+        // As from linear layers: nobody else holds them, and they are `[batch, time, heads, size]`.
+        let heads = [1.0, 2.0, 3.0].map(|factor| {
+            let flat: Tensor<4> = (leaf.clone() * factor).reshape([4, 512, 4, 32]);
+            flat.swap_dims(1, 2)
+        });
+        bytes_of(&leaf, || op(heads), Tensor::sum)
+    }
     alone("operations::memory::attention_keeps_no_scores", || {
         for drop in [0.0, 0.1] {
-            let plain = attention_bytes(|q, k, v| plain_attention(q, k, v, drop));
-            let ours =
-                attention_bytes(|q, k, v| Attention::new().with_dropout(drop).forward(q, k, v));
-            println!(
-                "attention with dropout {drop}: keeps {} KiB, Burn's {}; backward needs {} KiB, \
-                 Burn's {}; scores are {} KiB",
-                ours.kept >> 10,
-                plain.kept >> 10,
-                ours.backward >> 10,
-                plain.backward >> 10,
-                SCORES >> 10
-            );
+            let plain = of(|[query, key, value]| {
+                let scores = query.matmul(key.transpose()) / 32_f64.sqrt();
+                let weights = activation::softmax(scores, 3);
+                let dropout = DropoutConfig::new(drop).init();
+                dropout.forward(weights).matmul(value)
+            });
+            let ours = of(|[query, key, value]| {
+                let attention = Attention::new().with_dropout(drop);
+                attention.forward(query, key, value)
+            });
+            print(&format!("attention with dropout {drop}"), &plain, &ours);
             let bits = if drop > 0.0 { SCORES / 24 } else { 0 };
             assert!(ours.kept <= bits + SMALL, "{} bytes kept", ours.kept);
             assert!(plain.kept >= SCORES, "{} bytes kept by Burn's", plain.kept);
-            assert!(
-                ours.backward <= 10 * HEADS + SMALL,
-                "backward needs {} bytes",
-                ours.backward
-            );
+            let limit = 10 * HEADS + SMALL;
+            assert!(ours.backward <= limit, "{} of {limit}", ours.backward);
         }
     });
 }
 
 #[test]
 fn linear_makes_its_gradients_alone() {
-    alone(
-        "operations::memory::linear_makes_its_gradients_alone",
-        || {
-            const ROWS: usize = 1024;
-            const WIDTH: usize = 1024;
-            const TENSOR: usize = 4 * ROWS * WIDTH;
-            let weight = numbers([WIDTH, WIDTH], 2, &flex()).require_grad();
-            let dims = [16, ROWS / 16, WIDTH];
-            let peak = |op: &dyn Fn(Tensor<3>) -> Tensor<3>| {
-                let x = numbers(dims, 1, &flex()).require_grad();
-                let y = op(x.clone());
-                let output = y.clone();
-                // Not the gradient of a sum, which is one number expanded.
-                let loss = (y * 2.0).sum();
-                HEAP.reset_peak_usage();
-                let before = HEAP.current_usage();
-                let grads = loss.backward();
-                let peak = HEAP.peak_usage() - before;
-                assert!(x.grad(&grads).is_some() && weight.grad(&grads).is_some());
-                drop(output);
-                peak
-            };
-            let plain = peak(&|x| burn::tensor::module::linear(x, weight.clone(), None));
-            let product = peak(&|x| x.matmul(weight.clone().unsqueeze()));
-            let ours = peak(&|x| linear(x, weight.clone(), None));
-            println!("backward needs {ours} bytes, Burn's linear {plain}, Burn's matmul {product}");
-            // The gradients of the output, the weight and the input, and an operand that is packed.
-            assert!(ours <= 4 * TENSOR + SMALL, "{ours}");
-            assert!(ours < plain / 4, "{ours} {plain}");
-        },
-    );
+    let name = "operations::memory::linear_makes_its_gradients_alone";
+    alone(name, || {
+        let weight = numbers(DIMS, 2, &flex()).require_grad();
+        let peak = |op: &dyn Fn(Tensor<3>) -> Tensor<3>| {
+            let x = numbers([16, DIMS[0] / 16, DIMS[1]], 1, &flex()).require_grad();
+            // Not the gradient of a sum, which is one number expanded.
+            let loss = |y: Tensor<3>| (y * 2.0).sum();
+            bytes_of(&x, || op(x.clone()), loss).backward
+        };
+        let plain = peak(&|x| burn::tensor::module::linear(x, weight.clone(), None));
+        let product = peak(&|x| x.matmul(weight.clone().unsqueeze()));
+        let ours = peak(&|x| linear(x, weight.clone(), None));
+        println!("backward needs {ours} bytes, Burn's linear {plain}, Burn's matmul {product}");
+        // The gradients of the output, the weight and the input, and an operand that is packed.
+        assert!(ours <= 4 * INPUT + SMALL, "{ours}");
+        assert!(ours < plain / 4, "{ours} {plain}");
+    });
 }
 
 #[test]
 fn dropout_keeps_bits_and_swiglu_its_inputs() {
-    alone(
-        "operations::memory::dropout_keeps_bits_and_swiglu_its_inputs",
-        || {
-            let module = DropoutConfig::new(0.1).init();
-            let (plain, ours) = (bytes(|x| module.forward(x)), bytes(|x| dropout(x, 0.1)));
-            print("dropout", &plain, &ours);
-            assert!(ours.kept <= INPUT / 24 + SMALL, "{}", ours.kept);
-            assert!(plain.kept >= INPUT, "{}", plain.kept);
+    let name = "operations::memory::dropout_keeps_bits_and_swiglu_its_inputs";
+    alone(name, || {
+        let module = DropoutConfig::new(0.1).init();
+        let (plain, ours) = (bytes(|x| module.forward(x)), bytes(|x| dropout(x, 0.1)));
+        print("dropout", &plain, &ours);
+        assert!(ours.kept <= INPUT / 24 + SMALL, "{}", ours.kept);
+        assert!(plain.kept >= INPUT, "{}", plain.kept);
 
-            let up = numbers(DIMS, 3, &flex()).require_grad();
-            let plain_glu = |x| activation::silu(x) * up.clone();
-            let (plain, ours) = (bytes(plain_glu), bytes(|x| swiglu(x, up.clone())));
-            print("swiglu", &plain, &ours);
-            assert!(ours.kept <= SMALL, "{}", ours.kept);
-            assert!(plain.kept >= INPUT, "{}", plain.kept);
-        },
-    );
+        let up = numbers(DIMS, 3, &flex()).require_grad();
+        let plain_glu = |x| activation::silu(x) * up.clone();
+        let (plain, ours) = (bytes(plain_glu), bytes(|x| swiglu(x, up.clone())));
+        print("swiglu", &plain, &ours);
+        assert!(ours.kept <= SMALL, "{}", ours.kept);
+        assert!(plain.kept >= INPUT, "{}", plain.kept);
+    });
 }
 
 #[test]
 fn a_feed_forward_network_keeps_its_hidden_layer_once() {
-    alone(
-        "operations::memory::a_feed_forward_network_keeps_its_hidden_layer_once",
-        || {
-            const HIDDEN: usize = 4 * INPUT;
-            for drop in [0.0, 0.1] {
-                let config = PositionWiseFeedForwardConfig::new(DIMS[1], 4 * DIMS[1]);
-                let plain = config.with_dropout(drop).init(&flex());
-                let lean = plain.clone().lean();
-                let (plain, ours) = (bytes(|x| plain.forward(x)), bytes(|x| lean.forward(x)));
-                print(&format!("feed-forward network, {drop}"), &plain, &ours);
-                let bits = if drop > 0.0 { HIDDEN / 24 } else { 0 };
-                assert!(ours.kept <= HIDDEN + bits + SMALL, "{}", ours.kept);
-                assert!(plain.kept >= 2 * HIDDEN, "{}", plain.kept);
-                // The gradients of the parameters and of the output; of the hidden layer, which is
-                // written over that, a block of 2 MiB with its gradient, and its chunks.
-                let limit = 2 * HIDDEN + 2 * INPUT + 4 * (2 << 20) + 6 * chunks() + SMALL;
-                assert!(ours.backward <= limit, "{} of {limit}", ours.backward);
-            }
-        },
-    );
+    const HIDDEN: usize = 4 * INPUT;
+    let name = "operations::memory::a_feed_forward_network_keeps_its_hidden_layer_once";
+    alone(name, || {
+        for drop in [0.0, 0.1] {
+            let config = PositionWiseFeedForwardConfig::new(DIMS[1], 4 * DIMS[1]);
+            let plain = config.with_dropout(drop).init(&flex());
+            let lean = plain.clone().lean();
+            let (plain, ours) = (bytes(|x| plain.forward(x)), bytes(|x| lean.forward(x)));
+            print(&format!("feed-forward network, {drop}"), &plain, &ours);
+            let bits = if drop > 0.0 { HIDDEN / 24 } else { 0 };
+            assert!(ours.kept <= HIDDEN + bits + SMALL, "{}", ours.kept);
+            assert!(plain.kept >= 2 * HIDDEN, "{}", plain.kept);
+            // The gradients of the parameters and of the output; of the hidden layer, which is
+            // written over that, a block of 2 MiB with its gradient, and its chunks.
+            let limit = 2 * HIDDEN + 2 * INPUT + 4 * (2 << 20) + 6 * chunks() + SMALL;
+            assert!(ours.backward <= limit, "{} of {limit}", ours.backward);
+        }
+    });
 }

@@ -5,7 +5,7 @@ use burn::nn::{GroupNormConfig, RmsNormConfig};
 use burn::tensor::Tensor;
 use burn_lean::operations::{group_norm, layer_norm, rms_norm};
 
-use super::harness::{assert_as_plain, assert_equal, noise, shaped};
+use super::harness::{Case, noise, shaped, spread};
 
 const EPSILON: f64 = 1e-5;
 
@@ -19,80 +19,80 @@ const SHAPES: [[usize; 3]; 6] = [
     [3, 301, 513],
 ];
 
+/// The input, gamma and beta.
 fn inputs(dims: [usize; 3]) -> Vec<Vec<f64>> {
-    let around = |numbers: Vec<f64>, mean: f64| numbers.iter().map(|x| mean + x).collect();
     vec![
-        around(noise(dims.iter().product(), 1), 0.5),
-        around(noise(dims[2], 2), 1.0),
+        spread(0.5, 1.0, dims.iter().product(), 1),
+        spread(1.0, 1.0, dims[2], 2),
         noise(dims[2], 3),
     ]
 }
 
-/// Burn's own.
-fn plain_layer_norm(dims: [usize; 3]) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
-    move |leaves| {
-        let [x, gamma, beta] = leaves else { panic!() };
-        let x = shaped(x, dims);
-        let (gamma, beta) = (gamma.clone(), Some(beta.clone()));
-        burn::tensor::module::layer_norm(x, gamma, beta, EPSILON).flatten(0, 2)
-    }
+/// Of an input, gamma and, if there is one, beta.
+pub(crate) fn layer_norm_case(dims: [usize; 3], inputs: Vec<Vec<f64>>) -> Case {
+    Case::new(
+        format!("layer_norm of {dims:?}"),
+        inputs,
+        move |leaves| {
+            let (gamma, beta) = (leaves[1].clone(), leaves.get(2).cloned());
+            let x = shaped(&leaves[0], dims);
+            burn::tensor::module::layer_norm(x, gamma, beta, EPSILON).flatten(0, 2)
+        },
+        move |leaves| {
+            let (gamma, beta) = (leaves[1].clone(), leaves.get(2).cloned());
+            layer_norm(shaped(&leaves[0], dims), gamma, beta, EPSILON).flatten(0, 2)
+        },
+    )
 }
 
-fn our_layer_norm(dims: [usize; 3]) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
-    move |leaves| {
-        let [x, gamma, beta] = leaves else { panic!() };
-        let x = shaped(x, dims);
-        layer_norm(x, gamma.clone(), Some(beta.clone()), EPSILON).flatten(0, 2)
-    }
+/// Of an input and gamma.
+pub(crate) fn rms_norm_case(dims: [usize; 3], mut inputs: Vec<Vec<f64>>) -> Case {
+    inputs.truncate(2);
+    Case::new(
+        format!("rms_norm of {dims:?}"),
+        inputs,
+        move |leaves| {
+            // Not the module: it computes in `f32`.
+            let x: Tensor<3> = shaped(&leaves[0], dims);
+            let rms = (x.clone().square().mean_dim(2) + EPSILON).sqrt();
+            (x / rms * leaves[1].clone().unsqueeze()).flatten(0, 2)
+        },
+        move |leaves| rms_norm(shaped(&leaves[0], dims), leaves[1].clone(), EPSILON).flatten(0, 2),
+    )
 }
 
-fn plain_rms_norm(dims: [usize; 3]) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
-    move |leaves| {
-        let [x, gamma] = leaves else { panic!() };
-        // Not the module: it computes in `f32`.
-        let x = shaped(x, dims);
-        let rms = (x.clone().square().mean_dim(2) + EPSILON).sqrt();
-        (x / rms * gamma.clone().unsqueeze()).flatten(0, 2)
+/// Of an input `[batch, channels, ..]`, with gamma and beta or without.
+pub(crate) fn group_norm_case(dims: [usize; 3], groups: usize, with_affine: bool) -> Case {
+    let channels = dims[1];
+    let mut inputs = vec![noise(dims.iter().product(), 1)];
+    if with_affine {
+        inputs.extend([noise(channels, 2), noise(channels, 3)]);
     }
-}
-
-fn our_rms_norm(dims: [usize; 3]) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
-    move |leaves| {
-        let [x, gamma] = leaves else { panic!() };
-        rms_norm(shaped(x, dims), gamma.clone(), EPSILON).flatten(0, 2)
-    }
+    Case::new(
+        format!("group_norm of {dims:?} in {groups}, affine: {with_affine}"),
+        inputs,
+        move |leaves| {
+            let config = GroupNormConfig::new(groups, channels).with_epsilon(EPSILON);
+            let mut norm = config.with_affine(with_affine).init(&leaves[0].device());
+            norm.gamma = leaves.get(1).cloned().map(Param::from_tensor);
+            norm.beta = leaves.get(2).cloned().map(Param::from_tensor);
+            norm.forward(shaped(&leaves[0], dims)).flatten(0, 2)
+        },
+        move |leaves| {
+            let (gamma, beta) = (leaves.get(1).cloned(), leaves.get(2).cloned());
+            group_norm(shaped(&leaves[0], dims), gamma, beta, groups, EPSILON).flatten(0, 2)
+        },
+    )
 }
 
 #[test]
-fn layer_norm_is_that_of_burn() {
+fn row_norms_are_those_of_burn() {
     for dims in SHAPES {
-        let what = format!("layer_norm of {dims:?}");
-        let (plain, ours) = (plain_layer_norm(dims), our_layer_norm(dims));
-        assert_equal(&what, &inputs(dims), 64.0, &plain, &ours);
+        layer_norm_case(dims, inputs(dims)).assert_equal(64.0);
+        rms_norm_case(dims, inputs(dims)).assert_equal(64.0);
     }
-}
-
-#[test]
-fn layer_norm_without_beta_is_that_of_burn() {
-    let dims = [4, 3, 6];
-    let plain = |leaves: &[Tensor<1>]| {
-        let x = shaped(&leaves[0], dims);
-        burn::tensor::module::layer_norm(x, leaves[1].clone(), None, EPSILON).flatten(0, 2)
-    };
-    let ours = |leaves: &[Tensor<1>]| {
-        let x = shaped(&leaves[0], dims);
-        layer_norm(x, leaves[1].clone(), None, EPSILON).flatten(0, 2)
-    };
-    assert_equal("layer_norm", &inputs(dims)[..2], 64.0, &plain, &ours);
-}
-
-#[test]
-fn rms_norm_is_that_of_burn() {
-    for dims in SHAPES {
-        let what = format!("rms_norm of {dims:?}");
-        let (plain, ours) = (plain_rms_norm(dims), our_rms_norm(dims));
-        assert_equal(&what, &inputs(dims)[..2], 64.0, &plain, &ours);
-    }
+    let without_beta = layer_norm_case([4, 3, 6], inputs([4, 3, 6])).without_last_input();
+    without_beta.assert_equal(64.0);
 }
 
 #[test]
@@ -101,63 +101,24 @@ fn group_norm_is_that_of_burn() {
         ([2, 6, 5], 3),
         ([3, 4, 1], 1),
         ([1, 4, 7], 4),
-        ([0, 4, 3], 2),
         ([5, 64, 1031], 8),
     ] {
-        let channels = dims[1];
-        let inputs = vec![
-            noise(dims.iter().product(), 1),
-            noise(channels, 2),
-            noise(channels, 3),
-        ];
-        let plain = |leaves: &[Tensor<1>]| {
-            let [x, gamma, beta] = leaves else { panic!() };
-            let config = GroupNormConfig::new(groups, channels).with_epsilon(EPSILON);
-            let mut norm = config.init(&x.device());
-            norm.gamma = Some(Param::from_tensor(gamma.clone()));
-            norm.beta = Some(Param::from_tensor(beta.clone()));
-            norm.forward(shaped(x, dims)).flatten(0, 2)
-        };
-        let ours = |leaves: &[Tensor<1>]| {
-            let [x, gamma, beta] = leaves else { panic!() };
-            let x = shaped(x, dims);
-            let (gamma, beta) = (Some(gamma.clone()), Some(beta.clone()));
-            group_norm(x, gamma, beta, groups, EPSILON).flatten(0, 2)
-        };
-        let what = format!("group_norm of {dims:?} in {groups}");
-        if dims[0] > 0 {
-            assert_equal(&what, &inputs, 64.0, &plain, &ours);
-        } else {
-            // Burn's refuses it.
-            assert_equal(&what, &inputs, 64.0, &ours, &ours);
-        }
+        group_norm_case(dims, groups, true).assert_equal(64.0);
     }
+    group_norm_case([2, 6, 5], 3, false).assert_equal(64.0);
+    // Burn's refuses it.
+    group_norm_case([0, 4, 3], 2, true).assert_empty();
 }
 
 #[test]
-fn group_norm_without_affine_is_that_of_burn() {
-    let dims = [2, 6, 5];
-    let plain = |leaves: &[Tensor<1>]| {
-        let x = shaped(&leaves[0], dims);
-        let config = GroupNormConfig::new(3, 6).with_affine(false);
-        config.init(&x.device()).forward(x).flatten(0, 2)
-    };
-    let ours = |leaves: &[Tensor<1>]| {
-        let x = shaped(&leaves[0], dims);
-        group_norm(x, None, None, 3, EPSILON).flatten(0, 2)
-    };
-    assert_equal("group_norm", &[noise(60, 1)], 64.0, &plain, &ours);
-}
-
-/// Rows that statistics are hard of.
-fn extreme_rows() -> Vec<Vec<f64>> {
-    let numbers = noise(6, 4);
-    let times = |factor: f64| numbers.iter().map(|x| x * factor).collect();
-    let mut one_nan = numbers.clone();
+fn rows_of_extreme_numbers_are_as_with_burn() {
+    let numbers = || noise(6, 4);
+    let times = |factor: f64| spread(0.0, factor, 6, 4);
+    let mut one_nan = numbers();
     one_nan[2] = f64::NAN;
-    let mut one_infinite = numbers.clone();
+    let mut one_infinite = numbers();
     one_infinite[2] = f64::INFINITY;
-    vec![
+    for row in [
         vec![0.0; 6],
         vec![3.0; 6],
         times(1e4),
@@ -165,19 +126,10 @@ fn extreme_rows() -> Vec<Vec<f64>> {
         times(1e15),
         one_nan,
         one_infinite,
-    ]
-}
-
-#[test]
-fn rows_of_extreme_numbers_are_as_with_burn() {
-    for row in extreme_rows() {
-        let what = format!("{row:?}");
-        let dims = [1, 1, 6];
-        let inputs = [row, noise(6, 2), noise(6, 3)];
-        let (plain, ours) = (plain_layer_norm(dims), our_layer_norm(dims));
-        assert_as_plain(&what, &inputs, 64.0, &plain, &ours);
-        let (plain, ours) = (plain_rms_norm(dims), our_rms_norm(dims));
-        assert_as_plain(&what, &inputs[..2], 64.0, &plain, &ours);
+    ] {
+        let inputs = vec![row, noise(6, 2), noise(6, 3)];
+        layer_norm_case([1, 1, 6], inputs.clone()).assert_as_plain(64.0);
+        rms_norm_case([1, 1, 6], inputs).assert_as_plain(64.0);
     }
 }
 

@@ -43,26 +43,19 @@ fn only_what_asks_for_a_gradient_gets_one() {
 
 #[test]
 fn constants_of_a_device_without_autodiff_are_constants() {
-    let (x, gamma, beta) = three(&flex());
-    let y = layer_norm(
-        x.clone().inner(),
-        gamma.clone().require_grad(),
-        Some(beta.clone().inner()),
-        1e-5,
-    );
-    let expected = layer_norm(x, gamma, Some(beta), 1e-5);
-    assert!(y.is_tracked());
-    assert_eq!(y.into_data(), expected.into_data());
-}
-
-#[test]
-fn without_autodiff_they_are_plain_functions() {
     for device in devices() {
-        let (x, gamma, _) = three(&device);
-        let y = layer_norm(x.clone(), gamma.clone(), None, 1e-5);
-        let inference = layer_norm(x.inner(), gamma.inner(), None, 1e-5);
-        assert!(!inference.device().is_autodiff());
-        assert_eq!(y.into_data(), inference.into_data());
+        let (x, gamma, beta) = three(&device);
+        let expected = layer_norm(x.clone(), gamma.clone(), Some(beta.clone()), 1e-5);
+        let expected = expected.into_data();
+        let (x, beta) = (x.inner(), Some(beta.inner()));
+        let tracked = gamma.clone().require_grad();
+        let y = layer_norm(x.clone(), tracked, beta.clone(), 1e-5);
+        assert!(y.is_tracked());
+        assert_eq!(y.into_data(), expected);
+        // With all of them the operation is a plain function.
+        let y = layer_norm(x, gamma.inner(), beta, 1e-5);
+        assert!(!y.device().is_autodiff());
+        assert_eq!(y.into_data(), expected);
     }
 }
 
@@ -111,18 +104,6 @@ impl Block {
     }
 }
 
-fn loss(blocks: &[Block], step: usize) -> Tensor<1> {
-    let x = numbers([4, 6], step, &flex());
-    let y = blocks.iter().fold(x, |x, block| block.forward(x));
-    softmax(y, 1).square().mean()
-}
-
-fn recomputed_loss(blocks: &[Block], step: usize) -> Tensor<1> {
-    let x = numbers([4, 6], step, &flex());
-    let run = |x, block: &Block| checkpoint(block, x, |block: &Block, x| block.forward(x));
-    softmax(blocks.iter().fold(x, run), 1).square().mean()
-}
-
 #[test]
 fn gradient_release_and_recomputation_change_no_bit() {
     const STEPS: usize = 4;
@@ -131,34 +112,29 @@ fn gradient_release_and_recomputation_change_no_bit() {
             vec![Block::new(device), Block::new(device)]
         })
     };
-    let (_, expected) = plain_run(blocks(), &mut momentum(), 0..STEPS, |m, step| loss(m, step));
-
-    let mut release = momentum().with_gradient_release();
-    let (_, reports) = release_run(
-        blocks(),
-        &mut release,
-        0..STEPS,
-        |m, step| loss(m, step),
-        &expected,
-        "released",
-    );
-    assert_released(&reports, 1, "released");
-
-    let (_, recomputed) = plain_run(blocks(), &mut momentum(), 0..STEPS, |m, step| {
-        recomputed_loss(m, step)
-    });
-    for (found, expected) in recomputed.iter().zip(&expected) {
-        assert_bits(found, expected, "recomputed");
+    type Run = fn(Tensor<2>, &Block) -> Tensor<2>;
+    let loss = |run: Run| {
+        move |blocks: &Vec<Block>, step: usize| {
+            let x = numbers([4, 6], step, &flex());
+            softmax(blocks.iter().fold(x, run), 1).square().mean()
+        }
+    };
+    let plain: Run = |x, block| block.forward(x);
+    let recomputed: Run = |x, block| checkpoint(block, x, |block: &Block, x| block.forward(x));
+    let (_, expected) = plain_run(blocks(), &mut momentum(), 0..STEPS, loss(plain));
+    for (what, run) in [("plain", plain), ("recomputed", recomputed)] {
+        let (_, found) = plain_run(blocks(), &mut momentum(), 0..STEPS, loss(run));
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_bits(found, expected, what);
+        }
+        let what = format!("{what}, released");
+        let mut release = momentum().with_gradient_release();
+        let steps = 0..STEPS;
+        let (_, reports) = release_run(blocks(), &mut release, steps, loss(run), &expected, &what);
+        if what.starts_with("plain") {
+            assert_released(&reports, 1, &what);
+        }
     }
-    let mut release = momentum().with_gradient_release();
-    release_run(
-        blocks(),
-        &mut release,
-        0..STEPS,
-        |m, step| recomputed_loss(m, step),
-        &expected,
-        "released and recomputed",
-    );
 }
 
 /// A transformer of modules that keep little, with dropout, and a fused head.
@@ -201,71 +177,56 @@ impl Transformer {
 /// What is dropped is the same again where a scope runs again.
 #[test]
 fn a_transformer_trains_the_same_released_and_recomputed() {
-    alone(
-        "operations::tape::a_transformer_trains_the_same_released_and_recomputed",
-        || {
-            const STEPS: usize = 4;
-            let model = || seeded(&flex(), Transformer::new);
-            let run = |recomputes: bool| {
-                plain_run(model(), &mut momentum(), 0..STEPS, move |model, step| {
-                    model.loss(step, recomputes)
-                })
-                .1
-            };
-            let expected = run(false);
+    const STEPS: usize = 4;
+    let name = "operations::tape::a_transformer_trains_the_same_released_and_recomputed";
+    alone(name, || {
+        let model = || seeded(&flex(), Transformer::new);
+        // Scopes draw in another order, so each is compared with itself.
+        for recomputes in [false, true] {
+            let what = format!("released, recomputed: {recomputes}");
+            let loss = |model: &Transformer, step| model.loss(step, recomputes);
+            let (_, expected) = plain_run(model(), &mut momentum(), 0..STEPS, loss);
             let mut release = momentum().with_gradient_release();
-            let loss = |model: &Transformer, step| model.loss(step, false);
-            let (_, reports) =
-                release_run(model(), &mut release, 0..STEPS, loss, &expected, "released");
-            assert_released(&reports, 1, "released");
-
-            // Scopes draw in another order, so these are compared with one another.
-            let expected = run(true);
-            let mut release = momentum().with_gradient_release();
-            let loss = |model: &Transformer, step| model.loss(step, true);
-            let what = "released and recomputed";
-            release_run(model(), &mut release, 0..STEPS, loss, &expected, what);
-        },
-    );
+            let (_, reports) = release_run(model(), &mut release, 0..STEPS, loss, &expected, &what);
+            if !recomputes {
+                assert_released(&reports, 1, &what);
+            }
+        }
+    });
 }
 
 /// As finite differences see it, with a scope that drops again what it has dropped.
 #[test]
 fn a_recomputed_scope_drops_the_same_again() {
-    alone(
-        "operations::tape::a_recomputed_scope_drops_the_same_again",
-        || {
-            let device = flex();
-            let layer = seeded(&device, |device| {
-                let config = nn::transformer::TransformerEncoderConfig::new(8, 16, 2, 1);
-                let config = config.with_dropout(0.4);
-                nn::transformer::TransformerEncoderLayer::new(&config, device)
-            });
-            let weights = numbers([1, 4, 8], 3, &device);
-            let loss = |x: Tensor<3>| {
-                device.seed(9);
-                let forward = |layer: &nn::transformer::TransformerEncoderLayer, x| {
-                    layer.forward(x, None, None)
-                };
-                (checkpoint(&layer, x, forward) * weights.clone()).sum()
+    let name = "operations::tape::a_recomputed_scope_drops_the_same_again";
+    alone(name, || {
+        let device = flex();
+        let layer = seeded(&device, |device| {
+            let config = nn::transformer::TransformerEncoderConfig::new(8, 16, 2, 1);
+            let config = config.with_dropout(0.4);
+            nn::transformer::TransformerEncoderLayer::new(&config, device)
+        });
+        let weights = numbers([1, 4, 8], 3, &device);
+        let loss = |x: Tensor<3>| {
+            device.seed(9);
+            let forward =
+                |layer: &nn::transformer::TransformerEncoderLayer, x| layer.forward(x, None, None);
+            (checkpoint(&layer, x, forward) * weights.clone()).sum()
+        };
+        let x = numbers([1, 4, 8], 1, &device).require_grad();
+        let grad = x.grad(&loss(x.clone()).backward()).unwrap();
+        for seed in 0..5 {
+            let direction = numbers([1, 4, 8], 40 + seed, &device);
+            let expected = (grad.clone() * direction.clone().inner()).sum();
+            let expected = expected.into_scalar::<f32>();
+            const STEP: f64 = 2e-3;
+            let value = |step: f64| {
+                let x = x.clone().detach() + direction.clone() * step;
+                loss(x).into_scalar::<f32>()
             };
-            let x = numbers([1, 4, 8], 1, &device).require_grad();
-            let grad = x.grad(&loss(x.clone()).backward()).unwrap();
-            for seed in 0..5 {
-                let direction = numbers([1, 4, 8], 40 + seed, &device);
-                let expected = (grad.clone() * direction.clone().inner()).sum();
-                let step = 2e-3;
-                let value = |step: f64| {
-                    let x = x.clone().detach() + direction.clone() * step;
-                    loss(x).into_scalar::<f32>()
-                };
-                let slope = (value(step) - value(-step)) / (2.0 * step as f32);
-                let expected = expected.into_scalar::<f32>();
-                assert!(
-                    (slope - expected).abs() < 0.03 * (1.0 + expected.abs()),
-                    "{slope} {expected}"
-                );
-            }
-        },
-    );
+            let slope = (value(STEP) - value(-STEP)) / (2.0 * STEP as f32);
+            let limit = 0.03 * (1.0 + expected.abs());
+            assert!((slope - expected).abs() < limit, "{slope} {expected}");
+        }
+    });
 }

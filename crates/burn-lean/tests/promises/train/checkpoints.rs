@@ -1,61 +1,9 @@
 //! Checkpoints are Burn's own: either strategy resumes what the other has saved.
 
-use std::fs;
-
-use burn::lr_scheduler::LrSchedulerRecord;
-use burn::module::Module;
-use burn::optim::OptimizerRecord;
-use burn::store::ModuleRecord;
 use burn_lean::FirstPass;
-use burn_lean::train::StepMonitor;
 
-use super::harness::{Directory, Mode, Net, Training};
-use crate::harness::{Bits, adamw, bits, flex, momentum};
-
-/// The weights in a checkpoint.
-fn saved(directory: &Directory, epoch: usize) -> Bits {
-    let file = directory.checkpoint(&format!("model-{epoch}.bpk"));
-    bits(&Net::new(&flex()).load_record(ModuleRecord::load(file).unwrap()))
-}
-
-/// The files of every epoch, and what a stock training makes of them.
-#[test]
-fn what_is_saved_is_what_stock_saves() {
-    for optim in [adamw, momentum] {
-        for accumulation in [None, Some(2)] {
-            let training = |model: &Net| Training {
-                model: model.clone(),
-                saves: true,
-                accumulation,
-                ..Training::new(optim)
-            };
-            let model = Net::without_third_use(&flex());
-            let (stock, released) = (training(&model), training(&model));
-            stock.run(Mode::Stock);
-            released.run(Mode::Released);
-            let files = stock.directory.checkpoints();
-            assert_eq!(files.len(), 3 * stock.epochs);
-            assert_eq!(released.directory.checkpoints(), files);
-            for epoch in 1..=stock.epochs {
-                let expected = saved(&stock.directory, epoch);
-                assert_eq!(saved(&released.directory, epoch), expected);
-                // The model's file has new ids of running statistics, the optimizer's another
-                // order.
-                let [expected, found] = [&stock, &released].map(|run| {
-                    let file = |part| run.directory.checkpoint(&format!("{part}-{epoch}.bpk"));
-                    let states = OptimizerRecord::load(file("optim")).unwrap().len();
-                    (fs::read(file("scheduler")).unwrap(), states)
-                });
-                assert_eq!(found, expected);
-            }
-            let file = released.directory.checkpoint("optim-3.bpk");
-            let states = OptimizerRecord::load(file).unwrap();
-            assert!(!states.is_empty());
-            let file = released.directory.checkpoint("scheduler-3.bpk");
-            assert!(!LrSchedulerRecord::load(file).unwrap().is_empty());
-        }
-    }
-}
+use super::harness::{Directory, Mode, Net, Training, User};
+use crate::harness::{adamw, assert_bits, flex};
 
 /// Saved by one, resumed by the other, and on from there to the weights of the run in one piece.
 #[test]
@@ -68,65 +16,58 @@ fn either_resumes_the_other() {
         (StockWithOurs, Released),
         (Released, StockWithOurs),
     ];
-    for (first, second) in pairs {
-        for accumulation in [None, Some(3)] {
-            let whole = Training {
-                epochs: 4,
-                shuffle: Some(7),
-                accumulation,
-                model: Net::without_third_use(&flex()),
-                ..Training::new(adamw)
-            };
-            let expected = whole.run(Stock);
+    let in_windows = Training {
+        accumulation: Some(3),
+        ..Training::without_third_use(User::default())
+    };
+    // With an activation that is used thrice and more, the first pass after a resume has to be
+    // asked for exactly.
+    let exact = Training {
+        first_pass: FirstPass::Exact,
+        ..Training::new(adamw)
+    };
+    let trainings = [
+        (
+            "each step",
+            Training::without_third_use(User::default()),
+            &pairs[..],
+        ),
+        ("windows", in_windows, &pairs[..]),
+        ("exact", exact, &pairs[2..3]),
+    ];
+    for (what, training, pairs) in trainings {
+        let whole = Training {
+            epochs: 4,
+            shuffle: Some(7),
+            ..training
+        };
+        let expected = whole.run(Stock);
+        for (first, second) in pairs {
+            let what = format!("{what}, {first:?}, then {second:?}");
             let begun = Training {
                 epochs: 2,
                 saves: true,
                 directory: Directory::temporary(),
+                first_pass: FirstPass::default(),
                 ..whole.clone()
             };
-            begun.run(first);
+            begun.run(*first);
             let resumed = Training {
                 epochs: 4,
                 checkpoint: Some(2),
                 // What it begins with is not what it goes on with.
-                model: Net::without_third_use(&flex()),
-                monitor: StepMonitor::new(),
+                model: Net {
+                    is_mixed: whole.model.is_mixed,
+                    ..Net::new(&flex())
+                },
+                first_pass: whole.first_pass,
                 ..begun
             };
-            let resumed = resumed.run(second);
+            let resumed = resumed.run(*second);
             let done = expected.losses.len() - resumed.losses.len();
-            assert_eq!(done, expected.losses.len() / 2);
-            assert_eq!(
-                resumed.losses,
-                expected.losses[done..],
-                "{first:?}, {second:?}"
-            );
-            assert_eq!(resumed.last, expected.last, "{first:?}, {second:?}");
+            assert_eq!(done, expected.losses.len() / 2, "{what}");
+            assert_eq!(resumed.losses, expected.losses[done..], "{what}");
+            assert_bits(&resumed.last, &expected.last, &what);
         }
     }
-}
-
-/// With an activation that is used thrice and more, the first pass after a resume has to be asked
-/// for exactly.
-#[test]
-fn an_exact_first_pass_after_a_resume() {
-    let whole = Training {
-        epochs: 4,
-        ..Training::new(adamw)
-    };
-    let expected = whole.run(Mode::Stock);
-    let begun = Training {
-        epochs: 2,
-        saves: true,
-        directory: Directory::temporary(),
-        ..whole
-    };
-    begun.run(Mode::Released);
-    let resumed = Training {
-        epochs: 4,
-        checkpoint: Some(2),
-        first_pass: FirstPass::Exact,
-        ..begun
-    };
-    assert_eq!(resumed.run(Mode::Released).last, expected.last);
 }

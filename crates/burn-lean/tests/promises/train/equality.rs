@@ -1,6 +1,5 @@
 //! Weights and losses are those of Burn's own strategy, bit for bit.
 
-use burn::Tensor;
 use burn::grad_clipping::GradientClipping;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
@@ -8,8 +7,10 @@ use burn::lr_scheduler::module_lr_scheduler::{ModuleLrScheduler, ModuleLrSchedul
 use burn::module::{Lora, Module, ModuleMapper, Param, ParamGroup};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, ModuleOptimizer, SgdConfig};
+use burn::tensor::Tensor;
+use burn_lean::train::release_learner;
 
-use super::harness::{BATCHES, Mode, Net, Optimize, Step, Training, User, rates};
+use super::harness::{BATCHES, Mode, Net, Training, rates};
 use crate::harness::{adamw, bits, devices, flex, momentum};
 
 fn plain_sgd() -> ModuleOptimizer {
@@ -43,17 +44,27 @@ fn grouped_rates() -> ModuleLrScheduler {
 }
 
 #[test]
-fn optimizers() {
-    for optim in [adamw, momentum, plain_sgd, grouped] {
-        Training::new(optim).assert_same();
+fn optimizers_and_devices() {
+    for (what, optim) in [
+        ("AdamW", adamw as fn() -> ModuleOptimizer),
+        ("momentum", momentum),
+        ("SGD", plain_sgd),
+        ("groups", grouped),
+    ] {
+        Training::new(optim).assert_same(what);
     }
-}
-
-#[test]
-fn backends() {
-    for device in devices() {
-        Training::on(&device, adamw).assert_same();
+    for device in devices().into_iter().skip(1) {
+        Training::on(&device, adamw).assert_same("another device");
     }
+    // Burn's own gradient checkpointing, asked of the device.
+    let device = flex().gradient_checkpointing();
+    Training::on(&device, adamw).assert_same("gradient checkpointing");
+    // What a device without autodiff means in Burn.
+    let training = Training {
+        device: flex().inner(),
+        ..Training::new(adamw)
+    };
+    training.assert_same("without autodiff");
 }
 
 #[test]
@@ -63,7 +74,7 @@ fn rates_of_groups() {
             scheduler: grouped_rates,
             ..Training::new(optim)
         };
-        let run = training.assert_same();
+        let run = training.assert_same("rates of groups");
         let other = Training::new(optim).run(Mode::Stock);
         assert_ne!(run.last, other.last, "the rates matter");
     }
@@ -78,7 +89,7 @@ fn accumulation() {
             scheduler: grouped_rates,
             ..Training::new(grouped)
         };
-        let run = training.assert_same();
+        let run = training.assert_same(&format!("windows of {window}"));
         let steps = 3 * BATCHES.div_ceil(window);
         assert_eq!(run.seen.len(), steps, "`optimize` runs once per step");
     }
@@ -87,7 +98,7 @@ fn accumulation() {
 #[test]
 fn frozen_parts() {
     let net = Net::new(&flex());
-    let head = bits(&net.head);
+    let frozen = bits(&net.head);
     let training = Training {
         model: Net {
             head: net.head.no_grad(),
@@ -95,31 +106,13 @@ fn frozen_parts() {
         },
         ..Training::new(adamw)
     };
-    let run = training.assert_same();
+    let run = training.assert_same("frozen");
     let found = run.last.iter().filter(|(path, _)| path.starts_with("head"));
-    let found: Vec<_> = found.map(|(_, bits)| bits.clone()).collect();
-    assert_eq!(
-        found,
-        head.into_iter().map(|(_, bits)| bits).collect::<Vec<_>>()
+    assert!(
+        found
+            .map(|(_, bits)| bits)
+            .eq(frozen.iter().map(|(_, bits)| bits))
     );
-}
-
-/// Burn's own gradient checkpointing, asked of the device.
-#[test]
-fn gradient_checkpointing() {
-    let device = flex().gradient_checkpointing();
-    Training::on(&device, adamw).assert_same();
-}
-
-/// What a device without autodiff means in Burn.
-#[test]
-fn a_device_without_autodiff() {
-    let training = Training {
-        device: flex().inner(),
-        ..Training::new(adamw)
-    };
-    training.run(Mode::Stock);
-    training.assert_same();
 }
 
 /// Whoever trains a learner of ours otherwise trains with plain Burn.
@@ -130,49 +123,25 @@ fn the_stock_strategy_with_our_learner() {
         ..Training::new(grouped)
     };
     let expected = training.run(Mode::Stock);
-    training.run(Mode::StockWithOurs).assert_same(&expected);
-}
-
-#[test]
-fn iterations_without_gradients() {
-    for step in [Step::Skip, Step::SkipForward] {
-        for accumulation in [None, Some(2)] {
-            let user = User {
-                step,
-                ..User::default()
-            };
-            let training = Training {
-                accumulation,
-                model: Net {
-                    user,
-                    ..Net::without_third_use(&flex())
-                },
-                ..Training::new(adamw)
-            };
-            training.assert_same();
-        }
-    }
+    let found = training.run(Mode::StockWithOurs);
+    found.assert_same(&expected, "with our learner");
 }
 
 /// As the learner of `Learner::new` has states and a scheduler that stands somewhere, so has ours.
 #[test]
 fn a_learner_that_was_used_before() {
-    let mut lasts = Vec::new();
-    for mode in [Mode::Stock, Mode::Released] {
+    let training = Training::new(adamw);
+    let [stock, released] = [Mode::Stock, Mode::Released].map(|mode| {
         let training = Training::new(adamw);
-        let model = training.model.clone();
-        let mut learner = burn_lean::train::release_learner(model, adamw(), rates());
-        let mut other = training.clone();
-        other.model.user.optimize = Optimize::Default;
+        let mut learner = release_learner(training.model.clone(), adamw(), rates());
         for _ in 0..3 {
             learner.lr_step();
-            learner.optimizer_step(other.model.gradients());
+            learner.optimizer_step(training.model.gradients());
         }
-        lasts.push(bits(&training.supervised(mode).launch(learner).model));
-    }
-    assert_eq!(lasts[0], lasts[1]);
-    let fresh = Training::new(adamw).run(Mode::Stock).last;
-    assert_ne!(lasts[0], fresh);
+        bits(&training.supervised(mode).launch(learner).model)
+    });
+    assert_eq!(stock, released);
+    assert_ne!(stock, training.run(Mode::Stock).last, "of a new learner");
 }
 
 /// LoRA, with the adapted weight frozen, as Burn leaves it, and with one that is trained, too: of
@@ -187,7 +156,7 @@ fn adapters() {
     }
     for is_frozen in [true, false] {
         for accumulation in [None, Some(2)] {
-            let net = Net::without_third_use(&flex());
+            let net = Net::without_third_use();
             let query = net.query.apply_lora(Lora::new(2, 4.0));
             let query = match is_frozen {
                 true => query,
@@ -198,7 +167,7 @@ fn adapters() {
                 accumulation,
                 ..Training::new(grouped)
             };
-            training.assert_same();
+            training.assert_same(&format!("adapters, frozen: {is_frozen}, {accumulation:?}"));
         }
     }
 }

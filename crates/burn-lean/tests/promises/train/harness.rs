@@ -1,7 +1,6 @@
 //! One training with burn-train's `Learner`, stock or released: the same model, batches and
 //! optimizer.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -26,9 +25,10 @@ use burn_lean::train::resume::{ResumedDataLoader, checked_checkpointers_of_run};
 use burn_lean::train::{GradientReleaseStrategy, StepMonitor, release_learner};
 use tempfile::TempDir;
 
-use crate::harness::{Bits, bits, flex, numbers, seeded};
+use crate::harness::{Bits, adamw, assert_bits, bits, flex, numbers, seeded};
+use crate::small::panic_of;
 
-pub(super) const WIDTH: usize = 8;
+const WIDTH: usize = 8;
 /// Batches in an epoch.
 pub(super) const BATCHES: usize = 7;
 
@@ -51,7 +51,7 @@ pub(super) struct Net {
 }
 
 /// What the code of the user does.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(super) struct User {
     pub(super) step: Step,
     pub(super) optimize: Optimize,
@@ -73,9 +73,13 @@ impl Default for OnStep {
     }
 }
 
-impl std::fmt::Debug for OnStep {
+impl std::fmt::Debug for User {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("OnStep")
+        write!(
+            f,
+            "{:?} in `step`, {:?} in `optimize`",
+            self.step, self.optimize
+        )
     }
 }
 
@@ -138,7 +142,7 @@ impl Batcher<usize, Batch> for Batches {
     }
 }
 
-pub(super) fn loader(batches: usize, shuffle: Option<u64>) -> Arc<dyn DataLoader<Batch>> {
+fn loader(batches: usize, shuffle: Option<u64>) -> Arc<dyn DataLoader<Batch>> {
     let items = (1..=2 * batches).collect();
     let builder = DataLoaderBuilder::new(Batches).batch_size(2);
     match shuffle {
@@ -167,10 +171,10 @@ impl Net {
 
     /// No activation is used more than twice, so that gradients add up to the same bits in any
     /// order.
-    pub(super) fn without_third_use(device: &Device) -> Self {
+    pub(super) fn without_third_use() -> Self {
         Self {
             is_mixed: false,
-            ..Self::new(device)
+            ..Self::new(&flex())
         }
     }
 
@@ -188,8 +192,8 @@ impl Net {
             return self.batch_norm.forward(self.value.forward(x.clone()) * x);
         }
         let mixed = self.query.forward(x.clone()) * self.key.forward(x.clone());
-        self.batch_norm
-            .forward(mixed + self.value.forward(x.clone()) + x)
+        let mixed = mixed + self.value.forward(x.clone()) + x;
+        self.batch_norm.forward(mixed)
     }
 
     fn output(&self, batch: &Batch) -> RegressionOutput {
@@ -228,12 +232,8 @@ impl TrainStep for Net {
         };
         let step = self.note(&output);
         (self.user.on_step.0)(step);
-        let item = RegressionOutput::new(
-            output.loss.clone().detach(),
-            output.output.detach(),
-            output.targets,
-        );
-        let loss = output.loss;
+        let (loss, output, targets) = (output.loss, output.output, output.targets);
+        let item = RegressionOutput::new(loss.clone().detach(), output.detach(), targets);
         let mut grads = match self.user.step {
             Step::Skip | Step::SkipForward if step % 3 == 2 => GradientsParams::new(),
             _ => GradientsParams::from_grads(loss.backward(), self),
@@ -241,29 +241,15 @@ impl TrainStep for Net {
         match self.user.step {
             Step::Default | Step::Skip | Step::SkipForward => {}
             Step::TwoParts => {
-                let mut rest = self.hidden(&batch).square().mean().backward();
-                let input = GradientsParams::from_module(&mut rest, &self.input);
-                let more = [
-                    GradientsParams::from_module(&mut rest, &self.norm),
-                    GradientsParams::from_module(&mut rest, &self.query),
-                    GradientsParams::from_module(&mut rest, &self.key),
-                    GradientsParams::from_module(&mut rest, &self.value),
-                    GradientsParams::from_module(&mut rest, &self.batch_norm),
-                ];
-                for part in [input].into_iter().chain(more) {
-                    grads = joined(self, grads, part);
-                }
+                let rest = self.hidden(&batch).square().mean().backward();
+                grads = joined(self, grads, GradientsParams::from_grads(rest, self));
             }
             Step::Twice => {
                 let second = self.output(&batch).loss.backward();
-                let second = GradientsParams::from_grads(second, self);
-                grads = joined(self, grads, second);
+                grads = joined(self, grads, GradientsParams::from_grads(second, self));
             }
             Step::ThrowAway => grads = GradientsParams::new(),
-            Step::Some => {
-                let grads = &mut grads;
-                grads.remove::<2>(self.head.weight.id);
-            }
+            Step::Some => drop(grads.remove::<2>(self.head.weight.id)),
         }
         TrainOutput { grads, item }
     }
@@ -280,51 +266,36 @@ impl TrainStep for Net {
             seen.push(bits(&self.clone().materialize()));
             seen.len()
         };
+        let head = self.head.weight.id;
+        let mut model = self;
+        // Before the step.
         match user.optimize {
-            Optimize::Default => optim.step(lr, self, grads),
-            Optimize::ClampAfter => optim.step(lr, self, grads).map(&mut Clamp),
-            Optimize::ClampBefore => optim.step(lr, self.map(&mut Clamp), grads),
+            Optimize::ClampBefore => model = model.map(&mut Clamp),
             Optimize::ScaleFieldBefore => {
-                let mut model = self;
                 let weight = model.head.weight.clone();
                 model.head.weight = weight.map(|w| (w * 0.5).detach().require_grad());
-                optim.step(lr, model, grads)
             }
-            Optimize::HalfRate => optim.step(lr.base() / 2.0, self, grads),
-            Optimize::Skip(skipped) if calls == skipped => self,
-            Optimize::Skip(_) => optim.step(lr, self, grads),
-            Optimize::KeepCopy => {
-                let copy = self.clone();
-                let model = optim.step(lr, self, grads);
-                drop(copy);
-                model
-            }
-            Optimize::LookAtCopy => {
-                assert!(!bits(&self.clone().materialize()).is_empty());
-                optim.step(lr, self, grads)
-            }
+            Optimize::Skip(skipped) if calls == skipped => return model,
+            Optimize::HalfRate => return optim.step(lr.base() / 2.0, model, grads),
+            Optimize::LookAtCopy => assert!(!bits(&model.clone().materialize()).is_empty()),
             Optimize::ScaleGradients => {
-                let id = self.head.weight.id;
-                let grad = grads.remove::<2>(id).unwrap();
-                grads.register(id, grad * 0.5);
-                optim.step(lr, self, grads)
+                let grad = grads.remove::<2>(head).unwrap();
+                grads.register(head, grad * 0.5);
             }
-            Optimize::DropGradients => {
-                grads.remove::<2>(self.head.weight.id);
-                optim.step(lr, self, grads)
-            }
-            Optimize::Freeze if calls >= 2 => {
-                let mut model = optim.step(lr, self, grads);
-                model.head = model.head.no_grad();
-                model
-            }
-            Optimize::Freeze => optim.step(lr, self, grads),
-            Optimize::SaveStates => {
-                let model = optim.step(lr, self, grads);
-                let _ = optim.to_record();
-                model
-            }
+            Optimize::DropGradients => drop(grads.remove::<2>(head)),
+            _ => {}
         }
+        let copy = matches!(user.optimize, Optimize::KeepCopy).then(|| model.clone());
+        let mut model = optim.step(lr, model, grads);
+        drop(copy);
+        // After it.
+        match user.optimize {
+            Optimize::ClampAfter => model = model.map(&mut Clamp),
+            Optimize::Freeze if calls >= 2 => model.head = model.head.no_grad(),
+            Optimize::SaveStates => drop(optim.to_record()),
+            _ => {}
+        }
+        model
     }
 }
 
@@ -334,9 +305,8 @@ impl InferenceStep for Net {
 
     fn step(&self, batch: Batch) -> RegressionOutput {
         let output = self.output(&batch);
-        let loss = output.loss.clone().into_scalar::<f32>();
         // In the same list: what validates is part of what is compared.
-        self.user.losses.lock().unwrap().push(loss.to_bits());
+        self.note(&output);
         output
     }
 }
@@ -381,7 +351,6 @@ pub(super) struct Training {
     pub(super) optim: fn() -> ModuleOptimizer,
     pub(super) scheduler: fn() -> ModuleLrScheduler,
     pub(super) epochs: usize,
-    pub(super) batches: usize,
     pub(super) shuffle: Option<u64>,
     pub(super) accumulation: Option<usize>,
     /// Saves checkpoints.
@@ -392,7 +361,6 @@ pub(super) struct Training {
     pub(super) checkpoint: Option<usize>,
     pub(super) early_stopping: Option<MetricEarlyStoppingStrategy>,
     pub(super) interrupter: Interrupter,
-    pub(super) monitor: StepMonitor,
     pub(super) first_pass: FirstPass,
     pub(super) directory: Directory,
 }
@@ -439,12 +407,10 @@ impl Directory {
         names
     }
 
-    /// What a metric has logged in an epoch.
-    pub(super) fn logged(&self, split: &str, epoch: usize, metric: &str) -> Vec<String> {
+    /// What a metric has logged of the training in an epoch.
+    pub(super) fn logged(&self, epoch: usize, metric: &str) -> Vec<String> {
         let metric = metric.replace(' ', "_");
-        let file = self
-            .path
-            .join(format!("{split}/epoch-{epoch}/{metric}.log"));
+        let file = self.path.join(format!("train/epoch-{epoch}/{metric}.log"));
         let text = std::fs::read_to_string(&file);
         let text = text.unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         text.lines().map(str::to_string).collect()
@@ -474,6 +440,18 @@ impl Training {
         Self::on(&flex(), optim)
     }
 
+    /// AdamW with a model [without a third use](Net::without_third_use).
+    pub(super) fn without_third_use(user: User) -> Self {
+        let model = Net {
+            user,
+            ..Net::without_third_use()
+        };
+        Self {
+            model,
+            ..Self::new(adamw)
+        }
+    }
+
     pub(super) fn on(device: &Device, optim: fn() -> ModuleOptimizer) -> Self {
         Self {
             model: Net::new(device),
@@ -481,7 +459,6 @@ impl Training {
             optim,
             scheduler: rates,
             epochs: 3,
-            batches: BATCHES,
             shuffle: None,
             accumulation: None,
             saves: false,
@@ -489,7 +466,6 @@ impl Training {
             checkpoint: None,
             early_stopping: None,
             interrupter: Interrupter::new(),
-            monitor: StepMonitor::new(),
             first_pass: FirstPass::default(),
             directory: Directory::temporary(),
         }
@@ -529,7 +505,8 @@ impl Training {
     }
 
     pub(super) fn supervised(&self, mode: Mode) -> SupervisedTraining<Net> {
-        let mut train = loader(self.batches, self.shuffle);
+        let monitor = StepMonitor::new();
+        let mut train = loader(BATCHES, self.shuffle);
         if let Some(epoch) = self.checkpoint {
             train = ResumedDataLoader::new(train, epoch + 1);
         }
@@ -538,8 +515,8 @@ impl Training {
             .with_application_logger(None)
             .with_interrupter(self.interrupter.clone())
             .metrics((LossMetric::new(), LearningRateMetric::new()))
-            .metric_train_numeric(ReleasedMetric::new(&self.monitor))
-            .metric_train_numeric(AppliedLearningRateMetric::new(&self.monitor))
+            .metric_train_numeric(ReleasedMetric::new(&monitor))
+            .metric_train_numeric(AppliedLearningRateMetric::new(&monitor))
             .num_epochs(self.epochs);
         if let Some(window) = self.accumulation {
             training = training.grads_accumulation(window);
@@ -561,7 +538,7 @@ impl Training {
         match mode {
             Mode::Released => {
                 let strategy = GradientReleaseStrategy::new(self.device.clone())
-                    .with_monitor(self.monitor.clone())
+                    .with_monitor(monitor)
                     .with_first_pass(self.first_pass);
                 training.with_training_strategy(strategy.into())
             }
@@ -574,7 +551,7 @@ impl Training {
 
     /// Trains both ways, and compares every loss and the last weights.
     #[track_caller]
-    pub(super) fn assert_same(&self) -> Run {
+    pub(super) fn assert_same(&self, what: &str) -> Run {
         let [expected, found] = [Mode::Stock, Mode::Released].map(|mode| {
             let directory = Directory::temporary();
             let training = Self {
@@ -584,8 +561,12 @@ impl Training {
             };
             training.run(mode)
         });
-        expected.assert_trained(&bits(&self.model));
-        found.assert_same(&expected);
+        let mut numbers = expected.last.iter().flat_map(|(_, bits)| bits);
+        assert!(numbers.all(|bits| f32::from_bits(*bits).is_finite()));
+        let pairs = expected.last.iter().zip(bits(&self.model));
+        let changed = pairs.filter(|(after, before)| *after != before).count();
+        assert!(changed >= 10, "{what}: {changed} parameters have changed");
+        found.assert_same(&expected, what);
         found
     }
 
@@ -593,37 +574,20 @@ impl Training {
     #[track_caller]
     pub(super) fn refused(&self) -> String {
         self.run(Mode::Stock);
-        refusal(|| self.run(Mode::Released))
+        match panic_of(|| self.run(Mode::Released)) {
+            Ok(_) => panic!("{:?} is to be refused", self.model.user),
+            Err(text) => text,
+        }
     }
-}
-
-/// The text of the panic that a training ends with.
-#[track_caller]
-pub(super) fn refusal<R>(run: impl FnOnce() -> R) -> String {
-    let Err(payload) = catch_unwind(AssertUnwindSafe(run)) else {
-        panic!("should have been refused");
-    };
-    let text = payload.downcast_ref::<String>().cloned();
-    text.or_else(|| payload.downcast_ref::<&str>().map(|text| text.to_string()))
-        .expect("panics with a text")
 }
 
 impl Run {
     #[track_caller]
-    pub(super) fn assert_same(&self, expected: &Self) {
-        assert_eq!(self.losses.len(), expected.losses.len(), "steps");
+    pub(super) fn assert_same(&self, expected: &Self, what: &str) {
+        assert_eq!(self.losses.len(), expected.losses.len(), "steps of {what}");
         let differs = |(found, expected)| found != expected;
         let first = self.losses.iter().zip(&expected.losses).position(differs);
-        assert_eq!(first, None, "the first step whose loss is another");
-        crate::harness::assert_bits(&self.last, &expected.last, "after the training");
-    }
-
-    #[track_caller]
-    pub(super) fn assert_trained(&self, before: &Bits) {
-        let mut numbers = self.last.iter().flat_map(|(_, bits)| bits);
-        assert!(numbers.all(|bits| f32::from_bits(*bits).is_finite()));
-        let changed = self.last.iter().zip(before);
-        let changed = changed.filter(|(after, before)| after != before).count();
-        assert!(changed >= 10, "{changed} parameters have changed");
+        assert_eq!(first, None, "the first loss of {what} that is another");
+        assert_bits(&self.last, &expected.last, what);
     }
 }

@@ -1,7 +1,7 @@
 //! What the metrics show.
 
-use super::harness::{BATCHES, Mode, Net, Training};
-use crate::harness::{adamw, flex};
+use super::harness::{BATCHES, Mode, Training, User};
+use crate::harness::adamw;
 
 /// The numbers of an epoch's steps, without what was not available, and without the mean.
 fn numbers(lines: &[String]) -> Vec<f64> {
@@ -15,12 +15,11 @@ fn released_parameters_and_applied_rates() {
     for accumulation in [None, Some(3)] {
         let training = Training {
             accumulation,
-            model: Net::without_third_use(&flex()),
-            ..Training::new(adamw)
+            ..Training::without_third_use(User::default())
         };
         training.run(Mode::Released);
         let steps = BATCHES.div_ceil(accumulation.unwrap_or(1));
-        let logged = |epoch, metric| numbers(&training.directory.logged("train", epoch, metric));
+        let logged = |epoch, metric| numbers(&training.directory.logged(epoch, metric));
         for epoch in 1..=3 {
             let released = logged(epoch, "Released");
             assert_eq!(released.len(), steps, "{released:?}");

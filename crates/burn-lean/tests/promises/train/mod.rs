@@ -1,13 +1,11 @@
 //! Training with burn-train's `Learner`: with gradient release it does what it does without.
 
 mod checkpoints;
-mod checksums;
 mod equality;
 mod harness;
 mod killed;
 mod metrics;
-mod optimize;
 mod peak;
-mod resume_point;
+mod resume;
 mod selection;
-mod train_step;
+mod user_code;

@@ -6,8 +6,8 @@ use burn::train::metric::LossMetric;
 use burn::train::metric::store::{Aggregate, Direction, Split};
 use burn::train::{Interrupter, MetricEarlyStoppingStrategy, StoppingCondition};
 
-use super::harness::{BATCHES, Directory, Mode, Net, OnStep, Training};
-use crate::harness::{adamw, flex};
+use super::harness::{BATCHES, Mode, OnStep, Training, User};
+use crate::harness::adamw;
 
 #[test]
 fn early_stopping() {
@@ -24,7 +24,7 @@ fn early_stopping() {
         early_stopping: Some(stopping),
         ..Training::new(adamw)
     };
-    let run = training.assert_same();
+    let run = training.assert_same("early stopping");
     let epochs = run.losses.len() / (BATCHES + 2);
     assert!((2..9).contains(&epochs), "{epochs} epochs");
 }
@@ -37,23 +37,25 @@ fn interruption() {
             let runs = [Mode::Stock, Mode::Released].map(|mode| {
                 let interrupter = Interrupter::new();
                 let stop = interrupter.clone();
-                let mut training = Training {
-                    interrupter,
-                    accumulation,
-                    model: Net::without_third_use(&flex()),
-                    directory: Directory::temporary(),
-                    ..Training::new(adamw)
-                };
-                training.model.user.on_step = OnStep(Arc::new(move |step| {
+                let on_step = OnStep(Arc::new(move |step| {
                     if step == last {
                         stop.stop(Some("enough"));
                     }
                 }));
+                let user = User {
+                    on_step,
+                    ..User::default()
+                };
+                let training = Training {
+                    interrupter,
+                    accumulation,
+                    ..Training::without_third_use(user)
+                };
                 training.run(mode)
             });
             let [stock, released] = runs;
             assert_eq!(stock.losses.len(), last + 1);
-            released.assert_same(&stock);
+            released.assert_same(&stock, "interrupted");
             assert_eq!(released.interrupted.as_deref(), Some("enough"));
         }
     }

@@ -128,16 +128,14 @@ fn what_a_pass_leaves_says_what_it_was_for() {
     ledger.end_pass();
     ledger.register_output("float_sum", at(5, 1), &[]);
     let snapshot = closed(ledger);
-    assert_eq!(
-        categories(&snapshot),
-        [
-            (100, Category::Parameters),
-            (7, Category::Activations),
-            (8, Category::Temporaries),
-            (100, Category::Gradients),
-            (1, Category::Other),
-        ]
-    );
+    let expected = [
+        (100, Category::Parameters),
+        (7, Category::Activations),
+        (8, Category::Temporaries),
+        (100, Category::Gradients),
+        (1, Category::Other),
+    ];
+    assert_eq!(categories(&snapshot), expected);
     // Computed from what was computed with the parameter.
     assert_eq!(snapshot.holders[2].parameter, Some(0));
 }
@@ -158,16 +156,14 @@ fn a_step_in_place_moves_memory_from_one_purpose_to_the_next() {
     ledger.end_step(new);
     ledger.end_pass();
     let snapshot = closed(ledger);
-    assert_eq!(
-        categories(&snapshot),
-        [
-            (100, Category::Parameters),
-            (100, Category::OptimizerState),
-            (100, Category::Gradients),
-            (100, Category::OptimizerState),
-            (100, Category::Parameters),
-        ]
-    );
+    let expected = [
+        (100, Category::Parameters),
+        (100, Category::OptimizerState),
+        (100, Category::Gradients),
+        (100, Category::OptimizerState),
+        (100, Category::Parameters),
+    ];
+    assert_eq!(categories(&snapshot), expected);
     let [weight, moment, gradient, new_moment, new_weight] = snapshot.holders[..] else {
         unreachable!("as asserted");
     };

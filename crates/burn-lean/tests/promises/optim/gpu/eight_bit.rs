@@ -8,7 +8,8 @@ use burn::optim::{AdamConfig, AdamWConfig, LionConfig, Optimizer, SgdConfig};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::optim::{EightBitMoments, InOnePass, StableAdamWConfig};
 
-use super::super::harness::{Run, Saved};
+use super::super::run::Run;
+use super::super::side::Saved;
 use super::{RATE, assert_near, gradient, numbers, weight, wgpu};
 
 const STEPS: u64 = 6;
@@ -83,27 +84,6 @@ fn weights_and_codes_are_as_on_the_processor() {
     check!("sgd", sgd.in_one_pass());
     check!("lion", LionConfig::new().in_one_pass());
     check!("stable adamw", StableAdamWConfig::new().build());
-}
-
-/// What somebody else holds, as a record or a copy of the model, is copied and keeps its numbers.
-#[test]
-fn what_is_shared_keeps_its_numbers() {
-    let (shape, wgpu) = ([60, 130], wgpu());
-    let run = |steps: u64| {
-        let adamw = AdamWConfig::new()
-            .in_one_pass()
-            .with_8_bit_moments(&model());
-        let mut run = Run::new(adamw, weight(shape, &wgpu));
-        (0..steps).for_each(|step| run.step(RATE, gradient(step, shape, &wgpu)));
-        run
-    };
-    let mut held = run(2);
-    let (weight, state) = (held.weight.clone(), held.state.clone());
-    held.step(RATE, gradient(2, shape, &wgpu));
-    assert_eq!(held.weights(), run(3).weights());
-    (held.weight, held.state) = (weight, state);
-    assert_eq!(held.weights(), run(2).weights());
-    assert_eq!(held.saved(), run(2).saved());
 }
 
 /// A number that is not finite is its weight, and leaves the others of its block as they are.

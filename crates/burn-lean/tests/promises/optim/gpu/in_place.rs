@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor};
 use burn_lean::WithGradientRelease;
 use burn_lean::optim::{EightBitMoments, InOnePass, Lean, StableAdamWConfig};
 
-use super::super::harness::Run;
+use super::super::run::Run;
 use super::{RATE, gradient, weight, wgpu};
 use crate::harness::{alone, numbers, release_step, seeded};
 use crate::memory::peak_of;

@@ -7,7 +7,7 @@ mod one_pass;
 
 use burn::tensor::{Device, Tensor, TensorData};
 
-use super::harness::Noise;
+use super::noise::Noise;
 
 fn wgpu() -> Device {
     Device::wgpu(Default::default())

@@ -1,15 +1,16 @@
 //! Moments in 32 bits: Burn's weights, from Burn's records.
 
 use burn::grad_clipping::GradientClippingConfig;
+use burn::nn::Linear;
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, AdamWConfig, LionConfig, Optimizer, SgdConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::optim::{
-    AccumulateInMoments, InOnePass, MomentDecay, RAdamConfig, StableAdamWConfig,
+    AccumulateInMoments, EightBitMoments, InOnePass, MomentDecay, RAdamConfig, StableAdamWConfig,
 };
 
-use super::super::harness::Run;
+use super::super::run::Run;
 use super::{RATE, assert_near, gradient, numbers, weight, wgpu};
 
 const STEPS: u64 = 12;
@@ -166,31 +167,35 @@ fn records_pass_between_burns_optimizer_and_the_one_in_one_pass() {
 fn what_is_shared_keeps_its_numbers() {
     let (shape, wgpu) = ([60, 130], wgpu());
     let adamw = || AdamWConfig::new().in_one_pass();
-    let mut alone = Run::new(adamw(), weight(shape, &wgpu));
-    let mut run = Run::new(adamw(), weight(shape, &wgpu));
-    let mut held = Vec::new();
-    for step in 0..4 {
-        alone.step(RATE, gradient(step, shape, &wgpu));
-        let grad = gradient(step, shape, &wgpu);
-        held.push((run.weight.clone(), run.state.clone(), grad.clone()));
-        run.step(RATE, grad);
-        assert_eq!(run.weights(), alone.weights(), "step {step}");
-    }
-    for (step, (weight, state, grad)) in (0..).zip(held) {
-        let optimizer = adamw();
-        let mut held = Run {
-            optimizer,
-            weight,
-            state,
-        };
-        let mut again = Run::new(adamw(), super::weight(shape, &wgpu));
-        (0..step).for_each(|step| again.step(RATE, gradient(step, shape, &wgpu)));
-        assert_eq!(held.weights(), again.weights(), "before step {step}");
-        assert_eq!(numbers(grad.clone()), numbers(gradient(step, shape, &wgpu)));
-        // Its states are those of its time as well.
-        held.step(RATE, grad);
-        again.step(RATE, gradient(step, shape, &wgpu));
-        assert_eq!(held.weights(), again.weights(), "step {step}");
+    let in_8_bits = adamw().with_8_bit_moments(&Vec::<Linear>::new());
+    for (name, optimizer) in [("32 bits", adamw()), ("8 bits", in_8_bits)] {
+        let new = || Run::new(optimizer.clone(), weight(shape, &wgpu));
+        let (mut alone, mut run) = (new(), new());
+        let mut held = Vec::new();
+        for step in 0..4 {
+            alone.step(RATE, gradient(step, shape, &wgpu));
+            let grad = gradient(step, shape, &wgpu);
+            held.push((run.weight.clone(), run.state.clone(), grad.clone()));
+            run.step(RATE, grad);
+            assert_eq!(run.weights(), alone.weights(), "{name}, step {step}");
+        }
+        for (step, (weight, state, grad)) in (0..).zip(held) {
+            let mut held = Run {
+                optimizer: optimizer.clone(),
+                weight,
+                state,
+            };
+            let mut again = new();
+            (0..step).for_each(|step| again.step(RATE, gradient(step, shape, &wgpu)));
+            let is_same = held.weights() == again.weights();
+            assert!(is_same, "{name}, before step {step}");
+            assert_eq!(numbers(grad.clone()), numbers(gradient(step, shape, &wgpu)));
+            // Its states are those of its time as well.
+            held.step(RATE, grad);
+            again.step(RATE, gradient(step, shape, &wgpu));
+            assert_eq!(held.weights(), again.weights(), "{name}, step {step}");
+            assert_eq!(held.saved(), again.saved(), "{name}, step {step}");
+        }
     }
     // The same tensor as weight and as gradient.
     let twice = weight(shape, &wgpu);

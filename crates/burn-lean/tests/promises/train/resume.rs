@@ -1,0 +1,155 @@
+//! Where a run is picked up: not at what a killed save has left, what the disk has changed since, or
+//! what another run has saved.
+
+use std::io::ErrorKind;
+use std::path::Path;
+use std::{fs, io};
+
+use burn::lr_scheduler::LrSchedulerRecord;
+use burn::optim::OptimizerRecord;
+use burn::store::ModuleRecord;
+use burn::train::checkpoint::{Checkpoint, Checkpointer};
+use burn_lean::train::resume::{CheckedFileCheckpointer, resume_point, resume_point_of_run};
+
+use super::harness::{Directory, Mode, Training, User};
+use crate::small::panic_of;
+
+fn folder(files: &[&str]) -> Directory {
+    let directory = Directory::temporary();
+    fs::create_dir(directory.path().join("checkpoint")).unwrap();
+    for file in files {
+        fs::write(directory.checkpoint(file), "").unwrap();
+    }
+    directory
+}
+
+#[test]
+fn the_newest_epoch_that_is_whole() {
+    let kept = [
+        "model-2.bpk",
+        "model-9.bpk",
+        "notes.txt",
+        "optim-2.bpk",
+        "optim-9.bpk",
+        "other-12.bpk.1-2.tmp",
+        "scheduler-9.bpk",
+    ];
+    let removed = [
+        "model-10.bpk",
+        "optim-10.bpk",
+        "scheduler-10.bpk.4711-3.tmp",
+        "model-11.bpk",
+        "model-9.bpk.4711-0.tmp",
+    ];
+    let directory = folder(&[&kept[..], &removed[..]].concat());
+    assert_eq!(resume_point(directory.path()).unwrap(), Some(9));
+    assert_eq!(directory.checkpoints(), kept);
+    // No checkpoint at all.
+    for directory in [Directory::temporary(), folder(&[])] {
+        assert_eq!(resume_point(directory.path()).unwrap(), None);
+    }
+}
+
+const RUN: &str = "seed: 42";
+
+/// Two epochs with their checkpoints.
+fn trained(mode: Mode) -> Training {
+    let training = Training {
+        epochs: 2,
+        saves: true,
+        of_run: Some(RUN),
+        ..Training::without_third_use(User::default())
+    };
+    training.run(mode);
+    training
+}
+
+fn flip_a_bit(file: &Path) {
+    let mut bytes = fs::read(file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(file, bytes).unwrap();
+}
+
+/// Why a checkpoint is not loaded.
+fn refusal<R: Checkpoint>(directory: &Directory, part: &str, epoch: usize) -> Option<String> {
+    let folder = directory.path().join("checkpoint");
+    let checkpointer = CheckedFileCheckpointer::new(folder, part).of_run(RUN);
+    let restored: Result<R, _> = checkpointer.restore(epoch);
+    restored.err().map(|error| error.to_string())
+}
+
+fn refusals(directory: &Directory, epoch: usize) -> [Option<String>; 3] {
+    [
+        refusal::<ModuleRecord>(directory, "model", epoch),
+        refusal::<OptimizerRecord>(directory, "optim", epoch),
+        refusal::<LrSchedulerRecord>(directory, "scheduler", epoch),
+    ]
+}
+
+fn text(found: io::Result<Option<usize>>) -> String {
+    let error = found.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidData);
+    error.to_string()
+}
+
+#[test]
+fn a_flipped_bit_is_refused_and_the_older_checkpoint_named() {
+    const CHANGED: &str = "is not as it was saved";
+    let run = trained(Mode::Released);
+    let directory = &run.directory;
+    for (place, part) in ["model", "optim", "scheduler"].into_iter().enumerate() {
+        let name = format!("{part}-2.bpk");
+        let file = directory.checkpoint(&name);
+        let whole = fs::read(&file).unwrap();
+        flip_a_bit(&file);
+        let found = text(resume_point(directory.path()));
+        for said in [name.as_str(), CHANGED, "the checkpoint of epoch 1 is whole"] {
+            assert!(found.contains(said), "{found}");
+        }
+        for (other, refusal) in refusals(directory, 2).into_iter().enumerate() {
+            let is_refused = refusal.is_some_and(|text| text.contains(CHANGED));
+            assert_eq!(is_refused, other == place, "{part}");
+        }
+        fs::write(&file, whole).unwrap();
+    }
+    assert_eq!(resume_point(directory.path()).unwrap(), Some(2));
+    for epoch in [1, 2] {
+        flip_a_bit(&directory.checkpoint(&format!("optim-{epoch}.bpk")));
+    }
+    let found = text(resume_point(directory.path()));
+    let none = "no older checkpoint that is whole";
+    assert!(found.contains(none), "{found}");
+}
+
+#[test]
+fn a_learner_does_not_train_on_a_flipped_bit() {
+    for mode in [Mode::Stock, Mode::Released] {
+        let run = trained(mode);
+        flip_a_bit(&run.directory.checkpoint("model-2.bpk"));
+        let resumed = Training {
+            epochs: 3,
+            checkpoint: Some(2),
+            ..run
+        };
+        assert!(panic_of(|| resumed.run(mode)).is_err(), "{mode:?}");
+    }
+}
+
+/// A checksum says so, which is deleted with its file.
+#[test]
+fn what_another_run_has_saved_is_refused() {
+    let run = trained(Mode::Released);
+    let path = run.directory.path();
+    assert_eq!(resume_point_of_run(path, RUN).unwrap(), Some(2));
+    let found = text(resume_point_of_run(path, "seed: 43"));
+    assert!(found.contains("by a run with other settings"), "{found}");
+    assert!(refusals(&run.directory, 2).iter().all(Option::is_none));
+    let files = run.directory.checkpoints();
+    assert_eq!(files.len(), 2 * 3 * 2, "{files:?}");
+
+    let checkpointer = CheckedFileCheckpointer::new(path.join("checkpoint"), "model");
+    Checkpointer::<ModuleRecord>::delete(&checkpointer, 2).unwrap();
+    let files = run.directory.checkpoints();
+    assert!(!files.iter().any(|file| file.starts_with("model-2")));
+}

@@ -1,0 +1,203 @@
+//! The peak of a whole training run: nothing in the `Learner` or the strategy holds on to weights
+//! or activations.
+
+use burn::backend::Flex;
+use burn::module::AutodiffModule;
+use burn::optim::{GradientsParams, Optimizer};
+use burn::train::Learner;
+use burn::train::checkpoint::KeepLastNCheckpoints;
+use burn_gradient_release::Recompute;
+use burn_gradient_release_train::BlockingCheckpointingStrategy;
+
+use super::full_name;
+use crate::ALLOCATIONS;
+use crate::harness::learner::{
+    Mode, Net, RegressionModel, Released, Run, Stock, TALL_ACTIVATION, Task, Training, WeightLog,
+    constant, launch,
+};
+use crate::harness::memory::{alone, parameter_bytes};
+use crate::harness::models::Size;
+use crate::harness::run::RATE;
+use crate::harness::{Plain, Release, Weights};
+
+/// Nodes of the tape, names, threads: everything that is no tensor of weight size.
+const SLACK: usize = 512 * 1024;
+
+fn training() -> Training {
+    Training {
+        size: Size::Large,
+        rates: constant(RATE),
+        epochs: 2,
+        batches: 6,
+        keep_weights: false,
+        ..Training::new()
+    }
+}
+
+fn saving() -> Training {
+    Training {
+        saves: true,
+        ..training()
+    }
+}
+
+/// The next epoch begins when the checkpoint is written.
+fn blocking() -> Training {
+    Training {
+        keep: || {
+            Box::new(BlockingCheckpointingStrategy::new(
+                KeepLastNCheckpoints::new(2),
+            ))
+        },
+        ..saving()
+    }
+}
+
+/// With so many micro-batches in an optimizer step, and the same number of steps.
+fn accumulating(window: usize) -> Training {
+    let training = training().accumulating(window);
+    Training {
+        batches: window * training.batches,
+        ..training
+    }
+}
+
+/// The most bytes that lived at once while `run` ran, over what lived before there was a model, and
+/// what it returns.
+fn peak<M, T>(model: impl FnOnce() -> M, run: impl FnOnce(M) -> T) -> (usize, T) {
+    let floor = ALLOCATIONS.current_usage();
+    let model = model();
+    ALLOCATIONS.reset_peak_usage();
+    let result = run(model);
+    (ALLOCATIONS.peak_usage() - floor, result)
+}
+
+/// The `Learner`, in either mode.
+fn learner<D: Mode>(task: &Task, training: &Training) -> (usize, Run) {
+    let rates = training.rates.clone();
+    peak(
+        || task.model::<D::B>(),
+        |model| {
+            let learner = Learner::new(model, D::optim(training), rates);
+            launch(learner, D::strategy(training), training)
+        },
+    )
+}
+
+/// The same data, model and optimizer in the loop of the README: the peak, and the last weights.
+fn by_hand(task: &Task) -> (usize, Weights) {
+    let run = |mut model: RegressionModel<Release>| {
+        let training = training();
+        let train = training.loader::<Release>(&WeightLog::none());
+        let valid = training.valid_loader::<Flex>();
+        let mut optim = Released::optim(&training);
+        for _ in 0..training.epochs {
+            for batch in train.iter() {
+                model = optim.arm(RATE, model);
+                let loss = model.loss(batch.size, batch.seed);
+                let grads = GradientsParams::from_grads(loss.backward(), &model);
+                model = optim.step(RATE, model, grads);
+            }
+            let model = model.valid();
+            for batch in valid.iter() {
+                model.loss(batch.size, batch.seed).into_data();
+            }
+        }
+        // As in the learner, which is gone when its result is looked at.
+        drop(optim);
+        Weights::of::<Release, _>(&model)
+    };
+    peak(|| task.model::<Release>(), run)
+}
+
+#[test]
+fn a_whole_run_peaks_where_the_loop_does() {
+    let name = full_name(module_path!(), "a_whole_run_peaks_where_the_loop_does");
+    alone(&name, || {
+        let task = Task::large();
+        // Thread pools and caches come into being once, and belong to none of the runs.
+        by_hand(&task);
+        learner::<Released>(&task, &saving());
+        learner::<Stock>(&task, &saving());
+
+        let (by_hand, expected) = by_hand(&task);
+        let expected = expected.digest();
+        let of = |(peak, run): (usize, Run)| {
+            assert_eq!(run.last.digest(), expected, "the same run");
+            peak
+        };
+        let release = of(learner::<Released>(&task, &training()));
+        let stock = of(learner::<Stock>(&task, &training()));
+        println!("peaks: loop {by_hand}, learner {release}, stock {stock} bytes");
+        let holds_nothing = release as f64 <= 1.02 * by_hand as f64;
+        assert!(holds_nothing, "the learner holds on to something");
+        assert!(release < stock, "nothing is saved");
+
+        // How much a checkpoint adds depends on when its file is done: what is being written is
+        // held until then, and the steps go on meanwhile.
+        let release_saving = of(learner::<Released>(&task, &saving()));
+        let release_blocking = of(learner::<Released>(&task, &blocking()));
+        println!("saving {release_saving}, waiting for checkpoints {release_blocking} bytes");
+        assert!(release_saving + SLACK >= release);
+
+        // Sums are held, and one gradient is added to them at a time: never a second set of
+        // gradients.
+        let (gradients, largest) = parameter_bytes::<Plain, _>(&task.model::<Plain>());
+        for window in [2, 4] {
+            let (stock, expected) = learner::<Stock>(&task, &accumulating(window));
+            let (accumulated, run) = learner::<Released>(&task, &accumulating(window));
+            assert_eq!(run.last.digest(), expected.last.digest(), "the same run");
+            println!("windows of {window}: stock {stock}, learner {accumulated} bytes");
+            assert!(accumulated <= release + gradients + largest + SLACK);
+            // Stock has a second set: the bound above would notice one.
+            assert!(stock + SLACK >= accumulated + gradients - 2 * largest);
+        }
+    });
+}
+
+/// `GradientReleaseStrategy::with_recompute`: stock Burn's weights at every step, at a lower peak.
+#[test]
+fn recomputing_in_the_learner() {
+    let name = full_name(module_path!(), "recomputing_in_the_learner");
+    alone(&name, || {
+        let task = Task::new(Net::Tall);
+        // Both kinds of arming are in the run: that of the last micro-batch, and of those before.
+        // The last window of an epoch is not filled by two micro-batches.
+        let training = |accumulation, recompute| Training {
+            epochs: 2,
+            batches: 5,
+            valid_batches: 1,
+            accumulation,
+            recompute,
+            ..Training::new()
+        };
+        // Thread pools and caches come into being once.
+        learner::<Stock>(&task, &training(None, Recompute::None));
+        for accumulation in [None, Some(2)] {
+            let kept = training(accumulation, Recompute::None);
+            let (stock, expected) = learner::<Stock>(&task, &kept);
+            let budget = Recompute::Budget(24 * TALL_ACTIVATION as u64);
+            let [kept, automatic, within] =
+                [Recompute::None, Recompute::Automatic, budget].map(|recompute| {
+                    let training = training(accumulation, recompute);
+                    let (peak, run) = learner::<Released>(&task, &training);
+                    let context = format!("{recompute:?}, windows of {accumulation:?}");
+                    run.assert_same(&expected, context);
+                    peak
+                });
+            let unit = |peak: usize| peak as f64 / TALL_ACTIVATION as f64;
+            println!(
+                "peaks with windows of {accumulation:?}, in activations of a layer: stock {:.1}, \
+                 release {:.1}, automatic {:.1}, within 24 {:.1}",
+                unit(stock),
+                unit(kept),
+                unit(automatic),
+                unit(within),
+            );
+            assert!(3 * automatic < stock && 3 * automatic < kept);
+            assert!(2 * within < stock);
+            // It keeps as much as it may.
+            assert!(within > automatic + 4 * TALL_ACTIVATION);
+        }
+    });
+}
