@@ -10,6 +10,7 @@ pub(crate) const PROGRAM: Program = Program {
         ["model.bpk", "optim.bpk", "state.json"]
             .map(|file| format!("checkpoint/epoch-{epoch}/{file}"))
     },
+    whole: |epoch| vec![format!("checkpoint/epoch-{epoch}/state.json")],
     unfinished: &[
         "checkpoint/unfinished/model.bpk",
         "checkpoint/unfinished/optim.bpk",

@@ -85,7 +85,9 @@ fn no_room_for_the_results() {
     run.arg("--data").arg(home.path());
     run.stdout(Stdio::piped()).stderr(Stdio::piped());
     let run = run.spawn().unwrap();
-    wait_for(&folder.join(PROGRAM.saved(1)));
+    for file in (PROGRAM.whole)(1) {
+        wait_for(&folder.join(file));
+    }
     let filler = fill(folder.parent().unwrap());
     could_not_write(
         &run.wait_with_output().unwrap(),

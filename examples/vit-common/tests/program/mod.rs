@@ -27,9 +27,10 @@ pub(crate) struct Program {
     pub(crate) name: &'static str,
     /// The binary.
     pub(crate) path: &'static str,
-    /// The files of the checkpoint of an epoch, in the folder of a run. The last of them is there
-    /// once all are.
+    /// The files of the checkpoint of an epoch, in the folder of a run.
     pub(crate) checkpoint: fn(usize) -> [String; 3],
+    /// The files that are there only once a checkpoint is whole, whichever comes last.
+    pub(crate) whole: fn(usize) -> Vec<String>,
     /// A file or folder that is there while the checkpoint of epoch 2 is saved, for each part of it
     /// that takes long.
     pub(crate) unfinished: &'static [&'static str],
@@ -56,7 +57,7 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// A file in the folder of a run that is there once the checkpoint of an epoch is complete.
+    /// A file in the folder of a run that is there about when the checkpoint of an epoch is whole.
     pub(crate) fn saved(&self, epoch: usize) -> String {
         let [.., last] = (self.checkpoint)(epoch);
         last

@@ -9,6 +9,12 @@ pub(crate) const PROGRAM: Program = Program {
     checkpoint: |epoch| {
         ["model", "optim", "scheduler"].map(|part| format!("checkpoint/{part}-{epoch}.mpk"))
     },
+    // Burn saves the three side by side.
+    whole: |epoch| {
+        (PROGRAM.checkpoint)(epoch)
+            .map(|file| file + ".sha256")
+            .to_vec()
+    },
     unfinished: &[
         "checkpoint/unfinished-model-2.mpk",
         "checkpoint/unfinished-optim-2.mpk",
