@@ -34,6 +34,8 @@ pub(crate) trait ArmedSlot: Send + Sync + Debug {
     fn rest(&self);
     /// Steps with an ordinary gradient.
     fn step_now(&self, grad: DispatchTensor);
+    /// Notes that another parameter goes on with the weight.
+    fn go_on(&self);
     /// Begins to watch for mappers that visit the parameter.
     fn watch(&self);
     /// Whether a mapper has visited the parameter since [`watch`](Self::watch).

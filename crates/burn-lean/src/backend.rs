@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 
 use burn::Tensor;
+use burn::backend::autodiff::NodeId;
+use burn::backend::autodiff::grads::Gradients;
 use burn::backend::{
     Autodiff, Backend, BackendTensor, BackendTypes, DispatchAutodiffContext, DispatchTensor,
     DispatchTensorKind,
@@ -17,6 +19,9 @@ pub(crate) type Tracked<B> = <Autodiff<B> as BackendTypes>::FloatTensorPrimitive
 /// A float tensor of `B`.
 pub(crate) type Primitive<B> = <B as BackendTypes>::FloatTensorPrimitive;
 
+/// Takes what is registered as the gradient of a node, which must be something.
+pub(crate) type TakeSum<B> = Box<dyn FnMut(NodeId, &mut Gradients) -> Primitive<B> + Send>;
+
 /// A backend of `Dispatch` that gradient release knows.
 pub(crate) trait Inner: Backend {
     /// The tensor, if it is this backend's.
@@ -26,6 +31,9 @@ pub(crate) trait Inner: Backend {
 
     /// The nodes without gradients made so far, by order: see [`rung`](crate::tape::rung).
     fn rungs() -> MutexGuard<'static, BTreeMap<usize, Tracked<Self>>>;
+
+    /// What [`take_sum`](crate::tape::take_sum) takes with, once it was used.
+    fn take_sum() -> MutexGuard<'static, Option<TakeSum<Self>>>;
 
     /// A tensor without autodiff.
     fn tensor<const D: usize>(primitive: Primitive<Self>) -> Tensor<D> {
@@ -82,6 +90,10 @@ macro_rules! backends {
                         Mutex::new(BTreeMap::new());
                     // Whatever panicked, each rung that is there is whole.
                     lock(&RUNGS)
+                }
+                fn take_sum() -> MutexGuard<'static, Option<TakeSum<Self>>> {
+                    static TAKE_SUM: Mutex<Option<TakeSum<burn::backend::$name>>> = Mutex::new(None);
+                    lock(&TAKE_SUM)
                 }
             }
         )+

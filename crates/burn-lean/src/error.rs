@@ -65,11 +65,12 @@ pub enum ReleaseError {
         path: String,
     },
 
-    /// Something was computed from the placeholder of an armed parameter.
+    /// An armed parameter was built anew, from its placeholder.
     #[error(
-        "{path} was computed from the placeholder that it has while it is armed (by a mapper, by \
-         `Param::map`, by another optimizer): its weight is lost; load the last checkpoint, and \
-         change weights between `step` and `arm`"
+        "{path} was built anew from the placeholder that it has while it is armed (by a mapper, by \
+         `Param::map` or `Param::set_require_grad`, by another optimizer), and no longer knows its \
+         weight; if only its settings have changed, `disarm` gives the weight back, otherwise load \
+         the last checkpoint; freeze and change parameters between `step` and `arm`"
     )]
     Placeholder {
         /// Path of the parameter in the model.

@@ -12,7 +12,7 @@ use burn::optim::GradientsParams;
 
 use super::one_param;
 use super::restoring::{abandon, restore_mappers, weight_for};
-use super::survey::{Survey, is_same, leaf_of};
+use super::survey::{Survey, is_same};
 use crate::armed_slot::{ArmedSlot, Ended, Purpose};
 use crate::backend::{Inner, WithBackend, with_backend};
 use crate::parameter::{Found, Released};
@@ -20,7 +20,7 @@ use crate::path::Path;
 use crate::recompute::without_tape;
 use crate::session::Session;
 use crate::slot::Slot;
-use crate::tape::{is_computed_from_placeholder, is_placeholder};
+use crate::tape::{is_computed_from_placeholder, is_placeholder, leaf_of};
 
 /// Arms a model that was checked. Takes the sums of earlier micro-batches out of `sums`, except
 /// those of parameters that are not armed.
@@ -126,7 +126,10 @@ pub(super) fn settle<M: Module>(model: M, survey: &Survey) -> M {
         .iter()
         .map(|(id, found)| (*id, found.slot.mapper()));
     let mappers: HashMap<_, _> = mappers.collect();
-    restore_mappers(without_tape(|| model.materialize()), &mappers)
+    let model = restore_mappers(without_tape(|| model.materialize()), &mappers);
+    let own = survey.found.values().filter(|found| !found.is_copy);
+    own.for_each(|found| found.slot.go_on());
+    model
 }
 
 /// [`settle`] for any model. A model with adapters keeps its reparameterizations.

@@ -4,12 +4,12 @@ use burn::Tensor;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 
-use super::survey::{Survey, is_replaced, is_same};
+use super::survey::{Survey, is_same};
 use crate::backend::reading_waits;
 use crate::error::ReleaseError;
 use crate::path::path_text;
 use crate::session::Session;
-use crate::tape::{is_computed_from_placeholder, is_placeholder};
+use crate::tape::{is_computed_from_placeholder, is_placeholder, is_replaced};
 
 /// Checks that `grads` has the mark of each gradient that was taken inside backward, and that the
 /// parameters are those that were armed.
@@ -67,7 +67,7 @@ pub(super) fn check_bases<M: Module>(session: &Session, model: &M) -> Result<(),
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if let Some(slot) = self.0.slots().get(&param.id)
                 && !slot.has_ended()
-                && is_replaced(slot.as_ref(), param.base())
+                && is_replaced(slot.leaf_id(), param.base())
                 && is_computed_from_placeholder(param.base())
             {
                 let path = path_text(slot.path());
@@ -108,15 +108,17 @@ impl Claims<'_> {
         // A `Param` that was taken apart and built again has lost its reparameterization.
         let found = self.survey.found.get(&param.id);
         let has_slot = found.is_some_and(|found| is_same(&slot, &found.slot));
-        let is_replaced = is_replaced(slot.as_ref(), param.base());
+        let is_replaced = is_replaced(slot.leaf_id(), param.base());
         let is_computed = is_replaced && is_computed_from_placeholder(param.base());
-        if is_computed || !(has_slot || is_replaced) {
+        let is_stepped = slot.step_state().taken;
+        let is_rebuilt_since = is_stepped && self.survey.is_bare(param.id);
+        if is_computed || !(has_slot || is_replaced || is_rebuilt_since) {
             return Err(ReleaseError::Placeholder { path: path() });
         }
-        if slot.step_state().taken && is_replaced {
+        if is_stepped && is_replaced {
             return Err(ReleaseError::WrongModel { path: path() });
         }
-        if !slot.step_state().taken {
+        if !is_stepped {
             return self.survey.check_gradient(param, grad);
         }
         let Some(grad) = grad else {

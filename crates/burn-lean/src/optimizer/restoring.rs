@@ -8,9 +8,9 @@ use burn::Tensor;
 use burn::module::{Module, ModuleMapper, Param, ParamId, ParamMapper};
 use burn::tensor::GradientCheckpointingStrategy;
 
-use super::survey::is_replaced;
 use crate::armed_slot::{ArmedSlot, Ended};
 use crate::session::Session;
+use crate::tape::is_replaced;
 
 /// Ends the arming of a model.
 pub(super) fn restore<M: Module>(session: &Session, how: Ended, model: M, has_adapters: bool) -> M {
@@ -50,7 +50,7 @@ impl ModuleMapper for Restore<'_> {
         let is_active = param.is_require_grad();
         let (id, base, _) = param.consume();
         let mapper = mapper_of::<D>(&slot.mapper());
-        let base = if is_replaced(slot.as_ref(), base.clone()) {
+        let base = if is_replaced(slot.leaf_id(), base.clone()) {
             // Loaded since: it stays.
             base
         } else {

@@ -4,25 +4,26 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::Tensor;
-use burn::backend::BackendTensor;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::DType;
 
 use crate::armed_slot::ArmedSlot;
-use crate::backend::{Inner, WithBackend, reading_waits, with_backend};
+use crate::backend::reading_waits;
 use crate::error::ReleaseError;
 use crate::parameter::{Found, Released, find};
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
 use crate::session::Session;
-use crate::slot::Rearm;
-use crate::tape::{is_computed_from_placeholder, is_placeholder};
+use crate::slot::{Rearm, some_are_armed};
+use crate::tape::{is_computed_from_placeholder, is_placeholder, leaf_of};
 
 /// The parameters of a model.
 pub(super) struct Survey {
     /// The parameters that require gradients, in the order of the model's fields.
     pub(super) params: Vec<Surveyed>,
     pub(super) found: HashMap<ParamId, Found>,
+    /// The paths of parameters that have a placeholder, and have lost the slot of their weight.
+    bare: HashMap<ParamId, String>,
     /// Whether a parameter has another reparameterization, such as LoRA's, which `materialize`
     /// would merge.
     pub(super) has_adapters: bool,
@@ -50,6 +51,7 @@ impl Survey {
         let mut survey = Self {
             params: Vec::new(),
             found: HashMap::new(),
+            bare: HashMap::new(),
             has_adapters: false,
             places: HashMap::new(),
             last: None,
@@ -57,7 +59,15 @@ impl Survey {
         };
         let found = find(model, &mut WithPaths::new(&mut survey));
         survey.found = found.into_iter().map(|found| (found.id, found)).collect();
+        if some_are_armed() {
+            model.visit(&mut WithPaths::new(&mut Bare(&mut survey)));
+        }
         survey
+    }
+
+    /// Whether a parameter has a placeholder, and has lost the slot of its weight.
+    pub(super) fn is_bare(&self, param: ParamId) -> bool {
+        self.bare.contains_key(&param)
     }
 
     /// Checks that the model can be armed.
@@ -65,6 +75,9 @@ impl Survey {
         let is_own = |found: &Found| is_own(session, found);
         if let Some(duplicate) = &self.duplicate {
             return Err(duplicate.clone());
+        }
+        if let Some(path) = self.bare.values().next() {
+            return Err(ReleaseError::Placeholder { path: path.clone() });
         }
         self.check_abandoned(session)?;
         for param in &self.params {
@@ -176,6 +189,7 @@ impl Survey {
                 .get(id)
                 .filter(|found| is_same(slot, &found.slot))
             {
+                None if self.is_bare(*id) => {}
                 None => return Err(ReleaseError::WrongModel { path }),
                 Some(found) if found.is_copy => return Err(ReleaseError::Copy { path }),
                 Some(_) => {}
@@ -196,30 +210,6 @@ fn is_own(session: &Session, found: &Found) -> bool {
     own.is_some_and(|own| is_same(own, &found.slot))
 }
 
-struct LeafOf;
-
-impl WithBackend for LeafOf {
-    type Output = Option<u64>;
-
-    fn run<B: Inner>(self, tensor: BackendTensor<B>) -> Option<u64> {
-        match tensor {
-            BackendTensor::Autodiff(leaf) => Some(leaf.id().value),
-            _ => None,
-        }
-    }
-}
-
-/// The node of a parameter's base; `None` on an unknown backend.
-pub(super) fn leaf_of<const D: usize>(base: Tensor<D>) -> Option<u64> {
-    with_backend(base.into_dispatch().kind, LeafOf).flatten()
-}
-
-/// Whether the base of an armed parameter is no longer the placeholder: something was loaded into
-/// it or computed from it.
-pub(super) fn is_replaced<const D: usize>(slot: &dyn ArmedSlot, base: Tensor<D>) -> bool {
-    leaf_of(base.clone()) != Some(slot.leaf_id()) && !is_placeholder(base)
-}
-
 /// Whether a gradient is the mark of one that was taken, or was computed from such a mark.
 fn is_left<const D: usize>(param: &Param<Tensor<D>>, grad: Tensor<D>) -> bool {
     // A mark has one element, which need not be read where the weight has more.
@@ -228,6 +218,18 @@ fn is_left<const D: usize>(param: &Param<Tensor<D>>, grad: Tensor<D>) -> bool {
     }
     let waits = reading_waits(&grad.clone().into_dispatch().kind);
     !waits && is_computed_from_placeholder(grad)
+}
+
+/// Looks for placeholders where no slot was found.
+struct Bare<'a>(&'a mut Survey);
+
+impl PathVisitor for Bare<'_> {
+    fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
+        let has_slot = self.0.found.contains_key(&param.id);
+        if !has_slot && param.is_initialized() && is_placeholder(param.base()) {
+            self.0.bare.insert(param.id, path_text(path));
+        }
+    }
 }
 
 impl PathVisitor for Survey {

@@ -1,7 +1,7 @@
 //! [`checkpoint`]: the entry to a scope.
 
 use std::any::Any;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use burn::Tensor;
@@ -11,11 +11,13 @@ use burn::tensor::Device;
 
 use crate::backend::{Inner, Tracked, WithBackend, reading_waits, with_backend};
 use crate::parameter::{find, shared};
-use crate::recompute::node::{Again, Parents, scope_node};
+use crate::recompute::node::{Again, COMPUTES_ANOTHER, Leaf, Parents, scope_node};
+use crate::recompute::outline::Outline;
 use crate::recompute::random::Seed;
 use crate::recompute::running::Running;
 use crate::recompute::scope::{Mode, mode, recording};
 use crate::recompute::{MapTensor, Tensors};
+use crate::tape::is_replaced;
 
 /// `forward(module, input)`, of which only the input is kept for backward, which computes the rest
 /// again.
@@ -160,8 +162,8 @@ fn is_tracked(tensor: &DispatchTensor) -> bool {
     Tensor::<1>::from_dispatch(tensor.clone()).is_tracked()
 }
 
-/// The ids of the parameters whose weights are in slots.
-fn armed_in<M: Module>(module: &M) -> HashSet<ParamId> {
+/// The parameters whose weights are in slots, and their leaves.
+fn armed_in<M: Module>(module: &M) -> HashMap<ParamId, u64> {
     struct NoVisitor;
     impl ModuleVisitor for NoVisitor {}
     let found = find(module, &mut NoVisitor)
@@ -175,16 +177,19 @@ fn armed_in<M: Module>(module: &M) -> HashSet<ParamId> {
                  cannot use; give it the model that is armed, or `copy.materialize()`",
                 found.id
             );
-            found.id
+            (found.id, found.slot.leaf_id())
         })
         .collect()
 }
 
+/// A leaf, and whether its parameter is distributed.
+type FoundLeaf = (ParamId, DispatchTensor, bool);
+
 /// Turns the parameters into constants, because Burn frees no graph of which a node is held. Notes
 /// the leaves of parameters that are not armed.
 struct Leaves {
-    armed: HashSet<ParamId>,
-    found: Vec<(ParamId, DispatchTensor)>,
+    armed: HashMap<ParamId, u64>,
+    found: Vec<FoundLeaf>,
 }
 
 impl ModuleMapper for Leaves {
@@ -192,8 +197,11 @@ impl ModuleMapper for Leaves {
         if !param.is_require_grad() {
             return param;
         }
-        if !self.armed.contains(&param.id) {
-            self.found.push((param.id, param.base().into_dispatch()));
+        let armed = self.armed.get(&param.id);
+        if armed.is_none_or(|leaf| is_replaced(*leaf, param.base())) {
+            let is_distributed = param.is_distributed();
+            self.found
+                .push((param.id, param.base().into_dispatch(), is_distributed));
         }
         param.map(|leaf| leaf.set_require_grad(false))
     }
@@ -223,7 +231,7 @@ struct MakeNode<M, I, F> {
     input: I,
     forward: Arc<F>,
     tracked: Vec<Option<DispatchTensor>>,
-    leaves: Vec<(ParamId, DispatchTensor)>,
+    leaves: Vec<FoundLeaf>,
     slots: Vec<Box<dyn Any>>,
     floats: Vec<DispatchTensor>,
     seed: Seed,
@@ -241,7 +249,7 @@ where
 
     fn run<B: Inner>(self, _: BackendTensor<B>) -> Vec<DispatchTensor> {
         let autodiff = self.floats[0].autodiff;
-        let ids: HashSet<ParamId> = self.leaves.iter().map(|(id, _)| *id).collect();
+        let ids: HashSet<ParamId> = self.leaves.iter().map(|(id, ..)| *id).collect();
         let parents = Parents {
             inputs: self
                 .tracked
@@ -251,7 +259,10 @@ where
             leaves: self
                 .leaves
                 .into_iter()
-                .map(|(_, leaf)| tracked_of::<B>(leaf))
+                .map(|(_, leaf, is_distributed)| Leaf {
+                    tensor: tracked_of::<B>(leaf),
+                    is_distributed,
+                })
                 .collect(),
             slots: self
                 .slots
@@ -259,6 +270,10 @@ where
                 .filter_map(|slot| Some(*slot.downcast().ok()?))
                 .collect(),
         };
+        let floats = self.floats.into_iter().map(|float| tracked_of::<B>(float));
+        let floats: Vec<_> = floats.collect();
+        let outline = |float: &Tracked<B>| Outline::of::<B>(float.primitive());
+        let outlines: Vec<_> = floats.iter().map(outline).collect();
         let needs: Vec<bool> = parents.inputs.iter().map(Option::is_some).collect();
         let Self {
             module,
@@ -298,17 +313,17 @@ where
                 }
                 tensor
             }));
+            let is_same = |(first, again)| outline(again).is_that_of(first);
+            assert!(
+                outputs.len() == outlines.len() && outlines.iter().zip(&outputs).all(is_same),
+                "{COMPUTES_ANOTHER}"
+            );
             Again {
                 outputs,
                 inputs,
                 leaves: leaves.made.into_iter().map(tracked_of::<B>).collect(),
             }
         };
-        let floats = self
-            .floats
-            .into_iter()
-            .map(|float| tracked_of::<B>(float))
-            .collect();
         scope_node::<B>(parents, floats, Box::new(again))
             .into_iter()
             .map(|output| DispatchTensor {

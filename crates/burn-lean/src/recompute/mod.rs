@@ -4,6 +4,7 @@ mod budget;
 mod checkpoint;
 mod layers;
 mod node;
+mod outline;
 mod random;
 mod running;
 mod scope;

@@ -5,8 +5,6 @@
 //! Gradients add up as on one tape: the tape of the scope starts from the sum of later uses of a
 //! tensor, and returns the new sum.
 
-use std::any::Any;
-use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
 use burn::backend::autodiff::NodeId;
@@ -20,20 +18,31 @@ use burn::tensor::{FloatDType, Shape};
 
 use crate::backend::{Inner, Primitive, Tracked};
 use crate::lock::lock;
-use crate::recompute::scope::{
-    Mode, ScopedOutcome, ScopedParameter, mode, replaying, scoped_parameter,
-};
+use crate::recompute::scope::{Mode, ScopedOutcome, ScopedParameter, mode, replayed, replaying};
 use crate::slot::Slot;
-use crate::tape::{negative_zeros, rung};
+use crate::tape::{negative_zeros, rung, take_sum};
+
+pub(crate) const COMPUTES_ANOTHER: &str = "checkpoint: backward has run the scope again, and it has \
+computed something else than the first time, so its gradients would be wrong; `forward` must \
+compute the same both times, and no other thread may draw random numbers from the same backend \
+meanwhile, as the workers of a data loader do whose batcher draws some: let them draw on another \
+backend";
 
 /// The nodes that receive gradients from a scope.
 pub(crate) struct Parents<B: Inner> {
     /// The floats of its input; `None` for those that need no gradient.
     pub(crate) inputs: Vec<Option<Tracked<B>>>,
     /// The leaves of parameters that are not armed.
-    pub(crate) leaves: Vec<Tracked<B>>,
+    pub(crate) leaves: Vec<Leaf<B>>,
     /// The armed parameters.
     pub(crate) slots: Vec<Arc<Slot<B>>>,
+}
+
+/// The leaf of a parameter that is not armed.
+pub(crate) struct Leaf<B: Inner> {
+    pub(crate) tensor: Tracked<B>,
+    /// Burn counts the gradients of such a leaf, to know when to send their sum.
+    pub(crate) is_distributed: bool,
 }
 
 /// A recomputed scope on a tape of its own.
@@ -51,18 +60,6 @@ type RunAgain<B> = Box<dyn FnOnce() -> Again<B> + Send>;
 struct Use<B: Inner> {
     slot: Arc<Slot<B>>,
     hook: NodeId,
-    /// The parameter on the tape of the outer scope, if the scope is nested in one that is
-    /// recomputed.
-    param: Option<Arc<ScopedParameter<B>>>,
-}
-
-impl<B: Inner> Use<B> {
-    fn remove_grad(&self, grads: &mut Gradients) -> Option<Primitive<B>> {
-        match &self.param {
-            Some(param) => param.remove_grad(grads),
-            None => self.slot.remove_grad(grads),
-        }
-    }
 }
 
 /// The node of an input that needs a gradient.
@@ -71,11 +68,16 @@ struct InputNode {
     is_leaf: bool,
 }
 
+/// What the scope's node keeps until backward. It holds no tensor of the tape: Burn would never free
+/// a graph that no backward pass comes to.
 struct Scope<B: Inner> {
     again: RunAgain<B>,
     inputs: Vec<Option<InputNode>>,
-    leaves: Vec<Tracked<B>>,
+    /// The nodes of the leaves, and whether the sum of their gradients may be taken.
+    leaves: Vec<(NodeId, bool)>,
     uses: Vec<Use<B>>,
+    /// The scope is in no other one that is recomputed.
+    is_outermost: bool,
     grads: OutputGrads<B>,
 }
 
@@ -164,25 +166,22 @@ pub(crate) fn scope_node<B: Inner>(
     let grads = OutputGrads::<B>::default();
     let is_in_scope = mode() == Mode::Replaying;
 
-    // Inputs first: only direct parents give access to the sum of later uses.
     let mut guards: Vec<NodeGuard> = parents
         .inputs
         .iter()
         .flatten()
         .map(Tracked::<B>::node)
         .collect();
-    guards.extend(parents.leaves.iter().map(Tracked::<B>::node));
+    guards.extend(parents.leaves.iter().map(|leaf| leaf.tensor.node()));
     let mut uses = Vec::new();
     for slot in parents.slots {
-        let (hook, param) = if is_in_scope {
-            let hook = crate::recompute::replayed(&slot);
-            (hook, scoped_parameter(&slot))
-        } else {
-            (slot.on_tape(false), None)
+        let hook = match is_in_scope {
+            true => replayed(&slot),
+            false => slot.on_tape(false),
         };
         guards.push(hook.node());
         let hook = hook.id();
-        uses.push(Use { slot, hook, param });
+        uses.push(Use { slot, hook });
     }
     let scope = Scope {
         again,
@@ -197,8 +196,13 @@ pub(crate) fn scope_node<B: Inner>(
                 })
             })
             .collect(),
-        leaves: parents.leaves,
+        leaves: parents
+            .leaves
+            .iter()
+            .map(|leaf| (leaf.tensor.id(), !leaf.is_distributed))
+            .collect(),
         uses,
+        is_outermost: !is_in_scope,
         grads: grads.clone(),
     };
     let state = State(Arc::new(Mutex::new(Some(scope))));
@@ -240,6 +244,7 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
             inputs,
             leaves,
             uses,
+            is_outermost,
             grads: outputs,
         } = scope.expect("backward consumes a node once");
         let of_outputs = std::mem::take(&mut *lock(&outputs));
@@ -247,8 +252,15 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
         for session in uses.iter().filter_map(|used| used.slot.session()) {
             session.progress.begin();
         }
-        let is_outermost = uses.iter().all(|used| used.param.is_none());
         let (run, params) = replaying::<B, _>(is_outermost, again);
+        let is_used = |param: &Arc<ScopedParameter<B>>| {
+            let mut slots = uses.iter().map(|used| &used.slot);
+            slots.any(|slot| Arc::ptr_eq(slot, param.slot()))
+        };
+        assert!(
+            params.len() == uses.len() && params.iter().all(is_used),
+            "{COMPUTES_ANOTHER}"
+        );
         // The gradients that the tape of the scope starts from: the sums of later uses on the outer
         // tape.
         let mut seeds: Vec<(NodeId, Primitive<B>)> = Vec::new();
@@ -263,37 +275,26 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
         }
         // Burn reaches the last parent first.
         roots.reverse();
-        let mut direct = 0;
+        let mut seed = |outer, inner, like: &Primitive<B>| {
+            let sum = take_sum::<B>(outer, like, grads);
+            seeds.extend(sum.map(|sum| (inner, sum)));
+        };
         for (input, leaf) in inputs.iter().zip(&run.inputs) {
-            let (Some(input), Some(leaf)) = (input, leaf) else {
-                continue;
-            };
-            let node = ops.parents.get(direct).and_then(Option::as_ref);
-            direct += 1;
-            if let Some(sum) = remove_from_input::<B>(input.id, grads) {
-                seeds.push((leaf.id(), sum));
-                continue;
-            }
-            // A leaf and an indirect parent keep their sums.
-            if let Some(node) = node.filter(|node| node.id == input.id && node.order > 0) {
-                grads.register::<B>(input.id, negative_zeros::<B>(leaf.primitive()));
-                seeds.push((leaf.id(), grads.consume::<B>(node)));
+            if let (Some(input), Some(leaf)) = (input, leaf) {
+                seed(input.id, leaf.id(), leaf.primitive());
             }
         }
-        for (outer, leaf) in leaves.iter().zip(&run.leaves) {
-            if let Some(sum) = outer.grad_remove(grads) {
-                seeds.push((leaf.id(), sum));
+        for ((outer, may_take), leaf) in leaves.iter().zip(&run.leaves) {
+            if *may_take {
+                seed(*outer, leaf.id(), leaf.primitive());
             }
         }
         for param in &params {
             let used = uses
                 .iter()
                 .find(|used| Arc::ptr_eq(&used.slot, param.slot()));
-            if let Some(used) = used
-                && let Some(hook) = param.hook()
-                && let Some(sum) = used.remove_grad(grads)
-            {
-                seeds.push((hook, sum));
+            if let (Some(used), Some(hook)) = (used, param.hook()) {
+                seed(used.hook, hook, &used.slot.placeholder());
             }
         }
 
@@ -304,10 +305,8 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
             outputs,
         } = run;
         drop(outputs);
-        let of_inputs = RunningInputs::<B>::enter(of_inputs);
         let mut inner = backward::<B>(roots, seeds, &device);
 
-        let of_inputs = of_inputs.leave();
         for (input, leaf) in inputs.iter().zip(&of_inputs) {
             let (Some(input), Some(leaf)) = (input, leaf) else {
                 continue;
@@ -319,9 +318,9 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
                 grads.register::<B>(input.id, negative_zeros::<B>(leaf.primitive()));
             }
         }
-        for (outer, leaf) in leaves.iter().zip(&of_leaves) {
+        for ((outer, _), leaf) in leaves.iter().zip(&of_leaves) {
             if let Some(grad) = leaf.grad_remove(&mut inner) {
-                grads.register::<B>(outer.id(), grad);
+                grads.register::<B>(*outer, grad);
             }
         }
         for param in params {
@@ -336,49 +335,6 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
             }
         }
     }
-}
-
-thread_local! {
-    /// The inputs of each scope whose tape runs backward, the innermost last:
-    /// `Vec<Option<Tracked<B>>>`.
-    static RUNNING_INPUTS: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
-}
-
-/// The inputs of a scope while its tape runs backward. They are leaves there, and a nested scope
-/// needs them to take their sums.
-struct RunningInputs<B: Inner>(std::marker::PhantomData<B>);
-
-impl<B: Inner> RunningInputs<B> {
-    fn enter(inputs: Vec<Option<Tracked<B>>>) -> Self {
-        RUNNING_INPUTS.with_borrow_mut(|running| running.push(Box::new(inputs)));
-        Self(std::marker::PhantomData)
-    }
-
-    fn leave(self) -> Vec<Option<Tracked<B>>> {
-        let inputs = RUNNING_INPUTS.with_borrow_mut(Vec::pop);
-        std::mem::forget(self);
-        *inputs
-            .and_then(|inputs| inputs.downcast().ok())
-            .expect("whatever entered later has left")
-    }
-}
-
-/// After a panic in backward.
-impl<B: Inner> Drop for RunningInputs<B> {
-    fn drop(&mut self) {
-        RUNNING_INPUTS.with_borrow_mut(Vec::pop);
-    }
-}
-
-/// Takes the sum of an input of the scope whose tape runs backward.
-fn remove_from_input<B: Inner>(input: NodeId, grads: &mut Gradients) -> Option<Primitive<B>> {
-    RUNNING_INPUTS.with_borrow(|running| {
-        let inputs: &Vec<Option<Tracked<B>>> = running.last()?.downcast_ref()?;
-        let mut inputs = inputs.iter().flatten();
-        inputs
-            .find(|running| running.id() == input)?
-            .grad_remove(grads)
-    })
 }
 
 /// The root of a scope's tape: registers the gradients that the tape starts from.

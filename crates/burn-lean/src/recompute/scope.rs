@@ -135,10 +135,6 @@ impl<B: Inner> ScopedParameter<B> {
         self.state().hook.as_ref().map(Tracked::<B>::id)
     }
 
-    pub(crate) fn remove_grad(&self, grads: &mut Gradients) -> Option<Primitive<B>> {
-        self.state().hook.as_ref()?.grad_remove(grads)
-    }
-
     pub(crate) fn outcome(&self, grads: &mut Gradients) -> ScopedOutcome<B> {
         let mut state = self.state();
         let left = state.hook.take().and_then(|hook| hook.grad_remove(grads));
@@ -230,7 +226,7 @@ pub(crate) fn replayed<B: Inner>(slot: &Arc<Slot<B>>) -> Tracked<B> {
 }
 
 /// The parameter on the tape of the recomputed scope, if the scope has used it.
-pub(crate) fn scoped_parameter<B: Inner>(slot: &Arc<Slot<B>>) -> Option<Arc<ScopedParameter<B>>> {
+fn scoped_parameter<B: Inner>(slot: &Arc<Slot<B>>) -> Option<Arc<ScopedParameter<B>>> {
     let at = Arc::as_ptr(slot) as usize;
     STATE.with_borrow(|state| state.slots.get(&at)?.downcast_ref().cloned())
 }

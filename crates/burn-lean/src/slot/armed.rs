@@ -68,9 +68,8 @@ impl<B: Inner> ArmedSlot for Slot<B> {
     fn end(&self, how: Ended) -> DispatchTensor {
         let mut state = self.state();
         state.ended = Some(how);
-        state
-            .disarmed
-            .store(how == Ended::Disarmed && !state.taken, Ordering::Relaxed);
+        state.open = None;
+        state.has_gone_on.store(!state.taken, Ordering::Relaxed);
         state.leaf = None;
         plain::<B>(state.weight.take(self.id))
     }
@@ -113,6 +112,11 @@ impl<B: Inner> ArmedSlot for Slot<B> {
         );
     }
 
+    fn go_on(&self) {
+        let state = self.state();
+        state.has_gone_on.store(!state.taken, Ordering::Relaxed);
+    }
+
     fn watch(&self) {
         self.state().was_mapped = false;
     }
@@ -133,7 +137,9 @@ impl<B: Inner> ArmedSlot for Slot<B> {
     }
 
     fn abandon(&self) {
-        self.state().ended = Some(Ended::Abandoned);
+        let mut state = self.state();
+        state.ended = Some(Ended::Abandoned);
+        state.open = None;
     }
 
     fn mapper(&self) -> Arc<dyn Any + Send + Sync> {

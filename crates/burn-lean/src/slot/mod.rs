@@ -21,7 +21,7 @@ use crate::lock::lock;
 use crate::path::Path;
 use crate::session::{Session, Stepper};
 use crate::tape::{HookOwner, leaf_hook, rung};
-pub(crate) use state::Snapshot;
+pub(crate) use state::{Snapshot, some_are_armed};
 use state::{State, Weight};
 
 /// A slot that can be armed again: the reparameterizations of a model with adapters keep theirs.
@@ -271,7 +271,7 @@ impl<B: Inner> Slot<B> {
             .leaf
             .as_ref()
             .expect("a slot that holds a weight holds its leaf");
-        let hooked = leaf_hook::<B>(weight, leaf, below, owner, &state.disarmed);
+        let hooked = leaf_hook::<B>(weight, leaf, below, owner, &state.has_gone_on);
         if let Some(session) = session {
             session.hook_made(hooked.id(), key, order);
         }

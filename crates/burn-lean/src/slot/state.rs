@@ -1,6 +1,6 @@
 //! The state of a slot: its weight, and what happened to the gradient of this step.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use burn::backend::TensorMetadata;
@@ -12,6 +12,31 @@ use crate::backend::{Inner, Primitive, Tracked};
 use crate::session::Session;
 use crate::tape::placeholder_element;
 
+/// How many armings of parameters have not ended.
+static OPEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether some parameter is armed, so that its `Param` holds a placeholder.
+pub(crate) fn some_are_armed() -> bool {
+    OPEN.load(Ordering::Relaxed) > 0
+}
+
+/// Counts an arming until it ends.
+#[derive(Debug)]
+pub(super) struct Open;
+
+impl Open {
+    fn new() -> Self {
+        OPEN.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        OPEN.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// The state of a slot in one arming.
 pub(super) struct State<B: Inner> {
     pub(super) session: Weak<Session>,
@@ -19,8 +44,9 @@ pub(super) struct State<B: Inner> {
     pub(super) placeholder: Primitive<B>,
     /// Marks a gradient that was taken: one NaN element of the parameter's rank.
     pub(super) mark: Primitive<B>,
-    /// Set by `disarm`. Hooks hold it too, and outlive the slot.
-    pub(super) disarmed: Arc<AtomicBool>,
+    /// The weight has gone on, and has not had the gradient of this arming. Hooks hold it too, and
+    /// outlive the slot.
+    pub(super) has_gone_on: Arc<AtomicBool>,
     /// The leaf of the parameter while it is armed. Burn frees no graph of which a node is held.
     pub(super) leaf: Option<Tracked<B>>,
     pub(super) weight: Weight<B>,
@@ -46,6 +72,7 @@ pub(super) struct State<B: Inner> {
     /// Number of recomputed scopes that use the parameter.
     pub(super) scopes: usize,
     pub(super) ended: Option<Ended>,
+    pub(super) open: Option<Open>,
     /// The weight before and after the step, which copies of the model hold.
     pub(super) snapshots: [Weak<Snapshot<B>>; 2],
     /// The weight on other devices, which copies of the model hold.
@@ -60,7 +87,7 @@ impl<B: Inner> State<B> {
             leaf_id,
             placeholder,
             mark,
-            disarmed: Arc::default(),
+            has_gone_on: Arc::default(),
             leaf: None,
             weight: Weight::Elsewhere,
             purpose: Purpose::Step,
@@ -75,6 +102,7 @@ impl<B: Inner> State<B> {
             used_directly: false,
             scopes: 0,
             ended: Some(Ended::Finished),
+            open: None,
             snapshots: [Weak::new(), Weak::new()],
             moved: Vec::new(),
         }
@@ -90,6 +118,7 @@ impl<B: Inner> State<B> {
             leaf: Some(leaf.clone()),
             weight: Weight::Bare(weight),
             ended: None,
+            open: Some(Open::new()),
             ..Self::unarmed(leaf.id(), placeholder, mark)
         };
         (state, leaf)

@@ -29,7 +29,7 @@ struct LeafHook;
 struct State<B: Inner> {
     owner: Weak<dyn HookOwner<B>>,
     leaf: NodeId,
-    disarmed: Arc<AtomicBool>,
+    has_gone_on: Arc<AtomicBool>,
     /// A tensor of the gradient's shape and type that takes no memory.
     placeholder: Primitive<B>,
 }
@@ -39,7 +39,7 @@ impl<B: Inner> Clone for State<B> {
         Self {
             owner: self.owner.clone(),
             leaf: self.leaf,
-            disarmed: self.disarmed.clone(),
+            has_gone_on: self.has_gone_on.clone(),
             placeholder: self.placeholder.clone(),
         }
     }
@@ -65,14 +65,14 @@ impl<B: Inner> Backward<B, 2> for LeafHook {
         let State {
             owner,
             leaf,
-            disarmed,
+            has_gone_on,
             placeholder,
         } = ops.state;
         assert!(
-            !disarmed.load(Ordering::Relaxed),
-            "gradient release: the model was disarmed between the forward pass and this backward \
-             pass, which would lose its gradients; run backward before `disarm`, or the forward \
-             pass after it"
+            !has_gone_on.load(Ordering::Relaxed),
+            "gradient release: this backward pass comes to a forward pass of an arming that has \
+             ended since, and would lose its gradients; run backward before `step` or `disarm` (or \
+             before the last micro-batch is armed), or the forward pass again after it"
         );
         if let Some(owner) = owner.upgrade()
             && owner.complete(ops.node.id, grads, checkpointer)
@@ -93,12 +93,12 @@ pub(crate) fn leaf_hook<B: Inner>(
     leaf: &Tracked<B>,
     below: NodeGuard,
     owner: Weak<dyn HookOwner<B>>,
-    disarmed: &Arc<AtomicBool>,
+    has_gone_on: &Arc<AtomicBool>,
 ) -> Tracked<B> {
     let state = State {
         owner,
         leaf: leaf.id(),
-        disarmed: disarmed.clone(),
+        has_gone_on: has_gone_on.clone(),
         placeholder: leaf.primitive().clone(),
     };
     match <LeafHook as Backward<B, 2>>::prepare::<NoCheckpointing>(LeafHook, [leaf.node(), below])
@@ -110,10 +110,13 @@ pub(crate) fn leaf_hook<B: Inner>(
     }
 }
 
-/// Zeros that change no sum, expanded from one element: -0 + x is x, also for both zeros.
+/// Zeros that change no sum, expanded from [one](negative_zero).
 pub(crate) fn negative_zeros<B: Inner>(like: &Primitive<B>) -> Primitive<B> {
-    let shape = like.shape();
-    let one = Shape::from(vec![1; shape.num_dims()]);
-    let one = B::float_full(one, (-0.0f32).into(), &like.device(), like.dtype().into());
-    B::float_expand(one, shape)
+    B::float_expand(negative_zero::<B>(like), like.shape())
+}
+
+/// One element that changes no sum, of the rank of a tensor: -0 + x is x, also for both zeros.
+pub(super) fn negative_zero<B: Inner>(like: &Primitive<B>) -> Primitive<B> {
+    let one = Shape::from(vec![1; like.shape().num_dims()]);
+    B::float_full(one, (-0.0f32).into(), &like.device(), like.dtype().into())
 }

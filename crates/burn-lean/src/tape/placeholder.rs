@@ -1,14 +1,10 @@
 //! The placeholder that an armed `Param` holds instead of its weight.
 
 use burn::Tensor;
-#[cfg(feature = "train")]
-use burn::backend::BackendTensor;
-use burn::backend::TensorMetadata;
+use burn::backend::{BackendTensor, TensorMetadata};
 use burn::tensor::{Bytes, DType, Shape, TensorData};
 
-#[cfg(feature = "train")]
-use crate::backend::WithBackend;
-use crate::backend::{Inner, Primitive, reading_waits};
+use crate::backend::{Inner, Primitive, WithBackend, reading_waits, with_backend};
 
 /// A signaling NaN of a float type, and the quiet NaN that arithmetic makes of it. Copies keep the
 /// bits of the first; computed values have those of the second.
@@ -78,6 +74,30 @@ pub(crate) fn is_computed_from_placeholder<const D: usize>(tensor: Tensor<D>) ->
         Some((_, quiet)) if keeps_bits => first.as_bytes() == quiet,
         _ => first.iter::<f32>().any(f32::is_nan),
     })
+}
+
+struct LeafOf;
+
+impl WithBackend for LeafOf {
+    type Output = Option<u64>;
+
+    fn run<B: Inner>(self, tensor: BackendTensor<B>) -> Option<u64> {
+        match tensor {
+            BackendTensor::Autodiff(leaf) => Some(leaf.id().value),
+            _ => None,
+        }
+    }
+}
+
+/// The node of a parameter's base; `None` on an unknown backend.
+pub(crate) fn leaf_of<const D: usize>(base: Tensor<D>) -> Option<u64> {
+    with_backend(base.into_dispatch().kind, LeafOf).flatten()
+}
+
+/// Whether the base of an armed parameter is no longer the placeholder over this leaf: something
+/// was loaded into it or computed from it.
+pub(crate) fn is_replaced<const D: usize>(leaf: u64, base: Tensor<D>) -> bool {
+    leaf_of(base.clone()) != Some(leaf) && !is_placeholder(base)
 }
 
 fn first_element<const D: usize>(tensor: Tensor<D>) -> Option<TensorData> {

@@ -6,7 +6,7 @@ use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::GradientsParams;
 use burn::store::ModuleRecord;
 use burn::tensor::{Tensor, TensorData};
-use burn_lean::{Outcome, ReleaseError, ReleaseOptimizer, WithGradientRelease};
+use burn_lean::{Outcome, ReleaseError, ReleaseOptimizer, WithGradientRelease, checkpoint};
 
 use crate::harness::{LR, adamw, bits, flex, numbers, plain_step, release_step};
 use crate::small::{
@@ -333,28 +333,30 @@ impl ModuleMapper for Halve {
     }
 }
 
-/// What is computed from a placeholder is refused: by `step`, or where the forward pass reads it.
+/// What is computed from a placeholder is refused: by `step`, or where the forward pass reads it. A
+/// parameter that is only built again, after backward, gets its step.
 /// Changed before a step without gradients, before the forward pass, and after backward.
 #[test]
 fn weights_computed_from_those_of_the_armed_model() {
     type Change = fn(Small) -> Small;
-    let changes: [(&str, Change); 4] = [
-        ("a mapper", |model| model.map(&mut Halve)),
-        ("one mapped", |mut model| {
+    // Whether something is computed, too.
+    let changes: [(&str, bool, Change); 4] = [
+        ("a mapper", true, |model| model.map(&mut Halve)),
+        ("one mapped", true, |mut model| {
             model.tied = Halve.map_float(model.tied);
             model
         }),
-        ("one detached", |mut model| {
+        ("one detached", false, |mut model| {
             model.tied = model.tied.map(|value| value.detach().require_grad());
             model
         }),
-        ("one built again", |mut model| {
+        ("one built again", false, |mut model| {
             let (id, base, mapper) = model.tied.consume();
             model.tied = Param::from_mapped_value(id, base, mapper);
             model
         }),
     ];
-    for (name, change) in changes {
+    for (name, computes, change) in changes {
         let arm = |optim: &mut ReleaseOptimizer, model| change(optim.arm(LR, model));
         let assert_refused = |mut optim: ReleaseOptimizer, model, grads| {
             let refused = optim.try_step(LR, model, grads).unwrap_err();
@@ -379,10 +381,15 @@ fn weights_computed_from_those_of_the_armed_model() {
             assert_refused(optim, model, grads);
         }
 
-        let (model, mut optim, _) = started();
+        let (model, mut optim, plain) = started();
         let model = optim.arm(LR, model);
         let grads = grads_of(&model, 1);
-        assert_refused(optim, change(model), grads);
+        if computes {
+            assert_refused(optim, change(model), grads);
+        } else {
+            let model = optim.step(LR, change(model), grads);
+            assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
+        }
     }
 }
 
@@ -571,6 +578,28 @@ fn a_record_loaded_in_the_middle_of_a_step() {
         assert_eq!(model.values(), source.values(), "{what}");
         let mut optim = optim.load_record(states);
         assert_goes_on(load(model), &mut optim, (source.clone(), plain.1));
+    }
+}
+
+#[test]
+fn a_record_loaded_before_a_scope() {
+    for whole in [false, true] {
+        let (model, mut optim, (plain, mut plain_optim)) = started();
+        let load = |mut model: Small| {
+            let source = numbered_from(small(), 80);
+            if whole {
+                return model.load_record(source.into_record());
+            }
+            model.first = model.first.load_record(source.first.into_record());
+            model
+        };
+        let plain = plain_step(load(plain), &mut plain_optim, |model| model.loss(1));
+        let model = load(optim.arm(LR, model));
+        let x = numbers::<2>([3, 4], 1, &flex());
+        let loss = checkpoint(&model, x, Small::forward).square().mean();
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let model = optim.step(LR, model, grads);
+        assert_goes_on(model, &mut optim, (plain, plain_optim));
     }
 }
 

@@ -15,6 +15,8 @@ use crate::harness::{
     Bits, LR, alone, assert_bits, bits, flex, momentum, numbers, plain_step, release_step, seeded,
 };
 
+use crate::small::numbered;
+
 #[global_allocator]
 pub(crate) static HEAP: PeakAlloc = PeakAlloc;
 
@@ -341,6 +343,23 @@ fn nothing_grows_over_abandoned_forward_passes() {
             });
         },
     );
+}
+
+/// An average of weights, whose passes see no backward.
+#[test]
+fn nothing_grows_over_passes_of_new_leaves() {
+    alone("memory::nothing_grows_over_passes_of_new_leaves", || {
+        let mut average = seeded(&flex(), small);
+        let mut model = seeded(&flex(), small);
+        let mut optim = adamw();
+        assert_no_growth(|step| {
+            average = numbered(std::mem::take(&mut average));
+            let target = small_loss(&average, step, step % 2 == 0).detach();
+            model = plain_step(std::mem::take(&mut model), &mut optim, |model| {
+                (small_loss(model, step, false) - target).square()
+            });
+        });
+    });
 }
 
 /// As many blocks are kept as fit, no more bytes than asked for are, and the weights are the same.

@@ -1,5 +1,7 @@
 //! Scopes of `checkpoint`: the bits of a model that keeps its activations, armed and unarmed.
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
 use burn::module::{Module, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{
@@ -422,6 +424,70 @@ fn what_would_get_no_gradient_is_refused() {
     assert_panics(|| checkpoint(&block, x(), with_tensor), what_to_do);
     let with_parameter = move |block: &Block, x| other.forward(block.forward(x));
     assert_panics(|| checkpoint(&block, x(), with_parameter), what_to_do);
+}
+
+fn drop_some(x: Tensor<3>) -> Tensor<3> {
+    DropoutConfig::new(0.2).init().forward(x)
+}
+
+/// Gives another result from the second run on.
+fn changing<R: Send + Sync + 'static>(
+    results: [impl Fn(&Block, Tensor<3>) -> R + Send + Sync + 'static; 2],
+) -> impl Fn(&Block, Tensor<3>) -> R + Send + Sync + 'static {
+    let runs = AtomicUsize::new(0);
+    move |block, x| results[runs.fetch_add(1, Relaxed).min(1)](block, x)
+}
+
+#[test]
+fn a_second_run_that_differs_is_refused() {
+    type Run<R> = fn(&Block, Tensor<3>) -> R;
+    let one = |block: &Block, x| vec![block.attend(x)];
+    let two = |block: &Block, x: Tensor<3>| vec![block.attend(x.clone()), x];
+    let other_weights: Run<_> = |block, x| vec![block.perceive(x)];
+    let other_shape: Run<_> = |block, x| vec![block.attend(x).slice([0..1])];
+    let few: Run<_> = |_, x| vec![x];
+    // As the worker of a data loader does.
+    let on_another_thread: Run<_> = |block, x| {
+        let device = x.device();
+        let thread = move || Tensor::<1>::random([1], Distribution::Default, &device);
+        std::thread::spawn(thread).join().unwrap();
+        vec![drop_some(block.attend(x))]
+    };
+    let dropout: Run<_> = |block, x| vec![drop_some(block.attend(x))];
+    let undisturbed: Run<_> = |block, x| {
+        let device = x.device();
+        let thread = move || Tensor::<1>::random([1], Distribution::Default, &device);
+        std::thread::spawn(thread).join().unwrap();
+        vec![block.attend(x)]
+    };
+    let device = flex();
+    let cases: [(&str, [Run<Vec<Tensor<3>>>; 2]); 6] = [
+        ("other weights", [one, other_weights]),
+        ("another shape", [one, other_shape]),
+        ("more results", [one, two]),
+        ("the input alone", [one, few]),
+        ("another thread draws", [dropout, on_another_thread]),
+        (
+            "another thread draws, the scope does not",
+            [one, undisturbed],
+        ),
+    ];
+    for (name, runs) in cases {
+        for is_armed in [false, true] {
+            let mut block = seeded(&device, Block::new);
+            if is_armed {
+                block = adamw().with_gradient_release().arm(LR, block);
+            }
+            let x = numbers::<3>([2, 3, 8], 1, &device).require_grad();
+            let loss = checkpoint(&block, x, changing(runs)).remove(0).mean();
+            if name == "another thread draws, the scope does not" {
+                assert!(block.key.weight.grad(&loss.backward()).is_some() || is_armed);
+            } else {
+                let what = "it has computed something else than the first time";
+                assert_panics(|| loss.backward(), what);
+            }
+        }
+    }
 }
 
 /// They would be constants there.

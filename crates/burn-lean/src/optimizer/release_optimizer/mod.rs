@@ -114,6 +114,7 @@ impl ReleaseOptimizer {
     ///   backward has stepped parameters, and its [`step`](Self::step) has not run;
     /// - [`Abandoned`](ReleaseError::Abandoned): so has one whose optimizer was dropped since;
     /// - [`DuplicateParam`](ReleaseError::DuplicateParam): two parameters share an id;
+    /// - [`Placeholder`](ReleaseError::Placeholder): a parameter was built anew while it was armed;
     /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer armed a parameter;
     /// - [`CopyWithAdapters`](ReleaseError::CopyWithAdapters),
     ///   [`Distributed`](ReleaseError::Distributed), [`Backend`](ReleaseError::Backend): a

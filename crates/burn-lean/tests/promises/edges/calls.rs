@@ -9,7 +9,7 @@ use burn::module::Module;
 use burn::nn::LinearConfig;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::Tensor;
-use burn_lean::{Budget, ReleaseError, WithGradientRelease};
+use burn_lean::{Budget, ReleaseAccumulator, ReleaseError, WithGradientRelease};
 
 use crate::harness::{LR, adamw, bits, flex, numbers, plain_step, watched_adamw};
 use crate::small::{
@@ -135,14 +135,46 @@ fn after_backward_step_is_the_only_call() {
     assert_goes_on(model, &mut optim, plain(&[0, 1]));
 }
 
+/// Plain Burn gives such a forward pass gradients, of parameters that no step has changed: here they
+/// would be lost.
 #[test]
-fn disarmed_between_forward_and_backward() {
+fn a_forward_pass_of_an_arming_that_has_ended_is_refused() {
+    let what_to_do = "run backward before `step` or `disarm`";
     let (model, mut optim) = started();
     let model = optim.arm(LR, model);
     let loss = model.loss(1);
-    let model = optim.disarm(model);
-    assert_panics(|| loss.backward(), "run backward before `disarm`");
-    assert_goes_on(model, &mut optim, plain(&[0]));
+    let mut model = optim.disarm(model);
+    assert_panics(|| loss.backward(), what_to_do);
+
+    // A step that leaves a parameter unused.
+    let (mut expected, mut plain_optim) = plain(&[0]);
+    let of_first = |model: &Small| model.first.forward(numbers([3, 4], 1, &flex())).mean();
+    expected = plain_step(expected, &mut plain_optim, of_first);
+    for is_armed_again in [false, true] {
+        model = optim.arm(LR, model);
+        let kept = model.tied.val().mean();
+        let grads = GradientsParams::from_grads(of_first(&model).backward(), &model);
+        model = optim.step(LR, model, grads);
+        if is_armed_again {
+            model = optim.arm(LR, model);
+        }
+        assert_panics(|| kept.backward(), what_to_do);
+        if is_armed_again {
+            model = optim.disarm(model);
+            expected = plain_step(expected, &mut plain_optim, of_first);
+        }
+        assert_eq!(bits(&model), bits(&expected));
+    }
+
+    // The last micro-batch is armed by the optimizer.
+    let mut accumulator = ReleaseAccumulator::new();
+    model = accumulator.arm(model);
+    let kept = model.tied.val().mean();
+    let grads = GradientsParams::from_grads(of_first(&model).backward(), &model);
+    accumulator.accumulate(&model, grads);
+    model = optim.arm_accumulated(LR, model, accumulator.grads());
+    assert_panics(|| kept.backward(), "before the last micro-batch is armed");
+    let _ = optim.step(LR, model, GradientsParams::new());
 }
 
 /// Plain Burn gives such a forward pass gradients: here they are lost.

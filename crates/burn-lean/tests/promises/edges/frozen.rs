@@ -2,7 +2,7 @@
 
 use burn::module::{Module, ParamGroup};
 use burn::optim::GradientsParams;
-use burn_lean::{Outcome, WithGradientRelease};
+use burn_lean::{Outcome, ReleaseAccumulator, WithGradientRelease};
 
 use crate::harness::{LR, adamw, bits, plain_step, release_step};
 use crate::small::{PARAMS, Plain, Small, assert_error, assert_goes_on, grads_of, plain, small};
@@ -131,5 +131,57 @@ fn frozen_in_the_middle_of_a_step() {
             let mut optim = optim.load_record(before.1.to_record());
             assert_goes_on(start, &mut optim, before);
         }
+    }
+}
+
+/// `Param::set_require_grad`, which drops what says where the weight of an armed parameter is.
+/// `Module::set_require_grad` does not.
+#[test]
+fn one_param_frozen_or_unfrozen_by_itself() {
+    for is_active in [false, true] {
+        let change = |mut model: Small| {
+            model.tied = model.tied.set_require_grad(is_active);
+            model
+        };
+        let (start, mut plain_optim) = plain(&[0]);
+        let before: Plain = (start.clone(), plain_optim.clone());
+        let mut optim = plain_optim.clone().with_gradient_release();
+
+        // Before the forward pass: refused, and `disarm` is the way back.
+        let armed = change(optim.arm(LR, start.clone()));
+        let refused = optim.try_arm(LR, armed).unwrap_err();
+        assert_error!(
+            refused.error(),
+            Placeholder,
+            "`disarm` gives the weight back"
+        );
+        let model = optim.disarm(refused.into_model());
+        assert_eq!(model.tied.is_require_grad(), is_active);
+        assert_eq!(bits(&model), bits(&start));
+        let model = model.set_require_grad(true);
+
+        // Between backward and `step`: as in plain Burn.
+        let model = optim.arm(LR, model);
+        let grads = grads_of(&model, 1);
+        let model = optim.step(LR, change(model), grads);
+        let grads = grads_of(&start, 1);
+        let expected = plain_optim.step(LR, change(start), grads);
+        assert_eq!(bits(&model), bits(&expected));
+        assert_eq!(model.tied.is_require_grad(), is_active);
+
+        // Within a window: refused before anything is computed from it.
+        let (start, plain_optim) = before;
+        let mut optim = plain_optim.with_gradient_release();
+        let mut accumulator = ReleaseAccumulator::new();
+        let model = accumulator.arm(start);
+        let grads = grads_of(&model, 1);
+        accumulator.accumulate(&model, grads);
+        let model = change(model);
+        let refused = accumulator.try_arm(model).unwrap_err();
+        assert_error!(refused.error(), Placeholder, "between `step` and `arm`");
+        let sums = accumulator.grads();
+        let refused = optim.try_arm_accumulated(LR, refused.into_model(), sums);
+        let refused = refused.unwrap_err();
+        assert_error!(refused.error(), Placeholder, "checkpoint");
     }
 }
