@@ -15,7 +15,9 @@ use crate::path::Path;
 pub(crate) trait ArmedSlot: Send + Sync + Debug {
     fn path(&self) -> &Path;
     fn leaf_id(&self) -> u64;
-    fn step_state(&self) -> StepState;
+    fn phase(&self) -> Phase;
+    /// Whether the parameter's step is at the end of backward, where all gradients exist.
+    fn is_late(&self) -> bool;
     /// Takes the sum of earlier micro-batches, unless a step has used it.
     fn take_sum(&self) -> Option<DispatchTensor>;
     /// Returns the sum of earlier micro-batches, and keeps it.
@@ -24,9 +26,8 @@ pub(crate) trait ArmedSlot: Send + Sync + Debug {
     /// Whether a forward pass has used the parameter.
     fn is_used(&self) -> bool;
     fn arm_for(&self, purpose: Purpose, sum: Option<DispatchTensor>);
-    fn has_ended(&self) -> bool;
     /// Ends the arming, and returns the weight.
-    fn end(&self, how: Ended) -> DispatchTensor;
+    fn end(&self) -> DispatchTensor;
     /// Receives the mean over all replicas: measures it or steps with it. Without a gradient, takes
     /// the weight from the replica that steps the parameter.
     fn reduced(&self, grad: Option<Tensor<1>>) -> Result<(), ReleaseError>;
@@ -61,26 +62,65 @@ pub(crate) enum Purpose {
     Hold,
 }
 
-/// How an arming has ended.
+/// The life of a parameter in one arming.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
-    /// By `step` or `accumulate`.
-    Finished,
-    /// By `disarm`.
-    Disarmed,
-    /// Another model was armed or finished in its place. The slot keeps the weight.
-    Abandoned,
+pub(crate) enum Phase {
+    /// No gradient has come yet.
+    Waiting,
+    /// A gradient was taken.
+    Taken(Taken),
+    /// Another one has come after it.
+    TakenTwice(Taken),
+    /// Another model was armed or finished in its place. The slot keeps the weight for those that
+    /// still have its placeholder.
+    Abandoned(Option<Taken>),
+    /// The arming has ended, and the `Param` has its weight back.
+    Ended,
 }
 
-/// The fate of a slot's gradient in this step.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StepState {
-    /// The gradient was taken: stepped with, added to the sum or sent to the other replicas.
-    pub(crate) taken: bool,
-    /// The gradient was taken, and the weight is unchanged.
-    pub(crate) skipped: bool,
-    /// Another gradient came after the one that was taken.
-    pub(crate) second: bool,
-    /// The step was at the end of backward, where all gradients exist.
-    pub(crate) late: bool,
+/// What was done with a gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// It is in flight to the other replicas, and the weight is the old one.
+    InFlight,
+    /// It has made the weight the new one.
+    Stepped,
+    /// It was dropped, and the weight is the old one.
+    Skipped,
+    /// It was added to the sum of a window of micro-batches.
+    Added,
+    /// Its norm was measured.
+    Measured,
+}
+
+impl Phase {
+    pub(crate) fn has_ended(self) -> bool {
+        matches!(self, Self::Abandoned(_) | Self::Ended)
+    }
+
+    /// What was done with the gradient, if one was taken.
+    pub(crate) fn taken(self) -> Option<Taken> {
+        match self {
+            Self::Taken(taken) | Self::TakenTwice(taken) | Self::Abandoned(Some(taken)) => {
+                Some(taken)
+            }
+            Self::Waiting | Self::Abandoned(None) | Self::Ended => None,
+        }
+    }
+
+    pub(crate) fn is_taken(self) -> bool {
+        self.taken().is_some()
+    }
+
+    pub(crate) fn is_taken_twice(self) -> bool {
+        matches!(self, Self::TakenTwice(_))
+    }
+
+    /// The phase once this was done with the gradient.
+    pub(crate) fn after(self, taken: Taken) -> Self {
+        match self {
+            Self::TakenTwice(_) => Self::TakenTwice(taken),
+            _ => Self::Taken(taken),
+        }
+    }
 }

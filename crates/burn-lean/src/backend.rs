@@ -22,6 +22,14 @@ pub(crate) type Primitive<B> = <B as BackendTypes>::FloatTensorPrimitive;
 /// Takes what is registered as the gradient of a node, which must be something.
 pub(crate) type TakeSum<B> = Box<dyn FnMut(NodeId, &mut Gradients) -> Primitive<B> + Send>;
 
+/// Nodes without gradients, by order.
+pub(crate) struct Rungs<B: Inner> {
+    /// Each with the pass that has used it last.
+    pub(crate) nodes: BTreeMap<usize, (Tracked<B>, usize)>,
+    /// The pass in which those were dropped that no pass uses any more.
+    pub(crate) swept: usize,
+}
+
 /// A backend of `Dispatch` that gradient release knows.
 pub(crate) trait Inner: Backend {
     /// The tensor, if it is this backend's.
@@ -29,8 +37,8 @@ pub(crate) trait Inner: Backend {
     /// The tensor as one of `Dispatch`.
     fn wrap(tensor: BackendTensor<Self>) -> DispatchTensorKind;
 
-    /// The nodes without gradients made so far, by order: see [`rung`](crate::tape::rung).
-    fn rungs() -> MutexGuard<'static, BTreeMap<usize, Tracked<Self>>>;
+    /// See [`rung`](crate::tape::rung).
+    fn rungs() -> MutexGuard<'static, Rungs<Self>>;
 
     /// What [`take_sum`](crate::tape::take_sum) takes with, once it was used.
     fn take_sum() -> MutexGuard<'static, Option<TakeSum<Self>>>;
@@ -85,9 +93,11 @@ macro_rules! backends {
                         false => kind,
                     }
                 }
-                fn rungs() -> MutexGuard<'static, BTreeMap<usize, Tracked<Self>>> {
-                    static RUNGS: Mutex<BTreeMap<usize, Tracked<burn::backend::$name>>> =
-                        Mutex::new(BTreeMap::new());
+                fn rungs() -> MutexGuard<'static, Rungs<Self>> {
+                    static RUNGS: Mutex<Rungs<burn::backend::$name>> = Mutex::new(Rungs {
+                        nodes: BTreeMap::new(),
+                        swept: 0,
+                    });
                     // Whatever panicked, each rung that is there is whole.
                     lock(&RUNGS)
                 }

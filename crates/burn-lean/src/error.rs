@@ -85,11 +85,11 @@ pub enum ReleaseError {
     )]
     NoForward,
 
-    /// The model is not the one whose parameters were stepped.
+    /// The model is not the one whose parameters were stepped or have sums.
     #[error(
-        "{path} was stepped inside backward, but the model given is not the one that was armed (or \
-         no longer: its parameters were loaded, moved or rebuilt); pass the model that `arm` \
-         returned"
+        "{path} was stepped inside backward, or has sums of earlier micro-batches, but the model \
+         given is not the one that was armed (or no longer: its parameters were loaded, moved or \
+         rebuilt); pass the model that `arm` returned"
     )]
     WrongModel {
         /// Path of the parameter in the model that was armed.
@@ -299,6 +299,16 @@ pub enum ReleaseError {
          losses, or accumulate the gradients of the earlier ones"
     )]
     MeasuredTwice {
+        /// Path of the parameter in the model.
+        path: String,
+    },
+
+    /// A second gradient of a parameter arrived in one micro-batch.
+    #[error(
+        "{path} got two gradients in one micro-batch, the first of which is in the sum already; \
+         run one backward on the sum of the losses, or end each with `accumulate`"
+    )]
+    AccumulatedTwice {
         /// Path of the parameter in the model.
         path: String,
     },

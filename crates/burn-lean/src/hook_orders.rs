@@ -7,7 +7,7 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::module::ParamId;
 
-use crate::tape::{Clock, Reached};
+use crate::tape::{self, Clock, Reached};
 
 /// Where backward steps a parameter in the first pass of a model, whose tape is not known yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,6 +84,7 @@ impl HookOrders {
 
     /// Begins a pass over newly armed parameters.
     pub(crate) fn begin_pass(&mut self, first_pass: FirstPass) {
+        tape::begin_pass();
         self.first_pass = first_pass;
         self.clock = Clock::new();
         self.fingerprint = 0;

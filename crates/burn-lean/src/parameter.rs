@@ -128,13 +128,13 @@ impl<B: Inner> Holder<B> {
 
     /// Whether the arming has ended, and the `Param` has its weight back.
     fn is_transparent(&self) -> bool {
-        self.copy.is_none() && self.slot.has_ended() && !self.slot.has_weight()
+        self.copy.is_none() && self.slot.phase().has_ended() && !self.slot.has_weight()
     }
 
     /// Whether a gradient of this parameter belongs to the slot.
     fn is_the_slots(&self) -> bool {
         let is_current = |copy: &Arc<Snapshot<B>>| self.slot.is_current(copy);
-        let is_open = !self.slot.has_ended() && self.slot.has_weight();
+        let is_open = !self.slot.phase().has_ended() && self.slot.has_weight();
         !self.is_fork && is_open && self.copy.as_ref().is_none_or(is_current)
     }
 
@@ -145,10 +145,10 @@ impl<B: Inner> Holder<B> {
                 let is_placeholder = (looks.is_placeholder)();
                 assert!(
                     is_placeholder || !(looks.is_computed)(),
-                    "gradient release: something was computed from the placeholder that parameter \
-                     {} has while it is armed (by a mapper, an average, another optimizer); read \
-                     it with `val()`, or make a copy an ordinary model with `materialize()` before",
-                    self.slot.id
+                    "gradient release: something was computed from the placeholder that {} has \
+                     while it is armed (by a mapper, an average, another optimizer); read it with \
+                     `val()`, or make a copy an ordinary model with `materialize()` before",
+                    path_text(&self.slot.path)
                 );
                 let known = if is_placeholder { PLACEHOLDER } else { WEIGHT };
                 self.base.store(known, Ordering::Relaxed);
@@ -267,9 +267,9 @@ impl<B: Inner> Held for Holder<B> {
             let kind = weight.clone().to_device(&device).into_dispatch().kind;
             assert!(
                 B::unwrap(kind).is_some(),
-                "gradient release: parameter {} is armed and cannot move to another backend; move \
-                 the model before `arm`, or after `step`",
-                self.slot.id
+                "gradient release: {} is armed and cannot move to another backend; move the model \
+                 before `arm`, or after `step`",
+                path_text(&self.slot.path)
             );
             self.slot.moved(B::of(weight.to_device(&device)))
         };
@@ -293,7 +293,8 @@ impl<B: Inner> Held for Holder<B> {
         Found {
             id: self.slot.id,
             slot: self.slot.clone(),
-            is_copy: !self.is_transparent() && (self.copy.is_some() || self.slot.has_ended()),
+            is_copy: !self.is_transparent()
+                && (self.copy.is_some() || self.slot.phase().has_ended()),
             is_apart: !self.is_the_slots(),
             is_armed: self.slot.is_armed(),
             has_ended: self.is_transparent(),

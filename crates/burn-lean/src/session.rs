@@ -1,7 +1,7 @@
 //! The state that an optimizer and its armed parameters share.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::Tensor;
@@ -25,11 +25,20 @@ pub(crate) struct Session {
     stepper: Mutex<Stepper>,
     orders: Mutex<HookOrders>,
     slots: Mutex<HashMap<ParamId, Arc<dyn ArmedSlot>>>,
-    /// Set from `arm` to the call that ends the arming.
-    armed: AtomicBool,
+    phase: Mutex<Phase>,
     pub(crate) progress: Progress,
     /// The gradients in flight to the other replicas, if there are any.
     in_flight: Option<InFlight>,
+}
+
+/// How far an optimizer is in its step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Its slots take no gradients.
+    Unarmed,
+    /// No backward pass has reached a parameter.
+    Armed,
+    Begun,
 }
 
 /// Burn's optimizer and the settings of this step.
@@ -76,8 +85,6 @@ pub(crate) struct Progress {
     pub(crate) in_place: AtomicUsize,
     /// Gradients added to a sum inside backward.
     pub(crate) held: AtomicUsize,
-    /// Whether a backward pass has reached a parameter.
-    begun: AtomicBool,
 }
 
 impl Progress {
@@ -85,15 +92,6 @@ impl Progress {
         for counter in [&self.stepped, &self.in_place, &self.held] {
             counter.store(0, Ordering::Relaxed);
         }
-        self.begun.store(false, Ordering::Relaxed);
-    }
-
-    pub(crate) fn begin(&self) {
-        self.begun.store(true, Ordering::Relaxed);
-    }
-
-    pub(crate) fn has_begun(&self) -> bool {
-        self.begun.load(Ordering::Relaxed)
     }
 
     pub(crate) fn count(counter: &AtomicUsize) {
@@ -120,7 +118,7 @@ impl Session {
             }),
             orders: Mutex::new(HookOrders::new()),
             slots: Mutex::default(),
-            armed: AtomicBool::new(false),
+            phase: Mutex::new(Phase::Unarmed),
             progress: Progress::default(),
             in_flight: reduction.map(InFlight::new),
         }
@@ -156,11 +154,30 @@ impl Session {
     }
 
     pub(crate) fn is_armed(&self) -> bool {
-        self.armed.load(Ordering::Relaxed)
+        *lock(&self.phase) != Phase::Unarmed
     }
 
-    pub(crate) fn set_armed(&self, armed: bool) {
-        self.armed.store(armed, Ordering::Relaxed);
+    /// Whether a backward pass has reached a parameter since the last arming.
+    pub(crate) fn has_begun(&self) -> bool {
+        *lock(&self.phase) == Phase::Begun
+    }
+
+    /// The slots take gradients from now on.
+    pub(crate) fn arm(&self) {
+        *lock(&self.phase) = Phase::Armed;
+    }
+
+    /// A backward pass has reached a parameter.
+    pub(crate) fn begin(&self) {
+        let mut phase = lock(&self.phase);
+        if *phase == Phase::Armed {
+            *phase = Phase::Begun;
+        }
+    }
+
+    /// The slots take no gradient until they are armed again.
+    pub(crate) fn disarm(&self) {
+        *lock(&self.phase) = Phase::Unarmed;
     }
 
     /// The slots of the armed parameters.
@@ -208,7 +225,7 @@ impl Session {
 
     /// Learns from the pass that has reached a hook: [`HookOrders::learn`].
     pub(crate) fn learn(&self, hook: NodeId, key: HookKey, checkpointer: &Checkpointer) {
-        self.progress.begin();
+        self.begin();
         self.orders().learn(hook, key, checkpointer);
     }
 }

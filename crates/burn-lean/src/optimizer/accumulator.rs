@@ -95,6 +95,8 @@ impl ReleaseAccumulator {
     ///
     /// - [`NotAccumulated`](ReleaseError::NotAccumulated): a backward has run, and its
     ///   [`accumulate`](Self::accumulate) has not;
+    /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): the sums are with
+    ///   another model, which is armed;
     /// - those of [`ReleaseOptimizer::try_arm`](crate::ReleaseOptimizer::try_arm) that are about
     ///   the model.
     pub fn try_arm<M: Module>(&mut self, model: M) -> Result<M, Refused<M>> {
@@ -148,8 +150,8 @@ impl ReleaseAccumulator {
     ///
     /// # Errors
     ///
-    /// - [`AlreadyStepped`](ReleaseError::AlreadyStepped): a second gradient for a parameter in one
-    ///   micro-batch;
+    /// - [`AccumulatedTwice`](ReleaseError::AccumulatedTwice): a second gradient for a parameter in
+    ///   one micro-batch;
     /// - [`Unclaimed`](ReleaseError::Unclaimed): `grads` lacks the gradient of a parameter that has
     ///   one;
     /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): it is not the
@@ -188,18 +190,18 @@ impl ReleaseAccumulator {
             slot.rest();
         }
         // The slots keep the weights, and take no gradient until the model is armed again.
-        self.session.set_armed(false);
+        self.session.disarm();
     }
 
     fn check<M: Module>(&self, model: &M, grads: &GradientsParams) -> Result<(), ReleaseError> {
         for slot in self.session.slots().values() {
-            if slot.step_state().second {
+            if slot.phase().is_taken_twice() {
                 let path = path_text(slot.path());
-                return Err(ReleaseError::AlreadyStepped { path });
+                return Err(ReleaseError::AccumulatedTwice { path });
             }
         }
         let survey = Survey::of(model);
-        survey.check_own(&self.session, |slot| slot.step_state().taken)?;
+        survey.check_own(&self.session, |slot| slot.phase().is_taken())?;
         check_claims(&self.session, &survey, model, grads)
     }
 
@@ -242,7 +244,7 @@ impl ModuleVisitor for Collect<'_> {
         let mut grad = self.grads.remove::<D>(param.id);
         let mut sum = self.sums.remove::<D>(param.id);
         if let Some(slot) = slot {
-            if slot.step_state().taken {
+            if slot.phase().is_taken() {
                 grad = None;
             }
             sum = slot.take_sum().map(Tensor::from_dispatch).or(sum);

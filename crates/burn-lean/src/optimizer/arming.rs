@@ -13,7 +13,7 @@ use burn::optim::GradientsParams;
 use super::one_param;
 use super::restoring::{abandon, restore_mappers, weight_for};
 use super::survey::{Survey, is_same};
-use crate::armed_slot::{ArmedSlot, Ended, Purpose};
+use crate::armed_slot::{ArmedSlot, Purpose};
 use crate::backend::{Inner, WithBackend, with_backend};
 use crate::parameter::{Found, Released};
 use crate::path::Path;
@@ -32,7 +32,7 @@ pub(super) fn arm<M: Module>(
     mut survey: Survey,
 ) -> M {
     // The hooks of a forward pass cannot be used again after a backward that has panicked.
-    let is_unused = !session.progress.has_begun();
+    let is_unused = !session.has_begun();
     let is_kept = |found: &Found| {
         let slots = session.slots();
         let own = slots.get(&found.id);
@@ -83,7 +83,7 @@ pub(super) fn arm<M: Module>(
         left,
         sums,
     });
-    session.set_armed(true);
+    session.arm();
     model
 }
 
@@ -163,7 +163,7 @@ impl ModuleMapper for ArmAgain<'_> {
                 param.map(|base| {
                     let base = match found.has_ended {
                         true => base,
-                        false => weight_for(&*found.slot, Ended::Finished, base),
+                        false => weight_for(&*found.slot, base),
                     };
                     Tensor::from_dispatch(found.slot.arm_again(self.session, base.into_dispatch()))
                 })

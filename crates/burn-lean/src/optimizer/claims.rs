@@ -66,7 +66,7 @@ pub(super) fn check_bases<M: Module>(session: &Session, model: &M) -> Result<(),
     impl ModuleVisitor for Bases<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if let Some(slot) = self.0.slots().get(&param.id)
-                && !slot.has_ended()
+                && !slot.phase().has_ended()
                 && is_replaced(slot.leaf_id(), param.base())
                 && is_computed_from_placeholder(param.base())
             {
@@ -110,7 +110,7 @@ impl Claims<'_> {
         let has_slot = found.is_some_and(|found| is_same(&slot, &found.slot));
         let is_replaced = is_replaced(slot.leaf_id(), param.base());
         let is_computed = is_replaced && is_computed_from_placeholder(param.base());
-        let is_stepped = slot.step_state().taken;
+        let is_stepped = slot.phase().is_taken();
         let is_rebuilt_since = is_stepped && self.survey.is_bare(param.id);
         if is_computed || !(has_slot || is_replaced || is_rebuilt_since) {
             return Err(ReleaseError::Placeholder { path: path() });

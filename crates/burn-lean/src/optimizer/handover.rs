@@ -18,7 +18,7 @@ use super::release_optimizer::ReleaseOptimizer;
 use super::report::StepReport;
 use super::restoring::{restore, restore_mappers};
 use super::survey::Survey;
-use crate::armed_slot::{ArmedSlot, Ended};
+use crate::armed_slot::ArmedSlot;
 use crate::backend::{reading_waits, with_backend};
 use crate::error::{ReleaseError, expect};
 use crate::lock::lock;
@@ -181,7 +181,7 @@ impl ReleaseOptimizer {
         let mapper = |(id, slot): (&ParamId, &Arc<dyn ArmedSlot>)| (*id, slot.mapper());
         let mappers = self.session.slots().iter().map(mapper).collect();
         let has_adapters = Survey::of(&model).has_adapters;
-        let model = restore(&self.session, Ended::Finished, model, has_adapters);
+        let model = restore(&self.session, model, has_adapters);
         self.finish(report);
         Ok(restore_mappers(model, &mappers))
     }
@@ -202,7 +202,7 @@ impl PathVisitor for HandOut<'_> {
         let slot = self.session.slots().get(&param.id).cloned();
         let grad = self.grads.remove::<D>(param.id);
         let is_stepped =
-            grad.is_some() || slot.as_ref().is_some_and(|slot| slot.step_state().taken);
+            grad.is_some() || slot.as_ref().is_some_and(|slot| slot.phase().is_taken());
         let text = path_text(path);
         let give = match (slot, grad) {
             (Some(slot), grad) => {
@@ -233,7 +233,7 @@ fn give_slot<const D: usize>(slot: Arc<dyn ArmedSlot>, path: String) -> Give {
     slot.watch();
     let ways = Arc::strong_count(&slot);
     Box::new(move |base| {
-        if slot.step_state().taken && slot.has_stepped_copy() {
+        if slot.phase().is_taken() && slot.has_stepped_copy() {
             return Err(ReleaseError::SteppedCopy { path });
         }
         // A change of the parameter maps it or drops its reference to the slot. The bits alone do
@@ -244,7 +244,7 @@ fn give_slot<const D: usize>(slot: Arc<dyn ArmedSlot>, path: String) -> Give {
         if is_touched || !(waits || is_placeholder(base)) {
             return Err(ReleaseError::ChangedBeforeStep { path });
         }
-        let weight = slot.end(Ended::Finished);
+        let weight = slot.end();
         Ok(Tensor::<D>::from_dispatch(weight).into_bridge())
     })
 }

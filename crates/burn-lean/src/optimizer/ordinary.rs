@@ -28,7 +28,7 @@ pub(super) fn measure<M: Module>(
             let id = param.id;
             self.params.push(id);
             let slot = self.session.slots().get(&id).cloned();
-            let is_taken = slot.as_ref().is_some_and(|slot| slot.step_state().taken);
+            let is_taken = slot.as_ref().is_some_and(|slot| slot.phase().is_taken());
             let is_measured = self.session.stepper().gradients.is_measured(id);
             if is_taken || is_measured || self.error.is_some() {
                 return;

@@ -8,19 +8,19 @@ use burn::Tensor;
 use burn::module::{Module, ModuleMapper, Param, ParamId, ParamMapper};
 use burn::tensor::GradientCheckpointingStrategy;
 
-use crate::armed_slot::{ArmedSlot, Ended};
+use crate::armed_slot::ArmedSlot;
 use crate::session::Session;
 use crate::tape::is_replaced;
 
 /// Ends the arming of a model.
-pub(super) fn restore<M: Module>(session: &Session, how: Ended, model: M, has_adapters: bool) -> M {
+pub(super) fn restore<M: Module>(session: &Session, model: M, has_adapters: bool) -> M {
     let slots = std::mem::take(&mut *session.slots());
-    let model = model.map(&mut Restore { slots: &slots, how });
-    for slot in slots.values().filter(|slot| !slot.has_ended()) {
+    let model = model.map(&mut Restore { slots: &slots });
+    for slot in slots.values().filter(|slot| !slot.phase().has_ended()) {
         // Its parameter is not in the model, or something else was loaded into it.
         slot.abandon();
     }
-    session.set_armed(false);
+    session.disarm();
     match has_adapters {
         // `materialize` would merge them. So our reparameterizations stay, and return the base of
         // the `Param`.
@@ -34,17 +34,20 @@ pub(super) fn abandon(session: &Session) {
     for slot in session.slots().drain().map(|(_, slot)| slot) {
         slot.abandon();
     }
-    session.set_armed(false);
+    session.disarm();
 }
 
 struct Restore<'a> {
     slots: &'a HashMap<ParamId, Arc<dyn ArmedSlot>>,
-    how: Ended,
 }
 
 impl ModuleMapper for Restore<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(slot) = self.slots.get(&param.id).filter(|slot| !slot.has_ended()) else {
+        let Some(slot) = self
+            .slots
+            .get(&param.id)
+            .filter(|slot| !slot.phase().has_ended())
+        else {
             return param;
         };
         let is_active = param.is_require_grad();
@@ -54,7 +57,7 @@ impl ModuleMapper for Restore<'_> {
             // Loaded since: it stays.
             base
         } else {
-            weight_for(slot.as_ref(), self.how, base).set_require_grad(is_active)
+            weight_for(slot.as_ref(), base).set_require_grad(is_active)
         };
         with_mapper(id, base, mapper)
     }
@@ -63,12 +66,11 @@ impl ModuleMapper for Restore<'_> {
 /// Ends the arming of a parameter: its weight, with autodiff as the placeholder has it.
 pub(super) fn weight_for<const D: usize>(
     slot: &dyn ArmedSlot,
-    how: Ended,
     placeholder: Tensor<D>,
 ) -> Tensor<D> {
     let strategy = placeholder.gradient_checkpointing_strategy();
     drop(placeholder);
-    with_autodiff(Tensor::from_dispatch(slot.end(how)), strategy)
+    with_autodiff(Tensor::from_dispatch(slot.end()), strategy)
 }
 
 /// A parameter with the mapper that it had before it was armed.

@@ -80,6 +80,7 @@ impl Survey {
             return Err(ReleaseError::Placeholder { path: path.clone() });
         }
         self.check_abandoned(session)?;
+        self.check_sums(session)?;
         for param in &self.params {
             let path = || path_text(&param.path);
             if param.is_distributed {
@@ -102,6 +103,11 @@ impl Survey {
             }
         }
         Ok(())
+    }
+
+    /// Checks that no sums of earlier micro-batches are with another model.
+    pub(super) fn check_sums(&self, session: &Session) -> Result<(), ReleaseError> {
+        self.check_own(session, |slot| slot.has_sum())
     }
 
     /// Checks that no parameter was left by an optimizer in the middle of a step.

@@ -11,6 +11,7 @@ use burn::tensor::Device;
 
 use crate::backend::{Inner, Tracked, WithBackend, reading_waits, with_backend};
 use crate::parameter::{find, shared};
+use crate::path::path_text;
 use crate::recompute::node::{Again, COMPUTES_ANOTHER, Leaf, Parents, scope_node};
 use crate::recompute::outline::Outline;
 use crate::recompute::random::Seed;
@@ -173,9 +174,9 @@ fn armed_in<M: Module>(module: &M) -> HashMap<ParamId, u64> {
         .map(|found| {
             assert!(
                 !found.is_apart,
-                "checkpoint: parameter {} is of a copy or a fork of an armed model, which a scope \
-                 cannot use; give it the model that is armed, or `copy.materialize()`",
-                found.id
+                "checkpoint: {} is of a copy or a fork of an armed model, which a scope cannot \
+                 use; give it the model that is armed, or `copy.materialize()`",
+                path_text(found.slot.path())
             );
             (found.id, found.slot.leaf_id())
         })

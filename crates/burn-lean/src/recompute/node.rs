@@ -250,7 +250,7 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
         let of_outputs = std::mem::take(&mut *lock(&outputs));
 
         for session in uses.iter().filter_map(|used| used.slot.session()) {
-            session.progress.begin();
+            session.begin();
         }
         let (run, params) = replaying::<B, _>(is_outermost, again);
         let is_used = |param: &Arc<ScopedParameter<B>>| {

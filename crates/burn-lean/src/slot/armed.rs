@@ -7,12 +7,12 @@ use std::sync::{Arc, Weak};
 use burn::Tensor;
 use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 
-use super::state::{State, Weight};
+use super::state::{State, Uses, Weight};
 use super::{Rearm, Slot};
-use crate::armed_slot::{ArmedSlot, Ended, Purpose, StepState};
+use crate::armed_slot::{ArmedSlot, Phase, Purpose, Taken};
 use crate::backend::{Inner, Primitive};
 use crate::error::ReleaseError;
-use crate::path::Path;
+use crate::path::{Path, path_text};
 use crate::reduction::shaped;
 use crate::session::Session;
 
@@ -25,14 +25,12 @@ impl<B: Inner> ArmedSlot for Slot<B> {
         Self::leaf_id(self).value
     }
 
-    fn step_state(&self) -> StepState {
-        let state = self.state();
-        StepState {
-            taken: state.taken,
-            skipped: state.is_skipped,
-            second: state.second,
-            late: state.is_late,
-        }
+    fn phase(&self) -> Phase {
+        Self::phase(self)
+    }
+
+    fn is_late(&self) -> bool {
+        self.state().is_late
     }
 
     fn take_sum(&self) -> Option<DispatchTensor> {
@@ -48,7 +46,7 @@ impl<B: Inner> ArmedSlot for Slot<B> {
     }
 
     fn is_used(&self) -> bool {
-        self.state().is_used
+        self.state().uses.all > 0
     }
 
     fn arm_for(&self, purpose: Purpose, sum: Option<DispatchTensor>) {
@@ -61,17 +59,12 @@ impl<B: Inner> ArmedSlot for Slot<B> {
         };
     }
 
-    fn has_ended(&self) -> bool {
-        Self::has_ended(self)
-    }
-
-    fn end(&self, how: Ended) -> DispatchTensor {
+    fn end(&self) -> DispatchTensor {
+        self.go_on();
         let mut state = self.state();
-        state.ended = Some(how);
-        state.open = None;
-        state.has_gone_on.store(!state.taken, Ordering::Relaxed);
+        state.end(Phase::Ended);
         state.leaf = None;
-        plain::<B>(state.weight.take(self.id))
+        plain::<B>(state.weight.take(&self.path))
     }
 
     fn reduced(&self, grad: Option<Tensor<1>>) -> Result<(), ReleaseError> {
@@ -83,24 +76,20 @@ impl<B: Inner> ArmedSlot for Slot<B> {
         match (state.purpose, grad) {
             (Purpose::MeasureNorm, Some(grad)) => {
                 (self.fns.measure)(&mut session.stepper(), self.id, grad);
+                state.phase = state.phase.after(Taken::Measured);
             }
             (_, grad) => self.step_with(&mut state, &session, grad)?,
         }
-        state.in_flight = false;
         Ok(())
     }
 
     fn rest(&self) {
         let mut state = self.state();
-        state.taken = false;
-        state.is_skipped = false;
-        state.second = false;
-        state.is_used = false;
-        state.used_directly = false;
-        state.scopes = 0;
+        state.phase = Phase::Waiting;
+        state.uses = Uses::default();
         if state.has_weight() {
             // The next forward pass makes a new hook.
-            state.weight = Weight::Bare(state.weight.take(self.id));
+            state.weight = Weight::Bare(state.weight.take(&self.path));
         }
     }
 
@@ -114,7 +103,8 @@ impl<B: Inner> ArmedSlot for Slot<B> {
 
     fn go_on(&self) {
         let state = self.state();
-        state.has_gone_on.store(!state.taken, Ordering::Relaxed);
+        let is_taken = state.phase.is_taken();
+        state.has_gone_on.store(!is_taken, Ordering::Relaxed);
     }
 
     fn watch(&self) {
@@ -127,7 +117,7 @@ impl<B: Inner> ArmedSlot for Slot<B> {
 
     fn is_stepped(&self) -> bool {
         let state = self.state();
-        state.ended.is_none() && state.is_after_step()
+        !state.phase.has_ended() && state.is_after_step()
     }
 
     fn has_stepped_copy(&self) -> bool {
@@ -138,8 +128,8 @@ impl<B: Inner> ArmedSlot for Slot<B> {
 
     fn abandon(&self) {
         let mut state = self.state();
-        state.ended = Some(Ended::Abandoned);
-        state.open = None;
+        let taken = state.phase.taken();
+        state.end(Phase::Abandoned(taken));
     }
 
     fn mapper(&self) -> Arc<dyn Any + Send + Sync> {
@@ -152,8 +142,8 @@ impl<B: Inner> Rearm for Slot<B> {
         let autodiff = base.autodiff;
         let Some(BackendTensor::Autodiff(weight)) = B::unwrap(base.kind) else {
             panic!(
-                "gradient release: parameter {} has moved to another backend",
-                self.id
+                "gradient release: {} has moved to another backend",
+                path_text(&self.path)
             );
         };
         let (state, leaf) = State::arm(weight.into_primitive(), session);

@@ -1,6 +1,5 @@
 //! Takes the gradient of a parameter, and steps with it.
 
-use std::sync::Arc;
 
 use burn::backend::TensorMetadata;
 use burn::backend::autodiff::NodeId;
@@ -9,7 +8,7 @@ use burn::backend::autodiff::grads::Gradients;
 
 use super::state::{State, Weight};
 use super::{Slot, Stepping};
-use crate::armed_slot::Purpose;
+use crate::armed_slot::{Phase, Purpose, Taken};
 use crate::backend::{Inner, Primitive};
 use crate::error::{ReleaseError, expect};
 use crate::hook_orders::HookKey;
@@ -22,62 +21,48 @@ impl<B: Inner> Slot<B> {
     pub(crate) fn take_gradient(&self, grad: Primitive<B>) -> Result<(), Primitive<B>> {
         let mut state = self.state();
         let session = state.session.upgrade();
-        let is_armed = |session: &Arc<Session>| session.is_armed() && state.ended.is_none();
-        let Some(session) = session.filter(is_armed) else {
-            return Err(grad);
+        let session = match (state.phase, session.filter(|session| session.is_armed())) {
+            (Phase::Waiting, Some(session)) => session,
+            (Phase::Taken(taken), Some(_)) => {
+                state.phase = Phase::TakenTwice(taken);
+                return Err(grad);
+            }
+            _ => return Err(grad),
         };
-        if state.taken {
-            state.second = true;
-            return Err(grad);
-        }
-        match state.purpose {
-            Purpose::Step if session.stepper().gradients.stops() => {
-                // `step` will refuse, and hand the sum back.
-                state.weight = Weight::Bare(state.weight.take(self.id));
-                (state.taken, state.is_skipped) = (true, true);
-                return Ok(());
-            }
-            Purpose::Step => {
-                let grad = state.summed(grad);
-                match session.in_flight() {
-                    None => expect(self.step_with(&mut state, &session, Some(grad))),
-                    Some(in_flight) => {
-                        state.taken = true;
-                        state.in_flight = true;
-                        // Without the lock: other parameters may be stepped to make room.
-                        drop(state);
-                        expect(session.reduce(in_flight, self.id, flat::<B>(grad)));
-                    }
-                }
-                return Ok(());
-            }
-            Purpose::MeasureNorm => {
-                // The sum stays for the pass that steps.
-                let grad = match &state.sum {
-                    Some(sum) => B::float_add(sum.clone(), grad),
-                    None => grad,
-                };
-                match session.in_flight() {
-                    None => (self.fns.measure)(&mut session.stepper(), self.id, grad),
-                    Some(in_flight) => {
-                        state.taken = true;
-                        state.in_flight = true;
-                        state.weight = Weight::Bare(state.weight.take(self.id));
-                        // Without the lock: other gradients may be measured to make room.
-                        drop(state);
-                        expect(session.reduce(in_flight, self.id, flat::<B>(grad)));
-                        return Ok(());
-                    }
-                }
-            }
+        let (taken, grad) = match state.purpose {
+            // `step` will refuse, and hand the sum back.
+            Purpose::Step if session.stepper().gradients.stops() => (Taken::Skipped, None),
+            Purpose::Step => (Taken::Stepped, Some(state.summed(grad))),
+            // The sum stays for the pass that steps.
+            Purpose::MeasureNorm => match &state.sum {
+                Some(sum) => (Taken::Measured, Some(B::float_add(sum.clone(), grad))),
+                None => (Taken::Measured, Some(grad)),
+            },
             Purpose::Hold => {
                 state.sum = Some(state.summed(grad));
                 Progress::count(&session.progress.held);
+                (Taken::Added, None)
+            }
+        };
+        match (session.in_flight(), taken, grad) {
+            (Some(in_flight), _, Some(grad)) => {
+                state.phase = Phase::Taken(Taken::InFlight);
+                // Without the lock: other parameters may be stepped to make room.
+                drop(state);
+                expect(session.reduce(in_flight, self.id, flat::<B>(grad)));
+            }
+            (None, Taken::Stepped, grad @ Some(_)) => {
+                expect(self.step_with(&mut state, &session, grad));
+            }
+            (_, taken, grad) => {
+                if let Some(grad) = grad {
+                    (self.fns.measure)(&mut session.stepper(), self.id, grad);
+                }
+                state.phase = Phase::Taken(taken);
+                // The next forward pass makes a new hook.
+                state.weight = Weight::Bare(state.weight.take(&self.path));
             }
         }
-        state.taken = true;
-        // The next forward pass makes a new hook.
-        state.weight = Weight::Bare(state.weight.take(self.id));
         Ok(())
     }
 
@@ -91,7 +76,8 @@ impl<B: Inner> Slot<B> {
         grad: Option<Primitive<B>>,
     ) -> Result<(), ReleaseError> {
         let mut stepper = session.stepper();
-        let mut weight = state.weight.take(self.id);
+        let mut weight = state.weight.take(&self.path);
+        let mut taken = Taken::Stepped;
         stepper.stepping = true;
         let reduction = session.in_flight().map(InFlight::reduction);
         let is_owner = reduction.is_none_or(|reduction| reduction.is_owner(self.id));
@@ -102,8 +88,9 @@ impl<B: Inner> Slot<B> {
             let stepped = step(&mut stepper, self.id, &self.path, weight, grad, is_owner);
             drop(stepping);
             weight = stepped.weight;
-            state.is_skipped = stepped.is_skipped;
-            if is_in_place && !stepped.is_skipped {
+            if stepped.is_skipped {
+                taken = Taken::Skipped;
+            } else if is_in_place {
                 Progress::count(&session.progress.in_place);
             }
         }
@@ -115,11 +102,11 @@ impl<B: Inner> Slot<B> {
             weight = shaped::<B>(weight_of_owner, shape);
         }
         stepper.stepping = false;
-        if !state.is_skipped {
+        if taken == Taken::Stepped {
             Progress::count(&session.progress.stepped);
         }
         state.weight = Weight::Bare(weight);
-        state.taken = true;
+        state.phase = state.phase.after(taken);
         Ok(())
     }
 
@@ -149,8 +136,8 @@ impl<B: Inner> HookOwner<B> for Slot<B> {
         }
         if !self.is_at(hook) {
             // A scope has stepped the parameter, so this hook has no gradient.
-            let state = self.state();
-            return state.taken && state.ended.is_none();
+            let phase = self.phase();
+            return phase.is_taken() && !phase.has_ended();
         }
         match self.remove_grad(grads) {
             Some(grad) => match self.take_gradient(grad) {

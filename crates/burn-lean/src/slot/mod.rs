@@ -13,12 +13,12 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::ParamId;
 
-use crate::armed_slot::ArmedSlot;
+use crate::armed_slot::{ArmedSlot, Phase, Taken};
 use crate::backend::{Inner, Primitive, Tracked};
 use crate::error::expect;
 use crate::hook_orders::HookKey;
 use crate::lock::lock;
-use crate::path::Path;
+use crate::path::{Path, path_text};
 use crate::session::{Session, Stepper};
 use crate::tape::{HookOwner, leaf_hook, rung};
 pub(crate) use state::{Snapshot, some_are_armed};
@@ -151,10 +151,10 @@ impl<B: Inner> Slot<B> {
         let is_stepping = *lock(&self.stepping) == Some(thread::current().id());
         assert!(
             !is_stepping,
-            "gradient release: the optimizer reads parameter {} from an armed model while it steps \
-             that parameter, whose weight was handed to it; use the tensor that `step` is given, or \
-             a copy of the model taken before `arm`",
-            self.id
+            "gradient release: the optimizer reads {} from an armed model while it steps that \
+             parameter, whose weight was handed to it; use the tensor that `step` is given, or a \
+             copy of the model taken before `arm`",
+            path_text(&self.path)
         );
         lock(&self.state)
     }
@@ -162,16 +162,16 @@ impl<B: Inner> Slot<B> {
     /// The state after the reductions in flight, which step the weight.
     fn reduced_state(&self) -> MutexGuard<'_, State<B>> {
         let state = self.state();
-        if !state.in_flight {
+        if state.phase.taken() != Some(Taken::InFlight) {
             return state;
         }
         let session = state.session.upgrade();
         drop(state);
         let session = session.unwrap_or_else(|| {
             panic!(
-                "gradient release: the optimizer of parameter {} was dropped before `step`, while \
-                 its gradient was in flight to the other replicas; load the last checkpoint",
-                self.id
+                "gradient release: the optimizer of {} was dropped before `step`, while its \
+                 gradient was in flight to the other replicas; load the last checkpoint",
+                path_text(&self.path)
             )
         });
         expect(session.wait_for_reductions());
@@ -182,15 +182,15 @@ impl<B: Inner> Slot<B> {
     pub(crate) fn is_armed(&self) -> bool {
         let state = self.state();
         let session = state.session.upgrade();
-        state.ended.is_none() && session.is_some_and(|session| session.is_armed())
+        !state.phase.has_ended() && session.is_some_and(|session| session.is_armed())
     }
 
     pub(crate) fn weight(&self) -> Primitive<B> {
-        self.reduced_state().weight.get(self.id)
+        self.reduced_state().weight.get(&self.path)
     }
 
-    pub(crate) fn has_ended(&self) -> bool {
-        self.state().ended.is_some()
+    pub(crate) fn phase(&self) -> Phase {
+        self.state().phase
     }
 
     pub(crate) fn has_weight(&self) -> bool {
@@ -208,7 +208,7 @@ impl<B: Inner> Slot<B> {
         if let Some(snapshot) = kept.upgrade() {
             return Some(snapshot);
         }
-        let weight = state.weight.get(self.id);
+        let weight = state.weight.get(&self.path);
         let snapshot = Arc::new(Snapshot { weight, after_step });
         state.snapshots[usize::from(after_step)] = Arc::downgrade(&snapshot);
         Some(snapshot)
@@ -227,7 +227,8 @@ impl<B: Inner> Slot<B> {
     /// Whether the snapshot is still the weight.
     pub(crate) fn is_current(&self, snapshot: &Snapshot<B>) -> bool {
         let state = self.state();
-        state.ended.is_none() && state.has_weight() && snapshot.after_step == state.is_after_step()
+        let is_open = !state.phase.has_ended() && state.has_weight();
+        is_open && snapshot.after_step == state.is_after_step()
     }
 
     /// The weight of a model of which only the placeholder is known; `None` if it could be one of
@@ -243,7 +244,7 @@ impl<B: Inner> Slot<B> {
             let same = copies
                 .iter()
                 .all(|copy| copy.after_step == state.is_after_step());
-            return same.then(|| state.weight.get(self.id));
+            return same.then(|| state.weight.get(&self.path));
         }
         match &copies[..] {
             [copy] => Some(copy.weight.clone()),
@@ -258,13 +259,16 @@ impl<B: Inner> Slot<B> {
         let order = session.as_ref().map(|session| session.order_of(key));
         let (order, is_known) = order.unwrap_or((1, false));
         let mut state = self.reduced_state();
-        state.used_directly |= directly;
-        state.scopes += usize::from(!directly);
+        let uses = match directly {
+            true => &mut state.uses.direct,
+            false => &mut state.uses.scopes,
+        };
+        *uses += 1;
         state.is_late = !is_known;
         if let Weight::Hooked(hooked) = &state.weight {
             return hooked.clone();
         }
-        let weight = state.weight.take(self.id);
+        let weight = state.weight.take(&self.path);
         let below = rung::<B>(order - 1, &weight.device());
         let owner: Weak<dyn HookOwner<B>> = Arc::<Self>::downgrade(self);
         let leaf = state
@@ -280,7 +284,7 @@ impl<B: Inner> Slot<B> {
     }
 
     pub(crate) fn mark_used(&self) {
-        self.state().is_used = true;
+        self.state().uses.all += 1;
     }
 
     pub(crate) fn mark_mapped(&self) {
@@ -291,6 +295,6 @@ impl<B: Inner> Slot<B> {
     /// once. Backward may not reach all of several uses, which only the hook can tell.
     pub(crate) fn is_for_one_scope(&self) -> bool {
         let state = self.state();
-        !state.used_directly && state.scopes == 1 && !state.taken && state.ended.is_none()
+        state.uses.direct == 0 && state.uses.scopes == 1 && state.phase == Phase::Waiting
     }
 }

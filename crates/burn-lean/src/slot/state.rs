@@ -5,10 +5,10 @@ use std::sync::{Arc, Weak};
 
 use burn::backend::TensorMetadata;
 use burn::backend::autodiff::NodeId;
-use burn::module::ParamId;
 
-use crate::armed_slot::{Ended, Purpose};
+use crate::armed_slot::{Phase, Purpose, Taken};
 use crate::backend::{Inner, Primitive, Tracked};
+use crate::path::{Path, path_text};
 use crate::session::Session;
 use crate::tape::placeholder_element;
 
@@ -53,26 +53,13 @@ pub(super) struct State<B: Inner> {
     pub(super) purpose: Purpose,
     /// Gradients of earlier micro-batches.
     pub(super) sum: Option<Primitive<B>>,
-    /// The gradient was taken: stepped with, added to the sum or sent to the other replicas.
-    pub(super) taken: bool,
-    /// The gradient was taken, and the weight is unchanged.
-    pub(super) is_skipped: bool,
-    /// The gradient is in flight to the other replicas, and the weight is the old one.
-    pub(super) in_flight: bool,
-    /// Another gradient came after the one that was taken.
-    pub(super) second: bool,
+    pub(super) phase: Phase,
+    pub(super) open: Option<Open>,
+    pub(super) uses: Uses,
     /// The hook is at the end of backward, where all gradients exist.
     pub(super) is_late: bool,
-    /// The parameter was read, on a tape or not.
-    pub(super) is_used: bool,
     /// A mapper has visited the parameter.
     pub(super) was_mapped: bool,
-    /// The parameter is used on the model's tape, outside of every recomputed scope.
-    pub(super) used_directly: bool,
-    /// Number of recomputed scopes that use the parameter.
-    pub(super) scopes: usize,
-    pub(super) ended: Option<Ended>,
-    pub(super) open: Option<Open>,
     /// The weight before and after the step, which copies of the model hold.
     pub(super) snapshots: [Weak<Snapshot<B>>; 2],
     /// The weight on other devices, which copies of the model hold.
@@ -92,17 +79,11 @@ impl<B: Inner> State<B> {
             weight: Weight::Elsewhere,
             purpose: Purpose::Step,
             sum: None,
-            taken: false,
-            is_skipped: false,
-            in_flight: false,
-            second: false,
-            is_late: false,
-            is_used: false,
-            was_mapped: false,
-            used_directly: false,
-            scopes: 0,
-            ended: Some(Ended::Finished),
+            phase: Phase::Ended,
             open: None,
+            uses: Uses::default(),
+            is_late: false,
+            was_mapped: false,
             snapshots: [Weak::new(), Weak::new()],
             moved: Vec::new(),
         }
@@ -117,11 +98,16 @@ impl<B: Inner> State<B> {
             session: Arc::downgrade(session),
             leaf: Some(leaf.clone()),
             weight: Weight::Bare(weight),
-            ended: None,
+            phase: Phase::Waiting,
             open: Some(Open::new()),
             ..Self::unarmed(leaf.id(), placeholder, mark)
         };
         (state, leaf)
+    }
+
+    pub(super) fn end(&mut self, phase: Phase) {
+        self.phase = phase;
+        self.open = None;
     }
 
     pub(super) fn has_weight(&self) -> bool {
@@ -137,8 +123,19 @@ impl<B: Inner> State<B> {
     }
 
     pub(super) fn is_after_step(&self) -> bool {
-        self.taken && !self.is_skipped && !self.in_flight && self.purpose == Purpose::Step
+        self.phase.taken() == Some(Taken::Stepped)
     }
+}
+
+/// How often the parameter was used since it was armed.
+#[derive(Default)]
+pub(super) struct Uses {
+    /// Everywhere, on a tape or not.
+    pub(super) all: usize,
+    /// On the model's tape, outside of every recomputed scope.
+    pub(super) direct: usize,
+    /// Recomputed scopes that use it.
+    pub(super) scopes: usize,
 }
 
 /// The weight at the moment at which a copy of the model was taken.
@@ -159,22 +156,23 @@ pub(super) enum Weight<B: Inner> {
 }
 
 impl<B: Inner> Weight<B> {
-    pub(super) fn get(&self, id: ParamId) -> Primitive<B> {
+    pub(super) fn get(&self, path: &Path) -> Primitive<B> {
         match self {
             Weight::Bare(weight) => weight.clone(),
             Weight::Hooked(hooked) => hooked.primitive().clone(),
             Weight::Elsewhere => panic!(
-                "gradient release: parameter {id} was lost when its optimizer panicked in the \
-                 middle of a step; load the last checkpoint"
+                "gradient release: {} was lost when its optimizer panicked in the middle of a \
+                 step; load the last checkpoint",
+                path_text(path)
             ),
         }
     }
 
-    pub(super) fn take(&mut self, id: ParamId) -> Primitive<B> {
+    pub(super) fn take(&mut self, path: &Path) -> Primitive<B> {
         match std::mem::replace(self, Weight::Elsewhere) {
             Weight::Bare(weight) => weight,
             Weight::Hooked(hooked) => hooked.into_primitive(),
-            Weight::Elsewhere => Weight::<B>::Elsewhere.get(id),
+            Weight::Elsewhere => Weight::<B>::Elsewhere.get(path),
         }
     }
 }

@@ -4,6 +4,8 @@
 //! runs nodes by order, highest first. Parents that need no gradient count for the order, but are
 //! not on the tape. So a chain of identities without gradients gives a node of any order.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
@@ -11,7 +13,7 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 use burn::tensor::{FloatDType, Shape};
 
-use crate::backend::{Inner, Tracked};
+use crate::backend::{Inner, Rungs, Tracked};
 
 #[derive(Debug)]
 struct Rung;
@@ -24,14 +26,32 @@ impl<B: Inner> Backward<B, 1> for Rung {
     }
 }
 
+/// How many passes have begun.
+static PASSES: AtomicUsize = AtomicUsize::new(0);
+
+/// A rung is kept for so many passes without a use, so that models may take turns. Every backward
+/// pass visits all that are kept, plain Burn's as well.
+const KEPT: usize = 8;
+
+/// Begins a pass over an armed model.
+pub(crate) fn begin_pass() {
+    PASSES.fetch_add(1, Ordering::Relaxed);
+}
+
 /// Returns a node of this order. Nodes are kept: each backend has its own ladder of them.
 pub(crate) fn rung<B: Inner>(order: usize, device: &B::Device) -> NodeGuard {
-    let mut rungs = B::rungs();
-    if let Some(rung) = rungs.get(&order) {
+    let Rungs { nodes, swept } = &mut *B::rungs();
+    let pass = PASSES.load(Ordering::Relaxed);
+    if pass != *swept {
+        *swept = pass;
+        nodes.retain(|_, (_, used)| *used + KEPT > pass);
+    }
+    if let Some((rung, used)) = nodes.get_mut(&order) {
+        *used = pass;
         return rung.node();
     }
-    let (mut at, mut rung) = match rungs.range(..order).next_back() {
-        Some((at, rung)) => (*at, rung.clone()),
+    let (mut at, mut rung) = match nodes.range(..order).next_back() {
+        Some((at, (rung, _))) => (*at, rung.clone()),
         None => {
             let scalar = B::float_zeros(Shape::new([1]), device, FloatDType::F32);
             (0, <Tracked<B>>::new(scalar))
@@ -49,7 +69,7 @@ pub(crate) fn rung<B: Inner>(order: usize, device: &B::Device) -> NodeGuard {
         at += 1;
     }
     let guard = rung.node();
-    rungs.insert(order, rung);
+    nodes.insert(order, (rung, pass));
     guard
 }
 
@@ -88,5 +108,28 @@ impl Clock {
     /// Leaves out the nodes that were made since the last call.
     pub(crate) fn skip(&mut self) {
         self.seen = NodeId::new().value;
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::backend::Flex;
+    use burn::backend::flex::FlexDevice;
+
+    use super::*;
+
+    #[test]
+    fn a_rung_that_no_pass_uses_goes() {
+        let is_there = || Flex::rungs().nodes.contains_key(&500);
+        drop(rung::<Flex>(500, &FlexDevice));
+        for pass in 0..2 * KEPT {
+            begin_pass();
+            drop(rung::<Flex>(1, &FlexDevice));
+            if pass == KEPT / 2 {
+                assert!(is_there());
+                drop(rung::<Flex>(500, &FlexDevice));
+            }
+        }
+        assert!(!is_there());
     }
 }

@@ -6,7 +6,7 @@ mod orders;
 mod placeholder;
 mod sums;
 
-pub(crate) use ladder::{Clock, rung};
+pub(crate) use ladder::{Clock, begin_pass, rung};
 pub(crate) use leaf_hook::{HookOwner, leaf_hook, negative_zeros};
 pub(crate) use orders::Reached;
 #[cfg(feature = "train")]

@@ -381,13 +381,72 @@ fn another_model_is_refused() {
 }
 
 #[test]
+fn sums_stay_with_the_model_that_was_armed() {
+    let mut sums = ReleaseAccumulator::new();
+    let model = micro_batch(Net::new(), &mut sums, 0);
+    let model = sums.arm(model);
+    let others = [model.clone(), model.clone().fork(&flex()), Net::new()];
+    for other in others.clone() {
+        let refused = sums.try_arm(other).unwrap_err();
+        assert_error!(refused.error(), Copy | WrongModel);
+    }
+    sums.accumulate(&model, GradientsParams::new());
+    let mut optim = adamw().with_gradient_release();
+    let model = optim.arm_accumulated(LR, model, sums.grads());
+    for other in others {
+        let refused = optim.try_arm(LR, other).unwrap_err();
+        assert_error!(refused.error(), Copy | WrongModel);
+    }
+    let grads = model.grads(1);
+    assert_window_of_two(&optim.step(LR, model, grads));
+}
+
+/// A head is frozen, or frozen and unfrozen, before a micro-batch of a window of three.
+#[test]
+fn frozen_within_a_window() {
+    let set = |mut model: Net, is_active| {
+        let [head, other] = model.heads;
+        model.heads = [head.set_require_grad(is_active), other];
+        model
+    };
+    for (frozen, unfrozen) in [(1, 3), (2, 3), (1, 2), (0, 1)] {
+        let change = |model, micro| match micro {
+            _ if micro == frozen => set(model, false),
+            _ if micro == unfrozen => set(model, true),
+            _ => model,
+        };
+        let (mut plain, mut plain_sums) = (Net::new(), GradientsAccumulator::new());
+        let (mut model, mut sums) = (Net::new(), ReleaseAccumulator::new());
+        let (mut plain_optim, mut optim) = (adamw(), adamw().with_gradient_release());
+        for window in 0..2 {
+            for micro in 0..3 {
+                let batch = 3 * window + micro;
+                plain = change(plain, micro);
+                plain_sums.accumulate(&plain, plain.grads(batch));
+                model = change(model, micro);
+                if micro < 2 {
+                    model = micro_batch(model, &mut sums, batch);
+                }
+            }
+            plain = plain_optim.step(LR, plain, plain_sums.grads());
+            model = optim.arm_accumulated(LR, model, sums.grads());
+            let grads = model.grads(3 * window + 2);
+            model = optim.step(LR, model, grads);
+            let what = format!("frozen before {frozen}, until {unfrozen}, window {window}");
+            assert_bits(&bits(&model), &bits(&plain), &what);
+            (plain, model) = (set(plain, true), set(model, true));
+        }
+    }
+}
+
+#[test]
 fn two_backward_passes_in_a_micro_batch_are_refused() {
     let mut sums = ReleaseAccumulator::new();
     let model = sums.arm(Net::new());
     let _first = model.grads(0);
     let second = model.grads(1);
     let refused = sums.try_accumulate(&model, second).unwrap_err();
-    assert_error!(refused.error(), AlreadyStepped);
+    assert_error!(refused.error(), AccumulatedTwice, "in one micro-batch");
 }
 
 /// By Burn, whose tape has one node for a parameter in all forward passes of an arming.

@@ -153,9 +153,9 @@ pub(crate) fn assert_panics<T>(run: impl FnOnce() -> T, expected: &str) {
 
 /// Fails unless the error is of this kind, and says this.
 macro_rules! assert_error {
-    ($error:expr, $kind:ident $(, $text:literal)?) => {{
+    ($error:expr, $($kind:ident)|+ $(, $text:literal)?) => {{
         let error = &$error;
-        let is_expected = matches!(error, burn_lean::ReleaseError::$kind { .. });
+        let is_expected = matches!(error, $(burn_lean::ReleaseError::$kind { .. })|+);
         assert!(is_expected, "{error}");
         $(assert!(error.to_string().contains($text), "{error}");)?
     }};

@@ -217,6 +217,7 @@ impl ReleaseOptimizer {
             slot.rest();
         }
         self.session.progress.reset();
+        self.session.arm();
         Ok(measured)
     }
 
@@ -237,12 +238,12 @@ impl ReleaseOptimizer {
         }
         drop(stepper);
         for slot in self.session.slots().values() {
-            if slot.step_state().second {
+            if slot.phase().is_taken_twice() {
                 let path = path_text(slot.path());
                 return Err(ReleaseError::MeasuredTwice { path });
             }
         }
-        survey.check_own(&self.session, |slot| slot.step_state().taken)?;
+        survey.check_own(&self.session, |slot| slot.phase().is_taken())?;
         check_claims(&self.session, survey, model, grads)
     }
 }

@@ -16,7 +16,7 @@ use super::claims::{check_bases, check_sums};
 use super::report::StepReport;
 use super::restoring::restore;
 use super::survey::Survey;
-use crate::armed_slot::{Ended, Purpose};
+use crate::armed_slot::Purpose;
 use crate::error::{Refused, ReleaseError, expect};
 use crate::groups::check_groups;
 use crate::hook_orders::FirstPass;
@@ -331,7 +331,7 @@ impl ReleaseOptimizer {
     fn disarm_checked<M: Module>(&mut self, model: M, survey: &Survey) -> M {
         self.session.stepper().gradients.forget_step();
         let has_adapters = survey.has_adapters;
-        restore(&self.session, Ended::Disarmed, model, has_adapters)
+        restore(&self.session, model, has_adapters)
     }
 
     /// Whether a model is armed.
@@ -436,7 +436,7 @@ impl ReleaseOptimizer {
     }
 
     fn take(&self) -> ModuleOptimizer {
-        self.session.set_armed(false);
+        self.session.disarm();
         self.session
             .stepper()
             .optim

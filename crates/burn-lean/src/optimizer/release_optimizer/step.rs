@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 
 use super::ReleaseOptimizer;
-use crate::armed_slot::{Ended, StepState};
+use crate::armed_slot::Taken;
 use crate::error::{Refused, ReleaseError, expect};
 use crate::gradients::Stop;
 use crate::groups::path_of;
@@ -93,7 +93,7 @@ impl ReleaseOptimizer {
             Ok(reduced) => reduced,
             Err(error) => return Err(Refused::with_grads(model, grads, error)),
         };
-        let mut model = restore(&self.session, Ended::Finished, model, survey.has_adapters);
+        let mut model = restore(&self.session, model, survey.has_adapters);
         let ordinary::Transformed { params, skipped } =
             ordinary::transform(&self.session, &model, &mut grads);
         report.set_skipped(&skipped);
@@ -203,7 +203,7 @@ impl ReleaseOptimizer {
                     return Err(ReleaseError::LearningRate { path, armed, given });
                 }
             }
-            if slot.step_state().second {
+            if slot.phase().is_taken_twice() {
                 return Err(ReleaseError::AlreadyStepped { path });
             }
         }
@@ -211,7 +211,7 @@ impl ReleaseOptimizer {
         survey.check_abandoned(&self.session)?;
         survey.check_rates(lr)?;
         self.check_settings(model, survey)?;
-        survey.check_own(&self.session, |slot| slot.step_state().taken)?;
+        survey.check_own(&self.session, |slot| slot.phase().is_taken())?;
         check_claims(&self.session, survey, model, grads)?;
         self.check_ordinary(model, grads)
     }
@@ -232,7 +232,7 @@ impl ReleaseOptimizer {
         drop(stepper);
         let params = ordinary::measure(&self.session, model, grads)?;
         let slots = self.session.slots();
-        let is_whole = !slots.values().any(|slot| slot.step_state().taken);
+        let is_whole = !slots.values().any(|slot| slot.phase().is_taken());
         let armed = slots.len();
         drop(slots);
         let gradients = &mut self.session.stepper().gradients;
@@ -257,16 +257,17 @@ impl ModuleVisitor for Finish<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let id: ParamId = param.id;
         let slot = self.session.slots().get(&id).cloned();
-        // A parameter that was frozen after its step was still stepped.
-        if slot.is_none() && !param.is_require_grad() {
+        // A parameter that was frozen since is still stepped, also with sums from before.
+        let has_sum = self.sums.get::<D>(id).is_some();
+        if slot.is_none() && !param.is_require_grad() && !has_sum {
             return;
         }
-        let state = slot.as_ref().map(|slot| slot.step_state());
-        if let Some(state) = state.filter(|state| state.taken) {
+        let taken = slot.as_ref().and_then(|slot| slot.phase().taken());
+        if let (Some(slot), Some(taken)) = (&slot, taken) {
             self.grads.remove::<D>(id);
-            let outcome = match state {
-                StepState { skipped: true, .. } => Outcome::Skipped,
-                StepState { late: true, .. } => Outcome::ReleasedLate,
+            let outcome = match taken {
+                Taken::Skipped => Outcome::Skipped,
+                _ if slot.is_late() => Outcome::ReleasedLate,
                 _ => Outcome::Released,
             };
             self.report.outcomes.push((id, outcome));
