@@ -1,7 +1,8 @@
 //! The reparameterization of an armed `Param`: a reference to its slot, or to the weight at the
 //! moment at which the model was copied.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -18,22 +19,35 @@ use crate::tape::{is_computed_from_placeholder, is_placeholder, leaf_hook, rung}
 
 thread_local! {
     /// Set while clones share the slot, instead of keeping a snapshot of the weight.
-    static SHARE: Cell<bool> = const { Cell::new(false) };
+    static SHARE: RefCell<Option<Share>> = const { RefCell::new(None) };
     /// The armed parameters that the current visit has met.
     static FOUND: RefCell<Option<Vec<Found>>> = const { RefCell::new(None) };
 }
 
+/// What clones that share their slots are for.
+pub(crate) enum Share {
+    /// The module of a scope. There, all parameters are constants: so it says which are apart from
+    /// the armed ones, frozen or with a leaf of their own.
+    Scope { apart: HashSet<ParamId> },
+    /// The model itself.
+    Model,
+}
+
 /// Maps a copy of a model whose armed parameters share the slots of the model. The mapper must not
 /// change placeholders.
-pub(crate) fn shared<M: Module>(model: &M, mapper: &mut impl ModuleMapper) -> M {
-    struct Back(bool);
+pub(crate) fn shared<M: Module>(model: &M, share: Share, mapper: &mut impl ModuleMapper) -> M {
+    struct Back(Option<Share>);
     impl Drop for Back {
         fn drop(&mut self) {
-            SHARE.set(self.0);
+            SHARE.replace(self.0.take());
         }
     }
-    let _back = Back(SHARE.replace(true));
+    let _back = Back(SHARE.replace(Some(share)));
     model.clone().map(mapper)
+}
+
+fn shares() -> bool {
+    SHARE.with_borrow(Option::is_some)
 }
 
 /// An armed parameter that a visit has met.
@@ -69,7 +83,7 @@ impl Released {
             slot,
             copy: None,
             is_fork: false,
-            is_in_scope: false,
+            role: Role::Model,
             base: AtomicU8::new(PLACEHOLDER),
         }))
     }
@@ -77,7 +91,7 @@ impl Released {
 
 impl Clone for Released {
     fn clone(&self) -> Self {
-        Self(if SHARE.get() {
+        Self(if shares() {
             self.0.share()
         } else {
             self.0.copy()
@@ -101,6 +115,17 @@ struct Looks<'a> {
     is_computed: &'a dyn Fn() -> bool,
 }
 
+/// What the parameter is part of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Role {
+    /// A model.
+    Model,
+    /// The module of a scope.
+    Scope,
+    /// The module of a scope, but apart from what is armed.
+    ApartInScope,
+}
+
 #[derive(Debug)]
 struct Holder<B: Inner> {
     slot: Arc<Slot<B>>,
@@ -108,8 +133,7 @@ struct Holder<B: Inner> {
     copy: Option<Arc<Snapshot<B>>>,
     /// Whether the parameter has a leaf of its own.
     is_fork: bool,
-    /// Whether it belongs to the module of a scope, whose parameters are constants there.
-    is_in_scope: bool,
+    role: Role,
     /// Whether the base is the placeholder: `UNKNOWN`, `PLACEHOLDER` or `WEIGHT`.
     base: AtomicU8,
 }
@@ -198,14 +222,17 @@ impl<B: Inner> Held for Holder<B> {
             }
             // A scope holds no leaf of the model.
             Some(BackendTensor::Autodiff(base))
-                if mode() != Mode::Tape && self.is_the_slots() && self.has_placeholder(looks) =>
+                if mode() != Mode::Tape
+                    && self.role != Role::ApartInScope
+                    && self.is_the_slots()
+                    && self.has_placeholder(looks) =>
             {
                 tracked(self.read_armed(&base))
             }
             Some(BackendTensor::Autodiff(leaf)) if self.has_placeholder(looks) => {
                 // Whether a scope runs is known to its own thread only.
                 assert!(
-                    !(self.is_in_scope && self.is_the_slots()),
+                    !(self.role == Role::Scope && self.is_the_slots()),
                     "checkpoint: {} is read on another thread than the one that runs the scope, \
                      where it would get no gradient; read the weight before the other thread \
                      begins, or make a scope of what each thread computes",
@@ -232,7 +259,11 @@ impl<B: Inner> Held for Holder<B> {
             // A copy with the slot's weight would keep the step from writing in place.
             copy: self.copy.clone().filter(|_| !self.is_the_slots()),
             is_fork: self.is_fork,
-            is_in_scope: self.is_in_scope || SHARE.get(),
+            role: SHARE.with_borrow(|share| match share {
+                Some(Share::Scope { apart }) if apart.contains(&self.slot.id) => Role::ApartInScope,
+                Some(Share::Scope { .. }) if self.role == Role::Model => Role::Scope,
+                _ => self.role,
+            }),
             base: AtomicU8::new(self.base.load(Ordering::Relaxed)),
         })
     }
@@ -246,7 +277,7 @@ impl<B: Inner> Held for Holder<B> {
             slot,
             copy: self.copy.clone().or_else(|| self.slot.snapshot()),
             is_fork: self.is_fork,
-            is_in_scope: self.is_in_scope,
+            role: self.role,
             base: AtomicU8::new(self.base.load(Ordering::Relaxed)),
         })
     }
@@ -277,7 +308,7 @@ impl<B: Inner> Held for Holder<B> {
             slot: self.slot.clone(),
             copy,
             is_fork: true,
-            is_in_scope: self.is_in_scope,
+            role: self.role,
             base: AtomicU8::new(self.base.load(Ordering::Relaxed)),
         })
     }
@@ -324,7 +355,7 @@ impl Module for Released {
     }
 
     fn map<M: ModuleMapper>(self, _: &mut M) -> Self {
-        if !SHARE.get() {
+        if !shares() {
             self.0.base_may_have_changed();
         }
         self

@@ -12,7 +12,7 @@ use burn::optim::GradientsParams;
 
 use super::one_param;
 use super::restoring::{abandon, restore_mappers, weight_for};
-use super::survey::{Survey, is_same};
+use super::survey::{Survey, is_own};
 use crate::armed_slot::{ArmedSlot, Purpose};
 use crate::backend::{Inner, WithBackend, with_backend};
 use crate::parameter::{Found, Released};
@@ -33,12 +33,8 @@ pub(super) fn arm<M: Module>(
 ) -> M {
     // The hooks of a forward pass cannot be used again after a backward that has panicked.
     let is_unused = !session.has_begun();
-    let is_kept = |found: &Found| {
-        let slots = session.slots();
-        let own = slots.get(&found.id);
-        let is_own = own.is_some_and(|own| is_same(own, &found.slot));
-        is_unused && is_own && found.is_armed && !found.is_copy
-    };
+    let is_kept =
+        |found: &Found| is_unused && is_own(session, found) && found.is_armed && !found.is_copy;
     let mut left = HashMap::new();
     let is_in_place = session
         .slots()
@@ -46,6 +42,7 @@ pub(super) fn arm<M: Module>(
         .all(|id| survey.found.contains_key(id));
     if !survey.found.values().all(is_kept) || !is_in_place {
         session.progress.reset();
+        left = sums_of(&survey);
         if survey.has_adapters {
             // A model with adapters keeps its reparameterizations from step to step.
             model = model.map(&mut ArmAgain {
@@ -59,7 +56,6 @@ pub(super) fn arm<M: Module>(
             let begun = survey.found.values().filter(|found| !found.has_ended);
             begun.for_each(|found| found.slot.rest());
         } else {
-            left = sums_of_own(session, &survey);
             model = settle(model, &survey);
             abandon(session);
             survey.found.clear();
@@ -88,16 +84,9 @@ pub(super) fn arm<M: Module>(
 }
 
 /// Takes the sums of earlier micro-batches out of the slots of an arming that starts again.
-fn sums_of_own(session: &Session, survey: &Survey) -> HashMap<ParamId, DispatchTensor> {
-    let slots = session.slots();
-    let is_own = |id, slot| {
-        let found = survey.found.get(id);
-        found.is_some_and(|found| is_same(slot, &found.slot) && !found.is_copy)
-    };
-    slots
-        .iter()
-        .filter(|(id, slot)| is_own(id, slot))
-        .filter_map(|(id, slot)| Some((*id, slot.take_sum()?)))
+fn sums_of(survey: &Survey) -> HashMap<ParamId, DispatchTensor> {
+    let own = survey.found.iter().filter(|(_, found)| !found.is_copy);
+    own.filter_map(|(id, found)| Some((*id, found.slot.take_sum()?)))
         .collect()
 }
 
@@ -145,9 +134,7 @@ pub(crate) fn ordinary<M: Module>(model: M) -> M {
 /// Whether the slot of a model with adapters may be armed again: its arming has ended, or an
 /// accumulator has left it.
 fn is_free(session: &Session, found: &Found) -> bool {
-    let is_own = |slot| is_same(slot, &found.slot);
-    let is_own = session.slots().get(&found.id).is_some_and(is_own);
-    found.has_ended || !(found.is_armed || is_own || found.is_copy)
+    found.has_ended || !(found.is_armed || found.is_copy || is_own(session, found))
 }
 
 /// Moves weights into the slots of existing reparameterizations.

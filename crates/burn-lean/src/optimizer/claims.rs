@@ -9,7 +9,7 @@ use crate::backend::reading_waits;
 use crate::error::ReleaseError;
 use crate::path::path_text;
 use crate::session::Session;
-use crate::tape::{is_computed_from_placeholder, is_placeholder, is_replaced};
+use crate::tape::{is_placeholder, is_replaced};
 
 /// Checks that `grads` has the mark of each gradient that was taken inside backward, and that the
 /// parameters are those that were armed.
@@ -26,6 +26,7 @@ pub(super) fn check_claims<M: Module>(
         has_gradients: false,
         error: None,
     };
+    survey.check_computed()?;
     model.visit(&mut claims);
     if let Some(error) = claims.error {
         return Err(error);
@@ -60,26 +61,6 @@ pub(super) fn check_sums<M: Module>(
     checked.2
 }
 
-/// Checks that the parameters of a model are those that were armed, or were loaded since.
-pub(super) fn check_bases<M: Module>(session: &Session, model: &M) -> Result<(), ReleaseError> {
-    struct Bases<'a>(&'a Session, Option<ReleaseError>);
-    impl ModuleVisitor for Bases<'_> {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if let Some(slot) = self.0.slots().get(&param.id)
-                && !slot.phase().has_ended()
-                && is_replaced(slot.leaf_id(), param.base())
-                && is_computed_from_placeholder(param.base())
-            {
-                let path = path_text(slot.path());
-                self.1.get_or_insert(ReleaseError::Placeholder { path });
-            }
-        }
-    }
-    let mut bases = Bases(session, None);
-    model.visit(&mut bases);
-    bases.1.map_or(Ok(()), Err)
-}
-
 struct Claims<'a> {
     session: &'a Session,
     grads: &'a GradientsParams,
@@ -109,10 +90,9 @@ impl Claims<'_> {
         let found = self.survey.found.get(&param.id);
         let has_slot = found.is_some_and(|found| is_same(&slot, &found.slot));
         let is_replaced = is_replaced(slot.leaf_id(), param.base());
-        let is_computed = is_replaced && is_computed_from_placeholder(param.base());
         let is_stepped = slot.phase().is_taken();
         let is_rebuilt_since = is_stepped && self.survey.is_bare(param.id);
-        if is_computed || !(has_slot || is_replaced || is_rebuilt_since) {
+        if !(has_slot || is_replaced || is_rebuilt_since) {
             return Err(ReleaseError::Placeholder { path: path() });
         }
         if is_stepped && is_replaced {

@@ -12,7 +12,6 @@ use burn::optim::{
 use burn::tensor::Device;
 use burn::tensor::kind::BridgeTensor;
 
-use super::claims::check_bases;
 use super::one_param::step_one;
 use super::release_optimizer::ReleaseOptimizer;
 use super::report::StepReport;
@@ -177,11 +176,11 @@ impl ReleaseOptimizer {
             let armed = self.session.slots().len();
             return Err(ReleaseError::Unfinished { stepped, armed });
         }
-        check_bases(&self.session, &model)?;
+        let survey = Survey::of(&model);
+        survey.check_computed()?;
         let mapper = |(id, slot): (&ParamId, &Arc<dyn ArmedSlot>)| (*id, slot.mapper());
         let mappers = self.session.slots().iter().map(mapper).collect();
-        let has_adapters = Survey::of(&model).has_adapters;
-        let model = restore(&self.session, model, has_adapters);
+        let model = restore(&self.session, model, survey.has_adapters);
         self.finish(report);
         Ok(restore_mappers(model, &mappers))
     }

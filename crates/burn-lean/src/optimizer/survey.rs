@@ -15,15 +15,17 @@ use crate::parameter::{Found, Released, find};
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
 use crate::session::Session;
 use crate::slot::{Rearm, some_are_armed};
-use crate::tape::{is_computed_from_placeholder, is_placeholder, leaf_of};
+use crate::tape::{is_computed_from_placeholder, is_placeholder, is_replaced, leaf_of};
 
 /// The parameters of a model.
 pub(super) struct Survey {
     /// The parameters that require gradients, in the order of the model's fields.
     pub(super) params: Vec<Surveyed>,
     pub(super) found: HashMap<ParamId, Found>,
-    /// The paths of parameters that have a placeholder, and have lost the slot of their weight.
-    bare: HashMap<ParamId, String>,
+    /// Parameters that have a placeholder, and have lost the slot of their weight.
+    bare: HashMap<ParamId, Path>,
+    /// Parameters that were computed from placeholders.
+    computed: HashMap<ParamId, Path>,
     /// Whether a parameter has another reparameterization, such as LoRA's, which `materialize`
     /// would merge.
     pub(super) has_adapters: bool,
@@ -52,6 +54,7 @@ impl Survey {
             params: Vec::new(),
             found: HashMap::new(),
             bare: HashMap::new(),
+            computed: HashMap::new(),
             has_adapters: false,
             places: HashMap::new(),
             last: None,
@@ -60,7 +63,7 @@ impl Survey {
         let found = find(model, &mut WithPaths::new(&mut survey));
         survey.found = found.into_iter().map(|found| (found.id, found)).collect();
         if some_are_armed() {
-            model.visit(&mut WithPaths::new(&mut Bare(&mut survey)));
+            model.visit(&mut WithPaths::new(&mut Placeholders(&mut survey)));
         }
         survey
     }
@@ -72,15 +75,17 @@ impl Survey {
 
     /// Checks that the model can be armed.
     pub(super) fn check(&self, session: &Session) -> Result<(), ReleaseError> {
-        let is_own = |found: &Found| is_own(session, found);
         if let Some(duplicate) = &self.duplicate {
             return Err(duplicate.clone());
         }
+        self.check_computed()?;
         if let Some(path) = self.bare.values().next() {
-            return Err(ReleaseError::Placeholder { path: path.clone() });
+            let path = path_text(path);
+            return Err(ReleaseError::Placeholder { path });
         }
         self.check_abandoned(session)?;
         self.check_sums(session)?;
+        self.check_elsewhere(session)?;
         for param in &self.params {
             let path = || path_text(&param.path);
             if param.is_distributed {
@@ -93,9 +98,6 @@ impl Survey {
                 });
             }
             match self.found.get(&param.id) {
-                Some(found) if found.is_armed && !found.is_copy && !is_own(found) => {
-                    return Err(ReleaseError::ArmedElsewhere { path: path() });
-                }
                 Some(found) if found.is_copy && self.has_adapters => {
                     return Err(ReleaseError::CopyWithAdapters { path: path() });
                 }
@@ -103,6 +105,28 @@ impl Survey {
             }
         }
         Ok(())
+    }
+
+    /// Checks that no parameter was computed from placeholders.
+    pub(super) fn check_computed(&self) -> Result<(), ReleaseError> {
+        match self.computed.values().next() {
+            None => Ok(()),
+            Some(path) => Err(ReleaseError::Placeholder {
+                path: path_text(path),
+            }),
+        }
+    }
+
+    /// Checks that no other optimizer or accumulator has armed a parameter.
+    pub(super) fn check_elsewhere(&self, session: &Session) -> Result<(), ReleaseError> {
+        let is_elsewhere =
+            |found: &&Found| found.is_armed && !found.is_copy && !is_own(session, found);
+        match self.found.values().find(is_elsewhere) {
+            None => Ok(()),
+            Some(found) => Err(ReleaseError::ArmedElsewhere {
+                path: path_text(found.slot.path()),
+            }),
+        }
     }
 
     /// Checks that no sums of earlier micro-batches are with another model.
@@ -210,7 +234,8 @@ pub(super) fn is_same(own: &Arc<dyn ArmedSlot>, found: &Arc<dyn Rearm>) -> bool 
     std::ptr::addr_eq(Arc::as_ptr(own), Arc::as_ptr(found))
 }
 
-fn is_own(session: &Session, found: &Found) -> bool {
+/// Whether a slot that was found in a model is of a session.
+pub(super) fn is_own(session: &Session, found: &Found) -> bool {
     let slots = session.slots();
     let own = slots.get(&found.id);
     own.is_some_and(|own| is_same(own, &found.slot))
@@ -226,14 +251,37 @@ fn is_left<const D: usize>(param: &Param<Tensor<D>>, grad: Tensor<D>) -> bool {
     !waits && is_computed_from_placeholder(grad)
 }
 
-/// Looks for placeholders where no slot was found.
-struct Bare<'a>(&'a mut Survey);
+/// Looks at the placeholders of armed parameters, and for such where no slot was found.
+struct Placeholders<'a>(&'a mut Survey);
 
-impl PathVisitor for Bare<'_> {
+impl PathVisitor for Placeholders<'_> {
     fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
-        let has_slot = self.0.found.contains_key(&param.id);
-        if !has_slot && param.is_initialized() && is_placeholder(param.base()) {
-            self.0.bare.insert(param.id, path_text(path));
+        let Survey {
+            found,
+            bare,
+            computed,
+            ..
+        } = &mut *self.0;
+        if !param.is_initialized() {
+            return;
+        }
+        // Elsewhere, any NaN looks like what was computed from a placeholder.
+        let keeps_bits = || !reading_waits(&param.base().into_dispatch().kind);
+        match found.get(&param.id) {
+            None if is_placeholder(param.base()) => {
+                bare.insert(param.id, path.clone());
+            }
+            None if keeps_bits() && is_computed_from_placeholder(param.base()) => {
+                computed.insert(param.id, path.clone());
+            }
+            Some(found)
+                if !found.has_ended
+                    && is_replaced(found.slot.leaf_id(), param.base())
+                    && is_computed_from_placeholder(param.base()) =>
+            {
+                computed.insert(param.id, path.clone());
+            }
+            _ => {}
         }
     }
 }

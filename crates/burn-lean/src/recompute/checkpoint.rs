@@ -10,7 +10,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Device;
 
 use crate::backend::{Inner, Tracked, WithBackend, reading_waits, with_backend};
-use crate::parameter::{find, shared};
+use crate::parameter::{Share, find, shared};
 use crate::path::path_text;
 use crate::recompute::node::{Again, COMPUTES_ANOTHER, Leaf, Parents, scope_node};
 use crate::recompute::outline::Outline;
@@ -18,7 +18,7 @@ use crate::recompute::random::Seed;
 use crate::recompute::running::Running;
 use crate::recompute::scope::{Mode, mode, recording};
 use crate::recompute::{MapTensor, Tensors};
-use crate::tape::is_replaced;
+use crate::tape::leaf_of;
 
 /// `forward(module, input)`, of which only the input is kept for backward, which computes the rest
 /// again.
@@ -68,11 +68,12 @@ where
     let constant = input
         .clone()
         .map(&mut MapTensor(&mut |tensor| inputs.take(tensor)));
+    let Armed { own, apart } = armed_in(module);
     let mut leaves = Leaves {
-        armed: armed_in(module),
+        armed: own,
         found: Vec::new(),
     };
-    let kept = shared(module, &mut leaves);
+    let kept = shared(module, Share::Scope { apart }, &mut leaves);
     let Some(device) = inputs
         .device
         .clone()
@@ -163,24 +164,46 @@ fn is_tracked(tensor: &DispatchTensor) -> bool {
     Tensor::<1>::from_dispatch(tensor.clone()).is_tracked()
 }
 
-/// The parameters whose weights are in slots, and their leaves.
-fn armed_in<M: Module>(module: &M) -> HashMap<ParamId, u64> {
-    struct NoVisitor;
-    impl ModuleVisitor for NoVisitor {}
-    let found = find(module, &mut NoVisitor)
-        .into_iter()
-        .filter(|found| !found.has_ended);
-    found
-        .map(|found| {
-            assert!(
-                !found.is_apart,
-                "checkpoint: {} is of a copy or a fork of an armed model, which a scope cannot \
-                 use; give it the model that is armed, or `copy.materialize()`",
-                path_text(found.slot.path())
-            );
-            (found.id, found.slot.leaf_id())
-        })
-        .collect()
+/// The parameters whose weights are in slots.
+#[derive(Default)]
+struct Armed {
+    /// Those that are stepped inside backward.
+    own: HashSet<ParamId>,
+    /// Those that were frozen, or got another leaf, while they were armed.
+    apart: HashSet<ParamId>,
+}
+
+fn armed_in<M: Module>(module: &M) -> Armed {
+    struct Bases(HashMap<ParamId, Option<u64>>);
+    impl ModuleVisitor for Bases {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            // Of a scope in another one, all are constants, and the outer one knows what is apart.
+            if mode() == Mode::Tape {
+                self.0.insert(param.id, leaf_of(param.base()));
+            }
+        }
+    }
+    let mut bases = Bases(HashMap::new());
+    let mut armed = Armed::default();
+    for found in find(module, &mut bases) {
+        if found.has_ended {
+            continue;
+        }
+        assert!(
+            !found.is_apart,
+            "checkpoint: {} is of a copy or a fork of an armed model, which a scope cannot use; \
+             give it the model that is armed, or `copy.materialize()`",
+            path_text(found.slot.path())
+        );
+        let base = bases.0.get(&found.id);
+        let is_own = base.is_none_or(|base| *base == Some(found.slot.leaf_id()));
+        let params = match is_own {
+            true => &mut armed.own,
+            false => &mut armed.apart,
+        };
+        params.insert(found.id);
+    }
+    armed
 }
 
 /// A leaf, and whether its parameter is distributed.
@@ -189,7 +212,7 @@ type FoundLeaf = (ParamId, DispatchTensor, bool);
 /// Turns the parameters into constants, because Burn frees no graph of which a node is held. Notes
 /// the leaves of parameters that are not armed.
 struct Leaves {
-    armed: HashMap<ParamId, u64>,
+    armed: HashSet<ParamId>,
     found: Vec<FoundLeaf>,
 }
 
@@ -198,8 +221,7 @@ impl ModuleMapper for Leaves {
         if !param.is_require_grad() {
             return param;
         }
-        let armed = self.armed.get(&param.id);
-        if armed.is_none_or(|leaf| is_replaced(*leaf, param.base())) {
+        if !self.armed.contains(&param.id) {
             let is_distributed = param.is_distributed();
             self.found
                 .push((param.id, param.base().into_dispatch(), is_distributed));

@@ -16,11 +16,12 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Autodiff, AutodiffBackend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
 
+use crate::armed_slot::Phase;
 use crate::backend::{Inner, Primitive, Tracked};
 use crate::lock::lock;
 use crate::recompute::scope::{Mode, ScopedOutcome, ScopedParameter, mode, replayed, replaying};
 use crate::slot::Slot;
-use crate::tape::{negative_zeros, rung, take_sum};
+use crate::tape::{ARMING_HAS_ENDED, negative_zeros, rung, take_sum};
 
 pub(crate) const COMPUTES_ANOTHER: &str = "checkpoint: backward has run the scope again, and it has \
 computed something else than the first time, so its gradients would be wrong; `forward` must \
@@ -252,6 +253,12 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
         for session in uses.iter().filter_map(|used| used.slot.session()) {
             session.begin();
         }
+        // The weights are no longer in their slots.
+        let mut phases = uses.iter().map(|used| used.slot.phase());
+        assert!(
+            !phases.any(|phase| phase == Phase::Ended),
+            "{ARMING_HAS_ENDED}"
+        );
         let (run, params) = replaying::<B, _>(is_outermost, again);
         let is_used = |param: &Arc<ScopedParameter<B>>| {
             let mut slots = uses.iter().map(|used| &used.slot);

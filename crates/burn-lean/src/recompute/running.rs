@@ -6,7 +6,7 @@ use burn::Tensor;
 use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 
-use crate::parameter::shared;
+use crate::parameter::{Share, shared};
 
 /// The running statistics of a module, which its clones share.
 #[derive(Clone)]
@@ -44,7 +44,7 @@ impl Running {
             return;
         }
         synchronize(module);
-        shared(module, &mut self.clone());
+        shared(module, Share::Model, &mut self.clone());
     }
 }
 

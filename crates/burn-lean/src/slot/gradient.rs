@@ -1,6 +1,5 @@
 //! Takes the gradient of a parameter, and steps with it.
 
-
 use burn::backend::TensorMetadata;
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;

@@ -23,6 +23,10 @@ pub(crate) trait HookOwner<B: Inner>: Send + Sync {
     fn complete(&self, hook: NodeId, grads: &mut Gradients, checkpointer: &Checkpointer) -> bool;
 }
 
+pub(crate) const ARMING_HAS_ENDED: &str = "gradient release: this backward pass comes to a \
+forward pass of an arming that has ended since, and would lose its gradients; run backward before \
+`step` or `disarm` (or before the last micro-batch is armed), or the forward pass again after it";
+
 #[derive(Debug)]
 struct LeafHook;
 
@@ -68,12 +72,7 @@ impl<B: Inner> Backward<B, 2> for LeafHook {
             has_gone_on,
             placeholder,
         } = ops.state;
-        assert!(
-            !has_gone_on.load(Ordering::Relaxed),
-            "gradient release: this backward pass comes to a forward pass of an arming that has \
-             ended since, and would lose its gradients; run backward before `step` or `disarm` (or \
-             before the last micro-batch is armed), or the forward pass again after it"
-        );
+        assert!(!has_gone_on.load(Ordering::Relaxed), "{ARMING_HAS_ENDED}");
         if let Some(owner) = owner.upgrade()
             && owner.complete(ops.node.id, grads, checkpointer)
         {

@@ -7,7 +7,7 @@ mod placeholder;
 mod sums;
 
 pub(crate) use ladder::{Clock, begin_pass, rung};
-pub(crate) use leaf_hook::{HookOwner, leaf_hook, negative_zeros};
+pub(crate) use leaf_hook::{ARMING_HAS_ENDED, HookOwner, leaf_hook, negative_zeros};
 pub(crate) use orders::Reached;
 #[cfg(feature = "train")]
 pub(crate) use placeholder::ElementOf;

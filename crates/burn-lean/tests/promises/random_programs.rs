@@ -509,7 +509,7 @@ fn random_programs_train_the_same() {
 }
 
 /// A number of the environment.
-fn variable(name: &str) -> Option<u64> {
+pub(crate) fn variable(name: &str) -> Option<u64> {
     let value = std::env::var(name).ok()?;
     let number = value.parse();
     Some(number.unwrap_or_else(|_| panic!("{name}={value} is no number")))

@@ -444,7 +444,7 @@ fn a_second_run_that_differs_is_refused() {
     let one = |block: &Block, x| vec![block.attend(x)];
     let two = |block: &Block, x: Tensor<3>| vec![block.attend(x.clone()), x];
     let other_weights: Run<_> = |block, x| vec![block.perceive(x)];
-    let other_shape: Run<_> = |block, x| vec![block.attend(x).slice([0..1])];
+    let other_shape: Run<_> = |block, x| vec![block.attend(x).narrow(0, 0, 1)];
     let few: Run<_> = |_, x| vec![x];
     // As the worker of a data loader does.
     let on_another_thread: Run<_> = |block, x| {

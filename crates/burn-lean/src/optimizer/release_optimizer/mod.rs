@@ -12,7 +12,7 @@ use burn::module::{Module, ParamGroup};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 
 use super::arming;
-use super::claims::{check_bases, check_sums};
+use super::claims::check_sums;
 use super::report::StepReport;
 use super::restoring::restore;
 use super::survey::Survey;
@@ -288,6 +288,8 @@ impl ReleaseOptimizer {
     ///   backward has stepped parameters;
     /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): it is not the
     ///   model that was armed;
+    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another has armed it;
+    /// - [`Placeholder`](ReleaseError::Placeholder): a parameter was computed from one;
     /// - [`Accumulated`](ReleaseError::Accumulated): it has the sums of earlier micro-batches.
     pub fn try_disarm<M: Module>(&mut self, model: M) -> Result<M, Refused<M>> {
         let survey = Survey::of(&model);
@@ -295,7 +297,7 @@ impl ReleaseOptimizer {
             let has_left = !self.session.stepper().sums.is_empty();
             has_left || self.session.slots().values().any(|slot| slot.has_sum())
         };
-        match self.check_disarm(&model, &survey) {
+        match self.check_disarm(&survey) {
             Ok(()) if has_sum() => Err(Refused::new(model, ReleaseError::Accumulated)),
             Ok(()) => Ok(self.disarm_checked(model, &survey)),
             Err(error) => Err(Refused::new(model, error)),
@@ -313,7 +315,7 @@ impl ReleaseOptimizer {
         model: M,
     ) -> Result<(M, GradientsParams), Refused<M>> {
         let survey = Survey::of(&model);
-        match self.check_disarm(&model, &survey) {
+        match self.check_disarm(&survey) {
             Ok(()) => {
                 let sums = arming::take_sums(&self.session, &model);
                 Ok((self.disarm_checked(model, &survey), sums))
@@ -322,10 +324,11 @@ impl ReleaseOptimizer {
         }
     }
 
-    fn check_disarm<M: Module>(&self, model: &M, survey: &Survey) -> Result<(), ReleaseError> {
+    fn check_disarm(&self, survey: &Survey) -> Result<(), ReleaseError> {
         self.check_unfinished()?;
         survey.check_own(&self.session, |_| true)?;
-        check_bases(&self.session, model)
+        survey.check_elsewhere(&self.session)?;
+        survey.check_computed()
     }
 
     fn disarm_checked<M: Module>(&mut self, model: M, survey: &Survey) -> M {

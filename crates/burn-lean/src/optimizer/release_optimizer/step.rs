@@ -50,8 +50,8 @@ impl ReleaseOptimizer {
     ///   stepped;
     /// - [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy): the stepped
     ///   parameters are not in this model;
-    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer has armed a parameter
-    ///   that has a gradient here;
+    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): another optimizer or accumulator has
+    ///   armed a parameter;
     /// - [`Interrupted`](ReleaseError::Interrupted): the optimizer panicked half way;
     /// - [`NonFinite`](ReleaseError::NonFinite): a gradient is not finite, where that stops a step;
     /// - [`OnlyMeasured`](ReleaseError::OnlyMeasured): the model is armed to measure;
@@ -209,6 +209,7 @@ impl ReleaseOptimizer {
         }
         drop((slots, stepper));
         survey.check_abandoned(&self.session)?;
+        survey.check_elsewhere(&self.session)?;
         survey.check_rates(lr)?;
         self.check_settings(model, survey)?;
         survey.check_own(&self.session, |slot| slot.phase().is_taken())?;

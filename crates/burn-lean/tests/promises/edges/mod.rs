@@ -3,4 +3,5 @@
 mod calls;
 mod frozen;
 mod models;
+mod moments;
 mod sequences;

@@ -96,7 +96,7 @@ fn what_would_train_otherwise_than_stock_is_refused() {
     let changed = |path| format!("{path} was changed in `TrainStep::optimize` before `optim.step`");
     let unclaimed = "its gradient was never asked for";
     let left_out = "14 of 15 armed parameters have been stepped inside backward";
-    let one_backward = "run one backward per step on the sum of the losses";
+    let one_backward = "run one backward";
     let rate = "armed with the learning rate 0.05, but `step` was given 0.025";
     let copy = "a copy of input.weight was taken after backward had stepped it";
     let refused: [(Training, &[&str]); 15] = [
