@@ -19,7 +19,6 @@ use crate::{
     slot::reduction::{InFlight, Receiver},
     tape::consumers::{Consumers, Owner, When},
     tape::{self, AdTensor},
-    util::inner::AutodiffInner,
     util::lock::lock,
     util::progress::Progress,
     util::stale_copy::StaleCopyGuard,
@@ -318,22 +317,7 @@ impl<B: Backend> Slot<B> {
         drop(state);
         drop((action, held));
     }
-}
 
-impl<B: AutodiffInner> Slot<B> {
-    /// Frees forward passes over the parameter that can no longer run backward. Returns whether
-    /// there may be any.
-    pub(crate) fn free_discarded(&self) -> bool {
-        let is_pending = self.consumers.is_pending();
-        if is_pending {
-            let leaf = self.state().leaf.clone();
-            leaf.into_iter().for_each(tape::free_discarded::<B>);
-        }
-        is_pending
-    }
-}
-
-impl<B: Backend> Slot<B> {
     /// Acts on the gradient to step with, or to measure.
     fn finish(
         &self,

@@ -187,11 +187,6 @@ impl<B: Backend> Consumers<B> {
         !state.direct.is_empty() || !state.derived.is_empty()
     }
 
-    /// Whether there are consumers that no backward pass has visited.
-    pub(crate) fn is_pending(&self) -> bool {
-        !self.is_reached() && (self.is_used() || Arc::strong_count(&self.elsewhere) > 1)
-    }
-
     /// Whether the tape has anything above the node that a backward pass could begin with.
     pub(crate) fn is_on_tape(&self) -> bool {
         let mut state = self.state();

@@ -90,9 +90,6 @@ where
 
     fn finish(&mut self, plan: Arc<StepPlan<B::InnerBackend>>, model: M, grads: GradAdaptor) -> M {
         let session = self.state.begin_finish();
-        if let Some(session) = &session {
-            session.free_discarded();
-        }
         let recomputed = session.as_ref().map(Session::recomputed);
         let is_skipped = plan.transform.is_overflown();
         let stepping = Stepping {
