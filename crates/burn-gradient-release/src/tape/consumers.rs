@@ -38,8 +38,8 @@ pub(crate) trait Owner: Send + Sync {
     /// Whether the parameter waits for its gradient.
     fn is_waiting(&self) -> bool;
 
-    /// Notes that the gradient was asked for.
-    fn ask(&self);
+    /// Notes that these gradients were asked for the one that it may have acted on.
+    fn ask(&self, grads: &mut Gradients);
 
     /// Acts on the gradient that `grads` has under the node by now, if it waits for one.
     fn act(self: Arc<Self>, node: NodeId, grads: &mut Gradients, when: When);
