@@ -113,7 +113,7 @@ impl<B: AutodiffInner, C: CheckpointStrategy> AutodiffBackend for GradientReleas
             Repr::Live(_) | Repr::Snapshot(_) => {
                 let snapshot = tensor.snapshot()?;
                 if let Some(owner) = snapshot.site.consumers.owner() {
-                    owner.ask();
+                    owner.ask(grads);
                 }
                 Autodiff::<B, C>::grad_remove(&snapshot.leaf, grads)
             }

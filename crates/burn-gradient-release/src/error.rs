@@ -33,7 +33,7 @@ pub enum ReleaseError {
         param: ParamId,
     },
 
-    /// A parameter was stepped, and its gradient was never asked for.
+    /// A parameter was stepped, and the gradients of that backward were never asked for its own.
     #[error(
         "parameter {param} was stepped inside backward, but its gradient was never asked for: \
          without gradient release this step would leave the parameter as it is; collect the \

@@ -53,6 +53,27 @@ fn a_second_backward_is_refused() {
     weights(&model).assert_same(&expected.steps[0], "stepped once, by the first backward");
 }
 
+/// Also if the second is over other parameters, so that each has one gradient.
+#[test]
+fn a_backward_whose_gradients_nobody_asks_for_is_refused() {
+    let of_layer = |model: &Model, layer: usize| {
+        let x = noise::<R, 2>(1, [4, 8], &Default::default());
+        model.layers[layer].forward(x).mean()
+    };
+    let (model, mut optim, _) = bench(1);
+    let model = optim.arm(RATE, model);
+    let (first, second) = (of_layer(&model, 0), of_layer(&model, 1));
+    let thrown_away = first.backward();
+    let grads = GradientsParams::from_grads(second.backward(), &model);
+    let (model, error) = refused(optim.try_step(RATE, model, grads));
+    assert_error!(error, ReleaseError::Unclaimed { param } if param == model.layers[0].weight.id);
+
+    // Asking for them late will do.
+    let grads = GradientsParams::from_grads(thrown_away, &model);
+    let model = optim.step(RATE, model, grads);
+    assert_eq!(weights(&model).len(), PARAMETERS);
+}
+
 /// One refusal after the other, each of which changes nothing. (Arming, also by fork, and disarming
 /// are among [`sequences`](crate::sequences).)
 #[test]

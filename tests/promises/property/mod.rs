@@ -15,7 +15,7 @@ use burn::tensor::backend::Backend;
 use burn_gradient_release::Recompute;
 use proptest::prelude::{TestCaseError, prop_assume};
 
-use self::program::{Graph, Op, Operand, Program, Scopes, Step};
+use self::program::{Call, Graph, Op, Operand, Program, Scopes, Step};
 use self::training::{Reference, Verdict};
 
 /// Runs a program that often. How far its last bits were from plain Burn's, if the docs say they may be.
@@ -96,6 +96,7 @@ fn training(
     let step = Step {
         graph: 0,
         is_armed,
+        call: Call::None,
         discarded: (false, false),
         keeps_values: false,
     };

@@ -118,12 +118,21 @@ pub(super) struct Graph {
     pub(super) scopes: Scopes,
 }
 
+/// A call between the forward and the backward pass of an armed step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Call {
+    None,
+    Arm,
+    Disarm,
+}
+
 /// One step of a training.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     /// Which of the graphs, modulo how many there are.
     pub(super) graph: usize,
     pub(super) is_armed: bool,
+    pub(super) call: Call,
     /// Run the forward pass once more and drop it: before the real one, and after.
     pub(super) discarded: (bool, bool),
     /// Keep all values until the step is over.
@@ -326,12 +335,14 @@ fn step() -> impl Strategy<Value = Step> {
     (
         any::<usize>(),
         prop::bool::weighted(0.7),
+        prop_oneof![4 => Just(Call::None), 1 => Just(Call::Arm), 1 => Just(Call::Disarm)],
         (prop::bool::weighted(0.3), prop::bool::weighted(0.3)),
         prop::bool::weighted(0.3),
     )
-        .prop_map(|(graph, is_armed, discarded, keeps_values)| Step {
+        .prop_map(|(graph, is_armed, call, discarded, keeps_values)| Step {
             graph,
             is_armed,
+            call,
             discarded,
             keeps_values,
         })

@@ -8,7 +8,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_gradient_release::{Recompute, WithGradientRelease, checkpoint};
 use serde_json::Value;
 
-use super::program::{Graph, Op, Operand, Program};
+use super::program::{Call, Graph, Op, Operand, Program};
 use crate::harness::run::RATE;
 use crate::harness::weights::{load, readable, save};
 use crate::harness::{Plain, Release, Weights, noise};
@@ -200,11 +200,18 @@ impl Reference {
             let before = step.discarded.0.then(|| pass(seed + 100).loss());
             let mut forward = pass(seed);
             let loss = forward.loss();
-            let kept = step.keeps_values.then_some(forward.values);
+            let values = std::mem::take(&mut forward.values);
+            let kept = step.keeps_values.then_some(values);
             let after = step.discarded.1.then(|| pass(seed + 200).loss());
+            drop(forward);
+            model = match step.call {
+                Call::Arm if step.is_armed => optim.arm(STEP, model),
+                Call::Disarm if step.is_armed => optim.disarm(model),
+                _ => model,
+            };
             drop(before);
             let grads = GradientsParams::from_grads(loss.backward(), &model);
-            if grads.is_empty() != step.is_armed {
+            if grads.is_empty() != (step.is_armed && step.call != Call::Disarm) {
                 return Err(format!("step {seed}: {} gradients are left", grads.len()));
             }
             model = optim.step(STEP, model, grads);

@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_gradient_release::Recompute;
+use burn_gradient_release::{Recompute, checkpoint};
 
 use super::{P, R, recipe, recomputing};
 use crate::harness::run::{self, assert_same_steps};
@@ -99,13 +99,39 @@ fn a_state_that_is_detached_and_one_that_is_not_without_recomputing() {
         (Recompute::None, Detached::Never),
         (Recompute::None, Detached::Later),
         (Recompute::None, Detached::AtOnce),
+        (Recompute::Automatic, Detached::Later),
         (Recompute::Automatic, Detached::AtOnce),
+        (Recompute::Budget(1 << 11), Detached::Later),
         (Recompute::Budget(1 << 11), Detached::AtOnce),
     ] {
         assert_same_steps(
             &release(&start, case.0, case.1),
             &expected,
             format!("{case:?}"),
+        );
+    }
+}
+
+/// Results of a scope are recorded; what is computed from them outside is on the tape.
+#[test]
+fn a_state_that_is_detached_inside_a_scope() {
+    let start = start();
+    let expected = plain(&start);
+    for is_on_tape in [false, true] {
+        let model = load::<R, _>(Model::new(), &start, &Default::default());
+        let carried = RefCell::new(Tensor::<R, 2>::zeros([16, WIDTH], &Default::default()));
+        let loss = |model: &Model<R>, step| {
+            let state = carried.borrow().clone();
+            let (loss, next) = checkpoint(|| model.loss(step, state.detach()));
+            carried.replace(if is_on_tape { next * 1.0 } else { next });
+            loss
+        };
+        let mut optim = recomputing(Recompute::None);
+        let (given, _) = run::armed(model, &mut optim, STEPS, &loss);
+        assert_same_steps(
+            &given.steps,
+            &expected,
+            format!("on the tape: {is_on_tape}"),
         );
     }
 }

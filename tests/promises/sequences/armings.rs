@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
 use burn_gradient_release::{ReleaseError, WithGradientRelease};
 
-use super::{OTHER, Optim, P, R, Run};
+use super::{Call, OTHER, Optim, P, R, Run};
 use crate::ALLOCATIONS;
 use crate::harness::models::{Mlp, Recurrent, Scenario, Size, Views};
 use crate::harness::run::{RATE, Start, assert_all_released, ordinary_step, trainable};
@@ -81,6 +81,37 @@ fn another_optimizer_takes_over_between_forward_and_backward() {
     let plain = ordinary_step(OTHER, plain, &mut AdamConfig::new().init(), loss);
     run.weights()
         .assert_same(&Weights::of::<P, _>(&plain), "taken over");
+}
+
+/// The backward pass after it frees a forward pass that was thrown away, whatever was called in
+/// between.
+#[test]
+fn forward_passes_thrown_away_do_not_pile_up() {
+    memory::alone(
+        "sequences::armings::forward_passes_thrown_away_do_not_pile_up",
+        || {
+            /// Burn's hash tables grow; 180 forward passes are some hundred times that.
+            const TABLES: usize = 16 * 1024;
+
+            for call in [Call::Arm, Call::Disarm] {
+                let mut run = Run::<Mlp>::new(&Start::new::<Mlp>(Size::Small));
+                let mut before = 0;
+                for step in 0..200 {
+                    run.model = run.optim.arm(RATE, run.model);
+                    drop(run.loss(step));
+                    run = run.call(call).0;
+                    let loss = run.loss(step);
+                    let grads = GradientsParams::from_grads(loss.backward(), &run.model);
+                    run.model = run.optim.step(OTHER, run.model, grads);
+                    if step == 20 {
+                        before = ALLOCATIONS.current_usage();
+                    }
+                }
+                let growth = ALLOCATIONS.current_usage().saturating_sub(before);
+                assert!(growth < TABLES, "{call:?}: {growth} bytes");
+            }
+        },
+    );
 }
 
 /// Dropping an optimizer asks nothing of the device, which may have failed, and frees no graph that

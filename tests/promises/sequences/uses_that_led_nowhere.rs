@@ -7,6 +7,7 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_gradient_release::{Recompute, WithGradientRelease};
 
+use super::Call;
 use crate::harness::run::{RATE, ordinary_step};
 use crate::harness::{Plain, Release, Weights, noise};
 
@@ -48,6 +49,15 @@ impl<B: AutodiffBackend> InTurn<B> {
             live.matmul(x).square().mean()
         }
     }
+
+    /// A loss over the first weight, and results over all of them that lead to none.
+    fn loss_and_others(&self) -> (Tensor<B, 1>, [Tensor<B, 2>; 2]) {
+        let x = noise::<B, 2>(0, [4, 4], &B::Device::default());
+        let a = self.a.val();
+        let first = (a.clone().matmul(self.a.val()) + self.c.val()).tanh();
+        let second = a.clone().matmul(self.b.val()).tanh();
+        (a.tanh().matmul(x).square().mean(), [first, second])
+    }
 }
 
 /// Plain Burn's weights after these steps.
@@ -85,25 +95,84 @@ fn a_step_that_is_not_armed_gets_its_gradient_after_them() {
     }
 }
 
-/// Disarming frees what was thrown away, and uses up the leaves under it.
+/// When a result that leads to no loss is dropped.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Dropped {
+    BeforeTheCall,
+    AfterTheCall,
+    AfterTheStep,
+}
+
+const DROPPED: [[Dropped; 2]; 4] = {
+    use Dropped::*;
+    [
+        [BeforeTheCall, BeforeTheCall],
+        [BeforeTheCall, AfterTheStep],
+        [AfterTheCall, AfterTheCall],
+        [AfterTheStep, AfterTheStep],
+    ]
+};
+
+/// Between forward and backward.
 #[test]
-fn a_disarmed_model_gets_its_gradients() {
-    let expected = plain(&[1]);
-    let cases = POLICIES.map(|policy| [1, 2].map(|backwards| (policy, backwards)));
-    for (policy, backwards) in cases.into_iter().flatten() {
+fn a_call_in_between_loses_no_gradient() {
+    let expected = {
+        let model = InTurn::<P>::new();
+        let (loss, _others) = model.loss_and_others();
+        Weights::of::<P, _>(&ordinary_step(
+            RATE,
+            model,
+            &mut SgdConfig::new().init(),
+            loss,
+        ))
+    };
+    let cases = DROPPED.map(|dropped| [Call::Arm, Call::Disarm].map(|call| (call, dropped)));
+    let cases = POLICIES.map(|policy| cases.map(|cases| cases.map(|case| (policy, case))));
+    for (policy, (call, dropped)) in cases.into_iter().flatten().flatten() {
         for run in 0..RUNS {
             let optim = SgdConfig::new().init().with_gradient_release();
             let mut optim = optim.with_recompute(policy);
             let mut model = optim.arm(RATE, InTurn::<R>::new());
-            drop(model.loss(0));
-            drop(model.loss(1));
+            let (loss, others) = model.loss_and_others();
+            let mut others: Vec<_> = others.into_iter().zip(dropped).collect();
+            others.retain(|(_, dropped)| *dropped != Dropped::BeforeTheCall);
+            model = match call {
+                Call::Disarm => optim.disarm(model),
+                _ => optim.arm(RATE, model),
+            };
+            others.retain(|(_, dropped)| *dropped != Dropped::AfterTheCall);
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
+            model = optim.step(RATE, model, grads);
+            drop(others);
+            let context = format!("{policy:?}, {call:?}, {dropped:?}, run {run}");
+            Weights::of::<R, _>(&model).assert_same(&expected, context);
+        }
+    }
+}
+
+/// Forward passes under an arming that is taken back are thrown away, before that and after it.
+#[test]
+fn a_disarmed_model_gets_its_gradients() {
+    let expected = plain(&[1]);
+    let cases = DROPPED.map(|dropped| [1, 2].map(|backwards| (dropped, backwards)));
+    let cases = POLICIES.map(|policy| cases.map(|cases| cases.map(|case| (policy, case))));
+    for (policy, (dropped, backwards)) in cases.into_iter().flatten().flatten() {
+        for run in 0..RUNS {
+            let optim = SgdConfig::new().init().with_gradient_release();
+            let mut optim = optim.with_recompute(policy);
+            let mut model = optim.arm(RATE, InTurn::<R>::new());
+            let others = [model.loss(0), model.loss(1)];
+            let mut others: Vec<_> = others.into_iter().zip(dropped).collect();
+            others.retain(|(_, dropped)| *dropped != Dropped::BeforeTheCall);
             model = optim.disarm(model);
+            others.retain(|(_, dropped)| *dropped != Dropped::AfterTheCall);
             for _ in 1..backwards {
                 drop(model.loss(0).backward());
             }
             let grads = GradientsParams::from_grads(model.loss(1).backward(), &model);
             model = optim.step(RATE, model, grads);
-            let context = format!("{policy:?}, {backwards} backward passes, run {run}");
+            drop(others);
+            let context = format!("{policy:?}, {dropped:?}, {backwards} backwards, run {run}");
             Weights::of::<R, _>(&model).assert_same(&expected, context);
         }
     }

@@ -115,9 +115,6 @@ impl<M: AutodiffModule<B>, B: ReleaseBackend> ReleaseAccumulator<M, B> {
         if let Err(error) = self.check_arm(&model) {
             return Err(Refused::new(model, error));
         }
-        if let Some(session) = &self.session {
-            session.free_discarded();
-        }
         let (armed, model) = arming::arm(&Hold(self.tracer.as_ref()), model);
         self.begin(armed);
         Ok(model)

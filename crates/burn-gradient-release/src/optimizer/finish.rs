@@ -156,10 +156,10 @@ pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
                 self.error = check_stepped_elsewhere(&slot);
             } else if slot.stepped().is_some() || slot.is_untouched() {
                 self.found.insert(param.id);
-                if slot.is_unclaimed() {
-                    self.error = Some(ReleaseError::Unclaimed { param: param.id });
-                } else if self.grads.contains::<B::InnerBackend, D>(param.id) {
+                if self.grads.contains::<B::InnerBackend, D>(param.id) {
                     self.error = Some(ReleaseError::AlreadyStepped { param: param.id });
+                } else if slot.is_unclaimed() {
+                    self.error = Some(ReleaseError::Unclaimed { param: param.id });
                 }
             }
         }

@@ -18,7 +18,6 @@ use crate::{
     slot::Slot,
     tensor::parameter::Armed,
     tensor::{ReleaseTensor, Repr},
-    util::inner::AutodiffInner,
     util::progress::{Progress, Recomputed},
 };
 
@@ -127,16 +126,6 @@ impl<B: Backend> Session<B> {
     }
 }
 
-impl<B: AutodiffInner> Session<B> {
-    /// Frees forward passes over the parameters that can no longer run backward.
-    ///
-    /// The parameters of a model meet in one graph of burn-autodiff, so visiting one parameter
-    /// frees them all.
-    pub(super) fn free_discarded(&self) {
-        self.slots.values().any(|slot| slot.free_discarded());
-    }
-}
-
 impl<B: Backend> Drop for Session<B> {
     fn drop(&mut self) {
         // Only marks the slots: a backend that has failed must not be called here.
@@ -207,8 +196,8 @@ pub(super) fn disarm<B: ReleaseBackend, M: AutodiffModule<B>>(model: M) -> M {
     }
 
     /// Forward passes that can still run backward find their leaf. If there are none, the leaf is
-    /// replaced: discarded forward passes may have made it unusable.
-    fn disarmed<B: AutodiffInner>(tensor: ReleaseTensor<B>) -> ReleaseTensor<B> {
+    /// replaced: Burn forgets in which graph a leaf is once a backward pass has visited it.
+    fn disarmed<B: Backend>(tensor: ReleaseTensor<B>) -> ReleaseTensor<B> {
         match tensor.read().0 {
             Repr::Snapshot(snapshot) if !snapshot.is_on_tape() => {
                 ReleaseTensor::plain(snapshot.into_ordinary_leaf())

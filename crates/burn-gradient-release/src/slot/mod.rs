@@ -19,7 +19,6 @@ use crate::{
     slot::reduction::{InFlight, Receiver},
     tape::consumers::{Consumers, Owner, When},
     tape::{self, AdTensor},
-    util::inner::AutodiffInner,
     util::lock::lock,
     util::progress::Progress,
     util::stale_copy::StaleCopyGuard,
@@ -89,8 +88,9 @@ struct State<B: Backend> {
     phase: Phase<B>,
     /// The sum of the gradients of earlier micro-batches, until it is stepped with.
     held: Option<FloatTensor<B>>,
-    /// Whether the gradient was asked for, as the caller of an optimizer does.
-    is_asked_for: bool,
+    /// Left among the gradients of the backward pass in which the slot acted, until they are asked
+    /// for this gradient, as the caller of an optimizer does.
+    receipt: Option<AdTensor<B>>,
 }
 
 enum Phase<B: Backend> {
@@ -171,7 +171,7 @@ impl<B: Backend> Slot<B> {
                 leaf: Some(leaf),
                 phase: Phase::Waiting(action),
                 held: None,
-                is_asked_for: false,
+                receipt: None,
             }),
             stepping: Mutex::new(None),
         }
@@ -258,14 +258,9 @@ impl<B: Backend> Slot<B> {
         }
     }
 
-    /// Whether the slot acted on a gradient that was never asked for.
+    /// Whether the slot acted on a gradient that its backward pass was never asked for.
     pub(crate) fn is_unclaimed(&self) -> bool {
-        let state = self.state();
-        let has_acted = matches!(
-            state.phase,
-            Phase::Stepped(_) | Phase::Held | Phase::Untouched
-        );
-        has_acted && !state.is_asked_for
+        self.state().receipt.is_some()
     }
 
     /// Lends the slot the sum of the gradients of earlier micro-batches.
@@ -318,22 +313,7 @@ impl<B: Backend> Slot<B> {
         drop(state);
         drop((action, held));
     }
-}
 
-impl<B: AutodiffInner> Slot<B> {
-    /// Frees forward passes over the parameter that can no longer run backward. Returns whether
-    /// there may be any.
-    pub(crate) fn free_discarded(&self) -> bool {
-        let is_pending = self.consumers.is_pending();
-        if is_pending {
-            let leaf = self.state().leaf.clone();
-            leaf.into_iter().for_each(tape::free_discarded::<B>);
-        }
-        is_pending
-    }
-}
-
-impl<B: Backend> Slot<B> {
     /// Acts on the gradient to step with, or to measure.
     fn finish(
         &self,
@@ -389,8 +369,9 @@ impl<B: Backend> Owner for Slot<B> {
         matches!(self.state().phase, Phase::Waiting(_))
     }
 
-    fn ask(&self) {
-        self.state().is_asked_for = true;
+    fn ask(&self, grads: &mut Gradients) {
+        let receipt = &mut self.state().receipt;
+        receipt.take_if(|receipt| grads.remove::<B>(receipt).is_some());
     }
 
     fn act(self: Arc<Self>, node: NodeId, grads: &mut Gradients, when: When) {
@@ -407,6 +388,9 @@ impl<B: Backend> Owner for Slot<B> {
         let Phase::Waiting(action) = mem::replace(&mut state.phase, Phase::Acting) else {
             unreachable!("only a waiting slot acts")
         };
+        let receipt = tape::off_tape::<B>(self.consumers.placeholder());
+        grads.register::<B>(receipt.node.id, receipt.primitive.clone());
+        state.receipt = Some(receipt);
         let held = match &action {
             Action::Inspect(_) => state.held.clone(),
             _ => state.held.take(),

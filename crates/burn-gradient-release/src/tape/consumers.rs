@@ -38,8 +38,8 @@ pub(crate) trait Owner: Send + Sync {
     /// Whether the parameter waits for its gradient.
     fn is_waiting(&self) -> bool;
 
-    /// Notes that the gradient was asked for.
-    fn ask(&self);
+    /// Notes that these gradients were asked for the one that it may have acted on.
+    fn ask(&self, grads: &mut Gradients);
 
     /// Acts on the gradient that `grads` has under the node by now, if it waits for one.
     fn act(self: Arc<Self>, node: NodeId, grads: &mut Gradients, when: When);
@@ -185,11 +185,6 @@ impl<B: Backend> Consumers<B> {
     pub(crate) fn is_used(&self) -> bool {
         let state = self.state();
         !state.direct.is_empty() || !state.derived.is_empty()
-    }
-
-    /// Whether there are consumers that no backward pass has visited.
-    pub(crate) fn is_pending(&self) -> bool {
-        !self.is_reached() && (self.is_used() || Arc::strong_count(&self.elsewhere) > 1)
     }
 
     /// Whether the tape has anything above the node that a backward pass could begin with.

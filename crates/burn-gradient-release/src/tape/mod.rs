@@ -18,7 +18,7 @@ use std::{fmt, sync::Arc};
 
 use burn::tensor::{
     Shape, TensorMetadata,
-    backend::{AutodiffBackend, Backend, BackendTypes},
+    backend::{Backend, BackendTypes},
     ops::{FloatTensor, FloatTensorOps},
 };
 use burn_autodiff::{
@@ -27,8 +27,6 @@ use burn_autodiff::{
     grads::Gradients,
     ops::{Backward, Ops, OpsKind},
 };
-
-use crate::util::inner::AutodiffInner;
 
 /// The tensor of `burn-autodiff`. Its type cannot be named there, but its fields are public, and
 /// it does not depend on the checkpointing strategy.
@@ -236,28 +234,3 @@ pub(crate) fn check_one_node(is_one: bool) {
 
 const ANOTHER_TAPE: &str = "gradient release relies on the tape of burn-autodiff 0.21.0, and found \
     another: use the version of burn-autodiff that burn-gradient-release was built for";
-
-/// Frees the forward passes over this leaf that can no longer run backward: their graphs hold the
-/// values of the weights.
-///
-/// Plain Burn frees them at its next backward pass. A loss that is still held is not touched. The
-/// leaf cannot be used again: Burn forgets which graph it is in, so that gradients of later
-/// computations may be lost. Unless the parameter is armed again, the caller has to make another
-/// leaf of its value.
-pub(crate) fn free_discarded<B: AutodiffInner>(leaf: AdTensor<B>) {
-    #[derive(Debug)]
-    struct Nothing;
-
-    impl<B: Backend> Backward<B, 1> for Nothing {
-        type State = ();
-
-        fn backward(self, _: Ops<(), 1>, _: &mut Gradients, _: &mut Checkpointer) {}
-    }
-
-    let root = Backward::<B, 1>::prepare::<NoCheckpointing>(Nothing, [leaf.node.clone()])
-        .compute_bound()
-        .stateless(leaf.primitive.clone());
-    drop(Autodiff::<B>::backward(root));
-    // Dropped last: with a leaf that nothing holds, Burn drops the graphs above it.
-    drop(leaf);
-}

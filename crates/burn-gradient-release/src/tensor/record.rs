@@ -144,6 +144,15 @@ impl<B: Backend> Segment<B> {
                     operands.push(Operand::Inside(tensor.output));
                     continue;
                 }
+                // No gradient goes there, so the backward pass must not either: what the tensor
+                // comes from may have been replayed before.
+                Input::Replayable(tensor) if is_detached => {
+                    Outside::Plain(untracked::<B>(tensor.value, tensor.order), Origins::none())
+                }
+                Input::Outside(Outside::Plain(tensor, _)) if is_detached && tensor.is_tracked() => {
+                    let order = tensor.node.order;
+                    Outside::Plain(untracked::<B>(tensor.primitive, order), Origins::none())
+                }
                 Input::Replayable(tensor) => {
                     let (tensor, origins) = tensor.leave();
                     Outside::Plain(tensor, origins)

@@ -153,9 +153,6 @@ where
         grads: GradientsParams,
     ) -> M {
         let before = self.state.take_session();
-        if let Some(before) = &before {
-            before.free_discarded();
-        }
         let stepping = self.stepping(&plan);
         let (armed, model) = arming::arm(&stepping, model);
         self.stepper.drop_foreign_states();
@@ -291,9 +288,7 @@ where
         if let Err(error) = checked.and_then(|()| self.state.with_session(own)) {
             return Err(Refused::new(model, error));
         }
-        if let Some(session) = self.state.take_session() {
-            session.free_discarded();
-        }
+        drop(self.state.take_session());
         self.state.set_measured(None);
         Ok(session::disarm::<B, M>(model))
     }

@@ -40,8 +40,8 @@ where
     /// - [`LearningRate`](ReleaseError::LearningRate): another rate than the one applied;
     /// - [`AlreadyStepped`](ReleaseError::AlreadyStepped): a gradient for a parameter that was
     ///   stepped inside an earlier backward;
-    /// - [`Unclaimed`](ReleaseError::Unclaimed): the gradient of a stepped parameter was never
-    ///   asked for;
+    /// - [`Unclaimed`](ReleaseError::Unclaimed): a parameter was stepped inside a backward that was
+    ///   never asked for its gradient;
     /// - [`WrongModel`](ReleaseError::WrongModel): the stepped parameters are not in this model;
     /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere), [`Abandoned`](ReleaseError::Abandoned):
     ///   a parameter was stepped by another optimizer, which has not finished;
@@ -90,9 +90,6 @@ where
 
     fn finish(&mut self, plan: Arc<StepPlan<B::InnerBackend>>, model: M, grads: GradAdaptor) -> M {
         let session = self.state.begin_finish();
-        if let Some(session) = &session {
-            session.free_discarded();
-        }
         let recomputed = session.as_ref().map(Session::recomputed);
         let is_skipped = plan.transform.is_overflown();
         let stepping = Stepping {
