@@ -79,10 +79,7 @@ impl Survey {
             return Err(duplicate.clone());
         }
         self.check_computed()?;
-        if let Some(path) = self.bare.values().next() {
-            let path = path_text(path);
-            return Err(ReleaseError::Placeholder { path });
-        }
+        self.check_bare(|_| false)?;
         self.check_abandoned(session)?;
         self.check_sums(session)?;
         self.check_elsewhere(session)?;
@@ -112,6 +109,19 @@ impl Survey {
         match self.computed.values().next() {
             None => Ok(()),
             Some(path) => Err(ReleaseError::Placeholder {
+                path: path_text(path),
+            }),
+        }
+    }
+
+    /// Checks that no parameter has lost the slot of its weight, but for those that are known.
+    pub(super) fn check_bare(
+        &self,
+        is_known: impl Fn(&ParamId) -> bool,
+    ) -> Result<(), ReleaseError> {
+        match self.bare.iter().find(|(id, _)| !is_known(id)) {
+            None => Ok(()),
+            Some((_, path)) => Err(ReleaseError::Placeholder {
                 path: path_text(path),
             }),
         }

@@ -33,7 +33,8 @@ use crate::tape::leaf_of;
 ///
 /// Random numbers are the same both times: `forward` has a stream of its own, seeded from that of
 /// the device. So `Dropout` has other masks than without `checkpoint`. No other thread may draw
-/// from the same backend meanwhile.
+/// from the same backend meanwhile. Weights that no one has read yet are drawn by the first scope
+/// that has them, in the order of the module's fields.
 ///
 /// ```
 /// # use burn::nn::{Linear, LinearConfig};
@@ -52,7 +53,9 @@ use crate::tape::leaf_of;
 /// # Panics
 ///
 /// If `forward` uses a tensor that needs a gradient and is not in `input`, or reads a parameter of
-/// an armed model on another thread: it would get none.
+/// an armed model on another thread: it would get none. Backward panics if `forward` then computes
+/// something else than the first time; where reading would wait for the device, it looks at shapes,
+/// types and the parameters that are used alone.
 pub fn checkpoint<M, I, O, F>(module: &M, input: I, forward: F) -> O
 where
     M: Module + Sync + 'static,

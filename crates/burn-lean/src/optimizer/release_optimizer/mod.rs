@@ -96,6 +96,8 @@ impl ReleaseOptimizer {
     /// Arms a model for one optimizer step: until [`step`](Self::step), each of its parameters that
     /// requires gradients is stepped inside backward.
     ///
+    /// Weights that were never read are initialized, in the order of the model's fields.
+    ///
     /// `lr` is a number, or a [`ModuleLearningRate`] with rates for groups of parameters. A model
     /// that is armed already gets the new rate.
     ///

@@ -210,6 +210,7 @@ impl ReleaseOptimizer {
         drop((slots, stepper));
         survey.check_abandoned(&self.session)?;
         survey.check_elsewhere(&self.session)?;
+        survey.check_bare(|id| self.session.slots().contains_key(id))?;
         survey.check_rates(lr)?;
         self.check_settings(model, survey)?;
         survey.check_own(&self.session, |slot| slot.phase().is_taken())?;

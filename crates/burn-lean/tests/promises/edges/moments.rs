@@ -224,6 +224,10 @@ impl Run {
         self.window == Window::Begun || self.window == Window::Outside && self.optim.is_armed()
     }
 
+    pub(super) fn is_ordinary(&self) -> bool {
+        self.window == Window::Outside && !self.optim.is_armed()
+    }
+
     pub(super) fn forward(&mut self, batch: usize) {
         let loss = match self.way {
             Way::Recomputed => recomputed(self.model(), batch),
