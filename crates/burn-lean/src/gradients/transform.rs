@@ -283,6 +283,7 @@ impl GradientTransform {
         if self.stops() {
             return None;
         }
+        let dtype = grad.dtype();
         let grad = self.unscaled(grad);
         if self.looks_at_gradients() && !self.step.norms.contains(param) {
             self.step.norms.push(param, squared_norm(grad.clone()));
@@ -293,7 +294,8 @@ impl GradientTransform {
             }
             return None;
         }
-        Some(self.clipped(param, weight, grad))
+        // Rounded once, after the scale is off and the clip is on.
+        Some(self.clipped(param, weight, grad).cast(dtype))
     }
 
     fn clipped<const D: usize>(
@@ -317,15 +319,11 @@ impl GradientTransform {
         scaled(grad, coefficient)
     }
 
+    /// The gradient without the scale of the loss, if there is one: in 32 bits at least.
     fn unscaled<const D: usize>(&self, grad: Tensor<D>) -> Tensor<D> {
-        let Some(scaler) = &self.scaler else {
-            return grad;
-        };
-        let dtype = grad.dtype();
-        let grad = widened(grad) * scaler.inverse();
-        match grad.dtype() == dtype {
-            true => grad,
-            false => grad.cast(dtype),
+        match &self.scaler {
+            Some(scaler) => widened(grad) * scaler.inverse(),
+            None => grad,
         }
     }
 

@@ -108,6 +108,12 @@ pub(super) fn wide(dtype: DType) -> DType {
     }
 }
 
+/// The tensor in its [`wide`] type, which costs no copy if it has that.
+pub(super) fn widened<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    let wide = wide(tensor.dtype());
+    tensor.cast(wide)
+}
+
 fn wide_bytes(dtype: DType) -> usize {
     match dtype {
         DType::F64 => 8,

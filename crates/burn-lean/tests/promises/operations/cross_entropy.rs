@@ -184,6 +184,28 @@ fn tokens_that_are_all_ignored_are_as_with_burn() {
 fn the_loss_of_no_tokens_is_burns_mean_of_nothing() {
     let found = case(0, 3, 4).found(&flex(), DType::F32);
     assert!(found.value[0].is_nan(), "{found:?}");
+    // A sum over nothing, as that of PyTorch.
+    let zeros = [vec![], vec![0.0; 12], vec![0.0; 4]];
+    assert_eq!(found.grads, zeros);
+}
+
+/// PyTorch's ignored target, and the length of the vocabulary.
+#[test]
+fn ignored_targets_may_be_no_classes() {
+    for weights in [None, Some(vec![1.0, 2.0, 3.0, 4.0, 5.0])] {
+        let run = |targets: [i64; 3], pads: Vec<usize>| {
+            let hidden = numbers([3, 4], 1, &flex()).require_grad();
+            let config = CrossEntropyLossConfig::new().with_pad_tokens(Some(pads));
+            let loss = config.with_weights(weights.clone()).init(&flex());
+            let targets = Tensor::<1, Int>::from_ints(targets, &flex());
+            let weight = numbers([4, 5], 2, &flex());
+            let value = linear_cross_entropy(&loss, hidden.clone(), weight, None, targets);
+            let grads = value.backward();
+            (value.into_data(), hidden.grad(&grads).unwrap().into_data())
+        };
+        let outside = run([-100, 3, 5], vec![-100_i64 as usize, 5]);
+        assert_eq!(outside, run([0, 3, 0], vec![0]));
+    }
 }
 
 /// A head of 8,000 classes for 2,000 tokens: the logits would be 64 MB.

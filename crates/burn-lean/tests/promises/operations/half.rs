@@ -1,7 +1,9 @@
 //! Operations in `f16` and `bf16`: what they compute on the way is in `f32`.
 
 use burn::nn::activation::ActivationConfig;
-use burn::tensor::DType;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::tensor::{DType, Int, Tensor};
+use burn_lean::operations::linear_cross_entropy;
 
 use super::attention::{NONE, Shape};
 use super::feed_forward::Sizes;
@@ -68,5 +70,35 @@ fn operations_in_half_precision_are_near_those_in_f64() {
                 case.name()
             );
         }
+    }
+}
+
+/// The gradients of a head of four classes whose weight is zero: all logits are 0, so of the mean
+/// they are `(1/4 - 1) * hidden` for the class of the targets and `1/4 * hidden` for the others.
+#[test]
+fn sums_over_tokens_that_half_precision_cannot_hold_are_right() {
+    const TOKENS: usize = 1024;
+    for (dtype, hidden, class_weight) in [
+        (DType::F16, 100.0, 1.0_f32),
+        (DType::F16, 1.0, 1e-8),
+        (DType::F16, 1.0, 1e5),
+        (DType::BF16, 100.0, 1e-8),
+    ] {
+        let device = flex();
+        let weight = Tensor::<2>::zeros([8, 4], (&device, dtype)).require_grad();
+        let tokens = Tensor::<2>::full([TOKENS, 8], hidden, (&device, dtype));
+        let targets = Tensor::<1, Int>::zeros([TOKENS], &device);
+        let config = CrossEntropyLossConfig::new().with_weights(Some(vec![class_weight; 4]));
+        let loss =
+            linear_cross_entropy(&config.init(&device), tokens, weight.clone(), None, targets);
+        let grad = weight.grad(&loss.backward()).unwrap().into_data();
+        let expected = [-0.75, 0.25, 0.25, 0.25]
+            .map(|share| share * hidden)
+            .repeat(8);
+        let found: Vec<f64> = grad.iter::<f64>().collect();
+        assert_eq!(
+            found, expected,
+            "{dtype:?}, {hidden}, class weight {class_weight}"
+        );
     }
 }
