@@ -1,7 +1,9 @@
 //! Normalizations that keep their input, and no statistic: backward has to read the whole row, and
 //! computes its mean and variance again.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
+
+use crate::backend::is_on_flex;
 
 use super::chunks::{as_rows, fold_rows, map_rows, map_rows_with, shaped, wide};
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
@@ -142,44 +144,14 @@ fn row_norm<const D: usize>(
         beta.map(Tensor::into_dispatch),
     ];
     apply(operands, |mut operands: Operands<3>| {
-        let input = operands.take::<D>(INPUT);
-        let gamma = operands.take::<1>(GAMMA);
-        let beta = operands.take_optional::<1>(BETA);
         let norm = RowNorm {
             statistic,
-            input: input.clone(),
-            gamma: gamma.clone(),
+            input: operands.take::<D>(INPUT),
+            gamma: operands.take::<1>(GAMMA),
             epsilon,
         };
-        let output = match statistic {
-            Statistic::MeanAndVariance => plain_layer_norm(input, gamma, beta, epsilon),
-            Statistic::MeanSquare => plain_rms_norm(input, gamma, epsilon),
-        };
-        (output, norm)
+        (norm.forward(operands.take_optional(BETA)), norm)
     })
-}
-
-/// The backend's own, in the type that Burn's module computes it in.
-fn plain_layer_norm<const D: usize>(
-    input: Tensor<D>,
-    gamma: Tensor<1>,
-    beta: Option<Tensor<1>>,
-    epsilon: f64,
-) -> Tensor<D> {
-    if input.dtype() != DType::F16 {
-        return burn::tensor::module::layer_norm(input, gamma, beta, epsilon);
-    }
-    let wide = DType::F32;
-    let beta = beta.map(|beta| beta.cast(wide));
-    burn::tensor::module::layer_norm(input.cast(wide), gamma.cast(wide), beta, epsilon)
-        .cast(DType::F16)
-}
-
-fn plain_rms_norm<const D: usize>(input: Tensor<D>, gamma: Tensor<1>, epsilon: f64) -> Tensor<D> {
-    let (dtype, wide) = (input.dtype(), wide(input.dtype()));
-    let square = input.clone().cast(wide).square();
-    let rms = (square.mean_dim(D - 1) + epsilon).sqrt();
-    (input / rms.cast(dtype)) * gamma.unsqueeze()
 }
 
 #[derive(Clone)]
@@ -188,6 +160,36 @@ struct RowNorm<const D: usize> {
     input: Tensor<D>,
     gamma: Tensor<1>,
     epsilon: f64,
+}
+
+impl<const D: usize> RowNorm<D> {
+    /// In 32 bits at least, and rounded once. Not by the `layer_norm` of Flex, which is for
+    /// inference: it is off where the mean is large beside the deviation.
+    fn forward(&self, beta: Option<Tensor<1>>) -> Tensor<D> {
+        let (input, gamma) = (self.input.clone(), self.gamma.clone());
+        let (dtype, wide) = (input.dtype(), wide(input.dtype()));
+        let is_plain = [Some(gamma.dtype()), beta.as_ref().map(Tensor::dtype)]
+            .into_iter()
+            .flatten()
+            .all(|affine| affine == wide);
+        let is_plain = is_plain && dtype == wide && !is_on_flex(&input);
+        if is_plain && let Statistic::MeanAndVariance = self.statistic {
+            return burn::tensor::module::layer_norm(input, gamma, beta, self.epsilon);
+        }
+        let dims = input.dims();
+        let gain = gamma.cast(wide).unsqueeze::<2>();
+        let shift = beta.map(|beta| beta.cast(wide).unsqueeze::<2>());
+        let output = map_rows(as_rows(input), |_, rows| {
+            let (normal, _) = normalized(self.statistic, rows.cast(wide), self.epsilon);
+            let output = normal * gain.clone();
+            let output = match &shift {
+                Some(shift) => output + shift.clone(),
+                None => output,
+            };
+            output.cast(dtype)
+        });
+        shaped(output, dims)
+    }
 }
 
 impl<const D: usize> Operation<3> for RowNorm<D> {
@@ -203,7 +205,6 @@ impl<const D: usize> Operation<3> for RowNorm<D> {
         let dims = input.dims();
         let input = as_rows(input);
         let (dtype, wide) = (input.dtype(), wide(input.dtype()));
-        let affine_dtype = gamma.dtype();
         let gain = gamma.cast(wide).unsqueeze::<2>();
         let mut affine = AffineGradients::zeros(&gain, operands);
         let wanted = affine.wanted();
@@ -228,7 +229,7 @@ impl<const D: usize> Operation<3> for RowNorm<D> {
             let compute = |chunk, grad: Tensor<2>| of_affine(chunk, &grad.cast(wide)).0;
             fold_rows(&grad, compute, |sums| affine.add(sums));
         }
-        affine.give(operands, affine_dtype);
+        affine.give(operands);
     }
 }
 
@@ -272,28 +273,20 @@ impl<const D: usize> GroupNorm<D> {
     }
 
     fn forward(&self, beta: Option<Tensor<1>>) -> Tensor<2> {
-        let (dtype, wide) = (self.input.dtype(), wide_of_group_norm(self.input.dtype()));
-        let shape = [1, self.channels, 1];
+        let (dtype, wide) = (self.input.dtype(), wide(self.input.dtype()));
+        let affine = |of: &Tensor<1>| of.clone().cast(wide).reshape([1, self.channels, 1]);
+        let (gain, shift) = (self.gamma.as_ref().map(affine), beta.as_ref().map(affine));
         map_rows(self.by_batch(self.input.clone()), |_, rows| {
             let dims = rows.dims();
-            let normal = self.normalized(rows.cast(wide)).0.cast(dtype);
-            let mut output = self.by_channel(normal);
-            if let Some(gamma) = &self.gamma {
-                output = output * gamma.clone().reshape(shape);
+            let mut output = self.by_channel(self.normalized(rows.cast(wide)).0);
+            if let Some(gain) = &gain {
+                output = output * gain.clone();
             }
-            if let Some(beta) = &beta {
-                output = output + beta.clone().reshape(shape);
+            if let Some(shift) = &shift {
+                output = output + shift.clone();
             }
-            output.reshape(dims)
+            output.reshape(dims).cast(dtype)
         })
-    }
-}
-
-/// As Burn's: its `bf16` stays.
-fn wide_of_group_norm(dtype: DType) -> DType {
-    match dtype {
-        DType::F16 => DType::F32,
-        dtype => dtype,
     }
 }
 
@@ -302,7 +295,6 @@ impl<const D: usize> Operation<3> for GroupNorm<D> {
 
     fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 3>) {
         let (dtype, wide) = (self.input.dtype(), wide(self.input.dtype()));
-        let affine_dtype = self.gamma.as_ref().map_or(dtype, Tensor::dtype);
         let one = || Tensor::<1>::ones([self.channels], (&self.input.device(), wide));
         let gain = self
             .gamma
@@ -343,14 +335,19 @@ impl<const D: usize> Operation<3> for GroupNorm<D> {
             let compute = |chunk, grad: Tensor<2>| of_affine(chunk, &grad.cast(wide)).0;
             fold_rows(&grad, compute, |sums| affine.add(sums));
         }
-        affine.give(operands, affine_dtype);
+        affine.give(operands);
     }
 }
 
 /// Rows of mean 0 and variance 1, and the deviation that they were divided by.
 fn normalized(statistic: Statistic, rows: Tensor<2>, epsilon: f64) -> (Tensor<2>, Tensor<2>) {
     let rows = match statistic {
-        Statistic::MeanAndVariance => rows.clone() - rows.mean_dim(1),
+        Statistic::MeanAndVariance => {
+            // A mean of 1e6 is off by its last bit, which may be as much as the deviation: what is
+            // left of it is the mean of the differences.
+            let rows = rows.clone() - rows.mean_dim(1);
+            rows.clone() - rows.mean_dim(1)
+        }
         Statistic::MeanSquare => rows,
     };
     let deviation = (rows.clone().square().mean_dim(1) + epsilon).sqrt();
@@ -424,10 +421,10 @@ impl AffineGradients {
         }
     }
 
-    fn give(self, operands: &mut OperandGradients<'_, 3>, dtype: DType) {
+    fn give(self, operands: &mut OperandGradients<'_, 3>) {
         for (at, sum) in [GAMMA, BETA].into_iter().zip(self.sums) {
             if let Some(sum) = sum {
-                operands.give(at, sum.cast(dtype).squeeze_dim::<1>(0));
+                operands.give(at, sum.squeeze_dim::<1>(0));
             }
         }
     }
