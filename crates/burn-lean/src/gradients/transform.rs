@@ -98,7 +98,7 @@ impl GradientTransform {
     }
 
     pub(crate) fn set_scaler(&mut self, scaler: LossScaler) {
-        self.scaler = Some(scaler);
+        self.scaler = Some(scaler.for_optimizer());
         self.step.measured = None;
     }
 
@@ -131,7 +131,9 @@ impl GradientTransform {
     pub(crate) fn check_settings(&self) -> Result<(), ReleaseError> {
         let clipping = self.clipping.as_ref().and_then(NormClipping::out_of_range);
         out_of_range(clipping)?;
-        out_of_range(self.scaler.as_ref().and_then(LossScaler::out_of_range))
+        let scaler = self.scaler.as_ref();
+        out_of_range(scaler.and_then(LossScaler::out_of_range))?;
+        scaler.map_or(Ok(()), LossScaler::check)
     }
 
     /// Checks that a model can be armed for a step.

@@ -97,6 +97,7 @@ struct Gated<const D: usize> {
 
 impl<const D: usize> Operation<2> for Gated<D> {
     const NAME: &'static str = "swiglu";
+    const MIXES: bool = true;
 
     fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 2>) {
         let dims = self.gate.dims();

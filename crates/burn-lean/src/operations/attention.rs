@@ -631,6 +631,7 @@ impl KeySum {
 
 impl Operation<4> for Kept {
     const NAME: &'static str = "attention";
+    const MIXES: bool = true;
 
     fn backward(mut self, grad: Gradient, operands: &mut OperandGradients<'_, 4>) {
         let wants = std::array::from_fn(|at| operands.wants(at));

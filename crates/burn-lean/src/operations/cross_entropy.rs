@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::nn::loss::CrossEntropyLoss;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::module::linear;
-use burn::tensor::{Bool, DType, IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{Bool, IndexingUpdateOp, Int, Tensor};
 
 use super::chunks::{chunks, wide, widened};
 use super::linear::filled;
@@ -130,7 +130,7 @@ impl Head {
     fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
         let bias = self.bias.clone().map(widened);
         if !self.is_widened() {
-            return linear(hidden, self.weight.clone(), bias);
+            return linear(widened(hidden), self.weight.clone(), bias);
         }
         let ([tokens, _], [_, classes]) = (hidden.dims(), self.weight.dims());
         let hidden = widened(hidden);
@@ -310,8 +310,6 @@ impl Labels {
 /// which may be scaled: `f16` would lose those of a mean over many tokens.
 #[derive(Clone)]
 struct Gradients {
-    /// The type of the operands. Sums over chunks are [`wide`].
-    dtype: DType,
     /// The divisor of the sum over tokens: `[1]`.
     normalizer: Tensor<1>,
     /// Whether there may be no token, or none that counts: the gradient is 0, though the mean is
@@ -325,11 +323,10 @@ struct Gradients {
 
 impl Gradients {
     fn zeros(wants: [bool; 3], hidden: &Tensor<2>, head: &Head, labels: &Labels) -> Self {
-        let dtype = hidden.dtype();
+        let dtype = wide(hidden.dtype());
         let bias = head.bias.clone().filter(|_| wants[BIAS]);
-        let zeros = |like: Tensor<2>| filled(like.dims(), wide(dtype), &like);
+        let zeros = |like: Tensor<2>| filled(like.dims(), dtype, &like);
         Self {
-            dtype,
             normalizer: labels.normalizer.clone(),
             may_be_of_nothing: labels.ignored.is_some() || hidden.dims()[0] == 0,
             hidden: wants[HIDDEN].then(|| zeros(hidden.clone())),
@@ -370,15 +367,15 @@ impl Gradients {
 
 impl Operation<3> for Gradients {
     const NAME: &'static str = "linear_cross_entropy";
+    const MIXES: bool = true;
 
     fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 3>) {
-        let dtype = self.dtype;
-        let mut factor = grad.tensor::<1>().cast(wide(dtype)) / self.normalizer.clone();
+        let mut factor = widened(grad.tensor::<1>()) / self.normalizer.clone();
         if self.may_be_of_nothing {
             factor = factor.mask_fill(self.normalizer.equal_elem(0.0), 0.0);
         }
         let factor = factor.unsqueeze::<2>();
-        let scaled = |grad: Tensor<2>| (grad * factor.clone()).cast(dtype);
+        let scaled = |grad: Tensor<2>| grad * factor.clone();
         if let Some(hidden) = self.hidden {
             operands.give(HIDDEN, scaled(hidden));
         }

@@ -13,6 +13,7 @@ use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
 
+use super::chunks::wide;
 use crate::backend::{Inner, Primitive, Tracked, WithBackend, with_backend};
 use crate::tape::rung;
 
@@ -20,6 +21,9 @@ use crate::tape::rung;
 pub(super) trait Operation<const N: usize>: Clone + Send + 'static {
     /// The name that messages have.
     const NAME: &'static str;
+
+    /// Whether operands in half precision may meet those in 32 bits.
+    const MIXES: bool = false;
 
     /// Gives the operands their gradients, from that of the output.
     fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, N>);
@@ -89,11 +93,13 @@ impl<const N: usize> OperandGradients<'_, N> {
 ///
 /// # Panics
 ///
-/// If operands that need gradients are on a backend that burn-lean was compiled without.
+/// If the operands are of types that the operation does not mix, or those that need gradients are on
+/// a backend that burn-lean was compiled without.
 pub(super) fn apply<const N: usize, const D: usize, O: Operation<N>>(
     operands: [Option<DispatchTensor>; N],
     forward: impl FnOnce(Operands<N>) -> (Tensor<D>, O),
 ) -> Tensor<D> {
+    assert_types::<N, O>(&operands);
     let mut on_tape = operands
         .iter()
         .flatten()
@@ -124,6 +130,21 @@ pub(super) fn apply<const N: usize, const D: usize, O: Operation<N>>(
             O::NAME
         )
     })
+}
+
+/// Refuses at the call what would else be a gradient of another type than its operand.
+fn assert_types<const N: usize, O: Operation<N>>(operands: &[Option<DispatchTensor>; N]) {
+    let types = operands.iter().flatten().map(TensorMetadata::dtype);
+    let types: Vec<DType> = types.collect();
+    let alike = |dtype: &DType| match O::MIXES {
+        true => wide(*dtype),
+        false => *dtype,
+    };
+    assert!(
+        types.iter().all(|dtype| alike(dtype) == alike(&types[0])),
+        "{}: the operands are of the types {types:?}: cast them to one",
+        O::NAME
+    );
 }
 
 struct Apply<const N: usize, const D: usize, O, F> {

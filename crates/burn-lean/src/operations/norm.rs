@@ -194,6 +194,7 @@ impl<const D: usize> RowNorm<D> {
 
 impl<const D: usize> Operation<3> for RowNorm<D> {
     const NAME: &'static str = "normalization";
+    const MIXES: bool = true;
 
     fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 3>) {
         let Self {
@@ -292,6 +293,7 @@ impl<const D: usize> GroupNorm<D> {
 
 impl<const D: usize> Operation<3> for GroupNorm<D> {
     const NAME: &'static str = "group_norm";
+    const MIXES: bool = true;
 
     fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 3>) {
         let (dtype, wide) = (self.input.dtype(), wide(self.input.dtype()));
