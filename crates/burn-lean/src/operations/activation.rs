@@ -334,21 +334,21 @@ impl Normalizer {
     }
 }
 
-/// As Burn computes it in training. Not by the softmax of Flex, which is for inference: it adds up a
-/// row number by number, and is off by hundreds of roundings where there are 50,257.
-fn softmax_of<const D: usize>(x: Tensor<D>, dim: usize) -> Tensor<D> {
-    if !is_on_flex(&x) {
-        return burn::tensor::activation::softmax(x, dim);
-    }
-    let max = x.clone().max_dim(dim);
-    let exp = (x - max).exp();
-    let sum = exp.clone().sum_dim(dim);
-    exp / sum
-}
+/// Longer rows are divided by their sum once more.
+const SHORT: usize = 64;
 
-/// Softmax in parts, for a tensor that is in 32 bits at least.
-pub(super) fn softmax_in_parts<const D: usize>(x: Tensor<D>, dim: usize) -> Tensor<D> {
-    map_parts(x, dim, |_, x| softmax_of(x, dim))
+/// The backend's own. That of Flex is for inference: it adds up a row number by number, so that one of
+/// 50,257 is off by hundreds of roundings, all of its numbers by the same factor.
+pub(super) fn softmax_of<const D: usize>(x: Tensor<D>, dim: usize) -> Tensor<D> {
+    let is_long = x.dims()[dim] > SHORT && is_on_flex(&x);
+    let weights = burn::tensor::activation::softmax(x, dim);
+    match is_long {
+        true => {
+            let sum = weights.clone().sum_dim(dim);
+            weights / sum
+        }
+        false => weights,
+    }
 }
 
 /// `y * (grad - sum(grad * y))`

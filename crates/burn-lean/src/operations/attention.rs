@@ -6,7 +6,7 @@ use burn::tensor::activation::quiet_softmax;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Tensor};
 
-use super::activation::{softmax_backward, softmax_in_parts};
+use super::activation::{softmax_backward, softmax_of};
 use super::chunks::{chunks_of, wide, widened};
 use super::dropout::{DropRows, RowsMask, checked};
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
@@ -68,8 +68,8 @@ pub fn attention(
 
 /// Attention with options.
 ///
-/// The scores `[batch, heads, time, key time]` are made in chunks of rows, each of about 1 MiB, in
-/// the forward pass and again in the backward pass. For that it keeps the query, the key and the
+/// The scores `[batch, heads, time, key time]` are made in chunks of rows, each of about 1 MiB or of
+/// 32 rows, in the forward pass and again in the backward pass. For that it keeps the query, the key and the
 /// value, and of dropout a bit for each score. The idea is that of the paper [FlashAttention-2:
 /// Faster Attention with Better Parallelism and Work
 /// Partitioning](https://arxiv.org/abs/2307.08691); as a chunk has whole rows here, no statistic of
@@ -525,7 +525,7 @@ impl Kept {
             || self.attention.is_causal && key_time < time
             || self.attention.bias.is_some();
         if !may_be_empty {
-            return softmax_in_parts(scores, 3);
+            return softmax_of(scores, 3);
         }
         // A row without keys has no weights, as with Burn's `attention`.
         let max = scores.clone().max_dim(3).clamp_min(finfo.min);

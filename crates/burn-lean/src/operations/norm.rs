@@ -1,7 +1,7 @@
 //! Normalizations that keep their input, and no statistic: backward has to read the whole row, and
 //! computes its mean and variance again.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use crate::backend::is_on_flex;
 
@@ -119,6 +119,9 @@ pub fn group_norm<const D: usize>(
     })
 }
 
+/// The longest row that the `layer_norm` of Flex is exact for.
+const LONGEST_OF_KERNEL: usize = 4096;
+
 #[derive(Clone, Copy)]
 enum Statistic {
     MeanAndVariance,
@@ -163,30 +166,38 @@ struct RowNorm<const D: usize> {
 }
 
 impl<const D: usize> RowNorm<D> {
-    /// In 32 bits at least, and rounded once. Not by the `layer_norm` of Flex, which is for
-    /// inference: it is off where the mean is large beside the deviation.
+    /// In 32 bits at least, and rounded once.
     fn forward(&self, beta: Option<Tensor<1>>) -> Tensor<D> {
-        let (input, gamma) = (self.input.clone(), self.gamma.clone());
+        let input = self.input.clone();
         let (dtype, wide) = (input.dtype(), wide(input.dtype()));
-        let is_plain = [Some(gamma.dtype()), beta.as_ref().map(Tensor::dtype)]
-            .into_iter()
-            .flatten()
-            .all(|affine| affine == wide);
-        let is_plain = is_plain && dtype == wide && !is_on_flex(&input);
-        if is_plain && let Statistic::MeanAndVariance = self.statistic {
-            return burn::tensor::module::layer_norm(input, gamma, beta, self.epsilon);
-        }
+        let gain = self.gamma.clone().cast(wide);
+        let shift = beta.map(|beta| beta.cast(wide));
+        let has_kernel = matches!(self.statistic, Statistic::MeanAndVariance);
+        let kernel = |rows, gain, shift| {
+            burn::tensor::module::layer_norm::<2>(rows, gain, shift, self.epsilon)
+        };
         let dims = input.dims();
-        let gain = gamma.cast(wide).unsqueeze::<2>();
-        let shift = beta.map(|beta| beta.cast(wide).unsqueeze::<2>());
+        if !is_on_flex(&input) && dtype == wide && has_kernel {
+            let output = kernel(as_rows(input), gain, shift);
+            return shaped(output, dims);
+        }
+        // The kernel of Flex is for inference: a mean that is large beside the deviation is off
+        // there, and the squares of a long row.
+        let has_kernel = has_kernel && wide == DType::F32 && dims[D - 1] <= LONGEST_OF_KERNEL;
         let output = map_rows(as_rows(input), |_, rows| {
-            let (normal, _) = normalized(self.statistic, rows.cast(wide), self.epsilon);
-            let output = normal * gain.clone();
-            let output = match &shift {
-                Some(shift) => output + shift.clone(),
+            let rows = rows.cast(wide);
+            let (gain, shift) = (gain.clone(), shift.clone());
+            if has_kernel && is_on_flex(&rows) {
+                let mean = rows.clone().mean_dim(1);
+                return kernel(rows - mean, gain, shift).cast(dtype);
+            }
+            let (normal, _) = normalized(self.statistic, rows, self.epsilon);
+            let output = normal * gain.unsqueeze();
+            match shift {
+                Some(shift) => output + shift.unsqueeze(),
                 None => output,
-            };
-            output.cast(dtype)
+            }
+            .cast(dtype)
         });
         shaped(output, dims)
     }
