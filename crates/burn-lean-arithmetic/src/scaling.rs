@@ -21,11 +21,22 @@ pub struct LossScaleRule {
 }
 
 impl LossScaleRule {
+    /// The scale falls no lower. A gradient that overflows here is not finite at any scale: even in
+    /// `f16` it is above 1e12.
+    pub const LEAST: f64 = 1.0 / (1 << 24) as f64;
+
+    /// The scale rises no higher: the largest power of two whose inverse has all bits in 32 bits.
+    pub const MOST: f64 = (1_u128 << 126) as f64;
+
     /// The first setting that is out of range.
     pub fn out_of_range(&self) -> Option<OutOfRange> {
         let is_fraction = self.backoff_factor > 0.0 && self.backoff_factor < 1.0;
         let settings = [
-            ("init_scale", self.init_scale, self.init_scale > 0.0),
+            (
+                "init_scale",
+                self.init_scale,
+                self.init_scale > Self::LEAST && self.init_scale <= Self::MOST,
+            ),
             (
                 "growth_factor",
                 self.growth_factor,
@@ -70,14 +81,20 @@ impl LossScale {
         1.0 / self.scale.0
     }
 
+    /// Whether the scale has fallen as low as it can, and a gradient has overflowed all the same. No
+    /// scale helps then.
+    pub fn is_exhausted(&self) -> bool {
+        self.scale.0 <= LossScaleRule::LEAST && self.steps_since_change == 0
+    }
+
     /// Ends a step.
     pub fn update(&mut self, rule: &LossScaleRule, has_overflown: bool) {
         self.steps_since_change += 1;
         if has_overflown {
-            self.scale.0 *= rule.backoff_factor;
+            self.scale.0 = (self.scale.0 * rule.backoff_factor).max(LossScaleRule::LEAST);
             self.steps_since_change = 0;
         } else if self.steps_since_change == rule.growth_interval {
-            self.scale.0 *= rule.growth_factor;
+            self.scale.0 = (self.scale.0 * rule.growth_factor).min(LossScaleRule::MOST);
             self.steps_since_change = 0;
         }
     }

@@ -79,7 +79,9 @@ pub trait AccumulateInMoments: Lean {
     ) -> Result<AccumulatingInMoments<Self>, CannotAccumulate> {
         let micro_batches = MicroBatches::new(micro_batches, decay)?;
         self.check_accumulating(decay)?;
-        micro_batches.check_moments(self.settings_mut().moments)?;
+        let settings = self.settings_mut();
+        micro_batches.check_moments(settings.moments)?;
+        settings.is_burns = false;
         Ok(AccumulatingInMoments {
             optimizer: self,
             micro_batches,

@@ -3,7 +3,7 @@
 use burn::{
     record::{PrecisionSettings, Record},
     tensor::{
-        Bytes, DType, Int, Shape, Tensor, TensorData, TensorMetadata, TensorPrimitive,
+        Bytes, DType, Element, Int, Shape, Tensor, TensorData, TensorMetadata, TensorPrimitive,
         backend::Backend,
         ops::{FloatTensor, IntTensor},
     },
@@ -163,6 +163,14 @@ pub(crate) fn from_float<B: Backend, const D: usize>(tensor: FloatTensor<B>) -> 
     Tensor::from_primitive(TensorPrimitive::Float(tensor))
 }
 
+/// The type that arithmetic on a type is done in.
+pub(crate) fn wide(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::BF16 => DType::F32,
+        dtype => dtype,
+    }
+}
+
 impl<B: Backend> EightBit<B> {
     fn new(data: EightBitData, shape: Shape, map: DynamicMap, device: &B::Device) -> Self {
         let words = data.words();
@@ -268,7 +276,13 @@ impl<B: Backend> Record<B> for Moment<B> {
                     shape: Shape::new([shape.num_elements()]),
                     ..data
                 };
-                let flat = Tensor::<B, 1>::from_data(flat.convert::<B::FloatElem>(), device);
+                // In the type that it was saved in, if the device has that: the next step brings it
+                // into its own.
+                let dtype = match B::supports_dtype(device, flat.dtype) {
+                    true => flat.dtype,
+                    false => B::FloatElem::dtype(),
+                };
+                let flat = Tensor::<B, 1>::from_data(flat.convert_dtype(dtype), (device, dtype));
                 return Self::Float(B::float_reshape(flat.into_primitive().tensor(), shape));
             }
         };

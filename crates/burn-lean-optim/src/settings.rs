@@ -7,13 +7,13 @@ use burn::{
     tensor::{DType, Shape, Tensor},
 };
 use burn_lean_arithmetic::optim::{
-    Kind, MicroBatch, Moments, MomentsAlone, Noise, Rule, Storage, expect_threshold,
+    Kind, MicroBatch, Moments, MomentsAlone, Noise, Rule, Storage, assert_shape, expect_threshold,
 };
 
 use crate::{
     LeanBackend,
     backend::{Clip, Operands, States, Stepped},
-    moment::{Format, Moment, from_float},
+    moment::{Format, Moment, from_float, wide},
     step::step,
 };
 
@@ -25,6 +25,8 @@ pub struct Settings {
     /// Shapes of parameters whose moments have 32 bits: those of embeddings.
     pub(crate) embeddings: Arc<[Shape]>,
     pub(crate) micro_batch: MicroBatch,
+    /// Whether steps are an optimizer of Burn's to the last bit, in every type.
+    pub(crate) is_burns: bool,
 }
 
 impl fmt::Debug for Settings {
@@ -43,6 +45,23 @@ impl Settings {
         }
     }
 
+    /// [`clipping`](Self::clipping) of an optimizer that Burn has as well.
+    pub(crate) fn as_burn(config: Option<GradientClippingConfig>) -> Self {
+        Self {
+            is_burns: true,
+            ..Self::clipping(config)
+        }
+    }
+
+    /// The type that a parameter is stepped in, and that its states are in if not in fewer bits. In
+    /// half precision the second moment is infinite, zero or stands still.
+    fn dtype(&self, weight: DType) -> DType {
+        match self.is_burns && self.moments == Moments::Full {
+            true => weight,
+            false => wide(weight),
+        }
+    }
+
     /// The format of a state of a parameter of this shape.
     fn format(&self, kind: Kind, shape: &Shape, dtype: DType) -> Format {
         let is_embedding = self.embeddings.contains(shape);
@@ -57,7 +76,7 @@ impl Settings {
         }
     }
 
-    /// Steps a parameter by a rule. With noise, states in 8 bits without a sign are rounded by
+    /// Steps a parameter by a rule, and rounds it once. With noise, states in 8 bits without a sign are rounded by
     /// chance.
     pub(crate) fn step<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
         &self,
@@ -68,9 +87,11 @@ impl Settings {
         grad: Tensor<B, D>,
         states: Option<[Moment<B>; N]>,
     ) -> (Tensor<B, D>, [Moment<B>; N]) {
+        let dtype = weight.dtype();
         let operands = self.operands(kinds, noise, weight, grad, states);
         let stepped = self.apply::<_, _, _, D>(rule, operands);
-        (from_float(stepped.weight), stepped.states)
+        let weight: Tensor<B, D> = from_float(stepped.weight);
+        (weight.cast(dtype), stepped.states)
     }
 
     /// Steps in place, or with whole tensors where the backend declines. The weight stays unless
@@ -86,7 +107,8 @@ impl Settings {
         }
     }
 
-    /// The operands of a step, with the states in the formats of these settings.
+    /// The operands of a step, in the type that it computes in, with the states in the formats of
+    /// these settings.
     ///
     /// # Panics
     ///
@@ -95,21 +117,20 @@ impl Settings {
         &self,
         kinds: [Kind; N],
         noise: Option<Noise>,
-        weight: Tensor<B, D>,
-        grad: Tensor<B, D>,
+        mut weight: Tensor<B, D>,
+        mut grad: Tensor<B, D>,
         states: Option<[Moment<B>; N]>,
     ) -> Operands<B, N> {
-        let dtype = weight.dtype();
+        let dtype = self.dtype(weight.dtype());
+        if dtype != weight.dtype() {
+            (weight, grad) = (weight.cast(dtype), grad.cast(dtype));
+        }
         let shape = weight.shape();
         for other in [grad.shape()]
             .into_iter()
             .chain(states.iter().flatten().map(Moment::shape))
         {
-            assert_eq!(
-                other, shape,
-                "a gradient or a state of the optimizer is not of its parameter's shape: was the \
-                 record loaded with another model?"
-            );
+            assert_shape(&other, &shape);
         }
         let formats = kinds.map(|kind| self.format(kind, &shape, dtype));
         let states = match states {

@@ -349,6 +349,18 @@ pub enum ReleaseError {
     )]
     NotScaled,
 
+    /// A gradient has overflowed at the least scale of a `LossScaler`, and every later step would be
+    /// skipped.
+    #[error(
+        "a gradient has overflowed though the scale of the loss has fallen to {scale:e}: it is not \
+         finite at any scale; look for what is not finite in the batches and the weights, and go on \
+         from an earlier checkpoint with its `GradientRecord`, or with a new `LossScaler`"
+    )]
+    LossScale {
+        /// The scale.
+        scale: f64,
+    },
+
     /// The weights are in fp16, and so are the gradients, which cannot be unscaled in fp16.
     #[error(
         "{path} is in fp16, and so is its gradient, in which small numbers vanish when the scale \

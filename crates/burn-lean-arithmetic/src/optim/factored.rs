@@ -9,6 +9,9 @@ pub trait WholeTensor: Number {
     /// The number of dimensions.
     const RANK: usize;
 
+    /// The lengths of the dimensions.
+    fn dims(&self) -> Vec<usize>;
+
     /// The means over a dimension, which is kept: `[.., 1, ..]`.
     fn mean_dim(self, dim: usize) -> Self;
 
@@ -114,6 +117,10 @@ macro_rules! whole_tensor {
         impl<$($generic)+> $crate::optim::WholeTensor for $name<$($argument),+> {
             const RANK: usize = D;
 
+            fn dims(&self) -> Vec<usize> {
+                self.0.dims().to_vec()
+            }
+
             fn mean_dim(self, dim: usize) -> Self {
                 Self(self.0.mean_dim(dim))
             }
@@ -141,9 +148,47 @@ pub struct Factored<T> {
     pub columns: Option<T>,
 }
 
+/// Refuses a gradient or a state of another parameter, which would else be broadcast.
+///
+/// # Panics
+///
+/// If the shapes differ.
+pub fn assert_shape(found: &[usize], expected: &[usize]) {
+    assert!(
+        found == expected,
+        "a gradient or a state of the optimizer is not of its parameter's shape, with {found:?} \
+         where that has {expected:?}: was the record loaded with another model?"
+    );
+}
+
 impl<T: WholeTensor> Factored<T> {
+    /// Refuses an average of tensors of another shape.
+    fn assert_averages(&self, dims: &[usize]) {
+        let mean = |axis: usize| {
+            let mut dims = dims.to_vec();
+            dims[axis] = 1;
+            dims
+        };
+        let expected = match T::RANK {
+            0 | 1 => [Some(dims.to_vec()), None, None],
+            rank => [None, Some(mean(rank - 1)), Some(mean(rank - 2))],
+        };
+        let parts = [&self.whole, &self.rows, &self.columns];
+        for (part, expected) in parts.into_iter().zip(expected) {
+            let found = part.as_ref().map(T::dims);
+            assert_shape(&found.unwrap_or_default(), &expected.unwrap_or_default());
+        }
+    }
+
     /// Adds a tensor, keeping the share `beta` of the old value, which is zero at first.
+    ///
+    /// # Panics
+    ///
+    /// If the old value is of tensors of another shape.
     pub(super) fn update(old: Option<Self>, new: T, beta: f64) -> Self {
+        if let Some(old) = &old {
+            old.assert_averages(&new.dims());
+        }
         let average = |old: Option<T>, new: T| {
             let new = new.mul_scalar(1.0 - beta);
             Some(match old {

@@ -24,7 +24,7 @@ mod storage;
 pub use accumulation::{CannotAccumulate, MicroBatch, MicroBatches, MomentDecay};
 pub use configuration::configuration;
 pub use dynamic_map::{BLOCK, DynamicMap, EightBitData, blocks, words};
-pub use factored::{Factored, WholeTensor};
+pub use factored::{Factored, WholeTensor, assert_shape};
 pub use halves::{half_words, join, split};
 #[cfg(any(feature = "cubecl-0-10", feature = "cubecl-0-11"))]
 use noise::FRACTIONS;

@@ -8,7 +8,7 @@ const LEAST_FOR_EIGHT_BITS: usize = 4096;
 /// The storage of the moments of all parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Moments {
-    /// In floats of the parameter's type.
+    /// In floats of the type that a parameter is stepped in.
     #[default]
     Full,
     /// In bf16.
@@ -29,7 +29,7 @@ pub enum Kind {
 /// The storage of one state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
-    /// In floats of the parameter's type.
+    /// In floats of the type that the parameter is stepped in.
     AsParameter,
     /// In f32.
     F32,

@@ -14,7 +14,7 @@ use burn::{
 use burn_lean_arithmetic::optim::rules;
 
 use super::factored::{Factored, clipped};
-use crate::{number::Whole, settings::checked_clipping};
+use crate::{moment::wide, number::Whole, settings::checked_clipping};
 
 /// Configuration of [`Adafactor`]: the defaults of transformers, but for its `relative_step`, which
 /// would ignore the learning rate. A scheduler with `min(0.01, 1 / sqrt(step))` does the same.
@@ -151,21 +151,24 @@ impl<B: Backend> SimpleOptimizer<B> for Adafactor {
         grad: Tensor<B, D>,
         state: Option<AdafactorState<B, D>>,
     ) -> (Tensor<B, D>, Option<AdafactorState<B, D>>) {
-        let Some(grad) = clipped(&self.clipping, grad) else {
+        let dtype = tensor.dtype();
+        let wide = wide(dtype);
+        let Some(grad) = clipped(&self.clipping, grad.cast(wide)) else {
             return (tensor, state);
         };
         let state = state.map(|state| rules::AdafactorState {
             time: state.time,
-            square: state.square.into(),
-            moment_1: state.moment_1.map(Whole),
+            square: state.square.of_type(wide),
+            moment_1: state.moment_1.map(|moment| Whole(moment.cast(wide))),
         });
-        let (Whole(tensor), state) = self.rule.step(lr, Whole(tensor), Whole(grad), state);
+        let tensor = Whole(tensor.cast(wide));
+        let (Whole(tensor), state) = self.rule.step(lr, tensor, Whole(grad), state);
         let state = AdafactorState {
             time: state.time,
             square: state.square.into(),
             moment_1: state.moment_1.map(|Whole(moment)| moment),
         };
-        (tensor, Some(state))
+        (tensor.cast(dtype), Some(state))
     }
 
     fn to_device<const D: usize>(

@@ -41,7 +41,7 @@ impl InOnePass for AdaGradConfig {
             lr_decay: config.lr_decay,
             epsilon: config.epsilon,
             weight_decay,
-            settings: Settings::clipping(config.grad_clipping),
+            settings: Settings::as_burn(config.grad_clipping),
         }
     }
 }

@@ -36,6 +36,7 @@ impl AdamW {
             "AdamW: max_lr is {max_lr}, which is out of range: weight decay is divided by it"
         );
         self.adamw.max_lr = Some(max_lr);
+        self.settings.is_burns = false;
         self
     }
 }
@@ -68,7 +69,7 @@ impl InOnePass for AdamWConfig {
             }
             .checked(),
             amsgrad: config.amsgrad,
-            settings: Settings::clipping(config.grad_clipping),
+            settings: Settings::as_burn(config.grad_clipping),
         }
     }
 }

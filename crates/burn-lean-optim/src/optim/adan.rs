@@ -46,7 +46,7 @@ impl InOnePass for AdanConfig {
                 no_prox: config.no_prox,
             }
             .checked(),
-            settings: Settings::clipping(config.grad_clipping),
+            settings: Settings::as_burn(config.grad_clipping),
         }
     }
 }

@@ -14,7 +14,7 @@ use burn::{
 use burn_lean_arithmetic::optim::rules;
 
 use super::factored::{Factored, clipped};
-use crate::{number::Whole, settings::checked_clipping};
+use crate::{moment::wide, number::Whole, settings::checked_clipping};
 
 /// Configuration of [`Came`].
 #[derive(Config, Debug)]
@@ -103,21 +103,24 @@ impl<B: Backend> SimpleOptimizer<B> for Came {
         grad: Tensor<B, D>,
         state: Option<CameState<B, D>>,
     ) -> (Tensor<B, D>, Option<CameState<B, D>>) {
-        let Some(grad) = clipped(&self.clipping, grad) else {
+        let dtype = tensor.dtype();
+        let wide = wide(dtype);
+        let Some(grad) = clipped(&self.clipping, grad.cast(wide)) else {
             return (tensor, state);
         };
         let state = state.map(|state| rules::CameState {
-            moment_1: Whole(state.moment_1),
-            square: state.square.into(),
-            instability: state.instability.map(Into::into),
+            moment_1: Whole(state.moment_1.cast(wide)),
+            square: state.square.of_type(wide),
+            instability: state.instability.map(|factored| factored.of_type(wide)),
         });
-        let (Whole(tensor), state) = self.rule.step(lr, Whole(tensor), Whole(grad), state);
+        let tensor = Whole(tensor.cast(wide));
+        let (Whole(tensor), state) = self.rule.step(lr, tensor, Whole(grad), state);
         let state = CameState {
             moment_1: state.moment_1.0,
             square: state.square.into(),
             instability: state.instability.map(Into::into),
         };
-        (tensor, Some(state))
+        (tensor.cast(dtype), Some(state))
     }
 
     fn to_device<const D: usize>(state: CameState<B, D>, device: &B::Device) -> CameState<B, D> {

@@ -4,7 +4,7 @@
 use burn::{
     grad_clipping::GradientClippingConfig,
     record::Record,
-    tensor::{Tensor, backend::Backend},
+    tensor::{DType, Tensor, backend::Backend},
 };
 use burn_lean_arithmetic::optim;
 
@@ -31,14 +31,14 @@ impl<B: Backend, const D: usize> Factored<B, D> {
             columns: move_to(self.columns),
         }
     }
-}
 
-impl<B: Backend, const D: usize> From<Factored<B, D>> for optim::Factored<Whole<B, D>> {
-    fn from(factored: Factored<B, D>) -> Self {
-        Self {
-            whole: factored.whole.map(Whole),
-            rows: factored.rows.map(Whole),
-            columns: factored.columns.map(Whole),
+    /// For a step that computes in this type.
+    pub(super) fn of_type(self, dtype: DType) -> optim::Factored<Whole<B, D>> {
+        let whole = |tensor: Option<Tensor<B, D>>| tensor.map(|tensor| Whole(tensor.cast(dtype)));
+        optim::Factored {
+            whole: whole(self.whole),
+            rows: whole(self.rows),
+            columns: whole(self.columns),
         }
     }
 }

@@ -50,7 +50,7 @@ impl InOnePass for RmsPropConfig {
             epsilon: config.epsilon,
             centered: config.centered,
             weight_decay,
-            settings: Settings::clipping(config.grad_clipping),
+            settings: Settings::as_burn(config.grad_clipping),
         }
     }
 }

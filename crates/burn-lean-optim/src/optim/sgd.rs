@@ -49,7 +49,7 @@ impl InOnePass for SgdConfig {
                 .checked()
             }),
             weight_decay: coupled_decay(config.weight_decay).checked("SGD"),
-            settings: Settings::clipping(config.gradient_clipping),
+            settings: Settings::as_burn(config.gradient_clipping),
         }
     }
 }

@@ -108,6 +108,7 @@ impl<B: LeanBackend> SimpleOptimizer<B> for StableAdamW {
         let states = state.map(|state| [state.moment_1, state.moment_2]);
         let kinds = [Kind::Signed, Kind::Positive];
         let noise = Some(self.settings.micro_batch.noise(time));
+        let dtype = tensor.dtype();
         let operands = self.settings.operands(kinds, noise, tensor, grad, states);
 
         let measure = self.stable_adamw.measure(time);
@@ -121,7 +122,8 @@ impl<B: LeanBackend> SimpleOptimizer<B> for StableAdamW {
             moment_1,
             moment_2,
         };
-        (from_float(stepped.weight), Some(state))
+        let tensor: Tensor<B, D> = from_float(stepped.weight);
+        (tensor.cast(dtype), Some(state))
     }
 
     fn to_device<const D: usize>(

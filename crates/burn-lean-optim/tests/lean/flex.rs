@@ -25,3 +25,5 @@ pub(crate) mod run;
 pub(crate) mod settings;
 #[path = "side.rs"]
 pub(crate) mod side;
+#[path = "../../../burn-lean-arithmetic/tests/both/types.rs"]
+mod types;

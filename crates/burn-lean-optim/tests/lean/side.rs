@@ -3,8 +3,8 @@
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::SimpleOptimizer;
 use burn::record::{BinBytesRecorder, FullPrecisionSettings, Record, Recorder};
-use burn::tensor::TensorPrimitive;
 use burn::tensor::backend::BackendTypes;
+use burn::tensor::{DType, TensorPrimitive};
 
 use super::Backend;
 
@@ -47,6 +47,12 @@ impl Saved {
         self.0.len()
     }
 }
+
+/// Burn has none.
+pub(crate) const LION_IS_BURNS: bool = false;
+
+/// The types whose states are saved as they are: Burn's record of full precision has 32 bits.
+pub(crate) const TYPES_OF_RECORDS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 pub(crate) fn device() -> Device {
     Device::default()

@@ -5,6 +5,8 @@ use burn::config::Config;
 use burn_lean_arithmetic::OutOfRange;
 use burn_lean_arithmetic::clipping::{AdaptiveRule, AutoClipRule, GlobalNormRule, ZClipRule};
 
+use super::norm::widened;
+
 /// A rule that clips the gradients of a model by their norms, named as in its paper.
 ///
 /// Burn's own [`GradientClipping`](burn::grad_clipping::GradientClipping) clips each gradient by
@@ -125,23 +127,30 @@ impl AutoClipConfig {
     }
 }
 
-/// Multiplies a gradient by a coefficient below one.
+/// Multiplies a gradient by a coefficient below one. The coefficient is of 32 bits at least: half
+/// precision would round it by as much as the product.
 pub(super) fn scaled<const D: usize>(grad: Tensor<D>, coefficient: f64) -> Tensor<D> {
     match coefficient < 1.0 {
-        true => grad * coefficient,
+        true => {
+            let dtype = grad.dtype();
+            (widened(grad) * coefficient).cast(dtype)
+        }
         false => grad,
     }
 }
 
-/// Scales the gradient of each unit to the norm that the unit's weights allow.
+/// Scales the gradient of each unit to the norm that the unit's weights allow, which is computed in
+/// 32 bits at least: the square of 300 is infinite in `f16`.
 pub(super) fn clip_units<const D: usize>(
     config: &AdaptiveClippingConfig,
     weight: Tensor<D>,
     grad: Tensor<D>,
 ) -> Tensor<D> {
+    let dtype = grad.dtype();
+    let (weight, grad) = (widened(weight), widened(grad));
     let allowed = unit_norms(weight).clamp_min(config.eps) * config.clip_factor;
     let norms = unit_norms(grad.clone()).clamp_min(AdaptiveRule::MIN_GRAD_NORM);
-    grad * (allowed / norms).clamp_max(1.0)
+    (grad * (allowed / norms).clamp_max(1.0)).cast(dtype)
 }
 
 fn unit_norms<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {

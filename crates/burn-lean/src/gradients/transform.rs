@@ -98,7 +98,7 @@ impl GradientTransform {
     }
 
     pub(crate) fn set_scaler(&mut self, scaler: LossScaler) {
-        self.scaler = Some(scaler);
+        self.scaler = Some(scaler.for_optimizer());
         self.step.measured = None;
     }
 
@@ -131,7 +131,9 @@ impl GradientTransform {
     pub(crate) fn check_settings(&self) -> Result<(), ReleaseError> {
         let clipping = self.clipping.as_ref().and_then(NormClipping::out_of_range);
         out_of_range(clipping)?;
-        out_of_range(self.scaler.as_ref().and_then(LossScaler::out_of_range))
+        let scaler = self.scaler.as_ref();
+        out_of_range(scaler.and_then(LossScaler::out_of_range))?;
+        scaler.map_or(Ok(()), LossScaler::check)
     }
 
     /// Checks that a model can be armed for a step.
@@ -283,6 +285,7 @@ impl GradientTransform {
         if self.stops() {
             return None;
         }
+        let dtype = grad.dtype();
         let grad = self.unscaled(grad);
         if self.looks_at_gradients() && !self.step.norms.contains(param) {
             self.step.norms.push(param, squared_norm(grad.clone()));
@@ -293,7 +296,8 @@ impl GradientTransform {
             }
             return None;
         }
-        Some(self.clipped(param, weight, grad))
+        // Rounded once, after the scale is off and the clip is on.
+        Some(self.clipped(param, weight, grad).cast(dtype))
     }
 
     fn clipped<const D: usize>(
@@ -317,15 +321,11 @@ impl GradientTransform {
         scaled(grad, coefficient)
     }
 
+    /// The gradient without the scale of the loss, if there is one: in 32 bits at least.
     fn unscaled<const D: usize>(&self, grad: Tensor<D>) -> Tensor<D> {
-        let Some(scaler) = &self.scaler else {
-            return grad;
-        };
-        let dtype = grad.dtype();
-        let grad = widened(grad) * scaler.inverse();
-        match grad.dtype() == dtype {
-            true => grad,
-            false => grad.cast(dtype),
+        match &self.scaler {
+            Some(scaler) => widened(grad) * scaler.inverse(),
+            None => grad,
         }
     }
 

@@ -1,12 +1,10 @@
 //! Activations that keep one tensor: their input, or their output.
 
-use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
-use std::ops::Range;
-
 use burn::backend::BackendTensor;
-use burn::tensor::{AsIndex, Tensor};
+use burn::tensor::{AsIndex, DType, Tensor};
+use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
-use super::chunks::{as_rows, chunk_bytes, chunks, map_rows, map_rows_with, shaped, wide};
+use super::chunks::{as_rows, map_parts, map_rows, map_rows_with, shaped, wide};
 use crate::backend::{Inner, WithBackend, is_on_flex, with_backend};
 
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
@@ -78,7 +76,16 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
             gate: gate.clone(),
             up: up.clone(),
         };
-        (burn::tensor::activation::silu(gate) * up, kept)
+        let (dtype, wide) = (gate.dtype(), wide(gate.dtype()));
+        if dtype == wide && up.dtype() == dtype {
+            return (Function::Silu.of(gate) * up, kept);
+        }
+        let (dims, up) = (gate.dims(), as_rows(up));
+        let output = map_rows(as_rows(gate), |chunk, gate| {
+            let up = up.clone().slice([chunk]).cast(wide);
+            (Function::Silu.of(gate.cast(wide)) * up).cast(dtype)
+        });
+        (shaped(output, dims), kept)
     })
 }
 
@@ -90,17 +97,19 @@ struct Gated<const D: usize> {
 
 impl<const D: usize> Operation<2> for Gated<D> {
     const NAME: &'static str = "swiglu";
+    const MIXES: bool = true;
 
     fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 2>) {
         let dims = self.gate.dims();
         let (dtype, wide) = (self.gate.dtype(), wide(self.gate.dtype()));
+        let up_dtype = self.up.dtype();
         let gate = as_rows(self.gate);
         let map = |chunk, [grad, up]: [Tensor<2>; 2]| {
             let x = gate.clone().slice([chunk]).cast(wide);
             let grad = grad.cast(wide);
             let [value, derivative] = silu_and_derivative(x);
             let of_gate = (derivative * up.cast(wide) * grad.clone()).cast(dtype);
-            let of_up = (value * grad).cast(dtype);
+            let of_up = (value * grad).cast(up_dtype);
             ([of_gate, of_up], ())
         };
         let grads = [as_rows(grad.tensor::<D>()), as_rows(self.up)];
@@ -123,17 +132,21 @@ impl Function {
         match self {
             Self::Gelu => burn::tensor::activation::gelu(x),
             Self::GeluApproximate => burn::tensor::activation::gelu_approximate(x),
+            // Burn's has the precision of `f32`.
+            Self::Silu if x.dtype() == DType::F64 => sigmoid(x.clone()) * x,
             Self::Silu => burn::tensor::activation::silu(x),
         }
     }
 
-    /// The function of each element: Burn's own.
+    /// The function of each element: Burn's own, in 32 bits at least.
     pub(super) fn value<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
-        if !is_on_flex(&x) {
+        let (dtype, wide) = (x.dtype(), wide(x.dtype()));
+        if dtype == wide && !is_on_flex(&x) {
             return self.of(x);
         }
         let dims = x.dims();
-        shaped(map_rows(as_rows(x), |_, x| self.of(x)), dims)
+        let value = |_, x: Tensor<2>| self.of(x.cast(wide)).cast(dtype);
+        shaped(map_rows(as_rows(x), value), dims)
     }
 
     /// The gradient of the input, from that of the output.
@@ -211,7 +224,7 @@ fn silu_and_derivative(x: Tensor<2>) -> [Tensor<2>; 2] {
 }
 
 /// Not Burn's, which has the precision of `f32` for `f64` too.
-fn sigmoid(x: Tensor<2>) -> Tensor<2> {
+fn sigmoid<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     (x.neg().exp() + 1.0).recip()
 }
 
@@ -301,6 +314,14 @@ enum Normalizer {
 }
 
 impl Normalizer {
+    fn of<const D: usize>(self, x: Tensor<D>, dim: usize) -> Tensor<D> {
+        match self {
+            Self::Softmax => softmax_of(x, dim),
+            Self::QuietSoftmax => burn::tensor::activation::quiet_softmax(x, dim),
+            Self::LogSoftmax => burn::tensor::activation::log_softmax(x, dim),
+        }
+    }
+
     /// The gradient of the input, from the output and its gradient.
     fn backward<const D: usize>(self, output: Tensor<D>, grad: Tensor<D>, dim: usize) -> Tensor<D> {
         match self {
@@ -310,6 +331,23 @@ impl Normalizer {
                 grad - output.exp() * sum
             }
         }
+    }
+}
+
+/// Longer rows are divided by their sum once more.
+const SHORT: usize = 64;
+
+/// The backend's own. That of Flex is for inference: it adds up a row number by number, so that one of
+/// 50,257 is off by hundreds of roundings, all of its numbers by the same factor.
+pub(super) fn softmax_of<const D: usize>(x: Tensor<D>, dim: usize) -> Tensor<D> {
+    let is_long = x.dims()[dim] > SHORT && is_on_flex(&x);
+    let weights = burn::tensor::activation::softmax(x, dim);
+    match is_long {
+        true => {
+            let sum = weights.clone().sum_dim(dim);
+            weights / sum
+        }
+        false => weights,
     }
 }
 
@@ -333,10 +371,12 @@ fn normalizer<const D: usize>(
         [Some(tensor.into_dispatch())],
         |mut operands: Operands<1>| {
             let input = operands.take::<D>(0);
-            let output = match function {
-                Normalizer::Softmax => burn::tensor::activation::softmax(input, dim),
-                Normalizer::QuietSoftmax => burn::tensor::activation::quiet_softmax(input, dim),
-                Normalizer::LogSoftmax => burn::tensor::activation::log_softmax(input, dim),
+            let (dtype, wide) = (input.dtype(), wide(input.dtype()));
+            let output = match dtype == wide && !is_on_flex(&input) {
+                true => function.of(input, dim),
+                false => map_parts(input, dim, |_, x| {
+                    function.of(x.cast(wide), dim).cast(dtype)
+                }),
             };
             let kept = Normalized {
                 function,
@@ -365,31 +405,10 @@ impl<const D: usize> Operation<1> for Normalized<D> {
             dim,
         } = self;
         let (dtype, wide) = (output.dtype(), wide(output.dtype()));
-        let backward = |output: Tensor<D>, grad: Tensor<D>| {
-            let grad = grad.cast(wide);
-            function.backward(output.cast(wide), grad, dim).cast(dtype)
-        };
-        let mut grad = grad.tensor::<D>();
-        let dims = output.dims();
-        // The longest axis that no sum runs along.
-        let others = (0..D).filter(|axis| *axis != dim);
-        let Some(axis) = others.max_by_key(|axis| dims[*axis]) else {
-            return operands.give(0, backward(output, grad));
-        };
-        let elements = dims.iter().product::<usize>();
-        let bytes = chunk_bytes(&output);
-        for chunk in chunks(dims[axis], 4 * elements / dims[axis].max(1), bytes) {
-            if chunk.len() == dims[axis] {
-                return operands.give(0, backward(output, grad));
-            }
-            let at: [Range<usize>; D] = std::array::from_fn(|dim| match dim == axis {
-                true => chunk.clone(),
-                false => 0..dims[dim],
-            });
-            let part = |tensor: &Tensor<D>| tensor.clone().slice(at.clone());
-            let part = backward(part(&output), part(&grad));
-            grad = grad.slice_assign(at, part);
-        }
+        let grad = map_parts(grad.tensor::<D>(), dim, |at, grad| {
+            let output = output.clone().slice(at.clone()).cast(wide);
+            function.backward(output, grad.cast(wide), dim).cast(dtype)
+        });
         operands.give(0, grad);
     }
 }

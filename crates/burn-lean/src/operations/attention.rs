@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use burn::tensor::activation::{quiet_softmax, softmax};
+use burn::tensor::activation::quiet_softmax;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Tensor};
 
-use super::activation::softmax_backward;
-use super::chunks::{chunks, wide};
+use super::activation::{softmax_backward, softmax_of};
+use super::chunks::{chunks_of, wide, widened};
 use super::dropout::{DropRows, RowsMask, checked};
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 use crate::backend::reading_waits;
@@ -17,8 +17,12 @@ const KEY: usize = 1;
 const VALUE: usize = 2;
 const BIAS: usize = 3;
 
-/// How large the scores of a chunk are. There are up to four tensors of that size at once. On a GPU
-/// each chunk costs the start of a few kernels.
+/// Fewest rows of a chunk: products of fewer are slower. So the scores of a chunk grow with the
+/// number of keys, and not with its square.
+const FEWEST_ROWS: usize = 32;
+
+/// How large the scores of a chunk are, if that many bytes are at least [`FEWEST_ROWS`]. There are up
+/// to four tensors of that size at once. On a GPU each chunk costs the start of a few kernels.
 fn chunk_bytes(query: &Tensor<4>) -> usize {
     match reading_waits(&query.clone().into_dispatch().kind) {
         true => 16 << 20,
@@ -64,8 +68,8 @@ pub fn attention(
 
 /// Attention with options.
 ///
-/// The scores `[batch, heads, time, key time]` are made in chunks of rows, each of about 1 MiB, in
-/// the forward pass and again in the backward pass. For that it keeps the query, the key and the
+/// The scores `[batch, heads, time, key time]` are made in chunks of rows, each of about 1 MiB or of
+/// 32 rows, in the forward pass and again in the backward pass. For that it keeps the query, the key and the
 /// value, and of dropout a bit for each score. The idea is that of the paper [FlashAttention-2:
 /// Faster Attention with Better Parallelism and Work
 /// Partitioning](https://arxiv.org/abs/2307.08691); as a chunk has whole rows here, no statistic of
@@ -284,15 +288,15 @@ impl Dimensions {
 
     /// Parts of the scores that are made at once: whole rows of all heads.
     fn chunks(self) -> impl Iterator<Item = Chunk> {
-        let row = 4 * self.heads * self.key_time;
-        let batches: Vec<Range<usize>> =
-            chunks(self.batch, row * self.time, self.chunk_bytes).collect();
+        let row = (4 * self.heads * self.key_time).max(1);
+        let whole = (row * self.time).max(1);
+        let batches: Vec<Range<usize>> = chunks_of(self.batch, self.chunk_bytes / whole).collect();
         let are_any = self.time > 0 && self.key_time > 0;
         let batches = batches.into_iter().filter(move |_| are_any);
         batches.flat_map(move |batch| {
             let rows: Vec<Range<usize>> = match batch.len() {
                 // It may be too large alone.
-                1 => chunks(self.time, row, self.chunk_bytes).collect(),
+                1 => chunks_of(self.time, (self.chunk_bytes / row).max(FEWEST_ROWS)).collect(),
                 _ => std::iter::once(0..self.time).collect(),
             };
             rows.into_iter().map(move |rows| Chunk {
@@ -337,6 +341,13 @@ struct Kept {
     shape: Dimensions,
     attention: Attention,
     drop: Option<DropRows>,
+}
+
+/// Keys and values of a part of the batch, in 32 bits at least, so that products with them are
+/// rounded once: a copy in half precision, which the chunks of rows of that part share.
+struct WideKeys {
+    key: Tensor<4>,
+    value: Tensor<4>,
 }
 
 /// The weights of a chunk.
@@ -384,16 +395,20 @@ impl Kept {
         // Not `zeros`, which Flex makes twice.
         let dims = [batch, time, heads, value_size];
         let mut output = Tensor::<4>::full(dims, 0.0, (&device, dtype));
+        let mut wide_keys = None;
         for chunk in self.shape.chunks() {
-            let mut weights = self.weights(&chunk).weights;
+            let keys = wide_keys.get_or_insert_with(|| self.wide_keys(&chunk));
+            let mut weights = self.weights(&chunk, keys).weights;
             if let Some(mask) = self.drop_mask(&chunk) {
                 weights = mask.apply(weights);
             }
-            let values = self.keys_of(&self.value, &chunk);
-            let weights = self.fold(weights).cast(dtype);
-            let part = self.unfold(weights.matmul(values));
+            let values = self.keys_of(&keys.value, &chunk);
+            let part = self.unfold(self.fold(weights).matmul(values));
+            if chunk.is_last {
+                wide_keys = None;
+            }
             let at = [chunk.batch, chunk.rows];
-            output = output.slice_assign(at, part.swap_dims(1, 2));
+            output = output.slice_assign(at, part.swap_dims(1, 2).cast(dtype));
         }
         output.swap_dims(1, 2)
     }
@@ -409,16 +424,25 @@ impl Kept {
         }
     }
 
-    /// `[batch, key heads, keys, size]` of a chunk.
+    /// The keys and values of a chunk's part of the batch.
+    fn wide_keys(&self, chunk: &Chunk) -> WideKeys {
+        let part = |tensor: &Tensor<4>| widened(tensor.clone().slice([chunk.batch.clone()]));
+        WideKeys {
+            key: part(&self.key),
+            value: part(&self.value),
+        }
+    }
+
+    /// `[batch, key heads, keys, size]` of a chunk, of [`WideKeys`].
     fn keys_of(&self, tensor: &Tensor<4>, chunk: &Chunk) -> Tensor<4> {
-        let part = [chunk.batch.clone(), 0..self.keys(chunk)];
+        let part = [0..chunk.batch.len(), 0..self.keys(chunk)];
         tensor.clone().slice(part).swap_dims(1, 2)
     }
 
-    /// `[batch, heads, rows, size]` of a chunk.
+    /// `[batch, heads, rows, size]` of a chunk, in 32 bits at least.
     fn rows_of(&self, tensor: &Tensor<4>, chunk: &Chunk) -> Tensor<4> {
         let part = [chunk.batch.clone(), chunk.rows.clone()];
-        tensor.clone().slice(part).swap_dims(1, 2)
+        widened(tensor.clone().slice(part).swap_dims(1, 2))
     }
 
     /// Heads that share a key as rows: `[batch, key heads, rows of the group, size]`.
@@ -441,12 +465,11 @@ impl Kept {
         }
     }
 
-    fn weights(&self, chunk: &Chunk) -> Weights {
+    fn weights(&self, chunk: &Chunk, keys: &WideKeys) -> Weights {
         let attention = &self.attention;
         let query = self.rows_of(&self.query, chunk) * self.scale;
-        let key = self.keys_of(&self.key, chunk);
-        let scores = self.unfold(self.fold(query).matmul(key.transpose()));
-        let mut scores = scores.cast(self.wide());
+        let key = self.keys_of(&keys.key, chunk);
+        let mut scores = self.unfold(self.fold(query).matmul(key.transpose()));
         let capped = attention
             .softcap
             .map(|softcap| (scores.clone() / softcap).tanh());
@@ -502,7 +525,7 @@ impl Kept {
             || self.attention.is_causal && key_time < time
             || self.attention.bias.is_some();
         if !may_be_empty {
-            return softmax(scores, 3);
+            return softmax_of(scores, 3);
         }
         // A row without keys has no weights, as with Burn's `attention`.
         let max = scores.clone().max_dim(3).clamp_min(finfo.min);
@@ -523,20 +546,24 @@ struct Gradients {
 }
 
 impl Kept {
-    fn gradients(&self, chunk: &Chunk, grad: &Tensor<4>, wants: [bool; 4]) -> Gradients {
-        let Weights { weights, capped } = self.weights(chunk);
+    fn gradients(
+        &self,
+        chunk: &Chunk,
+        keys: &WideKeys,
+        grad: &Tensor<4>,
+        wants: [bool; 4],
+    ) -> Gradients {
+        let Weights { weights, capped } = self.weights(chunk, keys);
         let grad = self.fold(self.rows_of(grad, chunk));
-        let value = self.keys_of(&self.value, chunk);
-        let of_weights = self.unfold(grad.clone().matmul(value.transpose()));
-        let mut of_weights = of_weights.cast(self.wide());
-        let dtype = self.query.dtype();
+        let value = self.keys_of(&keys.value, chunk);
+        let mut of_weights = self.unfold(grad.clone().matmul(value.transpose()));
         let mut dropped = weights.clone();
         if let Some(mask) = self.drop_mask(chunk) {
             of_weights = mask.apply(of_weights);
             dropped = mask.apply(dropped);
         }
         let value = wants[VALUE].then(|| {
-            let dropped = self.fold(dropped.clone()).cast(dtype);
+            let dropped = self.fold(dropped.clone());
             dropped.transpose().matmul(grad)
         });
         drop(dropped);
@@ -549,13 +576,13 @@ impl Kept {
         if let Some(tanh) = capped {
             of_scores = of_scores * (tanh.square().neg() + 1.0);
         }
-        let of_scores = self.fold(of_scores).cast(dtype);
+        let of_scores = self.fold(of_scores);
         let key = wants[KEY].then(|| {
             let query = self.fold(self.rows_of(&self.query, chunk) * self.scale);
             of_scores.clone().transpose().matmul(query)
         });
         let query = wants[QUERY].then(|| {
-            let key = self.keys_of(&self.key, chunk);
+            let key = self.keys_of(&keys.key, chunk);
             self.unfold(of_scores.matmul(key)) * self.scale
         });
         Gradients {
@@ -587,8 +614,6 @@ impl KeySum {
     /// Adds `[batch, key heads, keys, size]`: `key_time` is how many keys there are.
     fn add(&mut self, part: Tensor<4>, key_time: usize) {
         let [batch, heads, keys, size] = part.dims();
-        let wide = wide(part.dtype());
-        let part = part.cast(wide);
         let sum = self.0.take();
         if sum.is_none() && keys == key_time {
             self.0 = Some(part);
@@ -606,12 +631,14 @@ impl KeySum {
 
 impl Operation<4> for Kept {
     const NAME: &'static str = "attention";
+    const MIXES: bool = true;
 
     fn backward(mut self, grad: Gradient, operands: &mut OperandGradients<'_, 4>) {
         let wants = std::array::from_fn(|at| operands.wants(at));
+        let dtype = self.query.dtype();
         let grad = grad.tensor::<4>().swap_dims(1, 2);
         let bias = self.attention.bias.as_ref().filter(|_| wants[BIAS]);
-        let zeros = |bias: &Tensor<4>| bias.zeros_like().cast(wide(bias.dtype()));
+        let zeros = |bias: &Tensor<4>| bias.zeros_like().cast(self.wide());
         let mut of_bias = bias.map(zeros);
         if self.shape.time == 0 || self.shape.key_time == 0 {
             // No chunk writes a gradient over these.
@@ -620,8 +647,14 @@ impl Operation<4> for Kept {
             }
         }
         let mut sums = <[KeySum; 2]>::default();
+        let mut wide_keys = None;
         for chunk in self.shape.chunks() {
-            let part = self.gradients(&chunk, &grad, wants);
+            let keys = wide_keys.get_or_insert_with(|| self.wide_keys(&chunk));
+            let part = self.gradients(&chunk, keys, &grad, wants);
+            if chunk.is_last {
+                // Gradients are written over the keys, which nothing else may hold then.
+                wide_keys = None;
+            }
             if let (Some(sum), Some(scores)) = (of_bias.take(), part.scores) {
                 of_bias = Some(self.add_to_bias(sum, scores, &chunk));
             }
@@ -629,7 +662,7 @@ impl Operation<4> for Kept {
             if let Some(part) = part.query {
                 let at = [chunk.batch.clone(), chunk.rows.clone()];
                 self.query
-                    .inplace(|query| query.slice_assign(at, part.swap_dims(1, 2)));
+                    .inplace(|query| query.slice_assign(at, part.swap_dims(1, 2).cast(dtype)));
             }
             let of_keys = [&mut self.key, &mut self.value];
             for ((tensor, part), sum) in of_keys.into_iter().zip(part.keys).zip(&mut sums) {
@@ -645,13 +678,12 @@ impl Operation<4> for Kept {
             }
         }
         drop(grad);
-        let dtype = self.query.dtype();
         let by_head = |tensor: Tensor<4>| tensor.swap_dims(1, 2);
         for (at, grad) in [(QUERY, self.query), (KEY, self.key), (VALUE, self.value)] {
             operands.give(at, by_head(grad));
         }
         if let Some(of_bias) = of_bias {
-            operands.give(BIAS, of_bias.cast(dtype));
+            operands.give(BIAS, of_bias);
         }
     }
 }

@@ -29,9 +29,12 @@ pub(super) fn chunks(
     bytes_of_row: usize,
     bytes: usize,
 ) -> impl Iterator<Item = Range<usize>> {
-    let at_once = (bytes / bytes_of_row.max(1))
-        .max(rows.div_ceil(MOST))
-        .max(1);
+    chunks_of(rows, (bytes / bytes_of_row.max(1)).max(rows.div_ceil(MOST)))
+}
+
+/// Ranges of this number of rows, at least one. Empty if there are no rows.
+pub(super) fn chunks_of(rows: usize, at_once: usize) -> impl Iterator<Item = Range<usize>> {
+    let at_once = at_once.max(1);
     (0..rows)
         .step_by(at_once)
         .map(move |start| start..(start + at_once).min(rows))
@@ -85,6 +88,47 @@ pub(super) fn map_rows_with<const N: usize, T: Send>(
     tensors
 }
 
+/// Replaces each part of a tensor by the result of `map`: in place, if the backend can and nothing
+/// else holds the tensor. A part has the whole of the axis `dim`, and is where the ranges say.
+pub(super) fn map_parts<const D: usize>(
+    mut tensor: Tensor<D>,
+    dim: usize,
+    map: impl Fn(&[Range<usize>; D], Tensor<D>) -> Tensor<D> + Sync,
+) -> Tensor<D> {
+    let dims = tensor.dims();
+    if dims.contains(&0) {
+        return tensor;
+    }
+    // The longest axis that no sum runs along.
+    let others = (0..D).filter(|axis| *axis != dim);
+    let axis = others.max_by_key(|axis| dims[*axis]).unwrap_or(dim);
+    let part = |chunk: &Range<usize>| -> [Range<usize>; D] {
+        std::array::from_fn(|at| match at == axis {
+            true => chunk.clone(),
+            false => 0..dims[at],
+        })
+    };
+    let whole = 0..dims[axis];
+    let row = dims.iter().product::<usize>() / dims[axis] * wide_bytes(tensor.dtype());
+    let parts: Vec<_> = match axis == dim {
+        true => vec![whole.clone()],
+        false => chunks(dims[axis], row, chunk_bytes(&tensor)).collect(),
+    };
+    if parts.len() == 1 {
+        return map(&part(&whole), tensor);
+    }
+    for at_once in parts.chunks(threads(&tensor)) {
+        let mapped = in_parallel(at_once, |chunk| {
+            let at = part(chunk);
+            map(&at, tensor.clone().slice(at.clone()))
+        });
+        for (chunk, mapped) in at_once.iter().zip(mapped) {
+            tensor.inplace(|tensor| tensor.slice_assign(part(chunk), mapped));
+        }
+    }
+    tensor
+}
+
 /// Runs `compute` on each chunk of rows of a tensor `[rows, width]`. `each` gets the results in the
 /// order of the rows.
 pub(super) fn fold_rows<T: Send>(
@@ -106,6 +150,12 @@ pub(super) fn wide(dtype: DType) -> DType {
         DType::F16 | DType::BF16 => DType::F32,
         dtype => dtype,
     }
+}
+
+/// The tensor in its [`wide`] type, which costs no copy if it has that.
+pub(super) fn widened<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    let wide = wide(tensor.dtype());
+    tensor.cast(wide)
 }
 
 fn wide_bytes(dtype: DType) -> usize {

@@ -5,9 +5,9 @@ use std::ops::Range;
 use burn::nn::loss::CrossEntropyLoss;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::module::linear;
-use burn::tensor::{Bool, DType, IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{Bool, IndexingUpdateOp, Int, Tensor};
 
-use super::chunks::{chunks, wide};
+use super::chunks::{chunks, wide, widened};
 use super::linear::filled;
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 use crate::backend::is_on_flex;
@@ -19,8 +19,8 @@ const BIAS: usize = 2;
 /// Fewest tokens of a chunk, however many classes there are.
 const FEWEST_TOKENS: usize = 64;
 
-/// How much of the weight's gradient is computed at once on Flex, which makes the output of each
-/// product twice.
+/// How much of the weight, in 32 bits, is computed with at once: on Flex, which makes the output of
+/// each product twice, and of weights in half precision, which are widened.
 const PART_BYTES: usize = 4 << 20;
 
 /// The loss of the logits `hidden * weight + bias`, as Burn's
@@ -107,11 +107,11 @@ pub fn linear_cross_entropy(
         for start in (0..tokens).step_by(at_once) {
             let chunk = start..(start + at_once).min(tokens);
             let rows = hidden.clone().slice([chunk.clone()]);
-            let scores = log_softmax(head.logits(rows.clone()).cast(wide), 1);
+            let scores = log_softmax(head.logits(rows.clone()), 1);
             let labels = labels.of(&chunk);
             sum = sum + labels.loss(&scores);
             if wants.contains(&true) {
-                gradients.add(&chunk, rows, labels.gradient(scores), &head);
+                gradients.add(&chunk, rows.cast(wide), labels.gradient(scores), &head);
             }
         }
         ((sum / labels.normalizer).cast(dtype), gradients)
@@ -126,8 +126,52 @@ struct Head {
 }
 
 impl Head {
+    /// In 32 bits at least: half precision has no logits beyond 65,504, and rounds the others.
     fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
-        linear(hidden, self.weight.clone(), self.bias.clone())
+        let bias = self.bias.clone().map(widened);
+        if !self.is_widened() {
+            return linear(widened(hidden), self.weight.clone(), bias);
+        }
+        let ([tokens, _], [_, classes]) = (hidden.dims(), self.weight.dims());
+        let hidden = widened(hidden);
+        let logits = filled([tokens, classes], hidden.dtype(), &hidden);
+        let logits = self.parts().fold(logits, |logits, columns| {
+            let part = hidden.clone().matmul(self.part(&columns));
+            logits.slice_assign([0..tokens, columns], part)
+        });
+        match bias {
+            Some(bias) => logits + bias.unsqueeze(),
+            None => logits,
+        }
+    }
+
+    /// The gradient of the hidden tokens from that of the logits, both in 32 bits at least.
+    fn of_hidden(&self, grad: Tensor<2>) -> Tensor<2> {
+        if !self.is_widened() {
+            return grad.matmul(self.weight.clone().transpose());
+        }
+        let tokens = grad.dims()[0];
+        let part = |columns: Range<usize>| {
+            let grad = grad.clone().slice([0..tokens, columns.clone()]);
+            grad.matmul(self.part(&columns).transpose())
+        };
+        let sum = self.parts().map(part).reduce(|sum, part| sum + part);
+        sum.unwrap_or_else(|| filled([tokens, self.weight.dims()[0]], grad.dtype(), &grad))
+    }
+
+    fn is_widened(&self) -> bool {
+        self.weight.dtype() != wide(self.weight.dtype())
+    }
+
+    fn parts(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let [d_model, classes] = self.weight.dims();
+        chunks(classes, 4 * d_model, PART_BYTES)
+    }
+
+    /// Columns of the weight, in 32 bits at least.
+    fn part(&self, columns: &Range<usize>) -> Tensor<2> {
+        let d_model = self.weight.dims()[0];
+        widened(self.weight.clone().slice([0..d_model, columns.clone()]))
     }
 }
 
@@ -160,6 +204,11 @@ impl Labels {
             let equal = |token: &usize| targets.clone().equal_scalar(*token as i64);
             tokens.iter().map(equal).reduce(Tensor::bool_or)
         });
+        // An ignored target may be no class, as PyTorch's -100, and is gathered by all the same.
+        let targets = match &ignored {
+            Some(ignored) => targets.mask_fill(ignored.clone(), 0),
+            None => targets,
+        };
         let wide = wide(like.dtype());
         let options = (&like.device(), wide);
         let weights = loss.weights.clone();
@@ -261,11 +310,10 @@ impl Labels {
 /// which may be scaled: `f16` would lose those of a mean over many tokens.
 #[derive(Clone)]
 struct Gradients {
-    /// The type of the operands. Sums over chunks are [`wide`].
-    dtype: DType,
     /// The divisor of the sum over tokens: `[1]`.
     normalizer: Tensor<1>,
-    /// Whether all tokens may be ignored: their gradient is 0, though their mean is NaN.
+    /// Whether there may be no token, or none that counts: the gradient is 0, though the mean is
+    /// NaN.
     may_be_of_nothing: bool,
     hidden: Option<Tensor<2>>,
     weight: Option<Tensor<2>>,
@@ -275,27 +323,25 @@ struct Gradients {
 
 impl Gradients {
     fn zeros(wants: [bool; 3], hidden: &Tensor<2>, head: &Head, labels: &Labels) -> Self {
-        let dtype = hidden.dtype();
+        let dtype = wide(hidden.dtype());
         let bias = head.bias.clone().filter(|_| wants[BIAS]);
-        let zeros = |like: Tensor<2>| filled(like.dims(), wide(dtype), &like);
+        let zeros = |like: Tensor<2>| filled(like.dims(), dtype, &like);
         Self {
-            dtype,
             normalizer: labels.normalizer.clone(),
-            may_be_of_nothing: labels.ignored.is_some(),
+            may_be_of_nothing: labels.ignored.is_some() || hidden.dims()[0] == 0,
             hidden: wants[HIDDEN].then(|| zeros(hidden.clone())),
             weight: wants[WEIGHT].then(|| zeros(head.weight.clone())),
             bias: bias.map(|bias| zeros(bias.unsqueeze())),
         }
     }
 
-    /// `grad` is that of the logits.
+    /// `rows` are the hidden tokens, and `grad` the gradient of their logits. Both are wide: a sum
+    /// over tokens may be too large for half precision, where its share of the mean is not.
     fn add(&mut self, chunk: &Range<usize>, rows: Tensor<2>, grad: Tensor<2>, head: &Head) {
-        let wide = wide(self.dtype);
         if let Some(sum) = &mut self.bias {
             let part = grad.clone().sum_dim(0);
             sum.inplace(|sum| sum + part);
         }
-        let grad = grad.cast(self.dtype);
         if let Some(sum) = &mut self.weight {
             let ([tokens, classes], [d_model, _]) = (grad.dims(), sum.dims());
             let bytes = match is_on_flex(sum) {
@@ -304,7 +350,7 @@ impl Gradients {
             };
             for columns in chunks(classes, 4 * d_model, bytes) {
                 let part = grad.clone().slice([0..tokens, columns.clone()]);
-                let part = rows.clone().transpose().matmul(part).cast(wide);
+                let part = rows.clone().transpose().matmul(part);
                 let at = [0..d_model, columns];
                 sum.inplace(|sum| {
                     let part = part + sum.clone().slice(at.clone());
@@ -313,7 +359,7 @@ impl Gradients {
             }
         }
         if let Some(hidden) = &mut self.hidden {
-            let part = grad.matmul(head.weight.clone().transpose()).cast(wide);
+            let part = head.of_hidden(grad);
             hidden.inplace(|hidden| hidden.slice_assign([chunk.clone()], part));
         }
     }
@@ -321,15 +367,15 @@ impl Gradients {
 
 impl Operation<3> for Gradients {
     const NAME: &'static str = "linear_cross_entropy";
+    const MIXES: bool = true;
 
     fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 3>) {
-        let dtype = self.dtype;
-        let mut factor = grad.tensor::<1>().cast(wide(dtype)) / self.normalizer.clone();
+        let mut factor = widened(grad.tensor::<1>()) / self.normalizer.clone();
         if self.may_be_of_nothing {
             factor = factor.mask_fill(self.normalizer.equal_elem(0.0), 0.0);
         }
         let factor = factor.unsqueeze::<2>();
-        let scaled = |grad: Tensor<2>| (grad * factor.clone()).cast(dtype);
+        let scaled = |grad: Tensor<2>| grad * factor.clone();
         if let Some(hidden) = self.hidden {
             operands.give(HIDDEN, scaled(hidden));
         }

@@ -11,8 +11,9 @@ use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, TensorMetadata};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
+use super::chunks::wide;
 use crate::backend::{Inner, Primitive, Tracked, WithBackend, with_backend};
 use crate::tape::rung;
 
@@ -20,6 +21,9 @@ use crate::tape::rung;
 pub(super) trait Operation<const N: usize>: Clone + Send + 'static {
     /// The name that messages have.
     const NAME: &'static str;
+
+    /// Whether operands in half precision may meet those in 32 bits.
+    const MIXES: bool = false;
 
     /// Gives the operands their gradients, from that of the output.
     fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, N>);
@@ -65,6 +69,7 @@ impl<const N: usize> Operands<N> {
 /// Where a backward pass puts the gradients of the operands.
 pub(super) struct OperandGradients<'a, const N: usize> {
     parents: [Option<NodeId>; N],
+    dtypes: [DType; N],
     register: &'a mut dyn FnMut(NodeId, DispatchTensor),
 }
 
@@ -74,10 +79,11 @@ impl<const N: usize> OperandGradients<'_, N> {
         self.parents[at].is_some()
     }
 
-    /// Adds to the gradient of an operand, if it needs one.
+    /// Adds to the gradient of an operand, if it needs one. A gradient has the type of its operand:
+    /// it is rounded to that here, if it is in another.
     pub(super) fn give<const D: usize>(&mut self, at: usize, grad: Tensor<D>) {
         if let Some(node) = self.parents[at] {
-            (self.register)(node, grad.into_dispatch());
+            (self.register)(node, grad.cast(self.dtypes[at]).into_dispatch());
         }
     }
 }
@@ -87,11 +93,13 @@ impl<const N: usize> OperandGradients<'_, N> {
 ///
 /// # Panics
 ///
-/// If operands that need gradients are on a backend that burn-lean was compiled without.
+/// If the operands are of types that the operation does not mix, or those that need gradients are on
+/// a backend that burn-lean was compiled without.
 pub(super) fn apply<const N: usize, const D: usize, O: Operation<N>>(
     operands: [Option<DispatchTensor>; N],
     forward: impl FnOnce(Operands<N>) -> (Tensor<D>, O),
 ) -> Tensor<D> {
+    assert_types::<N, O>(&operands);
     let mut on_tape = operands
         .iter()
         .flatten()
@@ -124,6 +132,21 @@ pub(super) fn apply<const N: usize, const D: usize, O: Operation<N>>(
     })
 }
 
+/// Refuses at the call what would else be a gradient of another type than its operand.
+fn assert_types<const N: usize, O: Operation<N>>(operands: &[Option<DispatchTensor>; N]) {
+    let types = operands.iter().flatten().map(TensorMetadata::dtype);
+    let types: Vec<DType> = types.collect();
+    let alike = |dtype: &DType| match O::MIXES {
+        true => wide(*dtype),
+        false => *dtype,
+    };
+    assert!(
+        types.iter().all(|dtype| alike(dtype) == alike(&types[0])),
+        "{}: the operands are of the types {types:?}: cast them to one",
+        O::NAME
+    );
+}
+
 struct Apply<const N: usize, const D: usize, O, F> {
     operands: [Option<DispatchTensor>; N],
     forward: F,
@@ -149,6 +172,10 @@ where
         let wants = operands
             .each_ref()
             .map(|operand| operand.as_ref().is_some_and(Tracked::<B>::is_tracked));
+        let dtype = |operand: &Tracked<B>| operand.dtype();
+        let dtypes = operands
+            .each_ref()
+            .map(|operand| operand.as_ref().map_or(DType::F32, dtype));
         let mut guards = Vec::with_capacity(N);
         let tensors = operands.map(|operand| {
             let Some(operand) = operand else {
@@ -168,7 +195,7 @@ where
             .compute_bound()
             .stateful()
         {
-            OpsKind::Tracked(prep) => prep.finish(Kept(operation), output),
+            OpsKind::Tracked(prep) => prep.finish(Kept { operation, dtypes }, output),
             OpsKind::UnTracked(prep) => prep.finish(output),
         };
         B::tracked(output, self.context)
@@ -201,25 +228,34 @@ impl<O> fmt::Debug for Node<O> {
 }
 
 #[derive(Clone)]
-struct Kept<O>(O);
+struct Kept<O, const N: usize> {
+    operation: O,
+    /// Those of the operands.
+    dtypes: [DType; N],
+}
 
-impl<O> fmt::Debug for Kept<O> {
+impl<O, const N: usize> fmt::Debug for Kept<O, N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Kept")
     }
 }
 
 impl<B: Inner, const N: usize, O: Operation<N>> Backward<B, N> for Node<O> {
-    type State = Kept<O>;
+    type State = Kept<O, N>;
 
-    fn backward(self, ops: Ops<Kept<O>, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Kept<O, N>, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = Gradient(dispatch::<B>(grads.consume::<B>(&ops.node)));
         let parents = ops.parents.map(|parent| parent.map(|node| node.id));
         let register = &mut |node, grad| {
             let grad = B::of(Tensor::<1>::from_dispatch(grad));
             grads.register::<B>(node, grad);
         };
-        let operation = ops.state.0;
-        operation.backward(grad, &mut OperandGradients { parents, register });
+        let Kept { operation, dtypes } = ops.state;
+        let mut operands = OperandGradients {
+            parents,
+            dtypes,
+            register,
+        };
+        operation.backward(grad, &mut operands);
     }
 }

@@ -3,6 +3,8 @@
 
 use burn::tensor::{DType, Tensor};
 
+use crate::backend::is_on_flex;
+
 use super::chunks::{as_rows, fold_rows, map_rows, map_rows_with, shaped, wide};
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 
@@ -117,6 +119,9 @@ pub fn group_norm<const D: usize>(
     })
 }
 
+/// The longest row that the `layer_norm` of Flex is exact for.
+const LONGEST_OF_KERNEL: usize = 4096;
+
 #[derive(Clone, Copy)]
 enum Statistic {
     MeanAndVariance,
@@ -142,44 +147,14 @@ fn row_norm<const D: usize>(
         beta.map(Tensor::into_dispatch),
     ];
     apply(operands, |mut operands: Operands<3>| {
-        let input = operands.take::<D>(INPUT);
-        let gamma = operands.take::<1>(GAMMA);
-        let beta = operands.take_optional::<1>(BETA);
         let norm = RowNorm {
             statistic,
-            input: input.clone(),
-            gamma: gamma.clone(),
+            input: operands.take::<D>(INPUT),
+            gamma: operands.take::<1>(GAMMA),
             epsilon,
         };
-        let output = match statistic {
-            Statistic::MeanAndVariance => plain_layer_norm(input, gamma, beta, epsilon),
-            Statistic::MeanSquare => plain_rms_norm(input, gamma, epsilon),
-        };
-        (output, norm)
+        (norm.forward(operands.take_optional(BETA)), norm)
     })
-}
-
-/// The backend's own, in the type that Burn's module computes it in.
-fn plain_layer_norm<const D: usize>(
-    input: Tensor<D>,
-    gamma: Tensor<1>,
-    beta: Option<Tensor<1>>,
-    epsilon: f64,
-) -> Tensor<D> {
-    if input.dtype() != DType::F16 {
-        return burn::tensor::module::layer_norm(input, gamma, beta, epsilon);
-    }
-    let wide = DType::F32;
-    let beta = beta.map(|beta| beta.cast(wide));
-    burn::tensor::module::layer_norm(input.cast(wide), gamma.cast(wide), beta, epsilon)
-        .cast(DType::F16)
-}
-
-fn plain_rms_norm<const D: usize>(input: Tensor<D>, gamma: Tensor<1>, epsilon: f64) -> Tensor<D> {
-    let (dtype, wide) = (input.dtype(), wide(input.dtype()));
-    let square = input.clone().cast(wide).square();
-    let rms = (square.mean_dim(D - 1) + epsilon).sqrt();
-    (input / rms.cast(dtype)) * gamma.unsqueeze()
 }
 
 #[derive(Clone)]
@@ -190,8 +165,47 @@ struct RowNorm<const D: usize> {
     epsilon: f64,
 }
 
+impl<const D: usize> RowNorm<D> {
+    /// In 32 bits at least, and rounded once.
+    fn forward(&self, beta: Option<Tensor<1>>) -> Tensor<D> {
+        let input = self.input.clone();
+        let (dtype, wide) = (input.dtype(), wide(input.dtype()));
+        let gain = self.gamma.clone().cast(wide);
+        let shift = beta.map(|beta| beta.cast(wide));
+        let has_kernel = matches!(self.statistic, Statistic::MeanAndVariance);
+        let kernel = |rows, gain, shift| {
+            burn::tensor::module::layer_norm::<2>(rows, gain, shift, self.epsilon)
+        };
+        let dims = input.dims();
+        if !is_on_flex(&input) && dtype == wide && has_kernel {
+            let output = kernel(as_rows(input), gain, shift);
+            return shaped(output, dims);
+        }
+        // The kernel of Flex is for inference: a mean that is large beside the deviation is off
+        // there, and the squares of a long row.
+        let has_kernel = has_kernel && wide == DType::F32 && dims[D - 1] <= LONGEST_OF_KERNEL;
+        let output = map_rows(as_rows(input), |_, rows| {
+            let rows = rows.cast(wide);
+            let (gain, shift) = (gain.clone(), shift.clone());
+            if has_kernel && is_on_flex(&rows) {
+                let mean = rows.clone().mean_dim(1);
+                return kernel(rows - mean, gain, shift).cast(dtype);
+            }
+            let (normal, _) = normalized(self.statistic, rows, self.epsilon);
+            let output = normal * gain.unsqueeze();
+            match shift {
+                Some(shift) => output + shift.unsqueeze(),
+                None => output,
+            }
+            .cast(dtype)
+        });
+        shaped(output, dims)
+    }
+}
+
 impl<const D: usize> Operation<3> for RowNorm<D> {
     const NAME: &'static str = "normalization";
+    const MIXES: bool = true;
 
     fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 3>) {
         let Self {
@@ -203,7 +217,6 @@ impl<const D: usize> Operation<3> for RowNorm<D> {
         let dims = input.dims();
         let input = as_rows(input);
         let (dtype, wide) = (input.dtype(), wide(input.dtype()));
-        let affine_dtype = gamma.dtype();
         let gain = gamma.cast(wide).unsqueeze::<2>();
         let mut affine = AffineGradients::zeros(&gain, operands);
         let wanted = affine.wanted();
@@ -228,7 +241,7 @@ impl<const D: usize> Operation<3> for RowNorm<D> {
             let compute = |chunk, grad: Tensor<2>| of_affine(chunk, &grad.cast(wide)).0;
             fold_rows(&grad, compute, |sums| affine.add(sums));
         }
-        affine.give(operands, affine_dtype);
+        affine.give(operands);
     }
 }
 
@@ -272,37 +285,29 @@ impl<const D: usize> GroupNorm<D> {
     }
 
     fn forward(&self, beta: Option<Tensor<1>>) -> Tensor<2> {
-        let (dtype, wide) = (self.input.dtype(), wide_of_group_norm(self.input.dtype()));
-        let shape = [1, self.channels, 1];
+        let (dtype, wide) = (self.input.dtype(), wide(self.input.dtype()));
+        let affine = |of: &Tensor<1>| of.clone().cast(wide).reshape([1, self.channels, 1]);
+        let (gain, shift) = (self.gamma.as_ref().map(affine), beta.as_ref().map(affine));
         map_rows(self.by_batch(self.input.clone()), |_, rows| {
             let dims = rows.dims();
-            let normal = self.normalized(rows.cast(wide)).0.cast(dtype);
-            let mut output = self.by_channel(normal);
-            if let Some(gamma) = &self.gamma {
-                output = output * gamma.clone().reshape(shape);
+            let mut output = self.by_channel(self.normalized(rows.cast(wide)).0);
+            if let Some(gain) = &gain {
+                output = output * gain.clone();
             }
-            if let Some(beta) = &beta {
-                output = output + beta.clone().reshape(shape);
+            if let Some(shift) = &shift {
+                output = output + shift.clone();
             }
-            output.reshape(dims)
+            output.reshape(dims).cast(dtype)
         })
-    }
-}
-
-/// As Burn's: its `bf16` stays.
-fn wide_of_group_norm(dtype: DType) -> DType {
-    match dtype {
-        DType::F16 => DType::F32,
-        dtype => dtype,
     }
 }
 
 impl<const D: usize> Operation<3> for GroupNorm<D> {
     const NAME: &'static str = "group_norm";
+    const MIXES: bool = true;
 
     fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 3>) {
         let (dtype, wide) = (self.input.dtype(), wide(self.input.dtype()));
-        let affine_dtype = self.gamma.as_ref().map_or(dtype, Tensor::dtype);
         let one = || Tensor::<1>::ones([self.channels], (&self.input.device(), wide));
         let gain = self
             .gamma
@@ -343,14 +348,19 @@ impl<const D: usize> Operation<3> for GroupNorm<D> {
             let compute = |chunk, grad: Tensor<2>| of_affine(chunk, &grad.cast(wide)).0;
             fold_rows(&grad, compute, |sums| affine.add(sums));
         }
-        affine.give(operands, affine_dtype);
+        affine.give(operands);
     }
 }
 
 /// Rows of mean 0 and variance 1, and the deviation that they were divided by.
 fn normalized(statistic: Statistic, rows: Tensor<2>, epsilon: f64) -> (Tensor<2>, Tensor<2>) {
     let rows = match statistic {
-        Statistic::MeanAndVariance => rows.clone() - rows.mean_dim(1),
+        Statistic::MeanAndVariance => {
+            // A mean of 1e6 is off by its last bit, which may be as much as the deviation: what is
+            // left of it is the mean of the differences.
+            let rows = rows.clone() - rows.mean_dim(1);
+            rows.clone() - rows.mean_dim(1)
+        }
         Statistic::MeanSquare => rows,
     };
     let deviation = (rows.clone().square().mean_dim(1) + epsilon).sqrt();
@@ -424,10 +434,10 @@ impl AffineGradients {
         }
     }
 
-    fn give(self, operands: &mut OperandGradients<'_, 3>, dtype: DType) {
+    fn give(self, operands: &mut OperandGradients<'_, 3>) {
         for (at, sum) in [GAMMA, BETA].into_iter().zip(self.sums) {
             if let Some(sum) = sum {
-                operands.give(at, sum.cast(dtype).squeeze_dim::<1>(0));
+                operands.give(at, sum.squeeze_dim::<1>(0));
             }
         }
     }

@@ -7,6 +7,7 @@ use burn::tensor::{Device, Tensor};
 use burn_lean_arithmetic::optim::rules;
 
 use super::factored::{Factored, clipped};
+use super::moment::wide;
 use super::record::record_state;
 use super::settings::checked_clipping;
 use super::step::Whole;
@@ -89,20 +90,23 @@ impl Optimizer for AdaLomo {
         grad: Tensor<D>,
         state: Option<AdaLomoState<D>>,
     ) -> (Tensor<D>, Option<AdaLomoState<D>>) {
-        let Some(grad) = clipped(&self.clipping, grad) else {
+        let dtype = tensor.dtype();
+        let wide = wide(dtype);
+        let Some(grad) = clipped(&self.clipping, grad.cast(wide)) else {
             return (tensor, state);
         };
         let state = state.map(|state| rules::AdafactorState {
             time: state.time,
-            square: state.square.into(),
+            square: state.square.of_type(wide),
             moment_1: None,
         });
-        let (Whole(tensor), state) = self.rule.step(lr, Whole(tensor), Whole(grad), state);
+        let tensor = Whole(tensor.cast(wide));
+        let (Whole(tensor), state) = self.rule.step(lr, tensor, Whole(grad), state);
         let state = AdaLomoState {
             time: state.time,
             square: state.square.into(),
         };
-        (tensor, Some(state))
+        (tensor.cast(dtype), Some(state))
     }
 
     fn to_device<const D: usize>(state: AdaLomoState<D>, device: &Device) -> AdaLomoState<D> {

@@ -45,7 +45,7 @@ impl InOnePass for AdamConfig {
             }
             .checked(),
             amsgrad: config.amsgrad,
-            settings: Settings::clipping(config.grad_clipping),
+            settings: Settings::as_burn(config.grad_clipping),
         }
     }
 }

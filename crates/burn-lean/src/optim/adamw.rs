@@ -35,6 +35,7 @@ impl AdamW {
             "AdamW: max_lr is {max_lr}, which is out of range: weight decay is divided by it"
         );
         self.adamw.max_lr = Some(max_lr);
+        self.settings.is_burns = false;
         self
     }
 }
@@ -67,7 +68,7 @@ impl InOnePass for AdamWConfig {
             }
             .checked(),
             amsgrad: config.amsgrad,
-            settings: Settings::clipping(config.grad_clipping),
+            settings: Settings::as_burn(config.grad_clipping),
         }
     }
 }

@@ -7,6 +7,7 @@ use burn::tensor::{Device, Tensor};
 use burn_lean_arithmetic::optim::rules;
 
 use super::factored::{Factored, clipped};
+use super::moment::wide;
 use super::record::record_state;
 use super::settings::checked_clipping;
 use super::step::Whole;
@@ -104,21 +105,24 @@ impl Optimizer for Came {
         grad: Tensor<D>,
         state: Option<CameState<D>>,
     ) -> (Tensor<D>, Option<CameState<D>>) {
-        let Some(grad) = clipped(&self.clipping, grad) else {
+        let dtype = tensor.dtype();
+        let wide = wide(dtype);
+        let Some(grad) = clipped(&self.clipping, grad.cast(wide)) else {
             return (tensor, state);
         };
         let state = state.map(|state| rules::CameState {
-            moment_1: Whole(state.moment_1),
-            square: state.square.into(),
-            instability: state.instability.map(Into::into),
+            moment_1: Whole(state.moment_1.cast(wide)),
+            square: state.square.of_type(wide),
+            instability: state.instability.map(|factored| factored.of_type(wide)),
         });
-        let (Whole(tensor), state) = self.rule.step(lr, Whole(tensor), Whole(grad), state);
+        let tensor = Whole(tensor.cast(wide));
+        let (Whole(tensor), state) = self.rule.step(lr, tensor, Whole(grad), state);
         let state = CameState {
             moment_1: state.moment_1.0,
             square: state.square.into(),
             instability: state.instability.map(Into::into),
         };
-        (tensor, Some(state))
+        (tensor.cast(dtype), Some(state))
     }
 
     fn to_device<const D: usize>(state: CameState<D>, device: &Device) -> CameState<D> {

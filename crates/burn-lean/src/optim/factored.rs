@@ -3,7 +3,7 @@
 
 use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::{StateSink, StateSource, join_path};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_lean_arithmetic::optim;
 
 use super::record::Field;
@@ -49,14 +49,14 @@ impl<const D: usize> Factored<D> {
             columns: move_to(self.columns),
         }
     }
-}
 
-impl<const D: usize> From<Factored<D>> for optim::Factored<Whole<D>> {
-    fn from(factored: Factored<D>) -> Self {
-        Self {
-            whole: factored.whole.map(Whole),
-            rows: factored.rows.map(Whole),
-            columns: factored.columns.map(Whole),
+    /// For a step that computes in this type.
+    pub(super) fn of_type(self, dtype: DType) -> optim::Factored<Whole<D>> {
+        let whole = |tensor: Option<Tensor<D>>| tensor.map(|tensor| Whole(tensor.cast(dtype)));
+        optim::Factored {
+            whole: whole(self.whole),
+            rows: whole(self.rows),
+            columns: whole(self.columns),
         }
     }
 }

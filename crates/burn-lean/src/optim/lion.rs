@@ -39,7 +39,7 @@ impl InOnePass for LionConfig {
                 weight_decay: config.weight_decay.into(),
             }
             .checked(),
-            settings: Settings::clipping(config.grad_clipping),
+            settings: Settings::as_burn(config.grad_clipping),
         }
     }
 }

@@ -65,7 +65,9 @@ pub trait InOnePass {
     /// elsewhere.
     ///
     /// Its records are Burn's. So are its weights and states: bit for bit on Flex and on NdArray,
-    /// up to rounding on the Cube backend. Clipping of the configuration is the optimizer's own,
+    /// up to rounding on the Cube backend. So they are for weights in half precision, where Burn
+    /// rounds after each operation: squares overflow in `f16`, and second moments stand still in
+    /// `bf16`. Keep such weights in 32 bits, or take [`Bf16Weights`]. Clipping of the configuration is the optimizer's own,
     /// also where it steps a group: Burn's [`ModuleOptimizer`] knows of none. Clipping by value is
     /// part of the pass.
     ///

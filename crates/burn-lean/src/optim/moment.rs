@@ -128,6 +128,14 @@ impl<const D: usize> Moment<D> {
     }
 }
 
+/// The type that arithmetic on a type is done in.
+pub(super) fn wide(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::BF16 => DType::F32,
+        dtype => dtype,
+    }
+}
+
 impl EightBit {
     fn new(data: EightBitData, shape: Shape, map: DynamicMap, device: &Device) -> Self {
         let words = data.words();

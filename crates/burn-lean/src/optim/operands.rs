@@ -32,8 +32,8 @@ pub(super) enum States<const N: usize, const D: usize> {
 #[cfg(any(feature = "cube", feature = "flex"))]
 impl<const N: usize, const D: usize> Operands<N, D> {
     /// Whether the parameter is on Flex, and of types that it has a pass for: weights in 32 bits,
-    /// and states in 32 bits, bf16 or 8 bits. Weights of other types are stepped as Burn does,
-    /// which rounds after each operation.
+    /// and states in 32 bits, bf16 or 8 bits. Weights in half precision come widened, unless the
+    /// optimizer has Burn's bits: those are stepped by Burn's operations.
     #[cfg(feature = "flex")]
     pub(super) fn has_flex_pass(&self) -> bool {
         let is_narrow = |format: &Format| match format {

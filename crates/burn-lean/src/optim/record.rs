@@ -30,8 +30,13 @@ impl<const D: usize> Field for Tensor<D> {
 
     fn unflatten(name: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
         let data = source.take_tensor("", name)?;
-        let is_tensor = data.rank() == D && data.dtype().is_float();
-        is_tensor.then(|| Self::from_data(data, device))
+        let dtype = data.dtype();
+        let is_tensor = data.rank() == D && dtype.is_float();
+        // In the type that it was saved in, if the device has that: the device's own may be another.
+        is_tensor.then(|| match device.supports_dtype(dtype) {
+            true => Self::from_data(data, (device, dtype)),
+            false => Self::from_data(data, device),
+        })
     }
 }
 

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use burn::grad_clipping::{GradientClipping, GradientClippingConfig};
 use burn::tensor::{DType, Shape, Tensor};
 use burn_lean_arithmetic::optim::{
-    Clip, Kind, MicroBatch, Moments, MomentsAlone, Noise, Rule, Storage, expect_threshold,
+    Clip, Kind, MicroBatch, Moments, MomentsAlone, Noise, Rule, Storage, assert_shape,
+    expect_threshold,
 };
 
-use super::moment::{Format, Moment};
+use super::moment::{Format, Moment, wide};
 use super::operands::{Operands, States};
 use super::step::step;
 
@@ -21,6 +22,8 @@ pub struct Settings {
     /// Shapes of parameters whose moments have 32 bits: those of embeddings.
     pub(super) embeddings: Arc<[Shape]>,
     pub(super) micro_batch: MicroBatch,
+    /// Whether steps are an optimizer of Burn's to the last bit, in every type.
+    pub(super) is_burns: bool,
 }
 
 impl fmt::Debug for Settings {
@@ -39,6 +42,23 @@ impl Settings {
         }
     }
 
+    /// [`clipping`](Self::clipping) of an optimizer that Burn has as well.
+    pub(super) fn as_burn(config: Option<GradientClippingConfig>) -> Self {
+        Self {
+            is_burns: true,
+            ..Self::clipping(config)
+        }
+    }
+
+    /// The type that a parameter is stepped in, and that its states are in if not in fewer bits. In
+    /// half precision the second moment is infinite, zero or stands still.
+    fn dtype(&self, weight: DType) -> DType {
+        match self.is_burns && self.moments == Moments::Full {
+            true => weight,
+            false => wide(weight),
+        }
+    }
+
     /// The format of a state of a parameter.
     fn format(&self, kind: Kind, shape: &Shape, dtype: DType) -> Format {
         let is_embedding = self.embeddings.contains(shape);
@@ -53,7 +73,7 @@ impl Settings {
         }
     }
 
-    /// Steps a parameter by a rule. With noise, states in 8 bits without a sign are rounded by
+    /// Steps a parameter by a rule, and rounds it once. With noise, states in 8 bits without a sign are rounded by
     /// chance.
     pub(super) fn step<R: Rule<N>, const N: usize, const D: usize>(
         &self,
@@ -64,7 +84,10 @@ impl Settings {
         grad: Tensor<D>,
         states: Option<[Moment<D>; N]>,
     ) -> (Tensor<D>, [Moment<D>; N]) {
-        self.apply(rule, self.operands(kinds, noise, weight, grad, states))
+        let dtype = weight.dtype();
+        let operands = self.operands(kinds, noise, weight, grad, states);
+        let (weight, states) = self.apply(rule, operands);
+        (weight.cast(dtype), states)
     }
 
     /// Steps in place, or with whole tensors where there is no pass. The weight stays unless this
@@ -80,7 +103,8 @@ impl Settings {
         }
     }
 
-    /// The operands of a step, with the states in the formats of these settings.
+    /// The operands of a step, in the type that it computes in, with the states in the formats of
+    /// these settings.
     ///
     /// # Panics
     ///
@@ -89,19 +113,18 @@ impl Settings {
         &self,
         kinds: [Kind; N],
         noise: Option<Noise>,
-        weight: Tensor<D>,
-        grad: Tensor<D>,
+        mut weight: Tensor<D>,
+        mut grad: Tensor<D>,
         states: Option<[Moment<D>; N]>,
     ) -> Operands<N, D> {
-        let dtype = weight.dtype();
+        let dtype = self.dtype(weight.dtype());
+        if dtype != weight.dtype() {
+            (weight, grad) = (weight.cast(dtype), grad.cast(dtype));
+        }
         let shape = weight.shape();
         let of_states = states.iter().flatten().map(Moment::shape);
         for other in [grad.shape()].into_iter().chain(of_states) {
-            assert_eq!(
-                other, shape,
-                "a gradient or a state of the optimizer is not of its parameter's shape: was the \
-                 record loaded with another model?"
-            );
+            assert_shape(&other, &shape);
         }
         let formats = kinds.map(|kind| self.format(kind, &shape, dtype));
         let states = match states {

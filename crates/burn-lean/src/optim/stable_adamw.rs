@@ -121,6 +121,7 @@ impl Optimizer for StableAdamW {
         let states = state.map(|state| [state.moment_1, state.moment_2]);
         let kinds = [Kind::Signed, Kind::Positive];
         let noise = Some(self.settings.micro_batch.noise(time));
+        let dtype = tensor.dtype();
         let operands = self.settings.operands(kinds, noise, tensor, grad, states);
 
         let measure = self.stable_adamw.measure(time);
@@ -133,7 +134,7 @@ impl Optimizer for StableAdamW {
             moment_1,
             moment_2,
         };
-        (tensor, Some(state))
+        (tensor.cast(dtype), Some(state))
     }
 
     fn to_device<const D: usize>(state: StableAdamWState<D>, device: &Device) -> Self::State<D> {

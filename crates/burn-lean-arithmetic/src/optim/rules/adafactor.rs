@@ -1,7 +1,7 @@
 //! Adafactor.
 
 use super::super::{
-    Factored, WholeTensor,
+    Factored, WholeTensor, assert_shape,
     factored::{clip_update, root_mean_square},
 };
 use crate::settings::{amount, expect_in_range, positive, share};
@@ -60,6 +60,10 @@ impl Adafactor {
     }
 
     /// The weight and the state after a step.
+    ///
+    /// # Panics
+    ///
+    /// If the gradient or the state is of another shape than the weight.
     pub fn step<T: WholeTensor>(
         &self,
         lr: f64,
@@ -71,6 +75,9 @@ impl Adafactor {
             Some(state) => (state.time + 1, Some(state.square), state.moment_1),
             None => (1, None, None),
         };
+        for other in [Some(&grad), moment_1.as_ref()].into_iter().flatten() {
+            assert_shape(&other.dims(), &weight.dims());
+        }
         let beta_2 = 1.0 - (time as f64).powf(self.decay_rate);
         let squares = grad.clone().square().add_scalar(self.epsilon);
         let square = Factored::update(square, squares, beta_2);

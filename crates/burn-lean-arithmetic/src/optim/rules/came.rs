@@ -1,6 +1,6 @@
 //! CAME.
 
-use super::super::{Factored, WholeTensor, factored::clip_update};
+use super::super::{Factored, WholeTensor, assert_shape, factored::clip_update};
 use crate::settings::{amount, expect_in_range, positive, share};
 
 /// CAME.
@@ -56,6 +56,10 @@ impl Came {
     }
 
     /// The weight and the state after a step.
+    ///
+    /// # Panics
+    ///
+    /// If the gradient or the state is of another shape than the weight.
     pub fn step<T: WholeTensor>(
         &self,
         lr: f64,
@@ -67,6 +71,9 @@ impl Came {
             Some(state) => (Some(state.moment_1), Some(state.square), state.instability),
             None => (None, None, None),
         };
+        for other in [Some(&grad), moment_1.as_ref()].into_iter().flatten() {
+            assert_shape(&other.dims(), &weight.dims());
+        }
         let squares = grad.clone().square().add_scalar(self.epsilon_1);
         let square = Factored::update(square, squares, self.beta_2);
         let update = clip_update(square.normalize(grad), self.clip_threshold);

@@ -269,6 +269,121 @@ fn an_overflow_that_was_measured_is_stepped_over() {
     assert_bits(&bits(&model), &bits(&net()), "skipped");
 }
 
+/// Two halves of a model, an optimizer each, in one backward pass: as with PyTorch, the scale is
+/// updated once for both, and both steps take the same scale off.
+#[test]
+fn two_optimizers_share_a_scaler() {
+    let scaler = LossScalerConfig::new()
+        .with_init_scale(1024.0)
+        .with_growth_interval(2)
+        .init();
+    let sgd = || SgdConfig::new().init().with_gradient_release();
+    let mut optims = [(); 2].map(|()| sgd().with_loss_scaler(scaler.clone()));
+    let vector = || vec![Param::from_tensor(Tensor::<1>::zeros([3], &flex()))];
+    let mut models = [(); 2].map(|()| vector());
+    let mut scales = Vec::new();
+    // The gradient of the second overflows in the third step.
+    for (step, factor) in [1.0, 1.0, 1e38, 1.0].into_iter().enumerate() {
+        let is_armed = step % 2 == 1;
+        let [first, second] = models;
+        let mut pair = [first, second];
+        if is_armed {
+            let [first, second] = pair;
+            pair = [optims[0].arm(1.0, first), optims[1].arm(1.0, second)];
+        }
+        let sums = pair.each_ref().map(|model| model[0].val().sum());
+        let [first, second] = sums;
+        let mut grads = scaler.scale(first + second * factor).backward();
+        let [first, second] = pair;
+        let of_first = GradientsParams::from_module(&mut grads, &first);
+        let of_second = GradientsParams::from_module(&mut grads, &second);
+        let first = optims[0].step(1.0, first, of_first);
+        let second = optims[1].step(1.0, second, of_second);
+        models = [first, second];
+        let used = optims
+            .each_ref()
+            .map(|optim| optim.last_step().unwrap().loss_scale());
+        scales.push((used[0], used[1], scaler.current()));
+    }
+    let both = |used: f64, next: f64| (Some(used), Some(used), next);
+    let expected = [
+        both(1024.0, 1024.0),
+        both(1024.0, 2048.0),
+        both(2048.0, 1024.0),
+        both(1024.0, 1024.0),
+    ];
+    assert_eq!(scales, expected);
+    let weights = models.map(|model| model[0].val().mean().into_scalar::<f32>());
+    assert_eq!(weights, [-4.0, -3.0]);
+
+    // One that is gone is not awaited, nor is one that does not step: its turn ends with the other's
+    // second step.
+    let [mut first, _second] = optims;
+    let model = vector();
+    for step in 0..2 {
+        let grads = gradients(&model, scaler.scale(model[0].val().sum()));
+        first.step(1.0, model.clone(), grads);
+        assert_eq!(scaler.current(), if step == 0 { 1024.0 } else { 2048.0 });
+    }
+    drop(_second);
+    for _ in 0..2 {
+        let grads = gradients(&model, scaler.scale(model[0].val().sum()));
+        first.step(1.0, model.clone(), grads);
+    }
+    assert_eq!(scaler.current(), 4096.0);
+}
+
+/// A loss that is not finite at any scale, and gradients that never overflow: neither goes on for
+/// ever.
+#[test]
+fn the_scale_has_a_floor_and_a_ceiling() {
+    let scaler = LossScalerConfig::new().init();
+    let mut optim = optim(&scaler);
+    let before = bits(&net());
+    let mut model = net();
+    let mut skipped = 0;
+    let error = loop {
+        let grads = gradients(&model, scaler.scale(model.loss(0) * f32::NAN));
+        match optim.try_step(RATE, model, grads) {
+            Ok(stepped) => model = stepped,
+            Err(refused) => {
+                let error = refused.error().clone();
+                model = refused.into_given().0;
+                break error;
+            }
+        }
+        skipped += 1;
+        assert!(skipped < 50, "{:e}", scaler.current());
+    };
+    let least = 2.0_f64.powi(-24);
+    assert_eq!(error, ReleaseError::LossScale { scale: least });
+    let refused = optim.try_arm(RATE, model).unwrap_err();
+    assert_eq!(*refused.error(), error);
+    let model = refused.into_model();
+    assert_bits(&bits(&model), &before, "refused");
+    // The way out that it names.
+    let new = LossScalerConfig::new().init();
+    let mut optim = optim.with_loss_scaler(new.clone());
+    let grads = gradients(&model, new.scale(model.loss(0)));
+    assert_ne!(bits(&optim.step(RATE, model, grads)), before);
+
+    let eager = LossScalerConfig::new()
+        .with_growth_factor(1e12)
+        .with_growth_interval(1)
+        .init();
+    let mut optim = SgdConfig::new().init().with_gradient_release();
+    optim = optim.with_loss_scaler(eager.clone());
+    let mut model = vec![Param::from_tensor(Tensor::<1>::zeros([3], &flex()))];
+    for _ in 0..8 {
+        let grads = gradients(&model, eager.scale(model[0].val().sum()));
+        model = optim.step(1.0, model, grads);
+        assert_eq!(optim.last_step().unwrap().count(Outcome::Skipped), 0);
+    }
+    assert_eq!(eager.current(), 2.0_f64.powi(126));
+    let values = model[0].val().into_data();
+    assert_eq!(values.iter::<f32>().next(), Some(-8.0));
+}
+
 /// A true gradient of 1e-9 is zero in fp16, scaled or not once the scale is taken off there.
 #[test]
 fn small_gradients_survive() {

@@ -4,6 +4,7 @@
 mod by_hand;
 mod global_norm;
 mod groups;
+mod half;
 mod loss_scaling;
 mod models;
 mod non_finite;

@@ -33,6 +33,10 @@ impl Shape {
         }
     }
 
+    pub(crate) const fn with_keys(self, key_time: usize) -> Self {
+        Self { key_time, ..self }
+    }
+
     fn query(self) -> [usize; 4] {
         [self.batch, self.heads, self.time, self.size]
     }

@@ -1,11 +1,14 @@
 //! The fused head and loss.
 
 use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{DType, Device, Int, Tensor, Tolerance};
+use burn_lean::checkpoint_chunks;
 use burn_lean::operations::linear_cross_entropy;
 
 use super::harness::{Case, noise, shaped};
-use crate::harness::{alone, devices, flex, ids, numbers};
+use crate::harness::{alone, devices, flex, ids, numbers, seeded};
 use crate::memory::{HEAP, peak_of};
 
 /// A head of so many classes, and its loss.
@@ -106,7 +109,7 @@ impl Head {
     /// As Burn's `forward_smoothed`.
     fn smoothed(self, logits: Tensor<2>, targets: Tensor<1, Int>, smoothing: f64) -> Tensor<1> {
         let loss = self.loss(&logits.clone().flatten(0, 1));
-        let scores = burn::tensor::activation::log_softmax(logits, 1);
+        let scores = log_softmax(logits, 1);
         let one_hot = targets.clone().one_hot::<2>(self.classes).float();
         let one_hot = one_hot.cast(scores.dtype());
         let mut labels = one_hot * (1.0 - smoothing) + smoothing / self.classes as f64;
@@ -184,6 +187,62 @@ fn tokens_that_are_all_ignored_are_as_with_burn() {
 fn the_loss_of_no_tokens_is_burns_mean_of_nothing() {
     let found = case(0, 3, 4).found(&flex(), DType::F32);
     assert!(found.value[0].is_nan(), "{found:?}");
+    // A sum over nothing, as that of PyTorch.
+    let zeros = [vec![], vec![0.0; 12], vec![0.0; 4]];
+    assert_eq!(found.grads, zeros);
+}
+
+/// PyTorch's ignored target, and the length of the vocabulary.
+#[test]
+fn ignored_targets_may_be_no_classes() {
+    for weights in [None, Some(vec![1.0, 2.0, 3.0, 4.0, 5.0])] {
+        let run = |targets: [i64; 3], pads: Vec<usize>| {
+            let hidden = numbers([3, 4], 1, &flex()).require_grad();
+            let config = CrossEntropyLossConfig::new().with_pad_tokens(Some(pads));
+            let loss = config.with_weights(weights.clone()).init(&flex());
+            let targets = Tensor::<1, Int>::from_ints(targets, &flex());
+            let weight = numbers([4, 5], 2, &flex());
+            let value = linear_cross_entropy(&loss, hidden.clone(), weight, None, targets);
+            let grads = value.backward();
+            (value.into_data(), hidden.grad(&grads).unwrap().into_data())
+        };
+        let outside = run([-100, 3, 5], vec![-100_i64 as usize, 5]);
+        assert_eq!(outside, run([0, 3, 0], vec![0]));
+    }
+}
+
+/// Sums over the tokens of each chunk, one of them of padding alone, and one division at the end. The
+/// mean of the chunks' means is another loss, and NaN here.
+#[test]
+fn sums_over_chunks_and_one_division_are_the_mean_over_tokens() {
+    const PAD: i64 = 2;
+    let hidden = || numbers([12, 4], 1, &flex());
+    let targets = || Tensor::<1, Int>::from_ints([0, 1, 2, 4, 2, 2, 2, 2, 3, 0, 2, 1], &flex());
+    let head = || seeded(&flex(), |device| LinearConfig::new(4, 5).init(device));
+    let grad = |head: &Linear, loss: Tensor<1>| {
+        let grads = loss.clone().backward();
+        let grad = head.weight.val().grad(&grads).unwrap();
+        (loss.into_data(), grad.into_data())
+    };
+
+    let whole = head();
+    let config = CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![PAD as usize]));
+    let loss = config.init(&flex());
+    let mean = loss.forward(whole.forward(hidden()), targets());
+    let (expected, expected_grad) = grad(&whole, mean);
+
+    let chunked = head();
+    let counted = targets().not_equal_scalar(PAD).int().sum().float();
+    let sum = checkpoint_chunks(&chunked, hidden(), targets(), 4, |head, hidden, targets| {
+        let padding = targets.clone().equal_scalar(PAD);
+        let scores = log_softmax(head.forward(hidden), 1);
+        let classes = targets.mask_fill(padding.clone(), 0).unsqueeze_dim(1);
+        let of_targets = scores.gather(1, classes).squeeze_dim::<1>(1);
+        of_targets.mask_fill(padding, 0.0).sum().neg()
+    });
+    let (found, found_grad) = grad(&chunked, sum / counted);
+    found.assert_approx_eq::<f32>(&expected, Tolerance::absolute(1e-6));
+    found_grad.assert_approx_eq::<f32>(&expected_grad, Tolerance::absolute(1e-6));
 }
 
 /// A head of 8,000 classes for 2,000 tokens: the logits would be 64 MB.

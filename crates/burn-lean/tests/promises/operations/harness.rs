@@ -36,6 +36,10 @@ impl Case {
         &self.name
     }
 
+    pub(crate) fn inputs(&self) -> impl Iterator<Item = &Vec<f64>> {
+        self.inputs.iter()
+    }
+
     pub(crate) fn with_reference(
         self,
         reference: impl Fn(&[Tensor<1>]) -> Tensor<1> + 'static,
@@ -56,6 +60,16 @@ impl Case {
         self
     }
 
+    pub(crate) fn named(self, name: String) -> Self {
+        Self { name, ..self }
+    }
+
+    /// The same of another first input.
+    pub(crate) fn with_first(mut self, input: Vec<f64>) -> Self {
+        self.inputs[0] = input;
+        self
+    }
+
     /// The output times a number.
     pub(crate) fn times(self, factor: f64) -> Self {
         let (reference, ours) = (self.reference, self.ours);
@@ -66,8 +80,7 @@ impl Case {
 
     /// The same of the nearest inputs that a type holds.
     pub(crate) fn rounded(self, dtype: DType) -> Self {
-        let round = |input: &Vec<f64>| numbers(tensor(input, &flex(), dtype));
-        let inputs = self.inputs.iter().map(round).collect();
+        let inputs = self.inputs.iter().map(|x| rounded(x, dtype)).collect();
         self.with_inputs(inputs)
     }
 
@@ -77,6 +90,15 @@ impl Case {
 
     pub(crate) fn found(&self, device: &Device, dtype: DType) -> Outcome {
         run(device, dtype, &self.inputs, &self.ours)
+    }
+
+    pub(crate) fn plain(&self, dtype: DType) -> Outcome {
+        run(&flex(), dtype, &self.inputs, &self.reference)
+    }
+
+    /// In a type of its own for each input. Fails if a gradient is of another.
+    pub(crate) fn found_in(&self, dtype: impl Fn(usize) -> DType) -> Outcome {
+        run_in(&flex(), dtype, &self.inputs, &self.ours)
     }
 
     /// That the operation gives what its reference does in `f64`, on every backend: in `f64`, and in
@@ -190,29 +212,46 @@ fn numbers(tensor: Tensor<1>) -> Vec<f64> {
     tensor.into_data().iter::<f64>().collect()
 }
 
+/// The nearest numbers that a type holds.
+pub(crate) fn rounded(values: &[f64], dtype: DType) -> Vec<f64> {
+    numbers(tensor(values, &flex(), dtype))
+}
+
 /// Runs an operation, and backward from its output weighed with noise.
 pub(crate) fn run(device: &Device, dtype: DType, inputs: &[Vec<f64>], op: Flat<'_>) -> Outcome {
-    let leaves: Vec<Tensor<1>> = inputs
-        .iter()
-        .map(|input| tensor(input, device, dtype).require_grad())
+    run_in(device, |_| dtype, inputs, op)
+}
+
+fn run_in(
+    device: &Device,
+    dtype: impl Fn(usize) -> DType,
+    inputs: &[Vec<f64>],
+    op: Flat<'_>,
+) -> Outcome {
+    let leaves = inputs.iter().enumerate();
+    let leaves: Vec<Tensor<1>> = leaves
+        .map(|(at, input)| tensor(input, device, dtype(at)).require_grad())
         .collect();
     let output = op(&leaves);
     let value = numbers(output.clone());
-    let weights = tensor(&coarse(value.len()), device, dtype);
+    let weights = tensor(&coarse(value.len()), device, output.dtype());
     let grads = (output * weights).sum().backward();
-    let grad = |leaf: &Tensor<1>| numbers(leaf.grad(&grads).expect("it is on the tape"));
+    let grad = |leaf: &Tensor<1>| {
+        let grad = leaf.grad(&grads).expect("it is on the tape");
+        assert_eq!(grad.dtype(), leaf.dtype(), "a gradient of another type");
+        numbers(grad)
+    };
     Outcome {
         value,
         grads: leaves.iter().map(grad).collect(),
     }
 }
 
-/// The largest difference of two tensors, as a multiple of the largest number in the second.
-fn difference(found: &[f64], expected: &[f64]) -> f64 {
+/// The largest difference of two tensors, as a multiple of the largest number in the second, or of
+/// `least` if that is larger.
+fn difference(found: &[f64], expected: &[f64], least: f64) -> f64 {
     assert_eq!(found.len(), expected.len());
-    let scale = expected
-        .iter()
-        .fold(f64::MIN_POSITIVE, |max, x| max.max(x.abs()));
+    let scale = expected.iter().fold(least, |max, x| max.max(x.abs()));
     let differences = found.iter().zip(expected).map(|(found, expected)| {
         if found.is_nan() && expected.is_nan() || found == expected {
             return 0.0;
@@ -229,8 +268,13 @@ fn difference(found: &[f64], expected: &[f64]) -> f64 {
 
 /// The largest difference of the output and of each gradient, as a multiple of its largest number.
 pub(crate) fn differences(found: &Outcome, expected: &Outcome) -> Vec<f64> {
+    differences_above(found, expected, f64::MIN_POSITIVE)
+}
+
+/// [`differences`], of which those of tensors without a number of this size are multiples of it.
+pub(crate) fn differences_above(found: &Outcome, expected: &Outcome, least: f64) -> Vec<f64> {
     let pairs = found.tensors().zip(expected.tensors());
     pairs
-        .map(|(found, expected)| difference(found, expected))
+        .map(|(found, expected)| difference(found, expected, least))
         .collect()
 }

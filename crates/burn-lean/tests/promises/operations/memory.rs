@@ -160,6 +160,24 @@ fn attention_keeps_no_scores() {
     });
 }
 
+/// Twice the time, twice the memory, where a chunk has as few rows as it may.
+#[test]
+fn memory_of_attention_grows_with_the_time() {
+    let name = "operations::memory::memory_of_attention_grows_with_the_time";
+    alone(name, || {
+        let peak = |time: usize| {
+            let leaf = numbers([1, 8, time, 2], 1, &flex()).require_grad();
+            let heads = [1.0, 2.0, 3.0].map(|factor| leaf.clone() * factor);
+            let [query, key, value] = heads;
+            let attend = || Attention::new().forward(query, key, value);
+            bytes_of(&leaf, attend, Tensor::sum).backward
+        };
+        let [short, long] = [2048, 4096].map(peak);
+        println!("attention's backward pass: {short} bytes at 2048, {long} at 4096");
+        assert!(long <= 2 * short + short / 4, "{long} {short}");
+    });
+}
+
 #[test]
 fn linear_makes_its_gradients_alone() {
     let name = "operations::memory::linear_makes_its_gradients_alone";

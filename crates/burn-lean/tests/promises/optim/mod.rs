@@ -28,3 +28,5 @@ mod run;
 #[path = "../../../../burn-lean-arithmetic/tests/both/settings.rs"]
 mod settings;
 mod side;
+#[path = "../../../../burn-lean-arithmetic/tests/both/types.rs"]
+mod types;
