@@ -103,7 +103,11 @@ mod tests {
 
     fn outline(numbers: &[f32]) -> Outline {
         let tensor = Tensor::<1>::from_floats(numbers, &Device::flex());
-        let rows = if numbers.len().is_multiple_of(2) { 2 } else { 1 };
+        let rows = if numbers.len().is_multiple_of(2) {
+            2
+        } else {
+            1
+        };
         let tensor = tensor.reshape([rows, numbers.len() / rows]);
         Outline::of::<Flex>(&Flex::of(tensor))
     }
