@@ -100,19 +100,13 @@ impl Trace {
 mod tests {
     use burn::Tensor;
     use burn::backend::Flex;
-    use burn::tensor::Device;
+    use burn::tensor::{Device, TensorData};
 
     use super::*;
 
     fn outline(numbers: &[f32]) -> Outline {
-        let tensor = Tensor::<1>::from_floats(numbers, &Device::flex());
-        let rows = if numbers.len().is_multiple_of(2) {
-            2
-        } else {
-            1
-        };
-        let tensor = tensor.reshape([rows, numbers.len() / rows]);
-        Outline::of::<Flex>(&Flex::of(tensor))
+        let data = TensorData::new(numbers.to_vec(), [numbers.len(), 1]);
+        Outline::of::<Flex>(&Flex::of(Tensor::<2>::from_data(data, &Device::flex())))
     }
 
     #[test]
