@@ -46,8 +46,9 @@ pub enum ReleaseError {
     #[error(
         "the gradient given for {path} was taken inside an earlier backward of an armed model, \
          which has left a mark in its place: it was stepped with, or its optimizer was dropped or \
-         has loaded a record before `step`; give every `step` the gradients of its own backward \
-         (if its optimizer is gone, load the last checkpoint into the model and the optimizer)"
+         has loaded a record before `step`; give every `step` the gradients of its own backward, and \
+         clip with `with_norm_clipping` (if its optimizer is gone, load the last checkpoint into \
+         the model and the optimizer)"
     )]
     Taken {
         /// Path of the parameter in the model.

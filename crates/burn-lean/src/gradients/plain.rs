@@ -11,6 +11,7 @@ use super::norm::{SquaredNorms, squared_norm};
 use super::transform::out_of_range;
 use crate::error::{ReleaseError, expect};
 use crate::groups::path_of;
+use crate::tape::is_left;
 
 /// Clips the gradients of a model by their global norm, and returns it: what PyTorch's
 /// `clip_grad_norm_` does, for plain Burn.
@@ -48,8 +49,8 @@ pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_nor
 /// # Errors
 ///
 /// - [`OutOfRange`](ReleaseError::OutOfRange): `max_norm` is not positive;
-/// - [`NonFinite`](ReleaseError::NonFinite): a gradient has no finite norm. So has one that was
-///   stepped with inside the backward pass of an armed model.
+/// - [`Taken`](ReleaseError::Taken): a gradient was taken inside the backward pass of an armed model;
+/// - [`NonFinite`](ReleaseError::NonFinite): a gradient has no finite norm.
 pub fn try_clip_grad_norm<M: Module>(
     model: &M,
     grads: &mut GradientsParams,
@@ -60,11 +61,19 @@ pub fn try_clip_grad_norm<M: Module>(
         grads,
         params: Vec::new(),
         norms: SquaredNorms::default(),
+        taken: None,
     };
     model.visit(&mut measure);
     let NormVisitor {
-        params, mut norms, ..
+        params,
+        mut norms,
+        taken,
+        ..
     } = measure;
+    if let Some(param) = taken {
+        let path = path_of(model, param);
+        return Err(ReleaseError::Taken { path });
+    }
     if let Some(param) = norms.first_non_finite(&params) {
         return Err(ReleaseError::NonFinite {
             path: path_of(model, param),
@@ -84,11 +93,15 @@ struct NormVisitor<'a> {
     grads: &'a GradientsParams,
     params: Vec<ParamId>,
     norms: SquaredNorms,
+    taken: Option<ParamId>,
 }
 
 impl ModuleVisitor for NormVisitor<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(grad) = self.grads.get::<D>(param.id) {
+            if is_left(param.base().dims(), grad.clone()) {
+                self.taken.get_or_insert(param.id);
+            }
             self.params.push(param.id);
             self.norms.push(param.id, squared_norm(grad));
         }

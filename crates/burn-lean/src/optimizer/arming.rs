@@ -11,6 +11,7 @@ use burn::module::{
 use burn::optim::GradientsParams;
 
 use super::one_param;
+use super::ordinary::added;
 use super::restoring::{abandon, restore_mappers, weight_for};
 use super::survey::{Survey, is_own};
 use crate::armed_slot::{ArmedSlot, Purpose};
@@ -88,6 +89,22 @@ fn sums_of(survey: &Survey) -> HashMap<ParamId, DispatchTensor> {
     let own = survey.found.iter().filter(|(_, found)| !found.is_copy);
     own.filter_map(|(id, found)| Some((*id, found.slot.take_sum()?)))
         .collect()
+}
+
+/// Takes the sums out of the slots of a model whose optimizer is gone.
+pub(super) fn sums_left<M: Module>(model: &M, survey: &Survey) -> GradientsParams {
+    struct Take(HashMap<ParamId, DispatchTensor>, GradientsParams);
+    impl ModuleVisitor for Take {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(sum) = self.0.remove(&param.id) {
+                let sum = Tensor::<D>::from_dispatch(sum);
+                self.1.register(param.id, sum);
+            }
+        }
+    }
+    let mut take = Take(sums_of(survey), GradientsParams::new());
+    model.visit(&mut take);
+    take.1
 }
 
 /// Takes back the sums of earlier micro-batches that a model was armed with.
@@ -257,10 +274,19 @@ struct Sums<'a> {
 
 impl ModuleVisitor for Sums<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let left = self.left.remove(&param.id);
         if let Some(slot) = self.session.slots().get(&param.id) {
             let sum = self.sums.remove::<D>(param.id);
-            slot.arm_for(self.purpose, self.left.remove(&param.id));
+            slot.arm_for(self.purpose, left);
             slot.arm_for(self.purpose, sum.map(Tensor::into_dispatch));
+        } else if let Some(left) = left {
+            // Frozen since.
+            let sum = added(
+                Some(Tensor::from_dispatch(left)),
+                self.sums.remove::<D>(param.id),
+            );
+            self.sums
+                .register::<D>(param.id, sum.expect("there is one"));
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::parameter::{Found, Released, find};
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
 use crate::session::Session;
 use crate::slot::{Rearm, some_are_armed};
-use crate::tape::{is_computed_from_placeholder, is_placeholder, is_replaced, leaf_of};
+use crate::tape::{is_computed_from_placeholder, is_left, is_placeholder, is_replaced, leaf_of};
 
 /// The parameters of a model.
 pub(super) struct Survey {
@@ -197,7 +197,7 @@ impl Survey {
         param: &Param<Tensor<D>>,
         grad: Option<Tensor<D>>,
     ) -> Result<(), ReleaseError> {
-        match grad.is_some_and(|grad| is_left(param, grad)) {
+        match grad.is_some_and(|grad| is_left(param.base().dims(), grad)) {
             false => Ok(()),
             true => Err(ReleaseError::Taken {
                 path: self.path_of(param.id),
@@ -249,16 +249,6 @@ pub(super) fn is_own(session: &Session, found: &Found) -> bool {
     let slots = session.slots();
     let own = slots.get(&found.id);
     own.is_some_and(|own| is_same(own, &found.slot))
-}
-
-/// Whether a gradient is the mark of one that was taken, or was computed from such a mark.
-fn is_left<const D: usize>(param: &Param<Tensor<D>>, grad: Tensor<D>) -> bool {
-    // A mark has one element, which need not be read where the weight has more.
-    if grad.dims() == [1; D] {
-        return param.base().dims() != [1; D] || is_placeholder(grad);
-    }
-    let waits = reading_waits(&grad.clone().into_dispatch().kind);
-    !waits && is_computed_from_placeholder(grad)
 }
 
 /// Looks at the placeholders of armed parameters, and for such where no slot was found.

@@ -12,6 +12,7 @@ pub(crate) use orders::Reached;
 #[cfg(feature = "train")]
 pub(crate) use placeholder::ElementOf;
 pub(crate) use placeholder::{
-    is_computed_from_placeholder, is_placeholder, is_replaced, leaf_of, placeholder_element,
+    is_computed_from_placeholder, is_left, is_placeholder, is_replaced, leaf_of,
+    placeholder_element,
 };
 pub(crate) use sums::take_sum;

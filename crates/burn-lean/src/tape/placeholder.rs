@@ -100,6 +100,17 @@ pub(crate) fn is_replaced<const D: usize>(leaf: u64, base: Tensor<D>) -> bool {
     leaf_of(base.clone()) != Some(leaf) && !is_placeholder(base)
 }
 
+/// Whether a gradient of a weight with these dimensions is the mark of one that was taken, or was
+/// computed from such a mark.
+pub(crate) fn is_left<const D: usize>(dims: [usize; D], grad: Tensor<D>) -> bool {
+    // A mark has one element, which need not be read where the weight has more.
+    if grad.dims() == [1; D] {
+        return dims != [1; D] || is_placeholder(grad);
+    }
+    let waits = reading_waits(&grad.clone().into_dispatch().kind);
+    !waits && is_computed_from_placeholder(grad)
+}
+
 fn first_element<const D: usize>(tensor: Tensor<D>) -> Option<TensorData> {
     if tensor.shape().num_elements() == 0 {
         return None;

@@ -78,8 +78,14 @@ impl ReleaseOptimizer {
         }
         let model = match self.is_armed() || survey.has_adapters || survey.found.is_empty() {
             true => model,
-            // An accumulator has left the model in this state after the last micro-batch.
-            false => arming::settle(model, &survey),
+            // An accumulator, or an optimizer that is gone, has left the model in this state.
+            false => {
+                let sums = arming::sums_left(&model, &survey);
+                if !sums.is_empty() {
+                    self.session.stepper().sums = sums;
+                }
+                arming::settle(model, &survey)
+            }
         };
         let mut report = self.report(&model, &mut grads);
         let reduced = match self.session.in_flight() {

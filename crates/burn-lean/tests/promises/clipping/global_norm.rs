@@ -19,7 +19,7 @@ use crate::harness::{
     Bits, LR, adamw, alone, assert_bits, bits, devices, flex, momentum, release_step, seeded,
 };
 use crate::memory::{deep, forward, peak_of};
-use crate::small::{PARAMS, Small, bits_of, grads_of, small};
+use crate::small::{PARAMS, Small, assert_error, bits_of, grads_of, small};
 
 const STEPS: usize = 20;
 
@@ -360,6 +360,12 @@ fn plain_gradients_are_clipped_or_left_alone() {
         let error = try_clip_grad_norm(&model, &mut grads, max_norm).unwrap_err();
         assert!(matches!(error, ReleaseError::OutOfRange { .. }), "{error}");
     }
+    // Those of an armed model have been stepped with.
+    let mut optim = adamw().with_gradient_release();
+    let model = optim.arm(LR, model);
+    let mut grads = grads_of(&model, 0);
+    let error = try_clip_grad_norm(&model, &mut grads, 1.0).unwrap_err();
+    assert_error!(error, Taken, "with_norm_clipping");
 }
 
 /// The coefficient itself is compared with the paper's in `reference`.

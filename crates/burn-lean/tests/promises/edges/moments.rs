@@ -208,9 +208,10 @@ impl Run {
     fn arm_last(&mut self) -> Outcome {
         let sums = self.sums.try_grads()?;
         self.call(|run, model| ended(run.optim.try_arm_accumulated(LR, model, sums)))?;
-        if self.plain_last.is_empty() {
-            self.plain_last = self.plain_sums.grads();
-        }
+        let mut sums = GradientsAccumulator::<Small>::new();
+        sums.accumulate(&self.plain, std::mem::take(&mut self.plain_last));
+        sums.accumulate(&self.plain, self.plain_sums.grads());
+        self.plain_last = sums.grads();
         self.window = Window::Outside;
         Ok(())
     }

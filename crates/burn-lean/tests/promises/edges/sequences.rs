@@ -54,16 +54,22 @@ fn is_final(error: &str) -> bool {
     kinds.contains(&error)
 }
 
-/// Walks so many calls, and returns how it ended: with plain Burn's weights, or refused.
-fn walk(seed: u64, length: usize, calls: &mut Vec<&str>) -> String {
+/// Draws so many calls.
+fn draw(seed: u64, length: usize) -> (Way, Vec<&'static str>) {
     let mut random = Random(seed);
     let way = [Way::Kept, Way::Recomputed, Way::Threads][random.below(3)];
+    let call = |_| match random.below(2) {
+        0 => TRAINING[random.below(TRAINING.len())],
+        _ => CALLS[random.below(CALLS.len())].0,
+    };
+    (way, (0..length).map(call).collect())
+}
+
+/// Makes those of the calls that can be made, and returns how it ended: with plain Burn's weights,
+/// or refused.
+fn walk(way: Way, calls: &[&str]) -> String {
     let mut run = Run::at(way, Moment::Unarmed);
-    while calls.len() < length {
-        let name = match random.below(2) {
-            0 => TRAINING[random.below(TRAINING.len())],
-            _ => CALLS[random.below(CALLS.len())].0,
-        };
+    for name in calls.iter().copied() {
         let is_possible = match name {
             "backward" => run.losses.is_some(),
             // Sums of another model are lost in plain Burn.
@@ -77,8 +83,7 @@ fn walk(seed: u64, length: usize, calls: &mut Vec<&str>) -> String {
         if !is_possible {
             continue;
         }
-        calls.push(name);
-        if name.contains("arm") {
+        if name.contains("arm") || name == "optim.step" {
             forget_forward(&mut run);
         }
         let call: Call = match name {
@@ -114,7 +119,22 @@ fn walk(seed: u64, length: usize, calls: &mut Vec<&str>) -> String {
     }
 }
 
-/// Gradients of a forward pass made before `arm` are lost, as the docs say.
+/// The fewest of these calls that still fail.
+fn shrunk(way: Way, mut calls: Vec<&str>) -> Vec<&str> {
+    let mut at = 0;
+    while at < calls.len() {
+        let mut fewer = calls.clone();
+        fewer.remove(at);
+        match panic_of(|| walk(way, &fewer)) {
+            Ok(_) => at += 1,
+            Err(_) => calls = fewer,
+        }
+    }
+    calls
+}
+
+/// Gradients of a forward pass that is kept over a call that arms, or ends an arming, are lost or
+/// refused, as the docs say and the table has it.
 fn forget_forward(run: &mut Run) {
     run.losses = None;
 }
@@ -137,10 +157,10 @@ fn run(walks: std::ops::Range<u64>, length: usize) {
     let count = walks.end - walks.start;
     let mut ends = BTreeMap::<String, u64>::new();
     for seed in walks {
-        let mut calls = Vec::new();
-        match panic_of(|| walk(seed, length, &mut calls)) {
+        let (way, calls) = draw(seed, length);
+        match panic_of(|| walk(way, &calls)) {
             Ok(end) => *ends.entry(end).or_default() += 1,
-            Err(text) => panic!("sequence {seed}, {calls:?}: {text}"),
+            Err(text) => panic!("sequence {seed}, {way:?}, {:?}: {text}", shrunk(way, calls)),
         }
     }
     println!("{count} sequences of {length} calls ended with: {ends:?}");
