@@ -611,6 +611,25 @@ fn after_a_panic_inside_a_scope_training_goes_on() {
     assert_one_step(&release_step(net, &mut optim, |net| blocks(net, 0, true)));
 }
 
+/// Siblings: a tuple of them is a module.
+#[test]
+fn two_layers_in_one_scope() {
+    let make = || seeded(&flex(), Net::new);
+    let loss = |net: &Net, step: usize, again: bool| {
+        let [first, second, _] = &net.blocks[..] else {
+            unreachable!("it has three blocks");
+        };
+        let run = |(first, second): &(Block, Block), x| second.perceive(first.attend(x));
+        let both = (first.clone(), second.clone());
+        net.loss(forward(&both, net.embed(step), again, run), step)
+    };
+    let kept = |net: &Net, step| loss(net, step, false);
+    let (_, expected) = plain_run(make(), &mut adamw(), 0..4, kept);
+    let mut optim = adamw().with_gradient_release();
+    let again = |net: &Net, step| loss(net, step, true);
+    release_run(make(), &mut optim, 0..4, again, &expected, "siblings");
+}
+
 #[test]
 fn a_function_of_the_input_alone() {
     let device = flex();
