@@ -93,8 +93,26 @@ fn sums_of(survey: &Survey) -> HashMap<ParamId, DispatchTensor> {
 
 /// Takes the sums out of the slots of a model whose optimizer is gone.
 pub(super) fn sums_left<M: Module>(model: &M, survey: &Survey) -> GradientsParams {
-    struct Take(HashMap<ParamId, DispatchTensor>, GradientsParams);
-    impl ModuleVisitor for Take {
+    registered(model, sums_of(survey), GradientsParams::new())
+}
+
+/// Takes back the sums of earlier micro-batches that a model was armed with.
+pub(super) fn take_sums<M: Module>(session: &Session, model: &M) -> GradientsParams {
+    let left = std::mem::take(&mut session.stepper().sums);
+    let slots = session.slots();
+    let sums = slots.iter();
+    let sums = sums.filter_map(|(id, slot)| Some((*id, slot.take_sum()?)));
+    registered(model, sums.collect(), left)
+}
+
+/// Adds the sums of a model's parameters to gradients.
+fn registered<M: Module>(
+    model: &M,
+    sums: HashMap<ParamId, DispatchTensor>,
+    grads: GradientsParams,
+) -> GradientsParams {
+    struct Register(HashMap<ParamId, DispatchTensor>, GradientsParams);
+    impl ModuleVisitor for Register {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if let Some(sum) = self.0.remove(&param.id) {
                 let sum = Tensor::<D>::from_dispatch(sum);
@@ -102,27 +120,9 @@ pub(super) fn sums_left<M: Module>(model: &M, survey: &Survey) -> GradientsParam
             }
         }
     }
-    let mut take = Take(sums_of(survey), GradientsParams::new());
-    model.visit(&mut take);
-    take.1
-}
-
-/// Takes back the sums of earlier micro-batches that a model was armed with.
-pub(super) fn take_sums<M: Module>(session: &Session, model: &M) -> GradientsParams {
-    struct Take<'a>(&'a Session, GradientsParams);
-    impl ModuleVisitor for Take<'_> {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let slot = self.0.slots().get(&param.id).cloned();
-            if let Some(sum) = slot.and_then(|slot| slot.take_sum()) {
-                let sum = Tensor::<D>::from_dispatch(sum);
-                self.1.register(param.id, sum);
-            }
-        }
-    }
-    let left = std::mem::take(&mut session.stepper().sums);
-    let mut take = Take(session, left);
-    model.visit(&mut take);
-    take.1
+    let mut register = Register(sums, grads);
+    model.visit(&mut register);
+    register.1
 }
 
 /// Makes an ordinary model of one that another arming has left, or of a copy of an armed model.
