@@ -21,8 +21,8 @@ use burn_gradient_release::{
 };
 use peak_alloc::PeakAlloc;
 use std::time::Instant;
-use vit::config::Preset;
-use vit::model::{Vit, VitConfig};
+use vit_0_21::config::Preset;
+use vit_0_21::model::{Vit, VitConfig};
 
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;

@@ -1,6 +1,6 @@
 //! Accuracy on the bundled digits of what is not exact: moments in 8 bits, weights in bf16, and
 //! micro-batches that go into the moments. The vision transformer, batches and schedule are those
-//! of `vit train`, without dropout; Flex, gradient release.
+//! of `vit-0-21 train`, without dropout; Flex, gradient release.
 //!
 //! ```sh
 //! cargo run --release -p benchmarks --example digits -- 20 5
@@ -21,15 +21,15 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SimpleOptimizer};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, ElementConversion, Tensor};
 use burn_gradient_release::{GradientRelease, ReleaseAccumulator, WithGradientRelease};
-use burn_lean_optim::{
+use burn_gradient_release_optim::{
     AccumulateInMoments, Bf16Weights, EightBitMoments, InOnePass, MasterWeights, MomentDecay,
     Stochastic,
 };
 use std::sync::Arc;
-use vit::config::{Preset, WEIGHT_DECAY};
-use vit::data::{Batch, Dataset, ImageBatcher, ImageSize, Images, Source};
-use vit::model::Vit;
-use vit::train::scheduler;
+use vit_0_21::config::{Preset, WEIGHT_DECAY};
+use vit_0_21::data::{Batch, Dataset, ImageBatcher, ImageSize, Images, Source};
+use vit_0_21::model::Vit;
+use vit_0_21::train::scheduler;
 
 type B = GradientRelease<Autodiff<Flex>>;
 type Optim<O> = OptimizerAdaptor<O, Vit<B>, B>;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::num::{NonZeroUsize, ParseIntError};
 use std::str::FromStr;
-use vit::config::OptimizerKind;
+use vit_0_21::config::OptimizerKind;
 
 /// How a training computes, where there is a choice. Runs that differ in it add up the same numbers
 /// in another order: only the weights of runs with equal ones are comparable.

@@ -4,8 +4,8 @@ use crate::plan::{Available, Request};
 use crate::pytorch::PyTorch;
 use crate::results::LeftOut;
 use anyhow::{Error, Result, ensure};
-use vit::backend;
-use vit::config::BackendKind;
+use vit_0_21::backend;
+use vit_0_21::config::BackendKind;
 
 /// Looks for the backends and for PyTorch.
 ///
@@ -58,7 +58,7 @@ fn backends(request: &Request, missing: &mut Vec<LeftOut>) -> Result<Vec<Backend
 
 /// An error in one line if this build or this machine does not have the backend.
 fn require(backend: BackendKind) -> Result<()> {
-    // `vit` may have it all the same, where another package of the build has asked for it.
+    // `vit-0-21` may have it all the same, where another package of the build has asked for it.
     let is_here = match backend {
         BackendKind::Wgpu => cfg!(feature = "wgpu"),
         BackendKind::Cuda => cfg!(feature = "cuda"),
@@ -72,14 +72,14 @@ fn require(backend: BackendKind) -> Result<()> {
     backend::require(backend).map_err(in_this_package)
 }
 
-/// An error of `vit` that names its own package, naming this package instead.
+/// An error of `vit-0-21` that names its own package, naming this package instead.
 fn in_this_package(error: Error) -> Error {
-    Error::msg(format!("{error:#}").replace("-p vit", "-p benchmarks"))
+    Error::msg(format!("{error:#}").replace("-p vit-0-21", "-p benchmarks"))
 }
 
 #[cfg(feature = "wgpu")]
 fn has_gpu_adapter() -> bool {
-    let mut adapters = vit::device::adapters().into_iter();
+    let mut adapters = vit_0_21::device::adapters().into_iter();
     adapters.any(|adapter| !adapter.is_software)
 }
 

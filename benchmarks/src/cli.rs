@@ -19,10 +19,10 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
 use std::time::Duration;
-use vit::config::{BackendKind, OptimizerKind, Preset};
-use vit::data::ImageSize;
-use vit::lock::has_no_locks;
-use vit::terminal::{self, note, say};
+use vit_0_21::config::{BackendKind, OptimizerKind, Preset};
+use vit_0_21::data::ImageSize;
+use vit_0_21::lock::has_no_locks;
+use vit_0_21::terminal::{self, note, say};
 
 /// The files that a suite writes.
 const FILES: [&str; 3] = ["results.json", "table.md", "memory.svg"];

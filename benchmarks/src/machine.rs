@@ -41,7 +41,7 @@ fn nvidia_gpus() -> Vec<String> {
 
 #[cfg(feature = "wgpu")]
 fn adapters() -> Vec<String> {
-    let adapters = vit::device::adapters().into_iter();
+    let adapters = vit_0_21::device::adapters().into_iter();
     adapters.map(|adapter| adapter.name).collect()
 }
 

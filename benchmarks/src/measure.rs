@@ -13,22 +13,22 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Device, ElementConversion};
-#[cfg(feature = "cuda")]
-use burn_device_memory::MeteredCudaUnfused;
-#[cfg(feature = "wgpu")]
-use burn_device_memory::MeteredWgpuUnfused;
-#[cfg(feature = "flex")]
-use burn_flat_linear::FlatLinear;
 use burn_gradient_release::{Recompute, ReleaseBackend};
-use burn_lean_optim::LeanBackend;
+#[cfg(feature = "cuda")]
+use burn_gradient_release_device_memory::MeteredCudaUnfused;
+#[cfg(feature = "wgpu")]
+use burn_gradient_release_device_memory::MeteredWgpuUnfused;
 #[cfg(feature = "flex")]
-use burn_memory_timeline::Recorded;
-use burn_memory_timeline::{backward, forward};
+use burn_gradient_release_flat_linear::FlatLinear;
+use burn_gradient_release_optim::LeanBackend;
+#[cfg(feature = "flex")]
+use burn_gradient_release_timeline::Recorded;
+use burn_gradient_release_timeline::{backward, forward};
 use std::time::Instant;
-use vit::backend::{self, Job};
-use vit::config::{self, BackendKind, Engine, OptimizerKind};
-use vit::digest;
-use vit::memory::Memory;
+use vit_0_21::backend::{self, Job};
+use vit_0_21::config::{self, BackendKind, Engine, OptimizerKind};
+use vit_0_21::digest;
+use vit_0_21::memory::Memory;
 
 /// Measures one run.
 pub fn run<W: Workload>(spec: &Spec, work: &W) -> Result<Measured> {

@@ -6,9 +6,11 @@ use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamConfig, AdamWConfig};
 use burn::tensor::backend::AutodiffBackend;
 use burn_gradient_release::{Recompute, ReleaseBackend, WithGradientRelease};
-use burn_lean_optim::{AdafactorConfig, EightBitMoments, InOnePass, LeanBackend, LionConfig};
-use burn_memory_timeline::RecordSteps;
-use vit::config::OptimizerKind;
+use burn_gradient_release_optim::{
+    AdafactorConfig, EightBitMoments, InOnePass, LeanBackend, LionConfig,
+};
+use burn_gradient_release_timeline::RecordSteps;
+use vit_0_21::config::OptimizerKind;
 
 /// What is measured on Burn 0.21, where each one is compiled for every model and backend.
 pub const MEASURED: [OptimizerKind; 8] = [

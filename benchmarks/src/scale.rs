@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How many bytes of a gradient are on their way at once, as in burn-data-parallel.
+/// How many bytes of a gradient are on their way at once, as in burn-gradient-release-data-parallel.
 const SEGMENT: f64 = (512 << 10) as f64;
 
 /// A gradient, in the order in which they are complete.

@@ -5,8 +5,8 @@ use crate::gpt::GptConfig;
 use crate::workload::Workload;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use vit::config::{OptimizerKind, Preset};
-use vit::model::VitConfig;
+use vit_0_21::config::{OptimizerKind, Preset};
+use vit_0_21::model::VitConfig;
 
 /// The shape of a model, part of the JSON for a measuring process, in Rust or in Python.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

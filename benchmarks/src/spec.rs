@@ -4,7 +4,7 @@ use crate::results::{Arithmetic, BurnVersion, Checkpointing, Mode, Settings, Tor
 use crate::shape::Shape;
 use crate::timeline::TimelineSpec;
 use serde::{Deserialize, Serialize};
-use vit::config::{BackendKind, OptimizerKind};
+use vit_0_21::config::{BackendKind, OptimizerKind};
 
 /// The hidden subcommand that makes this program a measuring process.
 pub const CHILD: &str = "measure";

@@ -1,7 +1,7 @@
 //! The stages of a step that is measured, and the bytes alive at the end of each.
 
 use crate::results::Bytes;
-use vit::memory::{Memory, Peak};
+use vit_0_21::memory::{Memory, Peak};
 
 /// Time and loss of a step.
 #[derive(Default)]

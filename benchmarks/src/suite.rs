@@ -14,7 +14,7 @@ use std::env;
 use std::process::Command;
 use std::result;
 use std::time::{Duration, Instant};
-use vit::terminal::note;
+use vit_0_21::terminal::note;
 
 /// Measures what was requested, and calls `progress` with the results so far after each run.
 ///

@@ -4,10 +4,10 @@ use crate::results::{
     BurnVersion, Case, Checkpointing, Measured, Mode, Subject, Timeline, value_name,
 };
 use anyhow::{Context, Result};
-use burn_memory_timeline::{Recorder, Recording};
+use burn_gradient_release_timeline::{Recorder, Recording};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use vit::memory::{HighWater, Memory};
+use vit_0_21::memory::{HighWater, Memory};
 
 /// The folder of the files, inside the folder of the results.
 pub const FOLDER: &str = "timelines";
@@ -97,7 +97,7 @@ mod tests {
     use crate::results::{Arithmetic, LossChunk};
     use crate::shape::{Kind, Sizes};
     use std::num::NonZeroUsize;
-    use vit::config::{BackendKind, Preset};
+    use vit_0_21::config::{BackendKind, Preset};
 
     fn name(
         title: &str,

@@ -4,7 +4,7 @@
 use crate::gpt::GptConfig;
 use crate::results::{Arithmetic, BurnVersion, Case, Checkpointing, Mode, Subject, Vocabulary};
 use crate::shape::Shape;
-use vit::config::BackendKind;
+use vit_0_21::config::BackendKind;
 
 /// Vocabularies are multiples of this, as they are in practice.
 const STEP: usize = 64;

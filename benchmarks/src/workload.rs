@@ -7,9 +7,9 @@ use burn::module::{AutodiffModule, ModuleDisplay};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Device, Tensor, TensorData};
-use vit::config::OptimizerKind;
-use vit::model::{Vit, VitConfig};
-use vit::rng::SeededRng;
+use vit_0_21::config::OptimizerKind;
+use vit_0_21::model::{Vit, VitConfig};
+use vit_0_21::rng::SeededRng;
 
 /// Number of different batches in a run.
 const BATCHES: usize = 4;

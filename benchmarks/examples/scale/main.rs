@@ -14,7 +14,7 @@ mod worker;
 
 use anyhow::{Context, Result, ensure};
 use benchmarks::scale::{Network, Step};
-use burn_data_parallel::{Alone, Mpi, Replicas};
+use burn_gradient_release_data_parallel::{Alone, Mpi, Replicas};
 use std::env;
 use std::process::Command;
 use worker::Measured;

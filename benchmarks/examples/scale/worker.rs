@@ -9,16 +9,16 @@ use burn::module::{Module, Param, ParamId};
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{Tensor, TensorMetadata};
-use burn_data_parallel::{DataParallel, Replicas};
 use burn_gradient_release::{
     GradientReduction, GradientRelease, PendingGradient, Recipients, ReductionError,
     WithGradientRelease,
 };
+use burn_gradient_release_data_parallel::{DataParallel, Replicas};
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
-use vit::config::Preset;
-use vit::model::VitConfig;
+use vit_0_21::config::Preset;
+use vit_0_21::model::VitConfig;
 
 type B = GradientRelease<Autodiff<Flex>>;
 

@@ -13,12 +13,12 @@ use anyhow::{Context, Result, bail, ensure};
 use burn_0_22::module::Module;
 use burn_0_22::optim::GradientsParams;
 use burn_0_22::tensor::Device;
-use lean_vit::digest;
-use lean_vit::model::{LeanVit, Recomputed, Vit};
 use std::time::Instant;
-use vit::config::BackendKind;
-use vit::memory::{Heap, Memory};
-use vit::rng::SeededRng;
+use vit::digest;
+use vit::model::{LeanVit, Recomputed, Vit};
+use vit_0_21::config::BackendKind;
+use vit_0_21::memory::{Heap, Memory};
+use vit_0_21::rng::SeededRng;
 
 /// Measures one run.
 ///

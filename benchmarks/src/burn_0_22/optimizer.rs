@@ -11,7 +11,7 @@ use burn_0_22::optim::{
 };
 use burn_lean::optim::{EightBitMoments, InOnePass, Lean};
 use burn_lean::{Refused, ReleaseError, ReleaseOptimizer, WithGradientRelease};
-use vit::config::OptimizerKind;
+use vit_0_21::config::OptimizerKind;
 
 /// An optimizer in one of the modes.
 pub(super) enum Stepper {

@@ -10,8 +10,8 @@ use anyhow::{Result, anyhow};
 use burn::tensor::{DType, TensorData};
 use burn_0_22::module::{Module, ModuleVisitor, Param};
 use burn_0_22::tensor::{self, Device, Tensor};
-use lean_vit::model::{Model, Recomputed};
-use vit::model::VitConfig;
+use vit::model::{Model, Recomputed};
+use vit_0_21::model::VitConfig;
 
 /// A batch on the host.
 pub(super) type HostBatch = (tensor::TensorData, tensor::TensorData);

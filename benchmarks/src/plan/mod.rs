@@ -17,8 +17,8 @@ use crate::results::{
 use crate::shape::{Kind, Shape, Sizes};
 use crate::timeline::TimelineSpec;
 use std::path::Path;
-use vit::backend;
-use vit::config::{self, BackendKind, Engine, OptimizerKind, Preset};
+use vit_0_21::backend;
+use vit_0_21::config::{self, BackendKind, Engine, OptimizerKind, Preset};
 
 /// The plan of a suite.
 #[derive(Clone, Debug, PartialEq)]
@@ -348,7 +348,7 @@ impl Planner<'_> {
         for optimizer in self.request.optimizers.iter().copied() {
             let reason = match burn {
                 BurnVersion::V0_21 if !MEASURED.contains(&optimizer) => {
-                    "not compiled into the benchmarks; `vit train` has it"
+                    "not compiled into the benchmarks; `vit-0-21 train` has it"
                 }
                 BurnVersion::V0_21 if optimizer.is_8_bit() && !backend.has_8_bit_moments() => {
                     "this backend has no kernels for moments in 8 bits"
@@ -466,7 +466,7 @@ fn can_record(subject: &Subject) -> Result<(), LeftOut> {
         optimizer: OptimizerKind::Adam,
     };
     backend::can_record(&engine).map_err(|error| {
-        // The error names an option of `vit`; this is the one of this program.
+        // The error names an option of `vit-0-21`; this is the one of this program.
         let why = format!("{error:#}").replace("add --no-fusion", "choose --fusion off");
         LeftOut::new(what, why)
     })

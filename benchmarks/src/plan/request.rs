@@ -7,7 +7,7 @@ use crate::results::{
 use crate::shape::{Kind, Sizes};
 use std::path::PathBuf;
 use std::time::Duration;
-use vit::config::{BackendKind, OptimizerKind, Preset};
+use vit_0_21::config::{BackendKind, OptimizerKind, Preset};
 
 /// The options of a suite.
 #[derive(Clone, Debug)]

@@ -8,5 +8,5 @@ pub use table::table;
 
 /// Bytes in MiB, without the unit.
 fn mib(bytes: impl Into<i128>) -> String {
-    vit::terminal::mib(bytes, 1)
+    vit_0_21::terminal::mib(bytes, 1)
 }

@@ -25,7 +25,7 @@ where operations, `flat linear` and `loss chunk` are the same: they add up in an
 const TIMELINES: &str = "\
 Memory timelines: `timelines/` has one of each run of Burn, two steps recorded in a separate process;
 `results.json` names the file of each. `burn-memory html plain.json.gz release.json.gz` makes a page of two
-of them, side by side, and `burn-memory summary` summarizes one (crates/burn-memory-timeline).";
+of them, side by side, and `burn-memory summary` summarizes one (crates/burn-0.21/burn-gradient-release-timeline).";
 
 /// The results as text.
 pub fn table(results: &Results) -> String {

@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use vit::config;
+use vit_0_21::config;
 
 /// What the forward pass keeps for the backward pass, on either version of Burn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -22,7 +22,7 @@ pub enum Checkpointing {
 }
 
 impl Checkpointing {
-    /// The setting of `vit`, which is for Burn 0.21, where a scope in a scope is part of the outer
+    /// The setting of `vit-0-21`, which is for Burn 0.21, where a scope in a scope is part of the outer
     /// one.
     pub fn on_burn_0_21(self) -> Option<config::Checkpointing> {
         match self {

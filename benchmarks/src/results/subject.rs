@@ -6,7 +6,7 @@ use crate::value_name::value_name;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use vit::config::BackendKind;
+use vit_0_21::config::BackendKind;
 
 /// The versions of Burn that are measured: before 0.22, a backend is a type parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]

@@ -6,9 +6,9 @@ mod python;
 mod stderr;
 
 use assert_cmd::Command;
-use burn_memory_timeline::Snapshot;
-use burn_memory_timeline::analysis::{Peak, Totals};
-use burn_memory_timeline::snapshot::{Category, PhaseKind};
+use burn_gradient_release_timeline::Snapshot;
+use burn_gradient_release_timeline::analysis::{Peak, Totals};
+use burn_gradient_release_timeline::snapshot::{Category, PhaseKind};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;

@@ -2,7 +2,7 @@
 
 use burn::Tensor;
 use burn::module::{Module, Param, ParamGroup, ParamId};
-use burn_lean_arithmetic::groups::{is_not_decayed, nearest};
+use lean_arithmetic::groups::{is_not_decayed, nearest};
 use serde_json::Value;
 
 use crate::error::ReleaseError;

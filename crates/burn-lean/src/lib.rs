@@ -38,10 +38,6 @@ mod tape;
 #[cfg(feature = "train")]
 pub mod train;
 
-#[cfg(feature = "mpi")]
-pub use burn_replicas::Mpi;
-#[cfg(feature = "data-parallel")]
-pub use burn_replicas::{Alone, CommunicationError, Communicator, ReplicaError, Replicas, Threads};
 #[cfg(feature = "data-parallel")]
 pub use data_parallel::{DataParallel, SaveStatesError};
 pub use error::{Refused, ReleaseError};
@@ -51,6 +47,10 @@ pub use gradients::{
 };
 pub use groups::{check_group, no_decay};
 pub use hook_orders::FirstPass;
+#[cfg(feature = "mpi")]
+pub use lean_replicas::Mpi;
+#[cfg(feature = "data-parallel")]
+pub use lean_replicas::{Alone, CommunicationError, Communicator, ReplicaError, Replicas, Threads};
 pub use optimizer::{
     Outcome, ReleaseAccumulator, ReleaseOptimizer, StepReport, WithGradientRelease,
 };

@@ -12,7 +12,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::ParamId;
 use burn::optim::OptimizerRecord;
 use burn::tensor::Shape;
-use burn_lean_arithmetic::turns::Turns;
+use lean_arithmetic::turns::Turns;
 
 use crate::backend::{Inner, Primitive};
 use crate::error::{ReleaseError, expect};

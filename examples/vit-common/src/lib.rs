@@ -1,4 +1,4 @@
-//! What the vision transformer examples share: `vit`, for Burn 0.21, and `lean-vit`, for Burn 0.22.
+//! What the vision transformer examples share: `vit-0-21`, for Burn 0.21, and `vit`, for Burn 0.22.
 //!
 //! Nothing here depends on Burn.
 

@@ -2,7 +2,7 @@
 
 use crate::settings::flat;
 use anyhow::{Result, ensure};
-use burn_replicas::Replicas;
+use lean_replicas::Replicas;
 use serde_json::Value;
 use std::num::NonZeroU64;
 #[cfg(feature = "mpi")]
@@ -12,7 +12,7 @@ use std::time::Duration;
 /// it was not started as one of several.
 pub fn local_rank() -> Option<usize> {
     #[cfg(feature = "mpi")]
-    return burn_replicas::Mpi::local_rank();
+    return lean_replicas::Mpi::local_rank();
     #[cfg(not(feature = "mpi"))]
     None
 }
@@ -23,7 +23,7 @@ pub fn local_rank() -> Option<usize> {
 pub fn join(program: &str, timeout: Option<NonZeroU64>) -> Result<Replicas> {
     #[cfg(feature = "mpi")]
     {
-        let join = burn_replicas::Mpi::initialize;
+        let join = lean_replicas::Mpi::initialize;
         Ok(match timeout {
             Some(seconds) => Replicas::new_within(Duration::from_secs(seconds.get()), join)?,
             None => Replicas::new(join)?,
@@ -68,7 +68,7 @@ pub fn check_settings(replicas: &Replicas, settings: &Value) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn_replicas::{Alone, Threads};
+    use lean_replicas::{Alone, Threads};
     use serde_json::json;
 
     #[test]

@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn a_path_is_quoted_if_a_shell_would_cut_it() {
         for (path, said) in [
-            ("artifacts/lean-vit", "artifacts/lean-vit"),
+            ("artifacts/vit", "artifacts/vit"),
             ("my runs/a", "'my runs/a'"),
             ("it's", r"'it'\''s'"),
             ("$HOME", "'$HOME'"),

@@ -1,132 +1,99 @@
-//! Checks that this machine has the device of a backend.
+//! Opens the device of a run.
 //!
-//! Without its device, a GPU backend of Burn panics at its first use.
+//! Burn opens a device at its first use, and panics if it cannot. So the first use is here.
 
-use crate::config::BackendKind;
-use anyhow::Result;
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
-use anyhow::bail;
+use crate::config::DeviceKind;
+use anyhow::{Result, bail};
+use burn::tensor::{Device, Tensor};
+use std::panic;
 
-/// An error in one line that names what is missing.
-pub(crate) fn require(backend: BackendKind) -> Result<()> {
-    match backend {
-        BackendKind::Flex | BackendKind::NdArray => Ok(()),
-        #[cfg(feature = "wgpu")]
-        BackendKind::Wgpu => adapter::require(),
-        #[cfg(feature = "cuda")]
-        BackendKind::Cuda => cuda::require(),
-        #[allow(unreachable_patterns)] // With every feature on, no backend remains.
-        _ => Ok(()),
+/// An error in one line if this build does not have the device.
+pub fn require(kind: DeviceKind) -> Result<()> {
+    if !kind.is_compiled_in() {
+        bail!(
+            "the device {kind} is not compiled in: build with `cargo run --release -p vit \
+             --features {}`",
+            kind.feature()
+        );
+    }
+    Ok(())
+}
+
+/// The device, without autodiff.
+///
+/// # Errors
+///
+/// This build or this machine does not have it; the error says what to do.
+pub fn open(kind: DeviceKind) -> Result<Device> {
+    require(kind)?;
+    let missing = match kind {
+        DeviceKind::Cpu => "Burn's CPU backend",
+        DeviceKind::Wgpu => {
+            "a graphics driver; install the one of the GPU, or one in software (Debian's \
+             mesa-vulkan-drivers)"
+        }
+        DeviceKind::Cuda => {
+            "NVIDIA's driver and the CUDA toolkit; install them, or set CUDA_PATH and LD_LIBRARY_PATH"
+        }
+    };
+    match opened(kind) {
+        Ok(device) => Ok(device),
+        Err(reason) => bail!(
+            "the device {kind} cannot be used here, as it needs {missing}, or choose another \
+             --device: {reason}"
+        ),
     }
 }
 
-/// An adapter of wgpu.
-#[cfg(feature = "wgpu")]
-#[derive(Clone, Debug)]
-pub struct Adapter {
-    /// Name of the adapter.
-    pub name: String,
-    /// Whether it computes on the CPU.
-    pub is_software: bool,
-}
-
-/// The adapters that wgpu finds.
-#[cfg(feature = "wgpu")]
-pub fn adapters() -> Vec<Adapter> {
-    let adapters = adapter::all().into_iter();
-    let adapters = adapters.map(|info| Adapter {
-        is_software: info.device_type == wgpu::DeviceType::Cpu,
-        name: info.name,
+/// The device after its first operation; the reason in one line if that fails.
+fn opened(kind: DeviceKind) -> Result<Device, String> {
+    // The message of a panic is part of the error.
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_| {}));
+    let opened = panic::catch_unwind(|| {
+        let device = of(kind);
+        let two = Tensor::<1>::ones([1], &device) + 1.0;
+        match two.try_into_scalar::<f32>() {
+            Ok(_) => Ok(device),
+            Err(error) => Err(error.to_string()),
+        }
     });
-    adapters.collect()
+    panic::set_hook(hook);
+    opened.unwrap_or_else(|payload| {
+        let text = payload.downcast_ref::<String>().map(String::as_str);
+        let text = text.or(payload.downcast_ref::<&str>().copied());
+        Err(text.unwrap_or("Burn panicked").to_string())
+    })
 }
 
-#[cfg(feature = "wgpu")]
-mod adapter {
-    use super::*;
-    use cubecl::future::block_on;
-    use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi};
-    use wgpu::{AdapterInfo, Instance, InstanceDescriptor};
-
-    pub(super) fn require() -> Result<()> {
-        if all().is_empty() {
-            let api = AutoGraphicsApi::backend();
-            bail!(
-                "no wgpu adapter: {api} finds no driver; install the one of the GPU, or one in \
-                 software (Debian's mesa-vulkan-drivers)"
-            );
-        }
-        Ok(())
-    }
-
-    /// The adapters of the graphics API that Burn uses.
-    pub(super) fn all() -> Vec<AdapterInfo> {
-        let api = AutoGraphicsApi::backend();
-        let instance = Instance::new(InstanceDescriptor {
-            backends: api.into(),
-            ..InstanceDescriptor::new_without_display_handle()
-        });
-        let adapters = block_on(instance.enumerate_adapters(api.into()));
-        adapters.iter().map(|adapter| adapter.get_info()).collect()
+fn of(kind: DeviceKind) -> Device {
+    match kind {
+        #[cfg(feature = "flex")]
+        DeviceKind::Cpu => Device::flex(),
+        #[cfg(feature = "wgpu")]
+        DeviceKind::Wgpu => of_this_process(
+            burn::tensor::DeviceType::Wgpu,
+            Device::wgpu(burn::tensor::DeviceKind::DefaultDevice),
+        ),
+        #[cfg(feature = "cuda")]
+        DeviceKind::Cuda => of_this_process(
+            burn::tensor::DeviceType::Cuda,
+            Device::cuda(burn::tensor::DeviceIndex::Default),
+        ),
+        #[allow(unreachable_patterns)] // With every feature on, no device remains.
+        _ => panic!("the device {kind} is not compiled in"),
     }
 }
 
-#[cfg(feature = "cuda")]
-mod cuda {
-    use super::*;
-    use cubecl::cuda::install::cuda_path;
-    use cudarc::driver::result as driver;
-    use cudarc::nvrtc::compile_ptx;
-    use std::panic::{self, UnwindSafe};
-
-    pub(super) fn require() -> Result<()> {
-        let missing: Vec<String> = [device(), compiler(), headers()]
-            .into_iter()
-            .flatten()
-            .collect();
-        if !missing.is_empty() {
-            bail!("CUDA is not usable here: {}", missing.join("; "));
-        }
-        Ok(())
-    }
-
-    fn device() -> Option<String> {
-        let Some(initialized) = loaded(driver::init) else {
-            return Some("no libcuda (install NVIDIA's driver)".into());
-        };
-        match initialized.and_then(|()| driver::device::get_count()) {
-            Ok(0) => Some("no NVIDIA GPU".into()),
-            Ok(_) => None,
-            Err(error) => Some(format!("no NVIDIA GPU that answers ({error})")),
-        }
-    }
-
-    fn compiler() -> Option<String> {
-        match loaded(|| compile_ptx("extern \"C\" __global__ void nothing() {}")) {
-            None => Some("no libnvrtc (install the CUDA toolkit, or set LD_LIBRARY_PATH)".into()),
-            Some(Err(error)) => Some(format!("NVRTC does not compile ({error})")),
-            Some(Ok(_)) => None,
-        }
-    }
-
-    fn headers() -> Option<String> {
-        let header = "include/cuda_runtime.h";
-        match cuda_path() {
-            None => Some(format!(
-                "no {header} (install the CUDA toolkit, or set CUDA_PATH)"
-            )),
-            Some(path) if path.join(header).is_file() => None,
-            Some(path) => Some(format!("no {header} in {}, the CUDA_PATH", path.display())),
-        }
-    }
-
-    /// The result of a call; `None` if the library that it needs cannot be loaded, as cudarc then
-    /// panics.
-    fn loaded<T>(call: impl FnOnce() -> T + UnwindSafe) -> Option<T> {
-        let hook = panic::take_hook();
-        panic::set_hook(Box::new(|_| {}));
-        let called = panic::catch_unwind(call);
-        panic::set_hook(hook);
-        called.ok()
+/// Of several processes on a machine, each has the device with its number.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+fn of_this_process(kind: burn::tensor::DeviceType, first: Device) -> Device {
+    let Some(rank) = vit_common::parallel::local_rank() else {
+        return first;
+    };
+    let devices = Device::enumerate(kind).into_vec();
+    match devices.len() {
+        0 | 1 => first,
+        count => devices[rank % count].clone(),
     }
 }

@@ -1,11 +1,11 @@
 //! A digest of weights, to compare those of two runs.
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Tensor, backend::Backend};
+use burn::tensor::Tensor;
 use vit_common::digest::Weights;
 
 /// SHA-256 over the shape and the bits of every weight, in the order of the model.
-pub fn weights<B: Backend, M: Module<B>>(model: &M) -> String {
+pub fn weights<M: Module>(model: &M) -> String {
     let mut visitor = Visitor(Weights::default());
     model.visit(&mut visitor);
     visitor.0.finish()
@@ -13,9 +13,9 @@ pub fn weights<B: Backend, M: Module<B>>(model: &M) -> String {
 
 struct Visitor(Weights);
 
-impl<B: Backend> ModuleVisitor<B> for Visitor {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+impl ModuleVisitor for Visitor {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let data = param.val().into_data();
-        self.0.add(&data.shape, data.as_bytes());
+        self.0.add(data.shape().as_slice(), data.as_bytes());
     }
 }

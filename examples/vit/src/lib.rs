@@ -1,23 +1,18 @@
-//! A vision transformer trained with gradient release.
+//! A vision transformer on Burn 0.22, trained plainly or with gradient release.
 //!
-//! [`train`] shows what gradient release requires of a program with Burn's learner, and [`backend`]
-//! what it requires of the types; the rest is an ordinary Burn program. The package `benchmarks`
-//! measures memory and time of a training step on the same model.
+//! [`train`] is an ordinary Burn loop. [`release`] is what gradient release adds to it, and
+//! [`model`] has the blocks that backward can recompute.
 
-pub mod artifacts;
-pub mod backend;
+#![forbid(unsafe_code)]
+
 pub mod cli;
 pub mod config;
-pub mod data;
 pub mod device;
 pub mod digest;
 pub mod memory;
-pub mod metric_log;
-pub mod mode;
 pub mod model;
-pub mod panics;
 pub mod progress;
-pub mod stopping;
+pub mod release;
+pub mod run_folder;
+pub mod schedule;
 pub mod train;
-
-pub use vit_common::{lock, rng, terminal};

@@ -1,64 +1,31 @@
-//! A training run with Burn's learner.
+//! A training run: an ordinary Burn loop, and what gradient release adds to it.
 
-use crate::artifacts::Artifacts;
-use crate::backend::Job;
-use crate::config::{Checkpointing, Regularization, TrainConfig};
-use crate::data::{Batch, Dataset, Image, ImageBatcher, Images, TrainBatcher};
+use crate::config::{Checkpointing, Operations, TrainConfig};
+use crate::device;
 use crate::digest;
-use crate::memory::{HighWater, Memory};
-use crate::metric_log::MetricLog;
-use crate::mode::with_optimizer;
-use crate::model::Vit;
-use crate::panics::Panics;
-use crate::progress::EpochLines;
-use crate::stopping::{self, CompleteEpochs, Patience};
-use crate::terminal::note;
-use anyhow::{Context, Result, anyhow};
-use burn::data::dataloader::batcher::Batcher;
-use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
-use burn::lr_scheduler::composed::{ComposedLrScheduler, ComposedLrSchedulerConfig};
-use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
-use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
-use burn::module::Module;
-use burn::optim::{LearningRate, Optimizer};
-use burn::record::DefaultRecorder;
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Device, ElementConversion};
-use burn::train::metric::store::Split;
-use burn::train::metric::{LearningRateMetric, LossMetric};
-use burn::train::{
-    InferenceStep, Interrupter, Learner, LearningComponentsMarker, LearningResult,
-    SupervisedTraining,
-};
-use burn_data_parallel::{DataParallel, ShareBatcher};
-use burn_gradient_release::{
-    GroupOptions, NormClipping, ParamGroup, ReleaseBackend, WithGradientRelease,
-};
-use burn_gradient_release_train::metric::{
-    AppliedLearningRateMetric, CountedAccuracyMetric, GradNormMetric, PeakMemoryMetric,
-    ReleasedMetric,
-};
-use burn_gradient_release_train::resume::{AtomicFileRecorder, ResumedDataLoader};
-use burn_gradient_release_train::{
-    BlockingCheckpointingStrategy, GradientReleaseStrategy, StepMonitor,
-};
-use burn_lean_optim::LeanBackend;
-use burn_memory_timeline::{RecordError, Recorder, Recording};
-use std::path::Path;
-use std::sync::Arc;
-use vit_common::config::WARM_UP;
-use vit_common::files::CannotWrite;
+use crate::memory::HighWater;
+use crate::model::{LeanVit, Model, Vit};
+use crate::progress::Progress;
+use crate::release::Stepper;
+use crate::run_folder::{Checkpoint, Finished, RunFolder};
+use crate::schedule::Schedule;
+use anyhow::{Context, Result, ensure};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_lean::DataParallel;
+use vit_common::data::{Dataset, Image, Normalization, Split, labels};
+use vit_common::rng::SeededRng;
 
 pub use vit_common::results::Results;
 
-/// A run that has ended.
-#[derive(Debug)]
-pub struct Ended {
-    /// How it has ended.
-    pub ending: Ending,
-    /// Whether the memory timeline was written, if one was asked for: it is no part of the
-    /// training, which does not fail with it.
-    pub memory_timeline: Result<()>,
+/// Seeds of different purposes, derived from the seed of the run.
+#[derive(Clone, Copy, Debug)]
+enum Purpose {
+    /// The order of the images in an epoch.
+    Order,
+    /// The dropout of an iteration.
+    Dropout,
 }
 
 /// The end of a run.
@@ -66,22 +33,23 @@ pub struct Ended {
 pub enum Ending {
     /// All epochs are done.
     Finished(Results),
-    /// The user interrupted the run.
-    Interrupted {
-        /// The epoch of the checkpoint from which the run can be resumed.
-        resume_point: Option<usize>,
-        /// Whether it was Ctrl-C.
-        by_ctrl_c: bool,
-    },
+    /// `--stop-after` stopped it; the epoch is that of the newest checkpoint.
+    Stopped(Option<usize>),
     /// The process is not the first of several, which has the results.
-    OfAnotherRank {
-        /// Whether it was interrupted by Ctrl-C.
-        by_ctrl_c: bool,
-    },
+    OfAnotherRank,
+}
+
+/// Loss and accuracy on the validation images.
+#[derive(Clone, Copy, Debug)]
+pub struct Validation {
+    /// Mean loss.
+    pub loss: f64,
+    /// Fraction of the images that are classified correctly.
+    pub accuracy: f64,
 }
 
 /// A training run.
-#[allow(missing_debug_implementations)] // Burn's interrupter has none.
+#[derive(Debug)]
 pub struct Train<'a> {
     /// The settings.
     pub config: &'a TrainConfig,
@@ -89,380 +57,333 @@ pub struct Train<'a> {
     pub data: &'a Dataset,
     /// The processes that train together, if there are several.
     pub parallel: Option<&'a DataParallel>,
-    /// The folder of settings, checkpoints, metrics and results.
-    pub artifacts: &'a Artifacts,
-    /// Whether to continue from the checkpoint in that folder.
-    pub resume: bool,
-    /// Stops the run from another thread.
-    pub interrupter: Interrupter,
-    /// Stops the run after this many iterations, including those before a resume.
+    /// The folder of settings, checkpoints and results.
+    pub folder: &'a RunFolder,
+    /// Where tensors are.
+    pub device: Device,
+    /// Stops the run after this many batches, counted from the first epoch.
     pub stop_after: Option<usize>,
-    /// The file for the memory timeline of the third and the fourth batch.
-    pub memory_timeline: Option<&'a Path>,
-    /// Whether to show Burn's terminal UI, instead of one line for each epoch on stderr.
-    pub tui: bool,
-}
-
-/// Burn's runner for a model on this backend with this optimizer.
-type Training<B, O> =
-    SupervisedTraining<LearningComponentsMarker<B, ComposedLrScheduler, Vit<B>, O>>;
-
-impl Job for Train<'_> {
-    type Output = Ended;
-
-    fn plain<B: AutodiffBackend<InnerBackend: LeanBackend>>(
-        self,
-        device: Device<B>,
-        memory: Option<Memory>,
-    ) -> Result<Ended> {
-        let memory = high_water(memory)?;
-        let decay = self.config.regularization().weight_decay;
-        with_optimizer!(self.config.engine.optimizer, decay, B, |optimizer, _| {
-            self.run(device, optimizer, &memory, |training| training)
-        })
-    }
-
-    /// Gradient release requires two changes: `with_gradient_release` on the optimizer, and a
-    /// training strategy. Groups and clipping by the global norm come with it.
-    fn release<B: ReleaseBackend<InnerBackend: LeanBackend>>(
-        self,
-        device: Device<B>,
-        memory: Option<Memory>,
-    ) -> Result<Ended> {
-        let memory = high_water(memory)?;
-        let monitor = StepMonitor::new().with_memory(memory.clone());
-        let strategy = GradientReleaseStrategy::new(device.clone())
-            .with_monitor(monitor.clone())
-            .with_recompute(self.config.engine.recompute());
-        let Regularization {
-            weight_decay,
-            no_decay_on_norms,
-            clip_grad_norm,
-        } = self.config.regularization();
-        let kind = self.config.engine.optimizer;
-        let parallel = self.parallel.cloned();
-        with_optimizer!(kind, weight_decay, B, |optimizer, undecayed| {
-            let mut optimizer = optimizer.with_gradient_release();
-            if no_decay_on_norms {
-                let parameters = ParamGroup::no_decay(&Vit::<B>::new(&self.config.model, &device));
-                let options = GroupOptions::new().with_optimizer(&undecayed);
-                optimizer = optimizer.with_group(parameters, options);
-            }
-            if let Some(max_norm) = clip_grad_norm {
-                optimizer = optimizer.with_norm_clipping(NormClipping::GlobalNorm { max_norm });
-            }
-            self.run(device, optimizer, &memory, |training| {
-                let training = training
-                    .metric_train_numeric(ReleasedMetric::new(&monitor))
-                    .metric_train_numeric(AppliedLearningRateMetric::new(&monitor))
-                    .metric_train_numeric(PeakMemoryMetric::new(&monitor));
-                let training = match clip_grad_norm {
-                    None => training,
-                    Some(_) => training.metric_train_numeric(GradNormMetric::new(&monitor)),
-                };
-                training.with_training_strategy(match (parallel, clip_grad_norm) {
-                    (None, None) => strategy.into(),
-                    (None, Some(_)) => strategy.with_two_passes().into(),
-                    (Some(parallel), None) => strategy.with_replicas(parallel).into(),
-                    (Some(parallel), Some(_)) => {
-                        strategy.with_two_passes().with_replicas(parallel).into()
-                    }
-                })
-            })
-        })
-    }
-}
-
-/// [`backend::run`](crate::backend::run) counts the memory on every backend.
-fn high_water(memory: Option<Memory>) -> Result<HighWater> {
-    Ok(HighWater::start(
-        memory.context("the memory is not counted")?,
-    ))
 }
 
 impl Train<'_> {
-    fn run<B, O>(
-        self,
-        device: Device<B>,
-        optimizer: O,
-        memory: &HighWater,
-        adapt: impl FnOnce(Training<B, O>) -> Training<B, O>,
-    ) -> Result<Ended>
-    where
-        B: AutodiffBackend,
-        O: Optimizer<Vit<B>, B> + 'static,
-    {
+    /// Trains from the checkpoint, or from random weights.
+    pub fn run(self, from: Option<Checkpoint>) -> Result<Ending> {
+        match self.config.engine.operations {
+            Operations::Default => self.run_with::<Vit>(from),
+            Operations::Lean => self.run_with::<LeanVit>(from),
+        }
+    }
+
+    fn run_with<M: Model>(self, from: Option<Checkpoint>) -> Result<Ending> {
         let config = self.config;
-        let recording = self.record(memory)?;
-        let done = self.begin()?;
-
-        B::seed(&device, config.seed);
-        let model = Vit::<B>::new(&config.model, &device);
-        let model = model.recomputing_blocks(config.engine.checkpointing == Checkpointing::Blocks);
-        // Burn draws parameters on first access: access them now, in the order of the model.
-        let _ = model.num_params();
-        let model = match self.parallel {
-            Some(parallel) => parallel.broadcast(model)?,
-            None => model,
-        };
-        let iterations = config.epochs * self.iterations_per_epoch();
-        let scheduler = scheduler(config.learning_rate, iterations)?;
-        let learner = Learner::new(model, optimizer, scheduler);
-
-        let valid = self.valid_loader::<B::InnerBackend>(&device);
-        let mut training = SupervisedTraining::new(
-            self.artifacts.folder(),
-            self.train_loader::<B>(&device, done.unwrap_or(0)),
-            valid.clone(),
-        )
-        .metrics((LossMetric::new(), CountedAccuracyMetric::new()))
-        .metric_train_numeric(LearningRateMetric::new())
-        .with_metric_logger(MetricLog::new(
-            &self.artifacts.metrics(),
-            done.unwrap_or(0) + 1,
-            self.interrupter.clone(),
-        ))
-        .with_file_checkpointer(
-            AtomicFileRecorder::new(DefaultRecorder::new()).of_run(config.identity()?),
-        )
-        // A fused backend can lose tensors that another thread reads while this one trains
-        // (https://github.com/tracel-ai/burn/issues/4347).
-        .with_checkpointing_strategy(BlockingCheckpointingStrategy::new(CompleteEpochs::new(
-            self.artifacts.clone(),
-            self.interrupter.clone(),
-        )))
-        .with_interrupter(self.interrupter.clone())
-        .num_epochs(self.last_epoch(done)?);
-        if let Some(epoch) = done {
-            training = training.checkpoint(epoch);
+        let mut memory = HighWater::start(&self.device);
+        let autodiff = self.autodiff();
+        let mut optimizer = Stepper::new(config, self.parallel);
+        self.device.seed(config.seed);
+        let mut model = M::new(&config.model, &autodiff)
+            .recomputing(config.engine.checkpointing.recomputed())
+            .drawn();
+        let mut done = 0;
+        let mut train_loss = 0.0;
+        if let Some(checkpoint) = &from {
+            done = checkpoint.epoch();
+            train_loss = checkpoint.train_loss();
+            model = checkpoint.load_model(model)?;
         }
-        if config.grads_accumulation > 1 {
-            training = training.grads_accumulation(config.grads_accumulation);
-        }
-        if let Some(epochs) = config.early_stopping {
-            training = training.early_stopping(Patience(epochs));
-        }
-        if !self.tui {
-            training = training.renderer(EpochLines::new(memory.clone()));
-        }
-
-        let panics = Panics::new(self.artifacts.application_log());
-        let training = training.with_application_logger(Some(Box::new(panics.clone())));
-        let training = adapt(training);
-        let LearningResult { model, renderer } = panics.catch(|| training.launch(learner))?;
-        // Restores the terminal.
-        drop(renderer);
-        let ending = panics.catch(|| self.end(&model, &*valid, memory))??;
-        panics.release();
-        let finish = |recording: Recording| match recording.finish() {
-            Ok(_) => Ok(()),
-            Err(RecordError::Save(error)) => {
-                Err(CannotWrite(format!("no memory timeline: {error}")).into())
-            }
-            Err(error) => Err(error).context("no memory timeline"),
-        };
-        Ok(Ended {
-            ending,
-            memory_timeline: recording.map_or(Ok(()), finish),
-        })
-    }
-
-    fn record(&self, memory: &HighWater) -> Result<Option<Recording>> {
-        let Some(file) = self.memory_timeline else {
-            return Ok(None);
-        };
-        let TrainConfig { preset, engine, .. } = self.config;
-        let recorder = Recorder::new(format!("vit {preset}, {}", engine.mode))
-            .with_counter(memory.clone())
-            .with_file(file);
-        Ok(Some(recorder.start().context("no memory timeline")?))
-    }
-
-    /// Prepares the folder; returns the epoch of the checkpoint to continue from.
-    fn begin(&self) -> Result<Option<usize>> {
-        let is_first = self.artifacts.is_of_first_rank();
-        // The first process cleans up before the others look.
-        if !is_first {
-            self.meet("the folder")?;
-        }
-        let done = match self.resume {
-            true => self.artifacts.resume_point(self.config)?,
-            false => None,
-        };
-        if is_first {
-            match (self.resume, done) {
-                (false, _) => self.artifacts.start(self.config)?,
-                (true, Some(epoch)) => note(&format!("going on after epoch {epoch}")),
-                (true, None) => note("no epoch was finished: beginning with the first"),
-            }
-            self.artifacts.save_settings(self.config)?;
-            self.meet("the folder")?;
-        }
-        self.meet(&format!("the beginning of epoch {}", done.unwrap_or(0) + 1))?;
-        Ok(done)
-    }
-
-    /// Goes on once all processes are there.
-    fn meet(&self, at: &str) -> Result<()> {
         if let Some(parallel) = self.parallel {
-            parallel.replicas().meet(at)?;
+            let epoch = format!("the beginning of epoch {}", done + 1);
+            parallel.replicas().meet(&epoch)?;
+            model = parallel.broadcast(model)?;
+        }
+        if let Some(checkpoint) = &from {
+            optimizer = checkpoint.load_optimizer(optimizer, self.parallel)?;
+        }
+
+        let batches = self.data.train.len().div_ceil(config.batch_size);
+        let iterations = config.iterations(self.data.train.len())?;
+        let schedule = Schedule::new(config.learning_rate, iterations);
+        let progress = Progress::new(config.epochs, batches);
+        for epoch in done + 1..=config.epochs {
+            let order = self
+                .rng(Purpose::Order, epoch)
+                .permutation(self.data.train.len());
+            let mut losses = Vec::new();
+            for (index, places) in order.chunks(config.batch_size).enumerate() {
+                let iteration = (epoch - 1) * batches + index;
+                if self.stop_after.is_some_and(|last| iteration >= last) {
+                    self.show_peaks(&memory, progress)?;
+                    let ending = Ending::Stopped((epoch > 1).then_some(epoch - 1));
+                    return Ok(if self.is_first() {
+                        ending
+                    } else {
+                        Ending::OfAnotherRank
+                    });
+                }
+                let places = self.share(places);
+                let batch = Batch::new(
+                    &images(&self.data.train, places)?,
+                    &self.data.normalization(),
+                    &autodiff,
+                );
+                // The dropout of a resumed run is that of the uninterrupted one.
+                let dropout = self.rng_of_dropout(iteration).next_u64();
+
+                let rate = schedule.rate(iteration);
+                // From here on, a parameter steps as soon as the backward pass has its gradient.
+                model = optimizer.arm(rate, model)?;
+                let loss = cross_entropy(model.forward_seeded(batch.images, dropout), batch.labels);
+                losses.push((loss.clone().without_autodiff(), places.len()));
+                memory.look();
+                let grads = GradientsParams::from_grads(loss.backward(), &model);
+                drop(loss);
+                model = optimizer.step(rate, model, grads)?;
+                memory.look();
+                if self.is_first() {
+                    progress.batch(epoch, index + 1);
+                }
+            }
+            train_loss = self.mean_of_all(losses)?;
+            ensure!(
+                train_loss.is_finite(),
+                "the loss is {train_loss} in epoch {epoch}: try a smaller --lr"
+            );
+            if let Some(parallel) = self.parallel {
+                // What is saved is what all of them have.
+                parallel.verify(&model)?;
+            }
+            if self.is_first() {
+                let validation = self.validate(&model)?;
+                progress.epoch(epoch, train_loss, validation, &memory);
+                let finished = Finished {
+                    epoch,
+                    train_loss,
+                    model: &model,
+                    optimizer: &optimizer,
+                };
+                self.folder.save(config, self.parallel, finished)?;
+            } else {
+                self.folder.take_part_in_save(self.parallel, &optimizer)?;
+            }
+        }
+        self.show_peaks(&memory, progress)?;
+        if !self.is_first() {
+            return Ok(Ending::OfAnotherRank);
+        }
+
+        // Before the validation, which is not part of the training.
+        let peak = memory.peak();
+        let results = Results {
+            validation_accuracy: self.validate(&model)?.accuracy,
+            train_loss,
+            epochs: config.epochs,
+            peak_bytes: peak.in_use,
+            peak_reserved_bytes: peak.reserved,
+            weights_digest: digest::weights(&model),
+        };
+        self.folder.save_results(&results)?;
+        Ok(Ending::Finished(results))
+    }
+
+    /// Whether this is the one process that shows and writes what is the same in all.
+    fn is_first(&self) -> bool {
+        is_first(self.parallel)
+    }
+
+    /// Says what each of several processes has taken at most.
+    fn show_peaks(&self, memory: &HighWater, progress: Progress) -> Result<()> {
+        if let Some(parallel) = self.parallel {
+            let own = memory.peak().in_use as f64;
+            let peaks = parallel.replicas().numbers("the peaks of memory", own)?;
+            if self.is_first() {
+                progress.peaks(&peaks);
+            }
         }
         Ok(())
     }
 
-    /// The last epoch to train. It is already done if early stopping ended the run there.
-    fn last_epoch(&self, done: Option<usize>) -> Result<usize> {
-        if let (Some(done), Some(epochs)) = (done, self.config.early_stopping) {
-            let mut losses = Vec::new();
-            for epoch in 1..=done {
-                let loss = self.artifacts.loss(epoch, &Split::Valid)?;
-                losses.extend(loss.map(|loss| (epoch, loss)));
-            }
-            if Patience(epochs).is_exhausted(losses) {
-                return Ok(done);
-            }
+    /// What this process trains on, of a batch of all processes.
+    fn share<'b>(&self, places: &'b [usize]) -> &'b [usize] {
+        match self.parallel {
+            None => places,
+            Some(parallel) => &places[parallel.replicas().share(places.len())],
         }
-        Ok(self.config.epochs)
     }
 
-    /// Whether no epoch is left to train. An interruption after the last one has no effect.
-    fn is_complete(&self, done: Option<usize>) -> Result<bool> {
-        Ok(done == Some(self.last_epoch(done)?))
-    }
-
-    fn end<B: Backend>(
-        &self,
-        model: &Vit<B>,
-        valid: &dyn DataLoader<B, Batch<B>>,
-        memory: &HighWater,
-    ) -> Result<Ending> {
-        let reason = self.interrupter.get_message();
-        let is_first = self.artifacts.is_of_first_rank();
-        if let Some(reason) = &reason
-            && !stopping::was_asked_for(reason)
-            // The others say why where it happened, and the first one in any case.
-            && (is_first || !stopping::is_elsewhere(reason))
-        {
-            return Err(stopping::error(reason));
-        }
-        if !is_first {
-            self.artifacts.save_peak(memory.highest())?;
-            // The checkpoints are those of the first one, and complete by now.
-            let by_ctrl_c = reason.is_some_and(|reason| stopping::is_ctrl_c(&reason))
-                && !self.is_complete(self.artifacts.resume_point(self.config)?)?;
-            return Ok(Ending::OfAnotherRank { by_ctrl_c });
-        }
-        let resume_point = self.artifacts.resume_point(self.config)?;
-        if let Some(reason) = reason
-            && !self.is_complete(resume_point)?
-        {
-            return Ok(Ending::Interrupted {
-                resume_point,
-                by_ctrl_c: stopping::is_ctrl_c(&reason),
-            });
-        }
-        let epochs = resume_point.context("no checkpoint was saved")?;
-        let train_loss = self.artifacts.loss(epochs, &Split::Train)?;
-        let train_loss = train_loss.context("the loss of the last epoch was not logged")?;
-        // Before `accuracy` runs, which is not part of the training.
-        let peak = memory.highest();
-        let results = Results {
-            validation_accuracy: accuracy(model, valid),
-            train_loss,
-            epochs,
-            peak_bytes: peak.in_use,
-            peak_reserved_bytes: peak.reserved,
-            weights_digest: digest::weights(model),
-        };
-        self.artifacts.save_results(&results)?;
-        Ok(Ending::Finished(results))
-    }
-
-    fn train_loader<B: Backend>(
-        &self,
-        device: &Device<B>,
-        done: usize,
-    ) -> Arc<dyn DataLoader<B, Batch<B>>> {
-        let config = self.config;
-        // `ResumedDataLoader` takes one batch of each finished epoch, to advance the shuffling.
-        let numbered = done * self.iterations_per_epoch() - done;
-        let rank = self
+    /// The dropout of a process is other than that of the first.
+    fn rng_of_dropout(&self, iteration: usize) -> SeededRng {
+        match self
             .parallel
-            .map_or(0, |parallel| parallel.replicas().rank());
-        let mut batcher =
-            TrainBatcher::new(ImageBatcher::new(self.data), config.seed, numbered).of_rank(rank);
-        if let Some(last) = self.stop_after {
-            batcher = batcher.stop_after(last, self.interrupter.clone());
-        }
-        let data = Images(self.data.train.clone());
-        let loader = match self.parallel {
-            None => self.loader(batcher, device).build(data),
-            Some(parallel) => {
-                let batcher = ShareBatcher::new(batcher, parallel.replicas());
-                self.loader(batcher, device).build(data)
+            .map_or(0, |parallel| parallel.replicas().rank())
+        {
+            0 => self.rng(Purpose::Dropout, iteration),
+            rank => {
+                let purpose = Purpose::Dropout as u64;
+                SeededRng::new(&[self.config.seed, purpose, iteration as u64, rank as u64])
             }
+        }
+    }
+
+    /// The mean loss over the images of all processes.
+    fn mean_of_all(&self, losses: Vec<(Tensor<1>, usize)>) -> Result<f64> {
+        let (mut sum, mut count) = sum_of(losses);
+        if let Some(parallel) = self.parallel {
+            let replicas = parallel.replicas();
+            sum = replicas.numbers("the losses", sum)?.iter().sum();
+            count = self.data.train.len();
+        }
+        Ok(sum / count.max(1) as f64)
+    }
+
+    /// The device of the model in training.
+    fn autodiff(&self) -> Device {
+        let device = self.device.clone().autodiff();
+        match self.config.engine.checkpointing {
+            Checkpointing::Balanced => device.gradient_checkpointing(),
+            Checkpointing::None | Checkpointing::Blocks | Checkpointing::Nested => device,
+        }
+    }
+
+    /// Random numbers for an epoch or an iteration.
+    fn rng(&self, purpose: Purpose, number: usize) -> SeededRng {
+        SeededRng::new(&[self.config.seed, purpose as u64, number as u64])
+    }
+
+    fn validate(&self, model: &impl Model) -> Result<Validation> {
+        let model = model.valid();
+        let split = &self.data.validation;
+        let places: Vec<usize> = (0..split.len()).collect();
+        let mut losses = Vec::new();
+        let mut correct = 0;
+        for places in places.chunks(self.config.batch_size) {
+            let images = images(split, places)?;
+            let batch = Batch::new(&images, &self.data.normalization(), &self.device);
+            let scores = model.forward(batch.images);
+            let best = scores.clone().argmax(1).flatten::<1>(0, 1);
+            let hits = best.equal(batch.labels.clone()).int().sum();
+            correct += hits.into_scalar::<i64>();
+            losses.push((cross_entropy(scores, batch.labels), places.len()));
+        }
+        Ok(Validation {
+            loss: mean(losses),
+            accuracy: correct as f64 / split.len().max(1) as f64,
+        })
+    }
+}
+
+fn cross_entropy(scores: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
+    CrossEntropyLossConfig::new()
+        .init(&scores.device())
+        .forward(scores, labels)
+}
+
+/// The mean over images of the losses of batches.
+fn mean(losses: Vec<(Tensor<1>, usize)>) -> f64 {
+    let (sum, count) = sum_of(losses);
+    sum / count.max(1) as f64
+}
+
+/// The sum over images of the losses of batches, and the number of images.
+fn sum_of(losses: Vec<(Tensor<1>, usize)>) -> (f64, usize) {
+    let mut sum = 0.0;
+    let mut count = 0;
+    for (loss, images) in losses {
+        sum += loss.into_scalar::<f64>() * images as f64;
+        count += images;
+    }
+    (sum, count)
+}
+
+fn images(split: &Split, places: &[usize]) -> Result<Vec<Image>> {
+    let image = |place: &usize| split.get(*place).context("an image is missing");
+    places.iter().map(image).collect()
+}
+
+/// A batch of images with their labels, on a device.
+struct Batch {
+    /// `[batch, channels, size, size]`
+    images: Tensor<4>,
+    /// `[batch]`
+    labels: Tensor<1, Int>,
+}
+
+impl Batch {
+    fn new(images: &[Image], normalization: &Normalization, device: &Device) -> Self {
+        let (pixels, shape) = normalization.pixels(images);
+        Self {
+            images: Tensor::from_data(TensorData::new(pixels, shape), device),
+            labels: Tensor::from_data(TensorData::new(labels(images), [images.len()]), device),
+        }
+    }
+}
+
+/// Whether this is the first of several processes, or the only one.
+pub fn is_first(parallel: Option<&DataParallel>) -> bool {
+    parallel.is_none_or(|parallel| parallel.replicas().is_first())
+}
+
+/// Opens the device of the settings and trains on it.
+pub fn run(
+    config: &TrainConfig,
+    data: &Dataset,
+    parallel: Option<&DataParallel>,
+    folder: &RunFolder,
+    from: Option<Checkpoint>,
+    stop_after: Option<usize>,
+) -> Result<Ending> {
+    let device = device::open(config.engine.device)?;
+    Train {
+        config,
+        data,
+        parallel,
+        folder,
+        device,
+        stop_after,
+    }
+    .run(from)
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use burn_lean::Threads;
+    use vit_common::data::{ImageSize, Source};
+
+    /// Trains two replicas with weight decays of their own, which nobody compares before.
+    fn train(decays: [f64; 2], folder: &RunFolder) -> Vec<Result<Ending>> {
+        let size = ImageSize {
+            requested: None,
+            patch_size: 2,
         };
-        ResumedDataLoader::new(loader, done + 1)
+        let data = Dataset::load(&Source::Digits, size).unwrap();
+        Threads::run(2, |replicas| {
+            let config = TrainConfig {
+                epochs: 1,
+                batch_size: 512,
+                weight_decay: decays[replicas.rank()],
+                ..TrainConfig::example()
+            };
+            let parallel = DataParallel::new(replicas);
+            run(&config, &data, Some(&parallel), folder, None, None)
+        })
     }
 
-    fn loader<B: Backend>(
-        &self,
-        batcher: impl Batcher<B, Image, Batch<B>> + 'static,
-        device: &Device<B>,
-    ) -> DataLoaderBuilder<B, Image, Batch<B>> {
-        DataLoaderBuilder::new(batcher)
-            .batch_size(self.batch_size())
-            .shuffle(self.config.seed)
-            .set_device(device.clone())
+    #[test]
+    fn weights_that_have_drifted_apart_are_not_saved() {
+        let home = tempfile::tempdir().unwrap();
+        for (decays, is_saved) in [([0.05, 0.1], false), ([0.05; 2], true)] {
+            let path = home.path().join(is_saved.to_string());
+            let folder = RunFolder::create(&path, false).unwrap();
+            folder.start(&TrainConfig::example()).unwrap();
+            for ended in train(decays, &folder) {
+                match ended {
+                    Ok(_) => assert!(is_saved),
+                    Err(error) => {
+                        let text = error.to_string();
+                        assert!(!is_saved && text.contains(", digest "), "{text}");
+                    }
+                }
+            }
+            assert_eq!(path.join("checkpoint/epoch-1").exists(), is_saved);
+        }
     }
-
-    fn valid_loader<B: Backend>(&self, device: &Device<B>) -> Arc<dyn DataLoader<B, Batch<B>>> {
-        DataLoaderBuilder::new(ImageBatcher::new(self.data))
-            .batch_size(self.batch_size())
-            .set_device(device.clone())
-            .build(Images(self.data.validation.clone()))
-    }
-
-    /// Burn makes room for a whole batch, whether there are so many images or not.
-    fn batch_size(&self) -> usize {
-        let images = self.data.train.len().max(self.data.validation.len());
-        self.config.batch_size.min(images.max(1))
-    }
-
-    fn iterations_per_epoch(&self) -> usize {
-        self.data.train.len().div_ceil(self.config.batch_size)
-    }
-}
-
-/// The schedule of a training: a rise to the learning rate, and a cosine from there on.
-///
-/// # Errors
-///
-/// The rate or the number of iterations is none that Burn's schedulers take.
-pub fn scheduler(learning_rate: LearningRate, iterations: usize) -> Result<ComposedLrScheduler> {
-    let warm_up = ((iterations as f64 * WARM_UP) as usize).max(1);
-    ComposedLrSchedulerConfig::new()
-        .cosine(CosineAnnealingLrSchedulerConfig::new(
-            learning_rate,
-            iterations,
-        ))
-        .linear(LinearLrSchedulerConfig::new(
-            1.0 / (warm_up + 1) as f64,
-            1.0,
-            warm_up,
-        ))
-        .init()
-        .map_err(|text| anyhow!("the learning rate cannot be scheduled: {text}"))
-}
-
-/// Fraction of the images that the model classifies correctly.
-///
-/// Computed from the final weights rather than read from the log, which has no entry if a resumed
-/// run had nothing left to train.
-fn accuracy<B: Backend>(model: &Vit<B>, images: &dyn DataLoader<B, Batch<B>>) -> f64 {
-    let correct: i64 = images
-        .iter()
-        .map(|batch| model.step(batch).hits.into_scalar().elem::<i64>())
-        .sum();
-    correct as f64 / images.num_items().max(1) as f64
 }

@@ -13,7 +13,7 @@ use burn_0_22 as burn;
 use burn_0_22::module::Module;
 use burn_0_22::tensor::{Device, Int, Tensor};
 use burn_lean::checkpoint;
-use vit::rng::SeededRng;
+use vit_0_21::rng::SeededRng;
 
 /// An encoder that scores the tokens at every position.
 #[derive(Module, Debug)]

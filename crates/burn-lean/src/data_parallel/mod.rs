@@ -11,7 +11,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ParamId};
 use burn::optim::OptimizerRecord;
 use burn::tensor::{DType, Device, Element, TensorData};
-use burn_replicas::{Exchange, Pending, ReplicaError, Replicas, Summand, kind};
+use lean_replicas::{Exchange, Pending, ReplicaError, Replicas, Summand, kind};
 
 pub use self::states::SaveStatesError;
 use self::states::States;
@@ -219,8 +219,8 @@ impl DataParallel {
     ) -> Result<(Pending<TensorData>, bool), ReplicaError> {
         let values: Vec<E> = data.try_into_vec().expect("the type was looked at");
         let recipients = match recipients {
-            Recipients::All => burn_replicas::Recipients::All,
-            Recipients::Owner => burn_replicas::Recipients::Owner,
+            Recipients::All => lean_replicas::Recipients::All,
+            Recipients::Owner => lean_replicas::Recipients::Owner,
         };
         let made = |mean: Vec<E>| {
             let numbers = mean.len();

@@ -4,7 +4,7 @@ use burn::Tensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, Int, TensorData};
-use burn_replicas::{Comparison, Known, Reception, ReplicaError, Replicas, kind};
+use lean_replicas::{Comparison, Known, Reception, ReplicaError, Replicas, kind};
 
 use crate::optimizer::as_param;
 use crate::parameter::find;

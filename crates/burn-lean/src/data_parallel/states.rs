@@ -8,7 +8,7 @@ use burn::module::{ParamGroup, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord, SgdConfig};
 use burn::tensor::{Bytes, DType};
 use burn_pack::{Reader, Scalar, Tensor, Writer};
-use burn_replicas::{Exchange, ReplicaError};
+use lean_replicas::{Exchange, ReplicaError};
 use serde::{Deserialize, Serialize};
 
 use crate::lock::lock;

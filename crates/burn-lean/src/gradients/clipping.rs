@@ -2,8 +2,8 @@
 
 use burn::Tensor;
 use burn::config::Config;
-use burn_lean_arithmetic::OutOfRange;
-use burn_lean_arithmetic::clipping::{AdaptiveRule, AutoClipRule, GlobalNormRule, ZClipRule};
+use lean_arithmetic::OutOfRange;
+use lean_arithmetic::clipping::{AdaptiveRule, AutoClipRule, GlobalNormRule, ZClipRule};
 
 use super::norm::widened;
 

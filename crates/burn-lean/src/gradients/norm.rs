@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use burn::Tensor;
 use burn::module::ParamId;
 use burn::tensor::{DType, FloatDType};
-use burn_lean_arithmetic::norm::global_norm;
+use lean_arithmetic::norm::global_norm;
 
 /// The squared norms of the gradients of one step.
 ///

@@ -3,8 +3,8 @@
 use burn::Tensor;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn_lean_arithmetic::clipping::GlobalNormRule;
-use burn_lean_arithmetic::norm::coefficient_for;
+use lean_arithmetic::clipping::GlobalNormRule;
+use lean_arithmetic::norm::coefficient_for;
 
 use super::clipping::scaled;
 use super::norm::{SquaredNorms, squared_norm};

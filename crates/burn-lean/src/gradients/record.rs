@@ -1,7 +1,7 @@
 //! The state of gradient transforms between steps.
 
-use burn_lean_arithmetic::clipping::{AutoClip, ZClip};
-use burn_lean_arithmetic::scaling::LossScale;
+use lean_arithmetic::clipping::{AutoClip, ZClip};
+use lean_arithmetic::scaling::LossScale;
 use serde::{Deserialize, Serialize};
 
 /// The state of the clipping rules.

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use burn::Tensor;
 use burn::config::Config;
-use burn_lean_arithmetic::OutOfRange;
-use burn_lean_arithmetic::scaling::{LossScale, LossScaleRule};
+use lean_arithmetic::OutOfRange;
+use lean_arithmetic::scaling::{LossScale, LossScaleRule};
 
 use crate::error::ReleaseError;
 use crate::lock::lock;

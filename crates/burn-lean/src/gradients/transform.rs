@@ -2,8 +2,8 @@
 
 use burn::Tensor;
 use burn::module::ParamId;
-use burn_lean_arithmetic::OutOfRange;
-use burn_lean_arithmetic::norm::{coefficient_for, ratio};
+use lean_arithmetic::OutOfRange;
+use lean_arithmetic::norm::{coefficient_for, ratio};
 
 use super::clipping::{NormClipping, clip_units, scaled};
 use super::norm::{SquaredNorms, squared_norm, widened};

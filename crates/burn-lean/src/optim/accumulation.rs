@@ -2,7 +2,7 @@
 
 use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource, join_path};
 use burn::tensor::{Device, Tensor};
-use burn_lean_arithmetic::optim::{CannotAccumulate, MicroBatches, MomentDecay, rules::Momentum};
+use lean_arithmetic::optim::{CannotAccumulate, MicroBatches, MomentDecay, rules::Momentum};
 
 use super::record::Field;
 use super::settings::Settings;

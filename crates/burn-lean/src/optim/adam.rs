@@ -5,7 +5,7 @@ use burn::optim::decay::WeightDecayConfig;
 use burn::optim::{AdamConfig, LearningRate, Optimizer};
 use burn::serde::Deserialize;
 use burn::tensor::{Device, Tensor};
-use burn_lean_arithmetic::optim::{configuration, rules};
+use lean_arithmetic::optim::{configuration, rules};
 
 use super::adaptive::{self, AdaptiveMomentumState};
 use super::record::record_state;

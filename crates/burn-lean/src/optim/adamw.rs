@@ -4,7 +4,7 @@ use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::{AdamWConfig, LearningRate, Optimizer};
 use burn::serde::Deserialize;
 use burn::tensor::{Device, Tensor};
-use burn_lean_arithmetic::optim::{configuration, rules};
+use lean_arithmetic::optim::{configuration, rules};
 
 use super::adaptive::{self, AdaptiveMomentumState};
 use super::record::record_state;

@@ -1,8 +1,8 @@
 //! First and second moments, as Adam, AdamW and RAdam have them.
 
 use burn::tensor::{Device, Tensor};
-use burn_lean_arithmetic::optim::Kind;
-use burn_lean_arithmetic::optim::rules::{AmsGrad, Update, WithMoments};
+use lean_arithmetic::optim::Kind;
+use lean_arithmetic::optim::rules::{AmsGrad, Update, WithMoments};
 
 use super::moment::Moment;
 use super::record::record_state;

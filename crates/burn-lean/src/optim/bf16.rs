@@ -8,7 +8,7 @@ use burn::optim::{
     LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource, join_path,
 };
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_lean_arithmetic::optim::{Noise, half_words, join, split};
+use lean_arithmetic::optim::{Noise, half_words, join, split};
 
 #[cfg(feature = "cube")]
 use super::cube;

@@ -4,7 +4,7 @@
 use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::{StateSink, StateSource, join_path};
 use burn::tensor::{DType, Device, Tensor};
-use burn_lean_arithmetic::optim;
+use lean_arithmetic::optim;
 
 use super::record::Field;
 use super::step::Whole;

@@ -2,8 +2,8 @@
 
 use burn::backend::{BackendTypes, Flex};
 use burn::tensor::{DType, Int, Shape, Tensor};
-use burn_lean_arithmetic::optim::host::{self, Buffer, Source};
-use burn_lean_arithmetic::optim::{DynamicMap, Measure, Noise, Rule, blocks, half_words, words};
+use lean_arithmetic::optim::host::{self, Buffer, Source};
+use lean_arithmetic::optim::{DynamicMap, Measure, Noise, Rule, blocks, half_words, words};
 
 use super::moment::{EightBit, Format, Moment};
 use super::operands::{Operands, States};

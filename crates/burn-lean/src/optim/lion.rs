@@ -4,8 +4,8 @@ use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::{LearningRate, LionConfig, Optimizer};
 use burn::serde::Deserialize;
 use burn::tensor::{Device, Tensor};
-use burn_lean_arithmetic::optim::rules::Factors;
-use burn_lean_arithmetic::optim::{Kind, configuration, rules};
+use lean_arithmetic::optim::rules::Factors;
+use lean_arithmetic::optim::{Kind, configuration, rules};
 
 use super::moment::Moment;
 use super::record::record_state;

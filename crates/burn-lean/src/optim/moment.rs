@@ -2,7 +2,7 @@
 
 use burn::optim::{StateSink, StateSource};
 use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
-use burn_lean_arithmetic::optim::{DynamicMap, EightBitData, Noise, blocks, words};
+use lean_arithmetic::optim::{DynamicMap, EightBitData, Noise, blocks, words};
 
 use super::record::Field;
 

@@ -5,7 +5,7 @@ use burn::backend::DispatchDevice;
 #[cfg(any(feature = "cube", feature = "flex"))]
 use burn::tensor::DType;
 use burn::tensor::Tensor;
-use burn_lean_arithmetic::optim::{Clip, Noise};
+use lean_arithmetic::optim::{Clip, Noise};
 
 use super::moment::{Format, Moment};
 

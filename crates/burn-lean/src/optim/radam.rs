@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::{LearningRate, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor};
-use burn_lean_arithmetic::optim::rules;
+use lean_arithmetic::optim::rules;
 
 use super::Lean;
 use super::adaptive::{self, AdaptiveMomentumState};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::grad_clipping::{GradientClipping, GradientClippingConfig};
 use burn::tensor::{DType, Shape, Tensor};
-use burn_lean_arithmetic::optim::{
+use lean_arithmetic::optim::{
     Clip, Kind, MicroBatch, Moments, MomentsAlone, Noise, Rule, Storage, assert_shape,
     expect_threshold,
 };

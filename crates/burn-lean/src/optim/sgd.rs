@@ -6,8 +6,8 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{LearningRate, Optimizer, SgdConfig};
 use burn::serde::Deserialize;
 use burn::tensor::{Device, Tensor};
-use burn_lean_arithmetic::optim::rules::{CoupledDecay, Descent, Momentum};
-use burn_lean_arithmetic::optim::{Kind, configuration};
+use lean_arithmetic::optim::rules::{CoupledDecay, Descent, Momentum};
+use lean_arithmetic::optim::{Kind, configuration};
 
 use super::moment::Moment;
 use super::record::record_state;

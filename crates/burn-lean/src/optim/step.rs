@@ -1,7 +1,7 @@
 //! A step of a parameter, in place where the backend can, and by Burn's operations elsewhere.
 
 use burn::tensor::{DType, Tensor};
-use burn_lean_arithmetic::optim::{Measure, Rule};
+use lean_arithmetic::optim::{Measure, Rule};
 
 #[cfg(feature = "cube")]
 use super::cube;
@@ -10,7 +10,7 @@ use super::flex;
 use super::moment::{Format, Moment};
 use super::operands::{Operands, States};
 
-burn_lean_arithmetic::whole_tensor! {
+lean_arithmetic::whole_tensor! {
     /// All elements of a tensor at once, as a rule without a pass computes with them.
     Whole<D>([const D: usize] Tensor<D>), greater_equal_scalar
 }

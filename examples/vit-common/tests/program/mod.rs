@@ -1,6 +1,6 @@
 //! Runs of the program under test, and what they print and leave.
 //!
-//! `vit` and `lean-vit` mount this folder and those beside it in their own tests, and say in
+//! `vit-0-21` and `vit` mount this folder and those beside it in their own tests, and say in
 //! `PROGRAM` what differs between them. A promise that both make is tested here, once for each; one
 //! that a single program makes is tested there.
 

@@ -1,8 +1,7 @@
 //! The options of `vit train`.
 
-use crate::config::{BackendKind, Checkpointing, Mode, OptimizerKind, Preset};
+use crate::config::{Checkpointing, DeviceKind, Mode, Operations, OptimizerKind, Preset};
 use crate::model::Pool;
-use bytesize::ByteSize;
 use clap::Args;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
@@ -17,25 +16,19 @@ pub(super) struct TrainArgs {
     /// Shape of the model [default: tiny]
     #[arg(long, value_enum)]
     pub(super) preset: Option<Preset>,
-    /// Backend; a build has those whose cargo feature is on [default: flex]
+    /// Device; a build has those whose cargo feature is on [default: cpu]
     #[arg(long, value_enum)]
-    pub(super) backend: Option<BackendKind>,
-    /// Run every operation on a GPU separately, instead of fused with its neighbours
-    #[arg(long)]
-    pub(super) no_fusion: bool,
-    /// Resume with fusion a run that started with --no-fusion
-    #[arg(long, conflicts_with = "no_fusion", requires = "resume")]
-    pub(super) fusion: bool,
+    pub(super) device: Option<DeviceKind>,
     /// Plain Burn or gradient release; the weights are the same [default: release]
     #[arg(long, value_enum)]
     pub(super) mode: Option<Mode>,
-    /// What the forward pass keeps for the backward pass [default: none]
+    /// What the forward pass keeps for the backward pass; the weights are the same [default: none]
     #[arg(long, value_enum)]
     pub(super) checkpointing: Option<Checkpointing>,
-    /// Memory for activations with --checkpointing automatic, such as 2GiB: what fits is kept,
-    /// instead of recomputed; 0 is no budget [default: no budget, the lowest peak]
-    #[arg(long, value_name = "SIZE")]
-    pub(super) activation_budget: Option<ByteSize>,
+    /// What the model is made of; the weights are the same but for rounding, and so are the
+    /// checkpoints [default: default]
+    #[arg(long, value_enum)]
+    pub(super) operations: Option<Operations>,
     /// Optimizer; Muon is not among them, as it takes matrices only [default: adamw]
     #[arg(long, value_enum)]
     pub(super) optimizer: Option<OptimizerKind>,
@@ -45,28 +38,10 @@ pub(super) struct TrainArgs {
     /// Images in a batch [default: 32]
     #[arg(long)]
     pub(super) batch_size: Option<NonZeroUsize>,
-    /// Batches whose gradients add up to one step; an incomplete step at the end of an epoch is
-    /// dropped [default: 1]
-    #[arg(long, value_name = "BATCHES")]
-    pub(super) grads_accumulation: Option<NonZeroUsize>,
-    /// Stop after this many epochs without a better validation loss [default: never]
-    #[arg(long, value_name = "EPOCHS")]
-    pub(super) early_stopping: Option<NonZeroUsize>,
     /// Highest learning rate, after a warm-up over a tenth of the batches and before a cosine decay
     /// to zero [default: 0.002]
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, visible_alias = "learning-rate", value_name = "RATE")]
     pub(super) lr: Option<f64>,
-    /// Decoupled weight decay of --optimizer adamw, adamw-one-pass or adamw-8bit
-    /// [default: 0.05]
-    #[arg(long, value_name = "DECAY")]
-    pub(super) weight_decay: Option<f64>,
-    /// No weight decay on biases, norms and embeddings, as is usual for transformers
-    #[arg(long)]
-    pub(super) no_decay_on_norms: bool,
-    /// Clip the gradients by their global norm: each step takes two backward passes, the first of
-    /// which only measures [default: no clipping]
-    #[arg(long, value_name = "NORM")]
-    pub(super) clip_grad_norm: Option<f64>,
     /// Train in the processes that `mpirun` has started, each on its share of every batch; needs a
     /// build with the feature mpi
     #[arg(long)]
@@ -78,6 +53,10 @@ pub(super) struct TrainArgs {
     /// the first one takes to validate and to save [default: 1800]
     #[arg(long, value_name = "SECONDS", requires = "data_parallel")]
     pub(super) timeout: Option<NonZeroU64>,
+    /// Decoupled weight decay of --optimizer adamw, adamw-one-pass, adamw-8bit and stable-adamw
+    /// [default: 0.05]
+    #[arg(long, value_name = "DECAY")]
+    pub(super) weight_decay: Option<f64>,
     /// Probability of dropout [default: 0.1]
     #[arg(long, value_name = "PROBABILITY")]
     pub(super) dropout: Option<f64>,
@@ -93,30 +72,23 @@ pub(super) struct TrainArgs {
     /// Seed of the weights, of the order of the images and of dropout [default: 42]
     #[arg(long)]
     pub(super) seed: Option<u64>,
-    /// Folder for settings, checkpoints, metrics and results
+    /// Folder for settings, checkpoints and results
     #[arg(long, value_name = "FOLDER", default_value = "artifacts/vit")]
     pub(super) artifact_dir: PathBuf,
-    /// Continue from the newest checkpoint in --artifact-dir; options default to those of that run,
-    /// and only --mode, --backend, --checkpointing, --activation-budget, fusion and the place of
-    /// --data may differ
+    /// Continue after the last complete epoch in --artifact-dir; options default to those of that
+    /// run, and only --mode, --device, --checkpointing, --operations and the place of --data may
+    /// differ
     #[arg(long)]
     pub(super) resume: bool,
     /// Start a new run even if --artifact-dir holds another one
     #[arg(long, conflicts_with = "resume")]
     pub(super) overwrite: bool,
-    /// Stop after this many batches, as Ctrl-C does: the current epoch is lost, and --resume
-    /// continues after the last complete one
+    /// Stop after this many batches: the current epoch is lost, and --resume continues after the
+    /// last complete one
     #[arg(long, value_name = "BATCHES")]
     pub(super) stop_after: Option<NonZeroUsize>,
-    /// Record a memory timeline of the third and the fourth batch; `burn-memory` shows the file
-    #[arg(long, value_name = "FILE")]
-    pub(super) memory_timeline: Option<PathBuf>,
-    /// Show one line for each epoch on stderr, also on a terminal: Burn's terminal UI keeps a core
-    /// busy
-    #[arg(long)]
-    pub(super) no_tui: bool,
-    /// Write the results to stdout as one line of JSON, and imply --no-tui: validation_accuracy,
-    /// train_loss, epochs, peak_bytes, peak_reserved_bytes (null on the CPU), weights_digest
+    /// Write the results to stdout as one line of JSON: validation_accuracy, train_loss, epochs,
+    /// peak_bytes, peak_reserved_bytes (null on the CPU), weights_digest
     #[arg(long)]
     pub(super) json: bool,
 }

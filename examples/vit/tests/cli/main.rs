@@ -7,11 +7,6 @@ mod program;
 #[path = "../this/mod.rs"]
 mod this;
 
-mod data;
-mod disk;
-mod interrupting;
-mod memory_timeline;
-mod resuming;
-mod training;
+mod own;
 
 use this::PROGRAM;

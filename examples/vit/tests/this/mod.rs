@@ -1,43 +1,44 @@
 //! What `vit` has of its own.
 
-use crate::program::{Program, json};
+use crate::program::Program;
 
 /// As the tests of both programs want it.
 pub(crate) const PROGRAM: Program = Program {
     name: "vit",
     path: env!("CARGO_BIN_EXE_vit"),
     checkpoint: |epoch| {
-        ["model", "optim", "scheduler"].map(|part| format!("checkpoint/{part}-{epoch}.mpk"))
+        ["model.bpk", "optim.bpk", "state.json"]
+            .map(|file| format!("checkpoint/epoch-{epoch}/{file}"))
     },
-    // Burn saves the three side by side.
-    whole: |epoch| {
-        (PROGRAM.checkpoint)(epoch)
-            .map(|file| file + ".sha256")
-            .to_vec()
-    },
+    whole: |epoch| vec![format!("checkpoint/epoch-{epoch}/state.json")],
     unfinished: &[
-        "checkpoint/unfinished-model-2.mpk",
-        "checkpoint/unfinished-optim-2.mpk",
+        "checkpoint/unfinished/model.bpk",
+        "checkpoint/unfinished/optim.bpk",
     ],
-    damaged: &["is not as it was saved"],
-    after_an_epoch: "begins with the first epoch",
-    logs: &["Loss.log", "Accuracy.log"],
-    cuda: ["--backend", "cuda"],
+    damaged: &["epoch-2 is damaged", "after epoch 1", "--overwrite"],
+    after_an_epoch: "continues from the checkpoint of epoch 1",
+    logs: &[],
+    cuda: ["--device", "cuda"],
     checkpointing: &[
         ("plain", "balanced", false),
-        ("release", "balanced", true),
+        ("plain", "blocks", true),
+        ("plain", "nested", true),
+        ("release", "balanced", false),
         ("release", "blocks", true),
-        ("release", "automatic", true),
+        ("release", "nested", true),
     ],
-    optimizers: "adam adam-one-pass adam-8bit adamw adamw-one-pass adamw-8bit lion adafactor sgd",
-    diverging: ["--optimizer", "sgd", "--lr", "1"],
-    own_setting: ("--grads-accumulation", "2", "grads_accumulation: 2"),
-    peaks: |folder, output| {
-        let first = serde_json::from_slice(&output.stdout).expect("the results are JSON");
-        let second = json(&folder.join("rank-1/memory.json"));
-        let peaks = [first, second].map(|of_rank: serde_json::Value| {
-            of_rank["peak_bytes"].as_f64().expect("a number") / f64::from(1 << 20)
-        });
-        peaks.into()
+    optimizers: "adam adam-one-pass adam-8bit adamw adamw-one-pass adamw-8bit stable-adamw radam \
+                 adafactor adalomo came lion lamb sgd adagrad rmsprop adan",
+    diverging: ["--optimizer", "lamb", "--lr", "1"],
+    own_setting: ("--operations", "lean", "engine.operations: \"lean\""),
+    peaks: |_, output| {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let mut lines = stderr.lines();
+        let peaks = lines.find_map(|line| line.strip_prefix("peak of each process "));
+        let peaks = peaks.expect("it is printed").trim_end_matches(" MiB");
+        peaks
+            .split(", ")
+            .map(|peak| peak.parse().expect("a number"))
+            .collect()
     },
 };

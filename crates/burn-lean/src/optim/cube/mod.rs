@@ -7,9 +7,9 @@ mod tests;
 
 use burn::backend::{BackendTypes, Cube};
 use burn::tensor::{Int, Tensor};
-use burn_lean_arithmetic::optim::cube::Pass;
-use burn_lean_arithmetic::optim::program::Clipping;
-use burn_lean_arithmetic::optim::{Clip, Measure, Noise, Rule};
+use lean_arithmetic::optim::cube::Pass;
+use lean_arithmetic::optim::program::Clipping;
+use lean_arithmetic::optim::{Clip, Measure, Noise, Rule};
 
 use super::moment::{EightBit, Format, Moment};
 use super::operands::{Operands, States};

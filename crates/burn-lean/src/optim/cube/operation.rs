@@ -7,9 +7,9 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::untile;
 use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, empty_device_dtype};
 use burn_cubecl::tensor::CubeTensor;
-use burn_lean_arithmetic::optim::cube::Pass;
-use burn_lean_arithmetic::optim::cube::cubecl_0_11::{self as kernels, DeviceTensor};
-use burn_lean_arithmetic::optim::{Noise, blocks, half_words, words};
+use lean_arithmetic::optim::cube::Pass;
+use lean_arithmetic::optim::cube::cubecl_0_11::{self as kernels, DeviceTensor};
+use lean_arithmetic::optim::{Noise, blocks, half_words, words};
 
 use super::super::moment::Format;
 

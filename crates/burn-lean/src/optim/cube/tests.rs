@@ -1,7 +1,7 @@
 //! Rounding to bf16, as far as wgpu can: it has no tensors of bf16.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_lean_arithmetic::optim::Noise;
+use lean_arithmetic::optim::Noise;
 
 use super::super::flex;
 use super::{rejoin, round_stochastically, split};

@@ -50,5 +50,5 @@ pub fn resume_point_of_run(
 }
 
 fn checked(directory: &Path, settings: Option<&[u8]>) -> io::Result<Option<usize>> {
-    burn_checkpoint_files::resume_point(&directory.join("checkpoint"), Some(EXTENSION), settings)
+    lean_checkpoint_files::resume_point(&directory.join("checkpoint"), Some(EXTENSION), settings)
 }

@@ -12,7 +12,7 @@ use self::cases::Values;
 use super::by_hand::gradients;
 use crate::harness::flex;
 
-#[path = "../../../../../tests/promises/reference/clipping.rs"]
+#[path = "../../../../../tests/burn-0.21/promises/reference/clipping.rs"]
 mod cases;
 
 fn tensor<const D: usize>(values: &Values) -> Tensor<D> {

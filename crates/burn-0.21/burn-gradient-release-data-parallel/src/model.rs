@@ -1,0 +1,123 @@
+//! Models that are to be the same on all replicas.
+
+use burn::{
+    module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
+    tensor::{BasicOps, Bool, Int, Tensor, TensorData, backend::Backend},
+};
+use lean_replicas::{Comparison, Known, Reception, ReplicaError, Replicas, kind};
+
+/// The model of the first replica, with its ids.
+pub(crate) fn broadcast<B: Backend, M: Module<B>>(
+    replicas: &Replicas,
+    model: M,
+) -> Result<M, ReplicaError> {
+    let mut receive = Receive(Reception::new(replicas));
+    let model = model.map(&mut receive);
+    receive.0.finish().map(|()| model)
+}
+
+struct Receive<'a>(Reception<'a>);
+
+impl Receive<'_> {
+    /// The parameter of the first replica in the place of this one's.
+    fn receive<B: Backend, const D: usize, K: BasicOps<B>>(
+        &mut self,
+        id: ParamId,
+        tensor: Tensor<B, D, K>,
+    ) -> (ParamId, Tensor<B, D, K>) {
+        let device = tensor.device();
+        let data = tensor.clone().into_data();
+        let (shape, dtype) = (data.shape.clone(), data.dtype);
+        let kind = kind(shape.as_slice(), dtype);
+        match self.0.receive(id.val(), &kind, data.bytes.to_vec()) {
+            Some((id, bytes)) => {
+                let data = TensorData::from_bytes_vec(bytes, shape, dtype);
+                (ParamId::from(id), Tensor::from_data(data, (&device, dtype)))
+            }
+            None => (id, tensor),
+        }
+    }
+}
+
+impl<B: Backend> ModuleMapper<B> for Receive<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.0.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.0.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let (id, tensor, mapper) = param.consume();
+        let is_trained = tensor.is_require_grad();
+        let (id, tensor) = self.receive(id, tensor);
+        Param::from_mapped_value(id, tensor.set_require_grad(is_trained), mapper)
+    }
+
+    fn map_int<const D: usize>(
+        &mut self,
+        param: Param<Tensor<B, D, Int>>,
+    ) -> Param<Tensor<B, D, Int>> {
+        let (id, tensor, mapper) = param.consume();
+        let (id, tensor) = self.receive(id, tensor);
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<B, D, Bool>>,
+    ) -> Param<Tensor<B, D, Bool>> {
+        let (id, tensor, mapper) = param.consume();
+        let (id, tensor) = self.receive(id, tensor);
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+}
+
+/// Compares the models of all replicas. Returns the float parameters, in the order of the model.
+pub(crate) fn verify<B: Backend, M: Module<B>>(
+    replicas: &Replicas,
+    model: &M,
+) -> Result<Vec<Known>, ReplicaError> {
+    let mut compare = Compare(Comparison::new(replicas));
+    model.visit(&mut compare);
+    compare.0.finish()
+}
+
+struct Compare<'a>(Comparison<'a>);
+
+impl Compare<'_> {
+    fn compare<B: Backend, const D: usize, K: BasicOps<B>>(
+        &mut self,
+        id: ParamId,
+        tensor: Tensor<B, D, K>,
+    ) {
+        let kind = kind(tensor.shape().as_slice(), tensor.dtype());
+        let bytes = || tensor.into_data().bytes.to_vec();
+        self.0.compare(&id.to_string(), &kind, bytes);
+    }
+}
+
+impl<B: Backend> ModuleVisitor<B> for Compare<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.0.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.0.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let size = param.lazy_shape().num_elements();
+        self.0.know(param.id.val(), size, param.is_require_grad());
+        self.compare(param.id, param.val());
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, Int>>) {
+        self.compare(param.id, param.val());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<B, D, Bool>>) {
+        self.compare(param.id, param.val());
+    }
+}

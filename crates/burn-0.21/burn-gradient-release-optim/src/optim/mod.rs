@@ -1,0 +1,165 @@
+//! The optimizers.
+
+mod adafactor;
+mod adagrad;
+mod adam;
+mod adamw;
+mod adan;
+mod adaptive;
+mod came;
+mod factored;
+mod lion;
+mod radam;
+mod rmsprop;
+mod sgd;
+mod stable_adamw;
+
+use burn::{
+    module::{AutodiffModule, Module, ModuleVisitor, Param},
+    optim::{SimpleOptimizer, adaptor::OptimizerAdaptor, decay::WeightDecayConfig},
+    tensor::{
+        Shape, Tensor,
+        backend::{AutodiffBackend, Backend},
+    },
+};
+use lean_arithmetic::optim::{Moments, rules::CoupledDecay};
+
+pub use adafactor::{AdaLomoConfig, Adafactor, AdafactorConfig, AdafactorState};
+pub use adagrad::{AdaGrad, AdaGradState, LrDecayState};
+pub use adam::{Adam, AdamState};
+pub use adamw::{AdamW, AdamWState};
+pub use adan::{Adan, AdanState, AdaptiveNesterovMomentumState};
+pub use adaptive::AdaptiveMomentumState;
+pub use came::{Came, CameConfig, CameState};
+pub use factored::Factored;
+pub use lion::{Lion, LionConfig, LionState};
+pub use radam::{RAdam, RAdamConfig, RAdamState};
+pub use rmsprop::{CenteredState, RmsProp, RmsPropMomentumState, RmsPropState, SquareAvgState};
+pub use sgd::{MomentumState, Sgd, SgdState};
+pub use stable_adamw::{StableAdamW, StableAdamWConfig, StableAdamWState};
+
+use crate::settings::Settings;
+
+/// A configuration of Burn whose optimizer is here, in one pass over memory.
+pub trait InOnePass {
+    /// The optimizer in one pass.
+    type Optimizer: Lean;
+
+    /// The same optimizer in one pass over weight, gradient and states, where the backend has such
+    /// a pass, and by Burn's operations elsewhere.
+    ///
+    /// Its records are Burn's. So are, on Flex, its weights and states, bit for bit; on a GPU they
+    /// are up to rounding. Clipping of the configuration is part of the pass.
+    ///
+    /// # Panics
+    ///
+    /// If a number of the configuration is not finite, or out of range: a share of one or more, an
+    /// epsilon or a weight decay below zero, a threshold of clipping of zero or less (an infinite
+    /// one clips nothing). It is named with its value.
+    ///
+    /// ```
+    /// use burn::{
+    ///     backend::{Autodiff, Flex},
+    ///     nn::Linear,
+    ///     optim::{AdamWConfig, adaptor::OptimizerAdaptor},
+    /// };
+    /// use burn_gradient_release_optim::{AdamW, InOnePass, Lean};
+    ///
+    /// type B = Autodiff<Flex>;
+    ///
+    /// let optim: OptimizerAdaptor<AdamW, Linear<B>, B> =
+    ///     AdamWConfig::new().with_weight_decay(0.05).in_one_pass().init();
+    /// # let _ = optim;
+    /// ```
+    fn in_one_pass(&self) -> Self::Optimizer;
+}
+
+/// An optimizer of this crate.
+pub trait Lean: Clone {
+    /// The optimizer for all parameters of a module, as the `init` of Burn's configurations makes
+    /// it.
+    fn init<B, M>(self) -> OptimizerAdaptor<Self, M, B>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        Self: SimpleOptimizer<B::InnerBackend>,
+    {
+        OptimizerAdaptor::from(self)
+    }
+
+    /// Keeps moments in bf16: two bytes a number, rounded to the nearest after each step.
+    ///
+    /// # Panics
+    ///
+    /// If a moment keeps more than 0.99 of itself in a step, as AdamW's second does by default: it
+    /// would change by less than bf16 can hold, and stand still. Take a `beta_2` of at most 0.99.
+    /// The same goes for moments that take in micro-batches with
+    /// [`MomentDecay::EachStep`](crate::MomentDecay::EachStep), where they keep all of themselves.
+    /// Sums of squares, as AdaGrad's, keep all of themselves.
+    fn with_bf16_moments(mut self) -> Self {
+        self.settings_mut().moments = Moments::expect_bf16(&self.kept_shares());
+        self
+    }
+
+    /// Decay rate of each moment.
+    #[doc(hidden)]
+    fn kept_shares(&self) -> Vec<(&'static str, f64)>;
+
+    /// Settings that all optimizers have.
+    #[doc(hidden)]
+    fn settings_mut(&mut self) -> &mut Settings;
+}
+
+/// An optimizer whose moments may be kept in 8 bits.
+pub trait EightBitMoments: Lean {
+    /// Keeps moments in 8 bits a number, in blocks of 256 with a scale each: Dettmers et al.,
+    /// "8-bit Optimizers via Block-wise Quantization" (2022), <https://arxiv.org/abs/2110.02861>.
+    ///
+    /// The step itself is computed in 32 bits, with the moments before they are rounded. Second
+    /// moments, which change by less than the codes lie apart, are rounded by chance, the same in
+    /// every run and on every backend. A moment that is not finite becomes its weight. Parameters
+    /// of fewer than 4096 elements keep moments of 32 bits, and so do those that have the shape of
+    /// an embedding's weight in `model`, as the paper recommends.
+    ///
+    /// Records are smaller as well, and interchangeable with those in 32 bits. Flex, wgpu and CUDA
+    /// step with them in one pass. On other backends the moments are packed and unpacked on the
+    /// host, which is slow.
+    fn with_8_bit_moments<B: Backend>(mut self, model: &impl Module<B>) -> Self {
+        let settings = self.settings_mut();
+        settings.moments = Moments::EightBit;
+        settings.embeddings = embedding_shapes(model).into();
+        self
+    }
+}
+
+fn coupled_decay(config: Option<WeightDecayConfig>) -> CoupledDecay {
+    CoupledDecay(config.map(|config| config.penalty.into()))
+}
+
+fn embedding_shapes<B: Backend>(model: &impl Module<B>) -> Vec<Shape> {
+    let mut embeddings = Embeddings::default();
+    model.visit(&mut embeddings);
+    embeddings.shapes
+}
+
+#[derive(Default)]
+struct Embeddings {
+    containers: Vec<bool>,
+    shapes: Vec<Shape>,
+}
+
+impl<B: Backend> ModuleVisitor<B> for Embeddings {
+    fn enter_module(&mut self, _name: &str, container_type: &str) {
+        self.containers.push(container_type.contains("Embedding"));
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.containers.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if self.containers.last() == Some(&true) {
+            self.shapes.push(param.shape());
+        }
+    }
+}

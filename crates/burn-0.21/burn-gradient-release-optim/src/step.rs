@@ -1,0 +1,108 @@
+//! A step of a parameter, in place where the backend can, and by Burn's operations elsewhere.
+
+use burn::tensor::{DType, ElementConversion, Tensor};
+use lean_arithmetic::optim::{Measure, Number, Rule};
+
+use crate::{
+    LeanBackend,
+    backend::{Clip, Operands, States, Stepped},
+    moment::{Format, Moment, from_float},
+    number::Whole,
+};
+
+/// The weight and the states after a step.
+pub(crate) fn step<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
+    rule: &R,
+    operands: Operands<B, N>,
+) -> Stepped<B, N> {
+    if operands.has_pass() {
+        B::step_in_place(rule, operands)
+    } else {
+        step_tensors::<_, _, _, D>(rule, operands)
+    }
+}
+
+/// The mean of a measure, for which the host waits for the device.
+pub(crate) fn mean<B: LeanBackend, M: Measure<N>, const N: usize, const D: usize>(
+    measure: &M,
+    operands: &Operands<B, N>,
+) -> f32 {
+    if operands.has_pass() {
+        let mean: Tensor<B, 1> = from_float(B::mean_in_place(measure, operands));
+        return mean.into_scalar().elem();
+    }
+    let grad: Tensor<B, D> = clipped(from_float(operands.grad.clone()), operands.clip.clone());
+    let states = match &operands.states {
+        States::New(_) => None,
+        States::Old(states) => {
+            let dtype = grad.dtype();
+            Some(states.clone().map(|state| Whole(floats(state, dtype))))
+        }
+    };
+    let Whole(measured) = measure.measure(Whole(grad), states);
+    // As in the pass, where the least of a measure takes its place.
+    let is_nan = measured.clone().is_nan();
+    measured.mask_fill(is_nan, 0.0).mean().into_scalar().elem()
+}
+
+/// The step with Burn's operations.
+fn step_tensors<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
+    rule: &R,
+    operands: Operands<B, N>,
+) -> Stepped<B, N> {
+    let Operands {
+        weight,
+        grad,
+        clip,
+        states,
+        noise,
+    } = operands;
+    let (weight, grad): (Tensor<B, D>, Tensor<B, D>) = (from_float(weight), from_float(grad));
+    let grad = clipped(grad, clip);
+    let dtype = weight.dtype();
+    let (weight, grad) = (Whole(weight), Whole(grad));
+    let (formats, states) = match states {
+        States::New(formats) => (formats, None),
+        States::Old(states) => {
+            let formats = states.each_ref().map(Moment::format);
+            // Moved, not cloned: Burn's operations write in place if the tensor has no other owner.
+            let states = states.map(|state| Whole(floats(state, dtype)));
+            (formats, Some(states))
+        }
+    };
+    let (Whole(mut weight), states) = rule.step(weight, grad, states);
+    let mut formats = formats.into_iter();
+    let states = states.map(|Whole(state)| {
+        let format = formats.next().expect("a format for each state");
+        if let Format::EightBit(_) = format {
+            // 8 bits cannot hold it, and it has to show.
+            let is_lost = state.clone().is_finite().bool_not();
+            weight = weight.clone().mask_where(is_lost, state.clone());
+        }
+        Moment::rounded(state, format, noise)
+    });
+    Stepped {
+        weight: weight.into_primitive().tensor(),
+        states,
+    }
+}
+
+fn floats<B: LeanBackend, const D: usize>(state: Moment<B>, dtype: DType) -> Tensor<B, D> {
+    let floats: Tensor<B, D> = match state {
+        Moment::Float(floats) => from_float(floats),
+        blocks @ Moment::EightBit(_) => blocks.to_tensor(),
+    };
+    floats.cast(dtype)
+}
+
+/// A gradient after clipping, with Burn's operations.
+pub(crate) fn clipped<B: LeanBackend, const D: usize>(
+    grad: Tensor<B, D>,
+    clip: Clip<B>,
+) -> Tensor<B, D> {
+    match clip {
+        Clip::None => grad,
+        Clip::Value(threshold) => Whole(grad).clip_by_value(threshold.into()).0,
+        Clip::Factor(factor) => grad.mul(from_float::<B, 1>(factor).unsqueeze()),
+    }
+}

@@ -1,0 +1,30 @@
+//! The memory that a tensor occupies.
+
+#[cfg(feature = "cubecl")]
+mod cubecl;
+#[cfg(feature = "flex")]
+mod flex;
+
+/// The memory that a tensor occupies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Storage {
+    /// Its identity: tensors that share it have the same, and no two that exist at a time have the
+    /// same.
+    pub id: usize,
+    /// Its size. A view may show only a part of it.
+    pub bytes: u64,
+}
+
+/// A tensor whose memory has an identity.
+///
+/// A view shares the memory of its operand, and an operation in place leaves its result in the
+/// memory of its operand. Without the identity the recorder would count both twice.
+#[diagnostic::on_unimplemented(
+    message = "the memory of `{Self}` cannot be recorded",
+    note = "recorded are Flex (feature `flex`), and wgpu and CUDA without fusion (feature `cubecl`), as \
+            `burn_gradient_release_device_memory::MeteredWgpuUnfused`"
+)]
+pub trait HasStorage {
+    /// The memory that this tensor occupies.
+    fn storage(&self) -> Storage;
+}

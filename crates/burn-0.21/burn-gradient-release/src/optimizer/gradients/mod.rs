@@ -1,0 +1,350 @@
+//! The gradient transform: clipping, loss scaling and norms, between a gradient and its step.
+
+mod clipping;
+mod norm;
+mod record;
+mod scaler;
+
+use std::sync::{Arc, Mutex};
+
+use burn::{
+    module::ParamId,
+    tensor::{ElementConversion, Tensor, backend::Backend},
+};
+
+use lean_arithmetic::{
+    OutOfRange,
+    norm::{coefficient_for, global_norm, ratio},
+};
+
+use self::{
+    clipping::clip_units,
+    norm::{SquaredNorms, is_finite, squared_norm},
+    record::Averages,
+};
+use crate::util::lock::lock;
+
+pub use clipping::{AdaptiveClippingConfig, AutoClipConfig, NormClipping, ZClipConfig};
+pub use record::GradientRecord;
+pub use scaler::{LossScaler, LossScalerConfig, LossScalerRecord};
+
+/// Settings for gradients, and the state kept of them from step to step.
+#[derive(Clone, Debug, Default)]
+pub(super) struct GradientPolicy {
+    pub(super) clipping: Option<NormClipping>,
+    pub(super) scaler: Option<LossScaler>,
+    pub(super) measures_norm: bool,
+    pub(super) stops_at_non_finite: bool,
+    averages: Arc<Mutex<Averages>>,
+}
+
+/// Result of the first of two backward passes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GradNorm {
+    norm: f64,
+    coefficient: f64,
+}
+
+impl GradNorm {
+    /// The norm of all gradients together, before clipping and without the scale of the loss. Not a
+    /// number, or infinite, if a gradient has overflown: then no step is taken.
+    pub fn norm(&self) -> f64 {
+        self.norm
+    }
+
+    /// Factor applied to every gradient.
+    pub fn coefficient(&self) -> f64 {
+        self.coefficient
+    }
+
+    /// Whether the gradients can be stepped with.
+    pub fn is_finite(&self) -> bool {
+        self.norm.is_finite()
+    }
+}
+
+impl GradientPolicy {
+    pub(super) fn needs_two_passes(&self) -> bool {
+        self.clipping.is_some_and(|rule| rule.needs_two_passes())
+    }
+
+    /// The first setting that is out of range, if there is one.
+    pub(super) fn out_of_range(&self) -> Option<OutOfRange> {
+        let clipping = self.clipping.as_ref().and_then(NormClipping::out_of_range);
+        clipping.or_else(|| self.scaler.as_ref()?.out_of_range())
+    }
+
+    /// Whether a step that has all gradients looks at them before the first parameter is stepped.
+    pub(super) fn looks_ahead(&self) -> bool {
+        self.needs_two_passes() || self.stops_at_non_finite || self.scaler.is_some()
+    }
+
+    /// Whether there is a scaler, and no loss was scaled with it.
+    pub(super) fn lacks_scale(&self) -> bool {
+        let mut scaler = self.scaler.iter();
+        scaler.any(|scaler| !scaler.is_asked())
+    }
+
+    /// Called between the two passes of a step.
+    pub(super) fn begin_second_pass(&self) {
+        if let Some(scaler) = &self.scaler {
+            scaler.begin_pass();
+        }
+    }
+
+    /// A copy with a state of its own.
+    pub(super) fn fork(&self) -> Self {
+        let averages = lock(&self.averages).clone();
+        Self {
+            averages: Arc::new(Mutex::new(averages)),
+            ..self.clone()
+        }
+    }
+
+    pub(super) fn to_record(&self) -> GradientRecord {
+        GradientRecord {
+            averages: lock(&self.averages).clone(),
+            loss_scaler: self.scaler.as_ref().map(|scaler| scaler.to_record()),
+        }
+    }
+
+    pub(super) fn load_record(&self, record: GradientRecord) {
+        *lock(&self.averages) = record.averages;
+        if let (Some(scaler), Some(record)) = (&self.scaler, record.loss_scaler) {
+            scaler.load_record(record);
+        }
+    }
+
+    /// The transform for the gradients of one step. `measured` is the result of a first pass.
+    pub(super) fn transform<B: Backend>(&self, measured: Option<GradNorm>) -> GradientTransform<B> {
+        let coefficient = measured.map(|measured| measured.coefficient);
+        GradientTransform {
+            policy: self.clone(),
+            inverse_scale: self.inverse_scale(),
+            coefficient: coefficient.filter(|coefficient| *coefficient < 1.0),
+            measured,
+            norms: SquaredNorms::default(),
+            stopped_by: Mutex::new(None),
+        }
+    }
+
+    fn inverse_scale(&self) -> Option<f64> {
+        self.scaler.as_ref().map(LossScaler::inverse)
+    }
+
+    /// The global norm of gradients with these squared norms, and the factor for them.
+    fn judge(&self, squared: &[(ParamId, f64)]) -> GradNorm {
+        let norm = global_norm(squared.iter().map(|(_, squared)| *squared));
+        let coefficient = match self.clipping {
+            Some(NormClipping::GlobalNorm { max_norm }) => coefficient_for(max_norm, norm),
+            Some(NormClipping::ZClip(config)) => ratio(
+                lock(&self.averages).zclip.target(&config.rule(), norm),
+                norm,
+            ),
+            _ => 1.0,
+        };
+        GradNorm { norm, coefficient }
+    }
+
+    /// Adds the norm of a step to the averages.
+    fn observe(&self, norm: f64) {
+        let Some(NormClipping::ZClip(config)) = self.clipping else {
+            return;
+        };
+        if !norm.is_finite() {
+            return;
+        }
+        let mut averages = lock(&self.averages);
+        let target = averages.zclip.target(&config.rule(), norm);
+        averages.zclip.observe(&config.rule(), target);
+    }
+}
+
+/// Transform for the gradients of one optimizer step: unscales, measures and clips them.
+pub(super) struct GradientTransform<B: Backend> {
+    policy: GradientPolicy,
+    inverse_scale: Option<f64>,
+    coefficient: Option<f64>,
+    measured: Option<GradNorm>,
+    norms: SquaredNorms<B>,
+    /// The first parameter whose gradient is not finite.
+    stopped_by: Mutex<Option<ParamId>>,
+}
+
+/// Why a gradient is not stepped with.
+pub(super) enum NotStepped {
+    /// The gradient has overflown.
+    Skipped,
+    /// The gradient, or one before it, is not finite.
+    Stopped,
+}
+
+/// Norm, factor and loss scale of a finished step.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct GradientSummary {
+    pub(super) norm: Option<f64>,
+    pub(super) coefficient: Option<f64>,
+    pub(super) scale: Option<f64>,
+}
+
+impl<B: Backend> GradientTransform<B> {
+    /// Measures a gradient in the first of two passes.
+    pub(super) fn measure<const D: usize>(&self, param: ParamId, grad: Tensor<B, D>) {
+        self.norms.push(param, squared_norm(self.unscale(grad)));
+    }
+
+    pub(super) fn is_measured(&self, param: ParamId) -> bool {
+        self.norms.contains(param)
+    }
+
+    /// Ends the first of two passes over the parameters of a model. Also returns the first
+    /// parameter whose gradient has no finite norm.
+    pub(super) fn end_measuring(
+        &self,
+        params: impl IntoIterator<Item = ParamId>,
+    ) -> (GradNorm, Option<ParamId>) {
+        let squared = self.norms.read(params);
+        let mut squares = squared.iter();
+        let culprit = squares.find(|(_, squared)| !squared.is_finite());
+        (
+            self.policy.judge(&squared),
+            culprit.map(|(param, _)| *param),
+        )
+    }
+
+    /// The gradient to step with. `clips_alone` is false if no rule may clip this gradient by
+    /// itself.
+    pub(super) fn apply<const D: usize>(
+        &self,
+        param: ParamId,
+        weight: &Tensor<B, D>,
+        grad: Tensor<B, D>,
+        clips_alone: bool,
+    ) -> Result<Tensor<B, D>, NotStepped> {
+        if lock(&self.stopped_by).is_some() {
+            return Err(NotStepped::Stopped);
+        }
+        let grad = self.unscale(grad);
+        let squared = self.look_at(param, &grad)?;
+        let grad = match self.coefficient {
+            Some(coefficient) => grad * coefficient,
+            None => grad,
+        };
+        if !clips_alone {
+            return Ok(grad);
+        }
+        Ok(match (self.policy.clipping, squared) {
+            (Some(NormClipping::Adaptive(config)), _) => clip_units(&config, weight.clone(), grad),
+            (Some(NormClipping::AutoClip(config)), Some(squared)) => {
+                let norm = squared.into_scalar().elem::<f64>().sqrt();
+                let mut averages = lock(&self.policy.averages);
+                let coefficient = averages
+                    .auto_clip
+                    .coefficient(&config.rule(), param.val(), norm);
+                if coefficient < 1.0 {
+                    grad * coefficient
+                } else {
+                    grad
+                }
+            }
+            _ => grad,
+        })
+    }
+
+    fn unscale<const D: usize>(&self, grad: Tensor<B, D>) -> Tensor<B, D> {
+        match self.inverse_scale {
+            Some(inverse) => grad * inverse,
+            None => grad,
+        }
+    }
+
+    /// Whether norms are needed.
+    pub(super) fn looks_at_gradients(&self) -> bool {
+        let rule_asks = matches!(self.policy.clipping, Some(NormClipping::AutoClip(_)));
+        let report_asks = self.policy.measures_norm && self.measured.is_none();
+        self.must_be_finite() || rule_asks || report_asks
+    }
+
+    fn must_be_finite(&self) -> bool {
+        // A first pass has measured all of them.
+        let policy = &self.policy;
+        self.measured.is_none() && (policy.stops_at_non_finite || policy.scaler.is_some())
+    }
+
+    /// Notes the norm of a gradient, if norms are needed.
+    fn look_at<const D: usize>(
+        &self,
+        param: ParamId,
+        grad: &Tensor<B, D>,
+    ) -> Result<Option<Tensor<B, 1>>, NotStepped> {
+        if !self.looks_at_gradients() {
+            return Ok(None);
+        }
+        let policy = &self.policy;
+        let squared = squared_norm(grad.clone());
+        if self.must_be_finite() && !is_finite(&squared) {
+            if policy.scaler.is_some() {
+                return Err(NotStepped::Skipped);
+            }
+            *lock(&self.stopped_by) = Some(param);
+            return Err(NotStepped::Stopped);
+        }
+        self.norms.push(param, squared.clone());
+        Ok(Some(squared))
+    }
+
+    /// Whether gradients are checked to be finite before the first step.
+    pub(super) fn wants_finite(&self) -> bool {
+        let asks = self.policy.stops_at_non_finite && self.policy.scaler.is_none();
+        asks && self.measured.is_none()
+    }
+
+    pub(super) fn admits<const D: usize>(&self, grad: &Tensor<B, D>) -> bool {
+        is_finite(&squared_norm(grad.clone()))
+    }
+
+    /// Whether a gradient has overflown in a first pass.
+    pub(super) fn is_overflown(&self) -> bool {
+        self.measured.is_some_and(|measured| !measured.is_finite())
+    }
+
+    /// The parameter whose gradient has stopped the step, if any.
+    pub(super) fn stopped_by(&self) -> Option<ParamId> {
+        *lock(&self.stopped_by)
+    }
+
+    /// Ends the step over the parameters of a model, some of which were `skipped`.
+    pub(super) fn finish(
+        &self,
+        params: impl IntoIterator<Item = ParamId>,
+        has_skipped: bool,
+    ) -> GradientSummary {
+        let norm = match self.measured {
+            Some(measured) => Some(measured.norm),
+            None => {
+                let squared = self.norms.read(params);
+                (!squared.is_empty())
+                    .then(|| global_norm(squared.iter().map(|(_, squared)| *squared)))
+            }
+        };
+        // A norm of some of the gradients alone is not reported.
+        let norm = norm.filter(|_| !has_skipped);
+        if let Some(norm) = norm {
+            self.policy.observe(norm);
+        }
+        let scale = self.policy.scaler.as_ref().map(|scaler| {
+            let scale = scaler.current();
+            scaler.update(has_skipped);
+            scale
+        });
+        let clips_all = matches!(
+            self.policy.clipping,
+            Some(NormClipping::GlobalNorm { .. } | NormClipping::ZClip(_))
+        );
+        GradientSummary {
+            norm,
+            coefficient: clips_all.then(|| self.coefficient.unwrap_or(1.0)),
+            scale,
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! The arithmetic of optimizers, of clipping and of loss scaling, and the turns of replicas,
+//! without Burn.
+//!
+//! `burn-gradient-release-optim` (Burn 0.21) and `burn-lean` (Burn 0.22 and later) give it their tensors,
+//! states and records. Nothing here depends on a version of Burn, so that each formula stands in
+//! one place: the kernels of `optim::cube` too, which are compiled for each version of cubecl.
+
+#![forbid(unsafe_code)]
+
+pub mod clipping;
+mod exact;
+pub mod groups;
+pub mod norm;
+pub mod scaling;
+mod settings;
+
+pub mod optim;
+pub mod turns;
+
+pub use settings::OutOfRange;

@@ -1,0 +1,310 @@
+//! The optimizers of `burn-gradient-release-optim` with gradient release: plain Burn's weights, and no memory
+//! beside the largest gradient.
+
+use burn::backend::Flex;
+use burn::grad_clipping::GradientClippingConfig;
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{
+    AdamConfig, AdamWConfig, GradientsParams, Optimizer, SgdConfig, SimpleOptimizer,
+    momentum::MomentumConfig,
+};
+use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
+use burn::tensor::Tensor;
+use burn_gradient_release::{Recompute, ReleaseAccumulator, ReleaseOptimizer, WithGradientRelease};
+use burn_gradient_release_optim::{
+    AccumulateInMoments, AdafactorConfig, EightBitMoments, InOnePass, Lean, LionConfig,
+    MomentDecay, StableAdamWConfig,
+};
+
+use crate::ALLOCATIONS;
+use crate::harness::memory::{alone, parameter_bytes};
+use crate::harness::models::{Mlp, Recurrent, Scenario, Size, Tied, Transformer};
+use crate::harness::run::{RATE, Start, ordinary_step};
+use crate::harness::{Plain, Release, Weights, noise};
+
+type P = Plain<Flex>;
+type R = Release<Flex>;
+
+const STEPS: u64 = 20;
+
+/// Nodes of the tape, names, thread pools: everything that is no tensor of weight size.
+const SLACK: usize = 192 * 1024;
+
+fn released_step<S: Scenario, O: SimpleOptimizer<Flex> + 'static>(
+    optim: &mut ReleaseOptimizer<O, S::Model<R>, R>,
+    model: S::Model<R>,
+    size: Size,
+    step: u64,
+) -> S::Model<R> {
+    let model = optim.arm(RATE, model);
+    let loss = S::loss::<R>(&model, size, step);
+    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    optim.step(RATE, model, grads)
+}
+
+/// Plain Burn with one optimizer, release with the other: the same weights after each step.
+fn same<S: Scenario>(
+    plain: impl SimpleOptimizer<Flex> + 'static,
+    lean: impl SimpleOptimizer<Flex> + 'static,
+    clipping: Option<GradientClippingConfig>,
+    recompute: Recompute,
+) {
+    let start = Start::new::<S>(Size::Small);
+    let mut plain: OptimizerAdaptor<_, S::Model<P>, P> = OptimizerAdaptor::from(plain);
+    if let Some(clipping) = clipping {
+        plain = plain.with_grad_clipping(clipping.init());
+    }
+    let lean: OptimizerAdaptor<_, S::Model<R>, R> = OptimizerAdaptor::from(lean);
+    let mut lean = lean.with_gradient_release().with_recompute(recompute);
+    let (mut one, mut other) = (start.model::<S, P>(), start.model::<S, R>());
+    for step in 0..STEPS {
+        let loss = S::loss::<P>(&one, Size::Small, step);
+        one = ordinary_step(RATE, one, &mut plain, loss);
+        other = released_step::<S, _>(&mut lean, other, Size::Small, step);
+        let wanted = Weights::of::<P, _>(&one);
+        Weights::of::<R, _>(&other).assert_same(&wanted, format!("after step {step}"));
+    }
+}
+
+/// Burn's optimizers in one pass, one of which clips.
+fn same_in_one_pass<S: Scenario>(recompute: Recompute) {
+    let clipping = Some(GradientClippingConfig::Norm(0.01));
+    let adamw = AdamWConfig::new().with_weight_decay(0.1);
+    let clipped = adamw.clone().with_grad_clipping(clipping.clone());
+    same::<S>(adamw.build(), clipped.in_one_pass(), clipping, recompute);
+    let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+    same::<S>(sgd.build(), sgd.in_one_pass(), None, recompute);
+}
+
+#[test]
+fn in_one_pass_weights_are_plain_burns() {
+    same_in_one_pass::<Mlp>(Recompute::None);
+    same_in_one_pass::<Transformer>(Recompute::None);
+    same_in_one_pass::<Tied>(Recompute::None);
+    same_in_one_pass::<Recurrent>(Recompute::None);
+    same_in_one_pass::<Transformer>(Recompute::Automatic);
+}
+
+#[test]
+fn other_optimizers_step_the_same_with_and_without_release() {
+    let stable = StableAdamWConfig::new().build();
+    same::<Transformer>(stable.clone(), stable, None, Recompute::None);
+    let adafactor = AdafactorConfig::new().build();
+    same::<Transformer>(adafactor.clone(), adafactor, None, Recompute::None);
+    let start = Start::new::<Mlp>(Size::Small);
+    let eight_bit = AdamConfig::new()
+        .in_one_pass()
+        .with_8_bit_moments(&start.model::<Mlp, P>());
+    same::<Mlp>(eight_bit.clone(), eight_bit, None, Recompute::None);
+}
+
+#[test]
+fn checkpoints_pass_between_burns_optimizer_and_the_one_in_one_pass() {
+    let start = Start::new::<Mlp>(Size::Small);
+    let config = AdamWConfig::new();
+    let device = Default::default();
+    let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
+    let mut whole = config.init::<P, _>();
+    let mut model = start.model::<Mlp, P>();
+    // Every third step in one pass with release, the others with plain Burn, each from the record
+    // of the last.
+    let mut record: Option<Vec<u8>> = None;
+    let mut mixed = start.model::<Mlp, P>();
+    for step in 0..9 {
+        let loss = Mlp::loss::<P>(&model, Size::Small, step);
+        model = ordinary_step(RATE, model, &mut whole, loss);
+
+        let bytes = record.take();
+        if step % 3 == 2 {
+            let mut optim = config.in_one_pass().init::<R, _>().with_gradient_release();
+            if let Some(bytes) = bytes {
+                optim = optim.load_record(recorder.load(bytes, &device).unwrap());
+            }
+            let weights = crate::harness::weights::save(mixed);
+            let armed = Start::from_bytes(Size::Small, weights).model::<Mlp, R>();
+            let stepped = released_step::<Mlp, _>(&mut optim, armed, Size::Small, step);
+            record = Some(recorder.record(optim.to_record(), ()).unwrap());
+            let weights = crate::harness::weights::save(stepped);
+            mixed = Start::from_bytes(Size::Small, weights).model::<Mlp, P>();
+        } else {
+            let mut optim = config.init::<P, _>();
+            if let Some(bytes) = bytes {
+                optim = optim.load_record(recorder.load(bytes, &device).unwrap());
+            }
+            let loss = Mlp::loss::<P>(&mixed, Size::Small, step);
+            mixed = ordinary_step(RATE, mixed, &mut optim, loss);
+            record = Some(recorder.record(optim.to_record(), ()).unwrap());
+        }
+        let wanted = Weights::of::<P, _>(&model);
+        Weights::of::<P, _>(&mixed).assert_same(&wanted, format!("after step {step}"));
+    }
+}
+
+#[test]
+fn accumulation_in_the_moments_is_the_same_with_and_without_release() {
+    fn same_accumulating<S: Scenario>(recompute: Recompute) {
+        let adamw = || AdamWConfig::new().with_weight_decay(0.1).in_one_pass();
+        let sgd = SgdConfig::new()
+            .with_momentum(Some(MomentumConfig::new().with_dampening(0.0)))
+            .in_one_pass();
+        let each_step = adamw().accumulating(4, MomentDecay::EachStep).unwrap();
+        same::<S>(each_step.clone(), each_step, None, recompute);
+        let each = adamw().accumulating(3, MomentDecay::EachMicroBatch);
+        let each = each.unwrap();
+        same::<S>(each.clone(), each, None, recompute);
+        let sgd = sgd.accumulating(4, MomentDecay::EachStep).unwrap();
+        same::<S>(sgd.clone(), sgd, None, recompute);
+        let lion = LionConfig::new().build();
+        let lion = lion.accumulating(4, MomentDecay::EachMicroBatch).unwrap();
+        same::<S>(lion.clone(), lion, None, recompute);
+    }
+    same_accumulating::<Transformer>(Recompute::Automatic);
+    same_accumulating::<Tied>(Recompute::None);
+    same_accumulating::<Recurrent>(Recompute::None);
+}
+
+const MICRO_BATCHES: u64 = 4;
+
+/// The peak of a step's micro-batches, the moments of an earlier step being there, and the weights
+/// after it.
+fn peak_of_micro_batches(
+    start: &Start,
+    mut run: impl FnMut(<Mlp as Scenario>::Model<R>, u64) -> <Mlp as Scenario>::Model<R>,
+) -> (usize, Weights) {
+    let floor = ALLOCATIONS.current_usage();
+    let mut model = start.model::<Mlp, R>();
+    for micro_batch in 0..MICRO_BATCHES {
+        model = run(model, micro_batch);
+    }
+    ALLOCATIONS.reset_peak_usage();
+    for micro_batch in MICRO_BATCHES..2 * MICRO_BATCHES {
+        model = run(model, micro_batch);
+    }
+    let peak = ALLOCATIONS.peak_usage() - floor;
+    (peak, Weights::of::<R, _>(&model))
+}
+
+#[test]
+fn accumulation_in_the_moments_needs_no_sum_of_gradients() {
+    alone(
+        "lean_optim::accumulation_in_the_moments_needs_no_sum_of_gradients",
+        || {
+            let start = Start::new::<Mlp>(Size::Large);
+            let (parameters, _) = parameter_bytes::<P, _>(&start.model::<Mlp, P>());
+            let adamw = || AdamWConfig::new().in_one_pass();
+            let mut optim = adamw().init::<R, _>().with_gradient_release();
+            let (alone, _) = peak_of_micro_batches(&start, |model, step| {
+                released_step::<Mlp, _>(&mut optim, model, Size::Large, step)
+            });
+            let adama = adamw().accumulating(4, MomentDecay::EachStep).unwrap();
+            let mut optim = adama.clone().init::<R, _>().with_gradient_release();
+            let (in_moments, found) = peak_of_micro_batches(&start, |model, step| {
+                released_step::<Mlp, _>(&mut optim, model, Size::Large, step)
+            });
+            let mut optim = adamw().init::<R, _>().with_gradient_release();
+            let mut sums = ReleaseAccumulator::new();
+            let (in_sums, _) = peak_of_micro_batches(&start, |model, step| {
+                let is_last = (step + 1) % MICRO_BATCHES == 0;
+                let model = match is_last {
+                    true => optim.arm_accumulated(RATE, model, sums.grads()),
+                    false => sums.arm(model),
+                };
+                let loss = Mlp::loss::<R>(&model, Size::Large, step);
+                let grads = GradientsParams::from_grads(loss.backward(), &model);
+                if is_last {
+                    return optim.step(RATE, model, grads);
+                }
+                sums.accumulate(&model, grads);
+                model
+            });
+            println!(
+                "alone {alone}, in the moments {in_moments}, in sums {in_sums}, G {parameters}"
+            );
+            assert!(in_moments < alone + SLACK);
+            assert!(in_sums > in_moments + parameters - SLACK);
+
+            let mut plain = adama.init::<P, _>();
+            let mut model = start.model::<Mlp, P>();
+            for micro_batch in 0..2 * MICRO_BATCHES {
+                let loss = Mlp::loss::<P>(&model, Size::Large, micro_batch);
+                model = ordinary_step(RATE, model, &mut plain, loss);
+            }
+            found.assert_same(&Weights::of::<P, _>(&model), "after two steps");
+        },
+    );
+}
+
+/// Bytes of weights and states after three steps with gradient release.
+fn kept(optimizer: impl SimpleOptimizer<Flex> + 'static) -> usize {
+    let start = Start::new::<Mlp>(Size::Large);
+    let floor = ALLOCATIONS.current_usage();
+    let optim: OptimizerAdaptor<_, _, R> = OptimizerAdaptor::from(optimizer);
+    let mut optim = optim.with_gradient_release();
+    let mut model = start.model::<Mlp, R>();
+    for step in 0..3 {
+        model = released_step::<Mlp, _>(&mut optim, model, Size::Large, step);
+    }
+    let kept = ALLOCATIONS.current_usage() - floor;
+    drop(model);
+    kept
+}
+
+/// Bytes that the last of three steps needs beyond weight, gradient and states.
+fn temporaries(optimizer: impl SimpleOptimizer<Flex>) -> usize {
+    const SHAPE: [usize; 2] = [512, 512];
+    let mut weight: Tensor<Flex, 2> = noise(1, SHAPE, &Default::default());
+    let mut state = None;
+    let mut needed = 0;
+    for step in 0..3 {
+        let grad: Tensor<Flex, 2> = noise(2 + step, SHAPE, &Default::default());
+        let before = ALLOCATIONS.current_usage();
+        ALLOCATIONS.reset_peak_usage();
+        (weight, state) = optimizer.step(RATE, weight, grad, state);
+        needed = ALLOCATIONS.peak_usage() - before;
+    }
+    needed
+}
+
+#[test]
+fn in_one_pass_a_step_needs_no_temporary() {
+    alone("lean_optim::in_one_pass_a_step_needs_no_temporary", || {
+        let largest = 512 * 512 * size_of::<f32>();
+        let adamw = AdamWConfig::new().with_grad_clipping(Some(GradientClippingConfig::Value(0.5)));
+        let burn = temporaries(AdamWConfig::new().build());
+        assert!(
+            burn >= largest,
+            "{burn}: Burn's AdamW has got a temporary less"
+        );
+        let needs_none = |name: &str, needed: usize| {
+            // Descriptions of chunks, and for the mean a number for each block.
+            assert!(needed < largest / 32, "{name}: {needed}");
+        };
+        needs_none("adamw, clipping", temporaries(adamw.in_one_pass()));
+        needs_none("adam", temporaries(AdamConfig::new().in_one_pass()));
+        needs_none(
+            "stable adamw",
+            temporaries(StableAdamWConfig::new().build()),
+        );
+    });
+}
+
+#[test]
+fn small_states_are_small() {
+    alone("lean_optim::small_states_are_small", || {
+        let model = Start::new::<Mlp>(Size::Large).model::<Mlp, P>();
+        let (parameters, _) = parameter_bytes::<P, _>(&model);
+        let eight_bit = AdamConfig::new().in_one_pass().with_8_bit_moments(&model);
+        drop(model);
+        let with_adam = kept(AdamConfig::new().in_one_pass());
+        let kept_in_8_bits = kept(eight_bit);
+        let kept_in_factors = kept(AdafactorConfig::new().build());
+        println!(
+            "parameters {parameters}; kept with Adam {with_adam}, 8 bits {kept_in_8_bits}, Adafactor {kept_in_factors}"
+        );
+        // Two moments of a byte and a 64th each, where Adam has two of four bytes.
+        let states = |kept: usize| kept - parameters;
+        assert!(states(kept_in_8_bits) < parameters * 51 / 100 + SLACK);
+        assert!(states(with_adam) > 2 * parameters - SLACK);
+        assert!(states(kept_in_factors) < parameters / 50 + SLACK);
+    });
+}
