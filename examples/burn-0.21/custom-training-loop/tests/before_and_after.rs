@@ -1,0 +1,14 @@
+//! The program compares the weights itself, and fails if they differ.
+
+use std::process::Command;
+
+#[test]
+fn both_programs_reach_the_same_weights() {
+    let run = Command::new(env!("CARGO_BIN_EXE_custom-training-loop-0-21"))
+        .current_dir(env!("CARGO_TARGET_TMPDIR"))
+        .output()
+        .unwrap();
+    assert!(run.status.success(), "{run:?}");
+    let said = String::from_utf8(run.stdout).unwrap();
+    assert!(said.contains("the same, bit for bit"), "{said}");
+}

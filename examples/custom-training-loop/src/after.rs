@@ -1,0 +1,26 @@
+//! The loop with gradient release.
+
+use burn::optim::{AdamConfig, GradientsParams};
+use burn::tensor::Device;
+use burn_lean::WithGradientRelease;
+
+use crate::model::{Mlp, Outcome, saddle};
+
+/// Trains for a number of steps.
+pub(crate) fn train(steps: usize) -> Outcome {
+    let device = Device::flex().autodiff();
+    let (points, targets) = saddle(&device);
+    let mut model = Mlp::new(&device);
+    let mut optim = AdamConfig::new().init().with_gradient_release();
+    let mut last = f32::NAN;
+
+    for step in 0..steps {
+        let lr = 1e-2 / (1.0 + 0.01 * step as f64);
+        model = optim.arm(lr, model);
+        let loss = model.loss(points.clone(), targets.clone());
+        last = loss.clone().into_scalar();
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        model = optim.step(lr, model, grads);
+    }
+    Outcome::new(last, &model)
+}

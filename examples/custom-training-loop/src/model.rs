@@ -1,0 +1,67 @@
+//! The model and the data.
+
+use burn::module::Module;
+use burn::nn::{Gelu, Linear, LinearConfig};
+use burn::tensor::{Device, Tensor, TensorData};
+
+/// A small regression network.
+#[derive(Module, Debug)]
+pub(crate) struct Mlp {
+    input: Linear,
+    hidden: Linear,
+    output: Linear,
+    activation: Gelu,
+}
+
+impl Mlp {
+    pub(crate) fn new(device: &Device) -> Self {
+        device.seed(42);
+        Self {
+            input: LinearConfig::new(2, 64).init(device),
+            hidden: LinearConfig::new(64, 64).init(device),
+            output: LinearConfig::new(64, 1).init(device),
+            activation: Gelu::new(),
+        }
+    }
+
+    /// Mean squared error of the prediction for `points`, `[batch, 2]`.
+    pub(crate) fn loss(&self, points: Tensor<2>, targets: Tensor<2>) -> Tensor<1> {
+        let hidden = self.activation.forward(self.input.forward(points));
+        let hidden = self.activation.forward(self.hidden.forward(hidden));
+        (self.output.forward(hidden) - targets).square().mean()
+    }
+}
+
+/// Points of a saddle surface, `[256, 2]`, and their heights, `[256, 1]`.
+pub(crate) fn saddle(device: &Device) -> (Tensor<2>, Tensor<2>) {
+    let axis = |i: usize| i as f32 / 7.5 - 1.0;
+    let points: Vec<f32> = (0..256)
+        .flat_map(|i| [axis(i % 16), axis(i / 16)])
+        .collect();
+    let heights: Vec<f32> = points
+        .chunks(2)
+        .map(|p| p[0] * p[0] - p[1] * p[1])
+        .collect();
+    (
+        Tensor::from_data(TensorData::new(points, [256, 2]), device),
+        Tensor::from_data(TensorData::new(heights, [256, 1]), device),
+    )
+}
+
+/// Loss and weights at the end of a training.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Outcome {
+    pub(crate) loss: f32,
+    weights: Vec<u32>,
+}
+
+impl Outcome {
+    pub(crate) fn new(loss: f32, model: &Mlp) -> Self {
+        let mut weights = Vec::new();
+        for layer in [&model.input, &model.hidden, &model.output] {
+            let weight = layer.weight.val().into_data();
+            weights.extend(weight.iter::<f32>().map(f32::to_bits));
+        }
+        Self { loss, weights }
+    }
+}

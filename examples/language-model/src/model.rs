@@ -1,0 +1,136 @@
+//! A decoder in the style of Llama over bytes.
+
+use burn::config::Config;
+use burn::module::Module;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::tensor::{Device, Int, Tensor};
+use burn_lean::checkpoint_each;
+// Modules of Burn's names and fields that save fewer tensors for backward.
+use burn_lean::operations::{Attention, linear_cross_entropy, nn};
+
+/// Shape of a [`Gpt`].
+#[derive(Config, Debug)]
+pub(crate) struct GptConfig {
+    /// The size of the vocabulary: all bytes.
+    #[config(default = 256)]
+    vocabulary: usize,
+    /// The longest text that it sees.
+    #[config(default = 128)]
+    time: usize,
+    /// The width of a token.
+    #[config(default = 192)]
+    width: usize,
+    /// The number of blocks.
+    #[config(default = 6)]
+    depth: usize,
+    /// The number of attention heads of a block.
+    #[config(default = 6)]
+    heads: usize,
+}
+
+/// A language model.
+#[derive(Module, Debug)]
+pub(crate) struct Gpt {
+    embedding: nn::Embedding,
+    blocks: Vec<Block>,
+    norm: nn::RmsNorm,
+    head: nn::Linear,
+}
+
+/// Attention and a gated feed-forward network, each on a residual path.
+#[derive(Module, Debug)]
+struct Block {
+    attention_norm: nn::RmsNorm,
+    query: nn::Linear,
+    key: nn::Linear,
+    value: nn::Linear,
+    output: nn::Linear,
+    rotary: nn::RotaryEncoding,
+    heads: usize,
+    feed_forward_norm: nn::RmsNorm,
+    gate: nn::SwiGlu,
+    down: nn::Linear,
+}
+
+impl GptConfig {
+    pub(crate) fn init(&self, device: &Device) -> Gpt {
+        let linear = |from, to| {
+            nn::LinearConfig::new(from, to)
+                .with_bias(false)
+                .init(device)
+        };
+        let norm = || nn::RmsNormConfig::new(self.width).init(device);
+        let block = || Block {
+            attention_norm: norm(),
+            query: linear(self.width, self.width),
+            key: linear(self.width, self.width),
+            value: linear(self.width, self.width),
+            output: linear(self.width, self.width),
+            rotary: nn::RotaryEncodingConfig::new(self.time, self.width / self.heads).init(device),
+            heads: self.heads,
+            feed_forward_norm: norm(),
+            gate: nn::SwiGluConfig::new(self.width, 3 * self.width).init(device),
+            down: linear(3 * self.width, self.width),
+        };
+        Gpt {
+            embedding: nn::EmbeddingConfig::new(self.vocabulary, self.width).init(device),
+            blocks: (0..self.depth).map(|_| block()).collect(),
+            norm: norm(),
+            head: linear(self.width, self.vocabulary),
+        }
+    }
+}
+
+impl Gpt {
+    /// Mean cross entropy of each token's successor, for `tokens`: `[batch, time + 1]`.
+    pub(crate) fn loss(&self, tokens: Tensor<2, Int>) -> Tensor<1> {
+        let [batch, tokens_of_each] = tokens.dims();
+        let seen = tokens.clone().narrow(1, 0, tokens_of_each - 1);
+        let targets = tokens.narrow(1, 1, tokens_of_each - 1);
+        let hidden = self.hidden(seen).flatten::<2>(0, 1);
+        let loss = CrossEntropyLossConfig::new().init(&hidden.device());
+        let targets = targets.reshape([batch * (tokens_of_each - 1)]);
+        // Makes the logits of a few tokens at a time.
+        linear_cross_entropy(&loss, hidden, self.head.weight.val(), None, targets)
+    }
+
+    /// The logits of the token that follows `tokens`, `[1, time]`.
+    pub(crate) fn next(&self, tokens: Tensor<2, Int>) -> Tensor<1> {
+        let [_, time] = tokens.dims();
+        let last = self.hidden(tokens).narrow(1, time - 1, 1);
+        self.head.forward(last).flatten(0, 2)
+    }
+
+    /// `[batch, time, width]`
+    fn hidden(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        let x = self.embedding.forward(tokens);
+        // Keeps the input of each block. Backward computes the rest again.
+        let x = checkpoint_each(&self.blocks, x, |block, x| block.forward(x));
+        self.norm.forward(x)
+    }
+}
+
+impl Block {
+    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let x = x.clone() + self.attention(self.attention_norm.forward(x));
+        x.clone()
+            + self
+                .down
+                .forward(self.gate.forward(self.feed_forward_norm.forward(x)))
+    }
+
+    fn attention(&self, x: Tensor<3>) -> Tensor<3> {
+        let [batch, time, width] = x.dims();
+        let heads = |of: &nn::Linear| {
+            let shape = [batch, time, self.heads, width / self.heads];
+            of.forward(x.clone()).reshape(shape).swap_dims(1, 2)
+        };
+        let query = self.rotary.forward(heads(&self.query));
+        let key = self.rotary.forward(heads(&self.key));
+        let attended = Attention::new()
+            .causal()
+            .forward(query, key, heads(&self.value));
+        self.output
+            .forward(attended.swap_dims(1, 2).reshape([batch, time, width]))
+    }
+}
