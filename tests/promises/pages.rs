@@ -1,4 +1,4 @@
-//! What the pages of the workspace link to is there.
+//! The pages of the workspace: their links lead somewhere, and their code is tested as it is shown.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -76,4 +76,32 @@ fn links_lead_somewhere() {
         dead.join("\n")
     );
     assert!(checked > 100, "only {checked} links were found");
+}
+
+/// Each page of `docs` with code for Burn 0.22 is named where `burn-lean` compiles them, and no
+/// code has lines that only rustdoc hides.
+#[test]
+fn code_is_tested_as_shown() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let compiled = fs::read_to_string(root.join("crates/burn-lean/src/lib.rs")).unwrap();
+    let mut found = Vec::new();
+    pages(&root.join("docs"), &mut found);
+    for page in found {
+        let text = fs::read_to_string(&page).unwrap();
+        let name = page.file_name().unwrap().to_str().unwrap();
+        let mut blocks = text.split("```").skip(1).step_by(2);
+        let is_rust = |block: &&str| block.starts_with("rust");
+        assert!(
+            !blocks.clone().any(|block| is_rust(&block))
+                || compiled.contains(&format!("docs/{name}")),
+            "{name} has code that burn-lean's lib.rs does not include"
+        );
+        let hides = |line: &str| line.starts_with("# ") || line == "#";
+        let is_as_shown = |block: &str| !block.starts_with('r') || !block.lines().any(hides);
+        assert!(blocks.clone().all(is_as_shown), "{name} has hidden lines");
+        assert!(
+            blocks.all(|block| !block.contains(",ignore")),
+            "{name} has code that is not compiled"
+        );
+    }
 }

@@ -4,22 +4,8 @@
 #[doc = include_str!("../../README.md")]
 struct Readme;
 
+/// The code of the docs for Burn 0.21: see `build.rs`.
 #[cfg(doctest)]
-#[doc = include_str!("../../docs/gradient-accumulation.md")]
-struct GradientAccumulation;
-
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/custom-operations.md")]
-struct CustomOperations;
-
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/recomputing-activations.md")]
-struct RecomputingActivations;
-
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/optimizers.md")]
-struct Optimizers;
-
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/groups-and-clipping.md")]
-struct GroupsAndClipping;
+mod pages {
+    include!(concat!(env!("OUT_DIR"), "/pages.rs"));
+}
