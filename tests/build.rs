@@ -38,7 +38,9 @@ fn main() {
 /// `rs`, which are for Burn 0.21. Those of the language `rust` are for Burn 0.22: `burn-lean` tests
 /// them.
 fn write_pages() {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    let mut docs = above.map(|folder| folder.join("docs"));
+    let docs = docs.find(|docs| docs.is_dir()).expect("the docs are there");
     println!("cargo::rerun-if-changed={}", docs.display());
     let folder = PathBuf::from(env::var_os("OUT_DIR").expect("cargo gives a folder"));
     let mut modules = String::new();

@@ -3,6 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// The folder of the workspace.
+fn root() -> &'static Path {
+    let mut above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    above.find(|folder| folder.join("docs").is_dir()).unwrap()
+}
+
 /// The pages below a folder.
 fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
@@ -55,7 +61,7 @@ fn leads(page: &Path, link: &str) -> bool {
 
 #[test]
 fn links_lead_somewhere() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let root = root();
     let mut found = Vec::new();
     pages(root, &mut found);
     let mut checked = 0;
@@ -82,7 +88,7 @@ fn links_lead_somewhere() {
 /// code has lines that only rustdoc hides.
 #[test]
 fn code_is_tested_as_shown() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let root = root();
     let compiled = fs::read_to_string(root.join("crates/burn-lean/src/lib.rs")).unwrap();
     let mut found = Vec::new();
     pages(&root.join("docs"), &mut found);
