@@ -1,5 +1,5 @@
 //! Looks for the devices that tests want. Where there is none, one ignored test stands in the place
-//! of all of them, and says why.
+//! of all of them, and says why. Writes the code of the docs for Burn 0.21 as documentation tests.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -31,6 +31,38 @@ fn main() {
     mount("wgpu", adapters.map(|adapters| adapters.all));
     mount("cuda", devices);
     mount("mpi", mpi_launchers());
+    write_pages();
+}
+
+/// Writes the pages of `docs` as documentation tests of this crate: the code blocks of the language
+/// `rs`, which are for Burn 0.21. Those of the language `rust` are for Burn 0.22: `burn-lean` tests
+/// them.
+fn write_pages() {
+    let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    let mut docs = above.map(|folder| folder.join("docs"));
+    let docs = docs.find(|docs| docs.is_dir()).expect("the docs are there");
+    println!("cargo::rerun-if-changed={}", docs.display());
+    let folder = PathBuf::from(env::var_os("OUT_DIR").expect("cargo gives a folder"));
+    let mut modules = String::new();
+    let pages = fs::read_dir(docs).expect("the docs are there");
+    for path in pages.map(|page| page.expect("the folder is readable").path()) {
+        let Some(name) = path.file_stem().and_then(|name| name.to_str()) else {
+            continue;
+        };
+        if path.extension().is_none_or(|extension| extension != "md") {
+            continue;
+        }
+        println!("cargo::rerun-if-changed={}", path.display());
+        let text = fs::read_to_string(&path).expect("the page is readable");
+        let text = text
+            .replace("```rust", "```text")
+            .replace("```rs", "```rust");
+        let page = folder.join(format!("{name}.page"));
+        fs::write(&page, text).expect("the folder is writable");
+        let module = name.to_lowercase().replace(['-', '.'], "_");
+        modules += &format!("#[doc = include_str!({page:?})] mod {module} {{}}\n");
+    }
+    fs::write(folder.join("pages.rs"), modules).expect("the folder is writable");
 }
 
 /// The adapters that wgpu has to choose from.

@@ -64,10 +64,40 @@ pub use reduction::{GradientReduction, PendingGradient, Recipients, ReductionErr
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-#[cfg(doctest)]
-#[doc = include_str!("../../../docs/burn-0-22.md")]
-struct Guide;
+/// The code of the docs for Burn 0.22, whose language is `rust` there. That of the language `rs` is
+/// for Burn 0.21: `tests` compiles it.
+#[cfg(all(doctest, feature = "operations", feature = "optim", feature = "train"))]
+mod pages {
+    #[doc = include_str!("../../../README.md")]
+    struct FrontPage;
 
-#[cfg(all(doctest, feature = "operations"))]
-#[doc = include_str!("../../../docs/operations.md")]
-struct Operations;
+    #[doc = include_str!("../../../docs/accumulate.md")]
+    struct Accumulate;
+
+    #[doc = include_str!("../../../docs/clip-and-scale.md")]
+    struct ClipAndScale;
+
+    #[doc = include_str!("../../../docs/language-model.md")]
+    struct LanguageModel;
+
+    #[doc = include_str!("../../../docs/learner.md")]
+    struct Learner;
+
+    #[doc = include_str!("../../../docs/operations.md")]
+    struct Operations;
+
+    #[doc = include_str!("../../../docs/optimizers.md")]
+    struct Optimizers;
+
+    #[doc = include_str!("../../../docs/recompute.md")]
+    struct Recompute;
+
+    #[doc = include_str!("../../../docs/see-memory.md")]
+    struct SeeMemory;
+
+    #[doc = include_str!("../../../docs/several-devices.md")]
+    struct SeveralDevices;
+
+    #[doc = include_str!("../../../docs/start-burn-0.22.md")]
+    struct StartBurn022;
+}

@@ -1,7 +1,13 @@
-//! What the pages of the workspace link to is there.
+//! The pages of the workspace: their links lead somewhere, and their code is tested as it is shown.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+
+/// The folder of the workspace.
+fn root() -> &'static Path {
+    let mut above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    above.find(|folder| folder.join("docs").is_dir()).unwrap()
+}
 
 /// The pages below a folder.
 fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
@@ -55,7 +61,7 @@ fn leads(page: &Path, link: &str) -> bool {
 
 #[test]
 fn links_lead_somewhere() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let root = root();
     let mut found = Vec::new();
     pages(root, &mut found);
     let mut checked = 0;
@@ -76,4 +82,32 @@ fn links_lead_somewhere() {
         dead.join("\n")
     );
     assert!(checked > 100, "only {checked} links were found");
+}
+
+/// Each page of `docs` with code for Burn 0.22 is named where `burn-lean` compiles them, and no
+/// code has lines that only rustdoc hides.
+#[test]
+fn code_is_tested_as_shown() {
+    let root = root();
+    let compiled = fs::read_to_string(root.join("crates/burn-lean/src/lib.rs")).unwrap();
+    let mut found = Vec::new();
+    pages(&root.join("docs"), &mut found);
+    for page in found {
+        let text = fs::read_to_string(&page).unwrap();
+        let name = page.file_name().unwrap().to_str().unwrap();
+        let mut blocks = text.split("```").skip(1).step_by(2);
+        let is_rust = |block: &&str| block.starts_with("rust");
+        assert!(
+            !blocks.clone().any(|block| is_rust(&block))
+                || compiled.contains(&format!("docs/{name}")),
+            "{name} has code that burn-lean's lib.rs does not include"
+        );
+        let hides = |line: &str| line.starts_with("# ") || line == "#";
+        let is_as_shown = |block: &str| !block.starts_with('r') || !block.lines().any(hides);
+        assert!(blocks.clone().all(is_as_shown), "{name} has hidden lines");
+        assert!(
+            blocks.all(|block| !block.contains(",ignore")),
+            "{name} has code that is not compiled"
+        );
+    }
 }
