@@ -116,22 +116,33 @@ pub fn checkpoint_decoder(
 ///
 /// `loss` gets `head`, the hidden states of a chunk and its targets, and returns the sum over the
 /// chunk. The sums of the chunks are added, so the last bits differ from a loss over all tokens at
-/// once.
+/// once. Divide by the number of tokens that count at the end: the mean of a chunk of padding alone
+/// is NaN, and the mean of means weights tokens by their chunk.
 ///
 /// ```
 /// # use burn::nn::loss::CrossEntropyLossConfig;
 /// # use burn::nn::{Linear, LinearConfig};
-/// # use burn::tensor::{Device, Int, Tensor};
+/// # use burn::tensor::{Device, Distribution, Int, Tensor, activation::log_softmax};
 /// # use burn_lean::checkpoint_chunks;
+/// const PAD: usize = 0;
 /// let device = Device::flex().autodiff();
 /// let head: Linear = LinearConfig::new(8, 100).init(&device);
-/// let hidden = Tensor::<2>::ones([12, 8], &device);
-/// let targets = Tensor::<1, Int>::zeros([12], &device);
-/// let loss = checkpoint_chunks(&head, hidden, targets, 5, |head, hidden, targets| {
-///     let tokens = targets.dims()[0] as f64;
-///     let loss = CrossEntropyLossConfig::new().init(&hidden.device());
-///     loss.forward(head.forward(hidden), targets) * tokens
-/// }) / 12.0;
+/// let hidden = Tensor::<2>::random([9, 8], Distribution::Default, &device);
+/// let targets = Tensor::<1, Int>::from_ints([7, 99, 0, 0, 0, 0, 3, 0, 21], &device);
+///
+/// let tokens = targets.clone().not_equal_scalar(PAD as i64).int().sum().float();
+/// let parts = (hidden.clone(), targets.clone());
+/// let sum = checkpoint_chunks(&head, parts.0, parts.1, 3, |head, hidden, targets| {
+///     let scores = log_softmax(head.forward(hidden), 1);
+///     let of_targets = scores.gather(1, targets.clone().unsqueeze_dim(1)).squeeze_dim::<1>(1);
+///     of_targets.mask_fill(targets.equal_scalar(PAD as i64), 0.0).sum().neg()
+/// });
+/// let loss = sum / tokens;
+///
+/// // What Burn's loss is of all tokens at once.
+/// let whole = CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![PAD])).init(&device);
+/// let whole = whole.forward(head.forward(hidden), targets);
+/// assert!((loss.clone() - whole).abs().into_scalar::<f32>() < 1e-5);
 /// loss.backward();
 /// ```
 ///

@@ -9,4 +9,5 @@ mod memory;
 mod processes;
 mod reference;
 mod states;
+mod tokens;
 mod weights;
