@@ -52,11 +52,12 @@ pub use gradients::{
 pub use groups::{check_group, no_decay};
 pub use hook_orders::FirstPass;
 pub use optimizer::{
-    Outcome, ReleaseAccumulator, ReleaseOptimizer, StepReport, WithGradientRelease,
+    IntoModuleOptimizer, Outcome, ReleaseAccumulator, ReleaseOptimizer, StepReport,
+    WithGradientRelease,
 };
 pub use recompute::{
-    Budget, BudgetPass, DecoderMasks, MapTensor, Planned, Tensors, TwoPasses, checkpoint,
-    checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder,
+    Budget, BudgetPass, DecoderMasks, EncoderLayers, MapTensor, Planned, Tensors, TwoPasses,
+    checkpoint, checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder,
 };
 pub use reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};
 

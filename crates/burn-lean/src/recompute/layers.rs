@@ -1,7 +1,9 @@
 //! Scopes around parts of a model: layers, Burn's transformers, a loss over chunks of tokens.
 
 use burn::module::Module;
-use burn::nn::transformer::{TransformerDecoder, TransformerDecoderInput, TransformerEncoder};
+use burn::nn::transformer::{
+    TransformerDecoder, TransformerDecoderInput, TransformerEncoder, TransformerEncoderLayer,
+};
 use burn::tensor::{Bool, Int, Tensor};
 
 use super::{Tensors, checkpoint};
@@ -33,6 +35,54 @@ where
     })
 }
 
+/// An encoder whose layers run one after the other: Burn's, or that of `operations::nn`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an encoder whose layers `checkpoint_encoder` knows",
+    note = "`checkpoint_each(&layers, hidden, |layer, x| ..)` takes layers of any type"
+)]
+pub trait EncoderLayers {
+    /// A layer.
+    type Layer: Module + Sync + 'static;
+
+    /// The layers.
+    fn layers(&self) -> &[Self::Layer];
+
+    /// Runs a layer.
+    fn forward_layer(
+        layer: &Self::Layer,
+        hidden: Tensor<3>,
+        mask_pad: Option<Tensor<2, Bool>>,
+        mask_attn: Option<Tensor<3, Bool>>,
+    ) -> Tensor<3>;
+}
+
+/// Implements [`EncoderLayers`] for an encoder with the fields of Burn's.
+macro_rules! encoder_layers {
+    ($encoder:ty, $layer:ty) => {
+        impl $crate::recompute::EncoderLayers for $encoder {
+            type Layer = $layer;
+
+            fn layers(&self) -> &[$layer] {
+                &self.layers
+            }
+
+            fn forward_layer(
+                layer: &$layer,
+                hidden: Tensor<3>,
+                mask_pad: Option<Tensor<2, Bool>>,
+                mask_attn: Option<Tensor<3, Bool>>,
+            ) -> Tensor<3> {
+                layer.forward(hidden, mask_pad, mask_attn)
+            }
+        }
+    };
+}
+
+#[cfg(feature = "operations")]
+pub(crate) use encoder_layers;
+
+encoder_layers!(TransformerEncoder, TransformerEncoderLayer);
+
 /// `encoder.forward`, each layer in a scope of [`checkpoint`].
 ///
 /// # Shapes
@@ -41,14 +91,14 @@ where
 /// - mask_pad: `[batch, time]`
 /// - mask_attn: `[batch, time, time]`
 /// - output: `[batch, time, d_model]`
-pub fn checkpoint_encoder(
-    encoder: &TransformerEncoder,
+pub fn checkpoint_encoder<E: EncoderLayers>(
+    encoder: &E,
     hidden: Tensor<3>,
     mask_pad: Option<Tensor<2, Bool>>,
     mask_attn: Option<Tensor<3, Bool>>,
 ) -> Tensor<3> {
-    checkpoint_each(&encoder.layers, hidden, move |layer, hidden| {
-        layer.forward(hidden, mask_pad.clone(), mask_attn.clone())
+    checkpoint_each(encoder.layers(), hidden, move |layer, hidden| {
+        E::forward_layer(layer, hidden, mask_pad.clone(), mask_attn.clone())
     })
 }
 
