@@ -79,8 +79,9 @@ fn operations() -> Vec<Row> {
             largest: 300.0,
             ..of(NONE.case(Shape::new(2, 3, 40, 16)))
         },
+        // Of scores of hundreds, the exponential is off by as many roundings in the reference, too.
         Row {
-            largest: 300.0,
+            largest: 100.0,
             ..of(with_bias(Shape::new(2, 3, 40, 16), [1, 3, 40, 40]))
         },
         of(cross_entropy::case(90, 32, 50)),
