@@ -14,7 +14,7 @@ use burn_gradient_release::{
     GradientReduction, GradientRelease, Recipients, ReleaseOptimizer, WithGradientRelease,
 };
 
-use burn_replicas::{Alone, Threads};
+use burn_replicas::Threads;
 
 use crate::{DataParallel, Replicas};
 
@@ -331,7 +331,7 @@ fn a_parameter_is_initialized_once() {
         Tensor::<Flex, 1>::full([2], number as f32, device)
     };
     let param = Param::uninitialized(ParamId::new(), initialize, FlexDevice, false, [2].into());
-    let parallel = DataParallel::new(Replicas::new(|| Ok(Alone)).unwrap());
+    let parallel = DataParallel::new(Replicas::new(|| Ok(crate::Alone)).unwrap());
     let param = parallel.broadcast(param).unwrap();
     assert_eq!(param.val().into_data().to_vec::<f32>().unwrap(), [0.0; 2]);
     assert_eq!(drawn.load(Ordering::Relaxed), 1);
