@@ -52,11 +52,12 @@ pub use lean_replicas::Mpi;
 #[cfg(feature = "data-parallel")]
 pub use lean_replicas::{Alone, CommunicationError, Communicator, ReplicaError, Replicas, Threads};
 pub use optimizer::{
-    Outcome, ReleaseAccumulator, ReleaseOptimizer, StepReport, WithGradientRelease,
+    IntoModuleOptimizer, Outcome, ReleaseAccumulator, ReleaseOptimizer, StepReport,
+    WithGradientRelease,
 };
 pub use recompute::{
-    Budget, BudgetPass, DecoderMasks, MapTensor, Planned, Tensors, TwoPasses, checkpoint,
-    checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder,
+    Budget, BudgetPass, DecoderMasks, EncoderLayers, MapTensor, Planned, Tensors, TwoPasses,
+    checkpoint, checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder,
 };
 pub use reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};
 

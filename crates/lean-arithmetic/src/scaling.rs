@@ -1,5 +1,7 @@
 //! Dynamic loss scaling.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
 use serde::{Deserialize, Serialize};
 
 use crate::OutOfRange;
@@ -76,11 +78,6 @@ impl LossScale {
         self.scale.0
     }
 
-    /// Factor that takes the scale off a gradient.
-    pub fn inverse(&self) -> f64 {
-        1.0 / self.scale.0
-    }
-
     /// Whether the scale has fallen as low as it can, and a gradient has overflowed all the same. No
     /// scale helps then.
     pub fn is_exhausted(&self) -> bool {
@@ -93,9 +90,197 @@ impl LossScale {
         if has_overflown {
             self.scale.0 = (self.scale.0 * rule.backoff_factor).max(LossScaleRule::LEAST);
             self.steps_since_change = 0;
-        } else if self.steps_since_change == rule.growth_interval {
+        } else if self.steps_since_change == rule.growth_interval && rule.growth_factor > 1.0 {
             self.scale.0 = (self.scale.0 * rule.growth_factor).min(LossScaleRule::MOST);
             self.steps_since_change = 0;
+        }
+    }
+}
+
+/// A scale that optimizers share. Clones share it, too.
+///
+/// It changes when each of its optimizers has ended a step, or one of them its second: once for all
+/// of them, as with PyTorch, and it falls if a gradient of any has overflowed.
+#[derive(Clone, Debug)]
+pub struct SharedLossScale {
+    rule: LossScaleRule,
+    state: Arc<Mutex<State>>,
+    /// The optimizer that holds this clone. Dropped with it.
+    optimizer: Option<Arc<()>>,
+}
+
+#[derive(Debug)]
+struct State {
+    scale: LossScale,
+    optimizers: Vec<Member>,
+    /// Whether a gradient has overflowed since the scale was updated.
+    has_overflown: bool,
+}
+
+/// An optimizer of a scale.
+#[derive(Debug)]
+struct Member {
+    optimizer: Weak<()>,
+    /// The scale of the loss since the optimizer's last step, if one was scaled.
+    asked: Option<f64>,
+    /// Whether it has ended a step since the scale was updated.
+    has_stepped: bool,
+}
+
+impl State {
+    /// The optimizers that are still there.
+    fn optimizers(&mut self) -> &mut [Member] {
+        self.optimizers
+            .retain(|member| member.optimizer.strong_count() > 0);
+        &mut self.optimizers
+    }
+
+    fn member(&mut self, optimizer: &Option<Arc<()>>) -> Option<&mut Member> {
+        let optimizer = Arc::downgrade(optimizer.as_ref()?);
+        let mut optimizers = self.optimizers.iter_mut();
+        optimizers.find(|member| member.optimizer.ptr_eq(&optimizer))
+    }
+
+    fn update(&mut self, rule: &LossScaleRule) {
+        self.scale.update(rule, self.has_overflown);
+        self.has_overflown = false;
+        for member in self.optimizers() {
+            member.has_stepped = false;
+        }
+    }
+}
+
+impl SharedLossScale {
+    /// The first scale, without optimizers.
+    pub fn new(rule: LossScaleRule) -> Self {
+        Self {
+            rule,
+            state: Arc::new(Mutex::new(State {
+                scale: LossScale::new(&rule),
+                optimizers: Vec::new(),
+                has_overflown: false,
+            })),
+            optimizer: None,
+        }
+    }
+
+    /// Ignores poisoning: each change of the state is whole.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The scale, for a loss of all its optimizers.
+    pub fn ask(&self) -> f64 {
+        let mut state = self.state();
+        let scale = state.scale.current();
+        for member in state.optimizers() {
+            member.asked = Some(scale);
+        }
+        scale
+    }
+
+    /// The scale as it is now.
+    pub fn current(&self) -> f64 {
+        self.state().scale.current()
+    }
+
+    /// The scale as an optimizer holds it. Clones are held by the same optimizer.
+    pub fn for_optimizer(self) -> Self {
+        let optimizer = Arc::new(());
+        self.state().optimizers.push(Member {
+            optimizer: Arc::downgrade(&optimizer),
+            asked: None,
+            has_stepped: false,
+        });
+        Self {
+            optimizer: Some(optimizer),
+            ..self
+        }
+    }
+
+    /// The scale of the loss that an optimizer has the gradients of.
+    fn asked(&self) -> Option<f64> {
+        self.state().member(&self.optimizer)?.asked
+    }
+
+    /// Factor that takes the scale off a gradient of this optimizer.
+    pub fn inverse(&self) -> f64 {
+        1.0 / self.asked().unwrap_or_else(|| self.current())
+    }
+
+    /// Whether a loss was scaled since the optimizer's last pass.
+    pub fn is_asked(&self) -> bool {
+        self.asked().is_some()
+    }
+
+    /// Begins another pass of the same step, whose loss must be scaled, too.
+    pub fn begin_pass(&self) {
+        if let Some(member) = self.state().member(&self.optimizer) {
+            member.asked = None;
+        }
+    }
+
+    /// The first setting that is out of range.
+    pub fn out_of_range(&self) -> Option<OutOfRange> {
+        self.rule.out_of_range()
+    }
+
+    /// The scale if all further steps would be skipped: see [`LossScale::is_exhausted`].
+    pub fn exhausted(&self) -> Option<f64> {
+        let scale = self.state().scale;
+        scale.is_exhausted().then(|| scale.current())
+    }
+
+    /// Ends a step of an optimizer. Returns its scale.
+    pub fn update(&self, has_overflown: bool) -> f64 {
+        let mut state = self.state();
+        let current = state.scale.current();
+        let member = state.member(&self.optimizer);
+        if member.is_some_and(|member| member.has_stepped) {
+            state.update(&self.rule);
+        }
+        state.has_overflown |= has_overflown;
+        let member = state.member(&self.optimizer);
+        let asked = member.and_then(|member| {
+            member.has_stepped = true;
+            member.asked.take()
+        });
+        if state.optimizers().iter().all(|member| member.has_stepped) {
+            state.update(&self.rule);
+        }
+        asked.unwrap_or(current)
+    }
+
+    /// The state to save.
+    pub fn to_record(&self) -> LossScale {
+        self.state().scale
+    }
+
+    /// Loads a saved state.
+    pub fn load_record(&self, scale: LossScale) {
+        self.state().scale = scale;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Good steps at the least scale are no overflow, though the scale cannot rise.
+    #[test]
+    fn a_scale_that_never_rises_is_not_exhausted_by_good_steps() {
+        let rule = LossScaleRule {
+            init_scale: 2.0 * LossScaleRule::LEAST,
+            growth_factor: 1.0,
+            backoff_factor: 0.5,
+            growth_interval: 2,
+        };
+        let mut scale = LossScale::new(&rule);
+        scale.update(&rule, true);
+        assert!(scale.is_exhausted());
+        for _ in 0..2 {
+            scale.update(&rule, false);
+            assert!(!scale.is_exhausted());
         }
     }
 }

@@ -11,7 +11,7 @@ const END_OF_MODEL: &str = "the end of the model";
 /// A float parameter of a model.
 #[derive(Clone, Debug)]
 pub struct Known {
-    /// Its id, which is the same on all replicas.
+    /// Its id, which is the same on all replicas if it is trained.
     pub id: u64,
     /// The names of the fields that lead to it.
     pub path: String,
@@ -123,15 +123,16 @@ impl<'a> Comparison<'a> {
         });
     }
 
-    /// Compares a parameter.
-    pub fn compare(&mut self, id: &str, kind: &str, bytes: impl FnOnce() -> Vec<u8>) {
+    /// Compares a parameter: its values, and its id if there is one.
+    pub fn compare(&mut self, id: Option<&str>, kind: &str, bytes: impl FnOnce() -> Vec<u8>) {
         if self.error.is_some() {
             return;
         }
         let mut hasher = DefaultHasher::new();
         bytes().hash(&mut hasher);
+        let id = id.map_or(String::new(), |id| format!(", id {id}"));
         let what = self.path.parameter(kind);
-        let what = format!("{what}, id {id}, digest {:016x}", hasher.finish());
+        let what = format!("{what}{id}, digest {:016x}", hasher.finish());
         self.error = self.replicas.meet(&what).err();
     }
 

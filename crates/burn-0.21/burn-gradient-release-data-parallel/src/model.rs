@@ -11,9 +11,34 @@ pub(crate) fn broadcast<B: Backend, M: Module<B>>(
     replicas: &Replicas,
     model: M,
 ) -> Result<M, ReplicaError> {
+    synchronize(&model);
     let mut receive = Receive(Reception::new(replicas));
     let model = model.map(&mut receive);
     receive.0.finish().map(|()| model)
+}
+
+/// Applies the updates of running statistics that are pending, as Burn does at the next update: they
+/// would overwrite what was received.
+fn synchronize<B: Backend, M: Module<B>>(model: &M) {
+    /// Initializes what was never read, of which a clone would draw other numbers.
+    struct Initialize;
+
+    impl<B: Backend> ModuleVisitor<B> for Initialize {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            drop(param.val());
+        }
+
+        fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, Int>>) {
+            drop(param.val());
+        }
+
+        fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<B, D, Bool>>) {
+            drop(param.val());
+        }
+    }
+
+    model.visit(&mut Initialize);
+    drop(model.clone().into_record());
 }
 
 struct Receive<'a>(Reception<'a>);
@@ -79,6 +104,7 @@ pub(crate) fn verify<B: Backend, M: Module<B>>(
     replicas: &Replicas,
     model: &M,
 ) -> Result<Vec<Known>, ReplicaError> {
+    synchronize(model);
     let mut compare = Compare(Comparison::new(replicas));
     model.visit(&mut compare);
     compare.0.finish()
@@ -89,12 +115,13 @@ struct Compare<'a>(Comparison<'a>);
 impl Compare<'_> {
     fn compare<B: Backend, const D: usize, K: BasicOps<B>>(
         &mut self,
-        id: ParamId,
+        id: Option<ParamId>,
         tensor: Tensor<B, D, K>,
     ) {
+        let id = id.map(|id| id.to_string());
         let kind = kind(tensor.shape().as_slice(), tensor.dtype());
         let bytes = || tensor.into_data().bytes.to_vec();
-        self.0.compare(&id.to_string(), &kind, bytes);
+        self.0.compare(id.as_deref(), &kind, bytes);
     }
 }
 
@@ -109,15 +136,17 @@ impl<B: Backend> ModuleVisitor<B> for Compare<'_> {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         let size = param.lazy_shape().num_elements();
-        self.0.know(param.id.val(), size, param.is_require_grad());
-        self.compare(param.id, param.val());
+        let is_trained = param.is_require_grad();
+        self.0.know(param.id.val(), size, is_trained);
+        // Each replica has ids of its own for running statistics, which keep them for good.
+        self.compare(is_trained.then_some(param.id), param.val());
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, Int>>) {
-        self.compare(param.id, param.val());
+        self.compare(Some(param.id), param.val());
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<B, D, Bool>>) {
-        self.compare(param.id, param.val());
+        self.compare(Some(param.id), param.val());
     }
 }

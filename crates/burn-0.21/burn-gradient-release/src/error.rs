@@ -280,6 +280,18 @@ pub enum ReleaseError {
     )]
     NotScaled,
 
+    /// A gradient has overflown at the least scale of a `LossScaler`, and every later step would be
+    /// skipped.
+    #[error(
+        "a gradient has overflown though the scale of the loss has fallen to {scale:e}: it is not \
+         finite at any scale; look for what is not finite in the batches and the weights, and go on \
+         from an earlier checkpoint with its `GradientRecord`, or with a new `LossScaler`"
+    )]
+    LossScale {
+        /// The scale.
+        scale: f64,
+    },
+
     /// The weights are in fp16, and so are the gradients that are divided by the scale.
     #[error(
         "{path} is in fp16, and so is its gradient, in which small numbers vanish when the scale of the \

@@ -100,6 +100,10 @@ impl DataParallel {
     /// Sends the model of the first replica, with the ids of its parameters, to all of them. Call
     /// it once the model is initialized, and before the optimizer is used or loads a record.
     ///
+    /// Running statistics (`BatchNorm`) are those of the first replica, too, updates that are
+    /// pending included. In training each replica updates its own, by its share of a batch: call
+    /// it again, as before a validation or a checkpoint, to make them equal.
+    ///
     /// # Errors
     ///
     /// If the models differ in a parameter, its shape or its type, or one is armed.
@@ -110,7 +114,7 @@ impl DataParallel {
     }
 
     /// Compares the models of all replicas, as after each has loaded the same checkpoint: paths,
-    /// shapes, types, ids and values.
+    /// shapes, types, values, and the ids of what is trained.
     ///
     /// # Errors
     ///

@@ -13,6 +13,7 @@ use crate::path::path_text;
 /// Sends the model of the first replica, with its ids, to all of them.
 pub(super) fn broadcast<M: Module>(replicas: &Replicas, model: M) -> Result<M, ReplicaError> {
     check_unarmed(&model)?;
+    synchronize(&model);
     let mut receive = Receive(Reception::new(replicas));
     let model = model.map(&mut receive);
     receive.0.finish().map(|()| model)
@@ -31,6 +32,12 @@ fn check_unarmed<M: Module>(model: &M) -> Result<(), ReplicaError> {
             path: path_text(found.slot.path()),
         }),
     }
+}
+
+/// Applies the updates of running statistics that are pending, as Burn does at the next update: they
+/// would overwrite what was received.
+fn synchronize<M: Module>(model: &M) {
+    drop(model.valid());
 }
 
 struct Receive<'a>(Reception<'a>);
@@ -95,6 +102,7 @@ pub(super) fn verify<M: Module>(
     model: &M,
 ) -> Result<Vec<Known>, ReplicaError> {
     check_unarmed(model)?;
+    synchronize(model);
     let mut compare = Compare(Comparison::new(replicas));
     model.visit(&mut compare);
     compare.0.finish()
@@ -103,10 +111,11 @@ pub(super) fn verify<M: Module>(
 struct Compare<'a>(Comparison<'a>);
 
 impl Compare<'_> {
-    fn compare<const D: usize, K: Basic>(&mut self, id: ParamId, tensor: Tensor<D, K>) {
+    fn compare<const D: usize, K: Basic>(&mut self, id: Option<ParamId>, tensor: Tensor<D, K>) {
+        let id = id.map(|id| id.to_string());
         let kind = kind(tensor.shape().as_slice(), tensor.dtype());
         let bytes = || tensor.into_data().as_bytes().to_vec();
-        self.0.compare(&id.to_string(), &kind, bytes);
+        self.0.compare(id.as_deref(), &kind, bytes);
     }
 }
 
@@ -121,15 +130,17 @@ impl ModuleVisitor for Compare<'_> {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let size = param.shape().num_elements();
-        self.0.know(param.id.val(), size, param.is_require_grad());
-        self.compare(param.id, param.base());
+        let is_trained = param.is_require_grad();
+        self.0.know(param.id.val(), size, is_trained);
+        // Each replica has ids of its own for running statistics, which keep them for good.
+        self.compare(is_trained.then_some(param.id), param.base());
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.compare(param.id, param.base());
+        self.compare(Some(param.id), param.base());
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.compare(param.id, param.base());
+        self.compare(Some(param.id), param.base());
     }
 }

@@ -17,7 +17,7 @@ mod survey;
 pub(crate) use restoring::as_param;
 
 pub use accumulator::ReleaseAccumulator;
-pub use release_optimizer::{ReleaseOptimizer, WithGradientRelease};
+pub use release_optimizer::{IntoModuleOptimizer, ReleaseOptimizer, WithGradientRelease};
 pub use report::{Outcome, StepReport};
 #[cfg(feature = "train")]
 pub(crate) use {arming::ordinary, handover::Handover, one_param::step_one};

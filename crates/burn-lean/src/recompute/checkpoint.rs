@@ -29,7 +29,11 @@ use crate::tape::leaf_of;
 ///
 /// A tensor that needs a gradient and that `forward` reads must be in `module`, in `input`, or a
 /// parameter of an armed model. `forward` runs twice, and must compute the same both times. Its
-/// side effects happen twice, except on running statistics (`BatchNorm`).
+/// side effects happen twice, except on running statistics (`BatchNorm`). It is kept until backward
+/// has run: what it captures it owns (`move`, and clones of what is borrowed).
+///
+/// Two layers side by side in one scope are a tuple of clones, which share their weights:
+/// `checkpoint(&(a.clone(), b.clone()), x, |(a, b), x| b.forward(a.forward(x)))`.
 ///
 /// Random numbers are the same both times: `forward` has a stream of its own, seeded from that of
 /// the device. So `Dropout` has other masks than without `checkpoint`. No other thread may draw

@@ -1,7 +1,9 @@
 //! Scopes around parts of a model: layers, Burn's transformers, a loss over chunks of tokens.
 
 use burn::module::Module;
-use burn::nn::transformer::{TransformerDecoder, TransformerDecoderInput, TransformerEncoder};
+use burn::nn::transformer::{
+    TransformerDecoder, TransformerDecoderInput, TransformerEncoder, TransformerEncoderLayer,
+};
 use burn::tensor::{Bool, Int, Tensor};
 
 use super::{Tensors, checkpoint};
@@ -33,6 +35,54 @@ where
     })
 }
 
+/// An encoder whose layers run one after the other: Burn's, or that of `operations::nn`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an encoder whose layers `checkpoint_encoder` knows",
+    note = "`checkpoint_each(&layers, hidden, |layer, x| ..)` takes layers of any type"
+)]
+pub trait EncoderLayers {
+    /// A layer.
+    type Layer: Module + Sync + 'static;
+
+    /// The layers.
+    fn layers(&self) -> &[Self::Layer];
+
+    /// Runs a layer.
+    fn forward_layer(
+        layer: &Self::Layer,
+        hidden: Tensor<3>,
+        mask_pad: Option<Tensor<2, Bool>>,
+        mask_attn: Option<Tensor<3, Bool>>,
+    ) -> Tensor<3>;
+}
+
+/// Implements [`EncoderLayers`] for an encoder with the fields of Burn's.
+macro_rules! encoder_layers {
+    ($encoder:ty, $layer:ty) => {
+        impl $crate::recompute::EncoderLayers for $encoder {
+            type Layer = $layer;
+
+            fn layers(&self) -> &[$layer] {
+                &self.layers
+            }
+
+            fn forward_layer(
+                layer: &$layer,
+                hidden: Tensor<3>,
+                mask_pad: Option<Tensor<2, Bool>>,
+                mask_attn: Option<Tensor<3, Bool>>,
+            ) -> Tensor<3> {
+                layer.forward(hidden, mask_pad, mask_attn)
+            }
+        }
+    };
+}
+
+#[cfg(feature = "operations")]
+pub(crate) use encoder_layers;
+
+encoder_layers!(TransformerEncoder, TransformerEncoderLayer);
+
 /// `encoder.forward`, each layer in a scope of [`checkpoint`].
 ///
 /// # Shapes
@@ -41,14 +91,14 @@ where
 /// - mask_pad: `[batch, time]`
 /// - mask_attn: `[batch, time, time]`
 /// - output: `[batch, time, d_model]`
-pub fn checkpoint_encoder(
-    encoder: &TransformerEncoder,
+pub fn checkpoint_encoder<E: EncoderLayers>(
+    encoder: &E,
     hidden: Tensor<3>,
     mask_pad: Option<Tensor<2, Bool>>,
     mask_attn: Option<Tensor<3, Bool>>,
 ) -> Tensor<3> {
-    checkpoint_each(&encoder.layers, hidden, move |layer, hidden| {
-        layer.forward(hidden, mask_pad.clone(), mask_attn.clone())
+    checkpoint_each(encoder.layers(), hidden, move |layer, hidden| {
+        E::forward_layer(layer, hidden, mask_pad.clone(), mask_attn.clone())
     })
 }
 
@@ -116,22 +166,33 @@ pub fn checkpoint_decoder(
 ///
 /// `loss` gets `head`, the hidden states of a chunk and its targets, and returns the sum over the
 /// chunk. The sums of the chunks are added, so the last bits differ from a loss over all tokens at
-/// once.
+/// once. Divide by the number of tokens that count at the end: the mean of a chunk of padding alone
+/// is NaN, and the mean of means weights tokens by their chunk.
 ///
 /// ```
 /// # use burn::nn::loss::CrossEntropyLossConfig;
 /// # use burn::nn::{Linear, LinearConfig};
-/// # use burn::tensor::{Device, Int, Tensor};
+/// # use burn::tensor::{Device, Distribution, Int, Tensor, activation::log_softmax};
 /// # use burn_lean::checkpoint_chunks;
+/// const PAD: usize = 0;
 /// let device = Device::flex().autodiff();
 /// let head: Linear = LinearConfig::new(8, 100).init(&device);
-/// let hidden = Tensor::<2>::ones([12, 8], &device);
-/// let targets = Tensor::<1, Int>::zeros([12], &device);
-/// let loss = checkpoint_chunks(&head, hidden, targets, 5, |head, hidden, targets| {
-///     let tokens = targets.dims()[0] as f64;
-///     let loss = CrossEntropyLossConfig::new().init(&hidden.device());
-///     loss.forward(head.forward(hidden), targets) * tokens
-/// }) / 12.0;
+/// let hidden = Tensor::<2>::random([9, 8], Distribution::Default, &device);
+/// let targets = Tensor::<1, Int>::from_ints([7, 99, 0, 0, 0, 0, 3, 0, 21], &device);
+///
+/// let tokens = targets.clone().not_equal_scalar(PAD as i64).int().sum().float();
+/// let parts = (hidden.clone(), targets.clone());
+/// let sum = checkpoint_chunks(&head, parts.0, parts.1, 3, |head, hidden, targets| {
+///     let scores = log_softmax(head.forward(hidden), 1);
+///     let of_targets = scores.gather(1, targets.clone().unsqueeze_dim(1)).squeeze_dim::<1>(1);
+///     of_targets.mask_fill(targets.equal_scalar(PAD as i64), 0.0).sum().neg()
+/// });
+/// let loss = sum / tokens;
+///
+/// // What Burn's loss is of all tokens at once.
+/// let whole = CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![PAD])).init(&device);
+/// let whole = whole.forward(head.forward(hidden), targets);
+/// assert!((loss.clone() - whole).abs().into_scalar::<f32>() < 1e-5);
 /// loss.backward();
 /// ```
 ///

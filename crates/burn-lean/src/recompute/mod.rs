@@ -13,8 +13,11 @@ mod two_passes;
 
 pub use budget::{Budget, BudgetPass, Planned};
 pub use checkpoint::checkpoint;
+#[cfg(feature = "operations")]
+pub(crate) use layers::encoder_layers;
 pub use layers::{
-    DecoderMasks, checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder,
+    DecoderMasks, EncoderLayers, checkpoint_chunks, checkpoint_decoder, checkpoint_each,
+    checkpoint_encoder,
 };
 pub(crate) use random::forget_random;
 pub(crate) use scope::{Mode, mode, record, replayed, without_tape};

@@ -1,10 +1,12 @@
 //! Inputs and outputs of a scope.
 
 use burn::backend::DispatchTensor;
+use burn::nn::LstmState;
 use burn::tensor::{Bool, Int, Tensor};
 
 /// Tensors that go into a scope of [`checkpoint`](crate::checkpoint), or come out of it: a tensor
-/// of floats, ints or bools, or a tuple, an array, a `Vec` or an `Option` of such.
+/// of floats, ints or bools, or a tuple, an array, a `Vec` or an `Option` of such; or Burn's
+/// [`LstmState`].
 ///
 /// For a type of your own, map each tensor in it:
 ///
@@ -23,6 +25,13 @@ use burn::tensor::{Bool, Int, Tensor};
 ///     }
 /// }
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot go into a scope of `checkpoint`, or come out of it",
+    label = "it is not known which tensors this has",
+    note = "tensors can, and tuples, arrays, `Vec`s and `Option`s of them; for a type of your own \
+            implement `burn_lean::Tensors`, which maps each tensor in it",
+    note = "what has no tensors, as a number, is captured by the closure: `move`"
+)]
 pub trait Tensors: Clone + Send + 'static {
     /// Applies `map` to each tensor, always in the same order.
     fn map(self, map: &mut MapTensor<'_>) -> Self;
@@ -72,6 +81,15 @@ macro_rules! tuples {
             }
         }
     };
+}
+
+impl<const D: usize> Tensors for LstmState<D> {
+    fn map(self, map: &mut MapTensor<'_>) -> Self {
+        Self {
+            cell: self.cell.map(map),
+            hidden: self.hidden.map(map),
+        }
+    }
 }
 
 impl Tensors for () {

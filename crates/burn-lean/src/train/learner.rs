@@ -22,7 +22,7 @@ use burn::train::checkpoint::{
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, LearnerModel, LearningCheckpointer};
 
-use crate::optimizer::step_one;
+use crate::optimizer::{IntoModuleOptimizer, step_one};
 use crate::path::Path;
 
 /// Creates the learner for a training with gradient release, and is otherwise `Learner::new`.
@@ -32,10 +32,10 @@ use crate::path::Path;
 /// no parameter belongs.
 pub fn release_learner<M: LearnerModel>(
     model: M,
-    optim: ModuleOptimizer,
+    optim: impl IntoModuleOptimizer,
     lr_scheduler: impl Into<ModuleLrScheduler>,
 ) -> Learner<M> {
-    let scheduler = lr_scheduler.into();
+    let (optim, scheduler) = (optim.into_module_optimizer(), lr_scheduler.into());
     let parts = Parts {
         // The states stay with the learner, into which others may be loaded.
         optim: optim.clone().load_record(OptimizerRecord::default()),

@@ -6,15 +6,16 @@ use burn::nn::transformer::{
     TransformerDecoder, TransformerDecoderConfig, TransformerDecoderInput, TransformerEncoder,
     TransformerEncoderConfig, TransformerEncoderInput,
 };
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig, LstmState};
 use burn::optim::GradientsParams;
 use burn::tensor::{Bool, Device, Int, Tensor};
+use burn_lean::operations::nn;
 use burn_lean::{
     DecoderMasks, checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder,
 };
 
 use crate::harness::{flex, ids, numbers, seeded};
-use crate::scopes::assert_same_recomputed;
+use crate::scopes::{assert_same_recomputed, forward};
 
 #[derive(Module, Debug)]
 struct Translator {
@@ -72,6 +73,41 @@ fn burns_encoder_and_decoder() {
     for report in assert_same_recomputed(&flex(), Translator::new, loss) {
         assert_eq!(report.in_place(), report.outcomes().count());
     }
+}
+
+/// The encoder of [`operations::nn`](nn), too.
+#[test]
+fn the_lean_encoder() {
+    let make = |device: &Device| {
+        let config = nn::transformer::TransformerEncoderConfig::new(8, 16, 2, 3);
+        config.with_dropout(0.0).init(device)
+    };
+    assert_same_recomputed(&flex(), make, |encoder, step, again| {
+        let x = numbers([2, 4, 8], step, &flex());
+        let (pad, causal) = (pad(&flex()), causal(&flex()));
+        let out = match again {
+            true => checkpoint_encoder(encoder, x, Some(pad), Some(causal)),
+            false => {
+                let input = nn::transformer::TransformerEncoderInput::new(x);
+                encoder.forward(input.mask_pad(pad).mask_attn(causal))
+            }
+        };
+        out.square().mean()
+    });
+}
+
+/// The state of an LSTM goes into a scope and comes out of it.
+#[test]
+fn the_state_of_an_lstm() {
+    let make = |device: &Device| -> Lstm { LstmConfig::new(3, 5, true).init(device) };
+    assert_same_recomputed(&flex(), make, |lstm, step, again| {
+        let start = |seed| numbers::<2>([2, 5], seed, &flex());
+        let state = LstmState::new(start(step + 20), start(step + 40));
+        let x = numbers::<3>([2, 1, 3], step, &flex());
+        let run = |lstm: &Lstm, (x, state)| lstm.forward(x, Some(state));
+        let (out, state) = forward(lstm, (x, state), again, run);
+        out.square().mean() + (state.cell * state.hidden).mean()
+    });
 }
 
 #[test]

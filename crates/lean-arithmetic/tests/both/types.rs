@@ -62,6 +62,7 @@ macro_rules! each_optimizer {
         let momentum = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
         $check("SGD with momentum", momentum.in_one_pass(), true);
         $check("Lion", lion(&LionConfig::new()), side::LION_IS_BURNS);
+        side::each_of_this_burn!($check);
     }};
 }
 

@@ -1,7 +1,8 @@
 //! The scale of a loss.
 
+use burn::backend::Flex;
 use burn::module::{Module, ModuleMapper, Param};
-use burn::optim::{AdamConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamConfig, GradientsParams, Optimizer, Sgd, SgdConfig};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{FloatDType, Tensor};
 use burn_gradient_release::{
@@ -214,6 +215,115 @@ fn a_loss_that_was_not_scaled_is_refused() {
     let grads = GradientsParams::from_grads(loss(&model, 0).backward(), &model);
     let refused = optim.try_step(RATE, model, grads).unwrap_err();
     assert_eq!(*refused.error(), ReleaseError::NotScaled);
+}
+
+type Vectors = Vec<Param<Tensor<R, 1>>>;
+
+fn vector() -> Vectors {
+    vec![Param::from_tensor(Tensor::zeros([3], &Default::default()))]
+}
+
+fn sgd(scaler: &LossScaler) -> ReleaseOptimizer<Sgd<Flex>, Vectors, R> {
+    let optim = SgdConfig::new().init().with_gradient_release();
+    optim.with_loss_scaler(scaler.clone())
+}
+
+fn first(model: &Vectors) -> f32 {
+    model[0].val().into_data().iter::<f32>().next().unwrap()
+}
+
+/// Two halves of a model, an optimizer each, in one backward pass: as with PyTorch, the scale is
+/// updated once for both, and both steps take the same scale off.
+#[test]
+fn two_optimizers_share_a_scaler() {
+    let scaler = LossScalerConfig::new()
+        .with_init_scale(1024.0)
+        .with_growth_interval(2)
+        .init();
+    let mut optims = [(); 2].map(|()| sgd(&scaler));
+    let mut models = [(); 2].map(|()| vector());
+    let mut scales = Vec::new();
+    // The gradient of the second overflows in the third step.
+    for (step, factor) in [1.0, 1.0, 1e38, 1.0].into_iter().enumerate() {
+        let [mut one, mut other] = models;
+        if step % 2 == 1 {
+            one = optims[0].arm(1.0, one);
+            other = optims[1].arm(1.0, other);
+        }
+        let loss = one[0].val().sum() + other[0].val().sum() * factor;
+        let mut grads = scaler.scale(loss).backward();
+        let of_one = GradientsParams::from_module(&mut grads, &one);
+        let of_other = GradientsParams::from_module(&mut grads, &other);
+        one = optims[0].step(1.0, one, of_one);
+        other = optims[1].step(1.0, other, of_other);
+        models = [one, other];
+        let used = optims
+            .each_ref()
+            .map(|optim| optim.last_step().unwrap().loss_scale());
+        scales.push((used[0], used[1], scaler.current()));
+    }
+    let both = |used: f64, next: f64| (Some(used), Some(used), next);
+    let expected = [
+        both(1024.0, 1024.0),
+        both(1024.0, 2048.0),
+        both(2048.0, 1024.0),
+        both(1024.0, 1024.0),
+    ];
+    assert_eq!(scales, expected);
+    assert_eq!(models.map(|model| first(&model)), [-4.0, -3.0]);
+}
+
+/// A loss that is not finite at any scale, and gradients that never overflow: neither goes on for
+/// ever.
+#[test]
+fn the_scale_has_a_floor_and_a_ceiling() {
+    let scaler = LossScalerConfig::new().init();
+    let mut optim = sgd(&scaler);
+    let mut model = vector();
+    let mut skipped = 0;
+    let error = loop {
+        let loss = scaler.scale(model[0].val().sum() * f32::NAN);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        match optim.try_step(1.0, model, grads) {
+            Ok(stepped) => model = stepped,
+            Err(refused) => {
+                let error = refused.error().clone();
+                model = refused.into_given().0;
+                break error;
+            }
+        }
+        skipped += 1;
+        assert!(skipped < 50, "{:e}", scaler.current());
+    };
+    let least = 2.0_f64.powi(-24);
+    assert_eq!(error, ReleaseError::LossScale { scale: least });
+    let refused = optim.try_arm(1.0, model).unwrap_err();
+    assert_eq!(*refused.error(), error);
+    let none = GradientsParams::new();
+    let refused = optim.try_arm_to_measure(refused.into_model(), none);
+    let refused = refused.unwrap_err();
+    assert_eq!(*refused.error(), error);
+    let model = refused.into_model();
+    assert_eq!(first(&model), 0.0);
+    // The way out that it names.
+    let new = LossScalerConfig::new().init();
+    let mut optim = optim.with_loss_scaler(new.clone());
+    let loss = new.scale(model[0].val().sum());
+    assert_eq!(first(&ordinary_step(1.0, model, &mut optim, loss)), -1.0);
+
+    let eager = LossScalerConfig::new()
+        .with_growth_factor(1e12)
+        .with_growth_interval(1)
+        .init();
+    let mut optim = sgd(&eager);
+    let mut model = vector();
+    for _ in 0..8 {
+        let loss = eager.scale(model[0].val().sum());
+        model = ordinary_step(1.0, model, &mut optim, loss);
+        assert_eq!(optim.last_step().unwrap().count(Outcome::Skipped), 0);
+    }
+    assert_eq!(eager.current(), 2.0_f64.powi(126));
+    assert_eq!(first(&model), -8.0);
 }
 
 struct ToHalf;

@@ -3,6 +3,7 @@
 
 pub(crate) mod by_hand;
 mod global_norm;
+mod half;
 mod loss_scaling;
 mod non_finite;
 mod one_pass;

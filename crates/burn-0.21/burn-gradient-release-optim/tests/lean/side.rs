@@ -102,6 +102,29 @@ macro_rules! optimizers_of_this_burn {
 }
 pub(crate) use optimizers_of_this_burn;
 
+/// Checks optimizers that burn-lean for Burn 0.22 does not have, as the tests of types do.
+#[allow(unused_macros, reason = "those tests are for Flex alone")]
+macro_rules! each_of_this_burn {
+    ($check:ident) => {{
+        use burn::optim::{AdaGradConfig, AdanConfig, RmsPropConfig};
+        let adafactor = burn_gradient_release_optim::AdafactorConfig::new().with_beta_1(Some(0.9));
+        let rmsprop = || RmsPropConfig::new().in_one_pass();
+        let adan = || AdanConfig::new().in_one_pass();
+        $check("Adafactor", adafactor.build(), false);
+        $check(
+            "RMSProp, moments in bf16",
+            rmsprop().with_bf16_moments(),
+            false,
+        );
+        $check("Adan, moments in bf16", adan().with_bf16_moments(), false);
+        $check("RMSProp", rmsprop(), true);
+        $check("Adan", adan(), true);
+        $check("AdaGrad", AdaGradConfig::new().in_one_pass(), true);
+    }};
+}
+#[allow(unused_imports, reason = "as above")]
+pub(crate) use each_of_this_burn;
+
 /// Where the elements of a tensor begin.
 pub(crate) fn address(tensor: &Tensor<2>) -> usize {
     let TensorPrimitive::Float(tensor) = tensor.clone().into_primitive() else {

@@ -29,6 +29,7 @@ where
     M: AutodiffModule<B>,
 {
     check_settings(stepper)?;
+    stepper.gradients.check_scale()?;
     if stepper.gradients.scaler.is_some() {
         check_precision::<B, M>(model)?;
     }

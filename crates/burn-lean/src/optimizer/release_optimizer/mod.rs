@@ -24,19 +24,34 @@ use crate::reduction::own_states;
 use crate::session::{Progress, Session};
 
 /// Adds gradient release to Burn's optimizer.
-#[diagnostic::on_unimplemented(
-    message = "gradient release steps Burn's `ModuleOptimizer`, not `{Self}`",
-    note = "`init()` makes one from an optimizer's configuration; L-BFGS has none, as it needs all \
-            gradients of a step at once, several times"
-)]
 pub trait WithGradientRelease {
     /// Makes the optimizer step inside backward. It keeps its states.
     fn with_gradient_release(self) -> ReleaseOptimizer;
 }
 
-impl WithGradientRelease for ModuleOptimizer {
+impl<O: IntoModuleOptimizer> WithGradientRelease for O {
     fn with_gradient_release(self) -> ReleaseOptimizer {
-        ReleaseOptimizer::new(self)
+        ReleaseOptimizer::new(self.into_module_optimizer())
+    }
+}
+
+/// What gradient release can be added to: Burn's [`ModuleOptimizer`].
+#[diagnostic::on_unimplemented(
+    message = "gradient release steps Burn's `ModuleOptimizer`, not `{Self}`",
+    label = "not a `ModuleOptimizer`",
+    note = "`init()` makes one from an optimizer's configuration; L-BFGS has none, as it needs all \
+            gradients of a step at once, several times",
+    note = "`release_learner` takes the optimizer from before `with_gradient_release()`: the \
+            learner's strategy adds gradient release itself"
+)]
+pub trait IntoModuleOptimizer {
+    /// The optimizer.
+    fn into_module_optimizer(self) -> ModuleOptimizer;
+}
+
+impl IntoModuleOptimizer for ModuleOptimizer {
+    fn into_module_optimizer(self) -> ModuleOptimizer {
+        self
     }
 }
 
@@ -96,7 +111,8 @@ impl ReleaseOptimizer {
     /// Arms a model for one optimizer step: until [`step`](Self::step), each of its parameters that
     /// requires gradients is stepped inside backward.
     ///
-    /// Weights that were never read are initialized, in the order of the model's fields.
+    /// Weights that were never read are initialized, in the order of the model's fields. If no
+    /// parameter requires gradients, `step` changes nothing, as plain Burn's.
     ///
     /// `lr` is a number, or a [`ModuleLearningRate`] with rates for groups of parameters. A model
     /// that is armed already gets the new rate.

@@ -1,5 +1,6 @@
 //! Replicas of a model in threads: the weights of one process that adds up their gradients.
 
+mod batch_norm;
 mod budget;
 mod clipping;
 mod failure;
@@ -8,4 +9,5 @@ mod memory;
 mod processes;
 mod reference;
 mod states;
+mod tokens;
 mod weights;

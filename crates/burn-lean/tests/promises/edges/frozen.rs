@@ -36,6 +36,23 @@ fn frozen_from_the_start_and_unfrozen_later() {
     }
 }
 
+/// Nothing is trained: as in plain Burn, whose `step` is given no gradients, nothing changes.
+#[test]
+fn nothing_to_train() {
+    let model = small().no_grad();
+    let before = bits(&model);
+    let mut optim = adamw().with_gradient_release();
+    let model = optim.arm(LR, model);
+    let model = optim.step(LR, model, GradientsParams::new());
+    assert_eq!(bits(&model), before);
+    assert_eq!(optim.last_step().unwrap().outcomes().count(), 0);
+    assert!(!optim.is_armed());
+    // And goes on once something is.
+    let model = model.set_require_grad(true);
+    let model = release_step(model, &mut optim, |model| model.loss(0));
+    assert_ne!(bits(&model), before);
+}
+
 /// Changes between `arm` and the forward pass: the step is plain Burn's with the same change.
 #[test]
 fn changed_between_arm_and_forward() {

@@ -330,23 +330,32 @@ fn a_bias_gets_its_gradient() {
                 0 => 1,
                 _ => full[axis],
             });
-            let dims = [batch, heads, time, shape.key_time];
-            let mut inputs = shape.inputs();
-            inputs.push(noise(dims.iter().product(), 5));
-            let reference = move |leaves: &[Tensor<1>]| {
-                let [query, key, value] = shape.split(leaves);
-                let scores = query.matmul(key.transpose()) * (shape.size as f64).sqrt().recip();
-                let scores = scores + shaped(&leaves[3], dims);
-                softmax(scores, 3).matmul(value).flatten(0, 3)
-            };
-            let ours = move |leaves: &[Tensor<1>]| {
-                let [query, key, value] = shape.split(leaves);
-                let attention = Attention::new().with_bias(shaped(&leaves[3], dims));
-                attention.forward(query, key, value).flatten(0, 3)
-            };
-            Case::new(format!("bias {dims:?}"), inputs, reference, ours).assert_equal(256.0);
+            with_bias(shape, [batch, heads, time, shape.key_time]).assert_equal(256.0);
         }
     }
+}
+
+/// With a bias of these dimensions as the last input.
+pub(crate) fn with_bias(shape: Shape, dims: [usize; 4]) -> Case {
+    let mut inputs = shape.inputs();
+    inputs.push(noise(dims.iter().product(), 5));
+    let reference = move |leaves: &[Tensor<1>]| {
+        let [query, key, value] = shape.split(leaves);
+        let scores = query.matmul(key.transpose()) * (shape.size as f64).sqrt().recip();
+        let scores = scores + shaped(&leaves[3], dims);
+        softmax(scores, 3).matmul(value).flatten(0, 3)
+    };
+    let ours = move |leaves: &[Tensor<1>]| {
+        let [query, key, value] = shape.split(leaves);
+        let attention = Attention::new().with_bias(shaped(&leaves[3], dims));
+        attention.forward(query, key, value).flatten(0, 3)
+    };
+    Case::new(
+        format!("attention with bias {dims:?}"),
+        inputs,
+        reference,
+        ours,
+    )
 }
 
 #[test]

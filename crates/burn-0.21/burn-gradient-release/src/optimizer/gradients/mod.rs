@@ -18,11 +18,11 @@ use lean_arithmetic::{
 };
 
 use self::{
-    clipping::clip_units,
-    norm::{SquaredNorms, is_finite, squared_norm},
+    clipping::{clip_units, scaled},
+    norm::{SquaredNorms, is_finite, squared_norm, widened},
     record::Averages,
 };
-use crate::util::lock::lock;
+use crate::{error::ReleaseError, util::lock::lock};
 
 pub use clipping::{AdaptiveClippingConfig, AutoClipConfig, NormClipping, ZClipConfig};
 pub use record::GradientRecord;
@@ -74,6 +74,12 @@ impl GradientPolicy {
         clipping.or_else(|| self.scaler.as_ref()?.out_of_range())
     }
 
+    /// Refuses steps that the scaler would all skip.
+    pub(super) fn check_scale(&self) -> Result<(), ReleaseError> {
+        let exhausted = self.scaler.as_ref().and_then(LossScaler::exhausted);
+        exhausted.map_or(Ok(()), |scale| Err(ReleaseError::LossScale { scale }))
+    }
+
     /// Whether a step that has all gradients looks at them before the first parameter is stepped.
     pub(super) fn looks_ahead(&self) -> bool {
         self.needs_two_passes() || self.stops_at_non_finite || self.scaler.is_some()
@@ -120,16 +126,11 @@ impl GradientPolicy {
         let coefficient = measured.map(|measured| measured.coefficient);
         GradientTransform {
             policy: self.clone(),
-            inverse_scale: self.inverse_scale(),
             coefficient: coefficient.filter(|coefficient| *coefficient < 1.0),
             measured,
             norms: SquaredNorms::default(),
             stopped_by: Mutex::new(None),
         }
-    }
-
-    fn inverse_scale(&self) -> Option<f64> {
-        self.scaler.as_ref().map(LossScaler::inverse)
     }
 
     /// The global norm of gradients with these squared norms, and the factor for them.
@@ -163,7 +164,6 @@ impl GradientPolicy {
 /// Transform for the gradients of one optimizer step: unscales, measures and clips them.
 pub(super) struct GradientTransform<B: Backend> {
     policy: GradientPolicy,
-    inverse_scale: Option<f64>,
     coefficient: Option<f64>,
     measured: Option<GradNorm>,
     norms: SquaredNorms<B>,
@@ -190,7 +190,7 @@ pub(super) struct GradientSummary {
 impl<B: Backend> GradientTransform<B> {
     /// Measures a gradient in the first of two passes.
     pub(super) fn measure<const D: usize>(&self, param: ParamId, grad: Tensor<B, D>) {
-        self.norms.push(param, squared_norm(self.unscale(grad)));
+        self.norms.push(param, squared_norm(self.unscaled(grad)));
     }
 
     pub(super) fn is_measured(&self, param: ParamId) -> bool {
@@ -224,36 +224,44 @@ impl<B: Backend> GradientTransform<B> {
         if lock(&self.stopped_by).is_some() {
             return Err(NotStepped::Stopped);
         }
-        let grad = self.unscale(grad);
+        let dtype = grad.dtype();
+        let grad = self.unscaled(grad);
         let squared = self.look_at(param, &grad)?;
-        let grad = match self.coefficient {
-            Some(coefficient) => grad * coefficient,
-            None => grad,
+        let grad = scaled(grad, self.coefficient.unwrap_or(1.0));
+        let grad = match clips_alone {
+            true => self.clipped_alone(param, weight, grad, squared),
+            false => grad,
         };
-        if !clips_alone {
-            return Ok(grad);
-        }
-        Ok(match (self.policy.clipping, squared) {
+        // Rounded once, after the scale is off and the clip is on.
+        Ok(grad.cast(dtype))
+    }
+
+    fn clipped_alone<const D: usize>(
+        &self,
+        param: ParamId,
+        weight: &Tensor<B, D>,
+        grad: Tensor<B, D>,
+        squared: Option<Tensor<B, 1>>,
+    ) -> Tensor<B, D> {
+        match (self.policy.clipping, squared) {
             (Some(NormClipping::Adaptive(config)), _) => clip_units(&config, weight.clone(), grad),
             (Some(NormClipping::AutoClip(config)), Some(squared)) => {
                 let norm = squared.into_scalar().elem::<f64>().sqrt();
                 let mut averages = lock(&self.policy.averages);
-                let coefficient = averages
-                    .auto_clip
-                    .coefficient(&config.rule(), param.val(), norm);
-                if coefficient < 1.0 {
-                    grad * coefficient
-                } else {
-                    grad
-                }
+                let auto_clip = &mut averages.auto_clip;
+                scaled(
+                    grad,
+                    auto_clip.coefficient(&config.rule(), param.val(), norm),
+                )
             }
             _ => grad,
-        })
+        }
     }
 
-    fn unscale<const D: usize>(&self, grad: Tensor<B, D>) -> Tensor<B, D> {
-        match self.inverse_scale {
-            Some(inverse) => grad * inverse,
+    /// The gradient without the scale of the loss, if there is one: in 32 bits at least.
+    fn unscaled<const D: usize>(&self, grad: Tensor<B, D>) -> Tensor<B, D> {
+        match &self.policy.scaler {
+            Some(scaler) => widened(grad) * scaler.inverse(),
             None => grad,
         }
     }
@@ -332,11 +340,7 @@ impl<B: Backend> GradientTransform<B> {
         if let Some(norm) = norm {
             self.policy.observe(norm);
         }
-        let scale = self.policy.scaler.as_ref().map(|scaler| {
-            let scale = scaler.current();
-            scaler.update(has_skipped);
-            scale
-        });
+        let scaler = self.policy.scaler.as_ref();
         let clips_all = matches!(
             self.policy.clipping,
             Some(NormClipping::GlobalNorm { .. } | NormClipping::ZClip(_))
@@ -344,7 +348,7 @@ impl<B: Backend> GradientTransform<B> {
         GradientSummary {
             norm,
             coefficient: clips_all.then(|| self.coefficient.unwrap_or(1.0)),
-            scale,
+            scale: scaler.map(|scaler| scaler.update(has_skipped)),
         }
     }
 }

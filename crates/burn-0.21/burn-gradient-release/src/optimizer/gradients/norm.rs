@@ -57,11 +57,15 @@ impl<B: Backend> SquaredNorms<B> {
 ///
 /// Needs no extra memory if nothing else holds the gradient.
 pub(crate) fn squared_norm<B: Backend, const D: usize>(grad: Tensor<B, D>) -> Tensor<B, 1> {
-    let grad = match grad.dtype() {
-        DType::F16 | DType::BF16 => grad.cast(FloatDType::F32),
-        _ => grad,
-    };
-    grad.square().sum()
+    widened(grad).square().sum()
+}
+
+/// The tensor in 32 bits at least.
+pub(super) fn widened<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Tensor<B, D> {
+    match tensor.dtype() {
+        DType::F16 | DType::BF16 => tensor.cast(FloatDType::F32),
+        _ => tensor,
+    }
 }
 
 /// Whether the norm is a finite number. Waits for the device.

@@ -1,26 +1,23 @@
 //! Loss scaling.
 
-use std::sync::{Arc, Mutex, MutexGuard};
-
 use burn::{
     config::Config,
     tensor::{Tensor, backend::Backend},
 };
 use lean_arithmetic::{
     OutOfRange,
-    scaling::{LossScale, LossScaleRule},
+    scaling::{LossScale, LossScaleRule, SharedLossScale},
 };
 use serde::{Deserialize, Serialize};
-
-use crate::util::lock::lock;
 
 /// Dynamic loss scaling for training in fp16, by the rule and with the defaults of PyTorch's
 /// `GradScaler` ([Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)).
 ///
 /// Gradients in fp16 vanish below `6e-8`. Scaling the loss up scales the gradients up, and the
-/// optimizer divides them by the scale before it clips and steps. If a gradient has overflown, the
-/// step is skipped and the scale falls; after `growth_interval` steps without overflow, it rises.
-/// bf16 has the range of fp32 and needs no scaling.
+/// optimizer divides them by the scale, in 32 bits, before it clips and steps. If a gradient has
+/// overflown, the step is skipped and the scale falls; after `growth_interval` steps without
+/// overflow, it rises. It stays between 2^-24 and 2^126; where a gradient overflows at the least
+/// scale, steps are refused from then on. bf16 has the range of fp32 and needs no scaling.
 #[derive(Config, Debug, Copy, PartialEq)]
 pub struct LossScalerConfig {
     /// The first scale.
@@ -40,91 +37,77 @@ pub struct LossScalerConfig {
 impl LossScalerConfig {
     /// A scaler at its first scale.
     pub fn init(&self) -> LossScaler {
-        LossScaler {
-            config: *self,
-            state: Arc::new(Mutex::new(State {
-                record: LossScalerRecord(LossScale::new(&self.rule())),
-                is_asked: false,
-            })),
-        }
-    }
-
-    fn rule(&self) -> LossScaleRule {
-        LossScaleRule {
+        LossScaler(SharedLossScale::new(LossScaleRule {
             init_scale: self.init_scale,
             growth_factor: self.growth_factor,
             backoff_factor: self.backoff_factor,
             growth_interval: self.growth_interval,
-        }
+        }))
     }
 }
 
 /// Scales losses for an optimizer [with this scaler](crate::ReleaseOptimizer::with_loss_scaler).
 /// Clones share the scale: keep one to scale the loss with.
+///
+/// Several optimizers may share a scaler, for one loss or for a loss each. The scale changes when each
+/// of them has ended a step, or one of them its second: once for all of them, as with PyTorch, and it
+/// falls if a gradient of any has overflown.
 #[derive(Clone, Debug)]
-pub struct LossScaler {
-    config: LossScalerConfig,
-    state: Arc<Mutex<State>>,
-}
-
-#[derive(Debug)]
-struct State {
-    record: LossScalerRecord,
-    /// Whether a loss was scaled since the last step.
-    is_asked: bool,
-}
+pub struct LossScaler(SharedLossScale);
 
 /// State of a [`LossScaler`], to resume with.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScalerRecord(LossScale);
 
 impl LossScaler {
-    fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
-    }
-
     /// The loss to run backward from.
     pub fn scale<B: Backend, const D: usize>(&self, loss: Tensor<B, D>) -> Tensor<B, D> {
-        let mut state = self.state();
-        state.is_asked = true;
-        loss * state.record.0.current()
+        loss * self.0.ask()
     }
 
     /// The current scale.
     pub fn current(&self) -> f64 {
-        self.state().record.0.current()
+        self.0.current()
+    }
+
+    /// The scaler as an optimizer holds it.
+    pub(crate) fn for_optimizer(self) -> Self {
+        Self(self.0.for_optimizer())
     }
 
     /// Factor that unscales a gradient.
     pub(super) fn inverse(&self) -> f64 {
-        self.state().record.0.inverse()
+        self.0.inverse()
     }
 
     pub(super) fn out_of_range(&self) -> Option<OutOfRange> {
-        self.config.rule().out_of_range()
+        self.0.out_of_range()
+    }
+
+    /// The scale if all further steps would be skipped.
+    pub(super) fn exhausted(&self) -> Option<f64> {
+        self.0.exhausted()
     }
 
     /// Begins another pass of the same step, whose loss must be scaled, too.
     pub(super) fn begin_pass(&self) {
-        self.state().is_asked = false;
+        self.0.begin_pass();
     }
 
     pub(super) fn is_asked(&self) -> bool {
-        self.state().is_asked
+        self.0.is_asked()
     }
 
-    /// Ends a step.
-    pub(super) fn update(&self, has_overflown: bool) {
-        let mut state = self.state();
-        state.is_asked = false;
-        state.record.0.update(&self.config.rule(), has_overflown);
+    /// Ends a step. Returns its scale.
+    pub(super) fn update(&self, has_overflown: bool) -> f64 {
+        self.0.update(has_overflown)
     }
 
     pub(super) fn to_record(&self) -> LossScalerRecord {
-        self.state().record
+        LossScalerRecord(self.0.to_record())
     }
 
     pub(super) fn load_record(&self, record: LossScalerRecord) {
-        self.state().record = record;
+        self.0.load_record(record.0);
     }
 }

@@ -57,6 +57,8 @@ where
     ///   another step, or of a scheduler beside the owned one;
     /// - [`OutOfRange`](ReleaseError::OutOfRange): a setting of clipping, loss scaling or a group
     ///   is out of range;
+    /// - [`LossScale`](ReleaseError::LossScale): a gradient has overflown at the least scale of a
+    ///   loss;
     /// - [`HalfPrecision`](ReleaseError::HalfPrecision): weights in fp16, with a loss scaler;
     /// - [`NotMeasured`](ReleaseError::NotMeasured): gradients are clipped by a norm that no pass
     ///   has measured, or that is not finite;

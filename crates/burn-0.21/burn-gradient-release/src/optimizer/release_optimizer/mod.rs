@@ -216,9 +216,10 @@ where
     /// If a gradient overflows, a step in [two passes](Self::two_passes), or an ordinary one, is
     /// skipped as a whole, as in PyTorch. In one pass only the parameters whose gradient has
     /// overflown are skipped: others were stepped by then, and the [report](StepReport) says which.
-    /// The scale falls in both cases.
+    /// The scale falls in both cases. If a gradient overflows at the least scale, further steps are
+    /// refused ([`LossScale`](ReleaseError::LossScale)).
     pub fn with_loss_scaler(mut self, scaler: LossScaler) -> Self {
-        self.stepper.gradients.scaler = Some(scaler);
+        self.stepper.gradients.scaler = Some(scaler.for_optimizer());
         self
     }
 

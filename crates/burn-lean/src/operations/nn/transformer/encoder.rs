@@ -11,6 +11,7 @@ use super::PositionWiseFeedForward;
 use crate::operations::nn::attention::{MhaInput, MultiHeadAttention};
 use crate::operations::nn::same_fields::same_fields;
 use crate::operations::nn::{Dropout, LayerNorm};
+use crate::recompute::encoder_layers;
 
 /// Configuration of a [`TransformerEncoder`]: that of Burn's
 /// [`TransformerEncoderConfig`](burn::nn::transformer::TransformerEncoderConfig).
@@ -117,6 +118,8 @@ impl From<TransformerEncoder> for burn::nn::transformer::TransformerEncoder {
         }
     }
 }
+
+encoder_layers!(TransformerEncoder, TransformerEncoderLayer);
 
 /// The input of [`TransformerEncoder::forward`].
 #[derive(Clone, Debug)]

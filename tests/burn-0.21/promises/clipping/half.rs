@@ -1,0 +1,111 @@
+//! Clipping in half precision: in 32 bits, and rounded once.
+
+use burn::backend::Flex;
+use burn::module::{Module, Param};
+use burn::optim::{GradientsParams, Optimizer, Sgd, SgdConfig};
+use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Tensor, TensorData};
+use burn_gradient_release::{
+    AdaptiveClippingConfig, LossScalerConfig, NormClipping, ReleaseOptimizer, WithGradientRelease,
+};
+
+use crate::harness::Release as R;
+
+#[derive(Module, Debug)]
+struct Vector<B: Backend> {
+    weight: Param<Tensor<B, 1>>,
+}
+
+type Optim = ReleaseOptimizer<Sgd<Flex>, Vector<R>, R>;
+
+const HALVES: [DType; 2] = [DType::F16, DType::BF16];
+
+fn tensor(numbers: &[f64], dtype: DType) -> Tensor<R, 1> {
+    Tensor::from_data(TensorData::from(numbers), (&Default::default(), dtype))
+}
+
+fn numbers(tensor: Tensor<R, 1>) -> Vec<f64> {
+    tensor.into_data().iter::<f64>().collect()
+}
+
+/// The nearest numbers of the type.
+fn rounded(values: &[f64], dtype: DType) -> Vec<f64> {
+    numbers(tensor(values, dtype))
+}
+
+fn model(weight: &[f64], dtype: DType) -> Vector<R> {
+    Vector {
+        weight: Param::from_tensor(tensor(weight, dtype)),
+    }
+}
+
+fn loss(model: &Vector<R>, grad: &[f64], dtype: DType) -> Tensor<R, 1> {
+    (model.weight.val() * tensor(grad, dtype)).sum()
+}
+
+fn sgd() -> Optim {
+    SgdConfig::new().init().with_gradient_release()
+}
+
+/// The square of 300 is no number of `f16`.
+#[test]
+fn adaptive_clipping_is_right() {
+    let clipping = NormClipping::Adaptive(AdaptiveClippingConfig::new());
+    for dtype in HALVES {
+        for (weight, grad) in [(0.5, 300.0), (300.0, 300.0), (300.0, 60_000.0)] {
+            let mut optim = sgd().with_norm_clipping(clipping);
+            let model = optim.arm(1.0, model(&[weight; 64], dtype));
+            let grads = loss(&model, &[grad; 64], dtype).backward();
+            let grads = GradientsParams::from_grads(grads, &model);
+            let found = numbers(optim.step(1.0, model, grads).weight.val());
+            // The gradient is scaled to a hundredth of the weight, and both are rounded.
+            let step = rounded(&[0.01 * weight], dtype)[0];
+            let right = rounded(&[weight - step], dtype)[0];
+            assert_eq!(found, [right; 64], "{weight}, {grad} in {dtype:?}");
+        }
+    }
+}
+
+/// The nearest numbers of the type to those of 64 bits: a coefficient that was rounded itself would
+/// be off by up to half a step more.
+#[test]
+fn a_clipped_gradient_is_rounded_once() {
+    let grad: Vec<f64> = (1..=40).map(|number| f64::from(number * 16)).collect();
+    let norm = grad.iter().map(|x| x * x).sum::<f64>().sqrt();
+    for dtype in HALVES {
+        let clipped: Vec<f64> = grad.iter().map(|x| -x / (norm + 1e-6)).collect();
+        let right = rounded(&clipped, dtype);
+        let mut optim = sgd().with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 });
+        let zeros = model(&[0.0; 40], dtype);
+        let (model, _) = optim.two_passes(1.0, zeros, |model| loss(model, &grad, dtype));
+        let found = optim.last_step().unwrap().grad_norm().unwrap();
+        assert!((found - norm).abs() < 1e-3, "{found} {norm}");
+        assert_eq!(numbers(model.weight.val()), right, "{dtype:?}");
+    }
+}
+
+/// The scale of the loss and the clip come off a gradient in 32 bits, and it is rounded once.
+#[test]
+fn a_gradient_is_unscaled_and_clipped_before_it_is_rounded() {
+    let dtype = DType::BF16;
+    let grad: Vec<f64> = (1..=40).map(f64::from).collect();
+    // The backward pass rounds the scaled gradient.
+    let scaled: Vec<f64> = grad.iter().map(|x| x * 1000.0).collect();
+    let unscaled: Vec<f64> = rounded(&scaled, dtype).iter().map(|x| x / 1000.0).collect();
+    let norm = unscaled.iter().map(|x| x * x).sum::<f64>().sqrt();
+    for max_norm in [None, Some(1.0)] {
+        let scaler = LossScalerConfig::new().with_init_scale(1000.0).init();
+        let mut optim = sgd().with_loss_scaler(scaler.clone());
+        let mut factor = 1.0;
+        if let Some(max_norm) = max_norm {
+            optim = optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm });
+            factor = max_norm / (norm + 1e-6);
+        }
+        let right: Vec<f64> = unscaled.iter().map(|x| -x * factor).collect();
+        let zeros = model(&[0.0; 40], dtype);
+        let (model, _) =
+            optim.two_passes(1.0, zeros, |model| scaler.scale(loss(model, &grad, dtype)));
+        let found = numbers(model.weight.val());
+        assert_eq!(found, rounded(&right, dtype), "{max_norm:?}");
+    }
+}
