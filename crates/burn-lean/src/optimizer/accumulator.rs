@@ -125,10 +125,14 @@ impl ReleaseAccumulator {
     fn check_accumulated(&self) -> Result<(), ReleaseError> {
         match Progress::get(&self.session.progress.held) {
             0 => Ok(()),
-            added => {
-                let armed = self.session.slots().len();
-                Err(ReleaseError::NotAccumulated { added, armed })
-            }
+            _ => Err(self.not_accumulated()),
+        }
+    }
+
+    fn not_accumulated(&self) -> ReleaseError {
+        ReleaseError::NotAccumulated {
+            added: Progress::get(&self.session.progress.held),
+            armed: self.session.slots().len(),
         }
     }
 
@@ -225,9 +229,7 @@ impl ReleaseAccumulator {
     /// [`NotAccumulated`](ReleaseError::NotAccumulated): a micro-batch has begun and was not ended.
     pub fn try_grads(&mut self) -> Result<GradientsParams, ReleaseError> {
         if self.session.is_armed() {
-            let added = Progress::get(&self.session.progress.held);
-            let armed = self.session.slots().len();
-            return Err(ReleaseError::NotAccumulated { added, armed });
+            return Err(self.not_accumulated());
         }
         // Only the model holds its weights from now on, so they can be written in place.
         self.session.slots().clear();

@@ -116,15 +116,6 @@ impl RecordState for Elsewhere {
 }
 
 impl ReleaseOptimizer {
-    /// A copy of Burn's optimizer with its current states.
-    pub(crate) fn copy_optimizer(&self) -> ModuleOptimizer {
-        let stepper = self.session.stepper();
-        stepper
-            .optim
-            .clone()
-            .expect("a release optimizer has Burn's optimizer")
-    }
-
     /// The first half of `try_step`: steps all parameters, whose weights stay in the slots. Returns
     /// marks for all gradients, with which `optim.step` of [`Handover::optimizer`] gives the model
     /// its new weights.

@@ -8,7 +8,7 @@ use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Device;
 
-use crate::backend::{plain, reading_waits};
+use crate::backend::{is_same_backend, plain, reading_waits};
 use crate::parameter::{Share, find, shared};
 use crate::path::path_text;
 use crate::recompute::node::{Again, COMPUTES_ANOTHER, Leaf, Parents, scope_node};
@@ -106,12 +106,21 @@ where
         "checkpoint: burn-lean was compiled without this backend; switch its feature on"
     );
 
+    let leaves = leaves.found.into_iter();
+    let (ids, leaves): (HashSet<ParamId>, Vec<Leaf>) = leaves.unzip();
+    let of_leaves = leaves.iter().map(|leaf| &leaf.tensor);
+    let of_inputs = inputs.tracked.iter().flatten();
+    let mut tensors = floats.iter().chain(of_inputs).chain(of_leaves);
+    assert!(
+        tensors.all(|tensor| is_same_backend(tensor, &floats[0])),
+        "checkpoint: all tensors of a scope have to be on one backend"
+    );
+
     let outlines: Vec<_> = floats.iter().map(outline).collect();
     let needs: Vec<bool> = inputs.tracked.iter().map(Option::is_some).collect();
-    let ids: HashSet<ParamId> = leaves.found.iter().map(|(id, _)| *id).collect();
     let parents = Parents {
         inputs: inputs.tracked,
-        leaves: leaves.found.into_iter().map(|(_, leaf)| leaf).collect(),
+        leaves,
         slots,
     };
     let again = move || {

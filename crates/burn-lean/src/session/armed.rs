@@ -10,7 +10,7 @@ use burn::backend::DispatchTensor;
 use super::phase::{Phase, Purpose, Taken};
 use super::weight::{Uses, Weight};
 use super::{Session, Slot, State};
-use crate::backend::is_same_backend;
+use crate::backend::{is_same_backend, plain};
 use crate::error::ReleaseError;
 use crate::path::path_text;
 use crate::reduction::shaped;
@@ -44,6 +44,12 @@ impl Slot {
     /// Says what to do with the gradient. The sum of an earlier arming stays, and `sum` is added.
     pub(crate) fn arm_for(&self, purpose: Purpose, sum: Option<DispatchTensor>) {
         let mut state = self.state();
+        let sum = sum.map(plain);
+        assert!(
+            sum.as_ref()
+                .is_none_or(|sum| is_same_backend(sum, &state.mark)),
+            "gradient release: a sum of gradients is on another backend than its parameter"
+        );
         state.purpose = purpose;
         state.add_to_sum(sum);
     }
@@ -106,7 +112,7 @@ impl Slot {
 
     /// Steps with an ordinary gradient.
     pub(crate) fn step_now(&self, grad: DispatchTensor) {
-        let left = self.take_gradient(grad);
+        let left = self.take_gradient(plain(grad));
         assert!(
             left.is_none(),
             "only what is armed, and not stepped, has one"
