@@ -136,6 +136,8 @@ impl ReleaseOptimizer {
             Err(error) => return Err(error),
         }
         let report = self.report(&survey, &mut grads);
+        // It holds slots, whose owners are counted below.
+        drop(survey);
         let mut hand_out = HandOut {
             session: &self.session,
             lr,
