@@ -434,6 +434,10 @@ impl<M, G> Refused<M, G> {
         &self.error
     }
 
+    pub(super) fn model(&self) -> &M {
+        &self.model
+    }
+
     /// The model, as it was given.
     pub fn into_model(self) -> M {
         self.model

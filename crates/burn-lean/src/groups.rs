@@ -1,12 +1,11 @@
 //! Groups of parameters, by their paths in a model.
 
-use burn::Tensor;
-use burn::module::{Module, Param, ParamGroup, ParamId};
+use burn::module::{Module, ParamGroup, ParamId};
 use lean_arithmetic::groups::{is_not_decayed, nearest};
 use serde_json::Value;
 
 use crate::error::ReleaseError;
-use crate::path::{Path, PathVisitor, WithPaths, path_text};
+use crate::path::{Path, params_of, path_text};
 
 /// The group of parameters that are usually trained without weight decay: biases, normalisation
 /// layers and embeddings.
@@ -42,12 +41,21 @@ use crate::path::{Path, PathVisitor, WithPaths, path_text};
 /// # let _ = optim;
 /// ```
 pub fn no_decay<M: Module>(model: &M) -> ParamGroup {
-    let params = Params::of(model).found;
-    let params = params
-        .iter()
-        .filter(|param| is_not_decayed(param.rank, &param.path, &param.container));
-    let paths = params.filter(|param| param.is_trainable);
-    ParamGroup::from_paths(paths.map(|param| param.path.as_str()).collect())
+    let params = params_of(model).into_iter();
+    let paths = params.filter(|param| param.is_trained).filter_map(|param| {
+        let path = path_text(&param.path);
+        let rank = param.shape.num_dims();
+        is_not_decayed(rank, &path, container(&param.path)).then_some(path)
+    });
+    let paths: Vec<String> = paths.collect();
+    ParamGroup::from_paths(paths.iter().map(String::as_str).collect())
+}
+
+/// Burn's `container_type` of the innermost struct or enum around a parameter.
+fn container(path: &Path) -> &str {
+    let mut containers = path.iter().rev().map(|(_, container)| container.as_str());
+    let found = containers.find(|container| container.contains(':'));
+    found.unwrap_or_default()
 }
 
 /// Whether a parameter of the model is in the group.
@@ -82,18 +90,19 @@ pub(crate) fn check_groups<M: Module>(
     if groups.is_empty() {
         return Ok(());
     }
-    let params = Params::of(model).found;
+    let params = params_of(model).into_iter();
+    let params = params.map(|param| (param.id, path_text(&param.path)));
+    let params: Vec<(ParamId, String)> = params.collect();
     let is_empty = |group: &&ParamGroup| {
-        !params
-            .iter()
-            .any(|param| group.matches(&param.id, Some(&param.path)))
+        let mut params = params.iter();
+        !params.any(|(id, path)| group.matches(id, Some(path)))
     };
     let Some(group) = groups.iter().find(is_empty) else {
         return Ok(());
     };
     let wanted = patterns(group);
     let wanted: Vec<&str> = wanted.iter().map(String::as_str).collect();
-    let paths: Vec<String> = params.into_iter().map(|param| param.path).collect();
+    let paths: Vec<String> = params.into_iter().map(|(_, path)| path).collect();
     Err(ReleaseError::EmptyGroup {
         group: match wanted[..] {
             [] => "the ids given".into(),
@@ -101,13 +110,6 @@ pub(crate) fn check_groups<M: Module>(
         },
         near: nearest(&wanted, &paths),
     })
-}
-
-/// The path of a parameter in a model; its id if the model does not have it.
-pub(crate) fn path_of<M: Module>(model: &M, id: ParamId) -> String {
-    let mut params = Params::of(model).found.into_iter();
-    let found = params.find(|param| param.id == id);
-    found.map_or_else(|| id.to_string(), |param| param.path)
 }
 
 /// The path patterns of a group. They are private in Burn, but serialized.
@@ -128,41 +130,4 @@ fn patterns(group: &ParamGroup) -> Vec<String> {
     let saved = serde_json::to_value(group).unwrap_or_default();
     collect(&saved["matcher"], false, &mut patterns);
     patterns
-}
-
-/// The parameters of a model and their paths, as Burn's groups match them.
-#[derive(Default)]
-struct Params {
-    found: Vec<Found>,
-}
-
-struct Found {
-    id: ParamId,
-    path: String,
-    rank: usize,
-    /// Burn's `container_type` of the innermost struct or enum around it.
-    container: String,
-    is_trainable: bool,
-}
-
-impl Params {
-    fn of<M: Module>(model: &M) -> Self {
-        let mut params = Self::default();
-        model.visit(&mut WithPaths::new(&mut params));
-        params
-    }
-}
-
-impl PathVisitor for Params {
-    fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
-        let mut containers = path.iter().rev().map(|(_, container)| container);
-        let container = containers.find(|container| container.contains(':'));
-        self.found.push(Found {
-            id: param.id,
-            path: path_text(path),
-            rank: D,
-            container: container.cloned().unwrap_or_default(),
-            is_trainable: param.is_require_grad(),
-        });
-    }
 }

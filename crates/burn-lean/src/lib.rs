@@ -14,7 +14,6 @@
 
 #![forbid(unsafe_code)]
 
-mod armed_slot;
 mod backend;
 #[cfg(feature = "data-parallel")]
 mod data_parallel;
@@ -33,7 +32,6 @@ mod path;
 mod recompute;
 mod reduction;
 mod session;
-mod slot;
 mod tape;
 #[cfg(feature = "train")]
 pub mod train;

@@ -7,15 +7,16 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
 use burn::Tensor;
-use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, TensorMetadata};
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, ParamId, Reparameterization};
 use burn::tensor::Device;
 
-use crate::backend::{Inner, Primitive, Tracked};
 use crate::path::path_text;
 use crate::recompute::{Mode, mode, record, replayed};
-use crate::slot::{Rearm, Slot, Snapshot};
-use crate::tape::{is_computed_from_placeholder, is_placeholder, leaf_hook, rung};
+use crate::session::{Slot, Snapshot};
+use crate::tape::{
+    constant, is_computed_from_placeholder, is_placeholder, is_tracked, leaf_hook, node_of,
+};
 
 thread_local! {
     /// Set while clones share the slot, instead of keeping a snapshot of the weight.
@@ -53,7 +54,7 @@ fn shares() -> bool {
 /// An armed parameter that a visit has met.
 pub(crate) struct Found {
     pub(crate) id: ParamId,
-    pub(crate) slot: Arc<dyn Rearm>,
+    pub(crate) slot: Arc<Slot>,
     /// Whether it belongs to a copy of the armed model.
     pub(crate) is_copy: bool,
     /// Whether its weight differs from the slot's, or it has a leaf of its own.
@@ -73,46 +74,15 @@ pub(crate) fn find<M: Module, V: ModuleVisitor>(model: &M, visitor: &mut V) -> V
 
 /// The reparameterization of an armed parameter.
 #[derive(Debug)]
-pub(crate) struct Released(Box<dyn Held>);
-
-impl Released {
-    pub(crate) const CONTAINER: &'static str = <Self as Reparameterization>::NAME;
-
-    pub(crate) fn new<B: Inner>(slot: Arc<Slot<B>>) -> Self {
-        Self(Box::new(Holder {
-            slot,
-            copy: None,
-            is_fork: false,
-            role: Role::Model,
-            base: AtomicU8::new(PLACEHOLDER),
-        }))
-    }
-}
-
-impl Clone for Released {
-    fn clone(&self) -> Self {
-        Self(if shares() {
-            self.0.share()
-        } else {
-            self.0.copy()
-        })
-    }
-}
-
-/// A [`Holder`] of some backend.
-trait Held: Send + Sync + std::fmt::Debug {
-    fn read(&self, base: DispatchTensor, looks: &Looks<'_>) -> DispatchTensor;
-    fn share(&self) -> Box<dyn Held>;
-    fn copy(&self) -> Box<dyn Held>;
-    fn fork(&self, device: &Device, detached: bool) -> Box<dyn Held>;
-    fn base_may_have_changed(&self);
-    fn found(&self) -> Found;
-}
-
-/// Checks of the base of a parameter, made on demand.
-struct Looks<'a> {
-    is_placeholder: &'a dyn Fn() -> bool,
-    is_computed: &'a dyn Fn() -> bool,
+pub(crate) struct Released {
+    slot: Arc<Slot>,
+    /// The weight of a copy of the model.
+    copy: Option<Arc<Snapshot>>,
+    /// Whether the parameter has a leaf of its own.
+    is_fork: bool,
+    role: Role,
+    /// Whether the base is the placeholder: `UNKNOWN`, `PLACEHOLDER` or `WEIGHT`.
+    base: AtomicU8,
 }
 
 /// What the parameter is part of.
@@ -126,24 +96,84 @@ enum Role {
     ApartInScope,
 }
 
-#[derive(Debug)]
-struct Holder<B: Inner> {
-    slot: Arc<Slot<B>>,
-    /// The weight of a copy of the model.
-    copy: Option<Arc<Snapshot<B>>>,
-    /// Whether the parameter has a leaf of its own.
-    is_fork: bool,
-    role: Role,
-    /// Whether the base is the placeholder: `UNKNOWN`, `PLACEHOLDER` or `WEIGHT`.
-    base: AtomicU8,
-}
-
 const UNKNOWN: u8 = 0;
 const PLACEHOLDER: u8 = 1;
 const WEIGHT: u8 = 2;
 
-impl<B: Inner> Holder<B> {
-    fn weight(&self) -> Primitive<B> {
+impl Clone for Released {
+    fn clone(&self) -> Self {
+        match shares() {
+            true => self.share(),
+            false => self.copy(),
+        }
+    }
+}
+
+impl Released {
+    pub(crate) const CONTAINER: &'static str = <Self as Reparameterization>::NAME;
+
+    pub(crate) fn new(slot: Arc<Slot>) -> Self {
+        Self {
+            slot,
+            copy: None,
+            is_fork: false,
+            role: Role::Model,
+            base: AtomicU8::new(PLACEHOLDER),
+        }
+    }
+
+    /// The same parameter with another slot or another weight.
+    fn with(&self, slot: Arc<Slot>, copy: Option<Arc<Snapshot>>) -> Self {
+        Self {
+            slot,
+            copy,
+            is_fork: self.is_fork,
+            role: self.role,
+            base: AtomicU8::new(self.base.load(Ordering::Relaxed)),
+        }
+    }
+
+    fn share(&self) -> Self {
+        // A copy with the slot's weight would keep the step from writing in place.
+        let copy = self.copy.clone().filter(|_| !self.is_the_slots());
+        let mut shared = self.with(self.slot.clone(), copy);
+        shared.role = SHARE.with_borrow(|share| match share {
+            Some(Share::Scope { apart }) if apart.contains(&self.slot.id) => Role::ApartInScope,
+            Some(Share::Scope { .. }) if self.role == Role::Model => Role::Scope,
+            _ => self.role,
+        });
+        shared
+    }
+
+    fn copy(&self) -> Self {
+        let slot = match self.is_transparent() {
+            true => Arc::new(self.slot.unarmed_twin()),
+            false => self.slot.clone(),
+        };
+        self.with(slot, self.copy.clone().or_else(|| self.slot.snapshot()))
+    }
+
+    fn moved(&self, device: &Device, detached: bool) -> Self {
+        if self.is_transparent() {
+            return self.copy();
+        }
+        // Any rank will do.
+        let weight = Tensor::<1>::from_dispatch(self.weight());
+        let device = device.clone().inner();
+        let is_here = weight.device() == device;
+        if is_here && !detached {
+            return self.share();
+        }
+        let copy = match is_here {
+            true => self.copy.clone().or_else(|| self.slot.snapshot()),
+            false => Some(self.slot.moved(weight.to_device(&device).into_dispatch())),
+        };
+        let mut fork = self.with(self.slot.clone(), copy);
+        fork.is_fork = true;
+        fork
+    }
+
+    fn weight(&self) -> DispatchTensor {
         match &self.copy {
             Some(copy) => copy.weight.clone(),
             None => self.slot.weight(),
@@ -157,18 +187,18 @@ impl<B: Inner> Holder<B> {
 
     /// Whether a gradient of this parameter belongs to the slot.
     fn is_the_slots(&self) -> bool {
-        let is_current = |copy: &Arc<Snapshot<B>>| self.slot.is_current(copy);
+        let is_current = |copy: &Arc<Snapshot>| self.slot.is_current(copy);
         let is_open = !self.slot.phase().has_ended() && self.slot.has_weight();
         !self.is_fork && is_open && self.copy.as_ref().is_none_or(is_current)
     }
 
     /// Whether the base is still the placeholder, and not a weight that was loaded since.
-    fn has_placeholder(&self, looks: &Looks<'_>) -> bool {
+    fn has_placeholder(&self, base: &DispatchTensor) -> bool {
         match self.base.load(Ordering::Relaxed) {
             UNKNOWN => {
-                let is_placeholder = (looks.is_placeholder)();
+                let is_placeholder = is_placeholder(base);
                 assert!(
-                    is_placeholder || !(looks.is_computed)(),
+                    is_placeholder || !is_computed_from_placeholder(base),
                     "gradient release: something was computed from the placeholder that {} has \
                      while it is armed (by a mapper, an average, another optimizer); read it with \
                      `val()`, or make a copy an ordinary model with `materialize()` before",
@@ -182,142 +212,65 @@ impl<B: Inner> Holder<B> {
         }
     }
 
+    fn read(&self, base: DispatchTensor) -> DispatchTensor {
+        if self.is_transparent() {
+            return base;
+        }
+        let Some(leaf) = node_of(&base) else {
+            return match base.dtype().is_float() && self.has_placeholder(&base) {
+                true => self.weight(),
+                false => base,
+            };
+        };
+        if leaf == self.slot.leaf_id() {
+            return self.read_armed(base);
+        }
+        // A scope holds no leaf of the model.
+        let is_in_scope = mode() != Mode::Tape && self.role != Role::ApartInScope;
+        if is_in_scope && self.is_the_slots() && self.has_placeholder(&base) {
+            return self.read_armed(base);
+        }
+        if !self.has_placeholder(&base) {
+            return base;
+        }
+        // Whether a scope runs is known to its own thread only.
+        assert!(
+            !(self.role == Role::Scope && self.is_the_slots()),
+            "checkpoint: {} is read on another thread than the one that runs the scope, \
+             where it would get no gradient; read the weight before the other thread \
+             begins, or make a scope of what each thread computes",
+            path_text(&self.slot.path)
+        );
+        self.slot.mark_used();
+        match is_tracked(&base) {
+            true => self.read_over(&base),
+            false => constant(self.weight(), base.autodiff),
+        }
+    }
+
     /// The parameter of the model that is armed, or of a copy with the same weight.
-    fn read_armed(&self, leaf: &Tracked<B>) -> Tracked<B> {
+    fn read_armed(&self, base: DispatchTensor) -> DispatchTensor {
         if !self.is_the_slots() {
-            return self.read_over(leaf);
+            return self.read_over(&base);
         }
         self.slot.mark_used();
-        match mode() {
+        let read = match mode() {
             Mode::Tape => self.slot.on_tape(true),
             Mode::Recording => {
                 record(&self.slot);
-                <Tracked<B>>::new(self.slot.weight())
+                return constant(self.slot.weight(), base.autodiff);
             }
             Mode::Replaying => replayed(&self.slot),
+        };
+        DispatchTensor {
+            autodiff: base.autodiff,
+            ..read
         }
     }
 
     /// Puts the weight over a leaf that is not stepped inside backward.
-    fn read_over(&self, leaf: &Tracked<B>) -> Tracked<B> {
-        let weight = self.weight();
-        let below = rung::<B>(0, &weight.device());
-        leaf_hook::<B>(weight, leaf, below, Weak::<Slot<B>>::new(), &Arc::default())
-    }
-}
-
-impl<B: Inner> Held for Holder<B> {
-    fn read(&self, base: DispatchTensor, looks: &Looks<'_>) -> DispatchTensor {
-        let autodiff = base.autodiff;
-        let tracked = |tensor| DispatchTensor {
-            kind: B::wrap(BackendTensor::Autodiff(tensor)),
-            autodiff,
-        };
-        if self.is_transparent() {
-            return base;
-        }
-        match B::unwrap(base.kind.clone()) {
-            Some(BackendTensor::Autodiff(leaf)) if leaf.id() == self.slot.leaf_id() => {
-                tracked(self.read_armed(&leaf))
-            }
-            // A scope holds no leaf of the model.
-            Some(BackendTensor::Autodiff(base))
-                if mode() != Mode::Tape
-                    && self.role != Role::ApartInScope
-                    && self.is_the_slots()
-                    && self.has_placeholder(looks) =>
-            {
-                tracked(self.read_armed(&base))
-            }
-            Some(BackendTensor::Autodiff(leaf)) if self.has_placeholder(looks) => {
-                // Whether a scope runs is known to its own thread only.
-                assert!(
-                    !(self.role == Role::Scope && self.is_the_slots()),
-                    "checkpoint: {} is read on another thread than the one that runs the scope, \
-                     where it would get no gradient; read the weight before the other thread \
-                     begins, or make a scope of what each thread computes",
-                    path_text(&self.slot.path)
-                );
-                self.slot.mark_used();
-                if leaf.is_tracked() {
-                    tracked(self.read_over(&leaf))
-                } else {
-                    tracked(<Tracked<B>>::new(self.weight()))
-                }
-            }
-            Some(BackendTensor::Float(_)) if self.has_placeholder(looks) => DispatchTensor {
-                kind: B::wrap(BackendTensor::Float(self.weight())),
-                autodiff: DispatchAutodiffContext::Disabled,
-            },
-            _ => base,
-        }
-    }
-
-    fn share(&self) -> Box<dyn Held> {
-        Box::new(Self {
-            slot: self.slot.clone(),
-            // A copy with the slot's weight would keep the step from writing in place.
-            copy: self.copy.clone().filter(|_| !self.is_the_slots()),
-            is_fork: self.is_fork,
-            role: SHARE.with_borrow(|share| match share {
-                Some(Share::Scope { apart }) if apart.contains(&self.slot.id) => Role::ApartInScope,
-                Some(Share::Scope { .. }) if self.role == Role::Model => Role::Scope,
-                _ => self.role,
-            }),
-            base: AtomicU8::new(self.base.load(Ordering::Relaxed)),
-        })
-    }
-
-    fn copy(&self) -> Box<dyn Held> {
-        let slot = match self.is_transparent() {
-            true => Arc::new(self.slot.unarmed_twin()),
-            false => self.slot.clone(),
-        };
-        Box::new(Self {
-            slot,
-            copy: self.copy.clone().or_else(|| self.slot.snapshot()),
-            is_fork: self.is_fork,
-            role: self.role,
-            base: AtomicU8::new(self.base.load(Ordering::Relaxed)),
-        })
-    }
-
-    fn fork(&self, device: &Device, detached: bool) -> Box<dyn Held> {
-        if self.is_transparent() {
-            return self.copy();
-        }
-        let weight = B::tensor::<1>(self.weight());
-        let device = device.clone().inner();
-        let is_here = weight.device() == device;
-        if is_here && !detached {
-            return self.share();
-        }
-        let copy = if is_here {
-            self.copy.clone().or_else(|| self.slot.snapshot())
-        } else {
-            let kind = weight.clone().to_device(&device).into_dispatch().kind;
-            assert!(
-                B::unwrap(kind).is_some(),
-                "gradient release: {} is armed and cannot move to another backend; move the model \
-                 before `arm`, or after `step`",
-                path_text(&self.slot.path)
-            );
-            self.slot.moved(B::of(weight.to_device(&device)))
-        };
-        Box::new(Self {
-            slot: self.slot.clone(),
-            copy,
-            is_fork: true,
-            role: self.role,
-            base: AtomicU8::new(self.base.load(Ordering::Relaxed)),
-        })
-    }
-
-    fn base_may_have_changed(&self) {
-        self.base.store(UNKNOWN, Ordering::Relaxed);
-        if self.copy.is_none() {
-            self.slot.mark_mapped();
-        }
+    fn read_over(&self, leaf: &DispatchTensor) -> DispatchTensor {
+        leaf_hook(self.weight(), leaf, 0, Weak::<Slot>::new(), Arc::default())
     }
 
     fn found(&self) -> Found {
@@ -337,11 +290,7 @@ impl Reparameterization for Released {
     const NAME: &'static str = "gradient_release";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        let looks = Looks {
-            is_placeholder: &|| is_placeholder(base.clone()),
-            is_computed: &|| is_computed_from_placeholder(base.clone()),
-        };
-        Tensor::from_dispatch(self.0.read(base.clone().into_dispatch(), &looks))
+        Tensor::from_dispatch(self.read(base.into_dispatch()))
     }
 }
 
@@ -349,14 +298,17 @@ impl Module for Released {
     fn visit<V: ModuleVisitor>(&self, _: &mut V) {
         FOUND.with_borrow_mut(|found| {
             if let Some(found) = found {
-                found.push(self.0.found());
+                found.push(self.found());
             }
         });
     }
 
     fn map<M: ModuleMapper>(self, _: &mut M) -> Self {
         if !shares() {
-            self.0.base_may_have_changed();
+            self.base.store(UNKNOWN, Ordering::Relaxed);
+            if self.copy.is_none() {
+                self.slot.mark_mapped();
+            }
         }
         self
     }
@@ -366,15 +318,15 @@ impl Module for Released {
     }
 
     fn to_device(self, device: &Device) -> Self {
-        Self(self.0.fork(device, false))
+        self.moved(device, false)
     }
 
     fn fork(self, device: &Device) -> Self {
-        Self(self.0.fork(device, true))
+        self.moved(device, true)
     }
 
     fn valid(&self) -> Self {
-        Self(self.0.copy())
+        self.copy()
     }
 
     fn train(self) -> Self {

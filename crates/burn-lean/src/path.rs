@@ -1,7 +1,10 @@
-//! Paths of parameters in a model.
+//! The parameters of a model, and their paths.
 
 use burn::Tensor;
-use burn::module::{ModuleVisitor, Param};
+use burn::backend::DispatchTensor;
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::Shape;
 
 /// The names and container types of the modules around a parameter, from the outermost.
 pub(crate) type Path = Vec<(String, String)>;
@@ -46,4 +49,56 @@ impl<V: PathVisitor> ModuleVisitor for WithPaths<'_, V> {
     fn exit_module(&mut self, _: &str, _: &str) {
         self.path.pop();
     }
+}
+
+/// A float parameter of any rank.
+pub(crate) struct AnyParam {
+    pub(crate) id: ParamId,
+    pub(crate) path: Path,
+    pub(crate) shape: Shape,
+    /// Whether it requires gradients.
+    pub(crate) is_trained: bool,
+    get: fn(&GradientsParams, ParamId) -> Option<DispatchTensor>,
+    remove: fn(&mut GradientsParams, ParamId) -> Option<DispatchTensor>,
+    register: fn(&mut GradientsParams, ParamId, DispatchTensor),
+}
+
+impl AnyParam {
+    pub(crate) fn new<const D: usize>(path: &Path, param: &Param<Tensor<D>>) -> Self {
+        Self {
+            id: param.id,
+            path: path.clone(),
+            shape: param.lazy_shape(),
+            is_trained: param.is_require_grad(),
+            get: |grads, id| Some(grads.get::<D>(id)?.into_dispatch()),
+            remove: |grads, id| Some(grads.remove::<D>(id)?.into_dispatch()),
+            register: |grads, id, grad| grads.register::<D>(id, Tensor::from_dispatch(grad)),
+        }
+    }
+
+    /// The gradient of the parameter.
+    pub(crate) fn grad(&self, grads: &GradientsParams) -> Option<DispatchTensor> {
+        (self.get)(grads, self.id)
+    }
+
+    pub(crate) fn take_grad(&self, grads: &mut GradientsParams) -> Option<DispatchTensor> {
+        (self.remove)(grads, self.id)
+    }
+
+    pub(crate) fn put_grad(&self, grads: &mut GradientsParams, grad: DispatchTensor) {
+        (self.register)(grads, self.id, grad);
+    }
+}
+
+/// The float parameters of a model, in the order of its fields.
+pub(crate) fn params_of<M: Module>(model: &M) -> Vec<AnyParam> {
+    struct Params(Vec<AnyParam>);
+    impl PathVisitor for Params {
+        fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
+            self.0.push(AnyParam::new(path, param));
+        }
+    }
+    let mut params = Params(Vec::new());
+    model.visit(&mut WithPaths::new(&mut params));
+    params.0
 }

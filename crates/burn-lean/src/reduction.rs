@@ -7,14 +7,14 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 
 use burn::Tensor;
-use burn::backend::TensorMetadata;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::ParamId;
 use burn::optim::OptimizerRecord;
 use burn::tensor::Shape;
 use lean_arithmetic::turns::Turns;
 
-use crate::backend::{Inner, Primitive};
 use crate::error::{ReleaseError, expect};
 use crate::lock::lock;
 
@@ -294,12 +294,12 @@ pub(crate) fn own_states(
 }
 
 /// Flattens a tensor to one dimension.
-pub(crate) fn flat<B: Inner>(tensor: Primitive<B>) -> Tensor<1> {
+pub(crate) fn flat(tensor: DispatchTensor) -> Tensor<1> {
     let numbers = tensor.shape().num_elements();
-    B::tensor(B::float_reshape(tensor, Shape::new([numbers])))
+    Tensor::from_dispatch(Dispatch::float_reshape(tensor, Shape::new([numbers])))
 }
 
 /// Restores the shape of a flattened tensor.
-pub(crate) fn shaped<B: Inner>(tensor: Tensor<1>, shape: Shape) -> Primitive<B> {
-    B::float_reshape(B::of(tensor), shape)
+pub(crate) fn shaped(tensor: Tensor<1>, shape: Shape) -> DispatchTensor {
+    Dispatch::float_reshape(tensor.into_dispatch(), shape)
 }

@@ -17,9 +17,9 @@ const STOREYS: [(&str, &str); 5] = [
     ),
     (
         "burn-lean",
-        "lock path error recompute::random backend tape armed_slot groups hook_orders reduction \
-         gradients session slot recompute::scope parameter recompute optimizer data_parallel \
-         train operations optim",
+        "lock path error recompute::random backend tape groups hook_orders reduction gradients \
+         session recompute::scope parameter recompute optimizer data_parallel train operations \
+         optim",
     ),
     (
         "lean-arithmetic",

@@ -29,7 +29,7 @@ fn check_unarmed<M: Module>(model: &M) -> Result<(), ReplicaError> {
     {
         None => Ok(()),
         Some(found) => Err(ReplicaError::Armed {
-            path: path_text(found.slot.path()),
+            path: path_text(&found.slot.path),
         }),
     }
 }

@@ -1,7 +1,7 @@
 //! Clipping by the global norm for a loop without gradient release.
 
 use burn::Tensor;
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 use lean_arithmetic::clipping::GlobalNormRule;
 use lean_arithmetic::norm::coefficient_for;
@@ -10,7 +10,7 @@ use super::clipping::scaled;
 use super::norm::{SquaredNorms, squared_norm};
 use super::transform::out_of_range;
 use crate::error::{ReleaseError, expect};
-use crate::groups::path_of;
+use crate::path::{params_of, path_text};
 use crate::tape::is_left;
 
 /// Clips the gradients of a model by their global norm, and returns it: what PyTorch's
@@ -57,67 +57,36 @@ pub fn try_clip_grad_norm<M: Module>(
     max_norm: f64,
 ) -> Result<f64, ReleaseError> {
     out_of_range(GlobalNormRule { max_norm }.out_of_range())?;
-    let mut measure = NormVisitor {
-        grads,
-        params: Vec::new(),
-        norms: SquaredNorms::default(),
-        taken: None,
-    };
-    model.visit(&mut measure);
-    let NormVisitor {
-        params,
-        mut norms,
-        taken,
-        ..
-    } = measure;
-    if let Some(param) = taken {
-        let path = path_of(model, param);
-        return Err(ReleaseError::Taken { path });
+    let params = params_of(model);
+    let mut norms = SquaredNorms::default();
+    for param in &params {
+        if let Some(grad) = param.grad(grads) {
+            if is_left(&param.shape, &grad) {
+                let path = path_text(&param.path);
+                return Err(ReleaseError::Taken { path });
+            }
+            // Any rank will do.
+            norms.push(param.id, squared_norm(Tensor::<1>::from_dispatch(grad)));
+        }
     }
-    if let Some(param) = norms.first_non_finite(&params) {
+    let ids: Vec<ParamId> = params.iter().map(|param| param.id).collect();
+    if let Some(id) = norms.first_non_finite(&ids) {
+        let param = params.iter().find(|param| param.id == id);
         return Err(ReleaseError::NonFinite {
-            path: path_of(model, param),
+            path: param.map_or_else(String::new, |param| path_text(&param.path)),
             stepped: 0,
             armed: 0,
         });
     }
-    let norm = norms.global(&params);
+    let norm = norms.global(&ids);
     let coefficient = coefficient_for(max_norm, norm);
     if coefficient < 1.0 {
-        model.visit(&mut ScaleVisitor { grads, coefficient });
+        for param in &params {
+            if let Some(grad) = param.take_grad(grads) {
+                let grad = scaled(Tensor::<1>::from_dispatch(grad), coefficient);
+                param.put_grad(grads, grad.into_dispatch());
+            }
+        }
     }
     Ok(norm)
-}
-
-struct NormVisitor<'a> {
-    grads: &'a GradientsParams,
-    params: Vec<ParamId>,
-    norms: SquaredNorms,
-    taken: Option<ParamId>,
-}
-
-impl ModuleVisitor for NormVisitor<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(grad) = self.grads.get::<D>(param.id) {
-            if is_left(param.base().dims(), grad.clone()) {
-                self.taken.get_or_insert(param.id);
-            }
-            self.params.push(param.id);
-            self.norms.push(param.id, squared_norm(grad));
-        }
-    }
-}
-
-struct ScaleVisitor<'a> {
-    grads: &'a mut GradientsParams,
-    coefficient: f64,
-}
-
-impl ModuleVisitor for ScaleVisitor<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(grad) = self.grads.remove::<D>(param.id) {
-            self.grads
-                .register(param.id, scaled(grad, self.coefficient));
-        }
-    }
 }

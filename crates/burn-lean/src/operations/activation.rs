@@ -1,11 +1,12 @@
 //! Activations that keep one tensor: their input, or their output.
 
-use burn::backend::BackendTensor;
+use burn::backend::Dispatch;
+use burn::backend::ops::ActivationOps;
 use burn::tensor::{AsIndex, DType, Tensor};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 use super::chunks::{as_rows, map_parts, map_rows, map_rows_with, shaped, wide};
-use crate::backend::{Inner, WithBackend, is_on_flex, with_backend};
+use crate::backend::is_on_flex;
 
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 
@@ -178,20 +179,8 @@ impl Function {
 
 /// The backend's own, which is exact on Flex.
 fn gelu_backward_in_one_pass(x: Tensor<2>, grad: Tensor<2>) -> Tensor<2> {
-    struct Run(Tensor<2>);
-
-    impl WithBackend for Run {
-        type Output = Tensor<2>;
-
-        fn run<B: Inner>(self, x: BackendTensor<B>) -> Tensor<2> {
-            let BackendTensor::Float(x) = x else {
-                unreachable!("a backward pass runs without autodiff")
-            };
-            B::tensor(B::gelu_backward(x, B::of(self.0)))
-        }
-    }
-
-    with_backend(x.into_dispatch().kind, Run(grad)).expect("Flex is compiled in")
+    let (x, grad) = (x.into_dispatch(), grad.into_dispatch());
+    Tensor::from_dispatch(Dispatch::gelu_backward(x, grad))
 }
 
 /// `x * Φ(x)` and `Φ(x) + x * φ(x)`

@@ -24,7 +24,7 @@ const FEWEST_ROWS: usize = 32;
 /// How large the scores of a chunk are, if that many bytes are at least [`FEWEST_ROWS`]. There are up
 /// to four tensors of that size at once. On a GPU each chunk costs the start of a few kernels.
 fn chunk_bytes(query: &Tensor<4>) -> usize {
-    match reading_waits(&query.clone().into_dispatch().kind) {
+    match reading_waits(&query.clone().into_dispatch()) {
         true => 16 << 20,
         false => 1 << 20,
     }

@@ -14,7 +14,7 @@ const MOST: usize = 64;
 /// part of the tensor, and enough for its threads: with a quarter of a MiB a step of ViT-S is 9 %
 /// slower than with one. On a GPU each chunk costs the start of a few kernels.
 pub(super) fn chunk_bytes<const D: usize>(tensor: &Tensor<D>) -> usize {
-    match reading_waits(&tensor.clone().into_dispatch().kind) {
+    match reading_waits(&tensor.clone().into_dispatch()) {
         true => 16 << 20,
         false => {
             let bytes = tensor.shape().num_elements() * wide_bytes(tensor.dtype());

@@ -2,20 +2,14 @@
 //!
 //! An [`Operation`] is written with Burn's tensors, without autodiff: so it runs on every backend.
 
-use std::fmt;
-use std::marker::PhantomData;
-
 use burn::backend::autodiff::NodeId;
-use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
 use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
-use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, TensorMetadata};
+use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
 
 use super::chunks::wide;
-use crate::backend::{Inner, Primitive, Tracked, WithBackend, with_backend};
-use crate::tape::rung;
+use crate::backend::{is_same_backend, plain};
+use crate::tape::{constant, guard, is_tracked, node, node_of, register, rung};
 
 /// The tensors that an operation keeps for its backward pass. `N` is the number of its operands.
 pub(super) trait Operation<const N: usize>: Clone + Send + 'static {
@@ -70,7 +64,7 @@ impl<const N: usize> Operands<N> {
 pub(super) struct OperandGradients<'a, const N: usize> {
     parents: [Option<NodeId>; N],
     dtypes: [DType; N],
-    register: &'a mut dyn FnMut(NodeId, DispatchTensor),
+    grads: &'a mut Gradients,
 }
 
 impl<const N: usize> OperandGradients<'_, N> {
@@ -83,7 +77,7 @@ impl<const N: usize> OperandGradients<'_, N> {
     /// it is rounded to that here, if it is in another.
     pub(super) fn give<const D: usize>(&mut self, at: usize, grad: Tensor<D>) {
         if let Some(node) = self.parents[at] {
-            (self.register)(node, grad.cast(self.dtypes[at]).into_dispatch());
+            register(self.grads, node, grad.cast(self.dtypes[at]).into_dispatch());
         }
     }
 }
@@ -117,19 +111,62 @@ pub(super) fn apply<const N: usize, const D: usize, O: Operation<N>>(
         "{}: the operands have different checkpointing strategies",
         O::NAME
     );
-    let kind = first.kind.clone();
-    let run = Apply {
-        operands,
-        forward,
+    assert!(
+        node_of(first).is_some(),
+        "{}: burn-lean was compiled without this backend; switch its feature on",
+        O::NAME
+    );
+    assert!(
+        operands
+            .iter()
+            .flatten()
+            .all(|operand| operand.dtype().is_float() && is_same_backend(operand, first)),
+        "{}: the operands are not floats of one backend",
+        O::NAME
+    );
+    let operands = operands.map(|operand| {
+        let operand = operand?;
+        Some(match operand.autodiff {
+            DispatchAutodiffContext::Disabled => constant(operand, context),
+            DispatchAutodiffContext::Enabled(_) => operand,
+        })
+    });
+    let guards = operands.each_ref().map(|operand| match operand {
+        Some(operand) => guard(operand),
+        None => rung(
+            0,
+            operands
+                .iter()
+                .flatten()
+                .next()
+                .expect("one is on the tape"),
+        ),
+    });
+    let dtypes = operands
+        .each_ref()
+        .map(|operand| operand.as_ref().map_or(DType::F32, TensorMetadata::dtype));
+    let wants = operands
+        .each_ref()
+        .map(|operand| operand.as_ref().is_some_and(is_tracked));
+    let tensors = operands.map(|operand| operand.map(plain));
+
+    let (output, operation) = forward(Operands { tensors, wants });
+    let output = node(
+        output.into_dispatch(),
+        guards,
         context,
-        operation: PhantomData,
-    };
-    with_backend(kind, run).unwrap_or_else(|| {
-        panic!(
-            "{}: burn-lean was compiled without this backend; switch its feature on",
-            O::NAME
-        )
-    })
+        move |mut reached| {
+            let grad = Gradient(reached.grad());
+            let parents = reached.ops.parents.each_ref();
+            let mut operands = OperandGradients {
+                parents: parents.map(|parent| parent.as_ref().map(|node| node.id)),
+                dtypes,
+                grads: reached.grads,
+            };
+            operation.backward(grad, &mut operands);
+        },
+    );
+    Tensor::from_dispatch(output)
 }
 
 /// Refuses at the call what would else be a gradient of another type than its operand.
@@ -145,117 +182,4 @@ fn assert_types<const N: usize, O: Operation<N>>(operands: &[Option<DispatchTens
         "{}: the operands are of the types {types:?}: cast them to one",
         O::NAME
     );
-}
-
-struct Apply<const N: usize, const D: usize, O, F> {
-    operands: [Option<DispatchTensor>; N],
-    forward: F,
-    context: DispatchAutodiffContext,
-    operation: PhantomData<O>,
-}
-
-impl<const N: usize, const D: usize, O, F> WithBackend for Apply<N, D, O, F>
-where
-    O: Operation<N>,
-    F: FnOnce(Operands<N>) -> (Tensor<D>, O),
-{
-    type Output = Tensor<D>;
-
-    fn run<B: Inner>(self, first: BackendTensor<B>) -> Tensor<D> {
-        let device = match &first {
-            BackendTensor::Autodiff(first) => first.device(),
-            _ => unreachable!("it is on the tape"),
-        };
-        // A second reference would forbid operations in place.
-        drop(first);
-        let operands = self.operands.map(|operand| operand.map(on_tape::<B, O, N>));
-        let wants = operands
-            .each_ref()
-            .map(|operand| operand.as_ref().is_some_and(Tracked::<B>::is_tracked));
-        let dtype = |operand: &Tracked<B>| operand.dtype();
-        let dtypes = operands
-            .each_ref()
-            .map(|operand| operand.as_ref().map_or(DType::F32, dtype));
-        let mut guards = Vec::with_capacity(N);
-        let tensors = operands.map(|operand| {
-            let Some(operand) = operand else {
-                guards.push(rung::<B>(0, &device));
-                return None;
-            };
-            let (primitive, guard) = operand.into_parts();
-            guards.push(guard);
-            Some(dispatch::<B>(primitive))
-        });
-        let guards: [NodeGuard; N] = guards.try_into().expect("one for each operand");
-
-        let (output, operation) = (self.forward)(Operands { tensors, wants });
-        let node = Node::<O>(PhantomData);
-        let output = B::of(output);
-        let output = match Backward::<B, N>::prepare::<NoCheckpointing>(node, guards)
-            .compute_bound()
-            .stateful()
-        {
-            OpsKind::Tracked(prep) => prep.finish(Kept { operation, dtypes }, output),
-            OpsKind::UnTracked(prep) => prep.finish(output),
-        };
-        B::tracked(output, self.context)
-    }
-}
-
-fn on_tape<B: Inner, O: Operation<N>, const N: usize>(operand: DispatchTensor) -> Tracked<B> {
-    match B::unwrap(operand.kind) {
-        Some(BackendTensor::Autodiff(tensor)) => tensor,
-        Some(BackendTensor::Float(primitive)) => <Tracked<B>>::new(primitive),
-        _ => panic!("{}: the operands are not floats of one backend", O::NAME),
-    }
-}
-
-fn dispatch<B: Inner>(primitive: Primitive<B>) -> DispatchTensor {
-    DispatchTensor {
-        kind: B::wrap(BackendTensor::Float(primitive)),
-        autodiff: DispatchAutodiffContext::Disabled,
-    }
-}
-
-/// The step of an operation on the tape.
-struct Node<O>(PhantomData<O>);
-
-/// Burn asks for `Debug`. Tensors would print their numbers.
-impl<O> fmt::Debug for Node<O> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Node")
-    }
-}
-
-#[derive(Clone)]
-struct Kept<O, const N: usize> {
-    operation: O,
-    /// Those of the operands.
-    dtypes: [DType; N],
-}
-
-impl<O, const N: usize> fmt::Debug for Kept<O, N> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Kept")
-    }
-}
-
-impl<B: Inner, const N: usize, O: Operation<N>> Backward<B, N> for Node<O> {
-    type State = Kept<O, N>;
-
-    fn backward(self, ops: Ops<Kept<O, N>, N>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = Gradient(dispatch::<B>(grads.consume::<B>(&ops.node)));
-        let parents = ops.parents.map(|parent| parent.map(|node| node.id));
-        let register = &mut |node, grad| {
-            let grad = B::of(Tensor::<1>::from_dispatch(grad));
-            grads.register::<B>(node, grad);
-        };
-        let Kept { operation, dtypes } = ops.state;
-        let mut operands = OperandGradients {
-            parents,
-            dtypes,
-            register,
-        };
-        operation.backward(grad, &mut operands);
-    }
 }

@@ -2,19 +2,17 @@
 
 use std::sync::Arc;
 
-use burn::Tensor;
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::optim::GradientsParams;
 
 use super::arming;
 use super::claims::check_claims;
-use super::ordinary::added;
-use super::survey::Survey;
-use crate::armed_slot::Purpose;
+use super::survey::{Survey, Surveyed};
+use crate::backend::added;
 use crate::error::{Refused, ReleaseError, expect};
 use crate::hook_orders::FirstPass;
 use crate::path::path_text;
-use crate::session::{Progress, Session};
+use crate::session::{Progress, Purpose, Session};
 
 /// Accumulates the gradients of micro-batches like Burn's
 /// [`GradientsAccumulator`](burn::optim::GradientsAccumulator), without a second set of gradients:
@@ -127,10 +125,14 @@ impl ReleaseAccumulator {
     fn check_accumulated(&self) -> Result<(), ReleaseError> {
         match Progress::get(&self.session.progress.held) {
             0 => Ok(()),
-            added => {
-                let armed = self.session.slots().len();
-                Err(ReleaseError::NotAccumulated { added, armed })
-            }
+            _ => Err(self.not_accumulated()),
+        }
+    }
+
+    fn not_accumulated(&self) -> ReleaseError {
+        ReleaseError::NotAccumulated {
+            added: Progress::get(&self.session.progress.held),
+            armed: self.session.slots().len(),
         }
     }
 
@@ -161,30 +163,37 @@ impl ReleaseAccumulator {
         model: &M,
         grads: GradientsParams,
     ) -> Result<(), Refused<(), GradientsParams>> {
-        if let Err(error) = self.check(model, &grads) {
+        let survey = Survey::of(model);
+        if let Err(error) = self.check(&survey, &grads) {
             return Err(Refused::with_grads((), grads, error));
         }
-        self.end(model, grads);
+        self.end(&survey, grads);
         Ok(())
     }
 
     /// [`accumulate`](Self::accumulate), which allows a model without a forward pass.
     #[cfg(feature = "train")]
     pub(crate) fn accumulate_if_any<M: Module>(&mut self, model: &M, grads: GradientsParams) {
-        match self.check(model, &grads) {
-            Ok(()) | Err(ReleaseError::NoForward) => self.end(model, grads),
+        let survey = Survey::of(model);
+        match self.check(&survey, &grads) {
+            Ok(()) | Err(ReleaseError::NoForward) => self.end(&survey, grads),
             Err(error) => expect(Err(error)),
         }
     }
 
-    fn end<M: Module>(&mut self, model: &M, grads: GradientsParams) {
-        let mut sums = Collect {
-            session: &self.session,
-            grads,
-            sums: std::mem::take(&mut self.grads),
-        };
-        model.visit(&mut sums);
-        self.grads = sums.sums;
+    fn end(&mut self, survey: &Survey, mut grads: GradientsParams) {
+        let mut sums = std::mem::take(&mut self.grads);
+        for Surveyed { param, .. } in &survey.params {
+            let slot = self.session.slots().get(&param.id).cloned();
+            let is_taken = slot.as_ref().is_some_and(|slot| slot.phase().is_taken());
+            let grad = param.take_grad(&mut grads).filter(|_| !is_taken);
+            let earlier = param.take_grad(&mut sums);
+            let sum = slot.and_then(|slot| slot.take_sum()).or(earlier);
+            if let Some(sum) = added(sum, grad) {
+                param.put_grad(&mut sums, sum);
+            }
+        }
+        self.grads = sums;
         self.session.progress.reset();
         for slot in self.session.slots().values() {
             slot.rest();
@@ -193,16 +202,15 @@ impl ReleaseAccumulator {
         self.session.disarm();
     }
 
-    fn check<M: Module>(&self, model: &M, grads: &GradientsParams) -> Result<(), ReleaseError> {
+    fn check(&self, survey: &Survey, grads: &GradientsParams) -> Result<(), ReleaseError> {
         for slot in self.session.slots().values() {
             if slot.phase().is_taken_twice() {
-                let path = path_text(slot.path());
+                let path = path_text(&slot.path);
                 return Err(ReleaseError::AccumulatedTwice { path });
             }
         }
-        let survey = Survey::of(model);
         survey.check_own(&self.session, |slot| slot.phase().is_taken())?;
-        check_claims(&self.session, &survey, model, grads)
+        check_claims(&self.session, survey, grads)
     }
 
     /// Ends the window, and returns its sums.
@@ -221,36 +229,10 @@ impl ReleaseAccumulator {
     /// [`NotAccumulated`](ReleaseError::NotAccumulated): a micro-batch has begun and was not ended.
     pub fn try_grads(&mut self) -> Result<GradientsParams, ReleaseError> {
         if self.session.is_armed() {
-            let added = Progress::get(&self.session.progress.held);
-            let armed = self.session.slots().len();
-            return Err(ReleaseError::NotAccumulated { added, armed });
+            return Err(self.not_accumulated());
         }
         // Only the model holds its weights from now on, so they can be written in place.
         self.session.slots().clear();
         Ok(std::mem::take(&mut self.grads))
-    }
-}
-
-/// Takes the sums back from the slots.
-struct Collect<'a> {
-    session: &'a Session,
-    grads: GradientsParams,
-    sums: GradientsParams,
-}
-
-impl ModuleVisitor for Collect<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let slot = self.session.slots().get(&param.id).cloned();
-        let mut grad = self.grads.remove::<D>(param.id);
-        let mut sum = self.sums.remove::<D>(param.id);
-        if let Some(slot) = slot {
-            if slot.phase().is_taken() {
-                grad = None;
-            }
-            sum = slot.take_sum().map(Tensor::from_dispatch).or(sum);
-        }
-        if let Some(sum) = added(sum, grad) {
-            self.sums.register(param.id, sum);
-        }
     }
 }

@@ -4,24 +4,19 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use burn::Tensor;
-use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor};
-use burn::module::{
-    Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper, Reparameterizer,
-};
+use burn::backend::DispatchTensor;
+use burn::module::{Module, ModuleMapper, Param, ParamId, Reparameterizer};
 use burn::optim::GradientsParams;
 
 use super::one_param;
-use super::ordinary::added;
 use super::restoring::{abandon, restore_mappers, weight_for};
-use super::survey::{Survey, is_own};
-use crate::armed_slot::{ArmedSlot, Purpose};
-use crate::backend::{Inner, WithBackend, with_backend};
+use super::survey::{Survey, Surveyed, is_own};
+use crate::backend::added;
 use crate::parameter::{Found, Released};
 use crate::path::Path;
 use crate::recompute::without_tape;
-use crate::session::Session;
-use crate::slot::Slot;
-use crate::tape::{is_computed_from_placeholder, is_placeholder, leaf_of};
+use crate::session::{Purpose, Session, Slot};
+use crate::tape::{is_computed_from_placeholder, is_placeholder, node_of};
 
 /// Arms a model that was checked. Takes the sums of earlier micro-batches out of `sums`, except
 /// those of parameters that are not armed.
@@ -62,24 +57,30 @@ pub(super) fn arm<M: Module>(
             survey.found.clear();
         }
     }
+    let free = survey.params.iter().filter(|surveyed| {
+        let is_kept = survey.found.contains_key(&surveyed.param.id);
+        surveyed.param.is_trained && !surveyed.is_adapted && !is_kept
+    });
     let armer = Armer {
         session,
-        paths: survey
-            .params
-            .into_iter()
-            .filter(|param| !param.is_adapted && !survey.found.contains_key(&param.id))
-            .map(|param| (param.id, param.path))
+        paths: free
+            .map(|surveyed| (surveyed.param.id, &surveyed.param.path))
             .collect(),
     };
     if !armer.paths.is_empty() {
         model = model.apply_reparameterization(armer);
     }
-    model.visit(&mut Sums {
-        session,
-        purpose,
-        left,
-        sums,
-    });
+    for Surveyed { param, .. } in &survey.params {
+        let left = left.remove(&param.id);
+        if let Some(slot) = session.slots().get(&param.id) {
+            slot.arm_for(purpose, left);
+            slot.arm_for(purpose, param.take_grad(sums));
+        } else if left.is_some() {
+            // Frozen since.
+            let sum = added(left, param.take_grad(sums)).expect("there is one");
+            param.put_grad(sums, sum);
+        }
+    }
     session.arm();
     model
 }
@@ -92,37 +93,31 @@ fn sums_of(survey: &Survey) -> HashMap<ParamId, DispatchTensor> {
 }
 
 /// Takes the sums out of the slots of a model whose optimizer is gone.
-pub(super) fn sums_left<M: Module>(model: &M, survey: &Survey) -> GradientsParams {
-    registered(model, sums_of(survey), GradientsParams::new())
+pub(super) fn sums_left(survey: &Survey) -> GradientsParams {
+    registered(survey, sums_of(survey), GradientsParams::new())
 }
 
 /// Takes back the sums of earlier micro-batches that a model was armed with.
-pub(super) fn take_sums<M: Module>(session: &Session, model: &M) -> GradientsParams {
+pub(super) fn take_sums(session: &Session, survey: &Survey) -> GradientsParams {
     let left = std::mem::take(&mut session.stepper().sums);
     let slots = session.slots();
     let sums = slots.iter();
     let sums = sums.filter_map(|(id, slot)| Some((*id, slot.take_sum()?)));
-    registered(model, sums.collect(), left)
+    registered(survey, sums.collect(), left)
 }
 
 /// Adds the sums of a model's parameters to gradients.
-fn registered<M: Module>(
-    model: &M,
-    sums: HashMap<ParamId, DispatchTensor>,
-    grads: GradientsParams,
+fn registered(
+    survey: &Survey,
+    mut sums: HashMap<ParamId, DispatchTensor>,
+    mut grads: GradientsParams,
 ) -> GradientsParams {
-    struct Register(HashMap<ParamId, DispatchTensor>, GradientsParams);
-    impl ModuleVisitor for Register {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if let Some(sum) = self.0.remove(&param.id) {
-                let sum = Tensor::<D>::from_dispatch(sum);
-                self.1.register(param.id, sum);
-            }
+    for Surveyed { param, .. } in &survey.params {
+        if let Some(sum) = sums.remove(&param.id) {
+            param.put_grad(&mut grads, sum);
         }
     }
-    let mut register = Register(sums, grads);
-    model.visit(&mut register);
-    register.1
+    grads
 }
 
 /// Makes an ordinary model of one that another arming has left, or of a copy of an armed model.
@@ -130,7 +125,7 @@ pub(super) fn settle<M: Module>(model: M, survey: &Survey) -> M {
     let mappers = survey
         .found
         .iter()
-        .map(|(id, found)| (*id, found.slot.mapper()));
+        .map(|(id, found)| (*id, found.slot.mapper().clone()));
     let mappers: HashMap<_, _> = mappers.collect();
     let model = restore_mappers(without_tape(|| model.materialize()), &mappers);
     let own = survey.found.values().filter(|found| !found.is_copy);
@@ -167,7 +162,7 @@ impl ModuleMapper for ArmAgain<'_> {
                 param.map(|base| {
                     let base = match found.has_ended {
                         true => base,
-                        false => weight_for(&*found.slot, base),
+                        false => weight_for(&found.slot, base),
                     };
                     Tensor::from_dispatch(found.slot.arm_again(self.session, base.into_dispatch()))
                 })
@@ -180,7 +175,7 @@ impl ModuleMapper for ArmAgain<'_> {
 struct Armer<'a> {
     session: &'a Arc<Session>,
     /// The paths of the parameters to arm.
-    paths: HashMap<ParamId, Path>,
+    paths: HashMap<ParamId, &'a Path>,
 }
 
 impl Reparameterizer for Armer<'_> {
@@ -195,98 +190,45 @@ impl Reparameterizer for Armer<'_> {
             return (param, None);
         };
         let (id, base, mapper) = param.consume();
-        let DispatchTensor { kind, autodiff } = base.into_dispatch();
-        let arm = ArmOne::<D> {
-            session: self.session,
+        let before = Arc::new(mapper.clone());
+        let step = one_param::step::<D>;
+        let (slot, leaf) = Slot::arm(
             id,
-            path,
-            autodiff,
-            mapper,
-        };
-        with_backend(kind, arm).expect("the survey knows the backend")
-    }
-}
-
-struct ArmOne<'a, const D: usize> {
-    session: &'a Arc<Session>,
-    id: ParamId,
-    path: Path,
-    autodiff: DispatchAutodiffContext,
-    mapper: ParamMapper<Tensor<D>>,
-}
-
-impl<const D: usize> WithBackend for ArmOne<'_, D> {
-    type Output = (Param<Tensor<D>>, Option<Released>);
-
-    fn run<B: Inner>(self, base: BackendTensor<B>) -> Self::Output {
-        let BackendTensor::Autodiff(weight) = base else {
-            unreachable!("the survey has seen its node");
-        };
-        let (slot, leaf) = Slot::<B>::arm(
-            self.id,
-            self.path,
-            weight.into_primitive(),
+            path.clone(),
+            base.into_dispatch(),
             self.session,
-            one_param::gradient_fns::<B, D>(),
-            Arc::new(self.mapper.clone()),
+            step,
+            before,
         );
-        let base = B::tracked::<D>(leaf, self.autodiff);
         let slot = Arc::new(slot);
-        self.session.slots().insert(self.id, slot.clone());
+        self.session.slots().insert(id, slot.clone());
         let behind = Arc::downgrade(&slot);
-        let saved = self.mapper.clone();
-        let param = Param::from_mapped_value(self.id, base, self.mapper)
-            .save_mapper(move |base| saved.on_save(weight_to_save::<B, D>(&behind, base)));
+        let saved = mapper.clone();
+        let param = Param::from_mapped_value(id, Tensor::from_dispatch(leaf), mapper)
+            .save_mapper(move |base| saved.on_save(weight_to_save::<D>(&behind, base)));
         (param, Some(Released::new(slot)))
     }
 }
 
 /// The weight that a record of an armed model, or of a copy of it, holds instead of the
 /// placeholder.
-fn weight_to_save<B: Inner, const D: usize>(slot: &Weak<Slot<B>>, base: Tensor<D>) -> Tensor<D> {
+fn weight_to_save<const D: usize>(slot: &Weak<Slot>, base: Tensor<D>) -> Tensor<D> {
     let slot = slot.upgrade();
-    let leaf = slot.as_ref().map(|slot| ArmedSlot::leaf_id(slot.as_ref()));
-    let is_leaf = leaf.is_some() && leaf_of(base.clone()) == leaf;
-    if !is_leaf && !is_placeholder(base.clone()) {
+    let placeholder = base.clone().into_dispatch();
+    let leaf = slot.as_ref().map(|slot| slot.leaf_id());
+    let is_leaf = leaf.is_some() && node_of(&placeholder) == leaf;
+    if !is_leaf && !is_placeholder(&placeholder) {
         assert!(
-            !is_computed_from_placeholder(base.clone()),
+            !is_computed_from_placeholder(&placeholder),
             "gradient release: this record would be of something computed from the placeholders of \
              an armed model; compute from `copy.materialize()`, or between `step` and `arm`"
         );
         return base;
     }
     let weight = slot.and_then(|slot| slot.weight_behind(is_leaf));
-    B::tensor(weight.expect(
+    Tensor::from_dispatch(weight.expect(
         "gradient release: this record would be of an armed model or of a copy that was taken \
          while it was armed, and both exist with different weights; save after `step`, or save \
          `copy.materialize()`",
     ))
-}
-
-/// Gives each slot its purpose and the sum of earlier micro-batches.
-struct Sums<'a> {
-    session: &'a Session,
-    purpose: Purpose,
-    /// The sums that the old slots held.
-    left: HashMap<ParamId, DispatchTensor>,
-    sums: &'a mut GradientsParams,
-}
-
-impl ModuleVisitor for Sums<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let left = self.left.remove(&param.id);
-        if let Some(slot) = self.session.slots().get(&param.id) {
-            let sum = self.sums.remove::<D>(param.id);
-            slot.arm_for(self.purpose, left);
-            slot.arm_for(self.purpose, sum.map(Tensor::into_dispatch));
-        } else if let Some(left) = left {
-            // Frozen since.
-            let sum = added(
-                Some(Tensor::from_dispatch(left)),
-                self.sums.remove::<D>(param.id),
-            );
-            self.sums
-                .register::<D>(param.id, sum.expect("there is one"));
-        }
-    }
 }

@@ -1,122 +1,85 @@
 //! Checks of the gradients that are given to a step or to a micro-batch.
 
-use burn::Tensor;
-use burn::module::{Module, ModuleVisitor, Param};
+use std::sync::Arc;
+
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::optim::GradientsParams;
 
-use super::survey::{Survey, is_same};
+use super::survey::{Survey, Surveyed};
 use crate::backend::reading_waits;
 use crate::error::ReleaseError;
 use crate::path::path_text;
 use crate::session::Session;
-use crate::tape::{is_placeholder, is_replaced};
+use crate::tape::is_placeholder;
 
 /// Checks that `grads` has the mark of each gradient that was taken inside backward, and that the
 /// parameters are those that were armed.
-pub(super) fn check_claims<M: Module>(
+pub(super) fn check_claims(
     session: &Session,
     survey: &Survey,
-    model: &M,
     grads: &GradientsParams,
 ) -> Result<(), ReleaseError> {
-    let mut claims = Claims {
-        session,
-        grads,
-        survey,
-        has_gradients: false,
-        error: None,
-    };
     survey.check_computed()?;
-    model.visit(&mut claims);
-    if let Some(error) = claims.error {
-        return Err(error);
+    let mut has_gradients = false;
+    for surveyed in &survey.params {
+        let grad = surveyed.param.grad(grads);
+        has_gradients |= grad.is_some();
+        check_claim(session, survey, surveyed, grad)?;
     }
     let slots = session.slots();
     let is_used = slots.values().any(|slot| slot.is_used() || slot.has_sum());
-    match !session.is_armed() || slots.is_empty() || is_used || claims.has_gradients {
+    match !session.is_armed() || slots.is_empty() || is_used || has_gradients {
         true => Ok(()),
         false => Err(ReleaseError::NoForward),
     }
 }
 
 /// Checks that no sum of earlier micro-batches has the mark of a gradient that was taken.
-pub(super) fn check_sums<M: Module>(
+pub(super) fn check_sums(survey: &Survey, sums: &GradientsParams) -> Result<(), ReleaseError> {
+    let mut params = survey.params.iter();
+    params.try_for_each(|surveyed| surveyed.check_gradient(surveyed.param.grad(sums).as_ref()))
+}
+
+fn check_claim(
+    session: &Session,
     survey: &Survey,
-    model: &M,
-    sums: &GradientsParams,
+    surveyed: &Surveyed,
+    grad: Option<DispatchTensor>,
 ) -> Result<(), ReleaseError> {
-    struct Sums<'a>(&'a Survey, &'a GradientsParams, Result<(), ReleaseError>);
-    impl ModuleVisitor for Sums<'_> {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if self.2.is_ok() {
-                self.2 = self.0.check_gradient(param, self.1.get::<D>(param.id));
-            }
-        }
-    }
-    if sums.is_empty() {
-        return Ok(());
-    }
-    let mut checked = Sums(survey, sums, Ok(()));
-    model.visit(&mut checked);
-    checked.2
-}
-
-struct Claims<'a> {
-    session: &'a Session,
-    grads: &'a GradientsParams,
-    survey: &'a Survey,
-    has_gradients: bool,
-    error: Option<ReleaseError>,
-}
-
-impl Claims<'_> {
-    fn check<const D: usize>(&mut self, param: &Param<Tensor<D>>) -> Result<(), ReleaseError> {
-        let grad = self.grads.get::<D>(param.id);
-        self.has_gradients |= grad.is_some();
-        let slot = self.session.slots().get(&param.id).cloned();
-        let Some(slot) = slot else {
-            let found = self.survey.found.get(&param.id).filter(|_| grad.is_some());
-            let Some(found) = found.filter(|found| found.is_copy || found.is_armed) else {
-                return self.survey.check_gradient(param, grad);
-            };
-            let path = path_text(found.slot.path());
-            return Err(match found.is_copy {
-                true => ReleaseError::Copy { path },
-                false => ReleaseError::ArmedElsewhere { path },
-            });
+    let id = surveyed.param.id;
+    let found = survey.found.get(&id);
+    let Some(slot) = session.slots().get(&id).cloned() else {
+        let found = found.filter(|found| grad.is_some() && (found.is_copy || found.is_armed));
+        let Some(found) = found else {
+            return surveyed.check_gradient(grad.as_ref());
         };
-        let path = || path_text(slot.path());
-        // A `Param` that was taken apart and built again has lost its reparameterization.
-        let found = self.survey.found.get(&param.id);
-        let has_slot = found.is_some_and(|found| is_same(&slot, &found.slot));
-        let is_replaced = is_replaced(slot.leaf_id(), param.base());
-        let is_stepped = slot.phase().is_taken();
-        let is_rebuilt_since = is_stepped && self.survey.is_bare(param.id);
-        if !(has_slot || is_replaced || is_rebuilt_since) {
-            return Err(ReleaseError::Placeholder { path: path() });
-        }
-        if is_stepped && is_replaced {
-            return Err(ReleaseError::WrongModel { path: path() });
-        }
-        if !is_stepped {
-            return self.survey.check_gradient(param, grad);
-        }
-        let Some(grad) = grad else {
-            return Err(ReleaseError::Unclaimed { path: path() });
-        };
-        let waits = reading_waits(&grad.clone().into_dispatch().kind);
-        let is_mark = grad.dims() == [1; D] && (waits || is_placeholder(grad));
-        match is_mark {
-            true => Ok(()),
-            false => Err(ReleaseError::GradientChanged { path: path() }),
-        }
+        let path = path_text(&found.slot.path);
+        return Err(match found.is_copy {
+            true => ReleaseError::Copy { path },
+            false => ReleaseError::ArmedElsewhere { path },
+        });
+    };
+    let path = || path_text(&slot.path);
+    // A `Param` that was taken apart and built again has lost its reparameterization.
+    let has_slot = found.is_some_and(|found| Arc::ptr_eq(&slot, &found.slot));
+    let is_replaced = surveyed.is_replaced(&slot);
+    let is_stepped = slot.phase().is_taken();
+    let is_rebuilt_since = is_stepped && survey.is_bare(surveyed);
+    if !(has_slot || is_replaced || is_rebuilt_since) {
+        return Err(ReleaseError::Placeholder { path: path() });
     }
-}
-
-impl ModuleVisitor for Claims<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Err(error) = self.check(param) {
-            self.error.get_or_insert(error);
-        }
+    if is_stepped && is_replaced {
+        return Err(ReleaseError::WrongModel { path: path() });
+    }
+    if !is_stepped {
+        return surveyed.check_gradient(grad.as_ref());
+    }
+    let Some(grad) = grad else {
+        return Err(ReleaseError::Unclaimed { path: path() });
+    };
+    let is_one = grad.shape().iter().all(|dim| *dim == 1);
+    match is_one && (reading_waits(&grad) || is_placeholder(&grad)) {
+        true => Ok(()),
+        false => Err(ReleaseError::GradientChanged { path: path() }),
     }
 }

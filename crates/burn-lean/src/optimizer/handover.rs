@@ -17,13 +17,12 @@ use super::release_optimizer::ReleaseOptimizer;
 use super::report::StepReport;
 use super::restoring::{restore, restore_mappers};
 use super::survey::Survey;
-use crate::armed_slot::ArmedSlot;
-use crate::backend::{reading_waits, with_backend};
+use crate::backend::{plain, reading_waits};
 use crate::error::{ReleaseError, expect};
 use crate::lock::lock;
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
-use crate::session::{Progress, Session};
-use crate::tape::{ElementOf, is_placeholder};
+use crate::session::{Progress, Session, Slot};
+use crate::tape::{is_placeholder, placeholder_element};
 
 /// Parameters that the `ModuleOptimizer` of a `TrainStep` will give back.
 #[derive(Clone, Default)]
@@ -62,8 +61,8 @@ impl Handover {
         let changed = |path: String| ReleaseError::GradientChanged { path };
         let waiting = self.waiting().get_mut(index).and_then(Option::take);
         let waiting = waiting.ok_or_else(|| changed(format!("parameter {index}")))?;
-        let waits = reading_waits(&mark.clone().into_dispatch().kind);
-        if !waits && !is_placeholder(mark) {
+        let mark = mark.into_dispatch();
+        if !reading_waits(&mark) && !is_placeholder(&mark) {
             return Err(changed(waiting.path));
         }
         if lr.to_bits() != waiting.lr.to_bits() {
@@ -117,15 +116,6 @@ impl RecordState for Elsewhere {
 }
 
 impl ReleaseOptimizer {
-    /// A copy of Burn's optimizer with its current states.
-    pub(crate) fn copy_optimizer(&self) -> ModuleOptimizer {
-        let stepper = self.session.stepper();
-        stepper
-            .optim
-            .clone()
-            .expect("a release optimizer has Burn's optimizer")
-    }
-
     /// The first half of `try_step`: steps all parameters, whose weights stay in the slots. Returns
     /// marks for all gradients, with which `optim.step` of [`Handover::optimizer`] gives the model
     /// its new weights.
@@ -140,12 +130,14 @@ impl ReleaseOptimizer {
         mut grads: GradientsParams,
         handover: &Handover,
     ) -> Result<(GradientsParams, StepReport), ReleaseError> {
-        let checked = self.check_step(lr, model, &grads, &Survey::of(model));
-        match checked {
+        let survey = Survey::of(model);
+        match self.check_step(lr, model, &grads, &survey) {
             Ok(()) | Err(ReleaseError::NoForward) => {}
             Err(error) => return Err(error),
         }
-        let report = self.report(model, &mut grads);
+        let report = self.report(&survey, &mut grads);
+        // It holds slots, whose owners are counted below.
+        drop(survey);
         let mut hand_out = HandOut {
             session: &self.session,
             lr,
@@ -178,7 +170,7 @@ impl ReleaseOptimizer {
         }
         let survey = Survey::of(&model);
         survey.check_computed()?;
-        let mapper = |(id, slot): (&ParamId, &Arc<dyn ArmedSlot>)| (*id, slot.mapper());
+        let mapper = |(id, slot): (&ParamId, &Arc<Slot>)| (*id, slot.mapper().clone());
         let mappers = self.session.slots().iter().map(mapper).collect();
         let model = restore(&self.session, model, survey.has_adapters);
         self.finish(report);
@@ -219,16 +211,16 @@ impl PathVisitor for HandOut<'_> {
             is_stepped,
             give,
         }));
-        let mark = with_backend(param.base().into_dispatch().kind, ElementOf::<D>);
+        let mark = placeholder_element(&plain(param.base().into_dispatch()));
         let mut shape = [1; D];
         shape[0] = self.waiting.len();
-        let mark = mark.expect("the survey knows the backend").expand(shape);
+        let mark = Tensor::<D>::from_dispatch(mark).expand(shape);
         self.marks.register(param.id, mark);
     }
 }
 
 /// Gives the weight in a slot for the placeholder in the model.
-fn give_slot<const D: usize>(slot: Arc<dyn ArmedSlot>, path: String) -> Give {
+fn give_slot<const D: usize>(slot: Arc<Slot>, path: String) -> Give {
     slot.watch();
     let ways = Arc::strong_count(&slot);
     Box::new(move |base| {
@@ -238,9 +230,8 @@ fn give_slot<const D: usize>(slot: Arc<dyn ArmedSlot>, path: String) -> Give {
         // A change of the parameter maps it or drops its reference to the slot. The bits alone do
         // not tell: a clamped NaN keeps them, and on a GPU reading waits for the device.
         let is_touched = slot.was_mapped() || Arc::strong_count(&slot) < ways;
-        let base = Tensor::<D>::from_bridge(base);
-        let waits = reading_waits(&base.clone().into_dispatch().kind);
-        if is_touched || !(waits || is_placeholder(base)) {
+        let base = Tensor::<D>::from_bridge(base).into_dispatch();
+        if is_touched || !(reading_waits(&base) || is_placeholder(&base)) {
             return Err(ReleaseError::ChangedBeforeStep { path });
         }
         let weight = slot.end();

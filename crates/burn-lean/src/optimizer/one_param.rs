@@ -2,15 +2,14 @@
 //! rates and clipping.
 
 use burn::Tensor;
+use burn::backend::DispatchTensor;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Device;
 
-use crate::backend::{Inner, Primitive};
 use crate::path::Path;
-use crate::session::Stepper;
-use crate::slot::{GradientFns, Stepped};
+use crate::session::{Stepper, Taken};
 
 #[derive(Clone, Debug)]
 struct OneParam<'a, const D: usize> {
@@ -62,48 +61,28 @@ impl<const D: usize> Module for OneParam<'_, D> {
     }
 }
 
-/// The gradient functions for parameters of rank `D`.
-pub(super) fn gradient_fns<B: Inner, const D: usize>() -> GradientFns<B> {
-    GradientFns {
-        step: step::<B, D>,
-        measure: measure::<B, D>,
-    }
-}
-
-fn measure<B: Inner, const D: usize>(stepper: &mut Stepper, id: ParamId, grad: Primitive<B>) {
-    stepper.gradients.measure(id, B::tensor::<D>(grad));
-}
-
-/// Steps one parameter with Burn's optimizer.
-fn step<B: Inner, const D: usize>(
+/// Steps a weight of rank `D` with Burn's optimizer: a [`StepFn`](crate::session::StepFn).
+pub(super) fn step<const D: usize>(
     stepper: &mut Stepper,
     id: ParamId,
     path: &Path,
-    weight: Primitive<B>,
-    grad: Primitive<B>,
+    weight: DispatchTensor,
+    grad: DispatchTensor,
     is_owner: bool,
-) -> Stepped<B> {
-    let weight = B::tensor::<D>(weight);
-    let grad = B::tensor::<D>(grad);
+) -> (DispatchTensor, Taken) {
+    let weight = Tensor::<D>::from_dispatch(weight);
+    let grad = Tensor::<D>::from_dispatch(grad);
     let Some(grad) = stepper.gradients.apply(id, &weight, grad) else {
-        return Stepped {
-            weight: B::of(weight),
-            is_skipped: true,
-        };
+        return (weight.into_dispatch(), Taken::Skipped);
     };
     if !is_owner {
-        return Stepped {
-            weight: B::of(weight),
-            is_skipped: false,
-        };
+        return (weight.into_dispatch(), Taken::Stepped);
     }
     let (Some(optim), Some(lr)) = (&mut stepper.optim, &stepper.lr) else {
         unreachable!("a slot steps only while its optimizer is armed");
     };
-    Stepped {
-        weight: B::of::<D>(step_one(optim, lr.clone(), id, path, weight, grad)),
-        is_skipped: false,
-    }
+    let weight = step_one(optim, lr.clone(), id, path, weight, grad);
+    (weight.into_dispatch(), Taken::Stepped)
 }
 
 /// One step of Burn's optimizer, over tensors without autodiff.

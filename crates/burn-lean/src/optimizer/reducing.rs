@@ -1,91 +1,41 @@
 //! Reduction of ordinary gradients over replicas.
 
 use burn::Tensor;
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::optim::GradientsParams;
 
 use super::restoring::as_param;
+use super::survey::{Survey, Surveyed};
 use crate::error::ReleaseError;
-use crate::reduction::{InFlight, Recipients};
+use crate::reduction::{InFlight, Recipients, flat, shaped};
 
 /// Reduces the gradients of a model, in the order of its fields. Drops those that another replica
 /// steps with. Returns the parameters that had a gradient.
-pub(super) fn reduce<M: Module>(
+pub(super) fn reduce(
     in_flight: &InFlight,
-    model: &M,
+    survey: &Survey,
     recipients: Recipients,
     grads: &mut GradientsParams,
 ) -> Result<Vec<ParamId>, ReleaseError> {
-    let mut send = Send {
-        in_flight,
-        recipients,
-        grads,
-        reduced: Vec::new(),
-        error: None,
-    };
-    model.visit(&mut send);
-    let Send {
-        mut reduced, error, ..
-    } = send;
-    if let Some(error) = error {
-        return Err(error);
-    }
-    in_flight.wait_for_all(&mut |param, grad| {
+    let mut reduced = Vec::new();
+    let mut receiver = |param, grad| {
         reduced.push((param, grad));
         Ok(())
-    })?;
+    };
+    for Surveyed { param, .. } in &survey.params {
+        if let Some(grad) = param.take_grad(grads) {
+            in_flight.send(param.id, flat(grad), recipients, &mut receiver)?;
+        }
+    }
+    in_flight.wait_for_all(&mut receiver)?;
     let params = reduced.iter().map(|(param, _)| *param).collect();
-    reduced.reverse();
-    model.visit(&mut Receive { grads, reduced });
+    for (param, grad) in reduced {
+        if let (Some(surveyed), Some(grad)) = (survey.param(param), grad) {
+            let grad = shaped(grad, surveyed.param.shape.clone());
+            surveyed.param.put_grad(grads, grad);
+        }
+    }
     Ok(params)
-}
-
-/// Takes gradients out, flattens them and sends them.
-struct Send<'a> {
-    in_flight: &'a InFlight,
-    recipients: Recipients,
-    grads: &'a mut GradientsParams,
-    reduced: Vec<(ParamId, Option<Tensor<1>>)>,
-    error: Option<ReleaseError>,
-}
-
-impl ModuleVisitor for Send<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(grad) = self.grads.remove::<D>(param.id) else {
-            return;
-        };
-        let reduced = &mut self.reduced;
-        let mut receiver = |param, grad| {
-            reduced.push((param, grad));
-            Ok(())
-        };
-        let numbers = grad.shape().num_elements();
-        let grad = grad.reshape([numbers]);
-        let sent = self
-            .in_flight
-            .send(param.id, grad, self.recipients, &mut receiver);
-        if let Err(error) = sent {
-            self.error.get_or_insert(error);
-        }
-    }
-}
-
-/// Puts reduced gradients back.
-struct Receive<'a> {
-    grads: &'a mut GradientsParams,
-    /// The reduced gradients, in reverse order.
-    reduced: Vec<(ParamId, Option<Tensor<1>>)>,
-}
-
-impl ModuleVisitor for Receive<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some((_, grad)) = self.reduced.pop_if(|(id, _)| *id == param.id)
-            && let Some(grad) = grad
-        {
-            self.grads
-                .register(param.id, grad.reshape(param.shape().dims::<D>()));
-        }
-    }
 }
 
 /// Sends the stepped weights from their owners to all replicas.

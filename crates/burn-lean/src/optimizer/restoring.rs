@@ -8,8 +8,7 @@ use burn::Tensor;
 use burn::module::{Module, ModuleMapper, Param, ParamId, ParamMapper};
 use burn::tensor::GradientCheckpointingStrategy;
 
-use crate::armed_slot::ArmedSlot;
-use crate::session::Session;
+use crate::session::{Session, Slot};
 use crate::tape::is_replaced;
 
 /// Ends the arming of a model.
@@ -38,7 +37,7 @@ pub(super) fn abandon(session: &Session) {
 }
 
 struct Restore<'a> {
-    slots: &'a HashMap<ParamId, Arc<dyn ArmedSlot>>,
+    slots: &'a HashMap<ParamId, Arc<Slot>>,
 }
 
 impl ModuleMapper for Restore<'_> {
@@ -52,22 +51,19 @@ impl ModuleMapper for Restore<'_> {
         };
         let is_active = param.is_require_grad();
         let (id, base, _) = param.consume();
-        let mapper = mapper_of::<D>(&slot.mapper());
-        let base = if is_replaced(slot.leaf_id(), base.clone()) {
+        let mapper = mapper_of::<D>(slot.mapper());
+        let base = if is_replaced(slot.leaf_id(), &base.clone().into_dispatch()) {
             // Loaded since: it stays.
             base
         } else {
-            weight_for(slot.as_ref(), base).set_require_grad(is_active)
+            weight_for(slot, base).set_require_grad(is_active)
         };
         with_mapper(id, base, mapper)
     }
 }
 
 /// Ends the arming of a parameter: its weight, with autodiff as the placeholder has it.
-pub(super) fn weight_for<const D: usize>(
-    slot: &dyn ArmedSlot,
-    placeholder: Tensor<D>,
-) -> Tensor<D> {
+pub(super) fn weight_for<const D: usize>(slot: &Slot, placeholder: Tensor<D>) -> Tensor<D> {
     let strategy = placeholder.gradient_checkpointing_strategy();
     drop(placeholder);
     with_autodiff(Tensor::from_dispatch(slot.end()), strategy)

@@ -1,51 +1,78 @@
 //! Checks of a model before anything is changed.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use burn::Tensor;
+use burn::backend::autodiff::NodeId;
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::DType;
+use burn::tensor::{DType, Device};
 
-use crate::armed_slot::ArmedSlot;
 use crate::backend::reading_waits;
 use crate::error::ReleaseError;
 use crate::parameter::{Found, Released, find};
-use crate::path::{Path, PathVisitor, WithPaths, path_text};
-use crate::session::Session;
-use crate::slot::{Rearm, some_are_armed};
-use crate::tape::{is_computed_from_placeholder, is_left, is_placeholder, is_replaced, leaf_of};
+use crate::path::{AnyParam, Path, PathVisitor, WithPaths, path_text};
+use crate::session::{Session, Slot, some_are_armed};
+use crate::tape::{is_computed_from_placeholder, is_left, is_placeholder, node_of};
 
-/// The parameters of a model.
+/// The float parameters of a model.
 pub(super) struct Survey {
-    /// The parameters that require gradients, in the order of the model's fields.
+    /// In the order of the model's fields.
     pub(super) params: Vec<Surveyed>,
     pub(super) found: HashMap<ParamId, Found>,
-    /// Parameters that have a placeholder, and have lost the slot of their weight.
-    bare: HashMap<ParamId, Path>,
-    /// Parameters that were computed from placeholders.
-    computed: HashMap<ParamId, Path>,
     /// Whether a parameter has another reparameterization, such as LoRA's, which `materialize`
     /// would merge.
     pub(super) has_adapters: bool,
+    /// The indices of parameters.
     places: HashMap<ParamId, usize>,
-    /// The index in `params` of the parameter visited last.
-    last: Option<usize>,
     duplicate: Option<ReleaseError>,
 }
 
 /// A parameter of a model.
 pub(super) struct Surveyed {
-    pub(super) id: ParamId,
-    pub(super) path: Path,
+    pub(super) param: AnyParam,
     /// The node of its base; `None` on an unknown backend.
-    pub(super) leaf: Option<u64>,
-    pub(super) device: String,
-    pub(super) dtype: DType,
-    pub(super) is_distributed: bool,
+    leaf: Option<NodeId>,
+    device: Device,
+    dtype: DType,
+    is_distributed: bool,
     /// The parameter has another reparameterization, which leaves no room for ours.
     pub(super) is_adapted: bool,
+    /// Until the survey is complete: a weight that is held is not stepped in place.
+    base: Option<DispatchTensor>,
+    holds: Holds,
+}
+
+/// What the base of a parameter is.
+#[derive(Clone, Copy, PartialEq)]
+enum Holds {
+    /// A weight: as always, or loaded while the parameter is armed.
+    Weight,
+    /// The placeholder of an armed parameter.
+    Placeholder,
+    /// Something that was computed from a placeholder.
+    Computed,
+}
+
+impl Holds {
+    fn of(base: &DispatchTensor, found: Option<&Found>) -> Self {
+        // Elsewhere, any NaN looks like what was computed from a placeholder.
+        let (leaf, tells) = match found {
+            Some(found) if found.has_ended => return Self::Weight,
+            Some(found) => (Some(found.slot.leaf_id()), true),
+            None => (None, !reading_waits(base)),
+        };
+        if leaf.is_some() && node_of(base) == leaf || is_placeholder(base) {
+            Self::Placeholder
+        } else if tells && is_computed_from_placeholder(base) {
+            Self::Computed
+        } else {
+            Self::Weight
+        }
+    }
 }
 
 impl Survey {
@@ -53,24 +80,48 @@ impl Survey {
         let mut survey = Self {
             params: Vec::new(),
             found: HashMap::new(),
-            bare: HashMap::new(),
-            computed: HashMap::new(),
             has_adapters: false,
             places: HashMap::new(),
-            last: None,
             duplicate: None,
         };
         let found = find(model, &mut WithPaths::new(&mut survey));
         survey.found = found.into_iter().map(|found| (found.id, found)).collect();
-        if some_are_armed() {
-            model.visit(&mut WithPaths::new(&mut Placeholders(&mut survey)));
+        let some_are_armed = some_are_armed();
+        for surveyed in &mut survey.params {
+            if let Some(base) = surveyed.base.take().filter(|_| some_are_armed) {
+                surveyed.holds = Holds::of(&base, survey.found.get(&surveyed.param.id));
+            }
         }
         survey
     }
 
+    /// The parameters that require gradients.
+    pub(super) fn trained(&self) -> impl Iterator<Item = &Surveyed> {
+        self.params
+            .iter()
+            .filter(|surveyed| surveyed.param.is_trained)
+    }
+
+    /// The ids of all parameters.
+    pub(super) fn ids(&self) -> Vec<ParamId> {
+        let ids = self.params.iter().map(|surveyed| surveyed.param.id);
+        ids.collect()
+    }
+
+    /// A parameter by its id.
+    pub(super) fn param(&self, id: ParamId) -> Option<&Surveyed> {
+        Some(&self.params[*self.places.get(&id)?])
+    }
+
+    /// The path of a parameter; its id if the model does not have it.
+    pub(super) fn path_of(&self, id: ParamId) -> String {
+        self.param(id)
+            .map_or_else(|| id.to_string(), |surveyed| surveyed.path())
+    }
+
     /// Whether a parameter has a placeholder, and has lost the slot of its weight.
-    pub(super) fn is_bare(&self, param: ParamId) -> bool {
-        self.bare.contains_key(&param)
+    pub(super) fn is_bare(&self, surveyed: &Surveyed) -> bool {
+        surveyed.holds == Holds::Placeholder && !self.found.contains_key(&surveyed.param.id)
     }
 
     /// Checks that the model can be armed.
@@ -83,22 +134,23 @@ impl Survey {
         self.check_abandoned(session)?;
         self.check_sums(session)?;
         self.check_elsewhere(session)?;
-        for param in &self.params {
-            let path = || path_text(&param.path);
-            if param.is_distributed {
-                return Err(ReleaseError::Distributed { path: path() });
-            }
-            if param.leaf.is_none() {
-                return Err(ReleaseError::Backend {
-                    path: path(),
-                    device: param.device.clone(),
+        for surveyed in self.trained() {
+            if surveyed.is_distributed {
+                return Err(ReleaseError::Distributed {
+                    path: surveyed.path(),
                 });
             }
-            match self.found.get(&param.id) {
-                Some(found) if found.is_copy && self.has_adapters => {
-                    return Err(ReleaseError::CopyWithAdapters { path: path() });
-                }
-                _ => {}
+            if surveyed.leaf.is_none() {
+                return Err(ReleaseError::Backend {
+                    path: surveyed.path(),
+                    device: format!("{:?}", surveyed.device),
+                });
+            }
+            let found = self.found.get(&surveyed.param.id);
+            if self.has_adapters && found.is_some_and(|found| found.is_copy) {
+                return Err(ReleaseError::CopyWithAdapters {
+                    path: surveyed.path(),
+                });
             }
         }
         Ok(())
@@ -106,12 +158,7 @@ impl Survey {
 
     /// Checks that no parameter was computed from placeholders.
     pub(super) fn check_computed(&self) -> Result<(), ReleaseError> {
-        match self.computed.values().next() {
-            None => Ok(()),
-            Some(path) => Err(ReleaseError::Placeholder {
-                path: path_text(path),
-            }),
-        }
+        self.check_placeholders(|surveyed| surveyed.holds == Holds::Computed)
     }
 
     /// Checks that no parameter has lost the slot of its weight, but for those that are known.
@@ -119,10 +166,14 @@ impl Survey {
         &self,
         is_known: impl Fn(&ParamId) -> bool,
     ) -> Result<(), ReleaseError> {
-        match self.bare.iter().find(|(id, _)| !is_known(id)) {
+        self.check_placeholders(|surveyed| self.is_bare(surveyed) && !is_known(&surveyed.param.id))
+    }
+
+    fn check_placeholders(&self, is_wrong: impl Fn(&Surveyed) -> bool) -> Result<(), ReleaseError> {
+        match self.params.iter().find(|surveyed| is_wrong(surveyed)) {
             None => Ok(()),
-            Some((_, path)) => Err(ReleaseError::Placeholder {
-                path: path_text(path),
+            Some(surveyed) => Err(ReleaseError::Placeholder {
+                path: surveyed.path(),
             }),
         }
     }
@@ -134,7 +185,7 @@ impl Survey {
         match self.found.values().find(is_elsewhere) {
             None => Ok(()),
             Some(found) => Err(ReleaseError::ArmedElsewhere {
-                path: path_text(found.slot.path()),
+                path: path_text(&found.slot.path),
             }),
         }
     }
@@ -146,29 +197,30 @@ impl Survey {
 
     /// Checks that no parameter was left by an optimizer in the middle of a step.
     pub(super) fn check_abandoned(&self, session: &Session) -> Result<(), ReleaseError> {
-        let is_abandoned = |param: &&Surveyed| {
-            let found = self.found.get(&param.id).filter(|found| !found.is_copy);
+        let is_abandoned = |surveyed: &&Surveyed| {
+            let found = self.found.get(&surveyed.param.id);
             // A weight that was loaded since has another leaf.
             found.is_some_and(|found| {
-                !found.is_armed
-                    && param.leaf == Some(found.slot.leaf_id())
+                !found.is_copy
+                    && !found.is_armed
+                    && surveyed.leaf == Some(found.slot.leaf_id())
                     && found.slot.is_stepped()
                     && !is_own(session, found)
             })
         };
-        match self.params.iter().find(is_abandoned) {
+        match self.trained().find(is_abandoned) {
             None => Ok(()),
-            Some(param) => Err(ReleaseError::Abandoned {
-                path: path_text(&param.path),
+            Some(surveyed) => Err(ReleaseError::Abandoned {
+                path: surveyed.path(),
             }),
         }
     }
 
     /// Checks the learning rate of each parameter.
     pub(super) fn check_rates(&self, rates: &ModuleLearningRate) -> Result<(), ReleaseError> {
-        for param in &self.params {
-            let path = path_text(&param.path);
-            let rate = rates.lr_from_param(param.id, Some(&path));
+        for surveyed in self.trained() {
+            let path = surveyed.path();
+            let rate = rates.lr_from_param(surveyed.param.id, Some(&path));
             // A rate of infinity makes NaN of a weight whose gradient is zero.
             if !rate.is_finite() || rate < 0.0 {
                 return Err(ReleaseError::OutOfRange {
@@ -182,54 +234,32 @@ impl Survey {
 
     /// Checks that the gradients of the model can be unscaled.
     pub(super) fn check_precision(&self) -> Result<(), ReleaseError> {
-        let mut params = self.params.iter();
-        match params.find(|param| param.dtype == DType::F16) {
-            Some(param) => Err(ReleaseError::HalfPrecision {
-                path: path_text(&param.path),
+        let is_half = |surveyed: &&Surveyed| surveyed.dtype == DType::F16;
+        match self.trained().find(is_half) {
+            Some(surveyed) => Err(ReleaseError::HalfPrecision {
+                path: surveyed.path(),
             }),
             None => Ok(()),
         }
-    }
-
-    /// Checks that a gradient is not what an earlier backward has left of one that it took.
-    pub(super) fn check_gradient<const D: usize>(
-        &self,
-        param: &Param<Tensor<D>>,
-        grad: Option<Tensor<D>>,
-    ) -> Result<(), ReleaseError> {
-        match grad.is_some_and(|grad| is_left(param.base().dims(), grad)) {
-            false => Ok(()),
-            true => Err(ReleaseError::Taken {
-                path: self.path_of(param.id),
-            }),
-        }
-    }
-
-    fn path_of(&self, param: ParamId) -> String {
-        let place = self.places.get(&param);
-        place.map_or_else(
-            || format!("parameter {param}"),
-            |place| path_text(&self.params[*place].path),
-        )
     }
 
     /// Checks that the model is the one that was armed: it must hold every slot that `matters`.
     pub(super) fn check_own(
         &self,
         session: &Session,
-        matters: impl Fn(&dyn ArmedSlot) -> bool,
+        matters: impl Fn(&Slot) -> bool,
     ) -> Result<(), ReleaseError> {
         for (id, slot) in session.slots().iter() {
-            if !matters(slot.as_ref()) {
+            if !matters(slot) {
                 continue;
             }
-            let path = path_text(slot.path());
+            let path = path_text(&slot.path);
             match self
                 .found
                 .get(id)
-                .filter(|found| is_same(slot, &found.slot))
+                .filter(|found| Arc::ptr_eq(slot, &found.slot))
             {
-                None if self.is_bare(*id) => {}
+                None if self.param(*id).is_some_and(|param| self.is_bare(param)) => {}
                 None => return Err(ReleaseError::WrongModel { path }),
                 Some(found) if found.is_copy => return Err(ReleaseError::Copy { path }),
                 Some(_) => {}
@@ -239,84 +269,69 @@ impl Survey {
     }
 }
 
-/// Whether a slot of a session is the one that was found in a model.
-pub(super) fn is_same(own: &Arc<dyn ArmedSlot>, found: &Arc<dyn Rearm>) -> bool {
-    std::ptr::addr_eq(Arc::as_ptr(own), Arc::as_ptr(found))
-}
-
 /// Whether a slot that was found in a model is of a session.
 pub(super) fn is_own(session: &Session, found: &Found) -> bool {
     let slots = session.slots();
     let own = slots.get(&found.id);
-    own.is_some_and(|own| is_same(own, &found.slot))
+    own.is_some_and(|own| Arc::ptr_eq(own, &found.slot))
 }
 
-/// Looks at the placeholders of armed parameters, and for such where no slot was found.
-struct Placeholders<'a>(&'a mut Survey);
+impl Surveyed {
+    pub(super) fn path(&self) -> String {
+        path_text(&self.param.path)
+    }
 
-impl PathVisitor for Placeholders<'_> {
-    fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
-        let Survey {
-            found,
-            bare,
-            computed,
-            ..
-        } = &mut *self.0;
-        if !param.is_initialized() {
-            return;
-        }
-        // Elsewhere, any NaN looks like what was computed from a placeholder.
-        let keeps_bits = || !reading_waits(&param.base().into_dispatch().kind);
-        match found.get(&param.id) {
-            None if is_placeholder(param.base()) => {
-                bare.insert(param.id, path.clone());
-            }
-            None if keeps_bits() && is_computed_from_placeholder(param.base()) => {
-                computed.insert(param.id, path.clone());
-            }
-            Some(found)
-                if !found.has_ended
-                    && is_replaced(found.slot.leaf_id(), param.base())
-                    && is_computed_from_placeholder(param.base()) =>
-            {
-                computed.insert(param.id, path.clone());
-            }
-            _ => {}
+    /// Whether something was loaded into the base, or computed from it, while the parameter has
+    /// this slot.
+    pub(super) fn is_replaced(&self, slot: &Slot) -> bool {
+        self.leaf != Some(slot.leaf_id()) && self.holds != Holds::Placeholder
+    }
+
+    /// Checks that a gradient is not what an earlier backward has left of one that it took.
+    pub(super) fn check_gradient(&self, grad: Option<&DispatchTensor>) -> Result<(), ReleaseError> {
+        match grad.is_some_and(|grad| is_left(&self.param.shape, grad)) {
+            false => Ok(()),
+            true => Err(ReleaseError::Taken { path: self.path() }),
         }
     }
 }
 
 impl PathVisitor for Survey {
     fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
-        self.last = None;
-        if !param.is_require_grad() {
-            return;
+        let is_trained = param.is_require_grad();
+        let place = self.params.len();
+        match self.places.entry(param.id) {
+            Entry::Vacant(entry) => drop(entry.insert(place)),
+            Entry::Occupied(mut entry) if is_trained => {
+                let before = &self.params[entry.insert(place)];
+                if before.param.is_trained {
+                    let (first, second) = (before.path(), path_text(path));
+                    self.duplicate
+                        .get_or_insert(ReleaseError::DuplicateParam { first, second });
+                }
+            }
+            Entry::Occupied(_) => {}
         }
-        let leaf = leaf_of(param.base());
-        self.last = Some(self.params.len());
-        if let Some(before) = self.places.insert(param.id, self.params.len()) {
-            self.duplicate
-                .get_or_insert_with(|| ReleaseError::DuplicateParam {
-                    first: path_text(&self.params[before].path),
-                    second: path_text(path),
-                });
-        }
+        // A frozen parameter that nobody has read yet need not be initialized.
+        let is_read = is_trained || param.is_initialized();
+        let base = is_read.then(|| param.base().into_dispatch());
         self.params.push(Surveyed {
-            id: param.id,
-            path: path.clone(),
-            leaf,
-            device: format!("{:?}", param.device()),
-            dtype: param.base().dtype(),
-            is_distributed: param.is_distributed(),
+            param: AnyParam::new(path, param),
+            leaf: base.as_ref().and_then(node_of),
+            device: param.lazy_device(),
+            dtype: base.as_ref().map_or(DType::F32, TensorMetadata::dtype),
+            is_distributed: is_trained && param.is_distributed(),
             is_adapted: false,
+            base,
+            holds: Holds::Weight,
         });
     }
 
     fn enter(&mut self, name: &str, container: &str) {
         if container == "Reparameterization" && name != Released::CONTAINER {
             self.has_adapters = true;
-            if let Some(last) = self.last {
-                self.params[last].is_adapted = true;
+            if let Some(last) = self.params.last_mut() {
+                last.is_adapted = true;
             }
         }
     }

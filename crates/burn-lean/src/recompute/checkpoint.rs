@@ -1,15 +1,14 @@
 //! [`checkpoint`]: the entry to a scope.
 
-use std::any::Any;
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 
 use burn::Tensor;
-use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind};
+use burn::backend::autodiff::NodeId;
+use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Device;
 
-use crate::backend::{Inner, Tracked, WithBackend, reading_waits, with_backend};
+use crate::backend::{is_same_backend, plain, reading_waits};
 use crate::parameter::{Share, find, shared};
 use crate::path::path_text;
 use crate::recompute::node::{Again, COMPUTES_ANOTHER, Leaf, Parents, scope_node};
@@ -18,7 +17,7 @@ use crate::recompute::random::Seed;
 use crate::recompute::running::Running;
 use crate::recompute::scope::{Mode, mode, recording};
 use crate::recompute::{MapTensor, Tensors};
-use crate::tape::leaf_of;
+use crate::tape::{is_tracked, node_of};
 
 /// `forward(module, input)`, of which only the input is kept for backward, which computes the rest
 /// again.
@@ -92,16 +91,10 @@ where
         return forward(module, input);
     }
 
-    let waits = inputs.kind.as_ref().is_some_and(reading_waits);
     let run = || recording(|| forward(&kept, constant.clone()));
-    let ((output, slots), seed) = Seed::run(&device, waits, run);
+    let ((output, slots), seed) = Seed::run(&device, inputs.reading_waits, run);
 
-    let mut outputs = Vec::new();
-    let output = output.map(&mut MapTensor(&mut |tensor| {
-        outputs.push(tensor.clone());
-        tensor
-    }));
-    let floats: Vec<DispatchTensor> = outputs.into_iter().filter(is_autodiff_float).collect();
+    let (output, floats) = floats_of(output);
     assert!(
         !floats.iter().any(is_tracked),
         "checkpoint: the scope uses a tensor that needs a gradient and is neither in its module \
@@ -109,40 +102,95 @@ where
     );
     let needs_gradients =
         inputs.tracked.iter().any(Option::is_some) || !leaves.found.is_empty() || !slots.is_empty();
-    let (true, Some(first)) = (needs_gradients, floats.first()) else {
+    if !needs_gradients || floats.is_empty() {
         return output;
-    };
+    }
+    assert!(
+        floats.iter().all(|float| node_of(float).is_some()),
+        "checkpoint: burn-lean was compiled without this backend; switch its feature on"
+    );
 
-    let kind = first.kind.clone();
-    let node = MakeNode {
-        module: kept,
-        input: constant,
-        forward: Arc::new(forward),
-        tracked: inputs.tracked,
-        leaves: leaves.found,
+    let leaves = leaves.found.into_iter();
+    let (ids, leaves): (HashSet<ParamId>, Vec<Leaf>) = leaves.unzip();
+    let of_leaves = leaves.iter().map(|leaf| &leaf.tensor);
+    let of_inputs = inputs.tracked.iter().flatten();
+    let mut tensors = floats.iter().chain(of_inputs).chain(of_leaves);
+    assert!(
+        tensors.all(|tensor| is_same_backend(tensor, &floats[0])),
+        "checkpoint: all tensors of a scope have to be on one backend"
+    );
+
+    let outlines: Vec<_> = floats.iter().map(outline).collect();
+    let needs: Vec<bool> = inputs.tracked.iter().map(Option::is_some).collect();
+    let parents = Parents {
+        inputs: inputs.tracked,
+        leaves,
         slots,
-        floats,
-        seed,
-        device,
     };
-    let Some(tracked) = with_backend(kind, node) else {
-        panic!("checkpoint: burn-lean was compiled without this backend; switch its feature on");
-    };
-    let mut tracked = tracked.into_iter();
-    output.map(&mut MapTensor(&mut |tensor| {
-        if is_autodiff_float(&tensor) {
-            tracked.next().expect("there is one for each")
-        } else {
-            tensor
+    let again = move || {
+        let running = Running::of(&kept);
+        let mut leaves = NewLeaves {
+            of: &ids,
+            made: Vec::new(),
+        };
+        let module = kept.map(&mut leaves);
+        let mut inputs = Vec::new();
+        let mut needs = needs.into_iter();
+        let input = constant.map(&mut MapTensor(&mut |tensor| {
+            if !is_autodiff_float(&tensor) {
+                return tensor;
+            }
+            let constant = Tensor::<1>::from_dispatch(tensor);
+            let needs_gradient = needs
+                .next()
+                .expect("the input has as many tensors as before");
+            let leaf = constant.set_require_grad(needs_gradient).into_dispatch();
+            inputs.push(needs_gradient.then(|| leaf.clone()));
+            leaf
+        }));
+        let output = seed.run_again(&device, || forward(&module, input));
+        running.restore(module);
+        let outputs = floats_of(output).1;
+        let is_same = |(first, again): (&Outline, _)| outline(again).is_that_of(first);
+        assert!(
+            outputs.len() == outlines.len() && outlines.iter().zip(&outputs).all(is_same),
+            "{COMPUTES_ANOTHER}"
+        );
+        Again {
+            outputs,
+            inputs,
+            leaves: leaves.made,
         }
-    }))
+    };
+    let mut tracked = scope_node(parents, floats, Box::new(again)).into_iter();
+    output.map(&mut MapTensor(
+        &mut |tensor| match is_autodiff_float(&tensor) {
+            true => tracked.next().expect("there is one for each"),
+            false => tensor,
+        },
+    ))
+}
+
+/// Returns the floats with autodiff among tensors, too.
+fn floats_of<T: Tensors>(tensors: T) -> (T, Vec<DispatchTensor>) {
+    let mut floats = Vec::new();
+    let tensors = tensors.map(&mut MapTensor(&mut |tensor| {
+        floats.extend(is_autodiff_float(&tensor).then(|| tensor.clone()));
+        tensor
+    }));
+    (tensors, floats)
+}
+
+fn outline(float: &DispatchTensor) -> Outline {
+    Outline::of(&plain(float.clone()))
 }
 
 /// The analysed input of a scope.
 #[derive(Default)]
 struct Inputs {
     device: Option<Device>,
-    kind: Option<DispatchTensorKind>,
+    /// Whether its device computes while the program goes on.
+    reading_waits: bool,
     /// Each float of the input, if it needs a gradient.
     tracked: Vec<Option<DispatchTensor>>,
 }
@@ -156,19 +204,14 @@ impl Inputs {
         // Any rank will do.
         let float = Tensor::<1>::from_dispatch(tensor.clone());
         self.device.get_or_insert_with(|| float.device());
-        self.kind.get_or_insert_with(|| tensor.kind.clone());
+        self.reading_waits = reading_waits(&tensor);
         self.tracked.push(is_tracked(&tensor).then_some(tensor));
         float.set_require_grad(false).into_dispatch()
     }
 }
 
 fn is_autodiff_float(tensor: &DispatchTensor) -> bool {
-    use burn::backend::TensorMetadata;
     tensor.autodiff != DispatchAutodiffContext::Disabled && tensor.dtype().is_float()
-}
-
-fn is_tracked(tensor: &DispatchTensor) -> bool {
-    Tensor::<1>::from_dispatch(tensor.clone()).is_tracked()
 }
 
 /// The parameters whose weights are in slots.
@@ -181,12 +224,13 @@ struct Armed {
 }
 
 fn armed_in<M: Module>(module: &M) -> Armed {
-    struct Bases(HashMap<ParamId, Option<u64>>);
+    struct Bases(HashMap<ParamId, Option<NodeId>>);
     impl ModuleVisitor for Bases {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             // Of a scope in another one, all are constants, and the outer one knows what is apart.
             if mode() == Mode::Tape {
-                self.0.insert(param.id, leaf_of(param.base()));
+                self.0
+                    .insert(param.id, node_of(&param.base().into_dispatch()));
             }
         }
     }
@@ -200,7 +244,7 @@ fn armed_in<M: Module>(module: &M) -> Armed {
             !found.is_apart,
             "checkpoint: {} is of a copy or a fork of an armed model, which a scope cannot use; \
              give it the model that is armed, or `copy.materialize()`",
-            path_text(found.slot.path())
+            path_text(&found.slot.path)
         );
         let base = bases.0.get(&found.id);
         let is_own = base.is_none_or(|base| *base == Some(found.slot.leaf_id()));
@@ -213,14 +257,11 @@ fn armed_in<M: Module>(module: &M) -> Armed {
     armed
 }
 
-/// A leaf, and whether its parameter is distributed.
-type FoundLeaf = (ParamId, DispatchTensor, bool);
-
 /// Turns the parameters into constants, because Burn frees no graph of which a node is held. Notes
 /// the leaves of parameters that are not armed.
 struct Leaves {
     armed: HashSet<ParamId>,
-    found: Vec<FoundLeaf>,
+    found: Vec<(ParamId, Leaf)>,
 }
 
 impl ModuleMapper for Leaves {
@@ -229,9 +270,11 @@ impl ModuleMapper for Leaves {
             return param;
         }
         if !self.armed.contains(&param.id) {
-            let is_distributed = param.is_distributed();
-            self.found
-                .push((param.id, param.base().into_dispatch(), is_distributed));
+            let leaf = Leaf {
+                tensor: param.base().into_dispatch(),
+                is_distributed: param.is_distributed(),
+            };
+            self.found.push((param.id, leaf));
         }
         param.map(|leaf| leaf.set_require_grad(false))
     }
@@ -253,120 +296,5 @@ impl ModuleMapper for NewLeaves<'_> {
             self.made.push(leaf.clone().into_dispatch());
             leaf
         })
-    }
-}
-
-struct MakeNode<M, I, F> {
-    module: M,
-    input: I,
-    forward: Arc<F>,
-    tracked: Vec<Option<DispatchTensor>>,
-    leaves: Vec<FoundLeaf>,
-    slots: Vec<Box<dyn Any>>,
-    floats: Vec<DispatchTensor>,
-    seed: Seed,
-    device: Device,
-}
-
-impl<M, I, O, F> WithBackend for MakeNode<M, I, F>
-where
-    M: Module + Sync + 'static,
-    I: Tensors,
-    O: Tensors,
-    F: Fn(&M, I) -> O + Send + Sync + 'static,
-{
-    type Output = Vec<DispatchTensor>;
-
-    fn run<B: Inner>(self, _: BackendTensor<B>) -> Vec<DispatchTensor> {
-        let autodiff = self.floats[0].autodiff;
-        let ids: HashSet<ParamId> = self.leaves.iter().map(|(id, ..)| *id).collect();
-        let parents = Parents {
-            inputs: self
-                .tracked
-                .into_iter()
-                .map(|input| Some(tracked_of::<B>(input?)))
-                .collect(),
-            leaves: self
-                .leaves
-                .into_iter()
-                .map(|(_, leaf, is_distributed)| Leaf {
-                    tensor: tracked_of::<B>(leaf),
-                    is_distributed,
-                })
-                .collect(),
-            slots: self
-                .slots
-                .into_iter()
-                .filter_map(|slot| Some(*slot.downcast().ok()?))
-                .collect(),
-        };
-        let floats = self.floats.into_iter().map(|float| tracked_of::<B>(float));
-        let floats: Vec<_> = floats.collect();
-        let outline = |float: &Tracked<B>| Outline::of::<B>(float.primitive());
-        let outlines: Vec<_> = floats.iter().map(outline).collect();
-        let needs: Vec<bool> = parents.inputs.iter().map(Option::is_some).collect();
-        let Self {
-            module,
-            input,
-            forward,
-            seed,
-            device,
-            ..
-        } = self;
-        let again = move || {
-            let running = Running::of(&module);
-            let mut leaves = NewLeaves {
-                of: &ids,
-                made: Vec::new(),
-            };
-            let module = module.map(&mut leaves);
-            let mut inputs = Vec::new();
-            let mut needs = needs.into_iter();
-            let input = input.map(&mut MapTensor(&mut |tensor| {
-                if !is_autodiff_float(&tensor) {
-                    return tensor;
-                }
-                let constant = Tensor::<1>::from_dispatch(tensor);
-                let needs_gradient = needs
-                    .next()
-                    .expect("the input has as many tensors as before");
-                let leaf = constant.set_require_grad(needs_gradient).into_dispatch();
-                inputs.push(needs_gradient.then(|| tracked_of::<B>(leaf.clone())));
-                leaf
-            }));
-            let output = seed.run_again(&device, || forward(&module, input));
-            running.restore(module);
-            let mut outputs = Vec::new();
-            output.map(&mut MapTensor(&mut |tensor| {
-                if is_autodiff_float(&tensor) {
-                    outputs.push(tracked_of::<B>(tensor.clone()));
-                }
-                tensor
-            }));
-            let is_same = |(first, again)| outline(again).is_that_of(first);
-            assert!(
-                outputs.len() == outlines.len() && outlines.iter().zip(&outputs).all(is_same),
-                "{COMPUTES_ANOTHER}"
-            );
-            Again {
-                outputs,
-                inputs,
-                leaves: leaves.made.into_iter().map(tracked_of::<B>).collect(),
-            }
-        };
-        scope_node::<B>(parents, floats, Box::new(again))
-            .into_iter()
-            .map(|output| DispatchTensor {
-                kind: B::wrap(BackendTensor::Autodiff(output)),
-                autodiff,
-            })
-            .collect()
-    }
-}
-
-fn tracked_of<B: Inner>(tensor: DispatchTensor) -> Tracked<B> {
-    match B::unwrap(tensor.kind) {
-        Some(BackendTensor::Autodiff(tensor)) => tensor,
-        _ => panic!("checkpoint: all tensors of a scope have to be on one backend"),
     }
 }

@@ -8,20 +8,18 @@
 use std::sync::{Arc, Mutex};
 
 use burn::backend::autodiff::NodeId;
-use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
 use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
+use burn::backend::autodiff::ops::NodeGuard;
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Autodiff, AutodiffBackend, TensorMetadata};
-use burn::tensor::{FloatDType, Shape};
+use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchTensor};
 
-use crate::armed_slot::Phase;
-use crate::backend::{Inner, Primitive, Tracked};
+use crate::backend::plain;
 use crate::lock::lock;
 use crate::recompute::scope::{Mode, ScopedOutcome, ScopedParameter, mode, replayed, replaying};
-use crate::slot::Slot;
-use crate::tape::{ARMING_HAS_ENDED, negative_zeros, rung, take_sum};
+use crate::session::{Phase, Slot};
+use crate::tape::{
+    ARMING_HAS_ENDED, Zeros, guard, is_tracked, leaf, node, node_of, register, rung, take_sum,
+};
 
 pub(crate) const COMPUTES_ANOTHER: &str = "checkpoint: backward has run the scope again, and it has \
 computed something else than the first time, so its gradients would be wrong; `forward` must \
@@ -30,36 +28,36 @@ meanwhile, as the workers of a data loader do whose batcher draws some: let them
 backend";
 
 /// The nodes that receive gradients from a scope.
-pub(crate) struct Parents<B: Inner> {
+pub(crate) struct Parents {
     /// The floats of its input; `None` for those that need no gradient.
-    pub(crate) inputs: Vec<Option<Tracked<B>>>,
+    pub(crate) inputs: Vec<Option<DispatchTensor>>,
     /// The leaves of parameters that are not armed.
-    pub(crate) leaves: Vec<Leaf<B>>,
+    pub(crate) leaves: Vec<Leaf>,
     /// The armed parameters.
-    pub(crate) slots: Vec<Arc<Slot<B>>>,
+    pub(crate) slots: Vec<Arc<Slot>>,
 }
 
 /// The leaf of a parameter that is not armed.
-pub(crate) struct Leaf<B: Inner> {
-    pub(crate) tensor: Tracked<B>,
+pub(crate) struct Leaf {
+    pub(crate) tensor: DispatchTensor,
     /// Burn counts the gradients of such a leaf, to know when to send their sum.
     pub(crate) is_distributed: bool,
 }
 
 /// A recomputed scope on a tape of its own.
-pub(crate) struct Again<B: Inner> {
-    pub(crate) outputs: Vec<Tracked<B>>,
+pub(crate) struct Again {
+    pub(crate) outputs: Vec<DispatchTensor>,
     /// Leaves in place of the inputs that need a gradient.
-    pub(crate) inputs: Vec<Option<Tracked<B>>>,
+    pub(crate) inputs: Vec<Option<DispatchTensor>>,
     /// Leaves in place of the leaves of parameters that are not armed.
-    pub(crate) leaves: Vec<Tracked<B>>,
+    pub(crate) leaves: Vec<DispatchTensor>,
 }
 
-type RunAgain<B> = Box<dyn FnOnce() -> Again<B> + Send>;
+type RunAgain = Box<dyn FnOnce() -> Again + Send>;
 
 /// An armed parameter of a scope, and the hook that its gradient goes to.
-struct Use<B: Inner> {
-    slot: Arc<Slot<B>>,
+struct Use {
+    slot: Arc<Slot>,
     hook: NodeId,
 }
 
@@ -71,183 +69,113 @@ struct InputNode {
 
 /// What the scope's node keeps until backward. It holds no tensor of the tape: Burn would never free
 /// a graph that no backward pass comes to.
-struct Scope<B: Inner> {
-    again: RunAgain<B>,
+struct Scope {
+    again: RunAgain,
     inputs: Vec<Option<InputNode>>,
     /// The nodes of the leaves, and whether the sum of their gradients may be taken.
     leaves: Vec<(NodeId, bool)>,
-    uses: Vec<Use<B>>,
+    uses: Vec<Use>,
     /// The scope is in no other one that is recomputed.
     is_outermost: bool,
-    grads: OutputGrads<B>,
+    grads: OutputGrads,
 }
 
 /// The gradients that the nodes of the outputs have received, by the index of the output. The nodes
 /// have one order, so they run as Burn has reached them.
-type OutputGrads<B> = Arc<Mutex<Vec<(usize, Primitive<B>)>>>;
+type OutputGrads = Arc<Mutex<Vec<(usize, DispatchTensor)>>>;
 
-/// State of the scope's node, taken by the one backward pass that reaches it.
-struct State<B: Inner>(Arc<Mutex<Option<Scope<B>>>>);
-
-impl<B: Inner> Clone for State<B> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
-
-impl<B: Inner> std::fmt::Debug for State<B> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("State")
-    }
-}
-
-/// Number of parents of one node. [`Gather`] nodes combine more.
+/// Number of parents of one node. Nodes without a step of their own combine more.
 const WIDTH: usize = 16;
 
-#[derive(Debug)]
-struct ScopeNode;
-
-#[derive(Debug)]
-struct Gather;
-
-impl<B: Inner> Backward<B, WIDTH> for Gather {
-    type State = ();
-
-    fn backward(self, _: Ops<(), WIDTH>, _: &mut Gradients, _: &mut Checkpointer) {
-        // The scope has given its parents their gradients.
-    }
-}
-
-fn scalar<B: Inner>(device: &B::Device) -> Primitive<B> {
-    B::float_zeros(Shape::new([1]), device, FloatDType::F32)
-}
-
 /// Combines guards into one array, which begins with the first ones unchanged.
-fn gathered<B: Inner>(mut guards: Vec<NodeGuard>, device: &B::Device) -> [NodeGuard; WIDTH] {
+fn gathered(
+    mut guards: Vec<NodeGuard>,
+    scalar: &DispatchTensor,
+    autodiff: DispatchAutodiffContext,
+) -> [NodeGuard; WIDTH] {
     while guards.len() > WIDTH {
         let rest = guards.split_off(guards.len() - WIDTH);
         let rest: [NodeGuard; WIDTH] = rest.try_into().expect("as many as asked for");
-        let gather = <Gather as Backward<B, WIDTH>>::prepare::<NoCheckpointing>(Gather, rest)
-            .compute_bound()
-            .stateless(scalar::<B>(device));
-        guards.push(gather.node());
+        // The node above it gives its parents their gradients.
+        guards.push(guard(&node(scalar.clone(), rest, autodiff, |_| {})));
     }
     while guards.len() < WIDTH {
-        guards.push(rung::<B>(0, device));
+        guards.push(rung(0, scalar));
     }
     guards.try_into().expect("filled up")
 }
 
-#[derive(Clone, Debug)]
-struct OutputState<B: Inner> {
-    at: usize,
-    grads: OutputGrads<B>,
-}
-
-#[derive(Debug)]
-struct Output;
-
-impl<B: Inner> Backward<B, 1> for Output {
-    type State = OutputState<B>;
-
-    fn backward(self, ops: Ops<OutputState<B>, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        let OutputState { at, grads } = ops.state;
-        lock(&grads).push((at, grad));
-    }
+fn id_of(tensor: &DispatchTensor) -> NodeId {
+    node_of(tensor).expect("a tensor of a tape has a node")
 }
 
 /// Puts a scope on the tape. Returns its outputs.
-pub(crate) fn scope_node<B: Inner>(
-    parents: Parents<B>,
-    outputs: Vec<Tracked<B>>,
-    again: RunAgain<B>,
-) -> Vec<Tracked<B>> {
-    let device = outputs[0].device();
-    let grads = OutputGrads::<B>::default();
+pub(crate) fn scope_node(
+    parents: Parents,
+    outputs: Vec<DispatchTensor>,
+    again: RunAgain,
+) -> Vec<DispatchTensor> {
+    let grads = OutputGrads::default();
     let is_in_scope = mode() == Mode::Replaying;
 
-    let mut guards: Vec<NodeGuard> = parents
-        .inputs
-        .iter()
-        .flatten()
-        .map(Tracked::<B>::node)
-        .collect();
-    guards.extend(parents.leaves.iter().map(|leaf| leaf.tensor.node()));
+    let mut guards: Vec<NodeGuard> = parents.inputs.iter().flatten().map(guard).collect();
+    guards.extend(parents.leaves.iter().map(|leaf| guard(&leaf.tensor)));
     let mut uses = Vec::new();
     for slot in parents.slots {
         let hook = match is_in_scope {
             true => replayed(&slot),
             false => slot.on_tape(false),
         };
-        guards.push(hook.node());
-        let hook = hook.id();
+        guards.push(guard(&hook));
+        let hook = id_of(&hook);
         uses.push(Use { slot, hook });
     }
+    let input = |input: &DispatchTensor| InputNode {
+        id: id_of(input),
+        is_leaf: Dispatch::float_is_require_grad(input),
+    };
+    let leaf = |leaf: &Leaf| (id_of(&leaf.tensor), !leaf.is_distributed);
+    let inputs = parents.inputs.iter();
     let scope = Scope {
         again,
-        inputs: parents
-            .inputs
-            .iter()
-            .map(|input| {
-                let input = input.as_ref()?;
-                Some(InputNode {
-                    id: input.id(),
-                    is_leaf: Autodiff::<B>::float_is_require_grad(input),
-                })
-            })
-            .collect(),
-        leaves: parents
-            .leaves
-            .iter()
-            .map(|leaf| (leaf.tensor.id(), !leaf.is_distributed))
-            .collect(),
+        inputs: inputs.map(|tensor| tensor.as_ref().map(input)).collect(),
+        leaves: parents.leaves.iter().map(leaf).collect(),
         uses,
         is_outermost: !is_in_scope,
         grads: grads.clone(),
     };
-    let state = State(Arc::new(Mutex::new(Some(scope))));
-    let guards = gathered::<B>(guards, &device);
-    let scope =
-        match <ScopeNode as Backward<B, WIDTH>>::prepare::<NoCheckpointing>(ScopeNode, guards)
-            .compute_bound()
-            .stateful()
-        {
-            OpsKind::Tracked(prep) => prep.finish(state, scalar::<B>(&device)),
-            OpsKind::UnTracked(_) => unreachable!("a scope without gradients has no node"),
-        };
-    outputs
-        .into_iter()
-        .enumerate()
-        .map(|(at, output)| {
-            let state = OutputState {
-                at,
-                grads: grads.clone(),
-            };
-            match <Output as Backward<B, 1>>::prepare::<NoCheckpointing>(Output, [scope.node()])
-                .compute_bound()
-                .stateful()
-            {
-                OpsKind::Tracked(prep) => prep.finish(state, output.into_primitive()),
-                OpsKind::UnTracked(_) => unreachable!("its parent is tracked"),
-            }
-        })
-        .collect()
+    let autodiff = outputs[0].autodiff;
+    let scalar = Zeros::like(&plain(outputs[0].clone())).one();
+    let guards = gathered(guards, &scalar, autodiff);
+    let scope = node(scalar, guards, autodiff, move |reached| {
+        scope.backward(reached.grads);
+    });
+    let outputs = outputs.into_iter().enumerate();
+    let outputs = outputs.map(|(at, output)| {
+        let grads = grads.clone();
+        node(
+            plain(output),
+            [guard(&scope)],
+            autodiff,
+            move |mut reached| {
+                let grad = reached.grad();
+                lock(&grads).push((at, grad));
+            },
+        )
+    });
+    outputs.collect()
 }
 
-impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
-    type State = State<B>;
-
-    fn backward(self, ops: Ops<State<B>, WIDTH>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let scope = lock(&ops.state.0).take();
-        let Scope {
+impl Scope {
+    fn backward(self, grads: &mut Gradients) {
+        let Self {
             again,
             inputs,
             leaves,
             uses,
             is_outermost,
             grads: outputs,
-        } = scope.expect("backward consumes a node once");
+        } = self;
         let of_outputs = std::mem::take(&mut *lock(&outputs));
 
         for session in uses.iter().filter_map(|used| used.slot.session()) {
@@ -259,75 +187,71 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
             !phases.any(|phase| phase == Phase::Ended),
             "{ARMING_HAS_ENDED}"
         );
-        let (run, params) = replaying::<B, _>(is_outermost, again);
-        let is_used = |param: &Arc<ScopedParameter<B>>| {
-            let mut slots = uses.iter().map(|used| &used.slot);
-            slots.any(|slot| Arc::ptr_eq(slot, param.slot()))
-        };
+        let (run, params) = replaying(is_outermost, again);
+        let use_of = |slot: &Arc<Slot>| uses.iter().find(|used| Arc::ptr_eq(&used.slot, slot));
+        let is_used = |param: &Arc<ScopedParameter>| use_of(param.slot()).is_some();
         assert!(
             params.len() == uses.len() && params.iter().all(is_used),
             "{COMPUTES_ANOTHER}"
         );
-        // The gradients that the tape of the scope starts from: the sums of later uses on the outer
-        // tape.
-        let mut seeds: Vec<(NodeId, Primitive<B>)> = Vec::new();
-        // Without outputs that lead to no loss: Burn runs no node without a gradient.
-        let mut roots: Vec<NodeGuard> = Vec::new();
-        for (at, grad) in of_outputs {
-            let output = &run.outputs[at];
-            if output.is_tracked() {
-                seeds.push((output.id(), grad));
-                roots.push(output.node());
-            }
-        }
-        // Burn reaches the last parent first.
-        roots.reverse();
-        let mut seed = |outer, inner, like: &Primitive<B>| {
-            let sum = take_sum::<B>(outer, like, grads);
-            seeds.extend(sum.map(|sum| (inner, sum)));
-        };
-        for (input, leaf) in inputs.iter().zip(&run.inputs) {
-            if let (Some(input), Some(leaf)) = (input, leaf) {
-                seed(input.id, leaf.id(), leaf.primitive());
-            }
-        }
-        for ((outer, may_take), leaf) in leaves.iter().zip(&run.leaves) {
-            if *may_take {
-                seed(*outer, leaf.id(), leaf.primitive());
-            }
-        }
-        for param in &params {
-            let used = uses
-                .iter()
-                .find(|used| Arc::ptr_eq(&used.slot, param.slot()));
-            if let (Some(used), Some(hook)) = (used, param.hook()) {
-                seed(used.hook, hook, &used.slot.placeholder());
-            }
-        }
-
-        let device = run.outputs[0].device();
         let Again {
             inputs: of_inputs,
             leaves: of_leaves,
             outputs,
         } = run;
+        // The gradients that the tape of the scope starts from: the sums of later uses on the outer
+        // tape.
+        let mut seeds: Vec<(NodeId, DispatchTensor)> = Vec::new();
+        // Without outputs that lead to no loss: Burn runs no node without a gradient.
+        let mut roots: Vec<NodeGuard> = Vec::new();
+        for (at, grad) in of_outputs {
+            let output = &outputs[at];
+            if is_tracked(output) {
+                seeds.push((id_of(output), grad));
+                roots.push(guard(output));
+            }
+        }
+        // Burn reaches the last parent first.
+        roots.reverse();
+        let mut seed = |outer, inner, like: DispatchTensor| {
+            let sum = take_sum(outer, &like, grads);
+            seeds.extend(sum.map(|sum| (inner, sum)));
+        };
+        for (input, leaf) in inputs.iter().zip(&of_inputs) {
+            if let (Some(input), Some(leaf)) = (input, leaf) {
+                seed(input.id, id_of(leaf), plain(leaf.clone()));
+            }
+        }
+        for ((outer, may_take), leaf) in leaves.iter().zip(&of_leaves) {
+            if *may_take {
+                seed(*outer, id_of(leaf), plain(leaf.clone()));
+            }
+        }
+        for param in &params {
+            if let (Some(used), Some(hook)) = (use_of(param.slot()), param.hook()) {
+                seed(used.hook, hook, used.slot.placeholder());
+            }
+        }
+
+        let scalar = Zeros::like(&plain(outputs[0].clone())).one();
+        let autodiff = outputs[0].autodiff;
         drop(outputs);
-        let mut inner = backward::<B>(roots, seeds, &device);
+        let mut inner = backward(roots, seeds, scalar, autodiff);
 
         for (input, leaf) in inputs.iter().zip(&of_inputs) {
             let (Some(input), Some(leaf)) = (input, leaf) else {
                 continue;
             };
-            if let Some(grad) = leaf.grad_remove(&mut inner) {
-                grads.register::<B>(input.id, grad);
+            if let Some(grad) = Dispatch::grad_remove(leaf, &mut inner) {
+                register(grads, input.id, grad);
             } else if !input.is_leaf {
                 // It leads to no loss. Burn still runs its node, which needs a gradient.
-                grads.register::<B>(input.id, negative_zeros::<B>(leaf.primitive()));
+                register(grads, input.id, Zeros::like(&plain(leaf.clone())).all());
             }
         }
         for ((outer, _), leaf) in leaves.iter().zip(&of_leaves) {
-            if let Some(grad) = leaf.grad_remove(&mut inner) {
-                grads.register::<B>(*outer, grad);
+            if let Some(grad) = Dispatch::grad_remove(leaf, &mut inner) {
+                register(grads, *outer, grad);
             }
         }
         for param in params {
@@ -335,56 +259,28 @@ impl<B: Inner> Backward<B, WIDTH> for ScopeNode {
             if taken {
                 slot.mark_taken(grads);
             }
-            if let Some(grad) = grad
-                && let Some(used) = uses.iter().find(|used| Arc::ptr_eq(&used.slot, &slot))
-            {
-                grads.register::<B>(used.hook, grad);
+            if let (Some(grad), Some(used)) = (grad, use_of(&slot)) {
+                register(grads, used.hook, grad);
             }
         }
     }
 }
 
-/// The root of a scope's tape: registers the gradients that the tape starts from.
-#[derive(Debug)]
-struct Root;
-
-#[derive(Clone)]
-struct Seeds<B: Inner>(Vec<(NodeId, Primitive<B>)>);
-
-impl<B: Inner> std::fmt::Debug for Seeds<B> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Seeds")
-    }
-}
-
-impl<B: Inner> Backward<B, WIDTH> for Root {
-    type State = Seeds<B>;
-
-    fn backward(self, ops: Ops<Seeds<B>, WIDTH>, grads: &mut Gradients, _: &mut Checkpointer) {
-        for (node, grad) in ops.state.0 {
-            grads.register::<B>(node, grad);
-        }
-    }
-}
-
-fn backward<B: Inner>(
+/// Runs backward on the tape of a scope, from the gradients that it starts from.
+fn backward(
     mut roots: Vec<NodeGuard>,
-    seeds: Vec<(NodeId, Primitive<B>)>,
-    device: &B::Device,
+    seeds: Vec<(NodeId, DispatchTensor)>,
+    scalar: DispatchTensor,
+    autodiff: DispatchAutodiffContext,
 ) -> Gradients {
     // Without outputs, sums of later uses pass through.
     if roots.is_empty() {
-        let leaf = <Tracked<B>>::new(scalar::<B>(device)).require_grad();
-        roots.push(leaf.node());
+        roots.push(guard(&leaf(scalar.clone(), autodiff)));
     }
-    let guards = gathered::<B>(roots, device);
-    let seeds = Seeds(seeds);
-    let root = match <Root as Backward<B, WIDTH>>::prepare::<NoCheckpointing>(Root, guards)
-        .compute_bound()
-        .stateful()
-    {
-        OpsKind::Tracked(prep) => prep.finish(seeds, scalar::<B>(device)),
-        OpsKind::UnTracked(_) => unreachable!("its parents are tracked"),
-    };
-    Autodiff::<B>::backward(root)
+    let guards = gathered(roots, &scalar, autodiff);
+    Dispatch::backward(node(scalar, guards, autodiff, |reached| {
+        for (node, grad) in seeds {
+            register(reached.grads, node, grad);
+        }
+    }))
 }

@@ -1,9 +1,11 @@
 //! What is noted of the results of a scope, to tell whether backward computes the same again.
 
-use burn::backend::{BackendTensor, TensorMetadata};
+use burn::Tensor;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Shape, Slice};
 
-use crate::backend::{Inner, Primitive, reading_waits};
+use crate::backend::reading_waits;
 
 /// The outline of one result.
 #[derive(Debug)]
@@ -26,12 +28,12 @@ struct Trace {
 const AT_ONCE: usize = 1 << 16;
 
 impl Outline {
-    pub(crate) fn of<B: Inner>(tensor: &Primitive<B>) -> Self {
-        let waits = reading_waits(&B::wrap(BackendTensor::Float(tensor.clone())));
+    /// The outline of a tensor without autodiff.
+    pub(crate) fn of(tensor: &DispatchTensor) -> Self {
         Self {
             shape: tensor.shape(),
             dtype: tensor.dtype(),
-            trace: (!waits).then(|| Trace::of::<B>(tensor)),
+            trace: (!reading_waits(tensor)).then(|| Trace::of(tensor)),
         }
     }
 
@@ -47,7 +49,7 @@ impl Outline {
 }
 
 impl Trace {
-    fn of<B: Inner>(tensor: &Primitive<B>) -> Self {
+    fn of(tensor: &DispatchTensor) -> Self {
         let shape = tensor.shape();
         let mut trace = Self::default();
         let (rows, numbers) = (shape[0], shape.num_elements());
@@ -60,9 +62,9 @@ impl Trace {
             let last = rows.min(first + rows_at_once);
             let mut part = vec![Slice::full(); shape.num_dims()];
             part[0] = Slice::from(first..last);
-            let part = B::float_slice(tensor.clone(), &part);
+            let part = Dispatch::float_slice(tensor.clone(), &part);
             // Any rank will do.
-            let data = B::tensor::<1>(part).into_data();
+            let data = Tensor::<1>::from_dispatch(part).into_data();
             match data.as_slice::<f32>() {
                 Ok(numbers) => numbers.iter().for_each(|x| trace.add(&mut at, (*x).into())),
                 Err(_) => data.iter::<f64>().for_each(|x| trace.add(&mut at, x)),
@@ -98,15 +100,13 @@ impl Trace {
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
-    use burn::Tensor;
-    use burn::backend::Flex;
     use burn::tensor::{Device, TensorData};
 
     use super::*;
 
     fn outline(numbers: &[f32]) -> Outline {
         let data = TensorData::new(numbers.to_vec(), [numbers.len(), 1]);
-        Outline::of::<Flex>(&Flex::of(Tensor::<2>::from_data(data, &Device::flex())))
+        Outline::of(&Tensor::<2>::from_data(data, &Device::flex()).into_dispatch())
     }
 
     #[test]

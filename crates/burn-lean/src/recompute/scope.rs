@@ -1,21 +1,19 @@
 //! The parameters of the scope that runs on this thread.
 
-use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use burn::backend::TensorMetadata;
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::grads::Gradients;
+use burn::backend::{DispatchAutodiffContext, DispatchTensor};
+use burn::tensor::GradientCheckpointingStrategy;
 
-use crate::backend::{Inner, Primitive, Tracked};
 use crate::hook_orders::HookKey;
 use crate::lock::lock;
-use crate::slot::Slot;
-use crate::tape::{HookOwner, leaf_hook, rung};
+use crate::session::Slot;
+use crate::tape::{HookOwner, OnTape, leaf, leaf_hook};
 
 /// The way in which this thread reads armed parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,11 +30,12 @@ struct State {
     mode: Mode,
     /// Whether the recomputed scope is not nested in another one.
     is_outermost: bool,
-    /// The parameters used, by the address of their slot: `Arc<Slot<B>>` or
-    /// `Arc<ScopedParameter<B>>`.
-    slots: HashMap<usize, Box<dyn Any>>,
-    /// The addresses in the order of first use.
-    order: Vec<usize>,
+    /// The parameters used, in the order of first use: the slots of a scope that is recorded, ..
+    recorded: Vec<Arc<Slot>>,
+    /// .. and those on the tape of one that is replayed.
+    replayed: Vec<Arc<ScopedParameter>>,
+    /// Their indices, by the address of the slot.
+    places: HashMap<usize, usize>,
 }
 
 thread_local! {
@@ -48,8 +47,9 @@ impl State {
         Self {
             mode,
             is_outermost: false,
-            slots: HashMap::new(),
-            order: Vec::new(),
+            recorded: Vec::new(),
+            replayed: Vec::new(),
+            places: HashMap::new(),
         }
     }
 }
@@ -77,10 +77,9 @@ fn within<R>(state: State, run: impl FnOnce() -> R) -> (R, State) {
 
 /// Runs a scope without a tape, and returns which armed parameters it has used, in the order of
 /// their use.
-pub(crate) fn recording<R>(run: impl FnOnce() -> R) -> (R, Vec<Box<dyn Any>>) {
-    let (result, mut state) = within(State::new(Mode::Recording), run);
-    let slots = state.order.iter().filter_map(|at| state.slots.remove(at));
-    (result, slots.collect())
+pub(crate) fn recording<R>(run: impl FnOnce() -> R) -> (R, Vec<Arc<Slot>>) {
+    let (result, state) = within(State::new(Mode::Recording), run);
+    (result, state.recorded)
 }
 
 /// Runs with the weights of armed parameters as constants.
@@ -89,55 +88,59 @@ pub(crate) fn without_tape<R>(run: impl FnOnce() -> R) -> R {
 }
 
 /// Notes the use of an armed parameter in a scope that runs without a tape.
-pub(crate) fn record<B: Inner>(slot: &Arc<Slot<B>>) {
-    let at = Arc::as_ptr(slot) as usize;
+pub(crate) fn record(slot: &Arc<Slot>) {
     STATE.with_borrow_mut(|state| {
-        if let Entry::Vacant(entry) = state.slots.entry(at) {
-            entry.insert(Box::new(slot.clone()));
-            state.order.push(at);
+        let next = state.recorded.len();
+        if *state.places.entry(address(slot)).or_insert(next) == next {
+            state.recorded.push(slot.clone());
         }
     });
 }
 
-/// An armed parameter on the tape of a recomputed scope.
-pub(crate) struct ScopedParameter<B: Inner> {
-    slot: Arc<Slot<B>>,
-    /// The scope is not nested in another one.
-    is_outermost: bool,
-    state: Mutex<ScopedState<B>>,
+fn address(slot: &Arc<Slot>) -> usize {
+    Arc::as_ptr(slot) as usize
 }
 
-struct ScopedState<B: Inner> {
-    hook: Option<Tracked<B>>,
+/// An armed parameter on the tape of a recomputed scope.
+pub(crate) struct ScopedParameter {
+    slot: Arc<Slot>,
+    /// The scope is not nested in another one.
+    is_outermost: bool,
+    state: Mutex<ScopedState>,
+}
+
+struct ScopedState {
+    hook: Option<OnTape>,
     taken: bool,
-    grad: Option<Primitive<B>>,
+    grad: Option<DispatchTensor>,
 }
 
 /// The result of the scope's backward pass for a parameter.
-pub(crate) struct ScopedOutcome<B: Inner> {
-    pub(crate) slot: Arc<Slot<B>>,
+pub(crate) struct ScopedOutcome {
+    pub(crate) slot: Arc<Slot>,
     pub(crate) taken: bool,
     /// The contribution of the scope to the gradient, unless the parameter was stepped.
-    pub(crate) grad: Option<Primitive<B>>,
+    pub(crate) grad: Option<DispatchTensor>,
 }
 
-impl<B: Inner> ScopedParameter<B> {
-    fn state(&self) -> MutexGuard<'_, ScopedState<B>> {
+impl ScopedParameter {
+    fn state(&self) -> MutexGuard<'_, ScopedState> {
         lock(&self.state)
     }
 
-    pub(crate) fn slot(&self) -> &Arc<Slot<B>> {
+    pub(crate) fn slot(&self) -> &Arc<Slot> {
         &self.slot
     }
 
     /// The leaf hook, while its gradient is not complete.
     pub(crate) fn hook(&self) -> Option<NodeId> {
-        self.state().hook.as_ref().map(Tracked::<B>::id)
+        self.state().hook.as_ref().map(OnTape::id)
     }
 
-    pub(crate) fn outcome(&self, grads: &mut Gradients) -> ScopedOutcome<B> {
+    pub(crate) fn outcome(&self, grads: &mut Gradients) -> ScopedOutcome {
         let mut state = self.state();
-        let left = state.hook.take().and_then(|hook| hook.grad_remove(grads));
+        let hook = state.hook.take();
+        let left = hook.and_then(|hook| hook.take_grad(grads));
         ScopedOutcome {
             slot: self.slot.clone(),
             taken: state.taken,
@@ -146,21 +149,20 @@ impl<B: Inner> ScopedParameter<B> {
     }
 }
 
-impl<B: Inner> HookOwner<B> for ScopedParameter<B> {
+impl HookOwner for ScopedParameter {
     fn complete(&self, hook: NodeId, grads: &mut Gradients, checkpointer: &Checkpointer) -> bool {
         if let Some(session) = self.slot.session() {
             session.learn(hook, HookKey::in_scope(self.slot.id), checkpointer);
         }
         let mut state = self.state();
         // The leaf hook holds the weight: without it, the step can write into the weight's memory.
-        let Some(grad) = state.hook.take().and_then(|hook| hook.grad_remove(grads)) else {
+        let hook = state.hook.take();
+        let Some(grad) = hook.and_then(|hook| hook.take_grad(grads)) else {
             return true;
         };
         if self.is_outermost && self.slot.is_for_one_scope() {
-            match self.slot.take_gradient(grad) {
-                Ok(()) => state.taken = true,
-                Err(grad) => state.grad = Some(grad),
-            }
+            state.grad = self.slot.take_gradient(grad);
+            state.taken = state.grad.is_none();
         } else {
             state.grad = Some(grad);
         }
@@ -169,27 +171,20 @@ impl<B: Inner> HookOwner<B> for ScopedParameter<B> {
 }
 
 /// Runs a scope on a tape of its own. Returns the parameters that it uses.
-pub(crate) fn replaying<B: Inner, R>(
+pub(crate) fn replaying<R>(
     is_outermost: bool,
     run: impl FnOnce() -> R,
-) -> (R, Vec<Arc<ScopedParameter<B>>>) {
+) -> (R, Vec<Arc<ScopedParameter>>) {
     let mut state = State::new(Mode::Replaying);
     state.is_outermost = is_outermost;
-    let (result, mut state) = within(state, run);
-    let params = state.order.iter().filter_map(|at| state.slots.remove(at));
-    (
-        result,
-        params
-            .filter_map(|param| Some(*param.downcast().ok()?))
-            .collect(),
-    )
+    let (result, state) = within(state, run);
+    (result, state.replayed)
 }
 
 /// Puts a parameter on the tape of the recomputed scope.
-pub(crate) fn replayed<B: Inner>(slot: &Arc<Slot<B>>) -> Tracked<B> {
-    let at = Arc::as_ptr(slot) as usize;
+pub(crate) fn replayed(slot: &Arc<Slot>) -> DispatchTensor {
     if let Some(param) = scoped_parameter(slot) {
-        let hook = param.state().hook.clone();
+        let hook = param.state().hook.as_ref().map(OnTape::get);
         return hook.expect("a scope runs before its backward pass");
     }
     let session = slot.session();
@@ -197,36 +192,38 @@ pub(crate) fn replayed<B: Inner>(slot: &Arc<Slot<B>>) -> Tracked<B> {
     let order = session
         .as_ref()
         .map_or(1, |session| session.order_of(key).0);
-    let weight = slot.weight();
-    let below = rung::<B>(order - 1, &weight.device());
     // The scoped parameter takes the gradient. The leaf is only there because a hook needs one.
-    let leaf = <Tracked<B>>::new(slot.placeholder()).require_grad();
-    let param = Arc::new_cyclic(|param: &Weak<ScopedParameter<B>>| {
-        let owner: Weak<dyn HookOwner<B>> = param.clone();
-        let hooked = leaf_hook::<B>(weight, &leaf, below, owner, &Arc::default());
+    let autodiff = DispatchAutodiffContext::Enabled(GradientCheckpointingStrategy::default());
+    let leaf = leaf(slot.placeholder(), autodiff);
+    let mut made = None;
+    let param = Arc::new_cyclic(|param: &Weak<ScopedParameter>| {
+        let owner: Weak<dyn HookOwner> = param.clone();
+        let hooked = leaf_hook(slot.weight(), &leaf, order - 1, owner, Arc::default());
         if let Some(session) = session {
-            session.hook_made(hooked.id(), key, order);
+            session.hook_made(&hooked, key, order);
         }
+        made = Some(hooked.clone());
         ScopedParameter {
             slot: slot.clone(),
             is_outermost: STATE.with_borrow(|state| state.is_outermost),
             state: Mutex::new(ScopedState {
-                hook: Some(hooked),
+                hook: Some(OnTape::new(hooked)),
                 taken: false,
                 grad: None,
             }),
         }
     });
-    let hooked = param.state().hook.clone();
     STATE.with_borrow_mut(|state| {
-        state.slots.insert(at, Box::new(param));
-        state.order.push(at);
+        state.places.insert(address(slot), state.replayed.len());
+        state.replayed.push(param);
     });
-    hooked.expect("it was made right now")
+    made.expect("it was made right now")
 }
 
 /// The parameter on the tape of the recomputed scope, if the scope has used it.
-fn scoped_parameter<B: Inner>(slot: &Arc<Slot<B>>) -> Option<Arc<ScopedParameter<B>>> {
-    let at = Arc::as_ptr(slot) as usize;
-    STATE.with_borrow(|state| state.slots.get(&at)?.downcast_ref().cloned())
+fn scoped_parameter(slot: &Arc<Slot>) -> Option<Arc<ScopedParameter>> {
+    STATE.with_borrow(|state| {
+        let place = state.places.get(&address(slot))?;
+        Some(state.replayed[*place].clone())
+    })
 }

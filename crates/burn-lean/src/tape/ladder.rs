@@ -4,27 +4,31 @@
 //! runs nodes by order, highest first. Parents that need no gradient count for the order, but are
 //! not on the tape. So a chain of identities without gradients gives a node of any order.
 
+use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::backend::autodiff::NodeId;
-use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
-use burn::tensor::{FloatDType, Shape};
+use burn::backend::autodiff::ops::NodeGuard;
+use burn::backend::{DispatchAutodiffContext, DispatchTensor};
+use burn::tensor::GradientCheckpointingStrategy;
 
-use crate::backend::{Inner, Rungs, Tracked};
+use super::node::{Zeros, constant, guard, node};
+use crate::backend::plain;
+use crate::lock::lock;
 
-#[derive(Debug)]
-struct Rung;
-
-impl<B: Inner> Backward<B, 1> for Rung {
-    type State = ();
-
-    fn backward(self, _: Ops<(), 1>, _: &mut Gradients, _: &mut Checkpointer) {
-        unreachable!("a rung needs no gradient")
-    }
+/// Nodes without gradients, by order. A node belongs to no backend.
+struct Rungs {
+    /// Each with the pass that has used it last.
+    nodes: BTreeMap<usize, (DispatchTensor, usize)>,
+    /// The pass in which those were dropped that no pass uses any more.
+    swept: usize,
 }
+
+static RUNGS: Mutex<Rungs> = Mutex::new(Rungs {
+    nodes: BTreeMap::new(),
+    swept: 0,
+});
 
 /// How many passes have begun.
 static PASSES: AtomicUsize = AtomicUsize::new(0);
@@ -38,9 +42,9 @@ pub(crate) fn begin_pass() {
     PASSES.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Returns a node of this order. Nodes are kept: each backend has its own ladder of them.
-pub(crate) fn rung<B: Inner>(order: usize, device: &B::Device) -> NodeGuard {
-    let Rungs { nodes, swept } = &mut *B::rungs();
+/// Returns a node of this order, and keeps it. A new one has a number on the device of `like`.
+pub(crate) fn rung(order: usize, like: &DispatchTensor) -> NodeGuard {
+    let Rungs { nodes, swept } = &mut *lock(&RUNGS);
     let pass = PASSES.load(Ordering::Relaxed);
     if pass != *swept {
         *swept = pass;
@@ -48,27 +52,24 @@ pub(crate) fn rung<B: Inner>(order: usize, device: &B::Device) -> NodeGuard {
     }
     if let Some((rung, used)) = nodes.get_mut(&order) {
         *used = pass;
-        return rung.node();
+        return guard(rung);
     }
+    let autodiff = DispatchAutodiffContext::Enabled(GradientCheckpointingStrategy::default());
     let (mut at, mut rung) = match nodes.range(..order).next_back() {
         Some((at, (rung, _))) => (*at, rung.clone()),
-        None => {
-            let scalar = B::float_zeros(Shape::new([1]), device, FloatDType::F32);
-            (0, <Tracked<B>>::new(scalar))
-        }
+        None => (
+            0,
+            constant(Zeros::like(&plain(like.clone())).one(), autodiff),
+        ),
     };
     while at < order {
-        let (primitive, below) = rung.into_parts();
-        rung = match <Rung as Backward<B, 1>>::prepare::<NoCheckpointing>(Rung, [below])
-            .compute_bound()
-            .stateful()
-        {
-            OpsKind::UnTracked(prep) => prep.finish(primitive),
-            OpsKind::Tracked(_) => unreachable!("a rung needs no gradient"),
-        };
+        let below = guard(&rung);
+        rung = node(plain(rung), [below], autodiff, |_| {
+            unreachable!("a rung needs no gradient")
+        });
         at += 1;
     }
-    let guard = rung.node();
+    let guard = guard(&rung);
     nodes.insert(order, (rung, pass));
     guard
 }
@@ -113,21 +114,22 @@ impl Clock {
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
-    use burn::backend::Flex;
-    use burn::backend::flex::FlexDevice;
+    use burn::Tensor;
+    use burn::tensor::Device;
 
     use super::*;
 
     #[test]
     fn a_rung_that_no_pass_uses_goes() {
-        let is_there = || Flex::rungs().nodes.contains_key(&500);
-        drop(rung::<Flex>(500, &FlexDevice));
+        let like = Tensor::<1>::zeros([1], &Device::flex()).into_dispatch();
+        let is_there = || lock(&RUNGS).nodes.contains_key(&500);
+        drop(rung(500, &like));
         for pass in 0..2 * KEPT {
             begin_pass();
-            drop(rung::<Flex>(1, &FlexDevice));
+            drop(rung(1, &like));
             if pass == KEPT / 2 {
                 assert!(is_there());
-                drop(rung::<Flex>(500, &FlexDevice));
+                drop(rung(500, &like));
             }
         }
         assert!(!is_there());

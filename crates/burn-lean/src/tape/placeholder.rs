@@ -1,10 +1,13 @@
 //! The placeholder that an armed `Param` holds instead of its weight.
 
 use burn::Tensor;
-use burn::backend::{BackendTensor, TensorMetadata};
-use burn::tensor::{Bytes, DType, Shape, TensorData};
+use burn::backend::autodiff::NodeId;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::{Bytes, DType, Shape, Slice, TensorData};
 
-use crate::backend::{Inner, Primitive, WithBackend, reading_waits, with_backend};
+use super::node::node_of;
+use crate::backend::{plain, reading_waits};
 
 /// A signaling NaN of a float type, and the quiet NaN that arithmetic makes of it. Copies keep the
 /// bits of the first; computed values have those of the second.
@@ -28,7 +31,7 @@ fn bits(dtype: DType) -> Option<(Vec<u8>, Vec<u8>)> {
 
 /// The one element of a placeholder, of the weight's rank and type. Expanded to the weight's shape,
 /// it takes no memory. Code that does not read through `Param::val` sees NaN.
-pub(crate) fn placeholder_element<B: Inner>(weight: &Primitive<B>) -> Primitive<B> {
+pub(crate) fn placeholder_element(weight: &DispatchTensor) -> DispatchTensor {
     let one = Shape::from(vec![1; weight.shape().num_dims()]);
     let data = match bits(weight.dtype()) {
         Some((signaling, _)) => {
@@ -36,85 +39,50 @@ pub(crate) fn placeholder_element<B: Inner>(weight: &Primitive<B>) -> Primitive<
         }
         None => TensorData::new(vec![f32::NAN], one).convert_dtype(weight.dtype()),
     };
-    B::float_from_data(data, &weight.device())
-}
-
-/// The [element](placeholder_element) of a tensor's backend.
-#[cfg(feature = "train")]
-pub(crate) struct ElementOf<const D: usize>;
-
-#[cfg(feature = "train")]
-impl<const D: usize> WithBackend for ElementOf<D> {
-    type Output = Tensor<D>;
-
-    fn run<B: Inner>(self, tensor: BackendTensor<B>) -> Tensor<D> {
-        B::tensor(match tensor {
-            BackendTensor::Autodiff(tensor) => placeholder_element::<B>(tensor.primitive()),
-            BackendTensor::Float(tensor) => placeholder_element::<B>(&tensor),
-            _ => unreachable!("a float parameter"),
-        })
-    }
+    Dispatch::float_from_data(data, &weight.device())
 }
 
 /// Whether a tensor is a placeholder, and was not computed from one. Reads one element.
-pub(crate) fn is_placeholder<const D: usize>(tensor: Tensor<D>) -> bool {
-    let first = first_element(tensor);
-    first.is_some_and(|first| match bits(first.dtype()) {
+pub(crate) fn is_placeholder(tensor: &DispatchTensor) -> bool {
+    first_element(tensor).is_some_and(|first| match bits(first.dtype()) {
         Some((signaling, _)) => first.as_bytes() == signaling,
         None => first.iter::<f32>().any(f32::is_nan),
     })
 }
 
 /// Whether a tensor was computed from a placeholder. Reads one element.
-pub(crate) fn is_computed_from_placeholder<const D: usize>(tensor: Tensor<D>) -> bool {
+pub(crate) fn is_computed_from_placeholder(tensor: &DispatchTensor) -> bool {
     // A GPU may change the bits of a NaN.
-    let keeps_bits = !reading_waits(&tensor.clone().into_dispatch().kind);
-    let first = first_element(tensor);
-    first.is_some_and(|first| match bits(first.dtype()) {
+    let keeps_bits = !reading_waits(tensor);
+    first_element(tensor).is_some_and(|first| match bits(first.dtype()) {
         Some((_, quiet)) if keeps_bits => first.as_bytes() == quiet,
         _ => first.iter::<f32>().any(f32::is_nan),
     })
 }
 
-struct LeafOf;
-
-impl WithBackend for LeafOf {
-    type Output = Option<u64>;
-
-    fn run<B: Inner>(self, tensor: BackendTensor<B>) -> Option<u64> {
-        match tensor {
-            BackendTensor::Autodiff(leaf) => Some(leaf.id().value),
-            _ => None,
-        }
-    }
-}
-
-/// The node of a parameter's base; `None` on an unknown backend.
-pub(crate) fn leaf_of<const D: usize>(base: Tensor<D>) -> Option<u64> {
-    with_backend(base.into_dispatch().kind, LeafOf).flatten()
-}
-
 /// Whether the base of an armed parameter is no longer the placeholder over this leaf: something
 /// was loaded into it or computed from it.
-pub(crate) fn is_replaced<const D: usize>(leaf: u64, base: Tensor<D>) -> bool {
-    leaf_of(base.clone()) != Some(leaf) && !is_placeholder(base)
+pub(crate) fn is_replaced(leaf: NodeId, base: &DispatchTensor) -> bool {
+    node_of(base) != Some(leaf) && !is_placeholder(base)
 }
 
-/// Whether a gradient of a weight with these dimensions is the mark of one that was taken, or was
-/// computed from such a mark.
-pub(crate) fn is_left<const D: usize>(dims: [usize; D], grad: Tensor<D>) -> bool {
+/// Whether a gradient of a weight of this shape is the mark of one that was taken, or was computed
+/// from such a mark.
+pub(crate) fn is_left(shape: &Shape, grad: &DispatchTensor) -> bool {
     // A mark has one element, which need not be read where the weight has more.
-    if grad.dims() == [1; D] {
-        return dims != [1; D] || is_placeholder(grad);
+    if grad.shape().iter().all(|dim| *dim == 1) {
+        return shape.iter().any(|dim| *dim != 1) || is_placeholder(grad);
     }
-    let waits = reading_waits(&grad.clone().into_dispatch().kind);
-    !waits && is_computed_from_placeholder(grad)
+    !reading_waits(grad) && is_computed_from_placeholder(grad)
 }
 
-fn first_element<const D: usize>(tensor: Tensor<D>) -> Option<TensorData> {
-    if tensor.shape().num_elements() == 0 {
+fn first_element(tensor: &DispatchTensor) -> Option<TensorData> {
+    let shape = tensor.shape();
+    // What is quantized was never a placeholder.
+    if shape.num_elements() == 0 || !tensor.dtype().is_float() {
         return None;
     }
-    let first = std::array::from_fn::<_, D, _>(|_| 0..1);
-    Some(tensor.inner().slice(first).into_data())
+    let first = vec![Slice::from(0..1); shape.num_dims()];
+    let first = Dispatch::float_slice(plain(tensor.clone()), &first);
+    Some(Tensor::<1>::from_dispatch(first).into_data())
 }

@@ -160,7 +160,7 @@ impl<M: LearnerModel> Stepping<M> {
 
     /// The learner between two epochs, for a checkpoint.
     pub(super) fn learner(&self) -> Learner<M> {
-        let optim = self.optim.copy_optimizer();
+        let optim = expect(self.optim.own_optimizer());
         Learner::new(self.model().clone(), optim, self.scheduler.clone())
     }
 

@@ -6,15 +6,14 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 
 use super::ReleaseOptimizer;
-use crate::armed_slot::Purpose;
 use crate::error::{Refused, ReleaseError, expect};
 use crate::gradients::GradNorm;
-use crate::groups::path_of;
 use crate::optimizer::claims::check_claims;
 use crate::optimizer::ordinary;
 use crate::optimizer::survey::Survey;
 use crate::path::path_text;
 use crate::recompute::TwoPasses;
+use crate::session::Purpose;
 
 impl ReleaseOptimizer {
     /// Takes one step in two passes: runs `forward` and its backward pass once to measure the norm
@@ -92,24 +91,19 @@ impl ReleaseOptimizer {
             Ok(measured) => measured,
             Err(error) => {
                 passes.undo(&model);
-                return Err(self.refuse_disarmed(model, error));
+                return Err(self.disarmed(Refused::new(model, error)));
             }
         };
         if !measured.is_finite() {
-            return match self.try_step(lr, model, GradientsParams::new()) {
-                Ok(model) => Ok((model, first)),
-                Err(refused) => {
-                    let (model, error) = refused.into_parts();
-                    Err(self.refuse_disarmed(model, error))
-                }
-            };
+            let skipped = self.try_step(lr, model, GradientsParams::new());
+            let model = skipped.map_err(|refused| self.disarmed(refused))?;
+            return Ok((model, first));
         }
         let model = match self.try_arm(lr.clone(), model) {
             Ok(model) => model,
             Err(refused) => {
-                let (model, error) = refused.into_parts();
-                passes.undo(&model);
-                return Err(self.refuse_disarmed(model, error));
+                passes.undo(refused.model());
+                return Err(self.disarmed(refused));
             }
         };
         let second = passes.second(&model, || {
@@ -123,24 +117,17 @@ impl ReleaseOptimizer {
         });
         let Some((value, grads)) = second else {
             passes.undo(&model);
-            return Err(self.refuse_disarmed(model, ReleaseError::NotRepeatable));
+            return Err(self.disarmed(Refused::new(model, ReleaseError::NotRepeatable)));
         };
-        match self.try_step(lr, model, grads) {
-            Ok(model) => Ok((model, value)),
-            Err(refused) => {
-                let (model, error) = refused.into_parts();
-                Err(self.refuse_disarmed(model, error))
-            }
-        }
+        let stepped = self.try_step(lr, model, grads);
+        let model = stepped.map_err(|refused| self.disarmed(refused))?;
+        Ok((model, value))
     }
 
-    /// Hands the model back disarmed, with the sums it was armed with, unless a part of it was
-    /// stepped.
-    fn refuse_disarmed<M: Module>(
-        &mut self,
-        model: M,
-        error: ReleaseError,
-    ) -> Refused<M, GradientsParams> {
+    /// The refusal with the model disarmed, and with the sums it was armed with, unless a part of it
+    /// was stepped.
+    fn disarmed<M: Module, G>(&mut self, refused: Refused<M, G>) -> Refused<M, GradientsParams> {
+        let (model, error) = refused.into_parts();
         match self.try_disarm_accumulated(model) {
             Ok((model, sums)) => Refused::with_grads(model, sums, error),
             Err(refused) => {
@@ -201,13 +188,13 @@ impl ReleaseOptimizer {
     ) -> Result<GradNorm, ReleaseError> {
         let survey = Survey::of(model);
         self.session.wait_for_reductions()?;
-        self.check_measured(model, &grads, &survey)?;
-        let params = ordinary::measure(&self.session, model, &grads)?;
+        self.check_measured(&grads, &survey)?;
+        ordinary::measure(&self.session, &survey, &grads)?;
         let is_plain = self.session.is_plain();
         let mut stepper = self.session.stepper();
-        let measured = stepper.gradients.end_measuring(&params, is_plain);
+        let measured = stepper.gradients.end_measuring(&survey.ids(), is_plain);
         let measured = measured.map_err(|param| ReleaseError::NonFinite {
-            path: path_of(model, param),
+            path: survey.path_of(param),
             stepped: 0,
             armed: 0,
         })?;
@@ -221,12 +208,7 @@ impl ReleaseOptimizer {
         Ok(measured)
     }
 
-    fn check_measured<M: Module>(
-        &self,
-        model: &M,
-        grads: &GradientsParams,
-        survey: &Survey,
-    ) -> Result<(), ReleaseError> {
+    fn check_measured(&self, grads: &GradientsParams, survey: &Survey) -> Result<(), ReleaseError> {
         let stepper = self.session.stepper();
         let gradients = &stepper.gradients;
         let is_open = gradients.is_measuring() && gradients.measured().is_none();
@@ -239,11 +221,11 @@ impl ReleaseOptimizer {
         drop(stepper);
         for slot in self.session.slots().values() {
             if slot.phase().is_taken_twice() {
-                let path = path_text(slot.path());
+                let path = path_text(&slot.path);
                 return Err(ReleaseError::MeasuredTwice { path });
             }
         }
         survey.check_own(&self.session, |slot| slot.phase().is_taken())?;
-        check_claims(&self.session, survey, model, grads)
+        check_claims(&self.session, survey, grads)
     }
 }

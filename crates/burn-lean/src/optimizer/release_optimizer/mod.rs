@@ -16,12 +16,11 @@ use super::claims::check_sums;
 use super::report::StepReport;
 use super::restoring::restore;
 use super::survey::Survey;
-use crate::armed_slot::Purpose;
 use crate::error::{Refused, ReleaseError, expect};
 use crate::groups::check_groups;
 use crate::hook_orders::FirstPass;
 use crate::reduction::own_states;
-use crate::session::{Progress, Session};
+use crate::session::{Progress, Purpose, Session};
 
 /// Adds gradient release to Burn's optimizer.
 pub trait WithGradientRelease {
@@ -203,7 +202,7 @@ impl ReleaseOptimizer {
     ) -> Result<Survey, ReleaseError> {
         let survey = self.check_arm(model)?;
         survey.check_rates(lr)?;
-        check_sums(&survey, model, sums)?;
+        check_sums(&survey, sums)?;
         let gradients = &self.session.stepper().gradients;
         gradients.check_arm()?;
         if gradients.measured().is_some() {
@@ -335,7 +334,7 @@ impl ReleaseOptimizer {
         let survey = Survey::of(&model);
         match self.check_disarm(&survey) {
             Ok(()) => {
-                let sums = arming::take_sums(&self.session, &model);
+                let sums = arming::take_sums(&self.session, &survey);
                 Ok((self.disarm_checked(model, &survey), sums))
             }
             Err(error) => Err(Refused::new(model, error)),

@@ -1,24 +1,21 @@
 //! Finishing the step that backward has begun.
 
-use burn::Tensor;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::Module;
 use burn::optim::GradientsParams;
 
 use super::ReleaseOptimizer;
-use crate::armed_slot::Taken;
+use crate::backend::added;
 use crate::error::{Refused, ReleaseError, expect};
 use crate::gradients::Stop;
-use crate::groups::path_of;
 use crate::optimizer::claims::check_claims;
-use crate::optimizer::ordinary::added;
 use crate::optimizer::reducing::{reduce, weights_from_owners};
 use crate::optimizer::report::{Outcome, StepReport};
 use crate::optimizer::restoring::restore;
-use crate::optimizer::survey::Survey;
+use crate::optimizer::survey::{Survey, Surveyed};
 use crate::optimizer::{arming, ordinary};
 use crate::path::path_text;
-use crate::session::{Progress, Session};
+use crate::session::{Progress, Taken};
 
 impl ReleaseOptimizer {
     /// Finishes the step: makes ordinary parameters of those that were stepped inside backward, and
@@ -80,18 +77,18 @@ impl ReleaseOptimizer {
             true => model,
             // An accumulator, or an optimizer that is gone, has left the model in this state.
             false => {
-                let sums = arming::sums_left(&model, &survey);
+                let sums = arming::sums_left(&survey);
                 if !sums.is_empty() {
                     self.session.stepper().sums = sums;
                 }
                 arming::settle(model, &survey)
             }
         };
-        let mut report = self.report(&model, &mut grads);
+        let mut report = self.report(&survey, &mut grads);
         let reduced = match self.session.in_flight() {
             Some(in_flight) => {
                 let recipients = self.session.stepper().gradients.recipients();
-                reduce(in_flight, &model, recipients, &mut grads)
+                reduce(in_flight, &survey, recipients, &mut grads)
             }
             None => Ok(Vec::new()),
         };
@@ -100,12 +97,11 @@ impl ReleaseOptimizer {
             Err(error) => return Err(Refused::with_grads(model, grads, error)),
         };
         let mut model = restore(&self.session, model, survey.has_adapters);
-        let ordinary::Transformed { params, skipped } =
-            ordinary::transform(&self.session, &model, &mut grads);
+        let skipped = ordinary::transform(&self.session, &model, &mut grads);
         report.set_skipped(&skipped);
         let has_skipped = !skipped.is_empty() || report.count(Outcome::Skipped) > 0;
         let mut stepper = self.session.stepper();
-        report.gradients = stepper.gradients.end_step(&params, has_skipped);
+        report.gradients = stepper.gradients.end_step(&survey.ids(), has_skipped);
         drop(stepper);
         self.finish(report);
         if !grads.is_empty() {
@@ -130,27 +126,49 @@ impl ReleaseOptimizer {
     }
 
     /// Makes the report of the step. `grads` keeps the gradients that are not stepped with yet.
-    pub(in crate::optimizer) fn report<M: Module>(
+    pub(in crate::optimizer) fn report(
         &self,
-        model: &M,
+        survey: &Survey,
         grads: &mut GradientsParams,
     ) -> StepReport {
         let mut stepper = self.session.stepper();
         let measured = stepper.gradients.measured();
-        let sums = std::mem::take(&mut stepper.sums);
+        // Sums of earlier micro-batches of parameters that are not armed.
+        let mut sums = std::mem::take(&mut stepper.sums);
         drop(stepper);
-        let mut report = StepReport {
+        let mut outcomes = Vec::new();
+        for Surveyed { param, .. } in &survey.params {
+            let slot = self.session.slots().get(&param.id).cloned();
+            let left = param.take_grad(&mut sums);
+            // A parameter that was frozen since is still stepped, also with sums from before.
+            if slot.is_none() && !param.is_trained && left.is_none() {
+                continue;
+            }
+            let grad = param.take_grad(grads);
+            let taken = slot.as_ref().and_then(|slot| slot.phase().taken());
+            let outcome = match (taken, &slot) {
+                (Some(Taken::Skipped), _) => Outcome::Skipped,
+                (Some(_), Some(slot)) if slot.is_late() => Outcome::ReleasedLate,
+                (Some(_), _) => Outcome::Released,
+                (None, _) => {
+                    let sum = slot.and_then(|slot| slot.take_sum()).or(left);
+                    match added(sum, grad) {
+                        Some(grad) => {
+                            param.put_grad(grads, grad);
+                            Outcome::Ordinary
+                        }
+                        None => Outcome::Unused,
+                    }
+                }
+            };
+            outcomes.push((param.id, outcome));
+        }
+        StepReport {
+            outcomes,
             in_place: Progress::get(&self.session.progress.in_place),
             is_plain: self.session.is_plain() && measured.is_none_or(|norm| norm.is_plain),
             ..StepReport::default()
-        };
-        model.visit(&mut Finish {
-            session: &self.session,
-            grads,
-            sums,
-            report: &mut report,
-        });
-        report
+        }
     }
 
     /// Ends the step, after the model was restored.
@@ -180,7 +198,7 @@ impl ReleaseOptimizer {
         }
         match stepper.gradients.stop() {
             Some(Stop::NonFinite(param)) => {
-                let path = path_of(model, param);
+                let path = survey.path_of(param);
                 return Err(ReleaseError::NonFinite {
                     path,
                     stepped,
@@ -201,7 +219,7 @@ impl ReleaseOptimizer {
             };
         }
         for (id, slot) in slots.iter() {
-            let path = path_text(slot.path());
+            let path = path_text(&slot.path);
             if let Some(armed) = &stepper.lr {
                 let armed = armed.lr_from_param(*id, Some(&path));
                 let given = lr.lr_from_param(*id, Some(&path));
@@ -220,16 +238,12 @@ impl ReleaseOptimizer {
         survey.check_rates(lr)?;
         self.check_settings(model, survey)?;
         survey.check_own(&self.session, |slot| slot.phase().is_taken())?;
-        check_claims(&self.session, survey, model, grads)?;
-        self.check_ordinary(model, grads)
+        check_claims(&self.session, survey, grads)?;
+        self.check_ordinary(survey, grads)
     }
 
     /// Checks the gradients that backward has not stepped with, if a gradient transform needs it.
-    fn check_ordinary<M: Module>(
-        &self,
-        model: &M,
-        grads: &GradientsParams,
-    ) -> Result<(), ReleaseError> {
+    fn check_ordinary(&self, survey: &Survey, grads: &GradientsParams) -> Result<(), ReleaseError> {
         let stepper = self.session.stepper();
         if stepper.gradients.lacks_scale() && !grads.is_empty() {
             return Err(ReleaseError::NotScaled);
@@ -238,61 +252,17 @@ impl ReleaseOptimizer {
             return Ok(());
         }
         drop(stepper);
-        let params = ordinary::measure(&self.session, model, grads)?;
+        ordinary::measure(&self.session, survey, grads)?;
         let slots = self.session.slots();
         let is_whole = !slots.values().any(|slot| slot.phase().is_taken());
         let armed = slots.len();
         drop(slots);
         let gradients = &mut self.session.stepper().gradients;
-        let ended = gradients.end_ordinary(&params, is_whole);
+        let ended = gradients.end_ordinary(&survey.ids(), is_whole);
         ended.map_err(|param| ReleaseError::NonFinite {
-            path: path_of(model, param),
+            path: survey.path_of(param),
             stepped: Progress::get(&self.session.progress.stepped),
             armed,
         })
-    }
-}
-
-/// Removes the gradients that were stepped with, and reports the outcome for each parameter.
-struct Finish<'a> {
-    session: &'a Session,
-    grads: &'a mut GradientsParams,
-    /// Sums of earlier micro-batches of parameters that are not armed.
-    sums: GradientsParams,
-    report: &'a mut StepReport,
-}
-impl ModuleVisitor for Finish<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let id: ParamId = param.id;
-        let slot = self.session.slots().get(&id).cloned();
-        // A parameter that was frozen since is still stepped, also with sums from before.
-        let has_sum = self.sums.get::<D>(id).is_some();
-        if slot.is_none() && !param.is_require_grad() && !has_sum {
-            return;
-        }
-        let taken = slot.as_ref().and_then(|slot| slot.phase().taken());
-        if let (Some(slot), Some(taken)) = (&slot, taken) {
-            self.grads.remove::<D>(id);
-            let outcome = match taken {
-                Taken::Skipped => Outcome::Skipped,
-                _ if slot.is_late() => Outcome::ReleasedLate,
-                _ => Outcome::Released,
-            };
-            self.report.outcomes.push((id, outcome));
-            return;
-        }
-        let sum = slot.and_then(|slot| slot.take_sum());
-        let sum = sum.map(Tensor::from_dispatch);
-        let sum = sum.or_else(|| self.sums.remove::<D>(id));
-        let grad = added(sum, self.grads.remove::<D>(id));
-        let outcome = if grad.is_some() {
-            Outcome::Ordinary
-        } else {
-            Outcome::Unused
-        };
-        if let Some(grad) = grad {
-            self.grads.register(id, grad);
-        }
-        self.report.outcomes.push((id, outcome));
     }
 }

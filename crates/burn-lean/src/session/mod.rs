@@ -1,43 +1,111 @@
-//! The state that an optimizer and its armed parameters share.
+//! What an optimizer and its armed parameters share, and the slots of those: a slot owns the weight
+//! of its parameter. From `arm` to `step`, the `Param` holds none.
 
+mod armed;
+mod gradient;
+mod phase;
+mod slot;
+mod weight;
+
+use std::any::Any;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::thread::ThreadId;
 
 use burn::Tensor;
+use burn::backend::DispatchTensor;
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::ParamId;
 use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::tensor::Shape;
 
-use crate::armed_slot::ArmedSlot;
 use crate::error::ReleaseError;
 use crate::gradients::GradientTransform;
 use crate::hook_orders::{FirstPass, HookKey, HookOrders};
 use crate::lock::lock;
+use crate::path::Path;
 use crate::recompute::forget_random;
 use crate::reduction::{GradientReduction, InFlight};
+use crate::tape::{OnTape, node_of};
+pub(crate) use phase::{Phase, Purpose, Taken};
+use weight::{Open, Uses, Weight};
+pub(crate) use weight::{Snapshot, some_are_armed};
 
 /// Shared by an optimizer, its armed parameters and their hooks.
 #[derive(Debug)]
 pub(crate) struct Session {
     stepper: Mutex<Stepper>,
     orders: Mutex<HookOrders>,
-    slots: Mutex<HashMap<ParamId, Arc<dyn ArmedSlot>>>,
-    phase: Mutex<Phase>,
+    slots: Mutex<HashMap<ParamId, Arc<Slot>>>,
+    armed: Mutex<Armed>,
     pub(crate) progress: Progress,
     /// The gradients in flight to the other replicas, if there are any.
     in_flight: Option<InFlight>,
 }
 
+/// An armed parameter.
+pub(crate) struct Slot {
+    pub(crate) id: ParamId,
+    pub(crate) path: Path,
+    step: StepFn,
+    mapper: Arc<dyn Any + Send + Sync>,
+    state: Mutex<State>,
+    /// The thread that runs the optimizer's step, under the lock of `state`: other threads wait for
+    /// the new weight, and this one would wait for itself.
+    stepping: Mutex<Option<ThreadId>>,
+}
+
+/// Steps a weight with its gradient, if this replica has the optimizer state. Returns the weight,
+/// and whether it was stepped or skipped.
+pub(crate) type StepFn = fn(
+    &mut Stepper,
+    ParamId,
+    &Path,
+    weight: DispatchTensor,
+    grad: DispatchTensor,
+    is_owner: bool,
+) -> (DispatchTensor, Taken);
+
+/// The state of a slot in one arming.
+struct State {
+    session: Weak<Session>,
+    leaf_id: NodeId,
+    shape: Shape,
+    /// The one element of the placeholder. It marks a gradient that was taken, too.
+    mark: DispatchTensor,
+    /// The weight has gone on, and has not had the gradient of this arming. Hooks hold it too, and
+    /// outlive the slot.
+    has_gone_on: Arc<AtomicBool>,
+    /// The leaf of the parameter while it is armed. Burn frees no graph of which a node is held.
+    leaf: Option<OnTape>,
+    weight: Weight,
+    purpose: Purpose,
+    /// Gradients of earlier micro-batches. In a box, as most parameters have none.
+    sum: Option<Box<DispatchTensor>>,
+    phase: Phase,
+    open: Option<Open>,
+    uses: Uses,
+    /// The hook is at the end of backward, where all gradients exist.
+    is_late: bool,
+    /// A mapper has visited the parameter.
+    was_mapped: bool,
+    /// The weight before and after the step, which copies of the model hold.
+    snapshots: [Weak<Snapshot>; 2],
+    /// The weight on other devices, which copies of the model hold.
+    moved: Vec<Weak<Snapshot>>,
+}
+
 /// How far an optimizer is in its step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum Armed {
     /// Its slots take no gradients.
-    Unarmed,
+    Not,
     /// No backward pass has reached a parameter.
-    Armed,
+    Fresh,
     Begun,
 }
 
@@ -68,8 +136,8 @@ impl Stepper {
     }
 }
 
-impl std::fmt::Debug for Stepper {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Stepper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stepper")
             .field("armed", &self.lr.is_some())
             .finish_non_exhaustive()
@@ -118,7 +186,7 @@ impl Session {
             }),
             orders: Mutex::new(HookOrders::new()),
             slots: Mutex::default(),
-            phase: Mutex::new(Phase::Unarmed),
+            armed: Mutex::new(Armed::Not),
             progress: Progress::default(),
             in_flight: reduction.map(InFlight::new),
         }
@@ -148,40 +216,47 @@ impl Session {
         }
     }
 
+    /// Measures the norm of a complete gradient.
+    pub(crate) fn measure(&self, param: ParamId, grad: DispatchTensor) {
+        // Any rank will do.
+        let grad = Tensor::<1>::from_dispatch(grad);
+        self.stepper().gradients.measure(param, grad);
+    }
+
     fn reduced(&self, param: ParamId, grad: Option<Tensor<1>>) -> Result<(), ReleaseError> {
         let slot = self.slots().get(&param).cloned();
         slot.map_or(Ok(()), |slot| slot.reduced(grad))
     }
 
     pub(crate) fn is_armed(&self) -> bool {
-        *lock(&self.phase) != Phase::Unarmed
+        *lock(&self.armed) != Armed::Not
     }
 
     /// Whether a backward pass has reached a parameter since the last arming.
     pub(crate) fn has_begun(&self) -> bool {
-        *lock(&self.phase) == Phase::Begun
+        *lock(&self.armed) == Armed::Begun
     }
 
     /// The slots take gradients from now on.
     pub(crate) fn arm(&self) {
-        *lock(&self.phase) = Phase::Armed;
+        *lock(&self.armed) = Armed::Fresh;
     }
 
     /// A backward pass has reached a parameter.
     pub(crate) fn begin(&self) {
-        let mut phase = lock(&self.phase);
-        if *phase == Phase::Armed {
-            *phase = Phase::Begun;
+        let mut armed = lock(&self.armed);
+        if *armed == Armed::Fresh {
+            *armed = Armed::Begun;
         }
     }
 
     /// The slots take no gradient until they are armed again.
     pub(crate) fn disarm(&self) {
-        *lock(&self.phase) = Phase::Unarmed;
+        *lock(&self.armed) = Armed::Not;
     }
 
     /// The slots of the armed parameters.
-    pub(crate) fn slots(&self) -> MutexGuard<'_, HashMap<ParamId, Arc<dyn ArmedSlot>>> {
+    pub(crate) fn slots(&self) -> MutexGuard<'_, HashMap<ParamId, Arc<Slot>>> {
         lock(&self.slots)
     }
 
@@ -219,7 +294,8 @@ impl Session {
     }
 
     /// Notes the hook that was made at an order.
-    pub(crate) fn hook_made(&self, hook: NodeId, key: HookKey, order: usize) {
+    pub(crate) fn hook_made(&self, hook: &DispatchTensor, key: HookKey, order: usize) {
+        let hook = node_of(hook).expect("a hook is on the tape");
         self.orders().hook_made(hook, key, order);
     }
 

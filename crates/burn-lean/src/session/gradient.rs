@@ -1,44 +1,63 @@
 //! Takes the gradient of a parameter, and steps with it.
 
-use burn::backend::TensorMetadata;
+use std::sync::Mutex;
+use std::thread::{self, ThreadId};
+
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::grads::Gradients;
+use burn::backend::{DispatchTensor, TensorMetadata};
 
-use super::state::{State, Weight};
-use super::{Slot, Stepping};
-use crate::armed_slot::{Phase, Purpose, Taken};
-use crate::backend::{Inner, Primitive};
+use super::phase::{Phase, Purpose, Taken};
+use super::weight::Weight;
+use super::{Progress, Session, Slot, State};
+use crate::backend::added;
 use crate::error::{ReleaseError, expect};
 use crate::hook_orders::HookKey;
+use crate::lock::lock;
 use crate::reduction::{InFlight, flat, shaped};
-use crate::session::{Progress, Session};
-use crate::tape::HookOwner;
+use crate::tape::{HookOwner, register};
 
-impl<B: Inner> Slot<B> {
+/// Marks this thread as the one that runs the optimizer's step, until it is dropped.
+struct Stepping<'a>(&'a Mutex<Option<ThreadId>>);
+
+impl<'a> Stepping<'a> {
+    fn begin(stepping: &'a Mutex<Option<ThreadId>>) -> Self {
+        *lock(stepping) = Some(thread::current().id());
+        Self(stepping)
+    }
+}
+
+impl Drop for Stepping<'_> {
+    fn drop(&mut self) {
+        *lock(self.0) = None;
+    }
+}
+
+impl Slot {
     /// Takes the complete gradient, or gives it back if the slot is not armed or has taken one.
-    pub(crate) fn take_gradient(&self, grad: Primitive<B>) -> Result<(), Primitive<B>> {
+    pub(crate) fn take_gradient(&self, grad: DispatchTensor) -> Option<DispatchTensor> {
         let mut state = self.state();
         let session = state.session.upgrade();
         let session = match (state.phase, session.filter(|session| session.is_armed())) {
             (Phase::Waiting, Some(session)) => session,
             (Phase::Taken(taken), Some(_)) => {
                 state.phase = Phase::TakenTwice(taken);
-                return Err(grad);
+                return Some(grad);
             }
-            _ => return Err(grad),
+            _ => return Some(grad),
         };
         let (taken, grad) = match state.purpose {
             // `step` will refuse, and hand the sum back.
             Purpose::Step if session.stepper().gradients.stops() => (Taken::Skipped, None),
-            Purpose::Step => (Taken::Stepped, Some(state.summed(grad))),
+            Purpose::Step => (Taken::Stepped, added(state.take_sum(), Some(grad))),
             // The sum stays for the pass that steps.
-            Purpose::MeasureNorm => match &state.sum {
-                Some(sum) => (Taken::Measured, Some(B::float_add(sum.clone(), grad))),
-                None => (Taken::Measured, Some(grad)),
-            },
+            Purpose::MeasureNorm => (
+                Taken::Measured,
+                added(state.sum.as_deref().cloned(), Some(grad)),
+            ),
             Purpose::Hold => {
-                state.sum = Some(state.summed(grad));
+                state.add_to_sum(Some(grad));
                 Progress::count(&session.progress.held);
                 (Taken::Added, None)
             }
@@ -48,21 +67,21 @@ impl<B: Inner> Slot<B> {
                 state.phase = Phase::Taken(Taken::InFlight);
                 // Without the lock: other parameters may be stepped to make room.
                 drop(state);
-                expect(session.reduce(in_flight, self.id, flat::<B>(grad)));
+                expect(session.reduce(in_flight, self.id, flat(grad)));
             }
             (None, Taken::Stepped, grad @ Some(_)) => {
                 expect(self.step_with(&mut state, &session, grad));
             }
             (_, taken, grad) => {
                 if let Some(grad) = grad {
-                    (self.fns.measure)(&mut session.stepper(), self.id, grad);
+                    session.measure(self.id, grad);
                 }
                 state.phase = Phase::Taken(taken);
                 // The next forward pass makes a new hook.
                 state.weight = Weight::Bare(state.weight.take(&self.path));
             }
         }
-        Ok(())
+        None
     }
 
     /// Steps the parameter. Without a gradient, another replica steps it, and this one takes the
@@ -70,9 +89,9 @@ impl<B: Inner> Slot<B> {
     /// decides like the owner whether to skip the step.
     pub(super) fn step_with(
         &self,
-        state: &mut State<B>,
+        state: &mut State,
         session: &Session,
-        grad: Option<Primitive<B>>,
+        grad: Option<DispatchTensor>,
     ) -> Result<(), ReleaseError> {
         let mut stepper = session.stepper();
         let mut weight = state.weight.take(&self.path);
@@ -82,14 +101,11 @@ impl<B: Inner> Slot<B> {
         let is_owner = reduction.is_none_or(|reduction| reduction.is_owner(self.id));
         if let Some(grad) = grad {
             let is_in_place = weight.can_mut() && is_owner;
-            let step = self.fns.step;
             let stepping = Stepping::begin(&self.stepping);
-            let stepped = step(&mut stepper, self.id, &self.path, weight, grad, is_owner);
+            (weight, taken) =
+                (self.step)(&mut stepper, self.id, &self.path, weight, grad, is_owner);
             drop(stepping);
-            weight = stepped.weight;
-            if stepped.is_skipped {
-                taken = Taken::Skipped;
-            } else if is_in_place {
+            if is_in_place && taken == Taken::Stepped {
                 Progress::count(&session.progress.in_place);
             }
         }
@@ -97,8 +113,8 @@ impl<B: Inner> Slot<B> {
             && in_flight.reduction().is_sharded()
         {
             let shape = weight.shape();
-            let weight_of_owner = in_flight.weight_from_owner(self.id, flat::<B>(weight))?;
-            weight = shaped::<B>(weight_of_owner, shape);
+            let weight_of_owner = in_flight.weight_from_owner(self.id, flat(weight))?;
+            weight = shaped(weight_of_owner, shape);
         }
         stepper.stepping = false;
         if taken == Taken::Stepped {
@@ -110,9 +126,9 @@ impl<B: Inner> Slot<B> {
     }
 
     /// Takes the gradient of the hook on the model's tape, if there is one.
-    pub(crate) fn remove_grad(&self, grads: &mut Gradients) -> Option<Primitive<B>> {
+    pub(crate) fn remove_grad(&self, grads: &mut Gradients) -> Option<DispatchTensor> {
         match &self.state().weight {
-            Weight::Hooked(hooked) => hooked.grad_remove(grads),
+            Weight::Hooked(hooked) => hooked.take_grad(grads),
             _ => None,
         }
     }
@@ -124,11 +140,11 @@ impl<B: Inner> Slot<B> {
     /// Registers the mark of a taken gradient under the leaf, for `GradientsParams::from_grads`.
     pub(crate) fn mark_taken(&self, grads: &mut Gradients) {
         let (leaf, mark) = (self.leaf_id(), self.state().mark.clone());
-        grads.register::<B>(leaf, mark);
+        register(grads, leaf, mark);
     }
 }
 
-impl<B: Inner> HookOwner<B> for Slot<B> {
+impl HookOwner for Slot {
     fn complete(&self, hook: NodeId, grads: &mut Gradients, checkpointer: &Checkpointer) -> bool {
         if let Some(session) = self.session() {
             session.learn(hook, HookKey::on_model(self.id), checkpointer);
@@ -138,19 +154,13 @@ impl<B: Inner> HookOwner<B> for Slot<B> {
             let phase = self.phase();
             return phase.is_taken() && !phase.has_ended();
         }
-        match self.remove_grad(grads) {
-            Some(grad) => match self.take_gradient(grad) {
-                Ok(()) => {
-                    self.mark_taken(grads);
-                    true
-                }
-                Err(grad) => {
-                    grads.register::<B>(self.leaf_id(), grad);
-                    true
-                }
-            },
-            // Only scopes use the parameter, and none has left a gradient.
-            None => true,
+        // If there is none, only scopes use the parameter, and have left none.
+        if let Some(grad) = self.remove_grad(grads) {
+            match self.take_gradient(grad) {
+                None => self.mark_taken(grads),
+                Some(grad) => register(grads, self.leaf_id(), grad),
+            }
         }
+        true
     }
 }

@@ -1,75 +1,27 @@
-//! The slot owns the weight of an armed parameter: from `arm` to `step`, its `Param` holds none.
-
-mod armed;
-mod gradient;
-mod state;
+//! A slot as its model sees it.
 
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::thread::{self, ThreadId};
+use std::thread;
 
 use burn::backend::autodiff::NodeId;
-use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::module::ParamId;
+use burn::tensor::Shape;
 
-use crate::armed_slot::{ArmedSlot, Phase, Taken};
-use crate::backend::{Inner, Primitive, Tracked};
+use super::phase::{Phase, Purpose, Taken};
+use super::weight::{Open, Snapshot, Uses, Weight};
+use super::{Session, Slot, State, StepFn};
+use crate::backend::{added, is_same_backend, plain};
 use crate::error::expect;
 use crate::hook_orders::HookKey;
 use crate::lock::lock;
 use crate::path::{Path, path_text};
-use crate::session::{Session, Stepper};
-use crate::tape::{HookOwner, leaf_hook, rung};
-pub(crate) use state::{Snapshot, some_are_armed};
-use state::{State, Weight};
+use crate::tape::{HookOwner, OnTape, leaf, leaf_hook, node_of, placeholder_element};
 
-/// A slot that can be armed again: the reparameterizations of a model with adapters keep theirs.
-pub(crate) trait Rearm: ArmedSlot {
-    /// Moves the weight `base` into the slot. Returns the new leaf.
-    fn arm_again(&self, session: &Arc<Session>, base: DispatchTensor) -> DispatchTensor;
-}
-
-/// Steps one parameter with its gradient, if this replica has the optimizer state.
-pub(crate) type StepFn<B> =
-    fn(&mut Stepper, ParamId, &Path, Primitive<B>, Primitive<B>, is_owner: bool) -> Stepped<B>;
-
-/// Functions over the complete gradient of a parameter, for its rank.
-pub(crate) struct GradientFns<B: Inner> {
-    /// Steps with the gradient.
-    pub(crate) step: StepFn<B>,
-    /// Measures the norm of the gradient.
-    pub(crate) measure: fn(&mut Stepper, ParamId, Primitive<B>),
-}
-
-impl<B: Inner> Clone for GradientFns<B> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<B: Inner> Copy for GradientFns<B> {}
-
-/// The weight after a step.
-pub(crate) struct Stepped<B: Inner> {
-    pub(crate) weight: Primitive<B>,
-    /// The weight is unchanged: its gradient must not be stepped with.
-    pub(crate) is_skipped: bool,
-}
-
-/// An armed parameter.
-pub(crate) struct Slot<B: Inner> {
-    pub(crate) id: ParamId,
-    pub(crate) path: Path,
-    fns: GradientFns<B>,
-    mapper: Arc<dyn Any + Send + Sync>,
-    state: Mutex<State<B>>,
-    /// The thread that runs the optimizer's step, under the lock of `state`: other threads wait for
-    /// the new weight, and this one would wait for itself.
-    stepping: Mutex<Option<ThreadId>>,
-}
-
-impl<B: Inner> fmt::Debug for Slot<B> {
+impl fmt::Debug for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Slot")
             .field("id", &self.id)
@@ -77,37 +29,85 @@ impl<B: Inner> fmt::Debug for Slot<B> {
     }
 }
 
-/// Marks this thread as the one that runs the optimizer's step, until it is dropped.
-struct Stepping<'a>(&'a Mutex<Option<ThreadId>>);
+impl State {
+    /// The state of a slot that is not armed and holds no weight.
+    fn unarmed(leaf_id: NodeId, shape: Shape, mark: DispatchTensor) -> Self {
+        Self {
+            session: Weak::new(),
+            leaf_id,
+            shape,
+            mark,
+            has_gone_on: Arc::default(),
+            leaf: None,
+            weight: Weight::Elsewhere,
+            purpose: Purpose::Step,
+            sum: None,
+            phase: Phase::Ended,
+            open: None,
+            uses: Uses::default(),
+            is_late: false,
+            was_mapped: false,
+            snapshots: [Weak::new(), Weak::new()],
+            moved: Vec::new(),
+        }
+    }
 
-impl<'a> Stepping<'a> {
-    fn begin(stepping: &'a Mutex<Option<ThreadId>>) -> Self {
-        *lock(stepping) = Some(thread::current().id());
-        Self(stepping)
+    /// Arms the weight of a base. Returns the leaf that takes its place as well.
+    pub(super) fn arm(base: DispatchTensor, session: &Arc<Session>) -> (Self, DispatchTensor) {
+        let autodiff = base.autodiff;
+        let weight = plain(base);
+        let mark = placeholder_element(&weight);
+        let shape = weight.shape();
+        let leaf = leaf(
+            Dispatch::float_expand(mark.clone(), shape.clone()),
+            autodiff,
+        );
+        let leaf_id = node_of(&leaf).expect("a leaf has a node");
+        let state = Self {
+            session: Arc::downgrade(session),
+            leaf: Some(OnTape::new(leaf.clone())),
+            weight: Weight::Bare(weight),
+            phase: Phase::Waiting,
+            open: Some(Open::new()),
+            ..Self::unarmed(leaf_id, shape, mark)
+        };
+        (state, leaf)
+    }
+
+    pub(super) fn take_sum(&mut self) -> Option<DispatchTensor> {
+        self.sum.take().map(|sum| *sum)
+    }
+
+    /// Adds to the sum of earlier micro-batches.
+    pub(super) fn add_to_sum(&mut self, grad: Option<DispatchTensor>) {
+        self.sum = added(self.take_sum(), grad).map(Box::new);
+    }
+
+    pub(super) fn end(&mut self, phase: Phase) {
+        self.phase = phase;
+        self.open = None;
+    }
+
+    pub(super) fn is_after_step(&self) -> bool {
+        self.phase.taken() == Some(Taken::Stepped)
     }
 }
 
-impl Drop for Stepping<'_> {
-    fn drop(&mut self) {
-        *lock(self.0) = None;
-    }
-}
-
-impl<B: Inner> Slot<B> {
+impl Slot {
     /// Arms a parameter. Returns its leaf as well.
     pub(crate) fn arm(
         id: ParamId,
         path: Path,
-        weight: Primitive<B>,
+        base: DispatchTensor,
         session: &Arc<Session>,
-        fns: GradientFns<B>,
+        step: StepFn,
         mapper: Arc<dyn Any + Send + Sync>,
-    ) -> (Self, Tracked<B>) {
-        let (state, leaf) = State::arm(weight, session);
+    ) -> (Self, DispatchTensor) {
+        let (state, leaf) = State::arm(base, session);
         let slot = Self {
             id,
             path,
-            fns,
+            step,
             mapper,
             state: Mutex::new(state),
             stepping: Mutex::new(None),
@@ -119,11 +119,11 @@ impl<B: Inner> Slot<B> {
     /// `step`.
     pub(crate) fn unarmed_twin(&self) -> Self {
         let state = self.state();
-        let twin = State::unarmed(state.leaf_id, state.placeholder.clone(), state.mark.clone());
+        let twin = State::unarmed(state.leaf_id, state.shape.clone(), state.mark.clone());
         Self {
             id: self.id,
             path: self.path.clone(),
-            fns: self.fns,
+            step: self.step,
             mapper: self.mapper.clone(),
             state: Mutex::new(twin),
             stepping: Mutex::new(None),
@@ -138,8 +138,9 @@ impl<B: Inner> Slot<B> {
         self.state().leaf_id
     }
 
-    pub(crate) fn placeholder(&self) -> Primitive<B> {
-        self.state().placeholder.clone()
+    pub(crate) fn placeholder(&self) -> DispatchTensor {
+        let state = self.state();
+        Dispatch::float_expand(state.mark.clone(), state.shape.clone())
     }
 
     /// Ignores poisoning: the session records a step that has panicked.
@@ -147,7 +148,7 @@ impl<B: Inner> Slot<B> {
     /// # Panics
     ///
     /// Inside the optimizer's step of this parameter, which has its weight.
-    fn state(&self) -> MutexGuard<'_, State<B>> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         let is_stepping = *lock(&self.stepping) == Some(thread::current().id());
         assert!(
             !is_stepping,
@@ -160,7 +161,7 @@ impl<B: Inner> Slot<B> {
     }
 
     /// The state after the reductions in flight, which step the weight.
-    fn reduced_state(&self) -> MutexGuard<'_, State<B>> {
+    fn reduced_state(&self) -> MutexGuard<'_, State> {
         let state = self.state();
         if state.phase.taken() != Some(Taken::InFlight) {
             return state;
@@ -185,7 +186,7 @@ impl<B: Inner> Slot<B> {
         !state.phase.has_ended() && session.is_some_and(|session| session.is_armed())
     }
 
-    pub(crate) fn weight(&self) -> Primitive<B> {
+    pub(crate) fn weight(&self) -> DispatchTensor {
         self.reduced_state().weight.get(&self.path)
     }
 
@@ -194,13 +195,13 @@ impl<B: Inner> Slot<B> {
     }
 
     pub(crate) fn has_weight(&self) -> bool {
-        self.state().has_weight()
+        self.state().weight.is_here()
     }
 
     /// The current weight, for a copy of the model. `None` after the arming: the `Param` has it.
-    pub(crate) fn snapshot(&self) -> Option<Arc<Snapshot<B>>> {
+    pub(crate) fn snapshot(&self) -> Option<Arc<Snapshot>> {
         let mut state = self.reduced_state();
-        if !state.has_weight() {
+        if !state.weight.is_here() {
             return None;
         }
         let after_step = state.is_after_step();
@@ -215,32 +216,38 @@ impl<B: Inner> Slot<B> {
     }
 
     /// Registers a copy of the weight on another device.
-    pub(crate) fn moved(&self, weight: Primitive<B>) -> Option<Arc<Snapshot<B>>> {
+    pub(crate) fn moved(&self, weight: DispatchTensor) -> Arc<Snapshot> {
         let mut state = self.state();
+        assert!(
+            is_same_backend(&weight, &state.mark),
+            "gradient release: {} is armed and cannot move to another backend; move the model \
+             before `arm`, or after `step`",
+            path_text(&self.path)
+        );
         let after_step = state.is_after_step();
         let copy = Arc::new(Snapshot { weight, after_step });
         state.moved.retain(|moved| moved.strong_count() > 0);
         state.moved.push(Arc::downgrade(&copy));
-        Some(copy)
+        copy
     }
 
     /// Whether the snapshot is still the weight.
-    pub(crate) fn is_current(&self, snapshot: &Snapshot<B>) -> bool {
+    pub(crate) fn is_current(&self, snapshot: &Snapshot) -> bool {
         let state = self.state();
-        let is_open = !state.phase.has_ended() && state.has_weight();
+        let is_open = !state.phase.has_ended() && state.weight.is_here();
         is_open && snapshot.after_step == state.is_after_step()
     }
 
     /// The weight of a model of which only the placeholder is known; `None` if it could be one of
     /// several. `is_leaf` says whether the placeholder is the slot's leaf, which the armed model
     /// and its copies on the same device have.
-    pub(crate) fn weight_behind(&self, is_leaf: bool) -> Option<Primitive<B>> {
+    pub(crate) fn weight_behind(&self, is_leaf: bool) -> Option<DispatchTensor> {
         let state = self.reduced_state();
         let mut copies: Vec<_> = state.snapshots.iter().filter_map(Weak::upgrade).collect();
         if !is_leaf {
             copies.extend(state.moved.iter().filter_map(Weak::upgrade));
         }
-        if is_leaf && state.has_weight() {
+        if is_leaf && state.weight.is_here() {
             let same = copies
                 .iter()
                 .all(|copy| copy.after_step == state.is_after_step());
@@ -253,7 +260,7 @@ impl<B: Inner> Slot<B> {
     }
 
     /// Puts the parameter on the model's tape. `directly` is false for a recomputed scope.
-    pub(crate) fn on_tape(self: &Arc<Self>, directly: bool) -> Tracked<B> {
+    pub(crate) fn on_tape(self: &Arc<Self>, directly: bool) -> DispatchTensor {
         let session = self.session();
         let key = HookKey::on_model(self.id);
         let order = session.as_ref().map(|session| session.order_of(key));
@@ -266,20 +273,25 @@ impl<B: Inner> Slot<B> {
         *uses += 1;
         state.is_late = !is_known;
         if let Weight::Hooked(hooked) = &state.weight {
-            return hooked.clone();
+            return hooked.get();
         }
         let weight = state.weight.take(&self.path);
-        let below = rung::<B>(order - 1, &weight.device());
-        let owner: Weak<dyn HookOwner<B>> = Arc::<Self>::downgrade(self);
+        let owner: Weak<dyn HookOwner> = Arc::<Self>::downgrade(self);
         let leaf = state
             .leaf
             .as_ref()
             .expect("a slot that holds a weight holds its leaf");
-        let hooked = leaf_hook::<B>(weight, leaf, below, owner, &state.has_gone_on);
+        let hooked = leaf_hook(
+            weight,
+            &leaf.get(),
+            order - 1,
+            owner,
+            state.has_gone_on.clone(),
+        );
         if let Some(session) = session {
-            session.hook_made(hooked.id(), key, order);
+            session.hook_made(&hooked, key, order);
         }
-        state.weight = Weight::Hooked(hooked.clone());
+        state.weight = Weight::Hooked(OnTape::new(hooked.clone()));
         hooked
     }
 
