@@ -9,7 +9,7 @@ use lean_arithmetic::optim::rules::{
     AdaGrad, Adam, AdamW, Adan, CoupledDecay, Descent, Factors, Lion, Momentum, RAdam, Root,
     WithMomentum,
 };
-use lean_arithmetic::optim::{Clip, DynamicMap, MicroBatch, Rule, blocks};
+use lean_arithmetic::optim::{Clip, Kind, MicroBatch, Rule, words};
 
 use noise::Noise;
 
@@ -182,71 +182,107 @@ fn adagrad_rmsprop_and_adan() {
     });
 }
 
-/// Where the second moment becomes zero and the first one does not, a step is the first one over
-/// epsilon. In 32 bits the longest step of AdamW is (1 - 0.9) / sqrt(1 - 0.999) = 3.2 rates, that
-/// of a first gradient after zeros.
+/// AdamW's updates with moments in 8 bits beside those of exact ones in 64 bits, over 2,000 steps:
+/// the root mean square of their difference, over that of the exact ones.
+///
+/// The limits are half as much again as was found. A second moment that is rounded to the nearest
+/// code stands still: it is 3.1 with spikes and 0.1 with one gradient in 55. Where it may become
+/// zero, steps are 40,000 rates long.
 #[test]
-fn with_moments_in_8_bits_uneven_gradients_make_no_long_steps() {
-    /// The gradient of a step at a place: one scale for many numbers does not suit it.
+fn with_moments_in_8_bits_steps_are_near_those_of_exact_moments() {
+    const RATE: f64 = 1e-3;
+    const STEPS: usize = 2000;
+    // The last block is not full.
+    const COUNT: usize = 128 + 100;
+    /// The size of the gradients of a place.
+    fn size(place: usize, range: f32) -> f32 {
+        let share = Noise(place as u64).number() / 2.0 + 0.5;
+        range.powf(-share)
+    }
+    fn one_in(noise: &mut Noise, steps: u64) -> f32 {
+        f32::from(u8::from(noise.bits().is_multiple_of(steps)))
+    }
+    /// A normal number with a drift, nearly: the sum of twelve even ones.
+    fn normal(noise: &mut Noise) -> f32 {
+        (0..12).map(|_| noise.number()).sum::<f32>() / 2.0 + 0.3
+    }
+    fn slow(time: usize, place: usize) -> f32 {
+        let turn = time as f32 / STEPS as f32 * 10.0 + place as f32;
+        3f32.powf(turn.sin())
+    }
+    /// The gradient of a step at a place.
     type Gradient = fn(&mut Noise, usize, usize) -> f32;
-    const UNEVEN: [(&str, Gradient); 4] = [
-        ("zero every fourth step", |noise, step, _| match step % 4 {
-            3 => 0.0,
-            _ => noise.number(),
+    let gradients: [(&str, f64, Gradient); 12] = [
+        ("of one size", 0.06, |noise, _, _| normal(noise)),
+        ("times 1e-15", 0.06, |noise, _, _| 1e-15 * normal(noise)),
+        ("times 1e15", 0.06, |noise, _, _| 1e15 * normal(noise)),
+        ("mild: 1 to 1/30", 0.12, |noise, _, place| {
+            normal(noise) * size(place, 30.0)
         }),
-        (
-            "a thousandth at every sixteenth place",
-            |noise, _, place| noise.number() * if place % 16 == 5 { 1e-3 } else { 1.0 },
-        ),
-        ("mostly zero", |noise, _, _| match noise.bits() % 50 {
-            0 => noise.number(),
-            _ => 0.0,
+        ("wild: 1 to 1/1000", 0.33, |noise, _, place| {
+            normal(noise) * size(place, 1000.0)
         }),
-        ("spikes", |noise, _, _| match noise.bits() % 500 {
-            0 => 1e4 * noise.number(),
-            _ => noise.number(),
+        ("rising and falling", 0.12, |noise, time, place| {
+            normal(noise) * size(place, 30.0) * slow(time, place)
+        }),
+        ("one in 16 not zero", 0.04, |noise, _, _| {
+            normal(noise) * one_in(noise, 16)
+        }),
+        ("spikes of 10,000", 0.6, |noise, _, _| {
+            normal(noise) * (1.0 + 1e4 * one_in(noise, 1000))
+        }),
+        ("spikes of ten million", 1.5, |noise, _, _| {
+            normal(noise) * (1.0 + 1e7 * one_in(noise, 1000))
+        }),
+        ("in one step of 55", 0.03, |_, time, place| {
+            f32::from(u8::from((time + place) % 55 == 0))
+        }),
+        ("zero every fourth step", 0.06, |noise, time, _| {
+            normal(noise) * f32::from(u8::from(time % 4 != 3))
+        }),
+        ("a thousandth here and there", 0.27, |noise, _, place| {
+            normal(noise) * if place % 16 == 5 { 1e-3 } else { 1.0 }
         }),
     ];
-    const RATE: f64 = 1e-3;
-    // Several blocks, the last of which is not full.
-    const COUNT: usize = 16 * 256 + 100;
     let adamw = AdamW {
         weight_decay: 0.0,
         ..ADAMW
     };
-    for (kind, gradient) in UNEVEN {
+    for (kind, limit, gradient) in gradients {
         let mut noise = Noise(61);
-        let mut weights: Vec<f32> = (0..COUNT).map(|_| noise.number()).collect();
-        let mut codes = [(); 2].map(|()| vec![0_u8; COUNT]);
-        let mut scales = [(); 2].map(|()| vec![0.0_f32; blocks(COUNT)]);
-        let mut longest = 0f32;
-        for time in 1..=100 {
-            let number = |place| gradient(&mut noise, time - 1, place);
+        let mut moments = [(); 2].map(|()| vec![0; words(COUNT)]);
+        let mut exact = [[0.0; 2]; COUNT];
+        let (mut off, mut all, mut longest) = (0.0, 0.0, [0f64; 2]);
+        for time in 1..=STEPS {
+            let number = |place| gradient(&mut noise, time, place);
             let grads: Vec<f32> = (0..COUNT).map(number).collect();
-            let before = weights.clone();
+            let mut weights = vec![0.0; COUNT];
             let rule = adamw.rule(RATE, time, MicroBatch::default());
             let noise = Some(MicroBatch::default().noise(time));
-            let moment = |codes, scales, map| Buffer::EightBit { codes, scales, map };
-            let [codes_1, codes_2] = &mut codes;
-            let [scales_1, scales_2] = &mut scales;
+            let [moment_1, moment_2] = &mut moments;
             let moments = [
-                moment(codes_1, scales_1, DynamicMap::Signed),
-                moment(codes_2, scales_2, DynamicMap::Unsigned),
+                Buffer::of_words(moment_1, Kind::Signed),
+                Buffer::of_words(moment_2, Kind::Positive),
             ];
-            let is_first = time == 1;
-            host::step(
-                &rule,
-                Clip::None,
-                is_first,
-                noise,
-                &mut weights,
-                &grads,
-                moments,
-            );
-            for (after, before) in weights.iter().zip(&before) {
-                longest = longest.max((after - before).abs() / RATE as f32);
+            let (clip, is_first) = (Clip::None, time == 1);
+            host::step(&rule, clip, is_first, noise, &mut weights, &grads, moments);
+            for ((weight, grad), [m, v]) in weights.iter().zip(grads).zip(&mut exact) {
+                let grad = f64::from(grad);
+                *m = 0.9 * *m + 0.1 * grad;
+                *v = 0.999 * *v + 0.001 * grad * grad;
+                let root = (*v / correction(0.999, time)).sqrt();
+                let update = *m / correction(0.9, time) / (root + 1e-8);
+                let found = f64::from(-weight) / RATE;
+                off += (found - update).powi(2);
+                all += update * update;
+                longest[0] = longest[0].max(found.abs());
+                longest[1] = longest[1].max(update.abs());
             }
         }
-        assert!(longest < 3.3, "{kind}: {longest} rates");
+        let (error, [found, expected]) = ((off / all).sqrt(), longest);
+        println!("{kind}: {error:.3}, longest {found:.2} of {expected:.2}");
+        assert!(error > 0.0 && error < limit, "{kind}: {error}");
+        // The second moment of a code beside another is at most 16 times as large.
+        assert!(found < 4.0 * expected, "{kind}: {found} of {expected}");
     }
 }

@@ -11,7 +11,7 @@ use burn::{
         backend::{AutodiffBackend, Backend},
     },
 };
-use lean_arithmetic::optim::{Noise, half_words};
+use lean_arithmetic::optim::{Noise, Split};
 use serde::{Deserialize, Serialize};
 
 use crate::{RoundToBf16, moment::from_float};
@@ -20,7 +20,7 @@ use crate::{RoundToBf16, moment::from_float};
 ///
 /// A weight in bf16 has eight bits: a step of less than a 256th of it changes nothing if the sum is
 /// rounded to the nearest. So the step is computed in 32 bits, one parameter at a time, and then
-/// rounded so that nothing is lost: on average, [by chance](Stochastic), or at all, with [master
+/// rounded so that nothing is lost: on average, with [noise](Stochastic), or at all, with [master
 /// weights](MasterWeights).
 ///
 /// ```
@@ -61,14 +61,14 @@ impl<O, R> Bf16Weights<O, R> {
     }
 }
 
-/// Rounding to bf16 by chance, up with the probability of the share lost: exact on average, without
+/// Stochastic rounding to bf16, up with the probability of the share lost: exact on average, without
 /// memory.
 ///
-/// The random numbers are those of the seed, the step and the place in the parameter: the same in
+/// The noise is that of the seed, the step and the place in the parameter: the same in
 /// every run, and after a resume.
 #[derive(Clone, Copy, Debug)]
 pub struct Stochastic {
-    /// Chooses the random numbers.
+    /// Chooses the noise.
     pub seed: u64,
 }
 
@@ -137,7 +137,10 @@ impl<B: RoundToBf16> Rounding<B> for MasterWeights {
     ) -> Tensor<B, D> {
         let weight = weight.cast(DType::F32);
         let Some(low) = low else { return weight };
-        let ([words], needed) = (low.dims(), half_words(weight.shape().num_elements()));
+        let ([words], needed) = (
+            low.dims(),
+            Split::Bf16In32.words(weight.shape().num_elements()),
+        );
         assert!(
             words == needed,
             "the lower halves of a weight are {words} words and not the {needed} of its size: its state is that of \

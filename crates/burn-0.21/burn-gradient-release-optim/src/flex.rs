@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Shape, TensorData};
 use burn_flex::{Flex, FlexTensor};
 use lean_arithmetic::optim::{
-    Clip as HostClip, Measure, Noise, Rule, blocks, half_words,
+    Clip as HostClip, Measure, Noise, Rule, Split,
     host::{self, Buffer, Source},
     words,
 };
@@ -76,14 +76,12 @@ fn in_order(tensor: FlexTensor) -> FlexTensor {
 }
 
 fn empty(format: Format, shape: &Shape) -> Moment<Flex> {
-    let numbers = shape.num_elements();
     match format {
         Format::Float(dtype) => Moment::Float(FlexTensor::empty(shape.clone(), dtype)),
-        Format::EightBit(map) => Moment::EightBit(EightBit {
-            codes: FlexTensor::empty(Shape::new([words(numbers)]), DType::I32),
-            scales: FlexTensor::empty(Shape::new([blocks(numbers)]), DType::F32),
+        Format::EightBit(kind) => Moment::EightBit(EightBit {
+            words: FlexTensor::empty(Shape::new([words(shape.num_elements())]), DType::I32),
             shape: shape.clone(),
-            map,
+            kind,
         }),
     }
 }
@@ -100,12 +98,7 @@ fn buffer_of(state: &mut Moment<Flex>) -> Buffer<'_> {
             DType::BF16 => Buffer::Bf16(floats.storage_mut()),
             dtype => unreachable!("{dtype:?} was declined"),
         },
-        Moment::EightBit(blocks) => Buffer::of_words(
-            blocks.codes.storage_mut(),
-            blocks.scales.storage_mut(),
-            blocks.map,
-            blocks.shape.num_elements(),
-        ),
+        Moment::EightBit(blocks) => Buffer::of_words(blocks.words.storage_mut(), blocks.kind),
     }
 }
 
@@ -117,9 +110,7 @@ fn source_of(state: &Moment<Flex>) -> Source<'_> {
             DType::BF16 => Source::Bf16(floats.storage()),
             dtype => unreachable!("{dtype:?} was declined"),
         },
-        Moment::EightBit(blocks) => {
-            Source::of_words(blocks.codes.storage(), blocks.scales.storage(), blocks.map)
-        }
+        Moment::EightBit(blocks) => Source::of_words(blocks.words.storage(), blocks.kind),
     }
 }
 
@@ -142,15 +133,20 @@ impl RoundToBf16 for Flex {
 
     fn split(tensor: FlexTensor) -> (FlexTensor, FlexTensor) {
         let mut numbers = in_order(tensor);
-        let words = Shape::new([half_words(numbers.layout().shape().num_elements())]);
+        let words = Shape::new([Split::Bf16In32.words(numbers.layout().shape().num_elements())]);
         let mut low = FlexTensor::empty(words, DType::I32);
-        host::split(numbers.storage_mut(), low.storage_mut());
+        host::split(
+            Split::Bf16In32,
+            numbers.storage_mut(),
+            low.storage_mut(),
+            None,
+        );
         (numbers, low)
     }
 
     fn rejoin(nearest: FlexTensor, low: FlexTensor) -> FlexTensor {
         let mut numbers = in_order(nearest);
-        host::rejoin(numbers.storage_mut(), low.storage());
+        host::rejoin(Split::Bf16In32, numbers.storage_mut(), low.storage());
         numbers
     }
 }

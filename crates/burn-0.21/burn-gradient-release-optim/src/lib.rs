@@ -34,7 +34,7 @@ pub use accumulation::{AccumulateInMoments, AccumulatingInMoments, AccumulatingS
 pub use backend::{Clip, LeanBackend, Operands, RoundToBf16, States, Stepped, Types};
 pub use bf16::{Bf16State, Bf16Weights, LowerHalves, MasterWeights, Rounding, Stochastic};
 pub use lean_arithmetic::optim::{
-    CannotAccumulate, DynamicMap, Measure, MomentDecay, Noise, Number, Rule,
+    CannotAccumulate, Kind, Measure, MomentDecay, Noise, Number, Rule,
 };
 pub use moment::{EightBit, Format, Moment, MomentItem};
 pub use optim::*;

@@ -10,15 +10,15 @@ use burn::{
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-use lean_arithmetic::optim::{DynamicMap, EightBitData, Noise, blocks, words};
+use lean_arithmetic::optim::{BLOCK, Kind, Noise, pack, unpack, words};
 
 /// Storage of a state in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Floats of this type.
     Float(DType),
-    /// 8 bits a number, in blocks of 256 with a scale each.
-    EightBit(DynamicMap),
+    /// 8 bits a number, in blocks of 128 with a scale each.
+    EightBit(Kind),
 }
 
 /// A state of an optimizer of the parameter's shape: a moment, a velocity, a sum of squares.
@@ -34,17 +34,18 @@ pub enum Moment<B: Backend> {
     EightBit(EightBit<B>),
 }
 
-/// Numbers in 8 bits, in blocks.
+/// Numbers in 8 bits, as powers of their codes: a signed number is `sign(q) * (q / 127 * r)^2` and
+/// one that is never negative `(q / 255 * r)^4`, with a code `q` of 8 bits and a scale `r` in 32 for
+/// 128 numbers.
 #[derive(Clone, Debug)]
 pub struct EightBit<B: Backend> {
-    /// The codes, four to an `i32`, from the lowest byte on: `[numbers / 4]`, rounded up.
-    pub codes: IntTensor<B>,
-    /// The scale of each block: `[numbers / 256]`, rounded up.
-    pub scales: FloatTensor<B>,
+    /// The blocks of 128 numbers, 33 words each: the codes, four to an `i32`, from the lowest byte
+    /// on, and the bits of the scale.
+    pub words: IntTensor<B>,
     /// The shape of the parameter.
     pub shape: Shape,
-    /// The numbers that the codes stand for.
-    pub map: DynamicMap,
+    /// Whether the numbers have signs.
+    pub kind: Kind,
 }
 
 impl<B: Backend> Moment<B> {
@@ -52,7 +53,7 @@ impl<B: Backend> Moment<B> {
     pub fn format(&self) -> Format {
         match self {
             Self::Float(floats) => Format::Float(floats.dtype()),
-            Self::EightBit(blocks) => Format::EightBit(blocks.map),
+            Self::EightBit(blocks) => Format::EightBit(blocks.kind),
         }
     }
 
@@ -68,7 +69,7 @@ impl<B: Backend> Moment<B> {
     pub fn device(&self) -> B::Device {
         match self {
             Self::Float(floats) => B::float_device(floats),
-            Self::EightBit(blocks) => B::float_device(&blocks.scales),
+            Self::EightBit(blocks) => B::int_device(&blocks.words),
         }
     }
 
@@ -77,7 +78,7 @@ impl<B: Backend> Moment<B> {
         let numbers = self.shape().num_elements();
         match self {
             Self::Float(floats) => numbers * floats.dtype().size(),
-            Self::EightBit(_) => 4 * (words(numbers) + blocks(numbers)),
+            Self::EightBit(_) => 4 * words(numbers),
         }
     }
 
@@ -88,8 +89,9 @@ impl<B: Backend> Moment<B> {
         match self {
             Self::Float(floats) => from_float(floats.clone()),
             Self::EightBit(blocks) => {
-                let device = B::float_device(&blocks.scales);
-                let numbers = blocks.to_host().decode(blocks.map);
+                let device = B::int_device(&blocks.words);
+                let numbers = blocks.shape.num_elements();
+                let numbers = blocks.kind.decode(&blocks.to_host(), numbers);
                 let data = TensorData::new(numbers, blocks.shape.clone());
                 Tensor::from_data(data, (&device, DType::F32))
             }
@@ -103,7 +105,7 @@ impl<B: Backend> Moment<B> {
         Self::rounded(tensor, format, None)
     }
 
-    /// The same, with noise for rounding to 8 bits by chance.
+    /// The same, rounded to 8 bits with noise.
     pub(crate) fn rounded<const D: usize>(
         tensor: Tensor<B, D>,
         format: Format,
@@ -111,12 +113,12 @@ impl<B: Backend> Moment<B> {
     ) -> Self {
         match format {
             Format::Float(dtype) => Self::Float(tensor.cast(dtype).into_primitive().tensor()),
-            Format::EightBit(map) => {
+            Format::EightBit(kind) => {
                 let (device, shape) = (tensor.device(), tensor.shape());
                 let numbers = tensor.into_data().convert::<f32>();
                 let numbers = numbers.as_slice::<f32>().expect("they were converted");
-                let data = map.encode(numbers, noise);
-                Self::EightBit(EightBit::new(data, shape, map, &device))
+                let words = kind.encode(numbers, noise);
+                Self::EightBit(EightBit::new(words, shape, kind, &device))
             }
         }
     }
@@ -137,16 +139,10 @@ impl<B: Backend> Moment<B> {
     ) -> Moment<C> {
         match self {
             Self::Float(floats) => Moment::Float(float(floats)),
-            Self::EightBit(EightBit {
-                codes,
-                scales,
+            Self::EightBit(EightBit { words, shape, kind }) => Moment::EightBit(EightBit {
+                words: int(words),
                 shape,
-                map,
-            }) => Moment::EightBit(EightBit {
-                codes: int(codes),
-                scales: float(scales),
-                shape,
-                map,
+                kind,
             }),
         }
     }
@@ -172,34 +168,30 @@ pub(crate) fn wide(dtype: DType) -> DType {
 }
 
 impl<B: Backend> EightBit<B> {
-    fn new(data: EightBitData, shape: Shape, map: DynamicMap, device: &B::Device) -> Self {
-        let words = data.words();
-        let (length, blocks) = (words.len(), data.scales.len());
-        let codes =
-            Tensor::<B, 1, Int>::from_data(TensorData::new(words, [length]), (device, DType::I32));
-        let scales = TensorData::new(data.scales, [blocks]);
-        let scales = Tensor::<B, 1>::from_data(scales, (device, DType::F32));
+    fn new(words: Vec<i32>, shape: Shape, kind: Kind, device: &B::Device) -> Self {
+        let length = words.len();
+        let words = TensorData::new(words, [length]);
+        let words = Tensor::<B, 1, Int>::from_data(words, (device, DType::I32));
         Self {
-            codes: codes.into_primitive(),
-            scales: scales.into_primitive().tensor(),
+            words: words.into_primitive(),
             shape,
-            map,
+            kind,
         }
     }
 
-    fn to_host(&self) -> EightBitData {
-        let words = Tensor::<B, 1, Int>::from_primitive(self.codes.clone()).into_data();
-        let words = words.as_slice::<i32>().expect("codes are made as `i32`");
-        let scales = from_float::<B, 1>(self.scales.clone()).into_data();
-        let scales = scales.to_vec().expect("scales are made as `f32`");
-        EightBitData::from_words(words, scales, self.shape.num_elements())
+    fn to_host(&self) -> Vec<i32> {
+        let words = Tensor::<B, 1, Int>::from_primitive(self.words.clone()).into_data();
+        words.to_vec().expect("they are made as `i32`")
     }
 }
 
+/// Blocks of the numbers in 8 bits that earlier versions saved.
+const BLOCK_BEFORE: usize = 256;
+
 /// A [`Moment`] as it is saved: Burn's data of a tensor.
 ///
-/// In 8 bits its type is `u8` or, with the signed map, `i8`, and its bytes are the codes, followed
-/// by the scales. Its shape has one dimension more than the parameter, of one element: Burn's own
+/// In 8 bits its type is `i8` with signs and `u8` without, and its bytes are the codes, followed by
+/// the scales. Its shape has one dimension more than the parameter, of one element: Burn's own
 /// optimizers would take the codes for numbers, and refuse the rank.
 #[derive(Clone, Debug)]
 pub struct MomentItem(TensorData);
@@ -214,8 +206,16 @@ impl<'de> Deserialize<'de> for MomentItem {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let data = TensorData::deserialize(deserializer)?;
         let numbers = data.shape.num_elements();
+        let found = data.bytes.len();
+        let in_8_bits = |block| numbers + 4 * numbers.div_ceil(block);
         let (size, what) = match data.dtype {
-            DType::U8 | DType::I8 => (numbers + 4 * blocks(numbers), "8 bits"),
+            DType::U8 | DType::I8 if numbers > BLOCK && found == in_8_bits(BLOCK_BEFORE) => {
+                return Err(D::Error::custom(
+                    "the moment is in 8 bits of the dynamic map, which earlier versions had and this \
+                     one cannot read: go on with that version in 32 bits for a step, and save those",
+                ));
+            }
+            DType::U8 | DType::I8 => (in_8_bits(BLOCK), "8 bits"),
             dtype if dtype.is_float() => (numbers * dtype.size(), "floats"),
             dtype => {
                 let message =
@@ -223,8 +223,7 @@ impl<'de> Deserialize<'de> for MomentItem {
                 return Err(D::Error::custom(message));
             }
         };
-        if data.bytes.len() != size {
-            let found = data.bytes.len();
+        if found != size {
             let message = format!("{numbers} numbers in {what} are {size} bytes, not {found}");
             return Err(D::Error::custom(message));
         }
@@ -248,12 +247,11 @@ impl<B: Backend> Record<B> for Moment<B> {
                 data
             }
             Self::EightBit(blocks) => {
-                let EightBitData { codes, scales } = blocks.to_host();
-                let mut bytes = codes;
+                let (mut bytes, scales) = unpack(&blocks.to_host(), blocks.shape.num_elements());
                 bytes.extend(scales.iter().flat_map(|scale| scale.to_le_bytes()));
-                let dtype = match blocks.map {
-                    DynamicMap::Signed => DType::I8,
-                    DynamicMap::Unsigned => DType::U8,
+                let dtype = match blocks.kind {
+                    Kind::Signed => DType::I8,
+                    Kind::Positive => DType::U8,
                 };
                 let mut shape = blocks.shape;
                 shape.push(1);
@@ -267,9 +265,9 @@ impl<B: Backend> Record<B> for Moment<B> {
     }
 
     fn from_item<S: PrecisionSettings>(MomentItem(data): MomentItem, device: &B::Device) -> Self {
-        let map = match data.dtype {
-            DType::I8 => DynamicMap::Signed,
-            DType::U8 => DynamicMap::Unsigned,
+        let kind = match data.dtype {
+            DType::I8 => Kind::Signed,
+            DType::U8 => Kind::Positive,
             _ => {
                 let shape = data.shape.clone();
                 let flat = TensorData {
@@ -289,12 +287,9 @@ impl<B: Backend> Record<B> for Moment<B> {
         let mut shape = data.shape;
         shape.remove(shape.num_dims() - 1);
         let (codes, scales) = data.bytes.split_at(shape.num_elements());
-        let codes = codes.to_vec();
-        let scales = scales
-            .chunks_exact(4)
-            .map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
-            .collect();
-        let data = EightBitData { codes, scales };
-        Self::EightBit(EightBit::new(data, shape, map, device))
+        let scales = scales.as_chunks().0.iter().copied();
+        let scales: Vec<f32> = scales.map(f32::from_le_bytes).collect();
+        let words = pack(codes, &scales);
+        Self::EightBit(EightBit::new(words, shape, kind, device))
     }
 }

@@ -8,7 +8,7 @@ use burn::optim::{
     LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource, join_path,
 };
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use lean_arithmetic::optim::{Noise, half_words, join, split};
+use lean_arithmetic::optim::{Noise, Split};
 
 #[cfg(feature = "cube")]
 use super::cube;
@@ -20,8 +20,14 @@ use super::record::Field;
 ///
 /// A weight in bf16 has eight bits: a step of less than a 256th of it changes nothing if the sum is
 /// rounded to the nearest. So the step is computed in 32 bits, one parameter at a time, and then
-/// rounded so that nothing is lost: on average, [by chance](Stochastic), or at all, with
-/// [master weights](MasterWeights).
+/// rounded so that nothing is lost: on average, [stochastically](Stochastic), or at all, with
+/// [master weights](MasterWeights); or nearly, with master weights of [24 bits](MasterWeights24).
+///
+/// | bytes a parameter: weight, bits beside it | |
+/// |---|---|
+/// | [`Stochastic`] | 2 |
+/// | [`MasterWeights24`] | 3; with AdamW's [moments in 8 bits](super::EightBitMoments) 5.1 |
+/// | [`MasterWeights`] | 4 |
 ///
 /// ```
 /// use burn::optim::AdamWConfig;
@@ -35,7 +41,7 @@ use super::record::Field;
 #[derive(Clone, Debug)]
 pub struct Bf16Weights<O, R> {
     optimizer: O,
-    rounding: R,
+    pub(super) rounding: R,
 }
 
 impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
@@ -53,15 +59,15 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
     }
 }
 
-/// Rounding to bf16 by chance, up with the probability of the share lost: exact on average, without
+/// Stochastic rounding to bf16, up with the probability of the share lost: exact on average, without
 /// memory.
 ///
-/// The random numbers are those of the seed, the step and the place in the parameter: the same in
+/// The noise is that of the seed, the step and the place in the parameter: the same in
 /// every run, and after a resume. Two parameters of one size have the same. On other backends than
 /// Flex and the Cube backend the numbers go by way of the host, which is slow.
 #[derive(Clone, Copy, Debug)]
 pub struct Stochastic {
-    /// Chooses the random numbers.
+    /// Chooses the noise.
     pub seed: u64,
 }
 
@@ -80,32 +86,56 @@ pub struct Stochastic {
 #[derive(Clone, Copy, Debug)]
 pub struct MasterWeights;
 
-/// The lower halves of numbers in 32 bits, two to a word: `[words]`.
-pub type LowerHalves = Tensor<1, Int>;
+/// Master weights in 24 bits, at one byte a parameter more, for weights in bf16 or f16: `c / 128 * h`
+/// beside a weight, where `h` is half a unit in its last place and `c` a correction from -128 to 127.
+///
+/// The last of the 24 bits is rounded stochastically, so that a step smaller than it, a 2^-16th of
+/// the weight, is right on average. The noise is that of the seed, the step and the place: the same
+/// in every run and on every backend, and after a resume. What is said of [`MasterWeights`] in other
+/// respects holds here too.
+///
+/// After FlashOptim (2026), <https://arxiv.org/abs/2602.23349>, which rounds the correction to the
+/// nearest and calls this weight splitting. In f16, whose smallest number is 2^-24, the last of the
+/// 24 bits is at least 2^-32.
+#[derive(Clone, Copy, Debug)]
+pub struct MasterWeights24 {
+    /// Chooses the noise.
+    pub seed: u64,
+}
 
-/// A way to round weights to bf16.
+/// The lower bits of master weights, packed in words from the lowest bit on: `[words]`.
+pub type LowBits = Tensor<1, Int>;
+
+/// A way to round weights to 16 bits.
 pub trait Rounding: Clone + Send + Sync + 'static {
-    /// The exact weight before a step, from the rounded one and the bits that rounding kept.
-    fn widen<const D: usize>(&self, weight: Tensor<D>, low: Option<LowerHalves>) -> Tensor<D>;
+    /// Whether it rounds to this type.
+    fn rounds_to(&self, dtype: DType) -> bool {
+        dtype == DType::BF16
+    }
 
-    /// Rounds the weight after step number `time`. Also returns the bits to keep.
+    /// The exact weight before a step, from the rounded one and the bits that rounding kept.
+    fn widen<const D: usize>(&self, weight: Tensor<D>, low: Option<LowBits>) -> Tensor<D>;
+
+    /// Rounds the weight after step number `time` to this type. Also returns the bits to keep.
     fn round<const D: usize>(
         &self,
         exact: Tensor<D>,
+        dtype: DType,
         time: usize,
-    ) -> (Tensor<D>, Option<LowerHalves>);
+    ) -> (Tensor<D>, Option<LowBits>);
 }
 
 impl Rounding for Stochastic {
-    fn widen<const D: usize>(&self, weight: Tensor<D>, _low: Option<LowerHalves>) -> Tensor<D> {
+    fn widen<const D: usize>(&self, weight: Tensor<D>, _low: Option<LowBits>) -> Tensor<D> {
         weight.cast(DType::F32)
     }
 
     fn round<const D: usize>(
         &self,
         exact: Tensor<D>,
+        dtype: DType,
         time: usize,
-    ) -> (Tensor<D>, Option<LowerHalves>) {
+    ) -> (Tensor<D>, Option<LowBits>) {
         let noise = Noise::of_step(self.seed, time);
         #[cfg(feature = "flex")]
         if matches!(exact.device().as_dispatch(), DispatchDevice::Flex(_)) {
@@ -113,99 +143,124 @@ impl Rounding for Stochastic {
         }
         #[cfg(feature = "cube")]
         if matches!(exact.device().as_dispatch(), DispatchDevice::Cube(_)) {
-            return (
-                cube::round_stochastically(exact, noise).cast(DType::BF16),
-                None,
-            );
+            return (cube::round_stochastically(exact, noise).cast(dtype), None);
         }
-        (round_on_host(exact, noise), None)
+        (round_on_host(exact, noise).cast(dtype), None)
     }
 }
 
 fn round_on_host<const D: usize>(exact: Tensor<D>, noise: Noise) -> Tensor<D> {
-    let (device, shape) = (exact.device(), exact.shape());
-    let numbers = exact.try_into_vec_as::<f32>();
-    let numbers = numbers.expect("steps are computed in 32 bits");
     let round = |(number, place)| {
         let bits = noise.round_to_bf16(number, place);
         f32::from_bits(u32::from(bits) << 16)
     };
-    let rounded: Vec<f32> = numbers.into_iter().zip(0u32..).map(round).collect();
-    Tensor::from_data(TensorData::new(rounded, shape), (&device, DType::BF16))
+    let (device, shape) = (exact.device(), exact.shape());
+    let rounded: Vec<f32> = on_host(exact).into_iter().zip(0u32..).map(round).collect();
+    Tensor::from_data(TensorData::new(rounded, shape), (&device, DType::F32))
 }
 
 impl Rounding for MasterWeights {
     /// # Panics
     ///
     /// If the bits kept belong to a parameter of another size.
-    fn widen<const D: usize>(&self, weight: Tensor<D>, low: Option<LowerHalves>) -> Tensor<D> {
-        let weight = weight.cast(DType::F32);
-        let Some(low) = low else { return weight };
-        let ([words], needed) = (low.dims(), half_words(weight.shape().num_elements()));
-        assert!(
-            words == needed,
-            "the lower halves of a weight are {words} words and not the {needed} of its size: its \
-             state is that of another parameter"
-        );
-        #[cfg(feature = "flex")]
-        if matches!(weight.device().as_dispatch(), DispatchDevice::Flex(_)) {
-            return flex::rejoin(weight, low);
-        }
-        #[cfg(feature = "cube")]
-        if matches!(weight.device().as_dispatch(), DispatchDevice::Cube(_)) {
-            return cube::rejoin(weight, low);
-        }
-        rejoin_on_host(weight, low)
+    fn widen<const D: usize>(&self, weight: Tensor<D>, low: Option<LowBits>) -> Tensor<D> {
+        join(Split::Bf16In32, weight, low)
     }
 
     fn round<const D: usize>(
         &self,
         exact: Tensor<D>,
+        dtype: DType,
         _time: usize,
-    ) -> (Tensor<D>, Option<LowerHalves>) {
-        #[cfg(feature = "flex")]
-        if matches!(exact.device().as_dispatch(), DispatchDevice::Flex(_)) {
-            let (nearest, low) = flex::split(exact);
-            return (nearest.cast(DType::BF16), Some(low));
-        }
-        #[cfg(feature = "cube")]
-        if matches!(exact.device().as_dispatch(), DispatchDevice::Cube(_)) {
-            let (nearest, low) = cube::split(exact);
-            return (nearest.cast(DType::BF16), Some(low));
-        }
-        let (nearest, low) = split_on_host(exact);
-        (nearest, Some(low))
+    ) -> (Tensor<D>, Option<LowBits>) {
+        let (nearest, low) = split(Split::Bf16In32, exact, None);
+        (nearest.cast(dtype), Some(low))
     }
 }
 
-fn split_on_host<const D: usize>(exact: Tensor<D>) -> (Tensor<D>, LowerHalves) {
-    let (device, shape) = (exact.device(), exact.shape());
-    let numbers = exact.try_into_vec_as::<f32>();
-    let numbers = numbers.expect("steps are computed in 32 bits");
-    let (nearest, low): (Vec<_>, Vec<_>) = numbers.into_iter().map(split).unzip();
-    let widened = |nearest| f32::from_bits(u32::from(nearest) << 16);
-    let nearest: Vec<f32> = nearest.into_iter().map(widened).collect();
-    let word = |pair: &[u16]| {
-        let second = pair.get(1).copied().unwrap_or(0);
-        (u32::from(second) << 16 | u32::from(pair[0])).cast_signed()
-    };
-    let words: Vec<i32> = low.chunks(2).map(word).collect();
-    let length = words.len();
-    let low = Tensor::from_data(TensorData::new(words, [length]), (&device, DType::I32));
-    let nearest = Tensor::from_data(TensorData::new(nearest, shape), (&device, DType::BF16));
-    (nearest, low)
+impl Rounding for MasterWeights24 {
+    fn rounds_to(&self, dtype: DType) -> bool {
+        matches!(dtype, DType::BF16 | DType::F16)
+    }
+
+    /// # Panics
+    ///
+    /// If the bits kept belong to a parameter of another size.
+    fn widen<const D: usize>(&self, weight: Tensor<D>, low: Option<LowBits>) -> Tensor<D> {
+        join(in_24_bits(weight.dtype()), weight, low)
+    }
+
+    fn round<const D: usize>(
+        &self,
+        exact: Tensor<D>,
+        dtype: DType,
+        time: usize,
+    ) -> (Tensor<D>, Option<LowBits>) {
+        let noise = Noise::of_step(self.seed, time);
+        let (nearest, low) = split(in_24_bits(dtype), exact, Some(noise));
+        (nearest.cast(dtype), Some(low))
+    }
 }
 
-fn rejoin_on_host<const D: usize>(nearest: Tensor<D>, low: LowerHalves) -> Tensor<D> {
-    let (device, shape) = (nearest.device(), nearest.shape());
-    let numbers = nearest.try_into_vec_as::<f32>().expect("they were cast");
-    let words = low.try_into_vec_as::<i32>().expect("they are words");
-    let halves = words.into_iter().map(i32::cast_unsigned);
-    let halves = halves.flat_map(|word| [word as u16, (word >> 16) as u16]);
-    let numbers = numbers.into_iter().zip(halves);
-    let numbers: Vec<f32> = numbers
-        .map(|(number, low)| join((number.to_bits() >> 16) as u16, low))
-        .collect();
+fn in_24_bits(dtype: DType) -> Split {
+    match dtype {
+        DType::F16 => Split::F16In24,
+        _ => Split::Bf16In24,
+    }
+}
+
+fn on_host<const D: usize>(exact: Tensor<D>) -> Vec<f32> {
+    let numbers = exact.try_into_vec_as::<f32>();
+    numbers.expect("steps are computed in 32 bits")
+}
+
+/// Rounds a weight in 32 bits, still in 32, and returns the lower bits.
+fn split<const D: usize>(
+    split: Split,
+    exact: Tensor<D>,
+    noise: Option<Noise>,
+) -> (Tensor<D>, LowBits) {
+    #[cfg(feature = "flex")]
+    if matches!(exact.device().as_dispatch(), DispatchDevice::Flex(_)) {
+        return flex::split(split, exact, noise);
+    }
+    #[cfg(feature = "cube")]
+    if matches!(exact.device().as_dispatch(), DispatchDevice::Cube(_)) {
+        return cube::split(split, exact, noise);
+    }
+    let (device, shape) = (exact.device(), exact.shape());
+    let mut numbers = on_host(exact);
+    let low = split.split_all(&mut numbers, |place| {
+        noise.map_or(0, |noise| noise.at(place))
+    });
+    let length = low.len();
+    let low = Tensor::from_data(TensorData::new(low, [length]), (&device, DType::I32));
+    let numbers = TensorData::new(numbers, shape);
+    (Tensor::from_data(numbers, (&device, DType::F32)), low)
+}
+
+/// The weight in 32 bits that was split; of a weight without lower bits, itself.
+fn join<const D: usize>(split: Split, weight: Tensor<D>, low: Option<LowBits>) -> Tensor<D> {
+    let weight = weight.cast(DType::F32);
+    let Some(low) = low else { return weight };
+    let ([words], needed) = (low.dims(), split.words(weight.shape().num_elements()));
+    assert!(
+        words == needed,
+        "the lower bits of a weight are {words} words and not the {needed} of its size: its state is \
+         that of another parameter, or of master weights with other bits"
+    );
+    #[cfg(feature = "flex")]
+    if matches!(weight.device().as_dispatch(), DispatchDevice::Flex(_)) {
+        return flex::rejoin(split, weight, low);
+    }
+    #[cfg(feature = "cube")]
+    if matches!(weight.device().as_dispatch(), DispatchDevice::Cube(_)) {
+        return cube::rejoin(split, weight, low);
+    }
+    let (device, shape) = (weight.device(), weight.shape());
+    let mut numbers = on_host(weight);
+    let low = low.try_into_vec_as::<i32>().expect("they are words");
+    split.join_all(&mut numbers, &low);
     Tensor::from_data(TensorData::new(numbers, shape), (&device, DType::F32))
 }
 
@@ -215,8 +270,8 @@ pub struct Bf16State<O: Optimizer, const D: usize> {
     pub time: usize,
     /// State of the optimizer in 32 bits.
     pub optimizer: Option<O::State<D>>,
-    /// The lower halves that [`MasterWeights`] keeps.
-    pub low: Option<LowerHalves>,
+    /// The lower bits of master weights.
+    pub low: Option<LowBits>,
 }
 
 impl<O: Optimizer, const D: usize> Clone for Bf16State<O, D> {
@@ -268,7 +323,7 @@ impl<O: Optimizer, R: Rounding> Optimizer for Bf16Weights<O, R> {
 
     /// # Panics
     ///
-    /// If the parameter is not in bf16.
+    /// If the parameter is not in bf16, or in f16 with [`MasterWeights24`].
     fn step<const D: usize>(
         &self,
         lr: LearningRate,
@@ -278,9 +333,9 @@ impl<O: Optimizer, R: Rounding> Optimizer for Bf16Weights<O, R> {
     ) -> (Tensor<D>, Option<Bf16State<O, D>>) {
         let dtype = tensor.dtype();
         assert!(
-            dtype == DType::BF16,
-            "`Bf16Weights` steps parameters in BF16, and this one is in {dtype:?}: cast the \
-             model's parameters, or take the optimizer by itself"
+            self.rounding.rounds_to(dtype),
+            "`Bf16Weights` steps parameters in BF16, or in F16 with `MasterWeights24`, and this one is \
+             in {dtype:?}: cast the model's parameters, or take the optimizer by itself"
         );
         let (time, optimizer, low) = match state {
             Some(state) => (state.time + 1, state.optimizer, state.low),
@@ -289,7 +344,7 @@ impl<O: Optimizer, R: Rounding> Optimizer for Bf16Weights<O, R> {
         let exact = self.rounding.widen(tensor, low);
         let grad = grad.cast(DType::F32);
         let (exact, optimizer) = self.optimizer.step(lr, exact, grad, optimizer);
-        let (tensor, low) = self.rounding.round(exact, time);
+        let (tensor, low) = self.rounding.round(exact, dtype, time);
         let state = Bf16State {
             time,
             optimizer,

@@ -3,7 +3,7 @@
 use burn::backend::{BackendTypes, Flex};
 use burn::tensor::{DType, Int, Shape, Tensor};
 use lean_arithmetic::optim::host::{self, Buffer, Source};
-use lean_arithmetic::optim::{DynamicMap, Measure, Noise, Rule, blocks, half_words, words};
+use lean_arithmetic::optim::{Kind, Measure, Noise, Rule, Split, words};
 
 use super::moment::{EightBit, Format, Moment};
 use super::operands::{Operands, States};
@@ -66,22 +66,29 @@ pub(super) fn round_stochastically<const D: usize>(exact: Tensor<D>, noise: Nois
     Tensor::from_primitive::<Flex>(rounded)
 }
 
-/// Rounds numbers in 32 bits to the nearest that bf16 has, in their place, and packs the lower
-/// halves of their bits.
-pub(super) fn split<const D: usize>(exact: Tensor<D>) -> (Tensor<D>, Tensor<1, Int>) {
-    let words = Shape::new([half_words(exact.shape().num_elements())]);
+/// Splits numbers in 32 bits: rounds them in their place, and returns the words of their lower bits.
+pub(super) fn split<const D: usize>(
+    split: Split,
+    exact: Tensor<D>,
+    noise: Option<Noise>,
+) -> (Tensor<D>, Tensor<1, Int>) {
+    let words = Shape::new([split.words(exact.shape().num_elements())]);
     let mut numbers = of(exact);
     let mut low = FlexTensor::empty(words, DType::I32);
-    host::split(numbers.storage_mut(), low.storage_mut());
+    host::split(split, numbers.storage_mut(), low.storage_mut(), noise);
     let low = Tensor::from_primitive::<Flex>(low);
     (Tensor::from_primitive::<Flex>(numbers), low)
 }
 
 /// Restores numbers that were split, in place.
-pub(super) fn rejoin<const D: usize>(nearest: Tensor<D>, low: Tensor<1, Int>) -> Tensor<D> {
+pub(super) fn rejoin<const D: usize>(
+    split: Split,
+    nearest: Tensor<D>,
+    low: Tensor<1, Int>,
+) -> Tensor<D> {
     let mut numbers = of(nearest);
     let low = in_order(low.try_into_primitive::<Flex>().expect("it is on Flex"));
-    host::rejoin(numbers.storage_mut(), low.storage());
+    host::rejoin(split, numbers.storage_mut(), low.storage());
     Tensor::from_primitive::<Flex>(numbers)
 }
 
@@ -99,41 +106,26 @@ fn in_order(tensor: FlexTensor) -> FlexTensor {
 /// A [`Moment`] in the backend's tensors.
 enum State {
     Float(FlexTensor),
-    EightBit {
-        codes: FlexTensor,
-        scales: FlexTensor,
-        map: DynamicMap,
-        numbers: usize,
-    },
+    EightBit { words: FlexTensor, kind: Kind },
 }
 
 impl State {
     fn new<const D: usize>(moment: Moment<D>) -> Self {
         match moment {
             Moment::Float(floats) => Self::Float(of(floats)),
-            Moment::EightBit(EightBit {
-                codes,
-                scales,
-                shape,
-                map,
-            }) => Self::EightBit {
-                codes: in_order(codes.try_into_primitive::<Flex>().expect("it is on Flex")),
-                scales: of(scales),
-                map,
-                numbers: shape.num_elements(),
+            Moment::EightBit(EightBit { words, kind, .. }) => Self::EightBit {
+                words: in_order(words.try_into_primitive::<Flex>().expect("it is on Flex")),
+                kind,
             },
         }
     }
 
     fn empty(format: Format, shape: &Shape) -> Self {
-        let numbers = shape.num_elements();
         match format {
             Format::Float(dtype) => Self::Float(FlexTensor::empty(shape.clone(), dtype)),
-            Format::EightBit(map) => Self::EightBit {
-                codes: FlexTensor::empty(Shape::new([words(numbers)]), DType::I32),
-                scales: FlexTensor::empty(Shape::new([blocks(numbers)]), DType::F32),
-                map,
-                numbers,
+            Format::EightBit(kind) => Self::EightBit {
+                words: FlexTensor::empty(Shape::new([words(shape.num_elements())]), DType::I32),
+                kind,
             },
         }
     }
@@ -144,12 +136,7 @@ impl State {
                 DType::BF16 => Buffer::Bf16(floats.storage_mut()),
                 _ => Buffer::F32(floats.storage_mut()),
             },
-            Self::EightBit {
-                codes,
-                scales,
-                map,
-                numbers,
-            } => Buffer::of_words(codes.storage_mut(), scales.storage_mut(), *map, *numbers),
+            Self::EightBit { words, kind } => Buffer::of_words(words.storage_mut(), *kind),
         }
     }
 
@@ -159,22 +146,17 @@ impl State {
                 DType::BF16 => Source::Bf16(floats.storage()),
                 _ => Source::F32(floats.storage()),
             },
-            Self::EightBit {
-                codes, scales, map, ..
-            } => Source::of_words(codes.storage(), scales.storage(), *map),
+            Self::EightBit { words, kind } => Source::of_words(words.storage(), *kind),
         }
     }
 
     fn into_moment<const D: usize>(self, shape: &Shape) -> Moment<D> {
         match self {
             Self::Float(floats) => Moment::Float(Tensor::from_primitive::<Flex>(floats)),
-            Self::EightBit {
-                codes, scales, map, ..
-            } => Moment::EightBit(EightBit {
-                codes: Tensor::from_primitive::<Flex>(codes),
-                scales: Tensor::from_primitive::<Flex>(scales),
+            Self::EightBit { words, kind } => Moment::EightBit(EightBit {
+                words: Tensor::from_primitive::<Flex>(words),
                 shape: shape.clone(),
-                map,
+                kind,
             }),
         }
     }

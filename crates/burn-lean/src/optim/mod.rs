@@ -4,7 +4,7 @@
 //! - Optimizers that Burn 0.22 lacks: [`StableAdamW`], [`RAdam`], [`Came`], [`AdaLomo`].
 //! - [Moments in 8 bits](EightBitMoments) or [in bf16](Lean::with_bf16_moments).
 //! - [Accumulation in the moments](AccumulateInMoments), without a sum of gradients.
-//! - [Weights in bf16](Bf16Weights), stepped in 32 bits.
+//! - [Weights in bf16](Bf16Weights), stepped in 32 bits, with [24 of them kept](MasterWeights24).
 //!
 //! All are [`Optimizer`]s of Burn: [`init`](Lean::init) makes a [`ModuleOptimizer`], with or
 //! without [gradient release](crate::WithGradientRelease), and each may step a group of parameters.
@@ -21,6 +21,7 @@ mod cube;
 mod factored;
 #[cfg(feature = "flex")]
 mod flex;
+mod in_f32;
 mod lion;
 mod moment;
 mod operands;
@@ -42,10 +43,12 @@ pub use adalomo::{AdaLomo, AdaLomoConfig, AdaLomoState};
 pub use adam::{Adam, AdamState};
 pub use adamw::{AdamW, AdamWState};
 pub use adaptive::AdaptiveMomentumState;
-pub use bf16::{Bf16State, Bf16Weights, LowerHalves, MasterWeights, Rounding, Stochastic};
+pub use bf16::{
+    Bf16State, Bf16Weights, LowBits, MasterWeights, MasterWeights24, Rounding, Stochastic,
+};
 pub use came::{Came, CameConfig, CameState};
 pub use factored::Factored;
-pub use lean_arithmetic::optim::{CannotAccumulate, DynamicMap, MomentDecay};
+pub use lean_arithmetic::optim::{CannotAccumulate, Kind, MomentDecay};
 pub use lion::{Lion, LionState};
 pub use moment::{EightBit, Format, Moment};
 pub use radam::{RAdam, RAdamConfig, RAdamState};
@@ -121,14 +124,22 @@ pub trait Lean: Optimizer {
 
 /// An optimizer whose moments may be kept in 8 bits.
 pub trait EightBitMoments: Lean {
-    /// Keeps moments in 8 bits a number, in blocks of 256 with a scale each: Dettmers et al.,
-    /// "8-bit Optimizers via Block-wise Quantization" (2022), <https://arxiv.org/abs/2110.02861>.
+    /// Keeps moments in 8 bits a number: a code `q` of a power, and a scale `r` in 32 bits for 128
+    /// numbers.
+    ///
+    /// - A first moment, a velocity: `sign(q) * (q / 127 * r)^2`.
+    /// - A second moment: `(q / 255 * r)^4`, and never zero if it was not.
+    ///
+    /// As FlashOptim (2026), <https://arxiv.org/abs/2602.23349>, which has a softsign and a root
+    /// instead, and Dettmers et al., "8-bit Optimizers via Block-wise Quantization" (2022),
+    /// <https://arxiv.org/abs/2110.02861>, which has a table.
     ///
     /// The step itself is computed in 32 bits, with the moments before they are rounded. Second
-    /// moments, which change by less than the codes lie apart, are rounded by chance, the same in
-    /// every run and on every backend. A moment that is not finite becomes its weight. Parameters
-    /// of fewer than 4096 elements keep moments of 32 bits, and so do those that have the shape of
-    /// an embedding's weight in `model`, as the paper recommends.
+    /// moments, which change by less than the codes lie apart, are rounded up with the probability
+    /// of the part that is cut off, by a Weyl sequence at each place: the same in every run and on
+    /// every backend. A moment that is not finite becomes its weight. Parameters of fewer than 4096
+    /// elements keep moments of 32 bits, and so do those that have the shape of an embedding's
+    /// weight in `model`, as Dettmers et al. recommend.
     ///
     /// Records are smaller as well, and interchangeable with those in 32 bits; Burn's own optimizer
     /// refuses one in 8 bits with a panic. Flex and the Cube backend (wgpu, CUDA) step with them in

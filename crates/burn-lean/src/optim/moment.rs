@@ -2,7 +2,7 @@
 
 use burn::optim::{StateSink, StateSource};
 use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
-use lean_arithmetic::optim::{DynamicMap, EightBitData, Noise, blocks, words};
+use lean_arithmetic::optim::{BLOCK, Kind, Noise, pack, unpack, words};
 
 use super::record::Field;
 
@@ -11,8 +11,8 @@ use super::record::Field;
 pub enum Format {
     /// Floats of this type.
     Float(DType),
-    /// 8 bits a number, in blocks of 256 with a scale each.
-    EightBit(DynamicMap),
+    /// 8 bits a number, in blocks of 128 with a scale each.
+    EightBit(Kind),
 }
 
 /// A state of an optimizer of the parameter's shape: a moment, a velocity.
@@ -21,10 +21,6 @@ pub enum Format {
 /// 8 bits, one loads into an optimizer with 32 bits, and the other way round: the optimizer brings
 /// it into its own format in the next step.
 #[derive(Clone, Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a box would be an allocation for each moment and step"
-)]
 pub enum Moment<const D: usize> {
     /// Floats.
     Float(Tensor<D>),
@@ -32,17 +28,18 @@ pub enum Moment<const D: usize> {
     EightBit(EightBit),
 }
 
-/// Numbers in 8 bits, in blocks.
+/// Numbers in 8 bits, as powers of their codes: a signed number is `sign(q) * (q / 127 * r)^2` and
+/// one that is never negative `(q / 255 * r)^4`, with a code `q` of 8 bits and a scale `r` in 32 for
+/// 128 numbers.
 #[derive(Clone, Debug)]
 pub struct EightBit {
-    /// The codes, four to an `i32`, from the lowest byte on: `[numbers / 4]`, rounded up.
-    pub codes: Tensor<1, Int>,
-    /// The scale of each block: `[numbers / 256]`, rounded up.
-    pub scales: Tensor<1>,
+    /// The blocks of 128 numbers, 33 words each: the codes, four to an `i32`, from the lowest byte
+    /// on, and the bits of the scale.
+    pub words: Tensor<1, Int>,
     /// The shape of the parameter.
     pub shape: Shape,
-    /// The numbers that the codes stand for.
-    pub map: DynamicMap,
+    /// Whether the numbers have signs.
+    pub kind: Kind,
 }
 
 impl<const D: usize> Moment<D> {
@@ -50,7 +47,7 @@ impl<const D: usize> Moment<D> {
     pub fn format(&self) -> Format {
         match self {
             Self::Float(floats) => Format::Float(floats.dtype()),
-            Self::EightBit(blocks) => Format::EightBit(blocks.map),
+            Self::EightBit(blocks) => Format::EightBit(blocks.kind),
         }
     }
 
@@ -67,7 +64,7 @@ impl<const D: usize> Moment<D> {
         let numbers = self.shape().num_elements();
         match self {
             Self::Float(floats) => numbers * floats.dtype().size(),
-            Self::EightBit(_) => 4 * (words(numbers) + blocks(numbers)),
+            Self::EightBit(_) => 4 * words(numbers),
         }
     }
 
@@ -78,9 +75,10 @@ impl<const D: usize> Moment<D> {
         match self {
             Self::Float(floats) => floats.clone(),
             Self::EightBit(blocks) => {
-                let numbers = blocks.to_host().decode(blocks.map);
+                let numbers = blocks.shape.num_elements();
+                let numbers = blocks.kind.decode(&blocks.to_host(), numbers);
                 let data = TensorData::new(numbers, blocks.shape.clone());
-                Tensor::from_data(data, (&blocks.scales.device(), DType::F32))
+                Tensor::from_data(data, (&blocks.words.device(), DType::F32))
             }
         }
     }
@@ -92,16 +90,16 @@ impl<const D: usize> Moment<D> {
         Self::rounded(tensor, format, None)
     }
 
-    /// The same, with noise for rounding to 8 bits by chance.
+    /// The same, rounded to 8 bits with noise.
     pub(super) fn rounded(tensor: Tensor<D>, format: Format, noise: Option<Noise>) -> Self {
         match format {
             Format::Float(dtype) => Self::Float(tensor.cast(dtype)),
-            Format::EightBit(map) => {
+            Format::EightBit(kind) => {
                 let (device, shape) = (tensor.device(), tensor.shape());
                 let data = tensor.cast(DType::F32).into_data();
                 let numbers = data.as_slice().expect("they were cast");
-                let data = map.encode(numbers, noise);
-                Self::EightBit(EightBit::new(data, shape, map, &device))
+                let words = kind.encode(numbers, noise);
+                Self::EightBit(EightBit::new(words, shape, kind, &device))
             }
         }
     }
@@ -120,8 +118,7 @@ impl<const D: usize> Moment<D> {
         match self {
             Self::Float(floats) => Self::Float(floats.to_device(device)),
             Self::EightBit(blocks) => Self::EightBit(EightBit {
-                codes: blocks.codes.to_device(device),
-                scales: blocks.scales.to_device(device),
+                words: blocks.words.to_device(device),
                 ..blocks
             }),
         }
@@ -137,42 +134,39 @@ pub(super) fn wide(dtype: DType) -> DType {
 }
 
 impl EightBit {
-    fn new(data: EightBitData, shape: Shape, map: DynamicMap, device: &Device) -> Self {
-        let words = data.words();
-        let (length, blocks) = (words.len(), data.scales.len());
-        let codes = TensorData::new(words, [length]);
-        let scales = TensorData::new(data.scales, [blocks]);
+    fn new(words: Vec<i32>, shape: Shape, kind: Kind, device: &Device) -> Self {
+        let length = words.len();
+        let words = TensorData::new(words, [length]);
         Self {
-            codes: Tensor::from_data(codes, (device, DType::I32)),
-            scales: Tensor::from_data(scales, (device, DType::F32)),
+            words: Tensor::from_data(words, (device, DType::I32)),
             shape,
-            map,
+            kind,
         }
     }
 
-    fn to_host(&self) -> EightBitData {
-        let words = self.codes.clone().into_data();
-        let words = words.as_slice().expect("codes are made as `i32`");
-        let scales = self.scales.clone().try_into_vec_as::<f32>();
-        let scales = scales.expect("scales are made as `f32`");
-        EightBitData::from_words(words, scales, self.shape.num_elements())
+    fn to_host(&self) -> Vec<i32> {
+        let words = self.words.clone().try_into_vec_as();
+        words.expect("they are made as `i32`")
     }
 }
 
 const SCALES: &str = "scales";
 
-/// A moment in 8 bits is a tensor of `u8` or, with the signed map, `i8`, and the scales under the
-/// same name with `.scales`. The shape has one dimension more than the parameter, of one element:
-/// Burn's own optimizers would take the codes for numbers, and refuse the rank.
+/// Blocks of the numbers in 8 bits that earlier versions saved.
+const BLOCK_BEFORE: usize = 256;
+
+/// A moment in 8 bits is a tensor of its codes, `i8` with signs and `u8` without, and the scales
+/// under the same name with `.scales`. The shape has one dimension more than the parameter, of one
+/// element: Burn's own optimizers would take the codes for numbers, and refuse the rank.
 impl<const D: usize> Field for Moment<D> {
     fn flatten(&self, name: &str, out: &mut StateSink) {
         match self {
             Self::Float(floats) => floats.flatten(name, out),
             Self::EightBit(blocks) => {
-                let EightBitData { codes, scales } = blocks.to_host();
-                let dtype = match blocks.map {
-                    DynamicMap::Signed => DType::I8,
-                    DynamicMap::Unsigned => DType::U8,
+                let (codes, scales) = unpack(&blocks.to_host(), blocks.shape.num_elements());
+                let dtype = match blocks.kind {
+                    Kind::Signed => DType::I8,
+                    Kind::Positive => DType::U8,
                 };
                 let mut shape = blocks.shape.clone();
                 shape.push(1);
@@ -183,11 +177,14 @@ impl<const D: usize> Field for Moment<D> {
         }
     }
 
+    /// # Panics
+    ///
+    /// If it is in 8 bits of the dynamic map, which earlier versions had.
     fn unflatten(name: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
         let data = source.take_tensor("", name)?;
-        let map = match data.dtype() {
-            DType::I8 => DynamicMap::Signed,
-            DType::U8 => DynamicMap::Unsigned,
+        let kind = match data.dtype() {
+            DType::I8 => Kind::Signed,
+            DType::U8 => Kind::Positive,
             _ => {
                 source.insert_tensor(name.into(), data);
                 return Field::unflatten(name, source, device).map(Self::Float);
@@ -198,15 +195,18 @@ impl<const D: usize> Field for Moment<D> {
             return None;
         }
         shape.remove(D);
-        let scales = source.take_tensor(name, SCALES)?.try_into_vec().ok()?;
-        if scales.len() != blocks(shape.num_elements()) {
+        let scales: Vec<f32> = source.take_tensor(name, SCALES)?.try_into_vec().ok()?;
+        let numbers = shape.num_elements();
+        assert!(
+            scales.len() != numbers.div_ceil(BLOCK_BEFORE) || numbers <= BLOCK,
+            "the moment {name} of this record is in 8 bits of the dynamic map, which earlier versions \
+             had and this one cannot read: go on with that version in 32 bits for a step, and save \
+             those"
+        );
+        if scales.len() != numbers.div_ceil(BLOCK) {
             return None;
         }
-        let data = EightBitData {
-            codes: codes.to_vec(),
-            scales,
-        };
-        debug_assert_eq!(data.codes.len(), shape.num_elements());
-        Some(Self::EightBit(EightBit::new(data, shape, map, device)))
+        let words = pack(&codes, &scales);
+        Some(Self::EightBit(EightBit::new(words, shape, kind, device)))
     }
 }

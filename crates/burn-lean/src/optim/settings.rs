@@ -69,12 +69,12 @@ impl Settings {
             Storage::AsParameter => Format::Float(dtype),
             Storage::F32 => Format::Float(DType::F32),
             Storage::Bf16 => Format::Float(DType::BF16),
-            Storage::EightBit(map) => Format::EightBit(map),
+            Storage::EightBit(kind) => Format::EightBit(kind),
         }
     }
 
-    /// Steps a parameter by a rule, and rounds it once. With noise, states in 8 bits without a sign are rounded by
-    /// chance.
+    /// Steps a parameter by a rule, and rounds it once. States in 8 bits without a sign are rounded
+    /// with the noise.
     pub(super) fn step<R: Rule<N>, const N: usize, const D: usize>(
         &self,
         rule: &R,

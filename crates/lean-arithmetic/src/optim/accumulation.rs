@@ -34,7 +34,7 @@ impl MicroBatch {
         steps + usize::from(self.decays || steps == 0)
     }
 
-    /// The random numbers that moments in 8 bits are rounded with in step number `time`.
+    /// The noise that moments in 8 bits are rounded with in step number `time`.
     pub fn noise(self, time: usize) -> Noise {
         Noise::of_step(self.index as u64, time)
     }

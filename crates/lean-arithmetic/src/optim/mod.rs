@@ -9,13 +9,13 @@ mod accumulation;
 mod configuration;
 #[cfg(any(feature = "cubecl-0-10", feature = "cubecl-0-11"))]
 pub mod cube;
-mod dynamic_map;
 mod factored;
 mod halves;
 #[cfg(feature = "host")]
 pub mod host;
 mod noise;
 mod number;
+mod powers;
 pub mod program;
 mod rule;
 pub mod rules;
@@ -23,13 +23,13 @@ mod storage;
 
 pub use accumulation::{CannotAccumulate, MicroBatch, MicroBatches, MomentDecay};
 pub use configuration::configuration;
-pub use dynamic_map::{BLOCK, DynamicMap, EightBitData, blocks, words};
 pub use factored::{Factored, WholeTensor, assert_shape};
-pub use halves::{half_words, join, split};
+pub use halves::{BEYOND_F16, BIAS_OF_F16, NORMAL_IN_F16, Split};
 #[cfg(any(feature = "cubecl-0-10", feature = "cubecl-0-11"))]
 use noise::FRACTIONS;
 pub use noise::{MIXING, Noise};
 pub use number::{Clip, Number};
+pub use powers::{BLOCK, LEAST_SCALE, WORDS, pack, unpack, words};
 pub use rule::{Measure, MomentsAlone, Rule, Squares};
 pub use storage::{Kind, Moments, Storage};
 

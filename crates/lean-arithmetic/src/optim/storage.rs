@@ -1,7 +1,5 @@
 //! Storage formats of optimizer states.
 
-use super::DynamicMap;
-
 /// Smallest tensor whose states are kept in 8 bits.
 const LEAST_FOR_EIGHT_BITS: usize = 4096;
 
@@ -18,7 +16,7 @@ pub enum Moments {
 }
 
 /// The kind of numbers in a state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Numbers of either sign: a first moment, a velocity.
     Signed,
@@ -36,7 +34,7 @@ pub enum Storage {
     /// In bf16.
     Bf16,
     /// In 8 bits.
-    EightBit(DynamicMap),
+    EightBit(Kind),
 }
 
 impl Moments {
@@ -55,7 +53,7 @@ impl Moments {
             panic!(
                 "{share} is {value}: what keeps more than 0.99 of itself in a step changes by less than bf16 \
                  can hold, and stands still; take at most 0.99, or keep the moments in 32 bits (a \
-                 second moment may have 8, which are rounded by chance)"
+                 second moment may have 8, which are rounded with noise)"
             );
         }
         Self::Bf16
@@ -67,10 +65,7 @@ impl Moments {
             Self::Full => Storage::AsParameter,
             Self::Bf16 => Storage::Bf16,
             Self::EightBit if elements < LEAST_FOR_EIGHT_BITS || is_embedding => Storage::F32,
-            Self::EightBit => Storage::EightBit(match kind {
-                Kind::Signed => DynamicMap::Signed,
-                Kind::Positive => DynamicMap::Unsigned,
-            }),
+            Self::EightBit => Storage::EightBit(kind),
         }
     }
 }

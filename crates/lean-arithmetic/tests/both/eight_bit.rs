@@ -7,7 +7,7 @@ use burn::tensor::DType;
 use super::noise::Noise;
 use super::run::{Run, numbers};
 use super::side::{
-    AdamW, BurnsAdamWState, DynamicMap, EightBitMoments, Format, InOnePass, LionConfig, Moment,
+    AdamW, BurnsAdamWState, EightBitMoments, Format, InOnePass, Kind, LionConfig, Moment,
     Optimizer, StableAdamW, StableAdamWConfig, Tensor, device, lion, model_with_embedding,
 };
 
@@ -50,9 +50,10 @@ fn a_parameter_has_moments_in_8_bits_if_it_is_large_and_no_embedding() {
     };
     let moments_of_large = moments(SHAPE);
     let formats = moments_of_large.each_ref().map(|moment| moment.format());
-    let maps = [DynamicMap::Signed, DynamicMap::Unsigned];
-    assert_eq!(formats, maps.map(Format::EightBit));
-    let bytes = NUMBERS.next_multiple_of(4) + 4 * NUMBERS.div_ceil(256);
+    let kinds = [Kind::Signed, Kind::Positive];
+    assert_eq!(formats, kinds.map(Format::EightBit));
+    // 128 codes and a scale each.
+    let bytes = 132 * NUMBERS.div_ceil(128);
     assert_eq!(moments_of_large[0].bytes(), bytes);
     for kept in [[63, 65], [100, 50]] {
         let [moment, _] = moments(kept);
@@ -64,7 +65,7 @@ fn a_parameter_has_moments_in_8_bits_if_it_is_large_and_no_embedding() {
 }
 
 /// Both are the same arithmetic: what is rounded are the moments after the step, the first to the
-/// nearest and the second by chance. With gradients that are even, uneven, mostly zero, all zero,
+/// nearest and the second with noise. With gradients that are even, uneven, mostly zero, all zero,
 /// and with spikes.
 #[test]
 fn from_the_same_moments_a_step_is_that_of_32_bits() {
@@ -111,10 +112,16 @@ fn from_the_same_moments_a_step_is_that_of_32_bits() {
                 for (exact, rounded) in exact.into_iter().zip(rounded) {
                     let (tensor, format): (Tensor<2>, _) = (exact.to_tensor(), rounded.format());
                     let nearest: Moment<2> = Moment::from_tensor(tensor, format);
-                    let is_nearest = floats(&nearest) == floats(rounded);
-                    let is_signed = format == Format::EightBit(DynamicMap::Signed);
-                    // Without a gradient the codes stay, and the scales shrink.
-                    assert_eq!(is_nearest, is_signed || kind == "zero", "{what}");
+                    let pairs = floats(&nearest).into_iter().zip(floats(rounded));
+                    let others = pairs.filter(|(one, other)| one != other).count();
+                    let is_signed = format == Format::EightBit(Kind::Signed);
+                    // Without a gradient the codes stay, and the scales shrink; but the last bit of
+                    // a root takes one code in 10,000 or so below its own.
+                    match (is_signed, kind) {
+                        (true, _) => assert_eq!(others, 0, "{what}"),
+                        (_, "zero") => assert!(others < NUMBERS / 1000, "{what}: {others}"),
+                        _ => assert!(others > NUMBERS / 200, "{what}: {others}"),
+                    }
                     let (exact, rounded) = (floats(exact), floats(rounded));
                     let most = exact.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
                     let errors = exact
@@ -122,9 +129,9 @@ fn from_the_same_moments_a_step_is_that_of_32_bits() {
                         .zip(rounded)
                         .map(|(exact, x)| (exact - x).abs());
                     let error = errors.fold(0.0, f32::max);
-                    // Of 64 bins in each decade with a sign and of 128 without: half a bin to the
-                    // nearest, and a whole one by chance.
-                    let limit = 1.01 * 0.9 / 128.0 * most;
+                    // Between the largest two codes: half of 2 / 127 to the nearest, and all of
+                    // 4 / 255 with noise.
+                    let limit = if is_signed { 1.0 / 127.0 } else { 4.0 / 255.0 } * most;
                     assert!(error > 0.0 && error <= limit, "{what}: {error} of {most}");
                 }
             }
@@ -147,8 +154,8 @@ fn resuming_changes_no_bit() {
         let mut noise = Noise(21);
         let mut run = run_for(optimizer, 3, &mut noise);
         let saved = run.saved();
-        // One byte a number for each moment, four for each block of 256, and little else.
-        let least = moments * (NUMBERS + 4 * NUMBERS.div_ceil(256));
+        // One byte a number for each moment, four for each block of 128, and little else.
+        let least = moments * (NUMBERS + 4 * NUMBERS.div_ceil(128));
         let bytes = saved.bytes();
         assert!(
             (least..least + 400).contains(&bytes),
@@ -185,10 +192,7 @@ fn checkpoints_go_from_32_bits_to_8_and_back() {
     let mut eight_bit = burns.resumed(adamw());
     eight_bit.step(0.01, grad.clone());
     let momentum = &eight_bit.state.as_ref().unwrap().momentum;
-    assert_eq!(
-        momentum.moment_1.format(),
-        Format::EightBit(DynamicMap::Signed)
-    );
+    assert_eq!(momentum.moment_1.format(), Format::EightBit(Kind::Signed));
     assert_eq!(momentum.time, 4);
 
     // In 32 bits its next record is Burn's again.

@@ -10,7 +10,7 @@ use burn::optim::{
 };
 use burn::tensor::{DType, Tensor, backend::Backend};
 use burn_gradient_release_optim::{
-    AccumulateInMoments, DynamicMap, Format, InOnePass, LeanBackend, LionConfig, MomentDecay,
+    AccumulateInMoments, Format, InOnePass, Kind, LeanBackend, LionConfig, MomentDecay,
     RAdamConfig, StableAdamWConfig, Types,
 };
 
@@ -271,8 +271,7 @@ fn what_is_shared_keeps_its_numbers() {
 #[test]
 fn a_pass_is_for_some_types() {
     let float = Format::Float;
-    let (signed, unsigned) = (DynamicMap::Signed, DynamicMap::Unsigned);
-    let (signed, unsigned) = (Format::EightBit(signed), Format::EightBit(unsigned));
+    let [signed, unsigned] = [Kind::Signed, Kind::Positive].map(Format::EightBit);
     for (weight, states, has_pass) in [
         (DType::F32, [float(DType::F32), float(DType::F32)], true),
         (DType::F32, [signed, unsigned], true),

@@ -18,7 +18,7 @@ use burn_fusion::{
     stream::{Operation, OperationStreams},
 };
 
-use lean_arithmetic::optim::{Measure, Noise, Rule, blocks, half_words, program::Clipping, words};
+use lean_arithmetic::optim::{Measure, Noise, Rule, Split, program::Clipping, words};
 
 use super::clipping;
 use crate::{
@@ -43,7 +43,7 @@ impl<B: FusionBackend + LeanBackend> LeanBackend for Fusion<B> {
         let outputs = register::<B, _>("lean_step", inputs, outputs, move |inputs| {
             let stepped = B::step_in_place(&rule, inner.operands(inputs));
             let mut outputs = vec![FloatOrInt::Float(stepped.weight)];
-            outputs.extend(stepped.states.into_iter().flat_map(parts));
+            outputs.extend(stepped.states.map(part));
             outputs
         });
         let mut outputs = outputs.into_iter();
@@ -83,7 +83,7 @@ impl<B: FusionBackend + RoundToBf16> RoundToBf16 for Fusion<B> {
 
     fn split(tensor: FloatTensor<Self>) -> (FloatTensor<Self>, IntTensor<Self>) {
         let shape = tensor.shape();
-        let words = Shape::new([half_words(shape.num_elements())]);
+        let words = Shape::new([Split::Bf16In32.words(shape.num_elements())]);
         let inputs = vec![FloatOrInt::Float(tensor)];
         let outputs = vec![(shape, DType::F32), (words, DType::I32)];
         let outputs = register::<B, _>("lean_split", inputs, outputs, |inputs| {
@@ -124,12 +124,10 @@ fn int<B: Backend>(parts: &mut impl Iterator<Item = FloatOrInt<B>>) -> IntTensor
     }
 }
 
-fn parts<B: Backend>(state: Moment<B>) -> Vec<FloatOrInt<B>> {
+fn part<B: Backend>(state: Moment<B>) -> FloatOrInt<B> {
     match state {
-        Moment::Float(floats) => vec![FloatOrInt::Float(floats)],
-        Moment::EightBit(EightBit { codes, scales, .. }) => {
-            vec![FloatOrInt::Int(codes), FloatOrInt::Float(scales)]
-        }
+        Moment::Float(floats) => FloatOrInt::Float(floats),
+        Moment::EightBit(EightBit { words, .. }) => FloatOrInt::Int(words),
     }
 }
 
@@ -158,7 +156,7 @@ impl<const N: usize> Form<N> {
             States::New(formats) => (true, formats),
             States::Old(states) => {
                 let formats = states.each_ref().map(Moment::format);
-                tensors.extend(states.into_iter().flat_map(parts));
+                tensors.extend(states.map(part));
                 (false, formats)
             }
         };
@@ -197,11 +195,10 @@ impl<const N: usize> Form<N> {
     ) -> [Moment<B>; N] {
         self.formats.map(|format| match format {
             Format::Float(_) => Moment::Float(float(parts)),
-            Format::EightBit(map) => Moment::EightBit(EightBit {
-                codes: int(parts),
-                scales: float(parts),
+            Format::EightBit(kind) => Moment::EightBit(EightBit {
+                words: int(parts),
                 shape: self.shape.clone(),
-                map,
+                kind,
             }),
         })
     }
@@ -209,12 +206,9 @@ impl<const N: usize> Form<N> {
     /// The shapes and types of the outputs of a step: the weight and the states.
     fn stepped(&self) -> Vec<(Shape, DType)> {
         let numbers = self.shape.num_elements();
-        let states = self.formats.iter().flat_map(|format| match format {
-            Format::Float(dtype) => vec![(self.shape.clone(), *dtype)],
-            Format::EightBit(_) => {
-                let codes = (Shape::new([words(numbers)]), DType::I32);
-                vec![codes, (Shape::new([blocks(numbers)]), DType::F32)]
-            }
+        let states = self.formats.iter().map(|format| match format {
+            Format::Float(dtype) => (self.shape.clone(), *dtype),
+            Format::EightBit(_) => (Shape::new([words(numbers)]), DType::I32),
         });
         [(self.shape.clone(), DType::F32)]
             .into_iter()

@@ -14,12 +14,11 @@ use burn_cubecl::{
 };
 
 use lean_arithmetic::optim::{
-    Measure, Noise, Rule, Squares, blocks,
+    Measure, Noise, Rule, Split, Squares,
     cube::{
         Pass,
         cubecl_0_10::{self as kernels, DeviceTensor},
     },
-    half_words,
     program::Clipping,
     words,
 };
@@ -122,17 +121,17 @@ where
     fn split(tensor: CubeTensor<R>) -> (CubeTensor<R>, CubeTensor<R>) {
         assert_eq!(tensor.dtype, DType::F32, "steps are computed in 32 bits");
         let numbers = writable(tensor);
-        let words = Shape::new([half_words(numbers.meta.num_elements())]);
+        let words = Shape::new([Split::Bf16In32.words(numbers.meta.num_elements())]);
         let (client, device) = (numbers.client.clone(), numbers.device.clone());
         let low = empty_device_contiguous_dtype(client, device, words, DType::I32);
-        kernels::split(on_device(&numbers), on_device(&low));
+        kernels::split(Split::Bf16In32, on_device(&numbers), on_device(&low), None);
         (numbers, low)
     }
 
     fn rejoin(nearest: CubeTensor<R>, low: CubeTensor<R>) -> CubeTensor<R> {
         assert_eq!(nearest.dtype, DType::F32, "steps are computed in 32 bits");
         let numbers = writable(nearest);
-        kernels::rejoin(on_device(&numbers), on_device(&low));
+        kernels::rejoin(Split::Bf16In32, on_device(&numbers), on_device(&low));
         numbers
     }
 }
@@ -175,18 +174,20 @@ where
 {
     let (client, device) = (&parameter.client, &parameter.device);
     let shape = parameter.meta.shape();
-    let flat =
-        |shape, dtype| empty_device_contiguous_dtype(client.clone(), device.clone(), shape, dtype);
     match format {
         Format::Float(dtype) => {
             let floats = empty_device_dtype(client.clone(), device.clone(), shape.clone(), dtype);
             Moment::Float(floats)
         }
-        Format::EightBit(map) => Moment::EightBit(EightBit {
-            codes: flat(Shape::new([words(shape.num_elements())]), DType::I32),
-            scales: flat(Shape::new([blocks(shape.num_elements())]), DType::F32),
+        Format::EightBit(kind) => Moment::EightBit(EightBit {
+            words: empty_device_contiguous_dtype(
+                client.clone(),
+                device.clone(),
+                Shape::new([words(shape.num_elements())]),
+                DType::I32,
+            ),
             shape: shape.clone(),
-            map,
+            kind,
         }),
     }
 }
@@ -204,9 +205,8 @@ where
         match state {
             Moment::Float(floats) => of_kernel.floats.push(on_device(floats)),
             Moment::EightBit(blocks) => of_kernel.eight_bit.push(kernels::EightBit {
-                codes: on_device(&blocks.codes),
-                scales: on_device(&blocks.scales),
-                map: blocks.map,
+                words: on_device(&blocks.words),
+                kind: blocks.kind,
             }),
         }
     }

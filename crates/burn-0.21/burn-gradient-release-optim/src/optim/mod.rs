@@ -112,14 +112,22 @@ pub trait Lean: Clone {
 
 /// An optimizer whose moments may be kept in 8 bits.
 pub trait EightBitMoments: Lean {
-    /// Keeps moments in 8 bits a number, in blocks of 256 with a scale each: Dettmers et al.,
-    /// "8-bit Optimizers via Block-wise Quantization" (2022), <https://arxiv.org/abs/2110.02861>.
+    /// Keeps moments in 8 bits a number: a code `q` of a power, and a scale `r` in 32 bits for 128
+    /// numbers.
+    ///
+    /// - A first moment, a velocity: `sign(q) * (q / 127 * r)^2`.
+    /// - A second moment: `(q / 255 * r)^4`, and never zero if it was not.
+    ///
+    /// As FlashOptim (2026), <https://arxiv.org/abs/2602.23349>, which has a softsign and a root
+    /// instead, and Dettmers et al., "8-bit Optimizers via Block-wise Quantization" (2022),
+    /// <https://arxiv.org/abs/2110.02861>, which has a table.
     ///
     /// The step itself is computed in 32 bits, with the moments before they are rounded. Second
-    /// moments, which change by less than the codes lie apart, are rounded by chance, the same in
-    /// every run and on every backend. A moment that is not finite becomes its weight. Parameters
-    /// of fewer than 4096 elements keep moments of 32 bits, and so do those that have the shape of
-    /// an embedding's weight in `model`, as the paper recommends.
+    /// moments, which change by less than the codes lie apart, are rounded up with the probability
+    /// of the part that is cut off, by a Weyl sequence at each place: the same in every run and on
+    /// every backend. A moment that is not finite becomes its weight. Parameters of fewer than 4096
+    /// elements keep moments of 32 bits, and so do those that have the shape of an embedding's
+    /// weight in `model`, as Dettmers et al. recommend.
     ///
     /// Records are smaller as well, and interchangeable with those in 32 bits. Flex, wgpu and CUDA
     /// step with them in one pass. On other backends the moments are packed and unpacked on the

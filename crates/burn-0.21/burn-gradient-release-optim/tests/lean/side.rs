@@ -10,8 +10,8 @@ use super::Backend;
 
 pub(crate) use burn_gradient_release_optim::{
     AccumulateInMoments, AdaLomoConfig, AdamW, Bf16Weights, CameConfig, CannotAccumulate,
-    DynamicMap, EightBitMoments, Format, InOnePass, Lean, Lion, LionConfig, MasterWeights,
-    MomentDecay, RAdamConfig, Rounding, Sgd, StableAdamW, StableAdamWConfig, Stochastic,
+    EightBitMoments, Format, InOnePass, Kind, Lean, Lion, LionConfig, MasterWeights, MomentDecay,
+    RAdamConfig, Rounding, Sgd, StableAdamW, StableAdamWConfig, Stochastic,
 };
 
 pub(crate) type Tensor<const D: usize> = burn::tensor::Tensor<Backend, D>;
@@ -137,9 +137,7 @@ pub(crate) fn address(tensor: &Tensor<2>) -> usize {
 pub(crate) fn addresses(moment: &Moment<2>) -> Vec<usize> {
     let buffers = match moment {
         burn_gradient_release_optim::Moment::Float(floats) => vec![floats],
-        burn_gradient_release_optim::Moment::EightBit(blocks) => {
-            vec![&blocks.codes, &blocks.scales]
-        }
+        burn_gradient_release_optim::Moment::EightBit(blocks) => vec![&blocks.words],
     };
     let buffers = buffers.into_iter();
     buffers

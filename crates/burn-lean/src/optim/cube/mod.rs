@@ -9,7 +9,7 @@ use burn::backend::{BackendTypes, Cube};
 use burn::tensor::{Int, Tensor};
 use lean_arithmetic::optim::cube::Pass;
 use lean_arithmetic::optim::program::Clipping;
-use lean_arithmetic::optim::{Clip, Measure, Noise, Rule};
+use lean_arithmetic::optim::{Clip, Measure, Noise, Rule, Split};
 
 use super::moment::{EightBit, Format, Moment};
 use super::operands::{Operands, States};
@@ -52,11 +52,10 @@ pub(super) fn step<R: Rule<N>, const N: usize, const D: usize>(
     let weight = Tensor::from_primitive::<Cube>(next());
     let states = formats.map(|format| match format {
         Format::Float(_) => Moment::Float(Tensor::from_primitive::<Cube>(next())),
-        Format::EightBit(map) => Moment::EightBit(EightBit {
-            codes: Tensor::from_primitive::<Cube>(next()),
-            scales: Tensor::from_primitive::<Cube>(next()),
+        Format::EightBit(kind) => Moment::EightBit(EightBit {
+            words: Tensor::from_primitive::<Cube>(next()),
             shape: shape.clone(),
-            map,
+            kind,
         }),
     });
     (weight, states)
@@ -90,19 +89,26 @@ pub(super) fn round_stochastically<const D: usize>(exact: Tensor<D>, noise: Nois
     Tensor::from_primitive::<Cube>(rounded)
 }
 
-/// Rounds numbers in 32 bits to the nearest that bf16 has, in their place, and packs the lower
-/// halves of their bits.
-pub(super) fn split<const D: usize>(exact: Tensor<D>) -> (Tensor<D>, Tensor<1, Int>) {
-    let mut halves = Cube::run(Operation::Split, vec![of(exact)]).into_iter();
+/// Splits numbers in 32 bits: rounds them in their place, and returns the words of their lower bits.
+pub(super) fn split<const D: usize>(
+    split: Split,
+    exact: Tensor<D>,
+    noise: Option<Noise>,
+) -> (Tensor<D>, Tensor<1, Int>) {
+    let mut halves = Cube::run(Operation::Split(split, noise), vec![of(exact)]).into_iter();
     let mut next = || halves.next().expect("numbers, and the rest of their bits");
     let nearest = Tensor::from_primitive::<Cube>(next());
     (nearest, Tensor::from_primitive::<Cube>(next()))
 }
 
 /// Restores numbers that were split, in place.
-pub(super) fn rejoin<const D: usize>(nearest: Tensor<D>, low: Tensor<1, Int>) -> Tensor<D> {
+pub(super) fn rejoin<const D: usize>(
+    split: Split,
+    nearest: Tensor<D>,
+    low: Tensor<1, Int>,
+) -> Tensor<D> {
     let low = low.try_into_primitive::<Cube>().expect("it is on Cube");
-    let numbers = Cube::run(Operation::Rejoin, vec![of(nearest), low]).remove(0);
+    let numbers = Cube::run(Operation::Rejoin(split), vec![of(nearest), low]).remove(0);
     Tensor::from_primitive::<Cube>(numbers)
 }
 
@@ -113,9 +119,9 @@ fn of<const D: usize>(tensor: Tensor<D>) -> CubeTensor {
 fn push<const D: usize>(state: Moment<D>, tensors: &mut Vec<CubeTensor>) {
     match state {
         Moment::Float(floats) => tensors.push(of(floats)),
-        Moment::EightBit(EightBit { codes, scales, .. }) => {
-            let codes = codes.try_into_primitive::<Cube>();
-            tensors.extend([codes.expect("it is on Cube"), of(scales)]);
+        Moment::EightBit(EightBit { words, .. }) => {
+            let words = words.try_into_primitive::<Cube>();
+            tensors.push(words.expect("it is on Cube"));
         }
     }
 }

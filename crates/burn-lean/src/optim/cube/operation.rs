@@ -9,7 +9,7 @@ use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, empty_device_dtyp
 use burn_cubecl::tensor::CubeTensor;
 use lean_arithmetic::optim::cube::Pass;
 use lean_arithmetic::optim::cube::cubecl_0_11::{self as kernels, DeviceTensor};
-use lean_arithmetic::optim::{Noise, blocks, half_words, words};
+use lean_arithmetic::optim::{Noise, Split, words};
 
 use super::super::moment::Format;
 
@@ -20,17 +20,15 @@ pub(super) enum Operation {
     Step { pass: Pass, states: Form },
     /// Sums a measure of gradient and states, and returns partial sums.
     Sum { pass: Pass, states: Form },
-    /// Rounds numbers to bf16 by chance, in place.
+    /// Rounds numbers to bf16 with noise, in place.
     Round(Noise),
-    /// Splits numbers: rounds them to the nearest in bf16, in place, and returns the lower halves
-    /// of their bits.
-    Split,
+    /// Splits numbers: rounds them, in place, and returns the words of their lower bits.
+    Split(Split, Option<Noise>),
     /// Joins numbers that were split.
-    Rejoin,
+    Rejoin(Split),
 }
 
-/// The states of a parameter, apart from their tensors: one for floats, codes and scales for 8
-/// bits.
+/// The states of a parameter, apart from their tensors.
 #[derive(Clone, Debug)]
 pub(super) struct Form {
     /// Whether there are none yet.
@@ -49,8 +47,8 @@ impl Operation {
             Self::Step { .. } => "lean_step",
             Self::Sum { .. } => "lean_sum",
             Self::Round(_) => "lean_round_stochastically",
-            Self::Split => "lean_split",
-            Self::Rejoin => "lean_rejoin",
+            Self::Split(..) => "lean_split",
+            Self::Rejoin(_) => "lean_rejoin",
         }
     }
 
@@ -63,8 +61,10 @@ impl Operation {
                 outputs
             }
             Self::Sum { .. } => vec![(parts(parameter), DType::F32)],
-            Self::Round(_) | Self::Rejoin => vec![(parameter.clone(), DType::F32)],
-            Self::Split => vec![(parameter.clone(), DType::F32), low(parameter)],
+            Self::Round(_) | Self::Rejoin(_) => vec![(parameter.clone(), DType::F32)],
+            Self::Split(split, _) => {
+                vec![(parameter.clone(), DType::F32), low(*split, parameter)]
+            }
         }
     }
 }
@@ -79,39 +79,31 @@ impl Form {
 
     fn tensors(&self, parameter: &Shape) -> impl Iterator<Item = (Shape, DType)> {
         let numbers = parameter.num_elements();
-        self.formats.iter().flat_map(move |format| match format {
-            Format::Float(dtype) => vec![(parameter.clone(), *dtype)],
-            Format::EightBit(_) => vec![
-                (Shape::new([words(numbers)]), DType::I32),
-                (Shape::new([blocks(numbers)]), DType::F32),
-            ],
+        self.formats.iter().map(move |format| match format {
+            Format::Float(dtype) => (parameter.clone(), *dtype),
+            Format::EightBit(_) => (Shape::new([words(numbers)]), DType::I32),
         })
     }
 
     /// The states as a kernel takes them; none where there are none yet to be read.
     fn of(&self, tensors: &[CubeTensor]) -> kernels::States<DeviceTensor> {
         let mut states = kernels::States::default();
-        let mut tensors = tensors.iter().map(on_device);
-        for format in &self.formats {
-            match (format, tensors.next()) {
-                (Format::Float(_), Some(floats)) => states.floats.push(floats),
-                (Format::EightBit(map), Some(codes)) => {
-                    let scales = tensors.next().expect("scales follow codes");
-                    let map = *map;
-                    states
-                        .eight_bit
-                        .push(kernels::EightBit { codes, scales, map });
-                }
-                (_, None) => {}
+        for (format, tensor) in self.formats.iter().zip(tensors.iter().map(on_device)) {
+            match *format {
+                Format::Float(_) => states.floats.push(tensor),
+                Format::EightBit(kind) => states.eight_bit.push(kernels::EightBit {
+                    words: tensor,
+                    kind,
+                }),
             }
         }
         states
     }
 }
 
-/// The lower halves of the bits of a parameter in 32 bits.
-fn low(parameter: &Shape) -> (Shape, DType) {
-    let words = half_words(parameter.num_elements());
+/// The lower bits of a parameter in 32 bits.
+fn low(split: Split, parameter: &Shape) -> (Shape, DType) {
+    let words = split.words(parameter.num_elements());
     (Shape::new([words]), DType::I32)
 }
 
@@ -158,17 +150,17 @@ impl Run for CubeBackend {
                 kernels::round_stochastically(on_device(&numbers), noise);
                 vec![numbers]
             }
-            Operation::Split => {
+            Operation::Split(split, noise) => {
                 let numbers = writable(first);
                 let (client, device) = (numbers.client.clone(), numbers.device.clone());
-                let (shape, dtype) = low(&numbers.shape());
+                let (shape, dtype) = low(split, &numbers.shape());
                 let low = empty_device_contiguous_dtype(client, device, shape, dtype);
-                kernels::split(on_device(&numbers), on_device(&low));
+                kernels::split(split, on_device(&numbers), on_device(&low), noise);
                 vec![numbers, low]
             }
-            Operation::Rejoin => {
+            Operation::Rejoin(split) => {
                 let (numbers, low) = (writable(first), next());
-                kernels::rejoin(on_device(&numbers), on_device(&low));
+                kernels::rejoin(split, on_device(&numbers), on_device(&low));
                 vec![numbers]
             }
         }
@@ -188,7 +180,7 @@ fn empty((shape, dtype): (Shape, DType), parameter: &CubeTensor) -> CubeTensor {
     let (client, device) = (parameter.client.clone(), parameter.device.clone());
     match shape == parameter.shape() {
         true => empty_device_dtype(client, device, shape, dtype),
-        // Codes and scales are read as buffers, which have no strides.
+        // Words are read as buffers, which have no strides.
         false => empty_device_contiguous_dtype(client, device, shape, dtype),
     }
 }

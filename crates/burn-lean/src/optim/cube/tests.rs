@@ -1,7 +1,7 @@
 //! Rounding to bf16, as far as wgpu can: it has no tensors of bf16.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use lean_arithmetic::optim::Noise;
+use lean_arithmetic::optim::{Noise, Split};
 
 use super::super::flex;
 use super::{rejoin, round_stochastically, split};
@@ -31,13 +31,13 @@ fn numbers<const D: usize>(rounded: Tensor<D>) -> Vec<f32> {
 fn numbers_are_those_of_the_processor() {
     fn check<const D: usize>(shape: [usize; D]) {
         let (wgpu, flex) = (Device::wgpu(Default::default()), Device::flex());
-        for key in [0, 1, 7 << 32 | 3] {
-            let noise = Noise::new(key);
+        for seed in [0, 1, 7 << 32 | 3] {
+            let noise = Noise::of_step(seed, 3);
             let found = numbers(round_stochastically(exact(shape, &wgpu), noise));
             let expected = flex::round_stochastically(exact(shape, &flex), noise);
-            assert!(found == numbers(expected.cast(DType::F32)), "{key}");
+            assert!(found == numbers(expected.cast(DType::F32)), "{seed}");
             let unrounded = numbers(exact(shape, &wgpu));
-            assert!(found != unrounded, "{key}");
+            assert!(found != unrounded, "{seed}");
         }
     }
     check([257]);
@@ -46,20 +46,31 @@ fn numbers_are_those_of_the_processor() {
 
 #[test]
 fn halves_are_those_of_the_processor() {
-    fn check<const D: usize>(shape: [usize; D]) {
+    fn check<const D: usize>(kind: Split, shape: [usize; D]) {
         let (wgpu, flex) = (Device::wgpu(Default::default()), Device::flex());
-        let (nearest, low) = split(exact(shape, &wgpu));
-        let (expected, expected_low) = flex::split(exact(shape, &flex));
-        let words = |low: Tensor<1, Int>| low.try_into_vec_as::<i32>().expect("they are words");
-        assert_eq!(words(low.clone()), words(expected_low));
-        assert!(numbers(nearest.clone()) == numbers(expected));
-        let rejoined = numbers(rejoin(nearest.clone(), low));
-        assert!(rejoined == numbers(exact(shape, &flex)));
-        assert!(rejoined != numbers(nearest));
+        for noise in [None, Some(Noise::of_step(7, 3))] {
+            let (nearest, low) = split(kind, exact(shape, &wgpu), noise);
+            let (expected, expected_low) = flex::split(kind, exact(shape, &flex), noise);
+            let words = |low: Tensor<1, Int>| low.try_into_vec_as::<i32>().expect("they are words");
+            assert_eq!(words(low.clone()), words(expected_low.clone()), "{kind:?}");
+            assert!(
+                numbers(nearest.clone()) == numbers(expected.clone()),
+                "{kind:?}"
+            );
+            let rejoined = numbers(rejoin(kind, nearest.clone(), low));
+            let expected = numbers(flex::rejoin(kind, expected, expected_low));
+            assert!(rejoined == expected, "{kind:?}");
+            assert!(rejoined != numbers(nearest), "{kind:?}");
+            if kind == Split::Bf16In32 {
+                assert!(rejoined == numbers(exact(shape, &flex)));
+            }
+        }
     }
-    check([257]);
-    check([129, 300]);
-    check([64, 64]);
+    for kind in [Split::Bf16In32, Split::Bf16In24, Split::F16In24] {
+        check(kind, [257]);
+        check(kind, [129, 300]);
+        check(kind, [64, 64]);
+    }
 }
 
 #[test]
@@ -74,7 +85,7 @@ fn rounding_is_in_place() {
     device.sync().unwrap();
     device.memory_cleanup();
     let before = reserved();
-    let rounded = round_stochastically(exact, Noise::new(1));
+    let rounded = round_stochastically(exact, Noise::of_step(1, 1));
     assert!(reserved() < before + 1024 * 1024);
     drop(rounded);
 }

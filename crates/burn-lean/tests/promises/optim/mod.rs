@@ -17,6 +17,7 @@ mod exact;
 mod gpu;
 #[path = "../../../../lean-arithmetic/tests/both/in_place.rs"]
 mod in_place;
+mod master_weights;
 mod memory;
 #[path = "../../../../lean-arithmetic/tests/both/noise.rs"]
 mod noise;

@@ -11,7 +11,7 @@ pub(crate) use burn::optim::{AdamWState as BurnsAdamWState, LionConfig, Optimize
 pub(crate) use burn::tensor::{Device, Tensor};
 pub(crate) use burn_lean::optim::{
     AccumulateInMoments, AdaLomoConfig, AdamW, AdamWState, AdaptiveMomentumState, Bf16Weights,
-    CameConfig, CannotAccumulate, DynamicMap, EightBitMoments, Format, InOnePass, Lean, Lion,
+    CameConfig, CannotAccumulate, EightBitMoments, Format, InOnePass, Kind, Lean, Lion,
     MasterWeights, Moment, MomentDecay, RAdamConfig, Rounding, Sgd, StableAdamW, StableAdamWConfig,
     Stochastic,
 };
@@ -124,11 +124,8 @@ pub(crate) fn addresses(moment: &Moment<2>) -> Vec<usize> {
     match moment {
         Moment::Float(floats) => vec![address(floats)],
         Moment::EightBit(blocks) => {
-            let codes = blocks.codes.clone().try_into_primitive::<Flex>().unwrap();
-            let scales = blocks.scales.clone().try_into_primitive::<Flex>().unwrap();
-            [codes, scales]
-                .map(|buffer| buffer.bytes().as_ptr() as usize)
-                .into()
+            let words = blocks.words.clone().try_into_primitive::<Flex>().unwrap();
+            vec![words.bytes().as_ptr() as usize]
         }
     }
 }

@@ -41,9 +41,6 @@ pub trait OnDevice: Clone {
     fn into_view(self) -> LinearViewLaunch<Self::Runtime>;
     #[doc(hidden)]
     fn into_buffer(self) -> ArrayArg<Self::Runtime>;
-    /// Numbers on the same device.
-    #[doc(hidden)]
-    fn upload(&self, numbers: &[f32]) -> Self;
 }
 
 impl<R: Runtime> OnDevice for DeviceTensor<R> {
@@ -63,20 +60,6 @@ impl<R: Runtime> OnDevice for DeviceTensor<R> {
 
     fn into_buffer(self) -> ArrayArg<R> {
         self.binding.into_array_arg()
-    }
-
-    fn upload(&self, numbers: &[f32]) -> Self {
-        let handle = self.client.create_from_slice(f32::as_bytes(numbers));
-        let binding = TensorBinding {
-            handle: handle.binding(),
-            strides: [1].into(),
-            shape: [numbers.len()].into(),
-            runtime: self.binding.runtime,
-        };
-        Self {
-            client: self.client.clone(),
-            binding,
-        }
     }
 }
 

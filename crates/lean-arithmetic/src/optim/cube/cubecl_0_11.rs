@@ -16,7 +16,6 @@ use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{
     LinearView, LinearViewLaunch, LinearViewMut, linear_view,
 };
-use cubecl::zspace::Tiling;
 use cubecl_0_11 as cubecl;
 
 pub use launch::{EightBit, States, parts, rejoin, round_stochastically, split, step, sum};
@@ -41,9 +40,6 @@ pub trait OnDevice: Clone {
     fn into_view(self) -> LinearViewLaunch;
     #[doc(hidden)]
     fn into_buffer(self) -> BufferArg;
-    /// Numbers on the same device.
-    #[doc(hidden)]
-    fn upload(&self, numbers: &[f32]) -> Self;
 }
 
 impl OnDevice for DeviceTensor {
@@ -61,20 +57,6 @@ impl OnDevice for DeviceTensor {
 
     fn into_buffer(self) -> BufferArg {
         self.binding.into_tensor_arg().into_buffer_arg()
-    }
-
-    fn upload(&self, numbers: &[f32]) -> Self {
-        let handle = self.client.create_from_slice(f32::as_bytes(numbers));
-        let binding = TensorBinding {
-            handle: handle.binding(),
-            strides: [1].into(),
-            shape: [numbers.len()].into(),
-            tiling: Tiling::UNTILED,
-        };
-        Self {
-            client: self.client.clone(),
-            binding,
-        }
     }
 }
 

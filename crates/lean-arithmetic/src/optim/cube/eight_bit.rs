@@ -1,41 +1,27 @@
-//! Moments in 8 bits: a cube of units for each block, and a word of four codes for each unit.
+//! Moments in 8 bits: a unit for each word of four codes, and as many blocks as fit to a cube.
 
 use super::cubecl;
 use cubecl::prelude::*;
 
 use super::interpreter::run;
-use super::rounding::mixed;
+use super::rounding::noise_at;
 use super::{Buffer, View, ViewMut, extract, insert, shared_words};
 use crate::optim::program::Program;
-use crate::optim::{BLOCK, DynamicMap, FRACTIONS};
+use crate::optim::{BLOCK, FRACTIONS, Kind, LEAST_SCALE, WORDS};
 
 /// Codes in a word.
 pub(super) const WORD: usize = 4;
-pub(super) const UNITS: usize = BLOCK / WORD;
+/// Units of a block.
+const UNITS: usize = BLOCK / WORD;
+/// Units of a cube, of four blocks.
+pub(super) const CUBE: usize = 4 * UNITS;
 
-/// Numbers in 8 bits, with the table of their codes.
+/// Numbers in 8 bits.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Blocks {
-    codes: Buffer<i32>,
-    scales: Buffer<f32>,
-    /// The entries, and the middles between them from zero on.
-    table: Buffer<f32>,
-    /// Index of the entry zero.
+    words: Buffer<i32>,
     #[cube(comptime)]
-    zero: i32,
-}
-
-/// The numbers that the codes of a map stand for, and the index of zero.
-pub(super) fn table(map: DynamicMap) -> (Vec<f32>, i32) {
-    let entries = map.entries();
-    let zero = entries.iter().position(|entry| *entry == 0.0);
-    let zero = zero.expect("zero is an entry of every map");
-    let middles = entries[zero..].windows(2);
-    let middles = middles.map(|pair| (pair[0] + pair[1]) / 2.0);
-    let mut table: Vec<f32> = entries.iter().copied().chain(middles).collect();
-    // No number lies above the entry after the last middle.
-    table.resize(2 * BLOCK, f32::INFINITY);
-    (table, zero as i32)
+    kind: Kind,
 }
 
 /// Overwrites weight and states. In the first step, states are not read. A state that is not
@@ -51,13 +37,13 @@ pub(super) fn step<N: Size>(
     factor: &Sequence<Buffer<f32>>,
     states: &mut Sequence<Blocks>,
     scalars: &Sequence<f32>,
-    low: u32,
-    high: u32,
-    #[comptime] by_chance: bool,
+    hash: u32,
+    turn: u32,
+    #[comptime] with_noise: bool,
     #[comptime] first: bool,
     #[comptime] program: Program,
 ) {
-    let unit = CUBE_POS * UNITS + UNIT_POS as usize;
+    let unit = CUBE_POS * CUBE + UNIT_POS as usize;
     let lanes = N::value();
     let parts = comptime!(WORD / lanes);
     let mut stepped = Sequence::<Vector<f32, N>>::new();
@@ -104,9 +90,9 @@ pub(super) fn step<N: Size>(
             states.index_mut(state),
             &numbers,
             unit,
-            low,
-            high,
-            by_chance,
+            hash,
+            turn,
+            with_noise,
         );
     }
 }
@@ -118,12 +104,43 @@ pub(super) fn decode<N: Size>(blocks: &Blocks, place: usize) -> Vector<f32, N> {
     #[unroll]
     for lane in 0..N::value() {
         let number = place * N::value() + lane;
-        let word = u32::reinterpret(blocks.codes[number / WORD]);
+        let block = number / BLOCK * WORDS;
+        let word = u32::reinterpret(blocks.words[block + number % BLOCK / WORD]);
+        let scale = f32::reinterpret(blocks.words[block + UNITS]);
         let code = (word >> (8 * (number % WORD) as u32)) & 0xff;
-        let number = blocks.table[code as usize] * blocks.scales[number / BLOCK];
+        let root_of_code = scale / comptime!(blocks.kind.most());
+        let number = if comptime!(blocks.kind == Kind::Signed) {
+            let code = f32::cast_from(code) - select(code > 127, 256.0, 0.0);
+            let root = code * root_of_code;
+            root * f32::abs(root)
+        } else {
+            power(f32::cast_from(code) * root_of_code, comptime!(blocks.kind))
+        };
         insert::<N>(&mut numbers, lane, number);
     }
     numbers
+}
+
+/// As on the processor.
+#[cube]
+fn power(root: f32, #[comptime] kind: Kind) -> f32 {
+    let square = root * root;
+    if comptime!(kind == Kind::Signed) {
+        square
+    } else {
+        square * square
+    }
+}
+
+/// As on the processor.
+#[cube]
+fn root(magnitude: f32, #[comptime] kind: Kind) -> f32 {
+    let root = f32::sqrt(magnitude);
+    if comptime!(kind == Kind::Signed) {
+        root
+    } else {
+        f32::sqrt(root)
+    }
 }
 
 /// The weights, or numbers that are not finite in their place.
@@ -154,9 +171,9 @@ fn encode<N: Size>(
     blocks: &mut Blocks,
     numbers: &Sequence<Vector<f32, N>>,
     unit: usize,
-    low: u32,
-    high: u32,
-    #[comptime] by_chance: bool,
+    hash: u32,
+    turn: u32,
+    #[comptime] with_noise: bool,
 ) {
     // As integers, since positive floats are in the order of their bits.
     let mut most = 0u32;
@@ -169,13 +186,12 @@ fn encode<N: Size>(
             most = max(most, select(is_finite(number), magnitude, 0u32));
         }
     }
-    let scale = max(f32::reinterpret(most_of_block(most)), f32::MIN_POSITIVE);
-    // There may be more cubes than blocks.
-    if UNIT_POS == 0 && CUBE_POS < blocks.scales.len() {
-        blocks.scales[CUBE_POS] = scale;
-    }
+    let kind = comptime!(blocks.kind);
+    let scale = root(f32::reinterpret(most_of_block(most)), kind);
+    let scale = min(max(scale, LEAST_SCALE), comptime!(kind.largest_scale()));
+    let code_of_root = comptime!(kind.most()) / scale;
+    let root_of_code = scale / comptime!(kind.most());
     let lanes = N::value();
-    let by_chance = comptime!(by_chance && blocks.zero == 0);
     let mut word = 0u32;
     #[unroll]
     for part in 0..numbers.len() {
@@ -184,76 +200,56 @@ fn encode<N: Size>(
             let number = extract::<N>(*numbers.index(part), lane);
             let number = select(is_finite(number), number, 0.0);
             let in_word = comptime!((part * lanes + lane) as u32);
-            // A positive number is never zero without a sign, as on the processor.
-            let least = select(number > 0.0, 1u32, 0u32);
-            let code = if comptime!(by_chance) {
-                let random = mixed(mixed(((unit * WORD) as u32 + in_word) ^ low) ^ high);
-                beside(&*blocks, number / scale, random)
+            let magnitude = f32::abs(number);
+            let of_number = root(magnitude, kind) * code_of_root;
+            let code = if comptime!(with_noise && kind == Kind::Positive) {
+                let noise = noise_at((unit * WORD) as u32 + in_word, hash, turn);
+                let threshold = f32::cast_from(noise >> 8) / comptime!(FRACTIONS);
+                let below = f32::floor(of_number);
+                let least = power(below * root_of_code, kind);
+                let gap = power((below + 1.0) * root_of_code, kind) - least;
+                let is_up = magnitude - least > threshold * gap;
+                below + select(is_up, 1.0, 0.0)
             } else {
-                nearest(&*blocks, number / scale)
+                f32::floor(of_number + 0.5)
             };
-            word |= max(code, least) << comptime!(8 * in_word);
+            let code = u32::cast_from(min(code, comptime!(kind.most())));
+            let code = if comptime!(kind == Kind::Signed) {
+                select(number < 0.0, (256 - code) & 0xff, code)
+            } else {
+                // A positive number is never zero without a sign, as on the processor.
+                max(code, select(number > 0.0, 1u32, 0u32))
+            };
+            word |= code << comptime!(8 * in_word);
         }
     }
-    if unit < blocks.codes.len() {
-        blocks.codes[unit] = i32::reinterpret(word);
+    let block = unit / UNITS * WORDS;
+    // There may be more cubes than blocks.
+    if block < blocks.words.len() {
+        blocks.words[block + unit % UNITS] = i32::reinterpret(word);
+        if unit % UNITS == 0 {
+            blocks.words[block + UNITS] = i32::reinterpret(scale);
+        }
     }
 }
 
-/// The largest of the numbers that the units of a cube have.
+/// The largest of the numbers that the units of a block have.
 #[cube]
 fn most_of_block(own: u32) -> u32 {
-    let mut shared = shared_words(UNITS);
+    let mut shared = shared_words(CUBE);
     let unit = UNIT_POS as usize;
     shared[unit] = own;
     sync_cube();
     #[unroll]
     for halving in 1..=UNITS.ilog2() {
         let others = comptime!(UNITS >> halving);
-        if unit < others {
+        if unit % UNITS < others {
             shared[unit] = max(shared[unit], shared[unit + others]);
         }
         sync_cube();
     }
-    let most = shared[0];
+    let most = shared[unit / UNITS * UNITS];
     // The next state uses the same memory.
     sync_cube();
     most
-}
-
-/// The code of the entry that is nearest to a number of at most one.
-#[cube]
-fn nearest(blocks: &Blocks, number: f32) -> u32 {
-    let magnitude = f32::abs(number);
-    // Binary search: the number of middles below it.
-    let mut below = 0usize;
-    #[unroll]
-    for halving in 1..=BLOCK.ilog2() {
-        let half = comptime!(BLOCK >> halving);
-        let is_above = magnitude > blocks.table[BLOCK - 1 + half + below];
-        below += select(is_above, half, 0usize);
-    }
-    let below = below as i32;
-    let signed = select(number < 0.0, -below, below);
-    // There is no -1: the last entry below zero is nearest.
-    u32::cast_from(max(blocks.zero + signed, 0))
-}
-
-/// The code of one of the two entries beside a number from zero to one, where zero has the first
-/// code: the nearer one with the larger probability. As on the processor.
-#[cube]
-fn beside(blocks: &Blocks, number: f32, random: u32) -> u32 {
-    // The last entry that is not above it, by halves.
-    let mut below = 0usize;
-    #[unroll]
-    for halving in 1..=BLOCK.ilog2() {
-        let half = comptime!(BLOCK >> halving);
-        let is_above = number >= blocks.table[half + below];
-        below += select(is_above, half, 0usize);
-    }
-    let entry = blocks.table[below];
-    let above = blocks.table[min(below + 1, BLOCK - 1)];
-    let threshold = f32::cast_from(random >> 8) / comptime!(FRACTIONS);
-    let is_up = number - entry > threshold * (above - entry);
-    u32::cast_from(below) + select(is_up, 1u32, 0u32)
 }

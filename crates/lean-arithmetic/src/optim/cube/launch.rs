@@ -4,10 +4,10 @@ use super::cubecl;
 use cubecl::prelude::{AddressType, CubeDim};
 use cubecl::{calculate_cube_count_elemwise, tensor_vector_size_parallel};
 
-use super::eight_bit::{self, BlocksLaunch, UNITS, WORD};
+use super::eight_bit::{self, BlocksLaunch, CUBE, WORD};
 use super::{OnDevice, kernel, rounding};
 use crate::optim::cube::Pass;
-use crate::optim::{BLOCK, DynamicMap, Noise, half_words};
+use crate::optim::{Kind, Noise, Split};
 
 /// Smallest number of elements that a unit adds up for a sum.
 const ADDED_BY_A_UNIT: usize = 64;
@@ -28,12 +28,10 @@ pub struct States<T> {
 /// A state in 8 bits.
 #[derive(Debug)]
 pub struct EightBit<T> {
-    /// Four codes to a word.
-    pub codes: T,
-    /// The scale of each block.
-    pub scales: T,
-    /// The numbers that the codes stand for.
-    pub map: DynamicMap,
+    /// The words of its blocks.
+    pub words: T,
+    /// The kind of its numbers.
+    pub kind: Kind,
 }
 
 impl<T> Default for States<T> {
@@ -42,15 +40,6 @@ impl<T> Default for States<T> {
             floats: Vec::new(),
             eight_bit: Vec::new(),
         }
-    }
-}
-
-impl<T: OnDevice> EightBit<T> {
-    /// Codes, scales, the table of the codes, and the index of zero in it.
-    fn into_operands(self) -> ([T; 3], i32) {
-        let (table, zero) = eight_bit::table(self.map);
-        let table = self.codes.upload(&table);
-        ([self.codes, self.scales, table], zero)
     }
 }
 
@@ -76,10 +65,9 @@ pub fn step<T: OnDevice>(pass: Pass, weight: T, grad: T, factor: Option<T>, stat
             pass.program,
         );
     } else if extent.elements > 0 {
-        let units = extent.elements.div_ceil(BLOCK) * UNITS;
-        let dim = CubeDim::new_1d(UNITS as u32);
-        let states = states.eight_bit.into_iter().map(EightBit::into_operands);
-        let [low, high] = pass.noise.map_or([0; 2], |noise| noise.seeds);
+        let units = extent.elements.div_ceil(WORD);
+        let dim = CubeDim::new_1d(CUBE as u32);
+        let [hash, turn] = pass.noise.map_or([0; 2], |noise| noise.seeds);
         eight_bit::step::launch(
             client,
             calculate_cube_count_elemwise(client, units, dim),
@@ -91,14 +79,13 @@ pub fn step<T: OnDevice>(pass: Pass, weight: T, grad: T, factor: Option<T>, stat
             grad.into_view(),
             factor.map(T::into_buffer).into_iter().collect(),
             states
-                .map(|(operands, zero)| {
-                    let [codes, scales, table] = operands.map(T::into_buffer);
-                    BlocksLaunch::new(codes, scales, table, zero)
-                })
+                .eight_bit
+                .into_iter()
+                .map(|state| BlocksLaunch::new(state.words.into_buffer(), state.kind))
                 .collect(),
             pass.scalars.into_iter().collect(),
-            low,
-            high,
+            hash,
+            turn,
             pass.noise.is_some(),
             pass.is_first,
             pass.program,
@@ -118,7 +105,6 @@ pub fn sum<T: OnDevice>(pass: Pass, sums: T, grad: T, factor: Option<T>, states:
     let client = &grad.client().clone();
     let parts = sums.binding().size();
     let dim = CubeDim::new(client, parts);
-    let eight_bit = states.eight_bit.into_iter().map(EightBit::into_operands);
     kernel::sum::launch(
         client,
         calculate_cube_count_elemwise(client, parts, dim),
@@ -128,11 +114,10 @@ pub fn sum<T: OnDevice>(pass: Pass, sums: T, grad: T, factor: Option<T>, states:
         grad.into_view(),
         factor.map(T::into_buffer).into_iter().collect(),
         states.floats.into_iter().map(T::into_view).collect(),
-        eight_bit
-            .map(|(operands, zero)| {
-                let [codes, scales, table] = operands.map(T::into_buffer);
-                BlocksLaunch::new(codes, scales, table, zero)
-            })
+        states
+            .eight_bit
+            .into_iter()
+            .map(|state| BlocksLaunch::new(state.words.into_buffer(), state.kind))
             .collect(),
         sums.into_buffer(),
         pass.scalars.into_iter().collect(),
@@ -140,11 +125,11 @@ pub fn sum<T: OnDevice>(pass: Pass, sums: T, grad: T, factor: Option<T>, states:
     );
 }
 
-/// Rounds numbers to bf16 by chance, in place.
+/// Rounds numbers to bf16 with noise, in place.
 pub fn round_stochastically<T: OnDevice>(numbers: T, noise: Noise) {
     let extent = Extent::of([&numbers].into_iter());
     if extent.elements > 0 {
-        let [low, high] = noise.seeds;
+        let [hash, turn] = noise.seeds;
         let client = &numbers.client().clone();
         let units = extent.elements / extent.vector;
         let dim = CubeDim::new(client, units);
@@ -155,37 +140,41 @@ pub fn round_stochastically<T: OnDevice>(numbers: T, noise: Noise) {
             extent.address,
             extent.vector,
             numbers.into_view(),
-            low,
-            high,
+            hash,
+            turn,
         );
     }
 }
 
-/// Rounds numbers to the nearest in bf16, in place, and packs the lower halves of their bits two to
-/// a word.
-pub fn split<T: OnDevice>(numbers: T, low: T) {
-    by_halves(numbers, low, false);
+/// Splits numbers: rounds them in their place, and writes the words of their lower bits.
+pub fn split<T: OnDevice>(split: Split, numbers: T, low: T, noise: Option<Noise>) {
+    by_words(split, numbers, low, noise, false);
 }
 
-/// Joins numbers that were [split](split()), in place.
-pub fn rejoin<T: OnDevice>(numbers: T, low: T) {
-    by_halves(numbers, low, true);
+/// Joins numbers that were [split](split()), in their place.
+pub fn rejoin<T: OnDevice>(split: Split, numbers: T, low: T) {
+    by_words(split, numbers, low, None, true);
 }
 
-fn by_halves<T: OnDevice>(numbers: T, low: T, rejoins: bool) {
+fn by_words<T: OnDevice>(split: Split, numbers: T, low: T, noise: Option<Noise>, joins: bool) {
     let extent = Extent::of([&numbers].into_iter());
     if extent.elements > 0 {
+        let [hash, turn] = noise.map_or([0; 2], |noise| noise.seeds);
         let client = &numbers.client().clone();
-        let words = half_words(extent.elements);
+        let words = split.words(extent.elements);
         let dim = CubeDim::new(client, words);
-        rounding::by_halves::launch(
+        rounding::by_words::launch(
             client,
             calculate_cube_count_elemwise(client, words, dim),
             dim,
             extent.address,
             numbers.into_view(),
             low.into_buffer(),
-            rejoins,
+            hash,
+            turn,
+            split,
+            noise.is_some(),
+            joins,
         );
     }
 }

@@ -41,7 +41,7 @@ impl Pass {
         }
     }
 
-    /// The same, with states in 8 bits that are rounded [by chance](super::DynamicMap::quantize).
+    /// The same, with noise for states in 8 bits without a sign.
     pub fn rounded(self, noise: Option<Noise>) -> Self {
         Self { noise, ..self }
     }

@@ -2,7 +2,8 @@
 
 use half::bf16;
 
-use super::super::{BLOCK, DynamicMap, Noise};
+use super::super::powers::BYTES;
+use super::super::{BLOCK, Kind, Noise};
 
 /// Elements that are read and written.
 #[derive(Debug)]
@@ -13,25 +14,18 @@ pub enum Buffer<'a> {
     Bf16(&'a mut [bf16]),
     /// In 8 bits.
     EightBit {
-        /// A code for each element.
-        codes: &'a mut [u8],
-        /// A scale for each block.
-        scales: &'a mut [f32],
-        /// The numbers that the codes stand for.
-        map: DynamicMap,
+        /// The words of the blocks, as bytes.
+        blocks: &'a mut [u8],
+        /// The kind of the numbers.
+        kind: Kind,
     },
 }
 
 impl<'a> Buffer<'a> {
-    /// A buffer of `numbers` numbers in 8 bits, with four codes in a word.
-    pub fn of_words(
-        words: &'a mut [i32],
-        scales: &'a mut [f32],
-        map: DynamicMap,
-        numbers: usize,
-    ) -> Self {
-        let codes = &mut bytemuck::cast_slice_mut(words)[..numbers];
-        Self::EightBit { codes, scales, map }
+    /// Numbers in 8 bits.
+    pub fn of_words(words: &'a mut [i32], kind: Kind) -> Self {
+        let blocks = bytemuck::cast_slice_mut(words);
+        Self::EightBit { blocks, kind }
     }
 
     /// Two parts; `place` is a multiple of [`BLOCK`].
@@ -45,50 +39,52 @@ impl<'a> Buffer<'a> {
                 let (before, after) = floats.split_at_mut(place);
                 (Self::Bf16(before), Self::Bf16(after))
             }
-            Self::EightBit { codes, scales, map } => {
-                let (before, after) = codes.split_at_mut(place);
-                let (scales_before, scales_after) = scales.split_at_mut(place / BLOCK);
-                let part = |codes, scales| Self::EightBit { codes, scales, map };
-                (part(before, scales_before), part(after, scales_after))
+            Self::EightBit { blocks, kind } => {
+                let (before, after) = blocks.split_at_mut(place / BLOCK * BYTES);
+                let part = |blocks| Self::EightBit { blocks, kind };
+                (part(before), part(after))
             }
         }
     }
 
     #[inline(always)]
-    pub(super) fn load(&self, start: usize, numbers: &mut [f32]) {
+    pub(super) fn load(&self, block: usize, numbers: &mut [f32; BLOCK]) {
         let source = match self {
             Self::F32(floats) => Source::F32(floats),
             Self::Bf16(floats) => Source::Bf16(floats),
-            Self::EightBit { codes, scales, map } => Source::EightBit {
-                codes,
-                scales,
-                map: *map,
+            Self::EightBit { blocks, kind } => Source::EightBit {
+                blocks,
+                kind: *kind,
             },
         };
-        source.load(start, numbers);
+        source.load(block, numbers);
     }
 
-    /// Writes numbers, rounded to those that are kept. `first` is the place of the first of them
-    /// among all of their tensor, for rounding by chance.
+    /// Writes the numbers of a block, rounded to those that are kept. The last one may hold more
+    /// than there are, which are zero. `first` is the place of the first number in its tensor, for
+    /// rounding with noise.
     #[inline(always)]
     pub(super) fn store(
         &mut self,
-        start: usize,
-        numbers: &[f32],
+        block: usize,
+        numbers: &[f32; BLOCK],
         noise: Option<Noise>,
         first: usize,
     ) {
-        let end = start + numbers.len();
+        let start = block * BLOCK;
         match self {
-            Self::F32(floats) => floats[start..end].copy_from_slice(numbers),
+            Self::F32(floats) => {
+                let end = floats.len().min(start + BLOCK);
+                floats[start..end].copy_from_slice(&numbers[..end - start]);
+            }
             Self::Bf16(floats) => {
-                for (float, number) in floats[start..end].iter_mut().zip(numbers) {
+                for (float, number) in floats[start..].iter_mut().zip(numbers) {
                     *float = bf16::from_f32(*number);
                 }
             }
-            Self::EightBit { codes, scales, map } => {
-                scales[start / BLOCK] =
-                    map.quantize(numbers, &mut codes[start..end], noise, first as u32);
+            Self::EightBit { blocks, kind } => {
+                let bytes = &mut blocks.as_chunks_mut().0[block];
+                kind.write(numbers, bytes, noise, first as u32);
             }
         }
     }
@@ -103,34 +99,36 @@ pub enum Source<'a> {
     Bf16(&'a [bf16]),
     /// In 8 bits.
     EightBit {
-        /// A code for each element.
-        codes: &'a [u8],
-        /// A scale for each block.
-        scales: &'a [f32],
-        /// The numbers that the codes stand for.
-        map: DynamicMap,
+        /// The words of the blocks, as bytes.
+        blocks: &'a [u8],
+        /// The kind of the numbers.
+        kind: Kind,
     },
 }
 
 impl<'a> Source<'a> {
-    /// Numbers in 8 bits, with four codes to a word.
-    pub fn of_words(words: &'a [i32], scales: &'a [f32], map: DynamicMap) -> Self {
-        let codes = bytemuck::cast_slice(words);
-        Self::EightBit { codes, scales, map }
+    /// Numbers in 8 bits.
+    pub fn of_words(words: &'a [i32], kind: Kind) -> Self {
+        let blocks = bytemuck::cast_slice(words);
+        Self::EightBit { blocks, kind }
     }
 
+    /// Reads the numbers of a block, as many as there are.
     #[inline(always)]
-    pub(super) fn load(&self, start: usize, numbers: &mut [f32]) {
-        let end = start + numbers.len();
+    pub(super) fn load(&self, block: usize, numbers: &mut [f32; BLOCK]) {
+        let start = block * BLOCK;
         match self {
-            Self::F32(floats) => numbers.copy_from_slice(&floats[start..end]),
+            Self::F32(floats) => {
+                let end = floats.len().min(start + BLOCK);
+                numbers[..end - start].copy_from_slice(&floats[start..end]);
+            }
             Self::Bf16(floats) => {
-                for (number, float) in numbers.iter_mut().zip(&floats[start..end]) {
+                for (number, float) in numbers.iter_mut().zip(&floats[start..]) {
                     *number = float.to_f32();
                 }
             }
-            Self::EightBit { codes, scales, map } => {
-                map.dequantize(&codes[start..end], scales[start / BLOCK], numbers);
+            Self::EightBit { blocks, kind } => {
+                kind.read(&blocks.as_chunks().0[block], numbers);
             }
         }
     }

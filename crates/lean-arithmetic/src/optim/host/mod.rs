@@ -6,18 +6,17 @@ mod vector;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::dynamic_map::{INFINITY, largest};
-use super::{BLOCK, Clip, Measure, Noise, Rule, join, split as split_number};
+use super::powers::{INFINITY, largest};
+use super::{BLOCK, Clip, Measure, Noise, Rule, Split};
 
 pub use buffer::{Buffer, Source};
 
 /// Elements that a thread takes at once: enough to be worth its waking up, few enough to share
 /// evenly.
-const CHUNK: usize = 64 * BLOCK;
+const CHUNK: usize = 128 * BLOCK;
 
 /// Steps the elements of slices of the same length, in their place. In the first step (`fresh`)
-/// the states are only written. With noise, states in 8 bits are rounded [by
-/// chance](super::DynamicMap::quantize).
+/// the states are only written. States in 8 bits without a sign are rounded with this noise.
 ///
 /// A state that is not finite becomes its weight, if it is kept in 8 bits, which cannot hold it.
 pub fn step<R: Rule<N>, const N: usize>(
@@ -85,31 +84,22 @@ pub fn round_stochastically(numbers: &[f32], rounded: &mut [half::bf16], noise: 
     });
 }
 
-/// Rounds numbers to the nearest that bf16 has, and packs the lower halves of their bits two to a
-/// word.
-pub fn split(numbers: &mut [f32], low: &mut [i32]) {
-    let low: &mut [u16] = bytemuck::cast_slice_mut(low);
-    low[numbers.len()..].fill(0);
-    let low = low.par_chunks_mut(CHUNK);
-    let chunks = numbers.par_chunks_mut(CHUNK).zip(low);
-    chunks.for_each(|(numbers, low)| {
-        for (number, low) in numbers.iter_mut().zip(low) {
-            let (nearest, lower) = split_number(*number);
-            *number = f32::from_bits(u32::from(nearest) << 16);
-            *low = lower;
-        }
+/// Splits numbers: rounds them in their place, and writes the words of their lower bits.
+pub fn split(split: Split, numbers: &mut [f32], low: &mut [i32], noise: Option<Noise>) {
+    let low = low.par_chunks_mut(CHUNK / split.in_word());
+    let chunks = numbers.par_chunks_mut(CHUNK).zip(low).enumerate();
+    chunks.for_each(|(chunk, (numbers, low))| {
+        let first = (chunk * CHUNK) as u32;
+        let noise = |place| noise.map_or(0, |noise| noise.at(first.wrapping_add(place)));
+        low.copy_from_slice(&split.split_all(numbers, noise));
     });
 }
 
-/// Restores numbers that were [split](split()).
-pub fn rejoin(numbers: &mut [f32], low: &[i32]) {
-    let low: &[u16] = bytemuck::cast_slice(low);
-    let chunks = numbers.par_chunks_mut(CHUNK).zip(low.par_chunks(CHUNK));
-    chunks.for_each(|(numbers, low)| {
-        for (number, low) in numbers.iter_mut().zip(low) {
-            *number = join((number.to_bits() >> 16) as u16, *low);
-        }
-    });
+/// Joins numbers that were [split](split()), in their place.
+pub fn rejoin(split: Split, numbers: &mut [f32], low: &[i32]) {
+    let low = low.par_chunks(CHUNK / split.in_word());
+    let chunks = numbers.par_chunks_mut(CHUNK).zip(low);
+    chunks.for_each(|(numbers, low)| split.join_all(numbers, low));
 }
 
 /// The same range of elements of all operands.
@@ -217,7 +207,7 @@ impl<M: Measure<N>, const N: usize> WithSimd for Sum<'_, M, N> {
         let mut values = [0.0; BLOCK];
         for (block, grad) in self.grad.chunks(BLOCK).enumerate() {
             for (state, floats) in self.states.into_iter().flatten().zip(&mut floats) {
-                state.load(self.start + block * BLOCK, &mut floats[..grad.len()]);
+                state.load(self.start / BLOCK + block, floats);
             }
             let (of_block, beyond) = values.split_at_mut(grad.len());
             let states = floats.each_ref().map(|floats| &floats[..grad.len()]);
@@ -263,20 +253,21 @@ fn step_by_blocks<S: Simd, R: Rule<N>, const N: usize>(
     let mut floats = [[0.0; BLOCK]; N];
     let blocks = weight.chunks_mut(BLOCK).zip(grad.chunks(BLOCK));
     for (block, (weight, grad)) in blocks.enumerate() {
-        let (start, length) = (block * BLOCK, weight.len());
+        let length = weight.len();
         if !pass.fresh {
             for (state, floats) in states.iter().zip(&mut floats) {
-                state.load(start, &mut floats[..length]);
+                state.load(block, floats);
             }
         }
         let values = floats.each_mut().map(|floats| &mut floats[..length]);
         vector::step(simd, pass.rule, pass.clip, pass.fresh, weight, grad, values);
-        for (state, floats) in states.iter_mut().zip(&floats) {
-            let floats = &floats[..length];
+        for (state, floats) in states.iter_mut().zip(&mut floats) {
             if let Buffer::EightBit { .. } = state {
-                show_what_is_not_finite(weight, floats);
+                show_what_is_not_finite(weight, &floats[..length]);
             }
-            state.store(start, floats, pass.noise, first + start);
+            // Of the last block, what the one before it has left.
+            floats[length..].fill(0.0);
+            state.store(block, floats, pass.noise, first + block * BLOCK);
         }
     }
 }
@@ -295,7 +286,7 @@ fn show_what_is_not_finite(weight: &mut [f32], numbers: &[f32]) {
 #[cfg(test)]
 mod tests {
     use super::super::rules::{AdamW, StableAdamW};
-    use super::super::{DynamicMap, MicroBatch, MomentsAlone};
+    use super::super::{Kind, MicroBatch, MomentsAlone, WORDS};
     use super::*;
 
     const ADAMW: AdamW = AdamW {
@@ -310,21 +301,16 @@ mod tests {
     /// A block and its moments in 8 bits.
     struct Block {
         weight: [f32; BLOCK],
-        codes: [[u8; BLOCK]; 2],
-        scales: [[f32; 1]; 2],
+        moments: [[i32; WORDS]; 2],
     }
 
     impl Block {
-        const MAPS: [DynamicMap; 2] = [DynamicMap::Signed, DynamicMap::Unsigned];
-
         fn step<R: Rule<2>>(&mut self, rule: &R, time: usize, grad: &[f32; BLOCK]) {
             let noise = Some(MicroBatch::default().noise(time));
-            let [codes_1, codes_2] = &mut self.codes;
-            let [scales_1, scales_2] = &mut self.scales;
-            let state = |codes, scales, map| Buffer::EightBit { codes, scales, map };
+            let [moment_1, moment_2] = &mut self.moments;
             let states = [
-                state(codes_1, scales_1, Self::MAPS[0]),
-                state(codes_2, scales_2, Self::MAPS[1]),
+                Buffer::of_words(moment_1, Kind::Signed),
+                Buffer::of_words(moment_2, Kind::Positive),
             ];
             let is_first = time == 1;
             step(
@@ -338,24 +324,21 @@ mod tests {
             );
         }
 
-        fn moment_2(&self) -> [f32; BLOCK] {
-            let mut numbers = [0.0; BLOCK];
-            Self::MAPS[1].dequantize(&self.codes[1], self.scales[1][0], &mut numbers);
-            numbers
+        fn moment_2(&self) -> Vec<f32> {
+            Kind::Positive.decode(&self.moments[1], BLOCK)
         }
 
         fn new() -> Self {
             Self {
                 weight: [0.5; BLOCK],
-                codes: [[0; BLOCK]; 2],
-                scales: [[0.0]; 2],
+                moments: [[0; WORDS]; 2],
             }
         }
     }
 
     /// Eight places whose squared gradients rise from 0.1 to 1, and eight where they fall, in a
-    /// block where all others stay 1. The codes lie 0.7 % of 1 apart, seven times what a second
-    /// moment changes by in a step.
+    /// block where all others stay 1. The codes lie 1.6 % and more apart, and a second moment changes
+    /// by 0.1 % in a step.
     #[test]
     fn a_second_moment_in_8_bits_follows_its_gradients() {
         const EACH: usize = 8;
@@ -369,7 +352,7 @@ mod tests {
             };
             let mut grad = [1.0; BLOCK];
             grad[20..20 + EACH].fill(squares[0].sqrt());
-            grad[120..120 + EACH].fill(squares[1].sqrt());
+            grad[100..100 + EACH].fill(squares[1].sqrt());
             block.step(&ADAMW.rule(1e-3, time, MicroBatch::default()), time, &grad);
             for (exact, square) in exact.iter_mut().zip(squares) {
                 *exact = 0.999 * *exact + 0.001 * f64::from(square);
@@ -385,7 +368,7 @@ mod tests {
             .contains(&time)
             {
                 let moments = block.moment_2();
-                for (first, exact) in [20, 120].into_iter().zip(exact) {
+                for (first, exact) in [20, 100].into_iter().zip(exact) {
                     let places = &moments[first..first + EACH];
                     let mean = f64::from(places.iter().sum::<f32>()) / EACH as f64;
                     let off = (mean - exact).abs() / exact;

@@ -1,0 +1,228 @@
+//! Weights of a model in 16 bits and its optimizer's record, from and to f32.
+
+use std::collections::BTreeMap;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup};
+use burn::optim::{Optimizer, OptimizerRecord, join_path};
+use burn::store::RecordError;
+use burn::tensor::{DType, Tensor, TensorData};
+use burn_pack::{Reader, Scalar, Writer};
+
+use super::bf16::{Bf16Weights, Rounding};
+use crate::optimizer::as_param;
+use crate::parameter::find;
+
+impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
+    /// The model with its weights in f32: the master weights, for a checkpoint or for inference.
+    /// `record` is what the optimizer's `to_record` gives. Parameters in other types than bf16 and
+    /// f16 stay as they are.
+    ///
+    /// ```
+    /// use burn::module::ParamGroup;
+    /// use burn::nn::{Linear, LinearConfig};
+    /// use burn::optim::{AdamWConfig, OptimizerRecord};
+    /// use burn::tensor::{DType, Device};
+    /// use burn_lean::optim::{Bf16Weights, InOnePass, MasterWeights24};
+    ///
+    /// let model: Linear = LinearConfig::new(64, 64).init(&Device::flex().autodiff());
+    /// let five_bytes = Bf16Weights::new(AdamWConfig::new().in_one_pass(), MasterWeights24 { seed: 7 });
+    ///
+    /// // From f32: the model in bf16, and the bits beside it in a record.
+    /// let (all, record) = (ParamGroup::all(), OptimizerRecord::default());
+    /// let (model, record) = five_bytes.weights_from_f32(model, &all, DType::BF16, record)?;
+    /// let optim = five_bytes.clone().init().load_record(record);
+    /// // ... training ...
+    /// let model = five_bytes.weights_to_f32(model, optim.to_record())?;
+    /// assert_eq!(model.weight.val().dtype(), DType::F32);
+    /// # Ok::<(), burn::store::RecordError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the record cannot be read.
+    ///
+    /// # Panics
+    ///
+    /// If the model is armed, or the record is that of another model or of another rounding.
+    pub fn weights_to_f32<M: Module>(
+        &self,
+        model: M,
+        record: OptimizerRecord,
+    ) -> Result<M, RecordError> {
+        expect_unarmed(&model);
+        let mut mapper = ToF32 {
+            rounding: &self.rounding,
+            low: Entries::read(record)?.low,
+        };
+        Ok(model.map(&mut mapper))
+    }
+
+    /// The reverse: rounds the parameters of a group that are in f32 to bf16 or f16, and puts the
+    /// bits that the rounding keeps into the record. The record may be empty, or that of a run whose
+    /// [`weights_to_f32`](Self::weights_to_f32) this was: then it goes on with the same bits.
+    ///
+    /// # Errors
+    ///
+    /// If the record cannot be read.
+    ///
+    /// # Panics
+    ///
+    /// If the model is armed, or the type is none that is rounded to.
+    pub fn weights_from_f32<M: Module>(
+        &self,
+        model: M,
+        group: &ParamGroup,
+        dtype: DType,
+        record: OptimizerRecord,
+    ) -> Result<(M, OptimizerRecord), RecordError> {
+        expect_unarmed(&model);
+        assert!(
+            self.rounding.rounds_to(dtype),
+            "weights are rounded to BF16, or to F16 with `MasterWeights24`, and not to {dtype:?}"
+        );
+        let mut mapper = FromF32 {
+            rounding: &self.rounding,
+            group,
+            dtype,
+            path: Vec::new(),
+            entries: Entries::read(record)?,
+        };
+        let model = model.map(&mut mapper);
+        Ok((model, mapper.entries.into_record()?))
+    }
+}
+
+fn expect_unarmed(model: &impl Module) {
+    struct Visitor;
+    impl ModuleVisitor for Visitor {}
+    let is_armed = find(model, &mut Visitor).iter().any(|found| found.is_armed);
+    assert!(
+        !is_armed,
+        "the model is armed: its weights move with the next backward pass; finish the step first, or \
+         disarm it"
+    );
+}
+
+/// The lower bits of weights, and the rest of a record.
+struct Entries {
+    /// By the id of the parameter.
+    low: BTreeMap<u64, TensorData>,
+    others: Vec<burn_pack::Tensor>,
+    scalars: BTreeMap<String, Scalar>,
+    paths: BTreeMap<String, String>,
+}
+
+const LOW: &str = "low";
+
+impl Entries {
+    fn read(record: OptimizerRecord) -> Result<Self, RecordError> {
+        let reader = Reader::from_bytes(record.into_bytes()?)?;
+        let mut entries = Self {
+            low: BTreeMap::new(),
+            others: Vec::new(),
+            scalars: reader.scalars().clone(),
+            paths: reader.metadata().clone(),
+        };
+        for tensor in reader.into_tensors()? {
+            let id = tensor.param_id;
+            match id.filter(|id| tensor.name == join_path(&id.to_string(), LOW)) {
+                Some(id) => {
+                    let (_, dtype, shape, _, bytes) = tensor.into_parts()?;
+                    let data = TensorData::from_bytes(bytes, shape, dtype);
+                    entries.low.insert(id, data);
+                }
+                None => entries.others.push(tensor),
+            }
+        }
+        Ok(entries)
+    }
+
+    fn into_record(self) -> Result<OptimizerRecord, RecordError> {
+        let mut tensors = self.others;
+        for (id, data) in self.low {
+            let (bytes, shape, dtype) = data.into_parts();
+            let name = join_path(&id.to_string(), LOW);
+            tensors.push(burn_pack::Tensor::new(name, dtype, shape, Some(id), bytes));
+        }
+        let mut writer = Writer::new(tensors);
+        for (name, scalar) in self.scalars {
+            writer = writer.with_scalar(&name, scalar);
+        }
+        for (name, path) in self.paths {
+            writer = writer.with_metadata(&name, &path);
+        }
+        OptimizerRecord::from_bytes(writer.into_bytes()?)
+    }
+}
+
+struct ToF32<'a, R> {
+    rounding: &'a R,
+    low: BTreeMap<u64, TensorData>,
+}
+
+impl<R: Rounding> ModuleMapper for ToF32<'_, R> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let low = self.low.remove(&param.id.val());
+        change(param, |weight| match weight.dtype() {
+            DType::BF16 | DType::F16 => {
+                let device = weight.device();
+                let low = low.map(|low| Tensor::from_data(low, (&device, DType::I32)));
+                self.rounding.widen(weight, low)
+            }
+            _ => weight,
+        })
+    }
+}
+
+struct FromF32<'a, R> {
+    rounding: &'a R,
+    group: &'a ParamGroup,
+    dtype: DType,
+    path: Vec<String>,
+    entries: Entries,
+}
+
+impl<R: Rounding> ModuleMapper for FromF32<'_, R> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, path) = (param.id, self.path.join("."));
+        if param.val().dtype() != DType::F32 || !self.group.matches(&id, Some(&path)) {
+            return param;
+        }
+        let entries = &mut self.entries;
+        change(param, |weight| {
+            // What 24 bits hold already has nothing to be rounded, whatever the noise.
+            let (weight, low) = self.rounding.round(weight, self.dtype, 0);
+            if let Some(low) = low {
+                entries.low.insert(id.val(), low.into_data());
+                // The state of a parameter that has taken no step, as Burn's record has it.
+                let name = id.val().to_string();
+                let scalar = |field| join_path(&name, field);
+                let scalars = &mut entries.scalars;
+                scalars.entry(scalar("time")).or_insert(0usize.into());
+                scalars.entry(scalar("__rank")).or_insert(D.into());
+                entries.paths.entry(name).or_insert(path);
+            }
+            weight
+        })
+    }
+}
+
+/// Changes the tensor of a parameter, apart from autodiff.
+fn change<const D: usize>(
+    param: Param<Tensor<D>>,
+    change: impl FnOnce(Tensor<D>) -> Tensor<D>,
+) -> Param<Tensor<D>> {
+    let is_trained = param.is_require_grad();
+    let (id, tensor, mapper) = param.consume();
+    let strategy = tensor.gradient_checkpointing_strategy();
+    let tensor = as_param(change(tensor.inner()), strategy, is_trained);
+    Param::from_mapped_value(id, tensor, mapper)
+}

@@ -1,0 +1,269 @@
+//! Master weights of 24 bits, and weights in f32 from and to a model in 16 bits.
+
+use burn::backend::Flex;
+use burn::module::{Module, ParamGroup};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams, OptimizerRecord, SgdConfig};
+use burn::tensor::{DType, Int};
+use burn_lean::WithGradientRelease;
+use burn_lean::optim::{LowBits, MasterWeights24};
+
+use super::noise::Noise;
+use super::run::{Run, numbers};
+use super::side::{
+    AdamW, Bf16Weights, Device, EightBitMoments, InOnePass, MasterWeights, Moment, Optimizer,
+    Rounding, Tensor, device, model_without_embeddings, places,
+};
+use crate::harness::{flex, seeded};
+
+const SHAPE: [usize; 2] = [64, 100];
+const HALVES: [DType; 2] = [DType::BF16, DType::F16];
+const MASTERS: MasterWeights24 = MasterWeights24 { seed: 7 };
+
+fn adamw() -> AdamW {
+    AdamWConfig::new().in_one_pass()
+}
+
+fn five_bytes() -> Bf16Weights<AdamW, MasterWeights24> {
+    let adamw = adamw().with_8_bit_moments(&model_without_embeddings());
+    Bf16Weights::new(adamw, MASTERS)
+}
+
+fn masters<O: Optimizer>(run: &Run<Bf16Weights<O, MasterWeights24>, 2>) -> Vec<f32> {
+    let low = run.state.clone().expect("stepped").low;
+    numbers(&MASTERS.widen(run.weight().clone(), low))
+}
+
+/// Each step rounds by less than one of the last of 24 bits, with a deviation of 0.4: over 24 steps
+/// that is 2, and one weight in 6,400 has four times as much. On every device the bits are the same.
+#[test]
+fn masters_of_24_bits_go_where_those_of_32_go() {
+    for dtype in HALVES {
+        let mut all: Vec<Vec<u32>> = Vec::new();
+        for device in places() {
+            let mut noise = Noise(3);
+            let weight = noise.tensor(SHAPE, &device, |noise| noise.number() + 2.0);
+            let weight = weight.cast(dtype);
+            let mut exact = Run::new(adamw(), weight.clone().cast(DType::F32));
+            let mut run = Run::new(Bf16Weights::new(adamw(), MASTERS), weight);
+            let mut bits = Vec::new();
+            for step in 0..24 {
+                let lr = [1e-2, 1e-4, 1e-6][step % 3];
+                let grad = noise.tensor(SHAPE, &device, Noise::number).cast(dtype);
+                exact.step(lr, grad.clone().cast(DType::F32));
+                run.step(lr, grad);
+                let masters = masters(&run);
+                let unit = match dtype {
+                    DType::F16 => 2f32.powi(-17),
+                    _ => 2f32.powi(-14),
+                };
+                for ((master, exact), half) in
+                    masters.iter().zip(exact.weights()).zip(run.weights())
+                {
+                    let off = (master - exact).abs();
+                    assert!(
+                        off < 9.0 * unit,
+                        "{dtype:?}, step {step}: {master} for {exact}"
+                    );
+                    // Half a unit of the 16 bits.
+                    assert!((half - master).abs() <= 128.0 * unit, "{half} for {master}");
+                }
+                bits.extend(masters.into_iter().map(f32::to_bits));
+            }
+            all.push(bits);
+        }
+        assert!(all.windows(2).all(|pair| pair[0] == pair[1]), "{dtype:?}");
+    }
+}
+
+/// A step of 2^-20 is a 16th of the last of the 24 bits of a weight of one, and is less than a
+/// 4000th of what bf16 can hold.
+#[test]
+fn a_tiny_step_moves_weights_on_average() {
+    const STEPS: usize = 512;
+    for dtype in HALVES {
+        let weight: Tensor<2> = Tensor::ones(SHAPE, &device());
+        let sgd = SgdConfig::new().in_one_pass();
+        let mut run = Run::new(Bf16Weights::new(sgd, MASTERS), weight.cast(dtype));
+        for _ in 0..STEPS {
+            let grad: Tensor<2> = Tensor::ones(SHAPE, &device());
+            run.step(-f64::from(2f32.powi(-20)), grad.cast(dtype));
+        }
+        let weights = masters(&run);
+        let moved = weights
+            .iter()
+            .map(|weight| f64::from(weight - 1.0))
+            .sum::<f64>();
+        let expected = STEPS as f64 * 2f64.powi(-20) * weights.len() as f64;
+        let off = (moved / expected - 1.0).abs();
+        assert!(off < 0.01, "{dtype:?}: {moved} of {expected}");
+    }
+}
+
+/// What a step leaves: weight, lower bits and moments, at most 5.1 bytes a parameter. The records
+/// hold as many, of which the lower bits are half of those of 32 bits.
+#[test]
+fn a_parameter_takes_five_bytes_and_resumes_to_the_bit() {
+    /// Of the buffer itself.
+    fn bytes(tensor: Tensor<2>) -> usize {
+        tensor.try_into_primitive::<Flex>().unwrap().bytes().len()
+    }
+    fn low(low: LowBits) -> usize {
+        low.try_into_primitive::<Flex>().unwrap().bytes().len()
+    }
+    for dtype in HALVES {
+        let mut noise = Noise(5);
+        let mut run = Run::new(five_bytes(), noise.numbers(SHAPE).cast(dtype));
+        let mut resumed = Run::new(five_bytes(), run.weight().clone());
+        for step in 0..6 {
+            let grad = noise.numbers(SHAPE).cast(dtype);
+            run.step(1e-3, grad.clone());
+            resumed.step(1e-3, grad);
+            assert_eq!(run.bits(), resumed.bits(), "{dtype:?}, step {step}");
+            assert!(run.saved() == resumed.saved(), "{dtype:?}, step {step}");
+            resumed = run.resumed(five_bytes());
+        }
+        let saved = run.saved();
+        let state = run.state.take().unwrap();
+        let adamw = state.optimizer.unwrap().momentum;
+        let moments = [adamw.moment_1, adamw.moment_2];
+        let moments = moments.map(|moment| match moment {
+            Moment::EightBit(blocks) => low(blocks.words),
+            Moment::Float(_) => unreachable!("it is large enough"),
+        });
+        let low = low(state.low.unwrap());
+        let count = SHAPE.iter().product::<usize>();
+        assert_eq!(low, count);
+        let all = bytes(run.weight().clone()) + low + moments.iter().sum::<usize>();
+        let per_parameter = all as f64 / count as f64;
+        println!("{dtype:?}: {per_parameter:.3} bytes a parameter");
+        assert!(per_parameter <= 5.1, "{per_parameter}");
+        assert!(
+            saved.bytes() as f64 <= 3.1 * count as f64,
+            "{}",
+            saved.bytes()
+        );
+    }
+    let mut noise = Noise(5);
+    let run = |optimizer| Run::new(optimizer, Noise(5).numbers(SHAPE).cast(DType::BF16));
+    let mut in_32 = run(Bf16Weights::new(
+        SgdConfig::new().in_one_pass(),
+        MasterWeights,
+    ));
+    in_32.step(1e-3, noise.numbers(SHAPE).cast(DType::BF16));
+    assert_eq!(in_32.saved().bytes(), 2 * SHAPE[0] * SHAPE[1]);
+}
+
+fn loss(model: &Linear, step: usize) -> Tensor<1> {
+    let mut noise = Noise(step as u64);
+    let x: Tensor<2> = noise.tensor([8, 64], &Device::flex().autodiff(), Noise::number);
+    let x = x.cast(model.weight.val().dtype());
+    model.forward(x).square().mean()
+}
+
+fn bits(model: &Linear) -> Vec<u32> {
+    let bias = model.bias.as_ref().expect("it has one").val();
+    let numbers = [model.weight.val().into_data(), bias.into_data()];
+    let numbers = numbers.iter().flat_map(|data| data.iter::<f32>());
+    numbers.map(f32::to_bits).collect()
+}
+
+/// Out of the model and in again, in the middle of a run with gradient release: the same weights,
+/// the same record, and the same steps from there.
+#[test]
+fn weights_go_to_f32_and_back() {
+    fn check<R: Rounding>(dtype: DType, rounding: R, is_exact: bool) {
+        let adamw = || adamw().with_8_bit_moments(&model_without_embeddings());
+        let optimizer = Bf16Weights::new(adamw(), rounding);
+        let start: Linear = seeded(&flex(), |device| LinearConfig::new(64, 100).init(device));
+        let all = ParamGroup::all();
+        let from = |model, record| {
+            optimizer
+                .weights_from_f32(model, &all, dtype, record)
+                .unwrap()
+        };
+        let to = |model, record| optimizer.weights_to_f32(model, record).unwrap();
+        let record = OptimizerRecord::default;
+
+        let (mut model, record) = from(start.clone(), record());
+        assert_eq!(model.weight.val().dtype(), dtype);
+        assert!(model.weight.is_require_grad() && model.weight.id == start.weight.id);
+        let optim = || optimizer.clone().init();
+        let back = to(model.clone(), optim().load_record(record).to_record());
+        assert_eq!(back.weight.val().dtype(), DType::F32);
+        for (found, exact) in bits(&back).into_iter().zip(bits(&start)) {
+            let [found, exact] = [found, exact].map(f32::from_bits);
+            // Half of the last of 24 bits, or all of it with noise.
+            let unit = if is_exact {
+                0.0
+            } else {
+                2f32.powi(-15) * exact.abs()
+            };
+            assert!((found - exact).abs() <= unit, "{found} for {exact}");
+        }
+
+        let (_, record) = from(start, OptimizerRecord::default());
+        let mut release = optim().load_record(record).with_gradient_release();
+        for step in 0..4 {
+            let armed = release.arm(1e-3, model);
+            let grads = loss(&armed, step).backward();
+            let grads = GradientsParams::from_grads(grads, &armed);
+            model = release.step(1e-3, armed, grads);
+        }
+        let full = to(model.clone(), release.to_record());
+        assert!(bits(&full) != bits(&model));
+        let (again, record) = from(full.clone(), release.to_record());
+        assert_eq!(bits(&again), bits(&model));
+        let mut resumed = optim().load_record(record);
+        assert_eq!(bits(&to(again.clone(), resumed.to_record())), bits(&full));
+        let step = |model: Linear| GradientsParams::from_grads(loss(&model, 9).backward(), &model);
+        let (grads, same) = (step(model.clone()), step(again.clone()));
+        let mut plain = optim().load_record(release.to_record());
+        let found = resumed.step(1e-3, again, same);
+        let expected = plain.step(1e-3, model, grads);
+        assert_eq!(bits(&found), bits(&expected));
+        let [found, expected] = [(found, resumed), (expected, plain)];
+        let bits_of = |(model, optim): (Linear, burn::optim::ModuleOptimizer)| {
+            bits(&to(model, optim.to_record()))
+        };
+        assert_eq!(bits_of(found), bits_of(expected));
+    }
+    check(DType::BF16, MasterWeights, true);
+    for dtype in HALVES {
+        check(dtype, MASTERS, false);
+    }
+}
+
+#[test]
+fn what_is_not_in_the_group_stays_in_f32() {
+    let model: Linear = seeded(&flex(), |device| LinearConfig::new(64, 100).init(device));
+    let (optimizer, group) = (five_bytes(), ParamGroup::from_path("weight"));
+    let record = OptimizerRecord::default();
+    let (half, record) = optimizer
+        .weights_from_f32(model.clone(), &group, DType::BF16, record)
+        .unwrap();
+    assert_eq!(half.weight.val().dtype(), DType::BF16);
+    assert_eq!(half.bias.as_ref().unwrap().val().dtype(), DType::F32);
+    assert_eq!(record.len(), 1);
+    assert_eq!(half.num_params(), model.num_params());
+}
+
+#[test]
+#[should_panic(expected = "the model is armed")]
+fn an_armed_model_is_refused() {
+    let model: Linear = seeded(&flex(), |device| LinearConfig::new(64, 100).init(device));
+    let mut release = five_bytes().init().with_gradient_release();
+    let model = release.arm(1e-3, model);
+    let _ = five_bytes().weights_to_f32(model, OptimizerRecord::default());
+}
+
+#[test]
+#[should_panic(expected = "or of master weights with other bits")]
+fn lower_bits_of_32_are_no_lower_bits_of_24() {
+    let mut noise = Noise(5);
+    let of_32 = Bf16Weights::new(adamw(), MasterWeights);
+    let mut run = Run::new(of_32, noise.numbers(SHAPE).cast(DType::BF16));
+    run.step(1e-3, noise.numbers(SHAPE).cast(DType::BF16));
+    let low: Option<Tensor<1, Int>> = run.state.take().unwrap().low;
+    let _ = MASTERS.widen(run.weight().clone(), low);
+}
