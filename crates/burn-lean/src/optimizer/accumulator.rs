@@ -68,6 +68,15 @@ impl Default for ReleaseAccumulator {
     }
 }
 
+/// The sums go with their accumulator, as those of Burn's, also where a model was armed with them.
+impl Drop for ReleaseAccumulator {
+    fn drop(&mut self) {
+        for slot in self.session.slots().values() {
+            slot.take_sum();
+        }
+    }
+}
+
 impl ReleaseAccumulator {
     /// An accumulator without sums.
     pub fn new() -> Self {

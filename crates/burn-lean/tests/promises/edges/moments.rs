@@ -456,7 +456,12 @@ pub(super) const CALLS: &[(&str, Call)] = &[
         })
     }),
     ("model = materialize", |run| {
-        run.change(|model| model.materialize())
+        run.change(|model| model.materialize())?;
+        // The slots that held the sums of an optimizer that is gone are left.
+        if !run.optim.is_armed() {
+            run.plain_last = GradientsParams::new();
+        }
+        Ok(())
     }),
     ("model = another", |run| run.change(|_| small())),
     ("checkpoint", |run| {
