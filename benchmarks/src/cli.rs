@@ -21,7 +21,7 @@ use std::process::{self, ExitCode};
 use std::time::Duration;
 use vit_0_21::config::{BackendKind, OptimizerKind, Preset};
 use vit_0_21::data::ImageSize;
-use vit_0_21::lock::has_no_locks;
+use vit_0_21::run_folder::has_no_locks;
 use vit_0_21::terminal::{self, note, say};
 
 /// The files that a suite writes.

@@ -1,6 +1,5 @@
-//! Presets, modes, and the constants of a training run.
+//! The shape of a vision transformer, its presets, and the constants of a training run.
 
-use crate::model::{Pool, VitConfig};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
@@ -37,7 +36,6 @@ impl Preset {
             heads,
             hidden: 4 * dim,
             dropout: 0.0,
-            pool: Pool::ClassToken,
         }
     }
 
@@ -52,6 +50,65 @@ impl Preset {
             Self::Tiny => 2,
             Self::Small | Self::Base | Self::Large => 16,
         }
+    }
+}
+
+/// The shape of a vision transformer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VitConfig {
+    /// Width and height of an image.
+    pub image_size: usize,
+    /// Width and height of a patch; divides the image size.
+    pub patch_size: usize,
+    /// Colour channels of an image.
+    pub channels: usize,
+    /// Number of classes.
+    pub classes: usize,
+    /// Width of a token.
+    pub dim: usize,
+    /// Number of encoder blocks.
+    pub depth: usize,
+    /// Attention heads in a block; divides `dim`.
+    pub heads: usize,
+    /// Width of the hidden layer in a block.
+    pub hidden: usize,
+    /// Probability of dropping an element on a residual path while training.
+    pub dropout: f64,
+}
+
+impl VitConfig {
+    /// Number of tokens of an image: its patches, and the one that the classifier reads.
+    pub fn tokens(&self) -> usize {
+        (self.image_size / self.patch_size).pow(2) + 1
+    }
+
+    /// Number of parameters of the model.
+    pub fn num_params(&self) -> usize {
+        let linear = |from: usize, to: usize| from * to + to;
+        let norm = 2 * self.dim;
+        let patch = linear(self.channels * self.patch_size.pow(2), self.dim);
+        let class_token = self.dim;
+        let positions = self.tokens() * self.dim;
+        let block = 2 * norm
+            + 4 * linear(self.dim, self.dim)
+            + linear(self.dim, self.hidden)
+            + linear(self.hidden, self.dim);
+        let head = linear(self.dim, self.classes);
+        patch + class_token + positions + self.depth * block + norm + head
+    }
+
+    /// Elements of the largest parameter, and so of the largest single gradient.
+    pub fn largest_param(&self) -> usize {
+        [
+            self.channels * self.patch_size.pow(2) * self.dim,
+            self.tokens() * self.dim,
+            self.dim * self.dim,
+            self.dim * self.hidden,
+            self.dim * self.classes,
+        ]
+        .into_iter()
+        .max()
+        .unwrap_or(0)
     }
 }
 
@@ -86,4 +143,16 @@ macro_rules! display_as_value {
     )*};
 }
 
-display_as_value!(Preset, Mode, Pool);
+display_as_value!(Preset, Mode);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn presets_have_the_published_sizes() {
+        assert_eq!(Preset::Base.imagenet().num_params(), 86_567_656);
+        assert_eq!(Preset::Large.imagenet().num_params(), 304_326_632);
+        assert_eq!(Preset::Small.imagenet().num_params(), 22_050_664);
+    }
+}

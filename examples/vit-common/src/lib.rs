@@ -7,15 +7,11 @@
 pub mod config;
 pub mod data;
 pub mod digest;
-pub mod files;
-pub mod launching;
-pub mod lock;
 pub mod memory;
-pub mod model;
 pub mod parallel;
+pub mod progress;
 pub mod results;
 pub mod rng;
+pub mod run;
 pub mod settings;
-pub mod small_disk;
-pub mod summary;
 pub mod terminal;

@@ -1,9 +1,7 @@
 //! The processes of a data parallel run.
 
-use crate::settings::flat;
 use anyhow::{Result, ensure};
 use lean_replicas::Replicas;
-use serde_json::Value;
 use std::num::NonZeroU64;
 #[cfg(feature = "mpi")]
 use std::time::Duration;
@@ -51,40 +49,10 @@ pub fn check_shares(replicas: &Replicas, images: usize, batch_size: usize) -> Re
     Ok(())
 }
 
-/// Settings that machines may have each their own of: what is in the folder is compared instead.
-const OWN: [&str; 1] = ["data"];
-
-/// Whether all processes have the same settings, which are saved as JSON.
-///
-/// # Errors
-///
-/// Names the first setting that differs.
-pub fn check_settings(replicas: &Replicas, settings: &Value) -> Result<()> {
-    let settings = flat(settings).into_iter();
-    let shared = settings.filter(|(name, _)| !OWN.contains(&name.as_str()));
-    Ok(replicas.same_settings(shared)?)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lean_replicas::{Alone, Threads};
-    use serde_json::json;
-
-    #[test]
-    fn the_setting_that_differs_is_named() {
-        let settings = |data: &str, optimizer: &str| json!({"data": data, "engine": {"optimizer": optimizer, "budget": null}});
-        let found = Threads::run(2, |replicas| {
-            let data = ["/a", "/b"][replicas.rank()];
-            let optimizer = ["adamw", "sgd"][replicas.rank()];
-            check_settings(&replicas, &settings(data, "adamw")).unwrap();
-            check_settings(&replicas, &settings(data, optimizer))
-        });
-        let text = found[1].as_ref().unwrap_err().to_string();
-        let differences = "rank 0: the setting engine.optimizer: \"adamw\"; rank 1: the setting \
-                           engine.optimizer: \"sgd\"";
-        assert!(text.ends_with(differences), "{text}");
-    }
+    use lean_replicas::Alone;
 
     #[test]
     fn an_image_for_each_process() {

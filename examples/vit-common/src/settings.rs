@@ -1,99 +1,126 @@
-//! Settings of a run that may be resumed: from an option, else from the run, else the default.
+//! The settings that both examples have: options of the command line, saved in the folder of a run.
 
-use anyhow::{Result, ensure};
-use serde_json::Value;
-use std::fmt::Display;
+use crate::config::{Preset, VitConfig, WEIGHT_DECAY};
+use crate::data::{Dataset, ImageSize};
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use std::num::NonZeroUsize;
 
-/// Settings that are saved as JSON, one by one and sorted: `engine.optimizer` is the optimizer of
-/// the engine.
-pub fn flat(settings: &Value) -> Vec<(String, &Value)> {
-    let mut all = Vec::new();
-    flatten(String::new(), settings, &mut all);
-    // In the order of the fields, if serde_json is built so.
-    all.sort_by(|(one, _), (other, _)| one.cmp(other));
-    all
+/// Images, shape of the model, and how it is trained.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Args)]
+pub struct TrainSettings {
+    /// Images: `digits` (bundled), `fashion-mnist` (Debian's package), or a folder, either of IDX
+    /// files under MNIST's names or with one folder of .png or .jpg images for each class
+    #[arg(long, default_value = "digits")]
+    pub data: String,
+    /// SHA-256 of the images as the model sees them, with their labels.
+    #[arg(skip)]
+    pub data_digest: String,
+    /// Shape of the model
+    #[arg(long, value_enum, default_value_t = Preset::Tiny)]
+    pub preset: Preset,
+    /// Width and height of an image [default: those of the data, rounded up to whole patches]
+    #[arg(long, value_name = "PIXELS")]
+    pub image_size: Option<usize>,
+    /// Width and height of a patch [default: the preset's]
+    #[arg(long, value_name = "PIXELS")]
+    pub patch_size: Option<NonZeroUsize>,
+    /// Passes over the training images
+    #[arg(long, default_value = "20")]
+    pub epochs: NonZeroUsize,
+    /// Images in a batch
+    #[arg(long, default_value = "32")]
+    pub batch_size: NonZeroUsize,
+    /// Highest learning rate, after a warm-up over a tenth of the batches and before a cosine decay
+    /// to zero
+    #[arg(long, value_name = "RATE", default_value = "0.002", value_parser = rate)]
+    pub lr: f64,
+    /// Decoupled weight decay of the AdamWs
+    #[arg(long, value_name = "DECAY", default_value_t = WEIGHT_DECAY, value_parser = fraction)]
+    pub weight_decay: f64,
+    /// Probability of dropout
+    #[arg(long, value_name = "PROBABILITY", default_value = "0.1", value_parser = fraction)]
+    pub dropout: f64,
+    /// Seed of the weights, of the order of the images and of dropout
+    #[arg(long, default_value = "42")]
+    pub seed: u64,
 }
 
-/// What tells a run from others: all of its settings but those that may change when it is resumed.
-///
-/// A setting that is null is left out: a run of before there was such a setting stays the same run.
-pub fn identity(settings: &Value, may_change: &[&str]) -> String {
-    let settings = flat(settings).into_iter();
-    settings
-        .filter(|(name, value)| !may_change.contains(&name.as_str()) && !value.is_null())
-        .map(|(name, value)| format!("{name}: {value}\n"))
-        .collect()
-}
-
-fn flatten<'a>(name: String, value: &'a Value, all: &mut Vec<(String, &'a Value)>) {
-    let Value::Object(fields) = value else {
-        return all.push((name, value));
-    };
-    for (field, value) in fields {
-        let name = match name.as_str() {
-            "" => field.clone(),
-            of => format!("{of}.{field}"),
+impl TrainSettings {
+    /// Loads the images.
+    ///
+    /// # Errors
+    ///
+    /// They cannot be read, or a resumed run began with others; or there are too many batches.
+    pub fn load_data(&mut self) -> Result<Dataset> {
+        let size = ImageSize {
+            requested: self.image_size,
+            patch_size: self.patch_size(),
         };
-        flatten(name, value, all);
-    }
-}
-
-/// The option, else the setting of the resumed run, else the default.
-pub fn given<T>(given: Option<T>, saved: Option<T>, default: T) -> T {
-    given.or(saved).unwrap_or(default)
-}
-
-/// As [`given`], for a setting that must not change when a run is resumed.
-pub fn agreed<T: PartialEq + Display>(
-    name: &str,
-    value: Option<T>,
-    saved: Option<T>,
-    default: T,
-) -> Result<T> {
-    if let (Some(value), Some(saved)) = (&value, &saved) {
+        let data = Dataset::load(&self.data.parse()?, size)?;
+        let digest = data.digest();
         ensure!(
-            value == saved,
-            "the run to resume has --{name} {saved}, not {value}"
+            self.data_digest.is_empty() || self.data_digest == digest,
+            "the images of {} are not those that the run began with",
+            self.data
         );
+        self.data_digest = digest;
+        self.iterations(&data)?;
+        Ok(data)
     }
-    Ok(given(value, saved, default))
-}
 
-/// As [`agreed`], for a setting that a run may be without.
-pub fn agreed_if_any<T: Copy + PartialEq + Display>(
-    name: &str,
-    value: Option<T>,
-    saved: Option<Option<T>>,
-) -> Result<Option<T>> {
-    match saved {
-        None => Ok(value),
-        Some(None) => {
-            ensure!(value.is_none(), "the run to resume has no --{name}");
-            Ok(None)
+    /// The shape of the model for these images.
+    pub fn model(&self, data: &Dataset) -> VitConfig {
+        VitConfig {
+            patch_size: self.patch_size(),
+            dropout: self.dropout,
+            ..self.preset.config(data.size, data.channels, data.classes)
         }
-        Some(Some(saved)) => agreed(name, value, Some(saved), saved).map(Some),
+    }
+
+    /// The batches of all epochs.
+    ///
+    /// # Errors
+    ///
+    /// They cannot be counted. Burn's cosine scheduler counts one more.
+    pub fn iterations(&self, data: &Dataset) -> Result<usize> {
+        let (epochs, batches) = (self.epochs.get(), self.batches(data));
+        let all = epochs.checked_mul(batches).filter(|all| *all < usize::MAX);
+        all.with_context(|| {
+            format!("--epochs {epochs} of {batches} batches are more than can be counted")
+        })
+    }
+
+    /// The batches of an epoch.
+    pub fn batches(&self, data: &Dataset) -> usize {
+        data.train.len().div_ceil(self.batch_size.get())
+    }
+
+    fn patch_size(&self) -> usize {
+        let given = self.patch_size.map(NonZeroUsize::get);
+        given.unwrap_or(self.preset.patch_size())
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::Preset;
+fn rate(text: &str) -> Result<f64, String> {
+    number(text, |it| it > 0.0 && it <= 1.0, "above 0 and at most 1")
+}
 
-    #[test]
-    fn a_resumed_run_keeps_its_settings() {
-        assert_eq!(agreed("seed", None, Some(7), 42).unwrap(), 7);
-        assert_eq!(agreed("seed", Some(7), Some(7), 42).unwrap(), 7);
-        assert_eq!(agreed("seed", None, None, 42).unwrap(), 42);
-        let error = agreed(
-            "preset",
-            Some(Preset::Small),
-            Some(Preset::Tiny),
-            Preset::Tiny,
-        );
-        assert_eq!(
-            error.unwrap_err().to_string(),
-            "the run to resume has --preset tiny, not small"
-        );
-    }
+fn fraction(text: &str) -> Result<f64, String> {
+    number(
+        text,
+        |it| (0.0..1.0).contains(&it),
+        "at least 0 and below 1",
+    )
+}
+
+/// A number that is as it must be.
+///
+/// # Errors
+///
+/// It is not.
+pub fn number(text: &str, fits: fn(f64) -> bool, must_be: &str) -> Result<f64, String> {
+    let number: Option<f64> = text.parse().ok().filter(|number| fits(*number));
+    number.ok_or_else(|| format!("it must be {must_be}"))
 }

@@ -1,18 +1,15 @@
-//! What the programs share: their exit codes, errors in one line, and sizes.
+//! The start and the end of a program, and what it says meanwhile.
 
-use crate::files::is_about_writing;
 use anyhow::{Context, Result};
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Args, Command, Parser};
+use lean_run_folder::fail;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// The exit code of any other error.
-const FAILURE: u8 = 1;
-
-/// The exit code if a file could not be written: that of BSD's `sysexits.h`.
-pub const CANNOT_WRITE: u8 = 74;
+pub use lean_run_folder::note;
 
 /// Parses the command line and runs the program. An error goes to stderr in one line; the exit code
 /// is then 1, 2 if the command line is wrong, or 74 if a file could not be written.
@@ -21,43 +18,49 @@ pub fn main<C: Parser>(run: impl FnOnce(C) -> Result<ExitCode>) -> ExitCode {
         Ok(cli) => run(cli),
         Err(error) => return usage(&error),
     };
-    done.unwrap_or_else(|error| ExitCode::from(fail(&error)))
+    done.unwrap_or_else(|error| fail(&*error))
 }
 
-/// Writes an error to stderr in one line; returns the exit code for it.
-pub fn fail(error: &anyhow::Error) -> u8 {
-    note(&format!("error: {}", one_line(&format!("{error:#}"))));
-    match is_about_writing(error) {
-        true => CANNOT_WRITE,
-        false => FAILURE,
-    }
-}
-
-/// Writes a line to stderr. Whoever reads it may be gone, as a terminal that is closed: what is
-/// trained does not depend on that.
-pub fn note(line: &str) {
-    let _ = writeln!(io::stderr().lock(), "{line}");
+/// The options of `<program> train`, or of `<program>` alone, and the names of those that were given.
+///
+/// # Errors
+///
+/// The exit code, after help or an error was printed.
+pub fn options<O: Args>(
+    program: &'static str,
+    about: &'static str,
+) -> Result<(O, Vec<String>), ExitCode> {
+    // After the options, whose own description would take its place.
+    let of = |name| {
+        O::augment_args(Command::new(name))
+            .about(about)
+            .long_about(None)
+    };
+    let command = of(program)
+        .version(env!("CARGO_PKG_VERSION"))
+        .subcommand(of("train"))
+        .args_conflicts_with_subcommands(true);
+    let parse = || {
+        let matches = command.try_get_matches()?;
+        let matches = matches.subcommand_matches("train").unwrap_or(&matches);
+        let was_given = |name: &&str| matches.value_source(name) == Some(ValueSource::CommandLine);
+        let names = matches.ids().map(clap::Id::as_str);
+        let given = names.filter(was_given).map(String::from).collect();
+        Ok((O::from_arg_matches(matches)?, given))
+    };
+    parse().map_err(|error: clap::Error| usage(&error))
 }
 
 /// Help and version as clap formats them; an error in one line.
 fn usage(error: &clap::Error) -> ExitCode {
-    match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            let _ = error.print();
-            ExitCode::SUCCESS
-        }
-        _ => {
-            let text = error.render().to_string();
-            let first = text.split("\n\n").next().unwrap_or_default();
-            note(&one_line(first));
-            ExitCode::from(2)
-        }
+    if let ErrorKind::DisplayHelp | ErrorKind::DisplayVersion = error.kind() {
+        let _ = error.print();
+        return ExitCode::SUCCESS;
     }
-}
-
-/// `text` without its line breaks.
-fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    let text = error.render().to_string();
+    let first = text.split("\n\n").next().unwrap_or_default();
+    note(&first.split_whitespace().collect::<Vec<_>>().join(" "));
+    ExitCode::from(2)
 }
 
 /// Writes a line to stdout.
@@ -85,17 +88,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_has_one_line() {
-        assert_eq!(one_line("one\n  two\n\nthree "), "one two three");
-    }
-
-    #[test]
     fn a_path_is_quoted_if_a_shell_would_cut_it() {
         for (path, said) in [
             ("artifacts/vit", "artifacts/vit"),
             ("my runs/a", "'my runs/a'"),
             ("it's", r"'it'\''s'"),
-            ("$HOME", "'$HOME'"),
         ] {
             assert_eq!(quoted(Path::new(path)), said);
         }
@@ -103,7 +100,6 @@ mod tests {
 
     #[test]
     fn bytes_are_mebibytes() {
-        assert_eq!(mib(0u64, 1), "0.0");
         assert_eq!(mib(3u64 << 19, 1), "1.5");
         assert_eq!(mib(4678u64 << 20, 2), "4678.00");
         assert_eq!(mib(-(3i64 << 19), 1), "-1.5");

@@ -15,10 +15,10 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_lean::optim::{Bf16Weights, EightBitMoments, InOnePass, Lean, MasterWeights, Stochastic};
-use vit::config::{Preset, WEIGHT_DECAY};
 use vit::model::{Model, Vit};
-use vit::schedule::Schedule;
-use vit_common::data::{Dataset, Image, ImageSize, Source, Split, labels};
+use vit::settings::{Preset, WEIGHT_DECAY};
+use vit::train::rate;
+use vit_common::data::{Dataset, Image, Split, labels};
 use vit_common::rng::SeededRng;
 
 const EPOCHS: usize = 20;
@@ -118,7 +118,6 @@ fn train(row: &Row, data: &Dataset, seed: u64) -> Result<f64> {
     let mut model = Vit::new(&config, &autodiff).drawn().map(&mut To(row.dtype));
     let mut optimizer = (row.optimizer)(seed);
     let batches = data.train.len().div_ceil(BATCH);
-    let schedule = Schedule::new(RATE, EPOCHS * batches);
     for epoch in 0..EPOCHS {
         let order = SeededRng::new(&[seed, epoch as u64]).permutation(data.train.len());
         for (index, places) in order.chunks(BATCH).enumerate() {
@@ -129,7 +128,8 @@ fn train(row: &Row, data: &Dataset, seed: u64) -> Result<f64> {
                 .init(&autodiff)
                 .forward(scores.cast(DType::F32), labels);
             let grads = GradientsParams::from_grads(loss.backward(), &model);
-            model = optimizer.step(schedule.rate(iteration), model, grads);
+            let rate = rate(RATE, iteration, EPOCHS * batches);
+            model = optimizer.step(rate, model, grads);
         }
     }
     let model = model.valid();
@@ -145,11 +145,7 @@ fn main() -> Result<()> {
         Some(seeds) => seeds.parse().context("the number of seeds")?,
         None => 1,
     };
-    let size = ImageSize {
-        requested: None,
-        patch_size: Preset::Tiny.patch_size(),
-    };
-    let data = Dataset::load(&Source::Digits, size)?;
+    let data = Dataset::digits()?;
     let mut sums = [0.0; ROWS.len()];
     for seed in 1..=seeds {
         for (row, sum) in ROWS.iter().zip(&mut sums) {

@@ -10,8 +10,8 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::WithGradientRelease;
 use clap::Parser;
 use peak_alloc::PeakAlloc;
-use vit::config::{Checkpointing, Mode, Operations, Preset};
 use vit::model::{LeanVit, Model, Vit};
+use vit::settings::{Checkpointing, Mode, Operations, Preset};
 
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;

@@ -8,5 +8,5 @@ use std::process::ExitCode;
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
 fn main() -> ExitCode {
-    vit::cli::main()
+    vit::run::main()
 }

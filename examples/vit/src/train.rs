@@ -1,145 +1,125 @@
-//! A training run: an ordinary Burn loop, and what gradient release adds to it.
+//! The training: an ordinary Burn loop, and what gradient release adds to it.
 
-use crate::config::{Checkpointing, Operations, TrainConfig};
-use crate::device;
 use crate::digest;
-use crate::memory::HighWater;
+use crate::memory::Memory;
 use crate::model::{LeanVit, Model, Vit};
-use crate::progress::Progress;
-use crate::release::Stepper;
-use crate::run_folder::{Checkpoint, Finished, RunFolder};
-use crate::schedule::Schedule;
+use crate::optimizer::Optimizer;
+use crate::settings::{Checkpointing, Operations, Settings, WARM_UP};
 use anyhow::{Context, Result, ensure};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::GradientsParams;
+use burn::store::ModuleRecord;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_lean::DataParallel;
-use vit_common::data::{Dataset, Image, Normalization, Split, labels};
+use burn_lean::{DataParallel, ReleaseError, ReplicaError};
+use lean_run_folder::{CannotWrite, Checkpoints};
+use std::f64::consts::PI;
+use std::fs;
+use vit_common::data::{Dataset, Image, Split, labels};
+use vit_common::progress;
 use vit_common::rng::SeededRng;
 
 pub use vit_common::results::Results;
 
-/// Seeds of different purposes, derived from the seed of the run.
-#[derive(Clone, Copy, Debug)]
-enum Purpose {
-    /// The order of the images in an epoch.
-    Order,
-    /// The dropout of an iteration.
-    Dropout,
-}
-
-/// The end of a run.
-#[derive(Clone, Debug)]
-pub enum Ending {
-    /// All epochs are done.
-    Finished(Results),
-    /// `--stop-after` stopped it; the epoch is that of the newest checkpoint.
-    Stopped(Option<usize>),
-    /// The process is not the first of several, which has the results.
-    OfAnotherRank,
-}
-
-/// Loss and accuracy on the validation images.
-#[derive(Clone, Copy, Debug)]
-pub struct Validation {
-    /// Mean loss.
-    pub loss: f64,
-    /// Fraction of the images that are classified correctly.
-    pub accuracy: f64,
-}
+/// What is saved after an epoch. Of the state, there is the mean loss of the training batches.
+pub const PARTS: [&str; 3] = [MODEL, OPTIMIZER, STATE];
+const MODEL: &str = "model.bpk";
+const OPTIMIZER: &str = "optim.bpk";
+const STATE: &str = "state.json";
 
 /// A training run.
 #[derive(Debug)]
 pub struct Train<'a> {
     /// The settings.
-    pub config: &'a TrainConfig,
+    pub settings: &'a Settings,
     /// The images.
     pub data: &'a Dataset,
     /// The processes that train together, if there are several.
     pub parallel: Option<&'a DataParallel>,
-    /// The folder of settings, checkpoints and results.
-    pub folder: &'a RunFolder,
+    /// The checkpoints of this run.
+    pub checkpoints: &'a Checkpoints,
     /// Where tensors are.
     pub device: Device,
     /// Stops the run after this many batches, counted from the first epoch.
     pub stop_after: Option<usize>,
 }
 
+/// How a training has ended.
+#[derive(Clone, Debug)]
+pub enum Ending {
+    /// All epochs are done.
+    Finished(Results),
+    /// It was stopped after this epoch, from which it can be resumed; 0 is the beginning.
+    Stopped(usize),
+    /// The process is not the first of several, which has the results.
+    OfAnotherRank,
+}
+
 impl Train<'_> {
-    /// Trains from the checkpoint, or from random weights.
-    pub fn run(self, from: Option<Checkpoint>) -> Result<Ending> {
-        match self.config.engine.operations {
-            Operations::Default => self.run_with::<Vit>(from),
-            Operations::Lean => self.run_with::<LeanVit>(from),
+    /// Trains from the checkpoint of an epoch, or from random weights.
+    ///
+    /// # Errors
+    ///
+    /// The loss is not finite; a checkpoint cannot be read or written; the processes do not do the
+    /// same.
+    pub fn run(&self, resume_point: Option<usize>) -> Result<Ending> {
+        match self.settings.operations {
+            Operations::Default => self.run_with::<Vit>(resume_point),
+            Operations::Lean => self.run_with::<LeanVit>(resume_point),
         }
     }
 
-    fn run_with<M: Model>(self, from: Option<Checkpoint>) -> Result<Ending> {
-        let config = self.config;
-        let mut memory = HighWater::start(&self.device);
-        let autodiff = self.autodiff();
-        let mut optimizer = Stepper::new(config, self.parallel);
-        self.device.seed(config.seed);
-        let mut model = M::new(&config.model, &autodiff)
-            .recomputing(config.engine.checkpointing.recomputed())
-            .drawn();
-        let mut done = 0;
-        let mut train_loss = 0.0;
-        if let Some(checkpoint) = &from {
-            done = checkpoint.epoch();
-            train_loss = checkpoint.train_loss();
-            model = checkpoint.load_model(model)?;
-        }
-        if let Some(parallel) = self.parallel {
-            let epoch = format!("the beginning of epoch {}", done + 1);
-            parallel.replicas().meet(&epoch)?;
-            model = parallel.broadcast(model)?;
-        }
-        if let Some(checkpoint) = &from {
-            optimizer = checkpoint.load_optimizer(optimizer, self.parallel)?;
-        }
+    fn run_with<M: Model>(&self, resume_point: Option<usize>) -> Result<Ending> {
+        let Settings { train, .. } = self.settings;
+        let (epochs, batch_size) = (train.epochs.get(), train.batch_size.get());
+        let batches = train.batches(self.data);
+        let iterations = train.iterations(self.data)?;
+        let mut memory = Memory::start(&self.device);
+        let device = match self.settings.checkpointing {
+            Checkpointing::Balanced => self.device.clone().autodiff().gradient_checkpointing(),
+            _ => self.device.clone().autodiff(),
+        };
 
-        let batches = self.data.train.len().div_ceil(config.batch_size);
-        let iterations = config.iterations(self.data.train.len())?;
-        let schedule = Schedule::new(config.learning_rate, iterations);
-        let progress = Progress::new(config.epochs, batches);
-        for epoch in done + 1..=config.epochs {
+        self.device.seed(train.seed);
+        let model = M::new(&train.model(self.data), &device)
+            .recomputing(self.settings.checkpointing.recomputed())
+            .drawn();
+        let optimizer = Optimizer::new(self.settings, self.parallel);
+        let (mut model, mut optimizer, mut train_loss) =
+            self.load(resume_point, model, optimizer)?;
+
+        let done = resume_point.unwrap_or(0);
+        for epoch in done + 1..=epochs {
             let order = self
                 .rng(Purpose::Order, epoch)
                 .permutation(self.data.train.len());
-            let mut losses = Vec::new();
-            for (index, places) in order.chunks(config.batch_size).enumerate() {
+            let mut losses = Losses::default();
+            for (index, places) in order.chunks(batch_size).enumerate() {
                 let iteration = (epoch - 1) * batches + index;
                 if self.stop_after.is_some_and(|last| iteration >= last) {
-                    self.show_peaks(&memory, progress)?;
-                    let ending = Ending::Stopped((epoch > 1).then_some(epoch - 1));
-                    return Ok(if self.is_first() {
-                        ending
-                    } else {
-                        Ending::OfAnotherRank
-                    });
+                    self.show_peak(&mut memory);
+                    return Ok(self.ending(Ending::Stopped(epoch - 1)));
                 }
-                let places = self.share(places);
-                let batch = Batch::new(
-                    &images(&self.data.train, places)?,
-                    &self.data.normalization(),
-                    &autodiff,
-                );
+                // Of several processes, each trains on its share of the batch.
+                let places = match self.parallel {
+                    None => places,
+                    Some(parallel) => &places[parallel.replicas().share(places.len())],
+                };
+                let (images, labels) = self.batch(&self.data.train, places, &device)?;
                 // The dropout of a resumed run is that of the uninterrupted one.
-                let dropout = self.rng_of_dropout(iteration).next_u64();
+                let dropout = self.rng(Purpose::Dropout, iteration).next_u64();
 
-                let rate = schedule.rate(iteration);
+                let rate = rate(train.lr, iteration, iterations);
                 // From here on, a parameter steps as soon as the backward pass has its gradient.
                 model = optimizer.arm(rate, model)?;
-                let loss = cross_entropy(model.forward_seeded(batch.images, dropout), batch.labels);
-                losses.push((loss.clone().without_autodiff(), places.len()));
+                let loss = cross_entropy(model.forward_seeded(images, dropout), labels);
+                losses.add(loss.clone().without_autodiff(), places.len());
                 memory.look();
                 let grads = GradientsParams::from_grads(loss.backward(), &model);
                 drop(loss);
                 model = optimizer.step(rate, model, grads)?;
                 memory.look();
                 if self.is_first() {
-                    progress.batch(epoch, index + 1);
+                    progress::batch(epoch, epochs, index + 1, batches);
                 }
             }
             train_loss = self.mean_of_all(losses)?;
@@ -152,121 +132,193 @@ impl Train<'_> {
                 parallel.verify(&model)?;
             }
             if self.is_first() {
-                let validation = self.validate(&model)?;
-                progress.epoch(epoch, train_loss, validation, &memory);
-                let finished = Finished {
-                    epoch,
-                    train_loss,
-                    model: &model,
-                    optimizer: &optimizer,
-                };
-                self.folder.save(config, self.parallel, finished)?;
-            } else {
-                self.folder.take_part_in_save(self.parallel, &optimizer)?;
+                let (loss, accuracy) = self.validate(&model)?;
+                let means = [train_loss, loss, accuracy];
+                progress::epoch(epoch, epochs, means, memory.look().in_use);
             }
+            self.save(epoch, train_loss, &model, &optimizer)?;
         }
-        self.show_peaks(&memory, progress)?;
+        self.show_peak(&mut memory);
         if !self.is_first() {
             return Ok(Ending::OfAnotherRank);
         }
-
         // Before the validation, which is not part of the training.
-        let peak = memory.peak();
-        let results = Results {
-            validation_accuracy: self.validate(&model)?.accuracy,
+        let peak = memory.look();
+        Ok(Ending::Finished(Results {
+            validation_accuracy: self.validate(&model)?.1,
             train_loss,
-            epochs: config.epochs,
+            epochs,
             peak_bytes: peak.in_use,
             peak_reserved_bytes: peak.reserved,
             weights_digest: digest::weights(&model),
-        };
-        self.folder.save_results(&results)?;
-        Ok(Ending::Finished(results))
+        }))
     }
 
-    /// Whether this is the one process that shows and writes what is the same in all.
-    fn is_first(&self) -> bool {
-        is_first(self.parallel)
-    }
-
-    /// Says what each of several processes has taken at most.
-    fn show_peaks(&self, memory: &HighWater, progress: Progress) -> Result<()> {
+    /// Model, optimizer and loss of an epoch; of several processes, the model is that of the first.
+    fn load<M: Model>(
+        &self,
+        resume_point: Option<usize>,
+        mut model: M,
+        mut optimizer: Optimizer,
+    ) -> Result<(M, Optimizer, f64)> {
+        let file = |part, epoch| self.checkpoints.file(part, epoch);
+        let cannot = |epoch| move || format!("cannot load the checkpoint of epoch {epoch}");
+        if let Some(epoch) = resume_point {
+            let record = ModuleRecord::load(file(MODEL, epoch)).with_context(cannot(epoch))?;
+            model = model.try_load_record(record).with_context(cannot(epoch))?;
+        }
         if let Some(parallel) = self.parallel {
-            let own = memory.peak().in_use as f64;
-            let peaks = parallel.replicas().numbers("the peaks of memory", own)?;
-            if self.is_first() {
-                progress.peaks(&peaks);
+            let epoch = resume_point.unwrap_or(0) + 1;
+            parallel
+                .replicas()
+                .meet(&format!("the beginning of epoch {epoch}"))?;
+            model = parallel.broadcast(model)?;
+        }
+        let Some(epoch) = resume_point else {
+            return Ok((model, optimizer, 0.0));
+        };
+        optimizer = optimizer
+            .load(self.parallel, &file(OPTIMIZER, epoch))
+            .with_context(cannot(epoch))?;
+        let state = fs::read(file(STATE, epoch)).with_context(cannot(epoch))?;
+        let train_loss = serde_json::from_slice(&state).with_context(cannot(epoch))?;
+        Ok((model, optimizer, train_loss))
+    }
+
+    /// Writes a checkpoint. Of several processes, the first does, and the others bring their
+    /// optimizer states.
+    fn save(
+        &self,
+        epoch: usize,
+        train_loss: f64,
+        model: &impl Model,
+        optimizer: &Optimizer,
+    ) -> Result<()> {
+        let optim_file = self.checkpoints.file(OPTIMIZER, epoch);
+        if !self.is_first() {
+            return optimizer.save(self.parallel, &optim_file);
+        }
+        let saved = self.checkpoints.save(epoch, |part, file| {
+            match part {
+                MODEL => model.clone().into_record().save(file)?,
+                OPTIMIZER => optimizer.save(self.parallel, file)?,
+                _ => fs::write(file, serde_json::to_vec(&train_loss)?)?,
             }
-        }
-        Ok(())
+            anyhow::Ok(())
+        });
+        saved.map_err(
+            |error| match error.is::<ReplicaError>() || error.is::<ReleaseError>() {
+                true => error,
+                false => {
+                    CannotWrite::to(optim_file.with_file_name(""), format!("{error:#}")).into()
+                }
+            },
+        )
     }
 
-    /// What this process trains on, of a batch of all processes.
-    fn share<'b>(&self, places: &'b [usize]) -> &'b [usize] {
-        match self.parallel {
-            None => places,
-            Some(parallel) => &places[parallel.replicas().share(places.len())],
+    /// Loss and accuracy on the validation images.
+    fn validate(&self, model: &impl Model) -> Result<(f64, f64)> {
+        let model = model.valid();
+        let split = &self.data.validation;
+        let places: Vec<usize> = (0..split.len()).collect();
+        let (mut losses, mut correct) = (Losses::default(), 0);
+        for places in places.chunks(self.settings.train.batch_size.get()) {
+            let (images, labels) = self.batch(split, places, &self.device)?;
+            let scores = model.forward(images);
+            let best = scores.clone().argmax(1).flatten::<1>(0, 1);
+            correct += best.equal(labels.clone()).int().sum().into_scalar::<i64>();
+            losses.add(cross_entropy(scores, labels), places.len());
         }
+        let accuracy = correct as f64 / split.len().max(1) as f64;
+        Ok((losses.sum() / split.len().max(1) as f64, accuracy))
     }
 
-    /// The dropout of a process is other than that of the first.
-    fn rng_of_dropout(&self, iteration: usize) -> SeededRng {
+    /// `[batch, channels, size, size]` images and `[batch]` labels.
+    fn batch(
+        &self,
+        split: &Split,
+        places: &[usize],
+        device: &Device,
+    ) -> Result<(Tensor<4>, Tensor<1, Int>)> {
+        let image = |place: &usize| split.get(*place).context("an image is missing");
+        let images: Vec<Image> = places.iter().map(image).collect::<Result<_>>()?;
+        let (pixels, shape) = self.data.normalization().pixels(&images);
+        Ok((
+            Tensor::from_data(TensorData::new(pixels, shape), device),
+            Tensor::from_data(TensorData::new(labels(&images), [images.len()]), device),
+        ))
+    }
+
+    /// Random numbers for an epoch or an iteration. The dropout of a process differs from that of
+    /// the first.
+    fn rng(&self, purpose: Purpose, number: usize) -> SeededRng {
+        let seed = [self.settings.train.seed, purpose as u64, number as u64];
         match self
             .parallel
             .map_or(0, |parallel| parallel.replicas().rank())
         {
-            0 => self.rng(Purpose::Dropout, iteration),
-            rank => {
-                let purpose = Purpose::Dropout as u64;
-                SeededRng::new(&[self.config.seed, purpose, iteration as u64, rank as u64])
+            rank if rank > 0 && purpose == Purpose::Dropout => {
+                SeededRng::new(&[&seed[..], &[rank as u64]].concat())
             }
+            _ => SeededRng::new(&seed),
         }
     }
 
     /// The mean loss over the images of all processes.
-    fn mean_of_all(&self, losses: Vec<(Tensor<1>, usize)>) -> Result<f64> {
-        let (mut sum, mut count) = sum_of(losses);
+    fn mean_of_all(&self, losses: Losses) -> Result<f64> {
+        let own = losses.sum();
+        let sum = match self.parallel {
+            None => own,
+            Some(parallel) => parallel.replicas().numbers("the losses", own)?.iter().sum(),
+        };
+        Ok(sum / self.data.train.len().max(1) as f64)
+    }
+
+    fn show_peak(&self, memory: &mut Memory) {
         if let Some(parallel) = self.parallel {
-            let replicas = parallel.replicas();
-            sum = replicas.numbers("the losses", sum)?.iter().sum();
-            count = self.data.train.len();
-        }
-        Ok(sum / count.max(1) as f64)
-    }
-
-    /// The device of the model in training.
-    fn autodiff(&self) -> Device {
-        let device = self.device.clone().autodiff();
-        match self.config.engine.checkpointing {
-            Checkpointing::Balanced => device.gradient_checkpointing(),
-            Checkpointing::None | Checkpointing::Blocks | Checkpointing::Nested => device,
+            progress::peak(parallel.replicas().rank(), memory.look().in_use);
         }
     }
 
-    /// Random numbers for an epoch or an iteration.
-    fn rng(&self, purpose: Purpose, number: usize) -> SeededRng {
-        SeededRng::new(&[self.config.seed, purpose as u64, number as u64])
+    /// Whether this is the one process that shows and writes what is the same in all.
+    fn is_first(&self) -> bool {
+        self.parallel
+            .is_none_or(|parallel| parallel.replicas().is_first())
     }
 
-    fn validate(&self, model: &impl Model) -> Result<Validation> {
-        let model = model.valid();
-        let split = &self.data.validation;
-        let places: Vec<usize> = (0..split.len()).collect();
-        let mut losses = Vec::new();
-        let mut correct = 0;
-        for places in places.chunks(self.config.batch_size) {
-            let images = images(split, places)?;
-            let batch = Batch::new(&images, &self.data.normalization(), &self.device);
-            let scores = model.forward(batch.images);
-            let best = scores.clone().argmax(1).flatten::<1>(0, 1);
-            let hits = best.equal(batch.labels.clone()).int().sum();
-            correct += hits.into_scalar::<i64>();
-            losses.push((cross_entropy(scores, batch.labels), places.len()));
+    fn ending(&self, of_first: Ending) -> Ending {
+        match self.is_first() {
+            true => of_first,
+            false => Ending::OfAnotherRank,
         }
-        Ok(Validation {
-            loss: mean(losses),
-            accuracy: correct as f64 / split.len().max(1) as f64,
-        })
+    }
+}
+
+/// Seeds of different purposes, derived from the seed of the run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Purpose {
+    /// The order of the images in an epoch.
+    Order,
+    /// The dropout of an iteration.
+    Dropout,
+}
+
+/// Losses of batches and their images. They are read at the end of an epoch: a GPU would have to be
+/// awaited, else.
+#[derive(Debug, Default)]
+struct Losses(Vec<(Tensor<1>, usize)>);
+
+impl Losses {
+    fn add(&mut self, mean: Tensor<1>, images: usize) {
+        self.0.push((mean, images));
+    }
+
+    /// The sum over images.
+    fn sum(self) -> f64 {
+        let losses = self.0.into_iter();
+        losses
+            .map(|(mean, images)| mean.into_scalar::<f64>() * images as f64)
+            .sum()
     }
 }
 
@@ -276,114 +328,32 @@ fn cross_entropy(scores: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
         .forward(scores, labels)
 }
 
-/// The mean over images of the losses of batches.
-fn mean(losses: Vec<(Tensor<1>, usize)>) -> f64 {
-    let (sum, count) = sum_of(losses);
-    sum / count.max(1) as f64
+/// The learning rate of an iteration, counted from 0: a rise to the highest rate, and a cosine from
+/// there to zero.
+///
+/// A function of the iteration, and not one of Burn's schedulers, whose state a resumed run would
+/// have to load. The rates are those of Burn's linear and cosine scheduler multiplied.
+pub fn rate(highest: f64, iteration: usize, iterations: usize) -> f64 {
+    let warm_up = ((iterations as f64 * WARM_UP) as usize).max(1);
+    let rise = ((iteration + 1) as f64 / (warm_up + 1) as f64).min(1.0);
+    let fall = (1.0 + (PI * iteration as f64 / iterations as f64).cos()) / 2.0;
+    highest * rise * fall
 }
 
-/// The sum over images of the losses of batches, and the number of images.
-fn sum_of(losses: Vec<(Tensor<1>, usize)>) -> (f64, usize) {
-    let mut sum = 0.0;
-    let mut count = 0;
-    for (loss, images) in losses {
-        sum += loss.into_scalar::<f64>() * images as f64;
-        count += images;
-    }
-    (sum, count)
-}
-
-fn images(split: &Split, places: &[usize]) -> Result<Vec<Image>> {
-    let image = |place: &usize| split.get(*place).context("an image is missing");
-    places.iter().map(image).collect()
-}
-
-/// A batch of images with their labels, on a device.
-struct Batch {
-    /// `[batch, channels, size, size]`
-    images: Tensor<4>,
-    /// `[batch]`
-    labels: Tensor<1, Int>,
-}
-
-impl Batch {
-    fn new(images: &[Image], normalization: &Normalization, device: &Device) -> Self {
-        let (pixels, shape) = normalization.pixels(images);
-        Self {
-            images: Tensor::from_data(TensorData::new(pixels, shape), device),
-            labels: Tensor::from_data(TensorData::new(labels(images), [images.len()]), device),
-        }
-    }
-}
-
-/// Whether this is the first of several processes, or the only one.
-pub fn is_first(parallel: Option<&DataParallel>) -> bool {
-    parallel.is_none_or(|parallel| parallel.replicas().is_first())
-}
-
-/// Opens the device of the settings and trains on it.
-pub fn run(
-    config: &TrainConfig,
-    data: &Dataset,
-    parallel: Option<&DataParallel>,
-    folder: &RunFolder,
-    from: Option<Checkpoint>,
-    stop_after: Option<usize>,
-) -> Result<Ending> {
-    let device = device::open(config.engine.device)?;
-    Train {
-        config,
-        data,
-        parallel,
-        folder,
-        device,
-        stop_after,
-    }
-    .run(from)
-}
-
-#[cfg(all(test, feature = "flex"))]
+#[cfg(test)]
 mod tests {
     use super::*;
-    use burn_lean::Threads;
-    use vit_common::data::{ImageSize, Source};
-
-    /// Trains two replicas with weight decays of their own, which nobody compares before.
-    fn train(decays: [f64; 2], folder: &RunFolder) -> Vec<Result<Ending>> {
-        let size = ImageSize {
-            requested: None,
-            patch_size: 2,
-        };
-        let data = Dataset::load(&Source::Digits, size).unwrap();
-        Threads::run(2, |replicas| {
-            let config = TrainConfig {
-                epochs: 1,
-                batch_size: 512,
-                weight_decay: decays[replicas.rank()],
-                ..TrainConfig::example()
-            };
-            let parallel = DataParallel::new(replicas);
-            run(&config, &data, Some(&parallel), folder, None, None)
-        })
-    }
 
     #[test]
-    fn weights_that_have_drifted_apart_are_not_saved() {
-        let home = tempfile::tempdir().unwrap();
-        for (decays, is_saved) in [([0.05, 0.1], false), ([0.05; 2], true)] {
-            let path = home.path().join(is_saved.to_string());
-            let folder = RunFolder::create(&path, false).unwrap();
-            folder.start(&TrainConfig::example()).unwrap();
-            for ended in train(decays, &folder) {
-                match ended {
-                    Ok(_) => assert!(is_saved),
-                    Err(error) => {
-                        let text = error.to_string();
-                        assert!(!is_saved && text.contains(", digest "), "{text}");
-                    }
-                }
-            }
-            assert_eq!(path.join("checkpoint/epoch-1").exists(), is_saved);
-        }
+    fn the_rate_rises_in_a_tenth_of_the_run_and_falls() {
+        let rates: Vec<f64> = (0..100)
+            .map(|iteration| rate(1.0, iteration, 100))
+            .collect();
+        assert!((rates[0] - 1.0 / 11.0).abs() < 1e-12);
+        assert!(rates[..11].is_sorted());
+        assert!(rates[10..].is_sorted_by(|a, b| a >= b));
+        assert!((rates[50] - 0.5).abs() < 1e-12);
+        assert!(rates[99] > 0.0 && rates[99] < 0.001);
+        assert_eq!(rate(1.0, 0, 1), 0.5);
     }
 }

@@ -1,13 +1,15 @@
 //! Optimizers, backends, and the settings of a training run.
 
-use crate::model::VitConfig;
-use anyhow::Result;
-use burn::config::Config;
+use crate::backend;
+use anyhow::{Result, ensure};
 use burn_gradient_release::Recompute;
-use clap::ValueEnum;
+use bytesize::ByteSize;
+use clap::{ArgAction, Args, ValueEnum};
 use serde::{Deserialize, Serialize};
+use std::num::NonZeroUsize;
 use vit_common::display_as_value;
-use vit_common::settings::identity;
+use vit_common::run;
+use vit_common::settings::{TrainSettings, number};
 
 pub use vit_common::config::{Mode, Preset, WEIGHT_DECAY};
 
@@ -123,19 +125,26 @@ impl BackendKind {
 display_as_value!(OptimizerKind, Checkpointing, BackendKind);
 
 /// Backend, mode, checkpointing and optimizer of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
 pub struct Engine {
-    /// Backend that holds the tensors.
+    /// Backend; a build has those whose cargo feature is on
+    #[arg(long, value_enum, default_value_t = BackendKind::first())]
     pub backend: BackendKind,
-    /// Whether a GPU fuses operations that follow each other; the CPU backends never do.
+    /// Run every operation on a GPU separately, instead of fused with its neighbours
+    #[arg(long = "no-fusion", action = ArgAction::SetFalse)]
     pub fusion: bool,
-    /// How the optimizer gets its gradients.
+    /// Plain Burn or gradient release; the weights are the same
+    #[arg(long, value_enum, default_value_t = Mode::Release)]
     pub mode: Mode,
-    /// What the forward pass keeps.
+    /// What the forward pass keeps for the backward pass; the weights are the same
+    #[arg(long, value_enum, default_value_t = Checkpointing::None)]
     pub checkpointing: Checkpointing,
-    /// Bytes of activations that automatic checkpointing may keep; as few as it can without.
+    /// Memory for activations with --checkpointing automatic, such as 2GiB: what fits is kept,
+    /// instead of recomputed [default: no budget, the lowest peak]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub activation_budget: Option<u64>,
-    /// Optimizer.
+    /// Optimizer
+    #[arg(long, value_enum, default_value_t = OptimizerKind::AdamW)]
     pub optimizer: OptimizerKind,
 }
 
@@ -150,173 +159,131 @@ impl Engine {
     }
 }
 
-/// What keeps weights and gradients small.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Regularization {
-    /// Weight decay of the optimizer; its own default without.
-    pub weight_decay: Option<f64>,
-    /// Whether biases, gains and embeddings are left out of it.
+fn bytes(size: &str) -> Result<u64, String> {
+    size.parse().map(|size: ByteSize| size.as_u64())
+}
+
+fn norm(text: &str) -> Result<f64, String> {
+    number(text, |it| it > 0.0 && it.is_finite(), "above 0")
+}
+
+/// The settings that determine the outcome of a run, and how it is computed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Args)]
+pub struct Settings {
+    /// Images, model and training.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub train: TrainSettings,
+    /// Backend, mode, checkpointing and optimizer.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub engine: Engine,
+    /// Batches whose gradients add up to one step; an incomplete step at the end of an epoch is
+    /// dropped
+    #[arg(long, value_name = "BATCHES", default_value = "1")]
+    pub grads_accumulation: NonZeroUsize,
+    /// No weight decay on biases, norms and embeddings, as is usual for transformers
+    #[arg(long)]
     pub no_decay_on_norms: bool,
-    /// The norm that all gradients together are clipped to.
+    /// Clip the gradients by their global norm: each step takes two backward passes, the first of
+    /// which only measures [default: no clipping]
+    #[arg(long, value_name = "NORM", value_parser = norm)]
     pub clip_grad_norm: Option<f64>,
 }
 
-/// Settings that a resumed run may have others of. What is in the images says their digest.
-const MAY_CHANGE: [&str; 6] = [
-    "data",
-    "engine.activation_budget",
-    "engine.backend",
-    "engine.checkpointing",
-    "engine.fusion",
-    "engine.mode",
-];
+impl run::Settings for Settings {
+    const MAY_CHANGE: &'static [&'static str] = &[
+        "data",
+        "backend",
+        "fusion",
+        "mode",
+        "checkpointing",
+        "activation_budget",
+    ];
 
-/// The settings that determine the outcome of a training run; saved beside its results.
-#[derive(Config, Debug, PartialEq)]
-pub struct TrainConfig {
-    /// The preset of the model.
-    pub preset: Preset,
-    /// The shape of the model.
-    pub model: VitConfig,
-    /// The images: a name, or the path of a folder.
-    pub data: String,
-    /// SHA-256 of the images as the model sees them, with their labels.
-    pub data_digest: String,
-    /// Backend, mode, checkpointing and optimizer.
-    pub engine: Engine,
-    /// Passes over the training images.
-    pub epochs: usize,
-    /// Images in a batch.
-    pub batch_size: usize,
-    /// Batches whose gradients add up to one step.
-    pub grads_accumulation: usize,
-    /// Epochs without a better validation loss after which the run ends.
-    pub early_stopping: Option<usize>,
-    /// The highest learning rate: reached after the warm-up, then falling along a cosine.
-    pub learning_rate: f64,
-    /// Weight decay and clipping.
-    pub regularization: Option<Regularization>,
-    /// Seed of the weights, of the order of the images and of dropout.
-    pub seed: u64,
+    fn train(&mut self) -> &mut TrainSettings {
+        &mut self.train
+    }
+
+    fn mode(&self) -> Mode {
+        self.engine.mode
+    }
 }
 
-impl TrainConfig {
-    /// What tells the run from others: all that must not change when it is resumed.
+impl Settings {
+    /// Fails if they do not fit each other or this machine; `given` names those on the command line.
     ///
     /// # Errors
     ///
-    /// A number that JSON does not have.
-    pub fn identity(&self) -> Result<String> {
-        let mut settings = serde_json::to_value(self)?;
-        settings["regularization"] = serde_json::to_value(self.regularization())?;
-        Ok(identity(&settings, &MAY_CHANGE))
-    }
-
-    /// Weight decay and clipping; nothing but the optimizer's defaults in settings of before.
-    pub fn regularization(&self) -> Regularization {
-        self.regularization.unwrap_or_default()
-    }
-}
-
-#[cfg(test)]
-impl TrainConfig {
-    pub(crate) fn example() -> Self {
-        Self {
-            preset: Preset::Tiny,
-            model: Preset::Tiny.config(8, 1, 10),
-            data: "digits".into(),
-            data_digest: "00".into(),
-            engine: Engine {
-                backend: BackendKind::Flex,
-                fusion: true,
-                mode: Mode::Release,
-                checkpointing: Checkpointing::None,
-                activation_budget: None,
-                optimizer: OptimizerKind::AdamW,
-            },
-            epochs: 3,
-            batch_size: 32,
-            grads_accumulation: 1,
-            early_stopping: None,
-            learning_rate: 1.5e-3,
-            regularization: Some(Regularization {
-                weight_decay: Some(0.1),
-                no_decay_on_norms: true,
-                clip_grad_norm: Some(1.0),
-            }),
-            seed: 42,
+    /// The options, and a way out.
+    pub fn check(&self, given: &[String]) -> Result<()> {
+        let is_given = |name: &str| given.iter().any(|given| given == name);
+        let Engine {
+            backend,
+            mode,
+            checkpointing,
+            optimizer,
+            ..
+        } = self.engine;
+        let is_release = mode == Mode::Release;
+        let is_regularized = self.clip_grad_norm.is_some() || self.no_decay_on_norms;
+        for (fits, refusal) in [
+            (
+                optimizer.decays_weights() || !is_given("weight_decay") && !self.no_decay_on_norms,
+                format!(
+                    "--weight-decay and --no-decay-on-norms are for --optimizer adamw, \
+                     adamw-one-pass and adamw-8bit, not for {optimizer}"
+                ),
+            ),
+            (
+                is_release || !is_regularized,
+                "--clip-grad-norm and --no-decay-on-norms need gradient release, as Burn 0.21 has \
+                 neither: use --mode release"
+                    .into(),
+            ),
+            (
+                is_release
+                    || matches!(checkpointing, Checkpointing::None | Checkpointing::Balanced),
+                format!(
+                    "--checkpointing {checkpointing} needs gradient release: use --mode release, \
+                     or --checkpointing balanced with --mode {mode}"
+                ),
+            ),
+            (
+                checkpointing == Checkpointing::Automatic || !is_given("activation_budget"),
+                format!(
+                    "--activation-budget is for --checkpointing automatic, not for {checkpointing}"
+                ),
+            ),
+            (
+                !optimizer.is_8_bit() || backend.has_8_bit_moments(),
+                format!(
+                    "--optimizer {optimizer} is not for --backend {backend}, which has no kernels \
+                     for moments in 8 bits: use --backend flex"
+                ),
+            ),
+            (
+                !(is_given("fusion") && backend.is_on_heap()),
+                format!("--no-fusion is for a GPU; {backend} never fuses"),
+            ),
+        ] {
+            ensure!(fits, refusal);
         }
+        backend::require(backend)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn settings_are_read_as_they_were_saved() {
-        let config = TrainConfig::example();
-        let json = serde_json::to_vec(&config).unwrap();
-        assert_eq!(TrainConfig::load_binary(&json).unwrap(), config);
-    }
-
-    #[test]
-    fn a_run_is_the_same_however_it_is_computed() {
-        let config = TrainConfig::example();
-        let mut resumed = config.clone();
-        resumed.engine.mode = Mode::Plain;
-        resumed.engine.backend = BackendKind::NdArray;
-        resumed.data = "elsewhere".into();
-        assert_eq!(config.identity().unwrap(), resumed.identity().unwrap());
-        for change in [
-            (|config| config.seed += 1) as fn(&mut TrainConfig),
-            |config| config.engine.optimizer = OptimizerKind::Sgd,
-            |config| config.preset = Preset::Small,
-            |config| config.early_stopping = Some(3),
-            |config| config.regularization = None,
-            |config| config.data_digest = "11".into(),
-        ] {
-            let mut other = config.clone();
-            change(&mut other);
-            assert_ne!(config.identity().unwrap(), other.identity().unwrap());
-        }
-    }
-
-    #[test]
-    fn settings_of_earlier_versions_are_read() {
-        let without = |of: &str, setting: &str| {
-            let mut json = serde_json::to_value(TrainConfig::example()).unwrap();
-            let settings = json.pointer_mut(of).unwrap().as_object_mut().unwrap();
-            assert!(settings.remove(setting).is_some());
-            TrainConfig::load_binary(json.to_string().as_bytes()).unwrap()
-        };
-        // From before there were budgets, and from before there was clipping.
-        let config = without("/engine", "activation_budget");
-        assert_eq!(config, TrainConfig::example());
-        let config = without("", "regularization");
-        assert_eq!(config.regularization(), Regularization::default());
-    }
+    use vit_common::data::Dataset;
 
     #[test]
     fn the_recipe_is_read() {
-        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/recipes/digits.json");
-        let recipe = TrainConfig::load(file).unwrap();
-        assert_eq!(recipe.regularization().clip_grad_norm, Some(1.0));
-        let digits = crate::data::Dataset::load(
-            &recipe.data.parse().unwrap(),
-            crate::data::ImageSize {
-                requested: None,
-                patch_size: recipe.model.patch_size,
-            },
-        );
-        assert_eq!(digits.unwrap().digest(), recipe.data_digest);
-    }
-
-    #[test]
-    fn names_are_those_of_the_command_line() {
-        assert_eq!(OptimizerKind::AdamW.to_string(), "adamw");
-        assert_eq!(BackendKind::NdArray.to_string(), "ndarray");
-        assert_eq!(crate::model::Pool::ClassToken.to_string(), "class-token");
+        let recipe = include_str!("../recipes/digits.json");
+        let recipe: Settings = serde_json::from_str(recipe).unwrap();
+        assert_eq!(recipe.clip_grad_norm, Some(1.0));
+        let digits = Dataset::digits().unwrap();
+        assert_eq!(digits.digest(), recipe.train.data_digest);
     }
 }

@@ -4,20 +4,19 @@
 //! what it requires of the types; the rest is an ordinary Burn program. The package `benchmarks`
 //! measures memory and time of a training step on the same model.
 
-pub mod artifacts;
 pub mod backend;
-pub mod cli;
 pub mod config;
 pub mod data;
 pub mod device;
 pub mod digest;
 pub mod memory;
-pub mod metric_log;
+pub mod metrics;
 pub mod mode;
 pub mod model;
-pub mod panics;
-pub mod progress;
+pub mod run;
 pub mod stopping;
 pub mod train;
 
-pub use vit_common::{lock, rng, terminal};
+/// Locks, as `benchmarks` has them too.
+pub use lean_run_folder as run_folder;
+pub use vit_common::{rng, terminal};

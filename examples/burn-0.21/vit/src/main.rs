@@ -8,5 +8,5 @@ use std::process::ExitCode;
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
 fn main() -> ExitCode {
-    vit_0_21::cli::main(|engine, train| vit_0_21::backend::run(engine, train))
+    vit_0_21::run::main(|engine, train| vit_0_21::backend::run(engine, train))
 }

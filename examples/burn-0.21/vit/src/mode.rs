@@ -28,7 +28,7 @@ macro_rules! with_optimizer {
                     OptimizerAdaptor::<_, $crate::model::Vit<$backend>, $backend>::from(made)
                         .recorded()
                 };
-                let $optimizer = make($weight_decay.unwrap_or($crate::config::WEIGHT_DECAY));
+                let $optimizer = make($weight_decay);
                 let $undecayed = make(0.0);
                 $made
             }};

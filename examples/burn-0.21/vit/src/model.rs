@@ -14,13 +14,13 @@ use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 use burn_gradient_release::checkpoint;
 use burn_gradient_release_train::metric::ClassificationCounts;
 
-pub use vit_common::model::{Pool, VitConfig};
+pub use vit_common::config::VitConfig;
 
 /// A vision transformer that classifies images.
 #[derive(Module, Debug)]
 pub struct Vit<B: Backend> {
     patches: Conv2d<B>,
-    class_token: Option<Param<Tensor<B, 3>>>,
+    class_token: Param<Tensor<B, 3>>,
     positions: Param<Tensor<B, 3>>,
     dropout: Dropout,
     blocks: Vec<Block<B>>,
@@ -48,10 +48,7 @@ impl<B: Backend> Vit<B> {
                 .with_stride(patch)
                 .with_padding(PaddingConfig2d::Valid)
                 .init(device),
-            class_token: match config.pool {
-                Pool::ClassToken => Some(small.init([1, 1, config.dim], device)),
-                Pool::Mean => None,
-            },
+            class_token: small.init([1, 1, config.dim], device),
             positions: visible.init([1, config.tokens(), config.dim], device),
             dropout: DropoutConfig::new(config.dropout).init(),
             blocks: (0..config.depth)
@@ -84,10 +81,8 @@ impl<B: Backend> Vit<B> {
         let patches = self.patches.forward(images).flatten(2, 3).swap_dims(1, 2);
         let [_, _, dim] = patches.dims();
 
-        let tokens = match &self.class_token {
-            Some(token) => Tensor::cat(vec![token.val().expand([batch, 1, dim]), patches], 1),
-            None => patches,
-        };
+        let class_token = self.class_token.val().expand([batch, 1, dim]);
+        let tokens = Tensor::cat(vec![class_token, patches], 1);
         let mut tokens = self.dropout.forward(tokens + self.positions.val());
         for block in &self.blocks {
             tokens = if self.recomputes_blocks {
@@ -97,11 +92,8 @@ impl<B: Backend> Vit<B> {
             };
         }
 
-        let read = match &self.class_token {
-            // Only one token is read, so only one needs the norm.
-            Some(_) => self.norm.forward(tokens.narrow(1, 0, 1)),
-            None => self.norm.forward(tokens).mean_dim(1),
-        };
+        // Only one token is read, so only one needs the norm.
+        let read = self.norm.forward(tokens.narrow(1, 0, 1));
         self.head.forward(read.reshape([batch, dim]))
     }
 
@@ -192,12 +184,10 @@ mod tests {
     #[test]
     fn a_model_has_the_size_that_was_worked_out_and_scores_every_class() {
         let device = Default::default();
-        for pool in [Pool::ClassToken, Pool::Mean] {
-            let config = Preset::Tiny.config(8, 3, 5).with_pool(pool);
-            let model = Vit::<Flex>::new(&config, &device);
-            assert_eq!(model.num_params(), config.num_params());
-            let scores = model.forward(Tensor::ones([2, 3, 8, 8], &device));
-            assert_eq!(scores.dims(), [2, 5]);
-        }
+        let config = Preset::Tiny.config(8, 3, 5);
+        let model = Vit::<Flex>::new(&config, &device);
+        assert_eq!(model.num_params(), config.num_params());
+        let scores = model.forward(Tensor::ones([2, 3, 8, 8], &device));
+        assert_eq!(scores.dims(), [2, 5]);
     }
 }

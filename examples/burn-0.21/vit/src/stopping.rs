@@ -1,21 +1,17 @@
 //! Ends a run before its last epoch, and selects the checkpoints to keep.
 
-use crate::artifacts::Artifacts;
 use anyhow::anyhow;
+use burn::train::Interrupter;
 use burn::train::checkpoint::{CheckpointingAction, CheckpointingStrategy};
 use burn::train::metric::store::{Aggregate, EventStoreClient, Split};
-use burn::train::{EarlyStoppingStrategy, Interrupter};
 use burn_gradient_release_train::INTERRUPTED_ELSEWHERE;
-use vit_common::files::CannotWrite;
+use lean_run_folder::{CannotWrite, Checkpoints};
 
 /// Burn's reason for the interruption by Ctrl-C.
 pub const CTRL_C: &str = "Ctrl-C";
 
 /// Burn's reason for the interruption by `--stop-after`.
 pub const STOP_AFTER: &str = "--stop-after";
-
-/// Burn's reason for the interruption by its terminal UI.
-const TUI: &str = "Stopping training from user input.";
 
 /// What the reason begins with if metrics cannot be logged.
 pub const CANNOT_LOG: &str = "cannot write the log ";
@@ -39,7 +35,7 @@ pub fn stop(interrupter: &Interrupter, reason: &str) {
 
 /// Whether the user requested the interruption; any other reason is an error.
 pub fn was_asked_for(reason: &str) -> bool {
-    [CTRL_C, STOP_AFTER, TUI].contains(&wherever(reason))
+    [CTRL_C, STOP_AFTER].contains(&wherever(reason))
 }
 
 /// Whether it was Ctrl-C, in this process or in another that trains with it.
@@ -86,16 +82,16 @@ pub fn interrupt_if_diverged(interrupter: &Interrupter, loss: f64, epoch: usize)
 /// that one could not be saved: its error would take the place of the first, without a file's name.
 #[allow(missing_debug_implementations)] // Burn's interrupter has none.
 pub struct CompleteEpochs {
-    artifacts: Artifacts,
+    checkpoints: Checkpoints,
     interrupter: Interrupter,
 }
 
 impl CompleteEpochs {
-    /// Keeps two checkpoints in this folder. The last one has to be on the disk before the next
+    /// Keeps two of these checkpoints. The last one has to be on the disk before the next
     /// one is saved, as it is with a `BlockingCheckpointingStrategy`.
-    pub fn new(artifacts: Artifacts, interrupter: Interrupter) -> Self {
+    pub fn new(checkpoints: Checkpoints, interrupter: Interrupter) -> Self {
         Self {
-            artifacts,
+            checkpoints,
             interrupter,
         }
     }
@@ -115,60 +111,17 @@ impl CheckpointingStrategy for CompleteEpochs {
             return Vec::new();
         }
         // The one of the last epoch stays: a single checkpoint could be lost while it is replaced.
-        if let Err(error) = self.artifacts.remove_checkpoint(epoch.saturating_sub(KEPT)) {
-            stop(&self.interrupter, &format!("{CANNOT_REMOVE}{error:#}"));
+        if let Err(error) = self.checkpoints.remove(epoch.saturating_sub(KEPT)) {
+            stop(&self.interrupter, &format!("{CANNOT_REMOVE}{error}"));
             return Vec::new();
         }
         vec![CheckpointingAction::Save]
     }
 }
 
-/// Early stopping: ends a run after this many epochs without a better validation loss.
-///
-/// Burn's `MetricEarlyStoppingStrategy` keeps its best epoch in memory, where a resumed run does
-/// not find it. `Patience` reads the logged losses of all epochs.
-#[derive(Clone, Copy, Debug)]
-pub struct Patience(pub usize);
-
-impl Patience {
-    /// Whether the last of these epochs is that many after the best one.
-    pub fn is_exhausted(self, losses: impl IntoIterator<Item = (usize, f64)>) -> bool {
-        let mut best: Option<(usize, f64)> = None;
-        let mut last = 0;
-        for (epoch, loss) in losses {
-            last = epoch;
-            if best.is_none_or(|(_, best)| loss < best) {
-                best = Some((epoch, loss));
-            }
-        }
-        best.is_some_and(|(epoch, _)| last - epoch >= self.0)
-    }
-}
-
-impl EarlyStoppingStrategy for Patience {
-    fn should_stop(&mut self, epoch: usize, store: &EventStoreClient) -> bool {
-        let loss = |epoch| store.find_metric(LOSS, epoch, Aggregate::Mean, &Split::Valid);
-        self.is_exhausted((1..=epoch).filter_map(|epoch| Some((epoch, loss(epoch)?))))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn after(losses: &[f64]) -> bool {
-        Patience(2).is_exhausted((1..).zip(losses.iter().copied()))
-    }
-
-    #[test]
-    fn patience_ends_so_many_epochs_after_the_best() {
-        assert!(!after(&[]));
-        assert!(!after(&[3.0]));
-        assert!(!after(&[3.0, 4.0]));
-        assert!(after(&[3.0, 4.0, 3.0]));
-        assert!(!after(&[3.0, 4.0, 2.0, 5.0]));
-        assert!(after(&[3.0, 4.0, 2.0, 5.0, f64::NAN]));
-    }
 
     #[test]
     fn a_reason_is_the_same_in_another_process() {
@@ -196,17 +149,5 @@ mod tests {
         stop(&interrupter, CTRL_C);
         interrupt_if_diverged(&interrupter, f64::NAN, 1);
         assert_eq!(interrupter.get_message().as_deref(), Some(failed));
-    }
-
-    #[test]
-    fn only_a_divergence_interrupts() {
-        let interrupter = Interrupter::new();
-        interrupt_if_diverged(&interrupter, 2.5, 1);
-        assert!(!interrupter.should_stop());
-        interrupt_if_diverged(&interrupter, f64::NAN, 7);
-        interrupt_if_diverged(&interrupter, f64::NAN, 8);
-        let reason = interrupter.get_message().unwrap();
-        assert_eq!(reason, "the loss is NaN in epoch 7: try a smaller --lr");
-        assert!(!was_asked_for(&reason));
     }
 }

@@ -1,18 +1,14 @@
 //! A training run with Burn's learner.
 
-use crate::artifacts::Artifacts;
 use crate::backend::Job;
-use crate::config::{Checkpointing, Regularization, TrainConfig};
+use crate::config::{Checkpointing, Settings};
 use crate::data::{Batch, Dataset, Image, ImageBatcher, Images, TrainBatcher};
 use crate::digest;
 use crate::memory::{HighWater, Memory};
-use crate::metric_log::MetricLog;
+use crate::metrics::{EpochLines, MetricLog, train_loss};
 use crate::mode::with_optimizer;
 use crate::model::Vit;
-use crate::panics::Panics;
-use crate::progress::EpochLines;
-use crate::stopping::{self, CompleteEpochs, Patience};
-use crate::terminal::note;
+use crate::stopping::{self, CompleteEpochs};
 use anyhow::{Context, Result, anyhow};
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
@@ -24,7 +20,6 @@ use burn::optim::{LearningRate, Optimizer};
 use burn::record::DefaultRecorder;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Device, ElementConversion};
-use burn::train::metric::store::Split;
 use burn::train::metric::{LearningRateMetric, LossMetric};
 use burn::train::{
     InferenceStep, Interrupter, Learner, LearningComponentsMarker, LearningResult,
@@ -44,22 +39,19 @@ use burn_gradient_release_train::resume::{AtomicFileRecorder, ResumedDataLoader}
 use burn_gradient_release_train::{
     BlockingCheckpointingStrategy, GradientReleaseStrategy, StepMonitor,
 };
-use std::path::Path;
+use lean_run_folder::{CannotWrite, Checkpoints};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use vit_common::config::WARM_UP;
-use vit_common::files::CannotWrite;
+use vit_common::progress;
 
 pub use vit_common::results::Results;
 
-/// A run that has ended.
-#[derive(Debug)]
-pub struct Ended {
-    /// How it has ended.
-    pub ending: Ending,
-    /// Whether the memory timeline was written, if one was asked for: it is no part of the
-    /// training, which does not fail with it.
-    pub memory_timeline: Result<()>,
-}
+/// What Burn's file checkpointer saves after an epoch.
+pub const PARTS: [&str; 3] = ["model.mpk", "optim.mpk", "scheduler.mpk"];
+
+/// The folder of the logged metrics, in that of the run.
+pub const METRICS: &str = "metrics";
 
 /// The end of a run.
 #[derive(Clone, Debug)]
@@ -67,40 +59,43 @@ pub enum Ending {
     /// All epochs are done.
     Finished(Results),
     /// The user interrupted the run.
-    Interrupted {
-        /// The epoch of the checkpoint from which the run can be resumed.
-        resume_point: Option<usize>,
+    Stopped {
+        /// The epoch after which it can be resumed; 0 is the beginning.
+        epoch: usize,
         /// Whether it was Ctrl-C.
         by_ctrl_c: bool,
     },
     /// The process is not the first of several, which has the results.
-    OfAnotherRank {
-        /// Whether it was interrupted by Ctrl-C.
-        by_ctrl_c: bool,
-    },
+    OfAnotherRank,
 }
+
+/// The end of a run, and whether the memory timeline was written, if one was asked for: it is no
+/// part of the training, which does not fail with it.
+pub type Ended = (Ending, Result<()>);
 
 /// A training run.
 #[allow(missing_debug_implementations)] // Burn's interrupter has none.
 pub struct Train<'a> {
     /// The settings.
-    pub config: &'a TrainConfig,
+    pub settings: &'a Settings,
     /// The images.
     pub data: &'a Dataset,
     /// The processes that train together, if there are several.
     pub parallel: Option<&'a DataParallel>,
     /// The folder of settings, checkpoints, metrics and results.
-    pub artifacts: &'a Artifacts,
-    /// Whether to continue from the checkpoint in that folder.
-    pub resume: bool,
+    pub folder: &'a Path,
+    /// The checkpoints in that folder.
+    pub checkpoints: &'a Checkpoints,
+    /// What tells the run from others.
+    pub identity: &'a str,
+    /// The epoch whose checkpoint to continue from.
+    pub resume_point: Option<usize>,
     /// Stops the run from another thread.
     pub interrupter: Interrupter,
     /// Stops the run after this many iterations, including those before a resume.
     pub stop_after: Option<usize>,
     /// The file for the memory timeline of the third and the fourth batch.
     pub memory_timeline: Option<&'a Path>,
-    /// Whether to show Burn's terminal UI, instead of one line for each epoch on stderr.
-    pub tui: bool,
 }
 
 /// Burn's runner for a model on this backend with this optimizer.
@@ -116,8 +111,8 @@ impl Job for Train<'_> {
         memory: Option<Memory>,
     ) -> Result<Ended> {
         let memory = high_water(memory)?;
-        let decay = self.config.regularization().weight_decay;
-        with_optimizer!(self.config.engine.optimizer, decay, B, |optimizer, _| {
+        let Settings { train, engine, .. } = self.settings;
+        with_optimizer!(engine.optimizer, train.weight_decay, B, |optimizer, _| {
             self.run(device, optimizer, &memory, |training| training)
         })
     }
@@ -133,43 +128,45 @@ impl Job for Train<'_> {
         let monitor = StepMonitor::new().with_memory(memory.clone());
         let strategy = GradientReleaseStrategy::new(device.clone())
             .with_monitor(monitor.clone())
-            .with_recompute(self.config.engine.recompute());
-        let Regularization {
-            weight_decay,
-            no_decay_on_norms,
-            clip_grad_norm,
-        } = self.config.regularization();
-        let kind = self.config.engine.optimizer;
+            .with_recompute(self.settings.engine.recompute());
+        let Settings { train, engine, .. } = self.settings;
+        let clip_grad_norm = self.settings.clip_grad_norm;
         let parallel = self.parallel.cloned();
-        with_optimizer!(kind, weight_decay, B, |optimizer, undecayed| {
-            let mut optimizer = optimizer.with_gradient_release();
-            if no_decay_on_norms {
-                let parameters = ParamGroup::no_decay(&Vit::<B>::new(&self.config.model, &device));
-                let options = GroupOptions::new().with_optimizer(&undecayed);
-                optimizer = optimizer.with_group(parameters, options);
-            }
-            if let Some(max_norm) = clip_grad_norm {
-                optimizer = optimizer.with_norm_clipping(NormClipping::GlobalNorm { max_norm });
-            }
-            self.run(device, optimizer, &memory, |training| {
-                let training = training
-                    .metric_train_numeric(ReleasedMetric::new(&monitor))
-                    .metric_train_numeric(AppliedLearningRateMetric::new(&monitor))
-                    .metric_train_numeric(PeakMemoryMetric::new(&monitor));
-                let training = match clip_grad_norm {
-                    None => training,
-                    Some(_) => training.metric_train_numeric(GradNormMetric::new(&monitor)),
-                };
-                training.with_training_strategy(match (parallel, clip_grad_norm) {
-                    (None, None) => strategy.into(),
-                    (None, Some(_)) => strategy.with_two_passes().into(),
-                    (Some(parallel), None) => strategy.with_replicas(parallel).into(),
-                    (Some(parallel), Some(_)) => {
-                        strategy.with_two_passes().with_replicas(parallel).into()
-                    }
+        with_optimizer!(
+            engine.optimizer,
+            train.weight_decay,
+            B,
+            |optimizer, undecayed| {
+                let mut optimizer = optimizer.with_gradient_release();
+                if self.settings.no_decay_on_norms {
+                    let model = Vit::<B>::new(&train.model(self.data), &device);
+                    let parameters = ParamGroup::no_decay(&model);
+                    let options = GroupOptions::new().with_optimizer(&undecayed);
+                    optimizer = optimizer.with_group(parameters, options);
+                }
+                if let Some(max_norm) = clip_grad_norm {
+                    optimizer = optimizer.with_norm_clipping(NormClipping::GlobalNorm { max_norm });
+                }
+                self.run(device, optimizer, &memory, |training| {
+                    let training = training
+                        .metric_train_numeric(ReleasedMetric::new(&monitor))
+                        .metric_train_numeric(AppliedLearningRateMetric::new(&monitor))
+                        .metric_train_numeric(PeakMemoryMetric::new(&monitor));
+                    let training = match clip_grad_norm {
+                        None => training,
+                        Some(_) => training.metric_train_numeric(GradNormMetric::new(&monitor)),
+                    };
+                    training.with_training_strategy(match (parallel, clip_grad_norm) {
+                        (None, None) => strategy.into(),
+                        (None, Some(_)) => strategy.with_two_passes().into(),
+                        (Some(parallel), None) => strategy.with_replicas(parallel).into(),
+                        (Some(parallel), Some(_)) => {
+                            strategy.with_two_passes().with_replicas(parallel).into()
+                        }
+                    })
                 })
-            })
-        })
+            }
+        )
     }
 }
 
@@ -192,144 +189,77 @@ impl Train<'_> {
         B: AutodiffBackend,
         O: Optimizer<Vit<B>, B> + 'static,
     {
-        let config = self.config;
+        let Settings { train, engine, .. } = self.settings;
         let recording = self.record(memory)?;
-        let done = self.begin()?;
+        let done = self.resume_point.unwrap_or(0);
 
-        B::seed(&device, config.seed);
-        let model = Vit::<B>::new(&config.model, &device);
-        let model = model.recomputing_blocks(config.engine.checkpointing == Checkpointing::Blocks);
+        B::seed(&device, train.seed);
+        let model = Vit::<B>::new(&train.model(self.data), &device);
+        let model = model.recomputing_blocks(engine.checkpointing == Checkpointing::Blocks);
         // Burn draws parameters on first access: access them now, in the order of the model.
         let _ = model.num_params();
         let model = match self.parallel {
             Some(parallel) => parallel.broadcast(model)?,
             None => model,
         };
-        let iterations = config.epochs * self.iterations_per_epoch();
-        let scheduler = scheduler(config.learning_rate, iterations)?;
+        let scheduler = scheduler(train.lr, train.iterations(self.data)?)?;
         let learner = Learner::new(model, optimizer, scheduler);
 
         let valid = self.valid_loader::<B::InnerBackend>(&device);
+        let log = self.is_first().then(|| self.metrics());
         let mut training = SupervisedTraining::new(
-            self.artifacts.folder(),
-            self.train_loader::<B>(&device, done.unwrap_or(0)),
+            self.folder,
+            self.train_loader::<B>(&device, done),
             valid.clone(),
         )
         .metrics((LossMetric::new(), CountedAccuracyMetric::new()))
         .metric_train_numeric(LearningRateMetric::new())
-        .with_metric_logger(MetricLog::new(
-            &self.artifacts.metrics(),
-            done.unwrap_or(0) + 1,
-            self.interrupter.clone(),
-        ))
+        .with_metric_logger(MetricLog::new(log, done + 1, self.interrupter.clone()))
+        // A panic is one of Burn's: it is shown, as anywhere.
+        .with_application_logger(None)
+        .renderer(EpochLines::new(memory.clone()))
         .with_file_checkpointer(
-            AtomicFileRecorder::new(DefaultRecorder::new()).of_run(config.identity()?),
+            AtomicFileRecorder::new(DefaultRecorder::new()).of_run(self.identity),
         )
         // A fused backend can lose tensors that another thread reads while this one trains
         // (https://github.com/tracel-ai/burn/issues/4347).
         .with_checkpointing_strategy(BlockingCheckpointingStrategy::new(CompleteEpochs::new(
-            self.artifacts.clone(),
+            self.checkpoints.clone(),
             self.interrupter.clone(),
         )))
         .with_interrupter(self.interrupter.clone())
-        .num_epochs(self.last_epoch(done)?);
-        if let Some(epoch) = done {
+        .num_epochs(train.epochs.get());
+        if let Some(epoch) = self.resume_point {
             training = training.checkpoint(epoch);
         }
-        if config.grads_accumulation > 1 {
-            training = training.grads_accumulation(config.grads_accumulation);
+        let accumulation = self.settings.grads_accumulation.get();
+        if accumulation > 1 {
+            training = training.grads_accumulation(accumulation);
         }
-        if let Some(epochs) = config.early_stopping {
-            training = training.early_stopping(Patience(epochs));
-        }
-        if !self.tui {
-            training = training.renderer(EpochLines::new(memory.clone()));
-        }
-
-        let panics = Panics::new(self.artifacts.application_log());
-        let training = training.with_application_logger(Some(Box::new(panics.clone())));
-        let training = adapt(training);
-        let LearningResult { model, renderer } = panics.catch(|| training.launch(learner))?;
-        // Restores the terminal.
-        drop(renderer);
-        let ending = panics.catch(|| self.end(&model, &*valid, memory))??;
-        panics.release();
-        let finish = |recording: Recording| match recording.finish() {
-            Ok(_) => Ok(()),
-            Err(RecordError::Save(error)) => {
+        let LearningResult { model, .. } = adapt(training).launch(learner);
+        let ending = self.end(&model, &*valid, memory)?;
+        let recorded = match recording.map(Recording::finish) {
+            None | Some(Ok(_)) => Ok(()),
+            Some(Err(RecordError::Save(error))) => {
                 Err(CannotWrite(format!("no memory timeline: {error}")).into())
             }
-            Err(error) => Err(error).context("no memory timeline"),
+            Some(Err(error)) => Err(error).context("no memory timeline"),
         };
-        Ok(Ended {
-            ending,
-            memory_timeline: recording.map_or(Ok(()), finish),
-        })
+        Ok((ending, recorded))
     }
 
     fn record(&self, memory: &HighWater) -> Result<Option<Recording>> {
         let Some(file) = self.memory_timeline else {
             return Ok(None);
         };
-        let TrainConfig { preset, engine, .. } = self.config;
-        let recorder = Recorder::new(format!("vit {preset}, {}", engine.mode))
+        let Settings { train, engine, .. } = self.settings;
+        let recorder = Recorder::new(format!("vit {}, {}", train.preset, engine.mode))
             .with_counter(memory.clone())
             .with_file(file);
         Ok(Some(recorder.start().context("no memory timeline")?))
     }
 
-    /// Prepares the folder; returns the epoch of the checkpoint to continue from.
-    fn begin(&self) -> Result<Option<usize>> {
-        let is_first = self.artifacts.is_of_first_rank();
-        // The first process cleans up before the others look.
-        if !is_first {
-            self.meet("the folder")?;
-        }
-        let done = match self.resume {
-            true => self.artifacts.resume_point(self.config)?,
-            false => None,
-        };
-        if is_first {
-            match (self.resume, done) {
-                (false, _) => self.artifacts.start(self.config)?,
-                (true, Some(epoch)) => note(&format!("going on after epoch {epoch}")),
-                (true, None) => note("no epoch was finished: beginning with the first"),
-            }
-            self.artifacts.save_settings(self.config)?;
-            self.meet("the folder")?;
-        }
-        self.meet(&format!("the beginning of epoch {}", done.unwrap_or(0) + 1))?;
-        Ok(done)
-    }
-
-    /// Goes on once all processes are there.
-    fn meet(&self, at: &str) -> Result<()> {
-        if let Some(parallel) = self.parallel {
-            parallel.replicas().meet(at)?;
-        }
-        Ok(())
-    }
-
-    /// The last epoch to train. It is already done if early stopping ended the run there.
-    fn last_epoch(&self, done: Option<usize>) -> Result<usize> {
-        if let (Some(done), Some(epochs)) = (done, self.config.early_stopping) {
-            let mut losses = Vec::new();
-            for epoch in 1..=done {
-                let loss = self.artifacts.loss(epoch, &Split::Valid)?;
-                losses.extend(loss.map(|loss| (epoch, loss)));
-            }
-            if Patience(epochs).is_exhausted(losses) {
-                return Ok(done);
-            }
-        }
-        Ok(self.config.epochs)
-    }
-
-    /// Whether no epoch is left to train. An interruption after the last one has no effect.
-    fn is_complete(&self, done: Option<usize>) -> Result<bool> {
-        Ok(done == Some(self.last_epoch(done)?))
-    }
-
+    /// How the run has ended.
     fn end<B: Backend>(
         &self,
         model: &Vit<B>,
@@ -337,45 +267,50 @@ impl Train<'_> {
         memory: &HighWater,
     ) -> Result<Ending> {
         let reason = self.interrupter.get_message();
-        let is_first = self.artifacts.is_of_first_rank();
         if let Some(reason) = &reason
             && !stopping::was_asked_for(reason)
             // The others say why where it happened, and the first one in any case.
-            && (is_first || !stopping::is_elsewhere(reason))
+            && (self.is_first() || !stopping::is_elsewhere(reason))
         {
             return Err(stopping::error(reason));
         }
-        if !is_first {
-            self.artifacts.save_peak(memory.highest())?;
-            // The checkpoints are those of the first one, and complete by now.
-            let by_ctrl_c = reason.is_some_and(|reason| stopping::is_ctrl_c(&reason))
-                && !self.is_complete(self.artifacts.resume_point(self.config)?)?;
-            return Ok(Ending::OfAnotherRank { by_ctrl_c });
-        }
-        let resume_point = self.artifacts.resume_point(self.config)?;
-        if let Some(reason) = reason
-            && !self.is_complete(resume_point)?
-        {
-            return Ok(Ending::Interrupted {
-                resume_point,
-                by_ctrl_c: stopping::is_ctrl_c(&reason),
-            });
-        }
-        let epochs = resume_point.context("no checkpoint was saved")?;
-        let train_loss = self.artifacts.loss(epochs, &Split::Train)?;
-        let train_loss = train_loss.context("the loss of the last epoch was not logged")?;
         // Before `accuracy` runs, which is not part of the training.
         let peak = memory.highest();
-        let results = Results {
-            validation_accuracy: accuracy(model, valid),
-            train_loss,
-            epochs,
-            peak_bytes: peak.in_use,
-            peak_reserved_bytes: peak.reserved,
-            weights_digest: digest::weights(model),
+        if let Some(parallel) = self.parallel {
+            progress::peak(parallel.replicas().rank(), peak.in_use);
+        }
+        let epochs = self.settings.train.epochs.get();
+        let done = match reason {
+            None => epochs,
+            // The checkpoints are those of the first process, and complete by now.
+            Some(_) => self.checkpoints.resume_point()?.unwrap_or(0),
         };
-        self.artifacts.save_results(&results)?;
-        Ok(Ending::Finished(results))
+        match reason {
+            // An interruption after the last epoch has no effect.
+            Some(reason) if done < epochs => Ok(Ending::Stopped {
+                epoch: done,
+                by_ctrl_c: stopping::is_ctrl_c(&reason),
+            }),
+            _ if !self.is_first() => Ok(Ending::OfAnotherRank),
+            _ => Ok(Ending::Finished(Results {
+                validation_accuracy: accuracy(model, valid),
+                train_loss: train_loss(&self.metrics(), epochs)?,
+                epochs,
+                peak_bytes: peak.in_use,
+                peak_reserved_bytes: peak.reserved,
+                weights_digest: digest::weights(model),
+            })),
+        }
+    }
+
+    /// Whether this is the one process that shows and writes what is the same in all.
+    fn is_first(&self) -> bool {
+        self.parallel
+            .is_none_or(|parallel| parallel.replicas().is_first())
+    }
+
+    fn metrics(&self) -> PathBuf {
+        self.folder.join(METRICS)
     }
 
     fn train_loader<B: Backend>(
@@ -383,14 +318,14 @@ impl Train<'_> {
         device: &Device<B>,
         done: usize,
     ) -> Arc<dyn DataLoader<B, Batch<B>>> {
-        let config = self.config;
         // `ResumedDataLoader` takes one batch of each finished epoch, to advance the shuffling.
-        let numbered = done * self.iterations_per_epoch() - done;
+        let numbered = done * self.settings.train.batches(self.data) - done;
         let rank = self
             .parallel
             .map_or(0, |parallel| parallel.replicas().rank());
+        let seed = self.settings.train.seed;
         let mut batcher =
-            TrainBatcher::new(ImageBatcher::new(self.data), config.seed, numbered).of_rank(rank);
+            TrainBatcher::new(ImageBatcher::new(self.data), seed, numbered).of_rank(rank);
         if let Some(last) = self.stop_after {
             batcher = batcher.stop_after(last, self.interrupter.clone());
         }
@@ -412,7 +347,7 @@ impl Train<'_> {
     ) -> DataLoaderBuilder<B, Image, Batch<B>> {
         DataLoaderBuilder::new(batcher)
             .batch_size(self.batch_size())
-            .shuffle(self.config.seed)
+            .shuffle(self.settings.train.seed)
             .set_device(device.clone())
     }
 
@@ -426,11 +361,7 @@ impl Train<'_> {
     /// Burn makes room for a whole batch, whether there are so many images or not.
     fn batch_size(&self) -> usize {
         let images = self.data.train.len().max(self.data.validation.len());
-        self.config.batch_size.min(images.max(1))
-    }
-
-    fn iterations_per_epoch(&self) -> usize {
-        self.data.train.len().div_ceil(self.config.batch_size)
+        self.settings.train.batch_size.get().min(images.max(1))
     }
 }
 

@@ -9,11 +9,10 @@ static DIGITS: &[u8] = include_bytes!("../../data/digits.csv.gz");
 
 const SIZE: usize = 8;
 const CLASSES: usize = 10;
-const IMAGES: usize = 1797;
 
 pub(super) fn load(size: ImageSize) -> Result<Dataset> {
     let size = size.resolve(SIZE)?;
-    let mut all = Split::with_room(IMAGES, size, 1)?;
+    let mut all = Split::default();
     let mut rows = csv::ReaderBuilder::new()
         .has_headers(false)
         .from_reader(GzDecoder::new(DIGITS));

@@ -43,7 +43,7 @@ pub(super) fn load(folder: &Path, size: ImageSize) -> Result<Dataset> {
 
     // Reads the files a second time: held in memory, images are large until they have been resized.
     let channels = if grey { 1 } else { 3 };
-    let mut all = Split::with_room(files.len(), size, channels)?;
+    let mut all = Split::default();
     for (file, label) in &files {
         let image = read(file)?;
         let pixels = if grey {

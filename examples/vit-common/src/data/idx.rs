@@ -57,7 +57,7 @@ struct Pair {
 
 impl Pair {
     fn split(self, size: usize) -> Result<Split> {
-        let mut split = Split::with_room(self.labels.len(), size, 1)?;
+        let mut split = Split::default();
         let images = self.pixels.chunks_exact(self.width * self.height);
         for (image, label) in images.zip(self.labels) {
             let image = GrayImage::from_raw(self.width as u32, self.height as u32, image.to_vec())

@@ -5,9 +5,7 @@ mod folder;
 mod idx;
 
 use crate::digest;
-use crate::memory::available;
 use crate::rng::SeededRng;
-use crate::terminal::mib;
 use anyhow::{Context, Result, ensure};
 use image::imageops::{self, FilterType};
 use image::{GrayImage, RgbImage};
@@ -62,7 +60,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// The width and height of an image that memory is still asked for.
+/// The largest width and height of an image.
 const LARGEST: usize = 8192;
 
 /// The size of images that a model requires.
@@ -139,33 +137,6 @@ pub struct Image {
 }
 
 impl Split {
-    /// A split with room for so many images of so many channels.
-    ///
-    /// # Errors
-    ///
-    /// There is no memory for them.
-    fn with_room(images: usize, size: usize, channels: usize) -> Result<Self> {
-        let bytes = [size, size, channels];
-        let bytes = bytes
-            .iter()
-            .try_fold(images, |all, by| all.checked_mul(*by));
-        let mut split = Self::default();
-        let has_room = bytes.is_some_and(|bytes| {
-            // A system may promise more than it has, and end the program once it is used.
-            available().is_none_or(|available| bytes as u64 <= available)
-                && split.pixels.try_reserve_exact(bytes).is_ok()
-                && split.labels.try_reserve_exact(images).is_ok()
-        });
-        ensure!(
-            has_room,
-            "there is no memory for {images} images of {size}x{size}{}: choose a smaller --image-size",
-            bytes.map_or_else(String::new, |bytes| {
-                format!(", which take {} MiB", mib(bytes as u64, 0))
-            })
-        );
-        Ok(split)
-    }
-
     /// Number of images.
     pub fn len(&self) -> usize {
         self.labels.len()
@@ -191,6 +162,16 @@ impl Split {
 }
 
 impl Dataset {
+    /// The bundled UCI handwritten digits: 1797 images of 8x8 in shades of grey, in 10 classes.
+    pub fn digits() -> Result<Self> {
+        let patch_size = 1;
+        let requested = None;
+        digits::load(ImageSize {
+            requested,
+            patch_size,
+        })
+    }
+
     /// Loads the images of `source`, without writing any file.
     pub fn load(source: &Source, size: ImageSize) -> Result<Self> {
         match source {
@@ -246,8 +227,7 @@ impl Dataset {
             all.len()
         );
         let for_validation = all.len() / VALIDATION_PART;
-        let mut train = Split::with_room(all.len() - for_validation, size, channels)?;
-        let mut validation = Split::with_room(for_validation, size, channels)?;
+        let (mut train, mut validation) = (Split::default(), Split::default());
         let stride = size * size * channels;
         let order = SeededRng::new(&[SPLIT_SEED]).permutation(all.len());
         for (place, index) in order.into_iter().enumerate() {
@@ -366,8 +346,7 @@ mod tests {
             assert!(digits.validation.labels.contains(&class));
         }
         // The split is fixed.
-        let again = Dataset::load(&Source::Digits, patches_of(2)).unwrap();
-        assert_eq!(digits.digest(), again.digest());
+        assert_eq!(digits.digest(), Dataset::digits().unwrap().digest());
     }
 
     #[test]
@@ -380,18 +359,6 @@ mod tests {
         };
         let error = Dataset::load(&Source::Digits, odd).unwrap_err();
         assert!(error.to_string().contains("9x9"), "{error}");
-    }
-
-    #[test]
-    fn images_that_no_memory_holds_are_refused() {
-        let room = |images, size| Split::with_room(images, size, 3);
-        assert_eq!(room(5, 4).unwrap().pixels.capacity(), 5 * 4 * 4 * 3);
-        for (images, size) in [(usize::MAX / 200, 8), (1 << 40, 8192)] {
-            let text = room(images, size).unwrap_err().to_string();
-            let images = format!("there is no memory for {images} images of {size}x{size}");
-            assert!(text.starts_with(&images), "{text}");
-            assert!(text.ends_with("choose a smaller --image-size"), "{text}");
-        }
     }
 
     #[test]

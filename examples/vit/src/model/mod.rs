@@ -23,11 +23,23 @@ mod lean {
 
 pub use lean::vit::Vit as LeanVit;
 pub use plain::vit::Vit;
-pub use vit_common::config::Preset;
-pub use vit_common::model::{Pool, Recomputed, VitConfig};
+pub use vit_common::config::VitConfig;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
+
+/// The parts of the model that the backward pass recomputes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recomputed {
+    /// None.
+    #[default]
+    Nothing,
+    /// Each block, from its input.
+    Blocks,
+    /// Each block from its input, and in it the attention and the norm of the perceptron once more,
+    /// so that their activations do not exist beside those of the perceptron.
+    Nested,
+}
 
 /// A vision transformer, of whichever modules.
 pub trait Model: Module {
@@ -70,28 +82,19 @@ pub trait Model: Module {
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
+    use vit_common::config::Preset;
 
     #[test]
-    fn arithmetic_agrees_with_the_built_model() {
-        for pool in [Pool::ClassToken, Pool::Mean] {
-            let config = Preset::Tiny.config(8, 1, 10).with_pool(pool);
-            let model = Vit::new(&config, &Device::flex());
-            assert_eq!(model.num_params(), config.num_params());
-            let model = LeanVit::new(&config, &Device::flex());
-            assert_eq!(model.num_params(), config.num_params());
-        }
-    }
-
-    #[test]
-    fn scores_every_class_of_every_image() {
+    fn a_model_has_the_size_that_was_worked_out_and_scores_every_class() {
         let device = Device::flex().autodiff();
-        for (pool, recomputed) in [
-            (Pool::ClassToken, Recomputed::Blocks),
-            (Pool::ClassToken, Recomputed::Nested),
-            (Pool::Mean, Recomputed::Nothing),
-        ] {
-            let config = Preset::Tiny.config(8, 3, 5).with_pool(pool);
+        let config = Preset::Tiny.config(8, 3, 5);
+        assert_eq!(
+            LeanVit::new(&config, &device).num_params(),
+            config.num_params()
+        );
+        for recomputed in [Recomputed::Nothing, Recomputed::Blocks, Recomputed::Nested] {
             let model = Vit::new(&config, &device).recomputing(recomputed);
+            assert_eq!(model.num_params(), config.num_params());
             let scores = model.forward(Tensor::ones([2, 3, 8, 8], &device));
             assert_eq!(scores.dims(), [2, 5]);
         }

@@ -6,7 +6,7 @@ use super::nn::transformer::{PositionWiseFeedForward, PositionWiseFeedForwardCon
 use super::nn::{
     Dropout, DropoutConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
 };
-use crate::model::{Model, Pool, Recomputed, VitConfig};
+use crate::model::{Model, Recomputed, VitConfig};
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
 use burn_lean::checkpoint;
@@ -16,7 +16,7 @@ use vit_common::rng::SeededRng;
 #[derive(Module, Debug)]
 pub struct Vit {
     patches: Conv2d,
-    class_token: Option<Param<Tensor<3>>>,
+    class_token: Param<Tensor<3>>,
     positions: Param<Tensor<3>>,
     dropout: Dropout,
     blocks: Vec<Block>,
@@ -44,10 +44,7 @@ impl Model for Vit {
                 .with_stride(patch)
                 .with_padding(PaddingConfig2d::Valid)
                 .init(device),
-            class_token: match config.pool {
-                Pool::ClassToken => Some(small.init([1, 1, config.dim], device)),
-                Pool::Mean => None,
-            },
+            class_token: small.init([1, 1, config.dim], device),
             positions: visible.init([1, config.tokens(), config.dim], device),
             dropout: DropoutConfig::new(config.dropout).init(),
             blocks: (0..config.depth)
@@ -85,10 +82,8 @@ impl Vit {
         let patches: Tensor<3> = self.patches.forward(images).flatten(2, 3).swap_dims(1, 2);
         let [_, _, dim] = patches.dims();
 
-        let tokens = match &self.class_token {
-            Some(token) => Tensor::cat(vec![token.val().expand([batch, 1, dim]), patches], 1),
-            None => patches,
-        };
+        let class_token = self.class_token.val().expand([batch, 1, dim]);
+        let tokens = Tensor::cat(vec![class_token, patches], 1);
         let mut tokens = self.dropout.forward(tokens + self.positions.val());
         let recomputed = self.recomputed;
         for (number, block) in self.blocks.iter().enumerate() {
@@ -105,11 +100,8 @@ impl Vit {
             };
         }
 
-        let read = match &self.class_token {
-            // Only one token is read, so only one needs the norm.
-            Some(_) => self.norm.forward(tokens.narrow(1, 0, 1)),
-            None => self.norm.forward(tokens).mean_dim(1),
-        };
+        // Only one token is read, so only one needs the norm.
+        let read = self.norm.forward(tokens.narrow(1, 0, 1));
         self.head.forward(read.reshape([batch, dim]))
     }
 }

@@ -1,12 +1,25 @@
 //! The program as a user runs it: its output, its files and its exit codes.
 
-#[path = "../../../vit-common/tests/cli/mod.rs"]
+#[path = "../../../vit-common/tests/cli.rs"]
 mod both;
-#[path = "../../../vit-common/tests/program/mod.rs"]
+#[path = "../../../vit-common/tests/program.rs"]
 mod program;
-#[path = "../this/mod.rs"]
 mod this;
 
-mod own;
-
+use program::{Home, result};
 use this::PROGRAM;
+
+/// Their fields and so their checkpoints are the same; their sums are not, in the last bits.
+#[test]
+fn a_run_is_resumed_with_other_operations() {
+    let home = Home::new();
+    let whole = result(&mut home.train("whole", 3));
+    for (before, after) in [("default", "lean"), ("lean", "default")] {
+        home.stop(before, 3, 9, &["--operations", before]);
+        let resumed = result(home.resume(before).args(["--operations", after]));
+        let loss = |result: &serde_json::Value| result["train_loss"].as_f64().unwrap();
+        let difference = loss(&resumed) - loss(&whole);
+        assert!(difference.abs() < 1e-3, "{before}: {resumed} {whole}");
+        assert_eq!(home.settings(before)["operations"], after);
+    }
+}

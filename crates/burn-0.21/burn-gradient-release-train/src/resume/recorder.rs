@@ -10,7 +10,7 @@ use burn::{
     record::{BurnRecord, FileRecorder, Record, Recorder, RecorderError},
     tensor::backend::Backend,
 };
-use lean_checkpoint_files::{
+use lean_run_folder::{
     UNFINISHED,
     checksum::{self, Checksum, digest_of_run},
     publish, remove,

@@ -2,6 +2,8 @@
 
 use std::{io, path::Path};
 
+use lean_run_folder::{Checkpoints, LEARNER_PARTS};
+
 /// The newest epoch of which model, optimizer and scheduler were all saved: what to give to
 /// `.checkpoint(..)`. `None` if there is none.
 ///
@@ -37,5 +39,9 @@ pub fn resume_point_of_run(
 
 fn checked(directory: &Path, settings: Option<&[u8]>) -> io::Result<Option<usize>> {
     // Burn's recorders choose the extension.
-    lean_checkpoint_files::resume_point(&directory.join("checkpoint"), None, settings)
+    let checkpoints = Checkpoints::new(directory.join("checkpoint"), &LEARNER_PARTS);
+    match settings {
+        Some(settings) => checkpoints.of_run(settings).resume_point(),
+        None => checkpoints.resume_point(),
+    }
 }

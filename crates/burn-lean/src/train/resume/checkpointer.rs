@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use burn::train::checkpoint::{Checkpoint, Checkpointer, CheckpointerError, FileCheckpointer};
 use burn::train::{LearnerModel, SupervisedTraining};
-use lean_checkpoint_files::checksum::{self, Checksum, digest_of_run};
-use lean_checkpoint_files::remove;
+use lean_run_folder::checksum::{self, Checksum, digest_of_run};
+use lean_run_folder::remove;
 
 /// Burn's file checkpointer, with the SHA-256 of each file beside it (`model-3.bpk.sha256`, for
 /// `sha256sum -c` too). What the disk has changed since is refused, and so is what a run with

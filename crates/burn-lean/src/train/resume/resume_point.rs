@@ -3,8 +3,10 @@
 use std::io;
 use std::path::Path;
 
-/// The extension of Burn's checkpoints.
-const EXTENSION: &str = "bpk";
+use lean_run_folder::Checkpoints;
+
+/// What Burn's file checkpointers write for an epoch.
+const PARTS: [&str; 3] = ["model.bpk", "optim.bpk", "scheduler.bpk"];
 
 /// The newest epoch of which model, optimizer and scheduler were all saved, for `.checkpoint(..)`.
 /// `None` if there is none.
@@ -50,5 +52,9 @@ pub fn resume_point_of_run(
 }
 
 fn checked(directory: &Path, settings: Option<&[u8]>) -> io::Result<Option<usize>> {
-    lean_checkpoint_files::resume_point(&directory.join("checkpoint"), Some(EXTENSION), settings)
+    let checkpoints = Checkpoints::new(directory.join("checkpoint"), &PARTS);
+    match settings {
+        Some(settings) => checkpoints.of_run(settings).resume_point(),
+        None => checkpoints.resume_point(),
+    }
 }

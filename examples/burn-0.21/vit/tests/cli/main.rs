@@ -1,17 +1,13 @@
 //! The program as a user runs it: its output, its files and its exit codes.
 
-#[path = "../../../../vit-common/tests/cli/mod.rs"]
+#[path = "../../../../vit-common/tests/cli.rs"]
 mod both;
-#[path = "../../../../vit-common/tests/program/mod.rs"]
+#[path = "../../../../vit-common/tests/program.rs"]
 mod program;
-#[path = "../this/mod.rs"]
 mod this;
 
-mod data;
-mod disk;
 mod interrupting;
 mod memory_timeline;
-mod resuming;
 mod training;
 
 use this::PROGRAM;

@@ -1,7 +1,6 @@
-//! What a training logs, and its memory.
+//! What only this program has: metrics, groups, clipping, accumulation, a budget.
 
 use crate::program::{Home, outcome, result};
-use serde_json::Value;
 use std::fs;
 
 #[test]
@@ -9,7 +8,7 @@ fn every_parameter_is_released_at_the_scheduled_rate() {
     let home = Home::new();
     result(&mut home.train("run", 1));
     let log = |name: &str| {
-        let file = home.folder("run/train/epoch-1").join(name);
+        let file = home.folder("run/metrics/train/epoch-1").join(name);
         fs::read_to_string(file).unwrap()
     };
     assert_eq!(log("Released.log"), "100,1\n".repeat(8));
@@ -17,25 +16,75 @@ fn every_parameter_is_released_at_the_scheduled_rate() {
     assert_eq!(log("Peak_Memory.log").lines().count(), 8);
 }
 
+/// As the papers train a vision transformer, and with accumulation. A resumed run logs each batch
+/// once.
 #[test]
-fn a_budget_is_used_and_trains_the_same_weights() {
+fn groups_clipping_and_accumulation_are_resumed() {
     let home = Home::new();
-    let train = |name: &str, checkpointing: &str, budget: &[&str]| {
-        let mut run = home.train(name, 2);
-        run.args(["--checkpointing", checkpointing]).args(budget);
-        let result = result(&mut run);
-        let engine = home.settings(name)["engine"].clone();
-        assert_eq!(engine["checkpointing"], checkpointing);
-        (result, engine["activation_budget"].clone())
-    };
-    let (kept, budget) = train("kept", "none", &[]);
-    assert_eq!(budget, Value::Null);
-    let (no_budget, budget) = train("no budget", "automatic", &["--activation-budget", "0"]);
-    assert_eq!(budget, Value::Null);
-    let (ample, budget) = train("ample", "automatic", &["--activation-budget", "0.5 GiB"]);
-    assert_eq!(budget, 1 << 29);
-    assert_eq!(outcome(&ample), outcome(&kept));
-    // It has room for every activation.
-    let peak = |result: &Value| result["peak_bytes"].as_u64().unwrap();
-    assert!(peak(&ample) > peak(&no_budget), "{ample} {no_budget}");
+    let recipe =
+        "--weight-decay 0.3 --no-decay-on-norms --clip-grad-norm 0.5 --grads-accumulation 2";
+    let recipe: Vec<_> = recipe.split_whitespace().collect();
+    let whole = result(home.train("whole", 2).args(&recipe));
+    // Each of the four does something.
+    for left_out in [0..2, 2..3, 3..5, 5..7] {
+        let mut others = recipe.clone();
+        others.drain(left_out);
+        let mut other = home.train("other", 2);
+        let other = result(other.args(&others).arg("--overwrite"));
+        assert_ne!(outcome(&other), outcome(&whole), "{others:?}");
+    }
+    home.stop("run", 2, 13, &recipe);
+    assert_eq!(outcome(&result(&mut home.resume("run"))), outcome(&whole));
+    for epoch in [1, 2] {
+        let log = |run: &str, name: &str| {
+            let log = format!("{run}/metrics/train/epoch-{epoch}/{name}.log");
+            fs::read_to_string(home.folder(&log)).unwrap()
+        };
+        for name in ["Loss", "Accuracy", "Gradient_Norm"] {
+            assert_eq!(
+                log("run", name),
+                log("whole", name),
+                "{name} of epoch {epoch}"
+            );
+        }
+        assert_eq!(log("whole", "Loss").lines().count(), 8);
+    }
+}
+
+#[test]
+fn a_run_is_resumed_with_any_checkpointing() {
+    let home = Home::new();
+    let whole = result(&mut home.train("whole", 3));
+    let automatic = "--checkpointing automatic --activation-budget 512MiB";
+    for (before, after, checkpointing, budget) in [
+        // Without an option it keeps its own.
+        (automatic, "", "automatic", Some(512 << 20)),
+        (
+            automatic,
+            "--activation-budget 2MiB",
+            "automatic",
+            Some(2 << 20),
+        ),
+        (
+            "--mode plain --checkpointing balanced",
+            "--mode release --checkpointing automatic",
+            "automatic",
+            None,
+        ),
+        (
+            "--checkpointing blocks",
+            "--mode plain --checkpointing none",
+            "none",
+            None,
+        ),
+    ] {
+        let name = format!("{before} then {after}");
+        let options: Vec<_> = before.split_whitespace().collect();
+        home.stop(&name, 3, 13, &options);
+        let resumed = result(home.resume(&name).args(after.split_whitespace()));
+        assert_eq!(outcome(&resumed), outcome(&whole), "{name}");
+        let settings = home.settings(&name);
+        assert_eq!(settings["checkpointing"], checkpointing, "{name}");
+        assert_eq!(settings["activation_budget"].as_u64(), budget, "{name}");
+    }
 }

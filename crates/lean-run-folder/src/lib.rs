@@ -1,0 +1,26 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod checkpoints;
+pub mod checksum;
+mod disk;
+mod error;
+mod exit;
+mod folder;
+mod lock;
+mod settings;
+#[cfg(all(unix, feature = "signals"))]
+mod signals;
+
+pub use checkpoints::{Checkpoints, LEARNER_PARTS};
+pub use disk::{publish, remove, write_json};
+pub use error::{CannotWrite, FolderError, SettingsError};
+pub use exit::{CANNOT_WRITE, FAILURE, INTERRUPTED, fail, note};
+pub use folder::RunFolder;
+pub use lock::{Lock, has_no_locks};
+pub use settings::{identity, listed, resumed};
+#[cfg(all(unix, feature = "signals"))]
+pub use signals::on_signal;
+
+/// A file whose name begins so was never finished.
+pub const UNFINISHED: &str = "unfinished-";

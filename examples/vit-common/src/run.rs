@@ -1,0 +1,205 @@
+//! A run in its folder: the options that are no settings, and what comes before the training and
+//! after it, in one process or in several.
+
+use crate::config::Mode;
+use crate::data::Dataset;
+use crate::parallel::check_shares;
+use crate::results::Results;
+use crate::settings::TrainSettings;
+use crate::terminal::{quoted, say};
+use anyhow::{Result, ensure};
+use clap::Args;
+use lean_replicas::Replicas;
+use lean_run_folder::{Checkpoints, RunFolder, identity, listed, note, resumed};
+use serde::{Serialize, de::DeserializeOwned};
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::path::{Path, PathBuf};
+
+/// The options of `train`.
+#[derive(Debug, Args)]
+pub struct Options<S: Args> {
+    /// The settings of the run.
+    #[command(flatten)]
+    pub settings: S,
+    /// Train in the processes that `mpirun` has started, each on its share of every batch; needs a
+    /// build with the feature mpi
+    #[arg(long)]
+    pub data_parallel: bool,
+    /// With --data-parallel: each process has the optimizer states of a part of the parameters
+    #[arg(long, requires = "data_parallel")]
+    pub shard_optimizer: bool,
+    /// With --data-parallel: how long a process waits for the others, which includes the time that
+    /// the first one takes to validate and to save [default: 1800]
+    #[arg(long, value_name = "SECONDS", requires = "data_parallel")]
+    pub timeout: Option<NonZeroU64>,
+    /// Folder for settings, checkpoints and results [default: artifacts/ and the program's name]
+    #[arg(long, value_name = "FOLDER")]
+    pub artifact_dir: Option<PathBuf>,
+    /// Continue after the last complete epoch in --artifact-dir. Options default to those of that
+    /// run, and only how it is computed may differ, and the place of --data
+    #[arg(long)]
+    pub resume: bool,
+    /// Start a new run even if --artifact-dir holds another one
+    #[arg(long, conflicts_with = "resume")]
+    pub overwrite: bool,
+    /// Stop after this many batches: the current epoch is lost, and --resume continues after the
+    /// last complete one
+    #[arg(long, value_name = "BATCHES")]
+    pub stop_after: Option<NonZeroUsize>,
+    /// Write the results to stdout as one line of JSON: validation_accuracy, train_loss, epochs,
+    /// peak_bytes, peak_reserved_bytes (null on the CPU), weights_digest
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The settings of a program.
+pub trait Settings: Args + Clone + Serialize + DeserializeOwned {
+    /// Those that a resumed run may have others of. What is in the images says their digest.
+    const MAY_CHANGE: &'static [&'static str];
+
+    /// Those that both programs have.
+    fn train(&mut self) -> &mut TrainSettings;
+
+    /// How the optimizer gets its gradients.
+    fn mode(&self) -> Mode;
+}
+
+/// A run that can begin.
+#[derive(Debug)]
+pub struct Run<S> {
+    /// Its settings.
+    pub settings: S,
+    /// Its images.
+    pub data: Dataset,
+    /// Its folder.
+    pub folder: RunFolder,
+    /// Its checkpoints.
+    pub checkpoints: Checkpoints,
+    /// What tells it from other runs.
+    pub identity: String,
+    /// The epoch after which it goes on.
+    pub resume_point: Option<usize>,
+}
+
+impl<S: Settings> Run<S> {
+    /// Takes the folder for a run. Of several processes, the first does. Whatever is wrong with the
+    /// options, in any process, is found before anything is written or removed; `check` looks at
+    /// the settings.
+    ///
+    /// # Errors
+    ///
+    /// The options; the folder is of another run; the processes differ.
+    pub fn begin(
+        program: &str,
+        options: &Options<S>,
+        given: &[String],
+        parts: &[&str],
+        replicas: Option<&Replicas>,
+        check: impl FnOnce(&S) -> Result<()>,
+    ) -> Result<Self> {
+        let path = &options.folder(program);
+        let is_first = replicas.is_none_or(Replicas::is_first);
+        let to_resume = match (options.resume, is_first) {
+            (false, _) => None,
+            (true, true) => Some(RunFolder::open(path, parts)?),
+            (true, false) => Some(RunFolder::read(path, parts)),
+        };
+        let mut settings = match &to_resume {
+            None => options.settings.clone(),
+            Some(folder) => {
+                let saved = folder.settings()?;
+                resumed(&saved, &options.settings, given, S::MAY_CHANGE)?
+            }
+        };
+        check(&settings)?;
+        let data = settings.train().load_data()?;
+        if let Some(replicas) = replicas {
+            ensure!(
+                settings.mode() == Mode::Release,
+                "--data-parallel needs gradient release: use --mode release"
+            );
+            let batch_size = settings.train().batch_size.get();
+            check_shares(replicas, data.train.len(), batch_size)?;
+        }
+
+        let folder = match to_resume {
+            Some(folder) => folder,
+            None if is_first => RunFolder::create::<S>(path, parts, options.overwrite)?,
+            None => RunFolder::read(path, parts),
+        };
+        if let Some(replicas) = replicas {
+            replicas.meet("the beginning")?;
+            // Machines may have the images elsewhere.
+            let settings = listed(&settings)?.into_iter();
+            replicas.same_settings(settings.filter(|(name, _)| name != "data"))?;
+        }
+        let identity = identity(&settings, S::MAY_CHANGE)?;
+        let mut run = Self {
+            checkpoints: folder.checkpoints().of_run(&identity),
+            settings,
+            data,
+            folder,
+            identity,
+            resume_point: None,
+        };
+        let meet = || replicas.map_or(Ok(()), |replicas| replicas.meet("the folder"));
+        // The first process cleans up before the others look.
+        if !is_first {
+            meet()?;
+        }
+        if options.resume {
+            run.resume_point = run.checkpoints.resume_point()?;
+        }
+        if is_first {
+            run.prepare_folder(options.resume)?;
+            meet()?;
+        }
+        Ok(run)
+    }
+
+    fn prepare_folder(&self, resume: bool) -> Result<()> {
+        match (resume, self.resume_point) {
+            (false, _) => return Ok(self.folder.start(&self.settings)?),
+            (true, Some(epoch)) => note(&format!("going on after epoch {epoch}")),
+            (true, None) => note("no epoch was finished: beginning with the first"),
+        }
+        Ok(self.folder.save_settings(&self.settings)?)
+    }
+
+    /// Saves the results of a run that has ended, and says them.
+    ///
+    /// # Errors
+    ///
+    /// They cannot be written.
+    pub fn finish(&mut self, results: &Results, json: bool) -> Result<()> {
+        self.folder.save_results(results)?;
+        let model = self.settings.train().model(&self.data);
+        let summary = results.summary(&model, self.settings.mode());
+        if !json {
+            return say(&summary);
+        }
+        note(&summary);
+        say(&serde_json::to_string(results)?)
+    }
+}
+
+impl<S: Args> Options<S> {
+    /// The folder of the run.
+    pub fn folder(&self, program: &str) -> PathBuf {
+        let given = self.artifact_dir.clone();
+        given.unwrap_or_else(|| Path::new("artifacts").join(program))
+    }
+
+    /// Says how to go on with a run that was stopped after this epoch; 0 is the beginning.
+    pub fn say_how_to_resume(&self, program: &str, epoch: usize) {
+        let folder = self.folder(program);
+        let resume = format!(
+            "`{program} train --resume --artifact-dir {}`",
+            quoted(&folder)
+        );
+        note(&match epoch {
+            0 => format!("stopped before the first checkpoint; {resume} begins anew"),
+            _ => format!("stopped; {resume} continues after epoch {epoch}"),
+        });
+    }
+}

@@ -1,0 +1,118 @@
+//! The choice between Burn's optimizer and the one that releases gradients.
+
+use crate::settings::{Mode, OptimizerKind, Settings};
+use anyhow::Result;
+use burn::module::Module;
+use burn::nn::Embedding;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{
+    AdafactorConfig, AdamWConfig, GradientsParams, LambConfig, ModuleOptimizer, OptimizerRecord,
+    SgdConfig,
+};
+use burn_lean::optim::{EightBitMoments, InOnePass, Lean};
+use burn_lean::{
+    DataParallel, FirstPass, Refused, ReleaseError, ReleaseOptimizer, SaveStatesError,
+    WithGradientRelease,
+};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Burn's optimizer, with or without gradient release.
+///
+/// A program that always trains with gradient release has no such choice: it keeps a
+/// [`ReleaseOptimizer`] and calls its `arm` before the forward pass and its `step` after the
+/// backward pass.
+#[allow(missing_debug_implementations)] // Burn's optimizer has none.
+pub enum Optimizer {
+    /// All gradients first, then the step.
+    Plain(ModuleOptimizer),
+    /// Every parameter steps inside the backward pass.
+    Release(ReleaseOptimizer),
+}
+
+impl Optimizer {
+    /// The optimizer of the settings, before its first step. Several processes train with gradient
+    /// release.
+    pub fn new(settings: &Settings, parallel: Option<&DataParallel>) -> Self {
+        let optimizer = optimizer(settings);
+        if settings.mode == Mode::Plain {
+            return Self::Plain(optimizer);
+        }
+        // A resumed run has the weights of the uninterrupted one, bit for bit.
+        let optimizer = optimizer
+            .with_gradient_release()
+            .with_first_pass(FirstPass::Exact);
+        Self::Release(match parallel {
+            None => optimizer,
+            Some(parallel) => optimizer.with_reduction(Arc::new(parallel.clone())),
+        })
+    }
+
+    /// Prepares the model for the forward pass of a step.
+    pub fn arm<M: Module>(&mut self, rate: f64, model: M) -> Result<M> {
+        match self {
+            Self::Plain(_) => Ok(model),
+            Self::Release(optimizer) => optimizer.try_arm(rate, model).map_err(reason),
+        }
+    }
+
+    /// The model after the step.
+    pub fn step<M: Module>(&mut self, rate: f64, model: M, grads: GradientsParams) -> Result<M> {
+        match self {
+            Self::Plain(optimizer) => Ok(optimizer.step(rate, model, grads)),
+            Self::Release(optimizer) => optimizer.try_step(rate, model, grads).map_err(reason),
+        }
+    }
+
+    /// Writes the states of all parameters to a file: either optimizer loads those of the other.
+    /// Several processes all call it, and the first writes.
+    pub fn save(&self, parallel: Option<&DataParallel>, file: &Path) -> Result<()> {
+        match (self, parallel) {
+            (Self::Plain(optimizer), _) => optimizer.save(file)?,
+            (Self::Release(optimizer), None) => optimizer.try_to_record()?.save(file)?,
+            (Self::Release(optimizer), Some(parallel)) => {
+                match parallel.save_states(optimizer, file) {
+                    Err(SaveStatesError::Replicas(error)) => return Err(error.into()),
+                    saved => saved?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Continues from a file that either optimizer has [saved](Self::save). Of several processes,
+    /// each has to know the model by now.
+    pub fn load(self, parallel: Option<&DataParallel>, file: &Path) -> Result<Self> {
+        Ok(match (self, parallel) {
+            (Self::Plain(optimizer), _) => Self::Plain(optimizer.load(file)?),
+            (Self::Release(optimizer), None) => {
+                Self::Release(optimizer.load_record(OptimizerRecord::load(file)?))
+            }
+            (Self::Release(optimizer), Some(parallel)) => {
+                Self::Release(parallel.load_states(optimizer, file)?)
+            }
+        })
+    }
+}
+
+/// The training ends with this error, and without the model that was refused.
+fn reason<M, G>(refused: Refused<M, G>) -> anyhow::Error {
+    ReleaseError::from(refused).into()
+}
+
+fn optimizer(settings: &Settings) -> ModuleOptimizer {
+    let adamw = AdamWConfig::new().with_weight_decay(settings.train.weight_decay as f32);
+    // A vision transformer has no embedding that would keep its moments in 32 bits.
+    let embeddings = Vec::<Embedding>::new();
+    match settings.optimizer {
+        OptimizerKind::AdamW => adamw.init(),
+        OptimizerKind::AdamWOnePass => adamw.in_one_pass().init(),
+        OptimizerKind::AdamW8bit => adamw.in_one_pass().with_8_bit_moments(&embeddings).init(),
+        // Its own rates would leave the schedule without effect.
+        OptimizerKind::Adafactor => AdafactorConfig::new().with_relative_step(false).init(),
+        OptimizerKind::Lamb => LambConfig::new().init(),
+        OptimizerKind::Sgd => SgdConfig::new()
+            .with_momentum(Some(MomentumConfig::new()))
+            .init(),
+    }
+}

@@ -1,0 +1,20 @@
+//! What `vit` has of its own.
+
+use crate::program::Program;
+
+pub(crate) const PROGRAM: Program = Program {
+    name: "vit",
+    path: env!("CARGO_BIN_EXE_vit"),
+    parts: vit::train::PARTS,
+    cuda: ["--device", "cuda"],
+    diverging: ["--optimizer", "lamb", "--lr", "1"],
+    checkpointing: &[
+        ("plain", "balanced", false),
+        ("plain", "blocks", true),
+        ("plain", "nested", true),
+        ("release", "balanced", false),
+        ("release", "blocks", true),
+        ("release", "nested", true),
+    ],
+    refused: &[("--device tpu", "tpu")],
+};
