@@ -226,8 +226,9 @@ fn encode<N: Size>(
     let block = unit / UNITS * WORDS;
     // There may be more cubes than blocks.
     if block < blocks.words.len() {
-        blocks.words[block + unit % UNITS] = i32::reinterpret(word);
-        if unit % UNITS == 0 {
+        let in_block = unit % UNITS;
+        blocks.words[block + in_block] = i32::reinterpret(word);
+        if in_block == 0 {
             blocks.words[block + UNITS] = i32::reinterpret(scale);
         }
     }
