@@ -84,7 +84,7 @@ pub struct Run<S> {
 impl<S: Settings> Run<S> {
     /// Takes the folder for a run. Of several processes, the first does. Whatever is wrong with the
     /// options, in any process, is found before anything is written or removed; `check` looks at
-    /// the settings.
+    /// the settings and the images.
     ///
     /// # Errors
     ///
@@ -95,7 +95,7 @@ impl<S: Settings> Run<S> {
         given: &[String],
         parts: &[&str],
         replicas: Option<&Replicas>,
-        check: impl FnOnce(&S) -> Result<()>,
+        check: impl FnOnce(&S, &Dataset) -> Result<()>,
     ) -> Result<Self> {
         let path = &options.folder(program);
         let is_first = replicas.is_none_or(Replicas::is_first);
@@ -111,8 +111,8 @@ impl<S: Settings> Run<S> {
                 resumed(&saved, &options.settings, given, S::MAY_CHANGE)?
             }
         };
-        check(&settings)?;
         let data = settings.train().load_data()?;
+        check(&settings, &data)?;
         if let Some(replicas) = replicas {
             ensure!(
                 settings.mode() == Mode::Release,

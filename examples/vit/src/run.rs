@@ -50,7 +50,7 @@ fn train(
 ) -> Result<()> {
     let replicas = parallel.map(DataParallel::replicas);
     let mut device = None;
-    let mut run = Run::begin(PROGRAM, options, given, &PARTS, replicas, |settings| {
+    let mut run = Run::begin(PROGRAM, options, given, &PARTS, replicas, |settings, _| {
         settings.check(given)?;
         device = Some(device::open(settings.device)?);
         Ok(())

@@ -211,12 +211,14 @@ impl run::Settings for Settings {
 }
 
 impl Settings {
-    /// Fails if they do not fit each other or this machine; `given` names those on the command line.
+    /// Fails if they do not fit each other or this machine; `given` names those on the command line,
+    /// and an epoch has so many batches.
     ///
     /// # Errors
     ///
     /// The options, and a way out.
-    pub fn check(&self, given: &[String]) -> Result<()> {
+    pub fn check(&self, given: &[String], batches: usize) -> Result<()> {
+        let accumulation = self.grads_accumulation.get();
         let is_given = |name: &str| given.iter().any(|given| given == name);
         let Engine {
             backend,
@@ -233,6 +235,13 @@ impl Settings {
                 format!(
                     "--weight-decay and --no-decay-on-norms are for --optimizer adamw, \
                      adamw-one-pass and adamw-8bit, not for {optimizer}"
+                ),
+            ),
+            (
+                accumulation <= batches,
+                format!(
+                    "--grads-accumulation {accumulation} is more than the {batches} batches of an \
+                     epoch: no step would ever be taken"
                 ),
             ),
             (

@@ -13,6 +13,7 @@ use std::fs::{self, File};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
+use vit_common::data::Dataset;
 use vit_common::parallel::join;
 use vit_common::run::{self, Run};
 use vit_common::terminal::{self, quoted};
@@ -72,8 +73,8 @@ fn train(
     // Every process would write the same file.
     let is_first = replicas.is_none_or(|replicas| replicas.is_first());
     let memory_timeline = options.memory_timeline.as_deref().filter(|_| is_first);
-    let check = |settings: &Settings| {
-        settings.check(given)?;
+    let check = |settings: &Settings, data: &Dataset| {
+        settings.check(given, settings.train.batches(data))?;
         match memory_timeline {
             None => Ok(()),
             Some(file) => {

@@ -24,6 +24,7 @@ pub(crate) const PROGRAM: Program = Program {
             "--activation-budget",
         ),
         ("--clip-grad-norm 0", "--clip-grad-norm"),
+        ("--grads-accumulation 100000", "no step would ever be taken"),
         (
             "--memory-timeline /",
             "--memory-timeline takes a file, and / is none",
