@@ -13,7 +13,7 @@ mod report;
 mod restoring;
 mod survey;
 
-#[cfg(feature = "data-parallel")]
+#[cfg(any(feature = "data-parallel", feature = "optim"))]
 pub(crate) use restoring::as_param;
 
 pub use accumulator::ReleaseAccumulator;
