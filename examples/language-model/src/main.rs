@@ -28,7 +28,7 @@ use text::Text;
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-const STEPS: usize = 400;
+const STEPS: usize = 300;
 const MICRO_BATCHES: usize = 2;
 /// Windows of text in a micro-batch.
 const BATCH: usize = 8;

@@ -18,13 +18,13 @@ pub(crate) struct GptConfig {
     #[config(default = 128)]
     time: usize,
     /// The width of a token.
-    #[config(default = 192)]
+    #[config(default = 128)]
     width: usize,
     /// The number of blocks.
-    #[config(default = 6)]
+    #[config(default = 4)]
     depth: usize,
     /// The number of attention heads of a block.
-    #[config(default = 6)]
+    #[config(default = 4)]
     heads: usize,
 }
 
