@@ -72,6 +72,16 @@ pub(crate) fn find<M: Module, V: ModuleVisitor>(model: &M, visitor: &mut V) -> V
     FOUND.replace(before).unwrap_or_default()
 }
 
+/// The path of a parameter of a model that holds a placeholder, if there is one.
+#[cfg(any(feature = "data-parallel", feature = "optim"))]
+pub(crate) fn armed_path<M: Module>(model: &M) -> Option<String> {
+    struct Visitor;
+    impl ModuleVisitor for Visitor {}
+    let found = find(model, &mut Visitor);
+    let armed = found.iter().find(|found| !found.has_ended)?;
+    Some(path_text(&armed.slot.path))
+}
+
 /// The reparameterization of an armed parameter.
 #[derive(Debug)]
 pub(crate) struct Released {

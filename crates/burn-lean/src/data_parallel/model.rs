@@ -7,8 +7,7 @@ use burn::tensor::{Bool, Int, TensorData};
 use lean_replicas::{Comparison, Known, Reception, ReplicaError, Replicas, kind};
 
 use crate::optimizer::as_param;
-use crate::parameter::find;
-use crate::path::path_text;
+use crate::parameter::armed_path;
 
 /// Sends the model of the first replica, with its ids, to all of them.
 pub(super) fn broadcast<M: Module>(replicas: &Replicas, model: M) -> Result<M, ReplicaError> {
@@ -21,16 +20,9 @@ pub(super) fn broadcast<M: Module>(replicas: &Replicas, model: M) -> Result<M, R
 
 /// Refuses armed parameters, which hold placeholders.
 fn check_unarmed<M: Module>(model: &M) -> Result<(), ReplicaError> {
-    struct Visitor;
-    impl ModuleVisitor for Visitor {}
-    match find(model, &mut Visitor)
-        .iter()
-        .find(|found| !found.has_ended)
-    {
+    match armed_path(model) {
         None => Ok(()),
-        Some(found) => Err(ReplicaError::Armed {
-            path: path_text(&found.slot.path),
-        }),
+        Some(path) => Err(ReplicaError::Armed { path }),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup};
+use burn::module::{Module, ModuleMapper, Param, ParamGroup};
 use burn::optim::{Optimizer, OptimizerRecord, join_path};
 use burn::store::RecordError;
 use burn::tensor::{DType, Tensor, TensorData};
@@ -10,7 +10,7 @@ use burn_pack::{Reader, Scalar, Writer};
 
 use super::bf16::{Bf16Weights, Rounding};
 use crate::optimizer::as_param;
-use crate::parameter::find;
+use crate::parameter::armed_path;
 
 impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
     /// The model with its weights in f32: the master weights, for a checkpoint or for inference.
@@ -93,11 +93,8 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
 }
 
 fn expect_unarmed(model: &impl Module) {
-    struct Visitor;
-    impl ModuleVisitor for Visitor {}
-    let is_armed = find(model, &mut Visitor).iter().any(|found| found.is_armed);
     assert!(
-        !is_armed,
+        armed_path(model).is_none(),
         "the model is armed: its weights move with the next backward pass; finish the step first, or \
          disarm it"
     );

@@ -5,8 +5,8 @@ use burn::module::{Module, ParamGroup};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, OptimizerRecord, SgdConfig};
 use burn::tensor::{DType, Int};
-use burn_lean::WithGradientRelease;
 use burn_lean::optim::{LowBits, MasterWeights24};
+use burn_lean::{ReleaseAccumulator, WithGradientRelease};
 
 use super::noise::Noise;
 use super::run::{Run, numbers};
@@ -254,6 +254,19 @@ fn an_armed_model_is_refused() {
     let model: Linear = seeded(&flex(), |device| LinearConfig::new(64, 100).init(device));
     let mut release = five_bytes().init().with_gradient_release();
     let model = release.arm(1e-3, model);
+    let _ = five_bytes().weights_to_f32(model, OptimizerRecord::default());
+}
+
+#[test]
+#[should_panic(expected = "the model is armed")]
+fn a_model_between_micro_batches_is_refused() {
+    let model: Linear = seeded(&flex(), |device| LinearConfig::new(64, 100).init(device));
+    let mut sums = ReleaseAccumulator::new();
+    let model = sums.arm(model);
+    let x = Tensor::<2>::ones([2, 64], &flex());
+    let grads = model.forward(x).sum().backward();
+    let grads = GradientsParams::from_grads(grads, &model);
+    sums.accumulate(&model, grads);
     let _ = five_bytes().weights_to_f32(model, OptimizerRecord::default());
 }
 
