@@ -7,7 +7,8 @@ use std::mem::discriminant;
 
 use burn::Tensor;
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Dispatch, DispatchTensor, DispatchTensorKind};
+use burn::backend::{Dispatch, DispatchTensor, DispatchTensorKind, TensorMetadata};
+use burn::tensor::DType;
 
 /// Runs code with the type of a backend, the constructor of its kind, and its tensor. `None` if
 /// burn-lean was compiled without the backend.
@@ -88,7 +89,22 @@ pub(crate) fn added(
     grad: Option<DispatchTensor>,
 ) -> Option<DispatchTensor> {
     match (sum, grad) {
+        // One of them is in half precision, and the other in f32.
+        (Some(sum), Some(grad)) if sum.dtype() != grad.dtype() => {
+            Some(Dispatch::float_add(in_f32(sum), in_f32(grad)))
+        }
         (Some(sum), Some(grad)) => Some(Dispatch::float_add(sum, grad)),
         (sum, grad) => sum.or(grad),
+    }
+}
+
+/// A gradient in half precision as f32.
+pub(crate) fn in_f32(grad: DispatchTensor) -> DispatchTensor {
+    match grad.dtype() {
+        // Any rank will do.
+        DType::F16 | DType::BF16 => Tensor::<1>::from_dispatch(grad)
+            .cast(DType::F32)
+            .into_dispatch(),
+        _ => grad,
     }
 }

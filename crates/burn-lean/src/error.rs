@@ -365,12 +365,40 @@ pub enum ReleaseError {
     /// The weights are in fp16, and so are the gradients, which cannot be unscaled in fp16.
     #[error(
         "{path} is in fp16, and so is its gradient, in which small numbers vanish when the scale \
-         of the loss is taken off; keep the weights in fp32, and cast them where the forward pass \
-         computes"
+         of the loss is taken off; take an optimizer that computes in fp32 (`in_five_bytes`) and give \
+         it gradients in fp32 (`with_f32_gradients`), or keep the weights in fp32"
     )]
     HalfPrecision {
         /// Path of the parameter in the model.
         path: String,
+    },
+
+    /// A module takes an input in the type of its parameters or tables only, which are in f32.
+    #[error(
+        "{path} is a `{module}` with parameters or tables in f32, and takes no input in {dtype}: \
+         make it one of `burn_lean::operations::nn` by `into()`; or, if it is a normalization, cast \
+         it as well, with `cast_norms()`, or name its parameters with `keep` and cast its input to \
+         f32 and its output back"
+    )]
+    CannotMix {
+        /// Path of the module in the model.
+        path: String,
+        /// Its name.
+        module: String,
+        /// The type of the model.
+        dtype: String,
+    },
+
+    /// A parameter that is to be cast is in another type than f32.
+    #[error(
+        "{path} is in {dtype}: only parameters in f32 are cast; cast it to f32 before, or name it \
+         with `keep`"
+    )]
+    NotF32 {
+        /// Path of the parameter in the model.
+        path: String,
+        /// Its type.
+        dtype: String,
     },
 
     /// The parameter is marked as distributed: Burn reduces its gradient.

@@ -22,6 +22,7 @@ mod gradients;
 mod groups;
 mod hook_orders;
 mod lock;
+mod mixed_precision;
 #[cfg(feature = "operations")]
 pub mod operations;
 #[cfg(feature = "optim")]
@@ -49,6 +50,7 @@ pub use hook_orders::FirstPass;
 pub use lean_replicas::Mpi;
 #[cfg(feature = "data-parallel")]
 pub use lean_replicas::{Alone, CommunicationError, Communicator, ReplicaError, Replicas, Threads};
+pub use mixed_precision::MixedPrecision;
 pub use optimizer::{
     IntoModuleOptimizer, Outcome, ReleaseAccumulator, ReleaseOptimizer, StepReport,
     WithGradientRelease,

@@ -73,7 +73,6 @@ pub(crate) fn find<M: Module, V: ModuleVisitor>(model: &M, visitor: &mut V) -> V
 }
 
 /// The path of a parameter of a model that holds a placeholder, if there is one.
-#[cfg(any(feature = "data-parallel", feature = "optim"))]
 pub(crate) fn armed_path<M: Module>(model: &M) -> Option<String> {
     struct Visitor;
     impl ModuleVisitor for Visitor {}

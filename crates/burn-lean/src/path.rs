@@ -10,15 +10,15 @@ use burn::tensor::Shape;
 pub(crate) type Path = Vec<(String, String)>;
 
 /// The path as Burn's parameter groups match it.
-pub(crate) fn path_text(path: &Path) -> String {
+pub(crate) fn path_text(path: &[(String, String)]) -> String {
     let names: Vec<&str> = path.iter().map(|(name, _)| name.as_str()).collect();
     names.join(".")
 }
 
 /// Visits the float parameters of a model with their paths.
 pub(crate) trait PathVisitor {
-    /// Called before the parameters of a module.
-    fn enter(&mut self, _name: &str, _container: &str) {}
+    /// Called before a field of a module, `path`, is visited.
+    fn enter(&mut self, _path: &Path, _name: &str, _container: &str) {}
 
     fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>);
 }
@@ -42,7 +42,7 @@ impl<V: PathVisitor> ModuleVisitor for WithPaths<'_, V> {
     }
 
     fn enter_module(&mut self, name: &str, container: &str) {
-        self.visitor.enter(name, container);
+        self.visitor.enter(&self.path, name, container);
         self.path.push((name.into(), container.into()));
     }
 

@@ -5,10 +5,8 @@
 //! cargo run --release -p language-model -- my.txt  # or your own
 //! ```
 //!
-//! `model.rs` has what saves activations, this file what saves gradients and optimizer states.
-
-mod model;
-mod text;
+//! `model.rs` has what saves activations, this file what saves weights, gradients and optimizer
+//! states.
 
 use std::time::Instant;
 
@@ -18,12 +16,12 @@ use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::Device;
-use burn_lean::optim::{EightBitMoments, InOnePass, Lean};
-use burn_lean::{ReleaseAccumulator, WithGradientRelease, no_decay};
+use burn_lean::optim::InFiveBytes;
+use burn_lean::{MixedPrecision, ReleaseAccumulator, WithGradientRelease, no_decay};
 use peak_alloc::PeakAlloc;
 
-use model::GptConfig;
-use text::Text;
+use language_model::model::GptConfig;
+use language_model::text::Text;
 
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
@@ -39,20 +37,23 @@ fn main() -> Result<()> {
     let mut text = Text::open(std::env::args().nth(1).as_deref(), TIME)?;
     let device = Device::flex().autodiff();
     device.seed(42);
-    let mut model = GptConfig::new().init(&device);
+    // Weights and activations in bf16, and norms in f32.
+    let mut model = MixedPrecision::bf16().cast(GptConfig::new().init(&device))?;
 
-    // One pass over memory for each parameter, and two bytes of state in place of eight.
-    let adamw = AdamWConfig::new().in_one_pass().with_8_bit_moments(&model);
-    let without_decay = AdamWConfig::new().with_weight_decay(0.0);
-    let without_decay = without_decay.in_one_pass().with_8_bit_moments(&model);
-    let mut optim = adamw
+    // Weight, correction and moments in five bytes a parameter, in place of twelve.
+    let adamw = |decay| {
+        AdamWConfig::new()
+            .with_weight_decay(decay)
+            .in_five_bytes(42)
+    };
+    let mut optim = adamw(0.1)
         .init()
         // Each parameter is stepped inside the backward pass, and its gradient freed.
         .with_gradient_release()
         // Biases, and the gains of norms.
-        .with_group(no_decay(&model), without_decay, None);
+        .with_group(no_decay(&model), adamw(0.0), None);
     // One set of sums, where Burn's accumulator holds two sets of gradients.
-    let mut accumulator = ReleaseAccumulator::new();
+    let mut accumulator = ReleaseAccumulator::in_f32();
     // The product of a rise over 40 steps and a fall over all.
     let mut schedule = ComposedLrSchedulerConfig::new()
         .linear(LinearLrSchedulerConfig::new(0.05, 1.0, 40))

@@ -3,14 +3,14 @@
 use burn::config::Config;
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use burn_lean::checkpoint_each;
 // Modules of Burn's names and fields that save fewer tensors for backward.
 use burn_lean::operations::{Attention, linear_cross_entropy, nn};
 
 /// Shape of a [`Gpt`].
 #[derive(Config, Debug)]
-pub(crate) struct GptConfig {
+pub struct GptConfig {
     /// The size of the vocabulary: all bytes.
     #[config(default = 256)]
     vocabulary: usize,
@@ -26,11 +26,17 @@ pub(crate) struct GptConfig {
     /// The number of attention heads of a block.
     #[config(default = 4)]
     heads: usize,
+    /// The number of heads that keys and values have; each serves several of the queries.
+    #[config(default = 2)]
+    key_heads: usize,
+    /// The width of the hidden layer of a feed-forward network.
+    #[config(default = 384)]
+    hidden: usize,
 }
 
 /// A language model.
 #[derive(Module, Debug)]
-pub(crate) struct Gpt {
+pub struct Gpt {
     embedding: nn::Embedding,
     blocks: Vec<Block>,
     norm: nn::RmsNorm,
@@ -47,13 +53,14 @@ struct Block {
     output: nn::Linear,
     rotary: nn::RotaryEncoding,
     heads: usize,
+    key_heads: usize,
     feed_forward_norm: nn::RmsNorm,
     gate: nn::SwiGlu,
     down: nn::Linear,
 }
 
 impl GptConfig {
-    pub(crate) fn init(&self, device: &Device) -> Gpt {
+    pub fn init(&self, device: &Device) -> Gpt {
         let linear = |from, to| {
             nn::LinearConfig::new(from, to)
                 .with_bias(false)
@@ -63,14 +70,15 @@ impl GptConfig {
         let block = || Block {
             attention_norm: norm(),
             query: linear(self.width, self.width),
-            key: linear(self.width, self.width),
-            value: linear(self.width, self.width),
+            key: linear(self.width, self.width / self.heads * self.key_heads),
+            value: linear(self.width, self.width / self.heads * self.key_heads),
             output: linear(self.width, self.width),
             rotary: nn::RotaryEncodingConfig::new(self.time, self.width / self.heads).init(device),
             heads: self.heads,
+            key_heads: self.key_heads,
             feed_forward_norm: norm(),
-            gate: nn::SwiGluConfig::new(self.width, 3 * self.width).init(device),
-            down: linear(3 * self.width, self.width),
+            gate: nn::SwiGluConfig::new(self.width, self.hidden).init(device),
+            down: linear(self.hidden, self.width),
         };
         Gpt {
             embedding: nn::EmbeddingConfig::new(self.vocabulary, self.width).init(device),
@@ -83,7 +91,7 @@ impl GptConfig {
 
 impl Gpt {
     /// Mean cross entropy of each token's successor, for `tokens`: `[batch, time + 1]`.
-    pub(crate) fn loss(&self, tokens: Tensor<2, Int>) -> Tensor<1> {
+    pub fn loss(&self, tokens: Tensor<2, Int>) -> Tensor<1> {
         let [batch, tokens_of_each] = tokens.dims();
         let seen = tokens.clone().narrow(1, 0, tokens_of_each - 1);
         let targets = tokens.narrow(1, 1, tokens_of_each - 1);
@@ -95,10 +103,10 @@ impl Gpt {
     }
 
     /// The logits of the token that follows `tokens`, `[1, time]`.
-    pub(crate) fn next(&self, tokens: Tensor<2, Int>) -> Tensor<1> {
+    pub fn next(&self, tokens: Tensor<2, Int>) -> Tensor<1> {
         let [_, time] = tokens.dims();
         let last = self.hidden(tokens).narrow(1, time - 1, 1);
-        self.head.forward(last).flatten(0, 2)
+        self.head.forward(last).flatten(0, 2).cast(DType::F32)
     }
 
     /// `[batch, time, width]`
@@ -121,15 +129,17 @@ impl Block {
 
     fn attention(&self, x: Tensor<3>) -> Tensor<3> {
         let [batch, time, width] = x.dims();
-        let heads = |of: &nn::Linear| {
-            let shape = [batch, time, self.heads, width / self.heads];
+        let heads = |of: &nn::Linear, heads| {
+            let shape = [batch, time, heads, width / self.heads];
             of.forward(x.clone()).reshape(shape).swap_dims(1, 2)
         };
-        let query = self.rotary.forward(heads(&self.query));
-        let key = self.rotary.forward(heads(&self.key));
+        let shared = |heads: Tensor<4>| heads.repeat_dim(1, self.heads / self.key_heads);
+        let query = self.rotary.forward(heads(&self.query, self.heads));
+        let key = self.rotary.forward(heads(&self.key, self.key_heads));
+        let value = heads(&self.value, self.key_heads);
         let attended = Attention::new()
             .causal()
-            .forward(query, key, heads(&self.value));
+            .forward(query, shared(key), shared(value));
         self.output
             .forward(attended.swap_dims(1, 2).reshape([batch, time, width]))
     }

@@ -13,7 +13,7 @@ use crate::model::Gpt;
 const TEMPERATURE: f32 = 0.5;
 
 /// A text, cut into windows by a generator of its own.
-pub(crate) struct Text {
+pub struct Text {
     bytes: Vec<u8>,
     time: usize,
     rng: Xoshiro256PlusPlus,
@@ -21,7 +21,7 @@ pub(crate) struct Text {
 
 impl Text {
     /// The text of a file, or the Apache licence.
-    pub(crate) fn open(file: Option<&str>, time: usize) -> Result<Self> {
+    pub fn open(file: Option<&str>, time: usize) -> Result<Self> {
         let bytes = match file {
             None => include_bytes!("../../../LICENSE-APACHE").to_vec(),
             Some(file) => std::fs::read(file).with_context(|| format!("cannot read {file}"))?,
@@ -37,7 +37,7 @@ impl Text {
 
     /// Random windows of the text, `[batch, time + 1]`: each byte but the last is followed by its
     /// target.
-    pub(crate) fn batch(&mut self, batch: usize, device: &Device) -> Tensor<2, Int> {
+    pub fn batch(&mut self, batch: usize, device: &Device) -> Tensor<2, Int> {
         let mut windows = Vec::new();
         for _ in 0..batch {
             let start = self.below(self.bytes.len() - self.time);
@@ -48,13 +48,7 @@ impl Text {
     }
 
     /// Goes on with a prompt, byte by byte.
-    pub(crate) fn write(
-        &mut self,
-        model: &Gpt,
-        prompt: &str,
-        bytes: usize,
-        device: &Device,
-    ) -> String {
+    pub fn write(&mut self, model: &Gpt, prompt: &str, bytes: usize, device: &Device) -> String {
         let model = model.valid();
         let mut written = prompt.as_bytes().to_vec();
         for _ in 0..bytes {

@@ -1,15 +1,19 @@
-//! The peak of memory in a training step of a vision transformer on made-up images, fp32, Adam.
+//! The peak of memory in a training step of a vision transformer on made-up images, with AdamW.
 //!
 //! ```sh
 //! cargo run --release -p vit --example peak -- --checkpointing blocks --operations lean
+//! cargo run --release -p vit --example peak -- --checkpointing blocks --operations lean --states five-bytes
 //! ```
 
+use burn::nn::Embedding;
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::optim::{AdamConfig, GradientsParams};
-use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_lean::WithGradientRelease;
-use clap::Parser;
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_lean::optim::{EightBitMoments, InFiveBytes, InOnePass, Lean};
+use burn_lean::{MixedPrecision, WithGradientRelease};
+use clap::{Parser, ValueEnum};
 use peak_alloc::PeakAlloc;
+use std::time::Instant;
 use vit::model::{LeanVit, Model, Vit};
 use vit::settings::{Checkpointing, Mode, Operations, Preset};
 
@@ -33,9 +37,22 @@ struct Args {
     /// What the model is made of
     #[arg(long, value_enum, default_value_t = Operations::Default)]
     operations: Operations,
+    /// Weights and optimizer states
+    #[arg(long, value_enum, default_value_t = States::F32)]
+    states: States,
     /// Steps; the peak is the highest of all
     #[arg(long, default_value_t = 3)]
     steps: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum States {
+    /// Burn's, in 32 bits
+    F32,
+    /// In one pass, with moments in 8 bits
+    EightBit,
+    /// Weights in bf16 with a correction of 8 bits, and moments in 8 bits
+    FiveBytes,
 }
 
 fn main() {
@@ -59,22 +76,40 @@ fn peak<M: Model>(args: &Args) -> usize {
     let mut model = M::new(&config, &device)
         .recomputing(args.checkpointing.recomputed())
         .drawn();
-    let mut plain = AdamConfig::new().init();
-    let mut release = AdamConfig::new().init().with_gradient_release();
+    let mut dtype = DType::F32;
+    let adamw = AdamWConfig::new();
+    let optimizer = || match args.states {
+        States::F32 => adamw.init(),
+        States::EightBit => adamw
+            .in_one_pass()
+            .with_8_bit_moments(&Vec::<Embedding>::new())
+            .init(),
+        States::FiveBytes => adamw.in_five_bytes(42).init(),
+    };
+    if args.states == States::FiveBytes {
+        dtype = DType::BF16;
+        let cast = MixedPrecision::bf16().cast(model);
+        model = cast.unwrap_or_else(|refused| panic!("{}", refused.error()));
+    }
+    let mut plain = optimizer();
+    let mut release = optimizer().with_gradient_release();
     HEAP.reset_peak_usage();
     for step in 0..args.steps {
         if args.mode == Mode::Release {
             model = release.arm(1e-3, model);
         }
-        let scores = model.forward_seeded(images(args.batch_size, &device), step as u64);
+        let start = Instant::now();
+        let images = images(args.batch_size, &device).cast(dtype);
+        let scores = model.forward_seeded(images, step as u64);
         let loss = CrossEntropyLossConfig::new()
             .init(&device)
-            .forward(scores, labels(args.batch_size, &device));
+            .forward(scores.cast(DType::F32), labels(args.batch_size, &device));
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         model = match args.mode {
             Mode::Release => release.step(1e-3, model, grads),
             Mode::Plain => plain.step(1e-3, model, grads),
         };
+        println!("step {step}: {:.1} s", start.elapsed().as_secs_f64());
     }
     HEAP.peak_usage() - before
 }

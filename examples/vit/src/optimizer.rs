@@ -9,7 +9,7 @@ use burn::optim::{
     AdafactorConfig, AdamWConfig, GradientsParams, LambConfig, ModuleOptimizer, OptimizerRecord,
     SgdConfig,
 };
-use burn_lean::optim::{EightBitMoments, InOnePass, Lean};
+use burn_lean::optim::{EightBitMoments, InFiveBytes, InOnePass, Lean};
 use burn_lean::{
     DataParallel, FirstPass, Refused, ReleaseError, ReleaseOptimizer, SaveStatesError,
     WithGradientRelease,
@@ -108,6 +108,7 @@ fn optimizer(settings: &Settings) -> ModuleOptimizer {
         OptimizerKind::AdamW => adamw.init(),
         OptimizerKind::AdamWOnePass => adamw.in_one_pass().init(),
         OptimizerKind::AdamW8bit => adamw.in_one_pass().with_8_bit_moments(&embeddings).init(),
+        OptimizerKind::AdamWFiveBytes => adamw.in_five_bytes(settings.train.seed).init(),
         // Its own rates would leave the schedule without effect.
         OptimizerKind::Adafactor => AdafactorConfig::new().with_relative_step(false).init(),
         OptimizerKind::Lamb => LambConfig::new().init(),

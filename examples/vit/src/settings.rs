@@ -57,12 +57,20 @@ impl Settings {
     pub fn check(&self, given: &[String]) -> Result<()> {
         let decays = matches!(
             self.optimizer,
-            OptimizerKind::AdamW | OptimizerKind::AdamWOnePass | OptimizerKind::AdamW8bit
+            OptimizerKind::AdamW
+                | OptimizerKind::AdamWOnePass
+                | OptimizerKind::AdamW8bit
+                | OptimizerKind::AdamWFiveBytes
         );
         ensure!(
             decays || !given.iter().any(|name| name == "weight_decay"),
-            "--weight-decay is for --optimizer adamw, adamw-one-pass and adamw-8bit, not for {}",
+            "--weight-decay is for --optimizer adamw, adamw-one-pass, adamw-8bit and adamw-five-bytes, \
+             not for {}",
             self.optimizer
+        );
+        ensure!(
+            self.optimizer != OptimizerKind::AdamWFiveBytes || self.operations == Operations::Lean,
+            "--optimizer adamw-five-bytes trains in bf16 with norms in f32, which need --operations lean"
         );
         Ok(())
     }
@@ -84,6 +92,10 @@ pub enum OptimizerKind {
     #[serde(rename = "adamw-8bit")]
     #[value(name = "adamw-8bit")]
     AdamW8bit,
+    /// AdamW with weights in bf16, a correction of 8 bits and moments in 8 bits
+    #[serde(rename = "adamw-five-bytes")]
+    #[value(name = "adamw-five-bytes")]
+    AdamWFiveBytes,
     /// Adafactor: a second moment of rows and columns
     Adafactor,
     /// LAMB: Adam with steps in proportion to the weights, for large batches

@@ -4,13 +4,13 @@ use crate::digest;
 use crate::memory::Memory;
 use crate::model::{LeanVit, Model, Vit};
 use crate::optimizer::Optimizer;
-use crate::settings::{Checkpointing, Operations, Settings, WARM_UP};
+use crate::settings::{Checkpointing, Operations, OptimizerKind, Settings, WARM_UP};
 use anyhow::{Context, Result, ensure};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::GradientsParams;
 use burn::store::ModuleRecord;
-use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_lean::{DataParallel, ReleaseError, ReplicaError};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_lean::{DataParallel, MixedPrecision, ReleaseError, ReplicaError};
 use lean_run_folder::{CannotWrite, Checkpoints};
 use std::f64::consts::PI;
 use std::fs;
@@ -83,6 +83,14 @@ impl Train<'_> {
         let model = M::new(&train.model(self.data), &device)
             .recomputing(self.settings.checkpointing.recomputed())
             .drawn();
+        let model = match self.settings.optimizer {
+            // But for norms, which stay in f32.
+            OptimizerKind::AdamWFiveBytes => {
+                let cast = MixedPrecision::bf16().cast(model);
+                cast.map_err(ReleaseError::from)?
+            }
+            _ => model,
+        };
         let optimizer = Optimizer::new(self.settings, self.parallel);
         let (mut model, mut optimizer, mut train_loss) =
             self.load(resume_point, model, optimizer)?;
@@ -243,8 +251,12 @@ impl Train<'_> {
         let image = |place: &usize| split.get(*place).context("an image is missing");
         let images: Vec<Image> = places.iter().map(image).collect::<Result<_>>()?;
         let (pixels, shape) = self.data.normalization().pixels(&images);
+        let dtype = match self.settings.optimizer {
+            OptimizerKind::AdamWFiveBytes => DType::BF16,
+            _ => DType::F32,
+        };
         Ok((
-            Tensor::from_data(TensorData::new(pixels, shape), device),
+            Tensor::from_data(TensorData::new(pixels, shape), (device, dtype)),
             Tensor::from_data(TensorData::new(labels(&images), [images.len()]), device),
         ))
     }
@@ -325,7 +337,7 @@ impl Losses {
 fn cross_entropy(scores: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
     CrossEntropyLossConfig::new()
         .init(&scores.device())
-        .forward(scores, labels)
+        .forward(scores.cast(DType::F32), labels)
 }
 
 /// The learning rate of an iteration, counted from 0: a rise to the highest rate, and a cosine from

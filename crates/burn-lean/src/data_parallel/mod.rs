@@ -253,8 +253,8 @@ impl GradientReduction for DataParallel {
         let data = grad.try_into_data()?;
         let (pending, is_needed) = match dtype {
             DType::F64 => self.send::<f64>(param, &kind, data, recipients)?,
-            DType::F32 => self.send::<f32>(param, &kind, data, recipients)?,
-            DType::F16 | DType::BF16 => {
+            // The mean stays in f32, and is rounded once, when the parameter is stepped.
+            DType::F32 | DType::F16 | DType::BF16 => {
                 let data = data.convert_dtype(DType::F32);
                 self.send::<f32>(param, &kind, data, recipients)?
             }
@@ -266,7 +266,6 @@ impl GradientReduction for DataParallel {
         Ok(Box::new(OnItsWay {
             pending,
             device,
-            dtype,
             is_needed,
         }))
     }
@@ -325,16 +324,17 @@ impl GradientReduction for DataParallel {
 struct OnItsWay {
     pending: Pending<TensorData>,
     device: Device,
-    dtype: DType,
     is_needed: bool,
 }
 
 impl PendingGradient for OnItsWay {
     fn wait(self: Box<Self>) -> Result<Option<Tensor<1>>, ReductionError> {
         let mean = self.pending.wait()?;
-        let options = (&self.device, self.dtype);
-        let mean = self.is_needed.then(|| mean.convert_dtype(self.dtype));
-        Ok(mean.map(|mean| Tensor::from_data(mean, options)))
+        let mean = self.is_needed.then_some(mean);
+        Ok(mean.map(|mean| {
+            let dtype = mean.dtype();
+            Tensor::from_data(mean, (&self.device, dtype))
+        }))
     }
 }
 

@@ -19,6 +19,8 @@ pub(crate) struct GradientTransform {
     scaler: Option<LossScaler>,
     pub(crate) reports_norm: bool,
     pub(crate) stops_at_non_finite: bool,
+    /// Whether the optimizer gets gradients in f32 of weights in half precision.
+    pub(crate) gives_f32: bool,
     averages: Averages,
     step: ThisStep,
 }
@@ -78,11 +80,6 @@ pub(crate) struct StepGradients {
 }
 
 impl GradientTransform {
-    /// Whether gradients are stepped with unchanged, and no norm is needed.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.clipping.is_none() && !self.looks_at_gradients() && self.step.measured.is_none()
-    }
-
     /// The replicas that need a gradient. All of them do if they decide by norms.
     pub(crate) fn recipients(&self) -> Recipients {
         match self.step.is_measuring || self.looks_at_gradients() {
@@ -285,7 +282,6 @@ impl GradientTransform {
         if self.stops() {
             return None;
         }
-        let dtype = grad.dtype();
         let grad = self.unscaled(grad);
         if self.looks_at_gradients() && !self.step.norms.contains(param) {
             self.step.norms.push(param, squared_norm(grad.clone()));
@@ -296,8 +292,16 @@ impl GradientTransform {
             }
             return None;
         }
+        let grad = match self.gives_f32 {
+            true => widened(grad),
+            false => grad,
+        };
+        let grad = self.clipped(param, weight, grad);
         // Rounded once, after the scale is off and the clip is on.
-        Some(self.clipped(param, weight, grad).cast(dtype))
+        Some(match self.gives_f32 {
+            true => grad,
+            false => grad.cast(weight.dtype()),
+        })
     }
 
     fn clipped<const D: usize>(

@@ -40,7 +40,7 @@ const PART_BYTES: usize = 4 << 20;
 /// - `weight`: `[d_model, classes]`
 /// - `bias`: `[classes]`
 /// - `targets`: `[tokens]`
-/// - output: `[1]`
+/// - output: `[1]`, in f32 if the operands are in half precision
 ///
 /// # Panics
 ///
@@ -102,7 +102,7 @@ pub fn linear_cross_entropy(
         let hidden = operands.take::<2>(HIDDEN);
         let labels = Labels::new(loss, targets, classes, &hidden);
         let mut gradients = Gradients::zeros(wants, &hidden, &head, &labels);
-        let (dtype, wide) = (hidden.dtype(), wide(hidden.dtype()));
+        let wide = wide(hidden.dtype());
         let mut sum = Tensor::<1>::zeros([1], (&hidden.device(), wide));
         for start in (0..tokens).step_by(at_once) {
             let chunk = start..(start + at_once).min(tokens);
@@ -114,7 +114,7 @@ pub fn linear_cross_entropy(
                 gradients.add(&chunk, rows.cast(wide), labels.gradient(scores), &head);
             }
         }
-        ((sum / labels.normalizer).cast(dtype), gradients)
+        (sum / labels.normalizer, gradients)
     })
 }
 
@@ -370,7 +370,7 @@ impl Operation<3> for Gradients {
     const MIXES: bool = true;
 
     fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 3>) {
-        let mut factor = widened(grad.tensor::<1>()) / self.normalizer.clone();
+        let mut factor = grad.tensor::<1>() / self.normalizer.clone();
         if self.may_be_of_nothing {
             factor = factor.mask_fill(self.normalizer.equal_elem(0.0), 0.0);
         }

@@ -5,16 +5,18 @@ use std::fmt;
 #[cfg(any(feature = "cube", feature = "flex"))]
 use burn::backend::DispatchDevice;
 use burn::optim::{
-    LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource, join_path,
+    AdamConfig, AdamWConfig, LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink,
+    StateSource, join_path,
 };
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use lean_arithmetic::optim::{Noise, Split};
+use lean_arithmetic::optim::{Moments, Noise, Split};
 
 #[cfg(feature = "cube")]
 use super::cube;
 #[cfg(feature = "flex")]
 use super::flex;
 use super::record::Field;
+use super::{EightBitMoments, InOnePass, Lean};
 
 /// An optimizer of weights in bf16, by any optimizer of weights in 32 bits.
 ///
@@ -26,7 +28,7 @@ use super::record::Field;
 /// | bytes a parameter: weight, bits beside it | |
 /// |---|---|
 /// | [`Stochastic`] | 2 |
-/// | [`MasterWeights24`] | 3; with AdamW's [moments in 8 bits](super::EightBitMoments) 5.1 |
+/// | [`MasterWeights24`] | 3; with AdamW's [moments in 8 bits](EightBitMoments) 5.1 |
 /// | [`MasterWeights`] | 4 |
 ///
 /// ```
@@ -42,6 +44,7 @@ use super::record::Field;
 pub struct Bf16Weights<O, R> {
     optimizer: O,
     pub(super) rounding: R,
+    steps_f32: bool,
 }
 
 impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
@@ -50,7 +53,17 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
         Self {
             optimizer,
             rounding,
+            steps_f32: false,
         }
+    }
+
+    /// Steps parameters in f32 as well, by the optimizer alone: those that
+    /// [`MixedPrecision`](crate::MixedPrecision) keeps. By default they are refused, as a model that
+    /// was not cast takes twice the memory.
+    #[must_use]
+    pub fn with_f32_parameters(mut self) -> Self {
+        self.steps_f32 = true;
+        self
     }
 
     /// The optimizer for all parameters of a module, which are in bf16.
@@ -58,6 +71,53 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
         ModuleOptimizer::from(self)
     }
 }
+
+/// A configuration of Burn's Adam or AdamW whose optimizer takes five bytes a parameter, with the
+/// weight.
+///
+/// After FlashOptim (2026), <https://arxiv.org/abs/2602.23349>.
+pub trait InFiveBytes: InOnePass<Optimizer: EightBitMoments> {
+    /// The optimizer for a model that [`MixedPrecision`](crate::MixedPrecision) has cast:
+    ///
+    /// | | bytes a parameter |
+    /// |---|---|
+    /// | weight in bf16 or f16 | 2 |
+    /// | [correction to 24 bits](MasterWeights24) | 1 |
+    /// | [moments in 8 bits](EightBitMoments) | 2.06 |
+    ///
+    /// It computes in f32, [in one pass](InOnePass). Other than with
+    /// [`with_8_bit_moments`](EightBitMoments::with_8_bit_moments), embeddings have moments in 8
+    /// bits, too. Parameters of fewer than 4096 elements have moments in f32, and those that the
+    /// cast has kept in f32 are stepped in f32.
+    ///
+    /// The seed chooses the noise of the last of the 24 bits.
+    ///
+    /// ```
+    /// use burn::nn::{Linear, LinearConfig};
+    /// use burn::optim::AdamWConfig;
+    /// use burn::tensor::Device;
+    /// use burn_lean::optim::InFiveBytes;
+    /// use burn_lean::{MixedPrecision, WithGradientRelease};
+    ///
+    /// let model: Linear = LinearConfig::new(64, 64).init(&Device::flex().autodiff());
+    /// let model = MixedPrecision::bf16().cast(model)?;
+    /// let optim = AdamWConfig::new().in_five_bytes(42).init().with_gradient_release();
+    /// # let _ = (model, optim);
+    /// # Ok::<(), burn_lean::ReleaseError>(())
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// As [`in_one_pass`](InOnePass::in_one_pass).
+    fn in_five_bytes(&self, seed: u64) -> Bf16Weights<Self::Optimizer, MasterWeights24> {
+        let mut optimizer = self.in_one_pass();
+        optimizer.settings_mut().moments = Moments::EightBit;
+        Bf16Weights::new(optimizer, MasterWeights24 { seed }).with_f32_parameters()
+    }
+}
+
+impl InFiveBytes for AdamConfig {}
+impl InFiveBytes for AdamWConfig {}
 
 /// Stochastic rounding to bf16, up with the probability of the share lost: exact on average, without
 /// memory.
@@ -323,7 +383,8 @@ impl<O: Optimizer, R: Rounding> Optimizer for Bf16Weights<O, R> {
 
     /// # Panics
     ///
-    /// If the parameter is not in bf16, or in f16 with [`MasterWeights24`].
+    /// If the parameter is not in bf16, or in f16 with [`MasterWeights24`], or in f32
+    /// [if that was asked for](Bf16Weights::with_f32_parameters).
     fn step<const D: usize>(
         &self,
         lr: LearningRate,
@@ -332,10 +393,12 @@ impl<O: Optimizer, R: Rounding> Optimizer for Bf16Weights<O, R> {
         state: Option<Bf16State<O, D>>,
     ) -> (Tensor<D>, Option<Bf16State<O, D>>) {
         let dtype = tensor.dtype();
+        let is_f32 = dtype == DType::F32 && self.steps_f32;
         assert!(
-            self.rounding.rounds_to(dtype),
+            is_f32 || self.rounding.rounds_to(dtype),
             "`Bf16Weights` steps parameters in BF16, or in F16 with `MasterWeights24`, and this one is \
-             in {dtype:?}: cast the model's parameters, or take the optimizer by itself"
+             in {dtype:?}: cast the model with `MixedPrecision`, or allow those in F32 with \
+             `with_f32_parameters()`"
         );
         let (time, optimizer, low) = match state {
             Some(state) => (state.time + 1, state.optimizer, state.low),
@@ -344,7 +407,10 @@ impl<O: Optimizer, R: Rounding> Optimizer for Bf16Weights<O, R> {
         let exact = self.rounding.widen(tensor, low);
         let grad = grad.cast(DType::F32);
         let (exact, optimizer) = self.optimizer.step(lr, exact, grad, optimizer);
-        let (tensor, low) = self.rounding.round(exact, dtype, time);
+        let (tensor, low) = match is_f32 {
+            true => (exact, None),
+            false => self.rounding.round(exact, dtype, time),
+        };
         let state = Bf16State {
             time,
             optimizer,

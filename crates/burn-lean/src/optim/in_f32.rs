@@ -9,7 +9,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use burn_pack::{Reader, Scalar, Writer};
 
 use super::bf16::{Bf16Weights, Rounding};
-use crate::optimizer::as_param;
+use crate::optimizer::with_value;
 use crate::parameter::armed_path;
 
 impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
@@ -160,7 +160,7 @@ struct ToF32<'a, R> {
 impl<R: Rounding> ModuleMapper for ToF32<'_, R> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let low = self.low.remove(&param.id.val());
-        change(param, |weight| match weight.dtype() {
+        with_value(param, |weight| match weight.dtype() {
             DType::BF16 | DType::F16 => {
                 let device = weight.device();
                 let low = low.map(|low| Tensor::from_data(low, (&device, DType::I32)));
@@ -194,7 +194,7 @@ impl<R: Rounding> ModuleMapper for FromF32<'_, R> {
             return param;
         }
         let entries = &mut self.entries;
-        change(param, |weight| {
+        with_value(param, |weight| {
             // What 24 bits hold already has nothing to be rounded, whatever the noise.
             let (weight, low) = self.rounding.round(weight, self.dtype, 0);
             if let Some(low) = low {
@@ -210,16 +210,4 @@ impl<R: Rounding> ModuleMapper for FromF32<'_, R> {
             weight
         })
     }
-}
-
-/// Changes the tensor of a parameter, apart from autodiff.
-fn change<const D: usize>(
-    param: Param<Tensor<D>>,
-    change: impl FnOnce(Tensor<D>) -> Tensor<D>,
-) -> Param<Tensor<D>> {
-    let is_trained = param.is_require_grad();
-    let (id, tensor, mapper) = param.consume();
-    let strategy = tensor.gradient_checkpointing_strategy();
-    let tensor = as_param(change(tensor.inner()), strategy, is_trained);
-    Param::from_mapped_value(id, tensor, mapper)
 }

@@ -4,7 +4,8 @@
 //! - Optimizers that Burn 0.22 lacks: [`StableAdamW`], [`RAdam`], [`Came`], [`AdaLomo`].
 //! - [Moments in 8 bits](EightBitMoments) or [in bf16](Lean::with_bf16_moments).
 //! - [Accumulation in the moments](AccumulateInMoments), without a sum of gradients.
-//! - [Weights in bf16](Bf16Weights), stepped in 32 bits, with [24 of them kept](MasterWeights24).
+//! - [Weights in bf16](Bf16Weights), stepped in 32 bits, with [24 of them kept](MasterWeights24);
+//!   with moments in 8 bits [five bytes a parameter](InFiveBytes).
 //!
 //! All are [`Optimizer`]s of Burn: [`init`](Lean::init) makes a [`ModuleOptimizer`], with or
 //! without [gradient release](crate::WithGradientRelease), and each may step a group of parameters.
@@ -44,7 +45,8 @@ pub use adam::{Adam, AdamState};
 pub use adamw::{AdamW, AdamWState};
 pub use adaptive::AdaptiveMomentumState;
 pub use bf16::{
-    Bf16State, Bf16Weights, LowBits, MasterWeights, MasterWeights24, Rounding, Stochastic,
+    Bf16State, Bf16Weights, InFiveBytes, LowBits, MasterWeights, MasterWeights24, Rounding,
+    Stochastic,
 };
 pub use came::{Came, CameConfig, CameState};
 pub use factored::Factored;

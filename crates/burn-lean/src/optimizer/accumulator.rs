@@ -8,7 +8,7 @@ use burn::optim::GradientsParams;
 use super::arming;
 use super::claims::check_claims;
 use super::survey::{Survey, Surveyed};
-use crate::backend::added;
+use crate::backend::{added, in_f32};
 use crate::error::{Refused, ReleaseError, expect};
 use crate::hook_orders::FirstPass;
 use crate::path::path_text;
@@ -80,8 +80,22 @@ impl Drop for ReleaseAccumulator {
 impl ReleaseAccumulator {
     /// An accumulator without sums.
     pub fn new() -> Self {
+        Self::with(Session::new(None, None))
+    }
+
+    /// One that sums gradients in half precision in f32: in bf16, a gradient of less than a 256th of
+    /// the sum is lost. Four bytes a parameter, where those of [`new`](Self::new) take two; of
+    /// gradients in f32 the sums are the same. An optimizer gets the sum rounded to the type of the
+    /// weight, or in f32 [if it computes so](crate::ReleaseOptimizer::with_f32_gradients).
+    pub fn in_f32() -> Self {
+        let mut session = Session::new(None, None);
+        session.sums_in_f32 = true;
+        Self::with(session)
+    }
+
+    fn with(session: Session) -> Self {
         Self {
-            session: Arc::new(Session::new(None, None)),
+            session: Arc::new(session),
             grads: GradientsParams::new(),
         }
     }
@@ -195,7 +209,10 @@ impl ReleaseAccumulator {
         for Surveyed { param, .. } in &survey.params {
             let slot = self.session.slots().get(&param.id).cloned();
             let is_taken = slot.as_ref().is_some_and(|slot| slot.phase().is_taken());
-            let grad = param.take_grad(&mut grads).filter(|_| !is_taken);
+            let mut grad = param.take_grad(&mut grads).filter(|_| !is_taken);
+            if self.session.sums_in_f32 {
+                grad = grad.map(in_f32);
+            }
             let earlier = param.take_grad(&mut sums);
             let sum = slot.and_then(|slot| slot.take_sum()).or(earlier);
             if let Some(sum) = added(sum, grad) {

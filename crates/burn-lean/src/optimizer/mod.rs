@@ -13,8 +13,9 @@ mod report;
 mod restoring;
 mod survey;
 
-#[cfg(any(feature = "data-parallel", feature = "optim"))]
+#[cfg(feature = "data-parallel")]
 pub(crate) use restoring::as_param;
+pub(crate) use restoring::with_value;
 
 pub use accumulator::ReleaseAccumulator;
 pub use release_optimizer::{IntoModuleOptimizer, ReleaseOptimizer, WithGradientRelease};

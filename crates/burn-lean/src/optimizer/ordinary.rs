@@ -81,12 +81,6 @@ pub(super) fn transform<M: Module>(
             }
         }
     }
-    let has_owners = session
-        .in_flight()
-        .is_some_and(|in_flight| in_flight.reduction().is_sharded());
-    if session.stepper().gradients.is_idle() && !has_owners {
-        return HashSet::new();
-    }
     let mut transform = Transform {
         session,
         grads,

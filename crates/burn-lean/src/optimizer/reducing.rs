@@ -4,7 +4,7 @@ use burn::Tensor;
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::optim::GradientsParams;
 
-use super::restoring::as_param;
+use super::restoring::with_value;
 use super::survey::{Survey, Surveyed};
 use crate::error::ReleaseError;
 use crate::reduction::{InFlight, Recipients, flat, shaped};
@@ -70,18 +70,17 @@ impl ModuleMapper for Owners<'_> {
         if self.error.is_some() || !self.params.contains(&param.id) {
             return param;
         }
-        let is_active = param.is_require_grad();
-        let (id, weight, mapper) = param.consume();
-        let strategy = weight.gradient_checkpointing_strategy();
-        let shape = weight.shape();
-        let flat = weight.clone().inner().reshape([shape.num_elements()]);
-        let weight = match self.in_flight.weight_from_owner(id, flat) {
-            Ok(flat) => as_param(flat.reshape(shape.dims::<D>()), strategy, is_active),
-            Err(error) => {
-                self.error = Some(error);
-                weight
+        let id = param.id;
+        with_value(param, |weight| {
+            let shape = weight.shape();
+            let flat = weight.clone().reshape([shape.num_elements()]);
+            match self.in_flight.weight_from_owner(id, flat) {
+                Ok(flat) => flat.reshape(shape.dims::<D>()),
+                Err(error) => {
+                    self.error = Some(error);
+                    weight
+                }
             }
-        };
-        Param::from_mapped_value(id, weight, mapper)
+        })
     }
 }

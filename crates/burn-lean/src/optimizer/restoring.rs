@@ -104,6 +104,18 @@ pub(crate) fn as_param<const D: usize>(
     with_autodiff(weight, strategy).set_require_grad(is_active)
 }
 
+/// Changes the value of a parameter, apart from autodiff.
+pub(crate) fn with_value<const D: usize>(
+    param: Param<Tensor<D>>,
+    change: impl FnOnce(Tensor<D>) -> Tensor<D>,
+) -> Param<Tensor<D>> {
+    let is_trained = param.is_require_grad();
+    let (id, tensor, mapper) = param.consume();
+    let strategy = tensor.gradient_checkpointing_strategy();
+    let tensor = as_param(change(tensor.inner()), strategy, is_trained);
+    Param::from_mapped_value(id, tensor, mapper)
+}
+
 fn mapper_of<const D: usize>(mapper: &Arc<dyn Any + Send + Sync>) -> ParamMapper<Tensor<D>> {
     let mapper = mapper.downcast_ref::<ParamMapper<Tensor<D>>>();
     mapper.expect("a parameter keeps its rank").clone()

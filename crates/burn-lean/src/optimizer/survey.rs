@@ -327,7 +327,7 @@ impl PathVisitor for Survey {
         });
     }
 
-    fn enter(&mut self, name: &str, container: &str) {
+    fn enter(&mut self, _: &Path, name: &str, container: &str) {
         if container == "Reparameterization" && name != Released::CONTAINER {
             self.has_adapters = true;
             if let Some(last) = self.params.last_mut() {

@@ -11,7 +11,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use super::phase::{Phase, Purpose, Taken};
 use super::weight::Weight;
 use super::{Progress, Session, Slot, State};
-use crate::backend::added;
+use crate::backend::{added, in_f32};
 use crate::error::{ReleaseError, expect};
 use crate::hook_orders::HookKey;
 use crate::lock::lock;
@@ -57,7 +57,10 @@ impl Slot {
                 added(state.sum.as_deref().cloned(), Some(grad)),
             ),
             Purpose::Hold => {
-                state.add_to_sum(Some(grad));
+                state.add_to_sum(Some(match session.sums_in_f32 {
+                    true => in_f32(grad),
+                    false => grad,
+                }));
                 Progress::count(&session.progress.held);
                 (Taken::Added, None)
             }

@@ -43,6 +43,8 @@ pub(crate) struct Session {
     slots: Mutex<HashMap<ParamId, Arc<Slot>>>,
     armed: Mutex<Armed>,
     pub(crate) progress: Progress,
+    /// Whether gradients in half precision are summed in f32.
+    pub(crate) sums_in_f32: bool,
     /// The gradients in flight to the other replicas, if there are any.
     in_flight: Option<InFlight>,
 }
@@ -188,6 +190,7 @@ impl Session {
             slots: Mutex::default(),
             armed: Mutex::new(Armed::Not),
             progress: Progress::default(),
+            sums_in_f32: false,
             in_flight: reduction.map(InFlight::new),
         }
     }

@@ -14,6 +14,8 @@ mod harness;
 mod layers;
 mod memory;
 mod misc;
+#[cfg(all(feature = "operations", feature = "optim"))]
+mod mixed_precision;
 mod modules;
 #[cfg(feature = "operations")]
 mod operations;

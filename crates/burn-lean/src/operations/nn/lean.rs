@@ -5,7 +5,10 @@ use super::transformer::{
     PositionWiseFeedForward, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder,
     TransformerEncoderLayer,
 };
-use super::{Dropout, Gelu, GroupNorm, LayerNorm, Linear, RmsNorm, SwiGlu};
+use super::{
+    Dropout, Gelu, GroupNorm, LayerNorm, Linear, PositionalEncoding, RmsNorm, RotaryEncoding,
+    SwiGlu,
+};
 
 /// A module of Burn's that there is another of here, with the same parameters.
 ///
@@ -75,7 +78,9 @@ lean! {
     burn::nn::GroupNorm => GroupNorm,
     burn::nn::LayerNorm => LayerNorm,
     burn::nn::Linear => Linear,
+    burn::nn::PositionalEncoding => PositionalEncoding,
     burn::nn::RmsNorm => RmsNorm,
+    burn::nn::RotaryEncoding => RotaryEncoding,
     burn::nn::SwiGlu => SwiGlu,
     burn::nn::attention::MultiHeadAttention => MultiHeadAttention,
     burn::nn::transformer::PositionWiseFeedForward => PositionWiseFeedForward,

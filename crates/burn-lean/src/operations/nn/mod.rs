@@ -43,6 +43,7 @@ mod gelu;
 mod lean;
 mod linear;
 pub mod norm;
+mod positions;
 mod same_fields;
 mod swiglu;
 pub mod transformer;
@@ -54,4 +55,7 @@ pub use gelu::Gelu;
 pub use lean::LeanModule;
 pub use linear::{Linear, LinearConfig};
 pub use norm::{GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig};
+pub use positions::{
+    PositionalEncoding, PositionalEncodingConfig, RotaryEncoding, RotaryEncodingConfig,
+};
 pub use swiglu::{SwiGlu, SwiGluConfig};

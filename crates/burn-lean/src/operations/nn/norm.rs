@@ -40,6 +40,11 @@ impl LayerNormConfig {
     }
 }
 
+/// An `f64` under a name that is not primitive, so that visitors enter the field, which they do not in
+/// Burn's modules. [`MixedPrecision`](crate::MixedPrecision) tells by that which normalizations take
+/// an input in half precision with gains in f32.
+pub type Epsilon = f64;
+
 /// Burn's [`LayerNorm`](burn::nn::LayerNorm) as [one operation](layer_norm).
 #[derive(Module, Debug)]
 pub struct LayerNorm {
@@ -48,7 +53,7 @@ pub struct LayerNorm {
     /// `[d_model]`
     pub beta: Option<Param<Tensor<1>>>,
     /// Is added to the variance.
-    pub epsilon: f64,
+    pub epsilon: Epsilon,
 }
 
 impl LayerNorm {
@@ -131,7 +136,7 @@ pub struct RmsNorm {
     /// `[d_model]`
     pub gamma: Param<Tensor<1>>,
     /// Is added to the mean square.
-    pub epsilon: f64,
+    pub epsilon: Epsilon,
 }
 
 same_fields!(RmsNorm, burn::nn::RmsNorm, { gamma, epsilon });
@@ -193,7 +198,7 @@ pub struct GroupNorm {
     /// The number of channels.
     pub num_channels: usize,
     /// Is added to the variance.
-    pub epsilon: f64,
+    pub epsilon: Epsilon,
     /// Whether gamma and beta are used.
     pub affine: bool,
 }

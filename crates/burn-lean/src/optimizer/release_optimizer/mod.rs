@@ -226,7 +226,7 @@ impl ReleaseOptimizer {
     fn check_settings<M: Module>(&self, model: &M, survey: &Survey) -> Result<(), ReleaseError> {
         let stepper = self.session.stepper();
         stepper.gradients.check_settings()?;
-        if stepper.gradients.has_scaler() {
+        if stepper.gradients.has_scaler() && !stepper.gradients.gives_f32 {
             survey.check_precision()?;
         }
         check_groups(model, &self.groups)

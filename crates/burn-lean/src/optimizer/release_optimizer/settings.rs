@@ -35,6 +35,17 @@ impl ReleaseOptimizer {
         self
     }
 
+    /// Gives the optimizer gradients in f32 of weights in half precision, for an optimizer that
+    /// computes in f32, as those of [`optim`](crate::optim) in five bytes do. Nothing is rounded
+    /// between the sum of micro-batches, the scale of the loss, the clip, and the step. Weights in
+    /// f16 with a [loss scaler](Self::with_loss_scaler) need it.
+    ///
+    /// Burn's own optimizers panic if the gradient is not of the type of the weight.
+    pub fn with_f32_gradients(self) -> Self {
+        self.session.stepper().gradients.gives_f32 = true;
+        self
+    }
+
     /// Measures the global norm in each step:
     /// [`StepReport::grad_norm`](crate::StepReport::grad_norm).
     pub fn with_grad_norm(self) -> Self {

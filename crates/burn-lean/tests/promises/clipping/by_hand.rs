@@ -4,12 +4,12 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
-pub(super) fn gradients<M: Module>(model: &M, loss: Tensor<1>) -> GradientsParams {
+pub(crate) fn gradients<M: Module>(model: &M, loss: Tensor<1>) -> GradientsParams {
     GradientsParams::from_grads(loss.backward(), model)
 }
 
 /// Burn's sum of the squares of each gradient in 32 bits, and of those in 64.
-pub(super) fn global_norm<M: Module>(model: &M, grads: &GradientsParams) -> f64 {
+pub(crate) fn global_norm<M: Module>(model: &M, grads: &GradientsParams) -> f64 {
     struct Squares<'a>(&'a GradientsParams, f64);
     impl ModuleVisitor for Squares<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
@@ -24,7 +24,7 @@ pub(super) fn global_norm<M: Module>(model: &M, grads: &GradientsParams) -> f64 
     squares.1.sqrt()
 }
 
-pub(super) fn scale<M: Module>(model: &M, grads: &mut GradientsParams, factor: f64) {
+pub(crate) fn scale<M: Module>(model: &M, grads: &mut GradientsParams, factor: f64) {
     struct Scale<'a>(&'a mut GradientsParams, f64);
     impl ModuleVisitor for Scale<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
@@ -37,7 +37,7 @@ pub(super) fn scale<M: Module>(model: &M, grads: &mut GradientsParams, factor: f
 }
 
 /// What PyTorch's `clip_grad_norm_` does. Returns the norm.
-pub(super) fn clip_global<M: Module>(model: &M, grads: &mut GradientsParams, max_norm: f64) -> f64 {
+pub(crate) fn clip_global<M: Module>(model: &M, grads: &mut GradientsParams, max_norm: f64) -> f64 {
     let norm = global_norm(model, grads);
     let coefficient = max_norm / (norm + 1e-6);
     if coefficient < 1.0 {

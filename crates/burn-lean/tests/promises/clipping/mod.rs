@@ -1,7 +1,7 @@
 //! Clipping by norms, the scale of a loss and gradients that are not finite: what plain Burn does
 //! with all gradients at hand.
 
-mod by_hand;
+pub(crate) mod by_hand;
 mod global_norm;
 mod groups;
 mod half;

@@ -1,0 +1,301 @@
+//! Models in half precision whose normalizations stay in f32.
+
+use std::collections::HashSet;
+
+use burn::module::{Module, ModuleMapper, Param, ParamGroup, ParamId};
+use burn::tensor::{DType, Tensor};
+
+use crate::error::{Refused, ReleaseError};
+use crate::groups::check_groups;
+use crate::optimizer::with_value;
+use crate::parameter::armed_path;
+use crate::path::{Path, PathVisitor, WithPaths, path_text};
+
+/// Casts a model to bf16 or f16, except for its normalizations, which stay in f32.
+///
+/// Products of matrices, activations and their gradients take half the memory. Normalizations keep
+/// their gains in f32, and [`operations::nn`](crate::operations::nn) has modules that take an input
+/// in half precision with them: they compute in f32 and give the type of their input. To train the
+/// model, take an optimizer that keeps more bits of the weights than the model has:
+/// [`in_five_bytes`](crate::optim::InFiveBytes::in_five_bytes).
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::optim::{AdamWConfig, GradientsParams};
+/// use burn::tensor::{DType, Device, Tensor};
+/// use burn_lean::operations::nn;
+/// use burn_lean::optim::InFiveBytes;
+/// use burn_lean::{MixedPrecision, WithGradientRelease};
+///
+/// #[derive(Module, Debug)]
+/// struct Mlp {
+///     norm: nn::LayerNorm,
+///     linear: nn::Linear,
+/// }
+///
+/// let device = Device::flex().autodiff();
+/// let model = Mlp {
+///     norm: nn::LayerNormConfig::new(8).init(&device),
+///     linear: nn::LinearConfig::new(8, 8).init(&device),
+/// };
+/// let mut model = MixedPrecision::bf16().cast(model)?;
+/// assert_eq!(model.linear.weight.val().dtype(), DType::BF16);
+/// assert_eq!(model.norm.gamma.val().dtype(), DType::F32);
+///
+/// let mut optim = AdamWConfig::new().in_five_bytes(42).init().with_gradient_release();
+/// model = optim.arm(1e-3, model);
+/// let x = Tensor::<2>::ones([4, 8], &device).cast(DType::BF16);
+/// let y = model.linear.forward(model.norm.forward(x));
+/// let loss = y.cast(DType::F32).square().mean();
+/// let grads = GradientsParams::from_grads(loss.backward(), &model);
+/// model = optim.step(1e-3, model, grads);
+/// # let _ = model;
+/// # Ok::<(), burn_lean::ReleaseError>(())
+/// ```
+///
+/// Inputs and the loss are for the caller to cast: the model's input to its type, and scores to f32
+/// before a loss. [`linear_cross_entropy`](crate::operations::linear_cross_entropy) gives a loss in
+/// f32. In f16 gradients below 6e-8 vanish, so [scale the loss](crate::LossScaler).
+#[derive(Clone, Debug)]
+pub struct MixedPrecision {
+    dtype: DType,
+    kept: Vec<ParamGroup>,
+    casts_norms: bool,
+}
+
+impl MixedPrecision {
+    /// Weights in bf16, which has the range of f32 and 8 bits.
+    pub fn bf16() -> Self {
+        Self::new(DType::BF16)
+    }
+
+    /// Weights in f16, which has 11 bits, and the range from 6e-8 to 65,504.
+    pub fn f16() -> Self {
+        Self::new(DType::F16)
+    }
+
+    fn new(dtype: DType) -> Self {
+        Self {
+            dtype,
+            kept: Vec::new(),
+            casts_norms: false,
+        }
+    }
+
+    /// Keeps these parameters in f32, too. The model's own code has to cast where they meet others.
+    #[must_use]
+    pub fn keep(mut self, group: ParamGroup) -> Self {
+        self.kept.push(group);
+        self
+    }
+
+    /// Casts normalizations, too: for models of `burn::nn`, whose normalizations take an input and
+    /// parameters of one type.
+    #[must_use]
+    pub fn cast_norms(mut self) -> Self {
+        self.casts_norms = true;
+        self
+    }
+
+    /// Casts a model. Parameters that are in the type already stay as they are.
+    ///
+    /// Load weights before: a record's type replaces the model's. Parameters that are not initialized
+    /// yet are so at their first use, as without a cast.
+    ///
+    /// The weights are rounded to the nearest. To keep their other bits for the optimizer, give
+    /// [`params`](Self::params) to
+    /// [`weights_from_f32`](crate::optim::Bf16Weights::weights_from_f32) instead.
+    ///
+    /// # Errors
+    ///
+    /// With the model, as it was given:
+    ///
+    /// - [`CannotMix`](ReleaseError::CannotMix): a module that takes an input in the type of its
+    ///   parameters or tables only;
+    /// - [`NotF32`](ReleaseError::NotF32): a parameter in a third type;
+    /// - [`EmptyGroup`](ReleaseError::EmptyGroup): no parameter is in a group to keep;
+    /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): the model is armed.
+    pub fn cast<M: Module>(&self, model: M) -> Result<M, Refused<M>> {
+        match self.params(&model) {
+            Ok(group) => Ok(cast(model, &group, self.dtype)),
+            Err(error) => Err(Refused::new(model, error)),
+        }
+    }
+
+    /// The parameters that [`cast`](Self::cast) casts.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`cast`](Self::cast).
+    pub fn params<M: Module>(&self, model: &M) -> Result<ParamGroup, ReleaseError> {
+        if let Some(path) = armed_path(model) {
+            return Err(ReleaseError::ArmedElsewhere { path });
+        }
+        check_groups(model, &self.kept)?;
+        let mut modules = Modules::default();
+        model.visit(&mut WithPaths::new(&mut modules));
+        let mut paths = Vec::new();
+        for param in modules.params {
+            let path = path_text(&param.path);
+            let is_named = self
+                .kept
+                .iter()
+                .any(|kept| kept.matches(&param.id, Some(&path)));
+            if is_named {
+                continue;
+            }
+            if let Some(norm) = param.norm.filter(|_| !self.casts_norms) {
+                if !modules.mixing.contains(&norm.path) {
+                    return Err(norm.cannot_mix(self.dtype));
+                }
+                continue;
+            }
+            if let Some(dtype) = param.dtype
+                && dtype != DType::F32
+                && dtype != self.dtype
+            {
+                let dtype = format!("{dtype:?}");
+                return Err(ReleaseError::NotF32 { path, dtype });
+            }
+            paths.push(path);
+        }
+        match modules.tables.into_iter().next() {
+            Some(table) => Err(table.cannot_mix(self.dtype)),
+            None => Ok(ParamGroup::from_paths(paths)),
+        }
+    }
+
+    /// The reverse: a model with all its parameters in f32.
+    ///
+    /// They have the values that the model computes with. For those that the optimizer has, see
+    /// [`weights_to_f32`](crate::optim::Bf16Weights::weights_to_f32).
+    ///
+    /// # Errors
+    ///
+    /// [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): the model is armed.
+    pub fn to_f32<M: Module>(model: M) -> Result<M, Refused<M>> {
+        match armed_path(&model) {
+            None => Ok(cast(model, &ParamGroup::all(), DType::F32)),
+            Some(path) => Err(Refused::new(model, ReleaseError::ArmedElsewhere { path })),
+        }
+    }
+}
+
+fn cast<M: Module>(model: M, group: &ParamGroup, dtype: DType) -> M {
+    struct Cast<'a> {
+        group: &'a ParamGroup,
+        dtype: DType,
+        path: Vec<String>,
+    }
+    impl ModuleMapper for Cast<'_> {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.path.push(name.into());
+        }
+
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.path.pop();
+        }
+
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            if !self.group.matches(&param.id, Some(&self.path.join("."))) {
+                return param;
+            }
+            let dtype = self.dtype;
+            match param.is_initialized() {
+                true => with_value(param, |weight| weight.cast(dtype)),
+                // At its first use, as Burn has it: its weight is the same, and no model in f32 exists.
+                false => param.init_mapper(move |weight| weight.cast(dtype)),
+            }
+        }
+    }
+    let path = Vec::new();
+    model.map(&mut Cast { group, dtype, path })
+}
+
+/// Containers of normalizations, which stay in f32.
+const NORMS: [&str; 5] = [
+    "Struct:LayerNorm",
+    "Struct:RmsNorm",
+    "Struct:GroupNorm",
+    "Struct:BatchNorm",
+    "Struct:InstanceNorm",
+];
+
+/// Burn's modules with tables in f32, which are no parameters: the container, and the table's name.
+const TABLES: [(&str, &str); 2] = [
+    ("Struct:RotaryEncoding", "freq_complex"),
+    ("Struct:PositionalEncoding", "sinusoids"),
+];
+
+/// What a model is made of, as far as it matters for types.
+#[derive(Default)]
+struct Modules {
+    params: Vec<FloatParam>,
+    /// Normalizations that take an input in half precision with gains in f32.
+    mixing: HashSet<String>,
+    /// Modules with a table that is added to an input, or multiplied with it, in the table's type.
+    tables: Vec<SubModule>,
+}
+
+struct FloatParam {
+    id: ParamId,
+    path: Path,
+    /// Unless it is not initialized yet.
+    dtype: Option<DType>,
+    /// The normalization that it belongs to.
+    norm: Option<SubModule>,
+}
+
+struct SubModule {
+    path: String,
+    container: String,
+}
+
+impl SubModule {
+    fn cannot_mix(self, dtype: DType) -> ReleaseError {
+        let Self { path, container } = self;
+        let module = container.trim_start_matches("Struct:").into();
+        let dtype = format!("{dtype:?}");
+        ReleaseError::CannotMix {
+            path,
+            module,
+            dtype,
+        }
+    }
+}
+
+impl PathVisitor for Modules {
+    fn enter(&mut self, path: &Path, name: &str, container: &str) {
+        let module = path_text(path);
+        // Those of `operations::nn` show their epsilon, as a module without parameters; Burn's do not.
+        if NORMS.contains(&container) && name == "epsilon" {
+            self.mixing.insert(module);
+            return;
+        }
+        // Those of `operations::nn` hold Burn's, and have its name.
+        let is_wrapped = path.last().is_some_and(|(_, outer)| outer == container);
+        if TABLES.contains(&(container, name)) && !is_wrapped {
+            let container = container.into();
+            self.tables.push(SubModule {
+                path: module,
+                container,
+            });
+        }
+    }
+
+    fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
+        let norm = path
+            .split_last()
+            .filter(|((_, container), _)| NORMS.contains(&container.as_str()));
+        let norm = norm.map(|((_, container), outer)| SubModule {
+            path: path_text(outer),
+            container: container.clone(),
+        });
+        self.params.push(FloatParam {
+            id: param.id,
+            path: path.clone(),
+            dtype: param.is_initialized().then(|| param.val().dtype()),
+            norm,
+        });
+    }
+}

@@ -1,0 +1,177 @@
+//! Encodings of positions, for inputs in half precision, too.
+//!
+//! Burn's add a table in f32 to their input, or multiply with it, and take inputs in f32 only.
+
+use burn::config::Config;
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+
+use crate::operations::chunks::widened;
+
+/// Configuration of [`RotaryEncoding`]: that of Burn's
+/// [`RotaryEncodingConfig`](burn::nn::RotaryEncodingConfig).
+#[derive(Config, Debug)]
+pub struct RotaryEncodingConfig {
+    /// The longest sequence.
+    pub max_sequence_length: usize,
+    /// The size of the input features, of one head.
+    pub d_model: usize,
+    /// The base of the frequencies. Default: 10000.
+    #[config(default = "10000.0")]
+    pub theta: f32,
+}
+
+impl RotaryEncodingConfig {
+    /// An encoding with these settings.
+    ///
+    /// # Panics
+    ///
+    /// If `d_model` is odd, or `theta` not positive.
+    pub fn init(&self, device: &Device) -> RotaryEncoding {
+        self.plain().init(device).into()
+    }
+
+    /// An encoding whose frequencies are changed by a function.
+    ///
+    /// # Panics
+    ///
+    /// If `d_model` is odd, or `theta` not positive.
+    pub fn init_with_frequency_scaling(
+        &self,
+        scaling: impl Fn(Tensor<1>) -> Tensor<1>,
+        device: &Device,
+    ) -> RotaryEncoding {
+        let plain = self.plain();
+        plain.init_with_frequency_scaling(scaling, device).into()
+    }
+
+    fn plain(&self) -> burn::nn::RotaryEncodingConfig {
+        burn::nn::RotaryEncodingConfig::new(self.max_sequence_length, self.d_model)
+            .with_theta(self.theta)
+    }
+}
+
+/// Burn's [`RotaryEncoding`](burn::nn::RotaryEncoding), computed in f32 at least and rounded once.
+///
+/// ```
+/// use burn::tensor::{DType, Device, Tensor};
+/// use burn_lean::operations::nn::RotaryEncodingConfig;
+///
+/// let device = Device::flex();
+/// let rotary = RotaryEncodingConfig::new(16, 8).init(&device);
+/// let query = Tensor::<4>::ones([2, 4, 16, 8], &device).cast(DType::BF16);
+/// assert_eq!(rotary.forward(query).dtype(), DType::BF16);
+/// ```
+#[derive(Module, Debug)]
+pub struct RotaryEncoding {
+    plain: burn::nn::RotaryEncoding,
+}
+
+impl RotaryEncoding {
+    /// Rotates the features of each position, from position 0 on.
+    ///
+    /// # Shapes
+    ///
+    /// `[..., time, d_model]`, and the output is as the input.
+    ///
+    /// # Panics
+    ///
+    /// If the shape does not fit, or the sequence is longer than the longest.
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        self.apply(x, 0)
+    }
+
+    /// The same, from position `start` on.
+    ///
+    /// # Panics
+    ///
+    /// As [`forward`](Self::forward).
+    pub fn apply<const D: usize>(&self, x: Tensor<D>, start: usize) -> Tensor<D> {
+        let dtype = x.dtype();
+        self.plain.apply(widened(x), start).cast(dtype)
+    }
+
+    /// Shifts the table, so that its first position is `start`.
+    ///
+    /// # Panics
+    ///
+    /// If `start` is not beyond the table's first position.
+    pub fn shift(&mut self, start: usize) {
+        self.plain.shift(start);
+    }
+
+    /// Shifts the table back to position 0.
+    pub fn reset(&mut self) {
+        self.plain.reset();
+    }
+}
+
+/// Configuration of [`PositionalEncoding`]: that of Burn's
+/// [`PositionalEncodingConfig`](burn::nn::PositionalEncodingConfig).
+#[derive(Config, Debug)]
+pub struct PositionalEncodingConfig {
+    /// The longest sequence. Default: 5000.
+    #[config(default = 5_000)]
+    pub max_sequence_size: usize,
+    /// The size of the input features.
+    pub d_model: usize,
+    /// The longest wavelength. Default: 10000.
+    #[config(default = 10_000)]
+    pub max_timescale: usize,
+}
+
+impl PositionalEncodingConfig {
+    /// An encoding with these settings.
+    ///
+    /// # Panics
+    ///
+    /// If `d_model` is odd, or the longest wavelength shorter than the longest sequence.
+    pub fn init(&self, device: &Device) -> PositionalEncoding {
+        burn::nn::PositionalEncodingConfig::new(self.d_model)
+            .with_max_sequence_size(self.max_sequence_size)
+            .with_max_timescale(self.max_timescale)
+            .init(device)
+            .into()
+    }
+}
+
+/// Burn's [`PositionalEncoding`](burn::nn::PositionalEncoding), computed in f32 at least and rounded
+/// once.
+#[derive(Module, Debug)]
+pub struct PositionalEncoding {
+    plain: burn::nn::PositionalEncoding,
+}
+
+impl PositionalEncoding {
+    /// Adds its sinusoids to each position.
+    ///
+    /// # Shapes
+    ///
+    /// `[batch, time, d_model]`, and the output is as the input.
+    ///
+    /// # Panics
+    ///
+    /// If the shape does not fit, or the sequence is longer than the longest.
+    pub fn forward(&self, input: Tensor<3>) -> Tensor<3> {
+        let dtype = input.dtype();
+        self.plain.forward(widened(input)).cast(dtype)
+    }
+}
+
+macro_rules! wraps {
+    ($($name:ident),+) => {$(
+        impl From<burn::nn::$name> for $name {
+            fn from(plain: burn::nn::$name) -> Self {
+                Self { plain }
+            }
+        }
+
+        impl From<$name> for burn::nn::$name {
+            fn from(wrapped: $name) -> Self {
+                wrapped.plain
+            }
+        }
+    )+};
+}
+
+wraps!(RotaryEncoding, PositionalEncoding);
