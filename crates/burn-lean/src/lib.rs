@@ -1,4 +1,4 @@
-//! Training that fits, for Burn 0.22 and later: gradient release and recomputed activations.
+//! Training that fits, for Burn 0.22: gradient release and recomputed activations.
 //!
 //! [`ReleaseOptimizer`] steps the parameters of a model inside `backward`, each the moment its
 //! gradient is complete, and frees the gradient: at no time do all of them exist. The weights are

@@ -5,7 +5,7 @@
 //! gradients for their mean, the weights of owners, and whether they do the same.
 //!
 //! Nothing here depends on Burn: tensors are shapes, numbers and bytes. `burn-gradient-release-data-parallel` (Burn
-//! 0.21) and `burn-lean` with its feature `data-parallel` (Burn 0.22 and later) give them theirs.
+//! 0.21) and `burn-lean` with its feature `data-parallel` (Burn 0.22) give them theirs.
 
 #![forbid(unsafe_code)]
 
