@@ -84,6 +84,9 @@ mod pages {
     #[doc = include_str!("../../../docs/learner.md")]
     struct Learner;
 
+    #[doc = include_str!("../../../docs/mixed-precision.md")]
+    struct MixedPrecision;
+
     #[doc = include_str!("../../../docs/operations.md")]
     struct Operations;
 

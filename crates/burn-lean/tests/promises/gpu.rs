@@ -115,3 +115,52 @@ fn numbers_and_memory() {
         device.clone().inner().memory_cleanup();
     }
 }
+
+/// A model with norms in f32 and the rest in f16, as WGSL has no bf16, stepped in five bytes a
+/// parameter: stopped after each step and resumed, it has the bits of a run that goes on.
+#[cfg(all(feature = "operations", feature = "optim"))]
+#[test]
+fn mixed_precision_resumes_with_the_same_bits() {
+    use burn::optim::{AdamWConfig, OptimizerRecord};
+    use burn::tensor::DType;
+    use burn_lean::operations::nn;
+    use burn_lean::optim::InFiveBytes;
+    use burn_lean::{MixedPrecision, ReleaseOptimizer};
+
+    #[derive(Module, Debug)]
+    struct Mlp {
+        norm: nn::LayerNorm,
+        linear: nn::Linear,
+    }
+
+    let device = Device::wgpu(Default::default()).autodiff();
+    let model = || {
+        let model = seeded(&device, |device| Mlp {
+            norm: nn::LayerNormConfig::new(WIDTH).init(device),
+            linear: nn::LinearConfig::new(WIDTH, WIDTH).init(device),
+        });
+        MixedPrecision::f16().cast(model).unwrap()
+    };
+    let optim = || -> ReleaseOptimizer {
+        let adamw = AdamWConfig::new().in_five_bytes(7).init();
+        adamw.with_gradient_release().with_f32_gradients()
+    };
+    let step = |model: Mlp, optim: &mut ReleaseOptimizer, step| {
+        release_step(model, optim, |model| {
+            let x = numbers([4, WIDTH], step, &device).cast(DType::F16);
+            let y = model.linear.forward(model.norm.forward(x));
+            y.cast(DType::F32).square().mean()
+        })
+    };
+    let (mut on, mut uninterrupted) = (model(), optim());
+    let mut saved = (model().into_record(), OptimizerRecord::default());
+    let before = bits(&on);
+    for number in 0..5 {
+        on = step(on, &mut uninterrupted, number);
+        let mut resumed = optim().load_record(saved.1);
+        let again = step(model().load_record(saved.0), &mut resumed, number);
+        assert_eq!(bits(&again), bits(&on), "step {number}");
+        saved = (again.into_record(), resumed.to_record());
+    }
+    assert_ne!(bits(&on), before);
+}
