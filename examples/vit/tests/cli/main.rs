@@ -6,7 +6,7 @@ mod both;
 mod program;
 mod this;
 
-use program::{Home, result};
+use program::{Home, outcome, result};
 use this::PROGRAM;
 
 /// Their fields and so their checkpoints are the same; their sums are not, in the last bits.
@@ -22,4 +22,23 @@ fn a_run_is_resumed_with_other_operations() {
         assert!(difference.abs() < 1e-3, "{before}: {resumed} {whole}");
         assert_eq!(home.settings(before)["operations"], after);
     }
+}
+
+/// In bf16 with norms in f32: the same weights in both modes, and resumed.
+#[test]
+fn five_bytes_a_parameter_train_alike_in_both_modes() {
+    let home = Home::new();
+    let options = ["--optimizer", "adamw-five-bytes", "--operations", "lean"];
+    let whole = result(home.train("whole", 2).args(options));
+    let plain = result(
+        home.train("plain", 2)
+            .args(options)
+            .args(["--mode", "plain"]),
+    );
+    assert_eq!(outcome(&plain), outcome(&whole));
+    home.stop("resumed", 2, 7, &options);
+    assert_eq!(
+        outcome(&result(&mut home.resume("resumed"))),
+        outcome(&whole)
+    );
 }

@@ -16,5 +16,8 @@ pub(crate) const PROGRAM: Program = Program {
         ("release", "blocks", true),
         ("release", "nested", true),
     ],
-    refused: &[("--device tpu", "tpu")],
+    refused: &[
+        ("--device tpu", "tpu"),
+        ("--optimizer adamw-five-bytes", "need --operations lean"),
+    ],
 };

@@ -273,6 +273,31 @@ fn two_optimizers_share_a_scaler() {
     assert_eq!(models.map(|model| first(&model)), [-4.0, -3.0]);
 }
 
+#[test]
+fn a_step_without_gradients_leaves_the_scale() {
+    let scaler = LossScalerConfig::new()
+        .with_init_scale(1024.0)
+        .with_growth_interval(1)
+        .init();
+    let mut optim = sgd(&scaler);
+    let model = optim.step(1.0, vector(), GradientsParams::new());
+    assert_eq!((scaler.current(), first(&model)), (1024.0, 0.0));
+}
+
+#[test]
+fn gradients_of_two_types_have_one_norm() {
+    let mut model = vector();
+    let wide = Tensor::<R, 1>::zeros([3], &Default::default()).cast(FloatDType::F64);
+    model.push(Param::from_tensor(wide));
+    let optim = SgdConfig::new().init().with_gradient_release();
+    let mut optim = optim.with_grad_norm();
+    let loss = model[0].val().sum() + model[1].val().sum().cast(FloatDType::F32);
+    let model = ordinary_step(1.0, model, &mut optim, loss);
+    let norm = optim.last_step().unwrap().grad_norm().unwrap();
+    assert!((norm - 6.0_f64.sqrt()).abs() < 1e-6, "{norm}");
+    assert_eq!(first(&model), -1.0);
+}
+
 /// A loss that is not finite at any scale, and gradients that never overflow: neither goes on for
 /// ever.
 #[test]

@@ -335,12 +335,14 @@ impl<B: Backend> GradientTransform<B> {
                     .then(|| global_norm(squared.iter().map(|(_, squared)| *squared)))
             }
         };
+        let has_gradients = norm.is_some() || has_skipped;
         // A norm of some of the gradients alone is not reported.
         let norm = norm.filter(|_| !has_skipped);
         if let Some(norm) = norm {
             self.policy.observe(norm);
         }
-        let scaler = self.policy.scaler.as_ref();
+        // A step without gradients says nothing of the scale.
+        let scaler = self.policy.scaler.as_ref().filter(|_| has_gradients);
         let clips_all = matches!(
             self.policy.clipping,
             Some(NormClipping::GlobalNorm { .. } | NormClipping::ZClip(_))

@@ -39,17 +39,31 @@ impl<B: Backend> SquaredNorms<B> {
     /// The squared norm of each of `params` that has a gradient, in their order.
     pub(crate) fn read(&self, params: impl IntoIterator<Item = ParamId>) -> Vec<(ParamId, f64)> {
         let mut found = self.found();
-        let (params, norms): (Vec<_>, Vec<_>) = params
+        let mut pending: Vec<_> = params
             .into_iter()
             .filter_map(|param| Some((param, found.remove(&param)?)))
-            .unzip();
+            .collect();
         drop(found);
-        let Some(device) = norms.first().map(Tensor::device) else {
-            return Vec::new();
-        };
-        let norms = norms.into_iter().map(|norm| norm.to_device(&device));
-        let read = Tensor::cat(norms.collect(), 0).into_data();
-        params.into_iter().zip(read.iter::<f64>()).collect()
+        let params: Vec<ParamId> = pending.iter().map(|(param, _)| *param).collect();
+        let mut read = HashMap::new();
+        // One read for each type: tensors of one type can be joined.
+        while let Some((_, first)) = pending.first() {
+            let (device, dtype) = (first.device(), first.dtype());
+            let (alike, others): (Vec<_>, Vec<_>) = pending
+                .into_iter()
+                .partition(|(_, norm)| norm.dtype() == dtype);
+            let (params, norms): (Vec<_>, Vec<_>) = alike
+                .into_iter()
+                .map(|(param, norm)| (param, norm.to_device(&device)))
+                .unzip();
+            let numbers = Tensor::cat(norms, 0).into_data();
+            read.extend(params.into_iter().zip(numbers.iter::<f64>()));
+            pending = others;
+        }
+        params
+            .into_iter()
+            .map(|param| (param, read[&param]))
+            .collect()
     }
 }
 
