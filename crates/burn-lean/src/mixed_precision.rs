@@ -165,7 +165,7 @@ impl MixedPrecision {
         }
     }
 
-    /// The reverse: a model with all its parameters in f32.
+    /// The reverse: a model whose parameters in half precision are in f32.
     ///
     /// They have the values that the model computes with. For those that the optimizer has, see
     /// [`weights_to_f32`](crate::optim::Bf16Weights::weights_to_f32).
@@ -201,10 +201,15 @@ fn cast<M: Module>(model: M, group: &ParamGroup, dtype: DType) -> M {
                 return param;
             }
             let dtype = self.dtype;
+            // Back to f32 goes what is in half precision, and not what is in f64.
+            let cast = move |weight: Tensor<D>| match (weight.dtype(), dtype) {
+                (DType::F64, DType::F32) => weight,
+                _ => weight.cast(dtype),
+            };
             match param.is_initialized() {
-                true => with_value(param, |weight| weight.cast(dtype)),
+                true => with_value(param, cast),
                 // At its first use, as Burn has it: its weight is the same, and no model in f32 exists.
-                false => param.init_mapper(move |weight| weight.cast(dtype)),
+                false => param.init_mapper(cast),
             }
         }
     }

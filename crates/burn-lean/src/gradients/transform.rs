@@ -120,6 +120,9 @@ impl GradientTransform {
                 stops_at_non_finite: true,
                 ..
             } => Some("stop at gradients that are not finite"),
+            Self {
+                gives_f32: true, ..
+            } => Some("gradients in f32"),
             _ => None,
         }
     }
