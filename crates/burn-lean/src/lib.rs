@@ -58,6 +58,7 @@ pub use optimizer::{
 pub use recompute::{
     Budget, BudgetPass, DecoderMasks, EncoderLayers, MapTensor, Planned, Tensors, TwoPasses,
     checkpoint, checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder,
+    checkpoint_steps,
 };
 pub use reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};
 

@@ -226,3 +226,64 @@ where
     sums.reduce(|sum, chunk| sum + chunk)
         .expect("there is at least one token")
 }
+
+/// A recurrent module over a sequence, in scopes of [`checkpoint`] of this many time steps each.
+///
+/// Backward keeps the input and the state at the beginning of each scope, and the activations of one
+/// scope at a time. A scope for each step would keep more than it saves; the square root of the
+/// number of steps is a good length.
+///
+/// `forward` gets the steps of a scope and the state before them, and returns the output of each
+/// step and the state after the last. The gradients are those of one call over the whole sequence,
+/// up to the order in which those of the weights are added up.
+///
+/// ```
+/// use burn::nn::{Lstm, LstmConfig, LstmState};
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean::checkpoint_steps;
+///
+/// let device = Device::flex().autodiff();
+/// let lstm: Lstm = LstmConfig::new(3, 8, true).init(&device);
+/// let zeros = || Tensor::zeros([2, 8], &device);
+/// let input = Tensor::<3>::ones([2, 100, 3], &device);
+/// let (output, _) = checkpoint_steps(
+///     &lstm,
+///     input,
+///     LstmState::new(zeros(), zeros()),
+///     10,
+///     |lstm, input, state| lstm.forward(input, Some(state)),
+/// );
+/// assert_eq!(output.dims(), [2, 100, 8]);
+/// ```
+///
+/// # Shapes
+///
+/// - input: `[batch, time, d_input]`
+/// - output: `[batch, time, d_output]`
+///
+/// # Panics
+///
+/// The panics of [`checkpoint`], and if `steps_per_scope` or the number of steps is 0.
+pub fn checkpoint_steps<M, S, F>(
+    module: &M,
+    input: Tensor<3>,
+    state: S,
+    steps_per_scope: usize,
+    forward: F,
+) -> (Tensor<3>, S)
+where
+    M: Module + Sync + 'static,
+    S: Tensors,
+    F: Fn(&M, Tensor<3>, S) -> (Tensor<3>, S) + Clone + Send + Sync + 'static,
+{
+    let mut state = state;
+    let mut outputs = Vec::new();
+    for steps in input.split(steps_per_scope, 1) {
+        let forward = forward.clone();
+        let scope = move |module: &M, (steps, state)| forward(module, steps, state);
+        let (output, next) = checkpoint(module, (steps, state), scope);
+        outputs.push(output);
+        state = next;
+    }
+    (Tensor::cat(outputs, 1), state)
+}

@@ -12,9 +12,11 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 use burn_lean::operations::nn;
 use burn_lean::{
     DecoderMasks, checkpoint_chunks, checkpoint_decoder, checkpoint_each, checkpoint_encoder,
+    checkpoint_steps,
 };
 
-use crate::harness::{flex, ids, numbers, seeded};
+use crate::harness::{alone, flex, ids, numbers, seeded};
+use crate::memory::peak_of;
 use crate::scopes::{assert_same_recomputed, forward};
 
 #[derive(Module, Debug)]
@@ -166,4 +168,56 @@ fn a_loss_over_chunks_of_tokens() {
     let difference = difference.max().into_scalar::<f32>();
     // Sums of 11 numbers of about 1, in two orders.
     assert!(difference < 2e-6, "{difference}");
+}
+
+/// A recurrent model over 100 steps: the gradients of one call, up to the order of sums, and less
+/// than two thirds of its bytes.
+#[test]
+fn scopes_of_steps() {
+    alone("layers::scopes_of_steps", || {
+        const BATCH: usize = 64;
+        const TIME: usize = 100;
+        const WIDTH: usize = 32;
+        let make = |device: &Device| -> Lstm { LstmConfig::new(WIDTH, WIDTH, true).init(device) };
+        let lstm = seeded(&flex(), make);
+        let run = |steps: Option<usize>| {
+            let start = || numbers::<2>([BATCH, WIDTH], 3, &flex());
+            let state = LstmState::new(start(), start());
+            let input = numbers::<3>([BATCH, TIME, WIDTH], 1, &flex());
+            let forward =
+                |lstm: &Lstm, input, state: LstmState<2>| lstm.forward(input, Some(state));
+            let (out, state) = match steps {
+                Some(steps) => checkpoint_steps(&lstm, input, state, steps, forward),
+                None => forward(&lstm, input, state),
+            };
+            let loss = out.square().mean() + (state.cell * state.hidden).mean();
+            GradientsParams::from_grads(loss.backward(), &lstm)
+        };
+        let (expected, of_one_call) = peak_of(|| run(None));
+        for steps in [5, 10, TIME] {
+            let (found, of_scopes) = peak_of(|| run(Some(steps)));
+            println!("{steps} steps: {of_scopes} bytes of {of_one_call}");
+            for param in [
+                &lstm.input_gate.input_transform.weight,
+                &lstm.cell_gate.hidden_transform.weight,
+            ] {
+                let [expected, found] =
+                    [&expected, &found].map(|grads| grads.get::<2>(param.id).unwrap());
+                let largest = expected.clone().abs().max().into_scalar::<f32>();
+                let difference = (expected - found).abs().max().into_scalar::<f32>();
+                // Sums of 6,400 products, in two orders.
+                assert!(
+                    difference <= 2e-6 * largest,
+                    "{difference:e} of {largest:e}"
+                );
+            }
+            // Burn keeps about a kB for each operation of a scope until backward, which no scope saves.
+            if steps < TIME {
+                assert!(
+                    3 * of_scopes < 2 * of_one_call,
+                    "{steps}: {of_scopes} of {of_one_call}"
+                );
+            }
+        }
+    });
 }
