@@ -6,7 +6,7 @@ use burn::tensor::{DType, Tensor};
 
 use crate::backend::is_on_flex;
 
-use super::chunks::{as_rows, chunks, shaped};
+use super::chunks::{as_rows, chunks, shaped, wide, widened};
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 
 const INPUT: usize = 0;
@@ -74,8 +74,11 @@ fn product<const D: usize>(
     }
     let input = as_rows(input);
     let output = filled([input.dims()[0], d_output], input.dtype(), &input);
-    let output = product_over(output, &input, &weight);
     dims[D - 1] = d_output;
+    if is_half(&input) {
+        return shaped(product_in_f32(output, &input, &weight, bias), dims);
+    }
+    let output = product_over(output, &input, &weight);
     shaped(
         match bias {
             Some(bias) => output + bias.unsqueeze(),
@@ -177,7 +180,7 @@ fn parts([rows, columns]: [usize; 2]) -> impl Iterator<Item = Part> {
 pub(super) fn product_of_columns(lhs: &Tensor<2>, rhs: &Tensor<2>) -> Tensor<2> {
     let dims = [lhs.dims()[1], rhs.dims()[1]];
     let lhs = lhs.clone().transpose();
-    if !is_on_flex(&lhs) || parts(dims).count() < 2 {
+    if !is_on_flex(&lhs) || (parts(dims).count() < 2 && !is_half(rhs)) {
         return matmul(lhs, rhs.clone());
     }
     product_over(filled(dims, rhs.dtype(), rhs), &lhs, rhs)
@@ -189,6 +192,9 @@ fn product_over(mut output: Tensor<2>, lhs: &Tensor<2>, rhs: &Tensor<2>) -> Tens
         drop(output);
         return matmul(lhs.clone(), rhs.clone());
     }
+    if is_half(lhs) {
+        return product_in_f32(output, lhs, rhs, None);
+    }
     let ([rows, inner], [_, columns]) = (lhs.dims(), rhs.dims());
     for Part { rows, columns } in parts([rows, columns]) {
         let lhs = lhs.clone().slice([rows.clone(), 0..inner]);
@@ -196,6 +202,38 @@ fn product_over(mut output: Tensor<2>, lhs: &Tensor<2>, rhs: &Tensor<2>) -> Tens
         output = output.slice_assign([rows, columns], matmul(lhs, rhs));
     }
     output
+}
+
+/// `lhs * rhs + bias` in half precision, computed in 32 bits and rounded once. Of the factor that all
+/// parts read, there is one copy in 32 bits; Flex would make it anew for each part.
+fn product_in_f32(
+    mut output: Tensor<2>,
+    lhs: &Tensor<2>,
+    rhs: &Tensor<2>,
+    bias: Option<Tensor<1>>,
+) -> Tensor<2> {
+    let dtype = output.dtype();
+    let ([rows, inner], [_, columns]) = (lhs.dims(), rhs.dims());
+    let [mut lhs, mut rhs] = [lhs.clone(), rhs.clone()];
+    match rows >= columns {
+        true => rhs = widened(rhs),
+        false => lhs = widened(lhs),
+    }
+    let bias = bias.map(|bias| widened(bias).unsqueeze::<2>());
+    for Part { rows, columns } in parts([rows, columns]) {
+        let lhs = widened(lhs.clone().slice([rows.clone(), 0..inner]));
+        let rhs = widened(rhs.clone().slice([0..inner, columns.clone()]));
+        let mut part = matmul(lhs, rhs);
+        if let Some(bias) = &bias {
+            part = part + bias.clone().slice([0..1, columns.clone()]);
+        }
+        output = output.slice_assign([rows, columns], part.cast(dtype));
+    }
+    output
+}
+
+fn is_half(tensor: &Tensor<2>) -> bool {
+    tensor.dtype() != wide(tensor.dtype())
 }
 
 /// A tensor of zeros that is written over. Not `empty` and not `zeros`, which Flex makes twice.
