@@ -6,6 +6,7 @@
 //! - [Accumulation in the moments](AccumulateInMoments), without a sum of gradients.
 //! - [Weights in bf16](Bf16Weights), stepped in 32 bits, with [24 of them kept](MasterWeights24);
 //!   with moments in 8 bits [five bytes a parameter](InFiveBytes).
+//! - [States in host memory](Offload).
 //!
 //! All are [`Optimizer`]s of Burn: [`init`](Lean::init) makes a [`ModuleOptimizer`], with or
 //! without [gradient release](crate::WithGradientRelease), and each may step a group of parameters.
@@ -25,6 +26,8 @@ mod flex;
 mod in_f32;
 mod lion;
 mod moment;
+#[cfg(feature = "flex")]
+mod offloaded;
 mod operands;
 mod radam;
 mod record;
@@ -53,6 +56,8 @@ pub use factored::Factored;
 pub use lean_arithmetic::optim::{CannotAccumulate, Kind, MomentDecay};
 pub use lion::{Lion, LionState};
 pub use moment::{EightBit, Format, Moment};
+#[cfg(feature = "flex")]
+pub use offloaded::{Offload, Offloaded, OffloadedState};
 pub use radam::{RAdam, RAdamConfig, RAdamState};
 pub use sgd::{MomentumState, Sgd, SgdState};
 pub use stable_adamw::{StableAdamW, StableAdamWConfig, StableAdamWState};

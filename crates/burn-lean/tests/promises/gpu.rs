@@ -164,3 +164,52 @@ fn mixed_precision_resumes_with_the_same_bits() {
     }
     assert_ne!(bits(&on), before);
 }
+
+/// Moments in host memory: the same bits as on the device, and none of the device's bytes. A run
+/// that keeps them on the device goes on with its record.
+#[cfg(all(feature = "optim", feature = "flex"))]
+#[test]
+fn states_in_host_memory() {
+    use burn::optim::AdamWConfig;
+    use burn_lean::optim::{InOnePass, Lean, Offload};
+
+    let device = Device::wgpu(Default::default()).autodiff();
+    let adamw = || AdamWConfig::new().in_one_pass();
+    let bytes_in_use = || {
+        let device = device.clone().inner();
+        device.sync().unwrap();
+        device.memory_cleanup();
+        device
+            .memory_pool_usage()
+            .expect("it is known")
+            .bytes_in_use
+    };
+    let run = |optim: ModuleOptimizer| {
+        let mut optim = optim.with_gradient_release();
+        let mut model = seeded(&device, blocks);
+        let before = bytes_in_use();
+        for step in 0..3 {
+            model = release_step(model, &mut optim, |model| loss(model, &device, step, false));
+        }
+        (model, optim, bytes_in_use().saturating_sub(before))
+    };
+    let (model, optim, of_device) = run(adamw().init());
+    let (other, mut offloaded, of_host) = run(adamw().offloaded().init());
+    assert_eq!(bits(&other), bits(&model));
+    let params = LAYERS * (2 * WIDTH + 8 * WIDTH * WIDTH + 5 * WIDTH);
+    println!("on the device: {of_device} bytes, on the host: {of_host}");
+    assert!(
+        of_device >= of_host + 8 * params as u64,
+        "{of_device} {of_host}"
+    );
+
+    let mut resumed = adamw().offloaded().init().with_gradient_release();
+    resumed = resumed.load_record(optim.to_record());
+    let step = |model, optim: &mut _| {
+        release_step(model, optim, |model: &Vec<Block>| {
+            loss(model, &device, 3, false)
+        })
+    };
+    let found = step(model, &mut resumed);
+    assert_eq!(bits(&found), bits(&step(other, &mut offloaded)));
+}

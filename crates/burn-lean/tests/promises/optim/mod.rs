@@ -21,6 +21,8 @@ mod master_weights;
 mod memory;
 #[path = "../../../../lean-arithmetic/tests/both/noise.rs"]
 mod noise;
+#[cfg(feature = "flex")]
+mod offloaded;
 mod records;
 #[path = "../../../../lean-arithmetic/tests/both/reference.rs"]
 mod reference;

@@ -1,0 +1,92 @@
+//! Optimizer states in host memory.
+
+use std::fmt;
+
+use burn::optim::{LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource};
+use burn::tensor::{Device, Tensor};
+
+/// An optimizer whose states may be kept in host memory.
+pub trait Offload: Optimizer {
+    /// Keeps the states in host memory, on Flex, while the model is on another device: for AdamW 8
+    /// bytes a parameter, or 2.06 [in 8 bits](super::EightBitMoments), that the device has free.
+    ///
+    /// The states of a parameter are on its device for its step only. The steps are the same. Each
+    /// step moves all states there and back, and waits for the device once for each parameter. With
+    /// gradient release this happens inside the backward pass. Records are those of the optimizer.
+    ///
+    /// ```
+    /// use burn::optim::AdamWConfig;
+    /// use burn_lean::WithGradientRelease;
+    /// use burn_lean::optim::{InOnePass, Offload};
+    ///
+    /// let adamw = AdamWConfig::new().in_one_pass().offloaded();
+    /// let optim = adamw.init().with_gradient_release();
+    /// # let _ = optim;
+    /// ```
+    fn offloaded(self) -> Offloaded<Self>
+    where
+        Self: Sized,
+    {
+        Offloaded(self)
+    }
+}
+
+impl<O: Optimizer> Offload for O {}
+
+/// An optimizer [whose states are in host memory](Offload::offloaded).
+#[derive(Clone, Debug)]
+pub struct Offloaded<O>(O);
+
+impl<O: Optimizer> Offloaded<O> {
+    /// The optimizer for all parameters of a module.
+    pub fn init(self) -> ModuleOptimizer {
+        ModuleOptimizer::from(self)
+    }
+}
+
+/// State of [`Offloaded`]: that of the optimizer, saved as it saves it.
+pub struct OffloadedState<O: Optimizer, const D: usize>(O::State<D>);
+
+impl<O: Optimizer, const D: usize> Clone for OffloadedState<O, D> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<O: Optimizer, const D: usize> fmt::Debug for OffloadedState<O, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OffloadedState").finish_non_exhaustive()
+    }
+}
+
+impl<O: Optimizer, const D: usize> RecordState for OffloadedState<O, D> {
+    fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
+        self.0.state_flatten(prefix, out);
+    }
+
+    fn state_unflatten(prefix: &str, source: &mut StateSource, _: &Device) -> Option<Self> {
+        RecordState::state_unflatten(prefix, source, &Device::flex()).map(Self)
+    }
+}
+
+impl<O: Optimizer> Optimizer for Offloaded<O> {
+    type State<const D: usize> = OffloadedState<O, D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<D>,
+        grad: Tensor<D>,
+        state: Option<OffloadedState<O, D>>,
+    ) -> (Tensor<D>, Option<OffloadedState<O, D>>) {
+        let state = state.map(|OffloadedState(state)| O::to_device(state, &tensor.device()));
+        let (tensor, state) = self.0.step(lr, tensor, grad, state);
+        let on_host = |state| OffloadedState(O::to_device(state, &Device::flex()));
+        (tensor, state.map(on_host))
+    }
+
+    /// The state stays where it is: [`step`](Self::step) takes it to the device.
+    fn to_device<const D: usize>(state: OffloadedState<O, D>, _: &Device) -> OffloadedState<O, D> {
+        state
+    }
+}

@@ -1,0 +1,44 @@
+//! States in host memory. What that does on another device is in `gpu`.
+
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, ModuleOptimizer};
+use burn::tensor::Tensor;
+use burn_lean::WithGradientRelease;
+use burn_lean::optim::{EightBitMoments, InFiveBytes, Offload};
+
+use super::side::{InOnePass, Lean, model_without_embeddings};
+use crate::harness::{LR, bits, flex, numbers, plain_step, release_step, seeded};
+
+fn loss(model: &Linear, step: usize) -> Tensor<1> {
+    let x = numbers([3, 64], step, &flex());
+    model.forward(x).square().mean()
+}
+
+/// Each loads the record of the other, with release and without.
+#[test]
+fn weights_and_records_are_those_of_the_optimizer() {
+    let adamw = || AdamWConfig::new().in_one_pass();
+    let in_8_bits = || adamw().with_8_bit_moments(&model_without_embeddings());
+    let masters = || AdamWConfig::new().in_five_bytes(7);
+    let pairs: [[&dyn Fn() -> ModuleOptimizer; 2]; 3] = [
+        [&|| adamw().init(), &|| adamw().offloaded().init()],
+        [&|| in_8_bits().init(), &|| in_8_bits().offloaded().init()],
+        [&|| masters().init(), &|| masters().offloaded().init()],
+    ];
+    for [on_device, on_host] in pairs {
+        let model = || seeded(&flex(), |device| LinearConfig::new(64, 100).init(device));
+        let (mut one, mut other) = (model(), model());
+        let (mut optim, mut offloaded) = (on_device(), on_host().with_gradient_release());
+        for step in 0..2 {
+            one = plain_step(one, &mut optim, |model| loss(model, step));
+            other = release_step(other, &mut offloaded, |model| loss(model, step));
+            assert_eq!(bits(&one), bits(&other), "{LR}, step {step}");
+        }
+        let [record, of_host] = [optim.to_record(), offloaded.to_record()];
+        let mut optim = on_device().load_record(of_host);
+        let mut offloaded = on_host().load_record(record).with_gradient_release();
+        one = plain_step(one, &mut optim, |model| loss(model, 2));
+        other = release_step(other, &mut offloaded, |model| loss(model, 2));
+        assert_eq!(bits(&one), bits(&other), "resumed");
+    }
+}
