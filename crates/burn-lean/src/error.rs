@@ -375,10 +375,10 @@ pub enum ReleaseError {
 
     /// A module takes an input in the type of its parameters or tables only, which are in f32.
     #[error(
-        "{path} is a `{module}` with parameters or tables in f32, and takes no input in {dtype}: \
-         make it one of `burn_lean::operations::nn` by `into()`; or, if it is a normalization, cast \
-         it as well, with `cast_norms()`, or name its parameters with `keep` and cast its input to \
-         f32 and its output back"
+        "{path} is a `{module}` with parameters or tables in f32, and takes no input in {dtype}: if it \
+         is Burn's, make it one of `burn_lean::operations::nn` by `into()`; or, if it is a \
+         normalization, name its parameters with `keep`, where its own code or yours casts its input \
+         to f32 and its output back, or cast it as well, with `cast_norms()`"
     )]
     CannotMix {
         /// Path of the module in the model.
@@ -398,6 +398,31 @@ pub enum ReleaseError {
         /// Path of the parameter in the model.
         path: String,
         /// Its type.
+        dtype: String,
+    },
+
+    /// The optimizer takes no gradients in f32 of weights in half precision.
+    #[error(
+        "the optimizer of {path} computes in the type of the weight, and takes no gradient in f32: \
+         take one that computes in f32, as `in_five_bytes` of `burn_lean::optim`, or leave out \
+         `with_f32_gradients`"
+    )]
+    F32Gradients {
+        /// Path of the parameter in the model.
+        path: String,
+    },
+
+    /// The device has no such type.
+    #[error(
+        "{path} is on {device}, which has no {dtype}: take a type that it has (WGSL has no bf16, and \
+         NdArray neither bf16 nor f16)"
+    )]
+    NoSuchType {
+        /// Path of the parameter in the model.
+        path: String,
+        /// Its device.
+        device: String,
+        /// The type that was asked for.
         dtype: String,
     },
 

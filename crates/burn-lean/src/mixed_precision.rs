@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use burn::module::{Module, ModuleMapper, Param, ParamGroup, ParamId};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 use crate::error::{Refused, ReleaseError};
 use crate::groups::check_groups;
@@ -69,7 +69,7 @@ impl MixedPrecision {
         Self::new(DType::BF16)
     }
 
-    /// Weights in f16, which has 11 bits, and the range from 6e-8 to 65,504.
+    /// Weights in f16, which has 11 bits, and magnitudes from 6e-8 to 65,504.
     pub fn f16() -> Self {
         Self::new(DType::F16)
     }
@@ -99,8 +99,8 @@ impl MixedPrecision {
 
     /// Casts a model. Parameters that are in the type already stay as they are.
     ///
-    /// Load weights before: a record's type replaces the model's. Parameters that are not initialized
-    /// yet are so at their first use, as without a cast.
+    /// Load weights before, or with `record.cast_to_module_dtype()`: else the record's type replaces the
+    /// model's. Lazy parameters are initialized, and cast, at their first use.
     ///
     /// The weights are rounded to the nearest. To keep their other bits for the optimizer, give
     /// [`params`](Self::params) to
@@ -113,6 +113,7 @@ impl MixedPrecision {
     /// - [`CannotMix`](ReleaseError::CannotMix): a module that takes an input in the type of its
     ///   parameters or tables only;
     /// - [`NotF32`](ReleaseError::NotF32): a parameter in a third type;
+    /// - [`NoSuchType`](ReleaseError::NoSuchType): the device has no such type;
     /// - [`EmptyGroup`](ReleaseError::EmptyGroup): no parameter is in a group to keep;
     /// - [`ArmedElsewhere`](ReleaseError::ArmedElsewhere): the model is armed.
     pub fn cast<M: Module>(&self, model: M) -> Result<M, Refused<M>> {
@@ -149,6 +150,13 @@ impl MixedPrecision {
                     return Err(norm.cannot_mix(self.dtype));
                 }
                 continue;
+            }
+            if !param.device.supports_dtype(self.dtype) {
+                return Err(ReleaseError::NoSuchType {
+                    path,
+                    device: format!("{:?}", param.device),
+                    dtype: format!("{:?}", self.dtype),
+                });
             }
             if let Some(dtype) = param.dtype
                 && dtype != DType::F32
@@ -201,10 +209,10 @@ fn cast<M: Module>(model: M, group: &ParamGroup, dtype: DType) -> M {
                 return param;
             }
             let dtype = self.dtype;
-            // Back to f32 goes what is in half precision, and not what is in f64.
+            // To f32 goes what is in half precision only.
             let cast = move |weight: Tensor<D>| match (weight.dtype(), dtype) {
-                (DType::F64, DType::F32) => weight,
-                _ => weight.cast(dtype),
+                (DType::F16 | DType::BF16, _) | (_, DType::F16 | DType::BF16) => weight.cast(dtype),
+                _ => weight,
             };
             match param.is_initialized() {
                 true => with_value(param, cast),
@@ -213,8 +221,24 @@ fn cast<M: Module>(model: M, group: &ParamGroup, dtype: DType) -> M {
             }
         }
     }
+    synchronize(&model);
     let path = Vec::new();
     model.map(&mut Cast { group, dtype, path })
+}
+
+/// Applies the pending updates of running statistics, which are in the type of before: Burn would
+/// apply them to those of after.
+pub(crate) fn synchronize<M: Module>(model: &M) {
+    let mut modules = Modules::default();
+    model.visit(&mut WithPaths::new(&mut modules));
+    let is_batch_norm = |norm: &SubModule| norm.container == "Struct:BatchNorm";
+    let mut norms = modules
+        .params
+        .iter()
+        .filter_map(|param| param.norm.as_ref());
+    if norms.any(is_batch_norm) {
+        drop(model.valid());
+    }
 }
 
 /// Containers of normalizations, which stay in f32.
@@ -245,6 +269,7 @@ struct Modules {
 struct FloatParam {
     id: ParamId,
     path: Path,
+    device: Device,
     /// Unless it is not initialized yet.
     dtype: Option<DType>,
     /// The normalization that it belongs to.
@@ -299,6 +324,7 @@ impl PathVisitor for Modules {
         self.params.push(FloatParam {
             id: param.id,
             path: path.clone(),
+            device: param.lazy_device(),
             dtype: param.is_initialized().then(|| param.val().dtype()),
             norm,
         });

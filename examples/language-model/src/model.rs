@@ -60,6 +60,7 @@ struct Block {
 }
 
 impl GptConfig {
+    /// A model with random weights.
     pub fn init(&self, device: &Device) -> Gpt {
         let linear = |from, to| {
             nn::LinearConfig::new(from, to)

@@ -13,6 +13,7 @@ use crate::model::Gpt;
 const TEMPERATURE: f32 = 0.5;
 
 /// A text, cut into windows by a generator of its own.
+#[derive(Debug)]
 pub struct Text {
     bytes: Vec<u8>,
     time: usize,

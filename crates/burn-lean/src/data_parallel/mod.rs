@@ -242,7 +242,11 @@ impl GradientReduction for DataParallel {
         grad: Tensor<1>,
         recipients: Recipients,
     ) -> Result<Box<dyn PendingGradient>, ReductionError> {
-        let dtype = grad.dtype();
+        let dtype = match grad.dtype() {
+            // In f32, as the sums of micro-batches may be: of another replica, or of this one.
+            DType::F16 | DType::BF16 => DType::F32,
+            dtype => dtype,
+        };
         let kind = kind(&grad.dims(), dtype);
         // An unknown parameter is refused, with any number of replicas.
         let what = self.exchange.describe("gradient", param.val(), &kind)?;
@@ -254,8 +258,8 @@ impl GradientReduction for DataParallel {
         let (pending, is_needed) = match dtype {
             DType::F64 => self.send::<f64>(param, &kind, data, recipients)?,
             // The mean stays in f32, and is rounded once, when the parameter is stepped.
-            DType::F32 | DType::F16 | DType::BF16 => {
-                let data = data.convert_dtype(DType::F32);
+            DType::F32 => {
+                let data = data.convert_dtype(dtype);
                 self.send::<f32>(param, &kind, data, recipients)?
             }
             dtype => {

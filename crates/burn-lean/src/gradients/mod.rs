@@ -2,6 +2,7 @@
 //! step.
 
 mod clipping;
+mod in_f32;
 mod norm;
 mod plain;
 mod record;
@@ -9,6 +10,9 @@ mod scaler;
 mod transform;
 
 pub use clipping::{AdaptiveClippingConfig, AutoClipConfig, NormClipping, ZClipConfig};
+pub(crate) use in_f32::asked;
+#[cfg(feature = "optim")]
+pub(crate) use in_f32::takes_f32_gradients;
 pub use plain::{clip_grad_norm, try_clip_grad_norm};
 pub use record::GradientRecord;
 pub use scaler::{LossScaler, LossScalerConfig};

@@ -1,5 +1,7 @@
 //! The gradient transform of an optimizer.
 
+use std::collections::HashSet;
+
 use burn::Tensor;
 use burn::module::ParamId;
 use lean_arithmetic::OutOfRange;
@@ -21,6 +23,9 @@ pub(crate) struct GradientTransform {
     pub(crate) stops_at_non_finite: bool,
     /// Whether the optimizer gets gradients in f32 of weights in half precision.
     pub(crate) gives_f32: bool,
+    /// Parameters whose gradients of this step may have been widened here: sums of micro-batches, and
+    /// means over replicas.
+    widened: HashSet<ParamId>,
     averages: Averages,
     step: ThisStep,
 }
@@ -285,6 +290,7 @@ impl GradientTransform {
         if self.stops() {
             return None;
         }
+        let dtype = grad.dtype();
         let grad = self.unscaled(grad);
         if self.looks_at_gradients() && !self.step.norms.contains(param) {
             self.step.norms.push(param, squared_norm(grad.clone()));
@@ -303,8 +309,14 @@ impl GradientTransform {
         // Rounded once, after the scale is off and the clip is on.
         Some(match self.gives_f32 {
             true => grad,
-            false => grad.cast(weight.dtype()),
+            false if self.widened.contains(&param) => grad.cast(weight.dtype()),
+            false => grad.cast(dtype),
         })
+    }
+
+    /// Notes gradients that are given to the optimizer in the type of the weight.
+    pub(crate) fn note_widened(&mut self, params: impl IntoIterator<Item = ParamId>) {
+        self.widened.extend(params);
     }
 
     fn clipped<const D: usize>(
@@ -350,6 +362,7 @@ impl GradientTransform {
     /// Ends a step over the parameters of a model, given in the order of its fields.
     pub(crate) fn end_step(&mut self, params: &[ParamId], has_skipped: bool) -> StepGradients {
         let mut step = std::mem::take(&mut self.step);
+        self.widened.clear();
         let is_whole = !has_skipped && !step.norms.is_empty();
         // Some of the gradients alone have no global norm.
         let norm = is_whole.then(|| match step.measured {

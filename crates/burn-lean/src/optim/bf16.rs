@@ -17,6 +17,7 @@ use super::cube;
 use super::flex;
 use super::record::Field;
 use super::{EightBitMoments, InOnePass, Lean};
+use crate::gradients::takes_f32_gradients;
 
 /// An optimizer of weights in bf16, by any optimizer of weights in 32 bits.
 ///
@@ -44,7 +45,26 @@ use super::{EightBitMoments, InOnePass, Lean};
 pub struct Bf16Weights<O, R> {
     optimizer: O,
     pub(super) rounding: R,
-    steps_f32: bool,
+    f32: F32Parameters,
+}
+
+/// The parameters in f32 that are stepped, and not refused.
+#[derive(Clone, Copy, Debug)]
+enum F32Parameters {
+    None,
+    /// Gains and biases of normalizations, which [`MixedPrecision`](crate::MixedPrecision) keeps.
+    Vectors,
+    All,
+}
+
+impl F32Parameters {
+    fn allows(self, rank: usize) -> bool {
+        match self {
+            Self::None => false,
+            Self::Vectors => rank == 1,
+            Self::All => true,
+        }
+    }
 }
 
 impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
@@ -53,20 +73,21 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
         Self {
             optimizer,
             rounding,
-            steps_f32: false,
+            f32: F32Parameters::None,
         }
     }
 
     /// Steps parameters in f32 as well, by the optimizer alone: those that
     /// [`MixedPrecision`](crate::MixedPrecision) keeps. By default they are refused, as a model that
-    /// was not cast takes twice the memory.
+    /// was not cast takes twice the memory; [in five bytes](InFiveBytes::in_five_bytes), those of rank
+    /// 1 are not.
     #[must_use]
     pub fn with_f32_parameters(mut self) -> Self {
-        self.steps_f32 = true;
+        self.f32 = F32Parameters::All;
         self
     }
 
-    /// The optimizer for all parameters of a module, which are in bf16.
+    /// The optimizer for all parameters of a module.
     pub fn init(self) -> ModuleOptimizer {
         ModuleOptimizer::from(self)
     }
@@ -85,10 +106,12 @@ pub trait InFiveBytes: InOnePass<Optimizer: EightBitMoments> {
     /// | [correction to 24 bits](MasterWeights24) | 1 |
     /// | [moments in 8 bits](EightBitMoments) | 2.06 |
     ///
-    /// It computes in f32, [in one pass](InOnePass). Other than with
-    /// [`with_8_bit_moments`](EightBitMoments::with_8_bit_moments), embeddings have moments in 8
-    /// bits, too. Parameters of fewer than 4096 elements have moments in f32, and those that the
-    /// cast has kept in f32 are stepped in f32.
+    /// It computes in f32, [in one pass](InOnePass). Unlike
+    /// [`with_8_bit_moments`](EightBitMoments::with_8_bit_moments), it keeps the moments of embeddings
+    /// in 8 bits. Parameters of fewer than 4096 elements have moments in f32. Parameters of rank 1 may
+    /// be in f32, as those of normalizations; for others that you
+    /// [keep](crate::MixedPrecision::keep) there is
+    /// [`with_f32_parameters`](Bf16Weights::with_f32_parameters).
     ///
     /// The seed chooses the noise of the last of the 24 bits.
     ///
@@ -112,7 +135,9 @@ pub trait InFiveBytes: InOnePass<Optimizer: EightBitMoments> {
     fn in_five_bytes(&self, seed: u64) -> Bf16Weights<Self::Optimizer, MasterWeights24> {
         let mut optimizer = self.in_one_pass();
         optimizer.settings_mut().moments = Moments::EightBit;
-        Bf16Weights::new(optimizer, MasterWeights24 { seed }).with_f32_parameters()
+        let mut optimizer = Bf16Weights::new(optimizer, MasterWeights24 { seed });
+        optimizer.f32 = F32Parameters::Vectors;
+        optimizer
     }
 }
 
@@ -324,6 +349,10 @@ fn join<const D: usize>(split: Split, weight: Tensor<D>, low: Option<LowBits>) -
     Tensor::from_data(TensorData::new(numbers, shape), (&device, DType::F32))
 }
 
+/// Names of parts of a [`Bf16State`] in a record.
+pub(super) const LOW: &str = "low";
+pub(super) const OPTIMIZER: &str = "optimizer";
+
 /// State of [`Bf16Weights`].
 pub struct Bf16State<O: Optimizer, const D: usize> {
     /// Number of steps taken.
@@ -356,18 +385,29 @@ impl<O: Optimizer, const D: usize> fmt::Debug for Bf16State<O, D> {
 impl<O: Optimizer, const D: usize> RecordState for Bf16State<O, D> {
     fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
         self.time.flatten(&join_path(prefix, "time"), out);
-        self.low.flatten(&join_path(prefix, "low"), out);
+        self.low.flatten(&join_path(prefix, LOW), out);
         if let Some(state) = &self.optimizer {
-            state.state_flatten(&join_path(prefix, "optimizer"), out);
+            state.state_flatten(&join_path(prefix, OPTIMIZER), out);
         }
     }
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        let of_optimizer = join_path(prefix, OPTIMIZER);
+        let low: Option<LowBits> = Field::unflatten(&join_path(prefix, LOW), source, device)?;
+        if low.is_none()
+            && !source.has_under(&of_optimizer)
+            && let Some(optimizer) = RecordState::state_unflatten(prefix, source, device)
+        {
+            // What the optimizer alone has saved, of weights in 32 bits.
+            return Some(Self {
+                time: 0,
+                optimizer: Some(optimizer),
+                low,
+            });
+        }
         let time = Field::unflatten(&join_path(prefix, "time"), source, device)?;
-        let low = Field::unflatten(&join_path(prefix, "low"), source, device)?;
-        let prefix = join_path(prefix, "optimizer");
-        let optimizer = match source.has_under(&prefix) {
-            true => Some(RecordState::state_unflatten(&prefix, source, device)?),
+        let optimizer = match source.has_under(&of_optimizer) {
+            true => Some(RecordState::state_unflatten(&of_optimizer, source, device)?),
             false => None,
         };
         Some(Self {
@@ -393,7 +433,7 @@ impl<O: Optimizer, R: Rounding> Optimizer for Bf16Weights<O, R> {
         state: Option<Bf16State<O, D>>,
     ) -> (Tensor<D>, Option<Bf16State<O, D>>) {
         let dtype = tensor.dtype();
-        let is_f32 = dtype == DType::F32 && self.steps_f32;
+        let is_f32 = dtype == DType::F32 && self.f32.allows(D);
         assert!(
             is_f32 || self.rounding.rounds_to(dtype),
             "`Bf16Weights` steps parameters in BF16, or in F16 with `MasterWeights24`, and this one is \
@@ -404,8 +444,13 @@ impl<O: Optimizer, R: Rounding> Optimizer for Bf16Weights<O, R> {
             Some(state) => (state.time + 1, state.optimizer, state.low),
             None => (1, None, None),
         };
-        let exact = self.rounding.widen(tensor, low);
+        takes_f32_gradients();
         let grad = grad.cast(DType::F32);
+        let exact = match is_f32 {
+            // Bits that it had in half precision are in it by now.
+            true => tensor,
+            false => self.rounding.widen(tensor, low),
+        };
         let (exact, optimizer) = self.optimizer.step(lr, exact, grad, optimizer);
         let (tensor, low) = match is_f32 {
             true => (exact, None),

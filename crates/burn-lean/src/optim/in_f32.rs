@@ -8,9 +8,11 @@ use burn::store::RecordError;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_pack::{Reader, Scalar, Writer};
 
-use super::bf16::{Bf16Weights, Rounding};
+use super::bf16::{Bf16Weights, LOW, OPTIMIZER, Rounding};
+use crate::mixed_precision::synchronize;
 use crate::optimizer::with_value;
 use crate::parameter::armed_path;
+use crate::path::{Path, path_text};
 
 impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
     /// The model with its weights in f32: the master weights, for a checkpoint or for inference.
@@ -50,6 +52,7 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
         record: OptimizerRecord,
     ) -> Result<M, RecordError> {
         expect_unarmed(&model);
+        synchronize(&model);
         let mut mapper = ToF32 {
             rounding: &self.rounding,
             low: Entries::read(record)?.low,
@@ -59,7 +62,8 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
 
     /// The reverse: rounds the parameters of a group that are in f32 to bf16 or f16, and puts the
     /// bits that the rounding keeps into the record. The record may be empty, or that of a run whose
-    /// [`weights_to_f32`](Self::weights_to_f32) this was: then it goes on with the same bits.
+    /// [`weights_to_f32`](Self::weights_to_f32) this was: then it goes on with the same bits. The states
+    /// of a run in f32 with the same optimizer stay.
     ///
     /// # Errors
     ///
@@ -67,7 +71,7 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
     ///
     /// # Panics
     ///
-    /// If the model is armed, or the type is none that is rounded to.
+    /// If the model is armed, or this rounding does not support the type.
     pub fn weights_from_f32<M: Module>(
         &self,
         model: M,
@@ -76,6 +80,7 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
         record: OptimizerRecord,
     ) -> Result<(M, OptimizerRecord), RecordError> {
         expect_unarmed(&model);
+        synchronize(&model);
         assert!(
             self.rounding.rounds_to(dtype),
             "weights are rounded to BF16, or to F16 with `MasterWeights24`, and not to {dtype:?}"
@@ -84,7 +89,7 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
             rounding: &self.rounding,
             group,
             dtype,
-            path: Vec::new(),
+            path: Path::new(),
             entries: Entries::read(record)?,
         };
         let model = model.map(&mut mapper);
@@ -109,8 +114,6 @@ struct Entries {
     paths: BTreeMap<String, String>,
 }
 
-const LOW: &str = "low";
-
 impl Entries {
     fn read(record: OptimizerRecord) -> Result<Self, RecordError> {
         let reader = Reader::from_bytes(record.into_bytes()?)?;
@@ -132,6 +135,38 @@ impl Entries {
             }
         }
         Ok(entries)
+    }
+
+    /// Makes the state of an optimizer of weights in f32 one of [`Bf16Weights`].
+    fn nest(&mut self, id: u64) {
+        let id_text = id.to_string();
+        let of = |field: &str| join_path(&id_text, field);
+        let nested = join_path(&of(OPTIMIZER), "");
+        let is_nested = |name: &String| name.starts_with(&nested);
+        let of_this = |tensor: &&mut burn_pack::Tensor| tensor.param_id == Some(id);
+        let mut tensors: Vec<_> = self.others.iter_mut().filter(of_this).collect();
+        if self.low.contains_key(&id)
+            || tensors.iter().any(|tensor| is_nested(&tensor.name))
+            || self.scalars.keys().any(is_nested)
+        {
+            return;
+        }
+        let (own, rank) = (of(""), of("__rank"));
+        let moved = |name: &str| Some(format!("{nested}{}", name.strip_prefix(&own)?));
+        for tensor in &mut tensors {
+            if let Some(name) = moved(&tensor.name) {
+                tensor.name = name;
+            }
+        }
+        let scalars = std::mem::take(&mut self.scalars).into_iter();
+        self.scalars = scalars
+            .map(
+                |(name, scalar)| match moved(&name).filter(|_| name != rank) {
+                    Some(name) => (name, scalar),
+                    None => (name, scalar),
+                },
+            )
+            .collect();
     }
 
     fn into_record(self) -> Result<OptimizerRecord, RecordError> {
@@ -175,13 +210,13 @@ struct FromF32<'a, R> {
     rounding: &'a R,
     group: &'a ParamGroup,
     dtype: DType,
-    path: Vec<String>,
+    path: Path,
     entries: Entries,
 }
 
 impl<R: Rounding> ModuleMapper for FromF32<'_, R> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.into());
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.push((name.into(), container.into()));
     }
 
     fn exit_module(&mut self, _name: &str, _container: &str) {
@@ -189,7 +224,11 @@ impl<R: Rounding> ModuleMapper for FromF32<'_, R> {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (id, path) = (param.id, self.path.join("."));
+        let (id, path) = (param.id, path_text(&self.path));
+        // No optimizer steps running statistics, so none would renew their bits.
+        let is_running = self.path.last().is_some_and(|(name, container)| {
+            container == "Struct:BatchNorm" && name.starts_with("running_")
+        });
         if param.val().dtype() != DType::F32 || !self.group.matches(&id, Some(&path)) {
             return param;
         }
@@ -197,7 +236,8 @@ impl<R: Rounding> ModuleMapper for FromF32<'_, R> {
         with_value(param, |weight| {
             // What 24 bits hold already has nothing to be rounded, whatever the noise.
             let (weight, low) = self.rounding.round(weight, self.dtype, 0);
-            if let Some(low) = low {
+            if let Some(low) = low.filter(|_| !is_running) {
+                entries.nest(id.val());
                 entries.low.insert(id.val(), low.into_data());
                 // The state of a parameter that has taken no step, as Burn's record has it.
                 let name = id.val().to_string();

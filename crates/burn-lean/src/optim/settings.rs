@@ -13,6 +13,7 @@ use lean_arithmetic::optim::{
 use super::moment::{Format, Moment, wide};
 use super::operands::{Operands, States};
 use super::step::step;
+use crate::gradients::takes_f32_gradients;
 
 /// Settings that all optimizers of this module have.
 #[derive(Clone, Default)]
@@ -119,8 +120,9 @@ impl Settings {
     ) -> Operands<N, D> {
         let dtype = self.dtype(weight.dtype());
         if dtype != weight.dtype() {
-            (weight, grad) = (weight.cast(dtype), grad.cast(dtype));
+            takes_f32_gradients();
         }
+        (weight, grad) = (weight.cast(dtype), grad.cast(dtype));
         let shape = weight.shape();
         let of_states = states.iter().flatten().map(Moment::shape);
         for other in [grad.shape()].into_iter().chain(of_states) {

@@ -5,10 +5,11 @@ use burn::Tensor;
 use burn::backend::DispatchTensor;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper};
-use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::Device;
+use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
+use burn::tensor::{DType, Device};
 
-use crate::path::Path;
+use crate::gradients::asked;
+use crate::path::{AnyParam, Path};
 use crate::session::{Stepper, Taken};
 
 #[derive(Clone, Debug)]
@@ -72,6 +73,8 @@ pub(super) fn step<const D: usize>(
 ) -> (DispatchTensor, Taken) {
     let weight = Tensor::<D>::from_dispatch(weight);
     let grad = Tensor::<D>::from_dispatch(grad);
+    // A sum of micro-batches, or a mean over replicas, may be in f32.
+    stepper.gradients.note_widened([id]);
     let Some(grad) = stepper.gradients.apply(id, &weight, grad) else {
         return (weight.into_dispatch(), Taken::Skipped);
     };
@@ -83,6 +86,28 @@ pub(super) fn step<const D: usize>(
     };
     let weight = step_one(optim, lr.clone(), id, path, weight, grad);
     (weight.into_dispatch(), Taken::Stepped)
+}
+
+/// Whether the optimizer of a parameter takes gradients in f32 of a weight of this type.
+pub(super) fn takes_f32(
+    optim: &ModuleOptimizer,
+    param: &AnyParam,
+    device: &Device,
+    dtype: DType,
+) -> bool {
+    // With the settings and the groups of the optimizer, and none of its states.
+    let mut optim = optim.clone().load_record(OptimizerRecord::default());
+    let ones = || Tensor::<1>::ones([1], (&device.clone().inner(), dtype));
+    asked(|| {
+        step_one(
+            &mut optim,
+            0.0.into(),
+            param.id,
+            &param.path,
+            ones(),
+            ones(),
+        );
+    })
 }
 
 /// One step of Burn's optimizer, over tensors without autodiff.

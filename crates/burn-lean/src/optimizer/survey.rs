@@ -1,16 +1,18 @@
 //! Checks of a model before anything is changed.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use burn::Tensor;
 use burn::backend::autodiff::NodeId;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Module, Param, ParamId};
+use burn::module::{Module, Param, ParamGroup, ParamId};
+use burn::optim::ModuleOptimizer;
 use burn::tensor::{DType, Device};
 
+use super::one_param::takes_f32;
 use crate::backend::reading_waits;
 use crate::error::ReleaseError;
 use crate::parameter::{Found, Released, find};
@@ -241,6 +243,27 @@ impl Survey {
             }),
             None => Ok(()),
         }
+    }
+
+    /// Checks that the optimizers of weights in half precision take gradients in f32: one parameter of
+    /// each group, and one of none.
+    pub(super) fn check_f32_gradients(
+        &self,
+        optim: &ModuleOptimizer,
+        groups: &[ParamGroup],
+    ) -> Result<(), ReleaseError> {
+        let mut asked = HashSet::new();
+        let is_half = |dtype| matches!(dtype, DType::F16 | DType::BF16);
+        for surveyed in self.trained().filter(|surveyed| is_half(surveyed.dtype)) {
+            let (param, path) = (&surveyed.param, surveyed.path());
+            let group = groups
+                .iter()
+                .rposition(|group| group.matches(&param.id, Some(&path)));
+            if asked.insert(group) && !takes_f32(optim, param, &surveyed.device, surveyed.dtype) {
+                return Err(ReleaseError::F32Gradients { path });
+            }
+        }
+        Ok(())
     }
 
     /// Checks that the model is the one that was armed: it must hold every slot that `matters`.

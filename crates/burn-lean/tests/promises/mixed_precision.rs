@@ -6,7 +6,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams, OptimizerRecord};
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_lean::operations::{Attention, linear_cross_entropy, nn};
-use burn_lean::optim::{Bf16Weights, InFiveBytes, InOnePass, MasterWeights24};
+use burn_lean::optim::{InFiveBytes, InOnePass, Lean};
 use burn_lean::{
     LossScaler, LossScalerConfig, MixedPrecision, NormClipping, ReleaseAccumulator, ReleaseError,
     ReleaseOptimizer, WithGradientRelease, checkpoint_each, no_decay,
@@ -169,20 +169,146 @@ fn other_models_are_refused_and_handed_back() {
     assert_eq!(back.weight.val().into_data(), nearest.into_data());
 }
 
-/// Of a model that was not cast.
+/// The type of a matrix of a model that was not cast, or that loaded a record in f32 afterwards.
 #[test]
 #[should_panic(expected = "this one is in F32: cast the model with `MixedPrecision`")]
-fn weights_in_f32_are_refused_if_they_were_not_asked_for() {
+fn matrices_in_f32_are_refused_in_five_bytes() {
     let model: plain::Linear = plain::LinearConfig::new(8, 8).init(&flex());
-    let grads = gradients(
-        &model,
-        model.forward(Tensor::<2>::ones([1, 8], &flex())).sum(),
-    );
-    let optim = Bf16Weights::new(
-        AdamWConfig::new().in_one_pass(),
-        MasterWeights24 { seed: 1 },
-    );
+    let x = Tensor::<2>::ones([1, 8], &flex());
+    let grads = gradients(&model, model.forward(x).sum());
+    let optim = AdamWConfig::new().in_five_bytes(1);
     let _ = optim.init().step(1e-3, model, grads);
+}
+
+fn matrix() -> plain::Linear {
+    let config = plain::LinearConfig::new(64, 100).with_bias(false);
+    seeded(&flex(), |device| config.init(device))
+}
+
+/// A step with a gradient of zero, which the moments of earlier steps still move.
+fn step_without_gradient(
+    model: plain::Linear,
+    optim: &mut burn::optim::ModuleOptimizer,
+    lr: f64,
+) -> plain::Linear {
+    let x = Tensor::<2>::zeros([1, 64], &flex()).cast(model.weight.val().dtype());
+    let grads = gradients(&model, model.forward(x).sum());
+    optim.step(lr, model, grads)
+}
+
+fn distances(found: &plain::Linear, expected: &plain::Linear) -> f32 {
+    crate::harness::distance(&bits(found), &bits(expected))
+}
+
+/// The record of AdamW in f32, with the weights of that run and with weights that were cast.
+#[test]
+fn states_of_a_run_in_f32_go_on() {
+    let adamw = AdamWConfig::new().in_one_pass();
+    let (mut model, mut optim) = (matrix(), adamw.clone().init());
+    for step in 0..3 {
+        let x = numbers([4, 64], step, &flex());
+        let grads = gradients(&model, model.forward(x).square().mean());
+        model = optim.step(1e-2, model, grads);
+    }
+    let record = || optim.to_record();
+    let five_bytes = AdamWConfig::new().in_five_bytes(7);
+    let bf16 = MixedPrecision::bf16();
+    let params = bf16.params(&model).unwrap();
+    let with_bits = five_bytes.weights_from_f32(model.clone(), &params, DType::BF16, record());
+    let cast = (bf16.cast(model.clone()).unwrap(), record());
+    for (half, record) in [with_bits.unwrap(), cast] {
+        let mut resumed = five_bytes.clone().init().load_record(record);
+        let start = five_bytes
+            .weights_to_f32(half.clone(), resumed.to_record())
+            .unwrap();
+        let half = step_without_gradient(half, &mut resumed, 1e-2);
+        let found = five_bytes
+            .weights_to_f32(half, resumed.to_record())
+            .unwrap();
+        let mut exact = adamw.clone().init().load_record(optim.to_record());
+        let expected = step_without_gradient(start.clone(), &mut exact, 1e-2);
+        let moved = distances(&expected, &start);
+        let off = distances(&found, &expected);
+        // The moments of AdamW in f32 were rounded to 8 bits before the step.
+        assert!(moved > 4e-3 && off < 0.1 * moved, "{off} of {moved}");
+    }
+}
+
+/// The bits beside a weight in half precision are in the weight once it is in f32: a step with the
+/// same record does not add them again.
+#[test]
+fn bits_are_added_to_a_weight_once() {
+    let five_bytes = AdamWConfig::new().in_five_bytes(7).with_f32_parameters();
+    let mut model = MixedPrecision::bf16().cast(matrix()).unwrap();
+    let mut optim = five_bytes.clone().init();
+    for step in 0..2 {
+        let x = numbers([4, 64], step, &flex()).cast(DType::BF16);
+        let loss = model.forward(x).cast(DType::F32).square().mean();
+        let grads = gradients(&model, loss);
+        model = optim.step(1e-3, model, grads);
+    }
+    let in_f32 = five_bytes.weights_to_f32(model, optim.to_record()).unwrap();
+    let before = bits(&in_f32);
+    let after = step_without_gradient(in_f32, &mut optim, 0.0);
+    assert_bits(&bits(&after), &before, "a rate of 0");
+}
+
+/// At the call, and not in the middle of the backward pass; of each group.
+#[test]
+fn optimizers_that_take_no_gradients_in_f32_are_refused() {
+    let model = || MixedPrecision::f16().cast(matrix()).unwrap();
+    let adamw = AdamWConfig::new();
+    for optim in [adamw.init(), adamw.in_one_pass().init()] {
+        let mut optim = optim.with_gradient_release().with_f32_gradients();
+        let (model, error) = optim.try_arm(1e-3, model()).unwrap_err().into_parts();
+        assert!(
+            matches!(error, ReleaseError::F32Gradients { .. }),
+            "{error}"
+        );
+        let grads = GradientsParams::new();
+        let refused = optim.try_step(1e-3, model, grads).unwrap_err();
+        assert!(matches!(refused.error(), ReleaseError::F32Gradients { .. }));
+    }
+    let group = ParamGroup::from_path("weight");
+    let five_bytes = adamw.in_five_bytes(7).init().with_gradient_release();
+    let mut optim = five_bytes
+        .with_f32_gradients()
+        .with_group(group, adamw.build(), None);
+    let refused = optim.try_arm(1e-3, model()).unwrap_err();
+    assert!(matches!(refused.error(), ReleaseError::F32Gradients { .. }));
+    let five_bytes = adamw.in_five_bytes(7).init().with_gradient_release();
+    assert!(
+        five_bytes
+            .with_f32_gradients()
+            .try_arm(1e-3, model())
+            .is_ok()
+    );
+}
+
+/// Burn keeps the update of running statistics for the next forward pass, in the type of before.
+#[test]
+fn running_statistics_are_cast_with_their_update() {
+    let device = flex();
+    let batch_norm = plain::BatchNormConfig::new(8).init(&device);
+    let model = PlainBatchNorm::of(batch_norm);
+    let x = numbers([4, 8], 1, &device);
+    let _ = model.inner[0].forward(x.clone() + 3.0);
+    let expected = model.inner[0].running_mean.value_sync().cast(DType::BF16);
+    let cast = MixedPrecision::bf16().cast_norms().cast(model).unwrap();
+    let valid = cast.valid();
+    let mean = valid.inner[0].running_mean.value_sync();
+    assert_eq!(mean.into_data(), expected.inner().into_data());
+    let out = valid.inner[0].forward(x.inner().cast(DType::BF16));
+    assert_eq!(out.dtype(), DType::BF16);
+}
+
+#[cfg(feature = "ndarray")]
+#[test]
+#[allow(deprecated)] // Burn 0.22 deprecates NdArray.
+fn a_device_without_the_type_is_refused() {
+    let model: plain::Linear = plain::LinearConfig::new(8, 8).init(&Device::ndarray().autodiff());
+    let refused = MixedPrecision::bf16().cast(model).unwrap_err();
+    assert!(matches!(refused.error(), ReleaseError::NoSuchType { .. }));
 }
 
 const WIDTH: usize = 64;
@@ -367,6 +493,23 @@ fn everything_together_is_what_one_computes_by_hand() {
             record = Some((optim.to_record(), optim.gradient_record(), weights));
         }
     }
+}
+
+/// Gradients that are given in f32 stay so, as with Burn's optimizer.
+#[test]
+fn gradients_of_the_caller_keep_their_type() {
+    let bf16 = MixedPrecision::bf16();
+    let model = decoder(&bf16);
+    let sums = || {
+        sum(
+            &model,
+            (0..3).map(|at| gradients(&model, model.loss(at))).collect(),
+        )
+    };
+    let expected = optimizer(&model).step(RATE, model.clone(), sums());
+    let mut release = optimizer(&model).with_gradient_release();
+    let found = release.step(RATE, model.clone(), sums());
+    assert_bits(&bits(&found), &bits(&expected), "not armed");
 }
 
 /// The mean over replicas is in f32 until the step, whose states are in one of them.

@@ -229,6 +229,9 @@ impl ReleaseOptimizer {
         if stepper.gradients.has_scaler() && !stepper.gradients.gives_f32 {
             survey.check_precision()?;
         }
+        if let (true, Some(optim)) = (stepper.gradients.gives_f32, &stepper.optim) {
+            survey.check_f32_gradients(optim, &self.groups)?;
+        }
         check_groups(model, &self.groups)
     }
 

@@ -40,7 +40,8 @@ impl ReleaseOptimizer {
     /// between the sum of micro-batches, the scale of the loss, the clip, and the step. Weights in
     /// f16 with a [loss scaler](Self::with_loss_scaler) need it.
     ///
-    /// Burn's own optimizers panic if the gradient is not of the type of the weight.
+    /// `arm` and `step` refuse it for an optimizer that computes in the type of the weight, as Burn's
+    /// do ([`F32Gradients`](crate::ReleaseError::F32Gradients)).
     pub fn with_f32_gradients(self) -> Self {
         self.session.stepper().gradients.gives_f32 = true;
         self

@@ -96,6 +96,8 @@ impl ReleaseOptimizer {
             Ok(reduced) => reduced,
             Err(error) => return Err(Refused::with_grads(model, grads, error)),
         };
+        let means = reduced.iter().copied();
+        self.session.stepper().gradients.note_widened(means);
         let mut model = restore(&self.session, model, survey.has_adapters);
         let skipped = ordinary::transform(&self.session, &model, &mut grads);
         report.set_skipped(&skipped);
@@ -137,6 +139,7 @@ impl ReleaseOptimizer {
         let mut sums = std::mem::take(&mut stepper.sums);
         drop(stepper);
         let mut outcomes = Vec::new();
+        let mut summed = Vec::new();
         for Surveyed { param, .. } in &survey.params {
             let slot = self.session.slots().get(&param.id).cloned();
             let left = param.take_grad(&mut sums);
@@ -152,6 +155,7 @@ impl ReleaseOptimizer {
                 (Some(_), _) => Outcome::Released,
                 (None, _) => {
                     let sum = slot.and_then(|slot| slot.take_sum()).or(left);
+                    summed.extend(sum.is_some().then_some(param.id));
                     match added(sum, grad) {
                         Some(grad) => {
                             param.put_grad(grads, grad);
@@ -163,6 +167,7 @@ impl ReleaseOptimizer {
             };
             outcomes.push((param.id, outcome));
         }
+        self.session.stepper().gradients.note_widened(summed);
         StepReport {
             outcomes,
             in_place: Progress::get(&self.session.progress.in_place),
