@@ -59,8 +59,8 @@ pub fn linear<const D: usize>(
     })
 }
 
-/// The backend's own; of nothing, nothing: some backends read memory that is not there. On Flex in
-/// parts, since it makes the output of each product twice.
+/// The backend's own product, if the input is not empty: some backends read out of bounds then. On
+/// Flex in parts, since it makes the output of each product twice, and in f32.
 fn product<const D: usize>(
     input: Tensor<D>,
     weight: Tensor<2>,

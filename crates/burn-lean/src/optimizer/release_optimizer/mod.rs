@@ -444,7 +444,7 @@ impl ReleaseOptimizer {
     /// # Errors
     ///
     /// As [`try_to_record`](Self::try_to_record), and [`NotBurns`](ReleaseError::NotBurns) with
-    /// clipping by norms, a loss scaler or a stop at gradients that are not finite.
+    /// clipping by norms, a loss scaler, a stop at gradients that are not finite or gradients in f32.
     pub fn try_into_optimizer(self) -> Result<ModuleOptimizer, Refused<Self>> {
         let not_burns = self.session.stepper().gradients.not_burns();
         let checked = self.check_unfinished().and_then(|()| self.check_whole());
