@@ -1,27 +1,58 @@
-//! Reads the machine and the versions behind the numbers.
+//! The machine and the versions behind the numbers.
 
-use crate::results::{Machine, TorchVersions, Versions};
+use serde::{Deserialize, Serialize};
 use std::env::consts;
 use std::iter;
 use std::process::Command;
 use std::thread;
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
-/// Describes this machine.
-pub fn this() -> Machine {
-    let wanted = RefreshKind::nothing()
-        .with_cpu(CpuRefreshKind::nothing())
-        .with_memory(MemoryRefreshKind::nothing().with_ram());
-    let system = System::new_with_specifics(wanted);
-    let processor = system.cpus().first().map(|cpu| cpu.brand().trim());
-    let memory_bytes = system.total_memory();
-    Machine {
-        system: format!("{} {}", consts::OS, consts::ARCH),
-        processor: processor.filter(|name| !name.is_empty()).map(String::from),
-        threads: thread::available_parallelism().map_or(1, Into::into),
-        memory_bytes: (memory_bytes > 0).then_some(memory_bytes),
-        gpus: nvidia_gpus(),
-        adapters: adapters(),
+/// The machine.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
+    /// Operating system and processor family.
+    pub system: String,
+    /// Model name of the processor.
+    pub processor: Option<String>,
+    /// Hardware threads that this process may use.
+    pub threads: usize,
+    /// Bytes of main memory.
+    pub memory_bytes: u64,
+    /// GPUs that NVIDIA's driver lists: name, driver, memory.
+    pub gpus: Vec<String>,
+    /// Adapters that wgpu lists, in a build that has wgpu.
+    pub adapters: Vec<String>,
+}
+
+impl Machine {
+    /// Describes this machine.
+    pub fn this() -> Self {
+        let wanted = RefreshKind::nothing()
+            .with_cpu(CpuRefreshKind::nothing())
+            .with_memory(MemoryRefreshKind::nothing().with_ram());
+        let system = System::new_with_specifics(wanted);
+        let processor = system.cpus().first().map(|cpu| cpu.brand().trim());
+        Self {
+            system: format!("{} {}", consts::OS, consts::ARCH),
+            processor: processor.filter(|name| !name.is_empty()).map(String::from),
+            threads: thread::available_parallelism().map_or(1, Into::into),
+            memory_bytes: system.total_memory(),
+            gpus: nvidia_gpus(),
+            adapters: adapters(),
+        }
+    }
+
+    /// The machine in one line.
+    pub fn describe(&self) -> String {
+        let mut parts = self.gpus.clone();
+        let adapters = self.adapters.iter();
+        parts.extend(adapters.map(|name| format!("wgpu adapter {name}")));
+        parts.extend(self.processor.clone());
+        parts.push(format!("{} threads", self.threads));
+        let gib = self.memory_bytes as f64 / f64::from(1 << 30);
+        parts.push(format!("{gib:.0} GiB"));
+        parts.push(self.system.clone());
+        parts.join(", ")
     }
 }
 
@@ -50,21 +81,74 @@ fn adapters() -> Vec<String> {
     Vec::new()
 }
 
-/// The versions of this program's libraries, and of PyTorch if it is measured.
-pub fn versions(pytorch: Option<&TorchVersions>) -> Versions {
-    let profile = if cfg!(debug_assertions) {
-        "debug"
-    } else {
-        "release"
-    };
-    Versions {
-        gradient_release: env!("CARGO_PKG_VERSION").into(),
-        burn: locked("burn", "0.21."),
-        burn_0_22: locked("burn", "0.22."),
-        cubecl: locked("cubecl", ""),
-        rustc: env!("BENCHMARKS_RUSTC").into(),
-        profile: profile.into(),
-        pytorch: pytorch.cloned(),
+/// Versions of the libraries.
+#[derive(Clone, Debug, Serialize)]
+pub struct Versions {
+    /// This workspace.
+    pub gradient_release: String,
+    /// Burn 0.21, as in `Cargo.lock`.
+    pub burn: String,
+    /// Burn 0.22, as in `Cargo.lock`.
+    pub burn_0_22: String,
+    /// cubecl, below Burn's GPU backends.
+    pub cubecl: String,
+    /// The compiler.
+    pub rustc: String,
+    /// `release` or `debug`.
+    pub profile: String,
+    /// PyTorch and what is around it, if it is measured.
+    pub pytorch: Option<TorchVersions>,
+}
+
+/// Versions of a Python with PyTorch.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TorchVersions {
+    /// Python.
+    pub python: String,
+    /// PyTorch.
+    pub torch: String,
+    /// optimi, if it is installed.
+    pub optimi: Option<String>,
+    /// torchao, if it is installed.
+    pub torchao: Option<String>,
+    /// CUDA, if PyTorch sees a GPU.
+    pub cuda: Option<String>,
+    /// Name of that GPU.
+    pub gpu: Option<String>,
+    /// Threads on the CPU.
+    pub threads: usize,
+}
+
+impl Versions {
+    /// Those of this program.
+    pub fn this(pytorch: Option<&TorchVersions>) -> Self {
+        let is_debug = cfg!(debug_assertions);
+        Self {
+            gradient_release: env!("CARGO_PKG_VERSION").into(),
+            burn: locked("burn", "0.21."),
+            burn_0_22: locked("burn", "0.22."),
+            cubecl: locked("cubecl", ""),
+            rustc: env!("BENCHMARKS_RUSTC").into(),
+            profile: if is_debug { "debug" } else { "release" }.into(),
+            pytorch: pytorch.cloned(),
+        }
+    }
+
+    /// The versions in one line.
+    pub fn describe(&self) -> String {
+        let mut text = format!(
+            "Burn {} and {}, cubecl {}, {}, {} build",
+            self.burn, self.burn_0_22, self.cubecl, self.rustc, self.profile
+        );
+        if let Some(pytorch) = &self.pytorch {
+            text += &format!("; PyTorch {}, Python {}", pytorch.torch, pytorch.python);
+            for (name, version) in [("optimi", &pytorch.optimi), ("torchao", &pytorch.torchao)] {
+                if let Some(version) = version {
+                    text += &format!(", {name} {version}");
+                }
+            }
+        }
+        text
     }
 }
 
@@ -91,25 +175,5 @@ mod tests {
         }
         assert_eq!(locked("burn", "0.20."), "unknown");
         assert_eq!(locked("no such package", ""), "unknown");
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn the_machine_is_as_linux_describes_it() {
-        let field = |file: &str, name: &str| {
-            let text = std::fs::read_to_string(file).unwrap();
-            text.lines().find_map(|line| {
-                let (key, value) = line.split_once(':')?;
-                (key.trim() == name).then(|| value.trim().to_string())
-            })
-        };
-        let machine = this();
-        let kilobytes = field("/proc/meminfo", "MemTotal").unwrap();
-        let kilobytes: u64 = kilobytes.trim_end_matches(" kB").parse().unwrap();
-        assert_eq!(machine.memory_bytes, Some(1024 * kilobytes));
-        // Processors other than x86 have no such line.
-        if let Some(name) = field("/proc/cpuinfo", "model name") {
-            assert_eq!(machine.processor, Some(name));
-        }
     }
 }
