@@ -32,7 +32,9 @@ static ALLOCATOR: PeakAlloc = PeakAlloc;
 type B = GradientRelease<Autodiff<Flex>>;
 type Release = ReleaseOptimizer<AdamW, Vit<B>, B>;
 
-const WAYS: [(&str, fn(Release) -> Release); 4] = [
+type Adapt = fn(Release) -> Release;
+
+const WAYS: [(&str, Adapt); 4] = [
     ("no clipping", |optim| optim),
     ("global norm, two passes", |optim| {
         optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 })

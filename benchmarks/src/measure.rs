@@ -1,6 +1,6 @@
 //! Measures a training, inside its process: the steps, their peak, and one more step by its stages.
 
-use crate::results::{Bytes, Measured, Recomputation, Settings};
+use crate::results::{Bytes, Measured, Settings};
 use crate::subject::{Case, Subject};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -51,9 +51,6 @@ pub trait Training {
     /// SHA-256 of the weights.
     fn weights_digest(&self) -> Result<String>;
 
-    /// What the last step computed again, if the framework reports it.
-    fn recomputed(&self) -> Option<Recomputation>;
-
     /// From now on drops every gradient as soon as it exists, while the optimizer's state stays. For
     /// the floor only.
     fn discard_gradients(&mut self) -> Result<()>;
@@ -85,7 +82,6 @@ pub fn measure(
         step_seconds.push(seconds);
         final_loss = loss;
     }
-    let recomputed = training.recomputed();
     // Before the digest, which has the weights on the heap.
     let mut peak = memory.map(Memory::peak);
     let weights_digest = training.weights_digest()?;
@@ -134,6 +130,5 @@ pub fn measure(
         final_loss,
         weights_digest,
         memory: bytes,
-        recomputed,
     })
 }

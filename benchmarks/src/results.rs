@@ -146,22 +146,6 @@ pub struct Measured {
     pub weights_digest: String,
     /// Bytes, if the process counted them.
     pub memory: Option<Bytes>,
-    /// What the last measured step computed again, with gradient release on Burn 0.21.
-    #[serde(default)]
-    pub recomputed: Option<Recomputation>,
-}
-
-/// What the backward pass of a step computed again, from the step report of gradient release.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Recomputation {
-    /// Segments of the forward pass.
-    pub segments: usize,
-    /// Operations in them.
-    pub operations: usize,
-    /// Bytes that were kept from the forward pass for that, parameters not counted.
-    pub kept_bytes: u64,
-    /// Estimate of the bytes of activations at the worst moment, with automatic checkpointing.
-    pub planned_bytes: Option<u64>,
 }
 
 /// Bytes in use, all beyond those before the model was built.
@@ -300,7 +284,6 @@ mod tests {
             final_loss: 1.0,
             weights_digest: "00".into(),
             memory: Some(bytes),
-            recomputed: None,
         };
         let items = Items::new(&measured, bytes);
         assert_eq!((items.parameters, items.optimizer_state), (100, 200));

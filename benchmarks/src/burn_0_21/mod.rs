@@ -8,7 +8,7 @@ use self::models::{Encoder, Gpt, Trainee};
 use self::optimizer::{Optimizers, Plain, Release, Stepper};
 use anyhow::{Context, Result, bail};
 use benchmarks::measure::{Purpose, Spec, Stage, Training, measure};
-use benchmarks::results::{Measured, Recomputation};
+use benchmarks::results::Measured;
 use benchmarks::shape::{HostBatch, Shape};
 use benchmarks::subject::{Burn, Checkpointing, LinearGradient, Mode};
 use burn::backend::Autodiff;
@@ -213,10 +213,6 @@ impl<B: AutodiffBackend, O: Optimizers<B>, M: Trainee<B>> Training for Train<'_,
     fn weights_digest(&self) -> Result<String> {
         let model = self.model.as_ref().context("a step failed")?;
         Ok(digest::weights(model))
-    }
-
-    fn recomputed(&self) -> Option<Recomputation> {
-        self.optimizer.as_ref()?.recomputed()
     }
 
     fn discard_gradients(&mut self) -> Result<()> {

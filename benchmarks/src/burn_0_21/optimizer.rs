@@ -1,7 +1,6 @@
 //! Optimizers with the defaults of their configurations, with and without gradient release.
 
 use anyhow::{Result, bail};
-use benchmarks::results::Recomputation;
 use benchmarks::subject::{Burn, Checkpointing, Mode, OptimizerKind};
 use burn::module::AutodiffModule;
 use burn::optim::adaptor::OptimizerAdaptor;
@@ -24,9 +23,6 @@ pub(super) trait Stepper<M, B: AutodiffBackend> {
 
     /// The model after the step.
     fn step(&mut self, rate: LearningRate, model: M, grads: GradientsParams) -> Result<M>;
-
-    /// What the last step computed again, with gradient release.
-    fn recomputed(&self) -> Option<Recomputation>;
 }
 
 impl<O, M, B> Stepper<M, B> for OptimizerAdaptor<O, M, B>
@@ -41,10 +37,6 @@ where
 
     fn step(&mut self, rate: LearningRate, model: M, grads: GradientsParams) -> Result<M> {
         Ok(Optimizer::step(self, rate, model, grads))
-    }
-
-    fn recomputed(&self) -> Option<Recomputation> {
-        None
     }
 }
 
@@ -61,16 +53,6 @@ where
     fn step(&mut self, rate: LearningRate, model: M, grads: GradientsParams) -> Result<M> {
         let stepped = self.try_step(rate, model, grads);
         Ok(stepped.map_err(ReleaseError::from)?)
-    }
-
-    fn recomputed(&self) -> Option<Recomputation> {
-        let report = self.last_step()?.recomputed();
-        Some(Recomputation {
-            segments: report.segments,
-            operations: report.operations,
-            kept_bytes: report.kept_bytes,
-            planned_bytes: report.planned_bytes,
-        })
     }
 }
 

@@ -8,7 +8,7 @@ use self::models::{Encoder, Gpt, LeanEncoder, LeanGpt, Trainee};
 use self::optimizer::Stepper;
 use anyhow::{Context, Result, bail, ensure};
 use benchmarks::measure::{Purpose, Spec, Stage, Training, measure};
-use benchmarks::results::{Measured, Recomputation};
+use benchmarks::results::Measured;
 use benchmarks::shape::{HostBatch, Shape};
 use benchmarks::subject::{Burn, Checkpointing, LinearGradient, Operations};
 use burn_0_22::module::{Module, ModuleVisitor, Param};
@@ -131,10 +131,6 @@ impl<M: Trainee> Training for Train<'_, M> {
     fn weights_digest(&self) -> Result<String> {
         let model = self.model.as_ref().context("a step failed")?;
         Ok(digest::weights(model))
-    }
-
-    fn recomputed(&self) -> Option<Recomputation> {
-        None
     }
 
     fn discard_gradients(&mut self) -> Result<()> {

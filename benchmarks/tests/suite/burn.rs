@@ -179,14 +179,13 @@ fn weights_are_the_same_within_one_arithmetic() {
         let mut digests: Vec<&Value> = Vec::new();
         for arithmetic in all {
             let plain = find(model, "plain", "none", arithmetic);
-            assert!(plain["recomputed"].is_null());
+            let kept = |run: &Value| run["items"]["activations"].as_u64().unwrap();
             for checkpointing in ["none", "blocks", "automatic"] {
                 let release = find(model, "release", checkpointing, arithmetic);
                 is_same_training(release, plain);
                 // A plan is made whatever the loss: chunks come after what is cut by itself.
-                let recomputed = &release["recomputed"];
-                let is_planned = recomputed["planned_bytes"].is_u64();
-                assert_eq!(is_planned, checkpointing == "automatic", "{recomputed}");
+                let is_recomputed = kept(release) < kept(plain) * 3 / 4;
+                assert_eq!(is_recomputed, checkpointing != "none", "{model}: {release}");
                 let backend = release["backend"].as_str().unwrap();
                 assert_eq!(backend.contains("flat-linear"), arithmetic[0] == "flat");
             }
