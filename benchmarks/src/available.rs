@@ -4,7 +4,7 @@ use crate::options::Options;
 use crate::plan::Available;
 use crate::pytorch::PyTorch;
 use crate::results::LeftOut;
-use anyhow::{Error, Result, bail, ensure};
+use anyhow::{Error, Result, ensure};
 use vit_0_21::backend;
 use vit_0_21::config::BackendKind;
 
@@ -60,7 +60,6 @@ fn require(backend: BackendKind) -> Result<()> {
         BackendKind::Flex => cfg!(feature = "flex"),
         BackendKind::Wgpu => cfg!(feature = "wgpu"),
         BackendKind::Cuda => cfg!(feature = "cuda"),
-        BackendKind::NdArray => bail!("ndarray is not measured: choose flex, wgpu or cuda"),
     };
     ensure!(
         is_here,

@@ -110,7 +110,6 @@ fn bad_input_gets_one_line() {
         ("--within 0", "--within"),
         ("--batch-size 0", "batch-size"),
         ("--backend nonsense", "nonsense"),
-        ("--backend ndarray", "ndarray is not measured"),
         ("--burn 0.20", "0.20"),
         ("--checkpointing nonsense", "nonsense"),
         ("--loss-chunk nonsense", "nonsense"),
