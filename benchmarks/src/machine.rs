@@ -1,59 +1,45 @@
 //! The machine and the versions behind the numbers.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::env::consts;
 use std::iter;
 use std::process::Command;
 use std::thread;
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
-/// The machine.
-#[derive(Clone, Debug, Serialize)]
-pub struct Machine {
-    /// Operating system and processor family.
-    pub system: String,
-    /// Model name of the processor.
-    pub processor: Option<String>,
-    /// Hardware threads that this process may use.
-    pub threads: usize,
-    /// Bytes of main memory.
-    pub memory_bytes: u64,
-    /// GPUs that NVIDIA's driver lists: name, driver, memory.
-    pub gpus: Vec<String>,
-    /// Adapters that wgpu lists, in a build that has wgpu.
-    pub adapters: Vec<String>,
+/// Names and values.
+pub type Facts = BTreeMap<&'static str, String>;
+
+/// Facts in one line.
+pub fn describe(facts: &Facts) -> String {
+    let facts: Vec<_> = facts
+        .iter()
+        .map(|(name, it)| format!("{name} {it}"))
+        .collect();
+    facts.join(", ")
 }
 
-impl Machine {
-    /// Describes this machine.
-    pub fn this() -> Self {
-        let wanted = RefreshKind::nothing()
-            .with_cpu(CpuRefreshKind::nothing())
-            .with_memory(MemoryRefreshKind::nothing().with_ram());
-        let system = System::new_with_specifics(wanted);
-        let processor = system.cpus().first().map(|cpu| cpu.brand().trim());
-        Self {
-            system: format!("{} {}", consts::OS, consts::ARCH),
-            processor: processor.filter(|name| !name.is_empty()).map(String::from),
-            threads: thread::available_parallelism().map_or(1, Into::into),
-            memory_bytes: system.total_memory(),
-            gpus: nvidia_gpus(),
-            adapters: adapters(),
-        }
-    }
-
-    /// The machine in one line.
-    pub fn describe(&self) -> String {
-        let mut parts = self.gpus.clone();
-        let adapters = self.adapters.iter();
-        parts.extend(adapters.map(|name| format!("wgpu adapter {name}")));
-        parts.extend(self.processor.clone());
-        parts.push(format!("{} threads", self.threads));
-        let gib = self.memory_bytes as f64 / f64::from(1 << 30);
-        parts.push(format!("{gib:.0} GiB"));
-        parts.push(self.system.clone());
-        parts.join(", ")
-    }
+/// This machine. Its GPUs are those that NVIDIA's driver lists, and the adapters that wgpu lists, in a
+/// build that has wgpu.
+pub fn machine() -> Facts {
+    let wanted = RefreshKind::nothing()
+        .with_cpu(CpuRefreshKind::nothing())
+        .with_memory(MemoryRefreshKind::nothing().with_ram());
+    let system = System::new_with_specifics(wanted);
+    let processor = system.cpus().first().map_or("", |cpu| cpu.brand().trim());
+    let gib = system.total_memory() as f64 / f64::from(1 << 30);
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let mut facts = Facts::from([
+        ("adapters", adapters().join(", ")),
+        ("gpus", nvidia_gpus().join(", ")),
+        ("memory", format!("{gib:.0} GiB")),
+        ("processor", processor.into()),
+        ("system", format!("{} {}", consts::OS, consts::ARCH)),
+        ("threads", threads.to_string()),
+    ]);
+    facts.retain(|_, value| !value.is_empty());
+    facts
 }
 
 fn nvidia_gpus() -> Vec<String> {
@@ -81,23 +67,23 @@ fn adapters() -> Vec<String> {
     Vec::new()
 }
 
-/// Versions of the libraries.
-#[derive(Clone, Debug, Serialize)]
-pub struct Versions {
-    /// This workspace.
-    pub gradient_release: String,
-    /// Burn 0.21, as in `Cargo.lock`.
-    pub burn: String,
-    /// Burn 0.22, as in `Cargo.lock`.
-    pub burn_0_22: String,
-    /// cubecl, below Burn's GPU backends.
-    pub cubecl: String,
-    /// The compiler.
-    pub rustc: String,
-    /// `release` or `debug`.
-    pub profile: String,
-    /// PyTorch and what is around it, if it is measured.
-    pub pytorch: Option<TorchVersions>,
+/// The versions of what this program is made of, and of PyTorch if it is measured.
+pub fn versions(pytorch: Option<&TorchVersions>) -> Facts {
+    let is_debug = cfg!(debug_assertions);
+    let mut facts = Facts::from([
+        ("gradient_release", env!("CARGO_PKG_VERSION").into()),
+        ("burn", locked("burn", "0.21.")),
+        ("burn_0_22", locked("burn", "0.22.")),
+        ("cubecl", locked("cubecl", "")),
+        ("compiler", env!("BENCHMARKS_RUSTC").into()),
+        ("profile", if is_debug { "debug" } else { "release" }.into()),
+    ]);
+    if let Some(versions) = pytorch.cloned() {
+        facts.extend([("pytorch", versions.torch), ("python", versions.python)]);
+        facts.extend(versions.optimi.map(|version| ("optimi", version)));
+        facts.extend(versions.torchao.map(|version| ("torchao", version)));
+    }
+    facts
 }
 
 /// Versions of a Python with PyTorch.
@@ -117,39 +103,6 @@ pub struct TorchVersions {
     pub gpu: Option<String>,
     /// Threads on the CPU.
     pub threads: usize,
-}
-
-impl Versions {
-    /// Those of this program.
-    pub fn this(pytorch: Option<&TorchVersions>) -> Self {
-        let is_debug = cfg!(debug_assertions);
-        Self {
-            gradient_release: env!("CARGO_PKG_VERSION").into(),
-            burn: locked("burn", "0.21."),
-            burn_0_22: locked("burn", "0.22."),
-            cubecl: locked("cubecl", ""),
-            rustc: env!("BENCHMARKS_RUSTC").into(),
-            profile: if is_debug { "debug" } else { "release" }.into(),
-            pytorch: pytorch.cloned(),
-        }
-    }
-
-    /// The versions in one line.
-    pub fn describe(&self) -> String {
-        let mut text = format!(
-            "Burn {} and {}, cubecl {}, {}, {} build",
-            self.burn, self.burn_0_22, self.cubecl, self.rustc, self.profile
-        );
-        if let Some(pytorch) = &self.pytorch {
-            text += &format!("; PyTorch {}, Python {}", pytorch.torch, pytorch.python);
-            for (name, version) in [("optimi", &pytorch.optimi), ("torchao", &pytorch.torchao)] {
-                if let Some(version) = version {
-                    text += &format!(", {name} {version}");
-                }
-            }
-        }
-        text
-    }
 }
 
 /// The version of a package in `Cargo.lock` that begins with `start`.

@@ -27,10 +27,10 @@ pub enum Fusion {
 #[derive(Clone, Debug, Args)]
 pub struct Options {
     /// Models
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "vit,gpt")]
+    #[arg(long, value_delimiter = ',', default_value = "vit,gpt")]
     pub part: Vec<Kind>,
     /// Size of the models [default: large on a GPU, small otherwise]
-    #[arg(long, value_enum)]
+    #[arg(long)]
     pub preset: Option<Preset>,
     /// Images or sequences in a step [default: 1 and, for images, 8; 6 for the encoder]
     #[arg(long, value_delimiter = ',')]
@@ -42,59 +42,37 @@ pub struct Options {
     #[arg(long, value_name = "TOKENS")]
     pub context: Option<NonZeroUsize>,
     /// Versions of Burn; 0.22 on flex
-    #[arg(
-        long,
-        value_enum,
-        value_name = "VERSION",
-        value_delimiter = ',',
-        default_value = "0.21,0.22"
-    )]
+    #[arg(long, value_delimiter = ',', default_value = "0.21,0.22")]
     pub burn: Vec<BurnVersion>,
     /// Backends; a build has those whose cargo feature is on [default: cuda and wgpu where there is a
     /// GPU, else flex]
-    #[arg(long, value_enum, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',')]
     pub backend: Vec<BackendKind>,
     /// Whether a GPU fuses operations that follow each other
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "on,off")]
+    #[arg(long, value_delimiter = ',', default_value = "on,off")]
     pub fusion: Vec<Fusion>,
     /// How Burn's optimizer gets its gradients
-    #[arg(
-        long,
-        value_enum,
-        value_delimiter = ',',
-        default_value = "plain,release"
-    )]
+    #[arg(long, value_delimiter = ',', default_value = "plain,release")]
     pub mode: Vec<Mode>,
     /// What Burn's forward pass keeps for the backward pass
-    #[arg(
-        long,
-        value_enum,
-        value_delimiter = ',',
-        default_value = "none,balanced"
-    )]
+    #[arg(long, value_delimiter = ',', default_value = "none,balanced")]
     pub checkpointing: Vec<Checkpointing>,
     /// What models are made of in Burn
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "default")]
+    #[arg(long, value_delimiter = ',', default_value = "default")]
     pub operations: Vec<Operations>,
     /// How Burn computes the gradient of a linear layer's weight
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "default")]
+    #[arg(long, value_delimiter = ',', default_value = "default")]
     pub linear: Vec<LinearGradient>,
     /// Tokens whose loss a language model computes at once in Burn, in a scope that is recomputed:
     /// numbers, or `whole`
-    #[arg(
-        long,
-        value_name = "TOKENS",
-        value_delimiter = ',',
-        default_value = "whole"
-    )]
+    #[arg(long, value_delimiter = ',', default_value = "whole")]
     pub loss_chunk: Vec<LossChunk>,
     /// Optimizers in Burn [default: Adam, for the encoder AdamW]
-    #[arg(long, value_enum, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',')]
     pub optimizer: Vec<OptimizerKind>,
     /// Modes of PyTorch
     #[arg(
         long,
-        value_enum,
         value_delimiter = ',',
         default_value = "foreach,no-foreach,fused,hook,optimi"
     )]

@@ -1,6 +1,6 @@
 //! Everything that was measured, as it stands in the JSON file.
 
-use crate::machine::{Machine, Versions};
+use crate::machine::Facts;
 use crate::subject::{Case, Subject};
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -17,9 +17,9 @@ pub struct Results {
     /// The command line.
     pub command: Vec<String>,
     /// The machine.
-    pub machine: Machine,
+    pub machine: Facts,
     /// Versions of the libraries.
-    pub versions: Versions,
+    pub versions: Facts,
     /// The settings that all runs share.
     pub settings: Settings,
     /// Every run, in the order of time.

@@ -73,7 +73,7 @@ impl Kind {
             (Self::Vit, Preset::Tiny) => Shape::Vit(preset.config(8, 1, 10)),
             (Self::Vit, _) => Shape::Vit(preset.imagenet()),
             (Self::Gpt, _) => {
-                let mut config = gpt(preset);
+                let mut config = LanguageConfig::gpt(preset);
                 for (what, given, size) in [
                     ("vocabulary", vocabulary, &mut config.vocabulary),
                     ("context", context, &mut config.context),
@@ -85,7 +85,7 @@ impl Kind {
                 }
                 Shape::Gpt(config)
             }
-            (Self::Encoder, _) => Shape::Encoder(encoder(preset)),
+            (Self::Encoder, _) => Shape::Encoder(LanguageConfig::encoder(preset)),
         };
         Case {
             name,
@@ -95,40 +95,38 @@ impl Kind {
     }
 }
 
-/// Decoders by size. `Large` has the proportions of a small language model: 16 layers, and a
-/// vocabulary of 30,000, which has a quarter of the weights.
-fn gpt(preset: Preset) -> LanguageConfig {
-    let (vocabulary, context, dim, depth, heads) = match preset {
-        Preset::Tiny => (512, 32, 64, 2, 4),
-        Preset::Small => (8_000, 128, 384, 6, 6),
-        Preset::Base => (50_257, 512, 768, 12, 12),
-        Preset::Large => (30_000, 512, 1024, 16, 16),
-    };
-    LanguageConfig {
-        vocabulary,
-        context,
-        dim,
-        depth,
-        heads,
-        hidden: 4 * dim,
-        dropout: 0.0,
+impl LanguageConfig {
+    /// Decoders by size. `Large` has the proportions of a small language model: 16 layers, and a
+    /// vocabulary of 30,000, which has a quarter of the weights.
+    fn gpt(preset: Preset) -> Self {
+        match preset {
+            Preset::Tiny => Self::new([512, 32, 64, 2, 4], 0.0),
+            Preset::Small => Self::new([8_000, 128, 384, 6, 6], 0.0),
+            Preset::Base => Self::new([50_257, 512, 768, 12, 12], 0.0),
+            Preset::Large => Self::new([30_000, 512, 1024, 16, 16], 0.0),
+        }
     }
-}
 
-/// The encoder of the issue, or a tiny one. The dropout is that of Burn's encoder.
-fn encoder(preset: Preset) -> LanguageConfig {
-    let (vocabulary, context, dim, depth, heads) = match preset {
-        Preset::Tiny => (512, 32, 64, 2, 4),
-        Preset::Small | Preset::Base | Preset::Large => (32_000, 512, 384, 24, 12),
-    };
-    LanguageConfig {
-        vocabulary,
-        context,
-        dim,
-        depth,
-        heads,
-        hidden: 4 * dim,
-        dropout: 0.1,
+    /// The encoder of the issue, or a tiny one. The dropout is that of Burn's encoder.
+    fn encoder(preset: Preset) -> Self {
+        match preset {
+            Preset::Tiny => Self::new([512, 32, 64, 2, 4], 0.1),
+            Preset::Small | Preset::Base | Preset::Large => {
+                Self::new([32_000, 512, 384, 24, 12], 0.1)
+            }
+        }
+    }
+
+    fn new([vocabulary, context, dim, depth, heads]: [usize; 5], dropout: f64) -> Self {
+        Self {
+            vocabulary,
+            context,
+            dim,
+            depth,
+            heads,
+            hidden: 4 * dim,
+            dropout,
+        }
     }
 }
 

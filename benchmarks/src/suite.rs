@@ -2,7 +2,7 @@
 
 use crate::available;
 use crate::cli::MEASURE;
-use crate::machine::{Machine, Versions};
+use crate::machine::{machine, versions};
 use crate::measure::{Purpose, Spec};
 use crate::options::Options;
 use crate::plan::{Plan, Task};
@@ -33,8 +33,8 @@ pub fn run(options: &Options, mut progress: impl FnMut(&Results)) -> Result<Resu
         results: Results {
             schema: SCHEMA,
             command: command(),
-            machine: Machine::this(),
-            versions: Versions::this(available.pytorch.as_ref().ok()),
+            machine: machine(),
+            versions: versions(available.pytorch.as_ref().ok()),
             settings: options.settings,
             runs: Vec::new(),
             left_out,

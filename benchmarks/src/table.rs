@@ -1,5 +1,6 @@
 //! The results as text: a table in Markdown, ratios of times, and what is missing.
 
+use crate::machine::describe;
 use crate::results::{Items, LeftOut, Phase, Results, Run, median};
 use crate::subject::{Burn, Checkpointing, Mode, Subject};
 use comfy_table::Table;
@@ -65,8 +66,8 @@ const COLUMNS: [(&str, Value); 17] = [
 
 /// The results as text.
 pub fn table(results: &Results) -> String {
-    let mut text = format!("Machine: {}\n", results.machine.describe());
-    text += &format!("Versions: {}\n", results.versions.describe());
+    let mut text = format!("Machine: {}\n", describe(&results.machine));
+    text += &format!("Versions: {}\n", describe(&results.versions));
     text += &format!("Command: `{}`\n", results.command.join(" "));
     let settings = results.settings;
     text += &format!(

@@ -5,7 +5,7 @@ mod models;
 mod optimizer;
 
 use self::models::{Encoder, Gpt, Trainee};
-use self::optimizer::{Optimizers, Plain, Release, Stepper};
+use self::optimizer::{Boxed, Optimizers, Plain, Release};
 use anyhow::{Context, Result, bail};
 use benchmarks::measure::{Purpose, Spec, Stage, Training, measure};
 use benchmarks::results::Measured;
@@ -28,7 +28,6 @@ use burn_gradient_release_device_memory::{MeteredWgpu, MeteredWgpuUnfused};
 #[cfg(feature = "flex")]
 use burn_gradient_release_flat_linear::FlatLinear;
 use burn_gradient_release_optim::LeanBackend;
-use std::marker::PhantomData;
 use std::time::Instant;
 use vit_0_21::config::BackendKind;
 use vit_0_21::digest;
@@ -143,17 +142,16 @@ fn train<B: AutodiffBackend, O: Optimizers<B>, M: Trainee<B>>(
     // Burn draws parameters on first access: access them now, in the order of the model.
     let parameters = model.num_params();
     let kind = run.optimizer.unwrap_or(spec.case.model.optimizer());
-    let training = Train::<B, O, M> {
+    let training = Train {
         optimizer: Some(O::optimizer(kind, run, &model)?),
-        discard: O::discard(run),
-        discards: false,
+        discard: O::discard,
+        kept: None,
         model: Some(model),
         number: 0,
         rate: settings.lr,
         run,
         batches,
         device: device.clone(),
-        optimizers: PhantomData,
     };
     measure(
         spec,
@@ -165,31 +163,27 @@ fn train<B: AutodiffBackend, O: Optimizers<B>, M: Trainee<B>>(
 }
 
 /// A training and its next step.
-struct Train<'a, B: AutodiffBackend, O, M> {
+struct Train<'a, B: AutodiffBackend, M> {
     run: &'a Burn,
     rate: f64,
     batches: Vec<HostBatch>,
     device: Device<B>,
-    optimizer: Option<Box<dyn Stepper<M, B>>>,
-    /// Takes the place of the optimizer, where gradients are discarded.
-    discard: Option<Box<dyn Stepper<M, B>>>,
-    discards: bool,
+    optimizer: Option<Boxed<M, B>>,
+    /// Makes what takes the place of the optimizer where gradients are discarded.
+    discard: fn(&Burn) -> Option<Boxed<M, B>>,
+    /// The optimizer whose place was taken.
+    kept: Option<Boxed<M, B>>,
     /// None after a step that failed.
     model: Option<M>,
     /// Index of the next step.
     number: usize,
-    optimizers: PhantomData<O>,
 }
 
-impl<B: AutodiffBackend, O: Optimizers<B>, M: Trainee<B>> Training for Train<'_, B, O, M> {
+impl<B: AutodiffBackend, M: Trainee<B>> Training for Train<'_, B, M> {
     fn step(&mut self, ends: &mut dyn FnMut(Stage)) -> Result<(f64, f64)> {
         let number = self.number;
         self.number += 1;
-        let optimizer = match self.discards {
-            true => &mut self.discard,
-            false => &mut self.optimizer,
-        };
-        let optimizer = optimizer.as_mut().context("there is no optimizer")?;
+        let optimizer = self.optimizer.as_mut().context("there is no optimizer")?;
         ends(Stage::Before);
 
         let start = Instant::now();
@@ -216,11 +210,13 @@ impl<B: AutodiffBackend, O: Optimizers<B>, M: Trainee<B>> Training for Train<'_,
     }
 
     fn discard_gradients(&mut self) -> Result<()> {
-        self.discards = true;
+        let discard = (self.discard)(self.run).context("this mode keeps its gradients")?;
+        self.kept = self.optimizer.replace(discard);
         Ok(())
     }
 
     fn drop_optimizer(&mut self) {
         self.optimizer = None;
+        self.kept = None;
     }
 }

@@ -56,7 +56,7 @@ where
     }
 }
 
-type Boxed<M, B> = Box<dyn Stepper<M, B>>;
+pub(super) type Boxed<M, B> = Box<dyn Stepper<M, B>>;
 
 /// Makes optimizers, all with or all without gradient release.
 pub(super) trait Optimizers<B: AutodiffBackend> {
