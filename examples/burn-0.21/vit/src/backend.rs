@@ -2,7 +2,7 @@
 
 use crate::config::{BackendKind, Checkpointing, Engine, Mode};
 use crate::device;
-use crate::memory::{Heap, Memory};
+use crate::memory::Memory;
 use crate::mode::{Plain, Release};
 use anyhow::{Result, bail};
 use burn::backend::autodiff::checkpoint::strategy::{
@@ -103,7 +103,7 @@ pub(crate) fn can_record(engine: &Engine) -> Result<()> {
 /// The memory of a backend whose tensors are on the heap.
 #[cfg(feature = "flex")]
 fn heap<D>(_device: &D) -> Option<Memory> {
-    Some(Memory::Heap(Heap::start()))
+    Some(Memory::Heap(crate::memory::Heap::start()))
 }
 
 /// The memory of a GPU, on a metered backend.
