@@ -12,17 +12,19 @@
 //! The arguments are the batch size and the number of rounds.
 
 use anyhow::{Context, Result};
-use benchmarks::results::LossChunk;
-use benchmarks::workload::{HostBatch, Workload};
+use benchmarks::results::median;
+use benchmarks::shape::{HostBatch, Shape};
 use burn::backend::{Autodiff, Flex};
+use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::{Tensor, TensorData};
 use burn_gradient_release::{
     AdaptiveClippingConfig, GradientRelease, NormClipping, ReleaseOptimizer, WithGradientRelease,
 };
 use peak_alloc::PeakAlloc;
 use std::time::Instant;
-use vit_0_21::config::Preset;
-use vit_0_21::model::{Vit, VitConfig};
+use vit_0_21::model::Vit;
+use vit_common::config::Preset;
 
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
@@ -30,58 +32,56 @@ static ALLOCATOR: PeakAlloc = PeakAlloc;
 type B = GradientRelease<Autodiff<Flex>>;
 type Release = ReleaseOptimizer<AdamW, Vit<B>, B>;
 
+type Adapt = fn(Release) -> Release;
+
+const WAYS: [(&str, Adapt); 4] = [
+    ("no clipping", |optim| optim),
+    ("global norm, two passes", |optim| {
+        optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 })
+    }),
+    ("norm reported", |optim| optim.with_grad_norm()),
+    ("adaptive (AGC)", |optim| {
+        optim.with_norm_clipping(NormClipping::Adaptive(AdaptiveClippingConfig::new()))
+    }),
+];
+
 struct Training {
-    name: &'static str,
     optim: Release,
     model: Option<Vit<B>>,
-    seconds: Vec<f64>,
+    milliseconds: Vec<f64>,
     peak: usize,
 }
 
 impl Training {
-    fn new(name: &'static str, config: &VitConfig, adapt: fn(Release) -> Release) -> Self {
-        let model = Workload::init::<B>(config, false, &Default::default());
-        Self {
-            name,
-            optim: adapt(AdamWConfig::new().init().with_gradient_release()),
-            model: Some(model),
-            seconds: Vec::new(),
-            peak: 0,
-        }
-    }
-
     fn step(&mut self, batch: &HostBatch) -> Result<()> {
-        let forward = |model: &Vit<B>| {
-            <VitConfig as Workload>::loss::<B>(
-                model,
-                batch.clone(),
-                LossChunk::WHOLE,
-                &Default::default(),
-            )
-        };
         let model = self.model.take().context("a step has failed")?;
         let before = ALLOCATOR.current_usage();
         ALLOCATOR.reset_peak_usage();
         let start = Instant::now();
         let model = if self.optim.needs_two_passes() {
-            self.optim.two_passes(1e-4, model, forward).0
+            let loss = |model: &Vit<B>| loss(model, batch.clone());
+            self.optim.two_passes(1e-4, model, loss).0
         } else {
             let model = self.optim.arm(1e-4, model);
-            let grads = GradientsParams::from_grads(forward(&model).backward(), &model);
+            let loss = loss(&model, batch.clone());
+            let grads = GradientsParams::from_grads(loss.backward(), &model);
             self.optim.step(1e-4, model, grads)
         };
-        self.seconds.push(start.elapsed().as_secs_f64());
+        self.milliseconds.push(start.elapsed().as_secs_f64() * 1e3);
         self.peak = ALLOCATOR.peak_usage() - before;
         self.model = Some(model);
         Ok(())
     }
+}
 
-    /// Milliseconds, without the first step, which makes the states.
-    fn median(&self) -> f64 {
-        let mut seconds = self.seconds[1..].to_vec();
-        seconds.sort_by(f64::total_cmp);
-        seconds[seconds.len() / 2] * 1e3
-    }
+fn loss(model: &Vit<B>, batch: HostBatch) -> Tensor<B, 1> {
+    let device = Default::default();
+    let images = TensorData::new(batch.pixels, batch.shape);
+    let labels = Tensor::from_data(batch.labels.as_slice(), &device);
+    let scores = model.forward(Tensor::from_data(images, &device));
+    CrossEntropyLossConfig::new()
+        .init(&device)
+        .forward(scores, labels)
 }
 
 fn main() -> Result<()> {
@@ -90,18 +90,16 @@ fn main() -> Result<()> {
         .map(|number| number.parse::<usize>());
     let batch_size = arguments.next().transpose()?.unwrap_or(1);
     let rounds = arguments.next().transpose()?.unwrap_or(9);
-    let config = Preset::Small.config(224, 3, 1000);
-    let batch = config.batches(batch_size, 1, 7).remove(0);
-    let global =
-        |optim: Release| optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 });
-    let mut trainings = [
-        Training::new("no clipping", &config, |optim| optim),
-        Training::new("global norm, two passes", &config, global),
-        Training::new("norm reported", &config, |optim| optim.with_grad_norm()),
-        Training::new("adaptive (AGC)", &config, |optim| {
-            optim.with_norm_clipping(NormClipping::Adaptive(AdaptiveClippingConfig::new()))
-        }),
-    ];
+    let config = Preset::Small.imagenet();
+    let batch = Shape::Vit(config.clone())
+        .batches(batch_size, 1, 7)
+        .remove(0);
+    let mut trainings = WAYS.map(|(_, adapt)| Training {
+        optim: adapt(AdamWConfig::new().init().with_gradient_release()),
+        model: Some(Vit::new(&config, &Default::default())),
+        milliseconds: Vec::new(),
+        peak: 0,
+    });
     for round in 0..=rounds {
         let mut order: Vec<_> = (0..trainings.len()).collect();
         if round % 2 == 1 {
@@ -111,21 +109,16 @@ fn main() -> Result<()> {
             trainings[index].step(&batch)?;
         }
     }
-    let (time, peak) = (trainings[0].median(), trainings[0].peak as f64);
     println!("ViT-S/16, batch {batch_size}; the peak is beyond parameters and optimizer state");
-    println!(
-        "{:24} {:>9} {:>7} {:>10} {:>7}",
-        "", "ms", "ratio", "peak, MiB", "ratio"
-    );
-    for training in &trainings {
-        println!(
-            "{:24} {:9.1} {:7.3} {:10.1} {:7.3}",
-            training.name,
-            training.median(),
-            training.median() / time,
-            training.peak as f64 / f64::from(1 << 20),
-            training.peak as f64 / peak
-        );
+    println!("{:24} {:>9} {:>7} {:>10}", "", "ms", "ratio", "peak, MiB");
+    // Without the first step, which makes the states.
+    let times = trainings
+        .each_ref()
+        .map(|training| median(&training.milliseconds[1..]).unwrap_or(f64::NAN));
+    for (((name, _), training), time) in WAYS.iter().zip(&trainings).zip(times) {
+        let ratio = time / times[0];
+        let peak = training.peak as f64 / f64::from(1 << 20);
+        println!("{name:24} {time:9.1} {ratio:7.3} {peak:10.1}");
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ import torch
 # PyTorch's and optimi's name of each optimizer, and the defaults of Burn's.
 OPTIMIZERS = {
     "adam": ("Adam", {"eps": 1e-5}),
-    "adam-w": ("AdamW", {"eps": 1e-5, "weight_decay": 1e-4}),
+    "adamw": ("AdamW", {"eps": 1e-5, "weight_decay": 1e-4}),
 }
 
 

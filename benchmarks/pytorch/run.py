@@ -46,22 +46,22 @@ def versions():
 
 class Run:
     def __init__(self, spec):
-        self.spec = spec
-        self.device = spec["device"]
+        self.settings, subject, case = spec["settings"], spec["subject"], spec["case"]
+        self.device = subject["device"]
         self.counts_memory = spec["measure"] == "memory"
         # Burn computes in full fp32; so does this.
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
-        torch.manual_seed(spec["seed"])
-        shape, size = spec["model"], spec["batch_size"]
-        self.batches = [models.batch(shape, size) for _ in range(min(4, spec["steps"] + 1))]
+        torch.manual_seed(self.settings["seed"])
+        shape, size = case["model"], case["batch_size"]
+        self.batches = [models.batch(shape, size) for _ in range(min(4, self.settings["steps"] + 1))]
         self.taken = 0
         if self.device == "cuda":
             torch.zeros(1, device="cuda")
         self.meter = memory.meter(self.device, self.counts_memory).start()
-        mode = spec["mode"]
+        mode, kind = subject["mode"], subject["optimizer"]
         self.model = models.build(shape, mode in optimizers.RECOMPUTING).to(self.device)
-        self.optimizer = optimizers.MODES[mode](self.model, spec["optimizer"], spec["learning_rate"])
+        self.optimizer = optimizers.MODES[mode](self.model, kind, self.settings["lr"])
         self.meter.mark("built")
 
     def sync(self):
@@ -90,12 +90,12 @@ class Run:
         return seconds, value
 
     def measure(self):
-        spec, meter = self.spec, self.meter
-        for _ in range(spec["warm_up"]):
+        settings, meter = self.settings, self.meter
+        for _ in range(settings["warm_up"]):
             self.step()
         meter.mark("warm up")
         seconds, loss = [], None
-        for _ in range(spec["steps"]):
+        for _ in range(settings["steps"]):
             taken, loss = self.step()
             seconds.append(taken)
         meter.mark("steps")

@@ -1,6 +1,7 @@
-//! Finds what this machine has of a request.
+//! Finds what this machine has of what was asked for.
 
-use crate::plan::{Available, Request};
+use crate::options::Options;
+use crate::plan::Available;
 use crate::pytorch::PyTorch;
 use crate::results::LeftOut;
 use anyhow::{Error, Result, ensure};
@@ -11,29 +12,25 @@ use vit_0_21::config::BackendKind;
 ///
 /// # Errors
 ///
-/// The request names a backend that this build or this machine does not have.
-pub fn find(request: &Request) -> Result<(Available, Option<PyTorch>)> {
+/// The options name a backend that this build or this machine does not have.
+pub fn find(options: &Options) -> Result<(Available, Option<PyTorch>)> {
     let mut missing = Vec::new();
-    let backends = backends(request, &mut missing)?;
-    let pytorch = pytorch(request);
+    let backends = backends(&options.backend, &mut missing)?;
+    let pytorch = pytorch(options);
+    let versions = pytorch.as_ref().map(|pytorch| pytorch.versions.clone());
     let available = Available {
         backends,
         missing,
-        pytorch: match &pytorch {
-            Ok(pytorch) => Ok(pytorch.versions.clone()),
-            Err(why) => Err(why.clone()),
-        },
+        pytorch: versions.map_err(String::clone),
     };
     Ok((available, pytorch.ok()))
 }
 
-/// The GPU backends of this machine, else the CPU backend.
-fn backends(request: &Request, missing: &mut Vec<LeftOut>) -> Result<Vec<BackendKind>> {
-    if !request.backends.is_empty() {
-        for backend in &request.backends {
-            require(*backend)?;
-        }
-        return Ok(request.backends.clone());
+/// Those that were asked for; else the GPU backends of this machine, or the CPU backend.
+fn backends(wanted: &[BackendKind], missing: &mut Vec<LeftOut>) -> Result<Vec<BackendKind>> {
+    if !wanted.is_empty() {
+        wanted.iter().try_for_each(|backend| require(*backend))?;
+        return Ok(wanted.to_vec());
     }
     let mut found = Vec::new();
     for backend in [BackendKind::Cuda, BackendKind::Wgpu] {
@@ -60,21 +57,18 @@ fn backends(request: &Request, missing: &mut Vec<LeftOut>) -> Result<Vec<Backend
 fn require(backend: BackendKind) -> Result<()> {
     // `vit-0-21` may have it all the same, where another package of the build has asked for it.
     let is_here = match backend {
+        BackendKind::Flex => cfg!(feature = "flex"),
         BackendKind::Wgpu => cfg!(feature = "wgpu"),
         BackendKind::Cuda => cfg!(feature = "cuda"),
-        BackendKind::Flex | BackendKind::NdArray => true,
     };
     ensure!(
         is_here,
         "the backend {backend} is not compiled in: build with `cargo run --release -p benchmarks \
          --features {backend}`"
     );
-    backend::require(backend).map_err(in_this_package)
-}
-
-/// An error of `vit-0-21` that names its own package, naming this package instead.
-fn in_this_package(error: Error) -> Error {
-    Error::msg(format!("{error:#}").replace("-p vit-0-21", "-p benchmarks"))
+    // An error of `vit-0-21` names its own package.
+    let in_this_package = |error| format!("{error:#}").replace("-p vit-0-21", "-p benchmarks");
+    backend::require(backend).map_err(|error| Error::msg(in_this_package(error)))
 }
 
 #[cfg(feature = "wgpu")]
@@ -89,12 +83,12 @@ fn has_gpu_adapter() -> bool {
 }
 
 /// PyTorch, or why it is not measured.
-fn pytorch(request: &Request) -> Result<PyTorch, String> {
-    let Some(python) = &request.python else {
+fn pytorch(options: &Options) -> Result<PyTorch, String> {
+    if options.no_pytorch {
         return Err("--no-pytorch".into());
-    };
-    PyTorch::find(python).map_err(|error| {
-        let python = python.display();
+    }
+    PyTorch::find(&options.python).map_err(|error| {
+        let python = options.python.display();
         format!("{python} cannot run it ({error:#}); --python names one that has PyTorch")
     })
 }

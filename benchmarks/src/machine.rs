@@ -1,28 +1,45 @@
-//! Reads the machine and the versions behind the numbers.
+//! The machine and the versions behind the numbers.
 
-use crate::results::{Machine, TorchVersions, Versions};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::env::consts;
 use std::iter;
 use std::process::Command;
 use std::thread;
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
-/// Describes this machine.
-pub fn this() -> Machine {
+/// Names and values.
+pub type Facts = BTreeMap<&'static str, String>;
+
+/// Facts in one line.
+pub fn describe(facts: &Facts) -> String {
+    let facts: Vec<_> = facts
+        .iter()
+        .map(|(name, it)| format!("{name} {it}"))
+        .collect();
+    facts.join(", ")
+}
+
+/// This machine. Its GPUs are those that NVIDIA's driver lists, and the adapters that wgpu lists, in a
+/// build that has wgpu.
+pub fn machine() -> Facts {
     let wanted = RefreshKind::nothing()
         .with_cpu(CpuRefreshKind::nothing())
         .with_memory(MemoryRefreshKind::nothing().with_ram());
     let system = System::new_with_specifics(wanted);
-    let processor = system.cpus().first().map(|cpu| cpu.brand().trim());
-    let memory_bytes = system.total_memory();
-    Machine {
-        system: format!("{} {}", consts::OS, consts::ARCH),
-        processor: processor.filter(|name| !name.is_empty()).map(String::from),
-        threads: thread::available_parallelism().map_or(1, Into::into),
-        memory_bytes: (memory_bytes > 0).then_some(memory_bytes),
-        gpus: nvidia_gpus(),
-        adapters: adapters(),
-    }
+    let processor = system.cpus().first().map_or("", |cpu| cpu.brand().trim());
+    let gib = system.total_memory() as f64 / f64::from(1 << 30);
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let mut facts = Facts::from([
+        ("adapters", adapters().join(", ")),
+        ("gpus", nvidia_gpus().join(", ")),
+        ("memory", format!("{gib:.0} GiB")),
+        ("processor", processor.into()),
+        ("system", format!("{} {}", consts::OS, consts::ARCH)),
+        ("threads", threads.to_string()),
+    ]);
+    facts.retain(|_, value| !value.is_empty());
+    facts
 }
 
 fn nvidia_gpus() -> Vec<String> {
@@ -50,22 +67,42 @@ fn adapters() -> Vec<String> {
     Vec::new()
 }
 
-/// The versions of this program's libraries, and of PyTorch if it is measured.
-pub fn versions(pytorch: Option<&TorchVersions>) -> Versions {
-    let profile = if cfg!(debug_assertions) {
-        "debug"
-    } else {
-        "release"
-    };
-    Versions {
-        gradient_release: env!("CARGO_PKG_VERSION").into(),
-        burn: locked("burn", "0.21."),
-        burn_0_22: locked("burn", "0.22."),
-        cubecl: locked("cubecl", ""),
-        rustc: env!("BENCHMARKS_RUSTC").into(),
-        profile: profile.into(),
-        pytorch: pytorch.cloned(),
+/// The versions of what this program is made of, and of PyTorch if it is measured.
+pub fn versions(pytorch: Option<&TorchVersions>) -> Facts {
+    let is_debug = cfg!(debug_assertions);
+    let mut facts = Facts::from([
+        ("gradient_release", env!("CARGO_PKG_VERSION").into()),
+        ("burn", locked("burn", "0.21.")),
+        ("burn_0_22", locked("burn", "0.22.")),
+        ("cubecl", locked("cubecl", "")),
+        ("compiler", env!("BENCHMARKS_RUSTC").into()),
+        ("profile", if is_debug { "debug" } else { "release" }.into()),
+    ]);
+    if let Some(versions) = pytorch.cloned() {
+        facts.extend([("pytorch", versions.torch), ("python", versions.python)]);
+        facts.extend(versions.optimi.map(|version| ("optimi", version)));
+        facts.extend(versions.torchao.map(|version| ("torchao", version)));
     }
+    facts
+}
+
+/// Versions of a Python with PyTorch.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TorchVersions {
+    /// Python.
+    pub python: String,
+    /// PyTorch.
+    pub torch: String,
+    /// optimi, if it is installed.
+    pub optimi: Option<String>,
+    /// torchao, if it is installed.
+    pub torchao: Option<String>,
+    /// CUDA, if PyTorch sees a GPU.
+    pub cuda: Option<String>,
+    /// Name of that GPU.
+    pub gpu: Option<String>,
+    /// Threads on the CPU.
+    pub threads: usize,
 }
 
 /// The version of a package in `Cargo.lock` that begins with `start`.
@@ -91,25 +128,5 @@ mod tests {
         }
         assert_eq!(locked("burn", "0.20."), "unknown");
         assert_eq!(locked("no such package", ""), "unknown");
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn the_machine_is_as_linux_describes_it() {
-        let field = |file: &str, name: &str| {
-            let text = std::fs::read_to_string(file).unwrap();
-            text.lines().find_map(|line| {
-                let (key, value) = line.split_once(':')?;
-                (key.trim() == name).then(|| value.trim().to_string())
-            })
-        };
-        let machine = this();
-        let kilobytes = field("/proc/meminfo", "MemTotal").unwrap();
-        let kilobytes: u64 = kilobytes.trim_end_matches(" kB").parse().unwrap();
-        assert_eq!(machine.memory_bytes, Some(1024 * kilobytes));
-        // Processors other than x86 have no such line.
-        if let Some(name) = field("/proc/cpuinfo", "model name") {
-            assert_eq!(machine.processor, Some(name));
-        }
     }
 }

@@ -1,10 +1,13 @@
-//! The command line of the benchmarks.
+//! The program, with its workers for both versions of Burn.
 
-use anyhow::{Context, Result};
-use benchmarks::measure;
-use benchmarks::results::BurnVersion;
-use benchmarks::shape::Shape;
-use benchmarks::spec::Spec;
+mod burn_0_21;
+#[cfg(feature = "flex")]
+mod burn_0_22;
+
+use anyhow::{Result, bail};
+use benchmarks::measure::Spec;
+use benchmarks::results::Measured;
+use benchmarks::subject::{BurnVersion, Subject};
 use peak_alloc::PeakAlloc;
 use std::process::ExitCode;
 
@@ -13,24 +16,19 @@ use std::process::ExitCode;
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
 fn main() -> ExitCode {
-    benchmarks::cli::main(child)
+    benchmarks::cli::main(worker)
 }
 
-/// Measures the run `spec`, as a measuring process; returns the result in one line.
-fn child(spec: &str) -> Result<String> {
-    let spec: Spec = serde_json::from_str(spec).context("not a run to measure")?;
-    let measured = match spec.burn {
-        BurnVersion::V0_21 => match &spec.model {
-            Shape::Vit(config) => measure::run(&spec, config)?,
-            Shape::Gpt(config) => measure::run(&spec, config)?,
-            Shape::Encoder(config) => measure::run(&spec, config)?,
-        },
-        #[cfg(feature = "flex")]
-        BurnVersion::V0_22 => benchmarks::burn_0_22::run(&spec)?,
-        #[cfg(not(feature = "flex"))]
-        BurnVersion::V0_22 => {
-            anyhow::bail!("this build has no Burn 0.22: switch on the feature flex")
-        }
+/// Measures a run, as a measuring process.
+fn worker(spec: &Spec) -> Result<Measured> {
+    let Subject::Burn(run) = &spec.subject else {
+        bail!("PyTorch is measured by Python");
     };
-    Ok(serde_json::to_string(&measured)?)
+    match run.burn {
+        BurnVersion::V0_21 => burn_0_21::run(spec, run),
+        #[cfg(feature = "flex")]
+        BurnVersion::V0_22 => burn_0_22::run(spec, run),
+        #[cfg(not(feature = "flex"))]
+        BurnVersion::V0_22 => bail!("this build has no Burn 0.22: switch on the feature flex"),
+    }
 }

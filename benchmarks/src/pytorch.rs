@@ -1,10 +1,7 @@
-//! Runs in PyTorch, if a Python has it.
-//!
-//! This program contains the Python programs of `pytorch/`.
+//! A Python that has PyTorch. This program contains the Python programs of `pytorch/`.
 
+use crate::machine::TorchVersions;
 use crate::process;
-use crate::results::{Measured, TorchVersions};
-use crate::spec::TorchSpec;
 use anyhow::{Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -52,15 +49,9 @@ impl PyTorch {
         })
     }
 
-    /// Measures one run in a separate process; `None` if it took longer than `limit`.
-    pub fn measure(&self, spec: &TorchSpec, limit: Duration) -> Result<Option<Measured>> {
-        let mut command = call(&self.python, &self.programs);
-        command.arg(serde_json::to_string(spec)?);
-        let Some(output) = process::run(&mut command, limit)? else {
-            return Ok(None);
-        };
-        let measured = serde_json::from_str(&output).context("PyTorch wrote no result")?;
-        Ok(Some(measured))
+    /// The command that measures the run that follows as JSON.
+    pub fn command(&self) -> Command {
+        call(&self.python, &self.programs)
     }
 }
 

@@ -1,24 +1,13 @@
-//! Models by kind and size.
+//! The models by kind and size, and random batches for them. Nothing here knows of Burn.
 
-use crate::encoder::EncoderConfig;
-use crate::gpt::GptConfig;
-use crate::workload::Workload;
+use crate::subject::{Case, OptimizerKind};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use vit_0_21::config::{OptimizerKind, Preset};
-use vit_0_21::model::VitConfig;
+use vit_common::config::{Preset, VitConfig};
+use vit_common::rng::SeededRng;
 
-/// The shape of a model, part of the JSON for a measuring process, in Rust or in Python.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum Shape {
-    /// A vision transformer.
-    Vit(VitConfig),
-    /// A decoder.
-    Gpt(GptConfig),
-    /// An encoder.
-    Encoder(EncoderConfig),
-}
+/// Number of different batches in a run.
+const BATCHES: usize = 4;
 
 /// Kinds of models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -26,42 +15,52 @@ pub enum Shape {
 pub enum Kind {
     /// A vision transformer that classifies images
     Vit,
-    /// A decoder that predicts the next token
+    /// A decoder in the style of GPT-2
     Gpt,
-    /// Burn's own transformer encoder
+    /// Burn's own transformer encoder, as in tracel-ai/burn#5212: --preset tiny, or one size
     Encoder,
 }
 
-/// Sizes in place of a preset's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sizes {
-    /// Width and height of an image.
-    pub image: Option<usize>,
-    /// Number of different tokens of the decoder.
-    pub vocabulary: Option<usize>,
-    /// Tokens in a sequence of the decoder.
-    pub context: Option<usize>,
+/// The shape of a model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Shape {
+    /// A vision transformer.
+    Vit(VitConfig),
+    /// A decoder.
+    Gpt(LanguageConfig),
+    /// An encoder.
+    Encoder(LanguageConfig),
+}
+
+/// The shape of a language model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LanguageConfig {
+    /// Number of different tokens.
+    pub vocabulary: usize,
+    /// Tokens in a sequence.
+    pub context: usize,
+    /// Width of a token.
+    pub dim: usize,
+    /// Number of blocks.
+    pub depth: usize,
+    /// Attention heads in a block; divides `dim`.
+    pub heads: usize,
+    /// Width of the hidden layer in a block.
+    pub hidden: usize,
+    /// Probability of dropout while training.
+    pub dropout: f64,
 }
 
 impl Kind {
-    /// The model of this kind and size.
-    pub fn shape(self, preset: Preset, sizes: &Sizes) -> Shape {
-        match self {
-            Self::Vit => {
-                let (size, channels, classes) = match preset {
-                    Preset::Tiny => (8, 1, 10),
-                    Preset::Small | Preset::Base | Preset::Large => (224, 3, 1000),
-                };
-                Shape::Vit(preset.config(sizes.image.unwrap_or(size), channels, classes))
-            }
-            Self::Gpt => Shape::Gpt(gpt(preset, sizes)),
-            Self::Encoder => Shape::Encoder(encoder(preset)),
-        }
-    }
-
-    /// The name of this kind and size, for the table.
-    pub fn name(self, preset: Preset, sizes: &Sizes) -> String {
-        let name = match (self, preset) {
+    /// The model of this kind and size, with these sizes of the decoder in place of the preset's.
+    pub fn case(
+        self,
+        preset: Preset,
+        [vocabulary, context]: [Option<usize>; 2],
+        batch_size: usize,
+    ) -> Case {
+        let mut name = match (self, preset) {
             (Self::Vit, Preset::Tiny) => "ViT tiny".into(),
             (Self::Vit, Preset::Small) => "ViT-S/16".into(),
             (Self::Vit, Preset::Base) => "ViT-B/16".into(),
@@ -70,43 +69,65 @@ impl Kind {
             (Self::Encoder, Preset::Tiny) => "Encoder tiny".into(),
             (Self::Encoder, _) => "Encoder of burn#5212".into(),
         };
-        let other: Vec<String> = match self {
-            Self::Vit => sizes
-                .image
-                .map(|size| format!(" at {size}x{size}"))
-                .into_iter()
-                .collect(),
-            Self::Gpt => [("vocabulary", sizes.vocabulary), ("context", sizes.context)]
-                .into_iter()
-                .filter_map(|(what, size)| Some(format!(", {what} {}", size?)))
-                .collect(),
-            Self::Encoder => Vec::new(),
+        let model = match (self, preset) {
+            (Self::Vit, Preset::Tiny) => Shape::Vit(preset.config(8, 1, 10)),
+            (Self::Vit, _) => Shape::Vit(preset.imagenet()),
+            (Self::Gpt, _) => {
+                let mut config = LanguageConfig::gpt(preset);
+                for (what, given, size) in [
+                    ("vocabulary", vocabulary, &mut config.vocabulary),
+                    ("context", context, &mut config.context),
+                ] {
+                    if let Some(given) = given {
+                        *size = given;
+                        name += &format!(", {what} {given}");
+                    }
+                }
+                Shape::Gpt(config)
+            }
+            (Self::Encoder, _) => Shape::Encoder(LanguageConfig::encoder(preset)),
         };
-        name + &other.concat()
+        Case {
+            name,
+            model,
+            batch_size,
+        }
     }
 }
 
-/// Decoders by size. `Large` has the proportions of a small language model: 16 layers, and a
-/// vocabulary of 30,000, which has a quarter of the weights.
-fn gpt(preset: Preset, sizes: &Sizes) -> GptConfig {
-    let (vocabulary, context, dim, depth, heads) = match preset {
-        Preset::Tiny => (512, 32, 64, 2, 4),
-        Preset::Small => (8_000, 128, 384, 6, 6),
-        Preset::Base => (50_257, 512, 768, 12, 12),
-        Preset::Large => (30_000, 512, 1024, 16, 16),
-    };
-    let vocabulary = sizes.vocabulary.unwrap_or(vocabulary);
-    let context = sizes.context.unwrap_or(context);
-    GptConfig::new(vocabulary, context, dim, depth, heads, 4 * dim)
-}
+impl LanguageConfig {
+    /// Decoders by size. `Large` has the proportions of a small language model: 16 layers, and a
+    /// vocabulary of 30,000, which has a quarter of the weights.
+    fn gpt(preset: Preset) -> Self {
+        match preset {
+            Preset::Tiny => Self::new([512, 32, 64, 2, 4], 0.0),
+            Preset::Small => Self::new([8_000, 128, 384, 6, 6], 0.0),
+            Preset::Base => Self::new([50_257, 512, 768, 12, 12], 0.0),
+            Preset::Large => Self::new([30_000, 512, 1024, 16, 16], 0.0),
+        }
+    }
 
-/// The encoder of the issue, or a tiny one: it has no other sizes.
-fn encoder(preset: Preset) -> EncoderConfig {
-    let (vocabulary, context, dim, depth, heads) = match preset {
-        Preset::Tiny => (512, 32, 64, 2, 4),
-        Preset::Small | Preset::Base | Preset::Large => (32_000, 512, 384, 24, 12),
-    };
-    EncoderConfig::new(vocabulary, context, dim, depth, heads, 4 * dim)
+    /// The encoder of the issue, or a tiny one. The dropout is that of Burn's encoder.
+    fn encoder(preset: Preset) -> Self {
+        match preset {
+            Preset::Tiny => Self::new([512, 32, 64, 2, 4], 0.1),
+            Preset::Small | Preset::Base | Preset::Large => {
+                Self::new([32_000, 512, 384, 24, 12], 0.1)
+            }
+        }
+    }
+
+    fn new([vocabulary, context, dim, depth, heads]: [usize; 5], dropout: f64) -> Self {
+        Self {
+            vocabulary,
+            context,
+            dim,
+            depth,
+            heads,
+            hidden: 4 * dim,
+            dropout,
+        }
+    }
 }
 
 impl Shape {
@@ -114,18 +135,78 @@ impl Shape {
     pub fn largest_param(&self) -> usize {
         match self {
             Self::Vit(config) => config.largest_param(),
-            Self::Gpt(config) => config.largest_param(),
-            Self::Encoder(config) => config.largest_param(),
+            Self::Gpt(config) | Self::Encoder(config) => {
+                config.dim * config.vocabulary.max(config.hidden).max(config.context)
+            }
         }
     }
 
-    /// The optimizer that trains it.
+    /// The optimizer that trains it by default.
     pub fn optimizer(&self) -> OptimizerKind {
         match self {
-            Self::Vit(_) => VitConfig::OPTIMIZER,
-            Self::Gpt(_) => GptConfig::OPTIMIZER,
-            Self::Encoder(_) => EncoderConfig::OPTIMIZER,
+            Self::Vit(_) | Self::Gpt(_) => OptimizerKind::Adam,
+            Self::Encoder(_) => OptimizerKind::AdamW,
         }
+    }
+
+    /// All batches of a run. The cost of a step does not depend on their content.
+    pub fn batches(&self, size: usize, steps: usize, seed: u64) -> Vec<HostBatch> {
+        let mut rng = SeededRng::new(&[seed]);
+        let batch = |_| match self {
+            Self::Vit(config) => images(config, size, &mut rng),
+            Self::Gpt(config) | Self::Encoder(config) => tokens(config, size, &mut rng),
+        };
+        (0..steps.clamp(1, BATCHES)).map(batch).collect()
+    }
+}
+
+/// A batch on the host.
+#[derive(Clone, Debug)]
+pub struct HostBatch {
+    /// Pixels of images; empty for a language model.
+    pub pixels: Vec<f32>,
+    /// Tokens of sequences; empty for a vision transformer.
+    pub tokens: Vec<i32>,
+    /// `[batch, channels, size, size]` or `[batch, time]`.
+    pub shape: Vec<usize>,
+    /// The class of each image, or the token after each one.
+    pub labels: Vec<i32>,
+}
+
+fn images(config: &VitConfig, size: usize, rng: &mut SeededRng) -> HostBatch {
+    let shape = vec![size, config.channels, config.image_size, config.image_size];
+    HostBatch {
+        pixels: (0..shape.iter().product()).map(|_| pixel(rng)).collect(),
+        tokens: Vec::new(),
+        shape,
+        labels: (0..size)
+            .map(|_| rng.below(config.classes) as i32)
+            .collect(),
+    }
+}
+
+/// A uniform number in `-1.7..1.7`, so that the variance is about one.
+fn pixel(rng: &mut SeededRng) -> f32 {
+    let unit = (rng.next_u64() >> 40) as f32 / (1u32 << 24) as f32;
+    (2.0 * unit - 1.0) * 3f32.sqrt()
+}
+
+/// Random sequences, labelled with the token after each one.
+fn tokens(config: &LanguageConfig, size: usize, rng: &mut SeededRng) -> HostBatch {
+    let (mut tokens, mut labels) = (Vec::new(), Vec::new());
+    for _ in 0..size {
+        let mut token = rng.below(config.vocabulary) as i32;
+        for _ in 0..config.context {
+            tokens.push(token);
+            token = rng.below(config.vocabulary) as i32;
+            labels.push(token);
+        }
+    }
+    HostBatch {
+        pixels: Vec::new(),
+        tokens,
+        shape: vec![size, config.context],
+        labels,
     }
 }
 
@@ -136,40 +217,11 @@ mod tests {
     #[test]
     fn shapes_are_read_as_they_were_written() {
         for kind in [Kind::Vit, Kind::Gpt, Kind::Encoder] {
-            let shape = kind.shape(Preset::Small, &Sizes::default());
+            let shape = kind.case(Preset::Small, [None; 2], 1).model;
             let json = serde_json::to_value(&shape).unwrap();
-            let name = kind.to_possible_value().unwrap();
-            assert_eq!(json["kind"], name.get_name());
+            assert_eq!(json["kind"], kind.to_possible_value().unwrap().get_name());
             assert_eq!(json["dim"], 384);
             assert_eq!(serde_json::from_value::<Shape>(json).unwrap(), shape);
         }
-    }
-
-    #[test]
-    fn sizes_replace_those_of_the_preset_and_are_in_the_name() {
-        let sizes = Sizes {
-            image: Some(64),
-            vocabulary: Some(32_000),
-            context: Some(512),
-        };
-        let Shape::Gpt(config) = Kind::Gpt.shape(Preset::Small, &sizes) else {
-            panic!("another kind");
-        };
-        assert_eq!(config, GptConfig::new(32_000, 512, 384, 6, 6, 1536));
-        // The others have no such sizes.
-        for (kind, name) in [
-            (Kind::Vit, "ViT-S/16 at 64x64"),
-            (Kind::Gpt, "GPT small, vocabulary 32000, context 512"),
-            (Kind::Encoder, "Encoder of burn#5212"),
-        ] {
-            assert_eq!(kind.name(Preset::Small, &sizes), name);
-        }
-        let one = Sizes {
-            context: Some(64),
-            ..Sizes::default()
-        };
-        assert_eq!(Kind::Gpt.name(Preset::Tiny, &one), "GPT tiny, context 64");
-        let encoder = |sizes: &Sizes| Kind::Encoder.shape(Preset::Small, sizes);
-        assert_eq!(encoder(&sizes), encoder(&Sizes::default()));
     }
 }

@@ -1,14 +1,143 @@
-//! The measuring side on Burn 0.22, where a backend is no type parameter and gradient release is
+//! The worker for Burn 0.22, where a backend is no type parameter and gradient release is
 //! `burn-lean`.
-//!
-//! Models, batches and settings are those of Burn 0.21, and so are the bytes that are counted.
 
-mod encoder;
-mod gpt;
-mod loss;
-mod measure;
+mod models;
 mod optimizer;
-mod scorer;
-mod trainee;
 
-pub use measure::run;
+use self::models::{Encoder, Gpt, LeanEncoder, LeanGpt, Trainee};
+use self::optimizer::Stepper;
+use anyhow::{Context, Result, bail, ensure};
+use benchmarks::measure::{Purpose, Spec, Stage, Training, measure};
+use benchmarks::results::Measured;
+use benchmarks::shape::{HostBatch, Shape};
+use benchmarks::subject::{Burn, Checkpointing, LinearGradient, Operations};
+use burn_0_22::module::{Module, ModuleVisitor, Param};
+use burn_0_22::optim::GradientsParams;
+use burn_0_22::tensor::{Device, Tensor};
+use std::time::Instant;
+use vit::digest;
+use vit::model::{LeanVit, Recomputed, Vit};
+use vit_0_21::config::BackendKind;
+use vit_0_21::memory::{Heap, Memory};
+use vit_common::rng::SeededRng;
+
+/// Measures one run.
+pub(crate) fn run(spec: &Spec, run: &Burn) -> Result<Measured> {
+    ensure!(
+        spec.measure == Purpose::Memory
+            && run.backend == BackendKind::Flex
+            && run.linear == LinearGradient::Default,
+        "Burn 0.22 is measured on flex only, with its own linear layers"
+    );
+    let lean = run.operations == Operations::Lean;
+    match (&spec.case.model, lean) {
+        (Shape::Vit(shape), false) => train::<Vit>(spec, run, shape),
+        (Shape::Vit(shape), true) => train::<LeanVit>(spec, run, shape),
+        (Shape::Gpt(shape), false) => train::<Gpt>(spec, run, shape),
+        (Shape::Gpt(shape), true) => train::<LeanGpt>(spec, run, shape),
+        (Shape::Encoder(shape), false) => train::<Encoder>(spec, run, shape),
+        (Shape::Encoder(shape), true) => train::<LeanEncoder>(spec, run, shape),
+    }
+}
+
+fn train<M: Trainee>(spec: &Spec, run: &Burn, shape: &M::Shape) -> Result<Measured> {
+    let flex = Device::flex().autodiff();
+    let (device, recomputed) = match run.checkpointing {
+        Checkpointing::None => (flex, Recomputed::Nothing),
+        Checkpointing::Balanced => (flex.gradient_checkpointing(), Recomputed::Nothing),
+        Checkpointing::Blocks => (flex, Recomputed::Blocks),
+        Checkpointing::Nested => (flex, Recomputed::Nested),
+        Checkpointing::Automatic => bail!("burn-lean recomputes what is in a `checkpoint` only"),
+    };
+    let settings = spec.settings;
+    let steps = settings.warm_up.get() + settings.steps.get();
+    // Made here, before bytes are counted.
+    let batches = spec
+        .case
+        .model
+        .batches(spec.case.batch_size, steps, settings.seed);
+    let memory = Memory::Heap(Heap::start());
+
+    device.seed(settings.seed);
+    let model = M::build(shape, recomputed, &device);
+    draw(&model);
+    let parameters = model.num_params();
+    let kind = run.optimizer.unwrap_or(spec.case.model.optimizer());
+    let training = Train {
+        spec,
+        run,
+        batches,
+        device: device.clone(),
+        optimizer: Some(Stepper::new(run.mode, kind, &model)?),
+        model: Some(model),
+        number: 0,
+    };
+    let backend = format!("{device:?}");
+    measure(spec, Some(&memory), backend, parameters, training)
+}
+
+/// Draws the parameters of a model, in its order. Burn would draw each at its first use, which
+/// comes earlier in a scope.
+fn draw<M: Module>(model: &M) {
+    struct Draw;
+    impl ModuleVisitor for Draw {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            param.val();
+        }
+    }
+    model.visit(&mut Draw);
+}
+
+/// A training and its next step.
+struct Train<'a, M> {
+    spec: &'a Spec,
+    run: &'a Burn,
+    batches: Vec<HostBatch>,
+    device: Device,
+    optimizer: Option<Stepper>,
+    /// None after a step that failed.
+    model: Option<M>,
+    /// Index of the next step.
+    number: usize,
+}
+
+impl<M: Trainee> Training for Train<'_, M> {
+    fn step(&mut self, ends: &mut dyn FnMut(Stage)) -> Result<(f64, f64)> {
+        let settings = self.spec.settings;
+        let number = self.number;
+        self.number += 1;
+        let dropout = SeededRng::new(&[settings.seed, number as u64]).next_u64();
+        let optimizer = self.optimizer.as_mut().context("there is no optimizer")?;
+        ends(Stage::Before);
+
+        let start = Instant::now();
+        let model = self.model.take().context("a step failed")?;
+        let model = optimizer.arm(settings.lr, model)?;
+        let batch = self.batches[number % self.batches.len()].clone();
+        let loss = model.loss(batch, self.run.loss_chunk, dropout, &self.device);
+        let value = loss.clone().into_scalar::<f64>();
+        ends(Stage::Forward);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        ends(Stage::Backward);
+        let model = optimizer.step(settings.lr, model, grads)?;
+        self.device.sync().context("the device failed")?;
+        let seconds = start.elapsed().as_secs_f64();
+        ends(Stage::Step);
+
+        self.model = Some(model);
+        Ok((seconds, value))
+    }
+
+    fn weights_digest(&self) -> Result<String> {
+        let model = self.model.as_ref().context("a step failed")?;
+        Ok(digest::weights(model))
+    }
+
+    fn discard_gradients(&mut self) -> Result<()> {
+        bail!("the optimizer that drops gradients is written for Burn 0.21")
+    }
+
+    fn drop_optimizer(&mut self) {
+        self.optimizer = None;
+    }
+}

@@ -1,8 +1,8 @@
 //! Optimizers on Burn 0.22, with the defaults of their configurations, with and without gradient
 //! release.
 
-use crate::results::Mode;
 use anyhow::{Result, bail};
+use benchmarks::subject::{Mode, OptimizerKind};
 use burn_0_22::module::Module;
 use burn_0_22::optim::momentum::MomentumConfig;
 use burn_0_22::optim::{
@@ -11,7 +11,6 @@ use burn_0_22::optim::{
 };
 use burn_lean::optim::{EightBitMoments, InOnePass, Lean};
 use burn_lean::{Refused, ReleaseError, ReleaseOptimizer, WithGradientRelease};
-use vit_0_21::config::OptimizerKind;
 
 /// An optimizer in one of the modes.
 pub(super) enum Stepper {

@@ -1,490 +1,322 @@
 //! The plan of a suite: which runs, in which order, and what is left out.
 //!
-//! A plan is data. It depends on the [`Request`] and on what is [`Available`], on nothing else.
+//! A plan is data. It depends on the [`Options`] and on what is [`Available`], on nothing else.
 
-mod request;
 #[cfg(test)]
 mod tests;
 
-pub use request::{Available, Request};
-
-use crate::gpt::GptConfig;
-use crate::optimizer::MEASURED;
-use crate::results::{
-    Arithmetic, BurnVersion, Case, Checkpointing, LeftOut, LinearGradient, LossChunk, Mode,
-    Operations, Subject, TorchMode, TorchVersions, value_name,
+use crate::machine::TorchVersions;
+use crate::options::{Fusion, Options};
+use crate::results::LeftOut;
+use crate::shape::{Kind, Shape};
+use crate::subject::{
+    Burn, BurnVersion, Case, Checkpointing, LinearGradient, LossChunk, Mode, Operations,
+    OptimizerKind, Subject, TorchMode,
 };
-use crate::shape::{Kind, Shape, Sizes};
-use crate::timeline::TimelineSpec;
-use std::path::Path;
-use vit_0_21::backend;
-use vit_0_21::config::{self, BackendKind, Engine, OptimizerKind, Preset};
+use std::num::NonZeroUsize;
+use vit_0_21::config::BackendKind;
+use vit_common::config::Preset;
+
+/// What this machine has of what was asked for.
+#[derive(Clone, Debug)]
+pub struct Available {
+    /// Backends to measure, the most important first.
+    pub backends: Vec<BackendKind>,
+    /// Backends that are missing.
+    pub missing: Vec<LeftOut>,
+    /// The versions of PyTorch, or why it is not measured.
+    pub pytorch: Result<TorchVersions, String>,
+}
 
 /// The plan of a suite.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// Tasks in the order of importance, as the time may not suffice for all.
+    /// Runs in the order of importance, as the time may not suffice for all.
     pub tasks: Vec<Task>,
     /// What is left out, and why.
     pub left_out: Vec<LeftOut>,
 }
 
-/// One task of a plan.
+/// A run to measure.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Task {
-    /// Measures a run.
-    Measure {
-        /// Model and batch size.
-        case: Case,
-        /// Framework and mode.
-        subject: Subject,
-        /// Repetition index, from 0.
-        repetition: usize,
-    },
-    /// Records the memory timeline of a run that was measured before.
-    Record {
-        /// Model and batch size.
-        case: Case,
-        /// Framework and mode.
-        subject: Subject,
-        /// The recording.
-        timeline: TimelineSpec,
-    },
-    /// Searches the vocabulary that gradient release can train in plain Burn's memory.
-    SearchVocabulary {
-        /// Name of the decoder.
-        model: String,
-        /// The decoder, with the vocabulary that plain Burn trains.
-        preset: GptConfig,
-        /// The backend.
-        backend: BackendKind,
-        /// How the training computes.
-        arithmetic: Arithmetic,
-    },
+pub struct Task {
+    /// Model and batch size.
+    pub case: Case,
+    /// Framework and mode.
+    pub subject: Subject,
+    /// Repetition index, from 0.
+    pub repetition: usize,
 }
 
 impl Plan {
-    /// Plans the suite of a request.
-    pub fn new(request: &Request, available: &Available) -> Self {
-        let mut left_out = available.missing.clone();
-        let on_gpu = |backend: &BackendKind| !backend.is_on_heap();
-        let preset = request.preset.unwrap_or_else(|| {
-            if available.backends.iter().any(on_gpu) {
+    /// Plans a suite. PyTorch is measured beside the first backend only.
+    pub fn new(options: &Options, available: &Available) -> Self {
+        let mut plan = Self {
+            tasks: Vec::new(),
+            left_out: available.missing.clone(),
+        };
+        let backends = &available.backends;
+        let preset = options.preset.unwrap_or_else(|| {
+            if backends.iter().any(|backend| !backend.is_on_heap()) {
                 return Preset::Large;
             }
-            left_out.push(LeftOut::new(
+            plan.leave_out(LeftOut::new(
                 "the large models (ViT-L/16, GPT large)",
                 "no GPU is measured; --preset large measures them on the CPU",
             ));
             Preset::Small
         });
-        match &available.pytorch {
-            Err(why) => left_out.push(LeftOut::new("PyTorch and optimi", why)),
-            Ok(versions) => {
-                for mode in &request.torch_modes {
-                    if let Some(package) = mode.lacks(versions) {
-                        left_out.push(LeftOut::new(
-                            value_name(*mode),
-                            format!("this Python does not have it: `pip install {package}`"),
-                        ));
-                    }
-                }
-            }
-        }
-        let mut planner = Planner {
-            request,
-            preset,
-            versions: available.pytorch.as_ref().ok(),
-            plan: Self {
-                tasks: Vec::new(),
-                left_out,
-            },
-        };
-        planner.suite(&available.backends);
-        planner.plan
-    }
-}
-
-struct Planner<'a> {
-    request: &'a Request,
-    preset: Preset,
-    versions: Option<&'a TorchVersions>,
-    plan: Plan,
-}
-
-impl Planner<'_> {
-    fn suite(&mut self, backends: &[BackendKind]) {
-        let fused = self.request.fusion.contains(&true);
-        let unfused = self.request.fusion.contains(&false);
-        let cases = self.cases();
+        let torch_modes = plan.torch_modes(options, available);
+        let has_cuda = matches!(&available.pytorch, Ok(versions) if versions.cuda.is_some());
+        let cases = cases(options, preset);
         for (place, backend) in backends.iter().enumerate() {
-            let on_heap = backend.is_on_heap();
-            // PyTorch and the vocabulary are measured beside the first backend only.
-            let is_first = place == 0;
-            if fused || on_heap {
+            let fusion = match backend.is_on_heap() {
+                true => &[Fusion::On][..],
+                false => &options.fusion,
+            };
+            for (nth, fusion) in fusion.iter().enumerate() {
                 for case in &cases {
-                    self.burn(case, *backend, true);
-                    if is_first {
-                        self.pytorch(case, on_heap);
-                    }
-                }
-                if is_first && self.request.vocabulary {
-                    self.vocabulary(*backend);
-                }
-            }
-            if unfused && !on_heap {
-                for case in &cases {
-                    self.burn(case, *backend, false);
-                }
-                if is_first && !fused {
-                    for case in &cases {
-                        self.pytorch(case, on_heap);
+                    let subjects =
+                        plan.burn_subjects(options, case, *backend, *fusion == Fusion::On);
+                    plan.measure(options, case, &subjects);
+                    if (place, nth) == (0, 0) {
+                        let on_cuda = has_cuda && !backend.is_on_heap();
+                        let subject = |mode: &TorchMode| Subject::PyTorch {
+                            device: if on_cuda { "cuda" } else { "cpu" }.into(),
+                            mode: *mode,
+                            optimizer: case.model.optimizer(),
+                        };
+                        let subjects: Vec<_> = torch_modes.iter().map(subject).collect();
+                        plan.measure(options, case, &subjects);
                     }
                 }
             }
         }
+        plan
     }
 
-    /// Every model at its first batch size, then every model at its second, and so on.
-    fn cases(&self) -> Vec<Case> {
-        let given = &self.request.batch_sizes;
-        let mut cases = Vec::new();
-        for index in 0..given.len().max(2) {
-            for kind in &self.request.kinds {
-                let defaults: &[usize] = match kind {
-                    Kind::Vit => &[1, 8],
-                    Kind::Gpt => &[1],
-                    Kind::Encoder => &[6],
-                };
-                let sizes = if given.is_empty() { defaults } else { given };
-                cases.extend(sizes.get(index).map(|batch_size| Case {
-                    name: kind.name(self.preset, &self.request.sizes),
-                    model: kind.shape(self.preset, &self.request.sizes),
-                    batch_size: *batch_size,
-                }));
-            }
-        }
-        cases
-    }
-
-    /// All modes in turn, those of one version of Burn beside each other, as often as repeated,
-    /// every second time in reverse: neighbours in time are compared with each other. Then the
-    /// memory timelines, one for each mode.
-    fn burn(&mut self, case: &Case, backend: BackendKind, fusion: bool) {
-        let request = self.request;
-        let mut subjects = Vec::new();
-        for burn in request.burns.iter().copied() {
-            for arithmetic in self.arithmetic(burn, &case.model, &case.name, backend) {
-                for checkpointing in request.checkpointing.iter().copied() {
-                    for mode in request.modes.iter().copied() {
-                        match impossible(burn, &case.model, mode, checkpointing) {
-                            Some(missing) => self.leave_out(missing),
-                            None => subjects.push(Subject::Burn {
-                                burn,
-                                backend,
-                                fusion,
-                                mode,
-                                checkpointing,
-                                arithmetic,
-                            }),
-                        }
-                    }
-                }
-            }
-        }
-        self.measure(case, &subjects);
-        if let Some(folder) = &request.timelines {
-            for subject in &subjects {
-                self.record(case, subject, folder);
-            }
-        }
-    }
-
-    fn pytorch(&mut self, case: &Case, on_cpu: bool) {
-        let Some(versions) = self.versions else {
-            return;
-        };
-        let device = if on_cpu || versions.cuda.is_none() {
-            "cpu"
-        } else {
-            "cuda"
-        };
-        let modes = self.request.torch_modes.iter();
-        let is_there = |mode: &&TorchMode| mode.lacks(versions).is_none();
-        let subjects: Vec<Subject> = modes
-            .filter(is_there)
-            .map(|mode| Subject::PyTorch {
-                device: device.into(),
-                mode: *mode,
-            })
-            .collect();
-        self.measure(case, &subjects);
-    }
-
-    fn measure(&mut self, case: &Case, subjects: &[Subject]) {
-        for repetition in 0..self.request.settings.repeat {
+    /// All subjects in turn, as often as repeated, every second time in reverse: neighbours in time
+    /// are compared with each other.
+    fn measure(&mut self, options: &Options, case: &Case, subjects: &[Subject]) {
+        for repetition in 0..options.settings.repeat.get() {
             let mut turn: Vec<_> = subjects.iter().collect();
             // What runs first has a cooler machine: repeated in one order, the others look slower.
             if repetition % 2 == 1 {
                 turn.reverse();
             }
-            let tasks = turn.into_iter().map(|subject| Task::Measure {
+            self.tasks.extend(turn.into_iter().map(|subject| Task {
                 case: case.clone(),
                 subject: subject.clone(),
                 repetition,
-            });
-            self.plan.tasks.extend(tasks);
+            }));
         }
     }
 
-    fn record(&mut self, case: &Case, subject: &Subject, folder: &Path) {
-        if let Err(missing) = can_record(subject) {
-            self.leave_out(missing);
-        } else if let Some(timeline) = TimelineSpec::of(case, subject, folder) {
-            self.plan.tasks.push(Task::Record {
-                case: case.clone(),
-                subject: subject.clone(),
-                timeline,
-            });
-        }
-    }
-
-    /// Every requested way to compute that there is for a model on a backend of a version of Burn.
-    fn arithmetic(
-        &mut self,
-        burn: BurnVersion,
-        model: &Shape,
-        name: &str,
-        backend: BackendKind,
-    ) -> Vec<Arithmetic> {
+    /// Each mode of PyTorch that there is.
+    fn torch_modes(&mut self, options: &Options, available: &Available) -> Vec<TorchMode> {
         let mut found = Vec::new();
-        if let Some(missing) = unmeasured(burn, backend) {
-            self.leave_out(missing);
-            return found;
-        }
-        for operations in self.operations(burn) {
-            for linear in self.linear(burn, backend) {
-                for loss_chunk in self.loss_chunks(operations, model, name) {
-                    for optimizer in self.optimizers(burn, backend) {
-                        found.push(Arithmetic {
-                            operations,
-                            linear,
-                            loss_chunk,
-                            optimizer,
-                        });
-                    }
-                }
-            }
-        }
-        found
-    }
-
-    fn operations(&mut self, burn: BurnVersion) -> Vec<Operations> {
-        let mut found = self.request.operations.clone();
-        if burn == BurnVersion::V0_21 && found.contains(&Operations::Lean) {
-            found.retain(|operations| *operations != Operations::Lean);
-            let what = format!("Burn {burn}: lean operations");
-            self.leave_out(LeftOut::new(what, "burn-lean has them for Burn 0.22"));
-        }
-        found
-    }
-
-    fn linear(&mut self, burn: BurnVersion, backend: BackendKind) -> Vec<LinearGradient> {
-        let mut found = self.request.linear.clone();
-        let missing = match burn {
-            BurnVersion::V0_22 => Some("the backend that computes it is for Burn 0.21"),
-            BurnVersion::V0_21 if backend != BackendKind::Flex => {
-                Some("it is measured on flex only")
-            }
-            BurnVersion::V0_21 => None,
-        };
-        if let Some(why) = missing
-            && found.contains(&LinearGradient::Flat)
-        {
-            found.retain(|linear| *linear != LinearGradient::Flat);
-            let what = format!("Burn {burn}, {backend}: flat linear");
-            self.leave_out(LeftOut::new(what, why));
-        }
-        found
-    }
-
-    fn loss_chunks(&mut self, operations: Operations, model: &Shape, name: &str) -> Vec<LossChunk> {
-        let mut found = Vec::new();
-        for loss_chunk in self.request.loss_chunks.iter().copied() {
-            let why = match (loss_chunk, model, operations) {
-                (LossChunk::WHOLE, ..) => None,
-                (_, Shape::Vit(_), _) => {
-                    Some("it scores one token of an image, not all: its loss has nothing to divide")
-                }
-                (.., Operations::Lean) => {
-                    Some("lean operations have a loss that divides the tokens by itself")
-                }
-                (.., Operations::Default) => None,
-            };
-            match why {
-                None => found.push(loss_chunk),
-                Some(why) => {
-                    let of = match operations {
-                        Operations::Lean => ", lean operations",
-                        Operations::Default => "",
+        match &available.pytorch {
+            Err(why) => self.leave_out(LeftOut::new("PyTorch and optimi", why)),
+            Ok(versions) => {
+                for mode in options.pytorch.iter().copied() {
+                    let Some(package) = mode.lacks(versions) else {
+                        found.push(mode);
+                        continue;
                     };
-                    let what = format!("{name}{of}: loss chunk {loss_chunk}");
-                    self.leave_out(LeftOut::new(what, why));
+                    let why = format!("this Python does not have it: `pip install {package}`");
+                    self.leave_out(LeftOut::new(mode.to_string(), why));
                 }
             }
         }
         found
     }
 
-    fn optimizers(
+    /// Every combination that there is, those of one version of Burn beside each other, and of these
+    /// the modes.
+    fn burn_subjects(
         &mut self,
-        burn: BurnVersion,
+        options: &Options,
+        case: &Case,
         backend: BackendKind,
-    ) -> Vec<Option<OptimizerKind>> {
-        if self.request.optimizers.is_empty() {
-            return vec![None];
-        }
-        let mut found = Vec::new();
-        for optimizer in self.request.optimizers.iter().copied() {
-            let reason = match burn {
-                BurnVersion::V0_21 if !MEASURED.contains(&optimizer) => {
-                    "not compiled into the benchmarks; `vit-0-21 train` has it"
-                }
-                BurnVersion::V0_21 if optimizer.is_8_bit() && !backend.has_8_bit_moments() => {
-                    "this backend has no kernels for moments in 8 bits"
-                }
-                _ => {
-                    found.push(Some(optimizer));
-                    continue;
-                }
-            };
-            let what = format!("Burn {burn}, {backend}: {optimizer}");
-            self.leave_out(LeftOut::new(what, reason));
-        }
-        found
+        fusion: bool,
+    ) -> Vec<Subject> {
+        let optimizers: Vec<_> = match options.optimizer.is_empty() {
+            true => vec![None],
+            false => options.optimizer.iter().copied().map(Some).collect(),
+        };
+        let mut runs = vec![Burn {
+            burn: BurnVersion::V0_21,
+            backend,
+            fusion,
+            mode: Mode::Plain,
+            checkpointing: Checkpointing::None,
+            operations: Operations::Default,
+            linear: LinearGradient::Default,
+            loss_chunk: LossChunk::WHOLE,
+            optimizer: None,
+        }];
+        // The outermost choice first.
+        runs = each(runs, &options.burn, |run, it| run.burn = it);
+        runs = each(runs, &options.operations, |run, it| run.operations = it);
+        runs = each(runs, &options.linear, |run, it| run.linear = it);
+        runs = each(runs, &options.loss_chunk, |run, it| run.loss_chunk = it);
+        runs = each(runs, &optimizers, |run, it| run.optimizer = it);
+        runs = each(runs, &options.checkpointing, |run, it| {
+            run.checkpointing = it
+        });
+        runs = each(runs, &options.mode, |run, it| run.mode = it);
+        runs.retain(|run| match missing(case, run) {
+            None => true,
+            Some(missing) => {
+                self.leave_out(missing);
+                false
+            }
+        });
+        runs.into_iter().map(Subject::Burn).collect()
     }
 
     /// Lists what is missing, once.
     fn leave_out(&mut self, missing: LeftOut) {
-        if !self.plan.left_out.contains(&missing) {
-            self.plan.left_out.push(missing);
-        }
-    }
-
-    fn vocabulary(&mut self, backend: BackendKind) {
-        let sizes = &self.request.sizes;
-        let shape = Kind::Gpt.shape(self.preset, sizes);
-        // The search names each vocabulary itself.
-        let model = Kind::Gpt.name(
-            self.preset,
-            &Sizes {
-                vocabulary: None,
-                ..*sizes
-            },
-        );
-        if !self.request.burns.contains(&BurnVersion::V0_21) {
-            self.leave_out(LeftOut::new(
-                format!("vocabulary of {model}"),
-                "it is searched on Burn 0.21 only",
-            ));
-            return;
-        }
-        for arithmetic in self.arithmetic(BurnVersion::V0_21, &shape, &model, backend) {
-            if let Shape::Gpt(preset) = &shape {
-                self.plan.tasks.push(Task::SearchVocabulary {
-                    model: model.clone(),
-                    preset: preset.clone(),
-                    backend,
-                    arithmetic,
-                });
-            }
+        if !self.left_out.contains(&missing) {
+            self.left_out.push(missing);
         }
     }
 }
 
-/// What is missing if a backend of a version of Burn is not measured.
-fn unmeasured(burn: BurnVersion, backend: BackendKind) -> Option<LeftOut> {
-    match burn {
-        BurnVersion::V0_22 if backend != BackendKind::Flex => Some(LeftOut::new(
-            format!("Burn {burn}, {backend}"),
-            "Burn 0.22 is measured on flex only",
-        )),
-        BurnVersion::V0_21 | BurnVersion::V0_22 => None,
-    }
+/// Each run with each of the values.
+fn each<T: Copy>(runs: Vec<Burn>, values: &[T], set: fn(&mut Burn, T)) -> Vec<Burn> {
+    let with = |run: Burn| {
+        values.iter().map(move |value| {
+            let mut run = run;
+            set(&mut run, *value);
+            run
+        })
+    };
+    runs.into_iter().flat_map(with).collect()
 }
 
-/// What is missing if a mode of Burn cannot train with this checkpointing.
-fn impossible(
-    burn: BurnVersion,
-    model: &Shape,
-    mode: Mode,
-    checkpointing: Checkpointing,
-) -> Option<LeftOut> {
+/// Every model at its first batch size, then every model at its second, and so on.
+fn cases(options: &Options, preset: Preset) -> Vec<Case> {
+    let given: Vec<_> = options.batch_size.iter().map(|size| size.get()).collect();
+    let context = options.context.map(NonZeroUsize::get);
+    let vocabularies = options.vocabulary.iter().map(|size| Some(size.get()));
+    let vocabularies: Vec<_> = match options.vocabulary.is_empty() {
+        true => vec![None],
+        false => vocabularies.collect(),
+    };
+    let mut cases = Vec::new();
+    for index in 0..given.len().max(2) {
+        for kind in &options.part {
+            let (defaults, vocabularies) = match kind {
+                Kind::Vit => (&[1, 8][..], &[None][..]),
+                Kind::Gpt => (&[1][..], &vocabularies[..]),
+                Kind::Encoder => (&[6][..], &[None][..]),
+            };
+            let sizes = if given.is_empty() { defaults } else { &given };
+            let Some(size) = sizes.get(index) else {
+                continue;
+            };
+            let case =
+                |vocabulary: &Option<usize>| kind.case(preset, [*vocabulary, context], *size);
+            cases.extend(vocabularies.iter().map(case));
+        }
+    }
+    cases
+}
+
+/// What is missing if a run of Burn cannot be measured: the first of these rules that applies.
+fn missing(case: &Case, run: &Burn) -> Option<LeftOut> {
     use BurnVersion::{V0_21, V0_22};
-    let why = match (burn, checkpointing, mode) {
-        (V0_21, Checkpointing::Blocks | Checkpointing::Automatic, Mode::Plain) => {
-            "this needs the backend of gradient release; plain Burn has balanced checkpointing"
-        }
-        (V0_21, Checkpointing::Nested, _) => "a scope in a scope is part of the outer one there",
-        (V0_22, Checkpointing::Nested, _) if !matches!(model, Shape::Vit(_)) => {
-            "only the vision transformer has scopes inside its blocks"
-        }
-        (V0_21, Checkpointing::Automatic, Mode::Unarmed) => {
-            "the armed optimizer makes the cuts, and here nothing is armed"
-        }
-        (V0_22, _, Mode::Unarmed) => {
-            "gradient release is no backend there: with nothing armed, it is plain Burn"
-        }
-        (V0_22, _, Mode::Ideal) => "the optimizer that drops gradients is written for Burn 0.21",
-        (V0_22, Checkpointing::Automatic, _) => {
-            "burn-lean recomputes what is in a `checkpoint`, and makes no cuts by itself"
-        }
-        _ => return None,
-    };
-    let what = format!("Burn {burn}: {}, {checkpointing}", value_name(mode));
-    Some(LeftOut::new(what, why))
-}
-
-/// What is missing if a run of Burn cannot be recorded.
-fn can_record(subject: &Subject) -> Result<(), LeftOut> {
-    let what = format!("memory timelines: {}", subject.place());
-    let Subject::Burn {
-        burn: BurnVersion::V0_21,
+    use Checkpointing::{Automatic, Blocks, Nested};
+    let Burn {
+        burn,
         backend,
-        fusion,
+        mode,
+        checkpointing,
+        linear,
+        loss_chunk,
+        optimizer,
         ..
-    } = subject
-    else {
-        return Err(LeftOut::new(what, "the recorder is a backend of Burn 0.21"));
-    };
-    let engine = Engine {
-        backend: *backend,
-        fusion: *fusion,
-        mode: config::Mode::Plain,
-        checkpointing: config::Checkpointing::None,
-        activation_budget: None,
-        optimizer: OptimizerKind::Adam,
-    };
-    backend::can_record(&engine).map_err(|error| {
-        // The error names an option of `vit-0-21`; this is the one of this program.
-        let why = format!("{error:#}").replace("add --no-fusion", "choose --fusion off");
-        LeftOut::new(what, why)
-    })
-}
+    } = *run;
+    let lean = run.operations == Operations::Lean;
+    let flat = linear == LinearGradient::Flat;
+    let in_chunks = loss_chunk != LossChunk::WHOLE;
+    let is_vit = matches!(case.model, Shape::Vit(_));
 
-/// Whether the process that counts bytes also measures the time, as counting them costs nothing
-/// there.
-pub fn counts_for_free(subject: &Subject) -> bool {
-    match subject {
-        // The floor has no time.
-        Subject::Burn {
-            mode: Mode::Ideal, ..
-        } => true,
-        // `measure` counts bytes wherever it does not fuse.
-        Subject::Burn {
-            backend, fusion, ..
-        } => backend.is_on_heap() || !fusion,
-        // On CUDA PyTorch always counts; on the CPU its profiler does.
-        Subject::PyTorch { device, .. } => device == "cuda",
-    }
+    let of_mode = format!("{mode}, {checkpointing}");
+    let chunk = format!("{}, loss chunk {loss_chunk}", case.name);
+    let rules = [
+        (
+            burn == V0_22 && backend != BackendKind::Flex,
+            backend.to_string(),
+            "Burn 0.22 is measured on flex only",
+        ),
+        (
+            burn == V0_21 && lean,
+            "lean operations".into(),
+            "burn-lean has them for Burn 0.22",
+        ),
+        (
+            burn == V0_22 && flat,
+            "flat linear".into(),
+            "the backend that computes it is for Burn 0.21",
+        ),
+        (
+            flat && backend != BackendKind::Flex,
+            format!("{backend}, flat linear"),
+            "it is measured on flex only",
+        ),
+        (
+            in_chunks && is_vit,
+            chunk.clone(),
+            "it scores one token of an image, not all: its loss has nothing to divide",
+        ),
+        (
+            in_chunks && lean,
+            format!("{chunk}, lean operations"),
+            "lean operations have a loss that divides the tokens by itself",
+        ),
+        (
+            burn == V0_21 && optimizer == Some(OptimizerKind::Sgd),
+            "sgd".into(),
+            "not compiled into the benchmarks; `vit-0-21 train` has it",
+        ),
+        (
+            burn == V0_21 && checkpointing == Nested,
+            "nested".into(),
+            "a scope in a scope is part of the outer one there",
+        ),
+        (
+            burn == V0_21 && mode == Mode::Plain && matches!(checkpointing, Blocks | Automatic),
+            of_mode.clone(),
+            "this needs the backend of gradient release; plain Burn has balanced checkpointing",
+        ),
+        (
+            burn == V0_21 && mode == Mode::Unarmed && checkpointing == Automatic,
+            of_mode,
+            "the armed optimizer makes the cuts, and here nothing is armed",
+        ),
+        (
+            burn == V0_22 && mode == Mode::Unarmed,
+            "unarmed".into(),
+            "gradient release is no backend there: with nothing armed, it is plain Burn",
+        ),
+        (
+            burn == V0_22 && mode == Mode::Ideal,
+            "ideal".into(),
+            "the optimizer that drops gradients is written for Burn 0.21",
+        ),
+        (
+            burn == V0_22 && checkpointing == Automatic,
+            "automatic".into(),
+            "burn-lean recomputes what is in a `checkpoint`, and makes no cuts by itself",
+        ),
+        (
+            burn == V0_22 && checkpointing == Nested && !is_vit,
+            format!("{}, nested", case.name),
+            "only the vision transformer has scopes inside its blocks",
+        ),
+    ];
+    let (_, what, why) = rules.into_iter().find(|(applies, ..)| *applies)?;
+    Some(LeftOut::new(format!("Burn {burn}: {what}"), why))
 }

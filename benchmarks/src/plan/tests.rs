@@ -1,49 +1,13 @@
 use super::*;
-use crate::results::Settings;
-use std::num::NonZeroUsize;
-use std::time::Duration;
+use crate::cli::Cli;
+use clap::Parser;
 
-/// The options that the command line has by default, with one mode of PyTorch.
-fn request() -> Request {
-    Request {
-        command: Vec::new(),
-        kinds: vec![Kind::Vit, Kind::Gpt],
-        vocabulary: true,
-        preset: None,
-        sizes: Sizes::default(),
-        batch_sizes: Vec::new(),
-        burns: vec![BurnVersion::V0_21],
-        backends: Vec::new(),
-        fusion: vec![true, false],
-        modes: vec![Mode::Plain, Mode::Release],
-        checkpointing: vec![Checkpointing::None],
-        operations: vec![Operations::Default],
-        linear: vec![LinearGradient::Default],
-        optimizers: Vec::new(),
-        loss_chunks: vec![LossChunk::WHOLE],
-        python: Some("python3".into()),
-        torch_modes: vec![TorchMode::Hook],
-        timelines: None,
-        settings: Settings {
-            warm_up: 1,
-            steps: 2,
-            repeat: 1,
-            learning_rate: 1e-3,
-            seed: 42,
-        },
-        time_limit: Duration::from_secs(1),
-        within: None,
-    }
-}
-
-/// The same with a tiny model, without PyTorch.
-fn tiny() -> Request {
-    Request {
-        preset: Some(Preset::Tiny),
-        batch_sizes: vec![1],
-        torch_modes: Vec::new(),
-        ..request()
-    }
+/// The options of a command line.
+fn options(line: &str) -> Options {
+    let words = line.split_whitespace();
+    Cli::try_parse_from(["benchmarks"].into_iter().chain(words))
+        .unwrap()
+        .suite
 }
 
 fn available(backends: &[BackendKind], packages: Option<&str>) -> Available {
@@ -62,27 +26,28 @@ fn available(backends: &[BackendKind], packages: Option<&str>) -> Available {
     }
 }
 
+/// The plan of a command line on these backends; of PyTorch it has the hook, unless it names others.
+fn plan(line: &str, backends: &[BackendKind]) -> Plan {
+    let line = match line.contains("--pytorch") {
+        true => line.into(),
+        false => format!("{line} --pytorch hook"),
+    };
+    Plan::new(&options(&line), &available(backends, None))
+}
+
+/// The runs that are planned on Flex beside each other, each in one line, without PyTorch.
+fn on_flex(line: &str) -> (Vec<String>, Plan) {
+    let mut plan = plan(line, &[BackendKind::Flex]);
+    plan.tasks
+        .retain(|task| matches!(task.subject, Subject::Burn(_)));
+    (lines(&plan), plan)
+}
+
 /// The tasks of a plan, each in one line.
 fn lines(plan: &Plan) -> Vec<String> {
-    let line = |task: &Task| match task {
-        Task::Measure {
-            case,
-            subject,
-            repetition,
-        } => format!("{} #{repetition}", case.with(subject)),
-        Task::Record { case, subject, .. } => format!("record {}", case.with(subject)),
-        Task::SearchVocabulary {
-            model,
-            backend,
-            arithmetic,
-            ..
-        } => {
-            let mut words = vec![format!("vocabulary of {model}, {backend}")];
-            words.extend(arithmetic.words());
-            words.join(", ")
-        }
-    };
-    plan.tasks.iter().map(line).collect()
+    let tasks = plan.tasks.iter();
+    let line = |task: &Task| format!("{} #{}", task.case.with(&task.subject), task.repetition);
+    tasks.map(line).collect()
 }
 
 fn what(plan: &Plan) -> Vec<&str> {
@@ -92,7 +57,7 @@ fn what(plan: &Plan) -> Vec<&str> {
 
 #[test]
 fn a_cpu_gets_the_small_models() {
-    let plan = Plan::new(&request(), &available(&[BackendKind::Flex], None));
+    let plan = plan("--burn 0.21 --checkpointing none", &[BackendKind::Flex]);
     let expected = [
         "ViT-S/16, batch 1: Burn 0.21, flex, plain #0",
         "ViT-S/16, batch 1: Burn 0.21, flex, release #0",
@@ -103,436 +68,204 @@ fn a_cpu_gets_the_small_models() {
         "ViT-S/16, batch 8: Burn 0.21, flex, plain #0",
         "ViT-S/16, batch 8: Burn 0.21, flex, release #0",
         "ViT-S/16, batch 8: PyTorch, cpu, hook #0",
-        "vocabulary of GPT small, flex",
     ];
     assert_eq!(lines(&plan), expected);
     assert_eq!(what(&plan), ["the large models (ViT-L/16, GPT large)"]);
 }
 
 #[test]
-fn only_the_first_gpu_backend_has_pytorch_and_the_vocabulary() {
-    let request = Request {
-        kinds: vec![Kind::Vit],
-        batch_sizes: vec![1],
-        modes: vec![Mode::Release],
-        ..request()
-    };
-    let gpus = available(&[BackendKind::Cuda, BackendKind::Wgpu], None);
-    let plan = Plan::new(&request, &gpus);
+fn only_the_first_gpu_backend_has_pytorch() {
+    let gpus = [BackendKind::Cuda, BackendKind::Wgpu];
+    let line = "--part vit --batch-size 1 --burn 0.21 --mode release --checkpointing none";
+    let both = plan(line, &gpus);
     let expected = [
         "ViT-L/16, batch 1: Burn 0.21, cuda, release #0",
         "ViT-L/16, batch 1: PyTorch, cuda, hook #0",
-        "vocabulary of GPT large, cuda",
         "ViT-L/16, batch 1: Burn 0.21, cuda, no fusion, release #0",
         "ViT-L/16, batch 1: Burn 0.21, wgpu, release #0",
         "ViT-L/16, batch 1: Burn 0.21, wgpu, no fusion, release #0",
     ];
-    assert_eq!(lines(&plan), expected);
-    assert!(plan.left_out.is_empty());
-
-    let unfused = Request {
-        fusion: vec![false],
-        ..request
-    };
+    assert_eq!(lines(&both), expected);
+    assert!(both.left_out.is_empty());
+    let unfused = plan(&format!("{line} --fusion off"), &gpus);
     let expected = [
         "ViT-L/16, batch 1: Burn 0.21, cuda, no fusion, release #0",
         "ViT-L/16, batch 1: PyTorch, cuda, hook #0",
         "ViT-L/16, batch 1: Burn 0.21, wgpu, no fusion, release #0",
     ];
-    assert_eq!(lines(&Plan::new(&unfused, &gpus)), expected);
+    assert_eq!(lines(&unfused), expected);
 }
 
 #[test]
-fn modes_take_turns_to_and_fro_and_timelines_follow() {
-    let request = Request {
-        kinds: vec![Kind::Vit],
-        vocabulary: false,
-        sizes: Sizes {
-            image: Some(16),
-            ..Sizes::default()
-        },
-        batch_sizes: vec![4],
-        modes: vec![Mode::Plain, Mode::Ideal],
-        checkpointing: vec![Checkpointing::None, Checkpointing::Balanced],
-        timelines: Some("timelines".into()),
-        settings: Settings {
-            repeat: 2,
-            ..request().settings
-        },
-        ..tiny()
-    };
-    let plan = Plan::new(&request, &available(&[BackendKind::Flex], None));
-    let run = |mode: &str| format!("ViT tiny at 16x16, batch 4: Burn 0.21, flex, {mode}");
-    let modes = ["plain", "ideal", "plain, balanced", "ideal, balanced"];
-    let repetition = |index| modes.map(|mode| format!("{} #{index}", run(mode))).to_vec();
-    let reversed = |index| repetition(index).into_iter().rev().collect();
-    // The floor cannot be recorded.
-    let recorded = ["plain", "plain, balanced"].map(|mode| format!("record {}", run(mode)));
-    assert_eq!(
-        lines(&plan),
-        [repetition(0), reversed(1), recorded.to_vec()].concat()
+fn modes_take_turns_to_and_fro() {
+    let (lines, _) = on_flex(
+        "--preset tiny --part vit --batch-size 4 --burn 0.21 --mode plain,ideal --repeat 2",
     );
+    let modes = ["plain", "ideal", "plain, balanced", "ideal, balanced"];
+    let run = |mode: &str, index| format!("ViT tiny, batch 4: Burn 0.21, flex, {mode} #{index}");
+    let mut expected = modes.map(|mode| run(mode, 0)).to_vec();
+    expected.extend(modes.into_iter().rev().map(|mode| run(mode, 1)));
+    assert_eq!(lines, expected);
 }
 
 #[test]
 fn what_cannot_be_combined_is_left_out_once() {
-    let request = Request {
-        vocabulary: false,
-        modes: vec![Mode::Plain, Mode::Release, Mode::Unarmed, Mode::Ideal],
-        checkpointing: vec![Checkpointing::Blocks, Checkpointing::Automatic],
-        ..tiny()
-    };
-    let plan = Plan::new(&request, &available(&[BackendKind::Flex], None));
-    let modes = [
-        "release, blocks",
-        "unarmed, blocks",
-        "ideal, blocks",
-        "release, automatic",
-        "ideal, automatic",
-    ];
-    let runs =
-        |model: &str| modes.map(|mode| format!("{model}, batch 1: Burn 0.21, flex, {mode} #0"));
-    assert_eq!(lines(&plan), [runs("ViT tiny"), runs("GPT tiny")].concat());
+    let line = "--preset tiny --batch-size 1 --part vit,gpt,encoder --checkpointing blocks,automatic \
+                --mode plain,release,unarmed,ideal";
+    let (lines, plan) = on_flex(line);
+    let expected = ["ViT tiny", "GPT tiny", "Encoder tiny"].map(|model| {
+        [
+            "Burn 0.21, flex, release, blocks",
+            "Burn 0.21, flex, unarmed, blocks",
+            "Burn 0.21, flex, ideal, blocks",
+            "Burn 0.21, flex, release, automatic",
+            "Burn 0.21, flex, ideal, automatic",
+            "Burn 0.22, flex, plain, blocks",
+            "Burn 0.22, flex, release, blocks",
+        ]
+        .map(|run| format!("{model}, batch 1: {run} #0"))
+    });
+    assert_eq!(lines, expected.concat());
     let expected = [
         "Burn 0.21: plain, blocks",
         "Burn 0.21: plain, automatic",
         "Burn 0.21: unarmed, automatic",
+        "Burn 0.22: unarmed",
+        "Burn 0.22: ideal",
+        "Burn 0.22: automatic",
     ];
     assert_eq!(what(&plan), expected);
 }
 
 #[test]
-fn the_encoder_is_measured_at_its_batch_size() {
-    let request = Request {
-        kinds: vec![Kind::Encoder],
-        vocabulary: false,
-        preset: Some(Preset::Small),
-        modes: vec![Mode::Release],
-        checkpointing: vec![Checkpointing::None, Checkpointing::Blocks],
-        torch_modes: vec![TorchMode::Checkpoint, TorchMode::HookCheckpoint],
-        ..request()
-    };
-    let plan = Plan::new(&request, &available(&[BackendKind::Flex], None));
-    let run = |subject: &str| format!("Encoder of burn#5212, batch 6: {subject} #0");
-    let expected = [
-        run("Burn 0.21, flex, release"),
-        run("Burn 0.21, flex, release, blocks"),
-        run("PyTorch, cpu, checkpoint"),
-        run("PyTorch, cpu, hook-checkpoint"),
-    ];
-    assert_eq!(lines(&plan), expected);
-    assert!(plan.left_out.is_empty());
-}
-
-#[test]
 fn modes_of_one_arithmetic_are_neighbours() {
-    let chunk = LossChunk(NonZeroUsize::new(512));
-    let request = Request {
-        linear: vec![LinearGradient::Default, LinearGradient::Flat],
-        loss_chunks: vec![LossChunk::WHOLE, chunk],
-        timelines: Some("timelines".into()),
-        ..tiny()
-    };
-    let plan = Plan::new(&request, &available(&[BackendKind::Flex], None));
-    let lines = lines(&plan);
-    let of = |start: &str| -> Vec<&str> {
-        let with = lines.iter().filter_map(|line| line.strip_prefix(start));
-        with.collect()
-    };
+    let line = "--preset tiny --part vit,gpt --batch-size 1 --burn 0.21 --checkpointing none \
+                --linear default,flat --loss-chunk whole,512";
+    let (lines, plan) = on_flex(line);
     let expected = [
-        "plain #0",
-        "release #0",
-        "plain, flat linear #0",
-        "release, flat linear #0",
+        "ViT tiny, batch 1: Burn 0.21, flex, plain #0",
+        "ViT tiny, batch 1: Burn 0.21, flex, release #0",
+        "ViT tiny, batch 1: Burn 0.21, flex, plain, flat linear #0",
+        "ViT tiny, batch 1: Burn 0.21, flex, release, flat linear #0",
+        "GPT tiny, batch 1: Burn 0.21, flex, plain #0",
+        "GPT tiny, batch 1: Burn 0.21, flex, release #0",
+        "GPT tiny, batch 1: Burn 0.21, flex, plain, loss chunk 512 #0",
+        "GPT tiny, batch 1: Burn 0.21, flex, release, loss chunk 512 #0",
+        "GPT tiny, batch 1: Burn 0.21, flex, plain, flat linear #0",
+        "GPT tiny, batch 1: Burn 0.21, flex, release, flat linear #0",
+        "GPT tiny, batch 1: Burn 0.21, flex, plain, flat linear, loss chunk 512 #0",
+        "GPT tiny, batch 1: Burn 0.21, flex, release, flat linear, loss chunk 512 #0",
     ];
-    assert_eq!(of("ViT tiny, batch 1: Burn 0.21, flex, "), expected);
-    let expected = [
-        "plain #0",
-        "release #0",
-        "plain, loss chunk 512 #0",
-        "release, loss chunk 512 #0",
-        "plain, flat linear #0",
-        "release, flat linear #0",
-        "plain, flat linear, loss chunk 512 #0",
-        "release, flat linear, loss chunk 512 #0",
-    ];
-    assert_eq!(of("GPT tiny, batch 1: Burn 0.21, flex, "), expected);
-    let expected = [
-        "",
-        ", loss chunk 512",
-        ", flat linear",
-        ", flat linear, loss chunk 512",
-    ];
-    assert_eq!(of("vocabulary of GPT tiny, flex"), expected);
-    // Each run has a timeline.
-    assert_eq!(of("record ").len(), 4 + 8);
-    assert_eq!(what(&plan), ["ViT tiny: loss chunk 512"]);
-
-    let on_gpu = Request {
-        linear: vec![LinearGradient::Flat],
-        ..request
-    };
-    let plan = Plan::new(&on_gpu, &available(&[BackendKind::Wgpu], None));
-    assert!(plan.tasks.is_empty());
-    assert_eq!(what(&plan), ["Burn 0.21, wgpu: flat linear"]);
+    assert_eq!(lines, expected);
+    assert_eq!(what(&plan), ["Burn 0.21: ViT tiny, loss chunk 512"]);
 }
 
 #[test]
 fn lean_operations_are_for_burn_0_22() {
-    for (kind, name, case) in [
-        (Kind::Encoder, "Encoder tiny", "Encoder tiny, batch 6"),
-        (Kind::Gpt, "GPT tiny", "GPT tiny, batch 1"),
+    for (part, case) in [
+        ("encoder", "Encoder tiny, batch 6"),
+        ("gpt", "GPT tiny, batch 1"),
     ] {
-        let request = Request {
-            kinds: vec![kind],
-            vocabulary: false,
-            // Those of the model.
-            batch_sizes: Vec::new(),
-            burns: vec![BurnVersion::V0_21, BurnVersion::V0_22],
-            modes: vec![Mode::Release],
-            operations: vec![Operations::Default, Operations::Lean],
-            loss_chunks: vec![LossChunk::WHOLE, LossChunk(NonZeroUsize::new(64))],
-            ..tiny()
-        };
-        let plan = Plan::new(&request, &available(&[BackendKind::Flex], None));
-        assert_eq!(
-            lines(&plan),
-            [
-                "Burn 0.21, flex, release",
-                "Burn 0.21, flex, release, loss chunk 64",
-                "Burn 0.22, flex, release",
-                "Burn 0.22, flex, release, loss chunk 64",
-                "Burn 0.22, flex, release, lean operations",
-            ]
-            .map(|run| format!("{case}: {run} #0"))
-        );
+        let line = "--preset tiny --mode release --checkpointing none --operations default,lean \
+                    --loss-chunk whole,64 --part";
+        let (lines, plan) = on_flex(&format!("{line} {part}"));
+        let expected = [
+            "Burn 0.21, flex, release",
+            "Burn 0.21, flex, release, loss chunk 64",
+            "Burn 0.22, flex, release",
+            "Burn 0.22, flex, release, loss chunk 64",
+            "Burn 0.22, flex, release, lean operations",
+        ];
+        assert_eq!(lines, expected.map(|run| format!("{case}: {run} #0")));
+        let name = case.split(',').next().unwrap();
         let expected = [
             "Burn 0.21: lean operations".into(),
-            format!("{name}, lean operations: loss chunk 64"),
+            format!("Burn 0.22: {name}, loss chunk 64, lean operations"),
         ];
         assert_eq!(what(&plan), expected);
     }
 }
 
 #[test]
-fn the_decoder_has_the_requested_sizes() {
-    let request = Request {
-        preset: Some(Preset::Small),
-        sizes: Sizes {
-            vocabulary: Some(32_000),
-            context: Some(512),
-            ..Sizes::default()
-        },
-        batch_sizes: vec![8],
-        burns: vec![BurnVersion::V0_21, BurnVersion::V0_22],
-        modes: vec![Mode::Release],
-        ..request()
-    };
-    let plan = Plan::new(&request, &available(&[BackendKind::Flex], None));
+fn the_decoder_has_the_sizes_of_the_command_line() {
+    let line = "--preset small --part vit,gpt --batch-size 8 --burn 0.22 --mode release \
+                --checkpointing none --vocabulary 32000,64000 --context 512";
+    let plan = plan(line, &[BackendKind::Flex]);
     let expected = [
-        "ViT-S/16, batch 8: Burn 0.21, flex, release #0",
         "ViT-S/16, batch 8: Burn 0.22, flex, release #0",
         "ViT-S/16, batch 8: PyTorch, cpu, hook #0",
-        "GPT small, vocabulary 32000, context 512, batch 8: Burn 0.21, flex, release #0",
         "GPT small, vocabulary 32000, context 512, batch 8: Burn 0.22, flex, release #0",
         "GPT small, vocabulary 32000, context 512, batch 8: PyTorch, cpu, hook #0",
-        // The search names the vocabularies that it tries.
-        "vocabulary of GPT small, context 512, flex",
+        "GPT small, vocabulary 64000, context 512, batch 8: Burn 0.22, flex, release #0",
+        "GPT small, vocabulary 64000, context 512, batch 8: PyTorch, cpu, hook #0",
     ];
     assert_eq!(lines(&plan), expected);
-    let mut sizes = plan.tasks.iter().filter_map(|task| match task {
-        Task::Measure {
-            case: Case {
-                model: Shape::Gpt(config),
-                ..
-            },
-            ..
-        } => Some(config),
-        Task::SearchVocabulary { preset, .. } => Some(preset),
-        _ => None,
-    });
-    assert!(sizes.all(|config| (config.vocabulary, config.context) == (32_000, 512)));
+    let Shape::Gpt(shape) = &plan.tasks[4].case.model else {
+        panic!("another kind");
+    };
+    assert_eq!((shape.vocabulary, shape.context), (64_000, 512));
+    assert_eq!(plan.tasks[4].case.model.largest_param(), 384 * 64_000);
     assert!(plan.left_out.is_empty());
 }
 
 #[test]
-fn what_cannot_be_recorded_is_left_out_once() {
-    let request = Request {
-        timelines: Some("timelines".into()),
-        ..request()
-    };
-    let plan = Plan::new(&request, &available(&[BackendKind::Cuda], None));
-    assert_eq!(what(&plan), ["memory timelines: Burn 0.21, cuda"]);
-    let lines = lines(&plan);
-    let mut recorded = lines.iter().filter(|line| line.starts_with("record"));
-    assert!(recorded.clone().count() > 0);
-    assert!(recorded.all(|line| line.contains("no fusion")), "{lines:?}");
-}
-
-#[test]
 fn packages_of_python_are_measured_where_they_are_installed() {
-    let request = Request {
-        torch_modes: vec![TorchMode::Hook, TorchMode::Optimi, TorchMode::Torchao8bit],
-        ..request()
+    let line = "--burn 0.21 --part vit --pytorch hook,optimi,torchao-8bit";
+    let torch = |plan: &Plan| {
+        let lines = lines(plan).into_iter();
+        lines.filter(|line| line.contains("PyTorch")).count()
     };
-    let has = |plan: &Plan, name| lines(plan).iter().any(|line| line.contains(name));
-    let with = Plan::new(&request, &available(&[BackendKind::Cuda], Some("1")));
-    assert!(has(&with, "optimi") && has(&with, "torchao-8bit") && with.left_out.is_empty());
-    let without = Plan::new(&request, &available(&[BackendKind::Cuda], None));
-    assert!(has(&without, "hook") && !has(&without, "optimi") && !has(&without, "torchao"));
+    let all = Plan::new(&options(line), &available(&[BackendKind::Cuda], Some("1")));
+    assert!(torch(&all) == 2 * 3 && all.left_out.is_empty());
+    let without = plan(line, &[BackendKind::Cuda]);
+    assert_eq!(torch(&without), 2);
     assert_eq!(what(&without), ["optimi", "torchao-8bit"]);
     assert!(without.left_out[1].why.contains("pip install torchao"));
-
     let no_pytorch = Available {
         pytorch: Err("--no-pytorch".into()),
         ..available(&[BackendKind::Cuda], None)
     };
-    let plan = Plan::new(&request, &no_pytorch);
-    assert_eq!(
-        plan.left_out,
-        [LeftOut::new("PyTorch and optimi", "--no-pytorch")]
-    );
-    assert!(!lines(&plan).iter().any(|line| line.contains("PyTorch")));
-}
-
-#[test]
-fn what_cannot_be_recorded_has_a_way_out() {
-    let run = |backend, fusion| Subject::Burn {
-        burn: BurnVersion::V0_21,
-        backend,
-        fusion,
-        mode: Mode::Release,
-        checkpointing: Checkpointing::None,
-        arithmetic: Arithmetic::default(),
-    };
-    can_record(&run(BackendKind::Flex, true)).unwrap();
-    can_record(&run(BackendKind::Cuda, false)).unwrap();
-    let missing = can_record(&run(BackendKind::Cuda, true)).unwrap_err();
-    assert!(missing.why.ends_with("choose --fusion off"), "{missing:?}");
+    let plan = Plan::new(&options(line), &no_pytorch);
+    let missing = LeftOut::new("PyTorch and optimi", "--no-pytorch");
+    assert_eq!(plan.left_out, [missing]);
+    assert_eq!(torch(&plan), 0);
 }
 
 #[test]
 fn time_is_measured_apart_where_counting_costs() {
-    let burn = |backend, fusion, mode| Subject::Burn {
-        burn: BurnVersion::V0_21,
-        backend,
-        fusion,
-        mode,
-        checkpointing: Checkpointing::None,
-        arithmetic: Arithmetic::default(),
+    let free = |line: &str, backend| -> Vec<bool> {
+        let plan = plan(&format!("{line} --part vit --batch-size 1"), &[backend]);
+        let tasks = plan.tasks.iter();
+        tasks.map(|task| task.subject.counts_for_free()).collect()
     };
-    let torch = |device: &str| Subject::PyTorch {
-        device: device.into(),
-        mode: TorchMode::Hook,
-    };
-    for (subject, is_free) in [
-        (burn(BackendKind::Flex, true, Mode::Plain), true),
-        (burn(BackendKind::Cuda, true, Mode::Plain), false),
-        (burn(BackendKind::Cuda, true, Mode::Ideal), true),
-        (burn(BackendKind::Cuda, false, Mode::Plain), true),
-        (torch("cpu"), false),
-        (torch("cuda"), true),
-    ] {
-        assert_eq!(counts_for_free(&subject), is_free, "{subject:?}");
-    }
+    let line = "--burn 0.21 --checkpointing none --mode plain,ideal";
+    // Two of Burn, PyTorch, and on a GPU two of Burn without fusion.
+    assert_eq!(free(line, BackendKind::Flex), [true, true, false]);
+    let on_gpu = free(line, BackendKind::Cuda);
+    assert_eq!(on_gpu, [false, true, true, true, true]);
 }
 
 #[test]
-fn optimizers_that_cannot_be_measured_are_left_out() {
-    let request = Request {
-        optimizers: vec![
-            OptimizerKind::Adam,
-            OptimizerKind::Adam8bit,
-            OptimizerKind::Sgd,
-        ],
-        ..tiny()
-    };
-    let of = |backend: BackendKind| {
-        let plan = Plan::new(&request, &available(&[backend], None));
-        let lines = lines(&plan);
-        let adam = |line: &&String| line.contains("ViT tiny") && line.contains("plain");
-        let measured: Vec<String> = lines.iter().filter(adam).cloned().collect();
-        (measured, what(&plan).join("; "))
-    };
-    let (measured, left_out) = of(BackendKind::Flex);
-    assert_eq!(measured.len(), 2, "{measured:?}");
-    assert!(measured[1].contains("adam-8bit"), "{measured:?}");
-    assert!(left_out.contains("Burn 0.21, flex: sgd"), "{left_out}");
-    assert!(!left_out.contains("adam-8bit"), "{left_out}");
-    let (measured, _) = of(BackendKind::Cuda);
-    assert!(measured.iter().any(|line| line.contains("adam-8bit")));
-    let (measured, left_out) = of(BackendKind::NdArray);
-    assert!(!measured.iter().any(|line| line.contains("adam-8bit")));
-    assert!(
-        left_out.contains("Burn 0.21, ndarray: adam-8bit"),
-        "{left_out}"
-    );
-}
-
-#[test]
-fn versions_of_burn_stand_beside_each_other() {
-    let both = vec![BurnVersion::V0_21, BurnVersion::V0_22];
-    let request = Request {
-        kinds: vec![Kind::Vit, Kind::Gpt, Kind::Encoder],
-        burns: both,
-        modes: vec![Mode::Plain, Mode::Release, Mode::Unarmed, Mode::Ideal],
-        checkpointing: vec![Checkpointing::Blocks, Checkpointing::Automatic],
-        timelines: Some("timelines".into()),
-        ..tiny()
-    };
-    let plan = Plan::new(&request, &available(&[BackendKind::Flex], None));
-    let lines = lines(&plan);
-    let of = |model: &str| -> Vec<&str> {
-        let with = lines.iter().filter_map(|line| line.strip_prefix(model));
-        with.collect()
-    };
-    for model in ["ViT tiny", "GPT tiny", "Encoder tiny"] {
-        let expected = [
-            "Burn 0.21, flex, release, blocks #0",
-            "Burn 0.21, flex, unarmed, blocks #0",
-            "Burn 0.21, flex, ideal, blocks #0",
-            "Burn 0.21, flex, release, automatic #0",
-            "Burn 0.21, flex, ideal, automatic #0",
-            "Burn 0.22, flex, plain, blocks #0",
-            "Burn 0.22, flex, release, blocks #0",
-        ];
-        assert_eq!(of(&format!("{model}, batch 1: ")), expected);
-    }
-    assert!(of("record ").iter().all(|line| line.contains("Burn 0.21")));
-    assert_eq!(of("vocabulary of "), ["GPT tiny, flex"]);
+fn each_version_of_burn_has_its_optimizers_and_backends() {
+    let line = "--preset tiny --part vit --batch-size 1 --mode release --checkpointing none \
+                --linear default,flat --optimizer adam-8bit,sgd";
+    let (lines, on_flex) = on_flex(line);
     let expected = [
-        "Burn 0.21: plain, blocks",
-        "Burn 0.21: plain, automatic",
-        "Burn 0.21: unarmed, automatic",
-        "Burn 0.22: unarmed, blocks",
-        "Burn 0.22: ideal, blocks",
-        "Burn 0.22: plain, automatic",
-        "Burn 0.22: release, automatic",
-        "Burn 0.22: unarmed, automatic",
-        "Burn 0.22: ideal, automatic",
-        "memory timelines: Burn 0.22, flex",
+        "Burn 0.21, flex, release, adam-8bit",
+        "Burn 0.21, flex, release, flat linear, adam-8bit",
+        "Burn 0.22, flex, release, adam-8bit",
+        "Burn 0.22, flex, release, sgd",
     ];
-    assert_eq!(what(&plan), expected);
-}
+    let expected = expected.map(|run| format!("ViT tiny, batch 1: {run} #0"));
+    assert_eq!(lines, expected);
+    assert_eq!(what(&on_flex), ["Burn 0.21: sgd", "Burn 0.22: flat linear"]);
 
-#[test]
-fn what_burn_0_22_lacks_is_left_out() {
-    let request = Request {
-        kinds: vec![Kind::Vit],
-        burns: vec![BurnVersion::V0_22],
-        modes: vec![Mode::Release],
-        linear: vec![LinearGradient::Default, LinearGradient::Flat],
-        optimizers: vec![OptimizerKind::Sgd],
-        ..tiny()
-    };
-    let plan = Plan::new(&request, &available(&[BackendKind::Flex], None));
-    assert_eq!(
-        lines(&plan),
-        ["ViT tiny, batch 1: Burn 0.22, flex, release, sgd #0"]
+    let on_gpu = plan(&format!("{line} --burn 0.22"), &[BackendKind::Cuda]);
+    assert!(
+        on_gpu
+            .tasks
+            .iter()
+            .all(|task| task.subject.place().contains("PyTorch"))
     );
-    let expected = ["Burn 0.22, flex: flat linear", "vocabulary of GPT tiny"];
-    assert_eq!(what(&plan), expected);
-    let plan = Plan::new(&request, &available(&[BackendKind::Cuda], None));
-    assert!(plan.tasks.is_empty());
-    assert_eq!(what(&plan), ["Burn 0.22, cuda", "vocabulary of GPT tiny"]);
+    assert_eq!(what(&on_gpu), ["Burn 0.22: cuda"]);
 }

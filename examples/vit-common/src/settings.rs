@@ -10,8 +10,7 @@ use std::num::NonZeroUsize;
 /// Images, shape of the model, and how it is trained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Args)]
 pub struct TrainSettings {
-    /// Images: `digits` (bundled), `fashion-mnist` (Debian's package), or a folder, either of IDX
-    /// files under MNIST's names or with one folder of .png or .jpg images for each class
+    /// Images: `digits` (bundled), or a folder with one folder of .png or .jpg images for each class
     #[arg(long, default_value = "digits")]
     pub data: String,
     /// SHA-256 of the images as the model sees them, with their labels.
@@ -58,7 +57,7 @@ impl TrainSettings {
             requested: self.image_size,
             patch_size: self.patch_size(),
         };
-        let data = Dataset::load(&self.data.parse()?, size)?;
+        let data = Dataset::load(&self.data, size)?;
         let digest = data.digest();
         ensure!(
             self.data_digest.is_empty() || self.data_digest == digest,

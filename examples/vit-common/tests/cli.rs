@@ -3,7 +3,7 @@
 
 use crate::PROGRAM;
 use crate::program::{
-    Home, fails, json, names, outcome, result, said, train, wait_for, write_images,
+    Home, IMAGES, fails, json, names, outcome, result, said, train, wait_for, write_images,
 };
 use serde_json::Value;
 use std::collections::HashMap;
@@ -171,7 +171,7 @@ fn a_run_is_resumed_only_as_it_was() {
     );
     // What the images are is compared, not where.
     let resume = |name: &str, seed| {
-        write_images(&home.folder(name), seed, [60, 16]);
+        write_images(&home.folder(name), seed, IMAGES);
         let mut command = home.resume("run");
         command.arg("--data").arg(home.folder(name));
         command

@@ -52,7 +52,7 @@ pub(crate) fn train(processes: usize, folder: &Path, more: &[&str]) -> Command {
 /// The path of images in this folder.
 pub(crate) fn images(home: &TempDir) -> String {
     let folder = home.path().join("images");
-    write_images(&folder, 1, [256, 64]);
+    write_images(&folder, 1, 320);
     folder.into_os_string().into_string().unwrap()
 }
 
@@ -151,7 +151,7 @@ fn processes_that_differ_are_refused_and_change_nothing() {
     // Of the same number, size and classes.
     let [some, other] = [1, 2].map(|seed| {
         let folder = home.path().join(seed.to_string());
-        write_images(&folder, seed, [128, 16]);
+        write_images(&folder, seed, 144);
         folder.to_str().unwrap().to_string()
     });
     result(&mut train(2, &folder, &new));

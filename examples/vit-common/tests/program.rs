@@ -6,6 +6,7 @@
 #![allow(dead_code, reason = "no program of tests uses all of it")]
 
 use crate::PROGRAM;
+use image::{GrayImage, Luma};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -49,6 +50,9 @@ pub(crate) fn train(folder: &Path, more: &[&str]) -> Command {
     command
 }
 
+/// Images of a small data set, of which 60 are to train with.
+pub(crate) const IMAGES: usize = 75;
+
 /// A folder for runs, with a small data set in it whose labels are random.
 pub(crate) struct Home(TempDir);
 
@@ -56,7 +60,7 @@ impl Home {
     /// Epochs of 8 batches.
     pub(crate) fn new() -> Self {
         let home = Self(TempDir::new().unwrap());
-        write_images(home.0.path(), 1, [60, 16]);
+        write_images(&home.folder("images"), 1, IMAGES);
         home
     }
 
@@ -69,7 +73,7 @@ impl Home {
         let epochs = epochs.to_string();
         let batches = ["--batch-size", "8", "--epochs", &epochs];
         let mut command = train(&self.folder(name), &batches);
-        command.arg("--data").arg(self.0.path());
+        command.arg("--data").arg(self.folder("images"));
         command
     }
 
@@ -93,22 +97,15 @@ impl Home {
     }
 }
 
-/// Writes random images of 8x8 with random labels of four classes, as MNIST's files: so many for
-/// training and for validation.
-pub(crate) fn write_images(folder: &Path, seed: u64, [train, validation]: [u32; 2]) {
-    fs::create_dir_all(folder).unwrap();
+/// Writes so many random grey images of 8x8, with random labels of four classes. A fifth of them is
+/// for validation.
+pub(crate) fn write_images(folder: &Path, seed: u64, count: usize) {
     let mut random = SeededRng::new(&[seed]);
-    for (part, count) in [("train", train), ("t10k", validation)] {
-        for (what, dims, below) in [
-            ("images-idx3", &[count, 8, 8][..], 256),
-            ("labels-idx1", &[count], 4),
-        ] {
-            let mut bytes = vec![0, 0, 8, dims.len() as u8];
-            bytes.extend(dims.iter().flat_map(|size| size.to_be_bytes()));
-            let len = dims.iter().product::<u32>();
-            bytes.extend((0..len).map(|_| random.below(below) as u8));
-            fs::write(folder.join(format!("{part}-{what}-ubyte")), bytes).unwrap();
-        }
+    for index in 0..count {
+        let class = folder.join(random.below(4).to_string());
+        fs::create_dir_all(&class).unwrap();
+        let image = GrayImage::from_fn(8, 8, |_, _| Luma([random.below(256) as u8]));
+        image.save(class.join(format!("{index}.png"))).unwrap();
     }
 }
 

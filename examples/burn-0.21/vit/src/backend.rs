@@ -2,7 +2,7 @@
 
 use crate::config::{BackendKind, Checkpointing, Engine, Mode};
 use crate::device;
-use crate::memory::{Heap, Memory};
+use crate::memory::Memory;
 use crate::mode::{Plain, Release};
 use anyhow::{Result, bail};
 use burn::backend::autodiff::checkpoint::strategy::{
@@ -64,8 +64,6 @@ pub fn run<J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
     match engine.backend {
         #[cfg(feature = "flex")]
         BackendKind::Flex => on::<Recorded<burn::backend::Flex>, J>(engine, job, heap),
-        #[cfg(feature = "ndarray")]
-        BackendKind::NdArray => on::<burn::backend::NdArray, J>(engine, job, heap),
         #[cfg(feature = "wgpu")]
         BackendKind::Wgpu if engine.fusion => {
             on::<MeteredWgpu, J>(engine, job, metered::<MeteredWgpu>)
@@ -91,10 +89,9 @@ pub fn run<J: Job>(engine: &Engine, job: J) -> Result<J::Output> {
 }
 
 /// An error in one line if the memory timeline of the backend cannot be recorded.
-pub fn can_record(engine: &Engine) -> Result<()> {
+pub(crate) fn can_record(engine: &Engine) -> Result<()> {
     match engine.backend {
         BackendKind::Flex => Ok(()),
-        BackendKind::NdArray => bail!("ndarray cannot be recorded: use flex"),
         BackendKind::Wgpu | BackendKind::Cuda if engine.fusion => bail!(
             "a memory timeline is recorded without fusion, which leaves no memory to an \
              operation until its block is run: add --no-fusion"
@@ -104,18 +101,19 @@ pub fn can_record(engine: &Engine) -> Result<()> {
 }
 
 /// The memory of a backend whose tensors are on the heap.
-pub fn heap<D>(_device: &D) -> Option<Memory> {
-    Some(Memory::Heap(Heap::start()))
+#[cfg(feature = "flex")]
+fn heap<D>(_device: &D) -> Option<Memory> {
+    Some(Memory::Heap(crate::memory::Heap::start()))
 }
 
 /// The memory of a GPU, on a metered backend.
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
-pub fn metered<B: MeteredBackend>(device: &Device<B>) -> Option<Memory> {
+fn metered<B: MeteredBackend>(device: &Device<B>) -> Option<Memory> {
     Some(Memory::Device(DeviceMemory::of::<B>(device)))
 }
 
 /// Runs the job on this backend, in the mode and with the checkpointing of `engine`.
-pub fn on<B: LeanBackend, J: Job>(
+fn on<B: LeanBackend, J: Job>(
     engine: &Engine,
     job: J,
     memory: impl FnOnce(&Device<B>) -> Option<Memory>,

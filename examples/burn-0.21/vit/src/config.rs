@@ -13,23 +13,15 @@ use vit_common::settings::{TrainSettings, number};
 
 pub use vit_common::config::{Mode, Preset, WEIGHT_DECAY};
 
-/// Optimizers of Burn and of `burn-gradient-release-optim`, each with its own defaults. Not all: the training
+/// Optimizers of Burn and of `burn-gradient-release-optim`, each with its own defaults. The training
 /// is compiled once for each, on each backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum OptimizerKind {
-    /// Adam
-    Adam,
-    /// Burn's Adam in one pass over memory
-    AdamOnePass,
-    /// Adam with moments in 8 bits
-    #[serde(rename = "adam-8bit")]
-    #[value(name = "adam-8bit")]
-    Adam8bit,
     /// AdamW: Adam with decoupled weight decay
     #[value(name = "adamw")]
     AdamW,
-    /// Burn's AdamW in one pass over memory
+    /// Burn's AdamW in one pass over memory; the weights are the same
     #[serde(rename = "adamw-one-pass")]
     #[value(name = "adamw-one-pass")]
     AdamWOnePass,
@@ -37,8 +29,6 @@ pub enum OptimizerKind {
     #[serde(rename = "adamw-8bit")]
     #[value(name = "adamw-8bit")]
     AdamW8bit,
-    /// Lion: one momentum, steps by its sign
-    Lion,
     /// Adafactor: a second moment of rows and columns
     Adafactor,
     /// Stochastic gradient descent with momentum
@@ -49,11 +39,6 @@ impl OptimizerKind {
     /// Whether it is one with decoupled weight decay.
     pub fn decays_weights(self) -> bool {
         matches!(self, Self::AdamW | Self::AdamWOnePass | Self::AdamW8bit)
-    }
-
-    /// Whether its moments have 8 bits.
-    pub fn is_8_bit(self) -> bool {
-        matches!(self, Self::Adam8bit | Self::AdamW8bit)
     }
 }
 
@@ -79,8 +64,6 @@ pub enum Checkpointing {
 pub enum BackendKind {
     /// Burn's portable CPU backend
     Flex,
-    /// The CPU backend over the ndarray crate
-    NdArray,
     /// GPU through WebGPU
     Wgpu,
     /// NVIDIA GPU
@@ -88,17 +71,10 @@ pub enum BackendKind {
 }
 
 impl BackendKind {
-    /// Whether an optimizer can step with moments in 8 bits on it without packing them on the host.
-    pub fn has_8_bit_moments(self) -> bool {
-        self != Self::NdArray
-    }
-
     /// The first backend of this build.
     pub fn first() -> Self {
         if cfg!(feature = "flex") {
             Self::Flex
-        } else if cfg!(feature = "ndarray") {
-            Self::NdArray
         } else if cfg!(feature = "wgpu") {
             Self::Wgpu
         } else {
@@ -110,7 +86,6 @@ impl BackendKind {
     pub fn is_compiled_in(self) -> bool {
         match self {
             Self::Flex => cfg!(feature = "flex"),
-            Self::NdArray => cfg!(feature = "ndarray"),
             Self::Wgpu => cfg!(feature = "wgpu"),
             Self::Cuda => cfg!(feature = "cuda"),
         }
@@ -118,7 +93,7 @@ impl BackendKind {
 
     /// Whether tensors live on the heap, where the counting allocator sees them.
     pub fn is_on_heap(self) -> bool {
-        matches!(self, Self::Flex | Self::NdArray)
+        self == Self::Flex
     }
 }
 
@@ -262,13 +237,6 @@ impl Settings {
                 checkpointing == Checkpointing::Automatic || !is_given("activation_budget"),
                 format!(
                     "--activation-budget is for --checkpointing automatic, not for {checkpointing}"
-                ),
-            ),
-            (
-                !optimizer.is_8_bit() || backend.has_8_bit_moments(),
-                format!(
-                    "--optimizer {optimizer} is not for --backend {backend}, which has no kernels \
-                     for moments in 8 bits: use --backend flex"
                 ),
             ),
             (

@@ -1,12 +1,12 @@
 //! Images with their labels, as Burn's loaders and the model take them.
 
-use crate::rng::SeededRng;
 use crate::stopping;
 use burn::data::dataloader::batcher::Batcher;
 use burn::tensor::{Device, Int, Tensor, TensorData, backend::Backend};
 use burn::train::Interrupter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use vit_common::rng::SeededRng;
 
 pub use vit_common::data::*;
 

@@ -10,7 +10,7 @@ use anyhow::bail;
 /// An error in one line that names what is missing.
 pub(crate) fn require(backend: BackendKind) -> Result<()> {
     match backend {
-        BackendKind::Flex | BackendKind::NdArray => Ok(()),
+        BackendKind::Flex => Ok(()),
         #[cfg(feature = "wgpu")]
         BackendKind::Wgpu => adapter::require(),
         #[cfg(feature = "cuda")]

@@ -16,7 +16,3 @@ pub mod model;
 pub mod run;
 pub mod stopping;
 pub mod train;
-
-/// Locks, as `benchmarks` has them too.
-pub use lean_run_folder as run_folder;
-pub use vit_common::{rng, terminal};

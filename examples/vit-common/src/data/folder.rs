@@ -13,7 +13,7 @@ pub(super) fn load(folder: &Path, size: ImageSize) -> Result<Dataset> {
     let classes: Vec<PathBuf> = sorted(folder)?.into_iter().filter(|p| p.is_dir()).collect();
     ensure!(
         classes.len() >= 2,
-        "{} holds neither IDX files nor one folder of images for each of at least two classes",
+        "{} does not hold one folder of images for each of at least two classes",
         folder.display()
     );
     let mut files = Vec::new();

@@ -2,7 +2,6 @@
 
 mod digits;
 mod folder;
-mod idx;
 
 use crate::digest;
 use crate::rng::SeededRng;
@@ -10,15 +9,9 @@ use anyhow::{Context, Result, ensure};
 use image::imageops::{self, FilterType};
 use image::{GrayImage, RgbImage};
 use sha2::{Digest, Sha256};
-use std::convert::Infallible;
-use std::fmt;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::Path;
 use std::sync::Arc;
-
-/// The folder of Debian's package `dataset-fashion-mnist`.
-const FASHION_MNIST: &str = "/usr/share/datasets/fashion-mnist";
 
 /// Seed of the split of images that come without one. It is constant: runs with different seeds
 /// validate on the same images.
@@ -26,39 +19,6 @@ const SPLIT_SEED: u64 = 0x5eed_0f5e_ed0f_5eed;
 
 /// One in this many images is for validation.
 const VALIDATION_PART: usize = 5;
-
-/// A source of images.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// The bundled UCI handwritten digits.
-    Digits,
-    /// Fashion-MNIST as Debian packages it.
-    FashionMnist,
-    /// A folder of IDX files, or with one folder of images for each class.
-    Folder(PathBuf),
-}
-
-impl FromStr for Source {
-    type Err = Infallible;
-
-    fn from_str(name: &str) -> Result<Self, Infallible> {
-        Ok(match name {
-            "digits" => Self::Digits,
-            "fashion-mnist" => Self::FashionMnist,
-            path => Self::Folder(path.into()),
-        })
-    }
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Digits => f.write_str("digits"),
-            Self::FashionMnist => f.write_str("fashion-mnist"),
-            Self::Folder(path) => path.display().fmt(f),
-        }
-    }
-}
 
 /// The largest width and height of an image.
 const LARGEST: usize = 8192;
@@ -172,29 +132,18 @@ impl Dataset {
         })
     }
 
-    /// Loads the images of `source`, without writing any file.
-    pub fn load(source: &Source, size: ImageSize) -> Result<Self> {
-        match source {
-            Source::Digits => digits::load(size),
-            Source::FashionMnist => {
-                let folder = PathBuf::from(FASHION_MNIST);
-                ensure!(
-                    folder.is_dir(),
-                    "Fashion-MNIST is not installed: there is no {FASHION_MNIST}; install \
-                     Debian's package dataset-fashion-mnist"
-                );
-                idx::load(&folder, size)
-            }
-            Source::Folder(path) => {
-                ensure!(path.exists(), "there is no folder {}", path.display());
-                ensure!(path.is_dir(), "{} is not a folder", path.display());
-                if idx::is_in(path) {
-                    idx::load(path, size)
-                } else {
-                    folder::load(path, size)
-                }
-            }
+    /// Loads the bundled digits, or a folder with one folder of images for each class.
+    ///
+    /// # Errors
+    ///
+    /// They cannot be read, or do not fit the size.
+    pub fn load(source: &str, size: ImageSize) -> Result<Self> {
+        if source == "digits" {
+            return digits::load(size);
         }
+        ensure!(Path::new(source).exists(), "there is no folder {source}");
+        ensure!(Path::new(source).is_dir(), "{source} is not a folder");
+        folder::load(Path::new(source), size)
     }
 
     fn new(size: usize, channels: usize, classes: usize, train: Split, validation: Split) -> Self {
@@ -338,7 +287,7 @@ mod tests {
 
     #[test]
     fn digits_are_all_there() {
-        let digits = Dataset::load(&Source::Digits, patches_of(2)).unwrap();
+        let digits = Dataset::load("digits", patches_of(2)).unwrap();
         assert_eq!((digits.size, digits.channels, digits.classes), (8, 1, 10));
         assert_eq!((digits.train.len(), digits.validation.len()), (1438, 359));
         assert_eq!(digits.train.pixels.len(), 1438 * 64);
@@ -351,13 +300,13 @@ mod tests {
 
     #[test]
     fn image_sizes_are_rounded_up_to_whole_patches() {
-        let digits = Dataset::load(&Source::Digits, patches_of(16)).unwrap();
+        let digits = Dataset::load("digits", patches_of(16)).unwrap();
         assert_eq!(digits.size, 16);
         let odd = ImageSize {
             requested: Some(9),
             patch_size: 2,
         };
-        let error = Dataset::load(&Source::Digits, odd).unwrap_err();
+        let error = Dataset::load("digits", odd).unwrap_err();
         assert!(error.to_string().contains("9x9"), "{error}");
     }
 

@@ -39,10 +39,6 @@ pub(crate) const PROGRAM: Program = Program {
         ),
         ("--mode plain --clip-grad-norm 1", "use --mode release"),
         ("--no-fusion", "flex never fuses"),
-        (
-            "--optimizer adam-8bit --backend ndarray",
-            "has no kernels for moments in 8 bits",
-        ),
         ("--optimizer sgd --no-decay-on-norms", "not for sgd"),
     ],
 };

@@ -1,0 +1,327 @@
+//! What a run is: a model, a framework, and each choice of how it trains.
+
+use crate::machine::TorchVersions;
+use crate::shape::Shape;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::num::{NonZeroUsize, ParseIntError};
+use std::str::FromStr;
+use vit_0_21::config::BackendKind;
+use vit_common::display_as_value;
+
+/// A model and a batch size.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Case {
+    /// Name of the model, for the table.
+    pub name: String,
+    /// The model.
+    pub model: Shape,
+    /// Images or sequences in a step.
+    pub batch_size: usize,
+}
+
+impl Case {
+    /// Model and batch size in one line.
+    pub fn title(&self) -> String {
+        format!("{}, batch {}", self.name, self.batch_size)
+    }
+
+    /// The case and the subject in one line.
+    pub fn with(&self, subject: &Subject) -> String {
+        format!("{}: {}, {}", self.title(), subject.place(), subject.name())
+    }
+}
+
+/// A framework with the settings that distinguish its runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "framework", rename_all = "kebab-case")]
+pub enum Subject {
+    /// Burn.
+    Burn(Burn),
+    /// PyTorch.
+    PyTorch {
+        /// `cpu` or `cuda`.
+        device: String,
+        /// How the optimizer gets its gradients, and what the forward pass keeps.
+        mode: TorchMode,
+        /// Adam or AdamW.
+        optimizer: OptimizerKind,
+    },
+}
+
+/// A run of Burn. Runs that differ in `operations`, `linear` or `loss_chunk` add up the same numbers
+/// in another order: their weights differ by rounding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Burn {
+    /// The version of Burn.
+    pub burn: BurnVersion,
+    /// Backend that holds the tensors.
+    pub backend: BackendKind,
+    /// Whether a GPU fuses operations that follow each other.
+    pub fusion: bool,
+    /// How the optimizer gets its gradients.
+    pub mode: Mode,
+    /// What the forward pass keeps.
+    pub checkpointing: Checkpointing,
+    /// What the model is made of.
+    pub operations: Operations,
+    /// How the gradient of a linear layer's weight is computed.
+    pub linear: LinearGradient,
+    /// Tokens in a chunk of the loss.
+    pub loss_chunk: LossChunk,
+    /// The optimizer; as JSON null for the one that the model is trained with by default.
+    pub optimizer: Option<OptimizerKind>,
+}
+
+impl Burn {
+    /// The choices that change weights, where they are not the default, as words for the table.
+    pub fn arithmetic(&self) -> Vec<String> {
+        let mut words = Vec::new();
+        if self.operations == Operations::Lean {
+            words.push("lean operations".into());
+        }
+        if self.linear == LinearGradient::Flat {
+            words.push("flat linear".into());
+        }
+        if self.loss_chunk != LossChunk::WHOLE {
+            words.push(format!("loss chunk {}", self.loss_chunk));
+        }
+        words.extend(self.optimizer.map(|optimizer| optimizer.to_string()));
+        words
+    }
+}
+
+impl Subject {
+    /// The framework and the device.
+    pub fn place(&self) -> String {
+        match self {
+            Self::Burn(Burn {
+                burn,
+                backend,
+                fusion,
+                ..
+            }) => {
+                let is_unfused = !fusion && !backend.is_on_heap();
+                let unfused = if is_unfused { ", no fusion" } else { "" };
+                format!("Burn {burn}, {backend}{unfused}")
+            }
+            Self::PyTorch { device, .. } => format!("PyTorch, {device}"),
+        }
+    }
+
+    /// The mode, with the checkpointing if there is any, and with arithmetic that is not the
+    /// default.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Burn(run) => {
+                let mut words = vec![run.mode.to_string()];
+                if run.checkpointing != Checkpointing::None {
+                    words.push(run.checkpointing.to_string());
+                }
+                words.extend(run.arithmetic());
+                words.join(", ")
+            }
+            Self::PyTorch { mode, .. } => mode.to_string(),
+        }
+    }
+
+    /// Whether gradients are released in the backward pass.
+    pub fn releases(&self) -> bool {
+        match self {
+            Self::Burn(run) => run.mode == Mode::Release,
+            Self::PyTorch { mode, .. } => {
+                use TorchMode::{Hook, HookCheckpoint, Optimi};
+                matches!(mode, Hook | Optimi | HookCheckpoint)
+            }
+        }
+    }
+
+    /// Whether its bytes are not those of a training, but the least that one could need.
+    pub fn is_floor(&self) -> bool {
+        matches!(self, Self::Burn(run) if run.mode == Mode::Ideal)
+    }
+
+    /// Whether the process that counts bytes also measures the time, as counting them costs nothing
+    /// there.
+    pub fn counts_for_free(&self) -> bool {
+        match self {
+            // The workers count bytes wherever they do not fuse.
+            Self::Burn(run) => self.is_floor() || run.backend.is_on_heap() || !run.fusion,
+            // On CUDA PyTorch always counts; on the CPU its profiler does.
+            Self::PyTorch { device, .. } => device == "cuda",
+        }
+    }
+}
+
+/// The versions of Burn that are measured: before 0.22, a backend is a type parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+pub enum BurnVersion {
+    /// With gradient release by the backend of burn-gradient-release
+    #[serde(rename = "0.21")]
+    #[value(name = "0.21")]
+    V0_21,
+    /// With gradient release by burn-lean
+    #[serde(rename = "0.22")]
+    #[value(name = "0.22")]
+    V0_22,
+}
+
+/// How the optimizer gets its gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Plain Burn: all gradients first, then the step
+    Plain,
+    /// Gradient release: every parameter steps inside the backward pass
+    Release,
+    /// The backend of gradient release with nothing armed: the cost of the backend alone (Burn 0.21)
+    Unarmed,
+    /// The floor, bytes only: one more step that drops every gradient as soon as it exists, while the
+    /// optimizer's state stays, plus the largest gradient (Burn 0.21)
+    Ideal,
+}
+
+/// What the forward pass keeps for the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Checkpointing {
+    /// Every activation
+    None,
+    /// Recomputes what is cheap to recompute (Burn's balanced checkpointing)
+    Balanced,
+    /// The input of each transformer block; recomputes the block
+    Blocks,
+    /// As blocks, and recomputes half of each block once more (Burn 0.22, vision transformer)
+    Nested,
+    /// Little, at places that gradient release finds by itself; recomputes the rest (Burn 0.21)
+    Automatic,
+}
+
+/// What a model is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Operations {
+    /// Burn's modules
+    Default,
+    /// Those of burn-lean, which save fewer tensors for the backward pass (Burn 0.22)
+    Lean,
+}
+
+/// How the gradient of a linear layer's weight is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum LinearGradient {
+    /// As in Burn: one product for each element of the batch, added up
+    Default,
+    /// One product, by the decorator `FlatLinear` (Burn 0.21 on flex)
+    Flat,
+}
+
+/// Optimizers of Burn, of burn-gradient-release-optim and of burn-lean, each with its own defaults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum OptimizerKind {
+    /// Burn's Adam
+    Adam,
+    /// The same in one pass over memory
+    AdamOnePass,
+    /// Adam with moments in 8 bits
+    #[serde(rename = "adam-8bit")]
+    #[value(name = "adam-8bit")]
+    Adam8bit,
+    /// Burn's AdamW
+    #[serde(rename = "adamw")]
+    #[value(name = "adamw")]
+    AdamW,
+    /// The same in one pass over memory
+    #[serde(rename = "adamw-one-pass")]
+    #[value(name = "adamw-one-pass")]
+    AdamWOnePass,
+    /// AdamW with moments in 8 bits
+    #[serde(rename = "adamw-8bit")]
+    #[value(name = "adamw-8bit")]
+    AdamW8bit,
+    /// Lion: one momentum, steps by its sign
+    Lion,
+    /// Adafactor: a second moment of rows and columns
+    Adafactor,
+    /// Stochastic gradient descent with momentum (Burn 0.22)
+    Sgd,
+}
+
+/// How PyTorch's optimizer gets its gradients, and what the forward pass keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum TorchMode {
+    /// All parameters in a few calls, PyTorch's choice on CUDA
+    Foreach,
+    /// One parameter after the other
+    NoForeach,
+    /// All parameters in one kernel
+    Fused,
+    /// One parameter at a time inside the backward pass, as in PyTorch's tutorial
+    Hook,
+    /// optimi's gradient release
+    Optimi,
+    /// torchao's optimizer with moments in 8 bits, compiled in the first step
+    #[serde(rename = "torchao-8bit")]
+    #[value(name = "torchao-8bit")]
+    Torchao8bit,
+    /// `foreach`, with the activations of each block recomputed
+    Checkpoint,
+    /// `hook`, with the activations of each block recomputed
+    HookCheckpoint,
+}
+
+impl TorchMode {
+    /// The package that PyTorch needs beside it, if there is one that this Python lacks.
+    pub fn lacks(self, versions: &TorchVersions) -> Option<&'static str> {
+        match self {
+            Self::Optimi if versions.optimi.is_none() => Some("torch-optimi"),
+            Self::Torchao8bit if versions.torchao.is_none() => Some("torchao"),
+            _ => None,
+        }
+    }
+}
+
+display_as_value!(
+    BurnVersion,
+    Mode,
+    Checkpointing,
+    Operations,
+    LinearGradient,
+    OptimizerKind,
+    TorchMode
+);
+
+/// Tokens whose loss is computed at once, in a scope whose activations are recomputed; as JSON, a
+/// number, or null for all of them without a scope.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct LossChunk(pub Option<NonZeroUsize>);
+
+impl LossChunk {
+    /// The loss of all tokens at once, without a scope.
+    pub const WHOLE: Self = Self(None);
+}
+
+impl FromStr for LossChunk {
+    type Err = ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIntError> {
+        match text {
+            "whole" => Ok(Self::WHOLE),
+            number => number.parse().map(|tokens| Self(Some(tokens))),
+        }
+    }
+}
+
+impl fmt::Display for LossChunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => f.write_str("whole"),
+            Some(tokens) => tokens.fmt(f),
+        }
+    }
+}
