@@ -242,6 +242,10 @@ pub enum OptimizerKind {
     #[serde(rename = "adamw-8bit")]
     #[value(name = "adamw-8bit")]
     AdamW8bit,
+    /// AdamW in five bytes a parameter, of a model in bf16 (Burn 0.22, lean operations)
+    #[serde(rename = "adamw-five-bytes")]
+    #[value(name = "adamw-five-bytes")]
+    AdamWFiveBytes,
     /// Lion: one momentum, steps by its sign
     Lion,
     /// Adafactor: a second moment of rows and columns

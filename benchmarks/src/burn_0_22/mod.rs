@@ -10,10 +10,11 @@ use anyhow::{Context, Result, bail, ensure};
 use benchmarks::measure::{Purpose, Spec, Stage, Training, measure};
 use benchmarks::results::Measured;
 use benchmarks::shape::{HostBatch, Shape};
-use benchmarks::subject::{Burn, Checkpointing, LinearGradient, Operations};
+use benchmarks::subject::{Burn, Checkpointing, LinearGradient, Operations, OptimizerKind};
 use burn_0_22::module::{Module, ModuleVisitor, Param};
 use burn_0_22::optim::GradientsParams;
 use burn_0_22::tensor::{Device, Tensor};
+use burn_lean::{MixedPrecision, ReleaseError};
 use std::time::Instant;
 use vit::digest;
 use vit::model::{LeanVit, Recomputed, Vit};
@@ -63,6 +64,14 @@ fn train<M: Trainee>(spec: &Spec, run: &Burn, shape: &M::Shape) -> Result<Measur
     draw(&model);
     let parameters = model.num_params();
     let kind = run.optimizer.unwrap_or(spec.case.model.optimizer());
+    let model = match kind {
+        // But for norms, which stay in f32.
+        OptimizerKind::AdamWFiveBytes => {
+            let cast = MixedPrecision::bf16().cast(model);
+            cast.map_err(ReleaseError::from)?
+        }
+        _ => model,
+    };
     let training = Train {
         spec,
         run,

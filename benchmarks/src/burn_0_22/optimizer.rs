@@ -9,7 +9,7 @@ use burn_0_22::optim::{
     AdafactorConfig, AdamConfig, AdamWConfig, GradientsParams, LionConfig, ModuleOptimizer,
     SgdConfig,
 };
-use burn_lean::optim::{EightBitMoments, InOnePass, Lean};
+use burn_lean::optim::{EightBitMoments, InFiveBytes, InOnePass, Lean};
 use burn_lean::{Refused, ReleaseError, ReleaseOptimizer, WithGradientRelease};
 
 /// An optimizer in one of the modes.
@@ -69,6 +69,7 @@ fn optimizer(kind: OptimizerKind, model: &impl Module) -> ModuleOptimizer {
         OptimizerKind::AdamW => adamw.init(),
         OptimizerKind::AdamWOnePass => adamw.in_one_pass().init(),
         OptimizerKind::AdamW8bit => adamw.in_one_pass().with_8_bit_moments(model).init(),
+        OptimizerKind::AdamWFiveBytes => adamw.in_five_bytes(42).init(),
         // Its own rates would leave --lr without effect.
         OptimizerKind::Adafactor => AdafactorConfig::new().with_relative_step(false).init(),
         OptimizerKind::Lion => LionConfig::new().init(),

@@ -282,6 +282,11 @@ fn missing(case: &Case, run: &Burn) -> Option<LeftOut> {
             "not compiled into the benchmarks; `vit-0-21 train` has it",
         ),
         (
+            optimizer == Some(OptimizerKind::AdamWFiveBytes) && !(burn == V0_22 && lean),
+            "adamw-five-bytes".into(),
+            "a model in bf16 with norms in f32 needs Burn 0.22 and lean operations",
+        ),
+        (
             burn == V0_21 && checkpointing == Nested,
             "nested".into(),
             "a scope in a scope is part of the outer one there",

@@ -28,10 +28,10 @@ pub(super) use plain::language::{Encoder, Gpt};
 
 use benchmarks::shape::HostBatch;
 use benchmarks::subject::LossChunk;
-use burn_0_22::module::Module;
+use burn_0_22::module::{Module, ModuleVisitor, Param};
 use burn_0_22::nn::Linear;
 use burn_0_22::nn::loss::CrossEntropyLossConfig;
-use burn_0_22::tensor::{Device, Int, Tensor, TensorData};
+use burn_0_22::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_lean::checkpoint_chunks;
 use burn_lean::operations::{linear_cross_entropy, nn};
 use vit::model::{LeanVit, Model, Recomputed, Vit};
@@ -69,8 +69,8 @@ macro_rules! trainee {
                 device: &Device,
             ) -> Tensor<1> {
                 let images = Tensor::from_data(TensorData::new(batch.pixels, batch.shape), device);
-                let scores = self.forward_seeded(images, seed);
-                of_scores(scores, labels(batch.labels, device))
+                let scores = self.forward_seeded(images.cast(input_type(self)), seed);
+                of_scores(scores.cast(DType::F32), labels(batch.labels, device))
             }
         }
     };
@@ -78,6 +78,21 @@ macro_rules! trainee {
 
 trainee!(Vit);
 trainee!(LeanVit);
+
+/// The type of the matrices of a model.
+fn input_type(model: &impl Module) -> DType {
+    struct Types(DType);
+    impl ModuleVisitor for Types {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if D > 1 {
+                self.0 = param.val().dtype();
+            }
+        }
+    }
+    let mut types = Types(DType::F32);
+    model.visit(&mut types);
+    types.0
+}
 
 fn labels(labels: Vec<i32>, device: &Device) -> Tensor<1, Int> {
     let shape = [labels.len()];
