@@ -68,7 +68,8 @@ macro_rules! trainee {
                 seed: u64,
                 device: &Device,
             ) -> Tensor<1> {
-                let images = Tensor::from_data(TensorData::new(batch.pixels, batch.shape), device);
+                let images: Tensor<4> =
+                    Tensor::from_data(TensorData::new(batch.pixels, batch.shape), device);
                 let scores = self.forward_seeded(images.cast(input_type(self)), seed);
                 of_scores(scores.cast(DType::F32), labels(batch.labels, device))
             }
