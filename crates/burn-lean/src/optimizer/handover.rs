@@ -1,6 +1,7 @@
 //! A step that ends in the user's `TrainStep::optimize`, which calls Burn's `ModuleOptimizer`: that
 //! gives the weights back to the model.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::Tensor;
@@ -12,16 +13,17 @@ use burn::optim::{
 use burn::tensor::Device;
 use burn::tensor::kind::BridgeTensor;
 
+use super::accumulator::ReleaseAccumulator;
 use super::one_param::step_one;
 use super::release_optimizer::ReleaseOptimizer;
-use super::report::StepReport;
+use super::report::{Outcome, StepReport};
 use super::restoring::{restore, restore_mappers};
 use super::survey::Survey;
 use crate::backend::{plain, reading_waits};
 use crate::error::{ReleaseError, expect};
 use crate::lock::lock;
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
-use crate::session::{Progress, Session, Slot};
+use crate::session::{Progress, Session, Slot, Taken};
 use crate::tape::{is_placeholder, placeholder_element};
 
 /// Parameters that the `ModuleOptimizer` of a `TrainStep` will give back.
@@ -116,6 +118,32 @@ impl RecordState for Elsewhere {
 }
 
 impl ReleaseOptimizer {
+    /// An optimizer with the settings of this one, and with the states of another one of Burn's.
+    pub(crate) fn with_optimizer(&self, optim: ModuleOptimizer) -> Self {
+        let mut other = Self::from(optim);
+        other.first_pass = self.first_pass;
+        other.groups = self.groups.clone();
+        other.session.stepper().gradients = self.session.stepper().gradients.between_steps();
+        other
+    }
+
+    pub(crate) fn has_reduction(&self) -> bool {
+        self.session.in_flight().is_some()
+    }
+
+    /// What Burn's optimizer does not do.
+    pub(crate) fn not_burns(&self) -> Option<&'static str> {
+        self.session.stepper().gradients.not_burns()
+    }
+
+    /// An accumulator of the sums that this optimizer steps with.
+    pub(crate) fn accumulator(&self) -> ReleaseAccumulator {
+        match self.session.stepper().gradients.gives_f32 {
+            true => ReleaseAccumulator::in_f32(),
+            false => ReleaseAccumulator::new(),
+        }
+    }
+
     /// The first half of `try_step`: steps all parameters, whose weights stay in the slots. Returns
     /// marks for all gradients, with which `optim.step` of [`Handover::optimizer`] gives the model
     /// its new weights.
@@ -135,7 +163,8 @@ impl ReleaseOptimizer {
             Ok(()) | Err(ReleaseError::NoForward) => {}
             Err(error) => return Err(error),
         }
-        let report = self.report(&survey, &mut grads);
+        let mut report = self.report(&survey, &mut grads);
+        let params = survey.ids();
         // It holds slots, whose owners are counted below.
         drop(survey);
         let mut hand_out = HandOut {
@@ -144,9 +173,14 @@ impl ReleaseOptimizer {
             grads,
             marks: GradientsParams::new(),
             waiting: Vec::new(),
+            skipped: HashSet::new(),
         };
         model.visit(&mut WithPaths::new(&mut hand_out));
         *handover.waiting() = hand_out.waiting;
+        report.set_skipped(&hand_out.skipped);
+        let has_skipped = report.count(Outcome::Skipped) > 0;
+        let gradients = &mut self.session.stepper().gradients;
+        report.gradients = gradients.end_step(&params, has_skipped);
         Ok((hand_out.marks, report))
     }
 
@@ -186,6 +220,8 @@ struct HandOut<'a> {
     grads: GradientsParams,
     marks: GradientsParams,
     waiting: Vec<Option<Waiting>>,
+    /// Parameters whose ordinary gradients have overflowed.
+    skipped: HashSet<ParamId>,
 }
 
 impl PathVisitor for HandOut<'_> {
@@ -197,8 +233,15 @@ impl PathVisitor for HandOut<'_> {
         let text = path_text(path);
         let give = match (slot, grad) {
             (Some(slot), grad) => {
-                if let Some(grad) = grad {
-                    slot.step_now(grad.into_dispatch());
+                let is_skipped = match grad {
+                    Some(grad) => {
+                        slot.step_now(grad.into_dispatch());
+                        slot.phase().taken() == Some(Taken::Skipped)
+                    }
+                    None => self.session.stepper().gradients.is_dropped(param.id),
+                };
+                if is_skipped {
+                    self.skipped.insert(param.id);
                 }
                 give_slot::<D>(slot, text.clone())
             }
@@ -242,12 +285,17 @@ fn give_slot<const D: usize>(slot: Arc<Slot>, path: String) -> Give {
 impl HandOut<'_> {
     /// Steps a parameter that is not armed, where plain Burn would step it.
     fn give_stepped<const D: usize>(
-        &self,
+        &mut self,
         path: &Path,
         param: &Param<Tensor<D>>,
         grad: Tensor<D>,
     ) -> Give {
         let (id, path, lr) = (param.id, path.clone(), self.lr.clone());
+        let gradients = &mut self.session.stepper().gradients;
+        let Some(grad) = gradients.apply(id, &param.base().inner(), grad) else {
+            self.skipped.insert(id);
+            return Box::new(Ok);
+        };
         let session = self.session.clone();
         Box::new(move |weight| {
             let weight = Tensor::<D>::from_bridge(weight);

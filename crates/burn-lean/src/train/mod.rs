@@ -9,10 +9,12 @@ mod events;
 mod learner;
 pub mod metric;
 mod monitor;
+mod passes;
 pub mod resume;
 mod stepping;
 mod strategy;
 
 pub use learner::release_learner;
-pub use monitor::StepMonitor;
+pub use monitor::{PeakMemory, StepMonitor};
+pub use passes::{InOnePass, InTwoPasses, Passes};
 pub use strategy::GradientReleaseStrategy;

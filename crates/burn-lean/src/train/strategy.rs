@@ -1,5 +1,6 @@
 //! The training strategy.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use burn::tensor::Device;
@@ -11,8 +12,9 @@ use burn::train::{
 use super::StepMonitor;
 use super::events::{Events, Split};
 use super::learner::Parts;
-use super::stepping::Stepping;
-use crate::{FirstPass, WithGradientRelease};
+use super::passes::{InOnePass, InTwoPasses, Passes};
+use super::stepping::{Batch, Stepping};
+use crate::FirstPass;
 
 /// Trains on one device with gradient release, and is otherwise Burn's strategy for one device.
 ///
@@ -52,13 +54,16 @@ use crate::{FirstPass, WithGradientRelease};
 /// Training panics, as Burn's traits leave no other way:
 ///
 /// - with a `Learner` that [`release_learner`](crate::train::release_learner) has not made;
+/// - with an optimizer that [needs two passes](crate::ReleaseOptimizer::needs_two_passes), and a
+///   strategy without [`with_two_passes`](Self::with_two_passes);
 /// - where gradient release refuses a step, as after a `TrainStep` that ran backward twice, with
 ///   the text of the [`ReleaseError`](crate::ReleaseError).
 #[derive(Clone, Debug)]
-pub struct GradientReleaseStrategy {
+pub struct GradientReleaseStrategy<P = InOnePass> {
     device: Device,
     monitor: StepMonitor,
-    first_pass: FirstPass,
+    first_pass: Option<FirstPass>,
+    passes: PhantomData<fn(P)>,
 }
 
 impl GradientReleaseStrategy {
@@ -74,10 +79,28 @@ impl GradientReleaseStrategy {
         Self {
             device,
             monitor: StepMonitor::new(),
-            first_pass: FirstPass::default(),
+            first_pass: None,
+            passes: PhantomData,
         }
     }
 
+    /// Runs the model's `TrainStep` twice for each optimizer step: once to measure the norm of all
+    /// gradients, once to step. Clipping by the global norm and ZClip are refused without this. With
+    /// a [`LossScaler`](crate::LossScaler), the whole step is skipped if a gradient has overflowed.
+    ///
+    /// Batches are cloned. Both runs have the same random numbers and running statistics (see
+    /// [`TwoPasses`](crate::TwoPasses)); what the first one returns is dropped.
+    pub fn with_two_passes(self) -> GradientReleaseStrategy<InTwoPasses> {
+        GradientReleaseStrategy {
+            device: self.device,
+            monitor: self.monitor,
+            first_pass: self.first_pass,
+            passes: PhantomData,
+        }
+    }
+}
+
+impl<P> GradientReleaseStrategy<P> {
     /// Reports each step to the metrics made with this monitor.
     pub fn with_monitor(mut self, monitor: StepMonitor) -> Self {
         self.monitor = monitor;
@@ -86,20 +109,39 @@ impl GradientReleaseStrategy {
 
     /// Chooses when parameters are stepped in the first pass: see [`FirstPass`]. A run that is
     /// resumed ends with the bits of the run that was not interrupted with
-    /// [`FirstPass::Exact`]; the default needs less memory in that pass.
+    /// [`FirstPass::Exact`]; the default needs less memory in that pass. Without this, the optimizer
+    /// [chooses](crate::ReleaseOptimizer::with_first_pass).
     pub fn with_first_pass(mut self, first_pass: FirstPass) -> Self {
-        self.first_pass = first_pass;
+        self.first_pass = Some(first_pass);
         self
     }
 }
 
-impl<M: LearnerModel> From<GradientReleaseStrategy> for TrainingStrategy<M> {
-    fn from(strategy: GradientReleaseStrategy) -> Self {
-        Self::Custom(Arc::new(strategy))
+impl<M: LearnerModel, P: Passes<Batch<M>>> From<GradientReleaseStrategy<P>>
+    for TrainingStrategy<M>
+{
+    fn from(strategy: GradientReleaseStrategy<P>) -> Self {
+        Self::Custom(Arc::new(Strategy {
+            device: strategy.device,
+            monitor: strategy.monitor,
+            first_pass: strategy.first_pass,
+            has_two_passes: P::ARE_TWO,
+            again: P::again,
+        }))
     }
 }
 
-impl<M: LearnerModel> SupervisedLearningStrategy<M> for GradientReleaseStrategy {
+/// A [`GradientReleaseStrategy`] as burn-train sees it: one type for any number of passes.
+pub(super) struct Strategy<I> {
+    pub(super) device: Device,
+    pub(super) monitor: StepMonitor,
+    first_pass: Option<FirstPass>,
+    has_two_passes: bool,
+    /// The batch for the second pass, if there is one.
+    pub(super) again: fn(&I) -> Option<I>,
+}
+
+impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy<Batch<M>> {
     fn fit(
         &self,
         components: TrainingComponents<M>,
@@ -111,19 +153,25 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for GradientReleaseStrategy 
         let dataloader_train = dataloader_train.to_device(&self.device);
         let dataloader_valid = dataloader_valid.to_device(&self.device.clone().inner());
         let store = components.event_store;
-        let parts = Parts::of(&mut learner, &store, &self.device).expect(
+        let mut parts = Parts::of(&mut learner, &store, &self.device).expect(
             "gradient release: Burn keeps the optimizer of a `Learner` private; make the learner \
              with `burn_lean::train::release_learner` in place of `Learner::new`",
         );
         let model = learner.model();
         // It would hold the first weights.
         drop(learner);
-        let optim = parts.optim.clone().with_gradient_release();
+        assert!(
+            self.has_two_passes || !parts.optim.needs_two_passes(),
+            "gradient release: clipping by a norm of all gradients needs two passes; add \
+             `with_two_passes()` to the `GradientReleaseStrategy`"
+        );
+        if let Some(first_pass) = self.first_pass {
+            parts.optim = parts.optim.with_first_pass(first_pass);
+        }
         let mut stepping = Stepping::new(
+            self,
             model.fork(&self.device),
-            optim.with_first_pass(self.first_pass),
             parts,
-            self.monitor.clone(),
             components.grad_accumulation,
         );
         let mut checkpointer = components.checkpointer;

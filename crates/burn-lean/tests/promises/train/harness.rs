@@ -2,6 +2,7 @@
 //! optimizer.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use burn::data::dataloader::batcher::Batcher;
@@ -19,10 +20,12 @@ use burn::train::{
     InferenceStep, Interrupter, Learner, MetricEarlyStoppingStrategy, RegressionOutput,
     SupervisedTraining, TrainOutput, TrainStep,
 };
-use burn_lean::FirstPass;
-use burn_lean::train::metric::{AppliedLearningRateMetric, ReleasedMetric};
+use burn_lean::train::metric::{
+    AppliedLearningRateMetric, GradNormMetric, PeakMemoryMetric, ReleasedMetric,
+};
 use burn_lean::train::resume::{ResumedDataLoader, checked_checkpointers_of_run};
-use burn_lean::train::{GradientReleaseStrategy, StepMonitor, release_learner};
+use burn_lean::train::{GradientReleaseStrategy, PeakMemory, StepMonitor, release_learner};
+use burn_lean::{FirstPass, LossScaler, ReleaseOptimizer, WithGradientRelease};
 use tempfile::TempDir;
 
 use crate::harness::{Bits, adamw, assert_bits, bits, flex, numbers, seeded};
@@ -61,6 +64,20 @@ pub(super) struct User {
     pub(super) seen: Arc<Mutex<Vec<Bits>>>,
     /// Called in every training step.
     pub(super) on_step: OnStep,
+    /// Changes gradients before the step, by hand: for a stock training.
+    pub(super) by_hand: Option<Arc<dyn ByHand>>,
+    /// Scales the loss.
+    pub(super) scaler: Option<LossScaler>,
+}
+
+/// What plain Burn does with all gradients at hand.
+pub(super) trait ByHand: Send + Sync {
+    /// The scale of the loss.
+    fn scale(&self) -> f64 {
+        1.0
+    }
+
+    fn change(&self, model: &Net, grads: &mut GradientsParams);
 }
 
 /// Told how many training steps there were before.
@@ -234,6 +251,11 @@ impl TrainStep for Net {
         (self.user.on_step.0)(step);
         let (loss, output, targets) = (output.loss, output.output, output.targets);
         let item = RegressionOutput::new(loss.clone().detach(), output.detach(), targets);
+        let loss = match (&self.user.scaler, &self.user.by_hand) {
+            (Some(scaler), _) => scaler.scale(loss),
+            (None, Some(by_hand)) => loss * by_hand.scale(),
+            (None, None) => loss,
+        };
         let mut grads = match self.user.step {
             Step::Skip | Step::SkipForward if step % 3 == 2 => GradientsParams::new(),
             _ => GradientsParams::from_grads(loss.backward(), self),
@@ -284,6 +306,9 @@ impl TrainStep for Net {
             }
             Optimize::DropGradients => drop(grads.remove::<2>(head)),
             _ => {}
+        }
+        if let Some(by_hand) = &user.by_hand {
+            by_hand.change(&model, &mut grads);
         }
         let copy = matches!(user.optimize, Optimize::KeepCopy).then(|| model.clone());
         let mut model = optim.step(lr, model, grads);
@@ -362,7 +387,26 @@ pub(super) struct Training {
     pub(super) early_stopping: Option<MetricEarlyStoppingStrategy>,
     pub(super) interrupter: Interrupter,
     pub(super) first_pass: FirstPass,
+    /// The settings of the released training's optimizer.
+    pub(super) settings: Settings,
+    pub(super) has_two_passes: bool,
     pub(super) directory: Directory,
+}
+
+pub(super) type Settings = Arc<dyn Fn(ReleaseOptimizer) -> ReleaseOptimizer>;
+
+/// A peak of one MiB for each reset so far.
+#[derive(Default)]
+struct Resets(AtomicU64);
+
+impl PeakMemory for Resets {
+    fn reset_peak(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn peak_bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed) << 20
+    }
 }
 
 /// The folder given to `SupervisedTraining::new`.
@@ -467,6 +511,8 @@ impl Training {
             early_stopping: None,
             interrupter: Interrupter::new(),
             first_pass: FirstPass::default(),
+            settings: Arc::new(|optim| optim),
+            has_two_passes: false,
             directory: Directory::temporary(),
         }
     }
@@ -489,7 +535,10 @@ impl Training {
         };
         let learner = match mode {
             Mode::Stock => Learner::new(model, (self.optim)(), (self.scheduler)()),
-            _ => release_learner(model, (self.optim)(), (self.scheduler)()),
+            _ => {
+                let optim = (self.settings)((self.optim)().with_gradient_release());
+                release_learner(model, optim, (self.scheduler)())
+            }
         };
         let result = self.supervised(mode).launch(learner);
         let run = Run {
@@ -505,7 +554,7 @@ impl Training {
     }
 
     pub(super) fn supervised(&self, mode: Mode) -> SupervisedTraining<Net> {
-        let monitor = StepMonitor::new();
+        let monitor = StepMonitor::new().with_memory(Resets::default());
         let mut train = loader(BATCHES, self.shuffle);
         if let Some(epoch) = self.checkpoint {
             train = ResumedDataLoader::new(train, epoch + 1);
@@ -517,6 +566,8 @@ impl Training {
             .metrics((LossMetric::new(), LearningRateMetric::new()))
             .metric_train_numeric(ReleasedMetric::new(&monitor))
             .metric_train_numeric(AppliedLearningRateMetric::new(&monitor))
+            .metric_train_numeric(GradNormMetric::new(&monitor))
+            .metric_train_numeric(PeakMemoryMetric::new(&monitor))
             .num_epochs(self.epochs);
         if let Some(window) = self.accumulation {
             training = training.grads_accumulation(window);
@@ -540,7 +591,10 @@ impl Training {
                 let strategy = GradientReleaseStrategy::new(self.device.clone())
                     .with_monitor(monitor)
                     .with_first_pass(self.first_pass);
-                training.with_training_strategy(strategy.into())
+                training.with_training_strategy(match self.has_two_passes {
+                    true => strategy.with_two_passes().into(),
+                    false => strategy.into(),
+                })
             }
             _ => {
                 let strategy = burn::train::ExecutionStrategy::single(self.device.clone());

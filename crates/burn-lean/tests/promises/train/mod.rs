@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod equality;
+mod gradients;
 mod harness;
 mod killed;
 mod metrics;
