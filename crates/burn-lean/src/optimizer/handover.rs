@@ -233,14 +233,12 @@ impl PathVisitor for HandOut<'_> {
         let text = path_text(path);
         let give = match (slot, grad) {
             (Some(slot), grad) => {
-                let is_skipped = match grad {
-                    Some(grad) => {
-                        slot.step_now(grad.into_dispatch());
-                        slot.phase().taken() == Some(Taken::Skipped)
-                    }
-                    None => self.session.stepper().gradients.is_dropped(param.id),
-                };
-                if is_skipped {
+                let is_dropped = self.session.stepper().gradients.is_dropped(param.id);
+                // A step that is skipped is that of a model armed to measure.
+                if let Some(grad) = grad.filter(|_| !is_dropped) {
+                    slot.step_now(grad.into_dispatch());
+                }
+                if is_dropped || slot.phase().taken() == Some(Taken::Skipped) {
                     self.skipped.insert(param.id);
                 }
                 give_slot::<D>(slot, text.clone())

@@ -68,6 +68,8 @@ pub(super) struct User {
     pub(super) by_hand: Option<Arc<dyn ByHand>>,
     /// Scales the loss.
     pub(super) scaler: Option<LossScaler>,
+    /// Multiplies the residuals of training, for large gradients.
+    pub(super) residuals: Option<f64>,
 }
 
 /// What plain Burn does with all gradients at hand.
@@ -249,7 +251,11 @@ impl TrainStep for Net {
         };
         let step = self.note(&output);
         (self.user.on_step.0)(step);
-        let (loss, output, targets) = (output.loss, output.output, output.targets);
+        let (mut loss, output, targets) = (output.loss, output.output, output.targets);
+        if let Some(factor) = self.user.residuals {
+            let residuals = (output.clone() - targets.clone()) * factor;
+            loss = residuals.square().mean();
+        }
         let item = RegressionOutput::new(loss.clone().detach(), output.detach(), targets);
         let loss = match (&self.user.scaler, &self.user.by_hand) {
             (Some(scaler), _) => scaler.scale(loss),
