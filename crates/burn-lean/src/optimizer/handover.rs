@@ -23,7 +23,8 @@ use crate::backend::{plain, reading_waits};
 use crate::error::{ReleaseError, expect};
 use crate::lock::lock;
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
-use crate::session::{Progress, Session, Slot, Taken};
+use crate::reduction::{InFlight, flat, shaped};
+use crate::session::{Progress, Session, Slot};
 use crate::tape::{is_placeholder, placeholder_element};
 
 /// Parameters that the `ModuleOptimizer` of a `TrainStep` will give back.
@@ -159,6 +160,7 @@ impl ReleaseOptimizer {
         handover: &Handover,
     ) -> Result<(GradientsParams, StepReport), ReleaseError> {
         let survey = Survey::of(model);
+        self.session.wait_for_reductions()?;
         match self.check_step(lr, model, &grads, &survey) {
             Ok(()) | Err(ReleaseError::NoForward) => {}
             Err(error) => return Err(error),
@@ -176,7 +178,15 @@ impl ReleaseOptimizer {
             skipped: HashSet::new(),
         };
         model.visit(&mut WithPaths::new(&mut hand_out));
+        self.session.wait_for_reductions()?;
+        if let Some(in_flight) = self.session.in_flight() {
+            in_flight.end_step(lr)?;
+        }
         *handover.waiting() = hand_out.waiting;
+        let slots = self.session.slots();
+        let skipped = slots.iter().filter(|(_, slot)| slot.phase().is_skipped());
+        hand_out.skipped.extend(skipped.map(|(id, _)| *id));
+        drop(slots);
         report.set_skipped(&hand_out.skipped);
         let has_skipped = report.count(Outcome::Skipped) > 0;
         let gradients = &mut self.session.stepper().gradients;
@@ -238,7 +248,7 @@ impl PathVisitor for HandOut<'_> {
                 if let Some(grad) = grad.filter(|_| !is_dropped) {
                     slot.step_now(grad.into_dispatch());
                 }
-                if is_dropped || slot.phase().taken() == Some(Taken::Skipped) {
+                if is_dropped {
                     self.skipped.insert(param.id);
                 }
                 give_slot::<D>(slot, text.clone())
@@ -281,6 +291,25 @@ fn give_slot<const D: usize>(slot: Arc<Slot>, path: String) -> Give {
 }
 
 impl HandOut<'_> {
+    /// The mean of an ordinary gradient over all replicas, each of which steps with it.
+    fn mean<const D: usize>(
+        &self,
+        in_flight: &InFlight,
+        path: String,
+        id: ParamId,
+        grad: Tensor<D>,
+    ) -> Tensor<D> {
+        assert!(
+            !in_flight.reduction().is_sharded(),
+            "gradient release: {path} is not stepped inside backward, so no replica owns its state; \
+             train without `with_sharded_optimizer`"
+        );
+        let shape = grad.shape();
+        let mean = expect(in_flight.mean(id, flat(grad.into_dispatch())));
+        let mean = mean.expect("all replicas get it");
+        Tensor::from_dispatch(shaped(mean, shape))
+    }
+
     /// Steps a parameter that is not armed, where plain Burn would step it.
     fn give_stepped<const D: usize>(
         &mut self,
@@ -289,6 +318,10 @@ impl HandOut<'_> {
         grad: Tensor<D>,
     ) -> Give {
         let (id, path, lr) = (param.id, path.clone(), self.lr.clone());
+        let grad = match self.session.in_flight() {
+            None => grad,
+            Some(in_flight) => self.mean(in_flight, path_text(&path), id, grad),
+        };
         let gradients = &mut self.session.stepper().gradients;
         let Some(grad) = gradients.apply(id, &param.base().inner(), grad) else {
             self.skipped.insert(id);

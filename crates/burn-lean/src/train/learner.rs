@@ -57,7 +57,7 @@ use crate::{GradientRecord, ReleaseOptimizer};
 /// # Panics
 ///
 /// If the optimizer is in the middle of a step, or has a
-/// [reduction](ReleaseOptimizer::with_reduction): train replicas in a loop.
+/// [reduction](ReleaseOptimizer::with_reduction): the strategy takes replicas.
 pub fn release_learner<M: LearnerModel>(
     model: M,
     optim: impl Into<ReleaseOptimizer>,
@@ -66,8 +66,8 @@ pub fn release_learner<M: LearnerModel>(
     let (release, scheduler) = (optim.into(), lr_scheduler.into());
     assert!(
         !release.has_reduction(),
-        "gradient release: the Learner does not train replicas; train them in a loop, with `arm` \
-         and `step`"
+        "gradient release: the Learner takes replicas from its strategy, as it saves and validates \
+         once; leave out `with_reduction`, and use `GradientReleaseStrategy::with_replicas`"
     );
     let optim = expect(release.own_optimizer());
     // The states stay with the learner, into which others may be loaded.
@@ -141,8 +141,11 @@ impl Parts {
 
 /// The optimizer of a checkpoint. The state of clipping and loss scaling is that of a parameter that
 /// no model has.
-pub(super) fn to_save(optim: &ReleaseOptimizer, device: &Device) -> ModuleOptimizer {
-    let (record, optim) = (optim.gradient_record(), expect(optim.own_optimizer()));
+pub(super) fn to_save(
+    optim: ModuleOptimizer,
+    record: GradientRecord,
+    device: &Device,
+) -> ModuleOptimizer {
     match record == GradientRecord::default() {
         true => optim,
         false => with_state(optim, Door::Save(record), device),

@@ -10,6 +10,7 @@ mod learner;
 pub mod metric;
 mod monitor;
 mod passes;
+mod processes;
 pub mod resume;
 mod stepping;
 mod strategy;
@@ -17,4 +18,6 @@ mod strategy;
 pub use learner::release_learner;
 pub use monitor::{PeakMemory, StepMonitor};
 pub use passes::{InOnePass, InTwoPasses, Passes};
+#[cfg(feature = "data-parallel")]
+pub use processes::INTERRUPTED_ELSEWHERE;
 pub use strategy::GradientReleaseStrategy;

@@ -89,13 +89,16 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
                 self.step(item, iteration)
             };
             events.trained(output, progress, iteration, self.lr.clone());
-            if events.interrupter.should_stop() {
+            let at = || format!("the end of iteration {iteration} of epoch {epoch}");
+            let processes = &self.strategy.processes;
+            if processes.should_stop(at, &events.interrupter) {
                 break;
             }
         }
         // The sums of a window that was interrupted are dropped, as in Burn.
         drop(self.accumulator.grads());
-        self.model = self.model.take().map(ordinary);
+        let model = ordinary(self.take_model());
+        self.model = Some(self.strategy.processes.shared(model));
     }
 
     /// An iteration that is not the last of its window.
@@ -188,10 +191,15 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
         }
     }
 
-    /// The learner between two epochs, for a checkpoint.
-    pub(super) fn learner(&self) -> Learner<M> {
-        let optim = to_save(&self.optim, &self.strategy.device);
-        Learner::new(self.model().clone(), optim, self.scheduler.clone())
+    /// The learner between two epochs, for a checkpoint: on the first process.
+    pub(super) fn learner(&self) -> Option<Learner<M>> {
+        let optim = self.strategy.processes.whole_optimizer(&self.optim)?;
+        let optim = to_save(optim, self.optim.gradient_record(), &self.strategy.device);
+        Some(Learner::new(
+            self.model().clone(),
+            optim,
+            self.scheduler.clone(),
+        ))
     }
 
     pub(super) fn into_model(self) -> M {

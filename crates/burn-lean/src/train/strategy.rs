@@ -13,7 +13,10 @@ use super::StepMonitor;
 use super::events::{Events, Split};
 use super::learner::Parts;
 use super::passes::{InOnePass, InTwoPasses, Passes};
+use super::processes::Processes;
 use super::stepping::{Batch, Stepping};
+#[cfg(feature = "data-parallel")]
+use crate::DataParallel;
 use crate::FirstPass;
 
 /// Trains on one device with gradient release, and is otherwise Burn's strategy for one device.
@@ -63,6 +66,7 @@ pub struct GradientReleaseStrategy<P = InOnePass> {
     device: Device,
     monitor: StepMonitor,
     first_pass: Option<FirstPass>,
+    processes: Processes,
     passes: PhantomData<fn(P)>,
 }
 
@@ -80,6 +84,7 @@ impl GradientReleaseStrategy {
             device,
             monitor: StepMonitor::new(),
             first_pass: None,
+            processes: Processes::default(),
             passes: PhantomData,
         }
     }
@@ -95,6 +100,7 @@ impl GradientReleaseStrategy {
             device: self.device,
             monitor: self.monitor,
             first_pass: self.first_pass,
+            processes: self.processes,
             passes: PhantomData,
         }
     }
@@ -104,6 +110,26 @@ impl<P> GradientReleaseStrategy<P> {
     /// Reports each step to the metrics made with this monitor.
     pub fn with_monitor(mut self, monitor: StepMonitor) -> Self {
         self.monitor = monitor;
+        self
+    }
+
+    /// Trains replicas of the model, one in each process, with the mean of their gradients.
+    ///
+    /// Every process builds the same learner, with the same model
+    /// ([`DataParallel::broadcast`]) or the same checkpoint, and a data loader with its share of the
+    /// items. All of them iterate equally often. The first one validates, stops early and saves
+    /// checkpoints, with the optimizer states of all. Each trains with a folder of its own for its
+    /// logs; its metrics of training are those of its share. At the end of an epoch all have the
+    /// model of the first one, with its running statistics. An interruption of any of them stops all
+    /// after the iteration.
+    ///
+    /// # Panics
+    ///
+    /// Training panics where the replicas do not agree, with the text of the
+    /// [`ReplicaError`](crate::ReplicaError); that ends all of them.
+    #[cfg(feature = "data-parallel")]
+    pub fn with_replicas(mut self, parallel: DataParallel) -> Self {
+        self.processes.parallel = Some(parallel);
         self
     }
 
@@ -125,6 +151,7 @@ impl<M: LearnerModel, P: Passes<Batch<M>>> From<GradientReleaseStrategy<P>>
             device: strategy.device,
             monitor: strategy.monitor,
             first_pass: strategy.first_pass,
+            processes: strategy.processes,
             has_two_passes: P::ARE_TWO,
             again: P::again,
         }))
@@ -136,6 +163,7 @@ pub(super) struct Strategy<I> {
     pub(super) device: Device,
     pub(super) monitor: StepMonitor,
     first_pass: Option<FirstPass>,
+    pub(super) processes: Processes,
     has_two_passes: bool,
     /// The batch for the second pass, if there is one.
     pub(super) again: fn(&I) -> Option<I>,
@@ -168,12 +196,10 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy<Batch<M>> {
         if let Some(first_pass) = self.first_pass {
             parts.optim = parts.optim.with_first_pass(first_pass);
         }
-        let mut stepping = Stepping::new(
-            self,
-            model.fork(&self.device),
-            parts,
-            components.grad_accumulation,
-        );
+        let model = model.fork(&self.device);
+        let processes = &self.processes;
+        parts.optim = processes.with_reduction(parts.optim, &model);
+        let mut stepping = Stepping::new(self, model, parts, components.grad_accumulation);
         let mut checkpointer = components.checkpointer;
         let mut early_stopping = components.early_stopping;
         let interrupter = components.interrupter.clone();
@@ -186,7 +212,8 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy<Batch<M>> {
             events.start(Split::Train, epoch, dataloader_train.num_items());
             stepping.train(&dataloader_train, epoch, &mut events);
             events.end(Split::Train, epoch);
-            if interrupter.should_stop() {
+            let at = || format!("the end of the batches of epoch {epoch}");
+            if processes.should_stop(at, &interrupter) {
                 if let Some(interruption) = interrupter.interruption() {
                     let reason = interruption.reason.as_deref().unwrap_or("reason unknown");
                     log::info!("Training interrupted: {reason}");
@@ -194,24 +221,30 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy<Batch<M>> {
                 break;
             }
 
-            events.start(Split::Valid, epoch, dataloader_valid.num_items());
-            stepping.validate(&dataloader_valid, epoch, &mut events);
-            events.end(Split::Valid, epoch);
+            if processes.is_first() {
+                events.start(Split::Valid, epoch, dataloader_valid.num_items());
+                stepping.validate(&dataloader_valid, epoch, &mut events);
+                events.end(Split::Valid, epoch);
+            }
             events.end_epoch(epoch);
             if checkpointer.is_some() || early_stopping.is_some() {
                 events.flush();
             }
-            if interrupter.should_stop() {
+            let at = || format!("the end of the validation of epoch {epoch}");
+            if processes.should_stop(at, &interrupter) {
                 break;
             }
 
-            if let Some(checkpointer) = &mut checkpointer {
-                checkpointer.checkpoint(&stepping.learner(), epoch, &store);
-            }
-            if let Some(early_stopping) = &mut early_stopping
-                && early_stopping.should_stop(epoch, &store)
+            if let Some(checkpointer) = &mut checkpointer
+                && let Some(learner) = stepping.learner()
             {
-                break;
+                checkpointer.checkpoint(&learner, epoch, &store);
+            }
+            if let Some(early_stopping) = &mut early_stopping {
+                let is_done = processes.is_first() && early_stopping.should_stop(epoch, &store);
+                if processes.first_says(|| format!("the end of epoch {epoch}"), is_done) {
+                    break;
+                }
             }
         }
 

@@ -428,9 +428,10 @@ fn a_gradient_that_is_not_finite_stops_the_training() {
     assert!(text.contains("is not finite"), "{text}");
 }
 
-/// Settings of the optimizer with release are those of the training.
+/// Groups of the optimizer with release are those of the training, and one without a parameter is
+/// refused.
 #[test]
-fn groups_and_the_first_pass_of_the_optimizer() {
+fn groups_of_the_optimizer() {
     let sgd = || SgdConfig::new().build();
     let grouped = |group: &'static str| Training {
         settings: Arc::new(move |optim: ReleaseOptimizer| {
@@ -514,5 +515,5 @@ fn settings_that_a_strategy_does_not_have_are_refused() {
         ..Training::new(adamw)
     };
     let text = refused(replicated, Mode::Released);
-    assert!(text.contains("in a loop"), "{text}");
+    assert!(text.contains("with_replicas"), "{text}");
 }

@@ -23,9 +23,13 @@ use burn::train::{
 use burn_lean::train::metric::{
     AppliedLearningRateMetric, GradNormMetric, PeakMemoryMetric, ReleasedMetric,
 };
-use burn_lean::train::resume::{ResumedDataLoader, checked_checkpointers_of_run};
+use burn_lean::train::resume::{
+    ResumedDataLoader, checked_checkpointers, checked_checkpointers_of_run,
+};
 use burn_lean::train::{GradientReleaseStrategy, PeakMemory, StepMonitor, release_learner};
-use burn_lean::{FirstPass, LossScaler, ReleaseOptimizer, WithGradientRelease};
+use burn_lean::{
+    DataParallel, FirstPass, LossScaler, ReleaseOptimizer, Replicas, WithGradientRelease,
+};
 use tempfile::TempDir;
 
 use crate::harness::{Bits, adamw, assert_bits, bits, flex, numbers, seeded};
@@ -161,8 +165,17 @@ impl Batcher<usize, Batch> for Batches {
     }
 }
 
-fn loader(batches: usize, shuffle: Option<u64>) -> Arc<dyn DataLoader<Batch>> {
-    let items = (1..=2 * batches).collect();
+/// Loads these batches, or those of a replica.
+fn loader(
+    batches: usize,
+    shuffle: Option<u64>,
+    replicas: Option<&Replicas>,
+) -> Arc<dyn DataLoader<Batch>> {
+    let is_own = |item: &usize| {
+        let batch = (item - 1) / 2;
+        replicas.is_none_or(|replicas| batch % replicas.size() == replicas.rank())
+    };
+    let items = (1..=2 * batches).filter(is_own).collect();
     let builder = DataLoaderBuilder::new(Batches).batch_size(2);
     match shuffle {
         Some(seed) => builder.shuffle(seed),
@@ -396,6 +409,10 @@ pub(super) struct Training {
     /// The settings of the released training's optimizer.
     pub(super) settings: Settings,
     pub(super) has_two_passes: bool,
+    /// Batches in an epoch, of all replicas.
+    pub(super) batches: usize,
+    /// The replicas that train, and the folder of their checkpoints.
+    pub(super) replicas: Option<(DataParallel, PathBuf)>,
     pub(super) directory: Directory,
 }
 
@@ -519,6 +536,8 @@ impl Training {
             first_pass: FirstPass::default(),
             settings: Arc::new(|optim| optim),
             has_two_passes: false,
+            batches: BATCHES,
+            replicas: None,
             directory: Directory::temporary(),
         }
     }
@@ -538,6 +557,10 @@ impl Training {
                 ..model.user.clone()
             },
             ..model
+        };
+        let model = match &self.replicas {
+            Some((parallel, _)) => parallel.broadcast(model).unwrap(),
+            None => model,
         };
         let learner = match mode {
             Mode::Stock => Learner::new(model, (self.optim)(), (self.scheduler)()),
@@ -561,11 +584,13 @@ impl Training {
 
     pub(super) fn supervised(&self, mode: Mode) -> SupervisedTraining<Net> {
         let monitor = StepMonitor::new().with_memory(Resets::default());
-        let mut train = loader(BATCHES, self.shuffle);
+        let parallel = self.replicas.as_ref().map(|(parallel, _)| parallel);
+        let replicas = parallel.map(DataParallel::replicas);
+        let mut train = loader(self.batches, self.shuffle, replicas);
         if let Some(epoch) = self.checkpoint {
             train = ResumedDataLoader::new(train, epoch + 1);
         }
-        let valid = loader(2, None);
+        let valid = loader(2, None, None);
         let mut training = SupervisedTraining::new(self.directory.path(), train, valid)
             .with_application_logger(None)
             .with_interrupter(self.interrupter.clone())
@@ -581,6 +606,9 @@ impl Training {
         if self.saves {
             let keep = KeepLastNCheckpoints::new(self.epochs);
             training = match self.of_run {
+                None if let Some((_, folder)) = &self.replicas => {
+                    checked_checkpointers(training, folder)
+                }
                 None => training.with_default_checkpointers(),
                 Some(run) => checked_checkpointers_of_run(training, self.directory.path(), run),
             };
@@ -594,9 +622,12 @@ impl Training {
         }
         match mode {
             Mode::Released => {
-                let strategy = GradientReleaseStrategy::new(self.device.clone())
+                let mut strategy = GradientReleaseStrategy::new(self.device.clone())
                     .with_monitor(monitor)
                     .with_first_pass(self.first_pass);
+                if let Some(parallel) = parallel {
+                    strategy = strategy.with_replicas(parallel.clone());
+                }
                 training.with_training_strategy(match self.has_two_passes {
                     true => strategy.with_two_passes().into(),
                     false => strategy.into(),

@@ -7,6 +7,7 @@ mod harness;
 mod killed;
 mod metrics;
 mod peak;
+mod replicas;
 mod resume;
 mod selection;
 mod user_code;
