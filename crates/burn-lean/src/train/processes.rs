@@ -25,7 +25,6 @@ pub(super) struct Processes {
     pub(super) parallel: Option<DataParallel>,
 }
 
-#[cfg_attr(not(feature = "data-parallel"), expect(clippy::unused_self))]
 impl Processes {
     /// Whether this process does what is done once.
     pub(super) fn is_first(&self) -> bool {

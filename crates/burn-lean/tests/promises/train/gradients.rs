@@ -4,13 +4,15 @@
 use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
-use burn::optim::{GradientsParams, SgdConfig};
-use burn::tensor::Tensor;
+use burn::optim::{AdamWConfig, GradientsParams, SgdConfig};
+use burn::tensor::{DType, Tensor};
 use burn::train::Learner;
+use burn_lean::optim::{Bf16Weights, InOnePass, MasterWeights24};
 use burn_lean::train::release_learner;
 use burn_lean::{
     AdaptiveClippingConfig, Alone, AutoClipConfig, DataParallel, FirstPass, LossScaler,
-    LossScalerConfig, NormClipping, ReleaseOptimizer, Replicas, WithGradientRelease, ZClipConfig,
+    LossScalerConfig, MixedPrecision, NormClipping, ReleaseOptimizer, Replicas,
+    WithGradientRelease, ZClipConfig,
 };
 use lean_arithmetic::clipping::{AutoClip, AutoClipRule, ZClip, ZClipRule};
 
@@ -374,6 +376,73 @@ fn gradients_overflow_now_and_then() {
         steps(|skipped| skipped > 0 && skipped < 14) > 0,
         "{skipped:?}"
     );
+}
+
+/// Adds up the gradients of windows in f32, also of weights in half precision.
+struct SumsInF32 {
+    window: usize,
+    sums: Mutex<(usize, GradientsParams)>,
+}
+
+impl ByHand for SumsInF32 {
+    fn change(&self, model: &Net, grads: &mut GradientsParams) {
+        struct Add<'a>(&'a mut GradientsParams);
+        impl EachGradient for Add<'_> {
+            fn change<const D: usize>(
+                &mut self,
+                param: &Param<Tensor<D>>,
+                grad: Tensor<D>,
+            ) -> Option<Tensor<D>> {
+                let grad = grad.cast(DType::F32);
+                let sum = match self.0.remove::<D>(param.id) {
+                    Some(sum) => sum + grad,
+                    None => grad,
+                };
+                self.0.register(param.id, sum);
+                None
+            }
+        }
+        let (count, sums) = &mut *self.sums.lock().unwrap();
+        each(model, grads, &mut Add(sums));
+        *count += 1;
+        if count.is_multiple_of(self.window) {
+            *grads = std::mem::take(sums);
+        }
+    }
+}
+
+/// Nothing is rounded between the sum of micro-batches and the step.
+#[test]
+fn an_optimizer_gets_gradients_in_f32() {
+    let in_five_bytes = || {
+        let head = Bf16Weights::new(
+            AdamWConfig::new().in_one_pass(),
+            MasterWeights24 { seed: 7 },
+        );
+        adamw().with_group(ParamGroup::from_predicate("head"), head, None)
+    };
+    let half = DType::BF16;
+    for window in [1, 3] {
+        let mut training = Training {
+            batches: 6,
+            scheduler: || 0.01.into(),
+            ..Training::new(in_five_bytes)
+        };
+        let head = training.model.head;
+        training.model.head = MixedPrecision::bf16().cast(head).unwrap();
+        training.model.user.half = Some(half);
+        let mut stock = training.clone();
+        stock.model.user.by_hand = Some(Arc::new(SumsInF32 {
+            window,
+            sums: Mutex::default(),
+        }));
+        let expected = stock.run(Mode::Stock);
+        training.accumulation = Some(window);
+        training.settings = Arc::new(ReleaseOptimizer::with_f32_gradients);
+        let found = training.run(Mode::Released);
+        assert_bits(&found.last, &expected.last, &format!("windows of {window}"));
+        assert_eq!(found.losses, expected.losses);
+    }
 }
 
 fn clipping() -> Training {

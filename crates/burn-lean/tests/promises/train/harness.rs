@@ -13,7 +13,7 @@ use burn::lr_scheduler::module_lr_scheduler::{ModuleLearningRate, ModuleLrSchedu
 use burn::module::{Module, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn::train::checkpoint::KeepLastNCheckpoints;
 use burn::train::metric::{LearningRateMetric, LossMetric};
 use burn::train::{
@@ -72,6 +72,8 @@ pub(super) struct User {
     pub(super) by_hand: Option<Arc<dyn ByHand>>,
     /// Scales the loss.
     pub(super) scaler: Option<LossScaler>,
+    /// The head is in this type, and not in f32.
+    pub(super) half: Option<DType>,
     /// Multiplies the residuals of training, for large gradients.
     pub(super) residuals: Option<f64>,
 }
@@ -229,7 +231,13 @@ impl Net {
     }
 
     fn output(&self, batch: &Batch) -> RegressionOutput {
-        let output = self.head.forward(self.hidden(batch));
+        let output = match self.user.half {
+            None => self.head.forward(self.hidden(batch)),
+            Some(half) => {
+                let hidden = self.hidden(batch).cast(half);
+                self.head.forward(hidden).cast(DType::F32)
+            }
+        };
         let targets = numbers([4, 1], batch.seed + 1, &batch.device);
         let loss = (output.clone() - targets.clone()).square().mean();
         RegressionOutput::new(loss, output, targets)
