@@ -5,6 +5,7 @@
 //! accumulation stay Burn's. [`metric`] shows what a step did, [`resume`] has what a killed run
 //! needs to be picked up exactly.
 
+mod checkpoint;
 mod events;
 mod learner;
 pub mod metric;
@@ -15,6 +16,7 @@ pub mod resume;
 mod stepping;
 mod strategy;
 
+pub use checkpoint::BlockingCheckpointingStrategy;
 pub use learner::release_learner;
 pub use monitor::{PeakMemory, StepMonitor};
 pub use passes::{InOnePass, InTwoPasses, Passes};
