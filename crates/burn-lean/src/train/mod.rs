@@ -13,6 +13,7 @@ mod monitor;
 mod passes;
 mod processes;
 pub mod resume;
+mod settings;
 mod stepping;
 mod strategy;
 

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::train::Interrupter;
+#[cfg(feature = "data-parallel")]
+use lean_replicas::ReplicaError;
 
 use crate::ReleaseOptimizer;
 use crate::error::expect;
@@ -103,6 +105,6 @@ impl Processes {
 
 /// Burn's traits leave no way but a panic.
 #[cfg(feature = "data-parallel")]
-fn replicated<T>(result: Result<T, crate::ReplicaError>) -> T {
+fn replicated<T>(result: Result<T, ReplicaError>) -> T {
     result.unwrap_or_else(|error| panic!("gradient release: {error}"))
 }

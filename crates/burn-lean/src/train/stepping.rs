@@ -8,14 +8,14 @@ use burn::train::{
 
 use super::events::Events;
 use super::learner::{Parts, to_save};
-use super::strategy::Strategy;
+use super::settings::Settings;
 use crate::error::{ReleaseError, expect};
 use crate::optimizer::{Handover, ordinary};
 use crate::{ReleaseAccumulator, ReleaseOptimizer, TwoPasses};
 
 /// The state of a learner while it trains with gradient release.
 pub(super) struct Stepping<'a, M: LearnerModel> {
-    strategy: &'a Strategy<Batch<M>>,
+    settings: &'a Settings<Batch<M>>,
     /// The model. `None` while it is changed.
     model: Option<M>,
     optim: ReleaseOptimizer,
@@ -35,14 +35,14 @@ type Output<M> = <M as TrainStep>::Output;
 
 impl<'a, M: LearnerModel> Stepping<'a, M> {
     pub(super) fn new(
-        strategy: &'a Strategy<Batch<M>>,
+        settings: &'a Settings<Batch<M>>,
         model: M,
         Parts { optim, scheduler }: Parts,
         grad_accumulation: Option<usize>,
     ) -> Self {
         let handover = Handover::default();
         Self {
-            strategy,
+            settings,
             model: Some(model),
             scheduler,
             // As in Burn, before the first step.
@@ -79,7 +79,7 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
             log::info!("Iteration {iteration}");
 
             let progress = iterator.progress();
-            self.strategy.monitor.begin();
+            self.settings.monitor.begin();
             accumulated += 1;
             // Burn steps with the gradients of an incomplete window when the data end.
             let output = if accumulated < self.window && !progress.is_completed() {
@@ -90,7 +90,7 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
             };
             events.trained(output, progress, iteration, self.lr.clone());
             let at = || format!("the end of iteration {iteration} of epoch {epoch}");
-            let processes = &self.strategy.processes;
+            let processes = &self.settings.processes;
             if processes.should_stop(at, &events.interrupter) {
                 break;
             }
@@ -98,7 +98,7 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
         // The sums of a window that was interrupted are dropped, as in Burn.
         drop(self.accumulator.grads());
         let model = ordinary(self.take_model());
-        self.model = Some(self.strategy.processes.shared(model));
+        self.model = Some(self.settings.processes.shared(model));
     }
 
     /// An iteration that is not the last of its window.
@@ -108,7 +108,7 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
         let output = TrainStep::step(&model, item);
         self.accumulator.accumulate_if_any(&model, output.grads);
         self.model = Some(model);
-        self.strategy.monitor.end(iteration, None);
+        self.settings.monitor.end(iteration, None);
         output.item
     }
 
@@ -116,7 +116,7 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
     fn step(&mut self, item: Batch<M>, iteration: usize) -> Output<M> {
         self.lr = self.scheduler.step();
         let (lr, sums) = (self.lr.clone(), self.accumulator.grads());
-        let (model, output) = match (self.strategy.again)(&item) {
+        let (model, output) = match (self.settings.again)(&item) {
             Some(again) => self.two_passes(sums, item, again),
             None => {
                 let model = self.take_model();
@@ -129,7 +129,7 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
             .optim
             .hand_over(&lr, &model, output.grads, &self.handover);
         let (marks, report) = expect(handed_over);
-        self.strategy
+        self.settings
             .monitor
             .end(iteration, Some((report.clone(), lr.base())));
         let model = model.optimize(&mut self.user_optim, lr, marks);
@@ -193,8 +193,8 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
 
     /// The learner between two epochs, for a checkpoint: on the first process.
     pub(super) fn learner(&self) -> Option<Learner<M>> {
-        let optim = self.strategy.processes.whole_optimizer(&self.optim)?;
-        let optim = to_save(optim, self.optim.gradient_record(), &self.strategy.device);
+        let optim = self.settings.processes.whole_optimizer(&self.optim)?;
+        let optim = to_save(optim, self.optim.gradient_record(), &self.settings.device);
         Some(Learner::new(
             self.model().clone(),
             optim,

@@ -14,6 +14,7 @@ use super::events::{Events, Split};
 use super::learner::Parts;
 use super::passes::{InOnePass, InTwoPasses, Passes};
 use super::processes::Processes;
+use super::settings::Settings;
 use super::stepping::{Batch, Stepping};
 #[cfg(feature = "data-parallel")]
 use crate::DataParallel;
@@ -147,7 +148,7 @@ impl<M: LearnerModel, P: Passes<Batch<M>>> From<GradientReleaseStrategy<P>>
     for TrainingStrategy<M>
 {
     fn from(strategy: GradientReleaseStrategy<P>) -> Self {
-        Self::Custom(Arc::new(Strategy {
+        Self::Custom(Arc::new(Settings {
             device: strategy.device,
             monitor: strategy.monitor,
             first_pass: strategy.first_pass,
@@ -158,18 +159,7 @@ impl<M: LearnerModel, P: Passes<Batch<M>>> From<GradientReleaseStrategy<P>>
     }
 }
 
-/// A [`GradientReleaseStrategy`] as burn-train sees it: one type for any number of passes.
-pub(super) struct Strategy<I> {
-    pub(super) device: Device,
-    pub(super) monitor: StepMonitor,
-    first_pass: Option<FirstPass>,
-    pub(super) processes: Processes,
-    has_two_passes: bool,
-    /// The batch for the second pass, if there is one.
-    pub(super) again: fn(&I) -> Option<I>,
-}
-
-impl<M: LearnerModel> SupervisedLearningStrategy<M> for Strategy<Batch<M>> {
+impl<M: LearnerModel> SupervisedLearningStrategy<M> for Settings<Batch<M>> {
     fn fit(
         &self,
         components: TrainingComponents<M>,

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::optim::GradientsParams;
-use burn::train::Interrupter;
+use burn::train::metric::LossMetric;
+use burn::train::metric::store::{Aggregate, Direction, Split};
+use burn::train::{Interrupter, MetricEarlyStoppingStrategy, StoppingCondition};
 use burn_lean::train::INTERRUPTED_ELSEWHERE;
 use burn_lean::{DataParallel, FirstPass, NormClipping, Replicas, Threads};
 
@@ -160,4 +162,35 @@ fn an_interruption_of_one_stops_all() {
         assert_eq!(run.interrupted.as_deref(), Some(reason));
     }
     assert_bits(&runs[0].last, &runs[1].last, "interrupted");
+}
+
+/// The first validates, and decides for all.
+#[test]
+fn all_stop_early_together() {
+    let how = How {
+        is_sharded: true,
+        max_norm: None,
+    };
+    let folder = Directory::temporary();
+    let runs = Threads::run(2, |replicas| {
+        let stopping = MetricEarlyStoppingStrategy::new(
+            &LossMetric::new(),
+            Aggregate::Mean,
+            // It gets worse sooner or later.
+            Direction::Highest,
+            Split::Valid,
+            StoppingCondition::NoImprovementSince { n_epochs: 1 },
+        );
+        let training = Training {
+            epochs: 9,
+            early_stopping: Some(stopping),
+            ..how.training(replicas, folder.path())
+        };
+        training.run(Mode::Released)
+    });
+    // The first has two batches of validation, too.
+    let epochs = runs[1].losses.len() / (ALL / 2);
+    assert!((2..9).contains(&epochs), "{epochs} epochs");
+    assert_eq!(runs[0].losses.len(), epochs * (ALL / 2 + 2));
+    assert_bits(&runs[0].last, &runs[1].last, "stopped early");
 }
