@@ -85,6 +85,20 @@ pub(crate) struct StepGradients {
 }
 
 impl GradientTransform {
+    /// The same transform for another optimizer, between two steps. They share the loss scaler.
+    #[cfg(feature = "train")]
+    pub(crate) fn between_steps(&self) -> Self {
+        Self {
+            clipping: self.clipping,
+            scaler: self.scaler.clone(),
+            reports_norm: self.reports_norm,
+            stops_at_non_finite: self.stops_at_non_finite,
+            gives_f32: self.gives_f32,
+            averages: self.averages.clone(),
+            step: ThisStep::default(),
+        }
+    }
+
     /// The replicas that need a gradient. All of them do if they decide by norms.
     pub(crate) fn recipients(&self) -> Recipients {
         match self.step.is_measuring || self.looks_at_gradients() {
@@ -161,6 +175,11 @@ impl GradientTransform {
     /// Whether the measuring pass has found a norm that is not finite.
     pub(crate) fn is_overflown(&self) -> bool {
         self.step.measured.is_some_and(|norm| !norm.is_finite())
+    }
+
+    /// Whether a measuring pass has dropped the gradient of a step that is skipped.
+    pub(crate) fn is_dropped(&self, param: ParamId) -> bool {
+        self.is_overflown() && self.is_measured(param)
     }
 
     pub(crate) fn stop(&self) -> Option<Stop> {

@@ -1,6 +1,7 @@
 //! A step that ends in the user's `TrainStep::optimize`, which calls Burn's `ModuleOptimizer`: that
 //! gives the weights back to the model.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::Tensor;
@@ -12,15 +13,17 @@ use burn::optim::{
 use burn::tensor::Device;
 use burn::tensor::kind::BridgeTensor;
 
+use super::accumulator::ReleaseAccumulator;
 use super::one_param::step_one;
 use super::release_optimizer::ReleaseOptimizer;
-use super::report::StepReport;
+use super::report::{Outcome, StepReport};
 use super::restoring::{restore, restore_mappers};
 use super::survey::Survey;
 use crate::backend::{plain, reading_waits};
 use crate::error::{ReleaseError, expect};
 use crate::lock::lock;
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
+use crate::reduction::{InFlight, flat, shaped};
 use crate::session::{Progress, Session, Slot};
 use crate::tape::{is_placeholder, placeholder_element};
 
@@ -116,6 +119,32 @@ impl RecordState for Elsewhere {
 }
 
 impl ReleaseOptimizer {
+    /// An optimizer with the settings of this one, and with the states of another one of Burn's.
+    pub(crate) fn with_optimizer(&self, optim: ModuleOptimizer) -> Self {
+        let mut other = Self::from(optim);
+        other.first_pass = self.first_pass;
+        other.groups = self.groups.clone();
+        other.session.stepper().gradients = self.session.stepper().gradients.between_steps();
+        other
+    }
+
+    pub(crate) fn has_reduction(&self) -> bool {
+        self.session.in_flight().is_some()
+    }
+
+    /// What Burn's optimizer does not do.
+    pub(crate) fn not_burns(&self) -> Option<&'static str> {
+        self.session.stepper().gradients.not_burns()
+    }
+
+    /// An accumulator of the sums that this optimizer steps with.
+    pub(crate) fn accumulator(&self) -> ReleaseAccumulator {
+        match self.session.stepper().gradients.gives_f32 {
+            true => ReleaseAccumulator::in_f32(),
+            false => ReleaseAccumulator::new(),
+        }
+    }
+
     /// The first half of `try_step`: steps all parameters, whose weights stay in the slots. Returns
     /// marks for all gradients, with which `optim.step` of [`Handover::optimizer`] gives the model
     /// its new weights.
@@ -131,11 +160,13 @@ impl ReleaseOptimizer {
         handover: &Handover,
     ) -> Result<(GradientsParams, StepReport), ReleaseError> {
         let survey = Survey::of(model);
+        self.session.wait_for_reductions()?;
         match self.check_step(lr, model, &grads, &survey) {
             Ok(()) | Err(ReleaseError::NoForward) => {}
             Err(error) => return Err(error),
         }
-        let report = self.report(&survey, &mut grads);
+        let mut report = self.report(&survey, &mut grads);
+        let params = survey.ids();
         // It holds slots, whose owners are counted below.
         drop(survey);
         let mut hand_out = HandOut {
@@ -144,9 +175,22 @@ impl ReleaseOptimizer {
             grads,
             marks: GradientsParams::new(),
             waiting: Vec::new(),
+            skipped: HashSet::new(),
         };
         model.visit(&mut WithPaths::new(&mut hand_out));
+        self.session.wait_for_reductions()?;
+        if let Some(in_flight) = self.session.in_flight() {
+            in_flight.end_step(lr)?;
+        }
         *handover.waiting() = hand_out.waiting;
+        let slots = self.session.slots();
+        let skipped = slots.iter().filter(|(_, slot)| slot.phase().is_skipped());
+        hand_out.skipped.extend(skipped.map(|(id, _)| *id));
+        drop(slots);
+        report.set_skipped(&hand_out.skipped);
+        let has_skipped = report.count(Outcome::Skipped) > 0;
+        let gradients = &mut self.session.stepper().gradients;
+        report.gradients = gradients.end_step(&params, has_skipped);
         Ok((hand_out.marks, report))
     }
 
@@ -186,6 +230,8 @@ struct HandOut<'a> {
     grads: GradientsParams,
     marks: GradientsParams,
     waiting: Vec<Option<Waiting>>,
+    /// Parameters whose ordinary gradients have overflowed.
+    skipped: HashSet<ParamId>,
 }
 
 impl PathVisitor for HandOut<'_> {
@@ -197,8 +243,13 @@ impl PathVisitor for HandOut<'_> {
         let text = path_text(path);
         let give = match (slot, grad) {
             (Some(slot), grad) => {
-                if let Some(grad) = grad {
+                let is_dropped = self.session.stepper().gradients.is_dropped(param.id);
+                // A step that is skipped is that of a model armed to measure.
+                if let Some(grad) = grad.filter(|_| !is_dropped) {
                     slot.step_now(grad.into_dispatch());
+                }
+                if is_dropped {
+                    self.skipped.insert(param.id);
                 }
                 give_slot::<D>(slot, text.clone())
             }
@@ -240,14 +291,42 @@ fn give_slot<const D: usize>(slot: Arc<Slot>, path: String) -> Give {
 }
 
 impl HandOut<'_> {
+    /// The mean of an ordinary gradient over all replicas, each of which steps with it.
+    fn mean<const D: usize>(
+        &self,
+        in_flight: &InFlight,
+        path: String,
+        id: ParamId,
+        grad: Tensor<D>,
+    ) -> Tensor<D> {
+        assert!(
+            !in_flight.reduction().is_sharded(),
+            "gradient release: {path} is not stepped inside backward, so no replica owns its state; \
+             train without `with_sharded_optimizer`"
+        );
+        let shape = grad.shape();
+        let mean = expect(in_flight.mean(id, flat(grad.into_dispatch())));
+        let mean = mean.expect("all replicas get it");
+        Tensor::from_dispatch(shaped(mean, shape))
+    }
+
     /// Steps a parameter that is not armed, where plain Burn would step it.
     fn give_stepped<const D: usize>(
-        &self,
+        &mut self,
         path: &Path,
         param: &Param<Tensor<D>>,
         grad: Tensor<D>,
     ) -> Give {
         let (id, path, lr) = (param.id, path.clone(), self.lr.clone());
+        let grad = match self.session.in_flight() {
+            None => grad,
+            Some(in_flight) => self.mean(in_flight, path_text(&path), id, grad),
+        };
+        let gradients = &mut self.session.stepper().gradients;
+        let Some(grad) = gradients.apply(id, &param.base().inner(), grad) else {
+            self.skipped.insert(id);
+            return Box::new(Ok);
+        };
         let session = self.session.clone();
         Box::new(move |weight| {
             let weight = Tensor::<D>::from_bridge(weight);

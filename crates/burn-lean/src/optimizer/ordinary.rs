@@ -69,7 +69,7 @@ pub(super) fn transform<M: Module>(
             let id = param.id;
             let gradients = &mut self.session.stepper().gradients;
             let grad = self.grads.remove::<D>(id);
-            let had_one = grad.is_some() || (gradients.is_overflown() && gradients.is_measured(id));
+            let had_one = grad.is_some() || gradients.is_dropped(id);
             let grad = grad.and_then(|grad| gradients.apply(id, &param.base().inner(), grad));
             match grad {
                 Some(grad) if self.is_owner(id) => self.grads.register(id, grad),

@@ -5,8 +5,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
-use burn::lr_scheduler::LrSchedulerRecord;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord};
 use burn::module::{ParamGroup, ParamId};
 use burn::optim::{
     DynOptimizer, DynState, LearningRate, ModuleOptimizer, OptimizerRecord, SgdConfig, StateSink,
@@ -14,7 +14,7 @@ use burn::optim::{
 };
 use burn::store::ModuleRecord;
 use burn::tensor::kind::BridgeTensor;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, TensorData};
 use burn::train::checkpoint::{
     AsyncCheckpointer, Checkpoint, Checkpointer, CheckpointerError, CheckpointingAction,
     CheckpointingStrategy,
@@ -22,40 +22,96 @@ use burn::train::checkpoint::{
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, LearnerModel, LearningCheckpointer};
 
-use crate::optimizer::{IntoModuleOptimizer, step_one};
+use crate::error::expect;
+use crate::optimizer::step_one;
 use crate::path::Path;
+use crate::{GradientRecord, ReleaseOptimizer};
 
 /// Creates the learner for a training with gradient release, and is otherwise `Learner::new`.
 ///
+/// `optim` is Burn's `ModuleOptimizer`, or a [`ReleaseOptimizer`] with all its settings. Checkpoints
+/// have the state of its clipping rules and loss scaler, too, as a part of the optimizer's record.
+///
 /// [`GradientReleaseStrategy`](crate::train::GradientReleaseStrategy) trains no other. For every
 /// other strategy the learner is that of `Learner::new`: its optimizer has one more group, to which
-/// no parameter belongs.
+/// no parameter belongs. Settings that Burn's optimizer does not have are refused there.
+///
+/// # Example
+///
+/// ```
+/// # use burn::train::{Learner, LearnerModel};
+/// use burn::optim::AdamWConfig;
+/// use burn_lean::train::release_learner;
+/// use burn_lean::{AutoClipConfig, NormClipping, WithGradientRelease};
+///
+/// # fn learner<M: LearnerModel>(model: M) -> Learner<M> {
+/// let optim = AdamWConfig::new()
+///     .init()
+///     .with_gradient_release()
+///     .with_norm_clipping(NormClipping::AutoClip(AutoClipConfig::new()))
+///     .with_grad_norm();
+/// release_learner(model, optim, 1e-3)
+/// # }
+/// ```
+///
+/// # Panics
+///
+/// If the optimizer is in the middle of a step, or has a
+/// [reduction](ReleaseOptimizer::with_reduction): the strategy takes replicas.
 pub fn release_learner<M: LearnerModel>(
     model: M,
-    optim: impl IntoModuleOptimizer,
+    optim: impl Into<ReleaseOptimizer>,
     lr_scheduler: impl Into<ModuleLrScheduler>,
 ) -> Learner<M> {
-    let (optim, scheduler) = (optim.into_module_optimizer(), lr_scheduler.into());
-    let parts = Parts {
-        // The states stay with the learner, into which others may be loaded.
-        optim: optim.clone().load_record(OptimizerRecord::default()),
-        scheduler: scheduler.clone(),
-    };
-    let optim = optim.with_group(
-        ParamGroup::from_path(DOOR),
-        Door(Some(Arc::new(parts))),
-        None,
+    let (release, scheduler) = (optim.into(), lr_scheduler.into());
+    assert!(
+        !release.has_reduction(),
+        "gradient release: the Learner takes replicas from its strategy, as it saves and validates \
+         once; leave out `with_reduction`, and use `GradientReleaseStrategy::with_replicas`"
     );
-    Learner::new(model, optim, scheduler)
+    let optim = expect(release.own_optimizer());
+    // The states stay with the learner, into which others may be loaded.
+    let stateless = optim.clone().load_record(OptimizerRecord::default());
+    let learners_scheduler = match release.not_burns() {
+        None => scheduler.clone(),
+        Some(what) => scheduler
+            .clone()
+            .with_group(ParamGroup::from_path(DOOR), NotBurns(what)),
+    };
+    let parts = Parts {
+        optim: release.with_optimizer(stateless),
+        scheduler,
+    };
+    let optim = optim.with_group(ParamGroup::from_path(DOOR), Door::Of(Arc::new(parts)), None);
+    Learner::new(model, optim, learners_scheduler)
 }
 
 /// A path that no parameter has.
 const DOOR: &str = "burn_lean::train";
 
-/// The parts of a learner that a strategy needs, beside its model.
+/// Stops a strategy that would train without a setting of the optimizer: it steps the scheduler.
 #[derive(Clone)]
+struct NotBurns(&'static str);
+
+impl LrScheduler for NotBurns {
+    fn step(&mut self) -> LearningRate {
+        panic!(
+            "gradient release: this strategy would train without the {} of the optimizer; use \
+             `GradientReleaseStrategy`",
+            self.0
+        )
+    }
+
+    fn to_record(&self) -> LrSchedulerRecord {
+        LrSchedulerRecord::new()
+    }
+
+    fn load_record(&mut self, _: LrSchedulerRecord) {}
+}
+
+/// The parts of a learner that a strategy needs, beside its model.
 pub(super) struct Parts {
-    pub(super) optim: ModuleOptimizer,
+    pub(super) optim: ReleaseOptimizer,
     pub(super) scheduler: ModuleLrScheduler,
 }
 
@@ -69,11 +125,30 @@ impl Parts {
     ) -> Option<Self> {
         let (optim, scheduler) = records(learner, store);
         learner.load_optim(knock(device));
-        let parts = Self::clone(&*OPENED.take()?);
+        let parts = OPENED.take()?;
+        let stateless = expect(parts.optim.own_optimizer());
+        let stateless = stateless.with_group(ParamGroup::from_path(DOOR), Door::Load, None);
+        let mut release = parts.optim.with_optimizer(stateless.load_record(optim));
+        if let Some(record) = LOADED.take() {
+            release = release.load_gradient_record(record);
+        }
         Some(Self {
-            optim: parts.optim.load_record(optim),
-            scheduler: resumed(parts.scheduler, scheduler),
+            optim: release,
+            scheduler: resumed(parts.scheduler.clone(), scheduler),
         })
+    }
+}
+
+/// The optimizer of a checkpoint. The state of clipping and loss scaling is that of a parameter that
+/// no model has.
+pub(super) fn to_save(
+    optim: ModuleOptimizer,
+    record: GradientRecord,
+    device: &Device,
+) -> ModuleOptimizer {
+    match record == GradientRecord::default() {
+        true => optim,
+        false => with_state(optim, Door::Save(record), device),
     }
 }
 
@@ -90,10 +165,24 @@ fn resumed(scheduler: ModuleLrScheduler, record: LrSchedulerRecord) -> ModuleLrS
 thread_local! {
     /// The parts of the learner that is being opened.
     static OPENED: RefCell<Option<Arc<Parts>>> = const { RefCell::new(None) };
+    /// The state of clipping and loss scaling in the record that is being loaded.
+    static LOADED: RefCell<Option<GradientRecord>> = const { RefCell::new(None) };
 }
 
-/// A group's optimizer in the optimizer of a learner. It receives only the states that are loaded.
-struct Door(Option<Arc<Parts>>);
+/// A group's optimizer in an optimizer of Burn's. Its only states are those that are loaded.
+enum Door {
+    /// In the optimizer of a learner.
+    Of(Arc<Parts>),
+    /// Sends parts or a state.
+    Knock,
+    /// Takes a state out of a record.
+    Load,
+    /// Puts a state into a record.
+    Save(GradientRecord),
+}
+
+/// The name of the state in a record, as JSON.
+const GRADIENTS: &str = "gradients";
 
 impl DynOptimizer for Door {
     fn step_dyn(
@@ -104,31 +193,58 @@ impl DynOptimizer for Door {
         _: BridgeTensor,
         _: Option<DynState>,
     ) -> (BridgeTensor, Option<DynState>) {
-        (tensor, Some(DynState::create((), rank)))
+        let record = match self {
+            Self::Save(record) => Some(record.clone()),
+            _ => None,
+        };
+        (tensor, Some(DynState::create(record, rank)))
     }
 
     fn to_device_dyn(&self, state: DynState, _: &Device) -> DynState {
         state
     }
 
-    fn state_flatten(&self, _: &str, _: &DynState, _: &mut StateSink) {}
+    fn state_flatten(&self, prefix: &str, state: &DynState, out: &mut StateSink) {
+        if let Some(record) = state.downcast_ref::<Option<GradientRecord>>() {
+            let bytes = serde_json::to_vec(record).expect("the record has no maps of other keys");
+            out.push_tensor(prefix, GRADIENTS, TensorData::from(&bytes[..]));
+        }
+    }
 
     fn state_unflatten(
         &self,
-        _: usize,
-        _: &str,
-        _: &mut StateSource,
+        rank: usize,
+        prefix: &str,
+        source: &mut StateSource,
         _: &Device,
     ) -> Option<DynState> {
-        OPENED.set(self.0.clone());
-        None
+        let record = source.take_tensor(prefix, GRADIENTS).map(|data| {
+            serde_json::from_slice(data.as_bytes()).unwrap_or_else(|error| {
+                panic!("gradient release: no state of clipping or loss scaling: {error}")
+            })
+        });
+        match self {
+            Self::Of(parts) => {
+                OPENED.set(Some(parts.clone()));
+                Some(DynState::create::<Option<GradientRecord>>(record, rank))
+            }
+            _ => {
+                LOADED.set(record);
+                None
+            }
+        }
     }
 }
 
 /// The record of a state at the path of the door.
 fn knock(device: &Device) -> OptimizerRecord {
     let optim = ModuleOptimizer::from(SgdConfig::new().build());
-    let mut optim = optim.with_group(ParamGroup::all(), Door(None), None);
+    with_state(optim, Door::Knock, device).to_record()
+}
+
+/// An optimizer with a state at the path of the door.
+fn with_state(optim: ModuleOptimizer, door: Door, device: &Device) -> ModuleOptimizer {
+    let mut optim = optim.with_group(ParamGroup::from_path(DOOR), door, None);
     let path: Path = vec![(DOOR.into(), String::new())];
     let tensor = Tensor::<1>::zeros([1], &device.clone().inner());
     step_one(
@@ -139,7 +255,7 @@ fn knock(device: &Device) -> OptimizerRecord {
         tensor.clone(),
         tensor,
     );
-    optim.to_record()
+    optim
 }
 
 /// The records of a learner's optimizer and scheduler, which Burn gives only to a checkpointer.

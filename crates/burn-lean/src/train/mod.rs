@@ -5,14 +5,22 @@
 //! accumulation stay Burn's. [`metric`] shows what a step did, [`resume`] has what a killed run
 //! needs to be picked up exactly.
 
+mod checkpoint;
 mod events;
 mod learner;
 pub mod metric;
 mod monitor;
+mod passes;
+mod processes;
 pub mod resume;
+mod settings;
 mod stepping;
 mod strategy;
 
+pub use checkpoint::BlockingCheckpointingStrategy;
 pub use learner::release_learner;
-pub use monitor::StepMonitor;
+pub use monitor::{PeakMemory, StepMonitor};
+pub use passes::{InOnePass, InTwoPasses, Passes};
+#[cfg(feature = "data-parallel")]
+pub use processes::INTERRUPTED_ELSEWHERE;
 pub use strategy::GradientReleaseStrategy;

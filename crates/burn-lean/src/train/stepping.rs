@@ -1,18 +1,21 @@
 //! The iterations of a training.
 
 use burn::lr_scheduler::module_lr_scheduler::{ModuleLearningRate, ModuleLrScheduler};
-use burn::optim::ModuleOptimizer;
-use burn::train::{InferenceStep, Learner, LearnerModel, TrainLoader, TrainStep, ValidLoader};
+use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::train::{
+    InferenceStep, Learner, LearnerModel, TrainLoader, TrainOutput, TrainStep, ValidLoader,
+};
 
-use super::StepMonitor;
 use super::events::Events;
-use super::learner::Parts;
-use crate::error::expect;
+use super::learner::{Parts, to_save};
+use super::settings::Settings;
+use crate::error::{ReleaseError, expect};
 use crate::optimizer::{Handover, ordinary};
-use crate::{ReleaseAccumulator, ReleaseOptimizer};
+use crate::{ReleaseAccumulator, ReleaseOptimizer, TwoPasses};
 
 /// The state of a learner while it trains with gradient release.
-pub(super) struct Stepping<M> {
+pub(super) struct Stepping<'a, M: LearnerModel> {
+    settings: &'a Settings<Batch<M>>,
     /// The model. `None` while it is changed.
     model: Option<M>,
     optim: ReleaseOptimizer,
@@ -22,30 +25,32 @@ pub(super) struct Stepping<M> {
     handover: Handover,
     /// The optimizer for `TrainStep::optimize`.
     user_optim: ModuleOptimizer,
-    monitor: StepMonitor,
     /// Iterations of a window.
     window: usize,
 }
 
-impl<M: LearnerModel> Stepping<M> {
+/// A batch of training.
+pub(super) type Batch<M> = <M as TrainStep>::Input;
+type Output<M> = <M as TrainStep>::Output;
+
+impl<'a, M: LearnerModel> Stepping<'a, M> {
     pub(super) fn new(
+        settings: &'a Settings<Batch<M>>,
         model: M,
-        optim: ReleaseOptimizer,
-        parts: Parts,
-        monitor: StepMonitor,
+        Parts { optim, scheduler }: Parts,
         grad_accumulation: Option<usize>,
     ) -> Self {
         let handover = Handover::default();
         Self {
+            settings,
             model: Some(model),
-            optim,
-            scheduler: parts.scheduler,
+            scheduler,
             // As in Burn, before the first step.
             lr: 0.0.into(),
-            accumulator: ReleaseAccumulator::new(),
-            user_optim: handover.optimizer(parts.optim),
+            accumulator: optim.accumulator(),
+            user_optim: handover.optimizer(expect(optim.own_optimizer())),
+            optim,
             handover,
-            monitor,
             window: grad_accumulation.unwrap_or(1),
         }
     }
@@ -74,6 +79,7 @@ impl<M: LearnerModel> Stepping<M> {
             log::info!("Iteration {iteration}");
 
             let progress = iterator.progress();
+            self.settings.monitor.begin();
             accumulated += 1;
             // Burn steps with the gradients of an incomplete window when the data end.
             let output = if accumulated < self.window && !progress.is_completed() {
@@ -83,49 +89,76 @@ impl<M: LearnerModel> Stepping<M> {
                 self.step(item, iteration)
             };
             events.trained(output, progress, iteration, self.lr.clone());
-            if events.interrupter.should_stop() {
+            let at = || format!("the end of iteration {iteration} of epoch {epoch}");
+            let processes = &self.settings.processes;
+            if processes.should_stop(at, &events.interrupter) {
                 break;
             }
         }
         // The sums of a window that was interrupted are dropped, as in Burn.
         drop(self.accumulator.grads());
-        self.model = self.model.take().map(ordinary);
+        let model = ordinary(self.take_model());
+        self.model = Some(self.settings.processes.shared(model));
     }
 
     /// An iteration that is not the last of its window.
-    fn accumulate(
-        &mut self,
-        item: <M as TrainStep>::Input,
-        iteration: usize,
-    ) -> <M as TrainStep>::Output {
-        let model = self.accumulator.arm(self.model.take().expect(THERE));
+    fn accumulate(&mut self, item: Batch<M>, iteration: usize) -> Output<M> {
+        let model = self.take_model();
+        let model = self.accumulator.arm(model);
         let output = TrainStep::step(&model, item);
         self.accumulator.accumulate_if_any(&model, output.grads);
         self.model = Some(model);
-        self.monitor.end(iteration, None);
+        self.settings.monitor.end(iteration, None);
         output.item
     }
 
     /// An optimizer step, with the sums of the iterations before this one.
-    fn step(
-        &mut self,
-        item: <M as TrainStep>::Input,
-        iteration: usize,
-    ) -> <M as TrainStep>::Output {
+    fn step(&mut self, item: Batch<M>, iteration: usize) -> Output<M> {
         self.lr = self.scheduler.step();
         let (lr, sums) = (self.lr.clone(), self.accumulator.grads());
-        let model = self.model.take().expect(THERE);
-        let model = self.optim.arm_accumulated(lr.clone(), model, sums);
-        let output = TrainStep::step(&model, item);
+        let (model, output) = match (self.settings.again)(&item) {
+            Some(again) => self.two_passes(sums, item, again),
+            None => {
+                let model = self.take_model();
+                let model = self.optim.arm_accumulated(lr.clone(), model, sums);
+                let output = TrainStep::step(&model, item);
+                (model, output)
+            }
+        };
         let handed_over = self
             .optim
             .hand_over(&lr, &model, output.grads, &self.handover);
         let (marks, report) = expect(handed_over);
-        self.monitor
+        self.settings
+            .monitor
             .end(iteration, Some((report.clone(), lr.base())));
         let model = model.optimize(&mut self.user_optim, lr, marks);
         self.model = Some(expect(self.optim.take_back(model, report, &self.handover)));
         output.item
+    }
+
+    /// Measures the norm of all gradients in one pass, and steps in another, unless a gradient has
+    /// overflowed.
+    fn two_passes(
+        &mut self,
+        sums: GradientsParams,
+        item: Batch<M>,
+        again: Batch<M>,
+    ) -> (M, TrainOutput<Output<M>>) {
+        let model = self.take_model();
+        let armed = self.optim.try_arm_to_measure(model, sums);
+        let model = expect(armed.map_err(ReleaseError::from));
+        let (first, passes) = TwoPasses::first(&model, || TrainStep::step(&model, item));
+        let measured = expect(self.optim.try_measured(&model, first.grads));
+        let item = first.item;
+        if !measured.is_finite() {
+            let grads = GradientsParams::new();
+            return (model, TrainOutput { grads, item });
+        }
+        drop(item);
+        let model = self.optim.arm(self.lr.clone(), model);
+        let output = passes.second(&model, || TrainStep::step(&model, again));
+        (model, output)
     }
 
     /// Validates one epoch.
@@ -158,14 +191,23 @@ impl<M: LearnerModel> Stepping<M> {
         }
     }
 
-    /// The learner between two epochs, for a checkpoint.
-    pub(super) fn learner(&self) -> Learner<M> {
-        let optim = expect(self.optim.own_optimizer());
-        Learner::new(self.model().clone(), optim, self.scheduler.clone())
+    /// The learner between two epochs, for a checkpoint: on the first process.
+    pub(super) fn learner(&self) -> Option<Learner<M>> {
+        let optim = self.settings.processes.whole_optimizer(&self.optim)?;
+        let optim = to_save(optim, self.optim.gradient_record(), &self.settings.device);
+        Some(Learner::new(
+            self.model().clone(),
+            optim,
+            self.scheduler.clone(),
+        ))
     }
 
     pub(super) fn into_model(self) -> M {
         self.model.expect(THERE)
+    }
+
+    fn take_model(&mut self) -> M {
+        self.model.take().expect(THERE)
     }
 
     fn model(&self) -> &M {

@@ -39,9 +39,7 @@ impl<O: IntoModuleOptimizer> WithGradientRelease for O {
     message = "gradient release steps Burn's `ModuleOptimizer`, not `{Self}`",
     label = "not a `ModuleOptimizer`",
     note = "`init()` makes one from an optimizer's configuration; L-BFGS has none, as it needs all \
-            gradients of a step at once, several times",
-    note = "`release_learner` takes the optimizer from before `with_gradient_release()`: the \
-            learner's strategy adds gradient release itself"
+            gradients of a step at once, several times"
 )]
 pub trait IntoModuleOptimizer {
     /// The optimizer.
@@ -51,6 +49,12 @@ pub trait IntoModuleOptimizer {
 impl IntoModuleOptimizer for ModuleOptimizer {
     fn into_module_optimizer(self) -> ModuleOptimizer {
         self
+    }
+}
+
+impl From<ModuleOptimizer> for ReleaseOptimizer {
+    fn from(optim: ModuleOptimizer) -> Self {
+        Self::new(optim)
     }
 }
 
@@ -80,11 +84,11 @@ impl IntoModuleOptimizer for ModuleOptimizer {
 #[derive(Debug)]
 pub struct ReleaseOptimizer {
     pub(super) session: Arc<Session>,
-    first_pass: FirstPass,
+    pub(super) first_pass: FirstPass,
     /// No state was loaded and no step was taken.
     is_fresh: bool,
     /// Groups that must match a parameter of the model.
-    groups: Vec<ParamGroup>,
+    pub(super) groups: Vec<ParamGroup>,
     /// Boxed, because errors return the optimizer by value.
     last_step: Option<Box<StepReport>>,
 }

@@ -1,8 +1,18 @@
 //! Checkpoints are Burn's own: either strategy resumes what the other has saved.
 
-use burn_lean::FirstPass;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
 
-use super::harness::{Directory, Mode, Net, Training, User};
+use burn::train::checkpoint::{
+    Checkpoint, Checkpointer, CheckpointerError, CheckpointingStrategy, FileCheckpointer,
+    KeepLastNCheckpoints,
+};
+use burn_lean::FirstPass;
+use burn_lean::train::{BlockingCheckpointingStrategy, release_learner};
+
+use super::harness::{Directory, Mode, Net, OnStep, Training, User, rates};
 use crate::harness::{adamw, assert_bits, flex};
 
 /// Saved by one, resumed by the other, and on from there to the weights of the run in one piece.
@@ -70,4 +80,65 @@ fn either_resumes_the_other() {
             assert_bits(&resumed.last, &expected.last, &what);
         }
     }
+}
+
+/// Takes its time to write.
+struct Slow {
+    files: FileCheckpointer,
+    writing: Arc<AtomicUsize>,
+}
+
+impl<R: Checkpoint> Checkpointer<R> for Slow {
+    fn save(&self, epoch: usize, record: R) -> Result<(), CheckpointerError> {
+        self.writing.fetch_add(1, Ordering::SeqCst);
+        sleep(Duration::from_millis(300));
+        let saved = self.files.save(epoch, record);
+        self.writing.fetch_sub(1, Ordering::SeqCst);
+        saved
+    }
+
+    fn delete(&self, epoch: usize) -> Result<(), CheckpointerError> {
+        Checkpointer::<R>::delete(&self.files, epoch)
+    }
+
+    fn restore(&self, epoch: usize) -> Result<R, CheckpointerError> {
+        self.files.restore(epoch)
+    }
+}
+
+/// The number of steps that were taken while a checkpoint was written, and the files.
+fn steps_while_writing(strategy: impl CheckpointingStrategy + 'static) -> (usize, Vec<String>) {
+    let writing = Arc::new(AtomicUsize::new(0));
+    let meanwhile = Arc::new(AtomicUsize::new(0));
+    let (seen, counted) = (writing.clone(), meanwhile.clone());
+    let on_step = OnStep(Arc::new(move |_| {
+        let is_writing = seen.load(Ordering::SeqCst) > 0;
+        counted.fetch_add(usize::from(is_writing), Ordering::SeqCst);
+    }));
+    let training = Training::without_third_use(User {
+        on_step,
+        ..User::default()
+    });
+    let folder = training.directory.path().join("checkpoint");
+    let slow = |part| Slow {
+        files: FileCheckpointer::new(&folder, part),
+        writing: writing.clone(),
+    };
+    let supervised = training
+        .supervised(Mode::Released)
+        .with_custom_checkpointers(slow("model"), slow("optim"), slow("scheduler"))
+        .with_checkpointing_strategy(strategy);
+    supervised.launch(release_learner(training.model.clone(), adamw(), rates()));
+    let meanwhile = meanwhile.load(Ordering::SeqCst);
+    (meanwhile, training.directory.checkpoints())
+}
+
+#[test]
+fn training_waits_for_checkpoints_if_asked() {
+    let (meanwhile, expected) = steps_while_writing(KeepLastNCheckpoints::new(2));
+    assert!(meanwhile > 0, "Burn goes on");
+    let blocking = BlockingCheckpointingStrategy::new(KeepLastNCheckpoints::new(2));
+    let (meanwhile, found) = steps_while_writing(blocking);
+    assert_eq!(meanwhile, 0);
+    assert_eq!(found, expected);
 }

@@ -2,6 +2,7 @@
 //! optimizer.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use burn::data::dataloader::batcher::Batcher;
@@ -12,17 +13,23 @@ use burn::lr_scheduler::module_lr_scheduler::{ModuleLearningRate, ModuleLrSchedu
 use burn::module::{Module, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn::train::checkpoint::KeepLastNCheckpoints;
 use burn::train::metric::{LearningRateMetric, LossMetric};
 use burn::train::{
     InferenceStep, Interrupter, Learner, MetricEarlyStoppingStrategy, RegressionOutput,
     SupervisedTraining, TrainOutput, TrainStep,
 };
-use burn_lean::FirstPass;
-use burn_lean::train::metric::{AppliedLearningRateMetric, ReleasedMetric};
-use burn_lean::train::resume::{ResumedDataLoader, checked_checkpointers_of_run};
-use burn_lean::train::{GradientReleaseStrategy, StepMonitor, release_learner};
+use burn_lean::train::metric::{
+    AppliedLearningRateMetric, GradNormMetric, PeakMemoryMetric, ReleasedMetric,
+};
+use burn_lean::train::resume::{
+    ResumedDataLoader, checked_checkpointers, checked_checkpointers_of_run,
+};
+use burn_lean::train::{GradientReleaseStrategy, PeakMemory, StepMonitor, release_learner};
+use burn_lean::{
+    DataParallel, FirstPass, LossScaler, ReleaseOptimizer, Replicas, WithGradientRelease,
+};
 use tempfile::TempDir;
 
 use crate::harness::{Bits, adamw, assert_bits, bits, flex, numbers, seeded};
@@ -61,6 +68,24 @@ pub(super) struct User {
     pub(super) seen: Arc<Mutex<Vec<Bits>>>,
     /// Called in every training step.
     pub(super) on_step: OnStep,
+    /// Changes gradients before the step, by hand: for a stock training.
+    pub(super) by_hand: Option<Arc<dyn ByHand>>,
+    /// Scales the loss.
+    pub(super) scaler: Option<LossScaler>,
+    /// The head is in this type, and not in f32.
+    pub(super) half: Option<DType>,
+    /// Multiplies the residuals of training, for large gradients.
+    pub(super) residuals: Option<f64>,
+}
+
+/// What plain Burn does with all gradients at hand.
+pub(super) trait ByHand: Send + Sync {
+    /// The scale of the loss.
+    fn scale(&self) -> f64 {
+        1.0
+    }
+
+    fn change(&self, model: &Net, grads: &mut GradientsParams);
 }
 
 /// Told how many training steps there were before.
@@ -142,8 +167,17 @@ impl Batcher<usize, Batch> for Batches {
     }
 }
 
-fn loader(batches: usize, shuffle: Option<u64>) -> Arc<dyn DataLoader<Batch>> {
-    let items = (1..=2 * batches).collect();
+/// Loads these batches, or those of a replica.
+fn loader(
+    batches: usize,
+    shuffle: Option<u64>,
+    replicas: Option<&Replicas>,
+) -> Arc<dyn DataLoader<Batch>> {
+    let is_own = |item: &usize| {
+        let batch = (item - 1) / 2;
+        replicas.is_none_or(|replicas| batch % replicas.size() == replicas.rank())
+    };
+    let items = (1..=2 * batches).filter(is_own).collect();
     let builder = DataLoaderBuilder::new(Batches).batch_size(2);
     match shuffle {
         Some(seed) => builder.shuffle(seed),
@@ -197,7 +231,13 @@ impl Net {
     }
 
     fn output(&self, batch: &Batch) -> RegressionOutput {
-        let output = self.head.forward(self.hidden(batch));
+        let output = match self.user.half {
+            None => self.head.forward(self.hidden(batch)),
+            Some(half) => {
+                let hidden = self.hidden(batch).cast(half);
+                self.head.forward(hidden).cast(DType::F32)
+            }
+        };
         let targets = numbers([4, 1], batch.seed + 1, &batch.device);
         let loss = (output.clone() - targets.clone()).square().mean();
         RegressionOutput::new(loss, output, targets)
@@ -232,8 +272,17 @@ impl TrainStep for Net {
         };
         let step = self.note(&output);
         (self.user.on_step.0)(step);
-        let (loss, output, targets) = (output.loss, output.output, output.targets);
+        let (mut loss, output, targets) = (output.loss, output.output, output.targets);
+        if let Some(factor) = self.user.residuals {
+            let residuals = (output.clone() - targets.clone()) * factor;
+            loss = residuals.square().mean();
+        }
         let item = RegressionOutput::new(loss.clone().detach(), output.detach(), targets);
+        let loss = match (&self.user.scaler, &self.user.by_hand) {
+            (Some(scaler), _) => scaler.scale(loss),
+            (None, Some(by_hand)) => loss * by_hand.scale(),
+            (None, None) => loss,
+        };
         let mut grads = match self.user.step {
             Step::Skip | Step::SkipForward if step % 3 == 2 => GradientsParams::new(),
             _ => GradientsParams::from_grads(loss.backward(), self),
@@ -284,6 +333,9 @@ impl TrainStep for Net {
             }
             Optimize::DropGradients => drop(grads.remove::<2>(head)),
             _ => {}
+        }
+        if let Some(by_hand) = &user.by_hand {
+            by_hand.change(&model, &mut grads);
         }
         let copy = matches!(user.optimize, Optimize::KeepCopy).then(|| model.clone());
         let mut model = optim.step(lr, model, grads);
@@ -362,7 +414,30 @@ pub(super) struct Training {
     pub(super) early_stopping: Option<MetricEarlyStoppingStrategy>,
     pub(super) interrupter: Interrupter,
     pub(super) first_pass: FirstPass,
+    /// The settings of the released training's optimizer.
+    pub(super) settings: Settings,
+    pub(super) has_two_passes: bool,
+    /// Batches in an epoch, of all replicas.
+    pub(super) batches: usize,
+    /// The replicas that train, and the folder of their checkpoints.
+    pub(super) replicas: Option<(DataParallel, PathBuf)>,
     pub(super) directory: Directory,
+}
+
+pub(super) type Settings = Arc<dyn Fn(ReleaseOptimizer) -> ReleaseOptimizer>;
+
+/// A peak of one MiB for each reset so far.
+#[derive(Default)]
+struct Resets(AtomicU64);
+
+impl PeakMemory for Resets {
+    fn reset_peak(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn peak_bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed) << 20
+    }
 }
 
 /// The folder given to `SupervisedTraining::new`.
@@ -467,6 +542,10 @@ impl Training {
             early_stopping: None,
             interrupter: Interrupter::new(),
             first_pass: FirstPass::default(),
+            settings: Arc::new(|optim| optim),
+            has_two_passes: false,
+            batches: BATCHES,
+            replicas: None,
             directory: Directory::temporary(),
         }
     }
@@ -487,9 +566,16 @@ impl Training {
             },
             ..model
         };
+        let model = match &self.replicas {
+            Some((parallel, _)) => parallel.broadcast(model).unwrap(),
+            None => model,
+        };
         let learner = match mode {
             Mode::Stock => Learner::new(model, (self.optim)(), (self.scheduler)()),
-            _ => release_learner(model, (self.optim)(), (self.scheduler)()),
+            _ => {
+                let optim = (self.settings)((self.optim)().with_gradient_release());
+                release_learner(model, optim, (self.scheduler)())
+            }
         };
         let result = self.supervised(mode).launch(learner);
         let run = Run {
@@ -505,18 +591,22 @@ impl Training {
     }
 
     pub(super) fn supervised(&self, mode: Mode) -> SupervisedTraining<Net> {
-        let monitor = StepMonitor::new();
-        let mut train = loader(BATCHES, self.shuffle);
+        let monitor = StepMonitor::new().with_memory(Resets::default());
+        let parallel = self.replicas.as_ref().map(|(parallel, _)| parallel);
+        let replicas = parallel.map(DataParallel::replicas);
+        let mut train = loader(self.batches, self.shuffle, replicas);
         if let Some(epoch) = self.checkpoint {
             train = ResumedDataLoader::new(train, epoch + 1);
         }
-        let valid = loader(2, None);
+        let valid = loader(2, None, None);
         let mut training = SupervisedTraining::new(self.directory.path(), train, valid)
             .with_application_logger(None)
             .with_interrupter(self.interrupter.clone())
             .metrics((LossMetric::new(), LearningRateMetric::new()))
             .metric_train_numeric(ReleasedMetric::new(&monitor))
             .metric_train_numeric(AppliedLearningRateMetric::new(&monitor))
+            .metric_train_numeric(GradNormMetric::new(&monitor))
+            .metric_train_numeric(PeakMemoryMetric::new(&monitor))
             .num_epochs(self.epochs);
         if let Some(window) = self.accumulation {
             training = training.grads_accumulation(window);
@@ -524,6 +614,9 @@ impl Training {
         if self.saves {
             let keep = KeepLastNCheckpoints::new(self.epochs);
             training = match self.of_run {
+                None if let Some((_, folder)) = &self.replicas => {
+                    checked_checkpointers(training, folder)
+                }
                 None => training.with_default_checkpointers(),
                 Some(run) => checked_checkpointers_of_run(training, self.directory.path(), run),
             };
@@ -537,10 +630,16 @@ impl Training {
         }
         match mode {
             Mode::Released => {
-                let strategy = GradientReleaseStrategy::new(self.device.clone())
+                let mut strategy = GradientReleaseStrategy::new(self.device.clone())
                     .with_monitor(monitor)
                     .with_first_pass(self.first_pass);
-                training.with_training_strategy(strategy.into())
+                if let Some(parallel) = parallel {
+                    strategy = strategy.with_replicas(parallel.clone());
+                }
+                training.with_training_strategy(match self.has_two_passes {
+                    true => strategy.with_two_passes().into(),
+                    false => strategy.into(),
+                })
             }
             _ => {
                 let strategy = burn::train::ExecutionStrategy::single(self.device.clone());

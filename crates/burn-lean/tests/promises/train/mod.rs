@@ -2,10 +2,12 @@
 
 mod checkpoints;
 mod equality;
+mod gradients;
 mod harness;
 mod killed;
 mod metrics;
 mod peak;
+mod replicas;
 mod resume;
 mod selection;
 mod user_code;

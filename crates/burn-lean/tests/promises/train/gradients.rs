@@ -1,0 +1,588 @@
+//! Settings of the optimizer that change gradients: the weights and losses are those of Burn's own
+//! strategy, whose `TrainStep::optimize` does the same by hand, in one run and resumed.
+
+use std::sync::{Arc, Mutex};
+
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
+use burn::optim::{AdamWConfig, GradientsParams, SgdConfig};
+use burn::tensor::{DType, Tensor};
+use burn::train::Learner;
+use burn_lean::optim::{Bf16Weights, InOnePass, MasterWeights24};
+use burn_lean::train::release_learner;
+use burn_lean::{
+    AdaptiveClippingConfig, Alone, AutoClipConfig, DataParallel, FirstPass, LossScaler,
+    LossScalerConfig, MixedPrecision, NormClipping, ReleaseOptimizer, Replicas,
+    WithGradientRelease, ZClipConfig,
+};
+use lean_arithmetic::clipping::{AutoClip, AutoClipRule, ZClip, ZClipRule};
+
+use super::harness::{BATCHES, ByHand, Directory, Mode, Net, Run, Training, User, rates};
+use crate::clipping::by_hand::{clip_global, global_norm, scale};
+use crate::harness::{adamw, assert_bits, bits};
+use crate::small::panic_of;
+
+const EPOCHS: usize = 4;
+const MAX_NORM: f64 = 0.5;
+
+/// A gradient by hand for each parameter that has one; `None` leaves it out.
+trait EachGradient {
+    fn change<const D: usize>(
+        &mut self,
+        param: &Param<Tensor<D>>,
+        grad: Tensor<D>,
+    ) -> Option<Tensor<D>>;
+}
+
+fn each(model: &Net, grads: &mut GradientsParams, change: &mut impl EachGradient) {
+    struct Each<'a, C>(&'a mut GradientsParams, &'a mut C);
+    impl<C: EachGradient> ModuleVisitor for Each<'_, C> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let grad = self.0.remove::<D>(param.id);
+            if let Some(grad) = grad.and_then(|grad| self.1.change(param, grad)) {
+                self.0.register(param.id, grad);
+            }
+        }
+    }
+    model.visit(&mut Each(grads, change));
+}
+
+fn squares<const D: usize>(tensor: &Tensor<D>) -> f64 {
+    let sum = tensor.clone().square().sum().into_data();
+    sum.iter::<f64>().next().unwrap()
+}
+
+struct GlobalNorm;
+
+impl ByHand for GlobalNorm {
+    fn change(&self, model: &Net, grads: &mut GradientsParams) {
+        clip_global(model, grads, MAX_NORM);
+    }
+}
+
+/// By the distance from earlier norms. The rule's numbers are the paper's (`clipping::reference`).
+#[derive(Default)]
+struct BySpikes(Mutex<ZClip>);
+
+const SPIKES: ZClipRule = ZClipRule {
+    alpha: 0.9,
+    z_threshold: 0.5,
+    warm_up: 3,
+};
+
+impl ByHand for BySpikes {
+    fn change(&self, model: &Net, grads: &mut GradientsParams) {
+        let mut rule = self.0.lock().unwrap();
+        let norm = global_norm(model, grads);
+        let target = rule.target(&SPIKES, norm);
+        if target < norm {
+            scale(model, grads, target / norm);
+        }
+        rule.observe(&SPIKES, target);
+    }
+}
+
+/// By a quantile of the norms of each gradient so far.
+#[derive(Default)]
+struct ByQuantiles(Mutex<AutoClip>);
+
+const QUANTILES: AutoClipRule = AutoClipRule {
+    percentile: 25.0,
+    history: 10,
+};
+
+impl ByHand for ByQuantiles {
+    fn change(&self, model: &Net, grads: &mut GradientsParams) {
+        struct Clip<'a>(&'a mut AutoClip);
+        impl EachGradient for Clip<'_> {
+            fn change<const D: usize>(
+                &mut self,
+                param: &Param<Tensor<D>>,
+                grad: Tensor<D>,
+            ) -> Option<Tensor<D>> {
+                let norm = squares(&grad).sqrt();
+                let coefficient = self.0.coefficient(&QUANTILES, param.id.val(), norm);
+                Some(match coefficient < 1.0 {
+                    true => grad * coefficient,
+                    false => grad,
+                })
+            }
+        }
+        each(model, grads, &mut Clip(&mut self.0.lock().unwrap()));
+    }
+}
+
+/// By the norms of the weights of each output.
+struct ByUnits;
+
+impl ByHand for ByUnits {
+    fn change(&self, model: &Net, grads: &mut GradientsParams) {
+        struct Clip;
+        impl EachGradient for Clip {
+            fn change<const D: usize>(
+                &mut self,
+                param: &Param<Tensor<D>>,
+                grad: Tensor<D>,
+            ) -> Option<Tensor<D>> {
+                let norms = |tensor: Tensor<D>| tensor.square().sum_dim(0).sqrt();
+                let allowed = norms(param.val().inner()).clamp_min(1e-3) * 0.05;
+                let norms = norms(grad.clone()).clamp_min(1e-6);
+                Some(grad * (allowed / norms).clamp_max(1.0))
+            }
+        }
+        each(model, grads, &mut Clip);
+    }
+}
+
+/// The scale of a loss, which is so high that gradients overflow now and then.
+struct Scaled {
+    /// A gradient that has overflowed skips the step of all parameters.
+    skips_all: bool,
+    max_norm: Option<f64>,
+    state: Mutex<(f64, usize)>,
+    skipped: Mutex<Vec<usize>>,
+}
+
+const FIRST_SCALE: f64 = (1_u128 << 126) as f64;
+const GROWTH_INTERVAL: usize = 3;
+
+fn scaled(skips_all: bool, max_norm: Option<f64>) -> Scaled {
+    Scaled {
+        skips_all,
+        max_norm,
+        state: Mutex::new((FIRST_SCALE, 0)),
+        skipped: Mutex::default(),
+    }
+}
+
+impl ByHand for Scaled {
+    fn scale(&self) -> f64 {
+        self.state.lock().unwrap().0
+    }
+
+    fn change(&self, model: &Net, grads: &mut GradientsParams) {
+        struct Unscale(f64, usize);
+        impl EachGradient for Unscale {
+            fn change<const D: usize>(
+                &mut self,
+                _: &Param<Tensor<D>>,
+                grad: Tensor<D>,
+            ) -> Option<Tensor<D>> {
+                let grad = grad * self.0;
+                let is_finite = squares(&grad).is_finite();
+                self.1 += usize::from(!is_finite);
+                is_finite.then_some(grad)
+            }
+        }
+        let (current, good) = &mut *self.state.lock().unwrap();
+        let mut unscale = Unscale(1.0 / *current, 0);
+        each(model, grads, &mut unscale);
+        self.skipped.lock().unwrap().push(unscale.1);
+        *good += 1;
+        if unscale.1 > 0 {
+            (*current, *good) = (*current * 0.5, 0);
+            if self.skips_all {
+                *grads = GradientsParams::new();
+            }
+        } else if *good == GROWTH_INTERVAL {
+            (*current, *good) = ((*current * 2.0).min(FIRST_SCALE), 0);
+        }
+        if let Some(max_norm) = self.max_norm {
+            clip_global(model, grads, max_norm);
+        }
+    }
+}
+
+fn scaler() -> LossScaler {
+    LossScalerConfig::new()
+        .with_init_scale(FIRST_SCALE)
+        .with_growth_interval(GROWTH_INTERVAL)
+        .init()
+}
+
+/// A setting, and what plain Burn does by hand.
+struct Case {
+    what: &'static str,
+    clipping: Option<NormClipping>,
+    is_scaled: bool,
+    has_two_passes: bool,
+    by_hand: Arc<dyn ByHand>,
+}
+
+impl Case {
+    fn clips(what: &'static str, clipping: NormClipping, by_hand: impl ByHand + 'static) -> Self {
+        Self {
+            what,
+            clipping: Some(clipping),
+            is_scaled: false,
+            has_two_passes: clipping.needs_two_passes(),
+            by_hand: Arc::new(by_hand),
+        }
+    }
+
+    /// For gradients that overflow.
+    fn residuals(&self) -> Option<f64> {
+        self.is_scaled.then_some(8.0)
+    }
+
+    /// A new optimizer, as of a new process.
+    fn released(&self, training: &Training) -> Training {
+        let scaler = self.is_scaled.then(scaler);
+        let (clipping, held) = (self.clipping, scaler.clone());
+        Training {
+            model: Net {
+                user: User {
+                    scaler,
+                    residuals: self.residuals(),
+                    ..User::default()
+                },
+                ..training.model.clone()
+            },
+            settings: Arc::new(move |mut optim: ReleaseOptimizer| {
+                if let Some(clipping) = clipping {
+                    optim = optim.with_norm_clipping(clipping);
+                }
+                if let Some(scaler) = &held {
+                    optim = optim.with_loss_scaler(scaler.clone());
+                }
+                optim
+            }),
+            has_two_passes: self.has_two_passes,
+            directory: training.directory.clone(),
+            ..training.clone()
+        }
+    }
+
+    fn stock(&self, training: &Training) -> Run {
+        let training = Training {
+            model: Net {
+                user: User {
+                    by_hand: Some(self.by_hand.clone()),
+                    residuals: self.residuals(),
+                    ..User::default()
+                },
+                ..training.model.clone()
+            },
+            ..training.clone()
+        };
+        training.run(Mode::Stock)
+    }
+}
+
+fn cases() -> Vec<Case> {
+    let auto_clip = AutoClipConfig::new()
+        .with_percentile(QUANTILES.percentile)
+        .with_history(QUANTILES.history);
+    let adaptive = AdaptiveClippingConfig::new().with_clip_factor(0.05);
+    let z_clip = ZClipConfig::new()
+        .with_alpha(SPIKES.alpha)
+        .with_z_threshold(SPIKES.z_threshold)
+        .with_warm_up(SPIKES.warm_up);
+    let global = NormClipping::GlobalNorm { max_norm: MAX_NORM };
+    let scaling = |what, skips_all, max_norm: Option<f64>| Case {
+        what,
+        clipping: max_norm.map(|max_norm| NormClipping::GlobalNorm { max_norm }),
+        is_scaled: true,
+        has_two_passes: skips_all,
+        by_hand: Arc::new(scaled(skips_all, max_norm)),
+    };
+    vec![
+        Case::clips("global norm", global, GlobalNorm),
+        Case::clips("ZClip", NormClipping::ZClip(z_clip), BySpikes::default()),
+        Case::clips(
+            "AutoClip",
+            NormClipping::AutoClip(auto_clip),
+            ByQuantiles::default(),
+        ),
+        Case::clips("AGC", NormClipping::Adaptive(adaptive), ByUnits),
+        scaling("loss scaling in one pass", false, None),
+        scaling("loss scaling in two passes", true, None),
+        scaling("loss scaling and the global norm", true, Some(MAX_NORM)),
+    ]
+}
+
+/// The losses of the training, each once: of two passes, both have one.
+fn once(mut losses: Vec<u32>) -> Vec<u32> {
+    losses.dedup();
+    losses
+}
+
+/// Each setting over four epochs, with and without windows, in one run and resumed after two: the
+/// second process knows only the checkpoint.
+#[test]
+fn changed_as_in_plain_burn_by_hand() {
+    for accumulation in [None, Some(3)] {
+        let training = Training {
+            epochs: EPOCHS,
+            shuffle: Some(7),
+            accumulation,
+            first_pass: FirstPass::Exact,
+            ..Training::new(adamw)
+        };
+        for case in cases() {
+            let what = format!("{}, windows {accumulation:?}", case.what);
+            let mut unchanged = training.clone();
+            unchanged.model.user.residuals = case.residuals();
+            let unchanged = unchanged.run(Mode::Stock);
+            let expected = case.stock(&training);
+            assert_ne!(expected.last, unchanged.last, "{what}: nothing has changed");
+            let losses = once(expected.losses);
+
+            let found = case.released(&training).run(Mode::Released);
+            assert_eq!(once(found.losses), losses, "{what}");
+            assert_bits(&found.last, &expected.last, &what);
+
+            let begun = Training {
+                epochs: EPOCHS / 2,
+                saves: true,
+                directory: Directory::temporary(),
+                ..training.clone()
+            };
+            case.released(&begun).run(Mode::Released);
+            let resumed = Training {
+                epochs: EPOCHS,
+                checkpoint: Some(EPOCHS / 2),
+                ..begun
+            };
+            let resumed = case.released(&resumed).run(Mode::Released);
+            let resumed_losses = once(resumed.losses);
+            let done = losses.len() - resumed_losses.len();
+            assert_eq!(done, losses.len() / 2, "{what}");
+            assert_eq!(resumed_losses, losses[done..], "{what}, resumed");
+            assert_bits(&resumed.last, &expected.last, &format!("{what}, resumed"));
+        }
+    }
+}
+
+/// The scale rises and falls, and some steps are skipped in part.
+#[test]
+fn gradients_overflow_now_and_then() {
+    let training = Training {
+        epochs: EPOCHS,
+        ..Training::new(adamw)
+    };
+    let by_hand = Arc::new(scaled(false, None));
+    let case = Case {
+        what: "loss scaling",
+        clipping: None,
+        is_scaled: true,
+        has_two_passes: false,
+        by_hand: by_hand.clone(),
+    };
+    case.stock(&training);
+    let skipped = by_hand.skipped.lock().unwrap();
+    let steps = |count: fn(usize) -> bool| skipped.iter().filter(|found| count(**found)).count();
+    assert!(steps(|skipped| skipped == 0) > 3, "{skipped:?}");
+    assert!(
+        steps(|skipped| skipped > 0 && skipped < 14) > 0,
+        "{skipped:?}"
+    );
+}
+
+/// Adds up the gradients of windows in f32, also of weights in half precision.
+struct SumsInF32 {
+    window: usize,
+    sums: Mutex<(usize, GradientsParams)>,
+}
+
+impl ByHand for SumsInF32 {
+    fn change(&self, model: &Net, grads: &mut GradientsParams) {
+        struct Add<'a>(&'a mut GradientsParams);
+        impl EachGradient for Add<'_> {
+            fn change<const D: usize>(
+                &mut self,
+                param: &Param<Tensor<D>>,
+                grad: Tensor<D>,
+            ) -> Option<Tensor<D>> {
+                let grad = grad.cast(DType::F32);
+                let sum = match self.0.remove::<D>(param.id) {
+                    Some(sum) => sum + grad,
+                    None => grad,
+                };
+                self.0.register(param.id, sum);
+                None
+            }
+        }
+        let (count, sums) = &mut *self.sums.lock().unwrap();
+        each(model, grads, &mut Add(sums));
+        *count += 1;
+        if count.is_multiple_of(self.window) {
+            *grads = std::mem::take(sums);
+        }
+    }
+}
+
+/// Nothing is rounded between the sum of micro-batches and the step.
+#[test]
+fn an_optimizer_gets_gradients_in_f32() {
+    let in_five_bytes = || {
+        let head = Bf16Weights::new(
+            AdamWConfig::new().in_one_pass(),
+            MasterWeights24 { seed: 7 },
+        );
+        adamw().with_group(ParamGroup::from_predicate("head"), head, None)
+    };
+    let half = DType::BF16;
+    for window in [1, 3] {
+        let mut training = Training {
+            batches: 60,
+            scheduler: || 0.01.into(),
+            ..Training::new(in_five_bytes)
+        };
+        let head = training.model.head;
+        training.model.head = MixedPrecision::bf16().cast(head).unwrap();
+        training.model.user.half = Some(half);
+        let mut stock = training.clone();
+        stock.model.user.by_hand = Some(Arc::new(SumsInF32 {
+            window,
+            sums: Mutex::default(),
+        }));
+        let expected = stock.run(Mode::Stock);
+        training.accumulation = Some(window);
+        training.settings = Arc::new(ReleaseOptimizer::with_f32_gradients);
+        let found = training.run(Mode::Released);
+        assert_bits(&found.last, &expected.last, &format!("windows of {window}"));
+        assert_eq!(found.losses, expected.losses);
+    }
+}
+
+fn clipping() -> Training {
+    let clipping = NormClipping::GlobalNorm { max_norm: MAX_NORM };
+    Training {
+        settings: Arc::new(move |optim| optim.with_norm_clipping(clipping)),
+        has_two_passes: true,
+        ..Training::new(adamw)
+    }
+}
+
+/// The first number that a metric has logged.
+fn first_logged(training: &Training, metric: &str) -> f64 {
+    let lines = training.directory.logged(1, metric);
+    lines[0].split(',').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn the_norm_and_the_peak_are_metrics() {
+    // The first two items make the first batch.
+    let model = Training::new(adamw).model;
+    let norm = global_norm(&model, &model.gradients());
+    let measured = Training {
+        settings: Arc::new(ReleaseOptimizer::with_grad_norm),
+        ..Training::new(adamw)
+    };
+    for training in [clipping(), measured] {
+        training.run(Mode::Released);
+        assert_eq!(first_logged(&training, "Gradient Norm"), norm);
+        let peaks = training.directory.logged(2, "Peak Memory");
+        let peaks = peaks.iter().filter(|line| !line.ends_with("final"));
+        let peaks = peaks.map(|line| line.split(',').next().unwrap().parse::<f64>().unwrap());
+        // The peak is reset before each iteration.
+        let expected = (BATCHES + 1..=2 * BATCHES).map(|reset| reset as f64);
+        assert!(peaks.eq(expected));
+    }
+}
+
+/// No parameter after the gradient that is not finite has changed, and the path is named.
+#[test]
+fn a_gradient_that_is_not_finite_stops_the_training() {
+    let mut training = Training {
+        settings: Arc::new(ReleaseOptimizer::with_non_finite_stop),
+        ..Training::without_third_use(User::default())
+    };
+    training.run(Mode::Released);
+    let head = training.model.head.weight;
+    training.model.head.weight = head.map(|weight| (weight * f32::NAN).detach().require_grad());
+    let text = panic_of(|| training.run(Mode::Released))
+        .map(drop)
+        .unwrap_err();
+    assert!(text.contains("is not finite"), "{text}");
+}
+
+/// Groups of the optimizer with release are those of the training, and one without a parameter is
+/// refused.
+#[test]
+fn groups_of_the_optimizer() {
+    let sgd = || SgdConfig::new().build();
+    let grouped = |group: &'static str| Training {
+        settings: Arc::new(move |optim: ReleaseOptimizer| {
+            optim.with_group(ParamGroup::from_predicate(group), sgd(), None)
+        }),
+        ..Training::new(adamw)
+    };
+    let expected = Training::new(|| {
+        let query = ParamGroup::from_predicate("query");
+        adamw().with_group(query, SgdConfig::new().build(), None)
+    });
+    let found = grouped("query").run(Mode::Released);
+    found.assert_same(&expected.run(Mode::Stock), "groups");
+    let text = panic_of(|| grouped("nothing").run(Mode::Released)).map(drop);
+    let text = text.unwrap_err();
+    assert!(text.contains("nothing"), "{text}");
+}
+
+/// An optimizer that was trained with before goes on, with its states and averages.
+#[test]
+fn an_optimizer_that_was_used_before() {
+    let clipping = AutoClipConfig::new()
+        .with_percentile(QUANTILES.percentile)
+        .with_history(QUANTILES.history);
+    let used = |training: &Training, optim: &mut dyn FnMut(Net, GradientsParams) -> Net| {
+        let mut model = training.model.clone();
+        for _ in 0..5 {
+            let grads = model.gradients();
+            model = optim(model, grads);
+        }
+    };
+    let mut stock = Training::new(adamw);
+    let (by_hand, mut optim) = (Arc::new(ByQuantiles::default()), adamw());
+    used(&stock, &mut |model, mut grads| {
+        by_hand.change(&model, &mut grads);
+        optim.step(0.01, model, grads)
+    });
+    stock.model.user.by_hand = Some(by_hand);
+    let learner = Learner::new(stock.model.clone(), optim, rates());
+    let expected = bits(&stock.supervised(Mode::Stock).launch(learner).model);
+
+    let released = Training::new(adamw);
+    let optim = adamw().with_gradient_release();
+    let mut optim = optim.with_norm_clipping(NormClipping::AutoClip(clipping));
+    used(&released, &mut |model, grads| {
+        optim.step(0.01, model, grads)
+    });
+    let learner = release_learner(released.model.clone(), optim, rates());
+    let found = bits(&released.supervised(Mode::Released).launch(learner).model);
+    assert_bits(&found, &expected, "used before");
+}
+
+#[test]
+fn settings_that_a_strategy_does_not_have_are_refused() {
+    let refused = |training: Training, mode| {
+        let refused = panic_of(|| training.run(mode)).map(drop);
+        refused.unwrap_err()
+    };
+    let text = refused(clipping(), Mode::StockWithOurs);
+    for said in ["clipping by norms", "GradientReleaseStrategy"] {
+        assert!(text.contains(said), "{text}");
+    }
+    let in_one_pass = Training {
+        has_two_passes: false,
+        ..clipping()
+    };
+    let text = refused(in_one_pass, Mode::Released);
+    assert!(text.contains("with_two_passes"), "{text}");
+
+    let unscaled = Training {
+        settings: Arc::new(|optim| optim.with_loss_scaler(scaler())),
+        ..Training::new(adamw)
+    };
+    let text = refused(unscaled, Mode::Released);
+    assert!(text.contains("scale"), "{text}");
+
+    let replicas = Replicas::new(|| Ok(Alone)).unwrap();
+    let reduction = Arc::new(DataParallel::new(replicas));
+    let replicated = Training {
+        settings: Arc::new(move |optim| optim.with_reduction(reduction.clone())),
+        ..Training::new(adamw)
+    };
+    let text = refused(replicated, Mode::Released);
+    assert!(text.contains("with_replicas"), "{text}");
+}

@@ -1,0 +1,196 @@
+//! Replicas that train with the Learner have the weights of one process, which adds up the gradients
+//! of their shares.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use burn::optim::GradientsParams;
+use burn::train::metric::LossMetric;
+use burn::train::metric::store::{Aggregate, Direction, Split};
+use burn::train::{Interrupter, MetricEarlyStoppingStrategy, StoppingCondition};
+use burn_lean::train::INTERRUPTED_ELSEWHERE;
+use burn_lean::{DataParallel, FirstPass, NormClipping, Replicas, Threads};
+
+use super::harness::{ByHand, Directory, Mode, Net, OnStep, Run, Training, User};
+use crate::clipping::by_hand::{clip_global, scale};
+use crate::harness::{Bits, adamw, assert_bits};
+
+const EPOCHS: usize = 4;
+/// Batches of all replicas in an epoch.
+const ALL: usize = 8;
+
+/// Makes the mean over replicas of a sum, and clips it.
+struct Mean {
+    size: usize,
+    max_norm: Option<f64>,
+}
+
+impl ByHand for Mean {
+    fn change(&self, model: &Net, grads: &mut GradientsParams) {
+        // A power of two: the bits of a quotient.
+        scale(model, grads, 1.0 / self.size as f64);
+        if let Some(max_norm) = self.max_norm {
+            clip_global(model, grads, max_norm);
+        }
+    }
+}
+
+fn training() -> Training {
+    Training {
+        epochs: EPOCHS,
+        batches: ALL,
+        first_pass: FirstPass::Exact,
+        ..Training::new(adamw)
+    }
+}
+
+fn one_process(size: usize, max_norm: Option<f64>) -> Run {
+    let mut training = training();
+    training.accumulation = Some(size);
+    training.model.user.by_hand = Some(Arc::new(Mean { size, max_norm }));
+    training.run(Mode::Stock)
+}
+
+#[derive(Clone, Copy, Debug)]
+struct How {
+    is_sharded: bool,
+    max_norm: Option<f64>,
+}
+
+impl How {
+    /// Training of a replica that logs in a folder of its own.
+    fn training(self, replicas: Replicas, folder: &Path) -> Training {
+        let directory = Directory::at(&folder.join(format!("rank-{}", replicas.rank())));
+        let mut parallel = DataParallel::new(replicas);
+        if self.is_sharded {
+            parallel = parallel.with_sharded_optimizer();
+        }
+        let mut training = Training {
+            replicas: Some((parallel, folder.to_path_buf())),
+            has_two_passes: self.max_norm.is_some(),
+            directory,
+            ..training()
+        };
+        if let Some(max_norm) = self.max_norm {
+            let clipping = NormClipping::GlobalNorm { max_norm };
+            training.settings = Arc::new(move |optim| optim.with_norm_clipping(clipping));
+        }
+        training
+    }
+}
+
+/// Each replica updates its own running statistics.
+fn weights(bits: &Bits) -> Bits {
+    let weights = bits.iter().filter(|(path, _)| !path.contains("running"));
+    weights.cloned().collect()
+}
+
+/// In one run, and resumed after two epochs: all from the checkpoint that the first has saved.
+#[test]
+fn replicas_have_the_weights_of_one_process() {
+    for size in [1, 2, 4] {
+        for (is_sharded, max_norm) in [(false, None), (true, None), (true, Some(0.5))] {
+            let how = How {
+                is_sharded,
+                max_norm,
+            };
+            let what = format!("{size} replicas, {how:?}");
+            let expected = weights(&one_process(size, max_norm).last);
+            let folder = Directory::temporary();
+            let ends = Threads::run(size, |replicas| {
+                let whole = how.training(replicas.clone(), folder.path());
+                let last = whole.run(Mode::Released).last;
+                let begun = Training {
+                    epochs: EPOCHS / 2,
+                    saves: true,
+                    ..how.training(replicas.clone(), folder.path())
+                };
+                begun.run(Mode::Released);
+                // The files of the first are complete.
+                replicas.meet("the end of the first half").unwrap();
+                let resumed = Training {
+                    epochs: EPOCHS,
+                    saves: true,
+                    checkpoint: Some(EPOCHS / 2),
+                    ..how.training(replicas, folder.path())
+                };
+                (last, resumed.run(Mode::Released).last)
+            });
+            for (rank, (last, resumed)) in ends.iter().enumerate() {
+                assert_bits(&weights(last), &expected, &format!("{what}, rank {rank}"));
+                assert_bits(resumed, last, &format!("{what}, rank {rank}, resumed"));
+                assert_bits(
+                    last,
+                    &ends[0].0,
+                    &format!("{what}, rank {rank} and the first"),
+                );
+            }
+            let files = folder.checkpoints();
+            assert!(files.iter().any(|file| file == "optim-4.bpk"), "{files:?}");
+        }
+    }
+}
+
+/// All stop after the same iteration, and the others say why.
+#[test]
+fn an_interruption_of_one_stops_all() {
+    let how = How {
+        is_sharded: false,
+        max_norm: None,
+    };
+    let folder = Directory::temporary();
+    let runs = Threads::run(2, |replicas| {
+        let rank = replicas.rank();
+        let interrupter = Interrupter::new();
+        let stop = interrupter.clone();
+        let on_step = OnStep(Arc::new(move |step| {
+            if rank == 1 && step == 2 {
+                stop.stop(Some("enough"));
+            }
+        }));
+        let mut training = how.training(replicas, folder.path());
+        training.interrupter = interrupter;
+        training.model.user = User {
+            on_step,
+            ..User::default()
+        };
+        training.run(Mode::Released)
+    });
+    let elsewhere = format!("{INTERRUPTED_ELSEWHERE}: enough");
+    for (run, reason) in runs.iter().zip([elsewhere.as_str(), "enough"]) {
+        assert_eq!(run.losses.len(), 3);
+        assert_eq!(run.interrupted.as_deref(), Some(reason));
+    }
+    assert_bits(&runs[0].last, &runs[1].last, "interrupted");
+}
+
+/// The first validates, and decides for all.
+#[test]
+fn all_stop_early_together() {
+    let how = How {
+        is_sharded: true,
+        max_norm: None,
+    };
+    let folder = Directory::temporary();
+    let runs = Threads::run(2, |replicas| {
+        let stopping = MetricEarlyStoppingStrategy::new(
+            &LossMetric::new(),
+            Aggregate::Mean,
+            // It gets worse sooner or later.
+            Direction::Highest,
+            Split::Valid,
+            StoppingCondition::NoImprovementSince { n_epochs: 1 },
+        );
+        let training = Training {
+            epochs: 9,
+            early_stopping: Some(stopping),
+            ..how.training(replicas, folder.path())
+        };
+        training.run(Mode::Released)
+    });
+    // The first has two batches of validation, too.
+    let epochs = runs[1].losses.len() / (ALL / 2);
+    assert!((2..9).contains(&epochs), "{epochs} epochs");
+    assert_eq!(runs[0].losses.len(), epochs * (ALL / 2 + 2));
+    assert_bits(&runs[0].last, &runs[1].last, "stopped early");
+}
