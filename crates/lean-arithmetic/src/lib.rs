@@ -13,6 +13,8 @@ pub mod groups;
 pub mod norm;
 pub mod scaling;
 mod settings;
+#[cfg(feature = "host")]
+pub mod slices;
 
 pub mod optim;
 pub mod turns;

@@ -6,6 +6,9 @@ use burn::tensor::{DType, Tensor};
 
 use super::activation::Function;
 use super::chunks::{as_rows, chunk_bytes, chunks, map_rows, map_rows_with, shaped, wide};
+#[cfg(feature = "flex")]
+use super::flex;
+
 use super::dropout::{Mask, checked, draw, dropout, scale};
 use super::linear::{assert_fits, filled, linear, matmul, product_of_columns};
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
@@ -157,6 +160,16 @@ impl<const D: usize> ActivatedLinear<D> {
         keep: Option<Tensor<2>>,
         grad: Option<Tensor<2>>,
     ) -> (Tensor<2>, Option<Tensor<2>>) {
+        #[cfg(feature = "flex")]
+        if flex::has_slices(&input) && keep.is_none() {
+            return match grad {
+                None => (flex::activation(self.function, input), None),
+                Some(grad) => {
+                    let [hidden, grad] = flex::activation_with_backward(self.function, input, grad);
+                    (hidden, Some(grad))
+                }
+            };
+        }
         let (dtype, wide) = (input.dtype(), wide(input.dtype()));
         let dropped = |rows: Range<usize>, hidden: Tensor<2>| match &keep {
             Some(keep) => dropped(hidden, keep.clone().slice([rows]), self.prob),

@@ -12,6 +12,8 @@ mod chunks;
 mod cross_entropy;
 mod dropout;
 mod feed_forward;
+#[cfg(feature = "flex")]
+mod flex;
 mod linear;
 pub mod nn;
 mod node;

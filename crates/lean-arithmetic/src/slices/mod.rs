@@ -1,0 +1,17 @@
+//! Functions of slices of floats, with the widest instructions the processor has.
+//!
+//! A number is computed in the same way wherever it is in a slice, and a sum has the same partial
+//! sums on every processor. So results do not depend on how a tensor is cut into slices of rows,
+//! nor on the number of threads.
+
+mod activation;
+mod gated;
+mod math;
+mod norm;
+mod softmax;
+mod sums;
+
+pub use activation::Activation;
+pub use gated::{gated, gated_backward};
+pub use norm::LayerNorm;
+pub use softmax::Softmax;
