@@ -5,6 +5,7 @@
 //! nor on the number of threads.
 
 mod activation;
+mod dropout;
 mod gated;
 mod math;
 mod norm;
@@ -12,6 +13,7 @@ mod softmax;
 mod sums;
 
 pub use activation::Activation;
+pub use dropout::{drop_row, pack_row, unpack_row};
 pub use gated::{gated, gated_backward};
 pub use norm::LayerNorm;
 pub use softmax::Softmax;

@@ -2,6 +2,8 @@
 //!
 //! Elsewhere the operations are made of Burn's tensors, and so are those of other types.
 
+mod attention;
+
 use burn::backend::{BackendTypes, Flex};
 use burn::tensor::{DType, Shape, Tensor};
 use lean_arithmetic::slices::{self, Activation, LayerNorm, Softmax};
@@ -9,6 +11,8 @@ use lean_arithmetic::slices::{self, Activation, LayerNorm, Softmax};
 use super::activation::Function;
 use super::threads::each;
 use crate::backend::is_on_flex;
+
+pub(super) use attention::{Settings, attention, attention_backward};
 
 type FlexTensor = <Flex as BackendTypes>::FloatTensorPrimitive;
 
@@ -30,7 +34,7 @@ pub(super) fn activation<const D: usize>(function: Function, x: Tensor<D>) -> Te
         each(chunks, |x: &mut [f32]| function.in_place(x));
         return tensor(x);
     }
-    let mut y = empty(x.layout().shape());
+    let mut y = zeros(x.layout().shape());
     let chunks = read(&x)
         .chunks(CHUNK)
         .zip(y.storage_mut().chunks_mut(CHUNK));
@@ -72,7 +76,7 @@ pub(super) fn activation_with_backward<const D: usize>(
 /// `silu(gate) * up`
 pub(super) fn gated<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     let (gate, up) = (floats(gate), floats(up));
-    let mut output = empty(gate.layout().shape());
+    let mut output = zeros(gate.layout().shape());
     let operands = read(&gate).chunks(CHUNK).zip(read(&up).chunks(CHUNK));
     let chunks = operands.zip(output.storage_mut().chunks_mut(CHUNK));
     each(chunks.collect(), |((gate, up), output)| {
@@ -125,6 +129,37 @@ pub(super) fn softmax_backward<const D: usize>(
     tensor(grad)
 }
 
+/// The words of the masks of rows, `[rows, words]`.
+pub(super) fn pack(bits: Tensor<2>, words: usize) -> Tensor<2> {
+    let [rows, width] = bits.dims();
+    let bits = floats(bits);
+    let mut packed = zeros(&Shape::new([rows, words]));
+    let chunks = packed.storage_mut().chunks_mut(words.max(1));
+    for (bits, words) in read(&bits).chunks(width.max(1)).zip(chunks) {
+        slices::pack_row(bits, words);
+    }
+    tensor(packed)
+}
+
+/// The masks of rows, `[rows, width]`.
+pub(super) fn unpack(words: Tensor<2>, width: usize) -> Tensor<2> {
+    let [rows, count] = words.dims();
+    let words = floats(words);
+    let mut bits = zeros(&Shape::new([rows, width]));
+    let chunks = bits.storage_mut().chunks_mut(width.max(1));
+    for (words, bits) in read(&words).chunks(count.max(1)).zip(chunks) {
+        slices::unpack_row(words, bits);
+    }
+    tensor(bits)
+}
+
+/// Zeroes the elements of a tensor that its mask `[1, words]` drops, and scales the others.
+pub(super) fn drop<const D: usize>(words: Tensor<2>, x: Tensor<D>, scale: f64) -> Tensor<D> {
+    let (words, mut x) = (floats(words), own(x));
+    slices::drop_row(read(&words), x.storage_mut(), scale as f32);
+    tensor(x)
+}
+
 /// Layer normalization of the rows of a tensor.
 pub(super) fn layer_norm<const D: usize>(
     input: Tensor<D>,
@@ -135,7 +170,7 @@ pub(super) fn layer_norm<const D: usize>(
     let norm = LayerNorm { epsilon };
     let size = rows(gamma.dims()[0]);
     let (input, gamma, beta) = (floats(input), floats(gamma), beta.map(floats));
-    let mut output = empty(input.layout().shape());
+    let mut output = zeros(input.layout().shape());
     let (gamma, beta) = (read(&gamma), beta.as_ref().map(read));
     let chunks = read(&input)
         .chunks(size)
@@ -171,7 +206,7 @@ pub(super) fn layer_norm_backward<const D: usize>(
     each(chunks.collect(), |((input, grad), sums)| {
         norm.backward(input, read(&gamma), grad, sums.split_at_mut(width).into());
     });
-    let mut affine = [0, 1].map(|_| empty(&Shape::new([width])));
+    let mut affine = [0, 1].map(|_| zeros(&Shape::new([width])));
     for (at, sums) in sums.chunks_exact(width.max(1)).enumerate() {
         for (sum, part) in affine[at % 2].storage_mut::<f32>().iter_mut().zip(sums) {
             *sum += part;
@@ -225,8 +260,9 @@ fn is_whole(tensor: &FlexTensor) -> bool {
     tensor.storage::<f32>().len() == tensor.layout().num_elements()
 }
 
-fn empty(shape: &Shape) -> FlexTensor {
-    FlexTensor::empty(shape.clone(), DType::F32)
+/// Not `FlexTensor::empty`, which copies its buffer to align it.
+fn zeros(shape: &Shape) -> FlexTensor {
+    FlexTensor::filled_typed(shape.clone(), DType::F32, 0.0_f32)
 }
 
 fn tensor<const D: usize>(tensor: FlexTensor) -> Tensor<D> {
