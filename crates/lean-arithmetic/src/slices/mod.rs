@@ -5,14 +5,18 @@
 //! nor on the number of threads.
 
 mod activation;
+mod cross_entropy;
 mod dropout;
 mod gated;
 mod math;
 mod norm;
 mod softmax;
 mod sums;
+#[cfg(test)]
+mod tests;
 
 pub use activation::Activation;
+pub use cross_entropy::exp_rows;
 pub use dropout::{drop_row, pack_row, unpack_row};
 pub use gated::{gated, gated_backward};
 pub use norm::LayerNorm;

@@ -129,6 +129,19 @@ pub(super) fn softmax_backward<const D: usize>(
     tensor(grad)
 }
 
+/// The exponential of rows `[rows, width]` times the factors `[rows, 1]`.
+pub(super) fn exp_rows(x: Tensor<2>, factors: Tensor<2>) -> Tensor<2> {
+    let [_, width] = x.dims();
+    let (mut x, factors) = (own(x), floats(factors));
+    let size = rows(width);
+    let factors = read(&factors).chunks(size / width.max(1));
+    let chunks = x.storage_mut().chunks_mut(size).zip(factors);
+    each(chunks.collect(), |(x, factors): (&mut [f32], _)| {
+        slices::exp_rows(x, factors, width);
+    });
+    tensor(x)
+}
+
 /// The words of the masks of rows, `[rows, words]`.
 pub(super) fn pack(bits: Tensor<2>, words: usize) -> Tensor<2> {
     let [rows, width] = bits.dims();
