@@ -109,6 +109,40 @@ impl Mask {
         Self::of(draw(dims, prob, device), prob)
     }
 
+    /// The factor of the elements that are kept.
+    #[cfg(feature = "flex")]
+    pub(super) fn scale(&self) -> f64 {
+        scale(self.prob)
+    }
+
+    /// The number of elements, kept or not.
+    #[cfg(feature = "flex")]
+    pub(super) fn elements(&self) -> usize {
+        self.dims[0] * self.dims[1]
+    }
+
+    /// `[1, words]`
+    #[cfg(feature = "flex")]
+    pub(super) fn into_words(self) -> Tensor<2> {
+        self.words
+    }
+
+    /// [`of`](Self::of) some columns of a mask.
+    pub(super) fn of_columns(keep: &Tensor<2>, columns: Range<usize>, prob: f64) -> Self {
+        let [rows, _] = keep.dims();
+        #[cfg(feature = "flex")]
+        if flex::has_slices(keep) {
+            let dims = [rows, columns.len()];
+            let words = (dims[0] * dims[1]).div_ceil(WORD).max(1);
+            return Self {
+                words: flex::pack_block(keep, &columns, words),
+                dims,
+                prob,
+            };
+        }
+        Self::of(keep.clone().slice([0..rows, columns]), prob)
+    }
+
     /// The mask of ones where elements are kept, and zeros.
     pub(super) fn of(keep: Tensor<2>, prob: f64) -> Self {
         let dims = keep.dims();

@@ -34,13 +34,13 @@ impl Activation {
         }
     }
 
-    /// Replaces each number by the function of it, and multiplies each gradient by the derivative
-    /// there.
-    pub fn in_place_with_backward(self, x: &mut [f32], grad: &mut [f32]) {
+    /// Writes the function of each number of `x` to `y`, and replaces `x` by its gradient, from that
+    /// of `y`.
+    pub fn value_and_backward(self, x: &mut [f32], y: &mut [f32], grad: &[f32]) {
         match self {
-            Self::Gelu => Arch::new().dispatch(Both(Gelu, x, grad)),
-            Self::GeluApproximate => Arch::new().dispatch(Both(GeluApproximate, x, grad)),
-            Self::Silu => Arch::new().dispatch(Both(Silu, x, grad)),
+            Self::Gelu => Arch::new().dispatch(Both(Gelu, x, y, grad)),
+            Self::GeluApproximate => Arch::new().dispatch(Both(GeluApproximate, x, y, grad)),
+            Self::Silu => Arch::new().dispatch(Both(Silu, x, y, grad)),
         }
     }
 
@@ -138,18 +138,18 @@ impl<F: Function> WithSimd for InPlace<'_, F> {
     }
 }
 
-struct Both<'a, F>(F, &'a mut [f32], &'a mut [f32]);
+struct Both<'a, F>(F, &'a mut [f32], &'a mut [f32], &'a [f32]);
 
 impl<F: Function> WithSimd for Both<'_, F> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        let Self(function, x, grad) = self;
-        for (x, grad) in x.iter_mut().zip(grad) {
+        let Self(function, x, y, grad) = self;
+        for ((x, y), grad) in x.iter_mut().zip(y).zip(grad) {
             let [value, derivative] = function.value_and_derivative::<S>(*x);
-            *x = value;
-            *grad *= derivative;
+            *y = value;
+            *x = grad * derivative;
         }
     }
 }

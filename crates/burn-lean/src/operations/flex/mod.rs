@@ -3,6 +3,7 @@
 //! Elsewhere the operations are made of Burn's tensors, and so are those of other types.
 
 mod attention;
+mod hidden;
 
 use burn::backend::{BackendTypes, Flex};
 use burn::tensor::{DType, Shape, Tensor};
@@ -13,6 +14,7 @@ use super::threads::each;
 use crate::backend::is_on_flex;
 
 pub(super) use attention::{Settings, attention, attention_backward};
+pub(super) use hidden::{Hidden, drop_with, pack_block};
 
 type FlexTensor = <Flex as BackendTypes>::FloatTensorPrimitive;
 
@@ -55,22 +57,6 @@ pub(super) fn activation_backward<const D: usize>(
         .zip(grad.storage_mut().chunks_mut(CHUNK));
     each(chunks.collect(), |(x, grad)| function.backward(x, grad));
     tensor(grad)
-}
-
-/// The function of each element, and the gradient of the input.
-pub(super) fn activation_with_backward<const D: usize>(
-    function: Function,
-    x: Tensor<D>,
-    grad: Tensor<D>,
-) -> [Tensor<D>; 2] {
-    let function = of_slices(function);
-    let (mut x, mut grad) = (own(x), own(grad));
-    let chunks = x.storage_mut().chunks_mut(CHUNK);
-    let chunks = chunks.zip(grad.storage_mut().chunks_mut(CHUNK));
-    each(chunks.collect(), |(x, grad): (&mut [f32], _)| {
-        function.in_place_with_backward(x, grad);
-    });
-    [tensor(x), tensor(grad)]
 }
 
 /// `silu(gate) * up`
