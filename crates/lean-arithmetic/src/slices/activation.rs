@@ -86,9 +86,9 @@ impl Function for GeluApproximate {
         let near = if x > 100.0 { 100.0 } else { x };
         let near = if near < -100.0 { -100.0 } else { near };
         let square = near * near;
-        let distribution = sigmoid::<S>(mul_add::<S>(square, CUBE, 1.0) * near * SLOPE);
+        let [distribution, rest] = sigmoid::<S>(mul_add::<S>(square, CUBE, 1.0) * near * SLOPE);
         let slope = mul_add::<S>(square, 3.0 * CUBE, 1.0) * SLOPE;
-        let of_distribution = distribution * (1.0 - distribution) * slope;
+        let of_distribution = distribution * rest * slope;
         [
             x * distribution,
             mul_add::<S>(near, of_distribution, distribution),
@@ -102,8 +102,8 @@ pub(super) struct Silu;
 impl Function for Silu {
     #[inline(always)]
     fn value_and_derivative<S: Simd>(self, x: f32) -> [f32; 2] {
-        let sigmoid = sigmoid::<S>(x);
-        let derivative = mul_add::<S>(1.0 - sigmoid, x, 1.0) * sigmoid;
+        let [sigmoid, rest] = sigmoid::<S>(x);
+        let derivative = mul_add::<S>(rest, x, 1.0) * sigmoid;
         [x * sigmoid, derivative]
     }
 }

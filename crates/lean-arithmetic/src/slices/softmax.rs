@@ -2,7 +2,7 @@
 
 use pulp::{Arch, Simd, WithSimd};
 
-use super::math::exp;
+use super::math::{exp, mul_add};
 use super::sums::{BLOCK, LANES, dot, max, sum, total};
 
 /// How rows are normalized.
@@ -68,9 +68,9 @@ impl WithSimd for Rows<'_> {
                 Softmax::Quiet => sum += (-f64::from(most)).exp(),
                 Softmax::Plain | Softmax::Log => {}
             }
-            let factor = (1.0 / sum) as f32;
+            let [factor, low] = split(1.0 / sum);
             for number in row {
-                *number *= factor;
+                *number = mul_add::<S>(*number, factor, *number * low);
             }
         }
     }
@@ -92,6 +92,14 @@ fn exp_and_sum<S: Simd>(block: &mut [f32], most: f32) -> f64 {
         *sum += *number;
     }
     total(sums)
+}
+
+/// A number in 32 bits, and what it lacks. Without that all numbers of a row would be off by the
+/// same, and gradients of a long row that cancel would not.
+#[inline(always)]
+fn split(number: f64) -> [f32; 2] {
+    let high = number as f32;
+    [high, (number - f64::from(high)) as f32]
 }
 
 struct LogBackward<'a>(&'a [f32], &'a mut [f32], usize);
@@ -124,9 +132,9 @@ impl WithSimd for Backward<'_> {
         let Self(output, grad, width) = self;
         let width = width.max(1);
         for (output, grad) in output.chunks_exact(width).zip(grad.chunks_exact_mut(width)) {
-            let along = dot(output, grad) as f32;
+            let [along, low] = split(dot(output, grad));
             for (output, grad) in output.iter().zip(grad) {
-                *grad = (*grad - along) * output;
+                *grad = mul_add::<S>(*output, *grad - along, -low * output);
             }
         }
     }

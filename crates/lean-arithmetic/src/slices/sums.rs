@@ -3,17 +3,18 @@
 /// Partial sums at once.
 pub(super) const LANES: usize = 16;
 
-/// How many numbers are added up in 32 bits: 64 to a partial sum.
-pub(super) const BLOCK: usize = 64 * LANES;
+/// How many numbers are added up in 32 bits: 16 to a partial sum.
+pub(super) const BLOCK: usize = 16 * LANES;
 
 /// The sum of partial sums.
 #[inline(always)]
 pub(super) fn total(sums: [f32; LANES]) -> f64 {
-    let mut total = 0.0;
-    for sum in sums {
-        total += f64::from(sum);
+    let mut quarters = [0.0; LANES / 4];
+    for lane in 0..LANES / 4 {
+        let at = |quarter: usize| f64::from(sums[lane + quarter * LANES / 4]);
+        quarters[lane] = (at(0) + at(1)) + (at(2) + at(3));
     }
-    total
+    (quarters[0] + quarters[1]) + (quarters[2] + quarters[3])
 }
 
 /// The sum of numbers.

@@ -207,10 +207,7 @@ impl Heads {
 
     fn weights(&self, batch: usize, head: usize, key_head: usize, rows: &Range<usize>) -> Weights {
         let keys = self.keys(rows.end);
-        let mut query = part(&self.query, batch, rows.clone(), head).to_contiguous();
-        for number in query.storage_mut::<f32>() {
-            *number *= self.scale;
-        }
+        let query = self.scaled_query(batch, head, rows);
         let key = part(&self.key, batch, 0..keys, key_head);
         let mut weights = Flex::float_matmul(query.clone(), key.transpose(2, 3));
         let scores = weights.storage_mut();
@@ -221,6 +218,28 @@ impl Heads {
             weights,
             keys,
         }
+    }
+
+    /// `[1, 1, rows, size]`, in a buffer of its own.
+    fn scaled_query(&self, batch: usize, head: usize, rows: &Range<usize>) -> FlexTensor {
+        let mut part = part(&self.query, batch, rows.clone(), head);
+        let [_, _, row, number] = part.layout().strides() else {
+            unreachable!("it has four axes")
+        };
+        if *number != 1 || *row < part.layout().shape()[3] as isize {
+            part = part.to_contiguous();
+        }
+        let layout = part.layout();
+        let mut query = zeros(layout.shape());
+        let row = layout.strides()[2] as usize;
+        let numbers = part.storage::<f32>()[layout.start_offset()..].chunks(row.max(1));
+        let size = layout.shape()[3].max(1);
+        for (query, numbers) in query.storage_mut().chunks_exact_mut(size).zip(numbers) {
+            for (query, number) in query.iter_mut().zip(numbers) {
+                *query = number * self.scale;
+            }
+        }
+        query
     }
 
     /// Replaces scores that are masked by this number, or by those of their masks.
