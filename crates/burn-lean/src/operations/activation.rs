@@ -146,6 +146,15 @@ pub(super) enum Function {
 }
 
 impl Function {
+    #[cfg(feature = "flex")]
+    pub(super) fn over_slices(self) -> slices::Activation {
+        match self {
+            Self::Gelu => slices::Activation::Gelu,
+            Self::GeluApproximate => slices::Activation::GeluApproximate,
+            Self::Silu => slices::Activation::Silu,
+        }
+    }
+
     fn of<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
         match self {
             Self::Gelu => burn::tensor::activation::gelu(x),
@@ -160,7 +169,7 @@ impl Function {
     pub(super) fn value<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
         #[cfg(feature = "flex")]
         if flex::has_slices(&x) {
-            return flex::activation(self, x);
+            return flex::activation(self.over_slices(), x);
         }
         let (dtype, wide) = (x.dtype(), wide(x.dtype()));
         if dtype == wide && !is_on_flex(&x) {
@@ -175,7 +184,7 @@ impl Function {
     pub(super) fn backward(self, x: Tensor<2>, grad: Tensor<2>) -> Tensor<2> {
         #[cfg(feature = "flex")]
         if flex::has_slices(&x) {
-            return flex::activation_backward(self, x, grad);
+            return flex::activation_backward(self.over_slices(), x, grad);
         }
         let (dtype, wide) = (x.dtype(), wide(x.dtype()));
         map_rows(grad, |chunk, grad| {

@@ -409,7 +409,7 @@ impl Kept {
             },
             is_causal: attention.is_causal,
             masks: attention.masks.clone(),
-            drop: self.drop.clone(),
+            drop: self.drop.as_ref().map(DropRows::packed),
         })
     }
 

@@ -109,22 +109,14 @@ impl Mask {
         Self::of(draw(dims, prob, device), prob)
     }
 
-    /// The factor of the elements that are kept.
+    /// The mask as numbers.
     #[cfg(feature = "flex")]
-    pub(super) fn scale(&self) -> f64 {
-        scale(self.prob)
-    }
-
-    /// The number of elements, kept or not.
-    #[cfg(feature = "flex")]
-    pub(super) fn elements(&self) -> usize {
-        self.dims[0] * self.dims[1]
-    }
-
-    /// `[1, words]`
-    #[cfg(feature = "flex")]
-    pub(super) fn into_words(self) -> Tensor<2> {
-        self.words
+    pub(super) fn packed(&self) -> flex::PackedMask {
+        flex::PackedMask {
+            words: self.words.clone(),
+            elements: self.dims[0] * self.dims[1],
+            scale: scale(self.prob),
+        }
     }
 
     /// [`of`](Self::of) some columns of a mask.
@@ -193,16 +185,10 @@ impl DropRows {
         }
     }
 
-    /// The factor of the weights that are kept.
+    /// `[batch, heads, rows, words]`, and the factor of the weights that are kept.
     #[cfg(feature = "flex")]
-    pub(super) fn scale(&self) -> f64 {
-        scale(self.prob)
-    }
-
-    /// `[batch, heads, rows, words]`
-    #[cfg(feature = "flex")]
-    pub(super) fn into_words(self) -> Tensor<4> {
-        self.words
+    pub(super) fn packed(&self) -> (Tensor<4>, f64) {
+        (self.words.clone(), scale(self.prob))
     }
 
     /// The mask `[batch, heads, rows, keys]` of a part of the batch and of the rows, and of the

@@ -224,9 +224,9 @@ impl<const D: usize> Operation<3> for ActivatedLinear<D> {
         #[cfg(feature = "flex")]
         if flex::has_slices(&input) && flex::has_slices(&grad) {
             let blocks: Vec<_> = blocks(&input).collect();
-            let mut layer = flex::Hidden::new(self.function, input);
+            let mut layer = flex::Hidden::new(self.function.over_slices(), input);
             for (at, columns) in blocks.into_iter().enumerate() {
-                let masks: Vec<_> = self.masks.iter().map(|masks| masks[at].clone()).collect();
+                let masks: Vec<_> = self.masks.iter().map(|masks| masks[at].packed()).collect();
                 let of_hidden = self.of_hidden(&columns, &grad);
                 let hidden = layer.block(&columns, &masks, of_hidden);
                 write_of_weight(&mut of_weight, columns, &hidden, &grad);

@@ -11,7 +11,6 @@ use burn::tensor::{Bool, Shape, Tensor};
 use lean_arithmetic::slices::{Softmax, drop_row};
 
 use super::super::chunks::chunks_of;
-use super::super::dropout::DropRows;
 use super::super::threads::{in_parallel, threads};
 use super::{FlexTensor, floats, of, own, read, tensor, zeros};
 
@@ -34,8 +33,8 @@ pub(in super::super) struct Settings {
     pub(in super::super) is_causal: bool,
     /// Where scores are replaced, and by what.
     pub(in super::super) masks: Vec<(Tensor<4, Bool>, f64)>,
-    /// The weights that are dropped.
-    pub(in super::super) drop: Option<DropRows>,
+    /// The weights that are dropped, `[batch, heads, time, words]`, and the factor of the others.
+    pub(in super::super) drop: Option<(Tensor<4>, f64)>,
 }
 
 /// The attended values: `[batch, time, heads, size]`, as the query, the key and the value are.
@@ -147,10 +146,9 @@ impl Heads {
             softmax: settings.softmax,
             is_causal: settings.is_causal,
             masks: masks.map(|(of, value)| (mask(of), value as f32)).collect(),
-            drop: settings.drop.map(|drop| {
-                let scale = drop.scale() as f32;
-                (floats(drop.into_words()), scale)
-            }),
+            drop: settings
+                .drop
+                .map(|(words, scale)| (floats(words), scale as f32)),
         }
     }
 

@@ -5,10 +5,18 @@ use std::ops::Range;
 use burn::tensor::{Shape, Tensor};
 use lean_arithmetic::slices::{Activation, drop_row, pack_row};
 
-use super::super::activation::Function;
-use super::super::dropout::Mask;
 use super::super::threads::each;
-use super::{CHUNK, FlexTensor, floats, of_slices, own, read, tensor, zeros};
+use super::{CHUNK, FlexTensor, floats, own, read, tensor, zeros};
+
+/// Which elements are dropped, as numbers.
+pub(in super::super) struct PackedMask {
+    /// `[1, words]`
+    pub(in super::super) words: Tensor<2>,
+    /// How many elements there are.
+    pub(in super::super) elements: usize,
+    /// The factor of those that are kept.
+    pub(in super::super) scale: f64,
+}
 
 /// The input of an activation, `[rows, width]`, which its gradient is written over.
 pub(in super::super) struct Hidden {
@@ -17,9 +25,9 @@ pub(in super::super) struct Hidden {
 }
 
 impl Hidden {
-    pub(in super::super) fn new(function: Function, input: Tensor<2>) -> Self {
+    pub(in super::super) fn new(function: Activation, input: Tensor<2>) -> Self {
         Self {
-            function: of_slices(function),
+            function,
             input: own(input),
         }
     }
@@ -29,7 +37,7 @@ impl Hidden {
     pub(in super::super) fn block(
         &mut self,
         columns: &Range<usize>,
-        masks: &[Mask],
+        masks: &[PackedMask],
         grad: Option<Tensor<2>>,
     ) -> Tensor<2> {
         let [rows, width] = self.input.layout().shape().dims();
@@ -76,16 +84,15 @@ impl Hidden {
 }
 
 /// Applies the masks of parts that follow each other.
-fn drop_all(masks: &[Mask], mut numbers: &mut [f32]) {
+fn drop_all(masks: &[PackedMask], mut numbers: &mut [f32]) {
     let mut parts = Vec::with_capacity(masks.len());
     for mask in masks {
-        let (part, rest) = numbers.split_at_mut(mask.elements());
-        parts.push((mask.clone(), part));
+        let (part, rest) = numbers.split_at_mut(mask.elements);
+        parts.push((mask, part));
         numbers = rest;
     }
     each(parts, |(mask, part)| {
-        let scale = mask.scale() as f32;
-        drop_row(read(&floats(mask.into_words())), part, scale);
+        drop_row(read(&floats(mask.words.clone())), part, mask.scale as f32);
     });
 }
 

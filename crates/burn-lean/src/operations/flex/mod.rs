@@ -9,12 +9,11 @@ use burn::backend::{BackendTypes, Flex};
 use burn::tensor::{DType, Shape, Tensor};
 use lean_arithmetic::slices::{self, Activation, LayerNorm, Softmax};
 
-use super::activation::Function;
 use super::threads::each;
 use crate::backend::is_on_flex;
 
 pub(super) use attention::{Settings, attention, attention_backward};
-pub(super) use hidden::{Hidden, drop_with, pack_block};
+pub(super) use hidden::{Hidden, PackedMask, drop_with, pack_block};
 
 type FlexTensor = <Flex as BackendTypes>::FloatTensorPrimitive;
 
@@ -28,8 +27,7 @@ pub(super) fn has_slices<const D: usize>(tensor: &Tensor<D>) -> bool {
 }
 
 /// The function of each element, in place if nothing else holds the tensor.
-pub(super) fn activation<const D: usize>(function: Function, x: Tensor<D>) -> Tensor<D> {
-    let function = of_slices(function);
+pub(super) fn activation<const D: usize>(function: Activation, x: Tensor<D>) -> Tensor<D> {
     let mut x = floats(x);
     if x.is_unique() && is_whole(&x) {
         let chunks = x.storage_mut().chunks_mut(CHUNK).collect();
@@ -46,11 +44,10 @@ pub(super) fn activation<const D: usize>(function: Function, x: Tensor<D>) -> Te
 
 /// The gradient of the input, from the input and the gradient of the output.
 pub(super) fn activation_backward<const D: usize>(
-    function: Function,
+    function: Activation,
     x: Tensor<D>,
     grad: Tensor<D>,
 ) -> Tensor<D> {
-    let function = of_slices(function);
     let (x, mut grad) = (floats(x), own(grad));
     let chunks = read(&x)
         .chunks(CHUNK)
@@ -221,14 +218,6 @@ const MOST_SUMS: usize = 64;
 fn rows(width: usize) -> usize {
     let width = width.max(1);
     (CHUNK / width).max(1) * width
-}
-
-fn of_slices(function: Function) -> Activation {
-    match function {
-        Function::Gelu => Activation::Gelu,
-        Function::GeluApproximate => Activation::GeluApproximate,
-        Function::Silu => Activation::Silu,
-    }
 }
 
 /// To be read: its elements are one after the other, perhaps among those of a larger tensor.
