@@ -303,7 +303,7 @@ impl Heads {
                 } = self.weights(batch, head, key_head, &rows);
                 self.drop(weights.storage_mut(), [batch, head], &rows);
                 let value = part(&self.value, batch, 0..keys, key_head);
-                outputs.extend_from_slice(read(&Flex::float_matmul(weights, value)));
+                outputs.extend(product(weights, value));
             }
         }
         outputs
@@ -341,8 +341,8 @@ impl Heads {
                 }
                 if wants[0] {
                     let key = part(&self.key, batch, 0..keys, key_head);
-                    let part = Flex::float_matmul(of_scores, key);
-                    of_query.extend(read(&part).iter().map(|number| number * self.scale));
+                    let part = product(of_scores, key);
+                    of_query.extend(part.into_iter().map(|number| number * self.scale));
                 }
             }
         }
@@ -355,6 +355,23 @@ fn part(tensor: &FlexTensor, batch: usize, rows: Range<usize>, head: usize) -> F
     let part = tensor.narrow(0, batch, 1).narrow(2, head, 1);
     part.narrow(1, rows.start, rows.len())
         .permute(&[0, 2, 1, 3])
+}
+
+/// How many products for one row are added up one after the other.
+const LONGEST: usize = 512;
+
+/// `[rows, keys] * [keys, size]`. The products for a single row, which are added up one after the
+/// other, are cut into parts.
+fn product(lhs: FlexTensor, rhs: FlexTensor) -> Vec<f32> {
+    let [_, _, rows, keys] = lhs.layout().shape().dims();
+    let at_once = if rows == 1 { LONGEST } else { keys };
+    let mut sum = Vec::new();
+    for part in chunks_of(keys, at_once) {
+        let lhs = lhs.narrow(3, part.start, part.len());
+        let rhs = rhs.narrow(2, part.start, part.len());
+        add(&mut sum, read(&Flex::float_matmul(lhs, rhs)));
+    }
+    sum
 }
 
 /// Adds to the first of the sums; those that do not exist yet are zero.
