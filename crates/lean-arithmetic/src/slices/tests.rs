@@ -75,6 +75,38 @@ fn activations_are_those_of_their_definitions() {
     }
 }
 
+/// However a tensor is cut, and on however many threads.
+#[test]
+fn parts_have_the_bits_of_the_whole() {
+    const WIDTH: usize = 37;
+    let (x, weights) = (numbers(6 * WIDTH, 1, 8.0), numbers(6 * WIDTH, 2, 1.0));
+    let gamma = numbers(WIDTH, 3, 2.0);
+    let norm = LayerNorm { epsilon: 1e-5 };
+    let of_rows = |x: &[f32], weights: &[f32]| {
+        let mut y = [x.to_vec(), x.to_vec(), weights.to_vec(), x.to_vec()];
+        let [softmax, normal, grad, gelu] = &mut y;
+        Softmax::Plain.rows(softmax, WIDTH);
+        norm.rows(x, &gamma, None, normal);
+        Softmax::Plain.backward(softmax, grad, WIDTH);
+        Activation::Gelu.in_place(gelu);
+        y
+    };
+    let whole = of_rows(&x, &weights);
+    for rows in [1, 2, 4] {
+        let chunks = x.chunks(rows * WIDTH).zip(weights.chunks(rows * WIDTH));
+        let parts: Vec<_> = chunks.map(|(x, weights)| of_rows(x, weights)).collect();
+        for (at, whole) in whole.iter().enumerate() {
+            let part: Vec<f32> = parts.iter().flat_map(|part| &part[at]).copied().collect();
+            assert!(part == *whole, "function {at} in parts of {rows} rows");
+        }
+    }
+    let mut halves = x.clone();
+    let (one, other) = halves.split_at_mut(41);
+    Activation::Gelu.in_place(one);
+    Activation::Gelu.in_place(other);
+    assert_eq!(halves, whole[3]);
+}
+
 #[test]
 fn a_gated_unit_is_that_of_its_definition() {
     let (gate, up, grad) = (
