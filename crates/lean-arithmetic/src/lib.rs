@@ -1,5 +1,5 @@
-//! The arithmetic of optimizers, of clipping and of loss scaling, and the turns of replicas,
-//! without Burn.
+//! The arithmetic of optimizers, of clipping, of loss scaling and of operations over slices, and the
+//! turns of replicas, without Burn.
 //!
 //! `burn-gradient-release-optim` (Burn 0.21) and `burn-lean` (Burn 0.22) give it their tensors,
 //! states and records. Nothing here depends on a version of Burn, so that each formula stands in
@@ -13,6 +13,8 @@ pub mod groups;
 pub mod norm;
 pub mod scaling;
 mod settings;
+#[cfg(feature = "host")]
+pub mod slices;
 
 pub mod optim;
 pub mod turns;

@@ -23,7 +23,7 @@ const STOREYS: [(&str, &str); 5] = [
     ),
     (
         "lean-arithmetic",
-        "turns norm exact groups settings scaling clipping optim",
+        "turns norm exact groups settings scaling clipping slices optim",
     ),
     (
         "burn-0.21/burn-gradient-release-optim",

@@ -5,6 +5,11 @@ use burn::backend::ops::ActivationOps;
 use burn::tensor::{AsIndex, DType, Tensor};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
+#[cfg(feature = "flex")]
+use super::flex;
+#[cfg(feature = "flex")]
+use lean_arithmetic::slices;
+
 use super::chunks::{as_rows, map_parts, map_rows, map_rows_with, shaped, wide};
 use crate::backend::is_on_flex;
 
@@ -77,6 +82,10 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
             gate: gate.clone(),
             up: up.clone(),
         };
+        #[cfg(feature = "flex")]
+        if flex::has_slices(&gate) && flex::has_slices(&up) {
+            return (flex::gated(gate, up), kept);
+        }
         let (dtype, wide) = (gate.dtype(), wide(gate.dtype()));
         if dtype == wide && up.dtype() == dtype {
             return (Function::Silu.of(gate) * up, kept);
@@ -101,6 +110,14 @@ impl<const D: usize> Operation<2> for Gated<D> {
     const MIXES: bool = true;
 
     fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 2>) {
+        #[cfg(feature = "flex")]
+        if flex::has_slices(&self.gate) && flex::has_slices(&self.up) {
+            let grad = grad.tensor::<D>();
+            let [of_gate, of_up] = flex::gated_backward(self.gate, self.up, grad);
+            operands.give(0, of_gate);
+            operands.give(1, of_up);
+            return;
+        }
         let dims = self.gate.dims();
         let (dtype, wide) = (self.gate.dtype(), wide(self.gate.dtype()));
         let up_dtype = self.up.dtype();
@@ -129,6 +146,15 @@ pub(super) enum Function {
 }
 
 impl Function {
+    #[cfg(feature = "flex")]
+    pub(super) fn over_slices(self) -> slices::Activation {
+        match self {
+            Self::Gelu => slices::Activation::Gelu,
+            Self::GeluApproximate => slices::Activation::GeluApproximate,
+            Self::Silu => slices::Activation::Silu,
+        }
+    }
+
     fn of<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
         match self {
             Self::Gelu => burn::tensor::activation::gelu(x),
@@ -141,6 +167,10 @@ impl Function {
 
     /// The function of each element: Burn's own, in 32 bits at least.
     pub(super) fn value<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        #[cfg(feature = "flex")]
+        if flex::has_slices(&x) {
+            return flex::activation(self.over_slices(), x);
+        }
         let (dtype, wide) = (x.dtype(), wide(x.dtype()));
         if dtype == wide && !is_on_flex(&x) {
             return self.of(x);
@@ -152,6 +182,10 @@ impl Function {
 
     /// The gradient of the input, from that of the output.
     pub(super) fn backward(self, x: Tensor<2>, grad: Tensor<2>) -> Tensor<2> {
+        #[cfg(feature = "flex")]
+        if flex::has_slices(&x) {
+            return flex::activation_backward(self.over_slices(), x, grad);
+        }
         let (dtype, wide) = (x.dtype(), wide(x.dtype()));
         map_rows(grad, |chunk, grad| {
             let x = x.clone().slice([chunk]).cast(wide);
@@ -303,6 +337,16 @@ enum Normalizer {
 }
 
 impl Normalizer {
+    /// As it is over slices, where the rows of the tensor are.
+    #[cfg(feature = "flex")]
+    fn over_slices<const D: usize>(self, x: &Tensor<D>, dim: usize) -> Option<slices::Softmax> {
+        (dim + 1 == D && flex::has_slices(x)).then_some(match self {
+            Self::Softmax => slices::Softmax::Plain,
+            Self::QuietSoftmax => slices::Softmax::Quiet,
+            Self::LogSoftmax => slices::Softmax::Log,
+        })
+    }
+
     fn of<const D: usize>(self, x: Tensor<D>, dim: usize) -> Tensor<D> {
         match self {
             Self::Softmax => softmax_of(x, dim),
@@ -311,8 +355,32 @@ impl Normalizer {
         }
     }
 
+    fn forward<const D: usize>(self, input: Tensor<D>, dim: usize) -> Tensor<D> {
+        #[cfg(feature = "flex")]
+        if let Some(softmax) = self.over_slices(&input, dim) {
+            return flex::softmax(softmax, input);
+        }
+        let (dtype, wide) = (input.dtype(), wide(input.dtype()));
+        if dtype == wide && !is_on_flex(&input) {
+            return self.of(input, dim);
+        }
+        map_parts(input, dim, |_, x| self.of(x.cast(wide), dim).cast(dtype))
+    }
+
     /// The gradient of the input, from the output and its gradient.
     fn backward<const D: usize>(self, output: Tensor<D>, grad: Tensor<D>, dim: usize) -> Tensor<D> {
+        #[cfg(feature = "flex")]
+        if let Some(softmax) = self.over_slices(&output, dim) {
+            return flex::softmax_backward(softmax, output, grad);
+        }
+        let (dtype, wide) = (output.dtype(), wide(output.dtype()));
+        map_parts(grad, dim, |at, grad| {
+            let output = output.clone().slice(at.clone()).cast(wide);
+            self.of_part(output, grad.cast(wide), dim).cast(dtype)
+        })
+    }
+
+    fn of_part<const D: usize>(self, output: Tensor<D>, grad: Tensor<D>, dim: usize) -> Tensor<D> {
         match self {
             Self::Softmax | Self::QuietSoftmax => softmax_backward(output, grad, dim),
             Self::LogSoftmax => {
@@ -360,13 +428,7 @@ fn normalizer<const D: usize>(
         [Some(tensor.into_dispatch())],
         |mut operands: Operands<1>| {
             let input = operands.take::<D>(0);
-            let (dtype, wide) = (input.dtype(), wide(input.dtype()));
-            let output = match dtype == wide && !is_on_flex(&input) {
-                true => function.of(input, dim),
-                false => map_parts(input, dim, |_, x| {
-                    function.of(x.cast(wide), dim).cast(dtype)
-                }),
-            };
+            let output = function.forward(input, dim);
             let kept = Normalized {
                 function,
                 output: output.clone(),
@@ -393,11 +455,6 @@ impl<const D: usize> Operation<1> for Normalized<D> {
             output,
             dim,
         } = self;
-        let (dtype, wide) = (output.dtype(), wide(output.dtype()));
-        let grad = map_parts(grad.tensor::<D>(), dim, |at, grad| {
-            let output = output.clone().slice(at.clone()).cast(wide);
-            function.backward(output, grad.cast(wide), dim).cast(dtype)
-        });
-        operands.give(0, grad);
+        operands.give(0, function.backward(output, grad.tensor::<D>(), dim));
     }
 }

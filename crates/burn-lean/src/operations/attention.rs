@@ -8,6 +8,11 @@ use burn::tensor::{Bool, DType, Tensor};
 
 use super::activation::{softmax_backward, softmax_of};
 use super::chunks::{chunks_of, wide, widened};
+#[cfg(feature = "flex")]
+use super::flex;
+#[cfg(feature = "flex")]
+use lean_arithmetic::slices;
+
 use super::dropout::{DropRows, RowsMask, checked};
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 use crate::backend::reading_waits;
@@ -382,7 +387,38 @@ impl Kept {
         drop.map(|drop| drop.mask(chunk.batch.clone(), chunk.rows.clone(), keys))
     }
 
+    /// What attention over slices computes with; none where it cannot.
+    #[cfg(feature = "flex")]
+    fn over_slices(&self) -> Option<flex::Settings> {
+        let attention = &self.attention;
+        let has_slices = [&self.query, &self.key, &self.value].map(flex::has_slices);
+        let is_empty = self.shape.time == 0 || self.shape.key_time == 0;
+        if has_slices.contains(&false)
+            || is_empty
+            || attention.softcap.is_some()
+            || attention.bias.is_some()
+        {
+            return None;
+        }
+        Some(flex::Settings {
+            scale: self.scale,
+            softmax: match () {
+                () if attention.is_quiet => slices::Softmax::Quiet,
+                () if self.may_be_empty(f64::from(f32::MIN)) => slices::Softmax::MayBeEmpty,
+                () => slices::Softmax::Plain,
+            },
+            is_causal: attention.is_causal,
+            masks: attention.masks.clone(),
+            drop: self.drop.as_ref().map(DropRows::packed),
+        })
+    }
+
     fn forward(&self) -> Tensor<4> {
+        #[cfg(feature = "flex")]
+        if let Some(settings) = self.over_slices() {
+            let operands = [&self.query, &self.key, &self.value].map(Tensor::clone);
+            return flex::attention(settings, operands).swap_dims(1, 2);
+        }
         let Dimensions {
             batch,
             heads,
@@ -514,17 +550,21 @@ impl Kept {
         wide(self.query.dtype())
     }
 
+    /// Whether there may be a row without keys. `min` is the lowest number of the scores' type.
+    fn may_be_empty(&self, min: f64) -> bool {
+        let Dimensions { time, key_time, .. } = self.shape;
+        let mut masks = self.attention.masks.iter();
+        masks.any(|(_, value)| *value < min)
+            || self.attention.is_causal && key_time < time
+            || self.attention.bias.is_some()
+    }
+
     fn normalized(&self, scores: Tensor<4>) -> Tensor<4> {
         if self.attention.is_quiet {
             return quiet_softmax(scores, 3);
         }
-        let Dimensions { time, key_time, .. } = self.shape;
         let finfo = scores.dtype().finfo().expect("scores are floats");
-        let mut masks = self.attention.masks.iter();
-        let may_be_empty = masks.any(|(_, value)| *value < finfo.min)
-            || self.attention.is_causal && key_time < time
-            || self.attention.bias.is_some();
-        if !may_be_empty {
+        if !self.may_be_empty(finfo.min) {
             return softmax_of(scores, 3);
         }
         // A row without keys has no weights, as with Burn's `attention`.
@@ -637,6 +677,19 @@ impl Operation<4> for Kept {
         let wants = std::array::from_fn(|at| operands.wants(at));
         let dtype = self.query.dtype();
         let grad = grad.tensor::<4>().swap_dims(1, 2);
+        #[cfg(feature = "flex")]
+        if flex::has_slices(&grad)
+            && let Some(settings) = self.over_slices()
+        {
+            self.drop = None;
+            let of = [self.query, self.key, self.value];
+            let wanted = [wants[QUERY], wants[KEY], wants[VALUE]];
+            let grads = flex::attention_backward(settings, of, grad, wanted);
+            for (at, grad) in [QUERY, KEY, VALUE].into_iter().zip(grads) {
+                operands.give(at, grad.swap_dims(1, 2));
+            }
+            return;
+        }
         let bias = self.attention.bias.as_ref().filter(|_| wants[BIAS]);
         let zeros = |bias: &Tensor<4>| bias.zeros_like().cast(self.wide());
         let mut of_bias = bias.map(zeros);

@@ -28,12 +28,12 @@ pub(super) fn chunks(
     rows: usize,
     bytes_of_row: usize,
     bytes: usize,
-) -> impl Iterator<Item = Range<usize>> {
+) -> impl Iterator<Item = Range<usize>> + Send {
     chunks_of(rows, (bytes / bytes_of_row.max(1)).max(rows.div_ceil(MOST)))
 }
 
 /// Ranges of this number of rows, at least one. Empty if there are no rows.
-pub(super) fn chunks_of(rows: usize, at_once: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn chunks_of(rows: usize, at_once: usize) -> impl Iterator<Item = Range<usize>> + Send {
     let at_once = at_once.max(1);
     (0..rows)
         .step_by(at_once)

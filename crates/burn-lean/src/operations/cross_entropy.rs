@@ -8,6 +8,9 @@ use burn::tensor::module::linear;
 use burn::tensor::{Bool, IndexingUpdateOp, Int, Tensor};
 
 use super::chunks::{chunks, wide, widened};
+#[cfg(feature = "flex")]
+use super::flex;
+
 use super::linear::filled;
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 use crate::backend::is_on_flex;
@@ -107,7 +110,7 @@ pub fn linear_cross_entropy(
         for start in (0..tokens).step_by(at_once) {
             let chunk = start..(start + at_once).min(tokens);
             let rows = hidden.clone().slice([chunk.clone()]);
-            let scores = log_softmax(head.logits(rows.clone()), 1);
+            let scores = log_softmax_of(head.logits(rows.clone()));
             let labels = labels.of(&chunk);
             sum = sum + labels.loss(&scores);
             if wants.contains(&true) {
@@ -116,6 +119,24 @@ pub fn linear_cross_entropy(
         }
         (sum / labels.normalizer, gradients)
     })
+}
+
+/// The backend's own, but not that of Flex, which runs on one thread.
+fn log_softmax_of(logits: Tensor<2>) -> Tensor<2> {
+    #[cfg(feature = "flex")]
+    if flex::has_slices(&logits) {
+        return flex::softmax(lean_arithmetic::slices::Softmax::Log, logits);
+    }
+    log_softmax(logits, 1)
+}
+
+/// `exp(scores) * factors`, where `factors` is `[tokens, 1]`.
+fn exp_times(scores: Tensor<2>, factors: Tensor<2>) -> Tensor<2> {
+    #[cfg(feature = "flex")]
+    if flex::has_slices(&scores) {
+        return flex::exp_rows(scores, factors);
+    }
+    scores.exp() * factors
 }
 
 struct Head {
@@ -282,7 +303,7 @@ impl Labels {
             of_all = of_all + sum * self.spread();
             spread = Some(of_classes * self.spread());
         }
-        let mut grad = scores.exp() * of_all;
+        let mut grad = exp_times(scores, of_all);
         if let Some(spread) = spread {
             grad = grad - spread;
         }

@@ -6,6 +6,9 @@ use burn::tensor::ops::PadMode;
 use burn::tensor::{DType, Device, Distribution, Tensor};
 
 use super::chunks::{as_rows, chunks, map_rows, row_chunks, shaped};
+#[cfg(feature = "flex")]
+use super::flex;
+
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 
 /// Bits in a number: `f32` holds integers of this many bits exactly.
@@ -106,6 +109,32 @@ impl Mask {
         Self::of(draw(dims, prob, device), prob)
     }
 
+    /// The mask as numbers.
+    #[cfg(feature = "flex")]
+    pub(super) fn packed(&self) -> flex::PackedMask {
+        flex::PackedMask {
+            words: self.words.clone(),
+            elements: self.dims[0] * self.dims[1],
+            scale: scale(self.prob),
+        }
+    }
+
+    /// [`of`](Self::of) some columns of a mask.
+    pub(super) fn of_columns(keep: &Tensor<2>, columns: Range<usize>, prob: f64) -> Self {
+        let [rows, _] = keep.dims();
+        #[cfg(feature = "flex")]
+        if flex::has_slices(keep) {
+            let dims = [rows, columns.len()];
+            let words = (dims[0] * dims[1]).div_ceil(WORD).max(1);
+            return Self {
+                words: flex::pack_block(keep, &columns, words),
+                dims,
+                prob,
+            };
+        }
+        Self::of(keep.clone().slice([0..rows, columns]), prob)
+    }
+
     /// The mask of ones where elements are kept, and zeros.
     pub(super) fn of(keep: Tensor<2>, prob: f64) -> Self {
         let dims = keep.dims();
@@ -124,6 +153,10 @@ impl Mask {
 
     /// Zeroes the dropped elements, and scales the rest.
     fn apply(&self, tensor: Tensor<2>) -> Tensor<2> {
+        #[cfg(feature = "flex")]
+        if flex::has_slices(&tensor) {
+            return flex::drop(self.words.clone(), tensor, scale(self.prob));
+        }
         let keep = self.keep().cast(tensor.dtype());
         tensor * keep * scale(self.prob)
     }
@@ -150,6 +183,12 @@ impl DropRows {
             words: words.reshape([batch, heads, rows, width.div_ceil(WORD)]),
             prob,
         }
+    }
+
+    /// `[batch, heads, rows, words]`, and the factor of the weights that are kept.
+    #[cfg(feature = "flex")]
+    pub(super) fn packed(&self) -> (Tensor<4>, f64) {
+        (self.words.clone(), scale(self.prob))
     }
 
     /// The mask `[batch, heads, rows, keys]` of a part of the batch and of the rows, and of the
@@ -197,6 +236,10 @@ pub(super) fn draw(dims: [usize; 2], prob: f64, device: &Device) -> Tensor<2> {
 fn pack(bits: Tensor<2>) -> Tensor<2> {
     let [_, width] = bits.dims();
     let words = width.div_ceil(WORD).max(1);
+    #[cfg(feature = "flex")]
+    if flex::has_slices(&bits) {
+        return flex::pack(bits, words);
+    }
     let planes = (0..width).step_by(words).enumerate().map(|(plane, start)| {
         let count = words.min(width - start);
         let bits = bits.clone().narrow(1, start, count);
@@ -210,6 +253,10 @@ fn pack(bits: Tensor<2>) -> Tensor<2> {
 
 /// Unpacks the first columns of a mask that [`pack`] made: `[rows, width]`.
 fn unpack(words: Tensor<2>, width: usize) -> Tensor<2> {
+    #[cfg(feature = "flex")]
+    if flex::has_slices(&words) {
+        return flex::unpack(words, width);
+    }
     let count = words.dims()[1].max(1);
     let mut rest = words;
     let mut planes = Vec::new();

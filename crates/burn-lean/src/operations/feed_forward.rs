@@ -6,6 +6,9 @@ use burn::tensor::{DType, Tensor};
 
 use super::activation::Function;
 use super::chunks::{as_rows, chunk_bytes, chunks, map_rows, map_rows_with, shaped, wide};
+#[cfg(feature = "flex")]
+use super::flex;
+
 use super::dropout::{Mask, checked, draw, dropout, scale};
 use super::linear::{assert_fits, filled, linear, matmul, product_of_columns};
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
@@ -120,12 +123,15 @@ fn blocks(input: &Tensor<2>) -> impl Iterator<Item = Range<usize>> + use<> {
 
 /// The mask of some rows, in parts for each of the [`blocks`] of the whole.
 fn by_block(keep: &Tensor<2>, prob: f64, input: &Tensor<2>) -> Vec<Mask> {
-    let [rows, _] = keep.dims();
-    let mask = |block| Mask::of(keep.clone().slice([0..rows, block]), prob);
+    let mask = |block| Mask::of_columns(keep, block, prob);
     blocks(input).map(mask).collect()
 }
 
 fn dropped(hidden: Tensor<2>, keep: Tensor<2>, prob: f64) -> Tensor<2> {
+    #[cfg(feature = "flex")]
+    if flex::has_slices(&hidden) {
+        return flex::drop_with(hidden, &keep, scale(prob));
+    }
     let keep = keep.cast(hidden.dtype());
     hidden * keep * scale(prob)
 }
@@ -147,6 +153,12 @@ impl<const D: usize> ActivatedLinear<D> {
     fn keep(&self, block: usize) -> Option<Tensor<2>> {
         let parts: Vec<_> = self.masks.iter().map(|masks| masks[block].keep()).collect();
         (!parts.is_empty()).then(|| Tensor::cat(parts, 0))
+    }
+
+    /// The gradient of some columns of the hidden layer, if that of the input is wanted.
+    fn of_hidden(&self, columns: &Range<usize>, grad: &Tensor<2>) -> Option<Tensor<2>> {
+        let weight = self.weight.clone()?.slice([columns.clone()]);
+        Some(matmul(grad.clone(), weight.transpose()))
     }
 
     /// The input of the linear layer, and the gradient of the operation's input from that of the
@@ -179,6 +191,19 @@ impl<const D: usize> ActivatedLinear<D> {
     }
 }
 
+/// Writes the gradient of the rows of the weight that columns of the hidden layer are multiplied by.
+fn write_of_weight(
+    of_weight: &mut Option<Tensor<2>>,
+    columns: Range<usize>,
+    hidden: &Tensor<2>,
+    grad: &Tensor<2>,
+) {
+    if let Some(of_weight) = of_weight {
+        let product = product_of_columns(hidden, grad);
+        of_weight.inplace(|all| all.slice_assign([columns], product));
+    }
+}
+
 impl<const D: usize> Operation<3> for ActivatedLinear<D> {
     const NAME: &'static str = "activated_linear";
 
@@ -196,22 +221,31 @@ impl<const D: usize> Operation<3> for ActivatedLinear<D> {
         let [rows, d_output] = grad.dims();
         let of_weight = || filled([dims[D - 1], d_output], grad.dtype(), &grad);
         let mut of_weight = operands.wants(WEIGHT).then(of_weight);
+        #[cfg(feature = "flex")]
+        if flex::has_slices(&input) && flex::has_slices(&grad) {
+            let blocks: Vec<_> = blocks(&input).collect();
+            let mut layer = flex::Hidden::new(self.function.over_slices(), input);
+            for (at, columns) in blocks.into_iter().enumerate() {
+                let masks: Vec<_> = self.masks.iter().map(|masks| masks[at].packed()).collect();
+                let of_hidden = self.of_hidden(&columns, &grad);
+                let hidden = layer.block(&columns, &masks, of_hidden);
+                write_of_weight(&mut of_weight, columns, &hidden, &grad);
+            }
+            if let Some(of_weight) = of_weight {
+                operands.give(WEIGHT, of_weight);
+            }
+            operands.give(INPUT, shaped(layer.into_input(), dims));
+            return;
+        }
         for (at, columns) in blocks(&input).enumerate() {
             let block = [0..rows, columns.clone()];
-            let weight = self.weight.as_ref();
-            let of_hidden = weight.map(|weight| {
-                let weight = weight.clone().slice([columns.clone()]);
-                matmul(grad.clone(), weight.transpose())
-            });
+            let of_hidden = self.of_hidden(&columns, &grad);
             let x = input.clone().slice(block.clone());
             let (hidden, of_input) = self.block(x, self.keep(at), of_hidden);
             if let Some(of_input) = of_input {
                 input = input.slice_assign(block, of_input);
             }
-            if let Some(of_weight) = &mut of_weight {
-                let product = product_of_columns(&hidden, &grad);
-                of_weight.inplace(|sum| sum.slice_assign([columns], product));
-            }
+            write_of_weight(&mut of_weight, columns, &hidden, &grad);
         }
         if let Some(of_weight) = of_weight {
             operands.give(WEIGHT, of_weight);

@@ -8,6 +8,7 @@ use crate::backend::is_on_flex;
 
 use super::chunks::{as_rows, chunks, shaped, wide, widened};
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
+use super::threads::in_pool;
 
 const INPUT: usize = 0;
 const WEIGHT: usize = 1;
@@ -156,7 +157,7 @@ struct Part {
 
 /// The parts that a product is made in on Flex, which makes the output of each product twice. Their
 /// longer axis is cut: a product reads all of the other factor for each part.
-fn parts([rows, columns]: [usize; 2]) -> impl Iterator<Item = Part> {
+fn parts([rows, columns]: [usize; 2]) -> impl Iterator<Item = Part> + Send {
     let cuts_rows = rows >= columns;
     let (length, other) = match cuts_rows {
         true => (rows, columns),
@@ -196,10 +197,17 @@ fn product_over(mut output: Tensor<2>, lhs: &Tensor<2>, rhs: &Tensor<2>) -> Tens
         return product_in_f32(output, lhs, rhs, None);
     }
     let ([rows, inner], [_, columns]) = (lhs.dims(), rhs.dims());
-    for Part { rows, columns } in parts([rows, columns]) {
+    let mut parts = parts([rows, columns]).peekable();
+    let write = |output: Tensor<2>, Part { rows, columns }| {
         let lhs = lhs.clone().slice([rows.clone(), 0..inner]);
         let rhs = rhs.clone().slice([0..inner, columns.clone()]);
-        output = output.slice_assign([rows, columns], matmul(lhs, rhs));
+        output.slice_assign([rows, columns], matmul(lhs, rhs))
+    };
+    if let Some(first) = parts.next() {
+        output = match parts.peek() {
+            None => write(output, first),
+            Some(_) => in_pool(|| parts.fold(write(output, first), write)),
+        };
     }
     output
 }

@@ -4,7 +4,8 @@
 //! part needs. These are one node of the tape each, with a backward pass written by hand: they keep
 //! their operands, and compute the rest again, in chunks of rows. They are written with Burn's
 //! tensors, so they run on every backend that burn-lean is compiled with; and they work without
-//! gradient release, with it, and within [`checkpoint`](crate::checkpoint).
+//! gradient release, with it, and within [`checkpoint`](crate::checkpoint). On Flex, those of `f32`
+//! are loops over slices (`flex`).
 
 mod activation;
 mod attention;
@@ -12,6 +13,8 @@ mod chunks;
 mod cross_entropy;
 mod dropout;
 mod feed_forward;
+#[cfg(feature = "flex")]
+mod flex;
 mod linear;
 pub mod nn;
 mod node;

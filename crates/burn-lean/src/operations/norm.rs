@@ -6,6 +6,9 @@ use burn::tensor::{DType, Tensor};
 use crate::backend::is_on_flex;
 
 use super::chunks::{as_rows, fold_rows, map_rows, map_rows_with, shaped, wide};
+#[cfg(feature = "flex")]
+use super::flex;
+
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 
 const INPUT: usize = 0;
@@ -166,9 +169,22 @@ struct RowNorm<const D: usize> {
 }
 
 impl<const D: usize> RowNorm<D> {
+    /// Whether the whole operation is one pass over slices.
+    #[cfg(feature = "flex")]
+    fn has_slices(&self, beta: Option<&Tensor<1>>) -> bool {
+        matches!(self.statistic, Statistic::MeanAndVariance)
+            && flex::has_slices(&self.input)
+            && flex::has_slices(&self.gamma)
+            && beta.is_none_or(flex::has_slices)
+    }
+
     /// In 32 bits at least, and rounded once.
     fn forward(&self, beta: Option<Tensor<1>>) -> Tensor<D> {
         let input = self.input.clone();
+        #[cfg(feature = "flex")]
+        if self.has_slices(beta.as_ref()) {
+            return flex::layer_norm(input, self.gamma.clone(), beta, self.epsilon);
+        }
         let (dtype, wide) = (input.dtype(), wide(input.dtype()));
         let gain = self.gamma.clone().cast(wide);
         let shift = beta.map(|beta| beta.cast(wide));
@@ -208,6 +224,16 @@ impl<const D: usize> Operation<3> for RowNorm<D> {
     const MIXES: bool = true;
 
     fn backward(self, grad: Gradient, operands: &mut OperandGradients<'_, 3>) {
+        #[cfg(feature = "flex")]
+        if self.has_slices(None) {
+            let grad = grad.tensor::<D>();
+            let (of_input, [of_gamma, of_beta]) =
+                flex::layer_norm_backward(self.input, self.gamma, grad, self.epsilon);
+            operands.give(INPUT, of_input);
+            operands.give(GAMMA, of_gamma);
+            operands.give(BETA, of_beta);
+            return;
+        }
         let Self {
             statistic,
             input,

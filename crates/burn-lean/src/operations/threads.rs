@@ -32,6 +32,36 @@ pub(super) fn in_parallel<T: Sync, R: Send>(
     }
 }
 
+/// Runs `compute` on one of the threads, where it is about to use all of them several times: from
+/// there they are found awake.
+#[cfg(feature = "rayon")]
+pub(super) fn in_pool<R: Send>(compute: impl FnOnce() -> R + Send) -> R {
+    rayon::scope(|_| compute())
+}
+
+/// Runs `compute`.
+#[cfg(not(feature = "rayon"))]
+pub(super) fn in_pool<R>(compute: impl FnOnce() -> R) -> R {
+    compute()
+}
+
+/// Runs `compute` on each item.
+#[cfg(all(feature = "flex", feature = "rayon"))]
+pub(super) fn each<T: Send>(items: Vec<T>, compute: impl Fn(T) + Sync) {
+    use rayon::iter::{IntoParallelIterator, ParallelIterator};
+    match items.len() {
+        // No other thread is woken.
+        ..2 => items.into_iter().for_each(compute),
+        _ => items.into_par_iter().for_each(&compute),
+    }
+}
+
+/// Runs `compute` on each item.
+#[cfg(all(feature = "flex", not(feature = "rayon")))]
+pub(super) fn each<T>(items: Vec<T>, compute: impl Fn(T)) {
+    items.into_iter().for_each(compute);
+}
+
 /// The results of `compute` for each item, in their order.
 #[cfg(not(feature = "rayon"))]
 pub(super) fn in_parallel<T, R>(items: &[T], compute: impl Fn(&T) -> R) -> Vec<R> {

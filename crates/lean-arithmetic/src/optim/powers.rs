@@ -44,6 +44,16 @@ pub const fn words(numbers: usize) -> usize {
 /// The smallest scale: one over it is finite, and the root of any number is above it.
 pub const LEAST_SCALE: f32 = 1e-30;
 
+/// What a block is written with.
+#[derive(Clone, Copy)]
+pub(super) struct Scale {
+    scale: f32,
+    code_of_root: f32,
+    root_of_code: f32,
+    /// Whether all numbers of the block are finite.
+    pub(super) are_finite: bool,
+}
+
 impl Kind {
     /// The largest code.
     pub const fn most(self) -> f32 {
@@ -78,31 +88,55 @@ impl Kind {
         }
     }
 
-    /// Writes a block. With noise, positive numbers become one of the two powers beside them, the
-    /// nearer one with the larger probability, and other numbers have the code that is nearest to
-    /// their root. `first` is the place of the first number among those of its tensor.
-    ///
+    /// The scale of a block. A processor takes a while for it, and computes that of another block
+    /// meanwhile.
+    #[inline(always)]
+    pub(super) fn scale(self, numbers: &[f32; BLOCK]) -> Scale {
+        let mut most = largest(numbers);
+        let are_finite = most < INFINITY;
+        if !are_finite {
+            most = largest(&finite(numbers));
+        }
+        let scale = self.root(f32::from_bits(most));
+        let scale = scale.clamp(LEAST_SCALE, self.largest_scale());
+        Scale {
+            scale,
+            code_of_root: self.most() / scale,
+            root_of_code: scale / self.most(),
+            are_finite,
+        }
+    }
+
+    /// Writes a block of this scale. With noise, positive numbers become one of the two powers beside
+    /// them, the nearer one with the larger probability, and other numbers have the code that is
+    /// nearest to their root. `first` is the place of the first number among those of its tensor.
     #[inline(always)]
     pub(super) fn write(
         self,
         numbers: &[f32; BLOCK],
+        scale: Scale,
         block: &mut [u8; BYTES],
         noise: Option<Noise>,
         first: u32,
     ) {
         // Loops by place and without branches, which are vectorized; a closure may be compiled on
         // its own, without the wide instructions.
-        let mut finite = [0.0; BLOCK];
-        for place in 0..BLOCK {
-            let number = numbers[place];
-            finite[place] = if is_finite(number) { number } else { 0.0 };
-        }
-        let scale = self.root(f32::from_bits(largest(&finite)));
-        let scale = scale.clamp(LEAST_SCALE, self.largest_scale());
+        let replaced;
+        let finite = match scale.are_finite {
+            true => numbers,
+            false => {
+                replaced = finite(numbers);
+                &replaced
+            }
+        };
+        let Scale {
+            scale,
+            code_of_root,
+            root_of_code,
+            ..
+        } = scale;
         let (codes, bytes) = block.split_at_mut(BLOCK);
         bytes.copy_from_slice(&scale.to_le_bytes());
-
-        let (code_of_root, root_of_code) = (self.most() / scale, scale / self.most());
         let mut rounded = [0.0; BLOCK];
         match (self, noise) {
             (Self::Signed, _) => {
@@ -168,7 +202,7 @@ impl Kind {
         let blocks = numbers.chunks(BLOCK).zip(firsts).map(|(numbers, first)| {
             let (mut block, mut bytes) = ([0.0; BLOCK], [0; BYTES]);
             block[..numbers.len()].copy_from_slice(numbers);
-            self.write(&block, &mut bytes, noise, first);
+            self.write(&block, self.scale(&block), &mut bytes, noise, first);
             bytes
         });
         blocks.flat_map(words_of).collect()
@@ -238,13 +272,24 @@ fn whole(number: f32) -> u8 {
 /// The bits of the largest magnitude: positive floats are ordered as their bits are, with infinity
 /// and NaN above all others.
 #[inline(always)]
-pub(super) fn largest(numbers: &[f32]) -> u32 {
+fn largest(numbers: &[f32]) -> u32 {
     let magnitudes = numbers.iter().map(|number| number.abs().to_bits());
     magnitudes.fold(0, u32::max)
 }
 
 /// The lowest bits of a number that is not finite.
-pub(super) const INFINITY: u32 = f32::INFINITY.to_bits();
+const INFINITY: u32 = f32::INFINITY.to_bits();
+
+/// The numbers of a block, and zero for those that are not finite.
+#[inline(always)]
+fn finite(numbers: &[f32; BLOCK]) -> [f32; BLOCK] {
+    let mut finite = [0.0; BLOCK];
+    for place in 0..BLOCK {
+        let number = numbers[place];
+        finite[place] = if is_finite(number) { number } else { 0.0 };
+    }
+    finite
+}
 
 #[inline(always)]
 fn is_finite(number: f32) -> bool {

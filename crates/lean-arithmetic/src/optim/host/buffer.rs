@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::super::powers::BYTES;
+use super::super::powers::{BYTES, Scale};
 use super::super::{BLOCK, Kind, Noise};
 
 /// Elements that are read and written.
@@ -60,14 +60,24 @@ impl<'a> Buffer<'a> {
         source.load(block, numbers);
     }
 
+    /// The scale of a block, if it has one.
+    #[inline(always)]
+    pub(super) fn scale(&self, numbers: &[f32; BLOCK]) -> Option<Scale> {
+        match self {
+            Self::EightBit { kind, .. } => Some(kind.scale(numbers)),
+            Self::F32(_) | Self::Bf16(_) => None,
+        }
+    }
+
     /// Writes the numbers of a block, rounded to those that are kept. The last one may hold more
-    /// than there are, which are zero. `first` is the place of the first number in its tensor, for
-    /// rounding with noise.
+    /// than there are, which are zero. `scale` is that of the block, and `first` the place of the
+    /// first number in its tensor, for rounding with noise.
     #[inline(always)]
     pub(super) fn store(
         &mut self,
         block: usize,
         numbers: &[f32; BLOCK],
+        scale: Option<Scale>,
         noise: Option<Noise>,
         first: usize,
     ) {
@@ -84,7 +94,8 @@ impl<'a> Buffer<'a> {
             }
             Self::EightBit { blocks, kind } => {
                 let bytes = &mut blocks.as_chunks_mut().0[block];
-                kind.write(numbers, bytes, noise, first as u32);
+                let scale = scale.unwrap_or_else(|| kind.scale(numbers));
+                kind.write(numbers, scale, bytes, noise, first as u32);
             }
         }
     }

@@ -6,7 +6,6 @@ mod vector;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::powers::{INFINITY, largest};
 use super::{BLOCK, Clip, Measure, Noise, Rule, Split};
 
 pub use buffer::{Buffer, Source};
@@ -261,13 +260,18 @@ fn step_by_blocks<S: Simd, R: Rule<N>, const N: usize>(
         }
         let values = floats.each_mut().map(|floats| &mut floats[..length]);
         vector::step(simd, pass.rule, pass.clip, pass.fresh, weight, grad, values);
-        for (state, floats) in states.iter_mut().zip(&mut floats) {
-            if let Buffer::EightBit { .. } = state {
-                show_what_is_not_finite(weight, &floats[..length]);
-            }
+        let mut scales = [None; N];
+        for ((state, floats), scale) in states.iter().zip(&mut floats).zip(&mut scales) {
             // Of the last block, what the one before it has left.
             floats[length..].fill(0.0);
-            state.store(block, floats, pass.noise, first + block * BLOCK);
+            *scale = state.scale(floats);
+            if scale.is_some_and(|scale| !scale.are_finite) {
+                show_what_is_not_finite(weight, &floats[..length]);
+            }
+        }
+        let first = first + block * BLOCK;
+        for ((state, floats), scale) in states.iter_mut().zip(&floats).zip(scales) {
+            state.store(block, floats, scale, pass.noise, first);
         }
     }
 }
@@ -275,9 +279,6 @@ fn step_by_blocks<S: Simd, R: Rule<N>, const N: usize>(
 /// Puts numbers that 8 bits cannot hold into their weights.
 #[inline(always)]
 fn show_what_is_not_finite(weight: &mut [f32], numbers: &[f32]) {
-    if largest(numbers) < INFINITY {
-        return;
-    }
     for (weight, number) in weight.iter_mut().zip(numbers) {
         *weight = if number.is_finite() { *weight } else { *number };
     }

@@ -1,0 +1,406 @@
+//! Attention on Flex, head by head.
+//!
+//! The scores of a few rows are made, normalized and used while they are in the cache of one
+//! processor. Threads share out the heads, and wait for each other once for many of them.
+
+use std::ops::Range;
+
+use burn::backend::Flex;
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::{Bool, Shape, Tensor};
+use lean_arithmetic::slices::{Softmax, drop_row};
+
+use super::super::chunks::chunks_of;
+use super::super::threads::{in_parallel, threads};
+use super::{FlexTensor, floats, of, own, read, tensor, zeros};
+
+/// How many scores a thread makes at once, if these are at least [`FEWEST_ROWS`].
+const SCORES: usize = 32 << 10;
+
+/// Products of fewer rows are slower.
+const FEWEST_ROWS: usize = 32;
+
+/// Products of two numbers that are worth another thread.
+const WORTH_A_THREAD: usize = 1 << 18;
+
+/// What attention computes with.
+pub(in super::super) struct Settings {
+    /// The factor of the scores.
+    pub(in super::super) scale: f64,
+    /// How the scores become weights.
+    pub(in super::super) softmax: Softmax,
+    /// Whether no query attends to later keys.
+    pub(in super::super) is_causal: bool,
+    /// Where scores are replaced, and by what.
+    pub(in super::super) masks: Vec<(Tensor<4, Bool>, f64)>,
+    /// The weights that are dropped, `[batch, heads, time, words]`, and the factor of the others.
+    pub(in super::super) drop: Option<(Tensor<4>, f64)>,
+}
+
+/// The attended values: `[batch, time, heads, size]`, as the query, the key and the value are.
+pub(in super::super) fn attention(settings: Settings, operands: [Tensor<4>; 3]) -> Tensor<4> {
+    let at_once = 4 * threads(&operands[0]);
+    let heads = Heads::new(settings, operands.map(of));
+    let Heads { dims, .. } = &heads;
+    let mut output = zeros(&Shape::new([
+        dims.batch,
+        dims.time,
+        dims.heads,
+        dims.value_size,
+    ]));
+    for groups in heads.groups().chunks(heads.at_once(at_once)) {
+        let outputs = in_parallel(groups, |group| heads.outputs(group));
+        for (group, outputs) in groups.iter().zip(outputs) {
+            write(&mut output, group, &outputs);
+        }
+    }
+    tensor(output)
+}
+
+/// The gradients of the query, the key and the value that are wanted, from that of the output. They
+/// are written over the operands that nothing else holds.
+pub(in super::super) fn attention_backward(
+    settings: Settings,
+    operands: [Tensor<4>; 3],
+    grad: Tensor<4>,
+    wants: [bool; 3],
+) -> [Tensor<4>; 3] {
+    let at_once = 4 * threads(&grad);
+    let mut heads = Heads::new(settings, operands.map(own));
+    let grad = of(grad);
+    let groups = heads.groups();
+    for groups in groups.chunks(heads.at_once(at_once)) {
+        let grads = in_parallel(groups, |group| heads.gradients(group, &grad, wants));
+        for (group, [query, key, value]) in groups.iter().zip(grads) {
+            // Nothing reads these heads again.
+            write(&mut heads.query, group, &query);
+            let group = &Group {
+                heads: group.key_head..group.key_head + 1,
+                ..*group
+            };
+            write(&mut heads.key, group, &key);
+            write(&mut heads.value, group, &value);
+        }
+    }
+    [heads.query, heads.key, heads.value].map(tensor)
+}
+
+struct Dimensions {
+    batch: usize,
+    time: usize,
+    heads: usize,
+    key_time: usize,
+    key_heads: usize,
+    value_size: usize,
+}
+
+/// Heads that share a key, of one element of the batch.
+struct Group {
+    batch: usize,
+    heads: Range<usize>,
+    key_head: usize,
+}
+
+struct Heads {
+    query: FlexTensor,
+    key: FlexTensor,
+    value: FlexTensor,
+    dims: Dimensions,
+    scale: f32,
+    softmax: Softmax,
+    is_causal: bool,
+    masks: Vec<(FlexTensor, f32)>,
+    /// `[batch, heads, time, words]`, and the factor of the weights that are kept.
+    drop: Option<(FlexTensor, f32)>,
+}
+
+/// The weights of some rows of a head.
+struct Weights {
+    /// `[1, 1, rows, size]`, scaled.
+    query: FlexTensor,
+    /// `[1, 1, rows, keys]`
+    weights: FlexTensor,
+    keys: usize,
+}
+
+impl Heads {
+    fn new(settings: Settings, [query, key, value]: [FlexTensor; 3]) -> Self {
+        let ([batch, time, heads, _], [_, key_time, key_heads, value_size]) =
+            (query.layout().shape().dims(), value.layout().shape().dims());
+        let mask =
+            |mask: Tensor<4, Bool>| mask.try_into_primitive::<Flex>().expect("it is on Flex");
+        let masks = settings.masks.into_iter();
+        Self {
+            query,
+            key,
+            value,
+            dims: Dimensions {
+                batch,
+                time,
+                heads,
+                key_time,
+                key_heads,
+                value_size,
+            },
+            scale: settings.scale as f32,
+            softmax: settings.softmax,
+            is_causal: settings.is_causal,
+            masks: masks.map(|(of, value)| (mask(of), value as f32)).collect(),
+            drop: settings
+                .drop
+                .map(|(words, scale)| (floats(words), scale as f32)),
+        }
+    }
+
+    fn groups(&self) -> Vec<Group> {
+        let Dimensions {
+            batch,
+            heads,
+            key_heads,
+            ..
+        } = self.dims;
+        let shared = heads / key_heads;
+        let of_batch = |batch| {
+            (0..key_heads).map(move |key_head| Group {
+                batch,
+                heads: key_head * shared..(key_head + 1) * shared,
+                key_head,
+            })
+        };
+        (0..batch).flat_map(of_batch).collect()
+    }
+
+    /// How many groups are computed before their results are written: one, if all of them are too
+    /// little for another thread.
+    fn at_once(&self, most: usize) -> usize {
+        let Dimensions {
+            batch,
+            time,
+            heads,
+            key_time,
+            value_size,
+            ..
+        } = self.dims;
+        match batch * heads * time * key_time * value_size < WORTH_A_THREAD {
+            true => 1,
+            false => most,
+        }
+    }
+
+    /// Rows whose scores are made at once.
+    fn tiles(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let Dimensions { time, key_time, .. } = self.dims;
+        let count = (time * key_time).div_ceil(SCORES).max(1);
+        chunks_of(time, time.div_ceil(count).max(FEWEST_ROWS))
+    }
+
+    /// How many keys the rows before this one attend to: later ones have no weight.
+    fn keys(&self, end: usize) -> usize {
+        let Dimensions { time, key_time, .. } = self.dims;
+        match self.is_causal {
+            true => (end + key_time).saturating_sub(time).clamp(1, key_time),
+            false => key_time,
+        }
+    }
+
+    fn weights(&self, batch: usize, head: usize, key_head: usize, rows: &Range<usize>) -> Weights {
+        let keys = self.keys(rows.end);
+        let query = self.scaled_query(batch, head, rows);
+        let key = part(&self.key, batch, 0..keys, key_head);
+        let mut weights = Flex::float_matmul(query.clone(), key.transpose(2, 3));
+        let scores = weights.storage_mut();
+        self.replace(scores, [batch, head], rows, None);
+        self.softmax.rows(scores, keys);
+        Weights {
+            query,
+            weights,
+            keys,
+        }
+    }
+
+    /// `[1, 1, rows, size]`, in a buffer of its own.
+    fn scaled_query(&self, batch: usize, head: usize, rows: &Range<usize>) -> FlexTensor {
+        let mut part = part(&self.query, batch, rows.clone(), head);
+        let [_, _, row, number] = part.layout().strides() else {
+            unreachable!("it has four axes")
+        };
+        if *number != 1 || *row < part.layout().shape()[3] as isize {
+            part = part.to_contiguous();
+        }
+        let layout = part.layout();
+        let mut query = zeros(layout.shape());
+        let row = layout.strides()[2] as usize;
+        let numbers = part.storage::<f32>()[layout.start_offset()..].chunks(row.max(1));
+        let size = layout.shape()[3].max(1);
+        for (query, numbers) in query.storage_mut().chunks_exact_mut(size).zip(numbers) {
+            for (query, number) in query.iter_mut().zip(numbers) {
+                *query = number * self.scale;
+            }
+        }
+        query
+    }
+
+    /// Replaces scores that are masked by this number, or by those of their masks.
+    fn replace(
+        &self,
+        scores: &mut [f32],
+        [batch, head]: [usize; 2],
+        rows: &Range<usize>,
+        by: Option<f32>,
+    ) {
+        let Dimensions { time, key_time, .. } = self.dims;
+        let keys = scores.len() / rows.len();
+        for (mask, value) in &self.masks {
+            let layout = mask.layout();
+            let at = |axis: usize, at: usize| match layout.shape()[axis] {
+                1 => 0,
+                _ => at as isize * layout.strides()[axis],
+            };
+            let mask = mask.storage::<u8>();
+            let value = by.unwrap_or(*value);
+            let of_head = layout.start_offset() as isize + at(0, batch) + at(1, head);
+            for (row, scores) in rows.clone().zip(scores.chunks_exact_mut(keys)) {
+                let of_row = of_head + at(2, row);
+                for (key, score) in scores.iter_mut().enumerate() {
+                    let is_masked = mask[(of_row + at(3, key)) as usize] != 0;
+                    *score = if is_masked { value } else { *score };
+                }
+            }
+        }
+        if self.is_causal {
+            for (row, scores) in rows.clone().zip(scores.chunks_exact_mut(keys)) {
+                let seen = (row + 1 + key_time).saturating_sub(time).min(keys);
+                scores[seen..].fill(by.unwrap_or(f32::NEG_INFINITY));
+            }
+        }
+    }
+
+    /// Drops weights of some rows of a head, or their gradients, and scales the others.
+    fn drop(&self, weights: &mut [f32], [batch, head]: [usize; 2], rows: &Range<usize>) {
+        let Some((words, scale)) = &self.drop else {
+            return;
+        };
+        let keys = weights.len() / rows.len();
+        let width = words.layout().shape()[3];
+        let first = ((batch * self.dims.heads + head) * self.dims.time + rows.start) * width;
+        let words = read(words)[first..].chunks_exact(width);
+        for (words, weights) in words.zip(weights.chunks_exact_mut(keys)) {
+            drop_row(words, weights, *scale);
+        }
+    }
+
+    /// `[time, value size]` of each head of a group.
+    fn outputs(&self, group: &Group) -> Vec<f32> {
+        let Group {
+            batch, key_head, ..
+        } = *group;
+        let size = self.dims.value_size;
+        let mut outputs = Vec::with_capacity(group.heads.len() * self.dims.time * size);
+        for head in group.heads.clone() {
+            for rows in self.tiles() {
+                let Weights {
+                    mut weights, keys, ..
+                } = self.weights(batch, head, key_head, &rows);
+                self.drop(weights.storage_mut(), [batch, head], &rows);
+                let value = part(&self.value, batch, 0..keys, key_head);
+                outputs.extend(product(weights, value));
+            }
+        }
+        outputs
+    }
+
+    /// The gradients of a group: of each of its queries, of its key and of its value. Those that are
+    /// not wanted are empty.
+    fn gradients(&self, group: &Group, grad: &FlexTensor, wants: [bool; 3]) -> [Vec<f32>; 3] {
+        let Group {
+            batch, key_head, ..
+        } = *group;
+        let [mut of_query, mut of_key, mut of_value] = <[Vec<f32>; 3]>::default();
+        for head in group.heads.clone() {
+            for rows in self.tiles() {
+                let Weights {
+                    query,
+                    mut weights,
+                    keys,
+                } = self.weights(batch, head, key_head, &rows);
+                let grad = part(grad, batch, rows.clone(), head);
+                let value = part(&self.value, batch, 0..keys, key_head);
+                let mut of_scores = Flex::float_matmul(grad.clone(), value.transpose(2, 3));
+                let scores = of_scores.storage_mut();
+                self.drop(scores, [batch, head], &rows);
+                self.softmax.backward(read(&weights), scores, keys);
+                self.replace(scores, [batch, head], &rows, Some(0.0));
+                if wants[2] {
+                    self.drop(weights.storage_mut(), [batch, head], &rows);
+                    let part = Flex::float_matmul(weights.transpose(2, 3), grad);
+                    add(&mut of_value, read(&part));
+                }
+                if wants[1] {
+                    let part = Flex::float_matmul(of_scores.transpose(2, 3), query);
+                    add(&mut of_key, read(&part));
+                }
+                if wants[0] {
+                    let key = part(&self.key, batch, 0..keys, key_head);
+                    let part = product(of_scores, key);
+                    of_query.extend(part.into_iter().map(|number| number * self.scale));
+                }
+            }
+        }
+        [of_query, of_key, of_value]
+    }
+}
+
+/// `[1, 1, rows, size]` of a tensor `[batch, time, heads, size]`.
+fn part(tensor: &FlexTensor, batch: usize, rows: Range<usize>, head: usize) -> FlexTensor {
+    let part = tensor.narrow(0, batch, 1).narrow(2, head, 1);
+    part.narrow(1, rows.start, rows.len())
+        .permute(&[0, 2, 1, 3])
+}
+
+/// How many products for one row are added up one after the other.
+const LONGEST: usize = 512;
+
+/// `[rows, keys] * [keys, size]`. The products for a single row, which are added up one after the
+/// other, are cut into parts.
+fn product(lhs: FlexTensor, rhs: FlexTensor) -> Vec<f32> {
+    let [_, _, rows, keys] = lhs.layout().shape().dims();
+    let at_once = if rows == 1 { LONGEST } else { keys };
+    let mut sum = Vec::new();
+    for part in chunks_of(keys, at_once) {
+        let lhs = lhs.narrow(3, part.start, part.len());
+        let rhs = rhs.narrow(2, part.start, part.len());
+        add(&mut sum, read(&Flex::float_matmul(lhs, rhs)));
+    }
+    sum
+}
+
+/// Adds to the first of the sums; those that do not exist yet are zero.
+fn add(sums: &mut Vec<f32>, numbers: &[f32]) {
+    for (sum, number) in sums.iter_mut().zip(numbers) {
+        *sum += number;
+    }
+    if let Some(rest) = numbers.get(sums.len()..) {
+        sums.extend_from_slice(rest);
+    }
+}
+
+/// Writes `[time, size]` of each head of a group into `[batch, time, heads, size]`. Rows that are
+/// missing are zero; if all are, nothing is written.
+fn write(tensor: &mut FlexTensor, group: &Group, numbers: &[f32]) {
+    if numbers.is_empty() {
+        return;
+    }
+    let [_, time, heads, size] = tensor.layout().shape().dims();
+    let all = tensor.storage_mut::<f32>();
+    let of_head = numbers.len() / group.heads.len();
+    for (head, numbers) in group.heads.clone().zip(numbers.chunks_exact(of_head)) {
+        let first = (group.batch * time * heads + head) * size;
+        let mut rows = numbers.chunks_exact(size);
+        for row in all[first..].chunks_mut(heads * size).take(time) {
+            match rows.next() {
+                Some(numbers) => row[..size].copy_from_slice(numbers),
+                None => row[..size].fill(0.0),
+            }
+        }
+    }
+}

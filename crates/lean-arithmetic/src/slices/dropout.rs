@@ -1,0 +1,87 @@
+//! Masks of dropout, of which a number holds 24 bits.
+//!
+//! A row of zeros and ones has so many numbers as a twenty-fourth of its length, and is cut into as
+//! long pieces: those of a number are one of each piece, that of the first piece in its highest bit.
+
+use pulp::{Arch, Simd, WithSimd};
+
+/// Bits in a number: `f32` holds integers of this many bits exactly.
+const WORD: usize = 24;
+
+/// Zeroes the numbers of a row that its mask drops, and multiplies the others by `scale`.
+pub fn drop_row(words: &[f32], row: &mut [f32], scale: f32) {
+    Arch::new().dispatch(DropRow(words, row, scale));
+}
+
+/// Writes the ones and zeros of a mask.
+pub fn unpack_row(words: &[f32], row: &mut [f32]) {
+    row.fill(1.0);
+    drop_row(words, row, 1.0);
+}
+
+/// Writes the numbers of a mask of ones and zeros.
+pub fn pack_row(row: &[f32], words: &mut [f32]) {
+    Arch::new().dispatch(PackRow(row, words));
+}
+
+struct DropRow<'a>(&'a [f32], &'a mut [f32], f32);
+
+impl WithSimd for DropRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self(words, row, scale) = self;
+        for (plane, row) in row.chunks_mut(words.len().max(1)).enumerate() {
+            for (number, word) in row.iter_mut().zip(words) {
+                let is_kept = (*word as i32 >> (WORD - 1 - plane)) & 1;
+                // Not a choice: what is not a number stays so where it is dropped, too.
+                *number = *number * is_kept as f32 * scale;
+            }
+        }
+    }
+}
+
+struct PackRow<'a>(&'a [f32], &'a mut [f32]);
+
+impl WithSimd for PackRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self(row, words) = self;
+        words.fill(0.0);
+        for (plane, row) in row.chunks(words.len().max(1)).enumerate() {
+            let bit = (1_u32 << (WORD - 1 - plane)) as f32;
+            for (number, word) in row.iter().zip(&mut *words) {
+                *word += number * bit;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mask_is_what_was_packed() {
+        for width in [1, 5, 23, 24, 25, 48, 100, 197, 1000] {
+            let keep = |at: usize| f32::from(u8::from(at * 7919 % 13 > 3));
+            let mask: Vec<f32> = (0..width).map(keep).collect();
+            let mut words = vec![f32::NAN; width.div_ceil(WORD)];
+            pack_row(&mask, &mut words);
+            let mut found = vec![f32::NAN; width];
+            unpack_row(&words, &mut found);
+            assert_eq!(found, mask);
+            // The first columns alone, as of keys that are not masked.
+            let mut row = vec![3.0; width / 2];
+            drop_row(&words, &mut row, 2.0);
+            assert!(
+                row.iter()
+                    .zip(&mask)
+                    .all(|(number, keep)| *number == keep * 6.0)
+            );
+        }
+    }
+}
