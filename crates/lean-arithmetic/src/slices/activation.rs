@@ -34,8 +34,8 @@ impl Activation {
         }
     }
 
-    /// Writes the function of each number of `x` to `y`, and replaces `x` by its gradient, from that
-    /// of `y`.
+    /// Writes the function of each number of `x` to `y`, and replaces `x` by its gradient, from
+    /// that of `y`.
     pub fn value_and_backward(self, x: &mut [f32], y: &mut [f32], grad: &[f32]) {
         match self {
             Self::Gelu => Arch::new().dispatch(Both(Gelu, x, y, grad)),

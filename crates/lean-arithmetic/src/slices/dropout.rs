@@ -1,7 +1,7 @@
 //! Masks of dropout, of which a number holds 24 bits.
 //!
-//! A row of zeros and ones has so many numbers as a twenty-fourth of its length, and is cut into as
-//! long pieces: those of a number are one of each piece, that of the first piece in its highest bit.
+//! A row of zeros and ones is cut into pieces of a twenty-fourth of its length. A number holds one
+//! bit of each piece, that of the first piece in its highest bit.
 
 use pulp::{Arch, Simd, WithSimd};
 

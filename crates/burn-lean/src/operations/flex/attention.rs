@@ -309,8 +309,8 @@ impl Heads {
         outputs
     }
 
-    /// The gradients of a group: of each of its queries, of its key and of its value. Those that are
-    /// not wanted are empty.
+    /// The gradients of a group: of each of its queries, of its key and of its value. Those that
+    /// are not wanted are empty.
     fn gradients(&self, group: &Group, grad: &FlexTensor, wants: [bool; 3]) -> [Vec<f32>; 3] {
         let Group {
             batch, key_head, ..
