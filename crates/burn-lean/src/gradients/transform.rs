@@ -95,6 +95,7 @@ impl GradientTransform {
             stops_at_non_finite: self.stops_at_non_finite,
             gives_f32: self.gives_f32,
             averages: self.averages.clone(),
+            widened: HashSet::new(),
             step: ThisStep::default(),
         }
     }
