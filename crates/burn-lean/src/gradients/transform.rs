@@ -90,7 +90,7 @@ impl GradientTransform {
             stops_at_non_finite: self.stops_at_non_finite,
             gives_f32: self.gives_f32,
             averages: self.averages.clone(),
-            ..Self::default()
+            step: ThisStep::default(),
         }
     }
 
