@@ -304,10 +304,13 @@ impl HandOut<'_> {
             "gradient release: {path} is not stepped inside backward, so no replica owns its state; \
              train without `with_sharded_optimizer`"
         );
-        let shape = grad.shape();
+        let (shape, dtype) = (grad.shape(), grad.dtype());
         let mean = expect(in_flight.mean(id, flat(grad.into_dispatch())));
-        let mean = mean.expect("all replicas get it");
-        Tensor::from_dispatch(shaped(mean, shape))
+        let mean = shaped(mean.expect("all replicas get it"), shape);
+        match self.session.stepper().gradients.gives_f32 {
+            true => Tensor::<D>::from_dispatch(mean),
+            false => Tensor::<D>::from_dispatch(mean).cast(dtype),
+        }
     }
 
     /// Steps a parameter that is not armed, where plain Burn would step it.

@@ -4,7 +4,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use burn::module::{Lora, Module, ModuleMapper, Param};
 use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
 use burn::train::metric::LossMetric;
 use burn::train::metric::store::{Aggregate, Direction, Split};
 use burn::train::{Interrupter, MetricEarlyStoppingStrategy, StoppingCondition};
@@ -13,7 +15,7 @@ use burn_lean::{DataParallel, FirstPass, NormClipping, Replicas, Threads};
 
 use super::harness::{ByHand, Directory, Mode, Net, OnStep, Run, Training, User};
 use crate::clipping::by_hand::{clip_global, scale};
-use crate::harness::{Bits, adamw, assert_bits};
+use crate::harness::{Bits, adamw, assert_bits, flex, seeded};
 
 const EPOCHS: usize = 4;
 /// Batches of all replicas in an epoch.
@@ -193,4 +195,41 @@ fn all_stop_early_together() {
     assert!((2..9).contains(&epochs), "{epochs} epochs");
     assert_eq!(runs[0].losses.len(), epochs * (ALL / 2 + 2));
     assert_bits(&runs[0].last, &runs[1].last, "stopped early");
+}
+
+/// Of an adapted weight that is trained, too, the gradient is an ordinary one.
+#[test]
+fn an_adapted_weight_is_stepped_with_the_mean() {
+    struct Unfreeze;
+    impl ModuleMapper for Unfreeze {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.set_require_grad(true)
+        }
+    }
+    let adapted = |mut net: Net| {
+        let query = net.query.apply_lora(Lora::new(2, 4.0));
+        net.query = seeded(&flex(), |_| query).map(&mut Unfreeze);
+        net
+    };
+    let how = How {
+        is_sharded: false,
+        max_norm: None,
+    };
+    let mut stock = training();
+    stock.accumulation = Some(2);
+    stock.model = adapted(Net::without_third_use());
+    stock.model.user.by_hand = Some(Arc::new(Mean {
+        size: 2,
+        max_norm: None,
+    }));
+    let expected = weights(&stock.run(Mode::Stock).last);
+    let folder = Directory::temporary();
+    let ends = Threads::run(2, |replicas| {
+        let mut training = how.training(replicas, folder.path());
+        training.model = adapted(Net::without_third_use());
+        training.run(Mode::Released).last
+    });
+    for (rank, last) in ends.iter().enumerate() {
+        assert_bits(&weights(last), &expected, &format!("adapters, rank {rank}"));
+    }
 }
