@@ -18,8 +18,8 @@ const STOREYS: [(&str, &str); 5] = [
     (
         "burn-lean",
         "lock path error recompute::random backend tape groups hook_orders reduction gradients \
-         session recompute::scope parameter recompute optimizer data_parallel train operations \
-         optim",
+         session recompute::scope parameter recompute optimizer mixed_precision data_parallel train \
+         operations optim",
     ),
     (
         "lean-arithmetic",
