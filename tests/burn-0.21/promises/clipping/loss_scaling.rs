@@ -274,17 +274,6 @@ fn two_optimizers_share_a_scaler() {
 }
 
 #[test]
-fn a_step_without_gradients_leaves_the_scale() {
-    let scaler = LossScalerConfig::new()
-        .with_init_scale(1024.0)
-        .with_growth_interval(1)
-        .init();
-    let mut optim = sgd(&scaler);
-    let model = optim.step(1.0, vector(), GradientsParams::new());
-    assert_eq!((scaler.current(), first(&model)), (1024.0, 0.0));
-}
-
-#[test]
 fn gradients_of_two_types_have_one_norm() {
     let mut model = vector();
     let wide = Tensor::<R, 1>::zeros([3], &Default::default()).cast(FloatDType::F64);

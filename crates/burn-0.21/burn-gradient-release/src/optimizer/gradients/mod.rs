@@ -335,14 +335,12 @@ impl<B: Backend> GradientTransform<B> {
                     .then(|| global_norm(squared.iter().map(|(_, squared)| *squared)))
             }
         };
-        let has_gradients = norm.is_some() || has_skipped;
         // A norm of some of the gradients alone is not reported.
         let norm = norm.filter(|_| !has_skipped);
         if let Some(norm) = norm {
             self.policy.observe(norm);
         }
-        // A step without gradients says nothing of the scale.
-        let scaler = self.policy.scaler.as_ref().filter(|_| has_gradients);
+        let scaler = self.policy.scaler.as_ref();
         let clips_all = matches!(
             self.policy.clipping,
             Some(NormClipping::GlobalNorm { .. } | NormClipping::ZClip(_))
