@@ -2,16 +2,16 @@
 
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, ModuleOptimizer};
-use burn::tensor::Tensor;
-use burn_lean::WithGradientRelease;
+use burn::tensor::{DType, Tensor};
 use burn_lean::optim::{EightBitMoments, InFiveBytes, Offload};
+use burn_lean::{MixedPrecision, WithGradientRelease};
 
 use super::side::{InOnePass, Lean, model_without_embeddings};
 use crate::harness::{LR, bits, flex, numbers, plain_step, release_step, seeded};
 
 fn loss(model: &Linear, step: usize) -> Tensor<1> {
-    let x = numbers([3, 64], step, &flex());
-    model.forward(x).square().mean()
+    let x = numbers([3, 64], step, &flex()).cast(model.weight.val().dtype());
+    model.forward(x).cast(DType::F32).square().mean()
 }
 
 /// Each loads the record of the other, with release and without.
@@ -25,8 +25,15 @@ fn weights_and_records_are_those_of_the_optimizer() {
         [&|| in_8_bits().init(), &|| in_8_bits().offloaded().init()],
         [&|| masters().init(), &|| masters().offloaded().init()],
     ];
-    for [on_device, on_host] in pairs {
-        let model = || seeded(&flex(), |device| LinearConfig::new(64, 100).init(device));
+    for (number, [on_device, on_host]) in pairs.into_iter().enumerate() {
+        let is_half = number == 2;
+        let model = || {
+            let model = seeded(&flex(), |device| LinearConfig::new(64, 100).init(device));
+            match is_half {
+                true => MixedPrecision::bf16().cast(model).unwrap(),
+                false => model,
+            }
+        };
         let (mut one, mut other) = (model(), model());
         let (mut optim, mut offloaded) = (on_device(), on_host().with_gradient_release());
         for step in 0..2 {
