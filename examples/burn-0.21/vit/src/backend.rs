@@ -55,7 +55,7 @@ pub fn require(backend: BackendKind) -> Result<()> {
 }
 
 /// Runs the job with the types that `engine` names, and counts its memory. If a memory timeline
-/// [can be recorded](can_record), the backend is wrapped for it.
+/// can be recorded, the backend is wrapped for it.
 ///
 /// # Panics
 ///
