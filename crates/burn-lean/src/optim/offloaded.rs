@@ -3,7 +3,7 @@
 use std::fmt;
 
 use burn::optim::{LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, TensorData};
 
 /// An optimizer whose states may be kept in host memory.
 pub trait Offload: Optimizer {
@@ -69,6 +69,22 @@ impl<O: Optimizer, const D: usize> RecordState for OffloadedState<O, D> {
     }
 }
 
+/// The state in memory of its own, by way of its record. A tensor that moves from a device to the host
+/// stays in memory that the device has read it into, which is part of the device's pool.
+fn on_host<S: RecordState>(state: S) -> S {
+    const NAME: &str = "state";
+    let mut read = StateSink::default();
+    state.state_flatten(NAME, &mut read);
+    drop(state);
+    let mut source = StateSource::new(read.scalars.into_iter().collect());
+    for (name, data) in read.tensors {
+        let (bytes, shape, dtype) = (data.as_bytes().to_vec(), data.shape().clone(), data.dtype());
+        source.insert_tensor(name, TensorData::from_bytes_vec(bytes, shape, dtype));
+    }
+    let state = RecordState::state_unflatten(NAME, &mut source, &Device::flex());
+    state.expect("it has just been written")
+}
+
 impl<O: Optimizer> Optimizer for Offloaded<O> {
     type State<const D: usize> = OffloadedState<O, D>;
 
@@ -81,8 +97,11 @@ impl<O: Optimizer> Optimizer for Offloaded<O> {
     ) -> (Tensor<D>, Option<OffloadedState<O, D>>) {
         let state = state.map(|OffloadedState(state)| O::to_device(state, &tensor.device()));
         let (tensor, state) = self.0.step(lr, tensor, grad, state);
-        let on_host = |state| OffloadedState(O::to_device(state, &Device::flex()));
-        (tensor, state.map(on_host))
+        let state = state.map(|state| match tensor.device() == Device::flex() {
+            true => state,
+            false => on_host(state),
+        });
+        (tensor, state.map(OffloadedState))
     }
 
     /// The state stays where it is: [`step`](Self::step) takes it to the device.

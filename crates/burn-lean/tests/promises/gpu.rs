@@ -1,8 +1,8 @@
 //! The Cube backend, through wgpu on whatever Vulkan finds: the same numbers, in place, and less of
 //! the device's memory.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::module::Module;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
@@ -47,6 +47,12 @@ fn loss(blocks: &[Block], device: &Device, step: usize, again: bool) -> Tensor<1
     x.square().mean()
 }
 
+/// Keeps the other tests of this file from the device, whose memory is counted.
+fn device_alone() -> MutexGuard<'static, ()> {
+    static DEVICE: Mutex<()> = Mutex::new(());
+    DEVICE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// AdamW that notes the most bytes in use on the device when it steps a parameter.
 fn metered(device: &Device) -> (ModuleOptimizer, Arc<AtomicU64>) {
     let most = Arc::new(AtomicU64::new(0));
@@ -60,9 +66,9 @@ fn metered(device: &Device) -> (ModuleOptimizer, Arc<AtomicU64>) {
     (optim, most)
 }
 
-/// One test for all, as the device's memory is one.
 #[test]
 fn numbers_and_memory() {
+    let _device = device_alone();
     let device = Device::wgpu(Default::default()).autodiff();
     let params = LAYERS * (2 * WIDTH + 8 * WIDTH * WIDTH + 5 * WIDTH);
     let gradients = 4 * params as u64;
@@ -127,6 +133,8 @@ fn mixed_precision_resumes_with_the_same_bits() {
     use burn_lean::optim::InFiveBytes;
     use burn_lean::{MixedPrecision, ReleaseOptimizer};
 
+    let _device = device_alone();
+
     #[derive(Module, Debug)]
     struct Mlp {
         norm: nn::LayerNorm,
@@ -173,6 +181,7 @@ fn states_in_host_memory() {
     use burn::optim::AdamWConfig;
     use burn_lean::optim::{InOnePass, Lean, Offload};
 
+    let _device = device_alone();
     let device = Device::wgpu(Default::default()).autodiff();
     let adamw = || AdamWConfig::new().in_one_pass();
     let bytes_in_use = || {
