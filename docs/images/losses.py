@@ -9,6 +9,10 @@ import sys
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 640, 320, 50, 40
 COLORS = {"F32": "#888888", "FiveBytes": "#d9480f"}
+STYLES = {
+    "F32": 'stroke="#999999" stroke-width="4"',
+    "FiveBytes": 'stroke="#d9480f" stroke-width="1.5" stroke-dasharray="6 4"',
+}
 NAMES = {"F32": "fp32, Burn's AdamW", "FiveBytes": "bf16, AdamW in five bytes"}
 
 runs = {}
@@ -40,7 +44,7 @@ for step in range(0, last + 1, 100):
 print(f'<text x="{WIDTH / 2}" y="{HEIGHT - 5}" text-anchor="middle">step; loss on a logarithmic scale, three seeds</text>')
 for (precision, _), run in runs.items():
     points = " ".join(place(step, loss) for step, loss in run)
-    print(f'<polyline points="{points}" fill="none" stroke="{COLORS[precision]}" stroke-width="1.5"/>')
+    print(f'<polyline points="{points}" fill="none" {STYLES[precision]}/>')
 for at, precision in enumerate(COLORS):
     y = 30 + 18 * at
     print(f'<line x1="400" y1="{y}" x2="424" y2="{y}" stroke="{COLORS[precision]}" stroke-width="2"/>')
