@@ -123,7 +123,7 @@ impl<M: Trainee> Training for Train<'_, M> {
         let model = self.model.take().context("a step failed")?;
         let model = optimizer.arm(settings.lr, model)?;
         let batch = self.batches[number % self.batches.len()].clone();
-        let loss = model.loss(batch, self.run.loss_chunk, dropout, &self.device);
+        let loss = model.loss(batch, self.run, dropout, &self.device);
         let value = loss.clone().into_scalar::<f64>();
         ends(Stage::Forward);
         let grads = GradientsParams::from_grads(loss.backward(), &model);

@@ -69,7 +69,7 @@ impl Settings {
             self.optimizer
         );
         ensure!(
-            self.optimizer != OptimizerKind::AdamWFiveBytes || self.operations == Operations::Lean,
+            !self.optimizer.is_in_bf16() || self.operations == Operations::Lean,
             "--optimizer adamw-five-bytes trains in bf16 with norms in f32, which need --operations lean"
         );
         Ok(())
@@ -102,6 +102,13 @@ pub enum OptimizerKind {
     Lamb,
     /// Stochastic gradient descent with momentum
     Sgd,
+}
+
+impl OptimizerKind {
+    /// Whether its model is in bf16.
+    pub fn is_in_bf16(self) -> bool {
+        self == Self::AdamWFiveBytes
+    }
 }
 
 /// What the forward pass keeps for the backward pass.

@@ -4,7 +4,7 @@ use crate::digest;
 use crate::memory::Memory;
 use crate::model::{LeanVit, Model, Vit};
 use crate::optimizer::Optimizer;
-use crate::settings::{Checkpointing, Operations, OptimizerKind, Settings, WARM_UP};
+use crate::settings::{Checkpointing, Operations, Settings, WARM_UP};
 use anyhow::{Context, Result, ensure};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::GradientsParams;
@@ -83,13 +83,12 @@ impl Train<'_> {
         let model = M::new(&train.model(self.data), &device)
             .recomputing(self.settings.checkpointing.recomputed())
             .drawn();
-        let model = match self.settings.optimizer {
+        let model = match self.settings.optimizer.is_in_bf16() {
             // But for norms, which stay in f32.
-            OptimizerKind::AdamWFiveBytes => {
-                let cast = MixedPrecision::bf16().cast(model);
-                cast.map_err(ReleaseError::from)?
-            }
-            _ => model,
+            true => MixedPrecision::bf16()
+                .cast(model)
+                .map_err(ReleaseError::from)?,
+            false => model,
         };
         let optimizer = Optimizer::new(self.settings, self.parallel);
         let (mut model, mut optimizer, mut train_loss) =
@@ -251,9 +250,9 @@ impl Train<'_> {
         let image = |place: &usize| split.get(*place).context("an image is missing");
         let images: Vec<Image> = places.iter().map(image).collect::<Result<_>>()?;
         let (pixels, shape) = self.data.normalization().pixels(&images);
-        let dtype = match self.settings.optimizer {
-            OptimizerKind::AdamWFiveBytes => DType::BF16,
-            _ => DType::F32,
+        let dtype = match self.settings.optimizer.is_in_bf16() {
+            true => DType::BF16,
+            false => DType::F32,
         };
         Ok((
             Tensor::from_data(TensorData::new(pixels, shape), (device, dtype)),

@@ -12,7 +12,7 @@ use super::nn::{
 };
 use crate::burn_0_22::models::{Trainee, labels};
 use benchmarks::shape::{HostBatch, LanguageConfig};
-use benchmarks::subject::LossChunk;
+use benchmarks::subject::Burn;
 // The derive macro names the crate `burn`, which is Burn 0.21 elsewhere in this package.
 use burn_0_22 as burn;
 use burn_0_22::module::{Initializer, Module, Param};
@@ -57,7 +57,7 @@ impl Trainee for Gpt {
         }
     }
 
-    fn loss(&self, batch: HostBatch, chunk: LossChunk, _seed: u64, device: &Device) -> Tensor<1> {
+    fn loss(&self, batch: HostBatch, run: &Burn, _seed: u64, device: &Device) -> Tensor<1> {
         let [size, context] = [batch.shape[0], batch.shape[1]];
         let past = generate_autoregressive_mask(size, context, device);
         let ids = Tensor::<2, Int>::from_data(TensorData::new(batch.tokens, batch.shape), device);
@@ -73,7 +73,12 @@ impl Trainee for Gpt {
             };
         }
         let hidden = self.norm.forward(hidden);
-        cross_entropy(&self.head, hidden, labels(batch.labels, device), chunk)
+        cross_entropy(
+            &self.head,
+            hidden,
+            labels(batch.labels, device),
+            run.loss_chunk,
+        )
     }
 }
 
@@ -146,7 +151,7 @@ impl Trainee for Encoder {
 
     /// As `TransformerEncoder::forward`, which has no place for a scope. Each layer has a seed of
     /// its own, as a scope has a stream of its own: the masks do not depend on what is recomputed.
-    fn loss(&self, batch: HostBatch, chunk: LossChunk, seed: u64, device: &Device) -> Tensor<1> {
+    fn loss(&self, batch: HostBatch, run: &Burn, seed: u64, device: &Device) -> Tensor<1> {
         let places = Tensor::arange(0..batch.shape[1] as i64, device).unsqueeze();
         let ids = Tensor::<2, Int>::from_data(TensorData::new(batch.tokens, batch.shape), device);
         let mut hidden = self.tokens.forward(ids) + self.positions.forward(places);
@@ -162,6 +167,11 @@ impl Trainee for Encoder {
                 forward(layer, hidden)
             };
         }
-        cross_entropy(&self.head, hidden, labels(batch.labels, device), chunk)
+        cross_entropy(
+            &self.head,
+            hidden,
+            labels(batch.labels, device),
+            run.loss_chunk,
+        )
     }
 }

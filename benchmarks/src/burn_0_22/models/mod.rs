@@ -27,8 +27,8 @@ pub(super) use lean::language::{Encoder as LeanEncoder, Gpt as LeanGpt};
 pub(super) use plain::language::{Encoder, Gpt};
 
 use benchmarks::shape::HostBatch;
-use benchmarks::subject::LossChunk;
-use burn_0_22::module::{Module, ModuleVisitor, Param};
+use benchmarks::subject::{Burn, LossChunk, OptimizerKind};
+use burn_0_22::module::Module;
 use burn_0_22::nn::Linear;
 use burn_0_22::nn::loss::CrossEntropyLossConfig;
 use burn_0_22::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -46,9 +46,9 @@ pub(super) trait Trainee: Module {
     /// blocks of language models have no scopes inside, and `plan` never asks for nested ones.
     fn build(shape: &Self::Shape, recomputed: Recomputed, device: &Device) -> Self;
 
-    /// The loss of a batch, with a language model's by chunks if `chunk` says so, and with the
+    /// The loss of a batch in the precision of `run`, with a language model's by its chunks, and with the
     /// masks of dropout drawn from `seed`. They are the same whatever is recomputed.
-    fn loss(&self, batch: HostBatch, chunk: LossChunk, seed: u64, device: &Device) -> Tensor<1>;
+    fn loss(&self, batch: HostBatch, run: &Burn, seed: u64, device: &Device) -> Tensor<1>;
 }
 
 macro_rules! trainee {
@@ -61,16 +61,14 @@ macro_rules! trainee {
             }
 
             /// One token of an image is scored: `plan` never asks for chunks.
-            fn loss(
-                &self,
-                batch: HostBatch,
-                _chunk: LossChunk,
-                seed: u64,
-                device: &Device,
-            ) -> Tensor<1> {
+            fn loss(&self, batch: HostBatch, run: &Burn, seed: u64, device: &Device) -> Tensor<1> {
                 let images: Tensor<4> =
                     Tensor::from_data(TensorData::new(batch.pixels, batch.shape), device);
-                let scores = self.forward_seeded(images.cast(input_type(self)), seed);
+                let dtype = match run.optimizer {
+                    Some(OptimizerKind::AdamWFiveBytes) => DType::BF16,
+                    _ => DType::F32,
+                };
+                let scores = self.forward_seeded(images.cast(dtype), seed);
                 of_scores(scores.cast(DType::F32), labels(batch.labels, device))
             }
         }
@@ -79,21 +77,6 @@ macro_rules! trainee {
 
 trainee!(Vit);
 trainee!(LeanVit);
-
-/// The type of the matrices of a model.
-fn input_type(model: &impl Module) -> DType {
-    struct Types(DType);
-    impl ModuleVisitor for Types {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if D > 1 {
-                self.0 = param.val().dtype();
-            }
-        }
-    }
-    let mut types = Types(DType::F32);
-    model.visit(&mut types);
-    types.0
-}
 
 fn labels(labels: Vec<i32>, device: &Device) -> Tensor<1, Int> {
     let shape = [labels.len()];
