@@ -15,10 +15,11 @@ use burn::nn::{BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, Linear, L
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, Device, Tensor};
 use burn::train::checkpoint::KeepLastNCheckpoints;
+use burn::train::metric::store::{Aggregate, Direction, Split};
 use burn::train::metric::{LearningRateMetric, LossMetric};
 use burn::train::{
     InferenceStep, Interrupter, Learner, MetricEarlyStoppingStrategy, RegressionOutput,
-    SupervisedTraining, TrainOutput, TrainStep,
+    StoppingCondition, SupervisedTraining, TrainOutput, TrainStep,
 };
 use burn_lean::train::metric::{
     AppliedLearningRateMetric, GradNormMetric, PeakMemoryMetric, ReleasedMetric,
@@ -689,4 +690,15 @@ impl Run {
         assert_eq!(first, None, "the first loss of {what} that is another");
         assert_bits(&self.last, &expected.last, what);
     }
+}
+
+/// Stops after an epoch whose validation loss has not risen: it gets worse sooner or later.
+pub(super) fn stopping_once_worse() -> MetricEarlyStoppingStrategy {
+    MetricEarlyStoppingStrategy::new(
+        &LossMetric::new(),
+        Aggregate::Mean,
+        Direction::Highest,
+        Split::Valid,
+        StoppingCondition::NoImprovementSince { n_epochs: 1 },
+    )
 }

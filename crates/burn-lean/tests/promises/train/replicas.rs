@@ -7,13 +7,13 @@ use std::sync::Arc;
 use burn::module::{Lora, Module, ModuleMapper, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
-use burn::train::metric::LossMetric;
-use burn::train::metric::store::{Aggregate, Direction, Split};
-use burn::train::{Interrupter, MetricEarlyStoppingStrategy, StoppingCondition};
+use burn::train::Interrupter;
 use burn_lean::train::INTERRUPTED_ELSEWHERE;
 use burn_lean::{DataParallel, FirstPass, NormClipping, Replicas, Threads};
 
-use super::harness::{ByHand, Directory, Mode, Net, OnStep, Run, Training, User};
+use super::harness::{
+    ByHand, Directory, Mode, Net, OnStep, Run, Training, User, stopping_once_worse,
+};
 use crate::clipping::by_hand::{clip_global, scale};
 use crate::harness::{Bits, adamw, assert_bits, flex, seeded};
 
@@ -175,17 +175,9 @@ fn all_stop_early_together() {
     };
     let folder = Directory::temporary();
     let runs = Threads::run(2, |replicas| {
-        let stopping = MetricEarlyStoppingStrategy::new(
-            &LossMetric::new(),
-            Aggregate::Mean,
-            // It gets worse sooner or later.
-            Direction::Highest,
-            Split::Valid,
-            StoppingCondition::NoImprovementSince { n_epochs: 1 },
-        );
         let training = Training {
             epochs: 9,
-            early_stopping: Some(stopping),
+            early_stopping: Some(stopping_once_worse()),
             ..how.training(replicas, folder.path())
         };
         training.run(Mode::Released)

@@ -2,26 +2,16 @@
 
 use std::sync::Arc;
 
-use burn::train::metric::LossMetric;
-use burn::train::metric::store::{Aggregate, Direction, Split};
-use burn::train::{Interrupter, MetricEarlyStoppingStrategy, StoppingCondition};
+use burn::train::Interrupter;
 
-use super::harness::{BATCHES, Mode, OnStep, Training, User};
+use super::harness::{BATCHES, Mode, OnStep, Training, User, stopping_once_worse};
 use crate::harness::adamw;
 
 #[test]
 fn early_stopping() {
-    let stopping = MetricEarlyStoppingStrategy::new(
-        &LossMetric::new(),
-        Aggregate::Mean,
-        // It gets worse sooner or later.
-        Direction::Highest,
-        Split::Valid,
-        StoppingCondition::NoImprovementSince { n_epochs: 1 },
-    );
     let training = Training {
         epochs: 9,
-        early_stopping: Some(stopping),
+        early_stopping: Some(stopping_once_worse()),
         ..Training::new(adamw)
     };
     let run = training.assert_same("early stopping");
