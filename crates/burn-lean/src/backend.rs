@@ -8,7 +8,8 @@ use std::mem::discriminant;
 use burn::Tensor;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, DispatchTensorKind, TensorMetadata};
-use burn::tensor::DType;
+
+use crate::wide::widened;
 
 /// Runs code with the type of a backend, the constructor of its kind, and its tensor. `None` if
 /// burn-lean was compiled without the backend.
@@ -100,11 +101,6 @@ pub(crate) fn added(
 
 /// A gradient in half precision as f32.
 pub(crate) fn in_f32(grad: DispatchTensor) -> DispatchTensor {
-    match grad.dtype() {
-        // Any rank will do.
-        DType::F16 | DType::BF16 => Tensor::<1>::from_dispatch(grad)
-            .cast(DType::F32)
-            .into_dispatch(),
-        _ => grad,
-    }
+    // Any rank will do.
+    widened(Tensor::<1>::from_dispatch(grad)).into_dispatch()
 }

@@ -36,6 +36,7 @@ mod session;
 mod tape;
 #[cfg(feature = "train")]
 pub mod train;
+mod wide;
 
 #[cfg(feature = "data-parallel")]
 pub use data_parallel::{DataParallel, SaveStatesError};

@@ -10,6 +10,7 @@ use crate::groups::check_groups;
 use crate::optimizer::with_value;
 use crate::parameter::armed_path;
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
+use crate::wide::is_half;
 
 /// Casts a model to bf16 or f16, except for its normalizations, which stay in f32.
 ///
@@ -137,7 +138,7 @@ impl MixedPrecision {
         model.visit(&mut WithPaths::new(&mut modules));
         let mut paths = Vec::new();
         for param in modules.params {
-            let path = path_text(&param.path);
+            let path = param.path;
             let is_named = self
                 .kept
                 .iter()
@@ -211,7 +212,7 @@ fn cast<M: Module>(model: M, group: &ParamGroup, dtype: DType) -> M {
             let dtype = self.dtype;
             // To f32 goes what is in half precision only.
             let cast = move |weight: Tensor<D>| match (weight.dtype(), dtype) {
-                (DType::F16 | DType::BF16, _) | (_, DType::F16 | DType::BF16) => weight.cast(dtype),
+                (from, to) if is_half(from) || is_half(to) => weight.cast(dtype),
                 _ => weight,
             };
             match param.is_initialized() {
@@ -268,7 +269,7 @@ struct Modules {
 
 struct FloatParam {
     id: ParamId,
-    path: Path,
+    path: String,
     device: Device,
     /// Unless it is not initialized yet.
     dtype: Option<DType>,
@@ -323,7 +324,7 @@ impl PathVisitor for Modules {
         });
         self.params.push(FloatParam {
             id: param.id,
-            path: path.clone(),
+            path: path_text(path),
             device: param.lazy_device(),
             dtype: param.is_initialized().then(|| param.val().dtype()),
             norm,

@@ -18,6 +18,7 @@ use self::states::States;
 use crate::error::ReleaseError;
 use crate::optimizer::ReleaseOptimizer;
 use crate::reduction::{GradientReduction, PendingGradient, Recipients, ReductionError};
+use crate::wide::wide;
 
 /// Trains replicas of a model data parallel: each replica runs backward over its share of a batch,
 /// steps with the mean of each gradient over all replicas, and frees it before the next one is
@@ -242,11 +243,8 @@ impl GradientReduction for DataParallel {
         grad: Tensor<1>,
         recipients: Recipients,
     ) -> Result<Box<dyn PendingGradient>, ReductionError> {
-        let dtype = match grad.dtype() {
-            // In f32, as the sums of micro-batches may be: of another replica, or of this one.
-            DType::F16 | DType::BF16 => DType::F32,
-            dtype => dtype,
-        };
+        // In f32, as the sums of micro-batches may be: of another replica, or of this one.
+        let dtype = wide(grad.dtype());
         let kind = kind(&grad.dims(), dtype);
         // An unknown parameter is refused, with any number of replicas.
         let what = self.exchange.describe("gradient", param.val(), &kind)?;

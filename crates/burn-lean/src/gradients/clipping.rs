@@ -5,7 +5,7 @@ use burn::config::Config;
 use lean_arithmetic::OutOfRange;
 use lean_arithmetic::clipping::{AdaptiveRule, AutoClipRule, GlobalNormRule, ZClipRule};
 
-use super::norm::widened;
+use crate::wide::widened;
 
 /// A rule that clips the gradients of a model by their norms, named as in its paper.
 ///

@@ -4,8 +4,9 @@ use std::collections::{HashMap, HashSet};
 
 use burn::Tensor;
 use burn::module::ParamId;
-use burn::tensor::{DType, FloatDType};
 use lean_arithmetic::norm::global_norm;
+
+use crate::wide::widened;
 
 /// The squared norms of the gradients of one step.
 ///
@@ -80,12 +81,4 @@ impl SquaredNorms {
 /// Needs no further memory if the gradient has no other owner.
 pub(super) fn squared_norm<const D: usize>(grad: Tensor<D>) -> Tensor<1> {
     widened(grad).square().sum()
-}
-
-/// The tensor in 32 bits at least.
-pub(super) fn widened<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    match tensor.dtype() {
-        DType::F16 | DType::BF16 => tensor.cast(FloatDType::F32),
-        _ => tensor,
-    }
 }

@@ -8,11 +8,12 @@ use lean_arithmetic::OutOfRange;
 use lean_arithmetic::norm::{coefficient_for, ratio};
 
 use super::clipping::{NormClipping, clip_units, scaled};
-use super::norm::{SquaredNorms, squared_norm, widened};
+use super::norm::{SquaredNorms, squared_norm};
 use super::record::{Averages, GradientRecord};
 use super::scaler::LossScaler;
 use crate::error::ReleaseError;
 use crate::reduction::Recipients;
+use crate::wide::{wide, widened};
 
 /// Unscales complete gradients, checks their norms and clips them.
 #[derive(Debug, Default)]
@@ -321,17 +322,13 @@ impl GradientTransform {
             }
             return None;
         }
-        let grad = match self.gives_f32 {
-            true => widened(grad),
-            false => grad,
+        let (grad, dtype) = match self.gives_f32 {
+            true => (widened(grad), wide(dtype)),
+            false if self.widened.contains(&param) => (grad, weight.dtype()),
+            false => (grad, dtype),
         };
-        let grad = self.clipped(param, weight, grad);
         // Rounded once, after the scale is off and the clip is on.
-        Some(match self.gives_f32 {
-            true => grad,
-            false if self.widened.contains(&param) => grad.cast(weight.dtype()),
-            false => grad.cast(dtype),
-        })
+        Some(self.clipped(param, weight, grad).cast(dtype))
     }
 
     /// Notes gradients that are given to the optimizer in the type of the weight.

@@ -10,8 +10,9 @@ use super::flex;
 #[cfg(feature = "flex")]
 use lean_arithmetic::slices;
 
-use super::chunks::{as_rows, map_parts, map_rows, map_rows_with, shaped, wide};
+use super::chunks::{as_rows, map_parts, map_rows, map_rows_with, shaped};
 use crate::backend::is_on_flex;
+use crate::wide::wide;
 
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 

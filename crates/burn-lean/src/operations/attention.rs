@@ -7,9 +7,10 @@ use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Tensor};
 
 use super::activation::{softmax_backward, softmax_of};
-use super::chunks::{chunks_of, wide, widened};
+use super::chunks::chunks_of;
 #[cfg(feature = "flex")]
 use super::flex;
+use crate::wide::{wide, widened};
 #[cfg(feature = "flex")]
 use lean_arithmetic::slices;
 

@@ -144,20 +144,6 @@ pub(super) fn fold_rows<T: Send>(
     }
 }
 
-/// The type that sums of a type are computed in: `f16` overflows, and `bf16` has 8 bits.
-pub(super) fn wide(dtype: DType) -> DType {
-    match dtype {
-        DType::F16 | DType::BF16 => DType::F32,
-        dtype => dtype,
-    }
-}
-
-/// The tensor in its [`wide`] type, which costs no copy if it has that.
-pub(super) fn widened<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    let wide = wide(tensor.dtype());
-    tensor.cast(wide)
-}
-
 fn wide_bytes(dtype: DType) -> usize {
     match dtype {
         DType::F64 => 8,

@@ -7,9 +7,10 @@ use burn::tensor::activation::log_softmax;
 use burn::tensor::module::linear;
 use burn::tensor::{Bool, IndexingUpdateOp, Int, Tensor};
 
-use super::chunks::{chunks, wide, widened};
+use super::chunks::chunks;
 #[cfg(feature = "flex")]
 use super::flex;
+use crate::wide::{wide, widened};
 
 use super::linear::filled;
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};

@@ -5,9 +5,10 @@ use std::ops::Range;
 use burn::tensor::{DType, Tensor};
 
 use super::activation::Function;
-use super::chunks::{as_rows, chunk_bytes, chunks, map_rows, map_rows_with, shaped, wide};
+use super::chunks::{as_rows, chunk_bytes, chunks, map_rows, map_rows_with, shaped};
 #[cfg(feature = "flex")]
 use super::flex;
+use crate::wide::wide;
 
 use super::dropout::{Mask, checked, draw, dropout, scale};
 use super::linear::{assert_fits, filled, linear, matmul, product_of_columns};

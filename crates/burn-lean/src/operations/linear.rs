@@ -6,9 +6,10 @@ use burn::tensor::{DType, Tensor};
 
 use crate::backend::is_on_flex;
 
-use super::chunks::{as_rows, chunks, shaped, wide, widened};
+use super::chunks::{as_rows, chunks, shaped};
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 use super::threads::in_pool;
+use crate::wide::{is_half, widened};
 
 const INPUT: usize = 0;
 const WEIGHT: usize = 1;
@@ -76,7 +77,7 @@ fn product<const D: usize>(
     let input = as_rows(input);
     let output = filled([input.dims()[0], d_output], input.dtype(), &input);
     dims[D - 1] = d_output;
-    if is_half(&input) {
+    if is_half(input.dtype()) {
         return shaped(product_in_f32(output, &input, &weight, bias), dims);
     }
     let output = product_over(output, &input, &weight);
@@ -181,7 +182,7 @@ fn parts([rows, columns]: [usize; 2]) -> impl Iterator<Item = Part> + Send {
 pub(super) fn product_of_columns(lhs: &Tensor<2>, rhs: &Tensor<2>) -> Tensor<2> {
     let dims = [lhs.dims()[1], rhs.dims()[1]];
     let lhs = lhs.clone().transpose();
-    if !is_on_flex(&lhs) || (parts(dims).count() < 2 && !is_half(rhs)) {
+    if !is_on_flex(&lhs) || (parts(dims).count() < 2 && !is_half(rhs.dtype())) {
         return matmul(lhs, rhs.clone());
     }
     product_over(filled(dims, rhs.dtype(), rhs), &lhs, rhs)
@@ -193,7 +194,7 @@ fn product_over(mut output: Tensor<2>, lhs: &Tensor<2>, rhs: &Tensor<2>) -> Tens
         drop(output);
         return matmul(lhs.clone(), rhs.clone());
     }
-    if is_half(lhs) {
+    if is_half(lhs.dtype()) {
         return product_in_f32(output, lhs, rhs, None);
     }
     let ([rows, inner], [_, columns]) = (lhs.dims(), rhs.dims());
@@ -238,10 +239,6 @@ fn product_in_f32(
         output = output.slice_assign([rows, columns], part.cast(dtype));
     }
     output
-}
-
-fn is_half(tensor: &Tensor<2>) -> bool {
-    tensor.dtype() != wide(tensor.dtype())
 }
 
 /// A tensor of zeros that is written over. Not `empty` and not `zeros`, which Flex makes twice.

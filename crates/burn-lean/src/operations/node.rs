@@ -7,9 +7,9 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
 
-use super::chunks::wide;
 use crate::backend::{is_same_backend, plain};
 use crate::tape::{constant, guard, is_tracked, node, node_of, register, rung};
+use crate::wide::wide;
 
 /// The tensors that an operation keeps for its backward pass. `N` is the number of its operands.
 pub(super) trait Operation<const N: usize>: Clone + Send + 'static {

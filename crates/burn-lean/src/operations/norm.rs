@@ -5,9 +5,10 @@ use burn::tensor::{DType, Tensor};
 
 use crate::backend::is_on_flex;
 
-use super::chunks::{as_rows, fold_rows, map_rows, map_rows_with, shaped, wide};
+use super::chunks::{as_rows, fold_rows, map_rows, map_rows_with, shaped};
 #[cfg(feature = "flex")]
 use super::flex;
+use crate::wide::wide;
 
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
 

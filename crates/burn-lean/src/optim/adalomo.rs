@@ -7,10 +7,10 @@ use burn::tensor::{Device, Tensor};
 use lean_arithmetic::optim::rules;
 
 use super::factored::{Factored, clipped};
-use super::moment::wide;
 use super::record::record_state;
 use super::settings::checked_clipping;
 use super::step::Whole;
+use crate::wide::wide;
 
 /// Configuration of [`AdaLomo`].
 #[derive(Config, Debug)]

@@ -160,12 +160,10 @@ impl Entries {
         }
         let scalars = std::mem::take(&mut self.scalars).into_iter();
         self.scalars = scalars
-            .map(
-                |(name, scalar)| match moved(&name).filter(|_| name != rank) {
-                    Some(name) => (name, scalar),
-                    None => (name, scalar),
-                },
-            )
+            .map(|(name, scalar)| {
+                let moved = moved(&name).filter(|_| name != rank);
+                (moved.unwrap_or(name), scalar)
+            })
             .collect();
     }
 

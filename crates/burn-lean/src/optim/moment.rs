@@ -125,14 +125,6 @@ impl<const D: usize> Moment<D> {
     }
 }
 
-/// The type that arithmetic on a type is done in.
-pub(super) fn wide(dtype: DType) -> DType {
-    match dtype {
-        DType::F16 | DType::BF16 => DType::F32,
-        dtype => dtype,
-    }
-}
-
 impl EightBit {
     fn new(words: Vec<i32>, shape: Shape, kind: Kind, device: &Device) -> Self {
         let length = words.len();

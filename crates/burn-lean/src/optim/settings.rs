@@ -10,10 +10,11 @@ use lean_arithmetic::optim::{
     expect_threshold,
 };
 
-use super::moment::{Format, Moment, wide};
+use super::moment::{Format, Moment};
 use super::operands::{Operands, States};
 use super::step::step;
 use crate::gradients::takes_f32_gradients;
+use crate::wide::wide;
 
 /// Settings that all optimizers of this module have.
 #[derive(Clone, Default)]

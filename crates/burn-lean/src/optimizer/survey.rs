@@ -19,6 +19,7 @@ use crate::parameter::{Found, Released, find};
 use crate::path::{AnyParam, Path, PathVisitor, WithPaths, path_text};
 use crate::session::{Session, Slot, some_are_armed};
 use crate::tape::{is_computed_from_placeholder, is_left, is_placeholder, node_of};
+use crate::wide::is_half;
 
 /// The float parameters of a model.
 pub(super) struct Survey {
@@ -253,7 +254,6 @@ impl Survey {
         groups: &[ParamGroup],
     ) -> Result<(), ReleaseError> {
         let mut asked = HashSet::new();
-        let is_half = |dtype| matches!(dtype, DType::F16 | DType::BF16);
         for surveyed in self.trained().filter(|surveyed| is_half(surveyed.dtype)) {
             let (param, path) = (&surveyed.param, surveyed.path());
             let group = groups

@@ -6,7 +6,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
-use crate::operations::chunks::widened;
+use crate::wide::widened;
 
 /// Configuration of [`RotaryEncoding`]: that of Burn's
 /// [`RotaryEncodingConfig`](burn::nn::RotaryEncodingConfig).
