@@ -460,7 +460,8 @@ pub enum ReleaseError {
 pub struct Refused<M, G = ()> {
     model: M,
     grads: G,
-    error: ReleaseError,
+    // Boxed, so that a call that goes well does not carry the room that a refusal needs.
+    error: Box<ReleaseError>,
 }
 
 impl<M> Refused<M> {
@@ -468,7 +469,7 @@ impl<M> Refused<M> {
         Self {
             model,
             grads: (),
-            error,
+            error: Box::new(error),
         }
     }
 }
@@ -478,7 +479,7 @@ impl<M, G> Refused<M, G> {
         Self {
             model,
             grads,
-            error,
+            error: Box::new(error),
         }
     }
 
@@ -498,7 +499,7 @@ impl<M, G> Refused<M, G> {
 
     /// The model, as it was given, and why the call was refused.
     pub fn into_parts(self) -> (M, ReleaseError) {
-        (self.model, self.error)
+        (self.model, *self.error)
     }
 
     /// The model and the gradients, as they were given, to try again with.
@@ -518,7 +519,7 @@ impl<M, G> std::fmt::Debug for Refused<M, G> {
 
 impl<M, G> From<Refused<M, G>> for ReleaseError {
     fn from(refused: Refused<M, G>) -> Self {
-        refused.error
+        *refused.error
     }
 }
 
