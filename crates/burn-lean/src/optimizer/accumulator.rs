@@ -254,11 +254,28 @@ impl ReleaseAccumulator {
     ///
     /// [`NotAccumulated`](ReleaseError::NotAccumulated): a micro-batch has begun and was not ended.
     pub fn try_grads(&mut self) -> Result<GradientsParams, ReleaseError> {
-        if self.session.is_armed() {
-            return Err(self.not_accumulated());
-        }
+        self.check_ended()?;
         // Only the model holds its weights from now on, so they can be written in place.
         self.session.slots().clear();
         Ok(std::mem::take(&mut self.grads))
+    }
+
+    pub(super) fn check_ended(&self) -> Result<(), ReleaseError> {
+        match self.session.is_armed() {
+            false => Ok(()),
+            true => Err(self.not_accumulated()),
+        }
+    }
+
+    pub(super) fn sums(&self) -> &GradientsParams {
+        &self.grads
+    }
+
+    /// Goes on with these sums, and arms nothing.
+    pub(super) fn restart(&mut self, sums: GradientsParams) {
+        let mut session = Session::new(None, None);
+        session.sums_in_f32 = self.session.sums_in_f32;
+        *self = Self::with(session);
+        self.grads = sums;
     }
 }
