@@ -83,9 +83,6 @@ mod pages {
     #[doc = include_str!("../../../docs/language-model.md")]
     struct LanguageModel;
 
-    #[doc = include_str!("../../../docs/learner.md")]
-    struct Learner;
-
     #[doc = include_str!("../../../docs/mixed-precision.md")]
     struct MixedPrecision;
 
