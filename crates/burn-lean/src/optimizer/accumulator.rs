@@ -85,8 +85,10 @@ impl ReleaseAccumulator {
 
     /// One that sums gradients in half precision in f32: in bf16, a gradient of less than a 256th of
     /// the sum is lost. Four bytes a parameter, where those of [`new`](Self::new) take two; of
-    /// gradients in f32 the sums are the same. An optimizer gets the sum rounded to the type of the
-    /// weight, or in f32 [if it computes so](crate::ReleaseOptimizer::with_f32_gradients).
+    /// gradients in f32 the sums are the same. An optimizer that is [armed with
+    /// them](crate::ReleaseOptimizer::arm_accumulated) gets the sum rounded to the type of the weight, or
+    /// in f32 [if it computes so](crate::ReleaseOptimizer::with_f32_gradients). In an ordinary step it
+    /// gets them as they are.
     pub fn in_f32() -> Self {
         let mut session = Session::new(None, None);
         session.sums_in_f32 = true;
@@ -231,7 +233,7 @@ impl ReleaseAccumulator {
     fn check(&self, survey: &Survey, grads: &GradientsParams) -> Result<(), ReleaseError> {
         for slot in self.session.slots().values() {
             if slot.phase().is_taken_twice() {
-                let path = path_text(&slot.path);
+                let path = path_text(&slot.path());
                 return Err(ReleaseError::AccumulatedTwice { path });
             }
         }

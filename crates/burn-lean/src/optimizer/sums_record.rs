@@ -1,12 +1,16 @@
 //! The sums of a window in a record, to go on in the middle of it.
 
+use std::collections::HashSet;
+
 use burn::Tensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::optim::GradientsParams;
 use burn::store::{ModuleRecord, RecordError};
+use burn::tensor::Device;
 
 use super::ReleaseAccumulator;
 use crate::error::{ReleaseError, expect};
+use crate::path::params_of;
 
 impl ReleaseAccumulator {
     /// The sums of a window that is not over, each under the path of its parameter: to save beside
@@ -31,11 +35,14 @@ impl ReleaseAccumulator {
         let sums = self.sums();
         let mut mapper = WithSums {
             sums,
-            params: Vec::new(),
+            params: HashSet::new(),
         };
         let model = model.valid().map(&mut mapper);
         match mapper.params.len() == sums.len() {
-            true => Ok(model.into_record_group(ParamGroup::from_ids(mapper.params))),
+            true => {
+                let params = mapper.params.into_iter().collect();
+                Ok(model.into_record_group(ParamGroup::from_ids(params)))
+            }
             false => Err(ReleaseError::WrongModel {
                 path: "a parameter".into(),
             }),
@@ -69,20 +76,35 @@ impl ReleaseAccumulator {
     ///
     /// # Errors
     ///
-    /// If the record has a parameter that the model lacks, or one of another shape.
+    /// If the record has a parameter that the model lacks or does not train, or one of another shape.
     pub fn load_record<M: Module>(
         mut self,
         model: &M,
         record: ModuleRecord,
     ) -> Result<Self, RecordError> {
-        let mut to_load = ToLoad::default();
+        let params = params_of(model).into_iter();
+        let mut to_load = ToLoad {
+            trained: params
+                .filter(|param| param.is_trained)
+                .map(|param| param.id)
+                .collect(),
+            params: Vec::new(),
+        };
         let model = model.valid().map(&mut to_load);
+        let in_record = record.len();
         let model = model.try_load_record(record.allow_partial(true))?;
         let mut loaded = Loaded {
             params: to_load.params.into_iter(),
             sums: GradientsParams::new(),
         };
         model.visit(&mut loaded);
+        if loaded.sums.len() != in_record {
+            return Err(RecordError::Validation(
+                "the record has sums of parameters that the model does not train: unfreeze them, load \
+                 the sums, and freeze them again"
+                    .into(),
+            ));
+        }
         self.restart(loaded.sums);
         Ok(self)
     }
@@ -91,14 +113,14 @@ impl ReleaseAccumulator {
 /// Puts the sums into the place of the weights.
 struct WithSums<'a> {
     sums: &'a GradientsParams,
-    params: Vec<ParamId>,
+    params: HashSet<ParamId>,
 }
 
 impl ModuleMapper for WithSums<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         match self.sums.get::<D>(param.id) {
             Some(sum) => {
-                self.params.push(param.id);
+                self.params.insert(param.id);
                 Param::initialized(param.id, sum)
             }
             None => param,
@@ -106,36 +128,37 @@ impl ModuleMapper for WithSums<'_> {
     }
 }
 
-/// Leaves parameters without a value, so that those that are loaded are told from the others.
-#[derive(Default)]
+/// Leaves trained parameters without a value, so that those that are loaded are told from the others.
 struct ToLoad {
-    params: Vec<ParamId>,
+    trained: HashSet<ParamId>,
+    /// In the order of the model: those without a value.
+    params: Vec<Option<ParamId>>,
 }
 
 impl ModuleMapper for ToLoad {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        self.params.push(param.id);
-        Param::uninitialized(
-            param.id,
-            |_, _| unreachable!("only what was loaded is read"),
-            param.lazy_device(),
-            false,
-            param.lazy_shape(),
-        )
+        let id = Some(param.id).filter(|id| self.trained.contains(id));
+        self.params.push(id);
+        let Some(id) = id else { return param };
+        let (device, shape, dtype) = (param.lazy_device(), param.lazy_shape(), param.val().dtype());
+        let dims = shape.dims::<D>();
+        // A record that is cast to the types of the model reads the value that it replaces.
+        let unread = move |device: &Device, _| Tensor::zeros(dims, (device, dtype));
+        Param::uninitialized(id, unread, device, false, shape)
     }
 }
 
 /// Takes what was loaded.
 struct Loaded {
     /// As the model has them, in its order; the record has ids of its own.
-    params: std::vec::IntoIter<ParamId>,
+    params: std::vec::IntoIter<Option<ParamId>>,
     sums: GradientsParams,
 }
 
 impl ModuleVisitor for Loaded {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let id = self.params.next().expect("as many as were mapped");
-        if param.is_initialized() {
+        let to_load = self.params.next().expect("as many as were mapped");
+        if let Some(id) = to_load.filter(|_| param.is_initialized()) {
             self.sums.register::<D>(id, param.val());
         }
     }

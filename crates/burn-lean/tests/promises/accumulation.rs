@@ -1,7 +1,7 @@
 //! Windows of micro-batches: the sums, and the weights, of Burn's accumulator.
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::store::ModuleRecord;
 use burn::tensor::Tensor;
@@ -299,6 +299,45 @@ fn the_sums_are_those_of_burn() {
     assert_eq!(grads.len(), PARAMS);
     assert_eq!(bits_of(&grads, &model), expected);
     assert!(sums.grads().is_empty(), "the window is over");
+}
+
+/// What is not trained has no sum: running statistics, and what is frozen.
+#[test]
+fn a_record_has_sums_of_what_is_trained_alone() {
+    type Normed = (Linear, BatchNorm);
+    let make = || -> Normed {
+        seeded(&flex(), |device| {
+            let linear = LinearConfig::new(5, 3).init(device);
+            (linear, BatchNormConfig::new(3).init(device))
+        })
+    };
+    let mut sums = ReleaseAccumulator::new();
+    let (linear, norm) = sums.arm(make());
+    let out = norm.forward(linear.forward(numbers([4, 5], 0, &flex())));
+    let model: Normed = (linear, norm);
+    let grads =
+        GradientsParams::from_grads((out * numbers([4, 3], 1, &flex())).sum().backward(), &model);
+    sums.accumulate(&model, grads);
+    let weight = |sums: &mut ReleaseAccumulator| {
+        let grads = sums.grads();
+        (
+            grads.len(),
+            crate::small::bits_of(grads.get::<2>(model.0.weight.id).unwrap()),
+        )
+    };
+    let (record, cast) = (
+        sums.to_record(&model),
+        sums.to_record(&model).cast_to_module_dtype(),
+    );
+    let frozen = sums.to_record(&model);
+    let expected = weight(&mut sums);
+    assert_eq!(expected.0, 4);
+    for record in [record, cast] {
+        let mut loaded = sums.load_record(&model, record).unwrap();
+        assert_eq!(weight(&mut loaded), expected);
+        sums = loaded;
+    }
+    assert!(sums.load_record(&model.no_grad(), frozen).is_err());
 }
 
 /// An armed micro-batch.
