@@ -37,13 +37,17 @@ pub(crate) struct HookKey {
 
 impl HookKey {
     pub(crate) fn on_model(param: ParamId) -> Self {
-        let in_scope = false;
-        Self { param, in_scope }
+        Self {
+            param,
+            in_scope: false,
+        }
     }
 
     pub(crate) fn in_scope(param: ParamId) -> Self {
-        let in_scope = true;
-        Self { param, in_scope }
+        Self {
+            param,
+            in_scope: true,
+        }
     }
 }
 

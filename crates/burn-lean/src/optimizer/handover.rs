@@ -24,7 +24,7 @@ use crate::error::{ReleaseError, expect};
 use crate::lock::lock;
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
 use crate::reduction::{InFlight, flat, shaped};
-use crate::session::{Progress, Session, Slot};
+use crate::session::{Progress, Session, Slot, Taken};
 use crate::tape::{is_placeholder, placeholder_element};
 
 /// Parameters that the `ModuleOptimizer` of a `TrainStep` will give back.
@@ -184,7 +184,9 @@ impl ReleaseOptimizer {
         }
         *handover.waiting() = hand_out.waiting;
         let slots = self.session.slots();
-        let skipped = slots.iter().filter(|(_, slot)| slot.phase().is_skipped());
+        let skipped = slots
+            .iter()
+            .filter(|(_, slot)| slot.phase().taken() == Some(Taken::Skipped));
         hand_out.skipped.extend(skipped.map(|(id, _)| *id));
         drop(slots);
         report.set_skipped(&hand_out.skipped);
@@ -304,13 +306,10 @@ impl HandOut<'_> {
             "gradient release: {path} is not stepped inside backward, so no replica owns its state; \
              train without `with_sharded_optimizer`"
         );
-        let (shape, dtype) = (grad.shape(), grad.dtype());
+        let shape = grad.shape();
         let mean = expect(in_flight.mean(id, flat(grad.into_dispatch())));
-        let mean = shaped(mean.expect("all replicas get it"), shape);
-        match self.session.stepper().gradients.gives_f32 {
-            true => Tensor::<D>::from_dispatch(mean),
-            false => Tensor::<D>::from_dispatch(mean).cast(dtype),
-        }
+        self.session.stepper().gradients.note_widened([id]);
+        Tensor::from_dispatch(shaped(mean.expect("all replicas get it"), shape))
     }
 
     /// Steps a parameter that is not armed, where plain Burn would step it.

@@ -191,7 +191,7 @@ pub(crate) fn replayed(slot: &Arc<Slot>) -> DispatchTensor {
     let key = HookKey::in_scope(slot.id);
     let order = session
         .as_ref()
-        .map_or(1, |session| session.order_of(key).0);
+        .map_or(1, |session| session.orders().order_of(key).0);
     // The scoped parameter takes the gradient. The leaf is only there because a hook needs one.
     let autodiff = DispatchAutodiffContext::Enabled(GradientCheckpointingStrategy::default());
     let leaf = leaf(slot.placeholder(), autodiff);

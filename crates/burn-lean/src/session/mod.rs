@@ -272,7 +272,7 @@ impl Session {
         lock(&self.stepper)
     }
 
-    fn orders(&self) -> MutexGuard<'_, HookOrders> {
+    pub(crate) fn orders(&self) -> MutexGuard<'_, HookOrders> {
         lock(&self.orders)
     }
 
@@ -284,21 +284,6 @@ impl Session {
         }
         let hooks_stay = *lock(&self.armed) == Armed::Fresh;
         self.orders().begin_pass(first_pass, hooks_stay);
-    }
-
-    /// Whether a pass was read, so that not all orders are new.
-    pub(crate) fn has_learned(&self) -> bool {
-        self.orders().has_learned()
-    }
-
-    /// Whether all gradients since the last arming were added up as in plain Burn.
-    pub(crate) fn is_plain(&self) -> bool {
-        self.orders().is_plain()
-    }
-
-    /// Notes a use of a parameter: [`HookOrders::order_of`].
-    pub(crate) fn order_of(&self, key: HookKey) -> (usize, bool) {
-        self.orders().order_of(key)
     }
 
     /// Notes the hook that was made at an order.

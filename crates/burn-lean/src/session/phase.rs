@@ -61,12 +61,6 @@ impl Phase {
         self.taken().is_some()
     }
 
-    /// Whether the gradient was dropped without a step.
-    #[cfg(feature = "train")]
-    pub(crate) fn is_skipped(self) -> bool {
-        self.taken() == Some(Taken::Skipped)
-    }
-
     pub(crate) fn is_taken_twice(self) -> bool {
         matches!(self, Self::TakenTwice(_))
     }

@@ -267,7 +267,9 @@ impl Slot {
     pub(crate) fn on_tape(self: &Arc<Self>, directly: bool) -> DispatchTensor {
         let session = self.session();
         let key = HookKey::on_model(self.id);
-        let order = session.as_ref().map(|session| session.order_of(key));
+        let order = session
+            .as_ref()
+            .map(|session| session.orders().order_of(key));
         let (order, is_known) = order.unwrap_or((1, false));
         let mut state = self.reduced_state();
         let uses = match directly {

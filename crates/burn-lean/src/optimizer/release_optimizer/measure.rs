@@ -195,7 +195,7 @@ impl ReleaseOptimizer {
         self.session.wait_for_reductions()?;
         self.check_measured(&grads, &survey)?;
         ordinary::measure(&self.session, &survey, &grads)?;
-        let is_plain = self.session.is_plain();
+        let is_plain = self.session.orders().is_plain();
         let mut stepper = self.session.stepper();
         let measured = stepper.gradients.end_measuring(&survey.ids(), is_plain);
         let measured = measured.map_err(|param| ReleaseError::NonFinite {

@@ -291,7 +291,9 @@ impl ReleaseOptimizer {
         let first_pass = match self.first_pass {
             // After the first pass, only parameters that were not in it wait for the end of
             // backward.
-            FirstPass::Auto if self.is_fresh || self.session.has_learned() => FirstPass::Exact,
+            FirstPass::Auto if self.is_fresh || self.session.orders().has_learned() => {
+                FirstPass::Exact
+            }
             FirstPass::Auto => FirstPass::Small,
             chosen => chosen,
         };
@@ -362,8 +364,7 @@ impl ReleaseOptimizer {
 
     fn disarm_checked<M: Module>(&mut self, model: M, survey: &Survey) -> M {
         self.session.stepper().gradients.forget_step();
-        let has_adapters = survey.has_adapters;
-        restore(&self.session, model, has_adapters)
+        restore(&self.session, model, survey.has_adapters)
     }
 
     /// Whether a model is armed.

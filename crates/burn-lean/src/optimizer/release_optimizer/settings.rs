@@ -2,7 +2,7 @@
 
 use burn::grad_clipping::GradientClipping;
 use burn::module::ParamGroup;
-use burn::optim::DynOptimizer;
+use burn::optim::{DynOptimizer, ModuleOptimizer};
 
 use super::ReleaseOptimizer;
 use crate::error::{ReleaseError, expect};
@@ -71,11 +71,8 @@ impl ReleaseOptimizer {
         grad_clipping: Option<GradientClipping>,
     ) -> Self {
         let mut stepper = self.session.stepper();
-        let inner = stepper
-            .optim
-            .take()
-            .expect("a release optimizer has Burn's optimizer");
-        stepper.optim = Some(inner.with_group(group.clone(), optim, grad_clipping));
+        let with_group = |of: ModuleOptimizer| of.with_group(group.clone(), optim, grad_clipping);
+        stepper.optim = stepper.optim.take().map(with_group);
         stepper.asked.clear();
         drop(stepper);
         self.groups.push(group);

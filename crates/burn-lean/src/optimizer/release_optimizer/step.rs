@@ -173,7 +173,7 @@ impl ReleaseOptimizer {
         StepReport {
             outcomes,
             in_place: Progress::get(&self.session.progress.in_place),
-            is_plain: self.session.is_plain() && measured.is_none_or(|norm| norm.is_plain),
+            is_plain: self.session.orders().is_plain() && measured.is_none_or(|norm| norm.is_plain),
             ..StepReport::default()
         }
     }
