@@ -100,7 +100,14 @@ impl<R> AtomicFileRecorder<R> {
         remove(&checksum::path_of(file))?;
         publish(written, file)?;
         checksum.write(file)?;
-        checksum::remove_orphans(file.parent().unwrap_or(Path::new(".")))
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let Some((part, _)) = name.rsplit_once('-') else {
+            return Ok(());
+        };
+        checksum::remove_orphans(file.parent().unwrap_or(Path::new(".")), |name| {
+            Path::new(name).extension() == file.extension()
+                && name.rsplit_once('-').is_some_and(|(of, _)| of == part)
+        })
     }
 
     fn verify<B: Backend>(&self, file: &Path) -> Result<(), RecorderError>
