@@ -100,14 +100,15 @@ impl<R> AtomicFileRecorder<R> {
         remove(&checksum::path_of(file))?;
         publish(written, file)?;
         checksum.write(file)?;
-        let name = file.file_name().unwrap_or_default().to_string_lossy();
-        let Some((part, _)) = name.rsplit_once('-') else {
-            return Ok(());
+        // As `optim-3.mpk` where this is of `model-4.mpk`.
+        let is_own = |name: &str| {
+            let epoch = name
+                .rsplit_once('-')
+                .and_then(|(_, end)| end.split('.').next());
+            epoch.is_some_and(|epoch| epoch.parse::<usize>().is_ok())
+                && Path::new(name).extension() == file.extension()
         };
-        checksum::remove_orphans(file.parent().unwrap_or(Path::new(".")), |name| {
-            Path::new(name).extension() == file.extension()
-                && name.rsplit_once('-').is_some_and(|(of, _)| of == part)
-        })
+        checksum::remove_orphans(file.parent().unwrap_or(Path::new(".")), is_own)
     }
 
     fn verify<B: Backend>(&self, file: &Path) -> Result<(), RecorderError>
