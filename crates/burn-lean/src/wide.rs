@@ -16,8 +16,6 @@ pub(crate) fn is_half(dtype: DType) -> bool {
 
 /// The tensor in its [`wide`] type, which costs no copy if it has that.
 pub(crate) fn widened<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    match tensor.dtype() {
-        dtype if is_half(dtype) => tensor.cast(wide(dtype)),
-        _ => tensor,
-    }
+    let dtype = wide(tensor.dtype());
+    tensor.cast(dtype)
 }

@@ -90,7 +90,7 @@ impl LossScale {
         if has_overflown {
             self.scale.0 = (self.scale.0 * rule.backoff_factor).max(LossScaleRule::LEAST);
             self.steps_since_change = 0;
-        } else if self.steps_since_change == rule.growth_interval && rule.growth_factor > 1.0 {
+        } else if self.steps_since_change >= rule.growth_interval && rule.growth_factor > 1.0 {
             self.scale.0 = (self.scale.0 * rule.growth_factor).min(LossScaleRule::MOST);
             self.steps_since_change = 0;
         }
@@ -282,5 +282,25 @@ mod tests {
             scale.update(&rule, false);
             assert!(!scale.is_exhausted());
         }
+    }
+
+    #[test]
+    fn a_record_of_a_longer_interval_rises_with_the_next_step() {
+        let long = LossScaleRule {
+            init_scale: 4.0,
+            growth_factor: 2.0,
+            backoff_factor: 0.5,
+            growth_interval: 10,
+        };
+        let mut scale = LossScale::new(&long);
+        for _ in 0..5 {
+            scale.update(&long, false);
+        }
+        let short = LossScaleRule {
+            growth_interval: 3,
+            ..long
+        };
+        scale.update(&short, false);
+        assert_eq!(scale.current(), 8.0);
     }
 }

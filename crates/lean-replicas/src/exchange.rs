@@ -107,7 +107,8 @@ impl Exchange {
         self.is_sharded && self.replicas.size() > 1
     }
 
-    /// Takes note of a model that the replicas have compared: whose parameters are whose.
+    /// Takes note of a model that the replicas have compared: whose parameters are whose. A parameter
+    /// that is known keeps its owner, which has its states.
     pub fn know(&self, parameters: Vec<Known>) {
         // Those that are trained first: a frozen one has no state, and may be trained later.
         let (trained, frozen): (Vec<_>, Vec<_>) = parameters
@@ -119,17 +120,16 @@ impl Exchange {
             let owners = owners(&sizes, self.replicas.size());
             parameters.into_iter().zip(owners)
         });
-        let parameters = parameters.map(|((place, known), owner)| {
+        let mut before = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        for ((place, known), owner) in parameters {
             let parameter = Parameter {
                 path: known.path,
-                owner,
+                owner: before.get(&known.id).map_or(owner, |known| known.owner),
                 place,
                 is_trained: known.is_trained,
             };
-            (known.id, parameter)
-        });
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        known.extend(parameters);
+            before.insert(known.id, parameter);
+        }
     }
 
     /// The replica that steps a parameter, if states are apart.
@@ -164,9 +164,9 @@ impl Exchange {
         let mut parameters: Vec<_> = known.iter().collect();
         parameters.sort_by_key(|(id, parameter)| (parameter.place, **id));
         let parameters = parameters.into_iter();
-        let owned =
-            |(id, parameter): (&u64, &Parameter)| (*id, parameter.path.clone(), parameter.owner);
-        parameters.map(owned).collect()
+        parameters
+            .map(|(id, parameter)| (*id, parameter.path.clone(), parameter.owner))
+            .collect()
     }
 
     /// The rates of a step in a few words: that of the first parameter, and each that another one

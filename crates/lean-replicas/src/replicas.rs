@@ -409,15 +409,11 @@ impl Channel<'_> {
         if what != END && ranks.contains_key(END) {
             thread::sleep(LAST_WORDS);
         }
-        let mut differences: Vec<_> = ranks
-            .into_iter()
-            .map(|(text, ranks)| (ranks.join(", "), text))
+        let differences = ranks.into_iter();
+        let mut differences: Vec<_> = differences
+            .map(|(text, ranks)| format!("rank {}: {text}", ranks.join(", ")))
             .collect();
         differences.sort();
-        let differences: Vec<_> = differences
-            .into_iter()
-            .map(|(ranks, text)| format!("rank {ranks}: {text}"))
-            .collect();
         Err(ReplicaError::Differs {
             rank: communicator.rank(),
             size: communicator.size(),

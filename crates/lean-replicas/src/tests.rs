@@ -130,6 +130,23 @@ fn rates_are_named_where_they_change() {
     assert_eq!(rates, "1e-3, 1e-4 from b, 1e-3 from c");
 }
 
+/// A new owner would not have the states of the steps before.
+#[test]
+fn a_parameter_keeps_its_owner() {
+    Threads::run(2, |replicas| {
+        let exchange = Exchange::new(replicas).with_sharded_optimizer();
+        let larger = |is_trained| Known {
+            size: 8,
+            is_trained,
+            ..known(3, "b")
+        };
+        exchange.know(vec![known(9, "a"), larger(false)]);
+        let owner = exchange.owner(9).unwrap();
+        exchange.know(vec![known(9, "a"), larger(true)]);
+        assert_eq!(exchange.owner(9).unwrap(), owner);
+    });
+}
+
 #[test]
 fn gradients_are_reduced_in_the_order_of_the_first_replica() {
     let found = Threads::run(2, |replicas| {

@@ -2,7 +2,8 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    fs::{self, File},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -73,11 +74,12 @@ impl Checkpoints {
         })
     }
 
-    /// Saves an epoch, and keeps the one before it. `write` is called for each part, in order, with
-    /// the file to write it to.
+    /// Saves an epoch, and keeps the newest complete one before it. `write` is called for each part,
+    /// in order, with the file to write it to. Files get their names once all parts are written.
     ///
     /// Nothing is left of an epoch that cannot be saved, which would take the room of the next
-    /// attempt; the checkpoints of before stay.
+    /// attempt; the checkpoints of before stay. An epoch that is saved again is removed once all
+    /// parts are written, and never has parts of two saves.
     ///
     /// # Errors
     ///
@@ -87,27 +89,34 @@ impl Checkpoints {
         epoch: usize,
         write: impl FnMut(&str, &Path) -> Result<(), E>,
     ) -> Result<(), E> {
-        let saved = self.write(epoch, write);
-        if saved.is_err() {
+        let saved = self.write(epoch, write).and_then(|parts| {
+            let published = self.publish(epoch, parts);
+            Ok(published.inspect_err(|_| {
+                let _ = self.remove(epoch);
+            })?)
+        });
+        saved.inspect_err(|_| {
             // Says nothing of its own: the error that counts is there.
-            let _ = self.remove(epoch);
             let _ = self.remove_unfinished();
-            return saved;
-        }
-        let epochs = self.epochs()?.into_keys();
-        for old in epochs.filter(|old| *old + KEPT <= epoch) {
-            self.remove(old)?;
+        })?;
+        let epochs = self.epochs()?;
+        let before = epochs.range(..epoch).rev();
+        let mut complete = before.filter(|(_, epoch)| self.is_complete(epoch));
+        if let Some((oldest, _)) = complete.nth(KEPT - 2) {
+            let mut old = epochs.range(..oldest);
+            old.try_for_each(|(old, _)| self.remove(*old))?;
         }
         Ok(())
     }
 
+    /// Writes the parts of an epoch under other names.
     fn write<E: From<io::Error>>(
         &self,
         epoch: usize,
         mut write: impl FnMut(&str, &Path) -> Result<(), E>,
-    ) -> Result<(), E> {
+    ) -> Result<Vec<Written>, E> {
         fs::create_dir_all(&self.folder)?;
-        for Part { name, extension } in &self.parts {
+        let parts = self.parts.iter().map(|Part { name, extension }| {
             let part = match extension {
                 Some(extension) => format!("{name}.{extension}"),
                 None => name.clone(),
@@ -116,13 +125,27 @@ impl Checkpoints {
             let name = file.file_name().unwrap_or_default().to_string_lossy();
             let unfinished = self.folder.join(format!("{UNFINISHED}{name}"));
             write(&part, &unfinished)?;
+            // A disk may say only now that it is full.
+            File::open(&unfinished)?.sync_all()?;
             let checksum = Checksum::new(&unfinished, self.run.clone())?;
+            Ok(Written {
+                unfinished,
+                file,
+                checksum,
+            })
+        });
+        parts.collect()
+    }
+
+    /// Gives the parts of an epoch their names, in place of those of an earlier save.
+    fn publish(&self, epoch: usize, parts: Vec<Written>) -> io::Result<()> {
+        self.remove(epoch)?;
+        parts.into_iter().try_for_each(|part| {
             // Never beside a file that it is not of: killed in between, there is none.
-            remove(&checksum::path_of(&file))?;
-            publish(&unfinished, &file)?;
-            checksum.write(&file)?;
-        }
-        Ok(())
+            remove(&checksum::path_of(&part.file))?;
+            publish(&part.unfinished, &part.file)?;
+            part.checksum.write(&part.file)
+        })
     }
 
     /// Removes the files of an epoch, if there are any.
@@ -196,10 +219,8 @@ impl Checkpoints {
     }
 
     fn verify(&self, epoch: &Epoch) -> io::Result<()> {
-        let files = epoch.values().flat_map(BTreeMap::values);
-        files
-            .into_iter()
-            .try_for_each(|file| checksum::verify(file, self.run.as_deref()))
+        let mut files = epoch.values().flat_map(BTreeMap::values);
+        files.try_for_each(|file| checksum::verify(file, self.run.as_deref()))
     }
 
     /// The epochs that are complete. The others are out of the way.
@@ -220,7 +241,11 @@ impl Checkpoints {
         }
         move_aside(&self.folder, &later)?;
         if self.folder.is_dir() {
-            checksum::remove_orphans(&self.folder)?;
+            checksum::remove_orphans(&self.folder, |name| {
+                self.parse(name).is_some_and(|(part, _, extension)| {
+                    self.parts[part].extension.is_some() || EXTENSIONS.contains(&extension)
+                })
+            })?;
         }
         epochs.retain(|_, epoch| self.is_complete(epoch));
         Ok(epochs)
@@ -303,6 +328,13 @@ impl Checkpoints {
         };
         name.starts_with(UNFINISHED) || of_burn().is_some()
     }
+}
+
+/// A part of an epoch that is on the disk, under another name than its own.
+struct Written {
+    unfinished: PathBuf,
+    file: PathBuf,
+    checksum: Checksum,
 }
 
 /// The files of an epoch by extension and part.
@@ -448,6 +480,8 @@ mod tests {
             "model-05.mpk",
             "model-best.mpk",
             "optim-5.txt",
+            "data.csv.sha256",
+            "optim-6.txt.sha256",
         ];
         let (home, folder) = folder(&other);
         assert_eq!(learner(&folder).resume_point().unwrap(), None);
@@ -478,21 +512,22 @@ mod tests {
 
     #[test]
     fn the_two_newest_are_kept() {
-        let (_home, checkpoints) = saved(&[1, 2, 3], "a run");
-        assert_eq!(checkpoints.resume_point().unwrap(), Some(3));
-        let files = ["model-2.bin", "state-2.json", "model-3.bin", "state-3.json"];
-        let sums = files.map(|file| format!("{file}.sha256"));
-        let all: Vec<_> = files
-            .into_iter()
-            .chain(sums.iter().map(String::as_str))
-            .collect();
-        assert_eq!(names(&checkpoints.folder), set(&all));
-        let model = fs::read_to_string(checkpoints.file("model.bin", 3));
-        assert_eq!(model.unwrap(), "model.bin of 3");
-        assert!(checkpoints.exist());
-        checkpoints.clear().unwrap();
-        assert!(!checkpoints.exist());
-        assert!(names(&checkpoints.folder).is_empty());
+        for epochs in [[1, 2, 3], [5, 10, 15], [1, 4, 5]] {
+            let (_home, checkpoints) = saved(&epochs, "a run");
+            let [_, before, last] = epochs;
+            assert_eq!(checkpoints.resume_point().unwrap(), Some(last));
+            let kept = [before, last].into_iter().flat_map(|epoch| {
+                let files = [format!("model-{epoch}.bin"), format!("state-{epoch}.json")];
+                files.map(|file| [file.clone(), format!("{file}.sha256")])
+            });
+            assert_eq!(names(&checkpoints.folder), kept.flatten().collect());
+            let model = fs::read_to_string(checkpoints.file("model.bin", last));
+            assert_eq!(model.unwrap(), format!("model.bin of {last}"));
+            assert!(checkpoints.exist());
+            checkpoints.clear().unwrap();
+            assert!(!checkpoints.exist());
+            assert!(names(&checkpoints.folder).is_empty());
+        }
     }
 
     #[test]
@@ -510,6 +545,42 @@ mod tests {
             assert_eq!(error.unwrap_err().kind(), io::ErrorKind::StorageFull);
             assert_eq!(names(&checkpoints.folder), before, "{full}");
             assert_eq!(checkpoints.resume_point().unwrap(), Some(2));
+        }
+    }
+
+    #[test]
+    fn an_epoch_that_is_saved_again_is_of_one_save() {
+        let (_home, checkpoints) = saved(&[1, 2], "a run");
+        let contents = || {
+            let names = names(&checkpoints.folder).into_iter();
+            let content = |name| fs::read_to_string(checkpoints.folder.join(name)).unwrap();
+            names.map(content).collect::<Vec<_>>()
+        };
+        let before = contents();
+        for full in PARTS {
+            let error = checkpoints.save(2, |part, file| match part == full {
+                true => Err(io::Error::from(io::ErrorKind::StorageFull)),
+                false => fs::write(file, "of the second save"),
+            });
+            assert_eq!(error.unwrap_err().kind(), io::ErrorKind::StorageFull);
+            assert_eq!(contents(), before, "{full}");
+        }
+        // As good as killed.
+        let unwound = std::panic::catch_unwind(|| {
+            checkpoints.save(2, |part, file| {
+                assert_ne!(part, PARTS[1]);
+                fs::write(file, "of the third save")
+            })
+        });
+        assert!(unwound.is_err());
+        assert_eq!(checkpoints.resume_point().unwrap(), Some(2));
+        assert_eq!(contents(), before);
+        let write = |_: &str, file: &Path| fs::write(file, "of the last save");
+        checkpoints.save(2, write).unwrap();
+        assert_eq!(checkpoints.resume_point().unwrap(), Some(2));
+        for part in PARTS {
+            let saved = fs::read_to_string(checkpoints.file(part, 2));
+            assert_eq!(saved.unwrap(), "of the last save");
         }
     }
 

@@ -66,17 +66,18 @@ pub fn verify(file: &Path, run: Option<&str>) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes checksums whose files are gone: Burn removes old checkpoints, and knows of no checksums.
+/// Removes checksums whose files are gone, if they have such a name: Burn removes old checkpoints, and
+/// knows of no checksums.
 ///
 /// # Errors
 ///
 /// If the folder cannot be read, or a checksum not removed.
-pub fn remove_orphans(folder: &Path) -> io::Result<()> {
+pub fn remove_orphans(folder: &Path, is_own: impl Fn(&str) -> bool) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if let Some(of) = name.strip_suffix(EXTENSION)
-            && !of.starts_with(UNFINISHED)
+            && is_own(of)
             && !path.with_file_name(of).exists()
         {
             remove(&path)?;

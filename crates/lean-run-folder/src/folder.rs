@@ -271,6 +271,16 @@ mod tests {
         assert_eq!(left, others);
     }
 
+    /// Else the run that wrote them could not be resumed with them.
+    #[test]
+    fn settings_are_read_to_the_last_bit() {
+        let home = tempfile::tempdir().unwrap();
+        let folder = create(home.path(), false).unwrap();
+        let rates = vec![0.001_200_000_000_000_000_1, 0.001_791_829_084_778_109_9];
+        folder.start(&rates).unwrap();
+        assert_eq!(folder.settings::<Vec<f64>>().unwrap(), rates);
+    }
+
     #[test]
     fn the_folder_of_another_program_stays_as_it_is() {
         let home = tempfile::tempdir().unwrap();

@@ -4,7 +4,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Gelu, Linear, LinearConfig};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Tensor};
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 
 use crate::data::Digits;
@@ -47,10 +47,9 @@ impl Classifier {
 
     fn classify(&self, digits: Digits) -> ClassificationOutput {
         let output = self.forward(digits.images);
-        let targets: Tensor<1, Int> = digits.labels;
         let loss = CrossEntropyLossConfig::new().init(&output.device());
-        let loss = loss.forward(output.clone(), targets.clone());
-        ClassificationOutput::new(loss, output, targets)
+        let loss = loss.forward(output.clone(), digits.labels.clone());
+        ClassificationOutput::new(loss, output, digits.labels)
     }
 }
 

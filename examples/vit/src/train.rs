@@ -263,16 +263,14 @@ impl Train<'_> {
     /// Random numbers for an epoch or an iteration. The dropout of a process differs from that of
     /// the first.
     fn rng(&self, purpose: Purpose, number: usize) -> SeededRng {
-        let seed = [self.settings.train.seed, purpose as u64, number as u64];
-        match self
-            .parallel
-            .map_or(0, |parallel| parallel.replicas().rank())
-        {
-            rank if rank > 0 && purpose == Purpose::Dropout => {
-                SeededRng::new(&[&seed[..], &[rank as u64]].concat())
-            }
-            _ => SeededRng::new(&seed),
+        let mut seed = vec![self.settings.train.seed, purpose as u64, number as u64];
+        if purpose == Purpose::Dropout && !self.is_first() {
+            let rank = self
+                .parallel
+                .map(|parallel| parallel.replicas().rank() as u64);
+            seed.extend(rank);
         }
+        SeededRng::new(&seed)
     }
 
     /// The mean loss over the images of all processes.
@@ -326,10 +324,8 @@ impl Losses {
 
     /// The sum over images.
     fn sum(self) -> f64 {
-        let losses = self.0.into_iter();
-        losses
-            .map(|(mean, images)| mean.into_scalar::<f64>() * images as f64)
-            .sum()
+        let sum = |(mean, images): (Tensor<1>, usize)| mean.into_scalar::<f64>() * images as f64;
+        self.0.into_iter().map(sum).sum()
     }
 }
 

@@ -75,9 +75,10 @@ fn step_tensors<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
     let states = states.map(|Whole(state)| {
         let format = formats.next().expect("a format for each state");
         if let Format::EightBit(_) = format {
-            // 8 bits cannot hold it, and it has to show.
-            let is_lost = state.clone().is_finite().bool_not();
-            weight = weight.clone().mask_where(is_lost, state.clone());
+            // 8 bits cannot hold what 32 cannot, and it has to show.
+            let in_32_bits = state.clone().cast(DType::F32);
+            let is_lost = in_32_bits.clone().is_finite().bool_not();
+            weight = weight.clone().mask_where(is_lost, in_32_bits.cast(dtype));
         }
         Moment::rounded(state, format, noise)
     });

@@ -184,22 +184,31 @@ impl DataParallel {
     /// file. All replicas call it, once they have compared the model.
     ///
     /// It is [`load_record`](ReleaseOptimizer::load_record) for a file: if states are sharded, a
-    /// replica reads those of its share alone.
+    /// replica keeps those of its share alone in memory. Before any of them loads its file, the
+    /// replicas compare what they have read.
     ///
     /// # Errors
     ///
-    /// If the file cannot be read, or has states of a parameter that is in no model that the
-    /// replicas have compared.
+    /// If the file cannot be read, has states of a parameter that is in no model that the replicas
+    /// have compared, or has others than that of another replica.
     pub fn load_states(
         &self,
         optim: ReleaseOptimizer,
         file: impl AsRef<Path>,
     ) -> Result<ReleaseOptimizer, ReplicaError> {
+        let states = States::of_file(file.as_ref())?;
+        for param in states.params() {
+            self.exchange.owner(param)?;
+        }
+        if self.replicas().size() > 1 {
+            let digest = states.digest()?;
+            let what = format!("the optimizer's states to load, digest {digest:016x}");
+            self.replicas().meet(&what)?;
+        }
         if !self.exchange.is_sharded() {
             let record = OptimizerRecord::load(file).map_err(states::failed)?;
             return Ok(optim.load_record(record));
         }
-        let states = States::of_file(file.as_ref())?;
         let has_states = !states.is_empty();
         let own = self.own(states)?.into_record()?;
         Ok(optim.load_own(own, has_states))

@@ -1,6 +1,7 @@
 //! Optimizer states in the form of Burn's record, parameter by parameter.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -47,6 +48,19 @@ impl States {
     /// Whether there is no tensor.
     pub(super) fn is_empty(&self) -> bool {
         self.tensors.is_empty()
+    }
+
+    /// Tells these states from others. Reads their numbers one tensor at a time.
+    pub(super) fn digest(&self) -> Result<u64, ReplicaError> {
+        let mut hasher = DefaultHasher::new();
+        self.paths.hash(&mut hasher);
+        format!("{:?}", self.scalars).hash(&mut hasher);
+        for tensor in &self.tensors {
+            tensor.name.hash(&mut hasher);
+            format!("{:?} {:?}", tensor.dtype, tensor.shape).hash(&mut hasher);
+            tensor.to_bytes().map_err(failed)?.hash(&mut hasher);
+        }
+        Ok(hasher.finish())
     }
 
     /// Ids of the parameters that have states.

@@ -16,7 +16,8 @@ use super::{Adam, AdamW, Lean, Lion, RAdam, Sgd, StableAdamW};
 ///
 /// A parameter counts the gradients that it gets. One that a micro-batch does not use moves that
 /// much later, and loses nothing. The count is part of the record, so that a run may be resumed
-/// between micro-batches.
+/// between micro-batches. It loads a record of the optimizer alone, too; that one does not load its
+/// record, and would begin with new moments.
 #[derive(Clone, Debug)]
 pub struct AccumulatingInMoments<O> {
     optimizer: O,
@@ -81,8 +82,7 @@ pub trait AccumulateInMoments: Lean {
 
     /// Why moments that decay so cannot take in gradients.
     #[doc(hidden)]
-    fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {
-        let _ = decay;
+    fn check_accumulating(&self, _decay: MomentDecay) -> Result<(), CannotAccumulate> {
         Ok(())
     }
 }
@@ -139,7 +139,15 @@ impl<S: RecordState> RecordState for AccumulatingState<S> {
     }
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
-        let gradients = Field::unflatten(&join_path(prefix, "gradients"), source, device)?;
+        let gradients = Field::unflatten(&join_path(prefix, "gradients"), source, device);
+        let Some(gradients) = gradients else {
+            // What the optimizer alone has saved.
+            let optimizer = S::state_unflatten(prefix, source, device)?;
+            return Some(Self {
+                gradients: 0,
+                optimizer: Some(optimizer),
+            });
+        };
         let prefix = join_path(prefix, "optimizer");
         let optimizer = match source.has_under(&prefix) {
             true => Some(S::state_unflatten(&prefix, source, device)?),

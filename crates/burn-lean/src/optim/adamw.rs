@@ -6,8 +6,8 @@ use burn::serde::Deserialize;
 use burn::tensor::{Device, Tensor};
 use lean_arithmetic::optim::{configuration, rules};
 
+use super::adam::AdamState;
 use super::adaptive::{self, AdaptiveMomentumState};
-use super::record::record_state;
 use super::settings::Settings;
 use super::{EightBitMoments, InOnePass, Lean};
 
@@ -89,13 +89,7 @@ impl Lean for AdamW {
 impl EightBitMoments for AdamW {}
 
 /// State of [`AdamW`], saved as Burn saves it.
-#[derive(Clone, Debug)]
-pub struct AdamWState<const D: usize> {
-    /// The moments.
-    pub momentum: AdaptiveMomentumState<D>,
-}
-
-record_state!(AdamWState { momentum });
+pub type AdamWState<const D: usize> = AdamState<D>;
 
 impl Optimizer for AdamW {
     type State<const D: usize> = AdamWState<D>;

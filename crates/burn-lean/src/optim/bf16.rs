@@ -211,7 +211,16 @@ pub trait Rounding: Clone + Send + Sync + 'static {
 }
 
 impl Rounding for Stochastic {
-    fn widen<const D: usize>(&self, weight: Tensor<D>, _low: Option<LowBits>) -> Tensor<D> {
+    /// # Panics
+    ///
+    /// If there are bits: those of master weights.
+    fn widen<const D: usize>(&self, weight: Tensor<D>, low: Option<LowBits>) -> Tensor<D> {
+        assert!(
+            low.is_none(),
+            "the state has the lower bits of master weights, which stochastic rounding does not keep: \
+             go from one to the other with `weights_to_f32` and `weights_from_f32`, which take the \
+             record"
+        );
         weight.cast(DType::F32)
     }
 
@@ -375,6 +384,7 @@ pub(super) fn expect_low_of(dtype: DType, low_of: DType) {
 }
 
 /// State of [`Bf16Weights`].
+#[derive(Clone)]
 pub struct Bf16State<O: Optimizer, const D: usize> {
     /// Number of steps taken.
     pub time: usize,
@@ -384,17 +394,6 @@ pub struct Bf16State<O: Optimizer, const D: usize> {
     pub low: Option<LowBits>,
     /// The type of the weight that has these lower bits.
     pub low_of: DType,
-}
-
-impl<O: Optimizer, const D: usize> Clone for Bf16State<O, D> {
-    fn clone(&self) -> Self {
-        Self {
-            time: self.time,
-            optimizer: self.optimizer.clone(),
-            low: self.low.clone(),
-            low_of: self.low_of,
-        }
-    }
 }
 
 impl<O: Optimizer, const D: usize> fmt::Debug for Bf16State<O, D> {
@@ -428,9 +427,11 @@ impl<O: Optimizer, const D: usize> RecordState for Bf16State<O, D> {
             && !source.has_under(&of_optimizer)
             && let Some(optimizer) = RecordState::state_unflatten(prefix, source, device)
         {
-            // What the optimizer alone has saved, of weights in 32 bits.
+            // What the optimizer alone has saved, of weights in 32 bits; or there is nothing that it
+            // saves, as with SGD without momentum.
+            let time = Field::unflatten(&join_path(prefix, "time"), source, device);
             return Some(Self {
-                time: 0,
+                time: time.unwrap_or(0),
                 optimizer: Some(optimizer),
                 low,
                 low_of,

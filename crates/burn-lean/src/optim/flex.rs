@@ -87,19 +87,18 @@ pub(super) fn rejoin<const D: usize>(
     low: Tensor<1, Int>,
 ) -> Tensor<D> {
     let mut numbers = of(nearest);
-    let low = in_order(low.try_into_primitive::<Flex>().expect("it is on Flex"));
+    let low = low
+        .try_into_primitive::<Flex>()
+        .expect("it is on Flex")
+        .to_contiguous();
     host::rejoin(split, numbers.storage_mut(), low.storage());
     Tensor::from_primitive::<Flex>(numbers)
 }
 
-/// The tensor with its elements one after the other.
+/// The tensor with its elements one after the other. Taken by value: a second handle would make the
+/// buffer a shared one, which is copied before it is written.
 fn of<const D: usize>(tensor: Tensor<D>) -> FlexTensor {
-    in_order(tensor.try_into_primitive::<Flex>().expect("it is on Flex"))
-}
-
-/// Taken by value: a second handle would make the buffer a shared one, which is copied before it
-/// is written.
-fn in_order(tensor: FlexTensor) -> FlexTensor {
+    let tensor = tensor.try_into_primitive::<Flex>().expect("it is on Flex");
     tensor.to_contiguous()
 }
 
@@ -114,7 +113,10 @@ impl State {
         match moment {
             Moment::Float(floats) => Self::Float(of(floats)),
             Moment::EightBit(EightBit { words, kind, .. }) => Self::EightBit {
-                words: in_order(words.try_into_primitive::<Flex>().expect("it is on Flex")),
+                words: words
+                    .try_into_primitive::<Flex>()
+                    .expect("it is on Flex")
+                    .to_contiguous(),
                 kind,
             },
         }

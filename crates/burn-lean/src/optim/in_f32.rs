@@ -58,7 +58,15 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
             rounding: &self.rounding,
             low: Entries::read(record)?.low,
         };
-        Ok(model.map(&mut mapper))
+        let model = model.map(&mut mapper);
+        assert!(
+            mapper.low.is_empty(),
+            "the record has lower bits of {} weights that no parameter in this model has: it is that of \
+             another model, or of more than this one; give it all modules that the optimizer has \
+             stepped, as a tuple",
+            mapper.low.len()
+        );
+        Ok(model)
     }
 
     /// The reverse: rounds the parameters of a group that are in f32 to bf16 or f16, and puts the
@@ -245,6 +253,8 @@ impl<R: Rounding> ModuleMapper for FromF32<'_, R> {
         with_value(param, |weight| {
             // What 24 bits hold already has nothing to be rounded, whatever the noise.
             let (weight, low) = self.rounding.round(weight, self.dtype, 0);
+            // Those of another rounding.
+            entries.low.remove(&id.val());
             if let Some(low) = low.filter(|_| !is_running) {
                 entries.nest(id.val());
                 entries.low.insert(id.val(), (self.dtype, low.into_data()));

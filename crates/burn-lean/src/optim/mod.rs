@@ -146,7 +146,8 @@ pub trait EightBitMoments: Lean {
     /// of the part that is cut off, by a Weyl sequence at each place: the same in every run and on
     /// every backend. A moment that is not finite becomes its weight. Parameters of fewer than 4096
     /// elements keep moments of 32 bits, and so do those that have the shape of an embedding's
-    /// weight in `model`, as Dettmers et al. recommend.
+    /// weight in `model`, as Dettmers et al. recommend. AMSGrad's largest second moment keeps each
+    /// rounding up, so that steps become too short: take AMSGrad with 32 bits.
     ///
     /// Records are smaller as well, and interchangeable with those in 32 bits; Burn's own optimizer
     /// refuses one in 8 bits with a panic. Flex and the Cube backend (wgpu, CUDA) step with them in

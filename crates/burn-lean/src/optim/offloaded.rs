@@ -45,13 +45,8 @@ impl<O: Optimizer> Offloaded<O> {
 }
 
 /// State of [`Offloaded`]: that of the optimizer, saved as it saves it.
+#[derive(Clone)]
 pub struct OffloadedState<O: Optimizer, const D: usize>(O::State<D>);
-
-impl<O: Optimizer, const D: usize> Clone for OffloadedState<O, D> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
 
 impl<O: Optimizer, const D: usize> fmt::Debug for OffloadedState<O, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

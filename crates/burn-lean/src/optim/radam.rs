@@ -7,8 +7,8 @@ use burn::tensor::{Device, Tensor};
 use lean_arithmetic::optim::rules;
 
 use super::Lean;
+use super::adam::AdamState;
 use super::adaptive::{self, AdaptiveMomentumState};
-use super::record::record_state;
 use super::settings::Settings;
 
 /// Configuration of [`RAdam`].
@@ -80,13 +80,7 @@ impl Lean for RAdam {
 }
 
 /// State of [`RAdam`].
-#[derive(Clone, Debug)]
-pub struct RAdamState<const D: usize> {
-    /// The moments.
-    pub momentum: AdaptiveMomentumState<D>,
-}
-
-record_state!(RAdamState { momentum });
+pub type RAdamState<const D: usize> = AdamState<D>;
 
 impl Optimizer for RAdam {
     type State<const D: usize> = RAdamState<D>;

@@ -53,10 +53,8 @@ impl InOnePass for SgdConfig {
 
 impl Lean for Sgd {
     fn kept_shares(&self) -> Vec<(&'static str, f64)> {
-        let momentum = self.momentum.iter();
-        momentum
-            .map(|momentum| ("SGD: momentum", momentum.momentum))
-            .collect()
+        let share = |momentum: &Momentum| ("SGD: momentum", momentum.momentum);
+        self.momentum.iter().map(share).collect()
     }
 
     fn settings_mut(&mut self) -> &mut Settings {

@@ -2,6 +2,7 @@
 
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, SgdConfig};
+use burn::tensor::DType;
 
 use super::noise::Noise;
 use super::run::Run;
@@ -21,30 +22,32 @@ fn adamw() -> AdamW {
 /// A moment that is not finite is its weight, and its block keeps its numbers.
 #[test]
 fn what_is_not_finite_takes_one_weight() {
-    /// Whether a gradient of 1e30 takes it, too: its square is not finite.
+    /// Whether a gradient of 1e30 takes it, too: its square is not finite in 32 bits.
     fn check(name: &str, optimizer: impl Optimizer, loses_to_squares: bool) {
         #[allow(clippy::clone_on_copy)] // A device of Burn 0.21 is `Copy`.
-        let cases = places()
-            .into_iter()
-            .flat_map(|device| [f32::NAN, f32::INFINITY, 1e30].map(|bad| (device.clone(), bad)));
-        for (device, bad) in cases {
+        let cases = places().into_iter().flat_map(|device| {
+            let of_type = |dtype| [f32::NAN, f32::INFINITY, 1e30].map(|bad| (bad, dtype));
+            let cases = [DType::F32, DType::F64].into_iter().flat_map(of_type);
+            cases.map(move |(bad, dtype)| (device.clone(), bad, dtype))
+        });
+        for (device, bad, dtype) in cases {
             let mut noise = Noise(71);
             let weight = noise.tensor(SHAPE, &device, Noise::number);
-            let mut run = Run::new(optimizer.clone(), weight);
+            let mut run = Run::new(optimizer.clone(), weight.cast(dtype));
             for step in 0..5 {
                 let mut place = 0..;
                 let grad = noise.tensor(SHAPE, &device, |noise| match place.next() {
                     Some(300) if step == 2 => bad,
                     _ => noise.number(),
                 });
-                run.step(0.01, grad);
+                run.step(0.01, grad.cast(dtype));
             }
             let weights = run.weights().into_iter().enumerate();
             let lost = weights.filter(|(_, weight)| !weight.is_finite());
             let lost: Vec<_> = lost.map(|(place, _)| place).take(9).collect();
             let is_lost = loses_to_squares || !bad.is_finite();
             let expected: &[usize] = if is_lost { &[300] } else { &[] };
-            assert_eq!(lost, expected, "{name}, {bad}, {device:?}");
+            assert_eq!(lost, expected, "{name}, {bad}, {dtype:?}, {device:?}");
         }
     }
     let model = model_without_embeddings();

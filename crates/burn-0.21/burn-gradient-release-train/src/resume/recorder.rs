@@ -100,7 +100,15 @@ impl<R> AtomicFileRecorder<R> {
         remove(&checksum::path_of(file))?;
         publish(written, file)?;
         checksum.write(file)?;
-        checksum::remove_orphans(file.parent().unwrap_or(Path::new(".")))
+        // As `optim-3.mpk` where this is of `model-4.mpk`.
+        let is_own = |name: &str| {
+            let epoch = name
+                .rsplit_once('-')
+                .and_then(|(_, end)| end.split('.').next());
+            epoch.is_some_and(|epoch| epoch.parse::<usize>().is_ok())
+                && Path::new(name).extension() == file.extension()
+        };
+        checksum::remove_orphans(file.parent().unwrap_or(Path::new(".")), is_own)
     }
 
     fn verify<B: Backend>(&self, file: &Path) -> Result<(), RecorderError>

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
 use burn::optim::OptimizerRecord;
 use burn::tensor::Bytes;
 use burn_lean::{
-    DataParallel, FirstPass, ReleaseError, ReleaseOptimizer, Replicas, SaveStatesError, Threads,
-    WithGradientRelease,
+    DataParallel, FirstPass, ReleaseError, ReleaseOptimizer, ReplicaError, Replicas,
+    SaveStatesError, Threads, WithGradientRelease,
 };
 
 use super::reference::{Net, mean_grads, one_process, share};
@@ -165,6 +166,37 @@ fn replicas_load_what_was_saved() {
             let model = train(model, &mut optim, 5..7, &parallel);
             let what = format!("{source:?}, sharded: {is_sharded}");
             assert_bits(&bits(&model), expected, &what);
+        });
+    }
+}
+
+/// An old file on one machine, or that of another model.
+#[test]
+fn replicas_load_the_same_states_of_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = ["new", "old"].map(|name| folder.path().join(name));
+    let (model, record) = gathered(2);
+    let mut optim = adamw().load_record(record_of(&record));
+    optim.to_record().save(&files[1]).unwrap();
+    optim.step(LR, model.clone(), mean_grads(&model, 2, 5, 1));
+    optim.to_record().save(&files[0]).unwrap();
+    for is_sharded in [true, false] {
+        Threads::run(2, |replicas| {
+            let rank = replicas.rank();
+            let parallel = parallel(replicas, is_sharded);
+            parallel.broadcast(model.clone().fork(&flex())).unwrap();
+            let loaded = parallel.load_states(optim_of(&parallel), &files[rank]);
+            let error = loaded.map(drop).unwrap_err();
+            assert!(matches!(error, ReplicaError::Differs { .. }), "{error}");
+        });
+        Threads::run(2, |replicas| {
+            let parallel = parallel(replicas, is_sharded);
+            let other: Linear = LinearConfig::new(2, 2).init(&flex());
+            parallel.broadcast(other).unwrap();
+            let loaded = parallel.load_states(optim_of(&parallel), &files[0]);
+            let error = loaded.map(drop).unwrap_err();
+            let is_unknown = matches!(error, ReplicaError::UnknownParameter { .. });
+            assert!(is_unknown, "{error}");
         });
     }
 }

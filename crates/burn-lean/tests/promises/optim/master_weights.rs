@@ -12,7 +12,7 @@ use super::noise::Noise;
 use super::run::{Run, numbers};
 use super::side::{
     AdamW, Bf16Weights, Device, EightBitMoments, InOnePass, MasterWeights, Moment, Optimizer,
-    Rounding, Tensor, device, model_without_embeddings, places,
+    Rounding, Stochastic, Tensor, device, model_without_embeddings, places,
 };
 use crate::harness::{flex, seeded};
 use crate::small::panic_of;
@@ -280,6 +280,42 @@ fn lower_bits_of_32_are_no_lower_bits_of_24() {
     run.step(1e-3, noise.numbers(SHAPE).cast(DType::BF16));
     let low: Option<Tensor<1, Int>> = run.state.take().unwrap().low;
     let _ = MASTERS.widen(run.weight().clone(), low);
+}
+
+#[test]
+fn a_record_with_bits_that_have_no_weight_is_refused() {
+    let model = || -> Linear { seeded(&flex(), |device| LinearConfig::new(64, 100).init(device)) };
+    let (all, masters) = (ParamGroup::all(), five_bytes());
+    let cast = |model| {
+        let record = OptimizerRecord::default();
+        masters.weights_from_f32(model, &all, DType::BF16, record)
+    };
+    let (half, record) = cast(model()).unwrap();
+    let (_, of_another) = cast(model()).unwrap();
+    let another = || masters.weights_to_f32(half.clone(), of_another).unwrap();
+    let text = panic_of(another).unwrap_err();
+    assert!(text.contains("in this model has"), "{text}");
+
+    let record = record.into_bytes().unwrap();
+    let record = || OptimizerRecord::from_bytes(record.clone()).unwrap();
+    let stochastic = Bf16Weights::new(adamw(), Stochastic { seed: 7 });
+    let step = |model: Linear, record| {
+        let grads = GradientsParams::from_grads(loss(&model, 0).backward(), &model);
+        let mut optim = stochastic.clone().init().load_record(record);
+        optim.step(1e-3, model, grads)
+    };
+    let in_f32 = |record| stochastic.weights_to_f32(half.clone(), record).unwrap();
+    for text in [
+        panic_of(|| in_f32(record())).unwrap_err(),
+        panic_of(|| step(half.clone(), record())).unwrap_err(),
+    ] {
+        assert!(text.contains("lower bits of master weights"), "{text}");
+    }
+    // The way out that it names.
+    let full = masters.weights_to_f32(half.clone(), record()).unwrap();
+    let rounded = stochastic.weights_from_f32(full, &all, DType::BF16, record());
+    let (half, record) = rounded.unwrap();
+    step(half, record);
 }
 
 /// Of the same size, and so not seen by it.

@@ -193,7 +193,10 @@ fn with_weights_in_bf16_release_changes_no_bit() {
     let adamw = || AdamWConfig::new().in_one_pass();
     let stochastic = || Bf16Weights::new(adamw(), Stochastic { seed: 7 }).init();
     let master = || Bf16Weights::new(adamw(), MasterWeights).init();
+    let sgd = || SgdConfig::new().in_one_pass();
+    let stochastic_sgd = || Bf16Weights::new(sgd(), Stochastic { seed: 7 }).init();
     assert_released_and_resumed("stochastic", model, stochastic, loss);
+    assert_released_and_resumed("stochastic, no state", model, stochastic_sgd, loss);
     assert_released_and_resumed("master weights", model, master, loss);
 }
 
@@ -218,6 +221,20 @@ fn with_micro_batches_in_the_moments_release_changes_no_bit() {
         assert_eq!(bits(&found), bits(&expected), "micro-batch {step}");
         assert_eq!(bits(&expected) == start, step < MICRO_BATCHES - 1);
     }
+}
+
+#[test]
+fn micro_batches_go_on_from_a_record_without_them() {
+    let adamw = || AdamWConfig::new().in_one_pass();
+    let mut noise = Noise(35);
+    let mut plain = Run::new(adamw(), noise.numbers([4, 5]));
+    plain.step(0.01, noise.numbers([4, 5]));
+    let accumulating = adamw().accumulating(1, MomentDecay::EachStep);
+    let mut resumed = plain.resumed(accumulating.unwrap());
+    let grad = noise.numbers([4, 5]);
+    plain.step(0.01, grad.clone());
+    resumed.step(0.01, grad);
+    assert_eq!(resumed.bits(), plain.bits());
 }
 
 /// As Burn does with what is missing, the state begins anew; nothing panics.

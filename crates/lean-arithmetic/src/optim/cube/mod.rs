@@ -32,13 +32,7 @@ impl Pass {
         clipping: Clipping,
         is_first: bool,
     ) -> Self {
-        let (program, scalars) = Program::of_rule(rule, clipping, is_first);
-        Self {
-            program,
-            scalars,
-            is_first,
-            noise: None,
-        }
+        Self::new(Program::of_rule(rule, clipping, is_first), is_first)
     }
 
     /// The same, with noise for states in 8 bits without a sign.
@@ -52,7 +46,10 @@ impl Pass {
         clipping: Clipping,
         is_first: bool,
     ) -> Self {
-        let (program, scalars) = Program::of_measure(measure, clipping, is_first);
+        Self::new(Program::of_measure(measure, clipping, is_first), is_first)
+    }
+
+    fn new((program, scalars): (Program, Vec<f32>), is_first: bool) -> Self {
         Self {
             program,
             scalars,

@@ -450,5 +450,9 @@ mod tests {
                 assert!(off <= 1e-7 * expected, "{count}: {found}, {expected}");
             }
         }
+        // A moment that is NaN counts zero.
+        let states = [Source::F32(&[0.0; 8]), Source::F32(&[f32::NAN; 8])];
+        let found = mean(&measure, Clip::None, &[1.0; 8], Some(states));
+        assert_eq!(found, 0.0);
     }
 }

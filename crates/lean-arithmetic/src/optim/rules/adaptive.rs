@@ -6,8 +6,7 @@ use super::super::{MicroBatch, Number, Rule};
 pub trait Update: Copy + Send + Sync + 'static {
     /// The gradient that goes into the moments.
     #[inline(always)]
-    fn gradient<T: Number>(&self, weight: &T, grad: T) -> T {
-        let _ = weight;
+    fn gradient<T: Number>(&self, _weight: &T, grad: T) -> T {
         grad
     }
 

@@ -83,8 +83,9 @@ impl Measure<2> for Surprise {
     #[inline(always)]
     fn measure<T: Number>(&self, grad: T, states: Option<[T; 2]>) -> T {
         let [_, moment_2] = self.factors.moments(grad.clone(), states);
-        // NaN becomes the least.
-        (grad.square() / moment_2.clamp_min(self.least)).clamp_min(0.0)
+        // NaN stays NaN in `max_pair`, and the last operation makes it zero.
+        let least = moment_2.zeros_like().add_scalar(self.least);
+        (grad.square() / moment_2.max_pair(least)).clamp_min(0.0)
     }
 }
 
