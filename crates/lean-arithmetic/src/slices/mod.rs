@@ -17,7 +17,7 @@ mod tests;
 
 pub use activation::Activation;
 pub use cross_entropy::exp_rows;
-pub use dropout::{drop_row, pack_row, unpack_row};
+pub use dropout::{drop_part, drop_row, pack_row, unpack_row};
 pub use gated::{gated, gated_backward};
 pub use norm::LayerNorm;
 pub use softmax::Softmax;
