@@ -1,11 +1,12 @@
 //! Bytes that an operation keeps for the backward pass, and the peak of that.
 
-use burn::nn::DropoutConfig;
 use burn::nn::transformer::PositionWiseFeedForwardConfig;
-use burn::tensor::{Tensor, activation};
+use burn::nn::{DropoutConfig, RotaryEncodingConfig};
+use burn::tensor::{Int, Tensor, activation};
 use burn_lean::operations::nn::LeanModule;
 use burn_lean::operations::{
-    Attention, dropout, gelu, group_norm, layer_norm, linear, rms_norm, silu, softmax, swiglu,
+    Attention, dropout, gelu, group_norm, layer_norm, linear, rms_norm, rotary_encoding, silu,
+    softmax, swiglu,
 };
 
 use crate::harness::{alone, flex, numbers};
@@ -118,6 +119,10 @@ fn operations_keep_their_input_or_their_output() {
         print("gelu", &plain, &ours);
         assert!(ours.kept <= SMALL && ours.backward <= INPUT + 2 * chunks() + SMALL);
         assert_little("silu", activation::silu, silu);
+        let encoding = RotaryEncodingConfig::new(DIMS[0], DIMS[1]).init(&flex());
+        let frequencies = encoding.freq_complex.clone();
+        let rotate = |x| rotary_encoding(x, frequencies.clone());
+        assert_little("rotary_encoding", |x| encoding.forward(x), rotate);
         let plain_softmax = |x| activation::softmax(x, 1);
         assert_little("softmax", plain_softmax, |x| softmax(x, 1));
     });
@@ -175,6 +180,53 @@ fn memory_of_attention_grows_with_the_time() {
         let [short, long] = [2048, 4096].map(peak);
         println!("attention's backward pass: {short} bytes at 2048, {long} at 4096");
         assert!(long <= 2 * short + short / 4, "{long} {short}");
+    });
+}
+
+/// Scores of a window, of which there are four tensors at once, and not those of all keys. With a
+/// softcap they are made in tensors, by the chunk.
+#[test]
+fn a_window_needs_memory_and_time_for_what_it_sees() {
+    let name = "operations::memory::a_window_needs_memory_and_time_for_what_it_sees";
+    alone(name, || {
+        const TIME: usize = 2048;
+        const WINDOW: usize = 128;
+        const HEADS: usize = 4;
+        let run = |attention: Attention| {
+            let leaf = numbers([1, HEADS, TIME, 16], 1, &flex()).require_grad();
+            let [query, key, value] = [1.0, 2.0, 3.0].map(|factor| leaf.clone() * factor);
+            let start = std::time::Instant::now();
+            let attend = || attention.forward(query, key, value);
+            let backward = bytes_of(&leaf, attend, Tensor::sum).backward;
+            (backward, start.elapsed())
+        };
+        for attention in [Attention::new(), Attention::new().with_softcap(20.0)] {
+            let causal = attention.clone().causal();
+            let ids = |at| (at / WINDOW) as i64;
+            let ids =
+                Tensor::<1, Int>::from_ints(&(0..TIME).map(ids).collect::<Vec<_>>()[..], &flex());
+            let documents = causal.clone().with_documents(ids.unsqueeze());
+            let ((all, time), (window, time_of_window), (documents, time_of_documents)) = (
+                run(causal.clone()),
+                run(causal.with_window(WINDOW)),
+                run(documents),
+            );
+            println!(
+                "causal: {all} bytes, {time:?}; window of {WINDOW}: {window} bytes, \
+                 {time_of_window:?}; documents of {WINDOW}: {documents} bytes, {time_of_documents:?}"
+            );
+            // What the gradients and the operands of a product need.
+            let others = 10 * 4 * TIME * HEADS * 16;
+            let limit = others + 5 * 4 * HEADS * WINDOW * 2 * WINDOW;
+            assert!(
+                window <= limit && documents <= limit,
+                "{window} {documents} {limit}"
+            );
+            assert!(
+                window <= all && documents <= all,
+                "{window} {documents} {all}"
+            );
+        }
     });
 }
 

@@ -11,4 +11,5 @@ mod linear;
 mod memory;
 mod modules;
 mod norms;
+mod rotary;
 mod tape;
