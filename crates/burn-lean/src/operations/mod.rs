@@ -27,7 +27,7 @@ pub use activation::{
     swiglu,
 };
 pub use attention::{Attention, attention};
-pub use cross_entropy::linear_cross_entropy;
+pub use cross_entropy::{LinearCrossEntropy, linear_cross_entropy};
 pub use dropout::dropout;
 pub use linear::linear;
 pub use norm::{group_norm, layer_norm, rms_norm};

@@ -89,6 +89,7 @@ fn operations() -> Vec<Row> {
             ..of(PACKED.case(Shape::new(2, 3, 40, 16)))
         },
         of(cross_entropy::case(90, 32, 50)),
+        of(cross_entropy::case_of_tokens(90, 32, 50)),
     ];
     operations.extend(activations::gated_cases(rows(1, 3.0), rows(2, 1.0)).map(of));
     // They keep their rounded output for the backward pass.
