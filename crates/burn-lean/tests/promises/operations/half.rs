@@ -72,7 +72,7 @@ fn operations() -> Vec<Row> {
         // Two operations, whose hidden layer and its gradient are rounded.
         Row {
             largest: 300.0,
-            most: 3.0,
+            most: 2.0,
             ..of(network.with_inputs(of_network))
         },
         Row {
