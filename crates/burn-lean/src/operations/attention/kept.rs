@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::activation::quiet_softmax;
-use burn::tensor::{Bool, DType, Int, Tensor};
+use burn::tensor::{Bool, DType, Tensor};
 #[cfg(feature = "flex")]
 use lean_arithmetic::slices;
 
@@ -206,15 +206,14 @@ impl Kept {
         let Dimensions { time, key_time, .. } = self.shape;
         let Chunk { rows, keys, .. } = chunk;
         let options = (&self.query.device(), self.wide());
-        let of = |range: &Range<usize>, first: i64| {
-            let range = range.start as i64 + first..range.end as i64 + first;
-            Tensor::<1, Int>::arange(range, &self.query.device())
+        let positions = |range: &Range<usize>, first: usize| -> Tensor<1> {
+            let positions: Vec<f64> = range.clone().map(|at| (first + at) as f64).collect();
+            Tensor::from_data(&positions[..], options)
         };
-        let query = of(rows, key_time as i64 - time as i64).reshape([1, 1, rows.len(), 1]);
-        let key = of(keys, 0).reshape([1, 1, 1, keys.len()]);
-        let distances: Tensor<4, Int> = (query - key).abs();
+        let query = positions(rows, key_time).reshape([1, 1, rows.len(), 1]);
+        let key = positions(keys, time).reshape([1, 1, 1, keys.len()]);
         let slopes = Tensor::<1>::from_data(slopes, options);
-        slopes.reshape([1, self.shape.heads, 1, 1]) * distances.float().cast(self.wide())
+        slopes.reshape([1, self.shape.heads, 1, 1]) * (query - key).abs()
     }
 
     /// The masks of a chunk, with the values that replace scores.

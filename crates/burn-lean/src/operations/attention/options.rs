@@ -27,7 +27,8 @@ use crate::operations::dropout::checked;
 /// let random = |shape| Tensor::<4>::random(shape, Distribution::Default, &device);
 /// let query = random([2, 4, 9, 8]).require_grad();
 /// let (key, value) = (random([2, 2, 9, 8]), random([2, 2, 9, 8]));
-/// let output = Attention::new().causal().with_dropout(0.1).forward(query, key, value);
+/// let attention = Attention::new().causal().with_window(4).with_dropout(0.1);
+/// let output = attention.forward(query, key, value);
 /// assert_eq!(output.dims(), [2, 4, 9, 8]);
 /// ```
 #[derive(Clone, Debug, Default)]
@@ -87,12 +88,12 @@ impl Attention {
     }
 
     /// Lets a query attend to keys that are less than `window` positions away: with
-    /// [`causal`](Self::causal) to the last `window` keys, and otherwise to as many on each side. From
-    /// the paper [Longformer](https://arxiv.org/abs/2004.05150). The last query and the last key are
-    /// at the same time.
+    /// [`causal`](Self::causal) to the last `window` keys, and otherwise to as many on each side, that
+    /// at its own position counted. From the paper [Longformer](https://arxiv.org/abs/2004.05150). The
+    /// last query and the last key are at the same time.
     ///
     /// Scores outside of the windows of a chunk of queries are not made: time and memory grow with
-    /// the number of queries, and no longer with that of the keys.
+    /// the number of queries, and no longer with that of the keys. But dropout draws for all scores.
     ///
     /// # Panics
     ///
@@ -122,8 +123,8 @@ impl Attention {
         self
     }
 
-    /// Subtracts the distance of query and key, times the slope of the head, from the scores: ALiBi,
-    /// from the paper [Train Short, Test Long](https://arxiv.org/abs/2108.12409). It needs no tensor
+    /// Subtracts the distance of query and key, times the slope of the head, from the scores, after
+    /// the softcap and before the masks: ALiBi, from the paper [Train Short, Test Long](https://arxiv.org/abs/2108.12409). It needs no tensor
     /// of biases. There is a slope for each head of the query; the paper has `2^(-8 i / heads)`, for
     /// `i` from 1 on. Slopes have no gradient.
     ///
