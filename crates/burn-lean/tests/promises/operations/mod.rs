@@ -13,3 +13,4 @@ mod modules;
 mod norms;
 mod rotary;
 mod tape;
+mod threads;
