@@ -191,15 +191,20 @@ impl DropRows {
         (self.words.clone(), scale(self.prob))
     }
 
-    /// The mask `[batch, heads, rows, keys]` of a part of the batch and of the rows, and of the
-    /// first of the keys.
-    pub(super) fn mask(&self, batch: Range<usize>, rows: Range<usize>, keys: usize) -> RowsMask {
+    /// The mask `[batch, heads, rows, keys]` of a part of the batch, of the rows and of the keys.
+    pub(super) fn mask(
+        &self,
+        batch: Range<usize>,
+        rows: Range<usize>,
+        keys: Range<usize>,
+    ) -> RowsMask {
         let [_, heads, _, words] = self.words.dims();
-        let dims = [batch.len(), heads, rows.len(), keys];
+        let dims = [batch.len(), heads, rows.len(), keys.len()];
         let part = self.words.clone().slice([batch, 0..heads, rows]);
         let part = part.reshape([dims[..3].iter().product(), words]);
+        let first = unpack(part, keys.end);
         RowsMask {
-            keep: unpack(part, keys).reshape(dims),
+            keep: first.narrow(1, keys.start, keys.len()).reshape(dims),
             prob: self.prob,
         }
     }

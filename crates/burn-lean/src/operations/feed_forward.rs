@@ -8,7 +8,8 @@ use super::activation::Function;
 use super::chunks::{as_rows, chunk_bytes, chunks, map_rows, map_rows_with, shaped};
 #[cfg(feature = "flex")]
 use super::flex;
-use crate::wide::wide;
+use crate::backend::is_on_flex;
+use crate::wide::{wide, widened};
 
 use super::dropout::{Mask, checked, draw, dropout, scale};
 use super::linear::{assert_fits, filled, linear, matmul, product_of_columns};
@@ -76,10 +77,11 @@ pub(super) fn activated_linear<const D: usize>(
         let [_, d_output] = weight.dims();
         dims[D - 1] = d_output;
 
-        let input = as_rows(input);
+        let (dtype, input) = (input.dtype(), as_rows(input));
         let [rows, width] = input.dims();
+        let (weight, bias) = (for_products(weight), bias.map(for_products));
         let mut of_part = |part: Range<usize>| {
-            let mut hidden = function.value(input.clone().slice([part]));
+            let mut hidden = function.value(for_products(input.clone().slice([part])));
             if prob > 0.0 {
                 let keep = draw(hidden.dims(), prob, &hidden.device());
                 if kept.input.is_some() {
@@ -88,16 +90,17 @@ pub(super) fn activated_linear<const D: usize>(
                 hidden = dropped(hidden, keep, prob);
             }
             let product = matmul(hidden, weight.clone());
-            match &bias {
+            let output = match &bias {
                 Some(bias) => product + bias.clone().unsqueeze(),
                 None => product,
-            }
+            };
+            output.cast(dtype)
         };
         let parts: Vec<_> = chunks(rows, 4 * width, part_bytes(&input)).collect();
         let output = match &parts[..] {
             [part] => of_part(part.clone()),
             parts => {
-                let output = filled([rows, d_output], input.dtype(), &input);
+                let output = filled([rows, d_output], dtype, &input);
                 parts.iter().fold(output, |output, part| {
                     output.slice_assign([part.clone()], of_part(part.clone()))
                 })
@@ -105,6 +108,15 @@ pub(super) fn activated_linear<const D: usize>(
         };
         (shaped(output, dims), kept)
     })
+}
+
+/// A tensor as it is multiplied: in f32 on Flex, which would widen half precision for each part of a
+/// product, and round it.
+fn for_products<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    match is_on_flex(&tensor) {
+        true => widened(tensor),
+        false => tensor,
+    }
 }
 
 fn part_bytes(input: &Tensor<2>) -> usize {
@@ -159,7 +171,7 @@ impl<const D: usize> ActivatedLinear<D> {
     /// The gradient of some columns of the hidden layer, if that of the input is wanted.
     fn of_hidden(&self, columns: &Range<usize>, grad: &Tensor<2>) -> Option<Tensor<2>> {
         let weight = self.weight.clone()?.slice([columns.clone()]);
-        Some(matmul(grad.clone(), weight.transpose()))
+        Some(matmul(grad.clone(), for_products(weight).transpose()))
     }
 
     /// The input of the linear layer, and the gradient of the operation's input from that of the
@@ -201,7 +213,10 @@ fn write_of_weight(
 ) {
     if let Some(of_weight) = of_weight {
         let product = product_of_columns(hidden, grad);
-        of_weight.inplace(|all| all.slice_assign([columns], product));
+        of_weight.inplace(|all| {
+            let product = product.cast(all.dtype());
+            all.slice_assign([columns], product)
+        });
     }
 }
 
@@ -209,7 +224,7 @@ impl<const D: usize> Operation<3> for ActivatedLinear<D> {
     const NAME: &'static str = "activated_linear";
 
     fn backward(mut self, grad: Gradient, operands: &mut OperandGradients<'_, 3>) {
-        let grad = as_rows(grad.tensor::<D>());
+        let grad = for_products(as_rows(grad.tensor::<D>()));
         if operands.wants(BIAS) {
             let sum = grad.clone().sum_dim(0);
             operands.give(BIAS, sum.squeeze_dim::<1>(0));
@@ -220,7 +235,7 @@ impl<const D: usize> Operation<3> for ActivatedLinear<D> {
         let dims = input.dims();
         let mut input = as_rows(input);
         let [rows, d_output] = grad.dims();
-        let of_weight = || filled([dims[D - 1], d_output], grad.dtype(), &grad);
+        let of_weight = || filled([dims[D - 1], d_output], input.dtype(), &grad);
         let mut of_weight = operands.wants(WEIGHT).then(of_weight);
         #[cfg(feature = "flex")]
         if flex::has_slices(&input) && flex::has_slices(&grad) {
@@ -241,10 +256,11 @@ impl<const D: usize> Operation<3> for ActivatedLinear<D> {
         for (at, columns) in blocks(&input).enumerate() {
             let block = [0..rows, columns.clone()];
             let of_hidden = self.of_hidden(&columns, &grad);
-            let x = input.clone().slice(block.clone());
+            let x = for_products(input.clone().slice(block.clone()));
             let (hidden, of_input) = self.block(x, self.keep(at), of_hidden);
             if let Some(of_input) = of_input {
-                input = input.slice_assign(block, of_input);
+                let dtype = input.dtype();
+                input = input.slice_assign(block, of_input.cast(dtype));
             }
             write_of_weight(&mut of_weight, columns, &hidden, &grad);
         }

@@ -19,11 +19,16 @@ mod linear;
 pub mod nn;
 mod node;
 mod norm;
+mod rotary;
 mod threads;
 
-pub use activation::{gelu, gelu_approximate, log_softmax, quiet_softmax, silu, softmax, swiglu};
+pub use activation::{
+    geglu, geglu_approximate, gelu, gelu_approximate, log_softmax, quiet_softmax, silu, softmax,
+    swiglu,
+};
 pub use attention::{Attention, attention};
-pub use cross_entropy::linear_cross_entropy;
+pub use cross_entropy::{LinearCrossEntropy, linear_cross_entropy};
 pub use dropout::dropout;
 pub use linear::linear;
 pub use norm::{group_norm, layer_norm, rms_norm};
+pub use rotary::rotary_encoding;

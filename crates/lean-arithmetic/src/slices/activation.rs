@@ -60,7 +60,7 @@ pub(super) trait Function: Copy {
 }
 
 #[derive(Clone, Copy)]
-struct Gelu;
+pub(super) struct Gelu;
 
 impl Function for Gelu {
     #[inline(always)]
@@ -72,7 +72,7 @@ impl Function for Gelu {
 }
 
 #[derive(Clone, Copy)]
-struct GeluApproximate;
+pub(super) struct GeluApproximate;
 
 impl Function for GeluApproximate {
     /// `(1 + tanh(u)) / 2` is the sigmoid of `2u`, with `u = √(2/π) * (x + 0.044715 x³)`.

@@ -10,7 +10,12 @@ const WORD: usize = 24;
 
 /// Zeroes the numbers of a row that its mask drops, and multiplies the others by `scale`.
 pub fn drop_row(words: &[f32], row: &mut [f32], scale: f32) {
-    Arch::new().dispatch(DropRow(words, row, scale));
+    drop_part(words, 0, row, scale);
+}
+
+/// The same for the numbers of a row from `first` on.
+pub fn drop_part(words: &[f32], first: usize, part: &mut [f32], scale: f32) {
+    Arch::new().dispatch(DropPart(words, first, part, scale));
 }
 
 /// Writes the ones and zeros of a mask.
@@ -24,16 +29,21 @@ pub fn pack_row(row: &[f32], words: &mut [f32]) {
     Arch::new().dispatch(PackRow(row, words));
 }
 
-struct DropRow<'a>(&'a [f32], &'a mut [f32], f32);
+struct DropPart<'a>(&'a [f32], usize, &'a mut [f32], f32);
 
-impl WithSimd for DropRow<'_> {
+impl WithSimd for DropPart<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        let Self(words, row, scale) = self;
-        for (plane, row) in row.chunks_mut(words.len().max(1)).enumerate() {
-            for (number, word) in row.iter_mut().zip(words) {
+        let Self(words, first, part, scale) = self;
+        let width = words.len().max(1);
+        let (first, start) = (first / width, first % width);
+        let (head, rest) = part.split_at_mut(part.len().min(width - start));
+        let rest = rest.chunks_mut(width).map(|part| (part, words));
+        let pieces = std::iter::once((head, &words[start..])).chain(rest);
+        for (plane, (part, words)) in (first..).zip(pieces) {
+            for (number, word) in part.iter_mut().zip(words) {
                 let is_kept = (*word as i32 >> (WORD - 1 - plane)) & 1;
                 // Not a choice: what is not a number stays so where it is dropped, too.
                 *number = *number * is_kept as f32 * scale;
@@ -82,6 +92,11 @@ mod tests {
                     .zip(&mask)
                     .all(|(number, keep)| *number == keep * 6.0)
             );
+            // And the others.
+            let mut rest = vec![3.0; width - width / 2];
+            drop_part(&words, width / 2, &mut rest, 2.0);
+            let kept = mask[width / 2..].iter().map(|keep| keep * 6.0);
+            assert_eq!(rest, kept.collect::<Vec<f32>>());
         }
     }
 }

@@ -10,6 +10,7 @@ mod dropout;
 mod gated;
 mod math;
 mod norm;
+mod rotary;
 mod softmax;
 mod sums;
 #[cfg(test)]
@@ -17,7 +18,7 @@ mod tests;
 
 pub use activation::Activation;
 pub use cross_entropy::exp_rows;
-pub use dropout::{drop_row, pack_row, unpack_row};
-pub use gated::{gated, gated_backward};
+pub use dropout::{drop_part, drop_row, pack_row, unpack_row};
 pub use norm::LayerNorm;
+pub use rotary::rotate;
 pub use softmax::Softmax;

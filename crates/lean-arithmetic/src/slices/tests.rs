@@ -114,24 +114,27 @@ fn a_gated_unit_is_that_of_its_definition() {
         numbers(77, 2, 2.0),
         numbers(77, 3, 1.0),
     );
-    let exact = |of: &dyn Fn([f64; 2], f64, f64) -> f64| {
-        let of = |at: usize| {
-            let silu = definition(Activation::Silu, f64::from(gate[at]));
-            of(silu, f64::from(up[at]), f64::from(grad[at]))
+    for function in [
+        Activation::Gelu,
+        Activation::GeluApproximate,
+        Activation::Silu,
+    ] {
+        let exact = |of: &dyn Fn([f64; 2], f64, f64) -> f64| {
+            let of = |at: usize| {
+                let of_gate = definition(function, f64::from(gate[at]));
+                of(of_gate, f64::from(up[at]), f64::from(grad[at]))
+            };
+            (0..gate.len()).map(of).collect::<Vec<_>>()
         };
-        (0..gate.len()).map(of).collect::<Vec<_>>()
-    };
-    let mut output = vec![f32::NAN; gate.len()];
-    gated(&gate, &up, &mut output);
-    assert_near(&output, &exact(&|[silu, _], up, _| silu * up), 4.0);
-    let (mut of_up, mut of_gate) = (up.clone(), grad.clone());
-    gated_backward(&gate, &mut of_up, &mut of_gate);
-    assert_near(&of_up, &exact(&|[silu, _], _, grad| silu * grad), 4.0);
-    assert_near(
-        &of_gate,
-        &exact(&|[_, slope], up, grad| slope * up * grad),
-        4.0,
-    );
+        let mut output = vec![f32::NAN; gate.len()];
+        function.gated(&gate, &up, &mut output);
+        assert_near(&output, &exact(&|[value, _], up, _| value * up), 4.0);
+        let (mut of_up, mut of_gate) = (up.clone(), grad.clone());
+        function.gated_backward(&gate, &mut of_up, &mut of_gate);
+        assert_near(&of_up, &exact(&|[value, _], _, grad| value * grad), 4.0);
+        let slopes = exact(&|[_, slope], up, grad| slope * up * grad);
+        assert_near(&of_gate, &slopes, 4.0);
+    }
 }
 
 #[test]

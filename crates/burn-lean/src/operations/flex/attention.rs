@@ -4,21 +4,20 @@
 //! processor. Threads share out the heads, and wait for each other once for many of them.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use burn::backend::Flex;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{Bool, Shape, Tensor};
-use lean_arithmetic::slices::{Softmax, drop_row};
+use lean_arithmetic::slices::{Softmax, drop_part};
 
+use super::super::attention::visible::{FEWEST_ROWS, Visible};
 use super::super::chunks::chunks_of;
 use super::super::threads::{in_parallel, threads};
 use super::{FlexTensor, floats, of, own, read, tensor, zeros};
 
 /// How many scores a thread makes at once, if these are at least [`FEWEST_ROWS`].
 const SCORES: usize = 32 << 10;
-
-/// Products of fewer rows are slower.
-const FEWEST_ROWS: usize = 32;
 
 /// Products of two numbers that are worth another thread.
 const WORTH_A_THREAD: usize = 1 << 18;
@@ -29,8 +28,10 @@ pub(in super::super) struct Settings {
     pub(in super::super) scale: f64,
     /// How the scores become weights.
     pub(in super::super) softmax: Softmax,
-    /// Whether no query attends to later keys.
-    pub(in super::super) is_causal: bool,
+    /// The keys that queries attend to.
+    pub(in super::super) visible: Arc<Visible>,
+    /// How much a position between query and key subtracts from the score of each head.
+    pub(in super::super) slopes: Option<Vec<f32>>,
     /// Where scores are replaced, and by what.
     pub(in super::super) masks: Vec<(Tensor<4, Bool>, f64)>,
     /// The weights that are dropped, `[batch, heads, time, words]`, and the factor of the others.
@@ -108,7 +109,8 @@ struct Heads {
     dims: Dimensions,
     scale: f32,
     softmax: Softmax,
-    is_causal: bool,
+    visible: Arc<Visible>,
+    slopes: Option<Vec<f32>>,
     masks: Vec<(FlexTensor, f32)>,
     /// `[batch, heads, time, words]`, and the factor of the weights that are kept.
     drop: Option<(FlexTensor, f32)>,
@@ -120,7 +122,7 @@ struct Weights {
     query: FlexTensor,
     /// `[1, 1, rows, keys]`
     weights: FlexTensor,
-    keys: usize,
+    keys: Range<usize>,
 }
 
 impl Heads {
@@ -144,7 +146,8 @@ impl Heads {
             },
             scale: settings.scale as f32,
             softmax: settings.softmax,
-            is_causal: settings.is_causal,
+            visible: settings.visible,
+            slopes: settings.slopes,
             masks: masks.map(|(of, value)| (mask(of), value as f32)).collect(),
             drop: settings
                 .drop
@@ -190,27 +193,23 @@ impl Heads {
     /// Rows whose scores are made at once.
     fn tiles(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let Dimensions { time, key_time, .. } = self.dims;
-        let count = (time * key_time).div_ceil(SCORES).max(1);
-        chunks_of(time, time.div_ceil(count).max(FEWEST_ROWS))
-    }
-
-    /// How many keys the rows before this one attend to: later ones have no weight.
-    fn keys(&self, end: usize) -> usize {
-        let Dimensions { time, key_time, .. } = self.dims;
-        match self.is_causal {
-            true => (end + key_time).saturating_sub(time).clamp(1, key_time),
-            false => key_time,
-        }
+        let of_window = self.visible.rows_of_window(SCORES);
+        let rows = of_window.unwrap_or_else(|| {
+            let count = (time * key_time).div_ceil(SCORES).max(1);
+            time.div_ceil(count).max(FEWEST_ROWS)
+        });
+        chunks_of(time, rows)
     }
 
     fn weights(&self, batch: usize, head: usize, key_head: usize, rows: &Range<usize>) -> Weights {
-        let keys = self.keys(rows.end);
+        let keys = self.visible.keys(batch..batch + 1, rows.clone());
         let query = self.scaled_query(batch, head, rows);
-        let key = part(&self.key, batch, 0..keys, key_head);
+        let key = part(&self.key, batch, keys.clone(), key_head);
         let mut weights = Flex::float_matmul(query.clone(), key.transpose(2, 3));
         let scores = weights.storage_mut();
-        self.replace(scores, [batch, head], rows, None);
-        self.softmax.rows(scores, keys);
+        self.add_alibi(scores, head, rows, &keys);
+        self.replace(scores, [batch, head], rows, &keys, None);
+        self.softmax.rows(scores, keys.len());
         Weights {
             query,
             weights,
@@ -246,10 +245,9 @@ impl Heads {
         scores: &mut [f32],
         [batch, head]: [usize; 2],
         rows: &Range<usize>,
+        keys: &Range<usize>,
         by: Option<f32>,
     ) {
-        let Dimensions { time, key_time, .. } = self.dims;
-        let keys = scores.len() / rows.len();
         for (mask, value) in &self.masks {
             let layout = mask.layout();
             let at = |axis: usize, at: usize| match layout.shape()[axis] {
@@ -259,33 +257,49 @@ impl Heads {
             let mask = mask.storage::<u8>();
             let value = by.unwrap_or(*value);
             let of_head = layout.start_offset() as isize + at(0, batch) + at(1, head);
-            for (row, scores) in rows.clone().zip(scores.chunks_exact_mut(keys)) {
+            for (row, scores) in rows.clone().zip(scores.chunks_exact_mut(keys.len())) {
                 let of_row = of_head + at(2, row);
-                for (key, score) in scores.iter_mut().enumerate() {
+                for (key, score) in keys.clone().zip(scores) {
                     let is_masked = mask[(of_row + at(3, key)) as usize] != 0;
                     *score = if is_masked { value } else { *score };
                 }
             }
         }
-        if self.is_causal {
-            for (row, scores) in rows.clone().zip(scores.chunks_exact_mut(keys)) {
-                let seen = (row + 1 + key_time).saturating_sub(time).min(keys);
-                scores[seen..].fill(by.unwrap_or(f32::NEG_INFINITY));
+        for (row, scores) in rows.clone().zip(scores.chunks_exact_mut(keys.len())) {
+            let by = by.unwrap_or(f32::NEG_INFINITY);
+            self.visible.hide(scores, [batch, row], keys.start, by);
+        }
+    }
+
+    /// Subtracts the distance of query and key, times the slope of the head.
+    fn add_alibi(&self, scores: &mut [f32], head: usize, rows: &Range<usize>, keys: &Range<usize>) {
+        let Some(slopes) = &self.slopes else {
+            return;
+        };
+        let Dimensions { time, key_time, .. } = self.dims;
+        for (row, scores) in rows.clone().zip(scores.chunks_exact_mut(keys.len())) {
+            for (key, score) in keys.clone().zip(scores) {
+                *score -= slopes[head] * (row + key_time).abs_diff(key + time) as f32;
             }
         }
     }
 
     /// Drops weights of some rows of a head, or their gradients, and scales the others.
-    fn drop(&self, weights: &mut [f32], [batch, head]: [usize; 2], rows: &Range<usize>) {
+    fn drop(
+        &self,
+        weights: &mut [f32],
+        [batch, head]: [usize; 2],
+        rows: &Range<usize>,
+        keys: &Range<usize>,
+    ) {
         let Some((words, scale)) = &self.drop else {
             return;
         };
-        let keys = weights.len() / rows.len();
         let width = words.layout().shape()[3];
         let first = ((batch * self.dims.heads + head) * self.dims.time + rows.start) * width;
         let words = read(words)[first..].chunks_exact(width);
-        for (words, weights) in words.zip(weights.chunks_exact_mut(keys)) {
-            drop_row(words, weights, *scale);
+        for (words, weights) in words.zip(weights.chunks_exact_mut(keys.len())) {
+            drop_part(words, keys.start, weights, *scale);
         }
     }
 
@@ -301,8 +315,8 @@ impl Heads {
                 let Weights {
                     mut weights, keys, ..
                 } = self.weights(batch, head, key_head, &rows);
-                self.drop(weights.storage_mut(), [batch, head], &rows);
-                let value = part(&self.value, batch, 0..keys, key_head);
+                self.drop(weights.storage_mut(), [batch, head], &rows, &keys);
+                let value = part(&self.value, batch, keys, key_head);
                 outputs.extend(product(weights, value));
             }
         }
@@ -324,23 +338,28 @@ impl Heads {
                     keys,
                 } = self.weights(batch, head, key_head, &rows);
                 let grad = part(grad, batch, rows.clone(), head);
-                let value = part(&self.value, batch, 0..keys, key_head);
+                let value = part(&self.value, batch, keys.clone(), key_head);
                 let mut of_scores = Flex::float_matmul(grad.clone(), value.transpose(2, 3));
                 let scores = of_scores.storage_mut();
-                self.drop(scores, [batch, head], &rows);
-                self.softmax.backward(read(&weights), scores, keys);
-                self.replace(scores, [batch, head], &rows, Some(0.0));
+                self.drop(scores, [batch, head], &rows, &keys);
+                self.softmax.backward(read(&weights), scores, keys.len());
+                self.replace(scores, [batch, head], &rows, &keys, Some(0.0));
                 if wants[2] {
-                    self.drop(weights.storage_mut(), [batch, head], &rows);
+                    self.drop(weights.storage_mut(), [batch, head], &rows, &keys);
                     let part = Flex::float_matmul(weights.transpose(2, 3), grad);
-                    add(&mut of_value, read(&part));
+                    add(
+                        &mut of_value,
+                        keys.start * self.dims.value_size,
+                        read(&part),
+                    );
                 }
                 if wants[1] {
                     let part = Flex::float_matmul(of_scores.transpose(2, 3), query);
-                    add(&mut of_key, read(&part));
+                    let [_, _, _, size] = part.layout().shape().dims();
+                    add(&mut of_key, keys.start * size, read(&part));
                 }
                 if wants[0] {
-                    let key = part(&self.key, batch, 0..keys, key_head);
+                    let key = part(&self.key, batch, keys, key_head);
                     let part = product(of_scores, key);
                     of_query.extend(part.into_iter().map(|number| number * self.scale));
                 }
@@ -369,17 +388,21 @@ fn product(lhs: FlexTensor, rhs: FlexTensor) -> Vec<f32> {
     for part in chunks_of(keys, at_once) {
         let lhs = lhs.narrow(3, part.start, part.len());
         let rhs = rhs.narrow(2, part.start, part.len());
-        add(&mut sum, read(&Flex::float_matmul(lhs, rhs)));
+        add(&mut sum, 0, read(&Flex::float_matmul(lhs, rhs)));
     }
     sum
 }
 
-/// Adds to the first of the sums; those that do not exist yet are zero.
-fn add(sums: &mut Vec<f32>, numbers: &[f32]) {
-    for (sum, number) in sums.iter_mut().zip(numbers) {
+/// Adds to the sums from `first` on; those that do not exist yet are zero.
+fn add(sums: &mut Vec<f32>, first: usize, numbers: &[f32]) {
+    if sums.len() < first {
+        sums.resize(first, 0.0);
+    }
+    let known = sums.len() - first;
+    for (sum, number) in sums[first..].iter_mut().zip(numbers) {
         *sum += number;
     }
-    if let Some(rest) = numbers.get(sums.len()..) {
+    if let Some(rest) = numbers.get(known..) {
         sums.extend_from_slice(rest);
     }
 }

@@ -56,20 +56,25 @@ pub(super) fn activation_backward<const D: usize>(
     tensor(grad)
 }
 
-/// `silu(gate) * up`
-pub(super) fn gated<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
+/// `function(gate) * up`
+pub(super) fn gated<const D: usize>(
+    function: Activation,
+    gate: Tensor<D>,
+    up: Tensor<D>,
+) -> Tensor<D> {
     let (gate, up) = (floats(gate), floats(up));
     let mut output = zeros(gate.layout().shape());
     let operands = read(&gate).chunks(CHUNK).zip(read(&up).chunks(CHUNK));
     let chunks = operands.zip(output.storage_mut().chunks_mut(CHUNK));
     each(chunks.collect(), |((gate, up), output)| {
-        slices::gated(gate, up, output)
+        function.gated(gate, up, output);
     });
     tensor(output)
 }
 
 /// The gradients of `gate` and `up`, from both and the gradient of the output.
 pub(super) fn gated_backward<const D: usize>(
+    function: Activation,
     gate: Tensor<D>,
     up: Tensor<D>,
     grad: Tensor<D>,
@@ -80,9 +85,43 @@ pub(super) fn gated_backward<const D: usize>(
         .zip(up.storage_mut().chunks_mut(CHUNK));
     let chunks = chunks.zip(grad.storage_mut().chunks_mut(CHUNK));
     each(chunks.collect(), |((gate, up), grad)| {
-        slices::gated_backward(gate, up, grad)
+        function.gated_backward(gate, up, grad);
     });
     [tensor(grad), tensor(up)]
+}
+
+/// Rotates the pairs of `[..., time, width]` by the angles of the positions, `[time, width, 2]`, in
+/// place if nothing else holds the tensor. Heads may be next to each other in memory, as a linear
+/// layer has made them: so they stay.
+pub(super) fn rotate<const D: usize>(
+    x: Tensor<D>,
+    frequencies: Tensor<3>,
+    direction: f32,
+) -> Tensor<D> {
+    let [_, width, _] = frequencies.dims();
+    let by_time = |x: FlexTensor| if D > 2 { x.transpose(D - 3, D - 2) } else { x };
+    let (mut x, frequencies) = (of(x), floats(frequencies));
+    let is_by_time = !x.is_contiguous() && by_time(x.clone()).is_contiguous();
+    let mut heads = 1;
+    if is_by_time {
+        heads = x.layout().shape()[D - 3];
+        x = by_time(x);
+    }
+    x = x.to_contiguous();
+    let frequencies = read(&frequencies);
+    let positions = (CHUNK / (heads * width).max(1)).max(1);
+    let mut chunks = Vec::new();
+    for x in x
+        .storage_mut()
+        .chunks_mut((frequencies.len() / 2 * heads).max(1))
+    {
+        let frequencies = frequencies.chunks((2 * positions * width).max(1));
+        chunks.extend(x.chunks_mut(positions * heads * width).zip(frequencies));
+    }
+    each(chunks, |(x, frequencies): (&mut [f32], _)| {
+        slices::rotate(x, frequencies, [heads, width], direction);
+    });
+    tensor(if is_by_time { by_time(x) } else { x })
 }
 
 /// Softmax of the rows of a tensor, in place if nothing else holds it.

@@ -193,11 +193,21 @@ impl MultiHeadAttention {
     ///
     /// If the shapes of the input do not fit.
     pub fn forward(&self, input: MhaInput) -> MhaOutput {
+        self.forward_with(input, Attention::new())
+    }
+
+    /// Applies the layer with more options of [`Attention`], such as its causal order, a window or
+    /// the documents of packed sequences. Scale, dropout and softmax are those of the layer.
+    ///
+    /// # Panics
+    ///
+    /// If the shapes of the input do not fit.
+    pub fn forward_with(&self, input: MhaInput, attention: Attention) -> MhaOutput {
         let [batch, time, _] = input.query.dims();
         let query = self.heads_of(input.query, &self.query);
         let key = self.heads_of(input.key, &self.key);
         let value = self.heads_of(input.value, &self.value);
-        let mut attention = Attention::new()
+        let mut attention = attention
             .with_scale(1.0 / f64::from((self.d_k as f32).sqrt()))
             .with_dropout(self.dropout.current_prob())
             .with_quiet_softmax(self.quiet_softmax);

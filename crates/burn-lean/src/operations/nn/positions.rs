@@ -6,6 +6,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
+use crate::operations::rotary_encoding;
 use crate::wide::widened;
 
 /// Configuration of [`RotaryEncoding`]: that of Burn's
@@ -51,7 +52,8 @@ impl RotaryEncodingConfig {
     }
 }
 
-/// Burn's [`RotaryEncoding`](burn::nn::RotaryEncoding), computed in f32 at least and rounded once.
+/// Burn's [`RotaryEncoding`](burn::nn::RotaryEncoding) as [one operation](rotary_encoding), computed
+/// in f32 at least and rounded once.
 ///
 /// ```
 /// use burn::tensor::{DType, Device, Tensor};
@@ -87,8 +89,13 @@ impl RotaryEncoding {
     ///
     /// As [`forward`](Self::forward).
     pub fn apply<const D: usize>(&self, x: Tensor<D>, start: usize) -> Tensor<D> {
-        let dtype = x.dtype();
-        self.plain.apply(widened(x), start).cast(dtype)
+        assert!(
+            D >= 2,
+            "the input of a RotaryEncoding is `[..., time, d_model]`"
+        );
+        let time = x.dims()[D - 2];
+        let frequencies = self.plain.freq_complex.clone();
+        rotary_encoding(x, frequencies.narrow(0, start, time))
     }
 
     /// Shifts the table, so that its first position is `start`.

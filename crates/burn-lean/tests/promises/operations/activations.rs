@@ -2,7 +2,8 @@
 
 use burn::tensor::{DType, Tensor, activation};
 use burn_lean::operations::{
-    gelu, gelu_approximate, log_softmax, quiet_softmax, silu, softmax, swiglu,
+    geglu, geglu_approximate, gelu, gelu_approximate, log_softmax, quiet_softmax, silu, softmax,
+    swiglu,
 };
 
 use super::harness::{Case, coarse, noise, run, shaped, spread};
@@ -42,13 +43,38 @@ pub(crate) fn function(name: &str, numbers: Vec<f64>) -> Case {
     )
 }
 
-pub(crate) fn swiglu_case(gate: Vec<f64>, up: Vec<f64>) -> Case {
-    Case::new(
-        "swiglu",
-        vec![gate, up],
-        |leaves| silu_of_definition(leaves[0].clone()) * leaves[1].clone(),
-        |leaves| swiglu(leaves[0].clone(), leaves[1].clone()),
-    )
+type Gated = fn(Tensor<1>, Tensor<1>) -> Tensor<1>;
+
+/// Gated units: by the definitions of the functions of their gates, and ours.
+const GATED: [(&str, Function, Gated); 3] = [
+    ("swiglu", silu_of_definition, swiglu),
+    ("geglu", gelu_of_definition, geglu),
+    (
+        "geglu_approximate",
+        activation::gelu_approximate,
+        geglu_approximate,
+    ),
+];
+
+pub(crate) fn gated_cases(gate: Vec<f64>, up: Vec<f64>) -> [Case; 3] {
+    GATED.map(|(name, definition, ours)| {
+        Case::new(
+            name,
+            vec![gate.clone(), up.clone()],
+            move |leaves| definition(leaves[0].clone()) * leaves[1].clone(),
+            move |leaves| ours(leaves[0].clone(), leaves[1].clone()),
+        )
+    })
+}
+
+#[test]
+fn gated_units_are_those_of_their_definitions() {
+    for gate in [spread(0.0, 6.0, 1001, 5), noise(1, 1), vec![]] {
+        let up = noise(gate.len(), 2);
+        let [_, geglu, approximate] = gated_cases(gate, up);
+        geglu.assert_equal(8.0);
+        approximate.assert_equal(16.0);
+    }
 }
 
 #[test]

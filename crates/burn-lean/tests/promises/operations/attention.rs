@@ -2,11 +2,12 @@
 
 use burn::tensor::activation::{quiet_softmax, softmax};
 use burn::tensor::ops::AttentionModuleOptions;
-use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use burn_lean::operations::{Attention, attention};
 
 use super::harness::{Case, coarse, noise, run, shaped};
 use crate::harness::{alone, devices, flex};
+use crate::small::assert_panics;
 
 /// Shapes of a case.
 #[derive(Clone, Copy, Debug)]
@@ -106,6 +107,11 @@ pub(crate) struct Options {
     mask_pad: Option<f64>,
     mask_attn: Option<f64>,
     causal: bool,
+    window: Option<usize>,
+    /// Ids of documents; as many keys as queries.
+    documents: bool,
+    alibi: bool,
+    dropout: f64,
     quiet: bool,
     softcap: Option<f64>,
 }
@@ -114,11 +120,25 @@ pub(crate) const NONE: Options = Options {
     mask_pad: None,
     mask_attn: None,
     causal: false,
+    window: None,
+    documents: false,
+    alibi: false,
+    dropout: 0.0,
     quiet: false,
     softcap: None,
 };
 
-const OPTIONS: [Options; 7] = [
+/// What packed sequences are trained with.
+pub(crate) const PACKED: Options = Options {
+    documents: true,
+    causal: true,
+    window: Some(40),
+    mask_attn: Some(-1e4),
+    alibi: true,
+    ..NONE
+};
+
+const OPTIONS: [Options; 14] = [
     NONE,
     Options {
         mask_pad: Some(-1e4),
@@ -147,7 +167,55 @@ const OPTIONS: [Options; 7] = [
         causal: true,
         ..NONE
     },
+    Options {
+        window: Some(3),
+        ..NONE
+    },
+    // Of itself alone.
+    Options {
+        window: Some(1),
+        causal: true,
+        ..NONE
+    },
+    Options {
+        window: Some(70),
+        causal: true,
+        alibi: true,
+        mask_pad: Some(-1e4),
+        ..NONE
+    },
+    Options {
+        window: Some(usize::MAX),
+        alibi: true,
+        ..NONE
+    },
+    Options {
+        documents: true,
+        quiet: true,
+        ..NONE
+    },
+    PACKED,
+    Options {
+        documents: true,
+        softcap: Some(0.7),
+        window: Some(40),
+        alibi: true,
+        ..NONE
+    },
 ];
+
+/// Longer and longer documents, another number of them in each element of the batch. Positions with
+/// the id 0 are here and there, and one document.
+fn document(batch: usize, position: usize) -> i64 {
+    match position % 29 {
+        13 => 0,
+        _ => ((position + 3 * batch) as f64).sqrt() as i64 - 5,
+    }
+}
+
+fn slope(head: usize) -> f32 {
+    0.25 / (1 + head) as f32
+}
 
 /// True here and there, and at all keys of the first row.
 fn mask(dims: [usize; 4], device: &Device) -> Tensor<4, Bool> {
@@ -171,6 +239,57 @@ impl Options {
         Case::new(what, shape.inputs(), reference, ours)
     }
 
+    /// Where a query does not attend to a key, by its definition: `[batch, 1, time, key time]`.
+    fn hidden(self, shape: Shape, device: &Device) -> Tensor<4, Bool> {
+        let Shape {
+            batch,
+            time,
+            key_time,
+            ..
+        } = shape;
+        let mut hidden = Vec::new();
+        for (batch, row, key) in (0..batch).flat_map(|batch| {
+            (0..time).flat_map(move |row| (0..key_time).map(move |key| (batch, row, key)))
+        }) {
+            let distance = (row + key_time) as i64 - (key + time) as i64;
+            let is_far = self
+                .window
+                .is_some_and(|window| distance.unsigned_abs() >= window as u64);
+            let is_foreign = self.documents && document(batch, row) != document(batch, key);
+            hidden.push(self.causal && distance < 0 || is_far || is_foreign);
+        }
+        Tensor::from_data(TensorData::new(hidden, [batch, 1, time, key_time]), device)
+    }
+
+    /// `[1, heads, time, key time]`
+    fn distances(self, shape: Shape, like: &Tensor<4>) -> Tensor<4> {
+        let Shape {
+            heads,
+            time,
+            key_time,
+            ..
+        } = shape;
+        let of = |head, row: usize, key: usize| {
+            let distance = (row + key_time).abs_diff(key + time) as f64;
+            f64::from(slope(head)) * distance
+        };
+        let mut all = Vec::new();
+        for head in 0..heads {
+            for row in 0..time {
+                all.extend((0..key_time).map(|key| of(head, row, key)));
+            }
+        }
+        let data = TensorData::new(all, [1, heads, time, key_time]).convert_dtype(like.dtype());
+        Tensor::from_data(data, (&like.device(), like.dtype()))
+    }
+
+    /// Whether a shape has what the options are of, and a key for each query.
+    fn fits(self, shape: Shape) -> bool {
+        let is_ordered = self.causal || self.window.is_some();
+        let has_keys = shape.key_time >= shape.time || !is_ordered;
+        has_keys && (!self.documents || shape.key_time == shape.time)
+    }
+
     fn ours(self, shape: Shape) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
         move |leaves| {
             let [query, key, value] = shape.split(leaves);
@@ -181,6 +300,19 @@ impl Options {
             if self.causal {
                 attention = attention.causal();
             }
+            if let Some(window) = self.window {
+                attention = attention.with_window(window);
+            }
+            if self.documents {
+                let of = |batch| (0..shape.time).map(move |at| document(batch, at));
+                let ids: Vec<i64> = (0..shape.batch).flat_map(of).collect();
+                let ids = TensorData::new(ids, [shape.batch, shape.time]);
+                attention = attention.with_documents(Tensor::from_data(ids, &query.device()));
+            }
+            if self.alibi {
+                attention = attention.with_alibi((0..shape.heads).map(slope).collect());
+            }
+            attention = attention.with_dropout(self.dropout);
             if let Some(softcap) = self.softcap {
                 attention = attention.with_softcap(softcap);
             }
@@ -205,15 +337,13 @@ impl Options {
                 // Burn's division by a number has a gradient of `f32`'s precision.
                 scores = (scores * softcap.recip()).tanh() * softcap;
             }
+            if self.alibi {
+                scores = scores.clone() - self.distances(shape, &scores);
+            }
             for (mask, value) in self.masks(shape, &device) {
                 scores = scores.mask_fill(mask, value);
             }
-            if self.causal {
-                let offset = shape.key_time as i64 - shape.time as i64;
-                let dims = [shape.time, shape.key_time];
-                let mask = Tensor::<2, Bool>::tril_mask(dims, offset, &device);
-                scores = scores.mask_fill(mask.unsqueeze(), f64::NEG_INFINITY);
-            }
+            scores = scores.mask_fill(self.hidden(shape, &device), f64::NEG_INFINITY);
             let weights = match self.quiet {
                 true => quiet_softmax(scores.clone(), 3),
                 false => softmax(scores.clone(), 3),
@@ -221,7 +351,8 @@ impl Options {
             // A row without keys.
             let empty = scores.max_dim(3).equal_scalar(f64::NEG_INFINITY);
             let weights = weights.mask_fill(empty, 0.0);
-            weights.matmul(value).flatten(0, 3)
+            let dropout = burn::nn::DropoutConfig::new(self.dropout).init();
+            dropout.forward(weights).matmul(value).flatten(0, 3)
         }
     }
 }
@@ -231,9 +362,8 @@ fn attention_is_that_of_its_parts() {
     for shape in SHAPES {
         for options in OPTIONS {
             // NaN from rows without keys go through a mask as NaN there.
-            let is_empty = options.mask_attn == Some(f64::NEG_INFINITY)
-                || options.causal && shape.key_time < shape.time;
-            if is_empty || shape.batch == 0 {
+            let is_empty = options.mask_attn == Some(f64::NEG_INFINITY);
+            if is_empty || shape.batch == 0 || !options.fits(shape) {
                 continue;
             }
             options.case(shape).assert_equal(64.0);
@@ -252,7 +382,8 @@ fn a_batch_of_none_and_no_keys_have_gradients() {
         ..Shape::new(2, 2, 3, 4)
     };
     for shape in [Shape::new(0, 2, 3, 4), no_keys, no_time] {
-        for options in OPTIONS {
+        let fit = OPTIONS.into_iter();
+        for options in fit.filter(|options| !options.documents || shape.time == shape.key_time) {
             for device in devices() {
                 let found = options.case(shape).found(&device, DType::F32);
                 let lengths: Vec<usize> = found.grads.iter().map(Vec::len).collect();
@@ -390,14 +521,6 @@ fn a_tensor_may_be_query_key_and_value() {
     case.assert_equal(64.0);
 }
 
-fn with_dropout(prob: f64, shape: Shape) -> impl Fn(&[Tensor<1>]) -> Tensor<1> {
-    move |leaves| {
-        let [query, key, value] = shape.split(leaves);
-        let attention = Attention::new().with_dropout(prob);
-        attention.forward(query, key, value).flatten(0, 3)
-    }
-}
-
 /// With the same seed, the weights that are dropped are the same in each run: so finite differences
 /// see the gradient. In `f64`.
 #[test]
@@ -409,10 +532,14 @@ fn dropout_has_the_gradient_of_its_own_mask() {
             key_time: 6,
             ..Shape::new(2, 2, 5, 3)
         };
+        let dropping = Options {
+            dropout: 0.4,
+            ..NONE
+        };
         let device = flex();
         let outcome = |inputs: &[Vec<f64>]| {
             device.seed(11);
-            run(&device, DType::F64, inputs, &with_dropout(0.4, shape))
+            run(&device, DType::F64, inputs, &dropping.ours(shape))
         };
         let inputs = shape.inputs();
         let found = outcome(&inputs);
@@ -449,23 +576,94 @@ fn what_is_dropped_is_what_burn_drops() {
             heads: 2,
             ..in_rows
         };
-        for shape in [Shape::new(2, 2, 5, 4), Shape::new(5, 4, 150, 8), cross] {
+        let everywhere = Options {
+            dropout: 0.3,
+            ..NONE
+        };
+        let nearby = Options {
+            window: Some(50),
+            ..everywhere
+        };
+        let softcap = Some(0.7);
+        let capped = Options { softcap, ..nearby };
+        for (shape, options) in [
+            (Shape::new(2, 2, 5, 4), everywhere),
+            (Shape::new(5, 4, 150, 8), everywhere),
+            (cross, everywhere),
+            (Shape::new(1, 2, 403, 4), nearby),
+            (Shape::new(1, 2, 1203, 4), capped),
+        ] {
             let device = flex();
-            let plain = |leaves: &[Tensor<1>]| {
-                let [query, key, value] = shape.split(leaves);
-                let scores = query.matmul(key.transpose()) / (shape.size as f64).sqrt();
-                let weights = softmax(scores, 3);
-                let dropout = burn::nn::DropoutConfig::new(0.3).init();
-                dropout.forward(weights).matmul(value).flatten(0, 3)
-            };
             device.seed(3);
+            let plain = options.reference(shape);
             let expected = run(&device, DType::F32, &shape.inputs(), &plain);
             device.seed(3);
-            let ours = with_dropout(0.3, shape);
+            let ours = options.ours(shape);
             let found = run(&device, DType::F32, &shape.inputs(), &ours);
             for (found, expected) in found.numbers().zip(expected.numbers()) {
                 assert!((found - expected).abs() < 1e-5, "{found} {expected}");
             }
         }
     });
+}
+
+/// The value of a key that is not a number, with the weight 0, would be none in the output: so it is
+/// left out. Over slices, and with a softcap in tensors.
+#[test]
+fn keys_that_no_query_of_a_chunk_attends_to_are_left_out() {
+    const TIME: usize = 2048;
+    let shape = Shape::new(1, 1, TIME, 4);
+    let window = Options {
+        window: Some(32),
+        ..NONE
+    };
+    let documents = Options {
+        documents: true,
+        ..NONE
+    };
+    for options in [window, documents] {
+        for softcap in [None, Some(2.0)] {
+            let options = Options { softcap, ..options };
+            let mut inputs = shape.inputs();
+            inputs[2][0] = f64::NAN;
+            for device in devices() {
+                let found = options.case(shape).with_inputs(inputs.clone());
+                let found = found.found(&device, DType::F32);
+                let tensors = found.tensors().take(2);
+                for rows in tensors.map(|tensor| &tensor[TIME * shape.size / 2..]) {
+                    assert!(rows.iter().all(|x| x.is_finite()), "{options:?}");
+                }
+                assert!(found.value[0].is_nan());
+            }
+        }
+    }
+}
+
+#[test]
+fn options_that_make_no_sense_are_refused() {
+    let x = || Tensor::<4>::ones([2, 3, 5, 4], &flex());
+    let attend = |attention: Attention, keys| {
+        attention.forward(
+            x(),
+            x().slice([0..2, 0..3, 0..keys]),
+            x().slice([0..2, 0..3, 0..keys]),
+        );
+    };
+    let ids = |dims| Attention::new().with_documents(Tensor::<2, Int>::zeros(dims, &flex()));
+    let refusals: [(&dyn Fn(), &str); 5] = [
+        (&|| drop(Attention::new().with_window(0)), "a window of 0"),
+        (
+            &|| drop(Attention::new().with_alibi(vec![f32::NAN])),
+            "finite",
+        ),
+        (
+            &|| attend(Attention::new().with_alibi(vec![1.0]), 5),
+            "a slope for each head",
+        ),
+        (&|| attend(ids([2, 4]), 5), "document ids [2, 4]"),
+        (&|| attend(ids([2, 5]), 4), "scores [2, 3, 5, 4]"),
+    ];
+    for (run, reason) in refusals {
+        assert_panics(run, reason);
+    }
 }

@@ -1,15 +1,16 @@
 //! The fused head and loss.
 
-use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
+use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig, Reduction};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{DType, Device, Int, Tensor, Tolerance};
 use burn_lean::checkpoint_chunks;
-use burn_lean::operations::linear_cross_entropy;
+use burn_lean::operations::{LinearCrossEntropy, linear_cross_entropy};
 
 use super::harness::{Case, noise, shaped};
 use crate::harness::{alone, devices, flex, ids, numbers, seeded};
 use crate::memory::{HEAP, peak_of};
+use crate::small::assert_panics;
 
 /// A head of so many classes, and its loss.
 #[derive(Clone, Copy, Debug)]
@@ -20,11 +21,36 @@ struct Head {
     ignored: bool,
     weighted: bool,
     smoothing: Option<f32>,
+    softcap: Option<f64>,
+    z_loss: f64,
+    reduction: Reduced,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Reduced {
+    Mean,
+    Sum,
+    BatchMean,
+    Not,
 }
 
 /// With a bias, and neither ignored tokens nor weights nor smoothing.
 pub(crate) fn case(tokens: usize, width: usize, classes: usize) -> Case {
     Head::new(tokens, width, classes).case()
+}
+
+/// With z-loss, a softcap and all settings, for each token.
+pub(crate) fn case_of_tokens(tokens: usize, width: usize, classes: usize) -> Case {
+    let head = Head {
+        ignored: true,
+        weighted: true,
+        smoothing: Some(0.25),
+        softcap: Some(30.0),
+        z_loss: 1e-2,
+        reduction: Reduced::Not,
+        ..Head::new(tokens, width, classes)
+    };
+    head.case()
 }
 
 impl Head {
@@ -36,6 +62,9 @@ impl Head {
             ignored: false,
             weighted: false,
             smoothing: None,
+            softcap: None,
+            z_loss: 0.0,
+            reduction: Reduced::Mean,
         }
     }
 
@@ -47,7 +76,20 @@ impl Head {
             move |leaves| {
                 let (hidden, weight, bias) = self.split(leaves);
                 let targets = self.targets(&hidden.device());
-                linear_cross_entropy(&self.loss(&leaves[0]), hidden, weight, bias, targets)
+                let mut loss = LinearCrossEntropy::new(&self.loss(&leaves[0]));
+                loss = loss.with_z_loss(self.z_loss);
+                if let Some(softcap) = self.softcap {
+                    loss = loss.with_softcap(softcap);
+                }
+                let reduction = match self.reduction {
+                    Reduced::Mean => Reduction::Mean,
+                    Reduced::Sum => Reduction::Sum,
+                    Reduced::BatchMean => Reduction::BatchMean,
+                    Reduced::Not => {
+                        return loss.forward_no_reduction(hidden, weight, bias, targets);
+                    }
+                };
+                loss.forward(hidden, weight, bias, targets, reduction)
             },
         )
     }
@@ -90,25 +132,36 @@ impl Head {
     fn reference(self, leaves: &[Tensor<1>]) -> Tensor<1> {
         let logits = self.logits(leaves);
         let targets = self.targets(&logits.device());
+        let has_more = self.z_loss > 0.0 || self.reduction != Reduced::Mean;
         match self.smoothing {
-            // Burn's makes its smoothed labels in `f32` alone.
-            Some(smoothing) => self.smoothed(logits, targets, f64::from(smoothing)),
-            None => self.loss(&leaves[0]).forward(logits, targets),
+            // Burn's makes its smoothed labels in `f32` alone, and no loss but the mean.
+            None if !has_more => self.loss(&leaves[0]).forward(logits, targets),
+            smoothing => self.by_definition(logits, targets, smoothing.map_or(0.0, f64::from)),
         }
     }
 
     fn logits(self, leaves: &[Tensor<1>]) -> Tensor<2> {
         let (hidden, weight, bias) = self.split(leaves);
-        let logits = hidden.matmul(weight);
-        match bias {
-            Some(bias) => logits + bias.unsqueeze(),
+        let mut logits = hidden.matmul(weight);
+        if let Some(bias) = bias {
+            logits = logits + bias.unsqueeze();
+        }
+        match self.softcap {
+            // Burn's division by a number has a gradient of `f32`'s precision.
+            Some(softcap) => (logits * softcap.recip()).tanh() * softcap,
             None => logits,
         }
     }
 
-    /// As Burn's `forward_smoothed`.
-    fn smoothed(self, logits: Tensor<2>, targets: Tensor<1, Int>, smoothing: f64) -> Tensor<1> {
+    /// As Burn's `forward_smoothed`, and z-loss.
+    fn by_definition(
+        self,
+        logits: Tensor<2>,
+        targets: Tensor<1, Int>,
+        smoothing: f64,
+    ) -> Tensor<1> {
         let loss = self.loss(&logits.clone().flatten(0, 1));
+        let log_sum = logits.clone().exp().sum_dim(1).log().squeeze_dim::<1>(1);
         let scores = log_softmax(logits, 1);
         let one_hot = targets.clone().one_hot::<2>(self.classes).float();
         let one_hot = one_hot.cast(scores.dtype());
@@ -118,7 +171,8 @@ impl Head {
             labels = labels * weights.clone().unsqueeze();
             of_target = weights.gather(0, targets.clone());
         }
-        let mut losses = (scores * labels).sum_dim(1).squeeze_dim::<1>(1);
+        let losses = (scores * labels).sum_dim(1).squeeze_dim::<1>(1);
+        let mut losses = losses.neg() + log_sum.square() * of_target.clone() * self.z_loss;
         if let Some(pads) = loss.pad_tokens {
             for pad in pads {
                 let mask = targets.clone().equal_scalar(pad as i64);
@@ -126,7 +180,12 @@ impl Head {
                 of_target = of_target.mask_fill(mask, 0.0);
             }
         }
-        losses.sum().neg() / of_target.sum()
+        match self.reduction {
+            Reduced::Mean => losses.sum() / of_target.sum(),
+            Reduced::Sum => losses.sum(),
+            Reduced::BatchMean => losses.sum() * (self.tokens as f64).recip(),
+            Reduced::Not => losses,
+        }
     }
 }
 
@@ -143,6 +202,93 @@ fn the_loss_is_that_of_burn() {
             head.case().assert_equal(256.0);
             head.case().without_last_input().assert_equal(256.0);
         }
+    }
+}
+
+#[test]
+fn options_of_the_loss_are_those_of_their_definitions() {
+    const SOFTCAPS: [Option<f64>; 3] = [None, Some(0.5), Some(30.0)];
+    for reduction in [
+        Reduced::Mean,
+        Reduced::Sum,
+        Reduced::BatchMean,
+        Reduced::Not,
+    ] {
+        for (softcap, z_loss) in SOFTCAPS
+            .into_iter()
+            .flat_map(|cap| [(cap, 0.0), (cap, 0.1)])
+        {
+            for settings in [false, true] {
+                let head = Head {
+                    ignored: settings,
+                    weighted: settings,
+                    smoothing: settings.then_some(0.25),
+                    softcap,
+                    z_loss,
+                    reduction,
+                    ..Head::new(300, 5, 11)
+                };
+                head.case().assert_equal(256.0);
+                head.case().without_last_input().assert_equal(256.0);
+            }
+        }
+    }
+    let of_nothing = |reduction| {
+        let z_loss = 0.1;
+        let head = Head::new(0, 3, 4);
+        let head = Head {
+            reduction,
+            z_loss,
+            ..head
+        };
+        head.case()
+    };
+    of_nothing(Reduced::Not).assert_empty();
+    let sum = of_nothing(Reduced::Sum).found(&flex(), DType::F32);
+    assert!(sum.value == [0.0] && sum.numbers().all(|x| x == 0.0));
+}
+
+/// Logits of which one exponential is all of the sum, or of which the exponential is infinite.
+#[test]
+fn z_loss_of_large_logits_is_the_square_of_the_largest() {
+    for device in devices() {
+        for logit in [-3e4_f32, 200.0, 1e15] {
+            let hidden = Tensor::<2>::full([1, 1], logit, &device).require_grad();
+            let weight = Tensor::<2>::from_floats([[1.0, 0.0, 2.0]], &device);
+            let targets = Tensor::from_ints([0], &device);
+            let plain = CrossEntropyLossConfig::new().init(&device);
+            let of = |loss: LinearCrossEntropy| {
+                let (leaf, weight) = (hidden.clone(), weight.clone());
+                let loss = loss.forward(leaf, weight, None, targets.clone(), Reduction::Sum);
+                let grad = hidden.grad(&loss.backward()).unwrap();
+                [loss.into_scalar::<f32>(), grad.into_scalar::<f32>()]
+            };
+            let [loss, grad] = of(LinearCrossEntropy::new(&plain).with_z_loss(1e-4));
+            let largest = logit.max(0.0).max(2.0 * logit);
+            // The loss of the target, and its gradient by `hidden`.
+            let slope: f64 = if logit > 0.0 { 2.0 } else { 0.0 };
+            let (expected, of_hidden) = (largest - logit, slope - 1.0);
+            let z = f64::from(largest) * f64::from(largest) * 1e-4 + f64::from(expected);
+            let of_z = 2e-4 * f64::from(largest) * slope + of_hidden;
+            for (found, expected) in [(loss, z), (grad, of_z)] {
+                let difference = (f64::from(found) - expected).abs();
+                assert!(
+                    difference <= 1e-6 * expected.abs(),
+                    "{logit}: {found} {expected}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn options_that_make_no_sense_are_refused() {
+    let loss = || LinearCrossEntropy::new(&CrossEntropyLossConfig::new().init(&flex()));
+    for number in [0.0, -1.0, f64::NAN] {
+        assert_panics(|| loss().with_softcap(number), "a softcap of");
+    }
+    for number in [-1e-4, f64::INFINITY, f64::NAN] {
+        assert_panics(|| loss().with_z_loss(number), "a z-loss of");
     }
 }
 
@@ -267,11 +413,26 @@ fn the_logits_never_exist() {
             loss.forward(logits, targets()).backward()
         });
         let before = HEAP.current_usage();
-        let (hidden, weight) = (hidden.clone(), weight.clone());
-        let value = linear_cross_entropy(&loss, hidden, weight, None, targets());
+        let value = linear_cross_entropy(&loss, hidden.clone(), weight.clone(), None, targets());
         let kept = HEAP.current_usage() - before;
         drop(value);
-        println!("peak: ours {ours}, Burn's {plain}; logits {LOGITS}; kept {kept}");
+        let of_tokens = |softcap| {
+            let (hidden, weight) = (hidden.clone(), weight.clone());
+            let loss = LinearCrossEntropy::new(&loss).with_softcap(softcap);
+            let loss = loss.with_z_loss(1e-4);
+            loss.forward_no_reduction(hidden, weight, None, targets())
+        };
+        let before = HEAP.current_usage();
+        let losses = of_tokens(30.0);
+        let kept_of_tokens = HEAP.current_usage() - before;
+        drop(losses);
+        let (_, of_tokens) = peak_of(|| of_tokens(30.0).sum().backward());
+        println!(
+            "peak: ours {ours}, of tokens {of_tokens}, Burn's {plain}; logits {LOGITS}; kept {kept}, \
+             of tokens {kept_of_tokens}"
+        );
+        assert!(of_tokens < LOGITS / 4, "{of_tokens} of {LOGITS}");
+        assert!(kept_of_tokens < 64 << 10, "{kept_of_tokens}");
         assert!(ours < LOGITS / 4, "{ours} of logits of {LOGITS} bytes");
         assert!(plain > LOGITS);
         assert!(kept < GRADIENTS + (64 << 10), "{kept} of {GRADIENTS}");

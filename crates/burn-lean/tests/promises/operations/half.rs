@@ -5,10 +5,10 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{DType, Int, Tensor};
 use burn_lean::operations::linear_cross_entropy;
 
-use super::attention::{NONE, Shape, with_bias};
+use super::attention::{NONE, PACKED, Shape, with_bias};
 use super::feed_forward::Sizes;
 use super::harness::{Case, differences, differences_above, noise, rounded, spread};
-use super::{activations, cross_entropy, linear, norms};
+use super::{activations, cross_entropy, linear, norms, rotary};
 use crate::harness::flex;
 
 /// A type: its rounding error, and the least number that it rounds so.
@@ -61,7 +61,7 @@ fn operations() -> Vec<Row> {
         of(activations::function("gelu", rows(1, 6.0))),
         of(activations::function("gelu_approximate", rows(1, 6.0))),
         of(activations::function("silu", rows(1, 6.0))),
-        of(activations::swiglu_case(rows(1, 3.0), rows(2, 1.0))),
+        of(rotary::case([3, 1, 37, 64], false)),
         of(norms::layer_norm_case(ROWS, of_norm())),
         of(norms::rms_norm_case(ROWS, of_norm())),
         of(norms::group_norm_case([3, 36, 64], 4, true)),
@@ -72,7 +72,7 @@ fn operations() -> Vec<Row> {
         // Two operations, whose hidden layer and its gradient are rounded.
         Row {
             largest: 300.0,
-            most: 3.0,
+            most: 2.0,
             ..of(network.with_inputs(of_network))
         },
         Row {
@@ -84,8 +84,14 @@ fn operations() -> Vec<Row> {
             largest: 100.0,
             ..of(with_bias(Shape::new(2, 3, 40, 16), [1, 3, 40, 40]))
         },
+        Row {
+            largest: 100.0,
+            ..of(PACKED.case(Shape::new(2, 3, 40, 16)))
+        },
         of(cross_entropy::case(90, 32, 50)),
+        of(cross_entropy::case_of_tokens(90, 32, 50)),
     ];
+    operations.extend(activations::gated_cases(rows(1, 3.0), rows(2, 1.0)).map(of));
     // They keep their rounded output for the backward pass.
     let along = activations::along_axes(rows(1, 5.0), ROWS, 2);
     operations.extend(along.map(|case| Row {

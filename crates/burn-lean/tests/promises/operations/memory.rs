@@ -1,11 +1,12 @@
 //! Bytes that an operation keeps for the backward pass, and the peak of that.
 
-use burn::nn::DropoutConfig;
 use burn::nn::transformer::PositionWiseFeedForwardConfig;
-use burn::tensor::{Tensor, activation};
+use burn::nn::{DropoutConfig, RotaryEncodingConfig};
+use burn::tensor::{Int, Tensor, activation};
 use burn_lean::operations::nn::LeanModule;
 use burn_lean::operations::{
-    Attention, dropout, gelu, group_norm, layer_norm, linear, rms_norm, silu, softmax, swiglu,
+    Attention, dropout, gelu, group_norm, layer_norm, linear, rms_norm, rotary_encoding, silu,
+    softmax, swiglu,
 };
 
 use crate::harness::{alone, flex, numbers};
@@ -105,6 +106,11 @@ fn operations_keep_their_input_or_their_output() {
         };
         assert_little("rms_norm", plain_rms, |x| rms_norm(x, gamma.clone(), 1e-5));
 
+        // A sum that goes on as the residual, and its norm: the sum is kept once.
+        let residual = numbers(DIMS, 3, &flex());
+        let of_sum = bytes(|x| rms_norm(x + residual.clone(), gamma.clone(), 1e-5));
+        assert!(of_sum.kept <= INPUT + SMALL, "{}", of_sum.kept);
+
         let plain_group = |x: Tensor<2>| {
             let x = x.reshape([1024, 8, 128]);
             let x = x.clone() - x.mean_dim(2);
@@ -118,6 +124,10 @@ fn operations_keep_their_input_or_their_output() {
         print("gelu", &plain, &ours);
         assert!(ours.kept <= SMALL && ours.backward <= INPUT + 2 * chunks() + SMALL);
         assert_little("silu", activation::silu, silu);
+        let encoding = RotaryEncodingConfig::new(DIMS[0], DIMS[1]).init(&flex());
+        let frequencies = encoding.freq_complex.clone();
+        let rotate = |x| rotary_encoding(x, frequencies.clone());
+        assert_little("rotary_encoding", |x| encoding.forward(x), rotate);
         let plain_softmax = |x| activation::softmax(x, 1);
         assert_little("softmax", plain_softmax, |x| softmax(x, 1));
     });
@@ -175,6 +185,46 @@ fn memory_of_attention_grows_with_the_time() {
         let [short, long] = [2048, 4096].map(peak);
         println!("attention's backward pass: {short} bytes at 2048, {long} at 4096");
         assert!(long <= 2 * short + short / 4, "{long} {short}");
+    });
+}
+
+/// Scores of a window, of which there are four tensors at once, and not those of all keys. With a
+/// softcap they are made in tensors, by the chunk.
+#[test]
+fn a_window_needs_memory_and_time_for_what_it_sees() {
+    let name = "operations::memory::a_window_needs_memory_and_time_for_what_it_sees";
+    alone(name, || {
+        const TIME: usize = 2048;
+        const WINDOW: usize = 128;
+        const HEADS: usize = 4;
+        let run = |attention: Attention| {
+            let leaf = numbers([1, HEADS, TIME, 16], 1, &flex()).require_grad();
+            let [query, key, value] = [1.0, 2.0, 3.0].map(|factor| leaf.clone() * factor);
+            let start = std::time::Instant::now();
+            let attend = || attention.forward(query, key, value);
+            let bytes = bytes_of(&leaf, attend, Tensor::sum);
+            (bytes, start.elapsed())
+        };
+        for attention in [Attention::new(), Attention::new().with_softcap(20.0)] {
+            let causal = attention.causal();
+            let ids: Vec<_> = (0..TIME).map(|at| (at / WINDOW) as i64).collect();
+            let ids = Tensor::<1, Int>::from_ints(&ids[..], &flex());
+            let (all, time) = run(causal.clone());
+            println!("causal: {} bytes, {time:?}", all.backward);
+            for (what, part) in [
+                ("window", causal.clone().with_window(WINDOW)),
+                ("documents", causal.with_documents(ids.unsqueeze())),
+            ] {
+                let (Bytes { kept, backward }, time) = run(part);
+                println!("{what} of {WINDOW}: {backward} bytes, {time:?}");
+                // The first and the last position of each document.
+                assert!(kept <= 16 * TIME + SMALL, "{kept}");
+                // What the gradients and the operands of a product need, and scores.
+                let limit = 10 * 4 * TIME * HEADS * 16 + 5 * 4 * HEADS * WINDOW * 2 * WINDOW;
+                assert!(backward <= limit, "{backward} of {limit}");
+                assert!(backward <= all.backward, "{backward} of {}", all.backward);
+            }
+        }
     });
 }
 

@@ -11,4 +11,6 @@ mod linear;
 mod memory;
 mod modules;
 mod norms;
+mod rotary;
 mod tape;
+mod threads;

@@ -4,6 +4,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::nn as plain;
 use burn::store::ModuleRecord;
 use burn::tensor::{Bool, Device, Gradients, Tensor};
+use burn_lean::operations::Attention;
 use burn_lean::operations::nn;
 use burn_lean::operations::nn::LeanModule;
 
@@ -174,6 +175,30 @@ fn transformers_are_those_of_burn() {
             decoder.forward(input).powi_scalar(3).mean()
         });
     }
+}
+
+/// As with masks of Burn's module: causal, with a window and documents.
+#[test]
+fn options_of_attention_are_masks_of_the_module() {
+    let config = plain::attention::MultiHeadAttentionConfig::new(8, 2).with_dropout(0.0);
+    let layer = seeded(&flex(), |device| config.init(device));
+    let lean = layer.clone().lean();
+    let ids = [0, 0, 0, 4, 4];
+    let hidden =
+        |query: usize, key: usize| key > query || query - key >= 2 || ids[query] != ids[key];
+    let mask = std::array::from_fn::<_, 5, _>(|query| {
+        std::array::from_fn::<_, 5, _>(|key| hidden(query, key))
+    });
+    let masked = plain::attention::MhaInput::self_attn(input())
+        .mask_attn(Tensor::from_data([mask, mask], &flex()));
+    let attention = Attention::new()
+        .causal()
+        .with_window(2)
+        .with_documents(Tensor::from_data([ids, ids], &flex()));
+    let found = lean.forward_with(nn::attention::MhaInput::self_attn(input()), attention);
+    let difference = (found.context - layer.forward(masked).context).abs().max();
+    let difference = difference.into_scalar::<f32>();
+    assert!(difference < 1e-6, "{difference:e}");
 }
 
 /// With the same seed, all that is dropped is the same.
