@@ -13,12 +13,9 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
-pub(super) use block::{BlockId, Operand};
+pub use block::{BlockId, Operand, Storage};
 
-use crate::{
-    snapshot::{Category, Holder, Parameter, PhaseKind, Sample, Snapshot},
-    storage::Storage,
-};
+use crate::snapshot::{Category, Holder, Parameter, PhaseKind, Sample, Snapshot};
 use block::{Block, Purpose};
 use blocks::Blocks;
 use clock::Clock;
@@ -26,8 +23,9 @@ use operations::{BEFORE, BESIDE, Operations, may_be_view};
 use phases::Phases;
 use samples::Samples;
 
+/// The ledger of a recording.
 #[derive(Debug)]
-pub(super) struct Ledger {
+pub struct Ledger {
     clock: Clock,
     operations: Operations,
     blocks: Blocks,
@@ -39,7 +37,8 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    pub(super) fn new() -> Self {
+    /// An empty ledger, whose time begins now.
+    pub fn start() -> Self {
         Self {
             clock: Clock::start(),
             operations: Operations::default(),
@@ -51,12 +50,13 @@ impl Ledger {
         }
     }
 
-    pub(super) fn has_parameters(&self) -> bool {
+    /// Whether a parameter of the model was registered.
+    pub fn has_parameters(&self) -> bool {
         !self.parameters.is_empty()
     }
 
     /// Registers a tensor that exists since before the recording.
-    pub(super) fn register_existing(&mut self, storage: Storage) -> BlockId {
+    pub fn register_existing(&mut self, storage: Storage) -> BlockId {
         if let Some(block) = self.blocks.find(storage) {
             self.blocks.add_tensor(block);
             return block;
@@ -75,7 +75,7 @@ impl Ledger {
     }
 
     /// Registers what an operation made of `operands`.
-    pub(super) fn register_output(
+    pub fn register_output(
         &mut self,
         operation: &'static str,
         storage: Storage,
@@ -109,6 +109,32 @@ impl Ledger {
         self.blocks.insert(block)
     }
 
+    /// Registers memory that a thread takes on which no pass and no step has begun. It belongs to no
+    /// step, whatever is in progress on another thread.
+    pub fn register_elsewhere(&mut self, operation: &'static str, storage: Storage) -> BlockId {
+        let block = Block {
+            storage,
+            operation: self.operations.index(operation),
+            nearest_parameter: None,
+            is_of_a_step: false,
+            from: self.clock.tick(),
+            until: None,
+            tensors: 1,
+            purposes: Vec::new(),
+        };
+        self.blocks.insert(block)
+    }
+
+    /// The block at the address of a storage now.
+    pub fn at(&self, id: usize) -> Option<BlockId> {
+        self.blocks.at(id)
+    }
+
+    /// The last tick.
+    pub fn now(&self) -> usize {
+        self.clock.now()
+    }
+
     /// The step of a parameter reads the parameter, its gradient, and what it has made itself. What
     /// it reads besides is the optimizer's state.
     fn mark_optimizer_state(&mut self, operands: &[Operand]) {
@@ -138,11 +164,20 @@ impl Ledger {
     }
 
     /// Removes a tensor, and with the last one its block.
-    pub(super) fn release(&mut self, block: BlockId) {
+    pub fn release(&mut self, block: BlockId) {
         if self.blocks.remove_tensor(block) {
             let tick = self.clock.tick();
             self.blocks.free(block, tick);
         }
+    }
+
+    /// Removes a block of one tensor that nobody watches: within a step, that has read it before.
+    pub fn release_unwatched(&mut self, block: BlockId) {
+        self.mark_optimizer_state(&[Operand {
+            block,
+            is_consumed: true,
+        }]);
+        self.release(block);
     }
 
     fn assign(&mut self, block: BlockId, category: Category, parameter: Option<usize>) {
@@ -151,23 +186,39 @@ impl Ledger {
     }
 
     /// Registers a parameter of the model.
-    pub(super) fn register_parameter(&mut self, parameter: Parameter, block: BlockId) {
-        self.parameters.push(parameter);
-        let index = self.parameters.len() - 1;
+    pub fn register_parameter(&mut self, parameter: Parameter, block: BlockId) {
+        self.set_parameter(self.parameters.len(), parameter, block);
+    }
+
+    /// Registers a parameter of the model, or the block that it has moved to since; `index` is its
+    /// place among those of the model.
+    pub fn set_parameter(&mut self, index: usize, parameter: Parameter, block: BlockId) {
+        let index = match self.parameters.get(index) {
+            Some(known) if known.path == parameter.path => index,
+            _ => {
+                let known = self.parameters.iter();
+                let place = known.clone().position(|known| known.path == parameter.path);
+                place.unwrap_or_else(|| {
+                    self.parameters.push(parameter);
+                    self.parameters.len() - 1
+                })
+            }
+        };
         // Several parameters can share a block, which is counted once.
         if !self.blocks[block].is(Category::Parameters) {
             self.assign(block, Category::Parameters, Some(index));
         }
     }
 
-    pub(super) fn begin_pass(&mut self, kind: PhaseKind) {
+    /// Begins a forward or a backward pass.
+    pub fn begin_pass(&mut self, kind: PhaseKind) {
         let tick = self.clock.tick();
         self.phases.begin_pass(kind, tick, self.blocks.len());
     }
 
     /// Ends the pass in progress. What outlives a forward pass is kept for the backward pass. What
     /// outlives a backward pass is gradients.
-    pub(super) fn end_pass(&mut self) {
+    pub fn end_pass(&mut self) {
         let Some(pass) = self.phases.take_pass() else {
             return;
         };
@@ -176,7 +227,8 @@ impl Ledger {
             _ => Category::Gradients,
         };
         for block in pass.blocks_before..self.blocks.len() {
-            if self.blocks[block].is_live() && self.blocks[block].purpose().is_none() {
+            let made = &self.blocks[block];
+            if made.is_of_a_step && made.is_live() && made.purpose().is_none() {
                 self.assign(block, category, None);
             }
         }
@@ -184,7 +236,7 @@ impl Ledger {
     }
 
     /// Begins the optimizer's step of a parameter.
-    pub(super) fn begin_step(&mut self, parameter: BlockId, gradient: BlockId) {
+    pub fn begin_step(&mut self, parameter: BlockId, gradient: BlockId) {
         let Some(Purpose {
             category: Category::Parameters,
             parameter: Some(index),
@@ -201,22 +253,31 @@ impl Ledger {
 
     /// Ends the step of a parameter. What it leaves besides the new `weight` is the optimizer's
     /// state.
-    pub(super) fn end_step(&mut self, weight: BlockId) {
+    pub fn end_step(&mut self, weight: BlockId) {
         let Some(step) = self.phases.take_step() else {
             return;
         };
         self.assign(weight, Category::Parameters, Some(step.parameter));
         let made = step.blocks_before..self.blocks.len();
         for block in made.chain([step.gradient]) {
-            if block != weight && block != step.old_weight && self.blocks[block].is_live() {
+            let is_weight = block == weight || block == step.old_weight;
+            let left = &self.blocks[block];
+            if !is_weight && left.is_of_a_step && left.is_live() {
                 self.assign(block, Category::OptimizerState, Some(step.parameter));
             }
         }
         self.phases.end_step(step, self.clock.tick() + 1);
     }
 
+    /// Ends the step of a parameter whose new weight is not known.
+    pub fn abandon_step(&mut self) {
+        if let Some(step) = self.phases.take_step() {
+            self.phases.end_step(step, self.clock.tick() + 1);
+        }
+    }
+
     /// Adds what the allocator or the device says now.
-    pub(super) fn sample(&mut self, in_use: u64, peak: u64, operation: Option<&'static str>) {
+    pub fn sample(&mut self, in_use: u64, peak: u64, operation: Option<&'static str>) {
         self.samples.add(Sample {
             tick: self.clock.now(),
             in_use,
@@ -226,7 +287,7 @@ impl Ledger {
     }
 
     /// Bytes that the ledger takes on the heap, without the names of operations and parameters.
-    pub(super) fn heap_bytes(&self) -> u64 {
+    pub fn heap_bytes(&self) -> u64 {
         let bytes = self.clock.heap_bytes()
             + self.blocks.heap_bytes()
             + self.phases.heap_bytes()
@@ -243,7 +304,7 @@ impl Ledger {
     }
 
     /// Ends the recording.
-    pub(super) fn into_snapshot(mut self, title: String, backend: String) -> Snapshot {
+    pub fn into_snapshot(mut self, title: String, backend: String) -> Snapshot {
         self.end_pass();
         let end = self.clock.now() + 1;
         let mut holders: Vec<Holder> = Vec::with_capacity(self.blocks.len() + 1);
@@ -278,7 +339,7 @@ impl Ledger {
         if !self.phases.has_steps() {
             warnings.push(
                 "no optimizer step was seen, so that gradients and the optimizer's state cannot be \
-                 told from the rest: make the optimizer with `.recorded()`"
+                 told from the rest: mark the steps of the optimizer"
                     .to_owned(),
             );
         }

@@ -57,8 +57,8 @@ struct Inputs {
 }
 
 const HELP: &str = "\
-A snapshot is the file that the recorder of burn-gradient-release-timeline saves during a training. Two
-snapshots, as of the same model with and without gradient release, are shown side by side.";
+A snapshot is the file that the recorder of burn-lean, or of burn-gradient-release-timeline, saves during a
+training. Two snapshots, as of the same model with and without gradient release, are shown side by side.";
 
 /// Runs the program.
 pub fn main() -> ExitCode {

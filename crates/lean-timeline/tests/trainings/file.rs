@@ -1,11 +1,11 @@
 //! The file of a snapshot: saved and loaded, and files that are no snapshots.
 
 use crate::synthetic::{Sampled, Training};
-use burn_gradient_release_timeline::Snapshot;
-use burn_gradient_release_timeline::snapshot::{PhaseKind, SnapshotError, VERSION};
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
+use lean_timeline::Snapshot;
+use lean_timeline::snapshot::{PhaseKind, SnapshotError, VERSION};
 use serde_json::{Value, json};
 use std::fmt::Debug;
 use std::fs::{self, File};

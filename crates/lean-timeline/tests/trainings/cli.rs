@@ -2,9 +2,9 @@
 
 use crate::synthetic::{Sampled, Training};
 use assert_cmd::Command;
-use burn_gradient_release_timeline::Snapshot;
-use burn_gradient_release_timeline::analysis::{Peak, Totals};
-use burn_gradient_release_timeline::snapshot::Category;
+use lean_timeline::Snapshot;
+use lean_timeline::analysis::{Peak, Totals};
+use lean_timeline::snapshot::Category;
 use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;

@@ -1,9 +1,9 @@
 //! The analysis of whole trainings, compared with what they were constructed from.
 
 use crate::synthetic::{Sampled, Training, UNATTRIBUTED};
-use burn_gradient_release_timeline::Snapshot;
-use burn_gradient_release_timeline::analysis::{Agreement, Estimate, NoEstimate, Peak, Totals};
-use burn_gradient_release_timeline::snapshot::{Category, PhaseKind};
+use lean_timeline::Snapshot;
+use lean_timeline::analysis::{Agreement, Estimate, NoEstimate, Peak, Totals};
+use lean_timeline::snapshot::{Category, PhaseKind};
 
 fn peak(snapshot: &Snapshot, iteration: usize) -> Peak {
     let totals = Totals::of(snapshot);

@@ -2,8 +2,8 @@
 
 use std::{collections::HashMap, ops::Index};
 
-use super::block::{Block, BlockId, Purpose};
-use crate::{snapshot::Category, storage::Storage};
+use super::block::{Block, BlockId, Purpose, Storage};
+use crate::snapshot::Category;
 
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
@@ -36,6 +36,11 @@ impl Blocks {
     pub(super) fn find(&self, storage: Storage) -> Option<BlockId> {
         let block = *self.by_storage.get(&storage.id)?;
         (self.blocks[block].storage == storage).then_some(block)
+    }
+
+    /// The block that occupies the storage with this identity.
+    pub(super) fn at(&self, id: usize) -> Option<BlockId> {
+        self.by_storage.get(&id).copied()
     }
 
     pub(super) fn insert(&mut self, block: Block) -> BlockId {

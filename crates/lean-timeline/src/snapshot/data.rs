@@ -26,6 +26,36 @@ pub struct Snapshot {
     pub warnings: Vec<String>,
 }
 
+impl Snapshot {
+    /// The part from a tick on, which is the beginning of a training step. That step becomes the
+    /// first.
+    #[cfg(feature = "heap")]
+    pub(crate) fn since(mut self, begin: usize, step: usize) -> Self {
+        let start = self.times[begin];
+        self.times.drain(..begin);
+        self.times.iter_mut().for_each(|time| *time -= start);
+        self.holders.retain_mut(|holder| {
+            let is_held = holder.until > begin;
+            holder.from = holder.from.saturating_sub(begin);
+            holder.until = holder.until.saturating_sub(begin);
+            is_held
+        });
+        self.phases.retain_mut(|phase| {
+            let is_later = phase.from >= begin;
+            phase.from = phase.from.saturating_sub(begin);
+            phase.until = phase.until.saturating_sub(begin);
+            phase.iteration = phase.iteration.saturating_sub(step);
+            is_later
+        });
+        self.samples.retain_mut(|sample| {
+            let is_later = sample.tick >= begin;
+            sample.tick = sample.tick.saturating_sub(begin);
+            is_later
+        });
+        self
+    }
+}
+
 /// A parameter of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parameter {

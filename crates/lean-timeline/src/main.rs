@@ -4,5 +4,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    burn_gradient_release_timeline::viewer::main()
+    lean_timeline::viewer::main()
 }

@@ -4,8 +4,8 @@ use crate::chromium::Modifier;
 use crate::synthetic::{Sampled, Training};
 use crate::tests;
 use crate::visit::{Point, Test, View, bytes_text, open, open_one, peak};
-use burn_gradient_release_timeline::Snapshot;
-use burn_gradient_release_timeline::snapshot::PhaseKind;
+use lean_timeline::Snapshot;
+use lean_timeline::snapshot::PhaseKind;
 
 pub(crate) const TESTS: &[Test] = tests![
     the_peak_is_where_the_file_says,

@@ -4,9 +4,9 @@ use crate::chromium::Modifier;
 use crate::synthetic::Training;
 use crate::tests;
 use crate::visit::{Layer, Opened, Test, View, bytes_text, category_text, open_one, peak, pile};
-use burn_gradient_release_timeline::Snapshot;
-use burn_gradient_release_timeline::analysis::{Place, Totals, moments};
-use burn_gradient_release_timeline::snapshot::Category;
+use lean_timeline::Snapshot;
+use lean_timeline::analysis::{Place, Totals, moments};
+use lean_timeline::snapshot::Category;
 use serde_json::Value;
 use std::collections::BTreeSet;
 

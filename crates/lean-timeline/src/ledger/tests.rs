@@ -20,7 +20,7 @@ fn categories(snapshot: &Snapshot) -> Vec<(u64, Category)> {
 
 /// A ledger with one parameter.
 fn with_parameter() -> (Ledger, BlockId) {
-    let mut ledger = Ledger::new();
+    let mut ledger = Ledger::start();
     let block = ledger.register_existing(at(1, 100));
     let parameter = Parameter {
         path: "weight".into(),
@@ -47,7 +47,7 @@ fn consumed(block: BlockId) -> Operand {
 
 #[test]
 fn a_view_is_no_new_memory() {
-    let mut ledger = Ledger::new();
+    let mut ledger = Ledger::start();
     let tensor = ledger.register_output("float_ones", at(1, 10), &[]);
     let view = ledger.register_output("float_transpose", at(1, 10), &[consumed(tensor)]);
     assert_eq!(view, tensor);
@@ -69,7 +69,7 @@ fn a_view_is_no_new_memory() {
 /// For example a weight's gradient, computed into the memory of the activation it is computed from.
 #[test]
 fn a_result_in_the_place_of_its_operand_is_something_new() {
-    let mut ledger = Ledger::new();
+    let mut ledger = Ledger::start();
     ledger.begin_pass(PhaseKind::Forward);
     let activation = ledger.register_output("float_exp", at(1, 10), &[]);
     ledger.end_pass();
@@ -96,7 +96,7 @@ fn a_result_in_the_place_of_its_operand_is_something_new() {
 
 #[test]
 fn a_place_can_be_taken_by_another() {
-    let mut ledger = Ledger::new();
+    let mut ledger = Ledger::start();
     let first = ledger.register_output("float_ones", at(1, 10), &[]);
     // The operation freed it, and allocated something larger there.
     let larger = ledger.register_output("float_cat", at(1, 20), &[consumed(first)]);

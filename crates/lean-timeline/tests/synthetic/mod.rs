@@ -5,10 +5,8 @@
 
 #![allow(dead_code, reason = "no test uses all of it")]
 
-use burn_gradient_release_timeline::Snapshot;
-use burn_gradient_release_timeline::snapshot::{
-    Category, Holder, Parameter, Phase, PhaseKind, Sample,
-};
+use lean_timeline::Snapshot;
+use lean_timeline::snapshot::{Category, Holder, Parameter, Phase, PhaseKind, Sample};
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{Rng, SeedableRng};
 use std::collections::HashMap;

@@ -3,7 +3,7 @@
 use crate::synthetic::Training;
 use crate::tests;
 use crate::visit::{Opened, Test, View, bytes_text, category_text, open, open_one, peak, pile};
-use burn_gradient_release_timeline::Snapshot;
+use lean_timeline::Snapshot;
 use serde_json::Value;
 use std::time::Duration;
 

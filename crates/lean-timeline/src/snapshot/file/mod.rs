@@ -66,8 +66,11 @@ impl Snapshot {
     }
 
     /// Checks that the folder exists to which [`save`](Self::save) is going to write.
-    #[cfg(feature = "recorder")]
-    pub(crate) fn check_folder(path: &Path) -> Result<(), SnapshotError> {
+    ///
+    /// # Errors
+    ///
+    /// [`Write`](SnapshotError::Write): it does not, or is not a folder.
+    pub fn check_folder(path: &Path) -> Result<(), SnapshotError> {
         let found = std::fs::metadata(folder(path)).and_then(|found| match found.is_dir() {
             true => Ok(()),
             false => Err(io::ErrorKind::NotADirectory.into()),

@@ -1,16 +1,27 @@
 //! One piece of memory, over its whole life.
 
-use crate::{snapshot::Category, storage::Storage};
+use crate::snapshot::Category;
 
 /// Index of a [`Block`] in its recording.
-pub(in crate::recorder) type BlockId = usize;
+pub type BlockId = usize;
+
+/// The memory that a tensor occupies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Storage {
+    /// Its identity: tensors that share it have the same, and no two that exist at a time have the
+    /// same.
+    pub id: usize,
+    /// Its size. A view may show only a part of it.
+    pub bytes: u64,
+}
 
 /// An operand of an operation.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::recorder) struct Operand {
-    pub(in crate::recorder) block: BlockId,
+pub struct Operand {
+    /// The block that it is in.
+    pub block: BlockId,
     /// Whether the operation holds the only copy of this tensor.
-    pub(in crate::recorder) is_consumed: bool,
+    pub is_consumed: bool,
 }
 
 /// The purpose of memory.

@@ -1,10 +1,10 @@
 //! An open page, and what it should show according to the analysis.
 
 use crate::chromium::Page;
-use burn_gradient_release_timeline::Snapshot;
-use burn_gradient_release_timeline::analysis::{Peak, Totals, moments};
-use burn_gradient_release_timeline::snapshot::Category;
-use burn_gradient_release_timeline::viewer::html;
+use lean_timeline::Snapshot;
+use lean_timeline::analysis::{Peak, Totals, moments};
+use lean_timeline::snapshot::Category;
+use lean_timeline::viewer::html;
 use serde::Deserialize;
 use std::fs;
 use tempfile::TempDir;
