@@ -10,7 +10,7 @@
 //! step did, [`ReleaseError`] what is refused. Features: `operations`, operations that keep little
 //! for the backward pass; `optim`, optimizers in one pass over memory, and such with small states;
 //! `train`, a strategy for burn-train's `Learner`; `data-parallel`, replicas in several processes,
-//! which MPI starts with the feature `mpi`.
+//! which MPI starts with the feature `mpi`; `timeline`, a recording of where the memory goes.
 
 #![forbid(unsafe_code)]
 
@@ -22,6 +22,7 @@ mod gradients;
 mod groups;
 mod hook_orders;
 mod lock;
+mod marks;
 mod mixed_precision;
 #[cfg(feature = "operations")]
 pub mod operations;
@@ -34,6 +35,8 @@ mod recompute;
 mod reduction;
 mod session;
 mod tape;
+#[cfg(feature = "timeline")]
+pub mod timeline;
 #[cfg(feature = "train")]
 pub mod train;
 mod wide;

@@ -11,6 +11,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, ParamId, Reparameterization};
 use burn::tensor::Device;
 
+use crate::marks;
 use crate::path::path_text;
 use crate::recompute::{Mode, mode, record, replayed};
 use crate::session::{Slot, Snapshot};
@@ -189,6 +190,12 @@ impl Released {
         }
     }
 
+    /// The weight, unless the `Param` has it.
+    #[cfg(feature = "timeline")]
+    pub(crate) fn armed_weight(&self) -> Option<DispatchTensor> {
+        (!self.is_transparent()).then(|| self.weight())
+    }
+
     /// Whether the arming has ended, and the `Param` has its weight back.
     fn is_transparent(&self) -> bool {
         self.copy.is_none() && self.slot.phase().has_ended() && !self.slot.has_weight()
@@ -267,10 +274,11 @@ impl Released {
             Mode::Tape => self.slot.on_tape(true),
             Mode::Recording => {
                 record(&self.slot);
-                return constant(self.slot.weight(), base.autodiff);
+                constant(self.slot.weight(), base.autodiff)
             }
             Mode::Replaying => replayed(&self.slot),
         };
+        marks::read(&read);
         DispatchTensor {
             autodiff: base.autodiff,
             ..read
