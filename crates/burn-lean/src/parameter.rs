@@ -190,12 +190,6 @@ impl Released {
         }
     }
 
-    /// The weight, unless the `Param` has it.
-    #[cfg(feature = "timeline")]
-    pub(crate) fn armed_weight(&self) -> Option<DispatchTensor> {
-        (!self.is_transparent()).then(|| self.weight())
-    }
-
     /// Whether the arming has ended, and the `Param` has its weight back.
     fn is_transparent(&self) -> bool {
         self.copy.is_none() && self.slot.phase().has_ended() && !self.slot.has_weight()

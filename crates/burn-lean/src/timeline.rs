@@ -46,11 +46,12 @@
 //! besides the weight is the optimizer's state. Memory that other threads take is `other`. An
 //! allocation of less than [`SMALL`] bytes is counted, and has no name.
 
-use burn::backend::DispatchTensor;
+use std::collections::HashMap;
+
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Module, ModuleMapper, Param, Reparameterization, Reparameterizer};
+use burn::module::{Module, ModuleMapper, Param, ParamId, Reparameterization, Reparameterizer};
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use lean_timeline::heap;
 use lean_timeline::snapshot::Parameter;
 
@@ -59,7 +60,7 @@ pub use lean_timeline::snapshot::{Category, Snapshot};
 
 use crate::marks::{self, address};
 use crate::optimizer::{step_one, with_value};
-use crate::parameter::Released;
+use crate::parameter::find;
 use crate::path::{Path, PathVisitor, WithPaths, path_text};
 
 /// Makes a forward pass: from the batch to the loss, with which a training step begins. `model` is
@@ -166,34 +167,34 @@ impl Reparameterization for Watched {
 /// The parameters of a model, each with the address of its memory. One that is not initialized yet
 /// is left out: reading it here would change the order in which parameters draw random numbers.
 fn parameters<M: Module>(model: &M) -> Vec<(Parameter, usize)> {
-    struct Parameters(Vec<(Parameter, usize)>);
+    struct Parameters(Vec<(ParamId, Parameter, Option<usize>)>);
     impl PathVisitor for Parameters {
         fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
             if !param.is_initialized() {
                 return;
             }
-            let weight = weight_of(param);
-            let Some(address) = address(&weight) else {
-                return;
-            };
-            let shape = param.lazy_shape();
-            let dtype: DType = Tensor::<D>::from_dispatch(weight).dtype();
+            let (base, shape) = (param.base(), param.lazy_shape());
             let parameter = Parameter {
                 path: path_text(path),
-                bytes: (shape.num_elements() * dtype.size()) as u64,
+                bytes: (shape.num_elements() * base.dtype().size()) as u64,
                 shape: shape.to_vec(),
             };
-            self.0.push((parameter, address));
+            self.0
+                .push((param.id, parameter, address(&base.into_dispatch())));
         }
     }
     let mut parameters = Parameters(Vec::new());
-    model.visit(&mut WithPaths::new(&mut parameters));
-    parameters.0
-}
-
-/// The weight, wherever it is while the parameter is armed.
-fn weight_of<const D: usize>(param: &Param<Tensor<D>>) -> DispatchTensor {
-    let released = param.reparameterization::<Released>();
-    let armed = released.and_then(Released::armed_weight);
-    armed.unwrap_or_else(|| param.base().into_dispatch())
+    let armed = find(model, &mut WithPaths::new(&mut parameters));
+    let armed = armed.iter().filter(|found| !found.has_ended);
+    let armed: HashMap<_, _> = armed.map(|found| (found.id, &found.slot)).collect();
+    let parameters = parameters.0.into_iter();
+    parameters
+        .filter_map(|(id, parameter, of_base)| {
+            let address = match armed.get(&id) {
+                Some(slot) => address(&slot.weight()),
+                None => of_base,
+            };
+            Some((parameter, address?))
+        })
+        .collect()
 }

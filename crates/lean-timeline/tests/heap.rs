@@ -270,7 +270,7 @@ fn threads() {
         let kept = thread::scope(|scope| {
             let work = |_| {
                 scope.spawn(|| {
-                    (0..1000).for_each(|round| drop(slice(100 + round % 7)));
+                    (0..1000).for_each(|round| drop(slice(400 + round % 7)));
                     slice(999)
                 })
             };
@@ -296,7 +296,7 @@ fn threads() {
     // Everything that was released has an end.
     let end = snapshot.times.len();
     let held = snapshot.holders.iter().filter(|held| held.until == end);
-    let short = held.filter(|held| (400..4 * 107).contains(&held.bytes));
+    let short = held.filter(|held| (1600..4 * 407).contains(&held.bytes));
     assert_eq!(short.count(), 0);
 }
 

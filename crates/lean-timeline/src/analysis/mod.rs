@@ -10,7 +10,7 @@ mod place;
 mod totals;
 
 pub use agreement::Agreement;
-pub use estimate::{Estimate, NoEstimate};
+pub use estimate::{Estimate, NoEstimate, StatesEstimate};
 pub use moment::{Moment, moments};
 pub use most::Most;
 pub use peak::{Peak, Piece};

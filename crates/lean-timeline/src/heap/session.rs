@@ -105,6 +105,7 @@ impl Session {
         self.backend = backend;
         self.read = None;
         if let Some(ledger) = &mut self.ledger {
+            ledger.end_activations();
             ledger.begin_pass(PhaseKind::Forward);
             if self.passes == self.plan.steps.start {
                 self.begin = Some(ledger.now());

@@ -10,7 +10,7 @@ use tracking_allocator::{AllocationGroupId, AllocationRegistry, AllocationTracke
 use super::session::Session;
 
 /// Allocations of fewer bytes are counted, and are in no holder.
-pub const SMALL: u64 = 256;
+pub const SMALL: u64 = 1024;
 
 /// The heap from the first recording on.
 pub(super) struct Tracked {

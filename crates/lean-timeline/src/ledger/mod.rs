@@ -180,6 +180,17 @@ impl Ledger {
         self.release(block);
     }
 
+    /// Ends the activations of earlier passes. What is still held is kept for something else, as a
+    /// thread keeps the workspace of its products.
+    pub fn end_activations(&mut self) {
+        for block in 0..self.blocks.len() {
+            let held = &self.blocks[block];
+            if held.is_live() && held.is(Category::Activations) {
+                self.assign(block, Category::Other, None);
+            }
+        }
+    }
+
     fn assign(&mut self, block: BlockId, category: Category, parameter: Option<usize>) {
         self.blocks
             .assign(block, category, parameter, self.clock.now());

@@ -11,17 +11,17 @@
 //!
 //! Everything else stays as recorded. [`Estimate::assumptions`] lists what the estimate assumes.
 
-use super::{
-    moment::{Moment, moments},
-    peak::Peak,
-    place::Place,
-    totals::Totals,
-};
+mod replay;
+mod states;
+
+use super::{peak::Peak, place::Place, totals::Totals};
 use crate::snapshot::{Category, Phase, PhaseKind, Snapshot};
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap};
+use replay::{Replay, Step, releases, steps};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use thiserror::Error;
+
+pub use states::StatesEstimate;
 
 /// The estimated peak of a training step with gradient release, from a recording without it.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,30 +67,6 @@ pub enum NoEstimate {
     Accumulates(usize),
 }
 
-/// The recorded step of one parameter.
-struct Step {
-    parameter: usize,
-    ticks: Range<usize>,
-    /// Bytes of its gradient.
-    gradient: u64,
-    /// Bytes of its gradient that are still held when the step ends.
-    held_on: u64,
-    /// Bytes of the weight before the step that are still held when it ends.
-    old_weight: u64,
-    /// Bytes of the weight that the step makes.
-    new_weight: u64,
-    /// The tick after which it takes place in the replay.
-    at: usize,
-}
-
-/// The change of the memory in a step, relative to before it.
-struct Change {
-    /// At its highest.
-    most: i64,
-    /// At its end.
-    end: i64,
-}
-
 impl Estimate {
     /// Replays the last complete training step.
     ///
@@ -98,26 +74,17 @@ impl Estimate {
     ///
     /// The recording is of gradient release already, or has no complete training step.
     pub fn of(snapshot: &Snapshot, totals: &Totals) -> Result<Self, NoEstimate> {
-        let (iteration, phases) = last_complete(snapshot)?;
-        let from = phases.iter().map(|phase| phase.from).min();
-        let until = phases.iter().map(|phase| phase.until).max();
-        let ticks = from.unwrap_or(0)..until.unwrap_or(0);
-        let backward = phases
-            .iter()
-            .find(|phase| phase.kind == PhaseKind::Backward)
-            .expect("a complete step has one");
-        let of_kind = |kind: PhaseKind| phases.iter().filter(move |phase| phase.kind == kind);
-        let optimizer = of_kind(PhaseKind::Optimizer).map(|phase| phase.from).min();
-        let optimizer = optimizer.expect("a complete step has one");
-
-        let mut steps = steps(snapshot, &phases, backward.from);
+        let Complete {
+            iteration,
+            phases,
+            ticks,
+            backward,
+            optimizer,
+        } = Complete::last(snapshot)?;
+        let mut steps = steps(snapshot, &phases, backward);
         let replay = Replay::new(snapshot, totals, &steps, ticks.start..optimizer);
         let (most, tick, step) = replay.peak(&steps);
-        let releases = releases(snapshot);
-        for step in &mut steps {
-            let following = releases[step.at + 1..].iter();
-            step.at += following.take_while(|releases| **releases).count();
-        }
+        after_releases(snapshot, &mut steps);
         let replay = Replay::new(snapshot, totals, &steps, ticks.start..optimizer);
         let (least, ..) = replay.peak(&steps);
         let released = steps.iter().map(|step| step.gradient).sum();
@@ -183,6 +150,47 @@ impl Estimate {
     }
 }
 
+/// A training step from its forward pass to the end of its optimizer.
+struct Complete {
+    /// Index of the training step, from 0.
+    iteration: usize,
+    phases: Vec<Phase>,
+    ticks: Range<usize>,
+    /// The first tick of the backward pass.
+    backward: usize,
+    /// The first tick of the optimizer phase.
+    optimizer: usize,
+}
+
+impl Complete {
+    fn last(snapshot: &Snapshot) -> Result<Self, NoEstimate> {
+        let (iteration, phases) = last_complete(snapshot)?;
+        let begin = |kind: PhaseKind| {
+            let of_kind = phases.iter().filter(|phase| phase.kind == kind);
+            let begin = of_kind.map(|phase| phase.from).min();
+            begin.expect("a complete step has one")
+        };
+        let from = phases.iter().map(|phase| phase.from).min();
+        let until = phases.iter().map(|phase| phase.until).max();
+        Ok(Self {
+            iteration,
+            ticks: from.unwrap_or(0)..until.unwrap_or(0),
+            backward: begin(PhaseKind::Backward),
+            optimizer: begin(PhaseKind::Optimizer),
+            phases,
+        })
+    }
+}
+
+/// Moves the steps after the releases that follow their gradients.
+fn after_releases(snapshot: &Snapshot, steps: &mut [Step]) {
+    let releases = releases(snapshot);
+    for step in steps {
+        let following = releases[step.at + 1..].iter();
+        step.at += following.take_while(|releases| **releases).count();
+    }
+}
+
 /// The last of the training steps in which the most parameters are stepped, with its phases.
 fn last_complete(snapshot: &Snapshot) -> Result<(usize, Vec<Phase>), NoEstimate> {
     let mut iterations: BTreeMap<usize, Vec<Phase>> = BTreeMap::new();
@@ -230,68 +238,6 @@ fn last_complete(snapshot: &Snapshot) -> Result<(usize, Vec<Phase>), NoEstimate>
     }
 }
 
-/// The steps of the parameters whose gradients were complete after tick `since`, in that order.
-fn steps(snapshot: &Snapshot, phases: &[Phase], since: usize) -> Vec<Step> {
-    let mut by_parameter: HashMap<usize, Step> = HashMap::new();
-    for phase in phases {
-        if let PhaseKind::Step(parameter) = phase.kind {
-            // The first of several.
-            by_parameter.entry(parameter).or_insert(Step {
-                parameter,
-                ticks: phase.from..phase.until,
-                gradient: 0,
-                held_on: 0,
-                old_weight: 0,
-                new_weight: 0,
-                at: 0,
-            });
-        }
-    }
-    for holder in &snapshot.holders {
-        let Some(step) = holder.parameter.and_then(|of| by_parameter.get_mut(&of)) else {
-            continue;
-        };
-        let is_held = holder.until >= step.ticks.end;
-        match holder.category {
-            Category::Gradients
-                if (since..step.ticks.start).contains(&holder.from)
-                    && step.ticks.start < holder.until =>
-            {
-                step.gradient += holder.bytes;
-                step.at = step.at.max(holder.from);
-                if is_held {
-                    step.held_on += holder.bytes;
-                }
-            }
-            Category::Parameters if is_held && holder.from < step.ticks.start => {
-                step.old_weight += holder.bytes;
-            }
-            Category::Parameters if is_held && holder.from < step.ticks.end => {
-                step.new_weight += holder.bytes;
-            }
-            _ => {}
-        }
-    }
-    let with_gradient = by_parameter.into_values().filter(|step| step.gradient > 0);
-    let mut steps: Vec<Step> = with_gradient.collect();
-    steps.sort_by_key(|step| (step.at, Reverse(step.ticks.start)));
-    steps
-}
-
-/// For each tick, whether memory was released and none was allocated.
-fn releases(snapshot: &Snapshot) -> Vec<bool> {
-    let mut releases = vec![false; snapshot.times.len()];
-    for holder in &snapshot.holders {
-        if let Some(end) = releases.get_mut(holder.until) {
-            *end = true;
-        }
-    }
-    for holder in &snapshot.holders {
-        releases[holder.from] = false;
-    }
-    releases
-}
-
 /// The most bytes that the optimizer phases take outside the steps of parameters.
 fn outside(totals: &Totals, phases: &[Phase]) -> u64 {
     let known = totals.known();
@@ -318,117 +264,4 @@ fn outside(totals: &Totals, phases: &[Phase]) -> u64 {
         }
     }
     most
-}
-
-/// The ticks from the forward pass to the optimizer phase, with the steps moved into them.
-struct Replay<'a> {
-    known: &'a [u64],
-    ticks: Range<usize>,
-    moments: Vec<Moment>,
-    changes: HashMap<usize, Change>,
-    /// For each of `ticks`, the sum of the changes by all steps before it, and by those at it too.
-    before: Vec<i64>,
-    after: Vec<i64>,
-}
-
-impl<'a> Replay<'a> {
-    fn new(
-        snapshot: &'a Snapshot,
-        totals: &'a Totals,
-        steps: &[Step],
-        ticks: Range<usize>,
-    ) -> Self {
-        let known = totals.known();
-        let moments: Vec<Moment> = moments(snapshot, totals).collect();
-        let changes = steps.iter().map(|step| {
-            let change = Change::of(known, &moments, step);
-            (step.parameter, change)
-        });
-        let changes: HashMap<usize, Change> = changes.collect();
-        let mut at_ticks = vec![0; ticks.len()];
-        for step in steps {
-            if let Some(change) = at_ticks.get_mut(step.at - ticks.start) {
-                *change += changes[&step.parameter].end;
-            }
-        }
-        let mut before = Vec::with_capacity(ticks.len());
-        let mut after = Vec::with_capacity(ticks.len());
-        let mut sum = 0;
-        for change in at_ticks {
-            before.push(sum);
-            sum += change;
-            after.push(sum);
-        }
-        Self {
-            known,
-            ticks,
-            moments,
-            changes,
-            before,
-            after,
-        }
-    }
-
-    /// The peak, its tick, and the parameter that is stepped there.
-    fn peak(&self, steps: &[Step]) -> (u64, usize, Option<usize>) {
-        let mut peak = (0, self.ticks.start, None);
-        let mut see = |bytes: i64, tick, step| {
-            if bytes > peak.0 {
-                peak = (bytes, tick, step);
-            }
-        };
-        let first = self.ticks.start;
-        let before = |tick: usize| self.known[tick] as i64 + self.before[tick - first];
-        let after = |tick: usize| self.known[tick] as i64 + self.after[tick - first];
-        for tick in self.ticks.clone() {
-            see(before(tick), tick, None);
-        }
-        let last = self.ticks.end.saturating_sub(1);
-        for moment in &self.moments {
-            if !self.ticks.contains(&moment.tick) {
-                continue;
-            }
-            // The bytes when the operations of this sample began, and after each of their ticks.
-            let since = moment.since.max(first);
-            let mut most = (after(since), since);
-            for tick in since + 1..=moment.sample.tick.min(last) {
-                most = most.max((before(tick), tick));
-            }
-            see(most.0 + moment.workspace as i64, most.1, None);
-        }
-        // Several gradients can be complete at the same tick. Their steps follow each other.
-        let mut base = (usize::MAX, 0);
-        for step in steps {
-            if !self.ticks.contains(&step.at) {
-                continue;
-            }
-            if base.0 != step.at {
-                base = (step.at, before(step.at));
-            }
-            let change = &self.changes[&step.parameter];
-            see(base.1 + change.most, step.at, Some(step.parameter));
-            base.1 += change.end;
-        }
-        (peak.0.unsigned_abs(), peak.1, peak.2)
-    }
-}
-
-impl Change {
-    fn of(known: &[u64], moments: &[Moment], step: &Step) -> Self {
-        let ticks = step.ticks.clone();
-        let start = known[ticks.start.saturating_sub(1)] as i64;
-        // A weight without a new one beside it is stepped in place.
-        let replaced = step.old_weight.min(step.new_weight);
-        let end = known[ticks.end - 1] as i64 - start - (step.held_on + replaced) as i64;
-        let highest = ticks.clone().map(|tick| known[tick] as i64).max();
-        let first = moments.partition_point(|moment| moment.sample.tick < ticks.start);
-        let sampled = moments[first..]
-            .iter()
-            .take_while(|moment| moment.since < ticks.end)
-            // Workspaces from before the step, or from after it, are not part of it.
-            .filter(|moment| (ticks.start..=ticks.end).contains(&(moment.tick + 1)))
-            .map(|moment| known[moment.tick] as i64 + moment.workspace as i64);
-        let most = sampled.chain(highest).max().unwrap_or(start) - start;
-        Self { most, end }
-    }
 }
