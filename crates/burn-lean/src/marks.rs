@@ -6,8 +6,8 @@ use burn::backend::DispatchTensor;
 #[cfg(feature = "timeline")]
 pub(crate) use lean_timeline::heap::{operation, recompute};
 
-/// The address of a tensor's memory. Only Flex has its tensors on the heap.
-#[cfg(feature = "timeline")]
+/// The address of a tensor's memory, if it is on Flex.
+#[cfg(all(feature = "timeline", feature = "flex"))]
 pub(crate) fn address(tensor: &DispatchTensor) -> Option<usize> {
     use crate::backend::plain;
     use burn::{Tensor, backend::Flex};
@@ -15,6 +15,11 @@ pub(crate) fn address(tensor: &DispatchTensor) -> Option<usize> {
     let tensor = Tensor::<1>::from_dispatch(plain(tensor.clone()));
     let tensor = tensor.try_into_primitive::<Flex>().ok()?;
     Some(tensor.bytes().as_ptr().addr())
+}
+
+#[cfg(all(feature = "timeline", not(feature = "flex")))]
+pub(crate) fn address(_: &DispatchTensor) -> Option<usize> {
+    None
 }
 
 /// The weight of a parameter is read.

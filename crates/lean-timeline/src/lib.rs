@@ -8,12 +8,13 @@
 //!
 //! ```text
 //! burn-memory summary plain.json.gz
+//! burn-memory savings plain.json.gz --fit 2GiB
 //! burn-memory html plain.json.gz release.json.gz --output page.html
 //! burn-memory svg plain.json.gz release.json.gz --output picture.svg
 //! ```
 //!
-//! The summary of a recording of plain Burn also [estimates](analysis::Estimate) the peak with gradient
-//! release.
+//! From a recording of plain Burn they [estimate](analysis::Choice) the peak with gradient release and
+//! with other optimizers.
 #![forbid(unsafe_code)]
 
 pub mod analysis;

@@ -350,7 +350,8 @@ impl Ledger {
         if !self.phases.has_steps() {
             warnings.push(
                 "no optimizer step was seen, so that gradients and the optimizer's state cannot be \
-                 told from the rest: mark the steps of the optimizer"
+                 told from the rest: make the optimizer with `.recorded()`, or on Burn 0.22 step \
+                 with `timeline::step`"
                     .to_owned(),
             );
         }

@@ -1,6 +1,6 @@
 //! The command line.
 
-use super::{html, summary::summary, svg::svg, text::one_line};
+use super::{html, savings::savings, summary::summary, svg::svg, text::one_line};
 use crate::snapshot::Snapshot;
 use anyhow::{Context, Result, ensure};
 use clap::error::ErrorKind;
@@ -37,6 +37,14 @@ enum Task {
         /// Where the page goes [default: FILE with the ending html]
         #[arg(long, value_name = "PAGE")]
         output: Option<PathBuf>,
+    },
+    /// Estimate what gradient release and other optimizers save, from a recording of plain Burn
+    Savings {
+        /// A snapshot
+        file: PathBuf,
+        /// Choose what to switch on to fit into so much memory, such as 300MiB or 2GiB
+        #[arg(long, value_name = "MEMORY", value_parser = bytes)]
+        fit: Option<u64>,
     },
     /// Draw a picture for a README or a report
     Svg {
@@ -83,7 +91,7 @@ fn usage(error: &clap::Error) -> ExitCode {
             ExitCode::SUCCESS
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            eprintln!("error: say what to do: summary, html or svg; --help says more");
+            eprintln!("error: say what to do: summary, savings, html or svg; --help says more");
             ExitCode::from(2)
         }
         _ => {
@@ -101,11 +109,22 @@ fn run(task: &Task) -> Result<()> {
             let snapshots = inputs.load()?;
             say(&summary(&snapshots))
         }
+        Task::Savings { file, fit } => say(&savings(&Snapshot::load(file)?, *fit)?),
         Task::Html { inputs, output } => inputs.convert(output.as_deref(), "html", |snapshots| {
             Ok(html::page(snapshots)?)
         }),
         Task::Svg { inputs, output } => inputs.convert(output.as_deref(), "svg", svg),
     }
+}
+
+/// Parses a number of bytes with a unit.
+fn bytes(text: &str) -> Result<u64, String> {
+    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30)];
+    let parsed = units.iter().find_map(|(unit, shift)| {
+        let number: f64 = text.strip_suffix(unit)?.trim().parse().ok()?;
+        (number > 0.0).then(|| (number * f64::from(1 << shift)) as u64)
+    });
+    parsed.ok_or_else(|| "give a number and a unit: KiB, MiB or GiB".into())
 }
 
 fn say(text: &str) -> Result<()> {

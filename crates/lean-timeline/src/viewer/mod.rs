@@ -2,6 +2,7 @@
 
 mod cli;
 pub mod html;
+mod savings;
 mod summary;
 mod svg;
 mod text;

@@ -1,7 +1,7 @@
 //! The summary of one snapshot or two, as text.
 
 use super::text::{count, fit, mib, mib_more, percent, time, wrap};
-use crate::analysis::{Agreement, Estimate, Most, Peak, Place, StatesEstimate, Totals};
+use crate::analysis::{Agreement, Estimate, Most, Peak, Place, Totals};
 use crate::snapshot::{Category, PhaseKind, Snapshot};
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
@@ -135,27 +135,6 @@ impl<'a> Subject<'a> {
         lines.join("\n")
     }
 
-    /// What small states would save, if the recording is one of plain Burn.
-    fn states(&self) -> Option<String> {
-        let estimate = StatesEstimate::of_8_bit_adamw(self.snapshot, &self.totals).ok()?;
-        let StatesEstimate {
-            before,
-            after,
-            plain,
-            most,
-            ..
-        } = estimate;
-        let text = format!(
-            "With AdamW in one pass and moments in 8 bits (states of {} MiB in place of {}): a peak of \
-             {} MiB, and of {} with gradient release.",
-            mib(after),
-            mib(before),
-            mib(plain),
-            mib(most)
-        );
-        Some(wrap("", &text, WIDTH, "  "))
-    }
-
     fn peak_line(&self) -> String {
         let Some(peak) = &self.peak else {
             return "Nothing was recorded".into();
@@ -269,9 +248,7 @@ impl<'a> Subject<'a> {
         if self.peak.is_none() {
             return String::new();
         }
-        let remarks = [Some(self.agreement()), Some(self.estimate()), self.states()];
-        let remarks: Vec<String> = remarks.into_iter().flatten().collect();
-        remarks.join("\n\n")
+        format!("{}\n\n{}", self.agreement(), self.estimate())
     }
 
     fn agreement(&self) -> String {

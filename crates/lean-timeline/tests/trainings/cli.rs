@@ -3,7 +3,7 @@
 use crate::synthetic::{Sampled, Training};
 use assert_cmd::Command;
 use lean_timeline::Snapshot;
-use lean_timeline::analysis::{Peak, Totals};
+use lean_timeline::analysis::{Choice, Peak, Stepping, Totals};
 use lean_timeline::snapshot::Category;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -399,4 +399,47 @@ fn what_makes_no_sense_is_a_usage_error() {
         mentions(&text, "burn-memory");
         assert_eq!(errors, "");
     }
+}
+
+/// The synthetic training has moments in 32 bits.
+#[test]
+fn savings_are_estimated_and_chosen_from() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("plain.json.gz");
+    let plain = Training::plain().sampled(Sampled::Everywhere).snapshot();
+    plain.save(&file).unwrap();
+    let all = Choice::all(&plain, &Totals::of(&plain)).unwrap();
+    let exact = all
+        .iter()
+        .map(|choice| choice.stepping != Stepping::EightBit);
+    assert!(exact.is_sorted_by(|before, after| before >= after));
+    assert_eq!(all.len(), 6);
+    let (text, errors) = done(burn_memory(&["savings"], &[&file]));
+    assert_eq!(errors, "");
+    assert_eq!(text.lines().count(), 2 + all.len());
+    for choice in &all {
+        let peak = format!("{:.1} |", choice.peak as f64 / f64::from(1 << 20));
+        assert!(text.contains(&peak), "{peak} {text}");
+    }
+
+    let released = all[1];
+    assert!(released.release && released.peak < all[0].peak);
+    let kib = released.peak.div_ceil(1024);
+    let (text, _) = done(burn_memory(
+        &["savings", "--fit", &format!("{kib}KiB")],
+        &[&file],
+    ));
+    assert!(
+        text.contains("gradient release on, optimizer as recorded"),
+        "{text}"
+    );
+    let fails = |memory: &str, code, part| {
+        fails(
+            burn_memory(&["savings", "--fit", memory], &[&file]),
+            code,
+            part,
+        );
+    };
+    fails("1KiB", 1, "nothing that is estimated fits into 0.0 MiB");
+    fails("1", 2, "give a number and a unit");
 }

@@ -64,11 +64,24 @@ impl StatesEstimate {
         })
     }
 
+    /// Adam or AdamW in one pass: two moments in 32 bits.
+    ///
+    /// # Errors
+    ///
+    /// As [`of`](Self::of).
+    pub fn of_adamw(snapshot: &Snapshot, totals: &Totals) -> Result<Self, NoEstimate> {
+        Self::of(snapshot, totals, |parameter| 8 * elements(parameter))
+    }
+
     /// AdamW in one pass with moments in 8 bits: 2.06 bytes of states for each element, and 8 in
     /// parameters of fewer than 4096 elements, which keep 32 bits.
+    ///
+    /// # Errors
+    ///
+    /// As [`of`](Self::of).
     pub fn of_8_bit_adamw(snapshot: &Snapshot, totals: &Totals) -> Result<Self, NoEstimate> {
         Self::of(snapshot, totals, |parameter| {
-            let elements = parameter.shape.iter().product::<usize>() as u64;
+            let elements = elements(parameter);
             match elements < 4096 {
                 true => 8 * elements,
                 // A scale of 4 bytes for 128 elements.
@@ -76,4 +89,8 @@ impl StatesEstimate {
             }
         })
     }
+}
+
+fn elements(parameter: &Parameter) -> u64 {
+    parameter.shape.iter().product::<usize>() as u64
 }
