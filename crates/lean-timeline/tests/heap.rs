@@ -2,6 +2,7 @@
 //!
 //! All in one test: a process has one heap, and tests of one program are its threads.
 
+use std::cell::OnceCell;
 use std::hint::black_box;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
@@ -35,6 +36,8 @@ fn address(slice: &Slice) -> Option<usize> {
 struct Model {
     weights: [Slice; 2],
     moments: [Slice; 2],
+    /// The first forward pass makes it, and it stays.
+    workspace: OnceCell<Slice>,
 }
 
 impl Model {
@@ -42,6 +45,7 @@ impl Model {
         Self {
             weights: SIZES.map(slice),
             moments: [Slice::new(), Slice::new()],
+            workspace: OnceCell::new(),
         }
     }
 
@@ -61,6 +65,7 @@ impl Model {
     /// Each weight leaves an activation of twice its size, and takes a workspace.
     fn forward(&self) -> Vec<Slice> {
         let pass = || {
+            self.workspace.get_or_init(|| slice(800));
             let mut activations = Vec::with_capacity(2);
             for weight in &self.weights {
                 read(|| address(weight));
@@ -76,7 +81,9 @@ impl Model {
 
     /// The step of a weight makes a new weight and a new moment.
     fn step(&mut self, index: usize, grad: Slice) {
-        let Self { weights, moments } = self;
+        let Self {
+            weights, moments, ..
+        } = self;
         let weight = std::mem::take(&mut weights[index]);
         let moment = std::mem::take(&mut moments[index]);
         let (of_weight, of_grad) = (address(&weight), address(&grad));
@@ -177,6 +184,8 @@ fn purposes(release: bool) {
     let both = [(12_000, two), (4000, one)].repeat(2);
     assert_eq!(bytes(&snapshot, Category::Parameters), both);
     assert_eq!(bytes(&snapshot, Category::OptimizerState), both);
+    let others = bytes(&snapshot, Category::Other);
+    assert!(others.contains(&(3200, None)), "{others:?}");
     let activations = [(8000, one), (24_000, two)];
     assert_eq!(bytes(&snapshot, Category::Activations), activations);
     let gradients = [(12_000, two), (4000, one)];
@@ -260,6 +269,7 @@ fn a_panic_ends_a_pass() {
     let kinds: Vec<PhaseKind> = kinds(&snapshot);
     assert_eq!(kinds, [PhaseKind::Forward, PhaseKind::Forward]);
     assert!(bytes(&snapshot, Category::Other).contains(&(4 * 1234, None)));
+    assert_eq!(operations(&snapshot, 4 * 1234), ["outside of a pass"]);
 }
 
 /// What other threads take belongs to no step. Many take and release memory at the same addresses.

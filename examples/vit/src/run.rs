@@ -18,7 +18,7 @@ const PROGRAM: &str = "vit";
 
 /// The options of `train`.
 #[derive(Debug, Args)]
-struct Options {
+struct AllOptions {
     #[command(flatten)]
     run: run::Options<Settings>,
     /// Record a memory timeline of the third and the fourth batch; `burn-memory` shows the file
@@ -29,7 +29,7 @@ struct Options {
 /// Runs the program.
 pub fn main() -> ExitCode {
     let about = "Trains a vision transformer on Burn 0.22, plainly or with gradient release";
-    let (options, given) = match terminal::options::<Options>(PROGRAM, about) {
+    let (options, given) = match terminal::options::<AllOptions>(PROGRAM, about) {
         Ok(options) => options,
         Err(code) => return code,
     };
@@ -56,10 +56,10 @@ fn data_parallel(options: &run::Options<Settings>) -> Result<Option<DataParallel
 }
 
 fn train(
-    Options {
+    AllOptions {
         run: options,
         memory_timeline,
-    }: &Options,
+    }: &AllOptions,
     given: &[String],
     parallel: Option<&DataParallel>,
 ) -> Result<()> {

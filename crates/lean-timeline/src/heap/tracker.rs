@@ -121,3 +121,25 @@ impl Tracked {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An allocator releases before it tells: another thread can take the address in between.
+    #[test]
+    fn an_address_is_taken_again_before_its_release_is_told() {
+        let (address, root) = (4096, AllocationGroupId::ROOT);
+        let taken = |bytes| Tracker.allocated(address, bytes, bytes, root.clone());
+        let released =
+            |bytes| Tracker.deallocated(address, bytes, bytes, root.clone(), root.clone());
+        let live = || with_tracked(|tracked| tracked.live.get(&address).copied());
+        taken(2000);
+        taken(3000);
+        released(2000);
+        assert_eq!(live(), Some(3000));
+        released(3000);
+        assert_eq!(live(), None);
+        assert_eq!(with_tracked(|tracked| tracked.in_use), 0);
+    }
+}

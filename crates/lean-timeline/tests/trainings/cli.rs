@@ -387,7 +387,7 @@ fn what_makes_no_sense_is_a_usage_error() {
     let runs = Runs::new();
     let three = [runs.plain.as_path(); 3];
     for (arguments, files, text) in [
-        (&[][..], &[][..], "summary, html or svg"),
+        (&[][..], &[][..], "summary, savings, html or svg"),
         (&["draw"], &[], "draw"),
         (&["summary"], &[], "<FILE>"),
         (&["summary"], &three, "unexpected argument"),
