@@ -6,13 +6,14 @@ use std::cell::OnceCell;
 use std::hint::black_box;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
+use std::time::Instant;
 
 use lean_timeline::Snapshot;
 use lean_timeline::analysis::{Peak, Totals};
 use lean_timeline::heap::{
     Heap, RecordError, Recorder, backward, forward, operation, parameters, read, recompute, step,
 };
-use lean_timeline::snapshot::{Category, Parameter, PhaseKind};
+use lean_timeline::snapshot::{Category, Parameter, PhaseKind, Sample};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
@@ -142,7 +143,9 @@ fn kinds(snapshot: &Snapshot) -> Vec<PhaseKind> {
 fn peak(snapshot: &Snapshot) -> u64 {
     let totals = Totals::of(snapshot);
     let peak = Peak::of(snapshot, &totals).expect("there are ticks");
-    peak.bytes - snapshot.samples[0].in_use
+    let begin = |sample: &&Sample| sample.tick == snapshot.phases[0].from;
+    let begin = snapshot.samples.iter().find(begin);
+    peak.bytes - begin.expect("a phase begins with a sample").in_use
 }
 
 fn recorder() -> Recorder {
@@ -326,4 +329,29 @@ fn errors() {
     let recording = Recorder::new("none").with_steps(0..1).start().unwrap();
     forward("slices", Vec::new, || ());
     assert!(matches!(recording.finish(), Err(RecordError::NoParameters)));
+}
+
+/// The time of an allocation and its release, with a recording and without.
+#[test]
+#[ignore = "a measurement"]
+fn cost() {
+    const EVENTS: u32 = 50_000;
+    for bytes in [64, 4096] {
+        let time = || {
+            let start = Instant::now();
+            for _ in 0..EVENTS {
+                drop(black_box(Vec::<u8>::with_capacity(bytes)));
+            }
+            start.elapsed() / EVENTS
+        };
+        let without = (0..5).map(|_| time()).min().unwrap();
+        let recorded = || {
+            let recording = Recorder::new("cost").start().unwrap();
+            let time = time();
+            drop(recording);
+            time
+        };
+        let with = (0..5).map(|_| recorded()).min().unwrap();
+        println!("{bytes} bytes: {without:?} without a recording, {with:?} with one");
+    }
 }

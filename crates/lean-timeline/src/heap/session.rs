@@ -24,7 +24,7 @@ pub(super) struct Session {
     backend: &'static str,
     /// Forward passes begun.
     passes: usize,
-    /// The tick at which the first step to record has begun.
+    /// The tick before the first step to record.
     begin: Option<usize>,
     /// Present until the steps are over. It begins with the recording, and not with its first step:
     /// the purpose of memory that an earlier step has taken is known from there.
@@ -108,7 +108,7 @@ impl Session {
             ledger.end_activations();
             ledger.begin_pass(PhaseKind::Forward);
             if self.passes == self.plan.steps.start {
-                self.begin = Some(ledger.now());
+                self.begin = Some(ledger.now() - 1);
             }
         }
         self.passes += 1;

@@ -27,8 +27,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// The part from a tick on, which is the beginning of a training step. That step becomes the
-    /// first.
+    /// The part from a tick on, the last before a training step. That step becomes the first.
     #[cfg(feature = "heap")]
     pub(crate) fn since(mut self, begin: usize, step: usize) -> Self {
         let start = self.times[begin];
@@ -41,7 +40,7 @@ impl Snapshot {
             is_held
         });
         self.phases.retain_mut(|phase| {
-            let is_later = phase.from >= begin;
+            let is_later = phase.iteration >= step;
             phase.from = phase.from.saturating_sub(begin);
             phase.until = phase.until.saturating_sub(begin);
             phase.iteration = phase.iteration.saturating_sub(step);
