@@ -12,7 +12,8 @@
 //!
 //! Features: `operations`, operations that save fewer tensors for backward; `optim`, optimizers in
 //! one pass over memory or with small states; `train`, a strategy for burn-train's `Learner`;
-//! `data-parallel`, replicas in several processes; `mpi`, which starts them with MPI.
+//! `data-parallel`, replicas in several processes; `mpi`, which starts them with MPI;
+//! `timeline`, a recording of where the memory goes.
 
 #![forbid(unsafe_code)]
 
@@ -24,6 +25,7 @@ mod gradients;
 mod groups;
 mod hook_orders;
 mod lock;
+mod marks;
 mod mixed_precision;
 #[cfg(feature = "operations")]
 pub mod operations;
@@ -36,6 +38,8 @@ mod recompute;
 mod reduction;
 mod session;
 mod tape;
+#[cfg(feature = "timeline")]
+pub mod timeline;
 #[cfg(feature = "train")]
 pub mod train;
 mod wide;

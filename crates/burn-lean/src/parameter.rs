@@ -11,6 +11,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, ParamId, Reparameterization};
 use burn::tensor::Device;
 
+use crate::marks;
 use crate::path::path_text;
 use crate::recompute::{Mode, mode, record, replayed};
 use crate::session::{Slot, Snapshot};
@@ -267,10 +268,11 @@ impl Released {
             Mode::Tape => self.slot.on_tape(true),
             Mode::Recording => {
                 record(&self.slot);
-                return constant(self.slot.weight(), base.autodiff);
+                constant(self.slot.weight(), base.autodiff)
             }
             Mode::Replaying => replayed(&self.slot),
         };
+        marks::read(&read);
         DispatchTensor {
             autodiff: base.autodiff,
             ..read

@@ -12,7 +12,7 @@ use burn::optim::{
 use burn_lean::optim::{EightBitMoments, InFiveBytes, InOnePass, Lean};
 use burn_lean::{
     DataParallel, FirstPass, Refused, ReleaseError, ReleaseOptimizer, SaveStatesError,
-    WithGradientRelease,
+    WithGradientRelease, timeline,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -59,7 +59,8 @@ impl Optimizer {
     /// The model after the step.
     pub fn step<M: Module>(&mut self, rate: f64, model: M, grads: GradientsParams) -> Result<M> {
         match self {
-            Self::Plain(optimizer) => Ok(optimizer.step(rate, model, grads)),
+            // `optimizer.step(rate, model, grads)`, and a memory timeline knows of it.
+            Self::Plain(optimizer) => Ok(timeline::step(optimizer, rate, model, grads)),
             Self::Release(optimizer) => optimizer.try_step(rate, model, grads).map_err(reason),
         }
     }

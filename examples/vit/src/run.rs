@@ -5,23 +5,35 @@ use crate::settings::Settings;
 use crate::train::{Ending, PARTS, Train};
 use anyhow::{Context, Result};
 use burn_lean::DataParallel;
+use clap::Args;
 use lean_run_folder::fail;
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use vit_common::parallel::join;
-use vit_common::run::{Options, Run};
+use vit_common::run::{self, Run};
 use vit_common::terminal;
 
 const PROGRAM: &str = "vit";
 
+/// The options of `train`.
+#[derive(Debug, Args)]
+struct AllOptions {
+    #[command(flatten)]
+    run: run::Options<Settings>,
+    /// Record a memory timeline of the third and the fourth batch; `burn-memory` shows the file
+    #[arg(long, value_name = "FILE")]
+    memory_timeline: Option<PathBuf>,
+}
+
 /// Runs the program.
 pub fn main() -> ExitCode {
     let about = "Trains a vision transformer on Burn 0.22, plainly or with gradient release";
-    let (options, given) = match terminal::options(PROGRAM, about) {
+    let (options, given) = match terminal::options::<AllOptions>(PROGRAM, about) {
         Ok(options) => options,
         Err(code) => return code,
     };
-    let parallel = match data_parallel(&options) {
+    let parallel = match data_parallel(&options.run) {
         Ok(parallel) => parallel,
         Err(error) => return fail(&*error),
     };
@@ -32,7 +44,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn data_parallel(options: &Options<Settings>) -> Result<Option<DataParallel>> {
+fn data_parallel(options: &run::Options<Settings>) -> Result<Option<DataParallel>> {
     if !options.data_parallel {
         return Ok(None);
     }
@@ -44,7 +56,10 @@ fn data_parallel(options: &Options<Settings>) -> Result<Option<DataParallel>> {
 }
 
 fn train(
-    options: &Options<Settings>,
+    AllOptions {
+        run: options,
+        memory_timeline,
+    }: &AllOptions,
     given: &[String],
     parallel: Option<&DataParallel>,
 ) -> Result<()> {
@@ -62,6 +77,7 @@ fn train(
         checkpoints: &run.checkpoints,
         device: device.context("no device was opened")?,
         stop_after: options.stop_after.map(NonZeroUsize::get),
+        memory_timeline: memory_timeline.as_deref(),
     };
     match train.run(run.resume_point)? {
         Ending::OfAnotherRank => {}

@@ -4,16 +4,18 @@ use crate::digest;
 use crate::memory::Memory;
 use crate::model::{LeanVit, Model, Vit};
 use crate::optimizer::Optimizer;
-use crate::settings::{Checkpointing, Operations, Settings, WARM_UP};
+use crate::settings::{Checkpointing, Mode, Operations, Settings, WARM_UP};
 use anyhow::{Context, Result, ensure};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::GradientsParams;
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_lean::timeline::{self, RecordError, Recorder, Recording};
 use burn_lean::{DataParallel, MixedPrecision, ReleaseError, ReplicaError};
 use lean_run_folder::{CannotWrite, Checkpoints};
 use std::f64::consts::PI;
 use std::fs;
+use std::path::Path;
 use vit_common::data::{Dataset, Image, Split, labels};
 use vit_common::progress;
 use vit_common::rng::SeededRng;
@@ -41,6 +43,8 @@ pub struct Train<'a> {
     pub device: Device,
     /// Stops the run after this many batches, counted from the first epoch.
     pub stop_after: Option<usize>,
+    /// The file for the memory timeline of the third and the fourth batch.
+    pub memory_timeline: Option<&'a Path>,
 }
 
 /// How a training has ended.
@@ -74,6 +78,8 @@ impl Train<'_> {
         let batches = train.batches(self.data);
         let iterations = train.iterations(self.data)?;
         let mut memory = Memory::start(&self.device);
+        // Before there are tensors.
+        let recording = self.record()?;
         let device = match self.settings.checkpointing {
             Checkpointing::Balanced => self.device.clone().autodiff().gradient_checkpointing(),
             _ => self.device.clone().autodiff(),
@@ -94,6 +100,10 @@ impl Train<'_> {
         let (mut model, mut optimizer, mut train_loss) =
             self.load(resume_point, model, optimizer)?;
 
+        if recording.is_some() && self.settings.mode == Mode::Plain {
+            model = timeline::watched(model);
+        }
+
         let done = resume_point.unwrap_or(0);
         for epoch in done + 1..=epochs {
             let order = self
@@ -104,6 +114,7 @@ impl Train<'_> {
                 let iteration = (epoch - 1) * batches + index;
                 if self.stop_after.is_some_and(|last| iteration >= last) {
                     self.show_peak(&mut memory);
+                    finish(recording)?;
                     return Ok(self.ending(Ending::Stopped(epoch - 1)));
                 }
                 // Of several processes, each trains on its share of the batch.
@@ -118,10 +129,12 @@ impl Train<'_> {
                 let rate = rate(train.lr, iteration, iterations);
                 // From here on, a parameter steps as soon as the backward pass has its gradient.
                 model = optimizer.arm(rate, model)?;
-                let loss = cross_entropy(model.forward_seeded(images, dropout), labels);
+                let forward = || cross_entropy(model.forward_seeded(images, dropout), labels);
+                let loss = timeline::forward(&model, forward);
                 losses.add(loss.clone().without_autodiff(), places.len());
                 memory.look();
-                let grads = GradientsParams::from_grads(loss.backward(), &model);
+                let grads = timeline::backward(|| loss.backward());
+                let grads = GradientsParams::from_grads(grads, &model);
                 drop(loss);
                 model = optimizer.step(rate, model, grads)?;
                 memory.look();
@@ -146,6 +159,7 @@ impl Train<'_> {
             self.save(epoch, train_loss, &model, &optimizer)?;
         }
         self.show_peak(&mut memory);
+        finish(recording)?;
         if !self.is_first() {
             return Ok(Ending::OfAnotherRank);
         }
@@ -159,6 +173,16 @@ impl Train<'_> {
             peak_reserved_bytes: peak.reserved,
             weights_digest: digest::weights(&model),
         }))
+    }
+
+    fn record(&self) -> Result<Option<Recording>, RecordError> {
+        let record = |file| {
+            let Settings { train, mode, .. } = self.settings;
+            let title = format!("ViT, {:?}, {mode:?}", train.preset);
+            Recorder::new(title).with_file(file).start()
+        };
+        let file = self.memory_timeline.filter(|_| self.is_first());
+        file.map(record).transpose()
     }
 
     /// Model, optimizer and loss of an epoch; of several processes, the model is that of the first.
@@ -326,6 +350,13 @@ impl Losses {
     fn sum(self) -> f64 {
         let sum = |(mean, images): (Tensor<1>, usize)| mean.into_scalar::<f64>() * images as f64;
         self.0.into_iter().map(sum).sum()
+    }
+}
+
+fn finish(recording: Option<Recording>) -> Result<(), RecordError> {
+    match recording {
+        Some(recording) => recording.finish().map(drop),
+        None => Ok(()),
     }
 }
 

@@ -17,9 +17,9 @@ const STOREYS: [(&str, &str); 5] = [
     ),
     (
         "burn-lean",
-        "lock path error wide recompute::random backend tape groups hook_orders reduction gradients \
+        "lock path error wide recompute::random backend marks tape groups hook_orders reduction gradients \
          session recompute::scope parameter recompute optimizer mixed_precision data_parallel train \
-         operations optim",
+         operations optim timeline",
     ),
     (
         "lean-arithmetic",

@@ -1,9 +1,9 @@
-//! A timeline of the memory of a Burn training: a recorder, and a viewer for its recordings.
+//! A timeline of the memory of a Burn training: the recorder for Burn 0.21. Its recordings are those
+//! of `lean-timeline`, whose program `burn-memory` shows them.
 //!
 //! The recorder follows every tensor in a few training steps, from the operation that makes it to
 //! its last copy. It tells parameters, gradients, the optimizer's state, activations that wait for
-//! the backward pass, and temporaries apart. The viewer, `burn-memory`, draws them over time, and
-//! names the largest at the peak.
+//! the backward pass, and temporaries apart.
 //!
 //! # Record
 //!
@@ -68,37 +68,16 @@
 //!
 //! During a recording, each operation takes a lock and reads the counter. On a GPU each reading waits
 //! for the device, so that [`Sampling`] there is by default where phases begin and end.
-//!
-//! # View
-//!
-//! ```text
-//! burn-memory summary plain.json.gz
-//! burn-memory html plain.json.gz release.json.gz --output page.html
-//! burn-memory svg plain.json.gz release.json.gz --output picture.svg
-//! ```
-//!
-//! The summary of a recording of plain Burn also [estimates](analysis::Estimate) the peak with gradient
-//! release.
 #![forbid(unsafe_code)]
 
-pub mod analysis;
-#[cfg(feature = "recorder")]
 mod backend;
-#[cfg(feature = "recorder")]
 mod recorder;
-pub mod snapshot;
-#[cfg(feature = "recorder")]
 mod storage;
-#[cfg(feature = "viewer")]
-pub mod viewer;
 
-#[cfg(feature = "recorder")]
 pub use backend::{RecordableBackend, Recorded};
-#[cfg(feature = "recorder")]
+pub use lean_timeline::{Snapshot, analysis, snapshot};
 pub use recorder::{
     MemoryCounter, RecordError, RecordSteps, RecordedOptimizer, RecordedTensor, Recorder,
     Recording, Sampling, backward, forward,
 };
-pub use snapshot::Snapshot;
-#[cfg(feature = "recorder")]
 pub use storage::{HasStorage, Storage};

@@ -8,6 +8,7 @@ use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
 
 use crate::backend::{is_same_backend, plain};
+use crate::marks;
 use crate::tape::{constant, guard, is_tracked, node, node_of, register, rung};
 use crate::wide::wide;
 
@@ -150,7 +151,8 @@ pub(super) fn apply<const N: usize, const D: usize, O: Operation<N>>(
         .map(|operand| operand.as_ref().is_some_and(is_tracked));
     let tensors = operands.map(|operand| operand.map(plain));
 
-    let (output, operation) = forward(Operands { tensors, wants });
+    let run = || forward(Operands { tensors, wants });
+    let (output, operation) = marks::operation(O::NAME, run);
     let output = node(
         output.into_dispatch(),
         guards,
@@ -163,7 +165,7 @@ pub(super) fn apply<const N: usize, const D: usize, O: Operation<N>>(
                 dtypes,
                 grads: reached.grads,
             };
-            operation.backward(grad, &mut operands);
+            marks::operation(O::NAME, || operation.backward(grad, &mut operands));
         },
     );
     Tensor::from_dispatch(output)

@@ -9,6 +9,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Device;
 
 use crate::backend::{is_same_backend, plain, reading_waits};
+use crate::marks;
 use crate::parameter::{Share, find, shared};
 use crate::path::path_text;
 use crate::recompute::node::{Again, COMPUTES_ANOTHER, Leaf, Parents, scope_node};
@@ -91,7 +92,10 @@ where
         return forward(module, input);
     }
 
-    let run = || recording(|| forward(&kept, constant.clone()));
+    let run = || {
+        let forward = || recording(|| forward(&kept, constant.clone()));
+        marks::operation("checkpoint", forward)
+    };
     let ((output, slots), seed) = Seed::run(&device, inputs.reading_waits, run);
 
     let (output, floats) = floats_of(output);

@@ -15,6 +15,7 @@ use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, Dispatch
 
 use crate::backend::plain;
 use crate::lock::lock;
+use crate::marks;
 use crate::recompute::scope::{Mode, ScopedOutcome, ScopedParameter, mode, replayed, replaying};
 use crate::session::{Phase, Slot};
 use crate::tape::{
@@ -187,7 +188,7 @@ impl Scope {
             !phases.any(|phase| phase == Phase::Ended),
             "{ARMING_HAS_ENDED}"
         );
-        let (run, params) = replaying(is_outermost, again);
+        let (run, params) = marks::recompute(|| replaying(is_outermost, again));
         let use_of = |slot: &Arc<Slot>| uses.iter().find(|used| Arc::ptr_eq(&used.slot, slot));
         let is_used = |param: &Arc<ScopedParameter>| use_of(param.slot()).is_some();
         assert!(

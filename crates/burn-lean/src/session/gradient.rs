@@ -15,6 +15,7 @@ use crate::backend::{added, in_f32};
 use crate::error::{ReleaseError, expect};
 use crate::hook_orders::HookKey;
 use crate::lock::lock;
+use crate::marks;
 use crate::reduction::{InFlight, flat, shaped};
 use crate::tape::{HookOwner, register};
 
@@ -113,8 +114,10 @@ impl Slot {
         if let Some(grad) = grad {
             let is_in_place = weight.can_mut() && is_owner;
             let stepping = Stepping::begin(&self.stepping);
-            (weight, taken) =
-                (self.step)(&mut stepper, self.id, &self.path(), weight, grad, is_owner);
+            let path = self.path();
+            let step =
+                |weight, grad| (self.step)(&mut stepper, self.id, &path, weight, grad, is_owner);
+            (weight, taken) = marks::step(weight, grad, step, |(weight, _)| weight);
             drop(stepping);
             if is_in_place && taken == Taken::Stepped {
                 Progress::count(&session.progress.in_place);

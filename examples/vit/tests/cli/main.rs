@@ -2,6 +2,7 @@
 
 #[path = "../../../vit-common/tests/cli.rs"]
 mod both;
+mod memory_timeline;
 #[path = "../../../vit-common/tests/program.rs"]
 mod program;
 mod this;

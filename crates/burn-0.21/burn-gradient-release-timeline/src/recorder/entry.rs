@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::ledger::BlockId;
+use lean_timeline::ledger::BlockId;
 
 /// A block of one of the recordings of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

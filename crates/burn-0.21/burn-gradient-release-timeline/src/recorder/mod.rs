@@ -4,7 +4,6 @@ mod counter;
 mod entry;
 mod error;
 mod handle;
-mod ledger;
 mod lookup;
 mod operation;
 mod optimizer;

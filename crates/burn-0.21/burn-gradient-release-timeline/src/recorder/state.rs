@@ -9,13 +9,10 @@ use super::{
     counter::Sampling,
     entry::{Entry, EntryCell},
     error::RecordError,
-    ledger::{BlockId, Ledger, Operand},
     plan::Plan,
 };
-use crate::{
-    snapshot::{Parameter, PhaseKind, Snapshot},
-    storage::Storage,
-};
+use crate::snapshot::{Parameter, PhaseKind, Snapshot};
+use lean_timeline::ledger::{BlockId, Ledger, Operand, Storage};
 
 /// No recording is started.
 const OFF: u8 = 0;
@@ -209,7 +206,7 @@ pub(super) fn count_forward(backend: impl FnOnce() -> String) -> bool {
         return false;
     }
     session.backend = backend();
-    session.ledger = Some(Ledger::new());
+    session.ledger = Some(Ledger::start());
     if let Some(counter) = &mut session.plan.counter {
         // Discards the peak of the time before the recording.
         counter.take_peak();

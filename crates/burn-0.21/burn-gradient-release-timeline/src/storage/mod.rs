@@ -5,15 +5,7 @@ mod cubecl;
 #[cfg(feature = "flex")]
 mod flex;
 
-/// The memory that a tensor occupies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Storage {
-    /// Its identity: tensors that share it have the same, and no two that exist at a time have the
-    /// same.
-    pub id: usize,
-    /// Its size. A view may show only a part of it.
-    pub bytes: u64,
-}
+pub use lean_timeline::ledger::Storage;
 
 /// A tensor whose memory has an identity.
 ///

@@ -1,0 +1,200 @@
+//! Records where the memory of a training goes, on the CPU, with and without gradient release.
+//!
+//! The recording is for `burn-memory`, the viewer of `lean-timeline`. It says for each piece of memory
+//! what it is for, which parameter it belongs to, and which operation has taken it.
+//!
+//! ```
+//! use burn::nn::LinearConfig;
+//! use burn::optim::{AdamWConfig, GradientsParams};
+//! use burn::tensor::{Device, Tensor};
+//! use burn_lean::WithGradientRelease;
+//! use burn_lean::timeline::{self, Category, Heap, Recorder};
+//!
+//! #[global_allocator]
+//! static HEAP: Heap = Heap::system();
+//!
+//! // The third and the fourth step. Begin before the model is made.
+//! let recording = Recorder::new("a linear layer").start()?;
+//! let device = Device::flex().autodiff();
+//! let mut model = LinearConfig::new(64, 128).init(&device);
+//! let mut optim = AdamWConfig::new().init().with_gradient_release();
+//! for _ in 0..4 {
+//!     model = optim.arm(1e-3, model);
+//!     let batch = Tensor::<2>::ones([16, 64], &device);
+//!     let loss = timeline::forward(&model, || model.forward(batch).square().mean());
+//!     let grads = timeline::backward(|| loss.backward());
+//!     let grads = GradientsParams::from_grads(grads, &model);
+//!     model = optim.step(1e-3, model, grads);
+//! }
+//! let snapshot = recording.finish()?;
+//!
+//! let parameters = snapshot.parameters.iter().map(|parameter| parameter.path.as_str());
+//! assert_eq!(parameters.collect::<Vec<_>>(), ["weight", "bias"]);
+//! let gradients = snapshot.holders.iter().filter(|held| held.category == Category::Gradients);
+//! let bytes: Vec<u64> = gradients.map(|held| held.bytes).collect();
+//! assert_eq!(bytes, [128 * 4, 64 * 128 * 4].repeat(2));
+//! # Ok::<(), timeline::RecordError>(())
+//! ```
+//!
+//! A training with plain Burn steps with [`step`], and [`watched`] tells which parameter an activation
+//! belongs to.
+//!
+//! # How it works, and what it costs
+//!
+//! The allocator of the program tells of each call; on Flex, tensors are on the heap. What outlives
+//! the forward pass is an activation, what backward leaves is a gradient, and what a step leaves
+//! besides the weight is the optimizer's state. Memory that other threads take is `other`. An
+//! allocation of less than [`SMALL`] bytes is counted, and has no name.
+
+use std::collections::HashMap;
+
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::{Module, ModuleMapper, Param, ParamId, Reparameterization, Reparameterizer};
+use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::tensor::Tensor;
+use lean_timeline::heap;
+use lean_timeline::snapshot::Parameter;
+
+pub use lean_timeline::heap::{Heap, RecordError, Recorder, Recording, SMALL, backward};
+pub use lean_timeline::snapshot::{Category, Snapshot};
+
+use crate::marks::{self, address};
+use crate::optimizer::{step_one, with_value};
+use crate::parameter::find;
+use crate::path::{Path, PathVisitor, WithPaths, path_text};
+
+/// Makes a forward pass: from the batch to the loss, with which a training step begins. `model` is
+/// the model of the step.
+///
+/// Without a recording it only calls `pass`.
+pub fn forward<M: Module, T>(model: &M, pass: impl FnOnce() -> T) -> T {
+    heap::forward("flex", || parameters(model), pass)
+}
+
+/// The step of a plain optimizer of Burn, `optim.step(lr, model, grads)`, which tells the recording
+/// about each parameter. The weights are the same.
+///
+/// [`ReleaseOptimizer`](crate::ReleaseOptimizer) tells by itself.
+pub fn step<M: Module>(
+    optim: &mut ModuleOptimizer,
+    lr: impl Into<ModuleLearningRate>,
+    model: M,
+    grads: GradientsParams,
+) -> M {
+    let lr = lr.into();
+    if !heap::is_recording() {
+        return optim.step(lr, model, grads);
+    }
+    heap::parameters(&parameters(&model));
+    model.map(&mut Stepper {
+        optim,
+        lr,
+        grads,
+        path: Path::new(),
+    })
+}
+
+struct Stepper<'a> {
+    optim: &'a mut ModuleOptimizer,
+    lr: ModuleLearningRate,
+    grads: GradientsParams,
+    path: Path,
+}
+
+impl ModuleMapper for Stepper<'_> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.push((name.into(), container.into()));
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let id = param.id;
+        let Some(grad) = self.grads.remove::<D>(id) else {
+            return param;
+        };
+        with_value(param, |weight| {
+            let step = |weight, grad| {
+                let (weight, grad) = (Tensor::from_dispatch(weight), Tensor::from_dispatch(grad));
+                let lr = self.lr.clone();
+                step_one::<D>(self.optim, lr, id, &self.path, weight, grad).into_dispatch()
+            };
+            let (weight, grad) = (weight.into_dispatch(), grad.into_dispatch());
+            Tensor::from_dispatch(marks::step(weight, grad, step, |weight| weight))
+        })
+    }
+}
+
+/// A model of plain Burn whose reads of parameters are told to the recording: so an activation has
+/// the path of the parameter that was read last before. The values are the same.
+///
+/// A model [with gradient release](crate::ReleaseOptimizer) tells by itself. `materialize()` gives
+/// the ordinary model back.
+pub fn watched<M: Module>(model: M) -> M {
+    model.apply_reparameterization(Watch)
+}
+
+struct Watch;
+
+impl Reparameterizer for Watch {
+    type Reparam = Watched;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        _: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<Watched>) {
+        (param, Some(Watched {}))
+    }
+}
+
+/// The reparameterization of a parameter whose reads are told.
+#[derive(Module, Debug)]
+struct Watched {}
+
+impl Reparameterization for Watched {
+    const NAME: &'static str = "watched";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        let base = base.into_dispatch();
+        marks::read(&base);
+        Tensor::from_dispatch(base)
+    }
+}
+
+/// The parameters of a model, each with the address of its memory. One that is not initialized yet
+/// is left out: reading it here would change the order in which parameters draw random numbers.
+fn parameters<M: Module>(model: &M) -> Vec<(Parameter, usize)> {
+    struct Parameters(Vec<(ParamId, Parameter, Option<usize>)>);
+    impl PathVisitor for Parameters {
+        fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>) {
+            if !param.is_initialized() {
+                return;
+            }
+            let (base, shape) = (param.base(), param.lazy_shape());
+            let parameter = Parameter {
+                path: path_text(path),
+                bytes: (shape.num_elements() * base.dtype().size()) as u64,
+                shape: shape.to_vec(),
+            };
+            self.0
+                .push((param.id, parameter, address(&base.into_dispatch())));
+        }
+    }
+    let mut parameters = Parameters(Vec::new());
+    let armed = find(model, &mut WithPaths::new(&mut parameters));
+    let armed = armed.iter().filter(|found| !found.has_ended);
+    let armed: HashMap<_, _> = armed.map(|found| (found.id, &found.slot)).collect();
+    let parameters = parameters.0.into_iter();
+    parameters
+        .filter_map(|(id, parameter, of_base)| {
+            let address = match armed.get(&id) {
+                Some(slot) => address(&slot.weight()),
+                None => of_base,
+            };
+            Some((parameter, address?))
+        })
+        .collect()
+}

@@ -1,0 +1,150 @@
+//! A recording, from its start to its end.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use super::error::RecordError;
+use crate::ledger::{BlockId, Ledger, Operand, Storage};
+use crate::snapshot::{PhaseKind, Snapshot};
+
+/// The work of memory that no pass has taken.
+const OUTSIDE: &str = "outside of a pass";
+
+/// What to record.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) title: String,
+    /// Training steps, numbered from 0. Each begins with a forward pass.
+    pub(super) steps: Range<usize>,
+    pub(super) file: Option<PathBuf>,
+}
+
+pub(super) struct Session {
+    plan: Plan,
+    backend: &'static str,
+    /// Forward passes begun.
+    passes: usize,
+    /// The tick before the first step to record.
+    begin: Option<usize>,
+    /// Present until the steps are over. It begins with the recording, and not with its first step:
+    /// the purpose of memory that an earlier step has taken is known from there.
+    ledger: Option<Ledger>,
+    /// The parameter that was read last, in a forward pass.
+    read: Option<BlockId>,
+    /// The operation of the last event.
+    operation: Option<&'static str>,
+    /// Present once the steps are over.
+    outcome: Option<Result<Snapshot, RecordError>>,
+}
+
+impl Session {
+    pub(super) fn new(plan: Plan, live: impl Iterator<Item = (usize, u64)>, in_use: u64) -> Self {
+        let mut ledger = Ledger::start();
+        for (id, bytes) in live {
+            ledger.register_existing(Storage { id, bytes });
+        }
+        ledger.sample(in_use, in_use, None);
+        Self {
+            plan,
+            backend: "",
+            passes: 0,
+            begin: None,
+            ledger: Some(ledger),
+            read: None,
+            operation: None,
+            outcome: None,
+        }
+    }
+
+    /// Whether events are recorded.
+    pub(super) fn is_open(&self) -> bool {
+        self.ledger.is_some()
+    }
+
+    pub(super) fn ledger(&mut self) -> Option<&mut Ledger> {
+        self.ledger.as_mut()
+    }
+
+    pub(super) fn sample(&mut self, in_use: u64, peak: u64) {
+        let operation = self.operation.take();
+        if let Some(ledger) = &mut self.ledger {
+            ledger.sample(in_use, peak, operation);
+        }
+    }
+
+    /// `work` is that of the thread; `None` on a thread that no pass has begun on.
+    pub(super) fn allocated(&mut self, id: usize, bytes: u64, work: Option<&'static str>) {
+        let Some(ledger) = &mut self.ledger else {
+            return;
+        };
+        let read = self.read.map(|block| Operand {
+            block,
+            is_consumed: false,
+        });
+        let storage = Storage { id, bytes };
+        match work {
+            Some(work) => ledger.register_output(work, storage, read.as_slice()),
+            None => ledger.register_elsewhere(OUTSIDE, storage),
+        };
+        self.operation = work;
+    }
+
+    pub(super) fn released(&mut self, address: usize) {
+        if let Some(ledger) = &mut self.ledger
+            && let Some(block) = ledger.at(address)
+        {
+            ledger.release_unwatched(block);
+        }
+    }
+
+    /// Counts a forward pass.
+    pub(super) fn count_forward(&mut self, backend: &'static str) {
+        if self.passes == self.plan.steps.end {
+            self.end();
+        }
+        self.backend = backend;
+        self.read = None;
+        if let Some(ledger) = &mut self.ledger {
+            ledger.end_activations();
+            ledger.begin_pass(PhaseKind::Forward);
+            if self.passes == self.plan.steps.start {
+                self.begin = Some(ledger.now() - 1);
+            }
+        }
+        self.passes += 1;
+    }
+
+    /// Notes which parameter was read last.
+    pub(super) fn set_read(&mut self, address: Option<usize>) {
+        if let Some(ledger) = &mut self.ledger {
+            self.read = address.and_then(|address| ledger.at(address));
+        }
+    }
+
+    /// Ends the recording, if it has not ended with its last step.
+    pub(super) fn finish(mut self) -> Result<Snapshot, RecordError> {
+        self.end();
+        self.outcome.unwrap_or(Err(RecordError::TooShort {
+            made: self.passes,
+            first: self.plan.steps.start,
+        }))
+    }
+
+    fn end(&mut self) {
+        let (Some(ledger), Some(begin)) = (self.ledger.take(), self.begin) else {
+            return;
+        };
+        self.outcome = Some(match ledger.has_parameters() {
+            false => Err(RecordError::NoParameters),
+            true => {
+                let snapshot = ledger
+                    .into_snapshot(self.plan.title.clone(), self.backend.into())
+                    .since(begin, self.plan.steps.start);
+                match &self.plan.file {
+                    Some(file) => snapshot.save(file).map(|()| snapshot).map_err(Into::into),
+                    None => Ok(snapshot),
+                }
+            }
+        });
+    }
+}

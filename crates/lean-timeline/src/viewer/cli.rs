@@ -1,0 +1,217 @@
+//! The command line.
+
+use super::{html, savings::savings, summary::summary, svg::svg, text::one_line};
+use crate::snapshot::Snapshot;
+use anyhow::{Context, Result, ensure};
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand};
+use same_file::is_same_file;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "burn-memory",
+    version,
+    about = "Shows where the memory of a Burn training goes, from a recorded snapshot",
+    after_long_help = HELP
+)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Print the peak, what is in it, and an estimate of the peak with gradient release
+    Summary {
+        #[command(flatten)]
+        inputs: Inputs,
+    },
+    /// Write a page for the browser: the whole recording, to zoom into and point at
+    Html {
+        #[command(flatten)]
+        inputs: Inputs,
+        /// Where the page goes [default: FILE with the ending html]
+        #[arg(long, value_name = "PAGE")]
+        output: Option<PathBuf>,
+    },
+    /// Estimate what gradient release and other optimizers save, from a recording of plain Burn
+    Savings {
+        /// A snapshot
+        file: PathBuf,
+        /// Choose what to switch on to fit into so much memory, such as 300MiB or 2GiB
+        #[arg(long, value_name = "MEMORY", value_parser = bytes)]
+        fit: Option<u64>,
+    },
+    /// Draw a picture for a README or a report
+    Svg {
+        #[command(flatten)]
+        inputs: Inputs,
+        /// Where the picture goes [default: FILE with the ending svg]
+        #[arg(long, value_name = "PICTURE")]
+        output: Option<PathBuf>,
+    },
+}
+
+#[derive(Debug, Args)]
+struct Inputs {
+    /// A snapshot
+    file: PathBuf,
+    /// Another one, to compare with it
+    other: Option<PathBuf>,
+}
+
+const HELP: &str = "\
+A snapshot is the file that the recorder of burn-lean, or of burn-gradient-release-timeline, saves during a
+training. Two snapshots, as of the same model with and without gradient release, are shown side by side.";
+
+/// Runs the program.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    match run(&cli.task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", one_line(&format!("{error:#}")));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints help and version as clap formats them, and an error in one line.
+fn usage(error: &clap::Error) -> ExitCode {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let _ = error.print();
+            ExitCode::SUCCESS
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            eprintln!("error: say what to do: summary, savings, html or svg; --help says more");
+            ExitCode::from(2)
+        }
+        _ => {
+            let text = error.render().to_string();
+            let first = text.split("\n\n").next().unwrap_or_default();
+            eprintln!("{}", one_line(first));
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(task: &Task) -> Result<()> {
+    match task {
+        Task::Summary { inputs } => {
+            let snapshots = inputs.load()?;
+            say(&summary(&snapshots))
+        }
+        Task::Savings { file, fit } => say(&savings(&Snapshot::load(file)?, *fit)?),
+        Task::Html { inputs, output } => inputs.convert(output.as_deref(), "html", |snapshots| {
+            Ok(html::page(snapshots)?)
+        }),
+        Task::Svg { inputs, output } => inputs.convert(output.as_deref(), "svg", svg),
+    }
+}
+
+/// Parses a number of bytes with a unit.
+fn bytes(text: &str) -> Result<u64, String> {
+    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30)];
+    let parsed = units.iter().find_map(|(unit, shift)| {
+        let number: f64 = text.strip_suffix(unit)?.trim().parse().ok()?;
+        (number > 0.0).then(|| (number * f64::from(1 << shift)) as u64)
+    });
+    parsed.ok_or_else(|| "give a number and a unit: KiB, MiB or GiB".into())
+}
+
+fn say(text: &str) -> Result<()> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        // The reader has closed the pipe, as `head` does.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        done => done.context("cannot write to stdout"),
+    }
+}
+
+impl Inputs {
+    fn paths(&self) -> impl Iterator<Item = &Path> {
+        [Some(self.file.as_path()), self.other.as_deref()]
+            .into_iter()
+            .flatten()
+    }
+
+    fn load(&self) -> Result<Vec<Snapshot>> {
+        self.paths().map(|path| Ok(Snapshot::load(path)?)).collect()
+    }
+
+    fn convert(
+        &self,
+        output: Option<&Path>,
+        ending: &str,
+        make: impl FnOnce(&[Snapshot]) -> Result<String>,
+    ) -> Result<()> {
+        let output = output.map_or_else(|| self.output(ending), Path::to_path_buf);
+        for input in self.paths() {
+            ensure!(
+                // An error: one of them does not exist.
+                !is_same_file(input, &output).unwrap_or(false),
+                "{} is what is to be read: choose another name for --output",
+                output.display()
+            );
+        }
+        let snapshots = self.load()?;
+        let text = make(&snapshots)?;
+        fs::write(&output, text).with_context(|| {
+            format!(
+                "cannot write {}: choose another place with --output",
+                output.display()
+            )
+        })?;
+        eprintln!("written: {}", output.display());
+        Ok(())
+    }
+
+    /// The default output: next to the first input, named after all inputs.
+    fn output(&self, ending: &str) -> PathBuf {
+        let stem = |path: &Path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let name = name.strip_suffix(".gz").unwrap_or(&name);
+            let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
+            if stem.is_empty() { name } else { stem }.to_string()
+        };
+        let stems: Vec<String> = self.paths().map(stem).collect();
+        self.file
+            .with_file_name(format!("{}.{ending}", stems.join("-and-")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn an_output_is_named_after_its_inputs() {
+        let name = |file: &str, other: Option<&str>| {
+            let inputs = Inputs {
+                file: file.into(),
+                other: other.map(PathBuf::from),
+            };
+            inputs.output("svg").to_string_lossy().into_owned()
+        };
+        assert_eq!(name("runs/plain.memory", None), "runs/plain.svg");
+        assert_eq!(name("plain.json.gz", None), "plain.svg");
+        assert_eq!(name(".memory", None), ".memory.svg");
+        assert_eq!(
+            name("runs/plain.memory", Some("other/release.memory")),
+            "runs/plain-and-release.svg"
+        );
+    }
+}

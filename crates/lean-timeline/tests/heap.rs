@@ -1,0 +1,357 @@
+//! The recorder of the heap, with slices in place of tensors.
+//!
+//! All in one test: a process has one heap, and tests of one program are its threads.
+
+use std::cell::OnceCell;
+use std::hint::black_box;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
+use std::time::Instant;
+
+use lean_timeline::Snapshot;
+use lean_timeline::analysis::{Peak, Totals};
+use lean_timeline::heap::{
+    Heap, RecordError, Recorder, backward, forward, operation, parameters, read, recompute, step,
+};
+use lean_timeline::snapshot::{Category, Parameter, PhaseKind, Sample};
+use peak_alloc::PeakAlloc;
+
+#[global_allocator]
+static HEAP: Heap<PeakAlloc> = Heap::from_allocator(PeakAlloc);
+
+/// Elements of the two weights.
+const SIZES: [usize; 2] = [1000, 3000];
+const NAMES: [&str; 2] = ["one", "two"];
+
+type Slice = Vec<f32>;
+
+fn slice(elements: usize) -> Slice {
+    black_box(vec![1.0; elements])
+}
+
+fn address(slice: &Slice) -> Option<usize> {
+    Some(slice.as_ptr().addr())
+}
+
+/// Two weights, each with a moment.
+struct Model {
+    weights: [Slice; 2],
+    moments: [Slice; 2],
+    /// The first forward pass makes it, and it stays.
+    workspace: OnceCell<Slice>,
+}
+
+impl Model {
+    fn new() -> Self {
+        Self {
+            weights: SIZES.map(slice),
+            moments: [Slice::new(), Slice::new()],
+            workspace: OnceCell::new(),
+        }
+    }
+
+    fn parameters(&self) -> Vec<(Parameter, usize)> {
+        let weights = self.weights.iter().zip(NAMES);
+        let parameter = |(weight, name): (&Slice, &str)| {
+            let parameter = Parameter {
+                path: name.into(),
+                shape: vec![weight.len()],
+                bytes: 4 * weight.len() as u64,
+            };
+            (parameter, weight.as_ptr().addr())
+        };
+        weights.map(parameter).collect()
+    }
+
+    /// Each weight leaves an activation of twice its size, and takes a workspace.
+    fn forward(&self) -> Vec<Slice> {
+        let pass = || {
+            self.workspace.get_or_init(|| slice(800));
+            let mut activations = Vec::with_capacity(2);
+            for weight in &self.weights {
+                read(|| address(weight));
+                activations.push(operation("double", || {
+                    drop(slice(500));
+                    slice(2 * weight.len())
+                }));
+            }
+            activations
+        };
+        forward("slices", || self.parameters(), pass)
+    }
+
+    /// The step of a weight makes a new weight and a new moment.
+    fn step(&mut self, index: usize, grad: Slice) {
+        let Self {
+            weights, moments, ..
+        } = self;
+        let weight = std::mem::take(&mut weights[index]);
+        let moment = std::mem::take(&mut moments[index]);
+        let (of_weight, of_grad) = (address(&weight), address(&grad));
+        let run = || {
+            let stepped = (slice(weight.len()), slice(weight.len()));
+            drop((weight, moment, grad));
+            stepped
+        };
+        let (weight, moment) = step(of_weight, of_grad, run, |(weight, _)| address(weight));
+        (weights[index], moments[index]) = (weight, moment);
+    }
+
+    /// One training step; `release` steps inside the backward pass.
+    fn train(&mut self, release: bool) {
+        let mut activations = self.forward();
+        let pass = || {
+            let mut grads = Vec::with_capacity(2);
+            for index in [1, 0] {
+                recompute(|| drop(slice(700)));
+                activations.pop();
+                let grad = slice(SIZES[index]);
+                match release {
+                    true => self.step(index, grad),
+                    false => grads.push((index, grad)),
+                }
+            }
+            grads
+        };
+        let grads = backward(pass);
+        for (index, grad) in grads {
+            self.step(index, grad);
+        }
+    }
+}
+
+fn bytes(snapshot: &Snapshot, category: Category) -> Vec<(u64, Option<&str>)> {
+    let holders = snapshot.holders.iter();
+    let of_category = holders.filter(|held| held.category == category);
+    let path = |of: usize| snapshot.parameters[of].path.as_str();
+    of_category
+        .map(|held| (held.bytes, held.parameter.map(path)))
+        .collect()
+}
+
+fn operations(snapshot: &Snapshot, bytes: u64) -> Vec<&str> {
+    let holders = snapshot.holders.iter().filter(|held| held.bytes == bytes);
+    let names = holders.map(|held| snapshot.operations[held.operation].as_str());
+    names.collect()
+}
+
+fn kinds(snapshot: &Snapshot) -> Vec<PhaseKind> {
+    snapshot.phases.iter().map(|phase| phase.kind).collect()
+}
+
+/// The peak beyond what was in use at the beginning of the step.
+fn peak(snapshot: &Snapshot) -> u64 {
+    let totals = Totals::of(snapshot);
+    let peak = Peak::of(snapshot, &totals).expect("there are ticks");
+    let begin = |sample: &&Sample| sample.tick == snapshot.phases[0].from;
+    let begin = snapshot.samples.iter().find(begin);
+    peak.bytes - begin.expect("a phase begins with a sample").in_use
+}
+
+fn recorder() -> Recorder {
+    Recorder::new("slices").with_steps(1..2)
+}
+
+#[test]
+fn the_heap_is_recorded() {
+    errors();
+    for release in [false, true] {
+        purposes(release);
+    }
+    peaks();
+    nothing_is_left_between_recordings();
+    a_panic_ends_a_pass();
+    threads();
+}
+
+fn purposes(release: bool) {
+    use PhaseKind::{Backward, Forward, Optimizer, Step};
+    let recording = recorder().start().unwrap();
+    let mut model = Model::new();
+    for _ in 0..2 {
+        model.train(release);
+    }
+    let snapshot = recording.finish().unwrap();
+    snapshot.write(&mut Vec::new()).expect("it is consistent");
+
+    assert_eq!(
+        kinds(&snapshot),
+        match release {
+            false => vec![Forward, Backward, Optimizer, Step(1), Step(0)],
+            true => vec![Forward, Backward, Step(1), Step(0)],
+        }
+    );
+    assert!(snapshot.phases.iter().all(|phase| phase.iteration == 0));
+    let (one, two) = (Some("one"), Some("two"));
+    // Old weights and moments, and new ones.
+    let both = [(12_000, two), (4000, one)].repeat(2);
+    assert_eq!(bytes(&snapshot, Category::Parameters), both);
+    assert_eq!(bytes(&snapshot, Category::OptimizerState), both);
+    let others = bytes(&snapshot, Category::Other);
+    assert!(others.contains(&(3200, None)), "{others:?}");
+    let activations = [(8000, one), (24_000, two)];
+    assert_eq!(bytes(&snapshot, Category::Activations), activations);
+    let gradients = [(12_000, two), (4000, one)];
+    assert_eq!(bytes(&snapshot, Category::Gradients), gradients);
+    let temporaries = bytes(&snapshot, Category::Temporaries);
+    assert_eq!(
+        temporaries,
+        [(2000, one), (2000, two), (2800, None), (2800, None)]
+    );
+    assert_eq!(operations(&snapshot, 2000), ["double"; 2]);
+    assert_eq!(operations(&snapshot, 2800), ["recompute"; 2]);
+    assert_eq!(operations(&snapshot, 8000), ["double"]);
+}
+
+/// The counting allocator below sees each word that the recorder's allocator adds.
+fn peaks() {
+    for release in [false, true] {
+        let mut model = Model::new();
+        model.train(release);
+        let before = PeakAlloc.current_usage();
+        PeakAlloc.reset_peak_usage();
+        model.train(release);
+        let counted = (PeakAlloc.peak_usage() - before) as u64;
+
+        let recording = Recorder::new("slices").with_steps(0..1).start().unwrap();
+        model.train(release);
+        let snapshot = recording.finish().unwrap();
+        let recorded = peak(&snapshot);
+        println!("{recorded} bytes of {counted} recorded");
+        // The word before each of the allocations in use at the peak.
+        let words = 10 * size_of::<usize>() as u64;
+        assert!(
+            (counted - words..=counted).contains(&recorded),
+            "{recorded} {counted}"
+        );
+    }
+}
+
+fn nothing_is_left_between_recordings() {
+    let mut model = Model::new();
+    let mut peaks = Vec::new();
+    let mut holders = Vec::new();
+    model.train(false);
+    for round in 0..4 {
+        let recording = Recorder::new("slices").with_steps(0..1).start().unwrap();
+        model.train(false);
+        if round == 1 {
+            // Dropped on the way.
+            drop(recording);
+            continue;
+        }
+        let snapshot = recording.finish().unwrap();
+        peaks.push(peak(&snapshot));
+        holders.push(snapshot.holders.len());
+        // Weights and moments that are older than the recording are known.
+        let states = bytes(&snapshot, Category::OptimizerState);
+        assert_eq!(states.len(), 4);
+    }
+    assert!(peaks.iter().all(|peak| *peak == peaks[0]), "{peaks:?}");
+    assert!(
+        holders.iter().all(|count| *count == holders[0]),
+        "{holders:?}"
+    );
+    let before = PeakAlloc.current_usage();
+    for _ in 0..3 {
+        drop(Recorder::new("slices").with_steps(0..1).start().unwrap());
+    }
+    assert!(PeakAlloc.current_usage() <= before + 1024);
+}
+
+fn a_panic_ends_a_pass() {
+    let recording = Recorder::new("slices").with_steps(0..2).start().unwrap();
+    let model = Model::new();
+    let failing = || forward("slices", || model.parameters(), || panic!("on purpose"));
+    catch_unwind(AssertUnwindSafe(failing)).expect_err("it panics");
+    // Not within a pass: the recording goes on.
+    let other = slice(1234);
+    model.forward();
+    drop(other);
+    let snapshot = recording.finish().unwrap();
+    let kinds: Vec<PhaseKind> = kinds(&snapshot);
+    assert_eq!(kinds, [PhaseKind::Forward, PhaseKind::Forward]);
+    assert!(bytes(&snapshot, Category::Other).contains(&(4 * 1234, None)));
+    assert_eq!(operations(&snapshot, 4 * 1234), ["outside of a pass"]);
+}
+
+/// What other threads take belongs to no step. Many take and release memory at the same addresses.
+fn threads() {
+    let recording = Recorder::new("slices").with_steps(0..1).start().unwrap();
+    let model = Model::new();
+    let pass = || {
+        let kept = thread::scope(|scope| {
+            let work = |_| {
+                scope.spawn(|| {
+                    (0..1000).for_each(|round| drop(slice(400 + round % 7)));
+                    slice(999)
+                })
+            };
+            let workers: Vec<_> = (0..4).map(work).collect();
+            let kept = workers.into_iter().map(|worker| worker.join().unwrap());
+            kept.collect::<Vec<Slice>>()
+        });
+        (kept, slice(333))
+    };
+    let kept = forward("slices", || model.parameters(), pass);
+    parameters(&model.parameters());
+    let snapshot = recording.finish().unwrap();
+    drop(kept);
+
+    assert_eq!(bytes(&snapshot, Category::Activations)[0].0, 4 * 333);
+    let of_threads = snapshot.holders.iter().filter(|held| held.bytes == 4 * 999);
+    assert_eq!(of_threads.clone().count(), 4);
+    assert!(
+        of_threads
+            .clone()
+            .all(|held| held.category == Category::Other)
+    );
+    // Everything that was released has an end.
+    let end = snapshot.times.len();
+    let held = snapshot.holders.iter().filter(|held| held.until == end);
+    let short = held.filter(|held| (1600..4 * 407).contains(&held.bytes));
+    assert_eq!(short.count(), 0);
+}
+
+fn errors() {
+    let empty = Recorder::new("none").with_steps(3..3).start();
+    assert!(matches!(empty, Err(RecordError::NoSteps)));
+    let nowhere = Recorder::new("none")
+        .with_file("no/such/folder/file")
+        .start();
+    assert!(matches!(nowhere, Err(RecordError::Save(_))));
+    let recording = recorder().start().unwrap();
+    assert!(matches!(recorder().start(), Err(RecordError::UnderWay)));
+    let mut model = Model::new();
+    model.train(false);
+    let error = recording.finish().unwrap_err();
+    assert!(matches!(error, RecordError::TooShort { made: 1, first: 1 }));
+    let recording = Recorder::new("none").with_steps(0..1).start().unwrap();
+    forward("slices", Vec::new, || ());
+    assert!(matches!(recording.finish(), Err(RecordError::NoParameters)));
+}
+
+/// The time of an allocation and its release, with a recording and without.
+#[test]
+#[ignore = "a measurement"]
+fn cost() {
+    const EVENTS: u32 = 50_000;
+    for bytes in [64, 4096] {
+        let time = || {
+            let start = Instant::now();
+            for _ in 0..EVENTS {
+                drop(black_box(Vec::<u8>::with_capacity(bytes)));
+            }
+            start.elapsed() / EVENTS
+        };
+        let without = (0..5).map(|_| time()).min().unwrap();
+        let recorded = || {
+            let recording = Recorder::new("cost").start().unwrap();
+            let time = time();
+            drop(recording);
+            time
+        };
+        let with = (0..5).map(|_| recorded()).min().unwrap();
+        println!("{bytes} bytes: {without:?} without a recording, {with:?} with one");
+    }
+}
