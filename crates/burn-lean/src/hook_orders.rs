@@ -82,16 +82,19 @@ impl HookOrders {
         }
     }
 
-    /// Begins a pass over newly armed parameters.
-    pub(crate) fn begin_pass(&mut self, first_pass: FirstPass) {
+    /// Begins a pass over armed parameters. Their hooks stay where they are armed already, and no
+    /// backward pass has reached them.
+    pub(crate) fn begin_pass(&mut self, first_pass: FirstPass, hooks_stay: bool) {
         tape::begin_pass();
         self.first_pass = first_pass;
         self.clock = Clock::new();
         self.fingerprint = 0;
         self.last_id = NodeId::new().value;
-        self.hooks.clear();
-        self.read.clear();
-        self.plain = true;
+        if !hooks_stay {
+            self.hooks.clear();
+            self.read.clear();
+            self.plain = true;
+        }
     }
 
     /// Whether a pass was read.

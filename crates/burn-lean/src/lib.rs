@@ -1,16 +1,18 @@
-//! Training that fits, for Burn 0.22: gradient release and recomputed activations.
+//! Gradient release and activation checkpointing, for Burn 0.22.
 //!
-//! [`ReleaseOptimizer`] steps the parameters of a model inside `backward`, each the moment its
-//! gradient is complete, and frees the gradient: at no time do all of them exist. The weights are
-//! those of plain Burn, bit for bit. [`checkpoint`] runs a part of a model without keeping its
-//! activations, which backward computes again; it is useful alone, too.
+//! [`ReleaseOptimizer`] steps each parameter of a model inside `backward`, when its gradient is
+//! complete, and frees the gradient. So the gradients of a model never exist all at once. The weights
+//! are those of plain Burn, bit for bit; `docs/exactness.md` in the repository lists the exceptions.
+//! [`checkpoint`] runs a part of a model without keeping its activations: backward computes them
+//! again. It also works without gradient release.
 //!
-//! Start with [`ReleaseOptimizer`]; [`ReleaseAccumulator`] is for micro-batches, [`NormClipping`]
-//! and [`LossScaler`] for what is done to gradients before their step, [`StepReport`] says what a
-//! step did, [`ReleaseError`] what is refused. Features: `operations`, operations that keep little
-//! for the backward pass; `optim`, optimizers in one pass over memory, and such with small states;
-//! `train`, a strategy for burn-train's `Learner`; `data-parallel`, replicas in several processes,
-//! which MPI starts with the feature `mpi`.
+//! Start with [`ReleaseOptimizer`]. [`ReleaseAccumulator`] is for micro-batches. [`NormClipping`] and
+//! [`LossScaler`] change gradients before their step. [`StepReport`] says what a step did, and
+//! [`ReleaseError`] why a call was refused.
+//!
+//! Features: `operations`, operations that save fewer tensors for backward; `optim`, optimizers in
+//! one pass over memory or with small states; `train`, a strategy for burn-train's `Learner`;
+//! `data-parallel`, replicas in several processes; `mpi`, which starts them with MPI.
 
 #![forbid(unsafe_code)]
 
@@ -82,9 +84,6 @@ mod pages {
 
     #[doc = include_str!("../../../docs/language-model.md")]
     struct LanguageModel;
-
-    #[doc = include_str!("../../../docs/learner.md")]
-    struct Learner;
 
     #[doc = include_str!("../../../docs/mixed-precision.md")]
     struct MixedPrecision;

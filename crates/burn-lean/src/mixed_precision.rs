@@ -101,7 +101,8 @@ impl MixedPrecision {
     /// Casts a model. Parameters that are in the type already stay as they are.
     ///
     /// Load weights before, or with `record.cast_to_module_dtype()`: else the record's type replaces the
-    /// model's. Lazy parameters are initialized, and cast, at their first use.
+    /// model's. Lazy parameters are initialized, and cast, at their first use, unless
+    /// the model has a `BatchNorm`.
     ///
     /// The weights are rounded to the nearest. To keep their other bits for the optimizer, give
     /// [`params`](Self::params) to

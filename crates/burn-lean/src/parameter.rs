@@ -78,7 +78,7 @@ pub(crate) fn armed_path<M: Module>(model: &M) -> Option<String> {
     impl ModuleVisitor for Visitor {}
     let found = find(model, &mut Visitor);
     let armed = found.iter().find(|found| !found.has_ended)?;
-    Some(path_text(&armed.slot.path))
+    Some(path_text(&armed.slot.path()))
 }
 
 /// The reparameterization of an armed parameter.
@@ -211,7 +211,7 @@ impl Released {
                     "gradient release: something was computed from the placeholder that {} has \
                      while it is armed (by a mapper, an average, another optimizer); read it with \
                      `val()`, or make a copy an ordinary model with `materialize()` before",
-                    path_text(&self.slot.path)
+                    path_text(&self.slot.path())
                 );
                 let known = if is_placeholder { PLACEHOLDER } else { WEIGHT };
                 self.base.store(known, Ordering::Relaxed);
@@ -248,7 +248,7 @@ impl Released {
             "checkpoint: {} is read on another thread than the one that runs the scope, \
              where it would get no gradient; read the weight before the other thread \
              begins, or make a scope of what each thread computes",
-            path_text(&self.slot.path)
+            path_text(&self.slot.path())
         );
         self.slot.mark_used();
         match is_tracked(&base) {

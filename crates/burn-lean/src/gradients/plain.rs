@@ -1,5 +1,7 @@
 //! Clipping by the global norm for a loop without gradient release.
 
+use std::collections::HashSet;
+
 use burn::Tensor;
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
@@ -81,7 +83,9 @@ pub fn try_clip_grad_norm<M: Module>(
     let norm = norms.global(&ids);
     let coefficient = coefficient_for(max_norm, norm);
     if coefficient < 1.0 {
-        for param in &params {
+        // Two parameters with one id have one gradient.
+        let mut seen = HashSet::new();
+        for param in params.iter().filter(|param| seen.insert(param.id)) {
             if let Some(grad) = param.take_grad(grads) {
                 let grad = scaled(Tensor::<1>::from_dispatch(grad), coefficient);
                 param.put_grad(grads, grad.into_dispatch());

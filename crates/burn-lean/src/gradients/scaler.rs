@@ -51,7 +51,8 @@ impl LossScalerConfig {
 ///
 /// Several optimizers may share a scaler, for one loss or for a loss each. The scale changes when each
 /// of them has ended a step, or one of them its second: once for all of them, as with PyTorch, and it
-/// falls if a gradient of any has overflowed.
+/// falls if a gradient of any has overflowed. An optimizer that accumulates must not share one with another
+/// that steps more often: its sums would be of several scales.
 #[derive(Clone, Debug)]
 pub struct LossScaler(SharedLossScale);
 

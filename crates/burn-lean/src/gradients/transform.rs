@@ -229,6 +229,11 @@ impl GradientTransform {
         self.step.norms.contains(param)
     }
 
+    /// Forgets the norms of all other parameters.
+    pub(crate) fn keep_measured(&mut self, is_kept: impl Fn(ParamId) -> bool) {
+        self.step.norms.retain(is_kept);
+    }
+
     /// Ends the measuring of a step, of which `params` are the parameters of the model in the order
     /// of its fields. Returns the parameter whose gradient has no finite norm, unless a loss scale
     /// may be the reason.

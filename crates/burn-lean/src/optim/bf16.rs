@@ -349,9 +349,30 @@ fn join<const D: usize>(split: Split, weight: Tensor<D>, low: Option<LowBits>) -
     Tensor::from_data(TensorData::new(numbers, shape), (&device, DType::F32))
 }
 
-/// Names of parts of a [`Bf16State`] in a record.
-pub(super) const LOW: &str = "low";
+/// Name of the optimizer's state in the record of a [`Bf16State`].
 pub(super) const OPTIMIZER: &str = "optimizer";
+
+/// The types of weights that have lower bits, and the names of those in a record.
+pub(super) const LOW: [(DType, &str); 2] = [(DType::BF16, "low"), (DType::F16, "low_of_f16")];
+
+/// The name of the lower bits of a weight of this type.
+pub(super) fn name_of_low(dtype: DType) -> &'static str {
+    let [(_, of_bf16), (f16, of_f16)] = LOW;
+    if dtype == f16 { of_f16 } else { of_bf16 }
+}
+
+/// The lower bits of a weight of this type, which say nothing of a weight of another one.
+///
+/// # Panics
+///
+/// If they are those of another type.
+pub(super) fn expect_low_of(dtype: DType, low_of: DType) {
+    assert!(
+        dtype == low_of,
+        "the model is in {dtype:?}, and its optimizer has the lower bits of weights in {low_of:?}: go \
+         from one to the other with `weights_to_f32` and `weights_from_f32`, which take the record"
+    );
+}
 
 /// State of [`Bf16Weights`].
 pub struct Bf16State<O: Optimizer, const D: usize> {
@@ -361,6 +382,8 @@ pub struct Bf16State<O: Optimizer, const D: usize> {
     pub optimizer: Option<O::State<D>>,
     /// The lower bits of master weights.
     pub low: Option<LowBits>,
+    /// The type of the weight that has these lower bits.
+    pub low_of: DType,
 }
 
 impl<O: Optimizer, const D: usize> Clone for Bf16State<O, D> {
@@ -369,6 +392,7 @@ impl<O: Optimizer, const D: usize> Clone for Bf16State<O, D> {
             time: self.time,
             optimizer: self.optimizer.clone(),
             low: self.low.clone(),
+            low_of: self.low_of,
         }
     }
 }
@@ -385,7 +409,8 @@ impl<O: Optimizer, const D: usize> fmt::Debug for Bf16State<O, D> {
 impl<O: Optimizer, const D: usize> RecordState for Bf16State<O, D> {
     fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
         self.time.flatten(&join_path(prefix, "time"), out);
-        self.low.flatten(&join_path(prefix, LOW), out);
+        let name = name_of_low(self.low_of);
+        self.low.flatten(&join_path(prefix, name), out);
         if let Some(state) = &self.optimizer {
             state.state_flatten(&join_path(prefix, OPTIMIZER), out);
         }
@@ -393,7 +418,12 @@ impl<O: Optimizer, const D: usize> RecordState for Bf16State<O, D> {
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
         let of_optimizer = join_path(prefix, OPTIMIZER);
-        let low: Option<LowBits> = Field::unflatten(&join_path(prefix, LOW), source, device)?;
+        let of_type = LOW.into_iter().find_map(|(dtype, name)| {
+            let low = LowBits::unflatten(&join_path(prefix, name), source, device)?;
+            Some((low, dtype))
+        });
+        let low_of = of_type.as_ref().map_or(DType::BF16, |(_, dtype)| *dtype);
+        let low = of_type.map(|(low, _)| low);
         if low.is_none()
             && !source.has_under(&of_optimizer)
             && let Some(optimizer) = RecordState::state_unflatten(prefix, source, device)
@@ -403,6 +433,7 @@ impl<O: Optimizer, const D: usize> RecordState for Bf16State<O, D> {
                 time: 0,
                 optimizer: Some(optimizer),
                 low,
+                low_of,
             });
         }
         let time = Field::unflatten(&join_path(prefix, "time"), source, device)?;
@@ -414,6 +445,7 @@ impl<O: Optimizer, const D: usize> RecordState for Bf16State<O, D> {
             time,
             optimizer,
             low,
+            low_of,
         })
     }
 }
@@ -424,7 +456,8 @@ impl<O: Optimizer, R: Rounding> Optimizer for Bf16Weights<O, R> {
     /// # Panics
     ///
     /// If the parameter is not in bf16, or in f16 with [`MasterWeights24`], or in f32
-    /// [if that was asked for](Bf16Weights::with_f32_parameters).
+    /// [if that was asked for](Bf16Weights::with_f32_parameters); or if the state has lower bits of
+    /// a weight in the other type.
     fn step<const D: usize>(
         &self,
         lr: LearningRate,
@@ -440,6 +473,12 @@ impl<O: Optimizer, R: Rounding> Optimizer for Bf16Weights<O, R> {
              in {dtype:?}: cast the model with `MixedPrecision`, or allow those in F32 with \
              `with_f32_parameters()`"
         );
+        if let Some(state) = state
+            .as_ref()
+            .filter(|state| state.low.is_some() && !is_f32)
+        {
+            expect_low_of(dtype, state.low_of);
+        }
         let (time, optimizer, low) = match state {
             Some(state) => (state.time + 1, state.optimizer, state.low),
             None => (1, None, None),
@@ -460,6 +499,7 @@ impl<O: Optimizer, R: Rounding> Optimizer for Bf16Weights<O, R> {
             time,
             optimizer,
             low,
+            low_of: dtype,
         };
         (tensor, Some(state))
     }
@@ -469,6 +509,7 @@ impl<O: Optimizer, R: Rounding> Optimizer for Bf16Weights<O, R> {
             time: state.time,
             optimizer: state.optimizer.map(|state| O::to_device(state, device)),
             low: state.low.map(|low| low.to_device(device)),
+            low_of: state.low_of,
         }
     }
 }

@@ -8,7 +8,7 @@ use burn::store::RecordError;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_pack::{Reader, Scalar, Writer};
 
-use super::bf16::{Bf16Weights, LOW, OPTIMIZER, Rounding};
+use super::bf16::{Bf16Weights, LOW, OPTIMIZER, Rounding, expect_low_of, name_of_low};
 use crate::mixed_precision::synchronize;
 use crate::optimizer::with_value;
 use crate::parameter::armed_path;
@@ -45,7 +45,8 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
     ///
     /// # Panics
     ///
-    /// If the model is armed, or the record is that of another model or of another rounding.
+    /// If the model is armed, or the record is that of another model, of another rounding or of a
+    /// model in the other type.
     pub fn weights_to_f32<M: Module>(
         &self,
         model: M,
@@ -105,10 +106,12 @@ fn expect_unarmed(model: &impl Module) {
     );
 }
 
+/// By the id of the parameter: the type of the weight, and its lower bits.
+type LowBitsById = BTreeMap<u64, (DType, TensorData)>;
+
 /// The lower bits of weights, and the rest of a record.
 struct Entries {
-    /// By the id of the parameter.
-    low: BTreeMap<u64, TensorData>,
+    low: LowBitsById,
     others: Vec<burn_pack::Tensor>,
     scalars: BTreeMap<String, Scalar>,
     paths: BTreeMap<String, String>,
@@ -125,11 +128,16 @@ impl Entries {
         };
         for tensor in reader.into_tensors()? {
             let id = tensor.param_id;
-            match id.filter(|id| tensor.name == join_path(&id.to_string(), LOW)) {
-                Some(id) => {
+            let is_low = |id: u64, name| tensor.name == join_path(&id.to_string(), name);
+            let low_of = id.and_then(|id| {
+                let of_type = LOW.into_iter().find(|(_, name)| is_low(id, name));
+                of_type.map(|(low_of, _)| (id, low_of))
+            });
+            match low_of {
+                Some((id, low_of)) => {
                     let (_, dtype, shape, _, bytes) = tensor.into_parts()?;
                     let data = TensorData::from_bytes(bytes, shape, dtype);
-                    entries.low.insert(id, data);
+                    entries.low.insert(id, (low_of, data));
                 }
                 None => entries.others.push(tensor),
             }
@@ -169,9 +177,9 @@ impl Entries {
 
     fn into_record(self) -> Result<OptimizerRecord, RecordError> {
         let mut tensors = self.others;
-        for (id, data) in self.low {
+        for (id, (low_of, data)) in self.low {
             let (bytes, shape, dtype) = data.into_parts();
-            let name = join_path(&id.to_string(), LOW);
+            let name = join_path(&id.to_string(), name_of_low(low_of));
             tensors.push(burn_pack::Tensor::new(name, dtype, shape, Some(id), bytes));
         }
         let mut writer = Writer::new(tensors);
@@ -187,7 +195,7 @@ impl Entries {
 
 struct ToF32<'a, R> {
     rounding: &'a R,
-    low: BTreeMap<u64, TensorData>,
+    low: LowBitsById,
 }
 
 impl<R: Rounding> ModuleMapper for ToF32<'_, R> {
@@ -196,7 +204,10 @@ impl<R: Rounding> ModuleMapper for ToF32<'_, R> {
         with_value(param, |weight| match weight.dtype() {
             DType::BF16 | DType::F16 => {
                 let device = weight.device();
-                let low = low.map(|low| Tensor::from_data(low, (&device, DType::I32)));
+                let low = low.map(|(low_of, low)| {
+                    expect_low_of(weight.dtype(), low_of);
+                    Tensor::from_data(low, (&device, DType::I32))
+                });
                 self.rounding.widen(weight, low)
             }
             _ => weight,
@@ -236,7 +247,7 @@ impl<R: Rounding> ModuleMapper for FromF32<'_, R> {
             let (weight, low) = self.rounding.round(weight, self.dtype, 0);
             if let Some(low) = low.filter(|_| !is_running) {
                 entries.nest(id.val());
-                entries.low.insert(id.val(), low.into_data());
+                entries.low.insert(id.val(), (self.dtype, low.into_data()));
                 // The state of a parameter that has taken no step, as Burn's record has it.
                 let name = id.val().to_string();
                 let scalar = |field| join_path(&name, field);

@@ -85,8 +85,10 @@ impl ReleaseAccumulator {
 
     /// One that sums gradients in half precision in f32: in bf16, a gradient of less than a 256th of
     /// the sum is lost. Four bytes a parameter, where those of [`new`](Self::new) take two; of
-    /// gradients in f32 the sums are the same. An optimizer gets the sum rounded to the type of the
-    /// weight, or in f32 [if it computes so](crate::ReleaseOptimizer::with_f32_gradients).
+    /// gradients in f32 the sums are the same. An optimizer that is [armed with
+    /// them](crate::ReleaseOptimizer::arm_accumulated) gets the sum rounded to the type of the weight, or
+    /// in f32 [if it computes so](crate::ReleaseOptimizer::with_f32_gradients). In an ordinary step it
+    /// gets them as they are.
     pub fn in_f32() -> Self {
         let mut session = Session::new(None, None);
         session.sums_in_f32 = true;
@@ -231,7 +233,7 @@ impl ReleaseAccumulator {
     fn check(&self, survey: &Survey, grads: &GradientsParams) -> Result<(), ReleaseError> {
         for slot in self.session.slots().values() {
             if slot.phase().is_taken_twice() {
-                let path = path_text(&slot.path);
+                let path = path_text(&slot.path());
                 return Err(ReleaseError::AccumulatedTwice { path });
             }
         }
@@ -254,11 +256,28 @@ impl ReleaseAccumulator {
     ///
     /// [`NotAccumulated`](ReleaseError::NotAccumulated): a micro-batch has begun and was not ended.
     pub fn try_grads(&mut self) -> Result<GradientsParams, ReleaseError> {
-        if self.session.is_armed() {
-            return Err(self.not_accumulated());
-        }
+        self.check_ended()?;
         // Only the model holds its weights from now on, so they can be written in place.
         self.session.slots().clear();
         Ok(std::mem::take(&mut self.grads))
+    }
+
+    pub(super) fn check_ended(&self) -> Result<(), ReleaseError> {
+        match self.session.is_armed() {
+            false => Ok(()),
+            true => Err(self.not_accumulated()),
+        }
+    }
+
+    pub(super) fn sums(&self) -> &GradientsParams {
+        &self.grads
+    }
+
+    /// Goes on with these sums, and arms nothing.
+    pub(super) fn restart(&mut self, sums: GradientsParams) {
+        let mut session = Session::new(None, None);
+        session.sums_in_f32 = self.session.sums_in_f32;
+        *self = Self::with(session);
+        self.grads = sums;
     }
 }

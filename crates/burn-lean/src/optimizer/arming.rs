@@ -9,7 +9,7 @@ use burn::module::{Module, ModuleMapper, Param, ParamId, Reparameterizer};
 use burn::optim::GradientsParams;
 
 use super::one_param;
-use super::restoring::{abandon, restore_mappers, weight_for};
+use super::restoring::{abandon, mapper_of, restore_mappers, weight_for};
 use super::survey::{Survey, Surveyed, is_own};
 use crate::backend::added;
 use crate::parameter::{Found, Released};
@@ -73,8 +73,7 @@ pub(super) fn arm<M: Module>(
     for Surveyed { param, .. } in &survey.params {
         let left = left.remove(&param.id);
         if let Some(slot) = session.slots().get(&param.id) {
-            slot.arm_for(purpose, left);
-            slot.arm_for(purpose, param.take_grad(sums));
+            slot.arm_for(purpose, added(left, param.take_grad(sums)));
         } else if left.is_some() {
             // Frozen since.
             let sum = added(left, param.take_grad(sums)).expect("there is one");
@@ -157,18 +156,26 @@ struct ArmAgain<'a> {
 
 impl ModuleMapper for ArmAgain<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.survey.found.get(&param.id) {
-            Some(found) if is_free(self.session, found) && param.is_require_grad() => {
-                param.map(|base| {
-                    let base = match found.has_ended {
-                        true => base,
-                        false => weight_for(&found.slot, base),
-                    };
-                    Tensor::from_dispatch(found.slot.arm_again(self.session, base.into_dispatch()))
-                })
-            }
-            _ => param,
-        }
+        let found = self.survey.found.get(&param.id);
+        let Some(found) = found.filter(|found| is_free(self.session, found)) else {
+            return param;
+        };
+        let surveyed = self
+            .survey
+            .param(param.id)
+            .filter(|_| param.is_require_grad());
+        let Some(Surveyed { param: known, .. }) = surveyed else {
+            return param;
+        };
+        let armed = param.map(|base| {
+            let base = match found.has_ended {
+                true => base,
+                false => weight_for(&found.slot, base),
+            };
+            let base = base.into_dispatch();
+            Tensor::from_dispatch(found.slot.arm_again(self.session, &known.path, base))
+        });
+        saving_weight(armed, &found.slot)
     }
 }
 
@@ -202,12 +209,16 @@ impl Reparameterizer for Armer<'_> {
         );
         let slot = Arc::new(slot);
         self.session.slots().insert(id, slot.clone());
-        let behind = Arc::downgrade(&slot);
-        let saved = mapper.clone();
-        let param = Param::from_mapped_value(id, Tensor::from_dispatch(leaf), mapper)
-            .save_mapper(move |base| saved.on_save(weight_to_save::<D>(&behind, base)));
+        let param = Param::from_mapped_value(id, Tensor::from_dispatch(leaf), mapper);
+        let param = saving_weight(param, &slot);
         (param, Some(Released::new(slot)))
     }
+}
+
+/// Lets the records of an armed parameter have its weight.
+fn saving_weight<const D: usize>(param: Param<Tensor<D>>, slot: &Arc<Slot>) -> Param<Tensor<D>> {
+    let (behind, saved) = (Arc::downgrade(slot), mapper_of::<D>(slot.mapper()));
+    param.save_mapper(move |base| saved.on_save(weight_to_save::<D>(&behind, base)))
 }
 
 /// The weight that a record of an armed model, or of a copy of it, holds instead of the

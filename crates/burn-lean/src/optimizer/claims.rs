@@ -53,13 +53,13 @@ fn check_claim(
         let Some(found) = found else {
             return surveyed.check_gradient(grad.as_ref());
         };
-        let path = path_text(&found.slot.path);
+        let path = path_text(&found.slot.path());
         return Err(match found.is_copy {
             true => ReleaseError::Copy { path },
             false => ReleaseError::ArmedElsewhere { path },
         });
     };
-    let path = || path_text(&slot.path);
+    let path = || path_text(&slot.path());
     // A `Param` that was taken apart and built again has lost its reparameterization.
     let has_slot = found.is_some_and(|found| Arc::ptr_eq(&slot, &found.slot));
     let is_replaced = surveyed.is_replaced(&slot);

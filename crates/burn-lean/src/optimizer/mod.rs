@@ -11,6 +11,7 @@ mod reducing;
 mod release_optimizer;
 mod report;
 mod restoring;
+mod sums_record;
 mod survey;
 
 #[cfg(feature = "data-parallel")]

@@ -5,7 +5,7 @@ use burn::Tensor;
 use burn::backend::DispatchTensor;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper};
-use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
+use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, Device};
 
 use crate::gradients::asked;
@@ -88,25 +88,20 @@ pub(super) fn step<const D: usize>(
     (weight.into_dispatch(), Taken::Stepped)
 }
 
-/// Whether the optimizer of a parameter takes gradients in f32 of a weight of this type.
-pub(super) fn takes_f32(
-    optim: &ModuleOptimizer,
+/// Asks whether the optimizer of a parameter of rank `D` takes gradients in f32 of a weight of this
+/// type.
+pub(super) type TakesF32 = fn(&mut ModuleOptimizer, &AnyParam, &Device, DType) -> bool;
+
+/// A [`TakesF32`], for an optimizer that has no states to keep.
+pub(super) fn takes_f32<const D: usize>(
+    optim: &mut ModuleOptimizer,
     param: &AnyParam,
     device: &Device,
     dtype: DType,
 ) -> bool {
-    // With the settings and the groups of the optimizer, and none of its states.
-    let mut optim = optim.clone().load_record(OptimizerRecord::default());
-    let ones = || Tensor::<1>::ones([1], (&device.clone().inner(), dtype));
+    let ones = || Tensor::<D>::ones([1; D], (&device.clone().inner(), dtype));
     asked(|| {
-        step_one(
-            &mut optim,
-            0.0.into(),
-            param.id,
-            &param.path,
-            ones(),
-            ones(),
-        );
+        step_one(optim, 0.0.into(), param.id, &param.path, ones(), ones());
     })
 }
 

@@ -56,6 +56,7 @@ pub(super) fn transform<M: Module>(
     struct Transform<'a> {
         session: &'a Session,
         grads: &'a mut GradientsParams,
+        seen: HashSet<ParamId>,
         skipped: HashSet<ParamId>,
     }
     impl Transform<'_> {
@@ -67,6 +68,10 @@ pub(super) fn transform<M: Module>(
     impl ModuleVisitor for Transform<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             let id = param.id;
+            // Two parameters with one id have one gradient.
+            if !self.seen.insert(id) {
+                return;
+            }
             let gradients = &mut self.session.stepper().gradients;
             let grad = self.grads.remove::<D>(id);
             let had_one = grad.is_some() || gradients.is_dropped(id);
@@ -84,6 +89,7 @@ pub(super) fn transform<M: Module>(
     let mut transform = Transform {
         session,
         grads,
+        seen: HashSet::new(),
         skipped: HashSet::new(),
     };
     model.visit(&mut transform);

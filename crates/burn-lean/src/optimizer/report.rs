@@ -41,9 +41,7 @@ impl StepReport {
             }
         }
     }
-}
 
-impl StepReport {
     /// The outcome for each parameter that requires gradients, in the order of the model's fields.
     pub fn outcomes(&self) -> impl Iterator<Item = (ParamId, Outcome)> + '_ {
         self.outcomes.iter().copied()
@@ -71,9 +69,9 @@ impl StepReport {
         self.is_plain
     }
 
-    /// The global norm of the gradients, before clipping and without the scale of the loss. `None`
-    /// without [`with_grad_norm`](crate::ReleaseOptimizer::with_grad_norm), and of
-    /// a step that left gradients out.
+    /// The global norm of the gradients, before clipping and without the scale of the loss. `None` of
+    /// a step that left gradients out, and where no setting needs norms:
+    /// [`with_grad_norm`](crate::ReleaseOptimizer::with_grad_norm) asks for them.
     pub fn grad_norm(&self) -> Option<f64> {
         self.gradients.norm
     }

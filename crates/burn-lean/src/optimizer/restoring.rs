@@ -116,7 +116,9 @@ pub(crate) fn with_value<const D: usize>(
     Param::from_mapped_value(id, tensor, mapper)
 }
 
-fn mapper_of<const D: usize>(mapper: &Arc<dyn Any + Send + Sync>) -> ParamMapper<Tensor<D>> {
+pub(super) fn mapper_of<const D: usize>(
+    mapper: &Arc<dyn Any + Send + Sync>,
+) -> ParamMapper<Tensor<D>> {
     let mapper = mapper.downcast_ref::<ParamMapper<Tensor<D>>>();
     mapper.expect("a parameter keeps its rank").clone()
 }

@@ -8,11 +8,11 @@ use burn::Tensor;
 use burn::backend::autodiff::NodeId;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Module, Param, ParamGroup, ParamId};
-use burn::optim::ModuleOptimizer;
+use burn::module::{Module, Param, ParamId};
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{DType, Device};
 
-use super::one_param::takes_f32;
+use super::one_param::{TakesF32, takes_f32};
 use crate::backend::reading_waits;
 use crate::error::ReleaseError;
 use crate::parameter::{Found, Released, find};
@@ -41,6 +41,7 @@ pub(super) struct Surveyed {
     leaf: Option<NodeId>,
     device: Device,
     dtype: DType,
+    takes_f32: TakesF32,
     is_distributed: bool,
     /// The parameter has another reparameterization, which leaves no room for ours.
     pub(super) is_adapted: bool,
@@ -188,7 +189,7 @@ impl Survey {
         match self.found.values().find(is_elsewhere) {
             None => Ok(()),
             Some(found) => Err(ReleaseError::ArmedElsewhere {
-                path: path_text(&found.slot.path),
+                path: path_text(&found.slot.path()),
             }),
         }
     }
@@ -246,22 +247,33 @@ impl Survey {
         }
     }
 
-    /// Checks that the optimizers of weights in half precision take gradients in f32: one parameter of
-    /// each group, and one of none.
+    /// Checks that the optimizers of weights in half precision take gradients in f32. `asked` are those
+    /// that are known to.
     pub(super) fn check_f32_gradients(
         &self,
         optim: &ModuleOptimizer,
-        groups: &[ParamGroup],
+        asked: &mut HashSet<(ParamId, DType)>,
     ) -> Result<(), ReleaseError> {
-        let mut asked = HashSet::new();
+        // With the settings and the groups of the optimizer, and none of its states.
+        let mut stateless = None;
         for surveyed in self.trained().filter(|surveyed| is_half(surveyed.dtype)) {
-            let (param, path) = (&surveyed.param, surveyed.path());
-            let group = groups
-                .iter()
-                .rposition(|group| group.matches(&param.id, Some(&path)));
-            if asked.insert(group) && !takes_f32(optim, param, &surveyed.device, surveyed.dtype) {
-                return Err(ReleaseError::F32Gradients { path });
+            let Surveyed {
+                param,
+                device,
+                dtype,
+                ..
+            } = surveyed;
+            if asked.contains(&(param.id, *dtype)) {
+                continue;
             }
+            let optim = stateless
+                .get_or_insert_with(|| optim.clone().load_record(OptimizerRecord::default()));
+            if !(surveyed.takes_f32)(optim, param, device, *dtype) {
+                return Err(ReleaseError::F32Gradients {
+                    path: surveyed.path(),
+                });
+            }
+            asked.insert((param.id, *dtype));
         }
         Ok(())
     }
@@ -276,7 +288,7 @@ impl Survey {
             if !matters(slot) {
                 continue;
             }
-            let path = path_text(&slot.path);
+            let path = path_text(&slot.path());
             match self
                 .found
                 .get(id)
@@ -325,15 +337,15 @@ impl PathVisitor for Survey {
         let place = self.params.len();
         match self.places.entry(param.id) {
             Entry::Vacant(entry) => drop(entry.insert(place)),
-            Entry::Occupied(mut entry) if is_trained => {
-                let before = &self.params[entry.insert(place)];
-                if before.param.is_trained {
+            // Burn has one gradient for both, also if it trains one of them only.
+            Entry::Occupied(entry) => {
+                let before = &self.params[*entry.get()];
+                if is_trained || before.param.is_trained {
                     let (first, second) = (before.path(), path_text(path));
                     self.duplicate
                         .get_or_insert(ReleaseError::DuplicateParam { first, second });
                 }
             }
-            Entry::Occupied(_) => {}
         }
         // A frozen parameter that nobody has read yet need not be initialized.
         let is_read = is_trained || param.is_initialized();
@@ -343,6 +355,7 @@ impl PathVisitor for Survey {
             leaf: base.as_ref().and_then(node_of),
             device: param.lazy_device(),
             dtype: base.as_ref().map_or(DType::F32, TensorMetadata::dtype),
+            takes_f32: takes_f32::<D>,
             is_distributed: is_trained && param.is_distributed(),
             is_adapted: false,
             base,

@@ -244,7 +244,7 @@ fn armed_in<M: Module>(module: &M) -> Armed {
             !found.is_apart,
             "checkpoint: {} is of a copy or a fork of an armed model, which a scope cannot use; \
              give it the model that is armed, or `copy.materialize()`",
-            path_text(&found.slot.path)
+            path_text(&found.slot.path())
         );
         let base = bases.0.get(&found.id);
         let is_own = base.is_none_or(|base| *base == Some(found.slot.leaf_id()));

@@ -12,7 +12,8 @@ use super::weight::{Uses, Weight};
 use super::{Session, Slot, State};
 use crate::backend::{is_same_backend, plain};
 use crate::error::ReleaseError;
-use crate::path::path_text;
+use crate::lock::lock;
+use crate::path::{Path, path_text};
 use crate::reduction::shaped;
 
 #[cfg_attr(not(feature = "train"), allow(dead_code))] // Only burn-train's Learner calls some.
@@ -55,13 +56,19 @@ impl Slot {
     }
 
     /// Moves the weight of a base into a slot whose arming has ended. Returns the new leaf.
-    pub(crate) fn arm_again(&self, session: &Arc<Session>, base: DispatchTensor) -> DispatchTensor {
+    pub(crate) fn arm_again(
+        &self,
+        session: &Arc<Session>,
+        path: &Path,
+        base: DispatchTensor,
+    ) -> DispatchTensor {
         assert!(
             is_same_backend(&base, &self.state().mark),
             "gradient release: {} has moved to another backend",
-            path_text(&self.path)
+            path_text(&self.path())
         );
         let (state, leaf) = State::arm(base, session);
+        *lock(&self.path) = Arc::new(path.clone());
         *self.state() = state;
         leaf
     }
@@ -72,7 +79,7 @@ impl Slot {
         let mut state = self.state();
         state.end(Phase::Ended);
         state.leaf = None;
-        state.weight.take(&self.path)
+        state.weight.take(&self.path())
     }
 
     /// Ends the arming, and keeps the weight for models that still hold the slot's placeholder.
@@ -106,7 +113,7 @@ impl Slot {
         state.uses = Uses::default();
         if state.weight.is_here() {
             // The next forward pass makes a new hook.
-            state.weight = Weight::Bare(state.weight.take(&self.path));
+            state.weight = Weight::Bare(state.weight.take(&self.path()));
         }
     }
 

@@ -50,7 +50,15 @@ impl Slot {
         let (taken, grad) = match state.purpose {
             // `step` will refuse, and hand the sum back.
             Purpose::Step if session.stepper().gradients.stops() => (Taken::Skipped, None),
-            Purpose::Step => (Taken::Stepped, added(state.take_sum(), Some(grad))),
+            Purpose::Step => {
+                let keeps_sum = session.stepper().gradients.stops_at_non_finite;
+                let sum = match keeps_sum {
+                    // Until the step is known to be taken.
+                    true => state.sum.as_deref().cloned(),
+                    false => state.take_sum(),
+                };
+                (Taken::Stepped, added(sum, Some(grad)))
+            }
             // The sum stays for the pass that steps.
             Purpose::MeasureNorm => (
                 Taken::Measured,
@@ -81,7 +89,7 @@ impl Slot {
                 }
                 state.phase = Phase::Taken(taken);
                 // The next forward pass makes a new hook.
-                state.weight = Weight::Bare(state.weight.take(&self.path));
+                state.weight = Weight::Bare(state.weight.take(&self.path()));
             }
         }
         None
@@ -97,7 +105,7 @@ impl Slot {
         grad: Option<DispatchTensor>,
     ) -> Result<(), ReleaseError> {
         let mut stepper = session.stepper();
-        let mut weight = state.weight.take(&self.path);
+        let mut weight = state.weight.take(&self.path());
         let mut taken = Taken::Stepped;
         stepper.stepping = true;
         let reduction = session.in_flight().map(InFlight::reduction);
@@ -106,7 +114,7 @@ impl Slot {
             let is_in_place = weight.can_mut() && is_owner;
             let stepping = Stepping::begin(&self.stepping);
             (weight, taken) =
-                (self.step)(&mut stepper, self.id, &self.path, weight, grad, is_owner);
+                (self.step)(&mut stepper, self.id, &self.path(), weight, grad, is_owner);
             drop(stepping);
             if is_in_place && taken == Taken::Stepped {
                 Progress::count(&session.progress.in_place);
@@ -122,6 +130,7 @@ impl Slot {
         stepper.stepping = false;
         if taken == Taken::Stepped {
             Progress::count(&session.progress.stepped);
+            state.sum = None;
         }
         state.weight = Weight::Bare(weight);
         state.phase = state.phase.after(taken);

@@ -8,7 +8,7 @@ mod slot;
 mod weight;
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -21,7 +21,7 @@ use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::ParamId;
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::Shape;
+use burn::tensor::{DType, Shape};
 
 use crate::error::ReleaseError;
 use crate::gradients::GradientTransform;
@@ -52,7 +52,8 @@ pub(crate) struct Session {
 /// An armed parameter.
 pub(crate) struct Slot {
     pub(crate) id: ParamId,
-    pub(crate) path: Path,
+    /// In the model that it was armed in last.
+    path: Mutex<Arc<Path>>,
     step: StepFn,
     mapper: Arc<dyn Any + Send + Sync>,
     state: Mutex<State>,
@@ -122,6 +123,8 @@ pub(crate) struct Stepper {
     pub(crate) stepping: bool,
     /// Sums of earlier micro-batches of parameters that are not armed.
     pub(crate) sums: GradientsParams,
+    /// Parameters of half types whose optimizers are known to take gradients in f32.
+    pub(crate) asked: HashSet<(ParamId, DType)>,
 }
 
 impl Stepper {
@@ -185,6 +188,7 @@ impl Session {
                 gradients: GradientTransform::default(),
                 stepping: false,
                 sums: GradientsParams::new(),
+                asked: HashSet::new(),
             }),
             orders: Mutex::new(HookOrders::new()),
             slots: Mutex::default(),
@@ -278,7 +282,8 @@ impl Session {
         if let Some(in_flight) = &self.in_flight {
             in_flight.begin_pass();
         }
-        self.orders().begin_pass(first_pass);
+        let hooks_stay = *lock(&self.armed) == Armed::Fresh;
+        self.orders().begin_pass(first_pass, hooks_stay);
     }
 
     /// Whether a pass was read, so that not all orders are new.

@@ -106,7 +106,7 @@ impl Slot {
         let (state, leaf) = State::arm(base, session);
         let slot = Self {
             id,
-            path,
+            path: Mutex::new(Arc::new(path)),
             step,
             mapper,
             state: Mutex::new(state),
@@ -122,12 +122,16 @@ impl Slot {
         let twin = State::unarmed(state.leaf_id, state.shape.clone(), state.mark.clone());
         Self {
             id: self.id,
-            path: self.path.clone(),
+            path: Mutex::new(self.path()),
             step: self.step,
             mapper: self.mapper.clone(),
             state: Mutex::new(twin),
             stepping: Mutex::new(None),
         }
+    }
+
+    pub(crate) fn path(&self) -> Arc<Path> {
+        lock(&self.path).clone()
     }
 
     pub(crate) fn session(&self) -> Option<Arc<Session>> {
@@ -155,7 +159,7 @@ impl Slot {
             "gradient release: the optimizer reads {} from an armed model while it steps that \
              parameter, whose weight was handed to it; use the tensor that `step` is given, or a \
              copy of the model taken before `arm`",
-            path_text(&self.path)
+            path_text(&self.path())
         );
         lock(&self.state)
     }
@@ -172,7 +176,7 @@ impl Slot {
             panic!(
                 "gradient release: the optimizer of {} was dropped before `step`, while its \
                  gradient was in flight to the other replicas; load the last checkpoint",
-                path_text(&self.path)
+                path_text(&self.path())
             )
         });
         expect(session.wait_for_reductions());
@@ -187,7 +191,7 @@ impl Slot {
     }
 
     pub(crate) fn weight(&self) -> DispatchTensor {
-        self.reduced_state().weight.get(&self.path)
+        self.reduced_state().weight.get(&self.path())
     }
 
     pub(crate) fn phase(&self) -> Phase {
@@ -209,7 +213,7 @@ impl Slot {
         if let Some(snapshot) = kept.upgrade() {
             return Some(snapshot);
         }
-        let weight = state.weight.get(&self.path);
+        let weight = state.weight.get(&self.path());
         let snapshot = Arc::new(Snapshot { weight, after_step });
         state.snapshots[usize::from(after_step)] = Arc::downgrade(&snapshot);
         Some(snapshot)
@@ -222,7 +226,7 @@ impl Slot {
             is_same_backend(&weight, &state.mark),
             "gradient release: {} is armed and cannot move to another backend; move the model \
              before `arm`, or after `step`",
-            path_text(&self.path)
+            path_text(&self.path())
         );
         let after_step = state.is_after_step();
         let copy = Arc::new(Snapshot { weight, after_step });
@@ -251,7 +255,7 @@ impl Slot {
             let same = copies
                 .iter()
                 .all(|copy| copy.after_step == state.is_after_step());
-            return same.then(|| state.weight.get(&self.path));
+            return same.then(|| state.weight.get(&self.path()));
         }
         match &copies[..] {
             [copy] => Some(copy.weight.clone()),
@@ -275,7 +279,7 @@ impl Slot {
         if let Weight::Hooked(hooked) = &state.weight {
             return hooked.get();
         }
-        let weight = state.weight.take(&self.path);
+        let weight = state.weight.take(&self.path());
         let owner: Weak<dyn HookOwner> = Arc::<Self>::downgrade(self);
         let leaf = state
             .leaf

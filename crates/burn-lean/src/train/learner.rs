@@ -124,6 +124,8 @@ impl Parts {
         device: &Device,
     ) -> Option<Self> {
         let (optim, scheduler) = records(learner, store);
+        // Of a learner that another strategy has trained on this thread.
+        OPENED.take();
         learner.load_optim(knock(device));
         let parts = OPENED.take()?;
         let stateless = expect(parts.optim.own_optimizer());

@@ -1,8 +1,9 @@
 //! Windows of micro-batches: the sums, and the weights, of Burn's accumulator.
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
+use burn::store::ModuleRecord;
 use burn::tensor::Tensor;
 use burn::tensor::activation::gelu;
 use burn_lean::{
@@ -300,6 +301,45 @@ fn the_sums_are_those_of_burn() {
     assert!(sums.grads().is_empty(), "the window is over");
 }
 
+/// What is not trained has no sum: running statistics, and what is frozen.
+#[test]
+fn a_record_has_sums_of_what_is_trained_alone() {
+    type Normed = (Linear, BatchNorm);
+    let make = || -> Normed {
+        seeded(&flex(), |device| {
+            let linear = LinearConfig::new(5, 3).init(device);
+            (linear, BatchNormConfig::new(3).init(device))
+        })
+    };
+    let mut sums = ReleaseAccumulator::new();
+    let (linear, norm) = sums.arm(make());
+    let out = norm.forward(linear.forward(numbers([4, 5], 0, &flex())));
+    let model: Normed = (linear, norm);
+    let grads =
+        GradientsParams::from_grads((out * numbers([4, 3], 1, &flex())).sum().backward(), &model);
+    sums.accumulate(&model, grads);
+    let weight = |sums: &mut ReleaseAccumulator| {
+        let grads = sums.grads();
+        (
+            grads.len(),
+            crate::small::bits_of(grads.get::<2>(model.0.weight.id).unwrap()),
+        )
+    };
+    let (record, cast) = (
+        sums.to_record(&model),
+        sums.to_record(&model).cast_to_module_dtype(),
+    );
+    let frozen = sums.to_record(&model);
+    let expected = weight(&mut sums);
+    assert_eq!(expected.0, 4);
+    for record in [record, cast] {
+        let mut loaded = sums.load_record(&model, record).unwrap();
+        assert_eq!(weight(&mut loaded), expected);
+        sums = loaded;
+    }
+    assert!(sums.load_record(&model.no_grad(), frozen).is_err());
+}
+
 /// An armed micro-batch.
 fn micro_batch(model: Net, sums: &mut ReleaseAccumulator, batch: usize) -> Net {
     let model = sums.arm(model);
@@ -321,6 +361,54 @@ fn assert_window_of_two(model: &Net) {
     let grads = sums_of_burn(&plain, 2);
     let plain = adamw().step(LR, plain, grads);
     assert_bits(&bits(model), &bits(&plain), "after the window");
+}
+
+/// The sums of a window are saved after each of its micro-batches, and go on in a model made anew.
+#[test]
+fn a_window_goes_on_from_a_record() {
+    let saved = |record: ModuleRecord| ModuleRecord::from_bytes(record.into_bytes().unwrap());
+    let (mut model, mut sums) = (Net::new(), ReleaseAccumulator::new());
+    assert!(sums.to_record(&model).is_empty());
+    for batch in 0..3 {
+        let armed = sums.arm(model);
+        let is_begun = ReleaseError::NotAccumulated {
+            added: 0,
+            armed: PARAMS,
+        };
+        assert_eq!(sums.try_to_record(&armed).unwrap_err(), is_begun);
+        let grads = armed.grads(batch);
+        sums.accumulate(&armed, grads);
+        let record = saved(sums.to_record(&armed)).unwrap();
+        assert_eq!(record.len(), PARAMS);
+        model = Net::new().load_record(saved(armed.clone().into_record()).unwrap());
+        // What it has is replaced, in mid-micro-batch too.
+        drop(sums.arm(armed));
+        sums = sums.load_record(&model, record).unwrap();
+    }
+    let other = Vec::from([Param::from_tensor(Tensor::<1>::zeros([3], &flex()))]);
+    let error = sums.try_to_record(&other).unwrap_err();
+    assert!(matches!(error, ReleaseError::WrongModel { .. }), "{error}");
+    let record = sums.to_record(&model);
+    assert!(
+        ReleaseAccumulator::new()
+            .load_record(&other, record)
+            .is_err()
+    );
+
+    let grads = sums.grads();
+    let expected = sums_of_burn(&model, 3);
+    assert_eq!(bits_of(&grads, &model), bits_of(&expected, &model));
+    let mut optim = adamw().with_gradient_release();
+    let model = optim.arm_accumulated(LR, model, grads);
+    let grads = model.grads(3);
+    let model = optim.step(LR, model, grads);
+    let plain = Net::new();
+    let grads = sums_of_burn(&plain, 4);
+    assert_bits(
+        &bits(&model),
+        &bits(&adamw().step(LR, plain, grads)),
+        "resumed",
+    );
 }
 
 #[test]

@@ -215,6 +215,10 @@ fn records_of_factors() {
     let model = optim.step(LR, model, grads);
     assert_eq!(load(model.clone().into_record()), all(&plain.0));
     assert_eq!(load(model.valid().into_record()), all(&plain.0));
+    // Armed a second time, too.
+    let model = optim.arm(LR, model);
+    assert_eq!(load(model.clone().into_record()), all(&plain.0));
+    let model = optim.disarm(model);
     // It is loaded into the model that had been armed, too.
     let model = release_step(model, &mut optim, |model| model.loss(2));
     let later = train_plain(plain.clone(), &[2]);

@@ -232,6 +232,38 @@ fn first(model: &Vectors) -> f32 {
     model[0].val().into_data().iter::<f32>().next().unwrap()
 }
 
+#[test]
+fn a_step_without_gradients_says_nothing_about_the_scale() {
+    let scaler = LossScalerConfig::new()
+        .with_init_scale(1024.0)
+        .with_growth_interval(2)
+        .init();
+    let mut optim = sgd(&scaler);
+    let mut model = vector();
+    let mut scales = Vec::new();
+    for step in 0..4 {
+        if step == 2 {
+            model = optim.arm(1.0, model);
+        }
+        let mut grads = GradientsParams::new();
+        if step % 3 == 0 {
+            let mut all = scaler.scale(model[0].val().sum()).backward();
+            grads = GradientsParams::from_module(&mut all, &model);
+        }
+        model = optim.step(1.0, model, grads);
+        scales.push((optim.last_step().unwrap().loss_scale(), scaler.current()));
+    }
+    let used = Some(1024.0);
+    let expected = [
+        (used, 1024.0),
+        (None, 1024.0),
+        (None, 1024.0),
+        (used, 2048.0),
+    ];
+    assert_eq!(scales, expected);
+    assert_eq!(first(&model), -2.0);
+}
+
 /// Two halves of a model, an optimizer each, in one backward pass: as with PyTorch, the scale is
 /// updated once for both, and both steps take the same scale off.
 #[test]

@@ -307,7 +307,9 @@ where
         agree(reduction.end_step(plan.learning_rate));
     }
     let has_skipped = is_skipped || report.count(Outcome::Skipped) > 0;
+    let had_gradients = has_skipped || report.has_stepped();
     let params: Vec<_> = report.outcomes().map(|(param, _)| param).collect();
-    report.set_gradients(plan.transform.finish(params, has_skipped));
+    let gradients = plan.transform.finish(params, has_skipped, had_gradients);
+    report.set_gradients(gradients);
     (report, model)
 }

@@ -64,7 +64,7 @@ impl StepReport {
         self.gradients.coefficient
     }
 
-    /// The scale of the loss in this step.
+    /// The scale of the loss in this step, if a gradient arrived.
     pub fn loss_scale(&self) -> Option<f64> {
         self.gradients.scale
     }
@@ -96,6 +96,13 @@ impl StepReport {
     /// The outcome for each parameter that requires gradients, in the order of the model's fields.
     pub fn outcomes(&self) -> impl Iterator<Item = (ParamId, Outcome)> + '_ {
         self.outcomes.iter().copied()
+    }
+
+    pub(super) fn has_stepped(&self) -> bool {
+        use Outcome::{Ordinary, Released, ReleasedLate};
+        self.outcomes
+            .iter()
+            .any(|(_, found)| matches!(found, Released | ReleasedLate | Ordinary))
     }
 
     /// Number of parameters with this outcome.

@@ -60,6 +60,32 @@ struct Scope {
 /// assert!(blocks[0].weight.grad(&gradients).is_some());
 /// ```
 ///
+/// With a large vocabulary, the logits of all tokens make the peak. A loss in chunks of tokens keeps
+/// those of one chunk:
+///
+/// ```
+/// use burn::nn::{Linear, loss::CrossEntropyLoss};
+/// use burn::tensor::{Int, Tensor, backend::Backend};
+/// use burn_gradient_release::checkpoint;
+///
+/// /// The mean loss of `[tokens, embed]` against `[tokens]`, `chunk` tokens at a time.
+/// fn chunked_loss<B: Backend>(
+///     head: &Linear<B>,
+///     loss: &CrossEntropyLoss<B>,
+///     x: Tensor<B, 2>,
+///     targets: Tensor<B, 1, Int>,
+///     chunk: usize,
+/// ) -> Tensor<B, 1> {
+///     let tokens = x.dims()[0];
+///     let chunks = x.split(chunk, 0).into_iter().zip(targets.split(chunk, 0));
+///     let sums = chunks.map(|(x, targets)| {
+///         let count = targets.dims()[0] as f64;
+///         checkpoint(|| loss.forward(head.forward(x), targets) * count)
+///     });
+///     sums.reduce(|sum, next| sum + next).expect("there are tokens") / tokens as f64
+/// }
+/// ```
+///
 /// # Panics
 ///
 /// Inside, an operation panics on a tensor that left this very scope, was used on another thread

@@ -9,6 +9,7 @@ use super::ReleaseOptimizer;
 use crate::error::{Refused, ReleaseError, expect};
 use crate::gradients::GradNorm;
 use crate::optimizer::claims::check_claims;
+use crate::optimizer::claims::check_sums;
 use crate::optimizer::ordinary;
 use crate::optimizer::survey::Survey;
 use crate::path::path_text;
@@ -154,7 +155,11 @@ impl ReleaseOptimizer {
         model: M,
         sums: GradientsParams,
     ) -> Result<M, Refused<M, GradientsParams>> {
-        let survey = match self.check_arm(&model) {
+        let checked = self.check_arm(&model).and_then(|survey| {
+            check_sums(&survey, &sums)?;
+            Ok(survey)
+        });
+        let survey = match checked {
             Ok(survey) => survey,
             Err(error) => return Err(Refused::with_grads(model, sums, error)),
         };
@@ -221,7 +226,7 @@ impl ReleaseOptimizer {
         drop(stepper);
         for slot in self.session.slots().values() {
             if slot.phase().is_taken_twice() {
-                let path = path_text(&slot.path);
+                let path = path_text(&slot.path());
                 return Err(ReleaseError::MeasuredTwice { path });
             }
         }

@@ -15,7 +15,8 @@ use super::arming;
 use super::claims::check_sums;
 use super::report::StepReport;
 use super::restoring::restore;
-use super::survey::Survey;
+use super::survey::{Survey, Surveyed};
+use crate::backend::added;
 use crate::error::{Refused, ReleaseError, expect};
 use crate::groups::check_groups;
 use crate::hook_orders::FirstPass;
@@ -228,13 +229,13 @@ impl ReleaseOptimizer {
 
     /// Checks the settings for a step of this model.
     fn check_settings<M: Module>(&self, model: &M, survey: &Survey) -> Result<(), ReleaseError> {
-        let stepper = self.session.stepper();
+        let stepper = &mut *self.session.stepper();
         stepper.gradients.check_settings()?;
         if stepper.gradients.has_scaler() && !stepper.gradients.gives_f32 {
             survey.check_precision()?;
         }
         if let (true, Some(optim)) = (stepper.gradients.gives_f32, &stepper.optim) {
-            survey.check_f32_gradients(optim, &self.groups)?;
+            survey.check_f32_gradients(optim, &mut stepper.asked)?;
         }
         check_groups(model, &self.groups)
     }
@@ -256,16 +257,13 @@ impl ReleaseOptimizer {
         &mut self,
         lr: ModuleLearningRate,
         model: M,
-        mut sums: GradientsParams,
+        sums: GradientsParams,
         survey: Survey,
     ) -> M {
         self.begin_pass();
         let mut stepper = self.session.stepper();
         stepper.lr = Some(lr);
         stepper.gradients.begin_step();
-        if sums.is_empty() {
-            sums = std::mem::take(&mut stepper.sums);
-        }
         drop(stepper);
         self.arm_for(Purpose::Step, sums, model, survey)
     }
@@ -277,6 +275,13 @@ impl ReleaseOptimizer {
         model: M,
         survey: Survey,
     ) -> M {
+        let mut earlier = std::mem::take(&mut self.session.stepper().sums);
+        for Surveyed { param, .. } in &survey.params {
+            if let Some(sum) = param.take_grad(&mut earlier) {
+                let sum = added(Some(sum), param.take_grad(&mut sums));
+                param.put_grad(&mut sums, sum.expect("there is one"));
+            }
+        }
         let model = arming::arm(&self.session, purpose, &mut sums, model, survey);
         self.session.stepper().sums = sums;
         model

@@ -29,7 +29,8 @@ impl ReleaseOptimizer {
 
     /// Stops at the first gradient whose norm is not finite, before its weight changes:
     /// [`step`](Self::step) is refused, and no later parameter was stepped. On a GPU, this waits
-    /// for each gradient.
+    /// for each gradient. With a [loss scaler](Self::with_loss_scaler), which skips such steps, nothing
+    /// stops.
     pub fn with_non_finite_stop(self) -> Self {
         self.session.stepper().gradients.stops_at_non_finite = true;
         self
@@ -75,6 +76,7 @@ impl ReleaseOptimizer {
             .take()
             .expect("a release optimizer has Burn's optimizer");
         stepper.optim = Some(inner.with_group(group.clone(), optim, grad_clipping));
+        stepper.asked.clear();
         drop(stepper);
         self.groups.push(group);
         self

@@ -1,5 +1,7 @@
 //! Finishing the step that backward has begun.
 
+use std::collections::HashSet;
+
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::GradientsParams;
@@ -224,7 +226,7 @@ impl ReleaseOptimizer {
             };
         }
         for (id, slot) in slots.iter() {
-            let path = path_text(&slot.path);
+            let path = path_text(&slot.path());
             if let Some(armed) = &stepper.lr {
                 let armed = armed.lr_from_param(*id, Some(&path));
                 let given = lr.lr_from_param(*id, Some(&path));
@@ -250,24 +252,35 @@ impl ReleaseOptimizer {
     /// Checks the gradients that backward has not stepped with, if a gradient transform needs it.
     fn check_ordinary(&self, survey: &Survey, grads: &GradientsParams) -> Result<(), ReleaseError> {
         let stepper = self.session.stepper();
-        if stepper.gradients.lacks_scale() && !grads.is_empty() {
+        let slots = self.session.slots();
+        let has_sums = !stepper.sums.is_empty() || slots.values().any(|slot| slot.has_sum());
+        if stepper.gradients.lacks_scale() && (has_sums || !grads.is_empty()) {
             return Err(ReleaseError::NotScaled);
         }
         if !stepper.gradients.looks_at_ordinary() {
             return Ok(());
         }
-        drop(stepper);
-        ordinary::measure(&self.session, survey, grads)?;
-        let slots = self.session.slots();
-        let is_whole = !slots.values().any(|slot| slot.phase().is_taken());
+        let taken = slots.values().filter(|slot| slot.phase().is_taken());
+        let taken: HashSet<_> = taken.map(|slot| slot.id).collect();
         let armed = slots.len();
-        drop(slots);
-        let gradients = &mut self.session.stepper().gradients;
-        let ended = gradients.end_ordinary(&survey.ids(), is_whole);
-        ended.map_err(|param| ReleaseError::NonFinite {
-            path: survey.path_of(param),
-            stepped: Progress::get(&self.session.progress.stepped),
-            armed,
-        })
+        drop((slots, stepper));
+        let measured = ordinary::measure(&self.session, survey, grads).and_then(|()| {
+            let gradients = &mut self.session.stepper().gradients;
+            if !taken.is_empty() && gradients.needs_two_passes() {
+                return Err(ReleaseError::NotMeasured);
+            }
+            let ended = gradients.end_ordinary(&survey.ids(), taken.is_empty());
+            ended.map_err(|param| ReleaseError::NonFinite {
+                path: survey.path_of(param),
+                stepped: Progress::get(&self.session.progress.stepped),
+                armed,
+            })
+        });
+        if measured.is_err() {
+            // The next call may bring other gradients.
+            let gradients = &mut self.session.stepper().gradients;
+            gradients.keep_measured(|param| taken.contains(&param));
+        }
+        measured
     }
 }

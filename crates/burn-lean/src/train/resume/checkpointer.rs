@@ -77,10 +77,36 @@ impl<R: Checkpoint> Checkpointer<R> for CheckedFileCheckpointer {
 /// A training with the checkpointers of `with_default_checkpointers`, and checksums. `directory` is
 /// the one given to `SupervisedTraining::new`.
 ///
-/// ```rust,ignore
-/// let done = resume_point(directory)?; // refuses a file that the disk has changed
-/// let training = SupervisedTraining::new(directory, train, valid).num_epochs(20);
-/// let training = checked_checkpointers(training, directory);
+/// ```no_run
+/// use std::{io, sync::Arc};
+///
+/// use burn::data::dataloader::DataLoader;
+/// use burn::optim::AdamConfig;
+/// use burn::tensor::Device;
+/// use burn::train::{InferenceStep, LearnerModel, SupervisedTraining, TrainStep};
+/// use burn_lean::FirstPass;
+/// use burn_lean::train::resume::{ResumedDataLoader, checked_checkpointers, resume_point};
+/// use burn_lean::train::{GradientReleaseStrategy, release_learner};
+///
+/// fn train<M: LearnerModel>(
+///     directory: &str,
+///     model: M,
+///     train: Arc<dyn DataLoader<<M as TrainStep>::Input>>,
+///     valid: Arc<dyn DataLoader<<M as InferenceStep>::Input>>,
+/// ) -> io::Result<()> {
+///     let strategy = GradientReleaseStrategy::new(Device::flex()).with_first_pass(FirstPass::Exact);
+///     let done = resume_point(directory)?; // `None`: a new run
+///     let train = ResumedDataLoader::new(train, done.map_or(1, |epoch| epoch + 1));
+///     let training = SupervisedTraining::new(directory, train, valid);
+///     let mut training = checked_checkpointers(training, directory)
+///         .with_training_strategy(strategy.into())
+///         .num_epochs(10);
+///     if let Some(epoch) = done {
+///         training = training.checkpoint(epoch);
+///     }
+///     training.launch(release_learner(model, AdamConfig::new().init(), 1e-3));
+///     Ok(())
+/// }
 /// ```
 pub fn checked_checkpointers<M: LearnerModel>(
     training: SupervisedTraining<M>,

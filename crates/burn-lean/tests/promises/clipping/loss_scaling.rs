@@ -466,3 +466,18 @@ fn weights_in_fp16_are_refused() {
         .unwrap_err();
     assert_eq!(*refused.error(), expected);
 }
+
+/// Of a window that goes on from a record, nothing was scaled in this run.
+#[test]
+fn sums_alone_are_not_unscaled() {
+    let mut optim = optim(&scaler());
+    let model = net();
+    let sums = gradients(&model, model.loss(0));
+    let model = optim.arm_accumulated(RATE, model, sums);
+    let refused = optim.try_step(RATE, model, GradientsParams::new());
+    let refused = refused.unwrap_err();
+    assert_eq!(*refused.error(), ReleaseError::NotScaled);
+    let model = refused.into_model();
+    let (_, sums) = optim.try_disarm_accumulated(model).unwrap();
+    assert_eq!(sums.len(), PARAMS);
+}

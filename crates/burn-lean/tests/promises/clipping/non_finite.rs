@@ -2,12 +2,15 @@
 
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
-use burn_lean::{NormClipping, Outcome, ReleaseError, ReleaseOptimizer, WithGradientRelease};
+use burn_lean::{
+    FirstPass, NormClipping, Outcome, ReleaseAccumulator, ReleaseError, ReleaseOptimizer,
+    WithGradientRelease,
+};
 
 use super::by_hand::{global_norm, gradients};
 use super::models::Encoder;
 use crate::harness::{LR, adamw, assert_bits, bits, flex, plain_step, release_step, seeded};
-use crate::small::{PARAMS, Small, small};
+use crate::small::{PARAMS, Small, bits_of, small};
 
 /// The paths of the parameters, in the order of the model's fields.
 const PATHS: [&str; PARAMS] = [
@@ -98,9 +101,37 @@ fn in_two_passes_and_unarmed_nothing_is_stepped_at_all() {
             let (model, grads) = refused.into_given();
             assert_eq!(grads.len(), PARAMS);
             assert_eq!(bits(&model), before);
-            let (model, _) = optim.two_passes(LR, model, |model| model.loss(0));
+            // Another batch is not what was refused.
+            let grads = gradients(&model, model.loss(0));
+            let model = optim.step(LR, model, grads);
             assert_ne!(bits(&model), before);
+            optim.two_passes(LR, model, |model| model.loss(0));
         }
+    }
+}
+
+/// Where nothing was stepped, disarming hands back all sums of the window.
+#[test]
+fn the_sums_of_a_window_survive() {
+    let mut optim = optim().with_first_pass(FirstPass::Small);
+    let mut sums = ReleaseAccumulator::new();
+    let armed = sums.arm(small());
+    let grads = gradients(&armed, armed.loss(1));
+    sums.accumulate(&armed, grads);
+    let plain = small();
+    let expected = gradients(&plain, plain.loss(1));
+    let model = optim.arm_accumulated(LR, armed, sums.grads());
+    let grads = gradients(&model, model.loss(0) * f64::NAN);
+    let refused = optim.try_step(LR, model, grads).unwrap_err();
+    let is_first = matches!(refused.error(), ReleaseError::NonFinite { stepped: 0, .. });
+    assert!(is_first, "{}", refused.error());
+    let model = refused.into_model();
+    let (model, sums) = optim.try_disarm_accumulated(model).unwrap();
+    assert_eq!(sums.len(), PARAMS);
+    for (linear, same) in [(&model.first, &plain.first), (&model.second, &plain.second)] {
+        let [found, expected] = [(&sums, linear), (&expected, same)]
+            .map(|(grads, linear)| bits_of(grads.get::<2>(linear.weight.id).unwrap()));
+        assert_eq!(found, expected);
     }
 }
 

@@ -2,9 +2,12 @@
 
 use burn::module::{Module, Param, ParamId};
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Tensor, activation};
-use burn_lean::{FirstPass, Outcome, ReleaseError, StepReport, WithGradientRelease};
+use burn_lean::{
+    FirstPass, LossScalerConfig, NormClipping, Outcome, ReleaseError, StepReport,
+    WithGradientRelease, clip_grad_norm,
+};
 
 use crate::harness::{
     BOTH, LR, adamw, assert_bits, bits, both_ways, flex, momentum, numbers, plain_step,
@@ -72,6 +75,71 @@ fn two_parameters_with_one_id() {
         plain = plain_step(plain, &mut plain_optim, |model| model.loss(step));
         released = release_step(released, &mut optim, |model| model.loss(step));
         assert_eq!(bits(&released), bits(&plain), "after step {step}");
+    }
+}
+
+/// Without a step inside backward they are Burn's: one gradient, which is clipped and unscaled once.
+#[test]
+fn one_gradient_of_two_parameters_is_transformed_once() {
+    let model = || {
+        let a = matrix(1);
+        Two { b: a.clone(), a }
+    };
+    let expected = || {
+        let model = model();
+        let grads = GradientsParams::from_grads((model.loss(0) * 1000.0).backward(), &model);
+        let grad = grads.get::<2>(model.a.id).unwrap();
+        let norm = grad.clone().square().sum().sqrt().into_scalar::<f32>();
+        (norm, grad * (1.0 / norm))
+    };
+    let (norm, expected) = expected();
+    assert!(norm > 1.5);
+    let near = |found: Tensor<2>| {
+        let off = (found - expected.clone()).abs().max().into_scalar::<f32>();
+        assert!(off < 1e-5, "{off}");
+    };
+    let plain = model();
+    let mut grads = GradientsParams::from_grads((plain.loss(0) * 1000.0).backward(), &plain);
+    clip_grad_norm(&plain, &mut grads, 1.0);
+    near(grads.get::<2>(plain.a.id).unwrap());
+
+    let scaler = LossScalerConfig::new().with_init_scale(16.0).init();
+    let sgd = SgdConfig::new().init().with_gradient_release();
+    let mut optim = sgd
+        .with_loss_scaler(scaler.clone())
+        .with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 });
+    let before = plain.a.val().inner();
+    let loss = scaler.scale(plain.loss(0) * 1000.0);
+    let grads = GradientsParams::from_grads(loss.backward(), &plain);
+    let stepped = optim.step(1.0, plain, grads);
+    let [a, b] = [stepped.a, stepped.b].map(|weight| before.clone() - weight.val().inner());
+    // Burn steps the one that it comes to first.
+    near(a + b);
+}
+
+/// A copy of a part of a model beside it, as a target: Burn has one gradient for both.
+#[test]
+fn a_frozen_copy_with_the_same_id_is_refused() {
+    for is_first in [false, true] {
+        let (online, target) = (matrix(1), matrix(1));
+        let target = Param::from_mapped_value(online.id, target.val(), Default::default());
+        let target = target.set_require_grad(false);
+        let model = match is_first {
+            true => Two {
+                a: target,
+                b: online,
+            },
+            false => Two {
+                a: online,
+                b: target,
+            },
+        };
+        let mut optim = adamw().with_gradient_release();
+        let error = optim.try_arm(LR, model).unwrap_err().into_parts().1;
+        assert!(
+            matches!(error, ReleaseError::DuplicateParam { .. }),
+            "{error}"
+        );
     }
 }
 

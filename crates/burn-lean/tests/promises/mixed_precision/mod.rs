@@ -5,7 +5,7 @@ mod training;
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::nn as plain;
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::optim::{AdamWConfig, GradientsParams, OptimizerRecord};
+use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, OptimizerRecord};
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_lean::operations::{Attention, linear_cross_entropy, nn};
 use burn_lean::optim::{InFiveBytes, InOnePass, Lean};
@@ -275,9 +275,25 @@ fn optimizers_that_take_no_gradients_in_f32_are_refused() {
     let five_bytes = adamw.in_five_bytes(7).init().with_gradient_release();
     let mut optim = five_bytes
         .with_f32_gradients()
-        .with_group(group, adamw.build(), None);
+        .with_group(group.clone(), adamw.build(), None);
     let refused = optim.try_arm(1e-3, model()).unwrap_err();
     assert!(matches!(refused.error(), ReleaseError::F32Gradients { .. }));
+    // Groups of Burn's optimizer, and an optimizer of matrices only.
+    let muon = MuonConfig::new().build();
+    for optim in [
+        adamw
+            .in_five_bytes(7)
+            .init()
+            .with_group(group.clone(), adamw.build(), None),
+        adamw
+            .in_five_bytes(7)
+            .init()
+            .with_group(group.clone(), muon, None),
+    ] {
+        let mut optim = optim.with_gradient_release().with_f32_gradients();
+        let refused = optim.try_arm(1e-3, model()).unwrap_err();
+        assert!(matches!(refused.error(), ReleaseError::F32Gradients { .. }));
+    }
     let five_bytes = adamw.in_five_bytes(7).init().with_gradient_release();
     assert!(
         five_bytes

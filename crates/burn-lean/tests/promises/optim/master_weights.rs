@@ -15,6 +15,7 @@ use super::side::{
     Rounding, Tensor, device, model_without_embeddings, places,
 };
 use crate::harness::{flex, seeded};
+use crate::small::panic_of;
 
 const SHAPE: [usize; 2] = [64, 100];
 const HALVES: [DType; 2] = [DType::BF16, DType::F16];
@@ -279,4 +280,40 @@ fn lower_bits_of_32_are_no_lower_bits_of_24() {
     run.step(1e-3, noise.numbers(SHAPE).cast(DType::BF16));
     let low: Option<Tensor<1, Int>> = run.state.take().unwrap().low;
     let _ = MASTERS.widen(run.weight().clone(), low);
+}
+
+/// Of the same size, and so not seen by it.
+#[test]
+fn lower_bits_of_one_half_type_are_refused_in_the_other() {
+    let start: Linear = seeded(&flex(), |device| LinearConfig::new(64, 100).init(device));
+    let optimizer = five_bytes();
+    let cast = |model: &Linear, dtype, record| {
+        let all = ParamGroup::all();
+        optimizer
+            .weights_from_f32(model.clone(), &all, dtype, record)
+            .unwrap()
+    };
+    let x = || Tensor::<2>::ones([2, 64], &flex());
+    for (dtype, other) in [(DType::BF16, DType::F16), (DType::F16, DType::BF16)] {
+        let record = || cast(&start, dtype, OptimizerRecord::default()).1;
+        let of_other = || cast(&start, other, record()).1;
+        let (in_other, _) = cast(&start, other, record());
+        let step = |model: Linear, record| {
+            let grads = model.forward(x().cast(other)).sum().backward();
+            let grads = GradientsParams::from_grads(grads, &model);
+            let mut optim = optimizer.clone().init().load_record(record);
+            optim.step(1e-3, model, grads)
+        };
+        let expected = format!("the model is in {other:?}, and its optimizer has the lower bits");
+        let in_f32 = |record| optimizer.weights_to_f32(in_other.clone(), record).unwrap();
+        for text in [
+            panic_of(|| step(in_other.clone(), record())).unwrap_err(),
+            panic_of(|| in_f32(record())).unwrap_err(),
+        ] {
+            assert!(text.contains(&expected), "{text}");
+        }
+        // The way out that it names: the record goes on with the bits of the other type.
+        drop(in_f32(of_other()));
+        step(in_other, of_other());
+    }
 }

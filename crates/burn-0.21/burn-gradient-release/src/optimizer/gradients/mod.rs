@@ -321,11 +321,13 @@ impl<B: Backend> GradientTransform<B> {
         *lock(&self.stopped_by)
     }
 
-    /// Ends the step over the parameters of a model, some of which were `skipped`.
+    /// Ends the step over the parameters of a model. `has_skipped` says whether a gradient has
+    /// overflown, `had_gradients` whether one arrived at all.
     pub(super) fn finish(
         &self,
         params: impl IntoIterator<Item = ParamId>,
         has_skipped: bool,
+        had_gradients: bool,
     ) -> GradientSummary {
         let norm = match self.measured {
             Some(measured) => Some(measured.norm),
@@ -336,11 +338,12 @@ impl<B: Backend> GradientTransform<B> {
             }
         };
         // A norm of some of the gradients alone is not reported.
-        let norm = norm.filter(|_| !has_skipped);
+        let norm = norm.filter(|_| had_gradients && !has_skipped);
         if let Some(norm) = norm {
             self.policy.observe(norm);
         }
-        let scaler = self.policy.scaler.as_ref();
+        // A step without gradients says nothing about the scale.
+        let scaler = self.policy.scaler.as_ref().filter(|_| had_gradients);
         let clips_all = matches!(
             self.policy.clipping,
             Some(NormClipping::GlobalNorm { .. } | NormClipping::ZClip(_))

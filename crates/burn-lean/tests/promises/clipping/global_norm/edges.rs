@@ -138,3 +138,57 @@ fn a_norm_of_another_order_is_not_called_plain() {
     let _ = optim.two_passes(LR, model, |model| model.loss(2));
     assert!(optim.last_step().unwrap().is_plain());
 }
+
+/// What an earlier backward pass has left of a gradient that it took.
+#[test]
+fn marks_are_no_sums() {
+    let mut optim = adamw().with_gradient_release();
+    let model = optim.arm(LR, small());
+    let (id, grads) = (model.first.weight.id, grads_of(&model, 0));
+    let mut sums = GradientsParams::new();
+    sums.register(id, grads.get::<2>(id).unwrap());
+    let model = optim.step(LR, model, grads);
+    let clipping = NormClipping::GlobalNorm { max_norm: 1.0 };
+    let mut clipped = adamw().with_gradient_release().with_norm_clipping(clipping);
+    let refused = clipped.try_arm_to_measure(model, sums).unwrap_err();
+    assert_error!(refused.error(), Taken);
+}
+
+/// The sums of a parameter that was frozen within the window are not with its slot.
+#[test]
+fn sums_survive_arming_again() {
+    let clipping = NormClipping::GlobalNorm { max_norm: 1.0 };
+    for measures in [true, false] {
+        let mut optim = adamw().with_gradient_release();
+        if measures {
+            optim = optim.with_norm_clipping(clipping);
+        }
+        let mut model = small();
+        let sums = grads_of(&model, 0);
+        let group = ParamGroup::from_path("tied");
+        model = model.freeze_group(group);
+        for sums in [sums, GradientsParams::new()] {
+            model = match measures {
+                true => optim.try_arm_to_measure(model, sums).unwrap(),
+                false => optim.arm_accumulated(LR, model, sums),
+            };
+        }
+        let (_, sums) = optim.try_disarm_accumulated(model).unwrap();
+        assert_eq!(sums.len(), PARAMS);
+    }
+}
+
+/// Asked for after a part was stepped, a norm of all gradients comes too late.
+#[test]
+fn clipping_cannot_begin_in_mid_step() {
+    let mut optim = adamw().with_gradient_release();
+    let group = || ParamGroup::from_path("tied");
+    let model = optim.arm(LR, small().freeze_group(group()));
+    // It is not armed, and so stepped after backward.
+    let model = model.unfreeze_group(group());
+    let grads = grads_of(&model, 0);
+    let clipping = NormClipping::GlobalNorm { max_norm: 1.0 };
+    let mut optim = optim.with_norm_clipping(clipping);
+    let refused = optim.try_step(LR, model, grads).unwrap_err();
+    assert_error!(refused.error(), NotMeasured);
+}
