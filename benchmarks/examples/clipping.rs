@@ -13,16 +13,15 @@
 
 use anyhow::{Context, Result};
 use benchmarks::results::median;
-use benchmarks::shape::{HostBatch, Shape};
+use benchmarks::shape::Shape;
 use burn::backend::{Autodiff, Flex};
-use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
-use burn::tensor::{Tensor, TensorData};
 use burn_gradient_release::{
     AdaptiveClippingConfig, GradientRelease, NormClipping, ReleaseOptimizer, WithGradientRelease,
 };
 use peak_alloc::PeakAlloc;
 use std::time::Instant;
+use vit_0_21::data::Batch;
 use vit_0_21::model::Vit;
 use vit_common::config::Preset;
 
@@ -53,17 +52,17 @@ struct Training {
 }
 
 impl Training {
-    fn step(&mut self, batch: &HostBatch) -> Result<()> {
+    fn step(&mut self, batch: &Batch<B>) -> Result<()> {
         let model = self.model.take().context("a step has failed")?;
         let before = ALLOCATOR.current_usage();
         ALLOCATOR.reset_peak_usage();
         let start = Instant::now();
         let model = if self.optim.needs_two_passes() {
-            let loss = |model: &Vit<B>| loss(model, batch.clone());
+            let loss = |model: &Vit<B>| model.forward_classification(batch.clone()).loss;
             self.optim.two_passes(1e-4, model, loss).0
         } else {
             let model = self.optim.arm(1e-4, model);
-            let loss = loss(&model, batch.clone());
+            let loss = model.forward_classification(batch.clone()).loss;
             let grads = GradientsParams::from_grads(loss.backward(), &model);
             self.optim.step(1e-4, model, grads)
         };
@@ -72,16 +71,6 @@ impl Training {
         self.model = Some(model);
         Ok(())
     }
-}
-
-fn loss(model: &Vit<B>, batch: HostBatch) -> Tensor<B, 1> {
-    let device = Default::default();
-    let images = TensorData::new(batch.pixels, batch.shape);
-    let labels = Tensor::from_data(batch.labels.as_slice(), &device);
-    let scores = model.forward(Tensor::from_data(images, &device));
-    CrossEntropyLossConfig::new()
-        .init(&device)
-        .forward(scores, labels)
 }
 
 fn main() -> Result<()> {
@@ -94,6 +83,7 @@ fn main() -> Result<()> {
     let batch = Shape::Vit(config.clone())
         .batches(batch_size, 1, 7)
         .remove(0);
+    let batch = Batch::of(batch.pixels, batch.shape, batch.labels, &Default::default());
     let mut trainings = WAYS.map(|(_, adapt)| Training {
         optim: adapt(AdamWConfig::new().init().with_gradient_release()),
         model: Some(Vit::new(&config, &Default::default())),

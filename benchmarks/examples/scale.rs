@@ -10,13 +10,11 @@
 
 use anyhow::{Context, Result, ensure};
 use benchmarks::results::median;
-use benchmarks::shape::{HostBatch, Shape};
+use benchmarks::shape::Shape;
 use burn::backend::{Autodiff, Flex};
 use burn::module::ParamId;
-use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::tensor::ops::FloatTensor;
-use burn::tensor::{Tensor, TensorData};
 use burn_gradient_release::{
     GradientReduction, GradientRelease, PendingGradient, Recipients, ReductionError,
     WithGradientRelease,
@@ -26,6 +24,7 @@ use std::env;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use vit_0_21::data::Batch;
 use vit_0_21::model::Vit;
 use vit_common::config::Preset;
 
@@ -88,6 +87,7 @@ fn train(replicas: Replicas, batch_size: usize, steps: usize) -> Result<()> {
     let batch = Shape::Vit(config.clone())
         .batches(batch_size, 1, seed)
         .remove(0);
+    let batch = Batch::of(batch.pixels, batch.shape, batch.labels, &Default::default());
     let mut model = parallel.broadcast(Vit::<B>::new(&config, &Default::default()))?;
     let waited = Waited::default();
     let mut optim = AdamConfig::new()
@@ -104,7 +104,8 @@ fn train(replicas: Replicas, batch_size: usize, steps: usize) -> Result<()> {
         waited.take();
         let begin = Instant::now();
         model = optim.arm(1e-4, model);
-        let grads = GradientsParams::from_grads(loss(&model, batch.clone()).backward(), &model);
+        let loss = model.forward_classification(batch.clone()).loss;
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
         model = optim.step(1e-4, model, grads);
         if step > 0 {
             seconds.push(begin.elapsed().as_secs_f64());
@@ -116,16 +117,6 @@ fn train(replicas: Replicas, batch_size: usize, steps: usize) -> Result<()> {
         println!("{seconds:>8.3} {waits:>8.3}");
     }
     Ok(())
-}
-
-fn loss(model: &Vit<B>, batch: HostBatch) -> Tensor<B, 1> {
-    let device = Default::default();
-    let images = TensorData::new(batch.pixels, batch.shape);
-    let labels = Tensor::from_data(batch.labels.as_slice(), &device);
-    let scores = model.forward(Tensor::from_data(images, &device));
-    CrossEntropyLossConfig::new()
-        .init(&device)
-        .forward(scores, labels)
 }
 
 /// How long a replica has waited for gradients to arrive.

@@ -102,14 +102,3 @@ fn write(results: &Results, folder: &Path) -> Result<()> {
         .and_then(|()| publish(&unfinished, &folder.join(TABLE)))
         .map_err(|error| CannotWrite::to(folder, error).into())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    #[test]
-    fn clap_accepts_the_command_line() {
-        Cli::command().debug_assert();
-    }
-}

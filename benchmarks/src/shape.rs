@@ -50,6 +50,8 @@ pub struct LanguageConfig {
     pub hidden: usize,
     /// Probability of dropout while training.
     pub dropout: f64,
+    /// Whether a token sees only those before it.
+    pub is_decoder: bool,
 }
 
 impl Kind {
@@ -100,24 +102,22 @@ impl LanguageConfig {
     /// vocabulary of 30,000, which has a quarter of the weights.
     fn gpt(preset: Preset) -> Self {
         match preset {
-            Preset::Tiny => Self::new([512, 32, 64, 2, 4], 0.0),
-            Preset::Small => Self::new([8_000, 128, 384, 6, 6], 0.0),
-            Preset::Base => Self::new([50_257, 512, 768, 12, 12], 0.0),
-            Preset::Large => Self::new([30_000, 512, 1024, 16, 16], 0.0),
+            Preset::Tiny => Self::new([512, 32, 64, 2, 4], true),
+            Preset::Small => Self::new([8_000, 128, 384, 6, 6], true),
+            Preset::Base => Self::new([50_257, 512, 768, 12, 12], true),
+            Preset::Large => Self::new([30_000, 512, 1024, 16, 16], true),
         }
     }
 
-    /// The encoder of the issue, or a tiny one. The dropout is that of Burn's encoder.
+    /// The encoder of the issue, or a tiny one.
     fn encoder(preset: Preset) -> Self {
         match preset {
-            Preset::Tiny => Self::new([512, 32, 64, 2, 4], 0.1),
-            Preset::Small | Preset::Base | Preset::Large => {
-                Self::new([32_000, 512, 384, 24, 12], 0.1)
-            }
+            Preset::Tiny => Self::new([512, 32, 64, 2, 4], false),
+            _ => Self::new([32_000, 512, 384, 24, 12], false),
         }
     }
 
-    fn new([vocabulary, context, dim, depth, heads]: [usize; 5], dropout: f64) -> Self {
+    fn new([vocabulary, context, dim, depth, heads]: [usize; 5], is_decoder: bool) -> Self {
         Self {
             vocabulary,
             context,
@@ -125,7 +125,9 @@ impl LanguageConfig {
             depth,
             heads,
             hidden: 4 * dim,
-            dropout,
+            // 0.1 is the dropout of Burn's encoder.
+            dropout: if is_decoder { 0.0 } else { 0.1 },
+            is_decoder,
         }
     }
 }

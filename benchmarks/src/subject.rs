@@ -10,6 +10,8 @@ use std::str::FromStr;
 use vit_0_21::config::BackendKind;
 use vit_common::display_as_value;
 
+pub use vit_common::config::{Checkpointing, Operations, OptimizerKind};
+
 /// A model and a batch size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Case {
@@ -182,32 +184,6 @@ pub enum Mode {
     Ideal,
 }
 
-/// What the forward pass keeps for the backward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Checkpointing {
-    /// Every activation
-    None,
-    /// Recomputes what is cheap to recompute (Burn's balanced checkpointing)
-    Balanced,
-    /// The input of each transformer block; recomputes the block
-    Blocks,
-    /// As blocks, and recomputes half of each block once more (Burn 0.22, vision transformer)
-    Nested,
-    /// Little, at places that gradient release finds by itself; recomputes the rest (Burn 0.21)
-    Automatic,
-}
-
-/// What a model is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Operations {
-    /// Burn's modules
-    Default,
-    /// Those of burn-lean, which save fewer tensors for the backward pass (Burn 0.22)
-    Lean,
-}
-
 /// How the gradient of a linear layer's weight is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -216,42 +192,6 @@ pub enum LinearGradient {
     Default,
     /// One product, by the decorator `FlatLinear` (Burn 0.21 on flex)
     Flat,
-}
-
-/// Optimizers of Burn, of burn-gradient-release-optim and of burn-lean, each with its own defaults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum OptimizerKind {
-    /// Burn's Adam
-    Adam,
-    /// The same in one pass over memory
-    AdamOnePass,
-    /// Adam with moments in 8 bits
-    #[serde(rename = "adam-8bit")]
-    #[value(name = "adam-8bit")]
-    Adam8bit,
-    /// Burn's AdamW
-    #[serde(rename = "adamw")]
-    #[value(name = "adamw")]
-    AdamW,
-    /// The same in one pass over memory
-    #[serde(rename = "adamw-one-pass")]
-    #[value(name = "adamw-one-pass")]
-    AdamWOnePass,
-    /// AdamW with moments in 8 bits
-    #[serde(rename = "adamw-8bit")]
-    #[value(name = "adamw-8bit")]
-    AdamW8bit,
-    /// AdamW in five bytes a parameter, of a model in bf16 (Burn 0.22, lean operations)
-    #[serde(rename = "adamw-five-bytes")]
-    #[value(name = "adamw-five-bytes")]
-    AdamWFiveBytes,
-    /// Lion: one momentum, steps by its sign
-    Lion,
-    /// Adafactor: a second moment of rows and columns
-    Adafactor,
-    /// Stochastic gradient descent with momentum (Burn 0.22)
-    Sgd,
 }
 
 /// How PyTorch's optimizer gets its gradients, and what the forward pass keeps.
@@ -289,15 +229,7 @@ impl TorchMode {
     }
 }
 
-display_as_value!(
-    BurnVersion,
-    Mode,
-    Checkpointing,
-    Operations,
-    LinearGradient,
-    OptimizerKind,
-    TorchMode
-);
+display_as_value!(BurnVersion, Mode, LinearGradient, TorchMode);
 
 /// Tokens whose loss is computed at once, in a scope whose activations are recomputed; as JSON, a
 /// number, or null for all of them without a scope.

@@ -28,22 +28,16 @@ const COLUMNS: [(&str, Value); 17] = [
     ("model", |run, _| run.case.title()),
     ("on", |run, _| run.subject.place()),
     ("mode", |run, _| run.subject.name()),
-    ("P", |run, _| of_items(run, |items| mib(items.parameters))),
-    ("O", |run, _| {
-        of_items(run, |items| mib(items.optimizer_state))
-    }),
-    ("A", |run, _| of_items(run, |items| mib(items.activations))),
-    ("G", |run, _| of_items(run, |items| mib(items.gradients))),
+    ("P", |run, _| item(run, |it| mib(it.parameters))),
+    ("O", |run, _| item(run, |it| mib(it.optimizer_state))),
+    ("A", |run, _| item(run, |it| mib(it.activations))),
+    ("G", |run, _| item(run, |it| mib(it.gradients))),
     ("largest gradient", |run, _| {
-        of_items(run, |items| mib(items.largest_gradient))
+        item(run, |it| mib(it.largest_gradient))
     }),
-    ("peak in", |run, _| {
-        of_items(run, |items| phase(items.peak_in))
-    }),
-    ("held", |run, _| of_items(run, |items| mib(items.held))),
-    ("temporaries", |run, _| {
-        of_items(run, |items| mib(items.temporaries))
-    }),
+    ("peak in", |run, _| item(run, |it| phase(it.peak_in))),
+    ("held", |run, _| item(run, |it| mib(it.held))),
+    ("temporaries", |run, _| item(run, |it| mib(it.temporaries))),
     ("peak", |run, _| or_dash(peak(run).map(mib))),
     ("of floor", |run, _| {
         let items = run.items.filter(|_| run.subject.releases());
@@ -97,7 +91,7 @@ fn or_dash(value: Option<String>) -> String {
     value.unwrap_or_else(|| "-".into())
 }
 
-fn of_items(run: &Run, value: impl FnOnce(&Items) -> String) -> String {
+fn item(run: &Run, value: impl FnOnce(&Items) -> String) -> String {
     or_dash(run.items.as_ref().map(value))
 }
 
@@ -111,12 +105,7 @@ fn mib(bytes: impl Into<i128>) -> String {
 }
 
 fn phase(phase: Phase) -> String {
-    match phase {
-        Phase::Forward => "forward",
-        Phase::Backward => "backward",
-        Phase::Step => "step",
-    }
-    .into()
+    format!("{phase:?}").to_lowercase()
 }
 
 /// The step times of all repetitions of a run, in order.

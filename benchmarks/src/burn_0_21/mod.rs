@@ -4,7 +4,7 @@
 mod models;
 mod optimizer;
 
-use self::models::{Encoder, Gpt, Trainee};
+use self::models::{Language, Trainee};
 use self::optimizer::{Boxed, Optimizers, Plain, Release};
 use anyhow::{Context, Result, bail};
 use benchmarks::measure::{Purpose, Spec, Stage, Training, measure};
@@ -115,8 +115,9 @@ fn model<B: AutodiffBackend, O: Optimizers<B>>(
 ) -> Result<Measured> {
     match &spec.case.model {
         Shape::Vit(shape) => train::<B, O, Vit<B>>(spec, run, shape, device, memory),
-        Shape::Gpt(shape) => train::<B, O, Gpt<B>>(spec, run, shape, device, memory),
-        Shape::Encoder(shape) => train::<B, O, Encoder<B>>(spec, run, shape, device, memory),
+        Shape::Gpt(shape) | Shape::Encoder(shape) => {
+            train::<B, O, Language<B>>(spec, run, shape, device, memory)
+        }
     }
 }
 

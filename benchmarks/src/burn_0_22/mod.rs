@@ -2,22 +2,20 @@
 //! `burn-lean`.
 
 mod models;
-mod optimizer;
 
-use self::models::{Encoder, Gpt, LeanEncoder, LeanGpt, Trainee};
-use self::optimizer::Stepper;
+use self::models::{Language, LeanLanguage, Trainee};
 use anyhow::{Context, Result, bail, ensure};
 use benchmarks::measure::{Purpose, Spec, Stage, Training, measure};
 use benchmarks::results::Measured;
 use benchmarks::shape::{HostBatch, Shape};
-use benchmarks::subject::{Burn, Checkpointing, LinearGradient, Operations, OptimizerKind};
-use burn_0_22::module::{Module, ModuleVisitor, Param};
+use benchmarks::subject::{Burn, Checkpointing, LinearGradient, Mode, Operations};
 use burn_0_22::optim::GradientsParams;
-use burn_0_22::tensor::{Device, Tensor};
-use burn_lean::{MixedPrecision, ReleaseError};
+use burn_0_22::tensor::Device;
+use burn_lean::{MixedPrecision, ReleaseError, WithGradientRelease};
 use std::time::Instant;
 use vit::digest;
-use vit::model::{LeanVit, Recomputed, Vit};
+use vit::model::{LeanVit, Vit, drawn};
+use vit::optimizer::{self, Optimizer};
 use vit_0_21::config::BackendKind;
 use vit_0_21::memory::{Heap, Memory};
 use vit_common::rng::SeededRng;
@@ -34,21 +32,19 @@ pub(crate) fn run(spec: &Spec, run: &Burn) -> Result<Measured> {
     match (&spec.case.model, lean) {
         (Shape::Vit(shape), false) => train::<Vit>(spec, run, shape),
         (Shape::Vit(shape), true) => train::<LeanVit>(spec, run, shape),
-        (Shape::Gpt(shape), false) => train::<Gpt>(spec, run, shape),
-        (Shape::Gpt(shape), true) => train::<LeanGpt>(spec, run, shape),
-        (Shape::Encoder(shape), false) => train::<Encoder>(spec, run, shape),
-        (Shape::Encoder(shape), true) => train::<LeanEncoder>(spec, run, shape),
+        (Shape::Gpt(shape) | Shape::Encoder(shape), false) => train::<Language>(spec, run, shape),
+        (Shape::Gpt(shape) | Shape::Encoder(shape), true) => {
+            train::<LeanLanguage>(spec, run, shape)
+        }
     }
 }
 
 fn train<M: Trainee>(spec: &Spec, run: &Burn, shape: &M::Shape) -> Result<Measured> {
     let flex = Device::flex().autodiff();
-    let (device, recomputed) = match run.checkpointing {
-        Checkpointing::None => (flex, Recomputed::Nothing),
-        Checkpointing::Balanced => (flex.gradient_checkpointing(), Recomputed::Nothing),
-        Checkpointing::Blocks => (flex, Recomputed::Blocks),
-        Checkpointing::Nested => (flex, Recomputed::Nested),
+    let device = match run.checkpointing {
+        Checkpointing::Balanced => flex.gradient_checkpointing(),
         Checkpointing::Automatic => bail!("burn-lean recomputes what is in a `checkpoint` only"),
+        _ => flex,
     };
     let settings = spec.settings;
     let steps = settings.warm_up.get() + settings.steps.get();
@@ -60,41 +56,32 @@ fn train<M: Trainee>(spec: &Spec, run: &Burn, shape: &M::Shape) -> Result<Measur
     let memory = Memory::Heap(Heap::start());
 
     device.seed(settings.seed);
-    let model = M::build(shape, recomputed, &device);
-    draw(&model);
+    let model = drawn(M::build(shape, run.checkpointing.into(), &device));
     let parameters = model.num_params();
     let kind = run.optimizer.unwrap_or(spec.case.model.optimizer());
-    let model = match kind {
+    let model = match kind.is_in_bf16() {
         // But for norms, which stay in f32.
-        OptimizerKind::AdamWFiveBytes => {
-            let cast = MixedPrecision::bf16().cast(model);
-            cast.map_err(ReleaseError::from)?
-        }
-        _ => model,
+        true => MixedPrecision::bf16()
+            .cast(model)
+            .map_err(ReleaseError::from)?,
+        false => model,
     };
+    let optimizer = optimizer::ordinary(kind, None, settings.seed, &model);
     let training = Train {
         spec,
         run,
         batches,
         device: device.clone(),
-        optimizer: Some(Stepper::new(run.mode, kind, &model)?),
+        optimizer: Some(match run.mode {
+            Mode::Plain => Optimizer::Plain(optimizer),
+            Mode::Release => Optimizer::Release(optimizer.with_gradient_release()),
+            Mode::Unarmed | Mode::Ideal => bail!("Burn 0.22 is measured plain and with release"),
+        }),
         model: Some(model),
         number: 0,
     };
     let backend = format!("{device:?}");
     measure(spec, Some(&memory), backend, parameters, training)
-}
-
-/// Draws the parameters of a model, in its order. Burn would draw each at its first use, which
-/// comes earlier in a scope.
-fn draw<M: Module>(model: &M) {
-    struct Draw;
-    impl ModuleVisitor for Draw {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            param.val();
-        }
-    }
-    model.visit(&mut Draw);
 }
 
 /// A training and its next step.
@@ -103,7 +90,7 @@ struct Train<'a, M> {
     run: &'a Burn,
     batches: Vec<HostBatch>,
     device: Device,
-    optimizer: Option<Stepper>,
+    optimizer: Option<Optimizer>,
     /// None after a step that failed.
     model: Option<M>,
     /// Index of the next step.

@@ -6,8 +6,8 @@ mod noise;
 
 use lean_arithmetic::optim::host::{self, Buffer};
 use lean_arithmetic::optim::rules::{
-    AdaGrad, Adam, AdamW, Adan, CoupledDecay, Descent, Factors, Lion, Momentum, RAdam, Root,
-    WithMomentum,
+    AdaGrad, Adam, AdamW, Adan, AdaptiveRule, CoupledDecay, Descent, Factors, Lion, Momentum,
+    RAdam, Root, WithMomentum,
 };
 use lean_arithmetic::optim::{Clip, Kind, MicroBatch, Rule, words};
 

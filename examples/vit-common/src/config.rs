@@ -1,4 +1,4 @@
-//! The shape of a vision transformer, its presets, and the constants of a training run.
+//! The shape of a vision transformer, its presets, and the choices of a training run.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -122,6 +122,85 @@ pub enum Mode {
     Release,
 }
 
+/// What the forward pass keeps for the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Checkpointing {
+    /// Every activation
+    None,
+    /// Recomputes what is cheap to recompute (Burn's balanced checkpointing)
+    Balanced,
+    /// The input of each transformer block; recomputes the block (with gradient release, on Burn 0.21)
+    Blocks,
+    /// As blocks, and recomputes half of each block once more: slower, and smaller (Burn 0.22, vision
+    /// transformer)
+    Nested,
+    /// Little, at places that gradient release finds by itself; recomputes the rest (Burn 0.21)
+    Automatic,
+}
+
+/// What a model is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Operations {
+    /// Burn's modules
+    Default,
+    /// Those of `burn_lean::operations`, which save fewer tensors for the backward pass (Burn 0.22)
+    Lean,
+}
+
+/// Optimizers of Burn, of burn-gradient-release-optim and of burn-lean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum OptimizerKind {
+    /// Adam (not in vit-0-21)
+    Adam,
+    /// Burn's Adam in one pass over memory; the weights are the same (not in vit-0-21)
+    AdamOnePass,
+    /// Adam with moments in 8 bits (not in vit-0-21)
+    #[serde(rename = "adam-8bit")]
+    #[value(name = "adam-8bit")]
+    Adam8bit,
+    /// AdamW: Adam with decoupled weight decay
+    #[serde(rename = "adamw")]
+    #[value(name = "adamw")]
+    AdamW,
+    /// Burn's AdamW in one pass over memory; the weights are the same
+    #[serde(rename = "adamw-one-pass")]
+    #[value(name = "adamw-one-pass")]
+    AdamWOnePass,
+    /// AdamW with moments in 8 bits
+    #[serde(rename = "adamw-8bit")]
+    #[value(name = "adamw-8bit")]
+    AdamW8bit,
+    /// AdamW with weights in bf16, a correction of 8 bits and moments in 8 bits (Burn 0.22, lean
+    /// operations)
+    #[serde(rename = "adamw-five-bytes")]
+    #[value(name = "adamw-five-bytes")]
+    AdamWFiveBytes,
+    /// Adafactor: a second moment of rows and columns
+    Adafactor,
+    /// LAMB: Adam with steps in proportion to the weights, for large batches (Burn 0.22)
+    Lamb,
+    /// Lion: one momentum, steps by its sign (not in vit-0-21)
+    Lion,
+    /// Stochastic gradient descent with momentum (not in the benchmarks of Burn 0.21)
+    Sgd,
+}
+
+impl OptimizerKind {
+    /// Whether it is one with decoupled weight decay.
+    pub fn decays_weights(self) -> bool {
+        use OptimizerKind::{AdamW, AdamW8bit, AdamWFiveBytes, AdamWOnePass};
+        matches!(self, AdamW | AdamWOnePass | AdamW8bit | AdamWFiveBytes)
+    }
+
+    /// Whether its model is in bf16.
+    pub fn is_in_bf16(self) -> bool {
+        self == Self::AdamWFiveBytes
+    }
+}
+
 /// The weight decay of an optimizer that decays weights and was not told otherwise.
 pub const WEIGHT_DECAY: f64 = 0.05;
 
@@ -143,7 +222,7 @@ macro_rules! display_as_value {
     )*};
 }
 
-display_as_value!(Preset, Mode);
+display_as_value!(Preset, Mode, Checkpointing, Operations, OptimizerKind);
 
 #[cfg(test)]
 mod tests {

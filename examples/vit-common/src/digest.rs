@@ -27,8 +27,3 @@ pub(crate) fn hex(hash: Sha256) -> String {
         .map(|byte| format!("{byte:02x}"))
         .collect()
 }
-
-/// SHA-256 of the bytes, as lower-case hexadecimal digits.
-pub fn bytes(bytes: &[u8]) -> String {
-    hex(Sha256::new_with_prefix(bytes))
-}

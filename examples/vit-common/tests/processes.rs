@@ -11,19 +11,10 @@ use tempfile::TempDir;
 
 /// A short run of two epochs of 8 batches, whose dropout does not depend on how many processes there
 /// are. Its images follow.
-pub(crate) const NEW: [&str; 7] = [
-    "--epochs",
-    "2",
-    "--batch-size",
-    "32",
-    "--dropout",
-    "0",
-    "--data",
-];
-const SHARDED: &str = "--shard-optimizer";
+pub(crate) const NEW: &str = "--epochs 2 --batch-size 32 --dropout 0 --data";
 
 /// `train` in processes each of which has options of its own.
-fn launch(folder: &Path, of_each: &[&[&str]]) -> Command {
+fn launch(folder: &Path, of_each: &[&str]) -> Command {
     let mut command = Command::new("mpirun");
     // In a container everybody is root.
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1");
@@ -31,22 +22,16 @@ fn launch(folder: &Path, of_each: &[&[&str]]) -> Command {
     command.arg("--oversubscribe");
     for (rank, own) in of_each.iter().enumerate() {
         command.args((rank > 0).then_some(":"));
-        command.args([
-            "-n",
-            "1",
-            PROGRAM.path,
-            "train",
-            "--json",
-            "--data-parallel",
-        ]);
-        command.arg("--artifact-dir").arg(folder).args(*own);
+        command.args(["-n", "1", PROGRAM.path, "train", "--json"]);
+        command.arg("--data-parallel").arg("--artifact-dir");
+        command.arg(folder).args(own.split_whitespace());
     }
     command
 }
 
 /// `train` in so many processes.
-pub(crate) fn train(processes: usize, folder: &Path, more: &[&str]) -> Command {
-    launch(folder, &vec![more; processes])
+pub(crate) fn train(processes: usize, folder: &Path, options: &str) -> Command {
+    launch(folder, &vec![options; processes])
 }
 
 /// The path of images in this folder.
@@ -54,10 +39,6 @@ pub(crate) fn images(home: &TempDir) -> String {
     let folder = home.path().join("images");
     write_images(&folder, 1, 320);
     folder.into_os_string().into_string().unwrap()
-}
-
-pub(crate) fn with<'a>(options: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
-    [options, more].concat()
 }
 
 pub(crate) fn digest(result: &Value) -> &str {
@@ -82,33 +63,27 @@ fn fails(mut command: Command, code: i32, text: &str) {
 #[test]
 fn replicas_train_as_one_process_does() {
     let home = TempDir::new().unwrap();
-    let images = images(&home);
-    let new = with(&NEW, &[&images]);
-    let run = |name: &str, processes, more: &[&str]| {
-        result(&mut train(processes, &home.path().join(name), more))
+    let new = format!("{NEW} {}", images(&home));
+    let sharded = format!("{new} --shard-optimizer");
+    let run = |name: &str, processes, options: &str| {
+        result(&mut train(processes, &home.path().join(name), options))
     };
     let alone = result(&mut crate::program::train(&home.path().join("alone"), &new));
     assert_eq!(digest(&run("one", 1, &new)), digest(&alone));
     let two = run("two", 2, &new);
-    assert_eq!(
-        digest(&run("sharded", 2, &with(&new, &[SHARDED]))),
-        digest(&two)
-    );
+    assert_eq!(digest(&run("sharded", 2, &sharded)), digest(&two));
     assert_near(&two, &alone);
 
-    let stop = with(&new, &[SHARDED, "--stop-after", "12"]);
-    for (name, processes, more) in [
-        ("same", 2, &["--resume", SHARDED][..]),
-        ("whole", 2, &["--resume"]),
-        ("fewer", 1, &["--resume"]),
+    let stop = format!("{sharded} --stop-after 12");
+    for (name, processes, options) in [
+        ("same", 2, "--resume --shard-optimizer"),
+        ("whole", 2, "--resume"),
+        ("fewer", 1, "--resume"),
     ] {
         let stopped = train(2, &home.path().join(name), &stop).output().unwrap();
-        assert!(
-            said(&stopped).contains("continues after epoch 1"),
-            "{}",
-            said(&stopped)
-        );
-        let resumed = run(name, processes, more);
+        let said = said(&stopped);
+        assert!(said.contains("continues after epoch 1"), "{said}");
+        let resumed = run(name, processes, options);
         if processes == 2 {
             assert_eq!(digest(&resumed), digest(&two), "{name}");
         }
@@ -116,21 +91,15 @@ fn replicas_train_as_one_process_does() {
     }
 
     let killed = home.path().join("killed");
-    let mut running = train(2, &killed, &with(&new, &[SHARDED]));
+    let mut running = train(2, &killed, &sharded);
     running.stdout(Stdio::piped()).stderr(Stdio::piped());
     let running = running.spawn().unwrap();
     wait_for(&killed.join(PROGRAM.saved(1)));
     kill(&running, "-KILL", 1);
-    let output = running.wait_with_output().unwrap();
-    assert!(
-        said(&output).contains("exited on signal 9"),
-        "{}",
-        said(&output)
-    );
-    assert_eq!(
-        digest(&run("killed", 2, &["--resume", SHARDED])),
-        digest(&two)
-    );
+    let said = said(&running.wait_with_output().unwrap());
+    assert!(said.contains("exited on signal 9"), "{said}");
+    let resumed = run("killed", 2, "--resume --shard-optimizer");
+    assert_eq!(digest(&resumed), digest(&two));
 }
 
 /// Signals one of the processes that a launcher has started.
@@ -146,65 +115,48 @@ pub(crate) fn kill(launcher: &Child, signal: &str, rank: usize) {
 fn processes_that_differ_are_refused_and_change_nothing() {
     let home = TempDir::new().unwrap();
     let folder = home.path().join("run");
-    let images = images(&home);
-    let new = with(&NEW, &[&images]);
+    let new = format!("{NEW} {}", images(&home));
+    result(&mut train(2, &folder, &new));
+    let before = fs::read(folder.join("results.json")).unwrap();
+    let anew = format!("{new} --overwrite");
+    let anew = anew.as_str();
     // Of the same number, size and classes.
     let [some, other] = [1, 2].map(|seed| {
         let folder = home.path().join(seed.to_string());
         write_images(&folder, seed, 144);
-        folder.to_str().unwrap().to_string()
+        format!("{NEW} {} --overwrite", folder.display())
     });
-    result(&mut train(2, &folder, &new));
-    let before = fs::read(folder.join("results.json")).unwrap();
-    let anew = with(&new, &["--overwrite"]);
     for (first, second, code, text) in [
-        (new.clone(), new.clone(), 1, "holds a finished run"),
+        (&*new, &*new, 1, "holds a finished run"),
         (
-            anew.clone(),
-            with(&anew, &["--seed", "43"]),
+            anew,
+            &format!("{anew} --seed 43"),
             1,
             "rank 1: the setting seed: 43",
         ),
+        (anew, &format!("{NEW} /nowhere"), 1, "no folder /nowhere"),
         (
-            anew.clone(),
-            with(&NEW, &["/nowhere", "--overwrite"]),
-            1,
-            "no folder /nowhere",
-        ),
-        (
-            anew.clone(),
-            with(&anew, &["--lr", "7"]),
+            anew,
+            &format!("{anew} --lr 7"),
             2,
             "invalid value '7' for '--lr",
         ),
+        (&some, &other, 1, "rank 1: the setting data_digest: \""),
         (
-            with(&NEW, &[&some, "--overwrite"]),
-            with(&NEW, &[&other, "--overwrite"]),
-            1,
-            "rank 1: the setting data_digest: \"",
-        ),
-        (
-            vec!["--resume"],
-            vec!["--resume", "--checkpointing", "blocks"],
+            "--resume",
+            "--resume --checkpointing blocks",
             1,
             "rank 1: the setting checkpointing: \"blocks\"",
         ),
     ] {
-        fails(launch(&folder, &[&first, &second]), code, text);
-        assert_eq!(
-            fs::read(folder.join("results.json")).unwrap(),
-            before,
-            "{text}"
-        );
+        fails(launch(&folder, &[first, second]), code, text);
+        let after = fs::read(folder.join("results.json")).unwrap();
+        assert_eq!(after, before, "{text}");
         assert_eq!(names(&folder.join("checkpoint")).len(), 12, "{text}");
     }
-    let plain = with(&anew, &["--mode", "plain"]);
-    fails(
-        train(2, &folder, &plain),
-        1,
-        "--data-parallel needs gradient release",
-    );
+    let plain = train(2, &folder, &format!("{anew} --mode plain"));
+    fails(plain, 1, "--data-parallel needs gradient release");
     // 1438 images: the last batch has two.
-    let few = ["--overwrite", "--batch-size", "359"];
-    fails(train(4, &folder, &few), 1, "choose another --batch-size");
+    let few = train(4, &folder, "--overwrite --batch-size 359");
+    fails(few, 1, "choose another --batch-size");
 }

@@ -24,9 +24,9 @@ pub(crate) struct Program {
     /// The files of a checkpoint.
     pub(crate) parts: [&'static str; 3],
     /// The option that names the device, for one that is not compiled in.
-    pub(crate) cuda: [&'static str; 2],
+    pub(crate) cuda: &'static str,
     /// Options with which the loss is soon NaN.
-    pub(crate) diverging: [&'static str; 4],
+    pub(crate) diverging: &'static str,
     /// Modes and ways to checkpoint, and whether these lower the peak of that mode.
     pub(crate) checkpointing: &'static [(&'static str, &'static str, bool)],
     /// Options that only this program has or refuses, and a part of what it says.
@@ -43,10 +43,10 @@ impl Program {
 }
 
 /// `train` on the bundled digits.
-pub(crate) fn train(folder: &Path, more: &[&str]) -> Command {
+pub(crate) fn train(folder: &Path, options: &str) -> Command {
     let mut command = Command::new(PROGRAM.path);
     command.args(["train", "--json", "--artifact-dir"]);
-    command.arg(folder).args(more);
+    command.arg(folder).args(options.split_whitespace());
     command
 }
 
@@ -69,23 +69,21 @@ impl Home {
     }
 
     /// A run in the folder `name`, in batches of 8 images.
-    pub(crate) fn train(&self, name: &str, epochs: usize) -> Command {
-        let epochs = epochs.to_string();
-        let batches = ["--batch-size", "8", "--epochs", &epochs];
-        let mut command = train(&self.folder(name), &batches);
+    pub(crate) fn train(&self, name: &str, epochs: usize, options: &str) -> Command {
+        let options = format!("--batch-size 8 --epochs {epochs} {options}");
+        let mut command = train(&self.folder(name), &options);
         command.arg("--data").arg(self.folder("images"));
         command
     }
 
-    pub(crate) fn resume(&self, name: &str) -> Command {
-        train(&self.folder(name), &["--resume"])
+    pub(crate) fn resume(&self, name: &str, options: &str) -> Command {
+        train(&self.folder(name), &format!("--resume {options}"))
     }
 
     /// A run that stops after so many batches; what it says.
-    pub(crate) fn stop(&self, name: &str, epochs: usize, batches: usize, more: &[&str]) -> String {
-        let mut run = self.train(name, epochs);
-        run.args(["--stop-after", &batches.to_string()]).args(more);
-        let output = run.output().unwrap();
+    pub(crate) fn stop(&self, name: &str, epochs: usize, batches: usize, options: &str) -> String {
+        let options = format!("--stop-after {batches} {options}");
+        let output = self.train(name, epochs, &options).output().unwrap();
         assert!(output.status.success(), "{}", said(&output));
         assert!(!self.folder(name).join("results.json").exists());
         said(&output)
@@ -120,23 +118,20 @@ pub(crate) fn result(command: &mut Command) -> Value {
     let output = command.output().expect("the program is started");
     assert!(output.status.success(), "{}", said(&output));
     let text = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(
-        text.lines().count(),
-        1,
-        "one process has the results: {text}"
-    );
+    let lines = text.lines().count();
+    assert_eq!(lines, 1, "one process has the results: {text}");
     serde_json::from_str(&text).expect("the results are JSON")
 }
 
 /// The results that a resumed run must have in common with an uninterrupted one.
 pub(crate) fn outcome(result: &Value) -> [&Value; 4] {
-    [
+    let keys = [
         "weights_digest",
         "validation_accuracy",
         "train_loss",
         "epochs",
-    ]
-    .map(|key| &result[key])
+    ];
+    keys.map(|key| &result[key])
 }
 
 /// Asserts that the program fails with one line that mentions each of `texts`, after those of its
@@ -149,10 +144,7 @@ pub(crate) fn fails(command: &mut Command, texts: &[&str]) -> i32 {
     assert_eq!(lines.len(), 1, "{stderr:?}");
     assert!(lines[0].starts_with("error: "), "{stderr:?}");
     for text in texts {
-        assert!(
-            lines[0].contains(text),
-            "{stderr:?} should mention {text:?}"
-        );
+        assert!(lines[0].contains(text), "{stderr:?} lacks {text:?}");
     }
     assert!(output.stdout.is_empty());
     output.status.code().expect("no signal has ended it")
@@ -160,13 +152,9 @@ pub(crate) fn fails(command: &mut Command, texts: &[&str]) -> i32 {
 
 /// Waits until there is a file.
 pub(crate) fn wait_for(file: &Path) {
-    let begun = Instant::now();
+    let end = Instant::now() + Duration::from_secs(600);
     while !file.exists() {
-        assert!(
-            begun.elapsed() < Duration::from_secs(600),
-            "{}",
-            file.display()
-        );
+        assert!(Instant::now() < end, "{}", file.display());
         sleep(Duration::from_millis(5));
     }
 }
@@ -178,10 +166,8 @@ pub(crate) fn json(file: &Path) -> Value {
 /// What is in a folder, in the order of its names.
 pub(crate) fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten();
-    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
-    let mut names: Vec<_> = entries
-        .map(|entry| name(entry).into_string().unwrap())
-        .collect();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = names.collect();
     names.sort();
     names
 }

@@ -15,7 +15,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_lean::optim::{Bf16Weights, EightBitMoments, InOnePass, Lean, MasterWeights, Stochastic};
-use vit::model::{Model, Vit};
+use vit::model::{Model, Vit, drawn};
 use vit::settings::{Preset, WEIGHT_DECAY};
 use vit::train::rate;
 use vit_common::data::{Dataset, Image, Split, labels};
@@ -115,7 +115,7 @@ fn train(row: &Row, data: &Dataset, seed: u64) -> Result<f64> {
     let autodiff = device.clone().autodiff();
     device.seed(seed);
     let config = Preset::Tiny.config(data.size, data.channels, data.classes);
-    let mut model = Vit::new(&config, &autodiff).drawn().map(&mut To(row.dtype));
+    let mut model = drawn(Vit::new(&config, &autodiff)).map(&mut To(row.dtype));
     let mut optimizer = (row.optimizer)(seed);
     let batches = data.train.len().div_ceil(BATCH);
     for epoch in 0..EPOCHS {

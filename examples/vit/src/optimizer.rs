@@ -3,11 +3,10 @@
 use crate::settings::{Mode, OptimizerKind, Settings};
 use anyhow::Result;
 use burn::module::Module;
-use burn::nn::Embedding;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
-    AdafactorConfig, AdamWConfig, GradientsParams, LambConfig, ModuleOptimizer, OptimizerRecord,
-    SgdConfig,
+    AdafactorConfig, AdamConfig, AdamWConfig, GradientsParams, LambConfig, LionConfig,
+    ModuleOptimizer, OptimizerRecord, SgdConfig,
 };
 use burn_lean::optim::{EightBitMoments, InFiveBytes, InOnePass, Lean};
 use burn_lean::{
@@ -16,6 +15,7 @@ use burn_lean::{
 };
 use std::path::Path;
 use std::sync::Arc;
+use vit_common::settings::TrainSettings;
 
 /// Burn's optimizer, with or without gradient release.
 ///
@@ -33,8 +33,11 @@ pub enum Optimizer {
 impl Optimizer {
     /// The optimizer of the settings, before its first step. Several processes train with gradient
     /// release.
-    pub fn new(settings: &Settings, parallel: Option<&DataParallel>) -> Self {
-        let optimizer = optimizer(settings);
+    pub fn new<M: Module>(settings: &Settings, parallel: Option<&DataParallel>, model: &M) -> Self {
+        let TrainSettings {
+            weight_decay, seed, ..
+        } = settings.train;
+        let optimizer = ordinary(settings.optimizer, Some(weight_decay), seed, model);
         if settings.mode == Mode::Plain {
             return Self::Plain(optimizer);
         }
@@ -101,18 +104,30 @@ fn reason<M, G>(refused: Refused<M, G>) -> anyhow::Error {
     ReleaseError::from(refused).into()
 }
 
-fn optimizer(settings: &Settings) -> ModuleOptimizer {
-    let adamw = AdamWConfig::new().with_weight_decay(settings.train.weight_decay as f32);
-    // A vision transformer has no embedding that would keep its moments in 32 bits.
-    let embeddings = Vec::<Embedding>::new();
-    match settings.optimizer {
+/// Burn's optimizer of this kind, or one that is used like it. The weight decay is that of the
+/// AdamWs, by default Burn's; the seed is that of rounding.
+pub fn ordinary<M: Module>(
+    kind: OptimizerKind,
+    weight_decay: Option<f64>,
+    seed: u64,
+    model: &M,
+) -> ModuleOptimizer {
+    let (adam, mut adamw) = (AdamConfig::new(), AdamWConfig::new());
+    if let Some(decay) = weight_decay {
+        adamw = adamw.with_weight_decay(decay as f32);
+    }
+    match kind {
+        OptimizerKind::Adam => adam.init(),
+        OptimizerKind::AdamOnePass => adam.in_one_pass().init(),
+        OptimizerKind::Adam8bit => adam.in_one_pass().with_8_bit_moments(model).init(),
         OptimizerKind::AdamW => adamw.init(),
         OptimizerKind::AdamWOnePass => adamw.in_one_pass().init(),
-        OptimizerKind::AdamW8bit => adamw.in_one_pass().with_8_bit_moments(&embeddings).init(),
-        OptimizerKind::AdamWFiveBytes => adamw.in_five_bytes(settings.train.seed).init(),
+        OptimizerKind::AdamW8bit => adamw.in_one_pass().with_8_bit_moments(model).init(),
+        OptimizerKind::AdamWFiveBytes => adamw.in_five_bytes(seed).init(),
         // Its own rates would leave the schedule without effect.
         OptimizerKind::Adafactor => AdafactorConfig::new().with_relative_step(false).init(),
         OptimizerKind::Lamb => LambConfig::new().init(),
+        OptimizerKind::Lion => LionConfig::new().init(),
         OptimizerKind::Sgd => SgdConfig::new()
             .with_momentum(Some(MomentumConfig::new()))
             .init(),

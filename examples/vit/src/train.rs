@@ -2,7 +2,7 @@
 
 use crate::digest;
 use crate::memory::Memory;
-use crate::model::{LeanVit, Model, Vit};
+use crate::model::{LeanVit, Model, Vit, drawn};
 use crate::optimizer::Optimizer;
 use crate::settings::{Checkpointing, Mode, Operations, Settings, WARM_UP};
 use anyhow::{Context, Result, ensure};
@@ -87,8 +87,8 @@ impl Train<'_> {
 
         self.device.seed(train.seed);
         let model = M::new(&train.model(self.data), &device)
-            .recomputing(self.settings.checkpointing.recomputed())
-            .drawn();
+            .recomputing(self.settings.checkpointing.into());
+        let model = drawn(model);
         let model = match self.settings.optimizer.is_in_bf16() {
             // But for norms, which stay in f32.
             true => MixedPrecision::bf16()
@@ -96,7 +96,7 @@ impl Train<'_> {
                 .map_err(ReleaseError::from)?,
             false => model,
         };
-        let optimizer = Optimizer::new(self.settings, self.parallel);
+        let optimizer = Optimizer::new(self.settings, self.parallel, &model);
         let (mut model, mut optimizer, mut train_loss) =
             self.load(resume_point, model, optimizer)?;
 

@@ -1,6 +1,6 @@
-//! What is trained: the vision transformer of `vit`, and two language models.
+//! What is trained: the vision transformer of `vit`, and a language model.
 //!
-//! The language models are compiled twice, from one file: of Burn's modules, and of those of
+//! The language model is compiled twice, from one file: of Burn's modules, and of those of
 //! burn-lean.
 
 #![allow(clippy::duplicate_mod)] // That is the point.
@@ -23,8 +23,8 @@ mod lean {
     pub(super) mod language;
 }
 
-pub(super) use lean::language::{Encoder as LeanEncoder, Gpt as LeanGpt};
-pub(super) use plain::language::{Encoder, Gpt};
+pub(super) use lean::language::Language as LeanLanguage;
+pub(super) use plain::language::Language;
 
 use benchmarks::shape::HostBatch;
 use benchmarks::subject::{Burn, LossChunk, OptimizerKind};
@@ -43,7 +43,7 @@ pub(super) trait Trainee: Module {
     type Shape;
 
     /// Builds the model with random weights. The backward pass recomputes what `recomputed` says;
-    /// blocks of language models have no scopes inside, and `plan` never asks for nested ones.
+    /// blocks of a language model have no scopes inside, and `plan` never asks for nested ones.
     fn build(shape: &Self::Shape, recomputed: Recomputed, device: &Device) -> Self;
 
     /// The loss of a batch in the precision of `run`, with a language model's by its chunks, and with the
@@ -64,9 +64,9 @@ macro_rules! trainee {
             fn loss(&self, batch: HostBatch, run: &Burn, seed: u64, device: &Device) -> Tensor<1> {
                 let images: Tensor<4> =
                     Tensor::from_data(TensorData::new(batch.pixels, batch.shape), device);
-                let dtype = match run.optimizer {
-                    Some(OptimizerKind::AdamWFiveBytes) => DType::BF16,
-                    _ => DType::F32,
+                let dtype = match run.optimizer.is_some_and(OptimizerKind::is_in_bf16) {
+                    true => DType::BF16,
+                    false => DType::F32,
                 };
                 let scores = self.forward_seeded(images.cast(dtype), seed);
                 of_scores(scores.cast(DType::F32), labels(batch.labels, device))

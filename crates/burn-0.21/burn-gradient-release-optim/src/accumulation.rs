@@ -5,10 +5,13 @@ use burn::{
     record::{PrecisionSettings, Record},
     tensor::{Tensor, backend::Backend},
 };
-use lean_arithmetic::optim::{CannotAccumulate, MicroBatches, MomentDecay, rules::Momentum};
+use lean_arithmetic::optim::{
+    CannotAccumulate, MicroBatches, MomentDecay,
+    rules::{AdaptiveRule, Momentum},
+};
 
 use crate::{
-    optim::{Adam, AdamW, Lean, Lion, RAdam, Sgd, StableAdamW},
+    optim::{Adaptive, Lean, Lion, Sgd, StableAdamW},
     settings::Settings,
 };
 
@@ -96,11 +99,7 @@ pub trait AccumulateInMoments: Lean {
     }
 }
 
-impl AccumulateInMoments for Adam {}
-
-impl AccumulateInMoments for AdamW {}
-
-impl AccumulateInMoments for RAdam {}
+impl<R: AdaptiveRule> AccumulateInMoments for Adaptive<R> {}
 
 impl AccumulateInMoments for Lion {
     fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {

@@ -30,18 +30,11 @@ impl LeanBackend for Flex {
         rule: &R,
         operands: Operands<Self, N>,
     ) -> Stepped<Self, N> {
-        let Operands {
-            weight,
-            grad,
-            clip,
-            states,
-            noise,
-        } = operands;
-        let shape = weight.layout().shape().clone();
-        let mut weight = in_order(weight);
-        let grad = in_order(grad);
-        let clip = on_host(clip);
-        let (fresh, mut states) = match states {
+        let shape = operands.weight.layout().shape().clone();
+        let mut weight = in_order(operands.weight);
+        let grad = in_order(operands.grad);
+        let (clip, noise) = (on_host(operands.clip), operands.noise);
+        let (fresh, mut states) = match operands.states {
             States::New(formats) => (true, formats.map(|format| empty(format, &shape))),
             States::Old(states) => (false, states.map(contiguous)),
         };

@@ -50,18 +50,11 @@ fn step_tensors<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
     rule: &R,
     operands: Operands<B, N>,
 ) -> Stepped<B, N> {
-    let Operands {
-        weight,
-        grad,
-        clip,
-        states,
-        noise,
-    } = operands;
-    let (weight, grad): (Tensor<B, D>, Tensor<B, D>) = (from_float(weight), from_float(grad));
-    let grad = clipped(grad, clip);
+    let weight: Tensor<B, D> = from_float(operands.weight);
+    let grad = clipped(from_float(operands.grad), operands.clip);
     let dtype = weight.dtype();
     let (weight, grad) = (Whole(weight), Whole(grad));
-    let (formats, states) = match states {
+    let (formats, states) = match operands.states {
         States::New(formats) => (formats, None),
         States::Old(states) => {
             let formats = states.each_ref().map(Moment::format);
@@ -80,7 +73,7 @@ fn step_tensors<B: LeanBackend, R: Rule<N>, const N: usize, const D: usize>(
             let is_lost = in_32_bits.clone().is_finite().bool_not();
             weight = weight.clone().mask_where(is_lost, in_32_bits.cast(dtype));
         }
-        Moment::rounded(state, format, noise)
+        Moment::rounded(state, format, operands.noise)
     });
     Stepped {
         weight: weight.into_primitive().tensor(),

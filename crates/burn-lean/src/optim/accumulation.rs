@@ -2,11 +2,12 @@
 
 use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource, join_path};
 use burn::tensor::{Device, Tensor};
-use lean_arithmetic::optim::{CannotAccumulate, MicroBatches, MomentDecay, rules::Momentum};
+use lean_arithmetic::optim::rules::{AdaptiveRule, Momentum};
+use lean_arithmetic::optim::{CannotAccumulate, MicroBatches, MomentDecay};
 
 use super::record::Field;
 use super::settings::Settings;
-use super::{Adam, AdamW, Lean, Lion, RAdam, Sgd, StableAdamW};
+use super::{Adaptive, Lean, Lion, Sgd, StableAdamW};
 
 /// An optimizer that puts the gradients of several micro-batches into its moments, and moves a
 /// weight with the last of them; made by [`AccumulateInMoments::accumulating`].
@@ -87,11 +88,7 @@ pub trait AccumulateInMoments: Lean {
     }
 }
 
-impl AccumulateInMoments for Adam {}
-
-impl AccumulateInMoments for AdamW {}
-
-impl AccumulateInMoments for RAdam {}
+impl<R: AdaptiveRule> AccumulateInMoments for Adaptive<R> {}
 
 impl AccumulateInMoments for Lion {
     fn check_accumulating(&self, decay: MomentDecay) -> Result<(), CannotAccumulate> {

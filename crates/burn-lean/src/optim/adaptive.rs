@@ -1,12 +1,74 @@
-//! First and second moments, as Adam, AdamW and RAdam have them.
+//! Optimizers that step by a first and a second moment.
 
+use burn::optim::{LearningRate, Optimizer};
 use burn::tensor::{Device, Tensor};
 use lean_arithmetic::optim::Kind;
-use lean_arithmetic::optim::rules::{AmsGrad, Update, WithMoments};
+use lean_arithmetic::optim::rules::{AdaptiveRule, AmsGrad, Update, WithMoments};
 
+use super::Lean;
 use super::moment::Moment;
 use super::record::record_state;
 use super::settings::Settings;
+
+/// [`Adam`](super::Adam), [`AdamW`](super::AdamW) or [`RAdam`](super::RAdam).
+#[derive(Clone, Debug)]
+pub struct Adaptive<R> {
+    pub(super) rule: R,
+    /// Divides by the largest second moment so far.
+    pub(super) amsgrad: bool,
+    pub(super) settings: Settings,
+}
+
+/// State of [`Adaptive`], saved as Burn saves it.
+#[derive(Clone, Debug)]
+pub struct AdaptiveState<const D: usize> {
+    /// The moments.
+    pub momentum: AdaptiveMomentumState<D>,
+}
+
+record_state!(AdaptiveState { momentum });
+
+impl<R: AdaptiveRule> Lean for Adaptive<R> {
+    fn kept_shares(&self) -> Vec<(&'static str, f64)> {
+        self.rule.kept_shares().into()
+    }
+
+    fn settings_mut(&mut self) -> &mut Settings {
+        &mut self.settings
+    }
+}
+
+impl<R: AdaptiveRule> Optimizer for Adaptive<R> {
+    type State<const D: usize> = AdaptiveState<D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<D>,
+        grad: Tensor<D>,
+        state: Option<AdaptiveState<D>>,
+    ) -> (Tensor<D>, Option<AdaptiveState<D>>) {
+        let momentum = state.map(|state| state.momentum);
+        let micro_batch = self.settings.micro_batch;
+        let time = micro_batch.time(momentum.as_ref().map_or(0, |state| state.time));
+        let rule = self.rule.rule(lr, time, micro_batch);
+        let (tensor, momentum) = step(
+            &self.settings,
+            rule,
+            time,
+            self.amsgrad,
+            tensor,
+            grad,
+            momentum,
+        );
+        (tensor, Some(AdaptiveState { momentum }))
+    }
+
+    fn to_device<const D: usize>(state: AdaptiveState<D>, device: &Device) -> AdaptiveState<D> {
+        let momentum = state.momentum.on_device(device);
+        AdaptiveState { momentum }
+    }
+}
 
 /// Moments of an optimizer, saved as Burn saves them.
 #[derive(Clone, Debug)]
@@ -29,12 +91,7 @@ record_state!(AdaptiveMomentumState {
 });
 
 impl<const D: usize> AdaptiveMomentumState<D> {
-    /// Number of steps taken.
-    pub(super) fn steps(state: &Option<Self>) -> usize {
-        state.as_ref().map_or(0, |state| state.time)
-    }
-
-    pub(super) fn on_device(self, device: &Device) -> Self {
+    fn on_device(self, device: &Device) -> Self {
         Self {
             time: self.time,
             moment_1: self.moment_1.on_device(device),
@@ -45,7 +102,7 @@ impl<const D: usize> AdaptiveMomentumState<D> {
 }
 
 /// Steps by first and second moments.
-pub(super) fn step<U: Update, const D: usize>(
+fn step<U: Update, const D: usize>(
     settings: &Settings,
     rule: WithMoments<U>,
     time: usize,

@@ -16,25 +16,18 @@ pub(super) fn step<R: Rule<N>, const N: usize, const D: usize>(
     rule: &R,
     operands: Operands<N, D>,
 ) -> (Tensor<D>, [Moment<D>; N]) {
-    let Operands {
-        weight,
-        grad,
-        clip,
-        states,
-        noise,
-    } = operands;
-    let shape = weight.shape();
-    let (mut weight, grad) = (of(weight), of(grad));
-    let (is_first, mut states) = match states {
+    let shape = operands.weight.shape();
+    let (mut weight, grad) = (of(operands.weight), of(operands.grad));
+    let (is_first, mut states) = match operands.states {
         States::New(formats) => (true, formats.map(|format| State::empty(format, &shape))),
         States::Old(states) => (false, states.map(State::new)),
     };
     let buffers = states.each_mut().map(State::buffer);
     host::step(
         rule,
-        clip,
+        operands.clip,
         is_first,
-        noise,
+        operands.noise,
         weight.storage_mut(),
         grad.storage(),
         buffers,

@@ -37,16 +37,15 @@ mod stable_adamw;
 mod step;
 
 use burn::module::{Module, Param};
-use burn::optim::decay::WeightDecayConfig;
 use burn::optim::{ModuleOptimizer, Optimizer};
 use burn::tensor::{Shape, Tensor};
-use lean_arithmetic::optim::{Moments, rules::CoupledDecay};
+use lean_arithmetic::optim::Moments;
 
 pub use accumulation::{AccumulateInMoments, AccumulatingInMoments, AccumulatingState};
 pub use adalomo::{AdaLomo, AdaLomoConfig, AdaLomoState};
 pub use adam::{Adam, AdamState};
 pub use adamw::{AdamW, AdamWState};
-pub use adaptive::AdaptiveMomentumState;
+pub use adaptive::{Adaptive, AdaptiveMomentumState, AdaptiveState};
 pub use bf16::{
     Bf16State, Bf16Weights, InFiveBytes, LowBits, MasterWeights, MasterWeights24, Rounding,
     Stochastic,
@@ -169,10 +168,6 @@ pub trait EightBitMoments: Lean {
         settings.embeddings = embedding_shapes(model).into();
         self
     }
-}
-
-fn coupled_decay(config: Option<WeightDecayConfig>) -> CoupledDecay {
-    CoupledDecay(config.map(|config| config.penalty.into()))
 }
 
 fn embedding_shapes(model: &impl Module) -> Vec<Shape> {

@@ -12,7 +12,7 @@ use lean_arithmetic::optim::{Kind, configuration};
 use super::moment::Moment;
 use super::record::record_state;
 use super::settings::Settings;
-use super::{EightBitMoments, InOnePass, Lean, coupled_decay};
+use super::{EightBitMoments, InOnePass, Lean};
 
 /// Burn's [`Sgd`](burn::optim::Sgd) in one pass; made by [`InOnePass::in_one_pass`].
 #[derive(Clone, Debug)]
@@ -35,6 +35,7 @@ impl InOnePass for SgdConfig {
 
     fn in_one_pass(&self) -> Sgd {
         let config: Configuration = configuration(self);
+        let decay = config.weight_decay.map(|decay| decay.penalty.into());
         Sgd {
             momentum: config.momentum.map(|config| {
                 Momentum {
@@ -45,7 +46,7 @@ impl InOnePass for SgdConfig {
                 }
                 .checked()
             }),
-            weight_decay: coupled_decay(config.weight_decay).checked("SGD"),
+            weight_decay: CoupledDecay(decay).checked("SGD"),
             settings: Settings::as_burn(config.gradient_clipping),
         }
     }

@@ -63,16 +63,10 @@ fn step_tensors<R: Rule<N>, const N: usize, const D: usize>(
     rule: &R,
     operands: Operands<N, D>,
 ) -> (Tensor<D>, [Moment<D>; N]) {
-    let Operands {
-        weight,
-        grad,
-        clip,
-        states,
-        noise,
-    } = operands;
-    let dtype = weight.dtype();
-    let (weight, grad) = (Whole(weight), clip.clip(Whole(grad)));
-    let (formats, states) = match states {
+    let dtype = operands.weight.dtype();
+    let (weight, grad) = (Whole(operands.weight), Whole(operands.grad));
+    let grad = operands.clip.clip(grad);
+    let (formats, states) = match operands.states {
         States::New(formats) => (formats, None),
         States::Old(states) => {
             let formats = states.each_ref().map(Moment::format);
@@ -91,7 +85,7 @@ fn step_tensors<R: Rule<N>, const N: usize, const D: usize>(
             let is_lost = in_32_bits.clone().is_finite().bool_not();
             weight = weight.clone().mask_where(is_lost, in_32_bits.cast(dtype));
         }
-        Moment::rounded(state, format, noise)
+        Moment::rounded(state, format, operands.noise)
     });
     (weight, states)
 }

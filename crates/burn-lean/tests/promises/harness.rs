@@ -45,6 +45,13 @@ pub(crate) fn bits<M: Module>(model: &M) -> Bits {
     visitor.bits
 }
 
+/// The [`bits`] after the last update of running statistics, which Burn keeps aside until somebody
+/// asks.
+pub(crate) fn synchronized<M: Module>(model: &M) -> Bits {
+    let _ = model.valid();
+    bits(model)
+}
+
 /// Numbers that look random, the same in every run: in [-1, 1), for this step.
 pub(crate) fn numbers<const D: usize>(
     shape: [usize; D],

@@ -33,7 +33,7 @@ const STEPS: usize = 20;
 
 /// Parameters of one and of two dimensions.
 #[derive(Module, Debug)]
-struct Net {
+pub(crate) struct Net {
     embedding: Embedding,
     body: Vec<Linear>,
     norm: LayerNorm,
@@ -42,16 +42,20 @@ struct Net {
 
 impl Net {
     fn new() -> Self {
+        Self::of_width(10)
+    }
+
+    pub(crate) fn of_width(width: usize) -> Self {
         let linear = |inputs, outputs| LinearConfig::new(inputs, outputs);
         seeded(&flex(), |device| Self {
             embedding: EmbeddingConfig::new(12, 6).init(device),
-            body: vec![linear(6, 10).init(device), linear(10, 6).init(device)],
+            body: vec![linear(6, width).init(device), linear(width, 6).init(device)],
             norm: LayerNormConfig::new(6).init(device),
             head: linear(6, 3).init(device),
         })
     }
 
-    fn loss(&self, step: usize) -> Tensor<1> {
+    pub(crate) fn loss(&self, step: usize) -> Tensor<1> {
         let device = flex();
         let x = self.embedding.forward(ids([3, 4], step, 12, &device));
         let inner = gelu(self.body[0].forward(x.clone()));

@@ -124,9 +124,7 @@ fn on<B: LeanBackend, J: Job>(
         Checkpointing::Balanced => with::<B, BalancedCheckpointing, J>(engine, job, device, memory),
         // The model recomputes its blocks, and the optimizer what is automatic: Burn's tape keeps
         // all that it is given.
-        Checkpointing::None | Checkpointing::Blocks | Checkpointing::Automatic => {
-            with::<B, NoCheckpointing, J>(engine, job, device, memory)
-        }
+        _ => with::<B, NoCheckpointing, J>(engine, job, device, memory),
     }
 }
 

@@ -1,6 +1,6 @@
-//! Optimizers, backends, and the settings of a training run.
+//! Backends, and the settings of a training run.
 
-use crate::backend;
+use crate::{backend, mode};
 use anyhow::{Result, ensure};
 use burn_gradient_release::Recompute;
 use bytesize::ByteSize;
@@ -11,51 +11,7 @@ use vit_common::display_as_value;
 use vit_common::run;
 use vit_common::settings::{TrainSettings, number};
 
-pub use vit_common::config::{Mode, Preset, WEIGHT_DECAY};
-
-/// Optimizers of Burn and of `burn-gradient-release-optim`, each with its own defaults. The training
-/// is compiled once for each, on each backend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum OptimizerKind {
-    /// AdamW: Adam with decoupled weight decay
-    #[value(name = "adamw")]
-    AdamW,
-    /// Burn's AdamW in one pass over memory; the weights are the same
-    #[serde(rename = "adamw-one-pass")]
-    #[value(name = "adamw-one-pass")]
-    AdamWOnePass,
-    /// AdamW with moments in 8 bits
-    #[serde(rename = "adamw-8bit")]
-    #[value(name = "adamw-8bit")]
-    AdamW8bit,
-    /// Adafactor: a second moment of rows and columns
-    Adafactor,
-    /// Stochastic gradient descent with momentum
-    Sgd,
-}
-
-impl OptimizerKind {
-    /// Whether it is one with decoupled weight decay.
-    pub fn decays_weights(self) -> bool {
-        matches!(self, Self::AdamW | Self::AdamWOnePass | Self::AdamW8bit)
-    }
-}
-
-/// What the forward pass keeps for the backward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Checkpointing {
-    /// Every activation
-    None,
-    /// Recomputes what is cheap to recompute (Burn's balanced checkpointing)
-    Balanced,
-    /// The input of each transformer block; recomputes the block, on the backend of gradient
-    /// release
-    Blocks,
-    /// Little, at places that gradient release finds by itself; recomputes the rest
-    Automatic,
-}
+pub use vit_common::config::{Checkpointing, Mode, OptimizerKind, Preset, WEIGHT_DECAY};
 
 /// Backends; a build has those whose cargo feature is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -97,7 +53,7 @@ impl BackendKind {
     }
 }
 
-display_as_value!(OptimizerKind, Checkpointing, BackendKind);
+display_as_value!(BackendKind);
 
 /// Backend, mode, checkpointing and optimizer of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
@@ -208,9 +164,16 @@ impl Settings {
             (
                 optimizer.decays_weights() || !is_given("weight_decay") && !self.no_decay_on_norms,
                 format!(
-                    "--weight-decay and --no-decay-on-norms are for --optimizer adamw, \
-                     adamw-one-pass and adamw-8bit, not for {optimizer}"
+                    "--weight-decay and --no-decay-on-norms are for the AdamWs, not for {optimizer}"
                 ),
+            ),
+            (
+                mode::has(optimizer),
+                format!("--optimizer {optimizer} is not in this example: `vit` has it"),
+            ),
+            (
+                checkpointing != Checkpointing::Nested,
+                "--checkpointing nested is for Burn 0.22: use blocks or automatic".into(),
             ),
             (
                 accumulation <= batches,
@@ -247,20 +210,5 @@ impl Settings {
             ensure!(fits, refusal);
         }
         backend::require(backend)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use vit_common::data::Dataset;
-
-    #[test]
-    fn the_recipe_is_read() {
-        let recipe = include_str!("../recipes/digits.json");
-        let recipe: Settings = serde_json::from_str(recipe).unwrap();
-        assert_eq!(recipe.clip_grad_norm, Some(1.0));
-        let digits = Dataset::digits().unwrap();
-        assert_eq!(digits.digest(), recipe.train.data_digest);
     }
 }

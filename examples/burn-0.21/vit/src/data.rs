@@ -2,7 +2,7 @@
 
 use crate::stopping;
 use burn::data::dataloader::batcher::Batcher;
-use burn::tensor::{Device, Int, Tensor, TensorData, backend::Backend};
+use burn::tensor::{Device, Int, Shape, Tensor, TensorData, backend::Backend};
 use burn::train::Interrupter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,6 +19,22 @@ pub struct Batch<B: Backend> {
     pub labels: Tensor<B, 1, Int>,
     /// Seed of the dropout in the training step.
     pub seed: u64,
+}
+
+impl<B: Backend> Batch<B> {
+    /// A batch of `[batch, channels, size, size]` pixels.
+    pub fn of(
+        pixels: Vec<f32>,
+        shape: impl Into<Shape>,
+        labels: Vec<i32>,
+        device: &Device<B>,
+    ) -> Self {
+        Self {
+            images: Tensor::from_data(TensorData::new(pixels, shape.into()), device),
+            labels: Tensor::from_data(labels.as_slice(), device),
+            seed: 0,
+        }
+    }
 }
 
 /// A split as Burn's loaders read it.
@@ -49,11 +65,7 @@ impl ImageBatcher {
 impl<B: Backend> Batcher<B, Image, Batch<B>> for ImageBatcher {
     fn batch(&self, images: Vec<Image>, device: &Device<B>) -> Batch<B> {
         let (pixels, shape) = self.0.pixels(&images);
-        Batch {
-            images: Tensor::from_data(TensorData::new(pixels, shape), device),
-            labels: Tensor::from_data(TensorData::new(labels(&images), [images.len()]), device),
-            seed: 0,
-        }
+        Batch::of(pixels, shape, labels(&images), device)
     }
 }
 

@@ -2,12 +2,19 @@
 
 use burn::backend::Autodiff;
 use burn_gradient_release::GradientRelease;
+use vit_common::config::OptimizerKind;
 
 /// Burn's backend for training.
 pub type Plain<B, C> = Autodiff<B, C>;
 
 /// The same with gradient release around it.
 pub type Release<B, C> = GradientRelease<Autodiff<B, C>>;
+
+/// Whether [`with_optimizer`] has this one: the training is compiled once for each, on each backend.
+pub(crate) fn has(kind: OptimizerKind) -> bool {
+    use OptimizerKind::{Adafactor, AdamW, AdamW8bit, AdamWOnePass, Sgd};
+    matches!(kind, AdamW | AdamWOnePass | AdamW8bit | Adafactor | Sgd)
+}
 
 /// Evaluates an expression with the optimizer of this kind, and with the same one without weight
 /// decay.
@@ -43,6 +50,7 @@ macro_rules! with_optimizer {
             }
             OptimizerKind::Adafactor => made!(|_| AdafactorConfig::new().build()),
             OptimizerKind::Sgd => made!(|_| SgdConfig::new().with_momentum(momentum()).build()),
+            kind => ::anyhow::bail!("--optimizer {kind} is not in this example"),
         }
     }};
 }

@@ -18,7 +18,7 @@ use vit_0_21::config::BackendKind;
 fn a_missing_adapter_is_named() {
     let home = TempDir::new().unwrap();
     let run = home.path().join("run");
-    let mut vit = train(&run, &["--backend", "wgpu"]);
+    let mut vit = train(&run, "--backend wgpu");
     // The list of drivers for Vulkan's loader, under its new and its old name.
     for name in ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"] {
         vit.env(name, home.path().join("none.json"));
@@ -37,11 +37,10 @@ fn a_run_passes_between_modes_and_backends() {
     }
     let home = Home::new();
     let run = |name: &str, backend: &str, mode: &str| {
-        let mut vit = home.train(name, 2);
-        vit.args(["--backend", backend, "--mode", mode]);
         // Backends differ in their random numbers; without dropout, only the first weights need
         // them.
-        result(vit.args(["--dropout", "0"]))
+        let options = format!("--backend {backend} --mode {mode} --dropout 0");
+        result(&mut home.train(name, 2, &options))
     };
     let plain = run("plain", "wgpu", "plain");
     let release = run("release", "wgpu", "release");
@@ -64,16 +63,13 @@ fn a_run_passes_between_modes_and_backends() {
         assert!((loss - expected).abs() < 1e-4, "{loss} for {expected}");
     };
     forget_the_second_epoch(&home.folder("release"));
-    let to_flex = result(home.resume("release").args(["--backend", "flex"]));
+    let to_flex = result(&mut home.resume("release", "--backend flex"));
     assert!(to_flex["peak_reserved_bytes"].is_null());
     close(&to_flex, &release);
 
     let flex = run("flex", "flex", "plain");
     forget_the_second_epoch(&home.folder("flex"));
-    let to_wgpu = result(
-        home.resume("flex")
-            .args(["--backend", "wgpu", "--no-fusion"]),
-    );
+    let to_wgpu = result(&mut home.resume("flex", "--backend wgpu --no-fusion"));
     assert!(bytes(&to_wgpu, "peak_reserved_bytes") > 0);
     close(&to_wgpu, &flex);
 }

@@ -27,6 +27,7 @@ pub use vit_common::config::VitConfig;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
+use vit_common::config::Checkpointing;
 
 /// The parts of the model that the backward pass recomputes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,26 +42,20 @@ pub enum Recomputed {
     Nested,
 }
 
+impl From<Checkpointing> for Recomputed {
+    fn from(checkpointing: Checkpointing) -> Self {
+        match checkpointing {
+            Checkpointing::Blocks => Self::Blocks,
+            Checkpointing::Nested => Self::Nested,
+            _ => Self::Nothing,
+        }
+    }
+}
+
 /// A vision transformer, of whichever modules.
 pub trait Model: Module {
     /// Builds the model with random weights. A model that is trained is on a device with autodiff.
     fn new(config: &VitConfig, device: &Device) -> Self;
-
-    /// Draws all weights, in the order of the fields.
-    ///
-    /// Burn draws a weight at its first access. That is the forward pass, in its order, or an
-    /// optimizer that arms the model: the same seed would give other weights.
-    #[must_use]
-    fn drawn(self) -> Self {
-        struct Access;
-        impl ModuleVisitor for Access {
-            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-                param.val();
-            }
-        }
-        self.visit(&mut Access);
-        self
-    }
 
     /// Chooses what the backward pass recomputes; the activations of the rest are kept.
     #[must_use]
@@ -77,6 +72,21 @@ pub trait Model: Module {
     /// [`forward`](Self::forward) with the masks of dropout drawn from this seed. They are the same
     /// whatever is recomputed, as every dropout has a seed of its own.
     fn forward_seeded(&self, images: Tensor<4>, seed: u64) -> Tensor<2>;
+}
+
+/// Draws all weights, in the order of the fields.
+///
+/// Burn draws a weight at its first access. That is the forward pass, in its order, or an optimizer
+/// that arms the model: the same seed would give other weights.
+pub fn drawn<M: Module>(model: M) -> M {
+    struct Access;
+    impl ModuleVisitor for Access {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            param.val();
+        }
+    }
+    model.visit(&mut Access);
+    model
 }
 
 #[cfg(all(test, feature = "flex"))]
@@ -104,7 +114,7 @@ mod tests {
     fn both_have_one_record_and_the_same_scores() {
         let device = Device::flex().autodiff();
         let config = Preset::Tiny.config(8, 3, 5);
-        let plain = Vit::new(&config, &device).drawn();
+        let plain = drawn(Vit::new(&config, &device));
         let lean = LeanVit::new(&config, &device).load_record(plain.clone().into_record());
         let images = Tensor::ones([2, 3, 8, 8], &device.inner());
         let difference = plain.valid().forward(images.clone()) - lean.valid().forward(images);

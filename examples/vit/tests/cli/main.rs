@@ -14,10 +14,10 @@ use this::PROGRAM;
 #[test]
 fn a_run_is_resumed_with_other_operations() {
     let home = Home::new();
-    let whole = result(&mut home.train("whole", 3));
+    let whole = result(&mut home.train("whole", 3, ""));
     for (before, after) in [("default", "lean"), ("lean", "default")] {
-        home.stop(before, 3, 9, &["--operations", before]);
-        let resumed = result(home.resume(before).args(["--operations", after]));
+        home.stop(before, 3, 9, &format!("--operations {before}"));
+        let resumed = result(&mut home.resume(before, &format!("--operations {after}")));
         let loss = |result: &serde_json::Value| result["train_loss"].as_f64().unwrap();
         let difference = loss(&resumed) - loss(&whole);
         assert!(difference.abs() < 1e-3, "{before}: {resumed} {whole}");
@@ -29,17 +29,11 @@ fn a_run_is_resumed_with_other_operations() {
 #[test]
 fn five_bytes_a_parameter_train_alike_in_both_modes() {
     let home = Home::new();
-    let options = ["--optimizer", "adamw-five-bytes", "--operations", "lean"];
-    let whole = result(home.train("whole", 2).args(options));
-    let plain = result(
-        home.train("plain", 2)
-            .args(options)
-            .args(["--mode", "plain"]),
-    );
+    let options = "--optimizer adamw-five-bytes --operations lean";
+    let whole = result(&mut home.train("whole", 2, options));
+    let plain = result(&mut home.train("plain", 2, &format!("{options} --mode plain")));
     assert_eq!(outcome(&plain), outcome(&whole));
-    home.stop("resumed", 2, 7, &options);
-    assert_eq!(
-        outcome(&result(&mut home.resume("resumed"))),
-        outcome(&whole)
-    );
+    home.stop("resumed", 2, 7, options);
+    let resumed = result(&mut home.resume("resumed", ""));
+    assert_eq!(outcome(&resumed), outcome(&whole));
 }

@@ -6,8 +6,8 @@ pub(crate) const PROGRAM: Program = Program {
     name: "vit",
     path: env!("CARGO_BIN_EXE_vit"),
     parts: vit::train::PARTS,
-    cuda: ["--device", "cuda"],
-    diverging: ["--optimizer", "lamb", "--lr", "1"],
+    cuda: "--device cuda",
+    diverging: "--optimizer lamb --lr 1",
     checkpointing: &[
         ("plain", "balanced", false),
         ("plain", "blocks", true),
@@ -18,6 +18,7 @@ pub(crate) const PROGRAM: Program = Program {
     ],
     refused: &[
         ("--device tpu", "tpu"),
+        ("--checkpointing automatic", "is for Burn 0.21"),
         ("--optimizer adamw-five-bytes", "need --operations lean"),
     ],
 };

@@ -4,10 +4,9 @@ use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, Param};
 use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{Adam, AdamConfig, AdamState, GradientsParams, LearningRate};
-use burn::optim::{Optimizer, SimpleOptimizer};
+use burn::optim::{AdamConfig, GradientsParams, Optimizer};
+use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Tensor, ops::Device};
 use burn_gradient_release::WithGradientRelease;
 use burn_gradient_release_device_memory::DeviceMemory;
 
@@ -15,7 +14,7 @@ use super::{ELEMENT_WISE, MATRICES, P, R, memory};
 use crate::harness::memory::parameter_bytes;
 use crate::harness::models::{Mlp, Scenario, Size};
 use crate::harness::run::{RATE, Start, trainable};
-use crate::harness::{Weights, noise};
+use crate::harness::{Hooked, Weights, noise};
 
 const STEPS: u64 = 10;
 
@@ -213,39 +212,11 @@ fn one_fused_kernel_holds_its_gradients() {
     saves::<Scales>(ELEMENT_WISE);
 }
 
-/// Adam that reads the memory of the device each time it is called.
-#[derive(Clone)]
-struct Reading {
-    adam: Adam,
-    memory: DeviceMemory,
-    readings: Arc<Mutex<Vec<u64>>>,
-}
-
-impl<B: Backend> SimpleOptimizer<B> for Reading {
-    type State<const D: usize> = AdamState<B, D>;
-
-    fn step<const D: usize>(
-        &self,
-        lr: LearningRate,
-        tensor: Tensor<B, D>,
-        grad: Tensor<B, D>,
-        state: Option<Self::State<D>>,
-    ) -> (Tensor<B, D>, Option<Self::State<D>>) {
-        let in_use = self.memory.usage().in_use;
-        self.readings.lock().expect("no panic").push(in_use);
-        self.adam.step(lr, tensor, grad, state)
-    }
-
-    fn to_device<const D: usize>(state: Self::State<D>, device: &Device<B>) -> Self::State<D> {
-        <Adam as SimpleOptimizer<B>>::to_device(state, device)
-    }
-}
-
 /// What is in use at each parameter's step, over what the forward pass left, in the third step.
 fn read_within<B, O>(
     memory: &DeviceMemory,
     start: &Start,
-    adaptor: impl FnOnce(Reading) -> O,
+    adaptor: impl FnOnce(Hooked) -> O,
     arm: impl Fn(&mut O, <Mlp as Scenario>::Model<B>) -> <Mlp as Scenario>::Model<B>,
 ) -> Vec<i64>
 where
@@ -253,11 +224,11 @@ where
     O: Optimizer<<Mlp as Scenario>::Model<B>, B>,
 {
     let readings = Arc::new(Mutex::new(Vec::new()));
-    let mut optim = adaptor(Reading {
-        adam: AdamConfig::new().build(),
-        memory: memory.clone(),
-        readings: readings.clone(),
-    });
+    let (device, read) = (memory.clone(), readings.clone());
+    let mut optim = adaptor(Hooked::with_hook(move |_, rate| {
+        read.lock().expect("no panic").push(device.usage().in_use);
+        rate
+    }));
     let mut model = start.model::<Mlp, B>();
     let mut above = Vec::new();
     for step in 0..3 {
@@ -288,7 +259,7 @@ fn earlier_gradients_are_gone_when_the_next_is_applied() {
     let release = read_within::<R, _>(
         &memory,
         &start,
-        |reading| OptimizerAdaptor::from(reading).with_gradient_release(),
+        |hooked| OptimizerAdaptor::from(hooked).with_gradient_release(),
         |optim, model| optim.arm(RATE, model),
     );
     let (all, largest) = parameter_bytes::<P, _>(&start.model::<Mlp, P>());

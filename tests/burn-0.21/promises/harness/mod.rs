@@ -16,6 +16,8 @@ pub(crate) mod weights;
 
 use burn::backend::{Autodiff, Flex, autodiff::checkpoint::strategy::NoCheckpointing};
 use burn_gradient_release::GradientRelease;
+#[cfg(has_mpi)]
+use burn_gradient_release_data_parallel::{Mpi, Replicas};
 
 /// Plain Burn, the reference.
 pub(crate) type Plain<B = Flex, C = NoCheckpointing> = Autodiff<B, C>;

@@ -49,27 +49,20 @@ where
         rule: &Ru,
         operands: Operands<Self, N>,
     ) -> Stepped<Self, N> {
-        let Operands {
-            weight,
-            grad,
-            clip,
-            states,
-            noise,
-        } = operands;
-        let (clipping, factor) = clipping(clip);
-        let weight = writable(weight);
-        let (first, states) = match states {
+        let (clipping, factor) = clipping(operands.clip);
+        let weight = writable(operands.weight);
+        let (first, states) = match operands.states {
             States::New(formats) => (true, formats.map(|format| empty(format, &weight))),
             States::Old(states) => (
                 false,
                 states.map(|state| state.map(&mut writable, &mut writable)),
             ),
         };
-        let pass = Pass::of_rule(rule, clipping, first).rounded(noise);
+        let pass = Pass::of_rule(rule, clipping, first).rounded(operands.noise);
         kernels::step(
             pass,
             on_device(&weight),
-            on_device(&grad),
+            on_device(&operands.grad),
             factor.as_ref().map(on_device),
             of_kernel(&states),
         );

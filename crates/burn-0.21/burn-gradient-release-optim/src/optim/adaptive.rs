@@ -1,16 +1,76 @@
-//! First and second moments, as Adam, AdamW, RAdam and others have them.
+//! Optimizers that step by a first and a second moment.
 
 use burn::{
+    optim::{LearningRate, SimpleOptimizer},
     record::Record,
     tensor::{Tensor, TensorPrimitive, backend::Backend},
 };
 
 use lean_arithmetic::optim::{
     Kind,
-    rules::{AmsGrad, Update, WithMoments},
+    rules::{AdaptiveRule, AmsGrad, Update, WithMoments},
 };
 
+use super::Lean;
 use crate::{LeanBackend, moment::Moment, settings::Settings};
+
+/// [`Adam`](super::Adam), [`AdamW`](super::AdamW) or [`RAdam`](super::RAdam).
+#[derive(Clone, Debug)]
+pub struct Adaptive<R> {
+    pub(super) rule: R,
+    /// Divides by the largest second moment so far.
+    pub(super) amsgrad: bool,
+    pub(super) settings: Settings,
+}
+
+/// State of [`Adaptive`], saved as Burn saves it.
+#[derive(Record, Clone, Debug)]
+pub struct AdaptiveState<B: Backend> {
+    /// The moments.
+    pub momentum: AdaptiveMomentumState<B>,
+}
+
+impl<R: AdaptiveRule> Lean for Adaptive<R> {
+    fn kept_shares(&self) -> Vec<(&'static str, f64)> {
+        self.rule.kept_shares().into()
+    }
+
+    fn settings_mut(&mut self) -> &mut Settings {
+        &mut self.settings
+    }
+}
+
+impl<B: LeanBackend, R: AdaptiveRule> SimpleOptimizer<B> for Adaptive<R> {
+    type State<const D: usize> = AdaptiveState<B>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<B, D>,
+        grad: Tensor<B, D>,
+        state: Option<AdaptiveState<B>>,
+    ) -> (Tensor<B, D>, Option<AdaptiveState<B>>) {
+        let momentum = state.map(|state| state.momentum);
+        let micro_batch = self.settings.micro_batch;
+        let time = micro_batch.time(momentum.as_ref().map_or(0, |state| state.time));
+        let rule = self.rule.rule(lr, time, micro_batch);
+        let (tensor, momentum) = step(
+            &self.settings,
+            rule,
+            time,
+            self.amsgrad,
+            tensor,
+            grad,
+            momentum,
+        );
+        (tensor, Some(AdaptiveState { momentum }))
+    }
+
+    fn to_device<const D: usize>(state: AdaptiveState<B>, device: &B::Device) -> AdaptiveState<B> {
+        let momentum = state.momentum.on_device(device);
+        AdaptiveState { momentum }
+    }
+}
 
 /// Moments of an optimizer, saved as Burn saves them.
 #[derive(Record, Clone, Debug)]
@@ -26,12 +86,7 @@ pub struct AdaptiveMomentumState<B: Backend> {
 }
 
 impl<B: Backend> AdaptiveMomentumState<B> {
-    /// Number of steps taken.
-    pub(super) fn steps(state: &Option<Self>) -> usize {
-        state.as_ref().map_or(0, |state| state.time)
-    }
-
-    pub(super) fn on_device(self, device: &B::Device) -> Self {
+    fn on_device(self, device: &B::Device) -> Self {
         Self {
             time: self.time,
             moment_1: self.moment_1.on_device(device),
@@ -42,7 +97,7 @@ impl<B: Backend> AdaptiveMomentumState<B> {
 }
 
 /// Steps by first and second moments.
-pub(super) fn step<B: LeanBackend, U: Update, const D: usize>(
+fn step<B: LeanBackend, U: Update, const D: usize>(
     settings: &Settings,
     rule: WithMoments<U>,
     time: usize,
@@ -51,9 +106,8 @@ pub(super) fn step<B: LeanBackend, U: Update, const D: usize>(
     grad: Tensor<B, D>,
     state: Option<AdaptiveMomentumState<B>>,
 ) -> (Tensor<B, D>, AdaptiveMomentumState<B>) {
-    let kinds = [Kind::Signed, Kind::Positive];
     let noise = Some(settings.micro_batch.noise(time));
-    if amsgrad {
+    let (tensor, [moment_1, moment_2], max_moment_2) = if amsgrad {
         let states = state.map(|state| {
             let most = state.max_moment_2.unwrap_or_else(|| least(&state.moment_2));
             [state.moment_1, state.moment_2, most]
@@ -61,34 +115,23 @@ pub(super) fn step<B: LeanBackend, U: Update, const D: usize>(
         let kinds = [Kind::Signed, Kind::Positive, Kind::Positive];
         let (tensor, states) = settings.step(&AmsGrad(rule), kinds, noise, tensor, grad, states);
         let [moment_1, moment_2, most] = states;
-        let max_moment_2 = Some(most);
-        (
-            tensor,
-            AdaptiveMomentumState {
-                time,
-                moment_1,
-                moment_2,
-                max_moment_2,
-            },
-        )
+        (tensor, [moment_1, moment_2], Some(most))
     } else {
         // A record of a run with AMSGrad keeps its states, as in Burn.
         let (states, max_moment_2) = state
             .map(|state| ([state.moment_1, state.moment_2], state.max_moment_2))
             .unzip();
-        let (tensor, [moment_1, moment_2]) =
-            settings.step(&rule, kinds, noise, tensor, grad, states);
-        let max_moment_2 = max_moment_2.flatten();
-        (
-            tensor,
-            AdaptiveMomentumState {
-                time,
-                moment_1,
-                moment_2,
-                max_moment_2,
-            },
-        )
-    }
+        let kinds = [Kind::Signed, Kind::Positive];
+        let (tensor, states) = settings.step(&rule, kinds, noise, tensor, grad, states);
+        (tensor, states, max_moment_2.flatten())
+    };
+    let state = AdaptiveMomentumState {
+        time,
+        moment_1,
+        moment_2,
+        max_moment_2,
+    };
+    (tensor, state)
 }
 
 /// A largest moment that any other replaces, as none is negative, for a record of a run without

@@ -29,7 +29,7 @@ pub use adagrad::{AdaGrad, AdaGradState, LrDecayState};
 pub use adam::{Adam, AdamState};
 pub use adamw::{AdamW, AdamWState};
 pub use adan::{Adan, AdanState, AdaptiveNesterovMomentumState};
-pub use adaptive::AdaptiveMomentumState;
+pub use adaptive::{Adaptive, AdaptiveMomentumState, AdaptiveState};
 pub use came::{Came, CameConfig, CameState};
 pub use factored::Factored;
 pub use lion::{Lion, LionConfig, LionState};

@@ -1,16 +1,10 @@
 //! RAdam.
 
-use burn::{
-    config::Config,
-    grad_clipping::GradientClippingConfig,
-    optim::{LearningRate, SimpleOptimizer},
-    record::Record,
-    tensor::{Tensor, backend::Backend},
-};
+use burn::{config::Config, grad_clipping::GradientClippingConfig};
 use lean_arithmetic::optim::rules;
 
-use super::{Lean, adaptive, adaptive::AdaptiveMomentumState};
-use crate::{LeanBackend, settings::Settings};
+use super::adaptive::{Adaptive, AdaptiveState};
+use crate::settings::Settings;
 
 /// Configuration of [`RAdam`].
 #[derive(Config, Debug)]
@@ -38,14 +32,15 @@ impl RAdamConfig {
     ///
     /// If a setting is out of range, which is named with its value.
     pub fn build(&self) -> RAdam {
-        RAdam {
-            radam: rules::RAdam {
-                beta_1: self.beta_1,
-                beta_2: self.beta_2,
-                epsilon: self.epsilon,
-                weight_decay: self.weight_decay,
-            }
-            .checked(),
+        let rule = rules::RAdam {
+            beta_1: self.beta_1,
+            beta_2: self.beta_2,
+            epsilon: self.epsilon,
+            weight_decay: self.weight_decay,
+        };
+        Adaptive {
+            rule: rule.checked(),
+            amsgrad: false,
             settings: Settings::clipping(self.grad_clipping.clone()),
         }
     }
@@ -56,55 +51,7 @@ impl RAdamConfig {
 ///
 /// Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond" (2020),
 /// <https://arxiv.org/abs/1908.03265>; as PyTorch has it with `decoupled_weight_decay=True`.
-#[derive(Clone, Debug)]
-pub struct RAdam {
-    radam: rules::RAdam,
-    settings: Settings,
-}
-
-impl Lean for RAdam {
-    fn kept_shares(&self) -> Vec<(&'static str, f64)> {
-        vec![
-            ("RAdam: beta_1", self.radam.beta_1),
-            ("RAdam: beta_2", self.radam.beta_2),
-        ]
-    }
-
-    fn settings_mut(&mut self) -> &mut Settings {
-        &mut self.settings
-    }
-}
+pub type RAdam = Adaptive<rules::RAdam>;
 
 /// State of [`RAdam`].
-#[derive(Record, Clone, Debug)]
-pub struct RAdamState<B: Backend> {
-    /// The moments.
-    pub momentum: AdaptiveMomentumState<B>,
-}
-
-impl<B: LeanBackend> SimpleOptimizer<B> for RAdam {
-    type State<const D: usize> = RAdamState<B>;
-
-    fn step<const D: usize>(
-        &self,
-        lr: LearningRate,
-        tensor: Tensor<B, D>,
-        grad: Tensor<B, D>,
-        state: Option<RAdamState<B>>,
-    ) -> (Tensor<B, D>, Option<RAdamState<B>>) {
-        let momentum = state.map(|state| state.momentum);
-        let settings = &self.settings;
-        let time = settings
-            .micro_batch
-            .time(AdaptiveMomentumState::steps(&momentum));
-        let rule = self.radam.rule(lr, time, settings.micro_batch);
-        let (tensor, momentum) =
-            adaptive::step(settings, rule, time, false, tensor, grad, momentum);
-        (tensor, Some(RAdamState { momentum }))
-    }
-
-    fn to_device<const D: usize>(state: RAdamState<B>, device: &B::Device) -> RAdamState<B> {
-        let momentum = state.momentum.on_device(device);
-        RAdamState { momentum }
-    }
-}
+pub type RAdamState<B> = AdaptiveState<B>;

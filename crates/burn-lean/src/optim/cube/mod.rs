@@ -24,16 +24,9 @@ pub(super) fn step<R: Rule<N>, const N: usize, const D: usize>(
     rule: &R,
     operands: Operands<N, D>,
 ) -> (Tensor<D>, [Moment<D>; N]) {
-    let Operands {
-        weight,
-        grad,
-        clip,
-        states,
-        noise,
-    } = operands;
-    let shape = weight.shape();
-    let mut tensors = vec![of(weight), of(grad)];
-    let (is_first, formats) = match states {
+    let shape = operands.weight.shape();
+    let mut tensors = vec![of(operands.weight), of(operands.grad)];
+    let (is_first, formats) = match operands.states {
         States::New(formats) => (true, formats),
         States::Old(states) => {
             let formats = states.each_ref().map(Moment::format);
@@ -43,7 +36,7 @@ pub(super) fn step<R: Rule<N>, const N: usize, const D: usize>(
             (false, formats)
         }
     };
-    let pass = Pass::of_rule(rule, clipping(clip), is_first).rounded(noise);
+    let pass = Pass::of_rule(rule, clipping(operands.clip), is_first).rounded(operands.noise);
     let states = Form::new(is_first, &formats);
     let stepped = Cube::run(Operation::Step { pass, states }, tensors);
 

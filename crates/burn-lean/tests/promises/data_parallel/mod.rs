@@ -6,8 +6,12 @@ mod clipping;
 mod failure;
 mod memory;
 #[cfg(feature = "mpi")]
+#[path = "../../../../../tests/burn-0.21/promises/harness/ranks.rs"]
 mod processes;
 mod reference;
 mod states;
 mod tokens;
 mod weights;
+
+#[cfg(feature = "mpi")]
+use burn_lean::{Mpi, Replicas};

@@ -2,12 +2,11 @@
 
 use burn::grad_clipping::GradientClippingConfig;
 use burn::module::{Module, ModuleMapper, Param, ParamGroup};
-use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
     AdamConfig, AdamWConfig, LionConfig, ModuleOptimizer, OptimizerRecord, SgdConfig,
 };
-use burn::tensor::activation::gelu;
 use burn::tensor::{DType, Tensor};
 use burn_lean::WithGradientRelease;
 use burn_lean::optim::{
@@ -22,39 +21,13 @@ use crate::harness::{
     Bits, assert_bits, assert_released, bits, flex, ids, numbers, plain_run, plain_step,
     release_run, release_step, seeded,
 };
+use crate::optimizers::Net;
 
 const STEPS: usize = 24;
 const HALF: usize = STEPS / 2;
 
-#[derive(Module, Debug)]
-struct Net {
-    embedding: Embedding,
-    body: Vec<Linear>,
-    norm: LayerNorm,
-    head: Linear,
-}
-
-impl Net {
-    fn new() -> Self {
-        seeded(&flex(), |device| Self {
-            embedding: EmbeddingConfig::new(12, 6).init(device),
-            body: vec![
-                LinearConfig::new(6, 40).init(device),
-                LinearConfig::new(40, 6).init(device),
-            ],
-            norm: LayerNormConfig::new(6).init(device),
-            head: LinearConfig::new(6, 3).init(device),
-        })
-    }
-
-    fn loss(&self, step: usize) -> Tensor<1> {
-        let device = flex();
-        let x = self.embedding.forward(ids([3, 4], step, 12, &device));
-        let inner = gelu(self.body[0].forward(x.clone()));
-        let x = self.norm.forward(x + self.body[1].forward(inner));
-        let x: Tensor<3> = self.head.forward(x);
-        (x - numbers([3, 4, 3], step, &device)).square().mean()
-    }
+fn net() -> Net {
+    Net::of_width(40)
 }
 
 type Make<'a> = &'a dyn Fn() -> ModuleOptimizer;
@@ -62,21 +35,21 @@ type Make<'a> = &'a dyn Fn() -> ModuleOptimizer;
 /// Burn's optimizer and the same in one pass: without and with release, and each resumed from the
 /// other's record in the middle.
 fn assert_same(name: &str, plain: Make<'_>, lean: Make<'_>) {
-    let (_, expected) = plain_run(Net::new(), &mut plain(), 0..STEPS, Net::loss);
-    let (_, run) = plain_run(Net::new(), &mut lean(), 0..STEPS, Net::loss);
+    let (_, expected) = plain_run(net(), &mut plain(), 0..STEPS, Net::loss);
+    let (_, run) = plain_run(net(), &mut lean(), 0..STEPS, Net::loss);
     for (found, expected) in run.iter().zip(&expected) {
         assert_bits(found, expected, name);
     }
     let what = format!("{name}, released");
     let mut release = lean().with_gradient_release();
     let steps = 0..STEPS;
-    let (_, reports) = release_run(Net::new(), &mut release, steps, Net::loss, &expected, &what);
+    let (_, reports) = release_run(net(), &mut release, steps, Net::loss, &expected, &what);
     assert_released(&reports, 1, &what);
 
     for (before, after) in [(plain, lean), (lean, plain)] {
         let what = format!("{name}, resumed");
         let mut first = before();
-        let (model, _) = plain_run(Net::new(), &mut first, 0..HALF, Net::loss);
+        let (model, _) = plain_run(net(), &mut first, 0..HALF, Net::loss);
         let record = first.to_record();
         assert!(!record.is_empty(), "{what}");
         let record = OptimizerRecord::from_bytes(record.into_bytes().unwrap()).unwrap();

@@ -1,8 +1,10 @@
 //! Adam.
 
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
 use super::{
-    super::{MicroBatch, Number},
-    CoupledDecay, Factors, Update, WithMoments,
+    super::{MicroBatch, Number, configuration},
+    AdaptiveRule, CoupledDecay, Factors, Update, WithMoments,
     adaptive::corrections_as_burn,
 };
 use crate::settings::{amount, expect_in_range, share};
@@ -21,6 +23,32 @@ pub struct Adam {
 }
 
 impl Adam {
+    /// Adam as a configuration of Burn has it, whether it is AMSGrad, and its clipping.
+    ///
+    /// # Panics
+    ///
+    /// If the configuration is that of another version of Burn, or a setting is out of range.
+    pub fn of_burn<C: DeserializeOwned>(config: &impl Serialize) -> (Self, bool, Option<C>) {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Configuration<C> {
+            beta_1: f32,
+            beta_2: f32,
+            epsilon: f32,
+            amsgrad: bool,
+            weight_decay: Option<WeightDecay>,
+            grad_clipping: Option<C>,
+        }
+        let config: Configuration<C> = configuration(config);
+        let adam = Self {
+            beta_1: config.beta_1,
+            beta_2: config.beta_2,
+            epsilon: config.epsilon,
+            decay: CoupledDecay(config.weight_decay.map(|decay| decay.penalty.into())),
+        };
+        (adam.checked(), config.amsgrad, config.grad_clipping)
+    }
+
     /// Checks the settings.
     ///
     /// # Panics
@@ -38,9 +66,12 @@ impl Adam {
         );
         self
     }
+}
 
-    /// The rule of step number `time`.
-    pub fn rule(&self, lr: f64, time: usize, micro_batch: MicroBatch) -> WithMoments<AdamUpdate> {
+impl AdaptiveRule for Adam {
+    type Update = AdamUpdate;
+
+    fn rule(&self, lr: f64, time: usize, micro_batch: MicroBatch) -> WithMoments<AdamUpdate> {
         let [correction_1, correction_2] = corrections_as_burn(self.beta_1, self.beta_2, time);
         let root = correction_2.sqrt();
         WithMoments {
@@ -53,6 +84,19 @@ impl Adam {
             },
         }
     }
+
+    fn kept_shares(&self) -> [(&'static str, f64); 2] {
+        [
+            ("Adam: beta_1", self.beta_1.into()),
+            ("Adam: beta_2", self.beta_2.into()),
+        ]
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WeightDecay {
+    penalty: f32,
 }
 
 /// The step of [`Adam`].

@@ -1,8 +1,10 @@
 //! AdamW.
 
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
 use super::{
-    super::{MicroBatch, Number},
-    Factors, Update, WithMoments,
+    super::{MicroBatch, Number, configuration},
+    AdaptiveRule, Factors, Update, WithMoments,
     adaptive::corrections_as_burn,
 };
 use crate::settings::{amount, expect_in_range, share};
@@ -27,6 +29,48 @@ pub struct AdamW {
 }
 
 impl AdamW {
+    /// AdamW as a configuration of Burn has it, whether it is AMSGrad, and its clipping.
+    ///
+    /// # Panics
+    ///
+    /// If the configuration is that of another version of Burn, or a setting is out of range.
+    pub fn of_burn<C: DeserializeOwned>(config: &impl Serialize) -> (Self, bool, Option<C>) {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Configuration<C> {
+            beta_1: f32,
+            beta_2: f32,
+            epsilon: f32,
+            weight_decay: f32,
+            cautious_weight_decay: bool,
+            amsgrad: bool,
+            grad_clipping: Option<C>,
+        }
+        let config: Configuration<C> = configuration(config);
+        let adamw = Self {
+            beta_1: config.beta_1,
+            beta_2: config.beta_2,
+            epsilon: config.epsilon,
+            weight_decay: config.weight_decay,
+            cautious: config.cautious_weight_decay,
+            max_lr: None,
+        };
+        (adamw.checked(), config.amsgrad, config.grad_clipping)
+    }
+
+    /// Decays by `weight_decay * lr / max_lr` in place of `weight_decay * lr`.
+    ///
+    /// # Panics
+    ///
+    /// If `max_lr` is not above zero, or not finite.
+    pub fn decouple_lr(&mut self, max_lr: f64) {
+        assert!(
+            max_lr > 0.0 && max_lr.is_finite(),
+            "AdamW: max_lr is {max_lr}, which is out of range: weight decay is divided by it"
+        );
+        self.max_lr = Some(max_lr);
+    }
+
     /// Checks the settings.
     ///
     /// # Panics
@@ -45,8 +89,18 @@ impl AdamW {
         self
     }
 
-    /// The rule of step number `time`.
-    pub fn rule(&self, lr: f64, time: usize, micro_batch: MicroBatch) -> WithMoments<AdamWUpdate> {
+    fn decay_rate(&self, lr: f64) -> f64 {
+        match self.max_lr {
+            Some(max_lr) => lr / max_lr * f64::from(self.weight_decay),
+            None => lr * f64::from(self.weight_decay),
+        }
+    }
+}
+
+impl AdaptiveRule for AdamW {
+    type Update = AdamWUpdate;
+
+    fn rule(&self, lr: f64, time: usize, micro_batch: MicroBatch) -> WithMoments<AdamWUpdate> {
         let [correction_1, correction_2] = corrections_as_burn(self.beta_1, self.beta_2, time);
         let decay_rate = self.decay_rate(lr);
         WithMoments {
@@ -65,11 +119,11 @@ impl AdamW {
         }
     }
 
-    fn decay_rate(&self, lr: f64) -> f64 {
-        match self.max_lr {
-            Some(max_lr) => lr / max_lr * f64::from(self.weight_decay),
-            None => lr * f64::from(self.weight_decay),
-        }
+    fn kept_shares(&self) -> [(&'static str, f64); 2] {
+        [
+            ("AdamW: beta_1", self.beta_1.into()),
+            ("AdamW: beta_2", self.beta_2.into()),
+        ]
     }
 }
 

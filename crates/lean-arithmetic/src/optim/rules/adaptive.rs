@@ -1,6 +1,20 @@
 //! First and second moments, as in Adam, AdamW, RAdam and others.
 
+use std::fmt::Debug;
+
 use super::super::{MicroBatch, Number, Rule};
+
+/// An optimizer that steps by a first and a second moment.
+pub trait AdaptiveRule: Copy + Debug + Send + Sync + 'static {
+    /// How the moments change the weight.
+    type Update: Update;
+
+    /// The rule of step number `time`.
+    fn rule(&self, lr: f64, time: usize, micro_batch: MicroBatch) -> WithMoments<Self::Update>;
+
+    /// Decay rates of the moments, by name.
+    fn kept_shares(&self) -> [(&'static str, f64); 2];
+}
 
 /// How the moments of an optimizer change the weight.
 pub trait Update: Copy + Send + Sync + 'static {

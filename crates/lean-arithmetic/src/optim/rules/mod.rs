@@ -19,7 +19,7 @@ pub use adagrad::AdaGrad;
 pub use adam::{Adam, AdamUpdate};
 pub use adamw::{AdamW, AdamWUpdate};
 pub use adan::{Adan, Nesterov};
-pub use adaptive::{AmsGrad, Factors, Update, WithMoments};
+pub use adaptive::{AdaptiveRule, AmsGrad, Factors, Update, WithMoments};
 pub use came::{Came, CameState};
 pub use decay::CoupledDecay;
 pub use lion::{Lion, Signed};

@@ -2,7 +2,7 @@
 
 use super::{
     super::{MicroBatch, Number},
-    Factors, Update, WithMoments,
+    AdaptiveRule, Factors, Update, WithMoments,
 };
 use crate::settings::{amount, expect_in_range, share};
 
@@ -37,9 +37,12 @@ impl RAdam {
         );
         self
     }
+}
 
-    /// The rule of step number `time`.
-    pub fn rule(&self, lr: f64, time: usize, micro_batch: MicroBatch) -> WithMoments<Rectified> {
+impl AdaptiveRule for RAdam {
+    type Update = Rectified;
+
+    fn rule(&self, lr: f64, time: usize, micro_batch: MicroBatch) -> WithMoments<Rectified> {
         WithMoments {
             factors: Factors::new(self.beta_1, self.beta_2).in_micro_batch(micro_batch),
             update: Rectified {
@@ -49,6 +52,13 @@ impl RAdam {
                 epsilon: self.epsilon,
             },
         }
+    }
+
+    fn kept_shares(&self) -> [(&'static str, f64); 2] {
+        [
+            ("RAdam: beta_1", self.beta_1),
+            ("RAdam: beta_2", self.beta_2),
+        ]
     }
 }
 

@@ -18,11 +18,9 @@ fn signalled(run: &mut Command, file: &Path, signals: &[&str]) -> Output {
     let child = run.spawn().unwrap();
     wait_for(file);
     for name in signals {
-        let process = child.id().to_string();
-        let kill = Command::new("kill")
-            .args([*name, process.as_str()])
-            .status();
-        assert!(kill.unwrap().success());
+        let mut kill = Command::new("kill");
+        kill.arg(name).arg(child.id().to_string());
+        assert!(kill.status().unwrap().success());
         sleep(Duration::from_millis(50));
     }
     child.wait_with_output().unwrap()
@@ -49,8 +47,7 @@ fn only_a_second_ctrl_c_does_not_wait_for_the_batch() {
     ] {
         let folder = home.folder(name);
         let slow = "--preset small --patch-size 4 --batch-size 16 --epochs 1";
-        let slow: Vec<_> = slow.split_whitespace().collect();
-        let run = train(&folder, &slow);
+        let run = train(&folder, slow);
         let log = folder.join("metrics/train/epoch-1/Loss.log");
         let output = signalled(&mut by(&HEEDS_HANGUPS, &run), &log, signals);
         let said = said(&output);
@@ -67,11 +64,15 @@ fn only_a_second_ctrl_c_does_not_wait_for_the_batch() {
 #[test]
 fn a_run_that_ignores_a_hangup_outlives_its_terminal() {
     let home = Home::new();
-    let whole = result(&mut home.train("whole", 12));
+    let whole = result(&mut home.train("whole", 12, ""));
     for (launcher, outlives) in [(&["nohup"][..], true), (&HEEDS_HANGUPS, false)] {
         let name = launcher[0];
         let begun = home.folder(name).join("metrics/train/epoch-2");
-        let output = signalled(&mut by(launcher, &home.train(name, 12)), &begun, &["-HUP"]);
+        let output = signalled(
+            &mut by(launcher, &home.train(name, 12, "")),
+            &begun,
+            &["-HUP"],
+        );
         if outlives {
             let result: Value = serde_json::from_slice(&output.stdout).unwrap();
             assert_eq!(outcome(&result), outcome(&whole));
@@ -79,7 +80,10 @@ fn a_run_that_ignores_a_hangup_outlives_its_terminal() {
             let said = said(&output);
             assert_eq!(output.status.code(), STOPPED, "{said}");
             assert!(said.contains("continues after epoch "), "{said}");
-            assert_eq!(outcome(&result(&mut home.resume(name))), outcome(&whole));
+            assert_eq!(
+                outcome(&result(&mut home.resume(name, ""))),
+                outcome(&whole)
+            );
         }
     }
 }

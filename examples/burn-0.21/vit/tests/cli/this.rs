@@ -6,8 +6,8 @@ pub(crate) const PROGRAM: Program = Program {
     name: "vit-0-21",
     path: env!("CARGO_BIN_EXE_vit-0-21"),
     parts: vit_0_21::train::PARTS,
-    cuda: ["--backend", "cuda"],
-    diverging: ["--optimizer", "sgd", "--lr", "1"],
+    cuda: "--backend cuda",
+    diverging: "--optimizer sgd --lr 1",
     checkpointing: &[
         ("plain", "balanced", false),
         ("release", "balanced", true),
@@ -15,23 +15,15 @@ pub(crate) const PROGRAM: Program = Program {
         ("release", "automatic", true),
     ],
     refused: &[
-        (
-            "--checkpointing blocks --activation-budget 1GiB",
-            "not for blocks",
-        ),
-        (
-            "--checkpointing automatic --activation-budget much",
-            "--activation-budget",
-        ),
+        ("--activation-budget 1GiB", "not for none"),
+        ("--activation-budget much", "--activation-budget"),
+        ("--checkpointing nested", "is for Burn 0.22"),
         ("--clip-grad-norm 0", "--clip-grad-norm"),
         ("--grads-accumulation 100000", "no step would ever be taken"),
+        ("--memory-timeline /", "takes a file, and / is none"),
         (
-            "--memory-timeline /",
-            "--memory-timeline takes a file, and / is none",
-        ),
-        (
-            "--memory-timeline /nowhere/at/all.gz",
-            "cannot write to /nowhere/at/all.gz",
+            "--memory-timeline /nowhere/a.gz",
+            "cannot write to /nowhere/a.gz",
         ),
         (
             "--mode plain --checkpointing blocks",
@@ -39,6 +31,7 @@ pub(crate) const PROGRAM: Program = Program {
         ),
         ("--mode plain --clip-grad-norm 1", "use --mode release"),
         ("--no-fusion", "flex never fuses"),
+        ("--optimizer lion", "`vit` has it"),
         ("--optimizer sgd --no-decay-on-norms", "not for sgd"),
     ],
 };

@@ -6,7 +6,7 @@ use std::fs;
 #[test]
 fn every_parameter_is_released_at_the_scheduled_rate() {
     let home = Home::new();
-    result(&mut home.train("run", 1));
+    result(&mut home.train("run", 1, ""));
     let log = |name: &str| {
         let file = home.folder("run/metrics/train/epoch-1").join(name);
         fs::read_to_string(file).unwrap()
@@ -23,29 +23,25 @@ fn groups_clipping_and_accumulation_are_resumed() {
     let home = Home::new();
     let recipe =
         "--weight-decay 0.3 --no-decay-on-norms --clip-grad-norm 0.5 --grads-accumulation 2";
-    let recipe: Vec<_> = recipe.split_whitespace().collect();
-    let whole = result(home.train("whole", 2).args(&recipe));
+    let whole = result(&mut home.train("whole", 2, recipe));
     // Each of the four does something.
-    for left_out in [0..2, 2..3, 3..5, 5..7] {
-        let mut others = recipe.clone();
-        others.drain(left_out);
-        let mut other = home.train("other", 2);
-        let other = result(other.args(&others).arg("--overwrite"));
+    for left_out in recipe.split("--").skip(1) {
+        let others = recipe.replace(&format!("--{left_out}"), "");
+        let other = result(&mut home.train("other", 2, &format!("{others} --overwrite")));
         assert_ne!(outcome(&other), outcome(&whole), "{others:?}");
     }
-    home.stop("run", 2, 13, &recipe);
-    assert_eq!(outcome(&result(&mut home.resume("run"))), outcome(&whole));
+    home.stop("run", 2, 13, recipe);
+    assert_eq!(
+        outcome(&result(&mut home.resume("run", ""))),
+        outcome(&whole)
+    );
     for epoch in [1, 2] {
         let log = |run: &str, name: &str| {
             let log = format!("{run}/metrics/train/epoch-{epoch}/{name}.log");
             fs::read_to_string(home.folder(&log)).unwrap()
         };
         for name in ["Loss", "Accuracy", "Gradient_Norm"] {
-            assert_eq!(
-                log("run", name),
-                log("whole", name),
-                "{name} of epoch {epoch}"
-            );
+            assert_eq!(log("run", name), log("whole", name), "{name}, {epoch}");
         }
         assert_eq!(log("whole", "Loss").lines().count(), 8);
     }
@@ -54,37 +50,29 @@ fn groups_clipping_and_accumulation_are_resumed() {
 #[test]
 fn a_run_is_resumed_with_any_checkpointing() {
     let home = Home::new();
-    let whole = result(&mut home.train("whole", 3));
+    let whole = result(&mut home.train("whole", 3, ""));
     let automatic = "--checkpointing automatic --activation-budget 512MiB";
-    for (before, after, checkpointing, budget) in [
+    let plain = "--mode plain --checkpointing balanced";
+    let blocks = "--checkpointing blocks";
+    for (before, after, checkpointing, mebibytes) in [
         // Without an option it keeps its own.
-        (automatic, "", "automatic", Some(512 << 20)),
+        (automatic, "", "automatic", Some(512)),
+        (automatic, "--activation-budget 2MiB", "automatic", Some(2)),
         (
-            automatic,
-            "--activation-budget 2MiB",
-            "automatic",
-            Some(2 << 20),
-        ),
-        (
-            "--mode plain --checkpointing balanced",
+            plain,
             "--mode release --checkpointing automatic",
             "automatic",
             None,
         ),
-        (
-            "--checkpointing blocks",
-            "--mode plain --checkpointing none",
-            "none",
-            None,
-        ),
+        (blocks, "--mode plain --checkpointing none", "none", None),
     ] {
         let name = format!("{before} then {after}");
-        let options: Vec<_> = before.split_whitespace().collect();
-        home.stop(&name, 3, 13, &options);
-        let resumed = result(home.resume(&name).args(after.split_whitespace()));
+        home.stop(&name, 3, 13, before);
+        let resumed = result(&mut home.resume(&name, after));
         assert_eq!(outcome(&resumed), outcome(&whole), "{name}");
         let settings = home.settings(&name);
         assert_eq!(settings["checkpointing"], checkpointing, "{name}");
-        assert_eq!(settings["activation_budget"].as_u64(), budget, "{name}");
+        let budget = settings["activation_budget"].as_u64();
+        assert_eq!(budget, mebibytes.map(|budget| budget << 20), "{name}");
     }
 }

@@ -7,7 +7,7 @@ mod program;
 #[path = "../cli/this.rs"]
 mod this;
 
-use both::{NEW, digest, images, kill, train, with};
+use both::{NEW, digest, images, kill, train};
 use program::{result, said, wait_for};
 use std::process::Stdio;
 use tempfile::TempDir;
@@ -16,8 +16,7 @@ use this::PROGRAM;
 #[test]
 fn an_interruption_of_one_stops_all() {
     let home = TempDir::new().unwrap();
-    let images = images(&home);
-    let new = with(&NEW, &[&images]);
+    let new = format!("{NEW} {}", images(&home));
     let whole = result(&mut train(2, &home.path().join("whole"), &new));
     let folder = home.path().join("run");
     let mut run = train(2, &folder, &new);
@@ -29,6 +28,6 @@ fn an_interruption_of_one_stops_all() {
     let said = said(&output);
     assert!(said.contains("continues after epoch 1"), "{said}");
     assert!(!folder.join("results.json").exists());
-    let resumed = result(&mut train(2, &folder, &["--resume"]));
+    let resumed = result(&mut train(2, &folder, "--resume"));
     assert_eq!(digest(&resumed), digest(&whole));
 }

@@ -1,10 +1,11 @@
-//! The program compares the weights itself, and fails if they differ.
+//! Of the examples that train before and after: the program compares the weights itself, and fails if
+//! they differ.
 
 use std::process::Command;
 
 #[test]
 fn both_programs_reach_the_same_weights() {
-    let run = Command::new(env!("CARGO_BIN_EXE_learner"))
+    let run = Command::new(env!(concat!("CARGO_BIN_EXE_", env!("CARGO_PKG_NAME"))))
         .current_dir(env!("CARGO_TARGET_TMPDIR"))
         .output()
         .unwrap();

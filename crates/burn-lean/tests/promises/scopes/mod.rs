@@ -1,5 +1,9 @@
 //! Scopes of `checkpoint`: the bits of a model that keeps its activations, armed and unarmed.
 
+mod refused;
+
+mod noise;
+
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use burn::module::{Module, Param};
@@ -14,8 +18,8 @@ use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
 use burn_lean::{FirstPass, Outcome, StepReport, Tensors, WithGradientRelease, checkpoint};
 
 use crate::harness::{
-    BOTH, Bits, LR, adamw, alone, assert_bits, bits, both_ways, distance, flex, ids, momentum,
-    numbers, plain_run, plain_step, release_run, release_step, seeded,
+    BOTH, LR, adamw, alone, assert_bits, bits, both_ways, distance, flex, ids, momentum, numbers,
+    plain_run, plain_step, release_run, release_step, seeded, synchronized,
 };
 use crate::small::assert_panics;
 
@@ -132,29 +136,16 @@ pub(crate) fn assert_same_recomputed<M: Module>(
         expected = plain_step(expected, &mut kept, |model| loss(model, step, false));
         unarmed = plain_step(unarmed, &mut plain, |model| loss(model, step, true));
         armed = release_step(armed, &mut release, |model| loss(model, step, true));
-        let expected = synchronized_bits(&expected);
+        let expected = synchronized(&expected);
         let what = format!("after step {step}");
-        assert_bits(
-            &synchronized_bits(&unarmed),
-            &expected,
-            &format!("unarmed, {what}"),
-        );
-        assert_bits(
-            &synchronized_bits(&armed),
-            &expected,
-            &format!("armed, {what}"),
-        );
+        for (mode, model) in [("unarmed", &unarmed), ("armed", &armed)] {
+            assert_bits(&synchronized(model), &expected, &format!("{mode}, {what}"));
+        }
         let report = release.last_step().unwrap();
         assert_eq!(report.count(Outcome::Ordinary), 0, "{what}");
         reports.push(report.clone());
     }
     reports
-}
-
-/// Burn keeps the last update of running statistics aside until somebody asks; a scope has asked.
-fn synchronized_bits<M: Module>(model: &M) -> Bits {
-    let _ = model.valid();
-    bits(model)
 }
 
 /// As [`assert_same_recomputed`], where gradients of more than two uses come from several scopes,
@@ -262,10 +253,8 @@ fn an_input_of_several_scopes() {
     // Scopes side by side: plain Burn's tape takes a step of each in turn.
     assert_close_recomputed(1.2e-7, |net, step, again| {
         let x = net.embed(step);
-        let branches = net
-            .blocks
-            .iter()
-            .map(|layer| block(layer, x.clone(), again));
+        let branch = |layer| block(layer, x.clone(), again);
+        let branches = net.blocks.iter().map(branch);
         let sum = branches.fold(x.clone().sin(), |sum, branch| (sum + branch).tanh());
         net.loss(sum + x, step)
     });
@@ -308,212 +297,6 @@ fn several_inputs_and_results_of_all_kinds() {
         };
         net.loss(hidden, step)
     });
-}
-
-#[derive(Module, Debug)]
-struct Noisy {
-    up: Linear,
-    norm: BatchNorm,
-    dropout: Dropout,
-    down: Linear,
-}
-
-impl Noisy {
-    fn new(device: &Device) -> Self {
-        Self {
-            up: LinearConfig::new(6, 12).init(device),
-            norm: BatchNormConfig::new(12).init(device),
-            dropout: DropoutConfig::new(0.4).init(),
-            down: LinearConfig::new(12, 6).init(device),
-        }
-    }
-
-    fn forward(&self, x: Tensor<2>, dropout: bool) -> Tensor<2> {
-        let hidden: Tensor<3> = self
-            .norm
-            .forward(self.up.forward(x.clone()).unsqueeze_dim(2));
-        let mut hidden = gelu(hidden.squeeze_dim(2));
-        if dropout {
-            hidden = self.dropout.forward(hidden);
-        }
-        x + self.down.forward(hidden)
-    }
-}
-
-#[test]
-fn running_statistics_change_once() {
-    let make = |device: &Device| vec![Noisy::new(device), Noisy::new(device)];
-    assert_same_recomputed(&flex(), make, |blocks, step, again| {
-        let run = |x, block| forward(block, x, again, |block: &Noisy, x| block.forward(x, false));
-        let x = numbers([7, 6], step, &flex());
-        blocks.iter().fold(x, run).square().mean()
-    });
-}
-
-/// A scope's gradients are those of the masks that its result was made with: by finite differences,
-/// which know nothing of how the gradients were computed.
-#[test]
-fn masks_of_dropout_are_the_same_both_times() {
-    alone(
-        "scopes::masks_of_dropout_are_the_same_both_times",
-        finite_differences,
-    );
-}
-
-fn finite_differences() {
-    let device = flex();
-    let block = seeded(&device, Noisy::new);
-    let x: Tensor<2> = numbers([7, 6], 0, &device);
-    let out = |x: Tensor<2>| {
-        // The same seed gives the same masks.
-        device.seed(11);
-        checkpoint(&block, x, |block: &Noisy, x| {
-            let hidden = block.dropout.forward(block.up.forward(x).tanh());
-            block.down.forward(hidden).tanh()
-        })
-        .sum()
-    };
-    let leaf = x.clone().require_grad();
-    let grads = out(leaf.clone()).backward();
-    let grad = leaf.grad(&grads).unwrap().into_data();
-    let grad: Vec<f32> = grad.try_into_vec().unwrap();
-    let h = 1e-2;
-    for (i, grad) in grad.iter().enumerate().step_by(5) {
-        let mut data: Vec<f32> = x.to_data().try_into_vec().unwrap();
-        let mut at = |by: f32| {
-            data[i] += by;
-            let x = burn::tensor::TensorData::new(data.clone(), [7, 6]);
-            out(Tensor::from_data(x, &device)).into_scalar::<f32>()
-        };
-        let (above, below) = (at(h), at(-2.0 * h));
-        let difference = (above - below) / (2.0 * h);
-        // The third derivative makes most of the difference: h^2 = 1e-4. Other masks make 0.1 and
-        // more.
-        assert!(
-            (difference - grad).abs() < 5e-3,
-            "element {i}: {difference} and {grad}"
-        );
-    }
-}
-
-#[test]
-fn masks_do_not_depend_on_what_is_armed() {
-    alone("scopes::masks_do_not_depend_on_what_is_armed", || {
-        let device = flex();
-        let make = || seeded(&device, Noisy::new);
-        let runs = both_ways(&BOTH[..1], &[FirstPass::Auto], 6, make, |block, step| {
-            device.seed(step as u64);
-            let x = numbers([7, 6], step, &device);
-            let x = checkpoint(block, x, |block: &Noisy, x| block.forward(x, true));
-            // Random numbers after a scope, and after backward.
-            let random = x.random_like(Distribution::Default);
-            (x * random).square().mean()
-        });
-        runs[0].assert_released();
-    });
-}
-
-#[test]
-fn what_would_get_no_gradient_is_refused() {
-    let device = flex();
-    let (block, other) = (Block::new(&device), Block::new(&device));
-    let x = || numbers::<3>([1, 2, 8], 1, &device);
-    let what_to_do = "pass it as a part of the input";
-    let outside = x().require_grad();
-    let with_tensor = move |block: &Block, x: Tensor<3>| block.forward(x + outside.clone());
-    assert_panics(|| checkpoint(&block, x(), with_tensor), what_to_do);
-    let with_parameter = move |block: &Block, x| other.forward(block.forward(x));
-    assert_panics(|| checkpoint(&block, x(), with_parameter), what_to_do);
-}
-
-fn drop_some(x: Tensor<3>) -> Tensor<3> {
-    DropoutConfig::new(0.2).init().forward(x)
-}
-
-/// Gives another result from the second run on.
-fn changing<R: Send + Sync + 'static>(
-    results: [impl Fn(&Block, Tensor<3>) -> R + Send + Sync + 'static; 2],
-) -> impl Fn(&Block, Tensor<3>) -> R + Send + Sync + 'static {
-    let runs = AtomicUsize::new(0);
-    move |block, x| results[runs.fetch_add(1, Relaxed).min(1)](block, x)
-}
-
-#[test]
-fn a_second_run_that_differs_is_refused() {
-    type Run<R> = fn(&Block, Tensor<3>) -> R;
-    let one = |block: &Block, x| vec![block.attend(x)];
-    let two = |block: &Block, x: Tensor<3>| vec![block.attend(x.clone()), x];
-    let other_weights: Run<_> = |block, x| vec![block.perceive(x)];
-    let other_shape: Run<_> = |block, x| vec![block.attend(x).narrow(0, 0, 1)];
-    let few: Run<_> = |_, x| vec![x];
-    // As the worker of a data loader does.
-    let on_another_thread: Run<_> = |block, x| {
-        let device = x.device();
-        let thread = move || Tensor::<1>::random([1], Distribution::Default, &device);
-        std::thread::spawn(thread).join().unwrap();
-        vec![drop_some(block.attend(x))]
-    };
-    let dropout: Run<_> = |block, x| vec![drop_some(block.attend(x))];
-    let undisturbed: Run<_> = |block, x| {
-        let device = x.device();
-        let thread = move || Tensor::<1>::random([1], Distribution::Default, &device);
-        std::thread::spawn(thread).join().unwrap();
-        vec![block.attend(x)]
-    };
-    let device = flex();
-    let cases: [(&str, [Run<Vec<Tensor<3>>>; 2]); 6] = [
-        ("other weights", [one, other_weights]),
-        ("another shape", [one, other_shape]),
-        ("more results", [one, two]),
-        ("the input alone", [one, few]),
-        ("another thread draws", [dropout, on_another_thread]),
-        (
-            "another thread draws, the scope does not",
-            [one, undisturbed],
-        ),
-    ];
-    for (name, runs) in cases {
-        for is_armed in [false, true] {
-            let mut block = seeded(&device, Block::new);
-            if is_armed {
-                block = adamw().with_gradient_release().arm(LR, block);
-            }
-            let x = numbers::<3>([2, 3, 8], 1, &device).require_grad();
-            let loss = checkpoint(&block, x, changing(runs)).remove(0).mean();
-            if name == "another thread draws, the scope does not" {
-                assert!(block.key.weight.grad(&loss.backward()).is_some() || is_armed);
-            } else {
-                let what = "it has computed something else than the first time";
-                assert_panics(|| loss.backward(), what);
-            }
-        }
-    }
-}
-
-/// They would be constants there.
-#[test]
-fn armed_parameters_read_on_another_thread_are_refused() {
-    let elsewhere = |block: &Block, x: Tensor<3>| {
-        std::thread::scope(|threads| {
-            let thread = threads.spawn(move || block.forward(x));
-            thread
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
-    };
-    let device = flex();
-    let x = numbers::<3>([1, 2, 8], 1, &device);
-    let mut optim = adamw().with_gradient_release();
-    let block = optim.arm(LR, seeded(&device, Block::new));
-    let what_to_do = "norm.gamma is read on another thread";
-    assert_panics(|| checkpoint(&block, x.clone(), elsewhere), what_to_do);
-    // Nothing has changed: a scope that computes on its own thread is the way out.
-    let kept = |block: &Block| block.forward(x.clone()).mean();
-    let expected = plain_step(seeded(&device, Block::new), &mut adamw(), kept);
-    let loss = checkpoint(&block, x.clone(), Block::forward).mean();
-    let grads = GradientsParams::from_grads(loss.backward(), &block);
-    let block = optim.step(LR, block, grads);
-    assert_bits(&bits(&block), &bits(&expected), "after the step");
 }
 
 #[test]
@@ -614,20 +397,11 @@ fn after_a_panic_inside_a_scope_training_goes_on() {
 /// Siblings: a tuple of them is a module.
 #[test]
 fn two_layers_in_one_scope() {
-    let make = || seeded(&flex(), Net::new);
-    let loss = |net: &Net, step: usize, again: bool| {
-        let [first, second, _] = &net.blocks[..] else {
-            unreachable!("it has three blocks");
-        };
+    assert_same_recomputed(&flex(), Net::new, |net, step, again| {
+        let both = (net.blocks[0].clone(), net.blocks[1].clone());
         let run = |(first, second): &(Block, Block), x| second.perceive(first.attend(x));
-        let both = (first.clone(), second.clone());
         net.loss(forward(&both, net.embed(step), again, run), step)
-    };
-    let kept = |net: &Net, step| loss(net, step, false);
-    let (_, expected) = plain_run(make(), &mut adamw(), 0..4, kept);
-    let mut optim = adamw().with_gradient_release();
-    let again = |net: &Net, step| loss(net, step, true);
-    release_run(make(), &mut optim, 0..4, again, &expected, "siblings");
+    });
 }
 
 #[test]

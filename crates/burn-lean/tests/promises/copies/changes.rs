@@ -1,0 +1,292 @@
+//! Weights that are averaged, computed, set and loaded, and mappers.
+
+use super::*;
+
+/// The average of the weights, as it is kept beside a model.
+struct Average(std::vec::IntoIter<Vec<f32>>);
+
+impl Average {
+    fn update(average: Small, model: &Small) -> Small {
+        struct Read(Vec<Vec<f32>>);
+        impl ModuleVisitor for Read {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                self.0.push(param.val().into_data().iter::<f32>().collect());
+            }
+        }
+        let mut read = Read(Vec::new());
+        model.visit(&mut read);
+        average.map(&mut Self(read.0.into_iter()))
+    }
+}
+
+impl ModuleMapper for Average {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let new = self.0.next().expect("the models are alike");
+        param.map(|old| {
+            let new = TensorData::new(new, old.dims());
+            let new = Tensor::<D>::from_data(new, &old.device()).inner();
+            (old.inner().mul_scalar(0.9) + new.mul_scalar(0.1)).autodiff()
+        })
+    }
+}
+
+#[test]
+fn an_average_between_steps() {
+    let (mut model, mut optim, mut plain) = started();
+    let (mut average, mut plain_average) = (model.clone(), plain.0.clone());
+    for step in 1..5 {
+        model = release_step(model, &mut optim, |model| model.loss(step));
+        average = Average::update(average, &model);
+        plain = train_plain(plain, &[step]);
+        plain_average = Average::update(plain_average, &plain.0);
+        assert_eq!(bits(&average), bits(&plain_average), "after step {step}");
+    }
+    assert_goes_on(model, &mut optim, plain);
+}
+
+/// A visitor reads around the slots: it must see nothing that looks like weights.
+#[test]
+fn an_average_of_an_armed_model_is_no_number() {
+    let (model, mut optim, plain) = started();
+    let average = model.clone();
+    let model = optim.arm(LR, model);
+    if let Ok(average) = panic_of(|| Average::update(average, &model)) {
+        assert!(is_nan(&average.values()));
+    }
+    let read: Vec<Vec<u32>> = bits(&model).into_iter().map(|(_, bits)| bits).collect();
+    assert!(is_nan(&read));
+    let model = finish(model, &mut optim, 1);
+    assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
+}
+
+/// As it is, an average that was begun as a copy of the armed model is made of placeholders.
+#[test]
+fn an_average_that_was_a_copy_of_the_armed_model() {
+    let (model, mut optim, plain) = started();
+    let model = optim.arm(LR, model);
+    let average = model.clone();
+    let model = finish(model, &mut optim, 1);
+    let expected = Average::update(plain.0.clone(), &train_plain(plain, &[1]).0);
+    let found = Average::update(average.clone().materialize(), &model);
+    assert_eq!(bits(&found), bits(&expected));
+    if let Ok(average) = panic_of(|| Average::update(average, &model))
+        && let Some(values) = read_or_refused(&average)
+    {
+        assert_eq!(values, expected.values());
+    }
+}
+
+/// Computes from what it finds.
+struct Halve;
+
+impl ModuleMapper for Halve {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|weight| weight.inner().mul_scalar(0.5).autodiff().require_grad())
+    }
+}
+
+/// What is computed from a placeholder is refused: by `step`, or where the forward pass reads it. A
+/// parameter that is only built again, after backward, gets its step.
+/// Changed before a step without gradients, before the forward pass, and after backward.
+#[test]
+fn weights_computed_from_those_of_the_armed_model() {
+    type Change = fn(Small) -> Small;
+    // Whether something is computed, too.
+    let changes: [(&str, bool, Change); 4] = [
+        ("a mapper", true, |model| model.map(&mut Halve)),
+        ("one mapped", true, |mut model| {
+            model.tied = Halve.map_float(model.tied);
+            model
+        }),
+        ("one detached", false, |mut model| {
+            model.tied = model.tied.map(|value| value.detach().require_grad());
+            model
+        }),
+        ("one built again", false, |mut model| {
+            let (id, base, mapper) = model.tied.consume();
+            model.tied = Param::from_mapped_value(id, base, mapper);
+            model
+        }),
+    ];
+    for (name, computes, change) in changes {
+        let arm = |optim: &mut ReleaseOptimizer, model| change(optim.arm(LR, model));
+        let assert_refused = |mut optim: ReleaseOptimizer, model, grads| {
+            let refused = optim.try_step(LR, model, grads).unwrap_err();
+            let error = refused.error();
+            let is_lost = matches!(
+                error,
+                ReleaseError::Placeholder { .. } | ReleaseError::WrongModel { .. }
+            );
+            assert!(is_lost, "{name}: {error}");
+        };
+        let (model, mut optim, _) = started();
+        let model = arm(&mut optim, model);
+        assert_refused(optim, model, GradientsParams::new());
+
+        let (model, mut optim, _) = started();
+        let model = arm(&mut optim, model);
+        if name == "a mapper" {
+            // It keeps what leads to the slot.
+            assert_panics(|| model.loss(1), "computed from the placeholder");
+        } else {
+            let grads = grads_of(&model, 1);
+            assert_refused(optim, model, grads);
+        }
+
+        let (model, mut optim, plain) = started();
+        let model = optim.arm(LR, model);
+        let grads = grads_of(&model, 1);
+        if computes {
+            assert_refused(optim, change(model), grads);
+        } else {
+            let model = optim.step(LR, change(model), grads);
+            assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
+        }
+    }
+}
+
+/// What is put there does not depend on what was there.
+#[test]
+fn weights_set_in_the_armed_model() {
+    type Change = fn(Small) -> Small;
+    let changes: [(usize, Change); 2] = [
+        (PARAMS, |model| numbered_from(model, 70)),
+        (1, |mut model| {
+            let set = |old: Tensor<2>| numbers([4, 4], 33, &old.device()).set_require_grad(true);
+            model.tied = model.tied.map(set);
+            model
+        }),
+    ];
+    for (count, change) in changes {
+        let (model, mut optim, plain) = started();
+        let model = change(optim.arm(LR, model));
+        let expected = change(plain.0);
+        assert_eq!(model.values(), expected.values());
+        let model = finish(model, &mut optim, 1);
+        assert_eq!(optim.last_step().unwrap().count(Outcome::Ordinary), count);
+        assert_goes_on(model, &mut optim, train_plain((expected, plain.1), &[1]));
+    }
+}
+
+/// Before the forward pass, what was loaded is trained. Later, the step is refused if the record is
+/// of the same model, whose parameters keep their ids; the gradients are not of another one.
+#[test]
+fn a_record_loaded_in_the_middle_of_a_step() {
+    for (moment, is_own) in MOMENTS.into_iter().flat_map(|at| [(at, true), (at, false)]) {
+        let what = format!("{moment:?}, own {is_own}");
+        let (model, mut optim, plain) = started();
+        let source = match is_own {
+            true => numbered_from(plain.0.clone(), 80),
+            false => numbered_from(small(), 80),
+        };
+        let load = |model: Small| model.load_record(source.clone().into_record());
+        let load_at = |model, at| if at == moment { load(model) } else { model };
+        let states = optim.to_record();
+        let model = load_at(optim.arm(LR, model), Moment::BeforeForward);
+        let loss = model.loss(1);
+        let model = load_at(model, Moment::BeforeBackward);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let model = load_at(model, Moment::AfterBackward);
+        assert_eq!(model.values(), source.values(), "{what}");
+        if moment == Moment::BeforeForward || !is_own {
+            let model = optim.step(LR, model, grads);
+            let batches: &[usize] = if moment == Moment::BeforeForward {
+                &[1]
+            } else {
+                &[]
+            };
+            let expected = (load(plain.0), plain.1);
+            assert_goes_on(model, &mut optim, train_plain(expected, batches));
+            continue;
+        }
+        let refused = optim.try_step(LR, model, grads).unwrap_err();
+        assert_error!(refused.error(), WrongModel, "loaded");
+        let model = refused.into_model();
+        assert_eq!(model.values(), source.values(), "{what}");
+        let mut optim = optim.load_record(states);
+        assert_goes_on(load(model), &mut optim, (source.clone(), plain.1));
+    }
+}
+
+#[test]
+fn a_record_loaded_before_a_scope() {
+    for whole in [false, true] {
+        let (model, mut optim, (plain, mut plain_optim)) = started();
+        let load = |mut model: Small| {
+            let source = numbered_from(small(), 80);
+            if whole {
+                return model.load_record(source.into_record());
+            }
+            model.first = model.first.load_record(source.first.into_record());
+            model
+        };
+        let plain = plain_step(load(plain), &mut plain_optim, |model| model.loss(1));
+        let model = load(optim.arm(LR, model));
+        let x = numbers::<2>([3, 4], 1, &flex());
+        let loss = checkpoint(&model, x, Small::forward).square().mean();
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let model = optim.step(LR, model, grads);
+        assert_goes_on(model, &mut optim, (plain, plain_optim));
+    }
+}
+
+/// Weights whose layout in a record is another one.
+#[test]
+fn load_and_save_mappers_stay() {
+    let make = || {
+        // Square: Burn 0.22 refuses to load any other into a layer that has its weight already.
+        let layer = LinearConfig::new(4, 4).with_layout(LinearLayout::Col);
+        let mut layer: Linear = numbered(layer.init(&flex()));
+        let bias = layer.bias.take().unwrap();
+        let bias = bias.load_mapper(|bias| bias.div_scalar(4.0));
+        layer.bias = Some(bias.save_mapper(|bias| bias.mul_scalar(4.0)));
+        layer
+    };
+    let loss = |model: &Linear, step| {
+        let x = numbers::<2>([3, 4], step, &flex());
+        model.forward(x).square().mean()
+    };
+    let saved = |model: &Linear| {
+        let bytes = model.clone().into_record().into_bytes().unwrap();
+        bytes.to_vec()
+    };
+    let mut plain = make();
+    let mut model = plain.clone();
+    let (mut plain_optim, mut optim) = (adamw(), adamw().with_gradient_release());
+    for step in 0..3 {
+        let before = saved(&plain);
+        plain = plain_step(plain, &mut plain_optim, |model| loss(model, step));
+        model = optim.arm(LR, model);
+        assert_eq!(saved(&model), before, "armed in step {step}");
+        assert_eq!(saved(&model.valid()), before, "armed in step {step}");
+        let grads = GradientsParams::from_grads(loss(&model, step).backward(), &model);
+        assert_eq!(saved(&model), saved(&plain), "after backward {step}");
+        model = optim.step(LR, model, grads);
+        assert_eq!(bits(&model), bits(&plain), "after step {step}");
+        assert_eq!(saved(&model), saved(&plain), "after step {step}");
+    }
+    // What was saved is loaded through the mappers, also by an armed model.
+    let record = || plain.clone().into_record();
+    assert_eq!(bits(&model.clone().load_record(record())), bits(&plain));
+    let again = make().load_record(model.clone().into_record());
+    assert_eq!(bits(&again), bits(&plain));
+    let armed = optim.arm(LR, numbered_from(model, 90));
+    let armed = armed.load_record(record());
+    assert_eq!(bits_of(armed.weight.val()), bits(&plain)[0].1);
+    let model = optim.disarm(armed);
+    assert_eq!(bits(&model), bits(&plain));
+    assert_eq!(saved(&model), saved(&plain));
+    assert_eq!(saved(&optim.arm(LR, model).materialize()), saved(&plain));
+}
+
+/// Mappers that an armed parameter is given are gone after `step`.
+#[test]
+fn mappers_given_while_armed() {
+    let (model, mut optim, plain) = started();
+    let mut model = optim.arm(LR, model);
+    model.tied = model.tied.save_mapper(|value| value.mul_scalar(2.0));
+    let model = finish(model, &mut optim, 1);
+    let (expected, _) = train_plain(plain, &[1]);
+    assert_eq!(bits(&model), bits(&expected));
+    assert_eq!(loaded(model.into_record()), loaded(expected.into_record()));
+}

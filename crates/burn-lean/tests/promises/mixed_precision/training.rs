@@ -1,0 +1,266 @@
+//! Everything together, against what one computes by hand.
+
+use super::*;
+
+const WIDTH: usize = 64;
+const VOCABULARY: usize = 96;
+const TIME: usize = 12;
+
+/// In the style of Llama.
+#[derive(Module, Debug)]
+struct Decoder {
+    embedding: nn::Embedding,
+    blocks: Vec<Block>,
+    norm: nn::RmsNorm,
+    head: nn::Linear,
+}
+
+#[derive(Module, Debug)]
+struct Block {
+    norm: nn::RmsNorm,
+    query: nn::Linear,
+    rotary: nn::RotaryEncoding,
+    ff_norm: nn::LayerNorm,
+    gate: nn::SwiGlu,
+    down: nn::Linear,
+}
+
+impl Decoder {
+    fn new(device: &Device) -> Self {
+        let linear = |from, to| {
+            nn::LinearConfig::new(from, to)
+                .with_bias(false)
+                .init(device)
+        };
+        let block = || Block {
+            norm: nn::RmsNormConfig::new(WIDTH).init(device),
+            query: linear(WIDTH, WIDTH),
+            rotary: nn::RotaryEncodingConfig::new(TIME, WIDTH / 2).init(device),
+            ff_norm: nn::LayerNormConfig::new(WIDTH).init(device),
+            gate: nn::SwiGluConfig::new(WIDTH, WIDTH).init(device),
+            down: linear(WIDTH, WIDTH),
+        };
+        Self {
+            embedding: nn::EmbeddingConfig::new(VOCABULARY, WIDTH).init(device),
+            blocks: (0..2).map(|_| block()).collect(),
+            norm: nn::RmsNormConfig::new(WIDTH).init(device),
+            head: linear(WIDTH, VOCABULARY),
+        }
+    }
+
+    fn loss(&self, batch: usize) -> Tensor<1> {
+        let tokens = ids([2, TIME + 1], batch, VOCABULARY, &flex());
+        let seen = tokens.clone().narrow(1, 0, TIME);
+        let targets: Tensor<1, Int> = tokens.narrow(1, 1, TIME).reshape([2 * TIME]);
+        let x = self.embedding.forward(seen);
+        let x = checkpoint_each(&self.blocks, x, |block, x| block.forward(x));
+        let x = self.norm.forward(x).flatten::<2>(0, 1);
+        let loss = CrossEntropyLossConfig::new().init(&x.device());
+        linear_cross_entropy(&loss, x, self.head.weight.val(), None, targets)
+    }
+}
+
+impl Block {
+    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let query = self.query.forward(self.norm.forward(x.clone()));
+        let query = query.reshape([2, TIME, 2, WIDTH / 2]).swap_dims(1, 2);
+        let query = self.rotary.forward(query);
+        let attended = Attention::new()
+            .causal()
+            .forward(query.clone(), query.clone(), query);
+        let x = x + attended.swap_dims(1, 2).reshape([2, TIME, WIDTH]);
+        let hidden = self.gate.forward(self.ff_norm.forward(x.clone()));
+        x + self.down.forward(hidden)
+    }
+}
+
+const STEPS: usize = 4;
+const MICRO_BATCHES: usize = 3;
+const RATE: f64 = 3e-3;
+const MAX_NORM: f64 = 0.5;
+const SCALE: f64 = 1024.0;
+
+fn decoder(precision: &MixedPrecision) -> Decoder {
+    precision.cast(seeded(&flex(), Decoder::new)).unwrap()
+}
+
+fn micro_batch(step: usize, of_step: usize) -> usize {
+    step * MICRO_BATCHES + of_step
+}
+
+/// The sum of gradients in half precision, in f32.
+fn sum<M: Module>(model: &M, all: Vec<GradientsParams>) -> GradientsParams {
+    struct Sum(Vec<GradientsParams>, GradientsParams);
+    impl ModuleVisitor for Sum {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let grads = self.0.iter_mut();
+            let grads = grads.filter_map(|grads| grads.remove::<D>(param.id));
+            let sum = grads
+                .map(|grad| grad.cast(DType::F32))
+                .reduce(|sum, grad| sum + grad);
+            self.1.register(param.id, sum.unwrap());
+        }
+    }
+    let mut sum = Sum(all, GradientsParams::new());
+    model.visit(&mut sum);
+    sum.1
+}
+
+/// With gradients in f32, by hand: their sum over micro-batches, without the scale, clipped by the
+/// global norm, and given to an optimizer of Burn's.
+fn by_hand(precision: &MixedPrecision) -> Vec<Bits> {
+    let mut model = decoder(precision);
+    let mut optim = optimizer(&model);
+    let mut steps = Vec::new();
+    for step in 0..STEPS {
+        let grads = |of_step| {
+            let loss = model.loss(micro_batch(step, of_step)) * SCALE;
+            gradients(&model, loss)
+        };
+        let mut sums = sum(&model, (0..MICRO_BATCHES).map(grads).collect());
+        scale(&model, &mut sums, 1.0 / SCALE);
+        let norm = clip_global(&model, &mut sums, MAX_NORM);
+        assert!(norm > MAX_NORM && norm.is_finite(), "{norm}");
+        assert!(global_norm(&model, &sums) < MAX_NORM * 1.001);
+        model = optim.step(RATE, model, sums);
+        steps.push(bits(&model));
+    }
+    steps
+}
+
+fn optimizer(model: &Decoder) -> burn::optim::ModuleOptimizer {
+    let adamw = |decay| AdamWConfig::new().with_weight_decay(decay).in_five_bytes(7);
+    let no_decay = no_decay(model);
+    adamw(0.1).init().with_group(no_decay, adamw(0.0), None)
+}
+
+fn scaler() -> LossScaler {
+    LossScalerConfig::new().with_init_scale(SCALE).init()
+}
+
+fn release(model: &Decoder, scaler: &LossScaler) -> ReleaseOptimizer {
+    optimizer(model)
+        .with_gradient_release()
+        .with_norm_clipping(NormClipping::GlobalNorm { max_norm: MAX_NORM })
+        .with_loss_scaler(scaler.clone())
+        .with_f32_gradients()
+}
+
+/// Release, sums of micro-batches in f32, the exact global norm, the scale of the loss, groups,
+/// scopes, operations and five bytes, stopped and resumed after each step.
+#[test]
+fn everything_together_is_what_one_computes_by_hand() {
+    for precision in [MixedPrecision::bf16(), MixedPrecision::f16()] {
+        let expected = by_hand(&precision);
+        let mut model = decoder(&precision);
+        let mut record: Option<(OptimizerRecord, _, _)> = None;
+        for (step, expected) in expected.iter().enumerate() {
+            let scaler = scaler();
+            let mut optim = release(&model, &scaler);
+            if let Some((states, transforms, weights)) = record.take() {
+                optim = optim.load_record(states).load_gradient_record(transforms);
+                model = decoder(&precision).load_record(weights);
+            }
+            let mut sums = ReleaseAccumulator::in_f32();
+            for of_step in 0..MICRO_BATCHES - 1 {
+                model = sums.arm(model);
+                let loss = scaler.scale(model.loss(micro_batch(step, of_step)));
+                let grads = gradients(&model, loss);
+                sums.accumulate(&model, grads);
+            }
+            let last = micro_batch(step, MICRO_BATCHES - 1);
+            let stepped = optim.try_two_passes(RATE, model, sums.grads(), |model| {
+                scaler.scale(model.loss(last))
+            });
+            let loss;
+            (model, loss) = stepped.unwrap_or_else(|refused| panic!("{}", refused.error()));
+            assert_eq!(loss.dtype(), DType::F32);
+            assert_bits(
+                &bits(&model),
+                expected,
+                &format!("{precision:?}, step {step}"),
+            );
+            let weights = model.clone().into_record();
+            record = Some((optim.to_record(), optim.gradient_record(), weights));
+        }
+    }
+}
+
+/// Gradients that are given in f32 stay so, as with Burn's optimizer.
+#[test]
+fn gradients_of_the_caller_keep_their_type() {
+    let bf16 = MixedPrecision::bf16();
+    let model = decoder(&bf16);
+    let sums = || {
+        sum(
+            &model,
+            (0..3).map(|at| gradients(&model, model.loss(at))).collect(),
+        )
+    };
+    let expected = optimizer(&model).step(RATE, model.clone(), sums());
+    let mut release = optimizer(&model).with_gradient_release();
+    let found = release.step(RATE, model.clone(), sums());
+    assert_bits(&bits(&found), &bits(&expected), "not armed");
+}
+
+/// The mean over replicas is in f32 until the step, whose states are in one of them.
+#[cfg(feature = "data-parallel")]
+#[test]
+fn replicas_take_the_mean_in_f32() {
+    use burn_lean::{DataParallel, Threads};
+
+    let bf16 = MixedPrecision::bf16();
+    let mut model = decoder(&bf16);
+    let mut optim = optimizer(&model);
+    let mut expected = Vec::new();
+    for step in 0..2 {
+        let grads = |rank: usize| gradients(&model, model.loss(2 * step + rank));
+        let mut mean = sum(&model, (0..2).map(grads).collect());
+        scale(&model, &mut mean, 0.5);
+        model = optim.step(RATE, model, mean);
+        expected.push(bits(&model));
+    }
+    Threads::run(2, |replicas| {
+        let parallel = DataParallel::new(replicas.clone()).with_sharded_optimizer();
+        let mut model = parallel.broadcast(decoder(&bf16)).unwrap();
+        let optim = optimizer(&model).with_gradient_release();
+        let reduction = std::sync::Arc::new(parallel);
+        let mut optim = optim.with_reduction(reduction).with_f32_gradients();
+        for (step, expected) in expected.iter().enumerate() {
+            model = optim.arm(RATE, model);
+            let loss = model.loss(2 * step + replicas.rank());
+            let grads = gradients(&model, loss);
+            model = optim.step(RATE, model, grads);
+            assert_bits(&bits(&model), expected, &format!("step {step}"));
+        }
+    });
+}
+
+/// 256 and then 300 ones: in bf16 a sum of 256 stands still, and so does one of one pass.
+#[test]
+fn sums_in_f32_lose_no_small_gradients() {
+    let device = flex();
+    let model = || {
+        let model: plain::Linear = plain::LinearConfig::new(1, 1)
+            .with_bias(false)
+            .init(&device);
+        MixedPrecision::bf16().cast(model).unwrap()
+    };
+    for is_armed in [true, false] {
+        let sum_of = |mut sums: ReleaseAccumulator| {
+            let mut model = model();
+            for number in std::iter::once(256.0).chain([1.0; 300]) {
+                if is_armed {
+                    model = sums.arm(model);
+                }
+                let x = Tensor::<2>::full([1, 1], number, &device).cast(DType::BF16);
+                let grads = gradients(&model, model.forward(x).sum());
+                sums.accumulate(&model, grads);
+            }
+            let sum = sums.grads().remove::<2>(model.weight.id).unwrap();
+            sum.into_scalar::<f32>()
+        };
+        assert_eq!(sum_of(ReleaseAccumulator::new()), 256.0);
+        assert_eq!(sum_of(ReleaseAccumulator::in_f32()), 556.0);
+    }
+}

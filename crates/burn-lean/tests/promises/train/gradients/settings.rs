@@ -1,0 +1,145 @@
+//! The norm as a metric, groups, an optimizer that was used before, and what is refused.
+
+use super::*;
+
+fn clipping() -> Training {
+    let clipping = NormClipping::GlobalNorm { max_norm: MAX_NORM };
+    Training {
+        settings: Arc::new(move |optim| optim.with_norm_clipping(clipping)),
+        has_two_passes: true,
+        ..Training::new(adamw)
+    }
+}
+
+/// The first number that a metric has logged.
+fn first_logged(training: &Training, metric: &str) -> f64 {
+    let lines = training.directory.logged(1, metric);
+    lines[0].split(',').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn the_norm_and_the_peak_are_metrics() {
+    // The first two items make the first batch.
+    let model = Training::new(adamw).model;
+    let norm = global_norm(&model, &model.gradients());
+    let measured = Training {
+        settings: Arc::new(ReleaseOptimizer::with_grad_norm),
+        ..Training::new(adamw)
+    };
+    for training in [clipping(), measured] {
+        training.run(Mode::Released);
+        assert_eq!(first_logged(&training, "Gradient Norm"), norm);
+        let peaks = training.directory.logged(2, "Peak Memory");
+        let peaks = peaks.iter().filter(|line| !line.ends_with("final"));
+        let peaks = peaks.map(|line| line.split(',').next().unwrap().parse::<f64>().unwrap());
+        // The peak is reset before each iteration.
+        let expected = (BATCHES + 1..=2 * BATCHES).map(|reset| reset as f64);
+        assert!(peaks.eq(expected));
+    }
+}
+
+/// No parameter after the gradient that is not finite has changed, and the path is named.
+#[test]
+fn a_gradient_that_is_not_finite_stops_the_training() {
+    let mut training = Training {
+        settings: Arc::new(ReleaseOptimizer::with_non_finite_stop),
+        ..Training::without_third_use(User::default())
+    };
+    training.run(Mode::Released);
+    let head = training.model.head.weight;
+    training.model.head.weight = head.map(|weight| (weight * f32::NAN).detach().require_grad());
+    let text = panic_of(|| training.run(Mode::Released))
+        .map(drop)
+        .unwrap_err();
+    assert!(text.contains("is not finite"), "{text}");
+}
+
+/// Groups of the optimizer with release are those of the training, and one without a parameter is
+/// refused.
+#[test]
+fn groups_of_the_optimizer() {
+    let sgd = || SgdConfig::new().build();
+    let grouped = |group: &'static str| Training {
+        settings: Arc::new(move |optim: ReleaseOptimizer| {
+            optim.with_group(ParamGroup::from_predicate(group), sgd(), None)
+        }),
+        ..Training::new(adamw)
+    };
+    let expected = Training::new(|| {
+        let query = ParamGroup::from_predicate("query");
+        adamw().with_group(query, SgdConfig::new().build(), None)
+    });
+    let found = grouped("query").run(Mode::Released);
+    found.assert_same(&expected.run(Mode::Stock), "groups");
+    let text = panic_of(|| grouped("nothing").run(Mode::Released)).map(drop);
+    let text = text.unwrap_err();
+    assert!(text.contains("nothing"), "{text}");
+}
+
+/// An optimizer that was trained with before goes on, with its states and averages.
+#[test]
+fn an_optimizer_that_was_used_before() {
+    let clipping = AutoClipConfig::new()
+        .with_percentile(QUANTILES.percentile)
+        .with_history(QUANTILES.history);
+    let used = |training: &Training, optim: &mut dyn FnMut(Net, GradientsParams) -> Net| {
+        let mut model = training.model.clone();
+        for _ in 0..5 {
+            let grads = model.gradients();
+            model = optim(model, grads);
+        }
+    };
+    let mut stock = Training::new(adamw);
+    let (by_hand, mut optim) = (Arc::new(ByQuantiles::default()), adamw());
+    used(&stock, &mut |model, mut grads| {
+        by_hand.change(&model, &mut grads);
+        optim.step(0.01, model, grads)
+    });
+    stock.model.user.by_hand = Some(by_hand);
+    let learner = Learner::new(stock.model.clone(), optim, rates());
+    let expected = bits(&stock.supervised(Mode::Stock).launch(learner).model);
+
+    let released = Training::new(adamw);
+    let optim = adamw().with_gradient_release();
+    let mut optim = optim.with_norm_clipping(NormClipping::AutoClip(clipping));
+    used(&released, &mut |model, grads| {
+        optim.step(0.01, model, grads)
+    });
+    let learner = release_learner(released.model.clone(), optim, rates());
+    let found = bits(&released.supervised(Mode::Released).launch(learner).model);
+    assert_bits(&found, &expected, "used before");
+}
+
+#[test]
+fn settings_that_a_strategy_does_not_have_are_refused() {
+    let refused = |training: Training, mode| {
+        let refused = panic_of(|| training.run(mode)).map(drop);
+        refused.unwrap_err()
+    };
+    let text = refused(clipping(), Mode::StockWithOurs);
+    for said in ["clipping by norms", "GradientReleaseStrategy"] {
+        assert!(text.contains(said), "{text}");
+    }
+    let in_one_pass = Training {
+        has_two_passes: false,
+        ..clipping()
+    };
+    let text = refused(in_one_pass, Mode::Released);
+    assert!(text.contains("with_two_passes"), "{text}");
+
+    let unscaled = Training {
+        settings: Arc::new(|optim| optim.with_loss_scaler(scaler())),
+        ..Training::new(adamw)
+    };
+    let text = refused(unscaled, Mode::Released);
+    assert!(text.contains("scale"), "{text}");
+
+    let replicas = Replicas::new(|| Ok(Alone)).unwrap();
+    let reduction = Arc::new(DataParallel::new(replicas));
+    let replicated = Training {
+        settings: Arc::new(move |optim| optim.with_reduction(reduction.clone())),
+        ..Training::new(adamw)
+    };
+    let text = refused(replicated, Mode::Released);
+    assert!(text.contains("with_replicas"), "{text}");
+}
