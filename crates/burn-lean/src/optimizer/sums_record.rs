@@ -53,6 +53,7 @@ impl ReleaseAccumulator {
     /// loaded before.
     ///
     /// ```
+    /// use burn::module::Module;
     /// use burn::nn::{Linear, LinearConfig};
     /// use burn::optim::GradientsParams;
     /// use burn::tensor::{Device, Tensor};
