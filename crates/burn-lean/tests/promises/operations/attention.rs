@@ -650,7 +650,11 @@ fn options_that_make_no_sense_are_refused() {
         );
     };
     let ids = |dims| Attention::new().with_documents(Tensor::<2, Int>::zeros(dims, &flex()));
-    let refusals: [(&dyn Fn(), &str); 5] = [
+    let refusals: [(&dyn Fn(), &str); 6] = [
+        (
+            &|| drop(Attention::new().with_softcap(f64::INFINITY)),
+            "a softcap of inf",
+        ),
         (&|| drop(Attention::new().with_window(0)), "a window of 0"),
         (
             &|| drop(Attention::new().with_alibi(vec![f32::NAN])),
