@@ -15,6 +15,7 @@ mod dropout;
 mod feed_forward;
 #[cfg(feature = "flex")]
 mod flex;
+mod gated;
 mod linear;
 pub mod nn;
 mod node;
@@ -22,13 +23,11 @@ mod norm;
 mod rotary;
 mod threads;
 
-pub use activation::{
-    geglu, geglu_approximate, gelu, gelu_approximate, log_softmax, quiet_softmax, silu, softmax,
-    swiglu,
-};
+pub use activation::{gelu, gelu_approximate, log_softmax, quiet_softmax, silu, softmax};
 pub use attention::{Attention, attention};
 pub use cross_entropy::{LinearCrossEntropy, linear_cross_entropy};
 pub use dropout::dropout;
+pub use gated::{geglu, geglu_approximate, swiglu};
 pub use linear::linear;
 pub use norm::{group_norm, layer_norm, rms_norm};
 pub use rotary::rotary_encoding;

@@ -63,7 +63,7 @@ impl Attention {
     ///
     /// # Panics
     ///
-    /// If `softcap` is not positive.
+    /// If `softcap` is not positive, or not finite.
     #[must_use]
     pub fn with_softcap(mut self, softcap: f64) -> Self {
         self.softcap = Some(softcap);
@@ -169,7 +169,8 @@ impl Attention {
 
     pub(super) fn assert_softcap(&self) {
         if let Some(softcap) = self.softcap {
-            assert!(softcap > 0.0, "attention: a softcap of {softcap}");
+            let is_bound = softcap > 0.0 && softcap.is_finite();
+            assert!(is_bound, "attention: a softcap of {softcap}");
         }
     }
 }

@@ -125,11 +125,11 @@ impl LinearCrossEntropy {
     ///
     /// # Panics
     ///
-    /// If `softcap` is not positive.
+    /// If `softcap` is not positive, or not finite.
     #[must_use]
     pub fn with_softcap(mut self, softcap: f64) -> Self {
         assert!(
-            softcap > 0.0,
+            softcap > 0.0 && softcap.is_finite(),
             "linear_cross_entropy: a softcap of {softcap}; it is positive, or left out"
         );
         self.softcap = Some(softcap);
@@ -298,9 +298,9 @@ impl Fused {
     fn of_chunk(&self, chunk: &Range<usize>, wants: bool) -> (Tensor<2>, Option<Tensor<2>>) {
         let logits = self.head.logits(self.rows(chunk));
         let capped = (wants && self.head.softcap.is_some()).then(|| logits.clone());
-        let max = (self.labels.has_z_loss()).then(|| logits.clone().max_dim(1));
+        let max = self.labels.has_z_loss().then(|| logits.clone().max_dim(1));
         let scores = log_softmax_of(logits);
-        // The largest score is small, and has the more bits of what the logarithm is beyond `max`.
+        // The largest score is `max - log_sum`, and near zero: no digits cancel.
         let log_sum = max.map(|max| max - scores.clone().max_dim(1));
         let labels = self.labels.of(chunk);
         let losses = labels.losses(&scores, log_sum.as_ref());

@@ -284,7 +284,7 @@ fn z_loss_of_large_logits_is_the_square_of_the_largest() {
 #[test]
 fn options_that_make_no_sense_are_refused() {
     let loss = || LinearCrossEntropy::new(&CrossEntropyLossConfig::new().init(&flex()));
-    for number in [0.0, -1.0, f64::NAN] {
+    for number in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         assert_panics(|| loss().with_softcap(number), "a softcap of");
     }
     for number in [-1e-4, f64::INFINITY, f64::NAN] {
