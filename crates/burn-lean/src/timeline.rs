@@ -16,7 +16,7 @@
 //! // The third and the fourth step. Begin before the model is made.
 //! let recording = Recorder::new("a linear layer").start()?;
 //! let device = Device::flex().autodiff();
-//! let mut model = LinearConfig::new(64, 128).init(&device);
+//! let mut model = LinearConfig::new(64, 256).init(&device);
 //! let mut optim = AdamWConfig::new().init().with_gradient_release();
 //! for _ in 0..4 {
 //!     model = optim.arm(1e-3, model);
@@ -32,7 +32,7 @@
 //! assert_eq!(parameters.collect::<Vec<_>>(), ["weight", "bias"]);
 //! let gradients = snapshot.holders.iter().filter(|held| held.category == Category::Gradients);
 //! let bytes: Vec<u64> = gradients.map(|held| held.bytes).collect();
-//! assert_eq!(bytes, [128 * 4, 64 * 128 * 4].repeat(2));
+//! assert_eq!(bytes, [256 * 4, 64 * 256 * 4].repeat(2));
 //! # Ok::<(), timeline::RecordError>(())
 //! ```
 //!
