@@ -1,8 +1,8 @@
 //! What a recording of the memory is told: which parameter is read or stepped, and which operation
 //! runs. Without the feature `timeline`, nothing.
 
+#[cfg(feature = "timeline")]
 use burn::backend::DispatchTensor;
-
 #[cfg(feature = "timeline")]
 pub(crate) use lean_timeline::heap::{operation, recompute};
 

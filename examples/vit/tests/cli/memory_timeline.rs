@@ -9,10 +9,13 @@ use lean_timeline::snapshot::Category;
 fn recorded(home: &Home, mode: &str, optimizer: &str) -> Snapshot {
     let name = format!("{mode}-{optimizer}");
     let file = home.folder(&format!("{name}.json.gz"));
-    let small = ["--preset", "small", "--image-size", "32"];
-    let mut run = train(&home.folder(&name), &small);
-    run.args(["--batch-size", "1", "--stop-after", "5"]);
-    run.args(["--mode", mode, "--optimizer", optimizer]);
+    let mut run = train(
+        &home.folder(&name),
+        &format!(
+            "--preset small --image-size 32 --batch-size 1 --stop-after 5 --mode {mode} \
+             --optimizer {optimizer}"
+        ),
+    );
     let output = run.arg("--memory-timeline").arg(&file).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     Snapshot::load(&file).unwrap()
@@ -65,8 +68,7 @@ fn plain_burn_foretells_release_and_small_states() {
 fn a_run_that_ends_too_early_records_nothing() {
     let home = Home::new();
     let file = home.folder("timeline.json.gz");
-    let mut short = home.train("short", 1);
-    short.args(["--stop-after", "2", "--memory-timeline"]);
+    let mut short = home.train("short", 1, "--stop-after 2 --memory-timeline");
     let output = short.arg(&file).output().unwrap();
     let said = said(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
