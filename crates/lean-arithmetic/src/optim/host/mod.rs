@@ -286,7 +286,7 @@ fn show_what_is_not_finite(weight: &mut [f32], numbers: &[f32]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rules::{AdamW, StableAdamW};
+    use super::super::rules::{AdamW, AdaptiveRule, StableAdamW};
     use super::super::{Kind, MicroBatch, MomentsAlone, WORDS};
     use super::*;
 
