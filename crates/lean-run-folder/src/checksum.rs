@@ -77,6 +77,8 @@ pub fn remove_orphans(folder: &Path, is_own: impl Fn(&str) -> bool) -> io::Resul
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if let Some(of) = name.strip_suffix(EXTENSION)
+            // Another thread may be writing it.
+            && !of.starts_with(UNFINISHED)
             && is_own(of)
             && !path.with_file_name(of).exists()
         {
