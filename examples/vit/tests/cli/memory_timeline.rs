@@ -68,8 +68,8 @@ fn plain_burn_foretells_release_and_small_states() {
 fn a_run_that_ends_too_early_records_nothing() {
     let home = Home::new();
     let file = home.folder("timeline.json.gz");
-    let mut short = home.train("short", 1, "--stop-after 2 --memory-timeline");
-    let output = short.arg(&file).output().unwrap();
+    let mut short = home.train("short", 1, "--stop-after 2");
+    let output = short.arg("--memory-timeline").arg(&file).output().unwrap();
     let said = said(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("nothing was recorded"), "{said}");
