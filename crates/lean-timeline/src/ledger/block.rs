@@ -2,7 +2,7 @@
 
 use crate::snapshot::Category;
 
-/// Index of a [`Block`] in its recording.
+/// Index of a block in its recording.
 pub type BlockId = usize;
 
 /// The memory that a tensor occupies.
