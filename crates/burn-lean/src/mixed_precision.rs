@@ -2,14 +2,14 @@
 
 use std::collections::HashSet;
 
-use burn::module::{Module, ModuleMapper, Param, ParamGroup, ParamId};
+use burn::module::{Module, Param, ParamGroup, ParamId};
 use burn::tensor::{DType, Device, Tensor};
 
 use crate::error::{Refused, ReleaseError};
 use crate::groups::check_groups;
 use crate::optimizer::with_value;
 use crate::parameter::armed_path;
-use crate::path::{Path, PathVisitor, WithPaths, path_text};
+use crate::path::{Path, PathMapper, PathVisitor, WithPaths, path_text};
 use crate::wide::is_half;
 
 /// Casts a model to bf16 or f16, except for its normalizations, which stay in f32.
@@ -195,19 +195,14 @@ fn cast<M: Module>(model: M, group: &ParamGroup, dtype: DType) -> M {
     struct Cast<'a> {
         group: &'a ParamGroup,
         dtype: DType,
-        path: Vec<String>,
     }
-    impl ModuleMapper for Cast<'_> {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.push(name.into());
-        }
-
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.pop();
-        }
-
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            if !self.group.matches(&param.id, Some(&self.path.join("."))) {
+    impl PathMapper for Cast<'_> {
+        fn map<const D: usize>(
+            &mut self,
+            path: &Path,
+            param: Param<Tensor<D>>,
+        ) -> Param<Tensor<D>> {
+            if !self.group.matches(&param.id, Some(&path_text(path))) {
                 return param;
             }
             let dtype = self.dtype;
@@ -224,8 +219,7 @@ fn cast<M: Module>(model: M, group: &ParamGroup, dtype: DType) -> M {
         }
     }
     synchronize(&model);
-    let path = Vec::new();
-    model.map(&mut Cast { group, dtype, path })
+    model.map(&mut WithPaths::new(&mut Cast { group, dtype }))
 }
 
 /// Applies the pending updates of running statistics, which are in the type of before: Burn would

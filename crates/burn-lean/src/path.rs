@@ -2,7 +2,7 @@
 
 use burn::Tensor;
 use burn::backend::DispatchTensor;
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::Shape;
 
@@ -23,26 +23,45 @@ pub(crate) trait PathVisitor {
     fn visit<const D: usize>(&mut self, path: &Path, param: &Param<Tensor<D>>);
 }
 
-/// Keeps track of the path for a [`PathVisitor`].
+/// Maps the float parameters of a model with their paths.
+pub(crate) trait PathMapper {
+    fn map<const D: usize>(&mut self, path: &Path, param: Param<Tensor<D>>) -> Param<Tensor<D>>;
+}
+
+/// Keeps track of the path for a [`PathVisitor`] or a [`PathMapper`].
 pub(crate) struct WithPaths<'a, V> {
-    visitor: &'a mut V,
+    inner: &'a mut V,
     path: Path,
 }
 
-impl<'a, V: PathVisitor> WithPaths<'a, V> {
-    pub(crate) fn new(visitor: &'a mut V) -> Self {
+impl<'a, V> WithPaths<'a, V> {
+    pub(crate) fn new(inner: &'a mut V) -> Self {
         let path = Path::new();
-        Self { visitor, path }
+        Self { inner, path }
     }
 }
 
 impl<V: PathVisitor> ModuleVisitor for WithPaths<'_, V> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.visitor.visit(&self.path, param);
+        self.inner.visit(&self.path, param);
     }
 
     fn enter_module(&mut self, name: &str, container: &str) {
-        self.visitor.enter(&self.path, name, container);
+        self.inner.enter(&self.path, name, container);
+        self.path.push((name.into(), container.into()));
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+}
+
+impl<M: PathMapper> ModuleMapper for WithPaths<'_, M> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        self.inner.map(&self.path, param)
+    }
+
+    fn enter_module(&mut self, name: &str, container: &str) {
         self.path.push((name.into(), container.into()));
     }
 

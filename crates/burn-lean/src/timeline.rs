@@ -49,7 +49,7 @@
 use std::collections::HashMap;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Module, ModuleMapper, Param, ParamId, Reparameterization, Reparameterizer};
+use burn::module::{Module, Param, ParamId, Reparameterization, Reparameterizer};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Tensor;
 use lean_timeline::heap;
@@ -61,7 +61,7 @@ pub use lean_timeline::snapshot::{Category, Snapshot};
 use crate::marks::{self, address};
 use crate::optimizer::{step_one, with_value};
 use crate::parameter::find;
-use crate::path::{Path, PathVisitor, WithPaths, path_text};
+use crate::path::{Path, PathMapper, PathVisitor, WithPaths, path_text};
 
 /// Makes a forward pass: from the batch to the loss, with which a training step begins. `model` is
 /// the model of the step.
@@ -86,31 +86,17 @@ pub fn step<M: Module>(
         return optim.step(lr, model, grads);
     }
     heap::parameters(&parameters(&model));
-    model.map(&mut Stepper {
-        optim,
-        lr,
-        grads,
-        path: Path::new(),
-    })
+    model.map(&mut WithPaths::new(&mut Stepper { optim, lr, grads }))
 }
 
 struct Stepper<'a> {
     optim: &'a mut ModuleOptimizer,
     lr: ModuleLearningRate,
     grads: GradientsParams,
-    path: Path,
 }
 
-impl ModuleMapper for Stepper<'_> {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.push((name.into(), container.into()));
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+impl PathMapper for Stepper<'_> {
+    fn map<const D: usize>(&mut self, path: &Path, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let id = param.id;
         let Some(grad) = self.grads.remove::<D>(id) else {
             return param;
@@ -119,7 +105,7 @@ impl ModuleMapper for Stepper<'_> {
             let step = |weight, grad| {
                 let (weight, grad) = (Tensor::from_dispatch(weight), Tensor::from_dispatch(grad));
                 let lr = self.lr.clone();
-                step_one::<D>(self.optim, lr, id, &self.path, weight, grad).into_dispatch()
+                step_one::<D>(self.optim, lr, id, path, weight, grad).into_dispatch()
             };
             let (weight, grad) = (weight.into_dispatch(), grad.into_dispatch());
             Tensor::from_dispatch(marks::step(weight, grad, step, |weight| weight))

@@ -12,7 +12,7 @@ use super::bf16::{Bf16Weights, LOW, OPTIMIZER, Rounding, expect_low_of, name_of_
 use crate::mixed_precision::synchronize;
 use crate::optimizer::with_value;
 use crate::parameter::armed_path;
-use crate::path::{Path, path_text};
+use crate::path::{Path, PathMapper, WithPaths, path_text};
 
 impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
     /// The model with its weights in f32: the master weights, for a checkpoint or for inference.
@@ -98,10 +98,9 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
             rounding: &self.rounding,
             group,
             dtype,
-            path: Path::new(),
             entries: Entries::read(record)?,
         };
-        let model = model.map(&mut mapper);
+        let model = model.map(&mut WithPaths::new(&mut mapper));
         Ok((model, mapper.entries.into_record()?))
     }
 }
@@ -227,25 +226,17 @@ struct FromF32<'a, R> {
     rounding: &'a R,
     group: &'a ParamGroup,
     dtype: DType,
-    path: Path,
     entries: Entries,
 }
 
-impl<R: Rounding> ModuleMapper for FromF32<'_, R> {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.push((name.into(), container.into()));
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (id, path) = (param.id, path_text(&self.path));
+impl<R: Rounding> PathMapper for FromF32<'_, R> {
+    fn map<const D: usize>(&mut self, path: &Path, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let id = param.id;
         // No optimizer steps running statistics, so none would renew their bits.
-        let is_running = self.path.last().is_some_and(|(name, container)| {
+        let is_running = path.last().is_some_and(|(name, container)| {
             container == "Struct:BatchNorm" && name.starts_with("running_")
         });
+        let path = path_text(path);
         if param.val().dtype() != DType::F32 || !self.group.matches(&id, Some(&path)) {
             return param;
         }

@@ -275,9 +275,10 @@ impl ReleaseAccumulator {
 
     /// Goes on with these sums, and arms nothing.
     pub(super) fn restart(&mut self, sums: GradientsParams) {
-        let mut session = Session::new(None, None);
-        session.sums_in_f32 = self.session.sums_in_f32;
-        *self = Self::with(session);
+        *self = match self.session.sums_in_f32 {
+            true => Self::in_f32(),
+            false => Self::new(),
+        };
         self.grads = sums;
     }
 }

@@ -13,7 +13,7 @@ use super::restoring::{abandon, mapper_of, restore_mappers, weight_for};
 use super::survey::{Survey, Surveyed, is_own};
 use crate::backend::added;
 use crate::parameter::{Found, Released};
-use crate::path::Path;
+use crate::path::{AnyParam, Path};
 use crate::recompute::without_tape;
 use crate::session::{Purpose, Session, Slot};
 use crate::tape::{is_computed_from_placeholder, is_placeholder, node_of};
@@ -74,14 +74,31 @@ pub(super) fn arm<M: Module>(
         let left = left.remove(&param.id);
         if let Some(slot) = session.slots().get(&param.id) {
             slot.arm_for(purpose, added(left, param.take_grad(sums)));
-        } else if left.is_some() {
+        } else if let Some(left) = left {
             // Frozen since.
-            let sum = added(left, param.take_grad(sums)).expect("there is one");
-            param.put_grad(sums, sum);
+            put_after(param, left, sums);
         }
     }
     session.arm();
     model
+}
+
+/// Adds the sums that an arming has left, of parameters that it did not arm.
+pub(super) fn add_left(survey: &Survey, mut left: GradientsParams, sums: &mut GradientsParams) {
+    if left.is_empty() {
+        return;
+    }
+    for Surveyed { param, .. } in &survey.params {
+        if let Some(earlier) = param.take_grad(&mut left) {
+            put_after(param, earlier, sums);
+        }
+    }
+}
+
+/// Puts the sum of a parameter after an earlier one.
+fn put_after(param: &AnyParam, earlier: DispatchTensor, sums: &mut GradientsParams) {
+    let sum = added(Some(earlier), param.take_grad(sums));
+    param.put_grad(sums, sum.expect("there is one"));
 }
 
 /// Takes the sums of earlier micro-batches out of the slots of an arming that starts again.

@@ -49,22 +49,20 @@ impl Slot {
             _ => return Some(grad),
         };
         let (taken, grad) = match state.purpose {
-            // `step` will refuse, and hand the sum back.
-            Purpose::Step if session.stepper().gradients.stops() => (Taken::Skipped, None),
             Purpose::Step => {
-                let keeps_sum = session.stepper().gradients.stops_at_non_finite;
-                let sum = match keeps_sum {
-                    // Until the step is known to be taken.
-                    true => state.sum.as_deref().cloned(),
-                    false => state.take_sum(),
-                };
-                (Taken::Stepped, added(sum, Some(grad)))
+                let gradients = &mut session.stepper().gradients;
+                if gradients.stops() {
+                    // `step` will refuse, and hand the sum back.
+                    (Taken::Skipped, None)
+                } else if gradients.stops_at_non_finite {
+                    // The sum stays until the step is known to be taken.
+                    (Taken::Stepped, state.with_sum(grad))
+                } else {
+                    (Taken::Stepped, added(state.take_sum(), Some(grad)))
+                }
             }
             // The sum stays for the pass that steps.
-            Purpose::MeasureNorm => (
-                Taken::Measured,
-                added(state.sum.as_deref().cloned(), Some(grad)),
-            ),
+            Purpose::MeasureNorm => (Taken::Measured, state.with_sum(grad)),
             Purpose::Hold => {
                 state.add_to_sum(Some(match session.sums_in_f32 {
                     true => in_f32(grad),

@@ -78,6 +78,11 @@ impl State {
         self.sum.take().map(|sum| *sum)
     }
 
+    /// The gradient with the sum of earlier micro-batches, which stays.
+    pub(super) fn with_sum(&self, grad: DispatchTensor) -> Option<DispatchTensor> {
+        added(self.sum.as_deref().cloned(), Some(grad))
+    }
+
     /// Adds to the sum of earlier micro-batches.
     pub(super) fn add_to_sum(&mut self, grad: Option<DispatchTensor>) {
         self.sum = added(self.take_sum(), grad).map(Box::new);

@@ -15,8 +15,7 @@ use super::arming;
 use super::claims::check_sums;
 use super::report::StepReport;
 use super::restoring::restore;
-use super::survey::{Survey, Surveyed};
-use crate::backend::added;
+use super::survey::Survey;
 use crate::error::{Refused, ReleaseError, expect};
 use crate::groups::check_groups;
 use crate::hook_orders::FirstPass;
@@ -275,13 +274,8 @@ impl ReleaseOptimizer {
         model: M,
         survey: Survey,
     ) -> M {
-        let mut earlier = std::mem::take(&mut self.session.stepper().sums);
-        for Surveyed { param, .. } in &survey.params {
-            if let Some(sum) = param.take_grad(&mut earlier) {
-                let sum = added(Some(sum), param.take_grad(&mut sums));
-                param.put_grad(&mut sums, sum.expect("there is one"));
-            }
-        }
+        let left = std::mem::take(&mut self.session.stepper().sums);
+        arming::add_left(&survey, left, &mut sums);
         let model = arming::arm(&self.session, purpose, &mut sums, model, survey);
         self.session.stepper().sums = sums;
         model

@@ -253,8 +253,8 @@ impl ReleaseOptimizer {
     fn check_ordinary(&self, survey: &Survey, grads: &GradientsParams) -> Result<(), ReleaseError> {
         let stepper = self.session.stepper();
         let slots = self.session.slots();
-        let has_sums = !stepper.sums.is_empty() || slots.values().any(|slot| slot.has_sum());
-        if stepper.gradients.lacks_scale() && (has_sums || !grads.is_empty()) {
+        let has_sums = || !stepper.sums.is_empty() || slots.values().any(|slot| slot.has_sum());
+        if stepper.gradients.lacks_scale() && (!grads.is_empty() || has_sums()) {
             return Err(ReleaseError::NotScaled);
         }
         if !stepper.gradients.looks_at_ordinary() {
@@ -262,13 +262,13 @@ impl ReleaseOptimizer {
         }
         let taken = slots.values().filter(|slot| slot.phase().is_taken());
         let taken: HashSet<_> = taken.map(|slot| slot.id).collect();
+        if !taken.is_empty() && stepper.gradients.needs_two_passes() {
+            return Err(ReleaseError::NotMeasured);
+        }
         let armed = slots.len();
         drop((slots, stepper));
         let measured = ordinary::measure(&self.session, survey, grads).and_then(|()| {
             let gradients = &mut self.session.stepper().gradients;
-            if !taken.is_empty() && gradients.needs_two_passes() {
-                return Err(ReleaseError::NotMeasured);
-            }
             let ended = gradients.end_ordinary(&survey.ids(), taken.is_empty());
             ended.map_err(|param| ReleaseError::NonFinite {
                 path: survey.path_of(param),
