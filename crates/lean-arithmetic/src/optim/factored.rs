@@ -125,8 +125,10 @@ macro_rules! whole_tensor {
                 Self(self.0.mean_dim(dim))
             }
 
+            // By rows first: one sum over a large tensor loses digits where a backend adds up one
+            // element after the other.
             fn mean(self) -> Self {
-                Self(self.0.mean().unsqueeze())
+                Self(self.0.mean_dim(D - 1).mean().unsqueeze())
             }
 
             fn recip(self) -> Self {
