@@ -13,7 +13,7 @@ use super::{Session, Slot, State};
 use crate::backend::{is_same_backend, plain};
 use crate::error::ReleaseError;
 use crate::lock::lock;
-use crate::path::{Path, path_text};
+use crate::path::Path;
 use crate::reduction::shaped;
 
 #[cfg_attr(not(feature = "train"), allow(dead_code))] // Only burn-train's Learner calls some.
@@ -62,11 +62,6 @@ impl Slot {
         path: &Path,
         base: DispatchTensor,
     ) -> DispatchTensor {
-        assert!(
-            is_same_backend(&base, &self.state().mark),
-            "gradient release: {} has moved to another backend",
-            path_text(&self.path())
-        );
         let (state, leaf) = State::arm(base, session);
         *lock(&self.path) = Arc::new(path.clone());
         *self.state() = state;

@@ -119,6 +119,20 @@ fn a_copy_between_steps() {
 }
 
 /// Two copies of one model, each with an optimizer: trained in turns, and armed at once.
+/// Its slots are kept, and hold tensors of the new backend.
+#[test]
+#[cfg(feature = "ndarray")]
+#[allow(deprecated)]
+fn moved_to_another_backend_between_steps() {
+    let (start, mut optim) = started();
+    let model = finish(optim.arm(LR, start.0), &mut optim, 1);
+    let expected = all(&model);
+    let model = model.to_device(&burn::tensor::Device::ndarray().autodiff());
+    let model = optim.arm(LR, model);
+    assert_eq!(model.valid().values(), expected.1);
+    assert_eq!(all(&optim.disarm(model)), expected);
+}
+
 #[test]
 fn two_copies_are_trained() {
     for at_once in [false, true] {
