@@ -211,6 +211,14 @@ pub enum ReleaseError {
         path: String,
     },
 
+    /// The thread runs a scope, where parameters are read as the scope's.
+    #[error(
+        "this thread is running a scope of `checkpoint`: arm and step a model outside of scopes, and \
+         train models side by side on threads of your own, because one of rayon's that waits in a \
+         scope takes up another task"
+    )]
+    InScope,
+
     /// The model has adapters, and is a copy that was taken while it was armed.
     #[error(
         "{path} is of a copy that was taken between `arm` and `step`, of a model with adapters \

@@ -140,11 +140,13 @@ fn row_norm<const D: usize>(
     epsilon: f64,
 ) -> Tensor<D> {
     let dims = input.dims();
-    assert_eq!(
-        dims[D - 1..],
-        gamma.dims(),
-        "the last axis of the input is normalized, and gamma has one element for each of it"
-    );
+    for affine in [Some(&gamma), beta.as_ref()].into_iter().flatten() {
+        assert_eq!(
+            dims[D - 1..],
+            affine.dims(),
+            "the last axis of the input is normalized, and gamma and beta have one element for each of it"
+        );
+    }
     let operands = [
         Some(input.into_dispatch()),
         Some(gamma.into_dispatch()),

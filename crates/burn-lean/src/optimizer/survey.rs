@@ -17,6 +17,7 @@ use crate::backend::reading_waits;
 use crate::error::ReleaseError;
 use crate::parameter::{Found, Released, find};
 use crate::path::{AnyParam, Path, PathVisitor, WithPaths, path_text};
+use crate::recompute::{Mode, mode};
 use crate::session::{Session, Slot, some_are_armed};
 use crate::tape::{is_computed_from_placeholder, is_left, is_placeholder, node_of};
 use crate::wide::is_half;
@@ -130,6 +131,7 @@ impl Survey {
 
     /// Checks that the model can be armed.
     pub(super) fn check(&self, session: &Session) -> Result<(), ReleaseError> {
+        check_outside_of_scopes()?;
         if let Some(duplicate) = &self.duplicate {
             return Err(duplicate.clone());
         }
@@ -301,6 +303,14 @@ impl Survey {
             }
         }
         Ok(())
+    }
+}
+
+/// Checks that no scope runs on this thread.
+pub(super) fn check_outside_of_scopes() -> Result<(), ReleaseError> {
+    match mode() {
+        Mode::Tape => Ok(()),
+        Mode::Recording | Mode::Replaying => Err(ReleaseError::InScope),
     }
 }
 

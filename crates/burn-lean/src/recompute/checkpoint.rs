@@ -36,7 +36,8 @@ use crate::tape::{is_tracked, node_of};
 /// `checkpoint(&(a.clone(), b.clone()), x, |(a, b), x| b.forward(a.forward(x)))`.
 ///
 /// Random numbers are the same both times: `forward` has a stream of its own, seeded from that of
-/// the device. So `Dropout` has other masks than without `checkpoint`. No other thread may draw
+/// the device. So `Dropout` has other masks than without `checkpoint`, and on a GPU a device that is
+/// seeded has other numbers for scopes only after the next backward pass. No other thread may draw
 /// from the same backend meanwhile. Weights that no one has read yet are drawn by the first scope
 /// that has them, in the order of the module's fields.
 ///
@@ -57,7 +58,8 @@ use crate::tape::{is_tracked, node_of};
 /// # Panics
 ///
 /// If `forward` uses a tensor that needs a gradient and is not in `input`, or reads a parameter of
-/// an armed model on another thread: it would get none. Backward panics if `forward` then computes
+/// an armed model on another thread: it would get none. In a scope in another one, that is known in
+/// backward alone. Backward panics if `forward` then computes
 /// something else than the first time; where reading would wait for the device, it looks at shapes,
 /// types and the parameters that are used alone.
 pub fn checkpoint<M, I, O, F>(module: &M, input: I, forward: F) -> O
@@ -69,7 +71,7 @@ where
 {
     // The scope around this one recomputes it.
     if mode() == Mode::Recording {
-        return forward(module, input);
+        return seeded(module, input, forward);
     }
     let mut inputs = Inputs::default();
     let constant = input
@@ -79,18 +81,12 @@ where
     let mut leaves = Leaves {
         armed: own,
         found: Vec::new(),
+        are_leaves: Vec::new(),
     };
     let kept = shared(module, Share::Scope { apart }, &mut leaves);
-    let Some(device) = inputs
-        .device
-        .clone()
-        .or_else(|| kept.devices().into_iter().next())
-    else {
+    let Some(device) = inputs.device_of(&kept) else {
         return forward(module, input);
     };
-    if !device.is_autodiff() {
-        return forward(module, input);
-    }
 
     let run = || {
         let forward = || recording(|| forward(&kept, constant.clone()));
@@ -114,8 +110,11 @@ where
         "checkpoint: burn-lean was compiled without this backend; switch its feature on"
     );
 
-    let leaves = leaves.found.into_iter();
-    let (ids, leaves): (HashSet<ParamId>, Vec<Leaf>) = leaves.unzip();
+    let Leaves {
+        found: leaves,
+        are_leaves,
+        ..
+    } = leaves;
     let of_leaves = leaves.iter().map(|leaf| &leaf.tensor);
     let of_inputs = inputs.tracked.iter().flatten();
     let mut tensors = floats.iter().chain(of_inputs).chain(of_leaves);
@@ -134,7 +133,7 @@ where
     let again = move || {
         let running = Running::of(&kept);
         let mut leaves = NewLeaves {
-            of: &ids,
+            are_leaves: are_leaves.into_iter(),
             made: Vec::new(),
         };
         let module = kept.map(&mut leaves);
@@ -200,6 +199,13 @@ struct Inputs {
 }
 
 impl Inputs {
+    /// The device of the scope, if it is one with autodiff.
+    fn device_of<M: Module>(&self, module: &M) -> Option<Device> {
+        let device = self.device.clone();
+        let device = device.or_else(|| module.devices().into_iter().next());
+        device.filter(Device::is_autodiff)
+    }
+
     /// Returns the tensor as a constant.
     fn take(&mut self, tensor: DispatchTensor) -> DispatchTensor {
         if !is_autodiff_float(&tensor) {
@@ -221,20 +227,21 @@ fn is_autodiff_float(tensor: &DispatchTensor) -> bool {
 /// The parameters whose weights are in slots.
 #[derive(Default)]
 struct Armed {
-    /// Those that are stepped inside backward.
-    own: HashSet<ParamId>,
+    /// The leaves of those that are stepped inside backward.
+    own: HashSet<NodeId>,
     /// Those that were frozen, or got another leaf, while they were armed.
     apart: HashSet<ParamId>,
 }
 
 fn armed_in<M: Module>(module: &M) -> Armed {
-    struct Bases(HashMap<ParamId, Option<NodeId>>);
+    /// A parameter may be there twice: armed, and as a copy of before.
+    struct Bases(HashMap<ParamId, Vec<Option<NodeId>>>);
     impl ModuleVisitor for Bases {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             // Of a scope in another one, all are constants, and the outer one knows what is apart.
             if mode() == Mode::Tape {
-                self.0
-                    .insert(param.id, node_of(&param.base().into_dispatch()));
+                let base = node_of(&param.base().into_dispatch());
+                self.0.entry(param.id).or_default().push(base);
             }
         }
     }
@@ -250,13 +257,13 @@ fn armed_in<M: Module>(module: &M) -> Armed {
              give it the model that is armed, or `copy.materialize()`",
             path_text(&found.slot.path())
         );
-        let base = bases.0.get(&found.id);
-        let is_own = base.is_none_or(|base| *base == Some(found.slot.leaf_id()));
-        let params = match is_own {
-            true => &mut armed.own,
-            false => &mut armed.apart,
-        };
-        params.insert(found.id);
+        let leaf = found.slot.leaf_id();
+        let bases = bases.0.get(&found.id);
+        if bases.is_none_or(|bases| bases.contains(&Some(leaf))) {
+            armed.own.insert(leaf);
+        } else {
+            armed.apart.insert(found.id);
+        }
     }
     armed
 }
@@ -264,35 +271,45 @@ fn armed_in<M: Module>(module: &M) -> Armed {
 /// Turns the parameters into constants, because Burn frees no graph of which a node is held. Notes
 /// the leaves of parameters that are not armed.
 struct Leaves {
-    armed: HashSet<ParamId>,
-    found: Vec<(ParamId, Leaf)>,
+    armed: HashSet<NodeId>,
+    found: Vec<Leaf>,
+    /// For each parameter whether its leaf was noted. A module may have two of one id.
+    are_leaves: Vec<bool>,
 }
 
 impl ModuleMapper for Leaves {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !param.is_require_grad() {
+        let leaf = param
+            .is_require_grad()
+            .then(|| param.base().into_dispatch());
+        let is_armed = |leaf: &_| node_of(leaf).is_some_and(|leaf| self.armed.contains(&leaf));
+        let is_leaf = leaf.as_ref().is_some_and(|leaf| !is_armed(leaf));
+        self.are_leaves.push(is_leaf);
+        let Some(tensor) = leaf else {
             return param;
-        }
-        if !self.armed.contains(&param.id) {
-            let leaf = Leaf {
-                tensor: param.base().into_dispatch(),
-                is_distributed: param.is_distributed(),
-            };
-            self.found.push((param.id, leaf));
+        };
+        if is_leaf {
+            let is_distributed = param.is_distributed();
+            self.found.push(Leaf {
+                tensor,
+                is_distributed,
+            });
         }
         param.map(|leaf| leaf.set_require_grad(false))
     }
 }
 
 /// Gives parameters that are not armed leaves of their own.
-struct NewLeaves<'a> {
-    of: &'a HashSet<ParamId>,
+struct NewLeaves {
+    /// Those of [`Leaves`].
+    are_leaves: std::vec::IntoIter<bool>,
     made: Vec<DispatchTensor>,
 }
 
-impl ModuleMapper for NewLeaves<'_> {
+impl ModuleMapper for NewLeaves {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !self.of.contains(&param.id) {
+        let is_leaf = self.are_leaves.next();
+        if !is_leaf.expect("the module has as many parameters as before") {
             return param;
         }
         param.map(|constant| {
@@ -300,5 +317,25 @@ impl ModuleMapper for NewLeaves<'_> {
             self.made.push(leaf.clone().into_dispatch());
             leaf
         })
+    }
+}
+
+/// `forward(module, input)` with the random numbers of a scope, which is not recomputed.
+pub(super) fn seeded<M: Module, I: Tensors, O>(
+    module: &M,
+    input: I,
+    forward: impl FnOnce(&M, I) -> O,
+) -> O {
+    let mut inputs = Inputs::default();
+    let input = input.map(&mut MapTensor(&mut |tensor| {
+        inputs.take(tensor.clone());
+        tensor
+    }));
+    match inputs.device_of(module) {
+        Some(device) => {
+            let run = || forward(module, input);
+            Seed::run(&device, inputs.reading_waits, run).0
+        }
+        None => forward(module, input),
     }
 }

@@ -203,7 +203,8 @@ pub fn checkpoint_decoder(
 ///
 /// # Panics
 ///
-/// The panics of [`checkpoint`], and if `tokens_per_chunk` or the number of tokens is 0.
+/// The panics of [`checkpoint`], and if `tokens_per_chunk` or the number of tokens is 0, or there is not
+/// a target for each token.
 pub fn checkpoint_chunks<M, F>(
     head: &M,
     hidden: Tensor<2>,
@@ -215,6 +216,11 @@ where
     M: Module + Sync + 'static,
     F: Fn(&M, Tensor<2>, Tensor<1, Int>) -> Tensor<1> + Clone + Send + Sync + 'static,
 {
+    assert_eq!(
+        targets.dims(),
+        [hidden.dims()[0]],
+        "checkpoint_chunks: a target for each token"
+    );
     let hidden = hidden.split(tokens_per_chunk, 0);
     let targets = targets.split(tokens_per_chunk, 0);
     let sums = hidden.into_iter().zip(targets).map(|chunk| {

@@ -2,7 +2,8 @@
 //!
 //! Burn's generators can be seeded but not read. So each scope has a stream of its own, and another
 //! stream follows it. The seed is drawn from the stream of the device. If reading from the device
-//! would wait for it, one seed is drawn for all scopes between two backward passes.
+//! would wait for it, one seed is drawn for all scopes between two backward passes. The seed of a scope
+//! in another one is made from that one's, which is the same each time it runs.
 
 use std::cell::Cell;
 
@@ -12,6 +13,8 @@ use burn::tensor::{Device, Distribution};
 thread_local! {
     /// The number that seeds are made from, and the number of scopes that have one.
     static DRAWN: Cell<Option<(u64, u64)>> = const { Cell::new(None) };
+    /// The seed of the scope that runs, and the number of scopes in it so far.
+    static AROUND: Cell<Option<(u64, u64)>> = const { Cell::new(None) };
 }
 
 /// The seed of one scope.
@@ -30,21 +33,42 @@ impl Seed {
         reading_waits: bool,
         run: impl FnOnce() -> R,
     ) -> (R, Self) {
-        let drawn = DRAWN.get().filter(|_| reading_waits);
-        let (drawn, scopes) = drawn.unwrap_or_else(|| (draw(device), 0));
-        DRAWN.set(Some((drawn, scopes + 1)));
-        let seed = Self(mix(drawn ^ mix(scopes)));
+        let (number, scopes) = match AROUND.get() {
+            Some((around, scopes)) => {
+                AROUND.set(Some((around, scopes + 1)));
+                (around, scopes)
+            }
+            None => {
+                let drawn = DRAWN.get().filter(|_| reading_waits);
+                let (drawn, scopes) = drawn.unwrap_or_else(|| (draw(device), 0));
+                DRAWN.set(Some((drawn, scopes + 1)));
+                (drawn, scopes)
+            }
+        };
+        let seed = Self(mix(number ^ mix(scopes)));
         device.seed(seed.of(INSIDE));
-        let result = run();
+        let result = seed.around(run);
         device.seed(seed.of(AFTER));
         (result, seed)
+    }
+
+    /// Runs a scope: the seeds of those in it are made from this one.
+    fn around<R>(self, run: impl FnOnce() -> R) -> R {
+        struct Back(Option<(u64, u64)>);
+        impl Drop for Back {
+            fn drop(&mut self) {
+                AROUND.set(self.0);
+            }
+        }
+        let _back = Back(AROUND.replace(Some((self.0, 0))));
+        run()
     }
 
     /// Runs a scope again.
     pub(crate) fn run_again<R>(self, device: &Device, run: impl FnOnce() -> R) -> R {
         forget_random();
         device.seed(self.of(INSIDE));
-        let result = run();
+        let result = self.around(run);
         device.seed(self.of(AFTER_REPLAY));
         result
     }

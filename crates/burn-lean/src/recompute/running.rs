@@ -1,16 +1,19 @@
 //! Running statistics (`BatchNorm`), which a scope updates when it runs, and not again in backward.
 
-use std::collections::HashMap;
-
 use burn::Tensor;
 use burn::backend::DispatchTensor;
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 
 use crate::parameter::{Share, shared};
 
 /// The running statistics of a module, which its clones share.
 #[derive(Clone)]
-pub(crate) struct Running(HashMap<ParamId, DispatchTensor>);
+pub(crate) struct Running {
+    /// `None` for parameters that are trained. A module may have two of one id.
+    params: Vec<Option<DispatchTensor>>,
+    /// How many have been restored.
+    restored: usize,
+}
 
 impl std::fmt::Debug for Running {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -20,18 +23,29 @@ impl std::fmt::Debug for Running {
 
 impl Running {
     pub(crate) fn of<M: Module>(module: &M) -> Self {
-        let mut running = Self(HashMap::new());
-        module.visit(&mut running);
-        if !running.0.is_empty() {
-            synchronize(module);
+        let read = || {
+            let mut running = Self {
+                params: Vec::new(),
+                restored: 0,
+            };
             module.visit(&mut running);
+            running
+        };
+        let running = read();
+        if running.is_empty() {
+            return running;
         }
-        running
+        synchronize(module);
+        read()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.params.iter().all(Option::is_none)
     }
 
     /// Restores the running statistics of a module.
     pub(crate) fn restore<M: Module>(mut self, module: M) {
-        if self.0.is_empty() {
+        if self.is_empty() {
             return;
         }
         synchronize(&module);
@@ -40,7 +54,7 @@ impl Running {
 
     /// [`restore`](Self::restore) for a module that stays armed.
     pub(crate) fn restore_shared<M: Module>(&self, module: &M) {
-        if self.0.is_empty() {
+        if self.is_empty() {
             return;
         }
         synchronize(module);
@@ -56,15 +70,17 @@ fn synchronize<M: Module>(module: &M) {
 impl ModuleVisitor for Running {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         // A frozen parameter is included too, which changes nothing.
-        if !param.is_require_grad() {
-            self.0.insert(param.id, param.val().into_dispatch());
-        }
+        let is_frozen = !param.is_require_grad();
+        self.params
+            .push(is_frozen.then(|| param.val().into_dispatch()));
     }
 }
 
 impl ModuleMapper for Running {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.0.remove(&param.id) {
+        let before = self.params[self.restored].take();
+        self.restored += 1;
+        match before {
             Some(before) => param.map(|_| Tensor::from_dispatch(before)),
             None => param,
         }

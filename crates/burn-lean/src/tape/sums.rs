@@ -31,8 +31,8 @@ pub(crate) fn take_sum(
     if numbers == 0 {
         return None;
     }
-    // Burn panics if there is no sum. This one element changes none, and tells whether there was
-    // one: it is returned alone if not.
+    // Burn panics if there is no sum. This one element changes none, and is returned alone if there was
+    // none: it is fewer than those of a sum, or itself, which is held here and not unique.
     let zero = Zeros::like(like).one();
     register(grads, node, zero.clone());
     let mut posing = lock(&POSING);
@@ -40,7 +40,12 @@ pub(crate) fn take_sum(
     let own = Arc::get_mut(&mut posing.node);
     own.expect("a root belongs to its pass alone").id = node;
     let sum = consume(grads, posing, like);
-    (sum.shape().num_elements() == numbers).then_some(sum)
+    let is_sum = match numbers {
+        1 => sum.can_mut(),
+        _ => sum.shape().num_elements() == numbers,
+    };
+    drop(zero);
+    is_sum.then_some(sum)
 }
 
 /// The node of a pass that does nothing else.

@@ -18,6 +18,7 @@ use burn_lean::{
 use crate::harness::{alone, flex, ids, numbers, seeded};
 use crate::memory::peak_of;
 use crate::scopes::{assert_same_recomputed, forward};
+use crate::small::assert_panics;
 
 #[derive(Module, Debug)]
 struct Translator {
@@ -220,4 +221,18 @@ fn scopes_of_steps() {
             }
         }
     });
+}
+
+#[test]
+fn a_target_for_each_token() {
+    let head: Linear = LinearConfig::new(6, 40).init(&flex());
+    for targets in [6, 12] {
+        let (hidden, targets) = (
+            numbers::<2>([9, 6], 1, &flex()),
+            ids([targets], 2, 40, &flex()),
+        );
+        let loss = |head: &Linear, hidden, _| head.forward(hidden).sum();
+        let run = || checkpoint_chunks(&head, hidden, targets, 3, loss);
+        assert_panics(run, "a target for each token");
+    }
 }

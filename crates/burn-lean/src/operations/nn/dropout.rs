@@ -19,7 +19,7 @@ impl DropoutConfig {
     ///
     /// # Panics
     ///
-    /// If the probability is not one.
+    /// If the probability is not in `[0, 1)`.
     pub fn init(&self) -> Dropout {
         burn::nn::DropoutConfig::new(self.prob).init().into()
     }

@@ -224,6 +224,11 @@ impl GroupNorm {
     /// If the second axis of `input` is not `num_channels`, or the layer is affine and lacks a
     /// parameter.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
+        assert_eq!(
+            input.dims()[1],
+            self.num_channels,
+            "a GroupNorm has an input of `[batch, num_channels, ...]`"
+        );
         let affine = |param: &Option<Param<Tensor<1>>>| {
             let param = param.as_ref().filter(|_| self.affine);
             assert_eq!(

@@ -173,6 +173,15 @@ macro_rules! wraps {
             }
         }
 
+        /// The fields are those of Burn's.
+        impl std::ops::Deref for $name {
+            type Target = burn::nn::$name;
+
+            fn deref(&self) -> &Self::Target {
+                &self.plain
+            }
+        }
+
         impl From<$name> for burn::nn::$name {
             fn from(wrapped: $name) -> Self {
                 wrapped.plain

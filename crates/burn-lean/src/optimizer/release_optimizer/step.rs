@@ -14,7 +14,7 @@ use crate::optimizer::claims::check_claims;
 use crate::optimizer::reducing::{reduce, weights_from_owners};
 use crate::optimizer::report::{Outcome, StepReport};
 use crate::optimizer::restoring::restore;
-use crate::optimizer::survey::{Survey, Surveyed};
+use crate::optimizer::survey::{Survey, Surveyed, check_outside_of_scopes};
 use crate::optimizer::{arming, ordinary};
 use crate::path::path_text;
 use crate::session::{Progress, Taken};
@@ -196,6 +196,7 @@ impl ReleaseOptimizer {
         grads: &GradientsParams,
         survey: &Survey,
     ) -> Result<(), ReleaseError> {
+        check_outside_of_scopes()?;
         let stepper = self.session.stepper();
         let slots = self.session.slots();
         let stepped = Progress::get(&self.session.progress.stepped);

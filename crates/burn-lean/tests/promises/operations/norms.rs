@@ -6,6 +6,8 @@ use burn::tensor::Tensor;
 use burn_lean::operations::{group_norm, layer_norm, rms_norm};
 
 use super::harness::{Case, noise, shaped, spread};
+use crate::harness::flex;
+use crate::small::assert_panics;
 
 const EPSILON: f64 = 1e-5;
 
@@ -141,4 +143,18 @@ fn rms_norm_has_the_value_of_the_module() {
         let ours = rms_norm(x.clone(), module.gamma.val(), EPSILON);
         assert_eq!(ours.into_data(), module.forward(x).into_data());
     }
+}
+
+#[test]
+fn affine_parameters_of_another_length_are_refused() {
+    let row = |length: usize| Tensor::<1>::ones([length], &flex());
+    let x = || Tensor::<2>::ones([3, 4], &flex());
+    for length in [1, 5] {
+        let run = || layer_norm(x(), row(4), Some(row(length)), EPSILON);
+        assert_panics(run, "gamma and beta have one element");
+    }
+    let norm = burn_lean::operations::nn::GroupNormConfig::new(2, 4);
+    let norm = norm.with_affine(false).init(&flex());
+    let run = || norm.forward(Tensor::<3>::ones([1, 6, 2], &flex()));
+    assert_panics(run, "`[batch, num_channels, ...]`");
 }

@@ -1,8 +1,8 @@
 //! Scopes of `checkpoint`: the bits of a model that keeps its activations, armed and unarmed.
 
-mod refused;
-
 mod noise;
+mod refused;
+mod twice;
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -15,7 +15,7 @@ use burn::nn::{
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::activation::{gelu, softmax};
 use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
-use burn_lean::{FirstPass, Outcome, StepReport, Tensors, WithGradientRelease, checkpoint};
+use burn_lean::{Budget, FirstPass, Outcome, StepReport, Tensors, WithGradientRelease, checkpoint};
 
 use crate::harness::{
     BOTH, LR, adamw, alone, assert_bits, bits, both_ways, distance, flex, ids, momentum, numbers,

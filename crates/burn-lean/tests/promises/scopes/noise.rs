@@ -48,19 +48,24 @@ fn running_statistics_change_once() {
 fn masks_of_dropout_are_the_same_both_times() {
     alone(
         "scopes::noise::masks_of_dropout_are_the_same_both_times",
-        finite_differences,
+        || [false, true].into_iter().for_each(finite_differences),
     );
 }
 
-fn finite_differences() {
+fn finite_differences(is_nested: bool) {
     let device = flex();
     let block = seeded(&device, Noisy::new);
     let x: Tensor<2> = numbers([7, 6], 0, &device);
     let out = |x: Tensor<2>| {
         // The same seed gives the same masks.
         device.seed(11);
-        checkpoint(&block, x, |block: &Noisy, x| {
-            let hidden = block.dropout.forward(block.up.forward(x).tanh());
+        checkpoint(&block, x, move |block: &Noisy, x| {
+            let dropped = |block: &Noisy, x| block.dropout.forward(block.up.forward(x).tanh());
+            let hidden = forward(block, x, is_nested, dropped);
+            let hidden = block.dropout.forward(hidden);
+            // Another scope has other masks, or this would be as large as before.
+            let drop = |block: &Noisy, x| block.dropout.forward(x);
+            let hidden = forward(block, hidden, is_nested, drop);
             block.down.forward(hidden).tanh()
         })
         .sum()
@@ -83,9 +88,35 @@ fn finite_differences() {
         // more.
         assert!(
             (difference - grad).abs() < 5e-3,
-            "element {i}: {difference} and {grad}"
+            "element {i}: {difference} and {grad}, nested: {is_nested}"
         );
     }
+}
+
+/// Another step keeps what this one recomputes, and a second pass may keep what the first one measured.
+#[test]
+fn masks_do_not_depend_on_what_a_budget_keeps() {
+    alone(
+        "scopes::noise::masks_do_not_depend_on_what_a_budget_keeps",
+        || {
+            let device = flex();
+            let blocks = seeded(&device, |device| [(); 2].map(|()| Noisy::new(device)));
+            let budget = Budget::new(u64::MAX, || 0);
+            let loss = || {
+                device.seed(5);
+                let mut pass = budget.pass();
+                let x = numbers([7, 6], 1, &device);
+                let run =
+                    |x, block| pass.checkpoint(block, x, |block: &Noisy, x| block.forward(x, true));
+                let loss = blocks.iter().fold(x, run).square().mean();
+                loss.clone().backward();
+                loss.into_scalar::<f32>()
+            };
+            let recomputed = loss();
+            assert_eq!(loss(), recomputed);
+            assert_eq!(budget.planned().unwrap().recomputed, 0);
+        },
+    );
 }
 
 #[test]

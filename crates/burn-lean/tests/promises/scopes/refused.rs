@@ -1,5 +1,7 @@
 //! Functions that a scope cannot run a second time.
 
+use burn_lean::ReleaseError;
+
 use super::*;
 
 #[test]
@@ -103,4 +105,31 @@ fn armed_parameters_read_on_another_thread_are_refused() {
     let grads = GradientsParams::from_grads(loss.backward(), &block);
     let block = optim.step(LR, block, grads);
     assert_bits(&bits(&block), &bits(&expected), "after the step");
+}
+
+/// A thread of rayon's that waits in a scope takes up another task, of another model.
+#[test]
+fn another_model_on_the_thread_of_a_scope() {
+    let device = flex();
+    let (block, other) = (Block::new(&device), Block::new(&device));
+    let optim = std::sync::Mutex::new(adamw().with_gradient_release());
+    let train = move |block: &Block, x| {
+        let mut optim = optim.lock().unwrap();
+        let refused = optim.try_arm(LR, other.clone()).unwrap_err();
+        assert!(
+            matches!(refused.error(), ReleaseError::InScope),
+            "{}",
+            refused.error()
+        );
+        let grads = GradientsParams::new();
+        let refused = optim.try_step(LR, other.clone(), grads).unwrap_err();
+        assert!(
+            matches!(refused.error(), ReleaseError::InScope),
+            "{}",
+            refused.error()
+        );
+        block.forward(x)
+    };
+    let x = numbers::<3>([1, 2, 8], 1, &device);
+    checkpoint(&block, x, train).sum().backward();
 }
