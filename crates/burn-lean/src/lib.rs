@@ -15,7 +15,8 @@
 //! `data-parallel`, replicas in several processes; `mpi`, which starts them with MPI;
 //! `timeline`, a recording of where the memory goes.
 
-#![forbid(unsafe_code)]
+// But in `operations::flex::product`.
+#![deny(unsafe_code)]
 
 mod backend;
 #[cfg(feature = "data-parallel")]

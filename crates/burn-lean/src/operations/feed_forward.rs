@@ -12,8 +12,9 @@ use crate::backend::is_on_flex;
 use crate::wide::{wide, widened};
 
 use super::dropout::{Mask, checked, draw, dropout, scale};
-use super::linear::{assert_fits, filled, linear, matmul, product_of_columns};
+use super::linear::{assert_fits, linear};
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
+use super::product::{Before, filled, matmul, onto_bias, product_into};
 
 const INPUT: usize = 0;
 const WEIGHT: usize = 1;
@@ -80,7 +81,7 @@ pub(super) fn activated_linear<const D: usize>(
         let (dtype, input) = (input.dtype(), as_rows(input));
         let [rows, width] = input.dims();
         let (weight, bias) = (for_products(weight), bias.map(for_products));
-        let mut of_part = |part: Range<usize>| {
+        let mut hidden_of = |part: Range<usize>| {
             let mut hidden = function.value(for_products(input.clone().slice([part])));
             if prob > 0.0 {
                 let keep = draw(hidden.dims(), prob, &hidden.device());
@@ -89,20 +90,25 @@ pub(super) fn activated_linear<const D: usize>(
                 }
                 hidden = dropped(hidden, keep, prob);
             }
-            let product = matmul(hidden, weight.clone());
-            let output = match &bias {
-                Some(bias) => product + bias.clone().unsqueeze(),
-                None => product,
-            };
-            output.cast(dtype)
+            hidden
         };
         let parts: Vec<_> = chunks(rows, 4 * width, part_bytes(&input)).collect();
-        let output = match &parts[..] {
-            [part] => of_part(part.clone()),
-            parts => {
+        let output = match (&parts[..], dtype == weight.dtype()) {
+            ([part], _) => linear(hidden_of(part.clone()), weight, bias).cast(dtype),
+            (parts, true) => {
+                let (output, before) = onto_bias(bias, [rows, d_output], &input);
+                parts.iter().fold(output, |output, part| {
+                    let hidden = hidden_of(part.clone());
+                    let at = [part.clone(), 0..d_output];
+                    product_into(output, at, before, hidden, weight.clone())
+                })
+            }
+            (parts, false) => {
                 let output = filled([rows, d_output], dtype, &input);
                 parts.iter().fold(output, |output, part| {
-                    output.slice_assign([part.clone()], of_part(part.clone()))
+                    let hidden = hidden_of(part.clone());
+                    let part_of = linear(hidden, weight.clone(), bias.clone()).cast(dtype);
+                    output.slice_assign([part.clone()], part_of)
                 })
             }
         };
@@ -212,10 +218,11 @@ fn write_of_weight(
     grad: &Tensor<2>,
 ) {
     if let Some(of_weight) = of_weight {
-        let product = product_of_columns(hidden, grad);
+        let hidden = hidden.clone().transpose();
+        let [_, d_output] = of_weight.dims();
         of_weight.inplace(|all| {
-            let product = product.cast(all.dtype());
-            all.slice_assign([columns], product)
+            let at = [columns, 0..d_output];
+            product_into(all, at, Before::Anything, hidden, grad.clone())
         });
     }
 }

@@ -20,6 +20,7 @@ mod linear;
 pub mod nn;
 mod node;
 mod norm;
+mod product;
 mod rotary;
 mod threads;
 

@@ -32,19 +32,6 @@ pub(super) fn in_parallel<T: Sync, R: Send>(
     }
 }
 
-/// Runs `compute` on one of the threads, where it is about to use all of them several times: from
-/// there they are found awake.
-#[cfg(feature = "rayon")]
-pub(super) fn in_pool<R: Send>(compute: impl FnOnce() -> R + Send) -> R {
-    rayon::scope(|_| compute())
-}
-
-/// Runs `compute`.
-#[cfg(not(feature = "rayon"))]
-pub(super) fn in_pool<R>(compute: impl FnOnce() -> R) -> R {
-    compute()
-}
-
 /// Runs `compute` on each item.
 #[cfg(all(feature = "flex", feature = "rayon"))]
 pub(super) fn each<T: Send>(items: Vec<T>, compute: impl Fn(T) + Sync) {

@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use burn::tensor::Tensor;
-use burn::tensor::module::linear;
 
 use crate::operations::chunks::{chunks, map_rows};
-use crate::operations::linear::filled;
+use crate::operations::linear::linear;
+use crate::operations::product::{Before, onto_bias, product_into};
 use crate::wide::{wide, widened};
 
 /// How much of the weight, in 32 bits, is computed with at once: on Flex, which makes the output of
@@ -46,35 +46,40 @@ impl Head {
 
     /// In 32 bits at least: half precision has no logits beyond 65,504, and rounds the others.
     fn linear(&self, hidden: Tensor<2>) -> Tensor<2> {
-        let bias = self.bias.clone().map(widened);
+        let (hidden, bias) = (widened(hidden), self.bias.clone().map(widened));
         if !self.is_widened() {
-            return linear(widened(hidden), self.weight.clone(), bias);
+            return linear(hidden, self.weight.clone(), bias);
         }
         let ([tokens, _], [_, classes]) = (hidden.dims(), self.weight.dims());
-        let hidden = widened(hidden);
-        let logits = filled([tokens, classes], hidden.dtype(), &hidden);
-        let logits = self.parts().fold(logits, |logits, columns| {
-            let part = hidden.clone().matmul(self.part(&columns));
-            logits.slice_assign([0..tokens, columns], part)
-        });
-        match bias {
-            Some(bias) => logits + bias.unsqueeze(),
-            None => logits,
-        }
+        let (logits, before) = onto_bias(bias, [tokens, classes], &hidden);
+        self.parts().fold(logits, |logits, columns| {
+            let weight = self.part(&columns);
+            product_into(logits, [0..tokens, columns], before, hidden.clone(), weight)
+        })
     }
 
-    /// The gradient of the hidden tokens from that of the logits, both in 32 bits at least.
-    pub(super) fn of_hidden(&self, grad: Tensor<2>) -> Tensor<2> {
+    /// Writes the gradient of hidden tokens, from that of their logits, into that of all. They are in 32
+    /// bits at least.
+    pub(super) fn write_of_hidden(
+        &self,
+        of_hidden: Tensor<2>,
+        tokens: &Range<usize>,
+        grad: Tensor<2>,
+    ) -> Tensor<2> {
+        let at = [tokens.clone(), 0..of_hidden.dims()[1]];
         if !self.is_widened() {
-            return grad.matmul(self.weight.clone().transpose());
+            let weight = self.weight.clone().transpose();
+            return product_into(of_hidden, at, Before::Anything, grad, weight);
         }
-        let tokens = grad.dims()[0];
-        let part = |columns: Range<usize>| {
-            let grad = grad.clone().slice([0..tokens, columns.clone()]);
-            grad.matmul(self.part(&columns).transpose())
-        };
-        let sum = self.parts().map(part).reduce(|sum, part| sum + part);
-        sum.unwrap_or_else(|| filled([tokens, self.weight.dims()[0]], grad.dtype(), &grad))
+        self.parts().fold(of_hidden, |of_hidden, columns| {
+            let before = match columns.start {
+                0 => Before::Anything,
+                _ => Before::Sum,
+            };
+            let weight = self.part(&columns).transpose();
+            let grad = grad.clone().slice([0..tokens.len(), columns]);
+            product_into(of_hidden, at.clone(), before, grad, weight)
+        })
     }
 
     fn is_widened(&self) -> bool {

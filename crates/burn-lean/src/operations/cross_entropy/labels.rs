@@ -145,7 +145,8 @@ impl Labels {
         self.without_ignored(grad)
     }
 
-    fn without_ignored(&self, tensor: Tensor<2>) -> Tensor<2> {
+    /// `[tokens, ..]`, with zeros for tokens that do not count.
+    pub(super) fn without_ignored(&self, tensor: Tensor<2>) -> Tensor<2> {
         match &self.ignored {
             Some(ignored) => {
                 let mask = ignored.clone().expand(tensor.dims());

@@ -9,14 +9,13 @@ use burn::nn::loss::{CrossEntropyLoss, Reduction};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Int, Tensor};
 
-use self::head::{Head, PART_BYTES};
+use self::head::Head;
 use self::labels::Labels;
-use super::chunks::{chunks, chunks_of};
+use super::chunks::chunks_of;
 #[cfg(feature = "flex")]
 use super::flex;
-use super::linear::filled;
 use super::node::{Gradient, OperandGradients, Operands, Operation, apply};
-use crate::backend::is_on_flex;
+use super::product::{Before, filled, product_into};
 use crate::wide::wide;
 
 const HIDDEN: usize = 0;
@@ -248,6 +247,13 @@ impl LinearCrossEntropy {
             [tokens],
             "linear_cross_entropy: a target for each token"
         );
+        if let Some(bias) = &bias {
+            assert_eq!(
+                bias.dims(),
+                [classes],
+                "linear_cross_entropy: a bias for each class"
+            );
+        }
         let operands = [
             Some(hidden.into_dispatch()),
             Some(weight.into_dispatch()),
@@ -350,25 +356,12 @@ impl Gradients {
             sum.inplace(|sum| sum + part);
         }
         if let Some(sum) = &mut self.weight {
-            let ([tokens, classes], [d_model, _]) = (grad.dims(), sum.dims());
-            let rows = fused.rows(chunk).cast(grad.dtype());
-            let bytes = match is_on_flex(sum) {
-                true => PART_BYTES,
-                false => usize::MAX,
-            };
-            for columns in chunks(classes, 4 * d_model, bytes) {
-                let part = grad.clone().slice([0..tokens, columns.clone()]);
-                let part = rows.clone().transpose().matmul(part);
-                let at = [0..d_model, columns];
-                sum.inplace(|sum| {
-                    let part = part + sum.clone().slice(at.clone());
-                    sum.slice_assign(at, part)
-                });
-            }
+            let rows = fused.rows(chunk).cast(grad.dtype()).transpose();
+            let (at, grad) = (sum.dims().map(|length| 0..length), grad.clone());
+            sum.inplace(|sum| product_into(sum, at, Before::Sum, rows, grad));
         }
         if let Some(hidden) = &mut self.hidden {
-            let part = fused.head.of_hidden(grad);
-            hidden.inplace(|hidden| hidden.slice_assign([chunk.clone()], part));
+            hidden.inplace(|hidden| fused.head.write_of_hidden(hidden, chunk, grad));
         }
     }
 
@@ -428,6 +421,8 @@ impl Operation<3> for OfTokens {
         let Self(fused) = self;
         let wants = std::array::from_fn(|at| operands.wants(at));
         let of_losses = grad.tensor::<1>().unsqueeze_dim::<2>(1);
+        // Times the gradient of an ignored token, which is zero, NaN would be NaN.
+        let of_losses = fused.labels.without_ignored(of_losses);
         let mut gradients = Gradients::zeros(wants, &fused);
         for chunk in fused.chunks() {
             let (_, grad) = fused.of_chunk(&chunk, true);

@@ -7,14 +7,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::Flex;
-use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{Bool, Shape, Tensor};
 use lean_arithmetic::slices::{Softmax, drop_part};
 
 use super::super::attention::visible::{FEWEST_ROWS, Visible};
 use super::super::chunks::chunks_of;
+use super::super::product::Before;
 use super::super::threads::{in_parallel, threads};
-use super::{FlexTensor, floats, of, own, read, tensor, zeros};
+use super::product::{Matrix, multiply, unflipped};
+use super::{FlexTensor, floats, own, read, tensor, zeros};
 
 /// How many scores a thread makes at once, if these are at least [`FEWEST_ROWS`].
 const SCORES: usize = 32 << 10;
@@ -41,7 +42,7 @@ pub(in super::super) struct Settings {
 /// The attended values: `[batch, time, heads, size]`, as the query, the key and the value are.
 pub(in super::super) fn attention(settings: Settings, operands: [Tensor<4>; 3]) -> Tensor<4> {
     let at_once = 4 * threads(&operands[0]);
-    let heads = Heads::new(settings, operands.map(of));
+    let heads = Heads::new(settings, operands.map(unflipped));
     let Heads { dims, .. } = &heads;
     let mut output = zeros(&Shape::new([
         dims.batch,
@@ -68,7 +69,7 @@ pub(in super::super) fn attention_backward(
 ) -> [Tensor<4>; 3] {
     let at_once = 4 * threads(&grad);
     let mut heads = Heads::new(settings, operands.map(own));
-    let grad = of(grad);
+    let grad = unflipped(grad);
     let groups = heads.groups();
     for groups in groups.chunks(heads.at_once(at_once)) {
         let grads = in_parallel(groups, |group| heads.gradients(group, &grad, wants));
@@ -92,6 +93,7 @@ struct Dimensions {
     heads: usize,
     key_time: usize,
     key_heads: usize,
+    size: usize,
     value_size: usize,
 }
 
@@ -118,16 +120,16 @@ struct Heads {
 
 /// The weights of some rows of a head.
 struct Weights {
-    /// `[1, 1, rows, size]`, scaled.
-    query: FlexTensor,
-    /// `[1, 1, rows, keys]`
-    weights: FlexTensor,
+    /// `[rows, size]`, scaled.
+    query: Vec<f32>,
+    /// `[rows, keys]`
+    weights: Vec<f32>,
     keys: Range<usize>,
 }
 
 impl Heads {
     fn new(settings: Settings, [query, key, value]: [FlexTensor; 3]) -> Self {
-        let ([batch, time, heads, _], [_, key_time, key_heads, value_size]) =
+        let ([batch, time, heads, size], [_, key_time, key_heads, value_size]) =
             (query.layout().shape().dims(), value.layout().shape().dims());
         let mask =
             |mask: Tensor<4, Bool>| mask.try_into_primitive::<Flex>().expect("it is on Flex");
@@ -142,6 +144,7 @@ impl Heads {
                 heads,
                 key_time,
                 key_heads,
+                size,
                 value_size,
             },
             scale: settings.scale as f32,
@@ -205,11 +208,18 @@ impl Heads {
         let keys = self.visible.keys(batch..batch + 1, rows.clone());
         let query = self.scaled_query(batch, head, rows);
         let key = part(&self.key, batch, keys.clone(), key_head);
-        let mut weights = Flex::float_matmul(query.clone(), key.transpose(2, 3));
-        let scores = weights.storage_mut();
-        self.add_alibi(scores, head, rows, &keys);
-        self.replace(scores, [batch, head], rows, &keys, None);
-        self.softmax.rows(scores, keys.len());
+        let mut weights = vec![0.0; rows.len() * keys.len()];
+        let query_rows = Matrix::new(&query, [rows.len(), self.dims.size]);
+        multiply(
+            &mut weights,
+            keys.len(),
+            Before::Anything,
+            query_rows,
+            Matrix::of(&key).transposed(),
+        );
+        self.add_alibi(&mut weights, head, rows, &keys);
+        self.replace(&mut weights, [batch, head], rows, &keys, None);
+        self.softmax.rows(&mut weights, keys.len());
         Weights {
             query,
             weights,
@@ -217,26 +227,11 @@ impl Heads {
         }
     }
 
-    /// `[1, 1, rows, size]`, in a buffer of its own.
-    fn scaled_query(&self, batch: usize, head: usize, rows: &Range<usize>) -> FlexTensor {
-        let mut part = part(&self.query, batch, rows.clone(), head);
-        let [_, _, row, number] = part.layout().strides() else {
-            unreachable!("it has four axes")
-        };
-        if *number != 1 || *row < part.layout().shape()[3] as isize {
-            part = part.to_contiguous();
-        }
-        let layout = part.layout();
-        let mut query = zeros(layout.shape());
-        let row = layout.strides()[2] as usize;
-        let numbers = part.storage::<f32>()[layout.start_offset()..].chunks(row.max(1));
-        let size = layout.shape()[3].max(1);
-        for (query, numbers) in query.storage_mut().chunks_exact_mut(size).zip(numbers) {
-            for (query, number) in query.iter_mut().zip(numbers) {
-                *query = number * self.scale;
-            }
-        }
-        query
+    /// `[rows, size]`
+    fn scaled_query(&self, batch: usize, head: usize, rows: &Range<usize>) -> Vec<f32> {
+        let query = part(&self.query, batch, rows.clone(), head);
+        let numbers = Matrix::of(&query).numbers();
+        numbers.map(|number| number * self.scale).collect()
     }
 
     /// Replaces scores that are masked by this number, or by those of their masks.
@@ -308,16 +303,27 @@ impl Heads {
         let Group {
             batch, key_head, ..
         } = *group;
-        let size = self.dims.value_size;
-        let mut outputs = Vec::with_capacity(group.heads.len() * self.dims.time * size);
-        for head in group.heads.clone() {
+        let Dimensions {
+            time, value_size, ..
+        } = self.dims;
+        let mut outputs = vec![0.0; group.heads.len() * time * value_size];
+        for (head, outputs) in group
+            .heads
+            .clone()
+            .zip(outputs.chunks_mut((time * value_size).max(1)))
+        {
             for rows in self.tiles() {
                 let Weights {
                     mut weights, keys, ..
                 } = self.weights(batch, head, key_head, &rows);
-                self.drop(weights.storage_mut(), [batch, head], &rows, &keys);
-                let value = part(&self.value, batch, keys, key_head);
-                outputs.extend(product(weights, value));
+                self.drop(&mut weights, [batch, head], &rows, &keys);
+                let value = part(&self.value, batch, keys.clone(), key_head);
+                let outputs = &mut outputs[rows.start * value_size..rows.end * value_size];
+                write_rows(
+                    outputs,
+                    Matrix::new(&weights, [rows.len(), keys.len()]),
+                    Matrix::of(&value),
+                );
             }
         }
         outputs
@@ -329,8 +335,21 @@ impl Heads {
         let Group {
             batch, key_head, ..
         } = *group;
-        let [mut of_query, mut of_key, mut of_value] = <[Vec<f32>; 3]>::default();
-        for head in group.heads.clone() {
+        let Dimensions {
+            time,
+            key_time,
+            size,
+            value_size,
+            ..
+        } = self.dims;
+        let lengths = [
+            group.heads.len() * time * size,
+            key_time * size,
+            key_time * value_size,
+        ];
+        let zeros = |at: usize| vec![0.0; if wants[at] { lengths[at] } else { 0 }];
+        let [mut of_query, mut of_key, mut of_value] = [0, 1, 2].map(zeros);
+        for (at, head) in group.heads.clone().enumerate() {
             for rows in self.tiles() {
                 let Weights {
                     query,
@@ -338,30 +357,39 @@ impl Heads {
                     keys,
                 } = self.weights(batch, head, key_head, &rows);
                 let grad = part(grad, batch, rows.clone(), head);
+                let grad = Matrix::of(&grad);
                 let value = part(&self.value, batch, keys.clone(), key_head);
-                let mut of_scores = Flex::float_matmul(grad.clone(), value.transpose(2, 3));
-                let scores = of_scores.storage_mut();
-                self.drop(scores, [batch, head], &rows, &keys);
-                self.softmax.backward(read(&weights), scores, keys.len());
-                self.replace(scores, [batch, head], &rows, &keys, Some(0.0));
+                let dims = [rows.len(), keys.len()];
+                let mut of_scores = vec![0.0; weights.len()];
+                let anything = Before::Anything;
+                multiply(
+                    &mut of_scores,
+                    keys.len(),
+                    anything,
+                    grad,
+                    Matrix::of(&value).transposed(),
+                );
+                self.drop(&mut of_scores, [batch, head], &rows, &keys);
+                self.softmax.backward(&weights, &mut of_scores, keys.len());
+                self.replace(&mut of_scores, [batch, head], &rows, &keys, Some(0.0));
                 if wants[2] {
-                    self.drop(weights.storage_mut(), [batch, head], &rows, &keys);
-                    let part = Flex::float_matmul(weights.transpose(2, 3), grad);
-                    add(
-                        &mut of_value,
-                        keys.start * self.dims.value_size,
-                        read(&part),
-                    );
+                    self.drop(&mut weights, [batch, head], &rows, &keys);
+                    let weights = Matrix::new(&weights, dims).transposed();
+                    let of_value = &mut of_value[keys.start * value_size..];
+                    multiply(of_value, value_size, Before::Sum, weights, grad);
                 }
+                let of_scores = Matrix::new(&of_scores, dims);
                 if wants[1] {
-                    let part = Flex::float_matmul(of_scores.transpose(2, 3), query);
-                    let [_, _, _, size] = part.layout().shape().dims();
-                    add(&mut of_key, keys.start * size, read(&part));
+                    let query = Matrix::new(&query, [rows.len(), size]);
+                    let of_key = &mut of_key[keys.start * size..];
+                    multiply(of_key, size, Before::Sum, of_scores.transposed(), query);
                 }
                 if wants[0] {
                     let key = part(&self.key, batch, keys, key_head);
-                    let part = product(of_scores, key);
-                    of_query.extend(part.into_iter().map(|number| number * self.scale));
+                    let first = (at * time + rows.start) * size;
+                    let of_query = &mut of_query[first..first + rows.len() * size];
+                    write_rows(of_query, of_scores, Matrix::of(&key));
+                    of_query.iter_mut().for_each(|number| *number *= self.scale);
                 }
             }
         }
@@ -379,31 +407,20 @@ fn part(tensor: &FlexTensor, batch: usize, rows: Range<usize>, head: usize) -> F
 /// How many products for one row are added up one after the other.
 const LONGEST: usize = 512;
 
-/// `[rows, keys] * [keys, size]`. The products for a single row, which are added up one after the
-/// other, are cut into parts.
-fn product(lhs: FlexTensor, rhs: FlexTensor) -> Vec<f32> {
-    let [_, _, rows, keys] = lhs.layout().shape().dims();
-    let at_once = if rows == 1 { LONGEST } else { keys };
-    let mut sum = Vec::new();
-    for part in chunks_of(keys, at_once) {
-        let lhs = lhs.narrow(3, part.start, part.len());
-        let rhs = rhs.narrow(2, part.start, part.len());
-        add(&mut sum, 0, read(&Flex::float_matmul(lhs, rhs)));
+/// Writes `lhs * rhs`. The products for a single row, which are added up one after the other, are cut into
+/// parts.
+fn write_rows(output: &mut [f32], lhs: Matrix<'_>, rhs: Matrix<'_>) {
+    let ([rows, inner], [_, width]) = (lhs.dims(), rhs.dims());
+    if rows > 1 {
+        return multiply(output, width, Before::Anything, lhs, rhs);
     }
-    sum
-}
-
-/// Adds to the sums from `first` on; those that do not exist yet are zero.
-fn add(sums: &mut Vec<f32>, first: usize, numbers: &[f32]) {
-    if sums.len() < first {
-        sums.resize(first, 0.0);
-    }
-    let known = sums.len() - first;
-    for (sum, number) in sums[first..].iter_mut().zip(numbers) {
-        *sum += number;
-    }
-    if let Some(rest) = numbers.get(known..) {
-        sums.extend_from_slice(rest);
+    let mut of_part = vec![0.0; width];
+    for part in chunks_of(inner, LONGEST) {
+        let (lhs, rhs) = (lhs.columns(part.clone()), rhs.rows(part));
+        multiply(&mut of_part, width, Before::Anything, lhs, rhs);
+        for (sum, part) in output.iter_mut().zip(&of_part) {
+            *sum += part;
+        }
     }
 }
 

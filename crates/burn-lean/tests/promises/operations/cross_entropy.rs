@@ -438,3 +438,28 @@ fn the_logits_never_exist() {
         assert!(kept < GRADIENTS + (64 << 10), "{kept} of {GRADIENTS}");
     });
 }
+
+#[test]
+fn an_ignored_token_whose_gradient_is_nan() {
+    let hidden = Tensor::<2>::ones([4, 3], &flex()).require_grad();
+    let weight = Tensor::<2>::ones([3, 5], &flex()).require_grad();
+    let loss = CrossEntropyLossConfig::new()
+        .with_pad_tokens(Some(vec![0]))
+        .init(&flex());
+    let targets = Tensor::<1, Int>::from_ints([1, 2, 0, 0], &flex());
+    let losses = LinearCrossEntropy::new(&loss).forward_no_reduction(
+        hidden.clone(),
+        weight.clone(),
+        None,
+        targets,
+    );
+    let factors = Tensor::<1>::from_floats([1.0, 1.0, f32::NAN, f32::INFINITY], &flex());
+    let grads = (losses * factors).sum().backward();
+    for grad in [hidden.grad(&grads).unwrap(), weight.grad(&grads).unwrap()] {
+        assert!(grad.is_finite().all().into_scalar::<bool>());
+    }
+    let bias = Tensor::<1>::ones([1], &flex());
+    let targets = Tensor::<1, Int>::from_ints([1, 2, 0, 0], &flex());
+    let run = || linear_cross_entropy(&loss, hidden, weight, Some(bias), targets);
+    assert_panics(run, "a bias for each class");
+}
