@@ -32,6 +32,8 @@ pub struct Ledger {
     parameters: Vec<Parameter>,
     phases: Phases,
     samples: Samples,
+    /// No earlier block is an activation.
+    first_activation: BlockId,
     /// Steps of parameters that the recorded model does not have.
     unknown_parameter_steps: usize,
 }
@@ -46,6 +48,7 @@ impl Ledger {
             parameters: Vec::new(),
             phases: Phases::default(),
             samples: Samples::default(),
+            first_activation: 0,
             unknown_parameter_steps: 0,
         }
     }
@@ -183,7 +186,9 @@ impl Ledger {
     /// Ends the activations of earlier passes. What is still held is kept for something else, as a
     /// thread keeps the workspace of its products.
     pub fn end_activations(&mut self) {
-        for block in 0..self.blocks.len() {
+        let passed = self.first_activation..self.blocks.len();
+        self.first_activation = passed.end;
+        for block in passed {
             let held = &self.blocks[block];
             if held.is_live() && held.is(Category::Activations) {
                 self.assign(block, Category::Other, None);

@@ -122,7 +122,9 @@ fn bytes(text: &str) -> Result<u64, String> {
     let units = [("KiB", 10), ("MiB", 20), ("GiB", 30)];
     let parsed = units.iter().find_map(|(unit, shift)| {
         let number: f64 = text.strip_suffix(unit)?.trim().parse().ok()?;
-        (number > 0.0).then(|| (number * f64::from(1 << shift)) as u64)
+        let bytes = number * f64::from(1 << shift);
+        // Numbers that are exact.
+        (bytes > 0.0 && bytes < 2_f64.powi(53)).then_some(bytes as u64)
     });
     parsed.ok_or_else(|| "give a number and a unit: KiB, MiB or GiB".into())
 }

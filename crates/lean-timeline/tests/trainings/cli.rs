@@ -441,5 +441,7 @@ fn savings_are_estimated_and_chosen_from() {
         );
     };
     fails("1KiB", 1, "nothing that is estimated fits into 0.0 MiB");
-    fails("1", 2, "give a number and a unit");
+    for text in ["1", "0MiB", "infMiB", "1e300GiB"] {
+        fails(text, 2, "give a number and a unit");
+    }
 }

@@ -257,7 +257,15 @@ fn what_contradicts_itself_is_not_saved() {
     let good = Training::plain().snapshot();
     good.save(&file).unwrap();
     type Change = fn(&mut Snapshot);
-    let changes: [(Change, &str); 5] = [
+    let changes: [(Change, &str); 7] = [
+        (
+            |of| of.parameters[0].shape = vec![1 << 30; 3],
+            "more elements than any machine holds",
+        ),
+        (
+            |of| of.phases[0].iteration = usize::MAX,
+            "phase 0 is of a step beyond all reason",
+        ),
         (|of| of.holders.swap(0, 100), "holders are out of order"),
         (|of| of.times.swap(0, 100), "times are out of order"),
         (|of| of.phases.swap(0, 1), "phases are out of order"),

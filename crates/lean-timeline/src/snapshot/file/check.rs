@@ -30,6 +30,15 @@ pub(super) fn check(snapshot: &Snapshot) -> Result<(), Problem> {
         snapshot.times.last().is_none_or(|time| *time < EXACT),
         || "times are beyond all reason".into(),
     )?;
+    let mut shapes = snapshot.parameters.iter().map(|parameter| &parameter.shape);
+    let elements = shapes.try_fold(0_u64, |sum, shape| {
+        let mut axes = shape.iter().map(|axis| *axis as u64);
+        sum.checked_add(axes.try_fold(1, u64::checked_mul)?)
+    });
+    ensure(
+        elements.is_some_and(|elements| elements < EXACT / 16),
+        || "the parameters have more elements than any machine holds".into(),
+    )?;
 
     let span = |from: usize, until: usize, of: &str, number: usize| {
         ensure(from <= until, || {
@@ -63,6 +72,9 @@ pub(super) fn check(snapshot: &Snapshot) -> Result<(), Problem> {
     }
     for (number, phase) in snapshot.phases.iter().enumerate() {
         span(phase.from, phase.until, "phase", number)?;
+        ensure((phase.iteration as u64) < EXACT, || {
+            format!("phase {number} is of a step beyond all reason")
+        })?;
         if let PhaseKind::Step(index) = phase.kind {
             parameter(Some(index), "phase", number)?;
         }
