@@ -1,5 +1,7 @@
 //! Running statistics (`BatchNorm`), which a scope updates when it runs, and not again in backward.
 
+use std::collections::HashMap;
+
 use burn::Tensor;
 use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
@@ -7,12 +9,12 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use crate::parameter::{Share, shared};
 
 /// The running statistics of a module, which its clones share.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct Running {
-    /// `None` for parameters that are trained. A module may have two of one id.
-    params: Vec<Option<DispatchTensor>>,
-    /// How many have been restored.
-    restored: usize,
+    /// By their place among the parameters of the module, which may have two of one id.
+    params: HashMap<usize, DispatchTensor>,
+    /// How many parameters the visitor or the mapper has met.
+    met: usize,
 }
 
 impl std::fmt::Debug for Running {
@@ -23,29 +25,20 @@ impl std::fmt::Debug for Running {
 
 impl Running {
     pub(crate) fn of<M: Module>(module: &M) -> Self {
-        let read = || {
-            let mut running = Self {
-                params: Vec::new(),
-                restored: 0,
-            };
+        let mut running = Self::default();
+        module.visit(&mut running);
+        if !running.params.is_empty() {
+            synchronize(module);
+            running = Self::default();
             module.visit(&mut running);
-            running
-        };
-        let running = read();
-        if running.is_empty() {
-            return running;
         }
-        synchronize(module);
-        read()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.params.iter().all(Option::is_none)
+        running.met = 0;
+        running
     }
 
     /// Restores the running statistics of a module.
     pub(crate) fn restore<M: Module>(mut self, module: M) {
-        if self.is_empty() {
+        if self.params.is_empty() {
             return;
         }
         synchronize(&module);
@@ -54,7 +47,7 @@ impl Running {
 
     /// [`restore`](Self::restore) for a module that stays armed.
     pub(crate) fn restore_shared<M: Module>(&self, module: &M) {
-        if self.is_empty() {
+        if self.params.is_empty() {
             return;
         }
         synchronize(module);
@@ -70,16 +63,17 @@ fn synchronize<M: Module>(module: &M) {
 impl ModuleVisitor for Running {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         // A frozen parameter is included too, which changes nothing.
-        let is_frozen = !param.is_require_grad();
-        self.params
-            .push(is_frozen.then(|| param.val().into_dispatch()));
+        if !param.is_require_grad() {
+            self.params.insert(self.met, param.val().into_dispatch());
+        }
+        self.met += 1;
     }
 }
 
 impl ModuleMapper for Running {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let before = self.params[self.restored].take();
-        self.restored += 1;
+        let before = self.params.remove(&self.met);
+        self.met += 1;
         match before {
             Some(before) => param.map(|_| Tensor::from_dispatch(before)),
             None => param,
