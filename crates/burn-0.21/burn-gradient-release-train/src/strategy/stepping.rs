@@ -145,7 +145,7 @@ where
                 }),
         );
         let model = learner.model();
-        let (output, passes) = TwoPasses::first(&model, || learner.train_step(item));
+        let (output, mut passes) = TwoPasses::first(&model, || learner.train_step(item));
         let measured = expect(self.optim.try_measured(&model, output.grads));
         drop(model);
         if !measured.is_finite() {
