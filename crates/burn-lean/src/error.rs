@@ -354,9 +354,18 @@ pub enum ReleaseError {
     /// The loss was not scaled.
     #[error(
         "the optimizer takes the scale of a `LossScaler` off its gradients, but no loss was scaled \
-         for this step; run backward from `scaler.scale(loss)`"
+         for this step; disarm the model, and run backward from `scaler.scale(loss)`"
     )]
     NotScaled,
+
+    /// The losses of micro-batches were scaled by several factors, and their gradients are added up.
+    #[error(
+        "another optimizer that shares the `LossScaler` has changed the scale between the \
+         micro-batches of this step, whose sums cannot be unscaled; disarm the model \
+         (`try_disarm_accumulated`), give this optimizer a `LossScaler` of its own \
+         (`with_loss_scaler`), and begin the window anew"
+    )]
+    SeveralScales,
 
     /// A gradient has overflowed at the least scale of a `LossScaler`, and every later step would be
     /// skipped.

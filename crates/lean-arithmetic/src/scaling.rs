@@ -121,8 +121,12 @@ struct State {
 #[derive(Debug)]
 struct Member {
     optimizer: Weak<()>,
-    /// The scale of the loss since the optimizer's last step, if one was scaled.
+    /// The scale of the last loss since the optimizer's last step, if one was scaled.
     asked: Option<f64>,
+    /// Whether a loss was scaled for the pass that comes.
+    is_asked: bool,
+    /// Whether the losses since its last step had several scales.
+    is_mixed: bool,
     /// Whether it has ended a step since the scale was updated.
     has_stepped: bool,
 }
@@ -174,7 +178,9 @@ impl SharedLossScale {
         let mut state = self.state();
         let scale = state.scale.current();
         for member in state.optimizers() {
+            member.is_mixed |= member.asked.is_some_and(|asked| asked != scale);
             member.asked = Some(scale);
+            member.is_asked = true;
         }
         scale
     }
@@ -190,6 +196,8 @@ impl SharedLossScale {
         self.state().optimizers.push(Member {
             optimizer: Arc::downgrade(&optimizer),
             asked: None,
+            is_asked: false,
+            is_mixed: false,
             has_stepped: false,
         });
         Self {
@@ -198,25 +206,34 @@ impl SharedLossScale {
         }
     }
 
-    /// The scale of the loss that an optimizer has the gradients of.
-    fn asked(&self) -> Option<f64> {
-        self.state().member(&self.optimizer)?.asked
-    }
-
     /// Factor that takes the scale off a gradient of this optimizer.
     pub fn inverse(&self) -> f64 {
-        1.0 / self.asked().unwrap_or_else(|| self.current())
+        let mut state = self.state();
+        let asked = state
+            .member(&self.optimizer)
+            .and_then(|member| member.asked);
+        1.0 / asked.unwrap_or_else(|| state.scale.current())
     }
 
     /// Whether a loss was scaled since the optimizer's last pass.
     pub fn is_asked(&self) -> bool {
-        self.asked().is_some()
+        let mut state = self.state();
+        let member = state.member(&self.optimizer);
+        member.is_some_and(|member| member.is_asked)
+    }
+
+    /// Whether the losses since the optimizer's last step had several scales, because another
+    /// optimizer has stepped more often. Sums of their gradients cannot be unscaled.
+    pub fn is_mixed(&self) -> bool {
+        let mut state = self.state();
+        let member = state.member(&self.optimizer);
+        member.is_some_and(|member| member.is_mixed)
     }
 
     /// Begins another pass of the same step, whose loss must be scaled, too.
     pub fn begin_pass(&self) {
         if let Some(member) = self.state().member(&self.optimizer) {
-            member.asked = None;
+            member.is_asked = false;
         }
     }
 
@@ -243,6 +260,7 @@ impl SharedLossScale {
         let member = state.member(&self.optimizer);
         let asked = member.and_then(|member| {
             member.has_stepped = true;
+            (member.is_asked, member.is_mixed) = (false, false);
             member.asked.take()
         });
         if state.optimizers().iter().all(|member| member.has_stepped) {

@@ -103,16 +103,29 @@ impl DataParallel {
     /// the model is initialized, and before the optimizer is used.
     ///
     /// Running statistics (`BatchNorm`) are those of the first replica, too, updates that are
-    /// pending included. In training each replica updates its own, by its share of a batch: call
-    /// it again, as before a validation or a checkpoint, to make them equal.
+    /// pending included. In training each replica updates its own:
+    /// [`share_running_states`](Self::share_running_states) makes them equal again.
     ///
     /// # Errors
     ///
     /// If the models differ in a parameter, its shape or its type.
     pub fn broadcast<B: Backend, M: Module<B>>(&self, model: M) -> Result<M, ReplicaError> {
-        let model = model::broadcast(self.replicas(), model)?;
+        let model = model::broadcast(self.replicas(), model, true)?;
         self.verify(&model)?;
         Ok(model)
+    }
+
+    /// Gives all replicas the running statistics (`BatchNorm`) of the first one, as before a validation
+    /// or a checkpoint: each has updated its own, by its share of a batch. Copies of a model share them.
+    ///
+    /// # Errors
+    ///
+    /// If the models differ in one of them, its shape or its type.
+    pub fn share_running_states<B: Backend, M: Module<B>>(
+        &self,
+        model: &M,
+    ) -> Result<(), ReplicaError> {
+        model::broadcast(self.replicas(), model.clone(), false).map(drop)
     }
 
     /// Compares the models of all replicas, as after each has loaded the same checkpoint: paths,

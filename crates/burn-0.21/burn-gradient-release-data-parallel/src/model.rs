@@ -6,15 +6,19 @@ use burn::{
 };
 use lean_replicas::{Comparison, Known, Reception, ReplicaError, Replicas, kind};
 
-/// The model of the first replica, with its ids.
+/// The model of the first replica, with its ids; of a model that trains, only what is not trained.
 pub(crate) fn broadcast<B: Backend, M: Module<B>>(
     replicas: &Replicas,
     model: M,
+    with_trained: bool,
 ) -> Result<M, ReplicaError> {
     synchronize(&model);
-    let mut receive = Receive(Reception::new(replicas));
+    let mut receive = Receive {
+        reception: Reception::new(replicas),
+        with_trained,
+    };
     let model = model.map(&mut receive);
-    receive.0.finish().map(|()| model)
+    receive.reception.finish().map(|()| model)
 }
 
 /// Applies the updates of running statistics that are pending, as Burn does at the next update: they
@@ -41,7 +45,10 @@ fn synchronize<B: Backend, M: Module<B>>(model: &M) {
     drop(model.clone().into_record());
 }
 
-struct Receive<'a>(Reception<'a>);
+struct Receive<'a> {
+    reception: Reception<'a>,
+    with_trained: bool,
+}
 
 impl Receive<'_> {
     /// The parameter of the first replica in the place of this one's.
@@ -54,7 +61,7 @@ impl Receive<'_> {
         let data = tensor.clone().into_data();
         let (shape, dtype) = (data.shape.clone(), data.dtype);
         let kind = kind(shape.as_slice(), dtype);
-        match self.0.receive(id.val(), &kind, data.bytes.to_vec()) {
+        match self.reception.receive(id.val(), &kind, data.bytes.to_vec()) {
             Some((id, bytes)) => {
                 let data = TensorData::from_bytes_vec(bytes, shape, dtype);
                 (ParamId::from(id), Tensor::from_data(data, (&device, dtype)))
@@ -66,16 +73,19 @@ impl Receive<'_> {
 
 impl<B: Backend> ModuleMapper<B> for Receive<'_> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.0.enter(name);
+        self.reception.enter(name);
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.0.exit();
+        self.reception.exit();
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
         let (id, tensor, mapper) = param.consume();
         let is_trained = tensor.is_require_grad();
+        if is_trained && !self.with_trained {
+            return Param::from_mapped_value(id, tensor, mapper);
+        }
         let (id, tensor) = self.receive(id, tensor);
         Param::from_mapped_value(id, tensor.set_require_grad(is_trained), mapper)
     }

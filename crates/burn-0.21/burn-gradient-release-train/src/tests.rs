@@ -15,7 +15,7 @@ use burn::{
         dataset::InMemDataset,
     },
     module::{AutodiffModule, Module},
-    nn::{Linear, LinearConfig},
+    nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig},
     optim::{AdamConfig, GradientsParams, Optimizer},
     record::DefaultRecorder,
     tensor::{Tensor, TensorData, backend::AutodiffBackend, backend::Backend},
@@ -35,11 +35,12 @@ type B = GradientRelease<Autodiff<Flex>>;
 #[derive(Module, Debug)]
 struct Line<B: Backend> {
     linear: Linear<B>,
+    norm: BatchNorm<B>,
 }
 
 impl<B: Backend> Line<B> {
     fn regression(&self, [input, targets]: [Tensor<B, 2>; 2]) -> RegressionOutput<B> {
-        let output = self.linear.forward(input);
+        let output = self.norm.forward(self.linear.forward(input));
         let loss = (output.clone() - targets.clone()).powi_scalar(2).mean();
         RegressionOutput::new(loss, output, targets)
     }
@@ -108,11 +109,12 @@ fn loader<B: Backend>(
     loader.build(InMemDataset::new(numbers))
 }
 
-/// Three epochs of four iterations in this folder.
-fn train(folder: &Path, parallel: &DataParallel, accumulated: usize) {
+/// Three epochs of four iterations in this folder. Returns the running mean.
+fn train(folder: &Path, parallel: &DataParallel, accumulated: usize) -> f32 {
     let replicas = parallel.replicas();
     let model = Line {
         linear: LinearConfig::new(1, 1).init::<B>(&FlexDevice),
+        norm: BatchNormConfig::new(1).init(&FlexDevice),
     };
     let model = parallel.broadcast(model).unwrap();
     let train = loader(ShareBatcher::new(Doubles, replicas));
@@ -126,11 +128,12 @@ fn train(folder: &Path, parallel: &DataParallel, accumulated: usize) {
         .with_training_strategy(strategy.into());
     let optim = AdamConfig::new().init().with_gradient_release();
     let training = log_apart(training, folder, replicas);
-    training.launch(Learner::new(model, optim, 1e-2));
+    let result = training.launch(Learner::new(model, optim, 1e-2));
+    result.model.norm.running_mean.value().into_scalar()
 }
 
 /// Message of a learner's panic.
-fn refusal(train: impl FnOnce()) -> String {
+fn refusal<T: std::fmt::Debug>(train: impl FnOnce() -> T) -> String {
     let panic = catch_unwind(AssertUnwindSafe(train)).unwrap_err();
     panic.downcast_ref::<String>().cloned().unwrap_or_default()
 }
@@ -144,10 +147,12 @@ fn losses(folder: &Path, epoch: usize) -> usize {
 #[test]
 fn processes_log_apart() {
     let home = tempfile::tempdir().unwrap();
-    Threads::run(2, |replicas| {
+    let means = Threads::run(2, |replicas| {
         let parallel = DataParallel::new(replicas).with_sharded_optimizer();
-        train(home.path(), &parallel, 1);
+        train(home.path(), &parallel, 1)
     });
+    // Of the first replica's shares.
+    assert_eq!(means[0], means[1]);
     for folder in [home.path(), &home.path().join("rank-1")] {
         for epoch in 1..=3 {
             assert_eq!(

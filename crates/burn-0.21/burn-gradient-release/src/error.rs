@@ -276,9 +276,17 @@ pub enum ReleaseError {
     /// The loss was not scaled.
     #[error(
         "the optimizer takes the scale of a `LossScaler` off its gradients, but no loss was scaled for \
-         this step; run backward from `scaler.scale(loss)`"
+         this step; disarm the model, and run backward from `scaler.scale(loss)`"
     )]
     NotScaled,
+
+    /// The losses of micro-batches were scaled by several factors, and their gradients are added up.
+    #[error(
+        "another optimizer that shares the `LossScaler` has changed the scale between the micro-batches \
+         of this step, whose sums cannot be unscaled; disarm the model, give this optimizer a \
+         `LossScaler` of its own (`with_loss_scaler`), and begin the window anew"
+    )]
+    SeveralScales,
 
     /// A gradient has overflown at the least scale of a `LossScaler`, and every later step would be
     /// skipped.
@@ -322,11 +330,20 @@ pub enum ReleaseError {
         param: ParamId,
     },
 
-    /// Gradients of several devices came for a model that was stepped inside backward.
+    /// Gradients of several devices came for a model that was stepped inside backward, or for an
+    /// optimizer that looks at gradients before the first step.
     #[error(
-        "{stepped} of {armed} armed parameters were stepped with the gradients of one device \
-         before those of the others could be added; do not arm for multi-device training: \
-         unarmed, `step_multi` is Burn's"
+        "{}",
+        match stepped {
+            0 => "clipping by the global norm, a loss scaler and a stop at gradients that are not \
+                  finite look at each gradient before the first step, when those of several devices \
+                  are not added up yet; add them up on one device, and call `step`".to_string(),
+            stepped => format!(
+                "{stepped} of {armed} armed parameters were stepped with the gradients of one device \
+                 before those of the others could be added; do not arm for multi-device training: \
+                 unarmed, `step_multi` is Burn's"
+            ),
+        }
     )]
     MultiDevice {
         /// Parameters stepped.

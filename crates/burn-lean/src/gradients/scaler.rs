@@ -52,7 +52,8 @@ impl LossScalerConfig {
 /// Several optimizers may share a scaler, for one loss or for a loss each. The scale changes when each
 /// of them has ended a step, or one of them its second: once for all of them, as with PyTorch, and it
 /// falls if a gradient of any has overflowed. An optimizer that accumulates must not share one with another
-/// that steps more often: its sums would be of several scales.
+/// that steps more often: its sums would be of several scales, and are refused
+/// ([`SeveralScales`](crate::ReleaseError::SeveralScales)).
 #[derive(Clone, Debug)]
 pub struct LossScaler(SharedLossScale);
 
@@ -94,8 +95,15 @@ impl LossScaler {
         self.0.begin_pass();
     }
 
-    pub(super) fn is_asked(&self) -> bool {
-        self.0.is_asked()
+    /// Whether gradients can be unscaled: of losses that were scaled, and alike if they are added up.
+    pub(super) fn check_scaled(&self, has_sums: bool) -> Result<(), ReleaseError> {
+        if !self.0.is_asked() {
+            return Err(ReleaseError::NotScaled);
+        }
+        match has_sums && self.0.is_mixed() {
+            true => Err(ReleaseError::SeveralScales),
+            false => Ok(()),
+        }
     }
 
     /// Ends a step of an optimizer. Returns its scale.

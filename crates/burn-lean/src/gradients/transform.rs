@@ -38,16 +38,17 @@ struct ThisStep {
     /// Begins a pass that measures.
     is_measuring: bool,
     measured: Option<GradNorm>,
+    /// Whether there are sums of earlier micro-batches.
+    has_sums: bool,
     stop: Option<Stop>,
 }
 
 /// Why no more parameters are stepped inside backward.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Debug)]
 pub(crate) enum Stop {
     /// The gradient of this parameter has no finite norm.
     NonFinite(ParamId),
-    NotScaled,
-    NotMeasured,
+    Refused(ReleaseError),
 }
 
 /// The norm of the gradients of a step, before the step.
@@ -184,15 +185,23 @@ impl GradientTransform {
         self.is_overflown() && self.is_measured(param)
     }
 
-    pub(crate) fn stop(&self) -> Option<Stop> {
-        self.step.stop
+    pub(crate) fn stop(&self) -> Option<&Stop> {
+        self.step.stop.as_ref()
     }
 
-    /// Whether the loss was not scaled for the scaler.
-    pub(crate) fn lacks_scale(&self) -> bool {
-        self.scaler
-            .as_ref()
-            .is_some_and(|scaler| !scaler.is_asked())
+    /// Notes whether gradients are added to sums of earlier micro-batches.
+    pub(crate) fn set_has_sums(&mut self, has_sums: bool) {
+        self.step.has_sums = has_sums;
+    }
+
+    pub(crate) fn has_sums(&self) -> bool {
+        self.step.has_sums
+    }
+
+    /// Refuses gradients that the scaler cannot unscale.
+    pub(crate) fn check_scaled(&self) -> Result<(), ReleaseError> {
+        let scaler = self.scaler.as_ref();
+        scaler.map_or(Ok(()), |scaler| scaler.check_scaled(self.step.has_sums))
     }
 
     /// Begins a pass that steps.
@@ -296,11 +305,13 @@ impl GradientTransform {
 
     /// Whether no further gradient can be stepped with.
     pub(crate) fn stops(&mut self) -> bool {
-        self.step.stop = self.step.stop.or(match self.step.measured {
-            None if self.needs_two_passes() => Some(Stop::NotMeasured),
-            _ if self.lacks_scale() => Some(Stop::NotScaled),
-            _ => None,
-        });
+        if self.step.stop.is_none() {
+            let refused = match self.step.measured {
+                None if self.needs_two_passes() => Err(ReleaseError::NotMeasured),
+                _ => self.check_scaled(),
+            };
+            self.step.stop = refused.err().map(Stop::Refused);
+        }
         self.step.stop.is_some() || self.is_overflown()
     }
 

@@ -152,6 +152,25 @@ impl<B: AutodiffBackend> Noisy<B> {
     }
 }
 
+/// A draw without Burn's tensors: the running means are those of before both passes.
+#[test]
+fn a_refused_step_leaves_running_means() {
+    let optim = AdamWConfig::new().init().with_gradient_release();
+    let mut optim = optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm: 1.0 });
+    let mut draws = 0;
+    let differs = |model: &Noisy<R>| {
+        draws += 1;
+        model.loss(draws)
+    };
+    let model = Noisy::<R>::new();
+    let before = model.norm.running_mean.value().into_data();
+    let refused = optim.try_two_passes(RATE, model, GradientsParams::new(), differs);
+    let refused = refused.unwrap_err();
+    assert_eq!(*refused.error(), ReleaseError::NotRepeatable);
+    let after = refused.into_model().norm.running_mean.value_sync();
+    after.into_data().assert_eq(&before, true);
+}
+
 /// Alone: the random numbers of a backend are the process's.
 #[test]
 fn both_passes_draw_the_same_and_the_generator_goes_on_as_after_one() {
@@ -306,7 +325,7 @@ fn passes_that_differ_are_refused() {
                 let loss = S::loss::<R>(model, Size::Small, step);
                 GradientsParams::from_grads(loss.backward(), model)
             };
-            let (grads, passes) = TwoPasses::first(&model, || backward(&model, 0));
+            let (grads, mut passes) = TwoPasses::first(&model, || backward(&model, 0));
             optim.try_measured(&model, grads).unwrap();
             model = optim.arm(RATE, model);
             let second = AssertUnwindSafe(|| passes.second(model.clone(), || backward(&model, 1)));

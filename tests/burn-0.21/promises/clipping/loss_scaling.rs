@@ -1,13 +1,13 @@
 //! The scale of a loss.
 
-use burn::backend::Flex;
+use burn::backend::{Flex, flex::FlexDevice};
 use burn::module::{Module, ModuleMapper, Param};
-use burn::optim::{AdamConfig, GradientsParams, Optimizer, Sgd, SgdConfig};
-use burn::tensor::backend::AutodiffBackend;
+use burn::optim::{AdamConfig, GradientsParams, MultiGradientsParams, Optimizer, Sgd, SgdConfig};
+use burn::tensor::backend::{AutodiffBackend, DeviceOps};
 use burn::tensor::{FloatDType, Tensor};
 use burn_gradient_release::{
-    GradientRecord, LossScaler, LossScalerConfig, NormClipping, Outcome, ReleaseError,
-    ReleaseOptimizer, WithGradientRelease,
+    GradientRecord, GroupOptions, LossScaler, LossScalerConfig, NormClipping, Outcome, ParamGroup,
+    ReleaseAccumulator, ReleaseError, ReleaseOptimizer, WithGradientRelease,
 };
 
 use super::by_hand::{each, global_norm, scale, squared_norm};
@@ -194,6 +194,17 @@ fn a_loss_that_was_not_scaled_is_refused() {
     assert_eq!(*refused.error(), ReleaseError::NotScaled);
     (model, _) = refused.into_given();
 
+    // In one pass, too; and until the model is disarmed.
+    model = optim.arm(RATE, model);
+    let grads = GradientsParams::from_grads(loss(&model, 0).backward(), &model);
+    let refused = optim.try_step(RATE, model, grads).unwrap_err();
+    assert_eq!(*refused.error(), ReleaseError::NotScaled);
+    let refused = optim.try_arm(RATE, refused.into_model()).unwrap_err();
+    assert_eq!(*refused.error(), ReleaseError::NotScaled);
+    model = optim.disarm(refused.into_model());
+    Weights::of::<R, _>(&model).assert_same(&before, "refused");
+    assert!(optim.to_record().is_empty());
+
     let sums = GradientsParams::new();
     let refused = optim.try_two_passes(RATE, model, sums, |model| loss(model, 0));
     let refused = refused.unwrap_err();
@@ -215,6 +226,13 @@ fn a_loss_that_was_not_scaled_is_refused() {
     let grads = GradientsParams::from_grads(loss(&model, 0).backward(), &model);
     let refused = optim.try_step(RATE, model, grads).unwrap_err();
     assert_eq!(*refused.error(), ReleaseError::NotScaled);
+
+    // Nor are sums unscaled of which nothing was scaled here.
+    model = optim.disarm(refused.into_model());
+    let sums = GradientsParams::from_grads(loss(&model, 0).backward(), &model);
+    model = optim.arm_accumulated(RATE, model, sums);
+    let refused = optim.try_step(RATE, model, GradientsParams::new());
+    assert_eq!(*refused.unwrap_err().error(), ReleaseError::NotScaled);
 }
 
 type Vectors = Vec<Param<Tensor<R, 1>>>;
@@ -303,6 +321,109 @@ fn two_optimizers_share_a_scaler() {
     ];
     assert_eq!(scales, expected);
     assert_eq!(models.map(|model| first(&model)), [-4.0, -3.0]);
+}
+
+/// One that accumulates beside one that steps in each micro-batch, whose gradient overflows.
+#[test]
+fn sums_of_several_scales_are_refused() {
+    let scaler = LossScalerConfig::new().with_init_scale(1024.0).init();
+    let [mut often, mut rarely] = [(); 2].map(|()| sgd(&scaler));
+    let [mut one, mut other] = [(); 2].map(|()| vector());
+    let scaled = |model: &Vectors, factor: f64| {
+        let loss = scaler.scale(model[0].val().sum() * factor);
+        GradientsParams::from_grads(loss.backward(), model)
+    };
+    let mut window = |other: Vectors, rarely: &mut ReleaseOptimizer<_, _, _>, factor| {
+        let mut accumulator = ReleaseAccumulator::new();
+        let mut other = other;
+        for micro in 0..3 {
+            let grads = scaled(&one, if micro == 0 { factor } else { 1.0 });
+            one = often.step(1.0, std::mem::take(&mut one), grads);
+            other = accumulator.arm(other);
+            accumulator.accumulate(&other, scaled(&other, 1.0));
+        }
+        let other = rarely.arm_accumulated(1.0, other, accumulator.grads());
+        let grads = scaled(&other, 1.0);
+        rarely.try_step(1.0, other, grads)
+    };
+    let refused = window(other, &mut rarely, 1e38).unwrap_err();
+    assert_eq!(*refused.error(), ReleaseError::SeveralScales);
+    assert_eq!(scaler.current(), 512.0);
+    other = rarely.disarm(refused.into_model());
+    assert_eq!(first(&other), 0.0);
+    // Without sums, its gradients are of one scale, whatever the other does.
+    other = rarely.arm(1.0, other);
+    let loss = scaler.scale(other[0].val().sum());
+    let grads = GradientsParams::from_grads(loss.backward(), &other);
+    other = rarely.step(1.0, other, grads);
+    assert_eq!(first(&other), -1.0);
+    // The way out that it names.
+    let own = LossScalerConfig::new().init();
+    rarely = rarely.with_loss_scaler(own.clone());
+    let loss = own.scale(other[0].val().sum());
+    other = ordinary_step(1.0, other, &mut rarely, loss);
+    assert_eq!(first(&other), -2.0);
+}
+
+/// A clone is an optimizer of its own: the scale changes once for both.
+#[test]
+fn a_clone_shares_the_scaler() {
+    let scaler = LossScalerConfig::new()
+        .with_init_scale(1024.0)
+        .with_growth_interval(2)
+        .init();
+    let mut optim = sgd(&scaler);
+    let mut clone = optim.clone();
+    let models = [(); 2].map(|()| vector());
+    let mut scales = Vec::new();
+    for _ in 0..2 {
+        let [one, other] = models.clone();
+        // The gradient of the first overflows, and its step comes before the other's backward.
+        let losses = [(&one, 1e38), (&other, 1.0)];
+        let [of_one, of_other] =
+            losses.map(|(model, factor)| scaler.scale(model[0].val().sum() * factor));
+        ordinary_step(1.0, one, &mut optim, of_one);
+        let other = ordinary_step(1.0, other, &mut clone, of_other);
+        assert_eq!(first(&other), -1.0);
+        scales.push(scaler.current());
+    }
+    assert_eq!(scales, [512.0, 256.0]);
+}
+
+/// The report of a step that a measuring pass has found an overflow in.
+#[test]
+fn a_skipped_step_knows_its_groups() {
+    let scaler = LossScalerConfig::new().init();
+    let model = vec![vector().remove(0), vector().remove(0)];
+    let ids = [0, 1].map(|index: usize| model[index].id);
+    let [frozen, slow] = ids.map(|id| ParamGroup::from_ids([id]));
+    let optim = sgd(&scaler).with_group(frozen, GroupOptions::new().frozen());
+    let mut optim = optim.with_group(slow, GroupOptions::new().with_lr_factor(0.5));
+    optim.two_passes(1.0, model, |model| {
+        scaler.scale((model[0].val().sum() + model[1].val().sum()) * 1e38)
+    });
+    let report = optim.last_step().unwrap();
+    let expected = [(ids[0], Outcome::Frozen), (ids[1], Outcome::Skipped)];
+    assert_eq!(report.outcomes().collect::<Vec<_>>(), expected);
+    assert_eq!(report.learning_rate_of(ids[1]), 0.5);
+}
+
+#[test]
+fn gradients_of_several_devices_are_refused() {
+    let scaler = LossScalerConfig::new().init();
+    let grads = vec![(GradientsParams::new(), FlexDevice.id())];
+    let grads = MultiGradientsParams { grads };
+    let refused = sgd(&scaler)
+        .try_step_multi(1.0, vector(), grads)
+        .unwrap_err();
+    let (stepped, armed) = (0, 0);
+    let expected = ReleaseError::MultiDevice { stepped, armed };
+    assert_eq!(*refused.error(), expected);
+    let text = expected.to_string();
+    assert!(
+        text.contains("a loss scaler") && text.contains("call `step`"),
+        "{text}"
+    );
 }
 
 #[test]

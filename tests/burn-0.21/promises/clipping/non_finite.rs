@@ -1,10 +1,11 @@
 //! Gradients that are no numbers.
 
 use burn::module::{ModuleMapper, Param};
-use burn::optim::{AdamConfig, GradientsParams};
+use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
 use burn::tensor::{Tensor, TensorData, backend::Backend};
 use burn_gradient_release::{
-    NormClipping, Outcome, Recompute, ReleaseError, ReleaseOptimizer, WithGradientRelease,
+    NormClipping, Outcome, Recompute, ReleaseAccumulator, ReleaseError, ReleaseOptimizer,
+    WithGradientRelease,
 };
 
 use crate::harness::models::{Mlp, MlpModel, Scenario, Size, Transformer};
@@ -71,6 +72,48 @@ fn in_one_pass_nothing_is_stepped_after_it() {
             Weights::of::<R, _>(&model).assert_moved(&before, "after the refusal");
         }
     }
+}
+
+/// The sum of earlier micro-batches is looked at before the step, too.
+#[test]
+fn sums_are_looked_at() {
+    let vector = |_| Param::from_tensor(Tensor::<R, 1>::zeros([3], &Default::default()));
+    let mut v: Vec<_> = (0..2).map(vector).collect();
+    let sgd = SgdConfig::new().init::<R, Vec<Param<Tensor<R, 1>>>>();
+    let mut optim = sgd.with_gradient_release().with_non_finite_stop();
+    let sums = |v: &Vec<Param<Tensor<R, 1>>>| {
+        let loss = v[0].val().sum() + v[1].val().sum() * f64::NAN;
+        GradientsParams::from_grads(loss.backward(), v)
+    };
+    let mut accumulator = ReleaseAccumulator::new();
+    v = accumulator.arm(v);
+    accumulator.accumulate(&v, sums(&v));
+    v = optim.arm_accumulated(RATE, v, accumulator.grads());
+    let grads = GradientsParams::from_grads(v[0].val().sum().backward(), &v);
+    let refused = optim.try_step(RATE, v, grads).unwrap_err();
+    let expected = |param: &str, stepped| ReleaseError::NonFinite {
+        path: param.into(),
+        stepped,
+        armed: 2,
+    };
+    assert_eq!(*refused.error(), expected("1", 1));
+
+    // Where nothing was stepped, the next batch is not armed over the loss of the sums.
+    v = (0..2).map(vector).collect();
+    let sgd = SgdConfig::new().init().with_gradient_release();
+    let mut optim = sgd.with_non_finite_stop();
+    let mut given = sums(&v);
+    v = optim.arm_accumulated(RATE, v, std::mem::take(&mut given));
+    drop((v[0].val().sum() * f64::NAN).backward());
+    let refused = optim.try_arm(RATE, v).unwrap_err();
+    assert_eq!(*refused.error(), expected("0", 0));
+    let refused = optim.try_arm_to_measure(refused.into_model(), given);
+    let refused = refused.unwrap_err();
+    assert_eq!(*refused.error(), expected("0", 0));
+    v = optim.disarm(refused.into_model());
+    v = armed_step(RATE, v, &mut optim, |v| v[0].val().sum());
+    let expected = TensorData::from([-RATE as f32; 3]);
+    v[0].val().into_data().assert_eq(&expected, true);
 }
 
 /// Clipping by the global norm has no coefficient for it, so that it is refused there without being

@@ -156,6 +156,8 @@ fn a_copy_of_the_armed_model_may_finish_the_step() {
         caught.is_err(),
         "the original is given up, not silently old"
     );
+    let loaded = model.load_record(copy.clone().into_record());
+    weights(&loaded).assert_same(&expected.steps[0], "the original, loaded");
     let copy = armed_step(&mut optim, copy, 1);
     weights(&copy).assert_same(&expected.steps[1], "the copy goes on");
 }
@@ -229,13 +231,13 @@ fn a_panic_half_way_is_told_until_a_checkpoint_is_loaded() {
     let lost = catch_unwind(AssertUnwindSafe(|| weights(&model))).expect_err("one value is lost");
     let text = lost.downcast_ref::<String>().expect("panics with a text");
     assert!(text.contains("checkpoint"), "{text}");
-    drop(model);
 
     // The checkpoint of before the first step: first weights and an empty record. The failure was
     // the fourth call only, so the optimizer itself is sound again.
     let mut optim = optim.load_record(Default::default());
+    let model = model.load_record(start.model::<Mlp, R>().into_record());
     let loss = |model: &_, step| loss::<R>(model, step);
-    let (again, _) = run::armed(start.model::<Mlp, R>(), &mut optim, 2, &loss);
+    let (again, _) = run::armed(model, &mut optim, 2, &loss);
     run::assert_same_steps(&again.steps, &expected.steps, "from the checkpoint");
 }
 

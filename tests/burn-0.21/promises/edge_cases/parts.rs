@@ -6,7 +6,7 @@ use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::tensor::activation::{relu, sigmoid};
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_gradient_release::WithGradientRelease;
+use burn_gradient_release::{GroupOptions, Outcome, ParamGroup, WithGradientRelease};
 
 use super::{P, R, RATE, Scenario, Size, TOLERANCE, adam, run, start};
 use crate::harness::run::outcomes;
@@ -147,6 +147,37 @@ fn two_losses_over_disjoint_parts_of_one_arming() {
     }
     let model = optim.step(RATE, model, GradientsParams::new());
     Weights::of::<R, _>(&model).assert_near(&Weights::of::<P, _>(&plain), TOLERANCE, "both halves");
+}
+
+/// A frozen encoder under both heads, each with a backward pass of its own, of which only the
+/// gradients of the head are collected.
+#[test]
+fn gradients_of_a_frozen_part_need_not_be_collected() {
+    let start = start::<TwoHeads>();
+    let mut expected = start.model::<TwoHeads, P>();
+    for head in 1..3 {
+        let part = expected.parts[head].clone();
+        let mut grads = expected.loss_of(head - 1, 0).backward();
+        let grads = GradientsParams::from_module(&mut grads, &part);
+        expected.parts[head] = AdamConfig::new().init().step(RATE, part, grads);
+    }
+    let frozen = ParamGroup::from_predicate("parts.0.");
+    for collects_all in [false, true] {
+        let mut optim = adam().with_group(frozen.clone(), GroupOptions::new().frozen());
+        let model = optim.arm(RATE, start.model::<TwoHeads, R>());
+        let mut last = GradientsParams::new();
+        for head in 1..3 {
+            let mut grads = model.loss_of(head - 1, 0).backward();
+            last = match collects_all {
+                false => GradientsParams::from_module(&mut grads, &model.parts[head]),
+                true => GradientsParams::from_grads(grads, &model),
+            };
+        }
+        let model = optim.step(RATE, model, last);
+        Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&expected), "both heads");
+        let report = optim.last_step().expect("a step");
+        assert_eq!(report.count(Outcome::Frozen), 2, "{collects_all}");
+    }
 }
 
 /// Trains a generator and a discriminator, each by an optimizer and a loss of its own. Returns the

@@ -155,7 +155,7 @@ fn a_whole_run_peaks_where_the_loop_does() {
     });
 }
 
-/// `GradientReleaseStrategy::with_recompute`: stock Burn's weights at every step, at a lower peak.
+/// As the strategy says, or with windows the optimizer: stock Burn's weights at every step, at a lower peak.
 #[test]
 fn recomputing_in_the_learner() {
     let name = full_name(module_path!(), "recomputing_in_the_learner");

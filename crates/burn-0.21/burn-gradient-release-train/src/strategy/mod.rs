@@ -20,7 +20,7 @@ use burn::{
         TrainingStrategy, ValidLoader,
     },
 };
-use burn_gradient_release::{Recompute, ReleaseBackend, ReleaseOptimizer};
+use burn_gradient_release::{Recompute, ReleaseAccumulator, ReleaseBackend, ReleaseOptimizer};
 use burn_gradient_release_data_parallel::{DataParallel, ReplicaError};
 
 use self::stepping::Stepping;
@@ -87,7 +87,7 @@ type Components<B, LR, M, O> = LearningComponentsMarker<B, LR, M, ReleaseOptimiz
 pub struct GradientReleaseStrategy<B: Backend, P = InOnePass, R = OneProcess> {
     device: Device<B>,
     monitor: StepMonitor,
-    recompute: Recompute,
+    recompute: Option<Recompute>,
     parallel: Option<DataParallel>,
     types: PhantomData<fn(P, R)>,
 }
@@ -98,7 +98,7 @@ impl<B: Backend> GradientReleaseStrategy<B> {
         Self {
             device,
             monitor: StepMonitor::new(),
-            recompute: Recompute::None,
+            recompute: None,
             parallel: None,
             types: PhantomData,
         }
@@ -131,8 +131,8 @@ impl<B: Backend, P> GradientReleaseStrategy<B, P> {
     /// ([`ShareBatcher`](burn_gradient_release_data_parallel::ShareBatcher)). All of them iterate equally often. The
     /// first one validates, decides on early stopping, and saves checkpoints, with the optimizer
     /// states of all; its metrics of training are those of whole batches
-    /// ([`GatherOutput`](crate::GatherOutput)). An interruption of any of them stops all after the
-    /// iteration.
+    /// ([`GatherOutput`](crate::GatherOutput)). Before a validation, all of them take over its running
+    /// statistics. An interruption of any of them stops all after the iteration.
     ///
     /// The optimizer of the learner need not know of the others. Give the processes folders of
     /// their own, or let only the first one log.
@@ -156,13 +156,14 @@ impl<B: Backend, P> GradientReleaseStrategy<B, P> {
 }
 
 impl<B: Backend, P, R> GradientReleaseStrategy<B, P, R> {
-    /// Recomputes activations in the backward passes of the training: see [`Recompute`].
+    /// Recomputes activations in the backward passes of the training: see [`Recompute`]. Without
+    /// this call, the setting of the optimizer counts.
     ///
     /// # Panics
     ///
     /// If it is a [budget](Recompute::Budget) of no bytes.
     pub fn with_recompute(mut self, recompute: Recompute) -> Self {
-        self.recompute = recompute.checked();
+        self.recompute = Some(recompute.checked());
         self
     }
 
@@ -201,7 +202,7 @@ where
 struct Strategy<B: Backend, I, T> {
     device: Device<B>,
     monitor: StepMonitor,
-    recompute: Recompute,
+    recompute: Option<Recompute>,
     parallel: Option<DataParallel>,
     /// The batch for the second pass, if there is one.
     again: fn(&I) -> Option<I>,
@@ -234,8 +235,10 @@ where
         let mut early_stopping = components.early_stopping;
         let interrupter = components.interrupter;
         let mut optim = ReleaseOptimizer::handle_of(&learner)
-            .expect("cloning a learner clones its optimizer, once")
-            .with_recompute(self.recompute);
+            .expect("cloning a learner clones its optimizer, once");
+        if let Some(recompute) = self.recompute {
+            optim = optim.with_recompute(recompute);
+        }
         if let Some(parallel) = &self.parallel {
             expect(parallel.verify(&learner.model()));
             optim = optim.with_reduction(Arc::new(parallel.clone()));
@@ -243,6 +246,7 @@ where
         let mut stepping = Stepping {
             strategy: self,
             learner,
+            accumulator: ReleaseAccumulator::new().with_recompute(optim.recompute()),
             optim,
             grad_accumulation: components.grad_accumulation,
         };
@@ -266,6 +270,9 @@ where
                 break;
             }
 
+            if let Some(parallel) = &self.parallel {
+                expect(parallel.share_running_states(&stepping.learner.model()));
+            }
             if self.is_first() {
                 log::info!("Executing validation step for epoch {epoch}");
                 stepping.validate(&dataloader_valid, &progress, &mut processor, &interrupter);
@@ -365,7 +372,7 @@ mod tests {
             let strategy = Strategy::<Flex, (), ()> {
                 device: FlexDevice,
                 monitor: StepMonitor::new(),
-                recompute: Recompute::None,
+                recompute: None,
                 parallel: Some(DataParallel::new(replicas)),
                 again: |()| None,
                 gather: |_, output| Ok(output),

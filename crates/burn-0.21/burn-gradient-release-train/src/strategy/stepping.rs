@@ -16,10 +16,15 @@ use burn_gradient_release::{ReleaseAccumulator, ReleaseBackend, StepReport, TwoP
 use super::{Components, Strategy, expect};
 
 /// The learner with a handle to the optimizer inside it.
-pub(super) struct Stepping<'a, LC: LearningComponentsTypes, I, T> {
+pub(super) struct Stepping<'a, LC, I, T>
+where
+    LC: LearningComponentsTypes<Backend: ReleaseBackend>,
+{
     pub(super) strategy: &'a Strategy<LC::Backend, I, T>,
     pub(super) learner: Learner<LC>,
     pub(super) optim: LC::Optimizer,
+    /// Kept over the epochs, with its plan of what is recomputed.
+    pub(super) accumulator: ReleaseAccumulator<LC::TrainingModel, LC::Backend>,
     pub(super) grad_accumulation: Option<usize>,
 }
 
@@ -45,7 +50,7 @@ where
         let mut iterator = dataloader.iter();
         let mut iteration = 0;
         // As in Burn: what is left of a window at the end of an epoch is dropped.
-        let mut accumulator = ReleaseAccumulator::new().with_recompute(self.strategy.recompute);
+        drop(self.accumulator.grads());
         let mut accumulated = 0;
 
         while let Some(item) = iterator.next() {
@@ -57,10 +62,10 @@ where
             monitor.begin();
             accumulated += 1;
             let (item, report) = if accumulated < window {
-                (self.accumulate(&mut accumulator, item), None)
+                (self.accumulate(item), None)
             } else {
                 accumulated = 0;
-                self.step(accumulator.grads(), item)
+                self.step(item)
             };
             monitor.end(epoch, iteration, report);
             let item = match &self.strategy.parallel {
@@ -93,22 +98,20 @@ where
     }
 
     /// A micro-batch that is not the last of its window.
-    fn accumulate(
-        &mut self,
-        accumulator: &mut ReleaseAccumulator<M, B>,
-        item: M::Input,
-    ) -> M::Output {
+    fn accumulate(&mut self, item: M::Input) -> M::Output {
         let learner = &mut self.learner;
-        expect(
-            accumulator.try_arm_by_fork(learner.model(), || learner.fork(&self.strategy.device)),
-        );
+        let copy = learner.model();
+        let fork = || learner.fork(&self.strategy.device);
+        expect(self.accumulator.try_arm_by_fork(copy, fork));
         let output = learner.train_step(item);
-        expect(accumulator.try_accumulate(&learner.model(), output.grads));
+        let model = learner.model();
+        expect(self.accumulator.try_accumulate(&model, output.grads));
         output.item
     }
 
     /// An optimizer step, with the gradients of the micro-batches before this one.
-    fn step(&mut self, grads: GradientsParams, item: M::Input) -> (M::Output, Option<StepReport>) {
+    fn step(&mut self, item: M::Input) -> (M::Output, Option<StepReport>) {
+        let grads = self.accumulator.grads();
         let output = match (self.strategy.again)(&item) {
             Some(again) => self.two_passes(grads, item, again),
             None => {
@@ -142,7 +145,7 @@ where
                 }),
         );
         let model = learner.model();
-        let (output, passes) = TwoPasses::first(&model, || learner.train_step(item));
+        let (output, mut passes) = TwoPasses::first(&model, || learner.train_step(item));
         let measured = expect(self.optim.try_measured(&model, output.grads));
         drop(model);
         if !measured.is_finite() {

@@ -41,7 +41,10 @@ impl<B: Backend, C: CheckpointStrategy> FloatTensorOps<Self> for GradientRelease
     }
 
     fn float_device(tensor: &FloatTensor<Self>) -> Device<Self> {
-        B::float_device(&tensor.clone().into_value())
+        match &tensor.0 {
+            Repr::Live(live) => live.device(),
+            _ => B::float_device(&tensor.clone().into_value()),
+        }
     }
 
     fn float_random(

@@ -19,6 +19,7 @@ use super::{
 use crate::{
     ReleaseBackend,
     error::ReleaseError,
+    groups::path_of,
     slot::reduction::{Recipients, agree},
     slot::{Claim, Slot, Step},
     tape::consumers::When,
@@ -121,31 +122,33 @@ pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
     model: &M,
     grads: &impl Grads,
 ) -> Result<(), ReleaseError> {
-    struct Check<'a, B: Backend, G> {
-        session: Option<&'a Session<B>>,
-        plan: Option<&'a Arc<StepPlan<B>>>,
+    struct Check<'a, B: ReleaseBackend, M, G> {
+        session: Option<&'a Session<B::InnerBackend>>,
+        plan: Option<&'a Arc<StepPlan<B::InnerBackend>>>,
+        model: &'a M,
         grads: &'a G,
         found: HashSet<ParamId>,
         error: Option<ReleaseError>,
     }
 
-    impl<B: ReleaseBackend, G: Grads> ModuleVisitor<B> for Check<'_, B::InnerBackend, G> {
+    impl<B: ReleaseBackend, M: AutodiffModule<B>, G: Grads> ModuleVisitor<B> for Check<'_, B, M, G> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             if self.error.is_some() {
                 return;
             }
             if let (Some(session), Some(plan)) = (self.session, self.plan)
-                && let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id)
+                && let Some(grad) = sum(session.still_held::<D>(param.id), self.grads.get(param.id))
             {
                 self.error = match plan.admits(param.id, grad) {
                     Ok(true) => None,
-                    Ok(false) => Some(session.non_finite(param.id.to_string())),
+                    Ok(false) => Some(session.non_finite(path_of::<B, M>(self.model, param.id))),
                     Err(error) => Some(error.into()),
                 };
                 if self.error.is_some() {
                     return;
                 }
             }
+            let is_frozen = self.plan.is_some_and(|plan| plan.is_frozen(param.id));
             let Some(slot) = slot_of::<B, D>(param) else {
                 return;
             };
@@ -154,7 +157,7 @@ pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
                 .and_then(|session| session.slots.get(&param.id));
             if !own.is_some_and(|own| Arc::ptr_eq(own, &slot)) {
                 self.error = check_stepped_elsewhere(&slot);
-            } else if slot.stepped().is_some() || slot.is_untouched() {
+            } else if !is_frozen && (slot.stepped().is_some() || slot.is_untouched()) {
                 self.found.insert(param.id);
                 if self.grads.contains::<B::InnerBackend, D>(param.id) {
                     self.error = Some(ReleaseError::AlreadyStepped { param: param.id });
@@ -168,6 +171,7 @@ pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
     let mut check = Check {
         session,
         plan: session.and_then(Session::plan),
+        model,
         grads,
         found: HashSet::new(),
         error: None,

@@ -9,6 +9,7 @@ use burn::{
 };
 
 use super::{
+    gradients::Stop,
     step_plan::{Purpose, StepPlan},
     stepper::from_float,
 };
@@ -42,6 +43,9 @@ impl<B: Backend> Session<B> {
         mut sums: Sums,
         plan: Option<Arc<StepPlan<B>>>,
     ) -> Self {
+        if let Some(plan) = plan.as_ref().filter(|_| !sums.0.is_empty()) {
+            plan.transform.note_sums();
+        }
         let slots: HashMap<_, _> = armed
             .into_iter()
             .map(|armed| (armed.param(), armed.keep()))
@@ -70,12 +74,15 @@ impl<B: Backend> Session<B> {
             .is_some_and(|plan| plan.purpose == Purpose::MeasureNorm)
     }
 
-    /// The parameter whose gradient was not finite, if that stops a step.
-    pub(super) fn stopped_by(&self) -> Option<ParamId> {
-        self.plan.as_ref()?.transform.stopped_by()
+    /// The error of a step that has stopped inside backward.
+    pub(super) fn stopped(&self, path_of: impl FnOnce(ParamId) -> String) -> Option<ReleaseError> {
+        Some(match self.plan.as_ref()?.transform.stop()? {
+            Stop::NonFinite(param) => self.non_finite(path_of(param)),
+            Stop::Refused(error) => error,
+        })
     }
 
-    /// The error of a step that has stopped at this parameter.
+    /// The error of a step that stops at this parameter.
     pub(super) fn non_finite(&self, path: String) -> ReleaseError {
         ReleaseError::NonFinite {
             path,

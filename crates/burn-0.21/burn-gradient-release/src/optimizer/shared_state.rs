@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use burn::{optim::LearningRate, tensor::backend::Backend};
+use burn::{module::ParamId, optim::LearningRate, tensor::backend::Backend};
 
 use super::{gradients::GradNorm, report::StepReport, session::Session};
 use crate::{error::ReleaseError, util::lock::lock};
@@ -53,6 +53,25 @@ impl<B: Backend> SharedState<B> {
 
     pub(super) fn check_idle(&self) -> Result<(), ReleaseError> {
         self.state().check_idle()
+    }
+
+    /// Refuses while a backward waits for its `step`, or has stopped: the gradients that it dropped
+    /// had taken their sums with them.
+    pub(super) fn check_arm(
+        &self,
+        path_of: impl FnOnce(ParamId) -> String,
+    ) -> Result<(), ReleaseError> {
+        let state = self.state();
+        state.check_idle()?;
+        state.check_stopped(path_of)
+    }
+
+    /// Refuses after a backward that has stopped.
+    pub(super) fn check_stopped(
+        &self,
+        path_of: impl FnOnce(ParamId) -> String,
+    ) -> Result<(), ReleaseError> {
+        self.state().check_stopped(path_of)
     }
 
     pub(super) fn check_fault(&self) -> Result<(), ReleaseError> {
@@ -137,11 +156,14 @@ impl<B: Backend> State<B> {
                 armed: session.armed(),
             }),
             // A model of which only a part was stepped, and the rest will not be.
-            Some(session) => match session.stopped_by() {
-                Some(param) if session.acted() > 0 => Err(session.non_finite(param.to_string())),
-                _ => Ok(()),
-            },
-            None => Ok(()),
+            Some(session) if session.acted() > 0 => self.check_stopped(|param| param.to_string()),
+            _ => Ok(()),
         }
+    }
+
+    fn check_stopped(&self, path_of: impl FnOnce(ParamId) -> String) -> Result<(), ReleaseError> {
+        let session = self.session.as_ref();
+        let stopped = session.and_then(|session| session.stopped(path_of));
+        stopped.map_or(Ok(()), Err)
     }
 }

@@ -100,7 +100,8 @@ impl<B: Backend> StepPlan<B> {
         param: ParamId,
         grad: Tensor<B, D>,
     ) -> Result<bool, ReductionError> {
-        if !self.transform.wants_finite() || self.is_frozen(param) {
+        let is_step = self.purpose == Purpose::Step;
+        if !is_step || !self.transform.wants_finite() || self.is_frozen(param) {
             return Ok(true);
         }
         let grad = self.reduce(param, grad, Recipients::All)?;

@@ -1,6 +1,6 @@
 //! A forward pass that runs twice, the same both times.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, mem};
 
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId},
@@ -35,9 +35,9 @@ impl<B: ReleaseBackend> TwoPasses<B> {
     ///
     /// If it draws other random numbers than the first pass, or runs backward from another loss.
     /// The latter is noticed before anything is stepped.
-    pub fn second<M: Module<B>, R>(self, copy: M, pass: impl FnOnce() -> R) -> (R, bool) {
-        restore(copy, self.running);
-        self.log.replay(pass)
+    pub fn second<M: Module<B>, R>(&mut self, copy: M, pass: impl FnOnce() -> R) -> (R, bool) {
+        restore(copy, self.running.clone());
+        mem::take(&mut self.log).replay(pass)
     }
 
     /// Restores the running means of the model from before the first pass.

@@ -11,7 +11,11 @@ use std::{
 
 use burn::{
     module::ParamId,
-    tensor::{DType, Shape, TensorMetadata, backend::Backend, ops::FloatTensor},
+    tensor::{
+        DType, Shape, TensorMetadata,
+        backend::Backend,
+        ops::{Device, FloatTensor},
+    },
 };
 use burn_autodiff::{NodeId, grads::Gradients};
 
@@ -69,6 +73,7 @@ pub(crate) struct Slot<B: Backend> {
     param: ParamId,
     shape: Shape,
     dtype: DType,
+    device: Device<B>,
     progress: Arc<Progress>,
     guard: Arc<StaleCopyGuard>,
     /// Reduces gradients over the replicas, if there are any, before anything else is done to them.
@@ -162,6 +167,7 @@ impl<B: Backend> Slot<B> {
             param,
             shape: leaf.shape(),
             dtype: leaf.dtype(),
+            device: B::float_device(&leaf.primitive),
             progress,
             guard: Arc::new(StaleCopyGuard::new(param)),
             in_flight,
@@ -203,6 +209,10 @@ impl<B: Backend> Slot<B> {
 
     pub(crate) fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    pub(crate) fn device(&self) -> Device<B> {
+        self.device.clone()
     }
 
     /// Purpose for which the parameter is armed.
@@ -256,6 +266,11 @@ impl<B: Backend> Slot<B> {
                 self.param
             ),
         }
+    }
+
+    /// Whether there is a value to [read](Self::read).
+    pub(crate) fn has_value(&self) -> bool {
+        self.state().leaf.is_some()
     }
 
     /// Whether the slot acted on a gradient that its backward pass was never asked for.

@@ -42,7 +42,8 @@ impl<B: Backend> Clone for Repr<B> {
     fn clone(&self) -> Self {
         match self {
             Self::Plain(tensor, origins) => Self::Plain(tensor.clone(), origins.clone()),
-            Self::Live(live) => Self::Snapshot(live.snapshot()),
+            Self::Live(live) if live.has_value() => Self::Snapshot(live.snapshot()),
+            Self::Live(live) => Self::Live(live.without_value()),
             Self::Snapshot(snapshot) => Self::Snapshot(snapshot.clone()),
             Self::Derived(derived) => Self::Derived(derived.clone()),
             Self::Replayable(recorded) => Self::Replayable(recorded.clone()),

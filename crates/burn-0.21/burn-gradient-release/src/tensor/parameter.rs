@@ -4,7 +4,11 @@ use std::sync::{Arc, Weak};
 
 use burn::{
     module::ParamId,
-    tensor::{DType, Shape, backend::Backend, ops::FloatTensor},
+    tensor::{
+        DType, Shape,
+        backend::Backend,
+        ops::{Device, FloatTensor},
+    },
 };
 
 use crate::{
@@ -139,12 +143,30 @@ impl<B: Backend> Live<B> {
         }
     }
 
+    pub(crate) fn has_value(&self) -> bool {
+        self.slot.has_value()
+    }
+
+    /// A second handle to a parameter whose value is gone. A record that is loaded asks it for shape
+    /// and device; reading it panics.
+    pub(crate) fn without_value(&self) -> Self {
+        Self {
+            slot: self.slot.clone(),
+            site: self.site.clone(),
+            _presence: self._presence.clone(),
+        }
+    }
+
     pub(crate) fn shape(&self) -> Shape {
         self.slot.shape()
     }
 
     pub(crate) fn dtype(&self) -> DType {
         self.slot.dtype()
+    }
+
+    pub(crate) fn device(&self) -> Device<B> {
+        self.slot.device()
     }
 }
 

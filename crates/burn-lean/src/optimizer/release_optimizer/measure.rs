@@ -179,7 +179,8 @@ impl ReleaseOptimizer {
     /// - [`NotMeasuring`](ReleaseError::NotMeasuring): no model is armed to measure;
     /// - [`NonFinite`](ReleaseError::NonFinite): a gradient is not finite, and there is no
     ///   [`LossScaler`](crate::LossScaler) whose scale could have been too high;
-    /// - [`NotScaled`](ReleaseError::NotScaled): no loss was scaled for that scaler;
+    /// - [`NotScaled`](ReleaseError::NotScaled), [`SeveralScales`](ReleaseError::SeveralScales): no
+    ///   loss was scaled for that scaler, or not all alike;
     /// - [`MeasuredTwice`](ReleaseError::MeasuredTwice), [`Unclaimed`](ReleaseError::Unclaimed),
     ///   [`GradientChanged`](ReleaseError::GradientChanged),
     ///   [`WrongModel`](ReleaseError::WrongModel), [`Copy`](ReleaseError::Copy),
@@ -220,9 +221,7 @@ impl ReleaseOptimizer {
         if !is_open || !self.session.is_armed() {
             return Err(ReleaseError::NotMeasuring);
         }
-        if gradients.lacks_scale() {
-            return Err(ReleaseError::NotScaled);
-        }
+        gradients.check_scaled()?;
         drop(stepper);
         for slot in self.session.slots().values() {
             if slot.phase().is_taken_twice() {

@@ -278,7 +278,14 @@ impl ReleaseOptimizer {
         arming::add_left(&survey, left, &mut sums);
         let model = arming::arm(&self.session, purpose, &mut sums, model, survey);
         self.session.stepper().sums = sums;
+        let has_sums = self.has_sums();
+        self.session.stepper().gradients.set_has_sums(has_sums);
         model
+    }
+
+    fn has_sums(&self) -> bool {
+        let has_left = !self.session.stepper().sums.is_empty();
+        has_left || self.session.slots().values().any(|slot| slot.has_sum())
     }
 
     fn begin_pass(&self) {
@@ -318,12 +325,8 @@ impl ReleaseOptimizer {
     /// - [`Accumulated`](ReleaseError::Accumulated): it has the sums of earlier micro-batches.
     pub fn try_disarm<M: Module>(&mut self, model: M) -> Result<M, Refused<M>> {
         let survey = Survey::of(&model);
-        let has_sum = || {
-            let has_left = !self.session.stepper().sums.is_empty();
-            has_left || self.session.slots().values().any(|slot| slot.has_sum())
-        };
         match self.check_disarm(&survey) {
-            Ok(()) if has_sum() => Err(Refused::new(model, ReleaseError::Accumulated)),
+            Ok(()) if self.has_sums() => Err(Refused::new(model, ReleaseError::Accumulated)),
             Ok(()) => Ok(self.disarm_checked(model, &survey)),
             Err(error) => Err(Refused::new(model, error)),
         }

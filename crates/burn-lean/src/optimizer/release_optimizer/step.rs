@@ -54,8 +54,8 @@ impl ReleaseOptimizer {
     /// - [`Interrupted`](ReleaseError::Interrupted): the optimizer panicked half way;
     /// - [`NonFinite`](ReleaseError::NonFinite): a gradient is not finite, where that stops a step;
     /// - [`OnlyMeasured`](ReleaseError::OnlyMeasured): the model is armed to measure;
-    /// - [`NotScaled`](ReleaseError::NotScaled): no loss was scaled for a
-    ///   [`LossScaler`](crate::LossScaler);
+    /// - [`NotScaled`](ReleaseError::NotScaled), [`SeveralScales`](ReleaseError::SeveralScales): no
+    ///   loss was scaled for a [`LossScaler`](crate::LossScaler), or not all alike;
     /// - [`NotMeasured`](ReleaseError::NotMeasured): clipping by the global norm was asked for when
     ///   the model was armed;
     /// - [`Reduction`](ReleaseError::Reduction): the replicas of the model do not do the same. The
@@ -206,15 +206,14 @@ impl ReleaseOptimizer {
         }
         match stepper.gradients.stop() {
             Some(Stop::NonFinite(param)) => {
-                let path = survey.path_of(param);
+                let path = survey.path_of(*param);
                 return Err(ReleaseError::NonFinite {
                     path,
                     stepped,
                     armed,
                 });
             }
-            Some(Stop::NotScaled) => return Err(ReleaseError::NotScaled),
-            Some(Stop::NotMeasured) => return Err(ReleaseError::NotMeasured),
+            Some(Stop::Refused(error)) => return Err(error.clone()),
             None => {}
         }
         if stepper.gradients.is_measuring() {
@@ -254,9 +253,8 @@ impl ReleaseOptimizer {
     fn check_ordinary(&self, survey: &Survey, grads: &GradientsParams) -> Result<(), ReleaseError> {
         let stepper = self.session.stepper();
         let slots = self.session.slots();
-        let has_sums = || !stepper.sums.is_empty() || slots.values().any(|slot| slot.has_sum());
-        if stepper.gradients.lacks_scale() && (!grads.is_empty() || has_sums()) {
-            return Err(ReleaseError::NotScaled);
+        if !grads.is_empty() || stepper.gradients.has_sums() {
+            stepper.gradients.check_scaled()?;
         }
         if !stepper.gradients.looks_at_ordinary() {
             return Ok(());

@@ -5,8 +5,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::{
-    FirstPass, LossScaler, LossScalerConfig, NormClipping, Outcome, ReleaseError, ReleaseOptimizer,
-    WithGradientRelease,
+    FirstPass, LossScaler, LossScalerConfig, NormClipping, Outcome, ReleaseAccumulator,
+    ReleaseError, ReleaseOptimizer, WithGradientRelease,
 };
 
 use super::by_hand::{clip_global, global_norm, gradients, scale};
@@ -331,6 +331,54 @@ fn two_optimizers_share_a_scaler() {
         first.step(1.0, model.clone(), grads);
     }
     assert_eq!(scaler.current(), 4096.0);
+}
+
+/// One that accumulates beside one that steps in each micro-batch, whose gradient overflows.
+#[test]
+fn sums_of_several_scales_are_refused() {
+    let scaler = LossScalerConfig::new().with_init_scale(1024.0).init();
+    let sgd = || SgdConfig::new().init().with_gradient_release();
+    let [mut often, mut rarely] = [(); 2].map(|()| sgd().with_loss_scaler(scaler.clone()));
+    let vector = || vec![Param::from_tensor(Tensor::<1>::zeros([3], &flex()))];
+    let first = |model: &Vec<Param<Tensor<1>>>| model[0].val().mean().into_scalar::<f32>();
+    let scaled = |model: &Vec<Param<Tensor<1>>>, factor: f64| {
+        gradients(model, scaler.scale(model[0].val().sum() * factor))
+    };
+    let (mut one, mut other) = (vector(), vector());
+    let mut accumulator = ReleaseAccumulator::new();
+    for factor in [1e38, 1.0, 1.0] {
+        let grads = scaled(&one, factor);
+        one = often.step(1.0, one, grads);
+        other = accumulator.arm(other);
+        let grads = scaled(&other, 1.0);
+        accumulator.accumulate(&other, grads);
+    }
+    assert_eq!(scaler.current(), 512.0);
+    other = rarely.arm_accumulated(1.0, other, accumulator.grads());
+    let grads = scaled(&other, 1.0);
+    let refused = rarely.try_step(1.0, other, grads).unwrap_err();
+    assert_eq!(*refused.error(), ReleaseError::SeveralScales);
+    let refused = rarely.try_disarm_accumulated(refused.into_given().0);
+    (other, _) = refused.unwrap();
+    assert_eq!(first(&other), 0.0);
+
+    // Without sums, its gradients are of one scale, whatever the other does.
+    for factor in [1e38, 1.0] {
+        let grads = scaled(&one, factor);
+        one = often.step(1.0, one, grads);
+    }
+    other = rarely.arm(1.0, other);
+    let grads = scaled(&other, 1.0);
+    other = rarely.step(1.0, other, grads);
+    assert_eq!(first(&other), -1.0);
+    // The way out that the refusal names.
+    let own = LossScalerConfig::new().init();
+    rarely = rarely.with_loss_scaler(own.clone());
+    let sums = gradients(&other, own.scale(other[0].val().sum()));
+    other = rarely.arm_accumulated(1.0, other, sums);
+    let grads = gradients(&other, own.scale(other[0].val().sum()));
+    other = rarely.step(1.0, other, grads);
+    assert_eq!(first(&other), -3.0);
 }
 
 /// A loss that is not finite at any scale, and gradients that never overflow: neither goes on for

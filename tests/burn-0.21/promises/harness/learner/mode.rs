@@ -65,7 +65,11 @@ impl Mode for Released {
     type Optim = ReleaseOptimizer<Hooked, RegressionModel<Release>, Release>;
 
     fn optim(training: &Training) -> Self::Optim {
-        let optim = training.optim.make().with_gradient_release();
+        let mut optim = training.optim.make().with_gradient_release();
+        if training.accumulation.is_some() {
+            // What the optimizer recomputes counts where the strategy does not say otherwise.
+            optim = optim.with_recompute(training.recompute);
+        }
         match training.max_norm {
             Some(max_norm) => optim.with_norm_clipping(NormClipping::GlobalNorm { max_norm }),
             None => optim,
@@ -73,9 +77,11 @@ impl Mode for Released {
     }
 
     fn strategy<LR: LrScheduler + 'static>(training: &Training) -> Option<StrategyOf<Self, LR>> {
-        let strategy = GradientReleaseStrategy::new(Default::default())
-            .with_recompute(training.recompute)
-            .with_monitor(training.monitor.clone());
+        let mut strategy =
+            GradientReleaseStrategy::new(Default::default()).with_monitor(training.monitor.clone());
+        if training.accumulation.is_none() {
+            strategy = strategy.with_recompute(training.recompute);
+        }
         Some(match training.max_norm {
             Some(_) => strategy.with_two_passes().into(),
             None => strategy.into(),

@@ -5,7 +5,10 @@ mod norm;
 mod record;
 mod scaler;
 
-use std::sync::{Arc, Mutex};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, Ordering},
+};
 
 use burn::{
     module::ParamId,
@@ -85,10 +88,10 @@ impl GradientPolicy {
         self.needs_two_passes() || self.stops_at_non_finite || self.scaler.is_some()
     }
 
-    /// Whether there is a scaler, and no loss was scaled with it.
-    pub(super) fn lacks_scale(&self) -> bool {
-        let mut scaler = self.scaler.iter();
-        scaler.any(|scaler| !scaler.is_asked())
+    /// Refuses gradients that the scaler cannot unscale.
+    pub(super) fn check_scaled(&self, has_sums: bool) -> Result<(), ReleaseError> {
+        let scaler = self.scaler.as_ref();
+        scaler.map_or(Ok(()), |scaler| scaler.check_scaled(has_sums))
     }
 
     /// Called between the two passes of a step.
@@ -103,6 +106,7 @@ impl GradientPolicy {
         let averages = lock(&self.averages).clone();
         Self {
             averages: Arc::new(Mutex::new(averages)),
+            scaler: self.scaler.clone().map(LossScaler::for_optimizer),
             ..self.clone()
         }
     }
@@ -129,7 +133,8 @@ impl GradientPolicy {
             coefficient: coefficient.filter(|coefficient| *coefficient < 1.0),
             measured,
             norms: SquaredNorms::default(),
-            stopped_by: Mutex::new(None),
+            has_sums: AtomicBool::new(false),
+            stop: Mutex::new(None),
         }
     }
 
@@ -167,15 +172,25 @@ pub(super) struct GradientTransform<B: Backend> {
     coefficient: Option<f64>,
     measured: Option<GradNorm>,
     norms: SquaredNorms<B>,
-    /// The first parameter whose gradient is not finite.
-    stopped_by: Mutex<Option<ParamId>>,
+    /// Whether there are sums of earlier micro-batches.
+    has_sums: AtomicBool,
+    stop: Mutex<Option<Stop>>,
+}
+
+/// Why no more parameters are stepped inside backward.
+#[derive(Clone, Debug)]
+pub(super) enum Stop {
+    /// The gradient of this parameter is not finite.
+    NonFinite(ParamId),
+    /// The gradients cannot be unscaled.
+    Refused(ReleaseError),
 }
 
 /// Why a gradient is not stepped with.
 pub(super) enum NotStepped {
     /// The gradient has overflown.
     Skipped,
-    /// The gradient, or one before it, is not finite.
+    /// No more gradients are stepped with.
     Stopped,
 }
 
@@ -221,7 +236,10 @@ impl<B: Backend> GradientTransform<B> {
         grad: Tensor<B, D>,
         clips_alone: bool,
     ) -> Result<Tensor<B, D>, NotStepped> {
-        if lock(&self.stopped_by).is_some() {
+        if let Err(error) = self.check_scaled() {
+            self.stop_for(Stop::Refused(error));
+        }
+        if self.stop().is_some() {
             return Err(NotStepped::Stopped);
         }
         let dtype = grad.dtype();
@@ -294,7 +312,7 @@ impl<B: Backend> GradientTransform<B> {
             if policy.scaler.is_some() {
                 return Err(NotStepped::Skipped);
             }
-            *lock(&self.stopped_by) = Some(param);
+            self.stop_for(Stop::NonFinite(param));
             return Err(NotStepped::Stopped);
         }
         self.norms.push(param, squared.clone());
@@ -316,9 +334,27 @@ impl<B: Backend> GradientTransform<B> {
         self.measured.is_some_and(|measured| !measured.is_finite())
     }
 
-    /// The parameter whose gradient has stopped the step, if any.
-    pub(super) fn stopped_by(&self) -> Option<ParamId> {
-        *lock(&self.stopped_by)
+    /// Notes that gradients are added to sums of earlier micro-batches.
+    pub(super) fn note_sums(&self) {
+        self.has_sums.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn has_sums(&self) -> bool {
+        self.has_sums.load(Ordering::Relaxed)
+    }
+
+    /// Refuses gradients that the scaler cannot unscale.
+    pub(super) fn check_scaled(&self) -> Result<(), ReleaseError> {
+        self.policy.check_scaled(self.has_sums())
+    }
+
+    fn stop_for(&self, stop: Stop) {
+        lock(&self.stop).get_or_insert(stop);
+    }
+
+    /// What has stopped the step, if anything.
+    pub(super) fn stop(&self) -> Option<Stop> {
+        lock(&self.stop).clone()
     }
 
     /// Ends the step over the parameters of a model. `has_skipped` says whether a gradient has

@@ -11,6 +11,7 @@ use super::ReleaseOptimizer;
 use crate::{
     ReleaseBackend,
     error::{Refused, ReleaseError, expect},
+    groups::path_of,
     optimizer::{
         arming,
         assign::assign,
@@ -62,6 +63,9 @@ where
     /// - [`HalfPrecision`](ReleaseError::HalfPrecision): weights in fp16, with a loss scaler;
     /// - [`NotMeasured`](ReleaseError::NotMeasured): gradients are clipped by a norm that no pass
     ///   has measured, or that is not finite;
+    /// - [`NonFinite`](ReleaseError::NonFinite), [`NotScaled`](ReleaseError::NotScaled),
+    ///   [`SeveralScales`](ReleaseError::SeveralScales): a backward has stopped before the first
+    ///   step, and the model was not disarmed;
     /// - [`Distributed`](ReleaseError::Distributed): Burn would reduce the gradient of a parameter.
     pub fn try_arm(&mut self, lr: LearningRate, model: M) -> Result<M, Refused<M>> {
         match self.check_arm(lr, &model) {
@@ -234,7 +238,8 @@ where
         lr: LearningRate,
         model: &M,
     ) -> Result<HashMap<ParamId, Own>, ReleaseError> {
-        self.state.check_idle()?;
+        self.state
+            .check_arm(|param| path_of::<B, M>(model, param))?;
         self.check_owned_rate(lr)?;
         let measured = self.state.measured();
         let is_measured = measured.is_some_and(|measured| measured.is_finite());

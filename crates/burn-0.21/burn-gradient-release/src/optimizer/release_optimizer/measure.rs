@@ -103,7 +103,7 @@ where
             let loss = forward(model);
             (loss.clone().inner(), loss)
         };
-        let ((first, grads), passes) = TwoPasses::first(&model, || {
+        let ((first, grads), mut passes) = TwoPasses::first(&model, || {
             let (value, loss) = run(&model);
             (value, GradientsParams::from_grads(loss.backward(), &model))
         });
@@ -128,6 +128,7 @@ where
         };
         let ((value, loss), draws_all) = passes.second(model.clone(), || run(&model));
         if !draws_all || first.into_data() != value.to_data() {
+            passes.undo(&model);
             return Err(self.refuse_disarmed(model, ReleaseError::NotRepeatable));
         }
         let grads = GradientsParams::from_grads(loss.backward(), &model);
@@ -204,7 +205,8 @@ where
         &self,
         model: &M,
     ) -> Result<Arc<StepPlan<B::InnerBackend>>, ReleaseError> {
-        self.state.check_idle()?;
+        self.state
+            .check_arm(|param| path_of::<B, M>(model, param))?;
         self.check_arm_params(model)?;
         Ok(Arc::new(StepPlan {
             purpose: Purpose::MeasureNorm,
@@ -224,7 +226,8 @@ where
     /// - [`NotMeasuring`](ReleaseError::NotMeasuring): no model is armed to measure;
     /// - [`NonFinite`](ReleaseError::NonFinite): a gradient is not finite, and there is no
     ///   [`LossScaler`](crate::LossScaler) whose scale could be too high;
-    /// - [`NotScaled`](ReleaseError::NotScaled): no loss was scaled for that scaler;
+    /// - [`NotScaled`](ReleaseError::NotScaled), [`SeveralScales`](ReleaseError::SeveralScales): no
+    ///   loss was scaled for that scaler, or not all alike;
     /// - [`MeasuredTwice`](ReleaseError::MeasuredTwice), [`Unclaimed`](ReleaseError::Unclaimed),
     ///   [`WrongModel`](ReleaseError::WrongModel): these are not exactly the gradients that would
     ///   be stepped with.
@@ -234,13 +237,11 @@ where
         grads: GradientsParams,
     ) -> Result<GradNorm, ReleaseError> {
         self.state.check_fault()?;
-        if self.stepper.gradients.lacks_scale() {
-            return Err(ReleaseError::NotScaled);
-        }
         let measured = self.state.with_session(|session| {
             let session = session.filter(|session| session.is_measuring());
             let session = session.ok_or(ReleaseError::NotMeasuring)?;
             let plan = session.plan().expect("what is measured has a plan");
+            plan.transform.check_scaled()?;
             finish::check_finish::<B, M>(Some(session), model, &grads).map_err(
                 |error| match error {
                     ReleaseError::AlreadyStepped { param } => ReleaseError::MeasuredTwice { param },

@@ -273,6 +273,12 @@ where
         self
     }
 
+    /// What is recomputed in the backward passes of models that this optimizer arms.
+    pub fn recompute(&self) -> Recompute {
+        let tracer = self.stepper.tracer.as_ref();
+        tracer.map_or(Recompute::None, |tracer| tracer.policy())
+    }
+
     /// Lets the optimizer own a constant learning rate and re-arm the model in every
     /// [`step`](Optimizer::step), so that a training loop needs no change.
     ///

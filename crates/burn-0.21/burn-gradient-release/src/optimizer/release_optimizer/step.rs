@@ -1,6 +1,6 @@
 //! Finishing the step that backward has begun; the states of the optimizer.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use burn::{
     module::AutodiffModule,
@@ -50,8 +50,8 @@ where
     /// - [`Interrupted`](ReleaseError::Interrupted): the backward panicked midway;
     /// - [`NonFinite`](ReleaseError::NonFinite): a gradient is not finite, and that stops a step;
     /// - [`OnlyMeasured`](ReleaseError::OnlyMeasured): the model is armed to measure;
-    /// - [`NotScaled`](ReleaseError::NotScaled): no loss was scaled for a
-    ///   [`LossScaler`](crate::LossScaler);
+    /// - [`NotScaled`](ReleaseError::NotScaled), [`SeveralScales`](ReleaseError::SeveralScales): no
+    ///   loss was scaled for a [`LossScaler`](crate::LossScaler), or not all alike;
     /// - [`EmptyGroup`](ReleaseError::EmptyGroup), [`GroupRates`](ReleaseError::GroupRates): as for
     ///   [`try_arm`](Self::try_arm);
     /// - [`Distributed`](ReleaseError::Distributed): both Burn and the reduction would reduce a
@@ -75,7 +75,8 @@ where
     /// # Errors
     ///
     /// [`MultiDevice`](ReleaseError::MultiDevice) if a parameter was stepped inside backward, with
-    /// the gradients of its own device alone; else as [`try_step`](Self::try_step).
+    /// the gradients of its own device alone, or if gradients are looked at before the first step;
+    /// else as [`try_step`](Self::try_step).
     pub fn try_step_multi(
         &mut self,
         lr: LearningRate,
@@ -126,12 +127,8 @@ where
         model: &M,
         grads: &impl Grads,
     ) -> Result<Arc<StepPlan<B::InnerBackend>>, ReleaseError> {
-        self.state.with_session(|session| {
-            let stopped = session.and_then(|session| Some((session, session.stopped_by()?)));
-            stopped.map_or(Ok(()), |(session, param)| {
-                Err(session.non_finite(path_of::<B, M>(model, param)))
-            })
-        })?;
+        self.state
+            .check_stopped(|param| path_of::<B, M>(model, param))?;
         self.state.check_fault()?;
         self.check_owned_groups()?;
         if self.stepper.reduction.is_some() {
@@ -161,10 +158,10 @@ where
             Some(plan) if plan.purpose == Purpose::Step => {
                 let stepped = |session: Option<&Session<_>>| session.map_or(0, Session::acted);
                 let has_run = self.state.with_session(stepped) > 0 || !grads.is_empty();
-                match self.stepper.gradients.lacks_scale() && has_run {
-                    true => Err(ReleaseError::NotScaled),
-                    false => Ok(plan),
+                if has_run || plan.transform.has_sums() {
+                    plan.transform.check_scaled()?;
                 }
+                Ok(plan)
             }
             // The pass that measures may have found that there is nothing to step with.
             Some(_) => match self
@@ -172,7 +169,10 @@ where
                 .measured()
                 .filter(|measured| !measured.is_finite())
             {
-                Some(measured) => Ok(self.step_plan(given, HashMap::new(), Some(measured))),
+                Some(measured) => {
+                    let own = assign(&self.stepper, Some(given), model)?;
+                    Ok(self.step_plan(given, own, Some(measured)))
+                }
                 None => Err(ReleaseError::OnlyMeasured),
             },
             None => self.plan_ordinary(given, model, grads),
@@ -193,10 +193,13 @@ where
             return Ok(self.step_plan(given, own, None));
         }
         if grads.is_multi() {
-            return Err(ReleaseError::NotMeasured);
+            return Err(ReleaseError::MultiDevice {
+                stepped: 0,
+                armed: 0,
+            });
         }
-        if gradients.lacks_scale() && !grads.is_empty() {
-            return Err(ReleaseError::NotScaled);
+        if !grads.is_empty() {
+            gradients.check_scaled(false)?;
         }
         let look = self.step_plan(given, own.clone(), None);
         let params = finish::measure_rest::<B, M>(None, &look, model, grads)?;
@@ -249,6 +252,8 @@ where
     /// after a backward.
     pub fn try_add_states(&mut self, states: Records<O, B>) -> Result<(), ReleaseError> {
         self.state.check_idle()?;
+        // Steps that are not armed leave those of an earlier call.
+        self.stepper.drop_foreign_states();
         self.stepper.add_states(states);
         Ok(())
     }
