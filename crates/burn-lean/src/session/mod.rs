@@ -212,7 +212,11 @@ impl Session {
     ) -> Result<(), ReleaseError> {
         let recipients = self.stepper().gradients.recipients();
         let mut receiver = |param, grad| self.reduced(param, grad);
-        in_flight.push(param, grad, recipients, &mut receiver)
+        let is_used = |param| {
+            let slot = self.slots().get(&param).cloned();
+            slot.is_some_and(|slot| slot.is_used())
+        };
+        in_flight.push(param, grad, recipients, is_used, &mut receiver)
     }
 
     /// Waits for the gradients in flight, and steps with them.
