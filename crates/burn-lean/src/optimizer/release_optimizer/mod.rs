@@ -145,7 +145,9 @@ impl ReleaseOptimizer {
     ///   ([`two_passes`](Self::two_passes));
     /// - [`Overflown`](ReleaseError::Overflown): a gradient has overflowed where it was measured;
     /// - [`OutOfRange`](ReleaseError::OutOfRange),
-    ///   [`HalfPrecision`](ReleaseError::HalfPrecision), [`EmptyGroup`](ReleaseError::EmptyGroup):
+    ///   [`HalfPrecision`](ReleaseError::HalfPrecision),
+    ///   [`F32Gradients`](ReleaseError::F32Gradients),
+    ///   [`NotSteppable`](ReleaseError::NotSteppable), [`EmptyGroup`](ReleaseError::EmptyGroup):
     ///   no step can be taken with these settings.
     pub fn try_arm<M: Module>(
         &mut self,
@@ -233,8 +235,9 @@ impl ReleaseOptimizer {
         if stepper.gradients.has_scaler() && !stepper.gradients.gives_f32 {
             survey.check_precision()?;
         }
-        if let (true, Some(optim)) = (stepper.gradients.gives_f32, &stepper.optim) {
-            survey.check_f32_gradients(optim, &mut stepper.asked)?;
+        if let Some(optim) = &stepper.optim {
+            let gives_f32 = stepper.gradients.gives_f32;
+            survey.check_optimizer(optim, gives_f32, &mut stepper.asked)?;
         }
         check_groups(model, &self.groups)
     }

@@ -61,7 +61,9 @@ impl ReleaseOptimizer {
     /// - [`Reduction`](ReleaseError::Reduction): the replicas of the model do not do the same. The
     ///   model is half old, half new;
     /// - [`OutOfRange`](ReleaseError::OutOfRange),
-    ///   [`HalfPrecision`](ReleaseError::HalfPrecision), [`EmptyGroup`](ReleaseError::EmptyGroup):
+    ///   [`HalfPrecision`](ReleaseError::HalfPrecision),
+    ///   [`F32Gradients`](ReleaseError::F32Gradients),
+    ///   [`NotSteppable`](ReleaseError::NotSteppable), [`EmptyGroup`](ReleaseError::EmptyGroup):
     ///   as for [`try_arm`](Self::try_arm).
     pub fn try_step<M: Module>(
         &mut self,
