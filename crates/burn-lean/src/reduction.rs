@@ -47,9 +47,9 @@ pub trait GradientReduction: Send + Sync {
     ) -> Result<Box<dyn PendingGradient>, ReductionError>;
 
     /// The order in which all replicas reduce the gradients of a backward pass, for the case that
-    /// each may complete them in a different one. A complete gradient waits for those before it;
-    /// gradients that are not in the order wait until a weight is read, or for `step`. `None`
-    /// reduces gradients as they come.
+    /// each may complete them in a different one. A complete gradient waits for those before it whose
+    /// parameters the forward pass has used; gradients that are not in the order wait until a weight is
+    /// read, or for `step`. `None` reduces gradients as they come.
     fn order(&self) -> Option<Vec<ParamId>> {
         None
     }

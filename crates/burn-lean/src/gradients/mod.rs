@@ -15,6 +15,8 @@ pub(crate) use asked::{is_looked_for, is_only_asked, takes_f32_gradients};
 pub use clipping::{AdaptiveClippingConfig, AutoClipConfig, NormClipping, ZClipConfig};
 pub use plain::{clip_grad_norm, try_clip_grad_norm};
 pub use record::GradientRecord;
+#[cfg(any(feature = "data-parallel", feature = "train"))]
+pub(crate) use record::PATH_IN_CHECKPOINT;
 pub use scaler::{LossScaler, LossScalerConfig};
 pub use transform::GradNorm;
 pub(crate) use transform::{GradientTransform, StepGradients, Stop};

@@ -6,10 +6,12 @@ use std::collections::HashSet;
 use burn::Tensor;
 use burn::backend::DispatchTensor;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper};
-use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::module::{
+    Devices, Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, ParamId, ParamMapper,
+};
 #[cfg(feature = "optim")]
-use burn::optim::{OptimizerRecord, join_path};
+use burn::optim::join_path;
+use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
 #[cfg(feature = "optim")]
 use burn::store::RecordError;
 use burn::tensor::{DType, Device, Shape};
@@ -148,6 +150,16 @@ pub(super) fn may_refuse<'a>(
     _: impl Iterator<Item = &'a AnyParam>,
 ) -> HashSet<ParamId> {
     HashSet::new()
+}
+
+/// The states of one parameter, where `to_record` copies those of all.
+pub(crate) fn record_of(optim: &ModuleOptimizer, param: ParamId) -> OptimizerRecord {
+    // A new group drops the states of its parameters, here those of all others. Cloning the optimizer
+    // copies no tensor.
+    let others = ParamGroup::all().exclude(ParamGroup::from_ids(vec![param]));
+    let optim = optim.clone();
+    let optim = optim.with_group(others, SgdConfig::new().build(), None);
+    optim.to_record()
 }
 
 /// One step of Burn's optimizer, over tensors without autodiff.

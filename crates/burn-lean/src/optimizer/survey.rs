@@ -199,6 +199,13 @@ impl Survey {
         self.check_own(session, |slot| slot.has_sum())
     }
 
+    /// Whether an accumulator that has armed the model is known to have added up its gradients as plain
+    /// Burn does.
+    pub(super) fn has_plain_sums(&self) -> bool {
+        let mut armed = self.found.values();
+        armed.all(|found| found.is_copy || found.has_ended || found.slot.has_plain_sums())
+    }
+
     /// Checks that no parameter was left by an optimizer in the middle of a step.
     pub(super) fn check_abandoned(&self, session: &Session) -> Result<(), ReleaseError> {
         let is_abandoned = |surveyed: &&Surveyed| {

@@ -141,6 +141,7 @@ impl ReleaseOptimizer {
         let measured = stepper.gradients.measured();
         // Sums of earlier micro-batches of parameters that are not armed.
         let mut sums = std::mem::take(&mut stepper.sums);
+        let sums_are_plain = stepper.sums_are_plain;
         drop(stepper);
         let mut outcomes = Vec::new();
         let mut summed = Vec::new();
@@ -175,7 +176,10 @@ impl ReleaseOptimizer {
         StepReport {
             outcomes,
             in_place: Progress::get(&self.session.progress.in_place),
-            is_plain: self.session.orders().is_plain() && measured.is_none_or(|norm| norm.is_plain),
+            is_plain: self.session.orders().is_plain()
+                && measured.is_none_or(|norm| norm.is_plain)
+                && sums_are_plain
+                && survey.has_plain_sums(),
             ..StepReport::default()
         }
     }
@@ -183,11 +187,17 @@ impl ReleaseOptimizer {
     /// Ends the step, after the model was restored.
     pub(in crate::optimizer) fn finish(&mut self, report: StepReport) {
         self.session.progress.reset();
-        self.session.stepper().lr = None;
-        self.is_fresh &= report
+        let mut stepper = self.session.stepper();
+        stepper.lr = None;
+        stepper.sums_are_plain = true;
+        drop(stepper);
+        let has_stepped = report
             .outcomes
             .iter()
-            .all(|(_, outcome)| matches!(outcome, Outcome::Unused | Outcome::Skipped));
+            .any(|(_, outcome)| !matches!(outcome, Outcome::Unused | Outcome::Skipped));
+        if has_stepped {
+            self.is_fresh = Some(false);
+        }
         self.last_step = Some(Box::new(report));
     }
 
