@@ -61,17 +61,11 @@ struct Parameter {
     is_trained: bool,
 }
 
-/// An order, with those that only an earlier one has before what came after them there.
-fn merged(earlier: &[u64], mut order: Vec<u64>) -> Vec<u64> {
+/// An order, and after it those of another one that it lacks: a gradient that does not come keeps none
+/// waiting there.
+fn completed_by(mut order: Vec<u64>, other: &[u64]) -> Vec<u64> {
     let known: HashSet<_> = order.iter().copied().collect();
-    let mut next = None;
-    for id in earlier.iter().rev() {
-        if !known.contains(id) {
-            let place = order.iter().position(|other| Some(other) == next);
-            order.insert(place.unwrap_or(order.len()), *id);
-        }
-        next = Some(id);
-    }
+    order.extend(other.iter().filter(|id| !known.contains(id)));
     order
 }
 
@@ -327,7 +321,10 @@ impl Exchange {
         }
         let mut order = lock(&self.order);
         order.is_kept = true;
-        Some(merged(&self.last_parameters_first(), order.agreed.clone()))
+        Some(completed_by(
+            order.agreed.clone(),
+            &self.last_parameters_first(),
+        ))
     }
 
     /// Takes note of the order in which a backward pass has completed gradients here.
@@ -361,11 +358,8 @@ impl Exchange {
             let ids = order.iter().map(u64::to_string);
             ids.collect::<Vec<_>>().join(" ")
         };
-        // Another model, or a part of this one, may have been trained in the step before.
-        let among: HashSet<_> = completed.iter().collect();
-        let agreed = order.agreed.iter().filter(|id| among.contains(id));
-        let is_new = !agreed.eq(&completed);
-        let all = || text(merged(&order.agreed, completed));
+        let is_new = !order.agreed.starts_with(&completed);
+        let all = || text(completed_by(completed, &order.agreed));
         let of_first = (is_new && self.replicas.is_first()).then(all);
         let what = format!("the order of the gradients in step {}", self.step());
         if let Some(text) = self.replicas.anybody_says(&what, of_first)? {

@@ -187,9 +187,14 @@ fn the_order_of_others_stays() {
         }
         orders
     });
-    let later = vec![2, 1, 5, 9, 3];
-    let orders = [vec![2, 1, 5, 3, 9], later.clone(), later.clone(), later];
-    assert_eq!(found, [orders.to_vec(), orders.to_vec()]);
+    let orders = vec![
+        vec![2, 1, 5, 3, 9],
+        vec![5, 9, 3, 2, 1],
+        vec![2, 1, 5, 9, 3],
+        // What has had no gradient in the last step keeps none waiting.
+        vec![9, 3, 2, 1, 5],
+    ];
+    assert_eq!(found, [orders.clone(), orders]);
 }
 
 /// Replicas have ids of their own for what is not trained.
