@@ -429,6 +429,15 @@ pub enum ReleaseError {
         path: String,
     },
 
+    /// The optimizer does not step this parameter, or not with the state that it has.
+    #[error("the optimizer of {path} does not step it: {reason}")]
+    NotSteppable {
+        /// Path of the parameter in the model.
+        path: String,
+        /// The reason, and the way out.
+        reason: String,
+    },
+
     /// The device has no such type.
     #[error(
         "{path} is on {device}, which has no {dtype}: take a type that it has (WGSL has no bf16, and \

@@ -87,8 +87,8 @@ impl HookOrders {
     }
 
     /// Begins a pass over armed parameters. Their hooks stay where they are armed already, and no
-    /// backward pass has reached them.
-    pub(crate) fn begin_pass(&mut self, first_pass: FirstPass, hooks_stay: bool) {
+    /// backward pass has reached them. A pass that goes on with the sums of others is plain if they are.
+    pub(crate) fn begin_pass(&mut self, first_pass: FirstPass, hooks_stay: bool, goes_on: bool) {
         tape::begin_pass();
         self.first_pass = first_pass;
         self.clock = Clock::new();
@@ -97,7 +97,7 @@ impl HookOrders {
         if !hooks_stay {
             self.hooks.clear();
             self.read.clear();
-            self.plain = true;
+            self.plain |= !goes_on;
         }
     }
 
@@ -106,7 +106,7 @@ impl HookOrders {
         !self.allowed.is_empty()
     }
 
-    /// Whether all gradients since the last arming were added up as in plain Burn.
+    /// Whether all gradients since the last arming, or of this window, were added up as in plain Burn.
     pub(crate) fn is_plain(&self) -> bool {
         self.plain
     }

@@ -47,9 +47,9 @@ pub trait GradientReduction: Send + Sync {
     ) -> Result<Box<dyn PendingGradient>, ReductionError>;
 
     /// The order in which all replicas reduce the gradients of a backward pass, for the case that
-    /// each may complete them in a different one. A complete gradient waits for those before it;
-    /// gradients that are not in the order wait until a weight is read, or for `step`. `None`
-    /// reduces gradients as they come.
+    /// each may complete them in a different one. A complete gradient waits for those before it whose
+    /// parameters the forward pass has used; gradients that are not in the order wait until a weight is
+    /// read, or for `step`. `None` reduces gradients as they come.
     fn order(&self) -> Option<Vec<ParamId>> {
         None
     }
@@ -166,11 +166,13 @@ impl InFlight {
     }
 
     /// Takes a complete gradient of backward, and sends it once it is its turn and there is room.
+    /// `is_used` says whether the forward pass has used a parameter.
     pub(crate) fn push(
         &self,
         param: ParamId,
         grad: Tensor<1>,
         recipients: Recipients,
+        is_used: impl Fn(ParamId) -> bool,
         receiver: Receiver<'_>,
     ) -> Result<(), ReleaseError> {
         let mut turns = lock(&self.turns);
@@ -178,6 +180,7 @@ impl InFlight {
             drop(turns);
             return self.send(param, grad, recipients, receiver);
         };
+        waiting.begin(|param| is_used(param.into()));
         waiting.complete(param.val(), (grad, recipients));
         // Without the lock: a step runs code of the optimizer.
         drop(turns);

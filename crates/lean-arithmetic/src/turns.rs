@@ -25,6 +25,8 @@ pub struct Turns<T> {
     to_come: VecDeque<u64>,
     /// The order in which gradients were complete on this replica.
     completed: Vec<u64>,
+    /// Whether the parameters in use were put first.
+    has_begun: bool,
 }
 
 impl<T> Turns<T> {
@@ -34,6 +36,27 @@ impl<T> Turns<T> {
             waiting: HashMap::new(),
             to_come: order.into_iter().collect(),
             completed: Vec::new(),
+            has_begun: false,
+        }
+    }
+
+    /// Puts the parameters last that the forward pass has not used: no gradient waits for theirs, which
+    /// may never come. Only the first call has an effect.
+    ///
+    /// ```
+    /// # use lean_arithmetic::turns::Turns;
+    /// let mut turns = Turns::new(vec![1, 2, 3]);
+    /// turns.begin(|param| param != 1);
+    /// turns.complete(2, "second");
+    /// assert_eq!(turns.take_next(), Some((2, "second")));
+    /// ```
+    pub fn begin(&mut self, is_used: impl Fn(u64) -> bool) {
+        if !mem::replace(&mut self.has_begun, true) {
+            let order = mem::take(&mut self.to_come);
+            let (used, others): (VecDeque<_>, VecDeque<_>) =
+                order.into_iter().partition(|param| is_used(*param));
+            self.to_come = used;
+            self.to_come.extend(others);
         }
     }
 

@@ -44,8 +44,8 @@ pub struct Exchange {
 /// Order in which gradients are reduced, where each replica may complete them in another.
 #[derive(Debug, Default)]
 struct Order {
-    /// As all replicas have agreed, if they have.
-    agreed: Option<Vec<u64>>,
+    /// As all replicas have agreed, of the parameters that had a gradient so far.
+    agreed: Vec<u64>,
     /// As this replica has completed them since.
     completed: Vec<u64>,
     /// Whether anybody has asked.
@@ -56,9 +56,17 @@ struct Order {
 struct Parameter {
     path: String,
     owner: usize,
-    /// Its place in the model.
+    /// Its place among the parameters of all models.
     place: usize,
     is_trained: bool,
+}
+
+/// An order, and after it those of another one that it lacks: a gradient that does not come keeps none
+/// waiting there.
+fn completed_by(mut order: Vec<u64>, other: &[u64]) -> Vec<u64> {
+    let known: HashSet<_> = order.iter().copied().collect();
+    order.extend(other.iter().filter(|id| !known.contains(id)));
+    order
 }
 
 impl Exchange {
@@ -121,11 +129,16 @@ impl Exchange {
             parameters.into_iter().zip(owners)
         });
         let mut before = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        // Another model comes after those before. Ids of what is not trained would order them otherwise on
+        // each replica.
+        let places = before.values().map(|known| known.place + 1);
+        let first = places.max().unwrap_or_default();
         for ((place, known), owner) in parameters {
+            let earlier = before.get(&known.id);
             let parameter = Parameter {
                 path: known.path,
-                owner: before.get(&known.id).map_or(owner, |known| known.owner),
-                place,
+                owner: earlier.map_or(owner, |known| known.owner),
+                place: earlier.map_or(first + place, |known| known.place),
                 is_trained: known.is_trained,
             };
             before.insert(known.id, parameter);
@@ -158,7 +171,7 @@ impl Exchange {
         })
     }
 
-    /// The parameters in the order of the model: id, path, and the replica that steps it.
+    /// The parameters in the order of the models: id, path, and the replica that steps it.
     pub fn owners(&self) -> Vec<(u64, String, usize)> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let mut parameters: Vec<_> = known.iter().collect();
@@ -300,16 +313,18 @@ impl Exchange {
     }
 
     /// The order in which all replicas reduce gradients that each may complete in another one: that
-    /// in which the first replica has completed them in the step before; in the first step, from
-    /// the end of the model. `None` if there is one replica.
+    /// in which the first replica has completed them last; before, from the end of the model. `None` if
+    /// there is one replica.
     pub fn order(&self) -> Option<Vec<u64>> {
         if self.replicas.size() == 1 {
             return None;
         }
         let mut order = lock(&self.order);
         order.is_kept = true;
-        let agreed = order.agreed.clone();
-        Some(agreed.unwrap_or_else(|| self.last_parameters_first()))
+        Some(completed_by(
+            order.agreed.clone(),
+            &self.last_parameters_first(),
+        ))
     }
 
     /// Takes note of the order in which a backward pass has completed gradients here.
@@ -343,12 +358,13 @@ impl Exchange {
             let ids = order.iter().map(u64::to_string);
             ids.collect::<Vec<_>>().join(" ")
         };
-        let is_new = !completed.is_empty() && order.agreed.as_ref() != Some(&completed);
-        let of_first = (is_new && self.replicas.is_first()).then(|| text(completed));
+        let is_new = !order.agreed.starts_with(&completed);
+        let all = || text(completed_by(completed, &order.agreed));
+        let of_first = (is_new && self.replicas.is_first()).then(all);
         let what = format!("the order of the gradients in step {}", self.step());
         if let Some(text) = self.replicas.anybody_says(&what, of_first)? {
             let ids = text.split_whitespace().map(str::parse);
-            order.agreed = Some(ids.collect::<Result<_, _>>().expect("numbers were sent"));
+            order.agreed = ids.collect::<Result<_, _>>().expect("numbers were sent");
         }
         Ok(())
     }

@@ -172,6 +172,51 @@ fn gradients_are_reduced_in_the_order_of_the_first_replica() {
     assert_eq!(found, [orders.clone(), orders]);
 }
 
+/// Of two models in turns, and of parts of a model.
+#[test]
+fn the_order_of_others_stays() {
+    let found = Threads::run(2, |replicas| {
+        let exchange = Exchange::new(replicas);
+        exchange.know(vec![known(9, "a"), known(3, "b"), known(5, "c")]);
+        let mut orders = Vec::new();
+        for completed in [vec![5, 9, 3], vec![2, 1], vec![9, 3], vec![2, 1]] {
+            exchange.know(vec![known(1, "a"), known(2, "b")]);
+            orders.push(exchange.order().unwrap());
+            exchange.completed(completed);
+            exchange.end_step("1e-3").unwrap();
+        }
+        orders
+    });
+    let orders = vec![
+        vec![2, 1, 5, 3, 9],
+        vec![5, 9, 3, 2, 1],
+        vec![2, 1, 5, 9, 3],
+        // What has had no gradient in the last step keeps none waiting.
+        vec![9, 3, 2, 1, 5],
+    ];
+    assert_eq!(found, [orders.clone(), orders]);
+}
+
+/// Replicas have ids of their own for what is not trained.
+#[test]
+fn two_models_have_one_order_on_all_replicas() {
+    let found = Threads::run(2, |replicas| {
+        let statistic = Known {
+            is_trained: false,
+            ..known([2, 8][replicas.rank()], "mean")
+        };
+        let exchange = Exchange::new(replicas);
+        exchange.know(vec![known(7, "a"), statistic]);
+        exchange.know(vec![known(6, "a"), known(5, "b")]);
+        let owners = exchange.owners().into_iter();
+        owners.map(|(_, path, _)| path).collect::<Vec<_>>()
+    });
+    assert_eq!(
+        found,
+        [(); 2].map(|()| ["a", "mean", "a", "b"].map(String::from).to_vec())
+    );
+}
+
 #[test]
 fn bytes_of_one_replica_are_at_all() {
     let found = Threads::run(3, |replicas| {

@@ -37,7 +37,7 @@ pub enum FolderError {
     /// The path is that of a file.
     #[error("{} is not a folder", .0.display())]
     NoFolder(PathBuf),
-    /// The settings are not those of this program.
+    /// The settings, or the file of the lock, are not those of this program.
     #[error("{} is of another program: choose another folder", .0.display())]
     OfAnotherProgram(PathBuf),
     /// A new run would overwrite one that has ended.

@@ -30,6 +30,8 @@ use crate::wide::wide;
 /// the gradients are added up in the order of the ranks, and the sum is divided by their number.
 /// Gradients of 16 bits are added up in 32 bits.
 ///
+/// It may serve several models, each with an optimizer of its own.
+///
 /// Gradients travel through host memory; on a GPU each is read when it is complete, which waits for
 /// the device.
 ///

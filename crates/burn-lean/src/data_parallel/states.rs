@@ -5,14 +5,15 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use burn::module::{ParamGroup, ParamId};
-use burn::optim::{ModuleOptimizer, OptimizerRecord, SgdConfig};
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Bytes, DType};
 use burn_pack::{Reader, Scalar, Tensor, Writer};
 use lean_replicas::{Exchange, ReplicaError};
 use serde::{Deserialize, Serialize};
 
+use crate::gradients::PATH_IN_CHECKPOINT;
 use crate::lock::lock;
+use crate::optimizer::record_of;
 
 /// The states of some parameters, by parameter id: tensors and scalars are named `id.field`, and
 /// the path of a parameter is under its id.
@@ -38,11 +39,18 @@ impl States {
     }
 
     fn from_reader(reader: Reader) -> Result<Self, ReplicaError> {
-        Ok(Self {
+        let mut states = Self {
             scalars: reader.scalars().clone(),
             paths: reader.metadata().clone(),
             tensors: reader.into_tensors().map_err(failed)?,
-        })
+        };
+        // What the Learner has saved of clipping and loss scaling is no state of a parameter.
+        let is_other = |(_, path): &(&String, &String)| *path == PATH_IN_CHECKPOINT;
+        let other = states.paths.iter().find(is_other);
+        if let Some(param) = other.and_then(|(name, _)| param_of(name)) {
+            states.remove(param);
+        }
+        Ok(states)
     }
 
     /// Whether there is no tensor.
@@ -132,17 +140,16 @@ pub(super) fn gathered<T, E: ToString>(
     write: impl FnOnce(Writer) -> Result<T, E>,
 ) -> Result<Option<T>, SaveStatesError> {
     let (rank, owners) = (exchange.replicas().rank(), exchange.owners());
-    let own = ByParameter(optim);
     let mut kinds = Kinds::default();
     for (param, _, owner) in &owners {
         if *owner == rank {
-            kinds.add(States::read(own.of_param(*param)?)?);
+            kinds.add(States::read(bytes_of(&optim, *param)?)?);
         }
     }
     let kinds = exchange.gather("the kinds of the optimizer's states", kinds.into_bytes()?)?;
     let source = Arc::new(Source {
         exchange: exchange.clone(),
-        own,
+        optim,
         owners,
         drawn: Mutex::default(),
     });
@@ -166,22 +173,9 @@ pub(super) fn gathered<T, E: ToString>(
     written.map(Some)
 }
 
-/// An optimizer whose states are copied one parameter at a time.
-struct ByParameter(ModuleOptimizer);
-
-impl ByParameter {
-    /// A record of one parameter's states, as bytes.
-    fn of_param(&self, param: u64) -> Result<Bytes, ReplicaError> {
-        let param = ParamGroup::from_ids(vec![ParamId::from(param)]);
-        // A new group drops the states of its parameters, here those of all others. Cloning the
-        // optimizer copies no tensor.
-        let others = ParamGroup::all().exclude(param);
-        let optim = self
-            .0
-            .clone()
-            .with_group(others, SgdConfig::new().build(), None);
-        optim.to_record().into_bytes().map_err(failed)
-    }
+/// A record of one parameter's states, as bytes.
+fn bytes_of(optim: &ModuleOptimizer, param: u64) -> Result<Bytes, ReplicaError> {
+    record_of(optim, param.into()).into_bytes().map_err(failed)
 }
 
 /// The description of states in a record, without their numbers.
@@ -281,7 +275,7 @@ impl Kinds {
 /// The states of all replicas, which are sent one parameter at a time, in the order of the model.
 struct Source {
     exchange: Exchange,
-    own: ByParameter,
+    optim: ModuleOptimizer,
     /// Id, path and owner of each parameter.
     owners: Vec<(u64, String, usize)>,
     drawn: Mutex<Drawn>,
@@ -330,7 +324,7 @@ impl Source {
         drawn.tensors.clear();
         let replicas = self.exchange.replicas();
         let bytes = match *owner == replicas.rank() {
-            true => self.own.of_param(*param)?.to_vec(),
+            true => bytes_of(&self.optim, *param)?.to_vec(),
             false => Vec::new(),
         };
         let what = format!("the optimizer's state of {path}");

@@ -11,6 +11,11 @@ pub(super) struct Averages {
     pub(super) auto_clip: AutoClip,
 }
 
+/// The path of the state in a checkpoint of the Learner, which has it among those of parameters. No
+/// parameter has this path.
+#[cfg(any(feature = "data-parallel", feature = "train"))]
+pub(crate) const PATH_IN_CHECKPOINT: &str = "burn_lean::train";
+
 /// The state of an optimizer's gradient transforms between steps: the norms of
 /// [`NormClipping`](crate::NormClipping) and the scale of a [`LossScaler`](crate::LossScaler).
 ///

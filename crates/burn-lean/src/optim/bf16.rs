@@ -17,7 +17,7 @@ use super::cube;
 use super::flex;
 use super::record::Field;
 use super::{EightBitMoments, InOnePass, Lean};
-use crate::gradients::takes_f32_gradients;
+use crate::gradients::{is_looked_for, is_only_asked, takes_f32_gradients};
 
 /// An optimizer of weights in bf16, by any optimizer of weights in 32 bits.
 ///
@@ -85,6 +85,31 @@ impl<O: Optimizer, R: Rounding> Bf16Weights<O, R> {
     pub fn with_f32_parameters(mut self) -> Self {
         self.f32 = F32Parameters::All;
         self
+    }
+
+    /// Checks that a parameter can be stepped with this state.
+    fn check<const D: usize>(
+        &self,
+        weight: &Tensor<D>,
+        state: Option<&Bf16State<O, D>>,
+    ) -> Result<(), String> {
+        let dtype = weight.dtype();
+        if dtype == DType::F32 && self.f32.allows(D) {
+            return Ok(());
+        }
+        if !self.rounding.rounds_to(dtype) {
+            return Err(format!(
+                "`Bf16Weights` steps parameters in BF16, or in F16 with `MasterWeights24`, and this \
+                 one is in {dtype:?}: cast the model with `MixedPrecision`, or allow those in F32 with \
+                 `with_f32_parameters()`"
+            ));
+        }
+        let Some((state, low)) = state.and_then(|state| Some((state, state.low.as_ref()?))) else {
+            return Ok(());
+        };
+        check_low_of(dtype, state.low_of)?;
+        let (elements, [words]) = (weight.shape().num_elements(), low.dims());
+        self.rounding.check_low(dtype, elements, words)
     }
 
     /// The optimizer for all parameters of a module.
@@ -198,6 +223,15 @@ pub trait Rounding: Clone + Send + Sync + 'static {
         dtype == DType::BF16
     }
 
+    /// Checks that this rounding keeps so many words beside a weight of this type and number of elements.
+    ///
+    /// # Errors
+    ///
+    /// Why it does not, and the way out.
+    fn check_low(&self, _dtype: DType, _elements: usize, _words: usize) -> Result<(), String> {
+        Ok(())
+    }
+
     /// The exact weight before a step, from the rounded one and the bits that rounding kept.
     fn widen<const D: usize>(&self, weight: Tensor<D>, low: Option<LowBits>) -> Tensor<D>;
 
@@ -211,16 +245,20 @@ pub trait Rounding: Clone + Send + Sync + 'static {
 }
 
 impl Rounding for Stochastic {
+    fn check_low(&self, _: DType, _: usize, _: usize) -> Result<(), String> {
+        Err(
+            "the state has the lower bits of master weights, which stochastic rounding does not keep: \
+             go from one to the other with `weights_to_f32` and `weights_from_f32`, which take the \
+             record"
+                .into(),
+        )
+    }
+
     /// # Panics
     ///
     /// If there are bits: those of master weights.
     fn widen<const D: usize>(&self, weight: Tensor<D>, low: Option<LowBits>) -> Tensor<D> {
-        assert!(
-            low.is_none(),
-            "the state has the lower bits of master weights, which stochastic rounding does not keep: \
-             go from one to the other with `weights_to_f32` and `weights_from_f32`, which take the \
-             record"
-        );
+        expect_low(self, &weight, low.as_ref());
         weight.cast(DType::F32)
     }
 
@@ -254,10 +292,15 @@ fn round_on_host<const D: usize>(exact: Tensor<D>, noise: Noise) -> Tensor<D> {
 }
 
 impl Rounding for MasterWeights {
+    fn check_low(&self, _: DType, elements: usize, words: usize) -> Result<(), String> {
+        check_words(Split::Bf16In32, elements, words)
+    }
+
     /// # Panics
     ///
     /// If the bits kept belong to a parameter of another size.
     fn widen<const D: usize>(&self, weight: Tensor<D>, low: Option<LowBits>) -> Tensor<D> {
+        expect_low(self, &weight, low.as_ref());
         join(Split::Bf16In32, weight, low)
     }
 
@@ -277,10 +320,15 @@ impl Rounding for MasterWeights24 {
         matches!(dtype, DType::BF16 | DType::F16)
     }
 
+    fn check_low(&self, dtype: DType, elements: usize, words: usize) -> Result<(), String> {
+        check_words(in_24_bits(dtype), elements, words)
+    }
+
     /// # Panics
     ///
     /// If the bits kept belong to a parameter of another size.
     fn widen<const D: usize>(&self, weight: Tensor<D>, low: Option<LowBits>) -> Tensor<D> {
+        expect_low(self, &weight, low.as_ref());
         join(in_24_bits(weight.dtype()), weight, low)
     }
 
@@ -293,6 +341,28 @@ impl Rounding for MasterWeights24 {
         let noise = Noise::of_step(self.seed, time);
         let (nearest, low) = split(in_24_bits(dtype), exact, Some(noise));
         (nearest.cast(dtype), Some(low))
+    }
+}
+
+fn check_words(split: Split, elements: usize, words: usize) -> Result<(), String> {
+    let needed = split.words(elements);
+    match words == needed {
+        true => Ok(()),
+        false => Err(format!(
+            "the lower bits of a weight are {words} words and not the {needed} of its size: its state \
+             is that of another parameter, or of master weights with other bits"
+        )),
+    }
+}
+
+/// # Panics
+///
+/// If the rounding does not keep these bits beside the weight.
+fn expect_low<const D: usize>(rounding: &impl Rounding, weight: &Tensor<D>, low: Option<&LowBits>) {
+    let elements = weight.shape().num_elements();
+    let checked = low.map(|low| rounding.check_low(weight.dtype(), elements, low.dims()[0]));
+    if let Some(Err(reason)) = checked {
+        panic!("{reason}");
     }
 }
 
@@ -337,12 +407,6 @@ fn split<const D: usize>(
 fn join<const D: usize>(split: Split, weight: Tensor<D>, low: Option<LowBits>) -> Tensor<D> {
     let weight = weight.cast(DType::F32);
     let Some(low) = low else { return weight };
-    let ([words], needed) = (low.dims(), split.words(weight.shape().num_elements()));
-    assert!(
-        words == needed,
-        "the lower bits of a weight are {words} words and not the {needed} of its size: its state is \
-         that of another parameter, or of master weights with other bits"
-    );
     #[cfg(feature = "flex")]
     if matches!(weight.device().as_dispatch(), DispatchDevice::Flex(_)) {
         return flex::rejoin(split, weight, low);
@@ -370,17 +434,16 @@ pub(super) fn name_of_low(dtype: DType) -> &'static str {
     if dtype == f16 { of_f16 } else { of_bf16 }
 }
 
-/// The lower bits of a weight of this type, which say nothing of a weight of another one.
-///
-/// # Panics
-///
-/// If they are those of another type.
-pub(super) fn expect_low_of(dtype: DType, low_of: DType) {
-    assert!(
-        dtype == low_of,
-        "the model is in {dtype:?}, and its optimizer has the lower bits of weights in {low_of:?}: go \
-         from one to the other with `weights_to_f32` and `weights_from_f32`, which take the record"
-    );
+/// The lower bits of a weight of one type say nothing of a weight of another one.
+pub(super) fn check_low_of(dtype: DType, low_of: DType) -> Result<(), String> {
+    match dtype == low_of {
+        true => Ok(()),
+        false => Err(format!(
+            "the model is in {dtype:?}, and its optimizer has the lower bits of weights in {low_of:?}: \
+             go from one to the other with `weights_to_f32` and `weights_from_f32`, which take the \
+             record"
+        )),
+    }
 }
 
 /// State of [`Bf16Weights`].
@@ -416,6 +479,9 @@ impl<O: Optimizer, const D: usize> RecordState for Bf16State<O, D> {
     }
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        if is_looked_for(prefix) {
+            return None;
+        }
         let of_optimizer = join_path(prefix, OPTIMIZER);
         let of_type = LOW.into_iter().find_map(|(dtype, name)| {
             let low = LowBits::unflatten(&join_path(prefix, name), source, device)?;
@@ -467,24 +533,15 @@ impl<O: Optimizer, R: Rounding> Optimizer for Bf16Weights<O, R> {
         state: Option<Bf16State<O, D>>,
     ) -> (Tensor<D>, Option<Bf16State<O, D>>) {
         let dtype = tensor.dtype();
-        let is_f32 = dtype == DType::F32 && self.f32.allows(D);
-        assert!(
-            is_f32 || self.rounding.rounds_to(dtype),
-            "`Bf16Weights` steps parameters in BF16, or in F16 with `MasterWeights24`, and this one is \
-             in {dtype:?}: cast the model with `MixedPrecision`, or allow those in F32 with \
-             `with_f32_parameters()`"
-        );
-        if let Some(state) = state
-            .as_ref()
-            .filter(|state| state.low.is_some() && !is_f32)
-        {
-            expect_low_of(dtype, state.low_of);
+        takes_f32_gradients();
+        if is_only_asked(self.check(&tensor, state.as_ref())) {
+            return (tensor, None);
         }
+        let is_f32 = dtype == DType::F32;
         let (time, optimizer, low) = match state {
             Some(state) => (state.time + 1, state.optimizer, state.low),
             None => (1, None, None),
         };
-        takes_f32_gradients();
         let grad = grad.cast(DType::F32);
         let exact = match is_f32 {
             // Bits that it had in half precision are in it by now.

@@ -10,6 +10,7 @@ use super::factored::{Factored, clipped};
 use super::record::record_state;
 use super::settings::checked_clipping;
 use super::step::Whole;
+use crate::gradients::takes_f32_gradients;
 use crate::wide::wide;
 
 /// Configuration of [`Came`].
@@ -107,6 +108,9 @@ impl Optimizer for Came {
     ) -> (Tensor<D>, Option<CameState<D>>) {
         let dtype = tensor.dtype();
         let wide = wide(dtype);
+        if wide != dtype {
+            takes_f32_gradients();
+        }
         let Some(grad) = clipped(&self.clipping, grad.cast(wide)) else {
             return (tensor, state);
         };

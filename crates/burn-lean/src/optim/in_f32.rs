@@ -8,7 +8,7 @@ use burn::store::RecordError;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_pack::{Reader, Scalar, Writer};
 
-use super::bf16::{Bf16Weights, LOW, OPTIMIZER, Rounding, expect_low_of, name_of_low};
+use super::bf16::{Bf16Weights, LOW, OPTIMIZER, Rounding, check_low_of, name_of_low};
 use crate::mixed_precision::synchronize;
 use crate::optimizer::with_value;
 use crate::parameter::armed_path;
@@ -212,7 +212,9 @@ impl<R: Rounding> ModuleMapper for ToF32<'_, R> {
             DType::BF16 | DType::F16 => {
                 let device = weight.device();
                 let low = low.map(|(low_of, low)| {
-                    expect_low_of(weight.dtype(), low_of);
+                    if let Err(reason) = check_low_of(weight.dtype(), low_of) {
+                        panic!("{reason}");
+                    }
                     Tensor::from_data(low, (&device, DType::I32))
                 });
                 self.rounding.widen(weight, low)

@@ -7,6 +7,8 @@ use burn::optim::GradientsParams;
 
 use super::arming;
 use super::claims::check_claims;
+#[cfg(feature = "train")]
+use super::restoring::restore;
 use super::survey::{Survey, Surveyed};
 use crate::backend::{added, in_f32};
 use crate::error::{Refused, ReleaseError, expect};
@@ -21,7 +23,8 @@ use crate::session::{Progress, Purpose, Session};
 ///
 /// All but the last micro-batch of a window go through the accumulator; the last one is [armed with
 /// the sums](crate::ReleaseOptimizer::arm_accumulated). The sums are Burn's, bit for bit. At most
-/// the sums and one gradient exist at once, where Burn holds two full sets.
+/// the sums and one gradient exist at once, where Burn holds two full sets. The first micro-batch after
+/// a [record](Self::load_record) was loaded holds both, too.
 ///
 /// The model is armed from the first `arm` to the optimizer's `step`. Mappers and visitors see
 /// placeholders; `val()`, clones and records see the weights.
@@ -131,13 +134,14 @@ impl ReleaseAccumulator {
             return Err(Refused::new(model, error));
         }
         let has_sums = self.session.slots().values().any(|slot| slot.has_sum());
-        // The first sums are the first gradients. A later pass that keeps its gradients to its end
-        // would hold both, twice as much.
-        self.session
-            .begin_pass(match self.grads.is_empty() && !has_sums {
-                true => FirstPass::Exact,
-                false => FirstPass::Small,
-            });
+        let goes_on = has_sums || !self.grads.is_empty();
+        // The first sums are the first gradients. A later pass that keeps new ones to its end would hold
+        // both: only the first after a record does, for its bits.
+        let first_pass = match goes_on && self.session.orders().has_learned() {
+            true => FirstPass::Small,
+            false => FirstPass::Exact,
+        };
+        self.session.begin_pass(first_pass, goes_on);
         Ok(arming::arm(
             &self.session,
             Purpose::Hold,
@@ -260,6 +264,18 @@ impl ReleaseAccumulator {
         // Only the model holds its weights from now on, so they can be written in place.
         self.session.slots().clear();
         Ok(std::mem::take(&mut self.grads))
+    }
+
+    /// Drops the sums of a window that is not over, and makes an ordinary model of one that was armed
+    /// for it.
+    #[cfg(feature = "train")]
+    pub(crate) fn cancel<M: Module>(&mut self, model: M) -> M {
+        self.grads = GradientsParams::new();
+        if self.session.slots().is_empty() {
+            return model;
+        }
+        let has_adapters = Survey::of(&model).has_adapters;
+        restore(&self.session, model, has_adapters)
     }
 
     pub(super) fn check_ended(&self) -> Result<(), ReleaseError> {

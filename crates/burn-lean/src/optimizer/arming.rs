@@ -149,16 +149,6 @@ pub(super) fn settle<M: Module>(model: M, survey: &Survey) -> M {
     model
 }
 
-/// [`settle`] for any model. A model with adapters keeps its reparameterizations.
-#[cfg(feature = "train")]
-pub(crate) fn ordinary<M: Module>(model: M) -> M {
-    let survey = Survey::of(&model);
-    match survey.found.is_empty() || survey.has_adapters {
-        true => model,
-        false => settle(model, &survey),
-    }
-}
-
 /// Whether the slot of a model with adapters may be armed again: its arming has ended, or an
 /// accumulator has left it.
 fn is_free(session: &Session, found: &Found) -> bool {

@@ -15,6 +15,7 @@ use burn::tensor::kind::BridgeTensor;
 
 use super::accumulator::ReleaseAccumulator;
 use super::one_param::step_one;
+use super::reducing::from_owner;
 use super::release_optimizer::ReleaseOptimizer;
 use super::report::{Outcome, StepReport};
 use super::restoring::{restore, restore_mappers};
@@ -297,15 +298,9 @@ impl HandOut<'_> {
     fn mean<const D: usize>(
         &self,
         in_flight: &InFlight,
-        path: String,
         id: ParamId,
         grad: Tensor<D>,
     ) -> Tensor<D> {
-        assert!(
-            !in_flight.reduction().is_sharded(),
-            "gradient release: {path} is not stepped inside backward, so no replica owns its state; \
-             train without `with_sharded_optimizer`"
-        );
         let shape = grad.shape();
         let mean = expect(in_flight.mean(id, flat(grad.into_dispatch())));
         self.session.stepper().gradients.note_widened([id]);
@@ -322,7 +317,7 @@ impl HandOut<'_> {
         let (id, path, lr) = (param.id, path.clone(), self.lr.clone());
         let grad = match self.session.in_flight() {
             None => grad,
-            Some(in_flight) => self.mean(in_flight, path_text(&path), id, grad),
+            Some(in_flight) => self.mean(in_flight, id, grad),
         };
         let gradients = &mut self.session.stepper().gradients;
         let Some(grad) = gradients.apply(id, &param.base().inner(), grad) else {
@@ -331,9 +326,15 @@ impl HandOut<'_> {
         };
         let session = self.session.clone();
         Box::new(move |weight| {
-            let weight = Tensor::<D>::from_bridge(weight);
-            let mut stepper = session.stepper();
-            let weight = stepper.step(|optim| step_one(optim, lr, id, &path, weight, grad));
+            let mut weight = Tensor::<D>::from_bridge(weight);
+            let in_flight = session.in_flight();
+            if in_flight.is_none_or(|in_flight| in_flight.reduction().is_owner(id)) {
+                let mut stepper = session.stepper();
+                weight = stepper.step(|optim| step_one(optim, lr, id, &path, weight, grad));
+            }
+            if let Some(in_flight) = in_flight.filter(|all| all.reduction().is_sharded()) {
+                weight = from_owner(in_flight, id, weight)?;
+            }
             Ok(weight.into_bridge())
         })
     }

@@ -19,9 +19,11 @@ pub(crate) use restoring::as_param;
 pub(crate) use restoring::with_value;
 
 pub use accumulator::ReleaseAccumulator;
+#[cfg(feature = "train")]
+pub(crate) use handover::Handover;
+#[cfg(feature = "data-parallel")]
+pub(crate) use one_param::record_of;
 #[cfg(any(feature = "timeline", feature = "train"))]
 pub(crate) use one_param::step_one;
 pub use release_optimizer::{IntoModuleOptimizer, ReleaseOptimizer, WithGradientRelease};
 pub use report::{Outcome, StepReport};
-#[cfg(feature = "train")]
-pub(crate) use {arming::ordinary, handover::Handover};

@@ -1,14 +1,26 @@
 //! A module with one parameter under its full path. Burn's optimizer steps it with its groups,
 //! rates and clipping.
 
+use std::collections::HashSet;
+
 use burn::Tensor;
 use burn::backend::DispatchTensor;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper};
-use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{DType, Device};
+use burn::module::{
+    Devices, Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, ParamId, ParamMapper,
+};
+#[cfg(feature = "optim")]
+use burn::optim::join_path;
+use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
+#[cfg(feature = "optim")]
+use burn::store::RecordError;
+use burn::tensor::{DType, Device, Shape};
+#[cfg(feature = "optim")]
+use burn_pack::Writer;
 
-use crate::gradients::asked;
+use crate::gradients::{Answer, asked};
+#[cfg(feature = "optim")]
+use crate::path::path_text;
 use crate::path::{AnyParam, Path};
 use crate::session::{Stepper, Taken};
 
@@ -88,21 +100,66 @@ pub(super) fn step<const D: usize>(
     (weight.into_dispatch(), Taken::Stepped)
 }
 
-/// Asks whether the optimizer of a parameter of rank `D` takes gradients in f32 of a weight of this
-/// type.
-pub(super) type TakesF32 = fn(&mut ModuleOptimizer, &AnyParam, &Device, DType) -> bool;
+/// Asks the optimizer of a parameter of rank `D` whether it steps a weight of this shape and type.
+pub(super) type Ask = fn(&mut ModuleOptimizer, &AnyParam, Shape, &Device, DType) -> Answer;
 
-/// A [`TakesF32`], for an optimizer that has no states to keep.
-pub(super) fn takes_f32<const D: usize>(
+/// An [`Ask`], for an optimizer whose states are dropped.
+pub(super) fn ask<const D: usize>(
     optim: &mut ModuleOptimizer,
     param: &AnyParam,
+    shape: Shape,
     device: &Device,
     dtype: DType,
-) -> bool {
-    let ones = || Tensor::<D>::ones([1; D], (&device.clone().inner(), dtype));
+) -> Answer {
+    let shape = shape.dims::<D>();
+    let one = || Tensor::<D>::ones([1; D], (&device.clone().inner(), dtype));
+    let ones = || one().expand(shape);
     asked(|| {
         step_one(optim, 0.0.into(), param.id, &param.path, ones(), ones());
     })
+}
+
+/// The parameters that have optimizers which do not step every parameter: those of `optim`.
+///
+/// Found by the states that a record without any is read into, as a step may have effects.
+#[cfg(feature = "optim")]
+pub(super) fn may_refuse<'a>(
+    optim: &ModuleOptimizer,
+    params: impl Iterator<Item = &'a AnyParam>,
+) -> HashSet<ParamId> {
+    let mut record = Writer::new(Vec::new());
+    for param in params {
+        let name = param.id.val().to_string();
+        let rank = param.shape.num_dims();
+        record = record
+            .with_scalar(&join_path(&name, "__rank"), rank.into())
+            .with_metadata(&name, &path_text(&param.path));
+    }
+    let record = record.into_bytes().map_err(RecordError::from);
+    let record = record.and_then(OptimizerRecord::from_bytes);
+    let record = record.expect("a record of names is written to memory, and read");
+    let answer = asked(|| drop(optim.clone().load_record(record)));
+    let ids = answer.states.iter().filter_map(|name| name.parse().ok());
+    ids.map(|id: u64| ParamId::from(id)).collect()
+}
+
+/// The parameters that have optimizers which do not step every parameter.
+#[cfg(not(feature = "optim"))]
+pub(super) fn may_refuse<'a>(
+    _: &ModuleOptimizer,
+    _: impl Iterator<Item = &'a AnyParam>,
+) -> HashSet<ParamId> {
+    HashSet::new()
+}
+
+/// The states of one parameter, where `to_record` copies those of all.
+pub(crate) fn record_of(optim: &ModuleOptimizer, param: ParamId) -> OptimizerRecord {
+    // A new group drops the states of its parameters, here those of all others. Cloning the optimizer
+    // copies no tensor.
+    let others = ParamGroup::all().exclude(ParamGroup::from_ids(vec![param]));
+    let optim = optim.clone();
+    let optim = optim.with_group(others, SgdConfig::new().build(), None);
+    optim.to_record()
 }
 
 /// One step of Burn's optimizer, over tensors without autodiff.

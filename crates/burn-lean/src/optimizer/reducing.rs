@@ -59,6 +59,18 @@ pub(super) fn weights_from_owners<M: Module>(
     }
 }
 
+/// The weight of a parameter after the step of its owner.
+pub(super) fn from_owner<const D: usize>(
+    in_flight: &InFlight,
+    param: ParamId,
+    weight: Tensor<D>,
+) -> Result<Tensor<D>, ReleaseError> {
+    let shape = weight.shape();
+    let flat = weight.reshape([shape.num_elements()]);
+    let flat = in_flight.weight_from_owner(param, flat)?;
+    Ok(flat.reshape(shape.dims::<D>()))
+}
+
 struct Owners<'a> {
     in_flight: &'a InFlight,
     params: &'a [ParamId],
@@ -72,15 +84,10 @@ impl ModuleMapper for Owners<'_> {
         }
         let id = param.id;
         with_value(param, |weight| {
-            let shape = weight.shape();
-            let flat = weight.clone().reshape([shape.num_elements()]);
-            match self.in_flight.weight_from_owner(id, flat) {
-                Ok(flat) => flat.reshape(shape.dims::<D>()),
-                Err(error) => {
-                    self.error = Some(error);
-                    weight
-                }
-            }
+            from_owner(self.in_flight, id, weight.clone()).unwrap_or_else(|error| {
+                self.error = Some(error);
+                weight
+            })
         })
     }
 }

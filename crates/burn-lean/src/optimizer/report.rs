@@ -64,7 +64,9 @@ impl StepReport {
     /// Whether every gradient is known to have been added up in plain Burn's order, so that its
     /// bits are plain Burn's. If not, the last bits may differ: in the first pass with
     /// [`FirstPass::Small`](crate::FirstPass), and where a forward pass is shorter than those
-    /// before it.
+    /// before it. This includes the micro-batches of a
+    /// [`ReleaseAccumulator`](crate::ReleaseAccumulator), except those before a
+    /// [record](crate::ReleaseAccumulator::load_record).
     pub fn is_plain(&self) -> bool {
         self.is_plain
     }

@@ -10,9 +10,9 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, Param, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, Shape};
 
-use super::one_param::{TakesF32, takes_f32};
+use super::one_param::{Ask, ask, may_refuse};
 use crate::backend::reading_waits;
 use crate::error::ReleaseError;
 use crate::parameter::{Found, Released, find};
@@ -42,7 +42,7 @@ pub(super) struct Surveyed {
     leaf: Option<NodeId>,
     device: Device,
     dtype: DType,
-    takes_f32: TakesF32,
+    ask: Ask,
     is_distributed: bool,
     /// The parameter has another reparameterization, which leaves no room for ours.
     pub(super) is_adapted: bool,
@@ -201,6 +201,13 @@ impl Survey {
         self.check_own(session, |slot| slot.has_sum())
     }
 
+    /// Whether an accumulator that has armed the model is known to have added up its gradients as plain
+    /// Burn does.
+    pub(super) fn has_plain_sums(&self) -> bool {
+        let mut armed = self.found.values();
+        armed.all(|found| found.is_copy || found.has_ended || found.slot.has_plain_sums())
+    }
+
     /// Checks that no parameter was left by an optimizer in the middle of a step.
     pub(super) fn check_abandoned(&self, session: &Session) -> Result<(), ReleaseError> {
         let is_abandoned = |surveyed: &&Surveyed| {
@@ -249,34 +256,51 @@ impl Survey {
         }
     }
 
-    /// Checks that the optimizers of weights in half precision take gradients in f32. `asked` are those
-    /// that are known to.
-    pub(super) fn check_f32_gradients(
+    /// Checks that the optimizer steps every parameter, and takes the gradients in f32 that it is given
+    /// of weights in half precision. `asked` are the parameters and types of which that is known.
+    pub(super) fn check_optimizer(
         &self,
         optim: &ModuleOptimizer,
+        gives_f32: bool,
         asked: &mut HashSet<(ParamId, DType)>,
     ) -> Result<(), ReleaseError> {
+        let is_new = |surveyed: &&Surveyed| !asked.contains(&(surveyed.param.id, surveyed.dtype));
+        let new: Vec<_> = self.trained().filter(is_new).collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        let params = new.iter().map(|surveyed| &surveyed.param);
+        let refusing = may_refuse(optim, params);
         // With the settings and the groups of the optimizer, and none of its states.
-        let mut stateless = None;
-        for surveyed in self.trained().filter(|surveyed| is_half(surveyed.dtype)) {
+        let mut stateless = optim.clone().load_record(OptimizerRecord::default());
+        let mut optim = optim.clone();
+        for surveyed in new {
             let Surveyed {
                 param,
                 device,
                 dtype,
+                ask,
                 ..
             } = surveyed;
-            if asked.contains(&(param.id, *dtype)) {
-                continue;
+            let (path, needs_f32) = (surveyed.path(), gives_f32 && is_half(*dtype));
+            let answer = match (refusing.contains(&param.id), needs_f32) {
+                (true, _) => ask(&mut optim, param, param.shape.clone(), device, *dtype),
+                // Not the others: their step may draw random numbers.
+                (false, false) => continue,
+                (false, true) => {
+                    let one = Shape::from(vec![1; param.shape.num_dims()]);
+                    ask(&mut stateless, param, one, device, *dtype)
+                }
+            };
+            if let Some(reason) = answer.refusal {
+                return Err(ReleaseError::NotSteppable { path, reason });
             }
-            let optim = stateless
-                .get_or_insert_with(|| optim.clone().load_record(OptimizerRecord::default()));
-            if !(surveyed.takes_f32)(optim, param, device, *dtype) {
-                return Err(ReleaseError::F32Gradients {
-                    path: surveyed.path(),
-                });
+            if needs_f32 && !answer.takes_f32 {
+                return Err(ReleaseError::F32Gradients { path });
             }
-            asked.insert((param.id, *dtype));
         }
+        let params = self.trained();
+        asked.extend(params.map(|surveyed| (surveyed.param.id, surveyed.dtype)));
         Ok(())
     }
 
@@ -365,7 +389,7 @@ impl PathVisitor for Survey {
             leaf: base.as_ref().and_then(node_of),
             device: param.lazy_device(),
             dtype: base.as_ref().map_or(DType::F32, TensorMetadata::dtype),
-            takes_f32: takes_f32::<D>,
+            ask: ask::<D>,
             is_distributed: is_trained && param.is_distributed(),
             is_adapted: false,
             base,

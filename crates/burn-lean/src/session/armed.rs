@@ -37,6 +37,15 @@ impl Slot {
         self.state().sum.is_some()
     }
 
+    /// Whether the sums of an accumulator that has armed the parameter are known to be plain Burn's.
+    pub(crate) fn has_plain_sums(&self) -> bool {
+        let state = self.state();
+        let is_held = state.purpose == Purpose::Hold;
+        let session = state.session.upgrade().filter(|_| is_held);
+        drop(state);
+        session.is_none_or(|session| session.orders().is_plain())
+    }
+
     /// Whether a forward pass has used the parameter.
     pub(crate) fn is_used(&self) -> bool {
         self.state().uses.all > 0

@@ -123,7 +123,9 @@ pub(crate) struct Stepper {
     pub(crate) stepping: bool,
     /// Sums of earlier micro-batches of parameters that are not armed.
     pub(crate) sums: GradientsParams,
-    /// Parameters of half types whose optimizers are known to take gradients in f32.
+    /// Whether all sums of earlier micro-batches are known to have been added up as in plain Burn.
+    pub(crate) sums_are_plain: bool,
+    /// Parameters, with their types, that the optimizer is known to step.
     pub(crate) asked: HashSet<(ParamId, DType)>,
 }
 
@@ -188,6 +190,7 @@ impl Session {
                 gradients: GradientTransform::default(),
                 stepping: false,
                 sums: GradientsParams::new(),
+                sums_are_plain: true,
                 asked: HashSet::new(),
             }),
             orders: Mutex::new(HookOrders::new()),
@@ -212,7 +215,11 @@ impl Session {
     ) -> Result<(), ReleaseError> {
         let recipients = self.stepper().gradients.recipients();
         let mut receiver = |param, grad| self.reduced(param, grad);
-        in_flight.push(param, grad, recipients, &mut receiver)
+        let is_used = |param| {
+            let slot = self.slots().get(&param).cloned();
+            slot.is_some_and(|slot| slot.is_used())
+        };
+        in_flight.push(param, grad, recipients, is_used, &mut receiver)
     }
 
     /// Waits for the gradients in flight, and steps with them.
@@ -276,14 +283,14 @@ impl Session {
         lock(&self.orders)
     }
 
-    /// Begins a pass over newly armed parameters.
-    pub(crate) fn begin_pass(&self, first_pass: FirstPass) {
+    /// Begins a pass over newly armed parameters, which may go on with the sums of earlier ones.
+    pub(crate) fn begin_pass(&self, first_pass: FirstPass, goes_on: bool) {
         forget_random();
         if let Some(in_flight) = &self.in_flight {
             in_flight.begin_pass();
         }
         let hooks_stay = *lock(&self.armed) == Armed::Fresh;
-        self.orders().begin_pass(first_pass, hooks_stay);
+        self.orders().begin_pass(first_pass, hooks_stay, goes_on);
     }
 
     /// Notes the hook that was made at an order.

@@ -23,6 +23,7 @@ use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, LearnerModel, LearningCheckpointer};
 
 use crate::error::expect;
+use crate::gradients::PATH_IN_CHECKPOINT as DOOR;
 use crate::optimizer::step_one;
 use crate::path::Path;
 use crate::{GradientRecord, ReleaseOptimizer};
@@ -85,9 +86,6 @@ pub fn release_learner<M: LearnerModel>(
     let optim = optim.with_group(ParamGroup::from_path(DOOR), Door::Of(Arc::new(parts)), None);
     Learner::new(model, optim, learners_scheduler)
 }
-
-/// A path that no parameter has.
-const DOOR: &str = "burn_lean::train";
 
 /// Stops a strategy that would train without a setting of the optimizer: it steps the scheduler.
 #[derive(Clone)]

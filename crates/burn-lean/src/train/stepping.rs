@@ -10,7 +10,7 @@ use super::events::Events;
 use super::learner::{Parts, to_save};
 use super::settings::Settings;
 use crate::error::{ReleaseError, expect};
-use crate::optimizer::{Handover, ordinary};
+use crate::optimizer::Handover;
 use crate::{ReleaseAccumulator, ReleaseOptimizer, TwoPasses};
 
 /// The state of a learner while it trains with gradient release.
@@ -68,14 +68,14 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
         let mut accumulated = 0;
 
         while let Some(item) = iterator.next() {
-            let item = match item {
-                Ok(item) => item,
-                Err(error) => {
-                    events.interrupter.fail(error);
-                    break;
-                }
-            };
             iteration += 1;
+            let item = item.map_err(|error| events.interrupter.fail(error));
+            let at = || format!("the beginning of iteration {iteration} of epoch {epoch}");
+            // Between the batch and the step, either of which may fail on one of several processes.
+            let stops = self.settings.processes.should_stop(at, &events.interrupter);
+            let Some(item) = item.ok().filter(|_| !stops) else {
+                break;
+            };
             log::info!("Iteration {iteration}");
 
             let progress = iterator.progress();
@@ -89,15 +89,10 @@ impl<'a, M: LearnerModel> Stepping<'a, M> {
                 self.step(item, iteration)
             };
             events.trained(output, progress, iteration, self.lr.clone());
-            let at = || format!("the end of iteration {iteration} of epoch {epoch}");
-            let processes = &self.settings.processes;
-            if processes.should_stop(at, &events.interrupter) {
-                break;
-            }
         }
+        let model = self.take_model();
         // The sums of a window that was interrupted are dropped, as in Burn.
-        drop(self.accumulator.grads());
-        let model = ordinary(self.take_model());
+        let model = self.accumulator.cancel(model);
         self.model = Some(self.settings.processes.shared(model));
     }
 

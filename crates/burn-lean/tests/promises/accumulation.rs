@@ -262,7 +262,7 @@ fn windows_of_burn() {
 }
 
 /// The bits of gradients, in the order of the parameters.
-fn bits_of(grads: &GradientsParams, model: &Net) -> Vec<Option<Vec<u32>>> {
+pub(crate) fn bits_of<M: Module>(grads: &GradientsParams, model: &M) -> Vec<Option<Vec<u32>>> {
     struct Visitor<'a> {
         grads: &'a GradientsParams,
         bits: Vec<Option<Vec<u32>>>,

@@ -415,3 +415,19 @@ fn a_budget_keeps_what_fits() {
         }
     });
 }
+
+/// Adding gradient release, and the first arming, copies the states of one parameter at most.
+#[test]
+fn states_are_not_copied() {
+    alone("memory::states_are_not_copied", || {
+        let (mut model, mut optim) = (seeded(&flex(), deep), adamw());
+        model = plain_step(model, &mut optim, |model| forward(model, 1, 0));
+        let (all, largest) = size(&model);
+        let (mut optim, added) = peak_of(|| optim.with_gradient_release());
+        let (_model, armed) = peak_of(|| optim.arm(LR, model));
+        println!("added {added}, armed {armed}, states {}", 2 * all);
+        // Two moments, and their copies.
+        assert!(added.max(armed) <= 4 * largest);
+        assert!(8 * largest < all);
+    });
+}

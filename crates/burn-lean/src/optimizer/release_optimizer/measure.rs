@@ -163,7 +163,7 @@ impl ReleaseOptimizer {
             Ok(survey) => survey,
             Err(error) => return Err(Refused::with_grads(model, sums, error)),
         };
-        self.begin_pass();
+        self.begin_pass(&survey);
         let mut stepper = self.session.stepper();
         stepper.lr = None;
         stepper.gradients.begin_measuring();

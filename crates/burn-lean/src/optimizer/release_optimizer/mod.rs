@@ -13,6 +13,7 @@ use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 
 use super::arming;
 use super::claims::check_sums;
+use super::one_param::record_of;
 use super::report::StepReport;
 use super::restoring::restore;
 use super::survey::Survey;
@@ -85,8 +86,9 @@ impl From<ModuleOptimizer> for ReleaseOptimizer {
 pub struct ReleaseOptimizer {
     pub(super) session: Arc<Session>,
     pub(super) first_pass: FirstPass,
-    /// No state was loaded and no step was taken.
-    is_fresh: bool,
+    /// Whether no state was loaded and no step was taken; `None` if only the states of Burn's optimizer
+    /// can tell.
+    is_fresh: Option<bool>,
     /// Groups that must match a parameter of the model.
     pub(super) groups: Vec<ParamGroup>,
     /// Boxed, because errors return the optimizer by value.
@@ -95,11 +97,10 @@ pub struct ReleaseOptimizer {
 
 impl ReleaseOptimizer {
     fn new(optim: ModuleOptimizer) -> Self {
-        let is_fresh = optim.to_record().is_empty();
         Self {
             session: Arc::new(Session::new(Some(optim), None)),
             first_pass: FirstPass::default(),
-            is_fresh,
+            is_fresh: None,
             groups: Vec::new(),
             last_step: None,
         }
@@ -145,7 +146,9 @@ impl ReleaseOptimizer {
     ///   ([`two_passes`](Self::two_passes));
     /// - [`Overflown`](ReleaseError::Overflown): a gradient has overflowed where it was measured;
     /// - [`OutOfRange`](ReleaseError::OutOfRange),
-    ///   [`HalfPrecision`](ReleaseError::HalfPrecision), [`EmptyGroup`](ReleaseError::EmptyGroup):
+    ///   [`HalfPrecision`](ReleaseError::HalfPrecision),
+    ///   [`F32Gradients`](ReleaseError::F32Gradients),
+    ///   [`NotSteppable`](ReleaseError::NotSteppable), [`EmptyGroup`](ReleaseError::EmptyGroup):
     ///   no step can be taken with these settings.
     pub fn try_arm<M: Module>(
         &mut self,
@@ -233,8 +236,9 @@ impl ReleaseOptimizer {
         if stepper.gradients.has_scaler() && !stepper.gradients.gives_f32 {
             survey.check_precision()?;
         }
-        if let (true, Some(optim)) = (stepper.gradients.gives_f32, &stepper.optim) {
-            survey.check_f32_gradients(optim, &mut stepper.asked)?;
+        if let Some(optim) = &stepper.optim {
+            let gives_f32 = stepper.gradients.gives_f32;
+            survey.check_optimizer(optim, gives_f32, &mut stepper.asked)?;
         }
         check_groups(model, &self.groups)
     }
@@ -259,7 +263,7 @@ impl ReleaseOptimizer {
         sums: GradientsParams,
         survey: Survey,
     ) -> M {
-        self.begin_pass();
+        self.begin_pass(&survey);
         let mut stepper = self.session.stepper();
         stepper.lr = Some(lr);
         stepper.gradients.begin_step();
@@ -274,7 +278,10 @@ impl ReleaseOptimizer {
         model: M,
         survey: Survey,
     ) -> M {
-        let left = std::mem::take(&mut self.session.stepper().sums);
+        let mut stepper = self.session.stepper();
+        stepper.sums_are_plain &= survey.has_plain_sums();
+        let left = std::mem::take(&mut stepper.sums);
+        drop(stepper);
         arming::add_left(&survey, left, &mut sums);
         let model = arming::arm(&self.session, purpose, &mut sums, model, survey);
         self.session.stepper().sums = sums;
@@ -288,17 +295,28 @@ impl ReleaseOptimizer {
         has_left || self.session.slots().values().any(|slot| slot.has_sum())
     }
 
-    fn begin_pass(&self) {
-        let first_pass = match self.first_pass {
+    fn begin_pass(&mut self, survey: &Survey) {
+        let chosen = self.first_pass;
+        let first_pass = match chosen {
             // After the first pass, only parameters that were not in it wait for the end of
             // backward.
-            FirstPass::Auto if self.is_fresh || self.session.orders().has_learned() => {
-                FirstPass::Exact
-            }
+            FirstPass::Auto if self.session.orders().has_learned() => FirstPass::Exact,
+            FirstPass::Auto if self.is_fresh(survey) => FirstPass::Exact,
             FirstPass::Auto => FirstPass::Small,
-            chosen => chosen,
+            FirstPass::Exact | FirstPass::Small => chosen,
         };
-        self.session.begin_pass(first_pass);
+        self.session.begin_pass(first_pass, false);
+    }
+
+    /// Whether Burn's optimizer has no states of a model.
+    fn is_fresh(&mut self, survey: &Survey) -> bool {
+        let stepper = self.session.stepper();
+        let optim = stepper.optim.as_ref();
+        // One at a time, as a record copies the states.
+        let has_states = |id| optim.is_some_and(|optim| !record_of(optim, id).is_empty());
+        *self
+            .is_fresh
+            .get_or_insert_with(|| !survey.ids().into_iter().any(has_states))
     }
 
     /// Ends the arming without a step. Returns an ordinary model.
@@ -360,7 +378,10 @@ impl ReleaseOptimizer {
     }
 
     fn disarm_checked<M: Module>(&mut self, model: M, survey: &Survey) -> M {
-        self.session.stepper().gradients.forget_step();
+        let mut stepper = self.session.stepper();
+        stepper.gradients.forget_step();
+        stepper.sums_are_plain = true;
+        drop(stepper);
         restore(&self.session, model, survey.has_adapters)
     }
 
@@ -424,7 +445,7 @@ impl ReleaseOptimizer {
 
     /// Loads the states that this replica keeps; whether there are any on some replica.
     pub(crate) fn load_own(self, record: OptimizerRecord, has_states: bool) -> Self {
-        let is_fresh = !has_states;
+        let is_fresh = Some(!has_states);
         let reduction = self.reduction().cloned();
         let optim = self.take().load_record(record);
         let session = self.next_session(optim, reduction);

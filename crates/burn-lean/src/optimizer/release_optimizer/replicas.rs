@@ -21,16 +21,16 @@ impl ReleaseOptimizer {
     ///
     /// If the optimizer has states whose owners the reduction does not know.
     pub fn with_reduction(self, reduction: Arc<dyn GradientReduction>) -> Self {
-        let optim = self.take();
-        let optim = match reduction.is_sharded() && !self.is_fresh {
-            true => {
-                let record = own_states(optim.to_record(), Some(&reduction));
-                optim.load_record(record)
-            }
-            false => optim,
-        };
+        let (mut optim, mut is_fresh) = (self.take(), self.is_fresh);
+        if reduction.is_sharded() && is_fresh != Some(true) {
+            let record = optim.to_record();
+            // On all replicas the same, whatever is whose.
+            is_fresh = Some(record.is_empty());
+            optim = optim.load_record(own_states(record, Some(&reduction)));
+        }
         Self {
             session: self.next_session(optim, Some(reduction)),
+            is_fresh,
             ..self
         }
     }

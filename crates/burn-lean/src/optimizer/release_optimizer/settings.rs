@@ -44,7 +44,10 @@ impl ReleaseOptimizer {
     /// `arm` and `step` refuse it for an optimizer that computes in the type of the weight, as Burn's
     /// do ([`F32Gradients`](crate::ReleaseError::F32Gradients)).
     pub fn with_f32_gradients(self) -> Self {
-        self.session.stepper().gradients.gives_f32 = true;
+        let mut stepper = self.session.stepper();
+        stepper.gradients.gives_f32 = true;
+        stepper.asked.clear();
+        drop(stepper);
         self
     }
 

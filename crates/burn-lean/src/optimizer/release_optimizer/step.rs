@@ -61,7 +61,9 @@ impl ReleaseOptimizer {
     /// - [`Reduction`](ReleaseError::Reduction): the replicas of the model do not do the same. The
     ///   model is half old, half new;
     /// - [`OutOfRange`](ReleaseError::OutOfRange),
-    ///   [`HalfPrecision`](ReleaseError::HalfPrecision), [`EmptyGroup`](ReleaseError::EmptyGroup):
+    ///   [`HalfPrecision`](ReleaseError::HalfPrecision),
+    ///   [`F32Gradients`](ReleaseError::F32Gradients),
+    ///   [`NotSteppable`](ReleaseError::NotSteppable), [`EmptyGroup`](ReleaseError::EmptyGroup):
     ///   as for [`try_arm`](Self::try_arm).
     pub fn try_step<M: Module>(
         &mut self,
@@ -139,6 +141,7 @@ impl ReleaseOptimizer {
         let measured = stepper.gradients.measured();
         // Sums of earlier micro-batches of parameters that are not armed.
         let mut sums = std::mem::take(&mut stepper.sums);
+        let sums_are_plain = stepper.sums_are_plain;
         drop(stepper);
         let mut outcomes = Vec::new();
         let mut summed = Vec::new();
@@ -173,7 +176,10 @@ impl ReleaseOptimizer {
         StepReport {
             outcomes,
             in_place: Progress::get(&self.session.progress.in_place),
-            is_plain: self.session.orders().is_plain() && measured.is_none_or(|norm| norm.is_plain),
+            is_plain: self.session.orders().is_plain()
+                && measured.is_none_or(|norm| norm.is_plain)
+                && sums_are_plain
+                && survey.has_plain_sums(),
             ..StepReport::default()
         }
     }
@@ -181,11 +187,17 @@ impl ReleaseOptimizer {
     /// Ends the step, after the model was restored.
     pub(in crate::optimizer) fn finish(&mut self, report: StepReport) {
         self.session.progress.reset();
-        self.session.stepper().lr = None;
-        self.is_fresh &= report
+        let mut stepper = self.session.stepper();
+        stepper.lr = None;
+        stepper.sums_are_plain = true;
+        drop(stepper);
+        let has_stepped = report
             .outcomes
             .iter()
-            .all(|(_, outcome)| matches!(outcome, Outcome::Unused | Outcome::Skipped));
+            .any(|(_, outcome)| !matches!(outcome, Outcome::Unused | Outcome::Skipped));
+        if has_stepped {
+            self.is_fresh = Some(false);
+        }
         self.last_step = Some(Box::new(report));
     }
 

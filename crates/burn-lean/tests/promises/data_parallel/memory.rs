@@ -4,7 +4,7 @@ use std::sync::{Arc, Barrier};
 
 use burn::Tensor;
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams};
+use burn::optim::{AdamWConfig, GradientsParams, SgdConfig};
 use burn::tensor::activation::relu;
 use burn_lean::{DataParallel, FirstPass, Threads, WithGradientRelease};
 
@@ -68,6 +68,59 @@ fn train(is_sharded: bool, is_reduced: bool) -> (usize, usize, Bits) {
         (peak, after, bits(&model))
     });
     measured.into_iter().next().expect("there is a first")
+}
+
+/// The peak of the third step of each of two models that are trained in turns, of all replicas
+/// together. The second model has a head more than it uses, in turns, too.
+fn train_two() -> usize {
+    let before = HEAP.current_usage();
+    let barrier = Barrier::new(REPLICAS);
+    let measured = Threads::run(REPLICAS, |replicas| {
+        let rank = replicas.rank();
+        let parallel = DataParallel::new(replicas);
+        let mut models = [(); 2].map(|()| parallel.broadcast(layers(LAYERS)).unwrap());
+        let mut optims = [(); 2].map(|()| {
+            let optim = SgdConfig::new().init().with_gradient_release();
+            let optim = optim.with_first_pass(FirstPass::Small);
+            optim.with_reduction(Arc::new(parallel.clone()))
+        });
+        let mut peak = 0;
+        for step in 0..4 {
+            for (at, optim) in optims.iter_mut().enumerate() {
+                let mut model = std::mem::take(&mut models[at]);
+                barrier.wait();
+                HEAP.reset_peak_usage();
+                barrier.wait();
+                model = optim.arm(LR, model);
+                let x = numbers([2, WIDTH], step * REPLICAS + rank, &flex());
+                let skipped = LAYERS - 1 - step % 2;
+                let used = model
+                    .iter()
+                    .enumerate()
+                    .filter(|(layer, _)| *layer != skipped);
+                let x = used.fold(x, |x, (_, layer)| relu(layer.forward(x)));
+                let grads = GradientsParams::from_grads(x.square().mean().backward(), &model);
+                models[at] = optim.step(LR, model, grads);
+                barrier.wait();
+                peak = HEAP.peak_usage() - before;
+            }
+        }
+        barrier.wait();
+        peak
+    });
+    measured[0]
+}
+
+#[test]
+fn models_and_heads_in_turns_keep_no_gradients() {
+    let test = "data_parallel::memory::models_and_heads_in_turns_keep_no_gradients";
+    alone(test, || {
+        let peak = train_two();
+        println!("peak {peak}, weights {WEIGHTS}");
+        // Two models, and of each replica a gradient on its way, its mean and the step.
+        assert!(peak <= REPLICAS * (2 * WEIGHTS + 4 * WEIGHT) + SLACK);
+        const { assert!(4 * WEIGHT * REPLICAS + SLACK < WEIGHTS * REPLICAS) };
+    });
 }
 
 /// Layers whose states take more than all that is on its way.

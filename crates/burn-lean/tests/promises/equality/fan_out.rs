@@ -1,6 +1,12 @@
 //! An activation with five uses: the sum of its gradients has an order.
 
+use std::ops::Range;
+
+use burn::optim::GradientsAccumulator;
+use burn_lean::ReleaseAccumulator;
+
 use super::*;
+use crate::accumulation::bits_of;
 
 type Fan = (Linear, Vec<Linear>);
 
@@ -58,6 +64,69 @@ fn fan_out_with_a_deep_first_branch() {
         let shortest = e.forward(x.clone());
         (deepest + short + shortest + x).square().mean()
     });
+}
+
+fn fan_grads(fan: &Fan, batch: usize) -> GradientsParams {
+    let loss = sum_of_branches(fan, true, batch, &flex());
+    GradientsParams::from_grads(loss.backward(), fan)
+}
+
+fn window(
+    mut sums: ReleaseAccumulator,
+    mut fan: Fan,
+    batches: Range<usize>,
+) -> (ReleaseAccumulator, Fan) {
+    for batch in batches {
+        fan = sums.arm(fan);
+        let grads = fan_grads(&fan, batch);
+        sums.accumulate(&fan, grads);
+    }
+    (sums, fan)
+}
+
+/// The accumulator knows no pass yet.
+#[test]
+fn fan_out_in_a_window_that_goes_on_from_a_record() {
+    let model = || seeded(&flex(), fan);
+    let (plain, mut expected) = (model(), GradientsAccumulator::new());
+    for batch in 0..3 {
+        expected.accumulate(&plain, fan_grads(&plain, batch));
+    }
+    let (sums, begun) = window(ReleaseAccumulator::new(), model(), 0..1);
+    let (record, fan) = (sums.to_record(&begun), model());
+    let sums = ReleaseAccumulator::new().load_record(&fan, record).unwrap();
+    let (mut sums, fan) = window(sums, fan, 1..3);
+    let (found, expected) = (sums.grads(), expected.grads());
+    assert_eq!(bits_of(&found, &fan), bits_of(&expected, &plain));
+}
+
+/// What is not plain Burn's in a window is in the report of its step.
+#[test]
+fn fan_out_in_a_window_that_is_not_plain() {
+    let step = |mut sums: ReleaseAccumulator, fan, is_armed| {
+        let mut optim = adamw().with_gradient_release();
+        let mut grads = sums.grads();
+        let mut fan: Fan = fan;
+        if is_armed {
+            fan = optim.arm_accumulated(LR, fan, grads);
+            grads = fan_grads(&fan, 3);
+        }
+        drop(optim.step(LR, fan, grads));
+        optim.last_step().unwrap().is_plain()
+    };
+    for is_armed in [true, false] {
+        let model = seeded(&flex(), fan);
+        let (sums, model) = window(ReleaseAccumulator::new(), model, 0..2);
+        assert!(step(sums, model, is_armed), "passes that are alike");
+        // Parameters that are new to the accumulator.
+        let mut sums = ReleaseAccumulator::new();
+        let model = sums.arm(seeded(&flex(), fan));
+        let loss = fan_input(&model, 0, &flex()).square().mean();
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        sums.accumulate(&model, grads);
+        let (sums, model) = window(sums, model, 1..3);
+        assert!(!step(sums, model, is_armed), "a pass that is not plain");
+    }
 }
 
 /// The only known model whose first step differs with [`FirstPass::Small`], and says so.

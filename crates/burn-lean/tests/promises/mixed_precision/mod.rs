@@ -5,10 +5,15 @@ mod training;
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::nn as plain;
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, OptimizerRecord};
+use burn::optim::{
+    AdamW, AdamWConfig, GradientsParams, ModuleOptimizer, MuonConfig, OptimizerRecord,
+};
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_lean::operations::{Attention, linear_cross_entropy, nn};
-use burn_lean::optim::{InFiveBytes, InOnePass, Lean};
+use burn_lean::optim::{
+    AdaLomoConfig, Bf16Weights, CameConfig, InFiveBytes, InOnePass, Lean, MasterWeights,
+    MasterWeights24, Rounding, Stochastic,
+};
 use burn_lean::{
     LossScaler, LossScalerConfig, MixedPrecision, NormClipping, ReleaseAccumulator, ReleaseError,
     ReleaseOptimizer, WithGradientRelease, checkpoint_each, no_decay,
@@ -182,6 +187,109 @@ fn matrices_in_f32_are_refused_in_five_bytes() {
     let _ = optim.init().step(1e-3, model, grads);
 }
 
+#[derive(Module, Debug)]
+struct Tokens {
+    embedding: plain::Embedding,
+    head: plain::Linear,
+}
+
+/// Before a weight has changed: a matrix in f32, a type that the rounding does not have, and states
+/// with the lower bits of other weights.
+#[test]
+fn what_the_optimizer_does_not_step_is_refused_when_the_model_is_armed() {
+    type Optim = ReleaseOptimizer;
+    fn assert_refused<M: Module>(model: M, mut optim: Optim, path: &str, text: &str) -> (M, Optim) {
+        let before = bits(&model);
+        let (model, error) = optim.try_arm(1e-3, model).unwrap_err().into_parts();
+        assert!(
+            matches!(&error, ReleaseError::NotSteppable { path: found, .. } if found == path),
+            "{error}"
+        );
+        assert!(error.to_string().contains(text), "{error}");
+        let refused = optim.try_arm_to_measure(model, GradientsParams::new());
+        let (model, again) = refused.unwrap_err().into_parts();
+        assert_eq!(again, error);
+        let refused = optim.try_step(1e-3, model, GradientsParams::new());
+        let (model, again) = refused.unwrap_err().into_parts();
+        assert_eq!(again, error);
+        assert_bits(&bits(&model), &before, "refused");
+        (model, optim)
+    }
+    let adamw = AdamWConfig::new();
+    let five_bytes = || adamw.in_five_bytes(1).init();
+    let tokens: Tokens = seeded(&flex(), |device| Tokens {
+        embedding: plain::EmbeddingConfig::new(10, 64).init(device),
+        head: plain::LinearConfig::new(64, 10).init(device),
+    });
+    let kept = MixedPrecision::bf16().keep(ParamGroup::from_predicate("embedding"));
+    let (cast, path) = (kept.cast(tokens.clone()).unwrap(), "embedding.weight");
+    let text = "`with_f32_parameters()`";
+    let optim = five_bytes().with_gradient_release();
+    let (cast, _) = assert_refused(cast, optim, path, text);
+    // A group of an optimizer that takes it, and one of Burn's with a group that does not.
+    let group = ParamGroup::from_predicate("embedding");
+    let optim = five_bytes().with_group(group.clone(), adamw.build(), None);
+    let cast = optim.with_gradient_release().arm(1e-3, cast).materialize();
+    let all = adamw.in_five_bytes(1).with_f32_parameters().init();
+    let cast = all.with_gradient_release().arm(1e-3, cast).materialize();
+    let optim = adamw
+        .init()
+        .with_group(group.clone(), rounded(Stochastic { seed: 1 }), None);
+    let (cast, optim) = assert_refused(cast, optim.with_gradient_release(), path, text);
+    let mut optim = optim.with_group(group, adamw.build(), None);
+    drop(optim.arm(1e-3, cast));
+    assert_refused(tokens, five_bytes().with_gradient_release(), path, text);
+
+    let matrix = matrix();
+    let f16 = MixedPrecision::f16().cast(matrix.clone()).unwrap();
+    let text = "this one is in F16";
+    let stochastic = rounded(Stochastic { seed: 1 })
+        .init()
+        .with_gradient_release();
+    let (f16, _) = assert_refused(f16, stochastic, "weight", text);
+    let optim = rounded(MasterWeights).init().with_gradient_release();
+    let (f16, _) = assert_refused(f16, optim, "weight", text);
+
+    let bf16 = || MixedPrecision::bf16().cast(matrix.clone()).unwrap();
+    let states = |optim: ModuleOptimizer| {
+        let mut optim = optim;
+        drop(step_without_gradient(bf16(), &mut optim, 1e-3));
+        optim.to_record()
+    };
+    let bits_of_24 = || states(rounded(MasterWeights24 { seed: 1 }).init());
+    for (model, to, from, text) in [
+        (
+            f16,
+            rounded(MasterWeights24 { seed: 1 }).init(),
+            bits_of_24(),
+            "lower bits of weights in BF16",
+        ),
+        (
+            bf16(),
+            rounded(MasterWeights).init(),
+            bits_of_24(),
+            "and not the 3200 of its size",
+        ),
+        (
+            bf16(),
+            rounded(Stochastic { seed: 1 }).init(),
+            bits_of_24(),
+            "stochastic rounding does not",
+        ),
+    ] {
+        let optim = to.load_record(from).with_gradient_release();
+        assert_refused(model, optim, "weight", text);
+    }
+    let optim = rounded(MasterWeights24 { seed: 2 })
+        .init()
+        .load_record(bits_of_24());
+    drop(optim.with_gradient_release().arm(1e-3, bf16()));
+}
+
+fn rounded<R: Rounding>(rounding: R) -> Bf16Weights<AdamW, R> {
+    Bf16Weights::new(AdamWConfig::new().build(), rounding)
+}
+
 fn matrix() -> plain::Linear {
     let config = plain::LinearConfig::new(64, 100).with_bias(false);
     seeded(&flex(), |device| config.init(device))
@@ -190,7 +298,7 @@ fn matrix() -> plain::Linear {
 /// A step with a gradient of zero, which the moments of earlier steps still move.
 fn step_without_gradient(
     model: plain::Linear,
-    optim: &mut burn::optim::ModuleOptimizer,
+    optim: &mut ModuleOptimizer,
     lr: f64,
 ) -> plain::Linear {
     let x = Tensor::<2>::zeros([1, 64], &flex()).cast(model.weight.val().dtype());
@@ -294,13 +402,15 @@ fn optimizers_that_take_no_gradients_in_f32_are_refused() {
         let refused = optim.try_arm(1e-3, model()).unwrap_err();
         assert!(matches!(refused.error(), ReleaseError::F32Gradients { .. }));
     }
-    let five_bytes = adamw.in_five_bytes(7).init().with_gradient_release();
-    assert!(
-        five_bytes
-            .with_f32_gradients()
-            .try_arm(1e-3, model())
-            .is_ok()
-    );
+    // Those that compute in f32.
+    for optim in [
+        adamw.in_five_bytes(7).init(),
+        AdaLomoConfig::new().init(),
+        CameConfig::new().init(),
+    ] {
+        let mut optim = optim.with_gradient_release().with_f32_gradients();
+        drop(optim.arm(1e-3, model()));
+    }
 }
 
 /// Burn keeps the update of running statistics for the next forward pass, in the type of before.

@@ -128,7 +128,7 @@ fn by_hand(precision: &MixedPrecision) -> Vec<Bits> {
     steps
 }
 
-fn optimizer(model: &Decoder) -> burn::optim::ModuleOptimizer {
+fn optimizer(model: &Decoder) -> ModuleOptimizer {
     let adamw = |decay| AdamWConfig::new().with_weight_decay(decay).in_five_bytes(7);
     let no_decay = no_decay(model);
     adamw(0.1).init().with_group(no_decay, adamw(0.0), None)

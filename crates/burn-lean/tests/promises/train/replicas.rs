@@ -5,17 +5,21 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::module::{Lora, Module, ModuleMapper, Param};
-use burn::optim::GradientsParams;
+use burn::nn::Linear;
+use burn::optim::{GradientsParams, OptimizerRecord};
 use burn::tensor::Tensor;
 use burn::train::Interrupter;
 use burn_lean::train::INTERRUPTED_ELSEWHERE;
-use burn_lean::{DataParallel, FirstPass, NormClipping, Replicas, Threads};
+use burn_lean::{
+    AutoClipConfig, DataParallel, FirstPass, NormClipping, Replicas, Threads, WithGradientRelease,
+};
 
 use super::harness::{
     ByHand, Directory, Mode, Net, OnStep, Run, Training, User, stopping_once_worse,
 };
 use crate::clipping::by_hand::{clip_global, scale};
 use crate::harness::{Bits, adamw, assert_bits, flex, seeded};
+use crate::small::panic_of;
 
 const EPOCHS: usize = 4;
 /// Batches of all replicas in an epoch.
@@ -203,10 +207,6 @@ fn an_adapted_weight_is_stepped_with_the_mean() {
         net.query = seeded(&flex(), |_| query).map(&mut Unfreeze);
         net
     };
-    let how = How {
-        is_sharded: false,
-        max_norm: None,
-    };
     let mut stock = training();
     stock.accumulation = Some(2);
     stock.model = adapted(Net::without_third_use());
@@ -215,13 +215,85 @@ fn an_adapted_weight_is_stepped_with_the_mean() {
         max_norm: None,
     }));
     let expected = weights(&stock.run(Mode::Stock).last);
-    let folder = Directory::temporary();
-    let ends = Threads::run(2, |replicas| {
-        let mut training = how.training(replicas, folder.path());
-        training.model = adapted(Net::without_third_use());
-        training.run(Mode::Released).last
-    });
-    for (rank, last) in ends.iter().enumerate() {
-        assert_bits(&weights(last), &expected, &format!("adapters, rank {rank}"));
+    for is_sharded in [false, true] {
+        let how = How {
+            is_sharded,
+            max_norm: None,
+        };
+        let folder = Directory::temporary();
+        let ends = Threads::run(2, |replicas| {
+            let mut training = how.training(replicas, folder.path());
+            training.model = adapted(Net::without_third_use());
+            training.run(Mode::Released).last
+        });
+        for (rank, last) in ends.iter().enumerate() {
+            let what = format!("adapters, {how:?}, rank {rank}");
+            assert_bits(&weights(last), &expected, &what);
+        }
     }
+}
+
+/// A checkpoint of the Learner with the state of clipping is loaded by a loop of replicas.
+#[test]
+fn a_loop_of_replicas_goes_on_from_a_checkpoint_of_the_learner() {
+    let mut training = training();
+    training.saves = true;
+    training.settings =
+        Arc::new(|optim| optim.with_norm_clipping(NormClipping::AutoClip(AutoClipConfig::new())));
+    training.run(Mode::Released);
+    let file = training.directory.checkpoint("optim-4.bpk");
+    let states = adamw().load_record(OptimizerRecord::load(&file).unwrap());
+    let expected = states.to_record().len();
+    for is_sharded in [false, true] {
+        let found = Threads::run(2, |replicas| {
+            let mut parallel = DataParallel::new(replicas);
+            if is_sharded {
+                parallel = parallel.with_sharded_optimizer();
+            }
+            // Without the running statistics, which the threads would share.
+            let net = &training.model;
+            let layers = [&net.input, &net.query, &net.key, &net.value, &net.head];
+            let norms = (net.norm.clone(), net.batch_norm.gamma.clone());
+            let trained = (
+                layers.map(Linear::clone),
+                norms,
+                net.batch_norm.beta.clone(),
+            );
+            parallel.verify(&trained).unwrap();
+            let optim = adamw().with_gradient_release();
+            let optim = optim.with_reduction(Arc::new(parallel.clone()));
+            let optim = parallel.load_states(optim, &file).unwrap();
+            let loaded = parallel.gather_states(&optim).unwrap();
+            let optim = optim.load_record(OptimizerRecord::load(&file).unwrap());
+            let again = parallel.gather_states(&optim).unwrap();
+            [loaded, again].map(|record| record.map(|record| record.len()))
+        });
+        assert_eq!(found[0], [Some(expected); 2]);
+    }
+}
+
+/// All stop before the same step, and the result has the reason.
+#[test]
+fn a_batch_that_cannot_be_loaded_stops_all() {
+    let how = How {
+        is_sharded: false,
+        max_norm: None,
+    };
+    let folder = Directory::temporary();
+    let runs = Threads::run(2, |replicas| {
+        let mut training = how.training(replicas, folder.path());
+        // Of the second batch of the second replica.
+        training.unreadable = Some(7);
+        panic_of(|| training.run(Mode::Released))
+    });
+    let [Ok(first), Err(second)] = &runs[..] else {
+        panic!("{runs:?}");
+    };
+    assert!(second.contains("no item 7"), "{second}");
+    assert_eq!(first.losses.len(), 1);
+    let reason = first.interrupted.as_deref().unwrap_or_default();
+    assert!(
+        reason.starts_with(INTERRUPTED_ELSEWHERE) && reason.contains("no item 7"),
+        "{reason}"
+    );
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
-use burn::data::dataset::InMemDataset;
+use burn::data::dataset::{Dataset, DatasetError, InMemDataset};
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::{ModuleLearningRate, ModuleLrScheduler};
 use burn::module::{Module, Param};
@@ -45,6 +45,7 @@ fn loader(
     batches: usize,
     shuffle: Option<u64>,
     replicas: Option<&Replicas>,
+    unreadable: Option<usize>,
 ) -> Arc<dyn DataLoader<Batch>> {
     let is_own = |item: &usize| {
         let batch = (item - 1) / 2;
@@ -56,7 +57,26 @@ fn loader(
         Some(seed) => builder.shuffle(seed),
         None => builder,
     }
-    .build(InMemDataset::new(items))
+    .build(Items(InMemDataset::new(items), unreadable))
+}
+
+/// Items, of which one cannot be read.
+struct Items(InMemDataset<usize>, Option<usize>);
+
+impl Dataset<usize> for Items {
+    fn get(&self, index: usize) -> Result<usize, DatasetError> {
+        match self.0.get(index)? {
+            item if self.1 == Some(item) => {
+                let error = std::io::Error::other(format!("no item {item}"));
+                Err(DatasetError::new(error))
+            }
+            item => Ok(item),
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
 }
 
 /// Who trains.
@@ -92,6 +112,8 @@ pub(super) struct Training {
     pub(super) has_two_passes: bool,
     /// Batches in an epoch, of all replicas.
     pub(super) batches: usize,
+    /// An item of training that cannot be read.
+    pub(super) unreadable: Option<usize>,
     /// The replicas that train, and the folder of their checkpoints.
     pub(super) replicas: Option<(DataParallel, PathBuf)>,
     pub(super) directory: Directory,
@@ -218,6 +240,7 @@ impl Training {
             settings: Arc::new(|optim| optim),
             has_two_passes: false,
             batches: BATCHES,
+            unreadable: None,
             replicas: None,
             directory: Directory::temporary(),
         }
@@ -267,11 +290,11 @@ impl Training {
         let monitor = StepMonitor::new().with_memory(Resets::default());
         let parallel = self.replicas.as_ref().map(|(parallel, _)| parallel);
         let replicas = parallel.map(DataParallel::replicas);
-        let mut train = loader(self.batches, self.shuffle, replicas);
+        let mut train = loader(self.batches, self.shuffle, replicas, self.unreadable);
         if let Some(epoch) = self.checkpoint {
             train = ResumedDataLoader::new(train, epoch + 1);
         }
-        let valid = loader(2, None, None);
+        let valid = loader(2, None, None, None);
         let mut training = SupervisedTraining::new(self.directory.path(), train, valid)
             .with_application_logger(None)
             .with_interrupter(self.interrupter.clone())
