@@ -5,8 +5,8 @@ use crate::plan::Available;
 use crate::pytorch::PyTorch;
 use crate::results::LeftOut;
 use anyhow::{Error, Result, ensure};
-use vit_0_21::backend;
 use vit_0_21::config::BackendKind;
+use vit_0_21::device;
 
 /// Looks for the backends and for PyTorch.
 ///
@@ -68,7 +68,7 @@ fn require(backend: BackendKind) -> Result<()> {
     );
     // An error of `vit-0-21` names its own package.
     let in_this_package = |error| format!("{error:#}").replace("-p vit-0-21", "-p benchmarks");
-    backend::require(backend).map_err(|error| Error::msg(in_this_package(error)))
+    device::require(backend).map_err(|error| Error::msg(in_this_package(error)))
 }
 
 #[cfg(feature = "wgpu")]

@@ -21,6 +21,7 @@ pub mod analysis;
 #[cfg(feature = "heap")]
 pub mod heap;
 pub mod ledger;
+pub mod recording;
 pub mod snapshot;
 #[cfg(feature = "viewer")]
 pub mod viewer;

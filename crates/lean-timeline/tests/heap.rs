@@ -6,7 +6,6 @@ use std::cell::OnceCell;
 use std::hint::black_box;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
-use std::time::Instant;
 
 use lean_timeline::Snapshot;
 use lean_timeline::analysis::{Peak, Totals};
@@ -329,29 +328,4 @@ fn errors() {
     let recording = Recorder::new("none").with_steps(0..1).start().unwrap();
     forward("slices", Vec::new, || ());
     assert!(matches!(recording.finish(), Err(RecordError::NoParameters)));
-}
-
-/// The time of an allocation and its release, with a recording and without.
-#[test]
-#[ignore = "a measurement"]
-fn cost() {
-    const EVENTS: u32 = 50_000;
-    for bytes in [64, 4096] {
-        let time = || {
-            let start = Instant::now();
-            for _ in 0..EVENTS {
-                drop(black_box(Vec::<u8>::with_capacity(bytes)));
-            }
-            start.elapsed() / EVENTS
-        };
-        let without = (0..5).map(|_| time()).min().unwrap();
-        let recorded = || {
-            let recording = Recorder::new("cost").start().unwrap();
-            let time = time();
-            drop(recording);
-            time
-        };
-        let with = (0..5).map(|_| recorded()).min().unwrap();
-        println!("{bytes} bytes: {without:?} without a recording, {with:?} with one");
-    }
 }

@@ -162,7 +162,8 @@ pub enum OptimizerKind {
     #[value(name = "adam-8bit")]
     Adam8bit,
     /// AdamW: Adam with decoupled weight decay
-    #[serde(rename = "adamw")]
+    // The alias is that of earlier runs of `vit-0-21`.
+    #[serde(rename = "adamw", alias = "adam-w")]
     #[value(name = "adamw")]
     AdamW,
     /// Burn's AdamW in one pass over memory; the weights are the same

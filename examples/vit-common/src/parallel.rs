@@ -48,18 +48,3 @@ pub fn check_shares(replicas: &Replicas, images: usize, batch_size: usize) -> Re
     );
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use lean_replicas::Alone;
-
-    #[test]
-    fn an_image_for_each_process() {
-        let replicas = Replicas::new(|| Ok(Alone)).unwrap();
-        for (images, batch_size) in [(1, 8), (8, 8), (9, 8)] {
-            assert!(check_shares(&replicas, images, batch_size).is_ok());
-        }
-        assert!(check_shares(&replicas, 0, 8).is_err());
-    }
-}

@@ -3,17 +3,20 @@
 
 use crate::config::Mode;
 use crate::data::Dataset;
-use crate::parallel::check_shares;
+use crate::parallel::{check_shares, join};
 use crate::results::Results;
 use crate::settings::TrainSettings;
-use crate::terminal::{quoted, say};
+use crate::terminal::{self, say};
 use anyhow::{Result, ensure};
 use clap::Args;
 use lean_replicas::Replicas;
-use lean_run_folder::{Checkpoints, RunFolder, identity, listed, note, resumed};
+use lean_run_folder::{
+    Checkpoints, INTERRUPTED, RunFolder, SettingsError, fail, identity, listed, note, resumed,
+};
 use serde::{Serialize, de::DeserializeOwned};
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 /// The options of `train`.
 #[derive(Debug, Args)]
@@ -46,6 +49,9 @@ pub struct Options<S: Args> {
     /// last complete one
     #[arg(long, value_name = "BATCHES")]
     pub stop_after: Option<NonZeroUsize>,
+    /// Record a memory timeline of the third and the fourth batch; `burn-memory` shows the file
+    #[arg(long, value_name = "FILE")]
+    pub memory_timeline: Option<PathBuf>,
     /// Write the results to stdout as one line of JSON: validation_accuracy, train_loss, epochs,
     /// peak_bytes, peak_reserved_bytes (null on the CPU), weights_digest
     #[arg(long)]
@@ -62,6 +68,36 @@ pub trait Settings: Args + Clone + Serialize + DeserializeOwned {
 
     /// How the optimizer gets its gradients.
     fn mode(&self) -> Mode;
+
+    /// What tells the run from others.
+    ///
+    /// # Errors
+    ///
+    /// The settings are no JSON.
+    fn identity(&self) -> Result<String, SettingsError> {
+        identity(self, Self::MAY_CHANGE)
+    }
+}
+
+/// Runs a program. `train` gets the options, the names of those that were given, and the processes
+/// that train together, if there are several.
+pub fn main<S: Settings>(
+    program: &'static str,
+    about: &'static str,
+    train: impl FnOnce(&Options<S>, &[String], Option<&Replicas>) -> Result<ExitCode>,
+) -> ExitCode {
+    let (options, given) = match terminal::options::<Options<S>>(program, about) {
+        Ok(options) => options,
+        Err(code) => return code,
+    };
+    let join = || join(program, options.timeout);
+    let replicas = match options.data_parallel.then(join).transpose() {
+        Ok(replicas) => replicas,
+        Err(error) => return fail(&*error),
+    };
+    let done = train(&options, &given, replicas.as_ref());
+    // Before this process leaves the others, which may not answer.
+    done.unwrap_or_else(|error| fail(&*error))
 }
 
 /// A run that can begin.
@@ -79,6 +115,24 @@ pub struct Run<S> {
     pub identity: String,
     /// The epoch after which it goes on.
     pub resume_point: Option<usize>,
+    /// Whether this is the one process that shows and writes what is the same in all.
+    pub is_first: bool,
+}
+
+/// How a training has ended.
+#[derive(Clone, Debug)]
+pub enum Ending {
+    /// All epochs are done.
+    Finished(Results),
+    /// It was stopped.
+    Stopped {
+        /// The epoch after which it can be resumed; 0 is the beginning.
+        epoch: usize,
+        /// Whether by Ctrl-C.
+        by_ctrl_c: bool,
+    },
+    /// The process is not the first of several, which has the results.
+    OfAnotherRank,
 }
 
 impl<S: Settings> Run<S> {
@@ -89,14 +143,14 @@ impl<S: Settings> Run<S> {
     /// # Errors
     ///
     /// The options; the folder is of another run; the processes differ.
-    pub fn begin(
+    pub fn begin<T>(
         program: &str,
         options: &Options<S>,
         given: &[String],
         parts: &[&str],
         replicas: Option<&Replicas>,
-        check: impl FnOnce(&S, &Dataset) -> Result<()>,
-    ) -> Result<Self> {
+        check: impl FnOnce(&S, &Dataset) -> Result<T>,
+    ) -> Result<(Self, T)> {
         let path = &options.folder(program);
         let is_first = replicas.is_none_or(Replicas::is_first);
         let to_resume = match (options.resume, is_first) {
@@ -112,14 +166,13 @@ impl<S: Settings> Run<S> {
             }
         };
         let data = settings.train().load_data()?;
-        check(&settings, &data)?;
+        let checked = check(&settings, &data)?;
         if let Some(replicas) = replicas {
             ensure!(
                 settings.mode() == Mode::Release,
                 "--data-parallel needs gradient release: use --mode release"
             );
-            let batch_size = settings.train().batch_size.get();
-            check_shares(replicas, data.train.len(), batch_size)?;
+            check_shares(replicas, data.train.len(), settings.train().batch_size)?;
         }
 
         let folder = match to_resume {
@@ -133,7 +186,7 @@ impl<S: Settings> Run<S> {
             let settings = listed(&settings)?.into_iter();
             replicas.same_settings(settings.filter(|(name, _)| name != "data"))?;
         }
-        let identity = identity(&settings, S::MAY_CHANGE)?;
+        let identity = settings.identity()?;
         let mut run = Self {
             checkpoints: folder.checkpoints().of_run(&identity),
             settings,
@@ -141,6 +194,7 @@ impl<S: Settings> Run<S> {
             folder,
             identity,
             resume_point: None,
+            is_first,
         };
         let meet = || replicas.map_or(Ok(()), |replicas| replicas.meet("the folder"));
         // The first process cleans up before the others look.
@@ -154,7 +208,7 @@ impl<S: Settings> Run<S> {
             run.prepare_folder(options.resume)?;
             meet()?;
         }
-        Ok(run)
+        Ok((run, checked))
     }
 
     fn prepare_folder(&self, resume: bool) -> Result<()> {
@@ -166,12 +220,29 @@ impl<S: Settings> Run<S> {
         Ok(self.folder.save_settings(&self.settings)?)
     }
 
-    /// Saves the results of a run that has ended, and says them.
+    /// Saves the results of a run that has ended, and says how it ended. The exit code of the
+    /// program.
     ///
     /// # Errors
     ///
-    /// They cannot be written.
-    pub fn finish(&mut self, results: &Results, json: bool) -> Result<()> {
+    /// The results cannot be written.
+    pub fn end(&mut self, program: &str, options: &Options<S>, ending: Ending) -> Result<ExitCode> {
+        match ending {
+            Ending::Finished(results) => self.finish(&results, options.json)?,
+            Ending::Stopped { epoch, by_ctrl_c } => {
+                if self.is_first {
+                    options.say_how_to_resume(program, epoch);
+                }
+                if by_ctrl_c {
+                    return Ok(ExitCode::from(INTERRUPTED));
+                }
+            }
+            Ending::OfAnotherRank => {}
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn finish(&mut self, results: &Results, json: bool) -> Result<()> {
         self.folder.save_results(results)?;
         let model = self.settings.train().model(&self.data);
         let summary = results.summary(&model, self.settings.mode());
@@ -184,19 +255,16 @@ impl<S: Settings> Run<S> {
 }
 
 impl<S: Args> Options<S> {
-    /// The folder of the run.
-    pub fn folder(&self, program: &str) -> PathBuf {
+    fn folder(&self, program: &str) -> PathBuf {
         let given = self.artifact_dir.clone();
         given.unwrap_or_else(|| Path::new("artifacts").join(program))
     }
 
-    /// Says how to go on with a run that was stopped after this epoch; 0 is the beginning.
-    pub fn say_how_to_resume(&self, program: &str, epoch: usize) {
-        let folder = self.folder(program);
-        let resume = format!(
-            "`{program} train --resume --artifact-dir {}`",
-            quoted(&folder)
-        );
+    fn say_how_to_resume(&self, program: &str, epoch: usize) {
+        let folder = self.folder(program).display().to_string();
+        // As a shell takes it. No path has a NUL, which is all that cannot be quoted.
+        let folder = shlex::try_quote(&folder).unwrap_or_default();
+        let resume = format!("`{program} train --resume --artifact-dir {folder}`");
         note(&match epoch {
             0 => format!("stopped before the first checkpoint; {resume} begins anew"),
             _ => format!("stopped; {resume} continues after epoch {epoch}"),

@@ -2,10 +2,11 @@
 
 use crate::config::{Preset, VitConfig, WEIGHT_DECAY};
 use crate::data::{Dataset, ImageSize};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Args;
+use clap::builder::RangedU64ValueParser;
 use serde::{Deserialize, Serialize};
-use std::num::NonZeroUsize;
+use std::ops::RangeInclusive;
 
 /// Images, shape of the model, and how it is trained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Args)]
@@ -20,17 +21,17 @@ pub struct TrainSettings {
     #[arg(long, value_enum, default_value_t = Preset::Tiny)]
     pub preset: Preset,
     /// Width and height of an image [default: those of the data, rounded up to whole patches]
-    #[arg(long, value_name = "PIXELS")]
+    #[arg(long, value_name = "PIXELS", value_parser = within(PIXELS))]
     pub image_size: Option<usize>,
     /// Width and height of a patch [default: the preset's]
-    #[arg(long, value_name = "PIXELS")]
-    pub patch_size: Option<NonZeroUsize>,
+    #[arg(long, value_name = "PIXELS", value_parser = within(PIXELS))]
+    pub patch_size: Option<usize>,
     /// Passes over the training images
-    #[arg(long, default_value = "20")]
-    pub epochs: NonZeroUsize,
+    #[arg(long, default_value = "20", value_parser = within(COUNT))]
+    pub epochs: usize,
     /// Images in a batch
-    #[arg(long, default_value = "32")]
-    pub batch_size: NonZeroUsize,
+    #[arg(long, default_value = "32", value_parser = within(COUNT))]
+    pub batch_size: usize,
     /// Highest learning rate, after a warm-up over a tenth of the batches and before a cosine decay
     /// to zero
     #[arg(long, value_name = "RATE", default_value = "0.002", value_parser = rate)]
@@ -46,12 +47,18 @@ pub struct TrainSettings {
     pub seed: u64,
 }
 
+/// Width and height of images and patches.
+const PIXELS: RangeInclusive<u64> = 1..=8192;
+
+/// Epochs, and images in a batch: few enough that their product can be counted.
+const COUNT: RangeInclusive<u64> = 1..=u32::MAX as u64;
+
 impl TrainSettings {
     /// Loads the images.
     ///
     /// # Errors
     ///
-    /// They cannot be read, or a resumed run began with others; or there are too many batches.
+    /// They cannot be read, or a resumed run began with others.
     pub fn load_data(&mut self) -> Result<Dataset> {
         let size = ImageSize {
             requested: self.image_size,
@@ -65,7 +72,6 @@ impl TrainSettings {
             self.data
         );
         self.data_digest = digest;
-        self.iterations(&data)?;
         Ok(data)
     }
 
@@ -79,27 +85,22 @@ impl TrainSettings {
     }
 
     /// The batches of all epochs.
-    ///
-    /// # Errors
-    ///
-    /// They cannot be counted. Burn's cosine scheduler counts one more.
-    pub fn iterations(&self, data: &Dataset) -> Result<usize> {
-        let (epochs, batches) = (self.epochs.get(), self.batches(data));
-        let all = epochs.checked_mul(batches).filter(|all| *all < usize::MAX);
-        all.with_context(|| {
-            format!("--epochs {epochs} of {batches} batches are more than can be counted")
-        })
+    pub fn iterations(&self, data: &Dataset) -> usize {
+        self.epochs * self.batches(data)
     }
 
     /// The batches of an epoch.
     pub fn batches(&self, data: &Dataset) -> usize {
-        data.train.len().div_ceil(self.batch_size.get())
+        data.train.len().div_ceil(self.batch_size)
     }
 
     fn patch_size(&self) -> usize {
-        let given = self.patch_size.map(NonZeroUsize::get);
-        given.unwrap_or(self.preset.patch_size())
+        self.patch_size.unwrap_or(self.preset.patch_size())
     }
+}
+
+fn within(range: RangeInclusive<u64>) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(range)
 }
 
 fn rate(text: &str) -> Result<f64, String> {

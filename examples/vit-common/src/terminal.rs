@@ -6,7 +6,6 @@ use clap::parser::ValueSource;
 use clap::{Args, Command, Parser};
 use lean_run_folder::fail;
 use std::io::{self, Write};
-use std::path::Path;
 use std::process::ExitCode;
 
 pub use lean_run_folder::note;
@@ -68,16 +67,6 @@ pub fn say(line: &str) -> Result<()> {
     writeln!(io::stdout().lock(), "{line}").context("cannot write to stdout")
 }
 
-/// A path in a command, as a shell takes it.
-pub fn quoted(path: &Path) -> String {
-    let path = path.to_string_lossy();
-    let is_plain = |letter: char| letter.is_alphanumeric() || "/._-+,:=@%".contains(letter);
-    match !path.is_empty() && path.chars().all(is_plain) {
-        true => path.into_owned(),
-        false => format!("'{}'", path.replace('\'', r"'\''")),
-    }
-}
-
 /// Bytes in MiB, without the unit.
 pub fn mib(bytes: impl Into<i128>, decimals: usize) -> String {
     format!("{:.decimals$}", bytes.into() as f64 / f64::from(1 << 20))
@@ -86,17 +75,6 @@ pub fn mib(bytes: impl Into<i128>, decimals: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_path_is_quoted_if_a_shell_would_cut_it() {
-        for (path, said) in [
-            ("artifacts/vit", "artifacts/vit"),
-            ("my runs/a", "'my runs/a'"),
-            ("it's", r"'it'\''s'"),
-        ] {
-            assert_eq!(quoted(Path::new(path)), said);
-        }
-    }
 
     #[test]
     fn bytes_are_mebibytes() {

@@ -47,8 +47,8 @@ fn a_run_says_how_it_went_and_saves_it() {
 fn modes_and_checkpointing_train_the_same_weights() {
     let home = Home::new();
     let run = |mode: &str, checkpointing: &str| {
-        let options = format!("--mode {mode} --checkpointing {checkpointing}");
-        result(&mut home.train(&format!("{mode}-{checkpointing}"), 2, &options))
+        let options = format!("--mode {mode} --checkpointing {checkpointing} --patch-size 2");
+        result(&mut home.train(&format!("{mode}-{checkpointing}"), 1, &options))
     };
     let kept = HashMap::from(["plain", "release"].map(|mode| (mode, run(mode, "none"))));
     assert_eq!(outcome(&kept["release"]), outcome(&kept["plain"]));
@@ -89,8 +89,8 @@ fn resuming_gives_the_weights_of_the_uninterrupted_run() {
     assert_eq!(kept.len(), 2 * 2 * PROGRAM.parts.len(), "{kept:?}");
     for (stop, before, after, continues) in [
         (3, "release", "plain", "begins anew"),
-        (13, "plain", "release", "continues after epoch 1"),
-        (21, "release", "plain", "continues after epoch 2"),
+        (7, "plain", "release", "continues after epoch 1"),
+        (11, "release", "plain", "continues after epoch 2"),
     ] {
         let name = format!("stopped at {stop}");
         let said = home.stop(&name, 3, stop, &format!("--mode {before}"));
@@ -139,7 +139,7 @@ fn a_killed_run_gives_the_weights_of_the_uninterrupted_one() {
 fn a_run_is_resumed_only_as_it_was() {
     let home = Home::new();
     let whole = result(&mut home.train("whole", 2, ""));
-    home.stop("run", 2, 9, "");
+    home.stop("run", 2, 5, "");
     for (options, text) in [
         ("--epochs 9", "has --epochs 2, not 9"),
         ("--optimizer sgd", "the run to resume has --optimizer adam"),
@@ -147,7 +147,7 @@ fn a_run_is_resumed_only_as_it_was() {
         fails(&mut home.resume("run", options), &[text]);
     }
     // A checkpoint of another run.
-    home.stop("seed", 2, 9, "--seed 7");
+    home.stop("seed", 2, 5, "--seed 7");
     let [from, to] = ["run", "seed"].map(|run| home.folder(run).join("config.json"));
     fs::copy(from, to).unwrap();
     let text = "was saved by a run with other settings";
@@ -184,7 +184,7 @@ fn what_cannot_be_written_is_named_and_leaves_the_last_checkpoint() {
     let mut cannot = in_blocks(0, &home.train("other", 2, ""));
     assert_eq!(fails(&mut cannot, &["cannot ", "File too large"]), 74);
     // The weights, and not the states of the optimizer.
-    home.stop("run", 2, 9, "");
+    home.stop("run", 2, 5, "");
     let checkpoints = home.folder("run/checkpoint");
     let before = names(&checkpoints);
     let output = in_blocks(2000, &home.resume("run", "")).output().unwrap();
@@ -222,7 +222,7 @@ fn a_run_goes_on_when_nobody_reads() {
 fn a_loss_that_is_not_finite_ends_the_run() {
     let home = Home::new();
     let texts = ["the loss is NaN in epoch ", ": try a smaller --lr"];
-    let code = fails(&mut home.train("run", 50, PROGRAM.diverging), &texts);
+    let code = fails(&mut home.train("run", 20, PROGRAM.diverging), &texts);
     assert_eq!(code, 1);
     assert!(!home.folder("run/results.json").exists());
 }
@@ -232,17 +232,17 @@ fn bad_options_get_one_line_and_leave_nothing() {
     let home = TempDir::new().unwrap();
     let run = home.path().join("run");
     let of_both = [
-        ("--batch-size 0", "batch-size"),
+        ("--batch-size 0", "--batch-size"),
         ("--checkpointing nonsense", "nonsense"),
         ("--data /nowhere/at/all", "/nowhere/at/all"),
         ("--dropout 1", "--dropout"),
-        ("--epochs 18446744073709551615", "more than can be counted"),
+        ("--epochs 4294967296", "--epochs"),
         ("--image-size 9", "patches"),
         ("--lr 0", "--lr"),
         ("--lr NaN", "--lr"),
         ("--optimizer muon", "muon"),
         ("--optimizer sgd --weight-decay 0.1", "not for sgd"),
-        ("--patch-size 18446744073709551615", "must be at most 8192"),
+        ("--patch-size 8193", "--patch-size"),
         ("--resume --overwrite", "cannot be used with"),
         ("--resume", "nothing to resume"),
     ];

@@ -50,14 +50,14 @@ pub(crate) fn train(folder: &Path, options: &str) -> Command {
     command
 }
 
-/// Images of a small data set, of which 60 are to train with.
-pub(crate) const IMAGES: usize = 75;
+/// Images of a small data set, of which 32 are to train with.
+pub(crate) const IMAGES: usize = 40;
 
 /// A folder for runs, with a small data set in it whose labels are random.
 pub(crate) struct Home(TempDir);
 
 impl Home {
-    /// Epochs of 8 batches.
+    /// Epochs of 4 batches.
     pub(crate) fn new() -> Self {
         let home = Self(TempDir::new().unwrap());
         write_images(&home.folder("images"), 1, IMAGES);
@@ -68,9 +68,13 @@ impl Home {
         self.0.path().join(name)
     }
 
-    /// A run in the folder `name`, in batches of 8 images.
+    /// A run in the folder `name`, in batches of 8 images and, unless there are others among the
+    /// options, with patches of 4x4.
     pub(crate) fn train(&self, name: &str, epochs: usize, options: &str) -> Command {
-        let options = format!("--batch-size 8 --epochs {epochs} {options}");
+        let mut options = format!("--batch-size 8 --epochs {epochs} {options}");
+        if !options.contains("--patch-size") {
+            options += " --patch-size 4";
+        }
         let mut command = train(&self.folder(name), &options);
         command.arg("--data").arg(self.folder("images"));
         command

@@ -2,87 +2,40 @@
 
 use crate::device;
 use crate::settings::Settings;
-use crate::train::{Ending, PARTS, Train};
-use anyhow::{Context, Result};
-use burn_lean::DataParallel;
-use clap::Args;
-use lean_run_folder::fail;
-use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use crate::train::{PARTS, Train};
+use anyhow::Result;
+use burn_lean::{DataParallel, Replicas};
 use std::process::ExitCode;
-use vit_common::parallel::join;
-use vit_common::run::{self, Run};
-use vit_common::terminal;
+use vit_common::run::{self, Options, Run};
 
 const PROGRAM: &str = "vit";
-
-/// The options of `train`.
-#[derive(Debug, Args)]
-struct AllOptions {
-    #[command(flatten)]
-    run: run::Options<Settings>,
-    /// Record a memory timeline of the third and the fourth batch; `burn-memory` shows the file
-    #[arg(long, value_name = "FILE")]
-    memory_timeline: Option<PathBuf>,
-}
 
 /// Runs the program.
 pub fn main() -> ExitCode {
     let about = "Trains a vision transformer on Burn 0.22, plainly or with gradient release";
-    let (options, given) = match terminal::options::<AllOptions>(PROGRAM, about) {
-        Ok(options) => options,
-        Err(code) => return code,
-    };
-    let parallel = match data_parallel(&options.run) {
-        Ok(parallel) => parallel,
-        Err(error) => return fail(&*error),
-    };
-    match train(&options, &given, parallel.as_ref()) {
-        Ok(()) => ExitCode::SUCCESS,
-        // Before this process leaves the others, which may not answer.
-        Err(error) => fail(&*error),
-    }
-}
-
-fn data_parallel(options: &run::Options<Settings>) -> Result<Option<DataParallel>> {
-    if !options.data_parallel {
-        return Ok(None);
-    }
-    let parallel = DataParallel::new(join(PROGRAM, options.timeout)?);
-    Ok(Some(match options.shard_optimizer {
-        true => parallel.with_sharded_optimizer(),
-        false => parallel,
-    }))
+    run::main(PROGRAM, about, train)
 }
 
 fn train(
-    AllOptions {
-        run: options,
-        memory_timeline,
-    }: &AllOptions,
+    options: &Options<Settings>,
     given: &[String],
-    parallel: Option<&DataParallel>,
-) -> Result<()> {
-    let replicas = parallel.map(DataParallel::replicas);
-    let mut device = None;
-    let mut run = Run::begin(PROGRAM, options, given, &PARTS, replicas, |settings, _| {
+    replicas: Option<&Replicas>,
+) -> Result<ExitCode> {
+    let check = |settings: &Settings, _: &_| {
         settings.check(given)?;
-        device = Some(device::open(settings.device)?);
-        Ok(())
-    })?;
-    let train = Train {
-        settings: &run.settings,
-        data: &run.data,
-        parallel,
-        checkpoints: &run.checkpoints,
-        device: device.context("no device was opened")?,
-        stop_after: options.stop_after.map(NonZeroUsize::get),
-        memory_timeline: memory_timeline.as_deref(),
+        device::open(settings.device)
     };
-    match train.run(run.resume_point)? {
-        Ending::OfAnotherRank => {}
-        Ending::Stopped(epoch) => options.say_how_to_resume(PROGRAM, epoch),
-        Ending::Finished(results) => run.finish(&results, options.json)?,
-    }
-    Ok(())
+    let (mut run, device) = Run::begin(PROGRAM, options, given, &PARTS, replicas, check)?;
+    let parallel = replicas.cloned().map(DataParallel::new);
+    let train = Train {
+        run: &run,
+        options,
+        parallel: match options.shard_optimizer {
+            true => parallel.map(DataParallel::with_sharded_optimizer),
+            false => parallel,
+        },
+        device,
+    };
+    let ending = train.run()?;
+    run.end(PROGRAM, options, ending)
 }

@@ -11,16 +11,17 @@ use burn::optim::GradientsParams;
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_lean::timeline::{self, RecordError, Recorder, Recording};
-use burn_lean::{DataParallel, MixedPrecision, ReleaseError, ReplicaError};
-use lean_run_folder::{CannotWrite, Checkpoints};
+use burn_lean::{DataParallel, MixedPrecision, ReleaseError, ReplicaError, Replicas};
+use lean_run_folder::CannotWrite;
 use std::f64::consts::PI;
 use std::fs;
+use std::num::NonZeroUsize;
 use std::path::Path;
-use vit_common::data::{Dataset, Image, Split, labels};
+use vit_common::data::{Image, Split, labels};
 use vit_common::progress;
+use vit_common::results::Results;
 use vit_common::rng::SeededRng;
-
-pub use vit_common::results::Results;
+use vit_common::run::{Ending, Options, Run};
 
 /// What is saved after an epoch. Of the state, there is the mean loss of the training batches.
 pub const PARTS: [&str; 3] = [MODEL, OPTIMIZER, STATE];
@@ -31,102 +32,85 @@ const STATE: &str = "state.json";
 /// A training run.
 #[derive(Debug)]
 pub struct Train<'a> {
-    /// The settings.
-    pub settings: &'a Settings,
-    /// The images.
-    pub data: &'a Dataset,
+    /// Its settings, images and checkpoints.
+    pub run: &'a Run<Settings>,
+    /// When it stops, and what it records.
+    pub options: &'a Options<Settings>,
     /// The processes that train together, if there are several.
-    pub parallel: Option<&'a DataParallel>,
-    /// The checkpoints of this run.
-    pub checkpoints: &'a Checkpoints,
+    pub parallel: Option<DataParallel>,
     /// Where tensors are.
     pub device: Device,
-    /// Stops the run after this many batches, counted from the first epoch.
-    pub stop_after: Option<usize>,
-    /// The file for the memory timeline of the third and the fourth batch.
-    pub memory_timeline: Option<&'a Path>,
-}
-
-/// How a training has ended.
-#[derive(Clone, Debug)]
-pub enum Ending {
-    /// All epochs are done.
-    Finished(Results),
-    /// It was stopped after this epoch, from which it can be resumed; 0 is the beginning.
-    Stopped(usize),
-    /// The process is not the first of several, which has the results.
-    OfAnotherRank,
 }
 
 impl Train<'_> {
-    /// Trains from the checkpoint of an epoch, or from random weights.
+    /// Trains from the checkpoint to resume from, or from random weights.
     ///
     /// # Errors
     ///
     /// The loss is not finite; a checkpoint cannot be read or written; the processes do not do the
     /// same.
-    pub fn run(&self, resume_point: Option<usize>) -> Result<Ending> {
-        match self.settings.operations {
-            Operations::Default => self.run_with::<Vit>(resume_point),
-            Operations::Lean => self.run_with::<LeanVit>(resume_point),
+    pub fn run(&self) -> Result<Ending> {
+        match self.run.settings.operations {
+            Operations::Default => self.run_with::<Vit>(),
+            Operations::Lean => self.run_with::<LeanVit>(),
         }
     }
 
-    fn run_with<M: Model>(&self, resume_point: Option<usize>) -> Result<Ending> {
-        let Settings { train, .. } = self.settings;
-        let (epochs, batch_size) = (train.epochs.get(), train.batch_size.get());
-        let batches = train.batches(self.data);
-        let iterations = train.iterations(self.data)?;
+    fn run_with<M: Model>(&self) -> Result<Ending> {
+        let Run { settings, data, .. } = self.run;
+        let train = &settings.train;
+        let (epochs, batches) = (train.epochs, train.batches(data));
         let mut memory = Memory::start(&self.device);
         // Before there are tensors.
         let recording = self.record()?;
-        let device = match self.settings.checkpointing {
+        let device = match settings.checkpointing {
             Checkpointing::Balanced => self.device.clone().autodiff().gradient_checkpointing(),
             _ => self.device.clone().autodiff(),
         };
 
         self.device.seed(train.seed);
-        let model = M::new(&train.model(self.data), &device)
-            .recomputing(self.settings.checkpointing.into());
+        let model = M::new(&train.model(data), &device).recomputing(settings.checkpointing.into());
         let model = drawn(model);
-        let model = match self.settings.optimizer.is_in_bf16() {
+        let model = match settings.optimizer.is_in_bf16() {
             // But for norms, which stay in f32.
             true => MixedPrecision::bf16()
                 .cast(model)
                 .map_err(ReleaseError::from)?,
             false => model,
         };
-        let optimizer = Optimizer::new(self.settings, self.parallel, &model);
-        let (mut model, mut optimizer, mut train_loss) =
-            self.load(resume_point, model, optimizer)?;
-
-        if recording.is_some() && self.settings.mode == Mode::Plain {
+        let optimizer = Optimizer::new(settings, self.parallel.as_ref(), &model);
+        let (mut model, mut optimizer, mut train_loss) = self.load(model, optimizer)?;
+        if recording.is_some() && settings.mode == Mode::Plain {
             model = timeline::watched(model);
         }
 
-        let done = resume_point.unwrap_or(0);
+        let stop_after = self.options.stop_after.map(NonZeroUsize::get);
+        let done = self.run.resume_point.unwrap_or(0);
         for epoch in done + 1..=epochs {
             let order = self
                 .rng(Purpose::Order, epoch)
-                .permutation(self.data.train.len());
+                .permutation(data.train.len());
             let mut losses = Losses::default();
-            for (index, places) in order.chunks(batch_size).enumerate() {
+            for (index, places) in order.chunks(train.batch_size).enumerate() {
                 let iteration = (epoch - 1) * batches + index;
-                if self.stop_after.is_some_and(|last| iteration >= last) {
+                if stop_after.is_some_and(|last| iteration >= last) {
                     self.show_peak(&mut memory);
-                    finish(recording)?;
-                    return Ok(self.ending(Ending::Stopped(epoch - 1)));
+                    recording.map(Recording::finish).transpose()?;
+                    return Ok(Ending::Stopped {
+                        epoch: epoch - 1,
+                        by_ctrl_c: false,
+                    });
                 }
                 // Of several processes, each trains on its share of the batch.
-                let places = match self.parallel {
+                let places = match self.replicas() {
                     None => places,
-                    Some(parallel) => &places[parallel.replicas().share(places.len())],
+                    Some(replicas) => &places[replicas.share(places.len())],
                 };
-                let (images, labels) = self.batch(&self.data.train, places, &device)?;
+                let (images, labels) = self.batch(&data.train, places, &device)?;
                 // The dropout of a resumed run is that of the uninterrupted one.
                 let dropout = self.rng(Purpose::Dropout, iteration).next_u64();
 
-                let rate = rate(train.lr, iteration, iterations);
+                let rate = rate(train.lr, iteration, epochs * batches);
                 // From here on, a parameter steps as soon as the backward pass has its gradient.
                 model = optimizer.arm(rate, model)?;
                 let forward = || cross_entropy(model.forward_seeded(images, dropout), labels);
@@ -138,7 +122,7 @@ impl Train<'_> {
                 drop(loss);
                 model = optimizer.step(rate, model, grads)?;
                 memory.look();
-                if self.is_first() {
+                if self.run.is_first {
                     progress::batch(epoch, epochs, index + 1, batches);
                 }
             }
@@ -147,11 +131,11 @@ impl Train<'_> {
                 train_loss.is_finite(),
                 "the loss is {train_loss} in epoch {epoch}: try a smaller --lr"
             );
-            if let Some(parallel) = self.parallel {
+            if let Some(parallel) = &self.parallel {
                 // What is saved is what all of them have.
                 parallel.verify(&model)?;
             }
-            if self.is_first() {
+            if self.run.is_first {
                 let (loss, accuracy) = self.validate(&model)?;
                 let means = [train_loss, loss, accuracy];
                 progress::epoch(epoch, epochs, means, memory.look().in_use);
@@ -159,8 +143,8 @@ impl Train<'_> {
             self.save(epoch, train_loss, &model, &optimizer)?;
         }
         self.show_peak(&mut memory);
-        finish(recording)?;
-        if !self.is_first() {
+        recording.map(Recording::finish).transpose()?;
+        if !self.run.is_first {
             return Ok(Ending::OfAnotherRank);
         }
         // Before the validation, which is not part of the training.
@@ -176,29 +160,31 @@ impl Train<'_> {
     }
 
     fn record(&self) -> Result<Option<Recording>, RecordError> {
+        // Every process would write the same file.
+        let file = self.options.memory_timeline.as_ref();
         let record = |file| {
-            let Settings { train, mode, .. } = self.settings;
+            let Settings { train, mode, .. } = &self.run.settings;
             let title = format!("ViT, {:?}, {mode:?}", train.preset);
             Recorder::new(title).with_file(file).start()
         };
-        let file = self.memory_timeline.filter(|_| self.is_first());
-        file.map(record).transpose()
+        file.filter(|_| self.run.is_first).map(record).transpose()
     }
 
-    /// Model, optimizer and loss of an epoch; of several processes, the model is that of the first.
+    /// Model, optimizer and loss of the epoch to resume from; of several processes, the model is
+    /// that of the first.
     fn load<M: Model>(
         &self,
-        resume_point: Option<usize>,
         mut model: M,
         mut optimizer: Optimizer,
     ) -> Result<(M, Optimizer, f64)> {
-        let file = |part, epoch| self.checkpoints.file(part, epoch);
+        let resume_point = self.run.resume_point;
+        let file = |part, epoch| self.run.checkpoints.file(part, epoch);
         let cannot = |epoch| move || format!("cannot load the checkpoint of epoch {epoch}");
         if let Some(epoch) = resume_point {
             let record = ModuleRecord::load(file(MODEL, epoch)).with_context(cannot(epoch))?;
             model = model.try_load_record(record).with_context(cannot(epoch))?;
         }
-        if let Some(parallel) = self.parallel {
+        if let Some(parallel) = &self.parallel {
             let epoch = resume_point.unwrap_or(0) + 1;
             parallel
                 .replicas()
@@ -209,7 +195,7 @@ impl Train<'_> {
             return Ok((model, optimizer, 0.0));
         };
         optimizer = optimizer
-            .load(self.parallel, &file(OPTIMIZER, epoch))
+            .load(self.parallel.as_ref(), &file(OPTIMIZER, epoch))
             .with_context(cannot(epoch))?;
         let state = fs::read(file(STATE, epoch)).with_context(cannot(epoch))?;
         let train_loss = serde_json::from_slice(&state).with_context(cannot(epoch))?;
@@ -225,14 +211,16 @@ impl Train<'_> {
         model: &impl Model,
         optimizer: &Optimizer,
     ) -> Result<()> {
-        let optim_file = self.checkpoints.file(OPTIMIZER, epoch);
-        if !self.is_first() {
-            return optimizer.save(self.parallel, &optim_file);
+        let checkpoints = &self.run.checkpoints;
+        let optim_file = checkpoints.file(OPTIMIZER, epoch);
+        let save_states = |file: &Path| optimizer.save(self.parallel.as_ref(), file);
+        if !self.run.is_first {
+            return save_states(&optim_file);
         }
-        let saved = self.checkpoints.save(epoch, |part, file| {
+        let saved = checkpoints.save(epoch, |part, file| {
             match part {
                 MODEL => model.clone().into_record().save(file)?,
-                OPTIMIZER => optimizer.save(self.parallel, file)?,
+                OPTIMIZER => save_states(file)?,
                 _ => fs::write(file, serde_json::to_vec(&train_loss)?)?,
             }
             anyhow::Ok(())
@@ -250,10 +238,10 @@ impl Train<'_> {
     /// Loss and accuracy on the validation images.
     fn validate(&self, model: &impl Model) -> Result<(f64, f64)> {
         let model = model.valid();
-        let split = &self.data.validation;
+        let split = &self.run.data.validation;
         let places: Vec<usize> = (0..split.len()).collect();
         let (mut losses, mut correct) = (Losses::default(), 0);
-        for places in places.chunks(self.settings.train.batch_size.get()) {
+        for places in places.chunks(self.run.settings.train.batch_size) {
             let (images, labels) = self.batch(split, places, &self.device)?;
             let scores = model.forward(images);
             let best = scores.clone().argmax(1).flatten::<1>(0, 1);
@@ -273,8 +261,8 @@ impl Train<'_> {
     ) -> Result<(Tensor<4>, Tensor<1, Int>)> {
         let image = |place: &usize| split.get(*place).context("an image is missing");
         let images: Vec<Image> = places.iter().map(image).collect::<Result<_>>()?;
-        let (pixels, shape) = self.data.normalization().pixels(&images);
-        let dtype = match self.settings.optimizer.is_in_bf16() {
+        let (pixels, shape) = self.run.data.normalization().pixels(&images);
+        let dtype = match self.run.settings.optimizer.is_in_bf16() {
             true => DType::BF16,
             false => DType::F32,
         };
@@ -287,12 +275,9 @@ impl Train<'_> {
     /// Random numbers for an epoch or an iteration. The dropout of a process differs from that of
     /// the first.
     fn rng(&self, purpose: Purpose, number: usize) -> SeededRng {
-        let mut seed = vec![self.settings.train.seed, purpose as u64, number as u64];
-        if purpose == Purpose::Dropout && !self.is_first() {
-            let rank = self
-                .parallel
-                .map(|parallel| parallel.replicas().rank() as u64);
-            seed.extend(rank);
+        let mut seed = vec![self.run.settings.train.seed, purpose as u64, number as u64];
+        if purpose == Purpose::Dropout && !self.run.is_first {
+            seed.extend(self.replicas().map(|replicas| replicas.rank() as u64));
         }
         SeededRng::new(&seed)
     }
@@ -300,30 +285,21 @@ impl Train<'_> {
     /// The mean loss over the images of all processes.
     fn mean_of_all(&self, losses: Losses) -> Result<f64> {
         let own = losses.sum();
-        let sum = match self.parallel {
+        let sum = match self.replicas() {
             None => own,
-            Some(parallel) => parallel.replicas().numbers("the losses", own)?.iter().sum(),
+            Some(replicas) => replicas.numbers("the losses", own)?.iter().sum(),
         };
-        Ok(sum / self.data.train.len().max(1) as f64)
+        Ok(sum / self.run.data.train.len().max(1) as f64)
     }
 
     fn show_peak(&self, memory: &mut Memory) {
-        if let Some(parallel) = self.parallel {
-            progress::peak(parallel.replicas().rank(), memory.look().in_use);
+        if let Some(replicas) = self.replicas() {
+            progress::peak(replicas.rank(), memory.look().in_use);
         }
     }
 
-    /// Whether this is the one process that shows and writes what is the same in all.
-    fn is_first(&self) -> bool {
-        self.parallel
-            .is_none_or(|parallel| parallel.replicas().is_first())
-    }
-
-    fn ending(&self, of_first: Ending) -> Ending {
-        match self.is_first() {
-            true => of_first,
-            false => Ending::OfAnotherRank,
-        }
+    fn replicas(&self) -> Option<&Replicas> {
+        self.parallel.as_ref().map(DataParallel::replicas)
     }
 }
 
@@ -350,13 +326,6 @@ impl Losses {
     fn sum(self) -> f64 {
         let sum = |(mean, images): (Tensor<1>, usize)| mean.into_scalar::<f64>() * images as f64;
         self.0.into_iter().map(sum).sum()
-    }
-}
-
-fn finish(recording: Option<Recording>) -> Result<(), RecordError> {
-    match recording {
-        Some(recording) => recording.finish().map(drop),
-        None => Ok(()),
     }
 }
 

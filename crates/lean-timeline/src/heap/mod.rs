@@ -37,16 +37,16 @@
 //!
 //! An allocation of less than [`SMALL`] bytes is in no holder, only in the samples of what is in use.
 
-mod error;
 mod marks;
 mod recorder;
 mod session;
 mod tracker;
 
-pub use error::RecordError;
 pub use marks::{backward, forward, is_recording, operation, parameters, read, recompute, step};
 pub use recorder::{Recorder, Recording};
 pub use tracker::SMALL;
+
+pub use crate::recording::RecordError;
 
 /// The allocator of a program whose heap can be recorded; `Heap::from_allocator` wraps another one.
 ///

@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use super::error::RecordError;
-use super::session::{Plan, Session};
+use super::session::Session;
 use super::tracker::{self, with_tracked};
+use crate::recording::{Plan, RecordError};
 use crate::snapshot::Snapshot;
 
 /// Records a few steps of a training.
@@ -20,11 +20,7 @@ impl Recorder {
     /// The viewer shows `title`.
     pub fn new(title: impl Into<String>) -> Self {
         Self {
-            plan: Plan {
-                title: title.into(),
-                steps: 2..4,
-                file: None,
-            },
+            plan: Plan::new(title),
         }
     }
 
@@ -49,12 +45,7 @@ impl Recorder {
     /// The allocator of the program is not [`Heap`](super::Heap), a recording is under way, the range
     /// of steps is empty, or the folder of the file does not exist.
     pub fn start(self) -> Result<Recording, RecordError> {
-        if self.plan.steps.is_empty() {
-            return Err(RecordError::NoSteps);
-        }
-        if let Some(file) = &self.plan.file {
-            Snapshot::check_folder(file)?;
-        }
+        self.plan.check()?;
         if !tracker::begin() {
             return Err(RecordError::NoAllocator);
         }

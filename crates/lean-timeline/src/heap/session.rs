@@ -1,23 +1,11 @@
 //! A recording, from its start to its end.
 
-use std::ops::Range;
-use std::path::PathBuf;
-
-use super::error::RecordError;
 use crate::ledger::{BlockId, Ledger, Operand, Storage};
+use crate::recording::{Plan, RecordError};
 use crate::snapshot::{PhaseKind, Snapshot};
 
 /// The work of memory that no pass has taken.
 const OUTSIDE: &str = "outside of a pass";
-
-/// What to record.
-#[derive(Clone, Debug)]
-pub(super) struct Plan {
-    pub(super) title: String,
-    /// Training steps, numbered from 0. Each begins with a forward pass.
-    pub(super) steps: Range<usize>,
-    pub(super) file: Option<PathBuf>,
-}
 
 pub(super) struct Session {
     plan: Plan,
@@ -124,10 +112,8 @@ impl Session {
     /// Ends the recording, if it has not ended with its last step.
     pub(super) fn finish(mut self) -> Result<Snapshot, RecordError> {
         self.end();
-        self.outcome.unwrap_or(Err(RecordError::TooShort {
-            made: self.passes,
-            first: self.plan.steps.start,
-        }))
+        let too_short = || Err(self.plan.too_short(self.passes));
+        self.outcome.unwrap_or_else(too_short)
     }
 
     fn end(&mut self) {
@@ -137,13 +123,8 @@ impl Session {
         self.outcome = Some(match ledger.has_parameters() {
             false => Err(RecordError::NoParameters),
             true => {
-                let snapshot = ledger
-                    .into_snapshot(self.plan.title.clone(), self.backend.into())
-                    .since(begin, self.plan.steps.start);
-                match &self.plan.file {
-                    Some(file) => snapshot.save(file).map(|()| snapshot).map_err(Into::into),
-                    None => Ok(snapshot),
-                }
+                let snapshot = ledger.into_snapshot(self.plan.title.clone(), self.backend.into());
+                self.plan.save(snapshot.since(begin, self.plan.steps.start))
             }
         });
     }

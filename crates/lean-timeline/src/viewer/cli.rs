@@ -25,10 +25,10 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Print the peak, what is in it, and an estimate of the peak with gradient release
+    /// Print the peak, and what is in it
     Summary {
-        #[command(flatten)]
-        inputs: Inputs,
+        /// A snapshot
+        file: PathBuf,
     },
     /// Write a page for the browser: the whole recording, to zoom into and point at
     Html {
@@ -66,7 +66,7 @@ struct Inputs {
 
 const HELP: &str = "\
 A snapshot is the file that the recorder of burn-lean, or of burn-gradient-release-timeline, saves during a
-training. Two snapshots, as of the same model with and without gradient release, are shown side by side.";
+training. A page and a picture show two snapshots side by side.";
 
 /// Runs the program.
 pub fn main() -> ExitCode {
@@ -105,10 +105,7 @@ fn usage(error: &clap::Error) -> ExitCode {
 
 fn run(task: &Task) -> Result<()> {
     match task {
-        Task::Summary { inputs } => {
-            let snapshots = inputs.load()?;
-            say(&summary(&snapshots))
-        }
+        Task::Summary { file } => say(&summary(&Snapshot::load(file)?)),
         Task::Savings { file, fit } => say(&savings(&Snapshot::load(file)?, *fit)?),
         Task::Html { inputs, output } => inputs.convert(output.as_deref(), "html", |snapshots| {
             Ok(html::page(snapshots)?)

@@ -8,35 +8,31 @@ use base64::write::EncoderStringWriter;
 const PAGE: &str = include_str!("page/index.html");
 
 /// The theme first, whose variables the others read.
-const STYLES: [&str; 8] = [
+const STYLES: [&str; 7] = [
     include_str!("page/style/theme.css"),
     include_str!("page/style/base.css"),
     include_str!("page/style/bar.css"),
     include_str!("page/style/panel.css"),
     include_str!("page/style/legend.css"),
-    include_str!("page/style/plot.css"),
     include_str!("page/style/tooltip.css"),
     include_str!("page/style/holders.css"),
 ];
 
 /// Each after those whose functions and classes it uses.
-const SCRIPTS: [&str; 18] = [
+const SCRIPTS: [&str; 15] = [
     include_str!("page/units.js"),
     include_str!("page/snapshot.js"),
     include_str!("page/range_max.js"),
     include_str!("page/totals.js"),
     include_str!("page/lives.js"),
     include_str!("page/scale.js"),
-    include_str!("page/seams.js"),
     include_str!("page/pixels.js"),
     include_str!("page/paint.js"),
     include_str!("page/panel_text.js"),
     include_str!("page/legend.js"),
     include_str!("page/list.js"),
-    include_str!("page/overview.js"),
     include_str!("page/drawing.js"),
     include_str!("page/pointer.js"),
-    include_str!("page/keys.js"),
     include_str!("page/panel.js"),
     include_str!("page/main.js"),
 ];

@@ -1,10 +1,10 @@
-//! The summary of one snapshot or two, as text.
+//! The summary of a snapshot, as text.
 
 use super::text::{count, fit, mib, mib_more, percent, time, wrap};
-use crate::analysis::{Agreement, Estimate, Most, Peak, Place, Totals};
+use crate::analysis::{Agreement, Peak, Place, Totals};
 use crate::snapshot::{Category, PhaseKind, Snapshot};
 use comfy_table::presets::ASCII_MARKDOWN;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::{CellAlignment, ContentArrangement, Table};
 use std::collections::BTreeSet;
 
 /// The longest line, in characters.
@@ -12,59 +12,32 @@ const WIDTH: usize = 100;
 /// The largest difference between holders and bytes in use, as a share, of a recording that adds
 /// up.
 const ADDS_UP: f64 = 0.01;
-/// The shortest column of parameter paths, in characters.
-const PATH: usize = 29;
 /// Number of holders in the list of the largest.
 const LARGEST: usize = 10;
 
-/// The summary of one snapshot, or of two side by side.
-pub fn summary(snapshots: &[Snapshot]) -> String {
-    let subjects: Vec<Subject<'_>> = snapshots
-        .iter()
-        .zip('A'..)
-        .map(|(snapshot, letter)| Subject::of(snapshot, letter))
-        .collect();
-    let mut parts = Vec::new();
-    match subjects.as_slice() {
-        [one, other] => {
-            parts.push(format!("{}\n\n{}", one.head("A: "), other.head("B: ")));
-            parts.push(comparison(one, other));
-            for subject in [one, other] {
-                let name = format!("{}: ", subject.letter);
-                parts.push(format!("{name}{}", subject.peak_line()));
-                parts.push(subject.largest());
-                parts.push(subject.remarks());
-            }
-        }
-        _ => {
-            for subject in &subjects {
-                parts.push(subject.head(""));
-                parts.push(subject.peak_line());
-                parts.push(subject.categories());
-                parts.push(subject.largest());
-                parts.push(subject.remarks());
-            }
-        }
+/// The summary of a snapshot.
+pub fn summary(snapshot: &Snapshot) -> String {
+    let subject = Subject::of(snapshot);
+    let mut parts = vec![subject.head(), subject.peak_line()];
+    if subject.peak.is_some() {
+        parts.extend([subject.categories(), subject.largest(), subject.agreement()]);
     }
-    parts.retain(|part| !part.is_empty());
     parts.join("\n\n") + "\n"
 }
 
 /// A snapshot with its analysis.
 struct Subject<'a> {
     snapshot: &'a Snapshot,
-    letter: char,
     totals: Totals,
     peak: Option<Peak>,
 }
 
 impl<'a> Subject<'a> {
-    fn of(snapshot: &'a Snapshot, letter: char) -> Self {
+    fn of(snapshot: &'a Snapshot) -> Self {
         let totals = Totals::of(snapshot);
         let peak = Peak::of(snapshot, &totals);
         Self {
             snapshot,
-            letter,
             totals,
             peak,
         }
@@ -79,10 +52,6 @@ impl<'a> Subject<'a> {
         peak.map_or(0, |peak| peak.bytes_of(category))
     }
 
-    fn most(&self, category: Category) -> Most {
-        self.totals.most(self.snapshot, category)
-    }
-
     /// Bytes of the peak that are in no category; negative where holders have more than was in use.
     fn rest(&self) -> i64 {
         let known: u64 = Category::ALL
@@ -92,7 +61,7 @@ impl<'a> Subject<'a> {
         self.peak_bytes() as i64 - known as i64
     }
 
-    fn head(&self, prefix: &str) -> String {
+    fn head(&self) -> String {
         let Snapshot {
             title,
             backend,
@@ -117,7 +86,7 @@ impl<'a> Subject<'a> {
         };
         let lasted = times.last().copied().unwrap_or(0);
         let mut lines = vec![
-            fit(&format!("{prefix}{}", named(title)), WIDTH),
+            fit(named(title), WIDTH),
             fit(&format!("  backend   {}", named(backend)), WIDTH),
             format!("  model     {model}"),
             format!("  steps     {}", count(steps.len())),
@@ -150,9 +119,6 @@ impl<'a> Subject<'a> {
     }
 
     fn categories(&self) -> String {
-        if self.peak.is_none() {
-            return String::new();
-        }
         let mut table = table(
             [
                 "category",
@@ -164,7 +130,7 @@ impl<'a> Subject<'a> {
             [1, 2, 3],
         );
         for category in Category::ALL.into_iter().rev() {
-            let most = self.most(category);
+            let most = self.totals.most(self.snapshot, category);
             let place = short(Place::of(self.snapshot, most.tick).filter(|_| most.bytes > 0));
             let bytes = self.at_peak(category);
             table.add_row([
@@ -214,25 +180,11 @@ impl<'a> Subject<'a> {
             [
                 mib(piece.bytes),
                 piece.category.name().into(),
-                parameter.map_or_else(|| "-".into(), String::clone),
-                operation,
+                parameter.map_or_else(|| "-".into(), |path| fit(path, usize::MAX)),
+                fit(&operation, usize::MAX),
                 short(Place::of(snapshot, piece.from)),
             ]
         });
-        let mut rows: Vec<[String; 5]> = rows.collect();
-        let widest = |column: usize| {
-            let cells = rows.iter().map(|row| row[column].chars().count());
-            cells.chain([header[column].len()]).max().unwrap_or(0)
-        };
-        // Paths are cut before operations are, down to a width at which both ends can be read.
-        let frame = 3 * header.len() + 1;
-        let room = WIDTH.saturating_sub(frame + widest(0) + widest(1) + widest(4));
-        let path = widest(2).min(room.saturating_sub(widest(3)).max(PATH));
-        let operation = room.saturating_sub(path);
-        for row in &mut rows {
-            row[2] = fit(&row[2], path);
-            row[3] = fit(&row[3], operation);
-        }
         let mut table = table(header, [0]);
         table.add_rows(rows);
         let shown = peak.pieces.len().min(LARGEST);
@@ -242,13 +194,6 @@ impl<'a> Subject<'a> {
             count(peak.pieces.len()),
             percent(bytes.sum(), self.peak_bytes()),
         )
-    }
-
-    fn remarks(&self) -> String {
-        if self.peak.is_none() {
-            return String::new();
-        }
-        format!("{}\n\n{}", self.agreement(), self.estimate())
     }
 
     fn agreement(&self) -> String {
@@ -274,72 +219,6 @@ impl<'a> Subject<'a> {
         };
         wrap("", &text, WIDTH, "  ")
     }
-
-    fn estimate(&self) -> String {
-        let estimate = match Estimate::of(self.snapshot, &self.totals) {
-            Ok(estimate) => estimate,
-            Err(reason) => {
-                return wrap("With gradient release: ", &reason.to_string(), WIDTH, "  ");
-            }
-        };
-        let Estimate {
-            iteration,
-            recorded,
-            least,
-            most,
-            place: at,
-            ..
-        } = estimate;
-        let is_range = mib(least) != mib(most);
-        let peak = match is_range {
-            true => format!("{} to {}", mib(least), mib(most)),
-            false => mib(most),
-        };
-        let change = match most.cmp(&recorded) {
-            std::cmp::Ordering::Less => format!(
-                "{}{} MiB ({}) less than",
-                if is_range { "at least " } else { "" },
-                mib(recorded - most),
-                percent(recorded - most, recorded)
-            ),
-            _ if least < recorded => "about as much as".into(),
-            _ => "no less than".into(),
-        };
-        let text = format!(
-            "With gradient release (estimated from step {}): a peak of {peak} MiB, {change} the {} \
-             MiB of this step; it would be in the {}. Assumed:",
-            iteration + 1,
-            mib(recorded),
-            place(self.snapshot, at)
-        );
-        let mut lines = vec![wrap("", &text, WIDTH, "  ")];
-        for assumption in estimate.assumptions() {
-            lines.push(wrap("- ", &assumption, WIDTH, "  "));
-        }
-        lines.join("\n")
-    }
-}
-
-fn comparison(one: &Subject<'_>, other: &Subject<'_>) -> String {
-    let mut table = table(["MiB", "A", "B", "B - A"], [1, 2, 3]);
-    let mut row = |name: String, one: u64, other: u64| {
-        table.add_row([
-            name,
-            mib(one),
-            mib(other),
-            mib_more(other as i64 - one as i64),
-        ]);
-    };
-    row("peak".into(), one.peak_bytes(), other.peak_bytes());
-    for category in Category::ALL.into_iter().rev() {
-        let name = format!("at the peak: {}", category.name());
-        row(name, one.at_peak(category), other.at_peak(category));
-    }
-    for category in Category::ALL.into_iter().rev() {
-        let name = format!("most at once: {}", category.name());
-        row(name, one.most(category).bytes, other.most(category).bytes);
-    }
-    table.to_string()
 }
 
 fn table<const COLUMNS: usize, const RIGHT: usize>(
@@ -347,7 +226,12 @@ fn table<const COLUMNS: usize, const RIGHT: usize>(
     right: [usize; RIGHT],
 ) -> Table {
     let mut table = Table::new();
-    table.load_preset(ASCII_MARKDOWN).set_header(header);
+    table
+        .load_preset(ASCII_MARKDOWN)
+        .set_header(header)
+        // Long names are wrapped.
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_width(WIDTH as u16);
     for column in right {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);

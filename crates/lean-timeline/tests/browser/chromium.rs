@@ -201,9 +201,9 @@ impl Page {
         self.frame();
     }
 
-    /// Waits until everything is drawn, also what is drawn only when the view stops moving.
+    /// Waits until everything is drawn.
     pub(crate) fn rest(&mut self) {
-        self.evaluate::<Value>("new Promise((done) => setTimeout(done, 200))");
+        self.frame();
         self.frame();
     }
 
@@ -261,23 +261,6 @@ impl Page {
             self.mouse("mousePressed", at, press.clone());
             self.mouse("mouseReleased", at, press);
         }
-        self.rest();
-    }
-
-    /// Presses a key that has no text, or one character.
-    pub(crate) fn key(&mut self, key: &str) {
-        for kind in ["keyDown", "keyUp"] {
-            let event = json!({ "type": kind, "key": key });
-            self.send("Input.dispatchKeyEvent", event);
-        }
-        self.rest();
-    }
-
-    /// Sets the preferred colour scheme of the system, `dark` or `light`.
-    pub(crate) fn prefer(&mut self, scheme: &str) {
-        let feature = json!({ "name": "prefers-color-scheme", "value": scheme });
-        let features = json!({ "features": [feature] });
-        self.send("Emulation.setEmulatedMedia", features);
         self.rest();
     }
 

@@ -1,39 +1,25 @@
-//! The page as a whole: it opens, takes two snapshots, keys, and a million events.
+//! The page as a whole: it opens, takes two snapshots, and a million events.
 
 use crate::synthetic::Training;
 use crate::tests;
-use crate::visit::{Opened, Test, View, bytes_text, category_text, open, open_one, peak, pile};
+use crate::visit::{Opened, Test, View, bytes_text, open, open_one, peak, pile};
 use lean_timeline::Snapshot;
-use serde_json::Value;
 use std::time::Duration;
 
 pub(crate) const TESTS: &[Test] = tests![
     opens_without_an_error_or_a_request,
     two_snapshots_share_their_scale,
-    keys_do_what_the_mouse_does,
     odd_snapshots_open,
     a_million_events_are_no_burden
 ];
 
 fn opens_without_an_error_or_a_request() {
     let mut opened = open(&[Training::plain().snapshot(), Training::release().snapshot()]);
-    opened.page.prefer("dark");
-    opened.page.prefer("light");
     opened.is_fine();
     assert_eq!(opened.page.requests(), [opened.url.clone()]);
     let titles = [Training::plain(), Training::release()].map(|training| training.title);
     assert_eq!(opened.page.text("title"), titles.join(" | "));
     assert_eq!(opened.page.text("[data-testid=title]"), titles[0]);
-
-    // In the colour scheme that the system prefers.
-    let weights = "Array.from(document.querySelector('[data-role=base]').getContext('2d')
-        .getImageData(200, 415, 1, 1).data)";
-    let light: [u8; 4] = opened.page.evaluate(weights);
-    opened.page.prefer("dark");
-    let dark: [u8; 4] = opened.page.evaluate(weights);
-    assert_ne!(light, dark);
-    opened.page.prefer("light");
-    assert_eq!(opened.page.evaluate::<[u8; 4]>(weights), light);
 
     // A request would fail: the page's own policy forbids it.
     let directive: String = opened.page.evaluate(
@@ -81,51 +67,6 @@ fn two_snapshots_share_their_scale() {
     let lit: usize = opened.ask(1, "lit()");
     let holder = snapshots[1].holders[lit];
     assert!(holder.from <= tick && tick < holder.until);
-    opened.is_fine();
-}
-
-fn keys_do_what_the_mouse_does() {
-    let snapshot = Training::plain().snapshot();
-    let peak = peak(&snapshot);
-    let mut opened = open_one(&snapshot);
-    opened
-        .page
-        .evaluate::<Value>("document.querySelector('[data-testid=plot]').focus()");
-    opened.page.key("p");
-    assert_eq!(opened.ask::<usize>(0, "cursor()"), peak.tick);
-    // From the top of the stack to its bottom, announcing each holder.
-    let pile = pile(&snapshot, peak.tick);
-    for layer in pile.iter().rev().take(8) {
-        let lit: Option<usize> = opened.ask(0, "lit()");
-        assert_eq!(lit.filter(|_| layer.holder.is_some()), layer.holder);
-        let told = opened.page.text("#spoken");
-        assert!(told.contains(&bytes_text(layer.bytes)), "{told}");
-        assert!(told.contains(category_text(layer.category)), "{told}");
-        opened.page.key("ArrowDown");
-    }
-    opened.page.key("ArrowUp");
-    let lit: Option<usize> = opened.ask(0, "lit()");
-    assert_eq!(lit, pile[pile.len() - 8].holder);
-
-    let ticks = snapshot.times.len();
-    for _ in 0..4 {
-        opened.page.key("+");
-    }
-    let near = opened.view(0);
-    near.is_near(peak.tick, ticks / 3);
-    opened.page.key(",");
-    assert!(opened.view(0).first < near.first);
-    opened.page.key("0");
-    assert_eq!(opened.view(0).ticks(), ticks);
-
-    opened.page.key("p");
-    opened.page.key("ArrowLeft");
-    let left: usize = opened.ask(0, "cursor()");
-    assert!(left < peak.tick);
-    opened.page.key("Enter");
-    assert_eq!(opened.ask::<usize>(0, "moment()"), left);
-    opened.page.key("Escape");
-    assert_eq!(opened.ask::<usize>(0, "moment()"), peak.tick);
     opened.is_fine();
 }
 

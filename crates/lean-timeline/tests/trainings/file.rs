@@ -148,8 +148,6 @@ fn something_else_is_not_a_snapshot() {
         packed("some text"),
         packed("{\"format\":\"other\",\"version\":1}"),
         packed("[1, 2, 3]"),
-        // The beginning of something that is no snapshot.
-        packed(&"some text ".repeat(1000))[..40].to_vec(),
     ] {
         let text = "<stream> is not a memory snapshot";
         fails(Snapshot::read(&*foreign), "Foreign", text);
@@ -166,9 +164,6 @@ fn a_file_that_has_changed_is_told_from_one_that_is_cut_short() {
     let checksum = file.len() - 8;
     file[checksum] ^= 1;
     fails(Snapshot::read(&*file), "Damaged", "is damaged");
-    let text = unpacked(&bytes(&Snapshot::default()));
-    let shorter = packed(&text[..text.len() - 5]);
-    fails(Snapshot::read(&*shorter), "Damaged", "is damaged");
 }
 
 #[test]
@@ -179,11 +174,6 @@ fn a_later_version_asks_for_an_update() {
     // Also if that version has other keys.
     let later = packed(r#"{"format":"memory-timeline","version":7,"new":{}}"#);
     fails(Snapshot::read(&*later), "Newer", "version 7");
-    fails(
-        changed(|json| json["version"] = json!(0)),
-        "Inconsistent",
-        "",
-    );
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! Backends, and the settings of a training run.
 
-use crate::{backend, mode};
+use crate::device;
 use anyhow::{Result, ensure};
 use burn_gradient_release::Recompute;
 use bytesize::ByteSize;
 use clap::{ArgAction, Args, ValueEnum};
+use lean_run_folder::{SettingsError, identity};
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroUsize;
 use vit_common::display_as_value;
@@ -54,6 +55,15 @@ impl BackendKind {
 }
 
 display_as_value!(BackendKind);
+
+/// Those for which the training is compiled.
+const OPTIMIZERS: [OptimizerKind; 5] = [
+    OptimizerKind::AdamW,
+    OptimizerKind::AdamWOnePass,
+    OptimizerKind::AdamW8bit,
+    OptimizerKind::Adafactor,
+    OptimizerKind::Sgd,
+];
 
 /// Backend, mode, checkpointing and optimizer of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, Args)]
@@ -139,6 +149,12 @@ impl run::Settings for Settings {
     fn mode(&self) -> Mode {
         self.engine.mode
     }
+
+    fn identity(&self) -> Result<String, SettingsError> {
+        // As in the checkpoints of earlier runs.
+        let identity = identity(self, Self::MAY_CHANGE)?;
+        Ok(identity.replace("\"adamw\"", "\"adam-w\""))
+    }
 }
 
 impl Settings {
@@ -168,7 +184,7 @@ impl Settings {
                 ),
             ),
             (
-                mode::has(optimizer),
+                OPTIMIZERS.contains(&optimizer),
                 format!("--optimizer {optimizer} is not in this example: `vit` has it"),
             ),
             (
@@ -209,6 +225,30 @@ impl Settings {
         ] {
             ensure!(fits, refusal);
         }
-        backend::require(backend)
+        device::require(backend)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Written when the program called it `adam-w`.
+    #[test]
+    fn an_earlier_run_is_known_again() {
+        let saved = r#"{
+            "data": "digits", "data_digest": "401d", "preset": "tiny", "image_size": null,
+            "patch_size": null, "epochs": 20, "batch_size": 32, "lr": 0.002, "weight_decay": 0.05,
+            "dropout": 0.1, "seed": 42, "backend": "flex", "fusion": true, "mode": "release",
+            "checkpointing": "none", "activation_budget": null, "optimizer": "adam-w",
+            "grads_accumulation": 1, "no_decay_on_norms": false, "clip_grad_norm": null
+        }"#;
+        let settings: Settings = serde_json::from_str(saved).unwrap();
+        assert_eq!(settings.engine.optimizer, OptimizerKind::AdamW);
+        let identity = run::Settings::identity(&settings).unwrap();
+        let expected = "batch_size: 32\ndata_digest: \"401d\"\ndropout: 0.1\nepochs: 20\n\
+            grads_accumulation: 1\nlr: 0.002\nno_decay_on_norms: false\noptimizer: \"adam-w\"\n\
+            preset: \"tiny\"\nseed: 42\nweight_decay: 0.05\n";
+        assert_eq!(identity, expected);
     }
 }

@@ -68,7 +68,7 @@ pub fn error(reason: &str) -> anyhow::Error {
 }
 
 /// Interrupts a run whose loss is not finite.
-pub fn interrupt_if_diverged(interrupter: &Interrupter, loss: f64, epoch: usize) {
+fn interrupt_if_diverged(interrupter: &Interrupter, loss: f64, epoch: usize) {
     if !loss.is_finite() {
         let reason = format!("the loss is {loss} in epoch {epoch}: try a smaller --lr");
         stop(interrupter, &reason);
@@ -103,7 +103,6 @@ impl CheckpointingStrategy for CompleteEpochs {
         epoch: usize,
         store: &EventStoreClient,
     ) -> Vec<CheckpointingAction> {
-        // `MetricLog` checks the loss too, but may lag behind; this call waits for the metric.
         if let Some(loss) = store.find_metric(LOSS, epoch, Aggregate::Mean, &Split::Train) {
             interrupt_if_diverged(&self.interrupter, loss, epoch);
         }

@@ -1,6 +1,6 @@
 //! One folder of images for each class: `folder/class/image.png`.
 
-use super::{Dataset, ImageSize, Split, ensure_is_file, square_colour, square_grey};
+use super::{Dataset, ImageSize, Split, square_colour, square_grey};
 use anyhow::{Context, Result, ensure};
 use image::{ColorType, DynamicImage, ImageReader};
 use std::fs;
@@ -58,7 +58,6 @@ pub(super) fn load(folder: &Path, size: ImageSize) -> Result<Dataset> {
 }
 
 fn read(file: &Path) -> Result<DynamicImage> {
-    ensure_is_file(file)?;
     ImageReader::open(file)
         .and_then(ImageReader::with_guessed_format)
         .with_context(|| file.display().to_string())?

@@ -5,11 +5,10 @@ mod folder;
 
 use crate::digest;
 use crate::rng::SeededRng;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use image::imageops::{self, FilterType};
 use image::{GrayImage, RgbImage};
 use sha2::{Digest, Sha256};
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -19,9 +18,6 @@ const SPLIT_SEED: u64 = 0x5eed_0f5e_ed0f_5eed;
 
 /// One in this many images is for validation.
 const VALIDATION_PART: usize = 5;
-
-/// The largest width and height of an image.
-const LARGEST: usize = 8192;
 
 /// The size of images that a model requires.
 #[derive(Clone, Copy, Debug)]
@@ -44,21 +40,13 @@ impl ImageSize {
     ///
     /// # Errors
     ///
-    /// The requested size is not a multiple of the patch size, or either is too large.
-    pub fn resolve(&self, natural: usize) -> Result<usize> {
+    /// The requested size is not a multiple of the patch size.
+    fn resolve(&self, natural: usize) -> Result<usize> {
         let patch = self.patch_size;
-        ensure!(
-            patch <= LARGEST,
-            "--patch-size must be at most {LARGEST}, not {patch}"
-        );
         match self.requested {
             Some(size) => {
                 ensure!(
-                    size <= LARGEST,
-                    "--image-size must be at most {LARGEST}, not {size}"
-                );
-                ensure!(
-                    size > 0 && size.is_multiple_of(patch),
+                    size.is_multiple_of(patch),
                     "images of {size}x{size} cannot be cut into patches of {patch}x{patch}: \
                      choose a multiple of {patch} for --image-size"
                 );
@@ -228,17 +216,6 @@ impl Normalization {
             .collect();
         (pixels, [images.len(), channels, height, width])
     }
-}
-
-/// Fails for what is no file, as a pipe, which would be waited for.
-fn ensure_is_file(path: &Path) -> Result<()> {
-    let is_file = fs::metadata(path).map(|metadata| metadata.is_file());
-    ensure!(
-        is_file.with_context(|| format!("cannot read {}", path.display()))?,
-        "{} is not a file",
-        path.display()
-    );
-    Ok(())
 }
 
 /// The labels of a batch.

@@ -2,6 +2,7 @@
 
 #[path = "../../../vit-common/tests/cli.rs"]
 mod both;
+#[path = "../../../vit-common/tests/memory_timeline.rs"]
 mod memory_timeline;
 #[path = "../../../vit-common/tests/program.rs"]
 mod program;
@@ -16,7 +17,7 @@ fn a_run_is_resumed_with_other_operations() {
     let home = Home::new();
     let whole = result(&mut home.train("whole", 3, ""));
     for (before, after) in [("default", "lean"), ("lean", "default")] {
-        home.stop(before, 3, 9, &format!("--operations {before}"));
+        home.stop(before, 3, 5, &format!("--operations {before}"));
         let resumed = result(&mut home.resume(before, &format!("--operations {after}")));
         let loss = |result: &serde_json::Value| result["train_loss"].as_f64().unwrap();
         let difference = loss(&resumed) - loss(&whole);
@@ -33,7 +34,7 @@ fn five_bytes_a_parameter_train_alike_in_both_modes() {
     let whole = result(&mut home.train("whole", 2, options));
     let plain = result(&mut home.train("plain", 2, &format!("{options} --mode plain")));
     assert_eq!(outcome(&plain), outcome(&whole));
-    home.stop("resumed", 2, 7, options);
+    home.stop("resumed", 2, 5, options);
     let resumed = result(&mut home.resume("resumed", ""));
     assert_eq!(outcome(&resumed), outcome(&whole));
 }

@@ -7,7 +7,7 @@ pub(crate) const PROGRAM: Program = Program {
     path: env!("CARGO_BIN_EXE_vit"),
     parts: vit::train::PARTS,
     cuda: "--device cuda",
-    diverging: "--optimizer lamb --lr 1",
+    diverging: "--optimizer lamb --lr 1 --dropout 0.99",
     checkpointing: &[
         ("plain", "balanced", false),
         ("plain", "blocks", true),

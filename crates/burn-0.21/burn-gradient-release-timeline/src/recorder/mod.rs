@@ -2,7 +2,6 @@
 
 mod counter;
 mod entry;
-mod error;
 mod handle;
 mod lookup;
 mod operation;
@@ -15,8 +14,10 @@ mod tensor;
 
 use std::{ops::Range, path::PathBuf};
 
+use lean_timeline::recording;
+
 pub use counter::{MemoryCounter, Sampling};
-pub use error::RecordError;
+pub use lean_timeline::recording::RecordError;
 pub use optimizer::{RecordSteps, RecordedOptimizer};
 pub use pass::{backward, forward};
 pub use tensor::RecordedTensor;
@@ -40,18 +41,16 @@ impl Recorder {
     pub fn new(title: impl Into<String>) -> Self {
         Self {
             plan: Plan {
-                title: title.into(),
-                steps: 2..4,
+                recording: recording::Plan::new(title),
                 counter: None,
                 sampling: None,
-                file: None,
             },
         }
     }
 
     /// Records these steps, counted from 0. A step begins with its [forward pass](forward).
     pub fn with_steps(mut self, steps: Range<usize>) -> Self {
-        self.plan.steps = steps;
+        self.plan.recording.steps = steps;
         self
     }
 
@@ -74,7 +73,7 @@ impl Recorder {
     /// Writes the snapshot to this file as soon as the last of the steps is over: when the next one
     /// begins, or the recording is finished.
     pub fn with_file(mut self, file: impl Into<PathBuf>) -> Self {
-        self.plan.file = Some(file.into());
+        self.plan.recording.file = Some(file.into());
         self
     }
 
@@ -85,12 +84,7 @@ impl Recorder {
     /// If a recording is under way, the range of steps is empty, or the folder of the file does not
     /// exist, so that the training would be lost.
     pub fn start(self) -> Result<Recording, RecordError> {
-        if self.plan.steps.is_empty() {
-            return Err(RecordError::NoSteps);
-        }
-        if let Some(file) = &self.plan.file {
-            Snapshot::check_folder(file)?;
-        }
+        self.plan.recording.check()?;
         state::start(self.plan)?;
         Ok(Recording { is_open: true })
     }

@@ -8,11 +8,13 @@ use std::sync::{
 use super::{
     counter::Sampling,
     entry::{Entry, EntryCell},
-    error::RecordError,
     plan::Plan,
 };
 use crate::snapshot::{Parameter, PhaseKind, Snapshot};
-use lean_timeline::ledger::{BlockId, Ledger, Operand, Storage};
+use lean_timeline::{
+    ledger::{BlockId, Ledger, Operand, Storage},
+    recording::RecordError,
+};
 
 /// No recording is started.
 const OFF: u8 = 0;
@@ -46,15 +48,10 @@ impl Session {
         let Some(ledger) = self.ledger.take() else {
             return;
         };
-        self.outcome = Some(if ledger.has_parameters() {
-            let snapshot =
-                ledger.into_snapshot(self.plan.title.clone(), std::mem::take(&mut self.backend));
-            match &self.plan.file {
-                Some(file) => snapshot.save(file).map(|()| snapshot).map_err(Into::into),
-                None => Ok(snapshot),
-            }
-        } else {
-            Err(RecordError::NotRecorded)
+        let plan = &self.plan.recording;
+        self.outcome = Some(match ledger.has_parameters() {
+            true => plan.save(ledger.into_snapshot(plan.title.clone(), self.backend.clone())),
+            false => Err(RecordError::NotRecorded),
         });
     }
 }
@@ -162,10 +159,8 @@ pub(super) fn finish() -> Result<Snapshot, RecordError> {
     let mut ended = session.take().expect("a recording finishes once");
     ended.end();
     STAGE.store(OFF, Ordering::Release);
-    ended.outcome.unwrap_or(Err(RecordError::TooShort {
-        made: ended.passes,
-        first: ended.plan.steps.start,
-    }))
+    let too_short = || Err(ended.plan.recording.too_short(ended.passes));
+    ended.outcome.unwrap_or_else(too_short)
 }
 
 /// Ends the recording without what it has recorded.
@@ -199,10 +194,10 @@ pub(super) fn count_forward(backend: impl FnOnce() -> String) -> bool {
     };
     let pass = session.passes;
     session.passes += 1;
-    if pass == session.plan.steps.end {
+    if pass == session.plan.recording.steps.end {
         session.end();
     }
-    if pass != session.plan.steps.start {
+    if pass != session.plan.recording.steps.start {
         return false;
     }
     session.backend = backend();

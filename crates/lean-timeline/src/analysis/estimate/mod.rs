@@ -9,13 +9,14 @@
 //! cannot tell these releases from the next ones. Hence two bounds: one with the step before all
 //! releases that follow the gradient, one with the step after them.
 //!
-//! Everything else stays as recorded. [`Estimate::assumptions`] lists what the estimate assumes.
+//! Everything else stays as recorded. The estimate assumes that a gradient's memory is used by nothing
+//! but its step once it is complete, and the old weight by nothing once its step ends.
 
 mod replay;
 mod states;
 
-use super::{peak::Peak, place::Place, totals::Totals};
-use crate::snapshot::{Category, Phase, PhaseKind, Snapshot};
+use super::{peak::Peak, totals::Totals};
+use crate::snapshot::{Phase, PhaseKind, Snapshot};
 use replay::{Replay, Step, releases, steps};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -24,7 +25,7 @@ use thiserror::Error;
 pub use states::StatesEstimate;
 
 /// The estimated peak of a training step with gradient release, from a recording without it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Estimate {
     /// Index of the training step, from 0.
     pub iteration: usize,
@@ -34,18 +35,6 @@ pub struct Estimate {
     pub least: u64,
     /// Upper bound of its peak with gradient release.
     pub most: u64,
-    /// The place of the peak of [`most`](Self::most).
-    pub place: Option<Place>,
-    /// Bytes of the gradients that would be released as soon as they are complete.
-    pub released: u64,
-    /// Bytes of the gradients that no step used, and that stay as recorded.
-    pub kept: u64,
-    /// Bytes of the gradients that were still held after the optimizer had stepped with them.
-    pub held_on: u64,
-    /// Bytes by which the optimizer's state grew in that step.
-    pub born: u64,
-    /// The most bytes that the optimizer phase took outside the steps of parameters.
-    pub outside: u64,
 }
 
 /// Why there is no [`Estimate`].
@@ -83,70 +72,16 @@ impl Estimate {
         } = Complete::last(snapshot)?;
         let mut steps = steps(snapshot, &phases, backward);
         let replay = Replay::new(snapshot, totals, &steps, ticks.start..optimizer);
-        let (most, tick, step) = replay.peak(&steps);
+        let most = replay.peak(&steps);
         after_releases(snapshot, &mut steps);
         let replay = Replay::new(snapshot, totals, &steps, ticks.start..optimizer);
-        let (least, ..) = replay.peak(&steps);
-        let released = steps.iter().map(|step| step.gradient).sum();
-        let gradients = snapshot.holders.iter().filter(|holder| {
-            holder.category == Category::Gradients
-                && holder.from <= optimizer
-                && optimizer < holder.until
-        });
-        let gradients: u64 = gradients.map(|holder| holder.bytes).sum();
         let recorded = Peak::within(snapshot, totals, ticks.start, ticks.end);
-        let place = Place::of(snapshot, tick);
-        let state = totals.layer(Category::OptimizerState);
         Ok(Self {
             iteration,
             recorded: recorded.map_or(0, |peak| peak.bytes),
-            least,
+            least: replay.peak(&steps),
             most,
-            place: place.map(|place| Place { step, ..place }),
-            released,
-            kept: gradients.saturating_sub(released),
-            held_on: steps.iter().map(|step| step.held_on).sum(),
-            born: state[ticks.end - 1].saturating_sub(state[ticks.start]),
-            outside: outside(totals, &phases),
         })
-    }
-
-    /// What the estimate assumes, in sentences, without the assumptions that make no difference
-    /// here.
-    pub fn assumptions(&self) -> Vec<String> {
-        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
-        let mut all = vec![
-            "a gradient's memory is used by nothing but its step once it is complete, and the old \
-             weight by nothing once its step ends"
-                .to_string(),
-        ];
-        if self.born > 0 {
-            all.push(format!(
-                "the optimizer's state grows by {} in this step, the first: later ones begin with \
-                 it, so record two steps or more",
-                mib(self.born)
-            ));
-        }
-        if self.outside > 0 {
-            all.push(format!(
-                "what the optimizer takes outside the step of any parameter ({} at most) falls \
-                 away; clipping by the norm of all gradients at once would need them all",
-                mib(self.outside)
-            ));
-        }
-        if self.kept > 0 {
-            all.push(format!(
-                "gradients of {} that no step took stay as recorded",
-                mib(self.kept)
-            ));
-        }
-        if self.held_on > 0 {
-            all.push(format!(
-                "gradients of {} that were still held after their step are released",
-                mib(self.held_on)
-            ));
-        }
-        all
     }
 }
 
@@ -236,32 +171,4 @@ fn last_complete(snapshot: &Snapshot) -> Result<(usize, Vec<Phase>), NoEstimate>
         1 => Ok((iteration, phases)),
         count => Err(NoEstimate::Accumulates(count)),
     }
-}
-
-/// The most bytes that the optimizer phases take outside the steps of parameters.
-fn outside(totals: &Totals, phases: &[Phase]) -> u64 {
-    let known = totals.known();
-    let mut most = 0;
-    for optimizer in phases {
-        if optimizer.kind != PhaseKind::Optimizer {
-            continue;
-        }
-        // What is allocated in each range between steps, relative to its beginning.
-        let steps = phases.iter().filter(|phase| {
-            matches!(phase.kind, PhaseKind::Step(_))
-                && optimizer.from <= phase.from
-                && phase.until <= optimizer.until
-        });
-        let ends = steps.clone().map(|step| step.from).chain([optimizer.until]);
-        let begins = [optimizer.from]
-            .into_iter()
-            .chain(steps.map(|step| step.until));
-        for (begin, end) in begins.zip(ends) {
-            let before = known[begin.saturating_sub(1)];
-            let stretch = known.get(begin..end).unwrap_or_default();
-            let highest = stretch.iter().copied().max().unwrap_or(0);
-            most = most.max(highest.saturating_sub(before));
-        }
-    }
-    most
 }

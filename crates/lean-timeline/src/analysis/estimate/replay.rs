@@ -166,32 +166,22 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// The peak, its tick, and the parameter that is stepped there.
-    pub(super) fn peak(&self, steps: &[Step]) -> (u64, usize, Option<usize>) {
-        let mut peak = (0, self.ticks.start, None);
-        let mut see = |bytes: i64, tick, step| {
-            if bytes > peak.0 {
-                peak = (bytes, tick, step);
-            }
-        };
+    /// The peak.
+    pub(super) fn peak(&self, steps: &[Step]) -> u64 {
         let first = self.ticks.start;
+        let last = self.ticks.end.saturating_sub(1);
         let before = |tick: usize| self.known[tick] as i64 + self.before[tick - first];
         let after = |tick: usize| self.known[tick] as i64 + self.after[tick - first];
-        for tick in self.ticks.clone() {
-            see(before(tick), tick, None);
-        }
-        let last = self.ticks.end.saturating_sub(1);
+        let mut peak = self.ticks.clone().map(before).max().unwrap_or(0);
         for moment in &self.moments {
             if !self.ticks.contains(&moment.tick) {
                 continue;
             }
             // The bytes when the operations of this sample began, and after each of their ticks.
             let since = moment.since.max(first);
-            let mut most = (after(since), since);
-            for tick in since + 1..=moment.sample.tick.min(last) {
-                most = most.max((before(tick), tick));
-            }
-            see(most.0 + moment.workspace as i64, most.1, None);
+            let ticks = since + 1..=moment.sample.tick.min(last);
+            let most = ticks.map(before).fold(after(since), i64::max);
+            peak = peak.max(most + moment.workspace as i64);
         }
         // Several gradients can be complete at the same tick. Their steps follow each other.
         let mut base = (usize::MAX, 0);
@@ -203,10 +193,10 @@ impl<'a> Replay<'a> {
                 base = (step.at, before(step.at));
             }
             let change = &self.changes[&step.parameter];
-            see(base.1 + change.most, step.at, Some(step.parameter));
+            peak = peak.max(base.1 + change.most);
             base.1 += change.end;
         }
-        (peak.0.unsigned_abs(), peak.1, peak.2)
+        peak.unsigned_abs()
     }
 }
 

@@ -59,8 +59,8 @@ impl StatesEstimate {
             before,
             after,
             plain: with_states(peak(step.optimizer)),
-            least: with_states(least.0),
-            most: with_states(most.0),
+            least: with_states(least),
+            most: with_states(most),
         })
     }
 

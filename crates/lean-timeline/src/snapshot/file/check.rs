@@ -2,7 +2,6 @@
 
 use std::mem;
 
-use super::problem::Problem;
 use crate::snapshot::{
     data::{Holder, Phase, PhaseKind, Sample, Snapshot},
     format::EXACT,
@@ -10,7 +9,7 @@ use crate::snapshot::{
 
 /// Checks that every index and tick exists, and that times, holders, phases and samples are in
 /// order.
-pub(super) fn check(snapshot: &Snapshot) -> Result<(), Problem> {
+pub(super) fn check(snapshot: &Snapshot) -> Result<(), String> {
     let ticks = snapshot.times.len();
     let is_sorted = |name, mut values: Box<dyn Iterator<Item = u64> + '_>| {
         let mut last = 0;
@@ -93,7 +92,7 @@ pub(super) fn check(snapshot: &Snapshot) -> Result<(), Problem> {
 }
 
 /// Checks that the bytes held at once are exact numbers for every reader.
-fn check_sums(snapshot: &Snapshot) -> Result<(), Problem> {
+fn check_sums(snapshot: &Snapshot) -> Result<(), String> {
     let mut change = vec![0_i128; snapshot.times.len() + 1];
     for holder in &snapshot.holders {
         change[holder.from] += i128::from(holder.bytes);
@@ -109,9 +108,9 @@ fn check_sums(snapshot: &Snapshot) -> Result<(), Problem> {
     Ok(())
 }
 
-fn ensure(holds: bool, problem: impl FnOnce() -> String) -> Result<(), Problem> {
+fn ensure(holds: bool, problem: impl FnOnce() -> String) -> Result<(), String> {
     match holds {
         true => Ok(()),
-        false => Err(Problem::Inconsistent(problem())),
+        false => Err(problem()),
     }
 }

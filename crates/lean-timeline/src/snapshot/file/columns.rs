@@ -12,8 +12,8 @@ use crate::snapshot::{
 /// The JSON object of a snapshot.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Contents<'a> {
-    pub(super) format: Cow<'a, str>,
-    pub(super) version: u64,
+    format: Cow<'a, str>,
+    version: u64,
     title: Cow<'a, str>,
     backend: Cow<'a, str>,
     parameters: Cow<'a, [Parameter]>,

@@ -1,16 +1,17 @@
 //! A snapshot as a stream of bytes.
 
 use std::io::{self, BufWriter, Read, Write};
+use std::path::Path;
 
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 
 use super::{
     check::check,
     columns::{Contents, Header},
-    problem::Problem,
 };
 use crate::snapshot::{
     data::Snapshot,
+    error::SnapshotError,
     format::{FORMAT, VERSION},
 };
 
@@ -26,64 +27,48 @@ pub(super) fn compress(snapshot: &Snapshot, to: impl Write) -> io::Result<()> {
 }
 
 /// Reads a snapshot, and tells what else it may be if it is none.
-pub(super) fn decompress(mut from: impl Read) -> Result<Snapshot, Problem> {
+pub(super) fn decompress(mut from: impl Read, path: &Path) -> Result<Snapshot, SnapshotError> {
+    let foreign = || SnapshotError::Foreign { path: path.into() };
+    let inconsistent = |problem| SnapshotError::Inconsistent {
+        path: path.into(),
+        problem,
+    };
     let mut packed = Vec::new();
-    from.read_to_end(&mut packed).map_err(Problem::Io)?;
-    if !packed.starts_with(&GZIP) {
-        // An empty file, or one byte of gzip: all that was written before the disk was full.
-        return Err(match GZIP.starts_with(&packed) {
-            true => Problem::Truncated,
-            false => Problem::Foreign,
-        });
+    from.read_to_end(&mut packed)
+        .map_err(|reason| SnapshotError::Read {
+            path: path.into(),
+            reason,
+        })?;
+    // An empty file may be all that was written before the disk was full.
+    if !GZIP.starts_with(&packed[..packed.len().min(GZIP.len())]) {
+        return Err(foreign());
     }
     let mut json = Vec::new();
-    if let Err(error) = GzDecoder::new(packed.as_slice()).read_to_end(&mut json) {
-        let is_ours = can_begin_ours(&json);
-        return Err(match error.kind() {
-            _ if !is_ours => Problem::Foreign,
-            io::ErrorKind::UnexpectedEof => Problem::Truncated,
-            _ => Problem::Damaged(error.to_string()),
-        });
-    }
+    GzDecoder::new(packed.as_slice())
+        .read_to_end(&mut json)
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => SnapshotError::Truncated { path: path.into() },
+            _ => SnapshotError::Damaged {
+                path: path.into(),
+                problem: error.to_string(),
+            },
+        })?;
     drop(packed);
-    match serde_json::from_slice::<Contents<'_>>(&json) {
-        Ok(contents) if contents.format == FORMAT && contents.version == VERSION => {
-            let snapshot = contents.into_snapshot().map_err(Problem::Inconsistent)?;
-            check(&snapshot)?;
-            Ok(snapshot)
+    match serde_json::from_slice::<Header>(&json) {
+        Ok(Header { format, version }) if format == FORMAT && version == VERSION => {}
+        Ok(Header { format, version }) if format == FORMAT => {
+            return Err(SnapshotError::Newer {
+                path: path.into(),
+                version,
+            });
         }
-        Ok(Contents {
-            format, version, ..
-        }) => Err(other(&format, version, "")),
-        Err(error) => Err(match serde_json::from_slice::<Header>(&json) {
-            Ok(Header { format, version }) => other(&format, version, &error.to_string()),
-            Err(_) if json.len() >= FORMAT.len() && can_begin_ours(&json) => {
-                Problem::Damaged(error.to_string())
-            }
-            Err(_) => Problem::Foreign,
-        }),
+        _ => return Err(foreign()),
     }
-}
-
-/// Why JSON that has a header is not a snapshot that can be read.
-fn other(format: &str, version: u64, problem: &str) -> Problem {
-    match version {
-        _ if format != FORMAT => Problem::Foreign,
-        VERSION => Problem::Inconsistent(problem.into()),
-        0 => Problem::Inconsistent("there is no version 0 of the format".into()),
-        _ => Problem::Newer(version),
-    }
-}
-
-/// Whether a text can be the beginning of a snapshot.
-fn can_begin_ours(json: &[u8]) -> bool {
-    let dense: Vec<u8> = json
-        .iter()
-        .take(100)
-        .copied()
-        .filter(|byte| !byte.is_ascii_whitespace())
-        .collect();
-    let ours = format!(r#"{{"format":"{FORMAT}""#);
-    let length = ours.len().min(dense.len());
-    dense[..length] == ours.as_bytes()[..length]
+    let contents = serde_json::from_slice::<Contents<'_>>(&json);
+    let snapshot = contents
+        .map_err(|error| error.to_string())
+        .and_then(Contents::into_snapshot)
+        .map_err(inconsistent)?;
+    check(&snapshot).map_err(inconsistent)?;
+    Ok(snapshot)
 }

@@ -22,7 +22,6 @@
 mod check;
 mod columns;
 mod gzip;
-mod problem;
 
 use std::{
     ffi::OsString,
@@ -49,10 +48,17 @@ impl Snapshot {
     /// The file cannot be written, or the snapshot contradicts itself.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), SnapshotError> {
         let path = path.as_ref();
-        check(self).map_err(|problem| problem.of(path))?;
+        self.check(path)?;
         self.replace(path).map_err(|reason| SnapshotError::Write {
             path: path.into(),
             reason,
+        })
+    }
+
+    fn check(&self, path: &Path) -> Result<(), SnapshotError> {
+        check(self).map_err(|problem| SnapshotError::Inconsistent {
+            path: path.into(),
+            problem,
         })
     }
 
@@ -97,7 +103,7 @@ impl Snapshot {
         if file.metadata().map_err(failed)?.is_dir() {
             return Err(failed(io::ErrorKind::IsADirectory.into()));
         }
-        decompress(BufReader::new(file)).map_err(|problem| problem.of(path))
+        decompress(BufReader::new(file), path)
     }
 
     /// Writes to a stream what [`save`](Self::save) saves.
@@ -106,7 +112,7 @@ impl Snapshot {
     ///
     /// As for [`save`](Self::save), with `<stream>` for the file.
     pub fn write(&self, to: impl Write) -> Result<(), SnapshotError> {
-        check(self).map_err(|problem| problem.of(STREAM.as_ref()))?;
+        self.check(STREAM.as_ref())?;
         compress(self, to).map_err(|reason| SnapshotError::Write {
             path: STREAM.into(),
             reason,
@@ -119,7 +125,7 @@ impl Snapshot {
     ///
     /// As for [`load`](Self::load), with `<stream>` for the file.
     pub fn read(from: impl Read) -> Result<Self, SnapshotError> {
-        decompress(from).map_err(|problem| problem.of(STREAM.as_ref()))
+        decompress(from, STREAM.as_ref())
     }
 }
 

@@ -1,9 +1,7 @@
 // Draws a panel's plot: the stack when the view changes, the overlay at every move of the pointer.
 
-// The least height of a holder with a seam of its own, in CSS pixels.
+// The least height of a holder that is drawn by itself, in CSS pixels.
 const SEAM = 3;
-// While the view moves, seams are left out if they took longer than this, in milliseconds.
-const PROMPT = 20;
 
 class Drawing {
   constructor(panel) {
@@ -70,10 +68,6 @@ class Drawing {
       this.drawStack(picture);
       this.drawPhases(picture);
     }
-    const { overview, stack, view } = panel;
-    if (this.isOverviewStale) overview.paint(stack, view.axis, colours, LEFT, RIGHT, ratio);
-    this.isOverviewStale = false;
-    overview.frame(view);
   }
 
   drawAxes({ context, colours, ratio, line, left, top, width, height, bottom }) {
@@ -101,17 +95,12 @@ class Drawing {
   }
 
   drawStack({ context, colours, columns, toPixel, ratio, line, left, top, width, height }) {
-    const { stack, seams, app, took, isMoving } = this.panel;
+    const { stack, app } = this.panel;
     const pixels = new Pixels(width, height);
     const toRow = (bytes) => toPixel(bytes) - top;
     paintStack(pixels, stack, columns, colours, toRow);
-    this.hasSeams = !isMoving || took.seams < PROMPT;
-    if (this.hasSeams) {
-      const started = performance.now();
-      const least = ((app.range.high - app.range.low) / height) * ratio * SEAM;
-      paintSeams(pixels, stack, seams, columns, colours, toRow, least, line);
-      took.seams = performance.now() - started;
-    }
+    const least = ((app.range.high - app.range.low) / height) * ratio * SEAM;
+    paintHolders(pixels, stack, columns, colours, toRow, least, line);
     context.drawImage(pixels.canvas, left, top);
   }
 
@@ -168,7 +157,7 @@ class Drawing {
     context.beginPath();
     context.rect(left * ratio, top * ratio, width * ratio, height * ratio);
     context.clip();
-    if (panel.life) paintLife({ ...this.shown, context }, panel.stack, panel.life, range);
+    if (panel.lit) paintLife({ ...this.shown, context }, panel.stack, panel.lit, range);
     context.restore();
     context.save();
     context.scale(ratio, ratio);

@@ -87,32 +87,17 @@ function holderAt(stack, tick, height) {
   return stack.workspaces.bytes[tick] > 0 ? describeWorkspace(stack, tick) : null;
 }
 
-/**
- * The bytes below a holder in its own category, over its lifetime. Holders below were allocated
- * before it, so the bytes only decrease: at the ticks `untils`, with `below[k]` before `untils[k]`.
- */
-class Life {
-  constructor(stack, holder) {
-    this.holder = holder;
-    if (holder.isWorkspace) {
-      this.untils = [];
-      this.below = [stack.totals[TEMPORARIES][holder.from] - holder.bytes];
-      return;
-    }
-    const { bytes, category, until } = stack.snapshot.holders;
-    const older = [];
-    for (let i = 0; i < holder.index; i++) {
-      if (category[i] === holder.category && until[i] > holder.from) older.push(i);
-    }
-    older.sort((one, other) => until[other] - until[one]);
-    let below = 0;
-    this.below = [0, ...older.map((i) => (below += bytes[i]))].reverse();
-    this.untils = older.reverse().map((i) => until[i]);
+/** The bytes below a holder in its own category, at ticks of its lifetime that do not fall. */
+function bytesBelow(stack, holder, ticks) {
+  if (holder.isWorkspace) {
+    return ticks.map((tick) => stack.totals[TEMPORARIES][tick] - holder.bytes);
   }
-
-  /** The number of holders below that are released at `tick`, of which `gone` were before. */
-  advance(gone, tick) {
-    while (gone < this.untils.length && this.untils[gone] <= tick) gone++;
-    return gone;
+  const { bytes, category, until } = stack.snapshot.holders;
+  const below = ticks.map(() => 0);
+  // Those that were allocated before it.
+  for (let i = 0; i < holder.index; i++) {
+    if (category[i] !== holder.category) continue;
+    for (let k = 0; k < ticks.length && ticks[k] < until[i]; k++) below[k] += bytes[i];
   }
+  return below;
 }

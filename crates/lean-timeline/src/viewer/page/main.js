@@ -8,7 +8,6 @@ class App {
     this.panels = [];
     this.colours = theme();
     this.tip = document.getElementById("tooltip");
-    this.spoken = document.getElementById("spoken");
   }
 
   async open() {
@@ -28,7 +27,6 @@ class App {
     this.listen();
     this.fitBytes();
     for (const panel of this.panels) {
-      panel.drawing.isOverviewStale = true;
       panel.drawing.soon();
       panel.drawing.now();
     }
@@ -51,20 +49,12 @@ class App {
   }
 
   listen() {
-    const redraw = (panel) => {
-      panel.drawing.isOverviewStale = true;
-      panel.drawing.soon();
-    };
     const observer = new ResizeObserver(() => {
       this.tooltip(null);
       this.fitBytes();
-      this.panels.forEach(redraw);
+      this.panels.forEach((panel) => panel.drawing.soon());
     });
     this.panels.forEach((panel) => observer.observe(panel.plot));
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-      this.colours = theme();
-      this.panels.forEach(redraw);
-    });
     document.querySelectorAll("input[name=axis]").forEach((input) => {
       input.addEventListener("change", () => {
         this.isTime = input.value === "time";
@@ -140,10 +130,6 @@ class App {
     if (left + width > innerWidth - 8) left = place.left + x - gap - width;
     const top = Math.min(place.top + y + gap, innerHeight - height - 8);
     tip.style.transform = `translate(${Math.max(left, 8)}px, ${Math.max(top, 8)}px)`;
-  }
-
-  say(text) {
-    this.spoken.textContent = text;
   }
 }
 

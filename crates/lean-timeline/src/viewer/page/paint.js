@@ -1,4 +1,7 @@
-// Paints a stack: bands, seams between holders, the lifetime of one holder, phases, axes.
+// Paints a stack: bands, the holders in them, the lifetime of one holder, phases.
+
+// The shades of a category.
+const SHADES = 4;
 
 /** The colours and fonts of the page as it is now: light or dark. */
 function theme() {
@@ -47,37 +50,47 @@ function paintStack(pixels, stack, columns, colours, toRow) {
   }
 }
 
-/** Paints every holder in a shade of its category's colour, with a hairline at its lower edge. */
-function paintSeams(pixels, stack, seams, columns, colours, toRow, least, line) {
-  const { tick } = columns;
-  // The lower edge of each category in each column, which every holder in it needs.
-  const bases = new Map(
+/**
+ * Paints every holder of at least `least` bytes in a shade of its category's colour, with a hairline at
+ * its lower edge.
+ */
+function paintHolders(pixels, stack, columns, colours, toRow, least, line) {
+  const { bytes, category, from, until, count } = stack.snapshot.holders;
+  const { width, tick } = columns;
+  // The upper edge of the holders so far, of each category in each column.
+  const edges = new Map(
     stack.shown.map((c) => [c, Float64Array.from(tick, (at) => stack.base(c, at))]),
   );
-  seams.trace(columns, stack.shown, least, (i, c, below, start, end) => {
-    const bytes = seams.snapshot.holders.bytes[i];
-    const { shades, seam } = colours.bands[c];
-    const base = bases.get(c);
-    for (let column = start; column < end;) {
+  const born = CATEGORIES.map(() => 0);
+  let start = 0;
+  for (let i = 0; i < count; i++) {
+    const edge = edges.get(category[i]);
+    if (!edge) continue;
+    // Multiples of the golden ratio give neighbours shades that differ.
+    const shade = Math.floor(((born[category[i]]++ * 0.618034) % 1) * SHADES);
+    while (start < width && tick[start] < from[i]) start++;
+    for (let column = start; column < width && tick[column] < until[i];) {
+      if (bytes[i] < least) {
+        edge[column++] += bytes[i];
+        continue;
+      }
       const run = column;
-      const bottom = toRow(base[run] + below);
-      const top = toRow(base[run] + below + bytes);
-      while (column < end && (base[column] === base[run] || toRow(base[column] + below) === bottom))
-        column++;
+      const [top, bottom] = [toRow(edge[run] + bytes[i]), toRow(edge[run])];
+      do edge[column++] += bytes[i];
+      while (column < width && tick[column] < until[i] && toRow(edge[column]) === bottom);
       if (bottom <= top) continue;
-      pixels.fill(shades[seams.shade[i]], run, top, column, bottom - line);
+      const { shades, seam } = colours.bands[category[i]];
+      pixels.fill(shades[shade], run, top, column, bottom - line);
       pixels.fill(seam, run, bottom - line, column, bottom);
     }
-  });
+  }
 }
 
-/** Paints the holder of `life` over all columns of its lifetime. */
-function paintLife(picture, stack, life, range) {
+/** Paints a holder over all columns of its lifetime. */
+function paintLife(picture, stack, holder, range) {
   const { context, columns, colours, left, toPixel: toY, line } = picture;
-  const { holder } = life;
   if (!stack.shown.includes(holder.category)) return;
-  let gone = 0;
-  const boxes = [];
+  const life = [];
   for (let column = 0; column < columns.width; column++) {
     const first = Math.max(columns.first[column], holder.from);
     const last = Math.min(columns.last[column], holder.until - 1);
@@ -85,8 +98,16 @@ function paintLife(picture, stack, life, range) {
     // The column shows its fullest tick, or the fullest one in the lifetime of the holder.
     const drawn = columns.tick[column];
     const tick = drawn >= first && drawn <= last ? drawn : stack.summits.at(first, last);
-    gone = life.advance(gone, tick);
-    const base = stack.base(holder.category, tick) + life.below[gone];
+    life.push({ column, tick });
+  }
+  const below = bytesBelow(
+    stack,
+    holder,
+    life.map(({ tick }) => tick),
+  );
+  const boxes = [];
+  for (const [i, { column, tick }] of life.entries()) {
+    const base = stack.base(holder.category, tick) + below[i];
     if (base >= range.high || base + holder.bytes <= range.low) continue;
     const bottom = toY(base);
     const top = Math.min(toY(base + holder.bytes), bottom - line);

@@ -1,4 +1,4 @@
-// The panel of one snapshot: its plot, legend, overview and list.
+// The panel of one snapshot: its plot, legend and list.
 
 // In CSS pixels. The rows of phases and of parameters' steps, then the plot, then the x axis.
 const LEFT = 78;
@@ -14,7 +14,6 @@ class Panel {
     this.root = root;
     this.snapshot = snapshot;
     this.stack = new Stack(snapshot);
-    this.seams = new Seams(snapshot);
     this.view = new View(new Axis(snapshot.times, app.isTime));
     this.plot = root.querySelector("[data-testid=plot]");
     this.drawing = new Drawing(this);
@@ -24,16 +23,11 @@ class Panel {
       onOpen: (holder) => this.open(holder),
       onPeak: () => this.choose(null),
     });
-    this.overview = new Overview(root.querySelector("canvas.overview"), (start, end) => {
-      this.view.set(start, end);
-      this.moved();
-    });
     this.chosen = null;
     this.cursor = null;
     this.lit = null;
-    this.took = { draw: 0, seams: 0, hover: 0 };
+    this.took = { draw: 0, hover: 0 };
     listenToPointer(this);
-    new Keys(this);
     this.introduce();
     this.choose(null);
   }
@@ -54,9 +48,7 @@ class Panel {
     const count = warnings.length === 1 ? "A warning" : `${countText(warnings.length)} warnings`;
     box.querySelector("summary").textContent = `${count} from the recorder`;
     box.querySelector("ul").append(...warnings.map((text) => element("li", { textContent: text })));
-    const label =
-      `Memory of ${title} over time, at most ${bytesText(bytes)}. Arrow keys read it, ` +
-      "plus and minus zoom, P goes to the peak; the table below lists its holders.";
+    const label = `Memory of ${title} over time, at most ${bytesText(bytes)}`;
     this.plot.setAttribute("aria-label", label);
     this.list.body.closest("table").setAttribute("aria-label", `Holders of memory in ${title}`);
   }
@@ -145,18 +137,11 @@ class Panel {
 
   restack() {
     this.cursorOff();
-    this.drawing.isOverviewStale = true;
     this.drawing.soon();
   }
 
   moved() {
     this.cursorOff();
-    this.isMoving = true;
-    clearTimeout(this.rest);
-    this.rest = setTimeout(() => {
-      this.isMoving = false;
-      if (!this.drawing.hasSeams) this.drawing.soon();
-    }, 120);
     this.drawing.soon();
   }
 
@@ -186,16 +171,6 @@ class Panel {
     this.moved();
   }
 
-  /** Moves the view so that `tick` is in it. */
-  reveal(tick) {
-    const { axis, start, end } = this.view;
-    const x = axis.at(tick);
-    if (x >= start && axis.at(tick + 1) <= end) return;
-    this.view.set(x - (end - start) / 2, x + (end - start) / 2);
-    this.moved();
-    this.drawing.now();
-  }
-
   // The cursor, and the holder under it.
 
   hover(x, y) {
@@ -211,22 +186,18 @@ class Panel {
       if (span) this.app.tooltip(spanCard(this.snapshot, span), this.plot, x, y);
       return;
     }
-    this.point(this.drawing.columns.tick[this.columnAt(x)], this.fromY(y), x);
+    const tick = this.drawing.columns.tick[this.columnAt(x)];
+    this.cursor = { tick, x };
+    this.light(holderAt(this.stack, tick, this.fromY(y)));
+    this.tell();
     if (this.lit) this.app.tooltip(holderCard(this.snapshot, this.lit), this.plot, x, y);
     else this.app.tooltip(null);
     this.took.hover = performance.now() - started;
   }
 
-  point(tick, height, x = this.middleOf(tick)) {
-    this.cursor = { tick, height, x };
-    this.light(holderAt(this.stack, tick, height));
-    this.tell();
-  }
-
   light(holder) {
     if (!isSame(holder, this.lit)) {
       this.lit = holder;
-      this.life = holder && new Life(this.stack, holder);
       this.list.light(holder);
     }
     this.drawing.overlaySoon();

@@ -39,7 +39,7 @@ function hasMaker(holder) {
   return holder.path !== null && !holder.isWorkspace;
 }
 
-/** The facts about a holder as pairs, for the tooltip and for screen readers. */
+/** The facts about a holder as pairs. */
 function facts(snapshot, holder) {
   const rows = [];
   if (hasMaker(holder)) rows.push(["made by", holder.operation]);

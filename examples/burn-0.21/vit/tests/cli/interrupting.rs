@@ -46,7 +46,7 @@ fn only_a_second_ctrl_c_does_not_wait_for_the_batch() {
         ("twice", &["-TERM", "-INT"], false),
     ] {
         let folder = home.folder(name);
-        let slow = "--preset small --patch-size 4 --batch-size 16 --epochs 1";
+        let slow = "--batch-size 128 --epochs 1";
         let run = train(&folder, slow);
         let log = folder.join("metrics/train/epoch-1/Loss.log");
         let output = signalled(&mut by(&HEEDS_HANGUPS, &run), &log, signals);
@@ -64,12 +64,12 @@ fn only_a_second_ctrl_c_does_not_wait_for_the_batch() {
 #[test]
 fn a_run_that_ignores_a_hangup_outlives_its_terminal() {
     let home = Home::new();
-    let whole = result(&mut home.train("whole", 12, ""));
+    let whole = result(&mut home.train("whole", 5, ""));
     for (launcher, outlives) in [(&["nohup"][..], true), (&HEEDS_HANGUPS, false)] {
         let name = launcher[0];
         let begun = home.folder(name).join("metrics/train/epoch-2");
         let output = signalled(
-            &mut by(launcher, &home.train(name, 12, "")),
+            &mut by(launcher, &home.train(name, 5, "")),
             &begun,
             &["-HUP"],
         );

@@ -2,12 +2,13 @@
 
 #[path = "../../../../vit-common/tests/cli.rs"]
 mod both;
+#[path = "../../../../vit-common/tests/memory_timeline.rs"]
+mod memory_timeline;
 #[path = "../../../../vit-common/tests/program.rs"]
 mod program;
 mod this;
 
 mod interrupting;
-mod memory_timeline;
 mod training;
 
 use this::PROGRAM;

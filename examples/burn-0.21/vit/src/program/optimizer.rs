@@ -1,23 +1,7 @@
-//! Burn's backends and optimizers, with and without gradient release.
-
-use burn::backend::Autodiff;
-use burn_gradient_release::GradientRelease;
-use vit_common::config::OptimizerKind;
-
-/// Burn's backend for training.
-pub type Plain<B, C> = Autodiff<B, C>;
-
-/// The same with gradient release around it.
-pub type Release<B, C> = GradientRelease<Autodiff<B, C>>;
-
-/// Whether [`with_optimizer`] has this one: the training is compiled once for each, on each backend.
-pub(crate) fn has(kind: OptimizerKind) -> bool {
-    use OptimizerKind::{Adafactor, AdamW, AdamW8bit, AdamWOnePass, Sgd};
-    matches!(kind, AdamW | AdamWOnePass | AdamW8bit | Adafactor | Sgd)
-}
+//! The optimizers by the names on the command line.
 
 /// Evaluates an expression with the optimizer of this kind, and with the same one without weight
-/// decay.
+/// decay. It is compiled once for each, on each backend.
 macro_rules! with_optimizer {
     ($kind:expr, $weight_decay:expr, $backend:ty, |$optimizer:ident, $undecayed:pat_param| $made:expr) => {{
         use burn::optim::{
@@ -25,12 +9,12 @@ macro_rules! with_optimizer {
         };
         use burn_gradient_release_optim::{AdafactorConfig, EightBitMoments, InOnePass};
         use burn_gradient_release_timeline::RecordSteps;
-        use $crate::config::OptimizerKind;
+        use vit_0_21::config::OptimizerKind;
         macro_rules! made {
             (|$decay:pat_param| $made_from:expr) => {{
                 let make = |$decay: f64| {
                     let made = $made_from;
-                    OptimizerAdaptor::<_, $crate::model::Vit<$backend>, $backend>::from(made)
+                    OptimizerAdaptor::<_, vit_0_21::model::Vit<$backend>, $backend>::from(made)
                         .recorded()
                 };
                 let $optimizer = make($weight_decay);

@@ -1,7 +1,5 @@
 //! What a run logs and shows: Burn's metrics in files, and a line for each epoch.
 
-use crate::memory::HighWater;
-use crate::stopping::{self, CANNOT_LOG, LOSS};
 use anyhow::{Context, Result, anyhow};
 use burn::train::logger::{FileMetricLogger, MetricLogger};
 use burn::train::metric::store::{EpochSummary, MetricsUpdate, Split};
@@ -15,19 +13,21 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::mem;
 use std::path::{Path, PathBuf};
+use vit_0_21::memory::HighWater;
+use vit_0_21::stopping::{self, CANNOT_LOG, LOSS};
 use vit_common::progress;
 
 type Names = HashMap<MetricId, String>;
 
 /// The files of Burn's [`FileMetricLogger`], with the right epochs in a resumed run, and with an
-/// interruption when the loss is not finite or a file cannot be written.
+/// interruption when a file cannot be written.
 ///
 /// Burn's learner counts epochs from 1 until the first one has ended, so the first epoch of a
 /// resumed run would overwrite the log of epoch 1. And Burn's logger panics on a thread of its own
 /// when the disk is full, which can end the process before it has said so.
-#[allow(missing_debug_implementations)] // Burn's interrupter has none.
-pub struct MetricLog {
+pub(crate) struct MetricLog {
     /// None in a process that logs nothing, as it is not the first of several.
     folder: Option<PathBuf>,
     names: Names,
@@ -40,7 +40,11 @@ pub struct MetricLog {
 
 impl MetricLog {
     /// Logs to `folder`, starting with the epoch `first_epoch`.
-    pub fn new(folder: Option<PathBuf>, first_epoch: usize, interrupter: Interrupter) -> Self {
+    pub(crate) fn new(
+        folder: Option<PathBuf>,
+        first_epoch: usize,
+        interrupter: Interrupter,
+    ) -> Self {
         Self {
             folder,
             names: Names::new(),
@@ -73,18 +77,11 @@ impl MetricLogger for MetricLog {
             self.files.clear();
             self.epoch = epoch;
         }
-        let numeric = update.entries_numeric.iter();
-        let entries = update.entries.iter();
-        let all = entries
-            .map(|entry| (entry, None))
-            .chain(numeric.map(|it| (&it.entry, Some(it.numeric_entry.current()))));
-        for (entry, number) in all {
+        let numeric = update.entries_numeric.iter().map(|it| &it.entry);
+        for entry in update.entries.iter().chain(numeric) {
             let id = &entry.metric_id;
             let name = self.names.get(id).cloned();
             let name = name.unwrap_or_else(|| format!("{id:?}"));
-            if let (LOSS, Some(loss)) = (name.as_str(), number) {
-                stopping::interrupt_if_diverged(&self.interrupter, loss, epoch);
-            }
             let file = format!("{split}/epoch-{epoch}/{}.log", name.replace(' ', "_"));
             let file = folder.join(file);
             if let Err(error) = self.write(&file, &entry.serialized_entry.serialized) {
@@ -119,7 +116,7 @@ impl MetricLogger for MetricLog {
 /// # Errors
 ///
 /// None was logged.
-pub fn train_loss(folder: &Path, epoch: usize) -> Result<f64> {
+pub(crate) fn train_loss(folder: &Path, epoch: usize) -> Result<f64> {
     let entries = FileMetricLogger::new(folder).read_numeric(LOSS, epoch, &Split::Train);
     let entries = entries
         .map_err(|text| anyhow!("cannot read the training losses of epoch {epoch}: {text}"))?;
@@ -156,45 +153,50 @@ impl Mean {
 
 /// Shows a bar in an epoch, and its metrics in one line after its validation.
 #[derive(Debug)]
-pub struct EpochLines {
+pub(crate) struct EpochLines {
     memory: HighWater,
     names: Names,
-    train: HashMap<String, Mean>,
-    valid: HashMap<String, Mean>,
+    train_loss: Mean,
+    loss: Mean,
+    accuracy: Mean,
 }
 
 impl EpochLines {
     /// Creates the renderer; lines include the peak of `memory`.
-    pub fn new(memory: HighWater) -> Self {
+    pub(crate) fn new(memory: HighWater) -> Self {
         Self {
             memory,
             names: Names::new(),
-            train: HashMap::new(),
-            valid: HashMap::new(),
+            train_loss: Mean::default(),
+            loss: Mean::default(),
+            accuracy: Mean::default(),
+        }
+    }
+
+    /// The name of a metric, and what it has measured.
+    fn measured<'a>(&self, state: &'a MetricState) -> Option<(&str, &'a NumericEntry)> {
+        match state {
+            MetricState::Numeric(metric, entry) => {
+                Some((self.names.get(&metric.metric_id)?, entry))
+            }
+            MetricState::Generic(_) => None,
         }
     }
 }
 
-fn update(means: &mut HashMap<String, Mean>, names: &Names, state: &MetricState) {
-    if let MetricState::Numeric(metric, entry) = state
-        && let Some(name) = names.get(&metric.metric_id)
-    {
-        means.entry(name.clone()).or_default().add(entry);
-    }
-}
-
-fn take(means: &mut HashMap<String, Mean>, name: &str) -> f64 {
-    let mean = means.remove(name).and_then(Mean::get);
-    mean.unwrap_or(f64::NAN)
-}
-
 impl MetricsRendererTraining for EpochLines {
     fn update_train(&mut self, state: MetricState) {
-        update(&mut self.train, &self.names, &state);
+        if let Some((LOSS, entry)) = self.measured(&state) {
+            self.train_loss.add(entry);
+        }
     }
 
     fn update_valid(&mut self, state: MetricState) {
-        update(&mut self.valid, &self.names, &state);
+        match self.measured(&state) {
+            Some((LOSS, entry)) => self.loss.add(entry),
+            Some(("Accuracy", entry)) => self.accuracy.add(entry),
+            _ => {}
+        }
     }
 
     fn render_train(&mut self, item: TrainingProgress, _indicators: Vec<ProgressType>) {
@@ -210,15 +212,11 @@ impl MetricsRendererTraining for EpochLines {
             |items: &burn::data::dataloader::Progress| items.items_processed >= items.items_total;
         if item.progress.as_ref().is_some_and(is_last) {
             let epochs = item.global_progress;
-            let means = [
-                take(&mut self.train, LOSS),
-                take(&mut self.valid, LOSS),
-                take(&mut self.valid, "Accuracy") / 100.0,
-            ];
+            let of = |mean: &mut Mean| mem::take(mean).get().unwrap_or(f64::NAN);
+            let accuracy = of(&mut self.accuracy) / 100.0;
+            let means = [of(&mut self.train_loss), of(&mut self.loss), accuracy];
             let peak = self.memory.highest().in_use;
             progress::epoch(epochs.items_processed, epochs.items_total, means, peak);
-            self.train.clear();
-            self.valid.clear();
         }
     }
 

@@ -1,14 +1,7 @@
 //! A training run with Burn's learner.
 
-use crate::backend::Job;
-use crate::config::{Checkpointing, Settings};
-use crate::data::{Batch, Dataset, Image, ImageBatcher, Images, TrainBatcher};
-use crate::digest;
-use crate::memory::{HighWater, Memory};
 use crate::metrics::{EpochLines, MetricLog, train_loss};
-use crate::mode::with_optimizer;
-use crate::model::Vit;
-use crate::stopping::{self, CompleteEpochs};
+use crate::optimizer::with_optimizer;
 use anyhow::{Context, Result, anyhow};
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
@@ -28,9 +21,9 @@ use burn::train::{
 use burn_gradient_release::{
     GroupOptions, NormClipping, ParamGroup, ReleaseBackend, WithGradientRelease,
 };
-use burn_gradient_release_data_parallel::{DataParallel, ShareBatcher};
+use burn_gradient_release_data_parallel::{DataParallel, Replicas, ShareBatcher};
 use burn_gradient_release_optim::LeanBackend;
-use burn_gradient_release_timeline::{RecordError, Recorder, Recording};
+use burn_gradient_release_timeline::{Recorder, Recording};
 use burn_gradient_release_train::metric::{
     AppliedLearningRateMetric, CountedAccuracyMetric, GradNormMetric, PeakMemoryMetric,
     ReleasedMetric,
@@ -39,79 +32,51 @@ use burn_gradient_release_train::resume::{AtomicFileRecorder, ResumedDataLoader}
 use burn_gradient_release_train::{
     BlockingCheckpointingStrategy, GradientReleaseStrategy, StepMonitor,
 };
-use lean_run_folder::{CannotWrite, Checkpoints};
-use std::path::{Path, PathBuf};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::sync::Arc;
+use vit_0_21::config::{Checkpointing, Settings};
+use vit_0_21::data::{Batch, Image, ImageBatcher, Images, TrainBatcher};
+use vit_0_21::digest;
+use vit_0_21::memory::{HighWater, Memory};
+use vit_0_21::model::Vit;
+use vit_0_21::stopping::{self, CompleteEpochs};
 use vit_common::config::WARM_UP;
 use vit_common::progress;
-
-pub use vit_common::results::Results;
+use vit_common::results::Results;
+use vit_common::run::{Ending, Options, Run};
 
 /// What Burn's file checkpointer saves after an epoch.
-pub const PARTS: [&str; 3] = ["model.mpk", "optim.mpk", "scheduler.mpk"];
+pub(crate) const PARTS: [&str; 3] = ["model.mpk", "optim.mpk", "scheduler.mpk"];
 
 /// The folder of the logged metrics, in that of the run.
-pub const METRICS: &str = "metrics";
-
-/// The end of a run.
-#[derive(Clone, Debug)]
-pub enum Ending {
-    /// All epochs are done.
-    Finished(Results),
-    /// The user interrupted the run.
-    Stopped {
-        /// The epoch after which it can be resumed; 0 is the beginning.
-        epoch: usize,
-        /// Whether it was Ctrl-C.
-        by_ctrl_c: bool,
-    },
-    /// The process is not the first of several, which has the results.
-    OfAnotherRank,
-}
-
-/// The end of a run, and whether the memory timeline was written, if one was asked for: it is no
-/// part of the training, which does not fail with it.
-pub type Ended = (Ending, Result<()>);
+pub(crate) const METRICS: &str = "metrics";
 
 /// A training run.
-#[allow(missing_debug_implementations)] // Burn's interrupter has none.
-pub struct Train<'a> {
-    /// The settings.
-    pub settings: &'a Settings,
-    /// The images.
-    pub data: &'a Dataset,
+pub(crate) struct Train<'a> {
+    /// Its settings, images, folder and checkpoints.
+    pub(crate) run: &'a Run<Settings>,
+    /// When it stops, and what it records.
+    pub(crate) options: &'a Options<Settings>,
     /// The processes that train together, if there are several.
-    pub parallel: Option<&'a DataParallel>,
-    /// The folder of settings, checkpoints, metrics and results.
-    pub folder: &'a Path,
-    /// The checkpoints in that folder.
-    pub checkpoints: &'a Checkpoints,
-    /// What tells the run from others.
-    pub identity: &'a str,
-    /// The epoch whose checkpoint to continue from.
-    pub resume_point: Option<usize>,
+    pub(crate) parallel: Option<DataParallel>,
     /// Stops the run from another thread.
-    pub interrupter: Interrupter,
-    /// Stops the run after this many iterations, including those before a resume.
-    pub stop_after: Option<usize>,
-    /// The file for the memory timeline of the third and the fourth batch.
-    pub memory_timeline: Option<&'a Path>,
+    pub(crate) interrupter: Interrupter,
 }
 
 /// Burn's runner for a model on this backend with this optimizer.
 type Training<B, O> =
     SupervisedTraining<LearningComponentsMarker<B, ComposedLrScheduler, Vit<B>, O>>;
 
-impl Job for Train<'_> {
-    type Output = Ended;
-
-    fn plain<B: AutodiffBackend<InnerBackend: LeanBackend>>(
+impl Train<'_> {
+    /// Trains with plain Burn.
+    pub(crate) fn plain<B: AutodiffBackend<InnerBackend: LeanBackend>>(
         self,
         device: Device<B>,
-        memory: Option<Memory>,
-    ) -> Result<Ended> {
-        let memory = high_water(memory)?;
-        let Settings { train, engine, .. } = self.settings;
+        memory: Memory,
+    ) -> Result<Ending> {
+        let memory = HighWater::start(memory);
+        let Settings { train, engine, .. } = &self.run.settings;
         with_optimizer!(engine.optimizer, train.weight_decay, B, |optimizer, _| {
             self.run(device, optimizer, &memory, |training| training)
         })
@@ -119,27 +84,28 @@ impl Job for Train<'_> {
 
     /// Gradient release requires two changes: `with_gradient_release` on the optimizer, and a
     /// training strategy. Groups and clipping by the global norm come with it.
-    fn release<B: ReleaseBackend<InnerBackend: LeanBackend>>(
+    pub(crate) fn release<B: ReleaseBackend<InnerBackend: LeanBackend>>(
         self,
         device: Device<B>,
-        memory: Option<Memory>,
-    ) -> Result<Ended> {
-        let memory = high_water(memory)?;
+        memory: Memory,
+    ) -> Result<Ending> {
+        let memory = HighWater::start(memory);
         let monitor = StepMonitor::new().with_memory(memory.clone());
+        let settings = &self.run.settings;
+        let Settings { train, engine, .. } = settings;
+        let clip_grad_norm = settings.clip_grad_norm;
+        let parallel = self.parallel.clone();
         let strategy = GradientReleaseStrategy::new(device.clone())
             .with_monitor(monitor.clone())
-            .with_recompute(self.settings.engine.recompute());
-        let Settings { train, engine, .. } = self.settings;
-        let clip_grad_norm = self.settings.clip_grad_norm;
-        let parallel = self.parallel.cloned();
+            .with_recompute(engine.recompute());
         with_optimizer!(
             engine.optimizer,
             train.weight_decay,
             B,
             |optimizer, undecayed| {
                 let mut optimizer = optimizer.with_gradient_release();
-                if self.settings.no_decay_on_norms {
-                    let model = Vit::<B>::new(&train.model(self.data), &device);
+                if settings.no_decay_on_norms {
+                    let model = Vit::<B>::new(&train.model(&self.run.data), &device);
                     let parameters = ParamGroup::no_decay(&model);
                     let options = GroupOptions::new().with_optimizer(&undecayed);
                     optimizer = optimizer.with_group(parameters, options);
@@ -168,47 +134,38 @@ impl Job for Train<'_> {
             }
         )
     }
-}
 
-/// [`backend::run`](crate::backend::run) counts the memory on every backend.
-fn high_water(memory: Option<Memory>) -> Result<HighWater> {
-    Ok(HighWater::start(
-        memory.context("the memory is not counted")?,
-    ))
-}
-
-impl Train<'_> {
     fn run<B, O>(
         self,
         device: Device<B>,
         optimizer: O,
         memory: &HighWater,
         adapt: impl FnOnce(Training<B, O>) -> Training<B, O>,
-    ) -> Result<Ended>
+    ) -> Result<Ending>
     where
         B: AutodiffBackend,
         O: Optimizer<Vit<B>, B> + 'static,
     {
-        let Settings { train, engine, .. } = self.settings;
+        let Settings { train, engine, .. } = &self.run.settings;
         let recording = self.record(memory)?;
-        let done = self.resume_point.unwrap_or(0);
+        let done = self.run.resume_point.unwrap_or(0);
 
         B::seed(&device, train.seed);
-        let model = Vit::<B>::new(&train.model(self.data), &device);
+        let model = Vit::<B>::new(&train.model(&self.run.data), &device);
         let model = model.recomputing_blocks(engine.checkpointing == Checkpointing::Blocks);
         // Burn draws parameters on first access: access them now, in the order of the model.
         let _ = model.num_params();
-        let model = match self.parallel {
+        let model = match &self.parallel {
             Some(parallel) => parallel.broadcast(model)?,
             None => model,
         };
-        let scheduler = scheduler(train.lr, train.iterations(self.data)?)?;
+        let scheduler = scheduler(train.lr, train.iterations(&self.run.data))?;
         let learner = Learner::new(model, optimizer, scheduler);
 
         let valid = self.valid_loader::<B::InnerBackend>(&device);
-        let log = self.is_first().then(|| self.metrics());
+        let log = self.run.is_first.then(|| self.metrics());
         let mut training = SupervisedTraining::new(
-            self.folder,
+            self.run.folder.path(),
             self.train_loader::<B>(&device, done),
             valid.clone(),
         )
@@ -219,44 +176,42 @@ impl Train<'_> {
         .with_application_logger(None)
         .renderer(EpochLines::new(memory.clone()))
         .with_file_checkpointer(
-            AtomicFileRecorder::new(DefaultRecorder::new()).of_run(self.identity),
+            AtomicFileRecorder::new(DefaultRecorder::new()).of_run(&self.run.identity),
         )
         // A fused backend can lose tensors that another thread reads while this one trains
         // (https://github.com/tracel-ai/burn/issues/4347).
         .with_checkpointing_strategy(BlockingCheckpointingStrategy::new(CompleteEpochs::new(
-            self.checkpoints.clone(),
+            self.run.checkpoints.clone(),
             self.interrupter.clone(),
         )))
         .with_interrupter(self.interrupter.clone())
-        .num_epochs(train.epochs.get());
-        if let Some(epoch) = self.resume_point {
+        .num_epochs(train.epochs);
+        if let Some(epoch) = self.run.resume_point {
             training = training.checkpoint(epoch);
         }
-        let accumulation = self.settings.grads_accumulation.get();
+        let accumulation = self.run.settings.grads_accumulation.get();
         if accumulation > 1 {
             training = training.grads_accumulation(accumulation);
         }
         let LearningResult { model, .. } = adapt(training).launch(learner);
-        let ending = self.end(&model, &*valid, memory)?;
-        let recorded = match recording.map(Recording::finish) {
-            None | Some(Ok(_)) => Ok(()),
-            Some(Err(RecordError::Save(error))) => {
-                Err(CannotWrite(format!("no memory timeline: {error}")).into())
-            }
-            Some(Err(error)) => Err(error).context("no memory timeline"),
-        };
-        Ok((ending, recorded))
+        let ending = self.end(&model, &*valid, memory);
+        let recorded = recording.map(Recording::finish).transpose();
+        recorded.context("no memory timeline")?;
+        ending
     }
 
     fn record(&self, memory: &HighWater) -> Result<Option<Recording>> {
-        let Some(file) = self.memory_timeline else {
-            return Ok(None);
+        // Every process would write the same file.
+        let file = self.options.memory_timeline.as_ref();
+        let record = |file| {
+            let Settings { train, engine, .. } = &self.run.settings;
+            Recorder::new(format!("vit {}, {}", train.preset, engine.mode))
+                .with_counter(memory.clone())
+                .with_file(file)
+                .start()
         };
-        let Settings { train, engine, .. } = self.settings;
-        let recorder = Recorder::new(format!("vit {}, {}", train.preset, engine.mode))
-            .with_counter(memory.clone())
-            .with_file(file);
-        Ok(Some(recorder.start().context("no memory timeline")?))
+        let recording = file.filter(|_| self.run.is_first).map(record);
+        recording.transpose().context("no memory timeline")
     }
 
     /// How the run has ended.
@@ -270,20 +225,20 @@ impl Train<'_> {
         if let Some(reason) = &reason
             && !stopping::was_asked_for(reason)
             // The others say why where it happened, and the first one in any case.
-            && (self.is_first() || !stopping::is_elsewhere(reason))
+            && (self.run.is_first || !stopping::is_elsewhere(reason))
         {
             return Err(stopping::error(reason));
         }
         // Before `accuracy` runs, which is not part of the training.
         let peak = memory.highest();
-        if let Some(parallel) = self.parallel {
-            progress::peak(parallel.replicas().rank(), peak.in_use);
+        if let Some(replicas) = self.replicas() {
+            progress::peak(replicas.rank(), peak.in_use);
         }
-        let epochs = self.settings.train.epochs.get();
+        let epochs = self.run.settings.train.epochs;
         let done = match reason {
             None => epochs,
             // The checkpoints are those of the first process, and complete by now.
-            Some(_) => self.checkpoints.resume_point()?.unwrap_or(0),
+            Some(_) => self.run.checkpoints.resume_point()?.unwrap_or(0),
         };
         match reason {
             // An interruption after the last epoch has no effect.
@@ -291,7 +246,7 @@ impl Train<'_> {
                 epoch: done,
                 by_ctrl_c: stopping::is_ctrl_c(&reason),
             }),
-            _ if !self.is_first() => Ok(Ending::OfAnotherRank),
+            _ if !self.run.is_first => Ok(Ending::OfAnotherRank),
             _ => Ok(Ending::Finished(Results {
                 validation_accuracy: accuracy(model, valid),
                 train_loss: train_loss(&self.metrics(), epochs)?,
@@ -303,14 +258,12 @@ impl Train<'_> {
         }
     }
 
-    /// Whether this is the one process that shows and writes what is the same in all.
-    fn is_first(&self) -> bool {
-        self.parallel
-            .is_none_or(|parallel| parallel.replicas().is_first())
+    fn replicas(&self) -> Option<&Replicas> {
+        self.parallel.as_ref().map(DataParallel::replicas)
     }
 
     fn metrics(&self) -> PathBuf {
-        self.folder.join(METRICS)
+        self.run.folder.path().join(METRICS)
     }
 
     fn train_loader<B: Backend>(
@@ -318,23 +271,21 @@ impl Train<'_> {
         device: &Device<B>,
         done: usize,
     ) -> Arc<dyn DataLoader<B, Batch<B>>> {
+        let Run { settings, data, .. } = self.run;
         // `ResumedDataLoader` takes one batch of each finished epoch, to advance the shuffling.
-        let numbered = done * self.settings.train.batches(self.data) - done;
-        let rank = self
-            .parallel
-            .map_or(0, |parallel| parallel.replicas().rank());
-        let seed = self.settings.train.seed;
+        let numbered = done * settings.train.batches(data) - done;
+        let rank = self.replicas().map_or(0, Replicas::rank);
         let mut batcher =
-            TrainBatcher::new(ImageBatcher::new(self.data), seed, numbered).of_rank(rank);
-        if let Some(last) = self.stop_after {
+            TrainBatcher::new(ImageBatcher::new(data), settings.train.seed, numbered).of_rank(rank);
+        if let Some(last) = self.options.stop_after.map(NonZeroUsize::get) {
             batcher = batcher.stop_after(last, self.interrupter.clone());
         }
-        let data = Images(self.data.train.clone());
-        let loader = match self.parallel {
-            None => self.loader(batcher, device).build(data),
-            Some(parallel) => {
-                let batcher = ShareBatcher::new(batcher, parallel.replicas());
-                self.loader(batcher, device).build(data)
+        let images = Images(data.train.clone());
+        let loader = match self.replicas() {
+            None => self.loader(batcher, device).build(images),
+            Some(replicas) => {
+                let batcher = ShareBatcher::new(batcher, replicas);
+                self.loader(batcher, device).build(images)
             }
         };
         ResumedDataLoader::new(loader, done + 1)
@@ -347,30 +298,27 @@ impl Train<'_> {
     ) -> DataLoaderBuilder<B, Image, Batch<B>> {
         DataLoaderBuilder::new(batcher)
             .batch_size(self.batch_size())
-            .shuffle(self.settings.train.seed)
+            .shuffle(self.run.settings.train.seed)
             .set_device(device.clone())
     }
 
     fn valid_loader<B: Backend>(&self, device: &Device<B>) -> Arc<dyn DataLoader<B, Batch<B>>> {
-        DataLoaderBuilder::new(ImageBatcher::new(self.data))
+        DataLoaderBuilder::new(ImageBatcher::new(&self.run.data))
             .batch_size(self.batch_size())
             .set_device(device.clone())
-            .build(Images(self.data.validation.clone()))
+            .build(Images(self.run.data.validation.clone()))
     }
 
     /// Burn makes room for a whole batch, whether there are so many images or not.
     fn batch_size(&self) -> usize {
-        let images = self.data.train.len().max(self.data.validation.len());
-        self.settings.train.batch_size.get().min(images.max(1))
+        let Run { settings, data, .. } = self.run;
+        let images = data.train.len().max(data.validation.len());
+        settings.train.batch_size.min(images.max(1))
     }
 }
 
 /// The schedule of a training: a rise to the learning rate, and a cosine from there on.
-///
-/// # Errors
-///
-/// The rate or the number of iterations is none that Burn's schedulers take.
-pub fn scheduler(learning_rate: LearningRate, iterations: usize) -> Result<ComposedLrScheduler> {
+fn scheduler(learning_rate: LearningRate, iterations: usize) -> Result<ComposedLrScheduler> {
     let warm_up = ((iterations as f64 * WARM_UP) as usize).max(1);
     ComposedLrSchedulerConfig::new()
         .cosine(CosineAnnealingLrSchedulerConfig::new(
