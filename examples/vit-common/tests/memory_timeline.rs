@@ -53,13 +53,21 @@ fn plain_burn_foretells_release() {
 #[test]
 fn what_cannot_be_recorded_is_an_error() {
     let home = Home::new();
-    let file = home.folder("timeline.json.gz");
-    for (file, text) in [
-        (&*file, "nothing was recorded"),
-        ("/nowhere/a.gz".as_ref(), "cannot write /nowhere/a.gz"),
+    let (file, images) = (home.folder("timeline.json.gz"), home.folder("images"));
+    for (file, text, begins) in [
+        (&*file, "nothing was recorded", true),
+        // Refused before an earlier run is overwritten.
+        (
+            "/nowhere/a.gz".as_ref(),
+            "cannot write /nowhere/a.gz",
+            false,
+        ),
+        (&*images, "cannot write", false),
     ] {
         let mut short = home.train("short", 1, "--stop-after 2");
         assert_eq!(fails(short.arg("--memory-timeline").arg(file), &[text]), 1);
-        assert!(!file.exists());
+        assert!(!file.is_file());
+        assert_eq!(home.folder("short").exists(), begins);
+        let _ = std::fs::remove_dir_all(home.folder("short"));
     }
 }

@@ -1,10 +1,12 @@
 //! The program: options, the run in its folder, and how the training has ended.
 
 use crate::device;
-use crate::settings::Settings;
+use crate::settings::{DeviceKind, Settings};
 use crate::train::{PARTS, Train};
-use anyhow::Result;
+use anyhow::{Result, ensure};
+use burn_lean::timeline::{Recorder, Recording};
 use burn_lean::{DataParallel, Replicas};
+use std::path::Path;
 use std::process::ExitCode;
 use vit_common::run::{self, Options, Run};
 
@@ -23,9 +25,15 @@ fn train(
 ) -> Result<ExitCode> {
     let check = |settings: &Settings, _: &_| {
         settings.check(given)?;
-        device::open(settings.device)
+        let device = device::open(settings.device)?;
+        // Before there are tensors. Of several processes, all would write the same file.
+        let is_first = replicas.is_none_or(Replicas::is_first);
+        let file = options.memory_timeline.as_ref().filter(|_| is_first);
+        let recording = file.map(|file| record(settings, file)).transpose()?;
+        Ok((device, recording))
     };
-    let (mut run, device) = Run::begin(PROGRAM, options, given, &PARTS, replicas, check)?;
+    let (mut run, (device, recording)) =
+        Run::begin(PROGRAM, options, given, &PARTS, replicas, check)?;
     let parallel = replicas.cloned().map(DataParallel::new);
     let train = Train {
         run: &run,
@@ -35,7 +43,21 @@ fn train(
             false => parallel,
         },
         device,
+        is_recorded: recording.is_some(),
     };
     let ending = train.run()?;
-    run.end(PROGRAM, options, ending)
+    let code = run.end(PROGRAM, options, ending)?;
+    // The results are there, whatever becomes of the recording.
+    recording.map(Recording::finish).transpose()?;
+    Ok(code)
+}
+
+fn record(settings: &Settings, file: &Path) -> Result<Recording> {
+    ensure!(
+        settings.device == DeviceKind::Cpu,
+        "--memory-timeline records the heap, and tensors are there with --device cpu alone"
+    );
+    let Settings { train, mode, .. } = settings;
+    let title = format!("ViT, {:?}, {mode:?}", train.preset);
+    Ok(Recorder::new(title).with_file(file).start()?)
 }

@@ -10,7 +10,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::GradientsParams;
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_lean::timeline::{self, RecordError, Recorder, Recording};
+use burn_lean::timeline;
 use burn_lean::{DataParallel, MixedPrecision, ReleaseError, ReplicaError, Replicas};
 use lean_run_folder::CannotWrite;
 use std::f64::consts::PI;
@@ -40,6 +40,8 @@ pub struct Train<'a> {
     pub parallel: Option<DataParallel>,
     /// Where tensors are.
     pub device: Device,
+    /// Whether the memory is recorded.
+    pub is_recorded: bool,
 }
 
 impl Train<'_> {
@@ -61,8 +63,6 @@ impl Train<'_> {
         let train = &settings.train;
         let (epochs, batches) = (train.epochs, train.batches(data));
         let mut memory = Memory::start(&self.device);
-        // Before there are tensors.
-        let recording = self.record()?;
         let device = match settings.checkpointing {
             Checkpointing::Balanced => self.device.clone().autodiff().gradient_checkpointing(),
             _ => self.device.clone().autodiff(),
@@ -80,7 +80,7 @@ impl Train<'_> {
         };
         let optimizer = Optimizer::new(settings, self.parallel.as_ref(), &model);
         let (mut model, mut optimizer, mut train_loss) = self.load(model, optimizer)?;
-        if recording.is_some() && settings.mode == Mode::Plain {
+        if self.is_recorded && settings.mode == Mode::Plain {
             model = timeline::watched(model);
         }
 
@@ -95,7 +95,6 @@ impl Train<'_> {
                 let iteration = (epoch - 1) * batches + index;
                 if stop_after.is_some_and(|last| iteration >= last) {
                     self.show_peak(&mut memory);
-                    recording.map(Recording::finish).transpose()?;
                     return Ok(Ending::Stopped {
                         epoch: epoch - 1,
                         by_ctrl_c: false,
@@ -143,7 +142,6 @@ impl Train<'_> {
             self.save(epoch, train_loss, &model, &optimizer)?;
         }
         self.show_peak(&mut memory);
-        recording.map(Recording::finish).transpose()?;
         if !self.run.is_first {
             return Ok(Ending::OfAnotherRank);
         }
@@ -157,17 +155,6 @@ impl Train<'_> {
             peak_reserved_bytes: peak.reserved,
             weights_digest: digest::weights(&model),
         }))
-    }
-
-    fn record(&self) -> Result<Option<Recording>, RecordError> {
-        // Every process would write the same file.
-        let file = self.options.memory_timeline.as_ref();
-        let record = |file| {
-            let Settings { train, mode, .. } = &self.run.settings;
-            let title = format!("ViT, {:?}, {mode:?}", train.preset);
-            Recorder::new(title).with_file(file).start()
-        };
-        file.filter(|_| self.run.is_first).map(record).transpose()
     }
 
     /// Model, optimizer and loss of the epoch to resume from; of several processes, the model is

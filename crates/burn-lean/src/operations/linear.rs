@@ -28,7 +28,7 @@ const BIAS: usize = 2;
 ///
 /// # Panics
 ///
-/// If the last axis of `input` is not `d_input`.
+/// If the last axis of `input` is not `d_input`, or the bias has not `d_output` elements.
 pub fn linear<const D: usize>(
     input: Tensor<D>,
     weight: Tensor<2>,
@@ -66,7 +66,7 @@ fn product<const D: usize>(
 ) -> Tensor<D> {
     let mut dims = input.dims();
     let [_, d_output] = weight.dims();
-    assert_fits(dims[D - 1], &weight);
+    assert_fits(dims[D - 1], &weight, bias.as_ref());
     if input.shape().num_elements() > 0 && !is_on_flex(&input) {
         return burn::tensor::module::linear(input, weight, bias);
     }
@@ -88,13 +88,21 @@ fn product<const D: usize>(
 
 /// # Panics
 ///
-/// If the last axis of an input has another length than `weight` has rows.
-pub(super) fn assert_fits(last: usize, weight: &Tensor<2>) {
-    let [d_input, _] = weight.dims();
+/// If the last axis of an input has another length than `weight` has rows, or the bias another than it has
+/// columns.
+pub(super) fn assert_fits(last: usize, weight: &Tensor<2>, bias: Option<&Tensor<1>>) {
+    let [d_input, d_output] = weight.dims();
     assert_eq!(
         last, d_input,
         "linear: the last axis of the input is `d_input` of the weight"
     );
+    if let Some(bias) = bias {
+        assert_eq!(
+            bias.dims(),
+            [d_output],
+            "linear: the bias has `d_output` elements"
+        );
+    }
 }
 
 #[derive(Clone)]

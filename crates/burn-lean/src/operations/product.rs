@@ -37,13 +37,16 @@ pub(super) fn product_over(output: Tensor<2>, lhs: Tensor<2>, rhs: Tensor<2>) ->
     if is_on_flex(&lhs) && is_half(lhs.dtype()) {
         return product_in_f32(output, &lhs, &rhs, None);
     }
-    let [rows, columns] = output.dims();
     #[cfg(feature = "flex")]
     if flex::has_slices(&lhs) && flex::has_slices(&rhs) {
-        return flex::product_into(output, [0..rows, 0..columns], Before::Anything, lhs, rhs);
+        let at = output.dims().map(|length| 0..length);
+        return flex::product_into(output, at, Before::Anything, lhs, rhs);
     }
-    let _ = (output, rows, columns);
-    lhs.matmul(rhs)
+    drop(output);
+    match is_on_flex(&lhs) {
+        true => lhs.matmul(rhs),
+        false => matmul(lhs, rhs),
+    }
 }
 
 /// `lhs * rhs`, written into these rows and columns of `output`, or added to them.

@@ -489,13 +489,16 @@ impl<O: Optimizer, const D: usize> RecordState for Bf16State<O, D> {
         });
         let low_of = of_type.as_ref().map_or(DType::BF16, |(_, dtype)| *dtype);
         let low = of_type.map(|(low, _)| low);
+        // Each of ours has a time of its own. What accumulates in its moments has an optimizer too, and no
+        // time.
+        let time: Option<usize> = Field::unflatten(&join_path(prefix, "time"), source, device);
+        let is_nested = time.is_some() && source.has_under(&of_optimizer);
         if low.is_none()
-            && !source.has_under(&of_optimizer)
+            && !is_nested
             && let Some(optimizer) = RecordState::state_unflatten(prefix, source, device)
         {
             // What the optimizer alone has saved, of weights in 32 bits; or there is nothing that it
             // saves, as with SGD without momentum.
-            let time = Field::unflatten(&join_path(prefix, "time"), source, device);
             return Some(Self {
                 time: time.unwrap_or(0),
                 optimizer: Some(optimizer),
@@ -503,7 +506,7 @@ impl<O: Optimizer, const D: usize> RecordState for Bf16State<O, D> {
                 low_of,
             });
         }
-        let time = Field::unflatten(&join_path(prefix, "time"), source, device)?;
+        let time = time?;
         let optimizer = match source.has_under(&of_optimizer) {
             true => Some(RecordState::state_unflatten(&of_optimizer, source, device)?),
             false => None,

@@ -160,10 +160,11 @@ impl Entries {
         let is_nested = |name: &String| name.starts_with(&nested);
         let of_this = |tensor: &&mut burn_pack::Tensor| tensor.param_id == Some(id);
         let mut tensors: Vec<_> = self.others.iter_mut().filter(of_this).collect();
-        if self.low.contains_key(&id)
-            || tensors.iter().any(|tensor| is_nested(&tensor.name))
-            || self.scalars.keys().any(is_nested)
-        {
+        // What accumulates in its moments has an optimizer, too, and no time of its own.
+        let has_optimizer = tensors.iter().any(|tensor| is_nested(&tensor.name))
+            || self.scalars.keys().any(is_nested);
+        let is_ours = has_optimizer && self.scalars.contains_key(&of("time"));
+        if self.low.contains_key(&id) || is_ours {
             return;
         }
         let (own, rank) = (of(""), of("__rank"));

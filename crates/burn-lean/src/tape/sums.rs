@@ -6,6 +6,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use burn::Tensor;
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::Ops;
@@ -32,7 +33,7 @@ pub(crate) fn take_sum(
         return None;
     }
     // Burn panics if there is no sum. This one element changes none, and is returned alone if there was
-    // none: it is fewer than those of a sum, or itself, which is held here and not unique.
+    // none: it is fewer than those of a sum, or itself, which is held here and so not unique.
     let zero = Zeros::like(like).one();
     register(grads, node, zero.clone());
     let mut posing = lock(&POSING);
@@ -41,11 +42,19 @@ pub(crate) fn take_sum(
     own.expect("a root belongs to its pass alone").id = node;
     let sum = consume(grads, posing, like);
     let is_sum = match numbers {
-        1 => sum.can_mut(),
+        // Some backends say of no tensor that it is unique, or not yet.
+        1 => sum.can_mut() || !is_negative_zero(&sum),
         _ => sum.shape().num_elements() == numbers,
     };
     drop(zero);
     is_sum.then_some(sum)
+}
+
+fn is_negative_zero(number: &DispatchTensor) -> bool {
+    // Any rank will do.
+    let number = Tensor::<1>::from_dispatch(number.clone()).into_data();
+    let mut numbers = number.iter::<f64>();
+    numbers.all(|number| number == 0.0 && number.is_sign_negative())
 }
 
 /// The node of a pass that does nothing else.

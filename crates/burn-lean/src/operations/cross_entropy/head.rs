@@ -9,9 +9,8 @@ use crate::operations::linear::linear;
 use crate::operations::product::{Before, onto_bias, product_into};
 use crate::wide::{wide, widened};
 
-/// How much of the weight, in 32 bits, is computed with at once: on Flex, which makes the output of
-/// each product twice, and of weights in half precision, which are widened.
-pub(super) const PART_BYTES: usize = 4 << 20;
+/// How much of a weight in half precision is widened at once.
+const PART_BYTES: usize = 4 << 20;
 
 /// The linear layer, and the bound of its logits.
 #[derive(Clone)]

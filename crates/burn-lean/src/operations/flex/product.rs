@@ -134,8 +134,8 @@ pub(super) fn multiply(
     let (output, adds) = (output.as_mut_ptr(), before == Before::Sum);
     // SAFETY: `gemm` reads `lhs` and `rhs` and writes `output` at the products of an index below a length
     // of theirs and its stride. The asserts above hold the last of each, which is the highest, within its
-    // slice. `output` is borrowed mutably, so it overlaps neither; strides below the length of a slice fit
-    // into an `isize`.
+    // slice: strides of axes of length 1 are times 0. `output` is borrowed mutably, so it overlaps neither.
+    // Strides are those of tensors, which are `isize`, or below the length of a slice.
     unsafe {
         gemm::gemm(
             rows,

@@ -4,6 +4,8 @@ use burn::tensor::Tensor;
 use burn_lean::operations::linear;
 
 use super::harness::{Case, noise, shaped};
+use crate::harness::flex;
+use crate::small::assert_panics;
 
 /// From `dims` to so many elements, with a bias.
 pub(crate) fn case(dims: [usize; 3], output: usize) -> Case {
@@ -65,4 +67,17 @@ fn a_vector_is_a_row() {
         move |leaves| linear(leaves[0].clone(), weight(leaves), None),
     );
     case.assert_equal(16.0);
+}
+
+#[test]
+fn a_bias_of_another_length_is_refused() {
+    let ones = |length| Tensor::<1>::ones([length], &flex());
+    let run = || {
+        linear(
+            ones(6).reshape([2, 3]),
+            ones(12).reshape([3, 4]),
+            Some(ones(1)),
+        )
+    };
+    assert_panics(run, "the bias has `d_output` elements");
 }

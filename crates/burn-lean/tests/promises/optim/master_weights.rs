@@ -5,7 +5,7 @@ use burn::module::{Module, ParamGroup};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, OptimizerRecord, SgdConfig};
 use burn::tensor::{DType, Int};
-use burn_lean::optim::{LowBits, MasterWeights24};
+use burn_lean::optim::{AccumulateInMoments, LowBits, MasterWeights24, MomentDecay};
 use burn_lean::{ReleaseAccumulator, WithGradientRelease};
 
 use super::noise::Noise;
@@ -352,4 +352,33 @@ fn lower_bits_of_one_half_type_are_refused_in_the_other() {
         drop(in_f32(of_other()));
         step(in_other, of_other());
     }
+}
+
+/// The optimizer that accumulates in its moments has an optimizer in its state, as ours has.
+#[test]
+fn a_window_of_sums_in_the_moments_goes_on_in_16_bits() {
+    fn gradients(model: &Linear) -> GradientsParams {
+        let x = Tensor::<2>::ones([2, 64], &flex()).cast(model.weight.val().dtype());
+        GradientsParams::from_grads(model.forward(x).sum().backward(), model)
+    }
+    fn goes_on<R: Rounding>(rounding: R) {
+        let model: Linear = seeded(&flex(), |device| LinearConfig::new(64, 100).init(device));
+        let accumulating = adamw().accumulating(2, MomentDecay::EachStep).unwrap();
+        let mut in_f32 = accumulating.clone().init();
+        let grads = gradients(&model);
+        let model = in_f32.step(1e-2, model, grads);
+        let optimizer = Bf16Weights::new(accumulating, rounding);
+        let all = ParamGroup::all();
+        let half = optimizer.weights_from_f32(model, &all, DType::BF16, in_f32.to_record());
+        let (half, record) = half.unwrap();
+        let record = optimizer.clone().init().load_record(record).to_record();
+        let grads = gradients(&half);
+        let before = half.weight.val();
+        let stepped = optimizer.init().load_record(record).step(1e-2, half, grads);
+        // The window has its two micro-batches.
+        let moved = (stepped.weight.val() - before).abs().min();
+        assert!(moved.into_scalar::<f32>() > 0.0);
+    }
+    goes_on(MASTERS);
+    goes_on(Stochastic { seed: 7 });
 }

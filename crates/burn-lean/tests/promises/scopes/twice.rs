@@ -1,6 +1,7 @@
 //! Modules that have a parameter twice, or one that gets no gradient.
 
 use super::*;
+use crate::harness::devices;
 use crate::small::{Plain, Small, bits_of, plain, started, train_plain};
 
 /// The distance of a student from its teacher, which has the same ids.
@@ -65,7 +66,10 @@ fn a_parameter_that_got_another_leaf_while_armed() {
 /// A gradient of zeros would let an optimizer decay it.
 #[test]
 fn a_parameter_of_one_element_that_gets_no_gradient() {
-    let device = flex();
+    devices().into_iter().for_each(of_one_element);
+}
+
+fn of_one_element(device: Device) {
     let heads: (Linear, Linear) = seeded(&device, |device| {
         (
             LinearConfig::new(6, 6).init(device),

@@ -78,6 +78,7 @@ impl Snapshot {
     /// [`Write`](SnapshotError::Write): it does not, or is not a folder.
     pub fn check_folder(path: &Path) -> Result<(), SnapshotError> {
         let found = std::fs::metadata(folder(path)).and_then(|found| match found.is_dir() {
+            true if path.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
             true => Ok(()),
             false => Err(io::ErrorKind::NotADirectory.into()),
         });

@@ -5,6 +5,7 @@ use crate::train::{METRICS, PARTS, Train};
 use anyhow::{Context, Result, ensure};
 use burn::train::Interrupter;
 use burn_gradient_release_data_parallel::{DataParallel, Replicas};
+use burn_gradient_release_timeline::Snapshot;
 use lean_run_folder::CannotWrite;
 use std::fs;
 use std::path::Path;
@@ -35,6 +36,9 @@ fn train(
             "a memory timeline is recorded without fusion, which leaves no memory to an operation \
              until its block is run: add --no-fusion"
         );
+        if let Some(file) = &options.memory_timeline {
+            Snapshot::check_folder(file).context("no memory timeline")?;
+        }
         Ok(())
     };
     let (mut run, ()) = Run::begin(PROGRAM, options, given, &PARTS, replicas, check)?;
