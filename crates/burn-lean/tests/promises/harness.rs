@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup};
+use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
     AdamW, AdamWConfig, GradientsParams, LearningRate, ModuleOptimizer, Optimizer, SgdConfig,
@@ -93,6 +94,27 @@ pub(crate) fn seeded<M: Module>(device: &Device, make: impl FnOnce(&Device) -> M
         }
     }
     make(device).map(&mut Fill(0))
+}
+
+/// Changes the numbers of each parameter, whatever its shape.
+pub(crate) fn map_numbers<M: Module>(model: M, change: impl Fn(Tensor<1>) -> Tensor<1>) -> M {
+    struct Each<F>(F);
+    impl<F: Fn(Tensor<1>) -> Tensor<1>> ModuleMapper for Each<F> {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|value| {
+                let shape = value.dims();
+                let flat = value.inner().reshape([-1]);
+                self.0(flat).reshape(shape).autodiff().require_grad()
+            })
+        }
+    }
+    model.map(&mut Each(change))
+}
+
+/// A linear layer of zeros, to be [`seeded`]: to draw a large one takes longer than to train it.
+pub(crate) fn zero_linear(inputs: usize, outputs: usize, device: &Device) -> Linear {
+    let config = LinearConfig::new(inputs, outputs);
+    config.with_initializer(Initializer::Zeros).init(device)
 }
 
 /// Runs the rest of a test in a process of its own: it draws from the generator of a device, or

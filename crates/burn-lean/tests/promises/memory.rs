@@ -13,6 +13,7 @@ use peak_alloc::PeakAlloc;
 
 use crate::harness::{
     Bits, LR, alone, assert_bits, bits, flex, momentum, numbers, plain_step, release_step, seeded,
+    zero_linear,
 };
 
 use crate::small::numbered;
@@ -37,8 +38,8 @@ const LAYERS: usize = 24;
 
 pub(crate) fn deep(device: &Device) -> Vec<Block> {
     let block = |_| Block {
-        up: LinearConfig::new(WIDTH, 4 * WIDTH).init(device),
-        down: LinearConfig::new(4 * WIDTH, WIDTH).init(device),
+        up: zero_linear(WIDTH, 4 * WIDTH, device),
+        down: zero_linear(4 * WIDTH, WIDTH, device),
     };
     (0..LAYERS).map(block).collect()
 }
@@ -124,7 +125,7 @@ fn measured(
 /// Within 3 % of the floor: parameters, states, activations and the largest gradient. That is 0.03
 /// of 12.6 MiB of parameters and more, where plain Burn takes all of them again.
 fn assert_floor(optim: fn() -> ModuleOptimizer, states: usize, batch: usize) {
-    const STEPS: usize = 6;
+    const STEPS: usize = 3;
     let model = seeded(&flex(), deep);
     let (params, largest) = size(&model);
     let kept = activations(|| forward(&model, batch, 0));
@@ -151,7 +152,7 @@ fn assert_floor(optim: fn() -> ModuleOptimizer, states: usize, batch: usize) {
     }
     // What the saving is measured against.
     assert!(
-        plain[5] > released[5] + params / 2,
+        plain[2] > released[2] + params / 2,
         "plain Burn {plain:?}, released {released:?}"
     );
 }
@@ -220,11 +221,11 @@ fn scopes_keep_their_inputs_alone() {
     alone("memory::scopes_keep_their_inputs_alone", || {
         const BATCH: usize = 256;
         let keep = |model: &[Block], step| forward(model, BATCH, step);
-        let (expected, kept) = train(adamw(), 3, keep);
+        let (expected, kept) = train(adamw(), 2, keep);
         let recompute = |model: &[Block], step| forward_recomputed(model, BATCH, step);
-        let (found, recomputed) = train(adamw(), 3, recompute);
+        let (found, recomputed) = train(adamw(), 2, recompute);
         assert_bits(&found, &expected, "recomputed");
-        let (kept, recomputed) = (kept[2], recomputed[2]);
+        let (kept, recomputed) = (kept[1], recomputed[1]);
         // The inputs of all blocks; and of the one that runs backward what has 4 x WIDTH: before
         // and after relu, the gradients of both, and a temporary.
         let of_inputs = 4 * BATCH * WIDTH * (LAYERS + 1);
@@ -282,12 +283,12 @@ fn accumulation_holds_one_set_of_gradients() {
 fn assert_no_growth(mut step: impl FnMut(usize)) {
     (0..20).for_each(&mut step);
     let before = HEAP.current_usage();
-    (20..521).for_each(&mut step);
+    (20..221).for_each(&mut step);
     let after = HEAP.current_usage();
-    // Tables grow by doubling: some kilobytes. One gradient in 500 steps would be 64 KiB x 500.
+    // Tables grow by doubling: some kilobytes. One gradient in each step would be 1 KiB x 200.
     assert!(
-        after < before + 50_000,
-        "{before} bytes, and after 500 times {after}"
+        after < before + 20_000,
+        "{before} bytes, and after 200 times {after}"
     );
 }
 
@@ -369,9 +370,9 @@ fn a_budget_keeps_what_fits() {
         const BATCH: usize = 256;
         let train = |budget: Option<&Budget>| {
             let mut model = seeded(&flex(), deep);
-            let mut optim = adamw().with_gradient_release();
+            let mut optim = SgdConfig::new().init().with_gradient_release();
             let mut kept = 0;
-            for step in 0..4 {
+            for step in 0..3 {
                 let taken = std::mem::take(&mut model);
                 model = release_step(taken, &mut optim, |blocks| {
                     let before = HEAP.current_usage();

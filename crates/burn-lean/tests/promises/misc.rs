@@ -1,12 +1,14 @@
 //! Shapes, types, numbers and counts that are unusual.
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, FloatDType, Tensor, TensorData, activation};
 use burn_lean::{FirstPass, Outcome, StepReport, WithGradientRelease};
 
-use crate::harness::{LR, Named, adamw, bits, both_ways, flex, numbers, plain_step, release_step};
+use crate::harness::{
+    LR, Named, adamw, bits, both_ways, flex, map_numbers, numbers, plain_step, release_step,
+};
 use crate::small::{Small, assert_panics, bits_of, numbered, numbered_from, panic_of, small};
 
 fn sgd() -> ModuleOptimizer {
@@ -133,21 +135,8 @@ fn parameters_without_dimensions() {
     });
 }
 
-/// Changes every parameter.
-struct Each<F>(F);
-
-impl<F: Fn(Tensor<1>) -> Tensor<1>> ModuleMapper for Each<F> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|value| {
-            let shape = value.dims();
-            let flat = value.inner().reshape([-1]);
-            self.0(flat).reshape(shape).autodiff().require_grad()
-        })
-    }
-}
-
 fn cast(model: Small, dtype: FloatDType) -> Small {
-    model.map(&mut Each(|value: Tensor<1>| value.cast(dtype)))
+    map_numbers(model, |value| value.cast(dtype))
 }
 
 #[test]
@@ -226,7 +215,7 @@ fn gradients_that_are_not_finite_or_overflow() {
 #[test]
 fn very_small_and_very_large_values() {
     for scale in [1e-20, 1e-10, 1e10, 1e20] {
-        let model = small().map(&mut Each(|value: Tensor<1>| value.mul_scalar(scale)));
+        let model = map_numbers(small(), |value| value.mul_scalar(scale));
         same_normal(&model, &format!("weights x {scale:e}"), Small::loss);
     }
     // Gradients as small and as large as f32 can hold.
@@ -250,7 +239,7 @@ fn weights_that_are_nan() {
     ];
     for dtype in types {
         let mut model = cast(small(), dtype);
-        model.tied = Each(|value: Tensor<1>| value.mul_scalar(f32::NAN)).map_float(model.tied);
+        model.tied = map_numbers(model.tied, |value| value.mul_scalar(f32::NAN));
         let before = bytes(&model);
         let mut optim = adamw().with_gradient_release();
         let armed = optim.arm(LR, model.clone());

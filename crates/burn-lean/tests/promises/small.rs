@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor, activation};
-use burn_lean::{ReleaseOptimizer, WithGradientRelease};
+use burn_lean::{ReleaseError, ReleaseOptimizer, WithGradientRelease};
 
 use crate::harness::{Bits, LR, adamw, bits, flex, numbers, plain_step, release_step};
 
@@ -149,6 +149,22 @@ pub(crate) fn panic_of<T>(run: impl FnOnce() -> T) -> Result<T, String> {
 pub(crate) fn assert_panics<T>(run: impl FnOnce() -> T, expected: &str) {
     let text = panic_of(run).map(|_| ()).expect_err(expected);
     assert!(text.contains(expected), "another panic: {text}");
+}
+
+/// The name of the error's variant.
+pub(crate) fn kind(error: &ReleaseError) -> String {
+    let text = format!("{error:?}");
+    let name = text.split(|letter: char| !letter.is_alphanumeric()).next();
+    name.unwrap_or_default().into()
+}
+
+/// Computes from what it finds.
+pub(crate) struct Halve;
+
+impl ModuleMapper for Halve {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|weight| weight.inner().mul_scalar(0.5).autodiff().require_grad())
+    }
 }
 
 /// Fails unless the error is of this kind, and says this.

@@ -17,22 +17,6 @@ use crate::small::{
     plain, plain_values, small, started, train_plain,
 };
 
-/// On a thread of its own.
-fn there<T: Send>(run: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| scope.spawn(run).join().unwrap())
-}
-
-#[test]
-fn a_step_that_moves_from_thread_to_thread() {
-    let (model, mut optim) = started();
-    let model = there(|| optim.arm(LR, model));
-    let loss = there(|| model.loss(1));
-    let grads = there(|| GradientsParams::from_grads(loss.backward(), &model));
-    assert_eq!(model.values(), plain_values(&[0, 1]));
-    let model = there(|| optim.step(LR, model, grads));
-    assert_goes_on(model, &mut optim, plain(&[0, 1]));
-}
-
 /// Workers with forks of one model, whose gradients are added up.
 #[test]
 fn forks_on_two_threads() {

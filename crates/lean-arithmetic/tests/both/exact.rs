@@ -10,7 +10,7 @@ use super::noise::Noise;
 use super::run::{Run, copy};
 use super::side::{self, InOnePass, Optimizer, Tensor, device, places};
 
-const STEPS: usize = 50;
+const STEPS: usize = 24;
 
 /// Steps two optimizers side by side, and compares after each step. Each goes on from the record
 /// of the other in the middle.

@@ -1,6 +1,6 @@
 //! The scale of a loss.
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
@@ -10,7 +10,7 @@ use burn_lean::{
 };
 
 use super::by_hand::{clip_global, global_norm, gradients, scale};
-use crate::harness::{Bits, assert_bits, bits, flex, numbers, seeded};
+use crate::harness::{Bits, assert_bits, bits, flex, map_numbers, numbers, seeded};
 
 const RATE: f64 = 0.05;
 const STEPS: usize = 60;
@@ -454,14 +454,6 @@ fn small_gradients_survive() {
     assert!((found / -1e-9 - 1.0).abs() < 1e-3, "{found}");
 }
 
-struct To(FloatDType);
-
-impl ModuleMapper for To {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|weight| weight.cast(self.0).detach().require_grad())
-    }
-}
-
 /// bf16 has the range of fp32: a scale that is a power of two changes nothing, and the norm is that
 /// of 32 bits.
 #[test]
@@ -496,7 +488,7 @@ fn weights_in_bf16_are_stepped_as_without_a_scale() {
 fn weights_in_fp16_are_refused() {
     let scaler = scaler();
     let mut optim = optim(&scaler);
-    let model = net().map(&mut To(FloatDType::F16));
+    let model = map_numbers(net(), |weight| weight.cast(FloatDType::F16));
     let refused = optim.try_arm(RATE, model).unwrap_err();
     let expected = ReleaseError::HalfPrecision {
         path: "layers.0.weight".into(),

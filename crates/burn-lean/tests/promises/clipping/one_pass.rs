@@ -12,7 +12,7 @@ use crate::harness::{alone, assert_bits, bits, flex, plain_step, seeded};
 use crate::memory::{deep, forward, peak_of};
 use crate::small::{PARAMS, Small, small};
 
-const STEPS: usize = 200;
+const STEPS: usize = 68;
 const RATE: f64 = 0.05;
 
 fn loss(model: &Small, step: usize) -> Tensor<1> {

@@ -12,9 +12,8 @@ use burn_lean::{Outcome, ReleaseError, ReleaseOptimizer, WithGradientRelease, ch
 
 use crate::harness::{LR, adamw, bits, flex, numbers, plain_step, release_step};
 use crate::small::{
-    PARAMS, Plain, Small, assert_error, assert_goes_on, assert_panics, bits_of, finish, grads_of,
-    numbered, numbered_from, panic_of, plain, plain_bits, plain_values, read_or_refused, small,
-    train_plain,
+    Halve, PARAMS, Plain, Small, assert_goes_on, bits_of, finish, grads_of, numbered,
+    numbered_from, panic_of, plain, plain_bits, plain_values, read_or_refused, small, train_plain,
 };
 
 /// A model and an optimizer after one step, and plain Burn's, with the same ids.
@@ -221,26 +220,6 @@ fn copies_of_both_sides_of_a_backward() {
     assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
 }
 
-#[test]
-fn a_record_of_the_armed_model() {
-    for with_copy in [false, true] {
-        let (model, mut optim, plain) = started();
-        let model = optim.arm(LR, model);
-        let copy = with_copy.then(|| model.clone());
-        assert_eq!(loaded(model.clone().into_record()), plain_bits(&[0]));
-        let grads = grads_of(&model, 1);
-        match record_or_refused(model.clone()) {
-            Some(record) => assert_eq!(loaded(record), plain_bits(&[0, 1])),
-            None => assert!(with_copy),
-        }
-        drop(copy);
-        assert_eq!(loaded(model.clone().into_record()), plain_bits(&[0, 1]));
-        let model = optim.step(LR, model, grads);
-        assert_eq!(loaded(model.clone().into_record()), plain_bits(&[0, 1]));
-        assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
-    }
-}
-
 /// The record outlives model and optimizer; the armed model itself is consumed by it.
 #[test]
 fn a_record_that_takes_the_armed_model() {
@@ -265,17 +244,6 @@ fn what_is_taken_out_of_an_armed_parameter_is_no_number() {
     assert_eq!(Some(&bits_of(model.tied.val())), expected.last());
 }
 
-#[test]
-fn a_fork_before_arm() {
-    let (model, mut optim, plain) = started();
-    let fork = model.clone().fork(&flex());
-    let model = optim.arm(LR, model);
-    let model = finish(model, &mut optim, 1);
-    let (fork, _) = train_plain((fork, plain.1.clone()), &[3]);
-    assert_eq!(bits(&fork), plain_bits(&[0, 3]));
-    assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
-}
-
 /// Its gradients are ordinary, and the armed model is not stepped by them.
 #[test]
 fn a_fork_while_armed() {
@@ -290,24 +258,6 @@ fn a_fork_while_armed() {
     let model = optim.step(LR, model, grads);
     assert_eq!(optim.last_step().unwrap().count(Outcome::Ordinary), PARAMS);
     assert_eq!(fork.values(), plain_values(&[0]));
-    assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
-}
-
-/// The model itself is forked: what was armed is gone.
-#[test]
-fn the_armed_model_is_forked() {
-    let (model, mut optim, plain) = started();
-    let model = optim.arm(LR, model).fork(&flex());
-    let grads = grads_of(&model, 1);
-    assert_eq!(model.values(), plain_values(&[0]));
-    let model = match optim.try_step(LR, model, grads) {
-        Ok(model) => model,
-        Err(refused) => {
-            let (model, grads) = refused.into_given();
-            let model = optim.arm(LR, model);
-            optim.step(LR, model, grads)
-        }
-    };
     assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
 }
 
@@ -375,29 +325,6 @@ fn a_frozen_copy_of_the_armed_model() {
     let model = optim.step(LR, model, grads);
     assert_eq!(target.values(), plain_values(&[0]));
     assert_goes_on(model, &mut optim, plain);
-}
-
-#[test]
-fn materialized_while_armed() {
-    for after_backward in [false, true] {
-        let (model, mut optim, plain) = started();
-        let model = optim.arm(LR, model);
-        let early = after_backward.then(|| grads_of(&model, 1));
-        let model = model.materialize();
-        let batches = if after_backward { &[0, 1][..] } else { &[0] };
-        assert_eq!(bits(&model), plain_bits(batches));
-        match early {
-            None => {
-                let model = finish(model, &mut optim, 1);
-                assert_goes_on(model, &mut optim, train_plain(plain, &[1]));
-            }
-            Some(grads) => {
-                let refused = optim.try_step(LR, model, grads).unwrap_err();
-                assert_error!(refused.error(), WrongModel);
-                assert_eq!(bits(&refused.into_model()), plain_bits(&[0, 1]));
-            }
-        }
-    }
 }
 
 /// Ids, and what a parameter says of itself, are as in plain Burn at each moment.

@@ -12,6 +12,8 @@ use super::reference::{Net, mean_grads, share};
 use super::weights::{How, SIZES, assert_run};
 use crate::harness::{Bits, LR, adamw, assert_bits, bits, release_step};
 
+/// A process alone, and more than two of them. All [`SIZES`] are in `weights`.
+const ONE_AND_THREE: [usize; 2] = [1, 3];
 const STEPS: usize = 6;
 /// Of some steps smaller than the norm, of some larger.
 const MAX_NORM: f64 = 0.2;
@@ -71,16 +73,15 @@ fn rules_see_the_mean() {
         ("norm", |optim| optim.with_grad_norm(), false),
         ("stop", |optim| optim.with_non_finite_stop(), false),
     ];
-    let unclipped = SIZES.map(|size| {
+    let unclipped = ONE_AND_THREE.map(|size| {
         let (unclipped, norms) = one_process(size, ReleaseOptimizer::with_grad_norm);
         let large = norms.iter().filter(|norm| norm.unwrap() > MAX_NORM);
         assert!((1..STEPS).contains(&large.count()), "{norms:?}");
         unclipped
     });
-    let unclipped: Vec<_> = unclipped.collect();
     for (what, settings, clips) in all {
         let mut has_clipped = false;
-        for (size, unclipped) in SIZES.zip(&unclipped) {
+        for (size, unclipped) in ONE_AND_THREE.into_iter().zip(&unclipped) {
             let (expected, norms) = one_process(size, settings);
             has_clipped |= expected != *unclipped;
             let optim = || settings(adamw().with_gradient_release());

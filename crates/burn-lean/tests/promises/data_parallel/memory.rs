@@ -3,12 +3,12 @@
 use std::sync::{Arc, Barrier};
 
 use burn::Tensor;
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::Linear;
 use burn::optim::{AdamWConfig, GradientsParams, SgdConfig};
 use burn::tensor::activation::relu;
 use burn_lean::{DataParallel, FirstPass, Threads, WithGradientRelease};
 
-use crate::harness::{Bits, LR, alone, bits, flex, numbers, seeded};
+use crate::harness::{Bits, LR, alone, bits, flex, numbers, seeded, zero_linear};
 use crate::memory::HEAP;
 
 const WIDTH: usize = 256;
@@ -23,7 +23,7 @@ const WEIGHTS: usize = LAYERS * WEIGHT;
 const SLACK: usize = 3 << 20;
 
 fn layers(count: usize) -> Vec<Linear> {
-    let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(&flex());
+    let layer = |_| zero_linear(WIDTH, WIDTH, &flex());
     seeded(&flex(), |_| (0..count).map(layer).collect())
 }
 
@@ -124,7 +124,7 @@ fn models_and_heads_in_turns_keep_no_gradients() {
 }
 
 /// Layers whose states take more than all that is on its way.
-const DEEP: usize = 4 * LAYERS;
+const DEEP: usize = 3 * LAYERS;
 
 /// What the replicas take while they save, beyond what they have, all together.
 fn save(is_gathered: bool) -> usize {

@@ -25,13 +25,6 @@ fn matrix(seed: usize) -> Param<Tensor<2>> {
     Param::from_tensor(numbers([4, 4], seed, &flex()) * 0.6)
 }
 
-#[test]
-fn tied_weights() {
-    let report = same(small, Small::loss);
-    assert_eq!(report.count(Outcome::Released), PARAMS);
-    assert_eq!(report.in_place(), PARAMS);
-}
-
 #[derive(Module, Debug)]
 struct Two {
     a: Param<Tensor<2>>,

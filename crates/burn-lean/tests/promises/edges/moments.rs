@@ -16,7 +16,7 @@ use burn_lean::{
 };
 
 use crate::harness::{LR, adamw, bits, flex, numbers};
-use crate::small::{Small, numbered_from, panic_of, plain, small};
+use crate::small::{Halve, Small, kind, numbered_from, panic_of, plain, small};
 
 const TABLE: &str = "
                           | unarmed | armed             | forward           | backward          | micro             | micro backward    | accumulated       | last              | disarmed | stepped
@@ -354,15 +354,6 @@ impl ModuleMapper for Keep {
     }
 }
 
-/// Computes from what it finds.
-struct Halve;
-
-impl ModuleMapper for Halve {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|weight| weight.inner().mul_scalar(0.5).autodiff().require_grad())
-    }
-}
-
 pub(super) const CALLS: &[(&str, Call)] = &[
     ("optim.arm", Run::arm),
     ("optim.arm_accumulated", Run::arm_last),
@@ -469,12 +460,6 @@ pub(super) const CALLS: &[(&str, Call)] = &[
         Ok(())
     }),
 ];
-
-/// The kind of a refusal.
-pub(super) fn kind(error: &ReleaseError) -> String {
-    let text = format!("{error:?}");
-    text.split([' ', '{']).next().unwrap_or_default().into()
-}
 
 fn cell(way: Way, call: Call, moment: Moment) -> String {
     let mut run = Run::at(way, moment);

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::random_programs::variable;
-use crate::small::panic_of;
+use crate::random_programs::{Source, variable};
+use crate::small::{kind, panic_of};
 
 use super::moments::{CALLS, Call, Moment, Run, Way};
 
@@ -20,18 +20,6 @@ const TRAINING: &[&str] = &[
     "sums.accumulate",
     "optim.arm_accumulated",
 ];
-
-/// SplitMix64 (Steele, Lea and Flood, 2014).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, count: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) as usize % count
-    }
-}
 
 /// What plain Burn has otherwise by design: the old weights between backward and `step`.
 fn has_new_weights(name: &str) -> bool {
@@ -56,11 +44,11 @@ fn is_final(error: &str) -> bool {
 
 /// Draws so many calls.
 fn draw(seed: u64, length: usize) -> (Way, Vec<&'static str>) {
-    let mut random = Random(seed);
-    let way = [Way::Kept, Way::Recomputed, Way::Threads][random.below(3)];
-    let call = |_| match random.below(2) {
-        0 => TRAINING[random.below(TRAINING.len())],
-        _ => CALLS[random.below(CALLS.len())].0,
+    let mut random = Source(seed);
+    let way = [Way::Kept, Way::Recomputed, Way::Threads][random.next(3)];
+    let call = |_| match random.next(2) {
+        0 => TRAINING[random.next(TRAINING.len())],
+        _ => CALLS[random.next(CALLS.len())].0,
     };
     (way, (0..length).map(call).collect())
 }
@@ -100,7 +88,7 @@ fn walk(way: Way, calls: &[&str]) -> String {
         match panic_of(|| way.make(call, &mut run)) {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                let kind = super::moments::kind(&error);
+                let kind = kind(&error);
                 if is_final(&kind) {
                     return kind;
                 }
@@ -114,7 +102,7 @@ fn walk(way: Way, calls: &[&str]) -> String {
     }
     match panic_of(|| run.finish()) {
         Ok(Ok(())) => "the same".into(),
-        Ok(Err(error)) => super::moments::kind(&error),
+        Ok(Err(error)) => kind(&error),
         Err(text) => in_words(&text),
     }
 }

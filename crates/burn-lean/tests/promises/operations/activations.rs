@@ -188,7 +188,7 @@ pub(crate) fn along_axes(numbers: Vec<f64>, dims: [usize; 3], axis: usize) -> [C
 
 #[test]
 fn softmax_is_that_of_burn_along_every_axis() {
-    for dims in [[2, 3, 5], [1, 1, 1], [4, 7, 1], [37, 91, 97]] {
+    for dims in [[2, 3, 5], [1, 1, 1], [4, 7, 1], [37, 61, 73]] {
         for axis in 0..3 {
             let numbers = spread(0.0, 5.0, dims.iter().product(), 3);
             for case in along_axes(numbers, dims, axis) {

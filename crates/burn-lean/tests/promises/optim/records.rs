@@ -1,7 +1,7 @@
 //! A whole model: with and without gradient release, and from record to record.
 
 use burn::grad_clipping::GradientClippingConfig;
-use burn::module::{Module, ModuleMapper, Param, ParamGroup};
+use burn::module::{Module, ParamGroup};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
@@ -18,8 +18,8 @@ use super::noise::Noise;
 use super::run::Run;
 use super::side::{Saved, device, model_with_embedding};
 use crate::harness::{
-    Bits, assert_bits, assert_released, bits, flex, ids, numbers, plain_run, plain_step,
-    release_run, release_step, seeded,
+    Bits, assert_bits, assert_released, bits, flex, ids, map_numbers, numbers, plain_run,
+    plain_step, release_run, release_step, seeded,
 };
 use crate::optimizers::Net;
 
@@ -149,19 +149,13 @@ fn with_moments_in_8_bits_release_changes_no_bit() {
 /// Of a model in bf16, whose first layer takes activations in 32 bits.
 #[test]
 fn with_weights_in_bf16_release_changes_no_bit() {
-    struct ToBf16;
-    impl ModuleMapper for ToBf16 {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            param.map(|weight| weight.cast(DType::BF16).detach().require_grad())
-        }
-    }
     fn loss(model: &Linear, step: usize) -> Tensor<1> {
         let x: Tensor<2> = numbers([4, 80], step, &flex()).cast(DType::BF16);
         model.forward(x).cast(DType::F32).square().mean()
     }
     let model = || {
         let model: Linear = seeded(&flex(), |device| LinearConfig::new(80, 60).init(device));
-        model.map(&mut ToBf16)
+        map_numbers(model, |weight| weight.cast(DType::BF16))
     };
     let adamw = || AdamWConfig::new().in_one_pass();
     let stochastic = || Bf16Weights::new(adamw(), Stochastic { seed: 7 }).init();

@@ -6,7 +6,7 @@ use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
 use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::Linear;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
@@ -16,11 +16,11 @@ use burn::train::{
 use burn_lean::train::metric::ReleasedMetric;
 use burn_lean::train::{GradientReleaseStrategy, StepMonitor, release_learner};
 
-use crate::harness::{adamw, alone, bits, flex, momentum, numbers, seeded};
+use crate::harness::{adamw, alone, bits, flex, momentum, numbers, seeded, zero_linear};
 use crate::memory::HEAP;
 
 const WIDTH: usize = 160;
-const LAYERS: usize = 24;
+const LAYERS: usize = 12;
 /// In bytes.
 const PARAMS: usize = 4 * LAYERS * (WIDTH * WIDTH + WIDTH);
 
@@ -34,10 +34,11 @@ struct Deep {
 
 impl Deep {
     fn new() -> Self {
-        let layer = |device: &Device| LinearConfig::new(WIDTH, WIDTH).init(device);
         Self {
             layers: seeded(&flex(), |device| {
-                (0..LAYERS).map(|_| layer(device)).collect()
+                (0..LAYERS)
+                    .map(|_| zero_linear(WIDTH, WIDTH, device))
+                    .collect()
             }),
             log: Arc::default(),
         }

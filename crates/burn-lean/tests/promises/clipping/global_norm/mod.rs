@@ -3,7 +3,7 @@
 mod edges;
 
 use burn::grad_clipping::GradientClippingConfig;
-use burn::module::{Module, ModuleMapper, Param, ParamGroup};
+use burn::module::{Module, ParamGroup};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
     GradientsAccumulator, GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig,
@@ -18,13 +18,13 @@ use super::by_hand::{clip_global, global_norm, gradients, scale};
 use super::models::{Encoder, Noisy};
 use crate::adapters::{FACTORS, all, lora};
 use crate::harness::{
-    Bits, LR, adamw, alone, assert_bits, bits, devices, flex, momentum, release_step, seeded,
-    synchronized,
+    Bits, LR, adamw, alone, assert_bits, bits, devices, flex, map_numbers, momentum, release_step,
+    seeded, synchronized,
 };
 use crate::memory::{deep, forward, peak_of};
 use crate::small::{PARAMS, Small, assert_error, bits_of, grads_of, small};
 
-const STEPS: usize = 20;
+const STEPS: usize = 14;
 
 fn sgd() -> ModuleOptimizer {
     SgdConfig::new().init()

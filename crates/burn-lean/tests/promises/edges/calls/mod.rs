@@ -15,7 +15,7 @@ use burn_lean::{Budget, ReleaseAccumulator, ReleaseError, WithGradientRelease};
 
 use crate::harness::{LR, adamw, bits, flex, numbers, plain_step, watched_adamw};
 use crate::small::{
-    PARAMS, Plain, Small, assert_error, assert_goes_on, assert_panics, bits_of, finish, grads_of,
+    Plain, Small, assert_error, assert_goes_on, assert_panics, bits_of, finish, grads_of,
     numbered_from, panic_of, plain, plain_values, read_or_refused, small, started, train_plain,
 };
 
@@ -63,18 +63,6 @@ fn two_backwards_of_one_tape() {
 }
 
 #[test]
-fn two_losses_in_one_backward() {
-    let both = |model: &Small| model.loss(1) + model.loss(2);
-    let (start, mut plain_optim) = plain(&[0]);
-    let plain = plain_step(start, &mut plain_optim, both);
-    let (model, mut optim) = started();
-    let model = optim.arm(LR, model);
-    let grads = GradientsParams::from_grads(both(&model).backward(), &model);
-    let model = optim.step(LR, model, grads);
-    assert_goes_on(model, &mut optim, (plain, plain_optim));
-}
-
-#[test]
 fn arming_again_takes_the_new_rate() {
     for after_forward in [false, true] {
         let (model, mut optim) = started();
@@ -100,39 +88,20 @@ fn arming_again_takes_the_new_rate() {
     }
 }
 
-/// Each call and its panicking twin.
+/// The panicking twins of the calls that the table in `moments` refuses after backward.
 #[test]
 fn after_backward_step_is_the_only_call() {
     let (model, mut optim) = started();
     let model = optim.arm(LR, model);
     let grads = grads_of(&model, 1);
-    let unfinished = ReleaseError::Unfinished {
-        stepped: PARAMS,
-        armed: PARAMS,
-    };
-    let (model, error) = optim.try_arm(LR, model).unwrap_err().into_parts();
-    assert_eq!(error, unfinished);
-    let what_to_do = "call `step` with the model and the gradients first";
-    assert!(error.to_string().contains(what_to_do), "{error}");
-    let (model, error) = optim.try_disarm(model).unwrap_err().into_parts();
-    assert_eq!(error, unfinished);
-    assert_eq!(optim.try_to_record().unwrap_err(), unfinished);
-
     let text = "gradient release: 5 of 5 armed parameters";
     assert_panics(|| optim.arm(LR, model.clone()), text);
     assert_panics(|| optim.disarm(model.clone()), text);
     assert_panics(|| optim.to_record(), text);
-    let none = GradientsParams::new;
-    assert_panics(
-        || optim.step(LR, model.clone(), none()),
-        "gradient release: ",
-    );
-
-    let Err(refused) = optim.try_into_optimizer() else {
-        panic!("half of a step was handed out");
-    };
-    assert_eq!(refused.error(), &unfinished);
-    let mut optim = refused.into_model();
+    let what_to_do = "call `step` with the model and the gradients first";
+    assert_panics(|| optim.to_record(), what_to_do);
+    let step = || optim.step(LR, model.clone(), GradientsParams::new());
+    assert_panics(step, "gradient release: ");
     let model = optim.step(LR, model, grads);
     assert_goes_on(model, &mut optim, plain(&[0, 1]));
 }
@@ -142,12 +111,7 @@ fn after_backward_step_is_the_only_call() {
 #[test]
 fn a_forward_pass_of_an_arming_that_has_ended_is_refused() {
     let what_to_do = "run backward before `step` or `disarm`";
-    let (model, mut optim) = started();
-    let model = optim.arm(LR, model);
-    let loss = model.loss(1);
-    let mut model = optim.disarm(model);
-    assert_panics(|| loss.backward(), what_to_do);
-
+    let (mut model, mut optim) = started();
     // A step that leaves a parameter unused.
     let (mut expected, mut plain_optim) = plain(&[0]);
     let of_first = |model: &Small| model.first.forward(numbers([3, 4], 1, &flex())).mean();
@@ -275,23 +239,6 @@ fn a_model_armed_in_place_of_the_armed_model() {
     }
 }
 
-#[test]
-fn the_optimizer_is_dropped_between_forward_and_backward() {
-    let (model, mut optim) = started();
-    let states = optim.to_record();
-    let model = optim.arm(LR, model);
-    let loss = model.loss(1);
-    drop(optim);
-    assert_eq!(model.values(), plain_values(&[0]));
-    let grads = GradientsParams::from_grads(loss.backward(), &model);
-    assert_eq!(grads.len(), PARAMS);
-    assert_eq!(model.values(), plain_values(&[0]));
-    // The way out: an ordinary model, with ordinary gradients.
-    let mut optim = adamw().load_record(states);
-    let model = optim.step(LR, model.materialize(), grads);
-    assert_goes_on(model, &mut optim.with_gradient_release(), plain(&[0, 1]));
-}
-
 /// Burn's own optimizer reads around `Param::val`: it is refused, or the result is right, or at
 /// least not readable.
 #[test]
@@ -312,41 +259,6 @@ fn an_armed_model_given_to_burns_optimizer() {
         {
             assert_eq!(values, plain_values(&[0, 1]), "dropped {is_dropped}");
         }
-    }
-}
-
-/// It is armed no more, and the gradients of a forward pass that was armed are ordinary.
-#[test]
-fn a_record_loaded_into_the_armed_optimizer() {
-    for after_forward in [false, true] {
-        let (model, mut optim) = started();
-        let states = optim.to_record();
-        let mut model = optim.arm(LR, model);
-        let early = after_forward.then(|| model.loss(1));
-        let mut optim = optim.load_record(states);
-        assert!(!optim.is_armed());
-        assert_eq!(model.values(), plain_values(&[0]));
-        let grads = match early {
-            None => {
-                model = optim.arm(LR, model);
-                grads_of(&model, 1)
-            }
-            Some(loss) => {
-                let grads = GradientsParams::from_grads(loss.backward(), &model);
-                assert_eq!(model.values(), plain_values(&[0]));
-                grads
-            }
-        };
-        let model = match optim.try_step(LR, model, grads) {
-            Ok(model) => model,
-            Err(refused) => {
-                assert!(after_forward, "{refused:?}");
-                let (model, grads) = refused.into_given();
-                let model = optim.arm(LR, model);
-                optim.step(LR, model, grads)
-            }
-        };
-        assert_goes_on(model, &mut optim, plain(&[0, 1]));
     }
 }
 

@@ -2,21 +2,6 @@
 
 use super::*;
 
-/// Nothing was stepped: whoever keeps the armed model must not read a placeholder.
-#[test]
-fn a_step_without_a_forward_pass_is_refused() {
-    let (model, mut optim) = started();
-    let model = optim.arm(LR, model);
-    let none = GradientsParams::new;
-    let refused = optim.try_step(LR, model.clone(), none()).unwrap_err();
-    assert_error!(refused.error(), NoForward);
-    drop(refused);
-    let refused = optim.try_step(LR, model, none()).unwrap_err();
-    assert_error!(refused.error(), NoForward, "`disarm`");
-    let model = optim.disarm(refused.into_model());
-    assert_goes_on(model, &mut optim, plain(&[0]));
-}
-
 #[test]
 fn armed_by_two_optimizers() {
     let (model, mut optim) = started();

@@ -84,17 +84,17 @@ pub(super) const SHAPES: [Shape; 9] = [
     },
     Shape::new(0, 2, 3, 4),
     Shape::new(3, 1, 1, 1),
-    Shape::new(5, 4, 150, 8),
+    Shape::new(3, 4, 150, 8),
     Shape {
         key_heads: 2,
-        key_time: 401,
-        ..Shape::new(2, 4, 403, 3)
+        key_time: 259,
+        ..Shape::new(2, 4, 261, 3)
     },
     // More keys than queries, in chunks of rows.
     Shape {
         key_heads: 2,
-        key_time: 405,
-        ..Shape::new(2, 4, 403, 3)
+        key_time: 263,
+        ..Shape::new(2, 4, 261, 3)
     },
 ];
 

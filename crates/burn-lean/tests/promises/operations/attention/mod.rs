@@ -110,7 +110,7 @@ fn the_function_is_that_of_burn() {
 /// A bias of every shape that broadcasts, with scores in chunks of the batch and of rows.
 #[test]
 fn a_bias_gets_its_gradient() {
-    for shape in [Shape::new(2, 2, 3, 4), Shape::new(2, 4, 403, 3)] {
+    for shape in [Shape::new(2, 2, 3, 4), Shape::new(2, 4, 261, 3)] {
         // With one number for all keys of a row it changes nothing, and has a gradient of 0.
         for axes in 0..8_u8 {
             let full = [shape.batch, shape.heads, shape.time];
@@ -245,7 +245,7 @@ fn what_is_dropped_is_what_burn_drops() {
         let capped = Options { softcap, ..nearby };
         for (shape, options) in [
             (Shape::new(2, 2, 5, 4), everywhere),
-            (Shape::new(5, 4, 150, 8), everywhere),
+            (Shape::new(3, 4, 150, 8), everywhere),
             (cross, everywhere),
             (Shape::new(1, 2, 403, 4), nearby),
             (Shape::new(1, 2, 1203, 4), capped),
@@ -268,7 +268,7 @@ fn what_is_dropped_is_what_burn_drops() {
 /// left out. Over slices, and with a softcap in tensors.
 #[test]
 fn keys_that_no_query_of_a_chunk_attends_to_are_left_out() {
-    const TIME: usize = 2048;
+    const TIME: usize = 1024;
     let shape = Shape::new(1, 1, TIME, 4);
     let window = Options {
         window: Some(32),

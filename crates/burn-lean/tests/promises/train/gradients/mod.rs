@@ -12,19 +12,20 @@ use burn::train::Learner;
 use burn_lean::optim::{Bf16Weights, InOnePass, MasterWeights24};
 use burn_lean::train::release_learner;
 use burn_lean::{
-    AdaptiveClippingConfig, Alone, AutoClipConfig, DataParallel, FirstPass, LossScaler,
-    LossScalerConfig, MixedPrecision, NormClipping, ReleaseOptimizer, Replicas,
-    WithGradientRelease, ZClipConfig,
+    Alone, AutoClipConfig, DataParallel, FirstPass, LossScaler, LossScalerConfig, MixedPrecision,
+    NormClipping, ReleaseOptimizer, Replicas, WithGradientRelease,
 };
-use lean_arithmetic::clipping::{AutoClip, AutoClipRule, ZClip, ZClipRule};
+use lean_arithmetic::clipping::{AutoClip, AutoClipRule};
 
 use super::harness::{BATCHES, ByHand, Directory, Mode, Net, Run, Training, User, rates};
-use crate::clipping::by_hand::{clip_global, global_norm, scale};
+use crate::clipping::by_hand::{clip_global, global_norm};
 use crate::harness::{adamw, assert_bits, bits};
 use crate::small::panic_of;
 
-const EPOCHS: usize = 4;
+const EPOCHS: usize = 2;
 const MAX_NORM: f64 = 0.5;
+/// So large that gradients overflow.
+const RESIDUALS: f64 = 8.0;
 
 /// A gradient by hand for each parameter that has one; `None` leaves it out.
 trait EachGradient {
@@ -61,28 +62,6 @@ impl ByHand for GlobalNorm {
     }
 }
 
-/// By the distance from earlier norms. The rule's numbers are the paper's (`clipping::reference`).
-#[derive(Default)]
-struct BySpikes(Mutex<ZClip>);
-
-const SPIKES: ZClipRule = ZClipRule {
-    alpha: 0.9,
-    z_threshold: 0.5,
-    warm_up: 3,
-};
-
-impl ByHand for BySpikes {
-    fn change(&self, model: &Net, grads: &mut GradientsParams) {
-        let mut rule = self.0.lock().unwrap();
-        let norm = global_norm(model, grads);
-        let target = rule.target(&SPIKES, norm);
-        if target < norm {
-            scale(model, grads, target / norm);
-        }
-        rule.observe(&SPIKES, target);
-    }
-}
-
 /// By a quantile of the norms of each gradient so far.
 #[derive(Default)]
 struct ByQuantiles(Mutex<AutoClip>);
@@ -110,28 +89,6 @@ impl ByHand for ByQuantiles {
             }
         }
         each(model, grads, &mut Clip(&mut self.0.lock().unwrap()));
-    }
-}
-
-/// By the norms of the weights of each output.
-struct ByUnits;
-
-impl ByHand for ByUnits {
-    fn change(&self, model: &Net, grads: &mut GradientsParams) {
-        struct Clip;
-        impl EachGradient for Clip {
-            fn change<const D: usize>(
-                &mut self,
-                param: &Param<Tensor<D>>,
-                grad: Tensor<D>,
-            ) -> Option<Tensor<D>> {
-                let norms = |tensor: Tensor<D>| tensor.square().sum_dim(0).sqrt();
-                let allowed = norms(param.val().inner()).clamp_min(1e-3) * 0.05;
-                let norms = norms(grad.clone()).clamp_min(1e-6);
-                Some(grad * (allowed / norms).clamp_max(1.0))
-            }
-        }
-        each(model, grads, &mut Clip);
     }
 }
 
@@ -223,7 +180,7 @@ impl Case {
 
     /// For gradients that overflow.
     fn residuals(&self) -> Option<f64> {
-        self.is_scaled.then_some(8.0)
+        self.is_scaled.then_some(RESIDUALS)
     }
 
     /// A new optimizer, as of a new process.
@@ -270,15 +227,12 @@ impl Case {
     }
 }
 
+/// A rule of two passes and one of one pass; the others take the same way, and are compared with the
+/// papers in `clipping`.
 fn cases() -> Vec<Case> {
     let auto_clip = AutoClipConfig::new()
         .with_percentile(QUANTILES.percentile)
         .with_history(QUANTILES.history);
-    let adaptive = AdaptiveClippingConfig::new().with_clip_factor(0.05);
-    let z_clip = ZClipConfig::new()
-        .with_alpha(SPIKES.alpha)
-        .with_z_threshold(SPIKES.z_threshold)
-        .with_warm_up(SPIKES.warm_up);
     let global = NormClipping::GlobalNorm { max_norm: MAX_NORM };
     let scaling = |what, skips_all, max_norm: Option<f64>| Case {
         what,
@@ -289,13 +243,11 @@ fn cases() -> Vec<Case> {
     };
     vec![
         Case::clips("global norm", global, GlobalNorm),
-        Case::clips("ZClip", NormClipping::ZClip(z_clip), BySpikes::default()),
         Case::clips(
             "AutoClip",
             NormClipping::AutoClip(auto_clip),
             ByQuantiles::default(),
         ),
-        Case::clips("AGC", NormClipping::Adaptive(adaptive), ByUnits),
         scaling("loss scaling in one pass", false, None),
         scaling("loss scaling in two passes", true, None),
         scaling("loss scaling and the global norm", true, Some(MAX_NORM)),
@@ -308,8 +260,8 @@ fn once(mut losses: Vec<u32>) -> Vec<u32> {
     losses
 }
 
-/// Each setting over four epochs, with and without windows, in one run and resumed after two: the
-/// second process knows only the checkpoint.
+/// Each setting over two epochs, with and without windows, in two processes: the second knows only
+/// the checkpoint.
 #[test]
 fn changed_as_in_plain_burn_by_hand() {
     for accumulation in [None, Some(3)] {
@@ -320,18 +272,19 @@ fn changed_as_in_plain_burn_by_hand() {
             first_pass: FirstPass::Exact,
             ..Training::new(adamw)
         };
+        let unchanged = [None, Some(RESIDUALS)].map(|residuals| {
+            let mut unchanged = training.clone();
+            unchanged.model.user.residuals = residuals;
+            unchanged.run(Mode::Stock).last
+        });
         for case in cases() {
             let what = format!("{}, windows {accumulation:?}", case.what);
-            let mut unchanged = training.clone();
-            unchanged.model.user.residuals = case.residuals();
-            let unchanged = unchanged.run(Mode::Stock);
             let expected = case.stock(&training);
-            assert_ne!(expected.last, unchanged.last, "{what}: nothing has changed");
+            assert!(
+                !unchanged.contains(&expected.last),
+                "{what}: nothing has changed"
+            );
             let losses = once(expected.losses);
-
-            let found = case.released(&training).run(Mode::Released);
-            assert_eq!(once(found.losses), losses, "{what}");
-            assert_bits(&found.last, &expected.last, &what);
 
             let begun = Training {
                 epochs: EPOCHS / 2,
@@ -339,18 +292,16 @@ fn changed_as_in_plain_burn_by_hand() {
                 directory: Directory::temporary(),
                 ..training.clone()
             };
-            case.released(&begun).run(Mode::Released);
+            let mut found = case.released(&begun).run(Mode::Released).losses;
             let resumed = Training {
                 epochs: EPOCHS,
                 checkpoint: Some(EPOCHS / 2),
                 ..begun
             };
             let resumed = case.released(&resumed).run(Mode::Released);
-            let resumed_losses = once(resumed.losses);
-            let done = losses.len() - resumed_losses.len();
-            assert_eq!(done, losses.len() / 2, "{what}");
-            assert_eq!(resumed_losses, losses[done..], "{what}, resumed");
-            assert_bits(&resumed.last, &expected.last, &format!("{what}, resumed"));
+            found.extend(resumed.losses);
+            assert_eq!(once(found), losses, "{what}");
+            assert_bits(&resumed.last, &expected.last, &what);
         }
     }
 }
@@ -359,7 +310,7 @@ fn changed_as_in_plain_burn_by_hand() {
 #[test]
 fn gradients_overflow_now_and_then() {
     let training = Training {
-        epochs: EPOCHS,
+        epochs: 2 * EPOCHS,
         ..Training::new(adamw)
     };
     let by_hand = Arc::new(scaled(false, None));
