@@ -6,8 +6,9 @@ use std::sync::{
 use burn::{
     backend::{Autodiff, Flex, flex::FlexDevice},
     module::{AutodiffModule, Module, Param, ParamId},
-    nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig},
+    nn::{BatchNorm, BatchNormConfig, Initializer, Linear, LinearConfig},
     optim::{Adam, AdamConfig, GradientsParams, Optimizer},
+    record::{BinBytesRecorder, FullPrecisionSettings, Recorder},
     tensor::{DType, Tensor, TensorData, TensorPrimitive, backend::Backend},
 };
 use burn_gradient_release::{
@@ -282,6 +283,41 @@ fn states_are_sent_if_the_first_replica_makes_a_record() {
         let saved = saves.then_some(2);
         assert_eq!(found, [(1, saved, 1), (1, None, 1)]);
     }
+}
+
+/// States of the call before do not stay: no arming has dropped them.
+#[test]
+fn states_are_gathered_again_after_ordinary_steps() {
+    type Record = <Optim as Optimizer<Linear<Release>, Release>>::Record;
+    let gathered = |is_sharded: bool| {
+        let of_ranks = Threads::run(2, |replicas| {
+            let mut parallel = DataParallel::new(replicas);
+            if is_sharded {
+                parallel = parallel.with_sharded_optimizer();
+            }
+            let config = LinearConfig::new(4, 2);
+            let config = config.with_initializer(Initializer::Constant { value: 0.5 });
+            let mut model: Linear<Release> = parallel.broadcast(config.init(&FlexDevice)).unwrap();
+            let optim: Optim = AdamConfig::new().init().with_gradient_release();
+            let mut optim = optim.with_reduction(Arc::new(parallel.clone()));
+            for _ in 0..2 {
+                let batch = Tensor::<Release, 2>::ones([8, 4], &FlexDevice);
+                let grads = model.forward(batch).powi_scalar(2).mean().backward();
+                let grads = GradientsParams::from_grads(grads, &model);
+                model = optim.step(1e-3, model, grads);
+                parallel.gather_states(&mut optim).unwrap();
+            }
+            let mut record = optim.to_record();
+            [model.weight.id, model.bias.unwrap().id].map(|id| {
+                let mut state = Record::default();
+                state.extend(record.remove(&id).map(|state| (ParamId::from(0), state)));
+                let recorder = BinBytesRecorder::<FullPrecisionSettings>::new();
+                Recorder::<Release>::record(&recorder, state, ()).unwrap()
+            })
+        });
+        of_ranks[0].clone()
+    };
+    assert_eq!(gathered(true), gathered(false));
 }
 
 #[test]

@@ -101,10 +101,6 @@ pub(crate) fn equals_one_process<S: Scenario>(
         }
         let context = format!("rank {rank} of {size}, {way:?}, step {step}");
         Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), &context);
-        if step == 0 {
-            // Of which nothing may be left at the end.
-            parallel.gather_states(&mut optim).unwrap();
-        }
         released += optim.last_step().unwrap().count(Outcome::Released);
     }
     Weights::of::<P, _>(&plain).assert_moved(&first, "the run");

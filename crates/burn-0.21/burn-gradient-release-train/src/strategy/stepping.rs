@@ -49,8 +49,6 @@ where
         let window = self.grad_accumulation.unwrap_or(1);
         let mut iterator = dataloader.iter();
         let mut iteration = 0;
-        // As in Burn: what is left of a window at the end of an epoch is dropped.
-        drop(self.accumulator.grads());
         let mut accumulated = 0;
 
         while let Some(item) = iterator.next() {
@@ -87,6 +85,8 @@ where
                 break;
             }
         }
+        // As in Burn: what is left of a window at the end of an epoch is dropped.
+        drop(self.accumulator.grads());
         processor.process_train(LearnerEvent::EndEpoch(epoch));
         assert!(
             iteration == 0 || iteration >= window || interrupter.should_stop(),

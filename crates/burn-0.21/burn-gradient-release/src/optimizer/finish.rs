@@ -137,6 +137,7 @@ pub(super) fn check_finish<B: ReleaseBackend, M: AutodiffModule<B>>(
                 return;
             }
             if let (Some(session), Some(plan)) = (self.session, self.plan)
+                && plan.wants_finite(param.id)
                 && let Some(grad) = sum(session.still_held::<D>(param.id), self.grads.get(param.id))
             {
                 self.error = match plan.admits(param.id, grad) {

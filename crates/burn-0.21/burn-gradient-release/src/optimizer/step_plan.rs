@@ -94,16 +94,18 @@ impl<B: Backend> StepPlan<B> {
         Ok(pending.wait()?.map(from_float))
     }
 
-    /// Checks a gradient before the first step: whether it is finite, if that is required.
+    /// Whether the gradient of a parameter must be finite, and no pass has measured it.
+    pub(super) fn wants_finite(&self, param: ParamId) -> bool {
+        let is_step = self.purpose == Purpose::Step;
+        is_step && self.transform.wants_finite() && !self.is_frozen(param)
+    }
+
+    /// Checks before a step whether a gradient is finite.
     pub(super) fn admits<const D: usize>(
         &self,
         param: ParamId,
         grad: Tensor<B, D>,
     ) -> Result<bool, ReductionError> {
-        let is_step = self.purpose == Purpose::Step;
-        if !is_step || !self.transform.wants_finite() || self.is_frozen(param) {
-            return Ok(true);
-        }
         let grad = self.reduce(param, grad, Recipients::All)?;
         Ok(grad.is_none_or(|grad| self.transform.admits(&grad)))
     }
