@@ -34,9 +34,9 @@ enum Task {
     Html {
         #[command(flatten)]
         inputs: Inputs,
-        /// Where the page goes [default: FILE with the ending html]
+        /// Where the page goes
         #[arg(long, value_name = "PAGE")]
-        output: Option<PathBuf>,
+        output: PathBuf,
     },
     /// Estimate what gradient release and other optimizers save, from a recording of plain Burn
     Savings {
@@ -50,9 +50,9 @@ enum Task {
     Svg {
         #[command(flatten)]
         inputs: Inputs,
-        /// Where the picture goes [default: FILE with the ending svg]
+        /// Where the picture goes
         #[arg(long, value_name = "PICTURE")]
-        output: Option<PathBuf>,
+        output: PathBuf,
     },
 }
 
@@ -107,10 +107,10 @@ fn run(task: &Task) -> Result<()> {
     match task {
         Task::Summary { file } => say(&summary(&Snapshot::load(file)?)),
         Task::Savings { file, fit } => say(&savings(&Snapshot::load(file)?, *fit)?),
-        Task::Html { inputs, output } => inputs.convert(output.as_deref(), "html", |snapshots| {
-            Ok(html::page(snapshots)?)
-        }),
-        Task::Svg { inputs, output } => inputs.convert(output.as_deref(), "svg", svg),
+        Task::Html { inputs, output } => {
+            inputs.convert(output, |snapshots| Ok(html::page(snapshots)?))
+        }
+        Task::Svg { inputs, output } => inputs.convert(output, svg),
     }
 }
 
@@ -135,34 +135,25 @@ fn say(text: &str) -> Result<()> {
 }
 
 impl Inputs {
-    fn paths(&self) -> impl Iterator<Item = &Path> {
-        [Some(self.file.as_path()), self.other.as_deref()]
-            .into_iter()
-            .flatten()
-    }
-
-    fn load(&self) -> Result<Vec<Snapshot>> {
-        self.paths().map(|path| Ok(Snapshot::load(path)?)).collect()
-    }
-
     fn convert(
         &self,
-        output: Option<&Path>,
-        ending: &str,
+        output: &Path,
         make: impl FnOnce(&[Snapshot]) -> Result<String>,
     ) -> Result<()> {
-        let output = output.map_or_else(|| self.output(ending), Path::to_path_buf);
-        for input in self.paths() {
+        let mut snapshots = Vec::new();
+        for input in [Some(&self.file), self.other.as_ref()]
+            .into_iter()
+            .flatten()
+        {
             ensure!(
                 // An error: one of them does not exist.
-                !is_same_file(input, &output).unwrap_or(false),
+                !is_same_file(input, output).unwrap_or(false),
                 "{} is what is to be read: choose another name for --output",
                 output.display()
             );
+            snapshots.push(Snapshot::load(input)?);
         }
-        let snapshots = self.load()?;
-        let text = make(&snapshots)?;
-        fs::write(&output, text).with_context(|| {
+        fs::write(output, make(&snapshots)?).with_context(|| {
             format!(
                 "cannot write {}: choose another place with --output",
                 output.display()
@@ -170,47 +161,5 @@ impl Inputs {
         })?;
         eprintln!("written: {}", output.display());
         Ok(())
-    }
-
-    /// The default output: next to the first input, named after all inputs.
-    fn output(&self, ending: &str) -> PathBuf {
-        let stem = |path: &Path| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            let name = name.strip_suffix(".gz").unwrap_or(&name);
-            let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
-            if stem.is_empty() { name } else { stem }.to_string()
-        };
-        let stems: Vec<String> = self.paths().map(stem).collect();
-        self.file
-            .with_file_name(format!("{}.{ending}", stems.join("-and-")))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    #[test]
-    fn the_command_line_is_sound() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn an_output_is_named_after_its_inputs() {
-        let name = |file: &str, other: Option<&str>| {
-            let inputs = Inputs {
-                file: file.into(),
-                other: other.map(PathBuf::from),
-            };
-            inputs.output("svg").to_string_lossy().into_owned()
-        };
-        assert_eq!(name("runs/plain.memory", None), "runs/plain.svg");
-        assert_eq!(name("plain.json.gz", None), "plain.svg");
-        assert_eq!(name(".memory", None), ".memory.svg");
-        assert_eq!(
-            name("runs/plain.memory", Some("other/release.memory")),
-            "runs/plain-and-release.svg"
-        );
     }
 }

@@ -15,6 +15,13 @@ fn burn_memory(arguments: &[&str], files: &[&Path]) -> Command {
     command
 }
 
+/// The same, with a file for the picture or the page.
+fn to(output: &Path, task: &str, files: &[&Path]) -> Command {
+    let mut command = burn_memory(&[task, "--output"], &[output]);
+    command.args(files);
+    command
+}
+
 /// The output on stdout and stderr of a command that succeeds.
 fn done(mut command: Command) -> (String, String) {
     let output = command.assert().success().get_output().clone();
@@ -72,10 +79,13 @@ impl Runs {
         path
     }
 
-    /// The picture or page of some files, beside the first of them.
-    fn shown(&self, task: &str, files: &[&Path], name: &str) -> String {
-        done(burn_memory(&[task], files));
-        fs::read_to_string(self.path(name)).unwrap()
+    /// The picture or page of some files.
+    fn shown(&self, task: &str, files: &[&Path]) -> String {
+        let output = self.path("shown");
+        let (text, errors) = done(to(&output, task, files));
+        assert_eq!(text, "");
+        assert_eq!(errors, format!("written: {}\n", output.display()));
+        fs::read_to_string(output).unwrap()
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -196,13 +206,7 @@ fn a_summary_owns_up_to_what_is_missing() {
 #[test]
 fn a_picture_is_small_and_has_the_peak() {
     let runs = Runs::new();
-    let output = runs.path("picture.svg");
-    let mut command = burn_memory(&["svg"], &[&runs.plain, &runs.release]);
-    command.arg("--output").arg(&output);
-    let (text, errors) = done(command);
-    assert_eq!(text, "");
-    assert_eq!(errors, format!("written: {}\n", output.display()));
-    let picture = fs::read_to_string(&output).unwrap();
+    let picture = runs.shown("svg", &[&runs.plain, &runs.release]);
     assert!(picture.len() < 60_000, "{}", picture.len());
     for file in [&runs.plain, &runs.release] {
         let label = format!("peak {} MiB", mib(peak(file).bytes));
@@ -228,7 +232,7 @@ fn a_picture_of_a_million_events_is_small_and_has_a_peak_of_one_event() {
     snapshot.samples[spike].peak = 1 << 30;
     let file = runs.path("vast.memory");
     snapshot.save(&file).unwrap();
-    let picture = runs.shown("svg", &[&file], "vast.svg");
+    let picture = runs.shown("svg", &[&file]);
     assert!(picture.len() < 60_000, "{}", picture.len());
     mentions(&picture, "peak 1024.0 MiB");
     // The layers reach up to the mark of the peak.
@@ -252,7 +256,7 @@ fn a_picture_of_a_thousand_steps_is_small_and_counts_them() {
         ..Training::plain()
     };
     let file = runs.saved("long.memory", training);
-    let picture = runs.shown("svg", &[&file, &runs.plain], "long-and-plain.svg");
+    let picture = runs.shown("svg", &[&file, &runs.plain]);
     assert!(picture.len() < 60_000, "{}", picture.len());
     mentions(&picture, "1,000 steps");
 }
@@ -263,7 +267,7 @@ fn a_title_is_text_and_no_markup() {
     let file = runs.changed("title.memory", |snapshot| {
         snapshot.title = "\"<b>&\u{7}".into();
     });
-    let picture = runs.shown("svg", &[&file], "title.svg");
+    let picture = runs.shown("svg", &[&file]);
     let is_clean = !picture.contains("<b>") && !picture.contains('\u{7}');
     assert!(is_clean, "{picture}");
     mentions(&picture, "&lt;b&gt;&amp;?");
@@ -272,24 +276,15 @@ fn a_title_is_text_and_no_markup() {
 #[test]
 fn a_page_carries_its_snapshots() {
     let runs = Runs::new();
-    let page = runs.shown(
-        "html",
-        &[&runs.plain, &runs.release],
-        "plain-and-release.html",
-    );
+    let page = runs.shown("html", &[&runs.plain, &runs.release]);
     for training in ["plain", "gradient release"] {
         mentions(&page, &format!("Transformer of 4 blocks, {training}"));
     }
 }
 
 #[test]
-fn an_output_is_next_to_its_input_and_never_over_it() {
+fn an_output_is_never_over_an_input() {
     let runs = Runs::new();
-    for (task, name) in [("svg", "plain.svg"), ("html", "plain.html")] {
-        let (_, errors) = done(burn_memory(&[task], &[&runs.plain]));
-        assert_eq!(errors, format!("written: {}\n", runs.path(name).display()));
-        assert!(runs.path(name).exists());
-    }
     let before = fs::read(&runs.plain).unwrap();
     let around = runs.folder.path().join(".").join("plain.memory");
     let way_out = "choose another name for --output";
@@ -299,16 +294,9 @@ fn an_output_is_next_to_its_input_and_never_over_it() {
         (&[&runs.release, &runs.plain], &runs.plain),
     ] {
         for task in ["svg", "html"] {
-            let mut command = burn_memory(&[task], files);
-            command.arg("--output").arg(output);
-            fails(command, 1, way_out);
+            fails(to(output, task, files), 1, way_out);
         }
     }
-    // A snapshot with the default name of the picture.
-    let named = runs.path("named.svg");
-    fs::copy(&runs.plain, &named).unwrap();
-    fails(burn_memory(&["svg"], &[&named]), 1, way_out);
-    assert_eq!(fs::read(&named).unwrap(), before);
     assert_eq!(fs::read(&runs.plain).unwrap(), before);
 }
 
@@ -322,22 +310,21 @@ fn what_cannot_be_done_is_said_in_one_line() {
     fs::write(&short, &fs::read(&runs.plain).unwrap()[..500]).unwrap();
     let empty = runs.path("empty.memory");
     Snapshot::default().save(&empty).unwrap();
-    for task in ["summary", "svg", "html"] {
-        for (file, text) in [
-            (&missing, "missing.memory: No such file"),
-            (&foreign, "foreign.txt is not a memory snapshot"),
-            (&short, "short.memory ends early"),
-        ] {
-            fails(burn_memory(&[task], &[file]), 1, text);
+    let output = runs.path("shown");
+    for (file, text) in [
+        (&missing, "missing.memory: No such file"),
+        (&foreign, "foreign.txt is not a memory snapshot"),
+        (&short, "short.memory ends early"),
+    ] {
+        fails(burn_memory(&["summary"], &[file]), 1, text);
+        for task in ["svg", "html"] {
+            fails(to(&output, task, &[&runs.plain, file]), 1, text);
         }
     }
-    fails(
-        burn_memory(&["svg"], &[&empty]),
-        1,
-        "there is nothing to draw",
-    );
-    let mut nowhere = burn_memory(&["svg"], &[&runs.plain]);
-    nowhere.arg("--output").arg(runs.path("no/such/folder.svg"));
+    let nothing = "there is nothing to draw";
+    fails(to(&output, "svg", &[&empty]), 1, nothing);
+    assert!(!output.exists());
+    let nowhere = to(&runs.path("no/such/folder.svg"), "svg", &[&runs.plain]);
     fails(nowhere, 1, "choose another place with --output");
 }
 
@@ -349,6 +336,7 @@ fn what_makes_no_sense_is_a_usage_error() {
         (&[][..], &[][..], "summary, savings, html or svg"),
         (&["draw"], &[], "draw"),
         (&["summary"], &[], "<FILE>"),
+        (&["svg"], &two[..1], "--output"),
         (&["summary"], &two, "unexpected argument"),
     ] {
         fails(burn_memory(arguments, files), 2, text);

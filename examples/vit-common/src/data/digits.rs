@@ -25,7 +25,7 @@ pub(super) fn load(size: ImageSize) -> Result<Dataset> {
         let label = row.split_off(SIZE * SIZE)[0];
         let image = GrayImage::from_raw(SIZE as u32, SIZE as u32, row)
             .context("the bundled digits are damaged")?;
-        all.push(&square_grey(image, size), u32::from(label));
+        all.push(&square_grey(&image, size), u32::from(label));
     }
     Dataset::from_one(size, 1, CLASSES, &all)
 }

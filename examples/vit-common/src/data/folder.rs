@@ -47,9 +47,9 @@ pub(super) fn load(folder: &Path, size: ImageSize) -> Result<Dataset> {
     for (file, label) in &files {
         let image = read(file)?;
         let pixels = if grey {
-            square_grey(image.into_luma8(), size)
+            square_grey(&image.into_luma8(), size)
         } else {
-            square_colour(image.into_rgb8(), size)
+            square_colour(&image.into_rgb8(), size)
         };
         all.push(&pixels, *label);
     }

@@ -136,19 +136,6 @@ impl Dataset {
         folder::load(Path::new(source), size)
     }
 
-    fn new(size: usize, channels: usize, classes: usize, train: Split, validation: Split) -> Self {
-        let (mean, std) = moments(&train.pixels);
-        Self {
-            size,
-            channels,
-            classes,
-            train: train.into(),
-            validation: validation.into(),
-            mean,
-            std,
-        }
-    }
-
     /// What turns the pixels of these images into the input of a model.
     pub fn normalization(&self) -> Normalization {
         Normalization {
@@ -177,7 +164,16 @@ impl Dataset {
             };
             part.push(&all.pixels[index * stride..][..stride], all.labels[index]);
         }
-        Ok(Self::new(size, channels, classes, train, validation))
+        let (mean, std) = moments(&train.pixels);
+        Ok(Self {
+            size,
+            channels,
+            classes,
+            train: train.into(),
+            validation: validation.into(),
+            mean,
+            std,
+        })
     }
 
     /// SHA-256 of the images and their labels.
@@ -234,20 +230,13 @@ fn moments(pixels: &[u8]) -> (f32, f32) {
 }
 
 /// A grey image as `size` times `size` pixels.
-fn square_grey(image: GrayImage, size: usize) -> Vec<u8> {
-    if image.dimensions() == (size as u32, size as u32) {
-        return image.into_raw();
-    }
-    imageops::resize(&image, size as u32, size as u32, FilterType::Triangle).into_raw()
+fn square_grey(image: &GrayImage, size: usize) -> Vec<u8> {
+    imageops::resize(image, size as u32, size as u32, FilterType::Triangle).into_raw()
 }
 
 /// A colour image as three planes of `size` times `size` pixels.
-fn square_colour(image: RgbImage, size: usize) -> Vec<u8> {
-    let image = if image.dimensions() == (size as u32, size as u32) {
-        image
-    } else {
-        imageops::resize(&image, size as u32, size as u32, FilterType::Triangle)
-    };
+fn square_colour(image: &RgbImage, size: usize) -> Vec<u8> {
+    let image = imageops::resize(image, size as u32, size as u32, FilterType::Triangle);
     (0..3)
         .flat_map(|channel| image.pixels().map(move |pixel| pixel.0[channel]))
         .collect()
@@ -288,7 +277,7 @@ mod tests {
     fn colours_become_planes() {
         let image = RgbImage::from_raw(2, 1, vec![1, 2, 3, 4, 5, 6]).unwrap();
         // The resizing repeats the row, and the planes stay apart.
-        let planes = square_colour(image, 2);
+        let planes = square_colour(&image, 2);
         assert_eq!(planes, [1, 4, 1, 4, 2, 5, 2, 5, 3, 6, 3, 6]);
     }
 
