@@ -5,7 +5,7 @@ use burn::module::{Module, ParamGroup};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, OptimizerRecord, SgdConfig};
 use burn::tensor::{DType, Int};
-use burn_lean::optim::{AccumulateInMoments, LowBits, MasterWeights24, MomentDecay};
+use burn_lean::optim::{AccumulateInMoments, Lean, LowBits, MasterWeights24, MomentDecay};
 use burn_lean::{ReleaseAccumulator, WithGradientRelease};
 
 use super::noise::Noise;
