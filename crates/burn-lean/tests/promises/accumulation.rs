@@ -97,16 +97,6 @@ const ALL_ARMED: Case = Case {
 const CASES: &[Case] = &[
     ALL_ARMED,
     Case {
-        name: "one armed",
-        size: |_| 1,
-        ..ALL_ARMED
-    },
-    Case {
-        name: "two armed",
-        size: |_| 2,
-        ..ALL_ARMED
-    },
-    Case {
         name: "windows of changing size",
         size: |window| [2, 1, 4, 3][window % 4],
         ..ALL_ARMED

@@ -20,7 +20,7 @@ use crate::harness::{adamw, alone, bits, flex, momentum, numbers, seeded, zero_l
 use crate::memory::HEAP;
 
 const WIDTH: usize = 160;
-const LAYERS: usize = 12;
+const LAYERS: usize = 24;
 /// In bytes.
 const PARAMS: usize = 4 * LAYERS * (WIDTH * WIDTH + WIDTH);
 
