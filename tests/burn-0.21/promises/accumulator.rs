@@ -2,30 +2,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::backend::Flex;
-use burn::grad_clipping::GradientClippingConfig;
-use burn::module::{Module, ModuleMapper, Param, list_param_ids};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{
-    Adam, AdamConfig, AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer, SgdConfig,
-};
-use burn::tensor::Tensor;
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_gradient_release::{
-    ReleaseAccumulator, ReleaseError, ReleaseOptimizer, WithGradientRelease,
-};
+use burn::module::list_param_ids;
 
-use crate::ALLOCATIONS;
-use crate::harness::models::{
-    Cnn, Mlp, MlpModel, Recurrent, Scenario, Size, Tied, Transformer, Views, WeightNorm,
-};
-use crate::harness::run::{RATE, Start, assert_same_steps, outcomes, trainable};
-use crate::harness::weights::{load, save};
-use crate::harness::{Hooked, Plain, Recipe, Release, Weights, memory, noise};
-
-type P = Plain;
-type R = Release;
+use crate::harness::prelude::*;
 
 /// Windows of `n` micro-batches in plain Burn. `after` sees the model after each.
 fn plain<S: Scenario>(
@@ -95,35 +74,19 @@ fn same<S: Scenario>(recipe: &impl Recipe) {
     }
 }
 
-/// With momentum, as it is the sum of all gradients.
-macro_rules! sums_are_burns {
-    ($($name:ident: $scenario:ty),*) => {
-        mod sums_are_burns {
-            use super::*;
-
-            $(#[test]
-            fn $name() {
-                same::<$scenario>(&SgdConfig::new().with_momentum(Some(MomentumConfig::new())));
-            })*
-        }
-    };
-}
-
-sums_are_burns!(
-    mlp: Mlp,
-    cnn: Cnn,
-    transformer: Transformer,
-    recurrent: Recurrent,
-    tied: Tied,
-    views: Views,
-    weight_norm: WeightNorm
-);
-
-/// Optimizers know no model.
 #[test]
-fn sums_are_burns_for_other_optimizers_and_clipping() {
+fn sums_are_burns() {
+    // Momentum is the sum of all gradients.
+    let momentum = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+    same::<Mlp>(&momentum);
+    same::<Cnn>(&momentum);
+    same::<Transformer>(&momentum);
+    same::<Recurrent>(&momentum);
+    same::<Tied>(&momentum);
+    same::<Views>(&momentum);
+    same::<WeightNorm>(&momentum);
+    // Optimizers know no model.
     let clipped = Some(GradientClippingConfig::Norm(0.01));
-    same::<Mlp>(&AdamConfig::new().with_grad_clipping(clipped.clone()));
     same::<Mlp>(&AdamWConfig::new());
     same::<Tied>(&AdamConfig::new().with_grad_clipping(clipped));
 }
@@ -433,7 +396,7 @@ fn bytes() {
         last
     }
 
-    memory::alone("accumulator::bytes", || {
+    alone("accumulator::bytes", || {
         let start = Start::new::<Mlp>(Size::Large);
         let (recipe, windows) = (AdamConfig::new(), [4, 2]);
         let plain = |floor| {
