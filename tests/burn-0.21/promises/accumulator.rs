@@ -261,6 +261,36 @@ fn arming_again_keeps_the_gradients_it_was_armed_with() {
     Weights::of::<R, _>(&model).assert_same(&window(&bench.start, 3), "three micro-batches");
 }
 
+/// Burn steps a layer that is frozen after an earlier micro-batch, with the gradient that it has.
+#[test]
+fn a_layer_frozen_in_mid_window_is_stepped_with_its_sum() {
+    fn frozen<B: AutodiffBackend>(mut model: MlpModel<B>) -> MlpModel<B> {
+        model.layers[0] = model.layers[0].clone().no_grad();
+        model
+    }
+
+    let mut bench = bench();
+    let mut plain = bench.start.model::<Mlp, P>();
+    let mut sums = GradientsAccumulator::new();
+    for micro_batch in 0..2 {
+        if micro_batch == 1 {
+            plain = frozen(plain);
+        }
+        let loss = Mlp::loss::<P>(&plain, Size::Small, micro_batch);
+        let grads = GradientsParams::from_grads(loss.backward(), &plain);
+        sums.accumulate(&plain, grads);
+    }
+    let plain = AdamConfig::new().init().step(RATE, plain, sums.grads());
+
+    let first = bench.gradients(0);
+    bench.model = bench
+        .optim
+        .arm_accumulated(RATE, frozen(bench.model), first);
+    let grads = bench.gradients(1);
+    let model = bench.optim.step(RATE, bench.model, grads);
+    Weights::of::<R, _>(&model).assert_same(&Weights::of::<P, _>(&plain), "the window");
+}
+
 /// The weights do not change while gradients are summed, so two losses may be two backward passes:
 /// unlike in the micro-batch that steps.
 #[test]

@@ -225,27 +225,10 @@ impl Uses for OddLayouts {
     }
 }
 
-/// A function of parameters alone that is between two uses of one of them on the tape: plain Burn
-/// adds its contribution between theirs.
-struct ViewBetweenUses;
-
-impl Uses for ViewBetweenUses {
-    const MATRICES: &[[usize; 2]] = &[[4, 4]; 2];
-    const VECTORS: &[usize] = &[];
-
-    fn loss<B: AutodiffBackend>(of: &Parameters<B>, x: Tensor<B, 2>) -> Tensor<B, 1> {
-        let both = Tensor::cat(vec![of.matrix(0), of.matrix(1).transpose()], 0);
-        let low = x.matmul(of.matrix(0)).tanh();
-        let high = low.clone().matmul(of.matrix(0)).tanh();
-        (both.matmul(high) + low.repeat_dim(0, 2)).square().mean()
-    }
-}
-
 #[test]
 fn gradients_through_views_and_of_odd_layouts() {
     assert_run_released(&same::<EveryView>(), 10);
     assert_run_released(&same::<OddLayouts>(), 3);
-    assert_run_released(&same::<ViewBetweenUses>(), 2);
 }
 
 /// One number, and none at all.

@@ -92,6 +92,16 @@ fn a_copy_can_be_trained_on() {
         TOLERANCE,
         "training goes on with the copy",
     );
+
+    // If the armed model is gone, its gradients are those of an ordinary one.
+    let (model, mut optim, expected) = bench(1);
+    let model = optim.arm(RATE, model);
+    let (copy, loss) = (model.clone(), loss(&model, 0));
+    drop(model);
+    let grads = GradientsParams::from_grads(loss.backward(), &copy);
+    assert_eq!(grads.len(), PARAMETERS);
+    let copy = optim.step(RATE, copy, grads);
+    weights(&copy).assert_near(&expected.steps[0], TOLERANCE, "an ordinary step");
 }
 
 #[test]
